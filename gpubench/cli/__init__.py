@@ -1,0 +1,1 @@
+"""The command line: options, launch, presentation, exit code."""

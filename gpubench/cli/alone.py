@@ -1,0 +1,141 @@
+"""gpubench started by a person: launch itself as ranks on this host, and show what they measure."""
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from gpubench.cli.options import CollectiveOptions, check_writable
+from gpubench.cli.presenter import Presenter, terminal_style
+from gpubench.errors import (
+    GpubenchError,
+    InterruptedRunError,
+    UsageError,
+    launcher_failed,
+    more_ranks_than_gpus,
+    no_gpu,
+    ranks_ended_early,
+)
+from gpubench.hardware import channel, launcher
+from gpubench.hardware.cuda import check_installed
+from gpubench.hardware.mpi import host_name
+from gpubench.hardware.nvml import Driver, read_driver
+from gpubench.model.report import CollectiveRow, Metadata, Report
+from gpubench.model.verdict import exit_code
+
+if TYPE_CHECKING:
+    from subprocess import Popen
+
+HOST_RANKS = 2
+_CHATTER_LINES = 20
+
+
+def run(options: CollectiveOptions, arguments: Sequence[str]) -> int:
+    """Relaunch `arguments` as ranks on this host and present what they measure; the exit code.
+
+    Raises:
+        GpubenchError: nothing can be measured, or the measurement broke; what was measured has been written.
+    """
+    ranks = choose_ranks(options, read_driver(os.environ))
+    check_writable(options.outputs)
+    mpirun = launcher.find_launcher()
+    shows_progress = options.show_progress and sys.stderr.isatty()
+    presenter = Presenter(options, terminal_style(options, sys.stdout), progress=shows_progress)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with channel.ChannelReceiver() as ranks_channel:
+        environment = mpirun.environment(os.environ, ranks_channel.path)
+        job = launcher.start(mpirun.command(ranks, arguments), environment)
+        try:
+            return _Audience(presenter, job).listen(ranks_channel)
+        except KeyboardInterrupt:
+            raise InterruptedRunError(_interrupted("interrupted", presenter)) from None
+        except BrokenPipeError:
+            _forget_stdout()
+            raise InterruptedRunError(_interrupted("the reader of stdout went away", presenter)) from None
+        finally:
+            launcher.stop(job)
+            presenter.cut_short()
+
+
+def choose_ranks(options: CollectiveOptions, driver: Driver) -> int:
+    """How many ranks to launch: one a visible GPU, two where there is none; what cannot work is refused here.
+
+    Raises:
+        GpubenchError: no GPU or no CuPy for the nccl backend, more ranks than GPUs, a root that is no rank.
+    """
+    ranks = options.ranks or driver.visible or HOST_RANKS
+    if options.backend == "nccl" or (options.backend is None and driver.visible):
+        if not driver.visible:
+            raise no_gpu(driver.absent or f"CUDA_VISIBLE_DEVICES hides the {driver.gpus} GPUs of this host")
+        check_installed(driver)
+        if ranks > driver.visible:
+            raise more_ranks_than_gpus(ranks, driver.visible, host_name())
+    elif options.graph_replays:
+        raise UsageError("--graph needs GPUs, and this host shows none", next_step="leave --graph out")
+    elif options.nccl_library:
+        raise UsageError("--nccl-library needs GPUs, and this host shows none", next_step="leave --nccl-library out")
+    if options.collective.rooted and not 0 <= options.root < ranks:
+        raise UsageError(f"--root {options.root} with {ranks} ranks", expected=f"a rank from 0 to {ranks - 1}")
+    return ranks
+
+
+class _Audience:
+    """What has been heard from a job so far."""
+
+    def __init__(self, presenter: Presenter, job: "Popen[bytes]") -> None:
+        self._presenter = presenter
+        self._job = job
+        self._error: GpubenchError | None = None
+        self._heard = False
+        self._chatter: list[str] = []
+
+    def listen(self, ranks: channel.ChannelReceiver) -> int:
+        """Present messages until the job is over; its exit code."""
+        for message in ranks.messages(self._job):
+            if isinstance(message, channel.Chatter):
+                self._overhear(message.text)
+            else:
+                self._take(message)
+        if self._error is not None:
+            self._presenter.cut_short()
+            raise self._error
+        if self._presenter.report is None:
+            self._presenter.cut_short()
+            raise self._died(self._job.wait())
+        return exit_code(self._presenter.report.verdict)
+
+    def _take(self, message: channel.Message) -> None:
+        self._heard = True
+        kind = message["kind"]
+        if kind == "begin":
+            self._presenter.begin(Metadata.from_record(message["metadata"]))
+        elif kind == "progress":
+            self._presenter.progress(message["done"], message["total"], message["label"])
+        elif kind == "row":
+            self._presenter.row(CollectiveRow(**message["row"]))
+        elif kind == "end":
+            self._presenter.end(Report.from_record(message["report"]))
+        elif self._error is None:
+            self._error = GpubenchError.from_record(message["error"])
+
+    def _overhear(self, line: str) -> None:
+        """Pass on what ranks print (NCCL_DEBUG, warnings), but not mpirun's lament once the outcome is known."""
+        self._chatter = [*self._chatter, line][-_CHATTER_LINES:]
+        if self._heard and self._error is None and self._presenter.report is None and line.strip():
+            self._presenter.note(line)
+
+    def _died(self, code: int) -> GpubenchError:
+        chatter = " ".join(" ".join(self._chatter).split())
+        if not self._heard:
+            return launcher_failed(code, chatter)
+        return ranks_ended_early(code, self._presenter.rows, chatter)
+
+
+def _interrupted(what: str, presenter: Presenter) -> str:
+    return f"{what}; the job was ended, {presenter.rows} rows were measured"
+
+
+def _forget_stdout() -> None:
+    """Point stdout elsewhere, so that neither a footer nor Python's exit writes into the closed pipe again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

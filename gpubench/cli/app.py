@@ -1,0 +1,62 @@
+"""The program: its subcommands, and the one place where errors become exit codes."""
+
+import contextlib
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from gpubench import __version__
+from gpubench.cli.collective import command
+from gpubench.collectives import COLLECTIVES
+from gpubench.errors import GpubenchError
+from gpubench.hardware.launch import launched_by
+
+app = typer.Typer(
+    name="gpubench",
+    help="What the links between your GPUs deliver.\n\n"
+    "Start with:  gpubench allreduce\n\n"
+    "It launches one rank a GPU (two CPU ranks on a machine without GPUs), measures, verifies the data and reports. "
+    "Exit codes: 0 done, 1 wrong data, 2 wrong usage, 3 could not measure.",
+    add_completion=True,
+    rich_markup_mode=None,  # plain help takes half the time of boxes
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+for each in COLLECTIVES:
+    app.command(each.name, short_help=each.summary)(command(each))
+
+
+def _show_version(wanted: bool) -> None:  # noqa: FBT001
+    if wanted:
+        typer.echo(f"gpubench {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _without_command(
+    context: typer.Context,
+    version: Annotated[  # noqa: ARG001, FBT002
+        bool, typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def main() -> None:
+    """Run the command line and exit with its code; under a launcher only the first rank speaks of wrong usage."""
+    launch = launched_by(os.environ)
+    speaks = launch is None or launch.rank == 0
+    with contextlib.ExitStack() as stack:
+        if not speaks:
+            nowhere = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123
+            stack.enter_context(contextlib.redirect_stdout(nowhere))
+            stack.enter_context(contextlib.redirect_stderr(nowhere))
+        try:
+            app()
+        except GpubenchError as error:
+            print(f"gpubench: error: {error}", file=sys.stderr)  # noqa: T201
+            sys.exit(error.exit_code)

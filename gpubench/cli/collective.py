@@ -1,0 +1,76 @@
+"""One subcommand a collective, made from its record."""
+
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import typer
+
+from gpubench.cli import options as declared
+from gpubench.collectives.record import Collective
+from gpubench.hardware.launch import launched_by
+
+
+def command(collective: Collective) -> Callable[..., None]:
+    """The function that typer makes a subcommand of: its signature holds the options that mean something here."""
+
+    def run(**given: Any) -> None:
+        options = declared.parse_collective_options(collective, given)
+        arguments = sys.argv[1:]
+        launch = launched_by(os.environ)
+        if launch is None:
+            from gpubench.cli import alone
+
+            raise typer.Exit(alone.run(options, arguments))
+        from gpubench.cli import rank
+
+        raise typer.Exit(rank.run(options, launch, arguments))
+
+    run.__name__ = collective.name
+    run.__doc__ = help_text(collective)
+    run.__signature__ = inspect.Signature(list(_parameters(collective)))  # type: ignore[attr-defined]
+    return run
+
+
+def help_text(collective: Collective) -> str:
+    """What the subcommand's --help says: the record's words and two commands to start from."""
+    examples = [f"gpubench {collective.name} --sizes 1K:4G"]
+    if collective.reduces:
+        examples.append(f"gpubench {collective.name} --dtype bfloat16 --op sum,max --output result.json")
+    elif collective.rooted:
+        examples.append(f"gpubench {collective.name} --root 1 --output result.json")
+    else:
+        examples.append(f"gpubench {collective.name} --graph 10 --output result.json")
+    examples.append(f"mpirun -n 8 gpubench {collective.name} --format csv > result.csv")
+    shown = "\n\n".join(f"  {example}" for example in examples)
+    return f"{collective.summary}\n\n{collective.description}\n\n{shown}"
+
+
+def _parameters(collective: Collective) -> list[inspect.Parameter]:
+    every: list[tuple[str, Any, Any]] = [
+        ("sizes", declared.SIZES, None),
+        ("dtype", declared.DTYPE, None),
+        *([("op", declared.OP, None)] if collective.reduces else []),
+        *([("root", declared.ROOT, 0)] if collective.rooted else []),
+        ("in_place", declared.IN_PLACE, False),
+        ("out_of_place", declared.OUT_OF_PLACE, False),
+        ("both", declared.BOTH, False),
+        ("iters", declared.ITERS, 20),
+        ("warmup", declared.WARMUP, 5),
+        ("graph", declared.GRAPH, 0),
+        ("check", declared.CHECK, True),
+        ("backend", declared.BACKEND, None),
+        ("nccl_library", declared.NCCL_LIBRARY, None),
+        ("np", declared.NP, None),
+        ("format_name", declared.FORMAT, "table"),
+        ("output", declared.OUTPUT, None),
+        ("color", declared.COLOR, "auto"),
+        ("width", declared.WIDTH, None),
+        ("no_progress", declared.NO_PROGRESS, False),
+    ]
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return [
+        inspect.Parameter(name, kind, default=default, annotation=annotation) for name, annotation, default in every
+    ]

@@ -1,0 +1,219 @@
+"""What a rank does between start and end: choose a backend, describe the run, measure."""
+
+import os
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+
+from gpubench import __version__
+from gpubench.cli.options import CollectiveOptions, check_writable
+from gpubench.cli.presenter import Presenter, rank_style
+from gpubench.errors import UsageError, more_ranks_than_gpus, shared_gpu
+from gpubench.hardware import cuda, host, launcher, mpi
+from gpubench.hardware.channel import ChannelSender
+from gpubench.hardware.nccl import NcclBackend, NcclLibrary
+from gpubench.hardware.nvml import read_driver
+from gpubench.measure.agreement import agree
+from gpubench.measure.collective import SweepRequest, check_root, fitting_sizes, measure
+from gpubench.model.report import CollectiveRow, Metadata, Origin, RankIdentity, Report
+from gpubench.model.sweep import DroppedSize
+from gpubench.model.verdict import exit_code
+from gpubench.ports import Backend, Listener
+
+_SETTINGS = (
+    *("NCCL_", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "UCX_", "FI_", "MPI4PY_"),
+    *(f"OMPI_MCA_{framework}" for framework in ("pml", "btl", "mtl", "coll", "smsc", "osc")),
+)
+"""What of the environment is recorded: settings that change results, never the whole. Open MPI's mpirun hands its ranks
+many variables of its own, so of those only the frameworks that carry messages count."""
+
+_IMAGE_VERSION = "NCCL_VERSION"
+"""NVIDIA's container images set this to the version they ship; NCCL does not read it."""
+
+
+class Silent:
+    """The listener of every rank but the first: the rows are not its to tell."""
+
+    def begin(self, metadata: Metadata) -> None:
+        """Nothing."""
+
+    def progress(self, done: int, total: int, label: str) -> None:
+        """Nothing."""
+
+    def row(self, row: CollectiveRow) -> None:
+        """Nothing."""
+
+    def end(self, report: Report) -> None:
+        """Nothing."""
+
+
+class Job:
+    """One rank's part in a job."""
+
+    def __init__(self, group: mpi.MpiGroup, options: CollectiveOptions, arguments: Sequence[str]) -> None:
+        self._group = group
+        self._options = options
+        self._arguments = arguments
+        self._node_by_rank, local_rank = mpi.nodes(group)
+        self.identity = RankIdentity(
+            rank=group.rank,
+            host=mpi.host_name(),
+            node=self._node_by_rank[group.rank],
+            local_rank=local_rank,
+            pid=os.getpid(),
+        )
+
+    def run(self, channel: str | None) -> int:
+        """Measure, tell the launcher or the terminal, and return the exit code.
+
+        Raises:
+            AgreedError: the run cannot be, and every rank knows it.
+        """
+        group = self._group
+        agree(group, self._check_ranks)
+        listener = agree(group, lambda: self._listener(channel))
+        backend = self._backend()
+        request = self._request(backend.name)
+        identities = group.gather(self.identity)
+        agree(group, lambda: check_root(request, group.size))
+        sizes, dropped = agree(group, lambda: fitting_sizes(request, group, backend, self.identity))
+        request = self._request(backend.name, sizes)
+        listener.begin(self._metadata(backend, request, identities, dropped))
+        report = measure(request, group, backend, max(self._node_by_rank) + 1, identities, listener)
+        backend.close()
+        if group.rank == 0:
+            listener.end(report)
+        return exit_code(group.broadcast(report.verdict))
+
+    def _check_ranks(self) -> None:
+        if self._options.ranks not in (None, self._group.size):
+            raise UsageError(
+                f"--np {self._options.ranks} under a launcher that started {self._group.size} ranks",
+                expected="--np only where gpubench launches itself",
+                next_step=f"leave --np out, or give the number to the launcher: mpirun -n {self._options.ranks} ...",
+            )
+
+    def _listener(self, channel: str | None) -> Listener:
+        if self._group.rank != 0:
+            return Silent()
+        if channel:
+            return ChannelSender(channel)
+        check_writable(self._options.outputs)
+        return Presenter(self._options, rank_style(self._options), progress=False)
+
+    def _backend(self) -> Backend:
+        """The backend asked for, else nccl where any rank sees a GPU, so that a node without one is not passed over."""
+        driver = read_driver(os.environ)
+        name = self._options.backend
+        if name is None:
+            name = "nccl" if any(self._group.gather(driver.visible > 0)) else "host"
+        ranks_on_node = self._node_by_rank.count(self.identity.node)
+        if name == "host":
+            agree(self._group, self._check_host)
+            return host.HostBackend(self._group, ranks_on_node)
+        device = agree(
+            self._group, lambda: cuda.open_device(self.identity.local_rank, ranks_on_node, self.identity.host, driver)
+        )
+        self.identity = identify(self.identity, device.identity)
+        agree(self._group, lambda: check_one_rank_a_gpu(self._group.gather(self.identity), driver.gpus))
+        library = agree(self._group, lambda: NcclLibrary(self._options.nccl_library))
+        return NcclBackend(self._group, device, library)
+
+    def _check_host(self) -> None:
+        if self._options.graph_replays or self._options.nccl_library:
+            raise UsageError(
+                "--graph and --nccl-library need GPUs; this is the host backend", next_step="leave them out"
+            )
+        host.check_types(self._options.dtypes, self._options.ops if self._options.collective.reduces else None)
+
+    def _request(self, backend: str, sizes: tuple[int, ...] | None = None) -> SweepRequest:
+        options = self._options
+        return SweepRequest(
+            collective=options.collective,
+            sizes=sizes or options.sizes_for(backend),
+            dtypes=options.dtypes,
+            ops=options.ops,
+            placements=options.placements,
+            root=options.root,
+            iterations=options.iterations,
+            warmup=options.warmup,
+            graph_replays=options.graph_replays,
+            check=options.check,
+        )
+
+    def _metadata(
+        self,
+        backend: Backend,
+        request: SweepRequest,
+        identities: Sequence[RankIdentity],
+        dropped: Sequence[DroppedSize],
+    ) -> Metadata:
+        return Metadata(
+            gpubench_version=__version__,
+            run_id=str(uuid.uuid4()),
+            started_at=datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="seconds"),
+            command=["gpubench", *self._arguments],
+            collective=request.collective.name,
+            backend=backend.name,
+            origin=Origin.MEASURED,
+            ranks=identities,
+            libraries={**backend.libraries(), "MPI": mpi.library_version()},
+            environment=recorded_settings(os.environ),
+            options=describe(request),
+            dropped_sizes=dropped,
+        )
+
+
+def identify(identity: RankIdentity, gpu: cuda.GpuIdentity) -> RankIdentity:
+    """A rank with the GPU it drives."""
+    return RankIdentity(
+        rank=identity.rank,
+        host=identity.host,
+        node=identity.node,
+        local_rank=identity.local_rank,
+        pid=identity.pid,
+        gpu=gpu.name,
+        gpu_index=gpu.index,
+        gpu_bus_id=gpu.bus_id,
+        gpu_uuid=gpu.uuid,
+    )
+
+
+def check_one_rank_a_gpu(identities: Sequence[RankIdentity], gpus_on_host: int) -> None:
+    """Raise UsageError where two ranks drive the same GPU, or a host has more ranks than GPUs."""
+    owners: dict[tuple[int, str | None], RankIdentity] = {}
+    for identity in identities:
+        owner = owners.setdefault((identity.node, identity.gpu_uuid), identity)
+        if owner is identity:
+            continue
+        ranks = sum(each.node == identity.node for each in identities)
+        if ranks > gpus_on_host:
+            raise more_ranks_than_gpus(ranks, gpus_on_host, identity.host)
+        raise shared_gpu(f"rank {owner.rank}", f"rank {identity.rank} on {identity.host}", str(identity.gpu_bus_id))
+
+
+def recorded_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """The settings of the user's that change results; what gpubench set for its own ranks is left out."""
+    own = environment.get(launcher.OWN_SETTINGS_VARIABLE, "").split(",")
+    return {
+        name: value
+        for name, value in sorted(environment.items())
+        if name.startswith(_SETTINGS) and name not in (*own, _IMAGE_VERSION)
+    }
+
+
+def describe(request: SweepRequest) -> dict[str, object]:
+    """The request as plain data, for the metadata."""
+    collective = request.collective
+    return {
+        "sizes": list(request.sizes),
+        "dtypes": [dtype.value for dtype in request.dtypes],
+        "ops": [op.value for op in request.ops] if collective.reduces else [],
+        "root": request.root if collective.rooted else None,
+        "placements": [placement.value for placement in request.placements],
+        "iters": request.iterations,
+        "warmup": request.warmup,
+        "graph": request.graph_replays,
+        "check": request.check,
+    }

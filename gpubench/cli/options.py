@@ -1,0 +1,294 @@
+"""The options of the collectives: declared once, read and validated in one place."""
+
+import difflib
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from gpubench.collectives.record import Collective
+from gpubench.errors import UsageError, invalid_choice, unreadable_nccl_library, unwritable_output
+from gpubench.formats import FORMATS
+from gpubench.formats.writer import Format
+from gpubench.model.operation import DataType, Placement, ReduceOp
+from gpubench.model.sweep import parse_sizes
+
+DEFAULT_SIZES = {"nccl": "8:4G", "host": "8:16M"}
+"""What a sweep visits when nobody says: on a laptop, what ends within ten seconds."""
+
+BACKENDS = tuple(DEFAULT_SIZES)
+Choice = TypeVar("Choice", bound=StrEnum)
+
+
+class Color(StrEnum):
+    """Whether the table has colours."""
+
+    AUTO = "auto"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A file to write, in the format that its suffix picks."""
+
+    path: Path
+    format: Format
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveOptions:
+    """What the user asked for. `sizes` and `backend` are None where the machine decides."""
+
+    collective: Collective
+    sizes: tuple[int, ...] | None
+    dtypes: tuple[DataType, ...]
+    ops: tuple[ReduceOp, ...]
+    root: int
+    placements: tuple[Placement, ...]
+    iterations: int
+    warmup: int
+    graph_replays: int
+    check: bool
+    backend: str | None
+    nccl_library: str | None
+    ranks: int | None
+    format: Format
+    outputs: tuple[Output, ...]
+    color: Color
+    width: int | None
+    show_progress: bool
+
+    def sizes_for(self, backend: str) -> tuple[int, ...]:
+        """The sizes asked for, else the backend's default sweep."""
+        return self.sizes or parse_sizes(DEFAULT_SIZES[backend])
+
+
+SIZES = Annotated[
+    str | None,
+    typer.Option(
+        "--sizes",
+        metavar="SIZES",
+        help=f"1K:4G (x2), 1K:4G:4 (x4), 1M:64M:+1M (steps), or 1K,64K,1M. "
+        f"Default {DEFAULT_SIZES['nccl']} on GPUs, {DEFAULT_SIZES['host']} on the host backend.",
+        show_default=False,
+    ),
+]
+DTYPE = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--dtype",
+        metavar="TYPE",
+        help=f"{', '.join(DataType)}; several with commas. Default float32.",
+        show_default=False,
+    ),
+]
+OP = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--op", metavar="OP", help=f"{', '.join(ReduceOp)}; several with commas. Default sum.", show_default=False
+    ),
+]
+ROOT = Annotated[int, typer.Option("--root", metavar="RANK", help="The root rank.")]
+IN_PLACE = Annotated[
+    bool, typer.Option("--in-place", help="Only in place: the result over the input.", show_default=False)
+]
+OUT_OF_PLACE = Annotated[bool, typer.Option("--out-of-place", help="Only out of place.", show_default=False)]
+BOTH = Annotated[bool, typer.Option("--both", help="Both (the default, where in place exists).", show_default=False)]
+ITERS = Annotated[int, typer.Option("--iters", metavar="N", min=1, help="Timed operations a row.")]
+WARMUP = Annotated[int, typer.Option("--warmup", metavar="N", min=0, help="Untimed operations before a row.")]
+GRAPH = Annotated[
+    int,
+    typer.Option(
+        "--graph",
+        metavar="N",
+        min=0,
+        help="Capture the iterations in a CUDA graph and time N replays of it.",
+        show_default=False,
+    ),
+]
+CHECK = Annotated[bool, typer.Option("--check/--no-check", help="Verify every rank's data.")]
+BACKEND = Annotated[
+    str | None,
+    typer.Option(
+        "--backend",
+        metavar="|".join(BACKENDS),
+        help="nccl drives GPUs (default where there are any); host is MPI on CPU buffers.",
+        show_default=False,
+    ),
+]
+NCCL_LIBRARY = Annotated[
+    str | None,
+    typer.Option(
+        "--nccl-library",
+        metavar="PATH",
+        help="Measure this libnccl.so.2, say a training framework's.",
+        show_default=False,
+    ),
+]
+NP = Annotated[
+    int | None,
+    typer.Option(
+        "--np", metavar="N", min=1, help="Ranks to launch here. Default: one a GPU; 2 without GPUs.", show_default=False
+    ),
+]
+FORMAT = Annotated[
+    str,
+    typer.Option("--format", metavar="|".join(each.name for each in FORMATS), help="Of stdout."),
+]
+OUTPUT = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--output",
+        metavar="FILE",
+        help=f"Also write this file; {', '.join(each.suffix for each in FORMATS)} picks the format. Repeatable.",
+        show_default=False,
+    ),
+]
+COLOR = Annotated[str, typer.Option("--color", metavar="|".join(Color), help="Colours in the table.")]
+WIDTH = Annotated[
+    int | None,
+    typer.Option(
+        "--width",
+        metavar="N",
+        min=40,
+        help="Columns of the table. Default: the terminal's, or 100.",
+        show_default=False,
+    ),
+]
+NO_PROGRESS = Annotated[bool, typer.Option("--no-progress", help="No progress bar.", show_default=False)]
+
+
+def parse_choices(option: str, texts: Iterable[str], choices: type[Choice]) -> tuple[Choice, ...]:
+    """The members that comma-separated texts name, each once, in their order.
+
+    Raises:
+        UsageError: a word that names none, with the nearest one that does.
+    """
+    chosen: dict[Choice, None] = {}
+    for word in (word.strip() for text in texts for word in text.split(",")):
+        if word not in tuple(choices):
+            raise _unknown_word(option, word, tuple(choices))
+        chosen[choices(word)] = None
+    return tuple(chosen)
+
+
+def parse_placements(
+    collective: Collective, *, in_place: bool, out_of_place: bool, both: bool
+) -> tuple[Placement, ...]:
+    """Out of place, in place, or both, out of place first.
+
+    Raises:
+        UsageError: more than one choice, or in place where NCCL defines no such form.
+    """
+    asked = [
+        name
+        for name, chosen in (("--in-place", in_place), ("--out-of-place", out_of_place), ("--both", both))
+        if chosen
+    ]
+    if len(asked) > 1:
+        raise UsageError(f"{' and '.join(asked)} exclude each other", expected="one of them, or none for the default")
+    if not collective.in_place and (in_place or both):
+        raise UsageError(
+            f"{collective.name} has no in-place form",
+            reason="NCCL defines none: a rank would overwrite what it has yet to send",
+            next_step=f"gpubench {collective.name}, which measures it out of place",
+        )
+    if in_place:
+        return (Placement.IN_PLACE,)
+    if out_of_place or not collective.in_place:
+        return (Placement.OUT_OF_PLACE,)
+    return (Placement.OUT_OF_PLACE, Placement.IN_PLACE)
+
+
+def parse_format(name: str) -> Format:
+    """The format of that name."""
+    for each in FORMATS:
+        if each.name == name:
+            return each
+    raise _unknown_word("--format", name, [each.name for each in FORMATS])
+
+
+def parse_outputs(paths: Sequence[str]) -> tuple[Output, ...]:
+    """The files to write, each with the format that its suffix picks.
+
+    Raises:
+        UsageError: an unknown suffix, or one file twice.
+    """
+    outputs: dict[Path, Output] = {}
+    for text in paths:
+        path = Path(text)
+        matching = [each for each in FORMATS if each.suffix == path.suffix]
+        if not matching:
+            known = ", ".join(f"{each.suffix} ({each.name})" for each in FORMATS)
+            raise UsageError(f"--output {text}: the suffix names no format", expected=f"a file that ends in {known}")
+        if path.resolve() in outputs:
+            raise UsageError(f"--output {text} is given twice", expected="a file of its own for each output")
+        outputs[path.resolve()] = Output(path, matching[0])
+    return tuple(outputs.values())
+
+
+def check_writable(outputs: Sequence[Output]) -> None:
+    """Raise UsageError for a file that cannot be written, before anything is measured; no file is changed."""
+    for output in outputs:
+        existed = output.path.exists()
+        try:
+            with output.path.open("a"):
+                pass
+        except OSError as error:
+            raise unwritable_output(str(output.path), os.strerror(error.errno or 0)) from error
+        if not existed:
+            output.path.unlink()
+
+
+def parse_collective_options(collective: Collective, given: dict[str, Any]) -> CollectiveOptions:
+    """The options of a command from what typer read.
+
+    Raises:
+        UsageError: anything that cannot be, with the next step.
+    """
+    backend, library = given["backend"], given["nccl_library"]
+    if backend is not None and backend not in BACKENDS:
+        raise _unknown_word("--backend", backend, BACKENDS)
+    if library is not None and backend == "host":
+        raise UsageError("--nccl-library with --backend host", expected="--backend nccl, which is what uses it")
+    if library is not None and not Path(library).is_file():
+        raise unreadable_nccl_library(library, "there is no such file")
+    if given["graph"] and backend == "host":
+        raise UsageError(
+            "--graph with --backend host", reason="a CUDA graph needs a GPU", next_step="leave --graph out"
+        )
+    return CollectiveOptions(
+        collective=collective,
+        sizes=None if given["sizes"] is None else parse_sizes(given["sizes"]),
+        dtypes=parse_choices("--dtype", given["dtype"] or ["float32"], DataType),
+        ops=parse_choices("--op", given.get("op") or ["sum"], ReduceOp),
+        root=given.get("root", 0),
+        placements=parse_placements(
+            collective, in_place=given["in_place"], out_of_place=given["out_of_place"], both=given["both"]
+        ),
+        iterations=given["iters"],
+        warmup=given["warmup"],
+        graph_replays=given["graph"],
+        check=given["check"],
+        backend=backend,
+        nccl_library=library,
+        ranks=given["np"],
+        format=parse_format(given["format_name"]),
+        outputs=parse_outputs(given["output"] or ()),
+        color=parse_choices("--color", [given["color"]], Color)[0],
+        width=given["width"],
+        show_progress=not given["no_progress"],
+    )
+
+
+def _unknown_word(option: str, word: str, choices: Sequence[str]) -> UsageError:
+    error = invalid_choice(option, word, choices)
+    nearest = difflib.get_close_matches(word, choices, n=1)
+    if nearest:
+        error.next_step = f"{option} {nearest[0]}"
+    return error

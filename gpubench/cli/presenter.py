@@ -1,0 +1,114 @@
+"""Everything a person or a file gets to see of a run, as it happens."""
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TextIO
+
+from gpubench.cli.options import CollectiveOptions, Color
+from gpubench.formats.writer import Style, Target, Writer
+from gpubench.model.report import COLLECTIVE_COLUMNS, CollectiveRow, Metadata, Report
+from gpubench.model.sweep import describe_dropped
+from gpubench.model.verdict import Verdict
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+PLAIN_WIDTH = 100
+"""Columns of a table that goes to no terminal."""
+
+
+class Presenter:
+    """A listener that feeds stdout, the output files and, on a terminal, a progress bar on stderr."""
+
+    def __init__(self, options: CollectiveOptions, style: Style, *, progress: bool) -> None:
+        self.rows = 0
+        self.report: Report | None = None
+        self._wrong = False
+        self._tells_dropped = options.format.name != "table"
+        plain = Style(style.width if options.width else PLAIN_WIDTH)
+        self._writers: list[Writer] = [options.format.writer(Target(stream=sys.stdout), style)]
+        self._writers += [output.format.writer(Target(path=output.path), plain) for output in options.outputs]
+        self._progress = _progress_bar(sys.stderr) if progress else None
+        self._begun = False
+
+    def begin(self, metadata: Metadata) -> None:
+        """The run is set up: headers, and on stderr what stdout has no room for."""
+        self._begun = True
+        with self._bar_hidden():
+            for writer in self._writers:
+                writer.begin(metadata, COLLECTIVE_COLUMNS)
+            if self._tells_dropped:
+                for line in describe_dropped(metadata.dropped_sizes):
+                    self.note(f"not measured: {line}")
+
+    def progress(self, done: int, total: int, label: str) -> None:
+        """Move the bar."""
+        if self._progress is not None:
+            if not self._progress.tasks:
+                self._progress.add_task(label, total=total)
+            self._progress.update(self._progress.tasks[0].id, completed=done, total=total, description=label)
+            self._progress.start()
+
+    def row(self, row: CollectiveRow) -> None:
+        """Hand a row to every output."""
+        self.rows += 1
+        self._wrong = self._wrong or bool(row.wrong)
+        with self._bar_hidden():
+            for writer in self._writers:
+                writer.row(row)
+
+    def end(self, report: Report) -> None:
+        """Footers and verdict."""
+        self.report = report
+        if self._progress is not None:
+            self._progress.stop()
+        for writer in self._writers:
+            writer.end(report)
+
+    def cut_short(self) -> None:
+        """The run ended early: what was measured stays, marked incomplete."""
+        if self._progress is not None:
+            self._progress.stop()
+        if self._begun and self.report is None:
+            self.end(Report(verdict=Verdict.FAIL if self._wrong else Verdict.ERROR, complete=False))
+
+    def note(self, text: str) -> None:
+        """Narration on stderr."""
+        with self._bar_hidden():
+            print(f"gpubench: {text}", file=sys.stderr, flush=True)  # noqa: T201
+
+    @contextmanager
+    def _bar_hidden(self) -> Iterator[None]:
+        """The bar and the rows share a terminal: take the bar away while something else is written."""
+        if self._progress is None or not self._progress.live.is_started:
+            yield
+            return
+        self._progress.stop()
+        yield
+        self._progress.start()
+
+
+def _progress_bar(stream: TextIO) -> "Progress":
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    return Progress(
+        *columns, console=Console(file=stream), transient=True, redirect_stdout=False, redirect_stderr=False
+    )
+
+
+def terminal_style(options: CollectiveOptions, stream: TextIO, environment: Mapping[str, str] = os.environ) -> Style:
+    """How a table on `stream` looks: the terminal's width and colours, unless options or NO_COLOR say otherwise."""
+    terminal = stream.isatty()
+    width = options.width or (shutil.get_terminal_size().columns if terminal else PLAIN_WIDTH)
+    colors = terminal and not environment.get("NO_COLOR") and environment.get("TERM") != "dumb"
+    return Style(width, options.color is Color.ALWAYS or (options.color is Color.AUTO and colors))
+
+
+def rank_style(options: CollectiveOptions) -> Style:
+    """How a table looks that a rank prints: a rank's stdout may be a pty of mpirun's, so only the options are asked."""
+    return Style(options.width or PLAIN_WIDTH, options.color is Color.ALWAYS)

@@ -1,0 +1,76 @@
+"""gpubench as one rank of a job: its beginning and its end, in order or not."""
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpubench.cli.job import Job
+from gpubench.cli.options import CollectiveOptions
+from gpubench.errors import CouldNotMeasureError, GpubenchError
+from gpubench.hardware import launcher, mpi
+from gpubench.hardware.channel import ChannelSender
+from gpubench.hardware.launch import CHANNEL_VARIABLE, LaunchedBy
+from gpubench.measure.agreement import AgreedError
+
+TRACEBACK_VARIABLE = "GPUBENCH_TRACEBACK"
+
+
+def run(options: CollectiveOptions, launched_by: LaunchedBy, arguments: Sequence[str]) -> int:
+    """Be a rank: measure with the others, and return the exit code that all of them return.
+
+    What goes wrong on all ranks alike is told once, by the first. A rank that breaks on its own says so, with its host
+    and GPU, and ends the whole job at once.
+    """
+    channel = os.environ.get(CHANNEL_VARIABLE)
+    if channel:
+        launcher.die_with_parent()
+    job: Job | None = None
+    try:
+        job = Job(mpi.start(launched_by), options, arguments)
+        code = job.run(channel)
+    except AgreedError as agreed:
+        if launched_by.rank == 0:
+            _tell(agreed.error, channel)
+        code = agreed.error.exit_code
+    except BaseException as broken:
+        place = str(job.identity) if job else f"rank {launched_by.rank} on {mpi.host_name()}"
+        error = _located(broken, place)
+        if job is not None or launched_by.rank == 0:
+            _tell(error, channel)
+        mpi.abort(error.exit_code)
+        raise
+    mpi.finish()
+    return code
+
+
+def _located(broken: BaseException, place: str) -> GpubenchError:
+    """What broke, with the rank it broke on."""
+    if isinstance(broken, GpubenchError):
+        broken.where = broken.where or place
+        return broken
+    if isinstance(broken, BrokenPipeError):
+        return CouldNotMeasureError("the reader of the output went away", where=place)
+    frame = traceback.extract_tb(broken.__traceback__)[-1]
+    if os.environ.get(TRACEBACK_VARIABLE):
+        traceback.print_exception(broken, file=sys.__stderr__)
+    return CouldNotMeasureError(
+        f"{type(broken).__name__}: {broken}",
+        where=place,
+        reason=f"raised in {Path(frame.filename).name}, line {frame.lineno}",
+        next_step=f"NCCL_DEBUG=WARN shows what NCCL says, {TRACEBACK_VARIABLE}=1 where gpubench was",
+    )
+
+
+def _tell(error: GpubenchError, channel: str | None) -> None:
+    """Report to the gpubench that launched this rank, else on stderr."""
+    if channel:
+        try:
+            sender = ChannelSender(channel)
+            sender.error(error)
+            sender.close()
+        except OSError:
+            return
+    elif sys.__stderr__ is not None:
+        print(f"gpubench: error: {error}", file=sys.__stderr__, flush=True)

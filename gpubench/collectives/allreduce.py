@@ -1,0 +1,28 @@
+"""allreduce: every rank ends with the reduction of all ranks' buffers."""
+
+from gpubench.collectives.record import Call, Collective, whole
+from gpubench.model.bandwidth import ring_allreduce_factor
+from gpubench.model.operation import Layout, Segment
+from gpubench.ports import CollectiveCalls, Launch
+
+
+def expected(layout: Layout, _rank: int, _ranks: int, _root: int) -> tuple[Segment, ...]:
+    """The reduction of everything, everywhere."""
+    return (Segment(offset=0, count=layout.count, start=0),)
+
+
+def issue(calls: CollectiveCalls, call: Call) -> Launch:
+    """`ncclAllReduce`."""
+    return calls.all_reduce(call.send, call.receive, call.count, call.dtype, call.op)
+
+
+ALLREDUCE = Collective(
+    name="allreduce",
+    summary="Reduce over all ranks, result on every rank: gradients in data-parallel training.",
+    description="The size is the buffer of each rank. busbw = algbw × 2(n-1)/n.",
+    layout=whole,
+    busbw_factor=ring_allreduce_factor,
+    expected=expected,
+    issue=issue,
+    reduces=True,
+)

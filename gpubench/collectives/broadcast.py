@@ -1,0 +1,28 @@
+"""broadcast: every rank ends with the root's buffer."""
+
+from gpubench.collectives.record import Call, Collective, whole
+from gpubench.model.bandwidth import whole_factor
+from gpubench.model.operation import Layout, Segment
+from gpubench.ports import CollectiveCalls, Launch
+
+
+def expected(layout: Layout, _rank: int, _ranks: int, root: int) -> tuple[Segment, ...]:
+    """What the root sent, everywhere."""
+    return (Segment(offset=0, count=layout.count, start=0, source=root),)
+
+
+def issue(calls: CollectiveCalls, call: Call) -> Launch:
+    """`ncclBroadcast`."""
+    return calls.broadcast(call.send, call.receive, call.count, call.dtype, call.root)
+
+
+BROADCAST = Collective(
+    name="broadcast",
+    summary="Copy the root's buffer to every rank: initial weights.",
+    description="The size is the buffer. busbw = algbw.",
+    layout=whole,
+    busbw_factor=whole_factor,
+    expected=expected,
+    issue=issue,
+    rooted=True,
+)

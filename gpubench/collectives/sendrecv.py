@@ -1,0 +1,29 @@
+"""sendrecv: every rank sends its buffer to the next rank and receives the previous one's, around a ring."""
+
+from gpubench.collectives.record import Call, Collective, whole
+from gpubench.model.bandwidth import whole_factor
+from gpubench.model.operation import Layout, Segment
+from gpubench.ports import CollectiveCalls, Launch
+
+
+def expected(layout: Layout, rank: int, ranks: int, _root: int) -> tuple[Segment, ...]:
+    """What the previous rank sent."""
+    return (Segment(offset=0, count=layout.count, start=0, source=(rank - 1) % ranks),)
+
+
+def issue(calls: CollectiveCalls, call: Call) -> Launch:
+    """`ncclSend` to the next and `ncclRecv` from the previous rank, in one group."""
+    following, previous = (call.rank + 1) % call.ranks, (call.rank - 1) % call.ranks
+    return calls.send_receive(call.send, following, call.receive, previous, call.count, call.dtype)
+
+
+SENDRECV = Collective(
+    name="sendrecv",
+    summary="Send to the next rank, receive from the previous: pipeline stages.",
+    description="The size is what each rank sends, and receives at the same time. busbw = algbw.",
+    layout=whole,
+    busbw_factor=whole_factor,
+    expected=expected,
+    issue=issue,
+    in_place=False,
+)

@@ -1,0 +1,237 @@
+"""Every error gpubench reports, with its exit code and its hint."""
+
+from collections.abc import Sequence
+from typing import Self
+
+DONE = 0
+JUDGED_AND_FAILED = 1
+WRONG_USAGE = 2
+COULD_NOT_MEASURE = 3
+
+
+class GpubenchError(Exception):
+    """One thing that stops a run: what was seen, what was expected, the likely reason, the next command.
+
+    `where` names the rank, host and GPU it happened on, when it happened on one. Every field is plain text, so that an
+    error can travel from a rank to the process that prints it.
+    """
+
+    exit_code = COULD_NOT_MEASURE
+
+    def __init__(
+        self, seen: str, *, expected: str = "", reason: str = "", next_step: str = "", where: str = ""
+    ) -> None:
+        super().__init__(seen)
+        self.seen = seen
+        self.expected = expected
+        self.reason = reason
+        self.next_step = next_step
+        self.where = where
+
+    def __str__(self) -> str:
+        lines = [f"{self.where}: {self.seen}" if self.where else self.seen]
+        labelled = (("expected", self.expected), ("likely", self.reason), ("try", self.next_step))
+        lines += [f"  {label + ':':<10}{text}" for label, text in labelled if text]
+        return "\n".join(lines)
+
+    def to_record(self) -> dict[str, str | int]:
+        """The error as plain data; `from_record` is the inverse."""
+        return {
+            "exit_code": self.exit_code,
+            "seen": self.seen,
+            "expected": self.expected,
+            "reason": self.reason,
+            "next_step": self.next_step,
+            "where": self.where,
+        }
+
+    @classmethod
+    def from_record(cls, record: dict[str, str | int]) -> Self:
+        """The error that `to_record` described; the exit code is kept, the subclass is not."""
+        texts = {name: str(record[name]) for name in ("seen", "expected", "reason", "next_step", "where")}
+        error = cls(**texts)
+        error.exit_code = int(record["exit_code"])
+        return error
+
+
+class UsageError(GpubenchError):
+    """The command line asks for something that cannot be; nothing was measured."""
+
+    exit_code = WRONG_USAGE
+
+
+class CouldNotMeasureError(GpubenchError):
+    """The machine, a library or a rank kept the measurement from happening."""
+
+
+class InterruptedRunError(CouldNotMeasureError):
+    """Somebody ended the run: Ctrl-C, SIGTERM, or a reader that closed the pipe."""
+
+
+def invalid_choice(option: str, value: str, choices: Sequence[str]) -> UsageError:
+    """`value` is not one of the words that `option` takes."""
+    return UsageError(f"{option} {value!r} is not known", expected=f"one of {', '.join(choices)}")
+
+
+def missing_mpi_launcher() -> CouldNotMeasureError:
+    """No mpirun beside this Python or on PATH."""
+    return CouldNotMeasureError(
+        "no mpirun was found beside this Python or on PATH",
+        expected="Open MPI or MPICH, which starts one process a rank",
+        reason="gpubench brings no MPI of its own unless asked: a cluster's own MPI must not be shadowed",
+        next_step="pip install 'gpubench[local]' on a laptop or in CI; `module load openmpi` on a cluster",
+    )
+
+
+def unusable_mpi_launcher(path: str, answer: str) -> CouldNotMeasureError:
+    """The mpirun that was found does not say what it is."""
+    return CouldNotMeasureError(
+        f"{path} --version answered {answer!r}",
+        expected="Open MPI 4 or 5, or MPICH",
+        next_step="start the ranks yourself: mpirun -n 4 gpubench ...",
+    )
+
+
+def missing_mpi_library(detail: str) -> CouldNotMeasureError:
+    """mpi4py is there and finds no MPI library."""
+    return CouldNotMeasureError(
+        f"mpi4py cannot load an MPI library: {detail}",
+        expected="libmpi.so.40 (Open MPI) or libmpi.so.12 (MPICH) that the dynamic loader finds",
+        reason="the environment module or the `local` extra is missing in this shell",
+        next_step="pip install 'gpubench[local]', `module load openmpi`, or set MPI4PY_LIBMPI=/path/libmpi.so.40",
+    )
+
+
+def separate_jobs(launcher: str, claimed: int) -> CouldNotMeasureError:
+    """The launcher started N processes and MPI sees one: N separate one-rank jobs."""
+    return CouldNotMeasureError(
+        f"{launcher} started {claimed} processes, but in each of them MPI sees a single rank",
+        expected=f"one job of {claimed} ranks",
+        reason="the mpirun that was used belongs to another MPI than the library that mpi4py loaded",
+        next_step="run `gpubench` alone, which picks the matching mpirun, "
+        "or set MPI4PY_LIBMPI to that launcher's libmpi (srun: try --mpi=pmix)",
+    )
+
+
+def no_gpu(reason: str) -> CouldNotMeasureError:
+    """`--backend nccl` where no GPU can be used."""
+    return CouldNotMeasureError(
+        f"no usable GPU: {reason}",
+        expected="at least one NVIDIA GPU for --backend nccl",
+        next_step="nvidia-smi shows what the driver sees; --backend host measures MPI on CPU buffers instead",
+    )
+
+
+def missing_cupy(cuda_major: int | None) -> CouldNotMeasureError:
+    """GPUs are present and CuPy is not; `cuda_major` is the newest CUDA that the driver runs, if it said so."""
+    extra = f"cuda{cuda_major}" if cuda_major in (12, 13) else "cuda12] or gpubench[cuda13"
+    return CouldNotMeasureError(
+        "CuPy is not installed, and the nccl backend drives GPUs through it",
+        expected="cupy-cuda12x or cupy-cuda13x, whichever the driver runs",
+        next_step=f"pip install 'gpubench[{extra}]'; --backend host measures MPI on CPU buffers instead",
+    )
+
+
+def unusable_cupy(detail: str) -> CouldNotMeasureError:
+    """CuPy is installed and its import fails."""
+    return CouldNotMeasureError(
+        f"CuPy cannot be imported: {detail}",
+        reason="two CuPy builds in one environment, or one built for another NumPy",
+        next_step="pip list | grep cupy, remove all, then install one: pip install 'gpubench[cuda12]' or '[cuda13]'",
+    )
+
+
+def cupy_of_wrong_cuda(built_for: int, driver_runs: int) -> CouldNotMeasureError:
+    """CuPy needs a newer CUDA than the driver runs; both as CUDA encodes versions (13000 is 13.0)."""
+    runs_major = driver_runs // 1000
+    advice = f"pip uninstall -y cupy-cuda{built_for // 1000}x && pip install 'gpubench[cuda{runs_major}]'"
+    return CouldNotMeasureError(
+        f"CuPy is built for CUDA {cuda_version_text(built_for)}, the driver runs CUDA {cuda_version_text(driver_runs)}",
+        expected="a CuPy of the driver's major version or older",
+        next_step=advice if runs_major >= 12 else "update the NVIDIA driver to one that runs CUDA 12 or newer",
+    )
+
+
+def cuda_version_text(encoded: int) -> str:
+    """13000 → '13.0', as `cudaDriverGetVersion` encodes it."""
+    return f"{encoded // 1000}.{encoded % 1000 // 10}"
+
+
+def missing_nccl(detail: str) -> CouldNotMeasureError:
+    """CuPy found no libnccl."""
+    return CouldNotMeasureError(
+        f"CuPy finds no NCCL library: {detail}",
+        expected="libnccl.so.2 from the nvidia-nccl wheel or on the loader's path",
+        next_step="pip install 'gpubench[cuda12]' or '[cuda13]', or name one: --nccl-library /path/libnccl.so.2",
+    )
+
+
+def nccl_library_not_used(asked: str, loaded: str) -> CouldNotMeasureError:
+    """`--nccl-library` names one file and the process uses another."""
+    return CouldNotMeasureError(
+        f"--nccl-library {asked} was asked for, but the process loaded {loaded}",
+        reason="an LD_PRELOAD or another package loaded its NCCL first",
+        next_step="unset LD_PRELOAD and try again",
+    )
+
+
+def unreadable_nccl_library(path: str, detail: str) -> UsageError:
+    """`--nccl-library` names a file that is no NCCL library."""
+    return UsageError(
+        f"--nccl-library {path} cannot be loaded: {detail}",
+        expected="the path of a libnccl.so.2 for this machine",
+        next_step="find / -name 'libnccl.so*' lists those on this machine",
+    )
+
+
+def more_ranks_than_gpus(ranks: int, gpus: int, host: str) -> UsageError:
+    """More ranks on one host than GPUs: NCCL refuses two ranks on one GPU."""
+    return UsageError(
+        f"{ranks} ranks on {host}, which shows {gpus} GPU{'s' if gpus != 1 else ''}",
+        expected="at most one rank a GPU",
+        reason="NCCL does not run two ranks of one job on the same GPU",
+        next_step=f"--np {gpus}, or --backend host" if gpus else "--backend host",
+    )
+
+
+def shared_gpu(first: str, second: str, gpu: str) -> UsageError:
+    """Two ranks of one host picked the same GPU."""
+    return UsageError(
+        f"{first} and {second} would both drive GPU {gpu}",
+        expected="one rank a GPU",
+        reason="CUDA_VISIBLE_DEVICES names the same single GPU for several ranks",
+        next_step="let every rank see all GPUs, or give each its own: CUDA_VISIBLE_DEVICES=$OMPI_COMM_WORLD_LOCAL_RANK",
+    )
+
+
+def no_size_left(detail: str) -> CouldNotMeasureError:
+    """Every size was dropped."""
+    return CouldNotMeasureError(f"no size is left to measure: {detail}", next_step="give other --sizes, e.g. 1K:64M")
+
+
+def unwritable_output(path: str, detail: str) -> UsageError:
+    """An output file that cannot be opened for writing."""
+    return UsageError(f"--output {path} cannot be written: {detail}", next_step="name a file in a directory you own")
+
+
+def ranks_ended_early(exit_code: int, rows: int, chatter: str) -> CouldNotMeasureError:
+    """The launcher came back before rank 0 had said how the run ended."""
+    kept = f"; the {rows} rows measured before are kept" if rows else ""
+    if exit_code < 0 or exit_code > 128:
+        how = f"killed by signal {-exit_code if exit_code < 0 else exit_code - 128}"
+    else:
+        how = f"exit code {exit_code}"
+    return CouldNotMeasureError(
+        f"the ranks ended without a result (mpirun: {how}){kept}",
+        reason=chatter or "the launcher said nothing",
+        next_step="NCCL_DEBUG=WARN gpubench ... shows what NCCL has to say; dmesg shows an out-of-memory kill",
+    )
+
+
+def launcher_failed(exit_code: int, chatter: str) -> CouldNotMeasureError:
+    """The launcher came back before any rank spoke."""
+    return CouldNotMeasureError(
+        f"mpirun ended with exit code {exit_code} before any rank started",
+        reason=chatter or "the launcher said nothing",
+        next_step="`mpirun -n 2 hostname` shows whether MPI works here at all",
+    )

@@ -1,0 +1,58 @@
+"""What every output format is: a writer that takes rows as they are measured."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TextIO
+
+from gpubench.model.report import CollectiveRow, Metadata, Report
+
+
+class Writer(Protocol):
+    """One output. `begin`, then rows, then `end`; `end` is called also when the run was cut short."""
+
+    def begin(self, metadata: Metadata, columns: Sequence[str]) -> None:
+        """The run is set up."""
+        ...
+
+    def row(self, row: CollectiveRow) -> None:
+        """One more row; on disk when this returns."""
+        ...
+
+    def end(self, report: Report) -> None:
+        """The run is over."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """How a text output looks: columns of the terminal or page, and whether colours may be used."""
+
+    width: int = 100
+    color: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a writer writes: an open stream, or a file that it opens when the run begins."""
+
+    stream: TextIO | None = None
+    path: Path | None = None
+
+    def open(self) -> TextIO:
+        """The stream to write to."""
+        if self.stream is not None:
+            return self.stream
+        if self.path is None:
+            raise ValueError("a target has a stream or a path")
+        return self.path.open("w", encoding="utf-8", newline="")
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """An output format: its name on the command line, the file suffix that picks it, and how to make a writer."""
+
+    name: str
+    suffix: str
+    summary: str
+    writer: Callable[[Target, Style], Writer]

@@ -1,0 +1,1 @@
+"""Adapters: each foreign library is imported in one file here, late, inside functions."""

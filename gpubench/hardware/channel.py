@@ -1,0 +1,136 @@
+"""How ranks tell the gpubench that launched them what they measured: JSON lines over a socket of the local host."""
+
+import json
+import selectors
+import socket
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from gpubench.errors import GpubenchError
+from gpubench.model.report import CollectiveRow, Metadata, Report
+
+if TYPE_CHECKING:
+    from subprocess import Popen
+
+Message = dict[str, Any]
+
+_SECONDS_BETWEEN_LOOKS = 0.1
+_READ_BYTES = 1 << 16
+
+
+class ChannelSender:
+    """The rank's end: a listener whose words travel. A launcher that is gone is not worth an error of its own."""
+
+    def __init__(self, path: str) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.connect(path)
+
+    def begin(self, metadata: Metadata) -> None:
+        """The run is set up."""
+        self._send({"kind": "begin", "metadata": metadata.to_record()})
+
+    def progress(self, done: int, total: int, label: str) -> None:
+        """`done` of `total` rows are measured and `label` is next."""
+        self._send({"kind": "progress", "done": done, "total": total, "label": label})
+
+    def row(self, row: CollectiveRow) -> None:
+        """One more row is measured."""
+        self._send({"kind": "row", "row": row.to_record()})
+
+    def end(self, report: Report) -> None:
+        """All rows were measured."""
+        self._send({"kind": "end", "report": report.to_record()})
+
+    def error(self, error: GpubenchError) -> None:
+        """This rank cannot go on."""
+        self._send({"kind": "error", "error": error.to_record()})
+
+    def close(self) -> None:
+        """Nothing more will be said."""
+        self._socket.close()
+
+    def _send(self, message: Message) -> None:
+        self._socket.sendall(json.dumps(message).encode() + b"\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Chatter:
+    """Text that mpirun or a rank printed."""
+
+    text: str
+
+
+class ChannelReceiver:
+    """The launcher's end, usable as a context: a socket in a private directory that any rank may connect to."""
+
+    def __init__(self) -> None:
+        self._directory = tempfile.TemporaryDirectory(prefix="gpubench-")
+        self.path = str(Path(self._directory.name) / "ranks")
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(self.path)
+        self._listener.listen(128)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._listener.close()
+        self._directory.cleanup()
+
+    def messages(self, job: "Popen[bytes]") -> Iterator[Message | Chatter]:
+        """What the ranks send and print, in the order it arrives, until the job has ended and all is read."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._listener, selectors.EVENT_READ, None)
+            if job.stdout is not None:
+                selector.register(job.stdout, selectors.EVENT_READ, _Lines())
+            ended = False
+            while True:
+                # Once the job is gone, one more look without waiting finds what it had still sent.
+                events = selector.select(0 if ended else _SECONDS_BETWEEN_LOOKS)
+                for key, _ in events:
+                    if key.data is None:
+                        connection, _ = self._listener.accept()
+                        selector.register(connection, selectors.EVENT_READ, _Lines())
+                    else:
+                        yield from _read(selector, key)
+                if ended and not events:
+                    return
+                ended = job.poll() is not None
+
+
+class _Lines:
+    """Bytes that arrive in pieces, given out in whole lines."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return lines
+
+    def rest(self) -> list[bytes]:
+        return [self._rest] if self._rest else []
+
+
+def _read(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> Iterator[Message | Chatter]:
+    source, lines = key.fileobj, key.data
+    from_rank = isinstance(source, socket.socket)
+    data = source.recv(_READ_BYTES) if isinstance(source, socket.socket) else _read_pipe(source)
+    complete = lines.feed(data) if data else lines.rest()
+    if not data:
+        selector.unregister(source)
+        if isinstance(source, socket.socket):
+            source.close()
+    for line in complete:
+        yield json.loads(line) if from_rank else Chatter(line.decode(errors="replace"))
+
+
+def _read_pipe(source: Any) -> bytes:
+    data: bytes = source.read1(_READ_BYTES)
+    return data

@@ -1,0 +1,156 @@
+"""One GPU through CuPy: selection, identity, plain allocations, a stream, graphs."""
+
+import contextlib
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+from gpubench import errors
+from gpubench.hardware.nvml import Driver
+from gpubench.ports import Array, Launch
+
+_CHUNK_ELEMENTS = 2**24
+"""Elements of a temporary array: 64 MiB of float32, which keeps an H200 busy for longer than a launch takes."""
+
+_HEADROOM_BYTES = 2 * 2**30
+"""Left free for NCCL's own buffers, which it takes at the first collective, and for temporary arrays."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuIdentity:
+    """A GPU by its names: CUDA's index is this process's own count, bus id and UUID are the hardware's."""
+
+    name: str
+    index: int
+    bus_id: str
+    uuid: str
+
+
+class CudaMemory:
+    """A `cudaMalloc` allocation, of no pool, and mapped to no peer."""
+
+    chunk_elements = _CHUNK_ELEMENTS
+
+    def __init__(self, cupy: Any, size_bytes: int) -> None:
+        self.namespace = cupy
+        self.size_bytes = size_bytes
+        self.address: int = cupy.cuda.runtime.malloc(size_bytes)
+
+    def array(self, offset_bytes: int, count: int, dtype: str) -> Array:
+        """`count` elements from `offset_bytes` on, as a writable view."""
+        memory = self.namespace.cuda.UnownedMemory(self.address, self.size_bytes, self)
+        pointer = self.namespace.cuda.MemoryPointer(memory, offset_bytes)
+        return self.namespace.ndarray((count,), dtype, pointer)
+
+    def free(self) -> None:
+        """`cudaFree`."""
+        self.namespace.cuda.runtime.free(self.address)
+
+
+class CudaDevice:
+    """The GPU of this rank, made current together with a non-blocking stream."""
+
+    def __init__(self, cupy: Any, index: int, driver: Driver) -> None:
+        self.cupy = cupy
+        self._driver = driver
+        self._runtime = cupy.cuda.runtime
+        self._runtime.setDevice(index)
+        self.stream = cupy.cuda.Stream(non_blocking=True)
+        self.stream.use()
+        self._memories: list[CudaMemory] = []
+        properties = self._runtime.getDeviceProperties(index)
+        self.identity = GpuIdentity(
+            name=properties["name"].decode(),
+            index=index,
+            bus_id=self._runtime.deviceGetPCIBusId(index).lower(),
+            uuid=_uuid_text(bytes(properties["uuid"])),
+        )
+
+    def libraries(self) -> dict[str, str]:
+        """Driver, CUDA and CuPy versions."""
+        runtime = errors.cuda_version_text(self._runtime.runtimeGetVersion())
+        runs = errors.cuda_version_text(self._runtime.driverGetVersion())
+        return {
+            "driver": f"{self._driver.version} (runs CUDA {runs})",
+            "CuPy": f"{self.cupy.__version__} (CUDA {runtime})",
+        }
+
+    def free_bytes(self) -> int:
+        """Memory that buffers may take: what is free, less the headroom, or half of it on a small or busy GPU."""
+        free: int = self._runtime.memGetInfo()[0]
+        return max(free - _HEADROOM_BYTES, free // 2)
+
+    def allocate(self, size_bytes: int) -> CudaMemory:
+        """A plain allocation, freed by `close`."""
+        memory = CudaMemory(self.cupy, size_bytes)
+        self._memories.append(memory)
+        return memory
+
+    def capture(self, launch: Launch, replays: int) -> Launch:
+        """A launch that replays, `replays` times, a CUDA graph of what `launch` puts on the stream.
+
+        Capture is thread-local, as in nccl-tests: NCCL may allocate while it connects.
+        """
+        self.stream.begin_capture(self._runtime.streamCaptureModeThreadLocal)
+        try:
+            launch()
+        except BaseException:
+            with contextlib.suppress(Exception):
+                self.stream.end_capture()
+            raise
+        graph = self.stream.end_capture()
+        graph.upload(self.stream)
+        self.stream.synchronize()
+        replay = partial(graph.launch, self.stream)
+        if replays == 1:
+            return replay
+
+        def replay_all() -> None:
+            for _ in range(replays):
+                replay()
+
+        return replay_all
+
+    def close(self) -> None:
+        """Give the memory back."""
+        while self._memories:
+            self._memories.pop().free()
+
+
+def check_installed(driver: Driver) -> None:
+    """Raise CouldNotMeasureError where CuPy is not installed, naming the extra that fits the driver."""
+    if find_spec("cupy") is None:
+        raise errors.missing_cupy(driver.cuda // 1000 or None)
+
+
+def open_device(local_rank: int, ranks_on_host: int, host: str, driver: Driver) -> CudaDevice:
+    """The GPU for a rank: the only one it sees, or the one that its place on the host selects.
+
+    Raises:
+        CouldNotMeasureError: no driver, no GPU, no CuPy, or a CuPy of another CUDA.
+        UsageError: more ranks on the host than GPUs.
+    """
+    check_installed(driver)
+    try:
+        import cupy
+    except ImportError as error:
+        raise errors.unusable_cupy(str(error).splitlines()[0]) from error
+    runtime = cupy.cuda.runtime
+    runs, built_for = runtime.driverGetVersion(), runtime.runtimeGetVersion()
+    if runs == 0:
+        raise errors.no_gpu(driver.absent or "CUDA finds no driver")
+    if built_for // 1000 > runs // 1000:
+        raise errors.cupy_of_wrong_cuda(built_for, runs)
+    try:
+        visible = runtime.getDeviceCount()
+        if visible > 1 and local_rank >= visible:
+            raise errors.more_ranks_than_gpus(ranks_on_host, visible, host)
+        return CudaDevice(cupy, local_rank if visible > 1 else 0, driver)
+    except runtime.CUDARuntimeError as error:
+        raise errors.no_gpu(str(error)) from error
+
+
+def _uuid_text(uuid: bytes) -> str:
+    digits = uuid.hex()
+    return f"GPU-{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"

@@ -1,0 +1,47 @@
+"""Who started this process: a person, or a launcher of ranks."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+CHANNEL_VARIABLE = "GPUBENCH_CHANNEL"
+"""Set by a gpubench that relaunched itself: the socket on which it listens to its ranks."""
+
+_SLURM_INTERACTIVE_STEP = 0xFFFFFFF0
+"""Step numbers from here on are Slurm's own (batch, interactive, external): no job step of the user's."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedBy:
+    """What the environment claims: the launcher's name, this process's rank, and how many processes there are."""
+
+    launcher: str
+    rank: int
+    size: int
+
+
+def launched_by(environment: Mapping[str, str]) -> LaunchedBy | None:
+    """The launcher that started this process as one of its ranks, or None for a process started alone.
+
+    A shell that `srun --pty` opened inside an allocation is not a rank, and neither is one task: there, gpubench
+    launches itself.
+    """
+    claims = (
+        ("Open MPI's mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+        ("MPICH's mpiexec", "PMI_RANK", "PMI_SIZE"),
+        ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+    )
+    for launcher, rank_variable, size_variable in claims:
+        rank, size = _number(environment, rank_variable), _number(environment, size_variable)
+        if rank is None or size is None:
+            continue
+        if launcher == "srun" and (
+            size == 1 or (_number(environment, "SLURM_STEP_ID") or 0) >= _SLURM_INTERACTIVE_STEP
+        ):
+            continue
+        return LaunchedBy(launcher, rank, size)
+    return None
+
+
+def _number(environment: Mapping[str, str], name: str) -> int | None:
+    text = environment.get(name, "")
+    return int(text) if text.isdecimal() else None

@@ -1,0 +1,58 @@
+"""What NVML says of the driver and the GPUs. The only importer of pynvml."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Driver:
+    """The NVIDIA driver of this host.
+
+    `gpus` are all it has, `visible` those that CUDA_VISIBLE_DEVICES leaves; `cuda` is the newest CUDA version it runs,
+    as CUDA encodes versions (13000 is 13.0). Without a driver, all is 0 and `absent` says why.
+    """
+
+    version: str = ""
+    cuda: int = 0
+    gpus: int = 0
+    visible: int = 0
+    absent: str = ""
+
+
+def read_driver(environment: Mapping[str, str]) -> Driver:
+    """The driver, and the GPUs that a process with this environment may use; never raises for a missing driver."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return Driver(absent=f"NVML does not start ({error})")
+    try:
+        gpus = pynvml.nvmlDeviceGetCount()
+        return Driver(
+            version=_text(pynvml.nvmlSystemGetDriverVersion()),
+            cuda=pynvml.nvmlSystemGetCudaDriverVersion(),
+            gpus=gpus,
+            visible=visible_count(gpus, environment.get("CUDA_VISIBLE_DEVICES")),
+        )
+    except pynvml.NVMLError as error:
+        return Driver(absent=f"NVML does not answer ({error})")
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def visible_count(gpus: int, setting: str | None) -> int:
+    """How many of `gpus` GPUs CUDA_VISIBLE_DEVICES leaves: CUDA reads it up to the first entry it does not know."""
+    if setting is None:
+        return gpus
+    count = 0
+    for entry in setting.split(","):
+        name = entry.strip()
+        if not (name.startswith(("GPU-", "MIG-")) or (name.isdecimal() and int(name) < gpus)):
+            break
+        count += 1
+    return count
+
+
+def _text(answer: str | bytes) -> str:
+    return answer.decode() if isinstance(answer, bytes) else answer

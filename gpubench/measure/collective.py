@@ -1,0 +1,280 @@
+"""Measure one collective over a sweep of sizes: nccl-tests' timing loop, with every timed buffer verified."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from gpubench.collectives.pattern import Pattern
+from gpubench.collectives.record import Call, Collective
+from gpubench.errors import UsageError, no_size_left
+from gpubench.measure.verification import Slots, count_wrong, fill_sent, poison
+from gpubench.model.bandwidth import algbw_gb_s
+from gpubench.model.operation import DataType, Layout, Placement, ReduceOp
+from gpubench.model.report import CollectiveRow, Origin, RankIdentity, Report, Verified
+from gpubench.model.samples import RankTimes
+from gpubench.model.sweep import DroppedSize, describe_dropped, split_by_memory
+from gpubench.model.units import MICROSECONDS_PER_SECOND, format_size
+from gpubench.model.verdict import Finding, Verdict, overall
+from gpubench.ports import Backend, Group, Launch, Listener, Memory, Region
+
+WRONG_DATA = "wrong-data"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepRequest:
+    """What to measure. `graph_replays` of 0 launches plainly; `ops` is ignored by collectives that do not reduce."""
+
+    collective: Collective
+    sizes: tuple[int, ...]
+    dtypes: tuple[DataType, ...]
+    ops: tuple[ReduceOp, ...]
+    placements: tuple[Placement, ...]
+    root: int
+    iterations: int
+    warmup: int
+    graph_replays: int
+    check: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One row to be: a size with its layout, a type, a reduction and a placement."""
+
+    dtype: DataType
+    op: ReduceOp | None
+    placement: Placement
+    layout: Layout
+
+    @property
+    def size_bytes(self) -> int:
+        """nccl-tests' size: the larger buffer of a rank, after rounding."""
+        return self.layout.largest * self.dtype.size_bytes
+
+    @property
+    def label(self) -> str:
+        """The case for a progress line."""
+        return f"{format_size(self.size_bytes)} {self.placement.replace('_', ' ')}"
+
+
+def fitting_sizes(
+    request: SweepRequest, group: Group, backend: Backend, identity: RankIdentity
+) -> tuple[tuple[int, ...], tuple[DroppedSize, ...]]:
+    """The sizes to measure, the same on every rank, and those dropped, each with its reason.
+
+    Dropped are sizes that do not fit the free memory of the tightest rank, and sizes so small that a rank's share of
+    them rounds to nothing.
+
+    Raises:
+        CouldNotMeasureError: none is left.
+    """
+    free_bytes, tightest = min(group.gather((backend.free_bytes(), str(identity))))
+    fitting, dropped = split_by_memory(request.sizes, backend.buffers, free_bytes, tightest)
+    empty = {
+        size: dtype for size in fitting for dtype in request.dtypes if not _layout(request, size, dtype, group).count
+    }
+    dropped += tuple(
+        DroppedSize(size, f"a rank's share rounds down to 0 elements of {dtype} on {group.size} ranks")
+        for size, dtype in empty.items()
+    )
+    kept = tuple(size for size in fitting if size not in empty)
+    if not kept:
+        raise no_size_left("; ".join(describe_dropped(dropped)))
+    return kept, dropped
+
+
+def check_root(request: SweepRequest, ranks: int) -> None:
+    """Raise UsageError where `--root` is no rank of the job."""
+    if request.collective.rooted and not 0 <= request.root < ranks:
+        raise UsageError(f"--root {request.root} with {ranks} ranks", expected=f"a rank from 0 to {ranks - 1}")
+
+
+def measure(
+    request: SweepRequest,
+    group: Group,
+    backend: Backend,
+    nodes: int,
+    identities: Sequence[RankIdentity],
+    listener: Listener,
+) -> Report:
+    """Measure every case of the request; rows go to `listener` as they are measured, on every rank alike."""
+    largest = max(request.sizes)
+    sweep = _Sweep(request, group, backend, nodes, backend.allocate(largest), backend.allocate(largest), largest)
+    cases = tuple(_cases(request, group))
+    sweep.warm_up(cases)
+    verdicts: list[Verdict] = []
+    failures: list[tuple[CollectiveRow, Sequence[int]]] = []
+    for number, case in enumerate(cases):
+        listener.progress(number, len(cases), f"{request.collective.name} {case.label}")
+        row, wrong_by_rank = sweep.row(number, case)
+        listener.row(row)
+        verdicts.append(Verdict(row.verdict) if row.verdict else Verdict.SKIP)
+        if row.wrong:
+            failures.append((row, wrong_by_rank))
+    findings = (_wrong_data(failures, identities),) if failures else ()
+    return Report(verdict=overall(verdicts), complete=True, findings=findings)
+
+
+def _cases(request: SweepRequest, group: Group) -> Iterator[Case]:
+    ops: tuple[ReduceOp | None, ...] = request.ops if request.collective.reduces else (None,)
+    for dtype in request.dtypes:
+        for op in ops:
+            for size in request.sizes:
+                layout = _layout(request, size, dtype, group)
+                for placement in request.placements:
+                    yield Case(dtype, op, placement, layout)
+
+
+def _layout(request: SweepRequest, size_bytes: int, dtype: DataType, group: Group) -> Layout:
+    return request.collective.layout(size_bytes // dtype.size_bytes, dtype, group.size)
+
+
+def _wrong_data(failures: Sequence[tuple[CollectiveRow, Sequence[int]]], identities: Sequence[RankIdentity]) -> Finding:
+    row, wrong_by_rank = failures[0]
+    ranks = [str(identities[rank]) for rank, wrong in enumerate(wrong_by_rank) if wrong]
+    total = sum(failure.wrong or 0 for failure, _ in failures)
+    shown = ", ".join(ranks[:4]) + (f" and {len(ranks) - 4} more" if len(ranks) > 4 else "")
+    return Finding(
+        id=WRONG_DATA,
+        severity=Verdict.FAIL,
+        subject=shown,
+        seen=f"{total} wrong elements in {len(failures)} rows, first in {row.dtype} {format_size(row.size_bytes)} "
+        f"{row.placement}: {row.wrong} wrong elements",
+        expected="every element as computed from what the ranks sent",
+        cause="data damaged on the way: a GPU, a link, ACS or IOMMU between peers, or a bug in the library",
+        next_command=f"gpubench {row.collective} --sizes {row.size_bytes} --dtype {row.dtype} "
+        "again, then with NCCL_P2P_DISABLE=1: if that is clean, peer-to-peer copies are at fault",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Sweep:
+    """What all rows of a sweep share: the job, the backend, and two buffers of the largest size."""
+
+    request: SweepRequest
+    group: Group
+    backend: Backend
+    nodes: int
+    send: Memory
+    receive: Memory
+    largest_bytes: int
+
+    def row(self, number: int, case: Case) -> tuple[CollectiveRow, Sequence[int]]:
+        """Measure and verify one case; the row, and wrong elements by rank."""
+        slots = self._slots(case)
+        launches = [self._launch(case, slot) for slot in range(slots.used)]
+        pattern = Pattern(self.receive.namespace, case.dtype, case.op, self.group.size)
+        seconds = self._time(number * 2, case, pattern, slots, launches)
+        wrong = self._verify(number * 2, case, pattern, slots, launches) if self.request.check else 0
+        answers = self.group.gather((seconds, wrong))
+        wrong_by_rank = [answer[1] for answer in answers]
+        return self._describe(case, RankTimes.of([answer[0] for answer in answers]), sum(wrong_by_rank)), wrong_by_rank
+
+    def warm_up(self, cases: Sequence[Case]) -> None:
+        """Run every case untimed, as nccl-tests does before its first row, and in place too: libraries connect and load
+        kernels at first use, and an idle GPU needs tens of milliseconds of work to raise its clocks.
+        """
+        for case in cases:
+            self._warm_up_row([self._launch(case, 0)])
+
+    def _warm_up_row(self, launches: Sequence[Launch]) -> None:
+        untimed = [launches[i % len(launches)] for i in range(self.request.warmup)]
+        self.backend.seconds(self.backend.bind(untimed, 0))
+
+    def _slots(self, case: Case) -> Slots:
+        """nccl-tests' rotation: as many buffers as fit into the largest size, no more than there are iterations."""
+        fitting = self.largest_bytes // case.size_bytes
+        return Slots(self.receive, case.layout.largest, min(fitting, self.request.iterations))
+
+    def _launch(self, case: Case, slot: int) -> Launch:
+        start = slot * case.layout.largest
+        send, receive = (
+            Region(self.send, start * case.dtype.size_bytes),
+            Region(self.receive, start * case.dtype.size_bytes),
+        )
+        if case.placement is Placement.IN_PLACE:
+            send = self._in_place(case, start, case.layout.in_place_send)
+            receive = self._in_place(case, start, case.layout.in_place_receive)
+        call = Call(
+            send=send,
+            receive=receive,
+            count=case.layout.count,
+            dtype=case.dtype,
+            op=case.op or ReduceOp.SUM,
+            root=self.request.root,
+            rank=self.group.rank,
+            ranks=self.group.size,
+        )
+        return self.request.collective.issue(self.backend.calls, call)
+
+    def _in_place(self, case: Case, start: int, step: int) -> Region:
+        return Region(self.receive, (start + self.group.rank * step) * case.dtype.size_bytes)
+
+    def _time(self, row: int, case: Case, pattern: Pattern, slots: Slots, launches: Sequence[Launch]) -> float:
+        """Seconds an operation took on this rank, averaged over the iterations (and replays).
+
+        The warm-up comes before the buffers are poisoned, so that its results cannot pass for timed ones.
+        """
+        request = self.request
+        self._fill(row, case, pattern, slots)
+        self._warm_up_row(launches)
+        if request.check and case.placement is Placement.OUT_OF_PLACE:
+            poison(slots, pattern)
+        timed = self.backend.bind(
+            [launches[i % len(launches)] for i in range(request.iterations)], request.graph_replays
+        )
+        self.group.barrier()
+        return self.backend.seconds(timed) / (request.iterations * max(1, request.graph_replays))
+
+    def _verify(self, row: int, case: Case, pattern: Pattern, slots: Slots, launches: Sequence[Launch]) -> int:
+        """Wrong elements on this rank: of every timed buffer, or in place of one more operation on fresh data."""
+        offset = 0
+        if case.placement is Placement.IN_PLACE:
+            row += 1
+            slots = Slots(slots.memory, slots.stride, used=1)
+            self._fill(row, case, pattern, slots)
+            self.group.barrier()
+            self.backend.seconds(self.backend.bind(launches[:1], min(1, self.request.graph_replays)))
+            offset = self.group.rank * case.layout.in_place_receive
+        expected = self.request.collective.expected(case.layout, self.group.rank, self.group.size, self.request.root)
+        return count_wrong(slots, pattern, row, offset, expected)
+
+    def _fill(self, row: int, case: Case, pattern: Pattern, slots: Slots) -> None:
+        offset = 0
+        if case.placement is Placement.IN_PLACE:
+            poison(slots, pattern)
+            offset = self.group.rank * case.layout.in_place_send
+        else:
+            slots = Slots(self.send, slots.stride, slots.used)
+        fill_sent(slots, pattern, row, self.group.rank, offset, case.layout.send)
+
+    def _describe(self, case: Case, times: RankTimes, wrong: int) -> CollectiveRow:
+        request, collective = self.request, self.request.collective
+        algbw = algbw_gb_s(case.size_bytes, times.mean_seconds)
+        if not request.check:
+            verified = Verified.NO
+        else:
+            verified = Verified.REPEAT if case.placement is Placement.IN_PLACE else Verified.LAST
+        return CollectiveRow(
+            collective=collective.name,
+            backend=self.backend.name,
+            origin=Origin.MEASURED,
+            ranks=self.group.size,
+            nodes=self.nodes,
+            size_bytes=case.size_bytes,
+            count=case.layout.count,
+            dtype=case.dtype,
+            op=case.op,
+            root=request.root if collective.rooted else None,
+            placement=case.placement,
+            mode="throughput",
+            graph=request.graph_replays,
+            iterations=request.iterations,
+            time_us=times.mean_seconds * MICROSECONDS_PER_SECOND,
+            time_us_fastest_rank=times.fastest_seconds * MICROSECONDS_PER_SECOND,
+            time_us_slowest_rank=times.slowest_seconds * MICROSECONDS_PER_SECOND,
+            slowest_rank=times.slowest_rank,
+            algbw_gb_s=algbw,
+            busbw_gb_s=algbw * collective.busbw_factor(self.group.size),
+            wrong=wrong if request.check else None,
+            verified=verified,
+            verdict=(Verdict.FAIL if wrong else Verdict.PASS) if request.check else None,
+        )

@@ -1,0 +1,1 @@
+"""Pure data and arithmetic: no hardware, no library, no input or output."""

@@ -1,0 +1,47 @@
+"""Verdicts, findings, and the exit code they lead to."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gpubench import errors
+
+
+class Verdict(StrEnum):
+    """How a subject fared. ERROR could not be measured, and is never shown as PASS or FAIL."""
+
+    PASS = "PASS"
+    WARN = "WARN"
+    FAIL = "FAIL"
+    SKIP = "SKIP"
+    ERROR = "ERROR"
+    INCONCLUSIVE = "INCONCLUSIVE"
+
+
+_WORST_FIRST = (Verdict.FAIL, Verdict.ERROR, Verdict.INCONCLUSIVE, Verdict.WARN, Verdict.PASS, Verdict.SKIP)
+
+
+def overall(verdicts: Iterable[Verdict]) -> Verdict:
+    """The verdict of a whole: any FAIL fails it, else any ERROR, and so on; nothing at all is SKIP."""
+    seen = set(verdicts)
+    return next((verdict for verdict in _WORST_FIRST if verdict in seen), Verdict.SKIP)
+
+
+def exit_code(verdict: Verdict) -> int:
+    """FAIL → 1, ERROR → 3, everything else → 0."""
+    if verdict is Verdict.FAIL:
+        return errors.JUDGED_AND_FAILED
+    return errors.COULD_NOT_MEASURE if verdict is Verdict.ERROR else errors.DONE
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something a person should know: a stable id, on what, seen, expected, the likely cause, the next command."""
+
+    id: str
+    severity: Verdict
+    subject: str
+    seen: str
+    expected: str
+    cause: str
+    next_command: str

@@ -1,0 +1,181 @@
+"""The hardware seam: what a measurement needs from a machine, and nothing else.
+
+Adapters in `hardware/` implement these; tests implement them with NumPy.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from gpubench.model.operation import DataType, ReduceOp
+from gpubench.model.report import CollectiveRow, Metadata, Report
+
+T = TypeVar("T")
+
+Array = Any
+"""A NumPy or CuPy array."""
+
+ArrayNamespace = Any
+"""The module of an array: `numpy` or `cupy`."""
+
+Launch = Callable[[], object]
+"""An operation with all its arguments bound: calling it issues the operation."""
+
+
+class Group(Protocol):
+    """The processes of a job, as MPI knows them; `hardware.alone` has one of a single process."""
+
+    rank: int
+    size: int
+
+    def gather(self, value: T) -> list[T]:
+        """Every rank's value, in rank order, on every rank."""
+        ...
+
+    def broadcast(self, value: T | None, root: int = 0) -> T:
+        """Root's value, on every rank."""
+        ...
+
+    def barrier(self) -> None:
+        """Return once every rank has called it."""
+        ...
+
+    def split(self, color: int, key: int) -> "Group":
+        """The group of the ranks with the same color, ordered by key."""
+        ...
+
+
+class Memory(Protocol):
+    """One plain allocation of a backend."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that were asked for."""
+        ...
+
+    @property
+    def namespace(self) -> ArrayNamespace:
+        """The module that works on this memory's arrays."""
+        ...
+
+    @property
+    def chunk_elements(self) -> int:
+        """Elements worth working on at once: enough to keep the processor busy, with small temporaries."""
+        ...
+
+    def array(self, offset_bytes: int, count: int, dtype: str) -> Array:
+        """`count` elements of a NumPy `dtype` from `offset_bytes` on, as a writable view."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A place in a memory: where an operation reads or writes."""
+
+    memory: Memory
+    offset_bytes: int
+
+
+class CollectiveCalls(Protocol):
+    """NCCL's collectives. Each method binds the arguments and returns the launch; counts are NCCL's."""
+
+    def all_reduce(self, send: Region, receive: Region, count: int, dtype: DataType, op: ReduceOp) -> Launch:
+        """`ncclAllReduce`."""
+        ...
+
+    def all_gather(self, send: Region, receive: Region, count: int, dtype: DataType) -> Launch:
+        """`ncclAllGather`."""
+        ...
+
+    def reduce_scatter(self, send: Region, receive: Region, count: int, dtype: DataType, op: ReduceOp) -> Launch:
+        """`ncclReduceScatter`."""
+        ...
+
+    def broadcast(self, send: Region, receive: Region, count: int, dtype: DataType, root: int) -> Launch:
+        """`ncclBroadcast`."""
+        ...
+
+    def reduce(self, send: Region, receive: Region, count: int, dtype: DataType, op: ReduceOp, root: int) -> Launch:
+        """`ncclReduce`."""
+        ...
+
+    def all_to_all(self, send: Region, receive: Region, count: int, dtype: DataType) -> Launch:
+        """`ncclAlltoAll`, or grouped sends and receives."""
+        ...
+
+    def gather(self, send: Region, receive: Region, count: int, dtype: DataType, root: int) -> Launch:
+        """`ncclGather`, or grouped sends and receives."""
+        ...
+
+    def scatter(self, send: Region, receive: Region, count: int, dtype: DataType, root: int) -> Launch:
+        """`ncclScatter`, or grouped sends and receives."""
+        ...
+
+    def send_receive(
+        self, send: Region, destination: int, receive: Region, source: int, count: int, dtype: DataType
+    ) -> Launch:
+        """`ncclSend` and `ncclRecv` in one group."""
+        ...
+
+
+class Backend(Protocol):
+    """What runs collectives on one rank: memory, calls, and a clock around them."""
+
+    @property
+    def name(self) -> str:
+        """Its word on the command line and in rows."""
+        ...
+
+    @property
+    def calls(self) -> CollectiveCalls:
+        """The library's collectives."""
+        ...
+
+    @property
+    def buffers(self) -> int:
+        """Buffers of the largest size that a sweep holds at once, the backend's own working space included."""
+        ...
+
+    def libraries(self) -> Mapping[str, str]:
+        """Versions and files of what does the work, by name, for the metadata."""
+        ...
+
+    def free_bytes(self) -> int:
+        """Memory this rank can still take for buffers."""
+        ...
+
+    def allocate(self, size_bytes: int) -> Memory:
+        """A plain allocation of that size, kept until `close`."""
+        ...
+
+    def bind(self, launches: Sequence[Launch], graph_replays: int) -> Launch:
+        """One launch that issues all of `launches` in order, or replays a captured graph of them so many times."""
+        ...
+
+    def seconds(self, launch: Launch) -> float:
+        """Wall time from issuing `launch` to the completion of all it started, in seconds."""
+        ...
+
+    def close(self) -> None:
+        """Give back memory and communicators."""
+        ...
+
+
+class Listener(Protocol):
+    """Who hears of a measurement while it runs: what prints and stores, here or in another process."""
+
+    def begin(self, metadata: Metadata) -> None:
+        """The run is set up; rows follow."""
+        ...
+
+    def progress(self, done: int, total: int, label: str) -> None:
+        """`done` of `total` rows are measured and `label` is next."""
+        ...
+
+    def row(self, row: CollectiveRow) -> None:
+        """One more row is measured."""
+        ...
+
+    def end(self, report: Report) -> None:
+        """All rows were measured."""
+        ...

@@ -1,0 +1,55 @@
+"""Run gpubench as a user does: a process of its own."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from gpubench.hardware.launcher import find_launcher
+
+ROOT = Path(__file__).parents[2]
+INJECT = Path(__file__).parent / "inject"
+SECONDS = 90
+
+MPI_ENVIRONMENT = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "OMPI_MCA_btl": "^ofi",
+}
+"""What a test's own mpirun needs as root on a small machine; btl ^ofi spares each start a second."""
+
+
+def environment(**changes: str) -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "NO_COLOR")} | changes
+
+
+def broken(fault: str) -> dict[str, str]:
+    """An environment in which ranks have the fault that inject/sitecustomize.py describes."""
+    return environment(PYTHONPATH=str(INJECT), GPUBENCH_TEST_FAULT=fault)
+
+
+def gpubench(
+    *arguments: str, env: Mapping[str, str] | None = None, cwd: Path = ROOT
+) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gpubench", *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=SECONDS, check=False, env=env or environment(), cwd=cwd
+    )
+
+
+def mpirun_command(ranks: int, *arguments: str) -> Sequence[str]:
+    return [find_launcher().path, "-n", str(ranks), sys.executable, "-m", "gpubench", *arguments]
+
+
+def mpirun(ranks: int, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        mpirun_command(ranks, *arguments),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+        env=dict(env or environment()) | MPI_ENVIRONMENT,
+    )

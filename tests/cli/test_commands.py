@@ -1,0 +1,254 @@
+"""The command line without ranks: help, options, and one clear message for everything that cannot be."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpubench.cli import alone
+from gpubench.cli.collective import help_text
+from gpubench.cli.options import CollectiveOptions, Color, check_writable, parse_collective_options, parse_outputs
+from gpubench.cli.presenter import rank_style, terminal_style
+from gpubench.collectives import COLLECTIVES
+from gpubench.collectives.record import Collective
+from gpubench.errors import CouldNotMeasureError, GpubenchError, UsageError
+from gpubench.formats.writer import Style
+from gpubench.hardware.nvml import Driver
+from gpubench.model.operation import DataType, Placement, ReduceOp
+from tests.cli.running import gpubench
+
+BY_NAME = {each.name: each for each in COLLECTIVES}
+DEFAULTS = {
+    "sizes": None,
+    "dtype": None,
+    "op": None,
+    "root": 0,
+    "in_place": False,
+    "out_of_place": False,
+    "both": False,
+    "iters": 20,
+    "warmup": 5,
+    "graph": 0,
+    "check": True,
+    "backend": None,
+    "nccl_library": None,
+    "np": None,
+    "format_name": "table",
+    "output": None,
+    "color": "auto",
+    "width": None,
+    "no_progress": False,
+}
+
+
+def options(name: str = "allreduce", **given: object) -> CollectiveOptions:
+    return parse_collective_options(BY_NAME[name], DEFAULTS | given)
+
+
+def test_gpubench_alone_says_what_to_type_first() -> None:
+    result = gpubench()
+    assert result.returncode == 0
+    assert "gpubench allreduce" in result.stdout
+    for collective in COLLECTIVES:
+        assert collective.name in result.stdout
+    assert max(map(len, result.stdout.splitlines())) <= 80
+
+
+def test_version() -> None:
+    assert gpubench("--version").stdout.startswith("gpubench 0.")
+
+
+def test_help_loads_no_heavy_library() -> None:
+    program = (
+        "import sys\n"
+        "sys.argv = ['gpubench', '--help']\n"
+        "from gpubench.cli.app import main\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "heavy = {'mpi4py', 'cupy', 'numpy', 'pandas', 'pynvml'} & set(sys.modules)\n"
+        "print('heavy:', sorted(heavy))\n"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout.endswith("heavy: []\n")
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES, ids=lambda each: each.name)
+def test_every_collective_has_help_of_its_own_in_eighty_columns(collective: Collective) -> None:
+    from typer.testing import CliRunner
+
+    from gpubench.cli.app import app
+
+    result = CliRunner().invoke(app, [collective.name, "--help"], env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"})
+    assert result.exit_code == 0
+    assert max(map(len, result.output.splitlines())) <= 80
+    assert ("--op" in result.output) == collective.reduces
+    assert ("--root" in result.output) == collective.rooted
+    assert f"gpubench {collective.name}" in result.output
+    assert collective.description in help_text(collective)
+
+
+def test_a_typo_is_answered_with_the_nearest_command() -> None:
+    result = gpubench("alreduce")
+    assert result.returncode == 2
+    assert "allreduce" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["allreduce", "--sizes", "4G:1K"], "runs backwards"),
+        (["allreduce", "--sizes", ""], "--sizes is empty"),
+        (["allreduce", "--dtype", "float31"], "try:      --dtype float32"),
+        (["allreduce", "--dtype", "zzz"], "one of int8, uint8"),
+        (["allreduce", "--op", "summ"], "try:      --op sum"),
+        (["allgather", "--op", "sum"], "--op"),
+        (["allreduce", "--root", "1"], "--root"),
+        (["alltoall", "--in-place"], "alltoall has no in-place form"),
+        (["sendrecv", "--both"], "sendrecv has no in-place form"),
+        (["allreduce", "--in-place", "--both"], "--in-place and --both exclude each other"),
+        (["allreduce", "--backend", "ncl"], "try:      --backend nccl"),
+        (["allreduce", "--format", "xml"], "one of table, csv, json, jsonl"),
+        (["allreduce", "--output", "result.xml"], "the suffix names no format"),
+        (["allreduce", "--output", "/nowhere/result.csv"], "No such file or directory"),
+        (["allreduce", "--output", "/proc/result.csv"], "--output /proc/result.csv cannot be written"),
+        (["allreduce", "--output", "a.csv", "--output", "./a.csv"], "is given twice"),
+        (["allreduce", "--color", "yes"], "one of auto, always, never"),
+        (["allreduce", "--iters", "0"], "--iters"),
+        (["allreduce", "--np", "0"], "--np"),
+        (["allreduce", "--width", "3"], "--width"),
+        (["broadcast", "--root", "2", "--backend", "host"], "a rank from 0 to 1"),
+        (["broadcast", "--root", "-1", "--backend", "host"], "--root -1 with 2 ranks"),
+        (["allreduce", "--graph", "2", "--backend", "host"], "a CUDA graph needs a GPU"),
+        (["allreduce", "--nccl-library", "/nowhere.so"], "there is no such file"),
+        (["allreduce", "--nccl-library", __file__, "--backend", "host"], "--backend nccl"),
+        (["allreduce", "--nonsense"], "--nonsense"),
+    ],
+)
+def test_wrong_usage_is_one_clear_message(arguments: list[str], said: str) -> None:
+    result = gpubench(*arguments)
+    assert result.returncode == 2
+    assert said in result.stderr
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
+
+
+def test_a_machine_without_gpus_says_so() -> None:
+    result = gpubench("allreduce", "--backend", "nccl")
+    if result.returncode == 0:
+        pytest.skip("this machine has GPUs")
+    assert result.returncode == 3
+    assert "no usable GPU" in result.stderr
+    assert "--backend host" in result.stderr
+
+
+def test_defaults_are_nccl_tests() -> None:
+    chosen = options()
+    assert (chosen.iterations, chosen.warmup, chosen.graph_replays, chosen.check) == (20, 5, 0, True)
+    assert chosen.dtypes == (DataType.FLOAT32,)
+    assert chosen.ops == (ReduceOp.SUM,)
+    assert chosen.placements == (Placement.OUT_OF_PLACE, Placement.IN_PLACE)
+    assert options("alltoall").placements == (Placement.OUT_OF_PLACE,)
+    assert options(in_place=True).placements == (Placement.IN_PLACE,)
+    assert options(out_of_place=True).placements == (Placement.OUT_OF_PLACE,)
+    assert chosen.sizes_for("nccl")[-1] == 2**32
+    assert chosen.sizes_for("host")[-1] < 2**30
+    assert options(sizes="1K").sizes_for("nccl") == (1024,)
+
+
+def test_choices_may_be_listed_or_repeated() -> None:
+    chosen = options(dtype=["int8,float16", "int8"], op=["max", "min, sum"])
+    assert chosen.dtypes == (DataType.INT8, DataType.FLOAT16)
+    assert chosen.ops == (ReduceOp.MAX, ReduceOp.MIN, ReduceOp.SUM)
+
+
+def test_checking_an_output_changes_nothing(tmp_path: Path) -> None:
+    kept = tmp_path / "kept.csv"
+    kept.write_text("earlier results")
+    outputs = parse_outputs([str(kept), str(tmp_path / "new.json")])
+    check_writable(outputs)
+    assert kept.read_text() == "earlier results"
+    assert list(tmp_path.iterdir()) == [kept]
+    assert [output.format.name for output in outputs] == ["csv", "json"]
+    with pytest.raises(UsageError, match="Is a directory"):
+        check_writable(parse_outputs([str(folder_named_csv(tmp_path))]))
+
+
+def folder_named_csv(parent: Path) -> Path:
+    folder = parent / "folder.csv"
+    folder.mkdir()
+    return folder
+
+
+HAS_GPUS = Driver(version="580", cuda=13000, gpus=4, visible=4)
+
+
+@pytest.mark.parametrize(
+    ("given", "driver", "ranks"),
+    [
+        ({}, Driver(), 2),
+        ({"np": 5}, Driver(), 5),
+        ({}, HAS_GPUS, 4),
+        ({"np": 2}, HAS_GPUS, 2),
+        ({"backend": "host"}, HAS_GPUS, 4),
+        ({"backend": "host", "np": 9}, HAS_GPUS, 9),
+        ({}, Driver(gpus=4, visible=0), 2),
+    ],
+)
+def test_one_rank_a_gpu_else_two(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], driver: Driver, ranks: int
+) -> None:
+    monkeypatch.setattr(alone, "check_installed", lambda _driver: None)
+    assert alone.choose_ranks(options(**given), driver) == ranks
+
+
+@pytest.mark.parametrize(
+    ("given", "driver", "error", "said"),
+    [
+        ({"np": 8}, HAS_GPUS, UsageError, "shows 4 GPUs"),
+        ({"backend": "nccl"}, Driver(absent="no driver"), CouldNotMeasureError, "no driver"),
+        ({"backend": "nccl"}, Driver(gpus=4), CouldNotMeasureError, "CUDA_VISIBLE_DEVICES hides the 4 GPUs"),
+        ({"graph": 1}, Driver(), UsageError, "--graph needs GPUs"),
+        ({"nccl_library": __file__}, Driver(), UsageError, "--nccl-library needs GPUs"),
+    ],
+)
+def test_what_this_machine_cannot_do_is_refused_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], driver: Driver, error: type[GpubenchError], said: str
+) -> None:
+    monkeypatch.setattr(alone, "check_installed", lambda _driver: None)
+    with pytest.raises(error, match=said):
+        alone.choose_ranks(options(**given), driver)
+
+
+class Terminal:
+    def __init__(self, *, terminal: bool) -> None:
+        self._terminal = terminal
+
+    def isatty(self) -> bool:
+        return self._terminal
+
+
+@pytest.mark.parametrize(
+    ("color", "terminal", "environment", "colored"),
+    [
+        ("auto", True, {}, True),
+        ("auto", False, {}, False),
+        ("auto", True, {"NO_COLOR": "1"}, False),
+        ("auto", True, {"TERM": "dumb"}, False),
+        ("always", False, {"NO_COLOR": "1"}, True),
+        ("never", True, {}, False),
+    ],
+)
+def test_colours(color: str, terminal: bool, environment: dict[str, str], colored: bool) -> None:
+    chosen = options(color=color, width=90)
+    assert chosen.color is Color(color)
+    stream = Terminal(terminal=terminal)
+    assert terminal_style(chosen, stream, environment) == Style(90, colored)  # type: ignore[arg-type]
+
+
+def test_widths(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "77")
+    assert terminal_style(options(), Terminal(terminal=True), {}).width == 77  # type: ignore[arg-type]
+    assert terminal_style(options(), Terminal(terminal=False), {}).width == 100  # type: ignore[arg-type]
+    assert rank_style(options()) == Style(100, color=False)
+    assert rank_style(options(color="always", width=60)) == Style(60, color=True)

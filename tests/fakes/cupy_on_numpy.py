@@ -1,0 +1,385 @@
+"""CuPy and NCCL as NumPy and threads: the same names, real data, no GPU.
+
+What NCCL does is written here from NCCL's documentation, apart from gpubench's own formulas, so that the two can
+contradict each other. Each rank is a thread that owns one fake GPU.
+"""
+
+import ctypes
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from tests.fakes.ranks import World
+
+LIBRARY = "/fake/libnccl.so.2"
+
+_TYPES = {
+    "NCCL_INT8": "int8",
+    "NCCL_UINT8": "uint8",
+    "NCCL_INT32": "int32",
+    "NCCL_INT64": "int64",
+    "NCCL_FLOAT16": "float16",
+    "NCCL_FLOAT32": "float32",
+    "NCCL_FLOAT64": "float64",
+    "NCCL_BFLOAT16": "bfloat16",
+}
+_TYPE_NUMBERS = {name: number for number, name in enumerate(_TYPES)}
+_TYPE_NAMES = {number: _TYPES[name] for name, number in _TYPE_NUMBERS.items()}
+_OPS = ("NCCL_SUM", "NCCL_PROD", "NCCL_MAX", "NCCL_MIN", "NCCL_AVG")
+
+Array = npt.NDArray[Any]
+
+
+class CudaError(RuntimeError):
+    pass
+
+
+class Runtime:
+    """`cupy.cuda.runtime`."""
+
+    CUDARuntimeError = CudaError
+    streamCaptureModeThreadLocal = 1
+
+    def __init__(self, gpus: int, driver: int = 13000, runtime: int = 13020, free_bytes: int = 8 * 2**30) -> None:
+        self._gpus, self._driver, self._runtime, self._free_bytes = gpus, driver, runtime, free_bytes
+        self.allocations: dict[int, Array] = {}
+
+    def driverGetVersion(self) -> int:
+        return self._driver
+
+    def runtimeGetVersion(self) -> int:
+        return self._runtime
+
+    def getDeviceCount(self) -> int:
+        if self._gpus == 0:
+            message = "cudaErrorNoDevice: no CUDA-capable device is detected"
+            raise CudaError(message)
+        return self._gpus
+
+    def setDevice(self, index: int) -> None:
+        assert 0 <= index < self._gpus
+
+    def getDeviceProperties(self, index: int) -> dict[str, bytes]:
+        return {"name": b"Fake GPU", "uuid": bytes([index] * 16)}
+
+    def deviceGetPCIBusId(self, index: int) -> str:
+        return f"0000:{index + 0xA:02X}:00.0"
+
+    def memGetInfo(self) -> tuple[int, int]:
+        return self._free_bytes, self._free_bytes
+
+    def malloc(self, size_bytes: int) -> int:
+        block = np.zeros(size_bytes + 64, "uint8")
+        address = int(block.ctypes.data)
+        self.allocations[address] = block
+        return address
+
+    def free(self, address: int) -> None:
+        del self.allocations[address]
+
+
+class Graph:
+    def __init__(self, operations: Sequence[Callable[[], None]]) -> None:
+        self._operations = operations
+
+    def upload(self, stream: "Stream") -> None:
+        assert not stream.capturing
+
+    def launch(self, stream: "Stream") -> None:
+        assert not stream.capturing
+        for operation in self._operations:
+            operation()
+
+
+class Stream:
+    """Executes at once, unless it captures."""
+
+    _streams: dict[int, "Stream"] = {}  # noqa: RUF012
+
+    def __init__(self, *, non_blocking: bool) -> None:
+        assert non_blocking
+        self.capturing: list[Callable[[], None]] | None = None
+        self.ptr = id(self)
+        self._streams[self.ptr] = self
+
+    @classmethod
+    def of(cls, pointer: int) -> "Stream":
+        return cls._streams[pointer]
+
+    def use(self) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        assert self.capturing is None
+
+    @property
+    def done(self) -> bool:
+        return True
+
+    def begin_capture(self, mode: int) -> None:
+        assert mode == Runtime.streamCaptureModeThreadLocal
+        self.capturing = []
+
+    def end_capture(self) -> Graph:
+        operations, self.capturing = self.capturing or [], None
+        return Graph(operations)
+
+    def submit(self, operation: Callable[[], None]) -> None:
+        if self.capturing is None:
+            operation()
+        else:
+            self.capturing.append(operation)
+
+
+def view(address: int, count: int, dtype: str) -> Array:
+    size_bytes = count * np.dtype(dtype).itemsize
+    block: Array = np.ctypeslib.as_array((ctypes.c_uint8 * size_bytes).from_address(address))
+    return block.view(dtype)
+
+
+class Nccl(ModuleType):
+    """`cupy.cuda.nccl` of one job, whose communicators are threads."""
+
+    def __init__(self, ranks: int, version: int = 22809) -> None:
+        super().__init__("cupy.cuda.nccl")
+        self.available = True
+        self._version = version
+        self._world = World(ranks)
+        self._groups = threading.local()
+        self.calls: set[str] = set()
+        for name, number in _TYPE_NUMBERS.items():
+            setattr(self, name, number)
+        for number, name in enumerate(_OPS):
+            setattr(self, name, number)
+        self.native = SimpleNamespace()
+        if version >= 22800:
+            self.native = SimpleNamespace(
+                ncclAlltoAll=self._alltoall, ncclGather=self._gather, ncclScatter=self._scatter
+            )
+        self.NcclCommunicator = lambda size, unique_id, rank: Communicator(self, self._world, size, unique_id, rank)
+
+    def get_version(self) -> int:
+        return self._version
+
+    def get_unique_id(self) -> bytes:
+        return b"\x01" * 128
+
+    def check_status(self, status: int) -> None:
+        if status:
+            message = f"NCCL error {status}"
+            raise RuntimeError(message)
+
+    def groupStart(self) -> None:
+        assert self.pending is None
+        self._groups.pending = []
+
+    def groupEnd(self) -> None:
+        pending, self._groups.pending = self.pending, None
+        assert pending
+        communicator, stream = pending[0][0], pending[0][1]
+        stream.submit(lambda: communicator.exchange([entry[2] for entry in pending]))
+
+    @property
+    def pending(self) -> list[Any] | None:
+        found: list[Any] | None = getattr(self._groups, "pending", None)
+        return found
+
+    def _native_call(self, name: str, arguments: Sequence[Any]) -> tuple["Communicator", list[int]]:
+        self.calls.add(name)
+        *values, communicator, stream = [argument.value for argument in arguments]
+        return Communicator.of(communicator, stream), values
+
+    def _alltoall(self, *arguments: Any) -> int:
+        communicator, (send, receive, count, dtype) = self._native_call("ncclAlltoAll", arguments)
+        communicator.all_to_all(send, receive, count, dtype)
+        return 0
+
+    def _gather(self, *arguments: Any) -> int:
+        communicator, (send, receive, count, dtype, root) = self._native_call("ncclGather", arguments)
+        communicator.gather(send, receive, count, dtype, root)
+        return 0
+
+    def _scatter(self, *arguments: Any) -> int:
+        communicator, (send, receive, count, dtype, root) = self._native_call("ncclScatter", arguments)
+        communicator.scatter(send, receive, count, dtype, root)
+        return 0
+
+
+class Communicator:
+    _communicators: dict[int, "Communicator"] = {}  # noqa: RUF012
+
+    def __init__(self, nccl: Nccl, world: World, size: int, unique_id: bytes, rank: int) -> None:
+        assert size == world.size
+        assert unique_id == nccl.get_unique_id()
+        self._nccl, self._world, self._rank = nccl, world, rank
+        self.comm = id(self)
+        self._communicators[self.comm] = self
+        self._stream: Stream | None = None
+        self.destroyed = False
+
+    @classmethod
+    def of(cls, handle: int, stream: int) -> "Communicator":
+        communicator = cls._communicators[handle]
+        communicator._stream = Stream.of(stream)
+        return communicator
+
+    def rank_id(self) -> int:
+        return self._rank
+
+    def size(self) -> int:
+        return self._world.size
+
+    def check_async_error(self) -> None:
+        pass
+
+    def destroy(self) -> None:
+        self.destroyed = True
+
+    def allReduce(self, send: int, receive: int, count: int, dtype: int, op: int, stream: int) -> None:
+        self._submit(stream, lambda: self._reduce_to(receive, self._all(send, count, dtype), dtype, op))
+
+    def reduceScatter(self, send: int, receive: int, count: int, dtype: int, op: int, stream: int) -> None:
+        def run() -> None:
+            everything = self._all(send, count * self.size(), dtype)
+            mine = slice(self._rank * count, (self._rank + 1) * count)
+            self._reduce_to(receive, [each[mine] for each in everything], dtype, op)
+
+        self._submit(stream, run)
+
+    def reduce(self, send: int, receive: int, count: int, dtype: int, op: int, root: int, stream: int) -> None:
+        def run() -> None:
+            everything = self._all(send, count, dtype)
+            if self._rank == root:
+                self._reduce_to(receive, everything, dtype, op)
+
+        self._submit(stream, run)
+
+    def allGather(self, send: int, receive: int, count: int, dtype: int, stream: int) -> None:
+        self._submit(stream, lambda: _write(receive, np.concatenate(self._all(send, count, dtype))))
+
+    def broadcast(self, send: int, receive: int, count: int, dtype: int, root: int, stream: int) -> None:
+        self._submit(stream, lambda: _write(receive, self._all(send, count, dtype)[root]))
+
+    def send(self, buffer: int, count: int, dtype: int, peer: int, stream: int) -> None:
+        assert self._nccl.pending is not None
+        self._nccl.pending.append((self, Stream.of(stream), ("send", buffer, count, dtype, peer)))
+
+    def recv(self, buffer: int, count: int, dtype: int, peer: int, stream: int) -> None:
+        assert self._nccl.pending is not None
+        self._nccl.pending.append((self, Stream.of(stream), ("recv", buffer, count, dtype, peer)))
+
+    def exchange(self, operations: Sequence[tuple[str, int, int, int, int]]) -> None:
+        sent = {peer: _read(buffer, count, dtype) for kind, buffer, count, dtype, peer in operations if kind == "send"}
+        everything = self._world.exchange(self._rank, sent)
+        for kind, buffer, _, _, peer in operations:
+            if kind == "recv":
+                _write(buffer, everything[peer][self._rank])
+
+    def all_to_all(self, send: int, receive: int, count: int, dtype: int) -> None:
+        def run() -> None:
+            everything = self._all(send, count * self.size(), dtype)
+            mine = slice(self._rank * count, (self._rank + 1) * count)
+            _write(receive, np.concatenate([each[mine] for each in everything]))
+
+        self._submit(None, run)
+
+    def gather(self, send: int, receive: int, count: int, dtype: int, root: int) -> None:
+        def run() -> None:
+            everything = self._all(send, count, dtype)
+            if self._rank == root:
+                _write(receive, np.concatenate(everything))
+
+        self._submit(None, run)
+
+    def scatter(self, send: int, receive: int, count: int, dtype: int, root: int) -> None:
+        def run() -> None:
+            own = _read(send, count * self.size(), dtype) if self._rank == root else np.empty(0)
+            whole = self._world.exchange(self._rank, own)[root]
+            _write(receive, whole[self._rank * count : (self._rank + 1) * count])
+
+        self._submit(None, run)
+
+    def _submit(self, stream: int | None, run: Callable[[], None]) -> None:
+        queue = self._stream if stream is None else Stream.of(stream)
+        assert queue is not None
+        queue.submit(run)
+
+    def _all(self, address: int, count: int, dtype: int) -> list[Array]:
+        return self._world.exchange(self._rank, _read(address, count, dtype))
+
+    def _reduce_to(self, receive: int, values: Sequence[Array], dtype: int, op: int) -> None:
+        function = (np.add, np.multiply, np.maximum, np.minimum, np.add)[op]
+        wide = [_to_wide(each, dtype) for each in values]
+        total = wide[0]
+        with np.errstate(all="ignore"):
+            for each in wide[1:]:
+                total = function(total, each)
+            if _OPS[op] == "NCCL_AVG":
+                total = total / len(values) if total.dtype.kind == "f" else total // len(values)
+        _write(receive, _from_wide(total, dtype))
+
+
+def _storage(dtype: int) -> str:
+    return "uint16" if _TYPE_NAMES[dtype] == "bfloat16" else _TYPE_NAMES[dtype]
+
+
+def _read(address: int, count: int, dtype: int) -> Array:
+    return view(address, count, _storage(dtype)).copy()
+
+
+def _write(address: int, values: Array) -> None:
+    view(address, len(values), str(values.dtype))[:] = values
+
+
+def _to_wide(values: Array, dtype: int) -> Array:
+    return (values.astype("uint32") << 16).view("float32") if _TYPE_NAMES[dtype] == "bfloat16" else values
+
+
+def _from_wide(values: Array, dtype: int) -> Array:
+    if _TYPE_NAMES[dtype] == "bfloat16":
+        return (values.astype("float32").view("uint32") >> 16).astype("uint16")
+    return values.astype(_TYPE_NAMES[dtype])
+
+
+class Cupy(ModuleType):
+    """`cupy`: NumPy's functions, and memory by address."""
+
+    __version__ = "14.2.0"
+
+    def __init__(self, runtime: Runtime) -> None:
+        super().__init__("cupy")
+        self.cuda = ModuleType("cupy.cuda")
+        self.cuda.runtime = runtime  # type: ignore[attr-defined]
+        self.cuda.Stream = Stream  # type: ignore[attr-defined]
+        self.cuda.UnownedMemory = lambda address, _size, _owner: address  # type: ignore[attr-defined]
+        self.cuda.MemoryPointer = lambda address, offset: address + offset  # type: ignore[attr-defined]
+        self.ndarray = lambda shape, dtype, pointer: view(pointer, shape[0], dtype)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
+
+
+def install(monkeypatch: pytest.MonkeyPatch, runtime: Runtime, nccl: Nccl | None = None) -> Cupy:
+    """Have `import cupy` find the fake, and gpubench's NCCL adapter the fake library."""
+    from gpubench.hardware import cuda as cuda_adapter
+    from gpubench.hardware import nccl as nccl_adapter
+
+    cupy = Cupy(runtime)
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setitem(sys.modules, "cupy.cuda", cupy.cuda)
+    monkeypatch.setattr(cuda_adapter, "find_spec", lambda _name: object())
+    if nccl is not None:
+        cupy.cuda.nccl = nccl  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "cupy.cuda.nccl", nccl)
+        native = nccl.native
+        fake_ctypes = SimpleNamespace(**vars(ctypes))
+        fake_ctypes.CDLL = lambda *_arguments, **_settings: native
+        monkeypatch.setattr(nccl_adapter, "ctypes", fake_ctypes)
+        monkeypatch.setattr(nccl_adapter, "_origin_of_nccl", lambda: LIBRARY)
+    return cupy

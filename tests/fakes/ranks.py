@@ -1,0 +1,72 @@
+"""Ranks as threads of one process, so that a whole job is one ordinary test."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+SECONDS_TO_MEET = 20
+
+
+class World:
+    """A place where n threads meet: `exchange` hands every rank's value to all."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._barrier = threading.Barrier(size, timeout=SECONDS_TO_MEET)
+        self._values: list[Any] = [None] * size
+
+    def exchange(self, rank: int, value: T) -> list[T]:
+        self._values[rank] = value
+        self._barrier.wait()
+        values = list(self._values)
+        self._barrier.wait()
+        return values
+
+    def abort(self) -> None:
+        self._barrier.abort()
+
+
+class ThreadGroup:
+    """`ports.Group` over a world of threads."""
+
+    def __init__(self, world: World, rank: int) -> None:
+        self._world = world
+        self.rank = rank
+        self.size = world.size
+
+    def gather(self, value: T) -> list[T]:
+        return self._world.exchange(self.rank, value)
+
+    def broadcast(self, value: T | None, root: int = 0) -> T:
+        received = self._world.exchange(self.rank, value)[root]
+        assert received is not None
+        return received
+
+    def barrier(self) -> None:
+        self._world.exchange(self.rank, None)
+
+    def split(self, color: int, key: int) -> "ThreadGroup":
+        raise NotImplementedError
+
+
+def run_ranks(size: int, body: Callable[[ThreadGroup], T]) -> list[T]:
+    """Run `body` as every rank of a job; the first rank's own exception, or all results in rank order."""
+    world = World(size)
+
+    def run(rank: int) -> T:
+        try:
+            return body(ThreadGroup(world, rank))
+        except BaseException:
+            world.abort()
+            raise
+
+    with ThreadPoolExecutor(size) as pool:
+        futures = [pool.submit(run, rank) for rank in range(size)]
+    errors = [error for future in futures if (error := future.exception())]
+    own = [error for error in errors if not isinstance(error, threading.BrokenBarrierError)]
+    if errors:
+        raise (own or errors)[0]
+    return [future.result() for future in futures]

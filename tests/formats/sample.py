@@ -1,0 +1,87 @@
+"""Rows and metadata to write."""
+
+from dataclasses import replace
+
+from gpubench.model.report import CollectiveRow, Metadata, RankIdentity, Report
+from gpubench.model.sweep import DroppedSize
+from gpubench.model.verdict import Finding, Verdict
+
+ROW = CollectiveRow(
+    collective="allreduce",
+    backend="nccl",
+    origin="measured",
+    ranks=2,
+    nodes=1,
+    size_bytes=1024,
+    count=256,
+    dtype="float32",
+    op="sum",
+    root=None,
+    placement="out_of_place",
+    mode="throughput",
+    graph=0,
+    iterations=20,
+    time_us=9.81,
+    time_us_fastest_rank=9.7,
+    time_us_slowest_rank=10.0,
+    slowest_rank=1,
+    algbw_gb_s=0.1,
+    busbw_gb_s=0.15,
+    wrong=0,
+    verified="last",
+    verdict="PASS",
+)
+IN_PLACE = replace(ROW, placement="in_place", verified="repeat", time_us=9.5)
+LARGE = replace(
+    ROW, size_bytes=2**30, count=2**28, time_us=4547.85, algbw_gb_s=236.1, busbw_gb_s=354.15, wrong=3, verdict="FAIL"
+)
+LARGE_IN_PLACE = replace(LARGE, placement="in_place", wrong=0, verdict="PASS", busbw_gb_s=353.46)
+ROWS = (ROW, IN_PLACE, LARGE, LARGE_IN_PLACE)
+
+METADATA = Metadata(
+    gpubench_version="0.1.0",
+    run_id="00000000-0000-0000-0000-000000000000",
+    started_at="2026-11-20T08:00:00+00:00",
+    command=("gpubench", "allreduce"),
+    collective="allreduce",
+    backend="nccl",
+    origin="measured",
+    ranks=tuple(
+        RankIdentity(
+            rank=rank,
+            host="n1",
+            node=0,
+            local_rank=rank,
+            pid=100 + rank,
+            gpu="NVIDIA H200",
+            gpu_index=rank,
+            gpu_bus_id=f"0000:0{rank}:00.0",
+            gpu_uuid=f"GPU-{rank}",
+        )
+        for rank in range(2)
+    ),
+    libraries={"NCCL": "2.28.9 from /lib/libnccl.so.2", "MPI": "Open MPI v5.0.11"},
+    environment={"NCCL_ALGO": "Ring"},
+    options={
+        "sizes": [1024, 2**30],
+        "dtypes": ["float32"],
+        "ops": ["sum"],
+        "root": None,
+        "placements": ["out_of_place", "in_place"],
+        "iters": 20,
+        "warmup": 5,
+        "graph": 0,
+        "check": True,
+    },
+    dropped_sizes=(DroppedSize(2**33, "2 buffers of that size do not fit"),),
+)
+FINDING = Finding(
+    id="wrong-data",
+    severity=Verdict.FAIL,
+    subject="rank 1 on n1 (GPU 1, 0000:01:00.0)",
+    seen="3 wrong elements in 1 rows",
+    expected="every element as computed",
+    cause="data damaged on the way",
+    next_command="gpubench allreduce",
+)
+REPORT = Report(verdict=Verdict.FAIL, complete=True, findings=(FINDING,))

@@ -1,0 +1,258 @@
+"""Every format: to a stream, to a file, row by row, and cut short."""
+
+import csv
+import io
+import json
+from dataclasses import fields, replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from gpubench.errors import UsageError
+from gpubench.formats import FORMATS
+from gpubench.formats.csv import CSV
+from gpubench.formats.frame import read_frame
+from gpubench.formats.json import JSON, replace_atomically
+from gpubench.formats.jsonl import JSONL
+from gpubench.formats.table import TABLE
+from gpubench.formats.writer import Format, Style, Target
+from gpubench.model.report import COLLECTIVE_COLUMNS, CollectiveRow, Metadata, RankIdentity, Report
+from gpubench.model.verdict import Finding, Verdict
+from tests.formats.sample import IN_PLACE, LARGE, METADATA, REPORT, ROW, ROWS
+
+SCHEMA: dict[str, Any] = json.loads(files("gpubench.formats").joinpath("report.schema.json").read_text())
+
+
+def written(
+    format_: Format,
+    *,
+    metadata: Metadata = METADATA,
+    rows: tuple[CollectiveRow, ...] = ROWS,
+    report: Report = REPORT,
+    style: Style | None = None,
+) -> str:
+    stream = io.StringIO()
+    writer = format_.writer(Target(stream=stream), style or Style())
+    writer.begin(metadata, COLLECTIVE_COLUMNS)
+    for row in rows:
+        writer.row(row)
+    writer.end(report)
+    return stream.getvalue()
+
+
+def test_formats_have_names_and_suffixes_of_their_own() -> None:
+    assert [each.name for each in FORMATS] == ["table", "csv", "json", "jsonl"]
+    assert len({each.suffix for each in FORMATS}) == len(FORMATS)
+
+
+def test_csv_is_rows_and_nothing_else() -> None:
+    lines = list(csv.DictReader(io.StringIO(written(CSV))))
+    assert len(lines) == 4
+    assert list(lines[0]) == list(COLLECTIVE_COLUMNS)
+    assert lines[0]["time_us"] == "9.81"
+    assert lines[0]["limit_gb_s"] == ""
+    staged = written(CSV, rows=(replace(ROW, host_staged=True),))
+    assert ",true," in staged
+    assert "\r" not in staged
+
+
+def test_json_validates_against_the_schema() -> None:
+    document = json.loads(written(JSON))
+    jsonschema.validate(document, SCHEMA)
+    assert document["verdict"] == "FAIL"
+    assert document["complete"] is True
+    assert document["rows"][2]["wrong"] == 3
+    assert document["metadata"]["ranks"][1]["gpu_bus_id"] == "0000:01:00.0"
+    assert document["findings"][0]["id"] == "wrong-data"
+
+
+def test_the_schema_knows_every_field_and_type() -> None:
+    definitions = SCHEMA["$defs"]
+    for name, kind in (("collective_row", CollectiveRow), ("finding", Finding)):
+        assert list(definitions[name]["properties"]) == [each.name for each in fields(kind)]
+        assert definitions[name]["required"] == [each.name for each in fields(kind)]
+    assert {each.name for each in fields(Metadata)} | {"hosts"} == set(definitions["metadata"]["properties"])
+    ranks = definitions["metadata"]["properties"]["ranks"]["items"]["properties"]
+    assert list(ranks) == [each.name for each in fields(RankIdentity)]
+    names = {"str": "string", "int": "integer", "float": "number", "bool": "boolean", "None": "null"}
+    for each in fields(CollectiveRow):
+        text = each.type.__name__ if isinstance(each.type, type) else str(each.type)
+        expected = [names[part.strip()] for part in text.split("|")]
+        declared = definitions["collective_row"]["properties"][each.name]["type"]
+        assert (declared if isinstance(declared, list) else [declared]) == expected, each.name
+
+
+@pytest.mark.parametrize("change", [{"dtype": "float31"}, {"time_us": None}, {"wrong": -1}, {"verdict": "FINE"}])
+def test_the_schema_refuses_what_no_row_can_be(change: dict[str, object]) -> None:
+    document = json.loads(written(JSON))
+    document["rows"][0] |= change
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(document, SCHEMA)
+
+
+def test_a_json_file_is_whole_after_every_row(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    writer = JSON.writer(Target(path=path), Style())
+    writer.begin(METADATA, COLLECTIVE_COLUMNS)
+    for count, row in enumerate(ROWS):
+        document = json.loads(path.read_text())
+        jsonschema.validate(document, SCHEMA)
+        assert (document["complete"], document["verdict"], len(document["rows"])) == (False, "ERROR", count)
+        writer.row(row)
+    writer.end(REPORT)
+    assert json.loads(path.read_text())["complete"] is True
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_failed_replacement_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "result.json"
+    replace_atomically(path, "old")
+
+    def fail(*_: object) -> None:
+        message = "disk full"
+        raise OSError(message)
+
+    monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(OSError, match="disk full"):
+        replace_atomically(path, "new")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_json_lines_say_what_they_are() -> None:
+    lines = [json.loads(line) for line in written(JSONL).splitlines()]
+    assert [line.pop("kind") for line in lines] == ["metadata", "row", "row", "row", "row", "report"]
+    jsonschema.validate(lines[1], {"$ref": "#/$defs/collective_row", "$defs": SCHEMA["$defs"]})
+    assert lines[-1]["verdict"] == "FAIL"
+
+
+@pytest.mark.parametrize("format_", [CSV, JSONL, TABLE], ids=lambda each: each.name)
+def test_rows_are_on_disk_as_soon_as_they_are_measured(tmp_path: Path, format_: Format) -> None:
+    path = tmp_path / f"result{format_.suffix}"
+    writer = format_.writer(Target(path=path), Style())
+    assert not path.exists()
+    writer.begin(METADATA, COLLECTIVE_COLUMNS)
+    sizes = [path.stat().st_size]
+    for first, second in ((ROWS[0], ROWS[1]), (ROWS[2], ROWS[3])):
+        writer.row(first)
+        writer.row(second)
+        sizes.append(path.stat().st_size)
+    assert sizes[0] < sizes[1] < sizes[2]
+    writer.end(REPORT)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".json", ".jsonl"])
+def test_results_become_data_frames(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"result{suffix}"
+    format_ = next(each for each in FORMATS if each.suffix == suffix)
+    writer = format_.writer(Target(path=path), Style())
+    writer.begin(METADATA, COLLECTIVE_COLUMNS)
+    for row in ROWS:
+        writer.row(row)
+    writer.end(REPORT)
+    frame = read_frame(path)
+    assert frame["busbw_gb_s"].max() == 354.15
+    assert frame["wrong"].sum() == 3
+    assert frame["limit_gb_s"].isna().all()
+    assert list(frame.columns) == list(COLLECTIVE_COLUMNS)
+
+
+def test_a_table_cannot_be_read_back() -> None:
+    with pytest.raises(UsageError, match="no rows"):
+        read_frame("result.txt")
+
+
+EXPECTED_TABLE = """\
+gpubench 0.1.0  allreduce  backend nccl  2 ranks on 1 host
+  rank 0 on n1: GPU 0 0000:00:00.0 NVIDIA H200
+  rank 1 on n1: GPU 1 0000:01:00.0 NVIDIA H200
+  NCCL 2.28.9 from /lib/libnccl.so.2
+  MPI Open MPI v5.0.11
+  NCCL_ALGO=Ring
+  float32, sum; 20 iterations after 5 to warm up; mean over ranks; every rank's data verified
+  size: larger buffer of a rank, as nccl-tests has it; K, M, G are 1024-based; GB/s is 1e9 bytes/s
+  not measured: 8G: 2 buffers of that size do not fit
+
+                                            out of place                         in place
+       size       count   time µs   algbw   busbw  wrong   time µs   algbw   busbw  wrong
+         1K         256      9.81    0.10    0.15      0      9.50    0.10    0.15      0
+         1G   268435456    4547.9  236.10  354.15      3    4547.9  236.10  353.46      0
+
+peak busbw        354.15 GB/s at 1G, float32, out of place
+at the largest    354.15 GB/s busbw at 1G, float32, out of place
+at the smallest   9.50 µs at 1K, float32, in place
+wrong elements    3
+FAIL wrong-data: rank 1 on n1 (GPU 1, 0000:01:00.0)
+  seen:     3 wrong elements in 1 rows
+  expected: every element as computed
+  likely:   data damaged on the way
+  try:      gpubench allreduce
+verdict: FAIL
+"""
+
+
+def test_the_table_byte_for_byte() -> None:
+    assert written(TABLE) == EXPECTED_TABLE
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_no_line_is_wider_than_the_page(width: int) -> None:
+    for rows, placements in ((ROWS, ["out_of_place", "in_place"]), ((ROW, LARGE), ["out_of_place"])):
+        metadata = replace(METADATA, options=dict(METADATA.options) | {"placements": placements})
+        text = written(TABLE, metadata=metadata, rows=rows, style=Style(width))
+        assert max(map(len, text.splitlines())) <= width
+
+
+def test_a_single_placement_shows_the_spread_over_ranks() -> None:
+    metadata = replace(METADATA, options=dict(METADATA.options) | {"placements": ["in_place"]})
+    text = written(TABLE, metadata=metadata, rows=(IN_PLACE,))
+    assert "slowest µs" in text
+    assert text.splitlines()[12].split() == ["1K", "256", "9.50", "0.10", "0.15", "0", "9.70", "10.00", "1"]
+
+
+def test_colours_only_when_asked() -> None:
+    assert "\x1b" not in written(TABLE)
+    assert "\x1b[" in written(TABLE, style=Style(color=True))
+
+
+def test_unchecked_data_are_not_called_right() -> None:
+    row = replace(ROW, wrong=None, verified="no", verdict=None)
+    metadata = replace(METADATA, options=dict(METADATA.options) | {"check": False, "placements": ["out_of_place"]})
+    text = written(TABLE, metadata=metadata, rows=(row,), report=Report(verdict=Verdict.SKIP, complete=True))
+    assert "wrong elements    not checked" in text
+    assert "data not verified" in text
+
+
+def test_a_run_cut_short_shows_its_last_row_and_says_so() -> None:
+    text = written(TABLE, rows=ROWS[:3], report=Report(verdict=Verdict.ERROR, complete=False))
+    assert "1G   268435456" in text
+    assert "verdict: ERROR: the run was cut short" in text
+    empty = written(TABLE, rows=(), report=Report(verdict=Verdict.ERROR, complete=False))
+    assert "no row was measured" in empty
+
+
+def test_host_results_and_simulations_are_labelled() -> None:
+    ranks = tuple(RankIdentity(rank=rank, host="laptop", node=0, local_rank=rank, pid=1) for rank in range(20))
+    text = written(TABLE, metadata=replace(METADATA, backend="host", ranks=ranks, origin="simulated"))
+    assert "says nothing about GPUs" in text
+    assert "(SIMULATED)" in text
+    assert "rank 0-19 on laptop" in text
+
+
+def test_several_types_get_a_heading_each() -> None:
+    metadata = replace(METADATA, options=dict(METADATA.options) | {"dtypes": ["float32", "int8"]})
+    rows = (*ROWS[:2], *(replace(row, dtype="int8") for row in ROWS[:2]))
+    lines = written(TABLE, metadata=metadata, rows=rows).splitlines()
+    assert "float32 sum" in lines
+    assert "int8 sum" in lines
+
+
+def test_a_writer_that_never_began_ends_quietly(tmp_path: Path) -> None:
+    for each in FORMATS:
+        path = tmp_path / f"x{each.suffix}"
+        writer = each.writer(Target(path=path), Style())
+        writer.end(Report(verdict=Verdict.ERROR, complete=False))
+        assert not path.exists()

@@ -1,0 +1,70 @@
+"""Words from ranks to their launcher over the socket, and what mpirun prints beside them."""
+
+import os
+import sys
+from typing import Any
+
+import pytest
+
+from gpubench.errors import CouldNotMeasureError, GpubenchError
+from gpubench.hardware import launcher
+from gpubench.hardware.channel import ChannelReceiver, Chatter
+from gpubench.model.report import CollectiveRow, Report
+from tests.formats.sample import METADATA, REPORT, ROW
+
+SPEAKER = """
+import sys
+from gpubench.errors import UsageError
+from gpubench.hardware.channel import ChannelSender
+from tests.formats.sample import METADATA, REPORT, ROW
+print("hello from the job")
+sender = ChannelSender(sys.argv[1])
+sender.begin(METADATA)
+sender.progress(0, 2, "1K")
+for _ in range(int(sys.argv[2])):
+    sender.row(ROW)
+sender.end(REPORT)
+other = ChannelSender(sys.argv[1])
+other.error(UsageError("seen", expected="e", reason="r", next_step="n", where="rank 1 on n1"))
+other.close()
+sender.close()
+sys.stdout.write("no newline at the end")
+"""
+
+
+@pytest.mark.parametrize("rows", [1, 2000])
+def test_everything_arrives_in_order(rows: int) -> None:
+    heard: list[dict[str, Any]] = []
+    chatter: list[str] = []
+    with ChannelReceiver() as channel:
+        environment = dict(os.environ) | {"PYTHONPATH": os.getcwd()}  # noqa: PTH109
+        job = launcher.start([sys.executable, "-c", SPEAKER, channel.path, str(rows)], environment)
+        for message in channel.messages(job):
+            if isinstance(message, Chatter):
+                chatter.append(message.text)
+            else:
+                heard.append(message)
+        assert job.stdout is not None
+        job.stdout.close()
+    assert job.returncode == 0
+    assert chatter == ["hello from the job", "no newline at the end"]
+    kinds = [message["kind"] for message in heard]
+    kinds.remove("error")
+    assert kinds == ["begin", "progress", *["row"] * rows, "end"]
+    assert heard[0]["metadata"] == METADATA.to_record()
+    assert CollectiveRow(**heard[2]["row"]) == ROW
+    assert Report.from_record(next(each for each in heard if each["kind"] == "end")["report"]) == REPORT
+    error = GpubenchError.from_record(next(each for each in heard if each["kind"] == "error")["error"])
+    assert (error.exit_code, error.where) == (2, "rank 1 on n1")
+    assert str(error).splitlines() == ["rank 1 on n1: seen", "  expected: e", "  likely:   r", "  try:      n"]
+
+
+def test_the_socket_goes_with_its_receiver() -> None:
+    with ChannelReceiver() as channel:
+        path = channel.path
+        assert os.path.exists(path)  # noqa: PTH110
+    assert not os.path.exists(path)  # noqa: PTH110
+
+
+def test_errors_print_only_what_they_know() -> None:
+    assert str(CouldNotMeasureError("just this")) == "just this"

@@ -1,0 +1,377 @@
+"""Whole runs with real ranks, as a user starts them and as they break."""
+
+import csv
+import io
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from importlib.resources import files
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from gpubench.collectives import COLLECTIVES
+from gpubench.collectives.record import Collective
+from gpubench.hardware.mpi import host_name
+from tests.cli.running import MPI_ENVIRONMENT, ROOT, broken, environment, gpubench, mpirun, mpirun_command
+
+pytestmark = pytest.mark.mpi
+
+HOST = ("--backend", "host")
+SMALL = (*HOST, "--sizes", "1K:64K:4", "--iters", "3")
+
+
+def rows(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES, ids=lambda each: each.name)
+def test_every_collective_launches_itself(collective: Collective) -> None:
+    result = gpubench(collective.name, *SMALL, "--np", "4", "--format", "csv")
+    assert (result.returncode, result.stderr) == (0, "")
+    found = rows(result.stdout)
+    assert {row["wrong"] for row in found} == {"0"}
+    assert {row["ranks"] for row in found} == {"4"}
+    assert len(found) == 4 * (2 if collective.in_place else 1)
+    assert all(float(row["time_us"]) > 0 for row in found)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_every_type_and_reduction_on_the_host(ranks: int) -> None:
+    types = "int8,uint8,int32,int64,float16,float32,float64"
+    result = gpubench(
+        "reducescatter",
+        *HOST,
+        "--sizes",
+        "4K",
+        "--iters",
+        "2",
+        "--dtype",
+        types,
+        "--op",
+        "sum,prod,max,min,avg",
+        "--np",
+        str(ranks),
+        "--format",
+        "csv",
+    )
+    assert result.returncode == 0, result.stderr
+    assert [row["wrong"] for row in rows(result.stdout)] == ["0"] * (7 * 5 * 2)
+
+
+def test_moved_bfloat16_is_fine_and_reduced_is_refused_by_name() -> None:
+    moved = gpubench("allgather", *SMALL, "--dtype", "bfloat16", "--format", "csv")
+    assert moved.returncode == 0
+    reduced = gpubench("allreduce", *SMALL, "--dtype", "bfloat16")
+    assert reduced.returncode == 2
+    assert "this MPI library cannot reduce it" in reduced.stderr
+    assert "Traceback" not in reduced.stderr
+    assert reduced.stdout == ""
+
+
+def test_a_table_for_people() -> None:
+    result = gpubench("allreduce", *SMALL, "--width", "80")
+    assert result.returncode == 0
+    assert "backend host  2 ranks on 1 host" in result.stdout
+    assert "verdict: PASS" in result.stdout
+    assert "\x1b" not in result.stdout
+    assert max(map(len, result.stdout.splitlines())) <= 80
+
+
+def test_outputs_hold_the_same_rows(tmp_path: Path) -> None:
+    names = [tmp_path / f"result{suffix}" for suffix in (".csv", ".json", ".jsonl", ".txt")]
+    arguments = [word for name in names for word in ("--output", str(name))]
+    result = gpubench("allreduce", *SMALL, "--format", "json", *arguments)
+    assert result.returncode == 0
+    document = json.loads(result.stdout)
+    schema = json.loads(files("gpubench.formats").joinpath("report.schema.json").read_text())
+    jsonschema.validate(document, schema)
+    assert json.loads(names[1].read_text()) == document
+    assert len(rows(names[0].read_text())) == len(document["rows"]) == 8
+    assert len(names[2].read_text().splitlines()) == 8 + 2
+    assert "verdict: PASS" in names[3].read_text()
+    assert document["metadata"]["hosts"] == [host_name()]
+    assert document["metadata"]["command"][:2] == ["gpubench", "allreduce"]
+    assert not [name for name in document["metadata"]["environment"] if name.startswith("OMPI_MCA_btl")]
+
+
+def test_dropped_sizes_are_named_on_stderr_where_stdout_has_no_room() -> None:
+    result = gpubench("allgather", *HOST, "--sizes", "8,1K,512T", "--iters", "1", "--format", "csv")
+    assert result.returncode == 0
+    assert "not measured: 512T: 3 buffers of that size do not fit; rank " in result.stderr
+    assert "not measured: 8: a rank's share rounds down to 0" in result.stderr
+    assert {row["size_bytes"] for row in rows(result.stdout)} == {"1024"}
+
+
+def test_nothing_that_fits_is_an_error() -> None:
+    result = gpubench("allreduce", *HOST, "--sizes", "512T")
+    assert result.returncode == 3
+    assert "no size is left to measure" in result.stderr
+
+
+def test_under_a_users_own_mpirun() -> None:
+    result = mpirun(2, "allreduce", *SMALL)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("verdict: PASS") == 1
+    assert "2 ranks on 1 host" in result.stdout
+    assert "\x1b" not in result.stdout
+
+
+def test_a_users_own_mpirun_into_a_file_from_a_terminal_holds_no_escape_codes(tmp_path: Path) -> None:
+    """Open MPI gives ranks a pty, and this test gives mpirun one too, for all but stdout."""
+    outer, inner = pty.openpty()
+    with (tmp_path / "out").open("w") as stdout:
+        subprocess.run(
+            mpirun_command(2, "allreduce", *SMALL),
+            stdin=inner,
+            stdout=stdout,
+            stderr=inner,
+            check=True,
+            timeout=60,
+            env=environment(TERM="xterm") | MPI_ENVIRONMENT,
+        )
+    os.close(inner)
+    os.close(outer)
+    text = (tmp_path / "out").read_text()
+    assert "verdict: PASS" in text
+    assert "\x1b" not in text
+
+
+def test_a_terminal_gets_colours_progress_and_its_own_width() -> None:
+    outer, inner = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gpubench", "allreduce", *SMALL],
+        stdout=inner,
+        stderr=inner,
+        env=environment(TERM="xterm-256color", COLUMNS="80"),
+        cwd=ROOT,
+    )
+    os.close(inner)
+    shown = b""
+    while True:
+        try:
+            data = os.read(outer, 4096)
+        except OSError:
+            break
+        if not data:
+            break
+        shown += data
+    os.close(outer)
+    assert process.wait() == 0
+    assert b"\x1b[1;32mverdict: PASS" in shown
+    assert b"allreduce 64K" in shown
+
+
+@pytest.mark.parametrize("arguments", [("alreduce",), ("allreduce", "--sizes", "x"), ("allreduce", "--nonsense")])
+def test_wrong_usage_under_mpirun_is_said_once(arguments: tuple[str, ...]) -> None:
+    result = mpirun(2, *arguments)
+    assert result.returncode == 2
+    assert sum("Try '" in line or "gpubench: error" in line for line in result.stderr.splitlines()) == 1
+    assert "Traceback" not in result.stderr
+
+
+def test_np_under_mpirun_is_refused() -> None:
+    result = mpirun(2, "allreduce", *SMALL, "--np", "3")
+    assert result.returncode == 2
+    assert "--np 3 under a launcher that started 2 ranks" in result.stderr
+
+
+def test_a_root_beyond_the_job_is_refused_under_mpirun() -> None:
+    result = mpirun(2, "broadcast", *SMALL, "--root", "2")
+    assert result.returncode == 2
+    assert result.stderr.count("a rank from 0 to 1") == 1
+
+
+@pytest.mark.parametrize(
+    "claims",
+    [{"PMI_RANK": "0", "PMI_SIZE": "4"}, {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_ID": "0"}],
+)
+def test_separate_one_rank_jobs_are_refused_with_the_reason(claims: dict[str, str]) -> None:
+    result = gpubench("allreduce", *SMALL, env=environment(**claims, **MPI_ENVIRONMENT))
+    assert result.returncode == 3
+    assert "started 4 processes, but in each of them MPI sees a single rank" in result.stderr
+    not_first = {name: "1" if name in ("PMI_RANK", "SLURM_PROCID") else value for name, value in claims.items()}
+    other = gpubench("allreduce", *SMALL, env=environment(**not_first, **MPI_ENVIRONMENT))
+    assert (other.returncode, other.stdout, other.stderr) == (3, "", "")
+
+
+def test_inside_a_slurm_allocation_the_job_stays_here() -> None:
+    allocation = {
+        "SLURM_JOB_ID": "77",
+        "SLURM_JOBID": "77",
+        "SLURM_NNODES": "2",
+        "SLURM_NODELIST": "nowhere[1-2]",
+        "SLURM_JOB_NODELIST": "nowhere[1-2]",
+        "SLURM_NTASKS": "16",
+        "SLURM_TASKS_PER_NODE": "8(x2)",
+        "SLURM_PROCID": "0",
+        "SLURM_STEP_NUM_TASKS": "1",
+        "SLURM_STEP_ID": "4294967290",
+    }
+    result = gpubench("allreduce", *SMALL, env=environment(**allocation))
+    assert result.returncode == 0, result.stderr
+    assert f"rank 0-1 on {host_name()}" in result.stdout
+
+
+def test_no_mpi_library_is_named() -> None:
+    claims = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1", "MPI4PY_LIBMPI": "/nowhere/libmpi.so.40"}
+    result = gpubench("allreduce", *SMALL, env=environment(**claims))
+    assert result.returncode == 3
+    assert "mpi4py cannot load an MPI library" in result.stderr
+
+
+def test_wrong_data_fail_the_run_and_name_the_rank(tmp_path: Path) -> None:
+    output = tmp_path / "result.json"
+    result = gpubench("allreduce", *SMALL, "--np", "3", "--output", str(output), env=broken("1:spoil"))
+    assert result.returncode == 1
+    assert f"FAIL wrong-data: rank 1 on {host_name()}" in result.stdout
+    assert json.loads(output.read_text())["verdict"] == "FAIL"
+    assert mpirun(2, "allreduce", *SMALL, env=broken("1:spoil")).returncode == 1
+
+
+def test_a_rank_that_raises_ends_the_job_at_once_and_is_named(tmp_path: Path) -> None:
+    output = tmp_path / "result.csv"
+    result = gpubench("allreduce", *SMALL, "--np", "3", "--output", str(output), env=broken("2:raise"))
+    assert result.returncode == 3
+    assert f"rank 2 on {host_name()}: RuntimeError: planted in a test" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert len(rows(output.read_text())) == 4
+    assert "verdict: ERROR: the run was cut short" in result.stdout
+
+
+def test_a_rank_that_raises_under_mpirun_is_named_too() -> None:
+    result = mpirun(2, "allreduce", *SMALL, env=broken("1:raise"))
+    assert result.returncode == 3
+    assert f"rank 1 on {host_name()}: RuntimeError: planted in a test" in result.stderr
+
+
+def test_a_traceback_can_be_had() -> None:
+    result = mpirun(2, "allreduce", *SMALL, env=broken("1:raise") | {"GPUBENCH_TRACEBACK": "1"})
+    assert "Traceback" in result.stderr
+
+
+def test_a_killed_rank_is_told_and_its_rows_are_kept(tmp_path: Path) -> None:
+    output = tmp_path / "result.json"
+    result = gpubench("allreduce", *SMALL, "--output", str(output), env=broken("1:kill"))
+    assert result.returncode == 3
+    assert "the ranks ended without a result" in result.stderr
+    assert "the 4 rows measured before are kept" in result.stderr
+    document = json.loads(output.read_text())
+    assert (document["complete"], document["verdict"], len(document["rows"])) == (False, "ERROR", 4)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_keeps_its_rows_and_leaves_no_rank_behind(tmp_path: Path, number: signal.Signals) -> None:
+    output = tmp_path / "result.csv"
+    marker = f"--output={output}"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gpubench", "allreduce", *SMALL, marker],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=broken("1:stall"),
+        cwd=ROOT,
+    )
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline and not (output.exists() and len(rows(output.read_text())) == 4):
+        time.sleep(0.05)
+    process.send_signal(number)
+    stdout, stderr = process.communicate(timeout=30)
+    assert process.returncode == 3
+    assert "interrupted; the job was ended, 4 rows were measured" in stderr
+    assert "Traceback" not in stderr
+    assert "verdict: ERROR: the run was cut short" in stdout
+    assert len(rows(output.read_text())) == 4
+    assert not processes_with(marker)
+
+
+def processes_with(word: str) -> list[str]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            command = path.read_bytes().decode(errors="replace")
+        except OSError:
+            continue
+        if word in command.split("\0"):
+            found.append(command)
+    return found
+
+
+@pytest.mark.parametrize("format_name", ["table", "csv", "jsonl"])
+def test_a_closed_pipe_ends_the_run_quietly(format_name: str) -> None:
+    command = f"{sys.executable} -m gpubench allreduce --backend host --sizes 1K:16M --format {format_name}"
+    result = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {command} | head -n 1"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=environment(),
+        cwd=ROOT,
+    )
+    assert result.returncode == 3
+    assert "the reader of stdout went away" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert "Exception" not in result.stderr
+
+
+def test_what_ranks_print_reaches_stderr_and_never_the_data() -> None:
+    result = gpubench("allreduce", *SMALL, "--format", "csv", env=environment(OMPI_MCA_pml="nonsense"))
+    assert result.returncode == 3
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+
+
+def test_memory_does_not_grow_from_row_to_row(tmp_path: Path) -> None:
+    """Beside the buffers: 50 MB from the first row to the last, and less than 400 MB in all."""
+    notes = tmp_path / "notes"
+    largest = 8 * 2**20
+    result = gpubench(
+        "allreduce",
+        *HOST,
+        "--sizes",
+        f"8:{largest}",
+        "--iters",
+        "3",
+        "--format",
+        "csv",
+        env=broken("1:memory") | {"GPUBENCH_TEST_FILE": str(notes)},
+    )
+    assert result.returncode == 0, result.stderr
+    kilobytes = [int(line) for line in notes.read_text().split()]
+    assert len(kilobytes) == len(rows(result.stdout))
+    # The sweep's warm-up has touched both buffers to their end before the first row.
+    assert kilobytes[-1] - kilobytes[0] < 50_000
+    assert kilobytes[-1] * 1024 - 2 * largest < 400e6
+
+
+def run_pieces(most_elements: int, sizes: str) -> None:
+    command = [
+        mpirun_command(1)[0],
+        "-n",
+        "3",
+        sys.executable,
+        str(Path(__file__).parent / "pieces.py"),
+        str(most_elements),
+        sizes,
+    ]
+    result = subprocess.run(
+        command, capture_output=True, text=True, timeout=600, check=False, env=environment(**MPI_ENVIRONMENT), cwd=ROOT
+    )
+    assert result.stdout.count("all right") == 3, result.stdout + result.stderr
+
+
+def test_messages_beyond_the_count_limit_are_split() -> None:
+    """With a limit of 1000 elements in place of 2**30, every collective is cut into many pieces."""
+    run_pieces(1000, "4096,65536")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_messages_beyond_two_to_the_31_elements() -> None:
+    run_pieces(2**30, str(2**31 + 48))

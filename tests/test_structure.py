@@ -1,0 +1,67 @@
+"""The newcomer test: what lies in a plug folder is listed there, and modules stay small."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import gpubench
+from gpubench.collectives import COLLECTIVES
+from gpubench.formats import FORMATS
+from gpubench.hardware.alone import AloneGroup
+
+PACKAGE = Path(gpubench.__file__).parent
+SUPPORT = {"collectives": {"__init__", "record", "pattern"}, "formats": {"__init__", "writer", "frame"}}
+
+
+@pytest.mark.parametrize(
+    ("folder", "names"),
+    [("collectives", {each.name for each in COLLECTIVES}), ("formats", {each.name for each in FORMATS})],
+)
+def test_every_plug_is_listed(folder: str, names: set[str]) -> None:
+    modules = {path.stem for path in (PACKAGE / folder).glob("*.py")} - SUPPORT[folder]
+    assert modules
+    assert modules == names
+
+
+def test_modules_and_functions_stay_small() -> None:
+    paths = list(PACKAGE.rglob("*.py"))
+    assert len(paths) > 40
+    for path in paths:
+        text = path.read_text()
+        assert len(text.splitlines()) <= 350, path
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef):
+                assert (node.end_lineno or 0) - node.lineno < 60, f"{path}: {node.name}"
+
+
+def test_foreign_libraries_are_imported_in_their_own_file_alone() -> None:
+    homes = {
+        "pynvml": {"hardware/nvml.py"},
+        "cupy": {"hardware/cuda.py", "hardware/nccl.py"},
+        "mpi4py": {"hardware/mpi.py", "hardware/host.py"},
+        "pandas": {"formats/frame.py"},
+    }
+    found: dict[str, set[str]] = {name: set() for name in homes}
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            roots = (
+                [alias.name.split(".")[0] for alias in node.names]
+                if isinstance(node, ast.Import)
+                else [(node.module or "").split(".")[0]]
+                if isinstance(node, ast.ImportFrom)
+                else []
+            )
+            for name in set(roots) & set(homes):
+                found[name].add(str(path.relative_to(PACKAGE)))
+    assert found == homes
+
+
+def test_a_group_of_one_needs_no_mpi() -> None:
+    group = AloneGroup()
+    assert group.gather("x") == ["x"]
+    assert group.broadcast("x") == "x"
+    assert group.split(0, 0) is group
+    group.barrier()
+    with pytest.raises(ValueError, match="has a value"):
+        group.broadcast(None)
