@@ -184,6 +184,15 @@ def unreadable_nccl_library(path: str, detail: str) -> UsageError:
     )
 
 
+def no_nccl_allocator(version: str) -> UsageError:
+    """`--allocator nccl` with an NCCL that has none."""
+    return UsageError(
+        f"--allocator nccl, but NCCL {version} has no ncclMemAlloc",
+        expected="NCCL 2.19 or newer",
+        next_step="--allocator cuda, or another library: --nccl-library /path/libnccl.so.2",
+    )
+
+
 def more_ranks_than_gpus(ranks: int, gpus: int, host: str) -> UsageError:
     """More ranks on one host than GPUs: NCCL refuses two ranks on one GPU."""
     return UsageError(

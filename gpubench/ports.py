@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 from gpubench.model.operation import DataType, ReduceOp
 from gpubench.model.report import CollectiveRow, Metadata, Report
+from gpubench.model.test_data import Block, DataPattern
 
 T = TypeVar("T")
 
@@ -46,25 +47,27 @@ class Group(Protocol):
 
 
 class Memory(Protocol):
-    """One plain allocation of a backend."""
+    """One plain allocation of a backend, and the test data in it."""
 
     @property
     def size_bytes(self) -> int:
         """Bytes that were asked for."""
         ...
 
-    @property
-    def namespace(self) -> ArrayNamespace:
-        """The module that works on this memory's arrays."""
-        ...
-
-    @property
-    def chunk_elements(self) -> int:
-        """Elements worth working on at once: enough to keep the processor busy, with small temporaries."""
-        ...
-
     def array(self, offset_bytes: int, count: int, dtype: str) -> Array:
         """`count` elements of a NumPy `dtype` from `offset_bytes` on, as a writable view."""
+        ...
+
+    def fill_sent(self, data: DataPattern, block: Block, rank: int) -> None:
+        """Write what `rank` sends into a block."""
+        ...
+
+    def fill_byte(self, size_bytes: int, value: int) -> None:
+        """Set the first `size_bytes` bytes to a value."""
+        ...
+
+    def count_wrong(self, data: DataPattern, blocks: Sequence[tuple[Block, int | None]]) -> int:
+        """Elements that differ from what their block must hold: what that rank sent, or, with None, the reduction."""
         ...
 
 

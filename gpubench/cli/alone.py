@@ -71,10 +71,8 @@ def choose_ranks(options: CollectiveOptions, driver: Driver) -> int:
         check_installed(driver)
         if ranks > driver.visible:
             raise more_ranks_than_gpus(ranks, driver.visible, host_name())
-    elif options.graph_replays:
-        raise UsageError("--graph needs GPUs, and this host shows none", next_step="leave --graph out")
-    elif options.nccl_library:
-        raise UsageError("--nccl-library needs GPUs, and this host shows none", next_step="leave --nccl-library out")
+    else:
+        options.refuse_gpu_options("this host shows none")
     if options.collective.rooted and not 0 <= options.root < ranks:
         raise UsageError(f"--root {options.root} with {ranks} ranks", expected=f"a rank from 0 to {ranks - 1}")
     return ranks

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import sys
+import time
 from typing import Annotated
 
 import typer
@@ -11,7 +12,7 @@ from gpubench import __version__
 from gpubench.cli.collective import command
 from gpubench.collectives import COLLECTIVES
 from gpubench.errors import GpubenchError
-from gpubench.hardware.launch import launched_by
+from gpubench.hardware.launch import SECONDS_FOR_THE_FIRST_RANK, launched_by
 
 app = typer.Typer(
     name="gpubench",
@@ -55,8 +56,18 @@ def main() -> None:
             nowhere = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123
             stack.enter_context(contextlib.redirect_stdout(nowhere))
             stack.enter_context(contextlib.redirect_stderr(nowhere))
-        try:
-            app()
-        except GpubenchError as error:
-            print(f"gpubench: error: {error}", file=sys.stderr)  # noqa: T201
-            sys.exit(error.exit_code)
+        code = _run()
+    if code and not speaks:
+        time.sleep(SECONDS_FOR_THE_FIRST_RANK)
+    sys.exit(code)
+
+
+def _run() -> int:
+    try:
+        app()
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else 0
+    except GpubenchError as error:
+        print(f"gpubench: error: {error}", file=sys.stderr)  # noqa: T201
+        return error.exit_code
+    return 0

@@ -63,6 +63,7 @@ def _parameters(collective: Collective) -> list[inspect.Parameter]:
         ("check", declared.CHECK, True),
         ("backend", declared.BACKEND, None),
         ("nccl_library", declared.NCCL_LIBRARY, None),
+        ("allocator", declared.ALLOCATOR, "cuda"),
         ("np", declared.NP, None),
         ("format_name", declared.FORMAT, "table"),
         ("output", declared.OUTPUT, None),

@@ -118,13 +118,10 @@ class Job:
         self.identity = identify(self.identity, device.identity)
         agree(self._group, lambda: check_one_rank_a_gpu(self._group.gather(self.identity), driver.gpus))
         library = agree(self._group, lambda: NcclLibrary(self._options.nccl_library))
-        return NcclBackend(self._group, device, library)
+        return NcclBackend(self._group, device, library, self._options.allocator)
 
     def _check_host(self) -> None:
-        if self._options.graph_replays or self._options.nccl_library:
-            raise UsageError(
-                "--graph and --nccl-library need GPUs; this is the host backend", next_step="leave them out"
-            )
+        self._options.refuse_gpu_options("no rank sees one")
         host.check_types(self._options.dtypes, self._options.ops if self._options.collective.reduces else None)
 
     def _request(self, backend: str, sizes: tuple[int, ...] | None = None) -> SweepRequest:
@@ -160,7 +157,7 @@ class Job:
             ranks=identities,
             libraries={**backend.libraries(), "MPI": mpi.library_version()},
             environment=recorded_settings(os.environ),
-            options=describe(request),
+            options=describe(request) | {"allocator": self._options.allocator.value},
             dropped_sizes=dropped,
         )
 

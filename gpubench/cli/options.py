@@ -14,6 +14,7 @@ from gpubench.collectives.record import Collective
 from gpubench.errors import UsageError, invalid_choice, unreadable_nccl_library, unwritable_output
 from gpubench.formats import FORMATS
 from gpubench.formats.writer import Format
+from gpubench.hardware.nccl import Allocator
 from gpubench.model.operation import DataType, Placement, ReduceOp
 from gpubench.model.sweep import parse_sizes
 
@@ -56,6 +57,7 @@ class CollectiveOptions:
     check: bool
     backend: str | None
     nccl_library: str | None
+    allocator: Allocator
     ranks: int | None
     format: Format
     outputs: tuple[Output, ...]
@@ -66,6 +68,16 @@ class CollectiveOptions:
     def sizes_for(self, backend: str) -> tuple[int, ...]:
         """The sizes asked for, else the backend's default sweep."""
         return self.sizes or parse_sizes(DEFAULT_SIZES[backend])
+
+    def refuse_gpu_options(self, why: str) -> None:
+        """Raise UsageError where an option was given that only the nccl backend has."""
+        given = {
+            "--graph": self.graph_replays > 0,
+            "--nccl-library": self.nccl_library is not None,
+            "--allocator nccl": self.allocator is Allocator.NCCL,
+        }
+        for option in (name for name, is_given in given.items() if is_given):
+            raise UsageError(f"{option} needs GPUs, and {why}", next_step=f"leave {option} out")
 
 
 SIZES = Annotated[
@@ -128,6 +140,14 @@ NCCL_LIBRARY = Annotated[
         metavar="PATH",
         help="Measure this libnccl.so.2, say a training framework's.",
         show_default=False,
+    ),
+]
+ALLOCATOR = Annotated[
+    str,
+    typer.Option(
+        "--allocator",
+        metavar="|".join(Allocator),
+        help="Buffers from cudaMalloc, as frameworks have them, or ncclMemAlloc, as nccl-tests.",
     ),
 ]
 NP = Annotated[
@@ -252,17 +272,12 @@ def parse_collective_options(collective: Collective, given: dict[str, Any]) -> C
         UsageError: anything that cannot be, with the next step.
     """
     backend, library = given["backend"], given["nccl_library"]
+    allocator = parse_choices("--allocator", [given["allocator"]], Allocator)[0]
     if backend is not None and backend not in BACKENDS:
         raise _unknown_word("--backend", backend, BACKENDS)
-    if library is not None and backend == "host":
-        raise UsageError("--nccl-library with --backend host", expected="--backend nccl, which is what uses it")
     if library is not None and not Path(library).is_file():
         raise unreadable_nccl_library(library, "there is no such file")
-    if given["graph"] and backend == "host":
-        raise UsageError(
-            "--graph with --backend host", reason="a CUDA graph needs a GPU", next_step="leave --graph out"
-        )
-    return CollectiveOptions(
+    options = CollectiveOptions(
         collective=collective,
         sizes=None if given["sizes"] is None else parse_sizes(given["sizes"]),
         dtypes=parse_choices("--dtype", given["dtype"] or ["float32"], DataType),
@@ -277,6 +292,7 @@ def parse_collective_options(collective: Collective, given: dict[str, Any]) -> C
         check=given["check"],
         backend=backend,
         nccl_library=library,
+        allocator=allocator,
         ranks=given["np"],
         format=parse_format(given["format_name"]),
         outputs=parse_outputs(given["output"] or ()),
@@ -284,6 +300,9 @@ def parse_collective_options(collective: Collective, given: dict[str, Any]) -> C
         width=given["width"],
         show_progress=not given["no_progress"],
     )
+    if backend == "host":
+        options.refuse_gpu_options("--backend host uses none")
+    return options
 
 
 def _unknown_word(option: str, word: str, choices: Sequence[str]) -> UsageError:

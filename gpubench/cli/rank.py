@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from gpubench.cli.options import CollectiveOptions
 from gpubench.errors import CouldNotMeasureError, GpubenchError
 from gpubench.hardware import launcher, mpi
 from gpubench.hardware.channel import ChannelSender
-from gpubench.hardware.launch import CHANNEL_VARIABLE, LaunchedBy
+from gpubench.hardware.launch import CHANNEL_VARIABLE, SECONDS_FOR_THE_FIRST_RANK, LaunchedBy
 from gpubench.measure.agreement import AgreedError
 
 TRACEBACK_VARIABLE = "GPUBENCH_TRACEBACK"
@@ -39,6 +40,8 @@ def run(options: CollectiveOptions, launched_by: LaunchedBy, arguments: Sequence
         error = _located(broken, place)
         if job is not None or launched_by.rank == 0:
             _tell(error, channel)
+        else:
+            time.sleep(SECONDS_FOR_THE_FIRST_RANK)
         mpi.abort(error.exit_code)
         raise
     mpi.finish()

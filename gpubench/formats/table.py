@@ -177,6 +177,8 @@ def _method(metadata: Metadata) -> str:
     types = ", ".join((*options["dtypes"], *options["ops"]))
     check = "every rank's data verified" if options["check"] else "data not verified"
     loop = f"{options['iters']} iterations{graph} after {options['warmup']} to warm up"
+    if options["allocator"] == "nccl":
+        types += ", ncclMemAlloc buffers"
     return f"{types}{root}; {loop}; mean over ranks; {check}"
 
 

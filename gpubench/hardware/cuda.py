@@ -1,17 +1,16 @@
 """One GPU through CuPy: selection, identity, plain allocations, a stream, graphs."""
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
 from gpubench import errors
+from gpubench.hardware.cuda_memory import CudaMemory, PatternKernels
 from gpubench.hardware.nvml import Driver
-from gpubench.ports import Array, Launch
-
-_CHUNK_ELEMENTS = 2**24
-"""Elements of a temporary array: 64 MiB of float32, which keeps an H200 busy for longer than a launch takes."""
+from gpubench.ports import Launch
 
 _HEADROOM_BYTES = 2 * 2**30
 """Left free for NCCL's own buffers, which it takes at the first collective, and for temporary arrays."""
@@ -27,27 +26,6 @@ class GpuIdentity:
     uuid: str
 
 
-class CudaMemory:
-    """A `cudaMalloc` allocation, of no pool, and mapped to no peer."""
-
-    chunk_elements = _CHUNK_ELEMENTS
-
-    def __init__(self, cupy: Any, size_bytes: int) -> None:
-        self.namespace = cupy
-        self.size_bytes = size_bytes
-        self.address: int = cupy.cuda.runtime.malloc(size_bytes)
-
-    def array(self, offset_bytes: int, count: int, dtype: str) -> Array:
-        """`count` elements from `offset_bytes` on, as a writable view."""
-        memory = self.namespace.cuda.UnownedMemory(self.address, self.size_bytes, self)
-        pointer = self.namespace.cuda.MemoryPointer(memory, offset_bytes)
-        return self.namespace.ndarray((count,), dtype, pointer)
-
-    def free(self) -> None:
-        """`cudaFree`."""
-        self.namespace.cuda.runtime.free(self.address)
-
-
 class CudaDevice:
     """The GPU of this rank, made current together with a non-blocking stream."""
 
@@ -58,6 +36,7 @@ class CudaDevice:
         self._runtime.setDevice(index)
         self.stream = cupy.cuda.Stream(non_blocking=True)
         self.stream.use()
+        self._kernels = PatternKernels(cupy, self.stream)
         self._memories: list[CudaMemory] = []
         properties = self._runtime.getDeviceProperties(index)
         self.identity = GpuIdentity(
@@ -83,7 +62,11 @@ class CudaDevice:
 
     def allocate(self, size_bytes: int) -> CudaMemory:
         """A plain allocation, freed by `close`."""
-        memory = CudaMemory(self.cupy, size_bytes)
+        return self.adopt(self._runtime.malloc(size_bytes), size_bytes, self._runtime.free)
+
+    def adopt(self, address: int, size_bytes: int, free: Callable[[int], object]) -> CudaMemory:
+        """Memory allocated elsewhere, freed with `free(address)` by `close`."""
+        memory = CudaMemory(self._kernels, address, size_bytes, free)
         self._memories.append(memory)
         return memory
 

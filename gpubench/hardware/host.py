@@ -5,9 +5,12 @@ from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from gpubench.collectives.pattern import STORAGE, Pattern, Stretch
 from gpubench.errors import UsageError
 from gpubench.hardware import host_memory, mpi
+from gpubench.hardware.clock import no_garbage_collection
 from gpubench.model.operation import DataType, ReduceOp
+from gpubench.model.test_data import Block, DataPattern
 from gpubench.ports import Array, Launch, Memory, Region
 
 if TYPE_CHECKING:
@@ -26,19 +29,48 @@ _BLOCK_BYTES = 16
 class HostMemory:
     """One NumPy buffer."""
 
-    chunk_elements = _CHUNK_ELEMENTS
-
     def __init__(self, size_bytes: int) -> None:
         import numpy
 
-        self.namespace = numpy
+        self._numpy = numpy
         self.size_bytes = size_bytes
         self._bytes = numpy.empty(size_bytes, "uint8")
 
     def array(self, offset_bytes: int, count: int, dtype: str) -> Array:
         """`count` elements from `offset_bytes` on, as a writable view."""
-        width = self.namespace.dtype(dtype).itemsize
+        width = self._numpy.dtype(dtype).itemsize
         return self._bytes[offset_bytes : offset_bytes + count * width].view(dtype)
+
+    def fill_sent(self, data: DataPattern, block: Block, rank: int) -> None:
+        """Write what `rank` sends into a block, piece by piece."""
+        pattern = Pattern(self._numpy, data)
+        for elements, stretch in self._pieces(data, block):
+            elements[:] = pattern.sent(rank, stretch)
+
+    def fill_byte(self, size_bytes: int, value: int) -> None:
+        """Set the first bytes to a value."""
+        self._bytes[:size_bytes] = value
+
+    def count_wrong(self, data: DataPattern, blocks: Sequence[tuple[Block, int | None]]) -> int:
+        """Elements that differ from what their block must hold."""
+        pattern = Pattern(self._numpy, data)
+        return sum(
+            pattern.wrong(elements, pattern.reduced(stretch) if source is None else pattern.sent(source, stretch))
+            for block, source in blocks
+            for elements, stretch in self._pieces(data, block)
+        )
+
+    def _pieces(self, data: DataPattern, block: Block) -> Iterator[tuple[Array, Stretch]]:
+        """A block in pieces small enough for temporaries: several short buffers at once, or a part of a long one."""
+        storage, seeds = STORAGE[data.dtype.size_bytes], block.seeds()
+        table = self.array(0, block.buffers * block.stride, storage).reshape(block.buffers, block.stride)
+        buffers_at_once = max(1, _CHUNK_ELEMENTS // block.count)
+        for buffer in range(0, block.buffers, buffers_at_once):
+            rows = slice(buffer, min(buffer + buffers_at_once, block.buffers))
+            for first in range(0, block.count, _CHUNK_ELEMENTS):
+                count = min(_CHUNK_ELEMENTS, block.count - first)
+                begin = block.offset + first
+                yield table[rows, begin : begin + count], Stretch(block.start + first, count, seeds[rows])
 
 
 class HostBackend:
@@ -83,9 +115,10 @@ class HostBackend:
 
     def seconds(self, launch: Launch) -> float:
         """Wall time of blocking MPI calls."""
-        start = perf_counter()
-        launch()
-        return perf_counter() - start
+        with no_garbage_collection():
+            start = perf_counter()
+            launch()
+            return perf_counter() - start
 
     def close(self) -> None:
         """NumPy's buffers go with their references."""

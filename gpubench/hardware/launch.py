@@ -6,6 +6,10 @@ from dataclasses import dataclass
 CHANNEL_VARIABLE = "GPUBENCH_CHANNEL"
 """Set by a gpubench that relaunched itself: the socket on which it listens to its ranks."""
 
+SECONDS_FOR_THE_FIRST_RANK = 1.0
+"""How long other ranks wait before they end with an error that the first is to report: launchers kill all ranks as soon
+as one has failed, also the one that is about to speak."""
+
 _SLURM_INTERACTIVE_STEP = 0xFFFFFFF0
 """Step numbers from here on are Slurm's own (batch, interactive, external): no job step of the user's."""
 

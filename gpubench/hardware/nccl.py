@@ -2,16 +2,30 @@
 
 import ctypes
 import warnings
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
 from functools import partial
+from operator import call
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 from gpubench import errors
+from gpubench.hardware.clock import no_garbage_collection
 from gpubench.hardware.cuda import CudaDevice
 from gpubench.model.operation import DataType, ReduceOp
 from gpubench.ports import Group, Launch, Memory, Region
+
+
+class Allocator(StrEnum):
+    """Who allocates the buffers: CUDA, as frameworks do, or NCCL, as nccl-tests does.
+
+    In CUDA graphs NCCL registers its own allocations and copies directly from and to them; elsewhere they are alike.
+    """
+
+    CUDA = "cuda"
+    NCCL = "nccl"
 
 
 class _SymbolOrigin(ctypes.Structure):
@@ -54,6 +68,23 @@ class NcclLibrary:
         thousand = 10_000 if number >= 10_000 else 1_000
         return f"{number // thousand}.{number % thousand // 100}.{number % 100}"
 
+    def allocate(self, size_bytes: int) -> int:
+        """The address of memory that NCCL allocated, as nccl-tests has it do.
+
+        Raises:
+            UsageError: this NCCL has no allocator (2.19 is the first that does).
+        """
+        function = self.function("ncclMemAlloc")
+        if function is None:
+            raise errors.no_nccl_allocator(self.version)
+        address = ctypes.c_void_p()
+        self.nccl.check_status(function(ctypes.byref(address), ctypes.c_size_t(size_bytes)))
+        return address.value or 0
+
+    def free(self, address: int) -> None:
+        """Give memory back that `allocate` took."""
+        self.nccl.check_status(self.native.ncclMemFree(ctypes.c_void_p(address)))
+
     def function(self, name: str) -> Callable[..., int] | None:
         """A function of the library by its C name, or None where this version has none."""
         found: Callable[..., int] | None = getattr(self.native, name, None)
@@ -76,8 +107,11 @@ class NcclBackend:
     name = "nccl"
     buffers = 2
 
-    def __init__(self, group: Group, device: CudaDevice, library: NcclLibrary) -> None:
+    def __init__(
+        self, group: Group, device: CudaDevice, library: NcclLibrary, allocator: Allocator = Allocator.CUDA
+    ) -> None:
         self._device = device
+        self._allocator = allocator
         self._library = library
         unique_id = group.broadcast(library.nccl.get_unique_id() if group.rank == 0 else None)
         self._communicator = library.nccl.NcclCommunicator(group.size, unique_id, group.rank)
@@ -92,15 +126,17 @@ class NcclBackend:
         return self._device.free_bytes()
 
     def allocate(self, size_bytes: int) -> Memory:
-        """A plain `cudaMalloc` allocation."""
+        """A plain `cudaMalloc` allocation, or one of NCCL's."""
+        if self._allocator is Allocator.NCCL:
+            return self._device.adopt(self._library.allocate(size_bytes), size_bytes, self._library.free)
         return self._device.allocate(size_bytes)
 
     def bind(self, launches: Sequence[Launch], graph_replays: int) -> Launch:
         """All launches in order on the stream, or a captured graph of them."""
 
         def launch_all() -> None:
-            for launch in launches:
-                launch()
+            # A loop in C: at small sizes the host's time for a launch is what is measured.
+            deque(map(call, launches), maxlen=0)
 
         # What fills and poisons the buffers runs on the same stream: a capture must not begin under it, nor a timing.
         self._device.stream.synchronize()
@@ -109,11 +145,12 @@ class NcclBackend:
     def seconds(self, launch: Launch) -> float:
         """Wall time until the stream is idle, polled as nccl-tests polls it, NCCL's asynchronous errors included."""
         stream, communicator = self._device.stream, self._communicator
-        start = perf_counter()
-        launch()
-        while not stream.done:
-            communicator.check_async_error()
-        return perf_counter() - start
+        with no_garbage_collection():
+            start = perf_counter()
+            launch()
+            while not stream.done:
+                communicator.check_async_error()
+            return perf_counter() - start
 
     def close(self) -> None:
         """Destroy the communicator, then free the buffers."""

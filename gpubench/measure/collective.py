@@ -3,15 +3,14 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from gpubench.collectives.pattern import Pattern
 from gpubench.collectives.record import Call, Collective
 from gpubench.errors import UsageError, no_size_left
-from gpubench.measure.verification import Slots, count_wrong, fill_sent, poison
 from gpubench.model.bandwidth import algbw_gb_s
 from gpubench.model.operation import DataType, Layout, Placement, ReduceOp
 from gpubench.model.report import CollectiveRow, Origin, RankIdentity, Report, Verified
 from gpubench.model.samples import RankTimes
 from gpubench.model.sweep import DroppedSize, describe_dropped, split_by_memory
+from gpubench.model.test_data import POISON, Block, DataPattern
 from gpubench.model.units import MICROSECONDS_PER_SECOND, format_size
 from gpubench.model.verdict import Finding, Verdict, overall
 from gpubench.ports import Backend, Group, Launch, Listener, Memory, Region
@@ -159,11 +158,9 @@ class _Sweep:
 
     def row(self, number: int, case: Case) -> tuple[CollectiveRow, Sequence[int]]:
         """Measure and verify one case; the row, and wrong elements by rank."""
-        slots = self._slots(case)
-        launches = [self._launch(case, slot) for slot in range(slots.used)]
-        pattern = Pattern(self.receive.namespace, case.dtype, case.op, self.group.size)
-        seconds = self._time(number * 2, case, pattern, slots, launches)
-        wrong = self._verify(number * 2, case, pattern, slots, launches) if self.request.check else 0
+        launches = [self._launch(case, buffer) for buffer in range(self._buffers(case))]
+        seconds = self._time(number * 2, case, launches)
+        wrong = self._verify(number * 2, case, launches) if self.request.check else 0
         answers = self.group.gather((seconds, wrong))
         wrong_by_rank = [answer[1] for answer in answers]
         return self._describe(case, RankTimes.of([answer[0] for answer in answers]), sum(wrong_by_rank)), wrong_by_rank
@@ -179,13 +176,12 @@ class _Sweep:
         untimed = [launches[i % len(launches)] for i in range(self.request.warmup)]
         self.backend.seconds(self.backend.bind(untimed, 0))
 
-    def _slots(self, case: Case) -> Slots:
+    def _buffers(self, case: Case) -> int:
         """nccl-tests' rotation: as many buffers as fit into the largest size, no more than there are iterations."""
-        fitting = self.largest_bytes // case.size_bytes
-        return Slots(self.receive, case.layout.largest, min(fitting, self.request.iterations))
+        return min(self.largest_bytes // case.size_bytes, self.request.iterations)
 
-    def _launch(self, case: Case, slot: int) -> Launch:
-        start = slot * case.layout.largest
+    def _launch(self, case: Case, buffer: int) -> Launch:
+        start = buffer * case.layout.largest
         send, receive = (
             Region(self.send, start * case.dtype.size_bytes),
             Region(self.receive, start * case.dtype.size_bytes),
@@ -208,43 +204,51 @@ class _Sweep:
     def _in_place(self, case: Case, start: int, step: int) -> Region:
         return Region(self.receive, (start + self.group.rank * step) * case.dtype.size_bytes)
 
-    def _time(self, row: int, case: Case, pattern: Pattern, slots: Slots, launches: Sequence[Launch]) -> float:
+    def _time(self, row: int, case: Case, launches: Sequence[Launch]) -> float:
         """Seconds an operation took on this rank, averaged over the iterations (and replays).
 
         The warm-up comes before the buffers are poisoned, so that its results cannot pass for timed ones.
         """
         request = self.request
-        self._fill(row, case, pattern, slots)
+        self._fill(row, case, len(launches))
         self._warm_up_row(launches)
         if request.check and case.placement is Placement.OUT_OF_PLACE:
-            poison(slots, pattern)
+            self.receive.fill_byte(len(launches) * case.size_bytes, POISON)
         timed = self.backend.bind(
             [launches[i % len(launches)] for i in range(request.iterations)], request.graph_replays
         )
         self.group.barrier()
         return self.backend.seconds(timed) / (request.iterations * max(1, request.graph_replays))
 
-    def _verify(self, row: int, case: Case, pattern: Pattern, slots: Slots, launches: Sequence[Launch]) -> int:
+    def _verify(self, row: int, case: Case, launches: Sequence[Launch]) -> int:
         """Wrong elements on this rank: of every timed buffer, or in place of one more operation on fresh data."""
-        offset = 0
+        rank, ranks, layout = self.group.rank, self.group.size, case.layout
+        buffers, offset = len(launches), 0
         if case.placement is Placement.IN_PLACE:
-            row += 1
-            slots = Slots(slots.memory, slots.stride, used=1)
-            self._fill(row, case, pattern, slots)
+            row, buffers, offset = row + 1, 1, rank * layout.in_place_receive
+            self._fill(row, case, buffers)
             self.group.barrier()
             self.backend.seconds(self.backend.bind(launches[:1], min(1, self.request.graph_replays)))
-            offset = self.group.rank * case.layout.in_place_receive
-        expected = self.request.collective.expected(case.layout, self.group.rank, self.group.size, self.request.root)
-        return count_wrong(slots, pattern, row, offset, expected)
+        blocks = [
+            (
+                Block(row, buffers, layout.largest, offset + segment.offset, segment.count, segment.start),
+                segment.source,
+            )
+            for segment in self.request.collective.expected(layout, rank, ranks, self.request.root)
+        ]
+        return self.receive.count_wrong(self._pattern(case), blocks)
 
-    def _fill(self, row: int, case: Case, pattern: Pattern, slots: Slots) -> None:
-        offset = 0
+    def _fill(self, row: int, case: Case, buffers: int) -> None:
+        """Write this rank's data: into the send buffers, or in place into poisoned receive buffers."""
+        memory, offset = self.send, 0
         if case.placement is Placement.IN_PLACE:
-            poison(slots, pattern)
-            offset = self.group.rank * case.layout.in_place_send
-        else:
-            slots = Slots(self.send, slots.stride, slots.used)
-        fill_sent(slots, pattern, row, self.group.rank, offset, case.layout.send)
+            memory, offset = self.receive, self.group.rank * case.layout.in_place_send
+            memory.fill_byte(buffers * case.size_bytes, POISON)
+        block = Block(row, buffers, case.layout.largest, offset, case.layout.send)
+        memory.fill_sent(self._pattern(case), block, self.group.rank)
+
+    def _pattern(self, case: Case) -> DataPattern:
+        return DataPattern(case.dtype, case.op, self.group.size)
 
     def _describe(self, case: Case, times: RankTimes, wrong: int) -> CollectiveRow:
         request, collective = self.request, self.request.collective

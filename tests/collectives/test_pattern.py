@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpubench.collectives.pattern import STORAGE, Pattern, Stretch, row_seeds
+from gpubench.collectives.pattern import STORAGE, Pattern, Stretch
 from gpubench.model.operation import DataType, Kind, ReduceOp
+from gpubench.model.test_data import Block, DataPattern, seed
 
 Array = npt.NDArray[Any]
 
@@ -39,7 +40,7 @@ def decode(bits: Array, dtype: DataType) -> Array:
 def test_reductions_are_exact_in_any_order(
     dtype: DataType, op: ReduceOp, ranks: int, start: int, shuffler: "object"
 ) -> None:
-    pattern = Pattern(np, dtype, op, ranks)
+    pattern = Pattern(np, DataPattern(dtype, op, ranks))
     stretch = Stretch(start, 64, (1, 2))
     contributions = [decode(pattern.sent(rank, stretch), dtype) for rank in range(ranks)]
     shuffler.shuffle(contributions)  # type: ignore[attr-defined]
@@ -56,7 +57,7 @@ def test_reductions_are_exact_in_any_order(
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7, 8, 13, 100])
 def test_averages_are_exact_or_within_two_ulp(dtype: DataType, ranks: int) -> None:
     """Libraries scale before adding (NCCL) or after (an MPI sum): both must pass, and three ulp must not."""
-    pattern = Pattern(np, dtype, ReduceOp.AVG, ranks)
+    pattern = Pattern(np, DataPattern(dtype, ReduceOp.AVG, ranks))
     stretch = Stretch(3, 500, (5,))
     sent = [decode(pattern.sent(rank, stretch), dtype) for rank in range(ranks)]
     if dtype.kind is not Kind.FLOAT:
@@ -80,10 +81,10 @@ def test_averages_are_exact_or_within_two_ulp(dtype: DataType, ranks: int) -> No
 
 @pytest.mark.parametrize("dtype", DataType)
 def test_moved_data_differ_by_rank_index_buffer_and_row(dtype: DataType) -> None:
-    pattern = Pattern(np, dtype, None, 4)
+    pattern = Pattern(np, DataPattern(dtype, None, 4))
 
     def data(rank: int, start: int, row: int, slot: int) -> Array:
-        sent: Array = pattern.sent(rank, Stretch(start, 4096, row_seeds(row, range(slot, slot + 1))))
+        sent: Array = pattern.sent(rank, Stretch(start, 4096, (seed(row, slot),)))
         return sent
 
     base = data(0, 0, 0, 0)
@@ -96,7 +97,7 @@ def test_moved_data_differ_by_rank_index_buffer_and_row(dtype: DataType) -> None
 @pytest.mark.parametrize("ranks", [2, 3, 8, 40])
 def test_a_missing_contribution_shows(op: ReduceOp, ranks: int) -> None:
     """Without any one rank's data the result is another one at a good part of the elements where it contributes."""
-    pattern = Pattern(np, DataType.FLOAT64, op, ranks)
+    pattern = Pattern(np, DataPattern(DataType.FLOAT64, op, ranks))
     stretch = Stretch(0, 4000, (11,))
     sent = [decode(pattern.sent(rank, stretch), DataType.FLOAT64) for rank in range(ranks)]
     whole = decode(pattern.reduced(stretch), DataType.FLOAT64)
@@ -112,13 +113,13 @@ def test_a_missing_contribution_shows(op: ReduceOp, ranks: int) -> None:
 
 def test_a_stretch_is_the_same_wherever_it_is_cut() -> None:
     for op in (None, *ReduceOp):
-        pattern = Pattern(np, DataType.INT32, op, 5)
+        pattern = Pattern(np, DataPattern(DataType.INT32, op, 5))
         whole = pattern.sent(2, Stretch(0, 300, (1, 2)))
         parts = [pattern.sent(2, Stretch(start, 100, (1, 2))) for start in (0, 100, 200)]
         assert np.array_equal(whole, np.concatenate(parts, axis=1))
 
 
 def test_seeds_are_32_bit_and_distinct() -> None:
-    seeds = [seed for row in range(200) for seed in row_seeds(row, range(20))]
+    seeds = [each for row in range(200) for each in Block(row, 20, 1, 0, 1).seeds()]
     assert len(set(seeds)) == len(seeds)
-    assert all(0 <= seed < 2**32 for seed in seeds)
+    assert all(0 <= each < 2**32 for each in seeds)

@@ -15,6 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from gpubench.collectives.pattern import STORAGE, Pattern, Stretch
+from gpubench.model.operation import DataType, ReduceOp
+from gpubench.model.test_data import Block, DataPattern
 from tests.fakes.ranks import World
 
 LIBRARY = "/fake/libnccl.so.2"
@@ -82,6 +85,10 @@ class Runtime:
 
     def free(self, address: int) -> None:
         del self.allocations[address]
+
+    def memsetAsync(self, address: int, value: int, size_bytes: int, stream: int) -> None:
+        assert Stream.of(stream).capturing is None
+        view(address, size_bytes, "uint8")[:] = value
 
 
 class Graph:
@@ -158,10 +165,12 @@ class Nccl(ModuleType):
         for number, name in enumerate(_OPS):
             setattr(self, name, number)
         self.native = SimpleNamespace()
+        self.allocations: dict[int, Array] = {}
+        if version >= 21900:
+            self.native.ncclMemAlloc, self.native.ncclMemFree = self._allocate, self._free
         if version >= 22800:
-            self.native = SimpleNamespace(
-                ncclAlltoAll=self._alltoall, ncclGather=self._gather, ncclScatter=self._scatter
-            )
+            self.native.ncclAlltoAll = self._alltoall
+            self.native.ncclGather, self.native.ncclScatter = self._gather, self._scatter
         self.NcclCommunicator = lambda size, unique_id, rank: Communicator(self, self._world, size, unique_id, rank)
 
     def get_version(self) -> int:
@@ -194,6 +203,17 @@ class Nccl(ModuleType):
         self.calls.add(name)
         *values, communicator, stream = [argument.value for argument in arguments]
         return Communicator.of(communicator, stream), values
+
+    def _allocate(self, pointer: Any, size_bytes: Any) -> int:
+        block = np.zeros(size_bytes.value, "uint8")
+        pointer._obj.value = int(block.ctypes.data)
+        self.allocations[pointer._obj.value] = block
+        self.calls.add("ncclMemAlloc")
+        return 0
+
+    def _free(self, pointer: Any) -> int:
+        del self.allocations[pointer.value]
+        return 0
 
     def _alltoall(self, *arguments: Any) -> int:
         communicator, (send, receive, count, dtype) = self._native_call("ncclAlltoAll", arguments)
@@ -347,6 +367,43 @@ def _from_wide(values: Array, dtype: int) -> Array:
     return values.astype(_TYPE_NAMES[dtype])
 
 
+class RawModule:
+    """The kernels of pattern.cu, by what they are to compute."""
+
+    def __init__(self, code: str) -> None:
+        assert 'extern "C" __global__ void fill_sent' in code
+
+    def get_function(self, name: str) -> Callable[..., None]:
+        return {"fill_sent": self._fill, "count_wrong": self._count}[name]
+
+    def _fill(self, _grid: object, _block: object, arguments: Sequence[Any]) -> None:
+        pattern, elements, stretch, rank = self._read(arguments)
+        elements[:] = pattern.sent(rank, stretch)
+
+    def _count(self, _grid: object, _block: object, arguments: Sequence[Any]) -> None:
+        pattern, elements, stretch, rank = self._read(arguments[:-1])
+        expected = pattern.reduced(stretch) if rank < 0 else pattern.sent(rank, stretch)
+        arguments[-1][0] += np.uint64(pattern.wrong(elements, expected))
+
+    def _read(self, arguments: Sequence[Any]) -> tuple[Pattern, Array, Stretch, int]:
+        assert all(isinstance(argument, np.generic) for argument in arguments), "CUDA takes no Python integers"
+        dtype, op, ranks, contributors, lowest, neutral, ulp, width = (int(value) for value in arguments[:8])
+        address, stride, count, start, row, buffers, rank = (int(value) for value in arguments[8:])
+        data = DataPattern(tuple(DataType)[dtype], None if op < 0 else tuple(ReduceOp)[op], ranks)
+        derived = (data.contributors, data.lowest, data.neutral, data.tolerance_ulp, data.dtype.size_bytes)
+        assert derived == (contributors, lowest, neutral, ulp, width)
+        whole = view(address, (buffers - 1) * stride + count, STORAGE[width])
+        elements = np.lib.stride_tricks.as_strided(whole, (buffers, count), (stride * width, width))
+        return Pattern(np, data), elements, Stretch(start, count, Block(row, buffers, 0, 0, count).seeds()), rank
+
+
+class HostCopy(np.ndarray):
+    """An array that, like CuPy's, is fetched with `get`."""
+
+    def get(self) -> Array:
+        return np.asarray(self)
+
+
 class Cupy(ModuleType):
     """`cupy`: NumPy's functions, and memory by address."""
 
@@ -359,7 +416,11 @@ class Cupy(ModuleType):
         self.cuda.Stream = Stream  # type: ignore[attr-defined]
         self.cuda.UnownedMemory = lambda address, _size, _owner: address  # type: ignore[attr-defined]
         self.cuda.MemoryPointer = lambda address, offset: address + offset  # type: ignore[attr-defined]
+        self.RawModule = RawModule
         self.ndarray = lambda shape, dtype, pointer: view(pointer, shape[0], dtype)
+
+    def zeros(self, count: int, dtype: str) -> Array:
+        return np.zeros(count, dtype).view(HostCopy)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(np, name)

@@ -72,6 +72,7 @@ METADATA = Metadata(
         "warmup": 5,
         "graph": 0,
         "check": True,
+        "allocator": "cuda",
     },
     dropped_sizes=(DroppedSize(2**33, "2 buffers of that size do not fit"),),
 )

@@ -12,7 +12,7 @@ from gpubench.errors import CouldNotMeasureError, UsageError
 from gpubench.hardware.alone import AloneGroup
 from gpubench.hardware.cuda import open_device
 from gpubench.hardware.host import HostMemory
-from gpubench.hardware.nccl import NcclBackend, NcclLibrary
+from gpubench.hardware.nccl import Allocator, NcclBackend, NcclLibrary
 from gpubench.hardware.nvml import Driver
 from gpubench.measure.collective import SweepRequest, check_root, fitting_sizes, measure
 from gpubench.model.operation import DataType, Layout, Placement, ReduceOp, Segment
@@ -70,13 +70,14 @@ def run_sweep(
     request: SweepRequest,
     wrap: Callable[[Backend, Group], Backend] = lambda backend, _group: backend,
     version: int = 22809,
+    allocator: Allocator = Allocator.CUDA,
 ) -> tuple[Report, list[CollectiveRow], cupy_on_numpy.Nccl]:
     nccl = cupy_on_numpy.Nccl(ranks, version)
     cupy_on_numpy.install(monkeypatch, cupy_on_numpy.Runtime(ranks), nccl)
 
     def body(group: ThreadGroup) -> tuple[Report, list[CollectiveRow]]:
         device = open_device(group.rank, ranks, "n0", Driver(version="580.1"))
-        backend = NcclBackend(group, device, NcclLibrary())
+        backend = NcclBackend(group, device, NcclLibrary(), allocator)
         recorder = Recorder()
         identities = [identity(rank) for rank in range(ranks)]
         report = measure(request, group, wrap(backend, group), 1, identities, recorder)
@@ -179,6 +180,16 @@ def test_graphs_are_captured_and_replayed(
     report, rows, _ = run_sweep(monkeypatch, 3, request_for(collective, graph_replays=replays))
     assert report.verdict is Verdict.PASS
     assert {row.graph for row in rows} == {replays}
+
+
+def test_nccl_may_allocate_the_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    request = request_for(ALLREDUCE)
+    report, _, nccl = run_sweep(monkeypatch, 2, request, allocator=Allocator.NCCL)
+    assert report.verdict is Verdict.PASS
+    assert nccl.calls == {"ncclMemAlloc"}
+    assert not nccl.allocations
+    with pytest.raises(UsageError, match=r"NCCL 2\.18\.3 has no ncclMemAlloc"):
+        run_sweep(monkeypatch, 1, request, version=21803, allocator=Allocator.NCCL)
 
 
 def test_rows_describe_what_was_done(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,163 @@
+"""On real GPUs: every collective, type and reduction, graphs, planted faults, and the kernels against NumPy."""
+
+import csv
+import io
+import itertools
+import os
+import subprocess
+import sys
+
+import pytest
+
+from gpubench.collectives import COLLECTIVES
+from gpubench.collectives.pattern import STORAGE, Pattern, Stretch
+from gpubench.collectives.record import Collective
+from gpubench.hardware.cuda import CudaDevice, open_device
+from gpubench.hardware.nvml import read_driver
+from gpubench.model.operation import DataType, ReduceOp
+from gpubench.model.test_data import Block, DataPattern
+from tests.cli.running import MPI_ENVIRONMENT, ROOT, environment, gpubench, mpirun_command
+
+DRIVER = read_driver(os.environ)
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(DRIVER.visible == 0, reason="no GPU here")]
+several = pytest.mark.skipif(DRIVER.visible < 2, reason="needs two GPUs")
+
+
+@pytest.fixture(scope="module")
+def device() -> CudaDevice:
+    return open_device(0, 1, "here", DRIVER)
+
+
+def rows(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def test_the_kernels_compute_what_the_arrays_do(device: CudaDevice) -> None:
+    import numpy as np
+
+    block = Block(row=70_001, buffers=3, stride=700, offset=16, count=600, start=2**32 - 100)
+    memory = device.allocate(3 * 700 * 8)
+    compared = 0
+    for dtype, op, ranks in itertools.product(DataType, [None, *ReduceOp], (1, 2, 3, 4, 8, 13, 100)):
+        data = DataPattern(dtype, op, ranks)
+        pattern, stretch = Pattern(np, data), Stretch(block.start, block.count, block.seeds())
+        storage = STORAGE[dtype.size_bytes]
+        for rank in {0, ranks // 2, ranks - 1}:
+            memory.fill_byte(memory.size_bytes, 0)
+            memory.fill_sent(data, block, rank)
+            buffers = memory.array(0, 3 * 700, storage).get().reshape(3, 700)
+            assert np.array_equal(buffers[:, 16:616], pattern.sent(rank, stretch)), (data, rank)
+            assert not buffers[:, :16].any()
+            assert not buffers[:, 616:].any()
+            assert memory.count_wrong(data, [(block, rank)]) == 0
+            compared += 1
+        if op is not None:
+            buffers = np.zeros((3, 700), storage)
+            buffers[:, 16:616] = pattern.reduced(stretch)
+            memory.array(0, 3 * 700, storage).set(buffers.reshape(-1))
+            assert memory.count_wrong(data, [(block, None)]) == 0, data
+            buffers[1, 20] ^= 4
+            buffers[2, 615] ^= 4
+            memory.array(0, 3 * 700, storage).set(buffers.reshape(-1))
+            assert memory.count_wrong(data, [(block, None)]) == 2, data
+    assert compared > 800
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES, ids=lambda each: each.name)
+def test_every_collective(collective: Collective) -> None:
+    result = gpubench(collective.name, "--sizes", "8:16M:8", "--format", "csv")
+    assert result.returncode == 0, result.stderr
+    found = rows(result.stdout)
+    assert {row["wrong"] for row in found} == {"0"}
+    assert {row["backend"] for row in found} == {"nccl"}
+    assert {row["ranks"] for row in found} == {str(DRIVER.visible)}
+
+
+@several
+@pytest.mark.parametrize("allocator", ["cuda", "nccl"])
+def test_graphs(allocator: str) -> None:
+    for collective in COLLECTIVES:
+        result = gpubench(
+            collective.name, "--sizes", "1K:1M:32", "--graph", "3", "--allocator", allocator, "--format", "csv"
+        )
+        assert result.returncode == 0, result.stderr
+        assert {(row["wrong"], row["graph"]) for row in rows(result.stdout)} == {("0", "3")}
+
+
+@several
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_every_type_and_reduction(ranks: int) -> None:
+    if ranks > DRIVER.visible:
+        pytest.skip("fewer GPUs")
+    result = gpubench(
+        "allreduce", "--sizes", "256K", "--iters", "3", "--dtype", ",".join(DataType), "--op", ",".join(ReduceOp),
+        "--np", str(ranks), "--format", "csv",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert [row["wrong"] for row in rows(result.stdout)] == ["0"] * (8 * 5 * 2)
+
+
+@several
+@pytest.mark.parametrize("fault", ["none", "wrong-block", "swapped-blocks", "one-bit", "stale"])
+def test_planted_faults_are_caught(fault: str) -> None:
+    command = [mpirun_command(1)[0], "-n", "2", sys.executable, "-m", "tests.gpu.faulty_rank", fault]
+    result = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=110, env=environment(**MPI_ENVIRONMENT), cwd=ROOT
+    )
+    assert result.returncode == 0, result.stderr
+    verdicts = [line.split()[-1] for line in result.stdout.splitlines() if line.startswith(fault)]
+    assert verdicts == ["PASS" if fault == "none" else "FAIL"] * (7 * 2 + 2)
+
+
+@several
+def test_each_rank_may_see_a_single_gpu() -> None:
+    script = "CUDA_VISIBLE_DEVICES=$OMPI_COMM_WORLD_LOCAL_RANK exec " + " ".join(
+        [sys.executable, "-m", "gpubench", "allreduce", "--sizes", "1K,1M", "--format", "csv"]
+    )
+    command = [mpirun_command(1)[0], "-n", "2", "bash", "-c", script]
+    result = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=110, env=environment(**MPI_ENVIRONMENT), cwd=ROOT
+    )
+    assert result.returncode == 0, result.stderr
+    assert {row["wrong"] for row in rows(result.stdout)} == {"0"}
+
+
+@several
+def test_two_ranks_on_one_gpu_are_refused() -> None:
+    command = mpirun_command(2, "allreduce", "--sizes", "1K")
+    result = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=110,
+        env=environment(CUDA_VISIBLE_DEVICES="0", **MPI_ENVIRONMENT), cwd=ROOT,
+    )  # fmt: skip
+    assert result.returncode == 2
+    assert "would both drive GPU" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_more_ranks_than_gpus_are_refused() -> None:
+    result = gpubench("allreduce", "--np", str(DRIVER.visible + 1))
+    assert result.returncode == 2
+    assert f"which shows {DRIVER.visible} GPU" in result.stderr
+    under = subprocess.run(
+        mpirun_command(DRIVER.visible + 1, "allreduce"), capture_output=True, text=True, check=False, timeout=110,
+        env=environment(**MPI_ENVIRONMENT), cwd=ROOT,
+    )  # fmt: skip
+    assert under.returncode == 2
+    assert under.stderr.count("one rank a GPU") == 1
+
+
+def test_another_nccl_is_measured_and_named() -> None:
+    from gpubench.hardware.nccl import NcclLibrary
+
+    own = NcclLibrary().path
+    result = gpubench("allreduce", "--sizes", "1K", "--nccl-library", own)
+    assert result.returncode == 0, result.stderr
+    assert f"from {own}" in result.stdout
+
+
+def test_what_does_not_fit_the_gpu_is_dropped_by_name() -> None:
+    result = gpubench("allreduce", "--sizes", "1M,512G", "--format", "csv", "--iters", "2")
+    assert result.returncode == 0, result.stderr
+    assert "not measured: 512G: 2 buffers of that size do not fit; rank 0 on " in result.stderr
+    assert "GPU 0" in result.stderr
