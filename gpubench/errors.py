@@ -223,7 +223,7 @@ def unwritable_output(path: str, detail: str) -> UsageError:
     return UsageError(f"--output {path} cannot be written: {detail}", next_step="name a file in a directory you own")
 
 
-def ranks_ended_early(exit_code: int, rows: int, chatter: str) -> CouldNotMeasureError:
+def ranks_ended_early(exit_code: int, rows: int) -> CouldNotMeasureError:
     """The launcher came back before rank 0 had said how the run ended."""
     kept = f"; the {rows} rows measured before are kept" if rows else ""
     if exit_code < 0 or exit_code > 128:
@@ -232,15 +232,15 @@ def ranks_ended_early(exit_code: int, rows: int, chatter: str) -> CouldNotMeasur
         how = f"exit code {exit_code}"
     return CouldNotMeasureError(
         f"the ranks ended without a result (mpirun: {how}){kept}",
-        reason=chatter or "the launcher said nothing",
+        reason="a rank crashed or was killed; what mpirun and the ranks printed stands above",
         next_step="NCCL_DEBUG=WARN gpubench ... shows what NCCL has to say; dmesg shows an out-of-memory kill",
     )
 
 
-def launcher_failed(exit_code: int, chatter: str) -> CouldNotMeasureError:
+def launcher_failed(exit_code: int) -> CouldNotMeasureError:
     """The launcher came back before any rank spoke."""
     return CouldNotMeasureError(
         f"mpirun ended with exit code {exit_code} before any rank started",
-        reason=chatter or "the launcher said nothing",
+        reason="MPI does not work here as it is set up; what mpirun printed stands above",
         next_step="`mpirun -n 2 hostname` shows whether MPI works here at all",
     )

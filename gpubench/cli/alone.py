@@ -100,7 +100,7 @@ class _Audience:
             raise self._error
         if self._presenter.report is None:
             self._presenter.cut_short()
-            raise self._died(self._job.wait())
+            raise self._died(launcher.stop(self._job))
         return exit_code(self._presenter.report.verdict)
 
     def _take(self, message: channel.Message) -> None:
@@ -118,16 +118,23 @@ class _Audience:
             self._error = GpubenchError.from_record(message["error"])
 
     def _overhear(self, line: str) -> None:
-        """Pass on what ranks print (NCCL_DEBUG, warnings), but not mpirun's lament once the outcome is known."""
-        self._chatter = [*self._chatter, line][-_CHATTER_LINES:]
-        if self._heard and self._error is None and self._presenter.report is None and line.strip():
+        """Pass on what ranks print (NCCL_DEBUG, warnings), but not mpirun's lament once the outcome is known.
+
+        Before the first rank has spoken it is kept back: if none ever does, it is the only explanation there is.
+        """
+        if not line.strip(" -"):
+            return
+        if not self._heard:
+            self._chatter = [*self._chatter, line][-_CHATTER_LINES:]
+        elif self._error is None and self._presenter.report is None:
             self._presenter.note(line)
 
     def _died(self, code: int) -> GpubenchError:
-        chatter = " ".join(" ".join(self._chatter).split())
-        if not self._heard:
-            return launcher_failed(code, chatter)
-        return ranks_ended_early(code, self._presenter.rows, chatter)
+        if self._heard:
+            return ranks_ended_early(code, self._presenter.rows)
+        for line in self._chatter:
+            self._presenter.note(line)
+        return launcher_failed(code)
 
 
 def _interrupted(what: str, presenter: Presenter) -> str:

@@ -27,23 +27,24 @@ def run(options: CollectiveOptions, launched_by: LaunchedBy, arguments: Sequence
     channel = os.environ.get(CHANNEL_VARIABLE)
     if channel:
         launcher.die_with_parent()
+    group: mpi.MpiGroup | None = None
     job: Job | None = None
     try:
-        job = Job(mpi.start(launched_by), options, arguments)
+        group = mpi.start(launched_by)
+        job = Job(group, options, arguments)
         code = job.run(channel)
     except AgreedError as agreed:
         if launched_by.rank == 0:
             _tell(agreed.error, channel)
         code = agreed.error.exit_code
-    except BaseException as broken:
+    except BaseException as broken:  # noqa: BLE001 - whatever broke, the job must end
         place = str(job.identity) if job else f"rank {launched_by.rank} on {mpi.host_name()}"
         error = _located(broken, place)
         if job is not None or launched_by.rank == 0:
             _tell(error, channel)
         else:
             time.sleep(SECONDS_FOR_THE_FIRST_RANK)
-        mpi.abort(error.exit_code)
-        raise
+        mpi.abort(group, error.exit_code)
     mpi.finish()
     return code
 

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from gpubench.errors import GpubenchError
+from gpubench.hardware.launcher import RankWatch
 from gpubench.model.report import CollectiveRow, Metadata, Report
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ class ChannelReceiver:
             selector.register(self._listener, selectors.EVENT_READ, None)
             if job.stdout is not None:
                 selector.register(job.stdout, selectors.EVENT_READ, _Lines())
-            ended = False
+            ended, watch = False, RankWatch(job)
             while True:
                 # Once the job is gone, one more look without waiting finds what it had still sent.
                 events = selector.select(0 if ended else _SECONDS_BETWEEN_LOOKS)
@@ -101,7 +102,7 @@ class ChannelReceiver:
                         yield from _read(selector, key)
                 if ended and not events:
                     return
-                ended = job.poll() is not None
+                ended = watch.ended()
 
 
 class _Lines:

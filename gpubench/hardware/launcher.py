@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -107,6 +108,47 @@ def start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.
 def die_with_parent() -> None:
     """Have the kernel kill this process when the one that started it is gone (`prctl(2)`, PR_SET_PDEATHSIG)."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+class RankWatch:
+    """Whether a job's ranks are gone while its launcher stays.
+
+    Open MPI 5's prterun can wait forever for ranks that failed in MPI_Init: no process of the job is left but itself.
+    """
+
+    def __init__(self, job: subprocess.Popen[bytes], seconds_to_follow: float = 5.0) -> None:
+        self._job = job
+        self._seconds_to_follow = seconds_to_follow
+        self._alone_since: float | None = None
+        self._had_ranks = False
+
+    def ended(self) -> bool:
+        """True once the launcher has ended, or has outlived its ranks for longer than it needs to notice."""
+        if self._job.poll() is not None:
+            return True
+        if _has_living_child(self._job.pid):
+            self._had_ranks, self._alone_since = True, None
+        elif self._had_ranks and self._alone_since is None:
+            self._alone_since = time.monotonic()
+        return self._alone_since is not None and time.monotonic() - self._alone_since > self._seconds_to_follow
+
+
+def _has_living_child(pid: int) -> bool:
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            children = path.read_text().split()
+        except OSError:
+            continue
+        if any(_is_alive(child) for child in children):
+            return True
+    return False
+
+
+def _is_alive(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
 
 
 def stop(job: subprocess.Popen[bytes], seconds_to_end: float = 3.0) -> int:

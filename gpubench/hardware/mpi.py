@@ -2,9 +2,8 @@
 
 import os
 import socket
-import sys
 import warnings
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from gpubench.errors import missing_mpi_library, separate_jobs
 from gpubench.hardware.launch import LaunchedBy
@@ -99,9 +98,12 @@ def finish() -> None:
         MPI.Finalize()
 
 
-def abort(exit_code: int) -> None:
-    """End every rank of the job at once; this process too, also when MPI was never started or has one rank."""
-    module: Any = sys.modules.get("mpi4py.MPI")
-    if module is not None and module.Is_initialized() and not module.Is_finalized() and module.COMM_WORLD.size > 1:
-        module.COMM_WORLD.Abort(exit_code)
+def abort(group: MpiGroup | None, exit_code: int) -> NoReturn:
+    """End every rank of the job at once, this process too; without a group, MPI never started, or failed to.
+
+    There, and alone, leaving with an error is all there is: a launcher then ends the other ranks. MPI_Abort in an MPI
+    that failed to start hangs (Open MPI 5).
+    """
+    if group is not None and group.size > 1:
+        group.communicator.Abort(exit_code)
     os._exit(exit_code)

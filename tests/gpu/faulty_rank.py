@@ -1,7 +1,8 @@
-"""A rank on a real GPU whose results are spoiled on purpose: `faulty_rank.py FAULT`, under mpirun. Prints the verdict."""
+"""A rank on a real GPU whose results are spoiled on purpose: `faulty_rank.py FAULT` under mpirun prints verdicts."""
 
 import os
 import sys
+from typing import TYPE_CHECKING
 
 from gpubench.cli.job import Silent
 from gpubench.collectives import COLLECTIVES
@@ -12,8 +13,10 @@ from gpubench.hardware.nvml import read_driver
 from gpubench.measure.collective import SweepRequest, measure
 from gpubench.model.operation import DataType, Placement, ReduceOp
 from gpubench.model.report import RankIdentity
-from gpubench.ports import Backend
 from tests.fakes import faults
+
+if TYPE_CHECKING:
+    from gpubench.ports import Backend
 
 FAULTS: dict[str, faults.Fault | None] = {
     "none": lambda _data: None,

@@ -123,6 +123,32 @@ def test_a_job_that_ignores_sigterm_is_killed_with_its_children() -> None:
     wait_until_gone(child)
 
 
+def test_a_launcher_that_outlives_its_ranks_is_noticed() -> None:
+    job = launcher.start([sys.executable, "-c", OUTLIVES], dict(os.environ))
+    assert job.stdout is not None
+    watch = launcher.RankWatch(job, seconds_to_follow=0.1)
+    assert not watch.ended()
+    assert job.stdout.readline() == b"a rank lives\n"
+    assert not watch.ended()
+    assert job.stdout.readline() == b"it is gone\n"
+    while not watch.ended():
+        time.sleep(0.02)
+    assert job.poll() is None
+    launcher.stop(job)
+    assert watch.ended()
+    job.stdout.close()
+
+
+OUTLIVES = """
+import subprocess, time
+rank = subprocess.Popen(["sleep", "1"])
+print("a rank lives", flush=True)
+rank.wait()
+print("it is gone", flush=True)
+time.sleep(60)
+"""
+
+
 def test_stopping_a_job_that_is_over_returns_its_code() -> None:
     job = launcher.start(["sh", "-c", "exit 7"], dict(os.environ))
     job.communicate()

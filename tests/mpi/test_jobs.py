@@ -325,6 +325,8 @@ def test_what_ranks_print_reaches_stderr_and_never_the_data() -> None:
     assert result.returncode == 3
     assert result.stdout == ""
     assert "Traceback" not in result.stderr
+    assert "before any rank started" in result.stderr
+    assert "gpubench: " in result.stderr.partition("gpubench: error")[0]
 
 
 def test_memory_does_not_grow_from_row_to_row(tmp_path: Path) -> None:
