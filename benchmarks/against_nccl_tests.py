@@ -4,7 +4,8 @@
 
 `--peer` is a folder with nccl-tests' MPI build (all_reduce_perf, ...). Both programs run one process a GPU, float32,
 out of place, 20 iterations after 5 to warm up, without their data checks, so that only the timed loops are compared;
-they take turns, and ratios are of medians. A size passes when gpubench is not slower than 1.05 × the peer or 0.5 µs,
+they take turns, and ratios are of medians. Buffers are plain allocations in plain launches, and in graphs of
+ncclMemAlloc, as the peer's are. A size passes when gpubench is not slower than 1.05 × the peer or 0.5 µs,
 whichever is larger, and from 16 MiB on not slower than 1.02 ×.
 """
 
@@ -73,6 +74,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=5, help="interleaved runs of each (default 5)")
     parser.add_argument("--first", default="8", help="smallest size (default 8)")
     parser.add_argument("--last", default="4G", help="largest size (default 4G)")
+    parser.add_argument("--factor", type=int, default=2, help="from one size to the next (default 2)")
     parser.add_argument("--graph", type=int, nargs="+", default=[0, 1], help="graph replays; 0 is plain (default 0 1)")
     parser.add_argument("--collectives", default=",".join(PEERS))
     parser.add_argument("--csv", help="also write the rows here")
@@ -100,8 +102,11 @@ def run_own(
     """One sweep of gpubench under the same mpirun as the peer."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "own.csv"
-        sizes = f"{arguments.first}:{arguments.last}"
-        options = ["--sizes", sizes, "--out-of-place", "--no-check", "--graph", str(graph), "--output", str(output)]
+        sizes = f"{arguments.first}:{arguments.last}:{arguments.factor}"
+        options = ["--sizes", sizes, "--out-of-place", "--no-check", "--output", str(output)]
+        if graph:
+            # In a graph, buffers that NCCL allocated, as the peer's are, take another path than plain ones.
+            options += ["--graph", str(graph), "--allocator", "nccl"]
         command = [arguments.mpirun, "-n", str(arguments.ranks), sys.executable, "-m", "gpubench", collective, *options]
         subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
         for row in csv.DictReader(io.StringIO(output.read_text())):
@@ -113,22 +118,8 @@ def run_peer(
 ) -> Iterator[tuple[int, float]]:
     """One sweep of nccl-tests, which prints size, count, type, redop, root, then time, algbw, busbw, #wrong."""
     program = str(arguments.peer / PEERS[collective])
-    options = [
-        "-b",
-        arguments.first,
-        "-e",
-        arguments.last,
-        "-f",
-        "2",
-        "-w",
-        "5",
-        "-n",
-        "20",
-        "-c",
-        "0",
-        "-G",
-        str(graph),
-    ]
+    sizes = ["-b", arguments.first, "-e", arguments.last, "-f", str(arguments.factor)]
+    options = [*sizes, "-w", "5", "-n", "20", "-c", "0", "-G", str(graph)]
     command = [arguments.mpirun, "-n", str(arguments.ranks), program, *options]
     printed = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
     for line in printed.splitlines():

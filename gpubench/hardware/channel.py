@@ -100,7 +100,9 @@ class ChannelReceiver:
                         selector.register(connection, selectors.EVENT_READ, _Lines())
                     else:
                         yield from _read(selector, key)
-                if ended and not events:
+                if events:
+                    continue
+                if ended:
                     return
                 ended = watch.ended()
 

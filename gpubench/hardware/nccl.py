@@ -1,19 +1,19 @@
-"""The nccl backend: collectives by `cupy.cuda.nccl`, and by ctypes where CuPy wraps none."""
+"""The nccl backend: communicators by `cupy.cuda.nccl`, collectives as calls into the library that it loaded."""
 
 import ctypes
 import warnings
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from operator import call
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 from gpubench import errors
 from gpubench.hardware.clock import no_garbage_collection
 from gpubench.hardware.cuda import CudaDevice
+from gpubench.hardware.native_loop import CallFailedError, CallTable, Entry, native_loop
 from gpubench.model.operation import DataType, ReduceOp
 from gpubench.ports import Group, Launch, Memory, Region
 
@@ -46,7 +46,7 @@ class NcclLibrary:
         if asked is not None:
             # Loaded first and globally, it is the libnccl.so.2 that CuPy's extension is then bound to.
             try:
-                ctypes.CDLL(asked, mode=ctypes.RTLD_GLOBAL).ncclGetVersion  # noqa: B018
+                _load(asked, ctypes.RTLD_GLOBAL).ncclGetVersion  # noqa: B018
             except (OSError, AttributeError) as error:
                 raise errors.unreadable_nccl_library(asked, str(error)) from error
         with warnings.catch_warnings(record=True) as caught:
@@ -57,7 +57,7 @@ class NcclLibrary:
             raise errors.missing_nccl(detail)
         self.nccl: Any = nccl
         self.path = _origin_of_nccl()
-        self.native = ctypes.CDLL(self.path)
+        self._native = _load(self.path)
         if asked is not None and Path(asked).resolve() != Path(self.path).resolve():
             raise errors.nccl_library_not_used(asked, self.path)
 
@@ -74,28 +74,42 @@ class NcclLibrary:
         Raises:
             UsageError: this NCCL has no allocator (2.19 is the first that does).
         """
-        function = self.function("ncclMemAlloc")
-        if function is None:
+        if not self.has("ncclMemAlloc"):
             raise errors.no_nccl_allocator(self.version)
         address = ctypes.c_void_p()
-        self.nccl.check_status(function(ctypes.byref(address), ctypes.c_size_t(size_bytes)))
+        self.issue(CallTable([(self.address("ncclMemAlloc"), ctypes.addressof(address), size_bytes)]))
         return address.value or 0
 
     def free(self, address: int) -> None:
         """Give memory back that `allocate` took."""
-        self.nccl.check_status(self.native.ncclMemFree(ctypes.c_void_p(address)))
+        self.issue(CallTable([(self.address("ncclMemFree"), address)]))
 
-    def function(self, name: str) -> Callable[..., int] | None:
-        """A function of the library by its C name, or None where this version has none."""
-        found: Callable[..., int] | None = getattr(self.native, name, None)
-        return found
+    def issue(self, launch: Launch) -> None:
+        """Make the calls of a launch; what NCCL says of one that failed is raised as CuPy's NcclError."""
+        try:
+            launch()
+        except CallFailedError as error:
+            self.nccl.check_status(error.status)
+            raise
+
+    def has(self, name: str) -> bool:
+        """Whether this version has a function of that C name."""
+        return hasattr(self._native, name)
+
+    def address(self, name: str) -> int:
+        """The address of a function by its C name."""
+        return ctypes.cast(getattr(self._native, name), ctypes.c_void_p).value or 0
+
+
+def _load(path: str, mode: int = ctypes.DEFAULT_MODE) -> ctypes.CDLL:
+    return ctypes.CDLL(path, mode)
 
 
 def _origin_of_nccl() -> str:
     """The file that `ncclGetVersion`, as CuPy's extension calls it, comes from."""
     from cupy_backends.cuda.libs import nccl as extension
 
-    function = ctypes.CDLL(extension.__file__).ncclGetVersion
+    function = _load(extension.__file__).ncclGetVersion
     origin = _SymbolOrigin()
     ctypes.CDLL(None).dladdr(ctypes.cast(function, ctypes.c_void_p), ctypes.byref(origin))
     return (origin.file or b"").decode()
@@ -119,7 +133,10 @@ class NcclBackend:
 
     def libraries(self) -> Mapping[str, str]:
         """NCCL and where it was loaded from, driver, CUDA, CuPy."""
-        return {"NCCL": f"{self._library.version} from {self._library.path}"} | self._device.libraries()
+        libraries = {"NCCL": f"{self._library.version} from {self._library.path}"} | self._device.libraries()
+        if native_loop() is None:
+            libraries["launches"] = "by Python, which adds up to 1 µs to small sizes"
+        return libraries
 
     def free_bytes(self) -> int:
         """Device memory that buffers may take."""
@@ -133,21 +150,17 @@ class NcclBackend:
 
     def bind(self, launches: Sequence[Launch], graph_replays: int) -> Launch:
         """All launches in order on the stream, or a captured graph of them."""
-
-        def launch_all() -> None:
-            # A loop in C: at small sizes the host's time for a launch is what is measured.
-            deque(map(call, launches), maxlen=0)
-
-        # What fills and poisons the buffers runs on the same stream: a capture must not begin under it, nor a timing.
+        table = CallTable([entry for launch in cast("Sequence[NcclLaunch]", launches) for entry in launch.entries])
+        # What fills and poisons the buffers runs on the same stream: neither a capture nor a timing may begin under it.
         self._device.stream.synchronize()
-        return self._device.capture(launch_all, graph_replays) if graph_replays else launch_all
+        return self._device.capture(partial(self._library.issue, table), graph_replays) if graph_replays else table
 
     def seconds(self, launch: Launch) -> float:
         """Wall time until the stream is idle, polled as nccl-tests polls it, NCCL's asynchronous errors included."""
         stream, communicator = self._device.stream, self._communicator
         with no_garbage_collection():
             start = perf_counter()
-            launch()
+            self._library.issue(launch)
             while not stream.done:
                 communicator.check_async_error()
             return perf_counter() - start
@@ -159,21 +172,27 @@ class NcclBackend:
         self._device.close()
 
 
-class NcclCalls:
-    """NCCL's collectives on one communicator and stream, every argument bound beforehand.
+@dataclass(frozen=True, slots=True)
+class NcclLaunch:
+    """One operation: the calls that issue it, with all their arguments."""
 
-    A timed loop then costs one C call an iteration: 5 to 7 µs of host time on an H200 machine, as nccl-tests needs.
-    """
+    entries: tuple[Entry, ...]
+
+    def __call__(self) -> None:
+        """Issue it."""
+        CallTable(self.entries)()
+
+
+class NcclCalls:
+    """NCCL's collectives on one communicator and stream, bound as calls into the loaded library."""
 
     def __init__(self, communicator: Any, library: NcclLibrary, stream: int) -> None:
         nccl = library.nccl
-        self._nccl = nccl
-        self._communicator = communicator
         self._library = library
-        self._stream = stream
+        self._tail: tuple[int, int] = (communicator.comm, stream)
         self._rank: int = communicator.rank_id()
         self._ranks: int = communicator.size()
-        self._types = {
+        self._types: dict[DataType, int] = {
             DataType.INT8: nccl.NCCL_INT8,
             DataType.UINT8: nccl.NCCL_UINT8,
             DataType.INT32: nccl.NCCL_INT32,
@@ -183,7 +202,7 @@ class NcclCalls:
             DataType.FLOAT32: nccl.NCCL_FLOAT32,
             DataType.FLOAT64: nccl.NCCL_FLOAT64,
         }
-        self._ops = {
+        self._ops: dict[ReduceOp, int] = {
             ReduceOp.SUM: nccl.NCCL_SUM,
             ReduceOp.PROD: nccl.NCCL_PROD,
             ReduceOp.MAX: nccl.NCCL_MAX,
@@ -193,114 +212,75 @@ class NcclCalls:
 
     def all_reduce(self, send: Region, receive: Region, count: int, dtype: DataType, op: ReduceOp) -> Launch:
         """`ncclAllReduce`."""
-        arguments = (_address(send), _address(receive), count, self._types[dtype], self._ops[op], self._stream)
-        return partial(self._communicator.allReduce, *arguments)
+        return self._bind("ncclAllReduce", send, receive, count, self._types[dtype], self._ops[op])
 
     def all_gather(self, send: Region, receive: Region, count: int, dtype: DataType) -> Launch:
         """`ncclAllGather`."""
-        arguments = (_address(send), _address(receive), count, self._types[dtype], self._stream)
-        return partial(self._communicator.allGather, *arguments)
+        return self._bind("ncclAllGather", send, receive, count, self._types[dtype])
 
     def reduce_scatter(self, send: Region, receive: Region, count: int, dtype: DataType, op: ReduceOp) -> Launch:
         """`ncclReduceScatter`."""
-        arguments = (_address(send), _address(receive), count, self._types[dtype], self._ops[op], self._stream)
-        return partial(self._communicator.reduceScatter, *arguments)
+        return self._bind("ncclReduceScatter", send, receive, count, self._types[dtype], self._ops[op])
 
     def broadcast(self, send: Region, receive: Region, count: int, dtype: DataType, root: int) -> Launch:
         """`ncclBroadcast`."""
-        arguments = (_address(send), _address(receive), count, self._types[dtype], root, self._stream)
-        return partial(self._communicator.broadcast, *arguments)
+        return self._bind("ncclBroadcast", send, receive, count, self._types[dtype], root)
 
     def reduce(self, send: Region, receive: Region, count: int, dtype: DataType, op: ReduceOp, root: int) -> Launch:
         """`ncclReduce`."""
-        arguments = (_address(send), _address(receive), count, self._types[dtype], self._ops[op], root, self._stream)
-        return partial(self._communicator.reduce, *arguments)
+        return self._bind("ncclReduce", send, receive, count, self._types[dtype], self._ops[op], root)
 
     def all_to_all(self, send: Region, receive: Region, count: int, dtype: DataType) -> Launch:
         """`ncclAlltoAll` of NCCL 2.28 and later, else a send to and a receive from every rank in one group."""
-        native = self._native("ncclAlltoAll", send, receive, count, dtype)
-        block = count * dtype.size_bytes
-        return native or self._grouped(
-            partial(operation, _address(region) + peer * block, count, self._types[dtype], peer, self._stream)
-            for peer in range(self._ranks)
-            for operation, region in ((self._communicator.send, send), (self._communicator.recv, receive))
-        )
-
-    def gather(self, send: Region, receive: Region, count: int, dtype: DataType, root: int) -> Launch:
-        """`ncclGather` of NCCL 2.28 and later, else a send from every rank and the root's receives in one group."""
-        native = self._native("ncclGather", send, receive, count, dtype, root)
-        if native:
-            return native
-        block, tail = count * dtype.size_bytes, (self._stream,)
-        sends = [partial(self._communicator.send, _address(send), count, self._types[dtype], root, *tail)]
-        receives = [
-            partial(self._communicator.recv, _address(receive) + peer * block, count, self._types[dtype], peer, *tail)
+        if self._library.has("ncclAlltoAll"):
+            return self._bind("ncclAlltoAll", send, receive, count, self._types[dtype])
+        pairs = [
+            (self._send(send, peer, count, dtype, peer), self._receive(receive, peer, count, dtype, peer))
             for peer in range(self._ranks)
         ]
-        return self._grouped([*sends, *(receives if self._rank == root else ())])
+        return self._group([entry for pair in pairs for entry in pair])
+
+    def gather(self, send: Region, receive: Region, count: int, dtype: DataType, root: int) -> Launch:
+        """`ncclGather` of NCCL 2.28 and later, else a send from every rank and the root's receives in one group.
+
+        On 4 H200s the native call takes 5.8 µs for 1 KiB, the group 7.5 µs.
+        """
+        if self._library.has("ncclGather"):
+            return self._bind("ncclGather", send, receive, count, self._types[dtype], root)
+        receives = [self._receive(receive, peer, count, dtype, peer) for peer in range(self._ranks)]
+        return self._group([self._send(send, 0, count, dtype, root), *(receives if self._rank == root else ())])
 
     def scatter(self, send: Region, receive: Region, count: int, dtype: DataType, root: int) -> Launch:
         """`ncclScatter` of NCCL 2.28 and later, else the root's sends and a receive on every rank in one group."""
-        native = self._native("ncclScatter", send, receive, count, dtype, root)
-        if native:
-            return native
-        block, tail = count * dtype.size_bytes, (self._stream,)
-        sends = [
-            partial(self._communicator.send, _address(send) + peer * block, count, self._types[dtype], peer, *tail)
-            for peer in range(self._ranks)
-        ]
-        receives = [partial(self._communicator.recv, _address(receive), count, self._types[dtype], root, *tail)]
-        return self._grouped([*(sends if self._rank == root else ()), *receives])
+        if self._library.has("ncclScatter"):
+            return self._bind("ncclScatter", send, receive, count, self._types[dtype], root)
+        sends = [self._send(send, peer, count, dtype, peer) for peer in range(self._ranks)]
+        return self._group([*(sends if self._rank == root else ()), self._receive(receive, 0, count, dtype, root)])
 
     def send_receive(
         self, send: Region, destination: int, receive: Region, source: int, count: int, dtype: DataType
     ) -> Launch:
         """`ncclSend` and `ncclRecv` in one group."""
-        kind = self._types[dtype]
-        return self._grouped(
-            (
-                partial(self._communicator.send, _address(send), count, kind, destination, self._stream),
-                partial(self._communicator.recv, _address(receive), count, kind, source, self._stream),
-            )
+        return self._group(
+            [self._send(send, 0, count, dtype, destination), self._receive(receive, 0, count, dtype, source)]
         )
 
-    def _native(
-        self, name: str, send: Region, receive: Region, count: int, dtype: DataType, *root: int
-    ) -> Launch | None:
-        """A function that CuPy does not wrap, by ctypes; None where this NCCL has none.
+    def _bind(self, name: str, send: Region, receive: Region, *arguments: int) -> NcclLaunch:
+        return NcclLaunch(((self._library.address(name), _address(send), _address(receive), *arguments, *self._tail),))
 
-        On 4 H200s it takes 5.8 µs for a 1 KiB gather, grouped sends and receives 7.5 µs.
-        """
-        function = self._library.function(name)
-        if function is None:
-            return None
-        arguments = (
-            ctypes.c_void_p(_address(send)),
-            ctypes.c_void_p(_address(receive)),
-            ctypes.c_size_t(count),
-            *(ctypes.c_int(value) for value in (self._types[dtype], *root)),
-            ctypes.c_void_p(self._communicator.comm),
-            ctypes.c_void_p(self._stream),
-        )
-        check_status = self._nccl.check_status
+    def _send(self, region: Region, block: int, count: int, dtype: DataType, peer: int) -> Entry:
+        """`ncclSend` of one block of a region."""
+        address = _address(region) + block * count * dtype.size_bytes
+        return (self._library.address("ncclSend"), address, count, self._types[dtype], peer, *self._tail)
 
-        def launch() -> None:
-            status = function(*arguments)
-            if status:
-                check_status(status)
+    def _receive(self, region: Region, block: int, count: int, dtype: DataType, peer: int) -> Entry:
+        """`ncclRecv` into one block of a region."""
+        address = _address(region) + block * count * dtype.size_bytes
+        return (self._library.address("ncclRecv"), address, count, self._types[dtype], peer, *self._tail)
 
-        return launch
-
-    def _grouped(self, launches: Any) -> Launch:
-        begin, end, operations = self._nccl.groupStart, self._nccl.groupEnd, tuple(launches)
-
-        def launch() -> None:
-            begin()
-            for operation in operations:
-                operation()
-            end()
-
-        return launch
+    def _group(self, entries: Sequence[Entry]) -> NcclLaunch:
+        begin, end = self._library.address("ncclGroupStart"), self._library.address("ncclGroupEnd")
+        return NcclLaunch(((begin,), *entries, (end,)))
 
 
 def _address(region: Region) -> int:

@@ -166,11 +166,14 @@ class _Sweep:
         return self._describe(case, RankTimes.of([answer[0] for answer in answers]), sum(wrong_by_rank)), wrong_by_rank
 
     def warm_up(self, cases: Sequence[Case]) -> None:
-        """Run every case untimed, as nccl-tests does before its first row, and in place too: libraries connect and load
-        kernels at first use, and an idle GPU needs tens of milliseconds of work to raise its clocks.
+        """Run every case untimed, as nccl-tests does before its first row, and in place too; then a row for nothing.
+
+        Libraries connect and load kernels at first use, and an idle GPU needs tens of milliseconds of work to raise its
+        clocks.
         """
         for case in cases:
             self._warm_up_row([self._launch(case, 0)])
+        self.row(0, cases[0])
 
     def _warm_up_row(self, launches: Sequence[Launch]) -> None:
         untimed = [launches[i % len(launches)] for i in range(self.request.warmup)]

@@ -5,10 +5,11 @@ contradict each other. Each rank is a thread that owns one fake GPU.
 """
 
 import ctypes
+import inspect
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -32,9 +33,13 @@ _TYPES = {
     "NCCL_FLOAT64": "float64",
     "NCCL_BFLOAT16": "bfloat16",
 }
-_TYPE_NUMBERS = {name: number for number, name in enumerate(_TYPES)}
-_TYPE_NAMES = {number: _TYPES[name] for name, number in _TYPE_NUMBERS.items()}
+_TYPE_NAMES = tuple(_TYPES.values())
 _OPS = ("NCCL_SUM", "NCCL_PROD", "NCCL_MAX", "NCCL_MIN", "NCCL_AVG")
+_FUNCTIONS = tuple(
+    f"nccl{name}" for name in ("AllReduce", "ReduceScatter", "Reduce", "AllGather", "Broadcast", "Send", "Recv")
+)
+_ALLOCATOR = ("ncclMemAlloc", "ncclMemFree")
+_NATIVE = ("ncclAlltoAll", "ncclGather", "ncclScatter")
 
 Array = npt.NDArray[Any]
 
@@ -150,6 +155,27 @@ def view(address: int, count: int, dtype: str) -> Array:
     return block.view(dtype)
 
 
+class Native:
+    """libnccl: C functions at real addresses, which call back into the fake. Raises into a status, as C would."""
+
+    def __init__(self, functions: dict[str, Callable[..., None]]) -> None:
+        for name, function in functions.items():
+            count = len(inspect.signature(function).parameters)
+            kind = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_ssize_t] * count)
+            setattr(self, name, kind(self._with_status(function)))
+
+    def _with_status(self, function: Callable[..., None]) -> Callable[..., int]:
+        def call(*arguments: int) -> int:
+            try:
+                function(*arguments)
+            except Exception as error:  # noqa: BLE001
+                self.error = error
+                return 1
+            return 0
+
+        return call
+
+
 class Nccl(ModuleType):
     """`cupy.cuda.nccl` of one job, whose communicators are threads."""
 
@@ -160,17 +186,18 @@ class Nccl(ModuleType):
         self._world = World(ranks)
         self._groups = threading.local()
         self.calls: set[str] = set()
-        for name, number in _TYPE_NUMBERS.items():
-            setattr(self, name, number)
-        for number, name in enumerate(_OPS):
-            setattr(self, name, number)
-        self.native = SimpleNamespace()
         self.allocations: dict[int, Array] = {}
-        if version >= 21900:
-            self.native.ncclMemAlloc, self.native.ncclMemFree = self._allocate, self._free
-        if version >= 22800:
-            self.native.ncclAlltoAll = self._alltoall
-            self.native.ncclGather, self.native.ncclScatter = self._gather, self._scatter
+        for number, name in enumerate((*_TYPES, *_OPS)):
+            setattr(self, name, number if name in _TYPES else number - len(_TYPES))
+        functions: dict[str, Callable[..., None]] = {
+            "ncclGetVersion": lambda _version: None,
+            "ncclGroupStart": self._group_start,
+            "ncclGroupEnd": self._group_end,
+        }
+        functions |= {name: getattr(self, f"_{name}") for name in _FUNCTIONS}
+        functions |= {name: getattr(self, f"_{name}") for name in _ALLOCATOR if version >= 21900}
+        functions |= {name: getattr(self, f"_{name}") for name in _NATIVE if version >= 22800}
+        self.native = Native(functions)
         self.NcclCommunicator = lambda size, unique_id, rank: Communicator(self, self._world, size, unique_id, rank)
 
     def get_version(self) -> int:
@@ -182,13 +209,13 @@ class Nccl(ModuleType):
     def check_status(self, status: int) -> None:
         if status:
             message = f"NCCL error {status}"
-            raise RuntimeError(message)
+            raise RuntimeError(message) from getattr(self.native, "error", None)
 
-    def groupStart(self) -> None:
+    def _group_start(self) -> None:
         assert self.pending is None
         self._groups.pending = []
 
-    def groupEnd(self) -> None:
+    def _group_end(self) -> None:
         pending, self._groups.pending = self.pending, None
         assert pending
         communicator, stream = pending[0][0], pending[0][1]
@@ -199,55 +226,76 @@ class Nccl(ModuleType):
         found: list[Any] | None = getattr(self._groups, "pending", None)
         return found
 
-    def _native_call(self, name: str, arguments: Sequence[Any]) -> tuple["Communicator", list[int]]:
+    def _submit(self, name: str, communicator: int, stream: int, run: Callable[["Communicator"], None]) -> None:
         self.calls.add(name)
-        *values, communicator, stream = [argument.value for argument in arguments]
-        return Communicator.of(communicator, stream), values
+        found = Communicator.of(communicator)
+        Stream.of(stream).submit(lambda: run(found))
 
-    def _allocate(self, pointer: Any, size_bytes: Any) -> int:
-        block = np.zeros(size_bytes.value, "uint8")
-        pointer._obj.value = int(block.ctypes.data)
-        self.allocations[pointer._obj.value] = block
+    def _ncclAllReduce(self, send: int, receive: int, count: int, dtype: int, op: int, comm: int, stream: int) -> None:
+        self._submit("ncclAllReduce", comm, stream, lambda c: c.all_reduce(send, receive, count, dtype, op))
+
+    def _ncclReduceScatter(
+        self, send: int, receive: int, count: int, dtype: int, op: int, comm: int, stream: int
+    ) -> None:
+        self._submit("ncclReduceScatter", comm, stream, lambda c: c.reduce_scatter(send, receive, count, dtype, op))
+
+    def _ncclReduce(
+        self, send: int, receive: int, count: int, dtype: int, op: int, root: int, comm: int, stream: int
+    ) -> None:
+        self._submit("ncclReduce", comm, stream, lambda c: c.reduce(send, receive, count, dtype, op, root))
+
+    def _ncclAllGather(self, send: int, receive: int, count: int, dtype: int, comm: int, stream: int) -> None:
+        self._submit("ncclAllGather", comm, stream, lambda c: c.all_gather(send, receive, count, dtype))
+
+    def _ncclBroadcast(
+        self, send: int, receive: int, count: int, dtype: int, root: int, comm: int, stream: int
+    ) -> None:
+        self._submit("ncclBroadcast", comm, stream, lambda c: c.broadcast(send, receive, count, dtype, root))
+
+    def _ncclSend(self, buffer: int, count: int, dtype: int, peer: int, comm: int, stream: int) -> None:
+        self._queue("send", buffer, count, dtype, peer, comm, stream)
+
+    def _ncclRecv(self, buffer: int, count: int, dtype: int, peer: int, comm: int, stream: int) -> None:
+        self._queue("recv", buffer, count, dtype, peer, comm, stream)
+
+    def _queue(self, kind: str, buffer: int, count: int, dtype: int, peer: int, comm: int, stream: int) -> None:
+        assert self.pending is not None, "gpubench sends and receives in groups"
+        self.pending.append((Communicator.of(comm), Stream.of(stream), (kind, buffer, count, dtype, peer)))
+
+    def _ncclAlltoAll(self, send: int, receive: int, count: int, dtype: int, comm: int, stream: int) -> None:
+        self._submit("ncclAlltoAll", comm, stream, lambda c: c.all_to_all(send, receive, count, dtype))
+
+    def _ncclGather(self, send: int, receive: int, count: int, dtype: int, root: int, comm: int, stream: int) -> None:
+        self._submit("ncclGather", comm, stream, lambda c: c.gather(send, receive, count, dtype, root))
+
+    def _ncclScatter(self, send: int, receive: int, count: int, dtype: int, root: int, comm: int, stream: int) -> None:
+        self._submit("ncclScatter", comm, stream, lambda c: c.scatter(send, receive, count, dtype, root))
+
+    def _ncclMemAlloc(self, pointer: int, size_bytes: int) -> None:
+        block = np.zeros(size_bytes, "uint8")
+        self.allocations[int(block.ctypes.data)] = block
+        ctypes.c_size_t.from_address(pointer).value = int(block.ctypes.data)
         self.calls.add("ncclMemAlloc")
-        return 0
 
-    def _free(self, pointer: Any) -> int:
-        del self.allocations[pointer.value]
-        return 0
-
-    def _alltoall(self, *arguments: Any) -> int:
-        communicator, (send, receive, count, dtype) = self._native_call("ncclAlltoAll", arguments)
-        communicator.all_to_all(send, receive, count, dtype)
-        return 0
-
-    def _gather(self, *arguments: Any) -> int:
-        communicator, (send, receive, count, dtype, root) = self._native_call("ncclGather", arguments)
-        communicator.gather(send, receive, count, dtype, root)
-        return 0
-
-    def _scatter(self, *arguments: Any) -> int:
-        communicator, (send, receive, count, dtype, root) = self._native_call("ncclScatter", arguments)
-        communicator.scatter(send, receive, count, dtype, root)
-        return 0
+    def _ncclMemFree(self, address: int) -> None:
+        del self.allocations[address]
 
 
 class Communicator:
+    """What each rank does in a collective, from NCCL's documentation."""
+
     _communicators: dict[int, "Communicator"] = {}  # noqa: RUF012
 
     def __init__(self, nccl: Nccl, world: World, size: int, unique_id: bytes, rank: int) -> None:
         assert size == world.size
         assert unique_id == nccl.get_unique_id()
-        self._nccl, self._world, self._rank = nccl, world, rank
+        self._world, self._rank = world, rank
         self.comm = id(self)
         self._communicators[self.comm] = self
-        self._stream: Stream | None = None
-        self.destroyed = False
 
     @classmethod
-    def of(cls, handle: int, stream: int) -> "Communicator":
-        communicator = cls._communicators[handle]
-        communicator._stream = Stream.of(stream)
-        return communicator
+    def of(cls, handle: int) -> "Communicator":
+        return cls._communicators[handle]
 
     def rank_id(self) -> int:
         return self._rank
@@ -259,40 +307,38 @@ class Communicator:
         pass
 
     def destroy(self) -> None:
-        self.destroyed = True
+        del self._communicators[self.comm]
 
-    def allReduce(self, send: int, receive: int, count: int, dtype: int, op: int, stream: int) -> None:
-        self._submit(stream, lambda: self._reduce_to(receive, self._all(send, count, dtype), dtype, op))
+    def all_reduce(self, send: int, receive: int, count: int, dtype: int, op: int) -> None:
+        self._reduce_to(receive, self._all(send, count, dtype), dtype, op)
 
-    def reduceScatter(self, send: int, receive: int, count: int, dtype: int, op: int, stream: int) -> None:
-        def run() -> None:
-            everything = self._all(send, count * self.size(), dtype)
-            mine = slice(self._rank * count, (self._rank + 1) * count)
-            self._reduce_to(receive, [each[mine] for each in everything], dtype, op)
+    def reduce_scatter(self, send: int, receive: int, count: int, dtype: int, op: int) -> None:
+        everything = self._all(send, count * self.size(), dtype)
+        self._reduce_to(receive, [each[self._own(count)] for each in everything], dtype, op)
 
-        self._submit(stream, run)
+    def reduce(self, send: int, receive: int, count: int, dtype: int, op: int, root: int) -> None:
+        everything = self._all(send, count, dtype)
+        if self._rank == root:
+            self._reduce_to(receive, everything, dtype, op)
 
-    def reduce(self, send: int, receive: int, count: int, dtype: int, op: int, root: int, stream: int) -> None:
-        def run() -> None:
-            everything = self._all(send, count, dtype)
-            if self._rank == root:
-                self._reduce_to(receive, everything, dtype, op)
+    def all_gather(self, send: int, receive: int, count: int, dtype: int) -> None:
+        _write(receive, np.concatenate(self._all(send, count, dtype)))
 
-        self._submit(stream, run)
+    def broadcast(self, send: int, receive: int, count: int, dtype: int, root: int) -> None:
+        _write(receive, self._all(send, count, dtype)[root])
 
-    def allGather(self, send: int, receive: int, count: int, dtype: int, stream: int) -> None:
-        self._submit(stream, lambda: _write(receive, np.concatenate(self._all(send, count, dtype))))
+    def all_to_all(self, send: int, receive: int, count: int, dtype: int) -> None:
+        everything = self._all(send, count * self.size(), dtype)
+        _write(receive, np.concatenate([each[self._own(count)] for each in everything]))
 
-    def broadcast(self, send: int, receive: int, count: int, dtype: int, root: int, stream: int) -> None:
-        self._submit(stream, lambda: _write(receive, self._all(send, count, dtype)[root]))
+    def gather(self, send: int, receive: int, count: int, dtype: int, root: int) -> None:
+        everything = self._all(send, count, dtype)
+        if self._rank == root:
+            _write(receive, np.concatenate(everything))
 
-    def send(self, buffer: int, count: int, dtype: int, peer: int, stream: int) -> None:
-        assert self._nccl.pending is not None
-        self._nccl.pending.append((self, Stream.of(stream), ("send", buffer, count, dtype, peer)))
-
-    def recv(self, buffer: int, count: int, dtype: int, peer: int, stream: int) -> None:
-        assert self._nccl.pending is not None
-        self._nccl.pending.append((self, Stream.of(stream), ("recv", buffer, count, dtype, peer)))
+    def scatter(self, send: int, receive: int, count: int, dtype: int, root: int) -> None:
+        given = _read(send, count * self.size(), dtype) if self._rank == root else np.empty(0)
+        _write(receive, self._world.exchange(self._rank, given)[root][self._own(count)])
 
     def exchange(self, operations: Sequence[tuple[str, int, int, int, int]]) -> None:
         sent = {peer: _read(buffer, count, dtype) for kind, buffer, count, dtype, peer in operations if kind == "send"}
@@ -301,34 +347,8 @@ class Communicator:
             if kind == "recv":
                 _write(buffer, everything[peer][self._rank])
 
-    def all_to_all(self, send: int, receive: int, count: int, dtype: int) -> None:
-        def run() -> None:
-            everything = self._all(send, count * self.size(), dtype)
-            mine = slice(self._rank * count, (self._rank + 1) * count)
-            _write(receive, np.concatenate([each[mine] for each in everything]))
-
-        self._submit(None, run)
-
-    def gather(self, send: int, receive: int, count: int, dtype: int, root: int) -> None:
-        def run() -> None:
-            everything = self._all(send, count, dtype)
-            if self._rank == root:
-                _write(receive, np.concatenate(everything))
-
-        self._submit(None, run)
-
-    def scatter(self, send: int, receive: int, count: int, dtype: int, root: int) -> None:
-        def run() -> None:
-            own = _read(send, count * self.size(), dtype) if self._rank == root else np.empty(0)
-            whole = self._world.exchange(self._rank, own)[root]
-            _write(receive, whole[self._rank * count : (self._rank + 1) * count])
-
-        self._submit(None, run)
-
-    def _submit(self, stream: int | None, run: Callable[[], None]) -> None:
-        queue = self._stream if stream is None else Stream.of(stream)
-        assert queue is not None
-        queue.submit(run)
+    def _own(self, count: int) -> slice:
+        return slice(self._rank * count, (self._rank + 1) * count)
 
     def _all(self, address: int, count: int, dtype: int) -> list[Array]:
         return self._world.exchange(self._rank, _read(address, count, dtype))
@@ -438,9 +458,6 @@ def install(monkeypatch: pytest.MonkeyPatch, runtime: Runtime, nccl: Nccl | None
     if nccl is not None:
         cupy.cuda.nccl = nccl  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "cupy.cuda.nccl", nccl)
-        native = nccl.native
-        fake_ctypes = SimpleNamespace(**vars(ctypes))
-        fake_ctypes.CDLL = lambda *_arguments, **_settings: native
-        monkeypatch.setattr(nccl_adapter, "ctypes", fake_ctypes)
+        monkeypatch.setattr(nccl_adapter, "_load", lambda *_arguments: nccl.native)
         monkeypatch.setattr(nccl_adapter, "_origin_of_nccl", lambda: LIBRARY)
     return cupy

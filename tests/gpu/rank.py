@@ -1,0 +1,87 @@
+"""A rank on a real GPU that runs every collective, under mpirun, in one process: `rank.py GRAPH_REPLAYS`.
+
+Then, without graphs, every collective once more for every planted fault. Prints a line for each: what, and the verdict.
+"""
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from gpubench.cli.job import Silent
+from gpubench.collectives import COLLECTIVES
+from gpubench.collectives.record import Collective
+from gpubench.hardware import cuda, mpi
+from gpubench.hardware.launch import launched_by
+from gpubench.hardware.nccl import Allocator, NcclBackend, NcclLibrary
+from gpubench.hardware.nvml import read_driver
+from gpubench.measure.collective import SweepRequest, measure
+from gpubench.model.operation import DataType, Placement, ReduceOp
+from gpubench.model.report import RankIdentity
+from tests.fakes import faults
+
+if TYPE_CHECKING:
+    from gpubench.ports import Backend
+
+FAULTS: dict[str, faults.Fault | None] = {
+    "none": lambda _data: None,
+    "wrong-block": faults.wrong_block,
+    "swapped-blocks": faults.swapped_blocks,
+    "one-bit": faults.one_bit,
+    "stale": None,
+}
+
+
+def request_for(collective: Collective, placements: tuple[Placement, ...], replays: int) -> SweepRequest:
+    return SweepRequest(
+        collective=collective,
+        sizes=(2**20,),
+        dtypes=(DataType.FLOAT32,),
+        ops=(ReduceOp.SUM,),
+        placements=placements,
+        root=0,
+        iterations=3,
+        warmup=2,
+        graph_replays=replays,
+        check=True,
+    )
+
+
+def placements_of(collective: Collective) -> tuple[Placement, ...]:
+    return tuple(Placement) if collective.in_place else (Placement.OUT_OF_PLACE,)
+
+
+def main(replays: int) -> None:
+    launch = launched_by(os.environ)
+    assert launch is not None
+    group = mpi.start(launch)
+    device = cuda.open_device(group.rank, group.size, "here", read_driver(os.environ))
+    identities = [RankIdentity(rank=rank, host="here", node=0, local_rank=rank, pid=1) for rank in range(group.size)]
+    library = NcclLibrary()
+
+    def run(
+        name: str, collective: Collective, placements: tuple[Placement, ...], backend: "Backend", graph: int
+    ) -> None:
+        report = measure(request_for(collective, placements, graph), group, backend, 1, identities, Silent())
+        if group.rank == 0:
+            print(name, collective.name, report.verdict, flush=True)  # noqa: T201
+
+    for allocator in Allocator:
+        backend = NcclBackend(group, device, library, allocator)
+        for collective in COLLECTIVES:
+            for graph in (0, replays):
+                run(f"{allocator}-{graph}", collective, placements_of(collective), backend, graph)
+        backend.close()
+    backend = NcclBackend(group, device, library)
+    for name, fault in FAULTS.items():
+        for collective in COLLECTIVES:
+            for placement in placements_of(collective):
+                timed = 1 if placement is Placement.IN_PLACE else 3
+                faulty = faults.FaultyBackend(backend, fault, skip=fault is None, timed=timed)
+                spoils = group.rank == 0 or name == "stale"
+                run(name, collective, (placement,), faulty if spoils else backend, 0)
+    backend.close()
+    mpi.finish()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
