@@ -28,7 +28,7 @@ def environment(**changes: str) -> dict[str, str]:
 
 def broken(fault: str) -> dict[str, str]:
     """An environment in which ranks have the fault that inject/sitecustomize.py describes."""
-    return environment(PYTHONPATH=str(INJECT), GPUBENCH_TEST_FAULT=fault)
+    return environment(PYTHONPATH=f"{INJECT}{os.pathsep}{ROOT}", GPUBENCH_TEST_FAULT=fault)
 
 
 def gpubench(
