@@ -15,6 +15,10 @@ from gpubench.hardware.channel import ChannelSender
 from gpubench.hardware.launch import CHANNEL_VARIABLE, SECONDS_FOR_THE_FIRST_RANK, LaunchedBy
 from gpubench.measure.agreement import AgreedError
 
+SECONDS_TO_BE_HEARD = 0.5
+"""Between a rank's last words on stderr and its abort: a launcher's daemon on another host drops what it has not yet
+passed on when the job ends."""
+
 TRACEBACK_VARIABLE = "GPUBENCH_TRACEBACK"
 
 
@@ -42,6 +46,7 @@ def run(options: CollectiveOptions, launched_by: LaunchedBy, arguments: Sequence
         error = _located(broken, place)
         if job is not None or launched_by.rank == 0:
             _tell(error, channel)
+            time.sleep(0 if channel else SECONDS_TO_BE_HEARD)
         else:
             time.sleep(SECONDS_FOR_THE_FIRST_RANK)
         mpi.abort(group, error.exit_code)
