@@ -113,11 +113,13 @@ class Job:
             agree(self._group, self._check_host)
             return host.HostBackend(self._group, ranks_on_node)
         device = agree(
-            self._group, lambda: cuda.open_device(self.identity.local_rank, ranks_on_node, self.identity.host, driver)
+            self._group,
+            lambda: cuda.open_device(self.identity.local_rank, ranks_on_node, self.identity.host, driver),
+            place=str(self.identity),
         )
         self.identity = identify(self.identity, device.identity)
         agree(self._group, lambda: check_one_rank_a_gpu(self._group.gather(self.identity), driver.gpus))
-        library = agree(self._group, lambda: NcclLibrary(self._options.nccl_library))
+        library = agree(self._group, lambda: NcclLibrary(self._options.nccl_library), place=str(self.identity))
         return NcclBackend(self._group, device, library, self._options.allocator)
 
     def _check_host(self) -> None:

@@ -17,8 +17,10 @@ class AgreedError(Exception):
         self.error = error
 
 
-def agree(group: Group, action: Callable[[], T]) -> T:
+def agree(group: Group, action: Callable[[], T], place: str = "") -> T:
     """The outcome of `action` on this rank, once it has succeeded on all.
+
+    `place` names this rank, for errors that may be one rank's own.
 
     Raises:
         AgreedError: on every rank, the error of the lowest rank on which it failed.
@@ -29,6 +31,7 @@ def agree(group: Group, action: Callable[[], T]) -> T:
         outcome = action()
     except GpubenchError as raised:
         error = raised
+        error.where = error.where or place
     errors = [record for record in group.gather(error.to_record() if error else None) if record]
     if errors:
         raise AgreedError(GpubenchError.from_record(errors[0]))
