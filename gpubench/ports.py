@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from gpubench.model.data_pattern import Block, DataPattern
 from gpubench.model.operation import DataType, ReduceOp
 from gpubench.model.report import CollectiveRow, Metadata, Report
-from gpubench.model.test_data import Block, DataPattern
 
 T = TypeVar("T")
 

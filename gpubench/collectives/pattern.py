@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from gpubench.model.data_pattern import WORD, DataPattern
 from gpubench.model.operation import DataType, Kind, ReduceOp
-from gpubench.model.test_data import WORD, DataPattern
 from gpubench.ports import Array, ArrayNamespace
 
 STORAGE = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}

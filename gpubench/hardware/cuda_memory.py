@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from importlib.resources import files
 from typing import Any
 
+from gpubench.model.data_pattern import WORD, Block, DataPattern
 from gpubench.model.operation import DataType, ReduceOp
-from gpubench.model.test_data import WORD, Block, DataPattern
 from gpubench.ports import Array
 
 _THREADS = 256

@@ -9,8 +9,8 @@ from gpubench.collectives.pattern import STORAGE, Pattern, Stretch
 from gpubench.errors import UsageError
 from gpubench.hardware import host_memory, mpi
 from gpubench.hardware.clock import no_garbage_collection
+from gpubench.model.data_pattern import Block, DataPattern
 from gpubench.model.operation import DataType, ReduceOp
-from gpubench.model.test_data import Block, DataPattern
 from gpubench.ports import Array, Launch, Memory, Region
 
 if TYPE_CHECKING:

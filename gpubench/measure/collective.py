@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from gpubench.collectives.record import Call, Collective
 from gpubench.errors import UsageError, no_size_left
 from gpubench.model.bandwidth import algbw_gb_s
+from gpubench.model.data_pattern import POISON, Block, DataPattern
 from gpubench.model.operation import DataType, Layout, Placement, ReduceOp
 from gpubench.model.report import CollectiveRow, Origin, RankIdentity, Report, Verified
 from gpubench.model.samples import RankTimes
 from gpubench.model.sweep import DroppedSize, describe_dropped, split_by_memory
-from gpubench.model.test_data import POISON, Block, DataPattern
 from gpubench.model.units import MICROSECONDS_PER_SECOND, format_size
 from gpubench.model.verdict import Finding, Verdict, overall
 from gpubench.ports import Backend, Group, Launch, Listener, Memory, Region

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpubench.collectives.pattern import STORAGE, Pattern, Stretch
+from gpubench.model.data_pattern import Block, DataPattern, seed
 from gpubench.model.operation import DataType, Kind, ReduceOp
-from gpubench.model.test_data import Block, DataPattern, seed
 
 Array = npt.NDArray[Any]
 

@@ -17,8 +17,8 @@ import numpy.typing as npt
 import pytest
 
 from gpubench.collectives.pattern import STORAGE, Pattern, Stretch
+from gpubench.model.data_pattern import Block, DataPattern
 from gpubench.model.operation import DataType, ReduceOp
-from gpubench.model.test_data import Block, DataPattern
 from tests.fakes.ranks import World
 
 LIBRARY = "/fake/libnccl.so.2"

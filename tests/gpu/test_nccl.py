@@ -14,8 +14,8 @@ from gpubench.collectives import COLLECTIVES
 from gpubench.collectives.pattern import STORAGE, Pattern, Stretch
 from gpubench.hardware.cuda import CudaDevice, open_device
 from gpubench.hardware.nvml import read_driver
+from gpubench.model.data_pattern import Block, DataPattern
 from gpubench.model.operation import DataType, ReduceOp
-from gpubench.model.test_data import Block, DataPattern
 from tests.cli.running import MPI_ENVIRONMENT, ROOT, broken, environment, gpubench, mpirun_command
 
 DRIVER = read_driver(os.environ)

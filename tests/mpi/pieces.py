@@ -21,8 +21,8 @@ def main(most_elements: int, sizes: tuple[int, ...]) -> None:
         request = SweepRequest(
             collective=collective,
             sizes=sizes,
-            dtypes=(DataType.INT8, DataType.FLOAT32) if len(sizes) > 1 else (DataType.INT8,),
-            ops=(ReduceOp.SUM, ReduceOp.AVG) if len(sizes) > 1 else (ReduceOp.SUM,),
+            dtypes=(DataType.INT8, DataType.FLOAT32),
+            ops=(ReduceOp.SUM, ReduceOp.AVG),
             placements=tuple(Placement) if collective.in_place else (Placement.OUT_OF_PLACE,),
             root=1,
             iterations=2,

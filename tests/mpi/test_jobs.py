@@ -352,28 +352,21 @@ def test_memory_does_not_grow_from_row_to_row(tmp_path: Path) -> None:
     assert kilobytes[-1] * 1024 - 2 * largest < 400e6
 
 
-def run_pieces(most_elements: int, sizes: str) -> None:
-    command = [
-        mpirun_command(1)[0],
-        "-n",
-        "3",
-        sys.executable,
-        str(Path(__file__).parent / "pieces.py"),
-        str(most_elements),
-        sizes,
-    ]
+def run_script(ranks: int, name: str, *arguments: str) -> None:
+    script = str(Path(__file__).parent / name)
+    command = [mpirun_command(1)[0], "-n", str(ranks), sys.executable, script, *arguments]
     result = subprocess.run(
         command, capture_output=True, text=True, timeout=600, check=False, env=environment(**MPI_ENVIRONMENT), cwd=ROOT
     )
-    assert result.stdout.count("all right") == 3, result.stdout + result.stderr
+    assert result.stdout.count("all right") == ranks, result.stdout + result.stderr
 
 
 def test_messages_beyond_the_count_limit_are_split() -> None:
     """With a limit of 1000 elements in place of 2**30, every collective is cut into many pieces."""
-    run_pieces(1000, "4096,65536")
+    run_script(3, "pieces.py", "1000", "4096,65536")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_messages_beyond_two_to_the_31_elements() -> None:
-    run_pieces(2**30, str(2**31 + 48))
+    run_script(2, "huge.py", str(2**31 + 48))
