@@ -223,6 +223,15 @@ def unwritable_output(path: str, detail: str) -> UsageError:
     return UsageError(f"--output {path} cannot be written: {detail}", next_step="name a file in a directory you own")
 
 
+def output_failed(path: str, detail: str, rows: int) -> CouldNotMeasureError:
+    """An output that could be written at first and now cannot."""
+    return CouldNotMeasureError(
+        f"{path} cannot be written any more: {detail}; the job was ended, {rows} rows were measured",
+        reason="the disk or the quota is full",
+        next_step="df -h shows what is left; --output FILE writes elsewhere",
+    )
+
+
 def ranks_ended_early(exit_code: int, rows: int) -> CouldNotMeasureError:
     """The launcher came back before rank 0 had said how the run ended."""
     kept = f"; the {rows} rows measured before are kept" if rows else ""

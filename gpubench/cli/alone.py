@@ -15,6 +15,7 @@ from gpubench.errors import (
     launcher_failed,
     more_ranks_than_gpus,
     no_gpu,
+    output_failed,
     ranks_ended_early,
 )
 from gpubench.hardware import channel, launcher
@@ -53,6 +54,11 @@ def run(options: CollectiveOptions, arguments: Sequence[str]) -> int:
         except BrokenPipeError:
             _forget_stdout()
             raise InterruptedRunError(_interrupted("the reader of stdout went away", presenter)) from None
+        except OSError as error:
+            _forget_stdout()
+            raise output_failed(
+                str(error.filename or "stdout"), os.strerror(error.errno or 0), presenter.rows
+            ) from error
         finally:
             launcher.stop(job)
             presenter.cut_short()
@@ -104,7 +110,9 @@ class _Audience:
         return exit_code(self._presenter.report.verdict)
 
     def _take(self, message: channel.Message) -> None:
-        self._heard = True
+        if not self._heard:
+            self._heard = True
+            self._pass_on_chatter()
         kind = message["kind"]
         if kind == "begin":
             self._presenter.begin(Metadata.from_record(message["metadata"]))
@@ -114,27 +122,32 @@ class _Audience:
             self._presenter.row(CollectiveRow(**message["row"]))
         elif kind == "end":
             self._presenter.end(Report.from_record(message["report"]))
-        elif self._error is None:
+        elif kind == "error" and self._error is None:
             self._error = GpubenchError.from_record(message["error"])
 
     def _overhear(self, line: str) -> None:
         """Pass on what ranks print (NCCL_DEBUG, warnings), but not mpirun's lament once the outcome is known.
 
-        Before the first rank has spoken it is kept back: if none ever does, it is the only explanation there is.
+        Before the first rank has spoken it is kept back: if none ever does, its end is the only explanation there is.
         """
         if not line.strip(" -"):
             return
         if not self._heard:
-            self._chatter = [*self._chatter, line][-_CHATTER_LINES:]
+            self._chatter.append(line)
         elif self._error is None and self._presenter.report is None:
             self._presenter.note(line)
 
     def _died(self, code: int) -> GpubenchError:
         if self._heard:
             return ranks_ended_early(code, self._presenter.rows)
+        self._chatter = self._chatter[-_CHATTER_LINES:]
+        self._pass_on_chatter()
+        return launcher_failed(code)
+
+    def _pass_on_chatter(self) -> None:
         for line in self._chatter:
             self._presenter.note(line)
-        return launcher_failed(code)
+        self._chatter.clear()
 
 
 def _interrupted(what: str, presenter: Presenter) -> str:

@@ -4,7 +4,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TextIO
 
 from gpubench.cli.options import CollectiveOptions, Color
@@ -69,11 +69,15 @@ class Presenter:
             writer.end(report)
 
     def cut_short(self) -> None:
-        """The run ended early: what was measured stays, marked incomplete."""
+        """The run ended early: what was measured stays, marked incomplete, in every output that still works."""
         if self._progress is not None:
             self._progress.stop()
-        if self._begun and self.report is None:
-            self.end(Report(verdict=Verdict.FAIL if self._wrong else Verdict.ERROR, complete=False))
+        if not self._begun or self.report is not None:
+            return
+        self.report = Report(verdict=Verdict.FAIL if self._wrong else Verdict.ERROR, complete=False)
+        for writer in self._writers:
+            with suppress(OSError):
+                writer.end(self.report)
 
     def note(self, text: str) -> None:
         """Narration on stderr."""

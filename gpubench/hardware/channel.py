@@ -24,11 +24,12 @@ _READ_BYTES = 1 << 16
 
 
 class ChannelSender:
-    """The rank's end: a listener whose words travel. A launcher that is gone is not worth an error of its own."""
+    """The rank's end: a listener whose words travel. Its first is a hello: a rank is alive."""
 
     def __init__(self, path: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.connect(path)
+        self._send({"kind": "hello"})
 
     def begin(self, metadata: Metadata) -> None:
         """The run is set up."""
@@ -125,7 +126,8 @@ def _read(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> Itera
     source, lines = key.fileobj, key.data
     from_rank = isinstance(source, socket.socket)
     data = source.recv(_READ_BYTES) if isinstance(source, socket.socket) else _read_pipe(source)
-    complete = lines.feed(data) if data else lines.rest()
+    # What a rank had not finished saying when it died is no message.
+    complete = lines.feed(data) if data else [] if from_rank else lines.rest()
     if not data:
         selector.unregister(source)
         if isinstance(source, socket.socket):

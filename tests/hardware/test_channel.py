@@ -50,13 +50,26 @@ def test_everything_arrives_in_order(rows: int) -> None:
     assert chatter == ["hello from the job", "no newline at the end"]
     kinds = [message["kind"] for message in heard]
     kinds.remove("error")
-    assert kinds == ["begin", "progress", *["row"] * rows, "end"]
+    assert [kind for kind in kinds if kind != "hello"] == ["begin", "progress", *["row"] * rows, "end"]
+    assert kinds[0] == "hello"
+    heard = [message for message in heard if message["kind"] != "hello"]
     assert heard[0]["metadata"] == METADATA.to_record()
     assert CollectiveRow(**heard[2]["row"]) == ROW
     assert Report.from_record(next(each for each in heard if each["kind"] == "end")["report"]) == REPORT
     error = GpubenchError.from_record(next(each for each in heard if each["kind"] == "error")["error"])
     assert (error.exit_code, error.where) == (2, "rank 1 on n1")
     assert str(error).splitlines() == ["rank 1 on n1: seen", "  expected: e", "  likely:   r", "  try:      n"]
+
+
+def test_what_a_rank_did_not_finish_saying_is_no_message() -> None:
+    dying = (
+        'import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); s.sendall(b\'{"kind": "ro\')'
+    )
+    with ChannelReceiver() as channel:
+        job = launcher.start([sys.executable, "-c", dying, channel.path], dict(os.environ))
+        assert list(channel.messages(job)) == []
+        assert job.stdout is not None
+        job.stdout.close()
 
 
 def test_the_socket_goes_with_its_receiver() -> None:

@@ -329,6 +329,26 @@ def test_what_ranks_print_reaches_stderr_and_never_the_data() -> None:
     assert "gpubench: " in result.stderr.partition("gpubench: error")[0]
 
 
+def test_a_full_disk_ends_the_run_with_one_message(tmp_path: Path) -> None:
+    output = tmp_path / "result.csv"
+    command = f"{sys.executable} -m gpubench allreduce {' '.join(SMALL)} --format csv --output {output} > /dev/full"
+    result = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False, env=environment(), cwd=ROOT
+    )
+    assert result.returncode == 3
+    assert "stdout cannot be written any more: No space left on device" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert "Exception" not in result.stderr
+
+
+def test_what_a_rank_prints_is_passed_on_to_stderr_live() -> None:
+    """As NCCL_DEBUG=INFO does: also what is printed before the first row."""
+    result = gpubench("allreduce", *SMALL, "--format", "csv", env=broken("1:print"))
+    assert result.returncode == 0
+    assert "gpubench: hello from NCCL" in result.stderr
+    assert len(rows(result.stdout)) == 8
+
+
 def test_memory_does_not_grow_from_row_to_row(tmp_path: Path) -> None:
     """Beside the buffers: 50 MB from the first row to the last, and less than 400 MB in all."""
     notes = tmp_path / "notes"

@@ -1,8 +1,8 @@
 """Python runs this at start in every process that has this folder on its path: it breaks a rank as a test asks.
 
-GPUBENCH_TEST_FAULT is `RANK:KIND`, the fault striking at the rank's fifth row: `raise`, `kill` (SIGKILL), `stall`
-(sleeps), `spoil` (its received data are wrong), or `memory` (nothing breaks; after every row the resident memory and
-the free memory of the GPU are noted, in KiB).
+GPUBENCH_TEST_FAULT is `RANK:KIND`. At that rank's fifth row it will `raise`, be killed (`kill`) or sleep (`stall`). Or
+its received data are wrong (`spoil`); it prints at the start (`print`); after every row its resident memory and the
+free memory of its GPU are noted, in KiB (`memory`).
 """
 
 import os
@@ -55,5 +55,7 @@ def _install(kind: str) -> None:
         collective._Sweep._verify = spoiled  # type: ignore[assignment,method-assign]
 
 
-if _fault and _rank == _fault.partition(":")[0]:
+if _fault == f"{_rank}:print":
+    print("hello from NCCL", flush=True)  # noqa: T201
+elif _fault and _rank == _fault.partition(":")[0]:
     _install(_fault.partition(":")[2])
