@@ -108,8 +108,8 @@ def separate_jobs(launcher: str, claimed: int) -> CouldNotMeasureError:
         f"{launcher} started {claimed} processes, but in each of them MPI sees a single rank",
         expected=f"one job of {claimed} ranks",
         reason="the mpirun that was used belongs to another MPI than the library that mpi4py loaded",
-        next_step="run `gpubench` alone, which picks the matching mpirun, "
-        "or set MPI4PY_LIBMPI to that launcher's libmpi (srun: try --mpi=pmix)",
+        next_step="put the mpirun of mpi4py's library first on PATH, "
+        "or set MPI4PY_LIBMPI to this launcher's libmpi (srun: try --mpi=pmix)",
     )
 
 
