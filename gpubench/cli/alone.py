@@ -38,11 +38,14 @@ def run(options: CollectiveOptions, arguments: Sequence[str]) -> int:
     Raises:
         GpubenchError: nothing can be measured, or the measurement broke; what was measured has been written.
     """
-    ranks = choose_ranks(options, read_driver(os.environ))
+    driver = read_driver(os.environ)
+    ranks = choose_ranks(options, driver)
     check_writable(options.outputs)
     mpirun = launcher.find_launcher()
     shows_progress = options.show_progress and sys.stderr.isatty()
     presenter = Presenter(options, terminal_style(options, sys.stdout), progress=shows_progress)
+    if options.backend is None and driver.hidden_gpus():
+        presenter.note(f"no GPU is measured: {driver.hidden_gpus()}")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with channel.ChannelReceiver() as ranks_channel:
         environment = mpirun.environment(os.environ, ranks_channel.path)
@@ -73,7 +76,7 @@ def choose_ranks(options: CollectiveOptions, driver: Driver) -> int:
     ranks = options.ranks or driver.visible or HOST_RANKS
     if options.backend == "nccl" or (options.backend is None and driver.visible):
         if not driver.visible:
-            raise no_gpu(driver.absent or f"CUDA_VISIBLE_DEVICES hides the {driver.gpus} GPUs of this host")
+            raise no_gpu(driver.hidden_gpus() or driver.absent)
         check_installed(driver)
         if ranks > driver.visible:
             raise more_ranks_than_gpus(ranks, driver.visible, host_name())

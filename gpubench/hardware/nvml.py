@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +18,17 @@ class Driver:
     gpus: int = 0
     visible: int = 0
     absent: str = ""
+
+    def hidden_gpus(self, root: Path = Path("/")) -> str:
+        """Why GPUs that this host seems to have cannot be used; empty where it has none, or where they can.
+
+        `root` is where /dev is found.
+        """
+        if self.visible:
+            return ""
+        if self.gpus:
+            return f"CUDA_VISIBLE_DEVICES hides the {self.gpus} GPUs of this host"
+        return self.absent if (root / "dev/nvidiactl").exists() else ""
 
 
 def read_driver(environment: Mapping[str, str]) -> Driver:

@@ -54,6 +54,16 @@ def test_a_missing_driver_is_no_gpus_with_a_reason(monkeypatch: pytest.MonkeyPat
     assert "Driver Not Loaded" in driver.absent
 
 
+def test_gpus_that_cannot_be_used_are_not_passed_over_in_silence(tmp_path: Path) -> None:
+    broken = Driver(absent="NVML does not start (Driver/library version mismatch)")
+    assert broken.hidden_gpus(tmp_path) == ""
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/nvidiactl").touch()
+    assert "version mismatch" in broken.hidden_gpus(tmp_path)
+    assert "hides the 4 GPUs" in Driver(gpus=4).hidden_gpus(tmp_path)
+    assert Driver(gpus=4, visible=2).hidden_gpus(tmp_path) == ""
+
+
 def test_the_real_nvml_never_raises() -> None:
     assert read_driver({}).visible >= 0
 
