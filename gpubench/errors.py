@@ -141,6 +141,16 @@ def unusable_cupy(detail: str) -> CouldNotMeasureError:
     )
 
 
+def no_kernels(detail: str) -> CouldNotMeasureError:
+    """CuPy cannot compile the kernels that fill and check buffers."""
+    return CouldNotMeasureError(
+        f"CuPy cannot compile its kernels: {detail}",
+        expected="NVRTC of the same CUDA major version as CuPy",
+        reason="CuPy was installed without it: no CUDA toolkit here, and no nvidia-cuda-nvrtc wheel",
+        next_step="pip install 'gpubench[cuda12]' or '[cuda13]', as CuPy's own name says; both bring NVRTC",
+    )
+
+
 def cupy_of_wrong_cuda(built_for: int, driver_runs: int) -> CouldNotMeasureError:
     """CuPy needs a newer CUDA than the driver runs; both as CUDA encodes versions (13000 is 13.0)."""
     runs_major = driver_runs // 1000

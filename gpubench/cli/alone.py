@@ -11,7 +11,6 @@ from gpubench.cli.presenter import Presenter, terminal_style
 from gpubench.errors import (
     GpubenchError,
     InterruptedRunError,
-    UsageError,
     launcher_failed,
     more_ranks_than_gpus,
     no_gpu,
@@ -22,6 +21,7 @@ from gpubench.hardware import channel, launcher
 from gpubench.hardware.cuda import check_installed
 from gpubench.hardware.mpi import host_name
 from gpubench.hardware.nvml import Driver, read_driver
+from gpubench.measure.collective import check_root
 from gpubench.model.report import CollectiveRow, Metadata, Report
 from gpubench.model.verdict import exit_code
 
@@ -76,14 +76,13 @@ def choose_ranks(options: CollectiveOptions, driver: Driver) -> int:
     ranks = options.ranks or driver.visible or HOST_RANKS
     if options.backend == "nccl" or (options.backend is None and driver.visible):
         if not driver.visible:
-            raise no_gpu(driver.hidden_gpus() or driver.absent)
+            raise no_gpu(driver.hidden_gpus() or driver.absent or "the driver finds none on this host")
         check_installed(driver)
         if ranks > driver.visible:
             raise more_ranks_than_gpus(ranks, driver.visible, host_name())
     else:
         options.refuse_gpu_options("this host shows none")
-    if options.collective.rooted and not 0 <= options.root < ranks:
-        raise UsageError(f"--root {options.root} with {ranks} ranks", expected=f"a rank from 0 to {ranks - 1}")
+    check_root(options.collective, options.root, ranks)
     return ranks
 
 

@@ -76,7 +76,7 @@ class Job:
         backend = self._backend()
         request = self._request(backend.name)
         identities = group.gather(self.identity)
-        agree(group, lambda: check_root(request, group.size))
+        agree(group, lambda: check_root(request.collective, request.root, group.size))
         sizes, dropped = agree(group, lambda: fitting_sizes(request, group, backend, self.identity))
         request = self._request(backend.name, sizes)
         listener.begin(self._metadata(backend, request, identities, dropped))

@@ -151,10 +151,10 @@ def _console(stream: TextIO, style: Style) -> "Console":
 
 def header_lines(metadata: Metadata) -> Iterator[str]:
     """What was measured, where, with which libraries, and how to read the figures."""
-    hosts = len(metadata.hosts)
+    ranks, hosts = len(metadata.ranks), len(metadata.hosts)
     yield (
         f"gpubench {metadata.gpubench_version}  {metadata.collective}  backend {metadata.backend}  "
-        f"{len(metadata.ranks)} ranks on {hosts} host{'s' if hosts > 1 else ''}"
+        f"{ranks} rank{'s' if ranks > 1 else ''} on {hosts} host{'s' if hosts > 1 else ''}"
         + ("" if metadata.origin == "measured" else f"  ({metadata.origin.upper()})")
     )
     if metadata.backend == "host":

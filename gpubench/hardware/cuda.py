@@ -13,7 +13,7 @@ from gpubench.hardware.nvml import Driver
 from gpubench.ports import Launch
 
 _HEADROOM_BYTES = 2 * 2**30
-"""Left free for NCCL's own buffers, which it takes at the first collective, and for temporary arrays."""
+"""Left free for NCCL's own buffers, which it takes at the first collective, and for whoever else comes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ def open_device(local_rank: int, ranks_on_host: int, host: str, driver: Driver) 
     """The GPU for a rank: the only one it sees, or the one that its place on the host selects.
 
     Raises:
-        CouldNotMeasureError: no driver, no GPU, no CuPy, or a CuPy of another CUDA.
+        CouldNotMeasureError: no driver, no GPU, no CuPy, one of another CUDA, or one without NVRTC.
         UsageError: more ranks on the host than GPUs.
     """
     check_installed(driver)
@@ -132,6 +132,8 @@ def open_device(local_rank: int, ranks_on_host: int, host: str, driver: Driver) 
         return CudaDevice(cupy, local_rank if visible > 1 else 0, driver)
     except runtime.CUDARuntimeError as error:
         raise errors.no_gpu(str(error)) from error
+    except (RuntimeError, ImportError, OSError) as error:
+        raise errors.no_kernels(str(error).strip().splitlines()[0]) from error
 
 
 def _uuid_text(uuid: bytes) -> str:

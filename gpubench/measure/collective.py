@@ -80,10 +80,10 @@ def fitting_sizes(
     return kept, dropped
 
 
-def check_root(request: SweepRequest, ranks: int) -> None:
+def check_root(collective: Collective, root: int, ranks: int) -> None:
     """Raise UsageError where `--root` is no rank of the job."""
-    if request.collective.rooted and not 0 <= request.root < ranks:
-        raise UsageError(f"--root {request.root} with {ranks} ranks", expected=f"a rank from 0 to {ranks - 1}")
+    if collective.rooted and not 0 <= root < ranks:
+        raise UsageError(f"--root {root} with {ranks} ranks", expected=f"a rank from 0 to {ranks - 1}")
 
 
 def measure(

@@ -210,6 +210,7 @@ def test_one_rank_a_gpu_else_two(
     [
         ({"np": 8}, HAS_GPUS, UsageError, "shows 4 GPUs"),
         ({"backend": "nccl"}, Driver(absent="no driver"), CouldNotMeasureError, "no driver"),
+        ({"backend": "nccl"}, Driver(version="580"), CouldNotMeasureError, "the driver finds none"),
         ({"backend": "nccl"}, Driver(gpus=4), CouldNotMeasureError, "CUDA_VISIBLE_DEVICES hides the 4 GPUs"),
         ({"graph": 1}, Driver(), UsageError, "--graph needs GPUs"),
         ({"nccl_library": __file__}, Driver(), UsageError, "--nccl-library needs GPUs"),

@@ -170,6 +170,18 @@ def test_a_cupy_that_does_not_import_is_named(monkeypatch: pytest.MonkeyPatch) -
         cuda.open_device(0, 1, "n0", Driver())
 
 
+def test_a_cupy_without_its_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    cupy = cupy_on_numpy.install(monkeypatch, cupy_on_numpy.Runtime(1))
+
+    def fail(code: str) -> None:
+        message = "CuPy failed to load libnvrtc.so.12"
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(cupy, "RawModule", fail)
+    with pytest.raises(CouldNotMeasureError, match="cannot compile its kernels: CuPy failed to load libnvrtc"):
+        cuda.open_device(0, 1, "n0", Driver())
+
+
 def test_a_failed_capture_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     cupy_on_numpy.install(monkeypatch, cupy_on_numpy.Runtime(1))
     device = cuda.open_device(0, 1, "n0", Driver())

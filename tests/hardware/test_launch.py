@@ -23,13 +23,15 @@ from gpubench.hardware.launcher import Flavour, Launcher, find_launcher
         ({}, None),
         ({"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"}, ("Open MPI's mpirun", 3, 4)),
         ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}, ("Open MPI's mpirun", 0, 1)),
-        ({"PMI_RANK": "1", "PMI_SIZE": "2"}, ("MPICH's mpiexec", 1, 2)),
+        ({"PMI_RANK": "1", "PMI_SIZE": "2"}, ("a PMI launcher (mpiexec or srun)", 1, 2)),
         ({"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_ID": "0"}, ("srun", 5, 8)),
         # A batch script inside an allocation of eight tasks is no rank.
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "1"}, None),
         # A shell opened by `srun --pty` or by salloc's interactive step is none either.
         ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_ID": "0"}, None),
         ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_ID": "4294967290"}, None),
+        ({"PMI_RANK": "0", "PMI_SIZE": "1", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, None),
+        ({"PMI_RANK": "0", "PMI_SIZE": "1"}, ("a PMI launcher (mpiexec or srun)", 0, 1)),
         ({"OMPI_COMM_WORLD_SIZE": "4"}, None),
         ({"PMI_RANK": "", "PMI_SIZE": "x"}, None),
     ],

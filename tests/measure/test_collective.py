@@ -270,10 +270,10 @@ def test_nothing_left_to_measure_is_an_error() -> None:
 
 def test_a_root_outside_the_job_is_refused() -> None:
     broadcast = next(each for each in COLLECTIVES if each.name == "broadcast")
-    check_root(request_for(broadcast, root=3), 4)
-    check_root(request_for(ALLREDUCE, root=9), 4)
+    check_root(broadcast, 3, 4)
+    check_root(ALLREDUCE, 9, 4)
     with pytest.raises(UsageError, match="--root 4 with 4 ranks"):
-        check_root(request_for(broadcast, root=4), 4)
+        check_root(broadcast, 4, 4)
 
 
 def test_host_memory_is_a_view() -> None:

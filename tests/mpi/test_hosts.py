@@ -68,8 +68,8 @@ class Hosts:
             job.kill()
             job.wait()
         text = printed.read_text()
-        if "gpubench" not in text or time.monotonic() > deadline:
-            pytest.skip(f"Open MPI did not get the job done in {SECONDS_TO_SPEAK} s: {text[-200:]!r}")
+        if "gpubench" not in text:
+            pytest.skip(f"Open MPI's daemons started no job in {SECONDS_TO_SPEAK} s: {text[-200:]!r}")
         return text
 
     def agent(self) -> Path:
