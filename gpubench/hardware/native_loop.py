@@ -1,9 +1,10 @@
 """C calls, one after another, without Python in between.
 
 A small collective takes an H200 about 5 µs, and the host about as long to launch it. There, a loop in Python measures
-itself: below 16 KiB it read 0.4 to 1.2 µs more than nccl-tests (medians of five collectives on 4 H200s). So the calls of a timed loop, with all their arguments, stand in a
-table, and a few dozen bytes of machine code walk it. They are what a compiler makes of this function, for the two
-processors that GPU servers have; on any other, or where the system forbids such code, Python makes the calls.
+itself: up to 16 KiB it read 0.4 to 1.2 µs more than nccl-tests (medians of five collectives on 4 H200s). So the calls
+of a timed loop, with all their arguments, stand in a table, and a few dozen bytes of machine code walk it. They are
+what a compiler makes of this function, for the two processors that GPU servers have; on any other, or where the
+system forbids such code, Python makes the calls.
 
     long run(const long *call, long count) {
         for (long i = 1; i <= count; ++i, call += 9) {
