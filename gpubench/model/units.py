@@ -4,6 +4,7 @@ K, M, G and T are 1024-based as in nccl-tests; bandwidths are GB/s with 1 GB = 1
 """
 
 import re
+from collections.abc import Sequence
 from fractions import Fraction
 
 from gpubench.errors import UsageError
@@ -47,3 +48,26 @@ def format_memory(size_bytes: int) -> str:
         if size_bytes >= SUFFIX_BYTES[suffix]:
             return f"{size_bytes / SUFFIX_BYTES[suffix]:.1f} {suffix}iB"
     return f"{size_bytes} B"
+
+
+_NUMBERED = re.compile(r"(?P<stem>.*?)(?P<number>\d+)", re.ASCII)
+
+
+def compress_names(names: Sequence[str]) -> str:
+    """Host names as a person lists them: consecutive numbers behind the same letters become 'node0-1023'."""
+    texts: list[str] = []
+    runs: list[tuple[str, int, int, str, str]] = []
+    for name in names:
+        match = _NUMBERED.fullmatch(name)
+        if match is None:
+            runs.append((name, -1, -1, "", ""))
+            continue
+        stem, digits = match["stem"], match["number"]
+        number = int(digits)
+        if runs and runs[-1][0] == stem and runs[-1][4] and digits == str(runs[-1][2] + 1).zfill(len(runs[-1][4])):
+            runs[-1] = (stem, runs[-1][1], number, runs[-1][3], digits)
+        else:
+            runs.append((stem, number, number, digits, digits))
+    for stem, first, last, first_digits, last_digits in runs:
+        texts.append(stem + first_digits if first == last else f"{stem}{first_digits}-{last_digits}")
+    return ", ".join(texts)

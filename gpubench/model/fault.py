@@ -1,0 +1,216 @@
+"""Faults of simulated machines, as people write them: `node3.gpu5:nvlink=12`.
+
+`FAULT_KEYS` is the table of what can be broken; the command line's help and the documentation print it.
+"""
+
+import difflib
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gpubench.errors import UsageError
+
+GRAMMAR = (
+    "[nodeI.]gpuJ:KEY=VALUE, [nodeI.]nicJ:KEY=VALUE, [nodeI.]linkI-J:KEY=VALUE (a pair of GPUs) or nodeI:KEY=VALUE, "
+    "counted from 0, node0 where none is named; several keys with commas: gpu5:nvlink=12,width=8"
+)
+
+_SUBJECT = re.compile(
+    r"(?:node(?P<node>\d{1,6})\.)?(?:(?P<kind>gpu|nic)(?P<index>\d{1,4})|link(?P<first>\d{1,4})-(?P<second>\d{1,4}))"
+    r"|node(?P<whole>\d{1,6})",
+    re.ASCII,
+)
+_NUMBER = re.compile(r"\d{1,9}(?:\.\d+)?|\.\d+", re.ASCII)
+_COUNT = re.compile(r"\d{1,9}", re.ASCII)
+_P2P_WORDS = ("CNS", "GNS", "TNS", "DR", "NS", "U")
+_WIDTHS = ("1", "2", "4", "8", "16")
+_GENERATIONS = ("1", "2", "3", "4", "5", "6")
+
+
+class Subject(StrEnum):
+    """What a fault breaks."""
+
+    GPU = "gpu"
+    NIC = "nic"
+    LINK = "link"
+    NODE = "node"
+
+
+class ValueKind(StrEnum):
+    """What values a fault's key takes, beside a list of words."""
+
+    WORD = "word"
+    COUNT = "N"
+    FACTOR = "FACTOR"
+    RATE = "RATE"
+    VERSION = "VERSION"
+
+
+@dataclass(frozen=True, slots=True)
+class FaultKey:
+    """One thing that can be broken: on which subject, by what values, with what effect."""
+
+    subject: Subject
+    key: str
+    effect: str
+    kind: ValueKind = ValueKind.WORD
+    words: tuple[str, ...] = ()
+
+    @property
+    def values(self) -> str:
+        """Its values for a help text: 'pending|failure', 'N', 'FACTOR'."""
+        return "|".join(self.words) or self.kind.value
+
+    def accepts(self, value: str) -> bool:
+        """Whether a value can be right; whether the machine has so many links is seen when it is applied."""
+        if self.kind is ValueKind.COUNT:
+            return _COUNT.fullmatch(value) is not None
+        if self.kind is ValueKind.FACTOR:
+            return bool(_NUMBER.fullmatch(value)) and 0 < float(value) <= 1
+        if self.kind is ValueKind.RATE:
+            return bool(_NUMBER.fullmatch(value)) and float(value) > 0
+        if self.kind is ValueKind.VERSION:
+            return re.fullmatch(r"\d+(\.\d+)*", value, re.ASCII) is not None
+        return value in self.words
+
+
+_THROTTLE_REASONS = (
+    "sw_power_cap",
+    "hw_slowdown",
+    "sync_boost",
+    "sw_thermal_slowdown",
+    "hw_thermal_slowdown",
+    "hw_power_brake",
+)
+_HEALTH_WORDS = (
+    "degraded_bandwidth",
+    "route_recovery",
+    "route_unhealthy",
+    "access_timeout_recovery",
+    "partition_missing",
+    "fabric_manager_disconnected",
+    "incorrect_configuration",
+)
+
+FAULT_KEYS = (
+    FaultKey(Subject.GPU, "nvlink", "only so many of its NVLinks are active", ValueKind.COUNT),
+    FaultKey(Subject.GPU, "width", "its PCIe link is trained to this width", words=_WIDTHS),
+    FaultKey(Subject.GPU, "generation", "its PCIe link is trained to this generation", words=_GENERATIONS),
+    FaultKey(Subject.GPU, "p2p", "NVML refuses peer access with every other GPU", words=_P2P_WORDS),
+    FaultKey(Subject.GPU, "cuda_peer", "CUDA refuses peer access while NVML says OK", words=("no",)),
+    FaultKey(Subject.GPU, "lost", "it fell off the bus: the driver lists it and cannot reach it", words=("yes",)),
+    FaultKey(Subject.GPU, "missing", "it is not there at all; the GPUs after it count down", words=("yes",)),
+    FaultKey(Subject.GPU, "mig", "MIG is on", words=("on",)),
+    FaultKey(Subject.GPU, "ecc", "ECC is off", words=("off",)),
+    FaultKey(Subject.GPU, "throttle", "its clocks are held down, for this reason", words=_THROTTLE_REASONS),
+    FaultKey(Subject.GPU, "rows", "remapped memory rows wait for a reset, or failed", words=("pending", "failure")),
+    FaultKey(Subject.GPU, "fabric", "it has not joined the NVLink fabric", words=("not_started", "in_progress")),
+    FaultKey(Subject.GPU, "health", "the NVLink fabric reports this condition", words=_HEALTH_WORDS),
+    FaultKey(Subject.GPU, "speed", "its links deliver this share (0 to 1), and nothing says so", ValueKind.FACTOR),
+    FaultKey(Subject.GPU, "busy", "a process with this pid uses it", ValueKind.COUNT),
+    FaultKey(Subject.NIC, "state", "its port is not active", words=("down", "init")),
+    FaultKey(Subject.NIC, "rate", "its port runs at this rate, in Gb/s", ValueKind.RATE),
+    FaultKey(Subject.NIC, "width", "its PCIe link is trained to this width", words=_WIDTHS),
+    FaultKey(Subject.NIC, "generation", "its PCIe link is trained to this generation", words=_GENERATIONS),
+    FaultKey(Subject.NIC, "missing", "it is not there at all", words=("yes",)),
+    FaultKey(Subject.LINK, "nvlink", "only so many NVLinks join the two GPUs (none through a switch)", ValueKind.COUNT),
+    FaultKey(Subject.LINK, "p2p", "NVML refuses peer access between the two", words=_P2P_WORDS),
+    FaultKey(Subject.LINK, "staged", "copies go through host memory although nothing says so", words=("yes",)),
+    FaultKey(Subject.LINK, "speed", "copies reach this share (0 to 1), and nothing says so", ValueKind.FACTOR),
+    FaultKey(Subject.NODE, "driver", "it has this driver", ValueKind.VERSION),
+    FaultKey(Subject.NODE, "cuda", "its driver runs CUDA up to this version", ValueKind.VERSION),
+    FaultKey(Subject.NODE, "peermem", "the module nvidia-peermem is loaded, or not", words=("no", "yes")),
+    FaultKey(Subject.NODE, "silent", "this source of facts never answers", words=("nvml", "cuda", "sysfs")),
+    FaultKey(Subject.NODE, "driver_missing", "no NVIDIA driver is loaded", words=("yes",)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What is broken on one subject. `index` is the GPU's or NIC's, `second` the other GPU's of a link.
+
+    `node` is None where none was named, which means node 0.
+    """
+
+    subject: Subject
+    settings: tuple[tuple[str, str], ...]
+    node: int | None = None
+    index: int | None = None
+    second: int | None = None
+
+    @property
+    def node_number(self) -> int:
+        """The node it is on."""
+        return self.node or 0
+
+    def get(self, key: str) -> str | None:
+        """The value of a key, None where the fault does not set it."""
+        return dict(self.settings).get(key)
+
+    @property
+    def where(self) -> str:
+        """Its subject as written: 'node3.gpu5', 'link0-1', 'node2'."""
+        if self.subject is Subject.NODE:
+            return f"node{self.node_number}"
+        node = "" if self.node is None else f"node{self.node}."
+        return f"{node}{self.subject}{self.index}" + ("" if self.second is None else f"-{self.second}")
+
+    def __str__(self) -> str:
+        return f"{self.where}:" + ",".join(f"{key}={value}" for key, value in self.settings)
+
+
+def parse_fault(text: str) -> Fault:
+    """A fault as `GRAMMAR` has it.
+
+    Raises:
+        UsageError: an unknown subject or key (the nearest is suggested), a value that cannot be, a key given twice.
+    """
+    subject, colon, settings = text.strip().partition(":")
+    match = _SUBJECT.fullmatch(subject)
+    if match is None or not colon:
+        raise UsageError(f"--fault {text!r} names nothing that can break", expected=GRAMMAR)
+    if match["whole"] is not None:
+        return Fault(Subject.NODE, _parse_settings(text, Subject.NODE, settings), node=int(match["whole"]))
+    node = None if match["node"] is None else int(match["node"])
+    if match["first"] is None:
+        kind = Subject(match["kind"])
+        return Fault(kind, _parse_settings(text, kind, settings), node, int(match["index"]))
+    first, second = int(match["first"]), int(match["second"])
+    if first == second:
+        raise UsageError(f"--fault {text!r}: a link joins two different GPUs", expected=GRAMMAR)
+    return Fault(Subject.LINK, _parse_settings(text, Subject.LINK, settings), node, first, second)
+
+
+def _parse_settings(text: str, subject: Subject, settings: str) -> tuple[tuple[str, str], ...]:
+    known = {each.key: each for each in FAULT_KEYS if each.subject is subject}
+    parsed: dict[str, str] = {}
+    for setting in settings.split(","):
+        key, equals, value = (part.strip() for part in setting.partition("="))
+        if not equals or key not in known:
+            raise _unknown_key(text, subject, key, tuple(known))
+        if not known[key].accepts(value):
+            raise UsageError(f"--fault {text!r}: {key} cannot be {value!r}", expected=f"{key}={_described(known[key])}")
+        if key in parsed:
+            raise UsageError(f"--fault {text!r} gives {key} twice", expected=GRAMMAR)
+        parsed[key] = value
+    return tuple(parsed.items())
+
+
+def _described(key: FaultKey) -> str:
+    hints = {
+        ValueKind.COUNT: "a whole number",
+        ValueKind.FACTOR: "above 0 and at most 1",
+        ValueKind.RATE: "Gb/s, above 0",
+        ValueKind.VERSION: "numbers with dots",
+    }
+    return f"{key.values} ({key.effect}{'; ' + hints[key.kind] if key.kind in hints else ''})"
+
+
+def _unknown_key(text: str, subject: Subject, key: str, known: tuple[str, ...]) -> UsageError:
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    if key in known:
+        seen, next_step = f"--fault {text!r}: {key} has no value", f"{key}=..."
+    else:
+        seen = f"--fault {text!r}: a {subject} has no {key!r}"
+        next_step = f"did you mean {near[0]}?" if near else GRAMMAR
+    return UsageError(seen, expected=f"{', '.join(known)}; {GRAMMAR}", next_step=next_step)

@@ -1,0 +1,105 @@
+"""Frozen dataclasses as plain data and back: what recordings and messages between ranks are made of."""
+
+import sys
+import types
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, fields, is_dataclass
+from enum import Enum
+from functools import cache
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from gpubench.errors import UsageError
+
+T = TypeVar("T")
+
+
+def to_plain(value: Any) -> Any:
+    """A dataclass as dicts and lists, without fields that hold their default."""
+    if is_dataclass(value) and not isinstance(value, type):
+        plain = {}
+        for each in fields(value):
+            held = getattr(value, each.name)
+            if (each.default is MISSING and each.default_factory is MISSING) or held != _default(each):
+                plain[each.name] = to_plain(held)
+        return plain
+    if isinstance(value, Mapping):
+        return {str(key): to_plain(held) for key, held in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [to_plain(held) for held in value]
+    return value.value if isinstance(value, Enum) else value
+
+
+def from_plain(kind: type[T], plain: Any, where: str = "") -> T:
+    """The inverse of `to_plain`; what is missing takes its default.
+
+    Raises:
+        UsageError: a value of another type, an unknown field, one that is missing; `where` leads to it.
+    """
+    result: T = _read(kind, plain, where or kind.__name__)
+    return result
+
+
+def _default(each: "Field[Any]") -> Any:
+    return each.default_factory() if each.default_factory is not MISSING else each.default
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _read(kind: Any, plain: Any, where: str) -> Any:
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        if plain is None and type(None) in arguments:
+            return None
+        return _read(next(each for each in arguments if each is not type(None)), plain, where)
+    if origin is tuple:
+        _expect(list, plain, where)
+        return tuple(_read(arguments[0], each, f"{where}[{i}]") for i, each in enumerate(plain))
+    if origin is not None and issubclass(origin, Mapping):
+        _expect(dict, plain, where)
+        return {key: _read(arguments[1], each, f"{where}.{key}") for key, each in plain.items()}
+    if is_dataclass(kind):
+        return _read_dataclass(kind, plain, where)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        try:
+            return kind(plain)
+        except ValueError:
+            words = ", ".join(str(each.value) for each in kind)
+            raise UsageError(f"{where} is {plain!r}", expected=f"one of {words}") from None
+    if kind is float and isinstance(plain, int) and not isinstance(plain, bool):
+        return _read_whole_number(plain, where)
+    _expect(kind, plain, where)
+    return plain
+
+
+def _read_whole_number(plain: int, where: str) -> float:
+    try:
+        return float(plain)
+    except OverflowError:
+        raise UsageError(
+            f"{where} is a number beyond {sys.float_info.max:.1e}", expected="a value of type float"
+        ) from None
+
+
+def _read_dataclass(kind: Any, plain: Any, where: str) -> Any:
+    _expect(dict, plain, where)
+    hints = _hints(kind)
+    names = {each.name: each for each in fields(kind)}
+    for name in plain:
+        if name not in names:
+            raise UsageError(
+                f"{where} has an unknown field {name!r}",
+                expected=", ".join(names),
+                reason="it was written by a newer gpubench, or by hand",
+            )
+    for name, each in names.items():
+        if name not in plain and each.default is MISSING and each.default_factory is MISSING:
+            raise UsageError(f"{where} has no field {name!r}", expected=f"{name}, which every {kind.__name__} has")
+    return kind(**{name: _read(hints[name], held, f"{where}.{name}") for name, held in plain.items()})
+
+
+def _expect(kind: type, plain: Any, where: str) -> None:
+    if not isinstance(plain, kind) or (isinstance(plain, bool) and kind is not bool):
+        raise UsageError(f"{where} is {plain!r}", expected=f"a value of type {kind.__name__}")

@@ -1,0 +1,116 @@
+"""Find, read and match the files of `profiles/`: what a healthy machine of each kind looks like and reaches."""
+
+import difflib
+import hashlib
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+from gpubench.errors import UsageError
+from gpubench.model.plain import from_plain
+from gpubench.model.profile import Profile
+from gpubench.model.profile_rules import check_profile
+
+_PACKAGE = Path(__file__).parent
+_HASH_DIGITS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileMatch:
+    """The profile for a machine of `gpus` visible GPUs."""
+
+    profile: Profile
+    gpus: int
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the profile is for this very number of GPUs."""
+        return self.gpus == self.profile.match.visible
+
+    @property
+    def is_slice(self) -> bool:
+        """Whether the machine shows a part of a larger board."""
+        return self.gpus < self.profile.match.board
+
+    def __str__(self) -> str:
+        part = f" ({self.gpus} of {self.profile.match.board} GPUs: a slice of the board)" if self.is_slice else ""
+        return f"{self.profile.name}{part}"
+
+
+def folder(package: Path = _PACKAGE) -> Path:
+    """Where the profiles are: beside the package in a checkout, inside it when installed from a wheel."""
+    installed = package / "_profiles"
+    return installed if installed.is_dir() else package.parent / "profiles"
+
+
+def read_profile(data: bytes, where: str) -> Profile:
+    """A profile from the bytes of its file; `where` names the file in messages.
+
+    Raises:
+        UsageError: no TOML, an unknown key, a value of the wrong type, or one that cannot be right.
+    """
+    try:
+        plain = tomllib.loads(data.decode())
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"{where} is no TOML: {error}", expected="a file as profiles/README.md describes it") from None
+    if "sha256" in plain:
+        raise UsageError(f"{where} has an unknown field 'sha256'", reason="it is computed from the file")
+    profile = from_plain(Profile, plain, where)
+    check_profile(profile, where)
+    return replace(profile, sha256=hashlib.sha256(data).hexdigest()[:_HASH_DIGITS])
+
+
+def read_file(path: Path) -> Profile:
+    """A profile of the user's own.
+
+    Raises:
+        UsageError: the file cannot be read, or is no profile.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"the profile {path} cannot be read: {error.strerror}") from error
+    return read_profile(data, path.name)
+
+
+def names() -> tuple[str, ...]:
+    """The names of the profiles that come with gpubench."""
+    return tuple(sorted(path.stem for path in folder().glob("*.toml")))
+
+
+@cache
+def load(name: str) -> Profile:
+    """The profile of that name.
+
+    Raises:
+        UsageError: there is none; names that are near are suggested.
+    """
+    known = names()
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+        raise UsageError(
+            f"no profile is called {name!r}",
+            expected=f"one of {', '.join(known)}",
+            next_step=f"did you mean {' or '.join(near)}?" if near else "",
+        )
+    return read_file(folder() / f"{name}.toml")
+
+
+def all_profiles() -> tuple[Profile, ...]:
+    """Every profile that comes with gpubench, by name."""
+    return tuple(load(name) for name in names())
+
+
+def match(gpu_names: Sequence[str], count: int) -> ProfileMatch | None:
+    """The profile for `count` visible GPUs of these NVML names, None where there is none.
+
+    One for this very number comes first, then that of the next larger one: fewer GPUs are a slice of its board. GPUs
+    of several models match nothing.
+    """
+    models = set(gpu_names)
+    fitting = [each for each in all_profiles() if models <= set(each.match.gpus) and 1 <= count <= each.match.visible]
+    if not models or not fitting:
+        return None
+    return ProfileMatch(min(fitting, key=lambda each: each.match.visible), count)
