@@ -33,6 +33,10 @@ class Group(Protocol):
         """Every rank's value, in rank order, on every rank."""
         ...
 
+    def collect(self, value: T) -> list[T] | None:
+        """Every rank's value, in rank order, on the first rank; None on the others."""
+        ...
+
     def broadcast(self, value: T | None, root: int = 0) -> T:
         """Root's value, on every rank."""
         ...

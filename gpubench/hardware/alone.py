@@ -15,6 +15,10 @@ class AloneGroup:
         """The one value there is."""
         return [value]
 
+    def collect(self, value: T) -> list[T] | None:
+        """The one value there is."""
+        return [value]
+
     def broadcast(self, value: T | None, root: int = 0) -> T:  # noqa: ARG002
         """The value itself."""
         if value is None:

@@ -27,6 +27,11 @@ class MpiGroup:
         gathered: list[T] = self.communicator.allgather(value)
         return gathered
 
+    def collect(self, value: T) -> list[T] | None:
+        """Every rank's value, in rank order, on the first rank; None on the others."""
+        gathered: list[T] | None = self.communicator.gather(value, 0)
+        return gathered
+
     def broadcast(self, value: T | None, root: int = 0) -> T:
         """Root's value, on every rank."""
         received: T = self.communicator.bcast(value, root)

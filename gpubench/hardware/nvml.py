@@ -1,8 +1,16 @@
 """What NVML says of the driver and the GPUs. The only importer of pynvml."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from gpubench.errors import CouldNotMeasureError
+from gpubench.hardware.nvml_answers import DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND, text
+from gpubench.hardware.nvml_gpu import NvmlFacts, read_node
+from gpubench.model.snapshot import DriverFacts
+
+_NO_DRIVER = (DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +50,38 @@ def read_driver(environment: Mapping[str, str]) -> Driver:
     try:
         gpus = pynvml.nvmlDeviceGetCount()
         return Driver(
-            version=_text(pynvml.nvmlSystemGetDriverVersion()),
+            version=text(pynvml.nvmlSystemGetDriverVersion()) or "",
             cuda=pynvml.nvmlSystemGetCudaDriverVersion(),
             gpus=gpus,
             visible=visible_count(gpus, environment.get("CUDA_VISIBLE_DEVICES")),
         )
     except pynvml.NVMLError as error:
         return Driver(absent=f"NVML does not answer ({error})")
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def read_nvml() -> NvmlFacts:
+    """Driver, GPUs and pairs; a host without a driver has none, and says so in `driver.absent`.
+
+    Raises:
+        CouldNotMeasureError: there is a driver and it does not answer, or not this library.
+    """
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        reason = f"NVML does not start ({error})"
+        if error.value in _NO_DRIVER:
+            return NvmlFacts(driver=DriverFacts(absent=reason))
+        raise CouldNotMeasureError(reason) from error
+    try:
+        # Affinity masks are indexed by CPU number, and processors that are off have numbers too.
+        return read_node(pynvml, cpus=os.sysconf("SC_NPROCESSORS_CONF"))
+    except pynvml.NVMLError as error:
+        message = f"NVML does not answer ({error})"
+        raise CouldNotMeasureError(message) from error
     finally:
         pynvml.nvmlShutdown()
 
@@ -64,7 +97,3 @@ def visible_count(gpus: int, setting: str | None) -> int:
             break
         count += 1
     return count
-
-
-def _text(answer: str | bytes) -> str:
-    return answer.decode() if isinstance(answer, bytes) else answer

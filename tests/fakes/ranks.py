@@ -40,6 +40,10 @@ class ThreadGroup:
     def gather(self, value: T) -> list[T]:
         return self._world.exchange(self.rank, value)
 
+    def collect(self, value: T) -> list[T] | None:
+        values = self._world.exchange(self.rank, value)
+        return values if self.rank == 0 else None
+
     def broadcast(self, value: T | None, root: int = 0) -> T:
         received = self._world.exchange(self.rank, value)[root]
         assert received is not None

@@ -1,0 +1,77 @@
+"""The machine around the GPUs and the kernel's side of the driver, from /proc and /sys."""
+
+import re
+from pathlib import Path
+
+from gpubench.hardware.system_files import names_in, text_of
+from gpubench.model.snapshot import DriverFacts, GpuDirectFacts, HostFacts, NumaNode
+
+_DRIVER_VERSION = re.compile(r"Kernel Module(?: for \S+)?\s+(\d+(?:\.\d+)+)", re.ASCII)
+_NUMA_NODE = re.compile(r"node(\d+)", re.ASCII)
+_PEERMEM = (
+    "sys/kernel/mm/memory_peers/nv_mem/version",
+    "sys/kernel/mm/memory_peers/nv_mem_nc/version",
+    "sys/module/nvidia_peermem/version",
+)
+"""The files by which NCCL decides whether a NIC can reach GPU memory through nvidia-peermem."""
+
+
+def read_machine(root: Path) -> HostFacts:
+    """Processors, memory nodes, kernel and firmware names."""
+    processors = _processors(root)
+    models = [each["model name"] for each in processors if "model name" in each]
+    sockets = {each["physical id"] for each in processors if "physical id" in each}
+    return HostFacts(
+        kernel=text_of(root / "proc/sys/kernel/osrelease"),
+        cpu=models[0] if models else None,
+        cpus=len(processors) or None,
+        sockets=len(sockets) or None,
+        numa_nodes=_numa_nodes(root / "sys/devices/system/node"),
+        virtual_machine=_virtual_machine(root, processors),
+        product=_product(root / "sys/class/dmi/id"),
+        boot_id=text_of(root / "proc/sys/kernel/random/boot_id"),
+    )
+
+
+def read_kernel_driver(root: Path) -> DriverFacts:
+    """The version of the loaded kernel module, which also a driver that no longer answers has written there."""
+    text = text_of(root / "proc/driver/nvidia/version")
+    if text is None:
+        return DriverFacts()
+    version = _DRIVER_VERSION.search(text)
+    return DriverFacts(version=version[1] if version else None, open_kernel_module="Open Kernel Module" in text)
+
+
+def read_gpudirect(root: Path) -> GpuDirectFacts:
+    """Whether nvidia-peermem is loaded; dma-buf is for CUDA to say."""
+    if any((root / path).exists() for path in _PEERMEM):
+        return GpuDirectFacts(peermem=True)
+    return GpuDirectFacts(peermem=False if (root / "sys/module").is_dir() else None)
+
+
+def _processors(root: Path) -> list[dict[str, str]]:
+    """What /proc/cpuinfo says of each processor; the fields differ between architectures."""
+    text = text_of(root / "proc/cpuinfo") or ""
+    blocks = [
+        {name.strip(): value.strip() for name, colon, value in (line.partition(":") for line in block.split("\n"))}
+        for block in text.split("\n\n")
+    ]
+    return [block for block in blocks if "processor" in block]
+
+
+def _numa_nodes(folder: Path) -> tuple[NumaNode, ...]:
+    numbers = sorted(int(match[1]) for name in names_in(folder) if (match := _NUMA_NODE.fullmatch(name)))
+    return tuple(NumaNode(number=each, cpus=text_of(folder / f"node{each}/cpulist") or "") for each in numbers)
+
+
+def _virtual_machine(root: Path, processors: list[dict[str, str]]) -> bool | None:
+    """Whether a hypervisor shows itself; where x86's flag for it does not exist, nothing shown is nothing known."""
+    if text_of(root / "sys/hypervisor/type"):
+        return True
+    flags = processors[0].get("flags") if processors else None
+    return None if flags is None else "hypervisor" in flags.split()
+
+
+def _product(folder: Path) -> str | None:
+    names = [text_of(folder / name) for name in ("sys_vendor", "product_name")]
+    return " ".join(name for name in names if name) or None

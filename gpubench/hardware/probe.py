@@ -1,0 +1,103 @@
+"""Read this node into a snapshot. Each source is a child process with a deadline: a driver may never answer.
+
+`python -m gpubench.hardware.probe STAGE [ROOT]` is such a child. It writes its facts as one line of JSON.
+"""
+
+import json
+import os
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from gpubench.errors import CouldNotMeasureError, GpubenchError, UsageError
+from gpubench.hardware.cuda_driver import CudaFacts, CudaUnavailableError, load_cuda, read_cuda
+from gpubench.hardware.merge import merge
+from gpubench.hardware.nvml import read_nvml
+from gpubench.hardware.nvml_gpu import NvmlFacts
+from gpubench.hardware.stages import StageResult, run_stages
+from gpubench.hardware.sysfs import SysfsFacts, read_sysfs
+from gpubench.model.plain import from_plain, to_plain
+from gpubench.model.snapshot import ProbeFailure, Snapshot
+
+SYSFS, NVML, CUDA = "sysfs", "nvml", "cuda"
+
+T = TypeVar("T")
+
+
+def probe(
+    timeout_s: float,
+    environment: Mapping[str, str],
+    root: Path = Path("/"),
+    stages: Mapping[str, Sequence[str]] | None = None,
+) -> Snapshot:
+    """This node, read in at most about `timeout_s`; what did not answer in time is in the snapshot's `failures`.
+
+    `environment` is that of the user's processes, which decides what CUDA shows. `stages` are the command lines of the
+    children, by name; `root` is where sysfs and procfs are found.
+    """
+    results = run_stages(stages or stage_commands(root), environment, timeout_s)
+    failures: list[ProbeFailure] = []
+    facts = (
+        _understood(SysfsFacts, SYSFS, results, failures),
+        _understood(NvmlFacts, NVML, results, failures),
+        _understood(CudaFacts, CUDA, results, failures),
+    )
+    return merge(socket.gethostname().split(".")[0], *facts, failures)
+
+
+def stage_commands(root: Path = Path("/")) -> dict[str, list[str]]:
+    """The command lines of the three children."""
+    return {stage: [sys.executable, "-m", __spec__.name, stage, str(root)] for stage in (SYSFS, NVML, CUDA)}
+
+
+def _understood(
+    kind: type[T], stage: str, results: Mapping[str, StageResult], failures: list[ProbeFailure]
+) -> T | None:
+    """The facts in a child's answer; None, with the failure noted, where there are none."""
+    result = results[stage]
+    if result.document is None:
+        failures.append(ProbeFailure(stage=stage, error=result.error, timed_out=result.timed_out))
+        return None
+    try:
+        return from_plain(kind, result.document)
+    except UsageError as error:
+        failures.append(ProbeFailure(stage=stage, error=f"an answer that is none: {error.seen}"))
+        return None
+
+
+def read_stage(stage: str, root: Path, environment: Mapping[str, str]) -> SysfsFacts | NvmlFacts | CudaFacts:
+    """What a child reads.
+
+    Raises:
+        CouldNotMeasureError: the source is there and does not answer.
+    """
+    if stage == SYSFS:
+        return read_sysfs(root)
+    if stage == NVML:
+        return read_nvml()
+    visible_devices = environment.get("CUDA_VISIBLE_DEVICES")
+    try:
+        return read_cuda(load_cuda(), visible_devices)
+    except CudaUnavailableError as error:
+        if error.absent:
+            return CudaFacts(absent=str(error), visible_devices=visible_devices)
+        raise CouldNotMeasureError(str(error)) from error
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The child: facts to stdout, or one line about what went wrong to stderr. Returns the exit code."""
+    stage, root = arguments
+    try:
+        facts = read_stage(stage, Path(root), os.environ)
+    except GpubenchError as error:
+        sys.stderr.write(f"{error.seen}\n")
+        return error.exit_code
+    sys.stdout.write(json.dumps(to_plain(facts)) + "\n")
+    sys.stdout.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

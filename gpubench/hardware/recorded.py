@@ -1,0 +1,113 @@
+"""Machines on disk: a folder with a snapshot a node (`nodes/HOST.json`) and the facts of every rank (`ranks.jsonl`)."""
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpubench.errors import UsageError
+from gpubench.model.plain import from_plain, to_plain
+from gpubench.model.rank_facts import RankFacts
+from gpubench.model.snapshot import Snapshot
+from gpubench.readers.recording import read_snapshot, write_snapshot
+
+_NODES = "nodes"
+_RANKS = "ranks.jsonl"
+_DIGITS = re.compile(r"(\d+)", re.ASCII)
+
+
+def check_recordable(directory: Path) -> None:
+    """Make the folder for a recording.
+
+    Raises:
+        UsageError: it cannot be made or written, or holds a recording already.
+    """
+    if (directory / _NODES).exists():
+        raise UsageError(
+            f"--record {directory} holds a recording already",
+            expected="a new or empty folder",
+            next_step=f"rm -r {directory}, or name another",
+        )
+    try:
+        (directory / _NODES).mkdir(parents=True)
+    except OSError as error:
+        raise UsageError(
+            f"--record {directory} cannot be written: {os.strerror(error.errno or 0)}",
+            next_step="name a folder that you own",
+        ) from error
+
+
+def write_recording(directory: Path, snapshots: Sequence[Snapshot], ranks: Sequence[RankFacts]) -> None:
+    """Write nodes and ranks into a folder that `check_recordable` made."""
+    taken: set[str] = set()
+    for snapshot in snapshots:
+        name = _file_name(snapshot.host, taken)
+        (directory / _NODES / f"{name}.json").write_text(write_snapshot(snapshot), encoding="utf-8")
+    lines = "".join(f"{json.dumps(to_plain(rank))}\n" for rank in ranks)
+    (directory / _RANKS).write_text(lines, encoding="utf-8")
+
+
+def read_recording(directory: Path, host: str | None = None) -> tuple[list[Snapshot], list[RankFacts]]:
+    """Nodes and ranks of a recording, in the order of the hosts' names; with `host`, of that host alone.
+
+    Raises:
+        UsageError: no such folder, no recording in it, a file that cannot be read, or a host that is not in it.
+    """
+    paths = sorted((directory / _NODES).glob("*.json"), key=lambda path: _natural(path.stem))
+    if not paths:
+        raise UsageError(
+            f"--replay {directory} holds no recording",
+            expected=f"a folder that --record wrote, with {_NODES}/HOST.json in it",
+            next_step=f"gpubench topo --record {directory} on the machine in question",
+        )
+    snapshots = [read_snapshot(_text(path), str(path)) for path in paths]
+    ranks = _read_ranks(directory / _RANKS)
+    if host is None:
+        return snapshots, ranks
+    mine = [snapshot for snapshot in snapshots if snapshot.host == host]
+    if not mine:
+        raise UsageError(
+            f"--replay {directory} has no host {host}",
+            expected=f"one of {', '.join(snapshot.host for snapshot in snapshots[:8])}",
+            reason="under a launcher every host replays the node of its own name",
+            next_step=f"gpubench topo --replay {directory} without mpirun shows them all",
+        )
+    return mine, [rank for rank in ranks if rank.host == host]
+
+
+def _read_ranks(path: Path) -> list[RankFacts]:
+    if not path.exists():
+        return []
+    ranks = []
+    for number, line in enumerate(_text(path).splitlines(), 1):
+        where = f"{path}, line {number}"
+        try:
+            plain = json.loads(line)
+        except ValueError as error:
+            raise UsageError(f"{where}: no JSON ({error})", expected="the facts of a rank as JSON") from error
+        ranks.append(from_plain(RankFacts, plain, where))
+    return ranks
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}", expected="a file that --record wrote") from error
+
+
+def _file_name(host: str, taken: set[str]) -> str:
+    """The host's name as a file's, with a number behind it where two hosts have the same."""
+    stem = re.sub(r"[^A-Za-z0-9._-]", "_", host).lstrip(".") or "node"
+    name, number = stem, 1
+    while name in taken:
+        number += 1
+        name = f"{stem}~{number}"
+    taken.add(name)
+    return name
+
+
+def _natural(name: str) -> list[tuple[bool, int, str]]:
+    """node2 before node10."""
+    return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in _DIGITS.split(name)]

@@ -1,0 +1,93 @@
+"""Machines that are not there: nodes of a profile's kind, with faults, as snapshots.
+
+Everything here is a model and no measurement, and says so: the origin of every snapshot is `simulated`, its source the
+profile. `simulated_time` has the times.
+"""
+
+import re
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gpubench.errors import UsageError
+from gpubench.hardware.simulated.faults import apply_faults, wrong_value
+from gpubench.hardware.simulated.node import healthy_node
+from gpubench.model.fault import Fault
+from gpubench.model.profile import Profile
+from gpubench.model.snapshot import Snapshot
+from gpubench.profiles import load, names
+
+MOST_NODES = 16384
+
+_MACHINE = re.compile(r"(?P<name>[^*\s]+)(?:\s*\*\s*(?P<nodes>\d{1,6}))?", re.ASCII)
+_IDENTITIES = uuid.UUID("5b1f3c1e-6d0a-5f6e-9c55-6770752d73b1")
+"""Namespace of the UUIDs of simulated GPUs: made up once, so that equal seeds give equal machines."""
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedMachine:
+    """So many nodes of one kind."""
+
+    profile: Profile
+    nodes: int = 1
+
+    def __str__(self) -> str:
+        return self.profile.name + (f"*{self.nodes}" if self.nodes > 1 else "")
+
+
+def parse_machine(text: str) -> SimulatedMachine:
+    """A machine as `NAME[*NODES]`: 'hgx-h200-4', 'hgx-h100-8*16'.
+
+    Raises:
+        UsageError: another form, an unknown profile, or a number of nodes that is none.
+    """
+    match = _MACHINE.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(
+            f"--simulate {text!r} is no machine",
+            expected="NAME[*NODES], with the name of a profile: hgx-h200-4, 'hgx-h100-8*16'",
+            next_step=f"one of {', '.join(names())}",
+        )
+    nodes = int(match["nodes"] or 1)
+    if not 1 <= nodes <= MOST_NODES:
+        raise UsageError(f"--simulate {text!r} has {nodes} nodes", expected=f"1 to {MOST_NODES}")
+    return SimulatedMachine(load(match["name"]), nodes)
+
+
+def check_nodes(machine: SimulatedMachine, faults: Sequence[Fault]) -> None:
+    """Raise UsageError where a fault is on a node that the machine does not have."""
+    for fault in faults:
+        if fault.node_number >= machine.nodes:
+            raise wrong_value(
+                fault, f"there is no node {fault.node_number}", f"{machine} has nodes 0 to {machine.nodes - 1}"
+            )
+
+
+def snapshots(machine: SimulatedMachine, faults: Sequence[Fault] = (), seed: int = 0) -> list[Snapshot]:
+    """The machine's nodes in order, node0 on; all that is alike in healthy nodes is one object.
+
+    Raises:
+        UsageError: a fault on something that the machine does not have.
+    """
+    check_nodes(machine, faults)
+    healthy = healthy_node(machine.profile)
+    broken = {
+        number: apply_faults(_named(healthy, number, seed), [each for each in faults if each.node_number == number])
+        for number in {fault.node_number for fault in faults}
+    }
+    return [broken.get(number) or _named(healthy, number, seed) for number in range(machine.nodes)]
+
+
+def _named(node: Snapshot, number: int, seed: int) -> Snapshot:
+    """A copy of the node with a host name, a boot id and UUIDs of its own."""
+    host = f"node{number}"
+    return replace(
+        node,
+        host=host,
+        machine=replace(node.machine, boot_id=_identity(seed, host)),
+        gpus=tuple(replace(gpu, uuid=f"GPU-{_identity(seed, host, gpu.device)}") for gpu in node.gpus),
+    )
+
+
+def _identity(seed: int, *names: str) -> str:
+    return str(uuid.uuid5(_IDENTITIES, "/".join((str(seed), *names))))

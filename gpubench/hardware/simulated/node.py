@@ -1,0 +1,257 @@
+"""A healthy node of a profile's kind, as NVML, CUDA and sysfs would describe it.
+
+Bus ids, host bridges and root ports are made up, in an order that a server could have; they only have to be consistent.
+"""
+
+from collections.abc import Mapping
+
+from gpubench.model.profile import P2P_OK, NicKindOfMachine, Profile
+from gpubench.model.report import Origin
+from gpubench.model.snapshot import (
+    DriverFacts,
+    Fabric,
+    GpuDirectFacts,
+    GpuFacts,
+    HostFacts,
+    NicFacts,
+    NicKind,
+    NumaNode,
+    NvLink,
+    NvlinkPeer,
+    PairFacts,
+    PcieLink,
+    PciPlace,
+    PciSwitch,
+    RemappedRows,
+    Snapshot,
+)
+
+_BUSES = 256
+_FIRST_FLAT_GPU = 6
+_FIRST_FLAT_NIC = 3
+_FABRIC_CAPABILITY = (9, 0)
+"""GPUs register with the NVSwitch fabric from Hopper on (`nvmlDeviceGetGpuFabricInfo`)."""
+
+_HEALTHY_MASK = 0xAA
+_NO_CLUSTER = "00000000-0000-0000-0000-000000000000"
+_COUNTERS: Mapping[str, int] = {"replay": 0, "recovery": 0, "crc_flit": 0}
+
+
+def healthy_node(profile: Profile) -> Snapshot:
+    """One node of that kind with nothing wrong; the host's name, boot id and GPUs' UUIDs are for the caller to set."""
+    tree = _PciTree(profile)
+    gpus = tuple(_gpu(profile, tree, index) for index in range(profile.match.visible))
+    return Snapshot(
+        host="",
+        origin=Origin.SIMULATED,
+        source=f"profile {profile.name}",
+        machine=_machine(profile),
+        driver=DriverFacts(version=profile.node.driver, cuda=profile.node.cuda),
+        gpudirect=GpuDirectFacts(peermem=profile.node.peermem, dma_buf=profile.node.dma_buf),
+        gpus=gpus,
+        nics=tuple(_nic(nic, tree, number) for number, nic in enumerate(profile.nic)),
+        switches=tuple(tree.switches.values()),
+        nvswitches=tree.nvswitches,
+        pairs=tuple(_pair(profile, one, other) for one in gpus for other in gpus if one is not other),
+    )
+
+
+class _PciTree:
+    """Hands out bus numbers: a host bridge for every switch below a CPU, and one a NUMA node for all other devices."""
+
+    def __init__(self, profile: Profile) -> None:
+        self._profile = profile
+        self._buses = 0
+        self._ports: dict[str, int] = {}
+        self.switches: dict[str, PciSwitch] = {}
+        self._bridges = [self._bridge() for _ in range(max(1, profile.node.numa_nodes))]
+        for switch in profile.switch:
+            parent = self.switches.get(switch.above or "")
+            place = self._below(parent) if parent else self._root_port(self._bridge(), switch.numa)
+            link = _trained(switch.pcie_generation, switch.pcie_width)
+            self.switches[switch.name] = PciSwitch(bus_id=self._device(), link=link, place=place)
+        nvlink = profile.nvlink
+        count = nvlink.switches if nvlink and not profile.node.virtual_machine else 0
+        self.nvswitches = tuple(self._device() for _ in range(count))
+
+    def gpu(self, index: int) -> tuple[str, PciPlace]:
+        """Bus id and place of a GPU."""
+        if self._profile.node.flat_pci:
+            return f"0000:00:{_FIRST_FLAT_GPU + index:02x}.0", PciPlace(host_bridge=self._bridges[0])
+        places = self._profile.gpu.places
+        return self._placed(places[index] if places else None, index, self._profile.match.visible)
+
+    def nic(self, index: int, place: str | None) -> tuple[str, PciPlace]:
+        """Bus id and place of a NIC; on a flat bus they stand before the GPUs as far as there is room."""
+        if not self._profile.node.flat_pci:
+            return self._placed(place, 0, 1)
+        room = _FIRST_FLAT_GPU - _FIRST_FLAT_NIC
+        number = index + (_FIRST_FLAT_NIC if index < room else self._profile.match.visible + _FIRST_FLAT_NIC)
+        return f"0000:00:{number:02x}.0", PciPlace(host_bridge=self._bridges[0])
+
+    def _placed(self, place: str | None, index: int, count: int) -> tuple[str, PciPlace]:
+        if place is not None:
+            return self._device(), self._below(self.switches[place])
+        numa_nodes = self._profile.node.numa_nodes
+        numa = index * numa_nodes // count if numa_nodes else None
+        return self._device(), self._root_port(self._bridges[numa or 0], numa)
+
+    def _below(self, switch: PciSwitch) -> PciPlace:
+        above = switch.place
+        return PciPlace(
+            host_bridge=above.host_bridge,
+            root_port=above.root_port,
+            switches=(*above.switches, switch.bus_id),
+            numa_node=above.numa_node,
+        )
+
+    def _root_port(self, bridge: str, numa: int | None) -> PciPlace:
+        self._ports[bridge] = self._ports.get(bridge, 0) + 1
+        port = f"{bridge.removeprefix('pci')}:{self._ports[bridge]:02x}.0"
+        return PciPlace(host_bridge=bridge, root_port=port, numa_node=numa)
+
+    def _bridge(self) -> str:
+        return f"pci{self._bus()}"
+
+    def _device(self) -> str:
+        return f"{self._bus()}:00.0"
+
+    def _bus(self) -> str:
+        number, self._buses = self._buses, self._buses + 1
+        return f"{number // _BUSES:04x}:{number % _BUSES:02x}"
+
+
+def _trained(generation: int | None, width: int | None) -> PcieLink:
+    return PcieLink(generation=generation, width=width, max_generation=generation, max_width=width)
+
+
+def _cpus(profile: Profile, numa: int | None) -> str:
+    cpus, numa_nodes = profile.node.cpus, profile.node.numa_nodes
+    if numa is None:
+        return f"0-{cpus - 1}"
+    return f"{cpus * numa // numa_nodes}-{cpus * (numa + 1) // numa_nodes - 1}"
+
+
+def _machine(profile: Profile) -> HostFacts:
+    node = profile.node
+    return HostFacts(
+        cpus=node.cpus,
+        sockets=node.sockets,
+        numa_nodes=tuple(NumaNode(number=numa, cpus=_cpus(profile, numa)) for numa in range(node.numa_nodes)),
+        virtual_machine=node.virtual_machine,
+        product=profile.title,
+    )
+
+
+def _gpu(profile: Profile, tree: _PciTree, index: int) -> GpuFacts:
+    kind = profile.gpu
+    bus_id, place = tree.gpu(index)
+    missing = {"bar1_bytes": kind.bar1_bytes, "ecc": kind.ecc, "mig": kind.mig}
+    return GpuFacts(
+        index=index,
+        bus_id=bus_id,
+        name=kind.name,
+        cuda_index=index,
+        compute_capability=kind.compute_capability,
+        multiprocessors=kind.multiprocessors,
+        memory_bytes=kind.memory_bytes,
+        memory_used_bytes=0,
+        mig=kind.mig,
+        ecc=kind.ecc,
+        persistence=True,
+        idle=True,
+        throttle_reasons=(),
+        remapped_rows=RemappedRows(correctable=0, uncorrectable=0, pending=False, failure=False) if kind.ecc else None,
+        pcie=_trained(kind.pcie_generation, kind.pcie_width),
+        pcie_replays=0,
+        place=place,
+        cpu_affinity=_cpus(profile, place.numa_node),
+        nvlinks=_nvlinks(profile, tree, index),
+        fabric=_fabric(profile),
+        bar1_bytes=kind.bar1_bytes,
+        processes=(),
+        unknown={name: "the profile does not say" for name, value in missing.items() if value is None},
+    )
+
+
+def _nvlinks(profile: Profile, tree: _PciTree, index: int) -> tuple[NvLink, ...]:
+    nvlink = profile.nvlink
+    if nvlink is None:
+        return ()
+    if nvlink.to is NvlinkPeer.SWITCH:
+        peers = [tree.nvswitches[i % len(tree.nvswitches)] if tree.nvswitches else None for i in range(nvlink.links)]
+    else:
+        others = [(pair[1] if pair[0] == index else pair[0], pair[2]) for pair in nvlink.pairs if index in pair[:2]]
+        peers = [_gpu_bus_id(profile, other) for other, links in others for _ in range(links)]
+    return tuple(
+        NvLink(
+            number=number,
+            active=True,
+            version=nvlink.version,
+            raw_gb_s=nvlink.raw_gb_s,
+            peer=nvlink.to,
+            peer_bus_id=peer,
+            errors=_COUNTERS,
+        )
+        for number, peer in enumerate(peers)
+    )
+
+
+def _gpu_bus_id(profile: Profile, index: int) -> str:
+    """A GPU's bus id, before the GPU itself is made: the tree is deterministic."""
+    tree = _PciTree(profile)
+    return [tree.gpu(each)[0] for each in range(index + 1)][-1]
+
+
+def _fabric(profile: Profile) -> Fabric | None:
+    capability = tuple(int(part) for part in profile.gpu.compute_capability.split("."))
+    if profile.nvlink is None or profile.nvlink.to is not NvlinkPeer.SWITCH or capability < _FABRIC_CAPABILITY:
+        return None
+    # A virtual machine is not told the health of the fabric (seen on 4 H200, driver 580).
+    mask = 0 if profile.node.virtual_machine else _HEALTHY_MASK
+    return Fabric(state="completed", status="success", clique=0, cluster_uuid=_NO_CLUSTER, health_mask=mask)
+
+
+def _nic(nic: NicKindOfMachine, tree: _PciTree, number: int) -> NicFacts:
+    bus_id, place = tree.nic(number, nic.place)
+    return NicFacts(
+        name=nic.name,
+        kind=nic.kind,
+        state="active",
+        rate_gbit_s=nic.rate_gbit_s,
+        interfaces=(nic.name,) if nic.kind is NicKind.ETHERNET else (),
+        bus_id=bus_id,
+        model=nic.model,
+        pcie=_trained(nic.pcie_generation, nic.pcie_width),
+        place=place,
+        unknown={} if nic.rate_gbit_s else {"rate_gbit_s": "the profile does not say"},
+    )
+
+
+def _pair(profile: Profile, one: GpuFacts, other: GpuFacts) -> PairFacts:
+    """NVML's and CUDA's answers; with NVLink the status of plain PCI access is NS, as H200 answers."""
+    status = profile.peer_access.status
+    joined = profile.nvlink is not None and (
+        profile.nvlink.to is NvlinkPeer.SWITCH
+        or any({one.index, other.index} == set(pair[:2]) for pair in profile.nvlink.pairs)
+    )
+    return PairFacts(
+        source=one.device,
+        destination=other.device,
+        pcie_path=pcie_path(one.place, other.place),
+        cuda=status == P2P_OK,
+        read=status,
+        write=status,
+        nvlink=P2P_OK if joined else "NS",
+        atomics=status,
+        pci="NS" if joined else status,
+    )
+
+
+def pcie_path(one: PciPlace, other: PciPlace) -> str:
+    """How two devices are wired without NVLink, in `nvidia-smi topo -m`'s words."""
+    if one.switches and other.switches and one.switches[0] == other.switches[0]:
+        return "PIX" if one.switches == other.switches else "PXB"
+    if one.host_bridge == other.host_bridge:
+        return "PHB"
+    return "NODE" if one.numa_node is not None and one.numa_node == other.numa_node else "SYS"

@@ -1,0 +1,200 @@
+"""How long a collective would take on a simulated machine: a model, never a measurement.
+
+Inside a node the times are those of the profile's expected values, straight lines between them; for another number of
+GPUs scaled by the ratio of the busbw factors. A faulty link stretches what is above the latency, and since every rank
+waits for the slowest, it stretches the whole collective. Across nodes the slower of NVLink and the NICs counts, with
+GPUDirect RDMA assumed, and a latency for every hop.
+"""
+
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from gpubench.collectives import COLLECTIVES
+from gpubench.collectives.record import Collective
+from gpubench.errors import CouldNotMeasureError, UsageError, invalid_choice
+from gpubench.hardware.simulated.curve import Curve, curve
+from gpubench.hardware.simulated.links import NodeLinks, node_links
+from gpubench.hardware.simulated.machine import SimulatedMachine, check_nodes
+from gpubench.model.fault import Fault
+from gpubench.model.units import BYTES_PER_GB
+
+HOP_SECONDS = 5.0e-6
+"""One hop of a tree between nodes with protocol LL, twice log2(nodes) of which make a collective: NCCL's own model
+(src/graph/tuning.cc, hwLat NET). Kind: derived."""
+
+NIC_EFFICIENCY = 0.92
+"""Share of the NICs' rate that collectives reach across nodes: Together AI's bar, as NVIDIA's
+cluster-readiness-engine quotes it (ADR-021). Kind: derived."""
+
+_SMALL_BYTES, _SMALL_SPREAD = 64 * 2**10, 0.015
+_LARGE_BYTES, _LARGE_SPREAD = 2**30, 0.003
+"""Spread of a row's time from run to run, seen on 4 H200: 1 to 2 % at small sizes, 0.3 % at 1 GiB."""
+
+_RANK_SPREAD = 0.1
+"""Ranks of one row differ by this part of the spread between rows: they wait for each other."""
+
+_NicTime = Callable[[float, int, int, Sequence[float]], float]
+"""From size, ranks a node, all ranks and GB/s by NIC: bytes over GB/s where a node is busiest."""
+
+_NIC_TIMES: Mapping[str, _NicTime] = {
+    # Every rank of a node sends its blocks for all ranks elsewhere, over all NICs of the node.
+    "alltoall": lambda size, local, ranks, nics: local * size * (ranks - local) / ranks / sum(nics),
+    # All blocks from elsewhere enter, or leave, through the NIC of the root.
+    "gather": lambda size, local, ranks, nics: size * (ranks - local) / ranks / min(nics),
+    "scatter": lambda size, local, ranks, nics: size * (ranks - local) / ranks / min(nics),
+    # One rank of every node sends to the next node.
+    "sendrecv": lambda size, _local, _ranks, nics: size / min(nics),
+}
+"""Collectives whose traffic between nodes is no ring's: there size × busbw factor leaves a node over all its NICs."""
+
+
+class CollectiveTimes:
+    """Times of collectives on a simulated machine; equal arguments give equal times.
+
+    Raises:
+        UsageError: a fault on something that the machine does not have.
+    """
+
+    def __init__(self, machine: SimulatedMachine, faults: Sequence[Fault] = (), seed: int = 0) -> None:
+        check_nodes(machine, faults)
+        self._machine = machine
+        self._seed = seed
+        self._healthy = node_links(machine.profile, ())
+        self._faulty = {
+            number: node_links(machine.profile, [each for each in faults if each.node_number == number])
+            for number in sorted({fault.node_number for fault in faults})
+        }
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that every node has: the ranks a node where nothing else is said."""
+        return min(len(links.gpus) for links in self._kinds_of_node())
+
+    def seconds(self, name: str, size_bytes: int, *, row: int, ranks_per_node: int | None = None) -> list[float]:
+        """Seconds of one operation by rank, node after node.
+
+        `size_bytes` is nccl-tests' size; `row` tells repeats apart, each with noise of its own.
+
+        Raises:
+            UsageError: an unknown collective, no expected value to start from, or ranks that the machine cannot have.
+            CouldNotMeasureError: a node has no NIC that is up.
+        """
+        model = self._model(name, ranks_per_node)
+        source = random.Random(f"{self._seed}/{name}/{size_bytes}/{row}")
+        spread = _spread(size_bytes)
+        least, ideal = model.least_seconds(size_bytes), model.seconds(size_bytes)
+        typical = max(least, ideal * math.exp(source.gauss(0.0, spread)))
+        times = [typical * (1 + abs(source.gauss(0.0, spread * _RANK_SPREAD))) for _ in range(model.ranks)]
+        slowest = model.slowest_rank(size_bytes)
+        if slowest is not None:
+            times[slowest] = max(times) * (1 + spread * _RANK_SPREAD)
+        return times
+
+    def ideal_seconds(self, name: str, size_bytes: int, *, ranks_per_node: int | None = None) -> float:
+        """The same without noise, ascending with size, and never shorter than the links allow. Raises as `seconds`."""
+        return self._model(name, ranks_per_node).seconds(size_bytes)
+
+    def _kinds_of_node(self) -> list[NodeLinks]:
+        healthy = [self._healthy] if len(self._faulty) < self._machine.nodes else []
+        return [*self._faulty.values(), *healthy]
+
+    def _model(self, name: str, ranks_per_node: int | None) -> "_Model":
+        collective = next((each for each in COLLECTIVES if each.name == name), None)
+        if collective is None:
+            raise invalid_choice("collective", name, [each.name for each in COLLECTIVES])
+        local = self.gpus if ranks_per_node is None else ranks_per_node
+        if not 1 <= local <= self.gpus or local * self._machine.nodes < 2:
+            raise UsageError(
+                f"{local} ranks on each of {self._machine.nodes} nodes of {self._machine}",
+                expected=f"1 to {self.gpus} ranks a node, and at least 2 in all",
+                reason="one GPU alone has nobody to talk to",
+            )
+        return _Model(self._machine, collective, local, self._faulty, self._kinds_of_node())
+
+
+class _Model:
+    """One collective on so many ranks a node."""
+
+    def __init__(
+        self,
+        machine: SimulatedMachine,
+        collective: Collective,
+        local: int,
+        faulty: Mapping[int, NodeLinks],
+        kinds: Sequence[NodeLinks],
+    ) -> None:
+        self.ranks = local * machine.nodes
+        self._profile = machine.profile
+        self._nodes = machine.nodes
+        self._collective = collective
+        self._local = local
+        self._faulty = faulty
+        self._kinds = kinds
+        self._curve: Curve = curve(machine.profile, collective, local, self.ranks)
+        self._factor = collective.busbw_factor(self.ranks)
+        staged = machine.profile.find("p2p.staged_gb_s")
+        self._staged_gb_s = staged[0].value if staged else machine.profile.gpu.pcie_gb_s
+
+    def seconds(self, size_bytes: int) -> float:
+        """Latency, the slower of the links inside and across nodes, and the hops between nodes."""
+        slowest = max(self._above_latency(links, size_bytes) for links in self._kinds)
+        hops = 2 * math.ceil(math.log2(self._nodes))
+        return max(self._curve.latency + slowest + hops * HOP_SECONDS, self.least_seconds(size_bytes))
+
+    def least_seconds(self, size_bytes: int) -> float:
+        """What the links of a GPU need for the bytes of a node's own ranks, the slowest GPU's share taken."""
+        if self._local == 1:
+            return 0.0
+        share = min(links.slowest(self._local)[1] for links in self._kinds)
+        factor = self._collective.busbw_factor(self._local)
+        return size_bytes * factor / (self._curve.limit_gb_s * share * BYTES_PER_GB)
+
+    def slowest_rank(self, size_bytes: int) -> int | None:
+        """The rank that all others wait for: on the GPU at fault, or the first of the node whose NICs are."""
+        links = node_links(self._profile, ())
+        if not links.nics_gb_s:
+            # Only a fault told a rate: then the fastest NICs that one told are the healthy ones.
+            links = replace(links, nics_gb_s=max((each.nics_gb_s for each in self._kinds), key=sum))
+        healthy = self._above_latency(links, size_bytes)
+        times = {number: self._above_latency(links, size_bytes) for number, links in self._faulty.items()}
+        worst = max(times, key=times.__getitem__, default=None)
+        if worst is None or times[worst] <= healthy:
+            return None
+        links = self._faulty[worst]
+        staged = links.staged(self._local)
+        return worst * self._local + (links.slowest(self._local)[0] if staged is None else staged)
+
+    def _above_latency(self, links: NodeLinks, size_bytes: int) -> float:
+        return max(self._inside(links, size_bytes), self._across(links, size_bytes))
+
+    def _inside(self, links: NodeLinks, size_bytes: int) -> float:
+        if self._local == 1:
+            return 0.0
+        healthy = self._curve.at(size_bytes) - self._curve.latency
+        stretched = healthy / links.slowest(self._local)[1]
+        if links.staged(self._local) is None:
+            return stretched
+        return max(stretched, size_bytes * self._factor / (self._staged_gb_s * BYTES_PER_GB))
+
+    def _across(self, links: NodeLinks, size_bytes: int) -> float:
+        if self._nodes == 1:
+            return 0.0
+        if not links.nics_gb_s:
+            raise CouldNotMeasureError(
+                "a simulated node has no NIC that is up and whose rate is known",
+                expected="one, to reach the other nodes",
+            )
+        special = _NIC_TIMES.get(self._collective.name)
+        if special is not None:
+            busy = special(size_bytes, self._local, self.ranks, links.nics_gb_s)
+        else:
+            busy = size_bytes * self._factor / sum(links.nics_gb_s)
+        return busy / (NIC_EFFICIENCY * BYTES_PER_GB)
+
+
+def _spread(size_bytes: int) -> float:
+    """Standard deviation of the logarithm of a row's time, falling with the logarithm of the size."""
+    position = math.log(max(size_bytes, 1) / _SMALL_BYTES) / math.log(_LARGE_BYTES / _SMALL_BYTES)
+    return _SMALL_SPREAD * math.exp(min(1.0, max(0.0, position)) * math.log(_LARGE_SPREAD / _SMALL_SPREAD))

@@ -1,0 +1,108 @@
+"""What the kernel shows of a node without asking the NVIDIA driver: PCI tree, NICs, machine, names."""
+
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpubench.hardware.machine import read_gpudirect, read_kernel_driver, read_machine
+from gpubench.hardware.nics import nic_devices, read_nics
+from gpubench.hardware.pci_tree import (
+    driver_of,
+    find_nvidia_devices,
+    link_of,
+    pci_address,
+    place_of,
+    switches_above,
+)
+from gpubench.hardware.system_files import names_in, number_of, text_of
+from gpubench.model.snapshot import (
+    DriverFacts,
+    GpuDirectFacts,
+    GpuFacts,
+    HostFacts,
+    NicFacts,
+    PciSwitch,
+    bus_id,
+)
+
+SECONDS_FOR_NAMES = 2.0
+"""The driver takes its own lock to answer for a GPU's name in /proc: where it is wedged, the reader stays there."""
+
+_DEVICE_FILE = re.compile(r"nvidia\d+", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SysfsFacts:
+    """The node as the kernel shows it.
+
+    `gpus` are numbered in the order of their bus ids. `gpu_drivers` names, by bus id, the kernel driver that has a GPU,
+    and `device_files` counts /dev/nvidia0 and on: both tell a GPU that is lost from one that was given to somebody
+    else.
+    """
+
+    machine: HostFacts = field(default_factory=HostFacts)
+    driver: DriverFacts = field(default_factory=DriverFacts)
+    gpudirect: GpuDirectFacts = field(default_factory=GpuDirectFacts)
+    gpus: tuple[GpuFacts, ...] = ()
+    nics: tuple[NicFacts, ...] = ()
+    switches: tuple[PciSwitch, ...] = ()
+    nvswitches: tuple[str, ...] = ()
+    gpu_drivers: Mapping[str, str] = field(default_factory=dict)
+    device_files: int = 0
+
+
+def read_sysfs(root: Path = Path("/")) -> SysfsFacts:
+    """Everything that is in /sys, /proc and /dev below `root`; what is missing there is unknown."""
+    devices = find_nvidia_devices(root)
+    drivers = {bus_id(each.name): driver_of(each) for each in devices.gpus}
+    return SysfsFacts(
+        machine=read_machine(root),
+        driver=read_kernel_driver(root),
+        gpudirect=read_gpudirect(root),
+        gpus=_gpus(root, devices.gpus),
+        nics=read_nics(root),
+        switches=switches_above((*devices.gpus, *nic_devices(root))),
+        nvswitches=tuple(bus_id(each.name) for each in devices.nvswitches),
+        gpu_drivers={address: driver for address, driver in drivers.items() if driver is not None},
+        device_files=sum(_DEVICE_FILE.fullmatch(name) is not None for name in names_in(root / "dev")),
+    )
+
+
+def _gpus(root: Path, folders: Sequence[Path]) -> tuple[GpuFacts, ...]:
+    named = _names(root) if folders else {}
+    gpus = []
+    for index, folder in enumerate(folders):
+        address = pci_address(folder) or bus_id(folder.name)
+        information = named.get(address, {})
+        uuid = information.get("GPU UUID", "")
+        gpus.append(
+            GpuFacts(
+                index=index,
+                bus_id=address,
+                name=information.get("Model") or f"NVIDIA GPU 0x{number_of(folder / 'device') or 0:04x}",
+                uuid=uuid if uuid and "?" not in uuid else None,
+                pcie=link_of(folder),
+                place=place_of(folder),
+            )
+        )
+    return tuple(gpus)
+
+
+def _names(root: Path) -> dict[str, dict[str, str]]:
+    """What the driver says in /proc/driver/nvidia/gpus, by bus id; as much as it says in time."""
+    folder = root / "proc/driver/nvidia/gpus"
+    named: dict[str, dict[str, str]] = {}
+
+    def read() -> None:
+        for name in names_in(folder):
+            lines = (text_of(folder / name / "information") or "").split("\n")
+            named[bus_id(name)] = {
+                key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)
+            }
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    thread.join(SECONDS_FOR_NAMES)
+    return dict(named)

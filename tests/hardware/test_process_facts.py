@@ -1,0 +1,115 @@
+"""What a process may and may not do, from a tree and from this very process."""
+
+import os
+import resource
+from pathlib import Path
+
+import pytest
+
+from gpubench.hardware.process_facts import UNLIMITED, read_rank_facts
+from gpubench.model.plain import from_plain, to_plain
+from gpubench.model.rank_facts import RankFacts
+from tests.fakes.sysfs import Tree
+
+MAPS = """\
+55d0-55d1 r--p 00000000 08:01 1 /usr/bin/python3.12
+7f00-7f01 r-xp 00000000 08:01 2 /opt/nccl/lib/libnccl.so.2.28.9
+7f02-7f03 r-xp 00000000 08:01 2 /opt/other/lib/libnccl.so.2
+7f04-7f05 r-xp 00000000 08:01 3 /opt/amazon/lib/libnccl-net-ofi.so
+7f06-7f07 r-xp 00000000 08:01 4 /opt/with space/libmpi.so.40 (deleted)
+7f08-7f09 r-xp 00000000 08:01 5 /usr/lib/libmpi_cxx.so.40
+7f0a-7f0b r-xp 00000000 08:01 6 /usr/lib/libcudart.so.12
+7f0c-7f0d r-xp 00000000 08:01 7 /usr/lib/libcuda.so.580.159.04
+7f0e-7f0f r-xp 00000000 08:01 8 /venv/lib/libucp-0a1b2c3d.so.0
+7f10-7f11 rw-p 00000000 00:00 0
+7f12-7f13 rw-p 00000000 00:00 0 [heap]"""
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    return Tree(tmp_path)
+
+
+def read(tree: Tree, **environment: str) -> RankFacts:
+    return read_rank_facts(3, 1, 2, environment, tree.root)
+
+
+def test_an_empty_root_leaves_only_what_the_process_itself_knows(tree: Tree) -> None:
+    facts = read(tree)
+    assert (facts.rank, facts.node, facts.local_rank, facts.pid) == (3, 1, 2, os.getpid())
+    assert facts.host
+    assert "." not in facts.host
+    assert facts.affinity
+    assert (facts.boot_id, facts.ptrace_scope, facts.seccomp) == (None, None, None)
+    assert (facts.shm_device, facts.shm_bytes, facts.shm_free_bytes) == (None, None, None)
+    assert (facts.namespaces, facts.device_files, facts.libraries) == ({}, (), {})
+
+
+def test_namespaces_are_this_processs_own(tree: Tree) -> None:
+    for name, target in (
+        ("pid", "pid:[4026531836]"),
+        ("ipc", "ipc:[4026531839]"),
+        ("pid_for_children", "pid:[4026530000]"),
+        ("odd", "elsewhere"),
+    ):
+        tree.symlink(f"proc/self/ns/{name}", target)
+    tree.write("proc/self/ns/file", "no link")
+    assert read(tree).namespaces == {"pid": 4026531836, "ipc": 4026531839}
+
+
+def test_limits_of_the_kernel(tree: Tree) -> None:
+    tree.write("proc/self/status", "Name:\tpython\nNoNewPrivs:\t0\nSeccomp:\t2\nSeccomp_filters:\t1")
+    tree.write("proc/sys/kernel/yama/ptrace_scope", "1")
+    tree.write("proc/sys/kernel/random/boot_id", "b0074d1d")
+    facts = read(tree)
+    assert (facts.seccomp, facts.ptrace_scope, facts.boot_id) == (2, 1, "b0074d1d")
+
+
+def test_shared_memory(tree: Tree) -> None:
+    (tree.root / "dev/shm").mkdir(parents=True)
+    facts = read(tree)
+    assert facts.shm_device == tree.root.stat().st_dev
+    space = os.statvfs(tree.root)
+    assert facts.shm_bytes == space.f_blocks * space.f_frsize
+    assert facts.shm_free_bytes is not None
+    assert 0 <= facts.shm_free_bytes <= facts.shm_bytes
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(65536, 65536), (resource.RLIM_INFINITY, UNLIMITED)])
+def test_memory_that_may_be_locked(tree: Tree, monkeypatch: pytest.MonkeyPatch, limit: int, expected: int) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (limit, resource.RLIM_INFINITY))
+    assert read(tree).memlock_bytes == expected
+
+
+def test_device_files_in_the_order_of_their_numbers(tree: Tree) -> None:
+    for name in ("nvidia10", "nvidia2", "nvidiactl", "nvidia-uvm", "infiniband/uverbs0", "infiniband/rdma_cm"):
+        tree.write(f"dev/{name}", "")
+    assert read(tree).device_files == (
+        "/dev/nvidia2",
+        "/dev/nvidia10",
+        "/dev/infiniband/rdma_cm",
+        "/dev/infiniband/uverbs0",
+    )
+
+
+def test_libraries_are_the_first_of_each_name(tree: Tree) -> None:
+    tree.write("proc/self/maps", MAPS)
+    assert read(tree).libraries == {
+        "libnccl": "/opt/nccl/lib/libnccl.so.2.28.9",
+        "libnccl-net-ofi": "/opt/amazon/lib/libnccl-net-ofi.so",
+        "libmpi": "/opt/with space/libmpi.so.40",
+        "libcuda": "/usr/lib/libcuda.so.580.159.04",
+        "libucp": "/venv/lib/libucp-0a1b2c3d.so.0",
+    }
+
+
+def test_settings_are_taken_as_they_are_given(tree: Tree) -> None:
+    facts = read(tree, CUDA_VISIBLE_DEVICES="2,3", NCCL_DEBUG="INFO")
+    assert facts.visible_devices == "2,3"
+    assert facts.environment == {"CUDA_VISIBLE_DEVICES": "2,3", "NCCL_DEBUG": "INFO"}
+
+
+def test_this_process_itself() -> None:
+    facts = read_rank_facts(0, 0, 0, {})
+    assert facts.namespaces["pid"] == Path("/proc/self/ns/pid").stat().st_ino
+    assert from_plain(RankFacts, to_plain(facts)) == facts
