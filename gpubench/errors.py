@@ -236,7 +236,7 @@ def unwritable_output(path: str, detail: str) -> UsageError:
 def output_failed(path: str, detail: str, rows: int) -> CouldNotMeasureError:
     """An output that could be written at first and now cannot."""
     return CouldNotMeasureError(
-        f"{path} cannot be written any more: {detail}; the job was ended, {rows} rows were measured",
+        f"{path} cannot be written any more: {detail}; the run was ended, {rows} rows were measured",
         reason="the disk or the quota is full",
         next_step="df -h shows what is left; --output FILE writes elsewhere",
     )

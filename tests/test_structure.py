@@ -6,22 +6,39 @@ from pathlib import Path
 import pytest
 
 import gpubench
+from gpubench.checks import CHECKS
 from gpubench.collectives import COLLECTIVES
 from gpubench.formats import FORMATS
 from gpubench.hardware.alone import AloneGroup
+from gpubench.profiles import all_profiles, folder
+from gpubench.readers import READERS
 
 PACKAGE = Path(gpubench.__file__).parent
-SUPPORT = {"collectives": {"__init__", "record", "pattern"}, "formats": {"__init__", "writer", "frame"}}
+SUPPORT = {
+    "checks": {"__init__", "check"},
+    "collectives": {"__init__", "record", "pattern"},
+    "formats": {"__init__", "writer", "frame"},
+    "readers": {"__init__", "reader"},
+}
 
 
 @pytest.mark.parametrize(
-    ("folder", "names"),
-    [("collectives", {each.name for each in COLLECTIVES}), ("formats", {each.name for each in FORMATS})],
+    ("plugs", "names"),
+    [
+        ("checks", {each.name for each in CHECKS}),
+        ("collectives", {each.name for each in COLLECTIVES}),
+        ("formats", {each.name for each in FORMATS}),
+        ("readers", {each.name for each in READERS}),
+    ],
 )
-def test_every_plug_is_listed(folder: str, names: set[str]) -> None:
-    modules = {path.stem for path in (PACKAGE / folder).glob("*.py")} - SUPPORT[folder]
+def test_every_plug_is_listed(plugs: str, names: set[str]) -> None:
+    modules = {path.stem for path in (PACKAGE / plugs).glob("*.py")} - SUPPORT[plugs]
     assert modules
     assert modules == names
+
+
+def test_every_profile_is_found() -> None:
+    assert {profile.name for profile in all_profiles()} == {path.stem for path in folder().glob("*.toml")}
 
 
 def test_modules_and_functions_stay_small() -> None:

@@ -1,20 +1,19 @@
 """gpubench started by a person: launch itself as ranks on this host, and show what they measure."""
 
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gpubench.cli.options import CollectiveOptions, check_writable
+from gpubench.cli.delivery import delivering
+from gpubench.cli.options import CollectiveOptions
+from gpubench.cli.presentation import check_writable
 from gpubench.cli.presenter import Presenter, terminal_style
 from gpubench.errors import (
     GpubenchError,
-    InterruptedRunError,
     launcher_failed,
     more_ranks_than_gpus,
     no_gpu,
-    output_failed,
     ranks_ended_early,
 )
 from gpubench.hardware import channel, launcher
@@ -40,31 +39,20 @@ def run(options: CollectiveOptions, arguments: Sequence[str]) -> int:
     """
     driver = read_driver(os.environ)
     ranks = choose_ranks(options, driver)
-    check_writable(options.outputs)
+    shown = options.presentation
+    check_writable(shown.outputs)
     mpirun = launcher.find_launcher()
-    shows_progress = options.show_progress and sys.stderr.isatty()
-    presenter = Presenter(options, terminal_style(options, sys.stdout), progress=shows_progress)
+    shows_progress = shown.show_progress and sys.stderr.isatty()
+    presenter = Presenter(shown, terminal_style(shown, sys.stdout), progress=shows_progress)
     if options.backend is None and driver.hidden_gpus():
         presenter.note(f"no GPU is measured: {driver.hidden_gpus()}")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with channel.ChannelReceiver() as ranks_channel:
+    with channel.ChannelReceiver() as ranks_channel, delivering(presenter):
         environment = mpirun.environment(os.environ, ranks_channel.path)
         job = launcher.start(mpirun.command(ranks, arguments), environment)
         try:
             return _Audience(presenter, job).listen(ranks_channel)
-        except KeyboardInterrupt:
-            raise InterruptedRunError(_interrupted("interrupted", presenter)) from None
-        except BrokenPipeError:
-            _forget_stdout()
-            raise InterruptedRunError(_interrupted("the reader of stdout went away", presenter)) from None
-        except OSError as error:
-            _forget_stdout()
-            raise output_failed(
-                str(error.filename or "stdout"), os.strerror(error.errno or 0), presenter.rows
-            ) from error
         finally:
             launcher.stop(job)
-            presenter.cut_short()
 
 
 def choose_ranks(options: CollectiveOptions, driver: Driver) -> int:
@@ -150,12 +138,3 @@ class _Audience:
         for line in self._chatter:
             self._presenter.note(line)
         self._chatter.clear()
-
-
-def _interrupted(what: str, presenter: Presenter) -> str:
-    return f"{what}; the job was ended, {presenter.rows} rows were measured"
-
-
-def _forget_stdout() -> None:
-    """Point stdout elsewhere, so that neither a footer nor Python's exit writes into the closed pipe again."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -9,23 +9,27 @@ from typing import Annotated
 import typer
 
 from gpubench import __version__
+from gpubench.cli import topo
 from gpubench.cli.collective import command
+from gpubench.cli.signature import subcommand
 from gpubench.collectives import COLLECTIVES
 from gpubench.errors import GpubenchError
 from gpubench.hardware.launch import SECONDS_FOR_THE_FIRST_RANK, launched_by
 
 app = typer.Typer(
     name="gpubench",
-    help="What the links between your GPUs deliver.\n\n"
-    "Start with:  gpubench allreduce\n\n"
-    "It launches one rank a GPU (two CPU ranks on a machine without GPUs), measures, verifies the data and reports. "
-    "Exit codes: 0 done, 1 wrong data, 2 wrong usage, 3 could not measure.",
+    help="What the links between your GPUs should deliver, and what they deliver.\n\n"
+    "Start with:  gpubench topo, then  gpubench allreduce\n\n"
+    "topo shows GPUs, links, NICs and what each pair can carry. allreduce launches one rank a GPU (two CPU ranks on a "
+    "machine without GPUs), measures, verifies the data and reports. "
+    "Exit codes: 0 done, 1 judged and failed, 2 wrong usage, 3 could not measure.",
     add_completion=True,
     rich_markup_mode=None,  # plain help takes half the time of boxes
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+app.command(topo.NAME, short_help=topo.SUMMARY)(subcommand(topo.NAME, topo.HELP, topo.PARAMETERS, topo.run))
 for each in COLLECTIVES:
     app.command(each.name, short_help=each.summary)(command(each))
 

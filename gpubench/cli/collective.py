@@ -1,6 +1,5 @@
 """One subcommand a collective, made from its record."""
 
-import inspect
 import os
 import sys
 from collections.abc import Callable
@@ -9,6 +8,8 @@ from typing import Any
 import typer
 
 from gpubench.cli import options as declared
+from gpubench.cli import presentation, simulation
+from gpubench.cli.signature import subcommand
 from gpubench.collectives.record import Collective
 from gpubench.hardware.launch import launched_by
 
@@ -16,22 +17,24 @@ from gpubench.hardware.launch import launched_by
 def command(collective: Collective) -> Callable[..., None]:
     """The function that typer makes a subcommand of: its signature holds the options that mean something here."""
 
-    def run(**given: Any) -> None:
+    def run(given: dict[str, Any]) -> None:
         options = declared.parse_collective_options(collective, given)
         arguments = sys.argv[1:]
         launch = launched_by(os.environ)
+        if options.simulation is not None:
+            from gpubench.cli import simulated
+
+            raise typer.Exit(simulated.run(options, options.simulation, arguments, launch))
         if launch is None:
             from gpubench.cli import alone
 
             raise typer.Exit(alone.run(options, arguments))
         from gpubench.cli import rank
+        from gpubench.cli.job import Job
 
-        raise typer.Exit(rank.run(options, launch, arguments))
+        raise typer.Exit(rank.run(lambda group: Job(group, options, arguments), launch))
 
-    run.__name__ = collective.name
-    run.__doc__ = help_text(collective)
-    run.__signature__ = inspect.Signature(list(_parameters(collective)))  # type: ignore[attr-defined]
-    return run
+    return subcommand(collective.name, help_text(collective), _parameters(collective), run)
 
 
 def help_text(collective: Collective) -> str:
@@ -48,8 +51,8 @@ def help_text(collective: Collective) -> str:
     return f"{collective.summary}\n\n{collective.description}\n\n{shown}"
 
 
-def _parameters(collective: Collective) -> list[inspect.Parameter]:
-    every: list[tuple[str, Any, Any]] = [
+def _parameters(collective: Collective) -> list[tuple[str, Any, Any]]:
+    return [
         ("sizes", declared.SIZES, None),
         ("dtype", declared.DTYPE, None),
         *([("op", declared.OP, None)] if collective.reduces else []),
@@ -65,13 +68,6 @@ def _parameters(collective: Collective) -> list[inspect.Parameter]:
         ("nccl_library", declared.NCCL_LIBRARY, None),
         ("allocator", declared.ALLOCATOR, "cuda"),
         ("np", declared.NP, None),
-        ("format_name", declared.FORMAT, "table"),
-        ("output", declared.OUTPUT, None),
-        ("color", declared.COLOR, "auto"),
-        ("width", declared.WIDTH, None),
-        ("no_progress", declared.NO_PROGRESS, False),
-    ]
-    kind = inspect.Parameter.KEYWORD_ONLY
-    return [
-        inspect.Parameter(name, kind, default=default, annotation=annotation) for name, annotation, default in every
+        *simulation.PARAMETERS,
+        *presentation.PARAMETERS,
     ]

@@ -1,35 +1,24 @@
 """What a rank does between start and end: choose a backend, describe the run, measure."""
 
 import os
-import time
-import uuid
-from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Sequence
 
-from gpubench import __version__
-from gpubench.cli.options import CollectiveOptions, check_writable
+from gpubench.cli.options import CollectiveOptions
+from gpubench.cli.presentation import check_writable
 from gpubench.cli.presenter import Presenter, rank_style
+from gpubench.cli.run_metadata import recorded_settings, stamp
 from gpubench.errors import UsageError, more_ranks_than_gpus, shared_gpu
-from gpubench.hardware import cuda, host, launcher, mpi
+from gpubench.hardware import cuda, host, mpi
 from gpubench.hardware.channel import ChannelSender
 from gpubench.hardware.nccl import NcclBackend, NcclLibrary
 from gpubench.hardware.nvml import read_driver
 from gpubench.measure.agreement import agree
-from gpubench.measure.collective import SweepRequest, check_root, fitting_sizes, measure
+from gpubench.measure.cases import SweepRequest
+from gpubench.measure.collective import check_root, fitting_sizes, measure
 from gpubench.model.report import CollectiveRow, Metadata, Origin, RankIdentity, Report
 from gpubench.model.sweep import DroppedSize
 from gpubench.model.verdict import exit_code
 from gpubench.ports import Backend, Listener
-
-_SETTINGS = (
-    *("NCCL_", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "UCX_", "FI_", "MPI4PY_"),
-    *(f"OMPI_MCA_{framework}" for framework in ("pml", "btl", "mtl", "coll", "smsc", "osc")),
-)
-"""What of the environment is recorded: settings that change results, never the whole. Open MPI's mpirun hands its ranks
-many variables of its own, so of those only the frameworks that carry messages count."""
-
-_IMAGE_VERSION = "NCCL_VERSION"
-"""NVIDIA's container images set this to the version they ship; NCCL does not read it."""
 
 
 class Silent:
@@ -74,11 +63,11 @@ class Job:
         agree(group, self._check_ranks)
         listener = agree(group, lambda: self._listener(channel))
         backend = self._backend()
-        request = self._request(backend.name)
+        request = self._options.request(self._options.sizes_for(backend.name))
         identities = group.gather(self.identity)
         agree(group, lambda: check_root(request.collective, request.root, group.size))
         sizes, dropped = agree(group, lambda: fitting_sizes(request, group, backend, self.identity))
-        request = self._request(backend.name, sizes)
+        request = self._options.request(sizes)
         listener.begin(self._metadata(backend, request, identities, dropped))
         report = measure(request, group, backend, max(self._node_by_rank) + 1, identities, listener)
         backend.close()
@@ -99,8 +88,9 @@ class Job:
             return Silent()
         if channel:
             return ChannelSender(channel)
-        check_writable(self._options.outputs)
-        return Presenter(self._options, rank_style(self._options), progress=False)
+        shown = self._options.presentation
+        check_writable(shown.outputs)
+        return Presenter(shown, rank_style(shown), progress=False)
 
     def _backend(self) -> Backend:
         """The backend asked for, else nccl where any rank sees a GPU, so that a node without one is not passed over."""
@@ -126,21 +116,6 @@ class Job:
         self._options.refuse_gpu_options("no rank sees one")
         host.check_types(self._options.dtypes, self._options.ops if self._options.collective.reduces else None)
 
-    def _request(self, backend: str, sizes: tuple[int, ...] | None = None) -> SweepRequest:
-        options = self._options
-        return SweepRequest(
-            collective=options.collective,
-            sizes=sizes or options.sizes_for(backend),
-            dtypes=options.dtypes,
-            ops=options.ops,
-            placements=options.placements,
-            root=options.root,
-            iterations=options.iterations,
-            warmup=options.warmup,
-            graph_replays=options.graph_replays,
-            check=options.check,
-        )
-
     def _metadata(
         self,
         backend: Backend,
@@ -149,13 +124,12 @@ class Job:
         dropped: Sequence[DroppedSize],
     ) -> Metadata:
         return Metadata(
-            gpubench_version=__version__,
-            run_id=str(uuid.uuid4()),
-            started_at=datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="seconds"),
-            command=["gpubench", *self._arguments],
+            **stamp(self._arguments),
+            subject=request.collective.name,
             collective=request.collective.name,
             backend=backend.name,
             origin=Origin.MEASURED,
+            hosts=list(dict.fromkeys(identity.host for identity in identities)),
             ranks=identities,
             libraries={**backend.libraries(), "MPI": mpi.library_version()},
             environment=recorded_settings(os.environ),
@@ -190,16 +164,6 @@ def check_one_rank_a_gpu(identities: Sequence[RankIdentity], gpus_on_host: int) 
         if ranks > gpus_on_host:
             raise more_ranks_than_gpus(ranks, gpus_on_host, identity.host)
         raise shared_gpu(f"rank {owner.rank}", f"rank {identity.rank} on {identity.host}", str(identity.gpu_bus_id))
-
-
-def recorded_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """The settings of the user's that change results; what gpubench set for its own ranks is left out."""
-    own = environment.get(launcher.OWN_SETTINGS_VARIABLE, "").split(",")
-    return {
-        name: value
-        for name, value in sorted(environment.items())
-        if name.startswith(_SETTINGS) and name not in (*own, _IMAGE_VERSION)
-    }
 
 
 def describe(request: SweepRequest) -> dict[str, object]:

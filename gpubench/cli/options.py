@@ -1,44 +1,26 @@
 """The options of the collectives: declared once, read and validated in one place."""
 
-import difflib
-import os
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 
+from gpubench.cli.presentation import Presentation, parse_choices, parse_presentation, unknown_word
+from gpubench.cli.simulation import Simulation, parse_simulation
 from gpubench.collectives.record import Collective
-from gpubench.errors import UsageError, invalid_choice, unreadable_nccl_library, unwritable_output
-from gpubench.formats import FORMATS
-from gpubench.formats.writer import Format
+from gpubench.errors import UsageError, unreadable_nccl_library
 from gpubench.hardware.nccl import Allocator
+from gpubench.measure.cases import SweepRequest
 from gpubench.model.operation import DataType, Placement, ReduceOp
+from gpubench.model.report import FINDINGS_SECTION, ROWS_SECTION
 from gpubench.model.sweep import parse_sizes
 
 DEFAULT_SIZES = {"nccl": "8:4G", "host": "8:16M"}
 """What a sweep visits when nobody says: on a laptop, what ends within ten seconds."""
 
 BACKENDS = tuple(DEFAULT_SIZES)
-Choice = TypeVar("Choice", bound=StrEnum)
-
-
-class Color(StrEnum):
-    """Whether the table has colours."""
-
-    AUTO = "auto"
-    ALWAYS = "always"
-    NEVER = "never"
-
-
-@dataclass(frozen=True, slots=True)
-class Output:
-    """A file to write, in the format that its suffix picks."""
-
-    path: Path
-    format: Format
+SECTIONS = (ROWS_SECTION, FINDINGS_SECTION)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,15 +41,27 @@ class CollectiveOptions:
     nccl_library: str | None
     allocator: Allocator
     ranks: int | None
-    format: Format
-    outputs: tuple[Output, ...]
-    color: Color
-    width: int | None
-    show_progress: bool
+    simulation: Simulation | None
+    presentation: Presentation
 
     def sizes_for(self, backend: str) -> tuple[int, ...]:
         """The sizes asked for, else the backend's default sweep."""
         return self.sizes or parse_sizes(DEFAULT_SIZES[backend])
+
+    def request(self, sizes: tuple[int, ...]) -> SweepRequest:
+        """What to measure, at these sizes."""
+        return SweepRequest(
+            collective=self.collective,
+            sizes=sizes,
+            dtypes=self.dtypes,
+            ops=self.ops,
+            placements=self.placements,
+            root=self.root,
+            iterations=self.iterations,
+            warmup=self.warmup,
+            graph_replays=self.graph_replays,
+            check=self.check,
+        )
 
     def refuse_gpu_options(self, why: str) -> None:
         """Raise UsageError where an option was given that only the nccl backend has."""
@@ -156,45 +150,6 @@ NP = Annotated[
         "--np", metavar="N", min=1, help="Ranks to launch here. Default: one a GPU; 2 without GPUs.", show_default=False
     ),
 ]
-FORMAT = Annotated[
-    str,
-    typer.Option("--format", metavar="|".join(each.name for each in FORMATS), help="Of stdout."),
-]
-OUTPUT = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--output",
-        metavar="FILE",
-        help=f"Also write this file; {', '.join(each.suffix for each in FORMATS)} picks the format. Repeatable.",
-        show_default=False,
-    ),
-]
-COLOR = Annotated[str, typer.Option("--color", metavar="|".join(Color), help="Colours in the table.")]
-WIDTH = Annotated[
-    int | None,
-    typer.Option(
-        "--width",
-        metavar="N",
-        min=40,
-        help="Columns of the table. Default: the terminal's, or 100.",
-        show_default=False,
-    ),
-]
-NO_PROGRESS = Annotated[bool, typer.Option("--no-progress", help="No progress bar.", show_default=False)]
-
-
-def parse_choices(option: str, texts: Iterable[str], choices: type[Choice]) -> tuple[Choice, ...]:
-    """The members that comma-separated texts name, each once, in their order.
-
-    Raises:
-        UsageError: a word that names none, with the nearest one that does.
-    """
-    chosen: dict[Choice, None] = {}
-    for word in (word.strip() for text in texts for word in text.split(",")):
-        if word not in tuple(choices):
-            raise _unknown_word(option, word, tuple(choices))
-        chosen[choices(word)] = None
-    return tuple(chosen)
 
 
 def parse_placements(
@@ -225,46 +180,6 @@ def parse_placements(
     return (Placement.OUT_OF_PLACE, Placement.IN_PLACE)
 
 
-def parse_format(name: str) -> Format:
-    """The format of that name."""
-    for each in FORMATS:
-        if each.name == name:
-            return each
-    raise _unknown_word("--format", name, [each.name for each in FORMATS])
-
-
-def parse_outputs(paths: Sequence[str]) -> tuple[Output, ...]:
-    """The files to write, each with the format that its suffix picks.
-
-    Raises:
-        UsageError: an unknown suffix, or one file twice.
-    """
-    outputs: dict[Path, Output] = {}
-    for text in paths:
-        path = Path(text)
-        matching = [each for each in FORMATS if each.suffix == path.suffix]
-        if not matching:
-            known = ", ".join(f"{each.suffix} ({each.name})" for each in FORMATS)
-            raise UsageError(f"--output {text}: the suffix names no format", expected=f"a file that ends in {known}")
-        if path.resolve() in outputs:
-            raise UsageError(f"--output {text} is given twice", expected="a file of its own for each output")
-        outputs[path.resolve()] = Output(path, matching[0])
-    return tuple(outputs.values())
-
-
-def check_writable(outputs: Sequence[Output]) -> None:
-    """Raise UsageError for a file that cannot be written, before anything is measured; no file is changed."""
-    for output in outputs:
-        existed = output.path.exists()
-        try:
-            with output.path.open("a"):
-                pass
-        except OSError as error:
-            raise unwritable_output(str(output.path), os.strerror(error.errno or 0)) from error
-        if not existed:
-            output.path.unlink()
-
-
 def parse_collective_options(collective: Collective, given: dict[str, Any]) -> CollectiveOptions:
     """The options of a command from what typer read.
 
@@ -274,7 +189,7 @@ def parse_collective_options(collective: Collective, given: dict[str, Any]) -> C
     backend, library = given["backend"], given["nccl_library"]
     allocator = parse_choices("--allocator", [given["allocator"]], Allocator)[0]
     if backend is not None and backend not in BACKENDS:
-        raise _unknown_word("--backend", backend, BACKENDS)
+        raise unknown_word("--backend", backend, BACKENDS)
     if library is not None and not Path(library).is_file():
         raise unreadable_nccl_library(library, "there is no such file")
     options = CollectiveOptions(
@@ -294,20 +209,13 @@ def parse_collective_options(collective: Collective, given: dict[str, Any]) -> C
         nccl_library=library,
         allocator=allocator,
         ranks=given["np"],
-        format=parse_format(given["format_name"]),
-        outputs=parse_outputs(given["output"] or ()),
-        color=parse_choices("--color", [given["color"]], Color)[0],
-        width=given["width"],
-        show_progress=not given["no_progress"],
+        simulation=parse_simulation(given),
+        presentation=parse_presentation(given, SECTIONS),
     )
+    if options.simulation is not None:
+        if backend is not None:
+            raise UsageError(f"--simulate with --backend {backend}", expected="one of them: a model, or a measurement")
+        options.refuse_gpu_options("a simulated machine has none")
     if backend == "host":
         options.refuse_gpu_options("--backend host uses none")
     return options
-
-
-def _unknown_word(option: str, word: str, choices: Sequence[str]) -> UsageError:
-    error = invalid_choice(option, word, choices)
-    nearest = difflib.get_close_matches(word, choices, n=1)
-    if nearest:
-        error.next_step = f"{option} {nearest[0]}"
-    return error

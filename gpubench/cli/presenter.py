@@ -3,11 +3,11 @@
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TextIO
 
-from gpubench.cli.options import CollectiveOptions, Color
+from gpubench.cli.presentation import Color, Presentation
 from gpubench.formats.writer import Style, Target, Writer
 from gpubench.model.report import COLLECTIVE_COLUMNS, CollectiveRow, Metadata, Report
 from gpubench.model.sweep import describe_dropped
@@ -23,23 +23,23 @@ PLAIN_WIDTH = 100
 class Presenter:
     """A listener that feeds stdout, the output files and, on a terminal, a progress bar on stderr."""
 
-    def __init__(self, options: CollectiveOptions, style: Style, *, progress: bool) -> None:
+    def __init__(self, options: Presentation, style: Style, *, progress: bool) -> None:
         self.rows = 0
         self.report: Report | None = None
         self._wrong = False
         self._tells_dropped = options.format.name != "table"
-        plain = Style(style.width if options.width else PLAIN_WIDTH)
+        plain = Style(style.width if options.width else PLAIN_WIDTH, section=style.section)
         self._writers: list[Writer] = [options.format.writer(Target(stream=sys.stdout), style)]
         self._writers += [output.format.writer(Target(path=output.path), plain) for output in options.outputs]
         self._progress = _progress_bar(sys.stderr) if progress else None
         self._begun = False
 
-    def begin(self, metadata: Metadata) -> None:
+    def begin(self, metadata: Metadata, columns: Sequence[str] = COLLECTIVE_COLUMNS) -> None:
         """The run is set up: headers, and on stderr what stdout has no room for."""
         self._begun = True
         with self._bar_hidden():
             for writer in self._writers:
-                writer.begin(metadata, COLLECTIVE_COLUMNS)
+                writer.begin(metadata, columns)
             if self._tells_dropped:
                 for line in describe_dropped(metadata.dropped_sizes):
                     self.note(f"not measured: {line}")
@@ -105,14 +105,14 @@ def _progress_bar(stream: TextIO) -> "Progress":
     )
 
 
-def terminal_style(options: CollectiveOptions, stream: TextIO, environment: Mapping[str, str] = os.environ) -> Style:
+def terminal_style(options: Presentation, stream: TextIO, environment: Mapping[str, str] = os.environ) -> Style:
     """How a table on `stream` looks: the terminal's width and colours, unless options or NO_COLOR say otherwise."""
     terminal = stream.isatty()
     width = options.width or (shutil.get_terminal_size().columns if terminal else PLAIN_WIDTH)
     colors = terminal and not environment.get("NO_COLOR") and environment.get("TERM") != "dumb"
-    return Style(width, options.color is Color.ALWAYS or (options.color is Color.AUTO and colors))
+    return Style(width, options.color is Color.ALWAYS or (options.color is Color.AUTO and colors), options.section)
 
 
-def rank_style(options: CollectiveOptions) -> Style:
+def rank_style(options: Presentation) -> Style:
     """How a table looks that a rank prints: a rank's stdout may be a pty of mpirun's, so only the options are asked."""
-    return Style(options.width or PLAIN_WIDTH, options.color is Color.ALWAYS)
+    return Style(options.width or PLAIN_WIDTH, options.color is Color.ALWAYS, options.section)

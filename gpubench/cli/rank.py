@@ -4,16 +4,16 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
-from gpubench.cli.job import Job
-from gpubench.cli.options import CollectiveOptions
 from gpubench.errors import CouldNotMeasureError, GpubenchError
 from gpubench.hardware import launcher, mpi
 from gpubench.hardware.channel import ChannelSender
 from gpubench.hardware.launch import CHANNEL_VARIABLE, SECONDS_FOR_THE_FIRST_RANK, LaunchedBy
 from gpubench.measure.agreement import AgreedError
+from gpubench.model.report import RankIdentity
 
 SECONDS_TO_BE_HEARD = 0.5
 """Between a rank's last words on stderr and its abort: a launcher's daemon on another host drops what it has not yet
@@ -22,8 +22,21 @@ passed on when the job ends."""
 TRACEBACK_VARIABLE = "GPUBENCH_TRACEBACK"
 
 
-def run(options: CollectiveOptions, launched_by: LaunchedBy, arguments: Sequence[str]) -> int:
-    """Be a rank: measure with the others, and return the exit code that all of them return.
+class Job(Protocol):
+    """One rank's part in what all of them do."""
+
+    @property
+    def identity(self) -> RankIdentity:
+        """Who this rank is."""
+        ...
+
+    def run(self, channel: str | None) -> int:
+        """Do it; the exit code, the same on every rank. `channel` leads to the gpubench that launched this one."""
+        ...
+
+
+def run(make_job: Callable[[mpi.MpiGroup], Job], launched_by: LaunchedBy) -> int:
+    """Be a rank: do the job with the others, and return the exit code that all of them return.
 
     What goes wrong on all ranks alike is told once, by the first. A rank that breaks on its own says so, with its host
     and GPU, and ends the whole job at once.
@@ -35,7 +48,7 @@ def run(options: CollectiveOptions, launched_by: LaunchedBy, arguments: Sequence
     job: Job | None = None
     try:
         group = mpi.start(launched_by)
-        job = Job(group, options, arguments)
+        job = make_job(group)
         code = job.run(channel)
     except AgreedError as agreed:
         if launched_by.rank == 0:

@@ -1,46 +1,76 @@
-"""CSV: one line a row, the columns of the schema, unknown values empty; flushed row by row."""
+"""CSV: one section, one line a row, unknown values empty; rows of a running measurement are flushed one by one."""
 
 import csv
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 from gpubench.formats.writer import Format, Style, Target
-from gpubench.model.report import CollectiveRow, Metadata, Report
+from gpubench.model.report import FINDING_COLUMNS, FINDINGS_SECTION, ROWS_SECTION, Matrix, Metadata, Report, Row
 
 
 class CsvWriter:
-    """Writes rows as CSV with a header line. Metadata and findings have no place in it: JSON holds them."""
+    """Writes a section with a header line. Metadata has no place in it: JSON holds it."""
 
-    def __init__(self, target: Target, _style: Style) -> None:
+    def __init__(self, target: Target, style: Style) -> None:
         self._target = target
+        self._section = style.section
         self._stream: TextIO | None = None
+        self._columns: Sequence[str] = ()
 
     def begin(self, _metadata: Metadata, columns: Sequence[str]) -> None:
-        """Open the file and write the header line."""
+        """Open the file; where rows will follow and are wanted, write the header line."""
         self._stream = self._target.open()
-        self._columns = columns
-        self._write(list(columns))
+        if columns and self._section in (None, ROWS_SECTION):
+            self._columns = columns
+            self._write([columns])
 
-    def row(self, row: CollectiveRow) -> None:
+    def row(self, row: Row) -> None:
         """One line."""
-        record = row.to_record()
-        self._write([_cell(record[column]) for column in self._columns])
+        if self._columns:
+            record = row.to_record()
+            self._write([[record[column] for column in self._columns]])
 
-    def end(self, _report: Report) -> None:
-        """Close a file of our own."""
+    def end(self, report: Report) -> None:
+        """A section that the report brings, and the end of a file of our own."""
+        if not self._columns:
+            self._write(lines(report, self._section or report.main))
         if self._stream is not None and self._target.path is not None:
             self._stream.close()
 
-    def _write(self, cells: Sequence[Any]) -> None:
-        if self._stream is None:
-            return
-        csv.writer(self._stream, lineterminator="\n").writerow(cells)
-        self._stream.flush()
+    def _write(self, lines_of_cells: "Sequence[Sequence[Any]] | Iterator[Sequence[Any]]") -> None:
+        if self._stream is not None:
+            writer = csv.writer(self._stream, lineterminator="\n")
+            writer.writerows(map(_cell, line) for line in lines_of_cells)
+            self._stream.flush()
+
+
+def lines(report: Report, name: str) -> Iterator[Sequence[Any]]:
+    """A section's header and lines; a matrix has the row names in its first column."""
+    section = report.sections.get(name)
+    if name == FINDINGS_SECTION:
+        yield FINDING_COLUMNS
+        for finding in report.to_record()["findings"]:
+            yield [finding[column] for column in FINDING_COLUMNS]
+    elif isinstance(section, Matrix):
+        columns = list(dict.fromkeys(column for row in section.cells.values() for column in row))
+        yield ["", *columns]
+        for row_name, cells in section.cells.items():
+            yield [row_name, *(cells.get(column) for column in columns)]
+    elif section is not None:
+        yield section.columns
+        for row in section.rows():
+            record = row.to_record()
+            yield [record[column] for column in section.columns]
 
 
 def _cell(value: object) -> object:
     if value is None:
         return ""
+    if isinstance(value, (list, tuple)) and all(isinstance(each, (str, int)) for each in value):
+        return ";".join(map(str, value))
+    if isinstance(value, (list, tuple, Mapping)):
+        return json.dumps(value) if value else ""
     return str(value).lower() if isinstance(value, bool) else value
 
 

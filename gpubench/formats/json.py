@@ -1,14 +1,14 @@
-"""JSON: one document with metadata, rows, findings and verdict; `report.schema.json` beside this file describes it."""
+"""JSON: one document with metadata, sections, findings, verdict; `report.schema.json` beside this file describes it."""
 
 import json
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from gpubench.formats.writer import Format, Style, Target
-from gpubench.model.report import ROWS_SECTION, SCHEMA_VERSION, CollectiveRow, Metadata, Report
+from gpubench.model.report import FINDINGS_SECTION, ROWS_SECTION, SCHEMA_VERSION, Matrix, Metadata, Report, Row
 from gpubench.model.verdict import Verdict
 
 _UNFINISHED = Report(verdict=Verdict.ERROR, complete=False)
@@ -23,17 +23,19 @@ class JsonWriter:
     def __init__(self, target: Target, _style: Style) -> None:
         self._target = target
         self._metadata: dict[str, Any] | None = None
-        self._rows: list[dict[str, Any]] = []
+        self._rows: list[str] | None = None
 
-    def begin(self, metadata: Metadata, _columns: Sequence[str]) -> None:
+    def begin(self, metadata: Metadata, columns: Sequence[str]) -> None:
         """A document without rows."""
         self._metadata = metadata.to_record()
+        self._rows = [] if columns else None
         self._replace_file(_UNFINISHED)
 
-    def row(self, row: CollectiveRow) -> None:
+    def row(self, row: Row) -> None:
         """A document with one row more."""
-        self._rows.append(row.to_record())
-        self._replace_file(_UNFINISHED)
+        if self._rows is not None:
+            self._rows.append(json.dumps(row.to_record()))
+            self._replace_file(_UNFINISHED)
 
     def end(self, report: Report) -> None:
         """The final document."""
@@ -50,15 +52,30 @@ class JsonWriter:
 
     def _document(self, report: Report) -> str:
         outcome = report.to_record()
-        document = {
-            "schema_version": SCHEMA_VERSION,
-            "complete": outcome["complete"],
-            "verdict": outcome["verdict"],
-            "metadata": self._metadata,
-            ROWS_SECTION: self._rows,
-            "findings": outcome["findings"],
-        }
-        return json.dumps(document, indent=2) + "\n"
+        head = {"schema_version": SCHEMA_VERSION, "complete": outcome["complete"], "verdict": outcome["verdict"]}
+        sections = {name: json.dumps(value) for name, value in head.items()}
+        sections["metadata"] = json.dumps(self._metadata, indent=2).replace("\n", "\n  ")
+        if self._rows is not None:
+            sections[ROWS_SECTION] = _list(self._rows)
+        for name, section in report.sections.items():
+            if isinstance(section, Matrix):
+                sections[name] = _object(section.cells)
+            else:
+                sections[name] = _list(json.dumps(row.to_record()) for row in section.rows())
+        sections[FINDINGS_SECTION] = _list(map(json.dumps, outcome["findings"]))
+        return "{\n" + ",\n".join(f"  {json.dumps(name)}: {text}" for name, text in sections.items()) + "\n}\n"
+
+
+def _list(items: Iterable[str]) -> str:
+    """A JSON array, an element a line."""
+    text = ",\n    ".join(items)
+    return f"[\n    {text}\n  ]" if text else "[]"
+
+
+def _object(rows: Mapping[str, Any]) -> str:
+    """A JSON object, a member a line."""
+    text = ",\n    ".join(f"{json.dumps(name)}: {json.dumps(cells)}" for name, cells in rows.items())
+    return f"{{\n    {text}\n  }}" if text else "{}"
 
 
 def replace_atomically(path: Path, text: str) -> None:
@@ -79,4 +96,4 @@ def replace_atomically(path: Path, text: str) -> None:
         raise
 
 
-JSON = Format("json", ".json", "one document: metadata, rows, findings, verdict", JsonWriter)
+JSON = Format("json", ".json", "one document: metadata, sections, findings, verdict", JsonWriter)

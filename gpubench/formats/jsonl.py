@@ -1,11 +1,11 @@
-"""JSON Lines: one object a line, `kind` first: metadata, then rows, then the report."""
+"""JSON Lines: one object a line, `kind` first: metadata, rows as they come or section by section, then the report."""
 
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
 from gpubench.formats.writer import Format, Style, Target
-from gpubench.model.report import SCHEMA_VERSION, CollectiveRow, Metadata, Report
+from gpubench.model.report import SCHEMA_VERSION, Matrix, Metadata, Report, Row
 
 
 class JsonLinesWriter:
@@ -20,19 +20,26 @@ class JsonLinesWriter:
         self._stream = self._target.open()
         self._write("metadata", metadata.to_record())
 
-    def row(self, row: CollectiveRow) -> None:
+    def row(self, row: Row) -> None:
         """A line `row`."""
         self._write("row", row.to_record())
 
     def end(self, report: Report) -> None:
-        """The line `report`."""
+        """The sections, a line a row, each with the section's name as its kind; then the line `report`."""
+        for name, section in report.sections.items():
+            if isinstance(section, Matrix):
+                for row_name, cells in section.cells.items():
+                    self._write(name, {"name": row_name, "cells": cells})
+            else:
+                for row in section.rows():
+                    self._write(name, row.to_record())
         self._write("report", {"schema_version": SCHEMA_VERSION} | report.to_record())
         if self._stream is not None and self._target.path is not None:
             self._stream.close()
 
     def _write(self, kind: str, record: Mapping[str, Any]) -> None:
         if self._stream is not None:
-            self._stream.write(json.dumps({"kind": kind} | dict(record)) + "\n")
+            self._stream.write(json.dumps({"kind": kind, **record}) + "\n")
             self._stream.flush()
 
 

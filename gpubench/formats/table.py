@@ -1,232 +1,64 @@
-"""The table for people: a header that names machine and conventions, a line a size as it is measured, a footer."""
+"""The table for people: each subject has a view of its own, on the same page."""
 
-import textwrap
-from collections.abc import Iterator, Sequence
-from itertools import groupby
-from typing import TYPE_CHECKING, TextIO
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from gpubench.formats.writer import Format, Style, Target
-from gpubench.model.operation import Placement
-from gpubench.model.report import CollectiveRow, Metadata, RankIdentity, Report
-from gpubench.model.sweep import describe_dropped
-from gpubench.model.units import format_size
-from gpubench.model.verdict import Verdict
+from gpubench.model.report import Metadata, Report, Row
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from gpubench.formats.text.page import Page
 
-_INDENT = "  "
-_SIZE, _COUNT = 11, 12
-_FIGURES = (("time µs", 10), ("algbw", 8), ("busbw", 8), ("wrong", 7))
-_SPREAD = (("fastest", 10), ("slowest µs", 11), ("rank", 5))
-_MOST_RANK_LINES = 16
 
-_VERDICT_STYLES = {Verdict.PASS: "bold green", Verdict.FAIL: "bold red", Verdict.ERROR: "bold yellow"}
+class View(Protocol):
+    """What shows one subject."""
+
+    def row(self, row: Row) -> None:
+        """One more row."""
+        ...
+
+    def end(self, report: Report) -> None:
+        """What comes last."""
+        ...
 
 
 class TableWriter:
-    """Prints lines of fixed width, so that rows can be shown as they are measured.
-
-    Both placements of a size stand in one line, as nccl-tests has them; a single placement leaves room for the fastest
-    and slowest rank.
-    """
+    """Prints a run as it happens."""
 
     def __init__(self, target: Target, style: Style) -> None:
         self._target = target
         self._style = style
-        self._rows: list[CollectiveRow] = []
-        self._waiting: list[CollectiveRow] = []
-        self._block: tuple[str, str | None] | None = None
-        self._console: Console | None = None
+        self._page: Page | None = None
+        self._view: View | None = None
 
     def begin(self, metadata: Metadata, _columns: Sequence[str]) -> None:
         """The header."""
-        self._console = _console(self._target.open(), self._style)
-        self._placements = tuple(metadata.options["placements"])
-        self._many_blocks = len(metadata.options["dtypes"]) * len(metadata.options["ops"]) > 1
-        for line in header_lines(metadata):
-            self._print(*textwrap.wrap(line, self._style.width, subsequent_indent=_INDENT * 2, break_on_hyphens=False))
+        from gpubench.formats.text.page import Page
 
-    def row(self, row: CollectiveRow) -> None:
-        """A line, once all placements of the size are known."""
-        self._rows.append(row)
-        self._waiting.append(row)
-        if len(self._waiting) == len(self._placements):
-            self._print_waiting()
+        self._page = Page(self._target, self._style)
+        self._view = _view(self._page, metadata)
+
+    def row(self, row: Row) -> None:
+        """A line, or what it adds to one."""
+        if self._view is not None:
+            self._view.row(row)
 
     def end(self, report: Report) -> None:
-        """The footer: peak, largest and smallest size, verification, findings, verdict. Never an average over sizes."""
-        if self._console is None:
-            return
-        if self._waiting:
-            self._print_waiting()
-        self._print("")
-        for line in footer_lines(self._rows):
-            self._print(line)
-        self._print_outcome(report)
-        if self._target.path is not None:
-            self._console.file.close()
-
-    def _print_waiting(self) -> None:
-        rows, self._waiting = self._waiting, []
-        block = (rows[0].dtype, rows[0].op)
-        if block != self._block:
-            self._block = block
-            self._print("", *self._column_heads(rows[0]))
-        style = "bold red" if any(row.wrong for row in rows) else ""
-        self._print("".join(self._cells(rows)), style=style)
-
-    def _column_heads(self, row: CollectiveRow) -> Iterator[str]:
-        if self._many_blocks:
-            yield " ".join(filter(None, (row.dtype, row.op)))
-        width = sum(width for _, width in _FIGURES)
-        lead = " " * (_SIZE + (_COUNT if self._shows_count else 0))
-        yield lead + "".join(placement.replace("_", " ").rjust(width) for placement in self._placements)
-        heads = "".join(name.rjust(width) for name, width in _FIGURES) * len(self._placements)
-        spread = "".join(name.rjust(width) for name, width in _SPREAD) if self._shows_spread else ""
-        yield "size".rjust(_SIZE) + ("count".rjust(_COUNT) if self._shows_count else "") + heads + spread
-
-    def _cells(self, rows: Sequence[CollectiveRow]) -> Iterator[str]:
-        yield format_size(rows[0].size_bytes).rjust(_SIZE)
-        if self._shows_count:
-            yield str(rows[0].count).rjust(_COUNT)
-        for row in rows:
-            values = (_number(row.time_us), _number(row.algbw_gb_s), _number(row.busbw_gb_s), _wrong(row.wrong))
-            yield from (value.rjust(width) for value, (_, width) in zip(values, _FIGURES, strict=True))
-        if self._shows_spread:
-            row = rows[0]
-            spread = (_number(row.time_us_fastest_rank), _number(row.time_us_slowest_rank), str(row.slowest_rank))
-            yield from (value.rjust(width) for value, (_, width) in zip(spread, _SPREAD, strict=True))
-
-    @property
-    def _shows_count(self) -> bool:
-        figures = sum(width for _, width in _FIGURES) * len(self._placements)
-        return self._style.width >= _SIZE + _COUNT + figures
-
-    @property
-    def _shows_spread(self) -> bool:
-        needed = _SIZE + _COUNT + sum(width for _, width in (*_FIGURES, *_SPREAD))
-        return len(self._placements) == 1 and self._style.width >= needed
-
-    def _print_outcome(self, report: Report) -> None:
-        for finding in report.findings:
-            self._print(
-                f"{finding.severity} {finding.id}: {finding.subject}", style=_VERDICT_STYLES.get(finding.severity, "")
-            )
-            details = (("seen", finding.seen), ("expected", finding.expected), ("likely", finding.cause))
-            for label, text in (*details, ("try", finding.next_command)):
-                self._print(
-                    *textwrap.wrap(f"{_INDENT}{label + ':':<10}{text}", self._style.width, subsequent_indent=" " * 12)
-                )
-        cut_short = "" if report.complete else ": the run was cut short, the rows above were measured"
-        self._print(f"verdict: {report.verdict}{cut_short}", style=_VERDICT_STYLES.get(report.verdict, ""))
-
-    def _print(self, *lines: str, style: str = "") -> None:
-        if self._console is not None:
-            for line in lines:
-                self._console.print(line, style=style or None)
-            self._console.file.flush()
+        """The footer."""
+        if self._view is not None and self._page is not None:
+            self._view.end(report)
+            self._page.close()
 
 
-def _console(stream: TextIO, style: Style) -> "Console":
-    from rich.console import Console
+def _view(page: "Page", metadata: Metadata) -> View:
+    """The view of the run's subject; only that one is imported."""
+    if metadata.collective is None:
+        from gpubench.formats.text.topo import TopoView
 
-    class PipeConsole(Console):
-        """Rich ends the process when its reader is gone; here, whoever runs the measurement decides."""
+        return TopoView(page, metadata)
+    from gpubench.formats.text.collective import CollectiveView
 
-        def on_broken_pipe(self) -> None:
-            raise BrokenPipeError
-
-    return PipeConsole(
-        file=stream,
-        width=style.width,
-        force_terminal=style.color,
-        color_system="standard" if style.color else None,
-        highlight=False,
-        markup=False,
-        emoji=False,
-        soft_wrap=True,
-    )
-
-
-def header_lines(metadata: Metadata) -> Iterator[str]:
-    """What was measured, where, with which libraries, and how to read the figures."""
-    ranks, hosts = len(metadata.ranks), len(metadata.hosts)
-    yield (
-        f"gpubench {metadata.gpubench_version}  {metadata.collective}  backend {metadata.backend}  "
-        f"{ranks} rank{'s' if ranks > 1 else ''} on {hosts} host{'s' if hosts > 1 else ''}"
-        + ("" if metadata.origin == "measured" else f"  ({metadata.origin.upper()})")
-    )
-    if metadata.backend == "host":
-        yield f"{_INDENT}MPI on CPU buffers: says nothing about GPUs or their links"
-    yield from _rank_lines(metadata.ranks)
-    for name, text in metadata.libraries.items():
-        yield f"{_INDENT}{name} {text}"
-    for name, value in metadata.environment.items():
-        yield f"{_INDENT}{name}={value}"
-    yield f"{_INDENT}{_method(metadata)}"
-    yield f"{_INDENT}size: larger buffer of a rank, as nccl-tests has it; K, M, G are 1024-based; GB/s is 1e9 bytes/s"
-    for line in describe_dropped(metadata.dropped_sizes):
-        yield f"{_INDENT}not measured: {line}"
-
-
-def _method(metadata: Metadata) -> str:
-    options = metadata.options
-    graph = f" in a CUDA graph, replayed {options['graph']} times" if options["graph"] else ""
-    root = f", root {options['root']}" if options["root"] is not None else ""
-    types = ", ".join((*options["dtypes"], *options["ops"]))
-    check = "every rank's data verified" if options["check"] else "data not verified"
-    loop = f"{options['iters']} iterations{graph} after {options['warmup']} to warm up"
-    if options["allocator"] == "nccl":
-        types += ", ncclMemAlloc buffers"
-    return f"{types}{root}; {loop}; mean over ranks; {check}"
-
-
-def _rank_lines(ranks: Sequence[RankIdentity]) -> Iterator[str]:
-    """Ranks host by host, a line each; beyond 16 ranks a line a host."""
-    for host, group in groupby(ranks, key=lambda rank: rank.host):
-        members = list(group)
-        gpus = list(dict.fromkeys(member.gpu for member in members if member.gpu))
-        if len(ranks) > _MOST_RANK_LINES or not gpus:
-            span = f"{members[0].rank}-{members[-1].rank}" if len(members) > 1 else str(members[0].rank)
-            yield f"{_INDENT}rank {span} on {host}" + (f": {', '.join(gpus)}" if gpus else "")
-        else:
-            yield from (
-                f"{_INDENT}rank {each.rank} on {host}: GPU {each.gpu_index} {each.gpu_bus_id} {each.gpu}"
-                for each in members
-            )
-
-
-def footer_lines(rows: Sequence[CollectiveRow]) -> Iterator[str]:
-    """Peak busbw, busbw at the largest size, time at the smallest, wrong elements."""
-    if not rows:
-        yield "no row was measured"
-        return
-    peak = max(rows, key=lambda row: row.busbw_gb_s)
-    largest = max(rows, key=lambda row: (row.size_bytes, row.busbw_gb_s))
-    smallest = min(rows, key=lambda row: (row.size_bytes, row.time_us))
-    yield f"peak busbw        {_number(peak.busbw_gb_s)} GB/s at {_where(peak)}"
-    yield f"at the largest    {_number(largest.busbw_gb_s)} GB/s busbw at {_where(largest)}"
-    yield f"at the smallest   {_number(smallest.time_us)} µs at {_where(smallest)}"
-    checked = [row.wrong for row in rows if row.wrong is not None]
-    yield f"wrong elements    {sum(checked) if checked else 'not checked'}"
-
-
-def _where(row: CollectiveRow) -> str:
-    return f"{format_size(row.size_bytes)}, {row.dtype}, {Placement(row.placement).replace('_', ' ')}"
-
-
-def _number(value: float) -> str:
-    """Four or five significant digits in at most nine characters."""
-    if value >= 100_000:
-        return f"{value:.0f}"
-    if value >= 1_000:
-        return f"{value:.1f}"
-    return f"{value:.2f}" if value >= 0.1 else f"{value:.4f}"
-
-
-def _wrong(wrong: int | None) -> str:
-    return "-" if wrong is None else str(wrong)
+    return CollectiveView(page, metadata)
 
 
 TABLE = Format("table", ".txt", "for people", TableWriter)

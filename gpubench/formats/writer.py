@@ -5,17 +5,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TextIO
 
-from gpubench.model.report import CollectiveRow, Metadata, Report
+from gpubench.model.report import Metadata, Report, Row
 
 
 class Writer(Protocol):
     """One output. `begin`, then rows, then `end`; `end` is called also when the run was cut short."""
 
     def begin(self, metadata: Metadata, columns: Sequence[str]) -> None:
-        """The run is set up."""
+        """The run is set up. `columns` are those of the rows that follow; none where all comes with the report."""
         ...
 
-    def row(self, row: CollectiveRow) -> None:
+    def row(self, row: Row) -> None:
         """One more row; on disk when this returns."""
         ...
 
@@ -26,10 +26,14 @@ class Writer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How a text output looks: columns of the terminal or page, and whether colours may be used."""
+    """How an output looks: columns of the terminal or page, and whether colours may be used.
+
+    `section` is what formats show that show only one; None is the report's main one.
+    """
 
     width: int = 100
     color: bool = False
+    section: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,57 +1,21 @@
 """Measure one collective over a sweep of sizes: nccl-tests' timing loop, with every timed buffer verified."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpubench.collectives.record import Call, Collective
 from gpubench.errors import UsageError, no_size_left
-from gpubench.model.bandwidth import algbw_gb_s
+from gpubench.measure.cases import Case, JobFacts, SweepRequest, cases, describe, without_data
 from gpubench.model.data_pattern import POISON, Block, DataPattern
-from gpubench.model.operation import DataType, Layout, Placement, ReduceOp
-from gpubench.model.report import CollectiveRow, Origin, RankIdentity, Report, Verified
+from gpubench.model.operation import Placement, ReduceOp
+from gpubench.model.report import CollectiveRow, Origin, RankIdentity, Report
 from gpubench.model.samples import RankTimes
 from gpubench.model.sweep import DroppedSize, describe_dropped, split_by_memory
-from gpubench.model.units import MICROSECONDS_PER_SECOND, format_size
+from gpubench.model.units import format_size
 from gpubench.model.verdict import Finding, Verdict, overall
 from gpubench.ports import Backend, Group, Launch, Listener, Memory, Region
 
 WRONG_DATA = "wrong-data"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SweepRequest:
-    """What to measure. `graph_replays` of 0 launches plainly; `ops` is ignored by collectives that do not reduce."""
-
-    collective: Collective
-    sizes: tuple[int, ...]
-    dtypes: tuple[DataType, ...]
-    ops: tuple[ReduceOp, ...]
-    placements: tuple[Placement, ...]
-    root: int
-    iterations: int
-    warmup: int
-    graph_replays: int
-    check: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One row to be: a size with its layout, a type, a reduction and a placement."""
-
-    dtype: DataType
-    op: ReduceOp | None
-    placement: Placement
-    layout: Layout
-
-    @property
-    def size_bytes(self) -> int:
-        """nccl-tests' size: the larger buffer of a rank, after rounding."""
-        return self.layout.largest * self.dtype.size_bytes
-
-    @property
-    def label(self) -> str:
-        """The case for a progress line."""
-        return f"{format_size(self.size_bytes)} {self.placement.replace('_', ' ')}"
 
 
 def fitting_sizes(
@@ -67,14 +31,9 @@ def fitting_sizes(
     """
     free_bytes, tightest = min(group.gather((backend.free_bytes(), str(identity))))
     fitting, dropped = split_by_memory(request.sizes, backend.buffers, free_bytes, tightest)
-    empty = {
-        size: dtype for size in fitting for dtype in request.dtypes if not _layout(request, size, dtype, group).count
-    }
-    dropped += tuple(
-        DroppedSize(size, f"a rank's share rounds down to 0 elements of {dtype} on {group.size} ranks")
-        for size, dtype in empty.items()
-    )
-    kept = tuple(size for size in fitting if size not in empty)
+    empty = without_data(request, fitting, group.size)
+    dropped += empty
+    kept = tuple(size for size in fitting if size not in {each.size_bytes for each in empty})
     if not kept:
         raise no_size_left("; ".join(describe_dropped(dropped)))
     return kept, dropped
@@ -97,12 +56,12 @@ def measure(
     """Measure every case of the request; rows go to `listener` as they are measured, on every rank alike."""
     largest = max(request.sizes)
     sweep = _Sweep(request, group, backend, nodes, backend.allocate(largest), backend.allocate(largest), largest)
-    cases = tuple(_cases(request, group))
-    sweep.warm_up(cases)
+    every_case = tuple(cases(request, group.size))
+    sweep.warm_up(every_case)
     verdicts: list[Verdict] = []
     failures: list[tuple[CollectiveRow, Sequence[int]]] = []
-    for number, case in enumerate(cases):
-        listener.progress(number, len(cases), f"{request.collective.name} {case.label}")
+    for number, case in enumerate(every_case):
+        listener.progress(number, len(every_case), f"{request.collective.name} {case.label}")
         row, wrong_by_rank = sweep.row(number, case)
         listener.row(row)
         verdicts.append(Verdict(row.verdict) if row.verdict else Verdict.SKIP)
@@ -110,20 +69,6 @@ def measure(
             failures.append((row, wrong_by_rank))
     findings = (_wrong_data(failures, identities),) if failures else ()
     return Report(verdict=overall(verdicts), complete=True, findings=findings)
-
-
-def _cases(request: SweepRequest, group: Group) -> Iterator[Case]:
-    ops: tuple[ReduceOp | None, ...] = request.ops if request.collective.reduces else (None,)
-    for dtype in request.dtypes:
-        for op in ops:
-            for size in request.sizes:
-                layout = _layout(request, size, dtype, group)
-                for placement in request.placements:
-                    yield Case(dtype, op, placement, layout)
-
-
-def _layout(request: SweepRequest, size_bytes: int, dtype: DataType, group: Group) -> Layout:
-    return request.collective.layout(size_bytes // dtype.size_bytes, dtype, group.size)
 
 
 def _wrong_data(failures: Sequence[tuple[CollectiveRow, Sequence[int]]], identities: Sequence[RankIdentity]) -> Finding:
@@ -163,7 +108,9 @@ class _Sweep:
         wrong = self._verify(number * 2, case, launches) if self.request.check else 0
         answers = self.group.gather((seconds, wrong))
         wrong_by_rank = [answer[1] for answer in answers]
-        return self._describe(case, RankTimes.of([answer[0] for answer in answers]), sum(wrong_by_rank)), wrong_by_rank
+        job = JobFacts(self.backend.name, Origin.MEASURED, self.group.size, self.nodes)
+        times = RankTimes.of([answer[0] for answer in answers])
+        return describe(self.request, case, job, times, sum(wrong_by_rank)), wrong_by_rank
 
     def warm_up(self, cases: Sequence[Case]) -> None:
         """Run every case untimed, as nccl-tests does before its first row, and in place too; then a row for nothing.
@@ -252,36 +199,3 @@ class _Sweep:
 
     def _pattern(self, case: Case) -> DataPattern:
         return DataPattern(case.dtype, case.op, self.group.size)
-
-    def _describe(self, case: Case, times: RankTimes, wrong: int) -> CollectiveRow:
-        request, collective = self.request, self.request.collective
-        algbw = algbw_gb_s(case.size_bytes, times.mean_seconds)
-        if not request.check:
-            verified = Verified.NO
-        else:
-            verified = Verified.REPEAT if case.placement is Placement.IN_PLACE else Verified.LAST
-        return CollectiveRow(
-            collective=collective.name,
-            backend=self.backend.name,
-            origin=Origin.MEASURED,
-            ranks=self.group.size,
-            nodes=self.nodes,
-            size_bytes=case.size_bytes,
-            count=case.layout.count,
-            dtype=case.dtype,
-            op=case.op,
-            root=request.root if collective.rooted else None,
-            placement=case.placement,
-            mode="throughput",
-            graph=request.graph_replays,
-            iterations=request.iterations,
-            time_us=times.mean_seconds * MICROSECONDS_PER_SECOND,
-            time_us_fastest_rank=times.fastest_seconds * MICROSECONDS_PER_SECOND,
-            time_us_slowest_rank=times.slowest_seconds * MICROSECONDS_PER_SECOND,
-            slowest_rank=times.slowest_rank,
-            algbw_gb_s=algbw,
-            busbw_gb_s=algbw * collective.busbw_factor(self.group.size),
-            wrong=wrong if request.check else None,
-            verified=verified,
-            verdict=(Verdict.FAIL if wrong else Verdict.PASS) if request.check else None,
-        )

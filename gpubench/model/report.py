@@ -1,20 +1,23 @@
-"""What a command hands to the formats: metadata, rows of one schema, findings, a verdict.
+"""What a command hands to the formats: metadata, named sections, findings, a verdict.
 
-Rows are plain data. Units are in the names; what is unknown is None, never 0.
+Rows are plain data. Units are in the names; what is unknown is None, never 0. Collectives hand over the rows of their
+one section as they are measured; other commands have all their sections at the end.
 
-Schema history: 1 (gpubench 0.1) collective rows.
+Schema history: 1 (gpubench 0.1) collective rows, the sections of `topo`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
-from typing import Any
+from typing import Any, Protocol
 
 from gpubench.model.sweep import DroppedSize
 from gpubench.model.verdict import Finding, Verdict
 
 SCHEMA_VERSION = 1
 ROWS_SECTION = "rows"
+FINDINGS_SECTION = "findings"
+FINDING_COLUMNS = tuple(each.name for each in fields(Finding))
 
 
 class Origin(StrEnum):
@@ -33,8 +36,49 @@ class Verified(StrEnum):
     NO = "no"
 
 
+class Row(Protocol):
+    """A line of a table."""
+
+    def to_record(self) -> dict[str, Any]:
+        """Its values by column name, as plain data."""
+        ...
+
+
+class Record:
+    """A frozen dataclass of plain values that is a row: its fields are the columns."""
+
+    __slots__ = ()
+
+    def to_record(self) -> dict[str, Any]:
+        """Its values by column name."""
+        return {name: getattr(self, name) for name in self.columns()}
+
+    @classmethod
+    def columns(cls) -> tuple[str, ...]:
+        """The names of its fields, in order."""
+        return tuple(cls.__dataclass_fields__)  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A section of rows, made when somebody reads them: of a thousand nodes most formats want few."""
+
+    columns: Sequence[str]
+    rows: Callable[[], Iterable[Row]]
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A section of cells by row and column name."""
+
+    cells: Mapping[str, Mapping[str, Any]]
+
+
+Section = Table | Matrix
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveRow:
+class CollectiveRow(Record):
     """One size × dtype × op × placement of one collective. Sizes, times and bandwidths as nccl-tests defines them.
 
     `time_us` is the mean over ranks; `graph` counts replays of a captured CUDA graph (0: plain launches); `wrong`
@@ -81,12 +125,43 @@ class CollectiveRow:
     verdict: str | None
     note: str | None = None
 
-    def to_record(self) -> dict[str, Any]:
-        """The row as plain data, in column order."""
-        return asdict(self)
+
+COLLECTIVE_COLUMNS = CollectiveRow.columns()
 
 
-COLLECTIVE_COLUMNS = tuple(each.name for each in fields(CollectiveRow))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairRow(Record):
+    """An ordered pair of devices: how it is wired and what it may carry, and, where it was measured, what it does.
+
+    Devices are named as in matrices, nodes by host. `limit_gb_s` is per direction.
+    """
+
+    source: str
+    destination: str
+    source_bus_id: str | None
+    destination_bus_id: str | None
+    source_node: str
+    destination_node: str
+    scope: str | None = None
+    origin: str
+    direction: str | None = None
+    engine: str | None = None
+    peer: str | None = None
+    size_bytes: int | None = None
+    bandwidth_gb_s: float | None = None
+    latency_us: float | None = None
+    limit_gb_s: float | None
+    limit_percent: float | None = None
+    nvlink_bytes: int | None = None
+    path_class: str | None
+    transport: str | None = None
+    host_staged: bool | None = None
+    verified: str | None = None
+    verdict: str | None = None
+    note: str | None = None
+
+
+PAIR_COLUMNS = PairRow.columns()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,32 +188,34 @@ class RankIdentity:
 class Metadata:
     """What a reader needs to know to believe a number, or to measure it again.
 
-    `libraries` names versions and files (MPI, NCCL and where it was loaded from, CuPy, CUDA, driver); `environment` is
-    an allow-list of settings, never the whole environment; `options` are the values the run used.
+    `subject` is the subcommand; `collective` and `backend` are None where none ran. `libraries` names versions and
+    files (MPI, NCCL and where it was loaded from, CuPy, CUDA, driver); `environment` is an allow-list of settings,
+    never the whole environment; `options` are the values the run used. `topology` is the fingerprint of the machine,
+    `profile` the one it was simulated from, `source` where facts came from that were not read here.
     """
 
     gpubench_version: str
     run_id: str
     started_at: str
     command: Sequence[str]
-    collective: str
-    backend: str
+    subject: str
     origin: str
-    ranks: Sequence[RankIdentity]
-    libraries: Mapping[str, str]
-    environment: Mapping[str, str]
-    options: Mapping[str, Any]
+    hosts: Sequence[str]
+    collective: str | None = None
+    backend: str | None = None
+    ranks: Sequence[RankIdentity] = ()
+    libraries: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
     dropped_sizes: Sequence[DroppedSize] = ()
+    topology: str | None = None
+    profile: Mapping[str, str] | None = None
+    source: str | None = None
     schema_version: int = SCHEMA_VERSION
-
-    @property
-    def hosts(self) -> tuple[str, ...]:
-        """Host names in the order of their first rank."""
-        return tuple(dict.fromkeys(rank.host for rank in self.ranks))
 
     def to_record(self) -> dict[str, Any]:
         """The metadata as plain data."""
-        record = asdict(self) | {"hosts": self.hosts}
+        record = asdict(self)
         return record | {name: list(record[name]) for name in ("command", "ranks", "hosts", "dropped_sizes")}
 
     @classmethod
@@ -152,14 +229,20 @@ class Metadata:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """How a run ended. `complete` is false while it runs and when it was cut short."""
+    """How a run ended. `complete` is false while it runs and when it was cut short.
+
+    `sections` are what is not handed over row by row, in the order in which formats show them; `main` is the one that
+    formats show which show only one.
+    """
 
     verdict: Verdict
     complete: bool
     findings: Sequence[Finding] = field(default=())
+    sections: Mapping[str, Section] = field(default_factory=dict)
+    main: str = ROWS_SECTION
 
     def to_record(self) -> dict[str, Any]:
-        """The report as plain data."""
+        """The outcome as plain data, without the sections."""
         return {
             "verdict": self.verdict.value,
             "complete": self.complete,

@@ -9,7 +9,8 @@ import pytest
 
 from gpubench.cli import alone
 from gpubench.cli.collective import help_text
-from gpubench.cli.options import CollectiveOptions, Color, check_writable, parse_collective_options, parse_outputs
+from gpubench.cli.options import CollectiveOptions, parse_collective_options
+from gpubench.cli.presentation import Color, check_writable, parse_outputs
 from gpubench.cli.presenter import rank_style, terminal_style
 from gpubench.collectives import COLLECTIVES
 from gpubench.collectives.record import Collective
@@ -36,8 +37,12 @@ DEFAULTS = {
     "nccl_library": None,
     "allocator": "cuda",
     "np": None,
+    "simulate": None,
+    "fault": None,
+    "seed": 0,
     "format_name": "table",
     "output": None,
+    "section": None,
     "color": "auto",
     "width": None,
     "no_progress": False,
@@ -244,7 +249,7 @@ class Terminal:
     ],
 )
 def test_colours(color: str, terminal: bool, environment: dict[str, str], colored: bool) -> None:
-    chosen = options(color=color, width=90)
+    chosen = options(color=color, width=90).presentation
     assert chosen.color is Color(color)
     stream = Terminal(terminal=terminal)
     assert terminal_style(chosen, stream, environment) == Style(90, colored)  # type: ignore[arg-type]
@@ -252,7 +257,7 @@ def test_colours(color: str, terminal: bool, environment: dict[str, str], colore
 
 def test_widths(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "77")
-    assert terminal_style(options(), Terminal(terminal=True), {}).width == 77  # type: ignore[arg-type]
-    assert terminal_style(options(), Terminal(terminal=False), {}).width == 100  # type: ignore[arg-type]
-    assert rank_style(options()) == Style(100, color=False)
-    assert rank_style(options(color="always", width=60)) == Style(60, color=True)
+    assert terminal_style(options().presentation, Terminal(terminal=True), {}).width == 77  # type: ignore[arg-type]
+    assert terminal_style(options().presentation, Terminal(terminal=False), {}).width == 100  # type: ignore[arg-type]
+    assert rank_style(options().presentation) == Style(100, color=False)
+    assert rank_style(options(color="always", width=60).presentation) == Style(60, color=True)

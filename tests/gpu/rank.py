@@ -14,7 +14,8 @@ from gpubench.hardware import cuda, mpi
 from gpubench.hardware.launch import launched_by
 from gpubench.hardware.nccl import Allocator, NcclBackend, NcclLibrary
 from gpubench.hardware.nvml import read_driver
-from gpubench.measure.collective import SweepRequest, measure
+from gpubench.measure.cases import SweepRequest
+from gpubench.measure.collective import measure
 from gpubench.model.operation import DataType, Placement, ReduceOp
 from gpubench.model.report import RankIdentity
 from tests.fakes import faults

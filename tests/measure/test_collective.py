@@ -14,7 +14,8 @@ from gpubench.hardware.cuda import open_device
 from gpubench.hardware.host import HostMemory
 from gpubench.hardware.nccl import Allocator, NcclBackend, NcclLibrary
 from gpubench.hardware.nvml import Driver
-from gpubench.measure.collective import SweepRequest, check_root, fitting_sizes, measure
+from gpubench.measure.cases import SweepRequest
+from gpubench.measure.collective import check_root, fitting_sizes, measure
 from gpubench.model.operation import DataType, Layout, Placement, ReduceOp, Segment
 from gpubench.model.report import CollectiveRow, Metadata, RankIdentity, Report
 from gpubench.model.verdict import Verdict

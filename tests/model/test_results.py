@@ -54,6 +54,8 @@ def test_metadata_and_reports_travel_as_plain_data() -> None:
         run_id="r",
         started_at="2026-01-01T00:00:00+00:00",
         command=["gpubench", "allreduce"],
+        subject="allreduce",
+        hosts=["b", "a"],
         collective="allreduce",
         backend="host",
         origin="measured",
@@ -67,7 +69,6 @@ def test_metadata_and_reports_travel_as_plain_data() -> None:
         options={"sizes": [8]},
         dropped_sizes=(DroppedSize(16, "why"),),
     )
-    assert metadata.hosts == ("b", "a")
     assert Metadata.from_record(metadata.to_record()) == metadata
     finding = Finding("id", Verdict.FAIL, "subject", "seen", "expected", "cause", "next")
     report = Report(verdict=Verdict.FAIL, complete=True, findings=(finding,))

@@ -9,7 +9,8 @@ from gpubench.cli.job import Silent
 from gpubench.collectives import COLLECTIVES
 from gpubench.hardware import host, mpi
 from gpubench.hardware.launch import LaunchedBy
-from gpubench.measure.collective import SweepRequest, measure
+from gpubench.measure.cases import SweepRequest
+from gpubench.measure.collective import measure
 from gpubench.model.operation import DataType, Placement, ReduceOp
 from gpubench.model.report import RankIdentity
 

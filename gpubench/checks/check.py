@@ -1,0 +1,51 @@
+"""What every check is: a pure function of facts that yields findings."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from gpubench.model.nodes import Kind
+from gpubench.model.profile import Profile
+from gpubench.model.rank_facts import RankFacts
+from gpubench.model.topology import Device, Topology
+from gpubench.model.verdict import Finding
+
+_MOST_SUBJECTS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What checks look at: every node, the kinds they form, every rank, and the profile that each node matches."""
+
+    nodes: Sequence[Topology]
+    kinds: Sequence[Kind] = ()
+    ranks: Sequence[RankFacts] = ()
+    profiles: Sequence[Profile | None] = ()
+
+    def subject(self, node: Topology, *devices: Device) -> str:
+        """Devices with their bus ids, and their host where there are several."""
+        named = " → ".join(f"{each.device} ({each.bus_id})" if each.bus_id else each.device for each in devices)
+        return " ".join(filter(None, (node.snapshot.host if len(self.nodes) > 1 or not devices else "", named)))
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A check: its name, what it looks for, and the function."""
+
+    name: str
+    summary: str
+    find: Callable[[Facts], Iterator[Finding]]
+
+
+def run(checks: Sequence[Check], facts: Facts) -> tuple[Finding, ...]:
+    """The findings of all checks; those that say the same of several subjects become one."""
+    subjects: dict[Finding, list[str]] = {}
+    for check in checks:
+        for finding in check.find(facts):
+            subjects.setdefault(replace(finding, subject=""), []).append(finding.subject)
+    return tuple(replace(finding, subject=join_subjects(named)) for finding, named in subjects.items())
+
+
+def join_subjects(subjects: Sequence[str]) -> str:
+    """The first few of many, and how many more there are."""
+    shown = ", ".join(subjects[:_MOST_SUBJECTS])
+    return shown + (f" and {len(subjects) - _MOST_SUBJECTS} more" if len(subjects) > _MOST_SUBJECTS else "")

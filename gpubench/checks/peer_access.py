@@ -1,0 +1,90 @@
+"""GPU pairs that cannot reach each other's memory, and pairs of which CUDA and NVML disagree."""
+
+from collections.abc import Iterator, Mapping
+
+from gpubench.checks.check import Check, Facts, join_subjects
+from gpubench.model.snapshot import GpuFacts
+from gpubench.model.topology import P2P_STATUS, PeerAccess, Topology
+from gpubench.model.verdict import Finding, Verdict
+
+_CAUSES: Mapping[str, tuple[str, str]] = {
+    "GNS": (
+        "this GPU model has no peer-to-peer over PCIe with NVIDIA's driver (GeForce): by design, not a fault",
+        "nothing to repair: NCCL goes through shared memory here",
+    ),
+    "CNS": (
+        "the driver does not trust this chipset, or the hypervisor does not say that the GPUs may reach each other",
+        "bare metal: put the GPUs under one PCIe switch; virtual machine: set x-nv-gpudirect-clique",
+    ),
+    "TNS": ("the GPUs hang on different sockets or I/O hubs", "move the cards to one socket"),
+    "DR": (
+        "a registry key of the driver forbids it (ForceP2P, RMForceP2PType)",
+        "grep RegistryDwords /proc/driver/nvidia/params; remove the key and reload the driver",
+    ),
+    "NS": ("the driver supports it for none of these GPUs", "nvidia-smi topo -p2p r; nvidia-smi -q | grep -A 3 MIG"),
+}
+_MIG = ("MIG is on: the driver offers no peer access to MIG instances, by design", "nvidia-smi -mig 0, or accept it")
+_FABRIC = (
+    "NVLinks are active, yet the driver refuses: the fabric manager is not ready",
+    "systemctl status nvidia-fabricmanager; nvidia-smi -q | grep -A 12 Fabric",
+)
+_OTHER = ("the driver gives no reason", "nvidia-smi topo -p2p r")
+
+
+def find(facts: Facts) -> Iterator[Finding]:
+    """One finding a node for each reason of refusal, and one for each contradiction."""
+    for node in facts.nodes:
+        refused: dict[tuple[str, bool, bool], list[tuple[GpuFacts, GpuFacts]]] = {}
+        for source in node.gpus:
+            for destination in node.gpus:
+                if source is destination:
+                    continue
+                access = node.peer_access(source, destination)
+                if access.contradicts:
+                    yield _contradiction(facts, node, source, destination, access)
+                elif access.possible is False:
+                    wired = bool(node.nvlinks(source, destination))
+                    mig = bool(source.mig or destination.mig)
+                    refused.setdefault((access.nvml or "", wired, mig), []).append((source, destination))
+        for (status, wired, mig), pairs in refused.items():
+            yield _refusal(facts, node, status, pairs, wired=wired, mig=mig)
+
+
+def _refusal(
+    facts: Facts, node: Topology, status: str, pairs: list[tuple[GpuFacts, GpuFacts]], *, wired: bool, mig: bool
+) -> Finding:
+    by_design = mig or (status == "GNS" and not wired)
+    cause, advice = _MIG if mig else _FABRIC if wired else _CAUSES.get(status, _OTHER)
+    everybody = len(pairs) == len(node.gpus) * (len(node.gpus) - 1)
+    named = [f"{source.device} → {destination.device}" for source, destination in pairs]
+    where = facts.subject(node) if len(facts.nodes) > 1 else ""
+    said = f"NVML says {status} ({P2P_STATUS.get(status, status)})" if status else "CUDA refuses it"
+    return Finding(
+        id="peer-access-refused",
+        severity=Verdict.SKIP if by_design else Verdict.FAIL if wired else Verdict.WARN,
+        subject=f"{where} all {len(pairs)} GPU pairs".strip()
+        if everybody
+        else f"{where} {join_subjects(named)}".strip(),
+        seen=f"peer access refused: {said}; copies between them go through host memory",
+        expected="peer access" if not by_design else "host memory, by design",
+        cause=cause,
+        next_command=advice,
+    )
+
+
+def _contradiction(
+    facts: Facts, node: Topology, source: GpuFacts, destination: GpuFacts, access: PeerAccess
+) -> Finding:
+    return Finding(
+        id="peer-access-contradiction",
+        severity=Verdict.WARN,
+        subject=facts.subject(node, source, destination),
+        seen=access.reason,
+        expected="CUDA and NVML agree",
+        cause="a container or virtual machine shows another topology than the driver has, a fabric that is not ready, "
+        "or a driver bug: believe neither before data has arrived",
+        next_command="gpubench allreduce --np 2 on these two GPUs: it verifies every byte",
+    )
+
+
+PEER_ACCESS = Check("peer_access", "every GPU pair has peer access, and CUDA and NVML agree on it", find)

@@ -1,0 +1,173 @@
+"""The options of every command that decide where results go and how they look."""
+
+import difflib
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from gpubench.errors import UsageError, invalid_choice, unwritable_output
+from gpubench.formats import FORMATS
+from gpubench.formats.writer import Format
+
+Choice = TypeVar("Choice", bound=StrEnum)
+
+
+class Color(StrEnum):
+    """Whether the table has colours."""
+
+    AUTO = "auto"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A file to write, in the format that its suffix picks."""
+
+    path: Path
+    format: Format
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Presentation:
+    """Where results go and how they look. `section` and `width` are None where nobody chose."""
+
+    format: Format
+    outputs: tuple[Output, ...]
+    section: str | None
+    color: Color
+    width: int | None
+    show_progress: bool
+
+
+FORMAT = Annotated[
+    str,
+    typer.Option("--format", metavar="|".join(each.name for each in FORMATS), help="Of stdout."),
+]
+OUTPUT = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--output",
+        metavar="FILE",
+        help=f"Also write this file; {', '.join(each.suffix for each in FORMATS)} picks the format. Repeatable.",
+        show_default=False,
+    ),
+]
+SECTION = Annotated[
+    str | None,
+    typer.Option(
+        "--section",
+        metavar="NAME",
+        help="What csv shows, which shows one. Default: the command's main one.",
+        show_default=False,
+    ),
+]
+COLOR = Annotated[str, typer.Option("--color", metavar="|".join(Color), help="Colours in the table.")]
+WIDTH = Annotated[
+    int | None,
+    typer.Option(
+        "--width",
+        metavar="N",
+        min=40,
+        help="Columns of the table. Default: the terminal's, or 100.",
+        show_default=False,
+    ),
+]
+NO_PROGRESS = Annotated[bool, typer.Option("--no-progress", help="No progress bar.", show_default=False)]
+
+
+PARAMETERS: tuple[tuple[str, Any, Any], ...] = (
+    ("format_name", FORMAT, "table"),
+    ("output", OUTPUT, None),
+    ("section", SECTION, None),
+    ("color", COLOR, "auto"),
+    ("width", WIDTH, None),
+    ("no_progress", NO_PROGRESS, False),
+)
+"""Name, declaration and default of each, for a command's signature."""
+
+
+def parse_presentation(given: dict[str, Any], sections: Sequence[str]) -> Presentation:
+    """These options from what typer read; `sections` are those that the command has.
+
+    Raises:
+        UsageError: a word that is not known, an output of no format, one file twice.
+    """
+    if given["section"] is not None and given["section"] not in sections:
+        raise unknown_word("--section", given["section"], sections)
+    return Presentation(
+        format=parse_format(given["format_name"]),
+        outputs=parse_outputs(given["output"] or ()),
+        section=given["section"],
+        color=parse_choices("--color", [given["color"]], Color)[0],
+        width=given["width"],
+        show_progress=not given["no_progress"],
+    )
+
+
+def parse_choices(option: str, texts: Iterable[str], choices: type[Choice]) -> tuple[Choice, ...]:
+    """The members that comma-separated texts name, each once, in their order.
+
+    Raises:
+        UsageError: a word that names none, with the nearest one that does.
+    """
+    chosen: dict[Choice, None] = {}
+    for word in (word.strip() for text in texts for word in text.split(",")):
+        if word not in tuple(choices):
+            raise unknown_word(option, word, tuple(choices))
+        chosen[choices(word)] = None
+    return tuple(chosen)
+
+
+def parse_format(name: str) -> Format:
+    """The format of that name."""
+    for each in FORMATS:
+        if each.name == name:
+            return each
+    raise unknown_word("--format", name, [each.name for each in FORMATS])
+
+
+def parse_outputs(paths: Sequence[str]) -> tuple[Output, ...]:
+    """The files to write, each with the format that its suffix picks.
+
+    Raises:
+        UsageError: an unknown suffix, or one file twice.
+    """
+    outputs: dict[Path, Output] = {}
+    for text in paths:
+        path = Path(text)
+        matching = [each for each in FORMATS if each.suffix == path.suffix]
+        if not matching:
+            known = ", ".join(f"{each.suffix} ({each.name})" for each in FORMATS)
+            raise UsageError(f"--output {text}: the suffix names no format", expected=f"a file that ends in {known}")
+        if path.resolve() in outputs:
+            raise UsageError(f"--output {text} is given twice", expected="a file of its own for each output")
+        outputs[path.resolve()] = Output(path, matching[0])
+    return tuple(outputs.values())
+
+
+def check_writable(outputs: Sequence[Output]) -> None:
+    """Raise UsageError for a file that cannot be written, before anything is measured; no file is changed."""
+    for output in outputs:
+        existed = output.path.exists()
+        try:
+            with output.path.open("a"):
+                pass
+        except OSError as error:
+            raise unwritable_output(str(output.path), os.strerror(error.errno or 0)) from error
+        if not existed:
+            output.path.unlink()
+
+
+def unknown_word(option: str, word: str, choices: Sequence[str]) -> UsageError:
+    """A word that an option does not know, with the nearest one that it does."""
+    error = invalid_choice(option, word, choices)
+    nearest = difflib.get_close_matches(word, choices, n=1)
+    if nearest:
+        error.next_step = f"{option} {nearest[0]}"
+    return error

@@ -1,0 +1,40 @@
+"""What the metadata of every run begins with."""
+
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from gpubench import __version__
+from gpubench.hardware import launcher
+
+_SETTINGS = (
+    *("NCCL_", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES", "UCX_", "FI_", "MPI4PY_"),
+    *(f"OMPI_MCA_{framework}" for framework in ("pml", "btl", "mtl", "coll", "smsc", "osc")),
+)
+"""What of the environment is recorded: settings that change results, never the whole. Open MPI's mpirun hands its ranks
+many variables of its own, so of those only the frameworks that carry messages count."""
+
+_IMAGE_VERSION = "NCCL_VERSION"
+"""NVIDIA's container images set this to the version they ship; NCCL does not read it."""
+
+
+def stamp(arguments: Sequence[str]) -> dict[str, Any]:
+    """Version, run id, time and command line."""
+    return {
+        "gpubench_version": __version__,
+        "run_id": str(uuid.uuid4()),
+        "started_at": datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="seconds"),
+        "command": ["gpubench", *arguments],
+    }
+
+
+def recorded_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """The settings of the user's that change results; what gpubench set for its own ranks is left out."""
+    own = environment.get(launcher.OWN_SETTINGS_VARIABLE, "").split(",")
+    return {
+        name: value
+        for name, value in sorted(environment.items())
+        if name.startswith(_SETTINGS) and name not in (*own, _IMAGE_VERSION)
+    }

@@ -1,0 +1,120 @@
+"""`gpubench topo`: its options, where its machines come from, and the report."""
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gpubench.cli import presentation, simulation
+from gpubench.cli.presentation import Presentation, parse_presentation
+from gpubench.cli.simulation import Simulation, parse_simulation
+from gpubench.errors import UsageError
+from gpubench.hardware.launch import launched_by
+
+NAME = "topo"
+SUMMARY = "Devices, links, NICs, path and peer-access matrices, limits."
+HELP = f"""{SUMMARY}
+
+One look at what the links should be able to do: GPUs, NVLinks, NICs, how they are wired, who can reach whose memory,
+and what each pair can carry at most. Under mpirun every node is read once, and nodes that differ from their kind are
+named.
+
+  gpubench topo
+
+  gpubench topo --from topo.xml
+
+  gpubench topo --simulate 'hgx-h100-8*16' --fault node3.gpu5:nvlink=12
+
+  mpirun -n 16 gpubench topo --output cluster.json
+"""
+
+FROM = Annotated[
+    str | None,
+    typer.Option(
+        "--from",
+        metavar="FILE",
+        help="Show an NCCL topology XML, the text of `nvidia-smi topo -m` or -p2p, or a recorded snapshot.",
+        show_default=False,
+    ),
+]
+REPLAY = Annotated[
+    str | None,
+    typer.Option("--replay", metavar="DIR", help="Show what --record wrote.", show_default=False),
+]
+RECORD = Annotated[
+    str | None,
+    typer.Option(
+        "--record", metavar="DIR", help="Also write the facts of every node and rank there.", show_default=False
+    ),
+]
+STRICT = Annotated[
+    bool, typer.Option("--strict", help="Exit 1 when there is a warning: for CI and node gates.", show_default=False)
+]
+TIMEOUT = Annotated[
+    float, typer.Option("--timeout", metavar="S", min=0.1, help="Seconds in which a node's driver has to answer.")
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopoOptions:
+    """What the user asked for. At most one of `file`, `replay` and `simulation` is given."""
+
+    file: Path | None
+    replay: Path | None
+    simulation: Simulation | None
+    record: Path | None
+    strict: bool
+    timeout_s: float
+    presentation: Presentation
+
+
+def parse_topo_options(given: dict[str, Any]) -> TopoOptions:
+    """The options of `topo` from what typer read.
+
+    Raises:
+        UsageError: two sources of machines, a fault without a simulated machine, anything that cannot be read.
+    """
+    from gpubench.measure.topo import SECTIONS
+
+    named = {"--from": given["from_file"], "--replay": given["replay"], "--simulate": given["simulate"]}
+    sources = [option for option, value in named.items() if value is not None]
+    if len(sources) > 1:
+        raise UsageError(f"{' and '.join(sources)} exclude each other", expected="one machine, or the one at hand")
+    return TopoOptions(
+        file=None if given["from_file"] is None else Path(given["from_file"]),
+        replay=None if given["replay"] is None else Path(given["replay"]),
+        simulation=parse_simulation(given),
+        record=None if given["record"] is None else Path(given["record"]),
+        strict=given["strict"],
+        timeout_s=given["timeout"],
+        presentation=parse_presentation(given, SECTIONS),
+    )
+
+
+def run(given: dict[str, Any]) -> None:
+    """Be the command: alone, or as one rank of a job."""
+    options = parse_topo_options(given)
+    arguments = sys.argv[1:]
+    launch = launched_by(os.environ)
+    if launch is None:
+        from gpubench.cli.topo_job import run_alone
+
+        raise typer.Exit(run_alone(options, arguments))
+    from gpubench.cli import rank
+    from gpubench.cli.topo_job import TopoJob
+
+    raise typer.Exit(rank.run(lambda group: TopoJob(group, options, arguments), launch))
+
+
+PARAMETERS: tuple[tuple[str, Any, Any], ...] = (
+    ("from_file", FROM, None),
+    *simulation.PARAMETERS,
+    ("replay", REPLAY, None),
+    ("record", RECORD, None),
+    ("strict", STRICT, False),
+    ("timeout", TIMEOUT, 20.0),
+    *presentation.PARAMETERS,
+)

@@ -1,0 +1,41 @@
+"""Columns of text that make room by leaving some out."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+_GAP = "  "
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column: its head, a cell a line, and when it goes: the highest `spare` first, 0 never."""
+
+    head: str
+    cells: Sequence[str]
+    spare: int = 0
+    right: bool = False
+
+    @property
+    def width(self) -> int:
+        """Of its widest cell."""
+        return max(map(len, (self.head, *self.cells)))
+
+
+def fitting(columns: Sequence[Column], width: int) -> tuple[Column, ...]:
+    """The columns that fit a width; what may not go stays, however narrow it is."""
+    kept = list(columns)
+    while sum(column.width + len(_GAP) for column in kept) - len(_GAP) > width:
+        spare = max(kept, key=lambda column: column.spare)
+        if not spare.spare:
+            break
+        kept.remove(spare)
+    return tuple(kept)
+
+
+def lines(columns: Sequence[Column]) -> Iterator[str]:
+    """The head, then line by line."""
+    for cells in zip(*((column.head, *column.cells) for column in columns), strict=True):
+        yield _GAP.join(
+            cell.rjust(column.width) if column.right else cell.ljust(column.width)
+            for cell, column in zip(cells, columns, strict=True)
+        ).rstrip()

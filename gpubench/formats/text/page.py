@@ -1,0 +1,125 @@
+"""A page of text: lines on a console, with the findings and the verdict that end every report."""
+
+import textwrap
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, TextIO
+
+from gpubench.formats.writer import Style, Target
+from gpubench.model.report import Report
+from gpubench.model.verdict import Finding, Verdict
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+INDENT = "  "
+_LABEL_WIDTH = 12
+
+_VERDICT_STYLES = {
+    Verdict.PASS: "bold green",
+    Verdict.WARN: "bold yellow",
+    Verdict.FAIL: "bold red",
+    Verdict.ERROR: "bold magenta",
+}
+_WORD_STYLES = {
+    r"\b(NV\d+|OK|possible)\b": "bold green",
+    r"\b(PIX|PXB)\b": "green",
+    r"\b(PHB|NODE)\b": "yellow",
+    r"\bSYS\b": "magenta",
+    r"(?<!\S)(CNS|GNS|TNS|DR|NS|U|no|down|init|lost|\w+!)(?!\S)": "bold red",
+}
+_SEVERITY_WORDS = {Verdict.SKIP: "BY DESIGN"}
+
+
+class Page:
+    """Where a view prints."""
+
+    def __init__(self, target: Target, style: Style) -> None:
+        self.width = style.width
+        self._own_file = target.path is not None
+        self._console = _console(target.open(), style)
+
+    def print(self, *lines: str, style: str = "") -> None:
+        """Lines as they are."""
+        for line in lines:
+            self._console.print(line, style=style or None)
+        self._console.file.flush()
+
+    def table(self, lines: Iterable[str]) -> None:
+        """Lines of words in columns: near paths and granted access in one colour, far paths and refusals in others."""
+        from rich.text import Text
+
+        for line in lines:
+            text = Text(line)
+            for pattern, style in _WORD_STYLES.items():
+                text.highlight_regex(pattern, style)
+            self._console.print(text)
+
+    def wrap(self, text: str, hanging: int = 4) -> None:
+        """A sentence, broken at the page's width, its further lines indented."""
+        self.print(*textwrap.wrap(text, self.width, subsequent_indent=" " * hanging, break_on_hyphens=False))
+
+    def draw(self, renderable: "RenderableType") -> None:
+        """Something that rich lays out."""
+        self._console.print(renderable)
+
+    def outcome(self, report: Report) -> None:
+        """Findings, then the verdict."""
+        for finding in report.findings:
+            self._finding(finding)
+        cut_short = "" if report.complete else ": the run was cut short, the rows above were measured"
+        self.print(f"verdict: {report.verdict}{cut_short}", style=_VERDICT_STYLES.get(report.verdict, ""))
+
+    def close(self) -> None:
+        """Close a file of our own."""
+        if self._own_file:
+            self._console.file.close()
+
+    def _finding(self, finding: Finding) -> None:
+        word = _SEVERITY_WORDS.get(finding.severity, finding.severity)
+        self._labelled(f"{word} {finding.id}: ", finding.subject, _VERDICT_STYLES.get(finding.severity, ""))
+        details = (("seen", finding.seen), ("expected", finding.expected), ("likely", finding.cause))
+        for label, text in (*details, ("try", finding.next_command)):
+            self._labelled(f"{INDENT}{label + ':':<{_LABEL_WIDTH - len(INDENT)}}", text)
+
+    def _labelled(self, label: str, text: str, style: str = "") -> None:
+        lines = textwrap.wrap(label + text, self.width, subsequent_indent=" " * _LABEL_WIDTH, break_on_hyphens=False)
+        self.print(*lines, style=style)
+
+
+def _console(stream: TextIO, style: Style) -> "Console":
+    from rich.console import Console
+
+    class PipeConsole(Console):
+        """Rich ends the process when its reader is gone; here, whoever runs the measurement decides."""
+
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError
+
+    return PipeConsole(
+        file=stream,
+        width=style.width,
+        force_terminal=style.color,
+        color_system="standard" if style.color else None,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        soft_wrap=True,
+    )
+
+
+def plural(count: int, word: str) -> str:
+    """'1 GPU', '4 GPUs'."""
+    return f"{count} {word}{'' if count == 1 else 's'}"
+
+
+def spans(numbers: Sequence[int]) -> str:
+    """Ascending numbers as ranges: '0-3,7'."""
+    texts: list[str] = []
+    start = previous = None
+    for number in (*numbers, None):
+        if start is None or previous is None or number != previous + 1:
+            if start is not None:
+                texts.append(str(start) if start == previous else f"{start}-{previous}")
+            start = number
+        previous = number
+    return ",".join(texts)

@@ -1,0 +1,210 @@
+"""Topology for people: kind by kind the devices, their links, matrices where pairs differ, the tree if there is one."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from gpubench.formats.text.columns import fitting, lines
+from gpubench.formats.text.devices import gpu_columns, gpu_sentences, nic_columns
+from gpubench.formats.text.matrices import matrix_lines, one_limit
+from gpubench.formats.text.page import INDENT, Page, plural
+from gpubench.formats.text.tree import draw, is_worth_drawing
+from gpubench.model.report import Metadata, Record, Report, Row, Table
+from gpubench.model.snapshot import NicKind
+from gpubench.model.topo_rows import GpuRow, KindRow, NicRow, NodeRow, RankRow, TreeRow
+from gpubench.model.units import compress_names
+
+R = TypeVar("R", bound=Record)
+
+_MOST_ODD = 20
+
+
+class TopoView:
+    """Prints everything at the end: there is nothing to wait for in between."""
+
+    def __init__(self, page: Page, metadata: Metadata) -> None:
+        self._page = page
+        self._metadata = metadata
+
+    def row(self, row: Row) -> None:
+        """Nothing comes row by row."""
+        raise TypeError(f"topo has no rows of {type(row).__name__}")
+
+    def end(self, report: Report) -> None:
+        """The whole; of a run that was cut short there is nothing but the verdict."""
+        if not report.sections:
+            self._page.outcome(report)
+            return
+        nodes = {row.node: row for row in _rows(report, "nodes", NodeRow)}
+        kinds = list(_rows(report, "kinds", KindRow))
+        shown = {kind.node for kind in kinds}
+        gpus = _by_node(_rows(report, "gpus", GpuRow), shown)
+        nics = _by_node(_rows(report, "nics", NicRow), shown)
+        tree = _by_node(_rows(report, "tree", TreeRow), shown)
+        total = sum(node.gpus for node in nodes.values())
+        self._header(f"{plural(len(nodes), 'node')}  {plural(total, 'GPU')}")
+        for kind in kinds:
+            self._kind(kind, nodes, several=len(nodes) > 1)
+            self._devices(gpus.get(kind.node, []), nics.get(kind.node, []))
+            self._matrices(kind, nics.get(kind.node, []))
+            if is_worth_drawing(tree.get(kind.node, [])):
+                self._page.print("")
+                self._page.draw(draw(kind.node, tree[kind.node]))
+        self._ranks(list(_rows(report, "ranks", RankRow)))
+        self._page.print("")
+        self._page.outcome(report)
+
+    def _header(self, counts: str) -> None:
+        metadata = self._metadata
+        origin = "" if metadata.origin == "measured" else f"  ({metadata.origin.upper()})"
+        self._page.wrap(f"gpubench {metadata.gpubench_version}  topo  {counts}{origin}")
+        if metadata.source:
+            self._page.wrap(f"{INDENT}from {metadata.source}")
+        if metadata.profile:
+            note = f": {metadata.profile['note']}" if "note" in metadata.profile else ""
+            self._page.wrap(f"{INDENT}profile {metadata.profile['name']}{note}")
+        for name, value in metadata.environment.items():
+            self._page.wrap(f"{INDENT}{name}={value}")
+
+    def _kind(self, kind: KindRow, nodes: Mapping[str, NodeRow], *, several: bool) -> None:
+        node = nodes[kind.node]
+        self._page.print("")
+        if several:
+            members = f"{plural(len(kind.nodes), 'node')} alike: {compress_names(kind.nodes)}"
+            self._page.wrap(f"kind {kind.node_kind}  {members}", 8)
+            self._odd(kind, nodes)
+            self._page.wrap(f"{INDENT}each: {'; '.join(_machine(node))}", 8)
+        else:
+            self._page.wrap(f"{INDENT}{kind.node}: {'; '.join(_machine(node))}", 6)
+        if node.driver_absent:
+            self._page.wrap(f"{INDENT}no driver: {node.driver_absent}; PCI devices are read from sysfs", 6)
+
+    def _odd(self, kind: KindRow, nodes: Mapping[str, NodeRow]) -> None:
+        """Nodes that differ, those that differ alike in one line."""
+        same: dict[tuple[str, ...], list[str]] = {}
+        for name in kind.odd:
+            same.setdefault(tuple(nodes[name].differences), []).append(name)
+        for found, names in list(same.items())[:_MOST_ODD]:
+            self._page.wrap(f"{INDENT}and {compress_names(names)}: {'; '.join(found)}", 8)
+        if len(same) > _MOST_ODD:
+            self._page.wrap(f"{INDENT}and {len(same) - _MOST_ODD} more differences, in the section nodes")
+
+    def _devices(self, gpus: Sequence[GpuRow], nics: Sequence[NicRow]) -> None:
+        for columns in (gpu_columns(gpus), nic_columns(nics)):
+            if columns:
+                self._page.print("")
+                self._page.table(lines(fitting(columns, self._page.width)))
+                if columns[0].head == "GPU":
+                    for sentence in gpu_sentences(gpus, fitting(columns, self._page.width)):
+                        self._page.wrap(f"{INDENT}{sentence}")
+
+    def _matrices(self, kind: KindRow, nics: Sequence[NicRow]) -> None:
+        """Paths between GPUs, and to the NICs that can reach them without the CPU; plain Ethernet is in JSON."""
+        names = [row.nic for row in nics]
+        rdma = [row.nic for row in nics if row.link_layer != NicKind.ETHERNET]
+        gpus = [name for name in kind.matrix if name not in names]
+        width = self._page.width
+        if len(gpus) > 1:
+            self._page.print("")
+            self._page.table(matrix_lines("path", kind.matrix, gpus, gpus, width))
+            self._peer_access(kind, gpus)
+            self._limits(kind, gpus)
+        if gpus and rdma:
+            self._page.print("")
+            self._page.table(matrix_lines("path", kind.matrix, gpus, rdma, width))
+
+    def _peer_access(self, kind: KindRow, gpus: Sequence[str]) -> None:
+        words = {
+            source: {destination: _access_word(cell) for destination, cell in row.items()}
+            for source, row in kind.peer_access.items()
+        }
+        seen = {word for row in words.values() for word in row.values()}
+        cell = next(cell for row in kind.peer_access.values() for cell in row.values())
+        if len(seen) > 1:
+            self._page.print("")
+            self._page.table(matrix_lines("peer access", words, gpus, gpus, self._page.width))
+            return
+        if seen == {"?"}:
+            self._page.wrap(f"peer access  not known: {cell['reason']}", 13)
+            return
+        pairs = plural(len(gpus) * (len(gpus) - 1), "ordered pair")
+        self._page.wrap(f"peer access  all {pairs}: {seen.pop()}, {_whose(cell)}", 13)
+
+    def _limits(self, kind: KindRow, gpus: Sequence[str]) -> None:
+        """GB/s per direction; one sentence where all pairs have the same."""
+        if all(value is None for gpu in gpus for value in kind.limits[gpu].values()):
+            self._page.wrap("limit        not known; the section pairs says why", 13)
+            return
+        single = one_limit(kind.limits, gpus)
+        totals = [(kind.limits[gpu]["nvlink"], kind.limits[gpu]["pcie"]) for gpu in gpus]
+        if single is not None and len(set(totals)) == 1:
+            nvlink, pcie = totals[0]
+            everybody = ", ".join(
+                f"{_gb_s(value)} by {name}" for name, value in (("NVLink", nvlink), ("PCIe", pcie)) if value is not None
+            )
+            said = f"limit        {_gb_s(single)} GB/s per direction between any two"
+            self._page.wrap(said + (f"; of a GPU towards everybody {everybody}" if everybody else ""), 13)
+            return
+        cells = {source: {name: _gb_s(value) for name, value in row.items()} for source, row in kind.limits.items()}
+        self._page.print("")
+        self._page.table(matrix_lines("GB/s limit", cells, gpus, [*gpus, "nvlink", "pcie"], self._page.width))
+        self._page.wrap(f"{INDENT}per direction; nvlink and pcie: of a GPU towards everybody")
+
+    def _ranks(self, ranks: Sequence[RankRow]) -> None:
+        if len(ranks) > 1:
+            shm = {(rank.node, rank.shm_device) for rank in ranks}
+            shared = (
+                "one /dev/shm a node" if len(shm) == len({rank.node for rank in ranks}) else "several /dev/shm a node"
+            )
+            self._page.print("")
+            self._page.wrap(f"{plural(len(ranks), 'rank')}: {shared}; the section ranks has their facts")
+
+
+def _rows(report: Report, section: str, row: type[R]) -> Iterator[R]:
+    table = report.sections[section]
+    if isinstance(table, Table):
+        yield from (each for each in table.rows() if isinstance(each, row))
+
+
+def _by_node(rows: Iterable[Any], shown: set[str]) -> dict[str, list[Any]]:
+    grouped: dict[str, list[Any]] = {}
+    for row in rows:
+        if row.node in shown:
+            grouped.setdefault(row.node, []).append(row)
+    return grouped
+
+
+def _machine(node: NodeRow) -> Iterator[str]:
+    """The machine in phrases."""
+    if node.driver:
+        cuda = f" (runs CUDA {node.cuda})" if node.cuda else ""
+        module = {True: ", open kernel module", False: ", closed kernel module", None: ""}[node.open_kernel_module]
+        yield f"driver {node.driver}{cuda}{module}"
+    cpus = [node.cpu, node.cpus and plural(node.cpus, "CPU"), node.sockets and plural(node.sockets, "socket")]
+    if node.numa_nodes:
+        cpus.append(plural(node.numa_nodes, "NUMA node"))
+    if any(cpus):
+        yield ", ".join(str(each) for each in cpus if each)
+    machine = [node.product, f"Linux {node.kernel}" if node.kernel else None]
+    machine.append("virtual machine" if node.virtual_machine else None)
+    machine.append(plural(node.nvswitches, "NVSwitch").replace("NVSwitchs", "NVSwitches") if node.nvswitches else None)
+    if any(machine):
+        yield ", ".join(str(each) for each in machine if each)
+
+
+def _access_word(cell: Mapping[str, Any]) -> str:
+    cuda, nvml = cell["cuda"], cell["nvml"]
+    if cuda is not None and nvml is not None and cuda != (nvml == "OK"):
+        return f"{nvml}!"
+    return str(nvml) if nvml is not None else {True: "OK", False: "no", None: "?"}[cuda]
+
+
+def _whose(cell: Mapping[str, Any]) -> str:
+    if cell["cuda"] is not None and cell["nvml"] is not None:
+        if cell["cuda"] != (cell["nvml"] == "OK"):
+            return str(cell["reason"])
+        return "CUDA and NVML agree" if cell["nvml"] == "OK" else f"{cell['reason']}; CUDA and NVML agree"
+    return f"as {'NVML' if cell['cuda'] is None else 'CUDA'} says ({cell['reason']})"
+
+
+def _gb_s(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"

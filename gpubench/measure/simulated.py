@@ -1,0 +1,26 @@
+"""The rows of a collective on a machine that does not exist: a model's times in the place of measured ones."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from gpubench.measure.cases import JobFacts, SweepRequest, cases, describe
+from gpubench.model.report import Origin, Report
+from gpubench.model.samples import RankTimes
+from gpubench.model.verdict import Verdict
+from gpubench.ports import Listener
+
+BACKEND = "simulated"
+
+Times = Callable[[int, int], Sequence[float]]
+"""Seconds by rank of an operation of that many bytes; the second number tells rows apart."""
+
+
+def simulate(request: SweepRequest, ranks: int, nodes: int, times: Times, listener: Listener) -> Report:
+    """Have every case of the request last as long as the model says; nothing is moved, so nothing is verified."""
+    unchecked = replace(request, check=False)
+    job = JobFacts(BACKEND, Origin.SIMULATED, ranks, nodes)
+    every_case = tuple(cases(unchecked, ranks))
+    for number, case in enumerate(every_case):
+        listener.progress(number, len(every_case), f"{request.collective.name} {case.label}")
+        listener.row(describe(unchecked, case, job, RankTimes.of(times(case.size_bytes, number)), 0))
+    return Report(verdict=Verdict.SKIP, complete=True)

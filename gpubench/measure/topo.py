@@ -1,0 +1,71 @@
+"""What the machines are: snapshots in, a report with matrices, limits and findings out."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from gpubench.checks import CHECKS, Facts, run
+from gpubench.model.nodes import group
+from gpubench.model.profile import Profile
+from gpubench.model.rank_facts import RankFacts
+from gpubench.model.report import Matrix as MatrixSection
+from gpubench.model.report import PairRow, Record, Report, Section, Table
+from gpubench.model.topo_devices import gpu_rows, link_rows, nic_rows, node_rows, rank_rows
+from gpubench.model.topo_pairs import kind_rows, limits, pair_rows, peer_access
+from gpubench.model.topo_rows import GpuRow, KindRow, LinkRow, NicRow, NodeRow, RankRow, TreeRow
+from gpubench.model.topo_tree import tree_rows
+from gpubench.model.topology import Topology
+from gpubench.model.verdict import Finding, Verdict, overall
+
+MAIN_SECTION = "pairs"
+SECTIONS = (
+    *("gpus", "nvlinks", "nics", "nodes", "kinds", "matrix", "peer_access", "limits", MAIN_SECTION, "ranks", "tree"),
+    "findings",
+)
+
+
+def examine(
+    nodes: Sequence[Topology],
+    ranks: Sequence[RankFacts] = (),
+    profiles: Sequence[Profile | None] = (),
+    *,
+    strict: bool = False,
+) -> Report:
+    """The report on some nodes, each with the profile that it matches.
+
+    Matrices are those of the largest kind of node; the section `kinds` has every kind's. Wiring is a capability, not a
+    measurement, so a finding that would fail the machine is a warning here, unless `strict`.
+    """
+    kinds = group(nodes)
+    found = run(CHECKS, Facts(nodes, kinds, ranks, profiles))
+    findings = found if strict else tuple(map(_softened, found))
+    verdict = overall([Verdict.PASS, *(finding.severity for finding in findings)])
+    if strict and verdict is Verdict.WARN:
+        verdict = Verdict.FAIL
+    first = nodes[kinds[0].representative]
+    sections: dict[str, Section] = {
+        "gpus": _table(GpuRow, lambda: _each(nodes, gpu_rows)),
+        "nvlinks": _table(LinkRow, lambda: _each(nodes, link_rows)),
+        "nics": _table(NicRow, lambda: _each(nodes, nic_rows)),
+        "nodes": _table(NodeRow, lambda: node_rows(nodes, kinds)),
+        "kinds": _table(KindRow, lambda: kind_rows(nodes, kinds)),
+        "matrix": MatrixSection(first.matrix),
+        "peer_access": MatrixSection(peer_access(first)),
+        "limits": MatrixSection(limits(first)),
+        MAIN_SECTION: _table(PairRow, lambda: _each(nodes, pair_rows)),
+        "ranks": _table(RankRow, lambda: rank_rows(ranks)),
+        "tree": _table(TreeRow, lambda: _each([nodes[kind.representative] for kind in kinds], tree_rows)),
+    }
+    return Report(verdict=verdict, complete=True, findings=findings, sections=sections, main=MAIN_SECTION)
+
+
+def _softened(finding: Finding) -> Finding:
+    return replace(finding, severity=Verdict.WARN) if finding.severity is Verdict.FAIL else finding
+
+
+def _table(row: type[Record], rows: Callable[[], Iterable[Record]]) -> Table:
+    return Table(row.columns(), rows)
+
+
+def _each(nodes: Sequence[Topology], rows: Callable[[Topology], Iterable[Record]]) -> Iterator[Record]:
+    for node in nodes:
+        yield from rows(node)

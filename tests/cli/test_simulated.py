@@ -1,0 +1,105 @@
+"""Collectives on machines that do not exist."""
+
+import csv
+import io
+import json
+from importlib.resources import files
+from typing import Any
+
+import jsonschema
+import pytest
+
+from tests.cli.running import environment, gpubench, mpirun
+
+SCHEMA: dict[str, Any] = json.loads(files("gpubench.formats").joinpath("report.schema.json").read_text())
+
+
+def rows(*arguments: str) -> list[dict[str, str]]:
+    result = gpubench(*arguments, "--format", "csv")
+    assert result.returncode == 0, result.stderr
+    return list(csv.DictReader(io.StringIO(result.stdout)))
+
+
+def test_every_row_says_that_it_is_simulated() -> None:
+    found = rows("allreduce", "--simulate", "hgx-h200-4", "--sizes", "1M:1G:32")
+    assert len(found) == 3 * 2
+    for row in found:
+        assert (row["origin"], row["backend"], row["verified"], row["wrong"]) == ("simulated", "simulated", "no", "")
+        assert row["verdict"] == ""
+        assert (row["ranks"], row["nodes"]) == ("4", "1")
+
+
+def test_the_table_says_so_too() -> None:
+    result = gpubench("allgather", "--simulate", "hgx-h200-4", "--sizes", "1M")
+    assert result.returncode == 0
+    assert "(SIMULATED)" in result.stdout
+    assert "a model from profile hgx-h200-4: nothing was measured" in result.stdout
+    assert "verdict: SKIP" in result.stdout
+
+
+def test_equal_seeds_give_equal_runs_and_others_do_not() -> None:
+    arguments = ("alltoall", "--simulate", "hgx-h100-8*2", "--sizes", "1M,64M")
+    assert rows(*arguments) == rows(*arguments)
+    assert rows(*arguments) != rows(*arguments, "--seed", "7")
+
+
+def test_a_fault_slows_the_collective_down() -> None:
+    healthy = rows("allreduce", "--simulate", "hgx-h200-4", "--sizes", "1G")
+    faulty = rows("allreduce", "--simulate", "hgx-h200-4", "--sizes", "1G", "--fault", "gpu1:nvlink=9")
+    staged = rows("allreduce", "--simulate", "hgx-h200-4", "--sizes", "1G", "--fault", "link0-1:staged=yes")
+    for before, half, none in zip(healthy, faulty, staged, strict=True):
+        assert 1.5 < float(half["time_us"]) / float(before["time_us"]) < 2.5
+        assert float(none["time_us"]) / float(before["time_us"]) > 5
+        assert half["slowest_rank"] == "1"
+
+
+def test_the_document_validates_and_names_profile_and_source() -> None:
+    arguments = ("reduce", "--simulate", "hgx-a100-8*40", "--sizes", "8,1M", "--root", "9", "--format", "json")
+    result = gpubench(*arguments)
+    document = json.loads(result.stdout)
+    jsonschema.validate(document, SCHEMA)
+    metadata = document["metadata"]
+    assert metadata["profile"]["name"] == "hgx-a100-8"
+    assert metadata["source"] == "--simulate hgx-a100-8*40"
+    assert len(metadata["ranks"]) == 320
+    assert {row["root"] for row in document["rows"]} == {9}
+
+
+def test_a_thousand_ranks_are_one_line() -> None:
+    result = gpubench("allreduce", "--simulate", "hgx-h100-8*128", "--sizes", "1G")
+    assert "rank 0-1023 on 128 hosts: node0-127: NVIDIA H100 80GB HBM3" in result.stdout
+    assert len(result.stdout.splitlines()) < 20
+
+
+def test_ranks_may_be_fewer() -> None:
+    assert {row["ranks"] for row in rows("sendrecv", "--simulate", "hgx-h100-8*2", "--np", "4", "--sizes", "1M")} == {
+        "4"
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--simulate", "hgx-h200-1"], "at least 2 in all"),
+        (["--simulate", "hgx-h200-4", "--np", "5"], "at most 4"),
+        (["--simulate", "hgx-h100-8*2", "--np", "3"], "as many ranks on every node"),
+        (["--simulate", "hgx-h200-4", "--backend", "host"], "--simulate with --backend host"),
+        (["--simulate", "hgx-h200-4", "--graph", "3"], "--graph needs GPUs"),
+        (["--simulate", "hgx-h200-4", "--fault", "gpu9:nvlink=1"], "gpu9"),
+        (["--simulate", "nothing"], "no profile is called 'nothing'"),
+        (["--fault", "gpu0:lost=yes"], "without --simulate"),
+    ],
+)
+def test_wrong_usage_is_one_clear_message(arguments: list[str], said: str) -> None:
+    result = gpubench("allreduce", *arguments)
+    assert result.returncode == 2
+    assert said in result.stderr
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
+
+
+@pytest.mark.mpi
+def test_a_launcher_is_told_that_it_is_not_needed() -> None:
+    result = mpirun(2, "allreduce", "--simulate", "hgx-h200-4", env=environment())
+    assert result.returncode == 2
+    assert (result.stderr + result.stdout).count("leave the launcher out") == 1

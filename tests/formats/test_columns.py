@@ -1,0 +1,109 @@
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpubench.formats.text.columns import Column, fitting, lines
+from gpubench.formats.text.matrices import matrix_lines, one_limit
+from gpubench.formats.text.page import plural, spans
+
+
+def heads(columns: Sequence[Column]) -> list[str]:
+    return [column.head for column in columns]
+
+
+NAME = Column("name", ["a", "bb"])
+WIDE = Column("wide", ["x" * 10, "y"], spare=1)
+WIDER = Column("wider", ["x" * 20, "y"], spare=3)
+COUNT = Column("n", ["1", "10"], spare=2, right=True)
+
+
+def test_a_column_is_as_wide_as_its_widest_cell_or_its_head() -> None:
+    assert (NAME.width, WIDE.width, Column("a", []).width) == (4, 10, 1)
+
+
+@pytest.mark.parametrize(
+    ("width", "kept"),
+    [
+        (42, ["name", "wide", "wider", "n"]),
+        (41, ["name", "wide", "n"]),
+        (20, ["name", "wide", "n"]),
+        (19, ["name", "wide"]),
+        (16, ["name", "wide"]),
+        (15, ["name"]),
+        (1, ["name"]),
+    ],
+)
+def test_columns_go_in_order_of_what_can_be_spared(width: int, kept: list[str]) -> None:
+    assert heads(fitting([NAME, WIDE, WIDER, COUNT], width)) == kept
+
+
+def test_of_equally_spare_columns_the_first_goes() -> None:
+    assert heads(fitting([Column("a", ["1"], spare=1), Column("b", ["1"], spare=1)], 1)) == ["b"]
+
+
+def test_nothing_fits_into_nothing() -> None:
+    assert fitting([], 10) == ()
+
+
+def test_lines_are_aligned_and_end_with_their_text() -> None:
+    assert list(lines([NAME, COUNT, WIDE])) == ["name   n  wide", "a      1  xxxxxxxxxx", "bb    10  y"]
+
+
+CELLS = st.lists(st.text("abc ", max_size=6).map(str.strip), min_size=2, max_size=2)
+COLUMNS = st.lists(st.builds(Column, head=st.text("hd", min_size=1, max_size=4), cells=CELLS, spare=st.integers(0, 3)))
+
+
+@given(COLUMNS, st.integers(1, 60))
+def test_what_is_kept_fits_or_may_not_go_and_is_never_cut(columns: list[Column], width: int) -> None:
+    kept = fitting(columns, width)
+    assert [column for column in columns if any(column is each for each in kept)] == list(kept)
+    shown = list(lines(kept)) if kept else []
+    if any(column.spare for column in kept):
+        assert max(map(len, shown)) <= width
+    gone = [column for column in columns if not any(column is each for each in kept)]
+    assert all(column.spare for column in gone)
+    assert min((column.spare for column in gone), default=9) >= max((column.spare for column in kept), default=0)
+    for number, line in enumerate(shown):
+        for column in kept:
+            assert (column.head if number == 0 else column.cells[number - 1]) in line
+
+
+NAMES = [f"GPU{index}" for index in range(6)]
+CELLS_OF_SIX = {row: {column: "NODE" for column in NAMES if column != row} for row in NAMES}
+
+
+def test_a_matrix_has_its_title_in_the_corner() -> None:
+    cells = {"GPU0": {"GPU1": "NV18"}, "GPU1": {"GPU0": "SYS", "GPU1": "X"}}
+    assert list(matrix_lines("path", cells, ["GPU0", "GPU1"], ["GPU0", "GPU1"], 80)) == [
+        "path  GPU0  GPU1",
+        "GPU0     X  NV18",
+        "GPU1   SYS     X",
+    ]
+
+
+@pytest.mark.parametrize(("width", "blocks"), [(40, [6]), (39, [5, 1]), (28, [4, 2]), (16, [2, 2, 2]), (3, [1] * 6)])
+def test_a_matrix_is_split_into_blocks_of_columns(width: int, blocks: list[int]) -> None:
+    found = list(matrix_lines("path", CELLS_OF_SIX, NAMES, NAMES, width))
+    corners = [line.split()[1:] for line in found if line.startswith("path")]
+    assert list(map(len, corners)) == blocks
+    assert [name for corner in corners for name in corner] == NAMES
+    assert len(found) == len(blocks) * 7
+    if width > 10:
+        assert max(map(len, found)) <= width
+
+
+def test_the_limit_that_all_pairs_have() -> None:
+    limits = {"GPU0": {"GPU1": 450.0, "nvlink": 900.0}, "GPU1": {"GPU0": 450.0, "nvlink": 900.0}}
+    assert one_limit(limits, ["GPU0", "GPU1"]) == 450.0
+    assert one_limit(limits | {"GPU1": {"GPU0": 31.5}}, ["GPU0", "GPU1"]) is None
+    assert one_limit({"GPU0": {"GPU1": None}, "GPU1": {"GPU0": None}}, ["GPU0", "GPU1"]) is None
+    assert one_limit({"GPU0": {"nvlink": 900.0}}, ["GPU0"]) is None
+
+
+def test_counts_and_ranges_in_words() -> None:
+    assert [plural(count, "GPU") for count in (0, 1, 2)] == ["0 GPUs", "1 GPU", "2 GPUs"]
+    assert spans([]) == ""
+    assert spans([3]) == "3"
+    assert spans([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8"

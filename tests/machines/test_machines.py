@@ -1,0 +1,133 @@
+"""Every recorded machine in every format, as it was last approved.
+
+A machine is a folder: a recording (`nodes/HOST.json`, what `gpubench topo --record` writes) or a file for `--from`
+(`from.xml`, `from.txt`). Beside it lie its outputs, which `pytest tests/machines --golden` writes anew: look at the
+difference before it is committed.
+"""
+
+import csv
+import io
+import json
+from dataclasses import replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from gpubench.formats.csv import CSV
+from gpubench.formats.json import JSON
+from gpubench.formats.jsonl import JSONL
+from gpubench.formats.table import TABLE
+from gpubench.formats.writer import Format, Style, Target
+from gpubench.hardware.recorded import read_recording
+from gpubench.measure.topo import SECTIONS, examine
+from gpubench.model.rank_facts import RankFacts
+from gpubench.model.report import PAIR_COLUMNS, Metadata, Report
+from gpubench.model.snapshot import Snapshot
+from gpubench.model.topology import PATH_CLASSES, Topology
+from gpubench.readers import read_file
+
+FOLDER = Path(__file__).parent
+MACHINES = sorted(path.name for path in FOLDER.iterdir() if path.is_dir() and path.name != "__pycache__")
+SCHEMA: dict[str, Any] = json.loads(files("gpubench.formats").joinpath("report.schema.json").read_text())
+
+machines = pytest.mark.parametrize("machine", MACHINES)
+
+
+def read(machine: str) -> tuple[list[Snapshot], list[RankFacts]]:
+    inputs = sorted((FOLDER / machine).glob("from.*"))
+    if inputs:
+        snapshot = read_file(inputs[0])
+        return [replace(snapshot, source=snapshot.source.replace(str(inputs[0]), inputs[0].name))], []
+    return read_recording(FOLDER / machine)
+
+
+def examined(machine: str) -> tuple[Metadata, Report]:
+    snapshots, ranks = read(machine)
+    nodes = [Topology(snapshot) for snapshot in snapshots]
+    metadata = Metadata(
+        gpubench_version="0",
+        run_id="golden",
+        started_at="2026-01-01T00:00:00+00:00",
+        command=("gpubench", "topo"),
+        subject="topo",
+        origin="recorded",
+        hosts=[snapshot.host for snapshot in snapshots],
+        topology=nodes[0].fingerprint(),
+        source=machine,
+    )
+    return metadata, examine(nodes, ranks)
+
+
+def written(machine: str, format_: Format, section: str | None = None) -> str:
+    metadata, report = examined(machine)
+    stream = io.StringIO()
+    writer = format_.writer(Target(stream=stream), Style(section=section))
+    writer.begin(metadata, ())
+    writer.end(report)
+    return stream.getvalue()
+
+
+@machines
+@pytest.mark.parametrize("format_", [TABLE, CSV, JSON], ids=lambda each: each.name)
+def test_output_is_as_approved(machine: str, format_: Format, request: pytest.FixtureRequest) -> None:
+    golden = FOLDER / machine / f"topo{format_.suffix}"
+    text = written(machine, format_)
+    if request.config.getoption("--golden"):
+        golden.write_text(text, encoding="utf-8")
+    assert golden.exists(), f"{golden} is missing: pytest tests/machines --golden writes it; read it before you commit"
+    assert text == golden.read_text(encoding="utf-8")
+
+
+@machines
+def test_json_holds_every_section_and_validates(machine: str) -> None:
+    document = json.loads(written(machine, JSON))
+    jsonschema.validate(document, SCHEMA)
+    assert list(document)[4:] == list(SECTIONS)
+    names = set(document["matrix"])
+    for source, row in document["matrix"].items():
+        assert set(row) == names
+        assert row[source] == "X"
+        assert all(word in (*PATH_CLASSES, "X", "?") or word.startswith("NV") for word in row.values())
+    assert {row["origin"] for row in (*document["gpus"], *document["pairs"], *document["nodes"])} <= {"recorded"}
+
+
+@machines
+def test_json_lines_say_what_json_says(machine: str) -> None:
+    document = json.loads(written(machine, JSON))
+    lines = [json.loads(line) for line in written(machine, JSONL).splitlines()]
+    assert (lines[0]["kind"], lines[-1]["kind"]) == ("metadata", "report")
+    assert lines[-1]["findings"] == document["findings"]
+    assert {name: value for name, value in lines[0].items() if name != "kind"} == document["metadata"]
+    sections: dict[str, Any] = {name: type(document[name])() for name in SECTIONS[:-1]}
+    for line in lines[1:-1]:
+        section = sections[line.pop("kind")]
+        if isinstance(section, dict):
+            section[line["name"]] = line["cells"]
+        else:
+            section.append(line)
+    assert sections == {name: document[name] for name in sections}
+
+
+@machines
+def test_csv_has_a_row_for_every_ordered_pair(machine: str) -> None:
+    snapshots, _ = read(machine)
+    rows = list(csv.DictReader(io.StringIO(written(machine, CSV))))
+    devices = [len(snapshot.gpus) + len(snapshot.nics) for snapshot in snapshots]
+    assert len(rows) == sum(count * (count - 1) for count in devices)
+    assert all(tuple(row) == PAIR_COLUMNS for row in rows)
+
+
+@machines
+@pytest.mark.parametrize("section", SECTIONS)
+def test_csv_shows_the_section_asked_for(machine: str, section: str) -> None:
+    document = json.loads(written(machine, JSON))[section]
+    lines = list(csv.reader(io.StringIO(written(machine, CSV, section))))
+    assert len(lines) == len(document) + 1
+    assert len({len(line) for line in lines}) == 1
+
+
+def test_machines_of_every_kind_are_there() -> None:
+    assert len(MACHINES) >= 13

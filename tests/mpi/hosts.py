@@ -1,0 +1,117 @@
+"""Real hosts on this machine: network namespaces on one switch, ranks started by Open MPI's own daemons.
+
+Under load Open MPI's daemons sometimes fail to start a job, or to end an aborted one. That is not what is tested: a job
+of which no rank ever spoke is skipped, and one that has said what it should is ended.
+"""
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from gpubench.hardware.launcher import Flavour, find_launcher
+from tests.cli.running import ROOT, environment
+
+SECONDS_TO_SPEAK = 60
+ENVIRONMENT = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    # As many ranks a host as it has places for would spin; but all hosts share these cores.
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+}
+AGENT = """#!/bin/bash
+# What Open MPI takes for ssh: drops its options, and runs the command in the namespace with that address.
+while [[ "$1" == -* ]]; do shift; done
+case $1 in {cases} esac
+shift
+exec ip netns exec $host unshare -u bash -c "hostname $host; $*"
+"""
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """Some hosts, on which `run` starts gpubench with two ranks each."""
+
+    names: tuple[str, ...]
+    folder: Path
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return tuple(f"10.77.0.{number}" for number in range(1, len(self.names) + 1))
+
+    def run(self, *arguments: str, until: str, **settings: str) -> str:
+        """What the job printed, up to its end or to the text `until`."""
+        places = ",".join(f"{address}:2" for address in self.addresses)
+        exports = " ".join(f"-x {name}" for name in settings)
+        agent = f"{find_launcher().path} --prtemca plm_ssh_agent {self.agent()}"
+        mpirun = f"{agent} --host {places} -n {2 * len(self.names)} {exports}"
+        script = f"hostname {self.names[0]}; exec {mpirun} {sys.executable} -m gpubench {' '.join(arguments)}"
+        printed = self.folder / "printed"
+        with printed.open("w") as stream:
+            job = subprocess.Popen(
+                ["ip", "netns", "exec", self.names[0], "unshare", "-u", "bash", "-c", script],
+                stdout=stream, stderr=stream, cwd=ROOT,
+                env=environment(**ENVIRONMENT, **settings),
+            )  # fmt: skip
+            deadline = time.monotonic() + SECONDS_TO_SPEAK
+            while job.poll() is None and until not in printed.read_text() and time.monotonic() < deadline:
+                time.sleep(0.1)
+            self.kill()
+            job.kill()
+            job.wait()
+        text = printed.read_text()
+        if "gpubench" not in text:
+            pytest.skip(f"Open MPI's daemons started no job in {SECONDS_TO_SPEAK} s: {text[-200:]!r}")
+        return text
+
+    def agent(self) -> Path:
+        path = self.folder / "agent"
+        pairs = zip(self.addresses, self.names, strict=True)
+        path.write_text(AGENT.format(cases=" ".join(f"{address}) host={name};;" for address, name in pairs)))
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+        return path
+
+    def kill(self) -> None:
+        for name in self.names:
+            pids = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=False).stdout
+            subprocess.run(["kill", "-9", *pids.split()], check=False, capture_output=True)
+
+
+@contextmanager
+def connected(count: int, folder: Path) -> Iterator[Hosts]:
+    """So many hosts, each with a cable to one switch, which is a namespace too."""
+    if os.geteuid() != 0 or not shutil.which("ip") or find_launcher().flavour is not Flavour.OPEN_MPI:
+        pytest.skip("needs root, iproute2 and Open MPI")
+    hosts = Hosts(tuple(f"g{letter}{os.getpid()}" for letter in "abcdefgh"[:count]), folder)
+    switch = f"gs{os.getpid()}"
+    try:
+        command("ip", "netns", "add", switch)
+    except subprocess.CalledProcessError:
+        pytest.skip("network namespaces are not allowed here")
+    try:
+        command("ip", "-n", switch, "link", "add", "bridge", "type", "bridge")
+        command("ip", "-n", switch, "link", "set", "bridge", "up")
+        for number, (name, address) in enumerate(zip(hosts.names, hosts.addresses, strict=True)):
+            command("ip", "netns", "add", name)
+            ends = ("eth0", "netns", name, "type", "veth", "peer", f"port{number}", "netns", switch)
+            command("ip", "link", "add", *ends)
+            command("ip", "-n", switch, "link", "set", f"port{number}", "master", "bridge", "up")
+            command("ip", "-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
+            for device in ("lo", "eth0"):
+                command("ip", "-n", name, "link", "set", device, "up")
+        yield hosts
+    finally:
+        for name in (*hosts.names, switch):
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+
+def command(*words: str) -> None:
+    subprocess.run(words, check=True, capture_output=True)
