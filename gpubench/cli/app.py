@@ -11,6 +11,7 @@ import typer
 from gpubench import __version__
 from gpubench.cli import topo
 from gpubench.cli.collective import command
+from gpubench.cli.encoding import spell_out_what_cannot_be_shown
 from gpubench.cli.signature import subcommand
 from gpubench.collectives import COLLECTIVES
 from gpubench.errors import GpubenchError
@@ -53,6 +54,7 @@ def _without_command(
 
 def main() -> None:
     """Run the command line and exit with its code; under a launcher only the first rank speaks of wrong usage."""
+    spell_out_what_cannot_be_shown()
     launch = launched_by(os.environ)
     speaks = launch is None or launch.rank == 0
     with contextlib.ExitStack() as stack:

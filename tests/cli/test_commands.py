@@ -18,7 +18,7 @@ from gpubench.errors import CouldNotMeasureError, GpubenchError, UsageError
 from gpubench.formats.writer import Style
 from gpubench.hardware.nvml import Driver
 from gpubench.model.operation import DataType, Placement, ReduceOp
-from tests.cli.running import gpubench
+from tests.cli.running import environment, gpubench
 
 BY_NAME = {each.name: each for each in COLLECTIVES}
 DEFAULTS = {
@@ -261,3 +261,12 @@ def test_widths(monkeypatch: pytest.MonkeyPatch) -> None:
     assert terminal_style(options().presentation, Terminal(terminal=False), {}).width == 100  # type: ignore[arg-type]
     assert rank_style(options().presentation) == Style(100, color=False)
     assert rank_style(options(color="always", width=60).presentation) == Style(60, color=True)
+
+
+@pytest.mark.parametrize("arguments", [("topo", "--simulate", "hgx-h100-8"), ("allreduce", "--simulate", "hgx-h200-4")])
+def test_what_an_encoding_cannot_show_is_spelled_out(arguments: tuple[str, ...]) -> None:
+    result = gpubench(*arguments, env=environment(PYTHONIOENCODING="ascii"))
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.isascii()
+    assert "18 of 18 x 25" in result.stdout or "time us" in result.stdout
+    assert "?" not in result.stdout.replace("  ?", "")
