@@ -113,12 +113,14 @@ def separate_jobs(launcher: str, claimed: int) -> CouldNotMeasureError:
     )
 
 
-def no_gpu(reason: str) -> CouldNotMeasureError:
-    """`--backend nccl` where no GPU can be used."""
+def no_gpu(reason: str, for_what: str = "--backend nccl") -> CouldNotMeasureError:
+    """A command, or `--backend nccl`, where no GPU can be used."""
+    instead = "--simulate hgx-h200-4 shows what it prints" if for_what == "p2p" else ""
     return CouldNotMeasureError(
         f"no usable GPU: {reason}",
-        expected="at least one NVIDIA GPU for --backend nccl",
-        next_step="nvidia-smi shows what the driver sees; --backend host measures MPI on CPU buffers instead",
+        expected=f"at least one NVIDIA GPU for {for_what}",
+        next_step="nvidia-smi shows what the driver sees; "
+        + (instead or "--backend host measures MPI on CPU buffers instead"),
     )
 
 
@@ -126,9 +128,9 @@ def missing_cupy(cuda_major: int | None) -> CouldNotMeasureError:
     """GPUs are present and CuPy is not; `cuda_major` is the newest CUDA that the driver runs, if it said so."""
     extra = f"cuda{cuda_major}" if cuda_major in (12, 13) else "cuda12] or gpubench[cuda13"
     return CouldNotMeasureError(
-        "CuPy is not installed, and the nccl backend drives GPUs through it",
+        "CuPy is not installed, and GPUs are driven through it",
         expected="cupy-cuda12x or cupy-cuda13x, whichever the driver runs",
-        next_step=f"pip install 'gpubench[{extra}]'; --backend host measures MPI on CPU buffers instead",
+        next_step=f"pip install 'gpubench[{extra}]'; collectives also run on CPU buffers: --backend host",
     )
 
 
@@ -236,7 +238,8 @@ def unwritable_output(path: str, detail: str) -> UsageError:
 def output_failed(path: str, detail: str, rows: int) -> CouldNotMeasureError:
     """An output that could be written at first and now cannot."""
     return CouldNotMeasureError(
-        f"{path} cannot be written any more: {detail}; the run was ended, {rows} rows were measured",
+        f"{path} cannot be written any more: {detail}; the run was ended"
+        + (f", {rows} rows were measured" if rows else ""),
         reason="the disk or the quota is full",
         next_step="df -h shows what is left; --output FILE writes elsewhere",
     )

@@ -7,11 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from gpubench.model.copies import CopyGpu, Direction, Engine, Place
 from gpubench.model.data_pattern import Block, DataPattern
 from gpubench.model.operation import DataType, ReduceOp
-from gpubench.model.report import CollectiveRow, Metadata, Report
+from gpubench.model.report import Metadata, Report
 
 T = TypeVar("T")
+RowT = TypeVar("RowT", contravariant=True)
 
 Array = Any
 """A NumPy or CuPy array."""
@@ -168,7 +170,110 @@ class Backend(Protocol):
         ...
 
 
-class Listener(Protocol):
+@dataclass(frozen=True, slots=True)
+class CopyStream:
+    """Copies from one region to another, one after another, on a stream of the GPU at position `by`."""
+
+    by: int
+    engine: Engine
+    source: Region
+    destination: Region
+    size_bytes: int
+
+
+class Copies(Protocol):
+    """What copies between the GPUs of one process, and a clock around it. GPUs are named by their position."""
+
+    @property
+    def gpus(self) -> Sequence[CopyGpu]:
+        """The GPUs that this process sees."""
+        ...
+
+    def can_reach(self, source: int, destination: int) -> bool:
+        """Whether CUDA says that one GPU may address another's memory."""
+        ...
+
+    def enable(self, source: int, destination: int) -> None:
+        """Let one GPU address another's memory from now on; without it, copies go through host memory.
+
+        Raises:
+            CouldNotMeasureError: CUDA refuses.
+        """
+        ...
+
+    def allocate(self, place: Place, size_bytes: int) -> Memory:
+        """A plain allocation on a GPU or of host memory, kept until `close`.
+
+        Raises:
+            CouldNotMeasureError: there is not so much left.
+        """
+        ...
+
+    def seconds(self, streams: Sequence[CopyStream], repeats: int) -> float:
+        """Wall time from a common start until every stream has made its copy `repeats` times.
+
+        What the host needs to issue them is not in it. Raises CouldNotMeasureError where a copy fails.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give all memory back, and peer access."""
+        ...
+
+
+class RankCopies(Protocol):
+    """What copies between the GPU of this rank and those of others, and a clock around it."""
+
+    def allocate(self, size_bytes: int) -> Memory:
+        """A plain allocation on this rank's GPU, kept until `close`.
+
+        Raises:
+            CouldNotMeasureError: there is not so much left.
+        """
+        ...
+
+    def export(self, memory: Memory) -> bytes:
+        """What another rank of this node needs to copy from and to a memory that `allocate` returned.
+
+        Raises:
+            CouldNotMeasureError: CUDA refuses.
+        """
+        ...
+
+    def copy(self, own: Memory, other: bytes, direction: Direction, size_bytes: int, repeats: int) -> float:
+        """Seconds of so many copies by this rank's GPU: it writes `own` to the other rank's memory, or reads that.
+
+        Raises:
+            CouldNotMeasureError: the memory cannot be opened here, or a copy fails.
+        """
+        ...
+
+    def exchange(self, own: Memory, peer: int, size_bytes: int, repeats: int, *, sends: bool) -> float:
+        """Seconds in which `own` was sent to a rank of any node so often, or received; the peer does the opposite.
+
+        Raises:
+            CouldNotMeasureError: it fails on this side.
+        """
+        ...
+
+    def release(self) -> None:
+        """Let go of other ranks' memory; every rank has to before any of them calls `close`."""
+        ...
+
+    def close(self) -> None:
+        """Give all memory back."""
+        ...
+
+
+class LinkCounters(Protocol):
+    """What the NVLinks of GPUs have carried."""
+
+    def read(self, gpu: int) -> tuple[int, int] | None:
+        """Bytes sent and received over all NVLinks of the GPU at that position; None where nothing counts them."""
+        ...
+
+
+class Listener(Protocol[RowT]):
     """Who hears of a measurement while it runs: what prints and stores, here or in another process."""
 
     def begin(self, metadata: Metadata) -> None:
@@ -179,7 +284,7 @@ class Listener(Protocol):
         """`done` of `total` rows are measured and `label` is next."""
         ...
 
-    def row(self, row: CollectiveRow) -> None:
+    def row(self, row: RowT) -> None:
         """One more row is measured."""
         ...
 

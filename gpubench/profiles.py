@@ -12,6 +12,7 @@ from gpubench.errors import UsageError
 from gpubench.model.plain import from_plain
 from gpubench.model.profile import Profile
 from gpubench.model.profile_rules import check_profile
+from gpubench.model.snapshot import NvlinkPeer
 
 _PACKAGE = Path(__file__).parent
 _HASH_DIGITS = 12
@@ -25,14 +26,10 @@ class ProfileMatch:
     gpus: int
 
     @property
-    def is_exact(self) -> bool:
-        """Whether the profile is for this very number of GPUs."""
-        return self.gpus == self.profile.match.visible
-
-    @property
     def is_slice(self) -> bool:
-        """Whether the machine shows a part of a larger board."""
-        return self.gpus < self.profile.match.board
+        """Whether the machine shows a part of a larger board: cards in slots of their own have none."""
+        has_board = self.profile.match.board_gpus is not None or _is_switched(self.profile) is True
+        return has_board and self.gpus < self.profile.match.board
 
     def __str__(self) -> str:
         part = f" ({self.gpus} of {self.profile.match.board} GPUs: a slice of the board)" if self.is_slice else ""
@@ -103,14 +100,26 @@ def all_profiles() -> tuple[Profile, ...]:
     return tuple(load(name) for name in names())
 
 
-def match(gpu_names: Sequence[str], count: int) -> ProfileMatch | None:
+def match(gpu_names: Sequence[str], count: int, *, switched: bool | None = None) -> ProfileMatch | None:
     """The profile for `count` visible GPUs of these NVML names, None where there is none.
 
     One for this very number comes first, then that of the next larger one: fewer GPUs are a slice of its board. GPUs
-    of several models match nothing.
+    of several models match nothing. `switched` says, where it is known, whether NVLinks lead to NVSwitches or from GPU
+    to GPU: a board of four whose GPUs are joined directly is no slice of one with NVSwitches.
     """
     models = set(gpu_names)
-    fitting = [each for each in all_profiles() if models <= set(each.match.gpus) and 1 <= count <= each.match.visible]
+    fitting = [
+        each
+        for each in all_profiles()
+        if models <= set(each.match.gpus)
+        and 1 <= count <= each.match.visible
+        and (switched is None or _is_switched(each) in (None, switched))
+    ]
     if not models or not fitting:
         return None
     return ProfileMatch(min(fitting, key=lambda each: each.match.visible), count)
+
+
+def _is_switched(profile: Profile) -> bool | None:
+    """Whether its NVLinks lead to NVSwitches; None where it has none."""
+    return None if profile.nvlink is None else profile.nvlink.to is NvlinkPeer.SWITCH

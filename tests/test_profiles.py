@@ -75,14 +75,24 @@ def test_an_unknown_name_is_answered_with_near_ones() -> None:
         ("NVIDIA H200", 8, "hgx-h200-8", "hgx-h200-8"),
         ("NVIDIA A100-SXM4-80GB", 1, "hgx-a100-8", "hgx-a100-8 (1 of 8 GPUs: a slice of the board)"),
         ("NVIDIA GeForce RTX 4090", 2, "rtx-4090-2", "rtx-4090-2"),
+        ("NVIDIA GeForce RTX 4090", 1, "rtx-4090-2", "rtx-4090-2"),
     ],
 )
 def test_a_machine_finds_its_profile(name: str, count: int, found: str, text: str) -> None:
     match = profiles.match([name] * count, count)
     assert match is not None
     assert (match.profile.name, str(match)) == (found, text)
-    assert match.is_exact is (match.profile.match.visible == count)
     assert match.is_slice is ("slice" in text)
+
+
+@pytest.mark.parametrize("name", ["NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3"])
+def test_four_gpus_joined_directly_are_no_slice_of_a_board_with_switches(name: str) -> None:
+    assert profiles.match([name], 4, switched=False) is None
+    assert profiles.match([name], 4, switched=True) == profiles.match([name], 4) is not None
+
+
+def test_cards_without_nvlink_match_whatever_is_told() -> None:
+    assert profiles.match(["NVIDIA GeForce RTX 4090"], 2, switched=False) is not None
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ SUPPORT = {
     "checks": {"__init__", "check"},
     "collectives": {"__init__", "record", "pattern"},
     "formats": {"__init__", "writer", "frame"},
-    "readers": {"__init__", "reader"},
+    "readers": {"__init__", "reader", "recording_rules", "smi_lines", "xml_elements"},
 }
 
 

@@ -38,11 +38,18 @@ class Check:
 
 def run(checks: Sequence[Check], facts: Facts) -> tuple[Finding, ...]:
     """The findings of all checks; those that say the same of several subjects become one."""
-    subjects: dict[Finding, list[str]] = {}
+    same: dict[Finding, list[Finding]] = {}
     for check in checks:
         for finding in check.find(facts):
-            subjects.setdefault(replace(finding, subject=""), []).append(finding.subject)
-    return tuple(replace(finding, subject=join_subjects(named)) for finding, named in subjects.items())
+            same.setdefault(replace(finding, subject="", subjects=()), []).append(finding)
+    return tuple(
+        replace(
+            finding,
+            subject=join_subjects([each.subject for each in found]),
+            subjects=tuple(subject for each in found for subject in each.subjects or (each.subject,)),
+        )
+        for finding, found in same.items()
+    )
 
 
 def join_subjects(subjects: Sequence[str]) -> str:

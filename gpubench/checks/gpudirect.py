@@ -14,16 +14,16 @@ def find(facts: Facts) -> Iterator[Finding]:
         answers = {nic.name: node.gpudirect(nic) for nic in node.nics if nic.rdma}
         impossible = [name for name, (possible, _) in answers.items() if possible is False]
         if impossible:
+            where = facts.subject(node) if len(facts.nodes) > 1 else ""
             yield Finding(
                 id="gpudirect-rdma-unavailable",
                 severity=Verdict.WARN,
-                subject=f"{facts.subject(node)} {', '.join(impossible)}"
-                if len(facts.nodes) > 1
-                else ", ".join(impossible),
+                subject=f"{where} {', '.join(impossible)}".strip(),
                 seen=answers[impossible[0]][1],
                 expected="nvidia-peermem, or dma-buf",
                 cause="the module was not loaded after the network driver, or the closed kernel module is in use",
                 next_command="modprobe nvidia-peermem; or install the open kernel modules, which offer dma-buf",
+                subjects=tuple(f"{where} {name}".strip() for name in impossible),
             )
 
 

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from gpubench.checks.check import Check, Facts
+from gpubench.model.links import active_links
 from gpubench.model.snapshot import GpuFacts, NvlinkPeer
 from gpubench.model.topology import Topology
 from gpubench.model.verdict import Finding, Verdict
@@ -16,7 +17,7 @@ def find(facts: Facts) -> Iterator[Finding]:
     A GPU without any, whose siblings are joined by bridges, may just have no bridge: that is a warning.
     """
     for node in facts.nodes:
-        counts = {gpu.index: _active(gpu) for gpu in node.gpus}
+        counts = {gpu.index: active_links(gpu) for gpu in node.gpus}
         for gpu in node.gpus:
             active = counts[gpu.index]
             if active is None:
@@ -31,8 +32,8 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 
 def _finding(facts: Facts, node: Topology, gpu: GpuFacts, severity: Verdict, expected: str) -> Finding:
-    active = _active(gpu)
-    down = [str(link.number) for link in gpu.nvlinks or () if not link.active]
+    active = active_links(gpu)
+    down = [str(link.number) for link in gpu.nvlinks or () if link.active is False]
     return Finding(
         id="nvlink-down",
         severity=severity,
@@ -45,10 +46,6 @@ def _finding(facts: Facts, node: Topology, gpu: GpuFacts, severity: Verdict, exp
         "NVreg_RmNvlinkBandwidth)",
         next_command="nvidia-smi nvlink -s, then nvidia-smi nvlink -e; dmesg | grep 'Xid.*74'",
     )
-
-
-def _active(gpu: GpuFacts) -> int | None:
-    return None if gpu.nvlinks is None else sum(bool(link.active) for link in gpu.nvlinks)
 
 
 def _usual(counts: list[int]) -> int:

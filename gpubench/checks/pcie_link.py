@@ -3,16 +3,20 @@
 from collections.abc import Iterator
 
 from gpubench.checks.check import Check, Facts
-from gpubench.model.snapshot import GpuFacts, PcieLink
+from gpubench.model.snapshot import GpuFacts, NicKind, PcieLink
 from gpubench.model.verdict import Finding, Verdict
 
 
 def find(facts: Facts) -> Iterator[Finding]:
-    """FAIL for lost lanes; a warning for a low generation, but not of an idle GPU, which lowers it to save power."""
+    """FAIL for lost lanes; a warning for a low generation, but not of an idle GPU, which lowers it to save power.
+
+    Plain Ethernet is passed over: onboard ports hang on fewer lanes than their chip has, and carry no GPU's data.
+    """
     for node in facts.nodes:
         links = [
             (facts.subject(node, device), device.pcie, isinstance(device, GpuFacts) and not _busy(device))
             for device in node.devices
+            if isinstance(device, GpuFacts) or device.kind is not NicKind.ETHERNET
         ]
         host = f"{node.snapshot.host} " if len(facts.nodes) > 1 else ""
         links += [

@@ -1,9 +1,10 @@
 """GPU pairs that cannot reach each other's memory, and pairs of which CUDA and NVML disagree."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from gpubench.checks.check import Check, Facts, join_subjects
-from gpubench.model.snapshot import GpuFacts
+from gpubench.model.snapshot import GpuFacts, NvlinkPeer
 from gpubench.model.topology import P2P_STATUS, PeerAccess, Topology
 from gpubench.model.verdict import Finding, Verdict
 
@@ -23,6 +24,10 @@ _CAUSES: Mapping[str, tuple[str, str]] = {
     ),
     "NS": ("the driver supports it for none of these GPUs", "nvidia-smi topo -p2p r; nvidia-smi -q | grep -A 3 MIG"),
 }
+_MESH = (
+    "NVLinks join each of these GPUs to others, not to each other, and PCIe cannot: by design, as on DGX-1",
+    "nothing to repair: NCCL takes the NVLinks of a GPU between",
+)
 _MIG = ("MIG is on: the driver offers no peer access to MIG instances, by design", "nvidia-smi -mig 0, or accept it")
 _FABRIC = (
     "NVLinks are active, yet the driver refuses: the fabric manager is not ready",
@@ -34,7 +39,7 @@ _OTHER = ("the driver gives no reason", "nvidia-smi topo -p2p r")
 def find(facts: Facts) -> Iterator[Finding]:
     """One finding a node for each reason of refusal, and one for each contradiction."""
     for node in facts.nodes:
-        refused: dict[tuple[str, bool, bool], list[tuple[GpuFacts, GpuFacts]]] = {}
+        refused: dict[_Refusal, list[tuple[GpuFacts, GpuFacts]]] = {}
         for source in node.gpus:
             for destination in node.gpus:
                 if source is destination:
@@ -43,25 +48,54 @@ def find(facts: Facts) -> Iterator[Finding]:
                 if access.contradicts:
                     yield _contradiction(facts, node, source, destination, access)
                 elif access.possible is False:
-                    wired = bool(node.nvlinks(source, destination))
-                    mig = bool(source.mig or destination.mig)
-                    refused.setdefault((access.nvml or "", wired, mig), []).append((source, destination))
-        for (status, wired, mig), pairs in refused.items():
-            yield _refusal(facts, node, status, pairs, wired=wired, mig=mig)
+                    refusal = _Refusal(
+                        status=access.nvml or "",
+                        wired=bool(node.nvlinks(source, destination)),
+                        mesh=access.nvml == "TNS" and _has_peers(source) and _has_peers(destination),
+                        mig=bool(source.mig or destination.mig),
+                    )
+                    refused.setdefault(refusal, []).append((source, destination))
+        for refusal, pairs in refused.items():
+            yield _refusal(facts, node, refusal, pairs)
 
 
-def _refusal(
-    facts: Facts, node: Topology, status: str, pairs: list[tuple[GpuFacts, GpuFacts]], *, wired: bool, mig: bool
-) -> Finding:
-    by_design = mig or (status == "GNS" and not wired)
-    cause, advice = _MIG if mig else _FABRIC if wired else _CAUSES.get(status, _OTHER)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Refusal:
+    """What pairs that are refused have in common.
+
+    NVML's word; whether NVLinks join the two (`wired`), or, of TNS, each of them to other GPUs (`mesh`).
+    """
+
+    status: str
+    wired: bool
+    mesh: bool
+    mig: bool
+
+    @property
+    def by_design(self) -> bool:
+        return self.mig or (not self.wired and (self.mesh or self.status == "GNS"))
+
+    @property
+    def cause_and_advice(self) -> tuple[str, str]:
+        if self.mig or self.wired:
+            return _MIG if self.mig else _FABRIC
+        return _MESH if self.mesh else _CAUSES.get(self.status, _OTHER)
+
+
+def _has_peers(gpu: GpuFacts) -> bool:
+    return any(link.active and link.peer is NvlinkPeer.GPU for link in gpu.nvlinks or ())
+
+
+def _refusal(facts: Facts, node: Topology, refusal: _Refusal, pairs: list[tuple[GpuFacts, GpuFacts]]) -> Finding:
+    status, by_design = refusal.status, refusal.by_design
+    cause, advice = refusal.cause_and_advice
     everybody = len(pairs) == len(node.gpus) * (len(node.gpus) - 1)
     named = [f"{source.device} → {destination.device}" for source, destination in pairs]
     where = facts.subject(node) if len(facts.nodes) > 1 else ""
     said = f"NVML says {status} ({P2P_STATUS.get(status, status)})" if status else "CUDA refuses it"
     return Finding(
         id="peer-access-refused",
-        severity=Verdict.SKIP if by_design else Verdict.FAIL if wired else Verdict.WARN,
+        severity=Verdict.SKIP if by_design else Verdict.FAIL if refusal.wired else Verdict.WARN,
         subject=f"{where} all {len(pairs)} GPU pairs".strip()
         if everybody
         else f"{where} {join_subjects(named)}".strip(),
@@ -69,6 +103,7 @@ def _refusal(
         expected="peer access" if not by_design else "host memory, by design",
         cause=cause,
         next_command=advice,
+        subjects=tuple(f"{where} {name}".strip() for name in named),
     )
 
 

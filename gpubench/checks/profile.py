@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from gpubench.checks.check import Check, Facts
-from gpubench.model.links import pcie_gb_s
+from gpubench.model.links import active_links, pcie_gb_s
 from gpubench.model.profile import Profile
 from gpubench.model.snapshot import GpuFacts
 from gpubench.model.verdict import Finding, Verdict
@@ -14,7 +14,7 @@ def find(facts: Facts) -> Iterator[Finding]:
     for node, profile in zip(facts.nodes, facts.profiles, strict=False):
         if profile is None:
             continue
-        most = max((_active(gpu) for gpu in node.gpus), default=0)
+        most = max((active_links(gpu) or 0 for gpu in node.gpus), default=0)
         for gpu in node.gpus:
             for seen, expected in _shortfalls(gpu, most, profile):
                 yield Finding(
@@ -31,17 +31,13 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 def _shortfalls(gpu: GpuFacts, most: int, profile: Profile) -> Iterator[tuple[str, str]]:
     """What all GPUs lack; what only some of them lack is said by the checks that compare siblings."""
-    if profile.nvlink is not None and gpu.nvlinks is not None and _active(gpu) == most < profile.nvlink.links:
+    if profile.nvlink is not None and active_links(gpu) == most < profile.nvlink.links:
         yield f"{most} NVLinks active on every GPU", f"{profile.nvlink.links} NVLinks"
     link = gpu.pcie
     reaches = pcie_gb_s(link.max_generation, link.max_width)
     if reaches is not None and reaches < profile.gpu.pcie_gb_s:
         expected = f"{profile.gpu.pcie_generation} x{profile.gpu.pcie_width}"
         yield f"PCIe at most {link.max_generation} x{link.max_width}", f"PCIe {expected}"
-
-
-def _active(gpu: GpuFacts) -> int:
-    return sum(bool(link.active) for link in gpu.nvlinks or ())
 
 
 PROFILE = Check("profile", "links are as many and as fast as on healthy machines of this type", find)

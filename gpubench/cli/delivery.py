@@ -35,7 +35,7 @@ def delivering(presenter: Presenter) -> Iterator[None]:
 
 
 def _interrupted(what: str, presenter: Presenter) -> str:
-    return f"{what}; the run was ended, {presenter.rows} rows were measured"
+    return f"{what}; the run was ended" + (f", {presenter.rows} rows were measured" if presenter.rows else "")
 
 
 def _forget_stdout() -> None:

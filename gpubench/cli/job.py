@@ -11,14 +11,14 @@ from gpubench.errors import UsageError, more_ranks_than_gpus, shared_gpu
 from gpubench.hardware import cuda, host, mpi
 from gpubench.hardware.channel import ChannelSender
 from gpubench.hardware.nccl import NcclBackend, NcclLibrary
-from gpubench.hardware.nvml import read_driver
+from gpubench.hardware.nvml import Driver, read_driver
 from gpubench.measure.agreement import agree
 from gpubench.measure.cases import SweepRequest
 from gpubench.measure.collective import check_root, fitting_sizes, measure
-from gpubench.model.report import CollectiveRow, Metadata, Origin, RankIdentity, Report
+from gpubench.model.report import CollectiveRow, Metadata, Origin, RankIdentity, Report, Row
 from gpubench.model.sweep import DroppedSize
 from gpubench.model.verdict import exit_code
-from gpubench.ports import Backend, Listener
+from gpubench.ports import Backend, Group, Listener
 
 
 class Silent:
@@ -30,7 +30,7 @@ class Silent:
     def progress(self, done: int, total: int, label: str) -> None:
         """Nothing."""
 
-    def row(self, row: CollectiveRow) -> None:
+    def row(self, row: Row) -> None:
         """Nothing."""
 
     def end(self, report: Report) -> None:
@@ -83,7 +83,7 @@ class Job:
                 next_step=f"leave --np out, or give the number to the launcher: mpirun -n {self._options.ranks} ...",
             )
 
-    def _listener(self, channel: str | None) -> Listener:
+    def _listener(self, channel: str | None) -> Listener[CollectiveRow]:
         if self._group.rank != 0:
             return Silent()
         if channel:
@@ -102,13 +102,7 @@ class Job:
         if name == "host":
             agree(self._group, self._check_host)
             return host.HostBackend(self._group, ranks_on_node)
-        device = agree(
-            self._group,
-            lambda: cuda.open_device(self.identity.local_rank, ranks_on_node, self.identity.host, driver),
-            place=str(self.identity),
-        )
-        self.identity = identify(self.identity, device.identity)
-        agree(self._group, lambda: check_one_rank_a_gpu(self._group.gather(self.identity), driver.gpus))
+        device, self.identity = open_gpu(self._group, self.identity, ranks_on_node, driver)
         library = agree(self._group, lambda: NcclLibrary(self._options.nccl_library), place=str(self.identity))
         return NcclBackend(self._group, device, library, self._options.allocator)
 
@@ -136,6 +130,24 @@ class Job:
             options=describe(request) | {"allocator": self._options.allocator.value},
             dropped_sizes=dropped,
         )
+
+
+def open_gpu(
+    group: Group, identity: RankIdentity, ranks_on_node: int, driver: Driver
+) -> tuple[cuda.CudaDevice, RankIdentity]:
+    """The GPU for this rank, and the rank with it, once every rank has one of its own.
+
+    Raises:
+        AgreedError: a rank gets no GPU, or two the same.
+    """
+    device = agree(
+        group,
+        lambda: cuda.open_device(identity.local_rank, ranks_on_node, identity.host, driver),
+        place=str(identity),
+    )
+    driving = identify(identity, device.identity)
+    agree(group, lambda: check_one_rank_a_gpu(group.gather(driving), driver.gpus))
+    return device, driving
 
 
 def identify(identity: RankIdentity, gpu: cuda.GpuIdentity) -> RankIdentity:

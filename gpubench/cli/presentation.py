@@ -12,6 +12,7 @@ import typer
 
 from gpubench.errors import UsageError, invalid_choice, unwritable_output
 from gpubench.formats import FORMATS
+from gpubench.formats.csv import CSV
 from gpubench.formats.writer import Format
 
 Choice = TypeVar("Choice", bound=StrEnum)
@@ -96,13 +97,20 @@ def parse_presentation(given: dict[str, Any], sections: Sequence[str]) -> Presen
     """These options from what typer read; `sections` are those that the command has.
 
     Raises:
-        UsageError: a word that is not known, an output of no format, one file twice.
+        UsageError: a word that is not known, an output of no format, one file twice, a section that nothing shows.
     """
     if given["section"] is not None and given["section"] not in sections:
         raise unknown_word("--section", given["section"], sections)
+    format_, outputs = parse_format(given["format_name"]), parse_outputs(given["output"] or ())
+    if given["section"] is not None and CSV not in (format_, *(output.format for output in outputs)):
+        raise UsageError(
+            f"--section {given['section']} without csv",
+            expected="--format csv, or an --output that ends in .csv: only csv shows one section",
+            next_step=f"--format csv --section {given['section']}",
+        )
     return Presentation(
-        format=parse_format(given["format_name"]),
-        outputs=parse_outputs(given["output"] or ()),
+        format=format_,
+        outputs=outputs,
         section=given["section"],
         color=parse_choices("--color", [given["color"]], Color)[0],
         width=given["width"],

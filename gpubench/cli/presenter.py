@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from gpubench.cli.presentation import Color, Presentation
 from gpubench.formats.writer import Style, Target, Writer
-from gpubench.model.report import COLLECTIVE_COLUMNS, CollectiveRow, Metadata, Report
+from gpubench.model.report import COLLECTIVE_COLUMNS, CollectiveRow, Metadata, Report, Row
 from gpubench.model.sweep import describe_dropped
 from gpubench.model.verdict import Verdict
 
@@ -52,10 +52,10 @@ class Presenter:
             self._progress.update(self._progress.tasks[0].id, completed=done, total=total, description=label)
             self._progress.start()
 
-    def row(self, row: CollectiveRow) -> None:
+    def row(self, row: Row) -> None:
         """Hand a row to every output."""
         self.rows += 1
-        self._wrong = self._wrong or bool(row.wrong)
+        self._wrong = self._wrong or (isinstance(row, CollectiveRow) and bool(row.wrong))
         with self._bar_hidden():
             for writer in self._writers:
                 writer.row(row)

@@ -54,7 +54,8 @@ STRICT = Annotated[
     bool, typer.Option("--strict", help="Exit 1 when there is a warning: for CI and node gates.", show_default=False)
 ]
 TIMEOUT = Annotated[
-    float, typer.Option("--timeout", metavar="S", min=0.1, help="Seconds in which a node's driver has to answer.")
+    float,
+    typer.Option("--timeout", metavar="S", min=0.1, max=86400, help="Seconds in which a node's driver has to answer."),
 ]
 
 

@@ -18,6 +18,7 @@ from gpubench.hardware.process_facts import read_rank_facts
 from gpubench.hardware.simulated.machine import snapshots as simulated_nodes
 from gpubench.measure.agreement import agree
 from gpubench.measure.topo import examine
+from gpubench.model.links import leads_to_switches
 from gpubench.model.rank_facts import RankFacts
 from gpubench.model.report import Metadata, Origin, RankIdentity
 from gpubench.model.snapshot import Snapshot
@@ -141,14 +142,14 @@ def with_own_names(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
 
 
 @cache
-def _match(names: tuple[str, ...], count: int) -> ProfileMatch | None:
+def _match(names: tuple[str, ...], count: int, switched: bool | None) -> ProfileMatch | None:  # noqa: FBT001
     """The profile for such GPUs: of a thousand nodes, most ask the same."""
-    return match(names, count)
+    return match(names, count, switched=switched)
 
 
-def _models(node: Topology) -> tuple[tuple[str, ...], int]:
-    """The names of a node's GPU models, and how many GPUs it has."""
-    return tuple(sorted({gpu.name for gpu in node.gpus if gpu.name})), len(node.gpus)
+def _models(node: Topology) -> tuple[tuple[str, ...], int, bool | None]:
+    """The names of a node's GPU models, how many GPUs it has, and whether their NVLinks lead to NVSwitches."""
+    return tuple(sorted({gpu.name for gpu in node.gpus if gpu.name})), len(node.gpus), leads_to_switches(node.gpus)
 
 
 def _metadata(

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 from gpubench.formats.writer import Format, Style, Target
-from gpubench.model.report import FINDING_COLUMNS, FINDINGS_SECTION, ROWS_SECTION, Matrix, Metadata, Report, Row
+from gpubench.model.report import FINDING_COLUMNS, FINDINGS_SECTION, Matrix, Metadata, Report, Row
 
 
 class CsvWriter:
@@ -18,10 +18,10 @@ class CsvWriter:
         self._stream: TextIO | None = None
         self._columns: Sequence[str] = ()
 
-    def begin(self, _metadata: Metadata, columns: Sequence[str]) -> None:
+    def begin(self, metadata: Metadata, columns: Sequence[str]) -> None:
         """Open the file; where rows will follow and are wanted, write the header line."""
         self._stream = self._target.open()
-        if columns and self._section in (None, ROWS_SECTION):
+        if columns and self._section in (None, metadata.rows_section):
             self._columns = columns
             self._write([columns])
 
@@ -67,6 +67,8 @@ def lines(report: Report, name: str) -> Iterator[Sequence[Any]]:
 def _cell(value: object) -> object:
     if value is None:
         return ""
+    if isinstance(value, (str, float)):
+        return value
     if isinstance(value, (list, tuple)) and all(isinstance(each, (str, int)) for each in value):
         return ";".join(map(str, value))
     if isinstance(value, (list, tuple, Mapping)):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gpubench.formats.writer import Format, Style, Target
-from gpubench.model.report import FINDINGS_SECTION, ROWS_SECTION, SCHEMA_VERSION, Matrix, Metadata, Report, Row
+from gpubench.model.report import FINDINGS_SECTION, SCHEMA_VERSION, Matrix, Metadata, Report, Row
 from gpubench.model.verdict import Verdict
 
 _UNFINISHED = Report(verdict=Verdict.ERROR, complete=False)
@@ -24,10 +24,12 @@ class JsonWriter:
         self._target = target
         self._metadata: dict[str, Any] | None = None
         self._rows: list[str] | None = None
+        self._rows_section = ""
 
     def begin(self, metadata: Metadata, columns: Sequence[str]) -> None:
         """A document without rows."""
         self._metadata = metadata.to_record()
+        self._rows_section = metadata.rows_section
         self._rows = [] if columns else None
         self._replace_file(_UNFINISHED)
 
@@ -56,7 +58,7 @@ class JsonWriter:
         sections = {name: json.dumps(value) for name, value in head.items()}
         sections["metadata"] = json.dumps(self._metadata, indent=2).replace("\n", "\n  ")
         if self._rows is not None:
-            sections[ROWS_SECTION] = _list(self._rows)
+            sections[self._rows_section] = _list(self._rows)
         for name, section in report.sections.items():
             if isinstance(section, Matrix):
                 sections[name] = _object(section.cells)

@@ -14,15 +14,17 @@ class JsonLinesWriter:
     def __init__(self, target: Target, _style: Style) -> None:
         self._target = target
         self._stream: TextIO | None = None
+        self._row_kind = ""
 
     def begin(self, metadata: Metadata, _columns: Sequence[str]) -> None:
         """The line `metadata`."""
         self._stream = self._target.open()
+        self._row_kind = "row" if metadata.collective is not None else metadata.rows_section
         self._write("metadata", metadata.to_record())
 
     def row(self, row: Row) -> None:
         """A line `row`."""
-        self._write("row", row.to_record())
+        self._write(self._row_kind, row.to_record())
 
     def end(self, report: Report) -> None:
         """The sections, a line a row, each with the section's name as its kind; then the line `report`."""

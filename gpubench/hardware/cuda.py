@@ -1,7 +1,7 @@
 """One GPU through CuPy: selection, identity, plain allocations, a stream, graphs."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -38,22 +38,11 @@ class CudaDevice:
         self.stream.use()
         self._kernels = PatternKernels(cupy, self.stream)
         self._memories: list[CudaMemory] = []
-        properties = self._runtime.getDeviceProperties(index)
-        self.identity = GpuIdentity(
-            name=properties["name"].decode(),
-            index=index,
-            bus_id=self._runtime.deviceGetPCIBusId(index).lower(),
-            uuid=_uuid_text(bytes(properties["uuid"])),
-        )
+        self.identity = identify(self._runtime, index)
 
     def libraries(self) -> dict[str, str]:
         """Driver, CUDA and CuPy versions."""
-        runtime = errors.cuda_version_text(self._runtime.runtimeGetVersion())
-        runs = errors.cuda_version_text(self._runtime.driverGetVersion())
-        return {
-            "driver": f"{self._driver.version} (runs CUDA {runs})",
-            "CuPy": f"{self.cupy.__version__} (CUDA {runtime})",
-        }
+        return library_versions(self.cupy, self._driver)
 
     def free_bytes(self) -> int:
         """Memory that buffers may take: what is free, less the headroom, or half of it on a small or busy GPU."""
@@ -107,12 +96,11 @@ def check_installed(driver: Driver) -> None:
         raise errors.missing_cupy(driver.cuda // 1000 or None)
 
 
-def open_device(local_rank: int, ranks_on_host: int, host: str, driver: Driver) -> CudaDevice:
-    """The GPU for a rank: the only one it sees, or the one that its place on the host selects.
+def load_cupy(driver: Driver) -> Any:
+    """CuPy, once it is known to fit the driver.
 
     Raises:
-        CouldNotMeasureError: no driver, no GPU, no CuPy, one of another CUDA, or one without NVRTC.
-        UsageError: more ranks on the host than GPUs.
+        CouldNotMeasureError: no driver, no CuPy, or one of another CUDA.
     """
     check_installed(driver)
     try:
@@ -125,15 +113,52 @@ def open_device(local_rank: int, ranks_on_host: int, host: str, driver: Driver) 
         raise errors.no_gpu(driver.absent or "CUDA finds no driver")
     if built_for // 1000 > runs // 1000:
         raise errors.cupy_of_wrong_cuda(built_for, runs)
+    return cupy
+
+
+@contextlib.contextmanager
+def opening(runtime: Any) -> Iterator[None]:
+    """What goes wrong while GPUs are opened, as CouldNotMeasureError: the GPU itself, or CuPy without NVRTC."""
     try:
-        visible = runtime.getDeviceCount()
-        if visible > 1 and local_rank >= visible:
-            raise errors.more_ranks_than_gpus(ranks_on_host, visible, host)
-        return CudaDevice(cupy, local_rank if visible > 1 else 0, driver)
+        yield
     except runtime.CUDARuntimeError as error:
         raise errors.no_gpu(str(error)) from error
     except (RuntimeError, ImportError, OSError) as error:
         raise errors.no_kernels(str(error).strip().splitlines()[0]) from error
+
+
+def open_device(local_rank: int, ranks_on_host: int, host: str, driver: Driver) -> CudaDevice:
+    """The GPU for a rank: the only one it sees, or the one that its place on the host selects.
+
+    Raises:
+        CouldNotMeasureError: no driver, no GPU, no CuPy, one of another CUDA, or one without NVRTC.
+        UsageError: more ranks on the host than GPUs.
+    """
+    cupy = load_cupy(driver)
+    runtime = cupy.cuda.runtime
+    with opening(runtime):
+        visible = runtime.getDeviceCount()
+        if visible > 1 and local_rank >= visible:
+            raise errors.more_ranks_than_gpus(ranks_on_host, visible, host)
+        return CudaDevice(cupy, local_rank if visible > 1 else 0, driver)
+
+
+def identify(runtime: Any, index: int) -> GpuIdentity:
+    """The names of the GPU that CUDA counts as `index`; needs no context on it."""
+    properties = runtime.getDeviceProperties(index)
+    return GpuIdentity(
+        name=properties["name"].decode(),
+        index=index,
+        bus_id=runtime.deviceGetPCIBusId(index).lower(),
+        uuid=_uuid_text(bytes(properties["uuid"])),
+    )
+
+
+def library_versions(cupy: Any, driver: Driver) -> dict[str, str]:
+    """Versions of the driver, CUDA and CuPy, for the metadata."""
+    runtime = errors.cuda_version_text(cupy.cuda.runtime.runtimeGetVersion())
+    runs = errors.cuda_version_text(cupy.cuda.runtime.driverGetVersion())
+    return {"driver": f"{driver.version} (runs CUDA {runs})", "CuPy": f"{cupy.__version__} (CUDA {runtime})"}
 
 
 def _uuid_text(uuid: bytes) -> str:

@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import sysconfig
 import time
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from gpubench.errors import missing_mpi_launcher, unusable_mpi_launcher
+from gpubench.hardware.interpreter import module_command, with_package
 from gpubench.hardware.launch import CHANNEL_VARIABLE
 
 OWN_SETTINGS_VARIABLE = "GPUBENCH_SETTINGS"
@@ -55,14 +55,14 @@ class Launcher:
 
     def command(self, ranks: int, arguments: Sequence[str]) -> list[str]:
         """The command line that starts gpubench with `arguments` as that many ranks."""
-        return [self.path, "-n", str(ranks), sys.executable, "-m", "gpubench", *arguments]
+        return [self.path, "-n", str(ranks), *module_command("gpubench", *arguments)]
 
     def environment(self, outer: Mapping[str, str], channel: str) -> dict[str, str]:
         """The environment of the job: this host only, whatever allocation this is; the user's own settings win."""
         inner = {name: value for name, value in outer.items() if not name.startswith(_SCHEDULER_PREFIXES)}
         settings = _OPEN_MPI_SETTINGS if self.flavour is Flavour.OPEN_MPI else {}
         own = {name: value for name, value in settings.items() if name not in inner}
-        return inner | own | {CHANNEL_VARIABLE: channel, OWN_SETTINGS_VARIABLE: ",".join(own)}
+        return with_package(inner | own | {CHANNEL_VARIABLE: channel, OWN_SETTINGS_VARIABLE: ",".join(own)})
 
 
 def find_launcher(search_path: str | None = None) -> Launcher:

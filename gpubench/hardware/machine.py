@@ -15,6 +15,8 @@ _PEERMEM = (
 )
 """The files by which NCCL decides whether a NIC can reach GPU memory through nvidia-peermem."""
 
+_EFA_PEERMEM = "sys/module/efa_nv_peermem"
+
 
 def read_machine(root: Path) -> HostFacts:
     """Processors, memory nodes, kernel and firmware names."""
@@ -43,10 +45,12 @@ def read_kernel_driver(root: Path) -> DriverFacts:
 
 
 def read_gpudirect(root: Path) -> GpuDirectFacts:
-    """Whether nvidia-peermem is loaded; dma-buf is for CUDA to say."""
-    if any((root / path).exists() for path in _PEERMEM):
-        return GpuDirectFacts(peermem=True)
-    return GpuDirectFacts(peermem=False if (root / "sys/module").is_dir() else None)
+    """Whether nvidia-peermem and efa_nv_peermem are loaded; dma-buf is for CUDA to say."""
+    absent = False if (root / "sys/module").is_dir() else None
+    return GpuDirectFacts(
+        peermem=True if any((root / path).exists() for path in _PEERMEM) else absent,
+        efa_peermem=True if (root / _EFA_PEERMEM).is_dir() else absent,
+    )
 
 
 def _processors(root: Path) -> list[dict[str, str]]:

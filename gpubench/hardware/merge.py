@@ -44,6 +44,7 @@ def merge(
         driver=_driver(kernel.driver, nvml),
         gpudirect=_gpudirect(kernel.gpudirect, cuda),
         gpus=gpus,
+        gpus_of_others=_gpus_of_others(kernel, gpus),
         nics=kernel.nics,
         switches=kernel.switches,
         nvswitches=kernel.nvswitches,
@@ -83,6 +84,12 @@ def _gpus(kernel: SysfsFacts, nvml: NvmlFacts | None) -> list[GpuFacts]:
     return [*gpus, *(replace(gpu, index=following + i, lost=UNLISTED) for i, gpu in enumerate(lost))]
 
 
+def _gpus_of_others(kernel: SysfsFacts, gpus: Sequence[GpuFacts]) -> int:
+    """GPUs on the bus that were left out: whoever counts a board's GPUs has to know of them."""
+    shown = {gpu.bus_id for gpu in gpus}
+    return sum(gpu.bus_id not in shown for gpu in kernel.gpus)
+
+
 def _belongs_to_others(gpu: GpuFacts, kernel: SysfsFacts, *, listed: int) -> bool:
     """Whether a GPU that the driver does not list was given to somebody else, and not lost.
 
@@ -119,6 +126,9 @@ def _with_cuda(gpu: GpuFacts, cuda: CudaFacts | None) -> GpuFacts:
     found = _in_cuda(gpu, cuda)
     if found is None:
         return gpu
+    if gpu.mig:
+        unknown = {**gpu.unknown, "multiprocessors": "under MIG CUDA counts those of an instance"}
+        return replace(gpu, cuda_index=found.index, unknown=unknown)
     return replace(gpu, cuda_index=found.index, multiprocessors=found.multiprocessors)
 
 

@@ -5,12 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpubench.hardware.pci_tree import driver_of, link_of, pci_address, pci_folder, place_of
+from gpubench.hardware.pci_tree import driver_of, pci_address, pci_folder, place_of, trained_link
 from gpubench.hardware.system_files import UnknownFields, names_in, number_of, text_of
-from gpubench.model.snapshot import NicFacts, NicKind, PcieLink, PciPlace
-
-SOFTWARE_RDMA = "software RDMA"
-"""The model of an RDMA device without hardware: Linux emulates it over an ordinary interface (siw, rxe)."""
+from gpubench.model.snapshot import SOFTWARE_RDMA, NicFacts, NicKind, PcieLink, PciPlace
 
 _AMAZON = 0x1D0F
 _EFA_FAMILY = 0xEFA
@@ -167,7 +164,7 @@ def _hardware(device: Path, *, hca_type: str | None, name: str) -> _Hardware:
     model = None if vendor is None or number is None else f"PCI {vendor:04x}:{number:04x}"
     if hca_type is not None:
         model = f"{_MODELS[hca_type]} ({hca_type})" if hca_type in _MODELS else hca_type
-    return _Hardware(folder, pci_address(device), driver_of(device), model, place_of(device), link_of(folder))
+    return _Hardware(folder, pci_address(device), driver_of(device), model, place_of(device), trained_link(folder))
 
 
 def _kind(link_layer: str | None, hardware: _Hardware) -> NicKind:

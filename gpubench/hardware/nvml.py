@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gpubench.errors import CouldNotMeasureError
 from gpubench.hardware.nvml_answers import DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND, text
@@ -84,6 +85,17 @@ def read_nvml() -> NvmlFacts:
         raise CouldNotMeasureError(message) from error
     finally:
         pynvml.nvmlShutdown()
+
+
+def open_library() -> Any | None:
+    """The library, started, for who asks it again and again and ends with its `nvmlShutdown`; None without a driver."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    return pynvml
 
 
 def visible_count(gpus: int, setting: str | None) -> int:

@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpubench.hardware.system_files import names_in, number_of, text_of
@@ -84,6 +84,20 @@ def link_of(device: Path) -> PcieLink:
     )
 
 
+def trained_link(device: Path) -> PcieLink:
+    """The link of a PCI device towards the CPU: neither end can make it better than the other one allows."""
+    ports = _ports(device)
+    link = link_of(ports[-1] if ports else device)
+    if len(ports) < 2:
+        return link
+    above = link_of(ports[-2])
+    return replace(
+        link,
+        max_generation=_best(link.max_generation, above.max_generation, link.generation),
+        max_width=_best(link.max_width, above.max_width, link.width),
+    )
+
+
 def switches_above(devices: Iterable[Path]) -> tuple[PciSwitch, ...]:
     """The PCIe switches above some devices, each once, in the order of their bus ids."""
     switches: dict[str, PciSwitch] = {}
@@ -92,7 +106,7 @@ def switches_above(devices: Iterable[Path]) -> tuple[PciSwitch, ...]:
         for position in range(1, len(bridges), 2):
             name = bus_id(bridges[position].name)
             if name not in switches:
-                link = _uplink(bridges[position], above=bridges[position - 1])
+                link = trained_link(bridges[position])
                 switches[name] = PciSwitch(bus_id=name, link=link, place=place_of(bridges[position]))
     return tuple(switches[name] for name in sorted(switches))
 
@@ -122,19 +136,10 @@ def _host_bridge(outermost: Path) -> str | None:
     return outermost.parent.name if _HOST_BRIDGE.fullmatch(outermost.parent.name) else None
 
 
-def _uplink(port: Path, *, above: Path) -> PcieLink:
-    """The link between a switch and the port above it: neither end can make it better than the other one allows."""
-    lower, upper = link_of(port), link_of(above)
-    return PcieLink(
-        generation=lower.generation,
-        width=lower.width,
-        max_generation=_smaller(lower.max_generation, upper.max_generation),
-        max_width=_smaller(lower.max_width, upper.max_width),
-    )
-
-
-def _smaller(one: int | None, other: int | None) -> int | None:
-    return min((each for each in (one, other) if each is not None), default=None)
+def _best(own: int | None, above: int | None, now: int | None) -> int | None:
+    """The smaller of two maxima, unless it is below what is: a hypervisor's made-up port tells less than it does."""
+    smaller = min((each for each in (own, above) if each is not None), default=None)
+    return own if now is not None and smaller is not None and smaller < now else smaller
 
 
 def _generation(path: Path) -> int | None:

@@ -1,6 +1,6 @@
 """Read this node into a snapshot. Each source is a child process with a deadline: a driver may never answer.
 
-`python -m gpubench.hardware.probe STAGE [ROOT]` is such a child. It writes its facts as one line of JSON.
+`python -P -m gpubench.hardware.probe STAGE ROOT` is such a child. It writes its facts as one line of JSON.
 """
 
 import json
@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from gpubench.errors import CouldNotMeasureError, GpubenchError, UsageError
 from gpubench.hardware.cuda_driver import CudaFacts, CudaUnavailableError, load_cuda, read_cuda
+from gpubench.hardware.interpreter import module_command, with_package
 from gpubench.hardware.merge import merge
 from gpubench.hardware.nvml import read_nvml
 from gpubench.hardware.nvml_gpu import NvmlFacts
@@ -37,7 +38,7 @@ def probe(
     `environment` is that of the user's processes, which decides what CUDA shows. `stages` are the command lines of the
     children, by name; `root` is where sysfs and procfs are found.
     """
-    results = run_stages(stages or stage_commands(root), environment, timeout_s)
+    results = run_stages(stages or stage_commands(root), with_package(environment), timeout_s)
     failures: list[ProbeFailure] = []
     facts = (
         _understood(SysfsFacts, SYSFS, results, failures),
@@ -49,7 +50,7 @@ def probe(
 
 def stage_commands(root: Path = Path("/")) -> dict[str, list[str]]:
     """The command lines of the three children."""
-    return {stage: [sys.executable, "-m", __spec__.name, stage, str(root)] for stage in (SYSFS, NVML, CUDA)}
+    return {stage: module_command(__spec__.name, stage, str(root)) for stage in (SYSFS, NVML, CUDA)}
 
 
 def _understood(

@@ -1,8 +1,10 @@
 """Machines on disk: a folder with a snapshot a node (`nodes/HOST.json`) and the facts of every rank (`ranks.jsonl`)."""
 
+import contextlib
 import json
 import os
 import re
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,35 +13,47 @@ from gpubench.model.plain import from_plain, to_plain
 from gpubench.model.rank_facts import RankFacts
 from gpubench.model.snapshot import Snapshot
 from gpubench.readers.recording import read_snapshot, write_snapshot
+from gpubench.readers.recording_rules import check_text
 
 _NODES = "nodes"
 _RANKS = "ranks.jsonl"
+MOST_BYTES = 64 * 2**20
+"""Of one file of a recording: the facts of thirty thousand ranks."""
+
 _DIGITS = re.compile(r"(\d+)", re.ASCII)
 
 
 def check_recordable(directory: Path) -> None:
-    """Make the folder for a recording.
+    """Whether a recording can be written to a folder, which is left as it was.
 
     Raises:
         UsageError: it cannot be made or written, or holds a recording already.
     """
-    if (directory / _NODES).exists():
+    nodes = directory / _NODES
+    if any(nodes.glob("*.json")):
         raise UsageError(
             f"--record {directory} holds a recording already",
             expected="a new or empty folder",
             next_step=f"rm -r {directory}, or name another",
         )
+    missing = [folder for folder in (nodes, *nodes.parents) if not folder.exists()]
     try:
-        (directory / _NODES).mkdir(parents=True)
+        nodes.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=nodes).close()
     except OSError as error:
         raise UsageError(
             f"--record {directory} cannot be written: {os.strerror(error.errno or 0)}",
             next_step="name a folder that you own",
         ) from error
+    finally:
+        for folder in missing:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
 
 
 def write_recording(directory: Path, snapshots: Sequence[Snapshot], ranks: Sequence[RankFacts]) -> None:
-    """Write nodes and ranks into a folder that `check_recordable` made."""
+    """Write nodes and ranks into a folder, which is made where there is none."""
+    (directory / _NODES).mkdir(parents=True, exist_ok=True)
     taken: set[str] = set()
     for snapshot in snapshots:
         name = _file_name(snapshot.host, taken)
@@ -86,13 +100,21 @@ def _read_ranks(path: Path) -> list[RankFacts]:
             plain = json.loads(line)
         except ValueError as error:
             raise UsageError(f"{where}: no JSON ({error})", expected="the facts of a rank as JSON") from error
+        check_text(plain, where)
         ranks.append(from_plain(RankFacts, plain, where))
     return ranks
 
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise UsageError(
+                f"{path} has more than {MOST_BYTES // 2**20} MiB, the most that is read",
+                expected="a file that --record wrote",
+            )
+        return content.decode()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read: {error}", expected="a file that --record wrote") from error
 

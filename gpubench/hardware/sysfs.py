@@ -11,10 +11,10 @@ from gpubench.hardware.nics import nic_devices, read_nics
 from gpubench.hardware.pci_tree import (
     driver_of,
     find_nvidia_devices,
-    link_of,
     pci_address,
     place_of,
     switches_above,
+    trained_link,
 )
 from gpubench.hardware.system_files import names_in, number_of, text_of
 from gpubench.model.snapshot import (
@@ -83,7 +83,7 @@ def _gpus(root: Path, folders: Sequence[Path]) -> tuple[GpuFacts, ...]:
                 bus_id=address,
                 name=information.get("Model") or f"NVIDIA GPU 0x{number_of(folder / 'device') or 0:04x}",
                 uuid=uuid if uuid and "?" not in uuid else None,
-                pcie=link_of(folder),
+                pcie=trained_link(folder),
                 place=place_of(folder),
             )
         )

@@ -12,10 +12,8 @@ from gpubench.model.report import CollectiveRow, Origin, RankIdentity, Report
 from gpubench.model.samples import RankTimes
 from gpubench.model.sweep import DroppedSize, describe_dropped, split_by_memory
 from gpubench.model.units import format_size
-from gpubench.model.verdict import Finding, Verdict, overall
+from gpubench.model.verdict import WRONG_DATA, Finding, Verdict, overall
 from gpubench.ports import Backend, Group, Launch, Listener, Memory, Region
-
-WRONG_DATA = "wrong-data"
 
 
 def fitting_sizes(
@@ -51,7 +49,7 @@ def measure(
     backend: Backend,
     nodes: int,
     identities: Sequence[RankIdentity],
-    listener: Listener,
+    listener: Listener[CollectiveRow],
 ) -> Report:
     """Measure every case of the request; rows go to `listener` as they are measured, on every rank alike."""
     largest = max(request.sizes)

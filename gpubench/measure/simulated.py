@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from gpubench.measure.cases import JobFacts, SweepRequest, cases, describe
-from gpubench.model.report import Origin, Report
+from gpubench.model.report import CollectiveRow, Origin, Report
 from gpubench.model.samples import RankTimes
 from gpubench.model.verdict import Verdict
 from gpubench.ports import Listener
@@ -15,7 +15,7 @@ Times = Callable[[int, int], Sequence[float]]
 """Seconds by rank of an operation of that many bytes; the second number tells rows apart."""
 
 
-def simulate(request: SweepRequest, ranks: int, nodes: int, times: Times, listener: Listener) -> Report:
+def simulate(request: SweepRequest, ranks: int, nodes: int, times: Times, listener: Listener[CollectiveRow]) -> Report:
     """Have every case of the request last as long as the model says; nothing is moved, so nothing is verified."""
     unchecked = replace(request, check=False)
     job = JobFacts(BACKEND, Origin.SIMULATED, ranks, nodes)

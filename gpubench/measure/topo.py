@@ -1,24 +1,22 @@
 """What the machines are: snapshots in, a report with matrices, limits and findings out."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 
 from gpubench.checks import CHECKS, Facts, run
 from gpubench.model.nodes import group
 from gpubench.model.profile import Profile
 from gpubench.model.rank_facts import RankFacts
+from gpubench.model.report import PAIRS_SECTION, PairRow, Record, Report, Section, Table
 from gpubench.model.report import Matrix as MatrixSection
-from gpubench.model.report import PairRow, Record, Report, Section, Table
 from gpubench.model.topo_devices import gpu_rows, link_rows, nic_rows, node_rows, rank_rows
-from gpubench.model.topo_pairs import kind_rows, limits, pair_rows, peer_access
+from gpubench.model.topo_pairs import kind_rows, limits, pair_rows_of, peer_access
 from gpubench.model.topo_rows import GpuRow, KindRow, LinkRow, NicRow, NodeRow, RankRow, TreeRow
 from gpubench.model.topo_tree import tree_rows
 from gpubench.model.topology import Topology
-from gpubench.model.verdict import Finding, Verdict, overall
+from gpubench.model.verdict import Verdict, overall
 
-MAIN_SECTION = "pairs"
 SECTIONS = (
-    *("gpus", "nvlinks", "nics", "nodes", "kinds", "matrix", "peer_access", "limits", MAIN_SECTION, "ranks", "tree"),
+    *("gpus", "nvlinks", "nics", "nodes", "kinds", "matrix", "peer_access", "limits", PAIRS_SECTION, "ranks", "tree"),
     "findings",
 )
 
@@ -37,7 +35,7 @@ def examine(
     """
     kinds = group(nodes)
     found = run(CHECKS, Facts(nodes, kinds, ranks, profiles))
-    findings = found if strict else tuple(map(_softened, found))
+    findings = found if strict else tuple(finding.softened() for finding in found)
     verdict = overall([Verdict.PASS, *(finding.severity for finding in findings)])
     if strict and verdict is Verdict.WARN:
         verdict = Verdict.FAIL
@@ -51,15 +49,11 @@ def examine(
         "matrix": MatrixSection(first.matrix),
         "peer_access": MatrixSection(peer_access(first)),
         "limits": MatrixSection(limits(first)),
-        MAIN_SECTION: _table(PairRow, lambda: _each(nodes, pair_rows)),
+        PAIRS_SECTION: _table(PairRow, lambda: pair_rows_of(nodes)),
         "ranks": _table(RankRow, lambda: rank_rows(ranks)),
         "tree": _table(TreeRow, lambda: _each([nodes[kind.representative] for kind in kinds], tree_rows)),
     }
-    return Report(verdict=verdict, complete=True, findings=findings, sections=sections, main=MAIN_SECTION)
-
-
-def _softened(finding: Finding) -> Finding:
-    return replace(finding, severity=Verdict.WARN) if finding.severity is Verdict.FAIL else finding
+    return Report(verdict=verdict, complete=True, findings=findings, sections=sections, main=PAIRS_SECTION)
 
 
 def _table(row: type[Record], rows: Callable[[], Iterable[Record]]) -> Table:

@@ -3,7 +3,10 @@
 GB/s is 1e9 bytes/s.
 """
 
-from gpubench.model.snapshot import NvLink, PcieLink
+from collections.abc import Iterable
+from dataclasses import replace
+
+from gpubench.model.snapshot import GpuFacts, NicFacts, NvLink, NvlinkPeer, PcieLink
 
 PCIE_GB_S_PER_LANE = {
     1: 2.5 * 8 / 10 / 8,
@@ -37,11 +40,48 @@ def pcie_gb_s(generation: int | None, width: int | None) -> float | None:
 
 
 def pcie_ceiling_gb_s(link: PcieLink) -> float | None:
-    """What a link can carry under load: the width it has now, at the highest generation.
+    """What a link carries as it is trained now; what it does not tell of that, as it could be."""
+    return pcie_gb_s(link.generation or link.max_generation, link.width or link.max_width)
 
-    An idle GPU lowers its generation and raises it again at the first transfer; a width it has lost stays lost.
+
+def loaded_link(device: GpuFacts | NicFacts) -> PcieLink:
+    """A device's link as it is under load.
+
+    An idle GPU lowers its generation and raises it again at the first transfer. Nothing else does: what a busy GPU or a
+    NIC has lost stays lost, and so does a width.
     """
-    return pcie_gb_s(link.max_generation or link.generation, link.width or link.max_width)
+    link = device.pcie
+    rises = isinstance(device, GpuFacts) and device.idle is not False
+    return replace(link, generation=link.max_generation or link.generation) if rises else link
+
+
+def pcie_text(link: PcieLink, *, idle: bool | None = None) -> str | None:
+    """A link now, and at most where that differs: '4 x16', '1 x16 (idle; 5 x16)', '5 x8 of 5 x16', 'at most 5 x16'."""
+    now = _generation_and_width(link.generation, link.width)
+    if now is None:
+        most = _generation_and_width(link.max_generation, link.max_width)
+        return most and f"at most {most}"
+    most = _generation_and_width(link.max_generation or link.generation, link.max_width or link.width)
+    if now == most:
+        return now
+    is_wide = link.width == (link.max_width or link.width)
+    return f"{now} (idle; {most})" if is_wide and idle else f"{now} of {most}"
+
+
+def _generation_and_width(generation: int | None, width: int | None) -> str | None:
+    return None if generation is None or width is None else f"{generation} x{width}"
+
+
+def active_links(gpu: GpuFacts) -> int | None:
+    """How many of a GPU's NVLinks are active; None where the state of any is unknown, which might be one more."""
+    states = None if gpu.nvlinks is None else [link.active for link in gpu.nvlinks]
+    return None if states is None or None in states else states.count(True)
+
+
+def leads_to_switches(gpus: Iterable[GpuFacts]) -> bool | None:
+    """Whether NVLinks of these GPUs lead to NVSwitches, or to GPUs alone; None where nothing tells."""
+    peers = {link.peer for gpu in gpus for link in gpu.nvlinks or ()}
+    return True if NvlinkPeer.SWITCH in peers else False if NvlinkPeer.GPU in peers else None
 
 
 def nvlink_gb_s(link: NvLink) -> float | None:

@@ -1,9 +1,9 @@
 """Nodes grouped by what they are, so that a thousand alike are one line and the odd one stands out."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from gpubench.model.links import active_links
 from gpubench.model.snapshot import GpuFacts, NicFacts, Snapshot
 from gpubench.model.topology import Topology
 from gpubench.model.units import compress_names
@@ -11,7 +11,12 @@ from gpubench.model.units import compress_names
 Traits = Mapping[str, object]
 """What nodes of one kind have in common, by name; pairs as 'GPU0 GPU1 path'."""
 
+Models = tuple[str, ...]
+
 _IN_EVERY_DEVICE = " NUMA node"
+
+_EXPLAINED = ("paths", "peer access")
+"""Traits that follow from others, where those differ."""
 
 SMALLEST_SHARE = 4
 """A variant is a kind of its own, and no odd one out, from a quarter of the nodes with the same GPUs on."""
@@ -34,11 +39,14 @@ class Kind:
     """Nodes that are the same, and those that nearly are.
 
     `name` is a letter; `alike` and `odd` hold positions in the list that was grouped, `odd` with the differences.
+    `differs` says in what it differs from the kind `differs_from`, the largest with the same GPU models.
     """
 
     name: str
     alike: tuple[int, ...]
     odd: Mapping[int, tuple[Difference, ...]]
+    differs_from: str | None = None
+    differs: tuple[Difference, ...] = ()
 
     @property
     def representative(self) -> int:
@@ -51,7 +59,8 @@ def group(topologies: Sequence[Topology]) -> tuple[Kind, ...]:
 
     Nodes with equal traits form a variant. The largest variant of each set of GPU models is a kind, and so is every
     other with at least two nodes that make up a quarter of those models' nodes; the nodes of any other variant are odd
-    ones of the kind from which they differ least.
+    ones of the kind from which they differ least. GPU models that one node alone has, or less than a quarter of all,
+    make no kind beside a larger one: such nodes are odd ones of the largest.
     """
     variants: dict[tuple[tuple[str, object], ...], list[int]] = {}
     traits_of: list[Traits] = []
@@ -62,16 +71,64 @@ def group(topologies: Sequence[Topology]) -> tuple[Kind, ...]:
     by_models: dict[object, list[list[int]]] = {}
     for members in sorted(variants.values(), key=len, reverse=True):
         by_models.setdefault(_models(topologies[members[0]].snapshot), []).append(members)
-    groups: list[tuple[list[int], dict[int, tuple[Difference, ...]]]] = []
+    models = [_models(topology.snapshot) for topology in topologies]
+    groups: list[_Group] = []
     for same_models in by_models.values():
         groups += _kinds_of(same_models, traits_of)
-    groups.sort(key=lambda each: (-len(each[0]) - len(each[1]), each[0][0]))
-    return tuple(Kind(_letter(number), tuple(alike), odd) for number, (alike, odd) in enumerate(groups))
+    groups.sort(key=_size_and_place)
+    groups = sorted(_without_strays(groups, models, traits_of), key=_size_and_place)
+    kinds: dict[object, Kind] = {}
+    named = []
+    for number, (alike, odd) in enumerate(groups):
+        first = kinds.get(models[alike[0]])
+        kind = Kind(_letter(number), tuple(alike), odd)
+        if first is not None:
+            found = differences(traits_of[alike[0]], traits_of[first.representative])
+            kind = replace(kind, differs_from=first.name, differs=found)
+        kinds.setdefault(models[alike[0]], kind)
+        named.append(kind)
+    return tuple(named)
 
 
-def _kinds_of(
-    variants: Sequence[list[int]], traits_of: Sequence[Traits]
-) -> list[tuple[list[int], dict[int, tuple[Difference, ...]]]]:
+_Group = tuple[list[int], dict[int, tuple[Difference, ...]]]
+"""Nodes that are alike, and odd ones with their differences."""
+
+
+def _size_and_place(group: _Group) -> tuple[int, int]:
+    """What sorts groups: the largest first, and of equally large ones the one with the first node."""
+    return -len(group[0]) - len(group[1]), group[0][0]
+
+
+def _without_strays(groups: Sequence[_Group], models: Sequence[Models], traits_of: Sequence[Traits]) -> list[_Group]:
+    """The groups, but for few nodes with other GPU models, or none, than the largest: those are odd ones of it."""
+    if not groups:
+        return []
+    (alike, odd), *others = groups
+    kept = [groups[0]]
+    for members, odd_members in others:
+        nodes = sorted((*members, *odd_members))
+        few = len(nodes) == 1 or len(nodes) * SMALLEST_SHARE < len(models)
+        if len(alike) > 1 and few and models[nodes[0]] != models[alike[0]]:
+            for node in nodes:
+                odd[node] = _other_models(node, alike[0], models, traits_of)
+        else:
+            kept.append((members, odd_members))
+    return kept
+
+
+def _other_models(
+    node: int, usual: int, models: Sequence[Models], traits_of: Sequence[Traits]
+) -> tuple[Difference, ...]:
+    """The models, and what else differs but for what is said of each device."""
+    seen = Difference("GPU models", *(", ".join(models[each]) or "none" for each in (node, usual)))
+    return seen, *(
+        each
+        for each in differences(traits_of[node], traits_of[usual])
+        if not each.trait.partition(" ")[0][-1].isdigit() and each.trait not in ("GPUs", "devices", *_EXPLAINED)
+    )
+
+
+def _kinds_of(variants: Sequence[list[int]], traits_of: Sequence[Traits]) -> list[_Group]:
     """Variants of the same GPU models, the largest first, as kinds with their odd ones."""
     total = sum(map(len, variants))
     kinds = [
@@ -125,7 +182,7 @@ def _gpu_traits(gpu: GpuFacts) -> dict[str, object]:
         "MIG": gpu.mig,
         "ECC": gpu.ecc,
         "persistence": gpu.persistence,
-        "NVLinks active": None if gpu.nvlinks is None else sum(bool(link.active) for link in gpu.nvlinks),
+        "NVLinks active": active_links(gpu),
         "NVLinks": None if gpu.nvlinks is None else len(gpu.nvlinks),
         "fabric": gpu.fabric and gpu.fabric.state,
         "fabric health": gpu.fabric and gpu.fabric.health_mask,
@@ -159,14 +216,13 @@ def differences(seen: Traits, usual: Traits) -> tuple[Difference, ...]:
     Of a device that only one of them has, the count says it all; paths are left to the differences that explain them,
     when there are any.
     """
-    explained = ("paths", "peer access")
     found = [
         Difference(name, seen[name], usual[name])
         for name in usual
-        if name in seen and name not in explained and seen[name] != usual[name]
+        if name in seen and name not in _EXPLAINED and seen[name] != usual[name]
     ]
     if not found:
-        found = [Difference(name, "differ", "as in the matrix") for name in explained if seen[name] != usual[name]]
+        found = [Difference(name, "differ", "as in the matrix") for name in _EXPLAINED if seen[name] != usual[name]]
     return tuple(found) or (Difference("devices", _devices(seen), _devices(usual)),)
 
 
@@ -189,9 +245,9 @@ def condense(found: Sequence[Difference]) -> list[str]:
     ]
 
 
-def _models(snapshot: Snapshot) -> object:
+def _models(snapshot: Snapshot) -> Models:
     """The GPU models of a node, however many of each: one with a GPU less is still of the kind."""
-    return tuple(sorted(Counter(gpu.name or "" for gpu in snapshot.gpus if not gpu.lost)))
+    return tuple(sorted({gpu.name or "" for gpu in snapshot.gpus if not gpu.lost}))
 
 
 def _text(value: object) -> str:

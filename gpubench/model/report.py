@@ -17,6 +17,7 @@ from gpubench.model.verdict import Finding, Verdict
 SCHEMA_VERSION = 1
 ROWS_SECTION = "rows"
 FINDINGS_SECTION = "findings"
+PAIRS_SECTION = "pairs"
 FINDING_COLUMNS = tuple(each.name for each in fields(Finding))
 
 
@@ -213,6 +214,11 @@ class Metadata:
     source: str | None = None
     schema_version: int = SCHEMA_VERSION
 
+    @property
+    def rows_section(self) -> str:
+        """The section that rows belong to which come one by one: `rows` of a collective, else `pairs`."""
+        return ROWS_SECTION if self.collective is not None else PAIRS_SECTION
+
     def to_record(self) -> dict[str, Any]:
         """The metadata as plain data."""
         record = asdict(self)
@@ -253,6 +259,7 @@ class Report:
     def from_record(cls, record: Mapping[str, Any]) -> "Report":
         """The inverse of `to_record`."""
         findings = tuple(
-            Finding(**(finding | {"severity": Verdict(finding["severity"])})) for finding in record["findings"]
+            Finding(**(each | {"severity": Verdict(each["severity"]), "subjects": tuple(each["subjects"])}))
+            for each in record["findings"]
         )
         return cls(verdict=Verdict(record["verdict"]), complete=record["complete"], findings=findings)

@@ -26,6 +26,10 @@ def bus_id(text: str) -> str:
     return f"{int(domain or '0', 16):04x}:{bus}:{device}.{function or '0'}"
 
 
+SOFTWARE_RDMA = "software RDMA"
+"""The model of an RDMA device without hardware: Linux emulates it over an ordinary interface (siw, rxe)."""
+
+
 class NvlinkPeer(StrEnum):
     """What is at the other end of an NVLink."""
 
@@ -171,7 +175,8 @@ class GpuFacts:
 class NicFacts:
     """One port of one NIC. `name` is the RDMA device's (`mlx5_0`, `mlx5_0:2` for a second port), else the interface's.
 
-    `state` is active, down, or the kernel's own word; `rate_gbit_s` the port's data rate.
+    `state` is active, down, or the kernel's own word; `rate_gbit_s` the port's data rate; `gpudirect` is what NCCL
+    wrote about GPUDirect RDMA.
     """
 
     name: str
@@ -184,6 +189,7 @@ class NicFacts:
     driver: str | None = None
     firmware: str | None = None
     mtu: int | None = None
+    gpudirect: bool | None = None
     pcie: PcieLink = PcieLink()
     place: PciPlace = PciPlace()
     unknown: Mapping[str, str] = field(default_factory=dict)
@@ -196,7 +202,7 @@ class NicFacts:
     @property
     def rdma(self) -> bool:
         """Whether it can move data without the CPU."""
-        return self.kind is not NicKind.ETHERNET
+        return self.kind is not NicKind.ETHERNET and self.model != SOFTWARE_RDMA
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,9 +261,10 @@ class HostFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuDirectFacts:
-    """What lets a NIC reach GPU memory: the kernel module nvidia-peermem, or dma-buf."""
+    """What lets a NIC reach GPU memory: the kernel module nvidia-peermem, EFA's efa_nv_peermem, or dma-buf."""
 
     peermem: bool | None = None
+    efa_peermem: bool | None = None
     dma_buf: bool | None = None
 
 
@@ -272,7 +279,7 @@ class ProbeFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """One node. `source` says who read it, from what."""
+    """One node. `source` says who read it, from what; `gpus_of_others` counts GPUs given to other containers or VMs."""
 
     host: str
     origin: Origin
@@ -282,6 +289,7 @@ class Snapshot:
     driver: DriverFacts = DriverFacts()
     gpudirect: GpuDirectFacts = GpuDirectFacts()
     gpus: tuple[GpuFacts, ...] = ()
+    gpus_of_others: int = 0
     nics: tuple[NicFacts, ...] = ()
     switches: tuple[PciSwitch, ...] = ()
     nvswitches: tuple[str, ...] = ()

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from gpubench.model.links import nvlink_gb_s
+from gpubench.model.links import active_links, nvlink_gb_s
 from gpubench.model.nodes import Kind, condense
 from gpubench.model.rank_facts import RankFacts
 from gpubench.model.snapshot import Fabric, NvLink, RemappedRows, describe_health
@@ -38,7 +38,7 @@ def gpu_rows(node: Topology) -> Iterator[GpuRow]:
             pcie_replays=gpu.pcie_replays,
             numa_node=gpu.place.numa_node,
             cpu_affinity=gpu.cpu_affinity,
-            nvlinks_active=None if gpu.nvlinks is None else len(active),
+            nvlinks_active=active_links(gpu),
             nvlinks=None if gpu.nvlinks is None else len(gpu.nvlinks),
             nvlink_version=active[0].version if active else None,
             nvlink_gb_s_per_link=nvlink_gb_s(active[0]) if active else None,

@@ -1,13 +1,18 @@
 """The sections of `gpubench topo` about pairs: matrices of path classes, peer access and limits, and a row a pair."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
-from gpubench.model.nodes import Kind
+from gpubench.model.nodes import Kind, condense
 from gpubench.model.report import PairRow
-from gpubench.model.snapshot import GpuFacts, NicFacts
+from gpubench.model.snapshot import GpuFacts, NicFacts, Snapshot
 from gpubench.model.topo_rows import KindRow
-from gpubench.model.topology import Device, Topology, rounded
+from gpubench.model.topology import PATH_CLASSES, Device, Topology, rounded
+
+_BEYOND_PXB = PATH_CLASSES[PATH_CLASSES.index("PXB") + 1 :]
+_MOST_KNOWN = 8
+_FAR = "NCCL uses it up to PXB unless NCCL_NET_GDR_LEVEL says otherwise"
 
 
 def pair_rows(node: Topology) -> Iterator[PairRow]:
@@ -30,6 +35,26 @@ def pair_rows(node: Topology) -> Iterator[PairRow]:
                 path_class=node.path(source, destination),
                 note="; ".join(filter(None, (_direct(node, source, destination), limit.note))),
             )
+
+
+def pair_rows_of(nodes: Sequence[Topology]) -> Iterator[PairRow]:
+    """The pairs of every node. Of a thousand nodes most are alike: theirs are an earlier one's, by another host."""
+    known: list[tuple[Snapshot, list[PairRow]]] = []
+    for node in nodes:
+        host, what = node.snapshot.host, _anonymous(node.snapshot)
+        rows = next((rows for other, rows in known if other == what), None)
+        if rows is None:
+            rows = list(pair_rows(node))
+            known = [(what, rows), *known[: _MOST_KNOWN - 1]]
+        yield from (replace(row, source_node=host, destination_node=host) for row in rows)
+
+
+def _anonymous(snapshot: Snapshot) -> Snapshot:
+    """A node without what tells it from its equals and no pair depends on."""
+    gpus = tuple(
+        replace(gpu, uuid=None, memory_used_bytes=None, processes=None, pcie_replays=None) for gpu in snapshot.gpus
+    )
+    return replace(snapshot, host="", taken_at=None, machine=replace(snapshot.machine, boot_id=None), gpus=gpus)
 
 
 def peer_access(node: Topology) -> dict[str, dict[str, Any]]:
@@ -69,6 +94,8 @@ def kind_rows(nodes: Sequence[Topology], kinds: Sequence[Kind]) -> Iterator[Kind
             node=node.snapshot.host,
             nodes=[nodes[position].snapshot.host for position in kind.alike],
             odd=[nodes[position].snapshot.host for position in kind.odd],
+            differs_from=kind.differs_from,
+            differences=condense(kind.differs),
             matrix=node.matrix,
             peer_access=peer_access(node),
             limits=limits(node),
@@ -88,4 +115,5 @@ def _direct(node: Topology, source: Device, destination: Device) -> str:
         return ""
     possible, reason = node.gpudirect(nic)
     answer = {True: "GPUDirect RDMA possible", False: "no GPUDirect RDMA", None: "GPUDirect RDMA not known"}[possible]
-    return f"{answer}: {reason}"
+    far = possible is not False and node.path(source, destination) in _BEYOND_PXB
+    return f"{answer}: {reason}" + (f"; {_FAR}" if far else "")

@@ -137,12 +137,17 @@ class NodeRow(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KindRow(Record):
-    """Nodes that are the same, by the first of them; `odd` are those that nearly are."""
+    """Nodes that are the same, by the first of them; `odd` are those that nearly are.
+
+    `differences` are those from `differs_from`, the largest kind with the same GPU models.
+    """
 
     node_kind: str
     node: str
     nodes: Sequence[str]
     odd: Sequence[str]
+    differs_from: str | None
+    differences: Sequence[str]
     matrix: Mapping[str, Mapping[str, str]]
     peer_access: Mapping[str, Mapping[str, Any]]
     limits: Mapping[str, Mapping[str, float | None]]

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from gpubench.model.links import pcie_ceiling_gb_s
-from gpubench.model.snapshot import GpuFacts
+from gpubench.model.links import loaded_link, pcie_ceiling_gb_s, pcie_text
+from gpubench.model.snapshot import GpuFacts, PcieLink
 from gpubench.model.topo_rows import TreeRow
 from gpubench.model.topology import Device, Topology, rounded
 
@@ -32,30 +32,17 @@ def _below(node: Topology, devices: Sequence[Device], level: int) -> Iterator[Tr
         if len(device.place.switches) > level:
             switches.setdefault(device.place.switches[level], []).append(device)
             continue
-        link, gb_s = link_text(device), pcie_ceiling_gb_s(device.pcie)
+        link = pcie_text(device.pcie, idle=device.idle if isinstance(device, GpuFacts) else None)
+        gb_s = pcie_ceiling_gb_s(loaded_link(device))
         yield TreeRow(
             node=host, depth=level + 2, element=device.device, what=_what(device), link=link, gb_s=rounded(gb_s)
         )
     uplinks = {switch.bus_id: switch.link for switch in node.snapshot.switches}
     for bus_id, members in switches.items():
-        uplink = uplinks.get(bus_id)
-        link = None if uplink is None or uplink.width is None else f"PCIe {uplink.max_generation} x{uplink.width}"
-        gb_s = None if uplink is None else pcie_ceiling_gb_s(uplink)
+        uplink = uplinks.get(bus_id, PcieLink())
+        link, gb_s = pcie_text(uplink), pcie_ceiling_gb_s(uplink)
         yield TreeRow(node=host, depth=level + 2, element=bus_id, what="PCIe switch", link=link, gb_s=rounded(gb_s))
         yield from _below(node, members, level + 1)
-
-
-def link_text(device: Device) -> str | None:
-    """A PCIe link now, and at most where that differs: '4 x16', '1 x16 (idle; 5 x16)', '5 x8 of 5 x16'."""
-    link = device.pcie
-    if link.generation is None or link.width is None:
-        return None
-    now = f"{link.generation} x{link.width}"
-    most = f"{link.max_generation or link.generation} x{link.max_width or link.width}"
-    if now == most:
-        return now
-    only_slow = link.width == (link.max_width or link.width)
-    return f"{now} (idle; {most})" if only_slow and isinstance(device, GpuFacts) and device.idle else f"{now} of {most}"
 
 
 def _numa_name(number: int | None) -> str:

@@ -6,8 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from gpubench.model.links import nvlink_gb_s, pcie_ceiling_gb_s
-from gpubench.model.snapshot import GpuFacts, NicFacts, NvlinkPeer, PairFacts, PcieLink, PciPlace, Snapshot
+from gpubench.model.links import active_links, loaded_link, nvlink_gb_s, pcie_ceiling_gb_s
+from gpubench.model.snapshot import (
+    SOFTWARE_RDMA,
+    GpuFacts,
+    NicFacts,
+    NicKind,
+    NvlinkPeer,
+    PairFacts,
+    PcieLink,
+    PciPlace,
+    Snapshot,
+)
 
 SELF = "X"
 UNKNOWN_PATH = "?"
@@ -26,6 +36,9 @@ P2P_STATUS = {
     "U": "unknown to the driver",
 }
 """The words of `nvidia-smi topo -p2p`."""
+
+NOT_SAID = "U"
+"""The word that is no answer, neither leave nor refusal."""
 
 Device = GpuFacts | NicFacts
 
@@ -96,9 +109,9 @@ class Topology:
         stated = self._stated(source, destination).path
         if stated is not None:
             return int(stated[2:]) if stated.startswith("NV") else 0
-        if source.nvlinks is None or destination.nvlinks is None:
-            return None
         own, others = self._links[source.index], self._links[destination.index]
+        if own is None or others is None:
+            return None
         direct = own.get(destination.bus_id, 0) if destination.bus_id else 0
         if direct:
             return direct
@@ -106,11 +119,14 @@ class Topology:
         return through_switch if _same_fabric(source, destination) else 0
 
     @cached_property
-    def _links(self) -> dict[int, dict[str | None, int]]:
-        """Active NVLinks of each GPU by where they lead: a GPU's bus id, or the switch."""
-        counts: dict[int, dict[str | None, int]] = {}
+    def _links(self) -> dict[int, dict[str | None, int] | None]:
+        """Active NVLinks of each GPU by where they lead: a GPU's bus id, or the switch. None: not known."""
+        counts: dict[int, dict[str | None, int] | None] = {}
         for gpu in self.gpus:
-            leads = counts[gpu.index] = {}
+            if active_links(gpu) is None:
+                counts[gpu.index] = None
+                continue
+            leads = counts[gpu.index] = dict[str | None, int]()
             for link in gpu.nvlinks or ():
                 if link.active:
                     end = link.peer if link.peer is NvlinkPeer.SWITCH else link.peer_bus_id
@@ -131,20 +147,34 @@ class Topology:
     def peer_access(self, source: GpuFacts, destination: GpuFacts) -> PeerAccess:
         """What CUDA and NVML say about peer access from one GPU to another."""
         facts = self._stated(source, destination)
-        nvml = next((word for word in (facts.read, facts.write) if word not in (None, "OK")), facts.read or facts.write)
+        said = [word for word in (facts.read, facts.write) if word not in (None, NOT_SAID)]
+        nvml = next((word for word in said if word != "OK"), said[0] if said else None)
+        silent = [f"NVML says {P2P_STATUS[NOT_SAID]}"] if not said and NOT_SAID in (facts.read, facts.write) else []
         if facts.cuda is not None and nvml is not None and facts.cuda != (nvml == "OK"):
             cuda = "possible" if facts.cuda else "refused"
             return PeerAccess(facts.cuda, nvml, f"CUDA says {cuda}, NVML says {P2P_STATUS.get(nvml, nvml)}")
         if nvml is not None:
             return PeerAccess(facts.cuda, nvml, P2P_STATUS.get(nvml, nvml))
         if facts.cuda is not None:
-            return PeerAccess(facts.cuda, None, "possible" if facts.cuda else "refused by CUDA")
-        unknown = "; ".join(facts.unknown.values()) or source.lost or destination.lost or "nothing here tells"
-        return PeerAccess(None, None, unknown)
+            answer = "possible" if facts.cuda else "refused by CUDA"
+            return PeerAccess(facts.cuda, None, "; ".join([answer, *silent]))
+        unknown = "; ".join([*silent, *facts.unknown.values()]) or source.lost or destination.lost
+        return PeerAccess(None, None, unknown or self._why_silent)
+
+    @property
+    def _why_silent(self) -> str:
+        """Why nobody said anything of pairs of GPUs."""
+        stages = ("nvml", "cuda")
+        failed = [f"{each.stage}: {each.error}" for each in self.snapshot.failures if each.stage in stages]
+        return "; ".join(failed) or self.snapshot.driver.absent or "nothing here tells"
 
     def limit(self, source: Device, destination: Device) -> Limit:
         """The ceiling from one device to another: the NVLinks between them, else the narrowest PCIe hop or NIC port."""
-        if self.path(source, destination).startswith("NV"):
+        links = self.nvlinks(source, destination)
+        if links is None:
+            lost = [each.lost for each in (source, destination) if isinstance(each, GpuFacts) and each.lost]
+            return Limit(None, lost[0] if lost else "whether NVLinks join them is not known")
+        if links:
             return self._nvlink_limit(source, destination)
         limits = [self._pcie_limit(source, destination)]
         limits += [_rate_limit(device) for device in (source, destination) if isinstance(device, NicFacts)]
@@ -153,7 +183,9 @@ class Topology:
     def nvlink_total(self, gpu: GpuFacts) -> Limit:
         """What a GPU's active NVLinks carry together."""
         if gpu.nvlinks is None:
-            return Limit(None, gpu.unknown.get("nvlinks", "NVLinks are not known"))
+            return Limit(None, gpu.unknown.get("nvlinks", gpu.lost or "NVLinks are not known"))
+        if active_links(gpu) is None:
+            return Limit(None, gpu.unknown.get("nvlinks.active", "which NVLinks are active is not known"))
         active = [link for link in gpu.nvlinks if link.active]
         if not active:
             return Limit(None, f"none of {len(gpu.nvlinks)} NVLinks is active" if gpu.nvlinks else "no NVLink")
@@ -165,7 +197,7 @@ class Topology:
 
     def pcie_total(self, device: Device) -> Limit:
         """What a device's PCIe path carries towards the CPU: the narrowest of its own link and the uplinks above."""
-        return self._narrowest({_label(device): device.pcie} | self._above(device.place, 0), device)
+        return self._narrowest({_label(device): loaded_link(device)} | self._above(device.place, 0), device)
 
     def nearest_gpus(self, nic: NicFacts) -> tuple[GpuFacts, ...]:
         """The GPUs with the shortest PCIe path to a NIC; none where no path is known."""
@@ -176,19 +208,25 @@ class Topology:
     def gpudirect(self, nic: NicFacts) -> tuple[bool | None, str]:
         """Whether GPUDirect RDMA is possible through a NIC, and by what, or why not.
 
-        NCCL takes nvidia-peermem, or dma-buf where driver and NIC driver offer it.
+        NCCL takes nvidia-peermem, EFA's provider efa_nv_peermem, and both dma-buf where driver and NIC driver offer it.
         """
-        facts = self.snapshot.gpudirect
+        facts, efa = self.snapshot.gpudirect, nic.kind is NicKind.EFA
+        module, loaded = ("efa_nv_peermem", facts.efa_peermem) if efa else ("nvidia-peermem", facts.peermem)
         if not nic.rdma:
-            return False, "no RDMA device: plain Ethernet"
-        if facts.peermem:
-            return True, "nvidia-peermem is loaded"
+            software = nic.model == SOFTWARE_RDMA
+            return False, "software RDMA: the CPU moves the data" if software else "no RDMA device: plain Ethernet"
+        if nic.gpudirect is not None:
+            return nic.gpudirect, "NCCL said so"
+        if loaded:
+            return True, f"{module} is loaded"
+        missing = f"{module} is not loaded" if loaded is False else f"{module} was not looked for"
         if facts.dma_buf:
-            return True, "dma-buf, if the NIC's driver supports it too; nvidia-peermem is not loaded"
-        if facts.peermem is False and facts.dma_buf is False:
-            return False, "nvidia-peermem is not loaded, and the GPU driver offers no dma-buf"
-        missing = "nvidia-peermem is not loaded" if facts.peermem is False else "nvidia-peermem was not looked for"
-        return None, f"{missing}, and nothing told whether the driver offers dma-buf"
+            return True, f"dma-buf, if the NIC's driver supports it too; {missing}"
+        if facts.dma_buf is None:
+            return None, f"{missing}, and nothing told whether the driver offers dma-buf"
+        if efa:
+            return None, f"{missing}, which older EFA drivers do without, and the GPU driver offers no dma-buf"
+        return (False if loaded is False else None), f"{missing}, and the GPU driver offers no dma-buf"
 
     @cached_property
     def matrix(self) -> dict[str, dict[str, str]]:
@@ -220,8 +258,8 @@ class Topology:
 
     def _pcie_limit(self, source: Device, destination: Device) -> Limit:
         shared = _shared_switches(source.place, destination.place)
-        hops = {_label(source): source.pcie} | self._above(source.place, shared)
-        hops |= self._above(destination.place, shared) | {_label(destination): destination.pcie}
+        hops = {_label(source): loaded_link(source)} | self._above(source.place, shared)
+        hops |= self._above(destination.place, shared) | {_label(destination): loaded_link(destination)}
         return self._narrowest(hops, source, destination)
 
     def _above(self, place: PciPlace, shared: int) -> dict[str, PcieLink]:
@@ -239,7 +277,7 @@ class Topology:
         known = [(gb_s, name) for name, gb_s in ceilings.items() if gb_s is not None]
         lowest, name = min(known, key=lambda hop: hop[0])
         link = hops[name]
-        described = f"PCIe {link.max_generation or link.generation} x{link.width or link.max_width} at {name}"
+        described = f"PCIe {link.generation or link.max_generation} x{link.width or link.max_width} at {name}"
         hidden = [name for name, gb_s in ceilings.items() if gb_s is None]
         return Limit(lowest, described + (f"; {', '.join(hidden)} is not known" if hidden else ""))
 

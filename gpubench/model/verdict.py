@@ -1,7 +1,7 @@
 """Verdicts, findings, and the exit code they lead to."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from gpubench import errors
@@ -34,9 +34,16 @@ def exit_code(verdict: Verdict) -> int:
     return errors.COULD_NOT_MEASURE if verdict is Verdict.ERROR else errors.DONE
 
 
+WRONG_DATA = "wrong-data"
+"""The finding that fails a run whether or not it is strict."""
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something a person should know: a stable id, on what, seen, expected, the likely cause, the next command."""
+    """Something a person should know: a stable id, on what, seen, expected, the likely cause, the next command.
+
+    `subjects` names all it is about where `subject` shortens them.
+    """
 
     id: str
     severity: Verdict
@@ -45,3 +52,9 @@ class Finding:
     expected: str
     cause: str
     next_command: str
+    subjects: tuple[str, ...] = ()
+
+    def softened(self) -> "Finding":
+        """The same as a warning where it would fail: what a benchmark finds out beside its data judges nobody."""
+        judged_always = self.id == WRONG_DATA
+        return replace(self, severity=Verdict.WARN) if self.severity is Verdict.FAIL and not judged_always else self

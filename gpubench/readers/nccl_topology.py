@@ -1,17 +1,10 @@
-"""NCCL's topology XML: what NCCL_TOPO_DUMP_FILE writes, and what vendors ship to be used as NCCL_TOPO_FILE.
-
-It is read with expat itself and not with a tree library, for two reasons: expat says on which line an element stands,
-so that every message can, and its handlers refuse a document type before anything is declared in it. So no entity is
-ever expanded or fetched, whatever the file holds.
-"""
+"""NCCL's topology XML: what NCCL_TOPO_DUMP_FILE writes, and what vendors ship to be used as NCCL_TOPO_FILE."""
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import chain, count
-from xml.parsers import expat
 
-from gpubench.errors import UsageError
 from gpubench.model.links import PCIE_GENERATION_OF_GT_S
 from gpubench.model.report import Origin
 from gpubench.model.snapshot import (
@@ -28,16 +21,9 @@ from gpubench.model.snapshot import (
     Snapshot,
     bus_id,
 )
+from gpubench.readers.reader import MOST_GPUS, MOST_NICS, MOST_SWITCHES
+from gpubench.readers.xml_elements import Element, Parser
 
-_EXPECTED = "NCCL's topology XML: <system> with <cpu>, <pci> and <gpu> in it"
-_NEXT_STEP = "NCCL_TOPO_DUMP_FILE=topo.xml, set for any NCCL program, writes a whole one"
-_DAMAGED = "the file was edited by hand, or is damaged"
-_OTHER_ROOTS = {
-    "graphs": "it is NCCL's graph dump (NCCL_GRAPH_DUMP_FILE): the rings and trees that NCCL chose, no topology",
-    "topology": "it is hwloc's topology (lstopo), not NCCL's",
-    "nvidia_smi_log": "it is the output of nvidia-smi -q -x",
-}
-_DEEPEST = 64
 _MOST_NVLINKS = 36
 _WIDEST = 32
 """NVML counts at most 36 NVLinks a GPU (NVML_NVLINK_MAX_LINKS); PCI Express defines no link of more than 32 lanes."""
@@ -52,7 +38,6 @@ _RAW_GB_S_OF_SM = {80: 25.0, 86: 14.0625}
 """Of NVLink, by compute capability × 10. GA100 and GA102 both have version 3.x, at unlike rates."""
 
 _RDMA_NAMES = ("mlx", "ib", "roce", "hfi", "bnxt_re", "irdma")
-_INTEGER = re.compile(r"-?(?:0[xX][0-9a-fA-F]{1,16}|\d{1,18})", re.ASCII)
 _SPEED = re.compile(r"(\d+(?:\.\d+)?) ?GT/s.*", re.ASCII)
 _FAKE_BUS_ID = re.compile(r"f{4,8}:ff:ff\.?[0-9a-f]?")
 _MASK = re.compile(r"[0-9a-fA-F]{1,8}(?:,[0-9a-fA-F]{1,8}){0,1023}")
@@ -66,91 +51,21 @@ def is_nccl_topology(text: str) -> bool:
 def read_nccl_topology(text: str, name: str) -> Snapshot:
     """The node in a text of the file `name`; its `host` is left empty, for the XML names none.
 
-    Vendors' files have no `<gpu>`: PCI classes then say what a device is. Links are as they were when NCCL looked,
-    which on an idle GPU is less than they can do.
+    Vendors' files have no `<gpu>`: PCI classes then say what a device is. NCCL writes the speed and width that both
+    ends of a link can reach, as sysfs has them, whatever the link is trained to: they are taken for `max_generation`
+    and `max_width`. Of GPUs newer NCCL writes what NVML says of the moment, on an idle GPU less than it can do, so
+    theirs are taken for `generation` and `width`; from an older NCCL's file they may be too good.
 
     Raises:
         UsageError: broken XML, another program's, entities, a value that is no number; each with its line.
     """
-    return _Node(_Parser(name).root_of(text)).snapshot()
-
-
-@dataclass(slots=True)
-class _Element:
-    """An element, where it stands, and what is in it."""
-
-    file: str
-    line: int
-    tag: str
-    attributes: dict[str, str]
-    children: list["_Element"] = field(default_factory=list)
-
-    def named(self, *tags: str) -> list["_Element"]:
-        return [each for each in self.children if each.tag in tags]
-
-    def text(self, attribute: str) -> str | None:
-        return self.attributes.get(attribute, "").strip() or None
-
-    def integer(self, attribute: str) -> int | None:
-        """Decimal or, as NCCL allows, hexadecimal; None where it is missing or empty."""
-        value = self.text(attribute)
-        if value is None:
-            return None
-        if not _INTEGER.fullmatch(value):
-            raise self.wrong(f"{attribute} is {value!r}", "a whole number")
-        return int(value, 16 if "x" in value.lower() else 10)
-
-    def wrong(self, what: str, expected: str = _EXPECTED) -> UsageError:
-        return _refused(self.file, self.line, f"<{self.tag}>: {what}", _DAMAGED, expected)
-
-
-def _refused(file: str, line: int, what: str, reason: str, expected: str = _EXPECTED) -> UsageError:
-    return UsageError(f"{file}, line {line}: {what}", expected=expected, reason=reason, next_step=_NEXT_STEP)
-
-
-class _Parser:
-    """Expat with every door closed: no document type, no entities, no deep nesting."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._open = [_Element(name, 0, "", {})]
-        self._expat = expat.ParserCreate("utf-8")
-        self._expat.StartElementHandler = self._start
-        self._expat.EndElementHandler = lambda _tag: self._open.pop()
-        self._expat.StartDoctypeDeclHandler = self._refuse_doctype
-        self._expat.EntityDeclHandler = self._refuse_doctype
-
-    def root_of(self, text: str) -> _Element:
-        document = self._open[0]
-        try:
-            self._expat.Parse(text.encode("utf-8", "surrogatepass"), True)  # noqa: FBT003
-        except expat.ExpatError as error:
-            what = expat.ErrorString(error.code)
-            ends_early = what in (expat.errors.XML_ERROR_NO_ELEMENTS, expat.errors.XML_ERROR_UNCLOSED_TOKEN)
-            reason = "the file was cut off" if ends_early else _DAMAGED
-            what = f"the XML is broken at column {error.offset + 1}: {what}"
-            raise _refused(self._name, error.lineno, what, reason) from None
-        return document.children[0]
-
-    def _start(self, tag: str, attributes: dict[str, str]) -> None:
-        element = _Element(self._name, self._expat.CurrentLineNumber, tag, attributes)
-        if len(self._open) == 1 and tag != "system":
-            reason = _OTHER_ROOTS.get(tag, "it is another program's XML")
-            raise _refused(element.file, element.line, f"<{tag}> where <system> belongs", reason)
-        if len(self._open) > _DEEPEST:
-            raise element.wrong(f"elements are nested more than {_DEEPEST} deep")
-        self._open[-1].children.append(element)
-        self._open.append(element)
-
-    def _refuse_doctype(self, root: str, *_declaration: object) -> None:
-        reason = _OTHER_ROOTS.get(root, "it is another program's XML; NCCL declares nothing")
-        raise _refused(self._name, self._expat.CurrentLineNumber, "a document type (<!DOCTYPE>)", reason)
+    return _Node(Parser(name).root_of(text)).snapshot()
 
 
 class _Node:
     """What the elements of one file add up to."""
 
-    def __init__(self, root: _Element) -> None:
+    def __init__(self, root: Element) -> None:
         self._root = root
         self._gpus: list[tuple[int | None, GpuFacts]] = []
         self._nics: dict[str, NicFacts] = {}
@@ -181,13 +96,13 @@ class _Node:
             nvswitches=tuple(dict.fromkeys(end for peer, end in far_ends if peer is NvlinkPeer.SWITCH and end)),
         )
 
-    def _source(self, cpus: Sequence[_Element]) -> str:
+    def _source(self, cpus: Sequence[Element]) -> str:
         hosts = {cpu.text("host_hash") for cpu in cpus} - {None}
         notes = ["RCCL: nvlinks are AMD xGMI"] if self._xgmi else []
         notes += [f"{len(hosts)} hosts in one file, shown as one"] if len(hosts) > 1 else []
         return f"NCCL topology {self._root.file}" + (f" ({'; '.join(notes)})" if notes else "")
 
-    def _machine(self, cpus: Sequence[_Element]) -> HostFacts:
+    def _machine(self, cpus: Sequence[Element]) -> HostFacts:
         """The NUMA nodes; which of them share a socket the XML does not say."""
         return HostFacts(
             cpu=next((model for model in map(_cpu_model, cpus) if model), None),
@@ -203,7 +118,7 @@ class _Node:
         facts = [replace(gpu, index=number) for number, (_, gpu) in zip(numbers, self._gpus, strict=True)]
         return tuple(sorted(facts, key=lambda gpu: gpu.index))
 
-    def _cpu(self, position: int, cpu: _Element) -> None:
+    def _cpu(self, position: int, cpu: Element) -> None:
         number, mask = cpu.integer("numaid"), _mask(cpu)
         self._all_cpus |= mask
         node = number if number is not None and number >= 0 else None
@@ -220,26 +135,38 @@ class _Node:
         if nics := cpu.named("nic"):
             self._nic(cpu, nics, NicFacts(name="", kind=NicKind.ETHERNET, place=place))
 
-    def _pci(self, pci: _Element, place: PciPlace, affinity: str | None) -> None:
+    def _pci(self, pci: Element, place: PciPlace, affinity: str | None) -> None:
         address = pci.text("busid")
         if address is None:
             raise pci.wrong("it has no busid", "the PCI address of every device")
         address, kind = bus_id(address), (pci.text("class") or "").lower()
         link, why = _pcie(pci)
+        most = PcieLink(max_generation=link.generation, max_width=link.width)
         gpus, nics, below = pci.named("gpu"), pci.named("nic"), pci.named("pci")
         if gpus or kind.startswith(_GPU_CLASS):
             gpu = GpuFacts(index=0, bus_id=address, pcie=link, place=place, cpu_affinity=affinity, unknown=why)
             self._gpu(pci, gpus, gpu)
         elif nics or kind.startswith(_NIC_CLASS):
-            nic = NicFacts(name="", kind=NicKind.ETHERNET, bus_id=address, pcie=link, place=place, unknown=why)
+            nic = NicFacts(name="", kind=NicKind.ETHERNET, bus_id=address, pcie=most, place=place, unknown=why)
             self._nic(pci, nics, nic)
         elif below or kind.startswith(_SWITCH_CLASS):
-            self._switches.append(PciSwitch(bus_id=address, link=link, place=place))
+            self._switches.append(PciSwitch(bus_id=address, link=most, place=place))
             place = replace(place, switches=(*place.switches, address))
+        self._check_size(pci)
         for each in below:
             self._pci(each, place, affinity)
 
-    def _gpu(self, pci: _Element, gpus: Sequence[_Element], facts: GpuFacts) -> None:
+    def _check_size(self, read: Element) -> None:
+        """Refuse more devices than a node has: every pair of them would be a row."""
+        for held, most, what in (
+            (self._gpus, MOST_GPUS, "GPUs"),
+            (self._nics, MOST_NICS, "NICs"),
+            (self._switches, MOST_SWITCHES, "PCIe switches"),
+        ):
+            if len(held) > most:
+                raise read.wrong(f"the file has more than {most} {what}", f"one node, with {most} {what} at most")
+
+    def _gpu(self, pci: Element, gpus: Sequence[Element], facts: GpuFacts) -> None:
         if not gpus:
             unknown = {**facts.unknown, "nvlinks": "the file has no <gpu> for it"}
             self._gpus.append((None, replace(facts, unknown=unknown)))
@@ -257,9 +184,9 @@ class _Node:
             facts = replace(facts, compute_capability=f"{sm // 10}.{sm % 10}")
         self._gpus.append((dev if dev is not None and dev >= 0 else None, facts))
 
-    def _nic(self, parent: _Element, nics: Sequence[_Element], facts: NicFacts) -> None:
+    def _nic(self, parent: Element, nics: Sequence[Element], facts: NicFacts) -> None:
         nets = [net for nic in nics for net in nic.named("net")]
-        for net in nets or [_Element(parent.file, parent.line, "net", {})]:
+        for net in nets or [Element(parent.file, parent.line, "net", {})]:
             name, port, speed = net.text("name"), net.integer("port"), net.integer("speed")
             kind, unknown = _nic_kind(parent, name or ""), dict(facts.unknown)
             same = (name, port, facts.bus_id, facts.place)
@@ -274,10 +201,17 @@ class _Node:
                 unknown["rate_gbit_s"] = "the file gives no speed for it"
             if kind is NicKind.INFINIBAND and not parent.text("class"):
                 unknown["kind"] = "the file gives no PCI class, which would tell InfiniBand from RoCE"
-            self._nics[name] = replace(facts, name=name, kind=kind, rate_gbit_s=rate, unknown=unknown)
+            gdr = net.integer("gdr")
+            gpudirect = None if gdr is None else gdr > 0
+            if gpudirect and kind is NicKind.ETHERNET:
+                kind = NicKind.ROCE
+            self._nics[name] = replace(
+                facts, name=name, kind=kind, rate_gbit_s=rate, gpudirect=gpudirect, unknown=unknown
+            )
+            self._check_size(net)
 
 
-def _nvlinks(gpu: _Element, own: str | None, sm: int | None) -> tuple[tuple[NvLink, ...], dict[str, str]]:
+def _nvlinks(gpu: Element, own: str | None, sm: int | None) -> tuple[tuple[NvLink, ...], dict[str, str]]:
     links: list[NvLink] = []
     why: dict[str, str] = {}
     for each in gpu.named("nvlink", "xgmi"):
@@ -296,8 +230,8 @@ def _nvlinks(gpu: _Element, own: str | None, sm: int | None) -> tuple[tuple[NvLi
     return tuple(links), why
 
 
-def _pcie(pci: _Element) -> tuple[PcieLink, dict[str, str]]:
-    """The link as it is trained now, and under 'pcie' what of it the file does not say."""
+def _pcie(pci: Element) -> tuple[PcieLink, dict[str, str]]:
+    """The link as the file has it, and under 'pcie' what of it the file does not say."""
     why = []
     speed, width = pci.text("link_speed"), pci.integer("link_width")
     match = _SPEED.fullmatch(speed or "")
@@ -314,7 +248,7 @@ def _pcie(pci: _Element) -> tuple[PcieLink, dict[str, str]]:
     return PcieLink(generation=generation, width=width or None), {"pcie": "; ".join(why)} if why else {}
 
 
-def _nic_kind(parent: _Element, name: str) -> NicKind:
+def _nic_kind(parent: Element, name: str) -> NicKind:
     """What a NIC speaks, by its PCI class (0x0207 is InfiniBand), vendor and name; the XML does not say it."""
     kind, device = (parent.text("class") or "").lower(), (parent.text("device") or "").lower()
     amazon = (parent.text("vendor") or "").lower() == _AMAZON
@@ -328,13 +262,13 @@ def _nic_kind(parent: _Element, name: str) -> NicKind:
     return NicKind.ROCE if kind.startswith("0x0200") else NicKind.INFINIBAND
 
 
-def _cpu_model(cpu: _Element) -> str | None:
+def _cpu_model(cpu: Element) -> str | None:
     parts = [cpu.text("vendor") or cpu.text("arch") or ""]
     parts += [f"{word} {cpu.text(f'{word}id')}" for word in ("family", "model") if cpu.text(f"{word}id")]
     return " ".join(parts).strip() or None
 
 
-def _mask(cpu: _Element) -> int:
+def _mask(cpu: Element) -> int:
     """NCCL's CPU mask as a number: comma-separated words of 32 bits in hexadecimal, the most significant first."""
     text = cpu.text("affinity")
     if text is None:

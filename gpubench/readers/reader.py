@@ -5,6 +5,10 @@ from dataclasses import dataclass
 
 from gpubench.model.snapshot import Snapshot
 
+MOST_GPUS, MOST_NICS, MOST_SWITCHES = 128, 512, 1024
+"""Of a node in a file: several times what the largest machines have. A file with more is none of a machine, and its
+pairs would take hours."""
+
 
 @dataclass(frozen=True, slots=True)
 class Reader:

@@ -9,6 +9,7 @@ from gpubench.errors import UsageError
 from gpubench.model.plain import from_plain, to_plain
 from gpubench.model.report import Origin
 from gpubench.model.snapshot import SNAPSHOT_VERSION, Snapshot
+from gpubench.readers.recording_rules import check_snapshot, check_text
 
 _EXPECTED = "a snapshot that gpubench recorded"
 _NEXT_STEP = "record it again: gpubench topo --record DIRECTORY"
@@ -29,7 +30,9 @@ def read_snapshot(text: str, name: str) -> Snapshot:
     document = _parsed(text.lstrip("\ufeff"), name)
     _check_version(document, name)
     try:
+        check_text(document, "snapshot")
         snapshot = from_plain(Snapshot, document, "snapshot")
+        check_snapshot(snapshot)
     except UsageError as error:
         raise _refused(
             f"{name}: {error.seen}",

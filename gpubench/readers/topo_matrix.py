@@ -18,13 +18,12 @@ from gpubench.model.snapshot import (
     GpuFacts,
     NicFacts,
     NicKind,
-    NvLink,
-    NvlinkPeer,
     PairFacts,
     PciPlace,
     Snapshot,
-    bus_id,
 )
+from gpubench.readers.reader import MOST_GPUS, MOST_NICS
+from gpubench.readers.smi_lines import told_of_gpus
 
 _EXPECTED = "a whole matrix of nvidia-smi topo -m or topo -p2p, with a row for each device of its header"
 _NEXT_STEP = "nvidia-smi topo -m > topo.txt writes one that is neither wrapped nor cut"
@@ -56,18 +55,7 @@ _FIELDS = {"-m": "path", "-mp": "pcie_path", "r": "read", "w": "write", "n": "nv
 _PATH_FIELDS = ("path", "pcie_path")
 _P2P_FIELDS = ("read", "write", "nvlink", "atomics", "pci")
 
-_GPU_LINE = re.compile(r"\bGPU (\d{1,4}): (\S.*?) \(UUID: (GPU-[0-9a-fA-F-]+)\)", re.ASCII)
-_LINK_LINE = re.compile(
-    r"\bLink (\d{1,2}): (?:(?P<rate>\d{1,6}(?:\.\d{1,6})?) GB/s|(?P<down><inactive>)|"
-    r"Remote Device (?P<peer>[0-9a-fA-F:.]+): )",
-    re.ASCII,
-)
-_TABLE_ROW = re.compile(
-    r"\|\s+(\d{1,4})\s+(\S.*?)\s+(?:On|Off|N/A)\s*\|\s+([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7])\s",
-    re.ASCII,
-)
 _VERSION = re.compile(r"\b(Driver|CUDA) Version\s*:\s*(\d[\d.]*)", re.ASCII)
-_HIDDEN_BUS_ID = re.compile(r"f{4,8}:ff:ff\.[0-9a-f]")
 
 
 def is_topo_matrix(text: str) -> bool:
@@ -104,7 +92,7 @@ def read_topo_matrix(text: str, name: str) -> Snapshot:
         origin=Origin.RECORDED,
         source=f"nvidia-smi text {name}",
         driver=DriverFacts(version=versions.get("Driver"), cuda=versions.get("CUDA")),
-        gpus=_gpus(fields, _told_of_gpus(lines)),
+        gpus=_gpus(fields, told_of_gpus(lines)),
         nics=tuple(map(_nic, nics)),
         pairs=_pairs(fields, nic_names),
     )
@@ -152,7 +140,14 @@ class _Matrix:
         self.rows[device] = _Row(number, cells, tuple(words[len(cells) :]))
 
     def check(self) -> None:
-        """Refuse a matrix that lacks rows, or mixes the words of two commands."""
+        """Refuse a matrix that lacks rows, mixes the words of two commands, or is of no one node."""
+        gpus = sum(_GPU.fullmatch(device) is not None for device in self.columns)
+        if gpus > MOST_GPUS or len(self.columns) - gpus > MOST_NICS:
+            raise self.wrong(
+                self.line,
+                f"the header names {gpus} GPUs and {len(self.columns) - gpus} other devices, "
+                f"more than the {MOST_GPUS} and {MOST_NICS} that one node may have",
+            )
         missing = [device for device in self.columns if device not in self.rows]
         if missing:
             raise self.wrong(
@@ -298,46 +293,6 @@ def _with_reasons(gpu: GpuFacts) -> GpuFacts:
     if gpu.bus_id is None:
         unknown["bus_id"] = "the text has no table of nvidia-smi"
     return replace(gpu, unknown=unknown)
-
-
-def _told_of_gpus(lines: Sequence[str]) -> dict[int, GpuFacts]:
-    """What nvidia-smi's table, -L, nvlink -s and nvlink -R say of each GPU."""
-    gpus: dict[int, GpuFacts] = {}
-    links: dict[int, dict[int, NvLink]] = {}
-    current: int | None = None
-    for line in lines:
-        if found := _GPU_LINE.search(line):
-            current = int(found[1])
-            before = gpus.get(current) or GpuFacts(index=current)
-            if before.uuid not in (None, found[3]):
-                # Another boot, or another machine: links that were read before are not this GPU's.
-                links.pop(current, None)
-            gpus[current] = replace(before, name=found[2], uuid=found[3])
-        elif current is not None and (found := _LINK_LINE.search(line)):
-            held = links.setdefault(current, {})
-            number = int(found[1])
-            held[number] = _link(held.get(number) or NvLink(number=number), found)
-        elif found := _TABLE_ROW.search(line):
-            index = int(found[1])
-            before = gpus.get(index) or GpuFacts(index=index)
-            full_name = None if found[2].endswith("...") else found[2]
-            gpus[index] = replace(before, bus_id=bus_id(found[3]), name=before.name or full_name)
-    own = {gpu.bus_id for gpu in gpus.values()} - {None}
-    for index, held in links.items():
-        facing = (
-            replace(held[i], peer=NvlinkPeer.GPU) if held[i].peer_bus_id in own else held[i] for i in sorted(held)
-        )
-        gpus[index] = replace(gpus[index], nvlinks=tuple(facing))
-    return gpus
-
-
-def _link(link: NvLink, found: "re.Match[str]") -> NvLink:
-    if found["rate"]:
-        return replace(link, active=True, raw_gb_s=float(found["rate"]))
-    if found["down"]:
-        return replace(link, active=False, raw_gb_s=None)
-    peer = bus_id(found["peer"])
-    return replace(link, peer_bus_id=None if _HIDDEN_BUS_ID.fullmatch(peer) else peer)
 
 
 def _nic(name: str) -> NicFacts:

@@ -90,7 +90,6 @@ def test_healthy_machines_have_no_findings(profile: Any) -> None:
         ("gpu3:throttle=hw_thermal_slowdown", ("gpu-throttled", "WARN")),
         ("gpu3:rows=pending", ("row-remap-pending", "WARN")),
         ("gpu3:rows=failure", ("row-remap-failed", "FAIL")),
-        ("gpu3:fabric=in_progress", ("fabric-not-ready", "FAIL")),
         ("gpu3:health=route_unhealthy", ("fabric-not-ready", "FAIL")),
         ("gpu3:health=incorrect_configuration", ("fabric-not-ready", "FAIL")),
         ("gpu3:health=fabric_manager_disconnected", ("fabric-not-ready", "FAIL")),
@@ -116,9 +115,20 @@ def test_a_fault_of_a_nic_is_found_and_nothing_else(fault: str, found: tuple[str
     assert (finding.id, finding.severity, finding.subject) == (*found, subject_of(HEALTHY.nics[3]))
 
 
-@pytest.mark.parametrize("fault", ["gpu3:mig=on", "gpu3:ecc=off", "gpu3:busy=77", "gpu3:throttle=sw_power_cap"])
+@pytest.mark.parametrize("fault", ["gpu3:ecc=off", "gpu3:busy=77", "gpu3:throttle=sw_power_cap"])
 def test_what_somebody_may_want_is_no_finding(fault: str) -> None:
     assert examined(machine("hgx-h100-8", fault)) == ()
+
+
+def test_a_fabric_that_is_not_ready_refuses_peer_access_too() -> None:
+    fabric, refused = examined(machine("hgx-h100-8", "gpu3:fabric=in_progress"))
+    assert said([fabric]) == [("fabric-not-ready", "FAIL", subject_of(HEALTHY.gpus[3]))]
+    assert (refused.id, refused.severity, len(refused.subjects)) == ("peer-access-refused", "FAIL", 14)
+
+
+def test_mig_takes_peer_access_away_by_design() -> None:
+    (refused,) = examined(machine("hgx-h100-8", "gpu3:mig=on"))
+    assert (refused.id, refused.severity, len(refused.subjects)) == ("peer-access-refused", "SKIP", 14)
 
 
 @pytest.mark.parametrize("stage", ["nvml", "cuda", "sysfs"])
@@ -128,11 +138,27 @@ def test_a_silent_source_is_an_error(stage: str) -> None:
     assert [finding.severity for finding in found] == ["ERROR"]
 
 
-def test_a_source_that_broke_is_a_failure() -> None:
-    broken = replace(HEALTHY, failures=(ProbeFailure(stage="cuda", error="CUDA_ERROR_SYSTEM_NOT_READY"),))
-    (finding,) = examined([broken])
-    assert said([finding]) == [("probe-failed", "FAIL", "node0, cuda")]
-    assert finding.seen == "CUDA_ERROR_SYSTEM_NOT_READY"
+def broken(*stages: str, error: str) -> tuple[Finding, ...]:
+    failures = tuple(ProbeFailure(stage=stage, error=error) for stage in stages)
+    return examined([replace(HEALTHY, failures=failures)])
+
+
+@pytest.mark.parametrize(("stage", "cause"), [("nvml", "libnvidia-ml"), ("cuda", "libcuda"), ("sysfs", "/sys")])
+def test_a_source_that_broke_is_an_error_with_a_cause_of_its_own(stage: str, cause: str) -> None:
+    (finding,) = broken(stage, error="killed by SIGSEGV")
+    assert said([finding]) == [("probe-failed", "ERROR", f"node0, {stage}")]
+    assert finding.seen == "killed by SIGSEGV"
+    assert cause in finding.cause
+    assert "fabric" not in finding.cause
+    assert "a bug" in broken("other", error="broke")[0].cause
+
+
+def test_cuda_that_is_not_ready_is_an_answer_about_the_machine() -> None:
+    (finding,) = broken("cuda", error="cuInit answered CUDA_ERROR_SYSTEM_NOT_READY (802)")
+    assert said([finding]) == [("cuda-refuses", "FAIL", "node0, cuda")]
+    assert "fabric manager" in finding.cause
+    both = broken("nvml", "cuda", error="CUDA_ERROR_SYSTEM_NOT_READY")
+    assert {(each.id, each.severity) for each in both} == {("probe-failed", "ERROR")}
 
 
 def test_gpus_without_a_driver_are_a_warning() -> None:
@@ -193,8 +219,14 @@ def test_siblings_are_of_one_model_and_the_larger_of_two_counts_is_usual() -> No
 def test_links_nobody_counted_are_no_finding() -> None:
     assert examined([with_gpu(2, nvlinks=None)]) == ()
     counted = tuple(replace(link, active=None) for link in GPU0.nvlinks or ())
-    (finding,) = examined([with_gpu(2, nvlinks=counted)])
-    assert finding.id == "nvlink-down"
+    assert examined([with_gpu(2, nvlinks=counted)]) == ()
+
+
+def test_a_link_of_unknown_state_is_not_called_down() -> None:
+    first, second, *rest = GPU0.nvlinks or ()
+    silent = (replace(first, active=None), replace(second, active=False), *rest)
+    assert examined([with_gpu(2, nvlinks=silent)]) == ()
+    assert below(profiles.load("hgx-h100-8"), with_gpus(nvlinks=silent)) == []
 
 
 def test_no_nvlink_at_all_is_no_finding() -> None:
@@ -345,7 +377,6 @@ UNWIRED = replace(with_gpus(nvlinks=(), fabric=None), nvswitches=())
         ("TNS", "WARN", "different sockets"),
         ("DR", "WARN", "registry key"),
         ("NS", "WARN", "none of these GPUs"),
-        ("U", "WARN", "no reason"),
         ("XYZ", "WARN", "no reason"),
     ],
 )
@@ -375,6 +406,40 @@ def test_mig_refuses_by_design() -> None:
     assert finding.cause.startswith("MIG is on")
 
 
+def test_a_mesh_of_nvlinks_has_pairs_without_by_design() -> None:
+    """A DGX-1: of four GPUs in a ring, those across from each other have TNS."""
+    (node,) = machine("hgx-h200-4")
+    ring = {0: (1, 3), 1: (0, 2), 2: (1, 3), 3: (0, 2)}
+    gpus = tuple(
+        replace(
+            gpu,
+            fabric=None,
+            nvlinks=tuple(
+                NvLink(number=i, active=True, peer=NvlinkPeer.GPU, peer_bus_id=node.gpus[other].bus_id)
+                for i, other in enumerate(ring[gpu.index])
+            ),
+        )
+        for gpu in node.gpus
+    )
+    across = {("GPU0", "GPU2"), ("GPU2", "GPU0"), ("GPU1", "GPU3"), ("GPU3", "GPU1")}
+    pairs = tuple(
+        replace(pair, cuda=False, read="TNS", write="TNS") if (pair.source, pair.destination) in across else pair
+        for pair in node.pairs
+    )
+    (finding,) = examined([replace(node, gpus=gpus, pairs=pairs)])
+    assert (finding.id, finding.severity) == ("peer-access-refused", "SKIP")
+    assert "DGX-1" in finding.cause
+    bare = tuple(replace(gpu, nvlinks=()) for gpu in gpus)
+    (finding,) = examined([replace(node, gpus=bare, pairs=pairs)])
+    assert (finding.severity, finding.cause) == ("WARN", "the GPUs hang on different sockets or I/O hubs")
+
+
+def test_a_driver_that_does_not_know_refuses_nothing() -> None:
+    silent = pairs_saying(cuda=True, read="U", write="U")
+    assert examined([replace(UNWIRED, pairs=silent)]) == ()
+    assert examined([replace(UNWIRED, pairs=tuple(replace(pair, cuda=None) for pair in silent))]) == ()
+
+
 def test_some_pairs_are_named_and_others_counted() -> None:
     (finding,) = examined(machine("hgx-h100-8", "gpu3:p2p=TNS"))
     assert finding.subject == "GPU0 → GPU3, GPU1 → GPU3, GPU2 → GPU3, GPU3 → GPU0 and 10 more"
@@ -401,6 +466,40 @@ def test_an_odd_node_is_named_with_what_differs() -> None:
     assert said(found) == [("node-differs", "WARN", "node2")]
     assert found[0].seen == "GPU5 ECC off (others on)"
     assert found[0].expected == "what 3 other nodes of kind A have"
+
+
+def test_a_second_kind_of_the_same_gpus_is_one_warning() -> None:
+    nodes = machine("hgx-h100-8*12")
+    others = [replace(node, driver=replace(node.driver, version="1.2")) for node in nodes[:6]]
+    (finding,) = examined([*others, *nodes[6:]])
+    assert said([finding]) == [("node-differs", "WARN", "kind B: node6-11")]
+    assert finding.seen == f"driver {HEALTHY.driver.version} (others 1.2)"
+    assert finding.expected == "what the 6 nodes of kind A have, which have the same GPUs"
+    assert finding.subjects == tuple(f"node{number}" for number in range(6, 12))
+
+
+def test_a_node_without_gpus_among_many_is_found() -> None:
+    bare = replace(HEALTHY, host="login", gpus=(), pairs=())
+    (finding,) = examined([bare, *machine("hgx-h100-8*4")])
+    assert (finding.id, finding.subject) == ("node-differs", "login")
+    assert finding.seen.startswith("GPU models none (others ")
+
+
+def test_all_subjects_are_kept_where_the_text_counts_them() -> None:
+    (finding,) = examined([with_gpus(throttle_reasons=("hw_slowdown",))])
+    assert finding.subject.endswith(" and 4 more")
+    assert finding.subjects == tuple(subject_of(gpu) for gpu in HEALTHY.gpus)
+    (pairs,) = examined(machine("hgx-h100-8", "gpu3:p2p=TNS"))
+    assert len(pairs.subjects) == 14
+    assert pairs.subjects[:2] == ("GPU0 → GPU3", "GPU1 → GPU3")
+    (nics,) = examined([replace(HEALTHY, gpudirect=GpuDirectFacts(peermem=False, dma_buf=False))])
+    assert nics.subjects == tuple(nic.name for nic in HEALTHY.nics if nic.rdma)
+
+
+def test_a_link_of_plain_ethernet_is_no_finding() -> None:
+    narrow = PcieLink(generation=2, width=1, max_generation=4, max_width=8)
+    assert examined([with_nic(0, pcie=narrow, kind=NicKind.ETHERNET)]) == ()
+    assert len(examined([with_nic(0, pcie=narrow)])) == 2
 
 
 def test_equal_findings_become_one() -> None:
@@ -505,3 +604,19 @@ def test_a_bridged_pair_has_links_and_peers() -> None:
 
     pair = (bridged(0, "0000:01:00.0"), bridged(1, "0000:00:00.0"))
     assert examined([replace(HEALTHY, gpus=pair, pairs=(), nvswitches=())]) == ()
+
+
+def missing(node: Snapshot, profile: str = "hgx-h100-8") -> list[str]:
+    found = run(CHECKS, Facts([Topology(node)], (), (), [profiles.load(profile)]))
+    return [f"{each.severity} {each.seen}" for each in found if each.id == "gpu-missing"]
+
+
+def test_a_gpu_that_left_no_trace_is_missed_on_a_board() -> None:
+    (seven,) = machine("hgx-h100-8", "gpu7:missing=yes")
+    assert missing(seven) == ["FAIL 7 GPUs, the board has 8"]
+    assert missing(HEALTHY) == []
+    assert missing(replace(seven, gpus_of_others=1)) == []
+    assert missing(replace(seven, nvswitches=())) == []
+    assert missing(replace(seven, machine=replace(seven.machine, virtual_machine=True))) == []
+    assert missing(replace(seven, machine=replace(seven.machine, virtual_machine=None))) == []
+    assert run(CHECKS, Facts([Topology(seven)])) == ()

@@ -87,10 +87,13 @@ def test_a_file_that_is_none_is_one_clear_message(tmp_path: Path, content: bytes
         (["--simulate", "hgx-h200-4", "--fault", "gpu4:nvlink=1"], "gpu4"),
         (["--simulate", "hgx-h200-4", "--fault", "gpu0:nvlnk=1"], "nvlink"),
         (["--section", "gpu"], "try:      --section gpus"),
+        (["--section", "gpus"], "--section gpus without csv"),
+        (["--section", "gpus", "--format", "json", "--output", "x.jsonl"], "--section gpus without csv"),
         (["--replay", "nowhere"], "--replay nowhere holds no recording"),
         (["--record", "/proc/x"], "--record /proc/x cannot be written"),
         (["--output", "topo.xml"], "the suffix names no format"),
         (["--timeout", "0"], "--timeout"),
+        (["--timeout", "86401"], "--timeout"),
     ],
 )
 def test_wrong_usage_is_one_clear_message(arguments: list[str], said: str) -> None:
@@ -176,12 +179,13 @@ DEFAULTS: dict[str, Any] = {
 
 
 def test_options_are_read() -> None:
-    options = parse_topo_options(DEFAULTS | {"simulate": "hgx-h200-2*2", "fault": ["gpu1:width=8"], "section": "gpus"})
+    given = {"simulate": "hgx-h200-2*2", "fault": ["gpu1:width=8"], "section": "gpus", "output": ["x.csv"]}
+    options = parse_topo_options(DEFAULTS | given)
     assert options.simulation is not None
     assert (options.simulation.machine.nodes, len(options.simulation.faults)) == (2, 1)
     assert options.presentation.section == "gpus"
     for section in SECTIONS:
-        parse_topo_options(DEFAULTS | {"section": section})
+        parse_topo_options(DEFAULTS | {"section": section, "format_name": "csv"})
     with pytest.raises(UsageError):
         parse_topo_options(DEFAULTS | {"section": "rows"})
 
@@ -197,6 +201,13 @@ def test_what_was_recorded_is_replayed(tmp_path: Path) -> None:
     again = gpubench("topo", *machine, "--record", str(folder))
     assert again.returncode == 2
     assert "holds a recording already" in again.stderr
+
+
+def test_a_run_that_fails_leaves_no_half_recording(tmp_path: Path) -> None:
+    folder = tmp_path / "recorded"
+    assert gpubench("topo", "--from", "/nonexist", "--record", str(folder)).returncode == 2
+    assert not folder.exists()
+    assert gpubench("topo", "--from", str(XML), "--record", str(folder)).returncode == 0
 
 
 def test_recorded_here_replays_as_recorded(tmp_path: Path) -> None:

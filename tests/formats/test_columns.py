@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpubench.formats.text.columns import Column, fitting, lines
-from gpubench.formats.text.matrices import matrix_lines, one_limit
+from gpubench.formats.text.matrices import matrix_lines
 from gpubench.formats.text.page import plural, spans
 
 
@@ -92,14 +92,6 @@ def test_a_matrix_is_split_into_blocks_of_columns(width: int, blocks: list[int])
     assert len(found) == len(blocks) * 7
     if width > 10:
         assert max(map(len, found)) <= width
-
-
-def test_the_limit_that_all_pairs_have() -> None:
-    limits = {"GPU0": {"GPU1": 450.0, "nvlink": 900.0}, "GPU1": {"GPU0": 450.0, "nvlink": 900.0}}
-    assert one_limit(limits, ["GPU0", "GPU1"]) == 450.0
-    assert one_limit(limits | {"GPU1": {"GPU0": 31.5}}, ["GPU0", "GPU1"]) is None
-    assert one_limit({"GPU0": {"GPU1": None}, "GPU1": {"GPU0": None}}, ["GPU0", "GPU1"]) is None
-    assert one_limit({"GPU0": {"nvlink": 900.0}}, ["GPU0"]) is None
 
 
 def test_counts_and_ranges_in_words() -> None:

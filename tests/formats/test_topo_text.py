@@ -292,7 +292,7 @@ def test_nics_have_a_line_each() -> None:
         "roce",
         "active",
         "200",
-        "4 x8 of x16",
+        "4 x8 of 4 x16",
         "0",
         "0 (PIX)",
         "possible",
@@ -367,6 +367,8 @@ def test_limits_are_one_sentence_or_a_matrix_or_not_known() -> None:
     hidden = tuple(replace(gpu, nvlinks=(), pcie=PcieLink()) for gpu in node.gpus)
     nics = tuple(replace(nic, pcie=PcieLink()) for nic in node.nics)
     assert "limit        not known; the section pairs says why" in shown([replace(node, gpus=hidden, nics=nics)])
+    unlinked = tuple(replace(gpu, nvlinks=None) for gpu in node.gpus)
+    assert "limit        not known between any two; of a GPU" in shown([replace(node, gpus=unlinked)])
 
 
 def test_a_machine_in_phrases() -> None:
@@ -403,6 +405,8 @@ def test_several_kinds_are_shown_one_after_the_other() -> None:
     assert text.index("kind A  4 nodes alike: node0-3") < text.index("kind B  2 nodes alike: old0-1")
     assert text.count("bus id") == 4
     assert "each: driver 1" in text
+    assert f"  differs from kind A: driver 1 (others {HEALTHY.driver.version}); CUDA unknown" in text
+    assert text.count("differs from") == 1
 
 
 def test_more_than_twenty_differences_are_counted() -> None:

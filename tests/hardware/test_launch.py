@@ -112,7 +112,8 @@ def test_the_job_stays_on_this_host_and_keeps_the_users_settings() -> None:
 def test_mpich_is_given_no_open_mpi_settings_and_no_flags() -> None:
     mpich = Launcher("/opt/mpirun", Flavour.MPICH)
     assert not [name for name in mpich.environment({}, "c") if name.startswith("OMPI")]
-    assert mpich.command(4, ["allreduce"]) == ["/opt/mpirun", "-n", "4", sys.executable, "-m", "gpubench", "allreduce"]
+    started = ["/opt/mpirun", "-n", "4", sys.executable, "-P", "-m", "gpubench", "allreduce"]
+    assert mpich.command(4, ["allreduce"]) == started
 
 
 def test_a_job_that_ignores_sigterm_is_killed_with_its_children() -> None:

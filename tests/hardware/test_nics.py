@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubench.hardware.nics import SOFTWARE_RDMA, read_nics
+from gpubench.hardware.nics import read_nics
 from gpubench.hardware.sysfs import read_sysfs
-from gpubench.model.snapshot import NicFacts, NicKind, PcieLink, PciPlace
-from tests.fakes.sysfs import BRIDGE, CONNECTX7, Tree, link, port
+from gpubench.model.snapshot import SOFTWARE_RDMA, NicFacts, NicKind, PcieLink, PciPlace
+from tests.fakes.sysfs import BRIDGE, CONNECTX7, H200, Tree, link, port
 
 EFA = {"class": "0x020000", "vendor": "0x1d0f", "device": "0xefa2"}
 VIRTIO = {"class": "0x020000", "vendor": "0x1af4", "device": "0x1041"}
@@ -180,6 +180,34 @@ def test_switches_above_nics_belong_to_the_node(tree: Tree) -> None:
     facts = read_sysfs(tree.root)
     assert [each.bus_id for each in facts.switches] == ["0000:16:00.0"]
     assert facts.nics[0].place.switches == ("0000:16:00.0",)
+
+
+@pytest.mark.parametrize(
+    ("slot", "expected"),
+    [
+        ({}, PcieLink(generation=4, width=8, max_generation=5, max_width=16)),
+        (
+            link("16.0 GT/s PCIe", 8, "16.0 GT/s PCIe", 8),
+            PcieLink(generation=4, width=8, max_generation=4, max_width=8),
+        ),
+        (
+            link("32.0 GT/s PCIe", 16, "64.0 GT/s PCIe", 32),
+            PcieLink(generation=4, width=8, max_generation=5, max_width=16),
+        ),
+        (
+            link("2.5 GT/s PCIe", 1, "2.5 GT/s PCIe", 1),
+            PcieLink(generation=4, width=8, max_generation=5, max_width=16),
+        ),
+    ],
+    ids=["unknown", "narrow slot", "wide slot", "port of a hypervisor"],
+)
+def test_a_card_can_do_no_more_than_its_slot(tree: Tree, slot: dict[str, str], expected: PcieLink) -> None:
+    tree.pci("pci0000:15/0000:15:01.0", BRIDGE | slot)
+    here = link("16.0 GT/s PCIe", 8)
+    tree.rdma("mlx5_0", tree.pci("pci0000:15/0000:15:01.0/0000:18:00.0", CONNECTX7 | here), port())
+    tree.pci("pci0000:15/0000:15:01.0/0000:19:00.0", H200 | here)
+    facts = read_sysfs(tree.root)
+    assert facts.nics[0].pcie == facts.gpus[0].pcie == expected
 
 
 @given(st.text(max_size=20), st.text(max_size=20), st.text(max_size=20))

@@ -148,6 +148,14 @@ def test_no_cuda_where_there_are_gpus_is_a_failure_unless_it_was_asked_for(visib
     assert snapshot.pairs[0].unknown["cuda"] == reason
 
 
+def test_under_mig_cuda_s_count_is_of_an_instance() -> None:
+    split = NvmlFacts(gpus=(GpuFacts(index=0, bus_id=bus(6), mig=True), GpuFacts(index=1, bus_id=bus(7), mig=False)))
+    first, second = merge("node1", None, split, cuda(6, 7)).gpus
+    assert (first.cuda_index, first.multiprocessors) == (0, None)
+    assert first.unknown["multiprocessors"] == "under MIG CUDA counts those of an instance"
+    assert (second.multiprocessors, second.unknown) == (132, {})
+
+
 def test_a_laptop_is_no_failure() -> None:
     nothing = NvmlFacts(driver=DriverFacts(absent="NVML does not start (NVML Shared Library Not Found)"))
     snapshot = merge("laptop", SysfsFacts(), nothing, CudaFacts(absent="libcuda.so.1 cannot be loaded"))
@@ -177,7 +185,10 @@ def test_a_gpu_without_a_driver_is_lost_also_in_a_container() -> None:
 )
 def test_gpus_of_others_are_not_lost(drivers: dict[str, str], device_files: int) -> None:
     kernel = replace(on_bus(5, 6, 7), gpu_drivers=drivers, device_files=device_files)
-    assert [gpu.bus_id for gpu in merge("node1", kernel, nvml(), None).gpus] == [bus(6), bus(7)]
+    snapshot = merge("node1", kernel, nvml(), None)
+    assert [gpu.bus_id for gpu in snapshot.gpus] == [bus(6), bus(7)]
+    assert snapshot.gpus_of_others == 1
+    assert merge("node1", on_bus(5, 6, 7), nvml(), None).gpus_of_others == 0
 
 
 def test_a_gpu_lost_before_it_was_named_takes_the_bus_id_that_is_left() -> None:
@@ -360,4 +371,4 @@ def test_the_cuda_and_nvml_children_answer(monkeypatch: pytest.MonkeyPatch, tmp_
 def test_the_command_lines_of_the_children() -> None:
     commands = stage_commands(Path("/recorded"))
     assert list(commands) == ["sysfs", "nvml", "cuda"]
-    assert commands["nvml"] == [sys.executable, "-m", "gpubench.hardware.probe", "nvml", "/recorded"]
+    assert commands["nvml"] == [sys.executable, "-P", "-m", "gpubench.hardware.probe", "nvml", "/recorded"]

@@ -10,13 +10,14 @@ from gpubench import profiles
 from gpubench.collectives import COLLECTIVES
 from gpubench.errors import CouldNotMeasureError, UsageError
 from gpubench.hardware.simulated.machine import MOST_NODES, SimulatedMachine, parse_machine, snapshots
-from gpubench.hardware.simulated.node import healthy_node, pcie_path
+from gpubench.hardware.simulated.node import healthy_node
 from gpubench.hardware.simulated.times import HOP_SECONDS, NIC_EFFICIENCY, CollectiveTimes
 from gpubench.model.fault import FAULT_KEYS, Subject, parse_fault
 from gpubench.model.plain import from_plain, to_plain
 from gpubench.model.profile import NvlinkKind, Profile, SwitchKind
 from gpubench.model.report import Origin
 from gpubench.model.snapshot import NvlinkPeer, PciPlace, Snapshot, describe_health
+from gpubench.model.topology import pcie_path_class
 
 PROFILES = profiles.all_profiles()
 NAMES = [each.name for each in COLLECTIVES]
@@ -96,9 +97,9 @@ def test_kinds_of_machine_differ_as_they_should() -> None:
     assert describe_health(hopper.gpus[0].fabric.health_mask or 0) == "healthy"
     assert {link.peer_bus_id for link in hopper.gpus[0].nvlinks or ()} == set(hopper.nvswitches)
     assert [gpu.place.numa_node for gpu in hopper.gpus] == [0] * 4 + [1] * 4
-    assert pcie_path(hopper.gpus[5].place, hopper.nics[5].place) == "PIX"
-    assert pcie_path(hopper.gpus[0].place, hopper.gpus[3].place) == "NODE"
-    assert pcie_path(hopper.gpus[0].place, hopper.gpus[4].place) == "SYS"
+    assert pcie_path_class(hopper.gpus[5].place, hopper.nics[5].place, 2) == "PIX"
+    paths = {(pair.source, pair.destination): pair.pcie_path for pair in hopper.pairs}
+    assert (paths["GPU0", "GPU3"], paths["GPU0", "GPU4"]) == ("NODE", "SYS")
     assert [each.cpus for each in hopper.machine.numa_nodes] == ["0-111", "112-223"]
 
     assert ampere.gpus[0].fabric is None
@@ -311,6 +312,18 @@ def test_a_fault_that_the_machine_cannot_have_is_refused(machine: str, fault: st
 def test_times_refuse_such_a_fault_too(fault: str) -> None:
     with pytest.raises(UsageError, match="there is no"):
         times("hgx-h200-4", fault)
+
+
+@pytest.mark.parametrize("fault", ["mig=on", "fabric=not_started", "fabric=in_progress"])
+def test_what_takes_peer_access_away_takes_it_from_that_gpu_and_stages_its_copies(fault: str) -> None:
+    pairs = node("hgx-h200-4", f"gpu1:{fault}").pairs
+    said = {(pair.source, pair.destination): (pair.cuda, pair.read, pair.write) for pair in pairs}
+    assert {names for names, access in said.items() if access == (False, "NS", "NS")} == {
+        names for names in said if "GPU1" in names
+    }
+    assert {access for names, access in said.items() if "GPU1" not in names} == {(True, "OK", "OK")}
+    slower, usual = times("hgx-h200-4", f"gpu1:{fault}"), times("hgx-h200-4")
+    assert slower.ideal_seconds("allreduce", 2**30) > 2 * usual.ideal_seconds("allreduce", 2**30)
 
 
 def test_every_key_of_the_table_does_something() -> None:

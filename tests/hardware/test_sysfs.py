@@ -238,9 +238,15 @@ def test_the_kernel_names_a_driver_that_does_not_answer(tree: Tree, text: str, e
 )
 def test_peermem_is_any_of_three_files(tree: Tree, path: str) -> None:
     (tree.root / "sys/module").mkdir(parents=True)
-    assert read_sysfs(tree.root).gpudirect == GpuDirectFacts(peermem=False)
+    assert read_sysfs(tree.root).gpudirect == GpuDirectFacts(peermem=False, efa_peermem=False)
     tree.write(path, "1.0")
-    assert read_sysfs(tree.root).gpudirect == GpuDirectFacts(peermem=True)
+    assert read_sysfs(tree.root).gpudirect == GpuDirectFacts(peermem=True, efa_peermem=False)
+
+
+def test_efa_has_a_module_of_its_own(tree: Tree) -> None:
+    assert read_sysfs(tree.root).gpudirect == GpuDirectFacts()
+    (tree.root / "sys/module/efa_nv_peermem").mkdir(parents=True)
+    assert read_sysfs(tree.root).gpudirect == GpuDirectFacts(peermem=False, efa_peermem=True)
 
 
 def test_what_is_read_survives_being_sent(tree: Tree) -> None:

@@ -5,10 +5,10 @@ import pytest
 
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.measure import topo
-from gpubench.measure.topo import MAIN_SECTION, SECTIONS, examine
+from gpubench.measure.topo import SECTIONS, examine
 from gpubench.model.fault import parse_fault
 from gpubench.model.rank_facts import RankFacts
-from gpubench.model.report import FINDINGS_SECTION, Matrix, Record, Report, Table
+from gpubench.model.report import FINDINGS_SECTION, PAIRS_SECTION, Matrix, Record, Report, Table
 from gpubench.model.snapshot import DriverFacts
 from gpubench.model.topology import Topology
 from gpubench.model.verdict import Verdict
@@ -27,7 +27,7 @@ def rows(report: Report, section: str) -> Sequence[dict[str, object]]:
 def test_sections_are_there_and_in_order() -> None:
     report = examine(cluster("hgx-h100-8"))
     assert (*report.sections, FINDINGS_SECTION) == SECTIONS
-    assert report.main == MAIN_SECTION == "pairs"
+    assert report.main == PAIRS_SECTION == "pairs"
     assert report.complete
     assert [name for name, section in report.sections.items() if isinstance(section, Matrix)] == [
         *("matrix", "peer_access", "limits"),
@@ -111,7 +111,7 @@ def test_a_node_with_nothing_in_it_is_shown() -> None:
     empty = Topology(replace(node.snapshot, gpus=(), nics=(), pairs=(), driver=DriverFacts(absent="no driver")))
     report = examine([empty])
     assert report.verdict is Verdict.PASS
-    assert rows(report, "gpus") == rows(report, MAIN_SECTION) == []
+    assert rows(report, "gpus") == rows(report, PAIRS_SECTION) == []
 
 
 def noting(name: str, built: list[str]) -> Callable[..., list[Record]]:
@@ -125,9 +125,18 @@ def noting(name: str, built: list[str]) -> Callable[..., list[Record]]:
 def test_a_section_nobody_reads_builds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = cluster("hgx-h100-8")
     built: list[str] = []
-    for name in ("gpu_rows", "link_rows", "nic_rows", "node_rows", "kind_rows", "pair_rows", "rank_rows", "tree_rows"):
+    for name in (
+        "gpu_rows",
+        "link_rows",
+        "nic_rows",
+        "node_rows",
+        "kind_rows",
+        "pair_rows_of",
+        "rank_rows",
+        "tree_rows",
+    ):
         monkeypatch.setattr(topo, name, noting(name, built))
     report = examine(nodes)
     assert built == []
     assert rows(report, "pairs") == []
-    assert built == ["pair_rows"]
+    assert built == ["pair_rows_of"]

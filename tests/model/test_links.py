@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -5,11 +7,15 @@ from hypothesis import strategies as st
 from gpubench.model.links import (
     NVLINK_GB_S,
     PCIE_GENERATION_OF_GT_S,
+    active_links,
+    leads_to_switches,
+    loaded_link,
     nvlink_gb_s,
     pcie_ceiling_gb_s,
     pcie_gb_s,
+    pcie_text,
 )
-from gpubench.model.snapshot import NvLink, PcieLink
+from gpubench.model.snapshot import GpuFacts, NicFacts, NicKind, NvLink, NvlinkPeer, PcieLink
 
 
 @pytest.mark.parametrize(
@@ -38,9 +44,44 @@ def test_transfer_rates_name_generations() -> None:
     assert PCIE_GENERATION_OF_GT_S == {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
 
 
-def test_an_idle_link_counts_with_the_generation_it_rises_to() -> None:
-    idle = PcieLink(generation=1, width=16, max_generation=5, max_width=16)
-    assert pcie_ceiling_gb_s(idle) == pcie_gb_s(5, 16)
+def test_only_a_gpu_that_may_idle_counts_with_the_generation_it_rises_to() -> None:
+    low = PcieLink(generation=1, width=16, max_generation=5, max_width=16)
+    reached = {
+        idle: pcie_ceiling_gb_s(loaded_link(GpuFacts(index=0, pcie=low, idle=idle))) for idle in (True, None, False)
+    }
+    assert reached == {True: pcie_gb_s(5, 16), None: pcie_gb_s(5, 16), False: pcie_gb_s(1, 16)}
+    assert pcie_ceiling_gb_s(loaded_link(NicFacts(name="a", kind=NicKind.ROCE, pcie=low))) == pcie_gb_s(1, 16)
+    assert pcie_ceiling_gb_s(low) == pcie_gb_s(1, 16)
+    assert loaded_link(GpuFacts(index=0, pcie=PcieLink(generation=4))).generation == 4
+
+
+@pytest.mark.parametrize(
+    ("peers", "switched"),
+    [
+        ([], None),
+        ([None], None),
+        ([NvlinkPeer.CPU], None),
+        ([NvlinkPeer.GPU, None], False),
+        ([NvlinkPeer.GPU, NvlinkPeer.SWITCH], True),
+    ],
+)
+def test_where_nvlinks_lead(peers: list[NvlinkPeer | None], switched: bool | None) -> None:
+    held = tuple(NvLink(number=i, peer=peer) for i, peer in enumerate(peers))
+    assert leads_to_switches([GpuFacts(index=0), GpuFacts(index=1, nvlinks=held)]) is switched
+
+
+@pytest.mark.parametrize(
+    ("links", "count"),
+    [
+        (None, None),
+        ((), 0),
+        ((True, False, True), 2),
+        ((True, None), None),
+    ],
+)
+def test_active_links_are_counted_where_all_states_are_known(links: Any, count: int | None) -> None:
+    held = None if links is None else tuple(NvLink(number=i, active=state) for i, state in enumerate(links))
+    assert active_links(GpuFacts(index=0, nvlinks=held)) == count
 
 
 def test_lost_lanes_stay_lost() -> None:
@@ -107,3 +148,25 @@ def test_pcie_doubles_with_width_and_rises_with_generation(generation: int, widt
 def test_every_version_with_a_figure_has_one_speed() -> None:
     assert "3.0" not in NVLINK_GB_S
     assert "3.1" not in NVLINK_GB_S
+
+
+@pytest.mark.parametrize(
+    ("link", "idle", "text"),
+    [
+        (PcieLink(), None, None),
+        (PcieLink(generation=4), None, None),
+        (PcieLink(width=4), None, None),
+        (PcieLink(max_generation=4), None, None),
+        (PcieLink(max_generation=4, max_width=16), None, "at most 4 x16"),
+        (PcieLink(width=16, max_generation=4, max_width=16), True, "at most 4 x16"),
+        (PcieLink(generation=4, width=16), None, "4 x16"),
+        (PcieLink(generation=4, width=16, max_generation=4, max_width=16), True, "4 x16"),
+        (PcieLink(generation=1, width=16, max_generation=5, max_width=16), True, "1 x16 (idle; 5 x16)"),
+        (PcieLink(generation=1, width=16, max_generation=5), True, "1 x16 (idle; 5 x16)"),
+        (PcieLink(generation=1, width=16, max_generation=5, max_width=16), False, "1 x16 of 5 x16"),
+        (PcieLink(generation=1, width=16, max_generation=5, max_width=16), None, "1 x16 of 5 x16"),
+        (PcieLink(generation=5, width=8, max_generation=5, max_width=16), True, "5 x8 of 5 x16"),
+    ],
+)
+def test_a_link_in_words(link: PcieLink, idle: bool | None, text: str | None) -> None:
+    assert pcie_text(link, idle=idle) == text

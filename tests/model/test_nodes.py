@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.model.fault import parse_fault
 from gpubench.model.nodes import Difference, Kind, condense, differences, group, node_traits
-from gpubench.model.snapshot import DriverFacts, GpuFacts, PairFacts, PcieLink, Snapshot
+from gpubench.model.snapshot import DriverFacts, GpuFacts, PairFacts, PcieLink, ProbeFailure, Snapshot
 from gpubench.model.topology import Topology
 
 HEALTHY = snapshots(parse_machine("hgx-h100-8"))[0]
@@ -112,10 +112,39 @@ def test_a_node_with_a_lost_gpu_is_of_the_kind() -> None:
     assert "GPU7 state lost (others present)" in words(kind)[1]
 
 
-def test_other_models_are_another_kind_however_few() -> None:
-    other = replace(HEALTHY, gpus=tuple(replace(gpu, name="NVIDIA H200") for gpu in HEALTHY.gpus))
-    kinds = kinds_of([other, *[HEALTHY] * 9])
-    assert [(kind.name, kind.alike) for kind in kinds] == [("A", tuple(range(1, 10))), ("B", (0,))]
+def models(name: str | None, count: int = 8) -> Snapshot:
+    gpus = tuple(replace(gpu, name=name) for gpu in HEALTHY.gpus[:count])
+    return replace(HEALTHY, gpus=gpus, pairs=())
+
+
+@pytest.mark.parametrize(
+    ("stray", "seen"),
+    [
+        (models("NVIDIA H200"), "NVIDIA H200"),
+        (models(None, 0), "none"),
+        (replace(models(None, 0), failures=(ProbeFailure(stage="nvml", error="broke"),)), "none"),
+    ],
+)
+def test_a_node_with_other_gpus_among_many_is_odd(stray: Snapshot, seen: str) -> None:
+    (kind,) = kinds_of([stray, *[HEALTHY] * 9])
+    assert kind.alike == tuple(range(1, 10))
+    silent = ["silent nvml (others unknown)"] if stray.failures else []
+    assert words(kind) == {0: [f"GPU models {seen} (others NVIDIA H100 80GB HBM3)", *silent]}
+
+
+def test_other_models_are_a_kind_from_a_quarter_of_the_nodes_on() -> None:
+    other = models("NVIDIA H200")
+    assert [len(kind.alike) for kind in kinds_of([HEALTHY] * 6 + [other] * 2)] == [6, 2]
+    (kind,) = kinds_of([HEALTHY] * 7 + [other] * 2)
+    assert sorted(kind.odd) == [7, 8]
+    assert [kind.alike for kind in kinds_of([HEALTHY, other])] == [(0,), (1,)]
+    assert [kind.differs_from for kind in kinds_of([HEALTHY] * 6 + [other] * 2)] == [None, None]
+
+
+def test_a_second_kind_says_how_it_differs_from_the_first_of_its_models() -> None:
+    first, second = kinds_of([driven_by(version) for version in ("1", "2", "1", "2")])
+    assert (first.differs_from, first.differs) == (None, ())
+    assert (second.differs_from, condense(second.differs)) == ("A", ["driver 2 (others 1)"])
 
 
 def test_of_two_nodes_that_differ_the_first_is_the_norm() -> None:

@@ -70,6 +70,6 @@ def test_metadata_and_reports_travel_as_plain_data() -> None:
         dropped_sizes=(DroppedSize(16, "why"),),
     )
     assert Metadata.from_record(metadata.to_record()) == metadata
-    finding = Finding("id", Verdict.FAIL, "subject", "seen", "expected", "cause", "next")
+    finding = Finding("id", Verdict.FAIL, "subject", "seen", "expected", "cause", "next", ("subject", "other"))
     report = Report(verdict=Verdict.FAIL, complete=True, findings=(finding,))
     assert Report.from_record(report.to_record()) == report

@@ -28,9 +28,9 @@ from gpubench.model.snapshot import (
     Snapshot,
 )
 from gpubench.model.topo_devices import gpu_rows, link_rows, nic_rows, node_rows, rank_rows
-from gpubench.model.topo_pairs import kind_rows, limits, pair_rows, peer_access
+from gpubench.model.topo_pairs import kind_rows, limits, pair_rows, pair_rows_of, peer_access
 from gpubench.model.topo_rows import RankRow
-from gpubench.model.topo_tree import link_text, tree_rows
+from gpubench.model.topo_tree import tree_rows
 from gpubench.model.topology import Topology
 
 GEN4_X16 = PcieLink(generation=4, width=16, max_generation=4, max_width=16)
@@ -164,6 +164,23 @@ def test_a_pair_says_what_peer_access_makes_of_it(pair: dict[str, Any], note: st
     assert next(pair_rows(topology)).note == f"{note}; PCIe 4 x16 at GPU0"
 
 
+def test_the_pairs_of_many_nodes_are_those_of_each() -> None:
+    nodes = cluster("hgx-h100-8*12", *(f"node{number}.gpu{number % 8}:nvlink={number}" for number in range(1, 12, 2)))
+    nodes.append(Topology(replace(nodes[0].snapshot, host="other", gpudirect=GpuDirectFacts())))
+    nodes.append(Topology(replace(nodes[0].snapshot, host="last", gpus=nodes[0].gpus[:7])))
+    assert list(pair_rows_of(nodes)) == [row for each in nodes for row in pair_rows(each)]
+
+
+def test_a_pair_says_where_nccl_ends_gpudirect() -> None:
+    (topology,) = cluster("hgx-h100-8")
+    far = "NCCL uses it up to PXB unless NCCL_NET_GDR_LEVEL says otherwise"
+    for row in pair_rows(topology):
+        is_mixed = row.source.startswith("GPU") != row.destination.startswith("GPU")
+        assert (far in (row.note or "")) is (is_mixed and row.path_class in ("PHB", "NODE", "SYS"))
+    without = Topology(replace(HEALTHY, gpudirect=GpuDirectFacts(peermem=False, dma_buf=False)))
+    assert not any(far in (row.note or "") for row in pair_rows(without))
+
+
 @pytest.mark.parametrize(
     ("facts", "note"),
     [
@@ -243,7 +260,7 @@ def test_the_tree_is_drawn_from_the_outside_in() -> None:
         (0, "NUMA node 0", "CPUs 0-7", None, None),
         (1, "a", "host bridge", None, None),
         (2, "GPU1", "0000:01:00.0 L40S", "4 x16", 31.508),
-        (2, "s1", "PCIe switch", "PCIe 4 x8", 15.754),
+        (2, "s1", "PCIe switch", "4 x8 of 4 x16", 15.754),
         (3, "mlx5_0", "0000:23:00.0 roce 200 Gb/s", None, None),
         (3, "s2", "PCIe switch", None, None),
         (4, "GPU0", "0000:00:00.0 L40S", "4 x16", 31.508),
@@ -255,6 +272,24 @@ def test_the_tree_is_drawn_from_the_outside_in() -> None:
         (2, "GPU3", "0000:03:00.0 L40S", "4 x16", 31.508),
     ]
     assert {row.node for row in tree_rows(topology)} == {"n1"}
+
+
+def test_a_tree_shows_what_a_file_gives_as_the_most() -> None:
+    most = PcieLink(max_generation=4, max_width=16)
+    nic = NicFacts(name="mlx5_0", kind=NicKind.ROCE, pcie=most, place=PciPlace(host_bridge="a", switches=("s1", "s2")))
+    switches = (PciSwitch(bus_id="s1", link=most), PciSwitch(bus_id="s2", link=PcieLink(max_width=16)))
+    rows = {row.element: (row.link, row.gb_s) for row in tree_rows(node(nics=(nic,), switches=switches))}
+    assert rows["mlx5_0"] == rows["s1"] == ("at most 4 x16", 31.508)
+    assert rows["s2"] == (None, None)
+
+
+def test_a_tree_shows_a_generation_that_does_not_rise() -> None:
+    low = PcieLink(generation=1, width=16, max_generation=4, max_width=16)
+    gpus = [replace(placed(index, "a", "s1"), pcie=low, idle=idle) for index, idle in enumerate((True, None, False))]
+    nic = NicFacts(name="mlx5_0", kind=NicKind.ROCE, pcie=low, place=PciPlace(host_bridge="a", switches=("s1",)))
+    topology = node(*gpus, nics=(nic,), switches=(PciSwitch(bus_id="s1", link=low),))
+    rates = {row.element: row.gb_s for row in tree_rows(topology)}
+    assert [rates[name] for name in ("GPU0", "GPU1", "GPU2", "mlx5_0", "s1")] == [31.508, 31.508, 4.0, 4.0, 4.0]
 
 
 def test_there_is_no_tree_of_what_has_no_place() -> None:
@@ -269,27 +304,3 @@ def test_every_placed_device_is_in_the_tree_once(machine: str) -> None:
         assert elements.count(device.device) == (1 if device.place.host_bridge else 0)
     for switch in topology.snapshot.switches:
         assert elements.count(switch.bus_id) <= 1
-
-
-@pytest.mark.parametrize(
-    ("link", "idle", "text"),
-    [
-        (PcieLink(), None, None),
-        (PcieLink(generation=4), None, None),
-        (PcieLink(width=4), None, None),
-        (PcieLink(generation=4, width=16), None, "4 x16"),
-        (PcieLink(generation=4, width=16, max_generation=4, max_width=16), True, "4 x16"),
-        (PcieLink(generation=1, width=16, max_generation=5, max_width=16), True, "1 x16 (idle; 5 x16)"),
-        (PcieLink(generation=1, width=16, max_generation=5), True, "1 x16 (idle; 5 x16)"),
-        (PcieLink(generation=1, width=16, max_generation=5, max_width=16), False, "1 x16 of 5 x16"),
-        (PcieLink(generation=1, width=16, max_generation=5, max_width=16), None, "1 x16 of 5 x16"),
-        (PcieLink(generation=5, width=8, max_generation=5, max_width=16), True, "5 x8 of 5 x16"),
-    ],
-)
-def test_a_link_in_words(link: PcieLink, idle: bool | None, text: str | None) -> None:
-    assert link_text(GpuFacts(index=0, pcie=link, idle=idle)) == text
-
-
-def test_a_nic_does_not_idle() -> None:
-    link = PcieLink(generation=3, width=16, max_generation=5, max_width=16)
-    assert link_text(NicFacts(name="a", kind=NicKind.ROCE, pcie=link)) == "3 x16 of 5 x16"

@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpubench.model.links import pcie_ceiling_gb_s, pcie_gb_s
+from gpubench.model.links import loaded_link, pcie_ceiling_gb_s, pcie_gb_s
 from gpubench.model.report import Origin
 from gpubench.model.snapshot import (
+    SOFTWARE_RDMA,
+    DriverFacts,
     Fabric,
     GpuDirectFacts,
     GpuFacts,
@@ -23,6 +25,7 @@ from gpubench.model.snapshot import (
     PcieLink,
     PciPlace,
     PciSwitch,
+    ProbeFailure,
     Snapshot,
 )
 from gpubench.model.topology import PATH_CLASSES, Topology, pcie_path_class, rounded
@@ -177,7 +180,11 @@ def test_links_that_are_down_or_not_told_lead_nowhere() -> None:
     down = gpu(0, nvlinks=links(4, other, down=4), place=place())
     assert node([down, replace(other, place=place())]).path(down, replace(other, place=place())) == "PHB"
     silent = gpu(0, nvlinks=tuple(replace(link, active=None) for link in links(4, other)))
-    assert node([silent, other]).nvlinks(silent, other) == 0
+    assert node([silent, other]).nvlinks(silent, other) is None
+    told, *rest = silent.nvlinks or ()
+    partly = replace(silent, nvlinks=(replace(told, active=True), *rest))
+    assert node([partly, other]).nvlinks(partly, other) is None
+    assert node([partly, other]).limit(partly, other).gb_s is None
 
 
 @pytest.mark.parametrize(
@@ -212,6 +219,21 @@ def test_unknown_links_are_no_answer_and_nics_have_none() -> None:
     assert topology.nvlinks(one, card) == topology.nvlinks(card, one) == 0
 
 
+def test_where_nvlinks_are_unknown_pcie_is_no_limit() -> None:
+    one, other = gpu(0, place=place("a", "s1")), gpu(1, nvlinks=links(18), place=place("a", "s1"))
+    lost = gpu(2, lost="GPU is lost", place=place())
+    card = nic(place=place())
+    topology = node([one, other, lost], [card])
+    for pair in ((one, other), (other, one)):
+        limit = topology.limit(*pair)
+        assert (limit.gb_s, limit.note) == (None, "whether NVLinks join them is not known")
+        assert topology.path(*pair) == "PIX"
+    assert topology.limit(other, lost).note == topology.limit(lost, one).note == "GPU is lost"
+    assert topology.limit(one, card).gb_s == pcie_gb_s(4, 16)
+    stated = node([one, other], pairs=[PairFacts(source="GPU0", destination="GPU1", path="PIX")])
+    assert stated.limit(one, other).gb_s == pcie_gb_s(4, 16)
+
+
 def test_nvlinks_limit_a_pair_by_those_between() -> None:
     one, other = gpu(0, nvlinks=links(18)), gpu(1, nvlinks=links(18, down=6))
     limit = node([one, other]).limit(one, other)
@@ -236,6 +258,9 @@ def test_nvlinks_without_a_speed_have_no_limit() -> None:
     [
         ({}, "NVLinks are not known"),
         ({"unknown": {"nvlinks": "NVML did not answer"}}, "NVML did not answer"),
+        ({"lost": "GPU is lost"}, "GPU is lost"),
+        ({"nvlinks": (NvLink(number=0), NvLink(number=1, active=True))}, "which NVLinks are active is not known"),
+        ({"nvlinks": (NvLink(number=0),), "unknown": {"nvlinks.active": "Unknown Error"}}, "Unknown Error"),
         ({"nvlinks": ()}, "no NVLink"),
         ({"nvlinks": links(12, down=12)}, "none of 12 NVLinks is active"),
     ],
@@ -308,6 +333,28 @@ def test_the_port_of_a_nic_limits() -> None:
 
 
 @pytest.mark.parametrize(
+    ("facts", "reason"),
+    [
+        (
+            {
+                "failures": (
+                    ProbeFailure(stage="sysfs", error="broke"),
+                    ProbeFailure(stage="nvml", error="no answer within 20 s"),
+                    ProbeFailure(stage="cuda", error="killed by SIGSEGV"),
+                )
+            },
+            "nvml: no answer within 20 s; cuda: killed by SIGSEGV",
+        ),
+        ({"driver": DriverFacts(absent="no driver is loaded")}, "no driver is loaded"),
+        ({"driver": DriverFacts(version="550")}, "nothing here tells"),
+    ],
+)
+def test_who_did_not_answer_of_peer_access_is_named(facts: dict[str, Any], reason: str) -> None:
+    topology = Topology(replace(node([gpu(0), gpu(1)]).snapshot, **facts))
+    assert topology.peer_access(*topology.gpus).reason == reason
+
+
+@pytest.mark.parametrize(
     ("facts", "word", "possible", "contradicts", "reason"),
     [
         ({"cuda": True, "read": "OK", "write": "OK"}, "OK", True, False, "possible"),
@@ -320,6 +367,12 @@ def test_the_port_of_a_nic_limits() -> None:
         ({"cuda": False}, "no", False, False, "refused by CUDA"),
         ({"cuda": False, "read": "OK"}, "OK!", False, True, "CUDA says refused, NVML says possible"),
         ({"cuda": True, "read": "NS"}, "NS!", False, True, "CUDA says possible, NVML says not supported"),
+        ({"read": "U", "write": "U"}, "?", None, False, "NVML says unknown to the driver"),
+        ({"read": "U", "unknown": {"cuda": "no CUDA"}}, "?", None, False, "NVML says unknown to the driver; no CUDA"),
+        ({"cuda": True, "read": "U"}, "OK", True, False, "possible; NVML says unknown to the driver"),
+        ({"cuda": False, "read": "U"}, "no", False, False, "refused by CUDA; NVML says unknown to the driver"),
+        ({"read": "U", "write": "OK"}, "OK", True, False, "possible"),
+        ({"read": "U", "write": "GNS"}, "GNS", False, False, "GPU not supported"),
         ({}, "?", None, False, "nothing here tells"),
         ({"unknown": {"cuda": "no CUDA", "read": "no NVML"}}, "?", None, False, "no CUDA; no NVML"),
     ],
@@ -366,6 +419,37 @@ def test_gpudirect_and_by_what(peermem: bool | None, dma_buf: bool | None, possi
     answer, reason = node([], [card], gpudirect=GpuDirectFacts(peermem=peermem, dma_buf=dma_buf)).gpudirect(card)
     assert answer is possible
     assert reason.startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("efa_peermem", "dma_buf", "possible", "words"),
+    [
+        (True, False, True, "efa_nv_peermem is loaded"),
+        (False, True, True, "dma-buf, if the NIC's driver supports it too; efa_nv_peermem is not loaded"),
+        (False, False, None, "efa_nv_peermem is not loaded, which older EFA drivers do without"),
+        (None, None, None, "efa_nv_peermem was not looked for, and nothing told"),
+    ],
+)
+def test_efa_has_a_module_of_its_own(efa_peermem: bool, dma_buf: bool, possible: bool | None, words: str) -> None:
+    card = nic("rdmap0", kind=NicKind.EFA)
+    facts = GpuDirectFacts(peermem=False, efa_peermem=efa_peermem, dma_buf=dma_buf)
+    answer, reason = node([], [card], gpudirect=facts).gpudirect(card)
+    assert answer is possible
+    assert reason.startswith(words)
+
+
+@pytest.mark.parametrize("said", [True, False])
+def test_what_nccl_said_of_gpudirect_comes_first(said: bool) -> None:
+    card = nic(gpudirect=said)
+    facts = GpuDirectFacts(peermem=not said, dma_buf=not said)
+    assert node([], [card], gpudirect=facts).gpudirect(card) == (said, "NCCL said so")
+
+
+def test_software_rdma_has_no_gpudirect() -> None:
+    card = nic(kind=NicKind.ROCE, model=SOFTWARE_RDMA)
+    assert not card.rdma
+    answer, reason = node([], [card], gpudirect=GpuDirectFacts(peermem=True)).gpudirect(card)
+    assert (answer, reason) == (False, "software RDMA: the CPU moves the data")
 
 
 def test_plain_ethernet_has_no_gpudirect() -> None:
@@ -496,7 +580,7 @@ def test_no_pair_is_above_what_either_end_can_do(topology: Topology) -> None:
             assert isinstance(destination, GpuFacts)
             assert limit.gb_s <= least(topology.nvlink_total(source).gb_s, topology.nvlink_total(destination).gb_s)
             continue
-        assert limit.gb_s <= least(pcie_ceiling_gb_s(source.pcie), pcie_ceiling_gb_s(destination.pcie))
+        assert limit.gb_s <= least(*(pcie_ceiling_gb_s(loaded_link(end)) for end in (source, destination)))
         if source.place.host_bridge != destination.place.host_bridge:
             assert limit.gb_s <= least(topology.pcie_total(source).gb_s, topology.pcie_total(destination).gb_s)
         for end in (source, destination):

@@ -121,8 +121,8 @@ def test_switches_and_what_hangs_below_them() -> None:
     outer = PciPlace(host_bridge="cpu0", numa_node=0)
     inner = PciPlace(host_bridge="cpu0", numa_node=0, switches=("ffff:ff:01.0",))
     assert snapshot.switches == (
-        PciSwitch(bus_id="ffff:ff:01.0", link=PcieLink(generation=4, width=16), place=outer),
-        PciSwitch(bus_id="ffff:ff:02.0", link=PcieLink(generation=3, width=8), place=inner),
+        PciSwitch(bus_id="ffff:ff:01.0", link=PcieLink(max_generation=4, max_width=16), place=outer),
+        PciSwitch(bus_id="ffff:ff:02.0", link=PcieLink(max_generation=3, max_width=8), place=inner),
     )
     assert snapshot.gpus[0].place == snapshot.nics[0].place == inner
     assert snapshot.gpus[1].place.switches == ("ffff:ff:01.0", "ffff:ff:02.0")
@@ -207,8 +207,42 @@ def test_pcie_links(link: str, expected: PcieLink, reason: str | None) -> None:
         snapshot = with_pci(f'<pci busid="1b:00.0" class="{kind}" {link}/>')
         device = snapshot.gpus[0] if snapshot.gpus else snapshot.nics[0]
         assert device.bus_id == "0000:1b:00.0"
-        assert device.pcie == expected
+        most = PcieLink(max_generation=expected.generation, max_width=expected.width)
+        assert device.pcie == (expected if snapshot.gpus else most)
         assert device.unknown.get("pcie") == reason
+
+
+@pytest.mark.parametrize(
+    ("attributes", "kind", "gpudirect"),
+    [
+        ('name="eth0" gdr="1"', NicKind.ROCE, True),
+        ('name="eth0" gdr="0"', NicKind.ETHERNET, False),
+        ('name="mlx5_0" gdr="1"', NicKind.INFINIBAND, True),
+        ('name="rdmap1" gdr="1"', NicKind.EFA, True),
+        ('name="mlx5_0"', NicKind.INFINIBAND, None),
+    ],
+)
+def test_what_nccl_found_of_gpudirect(attributes: str, kind: NicKind, gpudirect: bool | None) -> None:
+    (nic,) = with_pci(f'<pci busid="1b:00.0"><nic><net {attributes}/></nic></pci>').nics
+    assert (nic.kind, nic.gpudirect, nic.rdma) == (kind, gpudirect, kind is not NicKind.ETHERNET)
+
+
+@pytest.mark.parametrize(
+    ("device", "most", "what"),
+    [
+        ('<pci busid="{:x}:00:00.0" class="0x030200"/>', 128, "GPUs"),
+        ('<pci busid="{:x}:00:00.0" class="0x020700"/>', 512, "NICs"),
+        ('<nic><net name="eth{}"/></nic>', 512, "NICs"),
+        ('<pci busid="{:x}:00:00.0" class="0x060400"/>', 1024, "PCIe switches"),
+    ],
+)
+def test_more_devices_than_a_node_has_are_refused_with_a_line(device: str, most: int, what: str) -> None:
+    lines = [device.format(number) for number in range(most + 1)]
+    assert with_pci("\n".join(lines[:-1])).origin is Origin.RECORDED
+    with pytest.raises(
+        UsageError, match=rf"^topo\.xml, line {most + 1}: <\w+>: the file has more than {most} {what}\n"
+    ):
+        with_pci("\n".join(lines))
 
 
 @pytest.mark.parametrize(

@@ -145,14 +145,63 @@ def test_a_newer_snapshot_is_refused_before_its_fields_are_read() -> None:
     assert error.reason == "a newer gpubench recorded it"
 
 
+@pytest.mark.parametrize(
+    ("changed", "seen"),
+    [
+        ({"host": "a\nb"}, r"snapshot.host is 'a\nb'"),
+        ({"source": "a\ud800"}, r"snapshot.source has half a character in it: 'a\ud800'"),
+        ({"machine": {"\udfff": 1}}, r"a name in snapshot.machine has half a character in it: '\udfff'"),
+        ({"gpus": [{"index": 0, "name": "\x1b[2J"}]}, r"snapshot.gpus[0].name is '\x1b[2J'"),
+        ({"gpus": [{"index": 0, "bus_id": "\r"}]}, r"snapshot.gpus[0].bus_id is '\r'"),
+        ({"gpus": [{"index": 3}, {"index": 3}]}, "snapshot.gpus[1] is a second GPU3"),
+        ({"nics": [{"name": "a", "kind": "roce"}] * 2}, "snapshot.nics[1] is a second a"),
+        ({"nics": [{"name": "GPU1", "kind": "roce"}]}, "snapshot.nics[0] is a second GPU1"),
+        ({"nics": [{"name": "\x07", "kind": "roce"}]}, r"snapshot.nics[0].name is '\x07'"),
+        ({"switches": [{"bus_id": "\t"}]}, r"snapshot.switches[0].bus_id is '\t'"),
+        (
+            {"gpus": [{"index": 0, "place": {"switches": ["s"] * 65}}]},
+            "snapshot.gpus[0].place.switches has 65 entries",
+        ),
+        (
+            {"switches": [{"bus_id": "s", "place": {"host_bridge": "\x7f"}}]},
+            r"snapshot.switches[0].place.host_bridge is '\x7f'",
+        ),
+        ({"gpus": [{"index": number} for number in range(129)]}, "snapshot.gpus has 129 entries"),
+        (
+            {"nics": [{"name": str(number), "kind": "roce"} for number in range(513)]},
+            "snapshot.nics has 513 entries",
+        ),
+        ({"switches": [{"bus_id": str(number)} for number in range(1025)]}, "snapshot.switches has 1025 entries"),
+        *(
+            (
+                {"pairs": [{"source": "GPU0", "destination": "GPU1", "path": path}]},
+                f"snapshot.pairs[0].path is {path!a}",
+            )
+            for path in ("NV", "NV-1", "NVx", "NV1234", "pix", "", "NV1\n", "NV\u0661")
+        ),
+        (
+            {"pairs": [{"source": "GPU0", "destination": "GPU1", "pcie_path": "NV1"}]},
+            "snapshot.pairs[0].pcie_path is 'NV1'",
+        ),
+    ],
+)
+def test_what_is_no_machine_is_refused_by_field(changed: dict[str, object], seen: str) -> None:
+    assert refusal(json.dumps(json.loads(write_snapshot(SNAPSHOT)) | changed)).seen == f"node.json: {seen}"
+
+
+@pytest.mark.parametrize("path", ["NV0", "NV18", "X", "PIX", "PXB", "PHB", "NODE", "SYS"])
+def test_paths_that_are_some_are_read(path: str) -> None:
+    pair = PairFacts(source="GPU0", destination="GPU1", path=path)
+    assert read_snapshot(write_snapshot(replace(SNAPSHOT, pairs=(pair,))), "x").pairs == (pair,)
+
+
 maybe_number = st.none() | st.integers()
 maybe_text = st.none() | st.text(max_size=200)
+names = st.text(st.characters(exclude_categories=("C", "Z")))
 maybe_flag = st.none() | st.booleans()
 maybe_rate = st.none() | st.floats(allow_nan=False, allow_infinity=False)
 reasons = st.dictionaries(st.text(), st.text(), max_size=3)
-places = st.builds(
-    PciPlace, host_bridge=maybe_text, switches=st.lists(st.text(), max_size=3).map(tuple), numa_node=maybe_number
-)
+places = st.builds(PciPlace, host_bridge=names, switches=st.lists(names, max_size=3).map(tuple), numa_node=maybe_number)
 pcie = st.builds(PcieLink, generation=maybe_number, width=maybe_number, max_width=maybe_number)
 nvlinks = st.builds(
     NvLink,
@@ -163,7 +212,9 @@ nvlinks = st.builds(
 )
 gpus = st.builds(
     GpuFacts,
-    name=maybe_text,
+    bus_id=names,
+    name=names,
+    uuid=maybe_text,
     mig=maybe_flag,
     throttle_reasons=st.none() | st.lists(st.text(), max_size=3).map(tuple),
     remapped_rows=st.none() | st.builds(RemappedRows),
@@ -174,19 +225,31 @@ gpus = st.builds(
     processes=st.none() | st.lists(st.builds(GpuProcess), max_size=2).map(tuple),
     unknown=reasons,
 )
-nics = st.builds(NicFacts, kind=st.sampled_from(NicKind), rate_gbit_s=maybe_rate, place=places, unknown=reasons)
+nics = st.builds(
+    NicFacts,
+    name=names,
+    model=names,
+    kind=st.sampled_from(NicKind),
+    rate_gbit_s=maybe_rate,
+    place=places,
+    unknown=reasons,
+)
 machine = st.builds(HostFacts, cpus=maybe_number, numa_nodes=st.lists(st.builds(NumaNode), max_size=2).map(tuple))
 snapshots = st.builds(
     Snapshot,
+    host=names,
     origin=st.sampled_from([Origin.RECORDED, Origin.SIMULATED]),
     taken_at=maybe_text,
     machine=machine,
     driver=st.builds(DriverFacts, version=maybe_text, open_kernel_module=maybe_flag),
-    gpus=st.lists(gpus, max_size=3).map(tuple),
-    nics=st.lists(nics, max_size=2).map(tuple),
-    switches=st.lists(st.builds(PciSwitch, link=pcie, place=places), max_size=2).map(tuple),
+    gpus=st.lists(gpus, max_size=3, unique_by=lambda gpu: gpu.index).map(tuple),
+    nics=st.lists(nics, max_size=2, unique_by=lambda nic: nic.name).map(tuple),
+    switches=st.lists(st.builds(PciSwitch, bus_id=names, link=pcie, place=places), max_size=2).map(tuple),
     nvswitches=st.lists(st.text(), max_size=2).map(tuple),
-    pairs=st.lists(st.builds(PairFacts, cuda=maybe_flag, read=maybe_text, unknown=reasons), max_size=3).map(tuple),
+    pairs=st.lists(
+        st.builds(PairFacts, path=st.sampled_from(["NV2", "PIX"]), cuda=maybe_flag, read=maybe_text, unknown=reasons),
+        max_size=3,
+    ).map(tuple),
     failures=st.lists(st.builds(ProbeFailure, timed_out=st.booleans()), max_size=2).map(tuple),
 )
 

@@ -240,6 +240,14 @@ def test_what_is_no_whole_matrix_is_refused_with_its_line(text: str, seen: str) 
     assert error.seen.startswith("topo.txt, line ")
 
 
+@pytest.mark.parametrize(("gpus", "nics"), [(129, 0), (1, 513)])
+def test_more_devices_than_a_node_has_are_refused(gpus: int, nics: int) -> None:
+    names = [*(f"GPU{number}" for number in range(gpus)), *(f"NIC{number}" for number in range(nics))]
+    rows = [" ".join([name, *("X" if other == name else "SYS" for other in names)]) for name in names]
+    seen = refusal("\n".join(["", " ".join(names), *rows])).seen
+    assert f"line 2: the header names {gpus} GPUs and {nics} other devices" in seen
+
+
 def test_our_own_capture_cut_in_the_matrix_is_refused() -> None:
     cut = CAPTURE.index("GPU2\tNV18\tNV18\t X ")
     line = CAPTURE[:cut].count("\n") - 2

@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from gpubench.formats.text.columns import Column
 from gpubench.formats.text.page import plural
+from gpubench.model.links import pcie_text
+from gpubench.model.snapshot import PcieLink
 from gpubench.model.topo_rows import GpuRow, NicRow
 from gpubench.model.units import compress_names, format_memory
 
@@ -96,7 +98,7 @@ def nic_columns(nics: Sequence[NicRow]) -> list[Column]:
         Column("link", [row.link_layer for row in nics]),
         Column("state", [row.state or _UNKNOWN for row in nics]),
         Column("Gb/s", [_UNKNOWN if row.rate_gbit_s is None else f"{row.rate_gbit_s:g}" for row in nics], right=True),
-        Column("PCIe", [_nic_pcie(row) for row in nics], spare=2),
+        Column("PCIe", [_pcie(row) for row in nics], spare=2),
         Column("NUMA", [_UNKNOWN if row.numa_node is None else str(row.numa_node) for row in nics]),
         Column("nearest GPUs", [_nearest(row) for row in nics]),
         Column("GPUDirect RDMA", [_gpudirect(row) for row in nics]),
@@ -114,25 +116,14 @@ def _memory(row: GpuRow) -> str:
     return _UNKNOWN if row.memory_bytes is None else format_memory(row.memory_bytes)
 
 
-def _pcie(row: GpuRow) -> str:
-    now, most = (row.pcie_generation, row.pcie_width), (row.pcie_max_generation, row.pcie_max_width)
-    if None in now:
-        return _UNKNOWN
-    most = (most[0] or now[0], most[1] or now[1])
-    text = f"{now[0]} x{now[1]}"
-    if now == most:
-        return text
-    if now[1] == most[1] and row.idle:
-        return f"{text} (idle; {most[0]} x{most[1]})"
-    return f"{text} of {most[0]} x{most[1]}"
-
-
-def _nic_pcie(row: NicRow) -> str:
-    if row.pcie_generation is None or row.pcie_width is None:
-        return _UNKNOWN
-    text = f"{row.pcie_generation} x{row.pcie_width}"
-    narrow = row.pcie_max_width is not None and row.pcie_width < row.pcie_max_width
-    return f"{text} of x{row.pcie_max_width}" if narrow else text
+def _pcie(row: GpuRow | NicRow) -> str:
+    link = PcieLink(
+        generation=row.pcie_generation,
+        width=row.pcie_width,
+        max_generation=row.pcie_max_generation,
+        max_width=row.pcie_max_width,
+    )
+    return pcie_text(link, idle=row.idle if isinstance(row, GpuRow) else None) or _UNKNOWN
 
 
 def _nvlinks(row: GpuRow) -> str:
@@ -214,6 +205,7 @@ _FACTS: dict[str, Callable[[GpuRow], str]] = {
 
 _FIELDS = {
     "PCIe": {"pcie"},
+    "SMs": {"multiprocessors"},
     "NVLinks": {"nvlinks"},
     "memory": {"memory_bytes"},
     "fabric": {"fabric"},

@@ -18,9 +18,3 @@ def matrix_lines(
         for row in rows:
             words = (cells[row].get(column, "X") for column in block)
             yield row.ljust(lead) + "".join(word.rjust(cell + _GAP) for word in words)
-
-
-def one_limit(limits: Mapping[str, Mapping[str, float | None]], gpus: Sequence[str]) -> float | None:
-    """The limit that all pairs of GPUs have, or None where they differ, or nobody knows."""
-    seen = {limits[source][destination] for source in gpus for destination in gpus if source != destination}
-    return seen.pop() if len(seen) == 1 else None

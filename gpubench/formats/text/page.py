@@ -1,5 +1,6 @@
 """A page of text: lines on a console, with the findings and the verdict that end every report."""
 
+import re
 import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TextIO
@@ -27,6 +28,8 @@ _WORD_STYLES = {
     r"\bSYS\b": "magenta",
     r"(?<!\S)(CNS|GNS|TNS|DR|NS|U|no|down|init|lost|\w+!)(?!\S)": "bold red",
 }
+_NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?!\w)")
+_HEAT = ((0.95, "green"), (0.9, "cyan"), (0.75, "yellow"), (0.5, "magenta"), (0.0, "bold red"))
 _SEVERITY_WORDS = {Verdict.SKIP: "BY DESIGN"}
 
 
@@ -52,6 +55,20 @@ class Page:
             text = Text(line)
             for pattern, style in _WORD_STYLES.items():
                 text.highlight_regex(pattern, style)
+            self._console.print(text)
+
+    def heat(self, lines: Sequence[str], *, less_is_better: bool = False) -> None:
+        """A matrix of numbers, each coloured by how near it is to the best of them."""
+        from rich.text import Text
+
+        found = [[(match.span(), float(match[0])) for match in _NUMBER.finditer(line)] for line in lines]
+        values = [value for row in found for _, value in row if value]
+        best = (min if less_is_better else max)(values, default=0.0)
+        for line, row in zip(lines, found, strict=True):
+            text = Text(line)
+            for (start, end), value in row:
+                share = 0.0 if not value or not best else best / value if less_is_better else value / best
+                text.stylize(next(style for least, style in _HEAT if share >= least), start, end)
             self._console.print(text)
 
     def wrap(self, text: str, hanging: int = 4) -> None:

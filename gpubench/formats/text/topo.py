@@ -5,12 +5,13 @@ from typing import Any, TypeVar
 
 from gpubench.formats.text.columns import fitting, lines
 from gpubench.formats.text.devices import gpu_columns, gpu_sentences, nic_columns
-from gpubench.formats.text.matrices import matrix_lines, one_limit
+from gpubench.formats.text.matrices import matrix_lines
 from gpubench.formats.text.page import INDENT, Page, plural
 from gpubench.formats.text.tree import draw, is_worth_drawing
 from gpubench.model.report import Metadata, Record, Report, Row, Table
 from gpubench.model.snapshot import NicKind
 from gpubench.model.topo_rows import GpuRow, KindRow, NicRow, NodeRow, RankRow, TreeRow
+from gpubench.model.topology import PeerAccess
 from gpubench.model.units import compress_names
 
 R = TypeVar("R", bound=Record)
@@ -71,6 +72,9 @@ class TopoView:
         if several:
             members = f"{plural(len(kind.nodes), 'node')} alike: {compress_names(kind.nodes)}"
             self._page.wrap(f"kind {kind.node_kind}  {members}", 8)
+            if kind.differs_from:
+                found = "; ".join(kind.differences)
+                self._page.wrap(f"{INDENT}differs from kind {kind.differs_from}: {found}", 8)
             self._odd(kind, nodes)
             self._page.wrap(f"{INDENT}each: {'; '.join(_machine(node))}", 8)
         else:
@@ -114,7 +118,7 @@ class TopoView:
 
     def _peer_access(self, kind: KindRow, gpus: Sequence[str]) -> None:
         words = {
-            source: {destination: _access_word(cell) for destination, cell in row.items()}
+            source: {destination: _access(cell).word for destination, cell in row.items()}
             for source, row in kind.peer_access.items()
         }
         seen = {word for row in words.values() for word in row.values()}
@@ -127,21 +131,23 @@ class TopoView:
             self._page.wrap(f"peer access  not known: {cell['reason']}", 13)
             return
         pairs = plural(len(gpus) * (len(gpus) - 1), "ordered pair")
-        self._page.wrap(f"peer access  all {pairs}: {seen.pop()}, {_whose(cell)}", 13)
+        self._page.wrap(f"peer access  all {pairs}: {seen.pop()}, {_whose(_access(cell))}", 13)
 
     def _limits(self, kind: KindRow, gpus: Sequence[str]) -> None:
         """GB/s per direction; one sentence where all pairs have the same."""
         if all(value is None for gpu in gpus for value in kind.limits[gpu].values()):
             self._page.wrap("limit        not known; the section pairs says why", 13)
             return
-        single = one_limit(kind.limits, gpus)
+        between = {kind.limits[source][other] for source in gpus for other in gpus if source != other}
         totals = [(kind.limits[gpu]["nvlink"], kind.limits[gpu]["pcie"]) for gpu in gpus]
-        if single is not None and len(set(totals)) == 1:
+        if len(between) == 1 and len(set(totals)) == 1:
             nvlink, pcie = totals[0]
             everybody = ", ".join(
                 f"{_gb_s(value)} by {name}" for name, value in (("NVLink", nvlink), ("PCIe", pcie)) if value is not None
             )
-            said = f"limit        {_gb_s(single)} GB/s per direction between any two"
+            single = between.pop()
+            what = "not known" if single is None else f"{_gb_s(single)} GB/s per direction"
+            said = f"limit        {what} between any two"
             self._page.wrap(said + (f"; of a GPU towards everybody {everybody}" if everybody else ""), 13)
             return
         cells = {source: {name: _gb_s(value) for name, value in row.items()} for source, row in kind.limits.items()}
@@ -191,19 +197,16 @@ def _machine(node: NodeRow) -> Iterator[str]:
         yield ", ".join(str(each) for each in machine if each)
 
 
-def _access_word(cell: Mapping[str, Any]) -> str:
-    cuda, nvml = cell["cuda"], cell["nvml"]
-    if cuda is not None and nvml is not None and cuda != (nvml == "OK"):
-        return f"{nvml}!"
-    return str(nvml) if nvml is not None else {True: "OK", False: "no", None: "?"}[cuda]
+def _access(cell: Mapping[str, Any]) -> PeerAccess:
+    return PeerAccess(cell["cuda"], cell["nvml"], cell["reason"])
 
 
-def _whose(cell: Mapping[str, Any]) -> str:
-    if cell["cuda"] is not None and cell["nvml"] is not None:
-        if cell["cuda"] != (cell["nvml"] == "OK"):
-            return str(cell["reason"])
-        return "CUDA and NVML agree" if cell["nvml"] == "OK" else f"{cell['reason']}; CUDA and NVML agree"
-    return f"as {'NVML' if cell['cuda'] is None else 'CUDA'} says ({cell['reason']})"
+def _whose(access: PeerAccess) -> str:
+    if access.contradicts:
+        return access.reason
+    if access.cuda is not None and access.nvml is not None:
+        return "CUDA and NVML agree" if access.possible else f"{access.reason}; CUDA and NVML agree"
+    return f"as {'NVML' if access.cuda is None else 'CUDA'} says ({access.reason})"
 
 
 def _gb_s(value: float | None) -> str:

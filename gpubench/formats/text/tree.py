@@ -23,7 +23,7 @@ def draw(host: str, rows: Sequence[TreeRow]) -> "Tree":
     branches = [tree]
     for row in rows:
         rate = None if row.gb_s is None else f"{row.gb_s:.4g} GB/s"
-        link = ", ".join(filter(None, (row.link and f"PCIe {row.link.removeprefix('PCIe ')}", rate)))
+        link = ", ".join(filter(None, (row.link and f"PCIe {row.link}", rate)))
         text = "  ".join(filter(None, (row.element, row.what, f"[{link}]" if link else "")))
         del branches[row.depth + 1 :]
         branches.append(branches[-1].add(Text(text, overflow="fold", no_wrap=False)))

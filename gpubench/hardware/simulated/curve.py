@@ -56,7 +56,7 @@ def curve(profile: Profile, collective: Collective, gpus: int, ranks: int) -> Cu
             f"the profile {profile.name} expects no time of {collective.name}, so there is none to simulate",
             expected="an expected value with size_bytes for it",
             reason="one GPU has nobody to talk to" if profile.match.visible == 1 else "",
-            next_step="gpubench profiles show, or another --simulate: hgx-h200-4",
+            next_step="another machine: --simulate hgx-h200-4",
         )
     nearest = min({profile.gpus_of(each) for each in known}, key=lambda count: (abs(count - gpus), -count))
     taken = [each for each in known if profile.gpus_of(each) == nearest]

@@ -83,6 +83,8 @@ def _index(fault: Fault, index: int | None, devices: list[GpuFacts] | list[NicFa
 def _change_pairs_of(pairs: dict[tuple[str, str], PairFacts], gpu: GpuFacts, key: str, value: str) -> None:
     changes: Mapping[str, Callable[[PairFacts], PairFacts]] = {
         "p2p": lambda pair: _refused(pair, value),
+        "mig": lambda pair: _refused(pair, "NS"),
+        "fabric": lambda pair: _refused(pair, "NS"),
         "cuda_peer": lambda pair: replace(pair, cuda=False),
         "nvlink": lambda pair: pair if int(value) else replace(pair, nvlink="NS"),
     }

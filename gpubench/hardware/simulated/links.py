@@ -10,6 +10,7 @@ from gpubench.model.profile import NicKindOfMachine, Profile
 from gpubench.model.snapshot import NicKind
 
 _BITS_PER_BYTE = 8
+_STAGING = ("p2p", "cuda_peer", "mig", "fabric", "staged")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +43,8 @@ class NodeLinks:
 def node_links(profile: Profile, faults: Sequence[Fault]) -> NodeLinks:
     """What the links of a node of that kind deliver with these faults.
 
-    A refusal of peer access (NVML's or CUDA's), staged=yes and a GPU without any NVLink left make copies host-staged:
-    NCCL and MPI go through host memory then.
+    A refusal of peer access (NVML's or CUDA's, and so MIG and a fabric that is not ready), staged=yes and a GPU without
+    any NVLink left make copies host-staged: NCCL and MPI go through host memory then.
 
     Raises:
         UsageError: a GPU or NIC that the node does not have.
@@ -74,7 +75,7 @@ def _gpu_links(profile: Profile, index: int, faults: Sequence[Fault]) -> GpuLink
         ends = {fault.index, fault.second} - {index, None}
         partners = {end for end in ends if end is not None} if fault.subject is Subject.LINK else others
         remaining = _share(profile, fault)
-        if fault.get("p2p") or fault.get("cuda_peer") or fault.get("staged") or remaining == 0:
+        if any(fault.get(key) for key in _STAGING) or remaining == 0:
             staged_with |= partners
         share *= remaining or 1.0
     return GpuLinks(index, share, frozenset(staged_with))

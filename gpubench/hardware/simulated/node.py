@@ -25,6 +25,7 @@ from gpubench.model.snapshot import (
     RemappedRows,
     Snapshot,
 )
+from gpubench.model.topology import pcie_path_class
 
 _BUSES = 256
 _FIRST_FLAT_GPU = 6
@@ -238,7 +239,7 @@ def _pair(profile: Profile, one: GpuFacts, other: GpuFacts) -> PairFacts:
     return PairFacts(
         source=one.device,
         destination=other.device,
-        pcie_path=pcie_path(one.place, other.place),
+        pcie_path=pcie_path_class(one.place, other.place, profile.node.numa_nodes),
         cuda=status == P2P_OK,
         read=status,
         write=status,
@@ -246,12 +247,3 @@ def _pair(profile: Profile, one: GpuFacts, other: GpuFacts) -> PairFacts:
         atomics=status,
         pci="NS" if joined else status,
     )
-
-
-def pcie_path(one: PciPlace, other: PciPlace) -> str:
-    """How two devices are wired without NVLink, in `nvidia-smi topo -m`'s words."""
-    if one.switches and other.switches and one.switches[0] == other.switches[0]:
-        return "PIX" if one.switches == other.switches else "PXB"
-    if one.host_bridge == other.host_bridge:
-        return "PHB"
-    return "NODE" if one.numa_node is not None and one.numa_node == other.numa_node else "SYS"
