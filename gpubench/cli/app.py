@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from gpubench import __version__
-from gpubench.cli import topo
+from gpubench.cli import p2p, topo
 from gpubench.cli.collective import command
 from gpubench.cli.encoding import spell_out_what_cannot_be_shown
 from gpubench.cli.signature import subcommand
@@ -30,7 +30,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-app.command(topo.NAME, short_help=topo.SUMMARY)(subcommand(topo.NAME, topo.HELP, topo.PARAMETERS, topo.run))
+for command_module in (topo, p2p):
+    app.command(command_module.NAME, short_help=command_module.SUMMARY)(
+        subcommand(command_module.NAME, command_module.HELP, command_module.PARAMETERS, command_module.run)
+    )
 for each in COLLECTIVES:
     app.command(each.name, short_help=each.summary)(command(each))
 

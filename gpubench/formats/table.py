@@ -52,13 +52,17 @@ class TableWriter:
 
 def _view(page: "Page", metadata: Metadata) -> View:
     """The view of the run's subject; only that one is imported."""
-    if metadata.collective is None:
-        from gpubench.formats.text.topo import TopoView
+    if metadata.collective is not None:
+        from gpubench.formats.text.collective import CollectiveView
 
-        return TopoView(page, metadata)
-    from gpubench.formats.text.collective import CollectiveView
+        return CollectiveView(page, metadata)
+    if metadata.subject == "p2p":
+        from gpubench.formats.text.p2p import P2pView
 
-    return CollectiveView(page, metadata)
+        return P2pView(page, metadata)
+    from gpubench.formats.text.topo import TopoView
+
+    return TopoView(page, metadata)
 
 
 TABLE = Format("table", ".txt", "for people", TableWriter)

@@ -8,7 +8,9 @@ import ctypes
 import inspect
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
+from queue import Queue
 from types import ModuleType
 from typing import Any
 
@@ -17,11 +19,13 @@ import numpy.typing as npt
 import pytest
 
 from gpubench.collectives.pattern import STORAGE, Pattern, Stretch
+from gpubench.hardware.cuda_driver import CudaUnavailableError
 from gpubench.model.data_pattern import Block, DataPattern
 from gpubench.model.operation import DataType, ReduceOp
-from tests.fakes.ranks import World
+from tests.fakes.ranks import SECONDS_TO_MEET, World
 
 LIBRARY = "/fake/libnccl.so.2"
+SEND_US = 25.0
 
 _TYPES = {
     "NCCL_INT8": "int8",
@@ -49,14 +53,27 @@ class CudaError(RuntimeError):
 
 
 class Runtime:
-    """`cupy.cuda.runtime`."""
+    """`cupy.cuda.runtime`. `fail` names functions that answer with an error, `current` is the current device.
+
+    Time is counted in microseconds: every copy and launch costs the host `HOST_US`, and its stream what `copy_us` says.
+    """
 
     CUDARuntimeError = CudaError
     streamCaptureModeThreadLocal = 1
+    hostAllocPortable, hostAllocMapped = 1, 2
+    HOST_US = 5.0
 
     def __init__(self, gpus: int, driver: int = 13000, runtime: int = 13020, free_bytes: int = 8 * 2**30) -> None:
         self._gpus, self._driver, self._runtime, self._free_bytes = gpus, driver, runtime, free_bytes
         self.allocations: dict[int, Array] = {}
+        self.pinned: dict[int, Array] = {}
+        self.owners: dict[int, int] = {}
+        self.peers: set[tuple[int, int]] = set()
+        self.opened: list[int] = []
+        self.fail: dict[str, str] = {}
+        self.current = 0
+        self.host_us = 0.0
+        self.staged_bytes = self.direct_bytes = 0
 
     def driverGetVersion(self) -> int:
         return self._driver
@@ -72,9 +89,15 @@ class Runtime:
 
     def setDevice(self, index: int) -> None:
         assert 0 <= index < self._gpus
+        self.check(f"setDevice {index}")
+        self.current = index
 
-    def getDeviceProperties(self, index: int) -> dict[str, bytes]:
-        return {"name": b"Fake GPU", "uuid": bytes([index] * 16)}
+    def check(self, function: str) -> None:
+        if function in self.fail:
+            raise CudaError(self.fail[function])
+
+    def getDeviceProperties(self, index: int) -> dict[str, Any]:
+        return {"name": b"Fake GPU", "uuid": bytes([index] * 16), "multiProcessorCount": 132}
 
     def deviceGetPCIBusId(self, index: int) -> str:
         return f"0000:{index + 0xA:02X}:00.0"
@@ -83,13 +106,84 @@ class Runtime:
         return self._free_bytes, self._free_bytes
 
     def malloc(self, size_bytes: int) -> int:
+        self.check("malloc")
         block = np.zeros(size_bytes + 64, "uint8")
         address = int(block.ctypes.data)
         self.allocations[address] = block
+        self.owners[address] = self.current
         return address
 
     def free(self, address: int) -> None:
+        self.check("free")
         del self.allocations[address]
+
+    def hostAlloc(self, size_bytes: int, flags: int) -> int:
+        self.check("hostAlloc")
+        assert flags & self.hostAllocPortable
+        block = np.full(size_bytes + 64, 0xEE, "uint8")
+        self.pinned[int(block.ctypes.data)] = block
+        return int(block.ctypes.data)
+
+    def freeHost(self, address: int) -> None:
+        del self.pinned[address]
+
+    def deviceCanAccessPeer(self, device: int, peer: int) -> int:
+        self.check("deviceCanAccessPeer")
+        return int(device != peer)
+
+    def deviceEnablePeerAccess(self, peer: int) -> None:
+        self.check("deviceEnablePeerAccess")
+        if (self.current, peer) in self.peers:
+            message = "cudaErrorPeerAccessAlreadyEnabled: peer access is already enabled"
+            raise CudaError(message)
+        self.peers.add((self.current, peer))
+
+    def deviceDisablePeerAccess(self, peer: int) -> None:
+        self.check("deviceDisablePeerAccess")
+        self.peers.remove((self.current, peer))
+
+    def owner(self, address: int) -> int | None:
+        """The GPU that an address belongs to, None for the host's."""
+        for start, block in self.allocations.items():
+            if start <= address < start + len(block):
+                return self.owners[start]
+        return None
+
+    def ipcGetMemHandle(self, address: int) -> bytes:
+        self.check("ipcGetMemHandle")
+        assert address in self.allocations, "a handle names a whole allocation"
+        return address.to_bytes(8, "big").rjust(64, b"h")
+
+    def ipcOpenMemHandle(self, handle: bytes) -> int:
+        self.check("ipcOpenMemHandle")
+        address = int.from_bytes(handle[-8:], "big")
+        assert self.owners[address] != self.current, "memory of this very process"
+        self.opened.append(address)
+        return address
+
+    def ipcCloseMemHandle(self, address: int) -> None:
+        self.check("ipcCloseMemHandle")
+        self.opened.remove(address)
+
+    def memcpyPeerAsync(self, to: int, to_gpu: int, origin: int, from_gpu: int, size: int, stream: int) -> None:
+        assert (self.owner(to), self.owner(origin)) == (to_gpu, from_gpu)
+        assert to_gpu != from_gpu
+        assert Stream.of(stream).device_id in (to_gpu, from_gpu)
+        direct = not self.peers.isdisjoint({(to_gpu, from_gpu), (from_gpu, to_gpu)})
+        self.direct_bytes += size * direct
+        self.staged_bytes += size * (not direct)
+        self.copy("memcpyPeerAsync", to, origin, size, stream, gb_s=400 if direct else 40)
+
+    def memcpyAsync(self, to: int, origin: int, size: int, kind: int, stream: int) -> None:
+        assert kind == 4
+        owners = {self.owner(to), self.owner(origin)}
+        assert owners & {Stream.of(stream).device_id}, "a copy of GPUs that are not the stream's"
+        self.copy("memcpyAsync", to, origin, size, stream, gb_s=50)
+
+    def copy(self, function: str, to: int, origin: int, size: int, stream: int, gb_s: float) -> None:
+        self.host_us += self.HOST_US
+        self.check(function)
+        Stream.of(stream).submit(lambda: ctypes.memmove(to, origin, size), 2 + size / gb_s / 1e3, self)  # type: ignore[arg-type]
 
     def memsetAsync(self, address: int, value: int, size_bytes: int, stream: int) -> None:
         assert Stream.of(stream).capturing is None
@@ -109,14 +203,41 @@ class Graph:
             operation()
 
 
+class Event:
+    """Done once it was recorded by a stream that got so far."""
+
+    def __init__(self, block: bool = False, disable_timing: bool = False) -> None:
+        self.blocks = block
+        self.timed = not disable_timing
+        self.time_us: float | None = None
+
+    def synchronize(self) -> None:
+        Stream.go_on()
+        assert self.time_us is not None, "a deadlock: the event is behind a closed gate"
+
+
+def elapsed_milliseconds(start: Event, stop: Event) -> float:
+    assert start.timed
+    assert stop.timed
+    assert start.time_us is not None
+    assert stop.time_us is not None
+    return (stop.time_us - start.time_us) / 1e3
+
+
 class Stream:
-    """Executes at once, unless it captures."""
+    """Executes at once, unless it captures, or waits for a gate or an event; then in order, once the gate is open."""
 
     _streams: dict[int, "Stream"] = {}  # noqa: RUF012
+    _waiting: list["Stream"] = []  # noqa: RUF012
+    PLACES = 1024
 
     def __init__(self, *, non_blocking: bool) -> None:
         assert non_blocking
         self.capturing: list[Callable[[], None]] | None = None
+        self.device_id = Cupy.current_device()
+        self.queue: deque[Callable[[], bool]] = deque()
+        self.time_us = 0.0
+        self.most_queued = 0
         self.ptr = id(self)
         self._streams[self.ptr] = self
 
@@ -124,11 +245,34 @@ class Stream:
     def of(cls, pointer: int) -> "Stream":
         return cls._streams[pointer]
 
+    @classmethod
+    def go_on(cls) -> None:
+        """Run whatever no longer waits."""
+        progress = True
+        while progress:
+            progress = False
+            for stream in list(cls._waiting):
+                while stream.queue and stream.queue[0]():
+                    stream.queue.popleft()
+                    progress = True
+                if not stream.queue:
+                    cls._waiting.remove(stream)
+
     def use(self) -> None:
         pass
 
+    def __enter__(self) -> "Stream":
+        assert self.device_id == Cupy.current_device(), "CuPy refuses a stream of another device"
+        Cupy.streams.append(self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        assert Cupy.streams.pop() is self
+
     def synchronize(self) -> None:
         assert self.capturing is None
+        self.go_on()
+        assert not self.queue, "a deadlock: the stream is behind a closed gate"
 
     @property
     def done(self) -> bool:
@@ -142,11 +286,75 @@ class Stream:
         operations, self.capturing = self.capturing or [], None
         return Graph(operations)
 
-    def submit(self, operation: Callable[[], None]) -> None:
-        if self.capturing is None:
-            operation()
-        else:
+    def submit(self, operation: Callable[[], None], cost_us: float = 0, runtime: Runtime | None = None) -> None:
+        """Enqueue; with a clock, it takes so long, from when the host has issued it at the earliest."""
+        if self.capturing is not None:
             self.capturing.append(operation)
+            return
+        issued_us = runtime.host_us if runtime else 0.0
+
+        def run() -> bool:
+            operation()
+            self.time_us = max(self.time_us, issued_us) + cost_us
+            return True
+
+        self.enqueue(run)
+
+    def enqueue(self, step: Callable[[], bool]) -> None:
+        """Take a step, now or later: one that answers False has to wait."""
+        if self._waiting:
+            self.go_on()
+        if not self.queue and step():
+            return
+        if not self.queue:
+            self._waiting.append(self)
+        self.queue.append(step)
+        self.most_queued = max(self.most_queued, len(self.queue))
+        assert len(self.queue) <= self.PLACES, "the stream is full: the host would wait here"
+
+    def record(self, event: Event) -> None:
+        event.time_us = None
+
+        def note() -> bool:
+            event.time_us = self.time_us
+            return True
+
+        self.enqueue(note)
+
+    def wait_event(self, event: Event) -> None:
+        def arrived() -> bool:
+            if event.time_us is None:
+                return False
+            self.time_us = max(self.time_us, event.time_us)
+            return True
+
+        self.enqueue(arrived)
+
+
+class Cuda:
+    """libcuda, as far as a gate needs it: functions that the caller may set `argtypes` of."""
+
+    def __init__(self, runtime: Runtime, status: int = 0) -> None:
+        self.waits: list[int] = []
+
+        def wait(stream: int, address: int, value: int, flags: int) -> int:
+            assert flags == 0
+            assert address in runtime.pinned
+            if status == 0:
+                self.waits.append(value)
+                waiting = Stream.of(stream)
+
+                def opened() -> bool:
+                    flag = ctypes.c_uint32.from_address(address).value
+                    if (flag - value) & 0x80000000:
+                        return False
+                    waiting.time_us = max(waiting.time_us, runtime.host_us)
+                    return True
+
+                waiting.enqueue(opened)
+            return status
+
+        self.cuStreamWaitValue32_v2 = wait
 
 
 def view(address: int, count: int, dtype: str) -> Array:
@@ -281,6 +489,10 @@ class Nccl(ModuleType):
         del self.allocations[address]
 
 
+_messages: dict[tuple[int, int, int], Queue[Array]] = {}
+"""What one rank has sent to another and the other has not yet received, by world and both ranks."""
+
+
 class Communicator:
     """What each rank does in a collective, from NCCL's documentation."""
 
@@ -308,6 +520,14 @@ class Communicator:
 
     def destroy(self) -> None:
         del self._communicators[self.comm]
+
+    def send(self, buffer: int, count: int, dtype: int, peer: int, stream: int) -> None:
+        on_its_way = _messages.setdefault((id(self._world), self._rank, peer), Queue())
+        Stream.of(stream).submit(lambda: on_its_way.put(_read(buffer, count, dtype)), SEND_US)
+
+    def recv(self, buffer: int, count: int, dtype: int, peer: int, stream: int) -> None:
+        on_its_way = _messages.setdefault((id(self._world), peer, self._rank), Queue())
+        Stream.of(stream).submit(lambda: _write(buffer, on_its_way.get(timeout=SECONDS_TO_MEET)[:count]), SEND_US)
 
     def all_reduce(self, send: int, receive: int, count: int, dtype: int, op: int) -> None:
         self._reduce_to(receive, self._all(send, count, dtype), dtype, op)
@@ -388,13 +608,26 @@ def _from_wide(values: Array, dtype: int) -> Array:
 
 
 class RawModule:
-    """The kernels of pattern.cu, by what they are to compute."""
+    """The kernels of pattern.cu and copy.cu, by what they are to compute."""
 
     def __init__(self, code: str) -> None:
-        assert 'extern "C" __global__ void fill_sent' in code
+        self._code = code
+        self._device = Cupy.current_device()
 
     def get_function(self, name: str) -> Callable[..., None]:
-        return {"fill_sent": self._fill, "count_wrong": self._count}[name]
+        assert f'extern "C" __global__ void {name}' in self._code
+        return {"fill_sent": self._fill, "count_wrong": self._count, "copy_bytes": self._copy}[name]
+
+    def _copy(self, grid: tuple[int], block: tuple[int], arguments: Sequence[Any]) -> None:
+        assert all(isinstance(argument, np.uint64) for argument in arguments), "CUDA takes no Python integers"
+        assert self._device == Cupy.current_device(), "a kernel of another device"
+        assert 1 <= grid[0] <= 132
+        assert block == (512,)
+        to, origin, size = (int(value) for value in arguments)
+        stream, runtime = Cupy.streams[-1], Cupy.runtimes[-1]
+        for owner in (runtime.owner(to), runtime.owner(origin)) if size else ():
+            assert owner in (None, self._device) or (self._device, owner) in runtime.peers, "an illegal address"
+        runtime.copy("launchKernel", to, origin, size, stream.ptr, gb_s=370)
 
     def _fill(self, _grid: object, _block: object, arguments: Sequence[Any]) -> None:
         pattern, elements, stretch, rank = self._read(arguments)
@@ -428,16 +661,27 @@ class Cupy(ModuleType):
     """`cupy`: NumPy's functions, and memory by address."""
 
     __version__ = "14.2.0"
+    runtimes: list[Runtime] = []  # noqa: RUF012
+    streams: list[Stream] = []  # noqa: RUF012
 
     def __init__(self, runtime: Runtime) -> None:
         super().__init__("cupy")
+        self.runtimes[:] = [runtime]
+        self.streams.clear()
+        Stream._waiting.clear()
         self.cuda = ModuleType("cupy.cuda")
         self.cuda.runtime = runtime  # type: ignore[attr-defined]
         self.cuda.Stream = Stream  # type: ignore[attr-defined]
+        self.cuda.Event = Event  # type: ignore[attr-defined]
+        self.cuda.get_elapsed_time = elapsed_milliseconds  # type: ignore[attr-defined]
         self.cuda.UnownedMemory = lambda address, _size, _owner: address  # type: ignore[attr-defined]
         self.cuda.MemoryPointer = lambda address, offset: address + offset  # type: ignore[attr-defined]
         self.RawModule = RawModule
         self.ndarray = lambda shape, dtype, pointer: view(pointer, shape[0], dtype)
+
+    @classmethod
+    def current_device(cls) -> int:
+        return cls.runtimes[-1].current
 
     def zeros(self, count: int, dtype: str) -> Array:
         return np.zeros(count, dtype).view(HostCopy)
@@ -446,15 +690,25 @@ class Cupy(ModuleType):
         return getattr(np, name)
 
 
-def install(monkeypatch: pytest.MonkeyPatch, runtime: Runtime, nccl: Nccl | None = None) -> Cupy:
-    """Have `import cupy` find the fake, and gpubench's NCCL adapter the fake library."""
+def install(
+    monkeypatch: pytest.MonkeyPatch, runtime: Runtime, nccl: Nccl | None = None, cuda: Cuda | None = None
+) -> Cupy:
+    """Have `import cupy` find the fake, and gpubench's NCCL adapter and gate the fake libraries, or none."""
     from gpubench.hardware import cuda as cuda_adapter
+    from gpubench.hardware import cuda_gate
     from gpubench.hardware import nccl as nccl_adapter
 
     cupy = Cupy(runtime)
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     monkeypatch.setitem(sys.modules, "cupy.cuda", cupy.cuda)
     monkeypatch.setattr(cuda_adapter, "find_spec", lambda _name: object())
+
+    def load_cuda() -> Cuda:
+        if cuda is None:
+            raise CudaUnavailableError("no libcuda.so.1")
+        return cuda
+
+    monkeypatch.setattr(cuda_gate, "load_cuda", load_cuda)
     if nccl is not None:
         cupy.cuda.nccl = nccl  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "cupy.cuda.nccl", nccl)

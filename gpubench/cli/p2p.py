@@ -1,0 +1,173 @@
+"""`gpubench p2p`: its options, and the run."""
+
+import os
+import sys
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from gpubench.cli import presentation, simulation
+from gpubench.cli.presentation import Presentation, parse_choices, parse_presentation
+from gpubench.cli.simulation import Simulation, parse_simulation
+from gpubench.errors import UsageError
+from gpubench.hardware.launch import launched_by
+from gpubench.model.sweep import parse_sizes
+
+NAME = "p2p"
+SUMMARY = "Every ordered pair of GPUs: bandwidth, latency, peer access off and on."
+HELP = f"""{SUMMARY}
+
+Copies between all GPUs of this host, as nvbandwidth and p2pBandwidthLatencyTest make them: with peer access off, then
+on; written and read by copy engines, by a kernel, both ways at once; 16 bytes for the latency; to and from host memory;
+many pairs at once. Every destination checks what arrived. Each pair is compared with its limit, with its siblings, and
+with healthy machines of the type.
+
+Under mpirun or srun, copies between ranks: through CUDA IPC on a node, by NCCL's send and receive between nodes,
+disjoint pairs at the same time. Host memory, kernels, patterns and peer access off are for one process.
+
+  gpubench p2p
+
+  gpubench p2p --pairs 0-1,1-0 --sizes 8:1G
+
+  gpubench p2p --as nvbandwidth --format csv > p2p.csv
+
+  gpubench p2p --simulate hgx-h100-8 --fault link0-3:staged=yes
+
+  mpirun -n 4 gpubench p2p
+"""
+
+
+class As(StrEnum):
+    """Whose parameters to use."""
+
+    NVBANDWIDTH = "nvbandwidth"
+
+
+SIZES = Annotated[
+    str | None,
+    typer.Option(
+        "--sizes",
+        metavar="SIZES",
+        help="Copy these sizes, written by copy engines, peer access off and on: 8:1G or 1K,64K,1M. Default: 256M in "
+        "every way, and 16 bytes for the latency.",
+        show_default=False,
+    ),
+]
+PAIRS = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--pairs",
+        metavar="I-J",
+        help="Only these, from GPU I to GPU J (between ranks: from rank I to rank J): 0-1,3-5. Default: all.",
+        show_default=False,
+    ),
+]
+LIKE = Annotated[
+    str | None,
+    typer.Option(
+        "--as",
+        metavar="|".join(As),
+        help="With nvbandwidth's parameters: 512M, 16 copies after 4, median of 3.",
+        show_default=False,
+    ),
+]
+HOST = Annotated[bool, typer.Option("--host/--no-host", help="Also between host memory and every GPU.")]
+PATTERNS = Annotated[bool, typer.Option("--patterns/--no-patterns", help="Also many pairs at once.")]
+CHECK = Annotated[bool, typer.Option("--check/--no-check", help="Have destinations check what arrived.")]
+STRICT = Annotated[
+    bool, typer.Option("--strict", help="Exit 1 also for slow and host-staged pairs.", show_default=False)
+]
+TIMEOUT = Annotated[
+    float,
+    typer.Option(
+        "--timeout",
+        metavar="S",
+        min=0.1,
+        help="Seconds in which the driver has to describe the GPUs, and between ranks each round of copies has to end.",
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class P2pOptions:
+    """What the user asked for. `pairs` are driver indices; None is all. `sizes` of None is the default."""
+
+    sizes: tuple[int, ...] | None
+    pairs: tuple[tuple[int, int], ...] | None
+    like: As | None
+    host: bool
+    patterns: bool
+    check: bool
+    strict: bool
+    timeout_s: float
+    simulation: Simulation | None
+    presentation: Presentation
+
+
+def parse_p2p_options(given: dict[str, Any]) -> P2pOptions:
+    """The options of `p2p` from what typer read.
+
+    Raises:
+        UsageError: anything that cannot be, with the next step.
+    """
+    from gpubench.measure.p2p_run import SECTIONS
+    from gpubench.model.p2p import parse_pairs
+
+    like = None if given["like"] is None else parse_choices("--as", [given["like"]], As)[0]
+    if like is not None and given["sizes"] is not None:
+        raise UsageError("--as nvbandwidth and --sizes exclude each other", expected="one of them: it copies 512M")
+    try:
+        pairs = None if given["pairs"] is None else parse_pairs(given["pairs"])
+    except ValueError as error:
+        raise UsageError(
+            f"--pairs {str(error)!r} is no pair", expected="two different GPUs, as nvidia-smi numbers them: 0-1,3-5"
+        ) from None
+    return P2pOptions(
+        sizes=None if given["sizes"] is None else parse_sizes(given["sizes"]),
+        pairs=pairs,
+        like=like,
+        host=given["host"],
+        patterns=given["patterns"],
+        check=given["check"],
+        strict=given["strict"],
+        timeout_s=given["timeout"],
+        simulation=parse_simulation(given),
+        presentation=parse_presentation(given, SECTIONS),
+    )
+
+
+def run(given: dict[str, Any]) -> None:
+    """Be the command."""
+    options = parse_p2p_options(given)
+    launch = launched_by(os.environ)
+    if launch is None or launch.size == 1:
+        from gpubench.cli.p2p_job import run_alone
+
+        raise typer.Exit(run_alone(options, sys.argv[1:]))
+    if options.simulation is not None:
+        raise UsageError(
+            f"p2p --simulate under {launch.launcher}",
+            expected="one process, which copies between all GPUs of the simulated machine",
+            reason="pairs of ranks are not measured yet on simulated machines",
+            next_step="the same without the launcher",
+        )
+    from gpubench.cli import rank
+    from gpubench.cli.p2p_ranks import P2pRanksJob
+
+    raise typer.Exit(rank.run(lambda group: P2pRanksJob(group, options, sys.argv[1:]), launch))
+
+
+PARAMETERS: tuple[tuple[str, Any, Any], ...] = (
+    ("sizes", SIZES, None),
+    ("pairs", PAIRS, None),
+    ("like", LIKE, None),
+    ("host", HOST, True),
+    ("patterns", PATTERNS, True),
+    ("check", CHECK, True),
+    ("strict", STRICT, False),
+    ("timeout", TIMEOUT, 20.0),
+    *simulation.PARAMETERS,
+    *presentation.PARAMETERS,
+)

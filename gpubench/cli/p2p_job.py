@@ -1,0 +1,220 @@
+"""What `gpubench p2p` does: look at the machine, copy, show."""
+
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from gpubench.cli.delivery import delivering
+from gpubench.cli.p2p import NAME, As, P2pOptions
+from gpubench.cli.presentation import check_writable
+from gpubench.cli.presenter import Presenter, terminal_style
+from gpubench.cli.run_metadata import recorded_settings, stamp
+from gpubench.errors import UsageError, no_gpu
+from gpubench.hardware.nvml import read_driver
+from gpubench.hardware.probe import probe
+from gpubench.measure.p2p import (
+    NVBANDWIDTH,
+    CopyBench,
+    Method,
+    P2pRequest,
+    default_series,
+    steps,
+    sweep_series,
+)
+from gpubench.measure.p2p_rows import Machine
+from gpubench.measure.p2p_run import P2pRun
+from gpubench.model.copies import CopyGpu, Direction, Engine, Pattern
+from gpubench.model.links import leads_to_switches
+from gpubench.model.p2p import Pair, Series
+from gpubench.model.report import PAIR_COLUMNS, Metadata, Origin
+from gpubench.model.snapshot import Snapshot
+from gpubench.model.topology import Topology
+from gpubench.model.verdict import exit_code
+from gpubench.ports import Copies, LinkCounters
+from gpubench.profiles import match
+
+DEFAULT_BYTES = 256 * 2**20
+DEFAULT_HOST_BYTES = 64 * 2**20
+"""Less than between GPUs: the host fills and checks its end itself."""
+
+NVBANDWIDTH_BYTES = 512 * 2**20
+_SECONDS_A_CELL = 0.07
+"""What a cell of a matrix takes on H200: warm-up, three samples of 10 ms, filling and checking."""
+
+
+def run_alone(options: P2pOptions, arguments: Sequence[str]) -> int:
+    """Measure the GPUs of this host, or a simulated one's; the exit code.
+
+    Raises:
+        GpubenchError: no GPU, a pair that does not exist, or an output that cannot be written.
+    """
+    shown = options.presentation
+    check_writable(shown.outputs)
+    shows_progress = shown.show_progress and sys.stderr.isatty() and options.simulation is None
+    presenter = Presenter(shown, terminal_style(shown, sys.stdout), progress=shows_progress)
+    with delivering(presenter), _copies(options) as here:
+        copies, snapshot = here.copies, here.snapshot
+        node = Topology(snapshot)
+        request = _request(options, copies.gpus)
+        names = sorted({gpu.name for gpu in node.gpus if gpu.name})
+        found = match(names, len(node.gpus), switched=leads_to_switches(node.gpus))
+        machine = Machine(
+            topology=node,
+            profile=None if found is None else found.profile,
+            busy=_busy(snapshot, copies.gpus),
+            origin=Origin.MEASURED if options.simulation is None else Origin.SIMULATED,
+            gpus=copies.gpus,
+        )
+        cells = steps(request, len(copies.gpus))
+        presenter.begin(_metadata(options, arguments, node, machine, request, here.libraries), PAIR_COLUMNS)
+        if shows_progress:
+            presenter.note(f"{cells} copies to time: about {max(2, round(cells * _SECONDS_A_CELL))} s")
+        report = P2pRun(request, CopyBench(request, copies, here.counters), machine, presenter).run(
+            strict=options.strict
+        )
+        presenter.end(report)
+    return exit_code(report.verdict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Here:
+    """What copies, what counts, the facts of the machine, and versions for the metadata."""
+
+    copies: Copies
+    counters: LinkCounters
+    snapshot: Snapshot
+    libraries: Mapping[str, str]
+
+
+@contextmanager
+def _copies(options: P2pOptions) -> Iterator[_Here]:
+    """The machine to measure; its facts are read before anything is put on its GPUs."""
+    if options.simulation is not None:
+        from gpubench.hardware.simulated.copies import NoCounters, SimulatedCopies
+
+        simulation = options.simulation
+        simulated = SimulatedCopies(simulation.machine, simulation.faults, simulation.seed)
+        yield _Here(simulated, NoCounters(), simulated.snapshot, {})
+        return
+    from gpubench.hardware.copies import open_copies
+    from gpubench.hardware.cuda import check_installed
+    from gpubench.hardware.link_counters import NvlinkCounters
+
+    driver = read_driver(os.environ)
+    if not driver.visible:
+        raise no_gpu(driver.hidden_gpus() or driver.absent or "the driver finds none on this host", for_what="p2p")
+    check_installed(driver)
+    snapshot = probe(options.timeout_s, os.environ)
+    copies = open_copies(driver, {gpu.bus_id: gpu.device for gpu in snapshot.gpus if gpu.bus_id})
+    counters = NvlinkCounters([gpu.bus_id for gpu in copies.gpus])
+    try:
+        yield _Here(copies, counters, snapshot, copies.libraries())
+    finally:
+        counters.close()
+        copies.close()
+
+
+def _request(options: P2pOptions, gpus: Sequence[CopyGpu]) -> P2pRequest:
+    """What to measure on these GPUs.
+
+    Raises:
+        UsageError: `--pairs` names a GPU that is not there.
+    """
+    pairs = _pairs(options, gpus)
+    size_bytes, method = DEFAULT_BYTES, Method()
+    if options.like is As.NVBANDWIDTH:
+        size_bytes, method = NVBANDWIDTH_BYTES, NVBANDWIDTH
+        series: tuple[Series, ...] = tuple(
+            Series(engine, direction, peer=True, size_bytes=size_bytes)
+            for engine in Engine
+            for direction in (Direction.WRITE, Direction.READ)
+        )
+    elif options.sizes is not None:
+        series = sweep_series(options.sizes)
+    else:
+        series = default_series(size_bytes)
+    whole = options.sizes is None and options.pairs is None
+    several = len(gpus) > 1
+    return P2pRequest(
+        pairs=pairs,
+        series=series if several else (),
+        host_bytes=_host_bytes(options) if options.host and whole else None,
+        patterns=tuple(Pattern) if options.patterns and whole and options.like is None and several else (),
+        pattern_bytes=size_bytes,
+        method=method,
+        check=options.check and options.simulation is None,
+    )
+
+
+def _host_bytes(options: P2pOptions) -> int:
+    return NVBANDWIDTH_BYTES if options.like is As.NVBANDWIDTH else DEFAULT_HOST_BYTES
+
+
+def _pairs(options: P2pOptions, gpus: Sequence[CopyGpu]) -> tuple[Pair, ...]:
+    everybody = range(len(gpus))
+    if options.pairs is None:
+        return tuple(
+            (source, destination) for source in everybody for destination in everybody if source != destination
+        )
+    positions = {gpu.device: position for position, gpu in enumerate(gpus)}
+    chosen = []
+    for pair in options.pairs:
+        for index in pair:
+            if f"GPU{index}" not in positions:
+                raise UsageError(
+                    f"--pairs {pair[0]}-{pair[1]}: there is no GPU{index}",
+                    expected=f"GPUs among {', '.join(positions)}",
+                    reason="CUDA_VISIBLE_DEVICES hides it, or this machine has fewer",
+                    next_step="gpubench topo shows the GPUs and their numbers",
+                )
+        chosen.append((positions[f"GPU{pair[0]}"], positions[f"GPU{pair[1]}"]))
+    return tuple(chosen)
+
+
+def _busy(snapshot: Snapshot, gpus: Sequence[CopyGpu]) -> dict[int, str]:
+    """Whose work is on the GPUs, by position, as it was before this process touched them.
+
+    A process that merely holds a context, as a desktop does, leaves a GPU idle.
+    """
+    users = {gpu.device: gpu.processes for gpu in snapshot.gpus if gpu.processes and gpu.idle is not True}
+    return {
+        position: ", ".join(f"process {each.pid}" for each in users[gpu.device] or ())
+        for position, gpu in enumerate(gpus)
+        if gpu.device in users
+    }
+
+
+def _metadata(
+    options: P2pOptions,
+    arguments: Sequence[str],
+    node: Topology,
+    machine: Machine,
+    request: P2pRequest,
+    libraries: Mapping[str, str],
+) -> Metadata:
+    simulation = options.simulation
+    return Metadata(
+        **stamp(arguments),
+        subject=NAME,
+        origin=machine.origin,
+        hosts=[node.snapshot.host],
+        libraries=libraries,
+        environment=recorded_settings(os.environ) if simulation is None else {},
+        options={
+            "pairs": [[machine.gpus[gpu].device for gpu in pair] for pair in request.pairs],
+            "sizes": sorted({each.size_bytes for each in request.series}),
+            "warmup": request.method.warmup,
+            "samples": request.method.samples,
+            "repeats": request.method.repeats,
+            "sample_seconds": request.method.sample_seconds,
+            "as": options.like,
+            "check": request.check,
+            "strict": options.strict,
+            "gpus": {gpu.device: f"{gpu.bus_id} {gpu.name}" for gpu in machine.gpus},
+        },
+        topology=node.fingerprint(),
+        profile=None if machine.profile is None else {"name": machine.profile.name, "sha256": machine.profile.sha256},
+        source=None if simulation is None else simulation.source,
+    )

@@ -1,0 +1,250 @@
+"""What `gpubench p2p` does as one rank of a job: copy to and from every other rank."""
+
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from itertools import permutations
+
+from gpubench.cli.job import Silent, open_gpu
+from gpubench.cli.p2p import NAME, As, P2pOptions
+from gpubench.cli.p2p_job import DEFAULT_BYTES, NVBANDWIDTH_BYTES
+from gpubench.cli.presentation import check_writable
+from gpubench.cli.presenter import Presenter, rank_style
+from gpubench.cli.rank import SECONDS_TO_BE_HEARD
+from gpubench.cli.run_metadata import recorded_settings, stamp
+from gpubench.cli.topo_job import with_own_names
+from gpubench.errors import CouldNotMeasureError, UsageError, no_gpu
+from gpubench.hardware import mpi
+from gpubench.hardware.cuda import CudaDevice, check_installed
+from gpubench.hardware.ipc import CudaRankCopies, Network
+from gpubench.hardware.link_counters import NvlinkCounters
+from gpubench.hardware.nccl import NcclLibrary
+from gpubench.hardware.nvml import Driver, read_driver
+from gpubench.hardware.probe import probe
+from gpubench.measure.agreement import agree
+from gpubench.measure.p2p import NVBANDWIDTH, Method, P2pRequest
+from gpubench.measure.p2p_ranks import RankBench, RankRun, RoundDeadline
+from gpubench.measure.p2p_rows import IPC, NETWORK, RankMachine
+from gpubench.model.copies import CopyGpu, Direction, Engine
+from gpubench.model.p2p import LATENCY_BYTES, Pair, Series
+from gpubench.model.report import PAIR_COLUMNS, Metadata, Origin, RankIdentity
+from gpubench.model.snapshot import Snapshot, bus_id
+from gpubench.model.topology import Topology
+from gpubench.model.verdict import exit_code
+from gpubench.profiles import match
+
+
+class P2pRanksJob:
+    """One rank's part in measuring copies between all of them."""
+
+    def __init__(self, group: mpi.MpiGroup, options: P2pOptions, arguments: Sequence[str]) -> None:
+        self._group = group
+        self._options = options
+        self._arguments = arguments
+        self._node_by_rank, local_rank = mpi.nodes(group)
+        self.identity = RankIdentity(
+            rank=group.rank,
+            host=mpi.host_name(),
+            node=self._node_by_rank[group.rank],
+            local_rank=local_rank,
+            pid=os.getpid(),
+        )
+
+    def run(self, channel: str | None) -> int:  # noqa: ARG002 - p2p never launches itself
+        """Measure with the others, show it on the first rank, and return the exit code.
+
+        Raises:
+            AgreedError: the run cannot be, and every rank knows it.
+        """
+        group, options = self._group, self._options
+        pairs = agree(group, lambda: pairs_of_ranks(options, group.size))
+        presenter = agree(group, self._presenter)
+        listener = presenter or Silent()
+        driver = read_driver(os.environ)
+        agree(group, lambda: _check_gpus(driver), place=str(self.identity))
+        # The first rank of a node reads it before any rank puts something on its GPUs.
+        snapshots = agree(group, self._own_snapshot, place=str(self.identity))
+        ranks_on_node = self._node_by_rank.count(self.identity.node)
+        device, self.identity = open_gpu(group, self.identity, ranks_on_node, driver)
+        machine = self._machine(snapshots)
+        request = request_for(options, pairs, machine)
+        copies = self._copies(device, request)
+        metadata = self._metadata(machine, request, copies.libraries())
+        if presenter is not None:
+            presenter.begin(metadata, PAIR_COLUMNS)
+        counters = NvlinkCounters([machine.gpus[group.rank].bus_id])
+        deadline = RoundDeadline(options.timeout_s, group.rank, str(self.identity), self._expire)
+        bench = RankBench(request, group, copies, counters, deadline)
+        report = RankRun(request, bench, machine, listener).run(strict=options.strict)
+        bench.close()
+        counters.close()
+        listener.end(report)
+        return exit_code(group.broadcast(report.verdict))
+
+    def _presenter(self) -> Presenter | None:
+        """Who shows the rows, on the first rank."""
+        if self._group.rank != 0:
+            return None
+        shown = self._options.presentation
+        check_writable(shown.outputs)
+        return Presenter(shown, rank_style(shown), progress=False)
+
+    def _own_snapshot(self) -> Snapshot | None:
+        return probe(self._options.timeout_s, os.environ) if self.identity.local_rank == 0 else None
+
+    def _machine(self, own: Snapshot | None) -> RankMachine:
+        """The wiring of all nodes, put together by the first rank."""
+        gathered = self._group.collect((own, self.identity))
+        machine = None
+        if gathered is not None:
+            snapshots = [snapshot for snapshot, _ in gathered if snapshot is not None]
+            machine = machine_of(snapshots, [identity for _, identity in gathered])
+        return self._group.broadcast(machine)
+
+    def _copies(self, device: CudaDevice, request: P2pRequest) -> CudaRankCopies:
+        """What copies, with NCCL where a pair is on two nodes."""
+        group, place = self._group, str(self.identity)
+        network = None
+        if any(series.network for series in request.series):
+            library = agree(group, NcclLibrary, place=place)
+            network = Network(group, library)
+        return agree(group, lambda: CudaRankCopies(device, network), place=place)
+
+    def _metadata(self, machine: RankMachine, request: P2pRequest, libraries: Mapping[str, str]) -> Metadata:
+        profile = machine.profile
+        return Metadata(
+            **stamp(self._arguments),
+            subject=NAME,
+            origin=machine.origin,
+            hosts=[node.snapshot.host for node in machine.nodes],
+            ranks=self._group.gather(self.identity),
+            libraries={**libraries, "MPI": mpi.library_version()},
+            environment=recorded_settings(os.environ),
+            options=describe(self._options, machine, request),
+            topology=machine.topology.fingerprint(),
+            profile=None if profile is None else {"name": profile.name, "sha256": profile.sha256},
+        )
+
+    def _expire(self, error: CouldNotMeasureError) -> None:
+        """Say which round hangs, and end the job."""
+        print(f"gpubench: error: {error}", file=sys.__stderr__, flush=True)
+        time.sleep(SECONDS_TO_BE_HEARD)
+        mpi.abort(self._group, error.exit_code)
+
+
+def _check_gpus(driver: Driver) -> None:
+    if not driver.visible:
+        raise no_gpu(driver.hidden_gpus() or driver.absent or "the driver finds none on this host", for_what=NAME)
+    check_installed(driver)
+
+
+def machine_of(snapshots: Sequence[Snapshot], identities: Sequence[RankIdentity]) -> RankMachine:
+    """The machine that ranks run on. `snapshots` are of the nodes in their order."""
+    nodes = tuple(Topology(snapshot) for snapshot in with_own_names(snapshots))
+    models = sorted({gpu.name for node in nodes for gpu in node.gpus if gpu.name})
+    found = match(models, len(nodes[0].gpus))
+    return RankMachine(
+        topology=nodes[0],
+        profile=None if found is None else found.profile,
+        busy=_busy(nodes, identities),
+        origin=Origin.MEASURED,
+        gpus=tuple(
+            CopyGpu(
+                device=f"rank {identity.rank}",
+                index=identity.gpu_index or 0,
+                bus_id=bus_id(identity.gpu_bus_id or ""),
+                uuid=identity.gpu_uuid or "",
+                name=identity.gpu or "",
+            )
+            for identity in identities
+        ),
+        nodes=nodes,
+        node_by_rank=tuple(identity.node for identity in identities),
+    )
+
+
+def _busy(nodes: Sequence[Topology], identities: Sequence[RankIdentity]) -> dict[int, str]:
+    """Who else has work on the ranks' GPUs; an MPI that knows CUDA may have put these ranks there already."""
+    ranks = {(identity.node, identity.pid) for identity in identities}
+    busy = {}
+    for identity in identities:
+        facts = [gpu for gpu in nodes[identity.node].gpus if gpu.bus_id == bus_id(identity.gpu_bus_id or "")]
+        others = [
+            f"process {each.pid}" + (f" ({each.name})" if each.name else "")
+            for gpu in facts
+            for each in gpu.processes or ()
+            if (identity.node, each.pid) not in ranks
+        ]
+        if others:
+            busy[identity.rank] = ", ".join(others)
+    return busy
+
+
+def pairs_of_ranks(options: P2pOptions, ranks: int) -> tuple[Pair, ...]:
+    """The ordered pairs to measure.
+
+    Raises:
+        UsageError: `--pairs` names a rank that is not there.
+    """
+    if options.pairs is None:
+        return tuple(permutations(range(ranks), 2))
+    for one, other in options.pairs:
+        if max(one, other) >= ranks:
+            raise UsageError(
+                f"--pairs {one}-{other}: there is no rank {max(one, other)}",
+                expected=f"ranks from 0 to {ranks - 1}: under a launcher --pairs counts ranks",
+                next_step=f"start more of them: mpirun -n {max(one, other) + 1} ...",
+            )
+    return options.pairs
+
+
+def request_for(options: P2pOptions, pairs: Sequence[Pair], machine: RankMachine) -> P2pRequest:
+    """What to measure: copy engines on a node, written and read; NCCL between nodes; 16 bytes of each for the latency.
+
+    Copies with host memory, by kernels and without peer access are for one process.
+    """
+    size_bytes, method = (
+        (NVBANDWIDTH_BYTES, NVBANDWIDTH) if options.like is As.NVBANDWIDTH else (DEFAULT_BYTES, Method())
+    )
+    ways = [(Direction.WRITE, size_bytes), (Direction.READ, size_bytes)]
+    if options.sizes is not None:
+        ways = [(Direction.WRITE, size) for size in options.sizes]
+    elif options.like is None:
+        ways.append((Direction.WRITE, LATENCY_BYTES))
+    scopes = {machine.scope(pair) for pair in pairs}
+    series = [Series(Engine.CE, way, peer=True, size_bytes=size) for way, size in ways if IPC in scopes]
+    series += [
+        Series(Engine.CE, way, peer=True, size_bytes=size, network=True)
+        for way, size in ways
+        if NETWORK in scopes and way is Direction.WRITE
+    ]
+    return P2pRequest(
+        pairs=tuple(pairs),
+        series=tuple(series),
+        host_bytes=None,
+        patterns=(),
+        pattern_bytes=size_bytes,
+        method=method,
+        check=options.check,
+    )
+
+
+def describe(options: P2pOptions, machine: RankMachine, request: P2pRequest) -> dict[str, object]:
+    """The request as plain data, for the metadata."""
+    return {
+        "pairs": [[machine.label(rank) for rank in pair] for pair in request.pairs],
+        "sizes": sorted({each.size_bytes for each in request.series}),
+        "warmup": request.method.warmup,
+        "samples": request.method.samples,
+        "repeats": request.method.repeats,
+        "sample_seconds": request.method.sample_seconds,
+        "as": options.like,
+        "check": request.check,
+        "strict": options.strict,
+        "timeout_s": options.timeout_s,
+        "gpus": {
+            machine.label(rank): f"on {machine.node(rank)}: {gpu.bus_id} {gpu.name}"
+            for rank, gpu in enumerate(machine.gpus)
+        },
+    }

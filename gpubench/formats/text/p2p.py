@@ -1,0 +1,215 @@
+"""Copies for people: a matrix for every way of copying, host memory, patterns, and at the end what is odd."""
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+
+from gpubench.formats.text.columns import Column, lines
+from gpubench.formats.text.matrices import matrix_lines
+from gpubench.formats.text.page import INDENT, Page, plural
+from gpubench.model.report import Matrix, Metadata, PairRow, Report, Row, Table
+from gpubench.model.units import format_size
+from gpubench.model.verdict import Verdict
+
+_LATENCY_BYTES = 16
+_TIMED_BELOW_BYTES = 64 * 2**10
+"""Smaller copies are shown by what they take: their bandwidth would be a column of zeros."""
+
+_HOST = "host"
+_MICROSECONDS = "µs"
+_MARKS = {Verdict.FAIL: "!", Verdict.WARN: "*", Verdict.INCONCLUSIVE: "~"}
+_DIRECTIONS = {"write": "written by the source", "read": "read by the destination", "both": "both ways at once, summed"}
+_ENGINES = {"ce": "copy engine", "sm": "kernel", "nccl": "NCCL send and receive"}
+_ACCESS = {"on": "peer access on", "off": "peer access off: through host memory"}
+
+_SCOPES = {"ipc": "between processes (CUDA IPC)", "network": "between nodes"}
+
+Key = tuple[str | None, str | None, str | None, int | None]
+
+
+class P2pView:
+    """Prints a matrix as soon as all its pairs are measured; a sweep of a few pairs as lines."""
+
+    def __init__(self, page: Page, metadata: Metadata) -> None:
+        self._page = page
+        self._waiting: list[PairRow] = []
+        self._host: list[PairRow] = []
+        gpus = metadata.options["gpus"]
+        origin = "" if metadata.origin == "measured" else f"  ({metadata.origin.upper()})"
+        page.wrap(f"gpubench {metadata.gpubench_version}  p2p  {_subject(metadata)}{origin}")
+        if metadata.origin == "simulated" and metadata.profile:
+            page.wrap(f"{INDENT}a model from profile {metadata.profile['name']}: nothing was measured")
+        label = "rank " if metadata.ranks else ""
+        for text in filter(None, (metadata.source, *(f"{label}{name} {gpu}" for name, gpu in gpus.items()))):
+            page.wrap(f"{INDENT}{text}")
+        if metadata.profile and metadata.origin != "simulated":
+            page.wrap(f"{INDENT}profile {metadata.profile['name']}")
+        for name, text in metadata.libraries.items():
+            page.wrap(f"{INDENT}{name} {text}")
+        for name, value in metadata.environment.items():
+            page.wrap(f"{INDENT}{name}={value}")
+        page.wrap(f"{INDENT}{_method(metadata)}")
+        if len(gpus) < 2 and not metadata.ranks:
+            page.wrap(f"{INDENT}one GPU: copies with host memory only")
+        self._names = list(gpus)
+        self._pairs = len(metadata.options["pairs"])
+
+    def row(self, row: Row) -> None:
+        """Part of a matrix."""
+        if not isinstance(row, PairRow):
+            raise TypeError(f"p2p has no rows of {type(row).__name__}")
+        if _HOST in (row.source, row.destination):
+            self._host.append(row)
+            return
+        self._print_host()
+        if self._waiting and self._key(self._waiting[0]) != self._key(row):
+            self._print_waiting()
+        self._waiting.append(row)
+
+    def end(self, report: Report) -> None:
+        """What is left, then ratios, patterns, findings and the verdict."""
+        self._print_host()
+        self._print_waiting()
+        ratios = report.sections.get("ratios")
+        if isinstance(ratios, Matrix) and ratios.cells and self._is_whole(ratios.cells):
+            cells = self._blank()
+            for source, row in ratios.cells.items():
+                cells[source] |= {destination: f"{ratio:.3g}" for destination, ratio in row.items()}
+            self._matrix("on / off", "bandwidth with peer access on over that with it off", cells)
+        patterns = report.sections.get("patterns")
+        if isinstance(patterns, Table):
+            self._patterns([row.to_record() for row in patterns.rows()])
+        self._page.print("")
+        self._page.outcome(report)
+
+    def _print_waiting(self) -> None:
+        rows, self._waiting = self._waiting, []
+        if not rows:
+            return
+        if not self._shows_matrices:
+            self._lines(rows)
+            return
+        latency = (rows[0].size_bytes or 0) < _TIMED_BELOW_BYTES
+        words = self._blank()
+        for row in rows:
+            words[row.source][row.destination] = _word(row, latency=latency)
+        what = _MICROSECONDS if latency else "GB/s"
+        self._matrix(what, _title(rows[0]), words)
+
+    @property
+    def _shows_matrices(self) -> bool:
+        return self._pairs == len(self._names) * (len(self._names) - 1)
+
+    def _key(self, row: PairRow) -> Key:
+        """What rows have in common that are shown together; lines hold all sizes."""
+        return row.engine, row.direction, row.peer, row.size_bytes if self._shows_matrices else None
+
+    def _blank(self) -> dict[str, dict[str, str]]:
+        """A matrix of pairs that nothing was measured of: a scope holds only those of one node, or only the others."""
+        return {source: {each: "-" for each in self._names if each != source} for source in self._names}
+
+    def _matrix(self, corner: str, title: str, words: dict[str, dict[str, str]]) -> None:
+        self._page.print("")
+        self._page.wrap(title)
+        lines_of_matrix = list(matrix_lines(corner, words, list(words), self._names, self._page.width))
+        self._page.heat(lines_of_matrix, less_is_better=corner == _MICROSECONDS)
+
+    def _is_whole(self, cells: Iterable[str]) -> bool:
+        return len(list(cells)) == len(self._names)
+
+    def _lines(self, rows: Sequence[PairRow]) -> None:
+        """Rows of a few pairs."""
+        self._page.print("")
+        self._page.wrap(_way(rows[0]))
+        columns = [
+            Column("pair", [f"{row.source} → {row.destination}" for row in rows]),
+            Column("size", [format_size(row.size_bytes or 0) for row in rows], right=True),
+            Column("µs", [_number(row.latency_us) for row in rows], right=True),
+            Column("GB/s", [_number(row.bandwidth_gb_s) for row in rows], right=True),
+            Column("of limit", [_percent(row.limit_percent) for row in rows], right=True),
+            Column("path", [row.path_class or "?" for row in rows]),
+            Column("verdict", [row.verdict or "" for row in rows]),
+            Column("", [row.note or "" for row in rows]),
+        ]
+        self._page.table(lines(columns))
+
+    def _print_host(self) -> None:
+        rows, self._host = self._host, []
+        if not rows:
+            return
+        self._page.print("")
+        self._page.wrap(f"host memory, {format_size(rows[0].size_bytes or 0)}, copy engine, GB/s")
+        columns = [Column("GPU", self._names)]
+        for kind, members in groupby(rows, key=lambda row: ((row.note or "").split(" ")[0], row.source == _HOST)):
+            head = f"{'to' if kind[1] else 'from'} GPU, {kind[0]}"
+            columns.append(Column(head, [_word(row, latency=False) for row in members], right=True))
+        self._page.table(lines(columns))
+
+    def _patterns(self, rows: Sequence[dict[str, object]]) -> None:
+        if not rows:
+            return
+        self._page.print("")
+        self._page.wrap(f"many pairs at once, {format_size(int(str(rows[0]['size_bytes'])))} each, copy engine, GB/s")
+        columns = [
+            Column("pattern", [str(row["pattern"]).replace("_", " ") for row in rows]),
+            Column("", [str(row["direction"]) for row in rows]),
+            Column("pairs", [str(row["pairs"]) for row in rows], right=True),
+            Column("together", [_number(_float(row["total_gb_s"])) for row in rows], right=True),
+            Column("one at a time, summed", [_number(_float(row["parts_gb_s"])) for row in rows], right=True),
+            Column("share", [_percent(_float(row["share_percent"])) for row in rows], right=True),
+            Column("wrong", ["-" if row["wrong"] is None else str(row["wrong"]) for row in rows], right=True),
+        ]
+        self._page.table(lines(columns))
+
+
+def _subject(metadata: Metadata) -> str:
+    """What copies: the GPUs of a host, or the ranks of a job."""
+    gpus, hosts = len(metadata.options["gpus"]), len(set(metadata.hosts))
+    if not metadata.ranks:
+        return f"{plural(gpus, 'GPU')} of {metadata.hosts[0]}"
+    return f"{plural(gpus, 'rank')} on {metadata.hosts[0] if hosts == 1 else plural(hosts, 'node')}"
+
+
+def _method(metadata: Metadata) -> str:
+    options = metadata.options
+    copies = (
+        f"{options['repeats']} copies" if options["repeats"] else f"copies of {options['sample_seconds'] * 1e3:g} ms"
+    )
+    loop = f"median of {options['samples']} samples, each {copies} after {options['warmup']} to warm up"
+    check = "every destination checks what arrived" if options["check"] else "data not checked"
+    marks = ", ".join(f"{mark} {verdict}" for verdict, mark in _MARKS.items())
+    return f"{loop}; {check}; GB/s is 1e9 bytes/s; {marks}"
+
+
+def _title(row: PairRow) -> str:
+    size = row.size_bytes or 0
+    return f"{'a copy of 16 bytes' if size == _LATENCY_BYTES else format_size(size)}, {_way(row)}"
+
+
+def _way(row: PairRow) -> str:
+    """How rows copy; NCCL has both ends take part, and chooses how."""
+    words = [_ENGINES[row.engine or "ce"]]
+    if row.peer is not None:
+        words += [_DIRECTIONS[row.direction or "write"], _ACCESS[row.peer]]
+    return ", ".join(filter(None, (*words, _SCOPES.get(row.scope or ""))))
+
+
+def _word(row: PairRow, *, latency: bool) -> str:
+    value = row.latency_us if latency else row.bandwidth_gb_s
+    if value is None:
+        return "ERROR" if row.verdict == Verdict.ERROR else "-"
+    mark = _MARKS.get(Verdict(row.verdict), "") if row.verdict else ""
+    return f"{value:.2f}{mark}" if latency else f"{value:.1f}{mark}"
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.1f}" if value >= 100 else f"{value:.2f}" if value >= 0.1 else f"{value:.4f}"
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0f}%"
+
+
+def _float(value: object) -> float | None:
+    return value if isinstance(value, float) else None

@@ -1,0 +1,145 @@
+"""Copies on a machine that does not exist: a model of their times, never a measurement.
+
+A copy lasts its latency and its bytes over the profile's bandwidth; links that are down, slow or staged stretch it.
+Copies at the same time share what leaves a GPU and what enters it.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+
+from gpubench.hardware.simulated.links import node_links
+from gpubench.hardware.simulated.machine import SimulatedMachine, snapshots
+from gpubench.model.copies import CopyGpu, Engine, HostMemory, Place
+from gpubench.model.data_pattern import Block, DataPattern
+from gpubench.model.fault import Fault
+from gpubench.model.profile import ExpectedKind
+from gpubench.model.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND
+from gpubench.ports import Array, CopyStream, Memory, Region
+
+_SPREAD = 0.0005
+"""From sample to sample: pairs of four H200s differ by 0.1 %."""
+
+_ACHIEVED = 0.85
+"""Of a link's rate where the profile expects nothing: copies reach 80 to 92 %. Kind: derived."""
+
+_LATENCY_US, _STAGED_LATENCY_US, _HOST_LATENCY_US = 2.0, 15.0, 10.0
+"""Of one copy where the profile expects nothing: what four H200s show. Kind: derived."""
+
+_PAGEABLE_SHARE = 0.37
+"""Of the pinned bandwidth: 21.6 of 55.6 and 18.9 of 55.4 GB/s on H200. Kind: derived."""
+
+
+class _NoMemory:
+    """Memory that holds nothing, and tells nobody that it does."""
+
+    def __init__(self, place: Place, size_bytes: int) -> None:
+        self.place = place
+        self.size_bytes = size_bytes
+
+    def array(self, offset_bytes: int, count: int, dtype: str) -> Array:
+        raise NotImplementedError("simulated memory holds no data")
+
+    def fill_sent(self, data: DataPattern, block: Block, rank: int) -> None:
+        """Nothing to fill."""
+
+    def fill_byte(self, size_bytes: int, value: int) -> None:
+        """Nothing to set."""
+
+    def count_wrong(self, data: DataPattern, blocks: Sequence[tuple[Block, int | None]]) -> int:
+        raise NotImplementedError("simulated memory holds no data")
+
+
+class SimulatedCopies:
+    """`ports.Copies` on the first node of a simulated machine."""
+
+    def __init__(self, machine: SimulatedMachine, faults: Sequence[Fault], seed: int) -> None:
+        self.snapshot = snapshots(machine, faults, seed)[0]
+        self._profile = machine.profile
+        links = node_links(machine.profile, [fault for fault in faults if fault.node_number == 0])
+        self._noise = random.Random(f"{seed}/copies")
+        alive = [gpu for gpu in self.snapshot.gpus if not gpu.lost]
+        self.gpus = tuple(
+            CopyGpu(gpu.device, position, gpu.bus_id or "", gpu.uuid or "", gpu.name or "")
+            for position, gpu in enumerate(alive)
+        )
+        self._shares = [each.share for each in links.gpus]
+        self._staged = [each.staged_with for each in links.gpus]
+        self._indices = [each.index for each in links.gpus]
+        self._access = {(pair.source, pair.destination): pair.cuda is True for pair in self.snapshot.pairs}
+        self._enabled: set[tuple[int, int]] = set()
+
+    def can_reach(self, source: int, destination: int) -> bool:
+        """What the simulated CUDA says."""
+        return self._access.get((self.gpus[source].device, self.gpus[destination].device), False)
+
+    def enable(self, source: int, destination: int) -> None:
+        """Copies between the two are direct from now on."""
+        self._enabled.add((source, destination))
+
+    def allocate(self, place: Place, size_bytes: int) -> Memory:
+        """As much as anybody wants."""
+        return _NoMemory(place, size_bytes)
+
+    def seconds(self, streams: Sequence[CopyStream], repeats: int) -> float:
+        """The longest of the streams, each slowed by those that leave or enter the same GPU."""
+        ends = [(_place(stream.source), _place(stream.destination)) for stream in streams]
+        leaving, entering = Counter(source for source, _ in ends), Counter(destination for _, destination in ends)
+        lasts = [
+            self._seconds(stream, source, destination) * max(leaving[source], entering[destination])
+            for stream, (source, destination) in zip(streams, ends, strict=True)
+        ]
+        return repeats * max(lasts) * (1 + abs(self._noise.gauss(0.0, _SPREAD)))
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+    def _seconds(self, stream: CopyStream, source: Place, destination: Place) -> float:
+        if isinstance(source, HostMemory) or isinstance(destination, HostMemory):
+            gb_s, latency_us = self._host_gb_s(source, destination), _HOST_LATENCY_US
+        elif self._is_direct(source, destination):
+            gb_s = self._direct_gb_s(stream, source) * min(self._shares[source], self._shares[destination])
+            latency_us = self._expected("p2p.latency_us") or _LATENCY_US
+        else:
+            gb_s = self._expected("p2p.staged_gb_s") or self._profile.gpu.pcie_gb_s * _ACHIEVED
+            latency_us = self._expected("p2p.staged_latency_us") or _STAGED_LATENCY_US
+        return latency_us / MICROSECONDS_PER_SECOND + stream.size_bytes / gb_s / BYTES_PER_GB
+
+    def _is_direct(self, source: int, destination: int) -> bool:
+        staged = self._indices[destination] in self._staged[source]
+        return (source, destination) in self._enabled and not staged
+
+    def _direct_gb_s(self, stream: CopyStream, source: int) -> float:
+        writes = stream.by == source
+        if stream.engine is Engine.SM:
+            expected = self._expected("p2p.sm_write_gb_s")
+        else:
+            expected = self._expected("p2p.write_gb_s" if writes else "p2p.read_gb_s")
+        nvlink = self._profile.nvlink
+        limit = nvlink.pair_links * nvlink.link_gb_s if nvlink is not None else self._profile.gpu.pcie_gb_s
+        return expected or self._expected("p2p.write_gb_s") or limit * _ACHIEVED
+
+    def _host_gb_s(self, source: Place, destination: Place) -> float:
+        to_gpu = isinstance(source, HostMemory)
+        expected = self._expected("host_to_device_gb_s" if to_gpu else "device_to_host_gb_s")
+        pageable = HostMemory.PAGEABLE in (source, destination)
+        return (expected or self._profile.gpu.pcie_gb_s * _ACHIEVED) * (_PAGEABLE_SHARE if pageable else 1.0)
+
+    def _expected(self, quantity: str) -> float | None:
+        """What the profile expects; a threshold is a floor and no expectation."""
+        values = [each.value for each in self._profile.find(quantity) if each.kind is not ExpectedKind.THRESHOLD]
+        return values[0] if values else None
+
+
+class NoCounters:
+    """`ports.LinkCounters` where nothing counts."""
+
+    def read(self, gpu: int) -> tuple[int, int] | None:  # noqa: ARG002
+        """Nothing."""
+        return None
+
+
+def _place(region: Region) -> Place:
+    if not isinstance(region.memory, _NoMemory):
+        raise TypeError("a simulated copy has simulated memory at both ends")
+    return region.memory.place

@@ -1,0 +1,318 @@
+"""Measure copies between the GPUs of every ordered pair of ranks, disjoint pairs at once, verified by their owners."""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TypeVar, cast
+
+from gpubench.errors import CouldNotMeasureError
+from gpubench.measure.p2p import P2pRequest, label
+from gpubench.measure.p2p_rows import IPC, NETWORK, RankMachine
+from gpubench.measure.p2p_run import MatrixRun
+from gpubench.model.copies import Direction
+from gpubench.model.data_pattern import POISON, Block, DataPattern
+from gpubench.model.operation import DataType
+from gpubench.model.p2p import Cell, Pair, Series, rounds
+from gpubench.model.report import PairRow, Report
+from gpubench.ports import Group, LinkCounters, Listener, Memory, RankCopies
+
+T = TypeVar("T")
+
+_COUNTED_FROM_BYTES = 2**20
+"""NVLink counters tick in KiB, and other traffic ticks too."""
+
+_SECONDS_TO_SPEAK = 1.0
+_SECONDS_A_RANK = 0.05
+"""How long ranks that have done their part leave the word to those that have not, and each to those before it."""
+
+
+class RoundDeadline:
+    """Ends the job when a round of copies takes too long: CUDA and NCCL wait for ever for a rank that is gone.
+
+    Ranks that have not done their part name themselves; if none of them can speak, the lowest of the others does.
+    `expire` is called on a thread of its own and is not expected to return.
+    """
+
+    def __init__(self, seconds: float, rank: int, place: str, expire: Callable[[CouldNotMeasureError], object]) -> None:
+        self._seconds = seconds
+        self._patience_seconds = _SECONDS_TO_SPEAK + rank * _SECONDS_A_RANK
+        self._place = place
+        self._expire = expire
+        self._works = False
+
+    @contextmanager
+    def running(self, what: str) -> Iterator[None]:
+        """A round, named for the message, that has to end in time."""
+        over = threading.Event()
+        timer = threading.Timer(self._seconds, self._expired, (what, over))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            over.set()
+            timer.cancel()
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """This rank does its part; outside, it waits for the others."""
+        self._works = True
+        try:
+            yield
+        finally:
+            self._works = False
+
+    def _expired(self, what: str, over: threading.Event) -> None:
+        if not self._works and over.wait(self._patience_seconds):
+            return
+        who = "this rank has not finished" if self._works else "this rank has finished, and another one does not answer"
+        self._expire(
+            CouldNotMeasureError(
+                f"{what} did not end within {self._seconds:g} s: {who}",
+                expected="a round of copies in a fraction of a second",
+                reason="a rank was stopped or has died, a GPU hangs, or NCCL finds no way between two nodes",
+                next_step="dmesg | grep Xid; NCCL_DEBUG=INFO gpubench sendrecv; --timeout gives slow machines more",
+                where=self._place,
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    """What a rank tells the others of its two buffers: how to open them, or why nobody can use or open them."""
+
+    sent: bytes = b""
+    arrived: bytes = b""
+    unusable: str = ""
+    refused: str = ""
+
+
+class RankBench:
+    """This rank's buffers, and its part in what all ranks measure together. Every rank calls every method alike."""
+
+    def __init__(
+        self,
+        request: P2pRequest,
+        group: Group,
+        copies: RankCopies,
+        counters: LinkCounters,
+        deadline: RoundDeadline,
+    ) -> None:
+        self.request = request
+        self.group = group
+        self.copies = copies
+        self.deadline = deadline
+        self.row = 0
+        self.buffers: tuple[Memory, Memory] | None = None
+        self._counters = counters
+        self._has_counted = False
+        self.offers = group.gather(self._offer())
+
+    def measure(self, series: Series, pairs: Sequence[Pair]) -> dict[Pair, Cell]:
+        """One matrix: in as few rounds as can be, in each one way, then back."""
+        cells: dict[Pair, Cell] = {}
+        met = rounds(self.group.size)
+        for number, pairs_of_round in enumerate(met, 1):
+            for way in (pairs_of_round, tuple((other, one) for one, other in pairs_of_round)):
+                active = tuple(pair for pair in way if pair in pairs)
+                if active:
+                    cells |= self._together(f"round {number} of {len(met)}", series, active)
+        return {pair: cells[pair] for pair in pairs}
+
+    def measure_again(self, series: Series, pair: Pair, before: Cell) -> Cell:
+        """More samples of a cell, for one that is near a threshold."""
+        more = self._together("one pair again", series, (pair,))[pair]
+        return more if more.error else replace(more, seconds=(*before.seconds, *more.seconds))
+
+    def unusable(self, series: Series, rank: int) -> str:
+        """Why a rank's buffers cannot be used for this; empty where they can."""
+        offer = self.offers[rank]
+        return offer.unusable or ("" if series.network else offer.refused)
+
+    def count(self) -> int | None:
+        """Bytes that this rank's GPU has ever sent over NVLink."""
+        counted = self._counters.read(0)
+        return None if counted is None else counted[0]
+
+    def share(self, moved: int | None, due: int) -> float | None:
+        """How much of the bytes that were due was counted; a zero says nothing of a counter that never moved."""
+        self._has_counted = self._has_counted or bool(moved)
+        if moved is None or due < _COUNTED_FROM_BYTES or not self._has_counted:
+            return None
+        return moved / due
+
+    def close(self) -> None:
+        """Give everything back, once no rank uses another's memory any more."""
+        self.copies.release()
+        self.group.barrier()
+        self.copies.close()
+
+    def _offer(self) -> _Offer:
+        try:
+            sent, arrived = (self.copies.allocate(self.request.largest) for _ in range(2))
+        except CouldNotMeasureError as error:
+            return _Offer(unusable=_words(error))
+        self.buffers = (sent, arrived)
+        try:
+            return _Offer(self.copies.export(sent), self.copies.export(arrived))
+        except CouldNotMeasureError as error:
+            return _Offer(refused=_words(error))
+
+    def _together(self, title: str, series: Series, pairs: Sequence[Pair]) -> dict[Pair, Cell]:
+        self.row += 1
+        named = ", ".join(f"{source} → {destination}" for source, destination in pairs)
+        with self.deadline.running(f"{title} ({label(series)}; {named})"):
+            return _Round(self, series, pairs).cells()
+
+
+class _Round:
+    """Copies of disjoint pairs at the same time. Ranks go step by step, and each step ends when all have made it."""
+
+    def __init__(self, bench: RankBench, series: Series, pairs: Sequence[Pair]) -> None:
+        self._bench = bench
+        self._series = series
+        self._pairs = pairs
+        self._own = next((pair for pair in pairs if bench.group.rank in pair), None)
+        unusable = {pair: [bench.unusable(series, rank) for rank in pair] for pair in pairs}
+        self._errors = {pair: next(filter(None, texts)) for pair, texts in unusable.items() if any(texts)}
+        self._counted: int | None = None
+
+    def cells(self) -> dict[Pair, Cell]:
+        """What was measured of each pair, the same on every rank.
+
+        Fresh data are sent in the last sample, into a destination that was overwritten before.
+        """
+        method = self._bench.request.method
+        first = self._step(lambda pair: self._copies(pair, method.warmup, 1))
+        repeats = {pair: method.repeats_for(_slower(first, pair)[0]) for pair in self._unbroken()}
+        samples = self._step(lambda pair: self._copies(pair, repeats[pair], method.samples - 1))
+        self._step(self._prepare)
+        last = self._step(lambda pair: self._copies(pair, repeats[pair], 1))
+        checked = self._step(lambda pair: self._check(pair, repeats[pair]))
+        cells = {pair: Cell(error=error) for pair, error in self._errors.items()}
+        for pair in self._unbroken():
+            wrong, share, moved = (_either(checked, pair, part) for part in range(3))
+            seconds = (*_slower(samples, pair), *_slower(last, pair))
+            cells[pair] = Cell(seconds, cast("int | None", wrong), share, cast("int | None", moved))
+        return cells
+
+    def _unbroken(self) -> list[Pair]:
+        return [pair for pair in self._pairs if pair not in self._errors]
+
+    def _step(self, action: Callable[[Pair], T]) -> list[T | None]:
+        """What `action` returned on each rank; None where a rank has no pair, or one that is broken."""
+        answer: T | None = None
+        error = ""
+        if self._own is not None and self._own not in self._errors:
+            with self._bench.deadline.working():
+                try:
+                    answer = action(self._own)
+                except CouldNotMeasureError as raised:
+                    error = _words(raised)
+        answers = self._bench.group.gather((answer, error))
+        for pair in self._unbroken():
+            error = answers[pair[0]][1] or answers[pair[1]][1]
+            if error:
+                self._errors[pair] = error
+        return [each for each, _ in answers]
+
+    def _copies(self, pair: Pair, repeats: int, samples: int) -> tuple[float, ...]:
+        """Seconds a copy in each sample, on the rank that makes them; on its partner nothing, but over a network."""
+        bench, series, rank = self._bench, self._series, self._bench.group.rank
+        source, destination = pair
+        sent, arrived = self._buffers
+        if series.network:
+            own, peer = (sent, destination) if rank == source else (arrived, source)
+            return tuple(
+                bench.copies.exchange(own, peer, series.size_bytes, repeats, sends=rank == source) / repeats
+                for _ in range(samples)
+            )
+        if rank != (source if series.direction is Direction.WRITE else destination):
+            return ()
+        own, other = (
+            (sent, bench.offers[destination].arrived) if rank == source else (arrived, bench.offers[source].sent)
+        )
+        return tuple(
+            bench.copies.copy(own, other, series.direction, series.size_bytes, repeats) / repeats
+            for _ in range(samples)
+        )
+
+    def _prepare(self, pair: Pair) -> None:
+        """Fresh data to send, and nothing that could pass for it where it is to arrive."""
+        sent, arrived = self._buffers
+        if self._bench.request.check:
+            if self._bench.group.rank == pair[0]:
+                data, block = self._data()
+                sent.fill_sent(data, block, pair[0])
+            else:
+                arrived.fill_byte(self._series.size_bytes, POISON)
+        if self._bench.group.rank == pair[0] and not self._series.network:
+            self._counted = self._bench.count()
+
+    def _check(self, pair: Pair, repeats: int) -> tuple[int | None, float | None, int | None]:
+        """Wrong elements, told by the destination; the part and the number of bytes sent over NVLink, by the source."""
+        if self._bench.group.rank == pair[1]:
+            data, block = self._data()
+            wrong = self._buffers[1].count_wrong(data, [(block, pair[0])]) if self._bench.request.check else None
+            return wrong, None, None
+        counted = None if self._counted is None else self._bench.count()
+        moved = None if counted is None or self._counted is None else counted - self._counted
+        return None, self._bench.share(moved, repeats * self._series.size_bytes), moved
+
+    @property
+    def _buffers(self) -> tuple[Memory, Memory]:
+        return cast("tuple[Memory, Memory]", self._bench.buffers)
+
+    def _data(self) -> tuple[DataPattern, Block]:
+        """Random bits over the copied bytes, as words where they divide them."""
+        word = DataType.INT64 if self._series.size_bytes % DataType.INT64.size_bytes == 0 else DataType.UINT8
+        count = self._series.size_bytes // word.size_bytes
+        return DataPattern(word, None, self._bench.group.size), Block(self._bench.row, 1, count, 0, count)
+
+
+def _slower(samples: Sequence[tuple[float, ...] | None], pair: Pair) -> tuple[float, ...]:
+    """Each sample by the rank of a pair that took longer, where both have one."""
+    both = [found for found in (samples[rank] for rank in pair) if found]
+    return tuple(max(each) for each in zip(*both, strict=True))
+
+
+def _either(answers: Sequence[Sequence[float | None] | None], pair: Pair, part: int) -> float | None:
+    """A part of the answer of the rank of a pair that has it."""
+    found = [answer[part] for answer in (answers[rank] for rank in pair) if answer is not None]
+    return next((each for each in found if each is not None), None)
+
+
+def _words(error: CouldNotMeasureError) -> str:
+    return "; ".join(filter(None, (error.seen, error.reason)))
+
+
+class RankRun(MatrixRun):
+    """Measures a request between ranks and tells a listener; every rank runs it and comes to the same report."""
+
+    def __init__(
+        self, request: P2pRequest, bench: RankBench, machine: RankMachine, listener: Listener[PairRow]
+    ) -> None:
+        super().__init__(request, machine, listener)
+        self._everything = request
+        self._ranks = bench
+        self._wiring = machine
+        self._measured: Mapping[Pair, Cell] = {}
+
+    def run(self, *, strict: bool) -> Report:
+        """All of it: each series between the pairs that it is for, on one node or across."""
+        for series in self._everything.series:
+            scope = NETWORK if series.network else IPC
+            pairs = tuple(pair for pair in self._everything.pairs if self._wiring.scope(pair) == scope)
+            if pairs:
+                reachable = [pair for pair in pairs if self._wiring.can_reach(pair)]
+                self._measured = self._ranks.measure(series, reachable)
+                self._request = replace(self._everything, pairs=pairs)
+                self._matrix(series)
+        return self._report(strict=strict)
+
+    def _cell(self, series: Series, pair: Pair) -> Cell:  # noqa: ARG002 - that of the series being shown
+        return self._measured.get(pair, Cell())
+
+    def _again(self, series: Series, pair: Pair, before: Cell) -> Cell:
+        return self._ranks.measure_again(series, pair, before)

@@ -1,0 +1,171 @@
+"""`gpubench p2p` as a user types it, on simulated machines and on one without GPUs."""
+
+import csv
+import io
+import json
+from importlib.resources import files
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from gpubench.model.report import PAIR_COLUMNS
+from tests.cli.running import environment, gpubench, mpirun
+
+SCHEMA: dict[str, Any] = json.loads(files("gpubench.formats").joinpath("report.schema.json").read_text())
+MACHINE = ("p2p", "--simulate", "hgx-h200-4")
+
+
+def rows(*arguments: str) -> list[dict[str, str]]:
+    result = gpubench(*arguments, "--format", "csv")
+    assert result.returncode == 0, result.stderr
+    return list(csv.DictReader(io.StringIO(result.stdout)))
+
+
+def test_matrices_for_people() -> None:
+    result = gpubench(*MACHINE)
+    assert result.returncode == 0, result.stderr
+    text = result.stdout
+    assert "(SIMULATED)" in text
+    assert "256M, copy engine, written by the source, peer access on" in text
+    assert "256M, copy engine, written by the source, peer access off: through host memory" in text
+    assert "a copy of 16 bytes, copy engine" in text
+    assert "bandwidth with peer access on over that with it off" in text
+    assert "ring        write" in text
+    assert "verdict: PASS" in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_eight_gpus_fit(width: int) -> None:
+    result = gpubench("p2p", "--simulate", "hgx-h100-8", "--width", str(width))
+    assert max(map(len, result.stdout.splitlines())) <= width
+
+
+def test_every_row_says_that_it_is_simulated_and_follows_the_schema() -> None:
+    found = rows(*MACHINE)
+    assert tuple(found[0]) == PAIR_COLUMNS
+    assert {row["origin"] for row in found} == {"simulated"}
+    assert {row["verified"] for row in found} == {"no"}
+    assert {row["scope"] for row in found} == {"process"}
+    pairs = [row for row in found if "host" not in (row["source"], row["destination"])]
+    assert len(pairs) == 7 * 12
+    assert len(found) - len(pairs) == 4 * 4
+
+
+def test_the_document_validates(tmp_path: Path) -> None:
+    output = tmp_path / "p2p.json"
+    assert gpubench(*MACHINE, "--output", str(output)).returncode == 0
+    document = json.loads(output.read_text())
+    jsonschema.validate(document, SCHEMA)
+    assert list(document)[4:] == ["pairs", "matrices", "ratios", "patterns", "findings"]
+    assert document["metadata"]["profile"]["name"] == "hgx-h200-4"
+    assert document["ratios"]["GPU0"]["GPU1"] > 5
+
+
+def test_a_staged_link_is_found_and_fails_where_it_is_asked_to() -> None:
+    broken = (*MACHINE, "--fault", "link0-3:staged=yes")
+    result = gpubench(*broken)
+    assert result.returncode == 0
+    assert "WARN host-staged: GPU0 → GPU3, GPU3 → GPU0" in result.stdout
+    strict = gpubench(*broken, "--strict")
+    assert strict.returncode == 1
+    assert "FAIL host-staged" in strict.stdout
+
+
+def test_a_gpu_in_use_is_not_judged() -> None:
+    found = rows(*MACHINE, "--fault", "gpu1:busy=4711", "--no-patterns")
+    judged = [row for row in found if row["peer"] == "on" and int(row["size_bytes"]) > 16]
+    for row in judged:
+        in_use = "GPU1" in (row["source"], row["destination"])
+        assert row["verdict"] == ("SKIP" if in_use else "PASS")
+        assert ("GPU1 is in use by process 4711" in row["note"]) == in_use
+
+
+def test_small_copies_are_shown_by_what_they_take() -> None:
+    text = gpubench(*MACHINE, "--sizes", "8K,64K").stdout.splitlines()
+    corners = {title.split(",")[0]: corner.split()[0] for title, corner in pairwise(text) if ", copy engine" in title}
+    assert corners == {"8K": "µs", "64K": "GB/s"}
+
+
+def test_chosen_pairs_and_sizes_are_lines() -> None:
+    found = rows(*MACHINE, "--pairs", "0-1,3-2", "--sizes", "8:1M:32")
+    assert {(row["source"], row["destination"]) for row in found} == {("GPU0", "GPU1"), ("GPU3", "GPU2")}
+    assert len(found) == 2 * 2 * 4
+    assert all(row["bandwidth_gb_s"] and row["latency_us"] for row in found)
+    text = gpubench(*MACHINE, "--pairs", "0-1", "--sizes", "8:1M:32").stdout
+    assert "GPU0 → GPU1" in text
+
+
+def test_nvbandwidth_s_parameters() -> None:
+    result = gpubench(*MACHINE, "--as", "nvbandwidth")
+    assert "each 16 copies after 4 to warm up" in result.stdout
+    assert "512M, kernel, read by the destination" in result.stdout
+    assert "many pairs" not in result.stdout
+
+
+def test_one_gpu_copies_with_host_memory_only() -> None:
+    result = gpubench("p2p", "--simulate", "hgx-h200-1")
+    assert result.returncode == 0, result.stderr
+    assert "one GPU: copies with host memory only" in result.stdout
+    assert "to GPU, pinned" in result.stdout
+
+
+def test_pairs_without_peer_access_are_measured_through_the_host() -> None:
+    found = rows("p2p", "--simulate", "rtx-4090-2")
+    assert {row["verdict"] for row in found if row["peer"] == "on"} == {"SKIP"}
+    assert all(row["bandwidth_gb_s"] for row in found if row["peer"] == "off")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--pairs", "0-4"], "there is no GPU4"),
+        (["--pairs", "0-0"], "--pairs '0-0' is no pair"),
+        (["--pairs", "zero-one"], "--pairs 'zero-one' is no pair"),
+        (["--sizes", "1G:8"], "runs backwards"),
+        (["--as", "nvbandwith"], "try:      --as nvbandwidth"),
+        (["--as", "nvbandwidth", "--sizes", "8"], "exclude each other"),
+        (["--section", "pair"], "try:      --section pairs"),
+        (["--fault", "gpu7:lost=yes"], "gpu7"),
+        (["--output", "/nowhere/p2p.csv"], "No such file or directory"),
+    ],
+)
+def test_wrong_usage_is_one_clear_message(arguments: list[str], said: str) -> None:
+    result = gpubench(*MACHINE, *arguments)
+    assert result.returncode == 2, result.stdout
+    assert said in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_machine_without_gpus_says_what_it_needs() -> None:
+    result = gpubench("p2p")
+    if result.returncode == 0:
+        pytest.skip("this machine has GPUs")
+    assert result.returncode == 3
+    assert "at least one NVIDIA GPU for p2p" in result.stderr
+    assert "--simulate hgx-h200-4" in result.stderr
+
+
+def test_help_fits_eighty_columns() -> None:
+    result = gpubench("p2p", "--help", env=environment(COLUMNS="80", TERMINAL_WIDTH="80"))
+    assert max(map(len, result.stdout.splitlines())) <= 80
+    assert "gpubench p2p --pairs 0-1,1-0 --sizes 8:1G" in result.stdout
+
+
+@pytest.mark.mpi
+def test_ranks_cannot_be_simulated_and_the_message_comes_once() -> None:
+    result = mpirun(2, *MACHINE)
+    assert result.returncode == 2
+    assert (result.stderr + result.stdout).count("not measured yet") == 1
+
+
+def test_colours_show_what_is_slow() -> None:
+    broken = (*MACHINE, "--fault", "gpu1:speed=0.4")
+    plain = gpubench(*broken).stdout
+    coloured = gpubench(*broken, "--color", "always").stdout
+    assert "\x1b[" not in plain
+    assert "\x1b[1;31m157." in coloured
+    assert "\x1b[32m39" in coloured

@@ -1,0 +1,103 @@
+"""Copies between GPUs that are NumPy arrays: data really move, times are made up, and things can be broken."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from gpubench.errors import CouldNotMeasureError
+from gpubench.hardware.host import HostMemory
+from gpubench.model.copies import CopyGpu, Engine, Place
+from gpubench.ports import CopyStream, Memory
+
+DIRECT_GB_S, STAGED_GB_S, HOST_GB_S = 400.0, 38.0, 55.0
+DIRECT_SECONDS, STAGED_SECONDS = 2e-8, 15e-8
+
+Pair = tuple[int, int]
+
+
+@dataclass
+class Broken:
+    """What is wrong with the machine, by ordered pair of positions."""
+
+    unreachable: set[Pair] = field(default_factory=set)
+    refused: set[Pair] = field(default_factory=set)
+    staged: set[Pair] = field(default_factory=set)
+    slow: dict[Pair, float] = field(default_factory=dict)
+    wrong: set[Pair] = field(default_factory=set)
+    failing: set[Pair] = field(default_factory=set)
+    full: set[int] = field(default_factory=set)
+    noise: dict[Pair, list[float]] = field(default_factory=dict)
+
+
+class FakeCopies:
+    """`ports.Copies` and `ports.LinkCounters` at once: the counters tick with what goes over NVLink."""
+
+    def __init__(self, gpus: int, broken: Broken | None = None, *, counts: bool = True) -> None:
+        self.gpus = tuple(CopyGpu(f"GPU{n}", n, f"0000:0{n}:00.0", f"GPU-{n}", "NVIDIA H200") for n in range(gpus))
+        self.broken = broken or Broken()
+        self.enabled: set[Pair] = set()
+        self.closed = False
+        self.calls: list[tuple[tuple[Pair, ...], int]] = []
+        self._places: dict[int, Place] = {}
+        self._sent: Counter[int] = Counter()
+        self._received: Counter[int] = Counter()
+        self._counts = counts
+
+    def can_reach(self, source: int, destination: int) -> bool:
+        return (source, destination) not in self.broken.unreachable
+
+    def enable(self, source: int, destination: int) -> None:
+        if (source, destination) in self.broken.refused:
+            raise CouldNotMeasureError("cudaErrorPeerAccessUnsupported")
+        self.enabled.add((source, destination))
+
+    def allocate(self, place: Place, size_bytes: int) -> Memory:
+        if place in self.broken.full:
+            raise CouldNotMeasureError("out of memory")
+        memory = HostMemory(size_bytes)
+        self._places[id(memory)] = place
+        return memory
+
+    def seconds(self, streams: Sequence[CopyStream], repeats: int) -> float:
+        pairs = tuple((self._place(each.source.memory), self._place(each.destination.memory)) for each in streams)
+        self.calls.append((pairs, repeats))  # type: ignore[arg-type]
+        lasted = 0.0
+        for stream, pair in zip(streams, pairs, strict=True):
+            lasted = max(lasted, repeats * self._copy(stream, pair))
+        return lasted
+
+    def close(self) -> None:
+        self.closed = True
+
+    def read(self, gpu: int) -> tuple[int, int] | None:
+        return (self._sent[gpu], self._received[gpu]) if self._counts else None
+
+    def _place(self, memory: Memory) -> Place:
+        return self._places[id(memory)]
+
+    def _copy(self, stream: CopyStream, pair: tuple[Place, Place]) -> float:
+        source, destination = pair
+        size = stream.size_bytes
+        data = stream.source.memory.array(stream.source.offset_bytes, size, "uint8")
+        stream.destination.memory.array(stream.destination.offset_bytes, size, "uint8")[:] = data
+        if not isinstance(source, int) or not isinstance(destination, int):
+            return size / (HOST_GB_S * 1e9)
+        ends = (source, destination)
+        if ends in self.broken.failing:
+            raise CouldNotMeasureError(f"GPU{source} → GPU{destination}: cudaErrorIllegalAddress")
+        if ends in self.broken.wrong:
+            stream.destination.memory.array(stream.destination.offset_bytes + size - 1, 1, "uint8")[:] ^= 1
+        return self._lasts(stream, ends)
+
+    def _lasts(self, stream: CopyStream, ends: Pair) -> float:
+        size = stream.size_bytes
+        if ends not in self.enabled or ends in self.broken.staged:
+            return STAGED_SECONDS + size / (STAGED_GB_S * 1e9)
+        self._sent[ends[0]] += size * self.calls[-1][1]
+        self._received[ends[1]] += size * self.calls[-1][1]
+        share = self.broken.slow.get(ends, 1.0) * (0.93 if stream.engine is Engine.SM else 1.0)
+        noise = self.broken.noise.get(ends)
+        if noise:
+            share *= noise[0]
+            noise.append(noise.pop(0))
+        return DIRECT_SECONDS + size / (DIRECT_GB_S * share * 1e9)

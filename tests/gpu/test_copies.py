@@ -1,0 +1,184 @@
+"""Copies on real GPUs: right data every way, counters that move by what was copied, and faults that are found."""
+
+import os
+from collections.abc import Iterator, Sequence
+from itertools import permutations
+from math import isfinite
+from time import perf_counter
+
+import pytest
+
+from gpubench.errors import CouldNotMeasureError
+from gpubench.hardware.copies import CudaCopies, open_copies
+from gpubench.hardware.link_counters import NvlinkCounters
+from gpubench.hardware.nvml import read_driver
+from gpubench.model.copies import Engine, HostMemory, Place
+from gpubench.model.data_pattern import POISON, Block, DataPattern
+from gpubench.model.operation import DataType
+from gpubench.ports import CopyStream, Memory, Region
+
+DRIVER = read_driver(os.environ)
+SIZE = 8 * 2**20 + 24
+"""A tail that is no multiple of the 16 bytes that an SM moves at once."""
+
+WORDS = DataPattern(DataType.INT64, None, 4)
+BLOCK = Block(row=5, buffers=1, stride=SIZE // 8, offset=0, count=SIZE // 8)
+SLACK_BYTES = 64 * 1024
+"""Counters count whole KiB of each link, and synchronisation between GPUs counts as well."""
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(DRIVER.visible == 0, reason="no GPU here")]
+several = pytest.mark.skipif(DRIVER.visible < 2, reason="needs two GPUs")
+
+
+@pytest.fixture
+def copies() -> Iterator[CudaCopies]:
+    opened = open_copies(DRIVER)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def pairs(copies: CudaCopies) -> list[tuple[int, int]]:
+    found = [pair for pair in permutations(range(len(copies.gpus)), 2) if copies.can_reach(*pair)]
+    if not found:
+        pytest.skip("no GPU here reaches another")
+    return found
+
+
+def buffers(copies: CudaCopies, size_bytes: int = SIZE) -> dict[Place, tuple[Memory, Memory]]:
+    places: list[Place] = [*range(len(copies.gpus)), *HostMemory]
+    return {place: (copies.allocate(place, size_bytes), copies.allocate(place, size_bytes)) for place in places}
+
+
+def copied(copies: CudaCopies, ends: tuple[Memory, Memory], engine: Engine, by: int, rank: int) -> tuple[int, float]:
+    """Wrong elements after one copy of fresh data, and its seconds."""
+    source, destination = ends
+    source.fill_sent(WORDS, BLOCK, rank)
+    destination.fill_byte(SIZE, POISON)
+    assert destination.count_wrong(WORDS, [(BLOCK, rank)]) > SIZE // 8 - 100
+    seconds = copies.seconds([CopyStream(by, engine, Region(source, 0), Region(destination, 0), SIZE)], 1)
+    return destination.count_wrong(WORDS, [(BLOCK, rank)]), seconds
+
+
+@several
+def test_every_pair_engine_direction_and_way_moves_the_right_data(
+    copies: CudaCopies, pairs: Sequence[tuple[int, int]]
+) -> None:
+    memory, rank = buffers(copies), 0
+    for peer_access in (False, True):
+        for pair in pairs if peer_access else ():
+            copies.enable(*pair)
+        for source, destination in pairs:
+            for engine in Engine if peer_access else (Engine.CE,):
+                for by in (source, destination):
+                    rank += 1
+                    ends = memory[source][0], memory[destination][1]
+                    wrong, seconds = copied(copies, ends, engine, by, rank % 4)
+                    assert wrong == 0, (source, destination, engine, by, peer_access)
+                    assert isfinite(seconds)
+                    assert 0 < seconds < 10
+
+
+def test_copies_to_and_from_the_host_move_the_right_data(copies: CudaCopies) -> None:
+    memory = buffers(copies)
+    for gpu in range(len(copies.gpus)):
+        for host in HostMemory:
+            for engine in Engine if host is HostMemory.PINNED else (Engine.CE,):
+                for source, destination in ((gpu, host), (host, gpu)):
+                    wrong, _ = copied(copies, (memory[source][0], memory[destination][1]), engine, gpu, 2)
+                    assert wrong == 0, (source, destination, engine)
+
+
+def test_one_wrong_element_is_found(copies: CudaCopies) -> None:
+    for source, destination in buffers(copies).values():
+        wrong, _ = copied(copies, (source, destination), Engine.CE, 0, 3)
+        assert wrong == 0
+        destination.array(8 * 12345, 1, "uint64")[:] ^= 1
+        assert destination.count_wrong(WORDS, [(BLOCK, 3)]) == 1
+
+
+def test_sms_copy_from_and_to_any_byte(copies: CudaCopies) -> None:
+    source, destination = copies.allocate(0, SIZE), copies.allocate(0, SIZE)
+    source.fill_sent(WORDS, BLOCK, 0)
+    for origin, to, size in ((0, 0, 1), (16, 32, 4097), (1, 1, 70_001), (3, 8, 65_536), (0, 16, 5_000_003)):
+        destination.fill_byte(SIZE, POISON)
+        copies.seconds([CopyStream(0, Engine.SM, Region(source, origin), Region(destination, to), size)], 1)
+        given, taken = source.array(0, SIZE, "uint8").get(), destination.array(0, SIZE, "uint8").get()
+        assert (taken[to : to + size] == given[origin : origin + size]).all()
+        assert (taken[:to] == POISON).all()
+        assert (taken[to + size :] == POISON).all()
+
+
+@several
+def test_nvlinks_count_direct_copies_and_no_others(copies: CudaCopies, pairs: Sequence[tuple[int, int]]) -> None:
+    counters = NvlinkCounters([gpu.bus_id for gpu in copies.gpus])
+    memory, (source, destination) = buffers(copies), pairs[0]
+    before = counters.read(source)
+    if before is None:
+        pytest.skip("no NVLink counters here")
+    ends = memory[source][0], memory[destination][1]
+    copy = CopyStream(source, Engine.CE, Region(ends[0], 0), Region(ends[1], 0), SIZE)
+    copies.seconds([copy], 20)
+    assert counters.read(source) == pytest.approx(before, abs=SLACK_BYTES)
+    for pair in (pairs[0], pairs[0][::-1]):
+        copies.enable(*pair)
+    for engine in Engine:
+        sent, received = counters.read(source), counters.read(destination)
+        assert sent is not None
+        assert received is not None
+        direct = CopyStream(source, engine, copy.source, copy.destination, SIZE)
+        copies.seconds([direct], 100)
+        after_sent, after_received = counters.read(source), counters.read(destination)
+        assert after_sent is not None
+        assert after_received is not None
+        assert after_sent[0] - sent[0] == pytest.approx(100 * SIZE, rel=0.001)
+        assert after_received[1] - received[1] == pytest.approx(100 * SIZE, rel=0.001)
+    counters.close()
+
+
+@several
+def test_sms_are_refused_what_they_cannot_address(copies: CudaCopies) -> None:
+    memory = buffers(copies)
+    with pytest.raises(CouldNotMeasureError, match="cannot address"):
+        copied(copies, (memory[0][0], memory[1][1]), Engine.SM, 0, 0)
+    assert copied(copies, (memory[0][0], memory[1][1]), Engine.CE, 0, 0)[0] == 0
+
+
+@several
+def test_several_streams_at_once_and_more_copies_than_a_stream_holds(
+    copies: CudaCopies, pairs: Sequence[tuple[int, int]]
+) -> None:
+    memory = buffers(copies)
+    for peer_access in (False, True):
+        for pair in pairs if peer_access else ():
+            copies.enable(*pair)
+        for size, repeats in ((16, 1200), (SIZE, 30)):
+            streams = [
+                CopyStream(source, Engine.CE, Region(memory[source][0], 0), Region(memory[destination][1], 0), size)
+                for source, destination in pairs
+            ]
+            assert isfinite(copies.seconds(streams, repeats))
+
+
+def test_what_does_not_fit_is_refused_and_the_rest_goes_on(copies: CudaCopies) -> None:
+    with pytest.raises(CouldNotMeasureError, match="out of memory"):
+        copies.allocate(0, 2**50)
+    source, destination = copies.allocate(0, SIZE), copies.allocate(0, SIZE)
+    assert copied(copies, (source, destination), Engine.CE, 0, 1)[0] == 0
+
+
+@several
+def test_behind_the_gate_the_host_does_not_count(copies: CudaCopies, pairs: Sequence[tuple[int, int]]) -> None:
+    source, destination = pairs[0]
+    copies.enable(source, destination)
+    ends = Region(copies.allocate(source, 16), 0), Region(copies.allocate(destination, 16), 0)
+    copy = CopyStream(source, Engine.CE, *ends, 16)
+    copies.seconds([copy], 100)
+    together = copies.seconds([copy], 100) / 100
+    start = perf_counter()
+    for _ in range(100):
+        copies.seconds([copy], 1)
+    alone = (perf_counter() - start) / 100
+    assert 0 < together < 1
+    if together >= alone:
+        pytest.skip(f"{together * 1e6:.1f} µs a copy at once, {alone * 1e6:.1f} one by one")

@@ -1,0 +1,93 @@
+"""On real GPUs: copies between processes, through CUDA IPC and, as if each rank were a node, by NCCL."""
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from gpubench.hardware.nvml import read_driver
+from tests.cli.running import MPI_ENVIRONMENT, ROOT, environment, gpubench, mpirun_command
+
+DRIVER = read_driver(os.environ)
+NODE_PER_RANK = "a-node-per-rank"
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.mpi,
+    pytest.mark.skipif(DRIVER.visible < 2, reason="needs two GPUs"),
+]
+
+
+def started(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=110, env=environment(**MPI_ENVIRONMENT), cwd=ROOT
+    )
+
+
+def rows(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_every_pair_of_ranks_as_fast_as_in_one_process(ranks: int, tmp_path: Path) -> None:
+    if ranks > DRIVER.visible:
+        pytest.skip("fewer GPUs")
+    output = tmp_path / "p2p.json"
+    result = started(mpirun_command(ranks, "p2p", "--output", str(output)))
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.count("verdict:") == 1
+    found = json.loads(output.read_text())["pairs"]
+    assert len(found) == 3 * ranks * (ranks - 1)
+    assert {(row["scope"], row["verified"]) for row in found} == {("ipc", "last")}
+    alone = gpubench("p2p", "--pairs", "0-1", "--sizes", "256M", "--format", "csv")
+    in_one_process = next(row for row in rows(alone.stdout) if row["peer"] == "on")
+    written = [row["bandwidth_gb_s"] for row in found if row["size_bytes"] == 2**28 and row["direction"] == "write"]
+    assert min(written) > 0.95 * float(in_one_process["bandwidth_gb_s"])
+    assert all(row["host_staged"] is False for row in found if row["nvlink_bytes"] and row["size_bytes"] == 2**28)
+
+
+def test_each_rank_may_see_a_single_gpu() -> None:
+    words = [sys.executable, "-m", "gpubench", "p2p", "--sizes", "8,1001,4M", "--format", "csv"]
+    script = "CUDA_VISIBLE_DEVICES=$OMPI_COMM_WORLD_LOCAL_RANK exec " + " ".join(words)
+    result = started([mpirun_command(1)[0], "-n", "2", "bash", "-c", script])
+    assert result.returncode == 0, result.stdout + result.stderr
+    found = rows(result.stdout)
+    assert len(found) == 2 * 3
+    assert {row["verified"] for row in found} == {"last"}
+    assert "?" not in {row["path_class"] for row in found}
+
+
+def test_between_nodes_nccl_moves_the_right_data() -> None:
+    words = [sys.executable, "-m", "tests.gpu.test_p2p_ranks", NODE_PER_RANK]
+    result = started([mpirun_command(1)[0], "-n", "2", *words])
+    assert result.returncode == 0, result.stdout + result.stderr
+    found = rows(result.stdout)
+    assert [(row["engine"], row["path_class"], row["verified"]) for row in found] == [("nccl", "NET", "last")] * 4
+    assert all(float(row["bandwidth_gb_s"]) > 0 for row in found)
+
+
+def node_per_rank() -> int:
+    """Be a rank that believes, and makes NCCL believe, that it is alone on its node."""
+    from gpubench.cli import rank
+    from gpubench.cli.p2p import PARAMETERS, parse_p2p_options
+    from gpubench.cli.p2p_ranks import P2pRanksJob
+    from gpubench.hardware import mpi
+    from gpubench.hardware.launch import launched_by
+
+    launch = launched_by(os.environ)
+    assert launch is not None
+    os.environ |= {"CUDA_VISIBLE_DEVICES": str(launch.rank), "NCCL_HOSTID": f"node{launch.rank}"}
+    mpi.nodes = lambda group: (list(range(group.size)), 0)
+    given = {name: default for name, _, default in PARAMETERS} | {"sizes": "1001,16M", "format_name": "csv"}
+    options = parse_p2p_options(given)
+    return rank.run(lambda group: P2pRanksJob(group, options, []), launch)
+
+
+if __name__ == "__main__":
+    sys.exit(node_per_rank())

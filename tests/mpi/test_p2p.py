@@ -1,0 +1,253 @@
+"""`gpubench p2p` on ranks: of mpirun's where there is no GPU, and of threads that drive GPUs that are arrays."""
+
+import csv
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib.resources import files
+from itertools import permutations
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import jsonschema
+import pytest
+
+from gpubench.cli import p2p_ranks
+from gpubench.cli.job import identify
+from gpubench.cli.p2p import PARAMETERS, P2pOptions, parse_p2p_options
+from gpubench.cli.p2p_ranks import P2pRanksJob, machine_of
+from gpubench.errors import CouldNotMeasureError
+from gpubench.hardware.cuda import GpuIdentity
+from gpubench.hardware.nvml import Driver
+from gpubench.hardware.simulated.machine import parse_machine, snapshots
+from gpubench.measure.agreement import AgreedError
+from gpubench.model.report import RankIdentity
+from gpubench.model.snapshot import GpuProcess, Snapshot
+from tests.cli.running import gpubench, mpirun
+from tests.fakes.rank_copies import Fabric, FakeRankCopies
+from tests.fakes.ranks import ThreadGroup, run_ranks
+
+if TYPE_CHECKING:
+    from gpubench.hardware.mpi import MpiGroup
+
+SCHEMA: dict[str, Any] = json.loads(files("gpubench.formats").joinpath("report.schema.json").read_text())
+
+
+def said_once(result: Any, text: str) -> bool:
+    return bool((result.stdout + result.stderr).count(text) == 1 and "Traceback" not in result.stderr)
+
+
+@pytest.mark.mpi
+def test_ranks_without_gpus_end_with_one_message() -> None:
+    result = mpirun(3, "p2p")
+    if result.returncode == 0:
+        pytest.skip("this machine has GPUs")
+    assert result.returncode == 3
+    assert said_once(result, "at least one NVIDIA GPU for p2p")
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--pairs", "0-1,1-2"], "there is no rank 2"),
+        (["--output", "/nowhere/p2p.csv"], "cannot be written"),
+        (["--simulate", "hgx-h200-4"], "p2p --simulate under Open MPI's mpirun"),
+    ],
+)
+def test_wrong_usage_is_said_once_and_every_rank_ends_with_it(arguments: list[str], said: str) -> None:
+    result = mpirun(2, "p2p", *arguments)
+    assert result.returncode == 2
+    assert said_once(result, said)
+
+
+@pytest.mark.mpi
+def test_a_single_rank_measures_as_if_it_were_started_alone() -> None:
+    machine = ("p2p", "--simulate", "hgx-h200-4", "--format", "csv")
+    result = mpirun(1, *machine)
+    assert result.returncode == 0, result.stderr
+    assert len(rows(result.stdout)) == len(rows(gpubench(*machine).stdout))
+
+
+def rows(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+class Copies(FakeRankCopies):
+    def libraries(self) -> Mapping[str, str]:
+        return {"driver": "580"}
+
+    def exchange(self, *arguments: Any, sends: bool) -> float:
+        assert self.network, "NCCL was not started"
+        return super().exchange(*arguments, sends=sends)
+
+    network: object = None
+
+
+class Cluster:
+    """Some nodes of two H200s with a thread for each of their ranks, and all that the job would ask the machine."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, nodes: int, fabric: Fabric | None = None) -> None:
+        self.size = 2 * nodes
+        self.fabric = fabric or Fabric()
+        self.driver = Driver(version="580", cuda=13000, gpus=2, visible=2)
+        self.node: Snapshot = snapshots(parse_machine("hgx-h200-2"))[0]
+        places = [rank // 2 for rank in range(self.size)]
+        monkeypatch.setattr("gpubench.hardware.mpi.nodes", lambda group: (places, group.rank % 2))
+        monkeypatch.setattr("gpubench.hardware.mpi.library_version", lambda: "Open MPI of a test")
+        stubs: dict[str, Any] = {
+            "read_driver": lambda _environment: self.driver,
+            "check_installed": lambda _driver: None,
+            "probe": lambda _seconds, _environment: self.node,
+            "open_gpu": self.open_gpu,
+            "NcclLibrary": object,
+            "Network": lambda _group, library: library,
+            "NvlinkCounters": lambda _bus_ids: SimpleNamespace(read=lambda _gpu: None, close=lambda: None),
+            "CudaRankCopies": self.open_copies,
+        }
+        for name, stub in stubs.items():
+            monkeypatch.setattr(p2p_ranks, name, stub)
+
+    def open_gpu(self, _group: object, identity: RankIdentity, ranks: int, _driver: object) -> tuple[int, RankIdentity]:
+        assert ranks == 2
+        gpu = self.node.gpus[identity.local_rank]
+        found = GpuIdentity(str(gpu.name), identity.local_rank, str(gpu.bus_id).upper(), str(gpu.uuid))
+        return identity.rank, identify(identity, found)
+
+    def open_copies(self, rank: int, network: object) -> Copies:
+        copies = Copies(self.fabric, rank)
+        copies.network = network
+        return copies
+
+    def run(self, **given: Any) -> int:
+        asked = options(**given)
+
+        def body(group: ThreadGroup) -> int:
+            return P2pRanksJob(cast("MpiGroup", group), asked, ["p2p"]).run(None)
+
+        codes = run_ranks(self.size, body)
+        assert len(set(codes)) == 1
+        return codes[0]
+
+
+def options(**given: Any) -> P2pOptions:
+    """As if these had been typed."""
+    return parse_p2p_options({name: default for name, _, default in PARAMETERS} | {"sizes": "64K"} | given)
+
+
+def test_ranks_of_one_node(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert Cluster(monkeypatch, 1).run() == 0
+    text = capsys.readouterr().out
+    assert "p2p  2 ranks on node0" in text
+    assert "  rank 1 on node0" in text
+    assert "64K, copy engine, written by the source, peer access on, between processes (CUDA IPC)" in text
+    assert text.count("verdict: PASS") == 1
+    assert "MPI Open MPI of a test" in text
+    assert text.count("NVIDIA H200") == 2
+
+
+def test_matrices_of_two_nodes_hold_the_pairs_of_a_node_or_those_between_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert Cluster(monkeypatch, 2).run() == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "p2p  4 ranks on 2 nodes" in lines[0]
+    on_a_node = next(number for number, line in enumerate(lines) if line.startswith("64K, copy engine"))
+    between = lines.index("64K, NCCL send and receive, between nodes")
+    for title, measured in ((on_a_node, {(0, 1), (1, 0), (2, 3), (3, 2)}), (between, {(0, 2), (2, 0), (1, 3), (3, 0)})):
+        cells = [line.split()[1:] for line in lines[title + 2 : title + 6]]
+        for pair in permutations(range(4), 2):
+            is_on_a_node = pair[0] // 2 == pair[1] // 2
+            assert (cells[pair[0]][pair[1]] == "-") == (is_on_a_node != (title == on_a_node))
+        assert all(float(cells[one][other]) > 0 for one, other in measured)
+        assert [cells[rank][rank] for rank in range(4)] == ["X"] * 4
+
+
+def test_ranks_of_two_nodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    output = tmp_path / "p2p.json"
+    assert Cluster(monkeypatch, 2).run(output=[str(output)], format_name="csv") == 0
+    document = json.loads(output.read_text())
+    jsonschema.validate(document, SCHEMA)
+    hosts = document["metadata"]["hosts"]
+    assert len(set(hosts)) == 2
+    pairs = document["pairs"]
+    assert {row["source_node"] for row in pairs} == set(hosts)
+    assert {(row["scope"], row["engine"]) for row in pairs} == {("ipc", "ce"), ("network", "nccl")}
+    assert len(pairs) == 4 * 3
+    assert [rank["gpu_bus_id"] for rank in document["metadata"]["ranks"]] != [None] * 4
+    assert document["metadata"]["profile"]["name"] == "hgx-h200-2"
+
+
+def test_chosen_pairs_of_ranks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert Cluster(monkeypatch, 2).run(pairs=["3-2"], format_name="csv") == 0
+    assert [(row["source"], row["destination"]) for row in rows(capsys.readouterr().out)] == [("3", "2")]
+
+
+def test_wrong_data_fail_the_job_on_every_rank(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert Cluster(monkeypatch, 1, Fabric(wrong={(1, 0)})).run() == 1
+    assert "FAIL wrong-data: rank 1 → rank 0" in capsys.readouterr().out
+
+
+def test_refused_sharing_ends_with_could_not_measure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert Cluster(monkeypatch, 1, Fabric(closed_to={(0, 1)})).run() == 3
+    assert "different containers" in capsys.readouterr().out
+
+
+def test_one_node_without_gpus_stops_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(monkeypatch, 1)
+    cluster.driver = replace(cluster.driver, visible=0)
+    with pytest.raises(AgreedError, match="CUDA_VISIBLE_DEVICES hides the 2 GPUs of this host"):
+        cluster.run()
+
+
+@pytest.mark.parametrize(
+    ("given", "sizes"),
+    [
+        ({"sizes": None}, [16, 2**28]),
+        ({"sizes": None, "like": "nvbandwidth"}, [2**29]),
+        ({"sizes": "1K,4K"}, [1024, 4096]),
+    ],
+)
+def test_what_is_asked_for(monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], sizes: list[int]) -> None:
+    Cluster(monkeypatch, 1)
+    node = snapshots(parse_machine("hgx-h200-2"))[0]
+    machine = machine_of([node, node], [rank_of(node, 0, 0), rank_of(node, 1, 0), rank_of(node, 2, 1)])
+    request = p2p_ranks.request_for(options(**given), ((0, 1), (1, 2)), machine)
+    assert sorted({series.size_bytes for series in request.series}) == sizes
+    assert {series.direction for series in request.series if series.network} == {"write"}
+    assert (request.method.repeats == 16) == ("like" in given)
+    assert request.host_bytes is None
+
+
+def rank_of(node: Snapshot, rank: int, number: int) -> RankIdentity:
+    gpu = node.gpus[rank % 2]
+    found = GpuIdentity(str(gpu.name), 0, str(gpu.bus_id), str(gpu.uuid))
+    return identify(RankIdentity(rank=rank, host=node.host, node=number, local_rank=rank % 2, pid=100 + rank), found)
+
+
+def test_a_gpu_that_others_use_is_known_and_ranks_are_no_others() -> None:
+    node = snapshots(parse_machine("hgx-h200-2"))[0]
+    users = ((GpuProcess(pid=100),), (GpuProcess(pid=7, name="train.py"), GpuProcess(pid=8)))
+    used = [replace(gpu, processes=processes) for gpu, processes in zip(node.gpus, users, strict=True)]
+    machine = machine_of([replace(node, gpus=tuple(used))], [rank_of(node, 0, 0), rank_of(node, 1, 0)])
+    assert machine.busy == {1: "process 7 (train.py), process 8"}
+    assert machine.users(0, 1) == "rank 1 is in use by process 7 (train.py), process 8"
+
+
+def test_a_round_out_of_time_is_told_and_ends_the_job(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    Cluster(monkeypatch, 1)
+    ended: list[int] = []
+    monkeypatch.setattr(p2p_ranks, "SECONDS_TO_BE_HEARD", 0)
+    monkeypatch.setattr("gpubench.hardware.mpi.abort", lambda _group, code: ended.append(code))
+    job = P2pRanksJob(cast("MpiGroup", SimpleNamespace(rank=0, size=2)), options(), [])
+    job._expire(CouldNotMeasureError("round 1 of 1 did not end", where="rank 0 on here"))
+    assert ended == [3]
+    assert "gpubench: error: rank 0 on here: round 1 of 1 did not end" in capfd.readouterr().err
