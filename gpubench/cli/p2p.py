@@ -8,8 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from gpubench.cli import presentation, simulation
+from gpubench.cli import presentation, recording, simulation
 from gpubench.cli.presentation import Presentation, parse_choices, parse_presentation
+from gpubench.cli.recording import Recording, parse_recording
 from gpubench.cli.simulation import Simulation, parse_simulation
 from gpubench.errors import UsageError
 from gpubench.hardware.launch import launched_by
@@ -103,6 +104,7 @@ class P2pOptions:
     strict: bool
     timeout_s: float
     simulation: Simulation | None
+    recording: Recording
     presentation: Presentation
 
 
@@ -134,6 +136,10 @@ def parse_p2p_options(given: dict[str, Any]) -> P2pOptions:
         strict=given["strict"],
         timeout_s=given["timeout"],
         simulation=parse_simulation(given),
+        recording=parse_recording(
+            given,
+            {f"--{name}": given[name] for name in ("simulate", "record", "sizes", "pairs")} | {"--as": given["like"]},
+        ),
         presentation=parse_presentation(given, SECTIONS),
     )
 
@@ -143,20 +149,28 @@ def run(given: dict[str, Any]) -> None:
     options = parse_p2p_options(given)
     launch = launched_by(os.environ)
     if launch is None or launch.size == 1:
-        from gpubench.cli.p2p_job import run_alone
-
-        raise typer.Exit(run_alone(options, sys.argv[1:]))
-    if options.simulation is not None:
+        raise typer.Exit(_run_alone(options))
+    if options.simulation is not None or options.recording.replay is not None:
         raise UsageError(
-            f"p2p --simulate under {launch.launcher}",
-            expected="one process, which copies between all GPUs of the simulated machine",
-            reason="pairs of ranks are not measured yet on simulated machines",
+            f"p2p {'--replay' if options.simulation is None else '--simulate'} under {launch.launcher}",
+            expected="one process, which shows all GPUs of that machine",
+            reason="ranks measure what is there; pairs of ranks of a simulated machine are not measured yet",
             next_step="the same without the launcher",
         )
     from gpubench.cli import rank
     from gpubench.cli.p2p_ranks import P2pRanksJob
 
     raise typer.Exit(rank.run(lambda group: P2pRanksJob(group, options, sys.argv[1:]), launch))
+
+
+def _run_alone(options: P2pOptions) -> int:
+    if options.recording.replay is not None:
+        from gpubench.cli.p2p_replay import run_replayed
+
+        return run_replayed(options, options.recording.replay, sys.argv[1:])
+    from gpubench.cli.p2p_job import run_alone
+
+    return run_alone(options, sys.argv[1:])
 
 
 PARAMETERS: tuple[tuple[str, Any, Any], ...] = (
@@ -169,5 +183,6 @@ PARAMETERS: tuple[tuple[str, Any, Any], ...] = (
     ("strict", STRICT, False),
     ("timeout", TIMEOUT, 20.0),
     *simulation.PARAMETERS,
+    *recording.PARAMETERS,
     *presentation.PARAMETERS,
 )

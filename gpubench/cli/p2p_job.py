@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from gpubench.cli.delivery import delivering
 from gpubench.cli.p2p import NAME, As, P2pOptions
@@ -12,10 +13,13 @@ from gpubench.cli.presentation import check_writable
 from gpubench.cli.presenter import Presenter, terminal_style
 from gpubench.cli.run_metadata import recorded_settings, stamp
 from gpubench.errors import UsageError, no_gpu
+from gpubench.hardware import recorded
 from gpubench.hardware.nvml import read_driver
 from gpubench.hardware.probe import probe
+from gpubench.hardware.process_facts import read_rank_facts
 from gpubench.measure.p2p import (
     NVBANDWIDTH,
+    Bench,
     CopyBench,
     Method,
     P2pRequest,
@@ -23,6 +27,7 @@ from gpubench.measure.p2p import (
     steps,
     sweep_series,
 )
+from gpubench.measure.p2p_recording import FILE, VERSION, Recorded, RecordingBench
 from gpubench.measure.p2p_rows import Machine
 from gpubench.measure.p2p_run import P2pRun
 from gpubench.model.copies import CopyGpu, Direction, Engine, Pattern
@@ -44,40 +49,6 @@ _SECONDS_A_CELL = 0.07
 """What a cell of a matrix takes on H200: warm-up, three samples of 10 ms, filling and checking."""
 
 
-def run_alone(options: P2pOptions, arguments: Sequence[str]) -> int:
-    """Measure the GPUs of this host, or a simulated one's; the exit code.
-
-    Raises:
-        GpubenchError: no GPU, a pair that does not exist, or an output that cannot be written.
-    """
-    shown = options.presentation
-    check_writable(shown.outputs)
-    shows_progress = shown.show_progress and sys.stderr.isatty() and options.simulation is None
-    presenter = Presenter(shown, terminal_style(shown, sys.stdout), progress=shows_progress)
-    with delivering(presenter), _copies(options) as here:
-        copies, snapshot = here.copies, here.snapshot
-        node = Topology(snapshot)
-        request = _request(options, copies.gpus)
-        names = sorted({gpu.name for gpu in node.gpus if gpu.name})
-        found = match(names, len(node.gpus), switched=leads_to_switches(node.gpus))
-        machine = Machine(
-            topology=node,
-            profile=None if found is None else found.profile,
-            busy=_busy(snapshot, copies.gpus),
-            origin=Origin.MEASURED if options.simulation is None else Origin.SIMULATED,
-            gpus=copies.gpus,
-        )
-        cells = steps(request, len(copies.gpus))
-        presenter.begin(_metadata(options, arguments, node, machine, request, here.libraries), PAIR_COLUMNS)
-        if shows_progress:
-            presenter.note(f"{cells} copies to time: about {max(2, round(cells * _SECONDS_A_CELL))} s")
-        report = P2pRun(request, CopyBench(request, copies, here.counters), machine, presenter).run(
-            strict=options.strict
-        )
-        presenter.end(report)
-    return exit_code(report.verdict)
-
-
 @dataclass(frozen=True, slots=True)
 class _Here:
     """What copies, what counts, the facts of the machine, and versions for the metadata."""
@@ -86,6 +57,76 @@ class _Here:
     counters: LinkCounters
     snapshot: Snapshot
     libraries: Mapping[str, str]
+
+
+def run_alone(options: P2pOptions, arguments: Sequence[str]) -> int:
+    """Measure the GPUs of this host, or a simulated one's; the exit code.
+
+    Raises:
+        GpubenchError: no GPU, a pair that does not exist, or an output that cannot be written.
+    """
+    shown = options.presentation
+    check_writable(shown.outputs)
+    if options.recording.record is not None:
+        recorded.check_recordable(options.recording.record)
+    shows_progress = shown.show_progress and sys.stderr.isatty() and options.simulation is None
+    presenter = Presenter(shown, terminal_style(shown, sys.stdout), progress=shows_progress)
+    with delivering(presenter), _copies(options) as here:
+        copies = here.copies
+        request = _request(options, copies.gpus)
+        origin = Origin.MEASURED if options.simulation is None else Origin.SIMULATED
+        machine = machine_of(here.snapshot, copies.gpus, origin)
+        metadata = metadata_of(options, arguments, machine, request, here)
+        bench: Bench = CopyBench(request, copies, here.counters)
+        with _recorded(options.recording.record, here, request, bench, metadata) as bench:
+            presenter.begin(metadata, PAIR_COLUMNS)
+            if shows_progress:
+                cells = steps(request, len(copies.gpus))
+                presenter.note(f"{cells} copies to time: about {max(2, round(cells * _SECONDS_A_CELL))} s")
+            report = P2pRun(request, bench, machine, presenter).run(strict=options.strict)
+        presenter.end(report)
+    return exit_code(report.verdict)
+
+
+def machine_of(snapshot: Snapshot, gpus: Sequence[CopyGpu], origin: Origin) -> Machine:
+    """What is known of a host and of those of its GPUs that copy."""
+    node = Topology(snapshot)
+    names = sorted({gpu.name for gpu in node.gpus if gpu.name})
+    found = match(names, len(node.gpus), switched=leads_to_switches(node.gpus))
+    return Machine(
+        topology=node,
+        profile=None if found is None else found.profile,
+        busy=_busy(snapshot, gpus),
+        origin=origin,
+        gpus=gpus,
+    )
+
+
+@contextmanager
+def _recorded(
+    directory: Path | None, here: _Here, request: P2pRequest, bench: Bench, metadata: Metadata
+) -> Iterator[Bench]:
+    """The bench, writing down what it measures where that was asked for."""
+    if directory is None:
+        yield bench
+        return
+    ranks = [] if metadata.origin == Origin.SIMULATED else [read_rank_facts(0, 0, 0, metadata.environment)]
+    recorded.write_recording(directory, [here.snapshot], ranks)
+    with recorded.recording_samples(directory, FILE) as write:
+        write(
+            Recorded(
+                schema_version=VERSION,
+                origin=Origin(metadata.origin),
+                request=request,
+                hosts=(here.snapshot.host,),
+                gpus=tuple(here.copies.gpus),
+                unreachable=tuple(pair for pair in request.pairs if not bench.can_reach(pair)),
+                like=metadata.options["as"],
+                libraries=metadata.libraries,
+                environment=metadata.environment,
+            )
+        )
+        yield RecordingBench(bench, write)
 
 
 @contextmanager
@@ -186,35 +227,41 @@ def _busy(snapshot: Snapshot, gpus: Sequence[CopyGpu]) -> dict[int, str]:
     }
 
 
-def _metadata(
-    options: P2pOptions,
-    arguments: Sequence[str],
-    node: Topology,
-    machine: Machine,
-    request: P2pRequest,
-    libraries: Mapping[str, str],
+def metadata_of(
+    options: P2pOptions, arguments: Sequence[str], machine: Machine, request: P2pRequest, here: _Here
 ) -> Metadata:
+    """What a reader needs to know of a run in one process."""
     simulation = options.simulation
     return Metadata(
         **stamp(arguments),
         subject=NAME,
         origin=machine.origin,
-        hosts=[node.snapshot.host],
-        libraries=libraries,
+        hosts=[machine.topology.snapshot.host],
+        libraries=here.libraries,
         environment=recorded_settings(os.environ) if simulation is None else {},
-        options={
-            "pairs": [[machine.gpus[gpu].device for gpu in pair] for pair in request.pairs],
-            "sizes": sorted({each.size_bytes for each in request.series}),
-            "warmup": request.method.warmup,
-            "samples": request.method.samples,
-            "repeats": request.method.repeats,
-            "sample_seconds": request.method.sample_seconds,
-            "as": options.like,
-            "check": request.check,
-            "strict": options.strict,
-            "gpus": {gpu.device: f"{gpu.bus_id} {gpu.name}" for gpu in machine.gpus},
-        },
-        topology=node.fingerprint(),
-        profile=None if machine.profile is None else {"name": machine.profile.name, "sha256": machine.profile.sha256},
+        options=describe(machine, request, options.like, strict=options.strict),
+        topology=machine.topology.fingerprint(),
+        profile=profile_of(machine),
         source=None if simulation is None else simulation.source,
     )
+
+
+def describe(machine: Machine, request: P2pRequest, like: str | None, *, strict: bool) -> dict[str, object]:
+    """The request as plain data, for the metadata."""
+    return {
+        "pairs": [[machine.label(gpu) for gpu in pair] for pair in request.pairs],
+        "sizes": sorted({each.size_bytes for each in request.series}),
+        "warmup": request.method.warmup,
+        "samples": request.method.samples,
+        "repeats": request.method.repeats,
+        "sample_seconds": request.method.sample_seconds,
+        "as": like,
+        "check": request.check,
+        "strict": strict,
+        "gpus": {machine.label(gpu): machine.describe(gpu) for gpu in range(len(machine.gpus))},
+    }
+
+
+def profile_of(machine: Machine) -> dict[str, str] | None:
+    """The profile, for the metadata."""
+    return None if machine.profile is None else {"name": machine.profile.name, "sha256": machine.profile.sha256}

@@ -3,28 +3,31 @@
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import permutations
 
 from gpubench.cli.job import Silent, open_gpu
 from gpubench.cli.p2p import NAME, As, P2pOptions
-from gpubench.cli.p2p_job import DEFAULT_BYTES, NVBANDWIDTH_BYTES
+from gpubench.cli.p2p_job import DEFAULT_BYTES, NVBANDWIDTH_BYTES, describe, profile_of
 from gpubench.cli.presentation import check_writable
 from gpubench.cli.presenter import Presenter, rank_style
 from gpubench.cli.rank import SECONDS_TO_BE_HEARD
 from gpubench.cli.run_metadata import recorded_settings, stamp
 from gpubench.cli.topo_job import with_own_names
 from gpubench.errors import CouldNotMeasureError, UsageError, no_gpu
-from gpubench.hardware import mpi
+from gpubench.hardware import mpi, recorded
 from gpubench.hardware.cuda import CudaDevice, check_installed
 from gpubench.hardware.ipc import CudaRankCopies, Network
 from gpubench.hardware.link_counters import NvlinkCounters
 from gpubench.hardware.nccl import NcclLibrary
 from gpubench.hardware.nvml import Driver, read_driver
 from gpubench.hardware.probe import probe
+from gpubench.hardware.process_facts import read_rank_facts
 from gpubench.measure.agreement import agree
 from gpubench.measure.p2p import NVBANDWIDTH, Method, P2pRequest
-from gpubench.measure.p2p_ranks import RankBench, RankRun, RoundDeadline
+from gpubench.measure.p2p_ranks import RankBench, RankRun, RoundDeadline, Rounds
+from gpubench.measure.p2p_recording import FILE, VERSION, Recorded, RecordingRounds
 from gpubench.measure.p2p_rows import IPC, NETWORK, RankMachine
 from gpubench.model.copies import CopyGpu, Direction, Engine
 from gpubench.model.p2p import LATENCY_BYTES, Pair, Series
@@ -76,7 +79,8 @@ class P2pRanksJob:
         counters = NvlinkCounters([machine.gpus[group.rank].bus_id])
         deadline = RoundDeadline(options.timeout_s, group.rank, str(self.identity), self._expire)
         bench = RankBench(request, group, copies, counters, deadline)
-        report = RankRun(request, bench, machine, listener).run(strict=options.strict)
+        with self._recorded(bench, request, machine, metadata) as rounds:
+            report = RankRun(request, rounds, machine, listener).run(strict=options.strict)
         bench.close()
         counters.close()
         listener.end(report)
@@ -88,6 +92,8 @@ class P2pRanksJob:
             return None
         shown = self._options.presentation
         check_writable(shown.outputs)
+        if self._options.recording.record is not None:
+            recorded.check_recordable(self._options.recording.record)
         return Presenter(shown, rank_style(shown), progress=False)
 
     def _own_snapshot(self) -> Snapshot | None:
@@ -99,7 +105,7 @@ class P2pRanksJob:
         machine = None
         if gathered is not None:
             snapshots = [snapshot for snapshot, _ in gathered if snapshot is not None]
-            machine = machine_of(snapshots, [identity for _, identity in gathered])
+            machine = machine_of(snapshots, [identity for _, identity in gathered], Origin.MEASURED)
         return self._group.broadcast(machine)
 
     def _copies(self, device: CudaDevice, request: P2pRequest) -> CudaRankCopies:
@@ -112,7 +118,6 @@ class P2pRanksJob:
         return agree(group, lambda: CudaRankCopies(device, network), place=place)
 
     def _metadata(self, machine: RankMachine, request: P2pRequest, libraries: Mapping[str, str]) -> Metadata:
-        profile = machine.profile
         return Metadata(
             **stamp(self._arguments),
             subject=NAME,
@@ -121,10 +126,41 @@ class P2pRanksJob:
             ranks=self._group.gather(self.identity),
             libraries={**libraries, "MPI": mpi.library_version()},
             environment=recorded_settings(os.environ),
-            options=describe(self._options, machine, request),
+            options=describe(machine, request, self._options.like, strict=self._options.strict)
+            | {"timeout_s": self._options.timeout_s},
             topology=machine.topology.fingerprint(),
-            profile=None if profile is None else {"name": profile.name, "sha256": profile.sha256},
+            profile=profile_of(machine),
         )
+
+    @contextmanager
+    def _recorded(
+        self, bench: Rounds, request: P2pRequest, machine: RankMachine, metadata: Metadata
+    ) -> Iterator[Rounds]:
+        """The bench, on the first rank writing down what all measure where that was asked for."""
+        directory, identity = self._options.recording.record, self.identity
+        if directory is None:
+            yield bench
+            return
+        settings = recorded_settings(os.environ)
+        facts = self._group.collect(read_rank_facts(identity.rank, identity.node, identity.local_rank, settings))
+        if facts is None:
+            yield bench
+            return
+        recorded.write_recording(directory, [node.snapshot for node in machine.nodes], facts)
+        with recorded.recording_samples(directory, FILE) as write:
+            write(
+                Recorded(
+                    schema_version=VERSION,
+                    origin=Origin.MEASURED,
+                    request=request,
+                    hosts=tuple(node.snapshot.host for node in machine.nodes),
+                    ranks=tuple(metadata.ranks),
+                    like=self._options.like,
+                    libraries=metadata.libraries,
+                    environment=metadata.environment,
+                )
+            )
+            yield RecordingRounds(bench, write)
 
     def _expire(self, error: CouldNotMeasureError) -> None:
         """Say which round hangs, and end the job."""
@@ -139,7 +175,7 @@ def _check_gpus(driver: Driver) -> None:
     check_installed(driver)
 
 
-def machine_of(snapshots: Sequence[Snapshot], identities: Sequence[RankIdentity]) -> RankMachine:
+def machine_of(snapshots: Sequence[Snapshot], identities: Sequence[RankIdentity], origin: Origin) -> RankMachine:
     """The machine that ranks run on. `snapshots` are of the nodes in their order."""
     nodes = tuple(Topology(snapshot) for snapshot in with_own_names(snapshots))
     models = sorted({gpu.name for node in nodes for gpu in node.gpus if gpu.name})
@@ -148,7 +184,7 @@ def machine_of(snapshots: Sequence[Snapshot], identities: Sequence[RankIdentity]
         topology=nodes[0],
         profile=None if found is None else found.profile,
         busy=_busy(nodes, identities),
-        origin=Origin.MEASURED,
+        origin=origin,
         gpus=tuple(
             CopyGpu(
                 device=f"rank {identity.rank}",
@@ -228,23 +264,3 @@ def request_for(options: P2pOptions, pairs: Sequence[Pair], machine: RankMachine
         method=method,
         check=options.check,
     )
-
-
-def describe(options: P2pOptions, machine: RankMachine, request: P2pRequest) -> dict[str, object]:
-    """The request as plain data, for the metadata."""
-    return {
-        "pairs": [[machine.label(rank) for rank in pair] for pair in request.pairs],
-        "sizes": sorted({each.size_bytes for each in request.series}),
-        "warmup": request.method.warmup,
-        "samples": request.method.samples,
-        "repeats": request.method.repeats,
-        "sample_seconds": request.method.sample_seconds,
-        "as": options.like,
-        "check": request.check,
-        "strict": options.strict,
-        "timeout_s": options.timeout_s,
-        "gpus": {
-            machine.label(rank): f"on {machine.node(rank)}: {gpu.bus_id} {gpu.name}"
-            for rank, gpu in enumerate(machine.gpus)
-        },
-    }

@@ -8,8 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from gpubench.cli import presentation, simulation
+from gpubench.cli import presentation, recording, simulation
 from gpubench.cli.presentation import Presentation, parse_presentation
+from gpubench.cli.recording import parse_recording
 from gpubench.cli.simulation import Simulation, parse_simulation
 from gpubench.errors import UsageError
 from gpubench.hardware.launch import launched_by
@@ -38,16 +39,6 @@ FROM = Annotated[
         metavar="FILE",
         help="Show an NCCL topology XML, the text of `nvidia-smi topo -m` or -p2p, or a recorded snapshot.",
         show_default=False,
-    ),
-]
-REPLAY = Annotated[
-    str | None,
-    typer.Option("--replay", metavar="DIR", help="Show what --record wrote.", show_default=False),
-]
-RECORD = Annotated[
-    str | None,
-    typer.Option(
-        "--record", metavar="DIR", help="Also write the facts of every node and rank there.", show_default=False
     ),
 ]
 STRICT = Annotated[
@@ -84,11 +75,12 @@ def parse_topo_options(given: dict[str, Any]) -> TopoOptions:
     sources = [option for option, value in named.items() if value is not None]
     if len(sources) > 1:
         raise UsageError(f"{' and '.join(sources)} exclude each other", expected="one machine, or the one at hand")
+    folders = parse_recording(given, {})
     return TopoOptions(
         file=None if given["from_file"] is None else Path(given["from_file"]),
-        replay=None if given["replay"] is None else Path(given["replay"]),
+        replay=folders.replay,
         simulation=parse_simulation(given),
-        record=None if given["record"] is None else Path(given["record"]),
+        record=folders.record,
         strict=given["strict"],
         timeout_s=given["timeout"],
         presentation=parse_presentation(given, SECTIONS),
@@ -113,8 +105,7 @@ def run(given: dict[str, Any]) -> None:
 PARAMETERS: tuple[tuple[str, Any, Any], ...] = (
     ("from_file", FROM, None),
     *simulation.PARAMETERS,
-    ("replay", REPLAY, None),
-    ("record", RECORD, None),
+    *recording.PARAMETERS,
     ("strict", STRICT, False),
     ("timeout", TIMEOUT, 20.0),
     *presentation.PARAMETERS,

@@ -1,19 +1,19 @@
-"""Machines on disk: a folder with a snapshot a node (`nodes/HOST.json`) and the facts of every rank (`ranks.jsonl`)."""
+"""Machines on disk: a folder with a snapshot a node (`nodes/HOST.json`), the facts of every rank (`ranks.jsonl`), and
+what was measured there, a file a command (`p2p.jsonl`).
+"""
 
 import contextlib
-import json
 import os
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from gpubench.errors import UsageError
-from gpubench.model.plain import from_plain, to_plain
 from gpubench.model.rank_facts import RankFacts
 from gpubench.model.snapshot import Snapshot
+from gpubench.readers.json_lines import json_line, read_json_line
 from gpubench.readers.recording import read_snapshot, write_snapshot
-from gpubench.readers.recording_rules import check_text
 
 _NODES = "nodes"
 _RANKS = "ranks.jsonl"
@@ -58,8 +58,7 @@ def write_recording(directory: Path, snapshots: Sequence[Snapshot], ranks: Seque
     for snapshot in snapshots:
         name = _file_name(snapshot.host, taken)
         (directory / _NODES / f"{name}.json").write_text(write_snapshot(snapshot), encoding="utf-8")
-    lines = "".join(f"{json.dumps(to_plain(rank))}\n" for rank in ranks)
-    (directory / _RANKS).write_text(lines, encoding="utf-8")
+    (directory / _RANKS).write_text("".join(map(json_line, ranks)), encoding="utf-8")
 
 
 def read_recording(directory: Path, host: str | None = None) -> tuple[list[Snapshot], list[RankFacts]]:
@@ -93,16 +92,33 @@ def read_recording(directory: Path, host: str | None = None) -> tuple[list[Snaps
 def _read_ranks(path: Path) -> list[RankFacts]:
     if not path.exists():
         return []
-    ranks = []
-    for number, line in enumerate(_text(path).splitlines(), 1):
-        where = f"{path}, line {number}"
-        try:
-            plain = json.loads(line)
-        except ValueError as error:
-            raise UsageError(f"{where}: no JSON ({error})", expected="the facts of a rank as JSON") from error
-        check_text(plain, where)
-        ranks.append(from_plain(RankFacts, plain, where))
-    return ranks
+    lines = _text(path).splitlines()
+    return [read_json_line(RankFacts, line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
+
+
+@contextlib.contextmanager
+def recording_samples(directory: Path, name: str) -> Iterator[Callable[[object], None]]:
+    """Add a file of raw samples to a recording; what is called with a dataclass writes it, at once, as a line."""
+    with (directory / name).open("x", encoding="utf-8", buffering=1) as file:
+        yield lambda value: print(json_line(value), end="", file=file)
+
+
+def read_samples(directory: Path, name: str, command: str) -> list[tuple[str, str]]:
+    """The lines of a file of raw samples, each with its place; a last line that was cut off is left out.
+
+    Raises:
+        UsageError: the recording has no such file, for another command made it, or the file cannot be read.
+    """
+    path = directory / name
+    if not path.exists():
+        raise UsageError(
+            f"--replay {directory} holds no samples of {command}",
+            expected=f"{name}, which gpubench {command} --record writes",
+            reason="another command recorded it",
+            next_step=f"gpubench {command} --record {directory}-{command} on the machine in question",
+        )
+    *lines, _ = _text(path).split("\n")
+    return [(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
 
 
 def _text(path: Path) -> str:

@@ -3,9 +3,10 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
+from typing import Protocol
 
 from gpubench.errors import CouldNotMeasureError
-from gpubench.model.copies import CopyGpu, Direction, Engine, HostMemory, Pattern, Place, pairs_of
+from gpubench.model.copies import Direction, Engine, HostMemory, Pattern, Place, pairs_of
 from gpubench.model.data_pattern import POISON, Block, DataPattern
 from gpubench.model.operation import DataType
 from gpubench.model.p2p import LATENCY_BYTES, Cell, Pair, Series
@@ -67,7 +68,29 @@ class PatternResult:
     pairs: tuple[Pair, ...]
 
 
-class CopyBench:
+class Bench(Protocol):
+    """What measures the cells of a run in one process: GPUs, or a recording of them."""
+
+    def enable_peer_access(self) -> dict[Pair, str]:
+        """Enable it for every pair of which CUDA says that it can; why it failed, where it did."""
+
+    def can_reach(self, pair: Pair) -> bool:
+        """Whether both may address each other's memory, as CUDA says."""
+
+    def measure(self, series: Series, pair: Pair) -> Cell:
+        """One cell of a matrix; what goes wrong with this pair is in the cell."""
+
+    def measure_again(self, series: Series, pair: Pair, before: Cell) -> Cell:
+        """More samples of a cell, for one that is near a threshold."""
+
+    def measure_host(self, memory: HostMemory, gpu: int, *, to_gpu: bool) -> Cell:
+        """A copy between host memory and a GPU."""
+
+    def measure_pattern(self, pattern: Pattern, direction: Direction) -> PatternResult:
+        """Several pairs at once."""
+
+
+class CopyBench(Bench):
     """The buffers of a run and what is measured with them: on every GPU one that is sent from, and one for arrivals."""
 
     def __init__(self, request: P2pRequest, copies: Copies, counters: LinkCounters) -> None:
@@ -88,15 +111,10 @@ class CopyBench:
             except CouldNotMeasureError as error:
                 self.unusable[gpu] = error.seen
 
-    @property
-    def gpus(self) -> Sequence[CopyGpu]:
-        """The GPUs, by position."""
-        return self._copies.gpus
-
     def enable_peer_access(self) -> dict[Pair, str]:
-        """Enable it for every pair of which CUDA says that it can; why it failed, where it did."""
+        """Enable it wherever CUDA says that it can be; why it failed, where it did."""
         refused = {}
-        for pair in permutations(range(len(self.gpus)), 2):
+        for pair in permutations(range(len(self._copies.gpus)), 2):
             if self._copies.can_reach(*pair):
                 try:
                     self._copies.enable(*pair)
@@ -105,11 +123,11 @@ class CopyBench:
         return refused
 
     def can_reach(self, pair: Pair) -> bool:
-        """Whether both may address each other's memory, as CUDA says."""
+        """Whether CUDA says so of both."""
         return self._copies.can_reach(*pair) and self._copies.can_reach(*reversed(pair))
 
     def measure(self, series: Series, pair: Pair) -> Cell:
-        """One cell of a matrix; what goes wrong with this pair is in the cell."""
+        """Copy between two GPUs, or both ways at once."""
         source, destination = pair
         broken = next((self.unusable[gpu] for gpu in pair if gpu in self.unusable), None)
         if broken:
@@ -130,12 +148,12 @@ class CopyBench:
         return self._measured(streams, counted=source)
 
     def measure_again(self, series: Series, pair: Pair, before: Cell) -> Cell:
-        """More samples of a cell, for one that is near a threshold."""
+        """The same copies again, added to what was measured."""
         more = self.measure(series, pair)
         return more if more.error else replace(more, seconds=(*before.seconds, *more.seconds))
 
     def measure_host(self, memory: HostMemory, gpu: int, *, to_gpu: bool) -> Cell:
-        """A copy between host memory and a GPU."""
+        """Copy between a GPU and buffers that are made when they are first needed."""
         size_bytes = self._request.host_bytes or 0
         if gpu in self.unusable:
             return Cell(error=self.unusable[gpu])
@@ -152,9 +170,9 @@ class CopyBench:
         return self._measured([stream], counted=None)
 
     def measure_pattern(self, pattern: Pattern, direction: Direction) -> PatternResult:
-        """Several pairs at once, each into a place of its own at its destination."""
+        """Copy between several pairs at once, each into a place of its own at its destination."""
         size_bytes = self._request.pattern_bytes
-        pairs = pairs_of(pattern, len(self.gpus))
+        pairs = pairs_of(pattern, len(self._copies.gpus))
         if self.unusable:
             return PatternResult(pattern, direction, Cell(error=next(iter(self.unusable.values()))), pairs)
         taken: dict[int, int] = {}

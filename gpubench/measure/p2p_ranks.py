@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TypeVar, cast
+from typing import Protocol, TypeVar, cast
 
 from gpubench.errors import CouldNotMeasureError
 from gpubench.measure.p2p import P2pRequest, label
@@ -88,7 +88,17 @@ class _Offer:
     refused: str = ""
 
 
-class RankBench:
+class Rounds(Protocol):
+    """What measures the cells of a run between ranks: the ranks, or a recording of them."""
+
+    def measure(self, series: Series, pairs: Sequence[Pair]) -> dict[Pair, Cell]:
+        """One matrix."""
+
+    def measure_again(self, series: Series, pair: Pair, before: Cell) -> Cell:
+        """More samples of a cell, for one that is near a threshold."""
+
+
+class RankBench(Rounds):
     """This rank's buffers, and its part in what all ranks measure together. Every rank calls every method alike."""
 
     def __init__(
@@ -121,7 +131,7 @@ class RankBench:
         return {pair: cells[pair] for pair in pairs}
 
     def measure_again(self, series: Series, pair: Pair, before: Cell) -> Cell:
-        """More samples of a cell, for one that is near a threshold."""
+        """One pair again while all other ranks wait."""
         more = self._together("one pair again", series, (pair,))[pair]
         return more if more.error else replace(more, seconds=(*before.seconds, *more.seconds))
 
@@ -290,9 +300,7 @@ def _words(error: CouldNotMeasureError) -> str:
 class RankRun(MatrixRun):
     """Measures a request between ranks and tells a listener; every rank runs it and comes to the same report."""
 
-    def __init__(
-        self, request: P2pRequest, bench: RankBench, machine: RankMachine, listener: Listener[PairRow]
-    ) -> None:
+    def __init__(self, request: P2pRequest, bench: Rounds, machine: RankMachine, listener: Listener[PairRow]) -> None:
         super().__init__(request, machine, listener)
         self._everything = request
         self._ranks = bench

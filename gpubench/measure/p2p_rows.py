@@ -63,6 +63,10 @@ class Machine:
         """The name of a GPU in rows and matrices."""
         return self.gpus[gpu].device
 
+    def describe(self, gpu: int) -> str:
+        """Which GPU it is, for a header."""
+        return f"{self.gpus[gpu].bus_id} {self.gpus[gpu].name}"
+
     def node(self, gpu: int) -> str:  # noqa: ARG002 - all GPUs of one process are on one node
         """The host that a GPU is in."""
         return self.topology.snapshot.host
@@ -92,6 +96,10 @@ class RankMachine(Machine):
     def label(self, gpu: int) -> str:
         """The rank as a number."""
         return str(gpu)
+
+    def describe(self, gpu: int) -> str:
+        """Where a rank runs, and on which GPU."""
+        return f"on {self.node(gpu)}: {super().describe(gpu)}"
 
     def node(self, gpu: int) -> str:
         """The host that a rank runs on."""

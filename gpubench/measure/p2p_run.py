@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from gpubench.measure.p2p import CopyBench, P2pRequest, PatternResult, host_copies, label, steps
+from gpubench.measure.p2p import Bench, P2pRequest, PatternResult, host_copies, label, steps
 from gpubench.measure.p2p_findings import findings_of
 from gpubench.measure.p2p_rows import Machine, gb_s, host_row, pair_row, percent
 from gpubench.model.copies import Direction, Engine
@@ -182,7 +182,7 @@ class MatrixRun(ABC):
 class P2pRun(MatrixRun):
     """Measures the GPUs of one process."""
 
-    def __init__(self, request: P2pRequest, bench: CopyBench, machine: Machine, listener: Listener[PairRow]) -> None:
+    def __init__(self, request: P2pRequest, bench: Bench, machine: Machine, listener: Listener[PairRow]) -> None:
         super().__init__(request, machine, listener)
         self._bench = bench
 

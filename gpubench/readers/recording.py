@@ -1,14 +1,14 @@
 """A recorded snapshot: the JSON that `--record` writes and `--replay` and `--from` read."""
 
 import json
-import math
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any
 
 from gpubench.errors import UsageError
 from gpubench.model.plain import from_plain, to_plain
 from gpubench.model.report import Origin
 from gpubench.model.snapshot import SNAPSHOT_VERSION, Snapshot
+from gpubench.readers.json_lines import load_json
 from gpubench.readers.recording_rules import check_snapshot, check_text
 
 _EXPECTED = "a snapshot that gpubench recorded"
@@ -76,7 +76,7 @@ def _one_a_line(values: list[Any], *, indent: int) -> str:
 
 def _parsed(text: str, name: str) -> dict[str, Any]:
     try:
-        document = json.loads(text, parse_constant=_no_number, parse_float=_finite)
+        document = load_json(text)
     except json.JSONDecodeError as error:
         raise _refused(
             f"{name}, line {error.lineno}: the JSON is broken at column {error.colno}: {error.msg}",
@@ -89,15 +89,6 @@ def _parsed(text: str, name: str) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise _refused(f"{name}, line 1: the JSON is no object", reason="it is another program's JSON")
     return document
-
-
-def _no_number(word: str) -> NoReturn:
-    raise ValueError(f"{word}, which is no number")
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    return value if math.isfinite(value) else _no_number(text)
 
 
 def _check_version(document: dict[str, Any], name: str) -> None:

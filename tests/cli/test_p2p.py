@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from collections.abc import Callable
 from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
@@ -130,6 +131,8 @@ def test_pairs_without_peer_access_are_measured_through_the_host() -> None:
         (["--as", "nvbandwidth", "--sizes", "8"], "exclude each other"),
         (["--section", "pair"], "try:      --section pairs"),
         (["--fault", "gpu7:lost=yes"], "gpu7"),
+        (["--replay", "x"], "--replay and --simulate exclude each other"),
+        (["--record", "/proc/x"], "--record /proc/x cannot be written"),
         (["--output", "/nowhere/p2p.csv"], "No such file or directory"),
     ],
 )
@@ -138,6 +141,92 @@ def test_wrong_usage_is_one_clear_message(arguments: list[str], said: str) -> No
     assert result.returncode == 2, result.stdout
     assert said in result.stderr
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        [],
+        ["--fault", "link0-3:staged=yes"],
+        ["--fault", "gpu1:speed=0.4", "--fault", "gpu2:busy=9"],
+        ["--sizes", "8,64M"],
+    ],
+)
+def test_what_was_recorded_is_replayed(tmp_path: Path, broken: list[str]) -> None:
+    folder = str(tmp_path / "recorded")
+    shown = gpubench(*MACHINE, *broken, "--record", folder, "--format", "json")
+    again = gpubench("p2p", "--replay", folder, "--format", "json")
+    assert (again.returncode, again.stderr) == (shown.returncode, shown.stderr)
+    measured, replayed = (json.loads(result.stdout) for result in (shown, again))
+    for document in (measured, replayed):
+        document["metadata"] = {
+            name: document["metadata"][name] for name in ("hosts", "options", "topology", "profile", "origin")
+        }
+    assert replayed == measured
+    strictly = gpubench("p2p", "--replay", folder, "--strict").returncode
+    assert strictly == gpubench(*MACHINE, *broken, "--strict").returncode
+
+
+def test_a_recording_is_not_overwritten_and_shows_its_topology_too(tmp_path: Path) -> None:
+    folder = str(tmp_path / "recorded")
+    assert gpubench(*MACHINE, "--record", folder).returncode == 0
+    second = gpubench(*MACHINE, "--record", folder)
+    assert second.returncode == 2
+    assert "holds a recording already" in second.stderr
+    assert "GPU3" in gpubench("topo", "--replay", folder).stdout
+
+
+def test_a_run_that_was_cut_short_is_replayed_as_far_as_it_went(tmp_path: Path) -> None:
+    folder = tmp_path / "recorded"
+    assert gpubench(*MACHINE, "--record", str(folder)).returncode == 0
+    samples = folder / "p2p.jsonl"
+    lines = samples.read_text().splitlines(keepends=True)
+    samples.write_text("".join(lines[: len(lines) // 2]) + lines[-1][:20])
+    result = gpubench("p2p", "--replay", str(folder), "--format", "csv")
+    assert result.returncode == 3
+    found = list(csv.DictReader(io.StringIO(result.stdout)))
+    assert {row["note"] for row in found if row["verdict"] == "ERROR"} == {"not recorded: the run was cut short"}
+    assert any(row["bandwidth_gb_s"] for row in found)
+
+
+def edited(line: str, **changes: object) -> str:
+    return json.dumps(json.loads(line) | changes)
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (lambda lines: [], "p2p.jsonl: empty"),
+        (lambda lines: ["junk", *lines[1:]], "p2p.jsonl, line 1: no JSON"),
+        (
+            lambda lines: [lines[0], '{"of": "x", "cell": {"seconds": [NaN]}}'],
+            "line 2: no JSON (NaN, which is no number)",
+        ),
+        (lambda lines: [lines[0], '{"of": "x", "cell": {"seconds": [0.0]}}'], "line 2: a copy that took no time"),
+        (lambda lines: [edited(lines[0], schema_version=2)], "line 1: schema_version 2"),
+        (lambda lines: [edited(lines[0], unreachable=[[0, 9]])], "line 1: the pair [0, 9]"),
+        (lambda lines: [edited(lines[0], hosts=["elsewhere"])], "samples of elsewhere"),
+        (lambda lines: [edited(lines[0], hosts=[])], "line 1: ranks on more nodes than 0"),
+        (lambda lines: [edited(lines[0], wings=2)], "unknown field 'wings'"),
+    ],
+)
+def test_a_damaged_recording_names_its_line(tmp_path: Path, edit: Callable[[list[str]], list[str]], said: str) -> None:
+    folder = tmp_path / "recorded"
+    assert gpubench(*MACHINE, "--pairs", "0-1", "--sizes", "8", "--record", str(folder)).returncode == 0
+    samples = folder / "p2p.jsonl"
+    samples.write_text("".join(f"{line}\n" for line in edit(samples.read_text().splitlines())))
+    result = gpubench("p2p", "--replay", str(folder))
+    assert result.returncode == 2
+    assert said in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_what_topo_recorded_has_no_samples(tmp_path: Path) -> None:
+    folder = tmp_path / "recorded"
+    assert gpubench("topo", "--simulate", "hgx-h200-4", "--record", str(folder)).returncode == 0
+    result = gpubench("p2p", "--replay", str(folder))
+    assert result.returncode == 2
+    assert "holds no samples of p2p" in result.stderr
 
 
 def test_a_machine_without_gpus_says_what_it_needs() -> None:

@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator, Sequence
 from itertools import permutations
 from math import isfinite
+from pathlib import Path
 from time import perf_counter
 
 import pytest
@@ -16,6 +17,7 @@ from gpubench.model.copies import Engine, HostMemory, Place
 from gpubench.model.data_pattern import POISON, Block, DataPattern
 from gpubench.model.operation import DataType
 from gpubench.ports import CopyStream, Memory, Region
+from tests.cli.running import gpubench
 
 DRIVER = read_driver(os.environ)
 SIZE = 8 * 2**20 + 24
@@ -182,3 +184,12 @@ def test_behind_the_gate_the_host_does_not_count(copies: CudaCopies, pairs: Sequ
     assert 0 < together < 1
     if together >= alone:
         pytest.skip(f"{together * 1e6:.1f} µs a copy at once, {alone * 1e6:.1f} one by one")
+
+
+def test_what_was_recorded_is_replayed(tmp_path: Path) -> None:
+    folder, words = tmp_path / "recorded", ["--format", "csv", "--no-patterns"]
+    measured = gpubench("p2p", "--record", str(folder), *words)
+    assert measured.returncode == 0, measured.stderr
+    replayed = gpubench("p2p", "--replay", str(folder), *words)
+    assert replayed.returncode == 0, replayed.stderr
+    assert replayed.stdout.replace(",recorded,", ",measured,") == measured.stdout

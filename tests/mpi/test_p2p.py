@@ -23,7 +23,7 @@ from gpubench.hardware.cuda import GpuIdentity
 from gpubench.hardware.nvml import Driver
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.measure.agreement import AgreedError
-from gpubench.model.report import RankIdentity
+from gpubench.model.report import Origin, RankIdentity
 from gpubench.model.snapshot import GpuProcess, Snapshot
 from tests.cli.running import gpubench, mpirun
 from tests.fakes.rank_copies import Fabric, FakeRankCopies
@@ -185,6 +185,27 @@ def test_chosen_pairs_of_ranks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert [(row["source"], row["destination"]) for row in rows(capsys.readouterr().out)] == [("3", "2")]
 
 
+def test_what_ranks_recorded_is_replayed_by_one_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "recorded"
+    fabric = Fabric(slow={(3, 0): 0.4}, closed_to={(0, 1)})
+    cluster = Cluster(monkeypatch, 2, fabric)
+    assert cluster.run(sizes="64M", check=False, record=str(folder), format_name="csv") == 3
+    measured = rows(capsys.readouterr().out)
+    assert len((folder / "ranks.jsonl").read_text().splitlines()) == 4
+    result = gpubench("p2p", "--replay", str(folder), "--format", "csv")
+    assert result.returncode == 3, result.stderr
+    replayed = rows(result.stdout)
+    assert {row.pop("origin") for row in measured} == {"measured"}
+    assert {row.pop("origin") for row in replayed} == {"recorded"}
+    assert replayed == measured
+    assert {row["verdict"] for row in replayed} >= {"ERROR", "FAIL"}
+    text = gpubench("p2p", "--replay", str(folder)).stdout
+    assert "p2p  4 ranks on 2 nodes  (RECORDED)" in text
+    assert "MPI Open MPI of a test" in text
+
+
 def test_wrong_data_fail_the_job_on_every_rank(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -217,7 +238,7 @@ def test_one_node_without_gpus_stops_all_ranks(monkeypatch: pytest.MonkeyPatch) 
 def test_what_is_asked_for(monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], sizes: list[int]) -> None:
     Cluster(monkeypatch, 1)
     node = snapshots(parse_machine("hgx-h200-2"))[0]
-    machine = machine_of([node, node], [rank_of(node, 0, 0), rank_of(node, 1, 0), rank_of(node, 2, 1)])
+    machine = machine_of([node, node], [rank_of(node, 0, 0), rank_of(node, 1, 0), rank_of(node, 2, 1)], Origin.MEASURED)
     request = p2p_ranks.request_for(options(**given), ((0, 1), (1, 2)), machine)
     assert sorted({series.size_bytes for series in request.series}) == sizes
     assert {series.direction for series in request.series if series.network} == {"write"}
@@ -235,7 +256,7 @@ def test_a_gpu_that_others_use_is_known_and_ranks_are_no_others() -> None:
     node = snapshots(parse_machine("hgx-h200-2"))[0]
     users = ((GpuProcess(pid=100),), (GpuProcess(pid=7, name="train.py"), GpuProcess(pid=8)))
     used = [replace(gpu, processes=processes) for gpu, processes in zip(node.gpus, users, strict=True)]
-    machine = machine_of([replace(node, gpus=tuple(used))], [rank_of(node, 0, 0), rank_of(node, 1, 0)])
+    machine = machine_of([replace(node, gpus=tuple(used))], [rank_of(node, 0, 0), rank_of(node, 1, 0)], Origin.MEASURED)
     assert machine.busy == {1: "process 7 (train.py), process 8"}
     assert machine.users(0, 1) == "rank 1 is in use by process 7 (train.py), process 8"
 

@@ -1,0 +1,93 @@
+"""What `gpubench p2p --replay` does: the report of a recorded run, as if it were measured now."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpubench.cli.delivery import delivering
+from gpubench.cli.p2p import NAME, P2pOptions
+from gpubench.cli.p2p_job import describe, machine_of, profile_of
+from gpubench.cli.p2p_ranks import machine_of as machine_of_ranks
+from gpubench.cli.presentation import check_writable
+from gpubench.cli.presenter import Presenter, terminal_style
+from gpubench.cli.run_metadata import stamp
+from gpubench.errors import UsageError
+from gpubench.hardware import recorded
+from gpubench.measure.p2p_ranks import RankRun
+from gpubench.measure.p2p_recording import FILE, Recorded, ReplayedBench, ReplayedRounds, Sample, read_samples
+from gpubench.measure.p2p_rows import Machine, RankMachine
+from gpubench.measure.p2p_run import MatrixRun, P2pRun
+from gpubench.model.report import PAIR_COLUMNS, Metadata, Origin
+from gpubench.model.snapshot import Snapshot
+from gpubench.model.verdict import exit_code
+
+
+def run_replayed(options: P2pOptions, directory: Path, arguments: Sequence[str]) -> int:
+    """Show what was recorded; the exit code.
+
+    Raises:
+        GpubenchError: there is no recording of p2p, or an output cannot be written.
+    """
+    shown = options.presentation
+    check_writable(shown.outputs)
+    presenter = Presenter(shown, terminal_style(shown, sys.stdout), progress=False)
+    with delivering(presenter):
+        snapshots, _ = recorded.read_recording(directory)
+        found, samples = read_samples(recorded.read_samples(directory, FILE, NAME), f"--replay {directory}")
+        machine = _machine(found, snapshots, directory)
+        presenter.begin(_metadata(options, arguments, directory, machine, found), PAIR_COLUMNS)
+        report = _run(found, samples, machine, presenter).run(strict=options.strict)
+        presenter.end(report)
+    return exit_code(report.verdict)
+
+
+def _machine(found: Recorded, snapshots: Sequence[Snapshot], directory: Path) -> Machine:
+    """The machine as it was.
+
+    Raises:
+        UsageError: samples and nodes do not belong together.
+    """
+    origin = Origin.RECORDED if found.origin is Origin.MEASURED else found.origin
+    by_host = {snapshot.host: snapshot for snapshot in snapshots}
+    if missing := [host for host in found.hosts if host not in by_host]:
+        raise _strangers(directory, f"samples of {', '.join(missing)}")
+    nodes = [by_host[host] for host in found.hosts]
+    if found.ranks:
+        return machine_of_ranks(nodes, found.ranks, origin)
+    known = {gpu.device for gpu in nodes[0].gpus}
+    if missing := [gpu.device for gpu in found.gpus if gpu.device not in known]:
+        raise _strangers(directory, f"samples of {', '.join(missing)}")
+    return machine_of(nodes[0], found.gpus, origin)
+
+
+def _strangers(directory: Path, what: str) -> UsageError:
+    return UsageError(
+        f"--replay {directory}: {what}, which no node of the recording has",
+        expected="nodes and samples of one run",
+        reason="the folder was put together from several recordings",
+    )
+
+
+def _run(found: Recorded, samples: Sequence[Sample], machine: Machine, presenter: Presenter) -> MatrixRun:
+    if isinstance(machine, RankMachine):
+        return RankRun(found.request, ReplayedRounds(found, samples), machine, presenter)
+    return P2pRun(found.request, ReplayedBench(found, samples), machine, presenter)
+
+
+def _metadata(
+    options: P2pOptions, arguments: Sequence[str], directory: Path, machine: Machine, found: Recorded
+) -> Metadata:
+    nodes = machine.nodes if isinstance(machine, RankMachine) else (machine.topology,)
+    return Metadata(
+        **stamp(arguments),
+        subject=NAME,
+        origin=machine.origin,
+        hosts=[node.snapshot.host for node in nodes],
+        ranks=found.ranks,
+        libraries=found.libraries,
+        environment=found.environment,
+        options=describe(machine, found.request, found.like, strict=options.strict),
+        topology=machine.topology.fingerprint(),
+        profile=profile_of(machine),
+        source=f"--replay {directory}",
+    )

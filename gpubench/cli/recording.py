@@ -1,0 +1,52 @@
+"""The options that write down what was found, and show it again."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gpubench.errors import UsageError
+
+REPLAY = Annotated[
+    str | None,
+    typer.Option("--replay", metavar="DIR", help="Show what --record wrote.", show_default=False),
+]
+RECORD = Annotated[
+    str | None,
+    typer.Option(
+        "--record",
+        metavar="DIR",
+        help="Also write there the facts of every node and rank, and raw samples.",
+        show_default=False,
+    ),
+]
+
+PARAMETERS: tuple[tuple[str, Any, Any], ...] = (("replay", REPLAY, None), ("record", RECORD, None))
+"""Name, declaration and default of each, for a command's signature."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """The folder to write to, and the one to read instead of a machine."""
+
+    record: Path | None
+    replay: Path | None
+
+
+def parse_recording(given: Mapping[str, Any], excluded: Mapping[str, Any]) -> Recording:
+    """The folders that were named. `excluded` are other options that say what to show, with their values.
+
+    Raises:
+        UsageError: --replay beside one of these.
+    """
+    sources = [option for option, value in {"--replay": given["replay"], **excluded}.items() if value is not None]
+    if given["replay"] is not None and len(sources) > 1:
+        raise UsageError(
+            f"{' and '.join(sources)} exclude each other", expected="--replay alone: it shows what was recorded"
+        )
+    return Recording(
+        record=None if given["record"] is None else Path(given["record"]),
+        replay=None if given["replay"] is None else Path(given["replay"]),
+    )
