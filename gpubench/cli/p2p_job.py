@@ -141,7 +141,7 @@ def _copies(options: P2pOptions) -> Iterator[_Here]:
         return
     from gpubench.hardware.copies import open_copies
     from gpubench.hardware.cuda import check_installed
-    from gpubench.hardware.link_counters import NvlinkCounters
+    from gpubench.hardware.link_counters import NvmlCounters
 
     driver = read_driver(os.environ)
     if not driver.visible:
@@ -149,7 +149,7 @@ def _copies(options: P2pOptions) -> Iterator[_Here]:
     check_installed(driver)
     snapshot = probe(options.timeout_s, os.environ)
     copies = open_copies(driver, {gpu.bus_id: gpu.device for gpu in snapshot.gpus if gpu.bus_id})
-    counters = NvlinkCounters([gpu.bus_id for gpu in copies.gpus])
+    counters = NvmlCounters([gpu.bus_id for gpu in copies.gpus])
     try:
         yield _Here(copies, counters, snapshot, copies.libraries())
     finally:

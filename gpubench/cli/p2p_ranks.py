@@ -19,7 +19,7 @@ from gpubench.errors import CouldNotMeasureError, UsageError, no_gpu
 from gpubench.hardware import mpi, recorded
 from gpubench.hardware.cuda import CudaDevice, check_installed
 from gpubench.hardware.ipc import CudaRankCopies, Network
-from gpubench.hardware.link_counters import NvlinkCounters
+from gpubench.hardware.link_counters import NvmlCounters
 from gpubench.hardware.nccl import NcclLibrary
 from gpubench.hardware.nvml import Driver, read_driver
 from gpubench.hardware.probe import probe
@@ -76,7 +76,7 @@ class P2pRanksJob:
         metadata = self._metadata(machine, request, copies.libraries())
         if presenter is not None:
             presenter.begin(metadata, PAIR_COLUMNS)
-        counters = NvlinkCounters([machine.gpus[group.rank].bus_id])
+        counters = NvmlCounters([machine.gpus[group.rank].bus_id])
         deadline = RoundDeadline(options.timeout_s, group.rank, str(self.identity), self._expire)
         bench = RankBench(request, group, copies, counters, deadline)
         with self._recorded(bench, request, machine, metadata) as rounds:

@@ -6,12 +6,13 @@ from itertools import permutations
 from typing import Protocol
 
 from gpubench.errors import CouldNotMeasureError
+from gpubench.measure.p2p_counters import Meter
 from gpubench.model.copies import Direction, Engine, HostMemory, Pattern, Place, pairs_of
 from gpubench.model.data_pattern import POISON, Block, DataPattern
 from gpubench.model.operation import DataType
-from gpubench.model.p2p import LATENCY_BYTES, Cell, Pair, Series
+from gpubench.model.p2p import LATENCY_BYTES, Carried, Cell, Pair, Series
 from gpubench.model.units import format_size
-from gpubench.ports import Copies, CopyStream, LinkCounters, Memory, Region
+from gpubench.ports import Copies, CopyStream, Counted, LinkCounters, Memory, Region
 
 _WORD = DataType.INT64
 _BYTE = DataType.UINT8
@@ -96,12 +97,11 @@ class CopyBench(Bench):
     def __init__(self, request: P2pRequest, copies: Copies, counters: LinkCounters) -> None:
         self._request = request
         self._copies = copies
-        self._counters = counters
+        self._meter = Meter(counters)
         self._row = 0
         self._host_rows: dict[Place, int] = {}
         self._sent: dict[Place, Memory] = {}
         self._arrived: dict[Place, Memory] = {}
-        self._counted: set[int] = set()
         self.unusable: dict[int, str] = {}
         slots = max(1, len(copies.gpus) - 1) if request.patterns else 1
         for gpu in range(len(copies.gpus)):
@@ -167,7 +167,7 @@ class CopyBench(Bench):
         stream = CopyStream(
             gpu, Engine.CE, Region(self._sent[source], 0), Region(self._arrived[destination], 0), size_bytes
         )
-        return self._measured([stream], counted=None)
+        return self._measured([stream], counted=gpu, receives=to_gpu)
 
     def measure_pattern(self, pattern: Pattern, direction: Direction) -> PatternResult:
         """Copy between several pairs at once, each into a place of its own at its destination."""
@@ -190,37 +190,22 @@ class CopyBench(Bench):
             )
         return PatternResult(pattern, direction, self._measured(streams, counted=None), pairs)
 
-    def _measured(self, streams: Sequence[CopyStream], counted: int | None) -> Cell:
+    def _measured(self, streams: Sequence[CopyStream], counted: int | None, *, receives: bool = False) -> Cell:
         method = self._request.method
         try:
             first = self._copies.seconds(streams, method.warmup) / method.warmup
             repeats = method.repeats_for(first)
             samples = [self._copies.seconds(streams, repeats) / repeats for _ in range(method.samples - 1)]
             self._prepare(streams)
-            before = None if counted is None else self._counters.read(counted)
+            before = Counted() if counted is None else self._meter.read(counted)
             samples.append(self._copies.seconds(streams, repeats) / repeats)
-            moved = self._moved(counted, before)
+            carried = Carried()
+            if counted is not None:
+                carried = self._meter.since(before, counted, repeats * streams[0].size_bytes, receives=receives)
             wrong = self._wrong(streams)
         except CouldNotMeasureError as error:
             return Cell(error=error.seen)
-        due = repeats * streams[0].size_bytes
-        return Cell(tuple(samples), wrong, self._share(counted, moved, due), moved)
-
-    def _moved(self, gpu: int | None, before: tuple[int, int] | None) -> int | None:
-        """Bytes that a GPU has sent over NVLink since then."""
-        after = None if gpu is None or before is None else self._counters.read(gpu)
-        if gpu is None or before is None or after is None:
-            return None
-        moved = after[0] - before[0]
-        if moved > 0:
-            self._counted.add(gpu)
-        return moved
-
-    def _share(self, gpu: int | None, moved: int | None, due: int) -> float | None:
-        """How much of the bytes that were due was counted; a zero says nothing of a GPU whose counter never moved."""
-        if moved is None or due < _COUNTED_FROM_BYTES or (moved == 0 and gpu not in self._counted):
-            return None
-        return moved / due
+        return Cell(tuple(samples), wrong, carried)
 
     def _prepare(self, streams: Sequence[CopyStream]) -> None:
         """Fresh data to send, and nothing that could pass for it where it is to arrive.
@@ -254,9 +239,6 @@ class CopyBench(Bench):
             wrong += stream.destination.memory.count_wrong(data, [(block, _identity(sender))])
         return wrong
 
-
-_COUNTED_FROM_BYTES = 2**20
-"""The counters tick in KiB, and other traffic ticks too."""
 
 _IDENTITIES = {HostMemory.PINNED: 254, HostMemory.PAGEABLE: 255}
 

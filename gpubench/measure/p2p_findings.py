@@ -8,6 +8,7 @@ from gpubench.model.p2p import (
     FAILED_SHARE,
     JUDGED_FROM_BYTES,
     LATENCY_BYTES,
+    MOVED_SHARE,
     Cell,
     Oddity,
     Pair,
@@ -86,22 +87,26 @@ def staged_pairs(cells: Cells) -> dict[Pair, str]:
     found: dict[Pair, str] = {}
     for series, row in cells.items():
         for pair, cell in row.items():
-            if series.peer and cell.nvlink_share is not None and cell.nvlink_share < 0.5:
-                found[pair] = (
-                    f"{cell.nvlink_share:.0%} of the bytes went over NVLink, whose counters moved for other pairs"
-                )
+            if series.peer and cell.is_staged:
+                found[pair] = _counted(cell)
     on, off = _written(cells, peer=True), _written(cells, peer=False)
     for size in sorted({size for size in on if size in off and size >= JUDGED_FROM_BYTES})[-1:]:
         soon, late = on.get(LATENCY_BYTES, {}), off.get(LATENCY_BYTES, {})
         for pair, cell in on[size].items():
-            counted = cell.nvlink_share is not None
             if (
                 pair in off[size]
-                and not counted
+                and cell.is_staged is None
                 and looks_staged(cell, off[size][pair], soon.get(pair), late.get(pair))
             ):
                 found.setdefault(pair, "as slow as without peer access, in bandwidth and in latency")
     return found
+
+
+def _counted(cell: Cell) -> str:
+    """What the counters said of a copy that did not go over NVLink."""
+    carried = cell.carried
+    nvlink = f"{carried.nvlink_share:.0%} of the bytes went over NVLink, whose counters moved for other pairs"
+    return f"{nvlink}; they went over PCIe" if (carried.pcie_share or 0) >= MOVED_SHARE else nvlink
 
 
 def _written(cells: Cells, *, peer: bool) -> dict[int, Mapping[Pair, Cell]]:

@@ -8,19 +8,20 @@ from typing import Protocol, TypeVar, cast
 
 from gpubench.errors import CouldNotMeasureError
 from gpubench.measure.p2p import P2pRequest, label
+from gpubench.measure.p2p_counters import Meter
 from gpubench.measure.p2p_rows import IPC, NETWORK, RankMachine
 from gpubench.measure.p2p_run import MatrixRun
 from gpubench.model.copies import Direction
 from gpubench.model.data_pattern import POISON, Block, DataPattern
 from gpubench.model.operation import DataType
-from gpubench.model.p2p import Cell, Pair, Series, rounds
+from gpubench.model.p2p import Carried, Cell, Pair, Series, rounds
 from gpubench.model.report import PairRow, Report
-from gpubench.ports import Group, LinkCounters, Listener, Memory, RankCopies
+from gpubench.ports import Counted, Group, LinkCounters, Listener, Memory, RankCopies
 
 T = TypeVar("T")
 
-_COUNTED_FROM_BYTES = 2**20
-"""NVLink counters tick in KiB, and other traffic ticks too."""
+_OWN_GPU = 0
+"""Each rank counts what its one GPU carries."""
 
 _SECONDS_TO_SPEAK = 1.0
 _SECONDS_A_RANK = 0.05
@@ -115,8 +116,7 @@ class RankBench(Rounds):
         self.deadline = deadline
         self.row = 0
         self.buffers: tuple[Memory, Memory] | None = None
-        self._counters = counters
-        self._has_counted = False
+        self.meter = Meter(counters)
         self.offers = group.gather(self._offer())
 
     def measure(self, series: Series, pairs: Sequence[Pair]) -> dict[Pair, Cell]:
@@ -139,18 +139,6 @@ class RankBench(Rounds):
         """Why a rank's buffers cannot be used for this; empty where they can."""
         offer = self.offers[rank]
         return offer.unusable or ("" if series.network else offer.refused)
-
-    def count(self) -> int | None:
-        """Bytes that this rank's GPU has ever sent over NVLink."""
-        counted = self._counters.read(0)
-        return None if counted is None else counted[0]
-
-    def share(self, moved: int | None, due: int) -> float | None:
-        """How much of the bytes that were due was counted; a zero says nothing of a counter that never moved."""
-        self._has_counted = self._has_counted or bool(moved)
-        if moved is None or due < _COUNTED_FROM_BYTES or not self._has_counted:
-            return None
-        return moved / due
 
     def close(self) -> None:
         """Give everything back, once no rank uses another's memory any more."""
@@ -186,7 +174,7 @@ class _Round:
         self._own = next((pair for pair in pairs if bench.group.rank in pair), None)
         unusable = {pair: [bench.unusable(series, rank) for rank in pair] for pair in pairs}
         self._errors = {pair: next(filter(None, texts)) for pair, texts in unusable.items() if any(texts)}
-        self._counted: int | None = None
+        self._counted = Counted()
 
     def cells(self) -> dict[Pair, Cell]:
         """What was measured of each pair, the same on every rank.
@@ -199,12 +187,12 @@ class _Round:
         samples = self._step(lambda pair: self._copies(pair, repeats[pair], method.samples - 1))
         self._step(self._prepare)
         last = self._step(lambda pair: self._copies(pair, repeats[pair], 1))
-        checked = self._step(lambda pair: self._check(pair, repeats[pair]))
+        carried = self._step(lambda pair: self._carried(pair, repeats[pair]))
+        wrong = self._step(self._wrong)
         cells = {pair: Cell(error=error) for pair, error in self._errors.items()}
         for pair in self._unbroken():
-            wrong, share, moved = (_either(checked, pair, part) for part in range(3))
             seconds = (*_slower(samples, pair), *_slower(last, pair))
-            cells[pair] = Cell(seconds, cast("int | None", wrong), share, cast("int | None", moved))
+            cells[pair] = Cell(seconds, wrong[pair[1]], carried[pair[0]] or Carried())
         return cells
 
     def _unbroken(self) -> list[Pair]:
@@ -258,17 +246,20 @@ class _Round:
             else:
                 arrived.fill_byte(self._series.size_bytes, POISON)
         if self._bench.group.rank == pair[0] and not self._series.network:
-            self._counted = self._bench.count()
+            self._counted = self._bench.meter.read(_OWN_GPU)
 
-    def _check(self, pair: Pair, repeats: int) -> tuple[int | None, float | None, int | None]:
-        """Wrong elements, told by the destination; the part and the number of bytes sent over NVLink, by the source."""
-        if self._bench.group.rank == pair[1]:
-            data, block = self._data()
-            wrong = self._buffers[1].count_wrong(data, [(block, pair[0])]) if self._bench.request.check else None
-            return wrong, None, None
-        counted = None if self._counted is None else self._bench.count()
-        moved = None if counted is None or self._counted is None else counted - self._counted
-        return None, self._bench.share(moved, repeats * self._series.size_bytes), moved
+    def _carried(self, pair: Pair, repeats: int) -> Carried | None:
+        """What the links of the source counted, on its rank; nothing of what NCCL sends its own way."""
+        if self._bench.group.rank != pair[0] or self._series.network:
+            return None
+        return self._bench.meter.since(self._counted, _OWN_GPU, repeats * self._series.size_bytes)
+
+    def _wrong(self, pair: Pair) -> int | None:
+        """Wrong elements, on the destination's rank."""
+        if self._bench.group.rank != pair[1] or not self._bench.request.check:
+            return None
+        data, block = self._data()
+        return self._buffers[1].count_wrong(data, [(block, pair[0])])
 
     @property
     def _buffers(self) -> tuple[Memory, Memory]:
@@ -285,12 +276,6 @@ def _slower(samples: Sequence[tuple[float, ...] | None], pair: Pair) -> tuple[fl
     """Each sample by the rank of a pair that took longer, where both have one."""
     both = [found for found in (samples[rank] for rank in pair) if found]
     return tuple(max(each) for each in zip(*both, strict=True))
-
-
-def _either(answers: Sequence[Sequence[float | None] | None], pair: Pair, part: int) -> float | None:
-    """A part of the answer of the rank of a pair that has it."""
-    found = [answer[part] for answer in (answers[rank] for rank in pair) if answer is not None]
-    return next((each for each in found if each is not None), None)
 
 
 def _words(error: CouldNotMeasureError) -> str:

@@ -176,7 +176,8 @@ def pair_row(machine: Machine, series: Series, pair: Pair, cell: Cell, judged: t
         latency_us=_microseconds(cell),
         limit_gb_s=rounded(limit),
         limit_percent=percent(bandwidth, limit),
-        nvlink_bytes=cell.nvlink_bytes,
+        nvlink_bytes=cell.carried.nvlink_bytes,
+        pcie_bytes=cell.carried.pcie_bytes,
         path_class=machine.path(pair),
         host_staged=_is_staged(series, cell),
         verified=_verified(cell),
@@ -208,6 +209,7 @@ def host_row(machine: Machine, memory: HostMemory, gpu: int, cell: Cell, size_by
         latency_us=_microseconds(cell),
         limit_gb_s=rounded(limit),
         limit_percent=percent(bandwidth, limit),
+        pcie_bytes=cell.carried.pcie_bytes,
         path_class=None,
         verified=_verified(cell),
         verdict=verdict,
@@ -245,7 +247,7 @@ def _is_staged(series: Series, cell: Cell) -> bool | None:
     """Without peer access always; with it as the counters say, where they say something."""
     if not series.peer:
         return True if cell.seconds else None
-    return None if cell.nvlink_share is None else cell.nvlink_share < 0.5
+    return cell.is_staged
 
 
 def _verified(cell: Cell) -> str | None:

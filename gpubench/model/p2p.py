@@ -25,6 +25,11 @@ LIMIT_WARN_SHARE, LIMIT_FAIL_SHARE = 0.7, 0.4
 NEAR_SHARE = 0.03
 """A figure this near to a threshold is measured again before it is judged."""
 
+MOVED_SHARE, STILL_SHARE = 0.5, 0.1
+"""Of what was copied: counters that moved by less than the first were not on its way, by less than the second stood
+still.
+"""
+
 NOISY_SHARE = 0.1
 """Samples that differ by more than this part of their median say nothing about a figure near a threshold."""
 
@@ -63,18 +68,40 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True)
+class Carried:
+    """Bytes that one end's links carried, and their share of what was copied.
+
+    A share is None where nothing counted, or where it would rest on a zero of a counter that never moved in this run.
+    """
+
+    nvlink_bytes: int | None = None
+    nvlink_share: float | None = None
+    pcie_bytes: int | None = None
+    pcie_share: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Cell:
     """What was measured of one pair in one series.
 
-    `seconds` are the samples, each of one copy on average; `nvlink_share` is how much of the bytes went over NVLink,
-    None where nothing counted them, or where no other copy in the run showed that they are counted.
+    `seconds` are the samples, each of one copy on average; `carried` is what links counted in the last.
     """
 
     seconds: tuple[float, ...] = ()
     wrong: int | None = None
-    nvlink_share: float | None = None
-    nvlink_bytes: int | None = None
+    carried: Carried = Carried()
     error: str | None = None
+
+    @property
+    def is_staged(self) -> bool | None:
+        """Whether the counters say that it went through host memory; None where they say nothing.
+
+        What went over NVLink did not, nor what no PCIe link carried: to host memory there is no other way.
+        """
+        carried = self.carried
+        if carried.nvlink_share is not None:
+            return carried.nvlink_share < MOVED_SHARE
+        return False if carried.pcie_share is not None and carried.pcie_share < STILL_SHARE else None
 
     @property
     def typical_seconds(self) -> float:
@@ -148,7 +175,7 @@ def judge(figure: float, cell: Cell, reference: Reference) -> tuple[Verdict, str
     """The verdict on a pair's bandwidth and why; a failed verification outranks it elsewhere."""
     if is_near(figure, reference) and cell.spread > NOISY_SHARE:
         return Verdict.INCONCLUSIVE, f"samples differ by {cell.spread:.0%} near a threshold"
-    if cell.nvlink_share is not None and cell.nvlink_share < 0.5:
+    if cell.is_staged:
         return Verdict.FAIL, "the bytes did not go over NVLink: staged through host memory"
     compared = [
         (figure / other, other, whose)

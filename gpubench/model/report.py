@@ -154,6 +154,7 @@ class PairRow(Record):
     limit_gb_s: float | None
     limit_percent: float | None = None
     nvlink_bytes: int | None = None
+    pcie_bytes: int | None = None
     path_class: str | None
     transport: str | None = None
     host_staged: bool | None = None

@@ -1,13 +1,13 @@
 """Copies between GPUs that are NumPy arrays: data really move, times are made up, and things can be broken."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gpubench.errors import CouldNotMeasureError
 from gpubench.hardware.host import HostMemory
 from gpubench.model.copies import CopyGpu, Engine, Place
-from gpubench.ports import CopyStream, Memory
+from gpubench.ports import CopyStream, Counted, Memory
 
 DIRECT_GB_S, STAGED_GB_S, HOST_GB_S = 400.0, 38.0, 55.0
 DIRECT_SECONDS, STAGED_SECONDS = 2e-8, 15e-8
@@ -29,6 +29,10 @@ class Broken:
     noise: dict[Pair, list[float]] = field(default_factory=dict)
 
 
+PCIE_SENT, PCIE_RECEIVED = 1.094, 1.079
+"""What PCIe counters of H200s tick for each byte, headers included."""
+
+
 class FakeCopies:
     """`ports.Copies` and `ports.LinkCounters` at once: the counters tick with what goes over NVLink."""
 
@@ -39,8 +43,7 @@ class FakeCopies:
         self.closed = False
         self.calls: list[tuple[tuple[Pair, ...], int]] = []
         self._places: dict[int, Place] = {}
-        self._sent: Counter[int] = Counter()
-        self._received: Counter[int] = Counter()
+        self._counted: dict[str, Counter[int]] = defaultdict(Counter)
         self._counts = counts
 
     def can_reach(self, source: int, destination: int) -> bool:
@@ -69,8 +72,17 @@ class FakeCopies:
     def close(self) -> None:
         self.closed = True
 
-    def read(self, gpu: int) -> tuple[int, int] | None:
-        return (self._sent[gpu], self._received[gpu]) if self._counts else None
+    def read(self, gpu: int) -> Counted:
+        if not self._counts:
+            return Counted()
+        pcie = [int(self._counted[way][gpu]) % 2**32 for way in ("pcie sent", "pcie received")]
+        return Counted(self._counted["nvlink sent"][gpu], self._counted["nvlink received"][gpu], *pcie)
+
+    def _count(self, link: str, ends: tuple[Place, Place], size_bytes: int) -> None:
+        headers = PCIE_SENT, PCIE_RECEIVED
+        for end, way, share in zip(ends, ("sent", "received"), headers if link == "pcie" else (1, 1), strict=True):
+            if isinstance(end, int):
+                self._counted[f"{link} {way}"][end] += int(size_bytes * self.calls[-1][1] * share)
 
     def _place(self, memory: Memory) -> Place:
         return self._places[id(memory)]
@@ -81,6 +93,7 @@ class FakeCopies:
         data = stream.source.memory.array(stream.source.offset_bytes, size, "uint8")
         stream.destination.memory.array(stream.destination.offset_bytes, size, "uint8")[:] = data
         if not isinstance(source, int) or not isinstance(destination, int):
+            self._count("pcie", pair, size)
             return size / (HOST_GB_S * 1e9)
         ends = (source, destination)
         if ends in self.broken.failing:
@@ -92,9 +105,9 @@ class FakeCopies:
     def _lasts(self, stream: CopyStream, ends: Pair) -> float:
         size = stream.size_bytes
         if ends not in self.enabled or ends in self.broken.staged:
+            self._count("pcie", ends, size)
             return STAGED_SECONDS + size / (STAGED_GB_S * 1e9)
-        self._sent[ends[0]] += size * self.calls[-1][1]
-        self._received[ends[1]] += size * self.calls[-1][1]
+        self._count("nvlink", ends, size)
         share = self.broken.slow.get(ends, 1.0) * (0.93 if stream.engine is Engine.SM else 1.0)
         noise = self.broken.noise.get(ends)
         if noise:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from gpubench.errors import CouldNotMeasureError
 from gpubench.hardware.host import HostMemory
 from gpubench.model.copies import Direction
-from gpubench.ports import Memory
+from gpubench.ports import Counted, Memory
 
 if TYPE_CHECKING:
     import numpy as np
@@ -116,10 +116,10 @@ class FakeRankCopies:
     def close(self) -> None:
         self._note("close")
 
-    def read(self, gpu: int) -> tuple[int, int] | None:
+    def read(self, gpu: int) -> Counted:
         assert gpu == 0
         with self._fabric.lock:
-            return self._fabric.sent_bytes.get(self._rank, 0), 0
+            return Counted(nvlink_sent=self._fabric.sent_bytes.get(self._rank, 0))
 
     def _note(self, what: str) -> None:
         with self._fabric.lock:

@@ -11,11 +11,13 @@ import pytest
 
 from gpubench.errors import CouldNotMeasureError
 from gpubench.hardware.copies import CudaCopies, open_copies
-from gpubench.hardware.link_counters import NvlinkCounters
+from gpubench.hardware.link_counters import NvmlCounters
 from gpubench.hardware.nvml import read_driver
+from gpubench.measure.p2p_counters import Meter
 from gpubench.model.copies import Engine, HostMemory, Place
 from gpubench.model.data_pattern import POISON, Block, DataPattern
 from gpubench.model.operation import DataType
+from gpubench.model.p2p import Carried
 from gpubench.ports import CopyStream, Memory, Region
 from tests.cli.running import gpubench
 
@@ -112,29 +114,30 @@ def test_sms_copy_from_and_to_any_byte(copies: CudaCopies) -> None:
 
 
 @several
-def test_nvlinks_count_direct_copies_and_no_others(copies: CudaCopies, pairs: Sequence[tuple[int, int]]) -> None:
-    counters = NvlinkCounters([gpu.bus_id for gpu in copies.gpus])
+def test_links_count_what_goes_over_them_and_nothing_else(copies: CudaCopies, pairs: Sequence[tuple[int, int]]) -> None:
+    counters = NvmlCounters([gpu.bus_id for gpu in copies.gpus])
+    if counters.read(0).nvlink_sent is None or counters.read(0).pcie_sent is None:
+        pytest.skip("no counters here")
     memory, (source, destination) = buffers(copies), pairs[0]
-    before = counters.read(source)
-    if before is None:
-        pytest.skip("no NVLink counters here")
     ends = memory[source][0], memory[destination][1]
-    copy = CopyStream(source, Engine.CE, Region(ends[0], 0), Region(ends[1], 0), SIZE)
-    copies.seconds([copy], 20)
-    assert counters.read(source) == pytest.approx(before, abs=SLACK_BYTES)
+
+    def carried(engine: Engine, copied: int) -> tuple[Carried, Carried]:
+        meter = Meter(counters)
+        before = [meter.read(gpu) for gpu in (source, destination)]
+        copies.seconds([CopyStream(source, engine, Region(ends[0], 0), Region(ends[1], 0), SIZE)], copied)
+        due = copied * SIZE
+        return meter.since(before[0], source, due), meter.since(before[1], destination, due, receives=True)
+
+    for side, headers in zip(carried(Engine.CE, 20), (1.09, 1.08), strict=True):
+        assert side.nvlink_bytes == pytest.approx(0, abs=SLACK_BYTES)
+        assert side.pcie_share == pytest.approx(headers, abs=0.03)
     for pair in (pairs[0], pairs[0][::-1]):
         copies.enable(*pair)
     for engine in Engine:
-        sent, received = counters.read(source), counters.read(destination)
-        assert sent is not None
-        assert received is not None
-        direct = CopyStream(source, engine, copy.source, copy.destination, SIZE)
-        copies.seconds([direct], 100)
-        after_sent, after_received = counters.read(source), counters.read(destination)
-        assert after_sent is not None
-        assert after_received is not None
-        assert after_sent[0] - sent[0] == pytest.approx(100 * SIZE, rel=0.001)
-        assert after_received[1] - received[1] == pytest.approx(100 * SIZE, rel=0.001)
+        for side in carried(engine, 100):
+            assert side.nvlink_share == pytest.approx(1, rel=0.001)
+            assert side.pcie_bytes is not None
+            assert side.pcie_bytes < 100 * SIZE / 100
     counters.close()
 
 

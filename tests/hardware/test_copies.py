@@ -17,12 +17,12 @@ from gpubench.hardware import cuda_gate, host_memory
 from gpubench.hardware.copies import open_copies
 from gpubench.hardware.copy_device import cuda_failed
 from gpubench.hardware.cuda_gate import MOST_WAITING, Gate
-from gpubench.hardware.link_counters import NvlinkCounters
+from gpubench.hardware.link_counters import NvmlCounters
 from gpubench.hardware.nvml import Driver
 from gpubench.model.copies import Engine, HostMemory, Place
 from gpubench.model.data_pattern import POISON, Block, DataPattern
 from gpubench.model.operation import DataType
-from gpubench.ports import Copies, CopyStream, LinkCounters, Memory, Region
+from gpubench.ports import Copies, CopyStream, Counted, LinkCounters, Memory, Region
 from tests.fakes import cupy_on_numpy
 from tests.fakes.cupy_on_numpy import Cuda, CudaError, Runtime, Stream
 from tests.fakes.nvml import FakeGpu, FakeNvml, NVMLError
@@ -399,9 +399,11 @@ def test_an_older_driver_has_an_older_gate_or_none(monkeypatch: pytest.MonkeyPat
     gate.free()
 
 
-def with_counters(sent_kib: int | None, received_kib: int | None) -> FakeGpu:
+def with_counters(sent_kib: int | None, received_kib: int | None, pcie: int | None = None) -> FakeGpu:
     def values(scope: int) -> dict[int, int | None]:
-        return {138: sent_kib, 139: received_kib} if scope == 0xFFFFFFFF else nvml_fields(scope)
+        if scope == 0xFFFFFFFF:
+            return {138: sent_kib, 139: received_kib}
+        return {**nvml_fields(scope), 197: pcie, 198: None if pcie is None else pcie + 1}
 
     return FakeGpu(fields=values)
 
@@ -415,23 +417,29 @@ class CountingNvml(FakeNvml):
         return self.gpus[int(bus_id)]
 
 
-def test_nvlink_counters_are_bytes_of_the_gpu_at_that_position(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counters_are_bytes_of_the_gpu_at_that_position(monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = CountingNvml(
-        with_counters(10, 3), with_counters(0, 2**30), with_counters(None, None), with_counters(1, None)
+        with_counters(10, 3, 2**32 - 2), with_counters(0, 2**30), with_counters(None, None), with_counters(1, None)
     )
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    counters = NvlinkCounters(["1", "0", "2", "3", "gone"])
-    assert [counters.read(gpu) for gpu in range(5)] == [(0, 2**40), (10240, 3072), None, None, None]
+    counters = NvmlCounters(["1", "0", "2", "3", "gone"])
+    assert [counters.read(gpu) for gpu in range(5)] == [
+        Counted(0, 2**40),
+        Counted(10240, 3072, 2**32 - 2, 2**32 - 1),
+        Counted(),
+        Counted(nvlink_sent=1024),
+        Counted(),
+    ]
     counters.close()
     counters.close()
     assert nvml.calls.count("nvmlShutdown") == 1
-    assert counters.read(0) is None
+    assert counters.read(0) == Counted()
 
 
 def test_without_a_driver_nothing_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", CountingNvml(start_error=9))
-    counters: LinkCounters = NvlinkCounters(["0"])
-    assert counters.read(0) is None
+    counters: LinkCounters = NvmlCounters(["0"])
+    assert counters.read(0) == Counted()
 
 
 def test_the_kernel_is_in_the_package() -> None:

@@ -8,7 +8,7 @@ from gpubench.model.copies import Engine, HostMemory, Place
 from gpubench.model.data_pattern import Block, DataPattern
 from gpubench.model.fault import parse_fault
 from gpubench.model.operation import DataType
-from gpubench.ports import CopyStream, Region
+from gpubench.ports import CopyStream, Counted, Region
 from tests.fakes.copies import FakeCopies
 
 SIZE = 2**28
@@ -104,7 +104,7 @@ def test_simulated_memory_holds_nothing_and_says_so() -> None:
         memory.count_wrong(data, [(block, 0)])
     with pytest.raises(NotImplementedError, match="holds no data"):
         memory.array(0, 8, "int64")
-    assert NoCounters().read(0) is None
+    assert NoCounters().read(0) == Counted()
     machine.close()
     real = FakeCopies(2).allocate(0, 64)
     with pytest.raises(TypeError, match="simulated memory at both ends"):

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
-from gpubench.measure import p2p, p2p_findings, p2p_rows, p2p_run
+from gpubench.measure import p2p, p2p_counters, p2p_findings, p2p_rows, p2p_run
 from gpubench.measure.p2p import CopyBench, Method, P2pRequest, default_series, steps, sweep_series
 from gpubench.measure.p2p_rows import Machine
 from gpubench.measure.p2p_run import SECTIONS, P2pRun
@@ -16,7 +16,16 @@ from gpubench.model.report import PAIRS_SECTION, Matrix, Metadata, Origin, PairR
 from gpubench.model.topology import Topology
 from gpubench.model.verdict import Finding, Verdict
 from gpubench.profiles import load
-from tests.fakes.copies import DIRECT_GB_S, DIRECT_SECONDS, STAGED_GB_S, Broken, FakeCopies, Pair
+from tests.fakes.copies import (
+    DIRECT_GB_S,
+    DIRECT_SECONDS,
+    PCIE_RECEIVED,
+    PCIE_SENT,
+    STAGED_GB_S,
+    Broken,
+    FakeCopies,
+    Pair,
+)
 
 SIZE = 2**16
 METHOD = Method(warmup=1, samples=3, repeats=2)
@@ -26,7 +35,7 @@ METHOD = Method(warmup=1, samples=3, repeats=2)
 def small_sizes_are_judged(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (p2p_run, p2p_rows, p2p_findings):
         monkeypatch.setattr(module, "JUDGED_FROM_BYTES", SIZE)
-    monkeypatch.setattr(p2p, "_COUNTED_FROM_BYTES", SIZE)
+    monkeypatch.setattr(p2p_counters, "_COUNTED_FROM_BYTES", SIZE)
 
 
 class Recorder:
@@ -118,6 +127,11 @@ def test_figures_and_proof_of_the_path() -> None:
     assert off.bandwidth_gb_s is not None
     assert off.bandwidth_gb_s < STAGED_GB_S
     assert (off.nvlink_bytes, off.host_staged) == (0, True)
+    assert off.pcie_bytes == pytest.approx(2 * SIZE * PCIE_SENT, abs=1)
+    assert on.pcie_bytes == 0
+    for source, destination, headers in (("host", "GPU1", PCIE_RECEIVED), ("GPU1", "host", PCIE_SENT)):
+        for row in of(rows, source=source, destination=destination):
+            assert row.pcie_bytes == pytest.approx(2 * SIZE * headers, abs=1)
     (both,) = of(rows, source="GPU0", destination="GPU1", direction="both")
     assert both.limit_gb_s == 900
     assert both.bandwidth_gb_s == pytest.approx(2 * SIZE / seconds / 1e9)
@@ -149,7 +163,7 @@ def test_a_staged_pair_is_proven_by_the_counters() -> None:
     assert (row.host_staged, row.nvlink_bytes, row.verdict) == (True, 0, Verdict.FAIL)
     finding = found(report)["host-staged"]
     assert finding.subject == "GPU0 → GPU3"
-    assert "0% of the bytes went over NVLink" in finding.seen
+    assert "0% of the bytes went over NVLink, whose counters moved for other pairs; they went over PCIe" in finding.seen
     assert finding.severity is Verdict.WARN
     assert "p2p-slow" not in found(report)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gpubench.cli.job import Silent
 from gpubench.errors import CouldNotMeasureError
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
-from gpubench.measure import p2p_findings, p2p_ranks, p2p_rows, p2p_run
+from gpubench.measure import p2p_counters, p2p_findings, p2p_ranks, p2p_rows, p2p_run
 from gpubench.measure.p2p import Method, P2pRequest
 from gpubench.measure.p2p_ranks import RankBench, RankRun, RoundDeadline
 from gpubench.measure.p2p_rows import RankMachine
@@ -35,7 +35,7 @@ SENT = replace(WRITE, network=True)
 def small_sizes_are_judged(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (p2p_run, p2p_rows, p2p_findings):
         monkeypatch.setattr(module, "JUDGED_FROM_BYTES", SIZE)
-    monkeypatch.setattr(p2p_ranks, "_COUNTED_FROM_BYTES", SIZE)
+    monkeypatch.setattr(p2p_counters, "_COUNTED_FROM_BYTES", SIZE)
 
 
 class Recorder(Silent):

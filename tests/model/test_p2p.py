@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from gpubench.model.copies import Direction, Engine
 from gpubench.model.p2p import (
+    Carried,
     Cell,
     Pair,
     Reference,
@@ -44,8 +45,24 @@ def test_verdicts(figure: float, reference: Reference, verdict: Verdict) -> None
     assert judge(figure, STEADY, reference)[0] is verdict
 
 
+@pytest.mark.parametrize(
+    ("carried", "staged"),
+    [
+        (Carried(), None),
+        (Carried(nvlink_share=1.0), False),
+        (Carried(nvlink_share=0.0), True),
+        (Carried(nvlink_share=0.0, pcie_share=0.0), True),
+        (Carried(pcie_share=0.0), False),
+        (Carried(pcie_share=1.09), None),
+        (Carried(nvlink_bytes=0, pcie_bytes=0), None),
+    ],
+)
+def test_what_counters_say_of_staging(carried: Carried, staged: bool | None) -> None:
+    assert Cell(carried=carried).is_staged is staged
+
+
 def test_a_counter_outranks_a_good_figure() -> None:
-    verdict, why = judge(396, Cell(seconds=(1.0,), nvlink_share=0.0), Reference(450, 396, 396))
+    verdict, why = judge(396, Cell(seconds=(1.0,), carried=Carried(nvlink_share=0.0)), Reference(450, 396, 396))
     assert verdict is Verdict.FAIL
     assert "staged" in why
 

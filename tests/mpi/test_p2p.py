@@ -25,6 +25,7 @@ from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.measure.agreement import AgreedError
 from gpubench.model.report import Origin, RankIdentity
 from gpubench.model.snapshot import GpuProcess, Snapshot
+from gpubench.ports import Counted
 from tests.cli.running import gpubench, mpirun
 from tests.fakes.rank_copies import Fabric, FakeRankCopies
 from tests.fakes.ranks import ThreadGroup, run_ranks
@@ -104,7 +105,7 @@ class Cluster:
             "open_gpu": self.open_gpu,
             "NcclLibrary": object,
             "Network": lambda _group, library: library,
-            "NvlinkCounters": lambda _bus_ids: SimpleNamespace(read=lambda _gpu: None, close=lambda: None),
+            "NvmlCounters": lambda _bus_ids: SimpleNamespace(read=lambda _gpu: Counted(), close=lambda: None),
             "CudaRankCopies": self.open_copies,
         }
         for name, stub in stubs.items():

@@ -15,7 +15,7 @@ from gpubench.model.data_pattern import Block, DataPattern
 from gpubench.model.fault import Fault
 from gpubench.model.profile import ExpectedKind
 from gpubench.model.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND
-from gpubench.ports import Array, CopyStream, Memory, Region
+from gpubench.ports import Array, CopyStream, Counted, Memory, Region
 
 _SPREAD = 0.0005
 """From sample to sample: pairs of four H200s differ by 0.1 %."""
@@ -134,9 +134,9 @@ class SimulatedCopies:
 class NoCounters:
     """`ports.LinkCounters` where nothing counts."""
 
-    def read(self, gpu: int) -> tuple[int, int] | None:  # noqa: ARG002
+    def read(self, gpu: int) -> Counted:  # noqa: ARG002
         """Nothing."""
-        return None
+        return Counted()
 
 
 def _place(region: Region) -> Place:
