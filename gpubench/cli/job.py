@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from gpubench.cli.options import CollectiveOptions
 from gpubench.cli.presentation import check_writable
 from gpubench.cli.presenter import Presenter, rank_style
+from gpubench.cli.rank import own_identity
 from gpubench.cli.run_metadata import recorded_settings, stamp
 from gpubench.errors import UsageError, more_ranks_than_gpus, shared_gpu
 from gpubench.hardware import cuda, host, mpi
@@ -44,14 +45,7 @@ class Job:
         self._group = group
         self._options = options
         self._arguments = arguments
-        self._node_by_rank, local_rank = mpi.nodes(group)
-        self.identity = RankIdentity(
-            rank=group.rank,
-            host=mpi.host_name(),
-            node=self._node_by_rank[group.rank],
-            local_rank=local_rank,
-            pid=os.getpid(),
-        )
+        self.identity, self._node_by_rank = own_identity(group)
 
     def run(self, channel: str | None) -> int:
         """Measure, tell the launcher or the terminal, and return the exit code.

@@ -12,7 +12,7 @@ from gpubench.cli.p2p import NAME, As, P2pOptions
 from gpubench.cli.p2p_job import DEFAULT_BYTES, NVBANDWIDTH_BYTES, describe, profile_of
 from gpubench.cli.presentation import check_writable
 from gpubench.cli.presenter import Presenter, rank_style
-from gpubench.cli.rank import SECONDS_TO_BE_HEARD
+from gpubench.cli.rank import SECONDS_TO_BE_HEARD, own_identity
 from gpubench.cli.run_metadata import recorded_settings, stamp
 from gpubench.cli.topo_job import with_own_names
 from gpubench.errors import CouldNotMeasureError, UsageError, no_gpu
@@ -45,14 +45,7 @@ class P2pRanksJob:
         self._group = group
         self._options = options
         self._arguments = arguments
-        self._node_by_rank, local_rank = mpi.nodes(group)
-        self.identity = RankIdentity(
-            rank=group.rank,
-            host=mpi.host_name(),
-            node=self._node_by_rank[group.rank],
-            local_rank=local_rank,
-            pid=os.getpid(),
-        )
+        self.identity, self._node_by_rank = own_identity(group)
 
     def run(self, channel: str | None) -> int:  # noqa: ARG002 - p2p never launches itself
         """Measure with the others, show it on the first rank, and return the exit code.

@@ -67,6 +67,19 @@ def run(make_job: Callable[[mpi.MpiGroup], Job], launched_by: LaunchedBy) -> int
     return code
 
 
+def own_identity(group: mpi.MpiGroup) -> tuple[RankIdentity, list[int]]:
+    """Who this rank is, before it has a GPU, and the node of every rank."""
+    node_by_rank, local_rank = mpi.nodes(group)
+    identity = RankIdentity(
+        rank=group.rank,
+        host=mpi.host_name(),
+        node=node_by_rank[group.rank],
+        local_rank=local_rank,
+        pid=os.getpid(),
+    )
+    return identity, node_by_rank
+
+
 def _located(broken: BaseException, place: str) -> GpubenchError:
     """What broke, with the rank it broke on."""
     if isinstance(broken, GpubenchError):

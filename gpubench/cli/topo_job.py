@@ -10,6 +10,7 @@ from functools import cache
 from gpubench.cli.delivery import delivering
 from gpubench.cli.presentation import check_writable
 from gpubench.cli.presenter import Presenter, rank_style, terminal_style
+from gpubench.cli.rank import own_identity
 from gpubench.cli.run_metadata import recorded_settings, stamp
 from gpubench.cli.topo import NAME, TopoOptions
 from gpubench.hardware import mpi, recorded
@@ -20,7 +21,7 @@ from gpubench.measure.agreement import agree
 from gpubench.measure.topo import examine
 from gpubench.model.links import leads_to_switches
 from gpubench.model.rank_facts import RankFacts
-from gpubench.model.report import Metadata, Origin, RankIdentity
+from gpubench.model.report import Metadata, Origin
 from gpubench.model.snapshot import Snapshot
 from gpubench.model.topology import Topology
 from gpubench.model.verdict import exit_code
@@ -50,14 +51,7 @@ class TopoJob:
         self._group = group
         self._options = options
         self._arguments = arguments
-        node_by_rank, local_rank = mpi.nodes(group)
-        self.identity = RankIdentity(
-            rank=group.rank,
-            host=mpi.host_name(),
-            node=node_by_rank[group.rank],
-            local_rank=local_rank,
-            pid=os.getpid(),
-        )
+        self.identity, _ = own_identity(group)
 
     def run(self, channel: str | None) -> int:  # noqa: ARG002 - topo never launches itself
         """Read, gather, show, and return the exit code.
