@@ -37,6 +37,9 @@ from gpubench.model.topology import Topology
 from gpubench.model.verdict import exit_code
 from gpubench.profiles import match
 
+_SECONDS_TO_CONNECT = 300.0
+"""NCCL's communicator over many nodes is not made in seconds."""
+
 
 class P2pRanksJob:
     """One rank's part in measuring copies between all of them."""
@@ -65,12 +68,12 @@ class P2pRanksJob:
         device, self.identity = open_gpu(group, self.identity, ranks_on_node, driver)
         machine = self._machine(snapshots)
         request = request_for(options, pairs, machine)
-        copies = self._copies(device, request)
+        deadline = RoundDeadline(options.timeout_s, group.rank, str(self.identity), self._expire)
+        copies = self._copies(device, request, deadline)
         metadata = self._metadata(machine, request, copies.libraries())
         if presenter is not None:
             presenter.begin(metadata, PAIR_COLUMNS)
         counters = NvmlCounters([machine.gpus[group.rank].bus_id])
-        deadline = RoundDeadline(options.timeout_s, group.rank, str(self.identity), self._expire)
         bench = RankBench(request, group, copies, counters, deadline)
         with self._recorded(bench, request, machine, metadata) as rounds:
             report = RankRun(request, rounds, machine, listener).run(strict=options.strict)
@@ -101,13 +104,16 @@ class P2pRanksJob:
             machine = machine_of(snapshots, [identity for _, identity in gathered], Origin.MEASURED)
         return self._group.broadcast(machine)
 
-    def _copies(self, device: CudaDevice, request: P2pRequest) -> CudaRankCopies:
+    def _copies(self, device: CudaDevice, request: P2pRequest, deadline: RoundDeadline) -> CudaRankCopies:
         """What copies, with NCCL where a pair is on two nodes."""
         group, place = self._group, str(self.identity)
         network = None
         if any(series.network for series in request.series):
             library = agree(group, NcclLibrary, place=place)
-            network = Network(group, library)
+            with deadline.running("connecting the ranks by NCCL", max(_SECONDS_TO_CONNECT, self._options.timeout_s)):
+                with deadline.working():
+                    network = Network(group, library)
+                group.barrier()
         return agree(group, lambda: CudaRankCopies(device, network), place=place)
 
     def _metadata(self, machine: RankMachine, request: P2pRequest, libraries: Mapping[str, str]) -> Metadata:

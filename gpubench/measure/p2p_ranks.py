@@ -43,10 +43,11 @@ class RoundDeadline:
         self._works = False
 
     @contextmanager
-    def running(self, what: str) -> Iterator[None]:
-        """A round, named for the message, that has to end in time."""
+    def running(self, what: str, seconds: float | None = None) -> Iterator[None]:
+        """A round, or something else named for the message, that has to end in time."""
         over = threading.Event()
-        timer = threading.Timer(self._seconds, self._expired, (what, over))
+        allowed = self._seconds if seconds is None else seconds
+        timer = threading.Timer(allowed, self._expired, (what, allowed, over))
         timer.daemon = True
         timer.start()
         try:
@@ -64,14 +65,14 @@ class RoundDeadline:
         finally:
             self._works = False
 
-    def _expired(self, what: str, over: threading.Event) -> None:
+    def _expired(self, what: str, seconds: float, over: threading.Event) -> None:
         if not self._works and over.wait(self._patience_seconds):
             return
         who = "this rank has not finished" if self._works else "this rank has finished, and another one does not answer"
         self._expire(
             CouldNotMeasureError(
-                f"{what} did not end within {self._seconds:g} s: {who}",
-                expected="a round of copies in a fraction of a second",
+                f"{what} did not end within {seconds:g} s: {who}",
+                expected="a round of copies in a fraction of a second, and NCCL connected in a few",
                 reason="a rank was stopped or has died, a GPU hangs, or NCCL finds no way between two nodes",
                 next_step="dmesg | grep Xid; NCCL_DEBUG=INFO gpubench sendrecv; --timeout gives slow machines more",
                 where=self._place,

@@ -361,4 +361,4 @@ def test_a_round_that_ends_late_but_ends_is_let_pass() -> None:
     deadline = RoundDeadline(60, 3, "rank 3", never)
     over = threading.Event()
     over.set()
-    deadline._expired("round 1", over)
+    deadline._expired("round 1", 0.1, over)

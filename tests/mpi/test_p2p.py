@@ -8,6 +8,7 @@ from dataclasses import replace
 from importlib.resources import files
 from itertools import permutations
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -260,6 +261,30 @@ def test_a_gpu_that_others_use_is_known_and_ranks_are_no_others() -> None:
     machine = machine_of([replace(node, gpus=tuple(used))], [rank_of(node, 0, 0), rank_of(node, 1, 0)], Origin.MEASURED)
     assert machine.busy == {1: "process 7 (train.py), process 8"}
     assert machine.users(0, 1) == "rank 1 is in use by process 7 (train.py), process 8"
+
+
+def test_a_rank_that_nccl_cannot_connect_ends_the_job(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    cluster, let_go, ended = Cluster(monkeypatch, 2), Event(), []
+
+    def connect(group: ThreadGroup, library: object) -> object:
+        assert group.rank != 2 or let_go.wait(60)
+        return library
+
+    def abort(_group: object, code: int) -> None:
+        ended.append(code)
+        let_go.set()
+
+    monkeypatch.setattr(p2p_ranks, "Network", connect)
+    monkeypatch.setattr(p2p_ranks, "_SECONDS_TO_CONNECT", 0.2)
+    monkeypatch.setattr(p2p_ranks, "SECONDS_TO_BE_HEARD", 0)
+    monkeypatch.setattr("gpubench.hardware.mpi.abort", abort)
+    cluster.run(timeout=0.2)
+    assert ended[0] == 3
+    said = capfd.readouterr().err
+    assert "rank 2 on " in said
+    assert "connecting the ranks by NCCL did not end within 0.2 s: this rank has not finished" in said
 
 
 def test_a_round_out_of_time_is_told_and_ends_the_job(
