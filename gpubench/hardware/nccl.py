@@ -17,6 +17,8 @@ from gpubench.hardware.native_loop import CallFailedError, CallTable, Entry, nat
 from gpubench.model.operation import DataType, ReduceOp
 from gpubench.ports import Group, Launch, Memory, Region
 
+_RESET_LOG = "ncclResetDebugInit"
+
 
 class Allocator(StrEnum):
     """Who allocates the buffers: CUDA, as frameworks do, or NCCL, as nccl-tests does.
@@ -91,6 +93,21 @@ class NcclLibrary:
         except CallFailedError as error:
             self.nccl.check_status(error.status)
             raise
+
+    @property
+    def error(self) -> type[Exception]:
+        """What is raised when a call of NCCL's fails."""
+        failed: type[Exception] = self.nccl.NcclError
+        return failed
+
+    @property
+    def can_reset_log(self) -> bool:
+        """Whether NCCL can read NCCL_DEBUG and its like again: since 2.24.3."""
+        return self.has(_RESET_LOG)
+
+    def reset_log(self) -> None:
+        """Have NCCL read those variables again, at its next line at the latest."""
+        ctypes.CFUNCTYPE(None)(self.address(_RESET_LOG))()
 
     def has(self, name: str) -> bool:
         """Whether this version has a function of that C name."""
