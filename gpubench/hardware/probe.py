@@ -9,7 +9,8 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from types import TracebackType
+from typing import Self, TypeVar
 
 from gpubench.errors import CouldNotMeasureError, GpubenchError, UsageError
 from gpubench.hardware.cuda_driver import CudaFacts, CudaUnavailableError, load_cuda, read_cuda
@@ -17,7 +18,7 @@ from gpubench.hardware.interpreter import module_command, with_package
 from gpubench.hardware.merge import merge
 from gpubench.hardware.nvml import read_nvml
 from gpubench.hardware.nvml_gpu import NvmlFacts
-from gpubench.hardware.stages import StageResult, run_stages
+from gpubench.hardware.stages import StageResult, Stages, run_stages
 from gpubench.hardware.sysfs import SysfsFacts, read_sysfs
 from gpubench.model.plain import from_plain, to_plain
 from gpubench.model.snapshot import ProbeFailure, Snapshot
@@ -38,7 +39,29 @@ def probe(
     `environment` is that of the user's processes, which decides what CUDA shows. `stages` are the command lines of the
     children, by name; `root` is where sysfs and procfs are found.
     """
-    results = run_stages(stages or stage_commands(root), with_package(environment), timeout_s)
+    return _put_together(run_stages(stages or stage_commands(root), with_package(environment), timeout_s))
+
+
+class Probe:
+    """The same while something else is done here: it begins when this is made. Usable as a context."""
+
+    def __init__(self, environment: Mapping[str, str], stages: Mapping[str, Sequence[str]] | None = None) -> None:
+        self._stages = Stages(stages or stage_commands(), with_package(environment))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stages.__exit__(kind, value, traceback)
+
+    def snapshot(self, timeout_s: float) -> Snapshot:
+        """This node; what has not answered, and does not within the time from now on, is in its `failures`."""
+        return _put_together(self._stages.results(timeout_s))
+
+
+def _put_together(results: Mapping[str, StageResult]) -> Snapshot:
     failures: list[ProbeFailure] = []
     facts = (
         _understood(SysfsFacts, SYSFS, results, failures),

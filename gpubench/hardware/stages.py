@@ -10,7 +10,8 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, Any
+from types import TracebackType
+from typing import IO, Any, Self
 
 from gpubench.hardware.launcher import die_with_parent
 
@@ -33,14 +34,29 @@ def run_stages(
     commands: Mapping[str, Sequence[str]], environment: Mapping[str, str], timeout_s: float
 ) -> dict[str, StageResult]:
     """The results of all commands, by name. None is left running, save one that even SIGKILL does not reach."""
-    deadline = time.monotonic() + timeout_s
-    children = {name: _Child(command, environment) for name, command in commands.items()}
-    try:
-        _collect(list(children.values()), deadline)
-        return {name: child.result(timeout_s) for name, child in children.items()}
-    finally:
-        for child in children.values():
+    with Stages(commands, environment) as stages:
+        return stages.results(timeout_s)
+
+
+class Stages:
+    """Children that run while something else is done here; usable as a context, which ends those that still do."""
+
+    def __init__(self, commands: Mapping[str, Sequence[str]], environment: Mapping[str, str]) -> None:
+        self._children = {name: _Child(command, environment) for name, command in commands.items()}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for child in self._children.values():
             child.end()
+
+    def results(self, timeout_s: float) -> dict[str, StageResult]:
+        """What they have answered, or answer within the time from now on, by name."""
+        _collect(list(self._children.values()), time.monotonic() + timeout_s)
+        return {name: child.result(timeout_s) for name, child in self._children.items()}
 
 
 def _collect(children: list["_Child"], deadline: float) -> None:

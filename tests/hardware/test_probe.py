@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from gpubench.hardware import stages as stages_module
 from gpubench.hardware.cuda_driver import CudaFacts, CudaGpu, CudaUnavailableError
 from gpubench.hardware.merge import UNLISTED, merge
 from gpubench.hardware.nvml_gpu import NvmlFacts, read_node
-from gpubench.hardware.probe import main, probe, read_stage, stage_commands
+from gpubench.hardware.probe import Probe, main, probe, read_stage, stage_commands
 from gpubench.hardware.stages import run_stages
 from gpubench.hardware.sysfs import SysfsFacts
 from gpubench.model.plain import from_plain, to_plain
@@ -372,3 +373,15 @@ def test_the_command_lines_of_the_children() -> None:
     commands = stage_commands(Path("/recorded"))
     assert list(commands) == ["sysfs", "nvml", "cuda"]
     assert commands["nvml"] == [sys.executable, "-P", "-m", "gpubench.hardware.probe", "nvml", "/recorded"]
+
+
+def test_a_probe_goes_on_while_something_else_is_done(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    slow = [sys.executable, "-S", "-c", f"import time; open({str(mark)!r}, 'w').close(); time.sleep(60)"]
+    with Probe(ENVIRONMENT, {"sysfs": answer(on_bus(6)), "nvml": slow, "cuda": answer(cuda(6))}) as probing:
+        deadline = time.monotonic() + 10
+        while not mark.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        snapshot = probing.snapshot(0.3)
+    assert [gpu.bus_id for gpu in snapshot.gpus] == [bus(6)]
+    assert [failure.stage for failure in snapshot.failures if "no answer" in failure.error] == ["nvml"]
