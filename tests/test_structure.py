@@ -18,7 +18,7 @@ SUPPORT = {
     "checks": {"__init__", "check"},
     "collectives": {"__init__", "record", "pattern"},
     "formats": {"__init__", "writer", "frame"},
-    "readers": {"__init__", "json_lines", "reader", "recording_rules", "smi_lines", "xml_elements"},
+    "readers": {"__init__", "json_lines", "nccl_neighbours", "reader", "recording_rules", "smi_lines", "xml_elements"},
 }
 
 

@@ -1,10 +1,10 @@
 """GPU pairs that cannot reach each other's memory, and pairs of which CUDA and NVML disagree."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from gpubench.checks.check import Check, Facts, join_subjects
-from gpubench.model.snapshot import GpuFacts, NvlinkPeer
+from gpubench.model.peer_policy import Refusal, refusal_of
+from gpubench.model.snapshot import GpuFacts
 from gpubench.model.topology import P2P_STATUS, PeerAccess, Topology
 from gpubench.model.verdict import Finding, Verdict
 
@@ -39,7 +39,7 @@ _OTHER = ("the driver gives no reason", "nvidia-smi topo -p2p r")
 def find(facts: Facts) -> Iterator[Finding]:
     """One finding a node for each reason of refusal, and one for each contradiction."""
     for node in facts.nodes:
-        refused: dict[_Refusal, list[tuple[GpuFacts, GpuFacts]]] = {}
+        refused: dict[Refusal, list[tuple[GpuFacts, GpuFacts]]] = {}
         for source in node.gpus:
             for destination in node.gpus:
                 if source is destination:
@@ -48,47 +48,21 @@ def find(facts: Facts) -> Iterator[Finding]:
                 if access.contradicts:
                     yield _contradiction(facts, node, source, destination, access)
                 elif access.possible is False:
-                    refusal = _Refusal(
-                        status=access.nvml or "",
-                        wired=bool(node.nvlinks(source, destination)),
-                        mesh=access.nvml == "TNS" and _has_peers(source) and _has_peers(destination),
-                        mig=bool(source.mig or destination.mig),
-                    )
+                    refusal = refusal_of(node, source, destination, access)
                     refused.setdefault(refusal, []).append((source, destination))
         for refusal, pairs in refused.items():
             yield _refusal(facts, node, refusal, pairs)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Refusal:
-    """What pairs that are refused have in common.
-
-    NVML's word; whether NVLinks join the two (`wired`), or, of TNS, each of them to other GPUs (`mesh`).
-    """
-
-    status: str
-    wired: bool
-    mesh: bool
-    mig: bool
-
-    @property
-    def by_design(self) -> bool:
-        return self.mig or (not self.wired and (self.mesh or self.status == "GNS"))
-
-    @property
-    def cause_and_advice(self) -> tuple[str, str]:
-        if self.mig or self.wired:
-            return _MIG if self.mig else _FABRIC
-        return _MESH if self.mesh else _CAUSES.get(self.status, _OTHER)
+def _cause_and_advice(refusal: Refusal) -> tuple[str, str]:
+    if refusal.mig or refusal.wired:
+        return _MIG if refusal.mig else _FABRIC
+    return _MESH if refusal.mesh else _CAUSES.get(refusal.status, _OTHER)
 
 
-def _has_peers(gpu: GpuFacts) -> bool:
-    return any(link.active and link.peer is NvlinkPeer.GPU for link in gpu.nvlinks or ())
-
-
-def _refusal(facts: Facts, node: Topology, refusal: _Refusal, pairs: list[tuple[GpuFacts, GpuFacts]]) -> Finding:
+def _refusal(facts: Facts, node: Topology, refusal: Refusal, pairs: list[tuple[GpuFacts, GpuFacts]]) -> Finding:
     status, by_design = refusal.status, refusal.by_design
-    cause, advice = refusal.cause_and_advice
+    cause, advice = _cause_and_advice(refusal)
     everybody = len(pairs) == len(node.gpus) * (len(node.gpus) - 1)
     named = [f"{source.device} → {destination.device}" for source, destination in pairs]
     where = facts.subject(node) if len(facts.nodes) > 1 else ""
