@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from gpubench.measure.topo import SECTIONS
+from gpubench.model.evidence import RULES
 from gpubench.model.fault import FAULT_KEYS
 
 ROOT = Path(__file__).parents[1]
@@ -20,3 +21,19 @@ def test_every_fault_is_documented() -> None:
 def test_every_section_is_named_in_the_readme() -> None:
     text = (ROOT / "README.md").read_text()
     assert [section for section in SECTIONS if f"`{section}`" not in text] == []
+
+
+def test_the_decision_table_is_documented() -> None:
+    words = {"P": "for", "A": "nothing", "C": "against"}
+
+    def cell(letters: str) -> str:
+        return "any" if letters == "PAC" else " or ".join(words[letter] for letter in letters)
+
+    lines = (ROOT / "docs" / "evidence.md").read_text().splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith("| capability | selection |"))
+    for rule, line in zip(RULES, lines[start + 2 :], strict=False):
+        judgement = rule.judgement
+        cells = (rule.capability, rule.selection, rule.measurement, rule.correctness)
+        follows = (judgement.conclusion, judgement.verdict, judgement.confidence, rule.meaning)
+        assert line == "| " + " | ".join([*map(cell, cells), *follows]) + " |"
+    assert not lines[start + 2 + len(RULES)].startswith("|")

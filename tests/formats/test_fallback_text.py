@@ -1,0 +1,99 @@
+"""The loud line, and the table of evidence."""
+
+from gpubench.formats.text.fallback import evidence_lines, fallback_lines
+from gpubench.model.evidence import Evidence, State
+from gpubench.model.evidence_rows import EVIDENCE_SECTION, FALLBACK_SECTION, EvidenceRow, FallbackRow
+from gpubench.model.fallback import KnownPath, evidence_row, fallback_rows
+from gpubench.model.report import Report, Table
+from gpubench.model.verdict import Verdict
+from tests.model.test_fallback import DIRECT, DISPUTED, STAGED, UNKNOWN, cause_of, path
+
+
+def report(*paths: KnownPath, origin: str = "measured", unheard: str = "") -> Report:
+    rows = fallback_rows(paths, origin, cause_of, unheard)
+    seen = [evidence_row(each, origin) for each in paths]
+    sections = {
+        EVIDENCE_SECTION: Table(EvidenceRow.columns(), lambda: seen),
+        FALLBACK_SECTION: Table(FallbackRow.columns(), lambda: rows),
+    }
+    return Report(verdict=Verdict.PASS, complete=True, sections=sections)
+
+
+def test_none_and_how_it_is_known() -> None:
+    (line,) = fallback_lines(report(path(0, 1, DIRECT), path(1, 0, DIRECT)))
+    assert line.startswith("fallback: none: all 2 pairs direct over P2P/CUMEM (proven): the library chose")
+    assert "counters moved" in line
+
+
+def test_which_pairs_how_slow_and_why() -> None:
+    paths = [path(0, n, STAGED, 28.9) for n in range(1, 11)]
+    staged, direct = fallback_lines(report(*paths, path(1, 0, DIRECT)))
+    assert staged == (
+        "fallback: HOST-STAGED: 0 → 1, 0 → 2, 0 → 3, 0 → 4, 0 → 5, 0 → 6, 0 → 7, 0 → 8 and 2 more through host memory "
+        "over SHM/direct: 28.9 of 450 GB/s, 15.6 times slower than the limit; NCCL_P2P_DISABLE=1 in the environment; "
+        "unset NCCL_P2P_DISABLE"
+    )
+    assert direct == "fallback: not for 1 → 0, direct over P2P/CUMEM (proven)"
+
+
+def test_a_single_pair_is_named() -> None:
+    assert "none: 0 → 1 direct" in fallback_lines(report(path(0, 1, DIRECT)))[0]
+
+
+def test_the_disputed_and_the_unknown() -> None:
+    assert "fallback: disputed: 0 → 1" in fallback_lines(report(path(0, 1, DISPUTED)))[0]
+    assert "fallback: not known for 0 → 1" in fallback_lines(report(path(0, 1, UNKNOWN)))[0]
+    assert fallback_lines(report(unheard="rank 0: silent")) == ["fallback: not known: rank 0: silent"]
+
+
+def test_what_is_simulated_or_wrong_is_said_so() -> None:
+    assert fallback_lines(report(path(0, 1, STAGED), origin="simulated"))[0].startswith("fallback (simulated): HOST")
+    wrong = STAGED.__class__(correctness=Evidence(State.CONTRADICTING, "3 wrong elements"))
+    assert "wrong data arrived" in fallback_lines(report(path(0, 1, wrong)))[0]
+
+
+def test_a_run_without_paths_says_nothing() -> None:
+    assert fallback_lines(Report(verdict=Verdict.PASS, complete=True)) == []
+    assert list(evidence_lines(report())) == []
+
+
+def test_the_table_of_evidence() -> None:
+    lines = list(evidence_lines(report(path(0, 1, DIRECT), path(1, 0, STAGED, 28.9))))
+    assert lines[1].split() == [
+        *("from", "to", "path", "capability", "selection", "measurement", "correctness"),
+        *("over", "GB/s", "limit", "verdict"),
+    ]
+    assert lines[2].split() == [
+        "rank",
+        "0",
+        "rank",
+        "1",
+        "NV18",
+        "+",
+        "+",
+        "+",
+        "+",
+        "P2P/CUMEM",
+        "340.0",
+        "450",
+        "direct",
+        "(proven)",
+    ]
+    assert lines[3].split() == [
+        "rank",
+        "1",
+        "rank",
+        "0",
+        "NV18",
+        "+",
+        "-",
+        "-",
+        "+",
+        "SHM/direct",
+        "28.9",
+        "450",
+        "staged",
+        "(proven)",
+    ]
+    assert "  capability: NV18 [all]" in lines
+    assert "  measurement: PCIe moved [rank 1 → rank 0]" in lines
