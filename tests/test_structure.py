@@ -16,7 +16,7 @@ from gpubench.readers import READERS
 PACKAGE = Path(gpubench.__file__).parent
 SUPPORT = {
     "checks": {"__init__", "check"},
-    "collectives": {"__init__", "record", "pattern"},
+    "collectives": {"__init__", "movement", "record", "pattern"},
     "formats": {"__init__", "writer", "frame"},
     "readers": {"__init__", "json_lines", "nccl_neighbours", "reader", "recording_rules", "smi_lines", "xml_elements"},
 }

@@ -34,4 +34,5 @@ ALLTOALL = Collective(
     expected=expected,
     issue=issue,
     in_place=False,
+    point_to_point=True,
 )

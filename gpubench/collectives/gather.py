@@ -25,4 +25,5 @@ GATHER = Collective(
     expected=expected,
     issue=issue,
     rooted=True,
+    point_to_point=True,
 )

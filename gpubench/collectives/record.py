@@ -30,7 +30,8 @@ class Collective:
     `layout(elements, dtype, ranks)` gives the counts for a requested size of that many elements;
     `expected(layout, rank, ranks, root)` says what the receive buffer holds afterwards; `issue(calls, call)` binds the
     library call.
-    `busbw_factor(ranks)` turns algbw into busbw. `in_place` is false where NCCL defines no in-place form.
+    `busbw_factor(ranks)` turns algbw into busbw. `in_place` is false where NCCL defines no in-place form;
+    `point_to_point` is what NCCL makes of sends and receives, without an algorithm of its own.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Collective:
     reduces: bool = False
     rooted: bool = False
     in_place: bool = True
+    point_to_point: bool = False
 
 
 def whole(elements: int, _dtype: DataType, _ranks: int) -> Layout:

@@ -25,4 +25,5 @@ SCATTER = Collective(
     expected=expected,
     issue=issue,
     rooted=True,
+    point_to_point=True,
 )

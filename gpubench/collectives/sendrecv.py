@@ -26,4 +26,5 @@ SENDRECV = Collective(
     expected=expected,
     issue=issue,
     in_place=False,
+    point_to_point=True,
 )
