@@ -12,7 +12,7 @@ from gpubench.model.data_pattern import POISON, Block, DataPattern
 from gpubench.model.operation import DataType
 from gpubench.model.p2p import LATENCY_BYTES, Carried, Cell, Pair, Series
 from gpubench.model.units import format_size
-from gpubench.ports import Copies, CopyStream, Counted, LinkCounters, Memory, Region
+from gpubench.ports import Copies, CopyStream, LinkCounters, Memory, Region
 
 _WORD = DataType.INT64
 _BYTE = DataType.UINT8
@@ -197,11 +197,10 @@ class CopyBench(Bench):
             repeats = method.repeats_for(first)
             samples = [self._copies.seconds(streams, repeats) / repeats for _ in range(method.samples - 1)]
             self._prepare(streams)
-            before = Counted() if counted is None else self._meter.read(counted)
+            reading = None if counted is None else self._meter.read(counted)
             samples.append(self._copies.seconds(streams, repeats) / repeats)
-            carried = Carried()
-            if counted is not None:
-                carried = self._meter.since(before, counted, repeats * streams[0].size_bytes, receives=receives)
+            due_bytes = repeats * streams[0].size_bytes
+            carried = Carried() if reading is None else self._meter.since(reading, due_bytes, receives=receives)
             wrong = self._wrong(streams)
         except CouldNotMeasureError as error:
             return Cell(error=error.seen)

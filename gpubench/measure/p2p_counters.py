@@ -1,5 +1,9 @@
 """What the links of a GPU carried during copies: which way the bytes went."""
 
+from collections.abc import Callable
+from time import perf_counter
+from typing import NamedTuple
+
 from gpubench.model.p2p import MOVED_SHARE, Carried
 from gpubench.ports import Counted, LinkCounters
 
@@ -10,31 +14,47 @@ _PCIE_COUNTS_TO = 2**32
 """NVML's PCIe byte counters start again from 0 there."""
 
 _MOST_PCIE_BYTES = int(_PCIE_COUNTS_TO / 1.25)
-"""What copies may be without going once around the counter: H200s count 1.09 bytes for each that is sent, 1.08 for each
-that is received, headers included.
+"""What copies may be, however long they take, without going once around the counter: H200s count 1.09 bytes for each
+that is sent, 1.08 for each that is received, headers included.
 """
+
+_SURELY_ONCE_SECONDS = _PCIE_COUNTS_TO / 128e9
+"""Time in which no PCIe link of a GPU gets around the counter: PCIe 6 x16, the fastest, carries 121 GB/s one way."""
+
+
+class Reading(NamedTuple):
+    """What the counters of a GPU said, and what a clock had said just before."""
+
+    gpu: int
+    seconds: float
+    counted: Counted
 
 
 class Meter:
     """Reads the counters of a GPU around copies."""
 
-    def __init__(self, counters: LinkCounters) -> None:
+    def __init__(self, counters: LinkCounters, clock: Callable[[], float] = perf_counter) -> None:
         self._counters = counters
+        self._clock = clock
         self._seen: set[tuple[int, str]] = set()
 
-    def read(self, gpu: int) -> Counted:
+    def read(self, gpu: int) -> Reading:
         """Before copies; hand it to `since` after them."""
-        return self._counters.read(gpu)
+        return Reading(gpu, self._clock(), self._counters.read(gpu))
 
-    def since(self, before: Counted, gpu: int, due_bytes: int, *, receives: bool = False) -> Carried:
+    def since(self, reading: Reading, due_bytes: int, *, receives: bool = False) -> Carried:
         """What was carried since, from that GPU or to it, of so many bytes that were copied."""
+        gpu, since, before = reading
         after = self._counters.read(gpu)
         if receives:
             nvlink = _moved(before.nvlink_received, after.nvlink_received)
-            pcie = _around(before.pcie_received, after.pcie_received, due_bytes)
+            pcie = _moved(before.pcie_received, after.pcie_received)
         else:
             nvlink = _moved(before.nvlink_sent, after.nvlink_sent)
-            pcie = _around(before.pcie_sent, after.pcie_sent, due_bytes)
+            pcie = _moved(before.pcie_sent, after.pcie_sent)
+        if pcie is not None:
+            is_once = due_bytes <= _MOST_PCIE_BYTES or self._clock() - since < _SURELY_ONCE_SECONDS
+            pcie = pcie % _PCIE_COUNTS_TO if is_once else None
         return Carried(
             nvlink_bytes=nvlink,
             nvlink_share=self._share((gpu, "nvlink"), nvlink, due_bytes),
@@ -53,8 +73,3 @@ class Meter:
 
 def _moved(before: int | None, after: int | None) -> int | None:
     return None if before is None or after is None else after - before
-
-
-def _around(before: int | None, after: int | None, due_bytes: int) -> int | None:
-    moved = _moved(before, after)
-    return None if moved is None or due_bytes > _MOST_PCIE_BYTES else moved % _PCIE_COUNTS_TO

@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar, cast
 
 from gpubench.errors import CouldNotMeasureError
 from gpubench.measure.p2p import P2pRequest, label
-from gpubench.measure.p2p_counters import Meter
+from gpubench.measure.p2p_counters import Meter, Reading
 from gpubench.measure.p2p_rows import IPC, NETWORK, RankMachine
 from gpubench.measure.p2p_run import MatrixRun
 from gpubench.model.copies import Direction
@@ -16,7 +16,7 @@ from gpubench.model.data_pattern import POISON, Block, DataPattern
 from gpubench.model.operation import DataType
 from gpubench.model.p2p import Carried, Cell, Pair, Series, rounds
 from gpubench.model.report import PairRow, Report
-from gpubench.ports import Counted, Group, LinkCounters, Listener, Memory, RankCopies
+from gpubench.ports import Group, LinkCounters, Listener, Memory, RankCopies
 
 T = TypeVar("T")
 
@@ -175,7 +175,7 @@ class _Round:
         self._own = next((pair for pair in pairs if bench.group.rank in pair), None)
         unusable = {pair: [bench.unusable(series, rank) for rank in pair] for pair in pairs}
         self._errors = {pair: next(filter(None, texts)) for pair, texts in unusable.items() if any(texts)}
-        self._counted = Counted()
+        self._reading: Reading | None = None
 
     def cells(self) -> dict[Pair, Cell]:
         """What was measured of each pair, the same on every rank.
@@ -247,13 +247,13 @@ class _Round:
             else:
                 arrived.fill_byte(self._series.size_bytes, POISON)
         if self._bench.group.rank == pair[0] and not self._series.network:
-            self._counted = self._bench.meter.read(_OWN_GPU)
+            self._reading = self._bench.meter.read(_OWN_GPU)
 
     def _carried(self, pair: Pair, repeats: int) -> Carried | None:
         """What the links of the source counted, on its rank; nothing of what NCCL sends its own way."""
-        if self._bench.group.rank != pair[0] or self._series.network:
+        if self._bench.group.rank != pair[0] or self._reading is None:
             return None
-        return self._bench.meter.since(self._counted, _OWN_GPU, repeats * self._series.size_bytes)
+        return self._bench.meter.since(self._reading, repeats * self._series.size_bytes)
 
     def _wrong(self, pair: Pair) -> int | None:
         """Wrong elements, on the destination's rank."""

@@ -1,11 +1,11 @@
 """Rows of measured copies, and what is known of the machine before anything is copied."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from gpubench.model.copies import CopyGpu, Direction, Engine, HostMemory
-from gpubench.model.p2p import JUDGED_FROM_BYTES, Cell, Pair, Reference, Series, judge
+from gpubench.model.p2p import JUDGED_FROM_BYTES, Carried, Cell, Pair, Reference, Series, judge
 from gpubench.model.profile import ExpectedKind, Profile
 from gpubench.model.report import Origin, PairRow
 from gpubench.model.snapshot import GpuFacts
@@ -236,7 +236,9 @@ def _host_verdict(
     if gpu in machine.busy:
         return Verdict.SKIP, f"not judged: {machine.users(gpu)}"
     expected = machine.expected("host_to_device_gb_s" if to_gpu else "device_to_host_gb_s")
-    return judge(bandwidth, cell, Reference(machine.host_limit(gpu).gb_s, None, expected))
+    # Bytes for host memory do not go over NVLink, and that is no staging.
+    uncounted = replace(cell, carried=Carried())
+    return judge(bandwidth, uncounted, Reference(machine.host_limit(gpu).gb_s, None, expected))
 
 
 def _microseconds(cell: Cell) -> float | None:

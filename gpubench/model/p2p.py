@@ -173,10 +173,10 @@ def is_near(figure: float, reference: Reference) -> bool:
 
 def judge(figure: float, cell: Cell, reference: Reference) -> tuple[Verdict, str]:
     """The verdict on a pair's bandwidth and why; a failed verification outranks it elsewhere."""
-    if is_near(figure, reference) and cell.spread > NOISY_SHARE:
-        return Verdict.INCONCLUSIVE, f"samples differ by {cell.spread:.0%} near a threshold"
     if cell.is_staged:
         return Verdict.FAIL, "the bytes did not go over NVLink: staged through host memory"
+    if is_near(figure, reference) and cell.spread > NOISY_SHARE:
+        return Verdict.INCONCLUSIVE, f"samples differ by {cell.spread:.0%} near a threshold"
     compared = [
         (figure / other, other, whose)
         for other, whose in ((reference.siblings_gb_s, "pairs wired alike"), (reference.expected_gb_s, "the profile"))

@@ -10,8 +10,8 @@ from gpubench.measure import p2p, p2p_counters, p2p_findings, p2p_rows, p2p_run
 from gpubench.measure.p2p import CopyBench, Method, P2pRequest, default_series, steps, sweep_series
 from gpubench.measure.p2p_rows import Machine
 from gpubench.measure.p2p_run import SECTIONS, P2pRun
-from gpubench.model.copies import Direction, Engine, Pattern, pairs_of
-from gpubench.model.p2p import LATENCY_BYTES, Series
+from gpubench.model.copies import Direction, Engine, HostMemory, Pattern, pairs_of
+from gpubench.model.p2p import LATENCY_BYTES, Carried, Cell, Series
 from gpubench.model.report import PAIRS_SECTION, Matrix, Metadata, Origin, PairRow, Report, Table
 from gpubench.model.topology import Topology
 from gpubench.model.verdict import Finding, Verdict
@@ -70,6 +70,16 @@ def request(gpus: int, **changes: Any) -> P2pRequest:
     return replace(everything, **changes)
 
 
+def machine_of(copies: FakeCopies, busy: dict[int, str] | None = None, profile: str = "") -> Machine:
+    return Machine(
+        topology=Topology(snapshots(parse_machine(f"hgx-h200-{len(copies.gpus)}"))[0]),
+        profile=load(profile) if profile else None,
+        busy=busy or {},
+        origin=Origin.MEASURED,
+        gpus=copies.gpus,
+    )
+
+
 def run(
     copies: FakeCopies,
     asked: P2pRequest,
@@ -78,15 +88,7 @@ def run(
     busy: dict[int, str] | None = None,
     profile: str = "",
 ) -> tuple[Report, list[PairRow], Recorder]:
-    gpus = len(copies.gpus)
-    node = snapshots(parse_machine(f"hgx-h200-{gpus}"))[0]
-    machine = Machine(
-        topology=Topology(node),
-        profile=load(profile) if profile else None,
-        busy=busy or {},
-        origin=Origin.MEASURED,
-        gpus=copies.gpus,
-    )
+    machine = machine_of(copies, busy, profile)
     recorder = Recorder()
     report = P2pRun(asked, CopyBench(asked, copies, copies), machine, recorder).run(strict=strict)
     return report, recorder.rows, recorder
@@ -320,6 +322,12 @@ def test_host_memory_both_kinds_both_ways() -> None:
         ("GPU0", "host", "pageable host memory"),
     ]
     assert report.verdict is Verdict.PASS
+
+
+def test_bytes_for_host_memory_need_no_nvlink() -> None:
+    still = Cell(seconds=(SIZE / 55e9,), wrong=0, carried=Carried(nvlink_bytes=0, nvlink_share=0.0))
+    row = p2p_rows.host_row(machine_of(FakeCopies(1)), HostMemory.PINNED, 0, still, SIZE, to_gpu=True)
+    assert row.verdict is Verdict.PASS
 
 
 def test_a_sweep_has_a_row_for_every_size_and_pair() -> None:

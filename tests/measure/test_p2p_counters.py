@@ -1,5 +1,7 @@
 """What counters say of copies: counted from before, around their end, and only where they are known to count."""
 
+from itertools import count
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,14 +25,10 @@ class Ticking:
         return self._readings.pop(0)
 
 
-def carried(*readings: Counted, due_bytes: int = MIB, receives: bool = False) -> list[Carried]:
-    """What was carried between each two readings."""
-    meter = Meter(Ticking(*readings))
-    found = []
-    for _ in range(len(readings) // 2):
-        before = meter.read(3)
-        found.append(meter.since(before, 3, due_bytes, receives=receives))
-    return found
+def carried(*readings: Counted, due_bytes: int = MIB, receives: bool = False, seconds: float = 60.0) -> list[Carried]:
+    """What was carried between each two readings, which lie so many seconds apart."""
+    meter = Meter(Ticking(*readings), count(0.0, seconds).__next__)
+    return [meter.since(meter.read(3), due_bytes, receives=receives) for _ in range(len(readings) // 2)]
 
 
 def test_each_side_has_counters_of_its_own() -> None:
@@ -67,3 +65,9 @@ def test_pcie_counters_begin_again(before: int, copied: int) -> None:
 def test_pcie_counters_say_nothing_of_what_may_have_gone_around_them(due_bytes: int) -> None:
     (found,) = carried(Counted(pcie_sent=0), Counted(pcie_sent=7), due_bytes=due_bytes)
     assert found == Carried()
+
+
+def test_pcie_counters_cannot_go_around_in_a_moment() -> None:
+    before, after = Counted(pcie_sent=COUNTER - 1), Counted(pcie_sent=6)
+    (found,) = carried(before, after, due_bytes=2**40, seconds=0.02)
+    assert (found.pcie_bytes, found.pcie_share) == (7, None)

@@ -67,6 +67,11 @@ def test_a_counter_outranks_a_good_figure() -> None:
     assert "staged" in why
 
 
+def test_a_counter_outranks_noise() -> None:
+    noisy = Cell(seconds=(1.0, 1.2, 1.0), carried=Carried(nvlink_share=0.0))
+    assert judge(0.9 * 396, noisy, Reference(450, 396, None))[0] is Verdict.FAIL
+
+
 def test_noise_near_a_threshold_is_no_verdict() -> None:
     noisy = Cell(seconds=(1.0, 1.2, 1.0))
     assert judge(0.9 * 396, noisy, Reference(450, 396, None))[0] is Verdict.INCONCLUSIVE
