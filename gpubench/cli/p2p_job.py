@@ -37,6 +37,7 @@ from gpubench.model.report import PAIR_COLUMNS, Metadata, Origin
 from gpubench.model.snapshot import Snapshot
 from gpubench.model.topology import Topology
 from gpubench.model.verdict import exit_code
+from gpubench.model.wiring import GpuPlace, Wiring
 from gpubench.ports import Copies, LinkCounters
 from gpubench.profiles import match
 
@@ -94,7 +95,7 @@ def machine_of(snapshot: Snapshot, gpus: Sequence[CopyGpu], origin: Origin) -> M
     names = sorted({gpu.name for gpu in node.gpus if gpu.name})
     found = match(names, len(node.gpus), switched=leads_to_switches(node.gpus))
     return Machine(
-        topology=node,
+        wiring=Wiring([GpuPlace(snapshot.host, 0, gpu.bus_id) for gpu in gpus], {0: node}),
         profile=None if found is None else found.profile,
         busy=_busy(snapshot, gpus),
         origin=origin,
@@ -236,11 +237,11 @@ def metadata_of(
         **stamp(arguments),
         subject=NAME,
         origin=machine.origin,
-        hosts=[machine.topology.snapshot.host],
+        hosts=[node.snapshot.host for node in machine.nodes],
         libraries=here.libraries,
         environment=recorded_settings(os.environ) if simulation is None else {},
         options=describe(machine, request, options.like, strict=options.strict),
-        topology=machine.topology.fingerprint(),
+        topology=machine.nodes[0].fingerprint(),
         profile=profile_of(machine),
         source=None if simulation is None else simulation.source,
     )

@@ -35,6 +35,7 @@ from gpubench.model.report import PAIR_COLUMNS, Metadata, Origin, RankIdentity
 from gpubench.model.snapshot import Snapshot, bus_id
 from gpubench.model.topology import Topology
 from gpubench.model.verdict import exit_code
+from gpubench.model.wiring import Wiring
 from gpubench.profiles import match
 
 _SECONDS_TO_CONNECT = 300.0
@@ -127,7 +128,7 @@ class P2pRanksJob:
             environment=recorded_settings(os.environ),
             options=describe(machine, request, self._options.like, strict=self._options.strict)
             | {"timeout_s": self._options.timeout_s},
-            topology=machine.topology.fingerprint(),
+            topology=machine.nodes[0].fingerprint(),
             profile=profile_of(machine),
         )
 
@@ -180,7 +181,7 @@ def machine_of(snapshots: Sequence[Snapshot], identities: Sequence[RankIdentity]
     models = sorted({gpu.name for node in nodes for gpu in node.gpus if gpu.name})
     found = match(models, len(nodes[0].gpus))
     return RankMachine(
-        topology=nodes[0],
+        wiring=Wiring(identities, dict(enumerate(nodes))),
         profile=None if found is None else found.profile,
         busy=_busy(nodes, identities),
         origin=origin,
@@ -194,8 +195,6 @@ def machine_of(snapshots: Sequence[Snapshot], identities: Sequence[RankIdentity]
             )
             for identity in identities
         ),
-        nodes=nodes,
-        node_by_rank=tuple(identity.node for identity in identities),
     )
 
 

@@ -77,17 +77,16 @@ def _run(found: Recorded, samples: Sequence[Sample], machine: Machine, presenter
 def _metadata(
     options: P2pOptions, arguments: Sequence[str], directory: Path, machine: Machine, found: Recorded
 ) -> Metadata:
-    nodes = machine.nodes if isinstance(machine, RankMachine) else (machine.topology,)
     return Metadata(
         **stamp(arguments),
         subject=NAME,
         origin=machine.origin,
-        hosts=[node.snapshot.host for node in nodes],
+        hosts=[node.snapshot.host for node in machine.nodes],
         ranks=found.ranks,
         libraries=found.libraries,
         environment=found.environment,
         options=describe(machine, found.request, found.like, strict=options.strict),
-        topology=machine.topology.fingerprint(),
+        topology=machine.nodes[0].fingerprint(),
         profile=profile_of(machine),
         source=f"--replay {directory}",
     )

@@ -108,7 +108,7 @@ class MatrixRun(ABC):
         return series.peer and series.size_bytes >= JUDGED_FROM_BYTES
 
     def _reference(self, series: Series, pair: Pair, figures: Mapping[Pair, float]) -> Reference:
-        paths = {other: self._machine.path(other) for other in figures}
+        paths = {other: self._machine.wiring.path(other) for other in figures}
         return Reference(
             self._machine.limit(series, pair).gb_s,
             siblings_gb_s(figures, paths, pair),
@@ -121,7 +121,7 @@ class MatrixRun(ABC):
         if cell.error:
             return Verdict.ERROR, cell.error
         if not cell.seconds:
-            return Verdict.SKIP, f"no peer access: {self._machine.refusal(pair)}"
+            return Verdict.SKIP, f"no peer access: {self._machine.wiring.peer_access(pair).reason}"
         if cell.wrong:
             return Verdict.FAIL, f"{cell.wrong} wrong elements"
         if not self._is_judged(series):

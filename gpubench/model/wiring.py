@@ -1,15 +1,15 @@
-"""What the machines of a job allow between the GPUs of its ranks: could a path be direct, and what does it carry."""
+"""What the machines of a run allow between its GPUs: could a path be direct, and what does it carry."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 from gpubench.model.evidence import Evidence, State
 from gpubench.model.peer_policy import nccl_keeps_off, refusal_of
-from gpubench.model.report import RankIdentity
 from gpubench.model.selection import Pair
 from gpubench.model.snapshot import GpuFacts, NicFacts, bus_id
-from gpubench.model.topology import UNKNOWN_PATH, Limit, Topology
+from gpubench.model.topology import UNKNOWN_PATH, Limit, PeerAccess, Topology
 
 NETWORK = "NET"
 
@@ -17,76 +17,113 @@ _ACTIVE = "active"
 _NOT_DESCRIBED = "nothing described these GPUs"
 
 
+class Located(Protocol):
+    """A GPU of a run by where it is: a rank with its GPU is one, and so is any GPU of a process that has several."""
+
+    @property
+    def host(self) -> str:
+        """The name of its node."""
+        ...
+
+    @property
+    def node(self) -> int:
+        """The number of its node."""
+        ...
+
+    @property
+    def gpu_bus_id(self) -> str | None:
+        """What identifies it there."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GpuPlace:
+    """A GPU that is no rank's own."""
+
+    host: str
+    node: int
+    gpu_bus_id: str | None
+
+
 @dataclass(frozen=True)
 class Wiring:
-    """The ranks with their GPUs, and their nodes by number, those of which something is known."""
+    """The GPUs of a run by position, which is the rank where each has one, and their nodes by number.
 
-    ranks: Sequence[RankIdentity]
+    Of nodes there are those of which something is known.
+    """
+
+    gpus: Sequence[Located]
     nodes: Mapping[int, Topology]
 
     def together(self, pair: Pair) -> bool:
-        """Whether both ranks run on one node."""
-        return self.ranks[pair[0]].node == self.ranks[pair[1]].node
+        """Whether both are on one node."""
+        return self.gpus[pair[0]].node == self.gpus[pair[1]].node
 
     def path(self, pair: Pair) -> str:
         """The path class; NET between nodes."""
         if not self.together(pair):
             return NETWORK
-        gpus = self._gpus(pair)
-        return UNKNOWN_PATH if gpus is None else self._node(pair).path(*gpus)
+        facts = self._facts(pair)
+        return UNKNOWN_PATH if facts is None else self._node(pair).path(*facts)
 
     def limit(self, pair: Pair) -> Limit:
         """The ceiling of a pair on one node, in GB/s per direction."""
         if not self.together(pair):
             return Limit(None, "between nodes it depends on which NICs NCCL takes")
-        gpus = self._gpus(pair)
-        return Limit(None, _NOT_DESCRIBED) if gpus is None else self._node(pair).limit(*gpus)
+        facts = self._facts(pair)
+        return Limit(None, _NOT_DESCRIBED) if facts is None else self._node(pair).limit(*facts)
 
     def has_nvlinks(self, pair: Pair) -> bool:
         """Whether NVLinks join a pair."""
-        gpus = self._gpus(pair) if self.together(pair) else None
-        return gpus is not None and bool(self._node(pair).nvlinks(*gpus))
+        facts = self._facts(pair) if self.together(pair) else None
+        return facts is not None and bool(self._node(pair).nvlinks(*facts))
+
+    def to_host(self, gpu: int) -> Limit:
+        """The ceiling between a GPU and host memory, in GB/s per direction."""
+        facts = self._found[gpu]
+        return Limit(None, _NOT_DESCRIBED) if facts is None else self.nodes[self.gpus[gpu].node].pcie_total(facts)
 
     def through_host_gb_s(self, pair: Pair) -> float | None:
         """What a pair carries at most through host memory: the narrower of both GPUs' ways to it, if they are known."""
-        gpus = self._gpus(pair)
-        if gpus is None:
-            return None
-        totals = [self._node(pair).pcie_total(gpu).gb_s for gpu in gpus]
-        known = [total for total in totals if total is not None]
-        return min(known) if len(known) == len(totals) else None
+        known = [limit.gb_s for limit in map(self.to_host, pair) if limit.gb_s is not None]
+        return min(known) if len(known) == len(pair) else None
+
+    def peer_access(self, pair: Pair) -> PeerAccess:
+        """What CUDA and the driver say of peer access between a pair of one node."""
+        facts = self._facts(pair)
+        return PeerAccess(None, None, _NOT_DESCRIBED) if facts is None else self._node(pair).peer_access(*facts)
 
     def capability(self, pair: Pair) -> Evidence:
         """Whether the path of a pair could be direct."""
         if not self.together(pair):
             return self._capability_between_nodes(pair)
-        gpus = self._gpus(pair)
-        if gpus is None:
-            return Evidence(seen=_NOT_DESCRIBED)
-        access = self._node(pair).peer_access(*gpus)
+        access = self.peer_access(pair)
         if access.possible is None:
             return Evidence(seen=access.reason)
         seen = f"{self.path(pair)}, peer access {access.reason}"
         return Evidence(State.PRESENT if access.possible else State.CONTRADICTING, seen)
 
+    def refused_by_design(self, pair: Pair) -> str:
+        """Why a pair of one node has no peer access, where that is no fault; empty where it has, or where it is one."""
+        facts, access = self._facts(pair), self.peer_access(pair)
+        if facts is None or access.possible is not False:
+            return ""
+        refusal = refusal_of(self._node(pair), *facts, access)
+        return refusal.reason if refusal.by_design else ""
+
     def by_design(self, pair: Pair) -> str:
-        """Why a pair goes through host memory where that is no fault; empty where it would be one."""
+        """Why NCCL takes a pair through host memory where that is no fault; empty where it would be one."""
         if not self.together(pair):
             bare = self._nodes_without_rdma(pair)
             return f"no RDMA NIC is active on {', '.join(bare)}" if bare else ""
-        gpus = self._gpus(pair)
-        if gpus is None:
-            return ""
-        node = self._node(pair)
-        access = node.peer_access(*gpus)
-        if access.possible is False:
-            refusal = refusal_of(node, *gpus, access)
-            return refusal.reason if refusal.by_design else ""
-        return nccl_keeps_off(node, *gpus)
+        facts = self._facts(pair)
+        if facts is None or self.peer_access(pair).possible is False:
+            return self.refused_by_design(pair)
+        return nccl_keeps_off(self._node(pair), *facts)
 
-    def rdma_nics(self, rank: int) -> list[NicFacts]:
-        """The RDMA NICs of a rank's node that are up."""
-        node = self.nodes.get(self.ranks[rank].node)
+    def rdma_nics(self, gpu: int) -> list[NicFacts]:
+        """The RDMA NICs of a GPU's node that are up."""
+        node = self.nodes.get(self.gpus[gpu].node)
         return [] if node is None else [nic for nic in node.nics if nic.rdma and nic.state in (_ACTIVE, None)]
 
     def _capability_between_nodes(self, pair: Pair) -> Evidence:
@@ -94,8 +131,7 @@ class Wiring:
         if bare:
             return Evidence(State.CONTRADICTING, f"no RDMA NIC is active on {', '.join(bare)}")
         answers = [
-            [(self.nodes[self.ranks[rank].node].gpudirect(nic), nic.name) for nic in self.rdma_nics(rank)]
-            for rank in pair
+            [(self.nodes[self.gpus[gpu].node].gpudirect(nic), nic.name) for nic in self.rdma_nics(gpu)] for gpu in pair
         ]
         if not all(answers):
             return Evidence(seen="nothing described the NICs of both nodes")
@@ -108,20 +144,18 @@ class Wiring:
 
     def _nodes_without_rdma(self, pair: Pair) -> list[str]:
         """Hosts of a pair that are described and have no RDMA NIC that is up."""
-        ranks = (self.ranks[rank] for rank in pair)
-        return list(
-            dict.fromkeys(each.host for each in ranks if each.node in self.nodes and not self.rdma_nics(each.rank))
-        )
+        bare = (self.gpus[gpu] for gpu in pair if self.gpus[gpu].node in self.nodes and not self.rdma_nics(gpu))
+        return list(dict.fromkeys(each.host for each in bare))
 
-    def _gpus(self, pair: Pair) -> tuple[GpuFacts, GpuFacts] | None:
-        source, destination = (self._found[rank] for rank in pair)
+    def _facts(self, pair: Pair) -> tuple[GpuFacts, GpuFacts] | None:
+        source, destination = (self._found[gpu] for gpu in pair)
         return None if source is None or destination is None else (source, destination)
 
     @cached_property
     def _found(self) -> list[GpuFacts | None]:
-        """What is known of each rank's GPU, by its bus id: CUDA's and the driver's indices differ between ranks."""
-        gpus = {number: {gpu.bus_id: gpu for gpu in node.gpus} for number, node in self.nodes.items()}
-        return [gpus.get(rank.node, {}).get(bus_id(rank.gpu_bus_id or "")) for rank in self.ranks]
+        """What is known of each GPU, by its bus id: CUDA's and the driver's indices differ between ranks."""
+        facts = {number: {gpu.bus_id: gpu for gpu in node.gpus} for number, node in self.nodes.items()}
+        return [facts.get(gpu.node, {}).get(bus_id(gpu.gpu_bus_id or "")) for gpu in self.gpus]
 
     def _node(self, pair: Pair) -> Topology:
-        return self.nodes[self.ranks[pair[0]].node]
+        return self.nodes[self.gpus[pair[0]].node]

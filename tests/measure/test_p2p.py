@@ -15,6 +15,7 @@ from gpubench.model.p2p import LATENCY_BYTES, Carried, Cell, Series
 from gpubench.model.report import PAIRS_SECTION, Matrix, Metadata, Origin, PairRow, Report, Table
 from gpubench.model.topology import Topology
 from gpubench.model.verdict import Finding, Verdict
+from gpubench.model.wiring import GpuPlace, Wiring
 from gpubench.profiles import load
 from tests.fakes.copies import (
     DIRECT_GB_S,
@@ -71,8 +72,10 @@ def request(gpus: int, **changes: Any) -> P2pRequest:
 
 
 def machine_of(copies: FakeCopies, busy: dict[int, str] | None = None, profile: str = "") -> Machine:
+    node = snapshots(parse_machine(f"hgx-h200-{len(copies.gpus)}"))[0]
+    places = [GpuPlace(node.host, 0, gpu.bus_id) for gpu in node.gpus]
     return Machine(
-        topology=Topology(snapshots(parse_machine(f"hgx-h200-{len(copies.gpus)}"))[0]),
+        wiring=Wiring(places, {0: Topology(node)}),
         profile=load(profile) if profile else None,
         busy=busy or {},
         origin=Origin.MEASURED,

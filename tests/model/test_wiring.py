@@ -120,7 +120,7 @@ def test_between_nodes_it_is_the_nics_that_count() -> None:
 
 def test_gpus_that_nobody_described_are_unknown() -> None:
     known = wiring(nodes_of("hgx-h200-4"), 4)
-    wires = Wiring(known.ranks, {})
+    wires = Wiring(known.gpus, {})
     assert wires.path((0, 1)) == "?"
     assert wires.limit((0, 1)).gb_s is None
     assert wires.through_host_gb_s((0, 1)) is None
@@ -128,7 +128,7 @@ def test_gpus_that_nobody_described_are_unknown() -> None:
     assert not wires.has_nvlinks((0, 1))
     assert wires.by_design((0, 1)) == ""
     assert wires.rdma_nics(0) == []
-    across = Wiring(wiring(nodes_of("hgx-h100-8*2")).ranks, {})
+    across = Wiring(wiring(nodes_of("hgx-h100-8*2")).gpus, {})
     assert across.capability((0, 2)).state is State.ABSENT
     assert cause(wires, (0, 1)).id == "unknown"
 
