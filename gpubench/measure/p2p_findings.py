@@ -28,11 +28,13 @@ Verdicts = Mapping[Series, Mapping[Pair, tuple[Verdict | None, str]]]
 def findings_of(
     figures: Figures, cells: Cells, verdicts: Verdicts, gpus: Sequence[CopyGpu], host_wrong: Sequence[str]
 ) -> tuple[Finding, ...]:
-    """The findings, gravest first: wrong data, failed copies, staging, who is slow, peer access that does not pay."""
+    """The findings, gravest first: wrong data, failed copies, who is slow, peer access that does not pay.
+
+    What goes through host memory is said with the evidence on all paths.
+    """
     return (
         *_wrong(cells, gpus, host_wrong),
         *_errors(cells, gpus),
-        *_staged(cells, gpus),
         *_slow(figures, cells, verdicts, gpus),
         *_unprofitable(figures, gpus),
         *_noisy(verdicts, gpus),
@@ -116,20 +118,6 @@ def _written(cells: Cells, *, peer: bool) -> dict[int, Mapping[Pair, Cell]]:
         for series, row in cells.items()
         if (series.engine, series.direction, series.peer) == (Engine.CE, Direction.WRITE, peer)
     }
-
-
-def _staged(cells: Cells, gpus: Sequence[CopyGpu]) -> Iterator[Finding]:
-    staged = staged_pairs(cells)
-    for seen in dict.fromkeys(staged.values()):
-        yield Finding(
-            id="host-staged",
-            severity=Verdict.FAIL,
-            **_subjects([_pair(pair, gpus) for pair, how in staged.items() if how == seen]),
-            seen=f"peer access is on, yet {seen}",
-            expected="copies that do not pass through host memory",
-            cause="the driver stages these copies through host memory although it grants peer access",
-            next_command="gpubench topo; nvidia-smi topo -p2p n; restart the fabric manager",
-        )
 
 
 def _slow(figures: Figures, cells: Cells, verdicts: Verdicts, gpus: Sequence[CopyGpu]) -> Iterator[Finding]:

@@ -5,9 +5,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from gpubench.measure.p2p import Bench, P2pRequest, PatternResult, host_copies, label, steps
+from gpubench.measure.p2p_evidence import conclude
 from gpubench.measure.p2p_findings import findings_of
 from gpubench.measure.p2p_rows import Machine, gb_s, host_row, pair_row, percent
 from gpubench.model.copies import Direction, Engine
+from gpubench.model.evidence_rows import EVIDENCE_SECTION, FALLBACK_SECTION
 from gpubench.model.p2p import (
     JUDGED_FROM_BYTES,
     LATENCY_BYTES,
@@ -24,7 +26,7 @@ from gpubench.model.units import BYTES_PER_GB, format_size
 from gpubench.model.verdict import Verdict, overall
 from gpubench.ports import Listener
 
-SECTIONS = (PAIRS_SECTION, "matrices", "ratios", "patterns", "findings")
+SECTIONS = (PAIRS_SECTION, "matrices", "ratios", "patterns", EVIDENCE_SECTION, FALLBACK_SECTION, "findings")
 _MOST_REPEATS = 3
 
 
@@ -136,6 +138,8 @@ class MatrixRun(ABC):
         findings = findings_of(outcome.figures, outcome.cells, outcome.verdicts, self._machine.gpus, outcome.host_wrong)
         if not strict:
             findings = tuple(each.softened() for each in findings)
+        paths = conclude(self._machine, outcome.cells, outcome.figures, strict=strict)
+        findings += paths.findings
         verdict = overall([Verdict.PASS, *(finding.severity for finding in findings)])
         if strict and verdict is Verdict.WARN:
             verdict = Verdict.FAIL
@@ -143,6 +147,7 @@ class MatrixRun(ABC):
             "matrices": Matrix({_title(series): self._named(cells) for series, cells in outcome.figures.items()}),
             "ratios": Matrix(self._named(_ratios(outcome.figures))),
             "patterns": Table(PatternRow.columns(), self._pattern_rows),
+            **paths.sections,
         }
         return Report(verdict=verdict, complete=True, findings=findings, sections=sections, main=PAIRS_SECTION)
 

@@ -118,6 +118,14 @@ RULES = (
     Rule("C", "P", "A", _ARRIVED, _DISPUTED, "the library says direct, the driver says impossible, no figure decides"),
     Rule("PA", "P", "C", _ARRIVED, _DISPUTED, "the library says direct, but the figures are those of host memory"),
     Rule("C", "P", "C", _ARRIVED, _STAGED_LIKELY, "driver and figures say host memory, against the library's word"),
+    Rule(
+        "P",
+        "A",
+        "P",
+        "P",
+        _DIRECT_PROVEN,
+        "a direct path exists, the figures show that it was taken, the data are right",
+    ),
     Rule("PA", "A", "P", _ARRIVED, _DIRECT_LIKELY, "figures that host memory cannot reach, or counters that moved"),
     Rule(
         "C", "A", "P", _ARRIVED, _DISPUTED, "direct by the figures, impossible by the driver, and the library is silent"

@@ -185,7 +185,7 @@ def _staged(row: FallbackRow) -> Finding:
     return Finding(
         id=HOST_STAGED,
         severity=Verdict(row.verdict),
-        subject=_shown(row.pairs),
+        subject=shown(row.pairs),
         seen=f"{row.transport or 'these paths'} through host memory{slowdown(row)}",
         expected="paths from GPU to GPU" if row.verdict != Verdict.SKIP else "host memory: nothing else is possible",
         cause=row.cause_seen or "not known",
@@ -198,7 +198,7 @@ def _finding(name: str, row: FallbackRow, expected: str, cause: str) -> Finding:
     return Finding(
         id=name,
         severity=Verdict(row.verdict),
-        subject=_shown(row.pairs) or "all paths",
+        subject=shown(row.pairs) or "all paths",
         seen=row.how,
         expected=expected,
         cause=cause,
@@ -217,6 +217,8 @@ def slowdown(row: FallbackRow) -> str:
     return f": {row.bandwidth_gb_s:.3g} of {row.limit_gb_s:g} GB/s{slower}"
 
 
-def _shown(pairs: Sequence[str]) -> str:
-    rest = len(pairs) - _MOST_PAIRS
-    return ", ".join(pairs[:_MOST_PAIRS]) + (f" and {rest} more" if rest > 0 else "")
+def shown(pairs: Sequence[str], most: int = _MOST_PAIRS) -> str:
+    """The first of some pairs in words: 'GPU0 → GPU1', 'ranks 0 → 1, 1 → 0 and 10 more'."""
+    rest = len(pairs) - most
+    lead = "ranks " if pairs and pairs[0][0].isdigit() else ""
+    return lead + ", ".join(pairs[:most]) + (f" and {rest} more" if rest > 0 else "")

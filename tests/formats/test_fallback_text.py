@@ -29,20 +29,20 @@ def test_which_pairs_how_slow_and_why() -> None:
     paths = [path(0, n, STAGED, 28.9) for n in range(1, 11)]
     staged, direct = fallback_lines(report(*paths, path(1, 0, DIRECT)))
     assert staged == (
-        "fallback: HOST-STAGED: 0 → 1, 0 → 2, 0 → 3, 0 → 4, 0 → 5, 0 → 6, 0 → 7, 0 → 8 and 2 more through host memory "
-        "over SHM/direct: 28.9 of 450 GB/s, 15.6 times slower than the limit; NCCL_P2P_DISABLE=1 in the environment; "
-        "unset NCCL_P2P_DISABLE"
+        "fallback: HOST-STAGED: ranks 0 → 1, 0 → 2, 0 → 3, 0 → 4, 0 → 5, 0 → 6, 0 → 7, 0 → 8 and 2 more through host "
+        "memory over SHM/direct: 28.9 of 450 GB/s, 15.6 times slower than the limit; NCCL_P2P_DISABLE=1 in "
+        "the environment; unset NCCL_P2P_DISABLE"
     )
-    assert direct == "fallback: not for 1 → 0, direct over P2P/CUMEM (proven)"
+    assert direct == "fallback: not for ranks 1 → 0, direct over P2P/CUMEM (proven)"
 
 
 def test_a_single_pair_is_named() -> None:
-    assert "none: 0 → 1 direct" in fallback_lines(report(path(0, 1, DIRECT)))[0]
+    assert "none: ranks 0 → 1 direct" in fallback_lines(report(path(0, 1, DIRECT)))[0]
 
 
 def test_the_disputed_and_the_unknown() -> None:
-    assert "fallback: disputed: 0 → 1" in fallback_lines(report(path(0, 1, DISPUTED)))[0]
-    assert "fallback: not known for 0 → 1" in fallback_lines(report(path(0, 1, UNKNOWN)))[0]
+    assert "fallback: disputed: ranks 0 → 1" in fallback_lines(report(path(0, 1, DISPUTED)))[0]
+    assert "fallback: not known for ranks 0 → 1" in fallback_lines(report(path(0, 1, UNKNOWN)))[0]
     assert fallback_lines(report(unheard="rank 0: silent")) == ["fallback: not known: rank 0: silent"]
 
 

@@ -168,15 +168,19 @@ def test_a_staged_pair_is_proven_by_the_counters() -> None:
     assert (row.host_staged, row.nvlink_bytes, row.verdict) == (True, 0, Verdict.FAIL)
     finding = found(report)["host-staged"]
     assert finding.subject == "GPU0 → GPU3"
-    assert "0% of the bytes went over NVLink, whose counters moved for other pairs; they went over PCIe" in finding.seen
+    assert finding.cause == (
+        "the driver grants peer access, yet 0% of the bytes went over NVLink, whose counters moved for other pairs; "
+        "they went over PCIe"
+    )
     assert finding.severity is Verdict.WARN
+    assert run(FakeCopies(4, Broken(staged={(0, 3)})), request(4), strict=True)[0].verdict is Verdict.FAIL
     assert "p2p-slow" not in found(report)
 
 
 def test_without_counters_the_same_bandwidth_and_latency_tell() -> None:
     report, rows, _ = run(FakeCopies(4, Broken(staged={(0, 3)}), counts=False), request(4))
     assert found(report)["host-staged"].subject == "GPU0 → GPU3"
-    assert "as slow as without peer access" in found(report)["host-staged"].seen
+    assert "as slow as without peer access" in found(report)["host-staged"].cause
     assert {row.host_staged for row in of(rows, peer="on")} == {None}
 
 
@@ -234,7 +238,9 @@ def test_pairs_without_peer_access_are_skipped_and_staged_ones_measured() -> Non
     assert {row.verdict for row in skipped} == {Verdict.SKIP}
     assert all("no peer access" in str(row.note) for row in skipped)
     assert of(rows, source="GPU0", destination="GPU1", peer="off")[0].bandwidth_gb_s
-    assert report.verdict is Verdict.PASS
+    assert found(report)["host-staged"].subjects == ("GPU0 → GPU1", "GPU1 → GPU0")
+    assert found(report)["host-staged"].cause.startswith("no peer access: ")
+    assert report.verdict is Verdict.WARN
 
 
 def test_a_gpu_without_memory_costs_its_own_pairs() -> None:

@@ -14,7 +14,7 @@ BY_HAND = """
 PPP direct/PASS/proven      direct/PASS/likely
 PPA direct/PASS/likely      direct/PASS/likely
 PPC disputed/WARN/weak      disputed/WARN/weak
-PAP direct/PASS/likely      direct/PASS/likely
+PAP direct/PASS/proven      direct/PASS/likely
 PAA unknown/ERROR/none      unknown/ERROR/none
 PAC staged/FAIL/likely      staged/FAIL/likely
 PCP staged/FAIL/weak        staged/FAIL/weak

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from gpubench.formats.text.columns import Column, lines
 from gpubench.model.evidence import Conclusion
 from gpubench.model.evidence_rows import EVIDENCE_SECTION, FALLBACK_SECTION, EvidenceRow, FallbackRow
-from gpubench.model.fallback import slowdown
+from gpubench.model.fallback import shown, slowdown
 from gpubench.model.report import Report, Table
 from gpubench.model.verdict import Verdict
 
@@ -45,10 +45,7 @@ def _line(row: FallbackRow, rows: Sequence[FallbackRow]) -> str:
 def _pairs(row: FallbackRow, *, everybody: bool) -> str:
     """'all 12 pairs', '0 → 1, 1 → 0'."""
     count = len(row.pairs)
-    if everybody and count > 1:
-        return f"all {count} pairs"
-    rest = count - _MOST_PAIRS
-    return ", ".join(row.pairs[:_MOST_PAIRS]) + (f" and {rest} more" if rest > 0 else "")
+    return f"all {count} pairs" if everybody and count > 1 else shown(row.pairs, _MOST_PAIRS)
 
 
 def evidence_lines(report: Report) -> Iterator[str]:

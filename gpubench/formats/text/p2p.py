@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 from gpubench.formats.text.columns import Column, lines
+from gpubench.formats.text.fallback import fallback_lines
 from gpubench.formats.text.matrices import matrix_lines
 from gpubench.formats.text.page import INDENT, Page, plural
 from gpubench.model.report import Matrix, Metadata, PairRow, Report, Row, Table
@@ -79,6 +80,8 @@ class P2pView:
         if isinstance(patterns, Table):
             self._patterns([row.to_record() for row in patterns.rows()])
         self._page.print("")
+        for line in fallback_lines(report):
+            self._page.wrap(line)
         self._page.outcome(report)
 
     def _print_waiting(self) -> None:
