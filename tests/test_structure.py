@@ -18,7 +18,11 @@ SUPPORT = {
     "checks": {"__init__", "check"},
     "collectives": {"__init__", "movement", "record", "pattern"},
     "formats": {"__init__", "writer", "frame"},
-    "readers": {"__init__", "json_lines", "nccl_neighbours", "reader", "recording_rules", "smi_lines", "xml_elements"},
+    "readers": {
+        *("__init__", "json_lines", "reader", "recording_rules", "smi_lines", "xml_elements"),
+        *("nccl_attribution", "nccl_groups", "nccl_lines", "nccl_log", "nccl_notes", "nccl_remarks", "nccl_threads"),
+        "nccl_neighbours",
+    },
 }
 
 

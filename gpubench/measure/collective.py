@@ -1,11 +1,14 @@
 """Measure one collective over a sweep of sizes: nccl-tests' timing loop, with every timed buffer verified."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 from gpubench.collectives.record import Call, Collective
 from gpubench.errors import UsageError, no_size_left
 from gpubench.measure.cases import Case, JobFacts, SweepRequest, cases, describe, without_data
+from gpubench.measure.counting import Traffic
+from gpubench.measure.witness import Counted, Witness
 from gpubench.model.data_pattern import POISON, Block, DataPattern
 from gpubench.model.operation import Placement, ReduceOp
 from gpubench.model.report import CollectiveRow, Origin, RankIdentity, Report
@@ -50,23 +53,47 @@ def measure(
     nodes: int,
     identities: Sequence[RankIdentity],
     listener: Listener[CollectiveRow],
+    witness: Witness | None = None,
 ) -> Report:
-    """Measure every case of the request; rows go to `listener` as they are measured, on every rank alike."""
+    """Measure every case of the request; rows go to `listener` as they are measured, on every rank alike.
+
+    A witness watches which ways the bytes go; the report of the first rank has what it found.
+    """
     largest = max(request.sizes)
-    sweep = _Sweep(request, group, backend, nodes, backend.allocate(largest), backend.allocate(largest), largest)
+    buffers = backend.allocate(largest), backend.allocate(largest)
+    sweep = _Sweep(request, group, backend, nodes, *buffers, largest, witness)
     every_case = tuple(cases(request, group.size))
+    if witness is not None:
+        witness.try_out(every_case, sweep.try_once)
     sweep.warm_up(every_case)
+    if witness is not None:
+        witness.look_around()
     verdicts: list[Verdict] = []
     failures: list[tuple[CollectiveRow, Sequence[int]]] = []
     for number, case in enumerate(every_case):
         listener.progress(number, len(every_case), f"{request.collective.name} {case.label}")
-        row, wrong_by_rank = sweep.row(number, case)
+        row, wrong_by_rank, traffic = sweep.row(number, case)
+        if witness is not None:
+            row = witness.row(case, row, traffic, wrong_by_rank)
         listener.row(row)
         verdicts.append(Verdict(row.verdict) if row.verdict else Verdict.SKIP)
         if row.wrong:
             failures.append((row, wrong_by_rank))
     findings = (_wrong_data(failures, identities),) if failures else ()
-    return Report(verdict=overall(verdicts), complete=True, findings=findings)
+    return _report(verdicts, findings, witness)
+
+
+def _report(verdicts: Sequence[Verdict], findings: Sequence[Finding], witness: Witness | None) -> Report:
+    """The report with what the witness has to say; where paths are judged, a doubt about them fails."""
+    outcome = None if witness is None else witness.outcome()
+    if witness is None or outcome is None:
+        return Report(verdict=overall(verdicts), complete=True, findings=findings)
+    verdict = overall([*verdicts, *(finding.severity for finding in outcome.findings)])
+    if witness.senses.strict and verdict is Verdict.WARN:
+        verdict = Verdict.FAIL
+    return Report(
+        verdict=verdict, complete=True, findings=(*findings, *outcome.findings), sections=dict(outcome.sections)
+    )
 
 
 def _wrong_data(failures: Sequence[tuple[CollectiveRow, Sequence[int]]], identities: Sequence[RankIdentity]) -> Finding:
@@ -98,17 +125,23 @@ class _Sweep:
     send: Memory
     receive: Memory
     largest_bytes: int
+    witness: Witness | None = None
 
-    def row(self, number: int, case: Case) -> tuple[CollectiveRow, Sequence[int]]:
-        """Measure and verify one case; the row, and wrong elements by rank."""
+    def row(self, number: int, case: Case) -> tuple[CollectiveRow, Sequence[int], Sequence[Traffic | None]]:
+        """Measure and verify one case; the row, and by rank the wrong elements and what links carried."""
         launches = [self._launch(case, buffer) for buffer in range(self._buffers(case))]
-        seconds = self._time(number * 2, case, launches)
+        seconds, traffic = self._time(number * 2, case, launches)
         wrong = self._verify(number * 2, case, launches) if self.request.check else 0
-        answers = self.group.gather((seconds, wrong))
+        answers = self.group.gather((seconds, wrong, traffic))
         wrong_by_rank = [answer[1] for answer in answers]
         job = JobFacts(self.backend.name, Origin.MEASURED, self.group.size, self.nodes)
         times = RankTimes.of([answer[0] for answer in answers])
-        return describe(self.request, case, job, times, sum(wrong_by_rank)), wrong_by_rank
+        row = describe(self.request, case, job, times, sum(wrong_by_rank))
+        return row, wrong_by_rank, [answer[2] for answer in answers]
+
+    def try_once(self, case: Case) -> None:
+        """Run one operation of a case, untimed."""
+        self.backend.seconds(self.backend.bind([self._launch(case, 0)], 0))
 
     def warm_up(self, cases: Sequence[Case]) -> None:
         """Run every case untimed, as nccl-tests does before its first row, and in place too; then a row for nothing.
@@ -152,8 +185,8 @@ class _Sweep:
     def _in_place(self, case: Case, start: int, step: int) -> Region:
         return Region(self.receive, (start + self.group.rank * step) * case.dtype.size_bytes)
 
-    def _time(self, row: int, case: Case, launches: Sequence[Launch]) -> float:
-        """Seconds an operation took on this rank, averaged over the iterations (and replays).
+    def _time(self, row: int, case: Case, launches: Sequence[Launch]) -> tuple[float, Traffic | None]:
+        """Seconds an operation took on this rank, averaged over the iterations (and replays), and what links carried.
 
         The warm-up comes before the buffers are poisoned, so that its results cannot pass for timed ones.
         """
@@ -165,8 +198,11 @@ class _Sweep:
         timed = self.backend.bind(
             [launches[i % len(launches)] for i in range(request.iterations)], request.graph_replays
         )
+        operations = request.iterations * max(1, request.graph_replays)
         self.group.barrier()
-        return self.backend.seconds(timed) / (request.iterations * max(1, request.graph_replays))
+        with nullcontext(Counted()) if self.witness is None else self.witness.counting_of(case, operations) as counted:
+            seconds = self.backend.seconds(timed)
+        return seconds / operations, counted.traffic
 
     def _verify(self, row: int, case: Case, launches: Sequence[Launch]) -> int:
         """Wrong elements on this rank: of every timed buffer, or in place of one more operation on fresh data."""

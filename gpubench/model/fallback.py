@@ -101,7 +101,7 @@ def fallback_rows(
         groups.setdefault((path.judgement, names(path.transports), path.limit_gb_s), []).append(path)
     rows = [_row(judgement, members, origin, cause_of, unheard) for (judgement, _, _), members in groups.items()]
     if unheard and not paths:
-        rows.append(_unknown(origin, unheard))
+        rows.append(unknown_row(origin, unheard))
     return sorted(rows, key=lambda row: (_GRAVEST_FIRST.index(Conclusion(row.conclusion)), row.verdict == Verdict.SKIP))
 
 
@@ -140,7 +140,8 @@ def _how(path: KnownPath, unheard: str) -> str:
     return "; ".join(dict.fromkeys([decide(evidence).meaning, *seen, *filter(None, [unheard])]))
 
 
-def _unknown(origin: str, why: str) -> FallbackRow:
+def unknown_row(origin: str, why: str) -> FallbackRow:
+    """That nothing is known of any path."""
     nothing = judge(PathEvidence())
     return FallbackRow(
         conclusion=nothing.conclusion,

@@ -2,8 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
-from gpubench.model.transport import Edge, Tuning
+from gpubench.model.connections import Connections
+from gpubench.model.transport import Tuning
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,14 +36,14 @@ class Communicator:
 
     `id` is NCCL's commId; of a split one its parent's with the colour; of NCCL before 2.17, which prints none, one made
     up from its order and size. None is that of lines which no communicator could be told for. `size` and `nodes` are
-    None where no line says them. `edges` are what the ends said; `join` puts them together.
+    None where no line says them. `candidates` are the communicators that lines may be of which fit several.
     """
 
     id: str | None
     size: int | None
     nodes: int | None = None
     members: tuple[Member, ...] = ()
-    edges: tuple[Edge, ...] = ()
+    connections: Connections = field(default_factory=Connections)
     tunings: tuple[Tuning, ...] = ()
     mnnvl: bool = False
     candidates: tuple[str, ...] = ()
@@ -62,14 +64,48 @@ class Setting:
     processes: tuple[str, ...]
 
 
+class RemarkKind(StrEnum):
+    """What a line explains. In brackets what it is about."""
+
+    NO_RDMA_DEVICE = "no-rdma-device"
+    RDMA_DEVICES = "rdma-devices"
+    NO_VERBS_LIBRARY = "no-verbs-library"
+    GDR_ENABLED = "gdr-enabled"
+    """(HCA number, HCA name)"""
+    GDR_DISABLED = "gdr-disabled"
+    """(HCA number, HCA name)"""
+    GDR_NEAR = "gdr-near"
+    """(bus id, HCA number)"""
+    GDR_FAR = "gdr-far"
+    """(bus id, HCA number)"""
+    DMA_BUF = "dma-buf"
+    """(CUDA device)"""
+    P2P_TYPE = "p2p-type"
+    """(all direct, all possible for the driver: '' where not said)"""
+    DRIVER_REFUSED = "driver-refused"
+    """(two NVML indices)"""
+    NVLINK_REFUSED = "nvlink-refused"
+    """(two NVML indices)"""
+    PEER_ACCESS_REFUSED = "peer-access-refused"
+    """(two bus ids)"""
+    PEER_QUERY_FAILED = "peer-query-failed"
+    """(two bus ids)"""
+    LEGACY_IPC_REFUSED = "legacy-ipc-refused"
+    MULTICAST = "multicast"
+    """('not ' or '', CUDA device)"""
+    CONFIDENTIAL = "confidential"
+    NO_TRANSPORT = "no-transport"
+    """(two ranks, or '')"""
+    MNNVL_BROKEN = "mnnvl-broken"
+    PROCESSOR = "processor"
+    """(architecture/vendor, as NCCL numbers them: 1/1 is Intel's x86, 1/2 AMD's)"""
+
+
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """A kind of line that explains something, with what it is about, as first read, and who wrote such a line.
+    """A line that explains something: its kind, what it is about, its first text, and the processes that wrote it."""
 
-    `kind` is one of the names in readers/nccl_remarks.py. `about` holds the numbers or names in the line.
-    """
-
-    kind: str
+    kind: RemarkKind
     about: tuple[str, ...]
     text: str
     processes: tuple[str, ...]

@@ -1,7 +1,7 @@
 """What a library chose: who is connected to whom over what, as all ranks say, and what of that an operation uses."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from gpubench.model.transport import Edge, Path, Transport, TransportKind, join
 
@@ -24,15 +24,13 @@ They need memory that ranks reach by load and store, or multicast by NVSwitch, s
 class RankSelection:
     """What one rank's library said.
 
-    `silence` is why nothing could be heard. `ring` and `tree` are the ordered pairs of neighbours that this rank named;
-    `settings` the variables that it took from the environment.
+    `silence` is why nothing could be heard. `ring` and `tree` are the ordered pairs of neighbours that this rank named.
     """
 
     silence: str = ""
     edges: tuple[Edge, ...] = ()
     ring: frozenset[Pair] = frozenset()
     tree: frozenset[Pair] = frozenset()
-    settings: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,9 +84,16 @@ def _shared_memory(staged: Staged, around: Circumstances) -> Iterator[Cause]:
             )
 
 
+def by_design(pair: Pair, transports: Sequence[Transport], wiring: Wiring) -> str:
+    """Why a pair goes through host memory where that is no fault; inside a node, no design makes it take a network."""
+    if wiring.together(pair) and any(transport.network for transport in transports):
+        return ""
+    return wiring.by_design(pair)
+
+
 def _by_design(staged: Staged, around: Circumstances) -> Iterator[Cause]:
-    """Policies, and hardware without a direct path: nothing to repair."""
-    reasons = [around.wiring.by_design(pair) for pair in staged]
+    """Policies, and hardware without a direct path: nothing to repair, whatever variables say."""
+    reasons = [by_design(pair, transports, around.wiring) for pair, transports in staged.items()]
     if all(reasons):
         yield Cause("by-design", "; ".join(dict.fromkeys(reasons)), "nothing to repair; gpubench topo shows the wiring")
 
@@ -120,9 +127,9 @@ def _unknown(_staged: Staged, _around: Circumstances) -> Iterator[Cause]:
 
 
 _CAUSES: Sequence[Callable[[Staged, Circumstances], Iterator[Cause]]] = (
+    _by_design,
     _environment,
     _shared_memory,
-    _by_design,
     _refused,
     _sockets,
     _unknown,

@@ -56,6 +56,18 @@ _P2P = re.compile(r"(?P<name>P2P/(?:direct pointer|IPC|CUMEM|MNNVL))(?P<words>(?
 _INDIRECT = re.compile(r"P2P/indirect/(?P<hop>-?\d+\[[0-9A-Fa-f]+\])(?P<words>(?:/read)?)", re.ASCII)
 _SHM = re.compile(r"direct shared memory|SHM/(?:direct|CE)(?:/(?P<receiver>direct|CE))?", re.ASCII)
 
+_WHOLE = (
+    *(f"P2P/{name}" for name in ("direct pointer/read", "IPC/read/CE", "IPC/CE", "CUMEM/read/CE", "CUMEM/CE")),
+    *("P2P/MNNVL/read/CE", "P2P/MNNVL/CE", "P2P/indirect/", "SHM/direct/direct", "SHM/direct/CE", "SHM/CE/direct"),
+    *("SHM/CE/CE", "direct shared memory", "NET/", "COLLNET/"),
+)
+_NET_BEGINNING = re.compile(
+    r"(?:P2P/indirect/-?\d*\[?[0-9A-Fa-f]*\]?(?:/r?e?a?)?|(?:COLL)?NET/[^/]+(?:/-?(?:\d{1,9}(?:\(\d*)?"
+    r"(?:\)?(?P<rest>/.*))?)?)?)",
+    re.ASCII,
+)
+_NET_ENDS = ("/GDRDMA(PCI)/Shared", "/GDRDMA/Shared", "/Shared")
+
 
 def parse_transport(via: str) -> Transport:
     """What stands behind `via` in a line of NCCL 2.10 to 2.32. Never raises: other text is UNKNOWN, by that name."""
@@ -73,6 +85,14 @@ def parse_transport(via: str) -> Transport:
     if found := _INDIRECT.fullmatch(text):
         return Transport("P2P/indirect", TransportKind.P2P, modifiers=(found["hop"], *_words(found["words"])))
     return Transport(text, TransportKind.UNKNOWN)
+
+
+def begins_a_transport(via: str) -> bool:
+    """Whether a text that names no transport is the beginning of one that does: a line that was cut off."""
+    if any(whole.startswith(via) for whole in _WHOLE):
+        return True
+    found = _NET_BEGINNING.fullmatch(via)
+    return found is not None and any(whole.startswith(found["rest"] or "") for whole in _NET_ENDS)
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -99,14 +119,12 @@ class Edge:
 
 
 @dataclass(frozen=True, slots=True)
-class Path:
-    """The channels from `src` to `dst` that travel alike. `received` is the receiver's word where it says another.
+class Way:
+    """Channels between two ranks that travel alike. `received` is the receiver's word where it says any.
 
     `sent` is None where only the receiver's line is known.
     """
 
-    src: int
-    dst: int
     sent: Transport | None
     received: Transport | None
     channels: int
@@ -128,36 +146,60 @@ class Path:
             return True
         return None if None in ends else False
 
+    @property
+    def name(self) -> str:
+        """The transport's name, and the receiver's where it says another: 'NET/IB/0/GDRDMA, received NET/IB/0'."""
+        other = None if self.received is None or self.sent is None else self.received.name
+        return self.transport.name + ("" if other in (None, self.transport.name) else f", received {other}")
+
+
+@dataclass(frozen=True, slots=True)
+class Path(Way):
+    """The same, and between whom."""
+
+    src: int
+    dst: int
+
 
 def join(edges: Iterable[Edge]) -> tuple[Path, ...]:
     """Both ends of every connection put together by channel, ordered by source, destination and first appearance."""
-    pairs: dict[tuple[int, int, int], tuple[list[Edge], list[Edge]]] = {}
+    pairs: dict[tuple[int, int], list[Edge]] = {}
     for edge in edges:
-        pairs.setdefault((edge.src, edge.dst, edge.peer_to_peer), ([], []))[edge.received].append(edge)
+        pairs.setdefault((edge.src, edge.dst), []).append(edge)
     return tuple(
-        path
-        for (src, dst, peer_to_peer), (sent, received) in sorted(pairs.items(), key=lambda pair: pair[0])
-        for path in _joined(src, dst, sent, received, peer_to_peer)
+        Path(way.sent, way.received, way.channels, way.peer_to_peer, src, dst)
+        for (src, dst), said in sorted(pairs.items(), key=lambda pair: pair[0])
+        for way in ways(said)
     )
 
 
-def _joined(src: int, dst: int, sent: Sequence[Edge], received: Sequence[Edge], peer_to_peer: int) -> Iterator[Path]:
-    """The paths of one pair: channels that both ends name, then those that only one does."""
+def ways(edges: Sequence[Edge]) -> tuple[Way, ...]:
+    """What both ends of one pair said, put together: NCCL's connection 0 first, then 1."""
+    found: list[Way] = []
+    for peer_to_peer in (False, True):
+        said = [edge for edge in edges if edge.peer_to_peer is peer_to_peer]
+        sent, received = ([edge for edge in said if edge.received is end] for end in (False, True))
+        found += _joined(sent, received, peer_to_peer=peer_to_peer)
+    return tuple(found)
+
+
+def _joined(sent: Sequence[Edge], received: Sequence[Edge], *, peer_to_peer: bool) -> Iterator[Way]:
+    """Channels that both ends name, then those that only one does."""
     both_ends = 0
     for edge in sent:
         left = edge.channel_bits
         for other in received:
             both = left & other.channel_bits
             if both:
-                yield Path(src, dst, edge.transport, other.transport, both.bit_count(), bool(peer_to_peer))
+                yield Way(edge.transport, other.transport, both.bit_count(), peer_to_peer)
                 left &= ~both
                 both_ends |= both
         if left or not edge.channel_bits:
-            yield Path(src, dst, edge.transport, None, left.bit_count() or edge.channels, bool(peer_to_peer))
+            yield Way(edge.transport, None, left.bit_count() or edge.channels, peer_to_peer)
     for other in received:
         left = other.channel_bits & ~both_ends
         if left or not other.channel_bits:
-            yield Path(src, dst, None, other.transport, left.bit_count() or other.channels, bool(peer_to_peer))
+            yield Way(None, other.transport, left.bit_count() or other.channels, peer_to_peer)
 
 
 @dataclass(frozen=True, slots=True)

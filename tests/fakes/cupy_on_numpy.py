@@ -384,12 +384,17 @@ class Native:
         return call
 
 
+class NcclError(RuntimeError):
+    """What CuPy raises for a status that is none."""
+
+
 class Nccl(ModuleType):
     """`cupy.cuda.nccl` of one job, whose communicators are threads."""
 
     def __init__(self, ranks: int, version: int = 22809) -> None:
         super().__init__("cupy.cuda.nccl")
         self.available = True
+        self.NcclError = NcclError
         self._version = version
         self._world = World(ranks)
         self._groups = threading.local()
@@ -417,7 +422,7 @@ class Nccl(ModuleType):
     def check_status(self, status: int) -> None:
         if status:
             message = f"NCCL error {status}"
-            raise RuntimeError(message) from getattr(self.native, "error", None)
+            raise NcclError(message) from getattr(self.native, "error", None)
 
     def _group_start(self) -> None:
         assert self.pending is None

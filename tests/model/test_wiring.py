@@ -71,6 +71,8 @@ def test_pcie_gpus_are_staged_by_design() -> None:
     assert wires.capability((0, 1)).state is State.CONTRADICTING
     assert wires.by_design((0, 1))
     assert cause(wires, (0, 1)).id == "by-design"
+    assert cause(wires, (0, 1), NCCL_P2P_DISABLE="1").id == "by-design"
+    assert cause(wires, (0, 1), "NET/Socket/0").id == "refused", "shared memory is the design, not sockets"
     assert not wires.has_nvlinks((0, 1))
 
 

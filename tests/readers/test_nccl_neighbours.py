@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gpubench.readers.nccl_neighbours import ring_pairs, tree_pairs
 
-LOGS = Path(__file__).parents[1] / "captures" / "h200x4-nccl-logs"
+LOGS = Path(__file__).parents[1] / "logs"
 HEAD = b"vm:4310:4310 [0] NCCL INFO "
 
 
@@ -26,7 +26,7 @@ def test_trees_go_both_ways() -> None:
 
 def test_the_chain_of_four_h200s() -> None:
     pairs: set[tuple[int, int]] = set()
-    for path in sorted((LOGS / "normal").glob("*.log")):
+    for path in sorted((LOGS / "h200x4-normal").glob("*.log")):
         for line in path.read_bytes().splitlines():
             pairs.update(tree_pairs(line))
     assert pairs == {(0, 1), (1, 0), (1, 2), (2, 1), (2, 3), (3, 2)}

@@ -1,0 +1,80 @@
+"""What the links of a rank's GPU carried while operations were timed, against what had to pass through them."""
+
+from dataclasses import dataclass, replace
+
+from gpubench.collectives.movement import least_moved
+from gpubench.measure.cases import Case, SweepRequest
+from gpubench.measure.p2p_counters import Meter
+from gpubench.model.p2p import Carried
+from gpubench.ports import Counted, LinkCounters
+
+COUNTED_FROM_BYTES = 64 * 2**20
+"""Timed operations of less in all are not counted: other traffic ticks too."""
+
+_MOST_PCIE_BYTES = 2**32 / 2.5
+"""What may be due in a batch whose PCIe counters are believed: algorithms move up to twice that, headers come on top,
+and the counters start again at 2^32."""
+
+_GPU = 0
+_NOTHING = Carried()
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What a rank's GPU sent and received in a batch of timed operations. A count is empty where nothing was due."""
+
+    sent: Carried = _NOTHING
+    received: Carried = _NOTHING
+
+    def merged(self, earlier: "Traffic") -> "Traffic":
+        """This one, and of the earlier one what only it has: PCIe's counters are too small for the largest batches."""
+        return replace(self, sent=_merged(self.sent, earlier.sent), received=_merged(self.received, earlier.received))
+
+
+def _merged(late: Carried, early: Carried) -> Carried:
+    if late.nvlink_share is None and late.pcie_share is None:
+        return early
+    return late
+
+
+class Counting:
+    """Reads the counters of this rank's GPU around batches of a sweep."""
+
+    def __init__(self, counters: LinkCounters, request: SweepRequest, rank: int, ranks: int) -> None:
+        self._meter = Meter(counters)
+        self._request = request
+        self._rank, self._ranks = rank, ranks
+        self._moved: tuple[int, int] | None = None
+
+    def is_worth_it(self, case: Case, operations: int) -> bool:
+        """Whether so many operations move enough to be seen: the same on every rank."""
+        return case.size_bytes * operations >= COUNTED_FROM_BYTES
+
+    def before(self) -> Counted:
+        """The counters now; half a millisecond."""
+        return self._meter.read(_GPU)
+
+    def since(self, before: Counted, case: Case, operations: int) -> Traffic:
+        """What was carried since, by so many operations."""
+        sent, received = (blocks * self._bytes_a_block(case) * operations for blocks in self._blocks(case))
+        return Traffic(
+            sent=self._carried(before, sent, receives=False),
+            received=self._carried(before, received, receives=True),
+        )
+
+    def _carried(self, before: Counted, due_bytes: int, *, receives: bool) -> Carried:
+        if not due_bytes:
+            return _NOTHING
+        carried = self._meter.since(before, _GPU, due_bytes, receives=receives)
+        return carried if due_bytes < _MOST_PCIE_BYTES else replace(carried, pcie_bytes=None, pcie_share=None)
+
+    def _bytes_a_block(self, case: Case) -> int:
+        return case.layout.count * case.dtype.size_bytes
+
+    def _blocks(self, case: Case) -> tuple[int, int]:
+        """What is due, in units of the count that NCCL is handed, which is the same for every size."""
+        if self._moved is None:
+            layout = case.layout
+            moved = least_moved(self._request.collective, layout, self._rank, self._ranks, self._request.root)
+            self._moved = moved.sent // layout.count, moved.received // layout.count
+        return self._moved

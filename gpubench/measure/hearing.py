@@ -1,0 +1,152 @@
+"""What the library says it chose, heard from its log while every operation runs once, untimed."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from gpubench.collectives.movement import exchanges
+from gpubench.measure.cases import Case, SweepRequest
+from gpubench.model.operation import DataType, ReduceOp
+from gpubench.model.report import CollectiveRow
+from gpubench.model.selection import RankSelection, Selection, Used
+from gpubench.model.transport import Edge, Transport, Tuning
+from gpubench.ports import Group, LibraryLog
+from gpubench.readers.nccl_lines import INFO, parse_channel, parse_connection, parse_tuning
+from gpubench.readers.nccl_neighbours import ring_pairs, tree_pairs
+
+Key = tuple[DataType, ReduceOp | None, int]
+"""What the library chooses by: type, reduction and size."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What it took for an operation: the connections, and the algorithm as it names it, None where it did not say."""
+
+    used: Used
+    tuning: Tuning | None
+
+    def told(self, row: CollectiveRow) -> CollectiveRow:
+        """A row of that operation, with all this in it."""
+        tuning = self.tuning
+        return replace(
+            row,
+            algorithm=None if tuning is None else tuning.algorithm,
+            protocol=None if tuning is None else tuning.protocol,
+            channels=None if tuning is None else tuning.channels,
+            transport=self.used.transport,
+            host_staged=self.used.host_staged,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What all ranks heard, as the first rank knows it.
+
+    `silence` is why a rank heard nothing, `no_tuning` why algorithms are not known.
+    """
+
+    choices: Mapping[Key, Choice] = field(default_factory=dict)
+    silence: str = ""
+    no_tuning: str = ""
+
+
+def key_of(case: Case) -> Key:
+    """By what the operation of a case is chosen: in place or out of place makes no difference."""
+    return case.dtype, case.op, case.size_bytes
+
+
+def hear(
+    request: SweepRequest,
+    group: Group,
+    nodes: Sequence[int],
+    log: LibraryLog,
+    cases: Sequence[Case],
+    try_once: Callable[[Case], object],
+) -> Heard | None:
+    """Try every operation once and gather what was said of it on the first rank; None on the others.
+
+    `nodes` are the ranks' nodes. Connections are made at first use, and algorithms depend on size: only what was tried
+    is known. Then the log is switched off.
+    """
+    ear = _Ear(log)
+    ear.listen()
+    tunings: dict[Key, Tuning | None] = {}
+    for case in cases:
+        if key_of(case) not in tunings:
+            try_once(case)
+            tunings[key_of(case)] = ear.listen()
+    log.switch_off()
+    collected = group.collect(ear.selection())
+    if collected is None:
+        return None
+    selection = Selection(collected, nodes)
+    pairs = _exchanges(request, cases, group.size)
+    return Heard(
+        choices={key: _choice(selection, tuning, pairs) for key, tuning in tunings.items()},
+        silence=selection.silence,
+        no_tuning=log.no_tuning,
+    )
+
+
+def _exchanges(request: SweepRequest, cases: Sequence[Case], ranks: int) -> tuple[tuple[int, int], ...]:
+    """Who sends to whom, where the library makes the collective of sends and receives."""
+    if not request.collective.point_to_point:
+        return ()
+    return tuple(exchanges(request.collective, cases[0].layout, ranks, request.root))
+
+
+def _choice(selection: Selection, tuning: Tuning | None, pairs: Sequence[tuple[int, int]]) -> Choice:
+    if tuning is None and pairs:
+        return Choice(selection.of_sends(pairs), None)
+    return Choice(selection.of_algorithm(None if tuning is None else tuning.algorithm), tuning)
+
+
+class _Ear:
+    """Takes in the log of this rank, piece by piece."""
+
+    def __init__(self, log: LibraryLog) -> None:
+        self._log = log
+        self._channels: dict[tuple[int, int, bool, Transport, bool], int] = {}
+        self._ring: set[tuple[int, int]] = set()
+        self._tree: set[tuple[int, int]] = set()
+        self._hears = log.appeared()
+
+    def listen(self) -> Tuning | None:
+        """Take in what is new; the last algorithm that was named in it."""
+        tuning = None
+        for line in self._log.lines() if self._hears else ():
+            message = line.partition(INFO)[2]
+            self._connect(message)
+            self._ring.update(ring_pairs(line))
+            self._tree.update(tree_pairs(line))
+            tuning = parse_tuning(message) or tuning
+        return tuning
+
+    def selection(self) -> RankSelection:
+        """All that was heard."""
+        edges = (
+            Edge(src, dst, transport, bits.bit_count(), bool(peer_to_peer), received, bits)
+            for (src, dst, received, transport, peer_to_peer), bits in self._channels.items()
+        )
+        return RankSelection(
+            silence=self._log.silence, edges=tuple(edges), ring=frozenset(self._ring), tree=frozenset(self._tree)
+        )
+
+    def _connect(self, message: bytes) -> None:
+        """Note a channel of a connection."""
+        head, _, text = message.partition(b" : ")
+        channel = parse_channel(head)
+        connection = None if channel is None else parse_connection(text)
+        if channel is None or connection is None:
+            return
+        bit, number = channel
+        key = (connection.src, connection.dst, connection.received, connection.transport, bool(number))
+        self._channels[key] = self._channels.get(key, 0) | bit
+
+
+def shared(choices: Mapping[Key, Choice]) -> Iterator[Used]:
+    """The distinct ways that operations took."""
+    seen: list[Used] = []
+    for choice in choices.values():
+        if choice.used not in seen:
+            seen.append(choice.used)
+            yield choice.used

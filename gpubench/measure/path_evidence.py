@@ -1,0 +1,203 @@
+"""What a sweep has found out about paths: all four kinds of evidence for every pair that it used, and the verdict."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gpubench.measure.counting import Traffic
+from gpubench.measure.hearing import Heard, shared
+from gpubench.model.evidence import Evidence, PathEvidence, State
+from gpubench.model.evidence_rows import EVIDENCE_SECTION, FALLBACK_SECTION, EvidenceRow, FallbackRow
+from gpubench.model.fallback import End, KnownPath, evidence_row, fallback_rows, findings, unknown_row
+from gpubench.model.link_evidence import Flow, Speed, measured
+from gpubench.model.p2p import Carried
+from gpubench.model.report import CollectiveRow, Origin, RankIdentity, Section, Table
+from gpubench.model.selection import Pair, is_staged, names
+from gpubench.model.staging_causes import Cause, Circumstances, by_design, first_cause
+from gpubench.model.transport import Transport
+from gpubench.model.verdict import Finding
+
+_Kind = tuple[bool, bool, bool | None]
+"""Of a path: inside a node, over NVLinks, host-staged."""
+
+_OF_ONE_KIND = "paths of several kinds meet at these GPUs, whose counters and times do not tell them apart"
+
+
+@dataclass(slots=True)
+class Observations:
+    """What rows have shown so far, on the first rank.
+
+    `traffic` and `wrong` are by rank; `largest` is the row of the largest size, of these the fastest.
+    """
+
+    traffic: dict[int, Traffic] = field(default_factory=dict)
+    wrong: dict[int, int] = field(default_factory=dict)
+    checked: bool = False
+    largest: CollectiveRow | None = None
+
+    def take(self, row: CollectiveRow, traffic: Sequence[Traffic | None], wrong_by_rank: Sequence[int]) -> None:
+        """One more row."""
+        for rank, each in enumerate(traffic):
+            if each is not None:
+                self.traffic[rank] = each.merged(self.traffic.get(rank, Traffic()))
+        self.checked = self.checked or row.wrong is not None
+        for rank, wrong in enumerate(wrong_by_rank):
+            self.wrong[rank] = self.wrong.get(rank, 0) + wrong
+        best = self.largest
+        if best is None or (row.size_bytes, row.busbw_gb_s) > (best.size_bytes, best.busbw_gb_s):
+            self.largest = row
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What follows: two sections, and findings."""
+
+    sections: Mapping[str, Section]
+    findings: tuple[Finding, ...]
+
+
+def conclude(
+    heard: Heard, seen: Observations, around: Circumstances, due: Sequence[tuple[float, float]], *, strict: bool
+) -> Outcome:
+    """The verdict on all paths. `due` are each rank's sent and received bytes for a byte of the size, at least."""
+    paths = _Paths(heard, seen, around, due).known()
+    rows = fallback_rows(paths, Origin.MEASURED, lambda members: _cause(members, around), _unheard(heard))
+    evidence = [evidence_row(path, Origin.MEASURED) for path in paths]
+    return Outcome(_sections(evidence, rows), findings(rows, strict=strict))
+
+
+def unwatched(why: str) -> dict[str, Section]:
+    """The sections of a run that nobody watched: without rows where there is nothing to know, else with the reason."""
+    return _sections((), [unknown_row(Origin.MEASURED, why)] if why else ())
+
+
+def _sections(evidence: Sequence[EvidenceRow], fallback: Sequence[FallbackRow]) -> dict[str, Section]:
+    return {
+        EVIDENCE_SECTION: Table(EvidenceRow.columns(), lambda: evidence),
+        FALLBACK_SECTION: Table(FallbackRow.columns(), lambda: fallback),
+    }
+
+
+def _unheard(heard: Heard) -> str:
+    if heard.silence:
+        return f"NCCL's log was not heard: {heard.silence}"
+    missing = sorted({rank for used in shared(heard.choices) for rank in used.unheard})
+    return f"NCCL named no connection of rank {', '.join(map(str, missing))}" if missing else ""
+
+
+def _cause(members: Sequence[KnownPath], around: Circumstances) -> Cause:
+    staged = {(int(path.source.short), int(path.destination.short)): path.transports for path in members}
+    return first_cause(staged, around)
+
+
+class _Paths:
+    """Puts together what is known of each pair."""
+
+    def __init__(
+        self, heard: Heard, seen: Observations, around: Circumstances, due: Sequence[tuple[float, float]]
+    ) -> None:
+        self._seen, self._wiring, self._due = seen, around.wiring, due
+        self._chosen: dict[Pair, dict[Transport, None]] = {}
+        for used in shared(heard.choices):
+            for pair, transports in used.pairs.items():
+                self._chosen.setdefault(pair, {}).update(dict.fromkeys(transports))
+        self._silent = bool(heard.silence)
+        self._out: dict[int, set[_Kind]] = {}
+        self._into: dict[int, set[_Kind]] = {}
+        for pair in self._chosen:
+            self._out.setdefault(pair[0], set()).add(self._kind(pair))
+            self._into.setdefault(pair[1], set()).add(self._kind(pair))
+        self._kinds = {kind for kinds in self._out.values() for kind in kinds}
+
+    def known(self) -> list[KnownPath]:
+        """The pairs that were used; where the library was silent, those of a node of which figures tell."""
+        pairs = set(self._chosen)
+        if self._silent:
+            ranks = range(len(self._wiring.ranks))
+            pairs |= {(one, other) for one in ranks for other in ranks if one != other}
+            pairs = {pair for pair in pairs if self._wiring.together(pair) and self._tells(pair)}
+        return [self._path(pair) for pair in sorted(pairs)]
+
+    def _tells(self, pair: Pair) -> bool:
+        return pair in self._chosen or self._measurement(pair).state is not State.ABSENT
+
+    def _path(self, pair: Pair) -> KnownPath:
+        transports = tuple(self._chosen.get(pair, ()))
+        source, destination = (_end(self._wiring.ranks[rank]) for rank in pair)
+        return KnownPath(
+            source=source,
+            destination=destination,
+            evidence=PathEvidence(
+                capability=self._wiring.capability(pair),
+                selection=_selection(transports),
+                measurement=self._measurement(pair),
+                correctness=self._correctness(pair),
+                by_design=by_design(pair, transports, self._wiring),
+            ),
+            transports=transports,
+            path_class=self._wiring.path(pair),
+            bandwidth_gb_s=self._bandwidth_gb_s(transports),
+            limit_gb_s=self._wiring.limit(pair).gb_s,
+        )
+
+    def _measurement(self, pair: Pair) -> Evidence:
+        if not self._wiring.together(pair):
+            return Evidence(seen="no counter here sees what passes between nodes")
+        if not self._is_of_one_kind(pair):
+            return Evidence(seen=_OF_ONE_KIND)
+        flow = Flow(
+            ends=self._ends(pair),
+            speed=self._speed(pair),
+            has_nvlinks=self._wiring.has_nvlinks(pair),
+            limit_gb_s=self._wiring.limit(pair).gb_s,
+            through_host_gb_s=self._wiring.through_host_gb_s(pair),
+        )
+        return measured(flow)
+
+    def _is_of_one_kind(self, pair: Pair) -> bool:
+        """Whether all paths out of the source, and all into the destination, are of the kind of this one."""
+        return len(self._out.get(pair[0], set()) | self._into.get(pair[1], set())) <= 1
+
+    def _kind(self, pair: Pair) -> _Kind:
+        wiring = self._wiring
+        return wiring.together(pair), wiring.has_nvlinks(pair), is_staged(tuple(self._chosen[pair]))
+
+    def _ends(self, pair: Pair) -> tuple[Carried, ...]:
+        """The counts of those ends through which something had to pass."""
+        source, destination = (self._seen.traffic.get(rank, Traffic()) for rank in pair)
+        sent, received = self._due[pair[0]][0], self._due[pair[1]][1]
+        return (*([source.sent] if sent else []), *([destination.received] if received else []))
+
+    def _speed(self, pair: Pair) -> Speed | None:
+        row = self._seen.largest
+        if row is None:
+            return None
+        due = max(self._due[pair[0]][0], self._due[pair[1]][1])
+        busbw = row.busbw_gb_s if len(self._kinds) <= 1 else None
+        return Speed(size_bytes=row.size_bytes, passed_gb_s=row.algbw_gb_s * due, busbw_gb_s=busbw)
+
+    def _bandwidth_gb_s(self, transports: Sequence[Transport]) -> float | None:
+        """The busbw of a sweep is that of its slowest paths: where some are staged, it says nothing of the others."""
+        row = self._seen.largest
+        some_staged = any(staged is not False for *_, staged in self._kinds)
+        return None if row is None or (some_staged and is_staged(transports) is False) else row.busbw_gb_s
+
+    def _correctness(self, pair: Pair) -> Evidence:
+        if not self._seen.checked:
+            return Evidence(seen="data were not verified")
+        wrong = self._seen.wrong.get(pair[1], 0)
+        if wrong:
+            return Evidence(State.CONTRADICTING, f"{wrong} wrong elements at rank {pair[1]}")
+        return Evidence(State.PRESENT, "every element that arrived is right")
+
+
+def _selection(transports: Sequence[Transport]) -> Evidence:
+    if not transports:
+        return Evidence(seen="NCCL named no connection")
+    staged, said = is_staged(transports), f"NCCL chose {names(transports)}"
+    if staged is None:
+        return Evidence(seen=f"{said}, of which gpubench does not know what it means")
+    return Evidence(State.CONTRADICTING if staged else State.PRESENT, said)
+
+
+def _end(rank: RankIdentity) -> End:
+    return End(f"rank {rank.rank}", str(rank.rank), rank.host, rank.gpu_bus_id)

@@ -1,0 +1,98 @@
+"""What watches a sweep: it hears what the library chooses, counts what links carry, and draws the conclusion."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from gpubench.collectives.movement import least_moved
+from gpubench.measure.cases import Case, SweepRequest
+from gpubench.measure.counting import Counting, Traffic
+from gpubench.measure.hearing import Heard, hear, key_of
+from gpubench.measure.path_evidence import Observations, Outcome, conclude
+from gpubench.model.report import CollectiveRow
+from gpubench.model.staging_causes import Circumstances
+from gpubench.ports import Group, LibraryLog, LinkCounters
+
+Surroundings = Callable[[], Circumstances | None]
+"""Machines, processes and settings of all ranks, on the first rank; every rank has to call it."""
+
+
+@dataclass(slots=True)
+class Counted:
+    """What was counted while something was done; None where it was too little."""
+
+    traffic: Traffic | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Senses:
+    """What a rank hears and sees: the library's log, its GPU's counters, the surroundings, every rank's node.
+
+    `strict` is whether paths are judged.
+    """
+
+    log: LibraryLog
+    counters: LinkCounters
+    surroundings: Surroundings
+    nodes: Sequence[int]
+    strict: bool
+
+
+@dataclass(slots=True)
+class Witness:
+    """One rank's part in watching a sweep. What it knows in the end, the first rank knows."""
+
+    request: SweepRequest
+    group: Group
+    senses: Senses
+    counting: Counting
+    _heard: Heard = field(default_factory=Heard)
+    _around: Circumstances | None = None
+    _seen: Observations = field(default_factory=Observations)
+    _layout_of: Case | None = None
+
+    @classmethod
+    def of(cls, request: SweepRequest, group: Group, senses: Senses) -> "Witness":
+        """The witness of a request."""
+        return cls(request, group, senses, Counting(senses.counters, request, group.rank, group.size))
+
+    def try_out(self, cases: Sequence[Case], try_once: Callable[[Case], object]) -> None:
+        """Have every operation run once, and hear what is said of it; before any is timed."""
+        senses = self.senses
+        self._layout_of = cases[0]
+        self._heard = hear(self.request, self.group, senses.nodes, senses.log, cases, try_once) or Heard()
+
+    def look_around(self) -> None:
+        """Gather what machines and processes are like; it may have to be waited for."""
+        self._around = self.senses.surroundings()
+
+    @contextmanager
+    def counting_of(self, case: Case, operations: int) -> Iterator[Counted]:
+        """Counts what links carry meanwhile, where so many operations are worth it; ranks begin together."""
+        found = Counted()
+        if not self.counting.is_worth_it(case, operations):
+            yield found
+            return
+        before = self.counting.before()
+        self.group.barrier()
+        yield found
+        found.traffic = self.counting.since(before, case, operations)
+
+    def row(
+        self, case: Case, row: CollectiveRow, traffic: Sequence[Traffic | None], wrong_by_rank: Sequence[int]
+    ) -> CollectiveRow:
+        """The row with what is known of its paths."""
+        if self.group.rank != 0:
+            return row
+        self._seen.take(row, traffic, wrong_by_rank)
+        choice = self._heard.choices.get(key_of(case))
+        return row if choice is None else choice.told(row)
+
+    def outcome(self) -> Outcome | None:
+        """What follows from all of it, on the first rank."""
+        if self._around is None or self._layout_of is None:
+            return None
+        layout, request, ranks = self._layout_of.layout, self.request, self.group.size
+        moved = [least_moved(request.collective, layout, rank, ranks, request.root) for rank in range(ranks)]
+        due = [(each.sent / layout.largest, each.received / layout.largest) for each in moved]
+        return conclude(self._heard, self._seen, self._around, due, strict=self.senses.strict)

@@ -1,0 +1,47 @@
+"""NCCL's log of a rank that goes on as one that was recorded: connections first, then a line an operation."""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+LOGS = Path(__file__).parents[1] / "logs"
+HEAD = "vm:4310:4310 [0] NCCL INFO "
+
+_TUNING = re.compile(rb"AllReduce: (\d+) Bytes -> Algo ")
+
+
+def recorded(name: str, rank: int) -> list[bytes]:
+    """What that rank of four H200s wrote, by the folder of the run."""
+    return sorted((LOGS / f"h200x4-{name}").glob("*.log"))[rank].read_bytes().splitlines()
+
+
+def said(*messages: str) -> list[bytes]:
+    """Lines of NCCL's."""
+    return [(HEAD + message).encode() for message in messages]
+
+
+class FakeLog:
+    """`ports.LibraryLog`. Recorded lines about an operation come when operations are tried, in order of size."""
+
+    def __init__(self, lines: Iterable[bytes] = (), silence: str = "", no_tuning: str = "") -> None:
+        lines = list(lines)
+        self.silence = silence
+        self.no_tuning = no_tuning
+        self._tunings = {int(found[1]): line for line in lines if (found := _TUNING.search(line))}
+        self._next = [line for line in lines if not _TUNING.search(line)]
+        self._begun = False
+        self.is_on = True
+
+    def appeared(self) -> bool:
+        return not self.silence
+
+    def lines(self) -> list[bytes]:
+        assert self.is_on
+        found, self._next = self._next, []
+        if self._begun and self._tunings:
+            found.append(self._tunings.pop(min(self._tunings)))
+        self._begun = True
+        return found
+
+    def switch_off(self) -> None:
+        self.is_on = False
