@@ -4,16 +4,12 @@ from dataclasses import dataclass, replace
 
 from gpubench.collectives.movement import least_moved
 from gpubench.measure.cases import Case, SweepRequest
-from gpubench.measure.p2p_counters import Meter
+from gpubench.measure.p2p_counters import Meter, Reading
 from gpubench.model.p2p import Carried
-from gpubench.ports import Counted, LinkCounters
+from gpubench.ports import LinkCounters
 
 COUNTED_FROM_BYTES = 64 * 2**20
 """Timed operations of less in all are not counted: other traffic ticks too."""
-
-_MOST_PCIE_BYTES = 2**32 / 2.5
-"""What may be due in a batch whose PCIe counters are believed: algorithms move up to twice that, headers come on top,
-and the counters start again at 2^32."""
 
 _GPU = 0
 _NOTHING = Carried()
@@ -50,23 +46,17 @@ class Counting:
         """Whether so many operations move enough to be seen: the same on every rank."""
         return case.size_bytes * operations >= COUNTED_FROM_BYTES
 
-    def before(self) -> Counted:
+    def before(self) -> Reading:
         """The counters now; half a millisecond."""
         return self._meter.read(_GPU)
 
-    def since(self, before: Counted, case: Case, operations: int) -> Traffic:
+    def since(self, before: Reading, case: Case, operations: int) -> Traffic:
         """What was carried since, by so many operations."""
         sent, received = (blocks * self._bytes_a_block(case) * operations for blocks in self._blocks(case))
         return Traffic(
-            sent=self._carried(before, sent, receives=False),
-            received=self._carried(before, received, receives=True),
+            sent=self._meter.since(before, sent) if sent else _NOTHING,
+            received=self._meter.since(before, received, receives=True) if received else _NOTHING,
         )
-
-    def _carried(self, before: Counted, due_bytes: int, *, receives: bool) -> Carried:
-        if not due_bytes:
-            return _NOTHING
-        carried = self._meter.since(before, _GPU, due_bytes, receives=receives)
-        return carried if due_bytes < _MOST_PCIE_BYTES else replace(carried, pcie_bytes=None, pcie_share=None)
 
     def _bytes_a_block(self, case: Case) -> int:
         return case.layout.count * case.dtype.size_bytes

@@ -13,9 +13,9 @@ _COUNTED_FROM_BYTES = 2**20
 _PCIE_COUNTS_TO = 2**32
 """NVML's PCIe byte counters start again from 0 there."""
 
-_MOST_PCIE_BYTES = int(_PCIE_COUNTS_TO / 1.25)
-"""What copies may be, however long they take, without going once around the counter: H200s count 1.09 bytes for each
-that is sent, 1.08 for each that is received, headers included.
+_MOST_PCIE_BYTES = _PCIE_COUNTS_TO / 2.5
+"""What may be due, however long it takes, without going once around the counter: collectives move up to twice of that,
+and H200s count 1.09 bytes for each that is sent, 1.08 for each that is received, headers included.
 """
 
 _SURELY_ONCE_SECONDS = _PCIE_COUNTS_TO / 128e9
@@ -43,7 +43,7 @@ class Meter:
         return Reading(gpu, self._clock(), self._counters.read(gpu))
 
     def since(self, reading: Reading, due_bytes: int, *, receives: bool = False) -> Carried:
-        """What was carried since, from that GPU or to it, of so many bytes that were copied."""
+        """What was carried since, from that GPU or to it, where at least so many bytes were due."""
         gpu, since, before = reading
         after = self._counters.read(gpu)
         if receives:

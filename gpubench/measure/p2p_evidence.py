@@ -1,18 +1,16 @@
 """What a run of copies shows of each pair's path: all four kinds of evidence, and the verdict on fallback."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from gpubench.measure.p2p_findings import Cells, Figures, staged_pairs
 from gpubench.measure.p2p_rows import NETWORK, Machine
+from gpubench.measure.path_report import Outcome, report_on
 from gpubench.model.copies import Direction, Engine
 from gpubench.model.evidence import Evidence, PathEvidence, State
-from gpubench.model.evidence_rows import EVIDENCE_SECTION, FALLBACK_SECTION, EvidenceRow, FallbackRow
-from gpubench.model.fallback import End, KnownPath, evidence_row, fallback_rows, findings
+from gpubench.model.fallback import End, KnownPath
 from gpubench.model.p2p import JUDGED_FROM_BYTES, Cell, Pair, Series, is_sooner
-from gpubench.model.report import Section, Table
 from gpubench.model.staging_causes import Cause
-from gpubench.model.verdict import Finding
 
 _ABOVE_HOST = 1.2
 """So much more than both GPUs' links to host memory carry, a bandwidth is not that of host memory."""
@@ -20,25 +18,11 @@ _ABOVE_HOST = 1.2
 REFUSED, BY_DESIGN, STAGED_BY_DRIVER, BETWEEN_NODES = "refused", "by-design", "staged-by-driver", "between-nodes"
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What follows: two sections, and findings."""
-
-    sections: Mapping[str, Section]
-    findings: tuple[Finding, ...]
-
-
 def conclude(machine: Machine, cells: Cells, figures: Figures, *, strict: bool) -> Outcome:
     """The verdict on the path of every pair that was asked for."""
     seen = _Seen(machine, cells, figures)
     paths = [seen.path(pair) for pair in dict.fromkeys(pair for row in cells.values() for pair in row)]
-    rows = fallback_rows(paths, machine.origin, seen.cause)
-    evidence = [evidence_row(path, machine.origin) for path in paths]
-    sections: dict[str, Section] = {
-        EVIDENCE_SECTION: Table(EvidenceRow.columns(), lambda: evidence),
-        FALLBACK_SECTION: Table(FallbackRow.columns(), lambda: rows),
-    }
-    return Outcome(sections, findings(rows, strict=strict))
+    return report_on(paths, machine.origin, seen.cause, strict=strict)
 
 
 class _Seen:

@@ -1,20 +1,20 @@
 """What a sweep has found out about paths: all four kinds of evidence for every pair that it used, and the verdict."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gpubench.measure.counting import Traffic
 from gpubench.measure.hearing import Heard, shared
+from gpubench.measure.path_report import Outcome, path_sections, report_on
 from gpubench.model.evidence import Evidence, PathEvidence, State
-from gpubench.model.evidence_rows import EVIDENCE_SECTION, FALLBACK_SECTION, EvidenceRow, FallbackRow
-from gpubench.model.fallback import End, KnownPath, evidence_row, fallback_rows, findings, unknown_row
+from gpubench.model.fallback import End, KnownPath, unknown_row
 from gpubench.model.link_evidence import Flow, Speed, measured
 from gpubench.model.p2p import Carried
-from gpubench.model.report import CollectiveRow, Origin, RankIdentity, Section, Table
+from gpubench.model.report import CollectiveRow, Origin, Section
 from gpubench.model.selection import Pair, is_staged, names
 from gpubench.model.staging_causes import Cause, Circumstances, by_design, first_cause
 from gpubench.model.transport import Transport
-from gpubench.model.verdict import Finding
+from gpubench.model.wiring import Located
 
 _Kind = tuple[bool, bool, bool | None]
 """Of a path: inside a node, over NVLinks, host-staged."""
@@ -47,34 +47,17 @@ class Observations:
             self.largest = row
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What follows: two sections, and findings."""
-
-    sections: Mapping[str, Section]
-    findings: tuple[Finding, ...]
-
-
 def conclude(
     heard: Heard, seen: Observations, around: Circumstances, due: Sequence[tuple[float, float]], *, strict: bool
 ) -> Outcome:
     """The verdict on all paths. `due` are each rank's sent and received bytes for a byte of the size, at least."""
     paths = _Paths(heard, seen, around, due).known()
-    rows = fallback_rows(paths, Origin.MEASURED, lambda members: _cause(members, around), _unheard(heard))
-    evidence = [evidence_row(path, Origin.MEASURED) for path in paths]
-    return Outcome(_sections(evidence, rows), findings(rows, strict=strict))
+    return report_on(paths, Origin.MEASURED, lambda members: _cause(members, around), _unheard(heard), strict=strict)
 
 
 def unwatched(why: str) -> dict[str, Section]:
     """The sections of a run that nobody watched: without rows where there is nothing to know, else with the reason."""
-    return _sections((), [unknown_row(Origin.MEASURED, why)] if why else ())
-
-
-def _sections(evidence: Sequence[EvidenceRow], fallback: Sequence[FallbackRow]) -> dict[str, Section]:
-    return {
-        EVIDENCE_SECTION: Table(EvidenceRow.columns(), lambda: evidence),
-        FALLBACK_SECTION: Table(FallbackRow.columns(), lambda: fallback),
-    }
+    return path_sections((), [unknown_row(Origin.MEASURED, why)] if why else ())
 
 
 def _unheard(heard: Heard) -> str:
@@ -112,7 +95,7 @@ class _Paths:
         """The pairs that were used; where the library was silent, those of a node of which figures tell."""
         pairs = set(self._chosen)
         if self._silent:
-            ranks = range(len(self._wiring.ranks))
+            ranks = range(len(self._wiring.gpus))
             pairs |= {(one, other) for one in ranks for other in ranks if one != other}
             pairs = {pair for pair in pairs if self._wiring.together(pair) and self._tells(pair)}
         return [self._path(pair) for pair in sorted(pairs)]
@@ -122,7 +105,7 @@ class _Paths:
 
     def _path(self, pair: Pair) -> KnownPath:
         transports = tuple(self._chosen.get(pair, ()))
-        source, destination = (_end(self._wiring.ranks[rank]) for rank in pair)
+        source, destination = (_end(rank, self._wiring.gpus[rank]) for rank in pair)
         return KnownPath(
             source=source,
             destination=destination,
@@ -187,6 +170,8 @@ class _Paths:
         wrong = self._seen.wrong.get(pair[1], 0)
         if wrong:
             return Evidence(State.CONTRADICTING, f"{wrong} wrong elements at rank {pair[1]}")
+        if pair not in self._chosen:
+            return Evidence(seen="which pairs data came by is not known")
         return Evidence(State.PRESENT, "every element that arrived is right")
 
 
@@ -199,5 +184,5 @@ def _selection(transports: Sequence[Transport]) -> Evidence:
     return Evidence(State.CONTRADICTING if staged else State.PRESENT, said)
 
 
-def _end(rank: RankIdentity) -> End:
-    return End(f"rank {rank.rank}", str(rank.rank), rank.host, rank.gpu_bus_id)
+def _end(rank: int, gpu: Located) -> End:
+    return End(f"rank {rank}", str(rank), gpu.host, gpu.gpu_bus_id)

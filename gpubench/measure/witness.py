@@ -8,7 +8,8 @@ from gpubench.collectives.movement import least_moved
 from gpubench.measure.cases import Case, SweepRequest
 from gpubench.measure.counting import Counting, Traffic
 from gpubench.measure.hearing import Heard, hear, key_of
-from gpubench.measure.path_evidence import Observations, Outcome, conclude
+from gpubench.measure.path_evidence import Observations, conclude
+from gpubench.measure.path_report import Outcome
 from gpubench.model.report import CollectiveRow
 from gpubench.model.staging_causes import Circumstances
 from gpubench.ports import Group, LibraryLog, LinkCounters

@@ -61,20 +61,23 @@ class Job:
     strict: bool = False
     wrap: Callable[[Backend, int], Backend] = lambda backend, _rank: backend
 
-    def around(self) -> Circumstances:
-        identities = [
+    @property
+    def identities(self) -> list[RankIdentity]:
+        return [
             RankIdentity(
                 rank=rank, host=f"n{node}", node=node, local_rank=rank, pid=1, gpu_index=rank,
                 gpu_bus_id=H200S.gpus[rank].bus_id,
             )
             for rank, node in enumerate(self.nodes)
         ]  # fmt: skip
+
+    def around(self) -> Circumstances:
         facts = [
             RankFacts(rank=rank, host="n0", node=0, local_rank=rank, pid=1, shm_device=device)
             for rank, device in enumerate(self.shm_devices)
         ]
         nodes = dict.fromkeys(self.nodes, Topology(H200S))
-        return Circumstances(wiring=Wiring(identities, nodes), facts=facts, settings=self.settings)
+        return Circumstances(wiring=Wiring(self.identities, nodes), facts=facts, settings=self.settings)
 
 
 @dataclass
@@ -121,7 +124,7 @@ def run(
             group,
             job.wrap(backend, group.rank),
             max(job.nodes) + 1,
-            around.wiring.ranks,
+            job.identities,
             recorder,
             Witness.of(request, group, senses),
         )
