@@ -4,7 +4,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import permutations
 
 from gpubench.cli.job import Silent, open_gpu
@@ -21,6 +21,8 @@ from gpubench.hardware.cuda import CudaDevice, check_installed
 from gpubench.hardware.ipc import CudaRankCopies, Network
 from gpubench.hardware.link_counters import NvmlCounters
 from gpubench.hardware.nccl import NcclLibrary
+from gpubench.hardware.nccl_debug import NcclLog
+from gpubench.hardware.nccl_settings import nccl_settings
 from gpubench.hardware.nvml import Driver, read_driver
 from gpubench.hardware.probe import probe
 from gpubench.hardware.process_facts import read_rank_facts
@@ -31,6 +33,7 @@ from gpubench.measure.p2p_recording import FILE, VERSION, Recorded, RecordingRou
 from gpubench.measure.p2p_rows import IPC, NETWORK, RankMachine
 from gpubench.model.copies import CopyGpu, Direction, Engine
 from gpubench.model.p2p import LATENCY_BYTES, Pair, Series
+from gpubench.model.rank_facts import RankFacts
 from gpubench.model.report import PAIR_COLUMNS, Metadata, Origin, RankIdentity
 from gpubench.model.snapshot import Snapshot, bus_id
 from gpubench.model.topology import Topology
@@ -49,6 +52,8 @@ class P2pRanksJob:
         self._group = group
         self._options = options
         self._arguments = arguments
+        self._settings = recorded_settings(os.environ)
+        self._log: NcclLog | None = None
         self.identity, self._node_by_rank = own_identity(group)
 
     def run(self, channel: str | None) -> int:  # noqa: ARG002 - p2p never launches itself
@@ -66,20 +71,22 @@ class P2pRanksJob:
         # The first rank of a node reads it before any rank puts something on its GPUs.
         snapshots = agree(group, self._own_snapshot, place=str(self.identity))
         ranks_on_node = self._node_by_rank.count(self.identity.node)
+        facts = read_rank_facts(group.rank, self.identity.node, self.identity.local_rank, self._settings)
         device, self.identity = open_gpu(group, self.identity, ranks_on_node, driver)
-        machine = self._machine(snapshots)
+        machine = self._machine(snapshots, facts)
         request = request_for(options, pairs, machine)
         deadline = RoundDeadline(options.timeout_s, group.rank, str(self.identity), self._expire)
-        copies = self._copies(device, request, deadline)
-        metadata = self._metadata(machine, request, copies.libraries())
-        if presenter is not None:
-            presenter.begin(metadata, PAIR_COLUMNS)
-        counters = NvmlCounters([machine.gpus[group.rank].bus_id])
-        bench = RankBench(request, group, copies, counters, deadline)
-        with self._recorded(bench, request, machine, metadata) as rounds:
-            report = RankRun(request, rounds, machine, listener).run(strict=options.strict)
-        bench.close()
-        counters.close()
+        with ExitStack() as stack:
+            copies = self._copies(device, request, deadline, stack)
+            metadata = self._metadata(machine, request, copies.libraries())
+            if presenter is not None:
+                presenter.begin(metadata, PAIR_COLUMNS)
+            counters = NvmlCounters([machine.gpus[group.rank].bus_id])
+            bench = RankBench(request, group, copies, counters, deadline, self._log)
+            with self._recorded(bench, request, machine, metadata) as rounds:
+                report = RankRun(request, rounds, machine, listener).run(strict=options.strict)
+            bench.close()
+            counters.close()
         listener.end(report)
         return exit_code(group.broadcast(report.verdict))
 
@@ -96,21 +103,26 @@ class P2pRanksJob:
     def _own_snapshot(self) -> Snapshot | None:
         return probe(self._options.timeout_s, os.environ) if self.identity.local_rank == 0 else None
 
-    def _machine(self, own: Snapshot | None) -> RankMachine:
-        """The wiring of all nodes, put together by the first rank."""
-        gathered = self._group.collect((own, self.identity))
+    def _machine(self, own: Snapshot | None, facts: RankFacts) -> RankMachine:
+        """The wiring of all nodes and what is known of all processes, put together by the first rank."""
+        gathered = self._group.collect((own, self.identity, facts))
         machine = None
         if gathered is not None:
-            snapshots = [snapshot for snapshot, _ in gathered if snapshot is not None]
-            machine = machine_of(snapshots, [identity for _, identity in gathered], Origin.MEASURED)
+            snapshots = [snapshot for snapshot, _, _ in gathered if snapshot is not None]
+            identities, known = [each[1] for each in gathered], [each[2] for each in gathered]
+            machine = machine_of(snapshots, identities, known, Origin.MEASURED)
         return self._group.broadcast(machine)
 
-    def _copies(self, device: CudaDevice, request: P2pRequest, deadline: RoundDeadline) -> CudaRankCopies:
-        """What copies, with NCCL where a pair is on two nodes."""
+    def _copies(
+        self, device: CudaDevice, request: P2pRequest, deadline: RoundDeadline, stack: ExitStack
+    ) -> CudaRankCopies:
+        """What copies, with NCCL where a pair is on two nodes: its log is heard until `stack` ends."""
         group, place = self._group, str(self.identity)
         network = None
         if any(series.network for series in request.series):
             library = agree(group, NcclLibrary, place=place)
+            ranks_on_node = self._node_by_rank.count(self.identity.node)
+            self._log = stack.enter_context(NcclLog(library, nccl_settings(os.environ), ranks_on_node))
             with deadline.running("connecting the ranks by NCCL", max(_SECONDS_TO_CONNECT, self._options.timeout_s)):
                 with deadline.working():
                     network = Network(group, library)
@@ -125,7 +137,7 @@ class P2pRanksJob:
             hosts=[node.snapshot.host for node in machine.nodes],
             ranks=self._group.gather(self.identity),
             libraries={**libraries, "MPI": mpi.library_version()},
-            environment=recorded_settings(os.environ),
+            environment=self._settings,
             options=describe(machine, request, self._options.like, strict=self._options.strict)
             | {"timeout_s": self._options.timeout_s},
             topology=machine.nodes[0].fingerprint(),
@@ -137,16 +149,11 @@ class P2pRanksJob:
         self, bench: Rounds, request: P2pRequest, machine: RankMachine, metadata: Metadata
     ) -> Iterator[Rounds]:
         """The bench, on the first rank writing down what all measure where that was asked for."""
-        directory, identity = self._options.recording.record, self.identity
-        if directory is None:
+        directory = self._options.recording.record
+        if directory is None or self._group.rank != 0:
             yield bench
             return
-        settings = recorded_settings(os.environ)
-        facts = self._group.collect(read_rank_facts(identity.rank, identity.node, identity.local_rank, settings))
-        if facts is None:
-            yield bench
-            return
-        recorded.write_recording(directory, [node.snapshot for node in machine.nodes], facts)
+        recorded.write_recording(directory, [node.snapshot for node in machine.nodes], machine.facts)
         with recorded.recording_samples(directory, FILE) as write:
             write(
                 Recorded(
@@ -175,13 +182,16 @@ def _check_gpus(driver: Driver) -> None:
     check_installed(driver)
 
 
-def machine_of(snapshots: Sequence[Snapshot], identities: Sequence[RankIdentity], origin: Origin) -> RankMachine:
+def machine_of(
+    snapshots: Sequence[Snapshot], identities: Sequence[RankIdentity], facts: Sequence[RankFacts], origin: Origin
+) -> RankMachine:
     """The machine that ranks run on. `snapshots` are of the nodes in their order."""
     nodes = tuple(Topology(snapshot) for snapshot in with_own_names(snapshots))
     models = sorted({gpu.name for node in nodes for gpu in node.gpus if gpu.name})
     found = match(models, len(nodes[0].gpus))
     return RankMachine(
         wiring=Wiring(identities, dict(enumerate(nodes))),
+        facts=tuple(facts),
         profile=None if found is None else found.profile,
         busy=_busy(nodes, identities),
         origin=origin,

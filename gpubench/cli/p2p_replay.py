@@ -17,6 +17,7 @@ from gpubench.measure.p2p_ranks import RankRun
 from gpubench.measure.p2p_recording import FILE, Recorded, ReplayedBench, ReplayedRounds, Sample, read_samples
 from gpubench.measure.p2p_rows import Machine, RankMachine
 from gpubench.measure.p2p_run import MatrixRun, P2pRun
+from gpubench.model.rank_facts import RankFacts
 from gpubench.model.report import PAIR_COLUMNS, Metadata, Origin
 from gpubench.model.snapshot import Snapshot
 from gpubench.model.verdict import exit_code
@@ -32,16 +33,16 @@ def run_replayed(options: P2pOptions, directory: Path, arguments: Sequence[str])
     check_writable(shown.outputs)
     presenter = Presenter(shown, terminal_style(shown, sys.stdout), progress=False)
     with delivering(presenter):
-        snapshots, _ = recorded.read_recording(directory)
+        snapshots, facts = recorded.read_recording(directory)
         found, samples = read_samples(recorded.read_samples(directory, FILE, NAME), f"--replay {directory}")
-        machine = _machine(found, snapshots, directory)
+        machine = _machine(found, snapshots, facts, directory)
         presenter.begin(_metadata(options, arguments, directory, machine, found), PAIR_COLUMNS)
         report = _run(found, samples, machine, presenter).run(strict=options.strict)
         presenter.end(report)
     return exit_code(report.verdict)
 
 
-def _machine(found: Recorded, snapshots: Sequence[Snapshot], directory: Path) -> Machine:
+def _machine(found: Recorded, snapshots: Sequence[Snapshot], facts: Sequence[RankFacts], directory: Path) -> Machine:
     """The machine as it was.
 
     Raises:
@@ -53,7 +54,7 @@ def _machine(found: Recorded, snapshots: Sequence[Snapshot], directory: Path) ->
         raise _strangers(directory, f"samples of {', '.join(missing)}")
     nodes = [by_host[host] for host in found.hosts]
     if found.ranks:
-        return machine_of_ranks(nodes, found.ranks, origin)
+        return machine_of_ranks(nodes, found.ranks, facts, origin)
     known = {gpu.device for gpu in nodes[0].gpus}
     if missing := [gpu.device for gpu in found.gpus if gpu.device not in known]:
         raise _strangers(directory, f"samples of {', '.join(missing)}")

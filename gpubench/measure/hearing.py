@@ -67,7 +67,7 @@ def hear(
     `nodes` are the ranks' nodes. Connections are made at first use, and algorithms depend on size: only what was tried
     is known. Then the log is switched off.
     """
-    ear = _Ear(log)
+    ear = Ear(log)
     ear.listen()
     tunings: dict[Key, Tuning | None] = {}
     for case in cases:
@@ -100,7 +100,7 @@ def _choice(selection: Selection, tuning: Tuning | None, pairs: Sequence[tuple[i
     return Choice(selection.of_algorithm(None if tuning is None else tuning.algorithm), tuning)
 
 
-class _Ear:
+class Ear:
     """Takes in the log of this rank, piece by piece."""
 
     def __init__(self, log: LibraryLog) -> None:

@@ -10,12 +10,14 @@ from gpubench.model.copies import Direction, Engine
 from gpubench.model.evidence import Evidence, PathEvidence, State
 from gpubench.model.fallback import End, KnownPath
 from gpubench.model.p2p import JUDGED_FROM_BYTES, Cell, Pair, Series, is_sooner
-from gpubench.model.staging_causes import Cause
+from gpubench.model.selection import is_staged, names
+from gpubench.model.staging_causes import Cause, Circumstances, first_cause, users_settings
+from gpubench.model.transport import Transport
 
 _ABOVE_HOST = 1.2
 """So much more than both GPUs' links to host memory carry, a bandwidth is not that of host memory."""
 
-REFUSED, BY_DESIGN, STAGED_BY_DRIVER, BETWEEN_NODES = "refused", "by-design", "staged-by-driver", "between-nodes"
+REFUSED, BY_DESIGN, STAGED_BY_DRIVER = "refused", "by-design", "staged-by-driver"
 
 
 def conclude(machine: Machine, cells: Cells, figures: Figures, *, strict: bool) -> Outcome:
@@ -23,6 +25,9 @@ def conclude(machine: Machine, cells: Cells, figures: Figures, *, strict: bool) 
     seen = _Seen(machine, cells, figures)
     paths = [seen.path(pair) for pair in dict.fromkeys(pair for row in cells.values() for pair in row)]
     return report_on(paths, machine.origin, seen.cause, strict=strict)
+
+
+_FOR = {True: State.PRESENT, False: State.CONTRADICTING}
 
 
 class _Seen:
@@ -46,6 +51,7 @@ class _Seen:
                 correctness=self._correctness(pair),
                 by_design=self._by_design(pair),
             ),
+            transports=self._transports(pair),
             path_class=wiring.path(pair),
             bandwidth_gb_s=self._bandwidth_gb_s(pair),
             limit_gb_s=wiring.limit(pair).gb_s,
@@ -60,7 +66,9 @@ class _Seen:
             seen = f"the driver grants peer access, yet {self._staged[first]}"
             return Cause(STAGED_BY_DRIVER, seen, "gpubench topo; nvidia-smi topo -p2p n; restart the fabric manager")
         if self._machine.scope(first) == NETWORK:
-            return Cause(BETWEEN_NODES, members[0].evidence.selection.seen, "gpubench sendrecv says what NCCL takes")
+            facts = self._machine.facts
+            around = Circumstances(wiring=self._machine.wiring, facts=facts, settings=users_settings(facts, ()))
+            return first_cause({first: members[0].transports}, around)
         seen = f"no peer access: {self._machine.wiring.peer_access(first).reason}"
         return Cause(REFUSED, seen, "gpubench topo says what to do about it")
 
@@ -76,11 +84,22 @@ class _Seen:
     def _selection(self, pair: Pair) -> Evidence:
         """CUDA does not say which way a copy goes; without peer access there is only one."""
         if self._machine.scope(pair) == NETWORK:
-            return Evidence(seen="what NCCL took between these nodes was not heard")
+            return self._chosen(self._transports(pair))
         on = [cell for _, cell in self._of(pair, peer=True)]
         if on and not any(cell.seconds or cell.error for cell in on):
             return Evidence(State.CONTRADICTING, "without peer access, CUDA copies through host memory")
         return Evidence()
+
+    def _chosen(self, transports: Sequence[Transport]) -> Evidence:
+        """What NCCL says that it sends over between nodes."""
+        staged = is_staged(transports)
+        if not transports:
+            return Evidence(seen="what NCCL took between these nodes was not heard")
+        seen = f"NCCL chose {names(transports)}"
+        return Evidence(seen=seen) if staged is None else Evidence(_FOR[not staged], seen)
+
+    def _transports(self, pair: Pair) -> tuple[Transport, ...]:
+        return next((cell.transports for _, cell in self._of(pair, peer=True) if cell.transports), ())
 
     def _measurement(self, pair: Pair) -> Evidence:
         if pair in self._staged:

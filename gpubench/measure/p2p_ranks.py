@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar, cast
 
 from gpubench.errors import CouldNotMeasureError
+from gpubench.measure.hearing import Ear
 from gpubench.measure.p2p import P2pRequest, label
 from gpubench.measure.p2p_counters import Meter, Reading
 from gpubench.measure.p2p_rows import IPC, NETWORK, RankMachine
@@ -14,9 +15,11 @@ from gpubench.measure.p2p_run import MatrixRun
 from gpubench.model.copies import Direction
 from gpubench.model.data_pattern import POISON, Block, DataPattern
 from gpubench.model.operation import DataType
-from gpubench.model.p2p import Carried, Cell, Pair, Series, rounds
+from gpubench.model.p2p import LATENCY_BYTES, Carried, Cell, Pair, Series, rounds
 from gpubench.model.report import PairRow, Report
-from gpubench.ports import Group, LinkCounters, Listener, Memory, RankCopies
+from gpubench.model.selection import Selection
+from gpubench.model.transport import Transport
+from gpubench.ports import Group, LibraryLog, LinkCounters, Listener, Memory, RankCopies
 
 T = TypeVar("T")
 
@@ -110,6 +113,7 @@ class RankBench(Rounds):
         copies: RankCopies,
         counters: LinkCounters,
         deadline: RoundDeadline,
+        log: LibraryLog | None = None,
     ) -> None:
         self.request = request
         self.group = group
@@ -118,10 +122,30 @@ class RankBench(Rounds):
         self.row = 0
         self.buffers: tuple[Memory, Memory] | None = None
         self.meter = Meter(counters)
+        self._log = log
+        self._chosen: Mapping[Pair, tuple[Transport, ...]] | None = None
         self.offers = group.gather(self._offer())
 
     def measure(self, series: Series, pairs: Sequence[Pair]) -> dict[Pair, Cell]:
         """One matrix: in as few rounds as can be, in each one way, then back."""
+        if not series.network:
+            return self._matrix(series, pairs)
+        if self._chosen is None:
+            self._chosen = self._hear(series, pairs)
+        cells = self._matrix(series, pairs)
+        return {pair: replace(cell, transports=self._chosen.get(pair, ())) for pair, cell in cells.items()}
+
+    def _hear(self, series: Series, pairs: Sequence[Pair]) -> Mapping[Pair, tuple[Transport, ...]]:
+        """What NCCL connects each pair over, of which it speaks while they send for the first time, untimed."""
+        if self._log is None:
+            return {}
+        ear = Ear(self._log)
+        self._matrix(replace(series, size_bytes=LATENCY_BYTES), pairs)
+        ear.listen()
+        self._log.switch_off()
+        return Selection(self.group.gather(ear.selection()), ()).of_sends(pairs).pairs
+
+    def _matrix(self, series: Series, pairs: Sequence[Pair]) -> dict[Pair, Cell]:
         cells: dict[Pair, Cell] = {}
         met = rounds(self.group.size)
         for number, pairs_of_round in enumerate(met, 1):
@@ -134,7 +158,9 @@ class RankBench(Rounds):
     def measure_again(self, series: Series, pair: Pair, before: Cell) -> Cell:
         """One pair again while all other ranks wait."""
         more = self._together("one pair again", series, (pair,))[pair]
-        return more if more.error else replace(more, seconds=(*before.seconds, *more.seconds))
+        if more.error:
+            return more
+        return replace(more, seconds=(*before.seconds, *more.seconds), transports=before.transports)
 
     def unusable(self, series: Series, rank: int) -> str:
         """Why a rank's buffers cannot be used for this; empty where they can."""

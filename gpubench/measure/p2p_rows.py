@@ -6,7 +6,9 @@ from dataclasses import dataclass, replace
 from gpubench.model.copies import CopyGpu, Direction, Engine, HostMemory
 from gpubench.model.p2p import JUDGED_FROM_BYTES, Carried, Cell, Pair, Reference, Series, judge
 from gpubench.model.profile import ExpectedKind, Profile
+from gpubench.model.rank_facts import RankFacts
 from gpubench.model.report import Origin, PairRow
+from gpubench.model.selection import is_staged, names
 from gpubench.model.topology import Limit, Topology, rounded
 from gpubench.model.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND
 from gpubench.model.verdict import Verdict
@@ -18,13 +20,17 @@ IPC, NETWORK = "ipc", "network"
 
 @dataclass(frozen=True)
 class Machine:
-    """The GPUs of one process that copy, by position; how they are wired, the profile, and who else uses them."""
+    """The GPUs of one process that copy, by position; how they are wired, the profile, and who else uses them.
+
+    `facts` are of the processes, which may explain what NCCL does between nodes.
+    """
 
     wiring: Wiring
     profile: Profile | None
     busy: Mapping[int, str]
     origin: Origin
     gpus: Sequence[CopyGpu]
+    facts: Sequence[RankFacts] = ()
 
     @property
     def nodes(self) -> tuple[Topology, ...]:
@@ -55,7 +61,7 @@ class Machine:
 
     def host(self, gpu: int) -> str:
         """The host that a GPU is in."""
-        return self.wiring.gpus[gpu].host
+        return self.wiring.host(gpu)
 
     def scope(self, pair: Pair) -> str:  # noqa: ARG002 - one process drives both
         """What lies between the two processes that drive a pair: `process`, `ipc` or `network`."""
@@ -122,6 +128,7 @@ def pair_row(machine: Machine, series: Series, pair: Pair, cell: Cell, judged: t
         nvlink_bytes=cell.carried.nvlink_bytes,
         pcie_bytes=cell.carried.pcie_bytes,
         path_class=machine.wiring.path(pair),
+        transport=names(cell.transports),
         host_staged=_is_staged(series, cell),
         verified=_verified(cell),
         verdict=verdict,
@@ -189,7 +196,9 @@ def _microseconds(cell: Cell) -> float | None:
 
 
 def _is_staged(series: Series, cell: Cell) -> bool | None:
-    """Without peer access always; with it as the counters say, where they say something."""
+    """Between nodes as NCCL says; without peer access always; with it as the counters say, where they say something."""
+    if series.network:
+        return is_staged(cell.transports)
     if not series.peer:
         return True if cell.seconds else None
     return cell.is_staged

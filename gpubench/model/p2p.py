@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from gpubench.model.copies import Direction, Engine
+from gpubench.model.transport import Transport
 from gpubench.model.verdict import Verdict
 
 Pair = tuple[int, int]
@@ -84,13 +85,15 @@ class Carried:
 class Cell:
     """What was measured of one pair in one series.
 
-    `seconds` are the samples, each of one copy on average; `carried` is what links counted in the last.
+    `seconds` are the samples, each of one copy on average; `carried` is what links counted in the last; `transports` is
+    what NCCL says that it goes over, worst first, where it is NCCL that sends.
     """
 
     seconds: tuple[float, ...] = ()
     wrong: int | None = None
     carried: Carried = Carried()
     error: str | None = None
+    transports: tuple[Transport, ...] = ()
 
     @property
     def is_staged(self) -> bool | None:

@@ -59,6 +59,11 @@ class Wiring:
         """Whether both are on one node."""
         return self.gpus[pair[0]].node == self.gpus[pair[1]].node
 
+    def host(self, gpu: int) -> str:
+        """The name of a GPU's node: of two that call themselves alike, what the second was renamed to."""
+        node = self.nodes.get(self.gpus[gpu].node)
+        return self.gpus[gpu].host if node is None else node.snapshot.host
+
     def path(self, pair: Pair) -> str:
         """The path class; NET between nodes."""
         if not self.together(pair):
@@ -144,8 +149,8 @@ class Wiring:
 
     def _nodes_without_rdma(self, pair: Pair) -> list[str]:
         """Hosts of a pair that are described and have no RDMA NIC that is up."""
-        bare = (self.gpus[gpu] for gpu in pair if self.gpus[gpu].node in self.nodes and not self.rdma_nics(gpu))
-        return list(dict.fromkeys(each.host for each in bare))
+        bare = (gpu for gpu in pair if self.gpus[gpu].node in self.nodes and not self.rdma_nics(gpu))
+        return list(dict.fromkeys(map(self.host, bare)))
 
     def _facts(self, pair: Pair) -> tuple[GpuFacts, GpuFacts] | None:
         source, destination = (self._found[gpu] for gpu in pair)

@@ -20,6 +20,13 @@ def said(*messages: str) -> list[bytes]:
     return [(HEAD + message).encode() for message in messages]
 
 
+def sent_between(pairs: Iterable[tuple[int, int]], via: str) -> list[bytes]:
+    """What both ends of sends between these ranks write."""
+    return said(
+        *(f"Channel 00/1 : {src}[0] -> {dst}[0] [{end}] via {via}" for src, dst in pairs for end in ("send", "receive"))
+    )
+
+
 class FakeLog:
     """`ports.LibraryLog`. Recorded lines about an operation come when operations are tried, in order of size."""
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gpubench.cli.job import Silent
 from gpubench.errors import CouldNotMeasureError
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
-from gpubench.measure import p2p_counters, p2p_findings, p2p_ranks, p2p_rows, p2p_run
+from gpubench.measure import p2p_counters, p2p_evidence, p2p_findings, p2p_ranks, p2p_rows, p2p_run
 from gpubench.measure.p2p import Method, P2pRequest
 from gpubench.measure.p2p_ranks import RankBench, RankRun, RoundDeadline
 from gpubench.measure.p2p_rows import RankMachine
@@ -23,6 +23,7 @@ from gpubench.model.snapshot import PairFacts, Snapshot
 from gpubench.model.topology import Topology
 from gpubench.model.verdict import Verdict
 from gpubench.model.wiring import GpuPlace, Wiring
+from tests.fakes.library_log import FakeLog, sent_between
 from tests.fakes.rank_copies import IPC_GB_S, LATENCY_SECONDS, NETWORK_GB_S, Fabric, FakeRankCopies, Pair
 from tests.fakes.ranks import ThreadGroup, run_ranks
 
@@ -34,7 +35,7 @@ SENT = replace(WRITE, network=True)
 
 @pytest.fixture(autouse=True)
 def small_sizes_are_judged(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (p2p_run, p2p_rows, p2p_findings):
+    for module in (p2p_run, p2p_rows, p2p_findings, p2p_evidence):
         monkeypatch.setattr(module, "JUDGED_FROM_BYTES", SIZE)
     monkeypatch.setattr(p2p_counters, "_COUNTED_FROM_BYTES", SIZE)
 
@@ -117,11 +118,14 @@ def run(
     strict: bool = False,
     seconds: float = 60,
     expire: Any = never,
+    via: str = "",
 ) -> Outcome:
     def body(group: ThreadGroup) -> Outcome:
         copies = FakeRankCopies(fabric, group.rank)
         deadline = RoundDeadline(seconds, group.rank, f"rank {group.rank}", expire)
-        bench = RankBench(asked, group, copies, copies, deadline)
+        across = [pair for pair in asked.pairs if wiring.scope(pair) == "network"]
+        log = FakeLog(sent_between(across, via)) if via else None
+        bench = RankBench(asked, group, copies, copies, deadline, log)
         listener = Recorder()
         report = RankRun(asked, bench, wiring, listener).run(strict=strict)
         bench.close()
@@ -179,8 +183,8 @@ def test_pairs_of_a_round_copy_at_the_same_time() -> None:
 
 def test_between_nodes_nccl_sends_and_is_not_compared_with_nvlink() -> None:
     wiring = machine(4, 2)
-    outcome = run(Fabric(), request(4, WRITE, READ, SENT), wiring)
-    assert outcome.findings == {"path-unknown": "ranks 0 → 2, 0 → 3, 1 → 2, 1 → 3 and 4 more"}
+    outcome = run(Fabric(), request(4, WRITE, READ, SENT), wiring, via="NET/Socket/0")
+    assert outcome.report.verdict is Verdict.PASS
     assert len(outcome.rows) == 4 + 4 + 8
     row = outcome.row((0, 2), SENT)
     assert (row.engine, row.peer, row.path_class, row.limit_gb_s) == ("nccl", None, "NET", None)
@@ -190,6 +194,26 @@ def test_between_nodes_nccl_sends_and_is_not_compared_with_nvlink() -> None:
     assert row.source_node == wiring.nodes[0].snapshot.host
     assert row.destination_node == wiring.nodes[1].snapshot.host
     assert {row.scope for row in outcome.rows if row.engine == "ce"} == {"ipc"}
+    assert {(row.engine, row.transport, row.host_staged) for row in outcome.rows} == {
+        ("ce", None, False),
+        ("nccl", "NET/Socket/0", True),
+    }
+
+
+@pytest.mark.parametrize(
+    ("via", "staged", "found"),
+    [
+        ("NET/Socket/0", True, {"host-staged"}),
+        ("NET/IB/0/GDRDMA", False, {"path-disputed"}),
+        ("PIGEON/7", None, {"path-unknown"}),
+        ("", None, {"path-unknown"}),
+    ],
+)
+def test_between_nodes_the_path_is_known_by_the_word_of_nccl(via: str, staged: bool | None, found: set[str]) -> None:
+    outcome = run(Fabric(), request(4, SENT), machine(4, 2), via=via)
+    assert {row.host_staged for row in outcome.rows} == {staged}
+    assert {row.transport for row in outcome.rows} == {via or None}
+    assert set(outcome.findings) == found
 
 
 def test_a_slow_pair_between_nodes_is_named_alone() -> None:

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from importlib.resources import files
 from itertools import permutations
@@ -28,6 +29,7 @@ from gpubench.model.report import Origin, RankIdentity
 from gpubench.model.snapshot import GpuProcess, Snapshot
 from gpubench.ports import Counted
 from tests.cli.running import gpubench, mpirun
+from tests.fakes.library_log import FakeLog, sent_between
 from tests.fakes.rank_copies import Fabric, FakeRankCopies
 from tests.fakes.ranks import ThreadGroup, run_ranks
 
@@ -97,6 +99,8 @@ class Cluster:
         self.driver = Driver(version="580", cuda=13000, gpus=2, visible=2)
         self.node: Snapshot = snapshots(parse_machine("hgx-h200-2"))[0]
         places = [rank // 2 for rank in range(self.size)]
+        across = [pair for pair in permutations(range(self.size), 2) if places[pair[0]] != places[pair[1]]]
+        self.via = "NET/Socket/0"
         monkeypatch.setattr("gpubench.hardware.mpi.nodes", lambda group: (places, group.rank % 2))
         monkeypatch.setattr("gpubench.hardware.mpi.library_version", lambda: "Open MPI of a test")
         stubs: dict[str, Any] = {
@@ -105,6 +109,7 @@ class Cluster:
             "probe": lambda _seconds, _environment: self.node,
             "open_gpu": self.open_gpu,
             "NcclLibrary": object,
+            "NcclLog": lambda *_: nullcontext(FakeLog(sent_between(across, self.via))),
             "Network": lambda _group, library: library,
             "NvmlCounters": lambda _bus_ids: SimpleNamespace(read=lambda _gpu: Counted(), close=lambda: None),
             "CudaRankCopies": self.open_copies,
@@ -179,6 +184,11 @@ def test_ranks_of_two_nodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     assert {(row["scope"], row["engine"]) for row in pairs} == {("ipc", "ce"), ("network", "nccl")}
     assert len(pairs) == 4 * 3
     assert [rank["gpu_bus_id"] for rank in document["metadata"]["ranks"]] != [None] * 4
+    found = {(row["scope"], row["transport"], row["host_staged"]) for row in pairs}
+    assert found == {("ipc", None, None), ("network", "NET/Socket/0", True)}
+    staged = next(row for row in document["fallback"] if row["conclusion"] == "staged")
+    assert (staged["transport"], staged["verdict"], staged["cause"]) == ("NET/Socket/0", "SKIP", "by-design")
+    assert staged["cause_seen"].startswith("no RDMA NIC is active on ")
     assert document["metadata"]["profile"]["name"] == "hgx-h200-2"
 
 
@@ -240,7 +250,9 @@ def test_one_node_without_gpus_stops_all_ranks(monkeypatch: pytest.MonkeyPatch) 
 def test_what_is_asked_for(monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], sizes: list[int]) -> None:
     Cluster(monkeypatch, 1)
     node = snapshots(parse_machine("hgx-h200-2"))[0]
-    machine = machine_of([node, node], [rank_of(node, 0, 0), rank_of(node, 1, 0), rank_of(node, 2, 1)], Origin.MEASURED)
+    machine = machine_of(
+        [node, node], [rank_of(node, 0, 0), rank_of(node, 1, 0), rank_of(node, 2, 1)], (), Origin.MEASURED
+    )
     request = p2p_ranks.request_for(options(**given), ((0, 1), (1, 2)), machine)
     assert sorted({series.size_bytes for series in request.series}) == sizes
     assert {series.direction for series in request.series if series.network} == {"write"}
@@ -258,7 +270,9 @@ def test_a_gpu_that_others_use_is_known_and_ranks_are_no_others() -> None:
     node = snapshots(parse_machine("hgx-h200-2"))[0]
     users = ((GpuProcess(pid=100),), (GpuProcess(pid=7, name="train.py"), GpuProcess(pid=8)))
     used = [replace(gpu, processes=processes) for gpu, processes in zip(node.gpus, users, strict=True)]
-    machine = machine_of([replace(node, gpus=tuple(used))], [rank_of(node, 0, 0), rank_of(node, 1, 0)], Origin.MEASURED)
+    machine = machine_of(
+        [replace(node, gpus=tuple(used))], [rank_of(node, 0, 0), rank_of(node, 1, 0)], (), Origin.MEASURED
+    )
     assert machine.busy == {1: "process 7 (train.py), process 8"}
     assert machine.users(0, 1) == "rank 1 is in use by process 7 (train.py), process 8"
 
