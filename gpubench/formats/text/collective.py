@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
+from gpubench.formats.text.fallback import evidence_notes, evidence_table, fallback_lines
 from gpubench.formats.text.page import INDENT, Page, plural, spans
 from gpubench.model.operation import Placement
 from gpubench.model.report import CollectiveRow, Metadata, RankIdentity, Report, Row
@@ -28,6 +29,7 @@ class CollectiveView:
         self._waiting: list[CollectiveRow] = []
         self._block: tuple[str, str | None] | None = None
         self._placements = tuple(metadata.options["placements"])
+        self._shows_evidence = metadata.options.get("evidence") == "shown"
         self._many_blocks = len(metadata.options["dtypes"]) * len(metadata.options["ops"]) > 1
         for line in header_lines(metadata):
             page.wrap(line)
@@ -46,6 +48,13 @@ class CollectiveView:
         if self._waiting:
             self._print_waiting()
         self._page.print("", *footer_lines(self._rows))
+        if self._shows_evidence:
+            self._page.print("", *evidence_table(report, self._page.width))
+            for line in evidence_notes(report):
+                self._page.wrap(line)
+            self._page.print("")
+        for line in fallback_lines(report):
+            self._page.wrap(line)
         self._page.outcome(report)
 
     def _print_waiting(self) -> None:
