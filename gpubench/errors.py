@@ -225,6 +225,32 @@ def shared_gpu(first: str, second: str, gpu: str) -> UsageError:
     )
 
 
+class RefusedPathError(GpubenchError):
+    """NCCL was told not to fall back to host memory, and had no other way."""
+
+    exit_code = JUDGED_AND_FAILED
+
+
+def no_direct_path(pair: str, said: str, cause: str, advice: str) -> RefusedPathError:
+    """Under --strict, NCCL finds no transport between two ranks."""
+    return RefusedPathError(
+        f"NCCL refuses to go through host memory: {pair}: {said}",
+        expected="a direct path between all GPUs, as --strict asks for",
+        reason=cause,
+        next_step=advice,
+    )
+
+
+def no_path(pair: str, said: str, cause: str, advice: str) -> CouldNotMeasureError:
+    """NCCL finds no transport between two ranks, not even through host memory."""
+    return CouldNotMeasureError(
+        f"NCCL finds no path: {pair}: {said}",
+        expected="peer access, shared memory or a network between all GPUs",
+        reason=cause,
+        next_step=advice,
+    )
+
+
 def no_size_left(detail: str) -> CouldNotMeasureError:
     """Every size was dropped."""
     return CouldNotMeasureError(f"no size is left to measure: {detail}", next_step="give other --sizes, e.g. 1K:64M")

@@ -10,6 +10,7 @@ from gpubench.cli.options import CollectiveOptions
 from gpubench.cli.presentation import check_writable
 from gpubench.cli.presenter import Presenter, terminal_style
 from gpubench.errors import (
+    JUDGED_AND_FAILED,
     GpubenchError,
     launcher_failed,
     more_ranks_than_gpus,
@@ -21,7 +22,7 @@ from gpubench.hardware.cuda import check_installed
 from gpubench.hardware.mpi import host_name
 from gpubench.hardware.nvml import Driver, read_driver
 from gpubench.measure.collective import check_root
-from gpubench.model.report import CollectiveRow, Metadata, Report
+from gpubench.model.report import CollectiveRow, Metadata
 from gpubench.model.verdict import exit_code
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ class _Audience:
             else:
                 self._take(message)
         if self._error is not None:
-            self._presenter.cut_short()
+            self._presenter.cut_short(failed=self._error.exit_code == JUDGED_AND_FAILED)
             raise self._error
         if self._presenter.report is None:
             self._presenter.cut_short()
@@ -111,7 +112,7 @@ class _Audience:
         elif kind == "row":
             self._presenter.row(CollectiveRow(**message["row"]))
         elif kind == "end":
-            self._presenter.end(Report.from_record(message["report"]))
+            self._presenter.end(channel.report_in(message))
         elif kind == "error" and self._error is None:
             self._error = GpubenchError.from_record(message["error"])
 

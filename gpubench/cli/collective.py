@@ -68,6 +68,8 @@ def _parameters(collective: Collective) -> list[tuple[str, Any, Any]]:
         ("nccl_library", declared.NCCL_LIBRARY, None),
         ("allocator", declared.ALLOCATOR, "cuda"),
         ("np", declared.NP, None),
+        ("evidence", declared.EVIDENCE, None),
+        ("strict", declared.STRICT, False),
         *simulation.PARAMETERS,
         *presentation.PARAMETERS,
     ]

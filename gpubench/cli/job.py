@@ -2,12 +2,15 @@
 
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 
-from gpubench.cli.options import CollectiveOptions
+from gpubench.cli.options import CollectiveOptions, EvidenceUse
 from gpubench.cli.presentation import check_writable
 from gpubench.cli.presenter import Presenter, rank_style
 from gpubench.cli.rank import own_identity
 from gpubench.cli.run_metadata import recorded_settings, stamp
+from gpubench.cli.watching import Watch
 from gpubench.errors import UsageError, more_ranks_than_gpus, shared_gpu
 from gpubench.hardware import cuda, host, mpi
 from gpubench.hardware.channel import ChannelSender
@@ -16,6 +19,7 @@ from gpubench.hardware.nvml import Driver, read_driver
 from gpubench.measure.agreement import agree
 from gpubench.measure.cases import SweepRequest
 from gpubench.measure.collective import check_root, fitting_sizes, measure
+from gpubench.measure.path_evidence import unwatched
 from gpubench.model.report import CollectiveRow, Metadata, Origin, RankIdentity, Report, Row
 from gpubench.model.sweep import DroppedSize
 from gpubench.model.verdict import exit_code
@@ -45,6 +49,8 @@ class Job:
         self._group = group
         self._options = options
         self._arguments = arguments
+        self._settings = recorded_settings(os.environ)
+        self._watch: Watch | None = None
         self.identity, self._node_by_rank = own_identity(group)
 
     def run(self, channel: str | None) -> int:
@@ -53,17 +59,24 @@ class Job:
         Raises:
             AgreedError: the run cannot be, and every rank knows it.
         """
+        agree(self._group, self._check_ranks)
+        listener = agree(self._group, lambda: self._listener(channel))
+        with ExitStack() as stack:
+            return self._measure(self._backend(stack), listener)
+
+    def _measure(self, backend: Backend, listener: Listener[CollectiveRow]) -> int:
         group = self._group
-        agree(group, self._check_ranks)
-        listener = agree(group, lambda: self._listener(channel))
-        backend = self._backend()
         request = self._options.request(self._options.sizes_for(backend.name))
         identities = group.gather(self.identity)
         agree(group, lambda: check_root(request.collective, request.root, group.size))
         sizes, dropped = agree(group, lambda: fitting_sizes(request, group, backend, self.identity))
         request = self._options.request(sizes)
         listener.begin(self._metadata(backend, request, identities, dropped))
-        report = measure(request, group, backend, max(self._node_by_rank) + 1, identities, listener)
+        witness = None if self._watch is None else self._watch.witness(request)
+        report = measure(request, group, backend, max(self._node_by_rank) + 1, identities, listener, witness)
+        if self._watch is None:
+            why = "" if backend.name == "host" else "--no-evidence: nobody listened and nothing was counted"
+            report = replace(report, sections=unwatched(why))
         backend.close()
         if group.rank == 0:
             listener.end(report)
@@ -86,8 +99,11 @@ class Job:
         check_writable(shown.outputs)
         return Presenter(shown, rank_style(shown), progress=False)
 
-    def _backend(self) -> Backend:
-        """The backend asked for, else nccl where any rank sees a GPU, so that a node without one is not passed over."""
+    def _backend(self, stack: ExitStack) -> Backend:
+        """The backend asked for, else nccl where any rank sees a GPU, so that a node without one is not passed over.
+
+        What is begun beside it ends with `stack`.
+        """
         driver = read_driver(os.environ)
         name = self._options.backend
         if name is None:
@@ -96,8 +112,13 @@ class Job:
         if name == "host":
             agree(self._group, self._check_host)
             return host.HostBackend(self._group, ranks_on_node)
+        if self._options.evidence is not EvidenceUse.OFF:
+            self._watch = stack.enter_context(Watch(self._group, self.identity, strict=self._options.strict))
         device, self.identity = open_gpu(self._group, self.identity, ranks_on_node, driver)
         library = agree(self._group, lambda: NcclLibrary(self._options.nccl_library), place=str(self.identity))
+        if self._watch is not None:
+            self._watch.begin(library, self.identity)
+            stack.enter_context(self._watch.naming_refusals(library))
         return NcclBackend(self._group, device, library, self._options.allocator)
 
     def _check_host(self) -> None:
@@ -120,8 +141,10 @@ class Job:
             hosts=list(dict.fromkeys(identity.host for identity in identities)),
             ranks=identities,
             libraries={**backend.libraries(), "MPI": mpi.library_version()},
-            environment=recorded_settings(os.environ),
-            options=describe(request) | {"allocator": self._options.allocator.value},
+            environment=self._settings,
+            options=describe(request)
+            | {"allocator": self._options.allocator.value}
+            | {"evidence": self._options.evidence.value, "strict": self._options.strict},
             dropped_sizes=dropped,
         )
 

@@ -1,6 +1,7 @@
 """The options of the collectives: declared once, read and validated in one place."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +13,7 @@ from gpubench.collectives.record import Collective
 from gpubench.errors import UsageError, unreadable_nccl_library
 from gpubench.hardware.nccl import Allocator
 from gpubench.measure.cases import SweepRequest
+from gpubench.model.evidence_rows import EVIDENCE_SECTION, FALLBACK_SECTION
 from gpubench.model.operation import DataType, Placement, ReduceOp
 from gpubench.model.report import FINDINGS_SECTION, ROWS_SECTION
 from gpubench.model.sweep import parse_sizes
@@ -20,7 +22,15 @@ DEFAULT_SIZES = {"nccl": "8:4G", "host": "8:16M"}
 """What a sweep visits when nobody says: on a laptop, what ends within ten seconds."""
 
 BACKENDS = tuple(DEFAULT_SIZES)
-SECTIONS = (ROWS_SECTION, FINDINGS_SECTION)
+SECTIONS = (ROWS_SECTION, EVIDENCE_SECTION, FALLBACK_SECTION, FINDINGS_SECTION)
+
+
+class EvidenceUse(StrEnum):
+    """What is done about evidence of paths: shown in the table too, kept for JSON and the verdict, or not taken."""
+
+    SHOWN = "shown"
+    KEPT = "kept"
+    OFF = "off"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +51,8 @@ class CollectiveOptions:
     nccl_library: str | None
     allocator: Allocator
     ranks: int | None
+    evidence: EvidenceUse
+    strict: bool
     simulation: Simulation | None
     presentation: Presentation
 
@@ -118,6 +130,22 @@ GRAPH = Annotated[
     ),
 ]
 CHECK = Annotated[bool, typer.Option("--check/--no-check", help="Verify every rank's data.")]
+EVIDENCE = Annotated[
+    bool | None,
+    typer.Option(
+        "--evidence/--no-evidence",
+        help="Show what is known of every path; or do not listen to NCCL and count nothing.",
+        show_default=False,
+    ),
+]
+STRICT = Annotated[
+    bool,
+    typer.Option(
+        "--strict",
+        help="Exit 1 when bytes go through host memory and need not; NCCL is told to refuse it.",
+        show_default=False,
+    ),
+]
 BACKEND = Annotated[
     str | None,
     typer.Option(
@@ -180,6 +208,21 @@ def parse_placements(
     return (Placement.OUT_OF_PLACE, Placement.IN_PLACE)
 
 
+def parse_evidence(chosen: bool | None, *, strict: bool) -> EvidenceUse:  # noqa: FBT001 - typer's three answers
+    """What to do about evidence; kept where nobody chose.
+
+    Raises:
+        UsageError: to be judged by what is not looked at.
+    """
+    if chosen is False and strict:
+        raise UsageError(
+            "--strict with --no-evidence",
+            expected="one of them: --strict judges the paths that evidence shows",
+            next_step="leave --no-evidence out",
+        )
+    return {None: EvidenceUse.KEPT, True: EvidenceUse.SHOWN, False: EvidenceUse.OFF}[chosen]
+
+
 def parse_collective_options(collective: Collective, given: dict[str, Any]) -> CollectiveOptions:
     """The options of a command from what typer read.
 
@@ -209,6 +252,8 @@ def parse_collective_options(collective: Collective, given: dict[str, Any]) -> C
         nccl_library=library,
         allocator=allocator,
         ranks=given["np"],
+        evidence=parse_evidence(given["evidence"], strict=given["strict"]),
+        strict=given["strict"],
         simulation=parse_simulation(given),
         presentation=parse_presentation(given, SECTIONS),
     )

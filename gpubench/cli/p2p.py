@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from gpubench.cli import presentation, recording, simulation
+from gpubench.cli.options import EvidenceUse
 from gpubench.cli.presentation import Presentation, parse_choices, parse_presentation
 from gpubench.cli.recording import Recording, parse_recording
 from gpubench.cli.simulation import Simulation, parse_simulation
@@ -77,6 +78,9 @@ LIKE = Annotated[
 HOST = Annotated[bool, typer.Option("--host/--no-host", help="Also between host memory and every GPU.")]
 PATTERNS = Annotated[bool, typer.Option("--patterns/--no-patterns", help="Also many pairs at once.")]
 CHECK = Annotated[bool, typer.Option("--check/--no-check", help="Have destinations check what arrived.")]
+EVIDENCE = Annotated[
+    bool, typer.Option("--evidence", help="Show all that is known of every pair's path.", show_default=False)
+]
 STRICT = Annotated[
     bool, typer.Option("--strict", help="Exit 1 also for slow and host-staged pairs.", show_default=False)
 ]
@@ -102,6 +106,7 @@ class P2pOptions:
     patterns: bool
     check: bool
     strict: bool
+    evidence: EvidenceUse
     timeout_s: float
     simulation: Simulation | None
     recording: Recording
@@ -134,6 +139,7 @@ def parse_p2p_options(given: dict[str, Any]) -> P2pOptions:
         patterns=given["patterns"],
         check=given["check"],
         strict=given["strict"],
+        evidence=EvidenceUse.SHOWN if given["evidence"] else EvidenceUse.KEPT,
         timeout_s=given["timeout"],
         simulation=parse_simulation(given),
         recording=parse_recording(
@@ -180,6 +186,7 @@ PARAMETERS: tuple[tuple[str, Any, Any], ...] = (
     ("host", HOST, True),
     ("patterns", PATTERNS, True),
     ("check", CHECK, True),
+    ("evidence", EVIDENCE, False),
     ("strict", STRICT, False),
     ("timeout", TIMEOUT, 20.0),
     *simulation.PARAMETERS,

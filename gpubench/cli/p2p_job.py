@@ -240,14 +240,14 @@ def metadata_of(
         hosts=[node.snapshot.host for node in machine.nodes],
         libraries=here.libraries,
         environment=recorded_settings(os.environ) if simulation is None else {},
-        options=describe(machine, request, options.like, strict=options.strict),
+        options=describe(machine, request, options, options.like),
         topology=machine.nodes[0].fingerprint(),
         profile=profile_of(machine),
         source=None if simulation is None else simulation.source,
     )
 
 
-def describe(machine: Machine, request: P2pRequest, like: str | None, *, strict: bool) -> dict[str, object]:
+def describe(machine: Machine, request: P2pRequest, options: P2pOptions, like: str | None) -> dict[str, object]:
     """The request as plain data, for the metadata."""
     return {
         "pairs": [[machine.label(gpu) for gpu in pair] for pair in request.pairs],
@@ -258,7 +258,8 @@ def describe(machine: Machine, request: P2pRequest, like: str | None, *, strict:
         "sample_seconds": request.method.sample_seconds,
         "as": like,
         "check": request.check,
-        "strict": strict,
+        "strict": options.strict,
+        "evidence": options.evidence.value,
         "gpus": {machine.label(gpu): machine.describe(gpu) for gpu in range(len(machine.gpus))},
     }
 

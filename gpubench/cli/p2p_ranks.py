@@ -138,7 +138,7 @@ class P2pRanksJob:
             ranks=self._group.gather(self.identity),
             libraries={**libraries, "MPI": mpi.library_version()},
             environment=self._settings,
-            options=describe(machine, request, self._options.like, strict=self._options.strict)
+            options=describe(machine, request, self._options, self._options.like)
             | {"timeout_s": self._options.timeout_s},
             topology=machine.nodes[0].fingerprint(),
             profile=profile_of(machine),

@@ -86,7 +86,7 @@ def _metadata(
         ranks=found.ranks,
         libraries=found.libraries,
         environment=found.environment,
-        options=describe(machine, found.request, found.like, strict=options.strict),
+        options=describe(machine, found.request, options, found.like),
         topology=machine.nodes[0].fingerprint(),
         profile=profile_of(machine),
         source=f"--replay {directory}",

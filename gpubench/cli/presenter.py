@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TextIO
 
 from gpubench.cli.presentation import Color, Presentation
+from gpubench.formats.text.fallback import fallback_lines
 from gpubench.formats.writer import Style, Target, Writer
 from gpubench.model.report import COLLECTIVE_COLUMNS, CollectiveRow, Metadata, Report, Row
 from gpubench.model.sweep import describe_dropped
@@ -27,7 +28,7 @@ class Presenter:
         self.rows = 0
         self.report: Report | None = None
         self._wrong = False
-        self._tells_dropped = options.format.name != "table"
+        self._is_table = options.format.name == "table"
         plain = Style(style.width if options.width else PLAIN_WIDTH, section=style.section)
         self._writers: list[Writer] = [options.format.writer(Target(stream=sys.stdout), style)]
         self._writers += [output.format.writer(Target(path=output.path), plain) for output in options.outputs]
@@ -40,7 +41,7 @@ class Presenter:
         with self._bar_hidden():
             for writer in self._writers:
                 writer.begin(metadata, columns)
-            if self._tells_dropped:
+            if not self._is_table:
                 for line in describe_dropped(metadata.dropped_sizes):
                     self.note(f"not measured: {line}")
 
@@ -61,20 +62,26 @@ class Presenter:
                 writer.row(row)
 
     def end(self, report: Report) -> None:
-        """Footers and verdict."""
+        """Footers and verdict; what must be seen of fallback also where stdout is for programs."""
         self.report = report
         if self._progress is not None:
             self._progress.stop()
         for writer in self._writers:
             writer.end(report)
+        if not self._is_table:
+            for line in fallback_lines(report):
+                self.note(line)
 
-    def cut_short(self) -> None:
-        """The run ended early: what was measured stays, marked incomplete, in every output that still works."""
+    def cut_short(self, *, failed: bool = False) -> None:
+        """The run ended early: what was measured stays, marked incomplete, in every output that still works.
+
+        `failed` is whether it ended because it was judged, as wrong data are.
+        """
         if self._progress is not None:
             self._progress.stop()
         if not self._begun or self.report is not None:
             return
-        self.report = Report(verdict=Verdict.FAIL if self._wrong else Verdict.ERROR, complete=False)
+        self.report = Report(verdict=Verdict.FAIL if failed or self._wrong else Verdict.ERROR, complete=False)
         for writer in self._writers:
             with suppress(OSError):
                 writer.end(self.report)

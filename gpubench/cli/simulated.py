@@ -16,12 +16,15 @@ from gpubench.hardware.simulated.machine import snapshots
 from gpubench.hardware.simulated.times import CollectiveTimes
 from gpubench.measure.cases import without_data
 from gpubench.measure.collective import check_root
+from gpubench.measure.path_evidence import simulated as simulated_paths
+from gpubench.measure.path_report import Outcome
 from gpubench.measure.simulated import BACKEND, simulate
 from gpubench.model.report import Metadata, Origin, RankIdentity
 from gpubench.model.snapshot import Snapshot
 from gpubench.model.sweep import describe_dropped
 from gpubench.model.topology import Topology
 from gpubench.model.verdict import exit_code
+from gpubench.model.wiring import Wiring
 
 
 def run(
@@ -62,7 +65,9 @@ def run(
         origin=Origin.SIMULATED,
         hosts=[node.host for node in nodes],
         ranks=identities,
-        options=describe(request) | {"allocator": options.allocator.value, "check": False, "seed": simulation.seed},
+        options=describe(request)
+        | {"allocator": options.allocator.value, "check": False, "seed": simulation.seed}
+        | {"evidence": options.evidence.value, "strict": options.strict},
         dropped_sizes=dropped,
         topology=Topology(nodes[0]).fingerprint(),
         profile=simulation.profile,
@@ -76,9 +81,23 @@ def run(
             len(nodes),
             lambda size, row: times.seconds(name, size, row=row, ranks_per_node=per_node),
             presenter,
+            _paths(options, simulation, identities, nodes, times.staged_pairs(per_node)),
         )
         presenter.end(report)
     return exit_code(report.verdict)
+
+
+def _paths(
+    options: CollectiveOptions,
+    simulation: Simulation,
+    identities: Sequence[RankIdentity],
+    nodes: Sequence[Snapshot],
+    staged: Sequence[tuple[int, int]],
+) -> Outcome:
+    """What the model says of the paths that faults make go through host memory."""
+    used = {identities[rank].node for pair in staged for rank in pair}
+    wiring = Wiring(identities, {number: Topology(nodes[number]) for number in used})
+    return simulated_paths(staged, wiring, simulation.source, strict=options.strict)
 
 
 def _ranks_per_node(options: CollectiveOptions, simulation: Simulation, gpus: int) -> int:

@@ -4,20 +4,28 @@ import json
 import selectors
 import socket
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from gpubench.errors import GpubenchError
 from gpubench.hardware.launcher import RankWatch
-from gpubench.model.report import CollectiveRow, Metadata, Report
+from gpubench.model.evidence_rows import EVIDENCE_SECTION, FALLBACK_SECTION, EvidenceRow, FallbackRow
+from gpubench.model.plain import from_plain, to_plain
+from gpubench.model.report import CollectiveRow, Metadata, Report, Section, Table
 
 if TYPE_CHECKING:
     from subprocess import Popen
 
 Message = dict[str, Any]
+
+_SECTION_ROWS: Mapping[str, type[EvidenceRow] | type[FallbackRow]] = {
+    EVIDENCE_SECTION: EvidenceRow,
+    FALLBACK_SECTION: FallbackRow,
+}
 
 _SECONDS_BETWEEN_LOOKS = 0.1
 _READ_BYTES = 1 << 16
@@ -45,7 +53,12 @@ class ChannelSender:
 
     def end(self, report: Report) -> None:
         """All rows were measured."""
-        self._send({"kind": "end", "report": report.to_record()})
+        sections = {
+            name: [to_plain(row) for row in section.rows()]
+            for name, section in report.sections.items()
+            if isinstance(section, Table)
+        }
+        self._send({"kind": "end", "report": report.to_record(), "sections": sections})
 
     def error(self, error: GpubenchError) -> None:
         """This rank cannot go on."""
@@ -57,6 +70,16 @@ class ChannelSender:
 
     def _send(self, message: Message) -> None:
         self._socket.sendall(json.dumps(message).encode() + b"\n")
+
+
+def report_in(message: Message) -> Report:
+    """The report in a message that ends a run, with its sections."""
+    sections: dict[str, Section] = {}
+    for name, kind in _SECTION_ROWS.items():
+        if name in message["sections"]:
+            rows = [from_plain(kind, record) for record in message["sections"][name]]
+            sections[name] = Table(kind.columns(), partial(list, rows))
+    return replace(Report.from_record(message["report"]), sections=sections)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +118,11 @@ class ChannelReceiver:
             while True:
                 # Once the job is gone, one more look without waiting finds what it had still sent.
                 events = selector.select(0 if ended else _SECONDS_BETWEEN_LOOKS)
+                # What a rank says of its end comes before what mpirun says of it, which waits for another look.
+                rank_speaks = any(key.fileobj is not job.stdout for key, _ in events)
                 for key, _ in events:
+                    if rank_speaks and key.fileobj is job.stdout:
+                        continue
                     if key.data is None:
                         connection, _ = self._listener.accept()
                         selector.register(connection, selectors.EVENT_READ, _Lines())

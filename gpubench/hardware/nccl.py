@@ -18,6 +18,7 @@ from gpubench.model.operation import DataType, ReduceOp
 from gpubench.ports import Group, Launch, Memory, Region
 
 _RESET_LOG = "ncclResetDebugInit"
+_LAST_ERROR = "ncclGetLastError"
 
 
 class Allocator(StrEnum):
@@ -108,6 +109,13 @@ class NcclLibrary:
     def reset_log(self) -> None:
         """Have NCCL read those variables again, at its next line at the latest."""
         ctypes.CFUNCTYPE(None)(self.address(_RESET_LOG))()
+
+    def last_error(self) -> str:
+        """The text of the last warning of NCCL's in this process, whatever it logs; '' before NCCL 2.13, or of none."""
+        if not self.has(_LAST_ERROR):
+            return ""
+        text = ctypes.CFUNCTYPE(ctypes.c_char_p, ctypes.c_void_p)(self.address(_LAST_ERROR))(None)
+        return (text or b"").decode(errors="replace").strip()
 
     def has(self, name: str) -> bool:
         """Whether this version has a function of that C name."""

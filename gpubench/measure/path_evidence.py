@@ -14,7 +14,7 @@ from gpubench.model.report import CollectiveRow, Origin, Section
 from gpubench.model.selection import Pair, is_staged, names
 from gpubench.model.staging_causes import Cause, Circumstances, by_design, first_cause
 from gpubench.model.transport import Transport
-from gpubench.model.wiring import Located
+from gpubench.model.wiring import Located, Wiring
 
 _Kind = tuple[bool, bool, bool | None]
 """Of a path: inside a node, over NVLinks, host-staged."""
@@ -58,6 +58,25 @@ def conclude(
 def unwatched(why: str) -> dict[str, Section]:
     """The sections of a run that nobody watched: without rows where there is nothing to know, else with the reason."""
     return path_sections((), [unknown_row(Origin.MEASURED, why)] if why else ())
+
+
+def simulated(staged: Sequence[Pair], wiring: Wiring, source: str, *, strict: bool) -> Outcome:
+    """What a model of a machine with faults says of the paths that these make go through host memory."""
+    paths = [
+        KnownPath(
+            source=_end(pair[0], wiring.gpus[pair[0]]),
+            destination=_end(pair[1], wiring.gpus[pair[1]]),
+            evidence=PathEvidence(
+                capability=wiring.capability(pair),
+                selection=Evidence(State.CONTRADICTING, "the model goes through host memory"),
+            ),
+            path_class=wiring.path(pair),
+            limit_gb_s=wiring.limit(pair).gb_s,
+        )
+        for pair in staged
+    ]
+    cause = Cause("simulated", source, "leave the fault out")
+    return report_on(paths, Origin.SIMULATED, lambda _members: cause, strict=strict)
 
 
 def _unheard(heard: Heard) -> str:

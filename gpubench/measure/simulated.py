@@ -4,9 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from gpubench.measure.cases import JobFacts, SweepRequest, cases, describe
+from gpubench.measure.path_report import Outcome
 from gpubench.model.report import CollectiveRow, Origin, Report
 from gpubench.model.samples import RankTimes
-from gpubench.model.verdict import Verdict
+from gpubench.model.verdict import Verdict, overall
 from gpubench.ports import Listener
 
 BACKEND = "simulated"
@@ -15,12 +16,22 @@ Times = Callable[[int, int], Sequence[float]]
 """Seconds by rank of an operation of that many bytes; the second number tells rows apart."""
 
 
-def simulate(request: SweepRequest, ranks: int, nodes: int, times: Times, listener: Listener[CollectiveRow]) -> Report:
-    """Have every case of the request last as long as the model says; nothing is moved, so nothing is verified."""
+def simulate(
+    request: SweepRequest, ranks: int, nodes: int, times: Times, listener: Listener[CollectiveRow], outcome: Outcome
+) -> Report:
+    """Have every case of the request last as long as the model says; nothing is moved, so nothing is verified.
+
+    `outcome` is what the model says of paths.
+    """
     unchecked = replace(request, check=False)
     job = JobFacts(BACKEND, Origin.SIMULATED, ranks, nodes)
     every_case = tuple(cases(unchecked, ranks))
     for number, case in enumerate(every_case):
         listener.progress(number, len(every_case), f"{request.collective.name} {case.label}")
         listener.row(describe(unchecked, case, job, RankTimes.of(times(case.size_bytes, number)), 0))
-    return Report(verdict=Verdict.SKIP, complete=True)
+    return Report(
+        verdict=overall([Verdict.SKIP, *(finding.severity for finding in outcome.findings)]),
+        complete=True,
+        findings=outcome.findings,
+        sections=dict(outcome.sections),
+    )

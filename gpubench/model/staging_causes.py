@@ -42,14 +42,16 @@ def _environment(staged: Staged, around: Circumstances) -> Iterator[Cause]:
     by_network = any(transport.network for transports in inside.values() for transport in transports)
     wired = any(around.wiring.has_nvlinks(pair) for pair in inside)
     blamed = {
-        name: value
+        name: ",".join(values)
         for name, values in around.settings.items()
-        for value in values
-        if (inside and _keeps_off_peers(name, value, by_network=by_network, wired=wired))
-        or (len(inside) < len(staged) and _keeps_off_rdma(name, value))
+        if any(
+            (inside and _keeps_off_peers(name, value, by_network=by_network, wired=wired))
+            or (len(inside) < len(staged) and _keeps_off_rdma(name, value))
+            for value in values
+        )
     }
     if blamed:
-        shown = " ".join(f"{name}={value}" for name, value in blamed.items())
+        shown = " ".join(f"{name}={values}" for name, values in blamed.items())
         yield Cause("environment", f"{shown} in the environment", f"unset {' '.join(blamed)}")
 
 

@@ -37,6 +37,8 @@ DEFAULTS = {
     "nccl_library": None,
     "allocator": "cuda",
     "np": None,
+    "evidence": None,
+    "strict": False,
     "simulate": None,
     "fault": None,
     "seed": 0,

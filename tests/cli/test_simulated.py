@@ -53,6 +53,22 @@ def test_a_fault_slows_the_collective_down() -> None:
         assert half["slowest_rank"] == "1"
 
 
+def test_a_staged_link_is_said_to_be_simulated_and_judged_where_that_is_asked_for() -> None:
+    arguments = ("allreduce", "--simulate", "hgx-h200-4", "--sizes", "1G", "--fault", "link0-1:staged=yes")
+    result = gpubench(*arguments, "--format", "json")
+    document = json.loads(result.stdout)
+    jsonschema.validate(document, SCHEMA)
+    assert (result.returncode, document["verdict"]) == (0, "WARN")
+    assert [(row["origin"], row["pairs"], row["cause"]) for row in document["fallback"]] == [
+        ("simulated", ["0 → 1", "1 → 0"], "simulated")
+    ]
+    assert {row["origin"] for row in document["evidence"]} == {"simulated"}
+    assert "fallback (simulated): HOST-STAGED: ranks 0 → 1, 1 → 0 through host memory" in result.stderr
+    assert gpubench(*arguments, "--strict").returncode == 1
+    healthy = gpubench("allreduce", "--simulate", "hgx-h200-4", "--sizes", "1G", "--strict", "--format", "json")
+    assert (healthy.returncode, healthy.stderr, json.loads(healthy.stdout)["fallback"]) == (0, "", [])
+
+
 def test_the_document_validates_and_names_profile_and_source() -> None:
     arguments = ("reduce", "--simulate", "hgx-a100-8*40", "--sizes", "8,1M", "--root", "9", "--format", "json")
     result = gpubench(*arguments)

@@ -1,6 +1,6 @@
 """The loud line, and the table of evidence."""
 
-from gpubench.formats.text.fallback import evidence_lines, fallback_lines
+from gpubench.formats.text.fallback import evidence_notes, evidence_table, fallback_lines
 from gpubench.model.evidence import Evidence, State
 from gpubench.model.evidence_rows import EVIDENCE_SECTION, FALLBACK_SECTION, EvidenceRow, FallbackRow
 from gpubench.model.fallback import KnownPath, evidence_row, fallback_rows
@@ -23,6 +23,12 @@ def test_none_and_how_it_is_known() -> None:
     (line,) = fallback_lines(report(path(0, 1, DIRECT), path(1, 0, DIRECT)))
     assert line.startswith("fallback: none: all 2 pairs direct over P2P/CUMEM (proven): the library chose")
     assert "counters moved" in line
+
+
+def test_none_may_be_known_of_some_paths_better_than_of_others() -> None:
+    unchecked = DIRECT.__class__(capability=DIRECT.capability, selection=DIRECT.selection)
+    (line,) = fallback_lines(report(path(0, 1, DIRECT), path(1, 0, DIRECT), path(0, 2, unchecked)))
+    assert line.startswith("fallback: none: all 3 pairs direct over P2P/CUMEM (2 proven, 1 likely): the library chose")
 
 
 def test_which_pairs_how_slow_and_why() -> None:
@@ -54,46 +60,20 @@ def test_what_is_simulated_or_wrong_is_said_so() -> None:
 
 def test_a_run_without_paths_says_nothing() -> None:
     assert fallback_lines(Report(verdict=Verdict.PASS, complete=True)) == []
-    assert list(evidence_lines(report())) == []
+    assert evidence_table(report(), 80) == []
 
 
 def test_the_table_of_evidence() -> None:
-    lines = list(evidence_lines(report(path(0, 1, DIRECT), path(1, 0, STAGED, 28.9))))
+    both = report(path(0, 1, DIRECT), path(1, 0, STAGED, 28.9))
+    lines = evidence_table(both, 100)
     assert lines[1].split() == [
-        *("from", "to", "path", "capability", "selection", "measurement", "correctness"),
-        *("over", "GB/s", "limit", "verdict"),
+        *("from", "to", "path", "could", "chosen", "moved", "right", "over", "GB/s"),
+        "limit",
+        "verdict",
     ]
-    assert lines[2].split() == [
-        "rank",
-        "0",
-        "rank",
-        "1",
-        "NV18",
-        "+",
-        "+",
-        "+",
-        "+",
-        "P2P/CUMEM",
-        "340.0",
-        "450",
-        "direct",
-        "(proven)",
-    ]
-    assert lines[3].split() == [
-        "rank",
-        "1",
-        "rank",
-        "0",
-        "NV18",
-        "+",
-        "-",
-        "-",
-        "+",
-        "SHM/direct",
-        "28.9",
-        "450",
-        "staged",
-        "(proven)",
-    ]
-    assert "  capability: NV18 [all]" in lines
-    assert "  measurement: PCIe moved [rank 1 → rank 0]" in lines
+    assert " ".join(lines[2].split()) == "rank 0 rank 1 NV18 + + + + P2P/CUMEM 340.0 450 direct, proven"
+    assert " ".join(lines[3].split()) == "rank 1 rank 0 NV18 + - - + SHM/direct 28.9 450 staged, proven"
+    assert max(map(len, evidence_table(both, 80))) <= 80
+    notes = evidence_notes(both)
+    assert "  capability: NV18 [all]" in notes
+    assert "  measurement: PCIe moved [rank 1 → rank 0]" in notes

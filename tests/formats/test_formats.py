@@ -19,6 +19,7 @@ from gpubench.formats.json import JSON, replace_atomically
 from gpubench.formats.jsonl import JSONL
 from gpubench.formats.table import TABLE
 from gpubench.formats.writer import Format, Style, Target
+from gpubench.model.evidence_rows import EvidenceRow, FallbackRow
 from gpubench.model.report import COLLECTIVE_COLUMNS, CollectiveRow, Metadata, RankIdentity, Report
 from gpubench.model.verdict import Finding, Verdict
 from tests.formats.sample import IN_PLACE, LARGE, METADATA, REPORT, ROW, ROWS
@@ -71,7 +72,12 @@ def test_json_validates_against_the_schema() -> None:
 
 def test_the_schema_knows_every_field_and_type() -> None:
     definitions = SCHEMA["$defs"]
-    for name, kind in (("collective_row", CollectiveRow), ("finding", Finding)):
+    for name, kind in (
+        ("collective_row", CollectiveRow),
+        ("finding", Finding),
+        ("evidence_row", EvidenceRow),
+        ("fallback_row", FallbackRow),
+    ):
         assert list(definitions[name]["properties"]) == [each.name for each in fields(kind)]
         assert definitions[name]["required"] == [each.name for each in fields(kind)]
     assert [each.name for each in fields(Metadata)] == list(definitions["metadata"]["properties"])

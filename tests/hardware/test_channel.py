@@ -2,28 +2,33 @@
 
 import os
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from gpubench.errors import CouldNotMeasureError, GpubenchError
+from gpubench.formats.text.fallback import fallback_lines
 from gpubench.hardware import launcher
-from gpubench.hardware.channel import ChannelReceiver, Chatter
-from gpubench.model.report import CollectiveRow, Report
+from gpubench.hardware.channel import ChannelReceiver, Chatter, report_in
+from gpubench.model.report import CollectiveRow
 from tests.formats.sample import METADATA, REPORT, ROW
 
 SPEAKER = """
 import sys
+from dataclasses import replace
 from gpubench.errors import UsageError
 from gpubench.hardware.channel import ChannelSender
 from tests.formats.sample import METADATA, REPORT, ROW
+from tests.formats.test_fallback_text import report
+from tests.model.test_fallback import STAGED, path
 print("hello from the job")
 sender = ChannelSender(sys.argv[1])
 sender.begin(METADATA)
 sender.progress(0, 2, "1K")
 for _ in range(int(sys.argv[2])):
     sender.row(ROW)
-sender.end(REPORT)
+sender.end(replace(REPORT, sections=report(path(0, 1, STAGED)).sections))
 other = ChannelSender(sys.argv[1])
 other.error(UsageError("seen", expected="e", reason="r", next_step="n", where="rank 1 on n1"))
 other.close()
@@ -55,7 +60,10 @@ def test_everything_arrives_in_order(rows: int) -> None:
     heard = [message for message in heard if message["kind"] != "hello"]
     assert heard[0]["metadata"] == METADATA.to_record()
     assert CollectiveRow(**heard[2]["row"]) == ROW
-    assert Report.from_record(next(each for each in heard if each["kind"] == "end")["report"]) == REPORT
+    report = report_in(next(each for each in heard if each["kind"] == "end"))
+    assert replace(report, sections={}) == REPORT
+    assert list(report.sections) == ["evidence", "fallback"]
+    assert fallback_lines(report)[0].startswith("fallback: HOST-STAGED: 0 → 1 through host memory over SHM/direct")
     error = GpubenchError.from_record(next(each for each in heard if each["kind"] == "error")["error"])
     assert (error.exit_code, error.where) == (2, "rank 1 on n1")
     assert str(error).splitlines() == ["rank 1 on n1: seen", "  expected: e", "  likely:   r", "  try:      n"]

@@ -253,3 +253,19 @@ def test_a_failing_native_call_raises(monkeypatch: pytest.MonkeyPatch) -> None:
         backend.seconds(launch)
     assert backend.free_bytes() > 0
     assert list(backend.libraries()) == ["NCCL", "driver", "CuPy"]
+
+
+def test_nccls_last_words_and_its_log_are_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = cupy_on_numpy.Nccl(1)
+    cupy_on_numpy.install(monkeypatch, cupy_on_numpy.Runtime(1), fake)
+    library = nccl.NcclLibrary()
+    assert (library.last_error(), library.can_reset_log, library.error) == ("", False, fake.NcclError)
+    resets: list[int] = []
+    text = ctypes.create_string_buffer(b" No transport found \n")
+    said = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(lambda _communicator: ctypes.addressof(text))
+    fake.native.ncclGetLastError = said  # type: ignore[attr-defined]
+    fake.native.ncclResetDebugInit = ctypes.CFUNCTYPE(None)(lambda: resets.append(1))  # type: ignore[attr-defined]
+    assert library.last_error() == "No transport found"
+    assert library.can_reset_log
+    library.reset_log()
+    assert resets == [1]

@@ -183,6 +183,11 @@ def test_a_dev_shm_of_its_own_is_seen_before_any_policy() -> None:
     assert first_cause(staged, blamed).id == "environment"
 
 
+def test_a_variable_that_differs_between_ranks_is_shown_with_all_its_values() -> None:
+    circumstances = around(wiring(nodes_of("hgx-h200-4"), 4), {"NCCL_HOSTID": ("node0", "node1")})
+    assert first_cause({(1, 2): (SOCKET,)}, circumstances).seen == "NCCL_HOSTID=node0,node1 in the environment"
+
+
 def test_settings_are_the_values_of_all_ranks() -> None:
     facts = [
         RankFacts(

@@ -28,6 +28,7 @@ class CollectiveView:
         self._waiting: list[CollectiveRow] = []
         self._block: tuple[str, str | None] | None = None
         self._placements = tuple(metadata.options["placements"])
+        self._shows_evidence = metadata.options.get("evidence") == "shown"
         self._many_blocks = len(metadata.options["dtypes"]) * len(metadata.options["ops"]) > 1
         for line in header_lines(metadata):
             page.wrap(line)
@@ -46,6 +47,8 @@ class CollectiveView:
         if self._waiting:
             self._print_waiting()
         self._page.print("", *footer_lines(self._rows))
+        if self._shows_evidence:
+            self._page.evidence(report)
         self._page.outcome(report)
 
     def _print_waiting(self) -> None:

@@ -1,33 +1,55 @@
 """The verdict on fallback in words: a line that says none and how that is known, or lines that say which pairs."""
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 
-from gpubench.formats.text.columns import Column, lines
+from gpubench.formats.text.columns import Column, fitting, lines
 from gpubench.model.evidence import Conclusion
 from gpubench.model.evidence_rows import EVIDENCE_SECTION, FALLBACK_SECTION, EvidenceRow, FallbackRow
 from gpubench.model.fallback import shown, slowdown
-from gpubench.model.report import Report, Table
+from gpubench.model.report import Origin, Report, Table
 from gpubench.model.verdict import Verdict
 
 _MOST_PAIRS = 8
+_KINDS = {"capability": "could", "selection": "chosen", "measurement": "moved", "correctness": "right"}
 _MARKS = {"present": "+", "absent": ".", "contradicting": "-"}
 
 
 def fallback_lines(report: Report) -> list[str]:
     """The lines for a report; none where the run had nothing to say of paths."""
+    return [line for _, line in judged_lines(report)]
+
+
+def judged_lines(report: Report) -> list[tuple[Verdict, str]]:
+    """The same lines, each with its verdict."""
     section = report.sections.get(FALLBACK_SECTION)
     rows = [row for row in section.rows() if isinstance(row, FallbackRow)] if isinstance(section, Table) else []
-    return [_line(row, rows) for row in rows]
+    if rows and all(row.conclusion == Conclusion.DIRECT for row in rows):
+        return [(Verdict.PASS, _none(rows))]
+    return [(Verdict(row.verdict), _line(row)) for row in rows]
 
 
-def _line(row: FallbackRow, rows: Sequence[FallbackRow]) -> str:
-    pairs = _pairs(row, everybody=len(rows) == 1)
+def _none(rows: Sequence[FallbackRow]) -> str:
+    """That all is direct, how sure that is, and how the most of it is known."""
+    pairs = sum(len(row.pairs) for row in rows)
+    over = " and ".join(dict.fromkeys(row.transport for row in rows if row.transport))
+    most = max(rows, key=lambda row: len(row.pairs))
+    count = Counter({row.confidence: 0 for row in rows})
+    for row in rows:
+        count[row.confidence] += len(row.pairs)
+    sure = most.confidence if len(count) == 1 else ", ".join(f"{number} {word}" for word, number in count.items())
+    subject = f"all {pairs} pairs" if pairs > 1 else shown(most.pairs)
+    return f"{_lead(most)}none: {subject} direct{f' over {over}' if over else ''} ({sure}): {most.how}"
+
+
+def _lead(row: FallbackRow) -> str:
+    return "fallback (simulated): " if row.origin == Origin.SIMULATED else "fallback: "
+
+
+def _line(row: FallbackRow) -> str:
+    pairs, lead = _pairs(row), _lead(row)
     over = f" over {row.transport}" if row.transport else ""
-    simulated = " (simulated)" if row.origin == "simulated" else ""
-    lead = f"fallback{simulated}: "
     match Conclusion(row.conclusion):
-        case Conclusion.DIRECT if len(rows) == 1:
-            return f"{lead}none: {pairs} direct{over} ({row.confidence}): {row.how}"
         case Conclusion.DIRECT:
             return f"{lead}not for {pairs}, direct{over} ({row.confidence})"
         case Conclusion.STAGED:
@@ -42,46 +64,46 @@ def _line(row: FallbackRow, rows: Sequence[FallbackRow]) -> str:
             return f"{lead}not known{f' for {pairs}' if row.pairs else ''}{over}: {row.how}"
 
 
-def _pairs(row: FallbackRow, *, everybody: bool) -> str:
-    """'all 12 pairs', '0 → 1, 1 → 0'."""
-    count = len(row.pairs)
-    return f"all {count} pairs" if everybody and count > 1 else shown(row.pairs, _MOST_PAIRS)
+def _pairs(row: FallbackRow) -> str:
+    return shown(row.pairs, _MOST_PAIRS)
 
 
-def evidence_lines(report: Report) -> Iterator[str]:
-    """A table of all evidence: a line a path, + for, - against, . nothing known; below it what was seen."""
-    section = report.sections.get(EVIDENCE_SECTION)
-    rows = [row for row in section.rows() if isinstance(row, EvidenceRow)] if isinstance(section, Table) else []
+def evidence_table(report: Report, width: int) -> list[str]:
+    """All evidence, a line a path: + for, - against, . nothing known."""
+    rows = _evidence(report)
     if not rows:
-        return
-    yield "evidence that a path is direct: + for it, - against it, . nothing known"
-    kinds = ("capability", "selection", "measurement", "correctness")
-    yield from lines(
-        [
-            Column("from", [row.source for row in rows]),
-            Column("to", [row.destination for row in rows]),
-            Column("path", [row.path_class or "?" for row in rows], spare=1),
-            *(Column(kind, [_MARKS[getattr(row, kind)] for row in rows]) for kind in kinds),
-            Column("over", [row.transport or "?" for row in rows]),
-            Column("GB/s", ["?" if row.bandwidth_gb_s is None else f"{row.bandwidth_gb_s:.1f}" for row in rows]),
-            Column("limit", ["?" if row.limit_gb_s is None else f"{row.limit_gb_s:g}" for row in rows], spare=2),
-            Column("verdict", [f"{row.conclusion} ({row.confidence})" for row in rows]),
-        ]
-    )
-    for kind in kinds:
-        for seen, ends in _grouped(rows, f"{kind}_seen").items():
-            yield f"  {kind}: {seen} [{ends}]"
+        return []
+    table = [
+        Column("from", [row.source for row in rows]),
+        Column("to", [row.destination for row in rows]),
+        Column("path", [row.path_class or "?" for row in rows], spare=1),
+        *(Column(head, [_MARKS[getattr(row, kind)] for row in rows]) for kind, head in _KINDS.items()),
+        Column("over", [row.transport or "?" for row in rows]),
+        Column("GB/s", ["?" if row.bandwidth_gb_s is None else f"{row.bandwidth_gb_s:.1f}" for row in rows], spare=2),
+        Column("limit", ["?" if row.limit_gb_s is None else f"{row.limit_gb_s:g}" for row in rows], spare=3),
+        Column("verdict", [f"{row.conclusion}, {row.confidence}" for row in rows]),
+    ]
+    return ["evidence that a path is direct: + for it, - against it, . nothing known", *lines(fitting(table, width))]
 
 
-def _grouped(rows: Sequence[EvidenceRow], name: str) -> dict[str, str]:
-    """What was seen, with the paths of which it was."""
+def evidence_notes(report: Report) -> list[str]:
+    """What was seen of each kind, with the paths of which it was."""
+    rows = _evidence(report)
     found: dict[str, list[str]] = {}
-    for row in rows:
-        if getattr(row, name):
-            found.setdefault(getattr(row, name), []).append(f"{row.source} → {row.destination}")
-    return {
-        seen: "all"
-        if len(ends) == len(rows)
-        else ", ".join(ends[:_MOST_PAIRS]) + (" …" if len(ends) > _MOST_PAIRS else "")
-        for seen, ends in found.items()
-    }
+    for kind in _KINDS:
+        for row in rows:
+            seen = getattr(row, f"{kind}_seen")
+            if seen:
+                found.setdefault(f"{kind}: {seen}", []).append(f"{row.source} → {row.destination}")
+    return [f"  {seen} [{_named(ends, len(rows))}]" for seen, ends in found.items()]
+
+
+def _named(ends: Sequence[str], total: int) -> str:
+    if len(ends) == total:
+        return "all"
+    return ", ".join(ends[:_MOST_PAIRS]) + (" …" if len(ends) > _MOST_PAIRS else "")
+
+
+def _evidence(report: Report) -> list[EvidenceRow]:
+    section = report.sections.get(EVIDENCE_SECTION)
+    return [row for row in section.rows() if isinstance(row, EvidenceRow)] if isinstance(section, Table) else []

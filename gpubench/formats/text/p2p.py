@@ -4,7 +4,6 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 from gpubench.formats.text.columns import Column, lines
-from gpubench.formats.text.fallback import fallback_lines
 from gpubench.formats.text.matrices import matrix_lines
 from gpubench.formats.text.page import INDENT, Page, plural
 from gpubench.model.report import Matrix, Metadata, PairRow, Report, Row, Table
@@ -53,6 +52,7 @@ class P2pView:
             page.wrap(f"{INDENT}one GPU: copies with host memory only")
         self._names = list(gpus)
         self._pairs = len(metadata.options["pairs"])
+        self._shows_evidence = metadata.options.get("evidence") == "shown"
 
     def row(self, row: Row) -> None:
         """Part of a matrix."""
@@ -79,9 +79,10 @@ class P2pView:
         patterns = report.sections.get("patterns")
         if isinstance(patterns, Table):
             self._patterns([row.to_record() for row in patterns.rows()])
-        self._page.print("")
-        for line in fallback_lines(report):
-            self._page.wrap(line)
+        if self._shows_evidence:
+            self._page.evidence(report)
+        else:
+            self._page.print("")
         self._page.outcome(report)
 
     def _print_waiting(self) -> None:

@@ -5,6 +5,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TextIO
 
+from gpubench.formats.text.fallback import evidence_notes, evidence_table, judged_lines
 from gpubench.formats.writer import Style, Target
 from gpubench.model.report import Report
 from gpubench.model.verdict import Finding, Verdict
@@ -71,18 +72,28 @@ class Page:
                 text.stylize(next(style for least, style in _HEAT if share >= least), start, end)
             self._console.print(text)
 
-    def wrap(self, text: str, hanging: int = 4) -> None:
+    def wrap(self, text: str, hanging: int = 4, style: str = "") -> None:
         """A sentence, broken at the page's width, its further lines indented."""
-        self.print(*textwrap.wrap(text, self.width, subsequent_indent=" " * hanging, break_on_hyphens=False))
+        lines = textwrap.wrap(text, self.width, subsequent_indent=" " * hanging, break_on_hyphens=False)
+        self.print(*lines, style=style)
 
     def draw(self, renderable: "RenderableType") -> None:
         """Something that rich lays out."""
         self._console.print(renderable)
 
+    def evidence(self, report: Report) -> None:
+        """All that is known of every path."""
+        self.print("", *evidence_table(report, self.width))
+        for line in evidence_notes(report):
+            self.wrap(line)
+        self.print("")
+
     def outcome(self, report: Report) -> None:
-        """Findings, then the verdict."""
+        """Findings, the verdict on fallback, and the verdict."""
         for finding in report.findings:
             self._finding(finding)
+        for verdict, line in judged_lines(report):
+            self.wrap(line, style=_VERDICT_STYLES.get(verdict, ""))
         cut_short = "" if report.complete else ": the run was cut short, the rows above were measured"
         self.print(f"verdict: {report.verdict}{cut_short}", style=_VERDICT_STYLES.get(report.verdict, ""))
 

@@ -96,6 +96,16 @@ class CollectiveTimes:
         """The same without noise, ascending with size, and never shorter than the links allow. Raises as `seconds`."""
         return self._model(name, ranks_per_node).seconds(size_bytes)
 
+    def staged_pairs(self, ranks_per_node: int) -> list[tuple[int, int]]:
+        """Ordered pairs of ranks, node after node, whose copies a fault makes go through host memory."""
+        return [
+            (number * ranks_per_node + source, number * ranks_per_node + destination)
+            for number, links in self._faulty.items()
+            for source, gpu in enumerate(links.gpus[:ranks_per_node])
+            for destination, other in enumerate(links.gpus[:ranks_per_node])
+            if source != destination and other.index in gpu.staged_with
+        ]
+
     def _kinds_of_node(self) -> list[NodeLinks]:
         healthy = [self._healthy] if len(self._faulty) < self._machine.nodes else []
         return [*self._faulty.values(), *healthy]

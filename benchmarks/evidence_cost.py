@@ -1,0 +1,103 @@
+"""What it costs to see which way NCCL's bytes go: sweeps with evidence and without it, in turns, on this host's GPUs.
+
+    python benchmarks/evidence_cost.py --runs 7 --csv cost.csv
+
+For every size the ratio of the medians of both, and how much longer a whole sweep takes. Passes when no size costs more
+than 1 %, or 0.1 µs where that is more, and the sweep grows by no more than 1.5 s.
+"""
+
+import argparse
+import csv
+import io
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+MOST_RATIO, SLACK_US, MOST_GROWTH_S = 1.01, 0.1, 1.5
+WITH, WITHOUT = "--evidence", "--no-evidence"
+
+Key = tuple[int, str]
+Times = dict[Key, list[float]]
+
+
+def main() -> None:
+    """Run, print the table, and exit 1 where it costs more than it may."""
+    arguments = parse()
+    times: dict[str, Times] = {WITH: defaultdict(list), WITHOUT: defaultdict(list)}
+    walls: dict[str, list[float]] = {WITH: [], WITHOUT: []}
+    for number in range(arguments.runs):
+        # Who goes first changes from run to run, so that neither always meets the warmer GPUs.
+        for option in (WITH, WITHOUT) if number % 2 else (WITHOUT, WITH):
+            rows, seconds = sweep(arguments, option)
+            walls[option].append(seconds)
+            for key, microseconds in rows:
+                times[option][key].append(microseconds)
+    found = list(compare(times[WITH], times[WITHOUT]))
+    slower = show(found)
+    growth = statistics.median(walls[WITH]) - statistics.median(walls[WITHOUT])
+    print(f"\nmedian ratio of all sizes {statistics.median(float(row['ratio']) for row in found):.4f}")
+    print(f"a sweep takes {statistics.median(walls[WITHOUT]):.2f} s without and {growth:+.2f} s with evidence")
+    if arguments.csv:
+        with Path(arguments.csv).open("w", newline="") as stream:
+            writer = csv.DictWriter(stream, list(found[0]))
+            writer.writeheader()
+            writer.writerows(found)
+    sys.exit(1 if slower or growth > MOST_GROWTH_S else 0)
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--collective", default="allreduce")
+    parser.add_argument("--sizes", default="1K:4G")
+    parser.add_argument("--runs", type=int, default=5, help="interleaved runs of each (default 5)")
+    parser.add_argument("--csv", help="also write the rows here")
+    return parser.parse_args()
+
+
+def sweep(arguments: argparse.Namespace, option: str) -> tuple[list[tuple[Key, float]], float]:
+    """Microseconds by size and placement of one sweep, and its seconds from start to end."""
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "rows.csv"
+        command = [sys.executable, "-m", "gpubench", arguments.collective, "--sizes", arguments.sizes, option]
+        start = time.perf_counter()
+        subprocess.run([*command, "--output", str(output)], check=True, stdout=subprocess.DEVNULL)
+        seconds = time.perf_counter() - start
+        rows = csv.DictReader(io.StringIO(output.read_text()))
+        return [((int(row["size_bytes"]), row["placement"]), float(row["time_us"])) for row in rows], seconds
+
+
+def compare(with_evidence: Times, without: Times) -> Iterator[dict[str, str]]:
+    """A row a size and placement."""
+    for key in sorted(with_evidence):
+        ours, bare = statistics.median(with_evidence[key]), statistics.median(without[key])
+        spread = max(without[key]) / min(without[key])
+        yield {
+            "size_bytes": str(key[0]),
+            "placement": key[1],
+            "with_us": f"{ours:.3f}",
+            "without_us": f"{bare:.3f}",
+            "ratio": f"{ours / bare:.4f}",
+            "spread_without": f"{spread:.3f}",
+            "costs": "yes" if ours > max(MOST_RATIO * bare, bare + SLACK_US) else "",
+        }
+
+
+def show(rows: list[dict[str, str]]) -> int:
+    """The table; how many sizes cost more than they may."""
+    print(f"{'size':>12} {'placement':>13} {'with µs':>12} {'without µs':>12} {'ratio':>8} {'spread':>7}")
+    for row in rows:
+        print(
+            f"{row['size_bytes']:>12} {row['placement']:>13} {row['with_us']:>12} {row['without_us']:>12} "
+            f"{row['ratio']:>8} {row['spread_without']:>7}{'  costs' if row['costs'] else ''}"
+        )
+    return sum(bool(row["costs"]) for row in rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""What a rank sets up to see which way NCCL's bytes go: its log, its GPU's counters, facts of node and process."""
+
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from types import TracebackType
+from typing import NamedTuple, Protocol, Self
+
+from gpubench.cli.run_metadata import recorded_settings
+from gpubench.errors import GpubenchError, no_direct_path, no_path
+from gpubench.hardware.link_counters import NvmlCounters
+from gpubench.hardware.nccl_debug import NcclLog, ResettableLog
+from gpubench.hardware.nccl_settings import nccl_settings, refusals
+from gpubench.hardware.probe import Probe
+from gpubench.hardware.process_facts import read_rank_facts
+from gpubench.measure.cases import SweepRequest
+from gpubench.measure.witness import Senses, Witness
+from gpubench.model.nccl_log import RemarkKind
+from gpubench.model.rank_facts import RankFacts
+from gpubench.model.report import RankIdentity
+from gpubench.model.snapshot import Snapshot
+from gpubench.model.staging_causes import Circumstances, first_cause, users_settings
+from gpubench.model.topology import Topology
+from gpubench.model.wiring import Wiring
+from gpubench.ports import Group
+from gpubench.readers.nccl_remarks import parse_remark
+
+_SECONDS_TO_READ_A_NODE = 10.0
+_SECONDS_BETWEEN_RANKS = 1.0
+_MOST_SECONDS = 8.0
+"""A refusal is met by both ranks of a pair, and by all ranks where all are refused: one is enough to say so."""
+
+
+class SpeakingLibrary(ResettableLog, Protocol):
+    """What of the NCCL library is needed here."""
+
+    @property
+    def error(self) -> type[Exception]:
+        """What is raised when a call of NCCL's fails."""
+        ...
+
+    def last_error(self) -> str:
+        """The text of its last warning."""
+        ...
+
+
+class _Known(NamedTuple):
+    """What a rank tells all others before NCCL begins."""
+
+    identity: RankIdentity
+    facts: RankFacts
+    settings: Mapping[str, str]
+
+
+class Watch:
+    """Watches NCCL on this rank; a context from before NCCL's first call until it is done.
+
+    The first rank of a node reads it meanwhile, in processes of their own. With `strict`, NCCL is told to refuse to go
+    through host memory inside a node, as far as the user has not told it otherwise.
+    """
+
+    def __init__(self, group: Group, identity: RankIdentity, *, strict: bool) -> None:
+        self._group = group
+        self._strict = strict
+        self._settings = nccl_settings(os.environ)
+        self._facts = read_rank_facts(identity.rank, identity.node, identity.local_rank, recorded_settings(os.environ))
+        self._stack = ExitStack()
+        self._probe = self._stack.enter_context(Probe(dict(os.environ))) if identity.local_rank == 0 else None
+        self._refusals = refusals(self._settings) if strict else {}
+        self._known: list[_Known] = []
+        self._nodes: dict[int, Topology] | None = None
+        self._log: NcclLog | None = None
+
+    def __enter__(self) -> Self:
+        """Tell NCCL to refuse where that was asked for."""
+        os.environ.update(self._refusals)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Everything as it was."""
+        self._stack.close()
+        for name in self._refusals:
+            os.environ.pop(name, None)
+
+    def begin(self, library: SpeakingLibrary, identity: RankIdentity) -> None:
+        """Have NCCL's log come here from its next call, its first, on. `identity` has the GPU now."""
+        self._known = self._group.gather(_Known(identity, self._facts, self._settings))
+        if self._strict:
+            self._nodes = self._topologies(self._group.gather(self._own_snapshot()))
+        ranks_on_node = sum(each.identity.node == identity.node for each in self._known)
+        self._log = self._stack.enter_context(NcclLog(library, self._settings, ranks_on_node))
+
+    def witness(self, request: SweepRequest) -> Witness:
+        """Who watches a sweep, once NCCL has begun."""
+        if self._log is None:
+            raise ValueError("nothing listens before NCCL begins")
+        counters = NvmlCounters([str(self._known[self._group.rank].identity.gpu_bus_id)])
+        self._stack.callback(counters.close)
+        nodes = [each.identity.node for each in self._known]
+        senses = Senses(self._log, counters, self._look_around, nodes, self._strict)
+        return Witness.of(request, self._group, senses)
+
+    @contextmanager
+    def naming_refusals(self, library: SpeakingLibrary) -> Iterator[None]:
+        """Turn NCCL's word that it has no path between two ranks into an error that says which, and why.
+
+        Raises:
+            GpubenchError: with exit code 1 where that was to be found out, else 3.
+        """
+        try:
+            yield
+        except library.error as error:
+            warnings = () if self._log is None else self._log.warnings()
+            refusal = self._refusal((library.last_error(), *warnings))
+            if refusal is None:
+                raise
+            time.sleep(min(self._group.rank * _SECONDS_BETWEEN_RANKS, _MOST_SECONDS))
+            raise refusal from error
+
+    def _refusal(self, texts: Iterable[str]) -> GpubenchError | None:
+        remarks = (parse_remark(text.encode()) for text in texts)
+        found = next((each for each in remarks if each is not None and each.kind is RemarkKind.NO_TRANSPORT), None)
+        if found is None or not all(found.about):
+            return None
+        pair = int(found.about[0]), int(found.about[1])
+        cause = first_cause({pair: ()}, self._circumstances(self._nodes or {}))
+        error = no_direct_path if self._strict else no_path
+        return error(" → ".join(f"rank {rank}" for rank in pair), found.text, cause.seen, cause.advice)
+
+    def _look_around(self) -> Circumstances | None:
+        if self._nodes is None:
+            collected = self._group.collect(self._own_snapshot())
+            if collected is None:
+                return None
+            self._nodes = self._topologies(collected)
+        return self._circumstances(self._nodes)
+
+    def _own_snapshot(self) -> Snapshot | None:
+        return None if self._probe is None else self._probe.snapshot(_SECONDS_TO_READ_A_NODE)
+
+    def _topologies(self, snapshots: Sequence[Snapshot | None]) -> dict[int, Topology]:
+        return {
+            known.identity.node: Topology(snapshot)
+            for known, snapshot in zip(self._known, snapshots, strict=True)
+            if snapshot is not None
+        }
+
+    def _circumstances(self, nodes: Mapping[int, Topology]) -> Circumstances:
+        facts = [each.facts for each in self._known]
+        settings = users_settings(facts, [each.settings for each in self._known])
+        wiring = Wiring([each.identity for each in self._known], nodes)
+        return Circumstances(wiring=wiring, facts=facts, settings=settings)

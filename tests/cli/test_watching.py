@@ -1,0 +1,145 @@
+"""What a rank sets up around NCCL: what it sets is taken back, and what NCCL refuses is named."""
+
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gpubench.cli import watching
+from gpubench.cli.watching import Watch
+from gpubench.collectives.allreduce import ALLREDUCE
+from gpubench.errors import CouldNotMeasureError, GpubenchError, RefusedPathError
+from gpubench.hardware.alone import AloneGroup
+from gpubench.hardware.simulated.machine import parse_machine, snapshots
+from gpubench.model.report import RankIdentity
+from gpubench.ports import Counted
+from tests.fakes.ranks import ThreadGroup, run_ranks
+from tests.measure.test_collective import request_for
+
+H200S = snapshots(parse_machine("hgx-h200-4"), [])[0]
+REFUSALS = ("NCCL_SHM_DISABLE", "NCCL_NET_DISABLE_INTRA")
+
+
+class NcclError(Exception):
+    pass
+
+
+class Library:
+    can_reset_log = True
+    error = NcclError
+
+    def __init__(self, warning: str = "") -> None:
+        self.warning = warning
+        self.resets = 0
+
+    def reset_log(self) -> None:
+        self.resets += 1
+
+    def last_error(self) -> str:
+        return self.warning
+
+
+class Probe:
+    ended = 0
+
+    def __init__(self, _environment: object) -> None:
+        pass
+
+    def __enter__(self) -> "Probe":
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        Probe.ended += 1
+
+    def snapshot(self, timeout_s: float) -> Any:
+        assert timeout_s > 0
+        return H200S
+
+
+@pytest.fixture(autouse=True)
+def _no_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("NCCL_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(watching, "Probe", Probe)
+    monkeypatch.setattr(
+        watching, "NvmlCounters", lambda _bus_ids: SimpleNamespace(read=lambda _gpu: Counted(), close=lambda: None)
+    )
+    monkeypatch.setattr(watching, "_SECONDS_BETWEEN_RANKS", 0.0)
+
+
+def identity(rank: int) -> RankIdentity:
+    return RankIdentity(
+        rank=rank, host="n0", node=0, local_rank=rank, pid=1, gpu_index=rank, gpu_bus_id=H200S.gpus[rank].bus_id
+    )
+
+
+def test_what_was_set_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_ALGO", "Ring")
+    before = dict(os.environ)
+    library, group = Library(), AloneGroup()
+    with Watch(group, identity(0), strict=False) as watch:
+        assert dict(os.environ) == before
+        with pytest.raises(ValueError, match="nothing listens"):
+            watch.witness(request_for(ALLREDUCE))
+        watch.begin(library, identity(0))
+        assert os.environ["NCCL_DEBUG"] == "INFO"
+        assert not set(REFUSALS) & set(os.environ)
+        witness = watch.witness(request_for(ALLREDUCE))
+        witness.look_around()
+        around = witness.senses.surroundings()
+        assert around is not None
+        assert around.settings == {"NCCL_ALGO": ("Ring",)}
+        assert len(around.wiring.nodes) == 1
+    assert dict(os.environ) == before
+    assert library.resets == 1
+    assert Probe.ended > 0
+
+
+def test_strict_takes_the_ways_through_host_memory_away_but_what_the_user_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_SHM_DISABLE", "0")
+    with Watch(AloneGroup(), identity(0), strict=True) as watch:
+        assert [os.environ.get(name) for name in REFUSALS] == ["0", "1"]
+        watch.begin(Library(), identity(0))
+        around = watch.witness(request_for(ALLREDUCE)).senses.surroundings()
+        assert around is not None
+        assert around.settings == {"NCCL_SHM_DISABLE": ("0",)}
+    assert [os.environ.get(name) for name in REFUSALS] == ["0", None]
+
+
+def refused(warning: str, *, strict: bool) -> GpubenchError:
+    """The error of the last of two ranks that NCCL refuses."""
+
+    def body(group: ThreadGroup) -> GpubenchError:
+        library = Library(warning)
+        with Watch(group, identity(group.rank), strict=strict) as watch:
+            watch.begin(library, identity(group.rank))
+            with pytest.raises(GpubenchError) as caught, watch.naming_refusals(library):
+                raise NcclError("unhandled system error")
+            group.barrier()
+        return caught.value
+
+    return run_ranks(2, body)[1]
+
+
+def test_a_refusal_names_pair_and_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
+    warning = "No transport found for rank 0[60] -> rank 1[70]"
+    asked_for = refused(warning, strict=True)
+    assert isinstance(asked_for, RefusedPathError)
+    assert asked_for.exit_code == 1
+    assert "rank 0 → rank 1" in asked_for.seen
+    assert asked_for.reason == "NCCL_P2P_DISABLE=1 in the environment"
+    assert asked_for.next_step == "unset NCCL_P2P_DISABLE"
+    broken = refused(warning, strict=False)
+    assert isinstance(broken, CouldNotMeasureError)
+    assert broken.exit_code == 3
+
+
+@pytest.mark.parametrize("warning", ["", "Cuda failure 'out of memory'", "No transport found"])
+def test_other_errors_stay_what_they_are(warning: str) -> None:
+    library = Library(warning)
+    with Watch(AloneGroup(), identity(0), strict=True) as watch:
+        watch.begin(library, identity(0))
+        with pytest.raises(NcclError, match="unhandled"), watch.naming_refusals(library):
+            raise NcclError("unhandled system error")

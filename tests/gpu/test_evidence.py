@@ -1,0 +1,183 @@
+"""On four real GPUs joined by NVLinks: every way off them that can be provoked is found, with pairs and cause."""
+
+import csv
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from gpubench.hardware.nvml import read_driver
+from tests.cli.running import MPI_ENVIRONMENT, ROOT, environment, gpubench, mpirun_command
+
+DRIVER = read_driver(os.environ)
+RANKS = 4
+RING = {(0, 1), (1, 2), (2, 3), (3, 0)}
+CHAIN = {(0, 1), (1, 0), (1, 2), (2, 1), (2, 3), (3, 2)}
+SIZES = ("--sizes", "1K,64M,256M")
+JSON = ("--format", "json")
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.mpi,
+    pytest.mark.skipif(DRIVER.visible < RANKS, reason="needs four GPUs"),
+]
+
+Document = dict[str, Any]
+
+
+def measured(*arguments: str, **variables: str) -> tuple[Document, str]:
+    """What a collective that launched itself found, and what it said on stderr."""
+    result = gpubench("allreduce", *SIZES, "--np", str(RANKS), *JSON, *arguments, env=environment(**variables))
+    assert result.returncode == 0, result.stderr
+    document: Document = json.loads(result.stdout)
+    return document, result.stderr
+
+
+def under_mpirun(script: str, *mpirun_arguments: str, arguments: Sequence[str] = JSON) -> tuple[Document, str]:
+    """The same where each rank is started by a line of shell; `$GPUBENCH` is the command."""
+    words = [sys.executable, "-m", "gpubench", "allreduce", *SIZES, *arguments]
+    command = [mpirun_command(1)[0], *mpirun_arguments, "-n", str(RANKS), "bash", "-c", script]
+    result = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=110, cwd=ROOT,
+        env=environment(**{name: value for name, value in MPI_ENVIRONMENT.items() if name != "OMPI_MCA_btl"})
+        | {"GPUBENCH": " ".join(words)},
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout + result.stderr
+    document: Document = json.loads(result.stdout[result.stdout.index("{\n") :])
+    return document, result.stderr
+
+
+def pairs(row: Document) -> set[tuple[int, int]]:
+    found = (pair.split(" → ") for pair in row["pairs"])
+    return {(int(source), int(destination)) for source, destination in found}
+
+
+def staged(document: Document) -> Document:
+    """The one line of the verdict, of a job that is staged throughout."""
+    (row,) = document["fallback"]
+    assert row["conclusion"] == "staged"
+    assert row["times_slower"] > 4
+    assert document["verdict"] == "WARN"
+    assert {each["host_staged"] for each in document["rows"]} == {True}
+    return dict(row)
+
+
+def test_the_plain_run_is_direct_and_proven() -> None:
+    document, said = measured()
+    (row,) = document["fallback"]
+    assert (row["conclusion"], row["confidence"], row["transport"]) == ("direct", "proven", "P2P/CUMEM")
+    assert pairs(row) <= RING | CHAIN
+    assert pairs(row) >= RING
+    assert said.count("fallback: none: all") == 1
+    assert document["verdict"] == "PASS"
+    assert {each["host_staged"] for each in document["rows"]} == {False}
+    assert all(each["algorithm"] and each["protocol"] and each["channels"] for each in document["rows"])
+    assert {each["measurement"] for each in document["evidence"]} == {"present"}
+    assert {each["capability"] for each in document["evidence"]} == {"present"}
+    assert not [name for name in document["metadata"]["environment"] if name.startswith("NCCL_DEBUG")]
+
+
+def test_peer_access_switched_off_goes_through_shared_memory() -> None:
+    document, said = measured(NCCL_P2P_DISABLE="1")
+    row = staged(document)
+    assert row["transport"] == "SHM/direct"
+    assert row["cause_seen"] == "NCCL_P2P_DISABLE=1 in the environment"
+    assert pairs(row) >= RING
+    assert row["confidence"] == "proven"
+    assert {each["measurement"] for each in document["evidence"]} == {"contradicting"}
+    assert "HOST-STAGED" in said
+
+
+def test_shared_memory_switched_off_too_goes_through_sockets() -> None:
+    document, _ = measured(NCCL_P2P_DISABLE="1", NCCL_SHM_DISABLE="1")
+    row = staged(document)
+    assert row["transport"].startswith("NET/Socket/")
+    assert row["cause_seen"] == "NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1 in the environment"
+    assert row["times_slower"] > 20
+    assert pairs(row) >= RING
+
+
+def test_two_emulated_nodes_are_staged_between_them_alone() -> None:
+    document, _ = under_mpirun("NCCL_HOSTID=node$((OMPI_COMM_WORLD_RANK/2)) exec $GPUBENCH")
+    by_conclusion = {row["conclusion"]: row for row in document["fallback"]}
+    between, inside = by_conclusion["staged"], by_conclusion["direct"]
+    assert all(source // 2 != destination // 2 for source, destination in pairs(between))
+    assert all(source // 2 == destination // 2 for source, destination in pairs(inside))
+    assert between["transport"].startswith("NET/Socket/")
+    assert "NCCL_HOSTID=node0" in between["cause_seen"]
+    assert inside["transport"] == "P2P/CUMEM"
+
+
+@pytest.mark.skipif(os.getuid() != 0 or shutil.which("unshare") is None, reason="unshare -m needs root")
+def test_a_dev_shm_of_each_ranks_own_goes_through_sockets_with_no_setting_to_blame() -> None:
+    script = "exec unshare -m bash -c 'mount -t tmpfs tmpfs /dev/shm && exec $GPUBENCH'"
+    document, _ = under_mpirun(script, "--mca", "btl", "tcp,self")
+    row = staged(document)
+    assert row["transport"].startswith("NET/Socket/")
+    assert row["cause"] == "shm-not-shared"
+    assert row["times_slower"] > 20
+    assert pairs(row) >= RING
+
+
+def test_one_visible_gpu_a_rank_is_direct() -> None:
+    document, _ = under_mpirun("CUDA_VISIBLE_DEVICES=$OMPI_COMM_WORLD_LOCAL_RANK exec $GPUBENCH")
+    (row,) = document["fallback"]
+    assert (row["conclusion"], row["transport"]) == ("direct", "P2P/CUMEM")
+    assert pairs(row) >= RING
+
+
+@pytest.mark.parametrize(("algorithm", "expected"), [("Ring", RING), ("Tree", CHAIN)])
+def test_a_forced_algorithm_runs_over_its_own_pairs(algorithm: str, expected: set[tuple[int, int]]) -> None:
+    document, _ = measured(NCCL_ALGO=algorithm)
+    assert {row["algorithm"] for row in document["rows"]} == {algorithm.upper()}
+    (row,) = document["fallback"]
+    assert (row["conclusion"], pairs(row)) == ("direct", expected)
+
+
+@pytest.mark.parametrize("collective", ["alltoall", "sendrecv", "broadcast", "reducescatter"])
+def test_other_collectives_are_direct(collective: str) -> None:
+    result = gpubench(collective, *SIZES, "--np", str(RANKS), *JSON)
+    assert result.returncode == 0, result.stderr
+    document = json.loads(result.stdout)
+    assert {row["conclusion"] for row in document["fallback"]} == {"direct"}
+    assert {row["host_staged"] for row in document["rows"]} == {False}
+
+
+def test_strict_passes_what_is_direct_and_has_nccl_refuse_what_is_not() -> None:
+    plain = gpubench("allreduce", *SIZES, "--np", str(RANKS), "--strict")
+    assert plain.returncode == 0, plain.stdout + plain.stderr
+    refused = gpubench("allreduce", *SIZES, "--np", str(RANKS), "--strict", env=environment(NCCL_P2P_DISABLE="1"))
+    assert refused.returncode == 1
+    assert refused.stderr.count("NCCL refuses to go through host memory: rank ") == 1
+    assert "NCCL_P2P_DISABLE=1 in the environment" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    allowed = environment(NCCL_P2P_DISABLE="1", NCCL_SHM_DISABLE="0")
+    judged = gpubench("allreduce", *SIZES, "--np", str(RANKS), "--strict", env=allowed)
+    assert judged.returncode == 1
+    assert "FAIL host-staged" in judged.stdout
+
+
+def test_no_evidence_is_nothing() -> None:
+    document, said = measured("--no-evidence")
+    assert document["evidence"] == []
+    assert {(row["transport"], row["algorithm"], row["host_staged"]) for row in document["rows"]} == {(None,) * 3}
+    assert "fallback: not known: --no-evidence" in said
+
+
+@pytest.mark.parametrize("level", ["INFO", "WARN"])
+def test_what_a_user_asks_of_nccls_log_still_reaches_him(level: str) -> None:
+    result = gpubench(
+        "allreduce", "--sizes", "1K", "--np", str(RANKS), "--format", "csv",
+        env=environment(NCCL_DEBUG=level),
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert "NCCL version" in result.stderr
+    assert (" via P2P/CUMEM" in result.stderr) == (level == "INFO")
+    assert "fallback: none" in result.stderr
+    assert {row["transport"] for row in csv.DictReader(io.StringIO(result.stdout))} == {"P2P/CUMEM"}

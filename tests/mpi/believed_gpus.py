@@ -1,0 +1,131 @@
+"""Four H200s that a rank believes in: what is asked of driver, CUDA and NCCL is answered from logs and a simulation."""
+
+import os
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+from gpubench.cli import alone, job, watching
+from gpubench.hardware.host import HostBackend
+from gpubench.hardware.nvml import Driver
+from gpubench.hardware.simulated.machine import parse_machine, snapshots
+from gpubench.model.report import RankIdentity
+from gpubench.ports import Counted, Group, Launch
+from tests.fakes.library_log import recorded
+from tests.fakes.nccl_log import FakeNcclLog
+
+REFUSED = "refused"
+RANKS = 4
+H200S = snapshots(parse_machine("hgx-h200-4"), [])[0]
+DRIVER = Driver(version="580.159.04", cuda=13000, gpus=RANKS, visible=RANKS)
+
+
+class NcclError(Exception):
+    """As CuPy raises it."""
+
+
+class Library:
+    """An NCCL whose log can be reset."""
+
+    path = "/fake/libnccl.so.2"
+    version = "2.28.9"
+    can_reset_log = True
+    error = NcclError
+
+    def __init__(self, _asked: str | None) -> None:
+        self.log = FakeNcclLog(cast("dict[str, str]", os.environ), 1)
+        self.warning = ""
+
+    def reset_log(self) -> None:
+        self.log.reset_log()
+
+    def last_error(self) -> str:
+        return self.warning
+
+
+class Backend(HostBackend):
+    """MPI on CPU buffers that says it is NCCL, and writes NCCL's log."""
+
+    name = "nccl"
+
+    def __init__(self, group: Any, rank: int, library: Library, _allocator: object) -> None:
+        super().__init__(group, RANKS)
+        self._library = library
+        self._refuses = _LOGS == REFUSED
+        lines = recorded("tuning" if self._refuses else _LOGS, rank)
+        texts = [line.partition(b" NCCL INFO ")[2].decode() for line in lines]
+        connecting = next(number for number, text in enumerate(texts) if " via " in text)
+        self._before, self._first = texts[:connecting], [text for text in texts[connecting:] if " via " in text]
+        self._tunings = [text for text in texts if text.startswith("AllReduce: ") and "-> Algo" in text]
+        for text in self._before:
+            library.log.info("INIT", text)
+
+    def seconds(self, launch: Launch) -> float:
+        if self._refuses:
+            self._library.warning = "No transport found for rank 0[60] -> rank 1[70]"
+            raise NcclError("NCCL_ERROR_SYSTEM_ERROR: unhandled system error")
+        for text in self._first:
+            self._library.log.info("INIT", text)
+        self._first = []
+        if self._tunings:
+            self._library.log.info("TUNING", self._tunings.pop(0))
+        return super().seconds(launch)
+
+
+class Probe:
+    """A node that is read at once."""
+
+    def __init__(self, _environment: object) -> None:
+        pass
+
+    def __enter__(self) -> "Probe":
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        pass
+
+    def snapshot(self, _timeout_s: float) -> Any:
+        return H200S
+
+
+class Counters:
+    """NVLinks that carry what is asked of them; with P2P off, PCIe does."""
+
+    def __init__(self, _bus_ids: Sequence[str]) -> None:
+        self._readings = 0
+
+    def read(self, _gpu: int) -> Counted:
+        self._readings += 1
+        moved = self._readings * 2**27
+        return Counted(0, 0, moved, moved) if _LOGS == "p2p-disabled" else Counted(moved, moved, 0, 0)
+
+    def close(self) -> None:
+        pass
+
+
+def open_gpu(_group: Group, identity: RankIdentity, _ranks: int, _driver: Driver) -> tuple[int, RankIdentity]:
+    gpu = H200S.gpus[identity.rank]
+    found = SimpleNamespace(name=gpu.name, index=gpu.index, bus_id=gpu.bus_id, uuid=gpu.uuid)
+    return identity.rank, job.identify(identity, cast("Any", found))
+
+
+def install(logs: str) -> None:
+    """Put all of this in its place."""
+    global _LOGS
+    _LOGS = logs
+    stubs: dict[Any, dict[str, Any]] = {
+        alone: {"read_driver": lambda _environment: DRIVER, "check_installed": lambda _driver: None},
+        job: {
+            "read_driver": lambda _environment: DRIVER,
+            "open_gpu": open_gpu,
+            "NcclLibrary": Library,
+            "NcclBackend": Backend,
+        },
+        watching: {"Probe": Probe, "NvmlCounters": Counters},
+    }
+    for module, names in stubs.items():
+        for name, stub in names.items():
+            setattr(module, name, stub)
+
+
+_LOGS = ""

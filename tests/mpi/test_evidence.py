@@ -1,0 +1,125 @@
+"""Whole collectives with real ranks that believe in four GPUs: logs are heard and gathered, paths are judged."""
+
+import csv
+import io
+import json
+import os
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jsonschema
+import pytest
+
+from gpubench.model.report import COLLECTIVE_COLUMNS
+from tests.cli.running import ROOT, environment, gpubench, mpirun
+
+if TYPE_CHECKING:
+    from subprocess import CompletedProcess
+
+pytestmark = pytest.mark.mpi
+
+INJECT = Path(__file__).parent / "inject"
+SCHEMA: dict[str, Any] = json.loads(files("gpubench.formats").joinpath("report.schema.json").read_text())
+SWEEP = ("allreduce", "--sizes", "1K,2K,4M", "--iters", "17", "--warmup", "1")
+RING = ["0 → 1", "1 → 2", "2 → 3", "3 → 0"]
+
+
+def believing(logs: str, **changes: str) -> dict[str, str]:
+    """An environment in which ranks have GPUs, and an NCCL that writes these logs."""
+    return environment(PYTHONPATH=f"{INJECT}{os.pathsep}{ROOT}", GPUBENCH_TEST_LOGS=logs, **changes)
+
+
+def document_of(result: "CompletedProcess[str]") -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(result.stdout)
+    jsonschema.validate(document, SCHEMA)
+    return document
+
+
+def test_a_healthy_job_that_launches_itself() -> None:
+    result = gpubench(*SWEEP, "--format", "json", env=believing("tuning"))
+    assert result.returncode == 0, result.stderr
+    assert "gpubench: fallback: none: all 4 pairs direct over P2P/CUMEM (proven)" in result.stderr
+    document = document_of(result)
+    assert document["verdict"] == "PASS"
+    ways = {(row["size_bytes"], row["algorithm"], row["protocol"], row["channels"]) for row in document["rows"]}
+    assert ways == {(1024, "RING", "LL", 1), (2048, "RING", "LL", 1), (2**22, "RING", "LL", 1)}
+    assert {(row["transport"], row["host_staged"]) for row in document["rows"]} == {("P2P/CUMEM", False)}
+    assert {row["measurement"] for row in document["evidence"]} == {"present"}
+    assert [row["pairs"] for row in document["fallback"]] == [RING]
+    assert not [name for name in document["metadata"]["environment"] if name.startswith("NCCL_")]
+    assert document["metadata"]["options"]["evidence"] == "kept"
+
+
+def test_a_staged_job_under_a_users_own_mpirun() -> None:
+    staged = believing("p2p-disabled", NCCL_P2P_DISABLE="1")
+    result = mpirun(4, *SWEEP, "--evidence", "--width", "100", env=staged)
+    assert result.returncode == 0, result.stderr
+    text = " ".join(result.stdout.split())
+    assert "fallback: HOST-STAGED: 0 → 1, 1 → 2, 2 → 3, 3 → 0 through host memory over SHM/direct" in text
+    assert "NCCL_P2P_DISABLE=1 in the environment; unset NCCL_P2P_DISABLE" in text
+    assert "WARN host-staged" in text
+    assert "verdict: WARN" in text
+    assert "rank 0 rank 1 NV18 + - - + SHM/direct" in text
+    assert max(map(len, result.stdout.splitlines())) <= 100
+
+
+def test_csv_is_parseable_and_the_verdict_is_on_stderr() -> None:
+    result = gpubench(*SWEEP, "--format", "csv", env=believing("p2p-disabled", NCCL_P2P_DISABLE="1"))
+    assert result.returncode == 0
+    rows = list(csv.DictReader(io.StringIO(result.stdout)))
+    assert list(rows[0]) == list(COLLECTIVE_COLUMNS)
+    assert {row["host_staged"] for row in rows} == {"true"}
+    assert result.stderr.startswith("gpubench: fallback: HOST-STAGED")
+    section = gpubench(*SWEEP, "--format", "csv", "--section", "fallback", env=believing("tuning"))
+    assert [row["conclusion"] for row in csv.DictReader(io.StringIO(section.stdout))] == ["direct"]
+
+
+def test_strict_judges_paths() -> None:
+    assert gpubench(*SWEEP, "--strict", env=believing("tuning")).returncode == 0
+    staged = gpubench(*SWEEP, "--strict", env=believing("p2p-disabled", NCCL_P2P_DISABLE="1"))
+    assert staged.returncode == 1
+    assert "FAIL host-staged" in staged.stdout
+
+
+@pytest.mark.parametrize("own_mpirun", [False, True])
+def test_what_nccl_refuses_is_one_error_with_the_pair_and_the_cause(own_mpirun: bool) -> None:
+    refused = believing("refused", NCCL_P2P_DISABLE="1")
+    arguments = (*SWEEP, "--strict")
+    result = mpirun(4, *arguments, env=refused) if own_mpirun else gpubench(*arguments, env=refused)
+    said = result.stdout + result.stderr
+    assert result.returncode == 1, said
+    assert said.count("NCCL refuses to go through host memory: rank 0 → rank 1") == 1
+    assert "NCCL_P2P_DISABLE=1 in the environment" in said
+    assert "NCCL_SHM_DISABLE" not in said, "what gpubench itself set is nobody's fault"
+    assert "Traceback" not in said
+    assert own_mpirun or "verdict: FAIL" in said
+
+
+def test_no_evidence_is_nothing_at_all() -> None:
+    result = gpubench(*SWEEP, "--no-evidence", "--format", "json", env=believing("tuning"))
+    document = document_of(result)
+    assert {(row["transport"], row["algorithm"]) for row in document["rows"]} == {(None, None)}
+    assert document["evidence"] == []
+    assert [row["conclusion"] for row in document["fallback"]] == ["unknown"]
+    assert "fallback: not known: --no-evidence" in result.stderr
+    refused = gpubench(*SWEEP, "--no-evidence", "--strict", env=believing("tuning"))
+    assert refused.returncode == 2
+    assert "--strict with --no-evidence" in refused.stderr
+
+
+def test_a_log_that_cannot_be_heard_is_said_so_in_one_line() -> None:
+    deaf = believing("tuning", NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="COLL")
+    result = gpubench("allreduce", "--sizes", "1K", "--format", "json", env=deaf)
+    assert result.returncode == 0, result.stderr
+    document = document_of(result)
+    assert {(row["transport"], row["host_staged"]) for row in document["rows"]} == {(None, None)}
+    line = "NCCL's log was not heard: rank 0: NCCL_DEBUG_SUBSYS=COLL leaves INIT out, which shows connections"
+    assert result.stderr.count(line) == 1
+
+
+def test_the_host_backend_has_no_paths_to_speak_of() -> None:
+    result = gpubench("allreduce", "--backend", "host", "--sizes", "1K", "--format", "json")
+    document = document_of(result)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert (document["evidence"], document["fallback"]) == ([], [])
