@@ -15,9 +15,9 @@ NO_CONNECTIONS = "no-connections"
 
 _MOST_SUBJECTS = 4
 _MOST_NUMBERS = 12
-_LOGS_OF_ALL = (
-    "NCCL_DEBUG=INFO NCCL_DEBUG_FILE=/tmp/nccl.%h.%p.log in every rank's environment; gpubench explain /tmp/nccl.*.log"
-)
+_TO_READ_THEM = "NCCL_DEBUG_FILE=/tmp/nccl.%h.%p.log in every rank's environment; gpubench explain /tmp/nccl.*.log"
+_LOGS_OF_ALL = f"NCCL_DEBUG=INFO {_TO_READ_THEM}"
+_CONNECTIONS_TOO = f"NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,GRAPH,ENV,NET,TUNING {_TO_READ_THEM}"
 _DIRECT = {Scope.INSIDE: "peer access (P2P)", Scope.ACROSS: "RDMA into GPU memory (GDRDMA)", Scope.UNKNOWN: "P2P"}
 _WITH_CONNECTIONS = ("RING", "TREE", "COLLNET_DIRECT", "COLLNET_CHAIN", "PAT")
 
@@ -57,7 +57,7 @@ def _not_known(facts: LogFacts, summary: JobSummary, logs: Sequence[str]) -> Ite
         yield _error(
             "lines-unreadable",
             _listed(logs),
-            f"{facts.unreadable} lines of connections that are cut off or garbled",
+            f"{_count(facts.unreadable, 'line')} of connections, cut off or garbled",
             "whole lines",
             "processes that write into one file at a time, or a log that ends in the middle",
             _LOGS_OF_ALL,
@@ -66,15 +66,16 @@ def _not_known(facts: LogFacts, summary: JobSummary, logs: Sequence[str]) -> Ite
 
 def _no_connections(facts: LogFacts, logs: Sequence[str]) -> Finding:
     if not facts.nccl_lines:
-        seen, cause = f"{facts.lines} lines, none of them NCCL's", "NCCL logs nothing unless it is asked to"
+        seen, cause = f"{_count(facts.lines, 'line')}, none of them NCCL's", "NCCL logs nothing unless it is asked to"
     elif not facts.communicators:
-        seen = f"{facts.nccl_lines} lines of NCCL's, none of a connection"
+        seen = f"{_count(facts.nccl_lines, 'line')} of NCCL's, none of a connection"
         cause = "NCCL_DEBUG was VERSION or WARN, NCCL_DEBUG_SUBSYS left INIT out, or the job ended too early"
     else:
         seen = f"{_count(len(facts.communicators), 'communicator')}, none of them connected"
         cause = "NCCL connects ranks when they first communicate, and the job did not get there; or there is one rank"
-    next_step = f"run it with NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,GRAPH,ENV,NET,TUNING: {_LOGS_OF_ALL}"
-    return _error(NO_CONNECTIONS, _listed(logs), seen, "lines of connections: ... via P2P/CUMEM", cause, next_step)
+    return _error(
+        NO_CONNECTIONS, _listed(logs), seen, "lines of connections: ... via P2P/CUMEM", cause, _CONNECTIONS_TOO
+    )
 
 
 def _unknown_transports(parts: Sequence[Part]) -> Iterator[Finding]:

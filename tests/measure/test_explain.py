@@ -244,7 +244,7 @@ def test_unreadable_lines_are_an_error() -> None:
     [
         ("", "0 lines, none of them NCCL's"),
         ("hello\nworld\n", "2 lines, none of them NCCL's"),
-        ("vm:1:1 [0] NCCL INFO Bootstrap: Using eth0\n", "1 lines of NCCL's, none of a connection"),
+        ("vm:1:1 [0] NCCL INFO Bootstrap: Using eth0\n", "1 line of NCCL's, none of a connection"),
         (
             f"{Job(ranks=1).head(0)}{Job(ranks=1).communicator(0, 'Init COMPLETE')}\n",
             "1 communicator, none of them connected",
