@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from gpubench.causes.cause import Explanation
 from gpubench.measure.explain_pairs import Scope
 from gpubench.measure.explain_summary import Examples, JobSummary, Part, StagedPaths
+from gpubench.model.explain_rows import either
 from gpubench.model.nccl_log import Communicator, LogFacts
 from gpubench.model.units import compress_names
 from gpubench.model.verdict import Finding, Verdict
@@ -154,8 +155,8 @@ def _error(id_: str, subject: str, seen: str, expected: str, cause: str, next_co
 def name_of(communicator: Communicator) -> str:
     """A communicator as people tell it from others."""
     if communicator.id is None:
-        either = " or ".join(communicator.candidates)
-        return f"communicator {either}" if either else "a communicator without a name"
+        named = either(communicator.candidates)
+        return f"communicator {named}" if named else "a communicator without a name"
     return f"communicator {communicator.id}"
 
 
