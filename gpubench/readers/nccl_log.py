@@ -4,11 +4,11 @@ A log of gigabytes is mostly lines that say nothing new; each is looked at only 
 """
 
 import re
-from typing import BinaryIO
+from typing import Protocol
 
-from gpubench.model.connections import channel_step
+from gpubench.model.connections import Row, channel_step
 from gpubench.model.nccl_log import LogFacts
-from gpubench.readers.nccl_attribution import Attribution
+from gpubench.readers.nccl_attribution import ARROW, Attribution
 from gpubench.readers.nccl_groups import communicators
 from gpubench.readers.nccl_lines import parse_channel, parse_head
 from gpubench.readers.nccl_notes import Notes, may_be_noted
@@ -37,19 +37,38 @@ _LONGEST_NAME = 50
 _SIZE = b" Bytes -> "
 
 
+class Readable(Protocol):
+    """A binary stream."""
+
+    def read(self, size: int, /) -> bytes:
+        """At most that many bytes, none at its end."""
+        ...
+
+
 class NcclLogReader:
     """Reads the logs of a job, line by line or as streams, in any order; `facts` is what they say together."""
 
     def __init__(self) -> None:
         self._attribution = Attribution()
         self._threads: dict[bytes, Thread] = {}
+        self._rows: dict[bytes, dict[bytes, Row]] = {}
         self._channels: dict[bytes, int] = {}
         self._notes = Notes()
         self._lines = 0
         self._other_lines = 0
         self._unreadable = 0
 
-    def read(self, stream: BinaryIO) -> None:
+    @property
+    def lines(self) -> int:
+        """How many lines were read."""
+        return self._lines
+
+    @property
+    def nccl_lines(self) -> int:
+        """How many of them are NCCL's."""
+        return self._lines - self._other_lines
+
+    def read(self, stream: Readable) -> None:
         """Read a stream to its end. Its last line, where it has no end, may have been cut off."""
         rest = b""
         while block := stream.read(_BLOCK_BYTES):
@@ -78,34 +97,38 @@ class NcclLogReader:
             remarks=notes.remarks(),
             paths=dict(notes.paths),
             warnings=dict(notes.warnings),
-            lines=self._lines,
-            nccl_lines=self._lines - self._other_lines,
+            lines=self.lines,
+            nccl_lines=self.nccl_lines,
             unreadable=self._unreadable,
         )
 
     def _read_lines(self, block: bytes) -> None:
-        """Take whole lines: most only name another channel, or another peer, of what is known."""
-        target_of, passed, threads = self._attribution.target, self._attribution.passed, self._threads
-        channels, take = self._channels, self._take
+        """Take whole lines: most are connections whose parts were all met before, in this pair or in others."""
         lines = _cleaned(block).split(b"\n")[:-1]
         self._lines += len(lines)
+        ends, ranks, passed = self._attribution.ends, self._attribution.ranks, self._attribution.passed
+        rows_of, channels, nothing = self._rows, self._channels, self._attribution.bundles.nothing
         for line in lines:
             head, found, rest = line.partition(_CHANNEL)
             if found:
                 channel, _, text = rest.partition(b" : ")
+                left, _, right = text.partition(ARROW)
                 try:
-                    thread, step = threads[head], channels[channel]
+                    peer, kind, received = ends[right]
+                    if received:
+                        row, peer = rows_of[head][right], ranks[left]
+                    else:
+                        row = rows_of[head][left]
+                    step = kind + channels[channel]
                 except KeyError:
                     pass
                 else:
-                    target = thread.targets.get(text) or target_of(thread, text)
-                    if target is not None:
-                        row, peer, kind = target
-                        row[peer] = row[peer][kind + step]
+                    if peer < row.size:
+                        row[peer] = row.get(peer, nothing)[step]
                         continue
             holds = passed.get(line)
             if holds is None or not holds[0]:
-                take(line)
+                self._take(line)
 
     def _take(self, line: bytes) -> None:
         """Take a line that was not met before; in long logs most are operations, and what NCCL runs them with."""
@@ -113,8 +136,9 @@ class NcclLogReader:
         thread = self._threads.get(head)
         if thread is None:
             self._take_any(line)
-        elif message not in thread.tuned:
-            start = message.find(_HANDLE, 0 if _OPERATION in message[:_LONGEST_NAME] else _LONGEST_LINE)
+        elif line not in thread.tuned:
+            operation = message.find(_OPERATION, 0, _LONGEST_NAME)
+            start = -1 if operation < 0 else message.find(_HANDLE, operation)
             if start >= 0 and b" NCCL " not in message:
                 start += len(_HANDLE) - 2
                 self._attribution.use(thread, message[start : message.find(b" ", start)])
@@ -160,8 +184,10 @@ class NcclLogReader:
         if thread is None and (source := parse_head(head)):
             if len(self._threads) >= _MOST_CACHED:
                 self._threads.clear()
+                self._rows.clear()
             source = self._attribution.without_text(source) if behind_text else source
             thread = self._threads[head] = self._attribution.thread(source)
+            self._rows[head] = thread.rows
         return thread
 
     def _info(self, thread: Thread, message: bytes, line: bytes, *, cut: bool = False) -> None:
