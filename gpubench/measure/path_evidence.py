@@ -1,13 +1,13 @@
 """What a sweep has found out about paths: all four kinds of evidence for every pair that it used, and the verdict."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpubench.measure.counting import Traffic
 from gpubench.measure.hearing import Heard, shared
 from gpubench.model.evidence import Evidence, PathEvidence, State
 from gpubench.model.evidence_rows import EVIDENCE_SECTION, FALLBACK_SECTION, EvidenceRow, FallbackRow
-from gpubench.model.fallback import End, KnownPath, evidence_row, fallback_rows, findings, unknown_row
+from gpubench.model.fallback import End, KnownPath, evidence_rows, fallback_rows, findings, unknown_row
 from gpubench.model.link_evidence import Flow, Speed, measured
 from gpubench.model.p2p import Carried
 from gpubench.model.report import CollectiveRow, Origin, RankIdentity, Section, Table
@@ -62,8 +62,9 @@ def conclude(
     """The verdict on all paths. `due` are each rank's sent and received bytes for a byte of the size, at least."""
     paths = _Paths(heard, seen, around, due).known()
     rows = fallback_rows(paths, Origin.MEASURED, lambda members: _cause(members, around), _unheard(heard))
-    evidence = [evidence_row(path, Origin.MEASURED) for path in paths]
-    return Outcome(_sections(evidence, rows), findings(rows, strict=strict))
+    if rows and heard.no_tuning and not heard.silence:
+        rows[0] = replace(rows[0], how=f"{rows[0].how}; no algorithms: {heard.no_tuning}")
+    return Outcome(_sections(evidence_rows(paths, Origin.MEASURED), rows), findings(rows, strict=strict))
 
 
 def unwatched(why: str) -> dict[str, Section]:
@@ -88,8 +89,7 @@ def simulated(staged: Sequence[Pair], wiring: Wiring, source: str, *, strict: bo
     ]
     cause = Cause("simulated", source, "leave the fault out")
     rows = fallback_rows(paths, Origin.SIMULATED, lambda _members: cause)
-    evidence = [evidence_row(path, Origin.SIMULATED) for path in paths]
-    return Outcome(_sections(evidence, rows), findings(rows, strict=strict))
+    return Outcome(_sections(evidence_rows(paths, Origin.SIMULATED), rows), findings(rows, strict=strict))
 
 
 def _sections(evidence: Sequence[EvidenceRow], fallback: Sequence[FallbackRow]) -> dict[str, Section]:
