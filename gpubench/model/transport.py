@@ -40,6 +40,11 @@ class Transport:
         return self.kind is not TransportKind.P2P and not self.gdr
 
     @property
+    def family(self) -> str:
+        """The name without the NIC's number: 'NET/IB/GDRDMA'."""
+        return self.name if self.network is None else _NIC.sub("", self.name)
+
+    @property
     def network(self) -> str | None:
         """The name of the network that carries it ('IB', 'Socket', 'AWS Libfabric'); None where none does."""
         if self.kind not in (TransportKind.NET, TransportKind.COLLNET):
@@ -47,6 +52,7 @@ class Transport:
         return _NETWORK.sub("", self.name)
 
 
+_NIC = re.compile(r"/-?\d+(?=/GDRDMA$|$)", re.ASCII)
 _NETWORK = re.compile(r"^(?:NET|COLLNET)/|/-?\d+(?:/GDRDMA)?$", re.ASCII)
 _NET = re.compile(
     r"(?P<net>(?:COLL)?NET/[^/]+/-?\d{1,9})(?:\((?P<proxy>\d{1,9})\))?(?P<gdr>/GDRDMA(?P<pci>\(PCI\))?)?(?P<shared>/Shared)?",
@@ -149,8 +155,16 @@ class Way:
     @property
     def name(self) -> str:
         """The transport's name, and the receiver's where it says another: 'NET/IB/0/GDRDMA, received NET/IB/0'."""
-        other = None if self.received is None or self.sent is None else self.received.name
-        return self.transport.name + ("" if other in (None, self.transport.name) else f", received {other}")
+        return _both(self.transport.name, (self.received or self.transport).name)
+
+    @property
+    def family(self) -> str:
+        """The same without the NICs' numbers: 'NET/IB/GDRDMA, received NET/IB'."""
+        return _both(self.transport.family, (self.received or self.transport).family)
+
+
+def _both(sent: str, received: str) -> str:
+    return sent if sent == received else f"{sent}, received {received}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ A log of gigabytes is mostly lines that say nothing new; each is looked at only 
 """
 
 import re
-from typing import BinaryIO
+from typing import Protocol
 
 from gpubench.model.connections import channel_step
 from gpubench.model.nccl_log import LogFacts
@@ -37,6 +37,14 @@ _LONGEST_NAME = 50
 _SIZE = b" Bytes -> "
 
 
+class Readable(Protocol):
+    """A binary stream."""
+
+    def read(self, size: int, /) -> bytes:
+        """At most that many bytes, none at its end."""
+        ...
+
+
 class NcclLogReader:
     """Reads the logs of a job, line by line or as streams, in any order; `facts` is what they say together."""
 
@@ -49,7 +57,17 @@ class NcclLogReader:
         self._other_lines = 0
         self._unreadable = 0
 
-    def read(self, stream: BinaryIO) -> None:
+    @property
+    def lines(self) -> int:
+        """How many lines were read."""
+        return self._lines
+
+    @property
+    def nccl_lines(self) -> int:
+        """How many of them are NCCL's."""
+        return self._lines - self._other_lines
+
+    def read(self, stream: Readable) -> None:
         """Read a stream to its end. Its last line, where it has no end, may have been cut off."""
         rest = b""
         while block := stream.read(_BLOCK_BYTES):
@@ -78,8 +96,8 @@ class NcclLogReader:
             remarks=notes.remarks(),
             paths=dict(notes.paths),
             warnings=dict(notes.warnings),
-            lines=self._lines,
-            nccl_lines=self._lines - self._other_lines,
+            lines=self.lines,
+            nccl_lines=self.nccl_lines,
             unreadable=self._unreadable,
         )
 

@@ -18,7 +18,10 @@ _MOST_OWNERS = 1024
 
 
 class Membership:
-    """A rank of a communicator, as its own process sees it. `key` is what its communicator is told by, or None."""
+    """A rank of a communicator, as its own process sees it. `key` is what its communicator is told by, or None.
+
+    `tuned` are messages that say with what operations run, and that were taken.
+    """
 
     def __init__(self, process: "Process", line: CommunicatorLine, bundles: Bundles) -> None:
         self.process = process
@@ -33,6 +36,7 @@ class Membership:
         self.alive = True
         self.row = Row(bundles, line.size)
         self.tunings: dict[Tuning, None] = {}
+        self.tuned: set[bytes] = set()
         self.claims: dict[int, str] = {}
 
     def is_another_than(self, line: CommunicatorLine, key: str | None) -> bool:
@@ -132,8 +136,8 @@ class Thread:
     """One thread: the communicator that it initialises or named last, and lines that came before any was named.
 
     What follows is for speed, and forgotten when communicators change: where texts of connections lead; whose a
-    connection is, by the text of the writer's end; tuning lines that were taken, which need no second look as long as
-    `holds` has True in it.
+    connection is, by the text of the writer's end; tuning lines that were taken of the communicator at hand, which
+    need no second look as long as `holds` has True in it.
     """
 
     process: Process
@@ -148,7 +152,7 @@ class Thread:
         """Communicators changed: look again."""
         self.targets.clear()
         self.owners.clear()
-        self.tuned.clear()
+        self.tuned = self.current.tuned if self.current is not None and self.current.rank == 0 else set()
         self.holds[0] = False
         self.holds = [True]
 

@@ -1,0 +1,176 @@
+"""Every pair of a job's log judged: direct, through host memory and why, or not known."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from gpubench.causes import CAUSES
+from gpubench.causes.cause import Explanation, Note, Staged, Teller, explain
+from gpubench.model.nccl_log import Communicator, LogFacts, Member, Remark, RemarkKind
+from gpubench.model.transport import TransportKind, Way
+from gpubench.model.verdict import Verdict
+
+BY_DESIGN = "by-design"
+
+_ABOUT_TWO_INDICES = (RemarkKind.DRIVER_REFUSED, RemarkKind.NVLINK_REFUSED)
+_ABOUT_TWO_BUS_IDS = (RemarkKind.PEER_ACCESS_REFUSED, RemarkKind.PEER_QUERY_FAILED)
+_ABOUT_A_BUS_ID = (RemarkKind.GDR_FAR, RemarkKind.GDR_NEAR)
+_ABOUT_DEVICES = (*_ABOUT_TWO_INDICES, *_ABOUT_TWO_BUS_IDS, *_ABOUT_A_BUS_ID)
+
+
+class Scope(StrEnum):
+    """Whether two ranks run on one machine."""
+
+    INSIDE = "node"
+    ACROSS = "network"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """The channels of a pair that travel alike: the verdict, and what explains it where they are staged."""
+
+    way: Way
+    family: str
+    verdict: Verdict
+    explanation: Explanation | None = None
+
+
+class JudgedPair(NamedTuple):
+    """A pair with all its ways, which are one object for all pairs of which the same is to be said."""
+
+    src: int
+    dst: int
+    scope: Scope
+    ways: tuple[Judged, ...]
+
+
+class Judge:
+    """Judges pairs; what is alike is judged once, for a job of a thousand ranks has a million pairs."""
+
+    def __init__(self, facts: LogFacts) -> None:
+        self._facts = facts
+        self._tellers = _tellers(facts)
+        self._about = _about_devices(facts.remarks)
+        self._rdma = any(remark.kind is RemarkKind.RDMA_DEVICES for remark in facts.remarks)
+        self._gpus: dict[str, set[str]] = {}
+        for host, source, _ in facts.paths:
+            self._gpus.setdefault(host, set()).add(source)
+        self._explained: dict[Staged, Explanation] = {}
+
+    def pairs(self, communicator: Communicator) -> Iterator[JudgedPair]:
+        """All pairs of a communicator, ordered by ranks."""
+        members = {member.rank: member for member in communicator.members}
+        kinds = {rank: self._kind(member) for rank, member in members.items()}
+        known: dict[object, tuple[Judged, ...]] = {}
+        for src, dst, ways in communicator.connections.pairs():
+            one, other = members.get(src), members.get(dst)
+            scope = _scope(one, other)
+            key: object = id(ways)
+            if key not in known:
+                same_host = one is not None and other is not None and one.host == other.host
+                key = key, scope, same_host, kinds.get(src), kinds.get(dst)
+            judged = known.get(key)
+            if judged is None:
+                judged = tuple(self._judged(way, ways, one, other) for way in ways)
+                if all(each.explanation is None for each in judged):
+                    known[id(ways)] = judged
+                elif scope is not Scope.INSIDE:
+                    known[key] = judged
+            yield JudgedPair(src, dst, scope, judged)
+
+    def _kind(self, member: Member) -> object:
+        """What the judgement of a path to another machine depends on."""
+        about = member.bus_id if member.bus_id in self._about else None
+        return about, id(self._tellers.get(member.process))
+
+    def _judged(self, way: Way, ways: tuple[Way, ...], one: Member | None, other: Member | None) -> Judged:
+        if way.host_staged is None:
+            return Judged(way, way.family, Verdict.ERROR)
+        if not way.host_staged:
+            return Judged(way, way.family, Verdict.PASS)
+        staged = self._staged(ways, one, other)
+        if staged not in self._explained:
+            self._explained[staged] = explain(CAUSES, staged)
+        found = self._explained[staged]
+        return Judged(way, way.family, Verdict.SKIP if found.id == BY_DESIGN else Verdict.FAIL, found)
+
+    def _staged(self, ways: tuple[Way, ...], one: Member | None, other: Member | None) -> Staged:
+        ends = [end for way in ways for end in (way.sent, way.received) if end is not None and end.host_staged]
+        networks = sorted({end.network for end in ends if end.network is not None}, key=lambda name: name != "Socket")
+        network = networks[0] if networks else None
+        if one is None or other is None:
+            known = self._tellers.get((one or other).process, Teller()) if one or other else Teller()  # type: ignore[union-attr]
+            return Staged(one_node=network is None, same_host=False, network=network, source=known, rdma=self._rdma)
+        same_host = one.host == other.host
+        path = self._facts.paths.get((one.host, one.bus_id or "", other.bus_id or ""))
+        return Staged(
+            one_node=one.node == other.node,
+            same_host=same_host,
+            network=network,
+            path=path if same_host else None,
+            gpus=len(self._gpus.get(one.host, ())) if same_host else 0,
+            notes=tuple(dict.fromkeys(self._notes(one, other))),
+            source=self._tellers.get(one.process, Teller()),
+            destination=self._tellers.get(other.process, Teller()),
+            rdma=self._rdma,
+        )
+
+    def _notes(self, one: Member, other: Member) -> Iterator[Note]:
+        """Lines about these two GPUs."""
+        if one.host == other.host and None not in (one.nvml_index, other.nvml_index):
+            indices = str(one.nvml_index), str(other.nvml_index)
+            for key in (indices, indices[::-1]):
+                yield from self._on(one.host, self._about.get(key, ()))
+        for first, second in ((one, other), (other, one)):
+            yield from self._on(one.host, self._about.get((first.bus_id or "", second.bus_id or ""), ()))
+            yield from self._on(first.host, self._about.get(first.bus_id or "", ()))
+
+    def _on(self, host: str, remarks: Iterable[Remark]) -> Iterator[Note]:
+        for remark in remarks:
+            if any(process.rpartition(":")[0] == host for process in remark.processes):
+                yield Note(remark.kind, remark.about, remark.text)
+
+
+def _scope(one: Member | None, other: Member | None) -> Scope:
+    if one is None or other is None:
+        return Scope.UNKNOWN
+    return Scope.INSIDE if one.node == other.node else Scope.ACROSS
+
+
+def _tellers(facts: LogFacts) -> Mapping[str, Teller]:
+    """What each process says; those that say the same share one."""
+    settings: dict[str, list[tuple[str, str]]] = {}
+    notes: dict[str, list[Note]] = {}
+    for setting in facts.settings:
+        for process in setting.processes:
+            settings.setdefault(process, []).append((setting.name, setting.value))
+    for remark in facts.remarks:
+        if remark.kind not in _ABOUT_DEVICES:
+            for process in remark.processes:
+                notes.setdefault(process, []).append(Note(remark.kind, remark.about, remark.text))
+    shared: dict[Teller, Teller] = {}
+    found = {}
+    for process in settings.keys() | notes.keys():
+        teller = Teller(tuple(settings.get(process, ())), tuple(notes.get(process, ())))
+        found[process] = shared.setdefault(teller, teller)
+    return found
+
+
+def _about_devices(remarks: Iterable[Remark]) -> Mapping[object, list[Remark]]:
+    """Lines about GPUs by bus id, or by two bus ids or NVML indices."""
+    keys: dict[RemarkKind, Callable[[tuple[str, ...]], object]] = {
+        **dict.fromkeys((*_ABOUT_TWO_INDICES, *_ABOUT_TWO_BUS_IDS), lambda about: about),
+        **dict.fromkeys(_ABOUT_A_BUS_ID, lambda about: about[0]),
+    }
+    found: dict[object, list[Remark]] = {}
+    for remark in remarks:
+        if remark.kind in keys:
+            found.setdefault(keys[remark.kind](remark.about), []).append(remark)
+    return found
+
+
+def is_half_heard(way: Way) -> bool:
+    """Whether one end's line of a network connection is missing: both ends write one."""
+    return way.transport.kind is TransportKind.NET and None in (way.sent, way.received)
