@@ -22,16 +22,8 @@ SUPPORT = {
     "formats": {"__init__", "writer", "frame"},
     "readers": {
         *("__init__", "json_lines", "reader", "recording_rules", "smi_lines", "xml_elements"),
-        *(
-            "nccl_attribution",
-            "nccl_groups",
-            "nccl_lines",
-            "nccl_log",
-            "nccl_log_files",
-            "nccl_neighbours",
-            "nccl_notes",
-        ),
-        *("nccl_remarks", "nccl_threads"),
+        *("nccl_attribution", "nccl_groups", "nccl_lines", "nccl_log", "nccl_log_files", "nccl_notes", "nccl_remarks"),
+        *("nccl_neighbours", "nccl_threads"),
     },
 }
 

@@ -52,7 +52,10 @@ def conclude(
 ) -> Outcome:
     """The verdict on all paths. `due` are each rank's sent and received bytes for a byte of the size, at least."""
     paths = _Paths(heard, seen, around, due).known()
-    return report_on(paths, Origin.MEASURED, lambda members: _cause(members, around), _unheard(heard), strict=strict)
+    remark = f"no algorithms: {heard.no_tuning}" if heard.no_tuning and not heard.silence else ""
+    return report_on(
+        paths, Origin.MEASURED, lambda members: _cause(members, around), _unheard(heard), remark, strict=strict
+    )
 
 
 def unwatched(why: str) -> dict[str, Section]:

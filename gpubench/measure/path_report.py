@@ -1,10 +1,10 @@
 """What is known of paths as parts of a report: the sections `evidence` and `fallback`, and findings."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpubench.model.evidence_rows import EVIDENCE_SECTION, FALLBACK_SECTION, EvidenceRow, FallbackRow
-from gpubench.model.fallback import KnownPath, evidence_row, fallback_rows, findings
+from gpubench.model.fallback import KnownPath, evidence_rows, fallback_rows, findings
 from gpubench.model.report import Origin, Section, Table
 from gpubench.model.staging_causes import Cause
 from gpubench.model.verdict import Finding
@@ -23,13 +23,15 @@ def report_on(
     origin: Origin,
     cause_of: Callable[[Sequence[KnownPath]], Cause],
     unheard: str = "",
+    remark: str = "",
     *,
     strict: bool,
 ) -> Outcome:
-    """The verdict on all paths; `cause_of` and `unheard` as for `fallback_rows`."""
+    """The verdict on all paths; `cause_of` and `unheard` as for `fallback_rows`, `remark` is added to the first row."""
     rows = fallback_rows(paths, origin, cause_of, unheard)
-    evidence = [evidence_row(path, origin) for path in paths]
-    return Outcome(path_sections(evidence, rows), findings(rows, strict=strict))
+    if rows and remark:
+        rows[0] = replace(rows[0], how=f"{rows[0].how}; {remark}")
+    return Outcome(path_sections(evidence_rows(paths, origin), rows), findings(rows, strict=strict))
 
 
 def path_sections(evidence: Sequence[EvidenceRow], fallback: Sequence[FallbackRow]) -> dict[str, Section]:

@@ -3,8 +3,10 @@
 The claim that evidence is for or against is that the bytes go from GPU to GPU without passing through host memory.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 
 from gpubench.model.verdict import Verdict
 
@@ -81,11 +83,10 @@ class Rule:
     judgement: Judgement
     meaning: str
 
-    def holds(self, evidence: PathEvidence) -> bool:
-        """Whether this line is for that evidence."""
-        kinds = (evidence.capability, evidence.selection, evidence.measurement, evidence.correctness)
+    def holds(self, states: Sequence[State]) -> bool:
+        """Whether this line is for these states of the four kinds of evidence."""
         letters = (self.capability, self.selection, self.measurement, self.correctness)
-        return all(kind.state.name[0] in allowed for kind, allowed in zip(kinds, letters, strict=True))
+        return all(state.name[0] in allowed for state, allowed in zip(states, letters, strict=True))
 
 
 _ANY = "PAC"
@@ -147,7 +148,13 @@ RULES = (
 
 def decide(evidence: PathEvidence) -> Rule:
     """The line of the table that the evidence falls into."""
-    return next(rule for rule in RULES if rule.holds(evidence))
+    kinds = (evidence.capability, evidence.selection, evidence.measurement, evidence.correctness)
+    return _line_for(*(kind.state for kind in kinds))
+
+
+@cache
+def _line_for(*states: State) -> Rule:
+    return next(rule for rule in RULES if rule.holds(states))
 
 
 def judge(evidence: PathEvidence) -> Judgement:

@@ -47,14 +47,16 @@ class EvidenceRow(Record):
 class FallbackRow(Record):
     """The verdict on paths that fare alike: direct, staged, wrong data, disputed or unknown.
 
-    `pairs` are ordered ('0 → 1'). `times_slower` is their limit over what they delivered. The cause is the first that
-    is known: a stable id, what was seen, what to do; None where none is asked for. `how` says how all this is known.
+    `pairs` are ordered ('0 → 1'): the first thousand of `count`. `times_slower` is their limit over what they
+    delivered. The cause is the first that is known: a stable id, what was seen, what to do; None where none is asked
+    for. `how` says how all this is known.
     """
 
     conclusion: str
     verdict: str
     confidence: str
     origin: str
+    count: int
     pairs: tuple[str, ...]
     transport: str | None
     bandwidth_gb_s: float | None

@@ -19,6 +19,8 @@ PATH_UNKNOWN = "path-unknown"
 PATH_DISPUTED = "path-disputed"
 
 _MOST_PAIRS = 4
+_MOST_NAMED = 1000
+_MOST_ROWS = 10_000
 _GRAVEST_FIRST = (Conclusion.WRONG, Conclusion.STAGED, Conclusion.DISPUTED, Conclusion.UNKNOWN, Conclusion.DIRECT)
 
 
@@ -55,8 +57,15 @@ class KnownPath:
         return f"{self.source.short} → {self.destination.short}"
 
 
-def evidence_row(path: KnownPath, origin: str) -> EvidenceRow:
-    """A line of the section `evidence`."""
+def evidence_rows(paths: Sequence[KnownPath], origin: str) -> list[EvidenceRow]:
+    """The section `evidence`: a line a path; of more than ten thousand, those that are not direct."""
+    shown = paths
+    if len(paths) > _MOST_ROWS:
+        shown = [path for path in paths if path.judgement.conclusion is not Conclusion.DIRECT]
+    return [_evidence_row(path, origin) for path in shown]
+
+
+def _evidence_row(path: KnownPath, origin: str) -> EvidenceRow:
     evidence, judgement = path.evidence, path.judgement
     staged = {Conclusion.STAGED: True, Conclusion.DIRECT: False}.get(judgement.conclusion)
     return EvidenceRow(
@@ -121,7 +130,8 @@ def _row(
         verdict=judgement.verdict,
         confidence=judgement.confidence,
         origin=origin,
-        pairs=tuple(path.pair for path in members),
+        count=len(members),
+        pairs=tuple(path.pair for path in members[:_MOST_NAMED]),
         transport=names(first.transports),
         bandwidth_gb_s=slowest,
         limit_gb_s=limit,
@@ -148,6 +158,7 @@ def unknown_row(origin: str, why: str) -> FallbackRow:
         verdict=nothing.verdict,
         confidence=nothing.confidence,
         origin=origin,
+        count=0,
         pairs=(),
         transport=None,
         bandwidth_gb_s=None,
@@ -186,7 +197,7 @@ def _staged(row: FallbackRow) -> Finding:
     return Finding(
         id=HOST_STAGED,
         severity=Verdict(row.verdict),
-        subject=shown(row.pairs),
+        subject=shown(row),
         seen=f"{row.transport or 'these paths'} through host memory{slowdown(row)}",
         expected="paths from GPU to GPU" if row.verdict != Verdict.SKIP else "host memory: nothing else is possible",
         cause=row.cause_seen or "not known",
@@ -199,7 +210,7 @@ def _finding(name: str, row: FallbackRow, expected: str, cause: str) -> Finding:
     return Finding(
         id=name,
         severity=Verdict(row.verdict),
-        subject=shown(row.pairs) or "all paths",
+        subject=shown(row) or "all paths",
         seen=row.how,
         expected=expected,
         cause=cause,
@@ -218,8 +229,8 @@ def slowdown(row: FallbackRow) -> str:
     return f": {row.bandwidth_gb_s:.3g} of {row.limit_gb_s:g} GB/s{slower}"
 
 
-def shown(pairs: Sequence[str], most: int = _MOST_PAIRS) -> str:
-    """The first of some pairs in words: 'GPU0 → GPU1', 'ranks 0 → 1, 1 → 0 and 10 more'."""
-    rest = len(pairs) - most
-    lead = "ranks " if pairs and pairs[0][0].isdigit() else ""
-    return lead + ", ".join(pairs[:most]) + (f" and {rest} more" if rest > 0 else "")
+def shown(row: FallbackRow, most: int = _MOST_PAIRS) -> str:
+    """The first pairs of a line in words: 'GPU0 → GPU1', 'ranks 0 → 1, 1 → 0 and 10 more'."""
+    rest = row.count - most
+    lead = "ranks " if row.pairs and row.pairs[0][0].isdigit() else ""
+    return lead + ", ".join(row.pairs[:most]) + (f" and {rest} more" if rest > 0 else "")

@@ -99,7 +99,8 @@ class Selection:
             return Used(_by_pair(paths, neighbours))
         pairs = _by_pair(paths, {(path.src, path.dst) for path in paths})
         heard = {rank for pair in pairs for rank in pair}
-        return Used(pairs, tuple(rank for rank in range(len(self._nodes)) if rank not in heard))
+        ranks = range(len(self._nodes)) if len(self._nodes) > 1 else ()
+        return Used(pairs, tuple(rank for rank in ranks if rank not in heard))
 
     def of_sends(self, pairs: Iterable[Pair]) -> Used:
         """What sends and receives between these ranks run over. Lines of SHM do not say what they are for."""

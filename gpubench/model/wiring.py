@@ -128,10 +128,27 @@ class Wiring:
 
     def rdma_nics(self, gpu: int) -> list[NicFacts]:
         """The RDMA NICs of a GPU's node that are up."""
-        node = self.nodes.get(self.gpus[gpu].node)
-        return [] if node is None else [nic for nic in node.nics if nic.rdma and nic.state in (_ACTIVE, None)]
+        return self._nics.get(self.gpus[gpu].node, [])
+
+    @cached_property
+    def _nics(self) -> dict[int, list[NicFacts]]:
+        return {
+            number: [nic for nic in node.nics if nic.rdma and nic.state in (_ACTIVE, None)]
+            for number, node in self.nodes.items()
+        }
+
+    @cached_property
+    def _between_nodes(self) -> dict[tuple[int, int], Evidence]:
+        """What was found out of pairs of nodes: it is the same for all their ranks."""
+        return {}
 
     def _capability_between_nodes(self, pair: Pair) -> Evidence:
+        nodes = self.gpus[pair[0]].node, self.gpus[pair[1]].node
+        if nodes not in self._between_nodes:
+            self._between_nodes[nodes] = self._capability_of_nodes(pair)
+        return self._between_nodes[nodes]
+
+    def _capability_of_nodes(self, pair: Pair) -> Evidence:
         bare = self._nodes_without_rdma(pair)
         if bare:
             return Evidence(State.CONTRADICTING, f"no RDMA NIC is active on {', '.join(bare)}")

@@ -3,7 +3,7 @@
 from gpubench.formats.text.fallback import evidence_notes, evidence_table, fallback_lines
 from gpubench.model.evidence import Evidence, State
 from gpubench.model.evidence_rows import EVIDENCE_SECTION, FALLBACK_SECTION, EvidenceRow, FallbackRow
-from gpubench.model.fallback import KnownPath, evidence_row, fallback_rows
+from gpubench.model.fallback import KnownPath, evidence_rows, fallback_rows
 from gpubench.model.report import Report, Table
 from gpubench.model.verdict import Verdict
 from tests.model.test_fallback import DIRECT, DISPUTED, STAGED, UNKNOWN, cause_of, path
@@ -11,7 +11,7 @@ from tests.model.test_fallback import DIRECT, DISPUTED, STAGED, UNKNOWN, cause_o
 
 def report(*paths: KnownPath, origin: str = "measured", unheard: str = "") -> Report:
     rows = fallback_rows(paths, origin, cause_of, unheard)
-    seen = [evidence_row(each, origin) for each in paths]
+    seen = evidence_rows(paths, origin)
     sections = {
         EVIDENCE_SECTION: Table(EvidenceRow.columns(), lambda: seen),
         FALLBACK_SECTION: Table(FallbackRow.columns(), lambda: rows),

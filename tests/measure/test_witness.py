@@ -310,7 +310,9 @@ def test_paths_of_two_kinds_at_one_gpu_are_not_told_apart_by_its_counters(monkey
 
 
 def test_an_nccl_that_names_no_algorithm_is_known_by_all_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    result = run(monkeypatch, Job(lambda rank: FakeLog(recorded("normal", rank)), over_nvlink))
+    reason = "TUNING is not among the NCCL_DEBUG_SUBSYS that are set"
+    result = run(monkeypatch, Job(lambda rank: FakeLog(recorded("normal", rank), no_tuning=reason), over_nvlink))
+    assert result.fallback[0].how.endswith(f"; no algorithms: {reason}")
     assert {(row.algorithm, row.transport) for row in result.rows} == {(None, "P2P/CUMEM")}
     assert set(result.evidence) == RING
 

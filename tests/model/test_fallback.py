@@ -12,7 +12,7 @@ from gpubench.model.fallback import (
     PATH_UNKNOWN,
     End,
     KnownPath,
-    evidence_row,
+    evidence_rows,
     fallback_rows,
     findings,
 )
@@ -117,11 +117,19 @@ def test_a_path_without_a_limit_is_as_slow_as_it_is() -> None:
     assert findings([unmeasured], strict=True)[0].seen == "SHM/direct through host memory"
 
 
+def test_of_very_many_paths_those_are_listed_that_matter() -> None:
+    paths = [path(0, 1, DIRECT)] * 10_000 + [path(1, 0, STAGED, 28.9)]
+    staged, direct = fallback_rows(paths, "measured", cause_of)
+    assert (direct.count, len(direct.pairs), staged.count) == (10_000, 1000, 1)
+    assert [row.conclusion for row in evidence_rows(paths, "measured")] == ["staged"]
+    assert len(evidence_rows(paths[1:], "measured")) == 10_000
+
+
 def test_a_row_of_evidence_has_all_of_it() -> None:
-    row = evidence_row(path(0, 1, replace(STAGED, by_design="a policy"), 28.9), "measured")
+    row = evidence_rows([path(0, 1, replace(STAGED, by_design="a policy"), 28.9)], "measured")[0]
     assert (row.source, row.destination, row.source_bus_id) == ("rank 0", "rank 1", "0000:00:00.0")
     assert (row.capability, row.selection, row.measurement) == ("present", "contradicting", "contradicting")
     assert (row.selection_seen, row.by_design, row.host_staged) == ("SHM/direct", "a policy", True)
     assert (row.conclusion, row.verdict, row.transport) == ("staged", "SKIP", "SHM/direct")
-    assert evidence_row(path(0, 1, DIRECT), "measured").host_staged is False
-    assert evidence_row(path(0, 1, UNKNOWN), "measured").host_staged is None
+    assert evidence_rows([path(0, 1, DIRECT)], "measured")[0].host_staged is False
+    assert evidence_rows([path(0, 1, UNKNOWN)], "measured")[0].host_staged is None

@@ -105,7 +105,8 @@ def test_multicast_takes_no_connection_inside_a_node() -> None:
 def test_a_rank_that_heard_nothing_is_named() -> None:
     assert Selection([RankSelection(), RankSelection(silence="why")], [0, 0]).silence == "rank 1: why"
     assert Selection([RankSelection()], [0]).silence == ""
-    assert Selection([RankSelection()], [0]).of_algorithm("RING").host_staged is None
+    alone = Selection([RankSelection()], [0]).of_algorithm("RING")
+    assert (alone.host_staged, alone.unheard) == (None, ())
 
 
 def test_names_and_states_of_nothing() -> None:

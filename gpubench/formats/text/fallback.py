@@ -31,14 +31,14 @@ def judged_lines(report: Report) -> list[tuple[Verdict, str]]:
 
 def _none(rows: Sequence[FallbackRow]) -> str:
     """That all is direct, how sure that is, and how the most of it is known."""
-    pairs = sum(len(row.pairs) for row in rows)
+    pairs = sum(row.count for row in rows)
     over = " and ".join(dict.fromkeys(row.transport for row in rows if row.transport))
-    most = max(rows, key=lambda row: len(row.pairs))
+    most = max(rows, key=lambda row: row.count)
     count = Counter({row.confidence: 0 for row in rows})
     for row in rows:
-        count[row.confidence] += len(row.pairs)
+        count[row.confidence] += row.count
     sure = most.confidence if len(count) == 1 else ", ".join(f"{number} {word}" for word, number in count.items())
-    subject = f"all {pairs} pairs" if pairs > 1 else shown(most.pairs)
+    subject = f"all {pairs} pairs" if pairs > 1 else shown(most)
     return f"{_lead(most)}none: {subject} direct{f' over {over}' if over else ''} ({sure}): {most.how}"
 
 
@@ -65,7 +65,7 @@ def _line(row: FallbackRow) -> str:
 
 
 def _pairs(row: FallbackRow) -> str:
-    return shown(row.pairs, _MOST_PAIRS)
+    return shown(row, _MOST_PAIRS)
 
 
 def evidence_table(report: Report, width: int) -> list[str]:
