@@ -4,8 +4,8 @@
 
 It writes the logs of a job, one file a rank or all in one, as NCCL 2.28 would: per rank a communicator of all ranks,
 one of its node and one of the ranks with its place on every node, each connected with both neighbours over 16 channels;
-the first also all to all, over as many channels as the size asks for; then what rank 0 logs of operations (COLL and
-TUNING) until the size is reached.
+the first also all to all, over as many channels as the size asks for; then rank 0's TUNING lines until the size is
+reached, with `--operations` each behind the line of COLL.
 Eight ranks a node, P2P inside and InfiniBand with GPUDirect RDMA between nodes; `--sockets` has sockets instead.
 1 MB is 1e6 bytes. Speed is the log's size over the processor seconds of the whole command, start and report included.
 """
@@ -50,6 +50,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--megabytes", type=float, default=200)
     parser.add_argument("--one-file", action="store_true", help="all ranks in one file, in turns of 100 lines")
     parser.add_argument("--sockets", action="store_true", help="sockets between nodes")
+    parser.add_argument("--operations", action="store_true", help="lines of COLL too")
     parser.add_argument("--format", default="table")
     parser.add_argument("--folder", help="where to write the log; default: the folder for temporary files")
     parser.add_argument("--show", action="store_true", help="show the report too")
@@ -76,7 +77,7 @@ def write(folder: Path, arguments: argparse.Namespace) -> int:
     first = min(folder.iterdir())
     with first.open("a") as stream:
         while size < wanted:
-            size += stream.write("".join(job.tunings()))
+            size += stream.write("".join(job.tunings(operations=arguments.operations)))
     return sum(path.stat().st_size for path in folder.iterdir())
 
 
@@ -154,12 +155,13 @@ class Job:
         for channel in range(self.channels if index else CHANNELS):
             yield f"{head}Channel {channel:02}/{index} : {ends}{end} via {via}\n"
 
-    def tunings(self) -> Iterator[str]:
+    def tunings(self, *, operations: bool) -> Iterator[str]:
         """What rank 0 says of operations of every size, in turn of three communicators."""
         head = self.head(0)
         for number in (0, 1, len(self.communicators) - min(PER_NODE, self.ranks)):
             for size in SIZES:
-                yield operation(head, "AllReduce", 0x5500 + number, len(self.communicators[number][1]))
+                if operations:
+                    yield operation(head, "AllReduce", 0x5500 + number, len(self.communicators[number][1]))
                 yield f"{head}AllReduce: {size} Bytes -> Algo RING proto SIMPLE channel{{Lo..Hi}}={{0..15}}\n"
 
 

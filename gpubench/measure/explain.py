@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from gpubench.measure.explain_findings import findings_of
-from gpubench.measure.explain_pairs import Judge, Judged, JudgedPair
+from gpubench.measure.explain_pairs import Judge, Judged, Scope
 from gpubench.measure.explain_summary import JobSummary, summarise
 from gpubench.model.explain_rows import PATHS_SECTION, CauseRow, CommunicatorRow, MemberRow, PathRow, TransportRow
 from gpubench.model.nccl_log import Communicator, LogFacts, Member
@@ -33,27 +33,35 @@ def path_rows(facts: LogFacts, judge: Judge) -> Iterator[PathRow]:
     """A row for all channels from one rank to another that travel alike."""
     for communicator in facts.communicators:
         members = {member.rank: member for member in communicator.members}
-        for pair in judge.pairs(communicator):
-            for judged in pair.ways:
-                yield _path_row(communicator, members.get(pair.src), members.get(pair.dst), pair, judged)
+        for src, groups in judge.groups(communicator):
+            pairs = sorted((dst, place) for place, group in enumerate(groups) for dst in group.destinations)
+            for dst, place in pairs:
+                for judged in groups[place].ways:
+                    pair = communicator, (src, members.get(src)), (dst, members.get(dst))
+                    yield _path_row(*pair, groups[place].scope, judged)
 
 
 def _path_row(
-    communicator: Communicator, source: Member | None, destination: Member | None, pair: JudgedPair, judged: Judged
+    communicator: Communicator,
+    source_end: tuple[int, Member | None],
+    destination_end: tuple[int, Member | None],
+    scope: Scope,
+    judged: Judged,
 ) -> PathRow:
+    (src, source), (dst, destination) = source_end, destination_end
     way = judged.way
     differs = way.sent is not None and way.received is not None and way.received.name != way.sent.name
     return PathRow(
         communicator=communicator.id,
-        src=pair.src,
-        dst=pair.dst,
+        src=src,
+        dst=dst,
         src_host=source.host if source else None,
         src_pid=source.pid if source else None,
         src_bus_id=source.bus_id if source else None,
         dst_host=destination.host if destination else None,
         dst_pid=destination.pid if destination else None,
         dst_bus_id=destination.bus_id if destination else None,
-        scope=pair.scope.value,
+        scope=scope.value,
         transport=way.transport.name,
         transport_received=way.received.name if differs and way.received else None,
         host_staged=way.host_staged,

@@ -37,11 +37,10 @@ class Judged:
     explanation: Explanation | None = None
 
 
-class JudgedPair(NamedTuple):
-    """A pair with all its ways, which are one object for all pairs of which the same is to be said."""
+class Group(NamedTuple):
+    """Destinations of one source of which the same is to be said. `ways` is one object for all groups alike."""
 
-    src: int
-    dst: int
+    destinations: list[int]
     scope: Scope
     ways: tuple[Judged, ...]
 
@@ -59,26 +58,47 @@ class Judge:
             self._gpus.setdefault(host, set()).add(source)
         self._explained: dict[Staged, Explanation] = {}
 
-    def pairs(self, communicator: Communicator) -> Iterator[JudgedPair]:
-        """All pairs of a communicator, ordered by ranks."""
+    def groups(self, communicator: Communicator) -> Iterator[tuple[int, list[Group]]]:
+        """All pairs of a communicator: every source in order, with its destinations, those alike together."""
         members = {member.rank: member for member in communicator.members}
         kinds = {rank: self._kind(member) for rank, member in members.items()}
+        near = _neighbours(members.values())
         known: dict[object, tuple[Judged, ...]] = {}
-        for src, dst, ways in communicator.connections.pairs():
-            one, other = members.get(src), members.get(dst)
-            scope = _scope(one, other)
-            key: object = id(ways)
-            if key not in known:
-                same_host = one is not None and other is not None and one.host == other.host
-                key = key, scope, same_host, kinds.get(src), kinds.get(dst)
-            judged = known.get(key)
+        for src, destinations, travel in communicator.connections.by_source():
+            one = members.get(src)
+            beside = near.get(src, frozenset())
+            groups: dict[tuple[object, int], tuple[tuple[Way, ...], list[int]]] = {}
+            for dst, ways in zip(destinations, travel, strict=True):
+                # What is to be said of two ranks on one host may depend on their GPUs.
+                key = (dst if dst in beside else kinds.get(dst)), id(ways)
+                found = groups.get(key)
+                if found is None:
+                    groups[key] = ways, [dst]
+                else:
+                    found[1].append(dst)
+            yield src, [self._group(one, members.get(alike[0]), ways, alike, known) for ways, alike in groups.values()]
+
+    def _group(
+        self,
+        one: Member | None,
+        other: Member | None,
+        ways: tuple[Way, ...],
+        destinations: list[int],
+        known: dict[object, tuple[Judged, ...]],
+    ) -> Group:
+        scope = _scope(one, other)
+        judged = known.get(id(ways))
+        if judged is None:
+            is_far = one is not None and other is not None and one.host != other.host
+            key = (id(ways), self._kind(one), self._kind(other)) if one and other and is_far else None
+            judged = known.get(key) if key is not None else None
             if judged is None:
                 judged = tuple(self._judged(way, ways, one, other) for way in ways)
                 if all(each.explanation is None for each in judged):
                     known[id(ways)] = judged
-                elif scope is not Scope.INSIDE:
+                elif key is not None:
                     known[key] = judged
-            yield JudgedPair(src, dst, scope, judged)
+        return Group(destinations, scope, judged)
 
     def _kind(self, member: Member) -> object:
         """What the judgement of a path to another machine depends on."""
@@ -103,10 +123,10 @@ class Judge:
         if one is None or other is None:
             known = self._tellers.get((one or other).process, Teller()) if one or other else Teller()  # type: ignore[union-attr]
             return Staged(one_node=network is None, same_host=False, network=network, source=known, rdma=self._rdma)
-        same_host = one.host == other.host
+        same_host = one.host == other.host and one is not other
         path = self._facts.paths.get((one.host, one.bus_id or "", other.bus_id or ""))
         return Staged(
-            one_node=one.node == other.node,
+            one_node=_scope(one, other) is Scope.INSIDE,
             same_host=same_host,
             network=network,
             path=path if same_host else None,
@@ -134,9 +154,19 @@ class Judge:
 
 
 def _scope(one: Member | None, other: Member | None) -> Scope:
+    """Where two ranks are; a rank that is connected with itself talks to a switch (CollNet)."""
     if one is None or other is None:
         return Scope.UNKNOWN
-    return Scope.INSIDE if one.node == other.node else Scope.ACROSS
+    return Scope.INSIDE if one.node == other.node and one is not other else Scope.ACROSS
+
+
+def _neighbours(members: Iterable[Member]) -> dict[int, frozenset[int]]:
+    """For every rank those on its host or node."""
+    places: dict[str, set[int]] = {}
+    for member in members:
+        for place in (f"host {member.host}", f"node {member.node}"):
+            places.setdefault(place, set()).add(member.rank)
+    return {member.rank: frozenset(places[f"host {member.host}"] | places[f"node {member.node}"]) for member in members}
 
 
 def _tellers(facts: LogFacts) -> Mapping[str, Teller]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from gpubench.causes import CAUSES
 from gpubench.causes.cause import Explanation
-from gpubench.measure.explain_pairs import Judge, Judged, JudgedPair, Scope, is_half_heard
+from gpubench.measure.explain_pairs import Group, Judge, Judged, Scope, is_half_heard
 from gpubench.model.explain_rows import TransportRow
 from gpubench.model.nccl_log import Communicator, LogFacts
 from gpubench.model.verdict import Verdict
@@ -20,12 +20,11 @@ class Examples:
     count: int = 0
     first: list[tuple[int, int]] = field(default_factory=list)
 
-    def add(self, src: int, dst: int) -> None:
-        """Count a pair once for all of its ways."""
-        if not self.first or self.first[-1] != (src, dst):
-            if len(self.first) < _MOST_EXAMPLES:
-                self.first.append((src, dst))
-            self.count += 1
+    def add(self, src: int, destinations: Sequence[int]) -> None:
+        """Count pairs."""
+        self.count += len(destinations)
+        for dst in destinations[: max(_MOST_EXAMPLES - len(self.first), 0)]:
+            self.first.append((src, dst))
 
 
 @dataclass(slots=True)
@@ -90,41 +89,43 @@ class _Tally:
         self.half_heard = Examples()
         self._number = number
         self._staged = staged
-        self._known: dict[tuple[Scope, int], tuple[JudgedPair, list[Examples], list[StagedPaths]]] = {}
+        self._known: dict[tuple[Scope, int], tuple[Group, list[Examples], list[StagedPaths]]] = {}
 
-    def count(self, pair: JudgedPair, hosts: Mapping[int, str]) -> None:
-        """Take a pair."""
-        key = pair.scope, id(pair.ways)
+    def count(self, src: int, group: Group, hosts: Mapping[int, str]) -> None:
+        """Take the pairs of a source and of destinations that are alike."""
+        key = group.scope, id(group.ways)
         known = self._known.get(key)
         if known is None:
             # Held on to, so that no other object gets its id.
-            known = self._known[key] = pair, *self._places(pair)
-        self.pairs += 1
+            known = self._known[key] = group, *self._places(group)
+        self.pairs += len(group.destinations)
         for examples in known[1]:
-            examples.add(pair.src, pair.dst)
+            examples.add(src, group.destinations)
         for paths in known[2]:
-            paths.paths += 1
-            for rank in (pair.src, pair.dst):
-                if rank in hosts:
-                    paths.hosts[hosts[rank]] = None
+            paths.paths += len(group.destinations)
+            paths.hosts |= {hosts[rank]: None for rank in (src, *group.destinations) if rank in hosts}
 
-    def _places(self, pair: JudgedPair) -> tuple[list[Examples], list[StagedPaths]]:
-        """Where a pair is counted."""
-        examples: list[Examples] = []
+    def _places(self, group: Group) -> tuple[list[Examples], list[StagedPaths]]:
+        """Where such pairs are counted, each of them once."""
+        examples: dict[int, Examples] = {}
         paths: list[StagedPaths] = []
-        for judged in pair.ways:
-            examples.append(self._place(pair.scope, judged))
+
+        def keep(place: Examples) -> None:
+            examples[id(place)] = place
+
+        for judged in group.ways:
+            keep(self._place(group.scope, judged))
             if judged.verdict is Verdict.ERROR:
-                examples.append(self.unknown.setdefault(judged.family, Examples()))
-            if is_half_heard(judged.way) and pair.scope is not Scope.UNKNOWN:
-                examples.append(self.half_heard)
+                keep(self.unknown.setdefault(judged.family, Examples()))
+            if is_half_heard(judged.way) and group.scope is not Scope.UNKNOWN:
+                keep(self.half_heard)
             if judged.explanation is not None:
                 found = self._staged.setdefault(judged.explanation, StagedPaths(judged.verdict))
                 found.transports[judged.family] = None
-                found.scopes[pair.scope] = None
-                examples.append(found.pairs.setdefault(self._number, Examples()))
+                found.scopes[group.scope] = None
+                keep(found.pairs.setdefault(self._number, Examples()))
                 paths.append(found)
-        return examples, paths
+        return list(examples.values()), paths
 
     def _place(self, scope: Scope, judged: Judged) -> Examples:
         channels = judged.way.channels
@@ -137,8 +138,9 @@ class _Tally:
 def _part(number: int, communicator: Communicator, judge: Judge, staged: dict[Explanation, StagedPaths]) -> Part:
     hosts = {member.rank: member.host for member in communicator.members}
     tally = _Tally(number, staged)
-    for pair in judge.pairs(communicator):
-        tally.count(pair, hosts)
+    for src, groups in judge.groups(communicator):
+        for group in groups:
+            tally.count(src, group, hosts)
     return Part(
         communicator=communicator,
         pairs=tally.pairs,

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import NamedTuple
 
 from gpubench.model.transport import Edge, Transport, TransportKind, Way, ways
@@ -76,17 +77,17 @@ class Row(dict[int, Bundle]):
     A rank beyond the communicator's size raises IndexError.
     """
 
-    __slots__ = ("_nothing", "_size")
+    __slots__ = ("nothing", "size")
 
     def __init__(self, bundles: "Bundles", size: int) -> None:
         super().__init__()
-        self._nothing = bundles.nothing
-        self._size = size
+        self.nothing = bundles.nothing
+        self.size = size
 
     def __missing__(self, peer: int) -> Bundle:
-        if peer >= self._size:
+        if peer >= self.size:
             raise IndexError(peer)
-        return self._nothing
+        return self.nothing
 
     def add(self, other: Mapping[int, Bundle]) -> None:
         """Take what another row says."""
@@ -156,20 +157,55 @@ class Connections:
 
     def pairs(self) -> Iterator[tuple[int, int, tuple[Way, ...]]]:
         """Source, destination, and how the bytes between them travel, ordered by ranks."""
-        known: dict[tuple[int, int], tuple[Way, ...]] = {}
-        nothing = Bundles().nothing
-        for src in sorted(self.rows.keys() | {peer for row in self.rows.values() for peer in row}):
-            own = self.rows.get(src, {})
-            peers = own.keys() | {rank for rank, row in self.rows.items() if src in row}
-            for dst in sorted(peers):
-                ends = own.get(dst, nothing), self.rows.get(dst, {}).get(src, nothing)
-                key = id(ends[0]), id(ends[1])
-                if key not in known:
-                    sent = [each for each in ends[0].said if not each.received]
-                    received = [each for each in ends[1].said if each.received]
-                    known[key] = ways([*_edges(src, dst, sent), *_edges(dst, src, received)])
-                if known[key]:
-                    yield src, dst, known[key]
+        for src, destinations, travel in self.by_source():
+            for dst, found in zip(destinations, travel, strict=True):
+                yield src, dst, found
+
+    def by_source(self) -> Iterator[tuple[int, list[int], list[tuple[Way, ...]]]]:
+        """Every source, its destinations in order, and how the bytes to each travel: pairs alike have one object."""
+        rows, known = self.rows, _Ways()
+        heard_by: dict[int, set[int]] = {}
+        for rank, row in rows.items():
+            for peer in _received_from(row):
+                heard_by.setdefault(peer, set()).add(rank)
+        for src in sorted(rows.keys() | heard_by.keys()):
+            own = rows.get(src, _EMPTY)
+            destinations = sorted(own.keys() | heard_by.get(src, set()))
+            said = map(own.get, destinations)
+            heard = [row.get(src) for row in map(rows.get, destinations, repeat(_EMPTY))]
+            travel = [known.joined(*ends) for ends in zip(said, heard, strict=True)]
+            kept = [place for place, found in enumerate(travel) if found]
+            if len(kept) == len(travel):
+                yield src, destinations, travel
+            elif kept:
+                yield src, [destinations[place] for place in kept], [travel[place] for place in kept]
+
+
+_EMPTY: Mapping[int, Bundle] = {}
+
+
+class _Ways(dict[tuple[int, int], tuple[Way, ...]]):
+    """What the bundles of both ends say together, by their ids."""
+
+    def joined(self, said: Bundle | None, heard: Bundle | None) -> tuple[Way, ...]:
+        """How the bytes travel from the one who said the first to the one who said the second."""
+        found = self.get((id(said), id(heard)))
+        if found is None:
+            sent = [each for each in said.said if not each.received] if said is not None else []
+            received = [each for each in heard.said if each.received] if heard is not None else []
+            found = self[id(said), id(heard)] = ways([*_edges(0, 1, sent), *_edges(1, 0, received)])
+        return found
+
+
+def _received_from(row: Mapping[int, Bundle]) -> Iterator[int]:
+    """The ranks from which one says that it receives."""
+    receives: dict[int, bool] = {}
+    for peer, bundle in row.items():
+        key = id(bundle)
+        if key not in receives:
+            receives[key] = any(said.received for said in bundle.said)
+        if receives[key]:
+            yield peer
 
 
 def _edges(rank: int, peer: int, said: Iterable[Said]) -> Iterator[Edge]:

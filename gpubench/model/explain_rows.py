@@ -1,10 +1,20 @@
 """The rows of `gpubench explain`: who is connected to whom over what, and why it goes through host memory."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpubench.model.report import Record
 
 PATHS_SECTION = "paths"
+
+_MOST_CANDIDATES = 3
+
+
+def either(candidates: Sequence[str]) -> str:
+    """The communicators that lines may be of which fit several: '0xa or 0xb'; empty where there are none."""
+    more = len(candidates) - _MOST_CANDIDATES
+    shown = candidates[: _MOST_CANDIDATES if more > 0 else None]
+    return " or ".join((*shown, f"one of {more} more")) if more > 0 else " or ".join(shown)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from gpubench.readers.nccl_lines import (
     parse_connection,
     parse_tuning,
 )
-from gpubench.readers.nccl_threads import Membership, Process, Target, Thread, Undecided
+from gpubench.readers.nccl_threads import Membership, Process, Thread, Undecided
 
 if TYPE_CHECKING:
     from gpubench.model.transport import Tuning
@@ -30,22 +30,23 @@ _MOST_TUNINGS = 4096
 _MOST_CACHED = 2**16
 _MOST_MESSAGES = 2**13
 
-_ARROW = b" -> "
+ARROW = b" -> "
 _ALWAYS = [True]
 
 
 class Attribution:
     """Every thread of every process, and what each line adds to it.
 
-    For speed: `passed` are lines that say nothing new, each with whether that still holds.
+    For speed: `passed` are lines that say nothing new, each with whether that still holds; `ranks` and `ends` what
+    texts before and behind an arrow stand for: a rank; a rank, a kind of line, and whether the receiver wrote it.
     """
 
     def __init__(self) -> None:
         self.bundles = Bundles()
         self.processes: dict[tuple[str, int], Process] = {}
         self.passed: dict[bytes, list[bool]] = {}
-        self._ranks: dict[bytes, int] = {}
-        self._ends: dict[bytes, tuple[int, int, bool]] = {}
+        self.ranks: dict[bytes, int] = {}
+        self.ends: dict[bytes, tuple[int, int, bool]] = {}
         self._connections: dict[bytes, Connection | None] = {}
         self._announced: dict[bytes, CommunicatorLine | None] = {}
         self._tunings: dict[bytes, Tuning | None] = {}
@@ -64,19 +65,6 @@ class Attribution:
         """The process that is meant where another line without an end stands before a host's name."""
         known = {host for host, pid in self.processes if pid == source.pid and source.host.endswith(host)}
         return source._replace(host=min(known, key=len)) if len(known) == 1 else source
-
-    def target(self, thread: Thread, text: bytes) -> Target | None:
-        """Where a connection's text leads whose two ends were met before, in this pair or in others."""
-        left, _, rest = text.partition(_ARROW)
-        source, end = self._ranks.get(left), self._ends.get(rest)
-        if source is None or end is None:
-            return None
-        destination, kind, received = end
-        owner = thread.owners.get(rest if received else left)
-        peer = source if received else destination
-        if owner is None or peer >= owner.size:
-            return None
-        return thread.lead(text, (owner.row, peer, kind))
 
     def connect(self, thread: Thread, place: tuple[int, int], text: bytes, *, cut: bool) -> bool:
         """Take a connection's text, of a channel of NCCL's connection 0 or 1; False where it cannot be read."""
@@ -125,8 +113,6 @@ class Attribution:
 
     def tune(self, thread: Thread, message: bytes, line: bytes) -> None:
         """Take what rank 0 of a communicator runs an operation with. `line` is all of it, if nothing else is in it."""
-        if message in thread.tuned:
-            return
         tuning = _remembered(self._tunings, message, parse_tuning)
         if tuning is None:
             return
@@ -138,8 +124,8 @@ class Attribution:
         tunings = roots[0].tunings if len(roots) == 1 else process.tunings
         if len(tunings) < _MOST_TUNINGS:
             tunings[tuning] = None
-        if len(thread.tuned) < _MOST_TUNINGS:
-            thread.tuned.add(message)
+        if line and len(thread.tuned) < _MOST_TUNINGS:
+            thread.tuned.add(line)
         if is_clear:
             self.pass_over(line, thread.holds)
 
@@ -172,16 +158,15 @@ class Attribution:
         process, rank, device = thread.process, connection.rank, connection.device
         fitting = [each for each in process.memberships if each.alive and each.is_writer(rank, device)]
         owner = thread.current if thread.current in fitting else fitting[0] if len(fitting) == 1 else None
-        left, arrow, rest = text.partition(_ARROW)
+        left, arrow, rest = text.partition(ARROW)
         if owner is None or owner.key is None or process.names_bus_ids or not arrow:
             return
-        for known in (self._ranks, self._ends):
+        for known in (self.ranks, self.ends):
             if len(known) >= _MOST_CACHED:
                 known.clear()
-        self._ranks[left] = connection.src
-        self._ends[rest] = connection.dst, kind, connection.received
-        thread.owners[rest if connection.received else left] = owner
-        thread.lead(text, (owner.row, connection.peer, kind))
+        self.ranks[left] = connection.src
+        self.ends[rest] = connection.dst, kind, connection.received
+        thread.lead(rest if connection.received else left, owner.row)
 
 
 def _turn(thread: Thread, membership: Membership | None) -> None:

@@ -6,9 +6,9 @@ A log of gigabytes is mostly lines that say nothing new; each is looked at only 
 import re
 from typing import Protocol
 
-from gpubench.model.connections import channel_step
+from gpubench.model.connections import Row, channel_step
 from gpubench.model.nccl_log import LogFacts
-from gpubench.readers.nccl_attribution import Attribution
+from gpubench.readers.nccl_attribution import ARROW, Attribution
 from gpubench.readers.nccl_groups import communicators
 from gpubench.readers.nccl_lines import parse_channel, parse_head
 from gpubench.readers.nccl_notes import Notes, may_be_noted
@@ -33,6 +33,9 @@ _CHANNEL = _INFO + b"Channel "
 _MESSAGE = re.compile(rb" NCCL (INFO|WARN) ")
 _OPERATION = b": opCount "
 _HANDLE = b" comm 0x"
+_REMNANT = b"] via "
+"""In what is left of a connection's line whose beginning another line took away."""
+
 _LONGEST_NAME = 50
 _SIZE = b" Bytes -> "
 
@@ -51,6 +54,7 @@ class NcclLogReader:
     def __init__(self) -> None:
         self._attribution = Attribution()
         self._threads: dict[bytes, Thread] = {}
+        self._rows: dict[bytes, dict[bytes, Row]] = {}
         self._channels: dict[bytes, int] = {}
         self._notes = Notes()
         self._lines = 0
@@ -102,28 +106,32 @@ class NcclLogReader:
         )
 
     def _read_lines(self, block: bytes) -> None:
-        """Take whole lines: most only name another channel, or another peer, of what is known."""
-        target_of, passed, threads = self._attribution.target, self._attribution.passed, self._threads
-        channels, take = self._channels, self._take
+        """Take whole lines: most are connections whose parts were all met before, in this pair or in others."""
         lines = _cleaned(block).split(b"\n")[:-1]
         self._lines += len(lines)
+        ends, ranks, passed = self._attribution.ends, self._attribution.ranks, self._attribution.passed
+        rows_of, channels, nothing = self._rows, self._channels, self._attribution.bundles.nothing
         for line in lines:
             head, found, rest = line.partition(_CHANNEL)
             if found:
                 channel, _, text = rest.partition(b" : ")
+                left, _, right = text.partition(ARROW)
                 try:
-                    thread, step = threads[head], channels[channel]
+                    peer, kind, received = ends[right]
+                    if received:
+                        row, peer = rows_of[head][right], ranks[left]
+                    else:
+                        row = rows_of[head][left]
+                    step = kind + channels[channel]
                 except KeyError:
                     pass
                 else:
-                    target = thread.targets.get(text) or target_of(thread, text)
-                    if target is not None:
-                        row, peer, kind = target
-                        row[peer] = row[peer][kind + step]
+                    if peer < row.size:
+                        row[peer] = row.get(peer, nothing)[step]
                         continue
             holds = passed.get(line)
             if holds is None or not holds[0]:
-                take(line)
+                self._take(line)
 
     def _take(self, line: bytes) -> None:
         """Take a line that was not met before; in long logs most are operations, and what NCCL runs them with."""
@@ -131,8 +139,9 @@ class NcclLogReader:
         thread = self._threads.get(head)
         if thread is None:
             self._take_any(line)
-        elif message not in thread.tuned:
-            start = message.find(_HANDLE, 0 if _OPERATION in message[:_LONGEST_NAME] else _LONGEST_LINE)
+        elif line not in thread.tuned:
+            operation = message.find(_OPERATION, 0, _LONGEST_NAME)
+            start = -1 if operation < 0 else message.find(_HANDLE, operation)
             if start >= 0 and b" NCCL " not in message:
                 start += len(_HANDLE) - 2
                 self._attribution.use(thread, message[start : message.find(b" ", start)])
@@ -142,11 +151,13 @@ class NcclLogReader:
     def _take_any(self, line: bytes) -> None:
         if b"NCCL" not in line:
             self._other_lines += 1
+            self._unreadable += _REMNANT in line
             return
         if b"[0m" in line:
             line = _LOST_COLOR.sub(b"", line)
         head, found, message = line.partition(_INFO)
-        thread = self._thread(head) if found and b" NCCL " not in message else None
+        is_whole = found and b" NCCL " not in message and _REMNANT not in head
+        thread = self._thread(head) if is_whole else None
         if thread is None:
             self._read_messages(line)
         else:
@@ -161,9 +172,12 @@ class NcclLogReader:
             self._notes.take_version(line)
         start, found = 0, list(_MESSAGE.finditer(line))
         self._other_lines += not found
+        before = line[: found[0].start()] if found else line
+        self._unreadable += _REMNANT in before
         for number, each in enumerate(found, 1):
             is_last = number == len(found)
-            thread = self._thread(line[start : each.start()], behind_text=number > 1)
+            behind_text = number > 1 or _REMNANT in before
+            thread = self._thread(line[start : each.start()], behind_text=behind_text)
             start = each.end()
             message = line[start : len(line) if is_last else found[number].start()]
             if thread is None:
@@ -178,8 +192,10 @@ class NcclLogReader:
         if thread is None and (source := parse_head(head)):
             if len(self._threads) >= _MOST_CACHED:
                 self._threads.clear()
+                self._rows.clear()
             source = self._attribution.without_text(source) if behind_text else source
             thread = self._threads[head] = self._attribution.thread(source)
+            self._rows[head] = thread.rows
         return thread
 
     def _info(self, thread: Thread, message: bytes, line: bytes, *, cut: bool = False) -> None:

@@ -8,19 +8,14 @@ from gpubench.model.connections import Bundles, Row
 from gpubench.model.transport import Tuning
 from gpubench.readers.nccl_lines import MOST_RANKS, CommunicatorLine, Connection
 
-Target = tuple[Row, int, int]
-"""Where a line is noted: the row, the other rank, and the kind of line."""
-
-_MOST_TARGETS = 64
-"""Of a thread: NCCL connects the channels of a pair one after another."""
-
-_MOST_OWNERS = 1024
+_MOST_ENDS = 1024
+"""Of a thread: its own end of connections is its rank in each communicator, and with each NIC."""
 
 
 class Membership:
     """A rank of a communicator, as its own process sees it. `key` is what its communicator is told by, or None.
 
-    `tuned` are messages that say with what operations run, and that were taken.
+    `tuned` are lines that say with what operations run, and that were taken.
     """
 
     def __init__(self, process: "Process", line: CommunicatorLine, bundles: Bundles) -> None:
@@ -135,35 +130,30 @@ class Process:
 class Thread:
     """One thread: the communicator that it initialises or named last, and lines that came before any was named.
 
-    What follows is for speed, and forgotten when communicators change: where texts of connections lead; whose a
-    connection is, by the text of the writer's end; tuning lines that were taken of the communicator at hand, which
+    What follows is for speed, and forgotten when communicators change: where connections are noted, by the text of the
+    writer's end; tuning lines that were taken of the communicator at hand, which
     need no second look as long as `holds` has True in it.
     """
 
     process: Process
     current: Membership | None = None
     waiting: dict[tuple[int, str], Waiting] = field(default_factory=dict)
-    targets: dict[bytes, Target] = field(default_factory=dict)
-    owners: dict[bytes, Membership] = field(default_factory=dict)
+    rows: dict[bytes, Row] = field(default_factory=dict)
     tuned: set[bytes] = field(default_factory=set)
     holds: list[bool] = field(default_factory=lambda: [True])
 
     def forget(self) -> None:
         """Communicators changed: look again."""
-        self.targets.clear()
-        self.owners.clear()
+        self.rows.clear()
         self.tuned = self.current.tuned if self.current is not None and self.current.rank == 0 else set()
         self.holds[0] = False
         self.holds = [True]
 
-    def lead(self, text: bytes, target: Target) -> Target:
-        """Remember where a text leads."""
-        if len(self.targets) >= _MOST_TARGETS:
-            self.targets.clear()
-        if len(self.owners) >= _MOST_OWNERS:
-            self.owners.clear()
-        self.targets[text] = target
-        return target
+    def lead(self, own_end: bytes, row: Row) -> None:
+        """Remember where connections are noted."""
+        if len(self.rows) >= _MOST_ENDS:
+            self.rows.clear()
+        self.rows[own_end] = row
 
     def wait(self, connection: Connection, bundles: Bundles) -> Row:
         """Where to note a line until its communicator is named."""

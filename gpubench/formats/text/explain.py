@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from gpubench.formats.text.columns import Column, lines
+from gpubench.formats.text.columns import Column, fitting, lines
 from gpubench.formats.text.page import INDENT, Page, plural
-from gpubench.model.explain_rows import CommunicatorRow, MemberRow, TransportRow
+from gpubench.model.explain_rows import CommunicatorRow, MemberRow, TransportRow, either
 from gpubench.model.report import Metadata, Record, Report, Row, Table
 from gpubench.model.units import compress_names
 from gpubench.model.verdict import Verdict
@@ -80,8 +80,9 @@ class ExplainView:
         if not transports:
             self._page.wrap(f"{INDENT}no connection: NCCL connects ranks when they first communicate")
             return
-        tables = [list(lines(_columns(transports, examples))) for examples in (8, 4, 3, 2, 1, 0)]
-        self._page.table(next((table for table in tables if max(map(len, table)) <= self._page.width), tables[-1]))
+        width = self._page.width
+        tables = [list(lines(fitting(_columns(transports, examples), width))) for examples in (8, 4, 3, 2, 1, 0)]
+        self._page.table(next((table for table in tables if max(map(len, table)) <= width), tables[-1]))
 
     def _ranks(self, communicators: Sequence[CommunicatorRow], members: Sequence[MemberRow]) -> None:
         """Who the ranks of the largest communicator are; of many, only where they are."""
@@ -120,7 +121,7 @@ def _kinds(communicators: Iterable[CommunicatorRow], transports: Iterable[Transp
 
 
 def _described(communicator: CommunicatorRow, more: int) -> str:
-    name = communicator.id or " or ".join(communicator.candidates) or "without a name"
+    name = communicator.id or either(communicator.candidates) or "without a name"
     ranks = "" if communicator.ranks is None else f": {plural(communicator.ranks, 'rank')}"
     nodes = "" if communicator.nodes is None else f" on {plural(communicator.nodes, 'node')}"
     missing = len(communicator.missing_ranks)
@@ -129,21 +130,24 @@ def _described(communicator: CommunicatorRow, more: int) -> str:
 
 
 def _columns(transports: Sequence[TransportRow], examples: int) -> list[Column]:
+    """Some of the pairs go first where there is no room; without any, whole columns do."""
+    spare = 0 if examples else 1
     columns = [
-        Column("where", [_PLACES[row.scope] for row in transports]),
+        Column("where", [_PLACES[row.scope] for row in transports], 2 * spare),
         Column("transport", [row.transport for row in transports]),
         Column("pairs", [str(row.pairs) for row in transports], right=True),
-        Column("channels", [_range(row.channels_least, row.channels_most) for row in transports], right=True),
-        Column("host memory", [_WORDS[row.host_staged] for row in transports]),
+        Column(
+            "channels", [_range(row.channels_least, row.channels_most) for row in transports], 3 * spare, right=True
+        ),
+        Column("host memory", [_WORDS[row.host_staged] for row in transports], spare),
         Column("verdict", [_VERDICTS.get(Verdict(row.verdict), row.verdict) for row in transports]),
     ]
     return columns + ([Column("who", [_who(row, examples) for row in transports])] if examples else [])
 
 
 def _who(row: TransportRow, examples: int) -> str:
-    shown = ", ".join(f"{src}→{dst}" for src, dst in row.first[:examples])
-    more = row.pairs - min(examples, len(row.first))
-    return shown + (f" and {more} more" if more else "")
+    shown = [f"{src}→{dst}" for src, dst in row.first[:examples]]
+    return ", ".join((*shown, "...") if row.pairs > len(shown) else shown)
 
 
 def _range(least: int, most: int) -> str:
