@@ -6,7 +6,7 @@ from gpubench.causes.cause import Explanation
 from gpubench.measure.explain_pairs import Scope
 from gpubench.measure.explain_summary import Examples, JobSummary, Part, StagedPaths
 from gpubench.model.explain_rows import either
-from gpubench.model.nccl_log import Communicator, LogFacts
+from gpubench.model.nccl_log import Communicator, LogFacts, RemarkKind
 from gpubench.model.units import compress_names
 from gpubench.model.verdict import Finding, Verdict
 
@@ -54,6 +54,16 @@ def _not_known(facts: LogFacts, summary: JobSummary, logs: Sequence[str]) -> Ite
     else:
         yield from _unknown_transports(summary.parts)
         yield from _silent(summary.parts)
+    refused = [remark for remark in facts.remarks if remark.kind is RemarkKind.NO_TRANSPORT]
+    if refused:
+        yield _error(
+            "no-transport",
+            _joined([" → ".join(filter(None, remark.about)) or "ranks" for remark in refused]),
+            f"NCCL gave up: {refused[0].text}",
+            "a transport for every pair",
+            "every transport was refused or switched off: NCCL_SHM_DISABLE, NCCL_NET_DISABLE_INTRA, NCCL_P2P_DISABLE",
+            "gpubench topo shows peer access; with fewer such variables NCCL falls back",
+        )
     if facts.unreadable:
         yield _error(
             "lines-unreadable",

@@ -123,10 +123,10 @@ class Judge:
         if one is None or other is None:
             known = self._tellers.get((one or other).process, Teller()) if one or other else Teller()  # type: ignore[union-attr]
             return Staged(one_node=network is None, same_host=False, network=network, source=known, rdma=self._rdma)
-        same_host = one.host == other.host
+        same_host = one.host == other.host and one is not other
         path = self._facts.paths.get((one.host, one.bus_id or "", other.bus_id or ""))
         return Staged(
-            one_node=one.node == other.node,
+            one_node=_scope(one, other) is Scope.INSIDE,
             same_host=same_host,
             network=network,
             path=path if same_host else None,
@@ -154,9 +154,10 @@ class Judge:
 
 
 def _scope(one: Member | None, other: Member | None) -> Scope:
+    """Where two ranks are; a rank that is connected with itself talks to a switch (CollNet)."""
     if one is None or other is None:
         return Scope.UNKNOWN
-    return Scope.INSIDE if one.node == other.node else Scope.ACROSS
+    return Scope.INSIDE if one.node == other.node and one is not other else Scope.ACROSS
 
 
 def _neighbours(members: Iterable[Member]) -> dict[int, frozenset[int]]:

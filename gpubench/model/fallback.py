@@ -7,7 +7,7 @@ sections, and the findings, from here.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from gpubench.model.evidence import Conclusion, Judgement, PathEvidence, decide, judge
+from gpubench.model.evidence import Conclusion, Confidence, Judgement, PathEvidence, decide, judge
 from gpubench.model.evidence_rows import EvidenceRow, FallbackRow
 from gpubench.model.selection import names
 from gpubench.model.staging_causes import Cause
@@ -21,6 +21,10 @@ PATH_DISPUTED = "path-disputed"
 _MOST_PAIRS = 4
 _MOST_NAMED = 1000
 _MOST_ROWS = 10_000
+_Alike = tuple[Conclusion, Verdict, str | None, float | None]
+"""What paths of one line have in common: conclusion, verdict, transport and limit."""
+
+_LEAST_SURE_FIRST = (Confidence.NONE, Confidence.WEAK, Confidence.LIKELY, Confidence.PROVEN)
 _GRAVEST_FIRST = (Conclusion.WRONG, Conclusion.STAGED, Conclusion.DISPUTED, Conclusion.UNKNOWN, Conclusion.DIRECT)
 
 
@@ -100,28 +104,27 @@ def _evidence_row(path: KnownPath, origin: str) -> EvidenceRow:
 def fallback_rows(
     paths: Sequence[KnownPath], origin: str, cause_of: Callable[[Sequence[KnownPath]], Cause], unheard: str = ""
 ) -> list[FallbackRow]:
-    """The section `fallback`, gravest first: paths that fare alike and travel alike, a line each.
+    """The section `fallback`, gravest first: paths that fare alike and travel alike, a line each, as sure as the least.
 
     `cause_of` finds the first cause of staged paths. `unheard` is why nobody, or not everybody, could say what was
     chosen; where no path at all is known, it stands for all of them.
     """
-    groups: dict[tuple[Judgement, str | None, float | None], list[KnownPath]] = {}
+    groups: dict[_Alike, list[KnownPath]] = {}
     for path in paths:
-        groups.setdefault((path.judgement, names(path.transports), path.limit_gb_s), []).append(path)
-    rows = [_row(judgement, members, origin, cause_of, unheard) for (judgement, _, _), members in groups.items()]
+        judgement = path.judgement
+        alike = judgement.conclusion, judgement.verdict, names(path.transports), path.limit_gb_s
+        groups.setdefault(alike, []).append(path)
+    rows = [_row(members, origin, cause_of, unheard) for members in groups.values()]
     if unheard and not paths:
         rows.append(unknown_row(origin, unheard))
     return sorted(rows, key=lambda row: (_GRAVEST_FIRST.index(Conclusion(row.conclusion)), row.verdict == Verdict.SKIP))
 
 
 def _row(
-    judgement: Judgement,
-    members: Sequence[KnownPath],
-    origin: str,
-    cause_of: Callable[[Sequence[KnownPath]], Cause],
-    unheard: str,
+    members: Sequence[KnownPath], origin: str, cause_of: Callable[[Sequence[KnownPath]], Cause], unheard: str
 ) -> FallbackRow:
-    first = members[0]
+    first = min(members, key=lambda path: _LEAST_SURE_FIRST.index(path.judgement.confidence))
+    judgement = first.judgement
     cause = cause_of(members) if judgement.conclusion is Conclusion.STAGED else None
     slowest = min((path.bandwidth_gb_s for path in members if path.bandwidth_gb_s), default=None)
     limit = first.limit_gb_s

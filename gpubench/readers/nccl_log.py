@@ -33,6 +33,9 @@ _CHANNEL = _INFO + b"Channel "
 _MESSAGE = re.compile(rb" NCCL (INFO|WARN) ")
 _OPERATION = b": opCount "
 _HANDLE = b" comm 0x"
+_REMNANT = b"] via "
+"""In what is left of a connection's line whose beginning another line took away."""
+
 _LONGEST_NAME = 50
 _SIZE = b" Bytes -> "
 
@@ -148,11 +151,13 @@ class NcclLogReader:
     def _take_any(self, line: bytes) -> None:
         if b"NCCL" not in line:
             self._other_lines += 1
+            self._unreadable += _REMNANT in line
             return
         if b"[0m" in line:
             line = _LOST_COLOR.sub(b"", line)
         head, found, message = line.partition(_INFO)
-        thread = self._thread(head) if found and b" NCCL " not in message else None
+        is_whole = found and b" NCCL " not in message and _REMNANT not in head
+        thread = self._thread(head) if is_whole else None
         if thread is None:
             self._read_messages(line)
         else:
@@ -167,9 +172,12 @@ class NcclLogReader:
             self._notes.take_version(line)
         start, found = 0, list(_MESSAGE.finditer(line))
         self._other_lines += not found
+        before = line[: found[0].start()] if found else line
+        self._unreadable += _REMNANT in before
         for number, each in enumerate(found, 1):
             is_last = number == len(found)
-            thread = self._thread(line[start : each.start()], behind_text=number > 1)
+            behind_text = number > 1 or _REMNANT in before
+            thread = self._thread(line[start : each.start()], behind_text=behind_text)
             start = each.end()
             message = line[start : len(line) if is_last else found[number].start()]
             if thread is None:

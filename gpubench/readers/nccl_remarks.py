@@ -77,7 +77,7 @@ _FORMS: Mapping[str, tuple[_Form, ...]] = {
 FIRST_WORDS = frozenset(word.encode() for word in _FORMS)
 
 _GDR = re.compile(r"NET/[^:]{1,60}: GPU Direct RDMA (Enabled|Disabled) for HCA (\d{1,6}) '([^']{0,60})'", re.ASCII)
-_SETTING = re.compile(rb"(NCCL_\w{1,60}) set by environment to (.*)", re.S)
+_SETTING = re.compile(rb"(NCCL_\w{1,60}) set (?:by environment )?to (.*)", re.S)
 _NETWORK = re.compile(rb"Using network (.{1,60})")
 _VERSION = re.compile(rb"NCCL version (\d[\w.]{0,30}(?:\+cuda[\d.]{1,10})?)")
 _PATHS = re.compile(rb"GPU/(?:[0-9a-fA-F]{1,4}-)?([0-9a-fA-F]{1,14}) :")
@@ -102,7 +102,7 @@ def parse_remark(message: bytes) -> RemarkLine | None:
 
 
 def parse_setting(message: bytes) -> tuple[str, str] | None:
-    """'NCCL_P2P_DISABLE set by environment to 1', some of which end with a full stop."""
+    """'NCCL_P2P_DISABLE set by environment to 1', some of which end with a full stop; 'NCCL_IB_HCA set to mlx5_0'."""
     found = _SETTING.match(message[:_LONGEST])
     if found is None:
         return None

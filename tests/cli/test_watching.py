@@ -14,6 +14,7 @@ from gpubench.hardware.alone import AloneGroup
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.model.report import RankIdentity
 from gpubench.ports import Counted
+from tests.fakes.library_log import FakeLog
 from tests.fakes.ranks import ThreadGroup, run_ranks
 from tests.measure.test_collective import request_for
 
@@ -107,6 +108,22 @@ def test_strict_takes_the_ways_through_host_memory_away_but_what_the_user_set(mo
     assert [os.environ.get(name) for name in REFUSALS] == ["0", None]
 
 
+class QuietLog(FakeLog):
+    """In the place of one that changes the environment, which the threads of a test share."""
+
+    def __init__(self, *_arguments: object) -> None:
+        super().__init__()
+
+    def __enter__(self) -> "QuietLog":
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        pass
+
+    def warnings(self) -> list[str]:
+        return []
+
+
 def refused(warning: str, *, strict: bool) -> GpubenchError:
     """The error of the last of two ranks that NCCL refuses."""
 
@@ -124,6 +141,7 @@ def refused(warning: str, *, strict: bool) -> GpubenchError:
 
 def test_a_refusal_names_pair_and_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
+    monkeypatch.setattr(watching, "NcclLog", QuietLog)
     warning = "No transport found for rank 0[60] -> rank 1[70]"
     asked_for = refused(warning, strict=True)
     assert isinstance(asked_for, RefusedPathError)

@@ -28,7 +28,7 @@ def test_none_and_how_it_is_known() -> None:
 def test_none_may_be_known_of_some_paths_better_than_of_others() -> None:
     unchecked = DIRECT.__class__(capability=DIRECT.capability, selection=DIRECT.selection)
     (line,) = fallback_lines(report(path(0, 1, DIRECT), path(1, 0, DIRECT), path(0, 2, unchecked)))
-    assert line.startswith("fallback: none: all 3 pairs direct over P2P/CUMEM (2 proven, 1 likely): the library chose")
+    assert line.startswith("fallback: none: all 3 pairs direct over P2P/CUMEM (likely): the library chose")
 
 
 def test_which_pairs_how_slow_and_why() -> None:

@@ -282,6 +282,36 @@ def test_ranks_of_no_communicator_are_an_error() -> None:
     assert ids(report_of(*logs)) == ["communicator-unknown"]
 
 
+def test_a_switch_that_reduces_is_between_nodes() -> None:
+    job = Job(ranks=2, per_node=1, via=lambda a, b, r: "NET/IB/0/GDRDMA")
+    more = "".join(f"{job.head(0)}CollNet 00/0 : 0 [{end}] via COLLNET/SHARP/0\n" for end in ("send", "receive"))
+    report = report_of(*job.logs(), more)
+    (row,) = [row for row in rows(report, "paths") if row["host_staged"]]
+    assert (row["src"], row["dst"], row["scope"], row["cause"]) == (0, 0, "network", "unknown")
+
+
+def test_nccl_that_gave_up() -> None:
+    job = Job()
+    warning = job.head(0).replace(" INFO ", " WARN ") + "No transport found for rank 0[0] -> rank 1[1]\n"
+    report = report_of(*job.logs(), warning)
+    assert ids(report) == ["no-transport"]
+    assert report.findings[0].subject == "0 → 1"
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_lines_that_were_written_into_each_other_do_not_pass(data: st.DataObject) -> None:
+    """One rank's connection line, with another's whole line in the middle of it."""
+    job = Job(ranks=2, per_node=2, channels=1, via=lambda a, b, r: None if r else "P2P/CUMEM")
+    lines = "".join(job.logs()).splitlines()
+    place = data.draw(st.sampled_from([number for number, line in enumerate(lines) if " via " in line]))
+    whole = lines[place]
+    cut = data.draw(st.integers(1, len(whole) - len("via P2P/CUMEM")))
+    between_them = f"{job.head(1)}Bootstrap: Using eth0:10.0.0.1<0>"
+    lines[place] = f"{whole[:cut]}{between_them}\n{whole[cut:]}"
+    assert report_of("\n".join(lines) + "\n").verdict is not Verdict.PASS
+
+
 def test_unknown_transports_are_counted() -> None:
     report = report_of(*Job(via=via(inside="P2P/QUANTUM")).logs())
     (finding,) = report.findings

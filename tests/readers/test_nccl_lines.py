@@ -263,6 +263,7 @@ def test_settings() -> None:
     assert parse_setting(b"NCCL_P2P_DISABLE set by environment to 1") == ("NCCL_P2P_DISABLE", "1")
     assert parse_setting(b"NCCL_NVLS_ENABLE set by environment to 0.") == ("NCCL_NVLS_ENABLE", "0")
     assert parse_setting(b"NCCL_P2P_LEVEL set by environment to LOC") == ("NCCL_P2P_LEVEL", "LOC")
+    assert parse_setting(b"NCCL_IB_HCA set to mlx5_0") == ("NCCL_IB_HCA", "mlx5_0")
     assert parse_setting(b"NCCL_IB_HCA is fine") is None
 
 

@@ -146,6 +146,18 @@ def test_lines_that_fit_two_communicators_are_kept_apart_and_name_both() -> None
     assert [paths(each) for each in twice] == [paths(unclear)] * 2
 
 
+@pytest.mark.parametrize("version", [(2, 10), (2, 18), (2, 28)])
+def test_one_process_that_drives_all_gpus(version: tuple[int, int]) -> None:
+    class Threads(Job):
+        def head(self, rank: int) -> str:
+            return f"vm:100:{110 + rank} [{rank}] NCCL INFO "
+
+    job = Threads(version=version, per_node=4, via=lambda a, b, r: None if r else "P2P/direct pointer")
+    (communicator,) = read(interleaved(job.logs(), 5)).communicators
+    assert paths(communicator) == ring(4, "P2P/direct pointer", "", per_node=4)
+    assert {member.process for member in communicator.members} == {"vm:100"}
+
+
 def test_a_split_is_told_from_its_parent() -> None:
     def log(rank: int) -> str:
         job = Job(ranks=2)

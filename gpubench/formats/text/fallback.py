@@ -1,6 +1,5 @@
 """The verdict on fallback in words: a line that says none and how that is known, or lines that say which pairs."""
 
-from collections import Counter
 from collections.abc import Sequence
 
 from gpubench.formats.text.columns import Column, fitting, lines
@@ -30,15 +29,20 @@ def judged_lines(report: Report) -> list[tuple[Verdict, str]]:
 
 
 def _none(rows: Sequence[FallbackRow]) -> str:
-    """That all is direct, how sure that is, and how the most of it is known."""
+    """That all is direct, and how most of it is known."""
     pairs = sum(row.count for row in rows)
     over = " and ".join(dict.fromkeys(row.transport for row in rows if row.transport))
     most = max(rows, key=lambda row: row.count)
+<<<<<<< HEAD
     count = Counter({row.confidence: 0 for row in rows})
     for row in rows:
         count[row.confidence] += row.count
     sure = most.confidence if len(count) == 1 else ", ".join(f"{number} {word}" for word, number in count.items())
     subject = f"all {pairs} pairs" if pairs > 1 else shown(most)
+=======
+    sure = "/".join(dict.fromkeys(row.confidence for row in rows))
+    subject = f"all {pairs} pairs" if pairs > 1 else most.pairs[0]
+>>>>>>> capture
     return f"{_lead(most)}none: {subject} direct{f' over {over}' if over else ''} ({sure}): {most.how}"
 
 
