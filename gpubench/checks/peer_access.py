@@ -54,7 +54,8 @@ def find(facts: Facts) -> Iterator[Finding]:
             yield _refusal(facts, node, refusal, pairs)
 
 
-def _cause_and_advice(refusal: Refusal) -> tuple[str, str]:
+def cause_and_advice(refusal: Refusal) -> tuple[str, str]:
+    """Why the driver refuses peer access so, and what to do about it."""
     if refusal.mig or refusal.wired:
         return _MIG if refusal.mig else _FABRIC
     return _MESH if refusal.mesh else _CAUSES.get(refusal.status, _OTHER)
@@ -62,7 +63,7 @@ def _cause_and_advice(refusal: Refusal) -> tuple[str, str]:
 
 def _refusal(facts: Facts, node: Topology, refusal: Refusal, pairs: list[tuple[GpuFacts, GpuFacts]]) -> Finding:
     status, by_design = refusal.status, refusal.by_design
-    cause, advice = _cause_and_advice(refusal)
+    cause, advice = cause_and_advice(refusal)
     everybody = len(pairs) == len(node.gpus) * (len(node.gpus) - 1)
     named = [f"{source.device} → {destination.device}" for source, destination in pairs]
     where = facts.subject(node) if len(facts.nodes) > 1 else ""

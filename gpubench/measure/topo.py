@@ -3,6 +3,9 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from gpubench.checks import CHECKS, Facts, run
+from gpubench.measure.topo_fallback import findings as prospect_findings
+from gpubench.measure.topo_fallback import prospects
+from gpubench.model.evidence_rows import FALLBACK_SECTION, FallbackRow
 from gpubench.model.nodes import group
 from gpubench.model.profile import Profile
 from gpubench.model.rank_facts import RankFacts
@@ -17,7 +20,7 @@ from gpubench.model.verdict import Verdict, overall
 
 SECTIONS = (
     *("gpus", "nvlinks", "nics", "nodes", "kinds", "matrix", "peer_access", "limits", PAIRS_SECTION, "ranks", "tree"),
-    "findings",
+    *(FALLBACK_SECTION, "findings"),
 )
 
 
@@ -34,7 +37,8 @@ def examine(
     measurement, so a finding that would fail the machine is a warning here, unless `strict`.
     """
     kinds = group(nodes)
-    found = run(CHECKS, Facts(nodes, kinds, ranks, profiles))
+    expected = prospects(nodes, kinds, ranks)
+    found = (*run(CHECKS, Facts(nodes, kinds, ranks, profiles)), *prospect_findings(expected))
     findings = found if strict else tuple(finding.softened() for finding in found)
     verdict = overall([Verdict.PASS, *(finding.severity for finding in findings)])
     if strict and verdict is Verdict.WARN:
@@ -52,6 +56,7 @@ def examine(
         PAIRS_SECTION: _table(PairRow, lambda: pair_rows_of(nodes)),
         "ranks": _table(RankRow, lambda: rank_rows(ranks)),
         "tree": _table(TreeRow, lambda: _each([nodes[kind.representative] for kind in kinds], tree_rows)),
+        FALLBACK_SECTION: _table(FallbackRow, lambda: expected),
     }
     return Report(verdict=verdict, complete=True, findings=findings, sections=sections, main=PAIRS_SECTION)
 

@@ -20,13 +20,15 @@ class State(StrEnum):
 
 
 class Conclusion(StrEnum):
-    """What all evidence together says of a path."""
+    """What all evidence together says of a path. The last two are for paths that nothing was sent over."""
 
     DIRECT = "direct"
     STAGED = "staged"
     WRONG = "wrong data"
     DISPUTED = "disputed"
     UNKNOWN = "unknown"
+    POSSIBLE = "direct possible"
+    IMPOSSIBLE = "direct impossible"
 
 
 class Confidence(StrEnum):

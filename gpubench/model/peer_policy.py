@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from gpubench.model.snapshot import GpuFacts, NvlinkPeer
 from gpubench.model.topology import P2P_STATUS, PeerAccess, Topology
 
+NCCL_POLICY = "NCCL takes peer access up to path class PXB (NCCL_P2P_LEVEL)"
+
 _BEYOND_PXB = ("PHB", "NODE", "SYS")
 _MOST_GPUS_ON_AMD = 2
 
@@ -59,4 +61,4 @@ def nccl_keeps_off(node: Topology, source: GpuFacts, destination: GpuFacts) -> s
     path = node.path(source, destination)
     if path not in _BEYOND_PXB or ("AMD" in (node.snapshot.machine.cpu or "") and len(node.gpus) <= _MOST_GPUS_ON_AMD):
         return ""
-    return f"NCCL takes peer access up to path class PXB (NCCL_P2P_LEVEL), and this is {path}"
+    return f"{NCCL_POLICY}, and this is {path}"

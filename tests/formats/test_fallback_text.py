@@ -1,10 +1,15 @@
 """The loud line, and the table of evidence."""
 
+from dataclasses import replace
+
 from gpubench.formats.text.fallback import evidence_notes, evidence_table, fallback_lines
+from gpubench.hardware.simulated.machine import parse_machine, snapshots
+from gpubench.measure.topo import examine
 from gpubench.model.evidence import Evidence, State
 from gpubench.model.evidence_rows import EVIDENCE_SECTION, FALLBACK_SECTION, EvidenceRow, FallbackRow
 from gpubench.model.fallback import KnownPath, evidence_rows, fallback_rows
 from gpubench.model.report import Report, Table
+from gpubench.model.topology import Topology
 from gpubench.model.verdict import Verdict
 from tests.model.test_fallback import DIRECT, DISPUTED, STAGED, UNKNOWN, cause_of, path
 
@@ -50,6 +55,22 @@ def test_the_disputed_and_the_unknown() -> None:
     assert "fallback: disputed: ranks 0 → 1" in fallback_lines(report(path(0, 1, DISPUTED)))[0]
     assert "fallback: not known for ranks 0 → 1" in fallback_lines(report(path(0, 1, UNKNOWN)))[0]
     assert fallback_lines(report(unheard="rank 0: silent")) == ["fallback: not known: rank 0: silent"]
+
+
+def test_what_was_only_looked_at_is_to_be_expected() -> None:
+    node = snapshots(parse_machine("hgx-h200-2"))[0]
+    (line,) = fallback_lines(examine([Topology(node)]))
+    assert line == (
+        "fallback (simulated): none to be expected: direct possible for all 2 pairs (NV18; peer access possible); "
+        "gpubench p2p shows what is"
+    )
+    refused = tuple(replace(pair, cuda=False, read="CNS", write="CNS") for pair in node.pairs)
+    pcie = tuple(replace(gpu, nvlinks=()) for gpu in node.gpus)
+    (line,) = fallback_lines(examine([Topology(replace(node, pairs=refused, gpus=pcie))]))
+    assert line.startswith(
+        "fallback (simulated): to be expected, HOST-STAGED: all 2 pairs (PHB; peer access chipset not"
+    )
+    assert line.endswith("set x-nv-gpudirect-clique")
 
 
 def test_what_is_simulated_or_wrong_is_said_so() -> None:

@@ -25,7 +25,7 @@ def judged_lines(report: Report) -> list[tuple[Verdict, str]]:
     rows = [row for row in section.rows() if isinstance(row, FallbackRow)] if isinstance(section, Table) else []
     if rows and all(row.conclusion == Conclusion.DIRECT for row in rows):
         return [(Verdict.PASS, _none(rows))]
-    return [(Verdict(row.verdict), _line(row)) for row in rows]
+    return [(Verdict(row.verdict), _line(row, is_only=len(rows) == 1)) for row in rows]
 
 
 def _none(rows: Sequence[FallbackRow]) -> str:
@@ -33,16 +33,8 @@ def _none(rows: Sequence[FallbackRow]) -> str:
     pairs = sum(row.count for row in rows)
     over = " and ".join(dict.fromkeys(row.transport for row in rows if row.transport))
     most = max(rows, key=lambda row: row.count)
-<<<<<<< HEAD
-    count = Counter({row.confidence: 0 for row in rows})
-    for row in rows:
-        count[row.confidence] += row.count
-    sure = most.confidence if len(count) == 1 else ", ".join(f"{number} {word}" for word, number in count.items())
-    subject = f"all {pairs} pairs" if pairs > 1 else shown(most)
-=======
     sure = "/".join(dict.fromkeys(row.confidence for row in rows))
-    subject = f"all {pairs} pairs" if pairs > 1 else most.pairs[0]
->>>>>>> capture
+    subject = f"all {pairs} pairs" if pairs > 1 else shown(most)
     return f"{_lead(most)}none: {subject} direct{f' over {over}' if over else ''} ({sure}): {most.how}"
 
 
@@ -50,26 +42,27 @@ def _lead(row: FallbackRow) -> str:
     return "fallback (simulated): " if row.origin == Origin.SIMULATED else "fallback: "
 
 
-def _line(row: FallbackRow) -> str:
-    pairs, lead = _pairs(row), _lead(row)
+def _line(row: FallbackRow, *, is_only: bool) -> str:
+    pairs = f"all {row.count} pairs" if is_only and row.count > 1 else shown(row, _MOST_PAIRS)
+    lead = _lead(row)
     over = f" over {row.transport}" if row.transport else ""
+    kind = "by design" if row.verdict == Verdict.SKIP else "HOST-STAGED"
+    advice = "" if row.verdict == Verdict.SKIP or not row.advice else f"; {row.advice}"
     match Conclusion(row.conclusion):
         case Conclusion.DIRECT:
             return f"{lead}not for {pairs}, direct{over} ({row.confidence})"
         case Conclusion.STAGED:
-            kind = "by design" if row.verdict == Verdict.SKIP else "HOST-STAGED"
-            advice = "" if row.verdict == Verdict.SKIP or not row.advice else f"; {row.advice}"
             return f"{lead}{kind}: {pairs} through host memory{over}{slowdown(row)}; {row.cause_seen}{advice}"
         case Conclusion.WRONG:
             return f"{lead}{pairs}{over}: wrong data arrived"
         case Conclusion.DISPUTED:
             return f"{lead}disputed: {pairs}{over}: {row.how}"
+        case Conclusion.POSSIBLE:
+            return f"{lead}none to be expected: direct possible for {pairs} ({row.how}); gpubench p2p shows what is"
+        case Conclusion.IMPOSSIBLE:
+            return f"{lead}to be expected, {kind}: {pairs} ({row.how}) through host memory; {row.cause_seen}{advice}"
         case Conclusion.UNKNOWN:
             return f"{lead}not known{f' for {pairs}' if row.pairs else ''}{over}: {row.how}"
-
-
-def _pairs(row: FallbackRow) -> str:
-    return shown(row, _MOST_PAIRS)
 
 
 def evidence_table(report: Report, width: int) -> list[str]:

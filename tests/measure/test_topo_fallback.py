@@ -1,0 +1,122 @@
+"""What topo expects of paths: where a direct one exists, and what stands in its way."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from gpubench.hardware.simulated.machine import parse_machine, snapshots
+from gpubench.measure.topo import examine
+from gpubench.model.evidence_rows import FallbackRow
+from gpubench.model.rank_facts import RankFacts
+from gpubench.model.report import Report, Table
+from gpubench.model.snapshot import GpuFacts, PairFacts, PciPlace, Snapshot
+from gpubench.model.topology import Topology
+from gpubench.model.verdict import Verdict
+
+
+def facts(environment: Mapping[str, str] = {}, rank: int = 0, shm_device: int = 7) -> RankFacts:
+    return RankFacts(
+        rank=rank, host="node0", node=0, local_rank=rank, pid=9, shm_device=shm_device, environment=environment
+    )
+
+
+def rows(report: Report) -> list[FallbackRow]:
+    section = report.sections["fallback"]
+    assert isinstance(section, Table)
+    return [row for row in section.rows() if isinstance(row, FallbackRow)]
+
+
+def looked_at(node: Snapshot, *ranks: RankFacts, strict: bool = False) -> Report:
+    return examine([Topology(node)], ranks, strict=strict)
+
+
+def h200s(gpus: int = 4) -> Snapshot:
+    return snapshots(parse_machine(f"hgx-h200-{gpus}"))[0]
+
+
+def over_pcie(path: str) -> Snapshot:
+    """Two GPUs without NVLinks, that far apart."""
+    place = PciPlace(host_bridge="pci0000:00", numa_node=0)
+    gpus = tuple(GpuFacts(index=n, bus_id=f"0000:0{n}:00.0", name="L40S", nvlinks=(), place=place) for n in range(2))
+    pairs = [
+        PairFacts(source=f"GPU{one}", destination=f"GPU{1 - one}", path=path, cuda=True, read="OK", write="OK")
+        for one in range(2)
+    ]
+    return replace(h200s(2), gpus=gpus, pairs=tuple(pairs), nvswitches=())
+
+
+def test_what_is_possible_is_not_called_direct() -> None:
+    (row,) = rows(looked_at(h200s(), facts()))
+    assert (row.conclusion, row.verdict, row.confidence, row.count) == ("direct possible", "PASS", "weak", 12)
+    assert (row.cause, row.how) == (None, "NV18; peer access possible")
+
+
+@pytest.mark.parametrize("environment", [{"NCCL_P2P_DISABLE": "1"}, {"NCCL_P2P_LEVEL": "LOC"}])
+def test_a_variable_that_keeps_nccl_off_nvlinks_is_named(environment: dict[str, str]) -> None:
+    report = looked_at(h200s(), facts(environment), strict=True)
+    (row,) = rows(report)
+    name, value = next(iter(environment.items()))
+    assert (row.conclusion, row.cause, row.advice) == ("direct impossible", "environment", f"unset {name}")
+    assert row.cause_seen == f"{name}={value} keeps NCCL off it"
+    (finding,) = [each for each in report.findings if each.id == "fallback-expected"]
+    assert (finding.severity, len(finding.subjects)) == (Verdict.FAIL, 12)
+    assert report.verdict is Verdict.FAIL
+    assert looked_at(h200s(), facts(environment)).verdict is Verdict.WARN
+
+
+@pytest.mark.parametrize("environment", [{"NCCL_P2P_DISABLE": "0"}, {"NCCL_P2P_LEVEL": "NVL"}, {"NCCL_P2P_LEVEL": "?"}])
+def test_a_variable_that_changes_nothing_is_not_blamed(environment: dict[str, str]) -> None:
+    (row,) = rows(looked_at(h200s(), facts(environment)))
+    assert row.conclusion == "direct possible"
+
+
+@pytest.mark.parametrize(
+    ("path", "environment", "cause"),
+    [
+        ("PIX", {}, None),
+        ("PXB", {}, None),
+        ("PHB", {}, "by-design"),
+        ("NODE", {}, "by-design"),
+        ("SYS", {}, "by-design"),
+        ("PXB", {"NCCL_P2P_LEVEL": "PIX"}, "environment"),
+        ("PIX", {"NCCL_P2P_LEVEL": "PIX"}, None),
+        ("NODE", {"NCCL_P2P_LEVEL": "PHB"}, None),
+        ("SYS", {"NCCL_P2P_LEVEL": "PHB"}, "by-design"),
+        ("SYS", {"NCCL_P2P_LEVEL": "SYS"}, None),
+    ],
+)
+def test_how_far_nccl_goes(path: str, environment: dict[str, str], cause: str | None) -> None:
+    (row,) = rows(looked_at(over_pcie(path), facts(environment)))
+    assert row.cause == cause
+    assert row.verdict == {None: "PASS", "by-design": "SKIP", "environment": "FAIL"}[cause]
+
+
+def test_ranks_of_one_host_that_do_not_share_memory() -> None:
+    report = looked_at(h200s(), facts(), facts(rank=1, shm_device=8))
+    (row,) = rows(report)
+    assert (row.conclusion, row.cause) == ("direct impossible", "shm-not-shared")
+    assert [finding.id for finding in report.findings] == ["shm-not-shared"]
+
+
+def test_what_the_driver_refuses_comes_with_its_cure() -> None:
+    node = h200s(2)
+    refused = tuple(replace(pair, cuda=False, read="NS", write="NS") for pair in node.pairs)
+    report = looked_at(replace(node, pairs=refused), facts())
+    (row,) = rows(report)
+    assert (row.cause, row.verdict) == ("refused", "FAIL")
+    assert "fabric manager" in str(row.cause_seen)
+    assert "nvidia-fabricmanager" in str(row.advice)
+    assert "fallback-expected" not in {finding.id for finding in report.findings}
+
+
+def test_nothing_known_is_nothing_fine() -> None:
+    (row,) = rows(looked_at(replace(h200s(2), pairs=()), facts()))
+    assert (row.conclusion, row.verdict) == ("unknown", "ERROR")
+
+
+def test_pairs_of_several_kinds_of_nodes_are_named_with_their_node() -> None:
+    nodes = [Topology(each) for name in ("hgx-h200-2", "hgx-h100-8") for each in snapshots(parse_machine(f"{name}*2"))]
+    found = rows(examine(nodes))
+    assert sum(row.count for row in found) == 2 + 56
+    assert all(pair.count("node") == 2 for row in found for pair in row.pairs)
