@@ -51,3 +51,10 @@ def test_the_decision_table_is_documented() -> None:
         follows = (judgement.conclusion, judgement.verdict, judgement.confidence, rule.meaning)
         assert line == "| " + " | ".join([*map(cell, cells), *follows]) + " |"
     assert not lines[start + 2 + len(RULES)].startswith("|")
+
+
+def test_the_readme_shows_what_evidence_looks_like() -> None:
+    command = "gpubench allreduce --simulate hgx-h200-4 --sizes 1G --fault link0-1:staged=yes --evidence"
+    shown = (ROOT / "README.md").read_text().partition(f"$ {command}\n...\n")[2].partition("...\n```")[0]
+    assert shown
+    assert shown in gpubench(*command.split()[1:]).stdout

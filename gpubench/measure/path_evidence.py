@@ -61,7 +61,8 @@ def conclude(
 ) -> Outcome:
     """The verdict on all paths. `due` are each rank's sent and received bytes for a byte of the size, at least."""
     paths = _Paths(heard, seen, around, due).known()
-    rows = fallback_rows(paths, Origin.MEASURED, lambda members: _cause(members, around), _unheard(heard))
+    unheard = f"NCCL's log was not heard: {heard.silence}" if heard.silence else ""
+    rows = fallback_rows(paths, Origin.MEASURED, lambda members: _cause(members, around), unheard, _lost(heard))
     if rows and heard.no_tuning and not heard.silence:
         rows[0] = replace(rows[0], how=f"{rows[0].how}; no algorithms: {heard.no_tuning}")
     return Outcome(_sections(evidence_rows(paths, Origin.MEASURED), rows), findings(rows, strict=strict))
@@ -99,11 +100,10 @@ def _sections(evidence: Sequence[EvidenceRow], fallback: Sequence[FallbackRow]) 
     }
 
 
-def _unheard(heard: Heard) -> str:
-    if heard.silence:
-        return f"NCCL's log was not heard: {heard.silence}"
-    missing = sorted({rank for used in shared(heard.choices) for rank in used.unheard})
-    return f"NCCL named no connection of rank {', '.join(map(str, missing))}" if missing else ""
+def _lost(heard: Heard) -> list[str]:
+    """Ranks whose library was heard, and named nobody that they send to."""
+    ranks = {rank for used in shared(heard.choices) for rank in used.unheard}
+    return [] if heard.silence else [str(rank) for rank in sorted(ranks)]
 
 
 def _cause(members: Sequence[KnownPath], around: Circumstances) -> Cause:
