@@ -17,7 +17,10 @@ from gpubench.readers.nccl_remarks import (
 Key = TypeVar("Key")
 
 _MOST = 2**14
-"""Different settings, remarks and paths that are kept: more than a job of thousands of ranks has."""
+"""Different settings and remarks that are kept: more than a job of thousands of ranks has."""
+
+_MOST_PATHS = 2**16
+"""The GPUs of a thousand nodes."""
 
 _MOST_VERSIONS = 32
 _MOST_WARNINGS = 32
@@ -53,7 +56,7 @@ class Notes:
         elif message.startswith(b"NCCL version "):
             self.take_version(message)
         elif message.startswith(b"GPU/"):
-            if len(self.paths) < _MOST:
+            if len(self.paths) < _MOST_PATHS:
                 self.paths |= {(host, *pair): path for pair, path in parse_paths(message).items()}
         elif remark := parse_remark(message):
             key = remark.kind, remark.about

@@ -312,6 +312,15 @@ def test_lines_that_were_written_into_each_other_do_not_pass(data: st.DataObject
     assert report_of("\n".join(lines) + "\n").verdict is not Verdict.PASS
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_a_network_line_that_is_lost_without_a_trace_does_not_pass(data: st.DataObject) -> None:
+    job = Job(ranks=3, per_node=1, channels=2, via=lambda a, b, r: "NET/IB/0/GDRDMA")
+    lines = "".join(job.logs()).splitlines(keepends=True)
+    lines.pop(data.draw(st.sampled_from([number for number, line in enumerate(lines) if " via " in line])))
+    assert ids(report_of("".join(lines))) == ["ends-missing"]
+
+
 def test_unknown_transports_are_counted() -> None:
     report = report_of(*Job(via=via(inside="P2P/QUANTUM")).logs())
     (finding,) = report.findings
