@@ -209,6 +209,7 @@ def test_missing_ranks_are_named() -> None:
     assert report.verdict is Verdict.ERROR
     missing = next(finding for finding in report.findings if finding.id == "ranks-missing")
     assert missing.seen == "no log of rank 1-2"
+    assert missing.subjects == ("communicator 0xabc1",)
     assert "%h.%p" in missing.next_command
 
 
