@@ -58,6 +58,7 @@ class Judge:
         self._gpus: dict[str, set[str]] = {}
         for host, source, _ in facts.paths:
             self._gpus.setdefault(host, set()).add(source)
+        self._refused = _refused(facts.remarks)
         self._explained: dict[Staged, Explanation] = {}
 
     def groups(self, communicator: Communicator) -> Iterator[tuple[int, list[Group]]]:
@@ -131,18 +132,22 @@ class Judge:
             network=network,
             path=path if same_host else None,
             gpus=len(self._gpus.get(one.host, ())) if same_host else 0,
-            notes=tuple(dict.fromkeys(self._notes(one, other))),
+            notes=tuple(dict.fromkeys(self._notes(one, other, path if same_host else None))),
             source=self._tellers.get(one.process, Teller()),
             destination=self._tellers.get(other.process, Teller()),
             rdma=self._rdma,
         )
 
-    def _notes(self, one: Member, other: Member) -> Iterator[Note]:
+    def _notes(self, one: Member, other: Member, path: str | None) -> Iterator[Note]:
         """Lines about these two GPUs."""
         if one.host == other.host and None not in (one.nvml_index, other.nvml_index):
             indices = str(one.nvml_index), str(other.nvml_index)
             for key in (indices, indices[::-1]):
                 yield from self._on(one.host, self._about.get(key, ()))
+            # NCCL does not print the driver's refusal of pairs whose path is SYS: it would not use them anyway.
+            refused = [self._refused.get((one.host, index)) for index in indices]
+            if path in (None, "SYS") and None not in refused:
+                yield from filter(None, refused)
         for first, second in ((one, other), (other, one)):
             yield from self._on(one.host, self._about.get((first.bus_id or "", second.bus_id or ""), ()))
             yield from self._on(first.host, self._about.get(first.bus_id or "", ()))
@@ -184,6 +189,17 @@ def _tellers(facts: LogFacts) -> Mapping[str, Teller]:
         teller = Teller(tuple(settings.get(process, ())), tuple(notes.get(process, ())))
         found[process] = shared.setdefault(teller, teller)
     return found
+
+
+def _refused(remarks: Iterable[Remark]) -> Mapping[tuple[str, str], Note]:
+    """By host and NVML index, GPUs to which the driver gives no peer access over PCIe, to whomever."""
+    return {
+        (process.rpartition(":")[0], index): Note(remark.kind, remark.about, remark.text)
+        for remark in remarks
+        if remark.kind is RemarkKind.DRIVER_REFUSED
+        for process in remark.processes
+        for index in remark.about
+    }
 
 
 def _about_devices(remarks: Iterable[Remark]) -> Mapping[object, list[_NoteOfHosts]]:

@@ -7,6 +7,7 @@ from typing import TypeVar
 from gpubench.model.nccl_log import Remark, RemarkKind, Setting
 from gpubench.readers.nccl_remarks import (
     FIRST_WORDS,
+    OwnGpu,
     parse_network,
     parse_paths,
     parse_remark,
@@ -47,7 +48,7 @@ class Notes:
         self._remarks: dict[tuple[RemarkKind, tuple[str, ...]], dict[str, None]] = {}
         self._texts: dict[tuple[RemarkKind, tuple[str, ...]], str] = {}
 
-    def take(self, host: str, process: str, message: bytes) -> None:
+    def take(self, host: str, process: str, message: bytes, own: OwnGpu | None = None) -> None:
         """Keep what a message of level INFO says."""
         if message.startswith(b"NCCL_"):
             _note(self._settings, parse_setting(message), process)
@@ -58,7 +59,7 @@ class Notes:
         elif message.startswith(b"GPU/"):
             if len(self.paths) < _MOST_PATHS:
                 self.paths |= {(host, *pair): path for pair, path in parse_paths(message).items()}
-        elif remark := parse_remark(message):
+        elif remark := parse_remark(message, own):
             key = remark.kind, remark.about
             _note(self._remarks, key, process)
             self._texts.setdefault(key, remark.text)

@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -184,6 +185,17 @@ def test_verdicts(job: Job, verdict: str, causes: list[str]) -> None:
         expected = {True: ("FAIL", "SKIP"), False: ("PASS",), None: ("ERROR",)}[row["host_staged"]]  # type: ignore[index]
         assert row["verdict"] in expected
         assert (row["cause"] is not None) == (row["host_staged"] is True)
+
+
+def test_the_driver_refuses_also_pairs_of_which_nccl_does_not_say_so() -> None:
+    """NCCL prints a refusal only where the path is shorter than SYS."""
+    shared = Job(per_node=4, via=lambda a, b, r: None if r else "SHM/direct")
+    between_neighbours = [f"P2P is disabled between connected GPUs {a} and {b}" for a, b in ((0, 1), (2, 3))]
+    no_cuda = "Check P2P Type isAllDirectP2p 0 directMode 0 isAllCudaP2p 0"
+    report = report_of(*replace(shared, notes=[*between_neighbours, no_cuda]).logs())
+    assert [row["id"] for row in rows(report, "causes")] == ["by-design"]
+    report = report_of(*replace(shared, notes=[*between_neighbours[:1], no_cuda]).logs())
+    assert [row["id"] for row in rows(report, "causes")] == ["by-design", "refused"]
 
 
 def test_by_design_is_named_so() -> None:
