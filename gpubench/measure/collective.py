@@ -8,7 +8,7 @@ from gpubench.collectives.record import Call, Collective
 from gpubench.errors import UsageError, no_size_left
 from gpubench.measure.cases import Case, JobFacts, SweepRequest, cases, describe, without_data
 from gpubench.measure.counting import Traffic
-from gpubench.measure.witness import Counted, Witness
+from gpubench.measure.witness import Tally, Witness
 from gpubench.model.data_pattern import POISON, Block, DataPattern
 from gpubench.model.operation import Placement, ReduceOp
 from gpubench.model.report import CollectiveRow, Origin, RankIdentity, Report
@@ -200,7 +200,7 @@ class _Sweep:
         )
         operations = request.iterations * max(1, request.graph_replays)
         self.group.barrier()
-        with nullcontext(Counted()) if self.witness is None else self.witness.counting_of(case, operations) as counted:
+        with nullcontext(Tally()) if self.witness is None else self.witness.counting_of(case, operations) as counted:
             seconds = self.backend.seconds(timed)
         return seconds / operations, counted.traffic
 

@@ -46,6 +46,11 @@ class Counting:
         """Whether so many operations move enough to be seen: the same on every rank."""
         return case.size_bytes * operations >= COUNTED_FROM_BYTES
 
+    def due(self, case: Case) -> tuple[float, float]:
+        """Bytes that this rank has to send and to receive, at least, for a byte of the size."""
+        sent, received = (blocks * case.layout.count / case.layout.largest for blocks in self._blocks(case))
+        return sent, received
+
     def before(self) -> Reading:
         """The counters now; half a millisecond."""
         return self._meter.read(_GPU)

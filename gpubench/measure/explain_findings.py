@@ -1,6 +1,7 @@
 """What a person should know of a job's log: what is staged and why, and what the log does not say."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from gpubench.causes.cause import Explanation
 from gpubench.measure.explain_pairs import Scope
@@ -155,7 +156,8 @@ def _merged(id_: str, seen_by_subject: Mapping[str, str], expected: str, cause: 
     for subject, seen in seen_by_subject.items():
         same.setdefault(seen, []).append(subject)
     for seen, subjects in same.items():
-        yield _error(id_, _joined(subjects), seen, expected, cause, f"give the logs of all ranks: {_LOGS_OF_ALL}")
+        error = _error(id_, _joined(subjects), seen, expected, cause, f"give the logs of all ranks: {_LOGS_OF_ALL}")
+        yield replace(error, subjects=tuple(subjects))
 
 
 def _error(id_: str, subject: str, seen: str, expected: str, cause: str, next_command: str) -> Finding:

@@ -1,6 +1,6 @@
 """Every pair of a job's log judged: direct, through host memory and why, or not known."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -17,6 +17,8 @@ _ABOUT_TWO_INDICES = (RemarkKind.DRIVER_REFUSED, RemarkKind.NVLINK_REFUSED)
 _ABOUT_TWO_BUS_IDS = (RemarkKind.PEER_ACCESS_REFUSED, RemarkKind.PEER_QUERY_FAILED)
 _ABOUT_A_BUS_ID = (RemarkKind.GDR_FAR, RemarkKind.GDR_NEAR)
 _ABOUT_DEVICES = (*_ABOUT_TWO_INDICES, *_ABOUT_TWO_BUS_IDS, *_ABOUT_A_BUS_ID)
+
+_NoteOfHosts = tuple[Note, frozenset[str]]
 
 
 class Scope(StrEnum):
@@ -56,6 +58,7 @@ class Judge:
         self._gpus: dict[str, set[str]] = {}
         for host, source, _ in facts.paths:
             self._gpus.setdefault(host, set()).add(source)
+        self._refused = _refused(facts.remarks)
         self._explained: dict[Staged, Explanation] = {}
 
     def groups(self, communicator: Communicator) -> Iterator[tuple[int, list[Group]]]:
@@ -86,23 +89,20 @@ class Judge:
         destinations: list[int],
         known: dict[object, tuple[Judged, ...]],
     ) -> Group:
-        scope = _scope(one, other)
         judged = known.get(id(ways))
+        if judged is None and one and other and one.host != other.host:
+            judged = known.get((id(ways), self._kind(one), self._kind(other)))
         if judged is None:
-            is_far = one is not None and other is not None and one.host != other.host
-            key = (id(ways), self._kind(one), self._kind(other)) if one and other and is_far else None
-            judged = known.get(key) if key is not None else None
-            if judged is None:
-                judged = tuple(self._judged(way, ways, one, other) for way in ways)
-                if all(each.explanation is None for each in judged):
-                    known[id(ways)] = judged
-                elif key is not None:
-                    known[key] = judged
-        return Group(destinations, scope, judged)
+            judged = tuple(self._judged(way, ways, one, other) for way in ways)
+            if all(each.explanation is None for each in judged):
+                known[id(ways)] = judged
+            elif one and other and one.host != other.host:
+                known[id(ways), self._kind(one), self._kind(other)] = judged
+        return Group(destinations, _scope(one, other), judged)
 
     def _kind(self, member: Member) -> object:
         """What the judgement of a path to another machine depends on."""
-        about = member.bus_id if member.bus_id in self._about else None
+        about = (member.host, member.bus_id) if member.bus_id in self._about else None
         return about, id(self._tellers.get(member.process))
 
     def _judged(self, way: Way, ways: tuple[Way, ...], one: Member | None, other: Member | None) -> Judged:
@@ -121,8 +121,9 @@ class Judge:
         networks = sorted({end.network for end in ends if end.network is not None}, key=lambda name: name != "Socket")
         network = networks[0] if networks else None
         if one is None or other is None:
-            known = self._tellers.get((one or other).process, Teller()) if one or other else Teller()  # type: ignore[union-attr]
-            return Staged(one_node=network is None, same_host=False, network=network, source=known, rdma=self._rdma)
+            known = one or other
+            teller = self._tellers.get(known.process, Teller()) if known else Teller()
+            return Staged(one_node=network is None, same_host=False, network=network, source=teller, rdma=self._rdma)
         same_host = one.host == other.host and one is not other
         path = self._facts.paths.get((one.host, one.bus_id or "", other.bus_id or ""))
         return Staged(
@@ -131,26 +132,28 @@ class Judge:
             network=network,
             path=path if same_host else None,
             gpus=len(self._gpus.get(one.host, ())) if same_host else 0,
-            notes=tuple(dict.fromkeys(self._notes(one, other))),
+            notes=tuple(dict.fromkeys(self._notes(one, other, path if same_host else None))),
             source=self._tellers.get(one.process, Teller()),
             destination=self._tellers.get(other.process, Teller()),
             rdma=self._rdma,
         )
 
-    def _notes(self, one: Member, other: Member) -> Iterator[Note]:
+    def _notes(self, one: Member, other: Member, path: str | None) -> Iterator[Note]:
         """Lines about these two GPUs."""
         if one.host == other.host and None not in (one.nvml_index, other.nvml_index):
             indices = str(one.nvml_index), str(other.nvml_index)
             for key in (indices, indices[::-1]):
                 yield from self._on(one.host, self._about.get(key, ()))
+            # NCCL does not print the driver's refusal of pairs whose path is SYS: it would not use them anyway.
+            refused = [self._refused.get((one.host, index)) for index in indices]
+            if path in (None, "SYS") and None not in refused:
+                yield from filter(None, refused)
         for first, second in ((one, other), (other, one)):
             yield from self._on(one.host, self._about.get((first.bus_id or "", second.bus_id or ""), ()))
             yield from self._on(first.host, self._about.get(first.bus_id or "", ()))
 
-    def _on(self, host: str, remarks: Iterable[Remark]) -> Iterator[Note]:
-        for remark in remarks:
-            if any(process.rpartition(":")[0] == host for process in remark.processes):
-                yield Note(remark.kind, remark.about, remark.text)
+    def _on(self, host: str, found: Iterable[_NoteOfHosts]) -> Iterator[Note]:
+        return (note for note, hosts in found if host in hosts)
 
 
 def _scope(one: Member | None, other: Member | None) -> Scope:
@@ -188,16 +191,25 @@ def _tellers(facts: LogFacts) -> Mapping[str, Teller]:
     return found
 
 
-def _about_devices(remarks: Iterable[Remark]) -> Mapping[object, list[Remark]]:
-    """Lines about GPUs by bus id, or by two bus ids or NVML indices."""
-    keys: dict[RemarkKind, Callable[[tuple[str, ...]], object]] = {
-        **dict.fromkeys((*_ABOUT_TWO_INDICES, *_ABOUT_TWO_BUS_IDS), lambda about: about),
-        **dict.fromkeys(_ABOUT_A_BUS_ID, lambda about: about[0]),
+def _refused(remarks: Iterable[Remark]) -> Mapping[tuple[str, str], Note]:
+    """By host and NVML index, GPUs to which the driver gives no peer access over PCIe, to whomever."""
+    return {
+        (process.rpartition(":")[0], index): Note(remark.kind, remark.about, remark.text)
+        for remark in remarks
+        if remark.kind is RemarkKind.DRIVER_REFUSED
+        for process in remark.processes
+        for index in remark.about
     }
-    found: dict[object, list[Remark]] = {}
+
+
+def _about_devices(remarks: Iterable[Remark]) -> Mapping[object, list[_NoteOfHosts]]:
+    """Lines about GPUs by bus id, or by two bus ids or NVML indices, and the hosts that they are of."""
+    found: dict[object, list[_NoteOfHosts]] = {}
     for remark in remarks:
-        if remark.kind in keys:
-            found.setdefault(keys[remark.kind](remark.about), []).append(remark)
+        if remark.kind in _ABOUT_DEVICES:
+            key = remark.about[0] if remark.kind in _ABOUT_A_BUS_ID else remark.about
+            hosts = frozenset(process.rpartition(":")[0] for process in remark.processes)
+            found.setdefault(key, []).append((Note(remark.kind, remark.about, remark.text), hosts))
     return found
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 from gpubench.collectives.movement import exchanges
 from gpubench.measure.cases import Case, SweepRequest
@@ -79,9 +80,9 @@ def hear(
     if collected is None:
         return None
     selection = Selection(collected, nodes)
-    pairs = _exchanges(request, cases, group.size)
+    used = _used_by(selection, _exchanges(request, cases, group.size))
     return Heard(
-        choices={key: _choice(selection, tuning, pairs) for key, tuning in tunings.items()},
+        choices={key: Choice(used(None if each is None else each.algorithm), each) for key, each in tunings.items()},
         silence=selection.silence,
         no_tuning=log.no_tuning,
     )
@@ -94,10 +95,14 @@ def _exchanges(request: SweepRequest, cases: Sequence[Case], ranks: int) -> tupl
     return tuple(exchanges(request.collective, cases[0].layout, ranks, request.root))
 
 
-def _choice(selection: Selection, tuning: Tuning | None, pairs: Sequence[tuple[int, int]]) -> Choice:
-    if tuning is None and pairs:
-        return Choice(selection.of_sends(pairs), None)
-    return Choice(selection.of_algorithm(None if tuning is None else tuning.algorithm), tuning)
+def _used_by(selection: Selection, pairs: Sequence[tuple[int, int]]) -> Callable[[str | None], Used]:
+    """What an algorithm runs over, or without one the sends between these pairs; found out once."""
+
+    @cache
+    def used(algorithm: str | None) -> Used:
+        return selection.of_sends(pairs) if algorithm is None and pairs else selection.of_algorithm(algorithm)
+
+    return used
 
 
 class Ear:

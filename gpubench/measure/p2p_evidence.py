@@ -8,7 +8,7 @@ from gpubench.measure.p2p_rows import NETWORK, Machine
 from gpubench.measure.path_report import Outcome, report_on
 from gpubench.model.copies import Direction, Engine
 from gpubench.model.evidence import Evidence, PathEvidence, State
-from gpubench.model.fallback import End, KnownPath
+from gpubench.model.fallback import End, KnownPath, fallback_rows
 from gpubench.model.p2p import JUDGED_FROM_BYTES, Cell, Pair, Series, is_sooner
 from gpubench.model.selection import is_staged, names
 from gpubench.model.staging_causes import Cause, Circumstances, first_cause, users_settings
@@ -24,7 +24,7 @@ def conclude(machine: Machine, cells: Cells, figures: Figures, *, strict: bool) 
     """The verdict on the path of every pair that was asked for."""
     seen = _Seen(machine, cells, figures)
     paths = [seen.path(pair) for pair in dict.fromkeys(pair for row in cells.values() for pair in row)]
-    return report_on(paths, machine.origin, seen.cause, strict=strict)
+    return report_on(paths, fallback_rows(paths, machine.origin, seen.cause), machine.origin, strict=strict)
 
 
 _FOR = {True: State.PRESENT, False: State.CONTRADICTING}

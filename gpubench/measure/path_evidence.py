@@ -1,13 +1,13 @@
 """What a sweep has found out about paths: all four kinds of evidence for every pair that it used, and the verdict."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpubench.measure.counting import Traffic
 from gpubench.measure.hearing import Heard, shared
 from gpubench.measure.path_report import Outcome, path_sections, report_on
 from gpubench.model.evidence import Evidence, PathEvidence, State
-from gpubench.model.fallback import End, KnownPath, unknown_row
+from gpubench.model.fallback import End, KnownPath, fallback_rows, unknown_row
 from gpubench.model.link_evidence import Flow, Speed, measured
 from gpubench.model.p2p import Carried
 from gpubench.model.report import CollectiveRow, Origin, Section
@@ -52,10 +52,11 @@ def conclude(
 ) -> Outcome:
     """The verdict on all paths. `due` are each rank's sent and received bytes for a byte of the size, at least."""
     paths = _Paths(heard, seen, around, due).known()
-    remark = f"no algorithms: {heard.no_tuning}" if heard.no_tuning and not heard.silence else ""
-    return report_on(
-        paths, Origin.MEASURED, lambda members: _cause(members, around), _unheard(heard), remark, strict=strict
-    )
+    unheard = f"NCCL's log was not heard: {heard.silence}" if heard.silence else ""
+    rows = fallback_rows(paths, Origin.MEASURED, lambda members: _cause(members, around), unheard, _lost(heard))
+    if rows and heard.no_tuning and not heard.silence:
+        rows[0] = replace(rows[0], how=f"{rows[0].how}; no algorithms: {heard.no_tuning}")
+    return report_on(paths, rows, Origin.MEASURED, strict=strict)
 
 
 def unwatched(why: str) -> dict[str, Section]:
@@ -79,14 +80,14 @@ def simulated(staged: Sequence[Pair], wiring: Wiring, source: str, *, strict: bo
         for pair in staged
     ]
     cause = Cause("simulated", source, "leave the fault out")
-    return report_on(paths, Origin.SIMULATED, lambda _members: cause, strict=strict)
+    rows = fallback_rows(paths, Origin.SIMULATED, lambda _members: cause)
+    return report_on(paths, rows, Origin.SIMULATED, strict=strict)
 
 
-def _unheard(heard: Heard) -> str:
-    if heard.silence:
-        return f"NCCL's log was not heard: {heard.silence}"
-    missing = sorted({rank for used in shared(heard.choices) for rank in used.unheard})
-    return f"NCCL named no connection of rank {', '.join(map(str, missing))}" if missing else ""
+def _lost(heard: Heard) -> list[str]:
+    """Ranks whose library was heard, and named nobody that they send to."""
+    ranks = {rank for used in shared(heard.choices) for rank in used.unheard}
+    return [] if heard.silence else [str(rank) for rank in sorted(ranks)]
 
 
 def _cause(members: Sequence[KnownPath], around: Circumstances) -> Cause:

@@ -1,12 +1,11 @@
 """What is known of paths as parts of a report: the sections `evidence` and `fallback`, and findings."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from gpubench.model.evidence_rows import EVIDENCE_SECTION, FALLBACK_SECTION, EvidenceRow, FallbackRow
-from gpubench.model.fallback import KnownPath, evidence_rows, fallback_rows, findings
+from gpubench.model.fallback import KnownPath, evidence_rows, findings
 from gpubench.model.report import Origin, Section, Table
-from gpubench.model.staging_causes import Cause
 from gpubench.model.verdict import Finding
 
 
@@ -18,19 +17,8 @@ class Outcome:
     findings: tuple[Finding, ...]
 
 
-def report_on(
-    paths: Sequence[KnownPath],
-    origin: Origin,
-    cause_of: Callable[[Sequence[KnownPath]], Cause],
-    unheard: str = "",
-    remark: str = "",
-    *,
-    strict: bool,
-) -> Outcome:
-    """The verdict on all paths; `cause_of` and `unheard` as for `fallback_rows`, `remark` is added to the first row."""
-    rows = fallback_rows(paths, origin, cause_of, unheard)
-    if rows and remark:
-        rows[0] = replace(rows[0], how=f"{rows[0].how}; {remark}")
+def report_on(paths: Sequence[KnownPath], rows: Sequence[FallbackRow], origin: Origin, *, strict: bool) -> Outcome:
+    """The verdict on all paths, whose section `fallback` has these rows."""
     return Outcome(path_sections(evidence_rows(paths, origin), rows), findings(rows, strict=strict))
 
 

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from gpubench.collectives.movement import least_moved
 from gpubench.measure.cases import Case, SweepRequest
 from gpubench.measure.counting import Counting, Traffic
 from gpubench.measure.hearing import Heard, hear, key_of
@@ -19,7 +18,7 @@ Surroundings = Callable[[], Circumstances | None]
 
 
 @dataclass(slots=True)
-class Counted:
+class Tally:
     """What was counted while something was done; None where it was too little."""
 
     traffic: Traffic | None = None
@@ -50,7 +49,7 @@ class Witness:
     _heard: Heard = field(default_factory=Heard)
     _around: Circumstances | None = None
     _seen: Observations = field(default_factory=Observations)
-    _layout_of: Case | None = None
+    _due: Sequence[tuple[float, float]] | None = None
 
     @classmethod
     def of(cls, request: SweepRequest, group: Group, senses: Senses) -> "Witness":
@@ -60,7 +59,7 @@ class Witness:
     def try_out(self, cases: Sequence[Case], try_once: Callable[[Case], object]) -> None:
         """Have every operation run once, and hear what is said of it; before any is timed."""
         senses = self.senses
-        self._layout_of = cases[0]
+        self._due = self.group.collect(self.counting.due(cases[0]))
         self._heard = hear(self.request, self.group, senses.nodes, senses.log, cases, try_once) or Heard()
 
     def look_around(self) -> None:
@@ -68,9 +67,9 @@ class Witness:
         self._around = self.senses.surroundings()
 
     @contextmanager
-    def counting_of(self, case: Case, operations: int) -> Iterator[Counted]:
+    def counting_of(self, case: Case, operations: int) -> Iterator[Tally]:
         """Counts what links carry meanwhile, where so many operations are worth it; ranks begin together."""
-        found = Counted()
+        found = Tally()
         if not self.counting.is_worth_it(case, operations):
             yield found
             return
@@ -91,9 +90,6 @@ class Witness:
 
     def outcome(self) -> Outcome | None:
         """What follows from all of it, on the first rank."""
-        if self._around is None or self._layout_of is None:
+        if self._around is None or self._due is None:
             return None
-        layout, request, ranks = self._layout_of.layout, self.request, self.group.size
-        moved = [least_moved(request.collective, layout, rank, ranks, request.root) for rank in range(ranks)]
-        due = [(each.sent / layout.largest, each.received / layout.largest) for each in moved]
-        return conclude(self._heard, self._seen, self._around, due, strict=self.senses.strict)
+        return conclude(self._heard, self._seen, self._around, self._due, strict=self.senses.strict)

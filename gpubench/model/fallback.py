@@ -102,12 +102,17 @@ def _evidence_row(path: KnownPath, origin: str) -> EvidenceRow:
 
 
 def fallback_rows(
-    paths: Sequence[KnownPath], origin: str, cause_of: Callable[[Sequence[KnownPath]], Cause], unheard: str = ""
+    paths: Sequence[KnownPath],
+    origin: str,
+    cause_of: Callable[[Sequence[KnownPath]], Cause],
+    unheard: str = "",
+    lost: Sequence[str] = (),
 ) -> list[FallbackRow]:
     """The section `fallback`, gravest first: paths that fare alike and travel alike, a line each, as sure as the least.
 
     `cause_of` finds the first cause of staged paths. `unheard` is why nobody, or not everybody, could say what was
-    chosen; where no path at all is known, it stands for all of them.
+    chosen; where no path at all is known, it stands for all of them. `lost` are the short names of ends that must have
+    paths of which nothing is known.
     """
     groups: dict[_Alike, list[KnownPath]] = {}
     for path in paths:
@@ -115,6 +120,8 @@ def fallback_rows(
         alike = judgement.conclusion, judgement.verdict, names(path.transports), path.limit_gb_s
         groups.setdefault(alike, []).append(path)
     rows = [_row(members, origin, cause_of, unheard) for members in groups.values()]
+    if lost:
+        rows.append(unknown_row(origin, "nothing named their connections", [f"{end} → ?" for end in lost]))
     if unheard and not paths:
         rows.append(unknown_row(origin, unheard))
     return sorted(rows, key=lambda row: (_GRAVEST_FIRST.index(Conclusion(row.conclusion)), row.verdict == Verdict.SKIP))
@@ -153,16 +160,16 @@ def _how(path: KnownPath, unheard: str) -> str:
     return "; ".join(dict.fromkeys([decide(evidence).meaning, *seen, *filter(None, [unheard])]))
 
 
-def unknown_row(origin: str, why: str) -> FallbackRow:
-    """That nothing is known of any path."""
+def unknown_row(origin: str, why: str, pairs: Sequence[str] = ()) -> FallbackRow:
+    """That nothing is known of some paths, or of any."""
     nothing = judge(PathEvidence())
     return FallbackRow(
         conclusion=nothing.conclusion,
         verdict=nothing.verdict,
         confidence=nothing.confidence,
         origin=origin,
-        count=0,
-        pairs=(),
+        count=len(pairs),
+        pairs=tuple(pairs[:_MOST_NAMED]),
         transport=None,
         bandwidth_gb_s=None,
         limit_gb_s=None,

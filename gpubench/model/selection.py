@@ -37,7 +37,7 @@ class RankSelection:
 class Used:
     """The connections of an operation: the transports of every ordered pair, worst first, none where nobody said.
 
-    `unheard` are ranks that must take part and are in no connection.
+    `unheard` are ranks that must take part and send to nobody, as far as was heard.
     """
 
     pairs: Mapping[Pair, tuple[Transport, ...]]
@@ -98,7 +98,7 @@ class Selection:
         if neighbours:
             return Used(_by_pair(paths, neighbours))
         pairs = _by_pair(paths, {(path.src, path.dst) for path in paths})
-        heard = {rank for pair in pairs for rank in pair}
+        heard = {source for source, _ in pairs}
         ranks = range(len(self._nodes)) if len(self._nodes) > 1 else ()
         return Used(pairs, tuple(rank for rank in ranks if rank not in heard))
 

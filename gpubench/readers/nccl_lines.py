@@ -4,6 +4,7 @@ Every line is `host:pid:tid [cudaDev] NCCL INFO message`, behind whatever a laun
 """
 
 import re
+from functools import lru_cache
 from typing import NamedTuple
 
 from gpubench.model.connections import MOST_CHANNELS
@@ -13,6 +14,7 @@ MOST_RANKS = 2**20
 
 INFO, WARN = b" NCCL INFO ", b" NCCL WARN "
 
+_MOST_CACHED = 4096
 _LONGEST_HEAD = 512
 _LONGEST_NAME = 60
 
@@ -96,6 +98,7 @@ def parse_head(head: bytes) -> Source | None:
     return Source(found[1].decode("ascii", "replace"), int(found[2]), int(found[3]))
 
 
+@lru_cache(_MOST_CACHED)
 def parse_channel(text: bytes) -> tuple[int, int] | None:
     """'Channel 03/1' → channel 3 of connection 1; None for the order of a ring, 'Channel 03/24', and for other text."""
     found = _CHANNEL.fullmatch(text)
@@ -121,6 +124,7 @@ def parse_connection(text: bytes, *, cut: bool = False) -> Connection | None:
     return Connection(src, dst, received, transport, devices[received], devices[not received])
 
 
+@lru_cache(_MOST_CACHED)
 def _transport(via: bytes, *, cut: bool) -> Transport | None:
     """The transport in a text that may have something behind it: a collector's quotes, or another line."""
     text = via.decode("ascii", "replace").partition('\\n"')[0].rstrip()

@@ -12,6 +12,7 @@ from gpubench.readers.nccl_attribution import ARROW, Attribution
 from gpubench.readers.nccl_groups import communicators
 from gpubench.readers.nccl_lines import parse_channel, parse_head
 from gpubench.readers.nccl_notes import Notes, may_be_noted
+from gpubench.readers.nccl_remarks import OwnGpu
 from gpubench.readers.nccl_threads import Thread
 
 _BLOCK_BYTES = 2**20
@@ -206,7 +207,7 @@ class NcclLogReader:
             self._attribution.tune(thread, message, line)
         elif _HANDLE[1:] not in message or _OPERATION in message:
             if may_be_noted(message):
-                self._notes.take(thread.process.host, thread.process.name, message)
+                self._notes.take(thread.process.host, thread.process.name, message, _own_gpu(thread))
             self._attribution.pass_over(line)
         else:
             self._attribution.announce(thread, message)
@@ -224,6 +225,12 @@ class NcclLogReader:
         if word == b"Channel":
             self._channels[number] = channel_step(*place)
         self._unreadable += not self._attribution.connect(thread, place, text, cut=cut)
+
+
+def _own_gpu(thread: Thread) -> OwnGpu | None:
+    """The GPU of the communicator that a thread initialises."""
+    current = thread.current
+    return None if current is None or current.bus is None else OwnGpu(current.rank, current.bus)
 
 
 def _cleaned(block: bytes) -> bytes:

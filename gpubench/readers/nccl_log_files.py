@@ -73,6 +73,8 @@ def _files(names: Sequence[str]) -> Iterator[str]:
 
 def _opened(name: str) -> list[str]:
     """A file, or those of a folder by name."""
+    if not name:
+        raise UsageError("the name of a log is empty", expected=_EXPECTED, reason="a variable that is not set")
     try:
         mode = Path(name).stat().st_mode
         if not stat.S_ISDIR(mode):

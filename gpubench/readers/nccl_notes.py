@@ -7,6 +7,7 @@ from typing import TypeVar
 from gpubench.model.nccl_log import Remark, RemarkKind, Setting
 from gpubench.readers.nccl_remarks import (
     FIRST_WORDS,
+    OwnGpu,
     parse_network,
     parse_paths,
     parse_remark,
@@ -17,7 +18,10 @@ from gpubench.readers.nccl_remarks import (
 Key = TypeVar("Key")
 
 _MOST = 2**14
-"""Different settings, remarks and paths that are kept: more than a job of thousands of ranks has."""
+"""Different settings and remarks that are kept: more than a job of thousands of ranks has."""
+
+_MOST_PATHS = 2**16
+"""The GPUs of a thousand nodes."""
 
 _MOST_VERSIONS = 32
 _MOST_WARNINGS = 32
@@ -44,7 +48,7 @@ class Notes:
         self._remarks: dict[tuple[RemarkKind, tuple[str, ...]], dict[str, None]] = {}
         self._texts: dict[tuple[RemarkKind, tuple[str, ...]], str] = {}
 
-    def take(self, host: str, process: str, message: bytes) -> None:
+    def take(self, host: str, process: str, message: bytes, own: OwnGpu | None = None) -> None:
         """Keep what a message of level INFO says."""
         if message.startswith(b"NCCL_"):
             _note(self._settings, parse_setting(message), process)
@@ -53,9 +57,9 @@ class Notes:
         elif message.startswith(b"NCCL version "):
             self.take_version(message)
         elif message.startswith(b"GPU/"):
-            if len(self.paths) < _MOST:
+            if len(self.paths) < _MOST_PATHS:
                 self.paths |= {(host, *pair): path for pair, path in parse_paths(message).items()}
-        elif remark := parse_remark(message):
+        elif remark := parse_remark(message, own):
             key = remark.kind, remark.about
             _note(self._remarks, key, process)
             self._texts.setdefault(key, remark.text)

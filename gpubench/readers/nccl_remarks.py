@@ -31,10 +31,11 @@ _PAIR_OF_DEVICES = r" between dev -?\d{1,6}\(=([0-9a-f]{1,12})\) and dev -?\d{1,
 _BUS_IDS = {
     RemarkKind.PEER_ACCESS_REFUSED: 2,
     RemarkKind.PEER_QUERY_FAILED: 2,
-    RemarkKind.GDR_FAR: 1,
-    RemarkKind.GDR_NEAR: 1,
 }
 """How many of the first groups are bus ids."""
+
+_ABOUT_OWN_GPU = (RemarkKind.GDR_FAR, RemarkKind.GDR_NEAR)
+"""Of these NCCL 2.24 and later name the GPU by its rank, which only the communicator at hand tells from a bus id."""
 
 _FORMS: Mapping[str, tuple[_Form, ...]] = {
     "NET/IB": (
@@ -68,13 +69,15 @@ _FORMS: Mapping[str, tuple[_Form, ...]] = {
     "MNNVL": (_form(RemarkKind.MNNVL_BROKEN, r"MNNVL \(cliqueSize \d+\) is available but not working"),),
     "CPU/": (_form(RemarkKind.PROCESSOR, r"CPU/[0-9a-fA-F]{1,6}(?:-[0-9a-fA-F]{1,6})? \((\d/\d)/"),),
     "GPU": (
-        _form(RemarkKind.GDR_FAR, r"GPU Direct RDMA Disabled for GPU ([0-9a-f]{1,12}) / HCA (\d{1,6})"),
-        _form(RemarkKind.GDR_NEAR, r"GPU Direct RDMA Enabled for GPU ([0-9a-f]{1,12}) / HCA (\d{1,6})"),
+        _form(RemarkKind.GDR_FAR, r"GPU Direct RDMA Disabled for GPU ([0-9a-f]{1,16}) / HCA ([0-9a-f]{1,16})"),
+        _form(RemarkKind.GDR_NEAR, r"GPU Direct RDMA Enabled for GPU ([0-9a-f]{1,16}) / HCA ([0-9a-f]{1,16})"),
     ),
 }
 """By the first word of the message."""
 
 FIRST_WORDS = frozenset(word.encode() for word in _FORMS)
+
+_SHORTEST_BUS_ID = 4
 
 _GDR = re.compile(r"NET/[^:]{1,60}: GPU Direct RDMA (Enabled|Disabled) for HCA (\d{1,6}) '([^']{0,60})'", re.ASCII)
 _SETTING = re.compile(rb"(NCCL_\w{1,60}) set (?:by environment )?to (.*)", re.S)
@@ -86,8 +89,15 @@ _LOCAL_BITS = (1 << 40) - 1
 """NCCL 2.30 numbers several ranks on one GPU above the bus id."""
 
 
-def parse_remark(message: bytes) -> RemarkLine | None:
-    """What a message explains; None where it is none of these lines."""
+class OwnGpu(NamedTuple):
+    """Who writes: a rank of the communicator that the thread initialises, and its GPU's bus id as NCCL has it."""
+
+    rank: int
+    bus: int
+
+
+def parse_remark(message: bytes, own: OwnGpu | None = None) -> RemarkLine | None:
+    """What a message explains; None where it is none of these lines, or about the GPU of another process."""
     text = message[:_LONGEST].decode("ascii", "replace").rstrip()
     if text.startswith("NET/") and (found := _GDR.match(text)):
         kind = RemarkKind.GDR_ENABLED if found[1] == "Enabled" else RemarkKind.GDR_DISABLED
@@ -95,10 +105,20 @@ def parse_remark(message: bytes) -> RemarkLine | None:
     for kind, pattern in _FORMS.get("CPU/" if text.startswith("CPU/") else text.partition(" ")[0], ()):
         if found := pattern.match(text):
             groups = tuple(group or "" for group in found.groups())
+            if kind in _ABOUT_OWN_GPU:
+                bus = _own_bus(groups[0], own)
+                return None if bus is None else RemarkLine(kind, (bus_id(bus), groups[1]), text)
             bus_ids = _BUS_IDS.get(kind, 0)
             about = (*(bus_id(int(group, 16)) for group in groups[:bus_ids]), *groups[bus_ids:])
             return RemarkLine(kind, about, text)
     return None
+
+
+def _own_bus(gpu: str, own: OwnGpu | None) -> int | None:
+    """The bus id of the writer's GPU where a line is about that; without a communicator, of a GPU that has one."""
+    if own is None:
+        return int(gpu, 16) if len(gpu) >= _SHORTEST_BUS_ID else None
+    return own.bus if gpu in (f"{own.bus:x}", str(own.rank)) else None
 
 
 def parse_setting(message: bytes) -> tuple[str, str] | None:

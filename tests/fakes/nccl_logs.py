@@ -54,19 +54,15 @@ class Job:
     def messages(self, rank: int) -> Iterable[str]:
         """What a rank's process says, in NCCL's order."""
         yield f"NCCL version {self.version[0]}.{self.version[1]}.3+cuda12.4"
+        lazily = self.version >= (2, 22)
+        if self.version >= (2, 18):
+            yield self.communicator(rank, "Init START")
         yield from self.notes
         yield from self.notes_of.get(rank, ())
-        lazily = self.version >= (2, 22)
-        if self.version >= (2, 17):
-            yield self.communicator(rank, "Init START")
-        if self.version >= (2, 19):
+        if self.version >= (2, 20):
             nodes = -(-self.ranks // self.per_node)
-            local = f"localRanks {self.per_node} localRank {rank % self.per_node}"
-            yield (
-                f"comm {self.handle + rank:#x} rank {rank} nRanks {self.ranks} nNodes {nodes} {local} MNNVL 0"
-                if self.version >= (2, 21)
-                else f"comm {self.handle + rank:#x} rank {rank} nRanks {self.ranks} nNodes {nodes} {local}"
-            )
+            local = f"localRanks {self.per_node} localRank {rank % self.per_node} MNNVL 0"
+            yield f"comm {self.handle + rank:#x} rank {rank} nRanks {self.ranks} nNodes {nodes} {local}"
         if rank == 0:
             order = " ".join(map(str, range(self.ranks)))
             yield from (f"Channel {channel:02}/{self.channels:02} :    {order}" for channel in range(self.channels))
@@ -80,12 +76,12 @@ class Job:
 
     def communicator(self, rank: int, event: str) -> str:
         handle, bus = self.handle + rank, self.bus(rank)
-        if self.version < (2, 17):
+        if self.version < (2, 16):
             text = f"comm {handle:#x} rank {rank} nranks {self.ranks} cudaDev {rank % self.per_node} busId {bus:x}"
             return f"{text} - {event}"
         nvml = f" nvmlDev {rank % self.per_node}" if self.version >= (2, 18) else ""
         name = "ncclCommInitRankConfig" if self.version >= (2, 25) else "ncclCommInitRank"
-        prefix = f"{name} " if self.version >= (2, 18) else ""
+        prefix = f"{name} " if self.version >= (2, 21) else ""
         return (
             f"{prefix}comm {handle:#x} rank {rank} nranks {self.ranks} cudaDev {rank % self.per_node}{nvml} "
             f"busId {bus:x} commId {self.id} - {event}"

@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -186,6 +187,17 @@ def test_verdicts(job: Job, verdict: str, causes: list[str]) -> None:
         assert (row["cause"] is not None) == (row["host_staged"] is True)
 
 
+def test_the_driver_refuses_also_pairs_of_which_nccl_does_not_say_so() -> None:
+    """NCCL prints a refusal only where the path is shorter than SYS."""
+    shared = Job(per_node=4, via=lambda a, b, r: None if r else "SHM/direct")
+    between_neighbours = [f"P2P is disabled between connected GPUs {a} and {b}" for a, b in ((0, 1), (2, 3))]
+    no_cuda = "Check P2P Type isAllDirectP2p 0 directMode 0 isAllCudaP2p 0"
+    report = report_of(*replace(shared, notes=[*between_neighbours, no_cuda]).logs())
+    assert [row["id"] for row in rows(report, "causes")] == ["by-design"]
+    report = report_of(*replace(shared, notes=[*between_neighbours[:1], no_cuda]).logs())
+    assert [row["id"] for row in rows(report, "causes")] == ["by-design", "refused"]
+
+
 def test_by_design_is_named_so() -> None:
     report = report_of(*Job(via=via(inside="SHM/direct"), notes=graph("PHB")).logs())
     (finding,) = report.findings
@@ -209,6 +221,7 @@ def test_missing_ranks_are_named() -> None:
     assert report.verdict is Verdict.ERROR
     missing = next(finding for finding in report.findings if finding.id == "ranks-missing")
     assert missing.seen == "no log of rank 1-2"
+    assert missing.subjects == ("communicator 0xabc1",)
     assert "%h.%p" in missing.next_command
 
 
@@ -310,6 +323,15 @@ def test_lines_that_were_written_into_each_other_do_not_pass(data: st.DataObject
     between_them = f"{job.head(1)}Bootstrap: Using eth0:10.0.0.1<0>"
     lines[place] = f"{whole[:cut]}{between_them}\n{whole[cut:]}"
     assert report_of("\n".join(lines) + "\n").verdict is not Verdict.PASS
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_a_network_line_that_is_lost_without_a_trace_does_not_pass(data: st.DataObject) -> None:
+    job = Job(ranks=3, per_node=1, channels=2, via=lambda a, b, r: "NET/IB/0/GDRDMA")
+    lines = "".join(job.logs()).splitlines(keepends=True)
+    lines.pop(data.draw(st.sampled_from([number for number, line in enumerate(lines) if " via " in line])))
+    assert ids(report_of("".join(lines))) == ["ends-missing"]
 
 
 def test_unknown_transports_are_counted() -> None:

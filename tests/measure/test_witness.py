@@ -256,6 +256,20 @@ def test_a_rank_of_which_nothing_is_heard_is_not_fine(monkeypatch: pytest.Monkey
     assert [finding.id for finding in result.report.findings] == ["path-unknown"]
 
 
+def test_a_rank_that_names_nobody_is_not_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_third(rank: int) -> FakeLog:
+        return FakeLog([line for line in recorded("normal", rank) if b" via " not in line or rank != 2])
+
+    result = run(monkeypatch, Job(without_third, over_nvlink))
+    assert {row.host_staged for row in result.rows} == {None}
+    assert [(row.conclusion, row.pairs) for row in result.fallback] == [
+        ("unknown", ("2 → ?",)),
+        ("direct", ("0 → 1", "1 → 2", "3 → 0")),
+    ]
+    assert [finding.id for finding in result.report.findings] == ["path-unknown"]
+    assert run(monkeypatch, Job(without_third, over_nvlink, strict=True)).report.verdict is Verdict.ERROR
+
+
 def test_a_counter_against_the_log_is_a_dispute(monkeypatch: pytest.MonkeyPatch) -> None:
     result = run(monkeypatch, Job(direct, over_pcie))
     assert [row.conclusion for row in result.fallback] == ["disputed"]

@@ -44,7 +44,7 @@ def test_what_is_not_known_is_not_fine() -> None:
     assert missed.pairs[1, 2] == ()
     assert missed.host_staged is None
     unheard = Selection([RankSelection(edges=(edge(0, 1, P2P),)), *ranks[1:]], ONE_NODE).of_algorithm("PAT")
-    assert unheard.unheard == (2, 3)
+    assert unheard.unheard == (1, 2, 3)
     assert unheard.host_staged is None
 
 

@@ -14,7 +14,7 @@ from gpubench.readers.nccl_lines import (
     parse_head,
     parse_tuning,
 )
-from gpubench.readers.nccl_remarks import parse_network, parse_paths, parse_remark, parse_setting, parse_version
+from gpubench.readers.nccl_remarks import OwnGpu, parse_network, parse_paths, parse_remark, parse_setting, parse_version
 
 P2P, SHM, NET, COLLNET = TransportKind.P2P, TransportKind.SHM, TransportKind.NET, TransportKind.COLLNET
 UNKNOWN = TransportKind.UNKNOWN
@@ -222,11 +222,6 @@ def test_what_an_operation_runs_with(text: bytes, tuning: Tuning | None) -> None
         (b"Failed to open libibverbs.so[.1]", RemarkKind.NO_VERBS_LIBRARY, ()),
         (b"NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0'", RemarkKind.GDR_DISABLED, ("0", "mlx5_0")),
         (b"NET/IB : GPU Direct RDMA Enabled for HCA 1 'mlx5_1'", RemarkKind.GDR_ENABLED, ("1", "mlx5_1")),
-        (
-            b"GPU Direct RDMA Disabled for GPU 1a000 / HCA 0 (distance 8 > 5)",
-            RemarkKind.GDR_FAR,
-            ("0000:1a:00.0", "0"),
-        ),
         (b"Check P2P Type isAllDirectP2p 0 directMode 0 isAllCudaP2p 1", RemarkKind.P2P_TYPE, ("0", "1")),
         (b"Check P2P Type isAllDirectP2p 1 directMode 0", RemarkKind.P2P_TYPE, ("1", "")),
         (b"Check P2P Type intraNodeP2pSupport 0 directMode 0 ", RemarkKind.P2P_TYPE, ("0", "")),
@@ -250,6 +245,24 @@ def test_remarks(text: bytes, kind: RemarkKind, about: tuple[str, ...]) -> None:
     assert remark is not None
     assert (remark.kind, remark.about) == (kind, about)
     assert remark.text == text.decode().strip()
+
+
+@pytest.mark.parametrize("gpu", [b"1a000", b"3"])
+def test_how_far_the_own_gpu_is_from_a_nic(gpu: bytes) -> None:
+    """By bus id up to NCCL 2.23, by rank since then; of other processes' GPUs those say it themselves."""
+    far = parse_remark(b"GPU Direct RDMA Disabled for GPU %b / HCA 1f (distance 8 > 5)" % gpu, OwnGpu(3, 0x1A000))
+    near = parse_remark(
+        b"GPU Direct RDMA Enabled for GPU %b / HCA 0 (distance 4 <= 5), read 0" % gpu, OwnGpu(3, 0x1A000)
+    )
+    assert far is not None
+    assert near is not None
+    assert (far.kind, far.about) == (RemarkKind.GDR_FAR, ("0000:1a:00.0", "1f"))
+    assert (near.kind, near.about) == (RemarkKind.GDR_NEAR, ("0000:1a:00.0", "0"))
+    assert parse_remark(b"GPU Direct RDMA Disabled for GPU 4 / HCA 0 (distance 8 > 5)", OwnGpu(3, 0x1A000)) is None
+    assert parse_remark(b"GPU Direct RDMA Disabled for GPU 4 / HCA 0 (distance 8 > 5)") is None
+    old = parse_remark(b"GPU Direct RDMA Disabled for GPU 4f000 / HCA 0 (distance 8 > 5)")
+    assert old is not None
+    assert old.about == ("0000:4f:00.0", "0")
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from gpubench.readers.nccl_log import NcclLogReader
 from tests.fakes.nccl_logs import Job, between, direct, interleaved
 
 LOGS = Path(__file__).parents[1] / "logs"
-VERSIONS = [(2, minor) for minor in (10, 12, 14, 17, 18, 19, 21, 23, 26, 28, 30, 32)]
+VERSIONS = [(2, minor) for minor in (10, 12, 14, 16, 17, 18, 20, 21, 23, 26, 28, 30, 32)]
 
 Found = dict[tuple[int, int], list[tuple[str, int, bool | None]]]
 
@@ -92,9 +92,9 @@ def test_every_version(version: tuple[int, int], shape: str) -> None:
     assert (communicator.size, communicator.missing_ranks, facts.unreadable) == (4, (), 0)
     assert [member.host for member in communicator.members] == ["nodeA", "nodeA", "nodeB", "nodeB"]
     assert [member.bus_id for member in communicator.members] == ["0000:1a:00.0", "0000:1b:00.0"] * 2
-    if version >= (2, 17):
+    if version >= (2, 16):
         assert communicator.id == "0xabc1"
-    if version >= (2, 19):
+    if version >= (2, 20):
         assert communicator.nodes == 2
 
 

@@ -112,6 +112,8 @@ def test_what_is_not_there(tmp_path: Path) -> None:
         read([tmp_path / "missing.log"])
     with pytest.raises(UsageError, match=r"cannot be read: .*null byte"):
         read(["a\0b"])
+    with pytest.raises(UsageError, match="name of a log is empty"):
+        read([""])
     (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError, match=r"folder without files\n"):
         read([tmp_path / "empty"])

@@ -10,6 +10,7 @@ from gpubench.model.report import Origin, Report, Table
 from gpubench.model.verdict import Verdict
 
 _MOST_PAIRS = 8
+_LOOKED_AT = (Conclusion.POSSIBLE, Conclusion.IMPOSSIBLE)
 _KINDS = {"capability": "could", "selection": "chosen", "measurement": "moved", "correctness": "right"}
 _MARKS = {"present": "+", "absent": ".", "contradicting": "-"}
 
@@ -25,7 +26,9 @@ def judged_lines(report: Report) -> list[tuple[Verdict, str]]:
     rows = [row for row in section.rows() if isinstance(row, FallbackRow)] if isinstance(section, Table) else []
     if rows and all(row.conclusion == Conclusion.DIRECT for row in rows):
         return [(Verdict.PASS, _none(rows))]
-    return [(Verdict(row.verdict), _line(row, is_only=len(rows) == 1)) for row in rows]
+    if len(rows) == 1 and rows[0].conclusion in _LOOKED_AT and rows[0].count > 1:
+        return [(Verdict(rows[0].verdict), _line(rows[0], f"all {rows[0].count} pairs"))]
+    return [(Verdict(row.verdict), _line(row, shown(row, _MOST_PAIRS))) for row in rows]
 
 
 def _none(rows: Sequence[FallbackRow]) -> str:
@@ -42,8 +45,7 @@ def _lead(row: FallbackRow) -> str:
     return "fallback (simulated): " if row.origin == Origin.SIMULATED else "fallback: "
 
 
-def _line(row: FallbackRow, *, is_only: bool) -> str:
-    pairs = f"all {row.count} pairs" if is_only and row.count > 1 else shown(row, _MOST_PAIRS)
+def _line(row: FallbackRow, pairs: str) -> str:
     lead = _lead(row)
     over = f" over {row.transport}" if row.transport else ""
     kind = "by design" if row.verdict == Verdict.SKIP else "HOST-STAGED"
