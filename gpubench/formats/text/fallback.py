@@ -10,7 +10,8 @@ from gpubench.model.report import Origin, Report, Table
 from gpubench.model.verdict import Verdict
 
 _MOST_PAIRS = 8
-_LOOKED_AT = (Conclusion.POSSIBLE, Conclusion.IMPOSSIBLE)
+_ALL_AT_ONCE = (Conclusion.POSSIBLE, Conclusion.IMPOSSIBLE, Conclusion.UNKNOWN)
+"""Conclusions whose only line is of all pairs: others may be of those alone that something went over."""
 _KINDS = {"capability": "could", "selection": "chosen", "measurement": "moved", "correctness": "right"}
 _MARKS = {"present": "+", "absent": ".", "contradicting": "-"}
 
@@ -26,7 +27,7 @@ def judged_lines(report: Report) -> list[tuple[Verdict, str]]:
     rows = [row for row in section.rows() if isinstance(row, FallbackRow)] if isinstance(section, Table) else []
     if rows and all(row.conclusion == Conclusion.DIRECT for row in rows):
         return [(Verdict.PASS, _none(rows))]
-    if len(rows) == 1 and rows[0].conclusion in _LOOKED_AT and rows[0].count > 1:
+    if len(rows) == 1 and rows[0].conclusion in _ALL_AT_ONCE and rows[0].count > 1:
         return [(Verdict(rows[0].verdict), _line(rows[0], f"all {rows[0].count} pairs"))]
     return [(Verdict(row.verdict), _line(row, shown(row, _MOST_PAIRS))) for row in rows]
 
