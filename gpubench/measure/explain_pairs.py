@@ -64,16 +64,19 @@ class Judge:
     def groups(self, communicator: Communicator) -> Iterator[tuple[int, list[Group]]]:
         """All pairs of a communicator: every source in order, with its destinations, those alike together."""
         members = {member.rank: member for member in communicator.members}
-        kinds = {rank: self._kind(member) for rank, member in members.items()}
+        numbers: dict[object, str] = {}
+        kinds = {
+            rank: numbers.setdefault(self._kind(member), f"kind {len(numbers)}") for rank, member in members.items()
+        }
         near = _neighbours(members.values())
         known: dict[object, tuple[Judged, ...]] = {}
         for src, destinations, travel in communicator.connections.by_source():
             one = members.get(src)
             beside = near.get(src, frozenset())
             groups: dict[tuple[object, int], tuple[tuple[Way, ...], list[int]]] = {}
-            for dst, ways in zip(destinations, travel, strict=True):
-                # What is to be said of two ranks on one host may depend on their GPUs.
-                key = (dst if dst in beside else kinds.get(dst)), id(ways)
+            # What is to be said of two ranks on one host may depend on their GPUs.
+            of_whom = [dst if dst in beside else kinds.get(dst) for dst in destinations]
+            for key, dst, ways in zip(zip(of_whom, map(id, travel), strict=True), destinations, travel, strict=True):
                 found = groups.get(key)
                 if found is None:
                     groups[key] = ways, [dst]

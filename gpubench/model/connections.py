@@ -1,8 +1,7 @@
 """Who said what of its connections: a job of a thousand ranks has a million pairs, which say few different things."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import repeat
 from typing import NamedTuple
 
 from gpubench.model.transport import Edge, Transport, TransportKind, Way, ways
@@ -37,16 +36,19 @@ class Said(NamedTuple):
 class Bundle(dict[int, "Bundle"]):
     """All that one rank said of another, also by kind and channels as `bits`. Equal ones are one object.
 
+    `hears` is whether it receives from the other.
+
     As a dictionary: the bundle with one channel more, by a step: what `Bundles.kind` and `channel_step` say, summed.
     """
 
-    __slots__ = ("_bundles", "bits", "said")
+    __slots__ = ("_bundles", "bits", "hears", "said")
 
     def __init__(self, bundles: "Bundles", bits: tuple[tuple[int, int], ...]) -> None:
         super().__init__()
         self._bundles = bundles
         self.bits = bits
         self.said = tuple(bundles.said(kind, channels) for kind, channels in bits)
+        self.hears = any(said.received for said in self.said)
 
     def __missing__(self, step: int) -> "Bundle":
         following = self[step] = self.with_channels(*_parted(step))
@@ -163,21 +165,22 @@ class Connections:
 
     def by_source(self) -> Iterator[tuple[int, list[int], list[tuple[Way, ...]]]]:
         """Every source, its destinations in order, and how the bytes to each travel: pairs alike have one object."""
-        rows, known = self.rows, _Ways()
-        heard_by: dict[int, set[int]] = {}
-        for rank, row in rows.items():
-            for peer in _received_from(row):
-                heard_by.setdefault(peer, set()).add(rank)
-        for src in sorted(rows.keys() | heard_by.keys()):
-            own = rows.get(src, _EMPTY)
-            destinations = sorted(own.keys() | heard_by.get(src, set()))
-            said = map(own.get, destinations)
-            heard = [row.get(src) for row in map(rows.get, destinations, repeat(_EMPTY))]
-            travel = [known.joined(*ends) for ends in zip(said, heard, strict=True)]
-            kept = [place for place, found in enumerate(travel) if found]
-            if len(kept) == len(travel):
+        known = _Ways()
+        heard_by: dict[int, tuple[list[int], list[Bundle]]] = {}
+        for rank, row in self.rows.items():
+            for peer, bundle in row.items():
+                if bundle.hears:
+                    ranks, bundles = heard_by.setdefault(peer, ([], []))
+                    ranks.append(rank)
+                    bundles.append(bundle)
+        for src in sorted(self.rows.keys() | heard_by.keys()):
+            own, heard = self.rows.get(src, _EMPTY), dict(zip(*heard_by.get(src, ((), ())), strict=True))
+            destinations = sorted(own.keys() | heard.keys())
+            travel = known.joined(list(map(own.get, destinations)), list(map(heard.get, destinations)))
+            if all(travel):
                 yield src, destinations, travel
-            elif kept:
+            elif any(travel):
+                kept = [place for place, found in enumerate(travel) if found]
                 yield src, [destinations[place] for place in kept], [travel[place] for place in kept]
 
 
@@ -187,25 +190,18 @@ _EMPTY: Mapping[int, Bundle] = {}
 class _Ways(dict[tuple[int, int], tuple[Way, ...]]):
     """What the bundles of both ends say together, by their ids."""
 
-    def joined(self, said: Bundle | None, heard: Bundle | None) -> tuple[Way, ...]:
-        """How the bytes travel from the one who said the first to the one who said the second."""
-        found = self.get((id(said), id(heard)))
-        if found is None:
-            sent = [each for each in said.said if not each.received] if said is not None else []
-            received = [each for each in heard.said if each.received] if heard is not None else []
-            found = self[id(said), id(heard)] = ways([*_edges(0, 1, sent), *_edges(1, 0, received)])
-        return found
+    def joined(self, said: Sequence[Bundle | None], heard: Sequence[Bundle | None]) -> list[tuple[Way, ...]]:
+        """How the bytes travel from one rank to others: what it said of them, and what they said of it."""
+        keys = list(zip(map(id, said), map(id, heard), strict=True))
+        for place in (place for place, key in enumerate(keys) if key not in self):
+            self[keys[place]] = _ways(said[place], heard[place])
+        return [self[key] for key in keys]
 
 
-def _received_from(row: Mapping[int, Bundle]) -> Iterator[int]:
-    """The ranks from which one says that it receives."""
-    receives: dict[int, bool] = {}
-    for peer, bundle in row.items():
-        key = id(bundle)
-        if key not in receives:
-            receives[key] = any(said.received for said in bundle.said)
-        if receives[key]:
-            yield peer
+def _ways(said: Bundle | None, heard: Bundle | None) -> tuple[Way, ...]:
+    sent = [each for each in said.said if not each.received] if said is not None else []
+    received = [each for each in heard.said if each.received] if heard is not None else []
+    return ways([*_edges(0, 1, sent), *_edges(1, 0, received)])
 
 
 def _edges(rank: int, peer: int, said: Iterable[Said]) -> Iterator[Edge]:

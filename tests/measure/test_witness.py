@@ -59,6 +59,7 @@ class Job:
     shm_devices: Sequence[int] = (1, 1, 1, 1)
     nodes: Sequence[int] = (0, 0, 0, 0)
     strict: bool = False
+    check: bool = True
     wrap: Callable[[Backend, int], Backend] = lambda backend, _rank: backend
 
     @property
@@ -106,7 +107,7 @@ def run(
     monkeypatch.setattr(counting, "COUNTED_FROM_BYTES", MIB)
     nccl = cupy_on_numpy.Nccl(RANKS)
     cupy_on_numpy.install(monkeypatch, cupy_on_numpy.Runtime(RANKS), nccl)
-    request = request_for(collective, sizes=sizes, iterations=4)
+    request = request_for(collective, sizes=sizes, iterations=4, check=job.check)
     logs = [job.logs(rank) for rank in range(RANKS)]
 
     def body(group: ThreadGroup) -> tuple[Report, list[CollectiveRow]]:
@@ -268,6 +269,25 @@ def test_a_rank_that_names_nobody_is_not_passed_over(monkeypatch: pytest.MonkeyP
     ]
     assert [finding.id for finding in result.report.findings] == ["path-unknown"]
     assert run(monkeypatch, Job(without_third, over_nvlink, strict=True)).report.verdict is Verdict.ERROR
+
+
+def test_a_transport_that_nobody_knows_is_not_fine(monkeypatch: pytest.MonkeyPatch) -> None:
+    def strange(rank: int) -> FakeLog:
+        return FakeLog(said(f"Channel 00/0 : {rank}[0] -> {(rank + 1) % RANKS}[0] via WARP/9"))
+
+    result = run(monkeypatch, Job(strange))
+    assert {(row.transport, row.host_staged) for row in result.rows} == {("WARP/9", None)}
+    assert {row.selection for row in result.evidence.values()} == {"absent"}
+    assert "NCCL chose WARP/9, of which gpubench does not know" in result.fallback[0].how
+    assert [(finding.id, finding.severity) for finding in result.report.findings] == [("path-unknown", Verdict.WARN)]
+    assert run(monkeypatch, Job(strange, over_nvlink)).fallback[0].conclusion == "direct"
+
+
+def test_data_that_nobody_checked_prove_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = run(monkeypatch, Job(direct, over_nvlink, check=False))
+    assert {row.correctness for row in result.evidence.values()} == {"absent"}
+    assert [(row.conclusion, row.confidence) for row in result.fallback] == [("direct", "likely")]
+    assert result.report.verdict is Verdict.SKIP
 
 
 def test_a_counter_against_the_log_is_a_dispute(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,6 +120,13 @@ def test_between_nodes_it_is_the_nics_that_count() -> None:
     assert cause(refused, (0, 2), "NET/IB/0").id == "refused"
 
 
+def test_peer_access_of_which_nobody_said_anything_is_unknown() -> None:
+    (node,) = nodes_of("hgx-h200-2")
+    capability = wiring([replace(node, pairs=())]).capability((0, 1))
+    assert capability.state is State.ABSENT
+    assert capability.seen
+
+
 def test_gpus_that_nobody_described_are_unknown() -> None:
     known = wiring(nodes_of("hgx-h200-4"), 4)
     wires = Wiring(known.gpus, {})
