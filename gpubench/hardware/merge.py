@@ -47,6 +47,8 @@ def merge(
         gpus_of_others=_gpus_of_others(kernel, gpus),
         nics=kernel.nics,
         switches=kernel.switches,
+        pci_devices=kernel.pci_devices,
+        kernel=kernel.kernel,
         nvswitches=kernel.nvswitches,
         pairs=_pairs(gpus, nvml, cuda, all_failures),
         failures=all_failures,

@@ -45,13 +45,13 @@ def find_nvidia_devices(root: Path) -> PciDevices:
 
 def pci_address(device: Path) -> str | None:
     """The bus id of the PCI device that a sysfs path leads to or through: a virtio interface lies below one."""
-    ports = _ports(device)
+    ports = ports_of(device)
     return bus_id(ports[-1].name) if ports else None
 
 
 def pci_folder(device: Path) -> Path | None:
     """The folder of that PCI device."""
-    ports = _ports(device)
+    ports = ports_of(device)
     return ports[-1] if ports else None
 
 
@@ -61,7 +61,7 @@ def place_of(device: Path) -> PciPlace:
     Of the bridges above it the first is the port of the CPU; behind it PCIe switches show as two bridges each, the
     upstream and a downstream port. A bridge left over counts as a switch of its own.
     """
-    ports = _ports(device)
+    ports = ports_of(device)
     if not ports:
         return PciPlace()
     bridges = ports[:-1]
@@ -86,7 +86,7 @@ def link_of(device: Path) -> PcieLink:
 
 def trained_link(device: Path) -> PcieLink:
     """The link of a PCI device towards the CPU: neither end can make it better than the other one allows."""
-    ports = _ports(device)
+    ports = ports_of(device)
     link = link_of(ports[-1] if ports else device)
     if len(ports) < 2:
         return link
@@ -102,7 +102,7 @@ def switches_above(devices: Iterable[Path]) -> tuple[PciSwitch, ...]:
     """The PCIe switches above some devices, each once, in the order of their bus ids."""
     switches: dict[str, PciSwitch] = {}
     for device in devices:
-        bridges = _ports(device)[:-1]
+        bridges = ports_of(device)[:-1]
         for position in range(1, len(bridges), 2):
             name = bus_id(bridges[position].name)
             if name not in switches:
@@ -119,7 +119,7 @@ def driver_of(device: Path) -> str | None:
         return None
 
 
-def _ports(device: Path) -> list[Path]:
+def ports_of(device: Path) -> list[Path]:
     """The folders of the bridges above a PCI device, from the CPU on, and its own; empty where there is none."""
     ports: list[Path] = []
     path = Path(os.path.realpath(device))

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+_LONGEST = 300
 _NUMBER = re.compile(r"-?(?:0x[0-9a-f]+|\d+)", re.ASCII | re.IGNORECASE)
 
 
@@ -17,6 +18,11 @@ def number_of(path: Path) -> int | None:
     if not _NUMBER.fullmatch(text):
         return None
     return int(text, 16 if "x" in text.lower() else 10)
+
+
+def printable(text: str) -> str:
+    """A text from a file that anyone may have written, fit to be shown: no control characters, and not too long."""
+    return "".join(each if each.isprintable() else "\ufffd" for each in text[:_LONGEST])
 
 
 def names_in(folder: Path) -> list[str]:

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from gpubench.model.kernel_settings import KernelSettings
+from gpubench.model.pci_capabilities import AccessControl, PcieErrors, PciKind
 from gpubench.model.report import Origin
 
 SNAPSHOT_VERSION = 1
@@ -78,6 +80,28 @@ class PciSwitch:
     bus_id: str
     link: PcieLink = PcieLink()
     place: PciPlace = PciPlace()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PciDevice:
+    """A GPU, a NIC, or a bridge above one. What is None is unknown, and `unknown` says why, by field.
+
+    `above` is the bridge towards the CPU. `link` is what this end of it says: of a GPU, a NIC and an upstream port the
+    link towards the CPU, of the other ports the one below them. Of a GPU, `bar1_bytes` is its window onto its memory
+    (BAR 1), `bar1_most_bytes` the widest that it could be, and `minor` the number of its device file (/dev/nvidia0).
+    """
+
+    bus_id: str
+    kind: PciKind
+    above: str | None = None
+    link: PcieLink = PcieLink()
+    access_control: AccessControl | None = None
+    errors: PcieErrors | None = None
+    iommu_group: int | None = None
+    bar1_bytes: int | None = None
+    bar1_most_bytes: int | None = None
+    minor: int | None = None
+    unknown: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,7 +303,10 @@ class ProbeFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """One node. `source` says who read it, from what; `gpus_of_others` counts GPUs given to other containers or VMs."""
+    """One node. `source` says who read it, from what; `gpus_of_others` counts GPUs given to other containers or VMs.
+
+    `pci_devices` are the GPUs and NICs and every bridge above them, by bus id.
+    """
 
     host: str
     origin: Origin
@@ -292,6 +319,8 @@ class Snapshot:
     gpus_of_others: int = 0
     nics: tuple[NicFacts, ...] = ()
     switches: tuple[PciSwitch, ...] = ()
+    pci_devices: tuple[PciDevice, ...] = ()
+    kernel: KernelSettings = field(default_factory=KernelSettings)
     nvswitches: tuple[str, ...] = ()
     pairs: tuple[PairFacts, ...] = ()
     failures: tuple[ProbeFailure, ...] = ()
