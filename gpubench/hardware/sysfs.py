@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gpubench.hardware.driver_settings import read_driver_settings
 from gpubench.hardware.kernel_settings import read_kernel_settings
 from gpubench.hardware.machine import read_gpudirect, read_kernel_driver, read_machine
 from gpubench.hardware.nics import nic_devices, read_nics
@@ -19,6 +20,7 @@ from gpubench.hardware.pci_tree import (
     trained_link,
 )
 from gpubench.hardware.system_files import names_in, number_of, text_of
+from gpubench.model.driver_settings import DriverSettings
 from gpubench.model.kernel_settings import KernelSettings
 from gpubench.model.snapshot import (
     DriverFacts,
@@ -49,6 +51,7 @@ class SysfsFacts:
 
     machine: HostFacts = field(default_factory=HostFacts)
     driver: DriverFacts = field(default_factory=DriverFacts)
+    driver_settings: DriverSettings = field(default_factory=DriverSettings)
     gpudirect: GpuDirectFacts = field(default_factory=GpuDirectFacts)
     gpus: tuple[GpuFacts, ...] = ()
     nics: tuple[NicFacts, ...] = ()
@@ -70,6 +73,7 @@ def read_sysfs(root: Path = Path("/")) -> SysfsFacts:
     return SysfsFacts(
         machine=read_machine(root),
         driver=read_kernel_driver(root),
+        driver_settings=read_driver_settings(root),
         gpudirect=read_gpudirect(root),
         gpus=_gpus(devices.gpus, told),
         nics=read_nics(root),

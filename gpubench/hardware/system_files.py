@@ -1,5 +1,6 @@
 """Small files of /sys, /proc and /dev, of which any may be missing, unreadable or odd."""
 
+import os
 import re
 from pathlib import Path
 
@@ -50,3 +51,19 @@ class UnknownFields:
         if not text:
             self.reasons[field] = f"{path.name} is empty"
         return text or None
+
+    def tail(self, field: str, path: Path, most_bytes: int) -> bytes | None:
+        """The end of a file that may be long, a log's; None, with the reason kept, where it cannot be read."""
+        try:
+            file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            needs_root = isinstance(error, PermissionError)
+            self.reasons[field] = f"needs root: {path.name}" if needs_root else f"{path.name}: {error.strerror}"
+            return None
+        try:
+            return os.pread(file, most_bytes, max(0, os.fstat(file).st_size - most_bytes))
+        except OSError as error:
+            self.reasons[field] = f"{path.name}: {error.strerror}"
+            return None
+        finally:
+            os.close(file)

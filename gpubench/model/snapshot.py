@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from gpubench.model.driver_settings import DriverSettings
 from gpubench.model.kernel_settings import KernelSettings
 from gpubench.model.pci_capabilities import AccessControl, PcieErrors, PciKind
 from gpubench.model.report import Origin
@@ -160,7 +161,9 @@ class GpuFacts:
     """One GPU. `index` is the driver's (nvidia-smi's), `cuda_index` this process's CUDA's; the bus id identifies it.
 
     `idle` is true where the GPU's clocks say that nothing runs: it then trains its PCIe link down to save power.
-    `throttle_reasons` leaves out idling and clocks that somebody asked for.
+    `throttle_reasons` leaves out idling and clocks that somebody asked for. `cuda_features` are what CUDA says that the
+    GPU supports, by name (`virtual_memory`, `fabric_handles`, `gpu_direct_rdma`, `multicast`); a driver that does not
+    know a feature leaves it out.
     """
 
     index: int
@@ -184,6 +187,7 @@ class GpuFacts:
     cpu_affinity: str | None = None
     nvlinks: tuple[NvLink, ...] | None = None
     fabric: Fabric | None = None
+    cuda_features: Mapping[str, bool] = field(default_factory=dict)
     bar1_bytes: int | None = None
     processes: tuple[GpuProcess, ...] | None = None
     lost: str | None = None
@@ -321,6 +325,7 @@ class Snapshot:
     switches: tuple[PciSwitch, ...] = ()
     pci_devices: tuple[PciDevice, ...] = ()
     kernel: KernelSettings = field(default_factory=KernelSettings)
+    driver_settings: DriverSettings = field(default_factory=DriverSettings)
     nvswitches: tuple[str, ...] = ()
     pairs: tuple[PairFacts, ...] = ()
     failures: tuple[ProbeFailure, ...] = ()

@@ -12,6 +12,7 @@ from gpubench.hardware import sysfs
 from gpubench.hardware.pci_tree import find_nvidia_devices, link_of, pci_address, pci_folder, place_of, switches_above
 from gpubench.hardware.sysfs import SysfsFacts, read_sysfs
 from gpubench.hardware.system_files import UnknownFields, names_in, number_of, text_of
+from gpubench.model.driver_settings import DriverSettings
 from gpubench.model.kernel_settings import KernelSettings
 from gpubench.model.plain import from_plain, to_plain
 from gpubench.model.snapshot import (
@@ -39,9 +40,10 @@ def tree(tmp_path: Path) -> Tree:
 
 def test_an_empty_root_is_all_unknown(tmp_path: Path) -> None:
     facts = read_sysfs(tmp_path)
-    assert replace(facts, kernel=KernelSettings()) == SysfsFacts()
+    assert replace(facts, kernel=KernelSettings(), driver_settings=DriverSettings()) == SysfsFacts()
     assert set(facts.kernel.unknown) == {"options", "wsl", "imex"}
     assert set(facts.kernel.iommu.unknown) == {"units"}
+    assert {"parameters", "registry_keys", "configured"} < set(facts.driver_settings.unknown)
 
 
 def test_a_gpu_on_the_root_bus_of_a_virtual_machine(tree: Tree) -> None:
