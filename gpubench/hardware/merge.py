@@ -53,6 +53,7 @@ def merge(
         nics=kernel.nics,
         switches=kernel.switches,
         pci_devices=kernel.pci_devices,
+        rdma_ports=kernel.rdma_ports,
         kernel=kernel.kernel,
         nvswitches=kernel.nvswitches,
         pairs=_pairs(gpus, nvml, cuda, all_failures),

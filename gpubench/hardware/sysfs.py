@@ -19,9 +19,11 @@ from gpubench.hardware.pci_tree import (
     switches_above,
     trained_link,
 )
+from gpubench.hardware.rdma_ports import read_rdma_ports
 from gpubench.hardware.system_files import names_in, number_of, text_of
 from gpubench.model.driver_settings import DriverSettings
 from gpubench.model.kernel_settings import KernelSettings
+from gpubench.model.rdma_port import RdmaPort
 from gpubench.model.snapshot import (
     DriverFacts,
     GpuDirectFacts,
@@ -57,6 +59,7 @@ class SysfsFacts:
     nics: tuple[NicFacts, ...] = ()
     switches: tuple[PciSwitch, ...] = ()
     pci_devices: tuple[PciDevice, ...] = ()
+    rdma_ports: tuple[RdmaPort, ...] = ()
     kernel: KernelSettings = field(default_factory=KernelSettings)
     nvswitches: tuple[str, ...] = ()
     gpu_drivers: Mapping[str, str] = field(default_factory=dict)
@@ -79,6 +82,7 @@ def read_sysfs(root: Path = Path("/")) -> SysfsFacts:
         nics=read_nics(root),
         switches=switches_above((*devices.gpus, *nics)),
         pci_devices=pci_devices,
+        rdma_ports=read_rdma_ports(root),
         kernel=read_kernel_settings(root, pci_devices),
         nvswitches=tuple(bus_id(each.name) for each in devices.nvswitches),
         gpu_drivers={address: driver for address, driver in drivers.items() if driver is not None},

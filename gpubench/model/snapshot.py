@@ -13,6 +13,7 @@ from enum import StrEnum
 from gpubench.model.driver_settings import DriverSettings
 from gpubench.model.kernel_settings import KernelSettings
 from gpubench.model.pci_capabilities import AccessControl, PcieErrors, PciKind
+from gpubench.model.rdma_port import RdmaPort
 from gpubench.model.report import Origin
 
 SNAPSHOT_VERSION = 1
@@ -324,6 +325,7 @@ class Snapshot:
     nics: tuple[NicFacts, ...] = ()
     switches: tuple[PciSwitch, ...] = ()
     pci_devices: tuple[PciDevice, ...] = ()
+    rdma_ports: tuple[RdmaPort, ...] = ()
     kernel: KernelSettings = field(default_factory=KernelSettings)
     driver_settings: DriverSettings = field(default_factory=DriverSettings)
     nvswitches: tuple[str, ...] = ()

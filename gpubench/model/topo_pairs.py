@@ -55,7 +55,7 @@ def _anonymous(snapshot: Snapshot) -> Snapshot:
         replace(gpu, uuid=None, memory_used_bytes=None, processes=None, pcie_replays=None) for gpu in snapshot.gpus
     )
     machine = replace(snapshot.machine, boot_id=None)
-    return replace(snapshot, host="", taken_at=None, machine=machine, gpus=gpus, pci_devices=())
+    return replace(snapshot, host="", taken_at=None, machine=machine, gpus=gpus, pci_devices=(), rdma_ports=())
 
 
 def peer_access(node: Topology) -> dict[str, dict[str, Any]]:

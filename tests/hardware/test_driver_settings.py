@@ -27,7 +27,7 @@ TemporaryFilePath: "/var/tmp"
 """
 MISMATCH = """\
 Fabric Manager version 550.90.07 is running
-fabric manager NVIDIA GPU driver interface version 570.86.15 don't match with driver version 570.124.06. Please update."""
+fabric manager NVIDIA GPU driver interface version 570.86.15 don't match with driver version 570.124.06."""
 HIDDEN = "this PID namespace is a container's own: the host's processes are not visible"
 
 
