@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from gpubench.hardware.services import read_services
-from gpubench.hardware.system_files import UnknownFields, names_in, printable, text_of
+from gpubench.hardware.system_files import UnknownFields, exists, names_in, printable, text_of
 from gpubench.model.driver_settings import DriverSettings
 
 _PARAMETERS = frozenset(
@@ -87,7 +87,7 @@ def _configured(root: Path, unknown: UnknownFields) -> dict[str, str] | None:
         for name in names_in(root / folder):
             if name.endswith(".conf") and len(files) < _MOST_FILES:
                 files.setdefault(name, root / folder / name)
-    if not any((root / folder).is_dir() for folder in _MODPROBE):
+    if not any(exists(root / folder) for folder in _MODPROBE):
         unknown.reasons["configured"] = "this root has no modprobe.d"
         return None
     found: dict[str, str] = {}

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from gpubench.hardware.system_files import UnknownFields, names_in, printable
+from gpubench.hardware.system_files import UnknownFields, exists, names_in, printable
 from gpubench.model.kernel_settings import IommuFacts, KernelSettings
 from gpubench.model.snapshot import PciDevice
 
@@ -51,7 +51,7 @@ def _options(line: str | None) -> tuple[str, ...] | None:
 
 def _wsl(root: Path, unknown: UnknownFields) -> bool | None:
     """Windows' Linux names Microsoft in its release, and has the device through which it reaches the GPU."""
-    if (root / "dev/dxg").exists():
+    if exists(root / "dev/dxg"):
         return True
     release = _RELEASE.match(unknown.text("wsl", root / "proc/version") or "")
     if release is None:
@@ -67,7 +67,7 @@ def _imex(devices: str | None) -> bool | None:
 def _iommu(root: Path, groups: Iterable[int]) -> IommuFacts:
     unknown = UnknownFields()
     folder = root / "sys/class/iommu"
-    units = tuple(map(printable, names_in(folder))) if folder.is_dir() else None
+    units = tuple(map(printable, names_in(folder))) if exists(folder) else None
     if units is None:
         unknown.reasons["units"] = "sys/class/iommu is not there"
     types = {}

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from gpubench.hardware.system_files import names_in, text_of
+from gpubench.hardware.system_files import exists, names_in, text_of
 from gpubench.model.snapshot import DriverFacts, GpuDirectFacts, HostFacts, NumaNode
 
 _DRIVER_VERSION = re.compile(r"Kernel Module(?: for \S+)?\s+(\d+(?:\.\d+)+)", re.ASCII)
@@ -46,10 +46,10 @@ def read_kernel_driver(root: Path) -> DriverFacts:
 
 def read_gpudirect(root: Path) -> GpuDirectFacts:
     """Whether nvidia-peermem and efa_nv_peermem are loaded; dma-buf is for CUDA to say."""
-    absent = False if (root / "sys/module").is_dir() else None
+    absent = False if exists(root / "sys/module") else None
     return GpuDirectFacts(
-        peermem=True if any((root / path).exists() for path in _PEERMEM) else absent,
-        efa_peermem=True if (root / _EFA_PEERMEM).is_dir() else absent,
+        peermem=True if any(exists(root / path) for path in _PEERMEM) else absent,
+        efa_peermem=True if exists(root / _EFA_PEERMEM) else absent,
     )
 
 

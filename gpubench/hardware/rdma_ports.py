@@ -6,7 +6,7 @@ A counter costs the NIC a question to its firmware, so those alone are read that
 from ipaddress import AddressValueError, IPv6Address
 from pathlib import Path
 
-from gpubench.hardware.system_files import UnknownFields, names_in, number_of, printable, text_of
+from gpubench.hardware.system_files import UnknownFields, exists, names_in, number_of, printable, text_of
 from gpubench.model.rdma_port import Gid, RdmaPort
 
 _COUNTERS = frozenset(
@@ -83,7 +83,7 @@ def _counters(field: str, folder: Path, wanted: frozenset[str], unknown: Unknown
 
 def _gids(folder: Path, unknown: UnknownFields) -> tuple[Gid, ...] | None:
     """The first entries of the table that are set: the kernel answers an error for the type of one that is not."""
-    if not (folder / "gid_attrs/types").is_dir():
+    if not exists(folder / "gid_attrs/types"):
         unknown.reasons["gids"] = "gid_attrs/types is not there"
         return None
     found = []

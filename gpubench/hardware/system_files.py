@@ -5,7 +5,8 @@ import re
 from pathlib import Path
 
 _LONGEST = 300
-_NUMBER = re.compile(r"-?(?:0x[0-9a-f]+|\d+)", re.ASCII | re.IGNORECASE)
+_NUMBER = re.compile(r"-?(?:0x[0-9a-f]{1,16}|\d{1,20})", re.ASCII | re.IGNORECASE)
+"""As many digits as the kernel's largest numbers have, of 64 bits."""
 
 
 def text_of(path: Path) -> str | None:
@@ -19,6 +20,29 @@ def number_of(path: Path) -> int | None:
     if not _NUMBER.fullmatch(text):
         return None
     return int(text, 16 if "x" in text.lower() else 10)
+
+
+def below(root: Path, path: Path) -> Path:
+    """The place of an absolute path below another root; a relative one is what it is for this process."""
+    return root / str(path).lstrip("/") if path.is_absolute() else path
+
+
+def exists(path: Path) -> bool:
+    """Whether there is something, as far as this process may look: unlike Path's, this never raises."""
+    try:
+        path.stat()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def is_link(path: Path) -> bool:
+    """Whether it is a symbolic link, wherever it leads; this never raises either."""
+    try:
+        path.readlink()
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def printable(text: str) -> str:
@@ -56,9 +80,10 @@ class UnknownFields:
         """The end of a file that may be long, a log's; None, with the reason kept, where it cannot be read."""
         try:
             file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError as error:
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else None
             needs_root = isinstance(error, PermissionError)
-            self.reasons[field] = f"needs root: {path.name}" if needs_root else f"{path.name}: {error.strerror}"
+            self.reasons[field] = f"needs root: {path.name}" if needs_root else f"{path.name}: {reason or error}"
             return None
         try:
             return os.pread(file, most_bytes, max(0, os.fstat(file).st_size - most_bytes))
