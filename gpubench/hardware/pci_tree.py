@@ -121,14 +121,13 @@ def driver_of(device: Path) -> str | None:
 
 def ports_of(device: Path) -> list[Path]:
     """The folders of the bridges above a PCI device, from the CPU on, and its own; empty where there is none."""
+    parts = os.path.realpath(device).split("/")
     ports: list[Path] = []
-    path = Path(os.path.realpath(device))
-    while path != path.parent:
-        if _HOST_BRIDGE.fullmatch(path.name) and ports:
+    for end in range(len(parts), 0, -1):
+        if _HOST_BRIDGE.fullmatch(parts[end - 1]) and ports:
             break
-        if _ADDRESS.fullmatch(path.name):
-            ports.insert(0, path)
-        path = path.parent
+        if _ADDRESS.fullmatch(parts[end - 1]):
+            ports.insert(0, Path("/".join(parts[:end])))
     return ports
 
 
