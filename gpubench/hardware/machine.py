@@ -49,8 +49,20 @@ def read_gpudirect(root: Path) -> GpuDirectFacts:
     absent = False if exists(root / "sys/module") else None
     return GpuDirectFacts(
         peermem=True if any(exists(root / path) for path in _PEERMEM) else absent,
+        peermem_registered=_registered(root),
         efa_peermem=True if exists(root / _EFA_PEERMEM) else absent,
     )
+
+
+def _registered(root: Path) -> bool | None:
+    """Whether nvidia-peermem holds the RDMA core, whose function it needs; None where either is not loaded.
+
+    The kernel keeps in `holders` who uses a module's functions. Not seen on hardware with InfiniBand.
+    """
+    if not exists(root / "sys/module/nvidia_peermem") or not exists(root / "sys/module/ib_core/holders"):
+        return None
+    users = {*names_in(root / "sys/module/ib_core/holders"), *names_in(root / "sys/module/ib_uverbs/holders")}
+    return "nvidia_peermem" in users
 
 
 def _said_of_processors(field: str, text: str) -> list[str]:

@@ -4,10 +4,10 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from gpubench.hardware.pci_config import read_access_control
+from gpubench.hardware.pci_config import read_access_control, read_address_translation
 from gpubench.hardware.pci_errors import read_errors
 from gpubench.hardware.pci_tree import link_of, ports_of
-from gpubench.hardware.system_files import UnknownFields
+from gpubench.hardware.system_files import UnknownFields, number_of
 from gpubench.model.pci_capabilities import PciKind
 from gpubench.model.snapshot import PciDevice, bus_id
 
@@ -58,7 +58,9 @@ def _read(folder: Path, kind: PciKind, above: str | None, minors: Mapping[str, i
         kind=kind,
         above=above,
         link=link_of(folder),
+        identity=_identity(folder, unknown),
         access_control=read_access_control(folder, unknown) if is_bridge else None,
+        address_translation=None if is_bridge else read_address_translation(folder, unknown),
         errors=read_errors(folder, unknown),
         iommu_group=_iommu_group(folder, unknown),
         bar1_bytes=bar1,
@@ -66,6 +68,14 @@ def _read(folder: Path, kind: PciKind, above: str | None, minors: Mapping[str, i
         minor=minor,
         unknown=unknown.reasons,
     )
+
+
+def _identity(folder: Path, unknown: UnknownFields) -> str | None:
+    vendor, model = number_of(folder / "vendor"), number_of(folder / "device")
+    if vendor is None or model is None:
+        unknown.reasons["identity"] = "vendor and device hold no numbers"
+        return None
+    return f"{vendor:04x}:{model:04x}"
 
 
 def _iommu_group(folder: Path, unknown: UnknownFields) -> int | None:

@@ -88,16 +88,19 @@ class PciSwitch:
 class PciDevice:
     """A GPU, a NIC, or a bridge above one. What is None is unknown, and `unknown` says why, by field.
 
-    `above` is the bridge towards the CPU. `link` is what this end of it says: of a GPU, a NIC and an upstream port the
-    link towards the CPU, of the other ports the one below them. Of a GPU, `bar1_bytes` is its window onto its memory
-    (BAR 1), `bar1_most_bytes` the widest that it could be, and `minor` the number of its device file (/dev/nvidia0).
+    `above` is the bridge towards the CPU; `identity` are the numbers of maker and model ('10b5:8796'). `link` is what
+    this end of it says: of a GPU, a NIC and an upstream port the link towards the CPU, of the other ports the one below
+    them. Ports have access control, devices address translation (ATS). Of a GPU, `bar1_bytes` is its window onto its
+    memory (BAR 1), `bar1_most_bytes` the widest that it could be, `minor` the number of its device file (/dev/nvidia0).
     """
 
     bus_id: str
     kind: PciKind
     above: str | None = None
     link: PcieLink = PcieLink()
+    identity: str | None = None
     access_control: AccessControl | None = None
+    address_translation: bool | None = None
     errors: PcieErrors | None = None
     iommu_group: int | None = None
     bar1_bytes: int | None = None
@@ -290,9 +293,14 @@ class HostFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuDirectFacts:
-    """What lets a NIC reach GPU memory: the kernel module nvidia-peermem, EFA's efa_nv_peermem, or dma-buf."""
+    """What lets a NIC reach GPU memory: the kernel module nvidia-peermem, EFA's efa_nv_peermem, or dma-buf.
+
+    `peermem_registered` says whether nvidia-peermem found the RDMA core that it must register with: built without one,
+    it can be loaded and do nothing.
+    """
 
     peermem: bool | None = None
+    peermem_registered: bool | None = None
     efa_peermem: bool | None = None
     dma_buf: bool | None = None
 

@@ -18,7 +18,7 @@ from gpubench.model.snapshot import PciDevice, PcieLink
 from tests.fakes.sysfs import BRIDGE, CONNECTX7, H200, Tree, config_space, link, port
 
 ROOT_PORT, UPSTREAM, DOWNSTREAM, GPU = "0000:15:01.0", "0000:16:00.0", "0000:17:02.0", "0000:1b:00.0"
-ACS, AER = 0x0D, 0x01
+ACS, AER, ATS = 0x0D, 0x01, 0x0F
 REDIRECTING = 0x001D_005F
 """ACS as a firmware sets it: control 0x1d over capability 0x5f."""
 
@@ -70,6 +70,7 @@ def test_a_gpu_on_the_root_bus_has_nothing_above_it(tree: Tree) -> None:
     (only,) = devices(tree).values()
     assert (only.bus_id, only.kind, only.above) == ("0000:00:06.0", PciKind.GPU, None)
     assert only.unknown == {
+        "address_translation": "config: No such file or directory",
         "errors": "aer_dev_correctable: No such file or directory",
         "iommu_group": "iommu_group: No such file or directory",
         "bar1_bytes": "resource: No such file or directory",
@@ -98,6 +99,24 @@ def test_access_control_of_bridges_as_root_reads_it(tree: Tree) -> None:
     assert found[UPSTREAM].access_control == AccessControl()
     assert found[ROOT_PORT].access_control == AccessControl()
     assert found[GPU].access_control is None
+    assert (found[GPU].identity, found[DOWNSTREAM].identity) == ("10de:2335", "1000:c030")
+    assert found[DOWNSTREAM].address_translation is None
+
+
+@pytest.mark.parametrize(
+    ("space", "expected"),
+    [
+        (config_space((AER, 0), (ATS, 0x8000_0020)), True),
+        (config_space((ATS, 0x0000_0020)), False),
+        (config_space((AER, 0)), False),
+        (config_space()[:64], None),
+    ],
+)
+def test_address_translation_of_devices(tree: Tree, space: bytes, expected: bool | None) -> None:
+    (a_switch(tree) / "config").write_bytes(space)
+    gpu = devices(tree)[GPU]
+    assert gpu.address_translation is expected
+    assert gpu.unknown.get("address_translation") == (NEEDS_ROOT if expected is None else None)
 
 
 @pytest.mark.parametrize(
@@ -107,8 +126,8 @@ def test_access_control_of_bridges_as_root_reads_it(tree: Tree) -> None:
         (b"", NEEDS_ROOT),
         (config_space(size=256), "this machine shows no extended configuration space"),
         (config_space((AER, 0), (ACS, 0))[:0x142], "config: it ends in the middle of the list of capabilities"),
-        (config_space((AER, 0), (ACS, 0))[:0x146], "config: it ends in the middle of the ACS registers"),
-        (b"\xff" * 4096, "the port answers only ones, as one that is gone does"),
+        (config_space((AER, 0), (ACS, 0))[:0x146], "config: it ends in the middle of the list of capabilities"),
+        (b"\xff" * 4096, "the device answers only ones, as one that is gone does"),
     ],
 )
 def test_access_control_that_cannot_be_read_says_why(tmp_path: Path, content: bytes, reason: str) -> None:

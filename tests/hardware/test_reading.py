@@ -20,6 +20,7 @@ from gpubench.model.rank_facts import RankFacts
 from tests.fakes.large_machine import LargeMachine
 
 SMALL = LargeMachine(gpus=2, pci_devices=16, cpus=4, processes=20)
+DEVICES_OF_A_GPU, FILES_OF_A_DEVICE, OF_THE_MACHINE = 6, 25, 90
 KERNELS_SHARE = 9 / 10
 NOBODY = 65534
 
@@ -54,8 +55,8 @@ def test_what_is_opened_grows_with_the_devices_and_with_nothing_else(tmp_path: P
     processes = files_opened(LargeMachine(4, 100, 16, 1100), tmp_path / "processes")
     assert processes - usual == round(1000 * (1 - KERNELS_SHARE))
     gpus = files_opened(LargeMachine(8, 100, 16, 100), tmp_path / "gpus")
-    assert (gpus - usual) / 4 < 150
-    assert usual < 4 * 150 + 100 + 10 + 100
+    assert (gpus - usual) / 4 <= DEVICES_OF_A_GPU * FILES_OF_A_DEVICE
+    assert usual <= 4 * DEVICES_OF_A_GPU * FILES_OF_A_DEVICE + 100 + 10 + OF_THE_MACHINE
 
 
 def sent(facts: SysfsFacts) -> SysfsFacts:

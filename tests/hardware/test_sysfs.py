@@ -250,6 +250,15 @@ def test_peermem_is_any_of_three_files(tree: Tree, path: str) -> None:
     assert read_sysfs(tree.root).gpudirect == GpuDirectFacts(peermem=True, efa_peermem=False)
 
 
+def test_peermem_that_found_no_rdma_core_does_nothing(tree: Tree) -> None:
+    tree.write("sys/module/nvidia_peermem/version", "1.0")
+    assert read_sysfs(tree.root).gpudirect.peermem_registered is None
+    (tree.root / "sys/module/ib_core/holders").mkdir(parents=True)
+    assert read_sysfs(tree.root).gpudirect.peermem_registered is False
+    (tree.root / "sys/module/ib_core/holders/nvidia_peermem").mkdir()
+    assert read_sysfs(tree.root).gpudirect.peermem_registered is True
+
+
 def test_efa_has_a_module_of_its_own(tree: Tree) -> None:
     assert read_sysfs(tree.root).gpudirect == GpuDirectFacts()
     (tree.root / "sys/module/efa_nv_peermem").mkdir(parents=True)

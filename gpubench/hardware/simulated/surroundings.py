@@ -13,7 +13,7 @@ from gpubench.model.rdma_port import Gid, RdmaPort
 from gpubench.model.snapshot import GpuFacts, NicFacts, NicKind, PciDevice, PcieLink, Snapshot
 
 _SIMULATED = "the simulation does not say"
-_NO_IOMMU = {"iommu_group": "no IOMMU is simulated"}
+_NO_IOMMU = {"iommu_group": "no IOMMU is simulated", "identity": _SIMULATED}
 _NO_ERRORS = PcieErrors(correctable=0, nonfatal=0, fatal=0)
 _NO_COUNTS: Mapping[str, int] = {"link_downed": 0, "port_rcv_errors": 0, "symbol_error": 0}
 _ROCE_GIDS = (
@@ -81,6 +81,7 @@ def _device(bus_id: str, kind: PciKind, above: str | None, link: PcieLink) -> Pc
         kind=kind,
         above=above,
         link=link,
+        address_translation=False if kind in (PciKind.GPU, PciKind.NIC) else None,
         access_control=None if kind in (PciKind.GPU, PciKind.NIC) else AccessControl(),
         errors=_NO_ERRORS,
         unknown=unknown,
