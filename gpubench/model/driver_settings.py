@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """A program beside the driver. `running` is None where the host's processes are not visible from here.
+    """A program beside the driver. `running` is None where the host's processes are not visible from here; the host is
+    what boots this kernel, so a virtual machine that leaves its NVSwitches to what is below it runs none.
 
     `version` is the one that it last wrote of itself into its log.
     """
