@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gpubench.hardware.cpus import cpu_ranges
+from gpubench.hardware.kernel_calls import may_call, memory_policy, pidfd_getfd
 from gpubench.hardware.library_search import find_libraries, verbs_providers, wanted_libraries
 from gpubench.hardware.mpi_facts import read_mpi
 from gpubench.hardware.nccl_files import effective, read_nccl_files
-from gpubench.hardware.process_rights import capabilities, container_hints, denied, memory_nodes, pidfd_getfd
+from gpubench.hardware.process_rights import capabilities, container_hints, denied, memory_nodes
 from gpubench.hardware.system_files import UnknownFields, below, names_in, number_of, printable, text_of
 from gpubench.hardware.topology_file import read_topology_file
 from gpubench.model.rank_facts import RankFacts
@@ -71,8 +72,9 @@ def read_rank_facts(
         driver_gpus=_driver_gpus(root, unknown),
         container=hints,
         capabilities=capabilities(status, unknown),
-        pidfd_getfd=pidfd_getfd(filtered, hints, unknown),
+        pidfd_getfd=pidfd_getfd(unknown, allowed=may_call(filtered, hints)),
         memory_nodes=memory_nodes(status, unknown),
+        memory_policy=memory_policy(unknown, allowed=may_call(filtered, hints)),
         loadable=find_libraries(wanted_libraries(settings), libraries, os.environ.get("LD_LIBRARY_PATH", ""), root),
         verbs_providers=verbs_providers(root, unknown),
         mpi=read_mpi(libraries.get("libmpi") or libraries.get("libmpich")),

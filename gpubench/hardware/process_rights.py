@@ -1,6 +1,5 @@
 """What this process may do to others and to devices, and what contains it. Nothing is opened and nothing is changed."""
 
-import ctypes
 import os
 import re
 from collections.abc import Iterable
@@ -23,8 +22,6 @@ _CAPABILITIES = {
 
 _EFFECTIVE = re.compile(r"^CapEff:\s*([0-9a-f]{1,16})$", re.ASCII | re.MULTILINE)
 _MEMORY_NODES = re.compile(r"^Mems_allowed_list:\s*([\d,-]{1,300})$", re.ASCII | re.MULTILINE)
-_SYS_PIDFD_GETFD = 438
-_SECCOMP_FILTER = 2
 _MARKS = {"docker": ".dockerenv", "podman": "run/.containerenv", "singularity": ".singularity.d"}
 _GROUPS = {
     "kubernetes": "kubepods",
@@ -34,6 +31,10 @@ _GROUPS = {
     "lxc": "lxc",
     "slurm": "slurm",
 }
+
+
+RUNTIMES = frozenset((*_MARKS, *_GROUPS)) - {"slurm"}
+"""The signs among `container_hints` that a container's runtime leaves."""
 
 
 def capabilities(status: str, unknown: UnknownFields) -> tuple[str, ...] | None:
@@ -63,31 +64,6 @@ def denied(paths: Iterable[str], root: Path) -> tuple[str, ...]:
     return tuple(
         path for path in paths if not os.access(root / path.removeprefix("/"), os.R_OK | os.W_OK, effective_ids=True)
     )
-
-
-def pidfd_getfd(seccomp: int | None, hints: Iterable[str], unknown: UnknownFields) -> bool | None:
-    """Whether processes can hand on descriptors of GPU memory by pidfd_getfd, as expandable segments do.
-
-    It is tried on this process itself, which no setting of ptrace forbids. A filter that no container's runtime made
-    could end a process that makes a call it does not know, so under one it is not tried.
-    """
-    if seccomp == _SECCOMP_FILTER and not tuple(hints):
-        unknown.reasons["pidfd_getfd"] = "not tried: a seccomp filter is in force, and whose is not known"
-        return None
-    try:
-        own = os.pidfd_open(os.getpid())
-    except (OSError, AttributeError) as error:
-        unknown.reasons["pidfd_getfd"] = f"pidfd_open: {getattr(error, 'strerror', None) or error}"
-        return False if isinstance(error, OSError) else None
-    library = ctypes.CDLL(None, use_errno=True)
-    taken = library.syscall(_SYS_PIDFD_GETFD, own, own, 0)
-    reason = os.strerror(ctypes.get_errno())
-    os.close(own)
-    if taken < 0:
-        unknown.reasons["pidfd_getfd"] = f"pidfd_getfd: {reason}"
-        return False
-    os.close(taken)
-    return True
 
 
 def container_hints(root: Path) -> tuple[str, ...]:

@@ -36,9 +36,9 @@ class DriverSettings:
 
     `parameters` are those of the loaded module that bear on peer access, NVLink, BAR 1 and IMEX, by their names without
     NVreg_; `registry_keys` such keys of RegistryDwords, those of one GPU as 'key@bus id'; `configured` what files of
-    modprobe will set when the module is loaded again. `services` are by the names of their programs.
-    `nvlink_bandwidth_mode` is full, off, min, half or 3quarter, for the whole node; `nvlink_bandwidth_reduced` names
-    the GPUs (GPU3) whose own mode is below the best.
+    modprobe will set when the module is loaded again (in a container, its own files). `services` are by the names of
+    their programs. `nvlink_bandwidth_mode` is full, off, min, half or 3quarter, for the whole node;
+    `nvlink_bandwidth_reduced` names the GPUs (GPU3) whose own mode is below the best.
     """
 
     parameters: Mapping[str, str] | None = None

@@ -19,7 +19,8 @@ class RankFacts:
     `nccl_files` are the NCCL_ variables of NCCL's configuration files, by file and in NCCL's order: those of the
     environment count before them. `denied_device_files` are the device files that are there and may not be used;
     `driver_gpus` the bus ids of the GPUs that the driver has, which device files for fewer GPUs leave out of reach.
-    `container` are signs of what contains the process. `memory_nodes` is a list of ranges. `loadable` says where the
+    `container` are signs of what contains the process. `memory_nodes` are the ranges that it may take memory from,
+    `memory_policy` what it was told to ('bind 0'). `loadable` says where the
     dynamic loader would find libraries, None for nowhere; `verbs_providers` which NICs libibverbs has drivers for.
     `unknown` says why a field is None or empty.
     """
@@ -51,6 +52,7 @@ class RankFacts:
     capabilities: tuple[str, ...] | None = None
     pidfd_getfd: bool | None = None
     memory_nodes: str | None = None
+    memory_policy: str | None = None
     loadable: Mapping[str, str | None] = field(default_factory=dict)
     verbs_providers: tuple[str, ...] | None = None
     mpi: MpiFacts | None = None
