@@ -26,20 +26,25 @@ _SHARED_OBJECT = re.compile(r"[\w.+-]+\.so(?:\.[\w.]+)?", re.ASCII)
 
 
 def wanted_libraries(settings: Mapping[str, str]) -> tuple[str, ...]:
-    """The libraries whose absence changes a path, with the network plugins that NCCL's settings ask for."""
+    """The libraries whose absence changes a path, with the network plugins that NCCL's settings ask for.
+
+    NCCL_NET_PLUGIN names files, or what stands in libnccl-net-NAME.so; several with commas between them (NCCL 2.27).
+    """
     named = settings.get(_PLUGIN_SETTING)
     if not named:
         return (*_LIBRARIES, _NET_PLUGIN)
     plugins = [each.strip() for each in named.split(",")]
-    files = [each if _SHARED_OBJECT.fullmatch(each) else f"libnccl-net-{each}.so" for each in plugins]
-    return (*_LIBRARIES, *(printable(file) for file in files if file != "libnccl-net-none.so" and "/" not in file))
+    is_file = [each.startswith("/") or _SHARED_OBJECT.fullmatch(each) for each in plugins]
+    files = [each if file else f"libnccl-net-{each}.so" for each, file in zip(plugins, is_file, strict=True)]
+    return (*_LIBRARIES, *(printable(file) for file in files if file != "libnccl-net-none.so"))
 
 
 def find_libraries(
     names: Iterable[str], loaded: Mapping[str, str], search_path: str, root: Path
 ) -> dict[str, str | None]:
-    """Where each would be found, None for nowhere. `loaded` are the files of loaded libraries by name without suffix,
-    `search_path` is LD_LIBRARY_PATH.
+    """Where each would be found, None for nowhere; a path is its own place.
+
+    `loaded` are the files of loaded libraries by name without suffix, `search_path` is LD_LIBRARY_PATH.
     """
     cache = _cache(root)
     machine = f"{platform.machine()}-linux-gnu"
@@ -47,7 +52,8 @@ def find_libraries(
     found: dict[str, str | None] = {}
     for name in names:
         places = [f"{folder}/{name}" for folder in folders if folder.startswith("/")]
-        candidates = (*places[: -len(_FOLDERS) - 2], *_cached(cache, name), *places)
+        in_order = (*places[: -len(_FOLDERS) - 2], *_cached(cache, name), *places)
+        candidates = (name,) if name.startswith("/") else in_order
         present = (path for path in candidates if exists(below(root, Path(path))))
         mapped = loaded.get(name.partition(".so")[0])
         found[name] = printable(path) if (path := mapped or next(present, None)) else None

@@ -1,5 +1,7 @@
 """The driver's parameters and registry keys, and the programs beside it, on trees written for the purpose."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -124,6 +126,20 @@ def test_in_a_container_services_are_unknown(tree: Tree) -> None:
     found, unknown = read_services(tree.root)
     assert {each.running for each in found.values()} == {None}
     assert unknown["services.nvlsm.running"] == HIDDEN
+
+
+def test_in_a_real_namespace_of_processes_services_are_unknown() -> None:
+    reading = (
+        "import pathlib; from gpubench.hardware.services import read_services as r; print(r(pathlib.Path('/'))[1])"
+    )
+    command = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", reading]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    except OSError:
+        pytest.skip("no unshare here")
+    if result.returncode != 0 and "unshare" in result.stderr:
+        pytest.skip(f"no namespaces here: {result.stderr}")
+    assert HIDDEN in result.stdout, result.stderr
 
 
 def test_where_proc_hides_others_services_are_unknown(tree: Tree) -> None:

@@ -45,7 +45,8 @@ def test_the_loaders_order(tree: Tree) -> None:
         ("libmine.so", ["libmine.so"]),
         ("ofi, spcx", ["libnccl-net-ofi.so", "libnccl-net-spcx.so"]),
         ("none", []),
-        ("/opt/libnet.so", []),
+        ("/opt/libnet.so", ["/opt/libnet.so"]),
+        ("a/b", ["libnccl-net-a/b.so"]),
     ],
 )
 def test_network_plugins_as_nccl_names_their_files(setting: str | None, expected: list[str]) -> None:
@@ -53,6 +54,13 @@ def test_network_plugins_as_nccl_names_their_files(setting: str | None, expected
     plain = wanted_libraries({"NCCL_NET_PLUGIN": "none"})
     assert VERBS in plain
     assert list(wanted_libraries(settings)[len(plain) :]) == expected
+
+
+def test_a_plugin_that_is_named_by_its_path(tree: Tree) -> None:
+    names = ["/opt/libnet.so"]
+    assert find_libraries(names, {}, "", tree.root) == {"/opt/libnet.so": None}
+    tree.write("opt/libnet.so", "")
+    assert find_libraries(names, {}, "", tree.root) == {"/opt/libnet.so": "/opt/libnet.so"}
 
 
 def test_drivers_of_libibverbs(tree: Tree) -> None:
