@@ -9,12 +9,11 @@ from pathlib import Path
 
 from gpubench.hardware.cpus import cpu_ranges
 from gpubench.hardware.kernel_calls import may_call, memory_policy, pidfd_getfd
-from gpubench.hardware.library_search import find_libraries, verbs_providers, wanted_libraries
+from gpubench.hardware.library_search import verbs_providers
 from gpubench.hardware.mpi_facts import read_mpi
-from gpubench.hardware.nccl_files import effective, read_nccl_files
 from gpubench.hardware.process_rights import capabilities, container_hints, denied, memory_nodes
 from gpubench.hardware.system_files import UnknownFields, below, names_in, number_of, printable, text_of
-from gpubench.hardware.topology_file import read_topology_file
+from gpubench.hardware.user_files import read_user_files
 from gpubench.model.rank_facts import RankFacts
 from gpubench.model.snapshot import bus_id
 
@@ -42,8 +41,7 @@ def read_rank_facts(
     filtered = int(seccomp[1]) if seccomp else None
     hints = container_hints(root)
     libraries, device_files = _libraries(root / "proc/self/maps"), _device_files(root)
-    nccl_files, unreadable = read_nccl_files(environment, root)
-    settings = effective(environment, nccl_files)
+    files = read_user_files(environment, libraries, root)
     shm_device, shm_bytes, shm_free_bytes = _shared_memory(root / "dev/shm")
     memlock = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     return RankFacts(
@@ -65,8 +63,8 @@ def read_rank_facts(
         seccomp=filtered,
         libraries=libraries,
         environment=dict(environment),
-        nccl_files=nccl_files,
-        topology_file=read_topology_file(settings, root),
+        nccl_files=files.nccl_files,
+        topology_file=files.topology_file,
         denied_device_files=denied(device_files, root),
         imex_channels=_names("imex_channels", root / "dev" / _IMEX, unknown),
         driver_gpus=_driver_gpus(root, unknown),
@@ -75,11 +73,11 @@ def read_rank_facts(
         pidfd_getfd=pidfd_getfd(unknown, allowed=may_call(filtered, hints)),
         memory_nodes=memory_nodes(status, unknown),
         memory_policy=memory_policy(unknown, allowed=may_call(filtered, hints)),
-        loadable=find_libraries(wanted_libraries(settings), libraries, os.environ.get("LD_LIBRARY_PATH", ""), root),
+        loadable=files.loadable,
         verbs_providers=verbs_providers(root, unknown),
         mpi=read_mpi(libraries.get("libmpi") or libraries.get("libmpich")),
         ucx_cuda=_ucx_cuda(libraries.get("libucp"), root, unknown),
-        unknown=unknown.reasons | unreadable,
+        unknown={**unknown.reasons, **files.unknown},
     )
 
 

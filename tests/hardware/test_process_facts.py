@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gpubench.hardware import user_files
 from gpubench.hardware.process_facts import UNLIMITED, read_rank_facts
 from gpubench.model.plain import from_plain, to_plain
 from gpubench.model.rank_facts import RankFacts
@@ -187,3 +188,16 @@ def test_nccls_settings_of_files_reach_what_depends_on_them(tree: Tree) -> None:
     assert facts.topology_file.numa_nodes == (0,)
     assert facts.loadable["libnccl-net-ofi.so"] is None
     assert "libnccl-net.so" not in facts.loadable
+
+
+def test_a_file_system_that_never_answers_costs_what_lies_on_it(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(user_files, "SECONDS_TO_ANSWER", 0.05)
+    tree.write("proc/self/status", "Mems_allowed_list:\t0")
+    pipe = tree.root / "etc/nccl.conf"
+    pipe.parent.mkdir()
+    os.mkfifo(pipe)
+    facts = read(tree)
+    pipe.write_text("let the reader go")
+    assert (facts.nccl_files, facts.topology_file, facts.loadable, facts.memory_nodes) == ({}, None, {}, "0")
+    for field in ("nccl_files", "topology_file", "loadable"):
+        assert facts.unknown[field] == "no answer within 0.05 s: a file system does not respond"
