@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 from gpubench.hardware.system_files import names_in, number_of, text_of
@@ -36,7 +37,7 @@ def find_nvidia_devices(root: Path) -> PciDevices:
     gpus: list[Path] = []
     nvswitches: list[Path] = []
     for name in sorted(names_in(folder), key=lambda each: bus_id(each).rjust(len("ffffffff:ff:ff.f"), "0")):
-        number = number_of(folder / name / "class")
+        number = number_of(folder.joinpath(name, "class"))
         kind = None if number is None else number >> 8
         if kind in (*_GPU_CLASSES, _NVSWITCH_CLASS) and number_of(folder / name / "vendor") == _NVIDIA:
             (nvswitches if kind == _NVSWITCH_CLASS else gpus).append(folder / name)
@@ -121,14 +122,20 @@ def driver_of(device: Path) -> str | None:
 
 def ports_of(device: Path) -> list[Path]:
     """The folders of the bridges above a PCI device, from the CPU on, and its own; empty where there is none."""
-    parts = os.path.realpath(device).split("/")
+    return list(_ports_on(os.path.realpath(device)))
+
+
+@lru_cache(maxsize=4096)
+def _ports_on(path: str) -> tuple[Path, ...]:
+    """The PCI devices that a path without links leads through; it is asked for the same one again and again."""
+    parts = path.split("/")
     ports: list[Path] = []
     for end in range(len(parts), 0, -1):
         if _HOST_BRIDGE.fullmatch(parts[end - 1]) and ports:
             break
         if _ADDRESS.fullmatch(parts[end - 1]):
             ports.insert(0, Path("/".join(parts[:end])))
-    return ports
+    return tuple(ports)
 
 
 def _host_bridge(outermost: Path) -> str | None:

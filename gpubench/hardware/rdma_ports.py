@@ -83,15 +83,16 @@ def _counters(field: str, folder: Path, wanted: frozenset[str], unknown: Unknown
 
 def _gids(folder: Path, unknown: UnknownFields) -> tuple[Gid, ...] | None:
     """The first entries of the table that are set: the kernel answers an error for the type of one that is not."""
-    if not exists(folder / "gid_attrs/types"):
+    kinds, addresses = folder / "gid_attrs/types", folder / "gids"
+    if not exists(kinds):
         unknown.reasons["gids"] = "gid_attrs/types is not there"
         return None
     found = []
-    for index in range(_MOST_GIDS):
-        kind = text_of(folder / f"gid_attrs/types/{index}")
-        address = _address(text_of(folder / f"gids/{index}")) if kind is not None else None
+    for index in map(str, range(_MOST_GIDS)):
+        kind = text_of(kinds / index)
+        address = _address(text_of(addresses / index)) if kind is not None else None
         if kind is not None and address is not None:
-            found.append(Gid(index=index, kind=printable(kind), address=address))
+            found.append(Gid(index=int(index), kind=printable(kind), address=address))
     return tuple(found)
 
 

@@ -86,7 +86,7 @@ def _children(root: Path, pid: str) -> list[str]:
 
 def _name(root: Path, pid: str) -> str:
     try:
-        file = os.open(root / f"proc/{pid}/comm", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        file = os.open(f"{root}/proc/{pid}/comm", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return ""
     try:
