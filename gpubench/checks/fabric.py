@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from gpubench.checks.check import Check, Facts
-from gpubench.model.snapshot import Fabric, decode_health, describe_health
+from gpubench.model.fabric_health import decode_health, describe_health
+from gpubench.model.snapshot import Fabric
 from gpubench.model.verdict import Finding, Verdict
 
 

@@ -15,6 +15,9 @@ _MULTIPROCESSORS = 16
 _DMA_BUF_SUPPORTED = 124
 """CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT and CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED in cuda.h."""
 
+_FEATURES = {"virtual_memory": 102, "gpu_direct_rdma": 116, "fabric_handles": 128, "multicast": 132}
+"""CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED and so on: what NCCL asks before it shares memory."""
+
 
 class CudaUnavailableError(Exception):
     """CUDA cannot be used; `absent` where there is nothing to use: no library, or no GPU that it may see."""
@@ -32,6 +35,7 @@ class CudaGpu:
     bus_id: str
     multiprocessors: int | None = None
     dma_buf: bool | None = None
+    features: Mapping[str, bool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,11 +85,13 @@ def _read_gpu(library: Any, index: int, device: int) -> CudaGpu:
     address = ctypes.create_string_buffer(_BUS_ID_BYTES)
     _check(library, "cuDeviceGetPCIBusId", address, _BUS_ID_BYTES, device)
     dma_buf = _optional(library, "cuDeviceGetAttribute", _DMA_BUF_SUPPORTED, device)
+    features = {name: _optional(library, "cuDeviceGetAttribute", number, device) for name, number in _FEATURES.items()}
     return CudaGpu(
         index=index,
         bus_id=bus_id(address.value.decode()),
         multiprocessors=_optional(library, "cuDeviceGetAttribute", _MULTIPROCESSORS, device),
         dma_buf=None if dma_buf is None else bool(dma_buf),
+        features={name: bool(answer) for name, answer in features.items() if answer is not None},
     )
 
 

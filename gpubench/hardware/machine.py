@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from gpubench.hardware.system_files import names_in, text_of
+from gpubench.hardware.system_files import exists, names_in, text_of
 from gpubench.model.snapshot import DriverFacts, GpuDirectFacts, HostFacts, NumaNode
 
 _DRIVER_VERSION = re.compile(r"Kernel Module(?: for \S+)?\s+(\d+(?:\.\d+)+)", re.ASCII)
@@ -20,16 +20,16 @@ _EFA_PEERMEM = "sys/module/efa_nv_peermem"
 
 def read_machine(root: Path) -> HostFacts:
     """Processors, memory nodes, kernel and firmware names."""
-    processors = _processors(root)
-    models = [each["model name"] for each in processors if "model name" in each]
-    sockets = {each["physical id"] for each in processors if "physical id" in each}
+    text = text_of(root / "proc/cpuinfo") or ""
+    models = _said_of_processors("model name", text)
+    sockets = set(_said_of_processors("physical id", text))
     return HostFacts(
         kernel=text_of(root / "proc/sys/kernel/osrelease"),
         cpu=models[0] if models else None,
-        cpus=len(processors) or None,
+        cpus=len(_said_of_processors("processor", text)) or None,
         sockets=len(sockets) or None,
         numa_nodes=_numa_nodes(root / "sys/devices/system/node"),
-        virtual_machine=_virtual_machine(root, processors),
+        virtual_machine=_virtual_machine(root, _said_of_processors("flags", text)),
         product=_product(root / "sys/class/dmi/id"),
         boot_id=text_of(root / "proc/sys/kernel/random/boot_id"),
     )
@@ -46,21 +46,31 @@ def read_kernel_driver(root: Path) -> DriverFacts:
 
 def read_gpudirect(root: Path) -> GpuDirectFacts:
     """Whether nvidia-peermem and efa_nv_peermem are loaded; dma-buf is for CUDA to say."""
-    absent = False if (root / "sys/module").is_dir() else None
+    absent = False if exists(root / "sys/module") else None
     return GpuDirectFacts(
-        peermem=True if any((root / path).exists() for path in _PEERMEM) else absent,
-        efa_peermem=True if (root / _EFA_PEERMEM).is_dir() else absent,
+        peermem=True if any(exists(root / path) for path in _PEERMEM) else absent,
+        peermem_registered=_registered(root),
+        efa_peermem=True if exists(root / _EFA_PEERMEM) else absent,
     )
 
 
-def _processors(root: Path) -> list[dict[str, str]]:
-    """What /proc/cpuinfo says of each processor; the fields differ between architectures."""
-    text = text_of(root / "proc/cpuinfo") or ""
-    blocks = [
-        {name.strip(): value.strip() for name, colon, value in (line.partition(":") for line in block.split("\n"))}
-        for block in text.split("\n\n")
-    ]
-    return [block for block in blocks if "processor" in block]
+def _registered(root: Path) -> bool | None:
+    """Whether nvidia-peermem holds the RDMA core, whose function it needs; None where either is not loaded.
+
+    The kernel keeps in `holders` who uses a module's functions. Not seen on hardware with InfiniBand.
+    """
+    if not exists(root / "sys/module/nvidia_peermem") or not exists(root / "sys/module/ib_core/holders"):
+        return None
+    users = {*names_in(root / "sys/module/ib_core/holders"), *names_in(root / "sys/module/ib_uverbs/holders")}
+    return "nvidia_peermem" in users
+
+
+def _said_of_processors(field: str, text: str) -> list[str]:
+    """What /proc/cpuinfo says of each processor under one name; names differ between architectures.
+
+    Only what is asked for is taken out of it: the page of four thousand processors has six megabytes.
+    """
+    return re.findall(rf"^{field}[ \t]*:[ \t]*(.*?)[ \t]*$", text, re.MULTILINE)
 
 
 def _numa_nodes(folder: Path) -> tuple[NumaNode, ...]:
@@ -68,12 +78,11 @@ def _numa_nodes(folder: Path) -> tuple[NumaNode, ...]:
     return tuple(NumaNode(number=each, cpus=text_of(folder / f"node{each}/cpulist") or "") for each in numbers)
 
 
-def _virtual_machine(root: Path, processors: list[dict[str, str]]) -> bool | None:
+def _virtual_machine(root: Path, flags: list[str]) -> bool | None:
     """Whether a hypervisor shows itself; where x86's flag for it does not exist, nothing shown is nothing known."""
     if text_of(root / "sys/hypervisor/type"):
         return True
-    flags = processors[0].get("flags") if processors else None
-    return None if flags is None else "hypervisor" in flags.split()
+    return "hypervisor" in flags[0].split() if flags else None
 
 
 def _product(folder: Path) -> str | None:

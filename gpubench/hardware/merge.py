@@ -9,6 +9,7 @@ from gpubench import __version__
 from gpubench.hardware.cuda_driver import CudaFacts, CudaGpu
 from gpubench.hardware.nvml_gpu import NvmlFacts
 from gpubench.hardware.sysfs import SysfsFacts
+from gpubench.model.driver_settings import DriverSettings
 from gpubench.model.report import Origin
 from gpubench.model.snapshot import (
     DriverFacts,
@@ -19,6 +20,9 @@ from gpubench.model.snapshot import (
     ProbeFailure,
     Snapshot,
 )
+
+NVML_ALONE = ("confidential_computing", "nvlink_bandwidth_mode", "nvlink_bandwidth_reduced")
+"""Of the driver's settings, those that no file tells."""
 
 UNLISTED = "on the PCI bus, but the driver does not list it"
 _NVIDIA_DRIVER = "nvidia"
@@ -42,11 +46,15 @@ def merge(
         taken_at=datetime.now(UTC).isoformat(timespec="seconds"),
         machine=kernel.machine,
         driver=_driver(kernel.driver, nvml),
+        driver_settings=_driver_settings(kernel.driver_settings, nvml, failures),
         gpudirect=_gpudirect(kernel.gpudirect, cuda),
         gpus=gpus,
         gpus_of_others=_gpus_of_others(kernel, gpus),
         nics=kernel.nics,
         switches=kernel.switches,
+        pci_devices=kernel.pci_devices,
+        rdma_ports=kernel.rdma_ports,
+        kernel=kernel.kernel,
         nvswitches=kernel.nvswitches,
         pairs=_pairs(gpus, nvml, cuda, all_failures),
         failures=all_failures,
@@ -57,6 +65,19 @@ def _driver(kernel: DriverFacts, nvml: NvmlFacts | None) -> DriverFacts:
     """The kernel names the version of a driver that does not answer, and alone knows which module it is."""
     said = nvml.driver if nvml is not None else DriverFacts()
     return replace(said, version=said.version or kernel.version, open_kernel_module=kernel.open_kernel_module)
+
+
+def _driver_settings(
+    kernel: DriverSettings, nvml: NvmlFacts | None, failures: Sequence[ProbeFailure]
+) -> DriverSettings:
+    """What the kernel's files say, with what NVML alone knows."""
+    said = nvml.settings if nvml is not None else DriverSettings()
+    reason = next((failure.error for failure in failures if failure.stage == "nvml"), "NVML was not asked")
+    if nvml is not None:
+        reason = nvml.driver.absent or reason
+    values = {name: getattr(said, name) for name in NVML_ALONE}
+    silent = {name: said.unknown.get(name, reason) for name, value in values.items() if value is None}
+    return replace(kernel, **values, unknown={**kernel.unknown, **silent})
 
 
 def _gpudirect(kernel: GpuDirectFacts, cuda: CudaFacts | None) -> GpuDirectFacts:
@@ -128,8 +149,8 @@ def _with_cuda(gpu: GpuFacts, cuda: CudaFacts | None) -> GpuFacts:
         return gpu
     if gpu.mig:
         unknown = {**gpu.unknown, "multiprocessors": "under MIG CUDA counts those of an instance"}
-        return replace(gpu, cuda_index=found.index, unknown=unknown)
-    return replace(gpu, cuda_index=found.index, multiprocessors=found.multiprocessors)
+        return replace(gpu, cuda_index=found.index, cuda_features=found.features, unknown=unknown)
+    return replace(gpu, cuda_index=found.index, cuda_features=found.features, multiprocessors=found.multiprocessors)
 
 
 def _in_cuda(gpu: GpuFacts, cuda: CudaFacts | None) -> CudaGpu | None:

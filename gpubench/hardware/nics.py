@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpubench.hardware.pci_tree import driver_of, pci_address, pci_folder, place_of, trained_link
-from gpubench.hardware.system_files import UnknownFields, names_in, number_of, text_of
+from gpubench.hardware.system_files import UnknownFields, exists, is_link, names_in, number_of, text_of
 from gpubench.model.snapshot import SOFTWARE_RDMA, NicFacts, NicKind, PcieLink, PciPlace
 
 _AMAZON = 0x1D0F
@@ -78,8 +78,8 @@ def _interfaces(folder: Path) -> list[_Interface]:
     found = []
     for name in names_in(folder):
         path = folder / name
-        has_device = (path / "device").is_symlink() or (path / "device").exists()
-        if has_device or (path.is_symlink() and not path.exists()):
+        has_device = is_link(path / "device") or exists(path / "device")
+        if has_device or (is_link(path) and not exists(path)):
             address = pci_address(path / "device")
             found.append(_Interface(name, path, address, number_of(path / "dev_port") or 0))
     return found
@@ -158,7 +158,7 @@ def _hardware(device: Path, *, hca_type: str | None, name: str) -> _Hardware:
     """The device behind a NIC. An emulated one may hang below the interface it runs over, and is not that one's."""
     folder = None if name.startswith(_SOFTWARE_NAMES) else pci_folder(device)
     if folder is None:
-        model = SOFTWARE_RDMA if name and (device.parent.exists() or name.startswith(_SOFTWARE_NAMES)) else None
+        model = SOFTWARE_RDMA if name and (exists(device.parent) or name.startswith(_SOFTWARE_NAMES)) else None
         return _Hardware(None, None, None if name else driver_of(device), model, PciPlace(), PcieLink())
     vendor, number = number_of(folder / "vendor"), number_of(folder / "device")
     model = None if vendor is None or number is None else f"PCI {vendor:04x}:{number:04x}"

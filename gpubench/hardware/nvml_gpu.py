@@ -11,6 +11,8 @@ from gpubench.errors import cuda_version_text
 from gpubench.hardware.cpus import cpu_ranges
 from gpubench.hardware.nvml_answers import Answers, text
 from gpubench.hardware.nvml_nvlink import read_nvlinks
+from gpubench.hardware.nvml_settings import read_settings
+from gpubench.model.driver_settings import DriverSettings
 from gpubench.model.snapshot import (
     DriverFacts,
     Fabric,
@@ -52,6 +54,7 @@ class NvmlFacts:
     """The node as NVML describes it; a missing driver is in `driver.absent`."""
 
     driver: DriverFacts = field(default_factory=DriverFacts)
+    settings: DriverSettings = field(default_factory=DriverSettings)
     gpus: tuple[GpuFacts, ...] = ()
     pairs: tuple[PairFacts, ...] = ()
 
@@ -73,6 +76,7 @@ def read_node(library: Any, cpus: int) -> NvmlFacts:
             version=text(library.nvmlSystemGetDriverVersion()),
             cuda=cuda_version_text(library.nvmlSystemGetCudaDriverVersion()),
         ),
+        settings=read_settings(library, alive),
         gpus=tuple(sorted((*gpus, *gone), key=lambda gpu: gpu.index)),
         pairs=read_pairs(library, alive),
     )

@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 from gpubench.hardware.system_files import names_in, number_of, text_of
@@ -36,7 +37,7 @@ def find_nvidia_devices(root: Path) -> PciDevices:
     gpus: list[Path] = []
     nvswitches: list[Path] = []
     for name in sorted(names_in(folder), key=lambda each: bus_id(each).rjust(len("ffffffff:ff:ff.f"), "0")):
-        number = number_of(folder / name / "class")
+        number = number_of(folder.joinpath(name, "class"))
         kind = None if number is None else number >> 8
         if kind in (*_GPU_CLASSES, _NVSWITCH_CLASS) and number_of(folder / name / "vendor") == _NVIDIA:
             (nvswitches if kind == _NVSWITCH_CLASS else gpus).append(folder / name)
@@ -45,13 +46,13 @@ def find_nvidia_devices(root: Path) -> PciDevices:
 
 def pci_address(device: Path) -> str | None:
     """The bus id of the PCI device that a sysfs path leads to or through: a virtio interface lies below one."""
-    ports = _ports(device)
+    ports = ports_of(device)
     return bus_id(ports[-1].name) if ports else None
 
 
 def pci_folder(device: Path) -> Path | None:
     """The folder of that PCI device."""
-    ports = _ports(device)
+    ports = ports_of(device)
     return ports[-1] if ports else None
 
 
@@ -61,7 +62,7 @@ def place_of(device: Path) -> PciPlace:
     Of the bridges above it the first is the port of the CPU; behind it PCIe switches show as two bridges each, the
     upstream and a downstream port. A bridge left over counts as a switch of its own.
     """
-    ports = _ports(device)
+    ports = ports_of(device)
     if not ports:
         return PciPlace()
     bridges = ports[:-1]
@@ -86,7 +87,7 @@ def link_of(device: Path) -> PcieLink:
 
 def trained_link(device: Path) -> PcieLink:
     """The link of a PCI device towards the CPU: neither end can make it better than the other one allows."""
-    ports = _ports(device)
+    ports = ports_of(device)
     link = link_of(ports[-1] if ports else device)
     if len(ports) < 2:
         return link
@@ -102,7 +103,7 @@ def switches_above(devices: Iterable[Path]) -> tuple[PciSwitch, ...]:
     """The PCIe switches above some devices, each once, in the order of their bus ids."""
     switches: dict[str, PciSwitch] = {}
     for device in devices:
-        bridges = _ports(device)[:-1]
+        bridges = ports_of(device)[:-1]
         for position in range(1, len(bridges), 2):
             name = bus_id(bridges[position].name)
             if name not in switches:
@@ -119,17 +120,22 @@ def driver_of(device: Path) -> str | None:
         return None
 
 
-def _ports(device: Path) -> list[Path]:
+def ports_of(device: Path) -> list[Path]:
     """The folders of the bridges above a PCI device, from the CPU on, and its own; empty where there is none."""
+    return list(_ports_on(os.path.realpath(device)))
+
+
+@lru_cache(maxsize=4096)
+def _ports_on(path: str) -> tuple[Path, ...]:
+    """The PCI devices that a path without links leads through; it is asked for the same one again and again."""
+    parts = path.split("/")
     ports: list[Path] = []
-    path = Path(os.path.realpath(device))
-    while path != path.parent:
-        if _HOST_BRIDGE.fullmatch(path.name) and ports:
+    for end in range(len(parts), 0, -1):
+        if _HOST_BRIDGE.fullmatch(parts[end - 1]) and ports:
             break
-        if _ADDRESS.fullmatch(path.name):
-            ports.insert(0, path)
-        path = path.parent
-    return ports
+        if _ADDRESS.fullmatch(parts[end - 1]):
+            ports.insert(0, Path("/".join(parts[:end])))
+    return tuple(ports)
 
 
 def _host_bridge(outermost: Path) -> str | None:

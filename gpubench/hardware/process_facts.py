@@ -8,14 +8,21 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gpubench.hardware.cpus import cpu_ranges
-from gpubench.hardware.system_files import names_in, number_of, text_of
+from gpubench.hardware.kernel_calls import may_call, memory_policy, pidfd_getfd
+from gpubench.hardware.library_search import verbs_providers
+from gpubench.hardware.mpi_facts import read_mpi
+from gpubench.hardware.process_rights import capabilities, container_hints, denied, memory_nodes
+from gpubench.hardware.system_files import UnknownFields, below, names_in, number_of, printable, text_of
+from gpubench.hardware.user_files import read_user_files
 from gpubench.model.rank_facts import RankFacts
+from gpubench.model.snapshot import bus_id
 
 UNLIMITED = -1
 """`memlock_bytes` of a process that may lock all memory."""
 
 _NAMESPACE = re.compile(r"\w+:\[(\d+)\]", re.ASCII)
 _SECCOMP = re.compile(r"^Seccomp:\s*(\d+)", re.ASCII | re.MULTILINE)
+_IMEX = "nvidia-caps-imex-channels"
 _GPU_FILE = re.compile(r"nvidia\d+", re.ASCII)
 _LIBRARY = re.compile(
     r"(libnccl-net[\w-]*|libnccl|libmpi|libmpich|libucp|libcuda|libibverbs|libfabric)(?:-[0-9a-f]+)?\.so", re.ASCII
@@ -28,7 +35,13 @@ def read_rank_facts(
     """The facts of this process. `environment` is the allow-list already; memory that may be locked is in bytes, -1 for
     without limit.
     """
-    seccomp = _SECCOMP.search(text_of(root / "proc/self/status") or "")
+    unknown = UnknownFields()
+    status = text_of(root / "proc/self/status") or ""
+    seccomp = _SECCOMP.search(status)
+    filtered = int(seccomp[1]) if seccomp else None
+    hints = container_hints(root)
+    libraries, device_files = _libraries(root / "proc/self/maps"), _device_files(root)
+    files = read_user_files(environment, libraries, root)
     shm_device, shm_bytes, shm_free_bytes = _shared_memory(root / "dev/shm")
     memlock = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     return RankFacts(
@@ -43,13 +56,28 @@ def read_rank_facts(
         shm_bytes=shm_bytes,
         shm_free_bytes=shm_free_bytes,
         visible_devices=environment.get("CUDA_VISIBLE_DEVICES"),
-        device_files=_device_files(root),
+        device_files=device_files,
         memlock_bytes=UNLIMITED if memlock == resource.RLIM_INFINITY else memlock,
         affinity=cpu_ranges(os.sched_getaffinity(0)),
         ptrace_scope=number_of(root / "proc/sys/kernel/yama/ptrace_scope"),
-        seccomp=int(seccomp[1]) if seccomp else None,
-        libraries=_libraries(root / "proc/self/maps"),
+        seccomp=filtered,
+        libraries=libraries,
         environment=dict(environment),
+        nccl_files=files.nccl_files,
+        topology_file=files.topology_file,
+        denied_device_files=denied(device_files, root),
+        imex_channels=_names("imex_channels", root / "dev" / _IMEX, unknown),
+        driver_gpus=_driver_gpus(root, unknown),
+        container=hints,
+        capabilities=capabilities(status, unknown),
+        pidfd_getfd=pidfd_getfd(unknown, allowed=may_call(filtered, hints)),
+        memory_nodes=memory_nodes(status, unknown),
+        memory_policy=memory_policy(unknown, allowed=may_call(filtered, hints)),
+        loadable=files.loadable,
+        verbs_providers=verbs_providers(root, unknown),
+        mpi=read_mpi(libraries.get("libmpi") or libraries.get("libmpich")),
+        ucx_cuda=_ucx_cuda(libraries.get("libucp"), root, unknown),
+        unknown={**unknown.reasons, **files.unknown},
     )
 
 
@@ -82,6 +110,28 @@ def _device_files(root: Path) -> tuple[str, ...]:
     gpus.sort(key=lambda name: int(name.removeprefix("nvidia")))
     verbs = names_in(root / "dev/infiniband")
     return (*(f"/dev/{name}" for name in gpus), *(f"/dev/infiniband/{name}" for name in verbs))
+
+
+def _names(field: str, folder: Path, unknown: UnknownFields) -> tuple[str, ...] | None:
+    """The names in a folder; None, with the reason kept, where it cannot be read."""
+    try:
+        return tuple(sorted(printable(path.name) for path in folder.iterdir()))
+    except OSError as error:
+        unknown.reasons[field] = f"{folder.name}: {error.strerror}"
+        return None
+
+
+def _driver_gpus(root: Path, unknown: UnknownFields) -> tuple[str, ...] | None:
+    names = _names("driver_gpus", root / "proc/driver/nvidia/gpus", unknown)
+    return None if names is None else tuple(map(bus_id, names))
+
+
+def _ucx_cuda(library: str | None, root: Path, unknown: UnknownFields) -> bool | None:
+    """Whether the loaded UCX has its module for memory of GPUs, which it looks for beside its library."""
+    if library is None:
+        unknown.reasons["ucx_cuda"] = "no UCX is loaded in this process"
+        return None
+    return any(name.startswith("libuct_cuda.so") for name in names_in(below(root, Path(library)).parent / "ucx"))
 
 
 def _libraries(maps: Path) -> dict[str, str]:

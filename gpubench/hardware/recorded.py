@@ -14,10 +14,11 @@ from gpubench.model.rank_facts import RankFacts
 from gpubench.model.snapshot import Snapshot
 from gpubench.readers.json_lines import json_line, read_json_line
 from gpubench.readers.recording import read_snapshot, write_snapshot
+from gpubench.readers.recording_rules import check_rank
 
 _NODES = "nodes"
 _RANKS = "ranks.jsonl"
-MOST_BYTES = 64 * 2**20
+MOST_BYTES = 128 * 2**20
 """Of one file of a recording: the facts of thirty thousand ranks."""
 
 _DIGITS = re.compile(r"(\d+)", re.ASCII)
@@ -92,8 +93,12 @@ def read_recording(directory: Path, host: str | None = None) -> tuple[list[Snaps
 def _read_ranks(path: Path) -> list[RankFacts]:
     if not path.exists():
         return []
-    lines = _text(path).splitlines()
-    return [read_json_line(RankFacts, line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
+    ranks = []
+    for number, line in enumerate(_text(path).splitlines(), 1):
+        rank = read_json_line(RankFacts, line, f"{path}, line {number}")
+        check_rank(rank, f"{path}, line {number}")
+        ranks.append(rank)
+    return ranks
 
 
 @contextlib.contextmanager

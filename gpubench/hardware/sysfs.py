@@ -6,8 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gpubench.hardware.driver_settings import read_driver_settings
+from gpubench.hardware.kernel_settings import read_kernel_settings
 from gpubench.hardware.machine import read_gpudirect, read_kernel_driver, read_machine
 from gpubench.hardware.nics import nic_devices, read_nics
+from gpubench.hardware.pci_devices import read_pci_devices
 from gpubench.hardware.pci_tree import (
     driver_of,
     find_nvidia_devices,
@@ -16,13 +19,18 @@ from gpubench.hardware.pci_tree import (
     switches_above,
     trained_link,
 )
+from gpubench.hardware.rdma_ports import read_rdma_ports
 from gpubench.hardware.system_files import names_in, number_of, text_of
+from gpubench.model.driver_settings import DriverSettings
+from gpubench.model.kernel_settings import KernelSettings
+from gpubench.model.rdma_port import RdmaPort
 from gpubench.model.snapshot import (
     DriverFacts,
     GpuDirectFacts,
     GpuFacts,
     HostFacts,
     NicFacts,
+    PciDevice,
     PciSwitch,
     bus_id,
 )
@@ -31,6 +39,7 @@ SECONDS_FOR_NAMES = 2.0
 """The driver takes its own lock to answer for a GPU's name in /proc: where it is wedged, the reader stays there."""
 
 _DEVICE_FILE = re.compile(r"nvidia\d+", re.ASCII)
+_MINOR = re.compile(r"\d{1,6}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,10 +53,14 @@ class SysfsFacts:
 
     machine: HostFacts = field(default_factory=HostFacts)
     driver: DriverFacts = field(default_factory=DriverFacts)
+    driver_settings: DriverSettings = field(default_factory=DriverSettings)
     gpudirect: GpuDirectFacts = field(default_factory=GpuDirectFacts)
     gpus: tuple[GpuFacts, ...] = ()
     nics: tuple[NicFacts, ...] = ()
     switches: tuple[PciSwitch, ...] = ()
+    pci_devices: tuple[PciDevice, ...] = ()
+    rdma_ports: tuple[RdmaPort, ...] = ()
+    kernel: KernelSettings = field(default_factory=KernelSettings)
     nvswitches: tuple[str, ...] = ()
     gpu_drivers: Mapping[str, str] = field(default_factory=dict)
     device_files: int = 0
@@ -57,25 +70,31 @@ def read_sysfs(root: Path = Path("/")) -> SysfsFacts:
     """Everything that is in /sys, /proc and /dev below `root`; what is missing there is unknown."""
     devices = find_nvidia_devices(root)
     drivers = {bus_id(each.name): driver_of(each) for each in devices.gpus}
+    told = _told_by_driver(root) if devices.gpus else {}
+    nics = nic_devices(root)
+    pci_devices = read_pci_devices(devices.gpus, nics, _minors(told))
     return SysfsFacts(
         machine=read_machine(root),
         driver=read_kernel_driver(root),
+        driver_settings=read_driver_settings(root),
         gpudirect=read_gpudirect(root),
-        gpus=_gpus(root, devices.gpus),
+        gpus=_gpus(devices.gpus, told),
         nics=read_nics(root),
-        switches=switches_above((*devices.gpus, *nic_devices(root))),
+        switches=switches_above((*devices.gpus, *nics)),
+        pci_devices=pci_devices,
+        rdma_ports=read_rdma_ports(root),
+        kernel=read_kernel_settings(root, pci_devices),
         nvswitches=tuple(bus_id(each.name) for each in devices.nvswitches),
         gpu_drivers={address: driver for address, driver in drivers.items() if driver is not None},
         device_files=sum(_DEVICE_FILE.fullmatch(name) is not None for name in names_in(root / "dev")),
     )
 
 
-def _gpus(root: Path, folders: Sequence[Path]) -> tuple[GpuFacts, ...]:
-    named = _names(root) if folders else {}
+def _gpus(folders: Sequence[Path], told: Mapping[str, Mapping[str, str]]) -> tuple[GpuFacts, ...]:
     gpus = []
     for index, folder in enumerate(folders):
         address = pci_address(folder) or bus_id(folder.name)
-        information = named.get(address, {})
+        information = told.get(address, {})
         uuid = information.get("GPU UUID", "")
         gpus.append(
             GpuFacts(
@@ -90,7 +109,13 @@ def _gpus(root: Path, folders: Sequence[Path]) -> tuple[GpuFacts, ...]:
     return tuple(gpus)
 
 
-def _names(root: Path) -> dict[str, dict[str, str]]:
+def _minors(told: Mapping[str, Mapping[str, str]]) -> dict[str, int]:
+    """The numbers of the GPUs' device files, by bus id."""
+    said = {address: information.get("Device Minor", "") for address, information in told.items()}
+    return {address: int(text) for address, text in said.items() if _MINOR.fullmatch(text)}
+
+
+def _told_by_driver(root: Path) -> dict[str, dict[str, str]]:
     """What the driver says in /proc/driver/nvidia/gpus, by bus id; as much as it says in time."""
     folder = root / "proc/driver/nvidia/gpus"
     named: dict[str, dict[str, str]] = {}

@@ -1,9 +1,13 @@
 """Small files of /sys, /proc and /dev, of which any may be missing, unreadable or odd."""
 
+import os
 import re
 from pathlib import Path
 
-_NUMBER = re.compile(r"-?(?:0x[0-9a-f]+|\d+)", re.ASCII | re.IGNORECASE)
+_LONGEST = 300
+_CHUNK_BYTES = 2**16
+_NUMBER = re.compile(r"-?(?:0x[0-9a-f]{1,16}|\d{1,20})", re.ASCII | re.IGNORECASE)
+"""As many digits as the kernel's largest numbers have, of 64 bits."""
 
 
 def text_of(path: Path) -> str | None:
@@ -19,12 +23,52 @@ def number_of(path: Path) -> int | None:
     return int(text, 16 if "x" in text.lower() else 10)
 
 
+def below(root: Path, path: Path) -> Path:
+    """The place of an absolute path below another root; a relative one is what it is for this process."""
+    return root / str(path).lstrip("/") if path.is_absolute() else path
+
+
+def exists(path: Path) -> bool:
+    """Whether there is something, as far as this process may look: unlike Path's, this never raises."""
+    try:
+        path.stat()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def is_link(path: Path) -> bool:
+    """Whether it is a symbolic link, wherever it leads; this never raises either."""
+    try:
+        path.readlink()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def printable(text: str) -> str:
+    """A text from a file that anyone may have written, fit to be shown: no control characters, and not too long."""
+    return "".join(each if each.isprintable() else "\ufffd" for each in text[:_LONGEST])
+
+
 def names_in(folder: Path) -> list[str]:
     """The names in a folder, sorted; none where it cannot be read."""
     try:
-        return sorted(path.name for path in folder.iterdir())
+        return sorted(os.listdir(folder))  # noqa: PTH208 - four times as fast as iterdir, for folders of thousands
     except OSError:
         return []
+
+
+def _content(path: Path) -> bytes:
+    """The bytes of a file, in half the time that Path.read_bytes takes: thousands of small ones are read."""
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        chunks = []
+        while chunk := os.read(file, _CHUNK_BYTES):
+            chunks.append(chunk)
+        return b"".join(chunks)
+    finally:
+        os.close(file)
 
 
 class UnknownFields:
@@ -36,7 +80,7 @@ class UnknownFields:
     def text(self, field: str, path: Path) -> str | None:
         """What the file says; None, with the reason kept, where it says nothing."""
         try:
-            text = path.read_bytes().decode(errors="replace").strip("\0 \t\r\n")
+            text = _content(path).decode(errors="replace").strip("\0 \t\r\n")
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else None
             self.reasons[field] = f"{path.name}: {reason or error}"
@@ -44,3 +88,20 @@ class UnknownFields:
         if not text:
             self.reasons[field] = f"{path.name} is empty"
         return text or None
+
+    def tail(self, field: str, path: Path, most_bytes: int) -> bytes | None:
+        """The end of a file that may be long, a log's; None, with the reason kept, where it cannot be read."""
+        try:
+            file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else None
+            needs_root = isinstance(error, PermissionError)
+            self.reasons[field] = f"needs root: {path.name}" if needs_root else f"{path.name}: {reason or error}"
+            return None
+        try:
+            return os.pread(file, most_bytes, max(0, os.fstat(file).st_size - most_bytes))
+        except OSError as error:
+            self.reasons[field] = f"{path.name}: {error.strerror}"
+            return None
+        finally:
+            os.close(file)

@@ -10,6 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from gpubench.model.driver_settings import DriverSettings
+from gpubench.model.kernel_settings import KernelSettings
+from gpubench.model.pci_capabilities import AccessControl, PcieErrors, PciKind
+from gpubench.model.rdma_port import RdmaPort
 from gpubench.model.report import Origin
 
 SNAPSHOT_VERSION = 1
@@ -81,6 +85,31 @@ class PciSwitch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PciDevice:
+    """A GPU, a NIC, or a bridge above one. What is None is unknown, and `unknown` says why, by field.
+
+    `above` is the bridge towards the CPU; `identity` are the numbers of maker and model ('10b5:8796'). `link` is what
+    this end of it says: of a GPU, a NIC and an upstream port the link towards the CPU, of the other ports the one below
+    them. Ports have access control, devices address translation (ATS). Of a GPU, `bar1_bytes` is its window onto its
+    memory (BAR 1), `bar1_most_bytes` the widest that it could be, `minor` the number of its device file (/dev/nvidia0).
+    """
+
+    bus_id: str
+    kind: PciKind
+    above: str | None = None
+    link: PcieLink = PcieLink()
+    identity: str | None = None
+    access_control: AccessControl | None = None
+    address_translation: bool | None = None
+    errors: PcieErrors | None = None
+    iommu_group: int | None = None
+    bar1_bytes: int | None = None
+    bar1_most_bytes: int | None = None
+    minor: int | None = None
+    unknown: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NvLink:
     """One NVLink of a GPU.
 
@@ -102,7 +131,7 @@ class Fabric:
     """A GPU's registration with the NVLink fabric (`nvmlGpuFabricInfo`).
 
     `state` is not_supported, not_started, in_progress or completed; `status` 'success' or what failed; `health_mask`
-    holds two-bit fields, which `decode_health` reads.
+    holds two-bit fields, which `fabric_health` reads.
     """
 
     state: str | None = None
@@ -136,7 +165,9 @@ class GpuFacts:
     """One GPU. `index` is the driver's (nvidia-smi's), `cuda_index` this process's CUDA's; the bus id identifies it.
 
     `idle` is true where the GPU's clocks say that nothing runs: it then trains its PCIe link down to save power.
-    `throttle_reasons` leaves out idling and clocks that somebody asked for.
+    `throttle_reasons` leaves out idling and clocks that somebody asked for. `cuda_features` are what CUDA says that the
+    GPU supports, by name (`virtual_memory`, `fabric_handles`, `gpu_direct_rdma`, `multicast`); a driver that does not
+    know a feature leaves it out.
     """
 
     index: int
@@ -160,6 +191,7 @@ class GpuFacts:
     cpu_affinity: str | None = None
     nvlinks: tuple[NvLink, ...] | None = None
     fabric: Fabric | None = None
+    cuda_features: Mapping[str, bool] = field(default_factory=dict)
     bar1_bytes: int | None = None
     processes: tuple[GpuProcess, ...] | None = None
     lost: str | None = None
@@ -261,9 +293,14 @@ class HostFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuDirectFacts:
-    """What lets a NIC reach GPU memory: the kernel module nvidia-peermem, EFA's efa_nv_peermem, or dma-buf."""
+    """What lets a NIC reach GPU memory: the kernel module nvidia-peermem, EFA's efa_nv_peermem, or dma-buf.
+
+    `peermem_registered` says whether nvidia-peermem found the RDMA core that it must register with: built without one,
+    it can be loaded and do nothing.
+    """
 
     peermem: bool | None = None
+    peermem_registered: bool | None = None
     efa_peermem: bool | None = None
     dma_buf: bool | None = None
 
@@ -279,7 +316,10 @@ class ProbeFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """One node. `source` says who read it, from what; `gpus_of_others` counts GPUs given to other containers or VMs."""
+    """One node. `source` says who read it, from what; `gpus_of_others` counts GPUs given to other containers or VMs.
+
+    `pci_devices` are the GPUs and NICs and every bridge above them, by bus id.
+    """
 
     host: str
     origin: Origin
@@ -292,58 +332,11 @@ class Snapshot:
     gpus_of_others: int = 0
     nics: tuple[NicFacts, ...] = ()
     switches: tuple[PciSwitch, ...] = ()
+    pci_devices: tuple[PciDevice, ...] = ()
+    rdma_ports: tuple[RdmaPort, ...] = ()
+    kernel: KernelSettings = field(default_factory=KernelSettings)
+    driver_settings: DriverSettings = field(default_factory=DriverSettings)
     nvswitches: tuple[str, ...] = ()
     pairs: tuple[PairFacts, ...] = ()
     failures: tuple[ProbeFailure, ...] = ()
     schema_version: int = SNAPSHOT_VERSION
-
-
-_HEALTH_CONDITIONS = {
-    "degraded_bandwidth": 0,
-    "route_recovery": 2,
-    "route_unhealthy": 4,
-    "access_timeout_recovery": 6,
-    "partition_missing": 12,
-    "fabric_manager_disconnected": 14,
-}
-_CONFIGURATION_SHIFT = 8
-_CONFIGURATIONS = {
-    2: "incorrect system GUID",
-    3: "incorrect chassis serial number",
-    4: "no partition",
-    5: "insufficient NVLinks",
-    6: "incompatible GPU firmware",
-    7: "invalid location",
-    8: "GPU state invalid",
-}
-_GOOD_WHEN_TRUE = ("partition_missing", "fabric_manager_disconnected")
-
-
-def decode_health(mask: int) -> dict[str, bool | None]:
-    """The bad conditions in a fabric's health mask: true, false, or None where driver or GPU do not tell.
-
-    Fields are two bits wide, 1 for true and 2 for false, so 0xaa is healthy. In the two that name something good (a
-    partition is assigned, the fabric manager is connected) true and false change places here. From bit 8 on stands a
-    number of four bits, 1 for a correct configuration (`NVML_GPU_FABRIC_HEALTH_MASK_*` in nvml.h).
-    """
-    conditions: dict[str, bool | None] = {}
-    for name, shift in _HEALTH_CONDITIONS.items():
-        value = {1: True, 2: False}.get(mask >> shift & 3)
-        conditions[name] = not value if name in _GOOD_WHEN_TRUE and value is not None else value
-    configuration = mask >> _CONFIGURATION_SHIFT & 0xF
-    conditions["incorrect_configuration"] = None if configuration == 0 else configuration != 1
-    return conditions
-
-
-def describe_health(mask: int) -> str:
-    """A health mask in words: 'healthy', 'not reported', or the bad conditions."""
-    conditions = decode_health(mask)
-    configuration = _CONFIGURATIONS.get(mask >> _CONFIGURATION_SHIFT & 0xF)
-    bad = [
-        name.replace("_", " ") + (f" ({configuration})" if name == "incorrect_configuration" and configuration else "")
-        for name, holds in conditions.items()
-        if holds
-    ]
-    if bad:
-        return ", ".join(bad)
-    return "not reported" if all(holds is None for holds in conditions.values()) else "healthy"

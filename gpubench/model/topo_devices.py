@@ -3,10 +3,11 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from gpubench.model.fabric_health import describe_health
 from gpubench.model.links import active_links, nvlink_gb_s
 from gpubench.model.nodes import Kind, condense
 from gpubench.model.rank_facts import RankFacts
-from gpubench.model.snapshot import Fabric, NvLink, RemappedRows, describe_health
+from gpubench.model.snapshot import Fabric, NvLink, RemappedRows
 from gpubench.model.topo_rows import GpuRow, LinkRow, NicRow, NodeRow, RankRow
 from gpubench.model.topology import BITS_PER_BYTE, Topology, rounded
 

@@ -54,7 +54,8 @@ def _anonymous(snapshot: Snapshot) -> Snapshot:
     gpus = tuple(
         replace(gpu, uuid=None, memory_used_bytes=None, processes=None, pcie_replays=None) for gpu in snapshot.gpus
     )
-    return replace(snapshot, host="", taken_at=None, machine=replace(snapshot.machine, boot_id=None), gpus=gpus)
+    machine = replace(snapshot.machine, boot_id=None)
+    return replace(snapshot, host="", taken_at=None, machine=machine, gpus=gpus, pci_devices=(), rdma_ports=())
 
 
 def peer_access(node: Topology) -> dict[str, dict[str, Any]]:

@@ -20,6 +20,18 @@ def link(
     }
 
 
+def config_space(*capabilities: tuple[int, int], size: int = 4096) -> bytes:
+    """A configuration space with these extended capabilities, each by its id and the word behind its header."""
+    space = bytearray(size)
+    space[:4] = (0x2335_10DE).to_bytes(4, "little")
+    for position, (identity, registers) in enumerate(capabilities):
+        offset = 0x100 + 0x40 * position
+        following = offset + 0x40 if position + 1 < len(capabilities) else 0
+        space[offset : offset + 4] = (identity | 1 << 16 | following << 20).to_bytes(4, "little")
+        space[offset + 4 : offset + 8] = registers.to_bytes(4, "little")
+    return bytes(space[:size])
+
+
 class Tree:
     """The root of such a tree."""
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gpubench.hardware import user_files
 from gpubench.hardware.process_facts import UNLIMITED, read_rank_facts
 from gpubench.model.plain import from_plain, to_plain
 from gpubench.model.rank_facts import RankFacts
@@ -43,6 +44,12 @@ def test_an_empty_root_leaves_only_what_the_process_itself_knows(tree: Tree) -> 
     assert (facts.boot_id, facts.ptrace_scope, facts.seccomp) == (None, None, None)
     assert (facts.shm_device, facts.shm_bytes, facts.shm_free_bytes) == (None, None, None)
     assert (facts.namespaces, facts.device_files, facts.libraries) == ({}, (), {})
+    assert (facts.capabilities, facts.memory_nodes, facts.driver_gpus, facts.imex_channels) == (None, None, None, None)
+    assert (facts.nccl_files, facts.topology_file, facts.container, facts.denied_device_files) == ({}, None, (), ())
+    assert set(facts.loadable.values()) == {None}
+    assert set(facts.unknown) - {"pidfd_getfd", "memory_policy"} == {
+        *("capabilities", "memory_nodes", "driver_gpus", "imex_channels", "verbs_providers", "ucx_cuda"),
+    }
 
 
 def test_namespaces_are_this_processs_own(tree: Tree) -> None:
@@ -113,3 +120,84 @@ def test_this_process_itself() -> None:
     facts = read_rank_facts(0, 0, 0, {})
     assert facts.namespaces["pid"] == Path("/proc/self/ns/pid").stat().st_ino
     assert from_plain(RankFacts, to_plain(facts)) == facts
+
+
+def test_rights_are_told_by_the_kernels_page_of_the_process(tree: Tree) -> None:
+    tree.write("proc/self/status", "Name:\tpython\nCapEff:\t0000000000284000\nMems_allowed_list:\t0-1,3")
+    facts = read(tree)
+    assert (facts.capabilities, facts.memory_nodes) == (("IPC_LOCK", "SYS_PTRACE", "SYS_ADMIN"), "0-1,3")
+    assert not {"capabilities", "memory_nodes"} & set(facts.unknown)
+    tree.write("proc/self/status", "CapEff:\t0000000000000000")
+    assert read(tree).capabilities == ()
+
+
+def test_gpus_of_the_driver_and_imex_channels(tree: Tree) -> None:
+    (tree.root / "proc/driver/nvidia/gpus/0000:1B:00.0").mkdir(parents=True)
+    (tree.root / "proc/driver/nvidia/gpus/0000:1a:00.0").mkdir()
+    tree.write("dev/nvidia-caps-imex-channels/channel0", "")
+    facts = read(tree)
+    assert facts.driver_gpus == ("0000:1b:00.0", "0000:1a:00.0")
+    assert facts.imex_channels == ("channel0",)
+
+
+def test_device_files_that_may_not_be_used(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The list of devices of a control group refuses in the same call as a file's mode does."""
+    for name in ("nvidia0", "nvidia1", "infiniband/uverbs0"):
+        tree.write(f"dev/{name}", "")
+    assert read(tree).denied_device_files == ()
+    refused = {str(tree.root / "dev/nvidia1"), str(tree.root / "dev/infiniband/uverbs0")}
+    monkeypatch.setattr(os, "access", lambda path, mode, effective_ids: str(path) not in refused)
+    assert read(tree).denied_device_files == ("/dev/nvidia1", "/dev/infiniband/uverbs0")
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, ()),
+        ({".dockerenv": ""}, ("docker",)),
+        ({"run/.containerenv": "", "proc/self/cgroup": "0::/machine.slice/libpod-1f.scope"}, ("podman",)),
+        ({"proc/self/cgroup": "0::/kubepods.slice/cri-containerd-1.scope"}, ("kubernetes", "containerd")),
+        ({"proc/self/cgroup": "9:devices:/slurm/uid_1/job_2/step_0"}, ("slurm",)),
+        (
+            {"proc/self/mountinfo": "1 0 0:9 / / rw - ext4 x rw\n2 1 0:9 / / rw master:1 - overlay o rw"},
+            ("layered root",),
+        ),
+        ({"proc/self/mountinfo": "1 0 0:9 / / rw - overlay x rw\n2 1 0:9 / / rw - ext4 o rw\nhalf a li"}, ()),
+        ({".singularity.d/env": "", "proc/self/cgroup": "0::/"}, ("singularity",)),
+    ],
+)
+def test_signs_of_a_container(tree: Tree, files: dict[str, str], expected: tuple[str, ...]) -> None:
+    for path, text in files.items():
+        tree.write(path, text)
+    assert read(tree).container == expected
+
+
+def test_ucx_with_and_without_its_module_for_gpus(tree: Tree) -> None:
+    tree.write("proc/self/maps", MAPS)
+    assert read(tree).ucx_cuda is False
+    tree.write("venv/lib/ucx/libuct_cuda.so.0", "")
+    assert read(tree).ucx_cuda is True
+
+
+def test_nccls_settings_of_files_reach_what_depends_on_them(tree: Tree) -> None:
+    tree.write("etc/nccl.conf", "NCCL_TOPO_FILE=/opt/topo.xml\nNCCL_NET_PLUGIN=ofi\nOTHER=1")
+    tree.write("opt/topo.xml", "<system><cpu numaid='0'/></system>")
+    facts = read(tree)
+    assert facts.nccl_files == {"/etc/nccl.conf": {"NCCL_TOPO_FILE": "/opt/topo.xml", "NCCL_NET_PLUGIN": "ofi"}}
+    assert facts.topology_file is not None
+    assert facts.topology_file.numa_nodes == (0,)
+    assert facts.loadable["libnccl-net-ofi.so"] is None
+    assert "libnccl-net.so" not in facts.loadable
+
+
+def test_a_file_system_that_never_answers_costs_what_lies_on_it(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(user_files, "SECONDS_TO_ANSWER", 0.05)
+    tree.write("proc/self/status", "Mems_allowed_list:\t0")
+    pipe = tree.root / "etc/nccl.conf"
+    pipe.parent.mkdir()
+    os.mkfifo(pipe)
+    facts = read(tree)
+    pipe.write_text("let the reader go")
+    assert (facts.nccl_files, facts.topology_file, facts.loadable, facts.memory_nodes) == ({}, None, {}, "0")
+    for field in ("nccl_files", "topology_file", "loadable"):
+        assert facts.unknown[field] == "no answer within 0.05 s: a file system does not respond"

@@ -43,7 +43,7 @@ def test_a_recording_is_read_up_to_a_size(tmp_path: Path) -> None:
     write_recording(tmp_path, [NODE], [])
     with (tmp_path / "nodes" / "node1.json").open("ab") as file:
         file.truncate(MOST_BYTES + 1)
-    with pytest.raises(UsageError, match=r"node1\.json has more than 64 MiB"):
+    with pytest.raises(UsageError, match=r"node1\.json has more than 128 MiB"):
         read_recording(tmp_path)
 
 
@@ -55,3 +55,15 @@ def test_half_characters_in_a_rank_are_refused(tmp_path: Path) -> None:
     (tmp_path / "ranks.jsonl").write_text(json.dumps(line | {"environment": {"NCCL_ALGO": "\ud800"}}))
     with pytest.raises(UsageError, match=r"line 1\.environment\.NCCL_ALGO has half a character"):
         read_recording(tmp_path)
+
+
+def test_texts_of_a_rank_that_cannot_be_shown_are_refused(tmp_path: Path) -> None:
+    rank = replace(read_rank_facts(0, 0, 0, {}), nccl_files={"/etc/nccl.conf": {"NCCL_ALGO": "\x1b[2J"}})
+    write_recording(tmp_path, [NODE], [rank])
+    with pytest.raises(UsageError, match=r"ranks.jsonl, line 1: nccl_files\./etc/nccl\.conf\.NCCL_ALGO is '\\x1b\[2J'"):
+        read_recording(tmp_path)
+
+
+def test_thirty_thousand_ranks_fit(tmp_path: Path) -> None:
+    write_recording(tmp_path, [NODE], [read_rank_facts(0, 0, 0, {})])
+    assert (tmp_path / "ranks.jsonl").stat().st_size * 30_000 < MOST_BYTES

@@ -12,11 +12,12 @@ from gpubench.errors import CouldNotMeasureError, UsageError
 from gpubench.hardware.simulated.machine import MOST_NODES, SimulatedMachine, parse_machine, snapshots
 from gpubench.hardware.simulated.node import healthy_node
 from gpubench.hardware.simulated.times import HOP_SECONDS, NIC_EFFICIENCY, CollectiveTimes
+from gpubench.model.fabric_health import describe_health
 from gpubench.model.fault import FAULT_KEYS, Subject, parse_fault
 from gpubench.model.plain import from_plain, to_plain
 from gpubench.model.profile import NvlinkKind, Profile, SwitchKind
 from gpubench.model.report import Origin
-from gpubench.model.snapshot import NvlinkPeer, PciPlace, Snapshot, describe_health
+from gpubench.model.snapshot import NvlinkPeer, PciPlace, Snapshot
 from gpubench.model.topology import pcie_path_class
 
 PROFILES = profiles.all_profiles()

@@ -1,6 +1,7 @@
 """The PCI tree, the machine and the kernel's side of the driver, on trees written for the purpose."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from gpubench.hardware import sysfs
 from gpubench.hardware.pci_tree import find_nvidia_devices, link_of, pci_address, pci_folder, place_of, switches_above
 from gpubench.hardware.sysfs import SysfsFacts, read_sysfs
 from gpubench.hardware.system_files import UnknownFields, names_in, number_of, text_of
+from gpubench.model.driver_settings import DriverSettings
+from gpubench.model.kernel_settings import KernelSettings
 from gpubench.model.plain import from_plain, to_plain
 from gpubench.model.snapshot import (
     DriverFacts,
@@ -36,7 +39,11 @@ def tree(tmp_path: Path) -> Tree:
 
 
 def test_an_empty_root_is_all_unknown(tmp_path: Path) -> None:
-    assert read_sysfs(tmp_path) == SysfsFacts()
+    facts = read_sysfs(tmp_path)
+    assert replace(facts, kernel=KernelSettings(), driver_settings=DriverSettings()) == SysfsFacts()
+    assert set(facts.kernel.unknown) == {"options", "wsl", "imex"}
+    assert set(facts.kernel.iommu.unknown) == {"units"}
+    assert {"parameters", "registry_keys", "configured"} < set(facts.driver_settings.unknown)
 
 
 def test_a_gpu_on_the_root_bus_of_a_virtual_machine(tree: Tree) -> None:
@@ -241,6 +248,15 @@ def test_peermem_is_any_of_three_files(tree: Tree, path: str) -> None:
     assert read_sysfs(tree.root).gpudirect == GpuDirectFacts(peermem=False, efa_peermem=False)
     tree.write(path, "1.0")
     assert read_sysfs(tree.root).gpudirect == GpuDirectFacts(peermem=True, efa_peermem=False)
+
+
+def test_peermem_that_found_no_rdma_core_does_nothing(tree: Tree) -> None:
+    tree.write("sys/module/nvidia_peermem/version", "1.0")
+    assert read_sysfs(tree.root).gpudirect.peermem_registered is None
+    (tree.root / "sys/module/ib_core/holders").mkdir(parents=True)
+    assert read_sysfs(tree.root).gpudirect.peermem_registered is False
+    (tree.root / "sys/module/ib_core/holders/nvidia_peermem").mkdir()
+    assert read_sysfs(tree.root).gpudirect.peermem_registered is True
 
 
 def test_efa_has_a_module_of_its_own(tree: Tree) -> None:

@@ -40,6 +40,26 @@ def test_ranks_of_one_node_read_it_once(tmp_path: Path) -> None:
     assert document["metadata"]["origin"] == "measured"
 
 
+def test_facts_of_processes_are_recorded_and_read_back(tmp_path: Path) -> None:
+    folder = tmp_path / "recorded"
+    result = mpirun(2, "topo", "--record", str(folder), env=environment(NCCL_P2P_LEVEL="PIX"))
+    assert result.returncode == 0, result.stderr
+    snapshots, ranks = read_recording(folder)
+    assert snapshots[0].kernel.options is not None or "options" in snapshots[0].kernel.unknown
+    assert set(snapshots[0].driver_settings.services) == {"nv-fabricmanager", "nvlsm", "nvidia-imex"}
+    for rank in ranks:
+        assert rank.environment["NCCL_P2P_LEVEL"] == "PIX"
+        assert rank.mpi is not None
+        assert rank.mpi.version is not None
+        if rank.mpi.version.startswith("Open MPI"):
+            assert rank.mpi.cuda_aware in (True, False)
+            assert rank.mpi.cuda_built in (True, False)
+            assert rank.mpi.pml in ("ob1", "cm", "ucx")
+    again = tmp_path / "again"
+    write_recording(again, snapshots, ranks)
+    assert read_recording(again) == (snapshots, ranks)
+
+
 def test_wrong_usage_is_said_once_and_every_rank_ends_with_it(tmp_path: Path) -> None:
     result = mpirun(2, "topo", "--replay", str(tmp_path / "nothing"))
     assert result.returncode == 2

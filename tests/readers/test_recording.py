@@ -7,6 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpubench.errors import UsageError
+from gpubench.model.driver_settings import ConfidentialComputing, DriverSettings, Service
+from gpubench.model.kernel_settings import IommuFacts, KernelSettings
+from gpubench.model.pci_capabilities import AccessControl, PcieErrors, PciKind
+from gpubench.model.rdma_port import Gid, RdmaPort
 from gpubench.model.report import Origin
 from gpubench.model.snapshot import (
     SNAPSHOT_VERSION,
@@ -21,6 +25,7 @@ from gpubench.model.snapshot import (
     NvLink,
     NvlinkPeer,
     PairFacts,
+    PciDevice,
     PcieLink,
     PciPlace,
     PciSwitch,
@@ -172,6 +177,26 @@ def test_a_newer_snapshot_is_refused_before_its_fields_are_read() -> None:
             "snapshot.nics has 513 entries",
         ),
         ({"switches": [{"bus_id": str(number)} for number in range(1025)]}, "snapshot.switches has 1025 entries"),
+        ({"pci_devices": [{"bus_id": "\x07", "kind": "gpu"}]}, r"snapshot.pci_devices[0].bus_id is '\x07'"),
+        ({"kernel": {"options": ["iommu=\x1b"]}}, r"snapshot.kernel.options[0] is 'iommu=\x1b'"),
+        (
+            {"driver_settings": {"registry_keys": {"a\n": "1"}}},
+            r"a name in snapshot.driver_settings.registry_keys is 'a\n'",
+        ),
+        ({"rdma_ports": [{"nic": "a", "link_layer": "\t"}]}, r"snapshot.rdma_ports[0].link_layer is '\t'"),
+        ({"pci_devices": [{"bus_id": "a", "kind": "gpu"}] * 2}, "snapshot.pci_devices[1] is a second a"),
+        (
+            {"pci_devices": [{"bus_id": "a", "kind": "gpu", "above": "b"}]},
+            "snapshot.pci_devices[0].above leads to b, which is not there",
+        ),
+        (
+            {"pci_devices": [{"bus_id": "a", "kind": "gpu", "above": "a"}]},
+            "snapshot.pci_devices[0].above goes on and on",
+        ),
+        (
+            {"pci_devices": [{"bus_id": str(number), "kind": "gpu"} for number in range(4097)]},
+            "snapshot.pci_devices has 4097 entries",
+        ),
         *(
             (
                 {"pairs": [{"source": "GPU0", "destination": "GPU1", "path": path}]},
@@ -235,8 +260,41 @@ nics = st.builds(
     unknown=reasons,
 )
 machine = st.builds(HostFacts, cpus=maybe_number, numa_nodes=st.lists(st.builds(NumaNode), max_size=2).map(tuple))
+kernels = st.builds(
+    KernelSettings,
+    options=st.none() | st.lists(names, max_size=2).map(tuple),
+    wsl=maybe_flag,
+    iommu=st.builds(IommuFacts, group_types=st.dictionaries(names, names, max_size=2)),
+    unknown=st.dictionaries(names, names, max_size=2),
+)
+driver_settings = st.builds(
+    DriverSettings,
+    parameters=st.none() | st.dictionaries(names, names, max_size=2),
+    services=st.dictionaries(names, st.builds(Service, running=maybe_flag), max_size=2),
+    confidential_computing=st.none() | st.builds(ConfidentialComputing, enabled=maybe_flag),
+    nvlink_bandwidth_reduced=st.none() | st.lists(names, max_size=2).map(tuple),
+)
+pci_devices = st.builds(
+    PciDevice,
+    bus_id=names,
+    kind=st.sampled_from(PciKind),
+    link=pcie,
+    access_control=st.none() | st.builds(AccessControl, enabled=st.lists(names, max_size=2).map(tuple)),
+    errors=st.none() | st.builds(PcieErrors, fatal=maybe_number, named=st.dictionaries(names, st.integers())),
+    iommu_group=maybe_number,
+)
+rdma_ports = st.builds(
+    RdmaPort,
+    nic=names,
+    counters=st.none() | st.dictionaries(names, st.integers(), max_size=2),
+    gids=st.none() | st.lists(st.builds(Gid, kind=names, address=names), max_size=2).map(tuple),
+)
 snapshots = st.builds(
     Snapshot,
+    pci_devices=st.lists(pci_devices, max_size=2, unique_by=lambda device: device.bus_id).map(tuple),
+    rdma_ports=st.lists(rdma_ports, max_size=2).map(tuple),
+    kernel=kernels,
+    driver_settings=driver_settings,
     host=names,
     origin=st.sampled_from([Origin.RECORDED, Origin.SIMULATED]),
     taken_at=maybe_text,

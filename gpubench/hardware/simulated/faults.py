@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from gpubench.errors import UsageError
+from gpubench.model.fabric_health import decode_health
 from gpubench.model.fault import Fault, Subject
 from gpubench.model.snapshot import (
     DriverFacts,
@@ -23,7 +24,6 @@ from gpubench.model.snapshot import (
     ProbeFailure,
     RemappedRows,
     Snapshot,
-    decode_health,
 )
 
 _LOST = "GPU is lost"

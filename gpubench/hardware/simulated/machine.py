@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from gpubench.errors import UsageError
 from gpubench.hardware.simulated.faults import apply_faults, wrong_value
 from gpubench.hardware.simulated.node import healthy_node
+from gpubench.hardware.simulated.surroundings import with_surroundings
 from gpubench.model.fault import Fault
 from gpubench.model.profile import Profile
 from gpubench.model.snapshot import Snapshot
@@ -71,11 +72,14 @@ def snapshots(machine: SimulatedMachine, faults: Sequence[Fault] = (), seed: int
     """
     check_nodes(machine, faults)
     healthy = healthy_node(machine.profile)
+    whole = with_surroundings(healthy)
     broken = {
-        number: apply_faults(_named(healthy, number, seed), [each for each in faults if each.node_number == number])
+        number: with_surroundings(
+            apply_faults(_named(healthy, number, seed), [each for each in faults if each.node_number == number])
+        )
         for number in {fault.node_number for fault in faults}
     }
-    return [broken.get(number) or _named(healthy, number, seed) for number in range(machine.nodes)]
+    return [broken.get(number) or _named(whole, number, seed) for number in range(machine.nodes)]
 
 
 def _named(node: Snapshot, number: int, seed: int) -> Snapshot:

@@ -1,0 +1,80 @@
+"""How long the facts of a machine take to read that is larger than any: 4,096 CPUs, 64 GPUs, 1,000 PCI devices.
+
+    python -m benchmarks.read_large_machine
+
+Run at the root of a checkout. A tree of files like /sys, /proc and /dev is built in a temporary folder, and then read
+as `gpubench topo` reads the real one, `--runs` times. Printed are the seconds of the median and the fastest run, those
+of the processor, and how many files were opened and folders listed. Files of a kernel cost more to read than those of
+a disk's cache: a PCI register about a microsecond, a counter of a NIC the answer of its firmware. The exit code is 1
+when the fastest run takes longer than a second: the others tell of what else the machine was doing.
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+from gpubench.hardware.process_facts import read_rank_facts
+from gpubench.hardware.sysfs import read_sysfs
+from tests.fakes.large_machine import LargeMachine
+
+MOST_SECONDS = 1.0
+_EVENTS = {"open": "files opened", "os.listdir": "folders listed", "os.scandir": "folders listed"}
+
+
+class Count:
+    """Counts what is opened and listed, while it is switched on: an audit hook cannot be taken away again."""
+
+    def __init__(self) -> None:
+        self.seen: Counter[str] = Counter()
+        self.on = False
+        sys.addaudithook(self._see)
+
+    def _see(self, event: str, _arguments: tuple[object, ...]) -> None:
+        if self.on and event in _EVENTS:
+            self.seen[_EVENTS[event]] += 1
+
+
+def timed(read: Callable[[], object], runs: int) -> tuple[list[float], list[float]]:
+    """The seconds of every run, by the clock and of the processor."""
+    seconds, processor = [], []
+    for _ in range(runs):
+        start, processor_start = time.perf_counter(), time.process_time()
+        read()
+        seconds.append(time.perf_counter() - start)
+        processor.append(time.process_time() - processor_start)
+    return seconds, processor
+
+
+def main() -> int:
+    """Build, read, print; the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=7)
+    runs = parser.parse_args().runs
+    count, slow = Count(), False
+    with tempfile.TemporaryDirectory() as folder:
+        machine = LargeMachine()
+        root = machine.build(Path(folder)).root
+        print(machine)
+        for name, read in (
+            ("the node", lambda: read_sysfs(root)),
+            ("one process", lambda: read_rank_facts(0, 0, 0, {}, root)),
+        ):
+            count.seen.clear()
+            count.on = True
+            read()
+            count.on = False
+            seconds, processor = timed(read, runs)
+            what = ", ".join(f"{number:,} {event}" for event, number in sorted(count.seen.items()))
+            print(f"{name}: median {median(seconds):.3f} s, fastest {min(seconds):.3f} s,", end=" ")
+            print(f"processor {median(processor):.3f} s; {what}")
+            slow = slow or min(seconds) > MOST_SECONDS
+    return int(slow)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
