@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import gpubench
+from gpubench.causes import CAUSES
 from gpubench.checks import CHECKS
 from gpubench.collectives import COLLECTIVES
 from gpubench.formats import FORMATS
@@ -16,9 +17,14 @@ from gpubench.readers import READERS
 PACKAGE = Path(gpubench.__file__).parent
 SUPPORT = {
     "checks": {"__init__", "check"},
+    "causes": {"__init__", "cause", "path_types"},
     "collectives": {"__init__", "record", "pattern"},
     "formats": {"__init__", "writer", "frame"},
-    "readers": {"__init__", "json_lines", "reader", "recording_rules", "smi_lines", "xml_elements"},
+    "readers": {
+        *("__init__", "json_lines", "reader", "recording_rules", "smi_lines", "xml_elements"),
+        *("nccl_attribution", "nccl_groups", "nccl_lines", "nccl_log", "nccl_log_files", "nccl_notes", "nccl_remarks"),
+        "nccl_threads",
+    },
 }
 
 
@@ -26,6 +32,7 @@ SUPPORT = {
     ("plugs", "names"),
     [
         ("checks", {each.name for each in CHECKS}),
+        ("causes", {each.name for each in CAUSES}),
         ("collectives", {each.name for each in COLLECTIVES}),
         ("formats", {each.name for each in FORMATS}),
         ("readers", {each.name for each in READERS}),

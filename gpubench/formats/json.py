@@ -3,7 +3,7 @@
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ class JsonWriter:
         if self._metadata is None:
             return
         if self._target.stream is not None:
-            self._target.stream.write(self._document(report))
+            self._target.stream.writelines(self._document(report))
             self._target.stream.flush()
         self._replace_file(report)
 
@@ -52,43 +52,59 @@ class JsonWriter:
         if self._target.path is not None:
             replace_atomically(self._target.path, self._document(report))
 
-    def _document(self, report: Report) -> str:
+    def _document(self, report: Report) -> Iterator[str]:
+        """The text, piece by piece: a job of a thousand ranks has a million paths."""
+        separator = "{\n"
+        for name, pieces in self._sections(report):
+            yield f"{separator}  {json.dumps(name)}: "
+            yield from pieces
+            separator = ",\n"
+        yield "\n}\n"
+
+    def _sections(self, report: Report) -> Iterator[tuple[str, Iterable[str]]]:
         outcome = report.to_record()
         head = {"schema_version": SCHEMA_VERSION, "complete": outcome["complete"], "verdict": outcome["verdict"]}
-        sections = {name: json.dumps(value) for name, value in head.items()}
-        sections["metadata"] = json.dumps(self._metadata, indent=2).replace("\n", "\n  ")
+        for name, value in head.items():
+            yield name, [json.dumps(value)]
+        yield "metadata", [json.dumps(self._metadata, indent=2).replace("\n", "\n  ")]
         if self._rows is not None:
-            sections[self._rows_section] = _list(self._rows)
+            yield self._rows_section, _list(self._rows)
         for name, section in report.sections.items():
             if isinstance(section, Matrix):
-                sections[name] = _object(section.cells)
+                yield name, _object(section.cells)
             else:
-                sections[name] = _list(json.dumps(row.to_record()) for row in section.rows())
-        sections[FINDINGS_SECTION] = _list(map(json.dumps, outcome["findings"]))
-        return "{\n" + ",\n".join(f"  {json.dumps(name)}: {text}" for name, text in sections.items()) + "\n}\n"
+                yield name, _list(json.dumps(row.to_record()) for row in section.rows())
+        yield FINDINGS_SECTION, _list(map(json.dumps, outcome["findings"]))
 
 
-def _list(items: Iterable[str]) -> str:
+def _list(items: Iterable[str]) -> Iterator[str]:
     """A JSON array, an element a line."""
-    text = ",\n    ".join(items)
-    return f"[\n    {text}\n  ]" if text else "[]"
+    yield from _lines("[", items, "]")
 
 
-def _object(rows: Mapping[str, Any]) -> str:
+def _object(rows: Mapping[str, Any]) -> Iterator[str]:
     """A JSON object, a member a line."""
-    text = ",\n    ".join(f"{json.dumps(name)}: {json.dumps(cells)}" for name, cells in rows.items())
-    return f"{{\n    {text}\n  }}" if text else "{}"
+    yield from _lines("{", (f"{json.dumps(name)}: {json.dumps(cells)}" for name, cells in rows.items()), "}")
 
 
-def replace_atomically(path: Path, text: str) -> None:
-    """Have `path` hold `text`, whole, whatever happens in between; a file that is no regular one is written to."""
+def _lines(opening: str, items: Iterable[str], closing: str) -> Iterator[str]:
+    separator = opening
+    for item in items:
+        yield f"{separator}\n    {item}"
+        separator = ","
+    yield opening + closing if separator == opening else f"\n  {closing}"
+
+
+def replace_atomically(path: Path, text: Iterable[str]) -> None:
+    """Have `path` hold a text, whole, whatever happens in between; a file that is no regular one is written to."""
     if path.exists() and not path.is_file():
-        path.write_text(text, encoding="utf-8")
+        with path.open("w", encoding="utf-8") as stream:
+            stream.writelines(text)
         return
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
+            stream.writelines(text)
         umask = os.umask(0)
         os.umask(umask)
         Path(name).chmod(0o666 & ~umask)

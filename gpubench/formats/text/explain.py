@@ -1,0 +1,178 @@
+"""What NCCL's log says, for people: communicators that are alike once, their pairs by transport, causes, verdict."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
+
+from gpubench.formats.text.columns import Column, fitting, lines
+from gpubench.formats.text.page import INDENT, Page, plural
+from gpubench.model.explain_rows import CommunicatorRow, MemberRow, TransportRow, either
+from gpubench.model.report import Metadata, Record, Report, Row, Table
+from gpubench.model.units import compress_names
+from gpubench.model.verdict import Verdict
+
+R = TypeVar("R", bound=Record)
+
+_MOST_KINDS = 10
+_MOST_RANK_LINES = 16
+_MOST_WARNINGS = 3
+_PLACES = {"node": "inside a node", "network": "between nodes", "unknown": "?"}
+_WORDS = {True: "yes", False: "no", None: "?"}
+_VERDICTS = {Verdict.SKIP: "by design"}
+
+Kind = tuple[CommunicatorRow, list[TransportRow], int]
+"""A communicator, its pairs by transport, and how many more there are that are like it."""
+
+
+class ExplainView:
+    """Prints everything at the end: there is nothing to wait for in between."""
+
+    def __init__(self, page: Page, metadata: Metadata) -> None:
+        self._page = page
+        self._metadata = metadata
+
+    def row(self, row: Row) -> None:
+        """Nothing comes row by row."""
+        raise TypeError(f"explain has no rows of {type(row).__name__}")
+
+    def end(self, report: Report) -> None:
+        """The whole; of a run that was cut short there is nothing but the verdict."""
+        if report.sections:
+            communicators = list(_rows(report, "communicators", CommunicatorRow))
+            transports = list(_rows(report, "transports", TransportRow))
+            self._header(communicators)
+            kinds = list(_kinds(communicators, transports))
+            for kind in kinds[:_MOST_KINDS]:
+                self._kind(kind)
+            if len(kinds) > _MOST_KINDS:
+                left = sum(1 + more for _, _, more in kinds[_MOST_KINDS:])
+                self._page.wrap(f"and {plural(left, 'communicator')} more: --format csv --section transports")
+            self._ranks(communicators, list(_rows(report, "members", MemberRow)))
+            self._page.print("")
+            if transports:
+                self._page.wrap(_total(transports))
+        self._page.outcome(report)
+
+    def _header(self, communicators: Sequence[CommunicatorRow]) -> None:
+        metadata, options = self._metadata, self._metadata.options
+        largest = max((row.ranks or 0 for row in communicators), default=0)
+        job = (
+            f"{plural(len(communicators), 'communicator')}  up to {plural(largest, 'rank')}  " if communicators else ""
+        )
+        self._page.wrap(f"gpubench {metadata.gpubench_version}  explain  {job}({metadata.origin.upper()})")
+        without = options["files_without_nccl"]
+        files = plural(options["files"], "file") + (f", {without} without a line of NCCL's" if without else "")
+        self._page.wrap(f"{INDENT}{metadata.source}: {files}")
+        self._page.wrap(f"{INDENT}{plural(options['lines'], 'line')}, {options['nccl_lines']} of NCCL's")
+        for name, text in metadata.libraries.items():
+            self._page.wrap(f"{INDENT}{name} {text}")
+        for name, value in metadata.environment.items():
+            self._page.wrap(f"{INDENT}{name}={value}")
+        warnings = sorted(options["warnings"].items(), key=lambda item: -item[1])
+        for text, count in warnings[:_MOST_WARNINGS]:
+            self._page.wrap(f"{INDENT}NCCL warns{f' {count} times' if count > 1 else ''}: {text}")
+        if len(warnings) > _MOST_WARNINGS:
+            self._page.wrap(f"{INDENT}and of {len(warnings) - _MOST_WARNINGS} things more")
+
+    def _kind(self, kind: Kind) -> None:
+        communicator, transports, more = kind
+        self._page.print("")
+        self._page.wrap(_described(communicator, more))
+        if not transports:
+            self._page.wrap(f"{INDENT}no connection: NCCL connects ranks when they first communicate")
+            return
+        width = self._page.width
+        tables = [list(lines(fitting(_columns(transports, examples), width))) for examples in (8, 4, 3, 2, 1, 0)]
+        self._page.table(next((table for table in tables if max(map(len, table)) <= width), tables[-1]))
+
+    def _ranks(self, communicators: Sequence[CommunicatorRow], members: Sequence[MemberRow]) -> None:
+        """Who the ranks of the largest communicator are; of many, only where they are."""
+        largest = max((row for row in communicators if row.hosts), key=lambda row: row.ranks or 0, default=None)
+        if largest is None:
+            return
+        own = [member for member in members if member.communicator == largest.id]
+        self._page.print("")
+        if len(own) > _MOST_RANK_LINES:
+            self._page.wrap(f"{plural(len(own), 'rank')} on {compress_names(sorted(largest.hosts, key=_natural))}")
+            return
+        columns = [
+            Column("rank", [str(member.rank) for member in own], right=True),
+            Column("host", [member.host for member in own]),
+            Column("pid", [str(member.pid) for member in own], right=True),
+            Column("GPU", [member.bus_id or "?" for member in own]),
+        ]
+        if any(member.node != member.host for member in own):
+            columns.insert(2, Column("for NCCL", [member.node for member in own]))
+        self._page.table(lines(columns))
+
+
+def _kinds(communicators: Iterable[CommunicatorRow], transports: Iterable[TransportRow]) -> Iterator[Kind]:
+    """Communicators that are alike as one, the largest first."""
+    by_name: dict[str | None, list[TransportRow]] = {}
+    for row in transports:
+        by_name.setdefault(row.communicator, []).append(row)
+    alike: dict[object, list[CommunicatorRow]] = {}
+    for communicator in communicators:
+        own = by_name.get(communicator.id, [])
+        key = communicator.ranks, communicator.nodes, communicator.missing_ranks, communicator.candidates
+        shape = tuple((row.scope, row.transport, row.pairs, row.channels_most, row.verdict) for row in own)
+        alike.setdefault((key, shape), []).append(communicator)
+    for first, *more in sorted(alike.values(), key=lambda each: (-(each[0].ranks or 0), -each[0].pairs)):
+        yield first, by_name.get(first.id, []), len(more)
+
+
+def _described(communicator: CommunicatorRow, more: int) -> str:
+    name = communicator.id or either(communicator.candidates) or "without a name"
+    ranks = "" if communicator.ranks is None else f": {plural(communicator.ranks, 'rank')}"
+    nodes = "" if communicator.nodes is None else f" on {plural(communicator.nodes, 'node')}"
+    missing = len(communicator.missing_ranks)
+    lost = f", {missing} without a log" if missing else ""
+    return f"communicator {name}{f' and {more} alike' if more else ''}{ranks}{nodes}{lost}"
+
+
+def _columns(transports: Sequence[TransportRow], examples: int) -> list[Column]:
+    """Some of the pairs go first where there is no room; without any, whole columns do."""
+    spare = 0 if examples else 1
+    columns = [
+        Column("where", [_PLACES[row.scope] for row in transports], 2 * spare),
+        Column("transport", [row.transport for row in transports]),
+        Column("pairs", [str(row.pairs) for row in transports], right=True),
+        Column(
+            "channels", [_range(row.channels_least, row.channels_most) for row in transports], 3 * spare, right=True
+        ),
+        Column("host memory", [_WORDS[row.host_staged] for row in transports], spare),
+        Column("verdict", [_VERDICTS.get(Verdict(row.verdict), row.verdict) for row in transports]),
+    ]
+    return columns + ([Column("who", [_who(row, examples) for row in transports])] if examples else [])
+
+
+def _who(row: TransportRow, examples: int) -> str:
+    shown = [f"{src}→{dst}" for src, dst in row.first[:examples]]
+    return ", ".join((*shown, "...") if row.pairs > len(shown) else shown)
+
+
+def _range(least: int, most: int) -> str:
+    return str(least) if least == most else f"{least}-{most}"
+
+
+def _total(transports: Sequence[TransportRow]) -> str:
+    """The line that matters."""
+    counts = {verdict: sum(row.pairs for row in transports if row.verdict == verdict) for verdict in Verdict}
+    staged = counts[Verdict.FAIL] + counts[Verdict.SKIP]
+    unknown = f"; {counts[Verdict.ERROR]} not known" if counts[Verdict.ERROR] else ""
+    total = plural(sum(counts.values()), "path")
+    if not staged:
+        return f"through host memory: none of {total}, by NCCL's own word{unknown}"
+    by_design = f", {counts[Verdict.SKIP]} of them by design" if counts[Verdict.SKIP] else ""
+    return f"through host memory: {staged} of {total}{by_design}{unknown}"
+
+
+def _natural(name: str) -> tuple[int, str]:
+    return len(name), name
+
+
+def _rows(report: Report, section: str, kind: type[R]) -> Iterator[R]:
+    found = report.sections[section]
+    if isinstance(found, Table):
+        for row in found.rows():
+            if isinstance(row, kind):
+                yield row
