@@ -12,7 +12,7 @@ from gpubench.model.nodes import Kind
 from gpubench.model.peer_policy import NCCL_POLICY, nccl_keeps_off, refusal_of
 from gpubench.model.rank_facts import RankFacts
 from gpubench.model.snapshot import GpuFacts
-from gpubench.model.staging_causes import Cause
+from gpubench.model.staging_causes import Cause, places_of, removal
 from gpubench.model.topology import Topology
 from gpubench.model.verdict import Finding, Verdict
 
@@ -84,9 +84,8 @@ class _Around:
     """What the processes on some nodes are set to."""
 
     def __init__(self, facts: Sequence[RankFacts]) -> None:
-        self._settings = {
-            (name, value) for each in facts for name, value in each.environment.items() if name.startswith("NCCL_")
-        }
+        self._facts = facts
+        self._settings = {(name, each.value) for known in facts for name, each in known.nccl_settings.items()}
         self._shares_memory = all(
             len({each.shm_device for each in facts if each.node == node}) == 1 for node in {each.node for each in facts}
         )
@@ -102,10 +101,12 @@ class _Around:
                 return _staged(Cause(BY_DESIGN, refusal.reason, _NO_REPAIR))
             why, advice = cause_and_advice(refusal)
             return _staged(Cause(REFUSED, f"peer access {access.reason}: {why}", advice))
-        blamed = sorted(f"{name}={value}" for name, value in self._settings if _forbids(name, value, path))
+        blamed = sorted((name, value) for name, value in self._settings if _forbids(name, value, path))
         if blamed:
-            names = " ".join(dict.fromkeys(each.partition("=")[0] for each in blamed))
-            return _staged(Cause(ENVIRONMENT, f"{' '.join(blamed)} keeps NCCL off it", f"unset {names}"))
+            names = list(dict.fromkeys(name for name, _ in blamed))
+            places = places_of(names, self._facts)
+            said = " ".join(f"{name}={value}" for name, value in blamed)
+            return _staged(Cause(ENVIRONMENT, f"{said} in {' and '.join(places)}", removal(names, places)))
         if not self._shares_memory:
             apart = "ranks of one host have different /dev/shm, as in containers of their own: NCCL takes sockets"
             return _staged(Cause(SHM_NOT_SHARED, apart, "run them in one container, or docker run --ipc=host"))

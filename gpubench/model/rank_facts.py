@@ -2,9 +2,19 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from gpubench.model.mpi_facts import MpiFacts
 from gpubench.model.topology_file import TopologyFile
+
+ENVIRONMENT = "the environment"
+
+
+class Setting(NamedTuple):
+    """A variable's value, and where it stands: the environment, or a file."""
+
+    value: str
+    place: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,3 +68,14 @@ class RankFacts:
     mpi: MpiFacts | None = None
     ucx_cuda: bool | None = None
     unknown: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def nccl_settings(self) -> dict[str, Setting]:
+        """NCCL's variables by name, as NCCL sees them: those of the environment, then those of its files in order."""
+        found = {
+            name: Setting(value, ENVIRONMENT) for name, value in self.environment.items() if name.startswith("NCCL_")
+        }
+        for file, variables in self.nccl_files.items():
+            for name, value in variables.items():
+                found.setdefault(name, Setting(value, file))
+        return found

@@ -1,10 +1,10 @@
 """The first cause of a fallback to host memory that settings, processes and machines show."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpubench.model.evidence import State
-from gpubench.model.rank_facts import RankFacts
+from gpubench.model.rank_facts import ENVIRONMENT, RankFacts
 from gpubench.model.selection import Pair
 from gpubench.model.transport import Transport
 from gpubench.model.wiring import Wiring
@@ -52,7 +52,22 @@ def _environment(staged: Staged, around: Circumstances) -> Iterator[Cause]:
     }
     if blamed:
         shown = " ".join(f"{name}={values}" for name, values in blamed.items())
-        yield Cause("environment", f"{shown} in the environment", f"unset {' '.join(blamed)}")
+        places = places_of(blamed, around.facts)
+        yield Cause("environment", f"{shown} in {' and '.join(places)}", removal(blamed, places))
+
+
+def places_of(names: Collection[str], facts: Sequence[RankFacts]) -> list[str]:
+    """Where variables of NCCL's stand: the environment, files."""
+    known = [each.nccl_settings for each in facts]
+    found = {settings[name].place: None for settings in known for name in names if name in settings}
+    return list(found) or [ENVIRONMENT]
+
+
+def removal(names: Collection[str], places: Sequence[str]) -> str:
+    """How to be rid of variables."""
+    files = [place for place in places if place != ENVIRONMENT]
+    unset = [f"unset {' '.join(names)}"] if ENVIRONMENT in places else []
+    return "; ".join([*unset, *([f"take {' '.join(names)} out of {' and '.join(files)}"] if files else [])])
 
 
 def _keeps_off_peers(name: str, value: str, *, by_network: bool, wired: bool) -> bool:
@@ -141,7 +156,8 @@ _CAUSES: Sequence[Callable[[Staged, Circumstances], Iterator[Cause]]] = (
 def users_settings(facts: Sequence[RankFacts], said: Sequence[Mapping[str, str]]) -> dict[str, tuple[str, ...]]:
     """NCCL's variables as ranks have them in their environment, or took them from a configuration file."""
     found: dict[str, dict[str, None]] = {}
-    for variables in (*(each.environment for each in facts), *said):
+    known = ({name: setting.value for name, setting in each.nccl_settings.items()} for each in facts)
+    for variables in (*known, *said):
         for name, value in variables.items():
             if name.startswith("NCCL_"):
                 found.setdefault(name, {})[value] = None

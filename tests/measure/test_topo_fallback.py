@@ -15,10 +15,13 @@ from gpubench.model.topology import Topology
 from gpubench.model.verdict import Verdict
 
 
-def facts(environment: Mapping[str, str] = {}, rank: int = 0, shm_device: int = 7) -> RankFacts:
+def facts(
+    environment: Mapping[str, str] = {}, rank: int = 0, shm_device: int = 7, conf: Mapping[str, str] = {}
+) -> RankFacts:
     return RankFacts(
-        rank=rank, host="node0", node=0, local_rank=rank, pid=9, shm_device=shm_device, environment=environment
-    )
+        rank=rank, host="node0", node=0, local_rank=rank, pid=9, shm_device=shm_device,
+        environment=environment, nccl_files={"/etc/nccl.conf": conf},
+    )  # fmt: skip
 
 
 def rows(report: Report) -> list[FallbackRow]:
@@ -58,11 +61,23 @@ def test_a_variable_that_keeps_nccl_off_nvlinks_is_named(environment: dict[str, 
     (row,) = rows(report)
     name, value = next(iter(environment.items()))
     assert (row.conclusion, row.cause, row.advice) == ("direct impossible", "environment", f"unset {name}")
-    assert row.cause_seen == f"{name}={value} keeps NCCL off it"
+    assert row.cause_seen == f"{name}={value} in the environment"
     (finding,) = [each for each in report.findings if each.id == "fallback-expected"]
     assert (finding.severity, len(finding.subjects)) == (Verdict.FAIL, 12)
     assert report.verdict is Verdict.FAIL
     assert looked_at(h200s(), facts(environment)).verdict is Verdict.WARN
+
+
+def test_a_configuration_file_is_blamed_unless_the_environment_overrides_it() -> None:
+    (row,) = rows(looked_at(h200s(), facts(conf={"NCCL_P2P_DISABLE": "1"})))
+    assert row.cause_seen == "NCCL_P2P_DISABLE=1 in /etc/nccl.conf"
+    assert row.advice == "take NCCL_P2P_DISABLE out of /etc/nccl.conf"
+    (row,) = rows(looked_at(h200s(), facts({"NCCL_P2P_DISABLE": "0"}, conf={"NCCL_P2P_DISABLE": "1"})))
+    assert row.conclusion == "direct possible"
+    ranks = facts({"NCCL_P2P_DISABLE": "1"}), facts(rank=1, conf={"NCCL_P2P_DISABLE": "1"})
+    (row,) = rows(looked_at(h200s(), *ranks))
+    assert row.cause_seen == "NCCL_P2P_DISABLE=1 in the environment and /etc/nccl.conf"
+    assert row.advice == "unset NCCL_P2P_DISABLE; take NCCL_P2P_DISABLE out of /etc/nccl.conf"
 
 
 @pytest.mark.parametrize("environment", [{"NCCL_P2P_DISABLE": "0"}, {"NCCL_P2P_LEVEL": "NVL"}, {"NCCL_P2P_LEVEL": "?"}])
