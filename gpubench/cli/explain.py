@@ -42,7 +42,7 @@ say enough.
 
 LOGS = Annotated[
     list[str],
-    typer.Argument(metavar="LOG...", help="Files, folders of files, or - for standard input.", show_default=False),
+    typer.Argument(metavar="LOG", help="Files, folders of files, or - for standard input.", show_default=False),
 ]
 
 _MOST_NAMES = 4
