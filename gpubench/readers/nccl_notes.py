@@ -45,8 +45,7 @@ class Notes:
         self.warnings: Counter[str] = Counter()
         self._settings: dict[tuple[str, str], dict[str, None]] = {}
         self._networks: dict[str, dict[str, None]] = {}
-        self._remarks: dict[tuple[RemarkKind, tuple[str, ...]], dict[str, None]] = {}
-        self._texts: dict[tuple[RemarkKind, tuple[str, ...]], str] = {}
+        self._remarks: dict[tuple[RemarkKind, tuple[str, ...]], tuple[str, dict[str, None]]] = {}
 
     def take(self, host: str, process: str, message: bytes, own: OwnGpu | None = None) -> None:
         """Keep what a message of level INFO says."""
@@ -61,8 +60,8 @@ class Notes:
                 self.paths |= {(host, *pair): path for pair, path in parse_paths(message).items()}
         elif remark := parse_remark(message, own):
             key = remark.kind, remark.about
-            _note(self._remarks, key, process)
-            self._texts.setdefault(key, remark.text)
+            if key in self._remarks or len(self._remarks) < _MOST:
+                self._remarks.setdefault(key, (remark.text, {}))[1][process] = None
 
     def take_version(self, line: bytes) -> None:
         """Keep NCCL's version, which the level VERSION prints without saying who does."""
@@ -93,7 +92,7 @@ class Notes:
 
     def remarks(self) -> tuple[Remark, ...]:
         """In order of appearance."""
-        return tuple(Remark(*key, self._texts[key], tuple(processes)) for key, processes in self._remarks.items())
+        return tuple(Remark(*key, text, tuple(processes)) for key, (text, processes) in self._remarks.items())
 
 
 def _note(kept: dict[Key, dict[str, None]], key: Key | None, process: str) -> None:
