@@ -75,8 +75,8 @@ def test_four_gpus_kept_off_nvlink() -> None:
     assert paths(communicator) == {(a, (a + 1) % 4): [("SHM/direct", 4, True)] for a in range(4)}
     disabled = next(setting for setting in facts.settings if setting.name == "NCCL_P2P_DISABLE")
     assert (disabled.value, len(disabled.processes)) == ("1", 4)
-    p2p_type = next(remark for remark in facts.remarks if remark.kind is RemarkKind.P2P_TYPE)
-    assert p2p_type.about == ("0", "1")
+    p2p_type = next(remark for remark in facts.remarks if remark.note.kind is RemarkKind.P2P_TYPE)
+    assert p2p_type.note.about == ("0", "1")
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -228,7 +228,7 @@ def test_collnet_nvls_and_proxies() -> None:
     found = paths(facts.communicators[0])
     assert found[0, 0] == [("COLLNET/SHARP/0/GDRDMA", 1, False)]
     assert found[0, 1] == [("NET/IB/1/GDRDMA", 2, False)]
-    assert [remark.about for remark in facts.remarks if remark.kind is RemarkKind.MULTICAST] == [("", "0")]
+    assert [remark.note.about for remark in facts.remarks if remark.note.kind is RemarkKind.MULTICAST] == [("", "0")]
 
 
 def test_a_machine_is_what_nccl_takes_for_one() -> None:
