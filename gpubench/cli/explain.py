@@ -104,7 +104,9 @@ def _metadata(options: ExplainOptions, arguments: Sequence[str], facts: LogFacts
         subject=NAME,
         origin=Origin.RECORDED,
         hosts=list(hosts) or ["unknown"],
-        libraries={"NCCL": ", ".join(facts.versions)} if facts.versions else {},
+        libraries={
+            name: ", ".join(found) for name, found in (("NCCL", facts.versions), ("network", facts.networks)) if found
+        },
         environment={name: " or ".join(found) for name, found in values.items()},
         options={
             "files": len(files),
