@@ -46,7 +46,6 @@ class Communicator:
     members: tuple[Member, ...] = ()
     connections: Connections = field(default_factory=Connections)
     tunings: tuple[Tuning, ...] = ()
-    mnnvl: bool = False
     candidates: tuple[str, ...] = ()
 
     @property
