@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 PER_NODE = 8
@@ -81,11 +81,11 @@ def write(folder: Path, arguments: argparse.Namespace) -> int:
     return sum(path.stat().st_size for path in folder.iterdir())
 
 
-def take(lines: Iterator[str], write_line: object) -> bool:
+def take(lines: Iterator[str], write_line: Callable[[str], object]) -> bool:
     """Write the next 100 lines; whether there were any."""
     some = [line for _, line in zip(range(100), lines, strict=False)]
     for line in some:
-        write_line(line)  # type: ignore[operator]
+        write_line(line)
     return bool(some)
 
 

@@ -1,31 +1,14 @@
 """What every cause of a fallback is: a pure function of what a log says of a pair that goes through host memory."""
 
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from gpubench.model.nccl_log import RemarkKind
-
-_DEVICES = re.compile(r",| between dev | \d")
+from gpubench.model.nccl_log import Note, RemarkKind
 
 OFF = ("", "0")
 SOCKET = "Socket"
 
 ASK_FOR_MORE = "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,ENV,GRAPH,NET,P2P,SHM"
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """A line that explains something, as `Remark` has it, without who wrote it."""
-
-    kind: RemarkKind
-    about: tuple[str, ...]
-    text: str
-
-    @property
-    def gist(self) -> str:
-        """The line without the devices that it names: of many pairs the same is to be said."""
-        return _DEVICES.split(self.text)[0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,5 @@
 """`gpubench explain`: its options, and the report on the logs it is given."""
 
-import gc
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from gpubench.cli.delivery import delivering
 from gpubench.cli.presentation import Presentation, check_writable, parse_presentation
 from gpubench.cli.presenter import Presenter, terminal_style
 from gpubench.cli.run_metadata import stamp
+from gpubench.hardware.clock import no_garbage_collection
 from gpubench.model.nccl_log import LogFacts
 from gpubench.model.report import Metadata, Origin
 from gpubench.model.verdict import exit_code
@@ -83,9 +83,8 @@ def run_explain(options: ExplainOptions, arguments: Sequence[str]) -> int:
     shown = options.presentation
     check_writable(shown.outputs)
     presenter = Presenter(shown, terminal_style(shown, sys.stdout), progress=False)
-    with delivering(presenter):
-        # Nothing here makes reference cycles, and looking for them among a million pairs takes a sixth of the time.
-        gc.disable()
+    # Nothing here makes reference cycles, and looking for them among a million pairs takes a sixth of the time.
+    with delivering(presenter), no_garbage_collection():
         reader = NcclLogReader()
         files = read_logs(options.logs, reader, sys.stdin.buffer)
         facts = reader.facts()
@@ -105,7 +104,9 @@ def _metadata(options: ExplainOptions, arguments: Sequence[str], facts: LogFacts
         subject=NAME,
         origin=Origin.RECORDED,
         hosts=list(hosts) or ["unknown"],
-        libraries={"NCCL": ", ".join(facts.versions)} if facts.versions else {},
+        libraries={
+            name: ", ".join(found) for name, found in (("NCCL", facts.versions), ("network", facts.networks)) if found
+        },
         environment={name: " or ".join(found) for name, found in values.items()},
         options={
             "files": len(files),

@@ -55,11 +55,11 @@ def _not_known(facts: LogFacts, summary: JobSummary, logs: Sequence[str]) -> Ite
     else:
         yield from _unknown_transports(summary.parts)
         yield from _silent(summary.parts)
-    refused = [remark for remark in facts.remarks if remark.kind is RemarkKind.NO_TRANSPORT]
+    refused = [remark.note for remark in facts.remarks if remark.note.kind is RemarkKind.NO_TRANSPORT]
     if refused:
         yield _error(
             "no-transport",
-            _joined([" → ".join(filter(None, remark.about)) or "ranks" for remark in refused]),
+            _joined([" → ".join(filter(None, note.about)) or "ranks" for note in refused]),
             f"NCCL gave up: {refused[0].text}",
             "a transport for every pair",
             "every transport was refused or switched off: NCCL_SHM_DISABLE, NCCL_NET_DISABLE_INTRA, NCCL_P2P_DISABLE",

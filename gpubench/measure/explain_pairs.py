@@ -6,8 +6,8 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from gpubench.causes import CAUSES
-from gpubench.causes.cause import Explanation, Note, Staged, Teller, explain
-from gpubench.model.nccl_log import Communicator, LogFacts, Member, Remark, RemarkKind
+from gpubench.causes.cause import Explanation, Staged, Teller, explain
+from gpubench.model.nccl_log import Communicator, LogFacts, Member, Note, Remark, RemarkKind
 from gpubench.model.transport import TransportKind, Way
 from gpubench.model.verdict import Verdict
 
@@ -54,7 +54,7 @@ class Judge:
         self._facts = facts
         self._tellers = _tellers(facts)
         self._about = _about_devices(facts.remarks)
-        self._rdma = any(remark.kind is RemarkKind.RDMA_DEVICES for remark in facts.remarks)
+        self._rdma = any(remark.note.kind is RemarkKind.RDMA_DEVICES for remark in facts.remarks)
         self._gpus: dict[str, set[str]] = {}
         for host, source, _ in facts.paths:
             self._gpus.setdefault(host, set()).add(source)
@@ -183,9 +183,9 @@ def _tellers(facts: LogFacts) -> Mapping[str, Teller]:
         for process in setting.processes:
             settings.setdefault(process, []).append((setting.name, setting.value))
     for remark in facts.remarks:
-        if remark.kind not in _ABOUT_DEVICES:
+        if remark.note.kind not in _ABOUT_DEVICES:
             for process in remark.processes:
-                notes.setdefault(process, []).append(Note(remark.kind, remark.about, remark.text))
+                notes.setdefault(process, []).append(remark.note)
     shared: dict[Teller, Teller] = {}
     found = {}
     for process in settings.keys() | notes.keys():
@@ -197,11 +197,11 @@ def _tellers(facts: LogFacts) -> Mapping[str, Teller]:
 def _refused(remarks: Iterable[Remark]) -> Mapping[tuple[str, str], Note]:
     """By host and NVML index, GPUs to which the driver gives no peer access over PCIe, to whomever."""
     return {
-        (process.rpartition(":")[0], index): Note(remark.kind, remark.about, remark.text)
+        (process.rpartition(":")[0], index): remark.note
         for remark in remarks
-        if remark.kind is RemarkKind.DRIVER_REFUSED
+        if remark.note.kind is RemarkKind.DRIVER_REFUSED
         for process in remark.processes
-        for index in remark.about
+        for index in remark.note.about
     }
 
 
@@ -209,10 +209,10 @@ def _about_devices(remarks: Iterable[Remark]) -> Mapping[object, list[_NoteOfHos
     """Lines about GPUs by bus id, or by two bus ids or NVML indices, and the hosts that they are of."""
     found: dict[object, list[_NoteOfHosts]] = {}
     for remark in remarks:
-        if remark.kind in _ABOUT_DEVICES:
-            key = remark.about[0] if remark.kind in _ABOUT_A_BUS_ID else remark.about
+        if remark.note.kind in _ABOUT_DEVICES:
+            key = remark.note.about[0] if remark.note.kind in _ABOUT_A_BUS_ID else remark.note.about
             hosts = frozenset(process.rpartition(":")[0] for process in remark.processes)
-            found.setdefault(key, []).append((Note(remark.kind, remark.about, remark.text), hosts))
+            found.setdefault(key, []).append((remark.note, hosts))
     return found
 
 

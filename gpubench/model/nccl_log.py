@@ -1,5 +1,6 @@
 """What NCCL's own log says of a job: communicators, who is in them, how they are connected, and what may explain it."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -45,7 +46,6 @@ class Communicator:
     members: tuple[Member, ...] = ()
     connections: Connections = field(default_factory=Connections)
     tunings: tuple[Tuning, ...] = ()
-    mnnvl: bool = False
     candidates: tuple[str, ...] = ()
 
     @property
@@ -101,13 +101,28 @@ class RemarkKind(StrEnum):
     """(architecture/vendor, as NCCL numbers them: 1/1 is Intel's x86, 1/2 AMD's)"""
 
 
+_DEVICES = re.compile(r",| between dev | \d")
+
+
 @dataclass(frozen=True, slots=True)
-class Remark:
-    """A line that explains something: its kind, what it is about, its first text, and the processes that wrote it."""
+class Note:
+    """A line that explains something: its kind, what it is about (devices, HCAs, numbers), and its text."""
 
     kind: RemarkKind
     about: tuple[str, ...]
     text: str
+
+    @property
+    def gist(self) -> str:
+        """The line without the devices that it names: of many pairs the same is to be said."""
+        return _DEVICES.split(self.text)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """A note as the first of these processes wrote it: all of them said the same of the same."""
+
+    note: Note
     processes: tuple[str, ...]
 
 

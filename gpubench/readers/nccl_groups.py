@@ -198,7 +198,6 @@ def _communicator(group: _Group, host_ids: Mapping[str, str]) -> Communicator:
         members=tuple(sorted(members, key=lambda member: member.rank)),
         connections=Connections(group.rows),
         tunings=tuple(group.tunings),
-        mnnvl=any(each.mnnvl for _, each in ranks),
         candidates=group.candidates,
     )
 

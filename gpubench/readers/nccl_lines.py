@@ -25,7 +25,7 @@ _CHANNEL = re.compile(rb"(?:Channel|CollNet) (\d{1,4})(?:/([01]))?")
 _CUT_OFF = re.compile(r"P2P/(?:direct pointer|IPC|CUMEM|MNNVL)|SHM/direct|direct shared memory|NET/[^/]+/\d+/GDRDMA")
 _COMMUNICATOR = re.compile(
     rb"comm (?P<handle>0x[0-9a-f]{1,16}) rank (?P<rank>\d{1,7}) n[Rr]anks (?P<size>\d{1,7})"
-    rb"(?: nNodes (?P<nodes>\d{1,7}) localRanks \d{1,7} localRank (?P<local_rank>\d{1,7})(?: MNNVL (?P<mnnvl>\d))?)?"
+    rb"(?: nNodes (?P<nodes>\d{1,7}) localRanks \d{1,7} localRank (?P<local_rank>\d{1,7})(?: MNNVL \d)?)?"
     rb"(?: cudaDev -?\d{1,6})?(?: nvmlDev (?P<nvml>-?\d{1,6}))?(?: busId (?P<bus>[0-9a-f]{1,12}))?"
     rb"(?: parent (?P<parent>0x[0-9a-f]{1,16})(?: (?:split|child)Count (?P<split>\d{1,9}))? color (?P<color>-?\d{1,10})"
     rb" key -?\d{1,10})?(?: commId (?P<id>0x[0-9a-f]{1,16}))?(?: ?- (?P<event>[A-Z][\w ]{1,40}))?"
@@ -80,7 +80,6 @@ class CommunicatorLine(NamedTuple):
     size: int
     nodes: int | None
     local_rank: int | None
-    mnnvl: bool
     nvml_index: int | None
     bus: int | None
     parent: bytes | None
@@ -153,7 +152,6 @@ def parse_communicator(message: bytes) -> CommunicatorLine | None:
         size=size,
         nodes=_number(found["nodes"]),
         local_rank=_number(found["local_rank"]),
-        mnnvl=found["mnnvl"] == b"1",
         nvml_index=_number(found["nvml"]),
         bus=None if found["bus"] is None else int(found["bus"], 16),
         parent=found["parent"],

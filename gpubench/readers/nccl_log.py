@@ -80,6 +80,7 @@ class NcclLogReader:
             end = max(block.rfind(b"\n"), block.rfind(b"\r")) + 1
             rest = block[end:]
             if len(rest) > _LONGEST_LINE:
+                self._unreadable += _REMNANT in rest
                 rest = b""
             self._read_lines(block[:end])
         if rest:
@@ -168,6 +169,7 @@ class NcclLogReader:
         """Take a line, which may hold several messages where processes write into one file; the last may be `cut`."""
         if len(line) > _LONGEST_LINE:
             self._other_lines += 1
+            self._unreadable += _REMNANT in line
             return
         if b"NCCL version " in line:
             self._notes.take_version(line)

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TypeVar
 
-from gpubench.model.nccl_log import Remark, RemarkKind, Setting
+from gpubench.model.nccl_log import Note, Remark, RemarkKind, Setting
 from gpubench.readers.nccl_remarks import (
     FIRST_WORDS,
     OwnGpu,
@@ -45,8 +45,7 @@ class Notes:
         self.warnings: Counter[str] = Counter()
         self._settings: dict[tuple[str, str], dict[str, None]] = {}
         self._networks: dict[str, dict[str, None]] = {}
-        self._remarks: dict[tuple[RemarkKind, tuple[str, ...]], dict[str, None]] = {}
-        self._texts: dict[tuple[RemarkKind, tuple[str, ...]], str] = {}
+        self._remarks: dict[tuple[RemarkKind, tuple[str, ...]], tuple[Note, dict[str, None]]] = {}
 
     def take(self, host: str, process: str, message: bytes, own: OwnGpu | None = None) -> None:
         """Keep what a message of level INFO says."""
@@ -59,10 +58,10 @@ class Notes:
         elif message.startswith(b"GPU/"):
             if len(self.paths) < _MOST_PATHS:
                 self.paths |= {(host, *pair): path for pair, path in parse_paths(message).items()}
-        elif remark := parse_remark(message, own):
-            key = remark.kind, remark.about
-            _note(self._remarks, key, process)
-            self._texts.setdefault(key, remark.text)
+        elif note := parse_remark(message, own):
+            key = note.kind, note.about
+            if key in self._remarks or len(self._remarks) < _MOST:
+                self._remarks.setdefault(key, (note, {}))[1][process] = None
 
     def take_version(self, line: bytes) -> None:
         """Keep NCCL's version, which the level VERSION prints without saying who does."""
@@ -93,7 +92,7 @@ class Notes:
 
     def remarks(self) -> tuple[Remark, ...]:
         """In order of appearance."""
-        return tuple(Remark(*key, self._texts[key], tuple(processes)) for key, processes in self._remarks.items())
+        return tuple(Remark(note, tuple(processes)) for note, processes in self._remarks.values())
 
 
 def _note(kept: dict[Key, dict[str, None]], key: Key | None, process: str) -> None:

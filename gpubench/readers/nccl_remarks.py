@@ -4,18 +4,10 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from gpubench.model.nccl_log import RemarkKind
+from gpubench.model.nccl_log import Note, RemarkKind
 from gpubench.readers.nccl_lines import bus_id
 
 _LONGEST = 300
-
-
-class RemarkLine(NamedTuple):
-    """One such line: its kind, what it is about (devices, HCAs, numbers), and its text."""
-
-    kind: RemarkKind
-    about: tuple[str, ...]
-    text: str
 
 
 class _Form(NamedTuple):
@@ -96,21 +88,21 @@ class OwnGpu(NamedTuple):
     bus: int
 
 
-def parse_remark(message: bytes, own: OwnGpu | None = None) -> RemarkLine | None:
+def parse_remark(message: bytes, own: OwnGpu | None = None) -> Note | None:
     """What a message explains; None where it is none of these lines, or about the GPU of another process."""
     text = message[:_LONGEST].decode("ascii", "replace").rstrip()
     if text.startswith("NET/") and (found := _GDR.match(text)):
         kind = RemarkKind.GDR_ENABLED if found[1] == "Enabled" else RemarkKind.GDR_DISABLED
-        return RemarkLine(kind, (found[2], found[3]), text)
+        return Note(kind, (found[2], found[3]), text)
     for kind, pattern in _FORMS.get("CPU/" if text.startswith("CPU/") else text.partition(" ")[0], ()):
         if found := pattern.match(text):
             groups = tuple(group or "" for group in found.groups())
             if kind in _ABOUT_OWN_GPU:
                 bus = _own_bus(groups[0], own)
-                return None if bus is None else RemarkLine(kind, (bus_id(bus), groups[1]), text)
+                return None if bus is None else Note(kind, (bus_id(bus), groups[1]), text)
             bus_ids = _BUS_IDS.get(kind, 0)
             about = (*(bus_id(int(group, 16)) for group in groups[:bus_ids]), *groups[bus_ids:])
-            return RemarkLine(kind, about, text)
+            return Note(kind, about, text)
     return None
 
 

@@ -25,7 +25,6 @@ class Membership:
         self.key: str | None = None
         self.nodes: int | None = None
         self.local_rank: int | None = None
-        self.mnnvl = False
         self.nvml_index: int | None = None
         self.bus: int | None = None
         self.alive = True
@@ -45,7 +44,6 @@ class Membership:
         self.key = self.key or key
         self.nodes = self.nodes if line.nodes is None else line.nodes
         self.local_rank = self.local_rank if line.local_rank is None else line.local_rank
-        self.mnnvl = self.mnnvl or line.mnnvl
         self.nvml_index = self.nvml_index if line.nvml_index is None else line.nvml_index
         self.bus = self.bus if line.bus is None else line.bus
 
@@ -131,8 +129,8 @@ class Thread:
     """One thread: the communicator that it initialises or named last, and lines that came before any was named.
 
     What follows is for speed, and forgotten when communicators change: where connections are noted, by the text of the
-    writer's end; tuning lines that were taken of the communicator at hand, which
-    need no second look as long as `holds` has True in it.
+    writer's end; tuning lines that were taken of the communicator at hand, which need no second look as long as `holds`
+    has True in it.
     """
 
     process: Process

@@ -3,9 +3,9 @@
 import pytest
 
 from gpubench.causes import CAUSES
-from gpubench.causes.cause import Note, Staged, Teller, explain
+from gpubench.causes.cause import Staged, Teller, explain
 from gpubench.causes.path_types import is_within, level
-from gpubench.model.nccl_log import RemarkKind
+from gpubench.model.nccl_log import Note, RemarkKind
 
 Kind = RemarkKind
 

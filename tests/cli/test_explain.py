@@ -72,7 +72,7 @@ def test_json_is_what_the_schema_says(name: str) -> None:
     assert [(row["src"], row["dst"]) for row in document["paths"]] == [(0, 1), (1, 2), (2, 3), (3, 0)]
     assert all(row["communicator"] == document["communicators"][0]["id"] for row in document["paths"])
     assert document["metadata"]["hosts"] == ["vm"]
-    assert document["metadata"]["libraries"] == {"NCCL": "2.28.9+cuda13.0"}
+    assert document["metadata"]["libraries"] == {"NCCL": "2.28.9+cuda13.0", "network": "Socket"}
     assert document["metadata"]["environment"]["NCCL_NVLS_ENABLE"] == "0"
     assert list(document) == [*("schema_version", "complete", "verdict", "metadata"), *SECTIONS]
 

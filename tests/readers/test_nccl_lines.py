@@ -181,7 +181,7 @@ def test_communicators_of_every_version() -> None:
     assert (old.rank, old.size, old.bus, old.nvml_index, old.id) == (1, 8, 0x1B000, None, None)
     assert (old.handle, old.event) == (b"0x7f01", "Init COMPLETE")
     assert shape is not None
-    assert (shape.nodes, shape.local_rank, shape.mnnvl) == (2, 0, True)
+    assert (shape.nodes, shape.local_rank) == (2, 0)
     assert new is not None
     assert (new.nvml_index, new.bus, new.id, new.event) == (2, 0x60, "0x2e5", "Init START")
     assert split is not None

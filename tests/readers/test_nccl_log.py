@@ -75,8 +75,8 @@ def test_four_gpus_kept_off_nvlink() -> None:
     assert paths(communicator) == {(a, (a + 1) % 4): [("SHM/direct", 4, True)] for a in range(4)}
     disabled = next(setting for setting in facts.settings if setting.name == "NCCL_P2P_DISABLE")
     assert (disabled.value, len(disabled.processes)) == ("1", 4)
-    p2p_type = next(remark for remark in facts.remarks if remark.kind is RemarkKind.P2P_TYPE)
-    assert p2p_type.about == ("0", "1")
+    p2p_type = next(remark for remark in facts.remarks if remark.note.kind is RemarkKind.P2P_TYPE)
+    assert p2p_type.note.about == ("0", "1")
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -228,7 +228,7 @@ def test_collnet_nvls_and_proxies() -> None:
     found = paths(facts.communicators[0])
     assert found[0, 0] == [("COLLNET/SHARP/0/GDRDMA", 1, False)]
     assert found[0, 1] == [("NET/IB/1/GDRDMA", 2, False)]
-    assert [remark.about for remark in facts.remarks if remark.kind is RemarkKind.MULTICAST] == [("", "0")]
+    assert [remark.note.about for remark in facts.remarks if remark.note.kind is RemarkKind.MULTICAST] == [("", "0")]
 
 
 def test_a_machine_is_what_nccl_takes_for_one() -> None:
@@ -317,6 +317,18 @@ def test_a_line_without_end_does_not_fill_the_memory() -> None:
     assert len(reader.facts().communicators) == 1
 
 
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_connections_lost_in_a_line_without_end_are_noticed(end: str) -> None:
+    glued = "".join(Job(ranks=2).logs()).replace("\n", " ") * 1000
+    assert read(f"{glued}{end}").unreadable > 0
+
+
+def test_remarks_do_not_fill_the_memory() -> None:
+    head = Job().head(0).replace(" INFO ", " WARN ")
+    lines = (f"{head}No transport found for rank {rank}[1000] -> rank 0[2000]\n" for rank in range(20_000))
+    assert len(read("".join(lines)).remarks) == 2**14
+
+
 def test_warnings_are_counted() -> None:
     job = Job(ranks=2)
     warning = f"\n{job.head(0).replace(' INFO ', ' WARN ').replace('[0]', '[0] net.cc:1')}Call to connect failed\n"
@@ -328,7 +340,6 @@ def test_lines_one_by_one_say_the_same() -> None:
     reader = NcclLogReader()
     for line in "".join(Job().logs()).splitlines(keepends=True):
         reader.feed(line.encode())
-    assert reader.facts().communicators[0].connections.rows == reader.facts().communicators[0].connections.rows
     assert paths(reader.facts().communicators[0]) == ring(4, "P2P/CUMEM", "NET/IB/0/GDRDMA")
 
 
