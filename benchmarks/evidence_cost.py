@@ -2,8 +2,10 @@
 
     python benchmarks/evidence_cost.py --runs 7 --csv cost.csv
 
-For every size the ratio of the medians of both, and how much longer a whole sweep takes. Passes when no size costs more
-than 1 %, or 0.1 µs where that is more, and the sweep grows by no more than 1.5 s.
+For every size the ratios of the medians and of the fastest of both, and how much longer a whole sweep takes. Passes
+when no size costs more than 1 %, or 0.1 µs where that is more, by both ratios, all sizes together no more than 1 %, and
+the sweep grows by no more than 1.5 s. By both, since small sizes vary by more than that from run to run anyway: what got
+in the way of a run shows in a median of few, and a cost shows in the fastest as well.
 """
 
 import argparse
@@ -40,14 +42,15 @@ def main() -> None:
     found = list(compare(times[WITH], times[WITHOUT]))
     slower = show(found)
     growth = statistics.median(walls[WITH]) - statistics.median(walls[WITHOUT])
-    print(f"\nmedian ratio of all sizes {statistics.median(float(row['ratio']) for row in found):.4f}")
+    overall = statistics.median(float(row["ratio"]) for row in found)
+    print(f"\nmedian ratio of all sizes {overall:.4f}, {slower} of {len(found)} cost more than they may")
     print(f"a sweep takes {statistics.median(walls[WITHOUT]):.2f} s without and {growth:+.2f} s with evidence")
     if arguments.csv:
         with Path(arguments.csv).open("w", newline="") as stream:
             writer = csv.DictWriter(stream, list(found[0]))
             writer.writeheader()
             writer.writerows(found)
-    sys.exit(1 if slower or growth > MOST_GROWTH_S else 0)
+    sys.exit(1 if slower or overall > MOST_RATIO or growth > MOST_GROWTH_S else 0)
 
 
 def parse() -> argparse.Namespace:
@@ -75,26 +78,33 @@ def sweep(arguments: argparse.Namespace, option: str) -> tuple[list[tuple[Key, f
 def compare(with_evidence: Times, without: Times) -> Iterator[dict[str, str]]:
     """A row a size and placement."""
     for key in sorted(with_evidence):
-        ours, bare = statistics.median(with_evidence[key]), statistics.median(without[key])
-        spread = max(without[key]) / min(without[key])
+        medians, fastest = (
+            (measure(with_evidence[key]), measure(without[key])) for measure in (statistics.median, min)
+        )
         yield {
             "size_bytes": str(key[0]),
             "placement": key[1],
-            "with_us": f"{ours:.3f}",
-            "without_us": f"{bare:.3f}",
-            "ratio": f"{ours / bare:.4f}",
-            "spread_without": f"{spread:.3f}",
-            "costs": "yes" if ours > max(MOST_RATIO * bare, bare + SLACK_US) else "",
+            "with_us": f"{medians[0]:.3f}",
+            "without_us": f"{medians[1]:.3f}",
+            "ratio": f"{medians[0] / medians[1]:.4f}",
+            "ratio_of_fastest": f"{fastest[0] / fastest[1]:.4f}",
+            "spread_without": f"{max(without[key]) / min(without[key]):.3f}",
+            "costs": "yes"
+            if all(ours > max(MOST_RATIO * bare, bare + SLACK_US) for ours, bare in (medians, fastest))
+            else "",
         }
 
 
 def show(rows: list[dict[str, str]]) -> int:
     """The table; how many sizes cost more than they may."""
-    print(f"{'size':>12} {'placement':>13} {'with µs':>12} {'without µs':>12} {'ratio':>8} {'spread':>7}")
+    print(
+        f"{'size':>12} {'placement':>13} {'with µs':>12} {'without µs':>12} {'ratio':>8} {'fastest':>8} {'spread':>7}"
+    )
     for row in rows:
         print(
             f"{row['size_bytes']:>12} {row['placement']:>13} {row['with_us']:>12} {row['without_us']:>12} "
-            f"{row['ratio']:>8} {row['spread_without']:>7}{'  costs' if row['costs'] else ''}"
+            f"{row['ratio']:>8} {row['ratio_of_fastest']:>8} {row['spread_without']:>7}",
+            "costs" if row["costs"] else "",
         )
     return sum(bool(row["costs"]) for row in rows)
 

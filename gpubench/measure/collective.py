@@ -1,14 +1,12 @@
 """Measure one collective over a sweep of sizes: nccl-tests' timing loop, with every timed buffer verified."""
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 from gpubench.collectives.record import Call, Collective
 from gpubench.errors import UsageError, no_size_left
 from gpubench.measure.cases import Case, JobFacts, SweepRequest, cases, describe, without_data
-from gpubench.measure.counting import Traffic
-from gpubench.measure.witness import Tally, Witness
+from gpubench.measure.witness import Witness
 from gpubench.model.data_pattern import POISON, Block, DataPattern
 from gpubench.model.operation import Placement, ReduceOp
 from gpubench.model.report import CollectiveRow, Origin, RankIdentity, Report
@@ -61,20 +59,18 @@ def measure(
     """
     largest = max(request.sizes)
     buffers = backend.allocate(largest), backend.allocate(largest)
-    sweep = _Sweep(request, group, backend, nodes, *buffers, largest, witness)
+    sweep = _Sweep(request, group, backend, nodes, *buffers, largest)
     every_case = tuple(cases(request, group.size))
     if witness is not None:
         witness.try_out(every_case, sweep.try_once)
     sweep.warm_up(every_case)
-    if witness is not None:
-        witness.look_around()
     verdicts: list[Verdict] = []
     failures: list[tuple[CollectiveRow, Sequence[int]]] = []
     for number, case in enumerate(every_case):
         listener.progress(number, len(every_case), f"{request.collective.name} {case.label}")
-        row, wrong_by_rank, traffic = sweep.row(number, case)
+        row, wrong_by_rank = sweep.row(number, case)
         if witness is not None:
-            row = witness.row(case, row, traffic, wrong_by_rank)
+            row = witness.row(case, row, wrong_by_rank)
         listener.row(row)
         verdicts.append(Verdict(row.verdict) if row.verdict else Verdict.SKIP)
         if row.wrong:
@@ -125,19 +121,17 @@ class _Sweep:
     send: Memory
     receive: Memory
     largest_bytes: int
-    witness: Witness | None = None
 
-    def row(self, number: int, case: Case) -> tuple[CollectiveRow, Sequence[int], Sequence[Traffic | None]]:
-        """Measure and verify one case; the row, and by rank the wrong elements and what links carried."""
+    def row(self, number: int, case: Case) -> tuple[CollectiveRow, Sequence[int]]:
+        """Measure and verify one case; the row, and wrong elements by rank."""
         launches = [self._launch(case, buffer) for buffer in range(self._buffers(case))]
-        seconds, traffic = self._time(number * 2, case, launches)
+        seconds = self._time(number * 2, case, launches)
         wrong = self._verify(number * 2, case, launches) if self.request.check else 0
-        answers = self.group.gather((seconds, wrong, traffic))
+        answers = self.group.gather((seconds, wrong))
         wrong_by_rank = [answer[1] for answer in answers]
         job = JobFacts(self.backend.name, Origin.MEASURED, self.group.size, self.nodes)
         times = RankTimes.of([answer[0] for answer in answers])
-        row = describe(self.request, case, job, times, sum(wrong_by_rank))
-        return row, wrong_by_rank, [answer[2] for answer in answers]
+        return describe(self.request, case, job, times, sum(wrong_by_rank)), wrong_by_rank
 
     def try_once(self, case: Case) -> None:
         """Run one operation of a case, untimed."""
@@ -185,8 +179,8 @@ class _Sweep:
     def _in_place(self, case: Case, start: int, step: int) -> Region:
         return Region(self.receive, (start + self.group.rank * step) * case.dtype.size_bytes)
 
-    def _time(self, row: int, case: Case, launches: Sequence[Launch]) -> tuple[float, Traffic | None]:
-        """Seconds an operation took on this rank, averaged over the iterations (and replays), and what links carried.
+    def _time(self, row: int, case: Case, launches: Sequence[Launch]) -> float:
+        """Seconds an operation took on this rank, averaged over the iterations (and replays).
 
         The warm-up comes before the buffers are poisoned, so that its results cannot pass for timed ones.
         """
@@ -198,11 +192,8 @@ class _Sweep:
         timed = self.backend.bind(
             [launches[i % len(launches)] for i in range(request.iterations)], request.graph_replays
         )
-        operations = request.iterations * max(1, request.graph_replays)
         self.group.barrier()
-        with nullcontext(Tally()) if self.witness is None else self.witness.counting_of(case, operations) as counted:
-            seconds = self.backend.seconds(timed)
-        return seconds / operations, counted.traffic
+        return self.backend.seconds(timed) / (request.iterations * max(1, request.graph_replays))
 
     def _verify(self, row: int, case: Case, launches: Sequence[Launch]) -> int:
         """Wrong elements on this rank: of every timed buffer, or in place of one more operation on fresh data."""

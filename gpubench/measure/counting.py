@@ -1,5 +1,6 @@
-"""What the links of a rank's GPU carried while operations were timed, against what had to pass through them."""
+"""What the links of a rank's GPU carried during operations of a sweep, against what had to pass through them."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from gpubench.collectives.movement import least_moved
@@ -8,8 +9,11 @@ from gpubench.measure.p2p_counters import Meter, Reading
 from gpubench.model.p2p import Carried
 from gpubench.ports import LinkCounters
 
-COUNTED_FROM_BYTES = 64 * 2**20
-"""Timed operations of less in all are not counted: other traffic ticks too."""
+COUNTED_BYTES = 64 * 2**20
+"""So much has to pass to be counted: other traffic ticks too."""
+
+_MOST_OPERATIONS = 64
+"""Sizes of which it takes more to move that much are not counted."""
 
 _GPU = 0
 _NOTHING = Carried()
@@ -17,7 +21,7 @@ _NOTHING = Carried()
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What a rank's GPU sent and received in a batch of timed operations. A count is empty where nothing was due."""
+    """What a rank's GPU sent and received in a batch of operations. A count is empty where nothing was due."""
 
     sent: Carried = _NOTHING
     received: Carried = _NOTHING
@@ -34,7 +38,7 @@ def _merged(late: Carried, early: Carried) -> Carried:
 
 
 class Counting:
-    """Reads the counters of this rank's GPU around batches of a sweep."""
+    """Reads the counters of this rank's GPU around operations of a sweep."""
 
     def __init__(self, counters: LinkCounters, request: SweepRequest, rank: int, ranks: int) -> None:
         self._meter = Meter(counters)
@@ -42,20 +46,32 @@ class Counting:
         self._rank, self._ranks = rank, ranks
         self._moved: tuple[int, int] | None = None
 
-    def is_worth_it(self, case: Case, operations: int) -> bool:
-        """Whether so many operations move enough to be seen: the same on every rank."""
-        return case.size_bytes * operations >= COUNTED_FROM_BYTES
-
     def due(self, case: Case) -> tuple[float, float]:
         """Bytes that this rank has to send and to receive, at least, for a byte of the size."""
         sent, received = (blocks * case.layout.count / case.layout.largest for blocks in self._blocks(case))
         return sent, received
 
-    def before(self) -> Reading:
-        """The counters now; half a millisecond."""
-        return self._meter.read(_GPU)
+    def count(
+        self, cases: Sequence[Case], run_once: Callable[[Case], object], barrier: Callable[[], object]
+    ) -> Traffic:
+        """What was carried by operations that are run for it, of every size that is worth it.
 
-    def since(self, before: Reading, case: Case, operations: int) -> Traffic:
+        No more of each than it takes: PCIe's counters are soon at their end. Counters are not read around what is
+        timed, since a GPU that has waited for that, half a millisecond, is slower for a while.
+        """
+        found = Traffic()
+        for size, case in {case.size_bytes: case for case in cases}.items():
+            operations = -(-COUNTED_BYTES // size)
+            if operations > _MOST_OPERATIONS:
+                continue
+            before = self._meter.read(_GPU)
+            barrier()
+            for _ in range(operations):
+                run_once(case)
+            found = self._since(before, case, operations).merged(found)
+        return found
+
+    def _since(self, before: Reading, case: Case, operations: int) -> Traffic:
         """What was carried since, by so many operations."""
         sent, received = (blocks * self._bytes_a_block(case) * operations for blocks in self._blocks(case))
         return Traffic(

@@ -24,21 +24,18 @@ _OF_ONE_KIND = "paths of several kinds meet at these GPUs, whose counters and ti
 
 @dataclass(slots=True)
 class Observations:
-    """What rows have shown so far, on the first rank.
+    """What operations have shown so far, on the first rank.
 
     `traffic` and `wrong` are by rank; `largest` is the row of the largest size, of these the fastest.
     """
 
-    traffic: dict[int, Traffic] = field(default_factory=dict)
+    traffic: Sequence[Traffic] = ()
     wrong: dict[int, int] = field(default_factory=dict)
     checked: bool = False
     largest: CollectiveRow | None = None
 
-    def take(self, row: CollectiveRow, traffic: Sequence[Traffic | None], wrong_by_rank: Sequence[int]) -> None:
+    def take(self, row: CollectiveRow, wrong_by_rank: Sequence[int]) -> None:
         """One more row."""
-        for rank, each in enumerate(traffic):
-            if each is not None:
-                self.traffic[rank] = each.merged(self.traffic.get(rank, Traffic()))
         self.checked = self.checked or row.wrong is not None
         for rank, wrong in enumerate(wrong_by_rank):
             self.wrong[rank] = self.wrong.get(rank, 0) + wrong
@@ -169,7 +166,7 @@ class _Paths:
 
     def _ends(self, pair: Pair) -> tuple[Carried, ...]:
         """The counts of those ends through which something had to pass."""
-        source, destination = (self._seen.traffic.get(rank, Traffic()) for rank in pair)
+        source, destination = (self._seen.traffic[rank] for rank in pair)
         sent, received = self._due[pair[0]][0], self._due[pair[1]][1]
         return (*([source.sent] if sent else []), *([destination.received] if received else []))
 

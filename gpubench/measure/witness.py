@@ -1,11 +1,10 @@
 """What watches a sweep: it hears what the library chooses, counts what links carry, and draws the conclusion."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gpubench.measure.cases import Case, SweepRequest
-from gpubench.measure.counting import Counting, Traffic
+from gpubench.measure.counting import Counting
 from gpubench.measure.hearing import Heard, hear, key_of
 from gpubench.measure.path_evidence import Observations, conclude
 from gpubench.measure.path_report import Outcome
@@ -15,13 +14,6 @@ from gpubench.ports import Group, LibraryLog, LinkCounters
 
 Surroundings = Callable[[], Circumstances | None]
 """Machines, processes and settings of all ranks, on the first rank; every rank has to call it."""
-
-
-@dataclass(slots=True)
-class Tally:
-    """What was counted while something was done; None where it was too little."""
-
-    traffic: Traffic | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,34 +49,22 @@ class Witness:
         return cls(request, group, senses, Counting(senses.counters, request, group.rank, group.size))
 
     def try_out(self, cases: Sequence[Case], try_once: Callable[[Case], object]) -> None:
-        """Have every operation run once, and hear what is said of it; before any is timed."""
+        """Have every operation run, and hear what is said of it and count what it moves, before any is timed.
+
+        What machines and processes are like is gathered too; it may have to be waited for.
+        """
         senses = self.senses
         self._due = self.group.collect(self.counting.due(cases[0]))
         self._heard = hear(self.request, self.group, senses.nodes, senses.log, cases, try_once) or Heard()
+        traffic = self.group.collect(self.counting.count(cases, try_once, self.group.barrier))
+        self._seen.traffic = traffic or ()
+        self._around = senses.surroundings()
 
-    def look_around(self) -> None:
-        """Gather what machines and processes are like; it may have to be waited for."""
-        self._around = self.senses.surroundings()
-
-    @contextmanager
-    def counting_of(self, case: Case, operations: int) -> Iterator[Tally]:
-        """Counts what links carry meanwhile, where so many operations are worth it; ranks begin together."""
-        found = Tally()
-        if not self.counting.is_worth_it(case, operations):
-            yield found
-            return
-        before = self.counting.before()
-        self.group.barrier()
-        yield found
-        found.traffic = self.counting.since(before, case, operations)
-
-    def row(
-        self, case: Case, row: CollectiveRow, traffic: Sequence[Traffic | None], wrong_by_rank: Sequence[int]
-    ) -> CollectiveRow:
+    def row(self, case: Case, row: CollectiveRow, wrong_by_rank: Sequence[int]) -> CollectiveRow:
         """The row with what is known of its paths."""
         if self.group.rank != 0:
             return row
-        self._seen.take(row, traffic, wrong_by_rank)
+        self._seen.take(row, wrong_by_rank)
         choice = self._heard.choices.get(key_of(case))
         return row if choice is None else choice.told(row)
 

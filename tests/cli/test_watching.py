@@ -87,7 +87,6 @@ def test_what_was_set_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
         assert os.environ["NCCL_DEBUG"] == "INFO"
         assert not set(REFUSALS) & set(os.environ)
         witness = watch.witness(request_for(ALLREDUCE))
-        witness.look_around()
         around = witness.senses.surroundings()
         assert around is not None
         assert around.settings == {"NCCL_ALGO": ("Ring",)}

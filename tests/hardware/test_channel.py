@@ -63,7 +63,8 @@ def test_everything_arrives_in_order(rows: int) -> None:
     report = report_in(next(each for each in heard if each["kind"] == "end"))
     assert replace(report, sections={}) == REPORT
     assert list(report.sections) == ["evidence", "fallback"]
-    assert fallback_lines(report)[0].startswith("fallback: HOST-STAGED: ranks 0 → 1 through host memory over SHM/direct")
+    line, *_ = fallback_lines(report)
+    assert line.startswith("fallback: HOST-STAGED: ranks 0 → 1 through host memory over SHM/direct")
     error = GpubenchError.from_record(next(each for each in heard if each["kind"] == "error")["error"])
     assert (error.exit_code, error.where) == (2, "rank 1 on n1")
     assert str(error).splitlines() == ["rank 1 on n1: seen", "  expected: e", "  likely:   r", "  try:      n"]

@@ -104,7 +104,7 @@ class Result:
 def run(
     monkeypatch: pytest.MonkeyPatch, job: Job, collective: Collective = ALLREDUCE, sizes: tuple[int, ...] = (MIB,)
 ) -> Result:
-    monkeypatch.setattr(counting, "COUNTED_FROM_BYTES", MIB)
+    monkeypatch.setattr(counting, "COUNTED_BYTES", 4 * MIB)
     nccl = cupy_on_numpy.Nccl(RANKS)
     cupy_on_numpy.install(monkeypatch, cupy_on_numpy.Runtime(RANKS), nccl)
     request = request_for(collective, sizes=sizes, iterations=4, check=job.check)
