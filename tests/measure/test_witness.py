@@ -324,6 +324,16 @@ def test_sends_and_receives_are_known_by_their_pairs(monkeypatch: pytest.MonkeyP
     assert {row.algorithm for row in result.rows} == {None}
 
 
+@pytest.mark.parametrize(("name", "unused"), [("broadcast", "3 → 0"), ("reduce", "0 → 1")])
+def test_the_side_of_a_ring_that_nothing_passes_is_no_path(
+    monkeypatch: pytest.MonkeyPatch, name: str, unused: str
+) -> None:
+    collective = next(each for each in COLLECTIVES if each.name == name)
+    result = run(monkeypatch, Job(direct, over_nvlink), collective)
+    assert set(result.evidence) == RING - {unused}
+    assert [(row.conclusion, row.confidence, row.count) for row in result.fallback] == [("direct", "proven", 3)]
+
+
 def test_paths_of_two_kinds_at_one_gpu_are_not_told_apart_by_its_counters(monkeypatch: pytest.MonkeyPatch) -> None:
     collective = next(each for each in COLLECTIVES if each.name == "alltoall")
 
