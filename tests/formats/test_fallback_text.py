@@ -81,7 +81,7 @@ def test_what_is_simulated_or_wrong_is_said_so() -> None:
 
 def test_a_run_without_paths_says_nothing() -> None:
     assert fallback_lines(Report(verdict=Verdict.PASS, complete=True)) == []
-    assert evidence_table(report(), 80) == []
+    assert evidence_table(report(), 80) == ["evidence: none, no path between GPUs was watched"]
 
 
 def test_the_table_of_evidence() -> None:

@@ -72,7 +72,7 @@ def evidence_table(report: Report, width: int) -> list[str]:
     """All evidence, a line a path: + for, - against, . nothing known."""
     rows = _evidence(report)
     if not rows:
-        return []
+        return ["evidence: none, no path between GPUs was watched"]
     table = [
         Column("from", [row.source for row in rows]),
         Column("to", [row.destination for row in rows]),
