@@ -1,6 +1,6 @@
 """What a sweep has found out about paths: all four kinds of evidence for every pair that it used, and the verdict."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from gpubench.measure.counting import Traffic
@@ -11,7 +11,7 @@ from gpubench.model.fallback import End, KnownPath, fallback_rows, unknown_row
 from gpubench.model.link_evidence import Flow, Speed, measured
 from gpubench.model.p2p import Carried
 from gpubench.model.report import CollectiveRow, Origin, Section
-from gpubench.model.selection import Pair, is_staged, names
+from gpubench.model.selection import Pair, is_staged, names, without_idle
 from gpubench.model.staging_causes import Cause, Circumstances, by_design, first_cause
 from gpubench.model.transport import Transport
 from gpubench.model.wiring import Located, Wiring
@@ -100,12 +100,9 @@ class _Paths:
     ) -> None:
         self._seen, self._wiring, self._due = seen, around.wiring, due
         self._chosen: dict[Pair, dict[Transport, None]] = {}
-        only_sender, only_receiver = (_only(each[way] for each in due) for way in (0, 1))
         for used in shared(heard.choices):
-            for pair, transports in used.pairs.items():
-                # A ring is closed, but nothing goes into the root of a broadcast, or out of that of a reduction.
-                if pair[1] != only_sender and pair[0] != only_receiver:
-                    self._chosen.setdefault(pair, {}).update(dict.fromkeys(transports))
+            for pair in without_idle(used.pairs, due):
+                self._chosen.setdefault(pair, {}).update(dict.fromkeys(used.pairs[pair]))
         self._silent = bool(heard.silence)
         self._out: dict[int, set[_Kind]] = {}
         self._into: dict[int, set[_Kind]] = {}
@@ -196,12 +193,6 @@ class _Paths:
         if pair not in self._chosen:
             return Evidence(seen="which pairs data came by is not known")
         return Evidence(State.PRESENT, "every element that arrived is right")
-
-
-def _only(due: Iterable[float]) -> int | None:
-    """The rank that something is due at, where it is the only one."""
-    ranks = [rank for rank, each in enumerate(due) if each]
-    return ranks[0] if len(ranks) == 1 else None
 
 
 def _selection(transports: Sequence[Transport]) -> Evidence:

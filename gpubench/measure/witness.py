@@ -1,15 +1,18 @@
 """What watches a sweep: it hears what the library chooses, counts what links carry, and draws the conclusion."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpubench.measure.cases import Case, SweepRequest
 from gpubench.measure.counting import Counting
-from gpubench.measure.hearing import Heard, hear, key_of
+from gpubench.measure.hearing import Choice, Heard, hear, key_of
 from gpubench.measure.path_evidence import Observations, conclude
 from gpubench.measure.path_report import Outcome
+from gpubench.model.busbw_limit import Work, busbw_limit, exchange_limit
 from gpubench.model.report import CollectiveRow
+from gpubench.model.selection import Used, without_idle
 from gpubench.model.staging_causes import Circumstances
+from gpubench.model.topology import Limit
 from gpubench.ports import Group, LibraryLog, LinkCounters
 
 Surroundings = Callable[[], Circumstances | None]
@@ -42,6 +45,7 @@ class Witness:
     _around: Circumstances | None = None
     _seen: Observations = field(default_factory=Observations)
     _due: Sequence[tuple[float, float]] | None = None
+    _limits: dict[tuple[str | None, int], Limit] = field(default_factory=dict)
 
     @classmethod
     def of(cls, request: SweepRequest, group: Group, senses: Senses) -> "Witness":
@@ -66,10 +70,36 @@ class Witness:
             return row
         self._seen.take(row, wrong_by_rank)
         choice = self._heard.choices.get(key_of(case))
-        return row if choice is None else choice.told(row)
+        return row if choice is None else limited(choice.told(row), self._limit(choice))
+
+    def _limit(self, choice: Choice) -> Limit:
+        """The ceiling of busbw; found out once for all operations that are done alike."""
+        algorithm = None if choice.tuning is None else choice.tuning.algorithm
+        key = algorithm, id(choice.used)
+        if key not in self._limits:
+            self._limits[key] = self._limit_of(algorithm, choice.used)
+        return self._limits[key]
+
+    def _limit_of(self, algorithm: str | None, used: Used) -> Limit:
+        if self._around is None or self._due is None:
+            return Limit(None, "nothing described these GPUs")
+        collective, wiring = self.request.collective, self._around.wiring
+        if collective.point_to_point:
+            work = Work(collective.busbw_factor(self.group.size), self._due)
+            return exchange_limit(work, used.pairs, wiring)
+        if algorithm is None:
+            return Limit(None, f"the algorithm is not known: {self._heard.no_tuning or 'NCCL named none'}")
+        return busbw_limit(algorithm, without_idle(used.pairs, self._due), wiring)
 
     def outcome(self) -> Outcome | None:
         """What follows from all of it, on the first rank."""
         if self._around is None or self._due is None:
             return None
         return conclude(self._heard, self._seen, self._around, self._due, strict=self.senses.strict)
+
+
+def limited(row: CollectiveRow, limit: Limit) -> CollectiveRow:
+    """A row with the ceiling of its busbw, or why that is not known."""
+    if limit.gb_s is None:
+        return replace(row, note=limit.note)
+    return replace(row, limit_gb_s=limit.gb_s, limit_percent=100 * row.busbw_gb_s / limit.gb_s)

@@ -76,6 +76,21 @@ def _badness(transport: Transport) -> tuple[int, str]:
     return (2 + kinds.index(transport.kind) if transport.kind in kinds else 5), transport.name
 
 
+def without_idle(pairs: Iterable[Pair], due: Sequence[tuple[float, float]]) -> list[Pair]:
+    """Those pairs that anything passes, of a closed ring; `due` is what each rank has to send and to receive, at least.
+
+    Nothing goes into the root of a broadcast, which alone has something to send, or out of that of a reduction.
+    """
+    only_sender, only_receiver = (_only(each[way] for each in due) for way in (0, 1))
+    return [pair for pair in pairs if pair[1] != only_sender and pair[0] != only_receiver]
+
+
+def _only(due: Iterable[float]) -> int | None:
+    """The rank that something is due at, where it is the only one."""
+    ranks = [rank for rank, each in enumerate(due) if each]
+    return ranks[0] if len(ranks) == 1 else None
+
+
 class Selection:
     """What all ranks together said. `nodes` are the ranks' nodes, as MPI sees them."""
 

@@ -83,6 +83,11 @@ class Wiring:
         facts = self._facts(pair) if self.together(pair) else None
         return facts is not None and bool(self._node(pair).nvlinks(*facts))
 
+    def nvlink_total(self, gpu: int) -> Limit:
+        """What all NVLinks of a GPU carry together, in GB/s per direction."""
+        facts = self._found[gpu]
+        return Limit(None, _NOT_DESCRIBED) if facts is None else self.nodes[self.gpus[gpu].node].nvlink_total(facts)
+
     def to_host(self, gpu: int) -> Limit:
         """The ceiling between a GPU and host memory, in GB/s per direction."""
         facts = self._found[gpu]

@@ -166,6 +166,8 @@ def test_a_healthy_job_is_direct_and_says_how_it_knows(monkeypatch: pytest.Monke
     result = run(monkeypatch, Job(direct, over_nvlink), sizes=(1024, 2048, 4096))
     assert [(row.algorithm, row.protocol, row.channels) for row in result.rows] == [("RING", "LL", 1)] * 6
     assert {(row.transport, row.host_staged) for row in result.rows} == {("P2P/CUMEM", False)}
+    assert {(row.limit_gb_s, row.note) for row in result.rows} == {(450, None)}
+    assert [row.limit_percent for row in result.rows] == pytest.approx([row.busbw_gb_s / 4.5 for row in result.rows])
     small = {row.measurement for row in result.evidence.values()}
     assert small == {"absent"}, "so few bytes say nothing"
     result = run(monkeypatch, Job(direct, over_nvlink))
@@ -228,6 +230,9 @@ def test_what_cannot_be_heard_is_empty_and_said_so(monkeypatch: pytest.MonkeyPat
 
     result = run(monkeypatch, Job(silent))
     assert {(row.transport, row.algorithm, row.host_staged) for row in result.rows} == {(None, None, None)}
+    assert {(row.limit_gb_s, row.note) for row in result.rows} == {
+        (None, "the algorithm is not known: NCCL named none")
+    }
     (verdict,) = result.fallback
     assert verdict.conclusion == "unknown"
     assert "rank 2: NCCL_DEBUG_SUBSYS=COLL leaves INIT out" in verdict.how
@@ -321,7 +326,7 @@ def test_sends_and_receives_are_known_by_their_pairs(monkeypatch: pytest.MonkeyP
     assert len(result.evidence) == pairs[name]
     assert {row.conclusion for row in result.evidence.values()} == {"direct"}
     assert {row.transport for row in result.rows} == {"P2P/CUMEM"}
-    assert {row.algorithm for row in result.rows} == {None}
+    assert {(row.algorithm, row.limit_gb_s) for row in result.rows} == {(None, 450)}
 
 
 @pytest.mark.parametrize(("name", "unused"), [("broadcast", "3 → 0"), ("reduce", "0 → 1")])

@@ -166,11 +166,15 @@ def footer_lines(rows: Sequence[CollectiveRow]) -> Iterator[str]:
     peak = max(rows, key=lambda row: row.busbw_gb_s)
     largest = max(rows, key=lambda row: (row.size_bytes, row.busbw_gb_s))
     smallest = min(rows, key=lambda row: (row.size_bytes, row.time_us))
-    yield f"peak busbw        {_number(peak.busbw_gb_s)} GB/s at {_where(peak)}"
+    yield f"peak busbw        {_number(peak.busbw_gb_s)} GB/s at {_where(peak)}{_of_limit(peak)}"
     yield f"at the largest    {_number(largest.busbw_gb_s)} GB/s busbw at {_where(largest)}"
     yield f"at the smallest   {_number(smallest.time_us)} µs at {_where(smallest)}"
     checked = [row.wrong for row in rows if row.wrong is not None]
     yield f"wrong elements    {sum(checked) if checked else 'not checked'}"
+
+
+def _of_limit(row: CollectiveRow) -> str:
+    return "" if row.limit_gb_s is None else f", {row.limit_percent:.0f}% of the limit of {row.limit_gb_s:g}"
 
 
 def _where(row: CollectiveRow) -> str:
