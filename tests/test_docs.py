@@ -53,8 +53,8 @@ def test_the_readme_shows_what_explain_prints() -> None:
     assert gpubench(*command.split()[1:]).stdout == shown
 
 
-def test_the_readme_shows_what_evidence_looks_like() -> None:
+def test_the_docs_show_what_evidence_looks_like() -> None:
     command = "gpubench allreduce --simulate hgx-h200-4 --sizes 1G --fault link0-1:staged=yes --evidence"
-    shown = (ROOT / "README.md").read_text().partition(f"$ {command}\n...\n")[2].partition("```")[0]
+    shown = (ROOT / "docs/evidence.md").read_text().partition(f"$ {command}\n...\n")[2].partition("```")[0]
     assert shown
     assert shown in gpubench(*command.split()[1:]).stdout
