@@ -1,7 +1,15 @@
-"""Options of the test run."""
+"""Options of the test run, and which tests may not run beside each other."""
 
 import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--golden", action="store_true", help="write the golden outputs of tests/machines anew")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """MPI jobs one after another: the ranks of several at once would take the CPUs from each other."""
+    for item in items:
+        if item.get_closest_marker("mpi"):
+            item.add_marker(pytest.mark.xdist_group("mpi"))
