@@ -9,7 +9,7 @@ from gpubench.model.report import CollectiveRow, PairRow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Circumstances:
-    """What numbers depend on. Empty is what a file does not tell.
+    """What numbers depend on. Empty is what a file does not tell; of `environment` that is None.
 
     `gpus` are the models, one a GPU; `wrong_elements` is what the run as a whole says of its data, None where it says
     nothing.
@@ -19,7 +19,7 @@ class Circumstances:
     hosts: tuple[str, ...] = ()
     gpus: tuple[str, ...] = ()
     libraries: Mapping[str, str] = field(default_factory=dict)
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] | None = None
     options: Mapping[str, str] = field(default_factory=dict)
     topology: str | None = None
     profile: str | None = None

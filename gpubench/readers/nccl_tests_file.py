@@ -22,14 +22,14 @@ def result_file(
     return ResultFile(
         name=name,
         kind=kind,
-        circumstances=_circumstances(measured, environment or {}),
+        circumstances=_circumstances(measured, environment),
         rows=tuple(row for run in measured for row in run.rows(name)),
         complete=not unfinished and not empty,
         remarks=(*remarks, *said),
     )
 
 
-def _circumstances(runs: Sequence[Run], environment: Mapping[str, str]) -> Circumstances:
+def _circumstances(runs: Sequence[Run], environment: Mapping[str, str] | None) -> Circumstances:
     first = runs[0]
     bounds = [run.out_of_bounds for run in runs if run.out_of_bounds is not None]
     # JSON names only the first device of each process: the others are taken to be alike.

@@ -66,6 +66,7 @@ def read_nccl_tests_json(text: str, name: str) -> ResultFile:
         )
     try:
         run = _run(document, complete=whole)
+        environment = _environment(document.get("env", ()))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         what = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
         raise UsageError(
@@ -76,7 +77,7 @@ def read_nccl_tests_json(text: str, name: str) -> ResultFile:
     if not run.lines:
         raise UsageError(f"{name} has nothing that was measured", reason="the run ended before its first size")
     remarks = [] if whole else ["the file has no end: the run was killed"]
-    return result_file([run], name, "nccl-tests JSON", remarks, _environment(document.get("env", ())))
+    return result_file([run], name, "nccl-tests JSON", remarks, environment)
 
 
 def _loaded(text: str, name: str) -> tuple[dict[str, Any], bool]:

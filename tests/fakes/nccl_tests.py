@@ -79,8 +79,8 @@ class Output:
             ),
             "#",
             (
-                f"#       size         count      type   redop    root  {'cputime' if self.cpu_time else '   time'}   algbw"
-                f"   busbw  #wrong{'    i_min    i_max    i_p99    i_cv%' if self.per_iteration else ''}"
+                f"#       size         count      type   redop    root  {'cputime' if self.cpu_time else 'time':>7s}"
+                f"   algbw   busbw  #wrong{'    i_min    i_max    i_p99    i_cv%' if self.per_iteration else ''}"
             ),
             "#        (B)    (elements)                               (us)  (GB/s)  (GB/s)",
             *map(self._line, self.results),
