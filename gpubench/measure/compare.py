@@ -6,6 +6,7 @@ from gpubench.measure.compare_circumstances import check_same_machine, circumsta
 from gpubench.measure.compare_findings import findings_of, nothing_in_common
 from gpubench.measure.compare_judge import Judged, Rules, judge, judge_added, judge_missing
 from gpubench.measure.compare_noise import NoiseOf
+from gpubench.measure.compare_ranges import slower_ranges
 from gpubench.measure.compare_rows import Measured, gather
 from gpubench.model.comparison_rows import (
     CIRCUMSTANCES_SECTION,
@@ -35,9 +36,11 @@ def compare(
     if not other_machine:
         check_same_machine(base, new, OTHER_MACHINE)
     before, after = gather(base, new)
-    judged = sorted(_judged(before, after, rules), key=_worst_first)
+    noise = NoiseOf(before, after)
+    judged = sorted(_judged(before, after, noise, rules), key=_worst_first)
     circumstances = circumstance_rows(base, new)
-    findings = findings_of(judged, base, new, circumstances, rules)
+    ranges = list(slower_ranges(before, after, noise, rules))
+    findings = findings_of(judged, ranges, (base, new), circumstances, rules)
     if not before.keys() & after.keys():
         findings = [nothing_in_common(before, after)]
         verdict = Verdict.ERROR
@@ -52,8 +55,7 @@ def compare(
     return Report(verdict=verdict, complete=True, findings=findings, sections=sections, main=COMPARISON_SECTION)
 
 
-def _judged(before: Measured, after: Measured, rules: Rules) -> list[Judged]:
-    noise = NoiseOf(before, after)
+def _judged(before: Measured, after: Measured, noise: NoiseOf, rules: Rules) -> list[Judged]:
     return [
         *(judge(key, before[key], after[key], noise, rules) for key in before if key in after),
         *(judge_missing(key, before[key], rules) for key in before if key not in after),

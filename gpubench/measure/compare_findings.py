@@ -55,13 +55,13 @@ _ADVICE: Mapping[str, tuple[str, str, str]] = {
 
 def findings_of(
     judged: Sequence[Judged],
-    base: Sequence[ResultFile],
-    new: Sequence[ResultFile],
+    ranges: Sequence[Finding],
+    sides: tuple[Sequence[ResultFile], Sequence[ResultFile]],
     circumstances: Sequence[CircumstanceRow],
     rules: Rules,
 ) -> list[Finding]:
-    """The findings of rows that were compared, and of the files that they are from."""
-    found = [*_of_rows(judged), *_of_evidence(base, new), *_of_files(base, new, rules)]
+    """The findings of rows that were compared, of ranges of them, and of the files of both sides."""
+    found = [*_of_rows(judged), *ranges, *_of_evidence(*sides), *_of_files(*sides, rules)]
     changed = [row for row in circumstances if row.changed and row.name == TOPOLOGY]
     found += [
         Finding(

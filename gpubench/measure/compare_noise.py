@@ -6,7 +6,7 @@ they know: a row alone has too few figures.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -51,6 +51,15 @@ class NoiseOf:
         self._within = {key: _within(base[key], new[key]) for key in self._logs}
         self._family: dict[Key, Sequence[Key]] = {key: each for each in siblings(self._logs) for key in each}
         self._found: dict[tuple[int, int], tuple[Noise | None, Noise | None]] = {}
+
+    @property
+    def keys(self) -> Collection[Key]:
+        """The rows that have times on both sides."""
+        return self._logs.keys()
+
+    def of_change(self, key: Key) -> Noise | None:
+        """The noise of a row's change; None where too few rows tell."""
+        return self._noise(key)[0]
 
     def change(self, key: Key) -> float | None:
         """The logarithm of the new time over the old one; None where a side has none."""
