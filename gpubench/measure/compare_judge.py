@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from statistics import fmean
+from statistics import median
 
 from gpubench.measure.compare_noise import NoiseOf, logs_of
 from gpubench.measure.compare_rows import Key, Seen
@@ -18,6 +18,9 @@ MISSING = "missing-rows"
 
 UNSURE_FROM = 0.1
 """A slowdown that noise of more than this hides, and that is more than half of it, is neither shown nor ruled out."""
+
+ALONE_UP_TO = 0.5
+"""A single run hiccups at times: what one size of one placement alone shows, and less than this, is to be repeated."""
 
 _LIMIT_FALLS = 0.99
 _WORSE = (Verdict.SKIP, Verdict.PASS, Verdict.WARN, Verdict.INCONCLUSIVE, Verdict.ERROR, Verdict.FAIL)
@@ -74,7 +77,7 @@ def judge(key: Key, base: Sequence[Seen], new: Sequence[Seen], noise: NoiseOf, r
     if change is None:
         reasons += _unmeasured(base, new)
         return _judged(key, Status.COMPARED, base, new, tuple(reasons))
-    before_us = math.exp(fmean(logs_of(base)))
+    before_us = math.exp(median(logs_of(base)))
     bound = noise.bound(key, before_us)
     share, source = bound.share, bound.source
     if rules.threshold_percent is not None:
@@ -82,9 +85,12 @@ def judge(key: Key, base: Sequence[Seen], new: Sequence[Seen], noise: NoiseOf, r
     slower, faster = math.expm1(change), math.expm1(-change)
     way = Change.SLOWER if slower > share else Change.FASTER if faster > share else Change.SAME
     figures = f"{100 * slower:.1f} % slower; {100 * share:.1f} % is noise ({source})"
-    if way is Change.SLOWER:
-        said = figures if rules.threshold_percent is None else f"{100 * slower:.1f} % slower than before"
-        reasons.append(Reason(SLOWER, Verdict.FAIL, said))
+    if way is Change.SLOWER and rules.threshold_percent is not None:
+        reasons.append(Reason(SLOWER, Verdict.FAIL, f"{100 * slower:.1f} % slower than before"))
+    elif way is Change.SLOWER and slower < ALONE_UP_TO and noise.stands_alone(key):
+        reasons.append(Reason(UNSURE, Verdict.INCONCLUSIVE, f"{figures}; its neighbours are not, in single runs"))
+    elif way is Change.SLOWER:
+        reasons.append(Reason(SLOWER, Verdict.FAIL, figures))
     elif rules.threshold_percent is None and share > UNSURE_FROM and slower > share / 2:
         reasons.append(Reason(UNSURE, Verdict.INCONCLUSIVE, figures))
     times: dict[str, object] = {
@@ -172,8 +178,8 @@ def _judged(
     quiet = Verdict.SKIP if status is Status.ADDED else Verdict.PASS
     columns: dict[str, object] = {}
     for name, side in (("base", base), ("new", new)):
-        columns[f"{name}_time_us"] = _mean([each.time_us for each in side])
-        columns[f"{name}_gb_s"] = _mean([each.gb_s for each in side])
+        columns[f"{name}_time_us"] = _middle([each.time_us for each in side])
+        columns[f"{name}_gb_s"] = _middle([each.gb_s for each in side])
         columns[f"{name}_runs"] = len(side)
         columns[f"{name}_origin"] = _first(iter(dict.fromkeys(each.origin for each in side)))
         columns[f"{name}_transport"] = transport(side)
@@ -190,7 +196,7 @@ def _judged(
     return Judged(row, reasons)
 
 
-def _mean(figures: Sequence[float | None]) -> float | None:
-    """The geometric mean of what is known."""
+def _middle(figures: Sequence[float | None]) -> float | None:
+    """The median of what is known."""
     known = [each for each in figures if each]
-    return math.exp(fmean(map(math.log, known))) if known else None
+    return median(known) if known else None

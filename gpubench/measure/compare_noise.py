@@ -8,7 +8,8 @@ they know: a row alone has too few figures.
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from itertools import combinations
+from statistics import median
 
 from gpubench.measure.compare_rows import Key, Measured, Seen, siblings
 from gpubench.model.noise import Noise, robust_deviation
@@ -22,6 +23,9 @@ LEAST_FREEDOM, LEAST_VALUES = 4, 6
 REPEATED_RUNS = 3
 """From so many runs a side on, what differs from run to run is known, and the floor for single runs falls away."""
 
+TESTS = 2
+"""Rows are judged one by one and in ranges; each may use half of the false alarms."""
+
 FLOOR = 0.01
 """A smaller change is none that anybody looks for."""
 
@@ -29,6 +33,10 @@ LARGE_BYTES = 16 * 2**20
 SINGLE_LARGE, SINGLE_SMALL, SINGLE_SMALL_US = 0.02, 0.05, 0.5
 """By how much one run may differ from another as a whole, which single runs cannot show: on four H200s medians of
 NCCL's collectives kept within 2 % from 16 MiB on, and within 5 % or 0.5 µs below (README, "Beside nccl-tests")."""
+
+
+_NORMAL_MEDIAN, _MEDIAN_EFFICIENCY = 1.4826, 0.37
+"""A normal deviation over the median distance from its centre, and how much of the figures that median makes use of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +74,7 @@ class NoiseOf:
         if key not in self._logs:
             return None
         base, new = self._logs[key]
-        return fmean(new) - fmean(base)
+        return median(new) - median(base)
 
     def bound(self, key: Key, time_us: float) -> Bound:
         """What the change of a row has to exceed; `time_us` is the old time."""
@@ -74,12 +82,33 @@ class NoiseOf:
         candidates = [Bound(floor, floor_source)]
         noise, source = self._noise(key)
         if noise is not None:
-            candidates.append(Bound(math.expm1(min(5.0, noise.bound(len(self._logs)))), source))
+            candidates.append(Bound(math.expm1(min(5.0, noise.bound(TESTS * len(self._logs)))), source))
         within = self._within[key]
         if within is not None:
-            told = Noise(within, math.inf).bound(len(self._logs))
+            told = Noise(within, math.inf).bound(TESTS * len(self._logs))
             candidates.append(Bound(math.expm1(min(5.0, told)), "the rows' own spread"))
         return max(candidates, key=lambda each: each.share)
+
+    def stands_alone(self, key: Key) -> bool:
+        """Whether a row of a collective is slower, and neither its other placement nor the next sizes are.
+
+        False where there are no such rows to ask, or several runs.
+        """
+        base, new = self._logs[key]
+        if key.collective is None or min(len(base), len(new)) >= REPEATED_RUNS:
+            return False
+        sizes = sorted({each.size_bytes or 0 for each in self._family[key]})
+        place = sizes.index(key.size_bytes or 0)
+        beside = set(sizes[max(0, place - 1) : place + 2])
+        others = [
+            each
+            for each in self._family[key]
+            if each != key
+            and (each.size_bytes == key.size_bytes or each.placement == key.placement)
+            and each.size_bytes in beside
+        ]
+        half = (self.change(key) or 0.0) / 2
+        return bool(others) and all((self.change(each) or 0.0) < half for each in others)
 
     def _floor(self, key: Key, time_us: float) -> tuple[float, str]:
         base, new = self._logs[key]
@@ -98,7 +127,7 @@ class NoiseOf:
         runs, changes = self._found[place]
         base, new = self._logs[key]
         if runs is not None:
-            share = math.sqrt(1 / len(base) + 1 / len(new))
+            share = math.sqrt(_part_of_variance(len(base)) + _part_of_variance(len(new)))
             return Noise(runs.deviation * share, runs.freedom), "differences between runs"
         return changes, "differences between neighbours"
 
@@ -114,13 +143,13 @@ class NoiseOf:
         yield from (each for each in family if each.size_bytes in kept)
 
     def _between_runs(self, keys: Sequence[Key]) -> Noise | None:
-        """The pooled standard deviation of single runs around their row's mean."""
-        squares, freedom = 0.0, 0
-        for logs in (side for key in keys for side in self._logs[key]):
-            middle = fmean(logs)
-            squares += sum((each - middle) ** 2 for each in logs)
-            freedom += len(logs) - 1
-        return Noise(math.sqrt(squares / freedom), freedom) if freedom >= LEAST_FREEDOM else None
+        """How much two runs of the same row differ, of all these rows: by the median, for a run may hiccup."""
+        sides = [side for key in keys for side in self._logs[key]]
+        freedom = _MEDIAN_EFFICIENCY * sum(len(logs) - 1 for logs in sides)
+        if freedom < LEAST_FREEDOM:
+            return None
+        distances = [abs(one - other) for logs in sides for one, other in combinations(logs, 2)]
+        return Noise(_NORMAL_MEDIAN * median(distances) / math.sqrt(2), freedom)
 
     def _between_changes(self, keys: Sequence[Key]) -> Noise | None:
         """Of pairs how much their changes differ; of sizes how unsteady the change is."""
@@ -149,6 +178,11 @@ def _unsteadiness(changes: Mapping[Key, float]) -> Iterator[float]:
     if len(curves) == 2:
         one, other = curves.values()
         yield from ((one[size] - other[size]) / math.sqrt(2) for size in one.keys() & other.keys())
+
+
+def _part_of_variance(runs: int) -> float:
+    """The variance of the middle of so many runs, in those of one: of a median π/2 times that of a mean."""
+    return 1 / runs if runs < REPEATED_RUNS else math.pi / 2 / runs
 
 
 def logs_of(seen: Sequence[Seen]) -> list[float]:

@@ -18,6 +18,7 @@ from gpubench.measure.compare_noise import (
     SINGLE_LARGE,
     SINGLE_SMALL,
     SINGLE_SMALL_US,
+    TESTS,
     NoiseOf,
     logs_of,
 )
@@ -59,34 +60,35 @@ def _parts(keys: Sequence[Key]) -> Iterator[list[Key]]:
 
 
 def _range(keys: Sequence[Key], before: Measured, after: Measured, noise: NoiseOf, ranges: int) -> Range | None:
-    changes = [change for key in keys if (change := noise.change(key)) is not None]
-    middle = median(changes)
-    runs = [_run_means(side, keys) for side in (before, after)]
+    """A range with the smaller of two bounds: from its rows with the floor for single runs, and from its runs."""
+    middle = median(change for key in keys if (change := noise.change(key)) is not None)
+    bounds = []
+    known = [deviation for key in keys if (deviation := noise.of_change(key)) is not None]
+    if known:
+        error = _MEDIAN_WIDTH * median(each.deviation for each in known) / math.sqrt(len(keys))
+        typical = Noise(error, median(each.freedom for each in known))
+        bounds.append(max(_floor(keys, before), typical.bound(TESTS * ranges)))
+    runs = [_run_middles(side, keys) for side in (before, after)]
     if min(map(len, runs)) >= REPEATED_RUNS:
         freedom = sum(map(len, runs)) - len(runs)
         squares = sum((each - fmean(side)) ** 2 for side in runs for each in side)
         error = math.sqrt(squares / freedom * sum(1 / len(side) for side in runs))
-        return Range(tuple(keys), middle, max(math.log1p(FLOOR), Noise(error, freedom).bound(ranges)))
-    known = [deviation for key in keys if (deviation := noise.of_change(key)) is not None]
-    if not known:
-        return None
-    error = _MEDIAN_WIDTH * median(each.deviation for each in known) / math.sqrt(len(keys))
-    typical = Noise(error, median(each.freedom for each in known))
-    return Range(tuple(keys), middle, max(_floor(keys, before), typical.bound(ranges)))
+        bounds.append(max(math.log1p(FLOOR), Noise(error, freedom).bound(TESTS * ranges)))
+    return Range(tuple(keys), middle, min(bounds)) if bounds else None
 
 
 def _floor(keys: Sequence[Key], before: Measured) -> float:
     if (keys[0].size_bytes or 0) >= LARGE_BYTES:
         return math.log1p(SINGLE_LARGE)
-    typical_us = math.exp(median(fmean(logs_of(before[key])) for key in keys))
+    typical_us = math.exp(median(median(logs_of(before[key])) for key in keys))
     return math.log1p(max(SINGLE_SMALL, SINGLE_SMALL_US / typical_us))
 
 
-def _run_means(side: Measured, keys: Sequence[Key]) -> list[float]:
-    """The mean logarithm of each run, where every row has all of them."""
+def _run_middles(side: Measured, keys: Sequence[Key]) -> list[float]:
+    """The middle of the logarithms of each run, where every row has all of them."""
     logs = [logs_of(side[key]) for key in keys]
     runs = min(map(len, logs))
-    return [fmean(each[run] for each in logs) for run in range(runs)] if runs == max(map(len, logs)) else []
+    return [median(each[run] for each in logs) for run in range(runs)] if runs == max(map(len, logs)) else []
 
 
 def _finding(found: Range) -> Finding:

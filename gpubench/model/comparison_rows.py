@@ -28,9 +28,9 @@ class Change(StrEnum):
 class ComparisonRow(Record):
     """The same thing on both sides: first what it is, as in rows of collectives and pairs, then how it fared.
 
-    Times are geometric means over the runs of a side. `slower_percent` is how much longer the new one takes, negative
-    where it is faster; `noise_percent` is what it has to exceed to count, with `noise_source` saying where that is
-    from. `reason` says what the verdict rests on.
+    Times and bandwidths are medians over the runs of a side. `slower_percent` is how much longer the new one takes,
+    negative where it is faster; `noise_percent` is what it has to exceed to count, with `noise_source` saying where
+    that is from. `reason` says what the verdict rests on.
     """
 
     collective: str | None = None
