@@ -141,7 +141,7 @@ def _verdict(base: Sequence[Seen], new: Sequence[Seen], rules: Rules) -> Iterato
 def _unmeasured(base: Sequence[Seen], new: Sequence[Seen]) -> Iterator[Reason]:
     """Why there is no time to compare; rows that never have one, as those of topo, are none of it."""
     if any(each.wrong for each in base):
-        yield Reason(LOST, Verdict.SKIP, "the old data were wrong: their time is no baseline")
+        yield Reason(LOST, Verdict.INCONCLUSIVE, "the old data were wrong: their time is no baseline")
     elif logs_of(base) and not any(each.wrong for each in new):
         yield Reason(LOST, Verdict.ERROR, "measured before, and could not be now")
 

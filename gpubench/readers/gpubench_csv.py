@@ -61,7 +61,10 @@ def read_gpubench_csv(text: str, name: str) -> ResultFile:
 
 def _cells(text: str, name: str) -> list[list[str]]:
     try:
-        return list(csv.reader(text.lstrip("\n\r").splitlines(), strict=True))
+        cells = list(csv.reader(text.lstrip("\n\r").splitlines(), strict=True))
+        if not cells:
+            raise UsageError(f"{name} is empty", expected="the columns that gpubench writes, and rows")
+        return cells
     except csv.Error as error:
         raise UsageError(f"{name}: no CSV ({error})", reason="the file was edited by hand, or cut off") from None
 
