@@ -141,9 +141,12 @@ def _metadata(
 
 
 def _described(file: ResultFile) -> dict[str, Any]:
+    from gpubench.measure.compare_circumstances import in_words
+
     return {
         "file": file.name,
         "kind": file.kind,
+        "told": in_words(file),
         "rows": len(file.rows) + len(file.pairs),
         "complete": file.complete,
         "remarks": list(file.remarks),

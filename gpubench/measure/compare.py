@@ -39,7 +39,7 @@ def compare(
     noise = NoiseOf(before, after)
     judged = sorted(_judged(before, after, noise, rules), key=_worst_first)
     circumstances = circumstance_rows(base, new)
-    ranges = list(slower_ranges(before, after, noise, rules))
+    ranges = list(slower_ranges(before, after, noise, judged, rules))
     findings = findings_of(judged, ranges, (base, new), circumstances, rules)
     if not before.keys() & after.keys():
         findings = [nothing_in_common(before, after)]

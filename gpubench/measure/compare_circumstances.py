@@ -10,6 +10,8 @@ from gpubench.model.result_file import Circumstances, ResultFile
 
 TOPOLOGY = "topology"
 
+_MOST_HOSTS = 2
+
 Texts = Mapping[str, str | None]
 """What one file tells, by name."""
 
@@ -48,6 +50,16 @@ def _counted(models: Sequence[str]) -> str:
 def _simulated(file: ResultFile) -> bool | None:
     origins = {row.origin for row in file.rows} | {row.origin for row in file.pairs}
     return Origin.SIMULATED in origins if origins else None
+
+
+def in_words(file: ResultFile) -> str:
+    """Who wrote a file, with which NCCL, on how many of which GPUs; that it does not tell, where it does not."""
+    told = file.circumstances
+    nccl = told.libraries.get("NCCL")
+    machine = f"{_counted(told.gpus)} on {', '.join(told.hosts[:_MOST_HOSTS])}" if told.gpus else ""
+    more = f" and {len(told.hosts) - _MOST_HOSTS} hosts more" if len(told.hosts) > _MOST_HOSTS else ""
+    parts = (told.tool, f"NCCL {nccl.partition(' from ')[0]}" if nccl else "", machine + more)
+    return ", ".join(filter(None, parts)) + ("" if machine else "; does not say of which GPUs")
 
 
 def circumstance_rows(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> list[CircumstanceRow]:
@@ -92,4 +104,4 @@ def _libraries(each: Circumstances) -> Texts:
 
 
 def _options(each: Circumstances) -> Texts:
-    return {f"--{name}": text for name, text in each.options.items()}
+    return each.options

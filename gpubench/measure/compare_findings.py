@@ -1,6 +1,7 @@
 """What a person should know of a comparison: a finding for each way in which rows got worse, the worst first."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from gpubench.measure.compare_circumstances import TOPOLOGY
 from gpubench.measure.compare_judge import (
@@ -38,7 +39,7 @@ _ADVICE: Mapping[str, tuple[str, str, str]] = {
         "gpubench topo, and gpubench explain on NCCL's log, say why",
     ),
     NARROWER: ("the limit of before", "links that are down or slower", "gpubench topo names them"),
-    WORSE: ("the verdict of before", "", "gpubench compare --format csv has every row"),
+    WORSE: ("the verdict of before", "what the new results say of them", "--format csv has every row with its reason"),
     SLOWER: (
         "times as before, within noise",
         "one of the changed circumstances, or a fault",
@@ -61,7 +62,7 @@ def findings_of(
     rules: Rules,
 ) -> list[Finding]:
     """The findings of rows that were compared, of ranges of them, and of the files of both sides."""
-    found = [*_of_rows(judged), *ranges, *_of_evidence(*sides), *_of_files(*sides, rules)]
+    found = [*_of_evidence(*sides), *_of_rows(judged), *ranges, *_of_files(*sides, rules)]
     changed = [row for row in circumstances if row.changed and row.name == TOPOLOGY]
     found += [
         Finding(
@@ -75,7 +76,7 @@ def findings_of(
         )
         for row in changed
     ]
-    return sorted(found, key=lambda each: _ORDER.index(each.severity))
+    return sorted(found, key=lambda each: (_ORDER.index(each.severity), each.id != WRONG))
 
 
 _ORDER = (Verdict.FAIL, Verdict.ERROR, Verdict.INCONCLUSIVE, Verdict.WARN, Verdict.PASS, Verdict.SKIP)
@@ -185,7 +186,7 @@ def nothing_in_common(base: Measured, new: Measured) -> Finding:
     for name in Key.__dataclass_fields__:
         before, after = ({getattr(key, name) for key in side} for side in (base, new))
         if before and after and not before & after:
-            differ.append(f"{name} {_some(after)}, not {_some(before)}")
+            differ.append(f"{name} {_some(name, after)}, not {_some(name, before)}")
     return Finding(
         id="nothing-compared",
         severity=Verdict.ERROR,
@@ -197,6 +198,8 @@ def nothing_in_common(base: Measured, new: Measured) -> Finding:
     )
 
 
-def _some(values: set[object]) -> str:
-    texts = sorted("unknown" if value is None else str(value) for value in values)
+def _some(column: str, values: set[Any]) -> str:
+    known = sorted(value for value in values if value is not None)
+    texts = [format_size(value) if column == "size_bytes" else str(value) for value in known]
+    texts += ["unknown"] if None in values else []
     return ", ".join(texts[:_MOST_NAMED]) + (" …" if len(texts) > _MOST_NAMED else "")

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import median
 
 from gpubench.measure.compare_noise import NoiseOf, logs_of
@@ -20,9 +20,12 @@ UNSURE_FROM = 0.1
 """A slowdown that noise of more than this hides, and that is more than half of it, is neither shown nor ruled out."""
 
 ALONE_UP_TO = 0.5
-"""A single run hiccups at times: what one size of one placement alone shows, and less than this, is to be repeated."""
+"""A run hiccups at times: what one size of one placement alone shows in few runs is to be repeated, up to this."""
 
 _LIMIT_FALLS = 0.99
+_TIMES = 3.0
+"""From here on people say how many times."""
+
 _WORSE = (Verdict.SKIP, Verdict.PASS, Verdict.WARN, Verdict.INCONCLUSIVE, Verdict.ERROR, Verdict.FAIL)
 
 
@@ -39,6 +42,7 @@ class Reason:
 class Judged:
     """A row with all reasons for its verdict."""
 
+    key: Key
     row: ComparisonRow
     reasons: tuple[Reason, ...] = ()
 
@@ -84,11 +88,12 @@ def judge(key: Key, base: Sequence[Seen], new: Sequence[Seen], noise: NoiseOf, r
         share, source = rules.threshold_percent / 100, "--threshold"
     slower, faster = math.expm1(change), math.expm1(-change)
     way = Change.SLOWER if slower > share else Change.FASTER if faster > share else Change.SAME
-    figures = f"{100 * slower:.1f} % slower; {100 * share:.1f} % is noise ({source})"
+    how_much = f"{100 * slower:.1f} % slower" if slower < _TIMES else f"{1 + slower:.1f} times as long"
+    figures = f"{how_much}; {100 * share:.1f} % is noise ({source})"
     if way is Change.SLOWER and rules.threshold_percent is not None:
-        reasons.append(Reason(SLOWER, Verdict.FAIL, f"{100 * slower:.1f} % slower than before"))
+        reasons.append(Reason(SLOWER, Verdict.FAIL, f"{how_much} than before"))
     elif way is Change.SLOWER and slower < ALONE_UP_TO and noise.stands_alone(key):
-        reasons.append(Reason(UNSURE, Verdict.INCONCLUSIVE, f"{figures}; its neighbours are not, in single runs"))
+        reasons.append(Reason(UNSURE, Verdict.INCONCLUSIVE, f"{figures}; its neighbours are not, and runs are few"))
     elif way is Change.SLOWER:
         reasons.append(Reason(SLOWER, Verdict.FAIL, figures))
     elif rules.threshold_percent is None and share > UNSURE_FROM and slower > share / 2:
@@ -186,14 +191,14 @@ def _judged(
         columns[f"{name}_host_staged"] = staged(side)
         columns[f"{name}_verdict"] = worst(side)
     row = ComparisonRow(
-        **asdict(key),
+        **{name: getattr(key, name) for name in Key.__dataclass_fields__},
         status=status,
         verdict=overall([quiet, *(each.verdict for each in reasons)]),
         reason="; ".join(each.text for each in reasons) or None,
         **columns,  # type: ignore[arg-type]
         **(times or {}),  # type: ignore[arg-type]
     )
-    return Judged(row, reasons)
+    return Judged(key, row, reasons)
 
 
 def _middle(figures: Sequence[float | None]) -> float | None:

@@ -26,6 +26,9 @@ REPEATED_RUNS = 3
 TESTS = 2
 """Rows are judged one by one and in ranges; each may use half of the false alarms."""
 
+SETTLED_RUNS = 5
+"""From so many runs a side on, a row that is slower alone is slower."""
+
 FLOOR = 0.01
 """A smaller change is none that anybody looks for."""
 
@@ -92,10 +95,10 @@ class NoiseOf:
     def stands_alone(self, key: Key) -> bool:
         """Whether a row of a collective is slower, and neither its other placement nor the next sizes are.
 
-        False where there are no such rows to ask, or several runs.
+        False where there are no such rows to ask, or so many runs that no two hiccups make their median.
         """
         base, new = self._logs[key]
-        if key.collective is None or min(len(base), len(new)) >= REPEATED_RUNS:
+        if key.collective is None or min(len(base), len(new)) >= SETTLED_RUNS:
             return False
         sizes = sorted({each.size_bytes or 0 for each in self._family[key]})
         place = sizes.index(key.size_bytes or 0)

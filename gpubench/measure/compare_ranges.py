@@ -5,11 +5,11 @@ a whole differs from another, no number of its rows shows; there the floor for s
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from gpubench.measure.compare_judge import Rules
+from gpubench.measure.compare_judge import Judged, Rules
 from gpubench.measure.compare_noise import (
     FLOOR,
     LARGE_BYTES,
@@ -23,6 +23,7 @@ from gpubench.measure.compare_noise import (
     logs_of,
 )
 from gpubench.measure.compare_rows import Key, Measured, siblings
+from gpubench.model.comparison_rows import Change
 from gpubench.model.noise import Noise
 from gpubench.model.units import format_size
 from gpubench.model.verdict import Finding, Verdict
@@ -42,14 +43,20 @@ class Range:
     bound: float
 
 
-def slower_ranges(before: Measured, after: Measured, noise: NoiseOf, rules: Rules) -> Iterator[Finding]:
-    """A finding for each range that is slower as a whole; none where a fixed threshold judges."""
+def slower_ranges(
+    before: Measured, after: Measured, noise: NoiseOf, judged: Iterable[Judged], rules: Rules
+) -> Iterator[Finding]:
+    """A finding for each range that is slower as a whole, unless most of its rows are named already.
+
+    None where a fixed threshold judges.
+    """
+    named = {each.key for each in judged if each.row.change == Change.SLOWER}
     if rules.threshold_percent is not None:
         return
     families = [part for family in siblings(noise.keys) for part in _parts(family) if len(part) >= LEAST_VALUES]
     for keys in families:
         found = _range(keys, before, after, noise, len(families))
-        if found is not None and found.change > found.bound:
+        if found is not None and found.change > found.bound and 2 * len(named.intersection(keys)) <= len(keys):
             yield _finding(found)
 
 

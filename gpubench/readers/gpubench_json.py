@@ -89,7 +89,7 @@ def _result_file(document: Mapping[str, Any], kind: str, name: str) -> ResultFil
     return ResultFile(
         name=name,
         kind=kind,
-        circumstances=circumstances(metadata, name),
+        circumstances=circumstances(metadata, [gpu for gpu, _ in _each(document, "gpus", name)], name),
         rows=tuple(row_from_json(CollectiveRow, each, where) for each, where in _each(document, ROWS_SECTION, name)),
         pairs=tuple(row_from_json(PairRow, each, where) for each, where in _each(document, PAIRS_SECTION, name)),
         evidence=tuple(_evidence(document, name)),

@@ -108,8 +108,8 @@ def _unfit(where: str, column: str, text: str, expected: str) -> NoReturn:
     )
 
 
-def circumstances(metadata: Mapping[str, Any], name: str) -> Circumstances:
-    """What a file's metadata say of machine, libraries and settings.
+def circumstances(metadata: Mapping[str, Any], gpus: Sequence[Any], name: str) -> Circumstances:
+    """What a file's metadata say of machine, libraries and settings; `gpus` is its section of them, as of `topo`.
 
     Raises:
         UsageError: they are not as gpubench writes them.
@@ -118,6 +118,7 @@ def circumstances(metadata: Mapping[str, Any], name: str) -> Circumstances:
         models = [str(rank["gpu"]) for rank in metadata["ranks"] if rank["gpu"]]
         options = metadata["options"]
         models = models or [str(text).partition(" ")[2] for text in options.get("gpus", {}).values()]
+        models = models or [str(row["name"]) for row in gpus if row["name"]]
         profile = metadata["profile"]
         return Circumstances(
             tool=f"gpubench {metadata['gpubench_version']}",

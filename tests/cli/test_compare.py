@@ -50,6 +50,7 @@ def test_the_staged_run_of_four_h200_in_eighty_columns() -> None:
     assert result.returncode == 1
     assert max(map(len, result.stdout.splitlines())) <= 80
     assert "×12.6" in result.stdout
+    assert "4 × NVIDIA H200 on vm" in result.stdout
     assert "WARN missing-rows: 18 rows" in result.stdout
     assert "try:\n" not in result.stdout
 

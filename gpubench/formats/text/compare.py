@@ -21,8 +21,10 @@ from gpubench.model.verdict import Verdict
 R = TypeVar("R", bound=Record)
 
 _MOST_ROWS, _MOST_FASTER = 20, 8
-_MOST_CHANGED = 12
-_TIMES = 10
+_MOST_CHANGED, _MOST_FILES = 12, 4
+_TIMES = 4
+_USUAL_DOMAIN = "0000:"
+_BANDWIDTH_FROM_BYTES = 2**20
 
 
 class CompareView:
@@ -44,7 +46,8 @@ class CompareView:
             compared = [row for row in rows if row.status == Status.COMPARED]
             self._table(compared)
             self._page.print("")
-            self._page.print(*_summary(compared))
+            for line in _summary(compared):
+                self._page.wrap(line)
             added = sum(row.status == Status.ADDED for row in rows)
             if added:
                 self._page.print(f"{plural(added, 'row')} only in the new results")
@@ -55,8 +58,10 @@ class CompareView:
         metadata, options = self._metadata, self._metadata.options
         self._page.wrap(f"gpubench {metadata.gpubench_version}  compare  ({metadata.origin.upper()})")
         for side in ("base", "new"):
-            for file in options[side]:
+            for file in options[side][:_MOST_FILES]:
                 self._page.wrap(f"{INDENT}{side.upper():<5} {_described(file)}", hanging=8)
+            if len(options[side]) > _MOST_FILES:
+                self._page.print(f"{INDENT}{side.upper():<5} and {len(options[side]) - _MOST_FILES} files more")
         changed = [row for row in circumstances if row.changed]
         for row in changed[:_MOST_CHANGED]:
             self._page.wrap(f"{INDENT}changed: {row.name}: {row.base} → {row.new}")
@@ -83,28 +88,37 @@ class CompareView:
 
 def _described(file: Mapping[str, Any]) -> str:
     remarks = "".join(f"; {remark}" for remark in file["remarks"])
-    return f"{file['file']}: {file['kind']}, {plural(file['rows'], 'row')}{remarks}"
+    return f"{file['file']}: {file['kind']}, {plural(file['rows'], 'row')}; {file['told']}{remarks}"
 
 
 def _columns(rows: Sequence[ComparisonRow]) -> list[Column]:
-    """Times go before bandwidths do: who needs them has --format csv."""
+    """What each was and is, in the unit that suits its size; --format csv has both. Rows without times say why."""
+    verdicts = Column("verdict", ["faster" if row.verdict == Verdict.PASS else row.verdict for row in rows])
+    names = Column("row", [_name(row) for row in rows])
+    if all(row.slower_percent is None for row in rows):
+        return [names, verdicts, Column("because", [row.reason or "" for row in rows], 1)]
     return [
-        Column("row", [_name(row) for row in rows]),
+        names,
         Column("size", ["" if row.size_bytes is None else format_size(row.size_bytes) for row in rows], right=True),
-        Column("µs", [_figure(row.base_time_us) for row in rows], 2, right=True),
-        Column("now", [_figure(row.new_time_us) for row in rows], 2, right=True),
-        Column("GB/s", [_figure(row.base_gb_s) for row in rows], 1, right=True),
-        Column("now", [_figure(row.new_gb_s) for row in rows], 1, right=True),
+        Column("before → now", [_before_and_now(row) for row in rows], 1, right=True),
         Column("slower", [_percent(row.slower_percent) for row in rows], right=True),
-        Column("noise", [_percent(row.noise_percent, sign="") for row in rows], right=True),
-        Column("verdict", ["faster" if row.verdict == Verdict.PASS else row.verdict for row in rows]),
+        Column("noise", [_percent(row.noise_percent, sign="") for row in rows], 2, right=True),
+        verdicts,
     ]
+
+
+def _before_and_now(row: ComparisonRow) -> str:
+    """Times where latency decides, else bandwidths."""
+    if (row.size_bytes or 0) < _BANDWIDTH_FROM_BYTES:
+        return f"{_figure(row.base_time_us)} → {_figure(row.new_time_us)} µs"
+    return f"{_figure(row.base_gb_s)} → {_figure(row.new_gb_s)} GB/s"
 
 
 def _name(row: ComparisonRow) -> str:
     if row.collective is None:
         way = " ".join(filter(None, (row.direction, row.engine, "peer off" if row.peer == "off" else "", row.setting)))
-        return f"{row.source} → {row.destination} {way}".rstrip()
+        ends = (str(end).removeprefix(_USUAL_DOMAIN) for end in (row.source, row.destination))
+        return " ".join(filter(None, (" → ".join(ends), way)))
     parts = (
         row.collective,
         row.dtype if row.dtype != "float32" else "",
