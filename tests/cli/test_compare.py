@@ -125,8 +125,10 @@ def test_a_newer_schema_is_refused(results: Path) -> None:
     document = json.loads((results / "a.json").read_text())
     newer = results / "newer.json"
     newer.write_text(json.dumps(document | {"schema_version": 99}))
-    result = gpubench("compare", str(results / "a.json"), str(newer))
+    output = results / "never.json"
+    result = gpubench("compare", str(results / "a.json"), str(newer), "--output", str(output))
     assert result.returncode == 2
+    assert not output.exists()
     assert "newer.json is of schema version 99" in result.stderr
 
 
