@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from gpubench.causes import CAUSES
+from gpubench.measure.compare import SECTIONS as COMPARE_SECTIONS
 from gpubench.measure.explain import SECTIONS as EXPLAIN_SECTIONS
 from gpubench.measure.topo import SECTIONS
 from gpubench.model.evidence import RULES
@@ -23,7 +24,9 @@ def test_every_fault_is_documented() -> None:
 
 def test_every_section_is_named_in_the_readme() -> None:
     text = (ROOT / "README.md").read_text()
-    assert [section for section in (*SECTIONS, *EXPLAIN_SECTIONS) if f"`{section}`" not in text] == []
+    assert [
+        section for section in (*SECTIONS, *EXPLAIN_SECTIONS, *COMPARE_SECTIONS) if f"`{section}`" not in text
+    ] == []
 
 
 def test_the_decision_table_is_documented() -> None:
@@ -49,6 +52,13 @@ def test_every_cause_is_named_in_the_readme() -> None:
 
 def test_the_readme_shows_what_explain_prints() -> None:
     command = "gpubench explain tests/logs/h200x4-p2p-disabled"
+    shown = (ROOT / "README.md").read_text().partition(f"$ {command}\n")[2].partition("```")[0]
+    assert gpubench(*command.split()[1:]).stdout == shown
+
+
+def test_the_readme_shows_what_compare_prints() -> None:
+    folder = "tests/results/h200x4"
+    command = f"gpubench compare {folder}/all_reduce.txt {folder}/ar_NCCL_P2P_DISABLE_1.txt --width 80"
     shown = (ROOT / "README.md").read_text().partition(f"$ {command}\n")[2].partition("```")[0]
     assert gpubench(*command.split()[1:]).stdout == shown
 

@@ -13,6 +13,7 @@ from gpubench.formats import FORMATS
 from gpubench.hardware.alone import AloneGroup
 from gpubench.profiles import all_profiles, folder
 from gpubench.readers import READERS
+from gpubench.readers.results import RESULT_READERS
 
 PACKAGE = Path(gpubench.__file__).parent
 SUPPORT = {
@@ -23,7 +24,8 @@ SUPPORT = {
     "readers": {
         *("__init__", "json_lines", "reader", "recording_rules", "smi_lines", "xml_elements"),
         *("nccl_attribution", "nccl_groups", "nccl_lines", "nccl_log", "nccl_log_files", "nccl_notes", "nccl_remarks"),
-        *("nccl_neighbours", "nccl_threads"),
+        *("nccl_neighbours", "nccl_threads", "nccl_tests_file", "nccl_tests_run"),
+        *("gpubench_rows", "result_reader", "results", "text_files"),
     },
 }
 
@@ -35,7 +37,7 @@ SUPPORT = {
         ("causes", {each.name for each in CAUSES}),
         ("collectives", {each.name for each in COLLECTIVES}),
         ("formats", {each.name for each in FORMATS}),
-        ("readers", {each.name for each in READERS}),
+        ("readers", {each.name for each in READERS} | {each.name for each in RESULT_READERS}),
     ],
 )
 def test_every_plug_is_listed(plugs: str, names: set[str]) -> None:

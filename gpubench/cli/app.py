@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from gpubench import __version__
-from gpubench.cli import explain, p2p, topo
+from gpubench.cli import compare, explain, p2p, topo
 from gpubench.cli.collective import command
 from gpubench.cli.encoding import spell_out_what_cannot_be_shown
 from gpubench.cli.signature import subcommand
@@ -30,7 +30,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for command_module in (topo, p2p, explain):
+for command_module in (topo, p2p, explain, compare):
     app.command(command_module.NAME, short_help=command_module.SUMMARY)(
         subcommand(command_module.NAME, command_module.HELP, command_module.PARAMETERS, command_module.run)
     )

@@ -82,7 +82,8 @@ Section = Table | Matrix
 class CollectiveRow(Record):
     """One size × dtype × op × placement of one collective. Sizes, times and bandwidths as nccl-tests defines them.
 
-    `time_us` is the mean over ranks; `graph` counts replays of a captured CUDA graph (0: plain launches); `wrong`
+    `time_us` is the mean over ranks; those of single ranks are None where another tool's file has the mean alone.
+    `graph` counts replays of a captured CUDA graph (0: plain launches); `wrong`
     counts wrong elements over all ranks, None where nothing was compared.
     """
 
@@ -102,9 +103,9 @@ class CollectiveRow(Record):
     graph: int
     iterations: int
     time_us: float
-    time_us_fastest_rank: float
-    time_us_slowest_rank: float
-    slowest_rank: int
+    time_us_fastest_rank: float | None
+    time_us_slowest_rank: float | None
+    slowest_rank: int | None
     algbw_gb_s: float
     busbw_gb_s: float
     limit_gb_s: float | None = None

@@ -41,10 +41,15 @@ def load_json(text: str) -> Any:
         ValueError: it is no JSON, or holds such a number.
         RecursionError: it is nested too deeply.
     """
-    return json.loads(text, parse_constant=_no_number, parse_float=_finite)
+    return json.loads(text, parse_constant=_no_number, parse_float=finite)
 
 
-def _finite(text: str) -> float:
+def finite(text: str) -> float:
+    """A number, but no NaN and no infinity.
+
+    Raises:
+        ValueError: it is one of them, or no number.
+    """
     value = float(text)
     return value if math.isfinite(value) else _no_number(text)
 

@@ -181,8 +181,10 @@ def _where(row: CollectiveRow) -> str:
     return f"{format_size(row.size_bytes)}, {row.dtype}, {Placement(row.placement).replace('_', ' ')}"
 
 
-def _number(value: float) -> str:
+def _number(value: float | None) -> str:
     """Four or five significant digits in at most nine characters."""
+    if value is None:
+        return "-"
     if value >= 100_000:
         return f"{value:.0f}"
     if value >= 1_000:

@@ -1,0 +1,168 @@
+"""A comparison for people: both sides, what else changed, the rows that got worse first, and how the rest fared."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
+from typing import Any, TypeVar
+
+from gpubench.formats.text.columns import Column, fitting, lines
+from gpubench.formats.text.page import INDENT, Page, plural
+from gpubench.model.comparison_rows import (
+    CIRCUMSTANCES_SECTION,
+    COMPARISON_SECTION,
+    Change,
+    CircumstanceRow,
+    ComparisonRow,
+    Status,
+)
+from gpubench.model.report import Metadata, Record, Report, Row, Table
+from gpubench.model.units import format_size
+from gpubench.model.verdict import Verdict
+
+R = TypeVar("R", bound=Record)
+
+_MOST_ROWS, _MOST_FASTER = 20, 8
+_MOST_CHANGED, _MOST_FILES = 12, 4
+_TIMES = 4
+_USUAL_DOMAIN = "0000:"
+_BANDWIDTH_FROM_BYTES = 2**20
+
+
+class CompareView:
+    """Prints everything at the end: there is nothing to wait for in between."""
+
+    def __init__(self, page: Page, metadata: Metadata) -> None:
+        self._page = page
+        self._metadata = metadata
+
+    def row(self, row: Row) -> None:
+        """Nothing comes row by row."""
+        raise TypeError(f"compare has no rows of {type(row).__name__}")
+
+    def end(self, report: Report) -> None:
+        """The whole; of a run that was cut short there is nothing but the verdict."""
+        if report.sections:
+            self._header(list(_rows(report, CIRCUMSTANCES_SECTION, CircumstanceRow)))
+            rows = list(_rows(report, COMPARISON_SECTION, ComparisonRow))
+            compared = [row for row in rows if row.status == Status.COMPARED]
+            self._table(compared)
+            self._page.print("")
+            for line in _summary(compared):
+                self._page.wrap(line)
+            added = sum(row.status == Status.ADDED for row in rows)
+            if added:
+                self._page.print(f"{plural(added, 'row')} only in the new results")
+            self._page.print("")
+        self._page.outcome(report)
+
+    def _header(self, circumstances: Sequence[CircumstanceRow]) -> None:
+        metadata, options = self._metadata, self._metadata.options
+        self._page.wrap(f"gpubench {metadata.gpubench_version}  compare  ({metadata.origin.upper()})")
+        for side in ("base", "new"):
+            for file in options[side][:_MOST_FILES]:
+                self._page.wrap(f"{INDENT}{side.upper():<5} {_described(file)}", hanging=8)
+            if len(options[side]) > _MOST_FILES:
+                self._page.print(f"{INDENT}{side.upper():<5} and {len(options[side]) - _MOST_FILES} files more")
+        changed = [row for row in circumstances if row.changed]
+        for row in changed[:_MOST_CHANGED]:
+            self._page.wrap(f"{INDENT}changed: {row.name}: {row.base} → {row.new}")
+        if len(changed) > _MOST_CHANGED:
+            left = len(changed) - _MOST_CHANGED
+            self._page.print(f"{INDENT}and {left} more: --format csv --section {CIRCUMSTANCES_SECTION}")
+        if options["threshold"] is not None:
+            self._page.print(f"{INDENT}more than {options['threshold']:g} % slower is a regression, whatever the noise")
+
+    def _table(self, compared: Sequence[ComparisonRow]) -> None:
+        """What got worse, and what got better; the rest is summed up."""
+        worse = [row for row in compared if row.verdict != Verdict.PASS]
+        faster = [row for row in reversed(compared) if row.change == Change.FASTER and row.verdict == Verdict.PASS]
+        shown = [*worse[:_MOST_ROWS], *faster[:_MOST_FASTER]]
+        if not shown:
+            return
+        self._page.print("")
+        self._page.table(lines(fitting(_columns(shown), self._page.width)))
+        left = len(worse) - _MOST_ROWS, len(faster) - _MOST_FASTER
+        for count, what in zip(left, ("worse", "faster"), strict=True):
+            if count > 0:
+                self._page.print(f"and {plural(count, 'row')} more that {'is' if count == 1 else 'are'} {what}")
+
+
+def _described(file: Mapping[str, Any]) -> str:
+    remarks = "".join(f"; {remark}" for remark in file["remarks"])
+    return f"{file['file']}: {file['kind']}, {plural(file['rows'], 'row')}; {file['told']}{remarks}"
+
+
+def _columns(rows: Sequence[ComparisonRow]) -> list[Column]:
+    """What each was and is, in the unit that suits its size; --format csv has both. Rows without times say why."""
+    verdicts = Column("verdict", ["faster" if row.verdict == Verdict.PASS else row.verdict for row in rows])
+    names = Column("row", [_name(row) for row in rows])
+    if all(row.slower_percent is None for row in rows):
+        return [names, verdicts, Column("because", [row.reason or "" for row in rows], 1)]
+    return [
+        names,
+        Column("size", ["" if row.size_bytes is None else format_size(row.size_bytes) for row in rows], right=True),
+        Column("before → now", [_before_and_now(row) for row in rows], 1, right=True),
+        Column("slower", [_percent(row.slower_percent) for row in rows], right=True),
+        Column("noise", [_percent(row.noise_percent, sign="") for row in rows], 2, right=True),
+        verdicts,
+    ]
+
+
+def _before_and_now(row: ComparisonRow) -> str:
+    """Times where latency decides, else bandwidths."""
+    if (row.size_bytes or 0) < _BANDWIDTH_FROM_BYTES:
+        return f"{_figure(row.base_time_us)} → {_figure(row.new_time_us)} µs"
+    return f"{_figure(row.base_gb_s)} → {_figure(row.new_gb_s)} GB/s"
+
+
+def _name(row: ComparisonRow) -> str:
+    if row.collective is None:
+        way = " ".join(filter(None, (row.direction, row.engine, "peer off" if row.peer == "off" else "", row.setting)))
+        ends = (str(end).removeprefix(_USUAL_DOMAIN) for end in (row.source, row.destination))
+        return " ".join(filter(None, (" → ".join(ends), way)))
+    parts = (
+        row.collective,
+        row.dtype if row.dtype != "float32" else "",
+        row.op if row.op != "sum" else "",
+        "in place" if row.placement == "in_place" else "",
+        row.mode if row.mode != "throughput" else "",
+        "graph" if row.graph else "",
+        row.setting,
+    )
+    return " ".join(filter(None, parts))
+
+
+def _figure(value: float | None) -> str:
+    """Four digits, as a bandwidth or a time needs them."""
+    if value is None:
+        return "?"
+    return f"{value:.0f}" if value >= 10_000 else f"{value:.1f}" if value >= 100 else f"{value:.2f}"
+
+
+def _percent(value: float | None, sign: str = "+") -> str:
+    """'+12.3 %', and '×12.6' of what takes many times as long."""
+    if value is None:
+        return "?"
+    return f"×{1 + value / 100:.1f}" if value >= 100 * (_TIMES - 1) else f"{value:{sign}.1f} %"
+
+
+def _summary(compared: Sequence[ComparisonRow]) -> Iterator[str]:
+    """A line for each collective, and one for pairs: how many rows, and by how much they changed."""
+    kinds: dict[str, list[ComparisonRow]] = {}
+    for row in compared:
+        kinds.setdefault(row.collective or "pairs", []).append(row)
+    for kind, rows in kinds.items():
+        changes = [row.slower_percent for row in rows if row.slower_percent is not None]
+        counts = {change: sum(row.change == change for row in rows) for change in Change}
+        told = ", ".join(f"{counts[change]} {change}" for change in Change if counts[change])
+        figures = ""
+        if changes:
+            figures = f"; time {_percent(median(changes))}, from {_percent(min(changes))} to {_percent(max(changes))}"
+        yield f"{kind}: {plural(len(rows), 'row')} in common: {told or 'without times'}{figures}"
+
+
+def _rows(report: Report, section: str, kind: type[R]) -> Iterator[R]:
+    found = report.sections[section]
+    if isinstance(found, Table):
+        for row in found.rows():
+            if isinstance(row, kind):
+                yield row

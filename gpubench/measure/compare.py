@@ -1,0 +1,70 @@
+"""Two sets of results, row by row: what got slower beyond noise, what is missing, what else is not as it was."""
+
+from collections.abc import Sequence
+
+from gpubench.measure.compare_circumstances import check_same_machine, circumstance_rows
+from gpubench.measure.compare_findings import findings_of, nothing_in_common
+from gpubench.measure.compare_judge import Judged, Rules, judge, judge_added, judge_missing
+from gpubench.measure.compare_noise import NoiseOf
+from gpubench.measure.compare_ranges import slower_ranges
+from gpubench.measure.compare_rows import Measured, gather
+from gpubench.model.comparison_rows import (
+    CIRCUMSTANCES_SECTION,
+    COMPARISON_SECTION,
+    CircumstanceRow,
+    ComparisonRow,
+    Status,
+)
+from gpubench.model.report import FINDINGS_SECTION, Report, Table
+from gpubench.model.result_file import ResultFile
+from gpubench.model.verdict import Verdict, overall
+
+OTHER_MACHINE = "--other-machine"
+SECTIONS = (COMPARISON_SECTION, CIRCUMSTANCES_SECTION, FINDINGS_SECTION)
+
+_WORST_FIRST = (Verdict.FAIL, Verdict.ERROR, Verdict.INCONCLUSIVE, Verdict.WARN, Verdict.PASS, Verdict.SKIP)
+
+
+def compare(
+    base: Sequence[ResultFile], new: Sequence[ResultFile], rules: Rules, *, other_machine: bool = False
+) -> Report:
+    """The report on new results against old ones, the worst row first; several files of a side are its runs.
+
+    Raises:
+        UsageError: they are of machines with other GPUs, or simulated and measured, unless `other_machine` asks for it.
+    """
+    if not other_machine:
+        check_same_machine(base, new, OTHER_MACHINE)
+    before, after = gather(base, new)
+    noise = NoiseOf(before, after)
+    judged = sorted(_judged(before, after, noise, rules), key=_worst_first)
+    circumstances = circumstance_rows(base, new)
+    ranges = list(slower_ranges(before, after, noise, judged, rules))
+    findings = findings_of(judged, ranges, (base, new), circumstances, rules)
+    if not before.keys() & after.keys():
+        findings = [nothing_in_common(before, after)]
+        verdict = Verdict.ERROR
+    else:
+        verdicts = [each.row.verdict for each in judged if each.row.verdict != Verdict.SKIP]
+        verdict = overall([Verdict.PASS, *map(Verdict, verdicts), *(each.severity for each in findings)])
+    rows = [each.row for each in judged]
+    sections = {
+        COMPARISON_SECTION: Table(ComparisonRow.columns(), lambda: rows),
+        CIRCUMSTANCES_SECTION: Table(CircumstanceRow.columns(), lambda: circumstances),
+    }
+    return Report(verdict=verdict, complete=True, findings=findings, sections=sections, main=COMPARISON_SECTION)
+
+
+def _judged(before: Measured, after: Measured, noise: NoiseOf, rules: Rules) -> list[Judged]:
+    return [
+        *(judge(key, before[key], after[key], noise, rules) for key in before if key in after),
+        *(judge_missing(key, before[key], rules) for key in before if key not in after),
+        *(judge_added(key, after[key]) for key in after if key not in before),
+    ]
+
+
+def _worst_first(judged: Judged) -> tuple[int, bool, float]:
+    """By verdict; then what was compared, by how much it is beyond noise, slowest first."""
+    row = judged.row
+    beyond = (row.slower_percent or 0) / (row.noise_percent or 1)
+    return _WORST_FIRST.index(Verdict(row.verdict)), row.status != Status.COMPARED, -beyond

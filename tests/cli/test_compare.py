@@ -1,0 +1,150 @@
+"""`gpubench compare` as a user types it."""
+
+import csv
+import io
+import json
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from gpubench.measure.compare import SECTIONS
+from gpubench.model.comparison_rows import CircumstanceRow, ComparisonRow
+from tests.cli.running import environment, gpubench
+
+RECORDED = "tests/results/h200x4"
+SCHEMA: dict[str, Any] = json.loads(files("gpubench.formats").joinpath("report.schema.json").read_text())
+SIMULATED = ("--simulate", "hgx-h200-4", "--sizes", "64K:256M:4")
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Simulated results: `a` and `b` differ in noise alone, `slow` has a link through host memory."""
+    folder = tmp_path_factory.mktemp("results")
+    how = {"a": ("--seed", "1"), "b": ("--seed", "2"), "slow": ("--fault", "link0-1:staged=yes")}
+    for name, options in how.items():
+        paths = [str(folder / f"{name}.{suffix}") for suffix in ("json", "csv", "jsonl")]
+        outputs = [part for path in paths for part in ("--output", path)]
+        assert gpubench("allreduce", *SIMULATED, *options, *outputs).returncode == 0
+    return folder
+
+
+def test_noise_alone_passes(results: Path) -> None:
+    result = gpubench("compare", str(results / "a.json"), str(results / "b.json"), "--width", "80")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.endswith("verdict: PASS\n")
+    assert "(SIMULATED)" in result.stdout
+
+
+@pytest.mark.parametrize("suffix", ["json", "csv", "jsonl"])
+def test_a_staged_link_is_a_regression(results: Path, suffix: str) -> None:
+    result = gpubench("compare", str(results / f"a.{suffix}"), str(results / f"slow.{suffix}"))
+    assert result.returncode == 1
+    assert "FAIL slower: " in result.stdout
+
+
+def test_the_staged_run_of_four_h200_in_eighty_columns() -> None:
+    result = gpubench("compare", f"{RECORDED}/all_reduce.txt", f"{RECORDED}/ar_NCCL_P2P_DISABLE_1.txt", "--width", "80")
+    assert result.returncode == 1
+    assert max(map(len, result.stdout.splitlines())) <= 80
+    assert "×12.6" in result.stdout
+    assert "4 × NVIDIA H200 on vm" in result.stdout
+    assert "WARN missing-rows: 18 rows" in result.stdout
+    assert "try:\n" not in result.stdout
+
+
+def test_json_follows_its_schema_and_csv_has_its_columns(results: Path, tmp_path: Path) -> None:
+    paths = [str(results / name) for name in ("a.json", "slow.json")]
+    outputs = [str(tmp_path / name) for name in ("out.json", "out.csv", "out.jsonl", "out.txt")]
+    result = gpubench("compare", *paths, *(part for path in outputs for part in ("--output", path)))
+    document = json.loads(Path(outputs[0]).read_text())
+    jsonschema.validate(document, SCHEMA)
+    assert (result.returncode, document["verdict"], document["complete"]) == (1, "FAIL", True)
+    lines = list(csv.DictReader(io.StringIO(Path(outputs[1]).read_text())))
+    assert tuple(lines[0]) == ComparisonRow.columns()
+    assert [line["verdict"] for line in lines] == sorted((line["verdict"] for line in lines), key="FAIL PASS".index)
+    assert len(lines) == len(document["comparison"])
+    changed = [row["name"] for row in document["circumstances"] if row["changed"]]
+    assert "topology" not in changed
+    assert tuple(document["circumstances"][0]) == CircumstanceRow.columns()
+    required = [SCHEMA["$defs"][name]["required"] for name in ("comparison_row", "circumstance_row")]
+    assert required == [list(ComparisonRow.columns()), list(CircumstanceRow.columns())]
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_sections_as_csv(results: Path, section: str) -> None:
+    paths = [str(results / name) for name in ("a.json", "slow.json")]
+    result = gpubench("compare", *paths, "--format", "csv", "--section", section)
+    assert result.returncode == 1
+    assert len(result.stdout.splitlines()) > 1
+
+
+def test_strict_and_threshold(results: Path) -> None:
+    base, fewer = f"{RECORDED}/all_reduce.txt", str(results / "fewer.txt")
+    lines = Path(base).read_text().splitlines(keepends=True)
+    Path(fewer).write_text("".join(line for line in lines if "  4294967296 " not in line))
+    assert gpubench("compare", base, fewer).returncode == 0
+    assert gpubench("compare", base, fewer, "--strict").returncode == 1
+    assert gpubench("compare", str(results / "a.json"), str(results / "b.json"), "--threshold", "0").returncode == 1
+
+
+def test_several_runs_a_side(results: Path) -> None:
+    base, new = str(results / "a.json"), str(results / "b.json")
+    result = gpubench("compare", base, new, "--base", base, "--new", new, "--format", "csv")
+    assert result.returncode == 0
+    assert {(row["base_runs"], row["new_runs"]) for row in csv.DictReader(io.StringIO(result.stdout))} == {("2", "2")}
+
+
+@pytest.mark.parametrize(
+    ("new", "code", "said"),
+    [
+        (f"{RECORDED}/all_gather.txt", 3, "collective allgather, not allreduce"),
+        ("missing.json", 2, "missing.json does not exist"),
+        ("README.md", 2, "begins no kind of file that gpubench reads"),
+    ],
+)
+def test_what_cannot_be_compared(new: str, code: int, said: str) -> None:
+    result = gpubench("compare", f"{RECORDED}/all_reduce.txt", new)
+    assert result.returncode == code
+    assert said in (result.stdout if code == 3 else result.stderr)
+    assert "Traceback" not in result.stderr
+
+
+def test_another_machine_is_refused_unless_asked_for(results: Path) -> None:
+    pair = f"{RECORDED}/all_reduce.txt", str(results / "a.json")
+    refused = gpubench("compare", *pair)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "simulated, and not measured" in refused.stderr
+    assert "--other-machine" in refused.stderr
+    assert gpubench("compare", *pair, "--other-machine").returncode in (0, 1)
+
+
+def test_a_newer_schema_is_refused(results: Path) -> None:
+    document = json.loads((results / "a.json").read_text())
+    newer = results / "newer.json"
+    newer.write_text(json.dumps(document | {"schema_version": 99}))
+    output = results / "never.json"
+    result = gpubench("compare", str(results / "a.json"), str(newer), "--output", str(output))
+    assert result.returncode == 2
+    assert not output.exists()
+    assert "newer.json is of schema version 99" in result.stderr
+
+
+def test_pairs(tmp_path: Path) -> None:
+    names = [str(tmp_path / f"{number}.json") for number in range(3)]
+    for name, options in zip(names, ([], ["--seed", "5"], ["--fault", "link0-3:staged=yes"]), strict=True):
+        gpubench("p2p", "--simulate", "hgx-h200-4", "--sizes", "16,256M", *options, "--output", name)
+    assert gpubench("compare", names[0], names[1]).returncode == 0
+    result = gpubench("compare", names[0], names[2], "--format", "json")
+    assert result.returncode == 1
+    found = {finding["id"]: finding for finding in json.loads(result.stdout)["findings"]}
+    assert "path-was-direct" in found
+    assert set(found["path-was-direct"]["subjects"]) == {"GPU0 → GPU3", "GPU3 → GPU0"}
+
+
+def test_help_fits_eighty_columns() -> None:
+    result = gpubench("compare", "--help", env=environment(COLUMNS="80", TERMINAL_WIDTH="80"))
+    assert result.returncode == 0
+    assert max(map(len, result.stdout.splitlines())) <= 80

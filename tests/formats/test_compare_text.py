@@ -1,0 +1,97 @@
+"""What a person sees of a comparison."""
+
+import io
+from dataclasses import replace
+
+import pytest
+
+from gpubench.formats.table import TABLE
+from gpubench.formats.writer import Style, Target
+from gpubench.model.comparison_rows import CircumstanceRow, ComparisonRow
+from gpubench.model.report import Report, Table
+from gpubench.model.verdict import Verdict
+from tests.formats.sample import METADATA
+
+FILE = {"file": "base.json", "kind": "gpubench JSON", "rows": 2, "told": "gpubench 0.1.0", "remarks": ["cut short"]}
+OPTIONS = {"base": [FILE] * 6, "new": [FILE], "threshold": 5.0}
+SLOW = ComparisonRow(
+    collective="allreduce",
+    size_bytes=2**30,
+    dtype="bfloat16",
+    op="max",
+    placement="in_place",
+    mode="throughput",
+    status="compared",
+    change="slower",
+    verdict="FAIL",
+    slower_percent=12.34,
+    noise_percent=2.0,
+    base_time_us=4000.0,
+    new_time_us=4493.6,
+    base_gb_s=470.0,
+    new_gb_s=418.4,
+)
+SAME = replace(SLOW, change="same", verdict="PASS", slower_percent=0.5, size_bytes=1024)
+FASTER = replace(SAME, change="faster", slower_percent=-20.0)
+
+
+def shown(rows: list[ComparisonRow], width: int = 80, circumstances: tuple[CircumstanceRow, ...] = ()) -> str:
+    stream = io.StringIO()
+    writer = TABLE.writer(Target(stream=stream), Style(width))
+    writer.begin(replace(METADATA, subject="compare", collective=None, origin="recorded", options=OPTIONS), ())
+    sections = {
+        "comparison": Table(ComparisonRow.columns(), lambda: rows),
+        "circumstances": Table(CircumstanceRow.columns(), lambda: circumstances),
+    }
+    writer.end(Report(verdict=Verdict.FAIL, complete=True, sections=sections, main="comparison"))
+    return stream.getvalue()
+
+
+def test_rows_that_got_worse_then_those_that_got_better() -> None:
+    lines = shown([SLOW, SAME, FASTER], width=100).splitlines()
+    table = lines.index(next(line for line in lines if line.startswith("row ")))
+    worse = "allreduce bfloat16 max in place 1G 470.0 → 418.4 GB/s +12.3 % 2.0 % FAIL"
+    assert " ".join(lines[table + 1].split()) == worse
+    assert lines[table + 2].split()[-1] == "faster"
+    assert lines[table + 3] == ""
+    assert "allreduce: 3 rows in common: 1 slower, 1 faster, 1 same" in lines[table + 4]
+    assert "  BASE  and 2 files more" in lines
+    assert "  more than 5 % slower is a regression, whatever the noise" in lines
+
+
+def test_small_rows_show_times() -> None:
+    assert "4000.0 → 4493.6 µs" in shown([replace(SLOW, size_bytes=1024)])
+
+
+def test_nothing_to_show_leaves_the_table_out() -> None:
+    assert "before → now" not in shown([SAME])
+
+
+def test_of_many_rows_the_worst() -> None:
+    text = shown([SLOW] * 30 + [FASTER] * 9)
+    assert "and 10 rows more that are worse" in text
+    assert "and 1 row more that is faster" in text
+
+
+def test_what_changed() -> None:
+    rows = tuple(CircumstanceRow(name=f"n{number}", base="a", new="b", changed=True) for number in range(14))
+    text = shown([SAME], circumstances=rows)
+    assert "changed: n0: a → b" in text
+    assert "and 2 more: --format csv --section circumstances" in text
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100])
+def test_every_width(width: int) -> None:
+    pair = replace(
+        SLOW, collective=None, source="0000:01:00.0", destination="0000:02:00.0", direction="write", engine="ce"
+    )
+    untimed = replace(pair, slower_percent=None, base_gb_s=None, new_gb_s=None, reason="limit lower")
+    for rows in ([SLOW, SAME], [pair], [untimed]):
+        lines = shown(rows, width).splitlines()
+        assert max(map(len, lines)) <= max(width, 62)
+    assert "01:00.0 → 02:00.0 write ce" in shown([pair])
+    assert "limit lower" in shown([untimed])
+
+
+def test_added_rows_are_counted() -> None:
+    assert "1 row only in the new results" in shown([SAME, replace(SLOW, status="added", verdict="SKIP")])
