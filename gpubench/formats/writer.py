@@ -54,9 +54,12 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """An output format: its name on the command line, the file suffix that picks it, and how to make a writer."""
+    """An output format: its name on the command line, the file suffix that picks it, and how to make a writer.
+
+    A format without a suffix is for stdout alone.
+    """
 
     name: str
-    suffix: str
+    suffix: str | None
     summary: str
     writer: Callable[[Target, Style], Writer]

@@ -45,8 +45,10 @@ def written(
 
 
 def test_formats_have_names_and_suffixes_of_their_own() -> None:
-    assert [each.name for each in FORMATS] == ["table", "csv", "json", "jsonl"]
-    assert len({each.suffix for each in FORMATS}) == len(FORMATS)
+    names = ["table", "csv", "json", "jsonl", "junit", "prometheus", "markdown", "github", "html"]
+    assert [each.name for each in FORMATS] == names
+    suffixes = [each.suffix for each in FORMATS if each.suffix is not None]
+    assert len(set(suffixes)) == len(suffixes) == len(FORMATS) - 1
 
 
 def test_csv_is_rows_and_nothing_else() -> None:

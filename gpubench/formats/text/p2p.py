@@ -97,7 +97,7 @@ class P2pView:
         for row in rows:
             words[row.source][row.destination] = _word(row, latency=latency)
         what = _MICROSECONDS if latency else "GB/s"
-        self._matrix(what, _title(rows[0]), words)
+        self._matrix(what, series_title(rows[0]), words)
 
     @property
     def _shows_matrices(self) -> bool:
@@ -184,7 +184,8 @@ def _method(metadata: Metadata) -> str:
     return f"{loop}; {check}; GB/s is 1e9 bytes/s; {marks}"
 
 
-def _title(row: PairRow) -> str:
+def series_title(row: PairRow) -> str:
+    """How the copies of a matrix are made."""
     size = row.size_bytes or 0
     return f"{'a copy of 16 bytes' if size == _LATENCY_BYTES else format_size(size)}, {_way(row)}"
 

@@ -1,0 +1,1 @@
+"""What the html format is made of: the look, curves as SVG."""
