@@ -1,8 +1,13 @@
 """What the documentation lists is what the code has."""
 
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
+import pytest
+
+from docs import generate
 from gpubench.causes import CAUSES
 from gpubench.measure.explain import SECTIONS as EXPLAIN_SECTIONS
 from gpubench.measure.topo import SECTIONS
@@ -58,3 +63,36 @@ def test_the_readme_shows_what_evidence_looks_like() -> None:
     shown = (ROOT / "README.md").read_text().partition(f"$ {command}\n...\n")[2].partition("```")[0]
     assert shown
     assert shown in gpubench(*command.split()[1:]).stdout
+
+
+@pytest.mark.parametrize("name", ["commands.md", "gpubench.1", "formats.md"])
+def test_generated_documentation_is_up_to_date(name: str) -> None:
+    """`python docs/generate.py` writes it."""
+    assert generate.generated()[ROOT / "docs" / name] == (ROOT / "docs" / name).read_text(encoding="utf-8")
+
+
+def test_every_column_is_documented() -> None:
+    text = (ROOT / "docs" / "formats.md").read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if re.match(r"\| `[a-z0-9_]+` \| [a-z]", line)]
+    assert len(lines) > 200
+    assert [line for line in lines if line.endswith("|  |")] == []
+
+
+def test_help_fits_eighty_columns_and_has_examples() -> None:
+    for command in ("", *generate.commands()):
+        text = generate.help_of(*command.split())
+        assert max(map(len, text.splitlines())) <= 80, command
+        assert f"  gpubench {command or 'topo'}" in text.replace("  Start with:", ""), command
+
+
+@pytest.mark.skipif(shutil.which("mandoc") is None, reason="no mandoc on this machine")
+def test_the_man_page_is_one() -> None:
+    result = subprocess.run(
+        ["mandoc", "-T", "lint", "-W", "warning", str(ROOT / "docs" / "gpubench.1")],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+    complaints = [line for line in result.stdout.splitlines() if "missing date" not in line]
+    assert complaints == []
