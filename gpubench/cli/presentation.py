@@ -48,6 +48,7 @@ class Presentation:
     width: int | None
     show_progress: bool
     exit_style: ExitStyle | None = None
+    plot: bool = False
 
     def exit_code(self, verdict: Verdict) -> int:
         """What the process ends with."""
@@ -100,6 +101,14 @@ EXIT_STYLE = Annotated[
     ),
 ]
 
+PLOT = Annotated[
+    bool,
+    typer.Option(
+        "--plot", help="Draw bandwidth over size in the table, with limit and expectation.", show_default=False
+    ),
+]
+"""Of the commands that visit sizes."""
+
 PARAMETERS: tuple[tuple[str, Any, Any], ...] = (
     ("format_name", FORMAT, "table"),
     ("output", OUTPUT, None),
@@ -127,6 +136,13 @@ def parse_presentation(given: dict[str, Any], sections: Sequence[str]) -> Presen
             expected="--format csv, or an --output that ends in .csv: only csv shows one section",
             next_step=f"--format csv --section {given['section']}",
         )
+    plot = given.get("plot", False)
+    if plot and TABLE not in (format_, *(output.format for output in outputs)):
+        raise UsageError(
+            f"--plot with --format {format_.name}",
+            expected="the table, which curves are drawn in",
+            next_step="--output result.html has curves too",
+        )
     style = _parse_exit_style(given.get("exit_style"), format_)
     return Presentation(
         format=format_ if style is None else style.line_format,
@@ -136,6 +152,7 @@ def parse_presentation(given: dict[str, Any], sections: Sequence[str]) -> Presen
         width=given["width"],
         show_progress=not given["no_progress"],
         exit_style=style,
+        plot=plot,
     )
 
 
