@@ -10,7 +10,7 @@ from gpubench.model.curves import Chart, Points
 from gpubench.model.units import format_size
 
 _HEIGHT = 15
-_LABEL = 7
+_LABEL = 9
 _NARROWEST = 16
 _MARKS = "ox+#"
 _LIMIT, _EXPECTED, _SEVERAL = "-", ".", "@"
@@ -88,5 +88,5 @@ def _legend(chart: Chart) -> Iterator[str]:
     if chart.limit:
         words.append(f"{_LIMIT} limit")
     if chart.expected:
-        words.append(f"{_EXPECTED} expected of a healthy machine")
+        words.append(f"{_EXPECTED} healthy machine")
     yield from (f"{'':>{_LABEL}}  {word}" for word in words)
