@@ -25,13 +25,25 @@ from gpubench.errors import (
 from gpubench.hardware.launch import CHANNEL_VARIABLE, SECONDS_FOR_THE_FIRST_RANK, LaunchedBy, launched_by
 from gpubench.model.verdict import Verdict
 
+HELP = """What the links between your GPUs should deliver, what they deliver, and why not.
+
+Start with:
+
+\b
+  gpubench topo          how it is wired, and what each pair can carry
+  gpubench p2p           what each pair delivers
+  gpubench allreduce     what NCCL makes of it, a rank a GPU
+  gpubench explain LOG   which way the bytes of any job went
+
+Without a GPU: gpubench topo --simulate hgx-h100-8, and allreduce measures MPI
+on CPU buffers. gpubench COMMAND --help has options and examples.
+
+Exit codes: 0 done, 1 judged and failed, 2 wrong usage, 3 could not measure.
+"""
+
 app = typer.Typer(
     name="gpubench",
-    help="What the links between your GPUs should deliver, and what they deliver.\n\n"
-    "Start with:  gpubench topo, then  gpubench allreduce\n\n"
-    "topo shows GPUs, links, NICs and what each pair can carry. allreduce launches one rank a GPU (two CPU ranks on a "
-    "machine without GPUs), measures, verifies the data and reports. "
-    "Exit codes: 0 done, 1 judged and failed, 2 wrong usage, 3 could not measure.",
+    help=HELP,
     add_completion=True,
     rich_markup_mode=None,  # plain help takes half the time of boxes
     pretty_exceptions_enable=False,

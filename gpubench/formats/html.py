@@ -107,8 +107,13 @@ def _is_number(words: str) -> bool:
     return words.rstrip("%KMGT").replace(".", "", 1).isdigit()
 
 
+def _in_ascii(run: Run) -> Iterator[str]:
+    """The page with references in the place of characters that not every encoding of stdout has."""
+    return (piece.encode("ascii", "xmlcharrefreplace").decode("ascii") for piece in render(run))
+
+
 def _writer(target: Target, _style: Style) -> DocumentWriter:
-    return DocumentWriter(target, render)
+    return DocumentWriter(target, _in_ascii)
 
 
 HTML = Format("html", ".html", "one page with curves and heat maps, light and dark, no network", _writer)

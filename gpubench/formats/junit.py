@@ -54,8 +54,9 @@ def render(run: Run) -> Iterator[str]:
     for case in found:
         _add(suite, metadata.subject, case)
     indent(suites)
+    # Characters beyond ASCII become references, so that no encoding of stdout can break the document.
     yield '<?xml version="1.0" encoding="UTF-8"?>\n'
-    yield tostring(suites, encoding="unicode") + "\n"
+    yield tostring(suites, encoding="us-ascii", xml_declaration=False).decode("ascii") + "\n"
 
 
 def _add(suite: Element, subject: str, case: Case) -> None:

@@ -206,7 +206,7 @@ def test_the_table_byte_for_byte() -> None:
     assert written(TABLE) == EXPECTED_TABLE
 
 
-@pytest.mark.parametrize("width", [80, 100, 120])
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 120])
 def test_no_line_is_wider_than_the_page(width: int) -> None:
     for rows, placements in ((ROWS, ["out_of_place", "in_place"]), ((ROW, LARGE), ["out_of_place"])):
         metadata = replace(METADATA, options=dict(METADATA.options) | {"placements": placements})

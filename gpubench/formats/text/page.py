@@ -100,7 +100,7 @@ class Page:
         for verdict, line in judged_lines(report):
             self.wrap(line, style=_VERDICT_STYLES.get(verdict, ""))
         cut_short = "" if report.complete else ": the run was cut short, the rows above were measured"
-        self.print(f"verdict: {report.verdict}{cut_short}", style=_VERDICT_STYLES.get(report.verdict, ""))
+        self.wrap(f"verdict: {report.verdict}{cut_short}", style=_VERDICT_STYLES.get(report.verdict, ""))
 
     def _plot(self) -> None:
         if self.charts is not None and not self.charts:
