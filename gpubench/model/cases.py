@@ -78,8 +78,8 @@ def _of_rows(group: str, records: Iterable[Mapping[str, Any]]) -> Iterator[Case]
 def _name(record: Mapping[str, Any]) -> str:
     """What a row is about, in the words of its columns."""
     naming: Sequence[Callable[[], str]] = (
-        lambda: " ".join(filter(None, (str(record.get("check") or record.get("id") or ""), record.get("subject")))),
-        lambda: f"{record['source']} → {record['destination']}" if "source" in record else "",
+        lambda: " ".join(str(record[name]) for name in ("node", "check", "id", "subject") if record.get(name)),
+        lambda: f"{record['source']} → {record['destination']}" if record.get("source") else "",
         lambda: format_size(record["size_bytes"]) if record.get("size_bytes") is not None else "",
         lambda: " ".join(str(record[name]) for name in _SIZES_AND_NAMES if record.get(name) is not None),
         lambda: str(record["engine"]) if record.get("engine") else "",

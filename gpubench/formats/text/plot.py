@@ -4,6 +4,7 @@ Marks differ in shape, not in colour, and nothing is drawn between them: that wa
 """
 
 import math
+import textwrap
 from collections.abc import Iterator, Sequence
 
 from gpubench.model.curves import Chart, Points
@@ -27,7 +28,7 @@ def plot_lines(chart: Chart, width: int) -> Iterator[str]:
     canvas.across(chart.expected, _EXPECTED)
     for line, mark in zip(chart.lines, _MARKS, strict=False):
         canvas.marks(line.points, mark)
-    yield f"{chart.title}, {chart.unit}"
+    yield from textwrap.wrap(f"{chart.title}, {chart.unit}", width)
     for number, cells in enumerate(canvas.rows):
         value = highest * (_HEIGHT - 1 - number) / (_HEIGHT - 1)
         label = f"{value:.4g}" if number % 2 == 0 else ""
