@@ -6,7 +6,7 @@ from itertools import islice
 from typing import Any
 
 from gpubench.formats.document import Run
-from gpubench.formats.text.p2p import series_title
+from gpubench.formats.text.p2p import copying_way, series_title
 from gpubench.model.curves import HOST, Chart, charts
 from gpubench.model.evidence_rows import EVIDENCE_SECTION
 from gpubench.model.report import CollectiveRow, Matrix, Metadata, PairRow, Report, Table
@@ -35,6 +35,10 @@ _SHOWN: Mapping[str, Sequence[str]] = {
     ),
 }
 """The columns of sections that have many; of others a page shows all."""
+
+
+_SPELLINGS = ("GPU", "GPUs", "NIC", "NICs", "NUMA", "NVLink", "NVLinks", "PCIe", "RDMA")
+_SPELLING = {each.lower(): each for each in _SPELLINGS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +144,7 @@ def _copies(rows: Sequence[PairRow]) -> Iterator[Block]:
         heads = ("from", "to", "size", "how", "GB/s", "µs", "of limit", "path", "verdict", "note")
         lines = [
             (
-                *(row.source, row.destination, format_size(row.size_bytes or 0), series_title(row)),
+                *(row.source, row.destination, format_size(row.size_bytes or 0), copying_way(row)),
                 *(word(row.bandwidth_gb_s), word(row.latency_us), _percent(row.limit_percent)),
                 *(row.path_class or "", row.verdict or "not judged", row.note or ""),
             )
@@ -182,9 +186,17 @@ def _listing(name: str, section: Table) -> Listing:
     records = [row.to_record() for row in islice(section.rows(), _MOST_LINES + 1)]
     more = f"more in --format csv --section {name}" if len(records) > _MOST_LINES else ""
     lines = [[word(record[column]) for column in columns] for record in records[:_MOST_LINES]]
-    heads = [column.replace("_gb_s", " GB/s").replace("_", " ") for column in columns]
+    heads = [_words(column) for column in columns]
     verdicts = [_verdict(record.get("verdict")) for record in records[:_MOST_LINES]]
-    return _without_empty(Listing(name.replace("_", " ").capitalize(), heads, lines, verdicts, more))
+    return _without_empty(Listing(_words(name)[0].upper() + _words(name)[1:], heads, lines, verdicts, more))
+
+
+def _words(name: str) -> str:
+    """A column or a section as a person would write it: units as units, abbreviations as they are used."""
+    for ending, unit in (("_gbit_s", " Gbit/s"), ("_gb_s", " GB/s"), ("_us", " µs")):
+        name = name.replace(ending, unit)
+    text = name.replace("_", " ")
+    return " ".join(_SPELLING.get(word, word) for word in text.split(" "))
 
 
 def _matrix(name: str, section: Matrix) -> Grid:
@@ -202,7 +214,7 @@ def _matrix(name: str, section: Matrix) -> Grid:
         }
         for row, cells in islice(section.cells.items(), _MOST_COLUMNS)
     }
-    return Grid(name.replace("_", " ").capitalize(), "", columns, lines)
+    return Grid(_words(name)[0].upper() + _words(name)[1:], "", columns, lines)
 
 
 def _cell(value: object) -> str:

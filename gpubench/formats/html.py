@@ -15,7 +15,7 @@ from gpubench.model.verdict import Finding, Verdict
 
 _SIGNS = {Verdict.PASS: "✓", Verdict.FAIL: "✗", Verdict.WARN: "!", Verdict.ERROR: "?", Verdict.SKIP: "–"}
 _MARKS = {Verdict.FAIL: "✗", Verdict.WARN: "!", Verdict.INCONCLUSIVE: "~", Verdict.ERROR: "?"}
-_LOW_SHARE = 0.75
+_LOW_SHARE = 2 / 3
 """Cells below this share of their grid's best are framed."""
 
 
@@ -42,7 +42,7 @@ def render(run: Run) -> Iterator[str]:
         if is_chart:
             yield "</div>\n"
     yield "<footer>GB/s is 1e9 bytes/s, K, M and G in sizes are 1024-based; ✗ FAIL, ! WARN, ~ INCONCLUSIVE, "
-    yield "? ERROR; dashed frames are below three quarters of the best in their matrix.</footer></body></html>\n"
+    yield "? ERROR; dashed frames are below two thirds of the best in their matrix.</footer></body></html>\n"
 
 
 def _finding(finding: Finding) -> Iterator[str]:
