@@ -4,14 +4,15 @@ GitHub shows ten errors and ten warnings of a step. `markdown` has the whole.
 """
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from gpubench.formats.blocks import outcome, title
 from gpubench.formats.document import DocumentWriter, Run
-from gpubench.formats.text.fallback import fallback_lines
 from gpubench.formats.writer import Format, Style, Target
-from gpubench.model.cases import Case, cases, worst_first
 from gpubench.model.report import FINDINGS_SECTION
 from gpubench.model.verdict import Verdict
+
+if TYPE_CHECKING:
+    from gpubench.model.cases import Case
 
 _MOST = 10
 _COMMANDS = {Verdict.FAIL: "error", Verdict.ERROR: "error"}
@@ -19,6 +20,10 @@ _COMMANDS = {Verdict.FAIL: "error", Verdict.ERROR: "error"}
 
 def render(run: Run) -> Iterator[str]:
     """The workflow commands, a line each."""
+    from gpubench.formats.blocks import outcome, title
+    from gpubench.formats.text.fallback import fallback_lines
+    from gpubench.model.cases import worst_first
+
     name = title(run.metadata)
     worst = worst_first(_annotated(run))
     for case in worst[:_MOST]:
@@ -29,8 +34,10 @@ def render(run: Run) -> Iterator[str]:
     yield _command("notice", name, "\n".join(lines))
 
 
-def _annotated(run: Run) -> Iterator[Case]:
+def _annotated(run: Run) -> Iterator["Case"]:
     """Findings as they stand, not subject by subject; where nothing was found, whatever else went wrong."""
+    from gpubench.model.cases import Case, cases
+
     findings = run.report.findings
     for finding in findings:
         words = (finding.seen, f"expected: {finding.expected}", f"likely: {finding.cause}", finding.next_command)

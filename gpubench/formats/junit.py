@@ -6,14 +6,18 @@ skipped; a warning passes, with its words as the case's output.
 
 import re
 from collections.abc import Iterator
-from xml.etree.ElementTree import Element, SubElement, indent, tostring
+from typing import TYPE_CHECKING
 
 from gpubench.formats.document import DocumentWriter, Run
 from gpubench.formats.writer import Format, Style, Target
-from gpubench.model.cases import Case, cases
 from gpubench.model.verdict import Verdict
 
-_NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+if TYPE_CHECKING:
+    from xml.etree.ElementTree import Element
+
+    from gpubench.model.cases import Case
+
+_NO_XML = "[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 """Characters that XML 1.0 cannot hold, not even escaped."""
 
 _OUTCOMES = {
@@ -27,6 +31,10 @@ _OUTCOMES = {
 
 def render(run: Run) -> Iterator[str]:
     """The document."""
+    from xml.etree.ElementTree import Element, SubElement, indent, tostring
+
+    from gpubench.model.cases import cases
+
     metadata = run.metadata
     name = f"gpubench {metadata.subject}" + ("" if metadata.origin == "measured" else f" ({metadata.origin})")
     found = list(cases(metadata, run.rows, run.report))
@@ -59,7 +67,9 @@ def render(run: Run) -> Iterator[str]:
     yield tostring(suites, encoding="us-ascii", xml_declaration=False).decode("ascii") + "\n"
 
 
-def _add(suite: Element, subject: str, case: Case) -> None:
+def _add(suite: "Element", subject: str, case: "Case") -> None:
+    from xml.etree.ElementTree import SubElement
+
     attributes = {"classname": f"gpubench.{subject}.{case.group}", "name": _legal(case.name), "time": "0"}
     element = SubElement(suite, "testcase", attributes)
     kind = _OUTCOMES.get(case.verdict)
@@ -71,7 +81,7 @@ def _add(suite: Element, subject: str, case: Case) -> None:
 
 
 def _legal(text: str) -> str:
-    return _NO_XML.sub("\ufffd", text)
+    return re.sub(_NO_XML, "\ufffd", text)
 
 
 def _writer(target: Target, _style: Style) -> DocumentWriter:

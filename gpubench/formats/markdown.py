@@ -1,12 +1,14 @@
 """Markdown: the verdict, what was found, and the figures, for `$GITHUB_STEP_SUMMARY`, issues and merge requests."""
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from gpubench.formats.blocks import Grid, Listing, blocks, facts, outcome, title
 from gpubench.formats.document import DocumentWriter, Run
-from gpubench.formats.text.fallback import fallback_lines
 from gpubench.formats.writer import Format, Style, Target
 from gpubench.model.verdict import Finding, Verdict
+
+if TYPE_CHECKING:
+    from gpubench.formats.blocks import Grid
 
 _SIGNS = {Verdict.PASS: "✅", Verdict.FAIL: "❌", Verdict.WARN: "⚠️", Verdict.ERROR: "🟣", Verdict.SKIP: "⏭️"}
 _MARKS = {Verdict.FAIL: " **!**", Verdict.WARN: " **\\***", Verdict.INCONCLUSIVE: " **~**"}
@@ -15,6 +17,9 @@ _ESCAPES = str.maketrans({"|": r"\|", "<": "&lt;", ">": "&gt;", "\n": " ", "*": 
 
 def render(run: Run) -> Iterator[str]:
     """The document."""
+    from gpubench.formats.blocks import Grid, Listing, blocks, facts, outcome, title
+    from gpubench.formats.text.fallback import fallback_lines
+
     sign = _SIGNS.get(run.report.verdict, "")
     yield f"# {_text(title(run.metadata))}: {' '.join(filter(None, (sign, outcome(run))))}\n"
     for line in fallback_lines(run.report):
@@ -43,7 +48,7 @@ def _finding(finding: Finding) -> Iterator[str]:
         yield f"- try: `{finding.next_command.replace('`', '')}`\n"
 
 
-def _lines(grid: Grid) -> Iterator[Sequence[str]]:
+def _lines(grid: "Grid") -> Iterator[Sequence[str]]:
     for name, cells in grid.lines.items():
         words = [_text(name)]
         for column in grid.columns:

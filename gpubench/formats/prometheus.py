@@ -6,9 +6,8 @@ What a killed run leaves is the file of the run before, which grows old.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpubench.formats.document import DocumentWriter, Run
 from gpubench.formats.writer import Format, Style, Target
@@ -21,8 +20,7 @@ _ESCAPES_OF_HELP = str.maketrans({"\\": r"\\", "\n": r"\n"})
 _PER_MICROSECOND = 1 / MICROSECONDS_PER_SECOND
 
 
-@dataclass(frozen=True, slots=True)
-class Metric:
+class Metric(NamedTuple):
     """A gauge made of a column: its value times `scale`, with the row's labels."""
 
     name: str

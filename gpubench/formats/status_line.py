@@ -4,13 +4,10 @@ They come with `--exit-style`, which also chooses the exit code; they are no for
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from gpubench.formats.blocks import title
 from gpubench.formats.document import DocumentWriter, Run
-from gpubench.formats.text.fallback import fallback_lines
 from gpubench.formats.writer import Format, Style, Target
-from gpubench.model.curves import HOST
 from gpubench.model.report import CollectiveRow, PairRow
 from gpubench.model.units import format_size
 from gpubench.model.verdict import Verdict
@@ -40,8 +37,7 @@ def npd_line(text: str) -> str:
     return (words if len(words) <= MOST_CHARACTERS else words[: MOST_CHARACTERS - 3] + "...") + "\n"
 
 
-@dataclass(frozen=True, slots=True)
-class _Figure:
+class _Figure(NamedTuple):
     """A performance figure: a name that says its unit, since Nagios has none for bandwidth; its least and most."""
 
     label: str
@@ -56,6 +52,8 @@ def _nagios(run: Run) -> Iterator[str]:
     """Nothing of a run that was cut short: whoever ends it says why, in the one line there is."""
     if not run.report.complete:
         return
+    from gpubench.formats.blocks import title
+
     line = nagios_line(title(run.metadata), STATES[run.report.verdict], summary(run)).rstrip("\n")
     figures = " ".join(map(str, _figures(run)))
     yield f"{line} | {figures}\n" if figures else f"{line}\n"
@@ -68,6 +66,8 @@ def _npd(run: Run) -> Iterator[str]:
 
 def summary(run: Run) -> str:
     """What matters most, in a sentence: the gravest finding, else what fallback there is, else the figures."""
+    from gpubench.formats.text.fallback import fallback_lines
+
     report = run.report
     order = (Verdict.FAIL, Verdict.ERROR, Verdict.INCONCLUSIVE, Verdict.WARN)
     gravest = sorted(
@@ -89,6 +89,8 @@ def _checked(rows: list[CollectiveRow]) -> str:
 
 
 def _figures(run: Run) -> Iterator[_Figure]:
+    from gpubench.model.curves import HOST
+
     rows = [row for row in run.rows if isinstance(row, CollectiveRow)]
     if rows:
         peak = max(rows, key=lambda row: row.busbw_gb_s)

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from gpubench.formats.writer import Format, Style, Target
-from gpubench.model.curves import charts
 from gpubench.model.report import Metadata, Report, Row
 
 if TYPE_CHECKING:
@@ -51,6 +50,8 @@ class TableWriter:
         """The footer."""
         if self._view is not None and self._page is not None:
             if self._style.plot:
+                from gpubench.model.curves import charts
+
                 self._page.charts = [chart for chart in charts(self._rows) if not chart.logarithmic]
             self._view.end(report)
             self._page.close()

@@ -1,1 +1,1 @@
-"""What the html format is made of: the look, curves as SVG."""
+"""What the html format is made of: the page, its look, curves as SVG."""
