@@ -261,6 +261,15 @@ def unwritable_output(path: str, detail: str) -> UsageError:
     return UsageError(f"--output {path} cannot be written: {detail}", next_step="name a file in a directory you own")
 
 
+def exit_style_under_launcher(launcher: str) -> UsageError:
+    """--exit-style where several processes end, each with a code, and the launcher makes one of them."""
+    return UsageError(
+        f"--exit-style under {launcher}",
+        expected="one process: a launcher has exit codes of its own",
+        next_step="leave the launcher out (gpubench starts a rank a GPU by itself), or read `verdict` in --output FILE",
+    )
+
+
 def output_failed(path: str, detail: str, rows: int) -> CouldNotMeasureError:
     """An output that could be written at first and now cannot."""
     return CouldNotMeasureError(

@@ -1,14 +1,23 @@
 """What the documentation lists is what the code has."""
 
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
+import pytest
+
+from docs import generate
 from gpubench.causes import CAUSES
+from gpubench.hardware.simulated import times
 from gpubench.measure.compare import SECTIONS as COMPARE_SECTIONS
 from gpubench.measure.explain import SECTIONS as EXPLAIN_SECTIONS
 from gpubench.measure.topo import SECTIONS
+from gpubench.model import p2p
+from gpubench.model.bandwidth import algbw_gb_s, ring_allreduce_factor
 from gpubench.model.evidence import RULES
 from gpubench.model.fault import FAULT_KEYS
+from gpubench.model.links import PCIE_GB_S_PER_LANE
 from tests.cli.running import gpubench
 
 ROOT = Path(__file__).parents[1]
@@ -68,3 +77,75 @@ def test_the_docs_show_what_evidence_looks_like() -> None:
     shown = (ROOT / "docs/evidence.md").read_text().partition(f"$ {command}\n...\n")[2].partition("```")[0]
     assert shown
     assert shown in gpubench(*command.split()[1:]).stdout
+
+
+@pytest.mark.parametrize("name", ["commands.md", "gpubench.1", "formats.md"])
+def test_generated_documentation_is_up_to_date(name: str) -> None:
+    """`python docs/generate.py` writes it."""
+    assert generate.generated()[ROOT / "docs" / name] == (ROOT / "docs" / name).read_text(encoding="utf-8")
+
+
+def test_every_column_is_documented() -> None:
+    text = (ROOT / "docs" / "formats.md").read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if re.match(r"\| `[a-z0-9_]+` \| [a-z]", line)]
+    assert len(lines) > 200
+    assert [line for line in lines if line.endswith("|  |")] == []
+
+
+def test_help_fits_eighty_columns_and_has_examples() -> None:
+    for command in ("", *generate.commands()):
+        text = generate.help_of(*command.split())
+        assert max(map(len, text.splitlines())) <= 80, command
+        assert f"  gpubench {command or 'topo'}" in text.replace("  Start with:", ""), command
+
+
+@pytest.mark.skipif(shutil.which("mandoc") is None, reason="no mandoc on this machine")
+def test_the_man_page_is_one() -> None:
+    result = subprocess.run(
+        ["mandoc", "-T", "lint", "-W", "warning", str(ROOT / "docs" / "gpubench.1")],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+    complaints = [line for line in result.stdout.splitlines() if "missing date" not in line]
+    assert complaints == []
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    for page in pages:
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_formulas_have_the_thresholds_of_the_code() -> None:
+    text = (ROOT / "docs" / "formulas.md").read_text(encoding="utf-8")
+    for reference in ("for one bad GPU of four spoils half of all pairs", "what the profile expects"):
+        assert f"{reference} | {p2p.SLOW_SHARE:.0%} | {p2p.FAILED_SHARE:.0%} |".replace("%", " %") in text
+    assert f"neither is known | {p2p.LIMIT_WARN_SHARE:.0%} | {p2p.LIMIT_FAIL_SHARE:.0%} |".replace("%", " %") in text
+    assert f"within {p2p.NEAR_SHARE * 100:.0f} % of a threshold" in text
+    assert f"more than {p2p.NOISY_SHARE * 100:.0f} % of their median" in text
+    assert f"less than {p2p.STILL_SHARE * 100:.0f} % of what was copied" in text
+    assert f"by more than {p2p.MOVED_SHARE * 100:.0f} % is on its way" in text
+    assert f"the NICs' at {times.NIC_EFFICIENCY * 100:.0f} % of their rate" in text
+    assert f"hops of {times.HOP_SECONDS * 1e6:.0f} µs" in text
+    lanes = re.findall(r"^\| (\d) \| [\d.]+ \| \d+/\d+ \| ([\d.]+) \| ([\d.]+) \|$", text, re.MULTILINE)
+    assert {int(generation): float(whole) for generation, _, whole in lanes} == {
+        generation: round(gb_s * 16, 2) for generation, gb_s in PCIE_GB_S_PER_LANE.items()
+    }
+
+
+def test_the_example_of_formulas_adds_up() -> None:
+    algbw = algbw_gb_s(2 * 2**30, 10364.8e-6)
+    text = (ROOT / "docs" / "formulas.md").read_text(encoding="utf-8")
+    assert f"{algbw:.2f} GB/s algbw" in text
+    assert f"{algbw * ring_allreduce_factor(8):.1f} GB/s busbw" in text
+
+
+def test_examples_for_newcomers_are_python_that_works() -> None:
+    text = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    examples = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(examples) == 3
+    for example in examples:
+        exec(compile(example, "extending.md", "exec"), {})

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gpubench.cli.delivery import delivering
 from gpubench.cli.options import CollectiveOptions
-from gpubench.cli.presentation import check_writable
+from gpubench.cli.presentation import Presentation, check_writable
 from gpubench.cli.presenter import Presenter, terminal_style
 from gpubench.errors import (
     JUDGED_AND_FAILED,
@@ -23,7 +23,6 @@ from gpubench.hardware.mpi import host_name
 from gpubench.hardware.nvml import Driver, read_driver
 from gpubench.measure.collective import check_root
 from gpubench.model.report import CollectiveRow, Metadata
-from gpubench.model.verdict import exit_code
 
 if TYPE_CHECKING:
     from subprocess import Popen
@@ -51,7 +50,7 @@ def run(options: CollectiveOptions, arguments: Sequence[str]) -> int:
         environment = mpirun.environment(os.environ, ranks_channel.path)
         job = launcher.start(mpirun.command(ranks, arguments), environment)
         try:
-            return _Audience(presenter, job).listen(ranks_channel)
+            return _Audience(presenter, shown, job).listen(ranks_channel)
         finally:
             launcher.stop(job)
 
@@ -78,8 +77,9 @@ def choose_ranks(options: CollectiveOptions, driver: Driver) -> int:
 class _Audience:
     """What has been heard from a job so far."""
 
-    def __init__(self, presenter: Presenter, job: "Popen[bytes]") -> None:
+    def __init__(self, presenter: Presenter, shown: Presentation, job: "Popen[bytes]") -> None:
         self._presenter = presenter
+        self._shown = shown
         self._job = job
         self._error: GpubenchError | None = None
         self._heard = False
@@ -98,7 +98,7 @@ class _Audience:
         if self._presenter.report is None:
             self._presenter.cut_short()
             raise self._died(launcher.stop(self._job))
-        return exit_code(self._presenter.report.verdict)
+        return self._shown.exit_code(self._presenter.report.verdict)
 
     def _take(self, message: channel.Message) -> None:
         if not self._heard:

@@ -12,18 +12,38 @@ from gpubench import __version__
 from gpubench.cli import compare, explain, p2p, topo
 from gpubench.cli.collective import command
 from gpubench.cli.encoding import spell_out_what_cannot_be_shown
+from gpubench.cli.exit_style import ExitStyle, exit_style_in
 from gpubench.cli.signature import subcommand
 from gpubench.collectives import COLLECTIVES
-from gpubench.errors import GpubenchError
-from gpubench.hardware.launch import SECONDS_FOR_THE_FIRST_RANK, launched_by
+from gpubench.errors import (
+    JUDGED_AND_FAILED,
+    GpubenchError,
+    InterruptedRunError,
+    UsageError,
+    exit_style_under_launcher,
+)
+from gpubench.hardware.launch import CHANNEL_VARIABLE, SECONDS_FOR_THE_FIRST_RANK, LaunchedBy, launched_by
+from gpubench.model.verdict import Verdict
+
+HELP = """What the links between your GPUs should deliver, what they deliver, and why not.
+
+Start with:
+
+\b
+  gpubench topo          how it is wired, and what each pair can carry
+  gpubench p2p           what each pair delivers
+  gpubench allreduce     what NCCL makes of it, a rank a GPU
+  gpubench explain LOG   which way the bytes of any job went
+
+Without a GPU: gpubench topo --simulate hgx-h100-8, and allreduce measures MPI
+on CPU buffers. gpubench COMMAND --help has options and examples.
+
+Exit codes: 0 done, 1 judged and failed, 2 wrong usage, 3 could not measure.
+"""
 
 app = typer.Typer(
     name="gpubench",
-    help="What the links between your GPUs should deliver, and what they deliver.\n\n"
-    "Start with:  gpubench topo, then  gpubench allreduce\n\n"
-    "topo shows GPUs, links, NICs and what each pair can carry. allreduce launches one rank a GPU (two CPU ranks on a "
-    "machine without GPUs), measures, verifies the data and reports. "
-    "Exit codes: 0 done, 1 judged and failed, 2 wrong usage, 3 could not measure.",
+    help=HELP,
     add_completion=True,
     rich_markup_mode=None,  # plain help takes half the time of boxes
     pretty_exceptions_enable=False,
@@ -65,18 +85,34 @@ def main() -> None:
             nowhere = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123
             stack.enter_context(contextlib.redirect_stdout(nowhere))
             stack.enter_context(contextlib.redirect_stderr(nowhere))
-        code = _run()
+        code = _run(launch)
     if code and not speaks:
         time.sleep(SECONDS_FOR_THE_FIRST_RANK)
     sys.exit(code)
 
 
-def _run() -> int:
+def _run(launch: LaunchedBy | None) -> int:
+    style = exit_style_in(sys.argv[1:])
     try:
-        app()
+        if style is not None and launch is not None and launch.size > 1 and CHANNEL_VARIABLE not in os.environ:
+            raise exit_style_under_launcher(launch.launcher)
+        return app(standalone_mode=False) or 0
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else 0
+    except typer.Abort:
+        return _tell(InterruptedRunError("interrupted"), style)
+    except typer.TyperException as error:
+        command = getattr(getattr(error, "ctx", None), "command_path", app.info.name)
+        return _tell(UsageError(error.format_message(), next_step=f"{command} --help"), style)
     except GpubenchError as error:
-        print(f"gpubench: error: {error}", file=sys.stderr)  # noqa: T201
+        return _tell(error, style)
+
+
+def _tell(error: GpubenchError, style: ExitStyle | None) -> int:
+    """Say what is wrong, to whoever asked; the exit code."""
+    print(f"gpubench: error: {error}", file=sys.stderr)  # noqa: T201
+    if style is None:
         return error.exit_code
-    return 0
+    verdict = Verdict.FAIL if error.exit_code == JUDGED_AND_FAILED else Verdict.ERROR
+    print(style.line(verdict, error.seen), end="")  # noqa: T201
+    return style.code(verdict)

@@ -70,6 +70,7 @@ def _parameters(collective: Collective) -> list[tuple[str, Any, Any]]:
         ("np", declared.NP, None),
         ("evidence", declared.EVIDENCE, None),
         ("strict", declared.STRICT, False),
+        ("plot", presentation.PLOT, False),
         *simulation.PARAMETERS,
         *presentation.PARAMETERS,
     ]

@@ -16,7 +16,6 @@ from gpubench.cli.run_metadata import stamp
 from gpubench.measure.compare_judge import Rules
 from gpubench.model.report import Metadata, Origin
 from gpubench.model.result_file import ResultFile
-from gpubench.model.verdict import exit_code
 from gpubench.readers.results import read_results
 
 NAME = "compare"
@@ -115,7 +114,7 @@ def run_compare(options: CompareOptions, arguments: Sequence[str]) -> int:
         report = compare(base, new, options.rules, other_machine=options.other_machine)
         presenter.begin(_metadata(options, arguments, base, new), ())
         presenter.end(report)
-    return exit_code(report.verdict)
+    return shown.exit_code(report.verdict)
 
 
 def _metadata(

@@ -15,7 +15,6 @@ from gpubench.cli.run_metadata import stamp
 from gpubench.hardware.clock import no_garbage_collection
 from gpubench.model.nccl_log import LogFacts
 from gpubench.model.report import Metadata, Origin
-from gpubench.model.verdict import exit_code
 from gpubench.readers.nccl_log import NcclLogReader
 from gpubench.readers.nccl_log_files import STDIN, LogFile, read_logs
 
@@ -91,7 +90,7 @@ def run_explain(options: ExplainOptions, arguments: Sequence[str]) -> int:
         presenter.begin(_metadata(options, arguments, facts, files), ())
         report = explain(facts, _names(options.logs))
         presenter.end(report)
-    return exit_code(report.verdict)
+    return options.presentation.exit_code(report.verdict)
 
 
 def _metadata(options: ExplainOptions, arguments: Sequence[str], facts: LogFacts, files: Sequence[LogFile]) -> Metadata:

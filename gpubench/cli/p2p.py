@@ -189,6 +189,7 @@ PARAMETERS: tuple[tuple[str, Any, Any], ...] = (
     ("evidence", EVIDENCE, False),
     ("strict", STRICT, False),
     ("timeout", TIMEOUT, 20.0),
+    ("plot", presentation.PLOT, False),
     *simulation.PARAMETERS,
     *recording.PARAMETERS,
     *presentation.PARAMETERS,

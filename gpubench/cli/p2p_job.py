@@ -36,7 +36,6 @@ from gpubench.model.p2p import Pair, Series
 from gpubench.model.report import PAIR_COLUMNS, Metadata, Origin
 from gpubench.model.snapshot import Snapshot
 from gpubench.model.topology import Topology
-from gpubench.model.verdict import exit_code
 from gpubench.model.wiring import GpuPlace, Wiring
 from gpubench.ports import Copies, LinkCounters
 from gpubench.profiles import match
@@ -86,7 +85,7 @@ def run_alone(options: P2pOptions, arguments: Sequence[str]) -> int:
                 presenter.note(f"{cells} copies to time: about {max(2, round(cells * _SECONDS_A_CELL))} s")
             report = P2pRun(request, bench, machine, presenter).run(strict=options.strict)
         presenter.end(report)
-    return exit_code(report.verdict)
+    return options.presentation.exit_code(report.verdict)
 
 
 def machine_of(snapshot: Snapshot, gpus: Sequence[CopyGpu], origin: Origin) -> Machine:

@@ -20,7 +20,6 @@ from gpubench.measure.p2p_run import MatrixRun, P2pRun
 from gpubench.model.rank_facts import RankFacts
 from gpubench.model.report import PAIR_COLUMNS, Metadata, Origin
 from gpubench.model.snapshot import Snapshot
-from gpubench.model.verdict import exit_code
 
 
 def run_replayed(options: P2pOptions, directory: Path, arguments: Sequence[str]) -> int:
@@ -39,7 +38,7 @@ def run_replayed(options: P2pOptions, directory: Path, arguments: Sequence[str])
         presenter.begin(_metadata(options, arguments, directory, machine, found), PAIR_COLUMNS)
         report = _run(found, samples, machine, presenter).run(strict=options.strict)
         presenter.end(report)
-    return exit_code(report.verdict)
+    return options.presentation.exit_code(report.verdict)
 
 
 def _machine(found: Recorded, snapshots: Sequence[Snapshot], facts: Sequence[RankFacts], directory: Path) -> Machine:

@@ -10,10 +10,13 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from gpubench.cli.exit_style import OPTION, ExitStyle
 from gpubench.errors import UsageError, invalid_choice, unwritable_output
 from gpubench.formats import FORMATS
 from gpubench.formats.csv import CSV
+from gpubench.formats.table import TABLE
 from gpubench.formats.writer import Format
+from gpubench.model.verdict import Verdict, exit_code
 
 Choice = TypeVar("Choice", bound=StrEnum)
 
@@ -36,7 +39,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Presentation:
-    """Where results go and how they look. `section` and `width` are None where nobody chose."""
+    """Where results go and how they look. `section`, `width` and `exit_style` are None where nobody chose."""
 
     format: Format
     outputs: tuple[Output, ...]
@@ -44,18 +47,26 @@ class Presentation:
     color: Color
     width: int | None
     show_progress: bool
+    exit_style: ExitStyle | None = None
+    plot: bool = False
 
+    def exit_code(self, verdict: Verdict) -> int:
+        """What the process ends with."""
+        return exit_code(verdict) if self.exit_style is None else self.exit_style.code(verdict)
+
+
+SUFFIXES = tuple(each.suffix for each in FORMATS if each.suffix is not None)
 
 FORMAT = Annotated[
     str,
-    typer.Option("--format", metavar="|".join(each.name for each in FORMATS), help="Of stdout."),
+    typer.Option("--format", metavar="NAME", help=f"Of stdout: {', '.join(each.name for each in FORMATS)}."),
 ]
 OUTPUT = Annotated[
     list[str] | None,
     typer.Option(
         "--output",
         metavar="FILE",
-        help=f"Also write this file; {', '.join(each.suffix for each in FORMATS)} picks the format. Repeatable.",
+        help=f"Also write this file; {', '.join(SUFFIXES)} picks the format. Repeatable.",
         show_default=False,
     ),
 ]
@@ -80,7 +91,23 @@ WIDTH = Annotated[
     ),
 ]
 NO_PROGRESS = Annotated[bool, typer.Option("--no-progress", help="No progress bar.", show_default=False)]
+EXIT_STYLE = Annotated[
+    str | None,
+    typer.Option(
+        OPTION,
+        metavar="|".join(ExitStyle),
+        help="One line and the exit codes of a Nagios or node-problem-detector plugin.",
+        show_default=False,
+    ),
+]
 
+PLOT = Annotated[
+    bool,
+    typer.Option(
+        "--plot", help="Draw bandwidth over size in the table, with limit and expectation.", show_default=False
+    ),
+]
+"""Of the commands that visit sizes."""
 
 PARAMETERS: tuple[tuple[str, Any, Any], ...] = (
     ("format_name", FORMAT, "table"),
@@ -89,6 +116,7 @@ PARAMETERS: tuple[tuple[str, Any, Any], ...] = (
     ("color", COLOR, "auto"),
     ("width", WIDTH, None),
     ("no_progress", NO_PROGRESS, False),
+    ("exit_style", EXIT_STYLE, None),
 )
 """Name, declaration and default of each, for a command's signature."""
 
@@ -108,14 +136,42 @@ def parse_presentation(given: dict[str, Any], sections: Sequence[str]) -> Presen
             expected="--format csv, or an --output that ends in .csv: only csv shows one section",
             next_step=f"--format csv --section {given['section']}",
         )
+    plot = given.get("plot", False)
+    if plot and TABLE not in (format_, *(output.format for output in outputs)):
+        raise UsageError(
+            f"--plot with --format {format_.name}",
+            expected="the table, which curves are drawn in",
+            next_step="--output result.html has curves too",
+        )
+    style = _parse_exit_style(given.get("exit_style"), format_)
     return Presentation(
-        format=format_,
+        format=format_ if style is None else style.line_format,
         outputs=outputs,
         section=given["section"],
         color=parse_choices("--color", [given["color"]], Color)[0],
         width=given["width"],
         show_progress=not given["no_progress"],
+        exit_style=style,
+        plot=plot,
     )
+
+
+def _parse_exit_style(name: str | None, format_: Format) -> ExitStyle | None:
+    """The style of that name, which has stdout to itself.
+
+    Raises:
+        UsageError: no such style, or a format beside it.
+    """
+    if name is None:
+        return None
+    style = parse_choices(OPTION, [name], ExitStyle)[0]
+    if format_ is not TABLE:
+        raise UsageError(
+            f"{OPTION} {name} with --format {format_.name}",
+            expected=f"one of them: {OPTION} prints a line of its own",
+            next_step=f"{OPTION} {name} --output result{format_.suffix or '.json'}",
+        )
+    return style
 
 
 def parse_choices(option: str, texts: Iterable[str], choices: type[Choice]) -> tuple[Choice, ...]:
@@ -151,7 +207,7 @@ def parse_outputs(paths: Sequence[str]) -> tuple[Output, ...]:
         path = Path(text)
         matching = [each for each in FORMATS if each.suffix == path.suffix]
         if not matching:
-            known = ", ".join(f"{each.suffix} ({each.name})" for each in FORMATS)
+            known = ", ".join(f"{each.suffix} ({each.name})" for each in FORMATS if each.suffix)
             raise UsageError(f"--output {text}: the suffix names no format", expected=f"a file that ends in {known}")
         if path.resolve() in outputs:
             raise UsageError(f"--output {text} is given twice", expected="a file of its own for each output")

@@ -29,7 +29,7 @@ class Presenter:
         self.report: Report | None = None
         self._wrong = False
         self._is_table = options.format.name == "table"
-        plain = Style(style.width if options.width else PLAIN_WIDTH, section=style.section)
+        plain = Style(style.width if options.width else PLAIN_WIDTH, section=style.section, plot=style.plot)
         self._writers: list[Writer] = [options.format.writer(Target(stream=sys.stdout), style)]
         self._writers += [output.format.writer(Target(path=output.path), plain) for output in options.outputs]
         self._progress = _progress_bar(sys.stderr) if progress else None
@@ -117,9 +117,10 @@ def terminal_style(options: Presentation, stream: TextIO, environment: Mapping[s
     terminal = stream.isatty()
     width = options.width or (shutil.get_terminal_size().columns if terminal else PLAIN_WIDTH)
     colors = terminal and not environment.get("NO_COLOR") and environment.get("TERM") != "dumb"
-    return Style(width, options.color is Color.ALWAYS or (options.color is Color.AUTO and colors), options.section)
+    colored = options.color is Color.ALWAYS or (options.color is Color.AUTO and colors)
+    return Style(width, colored, options.section, options.plot)
 
 
 def rank_style(options: Presentation) -> Style:
     """How a table looks that a rank prints: a rank's stdout may be a pty of mpirun's, so only the options are asked."""
-    return Style(options.width or PLAIN_WIDTH, options.color is Color.ALWAYS, options.section)
+    return Style(options.width or PLAIN_WIDTH, options.color is Color.ALWAYS, options.section, options.plot)

@@ -23,7 +23,6 @@ from gpubench.model.report import Metadata, Origin, RankIdentity
 from gpubench.model.snapshot import Snapshot
 from gpubench.model.sweep import describe_dropped
 from gpubench.model.topology import Topology
-from gpubench.model.verdict import exit_code
 from gpubench.model.wiring import Wiring
 
 
@@ -84,7 +83,7 @@ def run(
             _paths(options, simulation, identities, nodes, times.staged_pairs(per_node)),
         )
         presenter.end(report)
-    return exit_code(report.verdict)
+    return options.presentation.exit_code(report.verdict)
 
 
 def _paths(

@@ -24,7 +24,6 @@ from gpubench.model.rank_facts import RankFacts
 from gpubench.model.report import Metadata, Origin
 from gpubench.model.snapshot import Snapshot
 from gpubench.model.topology import Topology
-from gpubench.model.verdict import exit_code
 from gpubench.profiles import ProfileMatch, match
 from gpubench.readers import read_file
 
@@ -121,7 +120,7 @@ def _show(
     report = examine(nodes, ranks, profiles, strict=options.strict)
     presenter.begin(_metadata(options, arguments, nodes, matches[0]), ())
     presenter.end(report)
-    return exit_code(report.verdict)
+    return options.presentation.exit_code(report.verdict)
 
 
 def with_own_names(snapshots: Sequence[Snapshot]) -> list[Snapshot]:

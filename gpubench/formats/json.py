@@ -96,14 +96,17 @@ def _lines(opening: str, items: Iterable[str], closing: str) -> Iterator[str]:
 
 
 def replace_atomically(path: Path, text: Iterable[str]) -> None:
-    """Have `path` hold a text, whole, whatever happens in between; a file that is no regular one is written to."""
-    if path.exists() and not path.is_file():
-        with path.open("w", encoding="utf-8") as stream:
+    """Have `path` hold a text, whole, whatever happens in between.
+
+    What cannot be replaced is written to: a file that is no regular one, or in a directory of somebody else's.
+    """
+    if path.exists() and not (path.is_file() and os.access(path.parent, os.W_OK)):
+        with path.open("w", encoding="utf-8", errors="backslashreplace") as stream:
             stream.writelines(text)
         return
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as stream:
             stream.writelines(text)
         umask = os.umask(0)
         os.umask(umask)

@@ -30,6 +30,7 @@ class TableWriter:
         self._style = style
         self._page: Page | None = None
         self._view: View | None = None
+        self._rows: list[Row] = []
 
     def begin(self, metadata: Metadata, _columns: Sequence[str]) -> None:
         """The header."""
@@ -40,12 +41,18 @@ class TableWriter:
 
     def row(self, row: Row) -> None:
         """A line, or what it adds to one."""
+        if self._style.plot:
+            self._rows.append(row)
         if self._view is not None:
             self._view.row(row)
 
     def end(self, report: Report) -> None:
         """The footer."""
         if self._view is not None and self._page is not None:
+            if self._style.plot:
+                from gpubench.model.curves import charts
+
+                self._page.charts = [chart for chart in charts(self._rows) if not chart.logarithmic]
             self._view.end(report)
             self._page.close()
 

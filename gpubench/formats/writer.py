@@ -28,12 +28,13 @@ class Writer(Protocol):
 class Style:
     """How an output looks: columns of the terminal or page, and whether colours may be used.
 
-    `section` is what formats show that show only one; None is the report's main one.
+    `section` is what formats show that show only one; None is the report's main one. `plot` adds curves to a table.
     """
 
     width: int = 100
     color: bool = False
     section: str | None = None
+    plot: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +55,12 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """An output format: its name on the command line, the file suffix that picks it, and how to make a writer."""
+    """An output format: its name on the command line, the file suffix that picks it, and how to make a writer.
+
+    A format without a suffix is for stdout alone.
+    """
 
     name: str
-    suffix: str
+    suffix: str | None
     summary: str
     writer: Callable[[Target, Style], Writer]

@@ -45,8 +45,10 @@ def written(
 
 
 def test_formats_have_names_and_suffixes_of_their_own() -> None:
-    assert [each.name for each in FORMATS] == ["table", "csv", "json", "jsonl"]
-    assert len({each.suffix for each in FORMATS}) == len(FORMATS)
+    names = ["table", "csv", "json", "jsonl", "junit", "prometheus", "markdown", "github", "html"]
+    assert [each.name for each in FORMATS] == names
+    suffixes = [each.suffix for each in FORMATS if each.suffix is not None]
+    assert len(set(suffixes)) == len(suffixes) == len(FORMATS) - 1
 
 
 def test_csv_is_rows_and_nothing_else() -> None:
@@ -204,7 +206,7 @@ def test_the_table_byte_for_byte() -> None:
     assert written(TABLE) == EXPECTED_TABLE
 
 
-@pytest.mark.parametrize("width", [80, 100, 120])
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 120])
 def test_no_line_is_wider_than_the_page(width: int) -> None:
     for rows, placements in ((ROWS, ["out_of_place", "in_place"]), ((ROW, LARGE), ["out_of_place"])):
         metadata = replace(METADATA, options=dict(METADATA.options) | {"placements": placements})

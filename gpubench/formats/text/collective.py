@@ -10,7 +10,12 @@ from gpubench.model.sweep import describe_dropped
 from gpubench.model.units import compress_names, format_size
 
 _SIZE, _COUNT = 11, 12
-_FIGURES = (("time µs", 10), ("algbw", 8), ("busbw", 8), ("wrong", 7))
+_TIME, _ALGBW, _BUSBW, _WRONG = ("time µs", 10), ("algbw", 8), ("busbw", 8), ("wrong", 7)
+_FIGURES = ((_TIME, _ALGBW, _BUSBW, _WRONG), (_TIME, _BUSBW, _WRONG), (_BUSBW, _WRONG))
+"""What a line shows of a placement: the first of these that fits, or else the last."""
+
+_NARROW_SIZE = 8
+_FOOTER_LABEL = 18
 _SPREAD = (("fastest", 10), ("slowest µs", 11), ("rank", 5))
 _MOST_LINES = 16
 
@@ -28,6 +33,7 @@ class CollectiveView:
         self._waiting: list[CollectiveRow] = []
         self._block: tuple[str, str | None] | None = None
         self._placements = tuple(metadata.options["placements"])
+        self._size_width, self._figures = self._fitting()
         self._shows_evidence = metadata.options.get("evidence") == "shown"
         self._many_blocks = len(metadata.options["dtypes"]) * len(metadata.options["ops"]) > 1
         for line in header_lines(metadata):
@@ -46,7 +52,9 @@ class CollectiveView:
         """The footer: peak, largest and smallest size, verification, findings, verdict. Never an average over sizes."""
         if self._waiting:
             self._print_waiting()
-        self._page.print("", *footer_lines(self._rows))
+        self._page.print("")
+        for line in footer_lines(self._rows):
+            self._page.wrap(line, hanging=_FOOTER_LABEL)
         if self._shows_evidence:
             self._page.evidence(report)
         self._page.outcome(report)
@@ -63,33 +71,46 @@ class CollectiveView:
     def _column_heads(self, row: CollectiveRow) -> Iterator[str]:
         if self._many_blocks:
             yield " ".join(filter(None, (row.dtype, row.op)))
-        width = sum(width for _, width in _FIGURES)
-        lead = " " * (_SIZE + (_COUNT if self._shows_count else 0))
+        width = sum(width for _, width in self._figures)
+        lead = " " * (self._size_width + (_COUNT if self._shows_count else 0))
         yield lead + "".join(placement.replace("_", " ").rjust(width) for placement in self._placements)
-        heads = "".join(name.rjust(width) for name, width in _FIGURES) * len(self._placements)
+        heads = "".join(name.rjust(width) for name, width in self._figures) * len(self._placements)
         spread = "".join(name.rjust(width) for name, width in _SPREAD) if self._shows_spread else ""
-        yield "size".rjust(_SIZE) + ("count".rjust(_COUNT) if self._shows_count else "") + heads + spread
+        yield "size".rjust(self._size_width) + ("count".rjust(_COUNT) if self._shows_count else "") + heads + spread
 
     def _cells(self, rows: Sequence[CollectiveRow]) -> Iterator[str]:
-        yield format_size(rows[0].size_bytes).rjust(_SIZE)
+        yield format_size(rows[0].size_bytes).rjust(self._size_width)
         if self._shows_count:
             yield str(rows[0].count).rjust(_COUNT)
         for row in rows:
-            values = (_number(row.time_us), _number(row.algbw_gb_s), _number(row.busbw_gb_s), _wrong(row.wrong))
-            yield from (value.rjust(width) for value, (_, width) in zip(values, _FIGURES, strict=True))
+            values = {
+                _TIME: _number(row.time_us),
+                _ALGBW: _number(row.algbw_gb_s),
+                _BUSBW: _number(row.busbw_gb_s),
+                _WRONG: _wrong(row.wrong),
+            }
+            yield from (values[figure].rjust(figure[1]) for figure in self._figures)
         if self._shows_spread:
             row = rows[0]
             spread = (_number(row.time_us_fastest_rank), _number(row.time_us_slowest_rank), str(row.slowest_rank))
             yield from (value.rjust(width) for value, (_, width) in zip(spread, _SPREAD, strict=True))
 
+    def _fitting(self) -> tuple[int, Sequence[tuple[str, int]]]:
+        """The width of sizes and the figures of a placement for the page at hand."""
+        for figures in _FIGURES:
+            needed = sum(width for _, width in figures) * len(self._placements)
+            if _SIZE + needed <= self._page.width:
+                return _SIZE, figures
+        return _NARROW_SIZE, _FIGURES[-1]
+
     @property
     def _shows_count(self) -> bool:
-        figures = sum(width for _, width in _FIGURES) * len(self._placements)
+        figures = sum(width for _, width in _FIGURES[0]) * len(self._placements)
         return self._page.width >= _SIZE + _COUNT + figures
 
     @property
     def _shows_spread(self) -> bool:
-        needed = _SIZE + _COUNT + sum(width for _, width in (*_FIGURES, *_SPREAD))
+        needed = _SIZE + _COUNT + sum(width for _, width in (*_FIGURES[0], *_SPREAD))
         return len(self._placements) == 1 and self._page.width >= needed
 
 

@@ -97,7 +97,7 @@ class P2pView:
         for row in rows:
             words[row.source][row.destination] = _word(row, latency=latency)
         what = _MICROSECONDS if latency else "GB/s"
-        self._matrix(what, _title(rows[0]), words)
+        self._matrix(what, series_title(rows[0]), words)
 
     @property
     def _shows_matrices(self) -> bool:
@@ -123,7 +123,7 @@ class P2pView:
     def _lines(self, rows: Sequence[PairRow]) -> None:
         """Rows of a few pairs."""
         self._page.print("")
-        self._page.wrap(_way(rows[0]))
+        self._page.wrap(copying_way(rows[0]))
         columns = [
             Column("pair", [f"{row.source} → {row.destination}" for row in rows]),
             Column("size", [format_size(row.size_bytes or 0) for row in rows], right=True),
@@ -184,12 +184,13 @@ def _method(metadata: Metadata) -> str:
     return f"{loop}; {check}; GB/s is 1e9 bytes/s; {marks}"
 
 
-def _title(row: PairRow) -> str:
+def series_title(row: PairRow) -> str:
+    """How the copies of a matrix are made."""
     size = row.size_bytes or 0
-    return f"{'a copy of 16 bytes' if size == _LATENCY_BYTES else format_size(size)}, {_way(row)}"
+    return f"{'a copy of 16 bytes' if size == _LATENCY_BYTES else format_size(size)}, {copying_way(row)}"
 
 
-def _way(row: PairRow) -> str:
+def copying_way(row: PairRow) -> str:
     """How rows copy; NCCL has both ends take part, and chooses how."""
     words = [_ENGINES[row.engine or "ce"]]
     if row.peer is not None:

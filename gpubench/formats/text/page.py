@@ -6,12 +6,15 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from gpubench.formats.text.fallback import evidence_notes, evidence_table, judged_lines
+from gpubench.formats.text.plot import plot_lines
 from gpubench.formats.writer import Style, Target
 from gpubench.model.report import Report
 from gpubench.model.verdict import Finding, Verdict
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+
+    from gpubench.model.curves import Chart
 
 INDENT = "  "
 _LABEL_WIDTH = 12
@@ -35,10 +38,11 @@ _SEVERITY_WORDS = {Verdict.SKIP: "BY DESIGN"}
 
 
 class Page:
-    """Where a view prints."""
+    """Where a view prints. `charts` are drawn before the outcome; None where nobody asked for any."""
 
     def __init__(self, target: Target, style: Style) -> None:
         self.width = style.width
+        self.charts: Sequence[Chart] | None = None
         self._own_file = target.path is not None
         self._console = _console(target.open(), style)
 
@@ -89,13 +93,20 @@ class Page:
         self.print("")
 
     def outcome(self, report: Report) -> None:
-        """Findings, the verdict on fallback, and the verdict."""
+        """Curves, findings, the verdict on fallback, and the verdict."""
+        self._plot()
         for finding in report.findings:
             self._finding(finding)
         for verdict, line in judged_lines(report):
             self.wrap(line, style=_VERDICT_STYLES.get(verdict, ""))
         cut_short = "" if report.complete else ": the run was cut short, the rows above were measured"
-        self.print(f"verdict: {report.verdict}{cut_short}", style=_VERDICT_STYLES.get(report.verdict, ""))
+        self.wrap(f"verdict: {report.verdict}{cut_short}", style=_VERDICT_STYLES.get(report.verdict, ""))
+
+    def _plot(self) -> None:
+        if self.charts is not None and not self.charts:
+            self.print("no curve: fewer than three sizes were measured", "")
+        for chart in self.charts or ():
+            self.print("", *plot_lines(chart, self.width), "")
 
     def close(self) -> None:
         """Close a file of our own."""

@@ -1,0 +1,272 @@
+"""A report as a page of blocks: facts, tables, grids, charts. Formats for pages say how a block looks."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from gpubench.formats.document import Run
+from gpubench.formats.text.p2p import copying_way, series_title
+from gpubench.model.curves import HOST, Chart, charts
+from gpubench.model.evidence_rows import EVIDENCE_SECTION
+from gpubench.model.report import CollectiveRow, Matrix, Metadata, PairRow, Report, Table
+from gpubench.model.units import compress_names, format_size
+from gpubench.model.verdict import Verdict
+
+_MOST_LINES = 200
+_MOST_COLUMNS = 64
+_HIDDEN = ("nvlinks", "kinds", "tree", "ranks", "members", "paths", "pairs", "matrices")
+"""Sections that are too long for a page, or stand on it in another shape. JSON and CSV have them."""
+
+_SHOWN: Mapping[str, Sequence[str]] = {
+    "gpus": (
+        *("node", "gpu", "bus_id", "name", "pcie_generation", "pcie_width", "nvlinks_active", "nvlinks"),
+        *("nvlink_gb_s", "nvlink_errors", "fabric_state", "throttle_reasons", "lost"),
+    ),
+    "nics": ("node", "nic", "link_layer", "state", "rate_gbit_s", "nearest_gpus", "nearest_path", "gpudirect_rdma"),
+    "nodes": ("node", "node_kind", "differences", "gpus", "nics", "driver", "cuda", "kernel", "cpu"),
+    "fallback": (
+        *("conclusion", "verdict", "confidence", "count", "pairs", "transport", "bandwidth_gb_s", "limit_gb_s"),
+        *("cause_seen", "advice", "how"),
+    ),
+    EVIDENCE_SECTION: (
+        *("source", "destination", "path_class", "capability", "selection", "measurement", "correctness"),
+        *("transport", "bandwidth_gb_s", "limit_gb_s", "conclusion", "confidence", "verdict"),
+    ),
+}
+"""The columns of sections that have many; of others a page shows all."""
+
+
+_SPELLINGS = ("GPU", "GPUs", "NIC", "NICs", "NUMA", "NVLink", "NVLinks", "PCIe", "RDMA")
+_SPELLING = {each.lower(): each for each in _SPELLINGS}
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A table of words. `verdicts` has one a line, None where nothing was judged; `left_out` counts further lines."""
+
+    title: str
+    heads: Sequence[str]
+    lines: Sequence[Sequence[str]]
+    verdicts: Sequence[Verdict | None]
+    left_out: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GridCell:
+    """A cell: its words, how near it is to the best of its grid (0 to 1, None where it is no number), its verdict."""
+
+    text: str
+    share: float | None = None
+    verdict: Verdict | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A matrix between devices."""
+
+    title: str
+    corner: str
+    columns: Sequence[str]
+    lines: Mapping[str, Mapping[str, GridCell]]
+
+
+Block = Listing | Grid | Chart
+
+
+def facts(metadata: Metadata) -> Iterator[tuple[str, str]]:
+    """What a reader needs to know to believe a number, as labels and words."""
+    yield "command", " ".join(metadata.command)
+    yield "began", metadata.started_at
+    hosts = list(dict.fromkeys(metadata.hosts))
+    yield ("host" if len(hosts) == 1 else f"{len(hosts)} hosts"), compress_names(hosts[:_MOST_LINES])
+    if metadata.ranks:
+        gpus = ", ".join(dict.fromkeys(rank.gpu for rank in metadata.ranks if rank.gpu))
+        yield "ranks", f"{len(metadata.ranks)}" + (f": {gpus}" if gpus else "")
+    if metadata.backend:
+        yield "backend", metadata.backend
+    if metadata.profile:
+        yield "profile", " ".join(filter(None, (metadata.profile["name"], metadata.profile.get("note"))))
+    if metadata.source:
+        yield "source", metadata.source
+    yield from metadata.libraries.items()
+    if metadata.environment:
+        yield "environment", " ".join(f"{name}={value}" for name, value in metadata.environment.items())
+    yield "gpubench", metadata.gpubench_version
+
+
+def title(metadata: Metadata) -> str:
+    """The subject, and that it was not measured where it was not."""
+    return f"gpubench {metadata.subject}" + ("" if metadata.origin == "measured" else f" ({metadata.origin.upper()})")
+
+
+def blocks(run: Run) -> Iterator[Block]:
+    """The page, below header and findings."""
+    yield from charts(run.rows)
+    collectives = [row for row in run.rows if isinstance(row, CollectiveRow)]
+    if collectives:
+        yield _collective(collectives)
+    pairs = [row for row in run.rows if isinstance(row, PairRow)]
+    if pairs:
+        yield from _copies(pairs)
+    yield from _sections(run.report)
+
+
+def _collective(rows: Sequence[CollectiveRow]) -> Listing:
+    heads = ("size", "count", "type", "placement", "time µs", "algbw GB/s", "busbw GB/s", "of limit", "expected",
+             "transport", "wrong", "verdict")  # fmt: skip
+    lines = [
+        (
+            *(format_size(row.size_bytes), str(row.count), " ".join(filter(None, (row.dtype, row.op)))),
+            *(row.placement.replace("_", " "), word(row.time_us), word(row.algbw_gb_s), word(row.busbw_gb_s)),
+            *(_percent(row.limit_percent), word(row.expected_gb_s), row.transport or "", word(row.wrong)),
+            row.verdict or "not judged",
+        )
+        for row in rows
+    ]
+    return _without_empty(Listing("Every row", heads, lines, [_verdict(row.verdict) for row in rows]))
+
+
+def _copies(rows: Sequence[PairRow]) -> Iterator[Block]:
+    """A grid for every way of copying; host memory, and pairs in more than one size, as lines."""
+    series: dict[tuple[object, ...], list[PairRow]] = {}
+    for row in rows:
+        if HOST not in (row.source, row.destination):
+            series.setdefault((row.size_bytes, row.engine, row.direction, row.peer, row.scope), []).append(row)
+    ways = {key[1:] for key in series}
+    if len(series) <= 2 * len(ways):
+        yield from (_grid_of(members) for members in series.values() if len(members) > 1)
+        listed = [row for row in rows if HOST in (row.source, row.destination)]
+        listed += [row for members in series.values() if len(members) == 1 for row in members]
+    else:
+        listed = list(rows)
+    if listed:
+        heads = ("from", "to", "size", "how", "GB/s", "µs", "of limit", "path", "verdict", "note")
+        lines = [
+            (
+                *(row.source, row.destination, format_size(row.size_bytes or 0), copying_way(row)),
+                *(word(row.bandwidth_gb_s), word(row.latency_us), _percent(row.limit_percent)),
+                *(row.path_class or "", row.verdict or "not judged", row.note or ""),
+            )
+            for row in listed[:_MOST_LINES]
+        ]
+        verdicts = [_verdict(row.verdict) for row in listed]
+        yield _without_empty(Listing("Copies", heads, lines, verdicts, _left_out(len(listed), "pairs")))
+
+
+def _grid_of(rows: Sequence[PairRow]) -> Grid:
+    is_latency = (rows[0].size_bytes or 0) < 64 * 2**10
+    values = {(row.source, row.destination): row.latency_us if is_latency else row.bandwidth_gb_s for row in rows}
+    known = [value for value in values.values() if value]
+    best = (min if is_latency else max)(known, default=0.0)
+    lines: dict[str, dict[str, GridCell]] = {}
+    for row in rows:
+        value = values[row.source, row.destination]
+        share = None if not value or not best else best / value if is_latency else value / best
+        cell = GridCell(word(value) or "ERROR", share, _verdict(row.verdict))
+        lines.setdefault(row.source, {})[row.destination] = cell
+    names = list(dict.fromkeys(name for row in rows for name in (row.source, row.destination)))
+    return Grid(series_title(rows[0]), "µs" if is_latency else "GB/s", names[:_MOST_COLUMNS], lines)
+
+
+def _sections(report: Report) -> Iterator[Block]:
+    for name, section in report.sections.items():
+        if name in _HIDDEN:
+            continue
+        if isinstance(section, Table):
+            listing = _listing(name, section)
+            if listing.lines:
+                yield listing
+        elif section.cells:
+            yield _matrix(name, section)
+
+
+def _listing(name: str, section: Table) -> Listing:
+    columns = [column for column in _SHOWN.get(name, section.columns) if column in section.columns]
+    records = [row.to_record() for row in islice(section.rows(), _MOST_LINES + 1)]
+    more = f"more in --format csv --section {name}" if len(records) > _MOST_LINES else ""
+    lines = [[word(record[column]) for column in columns] for record in records[:_MOST_LINES]]
+    heads = [_words(column) for column in columns]
+    verdicts = [_verdict(record.get("verdict")) for record in records[:_MOST_LINES]]
+    return _without_empty(Listing(_words(name)[0].upper() + _words(name)[1:], heads, lines, verdicts, more))
+
+
+def _words(name: str) -> str:
+    """A column or a section as a person would write it: units as units, abbreviations as they are used."""
+    for ending, unit in (("_gbit_s", " Gbit/s"), ("_gb_s", " GB/s"), ("_us", " µs")):
+        name = name.replace(ending, unit)
+    text = name.replace("_", " ")
+    return " ".join(_SPELLING.get(word, word) for word in text.split(" "))
+
+
+def _matrix(name: str, section: Matrix) -> Grid:
+    known = dict.fromkeys(column for row in section.cells.values() for column in row)
+    columns = [
+        *(name for name in section.cells if name in known),
+        *(each for each in known if each not in section.cells),
+    ]
+    columns = columns[:_MOST_COLUMNS]
+    numbers = [value for row in section.cells.values() for value in row.values() if isinstance(value, float)]
+    best = max(numbers, default=0.0)
+    lines = {
+        row: {
+            column: GridCell(_cell(cells[column]), _share(cells[column], best)) for column in columns if column in cells
+        }
+        for row, cells in islice(section.cells.items(), _MOST_COLUMNS)
+    }
+    return Grid(_words(name)[0].upper() + _words(name)[1:], "", columns, lines)
+
+
+def _cell(value: object) -> str:
+    """A cell's words; peer access says what CUDA and NVML say."""
+    if isinstance(value, Mapping):
+        return " / ".join(word(each) or "?" for key, each in value.items() if key != "reason")
+    return word(value)
+
+
+def _share(value: object, best: float) -> float | None:
+    return value / best if isinstance(value, float) and best else None
+
+
+def word(value: Any) -> str:
+    """A value as a person reads it: four digits, nothing for what is unknown."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4g}" if value < 10_000 else f"{value:.0f}"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(word, value[:8])) + (f" and {len(value) - 8} more" if len(value) > 8 else "")
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}: {word(each)}" for key, each in value.items())
+    return str(value)
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{value:.0f}%"
+
+
+def _verdict(text: str | None) -> Verdict | None:
+    return None if text is None else Verdict(text)
+
+
+def _left_out(count: int, section: str) -> str:
+    return f"{count - _MOST_LINES} more in --format csv --section {section}" if count > _MOST_LINES else ""
+
+
+def _without_empty(listing: Listing) -> Listing:
+    """Without the columns in which nothing is known."""
+    kept = [number for number in range(len(listing.heads)) if any(line[number] for line in listing.lines)]
+    return Listing(
+        listing.title,
+        [listing.heads[number] for number in kept],
+        [[line[number] for number in kept] for line in listing.lines],
+        listing.verdicts,
+        listing.left_out,
+    )
+
+
+def outcome(run: Run) -> str:
+    """The verdict in a line."""
+    return f"{run.report.verdict}" + ("" if run.report.complete else ": the run has not ended, or was cut short")

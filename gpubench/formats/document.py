@@ -1,0 +1,63 @@
+"""Documents that are written whole: nobody can read half of one, so it says that it is unfinished until it is."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from gpubench.formats.json import replace_atomically
+from gpubench.formats.writer import Target
+from gpubench.model.report import Metadata, Report, Row
+from gpubench.model.verdict import Verdict
+
+UNFINISHED = Report(verdict=Verdict.ERROR, complete=False)
+"""What a document says of a run that nobody has ended: it runs, or it was killed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """All that is known of a run: its metadata, the rows until now, and how it ended."""
+
+    metadata: Metadata
+    rows: Sequence[Row]
+    report: Report
+
+
+Render = Callable[[Run], Iterable[str]]
+
+
+class DocumentWriter:
+    """Writes what a function makes of a run: a file when it begins, as unfinished, and again when it ends.
+
+    In between rows are kept and the machine left alone: making a document of each of them would cost time between
+    measurements. csv, json, jsonl and table have every row on disk.
+    """
+
+    def __init__(self, target: Target, render: Render, *, marks_unfinished: bool = True) -> None:
+        self._target = target
+        self._marks_unfinished = marks_unfinished
+        self._render = render
+        self._metadata: Metadata | None = None
+        self._rows: list[Row] = []
+
+    def begin(self, metadata: Metadata, _columns: Sequence[str]) -> None:
+        """A file that says ERROR: nothing of an earlier run may pass for this one's."""
+        self._metadata = metadata
+        if self._marks_unfinished and self._target.path is not None:
+            self._write(UNFINISHED)
+
+    def row(self, row: Row) -> None:
+        """Keep it."""
+        self._rows.append(row)
+
+    def end(self, report: Report) -> None:
+        """The document."""
+        self._write(report)
+
+    def _write(self, report: Report) -> None:
+        if self._metadata is None:
+            return
+        pieces = self._render(Run(self._metadata, self._rows, report))
+        if self._target.path is not None:
+            replace_atomically(self._target.path, pieces)
+        elif self._target.stream is not None:
+            self._target.stream.writelines(pieces)
+            self._target.stream.flush()

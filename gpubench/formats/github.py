@@ -1,0 +1,67 @@
+"""Annotations of GitHub Actions on stdout: the worst ten of what was found, then the verdict.
+
+GitHub shows ten errors and ten warnings of a step. `markdown` has the whole.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from gpubench.formats.document import DocumentWriter, Run
+from gpubench.formats.writer import Format, Style, Target
+from gpubench.model.report import FINDINGS_SECTION
+from gpubench.model.verdict import Verdict
+
+if TYPE_CHECKING:
+    from gpubench.model.cases import Case
+
+_MOST = 10
+_COMMANDS = {Verdict.FAIL: "error", Verdict.ERROR: "error"}
+
+
+def render(run: Run) -> Iterator[str]:
+    """The workflow commands, a line each."""
+    from gpubench.formats.blocks import outcome, title
+    from gpubench.formats.text.fallback import fallback_lines
+    from gpubench.model.cases import worst_first
+
+    name = title(run.metadata)
+    worst = worst_first(_annotated(run))
+    for case in worst[:_MOST]:
+        yield _command(_COMMANDS.get(case.verdict, "warning"), f"{name}: {case.name}", f"{case.verdict}\n{case.text}")
+    lines = [f"verdict: {outcome(run)}", *fallback_lines(run.report)]
+    if len(worst) > _MOST:
+        lines.insert(1, f"{len(worst) - _MOST} more than the {_MOST} annotations shown; --output summary.md has all")
+    yield _command("notice", name, "\n".join(lines))
+
+
+def _annotated(run: Run) -> Iterator["Case"]:
+    """Findings as they stand, not subject by subject; where nothing was found, whatever else went wrong."""
+    from gpubench.model.cases import Case, cases
+
+    findings = run.report.findings
+    for finding in findings:
+        words = (finding.seen, f"expected: {finding.expected}", f"likely: {finding.cause}", finding.next_command)
+        text = "\n".join(each for each in words if each and not each.endswith(": "))
+        yield Case(FINDINGS_SECTION, f"{finding.id}: {finding.subject}", finding.severity, text)
+    if not findings or not run.report.complete:
+        yield from (case for case in cases(run.metadata, run.rows, run.report) if case.group != FINDINGS_SECTION)
+
+
+def _command(kind: str, title_: str, message: str) -> str:
+    return f"::{kind} title={_property(title_)}::{_data(message)}\n"
+
+
+def _data(text: str) -> str:
+    """Text of a workflow command: a percent sign and line ends are what it cannot hold."""
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")
+
+
+def _writer(target: Target, _style: Style) -> DocumentWriter:
+    return DocumentWriter(target, render)
+
+
+GITHUB = Format("github", None, "annotations of GitHub Actions", _writer)

@@ -1,0 +1,20 @@
+"""A self-contained HTML file: verdict, findings, curves, heat maps, all figures; no script, no network."""
+
+from collections.abc import Iterator
+
+from gpubench.formats.document import DocumentWriter, Run
+from gpubench.formats.writer import Format, Style, Target
+
+
+def _in_ascii(run: Run) -> Iterator[str]:
+    """The page with references in the place of characters that not every encoding of stdout has."""
+    from gpubench.formats.web.page import render
+
+    return (piece.encode("ascii", "xmlcharrefreplace").decode("ascii") for piece in render(run))
+
+
+def _writer(target: Target, _style: Style) -> DocumentWriter:
+    return DocumentWriter(target, _in_ascii)
+
+
+HTML = Format("html", ".html", "one page with curves and heat maps, light and dark, no network", _writer)

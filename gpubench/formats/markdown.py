@@ -1,0 +1,77 @@
+"""Markdown: the verdict, what was found, and the figures, for `$GITHUB_STEP_SUMMARY`, issues and merge requests."""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from gpubench.formats.document import DocumentWriter, Run
+from gpubench.formats.writer import Format, Style, Target
+from gpubench.model.verdict import Finding, Verdict
+
+if TYPE_CHECKING:
+    from gpubench.formats.blocks import Grid
+
+_SIGNS = {Verdict.PASS: "✅", Verdict.FAIL: "❌", Verdict.WARN: "⚠️", Verdict.ERROR: "🟣", Verdict.SKIP: "⏭️"}
+_MARKS = {Verdict.FAIL: " **!**", Verdict.WARN: " **\\***", Verdict.INCONCLUSIVE: " **~**"}
+_ESCAPES = str.maketrans({"|": r"\|", "<": "&lt;", ">": "&gt;", "\n": " ", "*": r"\*", "_": r"\_", "`": r"\`"})
+
+
+def render(run: Run) -> Iterator[str]:
+    """The document."""
+    from gpubench.formats.blocks import Grid, Listing, blocks, facts, outcome, title
+    from gpubench.formats.text.fallback import fallback_lines
+
+    sign = _SIGNS.get(run.report.verdict, "")
+    yield f"# {_text(title(run.metadata))}: {' '.join(filter(None, (sign, outcome(run))))}\n"
+    for line in fallback_lines(run.report):
+        yield f"\n{_text(line)}\n"
+    for finding in run.report.findings:
+        yield from _finding(finding)
+    yield "\n"
+    yield from (f"- {_text(label)}: {_text(words)}\n" for label, words in facts(run.metadata))
+    for block in blocks(run):
+        if isinstance(block, Listing):
+            yield f"\n## {_text(block.title)}\n\n"
+            yield from _table(block.heads, block.lines)
+            if block.left_out:
+                yield f"\n{_text(block.left_out)}\n"
+        elif isinstance(block, Grid):
+            yield f"\n## {_text(block.title)}\n\n"
+            yield from _table((block.corner, *block.columns), list(_lines(block)), marked=True)
+
+
+def _finding(finding: Finding) -> Iterator[str]:
+    yield f"\n**{finding.severity} {_text(finding.id)}**: {_text(finding.subject)}\n"
+    for label, words in (("seen", finding.seen), ("expected", finding.expected), ("likely", finding.cause)):
+        if words:
+            yield f"- {label}: {_text(words)}\n"
+    if finding.next_command:
+        yield f"- try: `{finding.next_command.replace('`', '')}`\n"
+
+
+def _lines(grid: "Grid") -> Iterator[Sequence[str]]:
+    for name, cells in grid.lines.items():
+        words = [_text(name)]
+        for column in grid.columns:
+            cell = cells.get(column)
+            mark = "" if cell is None or cell.verdict is None else _MARKS.get(cell.verdict, "")
+            words.append(("X" if name == column else "") if cell is None else _text(cell.text) + mark)
+        yield words
+
+
+def _table(heads: Sequence[str], lines: Sequence[Sequence[str]], *, marked: bool = False) -> Iterator[str]:
+    """`marked` lines are Markdown already."""
+    yield "| " + " | ".join(map(_text, heads)) + " |\n"
+    yield "|" + " --- |" * len(heads) + "\n"
+    for line in lines:
+        yield "| " + " | ".join(line if marked else map(_text, line)) + " |\n"
+
+
+def _text(words: str) -> str:
+    return words.translate(_ESCAPES)
+
+
+def _writer(target: Target, _style: Style) -> DocumentWriter:
+    return DocumentWriter(target, render)
+
+
+MARKDOWN = Format("markdown", ".md", "verdict, findings and figures for $GITHUB_STEP_SUMMARY", _writer)

@@ -1,0 +1,166 @@
+"""Prometheus text for node_exporter's textfile collector, in base units (bytes, seconds).
+
+Written once, at the end, and whole: the collector reads whenever it likes, and one bad line costs it the whole file.
+No sample has a timestamp, which the collector refuses; `gpubench_last_run_timestamp_seconds` says how old all this is.
+What a killed run leaves is the file of the run before, which grows old.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from gpubench.formats.document import DocumentWriter, Run
+from gpubench.formats.writer import Format, Style, Target
+from gpubench.model.report import Metadata, Table
+from gpubench.model.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND
+from gpubench.model.verdict import Verdict, exit_code
+
+_ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
+_ESCAPES_OF_HELP = str.maketrans({"\\": r"\\", "\n": r"\n"})
+_PER_MICROSECOND = 1 / MICROSECONDS_PER_SECOND
+
+
+class Metric(NamedTuple):
+    """A gauge made of a column: its value times `scale`, with the row's labels."""
+
+    name: str
+    help: str
+    column: str
+    scale: float = 1.0
+
+
+_WHICH_PAIR = (
+    *("source", "destination", "source_node", "destination_node", "scope", "direction", "engine", "peer", "size_bytes"),
+    "memory",
+)
+_WHICH_ROW = (
+    *("collective", "backend", "group", "ranks", "nodes", "size_bytes", "dtype", "op", "root", "placement", "mode"),
+    "graph",
+)
+
+_METRICS: Mapping[str, tuple[Sequence[str], Sequence[Metric]]] = {
+    "busbw_gb_s": (
+        _WHICH_ROW,
+        (
+            Metric("collective_time_seconds", "Time of an operation, mean over ranks.", "time_us", _PER_MICROSECOND),
+            Metric("collective_algbw_bytes_per_second", "Size over time.", "algbw_gb_s", BYTES_PER_GB),
+            Metric("collective_busbw_bytes_per_second", "Bus bandwidth of nccl-tests.", "busbw_gb_s", BYTES_PER_GB),
+            Metric("collective_limit_bytes_per_second", "What the links carry at most.", "limit_gb_s", BYTES_PER_GB),
+            Metric("collective_expected_bytes_per_second", "Of a healthy machine.", "expected_gb_s", BYTES_PER_GB),
+            Metric("collective_wrong_elements", "Wrong elements over all ranks.", "wrong"),
+            Metric("collective_host_staged", "1 where bytes went through host memory.", "host_staged"),
+        ),
+    ),
+    "nvlink_bytes": (
+        _WHICH_PAIR,
+        (
+            Metric("pair_bandwidth_bytes_per_second", "Copied from GPU to GPU.", "bandwidth_gb_s", BYTES_PER_GB),
+            Metric("pair_latency_seconds", "Time of a copy.", "latency_us", _PER_MICROSECOND),
+            Metric("pair_host_staged", "1 where a copy went through host memory.", "host_staged"),
+        ),
+    ),
+    "nvlinks_active": (
+        ("node", "gpu", "name", "uuid", "bus_id"),
+        (
+            Metric("gpu_nvlinks_active", "NVLinks that are up.", "nvlinks_active"),
+            Metric("gpu_nvlinks", "NVLinks that the GPU has.", "nvlinks"),
+            Metric("gpu_nvlink_errors", "Errors that its NVLinks have counted.", "nvlink_errors"),
+            Metric("gpu_pcie_width_lanes", "PCIe lanes in use.", "pcie_width"),
+            Metric("gpu_pcie_replays", "PCIe packets that were sent again.", "pcie_replays"),
+        ),
+    ),
+    "gpudirect_rdma": (
+        ("node", "nic", "model"),
+        (
+            Metric("nic_rate_bytes_per_second", "Rate of the port.", "rate_gb_s", BYTES_PER_GB),
+            Metric("nic_gpudirect_rdma", "1 where it may reach GPU memory.", "gpudirect_rdma"),
+        ),
+    ),
+    "times_slower": (
+        ("conclusion", "verdict", "confidence", "transport", "cause"),
+        (Metric("paths", "Ordered pairs that fare alike, by what is concluded of them.", "count"),),
+    ),
+    "channels_most": (
+        ("communicator", "scope", "transport", "verdict"),
+        (Metric("connected_pairs", "Pairs that an NCCL log connects alike.", "pairs"),),
+    ),
+}
+"""By a column that only rows of one kind have: the columns that tell its rows apart, and the metrics."""
+
+
+class _Exposition:
+    """Samples by metric, each with its labels once: the collector refuses a file that has a sample twice."""
+
+    def __init__(self, common: Mapping[str, str]) -> None:
+        self._common = common
+        self._help: dict[str, str] = {}
+        self._samples: dict[str, dict[str, float]] = {}
+
+    def add(self, name: str, help_text: str, value: float, labels: Mapping[str, object]) -> None:
+        """One sample; of two with the same labels the later counts."""
+        all_labels = {**self._common, **labels}
+        text = ",".join(f'{key}="{str(each).translate(_ESCAPES)}"' for key, each in all_labels.items() if each != "")
+        self._help[name] = help_text
+        self._samples.setdefault(name, {})[text] = value
+
+    def lines(self) -> Iterator[str]:
+        """Metric by metric."""
+        for name, samples in self._samples.items():
+            yield f"# HELP {name} {self._help[name].translate(_ESCAPES_OF_HELP)}\n# TYPE {name} gauge\n"
+            for labels, value in samples.items():
+                yield f"{name}{{{labels}}} {value:.10g}\n"
+
+
+def render(run: Run) -> Iterator[str]:
+    """The file."""
+    metadata, report = run.metadata, run.report
+    exposition = _Exposition({"command": metadata.subject, "origin": metadata.origin})
+    started = datetime.fromisoformat(metadata.started_at).timestamp()
+    for name, help_text, value in (
+        ("last_run_timestamp_seconds", "Unix time at which the last run began.", started),
+        ("last_run_complete", "0 where the last run was cut short.", float(report.complete)),
+        ("last_run_exit_code", "0 healthy, 1 judged and failed, 3 could not measure.", exit_code(report.verdict)),
+    ):
+        exposition.add(f"gpubench_{name}", help_text, value, {})
+    for verdict in Verdict:
+        is_it = float(report.verdict is verdict)
+        exposition.add("gpubench_last_run_verdict", "1 for the verdict of the last run.", is_it, {"verdict": verdict})
+    found: dict[tuple[str, str], int] = {}
+    for finding in report.findings:
+        key = (finding.id, finding.severity.value)
+        found[key] = found.get(key, 0) + len(finding.subjects or (finding.subject,))
+    for (id_, severity), count in found.items():
+        labels = {"id": id_, "severity": severity}
+        exposition.add("gpubench_findings", "Subjects with a finding, by its id.", count, labels)
+    for record in _records(run):
+        _add_row(exposition, record, metadata)
+    yield from exposition.lines()
+
+
+def _records(run: Run) -> Iterator[Mapping[str, Any]]:
+    yield from (row.to_record() for row in run.rows)
+    for section in run.report.sections.values():
+        if isinstance(section, Table) and any(column in section.columns for column in _METRICS):
+            yield from (row.to_record() for row in section.rows())
+
+
+def _add_row(exposition: _Exposition, record: Mapping[str, Any], metadata: Metadata) -> None:
+    for mark, (which, metrics) in _METRICS.items():
+        if mark not in record:
+            continue
+        labels = {name: record[name] for name in which if record.get(name) is not None}
+        if "host memory" in str(record.get("note")):
+            labels["memory"] = str(record["note"]).partition(" ")[0]
+        if metadata.origin != record.get("origin", metadata.origin):
+            labels["origin"] = record["origin"]
+        for metric in metrics:
+            value = record[metric.column]
+            if value is not None:
+                exposition.add(f"gpubench_{metric.name}", metric.help, float(value) * metric.scale, labels)
+
+
+def _writer(target: Target, _style: Style) -> DocumentWriter:
+    return DocumentWriter(target, render, marks_unfinished=False)
+
+
+PROMETHEUS = Format("prometheus", ".prom", "gauges for node_exporter's textfile collector", _writer)

@@ -1,0 +1,121 @@
+"""One line for monitoring: a Nagios plugin's, with performance data, and a node-problem-detector plugin's.
+
+They come with `--exit-style`, which also chooses the exit code; they are no formats of their own.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from gpubench.formats.document import DocumentWriter, Run
+from gpubench.formats.writer import Format, Style, Target
+from gpubench.model.report import CollectiveRow, PairRow
+from gpubench.model.units import format_size
+from gpubench.model.verdict import Verdict
+
+MOST_CHARACTERS = 80
+"""What node-problem-detector keeps of a message: `max_output_length`, by default."""
+
+STATES = {
+    Verdict.PASS: "OK",
+    Verdict.SKIP: "OK",
+    Verdict.WARN: "WARNING",
+    Verdict.INCONCLUSIVE: "WARNING",
+    Verdict.FAIL: "CRITICAL",
+    Verdict.ERROR: "UNKNOWN",
+}
+"""Nagios' word for each verdict; what was not judged is no problem."""
+
+
+def nagios_line(subject: str, state: str, text: str) -> str:
+    """A plugin's line without figures; a bar would begin them."""
+    return f"{subject.upper()} {state} - {' '.join(text.split())}".replace("|", "/") + "\n"
+
+
+def npd_line(text: str) -> str:
+    """A message of at most 80 bytes, in ASCII, so that nothing else cuts it, least of all inside a character."""
+    words = " ".join(text.replace("→", "->").split()).encode("ascii", "replace").decode("ascii")
+    return (words if len(words) <= MOST_CHARACTERS else words[: MOST_CHARACTERS - 3] + "...") + "\n"
+
+
+class _Figure(NamedTuple):
+    """A performance figure: a name that says its unit, since Nagios has none for bandwidth; its least and most."""
+
+    label: str
+    value: float
+    most: float | None = None
+
+    def __str__(self) -> str:
+        return f"'{self.label}'={self.value:g};;;0;{'' if self.most is None else f'{self.most:g}'}"
+
+
+def _nagios(run: Run) -> Iterator[str]:
+    """Nothing of a run that was cut short: whoever ends it says why, in the one line there is."""
+    if not run.report.complete:
+        return
+    from gpubench.formats.blocks import title
+
+    line = nagios_line(title(run.metadata), STATES[run.report.verdict], summary(run)).rstrip("\n")
+    figures = " ".join(map(str, _figures(run)))
+    yield f"{line} | {figures}\n" if figures else f"{line}\n"
+
+
+def _npd(run: Run) -> Iterator[str]:
+    if run.report.complete:
+        yield npd_line(f"{run.report.verdict}: {summary(run)}")
+
+
+def summary(run: Run) -> str:
+    """What matters most, in a sentence: the gravest finding, else what fallback there is, else the figures."""
+    from gpubench.formats.text.fallback import fallback_lines
+
+    report = run.report
+    order = (Verdict.FAIL, Verdict.ERROR, Verdict.INCONCLUSIVE, Verdict.WARN)
+    gravest = sorted(
+        (each for each in report.findings if each.severity in order), key=lambda f: order.index(f.severity)
+    )
+    if gravest:
+        more = f"; {len(gravest) - 1} more" if len(gravest) > 1 else ""
+        return f"{gravest[0].id}: {gravest[0].subject}: {gravest[0].seen}{more}"
+    rows = [row for row in run.rows if isinstance(row, CollectiveRow)]
+    if rows:
+        peak = max(rows, key=lambda row: row.busbw_gb_s)
+        return f"peak busbw {peak.busbw_gb_s:.2f} GB/s at {format_size(peak.size_bytes)}, {_checked(rows)}"
+    return next(iter(fallback_lines(report)), "no finding")
+
+
+def _checked(rows: list[CollectiveRow]) -> str:
+    checked = [row.wrong for row in rows if row.wrong is not None]
+    return f"{sum(checked)} wrong elements" if checked else "data not checked"
+
+
+def _figures(run: Run) -> Iterator[_Figure]:
+    from gpubench.model.curves import HOST
+
+    rows = [row for row in run.rows if isinstance(row, CollectiveRow)]
+    if rows:
+        peak = max(rows, key=lambda row: row.busbw_gb_s)
+        yield _Figure("peak_busbw_gb_s", round(peak.busbw_gb_s, 3), peak.limit_gb_s)
+        yield _Figure("time_us_smallest", round(min(rows, key=lambda row: (row.size_bytes, row.time_us)).time_us, 3))
+        if any(row.wrong is not None for row in rows):
+            yield _Figure("wrong_elements", sum(row.wrong or 0 for row in rows))
+    pairs = [row for row in run.rows if isinstance(row, PairRow) and HOST not in (row.source, row.destination)]
+    reached = [row for row in pairs if row.peer != "off" and row.bandwidth_gb_s is not None]
+    largest = max((row.size_bytes or 0 for row in reached), default=0)
+    slowest = min(
+        (row for row in reached if row.size_bytes == largest), key=lambda row: row.bandwidth_gb_s or 0.0, default=None
+    )
+    if slowest is not None and slowest.bandwidth_gb_s is not None:
+        yield _Figure("slowest_pair_gb_s", round(slowest.bandwidth_gb_s, 3), slowest.limit_gb_s)
+    yield _Figure("findings", len(run.report.findings))
+
+
+def _nagios_writer(target: Target, _style: Style) -> DocumentWriter:
+    return DocumentWriter(target, _nagios)
+
+
+def _npd_writer(target: Target, _style: Style) -> DocumentWriter:
+    return DocumentWriter(target, _npd)
+
+
+NAGIOS = Format("nagios", None, "a Nagios plugin's line", _nagios_writer)
+NPD = Format("npd", None, "a node-problem-detector plugin's message", _npd_writer)

@@ -1,0 +1,106 @@
+"""The page of the html format: verdict, findings, curves, matrices as heat maps, all figures; no script, no network."""
+
+from collections.abc import Iterator
+from html import escape
+from itertools import groupby
+
+from gpubench.formats.blocks import Block, Grid, GridCell, Listing, blocks, facts, outcome, title
+from gpubench.formats.document import Run
+from gpubench.formats.text.fallback import fallback_lines
+from gpubench.formats.web.curves import figure
+from gpubench.formats.web.look import STYLE
+from gpubench.model.curves import Chart
+from gpubench.model.verdict import Finding, Verdict
+
+_SIGNS = {Verdict.PASS: "✓", Verdict.FAIL: "✗", Verdict.WARN: "!", Verdict.ERROR: "?", Verdict.SKIP: "–"}
+_MARKS = {Verdict.FAIL: "✗", Verdict.WARN: "!", Verdict.INCONCLUSIVE: "~", Verdict.ERROR: "?"}
+_LOW_SHARE = 2 / 3
+"""Cells below this share of their grid's best are framed."""
+
+
+def render(run: Run) -> Iterator[str]:
+    """The page."""
+    name = escape(title(run.metadata))
+    verdict = run.report.verdict
+    yield '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+    yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    yield f"<title>{name}: {verdict}</title><style>{STYLE}</style></head>\n<body><h1>{name}</h1>\n"
+    yield f'<div class="verdict {verdict}">{_SIGNS.get(verdict, "~")} {escape(outcome(run))}'
+    yield from (f"<p>{escape(line)}</p>" for line in fallback_lines(run.report))
+    yield "</div>\n"
+    for finding in run.report.findings:
+        yield from _finding(finding)
+    yield "<h2>The run</h2><dl>"
+    yield from (f"<dt>{escape(label)}</dt><dd>{escape(words)}</dd>" for label, words in facts(run.metadata))
+    yield "</dl>\n"
+    for is_chart, members in groupby(blocks(run), key=lambda block: isinstance(block, Chart)):
+        if is_chart:
+            yield '<h2>Curves</h2><div class="charts">\n'
+        for block in members:
+            yield from _block(block)
+        if is_chart:
+            yield "</div>\n"
+    yield "<footer>GB/s is 1e9 bytes/s, K, M and G in sizes are 1024-based; ✗ FAIL, ! WARN, ~ INCONCLUSIVE, "
+    yield "? ERROR; dashed frames are below two thirds of the best in their matrix.</footer></body></html>\n"
+
+
+def _finding(finding: Finding) -> Iterator[str]:
+    yield f'<section class="finding {finding.severity}"><strong>{finding.severity} {escape(finding.id)}</strong> '
+    yield f"<span>{escape(finding.subject)}</span><dl>"
+    for label, words in (("seen", finding.seen), ("expected", finding.expected), ("likely", finding.cause)):
+        if words:
+            yield f"<dt>{label}</dt><dd>{escape(words)}</dd>"
+    if finding.next_command:
+        yield f"<dt>try</dt><dd><code>{escape(finding.next_command)}</code></dd>"
+    yield "</dl></section>\n"
+
+
+def _block(block: Block) -> Iterator[str]:
+    if isinstance(block, Chart):
+        yield from figure(block)
+    elif isinstance(block, Grid):
+        yield from _grid(block)
+    else:
+        yield from _listing(block)
+
+
+def _grid(grid: Grid) -> Iterator[str]:
+    yield f'<h2>{escape(grid.title)}</h2><div class="scroll"><table><tr><th>{escape(grid.corner)}</th>'
+    yield from (f"<th>{escape(column)}</th>" for column in grid.columns)
+    yield "</tr>\n"
+    for name, cells in grid.lines.items():
+        yield f"<tr><th>{escape(name)}</th>"
+        for column in grid.columns:
+            cell = cells.get(column)
+            own = "X" if name == column else ""
+            yield f'<td class="own">{own}</td>' if cell is None else _cell(cell)
+        yield "</tr>\n"
+    yield "</table></div>\n"
+
+
+def _cell(cell: GridCell) -> str:
+    mark = "" if cell.verdict is None else _MARKS.get(cell.verdict, "")
+    words = escape(cell.text) + (f' <b title="{cell.verdict}">{mark}</b>' if mark else "")
+    if cell.share is None:
+        return f"<td>{words}</td>"
+    low = " low" if cell.share < _LOW_SHARE else ""
+    return f'<td class="h{low}" style="--s:{cell.share:.2f}">{words}</td>'
+
+
+def _listing(listing: Listing) -> Iterator[str]:
+    yield f'<h2>{escape(listing.title)}</h2><div class="scroll"><table><tr>'
+    yield from (f"<th>{escape(head)}</th>" for head in listing.heads)
+    yield "</tr>\n"
+    for line, verdict in zip(listing.lines, listing.verdicts, strict=False):
+        yield "<tr>"
+        for words in line:
+            kinds = ("n" if _is_number(words) else "") + (f" {verdict}" if verdict and words == verdict.value else "")
+            yield f'<td class="{kinds.strip()}">{escape(words)}</td>' if kinds.strip() else f"<td>{escape(words)}</td>"
+        yield "</tr>\n"
+    yield "</table></div>\n"
+    if listing.left_out:
+        yield f'<p class="note">{escape(listing.left_out)}</p>\n'
+
+
+def _is_number(words: str) -> bool:
+    return words.rstrip("%KMGT").replace(".", "", 1).isdigit()

@@ -1,0 +1,96 @@
+"""What users get wrong, and terminals that can do little: one clear message, the right exit code, never a traceback."""
+
+from pathlib import Path
+
+import pytest
+
+from gpubench.formats import FORMATS
+from tests.cli.running import ROOT, environment, gpubench
+
+SIMULATED = ("allreduce", "--simulate", "hgx-h200-4", "--sizes", "1K:1G:32")
+RUNS = (
+    SIMULATED,
+    ("p2p", "--simulate", "hgx-h200-4", "--fault", "link0-1:staged=yes"),
+    ("p2p", "--simulate", "hgx-h200-4", "--sizes", "8:64M:8", "--plot"),
+    ("topo", "--replay", str(ROOT / "tests" / "machines" / "h100x8-nic8")),
+    ("explain", str(ROOT / "tests" / "logs" / "h200x4-p2p-disabled")),
+)
+ASCII = environment(LC_ALL="C", PYTHONIOENCODING="ascii", PYTHONCOERCECLOCALE="0")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--output", "/proc/result.html"), "--output /proc/result.html cannot be written"),
+        (("--output", "nowhere/result.prom"), "--output nowhere/result.prom cannot be written: No such file"),
+        (("--output", "a.md", "--output", "./a.md"), "--output ./a.md is given twice"),
+        (("--output", "result"), "--output result: the suffix names no format"),
+        (("--output", "annotations.github"), "the suffix names no format"),
+        (("--format", "markdwon"), "try:      --format markdown"),
+        (("--exit-style", "nagois"), "try:      --exit-style nagios"),
+        (("--plot", "--format", "json"), "--plot with --format json"),
+        (("--section", "rows", "--format", "html"), "--section rows without csv"),
+        (("--widht", "80"), "--width"),
+        (("--width", "39"), "--width"),
+        (("extra",), "extra"),
+    ],
+    ids=lambda each: " ".join(each)[:40] if isinstance(each, tuple) else "",
+)
+def test_it_is_refused_before_anything_is_done(arguments: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    result = gpubench(*SIMULATED, *arguments, cwd=tmp_path, env=environment(PYTHONPATH=str(ROOT)))
+    assert result.returncode == 2
+    assert said in result.stderr
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("allreduc", "allreduce"), ("tpo", "topo"), ("all-to-all", "alltoall")])
+def test_a_command_that_is_nearly_right_is_named(typed: str, meant: str) -> None:
+    result = gpubench(typed)
+    assert result.returncode == 2
+    assert f"'{meant}'" in result.stderr
+    assert "gpubench --help" in result.stderr
+
+
+def test_alone_it_says_what_to_type_first() -> None:
+    result = gpubench()
+    assert result.returncode == 0
+    start = result.stdout.partition("Start with:")[2]
+    assert start.split()[:2] == ["gpubench", "topo"]
+    assert "--simulate hgx-h100-8" in start
+
+
+@pytest.mark.parametrize("arguments", [RUNS[1], RUNS[-1]], ids=lambda each: each[0])
+@pytest.mark.parametrize("name", [each.name for each in FORMATS])
+def test_no_format_needs_utf_8(arguments: tuple[str, ...], name: str) -> None:
+    result = gpubench(*arguments, "--format", name, env=ASCII)
+    assert result.returncode in (0, 1), result.stderr
+    assert result.stdout.isascii()
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("arguments", RUNS, ids=lambda each: each[0])
+def test_sentences_fit_forty_columns(arguments: tuple[str, ...]) -> None:
+    """Figures are never cut: a line of them, which does not wrap, may be wider; everything else fits."""
+    result = gpubench(*arguments, "--width", "40")
+    wide = [line for line in result.stdout.splitlines() if len(line) > 40]
+    assert [line for line in wide if "  " not in line.strip()] == []
+    if arguments is SIMULATED:
+        assert wide == []
+
+
+@pytest.mark.parametrize("changed", [{"NO_COLOR": "1"}, {"TERM": "dumb"}, {}], ids=["NO_COLOR", "dumb", "a pipe"])
+def test_a_pipe_has_no_colours(changed: dict[str, str]) -> None:
+    assert "\x1b" not in gpubench(*SIMULATED, env=environment(**changed)).stdout
+
+
+def test_nothing_is_said_by_colour_alone() -> None:
+    """With colours taken away the text is the same, marks included."""
+    arguments = (*RUNS[1], "--no-patterns", "--no-host")
+    plain = gpubench(*arguments, "--color", "never").stdout
+    colored = gpubench(*arguments, "--color", "always", "--width", "100").stdout
+    for code in range(110):
+        colored = colored.replace(f"\x1b[{code}m", "").replace(f"\x1b[1;{code}m", "")
+    assert colored == plain
+    assert "37.9!" in plain

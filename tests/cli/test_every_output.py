@@ -1,0 +1,79 @@
+"""Every command on machines and logs that are recorded, every machine type simulated: JSON validates, formats agree."""
+
+import csv
+import io
+import json
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import jsonschema
+import pytest
+from typer.testing import CliRunner
+
+from gpubench.cli.app import app
+from gpubench.errors import GpubenchError
+from gpubench.formats import FORMATS
+from gpubench.profiles import all_profiles
+from tests.cli.running import ROOT
+from tests.formats.test_documents import samples
+
+SCHEMA: dict[str, Any] = json.loads(files("gpubench.formats").joinpath("report.schema.json").read_text())
+VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
+MACHINES = sorted(path.parent for path in (ROOT / "tests" / "machines").glob("*/nodes"))
+FILES = sorted((ROOT / "tests" / "machines").glob("*/from.*"))
+LOGS = sorted(path for path in (ROOT / "tests" / "logs").iterdir() if path.is_dir())
+PROFILES = [profile.name for profile in all_profiles()]
+WITH_PEERS = [profile.name for profile in all_profiles() if profile.match.visible > 1]
+RUNS = (
+    *(("topo", "--replay", str(path)) for path in MACHINES),
+    *(("topo", "--from", str(path)) for path in FILES),
+    *(("explain", str(path)) for path in LOGS),
+    *(("topo", "--simulate", f"{name}*2") for name in PROFILES),
+    *((collective, "--simulate", name, "--sizes", "1K:1G:32")
+      for name in WITH_PEERS for collective in ("allreduce", "sendrecv")),
+    *(("p2p", "--simulate", name) for name in PROFILES),
+    ("p2p", "--simulate", "hgx-h100-8", "--fault", "link0-3:staged=yes", "--fault", "gpu5:lost=yes"),
+    ("allreduce", "--simulate", "hgx-h200-4", "--sizes", "1G", "--fault", "link0-1:staged=yes", "--strict"),
+)  # fmt: skip
+every_run = pytest.mark.parametrize("arguments", RUNS, ids=lambda each: "-".join(Path(word).name for word in each))
+
+
+def outputs(arguments: tuple[str, ...], folder: Path) -> tuple[dict[str, str], int]:
+    """All that one run writes, by format, and its exit code."""
+    paths = {each.name: folder / f"result{each.suffix}" for each in FORMATS if each.suffix is not None}
+    given = [word for path in paths.values() for word in ("--output", str(path))]
+    result = CliRunner().invoke(app, [*arguments, *given, "--format", "github"])
+    if isinstance(result.exception, GpubenchError):
+        raise result.exception
+    written = {name: path.read_text(encoding="utf-8") for name, path in paths.items() if path.exists()}
+    return written | {"github": result.stdout}, result.exit_code
+
+
+@every_run
+def test_all_formats_of_a_run_agree(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    written, code = outputs(arguments, tmp_path)
+    document = json.loads(written["json"])
+    VALIDATOR.validate(document)
+    verdict = document["verdict"]
+    assert code == {"FAIL": 1, "ERROR": 3}.get(verdict, 0)
+    lines = [json.loads(line) for line in written["jsonl"].splitlines()]
+    assert lines[-1]["verdict"] == verdict
+    assert f"verdict: {verdict}" in written["table"]
+    assert f": {verdict}</title>" in written["html"]
+    assert written["markdown"].splitlines()[0].endswith(verdict)
+    assert f"verdict: {verdict}" in written["github"]
+    suite = ElementTree.fromstring(written["junit"])[0].attrib
+    assert (suite["failures"] != "0") == (code == 1)
+    assert (suite["errors"] != "0") >= (code == 3)
+    scraped = samples(written["prometheus"])
+    assert [labels for (_, labels), value in scraped.items() if f',verdict="{verdict}"' in labels and value == 1]
+    cells = {len(row) for row in csv.reader(io.StringIO(written["csv"]))}
+    assert len(cells) == 1
+
+
+def test_the_runs_cover_every_recorded_machine_and_profile() -> None:
+    assert len(MACHINES) + len(FILES) >= 16
+    assert len(LOGS) >= 3
+    assert len(PROFILES) >= 7

@@ -1,0 +1,102 @@
+"""`--exit-style` as monitoring calls it: one line, the right exit code, whatever happens."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import gpubench as package
+from gpubench.cli.exit_style import ExitStyle, exit_style_in
+from gpubench.model.verdict import Verdict
+from tests.cli.running import gpubench, mpirun
+
+STAGED = ("p2p", "--simulate", "hgx-h200-4", "--fault", "link0-1:staged=yes")
+HEALTHY = ("p2p", "--simulate", "hgx-h200-4")
+FIGURE = re.compile(r"'[^'=]{1,40}'=-?[\d.e+-]+;;;0;[\d.e+]*")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "state", "code"),
+    [
+        (HEALTHY, "OK", 0),
+        (STAGED, "WARNING", 1),
+        ((*STAGED, "--strict"), "CRITICAL", 2),
+        (("topo", "--replay", "tests/machines/driver-silent"), "UNKNOWN", 3),
+        (("topo", "--replay", "nowhere"), "UNKNOWN", 3),
+        (("topo", "--width", "wide"), "UNKNOWN", 3),
+        (("explain", "tests/logs/h200x4-p2p-disabled"), "CRITICAL", 2),
+    ],
+    ids=["healthy", "warning", "strict", "silent", "nowhere", "usage", "explain"],
+)
+def test_nagios_gets_a_line_and_its_code(arguments: tuple[str, ...], state: str, code: int) -> None:
+    result = gpubench(*arguments, "--exit-style", "nagios")
+    assert result.returncode == code
+    assert result.stdout.count("\n") == 1
+    text, _, figures = result.stdout.strip().partition(" | ")
+    assert re.match(rf"GPUBENCH.* {state} - ", text)
+    assert all(FIGURE.fullmatch(figure) for figure in figures.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [(HEALTHY, 0), (STAGED, 0), ((*STAGED, "--strict"), 1), (("topo", "--replay", "nowhere"), 2), (("topo", "--x"), 2)],
+    ids=["healthy", "warning", "strict", "nowhere", "usage"],
+)
+def test_node_problem_detector_gets_eighty_bytes_and_its_code(arguments: tuple[str, ...], code: int) -> None:
+    result = gpubench(*arguments, "--exit-style=npd")
+    assert result.returncode == code
+    assert result.stdout.count("\n") == 1
+    assert len(result.stdout.strip().encode()) <= 80
+    assert result.stdout.isascii()
+
+
+def test_every_verdict_has_a_code() -> None:
+    assert {verdict: ExitStyle.NAGIOS.code(verdict) for verdict in Verdict} == {
+        Verdict.PASS: 0,
+        Verdict.SKIP: 0,
+        Verdict.WARN: 1,
+        Verdict.INCONCLUSIVE: 1,
+        Verdict.FAIL: 2,
+        Verdict.ERROR: 3,
+    }
+    assert [ExitStyle.NPD.code(verdict) for verdict in (Verdict.PASS, Verdict.WARN, Verdict.FAIL, Verdict.ERROR)] == [
+        *(0, 0, 1, 2)
+    ]
+
+
+def test_the_style_is_found_before_options_are_read() -> None:
+    assert exit_style_in(["topo", "--exit-style", "nagios"]) is ExitStyle.NAGIOS
+    assert exit_style_in(["topo", "--exit-style=npd", "--nonsense"]) is ExitStyle.NPD
+    assert exit_style_in(["topo", "--exit-style"]) is None
+    assert exit_style_in(["topo", "nagios"]) is None
+
+
+def test_a_format_beside_it_is_refused() -> None:
+    result = gpubench("topo", "--exit-style", "nagios", "--format", "json")
+    assert result.returncode == 3
+    assert "--exit-style nagios with --format json" in result.stderr
+
+
+@pytest.mark.mpi
+def test_a_launcher_has_exit_codes_of_its_own() -> None:
+    result = mpirun(2, "topo", "--exit-style", "nagios")
+    assert result.returncode != 0
+    assert "--exit-style under" in result.stderr
+
+
+@pytest.mark.mpi
+def test_a_job_of_our_own_ends_with_the_style_s_code() -> None:
+    result = gpubench("allreduce", "--backend", "host", "--sizes", "1K", "--exit-style", "nagios")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("GPUBENCH ALLREDUCE OK - peak busbw")
+    assert "'wrong_elements'=0;;;0;" in result.stdout
+
+
+def test_commands_take_their_exit_code_from_the_presentation() -> None:
+    """Ranks may call `exit_code` themselves: the process that launched them ends with the style's."""
+    ranks = {"job.py", "p2p_ranks.py", "exit_style.py", "presentation.py"}
+    for path in (Path(package.__file__).parent / "cli").glob("*.py"):
+        calls = {node.func.id for node in ast.walk(ast.parse(path.read_text()))
+                 if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}  # fmt: skip
+        assert path.name in ranks or "exit_code" not in calls, path.name

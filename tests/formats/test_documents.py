@@ -1,0 +1,169 @@
+"""Documents for machines: JUnit, Prometheus, Markdown, GitHub annotations; every one of them parsed again."""
+
+import io
+import re
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpubench.formats.github import GITHUB
+from gpubench.formats.junit import JUNIT
+from gpubench.formats.markdown import MARKDOWN
+from gpubench.formats.prometheus import PROMETHEUS
+from gpubench.formats.writer import Format, Style, Target
+from gpubench.model.cases import cases
+from gpubench.model.report import COLLECTIVE_COLUMNS, Report, Row
+from gpubench.model.verdict import Verdict
+from tests.formats.sample import FINDING, METADATA, REPORT, ROW, ROWS
+
+SAMPLE = re.compile(r'(?P<name>[a-z_]+)\{(?P<labels>(?:[a-z_]+="(?:[^"\\\n]|\\[\\n"])*",?)*)\} (?P<value>[-+.e0-9]+)')
+
+
+def written(format_: Format, report: Report = REPORT, rows: tuple[Row, ...] = ROWS) -> str:
+    stream = io.StringIO()
+    writer = format_.writer(Target(stream=stream), Style())
+    writer.begin(METADATA, COLLECTIVE_COLUMNS)
+    for row in rows:
+        writer.row(row)
+    writer.end(report)
+    return stream.getvalue()
+
+
+def samples(text: str) -> dict[tuple[str, str], float]:
+    """What a scraper would read; fails on a line that it would refuse."""
+    found: dict[tuple[str, str], float] = {}
+    declared: set[str] = set()
+    for line in text.removesuffix("\n").split("\n"):
+        if line.startswith("# TYPE "):
+            name, kind = line.split()[2:]
+            assert kind == "gauge"
+            assert name not in declared, "a metric's samples stand together"
+            declared.add(name)
+        elif not line.startswith("# HELP "):
+            match = SAMPLE.fullmatch(line)
+            assert match is not None, line
+            assert match["name"] in declared
+            key = match["name"], match["labels"]
+            assert key not in found
+            found[key] = float(match["value"])
+    return found
+
+
+def test_junit_counts_what_it_holds() -> None:
+    suite = ElementTree.fromstring(written(JUNIT))[0]
+    found = suite.findall("testcase")
+    assert int(suite.attrib["tests"]) == len(found) == len(ROWS) + 2
+    assert int(suite.attrib["failures"]) == len(suite.findall("testcase/failure")) == 2
+    failure = next(case for case in found if case.attrib["classname"] == "gpubench.allreduce.findings").find("failure")
+    assert failure is not None
+    assert failure.attrib["message"] == "seen: 3 wrong elements in 1 rows"
+
+
+@pytest.mark.parametrize(
+    ("verdict", "element"),
+    [
+        (Verdict.FAIL, "failure"),
+        (Verdict.ERROR, "error"),
+        (Verdict.SKIP, "skipped"),
+        (Verdict.INCONCLUSIVE, "skipped"),
+        (Verdict.WARN, "system-out"),
+        (Verdict.PASS, None),
+    ],
+)
+def test_junit_keeps_could_not_measure_apart_from_failed(verdict: Verdict, element: str | None) -> None:
+    finding = replace(FINDING, severity=verdict, subjects=("GPU0", "GPU1"))
+    suite = ElementTree.fromstring(written(JUNIT, Report(verdict=verdict, complete=True, findings=(finding,)), ()))[0]
+    found = [case for case in suite.findall("testcase") if case.attrib["classname"].endswith("findings")]
+    assert [case.attrib["name"] for case in found] == ["wrong-data: GPU0", "wrong-data: GPU1"]
+    assert [[child.tag for child in case] for case in found] == [[element] if element else []] * 2
+
+
+def test_what_is_cut_short_is_an_error_in_junit() -> None:
+    suite = ElementTree.fromstring(written(JUNIT, Report(verdict=Verdict.ERROR, complete=False), ()))[0]
+    assert suite.attrib["errors"] == "1"
+    assert "cut short" in ElementTree.tostring(suite, encoding="unicode")
+
+
+@given(st.text())
+def test_junit_is_xml_whatever_was_seen(text: str) -> None:
+    finding = replace(FINDING, subject=text, seen=text, cause=text)
+    ElementTree.fromstring(written(JUNIT, replace(REPORT, findings=(finding,))).encode("utf-8", "surrogatepass"))
+
+
+def test_a_row_that_only_strict_would_judge_fails_no_case() -> None:
+    """Whoever counts cases comes to the same end as who reads the exit code."""
+    softened = Report(verdict=Verdict.WARN, complete=True)
+    found = list(cases(METADATA, [replace(ROW, verdict="FAIL")], softened))
+    assert [case.verdict for case in found] == [Verdict.WARN, Verdict.PASS]
+    unexplained = list(cases(METADATA, [], Report(verdict=Verdict.FAIL, complete=True)))
+    assert [case.verdict for case in unexplained] == [Verdict.FAIL]
+
+
+def test_cases_have_names_of_their_own() -> None:
+    found = list(cases(METADATA, [ROW, ROW], REPORT))
+    assert len({(case.group, case.name) for case in found}) == len(found)
+
+
+def test_prometheus_has_base_units_and_no_timestamps() -> None:
+    found = samples(written(PROMETHEUS))
+    by_name = {name: value for (name, labels), value in found.items() if 'size_bytes="1073741824"' in labels}
+    assert by_name["gpubench_collective_busbw_bytes_per_second"] == pytest.approx(353.46e9)
+    assert by_name["gpubench_collective_time_seconds"] == pytest.approx(4547.85e-6)
+    common = 'command="allreduce",origin="measured"'
+    assert found["gpubench_last_run_timestamp_seconds", common] == 1795161600.0
+    assert found["gpubench_last_run_exit_code", common] == 1
+    assert found["gpubench_last_run_verdict", f'{common},verdict="FAIL"'] == 1
+    assert found["gpubench_findings", f'{common},id="wrong-data",severity="FAIL"'] == 1
+    assert not any(name == "gpubench_collective_limit_bytes_per_second" for name, _ in found)
+
+
+@given(st.text())
+def test_labels_of_prometheus_hold_anything(text: str) -> None:
+    found = samples(written(PROMETHEUS, rows=(replace(ROW, group=text),)))
+    assert any(name == "gpubench_collective_time_seconds" for name, _ in found)
+
+
+def test_a_textfile_is_replaced_only_by_a_whole_one(tmp_path: Path) -> None:
+    path = tmp_path / "gpubench.prom"
+    path.write_text("of the run before\n")
+    writer = PROMETHEUS.writer(Target(path=path), Style())
+    writer.begin(METADATA, COLLECTIVE_COLUMNS)
+    writer.row(ROW)
+    assert path.read_text() == "of the run before\n"
+    writer.end(REPORT)
+    assert samples(path.read_text())
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_document_of_a_run_that_was_killed_says_so(tmp_path: Path) -> None:
+    for format_ in (JUNIT, MARKDOWN):
+        path = tmp_path / f"result{format_.suffix}"
+        path.write_text("PASS")
+        format_.writer(Target(path=path), Style()).begin(METADATA, COLLECTIVE_COLUMNS)
+        assert "ERROR" in path.read_text()
+
+
+def test_markdown_tables_are_tables() -> None:
+    finding = replace(FINDING, seen="a | b\n<script>")
+    text = written(MARKDOWN, replace(REPORT, findings=(finding,)))
+    assert text.startswith("# gpubench allreduce: ❌ FAIL\n")
+    assert "a \\| b &lt;script&gt;" in text
+    for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}) == 1
+
+
+def test_github_shows_the_worst_ten_and_counts_the_rest() -> None:
+    warnings = tuple(replace(FINDING, id=f"warn-{number}", severity=Verdict.WARN) for number in range(12))
+    report = replace(REPORT, findings=(*warnings, replace(FINDING, seen="100% wrong,\nreally")))
+    lines = written(GITHUB, report).splitlines()
+    assert len(lines) == 11
+    assert lines[0].startswith(
+        "::error title=gpubench allreduce%3A wrong-data%3A rank 1 on n1 (GPU 1%2C 0000%3A01%3A00.0)::"
+    )
+    assert "100%25 wrong,%0Areally" in lines[0]
+    assert all(line.startswith("::warning title=") for line in lines[1:10])
+    assert lines[10].startswith("::notice title=gpubench allreduce::verdict: FAIL%0A3 more than")

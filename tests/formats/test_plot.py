@@ -1,0 +1,63 @@
+"""Curves in a terminal: what was measured is where it belongs, at any width, in any encoding."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpubench.formats.text.plot import plot_lines
+from gpubench.model.curves import Chart, Line, Points, charts
+from tests.cli.running import environment, gpubench
+from tests.formats.sample import ROW
+
+SWEEP = [
+    replace(ROW, size_bytes=2**power, busbw_gb_s=power * 10.0, limit_gb_s=450.0, expected_gb_s=400.0)
+    for power in range(10, 31)
+]
+points = st.lists(
+    st.tuples(st.integers(1, 2**40), st.floats(0, 1e6)), min_size=1, max_size=40, unique_by=lambda each: each[0]
+).map(lambda found: tuple(sorted(found)))
+
+
+def test_marks_rise_and_the_limit_lies_above() -> None:
+    lines = list(plot_lines(charts(SWEEP)[0], 80))
+    assert lines[0] == "allreduce float32 sum: bus bandwidth, GB/s"
+    picture = [line.partition("│")[2] for line in lines if "│" in line]
+    assert set(picture[0]) == {"-"}
+    columns = [line.index("o") for line in picture if "o" in line]
+    assert columns == sorted(columns, reverse=True)
+    assert sum(line.count("o") for line in picture) == len(SWEEP)
+    assert any(set(line.replace("o", "")) == {"."} for line in picture)
+    assert [line.strip() for line in lines[-3:]] == ["o out of place", "- limit", ". healthy machine"]
+
+
+@given(points, points, st.integers(26, 200))
+def test_a_picture_fits_whatever_was_measured(first: Points, second: Points, width: int) -> None:
+    chart = Chart("t", "GB/s", (Line("a", first), Line("b", second)), limit=first, expected=second)
+    assert max(map(len, plot_lines(chart, width))) <= max(width, 40)
+
+
+@pytest.mark.parametrize("width", ["40", "80"])
+def test_a_plot_needs_neither_utf_8_nor_colours(width: str) -> None:
+    plain = environment(LC_ALL="C", PYTHONIOENCODING="ascii", PYTHONCOERCECLOCALE="0", NO_COLOR="1")
+    result = gpubench(
+        *("allreduce", "--simulate", "hgx-h200-4", "--sizes", "1K:4G:4", "--plot", "--width", width), env=plain
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.isascii()
+    assert "\x1b" not in result.stdout
+    picture = [line for line in result.stdout.splitlines() if line[10:11] == "|"]
+    assert len(picture) == 15
+    assert max(map(len, picture)) <= int(width)
+
+
+def test_two_sizes_are_no_curve() -> None:
+    result = gpubench("allreduce", "--simulate", "hgx-h200-4", "--sizes", "1K,1M", "--plot")
+    assert "no curve: fewer than three sizes were measured" in result.stdout
+
+
+def test_a_plot_needs_a_table() -> None:
+    result = gpubench("allreduce", "--simulate", "hgx-h200-4", "--plot", "--format", "csv")
+    assert result.returncode == 2
+    assert "--plot with --format csv" in result.stderr

@@ -1,0 +1,165 @@
+"""The recipes of docs/recipes: read by what will read them, their commands run on a simulated machine."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.cli.running import ROOT, environment
+
+RECIPES = ROOT / "docs" / "recipes"
+FILES = sorted(path for path in RECIPES.rglob("*") if path.is_file() and path.name != "README.md")
+SCRIPTS = [path for path in FILES if path.suffix in (".sh", ".sbatch")]
+HEALTHY, BROKEN = "--simulate hgx-h100-8", "--simulate hgx-h100-8 --fault gpu5:nvlink=12"
+STAND_INS = {
+    "gpubench": 'exec {python} -m gpubench "$@" {machine}',
+    "srun": 'while [ "$1" != gpubench ]; do shift; done; exec "$@"',
+    "mpirun": 'while [ "$1" != gpubench ]; do shift; done; exec "$@"',
+    "logger": 'echo "logger $*"',
+    "scontrol": 'echo "scontrol $*" >&3; if [ "$1" = show ]; then echo "   Reason=$REASON [root@now]"; fi',
+}
+"""What stands in for programs that are not here: gpubench itself, with a machine that does not exist."""
+
+
+def texts(value: Any) -> Iterator[str]:
+    """Every command in a document: steps, scripts, argument lists."""
+    if isinstance(value, dict):
+        words = [*value.get("command", ()), *value.get("args", ())]
+        if words:
+            yield shlex.join(words if "gpubench" in words else ["gpubench", *words])
+        for key, each in value.items():
+            if key == "run":
+                yield each
+            elif key == "script":
+                yield from each
+            else:
+                yield from texts(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from texts(each)
+
+
+def commands_of(path: Path) -> list[str]:
+    """The gpubench commands of a recipe that is no script."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix in (".yml", ".yaml"):
+        found: list[str] = list(texts(yaml.safe_load(text)))
+    elif path.suffix == ".json":
+        found = list(texts(json.loads(text)))
+    else:
+        found = re.findall(r"^(?:ExecStart=| *command_line +)(.+)$", text, re.MULTILINE)
+    lines = (line.strip().replace("/opt/gpubench/bin/", "") for each in found for line in each.splitlines())
+    return [line for line in lines if re.match(r"(mpirun .*)?gpubench ", line)]
+
+
+COMMANDS = [(path, command) for path in FILES if path not in SCRIPTS for command in commands_of(path)]
+
+
+def run(
+    command: list[str], folder: Path, machine: str = HEALTHY, reason: str = ""
+) -> "subprocess.CompletedProcess[str]":
+    tools = folder / "bin"
+    tools.mkdir(exist_ok=True)
+    for name, line in STAND_INS.items():
+        path = tools / name
+        path.write_text(f"#!/bin/bash\n{line.replace('{python}', sys.executable).replace('{machine}', machine)}\n")
+        path.chmod(0o755)
+    changed = environment(PATH=f"{tools}{os.pathsep}{os.environ['PATH']}", PYTHONPATH=str(ROOT), REASON=reason)
+    noting = ["bash", "-c", f'exec 3> "{folder}/calls"; exec "$@"', "bash"]
+    return subprocess.run(
+        [*noting, *command], capture_output=True, text=True, check=False, env=changed, cwd=folder, timeout=100
+    )
+
+
+@pytest.mark.parametrize(("path", "command"), COMMANDS, ids=lambda each: getattr(each, "name", "")[:40] or each[:40])
+def test_commands_run(path: Path, command: str, tmp_path: Path) -> None:
+    here = command.replace("/results", str(tmp_path)).replace("/var/lib/node_exporter/textfile", str(tmp_path))
+    here = here.replace("/tmp/allreduce.json", f"{tmp_path}/allreduce.json")
+    result = run(["bash", "-c", here], tmp_path)
+    assert result.returncode == 0, result.stderr
+    for output in re.findall(r"--output (\S+)", here):
+        assert (tmp_path / output).stat().st_size > 100
+
+
+def test_every_recipe_with_a_command_is_covered() -> None:
+    covered = {path.name for path, _ in COMMANDS} | {path.name for path in SCRIPTS}
+    assert {path.name for path in FILES} - covered == {"Containerfile", "gpubench.timer", "alerts.yml"}
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="no shellcheck on this machine")
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+def test_scripts_are_clean(path: Path) -> None:
+    result = subprocess.run(["shellcheck", str(path)], capture_output=True, text=True, check=False, timeout=60)
+    assert result.stdout == ""
+
+
+def test_a_batch_job_leaves_its_results(tmp_path: Path) -> None:
+    result = run(["bash", str(RECIPES / "slurm" / "allreduce.sbatch")], tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert {path.name for path in (tmp_path / "gpubench-0").iterdir()} == {
+        *("topo.json", "allreduce.json", "allreduce.html")
+    }
+
+
+@pytest.mark.parametrize(
+    ("machine", "code"),
+    [(HEALTHY, 0), (BROKEN, 1), ("--simulate hgx-h100-8 --fault node0:silent=nvml", 1), ("--no-such-option", 0)],
+    ids=["healthy", "broken", "silent", "a mistake of the recipe"],
+)
+def test_a_prolog_drains_for_what_is_broken_alone(machine: str, code: int, tmp_path: Path) -> None:
+    result = run(["bash", str(RECIPES / "slurm" / "prolog.sh")], tmp_path, machine)
+    assert result.returncode == code, result.stdout + result.stderr
+    assert ("logger" in result.stdout) == (machine != HEALTHY)
+
+
+@pytest.mark.parametrize(
+    ("machine", "reason", "expected"),
+    [
+        (HEALTHY, "", None),
+        (HEALTHY, "gpubench: FAIL: nvlink-down", "State=RESUME"),
+        (HEALTHY, "somebody's own", None),
+        (BROKEN, "", "State=DRAIN Reason=gpubench: FAIL: nvlink-down"),
+        (BROKEN, "somebody's own", None),
+    ],
+)
+def test_a_health_check_drains_and_undoes_its_own(
+    machine: str, reason: str, expected: str | None, tmp_path: Path
+) -> None:
+    result = run(["bash", str(RECIPES / "slurm" / "healthcheck.sh")], tmp_path, machine, reason)
+    assert result.returncode == 0, result.stderr
+    updates = [line for line in (tmp_path / "calls").read_text().splitlines() if "scontrol update" in line]
+    assert len(updates) == (expected is not None)
+    assert expected is None or expected in updates[0]
+
+
+def test_alerts_speak_of_metrics_that_exist(tmp_path: Path) -> None:
+    result = run(["bash", "-c", "gpubench topo --format prometheus"], tmp_path)
+    written = set(re.findall(r"^# TYPE (\w+) gauge$", result.stdout, re.MULTILINE))
+    rules = yaml.safe_load((RECIPES / "prometheus" / "alerts.yml").read_text())["groups"][0]["rules"]
+    assert len(rules) == 4
+    assert {name for rule in rules for name in re.findall(r"gpubench_\w+", rule["expr"])} <= written
+
+
+def test_every_recipe_is_listed_with_what_was_not_run() -> None:
+    text = (RECIPES / "README.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| \[([\w./-]+)\]\(\1\) \|.+\|.*\| .+ \|$", text, re.MULTILINE)
+    assert sorted(listed) == sorted(str(path.relative_to(RECIPES)) for path in FILES)
+
+
+def test_words_complete() -> None:
+    """What the shell asks when somebody presses the tabulator."""
+    asked = environment(_GPUBENCH_COMPLETE="complete_bash", COMP_WORDS="gpubench all", COMP_CWORD="1")
+    program = Path(sys.executable).parent / "gpubench"
+    if not program.exists():
+        pytest.skip("gpubench is not installed")
+    result = subprocess.run([program], capture_output=True, text=True, check=False, env=asked, timeout=60)
+    assert set(result.stdout.split()) == {"allreduce", "allgather", "alltoall"}
