@@ -93,7 +93,7 @@ def _single(each: Circumstances) -> Texts:
         "GPUs": _counted(each.gpus) or None,
         "hosts": ", ".join(each.hosts) or None,
         TOPOLOGY: each.topology,
-        "tool": each.tool,
+        "tool": each.tool if " " in each.tool else None,
         "profile": each.profile,
     }
 

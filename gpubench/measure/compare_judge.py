@@ -19,9 +19,6 @@ MISSING = "missing-rows"
 UNSURE_FROM = 0.1
 """A slowdown that noise of more than this hides, and that is more than half of it, is neither shown nor ruled out."""
 
-ALONE_UP_TO = 0.5
-"""A run hiccups at times: what one size of one placement alone shows in few runs is to be repeated, up to this."""
-
 _LIMIT_FALLS = 0.99
 _TIMES = 3.0
 """From here on people say how many times."""
@@ -92,8 +89,10 @@ def judge(key: Key, base: Sequence[Seen], new: Sequence[Seen], noise: NoiseOf, r
     figures = f"{how_much}; {100 * share:.1f} % is noise ({source})"
     if way is Change.SLOWER and rules.threshold_percent is not None:
         reasons.append(Reason(SLOWER, Verdict.FAIL, f"{how_much} than before"))
-    elif way is Change.SLOWER and slower < ALONE_UP_TO and noise.stands_alone(key):
-        reasons.append(Reason(UNSURE, Verdict.INCONCLUSIVE, f"{figures}; its neighbours are not, and runs are few"))
+    elif way is Change.SLOWER and noise.stands_alone(key):
+        # A run hiccups at times, by any factor: what one row alone shows in few runs is to be repeated.
+        verdict = Verdict.FAIL if rules.strict else Verdict.INCONCLUSIVE
+        reasons.append(Reason(UNSURE, verdict, f"{figures}; its neighbours are not, and runs are few"))
     elif way is Change.SLOWER:
         reasons.append(Reason(SLOWER, Verdict.FAIL, figures))
     elif rules.threshold_percent is None and share > UNSURE_FROM and slower > share / 2:

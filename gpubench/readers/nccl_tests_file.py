@@ -15,6 +15,7 @@ def result_file(
         UsageError: nothing says of how many ranks, or of which collective, rows are.
     """
     measured = [run for run in runs if run.lines]
+    rows = tuple(row for run in measured for row in run.rows(name))
     unfinished = sum(not run.complete for run in measured)
     said = [f"{unfinished} of {len(measured)} runs did not end"] if unfinished else []
     empty = sum(not run.lines and bool(run.settings) for run in runs)
@@ -23,7 +24,7 @@ def result_file(
         name=name,
         kind=kind,
         circumstances=_circumstances(measured, environment),
-        rows=tuple(row for run in measured for row in run.rows(name)),
+        rows=rows,
         complete=not unfinished and not empty,
         remarks=(*remarks, *said),
     )

@@ -92,6 +92,7 @@ def test_a_slowdown_in_one_row_of_single_runs_is_to_be_repeated() -> None:
     alone = compare([file(*rows)], [file(*once)], Rules())
     assert alone.verdict is Verdict.INCONCLUSIVE
     assert "its neighbours are not" in alone.findings[0].seen
+    assert compare([file(*rows)], [file(*once)], Rules(strict=True)).verdict is Verdict.FAIL
     assert compare([file(*rows)], [file(*hiccup)], Rules()).verdict is Verdict.FAIL
     assert compare([file(*rows)] * 5, [file(*once)] * 5, Rules()).verdict is Verdict.FAIL
 
