@@ -111,10 +111,11 @@ class MatrixRun(ABC):
 
     def _reference(self, series: Series, pair: Pair, figures: Mapping[Pair, float]) -> Reference:
         paths = {other: self._machine.wiring.path(other) for other in figures}
+        limit = self._machine.limit(series, pair).gb_s
         return Reference(
-            self._machine.limit(series, pair).gb_s,
+            limit,
             siblings_gb_s(figures, paths, pair),
-            self._machine.expected(series.quantity),
+            self._machine.expected(series.quantity, limit, self._machine.wiring.path(pair)),
         )
 
     def _verdict(

@@ -68,7 +68,7 @@ def subject_of(device: GpuFacts | NicFacts) -> str:
     return f"{device.device} ({device.bus_id})"
 
 
-BY_DESIGN = {"rtx-4090-2"}
+BY_DESIGN = {"rtx-4090-2", "rtx-5090-2", "dgx-1-v100"}
 
 
 @pytest.mark.parametrize("profile", profiles.all_profiles(), ids=lambda each: each.name)

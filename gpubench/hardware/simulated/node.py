@@ -123,6 +123,7 @@ class _PciTree:
 
 
 def _trained(generation: int | None, width: int | None) -> PcieLink:
+    generation, width = generation or None, width or None
     return PcieLink(generation=generation, width=width, max_generation=generation, max_width=width)
 
 
@@ -231,11 +232,12 @@ def _nic(nic: NicKindOfMachine, tree: _PciTree, number: int) -> NicFacts:
 
 def _pair(profile: Profile, one: GpuFacts, other: GpuFacts) -> PairFacts:
     """NVML's and CUDA's answers; with NVLink the status of plain PCI access is NS, as H200 answers."""
-    status = profile.peer_access.status
     joined = profile.nvlink is not None and (
         profile.nvlink.to is NvlinkPeer.SWITCH
         or any({one.index, other.index} == set(pair[:2]) for pair in profile.nvlink.pairs)
     )
+    access = profile.peer_access
+    status = access.status if joined or access.unlinked is None else access.unlinked
     return PairFacts(
         source=one.device,
         destination=other.device,

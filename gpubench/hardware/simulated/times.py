@@ -145,7 +145,7 @@ class _Model:
         self._curve: Curve = curve(machine.profile, collective, local, self.ranks)
         self._factor = collective.busbw_factor(self.ranks)
         staged = machine.profile.find("p2p.staged_gb_s")
-        self._staged_gb_s = staged[0].value if staged else machine.profile.gpu.pcie_gb_s
+        self._staged_gb_s = staged[0].value if staged else machine.profile.gpu.host_gb_s
 
     def seconds(self, size_bytes: int) -> float:
         """Latency, the slower of the links inside and across nodes, and the hops between nodes."""
