@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from gpubench import __version__
-from gpubench.cli import explain, p2p, topo
+from gpubench.cli import check, explain, p2p, profiles, topo
 from gpubench.cli.collective import command
 from gpubench.cli.encoding import spell_out_what_cannot_be_shown
 from gpubench.cli.signature import subcommand
@@ -30,12 +30,14 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for command_module in (topo, p2p, explain):
+for command_module in (topo, p2p, check, explain):
     app.command(command_module.NAME, short_help=command_module.SUMMARY)(
         subcommand(command_module.NAME, command_module.HELP, command_module.PARAMETERS, command_module.run)
     )
 for each in COLLECTIVES:
     app.command(each.name, short_help=each.summary)(command(each))
+
+app.add_typer(profiles.app, name=profiles.NAME, short_help=profiles.SUMMARY)
 
 
 def _show_version(wanted: bool) -> None:  # noqa: FBT001

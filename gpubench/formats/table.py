@@ -60,6 +60,10 @@ def _view(page: "Page", metadata: Metadata) -> View:
         from gpubench.formats.text.p2p import P2pView
 
         return P2pView(page, metadata)
+    if metadata.subject == "check":
+        from gpubench.formats.text.check import CheckView
+
+        return CheckView(page, metadata)
     if metadata.subject == "explain":
         from gpubench.formats.text.explain import ExplainView
 

@@ -7,14 +7,14 @@ Copies at the same time share what leaves a GPU and what enters it.
 import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 
 from gpubench.hardware.simulated.links import node_links
 from gpubench.hardware.simulated.machine import SimulatedMachine, snapshots
+from gpubench.hardware.simulated.node import healthy_node
 from gpubench.model.copies import CopyGpu, Engine, HostMemory, Place
 from gpubench.model.data_pattern import Block, DataPattern
 from gpubench.model.fault import Fault
-from gpubench.model.snapshot import GpuFacts, Snapshot
+from gpubench.model.profile import Profile
 from gpubench.model.topology import Topology
 from gpubench.model.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND
 from gpubench.ports import Array, CopyStream, Counted, Memory, Region
@@ -70,7 +70,7 @@ class SimulatedCopies:
         )
         self._shares = [each.share for each in links.gpus]
         self._host_shares = [each.host_share for each in links.gpus]
-        self._paths = _paths(self.snapshot)
+        self._paths = _paths(machine.profile)
         self._staged = [each.staged_with for each in links.gpus]
         self._indices = [each.index for each in links.gpus]
         self._access = {(pair.source, pair.destination): pair.cuda is True for pair in self.snapshot.pairs}
@@ -138,15 +138,10 @@ class SimulatedCopies:
         return healthy * share * (_PAGEABLE_SHARE if pageable else 1.0)
 
 
-def _paths(snapshot: Snapshot) -> dict[tuple[int, int], str]:
+def _paths(profile: Profile) -> dict[tuple[int, int], str]:
     """Path classes of pairs as they are without faults: a link that is down makes a path slower, and no other one."""
-    healthy = replace(snapshot, gpus=tuple(_all_up(gpu) for gpu in snapshot.gpus))
-    node = Topology(healthy)
+    node = Topology(healthy_node(profile))
     return {(one.index, other.index): node.path(one, other) for one in node.gpus for other in node.gpus}
-
-
-def _all_up(gpu: GpuFacts) -> GpuFacts:
-    return replace(gpu, nvlinks=tuple(replace(link, active=True) for link in gpu.nvlinks or ()))
 
 
 class NoCounters:

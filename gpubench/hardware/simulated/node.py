@@ -33,6 +33,7 @@ _FIRST_FLAT_NIC = 3
 _FABRIC_CAPABILITY = (9, 0)
 """GPUs register with the NVSwitch fabric from Hopper on (`nvmlDeviceGetGpuFabricInfo`)."""
 
+_IDLE_C = 35
 _HEALTHY_MASK = 0xAA
 _NO_CLUSTER = "00000000-0000-0000-0000-000000000000"
 _COUNTERS: Mapping[str, int] = {"replay": 0, "recovery": 0, "crc_flit": 0}
@@ -164,6 +165,8 @@ def _gpu(profile: Profile, tree: _PciTree, index: int) -> GpuFacts:
         idle=True,
         throttle_reasons=(),
         remapped_rows=RemappedRows(correctable=0, uncorrectable=0, pending=False, failure=False) if kind.ecc else None,
+        memory_errors=0 if kind.ecc else None,
+        temperature_c=_IDLE_C,
         pcie=_trained(kind.pcie_generation, kind.pcie_width),
         pcie_replays=0,
         place=place,
