@@ -3,8 +3,8 @@
     python benchmarks/check_verdicts.py --seeds 1000
 
 Every profile is simulated with noise of 2 % on every sample and judged as if somebody had asked for its profile. A
-false alarm is any finding but one that says 'by design'. A fault is found when one of the findings is there that the table
-below has for it. Simulated machines are a model: this measures the judgement, not the hardware.
+false alarm is any finding but one that says 'by design'. A fault is found when one of the findings is there that the
+table below has for it. Simulated machines are a model: this measures the judgement, not the hardware.
 """
 
 import argparse

@@ -63,7 +63,7 @@ def check_profile(profile: Profile, where: str) -> None:
     _check_nvlink(profile, where)
     _check_places(profile, where)
     for number, expected in enumerate(profile.expected):
-        _check_expected(profile, expected, f"{where}.expected[{number}] ({expected.quantity})")
+        check_expected(profile, expected, f"{where}.expected[{number}] ({expected.quantity})")
     unused = sorted(set(profile.sources) - {each.source for each in profile.expected})
     if unused:
         raise UsageError(f"{where}.sources.{unused[0]} is used by no expected value", next_step="remove it, or use it")
@@ -185,7 +185,8 @@ def _check_places(profile: Profile, where: str) -> None:
         raise UsageError(f"{where}.nic {twice[0]!r} is there twice")
 
 
-def _check_expected(profile: Profile, expected: Expected, where: str) -> None:
+def check_expected(profile: Profile, expected: Expected, where: str) -> None:
+    """Raise UsageError for a value that no machine of the profile can have, or that none could fail."""
     copies = (*COPY_QUANTITIES, *(SHARE_QUANTITIES if profile.match.generic else ()))
     of_collective = _OF_COLLECTIVE.fullmatch(expected.quantity) and expected.quantity not in copies
     if not of_collective and expected.quantity not in copies:
