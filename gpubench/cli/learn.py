@@ -41,6 +41,12 @@ def learned(
     text = f"gpubench {first['gpubench_version']}, {len(documents)} results, {started[0]} to {started[-1]}"
     bare = replace(machine, name=name, title=f"{machine.title}, learned", sources={_SOURCE: text}, sha256="")
     expected, refused = _believable(bare, [_shortened(each, machine.match.visible) for each in found.expected])
+    if not expected:
+        raise UsageError(
+            "no figure of the results can be right",
+            expected="figures that the links of the machine can carry, and that a bad one would miss",
+            reason="; ".join(refused),
+        )
     profile = replace(bare, expected=tuple(expected))
     written = toml_text(to_plain(profile))
     read_profile(written.encode(), f"{name}.toml")
