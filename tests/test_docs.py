@@ -1,10 +1,13 @@
 """What the documentation lists is what the code has."""
 
 import re
+import shlex
 from pathlib import Path
 
 from gpubench.causes import CAUSES
+from gpubench.checks import CHECKS
 from gpubench.measure.explain import SECTIONS as EXPLAIN_SECTIONS
+from gpubench.measure.health import SECTIONS as CHECK_SECTIONS
 from gpubench.measure.topo import SECTIONS
 from gpubench.model.evidence import RULES
 from gpubench.model.fault import FAULT_KEYS
@@ -23,7 +26,7 @@ def test_every_fault_is_documented() -> None:
 
 def test_every_section_is_named_in_the_readme() -> None:
     text = (ROOT / "README.md").read_text()
-    assert [section for section in (*SECTIONS, *EXPLAIN_SECTIONS) if f"`{section}`" not in text] == []
+    assert [section for section in (*SECTIONS, *EXPLAIN_SECTIONS, *CHECK_SECTIONS) if f"`{section}`" not in text] == []
 
 
 def test_the_decision_table_is_documented() -> None:
@@ -58,3 +61,16 @@ def test_the_readme_shows_what_evidence_looks_like() -> None:
     shown = (ROOT / "README.md").read_text().partition(f"$ {command}\n...\n")[2].partition("```")[0]
     assert shown
     assert shown in gpubench(*command.split()[1:]).stdout
+
+
+def test_the_readme_shows_what_check_prints() -> None:
+    command = "gpubench check --simulate 'hgx-h100-8*4' --fault node3.gpu5:nvlink=12"
+    shown = (ROOT / "README.md").read_text().partition(f"$ {command}\n")[2].partition("```")[0]
+    assert shown
+    assert gpubench(*shlex.split(command)[1:]).stdout == shown
+
+
+def test_every_check_is_documented() -> None:
+    text = (ROOT / "docs" / "check.md").read_text()
+    documented = re.findall(r"^\| `(\w+)` \| (.+?) \| (.+) \|$", text, re.MULTILINE)
+    assert documented == [(check.name, check.summary, check.needs.value) for check in CHECKS]

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from gpubench.checks.check import Check, Facts
-from gpubench.checks.copies import host_rows
 from gpubench.model.expectation import judge_bandwidth, odd_among, of_copy
+from gpubench.model.measured_copies import host_rows
 from gpubench.model.measurements import Need
 from gpubench.model.verdict import Finding, Verdict
 
@@ -13,7 +13,7 @@ def find(facts: Facts) -> Iterator[Finding]:
     """A warning below 90 % and FAIL below 75 % of siblings; else against the profile."""
     for node in facts.nodes:
         for to_gpu, quantity in ((True, "host_to_device_gb_s"), (False, "device_to_host_gb_s")):
-            rows = host_rows(facts, node, to_gpu=to_gpu)
+            rows = host_rows(facts.measurements, node, to_gpu=to_gpu)
             figures = {gpu.device: row.bandwidth_gb_s or 0.0 for gpu, row in rows}
             odd = odd_among(figures)
             way = "from" if to_gpu else "to"

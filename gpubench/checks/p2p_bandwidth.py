@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping
 
 from gpubench.checks.check import Check, Facts, join_subjects
-from gpubench.checks.copies import peer_rows
 from gpubench.model.expectation import Expectation, judge_bandwidth, of_copy
+from gpubench.model.measured_copies import peer_rows
 from gpubench.model.measurements import Need
 from gpubench.model.p2p import FAILED_SHARE, Oddity, Pair, odd_ones
 from gpubench.model.report import PairRow
@@ -19,7 +19,7 @@ def find(facts: Facts) -> Iterator[Finding]:
     host memory are said to do that by another check, and a GPU that somebody uses is not judged.
     """
     for node in facts.nodes:
-        rows = peer_rows(facts, node)
+        rows = peer_rows(facts.measurements, node)
         profile = facts.profile(node)
         due = {pair: of_copy(profile, "p2p.write_gb_s", row.limit_gb_s, row.path_class) for pair, row in rows.items()}
         shares = {pair: (row.bandwidth_gb_s or 0) / _due_gb_s(due[pair], row) for pair, row in rows.items()}

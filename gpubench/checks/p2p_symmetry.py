@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from gpubench.checks.check import Check, Facts
-from gpubench.checks.copies import peer_rows
+from gpubench.model.measured_copies import peer_rows
 from gpubench.model.measurements import Need
 from gpubench.model.p2p import FAILED_SHARE, SLOW_SHARE
 from gpubench.model.verdict import Finding, Verdict
@@ -12,7 +12,7 @@ from gpubench.model.verdict import Finding, Verdict
 def find(facts: Facts) -> Iterator[Finding]:
     """A warning below 90 % of the other direction and FAIL below 75 %: of two GPUs that have no siblings, too."""
     for node in facts.nodes:
-        rows = peer_rows(facts, node)
+        rows = peer_rows(facts.measurements, node)
         for (source, destination), row in rows.items():
             back = rows.get((destination, source))
             if back is None or not back.bandwidth_gb_s or row.bandwidth_gb_s is None:

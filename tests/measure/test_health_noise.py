@@ -2,8 +2,8 @@
 
 import pytest
 
-from benchmarks.check_verdicts import PLANTED, findings
 from gpubench import profiles
+from tests.fakes.planted import PLANTED, findings
 
 SEEDS = 20
 

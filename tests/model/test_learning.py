@@ -41,7 +41,7 @@ PLAIN = st.recursive(
     st.booleans()
     | st.integers(-(2**40), 2**40)
     | st.floats(-1e6, 1e6)
-    | st.text(st.characters(codec="ascii", exclude_categories=("Cc",))),
+    | st.text(st.characters(codec="ascii", exclude_categories=["Cc"])),
     lambda inner: (
         st.lists(st.integers(), max_size=3) | st.dictionaries(st.text("abc-_ ", min_size=1), inner, max_size=3)
     ),

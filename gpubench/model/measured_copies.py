@@ -1,21 +1,21 @@
 """The rows of measured copies that checks judge, by the GPUs of a node."""
 
-from gpubench.checks.check import Facts
 from gpubench.model.copies import Direction, Engine, HostMemory
+from gpubench.model.measurements import Measurements
 from gpubench.model.p2p import JUDGED_FROM_BYTES, Pair
 from gpubench.model.report import PairRow
 from gpubench.model.snapshot import GpuFacts
 from gpubench.model.topology import Topology
 
 
-def peer_rows(facts: Facts, node: Topology) -> dict[Pair, PairRow]:
+def peer_rows(measured: Measurements, node: Topology) -> dict[Pair, PairRow]:
     """Large copies between two GPUs of a node by their positions, written directly; of GPUs that nobody else uses."""
     positions = {gpu.bus_id: position for position, gpu in enumerate(node.gpus) if gpu.bus_id and not is_busy(gpu)}
-    staged = facts.measurements.staged
+    staged = measured.staged
     host = node.snapshot.host
     return {
         (positions[row.source_bus_id], positions[row.destination_bus_id]): row
-        for row in facts.measurements.pairs
+        for row in measured.pairs
         if row.source_node == row.destination_node == host
         and row.source_bus_id in positions
         and row.destination_bus_id in positions
@@ -26,11 +26,11 @@ def peer_rows(facts: Facts, node: Topology) -> dict[Pair, PairRow]:
     }
 
 
-def host_rows(facts: Facts, node: Topology, *, to_gpu: bool) -> list[tuple[GpuFacts, PairRow]]:
+def host_rows(measured: Measurements, node: Topology, *, to_gpu: bool) -> list[tuple[GpuFacts, PairRow]]:
     """Large copies between pinned host memory and GPUs of a node that nobody else uses."""
     gpus = {gpu.bus_id: gpu for gpu in node.gpus if gpu.bus_id and not is_busy(gpu)}
     found = []
-    for row in facts.measurements.pairs:
+    for row in measured.pairs:
         own, other = (
             (row.destination_bus_id, row.source_bus_id) if to_gpu else (row.source_bus_id, row.destination_bus_id)
         )
