@@ -40,12 +40,15 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A check: its name, what it looks for, the function, and what has to be measured for it."""
+    """A check: its name, what it looks for, the function, what has to be measured for it, and whether it says something
+    of machines without GPUs too.
+    """
 
     name: str
     summary: str
     find: Callable[[Facts], Iterator[Finding]]
     needs: Need = Need.FACTS
+    without_gpus: bool = False
 
 
 def run(checks: Sequence[Check], facts: Facts) -> tuple[Finding, ...]:

@@ -31,5 +31,5 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 
 COLLECTIVE_BANDWIDTH = Check(
-    "collective_bandwidth", "all-reduce takes as long as on healthy machines", find, Need.ALL_REDUCE
+    "collective_bandwidth", "all-reduce takes as long as on healthy machines", find, Need.ALL_REDUCE, without_gpus=True
 )

@@ -24,4 +24,4 @@ def find(facts: Facts) -> Iterator[Finding]:
             )
 
 
-DATA_CORRECT = Check("data_correct", "all data arrive as they were sent", find, Need.VERIFIED_DATA)
+DATA_CORRECT = Check("data_correct", "all data arrive as they were sent", find, Need.VERIFIED_DATA, without_gpus=True)

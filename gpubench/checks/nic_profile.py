@@ -34,4 +34,6 @@ def _rates(rates: list[float]) -> str:
     return f"{', '.join(f'{rate:g}' for rate in sorted(set(rates)))} Gb/s" if rates else "any rate"
 
 
-NIC_PROFILE = Check("nic_profile", "as many RDMA ports, as fast, as the profile that was asked for has", find)
+NIC_PROFILE = Check(
+    "nic_profile", "as many RDMA ports, as fast, as the profile that was asked for has", find, without_gpus=True
+)

@@ -30,4 +30,4 @@ def find(facts: Facts) -> Iterator[Finding]:
             )
 
 
-STRAGGLERS = Check("stragglers", "no rank takes longer than the others", find, Need.ALL_REDUCE)
+STRAGGLERS = Check("stragglers", "no rank takes longer than the others", find, Need.ALL_REDUCE, without_gpus=True)

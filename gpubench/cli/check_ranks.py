@@ -23,7 +23,7 @@ from gpubench.hardware import mpi, recorded
 from gpubench.hardware.probe import probe
 from gpubench.hardware.process_facts import read_rank_facts
 from gpubench.measure.agreement import AgreedError, agree
-from gpubench.measure.check_documents import findings_beside_speed, together
+from gpubench.measure.check_documents import findings_beside_speed, of_node, together
 from gpubench.model.measurements import QUICK, Measurements, Need
 from gpubench.model.profile import Profile
 from gpubench.model.rank_facts import RankFacts
@@ -132,12 +132,7 @@ class CheckRanksJob:
         if not node.gpus:
             return Measurements(left_out=dict.fromkeys((Need.PEER_COPIES, Need.HOST_COPIES), "no GPU"))
         measured = measured_copies(self._options.plan, self._options.timeout_s, node)
-        host = node.snapshot.host
-        return replace(
-            measured,
-            pairs=tuple(replace(row, source_node=host, destination_node=host) for row in measured.pairs),
-            findings=tuple(replace(each, subject=f"{host} {each.subject}") for each in measured.findings),
-        )
+        return of_node(measured, node.snapshot.host)
 
     def _collectives(self, nodes: Sequence[Topology], profile: Profile | None) -> Measurements:
         limit = self._options.plan.limit_gb_s(nodes)

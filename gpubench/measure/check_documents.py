@@ -1,6 +1,7 @@
 """What gpubench's own commands wrote as JSON, as measurements for checks."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from gpubench.model.evidence_rows import EVIDENCE_SECTION, EvidenceRow
@@ -28,6 +29,23 @@ def of_collective(document: Mapping[str, Any]) -> Measurements:
         collectives=tuple(CollectiveRow(**row) for row in document.get(ROWS_SECTION) or ()),
         ranks=tuple(RankIdentity(**rank) for rank in document["metadata"]["ranks"]),
         findings=tuple(each for each in _findings(document) if each.id != WRONG_DATA),
+    )
+
+
+def of_node(measured: Measurements, host: str) -> Measurements:
+    """What a process measured on one of several nodes, by the name that the node has among them."""
+    return replace(
+        measured,
+        pairs=tuple(replace(row, source_node=host, destination_node=host) for row in measured.pairs),
+        evidence=tuple(replace(row, source_node=host, destination_node=host) for row in measured.evidence),
+        findings=tuple(
+            replace(
+                each,
+                subject=f"{host} {each.subject}",
+                subjects=tuple(f"{host} {subject}" for subject in each.subjects),
+            )
+            for each in measured.findings
+        ),
     )
 
 

@@ -91,6 +91,8 @@ def _check_row(facts: Facts, outcome: _Outcome, origin: str) -> CheckRow:
         verdict, note = Verdict.ERROR, failed
     elif missing is not None:
         verdict, note = Verdict.SKIP, missing
+    elif not check.without_gpus and not any(node.gpus for node in facts.nodes):
+        verdict, note = Verdict.SKIP, "no GPU"
     elif check.needs is Need.FACTS and check.name != "driver" and _has_no_facts(facts):
         verdict, note = Verdict.ERROR, "the driver of a node did not tell"
     else:

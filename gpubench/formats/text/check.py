@@ -53,18 +53,20 @@ class CheckView:
         self._page.print("")
 
     def _checks(self, rows: Sequence[CheckRow]) -> None:
-        """Verdicts of checks; those that pass in one line."""
-        passed = [row.check for row in rows if row.verdict == Verdict.PASS]
+        """Verdicts of checks; those that pass, and those that nobody looked at for one reason, in one line."""
+        alike: dict[tuple[str, str | None], list[str]] = {}
+        for row in rows:
+            if row.verdict == Verdict.PASS or row.note:
+                alike.setdefault((row.verdict, row.note), []).append(row.check)
+        passed = alike.pop((Verdict.PASS.value, None), [])
         if passed:
             self._page.wrap(f"{'PASS':<13} {', '.join(passed)}", hanging=14)
         for row in rows:
-            if row.verdict == Verdict.PASS:
-                continue
-            if row.note:
-                self._page.wrap(f"{row.verdict:<13} {row.check}: not looked at: {row.note}", hanging=14)
-            else:
+            if row.verdict != Verdict.PASS and not row.note:
                 word = _WORDS.get(row.verdict, row.verdict)
                 self._page.wrap(f"{word:<13} {row.check}: {plural(row.findings, 'finding')}", hanging=14)
+        for (verdict, note), names in alike.items():
+            self._page.wrap(f"{verdict:<13} {', '.join(names)}: not looked at: {note}", hanging=14)
 
     def _verdicts(self, rows: Sequence[VerdictRow]) -> None:
         """How many nodes, GPUs, NICs and links are well, and which are not."""
