@@ -113,9 +113,17 @@ def separate_jobs(launcher: str, claimed: int) -> CouldNotMeasureError:
     )
 
 
+_INSTEAD = {
+    "p2p": "--simulate hgx-h200-4 shows what it prints",
+    "check": "--profile host checks NICs, libraries and CPUs; --simulate hgx-h200-4 shows what it prints",
+    "profiles": "--simulate hgx-h200-4 shows what it prints",
+}
+"""What a command without GPUs can do in the place of what it was asked for."""
+
+
 def no_gpu(reason: str, for_what: str = "--backend nccl") -> CouldNotMeasureError:
     """A command, or `--backend nccl`, where no GPU can be used."""
-    instead = "--simulate hgx-h200-4 shows what it prints" if for_what == "p2p" else ""
+    instead = _INSTEAD.get(for_what, "")
     return CouldNotMeasureError(
         f"no usable GPU: {reason}",
         expected=f"at least one NVIDIA GPU for {for_what}",

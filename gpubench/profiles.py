@@ -1,18 +1,23 @@
-"""Find, read and match the files of `profiles/`: what a healthy machine of each kind looks like and reaches."""
+"""Find, read and match the files of `profiles/`: what a healthy machine of each kind looks like and reaches.
+
+A user's own lie in the folder that GPUBENCH_PROFILES names, else in $XDG_CONFIG_HOME/gpubench/profiles, and come first.
+"""
 
 import difflib
 import hashlib
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
 from gpubench.errors import UsageError
 from gpubench.model.plain import from_plain
-from gpubench.model.profile import Profile
+from gpubench.model.profile import Generic, Profile
 from gpubench.model.profile_rules import check_profile
 from gpubench.model.snapshot import NvlinkPeer
+
+FOLDER_VARIABLE = "GPUBENCH_PROFILES"
 
 _PACKAGE = Path(__file__).parent
 _HASH_DIGITS = 12
@@ -95,13 +100,63 @@ def load(name: str) -> Profile:
     return read_file(folder() / f"{name}.toml")
 
 
+def own_folder(environment: Mapping[str, str]) -> Path:
+    """Where a user's own profiles lie; it need not exist."""
+    named = environment.get(FOLDER_VARIABLE)
+    if named:
+        return Path(named)
+    home = environment.get("HOME", "")
+    return Path(environment.get("XDG_CONFIG_HOME") or Path(home) / ".config") / "gpubench" / "profiles"
+
+
+def own_profiles(environment: Mapping[str, str]) -> tuple[Profile, ...]:
+    """A user's own profiles, by file name.
+
+    Raises:
+        UsageError: one of them is no profile.
+    """
+    return tuple(read_file(path) for path in sorted(own_folder(environment).glob("*.toml")))
+
+
+def find(text: str, environment: Mapping[str, str]) -> Profile:
+    """The profile that a user names: the path of a file, one of their own, or one that comes with gpubench.
+
+    Raises:
+        UsageError: there is none, or it is broken.
+    """
+    if text.endswith(".toml") or "/" in text:
+        return read_file(Path(text))
+    own = own_folder(environment) / f"{text}.toml"
+    return read_file(own) if own.is_file() else load(text)
+
+
 def all_profiles() -> tuple[Profile, ...]:
     """Every profile that comes with gpubench, by name."""
     return tuple(load(name) for name in names())
 
 
-def match(gpu_names: Sequence[str], count: int, *, switched: bool | None = None) -> ProfileMatch | None:
-    """The profile for `count` visible GPUs of these NVML names, None where there is none.
+def match_any(
+    gpu_names: Sequence[str], count: int, *, switched: bool | None, joined: bool, own: Sequence[Profile] = ()
+) -> ProfileMatch | None:
+    """As `match`, a user's own first, and where nothing fits the one for any machine, with or without NVLink.
+
+    `joined` says whether NVLinks join its GPUs. None where there are no GPUs, or nobody knows their names.
+    """
+    found = match(gpu_names, count, switched=switched, among=own) or match(gpu_names, count, switched=switched)
+    if found is not None or not count:
+        return found
+    generic = Generic.NVLINK if joined else Generic.PCIE
+    return next((ProfileMatch(each, count) for each in all_profiles() if each.match.generic is generic), None)
+
+
+def match(
+    gpu_names: Sequence[str],
+    count: int,
+    *,
+    switched: bool | None = None,
+    among: Sequence[Profile] | None = None,
+) -> ProfileMatch | None:
+    """The profile for `count` visible GPUs of these NVML names, None where there is none; `among` these, or ours.
 
     One for this very number comes first, then that of the next larger one: fewer GPUs are a slice of its board. GPUs
     of several models match nothing. `switched` says, where it is known, whether NVLinks lead to NVSwitches or from GPU
@@ -110,8 +165,9 @@ def match(gpu_names: Sequence[str], count: int, *, switched: bool | None = None)
     models = set(gpu_names)
     fitting = [
         each
-        for each in all_profiles()
-        if models <= set(each.match.gpus)
+        for each in (all_profiles() if among is None else among)
+        if each.match.generic is None
+        and models <= set(each.match.gpus)
         and 1 <= count <= each.match.visible
         and (switched is None or _is_switched(each) in (None, switched))
     ]

@@ -12,6 +12,7 @@ from gpubench.causes import CAUSES
 from gpubench.hardware.simulated import times
 from gpubench.measure.compare import SECTIONS as COMPARE_SECTIONS
 from gpubench.measure.explain import SECTIONS as EXPLAIN_SECTIONS
+from gpubench.measure.health import SECTIONS as CHECK_SECTIONS
 from gpubench.measure.topo import SECTIONS
 from gpubench.model import p2p
 from gpubench.model.bandwidth import algbw_gb_s, ring_allreduce_factor
@@ -34,8 +35,11 @@ def test_every_fault_is_documented() -> None:
 def test_every_section_is_named_in_the_readme() -> None:
     text = (ROOT / "README.md").read_text()
     assert [
-        section for section in (*SECTIONS, *EXPLAIN_SECTIONS, *COMPARE_SECTIONS) if f"`{section}`" not in text
+        section
+        for section in (*SECTIONS, *CHECK_SECTIONS, *EXPLAIN_SECTIONS, *COMPARE_SECTIONS)
+        if f"`{section}`" not in text
     ] == []
+    assert [section for section in (*SECTIONS, *EXPLAIN_SECTIONS, *CHECK_SECTIONS) if f"`{section}`" not in text] == []
 
 
 def test_the_decision_table_is_documented() -> None:

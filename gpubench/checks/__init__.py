@@ -1,24 +1,43 @@
-"""What is looked for in the facts of machines. A new check is one file and one line here."""
+"""What is looked for in the facts of machines, and in what was measured. A new check is one file and one line here."""
 
-from gpubench.checks.check import Check, Facts, run
+from gpubench.checks.check import Check, Facts, merged, run
+from gpubench.checks.clocks import CLOCKS
+from gpubench.checks.collective_bandwidth import COLLECTIVE_BANDWIDTH
+from gpubench.checks.data_correct import DATA_CORRECT
 from gpubench.checks.driver import DRIVER
+from gpubench.checks.ecc import ECC
 from gpubench.checks.fabric import FABRIC
+from gpubench.checks.gpu_free import GPU_FREE
+from gpubench.checks.gpu_model import GPU_MODEL
 from gpubench.checks.gpu_present import GPU_PRESENT
 from gpubench.checks.gpudirect import GPUDIRECT
+from gpubench.checks.host_bandwidth import HOST_BANDWIDTH
+from gpubench.checks.measured import MEASURED
 from gpubench.checks.memory_rows import MEMORY_ROWS
+from gpubench.checks.mig import MIG
+from gpubench.checks.nic_errors import NIC_ERRORS
+from gpubench.checks.nic_profile import NIC_PROFILE
 from gpubench.checks.nic_state import NIC_STATE
 from gpubench.checks.nodes_alike import NODES_ALIKE
 from gpubench.checks.nvlink_active import NVLINK_ACTIVE
 from gpubench.checks.nvlink_errors import NVLINK_ERRORS
+from gpubench.checks.p2p_bandwidth import P2P_BANDWIDTH
+from gpubench.checks.p2p_symmetry import P2P_SYMMETRY
+from gpubench.checks.paths import PATHS
+from gpubench.checks.pcie_errors import PCIE_ERRORS
 from gpubench.checks.pcie_link import PCIE_LINK
 from gpubench.checks.peer_access import PEER_ACCESS
 from gpubench.checks.profile import PROFILE
 from gpubench.checks.ranks_alike import RANKS_ALIKE
+from gpubench.checks.redirection import REDIRECTION
+from gpubench.checks.stragglers import STRAGGLERS
+from gpubench.checks.temperature import TEMPERATURE
 from gpubench.checks.throttle import THROTTLE
+from gpubench.checks.versions import VERSIONS
 
-__all__ = ["CHECKS", "Check", "Facts", "run"]
+__all__ = ["CHECKS", "WIRING", "Check", "Facts", "merged", "run"]
 
-CHECKS: tuple[Check, ...] = (
+WIRING: tuple[Check, ...] = (
     DRIVER,
     GPU_PRESENT,
     NVLINK_ACTIVE,
@@ -34,3 +53,28 @@ CHECKS: tuple[Check, ...] = (
     NODES_ALIKE,
     RANKS_ALIKE,
 )
+"""What `gpubench topo` says beside the wiring it shows."""
+
+CHECKS: tuple[Check, ...] = (
+    *WIRING,
+    GPU_MODEL,
+    MIG,
+    ECC,
+    CLOCKS,
+    TEMPERATURE,
+    GPU_FREE,
+    PCIE_ERRORS,
+    NIC_ERRORS,
+    NIC_PROFILE,
+    REDIRECTION,
+    VERSIONS,
+    PATHS,
+    P2P_BANDWIDTH,
+    P2P_SYMMETRY,
+    HOST_BANDWIDTH,
+    COLLECTIVE_BANDWIDTH,
+    DATA_CORRECT,
+    STRAGGLERS,
+    MEASURED,
+)
+"""What `gpubench check` looks for."""

@@ -1,8 +1,9 @@
-"""What every check is: a pure function of facts that yields findings."""
+"""What every check is: a pure function of facts and measurements that yields findings."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from gpubench.model.measurements import QUICK, Measurements, Need
 from gpubench.model.nodes import Kind
 from gpubench.model.profile import Profile
 from gpubench.model.rank_facts import RankFacts
@@ -14,12 +15,22 @@ _MOST_SUBJECTS = 4
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What checks look at: every node, the kinds they form, every rank, and the profile that each node matches."""
+    """What checks look at: every node, the kinds they form, every rank, and the profile that each node matches.
+
+    `asked` says that somebody named the profile: then the machine has to be the profile's in everything.
+    """
 
     nodes: Sequence[Topology]
     kinds: Sequence[Kind] = ()
     ranks: Sequence[RankFacts] = ()
     profiles: Sequence[Profile | None] = ()
+    measurements: Measurements = QUICK
+    asked: bool = False
+
+    def profile(self, node: Topology) -> Profile | None:
+        """The profile of a node."""
+        found = zip(self.nodes, self.profiles, strict=False)
+        return next((profile for each, profile in found if each is node), None)
 
     def subject(self, node: Topology, *devices: Device) -> str:
         """Devices with their bus ids, and their host where there are several."""
@@ -29,19 +40,27 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A check: its name, what it looks for, and the function."""
+    """A check: its name, what it looks for, the function, what has to be measured for it, and whether it says something
+    of machines without GPUs too.
+    """
 
     name: str
     summary: str
     find: Callable[[Facts], Iterator[Finding]]
+    needs: Need = Need.FACTS
+    without_gpus: bool = False
 
 
 def run(checks: Sequence[Check], facts: Facts) -> tuple[Finding, ...]:
     """The findings of all checks; those that say the same of several subjects become one."""
+    return merged(finding for check in checks for finding in check.find(facts))
+
+
+def merged(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Findings in which those that say the same of several subjects became one."""
     same: dict[Finding, list[Finding]] = {}
-    for check in checks:
-        for finding in check.find(facts):
-            same.setdefault(replace(finding, subject="", subjects=()), []).append(finding)
+    for finding in findings:
+        same.setdefault(replace(finding, subject="", subjects=()), []).append(finding)
     return tuple(
         replace(
             finding,

@@ -81,4 +81,4 @@ def _cuda_refuses(failure: ProbeFailure, snapshot: Snapshot) -> bool:
     return _NOT_READY in failure.error and not any(each.stage == "nvml" for each in snapshot.failures)
 
 
-DRIVER = Check("driver", "the driver answers, and sees what is on the PCI bus", find)
+DRIVER = Check("driver", "the driver answers, and sees what is on the PCI bus", find, without_gpus=True)

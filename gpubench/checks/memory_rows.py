@@ -11,6 +11,16 @@ def find(facts: Facts) -> Iterator[Finding]:
     for node in facts.nodes:
         for gpu in node.gpus:
             rows = gpu.remapped_rows
+            if gpu.retirement_pending:
+                yield Finding(
+                    id="page-retirement-pending",
+                    severity=Verdict.WARN,
+                    subject=facts.subject(node, gpu),
+                    seen="a memory page waits to be retired",
+                    expected="none",
+                    cause="memory errors since the last reset",
+                    next_command="nvidia-smi -r -i INDEX, when nobody uses it; nvidia-smi -q -d PAGE_RETIREMENT",
+                )
             if rows is None or not (rows.pending or rows.failure):
                 continue
             yield Finding(

@@ -37,4 +37,4 @@ def _usual_rate(siblings: list[NicFacts]) -> float | None:
     return max(tally, key=lambda rate: (tally[rate], rate)) if tally else None
 
 
-NIC_STATE = Check("nic_state", "RDMA ports are active, at the rate of their siblings", find)
+NIC_STATE = Check("nic_state", "RDMA ports are active, at the rate of their siblings", find, without_gpus=True)

@@ -42,4 +42,4 @@ def _finding(subject: str, seen: str, expected: str, subjects: tuple[str, ...]) 
     )
 
 
-NODES_ALIKE = Check("nodes_alike", "nodes of a kind are alike", find)
+NODES_ALIKE = Check("nodes_alike", "nodes of a kind are alike", find, without_gpus=True)

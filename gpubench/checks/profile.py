@@ -12,7 +12,7 @@ from gpubench.model.verdict import Finding, Verdict
 def find(facts: Facts) -> Iterator[Finding]:
     """FAIL for links that the machine's profile has and no GPU of this model here; none without a profile."""
     for node, profile in zip(facts.nodes, facts.profiles, strict=False):
-        if profile is None:
+        if profile is None or profile.match.generic is not None:
             continue
         most = max((active_links(gpu) or 0 for gpu in node.gpus), default=0)
         for gpu in node.gpus:

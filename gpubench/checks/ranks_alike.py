@@ -48,4 +48,6 @@ def _settings(ranks: Sequence[RankFacts]) -> Iterator[Finding]:
             )
 
 
-RANKS_ALIKE = Check("ranks_alike", "ranks of a host share memory, and all ranks their settings", find)
+RANKS_ALIKE = Check(
+    "ranks_alike", "ranks of a host share memory, and all ranks their settings", find, without_gpus=True
+)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from gpubench import __version__
-from gpubench.cli import compare, explain, p2p, topo
+from gpubench.cli import check, compare, explain, p2p, profiles, topo
 from gpubench.cli.collective import command
 from gpubench.cli.encoding import spell_out_what_cannot_be_shown
 from gpubench.cli.exit_style import ExitStyle, exit_style_in
@@ -33,6 +33,7 @@ Start with:
   gpubench topo          how it is wired, and what each pair can carry
   gpubench p2p           what each pair delivers
   gpubench allreduce     what NCCL makes of it, a rank a GPU
+  gpubench check         whether all that is as it should be
   gpubench explain LOG   which way the bytes of any job went
 
 Without a GPU: gpubench topo --simulate hgx-h100-8, and allreduce measures MPI
@@ -50,12 +51,14 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for command_module in (topo, p2p, explain, compare):
+for command_module in (topo, p2p, check, explain, compare):
     app.command(command_module.NAME, short_help=command_module.SUMMARY)(
         subcommand(command_module.NAME, command_module.HELP, command_module.PARAMETERS, command_module.run)
     )
 for each in COLLECTIVES:
     app.command(each.name, short_help=each.summary)(command(each))
+
+app.add_typer(profiles.app, name=profiles.NAME, short_help=profiles.SUMMARY)
 
 
 def _show_version(wanted: bool) -> None:  # noqa: FBT001

@@ -34,7 +34,7 @@ def command(collective: Collective) -> Callable[..., None]:
 
         raise typer.Exit(rank.run(lambda group: Job(group, options, arguments), launch))
 
-    return subcommand(collective.name, help_text(collective), _parameters(collective), run)
+    return subcommand(collective.name, help_text(collective), parameters(collective), run)
 
 
 def help_text(collective: Collective) -> str:
@@ -51,7 +51,8 @@ def help_text(collective: Collective) -> str:
     return f"{collective.summary}\n\n{collective.description}\n\n{shown}"
 
 
-def _parameters(collective: Collective) -> list[tuple[str, Any, Any]]:
+def parameters(collective: Collective) -> list[tuple[str, Any, Any]]:
+    """Name, declaration and default of every option that means something for a collective."""
     return [
         ("sizes", declared.SIZES, None),
         ("dtype", declared.DTYPE, None),

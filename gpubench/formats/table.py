@@ -71,6 +71,10 @@ def _view(page: "Page", metadata: Metadata) -> View:
         from gpubench.formats.text.compare import CompareView
 
         return CompareView(page, metadata)
+    if metadata.subject == "check":
+        from gpubench.formats.text.check import CheckView
+
+        return CheckView(page, metadata)
     if metadata.subject == "explain":
         from gpubench.formats.text.explain import ExplainView
 

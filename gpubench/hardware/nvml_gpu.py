@@ -38,6 +38,12 @@ _THROTTLE_REASONS = {
 }
 """nvmlClocksEventReason* in nvml.h. Left out: idle, and clocks that an application or a display asked for."""
 
+_UNCORRECTED, _VOLATILE = 1, 0
+"""nvmlMemoryErrorType_t, and nvmlEccCounterType_t: those since the driver was loaded."""
+
+_CHIP, _MULTIPROCESSORS = 0, 1
+"""nvmlTemperatureSensors_t and nvmlClockType_t, which are enumerations of C."""
+
 _FABRIC_STATES = ("not_supported", "not_started", "in_progress", "completed")
 _BITS_PER_WORD = 64
 
@@ -112,6 +118,10 @@ def _read_gpu(answers: Answers, index: int, cpus: int) -> GpuFacts:
         idle=bool(reasons & _IDLE) if reasons is not None else None,
         throttle_reasons=_throttle_reasons(reasons),
         remapped_rows=_remapped_rows(answers),
+        retirement_pending=_current([answers.call("nvmlDeviceGetRetiredPagesPendingStatus").value]),
+        memory_errors=answers.call("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE).value,
+        temperature_c=answers.call("nvmlDeviceGetTemperature", _CHIP).value,
+        most_clock_mhz=answers.call("nvmlDeviceGetMaxClockInfo", _MULTIPROCESSORS).value,
         pcie=_pcie(answers),
         pcie_replays=answers.ask("pcie_replays", "nvmlDeviceGetPcieReplayCounter"),
         cpu_affinity=_cpu_affinity(answers, cpus),

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from gpubench.model.copies import CopyGpu, Direction, Engine, HostMemory
 from gpubench.model.p2p import JUDGED_FROM_BYTES, Carried, Cell, Pair, Reference, Series, judge
-from gpubench.model.profile import ExpectedKind, Profile
+from gpubench.model.profile import SHARE, Profile
 from gpubench.model.rank_facts import RankFacts
 from gpubench.model.report import Origin, PairRow
 from gpubench.model.selection import is_staged, names
@@ -37,12 +37,14 @@ class Machine:
         """The nodes that copies are made on, in their order."""
         return tuple(self.wiring.nodes.values())
 
-    def expected(self, quantity: str | None) -> float | None:
-        """The profile's value, None where it has none; a threshold is a floor and no expectation."""
+    def expected(self, quantity: str | None, limit_gb_s: float | None, path: str | None = None) -> float | None:
+        """What the profile expects, None where it says nothing; one for any machine has a share of the limit."""
         if self.profile is None or quantity is None:
             return None
-        found = [each for each in self.profile.find(quantity) if each.kind is not ExpectedKind.THRESHOLD]
-        return found[0].value if found else None
+        if self.profile.match.generic is None:
+            return self.profile.typical(quantity, path)
+        share = self.profile.typical(quantity.removesuffix("_gb_s") + SHARE)
+        return None if share is None or limit_gb_s is None else share * limit_gb_s
 
     def limit(self, series: Series, pair: Pair) -> Limit:
         """The ceiling of a pair, for both directions together where both are copied."""
@@ -185,10 +187,11 @@ def _host_verdict(
         return None, ""
     if gpu in machine.busy:
         return Verdict.SKIP, f"not judged: {machine.users(gpu)}"
-    expected = machine.expected("host_to_device_gb_s" if to_gpu else "device_to_host_gb_s")
+    limit = machine.wiring.to_host(gpu).gb_s
+    expected = machine.expected("host_to_device_gb_s" if to_gpu else "device_to_host_gb_s", limit)
     # Bytes for host memory do not go over NVLink, and that is no staging.
     uncounted = replace(cell, carried=Carried())
-    return judge(bandwidth, uncounted, Reference(machine.wiring.to_host(gpu).gb_s, None, expected))
+    return judge(bandwidth, uncounted, Reference(limit, None, expected))
 
 
 def _microseconds(cell: Cell) -> float | None:

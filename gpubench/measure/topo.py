@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from gpubench.checks import CHECKS, Facts, run
+from gpubench.checks import WIRING, Facts, run
 from gpubench.measure.topo_fallback import findings as prospect_findings
 from gpubench.measure.topo_fallback import prospects
 from gpubench.model.evidence_rows import FALLBACK_SECTION, FallbackRow
@@ -38,7 +38,7 @@ def examine(
     """
     kinds = group(nodes)
     expected = prospects(nodes, kinds, ranks)
-    found = (*run(CHECKS, Facts(nodes, kinds, ranks, profiles)), *prospect_findings(expected))
+    found = (*run(WIRING, Facts(nodes, kinds, ranks, profiles)), *prospect_findings(expected))
     findings = found if strict else tuple(finding.softened() for finding in found)
     verdict = overall([Verdict.PASS, *(finding.severity for finding in findings)])
     if strict and verdict is Verdict.WARN:

@@ -12,6 +12,7 @@ from gpubench.model.links import nvlink_gb_s, pcie_gb_s
 from gpubench.model.snapshot import NicKind, NvLink, NvlinkPeer
 
 PROFILE_SCHEMA = 1
+SHARE = "_share"
 TIME = "time_us"
 BUSBW = "busbw_gb_s"
 P2P_OK = "OK"
@@ -21,20 +22,31 @@ class ExpectedKind(StrEnum):
     """Where an expected value comes from. A threshold is a floor that somebody set, no figure that was seen."""
 
     MEASURED = "measured"
+    VENDOR = "vendor"
     THRESHOLD = "published threshold"
     DERIVED = "derived"
+
+
+class Generic(StrEnum):
+    """Which machines a profile is for that names no GPU model; `host` is one without GPUs, and only asked for."""
+
+    NVLINK = "nvlink"
+    PCIE = "pcie"
+    HOST = "host"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatchRule:
     """Which machines a profile is for: NVML's names of the GPU model, and how many GPUs are visible.
 
-    `board_gpus` counts the GPUs of the whole board where a part of it is handed out, as clouds do.
+    `board_gpus` counts the GPUs of the whole board where a part of it is handed out, as clouds do. A `generic` one is
+    for models that no other profile names: its `[gpu]` and the rest are an example, with which nothing is compared.
     """
 
     gpus: tuple[str, ...]
     visible: int
     board_gpus: int | None = None
+    generic: Generic | None = None
 
     @property
     def board(self) -> int:
@@ -43,8 +55,18 @@ class MatchRule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FactsSource:
+    """Where the facts of a profile come from: all that is no expected value."""
+
+    kind: ExpectedKind
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GpuKind:
     """The GPU model; `pcie_*` is the link as it trains under load; `ecc` and `mig` are missing where it has none.
+
+    `c2c_gb_s` is NVLink-C2C, per direction, where a CPU has that to its GPUs; PCIe is then 0, for it carries nothing.
 
     `places` says per GPU what it hangs on, the name of a `[[switch]]`; without it each has a root port of its own.
     """
@@ -55,6 +77,7 @@ class GpuKind:
     memory_bytes: int
     pcie_generation: int
     pcie_width: int
+    c2c_gb_s: float | None = None
     bar1_bytes: int | None = None
     ecc: bool | None = None
     mig: bool | None = None
@@ -64,6 +87,15 @@ class GpuKind:
     def pcie_gb_s(self) -> float:
         """Usable GB/s per direction of its PCIe link."""
         return pcie_gb_s(self.pcie_generation, self.pcie_width) or 0.0
+
+    @property
+    def host_gb_s(self) -> float:
+        """Usable GB/s per direction between it and host memory."""
+        return self.c2c_gb_s or self.pcie_gb_s
+
+
+NO_GPU = GpuKind(name="", compute_capability="", multiprocessors=0, memory_bytes=0, pcie_generation=0, pcie_width=0)
+"""The GPU model of a machine that has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,18 +161,23 @@ class NicKindOfMachine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerAccess:
-    """What NVML says of peer access between any two GPUs (OK, CNS, GNS, TNS, DR, NS, U), and why when it is not OK."""
+    """What NVML says of peer access between any two GPUs (OK, CNS, GNS, TNS, DR, NS, U), and why when it is not OK.
+
+    `unlinked` is what it says of two that no NVLink joins, where others are joined.
+    """
 
     status: str = P2P_OK
     reason: str | None = None
+    unlinked: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
     """One expected value.
 
-    `gpus` counts the GPUs of a node that take part (None: all of the profile), `nodes` the nodes; `size_bytes` is
-    nccl-tests' size, None for "large messages" where the source says no more. `source` is a key of `[sources]`.
+    `gpus` counts the GPUs of a node that take part (None: all of the profile), `nodes` the nodes; `path` is the path
+    class of the pairs that it holds for (None: every pair); `size_bytes` is nccl-tests' size, None for "large messages"
+    where the source says no more. `source` is a key of `[sources]`.
     """
 
     quantity: str
@@ -149,6 +186,7 @@ class Expected:
     source: str
     gpus: int | None = None
     nodes: int = 1
+    path: str | None = None
     size_bytes: int | None = None
     nccl: str | None = None
     algorithm: str | None = None
@@ -168,8 +206,9 @@ class Profile:
     name: str
     title: str
     match: MatchRule
-    gpu: GpuKind
+    facts: FactsSource
     node: NodeKind
+    gpu: GpuKind = NO_GPU
     note: str | None = None
     nvlink: NvlinkKind | None = None
     peer_access: PeerAccess = PeerAccess()
@@ -187,6 +226,15 @@ class Profile:
     def gpus_of(self, expected: Expected) -> int:
         """GPUs of a node that an expected value is for."""
         return self.match.visible if expected.gpus is None else expected.gpus
+
+    def typical(self, quantity: str, path: str | None = None) -> float | None:
+        """What healthy machines reach on one node; a threshold is a floor and no expectation.
+
+        For pairs of a path class what is expected of that class, else of any pair; None where nothing is.
+        """
+        found = [each for each in self.find(quantity) if each.kind is not ExpectedKind.THRESHOLD]
+        ranked = [each for wanted in (path, None) for each in found if each.path == wanted]
+        return ranked[0].value if ranked else None
 
     def find(self, quantity: str, *, gpus: int | None = None, nodes: int = 1) -> tuple[Expected, ...]:
         """Every expected value of a quantity for that many GPUs a node (None: any number) and nodes."""

@@ -1,9 +1,10 @@
 """What must hold in a profile beyond the types of its fields: names that lead somewhere, values below the ceiling."""
 
 import re
+from collections.abc import Mapping
 
 from gpubench.errors import UsageError
-from gpubench.model.profile import BUSBW, P2P_OK, PROFILE_SCHEMA, TIME, Expected, Profile
+from gpubench.model.profile import BUSBW, NO_GPU, P2P_OK, PROFILE_SCHEMA, SHARE, TIME, Expected, Generic, Profile
 from gpubench.model.snapshot import NvlinkPeer
 from gpubench.model.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND
 
@@ -23,6 +24,25 @@ COPY_QUANTITIES = (
 )
 """Quantities of copies: `write` and `read` by the copy engine, `bidirectional` the sum of both directions."""
 
+SHARE_QUANTITIES = (
+    "p2p.write_share",
+    "p2p.read_share",
+    "host_to_device_share",
+    "device_to_host_share",
+    "allreduce.busbw_share",
+)
+"""Of profiles for any machine: parts (0 to 1) of what the links of the machine at hand carry."""
+
+LEAST_SHARE = 0.4
+"""Of what the links carry: a floor below it fails nobody, for host-staged transfers on PCIe reach 43 %."""
+
+LARGE_BYTES = 64 * 2**20
+"""From this size on latency takes a small share of a collective's time."""
+
+MOST_LATENCY_US = 1000.0
+"""Of one small copy: host-staged ones take 20 µs, so more than this is another unit."""
+
+_NVLINK_PATH = re.compile(r"NV([1-9]\d*)", re.ASCII)
 _OF_COLLECTIVE = re.compile(r"[a-z][a-z0-9_]*\.(?:time_us|busbw_gb_s)", re.ASCII)
 _BITS_PER_BYTE = 8
 
@@ -35,11 +55,15 @@ def check_profile(profile: Profile, where: str) -> None:
             expected=f"schema {PROFILE_SCHEMA}",
             reason="the file was written for another gpubench",
         )
-    _check_machine(profile, where)
+    if profile.match.visible or profile.gpu is not NO_GPU:
+        _check_gpus(profile, where)
+    elif profile.match.generic is not Generic.HOST:
+        raise UsageError(f"{where} has no [gpu]", expected='one, or match.generic = "host"')
+    _check_node(profile, where)
     _check_nvlink(profile, where)
     _check_places(profile, where)
     for number, expected in enumerate(profile.expected):
-        _check_expected(profile, expected, f"{where}.expected[{number}] ({expected.quantity})")
+        check_expected(profile, expected, f"{where}.expected[{number}] ({expected.quantity})")
     unused = sorted(set(profile.sources) - {each.source for each in profile.expected})
     if unused:
         raise UsageError(f"{where}.sources.{unused[0]} is used by no expected value", next_step="remove it, or use it")
@@ -56,10 +80,19 @@ def ceiling_gb_s(profile: Profile, expected: Expected) -> float | None:
         return None
     if expected.quantity.endswith(f".{BUSBW}"):
         return _busbw_ceiling(profile, profile.gpus_of(expected), expected.nodes, nvls=expected.nvls)
-    pair = profile.nvlink.pair_links * profile.nvlink.link_gb_s if profile.nvlink else profile.gpu.pcie_gb_s
-    over_peer_links = expected.quantity.startswith("p2p.") and expected.quantity != "p2p.staged_gb_s"
-    directions = 2 if expected.quantity == "p2p.bidirectional_gb_s" else 1
-    return directions * (pair if over_peer_links else profile.gpu.pcie_gb_s)
+    if expected.quantity == "p2p.staged_gb_s" or not expected.quantity.startswith("p2p."):
+        return profile.gpu.host_gb_s
+    return _pair_gb_s(profile, expected.path) * (2 if expected.quantity == "p2p.bidirectional_gb_s" else 1)
+
+
+def _pair_gb_s(profile: Profile, path: str | None) -> float:
+    """What the links between two GPUs carry in one direction: those of the path class, else the most of any pair."""
+    if profile.nvlink is None:
+        return profile.gpu.pcie_gb_s
+    named = _NVLINK_PATH.fullmatch(path or "")
+    if path is not None and named is None:
+        return profile.gpu.pcie_gb_s
+    return (int(named[1]) if named else profile.nvlink.pair_links) * profile.nvlink.link_gb_s
 
 
 def _busbw_ceiling(profile: Profile, gpus: int, nodes: int, *, nvls: bool) -> float:
@@ -71,30 +104,37 @@ def _busbw_ceiling(profile: Profile, gpus: int, nodes: int, *, nvls: bool) -> fl
     return min(inside, nics_gb_s / gpus * (ranks - 1) / (nodes - 1))
 
 
-def _check_machine(profile: Profile, where: str) -> None:
+def _check_node(profile: Profile, where: str) -> None:
+    _check_counts({"node.sockets": profile.node.sockets, "node.cpus": profile.node.cpus}, where)
+
+
+def _check_counts(counts: Mapping[str, int], where: str) -> None:
+    for key, count in counts.items():
+        if count < 1:
+            raise UsageError(f"{where}.{key} is {count}", expected="at least 1")
+
+
+def _check_gpus(profile: Profile, where: str) -> None:
     counts = {
         "match.visible": profile.match.visible,
         "gpu.multiprocessors": profile.gpu.multiprocessors,
         "gpu.memory_bytes": profile.gpu.memory_bytes,
-        "node.sockets": profile.node.sockets,
-        "node.cpus": profile.node.cpus,
     }
-    for key, count in counts.items():
-        if count < 1:
-            raise UsageError(f"{where}.{key} is {count}", expected="at least 1")
+    _check_counts(counts, where)
     if profile.gpu.name not in profile.match.gpus:
         raise UsageError(f"{where}.gpu.name {profile.gpu.name!r} is not among match.gpus")
     if profile.match.board < profile.match.visible:
         raise UsageError(f"{where}.match.board_gpus is {profile.match.board}", expected="at least match.visible")
-    if not profile.gpu.pcie_gb_s:
+    if not profile.gpu.host_gb_s:
         raise UsageError(f"{where}.gpu.pcie_generation and pcie_width give no bandwidth", expected="1 to 6, 1 to 16")
     if not re.fullmatch(r"\d+\.\d+", profile.gpu.compute_capability, re.ASCII):
         raise UsageError(
             f"{where}.gpu.compute_capability is {profile.gpu.compute_capability!r}", expected="a version: '9.0'"
         )
     status = profile.peer_access.status
-    if status not in P2P_STATUSES:
-        raise UsageError(f"{where}.peer_access.status is {status!r}", expected=f"one of {', '.join(P2P_STATUSES)}")
+    for key, word in (("status", status), ("unlinked", profile.peer_access.unlinked or P2P_OK)):
+        if word not in P2P_STATUSES:
+            raise UsageError(f"{where}.peer_access.{key} is {word!r}", expected=f"one of {', '.join(P2P_STATUSES)}")
     if status != P2P_OK and not profile.peer_access.reason:
         raise UsageError(f"{where}.peer_access has no reason", expected="why a healthy machine refuses peer access")
 
@@ -145,12 +185,15 @@ def _check_places(profile: Profile, where: str) -> None:
         raise UsageError(f"{where}.nic {twice[0]!r} is there twice")
 
 
-def _check_expected(profile: Profile, expected: Expected, where: str) -> None:
-    of_collective = _OF_COLLECTIVE.fullmatch(expected.quantity) and expected.quantity not in COPY_QUANTITIES
-    if not of_collective and expected.quantity not in COPY_QUANTITIES:
+def check_expected(profile: Profile, expected: Expected, where: str) -> None:
+    """Raise UsageError for a value that no machine of the profile can have, or that none could fail."""
+    copies = (*COPY_QUANTITIES, *(SHARE_QUANTITIES if profile.match.generic else ()))
+    of_collective = _OF_COLLECTIVE.fullmatch(expected.quantity) and expected.quantity not in copies
+    if not of_collective and expected.quantity not in copies:
         raise UsageError(
             f"{where} is no quantity",
-            expected=f"<collective>.{TIME}, <collective>.{BUSBW}, {', '.join(COPY_QUANTITIES)}",
+            expected=f"<collective>.{TIME}, <collective>.{BUSBW}, {', '.join(copies)}",
+            reason="shares are for profiles with match.generic" if expected.quantity in SHARE_QUANTITIES else "",
         )
     if expected.source not in profile.sources:
         raise UsageError(f"{where}.source {expected.source!r} is not in [sources]", expected=", ".join(profile.sources))
@@ -163,8 +206,29 @@ def _check_expected(profile: Profile, expected: Expected, where: str) -> None:
         )
     if of_collective:
         _check_collective(profile, expected, where)
+    if expected.path is not None and not expected.quantity.startswith("p2p."):
+        raise UsageError(f"{where}.path is {expected.path!r}", expected="no path: only pairs of GPUs have one")
+    _check_range(profile, expected, where)
+
+
+def _check_range(profile: Profile, expected: Expected, where: str) -> None:
+    """Neither more than the links carry, nor so little that no machine could fail it: a wrong unit is mostly either."""
+    if expected.quantity.endswith(SHARE) and not LEAST_SHARE <= expected.value <= 1:
+        raise UsageError(f"{where}.value is {expected.value:g}", expected=f"a part of the limit, {LEAST_SHARE:g} to 1")
+    if expected.quantity.endswith("latency_us") and expected.value > MOST_LATENCY_US:
+        raise UsageError(f"{where}.value is {expected.value:g} µs", expected=f"µs, at most {MOST_LATENCY_US:g}")
     ceiling = ceiling_gb_s(profile, expected)
-    if ceiling is not None and expected.value > ceiling:
+    if ceiling is None:
+        return
+    is_large = expected.size_bytes is None or expected.size_bytes >= LARGE_BYTES
+    judged = expected.quantity != "p2p.staged_gb_s" and expected.nodes == 1 and is_large
+    if judged and expected.value < LEAST_SHARE * ceiling:
+        raise UsageError(
+            f"{where}.value is {expected.value:g} GB/s",
+            expected=f"at least {LEAST_SHARE * ceiling:g} GB/s, {LEAST_SHARE:.0%} of what the profile's links carry",
+            reason="a limit that nothing can fail, or another unit than GB/s of 1e9 bytes",
+        )
+    if expected.value > ceiling:
         raise UsageError(
             f"{where}.value is {expected.value:g} GB/s",
             expected=f"at most {ceiling:g} GB/s, what the links of this profile carry",

@@ -167,7 +167,9 @@ class GpuFacts:
     `idle` is true where the GPU's clocks say that nothing runs: it then trains its PCIe link down to save power.
     `throttle_reasons` leaves out idling and clocks that somebody asked for. `cuda_features` are what CUDA says that the
     GPU supports, by name (`virtual_memory`, `fabric_handles`, `gpu_direct_rdma`, `multicast`); a driver that does not
-    know a feature leaves it out.
+    know a feature leaves it out. `temperature_c` is its chip's, `most_clock_mhz` the highest clock of its
+    multiprocessors, `memory_errors` the uncorrectable ones since the driver was loaded; `retirement_pending` is what
+    GPUs before Ampere have in the place of remapped rows.
     """
 
     index: int
@@ -185,6 +187,10 @@ class GpuFacts:
     idle: bool | None = None
     throttle_reasons: tuple[str, ...] | None = None
     remapped_rows: RemappedRows | None = None
+    retirement_pending: bool | None = None
+    memory_errors: int | None = None
+    temperature_c: int | None = None
+    most_clock_mhz: int | None = None
     pcie: PcieLink = PcieLink()
     pcie_replays: int | None = None
     place: PciPlace = PciPlace()

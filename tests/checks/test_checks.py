@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gpubench import profiles
-from gpubench.checks import CHECKS, Facts, run
+from gpubench.checks import CHECKS, WIRING, Facts, run
 from gpubench.checks.check import join_subjects
 from gpubench.hardware.simulated.machine import SimulatedMachine, parse_machine, snapshots
 from gpubench.model.fault import parse_fault
@@ -35,7 +35,7 @@ from gpubench.model.verdict import Finding, Verdict
 
 def examined(nodes: Sequence[Snapshot], ranks: Sequence[RankFacts] = ()) -> tuple[Finding, ...]:
     topologies = [Topology(node) for node in nodes]
-    return run(CHECKS, Facts(topologies, group(topologies), ranks))
+    return run(WIRING, Facts(topologies, group(topologies), ranks))
 
 
 def machine(name: str, *faults: str) -> list[Snapshot]:
@@ -68,7 +68,7 @@ def subject_of(device: GpuFacts | NicFacts) -> str:
     return f"{device.device} ({device.bus_id})"
 
 
-BY_DESIGN = {"rtx-4090-2"}
+BY_DESIGN = {"rtx-4090-2", "rtx-5090-2", "dgx-1-v100"}
 
 
 @pytest.mark.parametrize("profile", profiles.all_profiles(), ids=lambda each: each.name)
@@ -585,7 +585,7 @@ def test_a_profile_has_nothing_to_say_of_what_some_lack_or_nobody_knows() -> Non
 def test_checks_have_names_of_their_own_and_say_what_they_look_for() -> None:
     assert len({check.name for check in CHECKS}) == len(CHECKS)
     assert all(check.summary for check in CHECKS)
-    assert all(re.fullmatch(r"[a-z_]+", check.name) for check in CHECKS)
+    assert all(re.fullmatch(r"[a-z0-9_]+", check.name) for check in CHECKS)
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,12 @@ from collections.abc import Sequence
 
 from gpubench.hardware.simulated.links import node_links
 from gpubench.hardware.simulated.machine import SimulatedMachine, snapshots
+from gpubench.hardware.simulated.node import healthy_node
 from gpubench.model.copies import CopyGpu, Engine, HostMemory, Place
 from gpubench.model.data_pattern import Block, DataPattern
 from gpubench.model.fault import Fault
-from gpubench.model.profile import ExpectedKind
+from gpubench.model.profile import Profile
+from gpubench.model.topology import Topology
 from gpubench.model.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND
 from gpubench.ports import Array, CopyStream, Counted, Memory, Region
 
@@ -51,19 +53,24 @@ class _NoMemory:
 
 
 class SimulatedCopies:
-    """`ports.Copies` on the first node of a simulated machine."""
+    """`ports.Copies` on one node of a simulated machine; `noise` is the spread from sample to sample."""
 
-    def __init__(self, machine: SimulatedMachine, faults: Sequence[Fault], seed: int) -> None:
-        self.snapshot = snapshots(machine, faults, seed)[0]
+    def __init__(
+        self, machine: SimulatedMachine, faults: Sequence[Fault], seed: int, *, noise: float = _SPREAD, node: int = 0
+    ) -> None:
+        self.snapshot = snapshots(machine, faults, seed)[node]
         self._profile = machine.profile
-        links = node_links(machine.profile, [fault for fault in faults if fault.node_number == 0])
-        self._noise = random.Random(f"{seed}/copies")
+        self._spread = noise
+        links = node_links(machine.profile, [fault for fault in faults if fault.node_number == node])
+        self._noise = random.Random(f"{seed}/copies" + (f"/{node}" if node else ""))
         alive = [gpu for gpu in self.snapshot.gpus if not gpu.lost]
         self.gpus = tuple(
             CopyGpu(gpu.device, position, gpu.bus_id or "", gpu.uuid or "", gpu.name or "")
             for position, gpu in enumerate(alive)
         )
         self._shares = [each.share for each in links.gpus]
+        self._host_shares = [each.host_share for each in links.gpus]
+        self._paths = _paths(machine.profile)
         self._staged = [each.staged_with for each in links.gpus]
         self._indices = [each.index for each in links.gpus]
         self._access = {(pair.source, pair.destination): pair.cuda is True for pair in self.snapshot.pairs}
@@ -89,7 +96,7 @@ class SimulatedCopies:
             self._seconds(stream, source, destination) * max(leaving[source], entering[destination])
             for stream, (source, destination) in zip(streams, ends, strict=True)
         ]
-        return repeats * max(lasts) * (1 + abs(self._noise.gauss(0.0, _SPREAD)))
+        return repeats * max(lasts) * (1 + abs(self._noise.gauss(0.0, self._spread)))
 
     def close(self) -> None:
         """Nothing to give back."""
@@ -98,37 +105,43 @@ class SimulatedCopies:
         if isinstance(source, HostMemory) or isinstance(destination, HostMemory):
             gb_s, latency_us = self._host_gb_s(source, destination), _HOST_LATENCY_US
         elif self._is_direct(source, destination):
-            gb_s = self._direct_gb_s(stream, source) * min(self._shares[source], self._shares[destination])
-            latency_us = self._expected("p2p.latency_us") or _LATENCY_US
+            gb_s = self._direct_gb_s(stream, source, destination) * min(self._shares[source], self._shares[destination])
+            latency_us = self._profile.typical("p2p.latency_us") or _LATENCY_US
         else:
-            gb_s = self._expected("p2p.staged_gb_s") or self._profile.gpu.pcie_gb_s * _ACHIEVED
-            latency_us = self._expected("p2p.staged_latency_us") or _STAGED_LATENCY_US
+            gb_s = self._profile.typical("p2p.staged_gb_s") or self._profile.gpu.host_gb_s * _ACHIEVED
+            latency_us = self._profile.typical("p2p.staged_latency_us") or _STAGED_LATENCY_US
         return latency_us / MICROSECONDS_PER_SECOND + stream.size_bytes / gb_s / BYTES_PER_GB
 
     def _is_direct(self, source: int, destination: int) -> bool:
         staged = self._indices[destination] in self._staged[source]
         return (source, destination) in self._enabled and not staged
 
-    def _direct_gb_s(self, stream: CopyStream, source: int) -> float:
+    def _direct_gb_s(self, stream: CopyStream, source: int, destination: int) -> float:
         writes = stream.by == source
+        path = self._paths[self._indices[source], self._indices[destination]]
         if stream.engine is Engine.SM:
-            expected = self._expected("p2p.sm_write_gb_s")
+            quantity = "p2p.sm_write_gb_s"
         else:
-            expected = self._expected("p2p.write_gb_s" if writes else "p2p.read_gb_s")
+            quantity = "p2p.write_gb_s" if writes else "p2p.read_gb_s"
+        typical = self._profile.typical(quantity, path) or self._profile.typical("p2p.write_gb_s", path)
         nvlink = self._profile.nvlink
         limit = nvlink.pair_links * nvlink.link_gb_s if nvlink is not None else self._profile.gpu.pcie_gb_s
-        return expected or self._expected("p2p.write_gb_s") or limit * _ACHIEVED
+        return typical or limit * _ACHIEVED
 
     def _host_gb_s(self, source: Place, destination: Place) -> float:
         to_gpu = isinstance(source, HostMemory)
-        expected = self._expected("host_to_device_gb_s" if to_gpu else "device_to_host_gb_s")
+        gpu = destination if to_gpu else source
+        share = 1.0 if isinstance(gpu, HostMemory) else self._host_shares[gpu]
+        typical = self._profile.typical("host_to_device_gb_s" if to_gpu else "device_to_host_gb_s")
         pageable = HostMemory.PAGEABLE in (source, destination)
-        return (expected or self._profile.gpu.pcie_gb_s * _ACHIEVED) * (_PAGEABLE_SHARE if pageable else 1.0)
+        healthy = typical or self._profile.gpu.host_gb_s * _ACHIEVED
+        return healthy * share * (_PAGEABLE_SHARE if pageable else 1.0)
 
-    def _expected(self, quantity: str) -> float | None:
-        """What the profile expects; a threshold is a floor and no expectation."""
-        values = [each.value for each in self._profile.find(quantity) if each.kind is not ExpectedKind.THRESHOLD]
-        return values[0] if values else None
+
+def _paths(profile: Profile) -> dict[tuple[int, int], str]:
+    """Path classes of pairs as they are without faults: a link that is down makes a path slower, and no other one."""
+    node = Topology(healthy_node(profile))
+    return {(one.index, other.index): node.path(one, other) for one in node.gpus for other in node.gpus}
 
 
 class NoCounters:

@@ -174,6 +174,9 @@ _GPU_CHANGES: Mapping[str, Callable[[GpuFacts, str, Fault], GpuFacts]] = {
     "rows": _rows,
     "fabric": lambda gpu, value, fault: replace(gpu, fabric=replace(_fabric(gpu, fault), state=value, status=None)),
     "health": _health,
+    "errors": lambda gpu, value, _fault: replace(gpu, memory_errors=int(value)),
+    "temperature": lambda gpu, value, _fault: replace(gpu, temperature_c=int(value)),
+    "replays": lambda gpu, value, _fault: replace(gpu, pcie_replays=int(value)),
     "busy": lambda gpu, value, _fault: replace(gpu, processes=(GpuProcess(pid=int(value)),), idle=False),
 }
 """What each key changes in a GPU. A GPU that is trained to a lower generation is not idle: idle ones do that anyway."""
@@ -184,7 +187,7 @@ def _nic_change(nic: NicFacts, key: str, value: str, fault: Fault) -> NicFacts:
         return replace(nic, state=value)
     if key == "rate":
         return replace(nic, rate_gbit_s=float(value))
-    return nic if key == "missing" else replace(nic, pcie=_trained(nic.pcie, key, value, fault))
+    return nic if key in ("missing", "errors") else replace(nic, pcie=_trained(nic.pcie, key, value, fault))
 
 
 def _with_lost(pair: PairFacts, gpus: list[GpuFacts]) -> PairFacts:

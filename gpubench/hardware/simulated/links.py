@@ -15,10 +15,14 @@ _STAGING = ("p2p", "cuda_peer", "mig", "fabric", "staged")
 
 @dataclass(frozen=True, slots=True)
 class GpuLinks:
-    """One GPU that is there: the share of its links' bandwidth that is left, and whether its copies are host-staged."""
+    """One GPU that is there: the share of its links' bandwidth that is left, and whether its copies are host-staged.
+
+    `host_share` is what is left between it and host memory.
+    """
 
     index: int
     share: float = 1.0
+    host_share: float = 1.0
     staged_with: frozenset[int] = frozenset()
 
 
@@ -67,7 +71,7 @@ def _check_index(fault: Fault, index: int | None, count: int, word: str) -> None
 
 
 def _gpu_links(profile: Profile, index: int, faults: Sequence[Fault]) -> GpuLinks:
-    share, staged_with = 1.0, set[int]()
+    share, host_share, staged_with = 1.0, 1.0, set[int]()
     others = set(range(profile.match.visible)) - {index}
     for fault in faults:
         if index not in (fault.index, fault.second):
@@ -78,7 +82,8 @@ def _gpu_links(profile: Profile, index: int, faults: Sequence[Fault]) -> GpuLink
         if any(fault.get(key) for key in _STAGING) or remaining == 0:
             staged_with |= partners
         share *= remaining or 1.0
-    return GpuLinks(index, share, frozenset(staged_with))
+        host_share *= _pcie_share(profile, fault) if fault.subject is Subject.GPU else 1.0
+    return GpuLinks(index, share, host_share, frozenset(staged_with))
 
 
 def _share(profile: Profile, fault: Fault) -> float:
@@ -88,12 +93,16 @@ def _share(profile: Profile, fault: Fault) -> float:
     if active is not None and nvlink is not None:
         share *= min(1.0, int(active) / (nvlink.links if fault.subject is Subject.GPU else nvlink.pair_links))
     elif fault.subject is Subject.GPU and nvlink is None:
-        left = pcie_gb_s(
-            int(fault.get("generation") or profile.gpu.pcie_generation),
-            int(fault.get("width") or profile.gpu.pcie_width),
-        )
-        share *= min(1.0, (left or 0.0) / profile.gpu.pcie_gb_s)
+        share *= _pcie_share(profile, fault)
     return share
+
+
+def _pcie_share(profile: Profile, fault: Fault) -> float:
+    """What a fault leaves of the bandwidth of a GPU's PCIe link."""
+    left = pcie_gb_s(
+        int(fault.get("generation") or profile.gpu.pcie_generation), int(fault.get("width") or profile.gpu.pcie_width)
+    )
+    return min(1.0, (left or 0.0) / profile.gpu.pcie_gb_s) if profile.gpu.pcie_gb_s else 1.0
 
 
 def _nics_gb_s(profile: Profile, faults: Sequence[Fault]) -> tuple[float, ...]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from gpubench.errors import UsageError
 from gpubench.hardware.simulated.faults import apply_faults, wrong_value
 from gpubench.hardware.simulated.node import healthy_node
-from gpubench.hardware.simulated.surroundings import with_surroundings
+from gpubench.hardware.simulated.surroundings import with_faults_around, with_surroundings
 from gpubench.model.fault import Fault
 from gpubench.model.profile import Profile
 from gpubench.model.snapshot import Snapshot
@@ -74,12 +74,16 @@ def snapshots(machine: SimulatedMachine, faults: Sequence[Fault] = (), seed: int
     healthy = healthy_node(machine.profile)
     whole = with_surroundings(healthy)
     broken = {
-        number: with_surroundings(
-            apply_faults(_named(healthy, number, seed), [each for each in faults if each.node_number == number])
+        number: with_faults_around(
+            with_surroundings(apply_faults(_named(healthy, number, seed), _on(faults, number))), _on(faults, number)
         )
         for number in {fault.node_number for fault in faults}
     }
     return [broken.get(number) or _named(whole, number, seed) for number in range(machine.nodes)]
+
+
+def _on(faults: Sequence[Fault], number: int) -> list[Fault]:
+    return [each for each in faults if each.node_number == number]
 
 
 def _named(node: Snapshot, number: int, seed: int) -> Snapshot:

@@ -33,6 +33,7 @@ _FIRST_FLAT_NIC = 3
 _FABRIC_CAPABILITY = (9, 0)
 """GPUs register with the NVSwitch fabric from Hopper on (`nvmlDeviceGetGpuFabricInfo`)."""
 
+_IDLE_C = 35
 _HEALTHY_MASK = 0xAA
 _NO_CLUSTER = "00000000-0000-0000-0000-000000000000"
 _COUNTERS: Mapping[str, int] = {"replay": 0, "recovery": 0, "crc_flit": 0}
@@ -123,6 +124,7 @@ class _PciTree:
 
 
 def _trained(generation: int | None, width: int | None) -> PcieLink:
+    generation, width = generation or None, width or None
     return PcieLink(generation=generation, width=width, max_generation=generation, max_width=width)
 
 
@@ -163,6 +165,8 @@ def _gpu(profile: Profile, tree: _PciTree, index: int) -> GpuFacts:
         idle=True,
         throttle_reasons=(),
         remapped_rows=RemappedRows(correctable=0, uncorrectable=0, pending=False, failure=False) if kind.ecc else None,
+        memory_errors=0 if kind.ecc else None,
+        temperature_c=_IDLE_C,
         pcie=_trained(kind.pcie_generation, kind.pcie_width),
         pcie_replays=0,
         place=place,
@@ -231,11 +235,12 @@ def _nic(nic: NicKindOfMachine, tree: _PciTree, number: int) -> NicFacts:
 
 def _pair(profile: Profile, one: GpuFacts, other: GpuFacts) -> PairFacts:
     """NVML's and CUDA's answers; with NVLink the status of plain PCI access is NS, as H200 answers."""
-    status = profile.peer_access.status
     joined = profile.nvlink is not None and (
         profile.nvlink.to is NvlinkPeer.SWITCH
         or any({one.index, other.index} == set(pair[:2]) for pair in profile.nvlink.pairs)
     )
+    access = profile.peer_access
+    status = access.status if joined or access.unlinked is None else access.unlinked
     return PairFacts(
         source=one.device,
         destination=other.device,

@@ -3,10 +3,11 @@
 It is derived from the node, so a fault in a device shows here too. Downstream ports have addresses that are made up.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from gpubench.model.driver_settings import ConfidentialComputing, DriverSettings, Service
+from gpubench.model.fault import Fault, Subject
 from gpubench.model.kernel_settings import IommuFacts, KernelSettings
 from gpubench.model.pci_capabilities import AccessControl, PcieErrors, PciKind
 from gpubench.model.rdma_port import Gid, RdmaPort
@@ -35,6 +36,35 @@ def with_surroundings(node: Snapshot) -> Snapshot:
         kernel=KernelSettings(options=(), wsl=False, imex=False, iommu=IommuFacts(units=())),
         driver_settings=_driver_settings(node),
     )
+
+
+_REDIRECTS = AccessControl(
+    capable=("request_redirect", "completion_redirect"), enabled=("request_redirect", "completion_redirect")
+)
+_TRANSLATING = IommuFacts(units=("dmar0",), group_types={"1": "DMA"})
+
+
+def with_faults_around(node: Snapshot, faults: Iterable[Fault]) -> Snapshot:
+    """What faults change of what lies around the devices, once that is there."""
+    for fault in faults:
+        if fault.subject is Subject.NODE and fault.get("acs"):
+            devices = (
+                replace(each, access_control=_REDIRECTS) if each.access_control is not None else each
+                for each in node.pci_devices
+            )
+            node = replace(node, pci_devices=tuple(devices))
+        if fault.subject is Subject.NODE and fault.get("iommu"):
+            node = replace(node, kernel=replace(node.kernel, iommu=_TRANSLATING))
+        if fault.subject is Subject.NIC and (errors := fault.get("errors")) and fault.index is not None:
+            node = replace(
+                node, rdma_ports=tuple(_counted(each, node.nics, fault.index, int(errors)) for each in node.rdma_ports)
+            )
+    return node
+
+
+def _counted(port: RdmaPort, nics: Sequence[NicFacts], index: int, errors: int) -> RdmaPort:
+    own = index < len(nics) and port.nic == nics[index].name
+    return replace(port, counters={**(port.counters or {}), "symbol_error": errors}) if own else port
 
 
 def _pci_devices(node: Snapshot) -> tuple[PciDevice, ...]:

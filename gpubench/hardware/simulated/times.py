@@ -53,14 +53,19 @@ _NIC_TIMES: Mapping[str, _NicTime] = {
 class CollectiveTimes:
     """Times of collectives on a simulated machine; equal arguments give equal times.
 
+    `noise` is the spread of a row's time, as a part of it; else that which real machines have at its size.
+
     Raises:
         UsageError: a fault on something that the machine does not have.
     """
 
-    def __init__(self, machine: SimulatedMachine, faults: Sequence[Fault] = (), seed: int = 0) -> None:
+    def __init__(
+        self, machine: SimulatedMachine, faults: Sequence[Fault] = (), seed: int = 0, *, noise: float | None = None
+    ) -> None:
         check_nodes(machine, faults)
         self._machine = machine
         self._seed = seed
+        self._noise = noise
         self._healthy = node_links(machine.profile, ())
         self._faulty = {
             number: node_links(machine.profile, [each for each in faults if each.node_number == number])
@@ -83,7 +88,7 @@ class CollectiveTimes:
         """
         model = self._model(name, ranks_per_node)
         source = random.Random(f"{self._seed}/{name}/{size_bytes}/{row}")
-        spread = _spread(size_bytes)
+        spread = _spread(size_bytes) if self._noise is None else self._noise
         least, ideal = model.least_seconds(size_bytes), model.seconds(size_bytes)
         typical = max(least, ideal * math.exp(source.gauss(0.0, spread)))
         times = [typical * (1 + abs(source.gauss(0.0, spread * _RANK_SPREAD))) for _ in range(model.ranks)]
@@ -145,7 +150,7 @@ class _Model:
         self._curve: Curve = curve(machine.profile, collective, local, self.ranks)
         self._factor = collective.busbw_factor(self.ranks)
         staged = machine.profile.find("p2p.staged_gb_s")
-        self._staged_gb_s = staged[0].value if staged else machine.profile.gpu.pcie_gb_s
+        self._staged_gb_s = staged[0].value if staged else machine.profile.gpu.host_gb_s
 
     def seconds(self, size_bytes: int) -> float:
         """Latency, the slower of the links inside and across nodes, and the hops between nodes."""

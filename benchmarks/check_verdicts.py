@@ -1,0 +1,71 @@
+"""How often `gpubench check` raises a false alarm on healthy simulated machines, and finds what was planted.
+
+    python benchmarks/check_verdicts.py --seeds 1000
+
+Every profile is simulated with noise of 2 % on every sample and judged as if somebody had asked for its profile. A
+false alarm is any finding but one that says 'by design'. A fault is found when one of the findings is there that
+tests/fakes/planted.py has for it. Simulated machines are a model: this measures the judgement, not the hardware.
+"""
+
+import argparse
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+from gpubench.profiles import names
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.fakes.planted import PLANTED, findings
+
+
+def _alarms(task: tuple[str, int]) -> tuple[str, list[str]]:
+    name, seed = task
+    return name, [each.id for each in findings(name, (), seed)]
+
+
+def _is_found(task: tuple[int, int]) -> tuple[int, bool]:
+    number, seed = task
+    machine, fault, expected = PLANTED[number]
+    return number, any(each.id in expected for each in findings(machine, (fault,), seed))
+
+
+def main() -> int:
+    """Run both counts; 1 where there is a false alarm, or a fault is found in less than 99 of 100 runs."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=1000)
+    parser.add_argument("--fault-seeds", type=int, default=100)
+    parser.add_argument("--workers", type=int, default=2)
+    given = parser.parse_args()
+    started = time.monotonic()
+    with ProcessPoolExecutor(given.workers) as pool:
+        alarms: Counter[str] = Counter()
+        kinds: Counter[str] = Counter()
+        healthy = [(name, seed) for name in names() for seed in range(given.seeds)]
+        for name, ids in pool.map(_alarms, healthy, chunksize=20):
+            alarms[name] += bool(ids)
+            kinds.update(f"{name}: {each}" for each in ids)
+        print(f"healthy: {len(healthy)} runs of {len(names())} profiles, {sum(alarms.values())} with an alarm")
+        for kind, count in kinds.most_common():
+            print(f"  {kind} {count}")
+        planted = [(number, seed) for number in range(len(PLANTED)) for seed in range(given.fault_seeds)]
+        found = Counter(number for number, is_found in pool.map(_is_found, planted, chunksize=5) if is_found)
+    missed = list(_shown(found, given.fault_seeds))
+    print(f"{len(PLANTED)} faults, {given.fault_seeds} seeds each: {len(PLANTED) - len(missed)} found in all of them")
+    for line in missed:
+        print(f"  {line}")
+    print(f"{time.monotonic() - started:.0f} s")
+    rare = any(found[number] < 0.99 * given.fault_seeds for number in range(len(PLANTED)))
+    return int(bool(sum(alarms.values())) or rare)
+
+
+def _shown(found: Counter[int], seeds: int) -> Iterator[str]:
+    for number, (machine, fault, _) in enumerate(PLANTED):
+        if found[number] < seeds:
+            yield f"{machine} {fault}: {found[number]} of {seeds}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,174 @@
+"""What `gpubench check` does as one rank of a job: every node checks itself, and all of them reduce together."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gpubench.cli import collective as collective_command
+from gpubench.cli.check import CheckOptions
+from gpubench.cli.check_job import deliver, refuse_without_gpu
+from gpubench.cli.check_machines import profiles_of
+from gpubench.cli.check_measure import measured_copies
+from gpubench.cli.check_plan import again
+from gpubench.cli.job import Job
+from gpubench.cli.options import CollectiveOptions, parse_collective_options
+from gpubench.cli.presentation import check_writable
+from gpubench.cli.presenter import Presenter, rank_style
+from gpubench.cli.rank import own_identity
+from gpubench.cli.run_metadata import recorded_settings
+from gpubench.cli.topo_job import with_own_names
+from gpubench.collectives.record import Collective
+from gpubench.errors import GpubenchError
+from gpubench.hardware import mpi, recorded
+from gpubench.hardware.probe import probe
+from gpubench.hardware.process_facts import read_rank_facts
+from gpubench.measure.agreement import AgreedError, agree
+from gpubench.measure.check_documents import findings_beside_speed, of_node, together
+from gpubench.model.measurements import QUICK, Measurements, Need
+from gpubench.model.profile import Profile
+from gpubench.model.rank_facts import RankFacts
+from gpubench.model.report import CollectiveRow, Metadata, Report
+from gpubench.model.snapshot import Snapshot
+from gpubench.model.topology import Topology
+from gpubench.model.verdict import WRONG_DATA
+from gpubench.ports import Listener
+from gpubench.profiles import ProfileMatch
+
+
+class _Heard:
+    """What the first rank hears of a collective."""
+
+    def __init__(self) -> None:
+        self.rows: list[CollectiveRow] = []
+        self.metadata: Metadata | None = None
+        self.report: Report | None = None
+
+    def begin(self, metadata: Metadata) -> None:
+        """Keep what is known of the ranks."""
+        self.metadata = metadata
+
+    def progress(self, done: int, total: int, label: str) -> None:
+        """Nothing."""
+
+    def row(self, row: CollectiveRow) -> None:
+        """Keep it."""
+        self.rows.append(row)
+
+    def end(self, report: Report) -> None:
+        """Keep it."""
+        self.report = report
+
+
+class _HeardJob(Job):
+    """A collective as a part of a check: its rows go to us, and to no terminal."""
+
+    def __init__(self, group: mpi.MpiGroup, options: CollectiveOptions, heard: _Heard) -> None:
+        super().__init__(group, options, ())
+        self._heard = heard
+
+    def _listener(self, channel: str | None) -> Listener[CollectiveRow]:  # noqa: ARG002 - a check has no channel
+        return self._heard
+
+
+class CheckRanksJob:
+    """One rank's part in checking a cluster: the first rank of every node measures it, the first of all judges."""
+
+    def __init__(self, group: mpi.MpiGroup, options: CheckOptions, arguments: Sequence[str]) -> None:
+        self._group = group
+        self._options = options
+        self._arguments = arguments
+        self.identity, _ = own_identity(group)
+
+    def run(self, channel: str | None) -> int:  # noqa: ARG002 - check never launches itself
+        """Read, measure, gather, judge, and return the exit code.
+
+        Raises:
+            AgreedError: a rank cannot do its part, and every rank knows it.
+        """
+        group, options = self._group, self._options
+        agree(group, self._prepare)
+        snapshot = agree(group, self._own_snapshot, place=str(self.identity))
+        gathered = group.gather((snapshot, self._own_facts()))
+        snapshots = [each for each, _ in gathered if each is not None]
+        ranks = [facts for _, facts in gathered]
+        nodes = [Topology(each) for each in with_own_names(snapshots)]
+        matches = agree(group, lambda: self._matches(nodes))
+        measurements = self._measured(nodes, matches) if options.plan.measures else QUICK
+        code = None
+        if group.rank == 0:
+            presenter = Presenter(options.presentation, rank_style(options.presentation), progress=False)
+            code = deliver(options, self._arguments, nodes, ranks, matches, measurements, presenter)
+        return group.broadcast(code)
+
+    def _prepare(self) -> None:
+        if self._group.rank == 0:
+            check_writable(self._options.presentation.outputs)
+            if self._options.record is not None:
+                recorded.check_recordable(self._options.record)
+
+    def _own_snapshot(self) -> Snapshot | None:
+        """The first rank of a node reads it, before any rank puts something on its GPUs."""
+        return probe(self._options.facts_timeout_s, os.environ) if self.identity.local_rank == 0 else None
+
+    def _own_facts(self) -> RankFacts:
+        identity = self.identity
+        return read_rank_facts(identity.rank, identity.node, identity.local_rank, recorded_settings(os.environ))
+
+    def _matches(self, nodes: Sequence[Topology]) -> list[ProfileMatch | None]:
+        matches = profiles_of(nodes, self._options.profile, os.environ)
+        refuse_without_gpu(nodes, matches)
+        return matches
+
+    def _measured(self, nodes: Sequence[Topology], matches: Sequence[ProfileMatch | None]) -> Measurements:
+        """Copies on every node at the same time, then collectives over all ranks."""
+        parts = self._group.gather(self._own_copies(nodes[self.identity.node]))
+        profile = matches[0].profile if matches[0] is not None else None
+        return together([*(part for part in parts if part is not None), self._collectives(nodes, profile)])
+
+    def _own_copies(self, node: Topology) -> Measurements | None:
+        """What the first rank of a node measures, by a process of its own, while the others wait without a context."""
+        if self.identity.local_rank != 0:
+            return None
+        if not node.gpus:
+            return Measurements(left_out=dict.fromkeys((Need.PEER_COPIES, Need.HOST_COPIES), "no GPU"))
+        measured = measured_copies(self._options.plan, self._options.timeout_s, node)
+        return of_node(measured, node.snapshot.host)
+
+    def _collectives(self, nodes: Sequence[Topology], profile: Profile | None) -> Measurements:
+        limit = self._options.plan.limit_gb_s(nodes)
+        parts: list[Measurements] = []
+
+        def rows(collective: Collective, sizes: Sequence[int], attempt: int) -> list[CollectiveRow]:
+            heard = _Heard()
+            _HeardJob(self._group, _options_for(collective, sizes), heard).run(None)
+            findings = heard.report.findings if heard.report is not None else ()
+            if not attempt:
+                beside = [each for each in findings_beside_speed(findings) if each.id != WRONG_DATA]
+                ranks = tuple(heard.metadata.ranks) if heard.metadata is not None else ()
+                parts.append(Measurements(findings=tuple(beside), ranks=ranks))
+            found = [replace(row, limit_gb_s=limit) for row in heard.rows]
+            return self._group.broadcast(found)
+
+        try:
+            found = [
+                row for each in self._options.plan.collectives for row in again(each, self._sizes(nodes), rows, profile)
+            ]
+        except AgreedError as agreed:
+            return together([*parts, _failed(agreed.error)])
+        return together([*parts, Measurements(collectives=tuple(found))])
+
+    def _sizes(self, nodes: Sequence[Topology]) -> tuple[int, ...]:
+        plan = self._options.plan
+        return plan.sizes if any(node.gpus for node in nodes) else plan.host_sizes
+
+
+def _failed(error: GpubenchError) -> Measurements:
+    return Measurements(failed={Need.ALL_REDUCE: str(error)})
+
+
+def _options_for(collective: Collective, sizes: Sequence[int]) -> CollectiveOptions:
+    """The options of a collective's command, as they are when nobody gives any, at these sizes."""
+    given = {name: default for name, _, default in collective_command.parameters(collective)}
+    return parse_collective_options(
+        collective, given | {"sizes": ",".join(map(str, sizes)), "out_of_place": True, "strict": True}
+    )

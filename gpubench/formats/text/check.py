@@ -1,0 +1,91 @@
+"""The health of machines, for people: what was looked for, who is not well, findings, verdict."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
+
+from gpubench.formats.text.page import INDENT, Page, plural
+from gpubench.model.check_rows import CHECKS_SECTION, VERDICTS_SECTION, CheckRow, VerdictRow
+from gpubench.model.report import Metadata, Record, Report, Row, Table
+from gpubench.model.units import compress_names
+from gpubench.model.verdict import Verdict
+
+R = TypeVar("R", bound=Record)
+
+_WORDS = {Verdict.SKIP.value: "by design"}
+
+
+class CheckView:
+    """Prints everything at the end: there is nothing to wait for in between."""
+
+    def __init__(self, page: Page, metadata: Metadata) -> None:
+        self._page = page
+        self._metadata = metadata
+
+    def row(self, row: Row) -> None:
+        """Nothing comes row by row."""
+        raise TypeError(f"check has no rows of {type(row).__name__}")
+
+    def end(self, report: Report) -> None:
+        """The whole; of a run that was cut short there is nothing but the verdict."""
+        self._header()
+        if report.sections:
+            verdicts = list(_rows(report, VERDICTS_SECTION, VerdictRow))
+            self._checks(list(_rows(report, CHECKS_SECTION, CheckRow)))
+            self._verdicts(verdicts)
+            self._page.print("")
+        self._page.outcome(report)
+
+    def _header(self) -> None:
+        metadata = self._metadata
+        depth = metadata.options.get("depth")
+        mode = f"  {depth}" if depth != "default" else ""
+        origin = f"  {metadata.origin}" if metadata.origin != "measured" else ""
+        hosts = compress_names(metadata.hosts)
+        self._page.wrap(f"gpubench {metadata.gpubench_version}  check{mode}{origin}  {hosts}")
+        profile = metadata.profile
+        named = "none matches" if profile is None else f"{profile['name']} ({profile['sha256']})"
+        note = f": {profile['note']}" if profile and profile.get("note") else ""
+        self._page.wrap(f"{INDENT}profile {named}{note}")
+        for name, value in {**metadata.libraries, **metadata.environment}.items():
+            self._page.wrap(f"{INDENT}{name} {value}" if name in metadata.libraries else f"{INDENT}{name}={value}")
+        if metadata.source:
+            self._page.wrap(f"{INDENT}{metadata.source}")
+        self._page.print("")
+
+    def _checks(self, rows: Sequence[CheckRow]) -> None:
+        """Verdicts of checks; those that pass, and those that nobody looked at for one reason, in one line."""
+        alike: dict[tuple[str, str | None], list[str]] = {}
+        for row in rows:
+            if row.verdict == Verdict.PASS or row.note:
+                alike.setdefault((row.verdict, row.note), []).append(row.check)
+        passed = alike.pop((Verdict.PASS.value, None), [])
+        if passed:
+            self._page.wrap(f"{'PASS':<13} {', '.join(passed)}", hanging=14)
+        for row in rows:
+            if row.verdict != Verdict.PASS and not row.note:
+                word = _WORDS.get(row.verdict, row.verdict)
+                self._page.wrap(f"{word:<13} {row.check}: {plural(row.findings, 'finding')}", hanging=14)
+        for (verdict, note), names in alike.items():
+            self._page.wrap(f"{verdict:<13} {', '.join(names)}: not looked at: {note}", hanging=14)
+
+    def _verdicts(self, rows: Sequence[VerdictRow]) -> None:
+        """How many nodes, GPUs, NICs and links are well, and which are not."""
+        self._page.print("")
+        for scope in ("node", "gpu", "nic", "link"):
+            own = [row for row in rows if row.scope == scope]
+            if not own:
+                continue
+            well = sum(row.verdict in (Verdict.PASS, Verdict.SKIP) for row in own)
+            self._page.print(f"{plural(len(own), _SCOPES[scope])}: {well} well")
+            for row in own:
+                if row.verdict not in (Verdict.PASS, Verdict.SKIP):
+                    self._page.wrap(f"{INDENT}{row.verdict:<5} {row.subject}: {', '.join(row.findings)}", hanging=8)
+
+
+_SCOPES = {"node": "node", "gpu": "GPU", "nic": "NIC", "link": "link"}
+
+
+def _rows(report: Report, name: str, kind: type[R]) -> Iterator[R]:
+    section = report.sections.get(name)
+    rows: Iterable[Row] = section.rows() if isinstance(section, Table) else ()
+    return (row for row in rows if isinstance(row, kind))

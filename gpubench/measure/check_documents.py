@@ -1,0 +1,71 @@
+"""What gpubench's own commands wrote as JSON, as measurements for checks."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from gpubench.model.evidence_rows import EVIDENCE_SECTION, EvidenceRow
+from gpubench.model.measurements import Measurements
+from gpubench.model.report import PAIRS_SECTION, ROWS_SECTION, CollectiveRow, PairRow, RankIdentity, Report
+from gpubench.model.verdict import WRONG_DATA, Finding
+
+JUDGED_BY_CHECKS = ("p2p-slow", "straggler")
+"""Findings of the commands that checks make themselves, from the rows."""
+
+
+def of_p2p(document: Mapping[str, Any]) -> Measurements:
+    """The pairs of a `gpubench p2p`, what is known of their paths, and what it found out beside their speed."""
+    evidence = document.get(EVIDENCE_SECTION) or ()
+    return Measurements(
+        pairs=tuple(PairRow(**row) for row in document.get(PAIRS_SECTION) or ()),
+        evidence=tuple(EvidenceRow(**row) for row in evidence),
+        findings=_findings(document),
+    )
+
+
+def of_collective(document: Mapping[str, Any]) -> Measurements:
+    """The rows of a collective and its ranks, and what it found out of paths; wrong elements stand in the rows."""
+    return Measurements(
+        collectives=tuple(CollectiveRow(**row) for row in document.get(ROWS_SECTION) or ()),
+        ranks=tuple(RankIdentity(**rank) for rank in document["metadata"]["ranks"]),
+        findings=tuple(each for each in _findings(document) if each.id != WRONG_DATA),
+    )
+
+
+def of_node(measured: Measurements, host: str) -> Measurements:
+    """What a process measured on one of several nodes, by the name that the node has among them."""
+    return replace(
+        measured,
+        pairs=tuple(replace(row, source_node=host, destination_node=host) for row in measured.pairs),
+        evidence=tuple(replace(row, source_node=host, destination_node=host) for row in measured.evidence),
+        findings=tuple(
+            replace(
+                each,
+                subject=f"{host} {each.subject}",
+                subjects=tuple(f"{host} {subject}" for subject in each.subjects),
+            )
+            for each in measured.findings
+        ),
+    )
+
+
+def together(parts: Sequence[Measurements]) -> Measurements:
+    """Several measurements as one."""
+    return Measurements(
+        pairs=tuple(row for part in parts for row in part.pairs),
+        collectives=tuple(row for part in parts for row in part.collectives),
+        ranks=next((part.ranks for part in parts if part.ranks), ()),
+        evidence=tuple(row for part in parts for row in part.evidence),
+        findings=tuple(dict.fromkeys(finding for part in parts for finding in part.findings)),
+        left_out={need: reason for part in parts for need, reason in part.left_out.items()},
+        failed={need: reason for part in parts for need, reason in part.failed.items()},
+    )
+
+
+def findings_beside_speed(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """What a command found out that no check finds in its rows."""
+    return tuple(each for each in findings if each.id not in JUDGED_BY_CHECKS)
+
+
+def _findings(document: Mapping[str, Any]) -> tuple[Finding, ...]:
+    return findings_beside_speed(Report.from_record({"complete": True, **document}).findings)

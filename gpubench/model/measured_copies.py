@@ -1,0 +1,50 @@
+"""The rows of measured copies that checks judge, by the GPUs of a node."""
+
+from gpubench.model.copies import Direction, Engine, HostMemory
+from gpubench.model.measurements import Measurements
+from gpubench.model.p2p import JUDGED_FROM_BYTES, Pair
+from gpubench.model.report import PairRow
+from gpubench.model.snapshot import GpuFacts
+from gpubench.model.topology import Topology
+
+
+def peer_rows(measured: Measurements, node: Topology) -> dict[Pair, PairRow]:
+    """Large copies between two GPUs of a node by their positions, written directly; of GPUs that nobody else uses."""
+    positions = {gpu.bus_id: position for position, gpu in enumerate(node.gpus) if gpu.bus_id and not is_busy(gpu)}
+    staged = measured.staged
+    host = node.snapshot.host
+    return {
+        (positions[row.source_bus_id], positions[row.destination_bus_id]): row
+        for row in measured.pairs
+        if row.source_node == row.destination_node == host
+        and row.source_bus_id in positions
+        and row.destination_bus_id in positions
+        and (row.engine, row.direction, row.peer) == (Engine.CE, Direction.WRITE, "on")
+        and row.bandwidth_gb_s is not None
+        and (row.size_bytes or 0) >= JUDGED_FROM_BYTES
+        and (host, row.source_bus_id, row.destination_bus_id) not in staged
+    }
+
+
+def host_rows(measured: Measurements, node: Topology, *, to_gpu: bool) -> list[tuple[GpuFacts, PairRow]]:
+    """Large copies between pinned host memory and GPUs of a node that nobody else uses."""
+    gpus = {gpu.bus_id: gpu for gpu in node.gpus if gpu.bus_id and not is_busy(gpu)}
+    found = []
+    for row in measured.pairs:
+        own, other = (
+            (row.destination_bus_id, row.source_bus_id) if to_gpu else (row.source_bus_id, row.destination_bus_id)
+        )
+        if row.source_node != node.snapshot.host or other is not None or own not in gpus or not _is_pinned(row):
+            continue
+        found.append((gpus[own], row))
+    return found
+
+
+def is_busy(gpu: GpuFacts) -> bool:
+    """Whether somebody else uses a GPU: what is measured on it is no fault of it."""
+    return bool(gpu.processes) and gpu.idle is not True
+
+
+def _is_pinned(row: PairRow) -> bool:
+    large = (row.size_bytes or 0) >= JUDGED_FROM_BYTES
+    return row.bandwidth_gb_s is not None and large and (row.note or "").startswith(HostMemory.PINNED)

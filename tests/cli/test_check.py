@@ -1,0 +1,253 @@
+"""`gpubench check` and `gpubench profiles` as a user types them, on simulated machines and on this one."""
+
+import csv
+import io
+import json
+import time
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from gpubench import profiles
+from gpubench.cli import check_measure
+from gpubench.cli.check import parse_check_options
+from gpubench.cli.check_measure import measured_collectives, measured_copies
+from gpubench.cli.check_plan import CheckPlan, Depth
+from gpubench.errors import UsageError
+from gpubench.hardware.simulated.machine import parse_machine, snapshots
+from gpubench.model.measurements import Need
+from gpubench.model.report import FINDING_COLUMNS
+from gpubench.model.topology import Topology
+from tests.cli.running import environment, gpubench, mpirun
+
+SCHEMA: dict[str, Any] = json.loads(files("gpubench.formats").joinpath("report.schema.json").read_text())
+
+
+def checked(*arguments: str) -> tuple[int, dict[str, Any]]:
+    result = gpubench("check", *arguments, "--format", "json")
+    document = json.loads(result.stdout)
+    jsonschema.validate(document, SCHEMA)
+    return result.returncode, document
+
+
+def test_a_healthy_simulated_machine_passes_and_says_that_it_is_simulated() -> None:
+    code, document = checked("--simulate", "hgx-h200-4")
+    assert (code, document["verdict"], document["findings"]) == (0, "PASS", [])
+    assert document["metadata"]["origin"] == "simulated"
+    assert document["metadata"]["profile"]["name"] == "hgx-h200-4"
+    verdicts = {(row["scope"], row["verdict"]) for row in document["verdicts"]}
+    assert verdicts == {("node", "PASS"), ("gpu", "PASS"), ("nic", "PASS"), ("link", "PASS")}
+    assert [row["size_bytes"] for row in document["rows"]] == [2**10, 2**28, 2**32]
+    data = next(row for row in document["checks"] if row["check"] == "data_correct")
+    assert (data["verdict"], data["note"]) == ("SKIP", "no data are moved on a simulated machine")
+
+
+def test_of_four_nodes_the_one_at_fault_is_named_down_to_the_gpu() -> None:
+    code, document = checked("--simulate", "hgx-h100-8*4", "--fault", "node3.gpu5:nvlink=12")
+    assert (code, document["verdict"]) == (1, "FAIL")
+    bad = {(row["scope"], row["subject"][:10]) for row in document["verdicts"] if row["verdict"] == "FAIL"}
+    assert bad == {("node", "node3"), ("gpu", "node3 GPU5")}
+
+
+def test_csv_has_a_row_a_finding() -> None:
+    result = gpubench("check", "--quick", "--simulate", "hgx-h100-8", "--fault", "gpu2:ecc=off", "--format", "csv")
+    rows = list(csv.DictReader(io.StringIO(result.stdout)))
+    assert result.returncode == 1
+    assert tuple(rows[0]) == FINDING_COLUMNS
+    assert [(row["id"], row["severity"]) for row in rows] == [("ecc-off", "FAIL")]
+
+
+def test_quick_measures_nothing_and_is_quick() -> None:
+    code, document = checked("--quick", "--simulate", "hgx-h100-8")
+    assert code == 0
+    assert document["pairs"] == document["rows"] == []
+    assert {row["note"] for row in document["checks"] if row["verdict"] == "SKIP"} == {"--quick"}
+
+
+def test_a_warning_fails_only_where_that_was_asked_for() -> None:
+    fault = ("--quick", "--simulate", "hgx-h100-8", "--fault", "gpu2:temperature=80")
+    assert checked(*fault)[0] == 0
+    assert checked(*fault, "--strict")[0] == 1
+
+
+def test_a_silent_driver_is_exit_code_3() -> None:
+    code, document = checked("--simulate", "hgx-h100-8", "--fault", "node0:silent=nvml")
+    assert (code, document["verdict"]) == (3, "ERROR")
+
+
+def test_one_gpu_has_nobody_to_talk_to_and_passes() -> None:
+    code, document = checked("--simulate", "hgx-h200-1")
+    assert (code, document["verdict"]) == (0, "PASS")
+    notes = {row["note"] for row in document["checks"] if row["check"] in ("p2p_bandwidth", "stragglers")}
+    assert notes == {"one GPU: it has nobody to copy to", "one GPU: it has nobody to talk to"}
+
+
+def test_full_measures_all_collectives() -> None:
+    code, document = checked("--full", "--simulate", "hgx-h200-2")
+    assert code == 0
+    assert len({row["collective"] for row in document["rows"]}) == 9
+    assert {row["engine"] for row in document["pairs"]} == {"ce", "sm"}
+
+
+def test_a_recorded_check_gives_the_same_report(tmp_path: Path) -> None:
+    fault = ("--simulate", "hgx-h100-8", "--fault", "gpu3:speed=0.5")
+    code, first = checked(*fault, "--record", str(tmp_path / "seen"))
+    again, second = checked("--replay", str(tmp_path / "seen"))
+    assert code == again == 1
+    for section in ("findings", "checks", "verdicts", "pairs", "rows"):
+        assert first[section] == second[section]
+
+
+def test_a_recording_of_another_command_is_checked_by_its_facts() -> None:
+    code, document = checked("--replay", "tests/machines/h200x4-vm")
+    assert code == 0
+    assert {row["note"] for row in document["checks"] if row["verdict"] == "SKIP"} == {
+        "the recording is of another command than check"
+    }
+
+
+def test_without_a_gpu_it_is_exit_code_3_with_the_reason() -> None:
+    result = gpubench("check", env=environment(CUDA_VISIBLE_DEVICES=""))
+    if "no usable GPU" not in result.stderr:
+        pytest.skip("this machine has a GPU")
+    assert result.returncode == 3
+    assert "--profile host" in result.stderr
+
+
+def test_the_cpu_side_is_checked_where_that_was_asked_for() -> None:
+    result = gpubench("check", "--profile", "host", "--format", "json")
+    document = json.loads(result.stdout)
+    jsonschema.validate(document, SCHEMA)
+    assert result.returncode in (0, 1), result.stderr
+    assert [row["wrong"] for row in document["rows"]] == [0, 0, 0]
+    assert {row["backend"] for row in document["rows"]} == {"host"}
+
+
+def test_ranks_of_a_launcher_check_their_host_together() -> None:
+    result = mpirun(2, "check", "--profile", "host", "--format", "json")
+    document = json.loads(result.stdout)
+    assert result.returncode == 0, result.stderr
+    assert (len(document["rows"]), document["rows"][0]["ranks"]) == (3, 2)
+    assert [row["scope"] for row in document["verdicts"]].count("node") == 1
+    quick = mpirun(2, "check", "--quick", "--profile", "host")
+    assert (quick.returncode, "verdict: PASS" in quick.stdout) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--quick", "--full"), "--quick and --full exclude each other"),
+        (("--profile", "hgx-h2000-8"), "no profile is called 'hgx-h2000-8'"),
+        (("--profile", "/nowhere/mine.toml"), "cannot be read"),
+        (("--simulate", "hgx-h200-4", "--replay", "x"), "exclude each other"),
+        (("--replay", "/nowhere"), "holds no recording"),
+        (("--fault", "gpu0:nvlink=1"), "without --simulate"),
+        (("--section", "verdicts"), "without csv"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_exit_code_2(arguments: tuple[str, ...], message: str) -> None:
+    result = gpubench("check", *arguments)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert message in result.stderr
+
+
+def test_a_broken_profile_of_ones_own_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    broken = tmp_path / "mine.toml"
+    broken.write_text((profiles.folder() / "hgx-h200-4.toml").read_text().replace("value = 354.6", "value = 3546"))
+    output = tmp_path / "out.json"
+    result = gpubench("check", "--simulate", "hgx-h200-4", "--profile", str(broken), "--output", str(output))
+    assert result.returncode == 2
+    assert "value is 3546 GB/s" in result.stderr
+    assert not output.exists()
+
+
+def test_a_profile_of_another_machine_fails_what_it_does_not_describe() -> None:
+    code, document = checked("--quick", "--simulate", "hgx-h200-4", "--profile", "hgx-h100-8")
+    assert code == 1
+    assert {each["id"] for each in document["findings"]} >= {"gpu-model"}
+
+
+def test_a_recording_edited_by_hand_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "seen"
+    checked("--simulate", "hgx-h200-2", "--record", str(folder))
+    samples = folder / "check.jsonl"
+    samples.write_text(samples.read_text().replace('"pairs"', '"pears"', 1))
+    result = gpubench("check", "--replay", str(folder))
+    assert result.returncode == 2
+    assert "pears" in result.stderr
+
+
+def test_a_measurement_that_hangs_is_an_error_and_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check_measure, "module_command", lambda *_: ["sleep", "60"])
+    node = Topology(snapshots(parse_machine("hgx-h200-4"))[0])
+    started = time.monotonic()
+    found = measured_copies(CheckPlan(Depth.DEFAULT), 0.2, node)
+    assert found.failed == dict.fromkeys((Need.PEER_COPIES, Need.HOST_COPIES), "gpubench p2p did not end within 0.2 s")
+    reduced = measured_collectives(CheckPlan(Depth.DEFAULT), 0.2, [node], None)
+    assert reduced.failed == {Need.ALL_REDUCE: "gpubench allreduce did not end within 0.2 s"}
+    assert time.monotonic() - started < 60
+
+
+def test_a_command_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check_measure, "module_command", lambda *_: ["sh", "-c", "echo no GPU >&2; exit 3"])
+    node = Topology(snapshots(parse_machine("hgx-h200-4"))[0])
+    found = measured_copies(CheckPlan(Depth.DEFAULT), 20.0, node)
+    assert set(found.failed.values()) == {"gpubench p2p ended with exit code 3: no GPU"}
+
+
+def test_profiles_are_listed_shown_matched_and_linted() -> None:
+    listed = gpubench("profiles", "list").stdout.splitlines()
+    assert [line.split()[0] for line in listed] == list(profiles.names())
+    shown = gpubench("profiles", "show", "hgx-h200-8").stdout
+    assert "measured with gpubench" in shown
+    assert gpubench("profiles", "match", "--simulate", "hgx-h200-4").stdout.startswith("hgx-h200-4 (4 of 8 GPUs")
+    assert gpubench("profiles", "lint").stdout.count("nothing wrong") == len(profiles.names())
+
+
+def test_an_unknown_machine_matches_the_generic_profile_and_hears_so() -> None:
+    result = gpubench("profiles", "match", "--simulate", "generic-pcie")
+    assert result.stdout.startswith("generic-pcie")
+    assert "no profile names PCIe GPU" in result.stderr
+
+
+def test_ones_own_folder_comes_first(tmp_path: Path) -> None:
+    text = (profiles.folder() / "hgx-h200-4.toml").read_text().replace('name = "hgx-h200-4"', 'name = "ours"')
+    (tmp_path / "ours.toml").write_text(text)
+    own = environment(GPUBENCH_PROFILES=str(tmp_path))
+    assert "(yours)" in gpubench("profiles", "list", env=own).stdout
+    assert gpubench("profiles", "match", "--simulate", "hgx-h200-4", env=own).stdout.startswith("ours")
+    home = environment(XDG_CONFIG_HOME=str(tmp_path / "config"), GPUBENCH_PROFILES="")
+    (tmp_path / "config" / "gpubench").mkdir(parents=True)
+    (tmp_path / "config" / "gpubench" / "profiles").symlink_to(tmp_path)
+    assert "(yours)" in gpubench("profiles", "list", env=home).stdout
+    (tmp_path / "broken.toml").write_text("schema = 1")
+    result = gpubench("profiles", "list", env=own)
+    assert (result.returncode, "broken.toml has no field" in result.stderr) == (2, True)
+
+
+def test_options_become_what_was_asked_for() -> None:
+    given: dict[str, Any] = {
+        "quick": False,
+        "full": True,
+        "profile": None,
+        "strict": True,
+        "timeout": 300.0,
+        "simulate": None,
+        "fault": None,
+        "seed": 0,
+        "replay": None,
+        "record": None,
+        "format_name": "table",
+        "output": None,
+        "section": None,
+        "color": "auto",
+        "width": None,
+        "no_progress": False,
+    }
+    options = parse_check_options(given)
+    assert (options.plan.depth, options.strict, options.facts_timeout_s) == (Depth.FULL, True, 20.0)
+    with pytest.raises(UsageError, match="exclude each other"):
+        parse_check_options(given | {"quick": True})
