@@ -3,13 +3,13 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from gpubench.causes.circumstances import Circumstances
 from gpubench.measure.cases import Case, SweepRequest
 from gpubench.measure.counting import Counting
 from gpubench.measure.hearing import Heard, hear, key_of
 from gpubench.measure.path_evidence import Observations, conclude
 from gpubench.measure.path_report import Outcome
 from gpubench.model.report import CollectiveRow
-from gpubench.model.staging_causes import Circumstances
 from gpubench.ports import Group, LibraryLog, LinkCounters
 
 Surroundings = Callable[[], Circumstances | None]
