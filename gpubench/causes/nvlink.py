@@ -85,7 +85,7 @@ def _wired_and_refused(around: Circumstances) -> list[tuple[int, int]]:
         for pair, refusal in around.refusals.items()
         if refusal.wired
         and not refusal.mig
-        and refusal.status not in ("", "DR")
+        and refusal.status not in ("", "OK", "DR")
         and all(known is not None and _leads_to_switch(known) for known in map(around.wiring.gpu, pair))
     ]
 
