@@ -60,6 +60,8 @@ def _numa(around: Circumstances) -> Iterator[Sighting | Unread]:
         own = cpus_in(facts.affinity or "")
         gpus = around.gpus_of_rank(facts)
         if node is None or own is None or len(gpus) != 1:
+            if node is not None and "affinity" in facts.unknown:
+                yield Unread(around.on(facts.node, f"rank {facts.rank}"), facts.unknown["affinity"])
             continue
         (position,) = gpus
         gpu = around.wiring.gpu(position)

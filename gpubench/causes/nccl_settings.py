@@ -108,11 +108,8 @@ def _policy(around: Circumstances) -> Iterator[Sighting | Unread]:
     paths: dict[Pair, str] = {}
     for pair in around.inside:
         path = around.wiring.path(pair)
-        node = around.nodes.get(around.wiring.gpus[pair[0]].node)
         raised = any(allows(value, path) for value in around.values(P2P_LEVEL))
-        if node is None or not is_beyond_policy(node, path) or raised:
-            continue
-        if around.wiring.peer_access(pair).possible:
+        if not raised and around.wiring.kept_off(pair) and around.wiring.peer_access(pair).possible:
             paths[pair] = path
     if paths:
         found = joined(list(paths.values()))

@@ -66,6 +66,8 @@ def _no_provider(around: Circumstances) -> Iterator[Sighting | Unread]:
         wanted = {_DRIVER_PROVIDERS.get(nic.driver or "") for nic in rdma_nics(node)} - {None}
         for rank in ranks:
             have = rank.verbs_providers
+            if have is None and "verbs_providers" in rank.unknown:
+                yield Unread(around.on(number, f"rank {rank.rank}"), rank.unknown["verbs_providers"])
             missing = sorted(each for each in wanted if each and have is not None and each not in have)
             if have and missing and rank.loadable.get(_VERBS, "unknown") is not None:
                 seen = f"rank {rank.rank}: libibverbs has drivers for {joined(have)}, and none for {joined(missing)}"

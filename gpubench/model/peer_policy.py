@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from gpubench.model.links import active_links
 from gpubench.model.path_types import DEFAULT_LEVEL, amd_takes_all, is_within, nccl_type
 from gpubench.model.snapshot import GpuFacts, NvlinkPeer
 from gpubench.model.topology import P2P_STATUS, PeerAccess, Topology
@@ -97,6 +98,17 @@ def is_beyond_policy(node: Topology, path_class: str) -> bool:
 
 
 def nccl_keeps_off(node: Topology, source: GpuFacts, destination: GpuFacts) -> str:
-    """Why NCCL, left to itself, does not use the peer access that a pair may have; empty where it does."""
+    """Why NCCL, left to itself, does not use the peer access that a pair may have; empty where it does.
+
+    GPUs that lost all their NVLinks to NVSwitches are no matter of policy.
+    """
     path = node.path(source, destination)
-    return f"{NCCL_POLICY}, and this is {path}" if is_beyond_policy(node, path) else ""
+    if not is_beyond_policy(node, path) or any(_lost_its_switches(node, gpu) for gpu in (source, destination)):
+        return ""
+    return f"{NCCL_POLICY}, and this is {path}"
+
+
+def _lost_its_switches(node: Topology, gpu: GpuFacts) -> bool:
+    """Whether a GPU has NVLinks to NVSwitches and none is active; one without a bridge just has none."""
+    switched = bool(node.snapshot.nvswitches) or any(link.peer is NvlinkPeer.SWITCH for link in gpu.nvlinks or ())
+    return switched and bool(gpu.nvlinks) and active_links(gpu) == 0

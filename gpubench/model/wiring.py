@@ -129,10 +129,14 @@ class Wiring:
         if not self.together(pair):
             bare = self._nodes_without_rdma(pair)
             return f"no RDMA NIC is active on {', '.join(bare)}" if bare else ""
-        facts = self._facts(pair)
-        if facts is None or self.peer_access(pair).possible is False:
+        if self.peer_access(pair).possible is False:
             return self.refused_by_design(pair)
-        return nccl_keeps_off(self._node(pair), *facts)
+        return self.kept_off(pair)
+
+    def kept_off(self, pair: Pair) -> str:
+        """Why NCCL, left to itself, keeps off the peer access that a pair of one node may have; empty where not."""
+        facts = self._facts(pair)
+        return "" if facts is None else nccl_keeps_off(self._node(pair), *facts)
 
     def rdma_nics(self, gpu: int) -> list[NicFacts]:
         """The RDMA NICs of a GPU's node that are up."""

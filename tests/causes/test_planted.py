@@ -60,26 +60,20 @@ def test_healthy_profiles_yield_none(profile: str, nodes: int) -> None:
     assert faults(list(job.nodes), list(job.ranks)) == []
 
 
-def planted(*ids: str) -> Job:
-    """The plants of several causes whose machines are alike, one after the other."""
-    jobs = [next(plant for plant in PLANTS if plant.id == id_).make() for id_ in ids]
-    job = jobs[0]
-    for other in jobs[1:]:
-        settings = {rank.local_rank: rank.environment for rank in other.ranks}
-        job = with_ranks(
-            job, lambda each, settings=settings: replace(each, environment={**each.environment, **settings[0]})
-        )
-    return job
+def planted(id_: str, **settings: str) -> Job:
+    """The plant of a cause, and variables on all its ranks."""
+    job = next(plant for plant in PLANTS if plant.id == id_).make()
+    return with_ranks(job, lambda each: replace(each, environment={**each.environment, **settings}))
 
 
 @pytest.mark.parametrize(
     ("job", "order"),
     [
-        (lambda: planted("fabric-not-ready", "nccl-p2p-disabled"), ["fabric-not-ready", "nccl-p2p-disabled"]),
-        (lambda: planted("nccl-p2p-disabled", "nccl-shm-disabled"), ["nccl-p2p-disabled", "nccl-shm-disabled"]),
-        (lambda: planted("shm-not-shared", "nccl-p2p-disabled"), ["nccl-p2p-disabled", "shm-not-shared"]),
-        (lambda: planted("mig-on", "nccl-p2p-disabled"), ["mig-on", "nccl-p2p-disabled"]),
-        (lambda: planted("libibverbs-missing", "nccl-ib-disabled"), ["nccl-ib-disabled", "libibverbs-missing"]),
+        (lambda: planted("fabric-not-ready", NCCL_P2P_DISABLE="1"), ["fabric-not-ready", "nccl-p2p-disabled"]),
+        (lambda: planted("nccl-p2p-disabled", NCCL_SHM_DISABLE="1"), ["nccl-p2p-disabled", "nccl-shm-disabled"]),
+        (lambda: planted("shm-not-shared", NCCL_P2P_DISABLE="1"), ["nccl-p2p-disabled", "shm-not-shared"]),
+        (lambda: planted("mig-on", NCCL_P2P_DISABLE="1"), ["mig-on", "nccl-p2p-disabled"]),
+        (lambda: planted("libibverbs-missing", NCCL_IB_DISABLE="1"), ["nccl-ib-disabled", "libibverbs-missing"]),
     ],
 )
 def test_causes_that_come_together(job: Callable[[], Job], order: list[str]) -> None:

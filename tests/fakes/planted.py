@@ -105,7 +105,7 @@ def rank_on(rank: int, node: int, local: int, files: Sequence[str]) -> RankFacts
 
 def job_of(*nodes: Snapshot) -> Job:
     """Two ranks on each node, that lack nothing."""
-    ranks = []
+    ranks: list[RankFacts] = []
     for number, node in enumerate(nodes):
         files = [f"/dev/nvidia{gpu.index}" for gpu in node.gpus]
         files += [port.device_file for port in node.rdma_ports if port.device_file]
@@ -474,7 +474,11 @@ PLANTS: tuple[Plant, ...] = (
         "gpudirect-one-side",
         lambda: with_nodes(_two(), lambda node: replace(node, gpudirect=GpuDirectFacts(peermem=False)), 1),
     ),
-    Plant("acs-redirect", lambda: with_nodes(_pcie(), lambda node: _acs(node, "0000:02:00.0", "0000:02:01.0"))),
+    Plant(
+        "acs-redirect",
+        lambda: with_nodes(_pcie(), lambda node: _acs(node, "0000:02:00.0", "0000:02:01.0")),
+        beside=("acs-nic-redirect",),
+    ),
     Plant(
         "acs-redirect",
         lambda: with_nodes(
