@@ -99,8 +99,9 @@ def _flat(around: Circumstances) -> Iterator[Sighting | Unread]:
         snapshot = node.snapshot
         nics = [nic for nic in node.nics if nic.rdma]
         has_file = any(facts.topology_file is not None for facts in around.ranks_of(number))
-        paths = {node.path(gpu, nic) for gpu in node.gpus for nic in nics}
-        if snapshot.machine.virtual_machine and nics and node.gpus and paths == {"PHB"} and not has_file:
+        if not snapshot.machine.virtual_machine or has_file:
+            continue
+        if {node.path(gpu, nic) for gpu in node.gpus for nic in nics} == {"PHB"}:
             seen = f"all {len(node.gpus)} GPUs and {len(nics)} RDMA NICs hang on one host bridge"
             yield of_node(around, number, seen, Confidence.LIKELY)
 

@@ -12,13 +12,21 @@ from gpubench.model.snapshot import NicFacts, NicKind
 
 _GID_INDEX = "NCCL_IB_GID_INDEX"
 _ERRORS = ("link_downed", "link_error_recovery", "symbol_error", "port_rcv_errors", "local_link_integrity_errors")
+_NOT_ACTIVE = ("down", "init", "armed", "defer", "nop")
+"""The kernel's words for ports that carry nothing (drivers/infiniband/core/sysfs.c)."""
+
 _ROCE_V2 = "RoCE v2"
 
 
 def _ports_down(around: Circumstances) -> Iterator[Sighting | Unread]:
     for number, node, _ in nodes_with_rdma(around):
         states = {nic.name: nic.state for nic in rdma_nics(node)}
-        down = [f"{name} is {state}" for name, state in states.items() if state not in (None, "active")]
+        down = [f"{name} is {state}" for name, state in states.items() if state in _NOT_ACTIVE]
+        odd = [
+            f"{name} says {state!r}" for name, state in states.items() if state not in (*_NOT_ACTIVE, "active", None)
+        ]
+        if odd and not down:
+            yield Unread(around.on(number), f"no state of a port: {joined(odd)}")
         if down:
             every = len(down) == len(states)
             seen = joined(down) + (": none is left" if every else "")
