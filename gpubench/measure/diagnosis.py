@@ -56,7 +56,9 @@ class Explained:
         return [row for named in self.diagnosis.named for row in self._rows(named, {})]
 
     def unread(self) -> list[UnreadRow]:
-        """Why it is not known whether other causes hold."""
+        """Why it is not known whether other causes hold; of machines without GPUs nobody asks."""
+        if not self.around.wiring.gpus:
+            return []
         titles = {cause.id: cause.title for cause in CAUSES}
         found = [(id_, each) for id_, unread in self.diagnosis.unread.items() for each in unread]
         return [UnreadRow(id=id_, title=titles[id_], subject=each.subject, reason=each.reason) for id_, each in found]
