@@ -23,8 +23,9 @@ special before the general. What follows from another cause is listed below it (
 and hardware without a direct path: no fault, verdict SKIP; where there is something to override, the cure is the A/B
 run that shows whether it pays. What gpubench sets itself is never blamed.
 
-Several of these were provoked on four H200s (variables, separate /dev/shm, NCCL_HOSTID); the others were checked on
-recorded and simulated machines and on trees of files, not on hardware that has them.
+The fallbacks by variables, separate /dev/shm and NCCL_HOSTID were provoked on four H200s, from which the logs in
+tests/logs come; this catalogue itself was checked on recorded and simulated machines, on logs and on trees of files,
+not on hardware that has what it names.
 """
 
 
