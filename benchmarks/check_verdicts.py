@@ -4,7 +4,7 @@
 
 Every profile is simulated with noise of 2 % on every sample and judged as if somebody had asked for its profile. A
 false alarm is any finding but one that says 'by design'. A fault is found when one of the findings is there that
-tests/fakes/planted.py has for it. Simulated machines are a model: this measures the judgement, not the hardware.
+tests/fakes/planted_faults.py has for it. Simulated machines are a model: this measures the judgement, not the hardware.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from pathlib import Path
 from gpubench.profiles import names
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from tests.fakes.planted import PLANTED, findings
+from tests.fakes.planted_faults import PLANTED, findings
 
 
 def _alarms(task: tuple[str, int]) -> tuple[str, list[str]]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import gpubench
-from gpubench.causes import CAUSES
+from gpubench.causes import FAMILIES
 from gpubench.checks import CHECKS
 from gpubench.collectives import COLLECTIVES
 from gpubench.formats import FORMATS
@@ -18,7 +18,7 @@ from gpubench.readers.results import RESULT_READERS
 PACKAGE = Path(gpubench.__file__).parent
 SUPPORT = {
     "checks": {"__init__", "check"},
-    "causes": {"__init__", "cause", "path_types"},
+    "causes": {"__init__", "catalogue", "cause", "circumstances", "log_evidence", "ranking", "sightings"},
     "collectives": {"__init__", "movement", "record", "pattern"},
     "formats": {"__init__", "writer", "frame", "document", "blocks", "status_line"},
     "readers": {
@@ -34,7 +34,7 @@ SUPPORT = {
     ("plugs", "names"),
     [
         ("checks", {each.name for each in CHECKS}),
-        ("causes", {each.name for each in CAUSES}),
+        ("causes", {each.name for each in FAMILIES}),
         ("collectives", {each.name for each in COLLECTIVES}),
         ("formats", {each.name for each in FORMATS}),
         ("readers", {each.name for each in READERS} | {each.name for each in RESULT_READERS}),

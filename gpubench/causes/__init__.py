@@ -1,25 +1,38 @@
-"""Why transfers go through host memory, as NCCL's log shows it. A new cause is one file and one line here.
+"""Why transfers go through host memory or are slow: the catalogue. A new family is one file and one line here.
 
-The order is that in which NCCL comes to them; the first that applies is what to look at first.
+`CAUSES` are in the order in which to look at them where they are equally sure: what the machine cannot do comes before
+what somebody set, since a setting is often somebody's answer to it.
 """
 
-from gpubench.causes.by_design import BY_DESIGN
-from gpubench.causes.cause import Cause
-from gpubench.causes.environment import ENVIRONMENT
+from gpubench.causes.cause import Cause, Family
+from gpubench.causes.container import CONTAINER
+from gpubench.causes.disputed_access import DISPUTED_ACCESS
 from gpubench.causes.gpudirect import GPUDIRECT
+from gpubench.causes.machine import MACHINE
 from gpubench.causes.mnnvl import MNNVL
-from gpubench.causes.refused import REFUSED
-from gpubench.causes.shm_not_shared import SHM_NOT_SHARED
-from gpubench.causes.sockets import SOCKETS
-from gpubench.causes.unknown import UNKNOWN
+from gpubench.causes.mpi import MPI
+from gpubench.causes.nccl_settings import NCCL_SETTINGS
+from gpubench.causes.network import NETWORK
+from gpubench.causes.nvlink import NVLINK
+from gpubench.causes.pcie import PCIE
+from gpubench.causes.peer_access import PEER_ACCESS
+from gpubench.causes.rdma_ports import RDMA_PORTS
 
-CAUSES: tuple[Cause, ...] = (
-    ENVIRONMENT,
-    SHM_NOT_SHARED,
-    BY_DESIGN,
-    REFUSED,
+__all__ = ["CAUSES", "FAMILIES", "Cause", "Family"]
+
+FAMILIES: tuple[Family, ...] = (
+    MACHINE,
+    PEER_ACCESS,
+    NVLINK,
+    DISPUTED_ACCESS,
+    NCCL_SETTINGS,
+    CONTAINER,
     MNNVL,
-    SOCKETS,
+    NETWORK,
+    RDMA_PORTS,
     GPUDIRECT,
-    UNKNOWN,
+    PCIE,
+    MPI,
 )
+
+CAUSES: tuple[Cause, ...] = tuple(cause for family in FAMILIES for cause in family.causes)

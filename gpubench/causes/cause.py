@@ -1,91 +1,110 @@
-"""What every cause of a fallback is: a pure function of what a log says of a pair that goes through host memory."""
+"""What every cause is: an entry of the catalogue, with the functions that look for it in facts and in NCCL's log."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
-from gpubench.model.nccl_log import Note, RemarkKind
+from gpubench.causes.circumstances import Circumstances
+from gpubench.causes.log_evidence import Reason, Staged
+from gpubench.model.evidence import Confidence
+from gpubench.model.selection import Pair
 
-OFF = ("", "0")
-SOCKET = "Socket"
-
-ASK_FOR_MORE = "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,ENV,GRAPH,NET,P2P,SHM"
+_MOST_SUBJECTS = 4
+_MOST_SEEN = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Teller:
-    """What one process says of itself: its settings by name, and lines that explain something."""
+class Effect(StrEnum):
+    """What a cause does to a path. The first four are what bytes through host memory look like from outside."""
 
-    settings: tuple[tuple[str, str], ...] = ()
-    notes: tuple[Note, ...] = ()
-
-    def setting(self, name: str) -> str | None:
-        """The value of a variable, None where it is not set."""
-        return dict(self.settings).get(name)
+    STAGED = "host memory inside a node"
+    NETWORK_INSIDE = "a network inside a node"
+    SOCKETS = "sockets between nodes"
+    NO_GPUDIRECT = "RDMA through host memory"
+    APPLICATION = "MPI, UCX or a framework copies through host memory"
+    WRONG = "wrong data, or a hang"
+    SLOW = "a slower path"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Staged:
-    """Ranks that reach each other through host memory, and all that the log says of it.
+class Sighting:
+    """A cause as it was seen somewhere.
 
-    `one_node` is whether NCCL takes both for ranks of one machine, `same_host` whether their hosts have one name.
-    `network` carries the bytes, None where shared memory does. `path` is NCCL's type of path between the GPUs
-    ('PIX', 'SYS'), None where it is not said; `gpus` how many it found on the host, 0 if not said. `notes` are about
-    these two GPUs. `rdma` is whether any process of the job found an RDMA device.
+    `gpus` are the positions of the GPUs whose paths it touches, None for all of the run; `pairs` the ordered pairs
+    alone that it touches, where it is a matter of pairs. `cure` is said where it is more than the catalogue's.
     """
 
-    one_node: bool
-    same_host: bool
-    network: str | None
-    path: str | None = None
-    gpus: int = 0
-    notes: tuple[Note, ...] = ()
-    source: Teller = Teller()
-    destination: Teller = Teller()
-    rdma: bool = False
+    subject: str
+    seen: str
+    confidence: Confidence
+    gpus: frozenset[int] | None = None
+    pairs: frozenset[Pair] | None = None
+    cure: str = ""
 
-    @property
-    def inside(self) -> bool:
-        """Whether both run on one machine, also where NCCL_HOSTID tells NCCL otherwise."""
-        return self.one_node or (self.same_host and bool(self.settings("NCCL_HOSTID")))
-
-    def settings(self, name: str) -> tuple[str, ...]:
-        """The values that the two have of a variable."""
-        values = (teller.setting(name) for teller in (self.source, self.destination))
-        return tuple(dict.fromkeys(value for value in values if value is not None))
-
-    def found(self, *kinds: RemarkKind) -> tuple[Note, ...]:
-        """Lines of these kinds, about the two GPUs first, then of either process."""
-        notes = (*self.notes, *self.source.notes, *self.destination.notes)
-        return tuple(dict.fromkeys(note for kind in kinds for note in notes if note.kind is kind))
+    def touches(self, pair: Pair) -> bool:
+        """Whether a pair's path is touched."""
+        if self.pairs is not None:
+            return pair in self.pairs
+        return self.gpus is None or not self.gpus.isdisjoint(pair)
 
 
 @dataclass(frozen=True, slots=True)
-class Explanation:
-    """What explains a fallback: the cause's id, what in the log shows it, what to do."""
+class Unread:
+    """Why it is not known whether a cause is there: on what, and what could not be read."""
+
+    subject: str
+    reason: str
+
+
+Look = Callable[[Circumstances], Iterator[Sighting | Unread]]
+
+
+def nothing_in_facts(_around: Circumstances) -> Iterator[Sighting | Unread]:
+    """For causes that only a log shows."""
+    return iter(())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """An entry of the catalogue.
+
+    `title` is in the words that people search for; `detection` says what shows it; `settles` what would settle a doubt;
+    `cure` is a command or setting; `link` the vendor's page or an issue. `implies` are the ids of causes that follow
+    from this one and are listed below it. `by_design` marks policies and hardware: nothing to repair. `general` marks
+    what is said where nothing more special is found.
+    """
 
     id: str
-    evidence: str
-    advice: str
-
-
-Reason = tuple[str, str]
-"""Evidence and advice."""
+    title: str
+    effects: tuple[Effect, ...]
+    detection: str
+    settles: str
+    cure: str
+    link: str
+    look: Look
+    in_log: Callable[[Staged], Reason | None] | None = None
+    implies: tuple[str, ...] = ()
+    by_design: bool = False
+    general: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Cause:
-    """A cause: its name, what it is, and the function that says whether a log shows it."""
+class Family:
+    """Causes of one kind: the module's name, what it is called, and its causes, those to look at first first."""
 
     name: str
-    summary: str
-    find: Callable[[Staged], Reason | None]
-
-    @property
-    def id(self) -> str:
-        """The name as findings and files have it."""
-        return self.name.replace("_", "-")
+    title: str
+    causes: tuple[Cause, ...]
 
 
-def explain(causes: Iterable[Cause], staged: Staged) -> Explanation:
-    """The first cause that the log shows; the last one always applies."""
-    return next(Explanation(cause.id, *reason) for cause in causes if (reason := cause.find(staged)) is not None)
+def joined(texts: Sequence[str], most: int = _MOST_SUBJECTS) -> str:
+    """The first few of some texts, each once, and how many more there are."""
+    distinct = list(dict.fromkeys(filter(None, texts)))
+    more = len(distinct) - most
+    return ", ".join(distinct[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def joined_seen(texts: Sequence[str]) -> str:
+    """The same of what was seen, in sentences."""
+    distinct = list(dict.fromkeys(filter(None, texts)))
+    more = len(distinct) - _MOST_SEEN
+    return "; ".join(distinct[:_MOST_SEEN]) + (f"; and {more} more" if more > 0 else "")

@@ -1,39 +1,12 @@
 """GPU pairs that cannot reach each other's memory, and pairs of which CUDA and NVML disagree."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from gpubench.checks.check import Check, Facts, join_subjects
 from gpubench.model.peer_policy import Refusal, refusal_of
 from gpubench.model.snapshot import GpuFacts
 from gpubench.model.topology import P2P_STATUS, PeerAccess, Topology
 from gpubench.model.verdict import Finding, Verdict
-
-_CAUSES: Mapping[str, tuple[str, str]] = {
-    "GNS": (
-        "this GPU model has no peer-to-peer over PCIe with NVIDIA's driver (GeForce): by design, not a fault",
-        "nothing to repair: NCCL goes through shared memory here",
-    ),
-    "CNS": (
-        "the driver does not trust this chipset, or the hypervisor does not say that the GPUs may reach each other",
-        "bare metal: put the GPUs under one PCIe switch; virtual machine: set x-nv-gpudirect-clique",
-    ),
-    "TNS": ("the GPUs hang on different sockets or I/O hubs", "move the cards to one socket"),
-    "DR": (
-        "a registry key of the driver forbids it (ForceP2P, RMForceP2PType)",
-        "grep RegistryDwords /proc/driver/nvidia/params; remove the key and reload the driver",
-    ),
-    "NS": ("the driver supports it for none of these GPUs", "nvidia-smi topo -p2p r; nvidia-smi -q | grep -A 3 MIG"),
-}
-_MESH = (
-    "NVLinks join each of these GPUs to others, not to each other, and PCIe cannot: by design, as on DGX-1",
-    "nothing to repair: NCCL takes the NVLinks of a GPU between",
-)
-_MIG = ("MIG is on: the driver offers no peer access to MIG instances, by design", "nvidia-smi -mig 0, or accept it")
-_FABRIC = (
-    "NVLinks are active, yet the driver refuses: the fabric manager is not ready",
-    "systemctl status nvidia-fabricmanager; nvidia-smi -q | grep -A 12 Fabric",
-)
-_OTHER = ("the driver gives no reason", "nvidia-smi topo -p2p r")
 
 
 def find(facts: Facts) -> Iterator[Finding]:
@@ -54,16 +27,9 @@ def find(facts: Facts) -> Iterator[Finding]:
             yield _refusal(facts, node, refusal, pairs)
 
 
-def cause_and_advice(refusal: Refusal) -> tuple[str, str]:
-    """Why the driver refuses peer access so, and what to do about it."""
-    if refusal.mig or refusal.wired:
-        return _MIG if refusal.mig else _FABRIC
-    return _MESH if refusal.mesh else _CAUSES.get(refusal.status, _OTHER)
-
-
 def _refusal(facts: Facts, node: Topology, refusal: Refusal, pairs: list[tuple[GpuFacts, GpuFacts]]) -> Finding:
     status, by_design = refusal.status, refusal.by_design
-    cause, advice = cause_and_advice(refusal)
+    cause, advice = refusal.cause_and_advice
     everybody = len(pairs) == len(node.gpus) * (len(node.gpus) - 1)
     named = [f"{source.device} → {destination.device}" for source, destination in pairs]
     where = facts.subject(node) if len(facts.nodes) > 1 else ""

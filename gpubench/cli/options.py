@@ -13,6 +13,7 @@ from gpubench.collectives.record import Collective
 from gpubench.errors import UsageError, unreadable_nccl_library
 from gpubench.hardware.nccl import Allocator
 from gpubench.measure.cases import SweepRequest
+from gpubench.model.cause_rows import CAUSES_SECTION
 from gpubench.model.evidence_rows import EVIDENCE_SECTION, FALLBACK_SECTION
 from gpubench.model.operation import DataType, Placement, ReduceOp
 from gpubench.model.report import FINDINGS_SECTION, ROWS_SECTION
@@ -22,7 +23,7 @@ DEFAULT_SIZES = {"nccl": "8:4G", "host": "8:16M"}
 """What a sweep visits when nobody says: on a laptop, what ends within ten seconds."""
 
 BACKENDS = tuple(DEFAULT_SIZES)
-SECTIONS = (ROWS_SECTION, EVIDENCE_SECTION, FALLBACK_SECTION, FINDINGS_SECTION)
+SECTIONS = (ROWS_SECTION, EVIDENCE_SECTION, FALLBACK_SECTION, CAUSES_SECTION, FINDINGS_SECTION)
 
 
 class EvidenceUse(StrEnum):

@@ -25,6 +25,8 @@ named.
 
   gpubench topo
 
+  gpubench topo --causes
+
   gpubench topo --from topo.xml
 
   gpubench topo --simulate 'hgx-h100-8*16' --fault node3.gpu5:nvlink=12
@@ -44,6 +46,15 @@ FROM = Annotated[
 STRICT = Annotated[
     bool, typer.Option("--strict", help="Exit 1 when there is a warning: for CI and node gates.", show_default=False)
 ]
+CAUSES = Annotated[
+    bool,
+    typer.Option(
+        "--causes",
+        help="Show what would make bytes go through host memory, or slowly, each with its cure, and what could not be "
+        "read; in place of the devices.",
+        show_default=False,
+    ),
+]
 TIMEOUT = Annotated[
     float,
     typer.Option("--timeout", metavar="S", min=0.1, max=86400, help="Seconds in which a node's driver has to answer."),
@@ -59,6 +70,7 @@ class TopoOptions:
     simulation: Simulation | None
     record: Path | None
     strict: bool
+    causes: bool
     timeout_s: float
     presentation: Presentation
 
@@ -82,6 +94,7 @@ def parse_topo_options(given: dict[str, Any]) -> TopoOptions:
         simulation=parse_simulation(given),
         record=folders.record,
         strict=given["strict"],
+        causes=given["causes"],
         timeout_s=given["timeout"],
         presentation=parse_presentation(given, SECTIONS),
     )
@@ -107,6 +120,7 @@ PARAMETERS: tuple[tuple[str, Any, Any], ...] = (
     *simulation.PARAMETERS,
     *recording.PARAMETERS,
     ("strict", STRICT, False),
+    ("causes", CAUSES, False),
     ("timeout", TIMEOUT, 20.0),
     *presentation.PARAMETERS,
 )

@@ -158,7 +158,7 @@ def _metadata(
         hosts=[node.snapshot.host for node in nodes],
         libraries={"driver": f"{driver.version} (runs CUDA {driver.cuda})"} if driver.version else {},
         environment=recorded_settings(os.environ) if source is None else {},
-        options={"strict": options.strict, "timeout_s": options.timeout_s},
+        options={"strict": options.strict, "timeout_s": options.timeout_s, "causes": options.causes},
         topology=Counter(node.fingerprint() for node in nodes).most_common(1)[0][0],
         profile=None if matched is None else _described(matched),
         source=source,

@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self
 
+from gpubench.causes.circumstances import Circumstances, users_settings
 from gpubench.cli.run_metadata import recorded_settings
 from gpubench.errors import GpubenchError, no_direct_path, no_path
 from gpubench.hardware.link_counters import NvmlCounters
@@ -15,12 +16,12 @@ from gpubench.hardware.nccl_settings import nccl_settings, refusals
 from gpubench.hardware.probe import Probe
 from gpubench.hardware.process_facts import read_rank_facts
 from gpubench.measure.cases import SweepRequest
+from gpubench.measure.diagnosis import first_cause
 from gpubench.measure.witness import Senses, Witness
 from gpubench.model.nccl_log import RemarkKind
 from gpubench.model.rank_facts import RankFacts
 from gpubench.model.report import RankIdentity
 from gpubench.model.snapshot import Snapshot
-from gpubench.model.staging_causes import Circumstances, first_cause, users_settings
 from gpubench.model.topology import Topology
 from gpubench.model.wiring import Wiring
 from gpubench.ports import Group
@@ -128,7 +129,7 @@ class Watch:
         pair = int(found.about[0]), int(found.about[1])
         cause = first_cause({pair: ()}, self._circumstances(self._nodes or {}))
         error = no_direct_path if self._strict else no_path
-        return error(" → ".join(f"rank {rank}" for rank in pair), found.text, cause.seen, cause.advice)
+        return error(" → ".join(f"rank {rank}" for rank in pair), found.text, cause.evidence, cause.advice)
 
     def _look_around(self) -> Circumstances | None:
         if self._nodes is None:

@@ -1,4 +1,7 @@
-"""How the kernel is set up, from files that everyone may read: IOMMU and boot options."""
+"""How the kernel is set up, from files that everyone may read: IOMMU, boot options, IMEX channels.
+
+IMEX channels were not seen on hardware: /proc/devices is read as the driver's documentation has it.
+"""
 
 import re
 from collections.abc import Iterable

@@ -1,4 +1,7 @@
-"""What NVML tells of the driver's settings: confidential computing, and NVLinks held below what they can do."""
+"""What NVML tells of the driver's settings: confidential computing, and NVLinks held below what they can do.
+
+Not seen on hardware that has either: written after nvml.h, and checked with a stand-in for NVML.
+"""
 
 import contextlib
 import ctypes

@@ -1,7 +1,8 @@
 """The errors that a PCI device counted (AER), from the files aer_dev_* of sysfs, which everyone may read.
 
 The format is that of the kernel's Documentation/ABI/testing/sysfs-bus-pci-devices-aer: a name and a count a line, the
-last of them the total. A device without AER has no such files, and neither has one in most virtual machines.
+last of them the total. A device without AER has no such files, and neither has one in most virtual machines. Not seen
+on hardware: written after that description and checked against files made of it.
 """
 
 from pathlib import Path

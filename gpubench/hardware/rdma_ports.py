@@ -1,6 +1,7 @@
 """The ports of RDMA devices beyond state and rate, from /sys/class/infiniband, which everyone may read.
 
-A counter costs the NIC a question to its firmware, so those alone are read that tell of trouble.
+A counter costs the NIC a question to its firmware, so those alone are read that tell of trouble. Not seen on hardware:
+written after the kernel's documentation of its files, and checked against trees made of it.
 """
 
 from ipaddress import AddressValueError, IPv6Address

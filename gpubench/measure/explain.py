@@ -2,15 +2,19 @@
 
 from collections.abc import Iterator, Sequence
 
+from gpubench.causes import CAUSES
+from gpubench.causes.cause import joined
 from gpubench.measure.explain_findings import findings_of
 from gpubench.measure.explain_pairs import Judge, Judged, Scope
 from gpubench.measure.explain_summary import JobSummary, summarise
-from gpubench.model.explain_rows import PATHS_SECTION, CauseRow, CommunicatorRow, MemberRow, PathRow, TransportRow
+from gpubench.model.cause_rows import CAUSES_SECTION, CauseRow
+from gpubench.model.evidence import Confidence
+from gpubench.model.explain_rows import PATHS_SECTION, CommunicatorRow, MemberRow, PathRow, TransportRow
 from gpubench.model.nccl_log import Communicator, LogFacts, Member
 from gpubench.model.report import FINDINGS_SECTION, Report, Table
 from gpubench.model.verdict import Verdict, overall
 
-SECTIONS = (PATHS_SECTION, "causes", "transports", "communicators", "members", FINDINGS_SECTION)
+SECTIONS = (PATHS_SECTION, CAUSES_SECTION, "transports", "communicators", "members", FINDINGS_SECTION)
 
 
 def explain(facts: LogFacts, logs: Sequence[str]) -> Report:
@@ -20,7 +24,7 @@ def explain(facts: LogFacts, logs: Sequence[str]) -> Report:
     findings = findings_of(facts, summary, logs)
     sections = {
         PATHS_SECTION: Table(PathRow.columns(), lambda: path_rows(facts, judge)),
-        "causes": Table(CauseRow.columns(), lambda: cause_rows(summary)),
+        CAUSES_SECTION: Table(CauseRow.columns(), lambda: cause_rows(summary)),
         "transports": Table(TransportRow.columns(), lambda: [row for each in summary.parts for row in each.transports]),
         "communicators": Table(CommunicatorRow.columns(), lambda: communicator_rows(summary)),
         "members": Table(MemberRow.columns(), lambda: member_rows(facts)),
@@ -75,7 +79,9 @@ def _path_row(
 
 def cause_rows(summary: JobSummary) -> Iterator[CauseRow]:
     """What explains staging, in the order in which to look at it."""
+    catalogue = {cause.id: cause for cause in CAUSES}
     for explanation, staged in summary.staged.items():
+        cause = catalogue.get(explanation.id)
         yield CauseRow(
             id=explanation.id,
             evidence=explanation.evidence,
@@ -83,6 +89,13 @@ def cause_rows(summary: JobSummary) -> Iterator[CauseRow]:
             paths=staged.paths,
             verdict=staged.verdict.value,
             hosts=tuple(staged.hosts),
+            title="nothing in the log explains it" if cause is None else cause.title,
+            confidence=Confidence.NONE if cause is None else Confidence.LIKELY,
+            effects=() if cause is None else tuple(cause.effects),
+            subject=joined(list(staged.hosts)),
+            implied_by=None,
+            settles="" if cause is None else cause.settles,
+            link="" if cause is None else cause.link,
         )
 
 

@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from gpubench.causes.cause import Explanation
 from gpubench.measure.explain_pairs import Scope
 from gpubench.measure.explain_summary import Examples, JobSummary, Part, StagedPaths
 from gpubench.model.explain_rows import either
+from gpubench.model.explanation import Explanation
 from gpubench.model.nccl_log import Communicator, LogFacts, RemarkKind
 from gpubench.model.units import compress_names
 from gpubench.model.verdict import Finding, Verdict

@@ -6,13 +6,16 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from gpubench.causes import CAUSES
-from gpubench.causes.cause import Explanation, Staged, Teller, explain
+from gpubench.causes.log_evidence import ASK_FOR_MORE, Staged, Teller
+from gpubench.causes.ranking import explain
+from gpubench.model.explanation import Explanation
 from gpubench.model.nccl_log import Communicator, LogFacts, Member, Note, Remark, RemarkKind
 from gpubench.model.transport import TransportKind, Way
 from gpubench.model.verdict import Verdict
 
-BY_DESIGN = "by-design"
+UNKNOWN = "unknown"
 
+_POLICY = ("0", "1")
 _ABOUT_TWO_INDICES = (RemarkKind.DRIVER_REFUSED, RemarkKind.NVLINK_REFUSED)
 _ABOUT_TWO_BUS_IDS = (RemarkKind.PEER_ACCESS_REFUSED, RemarkKind.PEER_QUERY_FAILED)
 _ABOUT_A_BUS_ID = (RemarkKind.GDR_FAR, RemarkKind.GDR_NEAR)
@@ -115,9 +118,9 @@ class Judge:
             return Judged(way, way.family, Verdict.PASS)
         staged = self._staged(ways, one, other)
         if staged not in self._explained:
-            self._explained[staged] = explain(CAUSES, staged)
+            self._explained[staged] = explain(CAUSES, staged) or _unexplained(staged)
         found = self._explained[staged]
-        return Judged(way, way.family, Verdict.SKIP if found.id == BY_DESIGN else Verdict.FAIL, found)
+        return Judged(way, way.family, Verdict.SKIP if found.by_design else Verdict.FAIL, found)
 
     def _staged(self, ways: tuple[Way, ...], one: Member | None, other: Member | None) -> Staged:
         ends = [end for way in ways for end in (way.sent, way.received) if end is not None and end.host_staged]
@@ -164,6 +167,17 @@ def _scope(one: Member | None, other: Member | None) -> Scope:
     if one is None or other is None:
         return Scope.UNKNOWN
     return Scope.INSIDE if one.node == other.node and one is not other else Scope.ACROSS
+
+
+def _unexplained(staged: Staged) -> Explanation:
+    """What is said where nothing in the log explains it: how to learn more."""
+    more = f"run it again with {ASK_FOR_MORE}"
+    if staged.inside and any(note.about == _POLICY for note in staged.found(RemarkKind.P2P_TYPE)):
+        seen = "isAllCudaP2p 1: CUDA grants these GPUs peer access, and the log does not say why NCCL keeps off it"
+        return Explanation(UNKNOWN, seen, f"{more}; gpubench topo shows the paths")
+    seen = "nothing in the log explains it"
+    shows = "paths and peer access" if staged.inside else "the NICs of a node"
+    return Explanation(UNKNOWN, seen, f"{more}; gpubench topo shows {shows}")
 
 
 def _neighbours(members: Iterable[Member]) -> dict[int, frozenset[int]]:

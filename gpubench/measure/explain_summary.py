@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpubench.causes import CAUSES
-from gpubench.causes.cause import Explanation
 from gpubench.measure.explain_pairs import Group, Judge, Judged, Scope, is_half_heard
 from gpubench.model.explain_rows import TransportRow
+from gpubench.model.explanation import Explanation
 from gpubench.model.nccl_log import Communicator, LogFacts
 from gpubench.model.verdict import Verdict
 
@@ -66,8 +66,9 @@ def summarise(facts: LogFacts, judge: Judge) -> JobSummary:
     """Go through all pairs once."""
     staged: dict[Explanation, StagedPaths] = {}
     parts = [_part(number, communicator, judge, staged) for number, communicator in enumerate(facts.communicators)]
-    order = {cause.id: place for place, cause in enumerate(CAUSES)}
-    return JobSummary(parts, dict(sorted(staged.items(), key=lambda item: order[item[0].id])))
+    order = {cause.id: (cause.general, place) for place, cause in enumerate(CAUSES)}
+    last = True, len(order)
+    return JobSummary(parts, dict(sorted(staged.items(), key=lambda item: order.get(item[0].id, last))))
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from gpubench.checks import CHECKS, Check, Facts, merged
 from gpubench.measure.topo_fallback import findings as prospect_findings
-from gpubench.measure.topo_fallback import prospects
+from gpubench.measure.topo_fallback import prospects, survey
 from gpubench.model.check_rows import CHECKS_SECTION, VERDICTS_SECTION, CheckRow, VerdictRow
 from gpubench.model.measurements import Need
 from gpubench.model.report import (
@@ -56,7 +56,8 @@ def judge(facts: Facts, *, strict: bool = False, checks: Sequence[Check] = CHECK
 
 def settings_in_the_way(facts: Facts) -> list[Finding]:
     """Settings that will keep NCCL off direct paths, with their causes: the one place that asks the catalogue."""
-    return list(prospect_findings(prospects(facts.nodes, facts.kinds, facts.ranks)))
+    explained = survey(facts.nodes, facts.kinds, facts.ranks)
+    return list(prospect_findings(prospects(facts.nodes, facts.kinds, explained)))
 
 
 def _without_doubles(findings: Iterable[Finding]) -> list[Finding]:

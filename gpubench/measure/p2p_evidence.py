@@ -3,31 +3,37 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from gpubench.causes.circumstances import Circumstances, users_settings
+from gpubench.measure.diagnosis import Explained
 from gpubench.measure.p2p_findings import Cells, Figures, staged_pairs
 from gpubench.measure.p2p_rows import NETWORK, Machine
 from gpubench.measure.path_report import Outcome, report_on
 from gpubench.model.copies import Direction, Engine
-from gpubench.model.evidence import Evidence, PathEvidence, State
+from gpubench.model.evidence import Conclusion, Evidence, PathEvidence, State
 from gpubench.model.fallback import End, KnownPath, fallback_rows
 from gpubench.model.p2p import JUDGED_FROM_BYTES, Cell, Pair, Series, is_sooner
 from gpubench.model.selection import is_staged, names
-from gpubench.model.staging_causes import Cause, Circumstances, first_cause, users_settings
 from gpubench.model.transport import Transport
 
 _ABOVE_HOST = 1.2
 """So much more than both GPUs' links to host memory carry, a bandwidth is not that of host memory."""
-
-REFUSED, BY_DESIGN, STAGED_BY_DRIVER = "refused", "by-design", "staged-by-driver"
 
 
 def conclude(machine: Machine, cells: Cells, figures: Figures, *, strict: bool) -> Outcome:
     """The verdict on the path of every pair that was asked for."""
     seen = _Seen(machine, cells, figures)
     paths = [seen.path(pair) for pair in dict.fromkeys(pair for row in cells.values() for pair in row)]
-    return report_on(paths, fallback_rows(paths, machine.origin, seen.cause), machine.origin, strict=strict)
+    explained = Explained(seen.circumstances(paths))
+    rows = fallback_rows(paths, machine.origin, lambda members: explained.first(seen.staged(members)))
+    return report_on(paths, rows, machine.origin, explained.rows(), strict=strict)
 
 
+_REFUSED_HERE = "CUDA refuses it to this process"
 _FOR = {True: State.PRESENT, False: State.CONTRADICTING}
+
+
+def _is(path: KnownPath, conclusion: Conclusion) -> bool:
+    return path.judgement.conclusion is conclusion
 
 
 class _Seen:
@@ -57,20 +63,24 @@ class _Seen:
             limit_gb_s=wiring.limit(pair).gb_s,
         )
 
-    def cause(self, members: Sequence[KnownPath]) -> Cause:
-        """Why copies go through host memory, of paths that fare alike."""
-        first: Pair = (self._positions[members[0].source.short], self._positions[members[0].destination.short])
-        if by_design := self._by_design(first):
-            return Cause(BY_DESIGN, by_design, "nothing to repair; gpubench topo shows the wiring")
-        if first in self._staged:
-            seen = f"the driver grants peer access, yet {self._staged[first]}"
-            return Cause(STAGED_BY_DRIVER, seen, "gpubench topo; nvidia-smi topo -p2p n; restart the fabric manager")
-        if self._machine.scope(first) == NETWORK:
-            facts = self._machine.facts
-            around = Circumstances(wiring=self._machine.wiring, facts=facts, settings=users_settings(facts, ()))
-            return first_cause({first: members[0].transports}, around)
-        seen = f"no peer access: {self._machine.wiring.peer_access(first).reason}"
-        return Cause(REFUSED, seen, "gpubench topo says what to do about it")
+    def staged(self, paths: Sequence[KnownPath]) -> dict[Pair, Sequence[Transport]]:
+        """Of some paths those that go through host memory, with what they take."""
+        return {self._pair(path): path.transports for path in paths if _is(path, Conclusion.STAGED)}
+
+    def circumstances(self, paths: Sequence[KnownPath]) -> Circumstances:
+        """What may explain the paths: copies of CUDA's know no policy of NCCL's."""
+        facts = self._machine.facts
+        return Circumstances(
+            wiring=self._machine.wiring,
+            facts=facts,
+            settings=users_settings(facts),
+            staged=self.staged(paths),
+            copied=dict.fromkeys(self.staged(paths), _REFUSED_HERE) | self._staged,
+            wrong=frozenset(self._pair(path) for path in paths if _is(path, Conclusion.WRONG)),
+        )
+
+    def _pair(self, path: KnownPath) -> Pair:
+        return self._positions[path.source.short], self._positions[path.destination.short]
 
     def _end(self, gpu: int) -> End:
         machine = self._machine

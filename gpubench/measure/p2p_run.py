@@ -8,6 +8,7 @@ from gpubench.measure.p2p import Bench, P2pRequest, PatternResult, host_copies, 
 from gpubench.measure.p2p_evidence import conclude
 from gpubench.measure.p2p_findings import findings_of
 from gpubench.measure.p2p_rows import Machine, gb_s, host_row, pair_row, percent
+from gpubench.model.cause_rows import CAUSES_SECTION
 from gpubench.model.copies import Direction, Engine
 from gpubench.model.evidence_rows import EVIDENCE_SECTION, FALLBACK_SECTION
 from gpubench.model.p2p import (
@@ -26,7 +27,16 @@ from gpubench.model.units import BYTES_PER_GB, format_size
 from gpubench.model.verdict import Verdict, overall
 from gpubench.ports import Listener
 
-SECTIONS = (PAIRS_SECTION, "matrices", "ratios", "patterns", EVIDENCE_SECTION, FALLBACK_SECTION, "findings")
+SECTIONS = (
+    PAIRS_SECTION,
+    "matrices",
+    "ratios",
+    "patterns",
+    EVIDENCE_SECTION,
+    FALLBACK_SECTION,
+    CAUSES_SECTION,
+    "findings",
+)
 _MOST_REPEATS = 3
 
 

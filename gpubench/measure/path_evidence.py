@@ -3,16 +3,18 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from gpubench.causes.circumstances import Circumstances
 from gpubench.measure.counting import Traffic
+from gpubench.measure.diagnosis import Explained
 from gpubench.measure.hearing import Heard, shared
 from gpubench.measure.path_report import Outcome, path_sections, report_on
-from gpubench.model.evidence import Evidence, PathEvidence, State
+from gpubench.model.evidence import Conclusion, Evidence, PathEvidence, State
+from gpubench.model.explanation import Explanation
 from gpubench.model.fallback import End, KnownPath, fallback_rows, unknown_row
 from gpubench.model.link_evidence import Flow, Speed, measured
 from gpubench.model.p2p import Carried
 from gpubench.model.report import CollectiveRow, Origin, Section
 from gpubench.model.selection import Pair, is_staged, names, without_idle
-from gpubench.model.staging_causes import Cause, Circumstances, by_design, first_cause
 from gpubench.model.transport import Transport
 from gpubench.model.wiring import Located, Wiring
 
@@ -50,15 +52,18 @@ def conclude(
     """The verdict on all paths. `due` are each rank's sent and received bytes for a byte of the size, at least."""
     paths = _Paths(heard, seen, around, due).known()
     unheard = f"NCCL's log was not heard: {heard.silence}" if heard.silence else ""
-    rows = fallback_rows(paths, Origin.MEASURED, lambda members: _cause(members, around), unheard, _lost(heard))
+    explained = Explained(replace(around, staged=_staged(paths), wrong=_wrong(paths)))
+    rows = fallback_rows(
+        paths, Origin.MEASURED, lambda members: explained.first(_staged(members)), unheard, _lost(heard)
+    )
     if rows and heard.no_tuning and not heard.silence:
         rows[0] = replace(rows[0], how=f"{rows[0].how}; no algorithms: {heard.no_tuning}")
-    return report_on(paths, rows, Origin.MEASURED, strict=strict)
+    return report_on(paths, rows, Origin.MEASURED, explained.rows(), strict=strict)
 
 
 def unwatched(why: str) -> dict[str, Section]:
     """The sections of a run that nobody watched: without rows where there is nothing to know, else with the reason."""
-    return path_sections((), [unknown_row(Origin.MEASURED, why)] if why else ())
+    return path_sections((), [unknown_row(Origin.MEASURED, why)] if why else (), ())
 
 
 def simulated(staged: Sequence[Pair], wiring: Wiring, source: str, *, strict: bool) -> Outcome:
@@ -76,9 +81,16 @@ def simulated(staged: Sequence[Pair], wiring: Wiring, source: str, *, strict: bo
         )
         for pair in staged
     ]
-    cause = Cause("simulated", source, "leave the fault out")
-    rows = fallback_rows(paths, Origin.SIMULATED, lambda _members: cause)
-    return report_on(paths, rows, Origin.SIMULATED, strict=strict)
+    explained = Explained(Circumstances(wiring=wiring, staged=dict.fromkeys(staged, ())))
+    fault = Explanation("simulated", source, "leave the fault out")
+
+    def cause_of(members: Sequence[KnownPath]) -> Explanation:
+        """What the facts show of a fault; some faults nothing tells of."""
+        found = explained.explaining(_staged(members))
+        return found[0].explanation if found else fault
+
+    rows = fallback_rows(paths, Origin.SIMULATED, cause_of)
+    return report_on(paths, rows, Origin.SIMULATED, explained.rows(), strict=strict)
 
 
 def _lost(heard: Heard) -> list[str]:
@@ -87,9 +99,24 @@ def _lost(heard: Heard) -> list[str]:
     return [] if heard.silence else [str(rank) for rank in sorted(ranks)]
 
 
-def _cause(members: Sequence[KnownPath], around: Circumstances) -> Cause:
-    staged = {(int(path.source.short), int(path.destination.short)): path.transports for path in members}
-    return first_cause(staged, around)
+def _staged(paths: Sequence[KnownPath]) -> dict[Pair, Sequence[Transport]]:
+    """Of some paths those that go through host memory, by their ranks, with what they take."""
+    return {_ranks(path): path.transports for path in paths if path.judgement.conclusion is Conclusion.STAGED}
+
+
+def _wrong(paths: Sequence[KnownPath]) -> frozenset[Pair]:
+    return frozenset(_ranks(path) for path in paths if path.judgement.conclusion is Conclusion.WRONG)
+
+
+def _ranks(path: KnownPath) -> Pair:
+    return int(path.source.short), int(path.destination.short)
+
+
+def _by_design(pair: Pair, transports: Sequence[Transport], wiring: Wiring) -> str:
+    """Why a pair goes through host memory where that is no fault; inside a node, no design makes it take a network."""
+    if wiring.together(pair) and any(transport.network for transport in transports):
+        return ""
+    return wiring.by_design(pair)
 
 
 class _Paths:
@@ -134,7 +161,7 @@ class _Paths:
                 selection=_selection(transports),
                 measurement=self._measurement(pair),
                 correctness=self._correctness(pair),
-                by_design=by_design(pair, transports, self._wiring),
+                by_design=_by_design(pair, transports, self._wiring),
             ),
             transports=transports,
             path_class=self._wiring.path(pair),

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from gpubench.model.cause_rows import CAUSES_SECTION, CauseRow
 from gpubench.model.evidence_rows import EVIDENCE_SECTION, FALLBACK_SECTION, EvidenceRow, FallbackRow
 from gpubench.model.fallback import KnownPath, evidence_rows, findings
 from gpubench.model.report import Origin, Section, Table
@@ -11,20 +12,25 @@ from gpubench.model.verdict import Finding
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The verdict on paths: two sections, and findings."""
+    """The verdict on paths: three sections, and findings."""
 
     sections: Mapping[str, Section]
     findings: tuple[Finding, ...]
 
 
-def report_on(paths: Sequence[KnownPath], rows: Sequence[FallbackRow], origin: Origin, *, strict: bool) -> Outcome:
-    """The verdict on all paths, whose section `fallback` has these rows."""
-    return Outcome(path_sections(evidence_rows(paths, origin), rows), findings(rows, strict=strict))
+def report_on(
+    paths: Sequence[KnownPath], rows: Sequence[FallbackRow], origin: Origin, causes: Sequence[CauseRow], *, strict: bool
+) -> Outcome:
+    """The verdict on all paths, whose sections `fallback` and `causes` have these rows."""
+    return Outcome(path_sections(evidence_rows(paths, origin), rows, causes), findings(rows, strict=strict))
 
 
-def path_sections(evidence: Sequence[EvidenceRow], fallback: Sequence[FallbackRow]) -> dict[str, Section]:
-    """Both sections."""
+def path_sections(
+    evidence: Sequence[EvidenceRow], fallback: Sequence[FallbackRow], causes: Sequence[CauseRow]
+) -> dict[str, Section]:
+    """All three sections."""
     return {
         EVIDENCE_SECTION: Table(EvidenceRow.columns(), lambda: evidence),
         FALLBACK_SECTION: Table(FallbackRow.columns(), lambda: fallback),
+        CAUSES_SECTION: Table(CauseRow.columns(), lambda: causes),
     }

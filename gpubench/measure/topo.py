@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from gpubench.checks import WIRING, Facts, run
 from gpubench.measure.topo_fallback import findings as prospect_findings
-from gpubench.measure.topo_fallback import prospects
+from gpubench.measure.topo_fallback import prospects, survey
+from gpubench.model.cause_rows import CAUSES_SECTION, UNREAD_SECTION, CauseRow, UnreadRow
 from gpubench.model.evidence_rows import FALLBACK_SECTION, FallbackRow
 from gpubench.model.nodes import group
 from gpubench.model.profile import Profile
@@ -20,7 +21,7 @@ from gpubench.model.verdict import Verdict, overall
 
 SECTIONS = (
     *("gpus", "nvlinks", "nics", "nodes", "kinds", "matrix", "peer_access", "limits", PAIRS_SECTION, "ranks", "tree"),
-    *(FALLBACK_SECTION, "findings"),
+    *(FALLBACK_SECTION, CAUSES_SECTION, UNREAD_SECTION, "findings"),
 )
 
 
@@ -37,7 +38,8 @@ def examine(
     measurement, so a finding that would fail the machine is a warning here, unless `strict`.
     """
     kinds = group(nodes)
-    expected = prospects(nodes, kinds, ranks)
+    explained = survey(nodes, kinds, ranks)
+    expected = prospects(nodes, kinds, explained)
     found = (*run(WIRING, Facts(nodes, kinds, ranks, profiles)), *prospect_findings(expected))
     findings = found if strict else tuple(finding.softened() for finding in found)
     verdict = overall([Verdict.PASS, *(finding.severity for finding in findings)])
@@ -57,6 +59,8 @@ def examine(
         "ranks": _table(RankRow, lambda: rank_rows(ranks)),
         "tree": _table(TreeRow, lambda: _each([nodes[kind.representative] for kind in kinds], tree_rows)),
         FALLBACK_SECTION: _table(FallbackRow, lambda: expected),
+        CAUSES_SECTION: _table(CauseRow, explained.conditions),
+        UNREAD_SECTION: _table(UnreadRow, explained.unread),
     }
     return Report(verdict=verdict, complete=True, findings=findings, sections=sections, main=PAIRS_SECTION)
 

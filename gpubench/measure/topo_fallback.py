@@ -3,24 +3,30 @@
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from gpubench.causes.path_types import is_within, level
-from gpubench.checks.peer_access import cause_and_advice
+from gpubench.causes.cause import Effect
+from gpubench.causes.circumstances import Circumstances, users_settings
+from gpubench.causes.container import CONTAINER
+from gpubench.causes.nccl_settings import NCCL_SETTINGS
+from gpubench.causes.ranking import UNKNOWN
+from gpubench.measure.diagnosis import Explained
 from gpubench.model.evidence import Conclusion, Confidence
 from gpubench.model.evidence_rows import FallbackRow
+from gpubench.model.explanation import Explanation
 from gpubench.model.fallback import shown
 from gpubench.model.nodes import Kind
-from gpubench.model.peer_policy import NCCL_POLICY, nccl_keeps_off, refusal_of
 from gpubench.model.rank_facts import RankFacts
+from gpubench.model.selection import Pair
 from gpubench.model.snapshot import GpuFacts
-from gpubench.model.staging_causes import Cause, places_of, removal
 from gpubench.model.topology import Topology
 from gpubench.model.verdict import Finding, Verdict
+from gpubench.model.wiring import GpuPlace, Wiring
 
 FALLBACK_EXPECTED = "fallback-expected"
-BY_DESIGN, REFUSED, ENVIRONMENT, SHM_NOT_SHARED = "by-design", "refused", "environment", "shm-not-shared"
 
-_NO_REPAIR = "nothing to repair"
+_FOUND_BY_A_CHECK = "shm-not-shared"
+_SET_BY_SOMEBODY = {cause.id for cause in (*NCCL_SETTINGS.causes, *CONTAINER.causes)} - {_FOUND_BY_A_CHECK}
 _MOST_NAMED = 1000
+_MOST_SURVEYED = 64
 _ORDER = (Conclusion.IMPOSSIBLE, Conclusion.UNKNOWN, Conclusion.POSSIBLE)
 
 
@@ -29,10 +35,11 @@ class _Prospect(NamedTuple):
 
     conclusion: Conclusion
     verdict: Verdict
-    cause: Cause | None = None
+    cause: Explanation | None = None
+    confidence: Confidence = Confidence.WEAK
 
 
-class _Pair(NamedTuple):
+class _Seen(NamedTuple):
     """A pair by name, and what is seen of it."""
 
     name: str
@@ -40,21 +47,36 @@ class _Pair(NamedTuple):
     access: str
 
 
-def prospects(nodes: Sequence[Topology], kinds: Sequence[Kind], ranks: Sequence[RankFacts]) -> list[FallbackRow]:
+def survey(nodes: Sequence[Topology], kinds: Sequence[Kind], ranks: Sequence[RankFacts]) -> Explained:
+    """What explains how bytes would travel. Of nodes that are alike, the GPUs of the first ones are looked at."""
+    looked_at = dict.fromkeys(kind.representative for kind in kinds)
+    looked_at |= dict.fromkeys([node for kind in kinds for node in kind.odd][:_MOST_SURVEYED])
+    looked_at |= dict.fromkeys([each.node for each in ranks if each.local_rank][:_MOST_SURVEYED])
+    looked_at |= dict.fromkeys(range(min(len(nodes), 2)))
+    places = [
+        GpuPlace(nodes[node].snapshot.host, node, gpu.bus_id)
+        for node in sorted(looked_at)
+        if node < len(nodes)
+        for gpu in nodes[node].gpus
+    ]
+    wiring = Wiring(places, dict(enumerate(nodes)))
+    return Explained(Circumstances(wiring=wiring, facts=ranks, settings=users_settings(ranks)))
+
+
+def prospects(nodes: Sequence[Topology], kinds: Sequence[Kind], explained: Explained) -> list[FallbackRow]:
     """The section `fallback` of what was only looked at, gravest first: pairs of which the same is to be expected.
 
     Of nodes of one kind, the pairs of the first; named with their node where there are several kinds.
     """
-    groups: dict[_Prospect, list[_Pair]] = {}
+    groups: dict[_Prospect, list[_Seen]] = {}
+    wiring = explained.around.wiring
     for kind in kinds:
         node = nodes[kind.representative]
-        members = {*kind.alike, *kind.odd}
-        around = _Around([facts for facts in ranks if facts.node in members])
         lead = f"{node.snapshot.host} " if len(kinds) > 1 else ""
-        for source, destination in _pairs(node):
-            path, access = node.path(source, destination), node.peer_access(source, destination).reason
-            pair = _Pair(f"{lead}{source.device} → {lead}{destination.device}", path, access)
-            groups.setdefault(around.prospect(node, source, destination), []).append(pair)
+        positions = zip(sorted(explained.around.gpus_of(kind.representative)), node.gpus, strict=True)
+        for pair, (source, destination) in _pairs(dict(positions)):
+            seen = _Seen(f"{lead}{source} → {lead}{destination}", wiring.path(pair), wiring.peer_access(pair).reason)
+            groups.setdefault(_prospect(explained, pair), []).append(seen)
     origin = nodes[0].snapshot.origin if nodes else ""
     rows = [_row(prospect, pairs, origin) for prospect, pairs in groups.items()]
     return sorted(rows, key=lambda row: (_ORDER.index(Conclusion(row.conclusion)), row.verdict == Verdict.SKIP))
@@ -63,7 +85,7 @@ def prospects(nodes: Sequence[Topology], kinds: Sequence[Kind], ranks: Sequence[
 def findings(rows: Sequence[FallbackRow]) -> Iterator[Finding]:
     """What no check of the wiring or of the processes finds: settings that stand in the way."""
     for row in rows:
-        if row.cause == ENVIRONMENT:
+        if row.cause in _SET_BY_SOMEBODY and row.verdict == Verdict.FAIL:
             yield Finding(
                 id=FALLBACK_EXPECTED,
                 severity=Verdict.FAIL,
@@ -76,74 +98,34 @@ def findings(rows: Sequence[FallbackRow]) -> Iterator[Finding]:
             )
 
 
-def _pairs(node: Topology) -> Iterator[tuple[GpuFacts, GpuFacts]]:
-    return ((one, other) for one in node.gpus for other in node.gpus if one is not other)
-
-
-class _Around:
-    """What the processes on some nodes are set to."""
-
-    def __init__(self, facts: Sequence[RankFacts]) -> None:
-        self._facts = facts
-        self._settings = {(name, each.value) for known in facts for name, each in known.nccl_settings.items()}
-        self._shares_memory = all(
-            len({each.shm_device for each in facts if each.node == node}) == 1 for node in {each.node for each in facts}
-        )
-
-    def prospect(self, node: Topology, source: GpuFacts, destination: GpuFacts) -> _Prospect:
-        """What is to be expected of a pair."""
-        access, path = node.peer_access(source, destination), node.path(source, destination)
-        if access.possible is None:
-            return _Prospect(Conclusion.UNKNOWN, Verdict.ERROR)
-        if not access.possible:
-            refusal = refusal_of(node, source, destination, access)
-            if refusal.by_design:
-                return _staged(Cause(BY_DESIGN, refusal.reason, _NO_REPAIR))
-            why, advice = cause_and_advice(refusal)
-            return _staged(Cause(REFUSED, f"peer access {access.reason}: {why}", advice))
-        blamed = sorted((name, value) for name, value in self._settings if _forbids(name, value, path))
-        if blamed:
-            names = list(dict.fromkeys(name for name, _ in blamed))
-            places = places_of(names, self._facts)
-            said = " ".join(f"{name}={value}" for name, value in blamed)
-            return _staged(Cause(ENVIRONMENT, f"{said} in {' and '.join(places)}", removal(names, places)))
-        if not self._shares_memory:
-            apart = "ranks of one host have different /dev/shm, as in containers of their own: NCCL takes sockets"
-            return _staged(Cause(SHM_NOT_SHARED, apart, "run them in one container, or docker run --ipc=host"))
-        keeps_off = bool(nccl_keeps_off(node, source, destination))
-        if keeps_off and not any(_allows(name, value, path) for name, value in self._settings):
-            return _staged(Cause(BY_DESIGN, NCCL_POLICY, _NO_REPAIR))
+def _prospect(explained: Explained, pair: Pair) -> _Prospect:
+    """What is to be expected of a pair: a cause that is no more than weak does not take a granted path away."""
+    possible = explained.around.wiring.peer_access(pair).possible
+    if possible is None:
+        return _Prospect(Conclusion.UNKNOWN, Verdict.ERROR, None, Confidence.NONE)
+    found = explained.diagnosis.explaining({pair: Effect.STAGED})
+    sure = [named for named in found if named.confidence in (Confidence.PROVEN, Confidence.LIKELY)]
+    if possible and not sure:
         return _Prospect(Conclusion.POSSIBLE, Verdict.PASS)
+    cause = sure[0].explanation if sure else UNKNOWN
+    return _Prospect(Conclusion.IMPOSSIBLE, Verdict.SKIP if cause.by_design else Verdict.FAIL, cause)
 
 
-def _forbids(name: str, value: str, path: str) -> bool:
-    """Whether a variable keeps NCCL off peer access over a path that it takes by default."""
-    if name == "NCCL_P2P_LEVEL":
-        return level(value) is not None and is_within(_nccl_type(path)) and not _allows(name, value, path)
-    return name == "NCCL_P2P_DISABLE" and value not in ("", "0")
+def _pairs(devices: dict[int, GpuFacts]) -> Iterator[tuple[Pair, tuple[str, str]]]:
+    """The ordered pairs of some GPUs, by position and by name."""
+    for one, source in devices.items():
+        for other, destination in devices.items():
+            if one != other:
+                yield (one, other), (source.device, destination.device)
 
 
-def _allows(name: str, value: str, path: str) -> bool:
-    limit = level(value) if name == "NCCL_P2P_LEVEL" else None
-    return limit is not None and is_within(_nccl_type(path), limit)
-
-
-def _nccl_type(path: str) -> str:
-    """NCCL's type of a path class: it does not tell the host bridges of a NUMA node from each other."""
-    return "NVL" if path.startswith("NV") else {"NODE": "PHB"}.get(path, path)
-
-
-def _staged(cause: Cause) -> _Prospect:
-    return _Prospect(Conclusion.IMPOSSIBLE, Verdict.SKIP if cause.id == BY_DESIGN else Verdict.FAIL, cause)
-
-
-def _row(prospect: _Prospect, pairs: Sequence[_Pair], origin: str) -> FallbackRow:
+def _row(prospect: _Prospect, pairs: Sequence[_Seen], origin: str) -> FallbackRow:
     cause = prospect.cause
     paths, access = (", ".join(dict.fromkeys(seen)) for seen in zip(*(each[1:] for each in pairs), strict=True))
     return FallbackRow(
         conclusion=prospect.conclusion,
         verdict=prospect.verdict,
-        confidence=Confidence.NONE if prospect.conclusion is Conclusion.UNKNOWN else Confidence.WEAK,
+        confidence=prospect.confidence,
         origin=origin,
         count=len(pairs),
         pairs=tuple(each.name for each in pairs[:_MOST_NAMED]),
@@ -152,7 +134,7 @@ def _row(prospect: _Prospect, pairs: Sequence[_Pair], origin: str) -> FallbackRo
         limit_gb_s=None,
         times_slower=None,
         cause=None if cause is None else cause.id,
-        cause_seen=None if cause is None else cause.seen,
+        cause_seen=None if cause is None else cause.evidence,
         advice=None if cause is None else cause.advice,
         how=f"{paths}; peer access {access}",
     )

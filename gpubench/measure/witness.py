@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from gpubench.causes.circumstances import Circumstances
 from gpubench.measure.cases import Case, SweepRequest
 from gpubench.measure.counting import Counting
 from gpubench.measure.hearing import Choice, Heard, hear, key_of
@@ -11,7 +12,6 @@ from gpubench.measure.path_report import Outcome
 from gpubench.model.busbw_limit import Work, busbw_limit, exchange_limit
 from gpubench.model.report import CollectiveRow
 from gpubench.model.selection import Used, without_idle
-from gpubench.model.staging_causes import Circumstances
 from gpubench.model.topology import Limit
 from gpubench.ports import Group, LibraryLog, LinkCounters
 

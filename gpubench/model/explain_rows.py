@@ -88,15 +88,3 @@ class MemberRow(Record):
     pid: int
     bus_id: str | None
     nvml_index: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CauseRow(Record):
-    """What explains that paths go through host memory: how many there are, what in the log shows it, what to do."""
-
-    id: str
-    evidence: str
-    advice: str
-    paths: int
-    verdict: str
-    hosts: tuple[str, ...]

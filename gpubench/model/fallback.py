@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 from gpubench.model.evidence import Conclusion, Confidence, Judgement, PathEvidence, decide, judge
 from gpubench.model.evidence_rows import EvidenceRow, FallbackRow
+from gpubench.model.explanation import Explanation
 from gpubench.model.selection import names
-from gpubench.model.staging_causes import Cause
 from gpubench.model.transport import Transport
 from gpubench.model.verdict import Finding, Verdict
 
@@ -104,7 +104,7 @@ def _evidence_row(path: KnownPath, origin: str) -> EvidenceRow:
 def fallback_rows(
     paths: Sequence[KnownPath],
     origin: str,
-    cause_of: Callable[[Sequence[KnownPath]], Cause],
+    cause_of: Callable[[Sequence[KnownPath]], Explanation],
     unheard: str = "",
     lost: Sequence[str] = (),
 ) -> list[FallbackRow]:
@@ -128,7 +128,7 @@ def fallback_rows(
 
 
 def _row(
-    members: Sequence[KnownPath], origin: str, cause_of: Callable[[Sequence[KnownPath]], Cause], unheard: str
+    members: Sequence[KnownPath], origin: str, cause_of: Callable[[Sequence[KnownPath]], Explanation], unheard: str
 ) -> FallbackRow:
     first = min(members, key=lambda path: _LEAST_SURE_FIRST.index(path.judgement.confidence))
     judgement = first.judgement
@@ -147,7 +147,7 @@ def _row(
         limit_gb_s=limit,
         times_slower=limit / slowest if limit and slowest else None,
         cause=None if cause is None else cause.id,
-        cause_seen=None if cause is None else cause.seen,
+        cause_seen=None if cause is None else cause.evidence,
         advice=None if cause is None else cause.advice,
         how=_how(first, unheard if judgement.conclusion is Conclusion.UNKNOWN or not first.transports else ""),
     )

@@ -42,7 +42,8 @@ class AccessControl:
 class PcieErrors:
     """Errors that a device has counted since it was found, in all, and by name those that are not zero.
 
-    Names begin with their severity: 'correctable.BadTLP', 'fatal.ACSViol'. None is a total that could not be read.
+    Names begin with their severity: 'correctable.BadTLP', 'fatal.ACSViol'. None is a total that could not be read. Not
+    seen on hardware.
     """
 
     correctable: int | None = None

@@ -33,7 +33,7 @@ class RdmaPort:
     `nic` is the NIC's name in the snapshot. `physical_state` and `link_layer` are the kernel's words. `counters` and
     `hardware_counters` are those that tell of errors, waits and congestion, by their names in sysfs, counted since the
     driver was loaded. `gids` are the first that are set; `device_file` is what a process opens to use the device, which
-    a container may lack (`RankFacts.device_files`).
+    a container may lack (`RankFacts.device_files`). Not seen on hardware.
     """
 
     nic: str

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Protocol
 
 from gpubench.model.evidence import Evidence, State
-from gpubench.model.peer_policy import nccl_keeps_off, refusal_of
+from gpubench.model.peer_policy import Refusal, nccl_keeps_off, refusal_of
 from gpubench.model.selection import Pair
 from gpubench.model.snapshot import GpuFacts, NicFacts, bus_id
 from gpubench.model.topology import UNKNOWN_PATH, Limit, PeerAccess, Topology
@@ -64,6 +64,10 @@ class Wiring:
         node = self.nodes.get(self.gpus[gpu].node)
         return self.gpus[gpu].host if node is None else node.snapshot.host
 
+    def gpu(self, gpu: int) -> GpuFacts | None:
+        """What is known of a GPU."""
+        return self._found[gpu]
+
     def path(self, pair: Pair) -> str:
         """The path class; NET between nodes."""
         if not self.together(pair):
@@ -113,23 +117,31 @@ class Wiring:
         seen = f"{self.path(pair)}, peer access {access.reason}"
         return Evidence(State.PRESENT if access.possible else State.CONTRADICTING, seen)
 
-    def refused_by_design(self, pair: Pair) -> str:
-        """Why a pair of one node has no peer access, where that is no fault; empty where it has, or where it is one."""
+    def refusal(self, pair: Pair) -> Refusal | None:
+        """Why a pair of one node has no peer access; None where it has, or where nobody knows."""
         facts, access = self._facts(pair), self.peer_access(pair)
         if facts is None or access.possible is not False:
-            return ""
-        refusal = refusal_of(self._node(pair), *facts, access)
-        return refusal.reason if refusal.by_design else ""
+            return None
+        return refusal_of(self._node(pair), *facts, access)
+
+    def refused_by_design(self, pair: Pair) -> str:
+        """Why a pair of one node has no peer access, where that is no fault; empty where it has, or where it is one."""
+        refusal = self.refusal(pair)
+        return refusal.reason if refusal is not None and refusal.by_design else ""
 
     def by_design(self, pair: Pair) -> str:
         """Why NCCL takes a pair through host memory where that is no fault; empty where it would be one."""
         if not self.together(pair):
             bare = self._nodes_without_rdma(pair)
             return f"no RDMA NIC is active on {', '.join(bare)}" if bare else ""
-        facts = self._facts(pair)
-        if facts is None or self.peer_access(pair).possible is False:
+        if self.peer_access(pair).possible is False:
             return self.refused_by_design(pair)
-        return nccl_keeps_off(self._node(pair), *facts)
+        return self.kept_off(pair)
+
+    def kept_off(self, pair: Pair) -> str:
+        """Why NCCL, left to itself, keeps off the peer access that a pair of one node may have; empty where not."""
+        facts = self._facts(pair)
+        return "" if facts is None else nccl_keeps_off(self._node(pair), *facts)
 
     def rdma_nics(self, gpu: int) -> list[NicFacts]:
         """The RDMA NICs of a GPU's node that are up."""

@@ -16,7 +16,8 @@ import pytest
 from gpubench.cli.explain import PARAMETERS, parse_explain_options
 from gpubench.errors import UsageError
 from gpubench.measure.explain import SECTIONS
-from gpubench.model.explain_rows import CauseRow, CommunicatorRow, MemberRow, PathRow, TransportRow
+from gpubench.model.cause_rows import CauseRow
+from gpubench.model.explain_rows import CommunicatorRow, MemberRow, PathRow, TransportRow
 from tests.cli.running import ROOT, SECONDS, environment, gpubench
 from tests.fakes.nccl_logs import Job, between
 
@@ -38,7 +39,7 @@ def written(folder: Path, job: Job) -> str:
     [
         ("h200x4-normal", 0, "through host memory: none of 4 paths, by NCCL's own word"),
         ("h200x4-tuning", 0, "verdict: PASS"),
-        ("h200x4-p2p-disabled", 1, "environment: NCCL_P2P_DISABLE=1 set by the environment"),
+        ("h200x4-p2p-disabled", 1, "nccl-p2p-disabled: NCCL_P2P_DISABLE=1 set by the environment"),
     ],
 )
 def test_recorded_logs(name: str, code: int, said: str) -> None:

@@ -61,7 +61,8 @@ def test_the_document_validates(tmp_path: Path) -> None:
     assert gpubench(*MACHINE, "--output", str(output)).returncode == 0
     document = json.loads(output.read_text())
     jsonschema.validate(document, SCHEMA)
-    assert list(document)[4:] == ["pairs", "matrices", "ratios", "patterns", "evidence", "fallback", "findings"]
+    sections = ["pairs", "matrices", "ratios", "patterns", "evidence", "fallback", "causes", "findings"]
+    assert list(document)[4:] == sections
     assert document["metadata"]["profile"]["name"] == "hgx-h200-4"
     assert document["ratios"]["GPU0"]["GPU1"] > 5
 

@@ -168,6 +168,7 @@ DEFAULTS: dict[str, Any] = {
     "replay": None,
     "record": None,
     "strict": False,
+    "causes": False,
     "timeout": 20.0,
     "format_name": "table",
     "output": None,

@@ -1,76 +1,616 @@
-"""What `gpubench check` says of simulated machines with noise, and the faults that are planted in them."""
+"""Machines with one thing wrong: every cause of the catalogue, planted into a healthy machine."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from gpubench.checks import Facts
-from gpubench.cli.check_plan import CheckPlan, Depth
-from gpubench.cli.check_simulated import measured
+from gpubench.causes import CAUSES
+from gpubench.causes.circumstances import Circumstances, users_settings
+from gpubench.causes.ranking import Diagnosis, diagnose
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
-from gpubench.measure.health import judge
+from gpubench.model.driver_settings import ConfidentialComputing, Service
 from gpubench.model.fault import parse_fault
-from gpubench.model.nodes import group
-from gpubench.model.topology import Topology
-from gpubench.model.verdict import Finding, Verdict
-
-NOISE = 0.02
-"""Of every sample."""
-
-PLANTED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
-    ("hgx-h100-8", "gpu5:nvlink=12", ("nvlink-down",)),
-    ("hgx-h100-8", "gpu5:nvlink=17", ("nvlink-down",)),
-    ("hgx-h100-8", "gpu2:width=8", ("pcie-width", "host-copies-slow")),
-    ("hgx-h100-8", "gpu2:generation=3", ("pcie-generation", "host-copies-slow")),
-    ("hgx-h100-8", "gpu1:p2p=CNS", ("peer-access-refused",)),
-    ("hgx-h100-8", "gpu1:cuda_peer=no", ("peer-access-contradiction",)),
-    ("hgx-h100-8", "gpu6:lost=yes", ("gpu-lost",)),
-    ("hgx-h100-8", "gpu6:missing=yes", ("gpu-missing", "gpu-model")),
-    ("l4-8", "gpu6:missing=yes", ("gpu-model",)),
-    ("hgx-h100-8", "gpu6:mig=on", ("mig-on",)),
-    ("hgx-h100-8", "gpu6:ecc=off", ("ecc-off",)),
-    ("hgx-h100-8", "gpu3:throttle=hw_thermal_slowdown", ("gpu-throttled",)),
-    ("hgx-h100-8", "gpu3:rows=pending", ("row-remap-pending",)),
-    ("hgx-h100-8", "gpu3:rows=failure", ("row-remap-failed",)),
-    ("hgx-h100-8", "gpu3:fabric=not_started", ("fabric-not-ready",)),
-    ("hgx-h100-8", "gpu3:health=degraded_bandwidth", ("fabric-not-ready",)),
-    ("hgx-h100-8", "gpu3:speed=0.8", ("p2p-slow",)),
-    ("hgx-h100-8", "gpu3:speed=0.5", ("p2p-slow",)),
-    ("l40s-8", "gpu3:speed=0.8", ("p2p-slow",)),
-    ("hgx-h100-8", "gpu3:errors=2", ("memory-errors",)),
-    ("hgx-h100-8", "gpu3:temperature=75", ("gpu-hot",)),
-    ("hgx-h100-8", "gpu3:replays=5000", ("pcie-errors",)),
-    ("hgx-h100-8", "gpu3:busy=4711", ("gpu-in-use",)),
-    ("hgx-h100-8", "nic2:state=down", ("nic-down",)),
-    ("hgx-h100-8", "nic2:rate=200", ("nic-rate", "nic-below-profile")),
-    ("hgx-h100-8", "nic2:width=8", ("pcie-width",)),
-    ("hgx-h100-8", "nic2:generation=4", ("pcie-generation",)),
-    ("hgx-h100-8", "nic2:errors=5000", ("nic-errors",)),
-    ("hgx-h100-8", "nic2:missing=yes", ("nic-below-profile",)),
-    ("hgx-a100-4", "link0-1:nvlink=2", ("nvlink-down",)),
-    ("hgx-h100-8", "link0-3:p2p=CNS", ("peer-access-refused",)),
-    ("hgx-h100-8", "link0-3:staged=yes", ("host-staged",)),
-    ("rtx-pro-6000-8", "link0-3:staged=yes", ("host-staged",)),
-    ("hgx-h200-4", "link0-3:staged=yes", ("host-staged",)),
-    ("hgx-h100-8", "link0-3:speed=0.8", ("p2p-slow",)),
-    ("hgx-h100-8*4", "node2:driver=570.1", ("driver-differs",)),
-    ("hgx-h100-8*4", "node2:cuda=12.8", ("node-differs",)),
-    ("hgx-h100-8*4", "node2:peermem=no", ("node-differs",)),
-    ("hgx-h100-8", "node0:acs=on", ("acs-redirects",)),
-    ("hgx-h100-8", "node0:iommu=on", ("iommu-translates",)),
-    ("hgx-h100-8", "node0:silent=nvml", ("driver-silent",)),
-    ("hgx-h100-8", "node0:silent=cuda", ("driver-silent",)),
-    ("hgx-h100-8", "node0:silent=sysfs", ("driver-silent",)),
-    ("hgx-h100-8", "node0:driver_missing=yes", ("driver-missing",)),
-    ("hgx-h100-8*4", "node3.gpu5:speed=0.8", ("p2p-slow",)),
+from gpubench.model.kernel_settings import IommuFacts
+from gpubench.model.mpi_facts import MpiFacts
+from gpubench.model.pci_capabilities import AccessControl, PcieErrors, PciKind
+from gpubench.model.rank_facts import RankFacts
+from gpubench.model.rdma_port import Gid
+from gpubench.model.report import RankIdentity
+from gpubench.model.selection import Pair
+from gpubench.model.snapshot import (
+    Fabric,
+    GpuDirectFacts,
+    GpuFacts,
+    NicFacts,
+    NicKind,
+    NvLink,
+    NvlinkPeer,
+    PairFacts,
+    PciDevice,
+    PcieLink,
+    PciPlace,
+    Snapshot,
 )
-"""Machine, fault, and the findings of which one has to be there."""
+from gpubench.model.topology import Topology
+from gpubench.model.topology_file import TopologyFile
+from gpubench.model.transport import parse_transport
+from gpubench.model.wiring import Wiring
+
+GIB = 2**30
+RANKS_A_NODE = 2
 
 
-def findings(machine_text: str, faults: Sequence[str], seed: int) -> tuple[Finding, ...]:
-    """What check finds on a simulated machine, quiet findings ('by design') left out."""
-    machine, planted = parse_machine(machine_text), [parse_fault(fault) for fault in faults]
-    nodes = snapshots(machine, planted, seed)
-    plan = CheckPlan(Depth.DEFAULT)
-    taken = measured(machine, planted, seed, nodes, plan, noise=NOISE, profile=machine.profile)
-    shown = [Topology(node) for node in nodes]
-    report = judge(Facts(shown, group(shown), (), [machine.profile] * len(nodes), taken, asked=True))
-    return tuple(each for each in report.findings if each.severity is not Verdict.SKIP)
+@dataclass(frozen=True)
+class Job:
+    """Nodes with ranks on their first GPUs; what was staged over what, None where nothing was sent."""
+
+    nodes: tuple[Snapshot, ...]
+    ranks: tuple[RankFacts, ...]
+    staged: Mapping[Pair, str] | None = None
+    copied: Mapping[Pair, str] | None = None
+    wrong: frozenset[Pair] = frozenset()
+
+    def circumstances(self) -> Circumstances:
+        """What causes are looked for in; ranks have the GPUs."""
+        identities = [
+            RankIdentity(
+                rank=facts.rank,
+                host=self.nodes[facts.node].host,
+                node=facts.node,
+                local_rank=facts.local_rank,
+                pid=facts.pid,
+                gpu_bus_id=self.nodes[facts.node].gpus[facts.local_rank].bus_id,
+            )
+            for facts in self.ranks
+        ]
+        staged = self.staged
+        return Circumstances(
+            wiring=Wiring(identities, {number: Topology(node) for number, node in enumerate(self.nodes)}),
+            facts=self.ranks,
+            settings=users_settings(self.ranks),
+            staged=None if staged is None else {pair: (parse_transport(via),) for pair, via in staged.items()},
+            copied=self.copied,
+            wrong=self.wrong,
+        )
+
+    def diagnosis(self) -> Diagnosis:
+        """All causes that hold."""
+        return diagnose(CAUSES, self.circumstances())
+
+
+def rank_on(rank: int, node: int, local: int, files: Sequence[str]) -> RankFacts:
+    """A process that lacks nothing."""
+    return RankFacts(
+        rank=rank,
+        host=f"node{node}",
+        node=node,
+        local_rank=local,
+        pid=100 + rank,
+        boot_id=f"boot-{node}",
+        namespaces={"pid": 4026531836, "ipc": 4026531839},
+        shm_device=27,
+        shm_bytes=64 * GIB,
+        shm_free_bytes=64 * GIB,
+        device_files=tuple(files),
+        memlock_bytes=-1,
+        seccomp=0,
+        ptrace_scope=1,
+        capabilities=(),
+        pidfd_getfd=True,
+        libraries={"libnccl": "/usr/lib/libnccl.so.2"},
+        loadable={"libibverbs.so.1": "/usr/lib/libibverbs.so.1", "libnccl-net.so": None},
+        verbs_providers=("efa", "mlx5"),
+    )
+
+
+def job_of(*nodes: Snapshot) -> Job:
+    """Two ranks on each node, that lack nothing."""
+    ranks: list[RankFacts] = []
+    for number, node in enumerate(nodes):
+        files = [f"/dev/nvidia{gpu.index}" for gpu in node.gpus]
+        files += [port.device_file for port in node.rdma_ports if port.device_file]
+        for local in range(min(RANKS_A_NODE, len(node.gpus))):
+            ranks.append(rank_on(len(ranks), number, local, files))
+    return Job(nodes, tuple(ranks))
+
+
+def simulated(name: str, *faults: str) -> Job:
+    """A job on a simulated machine."""
+    return job_of(*snapshots(parse_machine(name), [parse_fault(fault) for fault in faults]))
+
+
+def below_a_switch(gpus: int = 2, *, virtual: bool = False, model: str = "NVIDIA L40S") -> Snapshot:
+    """GPUs without NVLinks and a NIC, all below one PCIe switch, with peer access."""
+    link = PcieLink(generation=4, width=16, max_generation=4, max_width=16)
+    place = PciPlace(host_bridge="pci0000:00", root_port="0000:00:01.0", switches=("0000:01:00.0",), numa_node=0)
+    devices = [
+        PciDevice(bus_id="0000:00:01.0", kind=PciKind.ROOT_PORT, link=link, access_control=AccessControl()),
+        PciDevice(
+            bus_id="0000:01:00.0", kind=PciKind.UPSTREAM_PORT, above="0000:00:01.0", link=link,
+            access_control=AccessControl(),
+        ),
+    ]  # fmt: skip
+    cards = []
+    for number in range(gpus + 1):
+        kind, port, bus_id = PciKind.GPU, f"0000:02:{number:02x}.0", f"0000:{number + 3:02x}:00.0"
+        if number == gpus:
+            kind = PciKind.NIC
+        devices.append(
+            PciDevice(
+                bus_id=port, kind=PciKind.DOWNSTREAM_PORT, above="0000:01:00.0", link=link,
+                access_control=AccessControl(capable=("request_redirect",)),
+            )
+        )  # fmt: skip
+        devices.append(
+            PciDevice(bus_id=bus_id, kind=kind, above=port, link=link, iommu_group=number, errors=PcieErrors())
+        )
+        cards.append(bus_id)
+    base = snapshots(parse_machine("rtx-4090-2"), [])[0]
+    return replace(
+        base,
+        host="gpu0",
+        machine=replace(base.machine, virtual_machine=virtual, cpu="Intel(R) Xeon(R)"),
+        gpus=tuple(
+            GpuFacts(
+                index=number, bus_id=cards[number], name=model, memory_bytes=48 * GIB, bar1_bytes=64 * GIB, mig=False,
+                pcie=link, place=place, nvlinks=(), idle=False,
+            )
+            for number in range(gpus)
+        ),
+        nics=(
+            NicFacts(
+                name="mlx5_0", kind=NicKind.INFINIBAND, state="active", rate_gbit_s=200.0, bus_id=cards[-1],
+                model="ConnectX-6", driver="mlx5_core", pcie=link, place=place,
+            ),
+        ),
+        gpudirect=GpuDirectFacts(peermem=True, peermem_registered=True, dma_buf=True),
+        switches=(),
+        pci_devices=tuple(devices),
+        rdma_ports=(),
+        kernel=replace(base.kernel, iommu=IommuFacts(units=("dmar0",), group_types=dict.fromkeys("0123", "identity"))),
+        pairs=tuple(
+            PairFacts(source=f"GPU{one}", destination=f"GPU{other}", cuda=True, read="OK", write="OK")
+            for one in range(gpus)
+            for other in range(gpus)
+            if one != other
+        ),
+    )  # fmt: skip
+
+
+def refused(node: Snapshot, status: str, *devices: str) -> Snapshot:
+    """A node whose pairs, or those of some devices, have no peer access."""
+    return replace(
+        node,
+        pairs=tuple(
+            replace(pair, cuda=False, read=status, write=status)
+            if not devices or {pair.source, pair.destination} & set(devices)
+            else pair
+            for pair in node.pairs
+        ),
+    )
+
+
+def with_nodes(job: Job, edit: Callable[[Snapshot], Snapshot], *only: int) -> Job:
+    """The job with all nodes changed, or some."""
+    nodes = (edit(node) if not only or number in only else node for number, node in enumerate(job.nodes))
+    return replace(job, nodes=tuple(nodes))
+
+
+def with_ranks(job: Job, edit: Callable[[RankFacts], RankFacts], *only: int) -> Job:
+    """The job with all ranks changed, or some."""
+    ranks = (edit(each) if not only or each.rank in only else each for each in job.ranks)
+    return replace(job, ranks=tuple(ranks))
+
+
+def _nic(node: Snapshot, number: int = 0, **facts: Any) -> Snapshot:
+    nics = tuple(replace(nic, **facts) if place == number else nic for place, nic in enumerate(node.nics))
+    return replace(node, nics=nics)
+
+
+def _gpu(node: Snapshot, number: int = 0, **facts: Any) -> Snapshot:
+    gpus = tuple(replace(gpu, **facts) if gpu.index == number else gpu for gpu in node.gpus)
+    return replace(node, gpus=gpus)
+
+
+def _gpus(node: Snapshot, edit: Callable[[GpuFacts], GpuFacts]) -> Snapshot:
+    return replace(node, gpus=tuple(map(edit, node.gpus)))
+
+
+def _settings(node: Snapshot, **facts: Any) -> Snapshot:
+    return replace(node, driver_settings=replace(node.driver_settings, **facts))
+
+
+def _set(job: Job, **environment: str) -> Job:
+    return with_ranks(job, lambda each: replace(each, environment={**each.environment, **environment}))
+
+
+def _device(node: Snapshot, bus_id: str, **facts: Any) -> Snapshot:
+    devices = tuple(replace(each, **facts) if each.bus_id == bus_id else each for each in node.pci_devices)
+    return replace(node, pci_devices=devices)
+
+
+def _fabric(node: Snapshot, **facts: Any) -> Snapshot:
+    return _gpus(node, lambda gpu: replace(gpu, fabric=replace(gpu.fabric or Fabric(), **facts)))
+
+
+def _without_nvlinks(node: Snapshot) -> Snapshot:
+    return replace(_gpus(node, lambda gpu: replace(gpu, nvlinks=(), fabric=None)), nvswitches=())
+
+
+def _mesh(node: Snapshot) -> Snapshot:
+    link = NvLink(number=0, active=True, version="2.0", peer=NvlinkPeer.GPU, peer_bus_id="0000:ff:00.0")
+    gpus = tuple(replace(gpu, nvlinks=(link,)) for gpu in node.gpus)
+    return refused(replace(node, gpus=gpus), "TNS")
+
+
+CLUSTER = "9d3f2a6e-8f0c-4c8e-9d2f-1a2b3c4d5e6f"
+BOTH_WAYS: tuple[Pair, ...] = ((0, 1), (1, 0))
+ACROSS: tuple[Pair, ...] = ((0, 2), (2, 0))
+
+
+def _two() -> Job:
+    return simulated("hgx-h100-8*2")
+
+
+def _board() -> Job:
+    return simulated("hgx-h200-4")
+
+
+def _pcie(**facts: Any) -> Job:
+    return job_of(below_a_switch(**facts))
+
+
+def _clustered(**fabric: Any) -> Job:
+    job = with_nodes(_two(), lambda node: _fabric(node, cluster_uuid=CLUSTER, clique=1, **fabric))
+    job = with_nodes(job, lambda node: _settings(node, services={"nvidia-imex": Service(running=True)}))
+    return with_ranks(job, lambda each: replace(each, imex_channels=("channel0",)))
+
+
+def _fabric_stopped(job: Job, service: Service) -> Job:
+    job = with_nodes(job, lambda node: refused(_fabric(node, state="not_started", status=None), "NS"))
+    return with_nodes(job, lambda node: _settings(node, services={"nv-fabricmanager": service}))
+
+
+def _ranks_apart(**facts: Any) -> Job:
+    return with_ranks(_board(), lambda each: replace(each, **facts), 1)
+
+
+@dataclass(frozen=True)
+class Plant:
+    """What plants a cause, and the cause."""
+
+    id: str
+    make: Callable[[], Job]
+    beside: tuple[str, ...] = field(default=())
+
+
+PLANTS: tuple[Plant, ...] = (
+    Plant("mig-on", lambda: simulated("hgx-h200-4", "gpu0:mig=on")),
+    Plant(
+        "confidential-computing",
+        lambda: with_nodes(
+            _board(),
+            lambda node: refused(
+                _settings(node, confidential_computing=ConfidentialComputing(enabled=True, multi_gpu="none")), ""
+            ),
+        ),
+    ),
+    Plant("gpu-without-pcie-p2p", lambda: simulated("rtx-4090-2")),
+    Plant("nvlink-mesh", lambda: with_nodes(_pcie(), _mesh)),
+    Plant("p2p-registry-key", lambda: with_nodes(_board(), lambda node: refused(node, "DR"))),
+    Plant("p2p-virtual-machine", lambda: with_nodes(_pcie(virtual=True), lambda node: refused(node, "CNS"))),
+    Plant("p2p-chipset", lambda: with_nodes(_pcie(), lambda node: refused(node, "CNS"))),
+    Plant("p2p-across-sockets", lambda: with_nodes(_pcie(), lambda node: refused(node, "TNS"))),
+    Plant(
+        "mixed-gpu-models",
+        lambda: with_ranks_on_all(
+            with_nodes(_pcie(gpus=3), lambda node: refused(_gpu(node, 2, name="NVIDIA RTX 6000 Ada"), "NS", "GPU2"))
+        ),
+    ),
+    Plant(
+        "bar1-small",
+        lambda: with_nodes(_pcie(), lambda node: refused(_gpus(node, lambda gpu: _small_window(gpu)), "NS")),
+    ),
+    Plant("cuda-nvml-disagree", lambda: simulated("hgx-h200-4", "gpu0:cuda_peer=no")),
+    Plant("peer-access-corrupts", lambda: replace(_board(), staged={}, wrong=frozenset(BOTH_WAYS))),
+    Plant(
+        "staged-despite-grant",
+        lambda: replace(
+            _board(), staged=dict.fromkeys(BOTH_WAYS, "SHM/direct"), copied=dict.fromkeys(BOTH_WAYS, "counters stood")
+        ),
+    ),
+    Plant("peer-access-refused", lambda: with_nodes(_pcie(), lambda node: refused(node, "NS"))),
+    Plant(
+        "nvlink-disabled",
+        lambda: with_nodes(
+            _board(),
+            lambda node: _settings(
+                _gpus(node, lambda gpu: replace(gpu, nvlinks=_all_down(gpu))), parameters={"NvLinkDisable": "1"}
+            ),
+        ),
+    ),
+    Plant("fabric-manager-stopped", lambda: _fabric_stopped(_two(), Service(running=False))),
+    Plant("fabric-manager-version", lambda: _fabric_stopped(_two(), Service(running=True, version="535.1"))),
+    Plant("fabric-not-ready", lambda: simulated("hgx-h200-4", "gpu0:fabric=in_progress")),
+    Plant("fabric-not-ready", lambda: simulated("hgx-h200-4", "link0-1:p2p=NS")),
+    Plant("nvlink-down", lambda: simulated("hgx-h200-4", "gpu0:nvlink=12")),
+    Plant(
+        "nvlinks-all-down",
+        lambda: with_nodes(_two(), lambda node: _gpus(node, lambda gpu: replace(gpu, nvlinks=_all_down(gpu)))),
+    ),
+    Plant(
+        "nvlink-bandwidth-limited",
+        lambda: with_nodes(_board(), lambda node: _settings(node, nvlink_bandwidth_mode="half")),
+    ),
+    Plant("fabric-unhealthy", lambda: simulated("hgx-h200-4", "gpu0:health=route_unhealthy")),
+    Plant(
+        "nvlink-errors",
+        lambda: with_nodes(_board(), lambda node: _gpu(node, nvlinks=_with_errors(node.gpus[0]))),
+    ),
+    Plant(
+        "imex-service-stopped",
+        lambda: with_nodes(
+            _clustered(), lambda node: _settings(node, services={"nvidia-imex": Service(running=False)}), 1
+        ),
+    ),
+    Plant("imex-channel-missing", lambda: with_ranks(_clustered(), lambda each: replace(each, imex_channels=()), 3)),
+    Plant("mnnvl-clique-differs", lambda: with_nodes(_clustered(), lambda node: _fabric(node, clique=2), 1)),
+    Plant("nccl-cumem-disabled", lambda: _set(_clustered(), NCCL_CUMEM_ENABLE="0")),
+    Plant("nccl-p2p-disabled", lambda: _set(_board(), NCCL_P2P_DISABLE="1")),
+    Plant("nccl-p2p-disabled", lambda: _set(_board(), NCCL_P2P_LEVEL="LOC")),
+    Plant(
+        "nccl-p2p-disabled",
+        lambda: with_ranks(
+            _board(), lambda each: replace(each, nccl_files={"/etc/nccl.conf": {"NCCL_P2P_DISABLE": "1"}})
+        ),
+    ),
+    Plant("nccl-shm-disabled", lambda: _set(_board(), NCCL_SHM_DISABLE="1")),
+    Plant(
+        "nccl-hostid",
+        lambda: with_ranks(_board(), lambda each: replace(each, environment={"NCCL_HOSTID": f"n{each.rank}"})),
+    ),
+    Plant("nccl-default-level", lambda: with_nodes(_board(), _far_apart)),
+    Plant("nccl-net-in-node", lambda: replace(_board(), staged=dict.fromkeys(BOTH_WAYS, "NET/Socket/0"))),
+    Plant("nccl-slow-settings", lambda: _set(_board(), NCCL_PROTO="LL")),
+    Plant("shm-not-shared", lambda: _ranks_apart(shm_device=28)),
+    Plant("shm-too-small", lambda: _ranks_apart(shm_bytes=2**20)),
+    Plant("gpus-not-visible", lambda: _ranks_apart(device_files=("/dev/nvidia1",))),
+    Plant("device-file-denied", lambda: _ranks_apart(denied_device_files=("/dev/nvidia1",))),
+    Plant("memlock-limited", lambda: with_ranks(_two(), lambda each: replace(each, memlock_bytes=65536), 2)),
+    Plant(
+        "namespaces-differ",
+        lambda: with_ranks(
+            _board(),
+            lambda each: replace(each, libraries={"libucp": "/usr/lib/libucp.so.0"}, namespaces={"pid": each.rank}),
+        ),
+    ),
+    Plant(
+        "ptrace-blocked",
+        lambda: with_ranks(
+            _board(),
+            lambda each: replace(
+                each, environment={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, pidfd_getfd=False
+            ),
+        ),
+    ),
+    Plant(
+        "visible-devices-differ",
+        lambda: with_ranks(
+            _board(),
+            lambda each: replace(each, libraries={"libucp": "/libucp.so.0"}, visible_devices=str(each.rank)),
+        ),
+    ),
+    Plant("nccl-ib-disabled", lambda: _set(_two(), NCCL_IB_DISABLE="1")),
+    Plant("nccl-ib-disabled", lambda: _set(_two(), NCCL_NET="Socket")),
+    Plant("nccl-ib-hca", lambda: _set(_two(), NCCL_IB_HCA="ib9")),
+    Plant(
+        "libibverbs-missing",
+        lambda: with_ranks(_two(), lambda each: replace(each, loadable={"libibverbs.so.1": None}), 1),
+    ),
+    Plant(
+        "verbs-provider-missing",
+        lambda: with_ranks(
+            with_nodes(
+                _two(), lambda node: replace(node, nics=tuple(replace(n, driver="mlx5_core") for n in node.nics))
+            ),
+            lambda each: replace(each, verbs_providers=("efa",)),
+        ),
+    ),
+    Plant(
+        "infiniband-files-missing",
+        lambda: with_ranks(
+            _two(),
+            lambda each: replace(each, device_files=tuple(f for f in each.device_files if "infiniband" not in f)),
+            2,
+            3,
+        ),
+    ),
+    Plant("efa-plugin-missing", lambda: with_nodes(_two(), _on_efa)),
+    Plant("no-rdma-nic", lambda: with_nodes(_two(), lambda node: replace(node, nics=(), rdma_ports=()))),
+    Plant("sockets-despite-rdma", lambda: replace(_two(), staged=dict.fromkeys(ACROSS, "NET/Socket/0"))),
+    Plant("rdma-port-down", lambda: simulated("hgx-h100-8*2", "node1.nic2:state=down")),
+    Plant("rdma-port-slow", lambda: simulated("hgx-h100-8*2", "node1.nic2:rate=100")),
+    Plant(
+        "rdma-port-errors",
+        lambda: with_nodes(
+            _two(),
+            lambda node: replace(
+                node, rdma_ports=(replace(node.rdma_ports[0], counters={"link_downed": 7}), *node.rdma_ports[1:])
+            ),
+            1,
+        ),
+    ),
+    Plant("roce-mtu-small", lambda: with_nodes(_two(), lambda node: _on_roce(node, mtu=1500))),
+    Plant(
+        "roce-gid-index", lambda: _set(with_nodes(_two(), lambda node: _on_roce(node, mtu=9000)), NCCL_IB_GID_INDEX="0")
+    ),
+    Plant("nics-differ", lambda: simulated("hgx-h100-8*2", "node1.nic2:missing=yes")),
+    Plant("nccl-gdr-disabled", lambda: _set(_two(), NCCL_NET_GDR_LEVEL="LOC")),
+    Plant("nccl-gdr-read", lambda: _set(_two(), NCCL_NET_GDR_READ="0")),
+    Plant(
+        "nccl-dmabuf-disabled",
+        lambda: _set(
+            with_nodes(_two(), lambda node: replace(node, gpudirect=GpuDirectFacts(peermem=False, dma_buf=True))),
+            NCCL_DMABUF_ENABLE="0",
+        ),
+    ),
+    Plant(
+        "gpudirect-module-missing",
+        lambda: with_nodes(_two(), lambda node: replace(node, gpudirect=GpuDirectFacts(peermem=False, dma_buf=False))),
+    ),
+    Plant(
+        "peermem-not-registered",
+        lambda: with_nodes(
+            _two(),
+            lambda node: replace(node, gpudirect=GpuDirectFacts(peermem=True, peermem_registered=False, dma_buf=False)),
+        ),
+    ),
+    Plant(
+        "grdma-override",
+        lambda: with_nodes(_two(), lambda node: _settings(node, parameters={"GrdmaPciTopoCheckOverride": "2"})),
+    ),
+    Plant("gpudirect-too-far", lambda: with_nodes(_two(), _far_nics)),
+    Plant(
+        "gpudirect-one-side",
+        lambda: with_nodes(_two(), lambda node: replace(node, gpudirect=GpuDirectFacts(peermem=False)), 1),
+    ),
+    Plant(
+        "acs-redirect",
+        lambda: with_nodes(_pcie(), lambda node: _acs(node, "0000:02:00.0", "0000:02:01.0")),
+        beside=("acs-nic-redirect",),
+    ),
+    Plant(
+        "acs-redirect",
+        lambda: with_nodes(
+            _pcie(),
+            lambda node: replace(
+                node, pci_devices=tuple(replace(each, access_control=None) for each in node.pci_devices), nics=()
+            ),
+        ),
+    ),
+    Plant("acs-nic-redirect", lambda: with_nodes(_pcie(gpus=1), lambda node: _acs(node, "0000:02:01.0"))),
+    Plant(
+        "iommu-translating",
+        lambda: with_nodes(
+            _pcie(),
+            lambda node: replace(
+                node, kernel=replace(node.kernel, iommu=IommuFacts(group_types=dict.fromkeys("0123", "DMA-FQ")))
+            ),
+        ),
+    ),
+    Plant("pcie-width", lambda: simulated("hgx-h200-4", "gpu0:width=8")),
+    Plant("pcie-generation", lambda: simulated("hgx-h200-4", "gpu0:generation=3")),
+    Plant(
+        "pcie-uplink",
+        lambda: with_nodes(
+            _pcie(),
+            lambda node: _device(
+                node, "0000:01:00.0", link=PcieLink(generation=4, width=8, max_generation=4, max_width=16)
+            ),
+        ),
+    ),
+    Plant(
+        "pcie-errors",
+        lambda: with_nodes(
+            _pcie(), lambda node: _device(node, "0000:03:00.0", errors=PcieErrors(correctable=2, nonfatal=1, fatal=0))
+        ),
+    ),
+    Plant(
+        "staging-shares-uplink",
+        lambda: replace(
+            with_nodes(_pcie(), lambda node: refused(node, "GNS")), staged=dict.fromkeys(BOTH_WAYS, "SHM/direct")
+        ),
+        beside=("gpu-without-pcie-p2p",),
+    ),
+    Plant("mpi-cuda-off", lambda: _set(_board(), MPICH_GPU_SUPPORT_ENABLED="0")),
+    Plant("ucx-tls", lambda: _set(_board(), UCX_TLS="rc,sm,self")),
+    Plant("ucx-without-cuda", lambda: with_ranks(_board(), lambda each: replace(each, ucx_cuda=False))),
+    Plant(
+        "mpi-not-cuda-aware", lambda: with_ranks(_board(), lambda each: replace(each, mpi=MpiFacts(cuda_aware=False)))
+    ),
+    Plant(
+        "wsl",
+        lambda: with_nodes(_pcie(), lambda node: refused(replace(node, kernel=replace(node.kernel, wsl=True)), "NS")),
+    ),
+    Plant("vm-flat-topology", lambda: with_nodes(_two(), _flat), beside=("nccl-default-level",)),
+    Plant(
+        "topology-file-wrong",
+        lambda: with_ranks(
+            _board(),
+            lambda each: replace(
+                each, topology_file=TopologyFile(path="/t.xml", by="NCCL_TOPO_FILE", links={"00ff:01:00.0": "x16"})
+            ),
+        ),
+    ),
+    Plant("gpu-throttled", lambda: simulated("hgx-h200-4", "gpu0:throttle=hw_slowdown")),
+    Plant("memory-rows-pending", lambda: simulated("hgx-h200-4", "gpu0:rows=pending")),
+    Plant("numa-far", lambda: with_ranks(_two(), lambda each: replace(each, affinity="112-113"), 1)),
+)
+"""`beside` are causes that such a machine has as well, before this one."""
+
+
+def with_ranks_on_all(job: Job) -> Job:
+    """The job with a rank on every GPU of its only node."""
+    (node,) = job.nodes
+    first = job.ranks[0]
+    ranks = tuple(replace(first, rank=gpu.index, local_rank=gpu.index, pid=100 + gpu.index) for gpu in node.gpus)
+    return replace(job, ranks=ranks)
+
+
+def _small_window(gpu: GpuFacts) -> GpuFacts:
+    return replace(gpu, bar1_bytes=2**28)
+
+
+def _all_down(gpu: GpuFacts) -> tuple[NvLink, ...]:
+    return tuple(replace(link, active=False) for link in gpu.nvlinks or ())
+
+
+def _with_errors(gpu: GpuFacts) -> tuple[NvLink, ...]:
+    first, *others = gpu.nvlinks or ()
+    return replace(first, errors={"replay": 12}), *others
+
+
+def _far_apart(node: Snapshot) -> Snapshot:
+    return _without_nvlinks(node)
+
+
+def _on_mellanox(node: Snapshot) -> Snapshot:
+    return replace(node, nics=tuple(replace(nic, driver="mlx5_core") for nic in node.nics))
+
+
+def _on_efa(node: Snapshot) -> Snapshot:
+    nics = tuple(replace(nic, kind=NicKind.EFA, driver="efa") for nic in node.nics)
+    return replace(node, nics=nics, gpudirect=GpuDirectFacts(efa_peermem=True, dma_buf=True))
+
+
+def _on_roce(node: Snapshot, mtu: int) -> Snapshot:
+    gids = (Gid(index=0, kind="IB/RoCE v1", address="ipv4"), Gid(index=3, kind="RoCE v2", address="ipv4"))
+    return replace(
+        node,
+        nics=tuple(replace(nic, kind=NicKind.ROCE, mtu=mtu) for nic in node.nics),
+        rdma_ports=tuple(replace(port, gids=gids) for port in node.rdma_ports),
+    )
+
+
+def _far_nics(node: Snapshot) -> Snapshot:
+    place = PciPlace(host_bridge="pci0000:f0", numa_node=1)
+    return replace(node, nics=(replace(node.nics[0], place=place),), rdma_ports=node.rdma_ports[:1])
+
+
+def _acs(node: Snapshot, *ports: str) -> Snapshot:
+    control = AccessControl(capable=("request_redirect",), enabled=("request_redirect", "upstream_forwarding"))
+    for port in ports:
+        node = _device(node, port, access_control=control)
+    return node
+
+
+def _flat(node: Snapshot) -> Snapshot:
+    place = PciPlace(host_bridge="pci0000:00")
+    return replace(
+        node,
+        machine=replace(node.machine, virtual_machine=True, numa_nodes=()),
+        gpus=tuple(replace(gpu, place=place) for gpu in node.gpus),
+        nics=tuple(replace(nic, place=place) for nic in node.nics),
+        switches=(),
+        pci_devices=(),
+    )

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpubench.measure.explain import SECTIONS, explain
-from gpubench.model.explain_rows import CauseRow, CommunicatorRow, MemberRow, PathRow, TransportRow
+from gpubench.model.cause_rows import CauseRow
+from gpubench.model.explain_rows import CommunicatorRow, MemberRow, PathRow, TransportRow
 from gpubench.model.report import Record, Report, Table
 from gpubench.model.verdict import Verdict
 from gpubench.readers.nccl_log import NcclLogReader
@@ -91,7 +92,7 @@ def test_a_run_kept_off_nvlink() -> None:
     report = recorded("h200x4-p2p-disabled")
     assert report.verdict is Verdict.FAIL
     (cause,) = rows(report, "causes")
-    assert (cause["id"], cause["paths"], cause["verdict"], cause["hosts"]) == ("environment", 4, "FAIL", ("vm",))
+    assert (cause["id"], cause["paths"], cause["verdict"], cause["hosts"]) == ("nccl-p2p-disabled", 4, "FAIL", ("vm",))
     assert cause["evidence"] == "NCCL_P2P_DISABLE=1 set by the environment"
     assert {row["verdict"] for row in rows(report, "paths")} == {"FAIL"}
     assert ids(report) == ["host-staged"]
@@ -103,14 +104,14 @@ def test_a_run_kept_off_nvlink() -> None:
     [
         (Job(), "PASS", []),
         (Job(via=via(inside="SHM/direct")), "FAIL", ["unknown"]),
-        (Job(via=via(inside="SHM/direct"), notes=graph("PHB")), "PASS", ["by-design"]),
+        (Job(via=via(inside="SHM/direct"), notes=graph("PHB")), "PASS", ["nccl-default-level"]),
         (Job(via=via(inside="SHM/direct"), notes=graph("PIX")), "FAIL", ["unknown"]),
         (Job(via=via(inside="SHM/direct"), notes=[*graph("SYS"), "CPU/0-0 (1/2/-1)"]), "FAIL", ["unknown"]),
-        (Job(via=via(inside="SHM/direct"), notes=[*graph("SYS"), "CPU/0-0 (1/1/-1)"]), "PASS", ["by-design"]),
+        (Job(via=via(inside="SHM/direct"), notes=[*graph("SYS"), "CPU/0-0 (1/1/-1)"]), "PASS", ["nccl-default-level"]),
         (
             Job(via=via(inside="SHM/direct"), notes=["P2P is disabled between connected GPUs 1 and 0"]),
             "PASS",
-            ["by-design"],
+            ["gpu-without-pcie-p2p"],
         ),
         (
             Job(via=via(inside="SHM/direct"), notes=["P2P is disabled between connected GPUs 2 and 3"]),
@@ -120,27 +121,31 @@ def test_a_run_kept_off_nvlink() -> None:
         (
             Job(via=via(inside="SHM/direct"), notes=["P2P is disabled between NVLINK connected GPUs 0 and 1"]),
             "FAIL",
-            ["refused"],
+            ["fabric-not-ready"],
         ),
         (
             Job(via=via(inside="SHM/direct"), notes=["Could not enable P2P between dev 0(=1a000) and dev 1(=1b000)"]),
             "FAIL",
-            ["refused"],
+            ["peer-access-refused"],
         ),
         (Job(via=via(inside="NET/Socket/0")), "FAIL", ["shm-not-shared"]),
         (Job(via=via(inside="NET/IB/0/GDRDMA")), "PASS", []),
         (Job(via=via(across="NET/Socket/0")), "FAIL", ["unknown"]),
-        (Job(via=via(across="NET/Socket/0"), notes=["NET/IB : No device found."]), "PASS", ["by-design"]),
-        (Job(via=via(across="NET/Socket/0"), notes=["NET/IB : Using [0]mlx5_0:1/IB"]), "FAIL", ["sockets"]),
+        (Job(via=via(across="NET/Socket/0"), notes=["NET/IB : No device found."]), "PASS", ["no-rdma-nic"]),
+        (
+            Job(via=via(across="NET/Socket/0"), notes=["NET/IB : Using [0]mlx5_0:1/IB"]),
+            "FAIL",
+            ["sockets-despite-rdma"],
+        ),
         (
             Job(via=via(across="NET/Socket/0"), notes=["NCCL_IB_DISABLE set by environment to 1"]),
             "FAIL",
-            ["environment"],
+            ["nccl-ib-disabled"],
         ),
         (
             Job(via=via(across="NET/IB/0"), notes=["NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0'"]),
             "FAIL",
-            ["gpudirect"],
+            ["gpudirect-refused"],
         ),
         (
             Job(
@@ -150,7 +155,7 @@ def test_a_run_kept_off_nvlink() -> None:
                 ],
             ),
             "PASS",
-            ["by-design"],
+            ["gpudirect-too-far"],
         ),
         (
             Job(
@@ -159,7 +164,7 @@ def test_a_run_kept_off_nvlink() -> None:
                 notes_of={rank: [f"NCCL_HOSTID set by environment to n{rank // 2}"] for rank in range(4)},
             ),
             "FAIL",
-            ["environment"],
+            ["nccl-hostid"],
         ),
         (Job(via=via(inside="P2P/QUANTUM")), "ERROR", []),
         (
@@ -168,12 +173,12 @@ def test_a_run_kept_off_nvlink() -> None:
                 notes=["NCCL_SHM_DISABLE set by environment to 1", "NET/IB : No device found."],
             ),
             "FAIL",
-            ["by-design", "unknown"],
+            ["no-rdma-nic", "unknown"],
         ),
         (
             Job(version=(2, 12), via=via(inside="direct shared memory", across="NET/IB/0/GDRDMA"), notes=graph("SYS")),
             "PASS",
-            ["by-design"],
+            ["nccl-default-level"],
         ),
     ],
 )
@@ -193,9 +198,9 @@ def test_the_driver_refuses_also_pairs_of_which_nccl_does_not_say_so() -> None:
     between_neighbours = [f"P2P is disabled between connected GPUs {a} and {b}" for a, b in ((0, 1), (2, 3))]
     no_cuda = "Check P2P Type isAllDirectP2p 0 directMode 0 isAllCudaP2p 0"
     report = report_of(*replace(shared, notes=[*between_neighbours, no_cuda]).logs())
-    assert [row["id"] for row in rows(report, "causes")] == ["by-design"]
+    assert [row["id"] for row in rows(report, "causes")] == ["gpu-without-pcie-p2p"]
     report = report_of(*replace(shared, notes=[*between_neighbours[:1], no_cuda]).logs())
-    assert [row["id"] for row in rows(report, "causes")] == ["by-design", "refused"]
+    assert [row["id"] for row in rows(report, "causes")] == ["gpu-without-pcie-p2p", "peer-access-refused"]
 
 
 def test_by_design_is_named_so() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from gpubench import profiles
-from tests.fakes.planted import PLANTED, findings
+from tests.fakes.planted_faults import PLANTED, findings
 
 SEEDS = 20
 

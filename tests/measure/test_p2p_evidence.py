@@ -139,7 +139,7 @@ def test_wrong_data_outrank_everything() -> None:
 def test_a_pair_that_the_driver_stages_although_it_grants_peer_access() -> None:
     report = measured(FakeCopies(4, Broken(staged={(0, 3)})), strict=True)
     staged, direct = fallback(report)
-    assert (staged.conclusion, staged.pairs, staged.cause) == ("staged", ("GPU0 → GPU3",), "staged-by-driver")
+    assert (staged.conclusion, staged.pairs, staged.cause) == ("staged", ("GPU0 → GPU3",), "staged-despite-grant")
     assert staged.times_slower is not None
     assert staged.times_slower > 10
     assert "they went over PCIe" in str(staged.cause_seen)
@@ -152,8 +152,8 @@ def test_pairs_that_the_driver_refuses_are_staged_and_it_says_why() -> None:
     report = measured(FakeCopies(4, Broken(unreachable=pairs)), refused("CNS", pairs))
     row = next(row for row in fallback(report) if row.conclusion == "staged")
     assert row.pairs == ("GPU0 → GPU1", "GPU1 → GPU0")
-    assert (row.cause, row.confidence) == ("refused", "proven")
-    assert row.cause_seen == "no peer access: chipset not supported"
+    assert (row.cause, row.confidence) == ("p2p-virtual-machine", "proven")
+    assert row.cause_seen == "NVML says CNS: chipset not supported in a virtual machine"
     assert row.bandwidth_gb_s == pytest.approx(38, rel=0.1)
 
 
@@ -161,7 +161,9 @@ def test_what_is_so_by_design_is_no_fault() -> None:
     pairs = {(0, 1), (1, 0)}
     report = measured(FakeCopies(2, Broken(unreachable=pairs)), refused("GNS", pairs), strict=True)
     (row,) = fallback(report)
-    assert (row.verdict, row.cause, row.cause_seen) == ("SKIP", "by-design", "GPU not supported")
+    assert (row.verdict, row.cause, row.cause_seen) == (
+        *("SKIP", "gpu-without-pcie-p2p", "NVML says GNS: GPU not supported"),
+    )
     assert report.verdict is Verdict.PASS
 
 

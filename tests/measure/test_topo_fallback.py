@@ -60,7 +60,7 @@ def test_a_variable_that_keeps_nccl_off_nvlinks_is_named(environment: dict[str, 
     report = looked_at(h200s(), facts(environment), strict=True)
     (row,) = rows(report)
     name, value = next(iter(environment.items()))
-    assert (row.conclusion, row.cause, row.advice) == ("direct impossible", "environment", f"unset {name}")
+    assert (row.conclusion, row.cause, row.advice) == ("direct impossible", "nccl-p2p-disabled", f"unset {name}")
     assert row.cause_seen == f"{name}={value} in the environment"
     (finding,) = [each for each in report.findings if each.id == "fallback-expected"]
     assert (finding.severity, len(finding.subjects)) == (Verdict.FAIL, 12)
@@ -91,20 +91,20 @@ def test_a_variable_that_changes_nothing_is_not_blamed(environment: dict[str, st
     [
         ("PIX", {}, None),
         ("PXB", {}, None),
-        ("PHB", {}, "by-design"),
-        ("NODE", {}, "by-design"),
-        ("SYS", {}, "by-design"),
-        ("PXB", {"NCCL_P2P_LEVEL": "PIX"}, "environment"),
+        ("PHB", {}, "nccl-default-level"),
+        ("NODE", {}, "nccl-default-level"),
+        ("SYS", {}, "nccl-default-level"),
+        ("PXB", {"NCCL_P2P_LEVEL": "PIX"}, "nccl-p2p-disabled"),
         ("PIX", {"NCCL_P2P_LEVEL": "PIX"}, None),
         ("NODE", {"NCCL_P2P_LEVEL": "PHB"}, None),
-        ("SYS", {"NCCL_P2P_LEVEL": "PHB"}, "by-design"),
+        ("SYS", {"NCCL_P2P_LEVEL": "PHB"}, "nccl-default-level"),
         ("SYS", {"NCCL_P2P_LEVEL": "SYS"}, None),
     ],
 )
 def test_how_far_nccl_goes(path: str, environment: dict[str, str], cause: str | None) -> None:
     (row,) = rows(looked_at(over_pcie(path), facts(environment)))
     assert row.cause == cause
-    assert row.verdict == {None: "PASS", "by-design": "SKIP", "environment": "FAIL"}[cause]
+    assert row.verdict == {None: "PASS", "nccl-default-level": "SKIP", "nccl-p2p-disabled": "FAIL"}[cause]
 
 
 def test_ranks_of_one_host_that_do_not_share_memory() -> None:
@@ -119,8 +119,8 @@ def test_what_the_driver_refuses_comes_with_its_cure() -> None:
     refused = tuple(replace(pair, cuda=False, read="NS", write="NS") for pair in node.pairs)
     report = looked_at(replace(node, pairs=refused), facts())
     (row,) = rows(report)
-    assert (row.cause, row.verdict) == ("refused", "FAIL")
-    assert "fabric manager" in str(row.cause_seen)
+    assert (row.cause, row.verdict) == ("fabric-not-ready", "FAIL")
+    assert "NVSwitches are active, yet the driver refuses" in str(row.cause_seen)
     assert "nvidia-fabricmanager" in str(row.advice)
     assert "fallback-expected" not in {finding.id for finding in report.findings}
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from gpubench.causes.circumstances import Circumstances
 from gpubench.collectives import COLLECTIVES
 from gpubench.collectives.allreduce import ALLREDUCE
 from gpubench.collectives.record import Collective
@@ -18,7 +19,6 @@ from gpubench.measure.witness import Senses, Witness
 from gpubench.model.evidence_rows import EvidenceRow, FallbackRow
 from gpubench.model.rank_facts import RankFacts
 from gpubench.model.report import CollectiveRow, RankIdentity, Report, Table
-from gpubench.model.staging_causes import Circumstances
 from gpubench.model.topology import Topology
 from gpubench.model.verdict import Verdict
 from gpubench.model.wiring import Wiring
@@ -186,7 +186,7 @@ def test_a_job_through_shared_memory_is_named_with_its_cause(monkeypatch: pytest
     assert {(row.transport, row.host_staged) for row in result.rows} == {("SHM/direct", True)}
     assert {row.algorithm for row in result.rows} == {None}
     (verdict,) = result.fallback
-    assert (verdict.conclusion, verdict.confidence, verdict.cause) == ("staged", "proven", "environment")
+    assert (verdict.conclusion, verdict.confidence, verdict.cause) == ("staged", "proven", "nccl-p2p-disabled")
     assert set(verdict.pairs) == RING
     assert verdict.cause_seen == "NCCL_P2P_DISABLE=1 in the environment"
     assert verdict.times_slower is not None

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from gpubench.model.evidence import Evidence, PathEvidence, State
+from gpubench.model.explanation import Explanation
 from gpubench.model.fallback import (
     HOST_STAGED,
     PATH_DISPUTED,
@@ -16,12 +17,11 @@ from gpubench.model.fallback import (
     fallback_rows,
     findings,
 )
-from gpubench.model.staging_causes import Cause
 from gpubench.model.transport import parse_transport
 from gpubench.model.verdict import Verdict, overall
 
 P2P, SHM = parse_transport("P2P/CUMEM"), parse_transport("SHM/direct/direct")
-CAUSE = Cause("environment", "NCCL_P2P_DISABLE=1 in the environment", "unset NCCL_P2P_DISABLE")
+CAUSE = Explanation("environment", "NCCL_P2P_DISABLE=1 in the environment", "unset NCCL_P2P_DISABLE")
 YES, NO = State.PRESENT, State.CONTRADICTING
 
 DIRECT = PathEvidence(
@@ -51,7 +51,7 @@ def path(source: int, destination: int, evidence: PathEvidence, gb_s: float | No
     )
 
 
-def cause_of(paths: Sequence[KnownPath]) -> Cause:
+def cause_of(paths: Sequence[KnownPath]) -> Explanation:
     assert paths
     return CAUSE
 
@@ -74,11 +74,11 @@ def test_staged_paths_come_first_with_how_slow_and_why() -> None:
     assert staged.pairs == ("1 → 0", "2 → 0")
     assert (staged.bandwidth_gb_s, staged.limit_gb_s) == (28.9, 450.0)
     assert staged.times_slower == pytest.approx(15.57, abs=0.01)
-    assert (staged.cause, staged.cause_seen, staged.advice) == (CAUSE.id, CAUSE.seen, CAUSE.advice)
+    assert (staged.cause, staged.cause_seen, staged.advice) == (CAUSE.id, CAUSE.evidence, CAUSE.advice)
     (finding,) = findings([staged, direct], strict=False)
     assert (finding.id, finding.severity, finding.subjects) == (HOST_STAGED, Verdict.WARN, staged.pairs)
     assert "28.9 of 450 GB/s, 15.6 times slower" in finding.seen
-    assert finding.cause == CAUSE.seen
+    assert finding.cause == CAUSE.evidence
     assert findings([staged, direct], strict=True)[0].severity is Verdict.FAIL
 
 

@@ -187,7 +187,7 @@ def test_ranks_of_two_nodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     found = {(row["scope"], row["transport"], row["host_staged"]) for row in pairs}
     assert found == {("ipc", None, None), ("network", "NET/Socket/0", True)}
     staged = next(row for row in document["fallback"] if row["conclusion"] == "staged")
-    assert (staged["transport"], staged["verdict"], staged["cause"]) == ("NET/Socket/0", "SKIP", "by-design")
+    assert (staged["transport"], staged["verdict"], staged["cause"]) == ("NET/Socket/0", "SKIP", "no-rdma-nic")
     assert staged["cause_seen"].startswith("no RDMA NIC is active on ")
     assert document["metadata"]["profile"]["name"] == "hgx-h200-2"
 

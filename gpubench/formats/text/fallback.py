@@ -1,6 +1,6 @@
 """The verdict on fallback in words: a line that says none and how that is known, or lines that say which pairs."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from gpubench.formats.text.columns import Column, fitting, lines
 from gpubench.model.evidence import Conclusion
@@ -21,15 +21,15 @@ def fallback_lines(report: Report) -> list[str]:
     return [line for _, line in judged_lines(report)]
 
 
-def judged_lines(report: Report) -> list[tuple[Verdict, str]]:
-    """The same lines, each with its verdict."""
+def judged_lines(report: Report, said: Collection[str] = ()) -> list[tuple[Verdict, str]]:
+    """The same lines, each with its verdict. Of the causes in `said` no more is told than their names."""
     section = report.sections.get(FALLBACK_SECTION)
     rows = [row for row in section.rows() if isinstance(row, FallbackRow)] if isinstance(section, Table) else []
     if rows and all(row.conclusion == Conclusion.DIRECT for row in rows):
         return [(Verdict.PASS, _none(rows))]
     if len(rows) == 1 and rows[0].conclusion in _ALL_AT_ONCE and rows[0].count > 1:
-        return [(Verdict(rows[0].verdict), _line(rows[0], f"all {rows[0].count} pairs"))]
-    return [(Verdict(row.verdict), _line(row, shown(row, _MOST_PAIRS))) for row in rows]
+        return [(Verdict(rows[0].verdict), _line(rows[0], f"all {rows[0].count} pairs", said))]
+    return [(Verdict(row.verdict), _line(row, shown(row, _MOST_PAIRS), said)) for row in rows]
 
 
 def _none(rows: Sequence[FallbackRow]) -> str:
@@ -46,16 +46,17 @@ def _lead(row: FallbackRow) -> str:
     return "fallback (simulated): " if row.origin == Origin.SIMULATED else "fallback: "
 
 
-def _line(row: FallbackRow, pairs: str) -> str:
+def _line(row: FallbackRow, pairs: str, said: Collection[str]) -> str:
     lead = _lead(row)
     over = f" over {row.transport}" if row.transport else ""
     kind = "by design" if row.verdict == Verdict.SKIP else "HOST-STAGED"
     advice = "" if row.verdict == Verdict.SKIP or not row.advice else f"; {row.advice}"
+    why = str(row.cause) if row.cause in said else f"{row.cause_seen}{advice}"
     match Conclusion(row.conclusion):
         case Conclusion.DIRECT:
             return f"{lead}not for {pairs}, direct{over} ({row.confidence})"
         case Conclusion.STAGED:
-            return f"{lead}{kind}: {pairs} through host memory{over}{slowdown(row)}; {row.cause_seen}{advice}"
+            return f"{lead}{kind}: {pairs} through host memory{over}{slowdown(row)}; {why}"
         case Conclusion.WRONG:
             return f"{lead}{pairs}{over}: wrong data arrived"
         case Conclusion.DISPUTED:
@@ -63,7 +64,7 @@ def _line(row: FallbackRow, pairs: str) -> str:
         case Conclusion.POSSIBLE:
             return f"{lead}none to be expected: direct possible for {pairs} ({row.how}); gpubench p2p shows what is"
         case Conclusion.IMPOSSIBLE:
-            return f"{lead}to be expected, {kind}: {pairs} ({row.how}) through host memory; {row.cause_seen}{advice}"
+            return f"{lead}to be expected, {kind}: {pairs} ({row.how}) through host memory; {why}"
         case Conclusion.UNKNOWN:
             return f"{lead}not known{f' for {pairs}' if row.pairs else ''}{over}: {row.how}"
 

@@ -5,6 +5,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TextIO
 
+from gpubench.formats.text.causes import CauseText, all_causes, named_causes, top_causes, unread_lines
 from gpubench.formats.text.fallback import evidence_notes, evidence_table, judged_lines
 from gpubench.formats.text.plot import plot_lines
 from gpubench.formats.writer import Style, Target
@@ -91,14 +92,39 @@ class Page:
         for line in evidence_notes(report):
             self.wrap(line)
         self.print("")
+        self.all_causes(report)
+
+    def all_causes(self, report: Report) -> None:
+        """All causes that hold, and of which others it is not known."""
+        causes, unread = list(all_causes(report)), unread_lines(report)
+        self._causes(causes)
+        for line in unread:
+            self.wrap(line)
+        if causes or unread:
+            self.print("")
 
     def outcome(self, report: Report) -> None:
         """Curves, findings, the verdict on fallback, and the verdict."""
         self._plot()
         for finding in report.findings:
             self._finding(finding)
-        for verdict, line in judged_lines(report):
+        self._fallback(report)
+        self._causes(top_causes(report))
+        self._verdict(report)
+
+    def outcome_of_causes(self, report: Report) -> None:
+        """What could not be asked, the verdict on fallback, and the verdict, where all causes were printed before."""
+        for finding in report.findings:
+            if finding.severity is Verdict.ERROR:
+                self._finding(finding)
+        self._fallback(report)
+        self._verdict(report)
+
+    def _fallback(self, report: Report) -> None:
+        for verdict, line in judged_lines(report, named_causes(report)):
             self.wrap(line, style=_VERDICT_STYLES.get(verdict, ""))
+
+    def _verdict(self, report: Report) -> None:
         cut_short = "" if report.complete else ": the run was cut short, the rows above were measured"
         self.wrap(f"verdict: {report.verdict}{cut_short}", style=_VERDICT_STYLES.get(report.verdict, ""))
 
@@ -107,6 +133,12 @@ class Page:
             self.print("no curve: fewer than three sizes were measured", "")
         for chart in self.charts or ():
             self.print("", *plot_lines(chart, self.width), "")
+
+    def _causes(self, causes: Iterable[CauseText]) -> None:
+        for cause in causes:
+            self.wrap(cause.line, style=_VERDICT_STYLES.get(cause.verdict, ""))
+            for label, text in cause.details:
+                self._labelled(f"{INDENT}{label + ':':<{_LABEL_WIDTH - len(INDENT)}}", text)
 
     def close(self) -> None:
         """Close a file of our own."""

@@ -8,6 +8,7 @@ from gpubench.formats.text.devices import gpu_columns, gpu_sentences, nic_column
 from gpubench.formats.text.matrices import matrix_lines
 from gpubench.formats.text.page import INDENT, Page, plural
 from gpubench.formats.text.tree import draw, is_worth_drawing
+from gpubench.model.cause_rows import CAUSES_SECTION, CauseRow
 from gpubench.model.report import Metadata, Record, Report, Row, Table
 from gpubench.model.snapshot import NicKind
 from gpubench.model.topo_rows import GpuRow, KindRow, NicRow, NodeRow, RankRow, TreeRow
@@ -43,6 +44,9 @@ class TopoView:
         tree = _by_node(_rows(report, "tree", TreeRow), shown)
         total = sum(node.gpus for node in nodes.values())
         self._header(f"{plural(len(nodes), 'node')}  {plural(total, 'GPU')}")
+        if self._metadata.options.get("causes"):
+            self._causes(report)
+            return
         for kind in kinds:
             self._kind(kind, nodes, several=len(nodes) > 1)
             self._devices(gpus.get(kind.node, []), nics.get(kind.node, []))
@@ -53,6 +57,14 @@ class TopoView:
         self._ranks(list(_rows(report, "ranks", RankRow)))
         self._page.print("")
         self._page.outcome(report)
+
+    def _causes(self, report: Report) -> None:
+        """What would make bytes go through host memory, or slowly, in place of the devices."""
+        self._page.print("")
+        if not any(_rows(report, CAUSES_SECTION, CauseRow)):
+            self._page.wrap("no cause of a fallback or of slow paths was found")
+        self._page.all_causes(report)
+        self._page.outcome_of_causes(report)
 
     def _header(self, counts: str) -> None:
         metadata = self._metadata

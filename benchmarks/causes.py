@@ -1,0 +1,181 @@
+"""How often the right cause is named: seeded variations of machines that are healthy, and with one or two things wrong.
+
+    python -m benchmarks.causes [--variations 1000] [--seed 0]
+
+Run at the root of a checkout. Each variation takes a machine of `profiles/`, its number of nodes, its order of GPUs'
+load, harmless settings and facts that nobody could read, at random; two in three then get a cause planted
+(`tests/fakes/planted.py`), and one in six a second one. Printed are hits (the planted cause is named first, or of two
+both are named), misses (it is not named), false alarms (a cause is named that nobody planted and that does not follow
+from what was), those said to be not known since a fact was taken away, and all of them by cause. The exit
+code is 1 when there is a miss or a false alarm.
+
+Everything here is simulated: it shows that causes are told apart as they were meant to be, not that real machines show
+them so.
+"""
+
+import argparse
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from gpubench.causes import CAUSES
+from gpubench.causes.ranking import Diagnosis
+from gpubench.model.kernel_settings import KernelSettings
+from gpubench.model.rank_facts import RankFacts
+from gpubench.model.snapshot import Snapshot
+from gpubench.profiles import all_profiles
+from tests.fakes.planted import PLANTS, Job, Plant, simulated, with_nodes, with_ranks
+
+_HARMLESS = (
+    {"NCCL_DEBUG": "INFO"},
+    {"NCCL_P2P_DISABLE": "0"},
+    {"NCCL_P2P_LEVEL": "PXB"},
+    {"NCCL_SOCKET_IFNAME": "eth0"},
+    {"NCCL_IB_HCA": "mlx5"},
+    {"NCCL_NET_GDR_LEVEL": "PHB"},
+    {"UCX_TLS": "all"},
+    {"NCCL_HOSTID": ""},
+    {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
+    {"OMPI_MCA_pml": "ob1"},
+)
+_SETTINGS = {
+    "nccl-p2p-disabled": {"NCCL_P2P_DISABLE": "1"},
+    "nccl-shm-disabled": {"NCCL_SHM_DISABLE": "1"},
+    "nccl-slow-settings": {"NCCL_ALGO": "Tree"},
+    "mpi-cuda-off": {"MPICH_GPU_SUPPORT_ENABLED": "0"},
+    "ucx-tls": {"UCX_TLS": "rc,sm"},
+}
+"""Second things wrong: variables, which come together with everything."""
+
+_NOT_FOR_NCCL = {
+    *("nccl-default-level", "vm-flat-topology", "gpu-without-pcie-p2p", "nvlink-disabled", "nvlinks-all-down"),
+    "acs-nic-redirect",
+}
+"""Where a variable that keeps NCCL off peer access takes nothing away: NCCL is off it already, or there is one GPU."""
+
+_UNREADABLE = "Permission denied"
+
+
+@dataclass
+class Tally:
+    """What came out."""
+
+    healthy: int = 0
+    faulty: int = 0
+    hits: int = 0
+    unknown: int = 0
+    misses: Counter[str] = field(default_factory=Counter)
+    false_alarms: Counter[str] = field(default_factory=Counter)
+
+
+def varied(job: Job, dice: random.Random) -> Job:
+    """The job with harmless settings, loads and gaps in what could be read; none of it explains anything."""
+    settings = dice.choice(_HARMLESS)
+    if any(set(settings) & set(file) for each in job.ranks for file in each.nccl_files.values()):
+        settings = {}  # The environment would take back what a file sets.
+    job = with_ranks(job, lambda each: replace(each, environment={**settings, **each.environment}))
+    changes: Sequence[Callable[[Snapshot], Snapshot]] = (
+        _idle,
+        lambda node: replace(node, machine=replace(node.machine, kernel=f"6.{dice.randrange(20)}.0")),
+        lambda node: replace(node, kernel=KernelSettings(unknown={"wsl": _UNREADABLE, "options": _UNREADABLE})),
+        lambda node: node,
+    )
+    gaps: Sequence[Callable[[RankFacts], RankFacts]] = (
+        lambda each: replace(each, affinity=None, unknown={**each.unknown, "affinity": _UNREADABLE}),
+        lambda each: replace(each, verbs_providers=None, unknown={**each.unknown, "verbs_providers": _UNREADABLE}),
+        lambda each: replace(each, pid=dice.randrange(1, 4_000_000)),
+        lambda each: each,
+    )
+    return with_ranks(with_nodes(job, dice.choice(changes)), dice.choice(gaps))
+
+
+def _idle(node: Snapshot) -> Snapshot:
+    """GPUs that do nothing train their links down."""
+    gpus = (
+        replace(gpu, idle=True, pcie=replace(gpu.pcie, generation=1 if gpu.pcie.generation else None))
+        for gpu in node.gpus
+    )
+    return replace(node, gpus=tuple(gpus))
+
+
+def judge(tally: Tally, found: Diagnosis, expected: Sequence[str], beside: Sequence[str]) -> None:
+    """Count what was named against what was planted."""
+    by_id = {cause.id: cause for cause in CAUSES}
+    follows = {below for id_ in (*expected, *beside) for below in by_id[id_].implies}
+    ids = [each.cause.id for each in found.named]
+    everything = {*ids, *(below.cause.id for each in found.named for below in each.implied)}
+    alarms = [
+        each.cause.id
+        for each in found.named
+        if each.cause.id not in (*expected, *beside) and each.cause.id not in follows and not each.cause.by_design
+    ]
+    missing = [id_ for id_ in expected if id_ not in everything]
+    if missing and all(id_ in found.unread for id_ in missing):
+        tally.unknown += 1
+        return
+    first = [id_ for id_ in ids if id_ not in beside][:1]
+    if not missing and len(expected) == 1 and first != list(expected):
+        missing = list(expected)
+    tally.misses.update(missing)
+    tally.false_alarms.update(alarms)
+    tally.hits += bool(expected) and not missing
+
+
+def run(variations: int, seed: int) -> Tally:
+    """All variations."""
+    dice = random.Random(seed)
+    tally = Tally()
+    plants = [plant for plant in PLANTS if plant.id != "ptrace-blocked"]
+    profiles = [profile.name for profile in all_profiles()]
+    for _ in range(variations):
+        if dice.random() < 1 / 3:
+            tally.healthy += 1
+            job = varied(simulated(f"{dice.choice(profiles)}*{dice.randrange(1, 4)}"), dice)
+            judge(tally, job.diagnosis(), [], [])
+            continue
+        tally.faulty += 1
+        plant: Plant = dice.choice(plants)
+        job, expected = plant.make(), [plant.id]
+        second = dice.choice([id_ for id_ in _SETTINGS if id_ != plant.id])
+        if dice.random() < 1 / 4 and _can_have(plant, job, second):
+            settings = _SETTINGS[second]
+            job = with_ranks(job, lambda each, settings=settings: _with(each, settings))  # type: ignore[misc]
+            expected.append(second)
+        if plant.id != "pcie-generation":
+            job = varied(job, dice)
+        judge(tally, job.diagnosis(), expected, plant.beside)
+    return tally
+
+
+def _with(facts: RankFacts, settings: dict[str, str]) -> RankFacts:
+    return replace(facts, environment={**facts.environment, **settings})
+
+
+def _can_have(plant: Plant, job: Job, second: str) -> bool:
+    """Whether a variable means anything there: CUDA's own copies know none."""
+    return not second.startswith("nccl") or (job.staged is None and plant.id not in _NOT_FOR_NCCL)
+
+
+def main() -> int:
+    """Run and print; the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--variations", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    start = time.perf_counter()
+    tally = run(arguments.variations, arguments.seed)
+    print(f"{arguments.variations} variations, seed {arguments.seed}, {time.perf_counter() - start:.1f} s (simulated)")
+    print(f"healthy {tally.healthy}, with causes planted {tally.faulty}")
+    print(f"hits {tally.hits}, said to be not known {tally.unknown}", end=", ")
+    print(f"misses {tally.misses.total()}, false alarms {tally.false_alarms.total()}")
+    for what, counts in (("missed", tally.misses), ("false alarm", tally.false_alarms)):
+        for id_, count in counts.most_common():
+            print(f"  {what}: {id_} {count}")
+    return int(bool(tally.misses or tally.false_alarms))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

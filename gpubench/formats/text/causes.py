@@ -1,0 +1,80 @@
+"""Causes in words: what explains the paths, how sure that is, what follows from it, and the cure."""
+
+from collections.abc import Iterator
+from typing import NamedTuple, TypeVar
+
+from gpubench.model.cause_rows import CAUSES_SECTION, UNREAD_SECTION, CauseRow, UnreadRow
+from gpubench.model.evidence import Confidence
+from gpubench.model.evidence_rows import FALLBACK_SECTION, FallbackRow
+from gpubench.model.report import Record, Report, Table
+from gpubench.model.verdict import Verdict
+
+R = TypeVar("R", bound=Record)
+
+_MOST_CAUSES = 3
+
+
+class CauseText(NamedTuple):
+    """A cause in words: its first line with its verdict, and what is said below it, by label."""
+
+    verdict: Verdict
+    line: str
+    details: tuple[tuple[str, str], ...]
+
+
+def named_causes(report: Report) -> frozenset[str]:
+    """The ids of the causes that are printed below the verdict on fallback, which need not be said in it."""
+    return frozenset(row.id for row in _top(report))
+
+
+def top_causes(report: Report) -> Iterator[CauseText]:
+    """The causes that explain what the verdict on fallback says, with their cures: the first few."""
+    return (_text(report, row, whole=False) for row in _top(report))
+
+
+def all_causes(report: Report) -> Iterator[CauseText]:
+    """All causes that hold, with everything that the catalogue says of them."""
+    return (_text(report, row, whole=True) for row in _rows(report, CAUSES_SECTION, CauseRow) if not row.implied_by)
+
+
+def unread_lines(report: Report) -> list[str]:
+    """Of which causes it is not known whether they hold, and why; those of one reason together."""
+    found: dict[str, list[UnreadRow]] = {}
+    for row in _rows(report, UNREAD_SECTION, UnreadRow):
+        found.setdefault(row.reason, []).append(row)
+    return [
+        f"not known: {', '.join(dict.fromkeys(row.id for row in rows))} on {_few([row.subject for row in rows])}: "
+        + reason
+        for reason, rows in found.items()
+    ]
+
+
+def _top(report: Report) -> list[CauseRow]:
+    """Those that explain paths; of what was only looked at, those that the verdict names."""
+    blamed = {row.cause for row in _rows(report, FALLBACK_SECTION, FallbackRow)}
+    rows = [row for row in _rows(report, CAUSES_SECTION, CauseRow) if not row.implied_by]
+    return [row for row in rows if row.paths or row.id in blamed][:_MOST_CAUSES] if blamed else []
+
+
+def _text(report: Report, row: CauseRow, *, whole: bool) -> CauseText:
+    verdict = Verdict(row.verdict)
+    sure = f"by design, {row.confidence}" if verdict is Verdict.SKIP else row.confidence
+    implied = [each.id for each in _rows(report, CAUSES_SECTION, CauseRow) if each.implied_by == row.id]
+    details = [("what", f"{row.title}: {', '.join(row.effects)}")] if whole else []
+    details += [("on", row.subject)] if whole else []
+    details += [("implies", ", ".join(implied))] if implied else []
+    details += [("cure", row.advice)]
+    details += [("settle", row.settles)] if whole or row.confidence != Confidence.PROVEN else []
+    details += [("see", row.link)] if whole else []
+    return CauseText(verdict, f"cause {row.id} ({sure}): {row.evidence}", tuple(details))
+
+
+def _rows(report: Report, section: str, kind: type[R]) -> list[R]:
+    table = report.sections.get(section)
+    return [row for row in table.rows() if isinstance(row, kind)] if isinstance(table, Table) else []
+
+
+def _few(subjects: list[str], most: int = 4) -> str:
+    names = list(dict.fromkeys(subjects))
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,13 @@
+"""What explains that paths go through host memory, in few words."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The cause's id, what shows it, what to do; `by_design` where there is nothing to repair."""
+
+    id: str
+    evidence: str
+    advice: str
+    by_design: bool = False

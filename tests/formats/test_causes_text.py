@@ -1,0 +1,85 @@
+"""Causes as people read them: under the verdict those that explain it, on request all, and what could not be known."""
+
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib.resources import files
+
+import jsonschema
+
+from gpubench.formats.text.causes import all_causes, named_causes, top_causes, unread_lines
+from gpubench.measure.topo import examine
+from gpubench.model.report import Report
+from gpubench.model.topology import Topology
+from gpubench.model.verdict import Verdict
+from tests.cli.running import gpubench
+from tests.fakes.planted import PLANTS, Job, simulated, with_ranks
+
+
+def looked_at(job: Job) -> Report:
+    return examine([Topology(node) for node in job.nodes], job.ranks)
+
+
+def planted(id_: str, settings: Mapping[str, str] | None = None) -> Job:
+    job = next(plant for plant in PLANTS if plant.id == id_).make()
+    return with_ranks(job, lambda each: replace(each, environment={**each.environment, **(settings or {})}))
+
+
+def test_what_explains_the_verdict_is_named_with_its_cure() -> None:
+    report = looked_at(planted("fabric-manager-stopped", {"NCCL_PROTO": "LL"}))
+    (top,) = top_causes(report)
+    assert top.line == "cause fabric-manager-stopped (proven): nv-fabricmanager does not run"
+    details = dict(top.details)
+    assert details["implies"] == "fabric-not-ready, peer-access-refused"
+    assert details["cure"].startswith("systemctl enable --now nvidia-fabricmanager")
+    assert "settle" not in details, "what is proven needs no more proof"
+    assert named_causes(report) == {"fabric-manager-stopped"}
+
+
+def test_all_causes_come_with_what_they_are_and_a_link() -> None:
+    report = looked_at(planted("fabric-manager-stopped", {"NCCL_PROTO": "LL"}))
+    everything = list(all_causes(report))
+    assert [cause.line.split()[1] for cause in everything] == ["fabric-manager-stopped", "nccl-slow-settings"]
+    assert all({"what", "on", "cure", "settle", "see"} <= set(dict(cause.details)) for cause in everything)
+
+
+def test_a_policy_is_said_to_be_one_with_the_run_that_tries_it() -> None:
+    (top,) = top_causes(looked_at(planted("nccl-default-level")))
+    assert (top.verdict, "(by design, proven)" in top.line) == (Verdict.SKIP, True)
+    assert "NCCL_P2P_LEVEL=SYS gpubench allreduce" in dict(top.details)["cure"]
+
+
+def test_a_healthy_machine_has_nothing_to_say() -> None:
+    report = looked_at(simulated("hgx-h200-4"))
+    assert (list(top_causes(report)), list(all_causes(report)), unread_lines(report)) == ([], [], [])
+
+
+def test_what_nobody_could_read_is_said_once() -> None:
+    job = simulated("hgx-h100-8*2")
+    lines = unread_lines(looked_at(replace(job, ranks=())))
+    assert len(lines) == 1
+    assert lines[0].endswith("no process of this node was looked at")
+
+
+def test_topo_causes_shows_causes_in_place_of_devices() -> None:
+    arguments = ("topo", "--causes", "--simulate", "hgx-h200-4", "--fault", "gpu1:mig=on")
+    result = gpubench(*arguments)
+    assert result.returncode == 0
+    assert "cause mig-on (by design, proven): MIG is on" in result.stdout
+    assert "bus id" not in result.stdout
+    document = json.load(io.StringIO(gpubench(*arguments, "--format", "json").stdout))
+    jsonschema.validate(document, json.loads(files("gpubench.formats").joinpath("report.schema.json").read_text()))
+    assert [(row["id"], row["implied_by"]) for row in document["causes"]] == [
+        ("mig-on", None),
+        ("peer-access-refused", "mig-on"),
+    ]
+    nothing = gpubench("topo", "--causes", "--simulate", "hgx-h200-4").stdout
+    assert "no cause of a fallback or of slow paths was found" in nothing
+
+
+def test_copies_and_collectives_name_what_the_facts_of_a_simulated_machine_show() -> None:
+    for command in (("p2p", "--no-host", "--no-patterns"), ("allreduce", "--sizes", "1G")):
+        said = gpubench(*command, "--simulate", "hgx-h200-2", "--fault", "gpu0:fabric=in_progress").stdout
+        assert "cause fabric-not-ready (proven): fabric state in progress" in said, command
+        assert "systemctl restart nvidia-fabricmanager" in said
