@@ -1,7 +1,7 @@
 """Sweeps that are watched, on threads with a fake NCCL: logs as four H200s wrote them, counters as they count."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -12,6 +12,7 @@ from gpubench.collectives.record import Collective
 from gpubench.hardware.cuda import open_device
 from gpubench.hardware.nccl import NcclBackend, NcclLibrary
 from gpubench.hardware.nvml import Driver
+from gpubench.hardware.recorded import read_recording
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.measure import counting
 from gpubench.measure.collective import measure
@@ -19,10 +20,12 @@ from gpubench.measure.witness import Senses, Witness
 from gpubench.model.evidence_rows import EvidenceRow, FallbackRow
 from gpubench.model.rank_facts import RankFacts
 from gpubench.model.report import CollectiveRow, RankIdentity, Report, Table
+from gpubench.model.snapshot import Snapshot
 from gpubench.model.topology import Topology
 from gpubench.model.verdict import Verdict
 from gpubench.model.wiring import Wiring
 from gpubench.ports import Backend, Counted
+from tests.cli.running import ROOT
 from tests.fakes import cupy_on_numpy, faults
 from tests.fakes.library_log import FakeLog, recorded, said
 from tests.fakes.ranks import ThreadGroup, run_ranks
@@ -61,6 +64,8 @@ class Job:
     strict: bool = False
     check: bool = True
     wrap: Callable[[Backend, int], Backend] = lambda backend, _rank: backend
+    machine: Snapshot = H200S
+    process: RankFacts | None = None
 
     @property
     def identities(self) -> list[RankIdentity]:
@@ -77,7 +82,9 @@ class Job:
             RankFacts(rank=rank, host="n0", node=0, local_rank=rank, pid=1, shm_device=device)
             for rank, device in enumerate(self.shm_devices)
         ]
-        nodes = dict.fromkeys(self.nodes, Topology(H200S))
+        if self.process is not None:
+            facts = [replace(self.process, rank=rank, local_rank=rank) for rank in range(RANKS)]
+        nodes = dict.fromkeys(self.nodes, Topology(self.machine))
         return Circumstances(wiring=Wiring(self.identities, nodes), facts=facts, settings=self.settings)
 
 
@@ -195,6 +202,20 @@ def test_a_job_through_shared_memory_is_named_with_its_cause(monkeypatch: pytest
     assert result.report.verdict is Verdict.WARN
     strict = run(monkeypatch, Job(shared_memory, over_pcie, strict=True))
     assert strict.report.verdict is Verdict.FAIL
+
+
+def test_a_real_machine_has_nothing_in_the_way_and_a_setting_is_named_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Facts as eight H200s gave them; logs as four wrote them."""
+    (machine,), (process,) = read_recording(ROOT / "tests" / "machines" / "h200x8-vm")
+    healthy = run(monkeypatch, Job(direct, over_nvlink, machine=machine, process=process))
+    assert healthy.report.verdict is Verdict.PASS
+    assert [(row.conclusion, row.confidence) for row in healthy.fallback] == [("direct", "proven")]
+    assert {row.limit_gb_s for row in healthy.rows} == {450}
+    disabled = replace(process, environment={**process.environment, "NCCL_P2P_DISABLE": "1"})
+    settings = {"NCCL_P2P_DISABLE": ("1",)}
+    job = Job(shared_memory, over_pcie, settings=settings, machine=machine, process=disabled)
+    (verdict,) = run(monkeypatch, job).fallback
+    assert (verdict.conclusion, verdict.cause) == ("staged", "nccl-p2p-disabled")
 
 
 def test_containers_of_their_own_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
