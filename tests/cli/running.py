@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gpubench.hardware.launcher import find_launcher
+from tests.cli import forking
 
 ROOT = Path(__file__).parents[2]
 INJECT = Path(__file__).parent / "inject"
@@ -34,10 +35,15 @@ def broken(fault: str) -> dict[str, str]:
 def gpubench(
     *arguments: str, env: Mapping[str, str] | None = None, cwd: Path = ROOT
 ) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "gpubench", *arguments]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=SECONDS, check=False, env=env or environment(), cwd=cwd
-    )
+    command, variables = [sys.executable, "-m", "gpubench", *arguments], env or environment()
+    if not forking.can_fork(variables):
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=SECONDS, check=False, env=variables, cwd=cwd
+        )
+    finished = forking.run(arguments, variables, cwd, SECONDS)
+    if finished.returncode is None:
+        raise subprocess.TimeoutExpired(command, SECONDS, finished.stdout, finished.stderr)
+    return subprocess.CompletedProcess(command, finished.returncode, finished.stdout, finished.stderr)
 
 
 def mpirun_command(ranks: int, *arguments: str) -> Sequence[str]:

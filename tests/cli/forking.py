@@ -1,0 +1,131 @@
+"""A process that has imported gpubench and forks for each command: of a command that a test runs, half is imports.
+
+The child is what `python -m gpubench` is: its own environment, folder, streams and exit. Where variables differ that
+Python itself reads at its start, it has to be a process of its own.
+"""
+
+import array
+import gc
+import importlib
+import json
+import os
+import runpy
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+_LOADED_AHEAD = (
+    *(
+        f"gpubench.cli.{name}"
+        for name in ("app", "alone", "topo_job", "p2p_job", "p2p_replay", "check_job", "simulated")
+    ),
+    *(f"gpubench.measure.{name}" for name in ("collective", "compare", "explain", "health", "p2p_run", "topo")),
+    *("gpubench.formats.table", "rich.console", "rich.progress", "rich.table"),
+)
+"""None of them imports MPI, CuPy or NVML."""
+
+_READ_BY_PYTHON = ("PYTHON", "LANG", "LC_", "COVERAGE")
+_MOST_BYTES = 1 << 20
+
+
+class Finished(NamedTuple):
+    """How a command ended; `returncode` is None where it took too long and was killed."""
+
+    returncode: int | None
+    stdout: str
+    stderr: str
+
+
+def can_fork(environment: Mapping[str, str]) -> bool:
+    """Whether a fork of this process's Python is what a new one would be."""
+    names = {name for name in {*environment, *os.environ} if name.startswith(_READ_BY_PYTHON)}
+    return all(environment.get(name) == os.environ.get(name) for name in names)
+
+
+def run(arguments: Sequence[str], environment: Mapping[str, str], cwd: Path, seconds: float) -> Finished:
+    """Run `gpubench` with these arguments, without input."""
+    with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
+        request = json.dumps({"arguments": list(arguments), "environment": dict(environment), "cwd": str(cwd)})
+        returncode = _server().ask(request, (stdout.fileno(), stderr.fileno()), seconds)
+        texts = []
+        for stream in (stdout, stderr):
+            stream.seek(0)
+            texts.append(stream.read().decode().replace("\r\n", "\n"))
+    return Finished(returncode, *texts)
+
+
+class _Server:
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            command = [sys.executable, "-m", __name__, str(theirs.fileno())]
+            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], cwd=Path(__file__).parents[2])
+
+    def ask(self, request: str, streams: Sequence[int], seconds: float) -> int | None:
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", streams))]
+        self._socket.settimeout(seconds)
+        self._socket.sendmsg([request.encode()], rights)
+        child = int(self._socket.recv(64))
+        try:
+            return int(self._socket.recv(64))
+        except TimeoutError:
+            os.kill(child, 9)
+            self._socket.recv(64)
+            return None
+
+
+@cache
+def _server() -> _Server:
+    return _Server()
+
+
+def serve(connection: socket.socket) -> None:
+    """Be the process that forks, until the other end is closed. In a child this returns when it is set up to run."""
+    for name in _LOADED_AHEAD:
+        importlib.import_module(name)
+    gc.freeze()
+    for request, streams in _requests(connection):
+        child = os.fork()
+        if child == 0:
+            connection.close()
+            _become(json.loads(request), streams)
+            return
+        for stream in streams:
+            os.close(stream)
+        connection.send(str(child).encode())
+        _, status = os.waitpid(child, 0)
+        connection.send(str(os.waitstatus_to_exitcode(status)).encode())
+    sys.exit()
+
+
+def _requests(connection: socket.socket) -> Iterator[tuple[bytes, Sequence[int]]]:
+    while True:
+        request, streams, _, _ = socket.recv_fds(connection, _MOST_BYTES, 2)
+        if not request:
+            return
+        yield request, streams
+
+
+def _become(request: Mapping[str, object], streams: Sequence[int]) -> None:
+    with Path(os.devnull).open() as nothing:
+        os.dup2(nothing.fileno(), 0)
+    for number, stream in enumerate(streams, start=1):
+        os.dup2(stream, number)
+        os.close(stream)
+    environment, arguments = request["environment"], request["arguments"]
+    assert isinstance(environment, dict)
+    assert isinstance(arguments, list)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(str(request["cwd"]))
+    sys.argv = ["gpubench", *arguments]
+
+
+if __name__ == "__main__":
+    serve(socket.socket(fileno=int(sys.argv[1])))
+    runpy.run_module("gpubench", run_name="__main__", alter_sys=True)
