@@ -20,7 +20,7 @@ SUPPORT = {
     "checks": {"__init__", "check"},
     "causes": {"__init__", "cause", "path_types"},
     "collectives": {"__init__", "movement", "record", "pattern"},
-    "formats": {"__init__", "writer", "frame", "document", "blocks", "status_line"},
+    "formats": {"__init__", "writer", "frame", "document", "blocks", "status_line", "dated"},
     "readers": {
         *("__init__", "json_lines", "reader", "recording_rules", "smi_lines", "xml_elements"),
         *("nccl_attribution", "nccl_groups", "nccl_lines", "nccl_log", "nccl_log_files", "nccl_notes", "nccl_remarks"),
