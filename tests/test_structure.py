@@ -25,7 +25,7 @@ SUPPORT = {
         *("__init__", "json_lines", "reader", "recording_rules", "smi_lines", "xml_elements"),
         *("nccl_attribution", "nccl_groups", "nccl_lines", "nccl_log", "nccl_log_files", "nccl_notes", "nccl_remarks"),
         *("nccl_neighbours", "nccl_threads", "nccl_tests_file", "nccl_tests_run"),
-        *("gpubench_rows", "history", "result_reader", "results", "text_files"),
+        *("gpubench_rows", "history", "past_runs", "result_reader", "results", "text_files"),
     },
 }
 

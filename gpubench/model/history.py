@@ -3,7 +3,7 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -46,10 +46,14 @@ class DatedName:
     def of(cls, metadata: Metadata, number: int = 1) -> "DatedName":
         """The name of a run: its first host, and behind a + how many others took part."""
         began = datetime.fromisoformat(metadata.started_at).astimezone(UTC)
-        hosts = list(dict.fromkeys(metadata.hosts))
-        host = _NOT_IN_NAMES.sub("_", hosts[0])[:_MOST_HOST_CHARACTERS]
-        others = f"+{len(hosts) - 1}" if len(hosts) > 1 else ""
-        return cls(began.strftime("%Y-%m-%dT%H%M%SZ"), number, metadata.subject, host + others)
+        return cls(began.strftime("%Y-%m-%dT%H%M%SZ"), number, metadata.subject, cls.host_of(metadata.hosts))
+
+    @staticmethod
+    def host_of(hosts: Sequence[str]) -> str:
+        """How names spell the hosts of a run."""
+        different = list(dict.fromkeys(hosts))
+        first = _NOT_IN_NAMES.sub("_", different[0])[:_MOST_HOST_CHARACTERS]
+        return first + (f"+{len(different) - 1}" if len(different) > 1 else "")
 
     @classmethod
     def parse(cls, text: str) -> "DatedName | None":
