@@ -214,7 +214,7 @@ def parse_outputs(paths: Sequence[str]) -> tuple[Output, ...]:
     outputs: dict[Path, Output] = {}
     for text in paths:
         path = Path(text)
-        output = Output(path, DATED if text.endswith(FOLDER_MARK) or path.is_dir() else _format_of(path, text))
+        output = Output(path, DATED if text.endswith(FOLDER_MARK) or _is_folder(path) else _format_of(path, text))
         if path.resolve() in outputs:
             raise UsageError(f"--output {text} is given twice", expected="a file of its own for each output")
         folder = next((each.path for each in outputs.values() if each.format is DATED), None)
@@ -222,6 +222,14 @@ def parse_outputs(paths: Sequence[str]) -> tuple[Output, ...]:
             raise UsageError(f"--output {folder}/ and --output {text}", expected="one folder to keep dated results in")
         outputs[path.resolve()] = output
     return tuple(outputs.values())
+
+
+def _is_folder(path: Path) -> bool:
+    """Whether it is one; what may not be looked at, or has too long a name, is refused where it is tried."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
 
 
 def _format_of(path: Path, text: str) -> Format:

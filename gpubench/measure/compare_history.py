@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from gpubench.measure.compare import SECTIONS, compare
-from gpubench.measure.compare_judge import SLOWER, Rules
+from gpubench.measure.compare_judge import Rules
 from gpubench.measure.history import Chosen
 from gpubench.model.comparison_rows import (
     CIRCUMSTANCES_SECTION,
@@ -56,11 +56,18 @@ def compare_history(chosen: Chosen, folder: Path, rules: Rules) -> Report:
 
 
 def _labelled(reports: Mapping[str, Report], folder: Path) -> Iterator[Finding]:
-    """The findings of all comparisons, each with which one it is of where there are several."""
+    """The findings of all comparisons, each with which one it is of where there are several.
+
+    What would be another file of a side is one more run into the folder.
+    """
     for name, report in reports.items():
         for finding in report.findings:
             subject = f"{name}: {finding.subject}" if len(reports) > 1 else finding.subject
-            again = f"the same command again, --output {folder}/" if finding.id == SLOWER else finding.next_command
+            again = (
+                f"the same command again, --output {folder}/"
+                if "--new " in finding.next_command
+                else finding.next_command
+            )
             yield replace(finding, subject=subject, next_command=again)
 
 

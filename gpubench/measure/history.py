@@ -7,6 +7,7 @@ from gpubench.errors import UsageError
 from gpubench.model.comparison_rows import HistoryRow, Use
 from gpubench.model.history import DatedName, ResultHead
 from gpubench.model.result_file import ResultFile
+from gpubench.model.verdict import WORST_FIRST, Verdict
 from gpubench.readers.history import Kept, read_head
 from gpubench.readers.results import read_results
 
@@ -131,7 +132,7 @@ def _series(folder: _Folder, kinds: Sequence[Kind], last: int) -> Iterator[Serie
         for name, _ in kind:
             folder.leave_out(name, f"not of the newest {MOST_SERIES} kinds: keep a folder a machine")
     for kind in several[:MOST_SERIES]:
-        files = _readable(folder, kind, last + 1)
+        files = _readable(folder, _as_usual(folder, kind, last), last + 1)
         if len(files) > 1:
             (newest, new), *before = files
             series = str(newest).removesuffix(".json")
@@ -141,6 +142,25 @@ def _series(folder: _Folder, kinds: Sequence[Kind], last: int) -> Iterator[Serie
             yield Series(series, tuple(file for _, file in reversed(before)), new)
         elif files:
             folder.leave_out(files[0][0], "nothing before it can be read")
+
+
+def _as_usual(folder: _Folder, kind: Kind, last: int) -> Kind:
+    """The newest result, and those before it that ended no worse than most of them did.
+
+    One bad night among few would make a baseline in which everything is noise.
+    """
+    newest, *before = kind
+    goodness = sorted(_goodness(head) for _, head in before[: 2 * last + 1])
+    usual = goodness[len(goodness) // 2]
+    for name, head in before:
+        if _goodness(head) < usual:
+            folder.leave_out(name, f"its run ended with {head.verdict}, and most with better")
+    return [newest, *(each for each in before if _goodness(each[1]) >= usual)]
+
+
+def _goodness(head: ResultHead) -> int:
+    """The place of a run's verdict, the worst first; where nothing was judged it is as good as PASS."""
+    return min(WORST_FIRST.index(Verdict(head.verdict)), WORST_FIRST.index(Verdict.PASS))
 
 
 def _readable(folder: _Folder, kind: Kind, count: int) -> list[tuple[DatedName, ResultFile]]:

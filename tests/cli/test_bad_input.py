@@ -31,6 +31,8 @@ ASCII = environment(LC_ALL="C", PYTHONIOENCODING="ascii", PYTHONCOERCECLOCALE="0
         (("--output", "/proc/results/"), "--output /proc/results cannot be written"),
         (("--output", "/dev/null/"), "--output /dev/null cannot be written"),
         (("--output", "a/", "--output", "b/"), "--output a/ and --output b/"),
+        (("--output", "x" * 300 + ".json"), "cannot be written: File name too long"),
+        (("--output", "x" * 300 + "/"), "cannot be written: File name too long"),
         (("--output", "./", "--output", "."), "--output . is given twice"),
         (("--output", "annotations.github"), "the suffix names no format"),
         (("--format", "markdwon"), "try:      --format markdown"),

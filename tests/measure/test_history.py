@@ -24,14 +24,22 @@ from tests.formats.sample import METADATA, REPORT, ROW
 SLOW = replace(ROW, time_us=ROW.time_us * 3, busbw_gb_s=ROW.busbw_gb_s / 3)
 
 
-def keep(folder: Path, day: int, metadata: Metadata = METADATA, *, slow: bool = False, whole: bool = True) -> str:
+def keep(
+    folder: Path,
+    day: int,
+    metadata: Metadata = METADATA,
+    *,
+    slow: bool = False,
+    whole: bool = True,
+    verdict: Verdict = Verdict.PASS,
+) -> str:
     """A dated result; its name."""
     before = set(folder.iterdir())
     writer = DATED.writer(Target(path=folder), Style())
     writer.begin(replace(metadata, started_at=f"2026-11-{day:02}T08:00:00+00:00"), COLLECTIVE_COLUMNS)
     writer.row(SLOW if slow else ROW)
     if whole:
-        writer.end(replace(REPORT, verdict=Verdict.PASS, findings=()))
+        writer.end(replace(REPORT, verdict=verdict, findings=()))
     (path,) = set(folder.iterdir()) - before
     return path.name
 
@@ -208,3 +216,22 @@ def test_results_without_rows(tmp_path: Path) -> None:
     found = chosen(tmp_path)
     assert found.series == ()
     assert set(left_out(found).values()) == {"has no rows to compare"}
+
+
+def test_one_bad_night_is_no_baseline(tmp_path: Path) -> None:
+    for day in (1, 2):
+        keep(tmp_path, day)
+    bad = keep(tmp_path, 3, slow=True, verdict=Verdict.WARN)
+    keep(tmp_path, 4, slow=True)
+    assert left_out(chosen(tmp_path)) == {bad: "its run ended with WARN, and most with better"}
+    assert report_on(tmp_path).verdict is Verdict.FAIL
+
+
+def test_a_machine_that_always_warns_is_compared_all_the_same(tmp_path: Path) -> None:
+    verdicts = [Verdict.WARN, Verdict.SKIP, Verdict.WARN, Verdict.WARN, Verdict.FAIL, Verdict.WARN]
+    names = [keep(tmp_path, day, verdict=verdict) for day, verdict in enumerate(verdicts, 1)]
+    assert left_out(chosen(tmp_path)) == {names[4]: "its run ended with FAIL, and most with better"}
+    assert left_out(chosen(tmp_path, 1)) == {
+        names[4]: "its run ended with FAIL, and most with better",
+        **dict.fromkeys(names[:3], "older than the last 1"),
+    }

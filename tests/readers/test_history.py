@@ -1,5 +1,6 @@
 """Folders of dated results: what is read of them, and what is said of files that are none."""
 
+import errno
 import json
 import os
 from collections.abc import Callable
@@ -104,11 +105,14 @@ def test_folders_that_are_none(tmp_path: Path) -> None:
     assert "gpubench compare BASE" in caught.value.next_step
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_folder_that_may_not_be_read(tmp_path: Path) -> None:
-    tmp_path.chmod(0)
-    with pytest.raises(UsageError, match="cannot be read: Permission denied"):
+def test_a_folder_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: Path) -> None:
+        raise PermissionError(errno.EACCES, "refused")
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(UsageError, match="cannot be read: Permission denied") as caught:
         list_results(tmp_path)
+    assert caught.value.next_step == f"ls -ld {tmp_path}"
 
 
 def test_names_are_enough_to_sort_many_files(tmp_path: Path) -> None:
