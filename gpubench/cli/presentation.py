@@ -214,7 +214,8 @@ def parse_outputs(paths: Sequence[str]) -> tuple[Output, ...]:
     outputs: dict[Path, Output] = {}
     for text in paths:
         path = Path(text)
-        output = Output(path, DATED if text.endswith(FOLDER_MARK) or _is_folder(path) else _format_of(path, text))
+        keeps = text.endswith(FOLDER_MARK) or (path.suffix not in SUFFIXES and _is_folder(path))
+        output = Output(path, DATED if keeps else _format_of(path, text))
         if path.resolve() in outputs:
             raise UsageError(f"--output {text} is given twice", expected="a file of its own for each output")
         folder = next((each.path for each in outputs.values() if each.format is DATED), None)
