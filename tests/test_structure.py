@@ -20,12 +20,12 @@ SUPPORT = {
     "checks": {"__init__", "check"},
     "causes": {"__init__", "catalogue", "cause", "circumstances", "log_evidence", "ranking", "sightings"},
     "collectives": {"__init__", "movement", "record", "pattern"},
-    "formats": {"__init__", "writer", "frame", "document", "blocks", "status_line"},
+    "formats": {"__init__", "writer", "frame", "document", "blocks", "status_line", "dated"},
     "readers": {
         *("__init__", "json_lines", "reader", "recording_rules", "smi_lines", "xml_elements"),
         *("nccl_attribution", "nccl_groups", "nccl_lines", "nccl_log", "nccl_log_files", "nccl_notes", "nccl_remarks"),
         *("nccl_neighbours", "nccl_threads", "nccl_tests_file", "nccl_tests_run"),
-        *("gpubench_rows", "result_reader", "results", "text_files"),
+        *("gpubench_rows", "history", "past_runs", "result_reader", "results", "text_files"),
     },
 }
 

@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,8 +15,10 @@ from gpubench.cli.exit_style import OPTION, ExitStyle
 from gpubench.errors import UsageError, invalid_choice, unwritable_output
 from gpubench.formats import FORMATS
 from gpubench.formats.csv import CSV
+from gpubench.formats.dated import DATED
 from gpubench.formats.table import TABLE
 from gpubench.formats.writer import Format
+from gpubench.model.history import FOLDER_MARK
 from gpubench.model.verdict import Verdict, exit_code
 
 Choice = TypeVar("Choice", bound=StrEnum)
@@ -31,7 +34,7 @@ class Color(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A file to write, in the format that its suffix picks."""
+    """A file to write, in the format that its suffix picks; or a folder, to keep a dated result in."""
 
     path: Path
     format: Format
@@ -50,6 +53,11 @@ class Presentation:
     exit_style: ExitStyle | None = None
     plot: bool = False
 
+    @property
+    def history(self) -> Path | None:
+        """The folder that keeps dated results."""
+        return next((output.path for output in self.outputs if output.format is DATED), None)
+
     def exit_code(self, verdict: Verdict) -> int:
         """What the process ends with."""
         return exit_code(verdict) if self.exit_style is None else self.exit_style.code(verdict)
@@ -66,7 +74,8 @@ OUTPUT = Annotated[
     typer.Option(
         "--output",
         metavar="FILE",
-        help=f"Also write this file; {', '.join(SUFFIXES)} picks the format. Repeatable.",
+        help=f"Also write this file; {', '.join(SUFFIXES)} picks the format. A folder, as in results/, keeps a dated "
+        "json of every run. Repeatable.",
         show_default=False,
     ),
 ]
@@ -197,35 +206,68 @@ def parse_format(name: str) -> Format:
 
 
 def parse_outputs(paths: Sequence[str]) -> tuple[Output, ...]:
-    """The files to write, each with the format that its suffix picks.
+    """The files to write, each with the format that its suffix picks, and the folder that keeps dated results.
 
     Raises:
-        UsageError: an unknown suffix, or one file twice.
+        UsageError: an unknown suffix, one file twice, or two folders.
     """
     outputs: dict[Path, Output] = {}
     for text in paths:
         path = Path(text)
-        matching = [each for each in FORMATS if each.suffix == path.suffix]
-        if not matching:
-            known = ", ".join(f"{each.suffix} ({each.name})" for each in FORMATS if each.suffix)
-            raise UsageError(f"--output {text}: the suffix names no format", expected=f"a file that ends in {known}")
+        keeps = text.endswith(FOLDER_MARK) or (path.suffix not in SUFFIXES and _is_folder(path))
+        output = Output(path, DATED if keeps else _format_of(path, text))
         if path.resolve() in outputs:
             raise UsageError(f"--output {text} is given twice", expected="a file of its own for each output")
-        outputs[path.resolve()] = Output(path, matching[0])
+        folder = next((each.path for each in outputs.values() if each.format is DATED), None)
+        if output.format is DATED and folder is not None:
+            raise UsageError(f"--output {folder}/ and --output {text}", expected="one folder to keep dated results in")
+        outputs[path.resolve()] = output
     return tuple(outputs.values())
 
 
+def _is_folder(path: Path) -> bool:
+    """Whether it is one; what may not be looked at, or has too long a name, is refused where it is tried."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
+
+
+def _format_of(path: Path, text: str) -> Format:
+    """The format that a file's suffix picks."""
+    for each in FORMATS:
+        if each.suffix is not None and each.suffix == path.suffix:
+            return each
+    known = ", ".join(f"{each.suffix} ({each.name})" for each in FORMATS if each.suffix)
+    raise UsageError(
+        f"--output {text}: the suffix names no format",
+        expected=f"a file that ends in {known}",
+        next_step="" if path.suffix else f"--output {text}/ keeps a dated result of every run in a folder",
+    )
+
+
 def check_writable(outputs: Sequence[Output]) -> None:
-    """Raise UsageError for a file that cannot be written, before anything is measured; no file is changed."""
+    """Raise UsageError for what cannot be written, before anything is measured; no file is changed, a folder made."""
     for output in outputs:
-        existed = output.path.exists()
         try:
-            with output.path.open("a"):
-                pass
+            (_try_folder if output.format is DATED else _try_file)(output.path)
         except OSError as error:
             raise unwritable_output(str(output.path), os.strerror(error.errno or 0)) from error
-        if not existed:
-            output.path.unlink()
+
+
+def _try_file(path: Path) -> None:
+    existed = path.exists()
+    with path.open("a"):
+        pass
+    if not existed:
+        path.unlink()
+
+
+def _try_folder(path: Path) -> None:
+    """Make it, and a file in it that is gone at once: modes alone do not tell, of root or of a read-only disk."""
+    path.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=path):
+        pass
 
 
 def unknown_word(option: str, word: str, choices: Sequence[str]) -> UsageError:

@@ -5,6 +5,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, TextIO
 
 from gpubench.cli.presentation import Color, Presentation
@@ -29,7 +30,8 @@ class Presenter:
         self.report: Report | None = None
         self._wrong = False
         self._is_table = options.format.name == "table"
-        plain = Style(style.width if options.width else PLAIN_WIDTH, section=style.section, plot=style.plot)
+        style = replace(style, history=options.history)
+        plain = replace(style, width=style.width if options.width else PLAIN_WIDTH, color=False)
         self._writers: list[Writer] = [options.format.writer(Target(stream=sys.stdout), style)]
         self._writers += [output.format.writer(Target(path=output.path), plain) for output in options.outputs]
         self._progress = _progress_bar(sys.stderr) if progress else None

@@ -6,15 +6,17 @@ from gpubench.formats.document import DocumentWriter, Run
 from gpubench.formats.writer import Format, Style, Target
 
 
-def _in_ascii(run: Run) -> Iterator[str]:
-    """The page with references in the place of characters that not every encoding of stdout has."""
+def _writer(target: Target, style: Style) -> DocumentWriter:
     from gpubench.formats.web.page import render
+    from gpubench.formats.web.trend import Past
 
-    return (piece.encode("ascii", "xmlcharrefreplace").decode("ascii") for piece in render(run))
+    past = Past(style.history)
 
+    def in_ascii(run: Run) -> Iterator[str]:
+        """The page with references in the place of characters that not every encoding of stdout has."""
+        return (piece.encode("ascii", "xmlcharrefreplace").decode("ascii") for piece in render(run, past))
 
-def _writer(target: Target, _style: Style) -> DocumentWriter:
-    return DocumentWriter(target, _in_ascii)
+    return DocumentWriter(target, in_ascii)
 
 
 HTML = Format("html", ".html", "one page with curves and heat maps, light and dark, no network", _writer)

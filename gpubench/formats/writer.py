@@ -29,12 +29,14 @@ class Style:
     """How an output looks: columns of the terminal or page, and whether colours may be used.
 
     `section` is what formats show that show only one; None is the report's main one. `plot` adds curves to a table.
+    `history` is a folder of dated results, whose trend a page shows.
     """
 
     width: int = 100
     color: bool = False
     section: str | None = None
     plot: bool = False
+    history: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from enum import StrEnum
 
 from gpubench.model.report import Record
 
-COMPARISON_SECTION, CIRCUMSTANCES_SECTION = "comparison", "circumstances"
+COMPARISON_SECTION, CIRCUMSTANCES_SECTION, HISTORY_SECTION = "comparison", "circumstances", "history"
 
 
 class Status(StrEnum):
@@ -75,6 +75,7 @@ class ComparisonRow(Record):
     base_verdict: str | None = None
     new_verdict: str | None = None
     reason: str | None = None
+    series: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,3 +86,29 @@ class CircumstanceRow(Record):
     base: str | None
     new: str | None
     changed: bool
+    series: str | None = None
+
+
+class Use(StrEnum):
+    """What became of a dated result."""
+
+    NEW = "new"
+    BASE = "base"
+    LEFT_OUT = "left out"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryRow(Record):
+    """A file of a folder of dated results: in which comparison it took part, or why in none.
+
+    Of a file that was not opened only its name is known.
+    """
+
+    file: str
+    started_at: str | None = None
+    command: str | None = None
+    host: str | None = None
+    run_verdict: str | None = None
+    use: str
+    series: str | None = None
+    reason: str | None = None

@@ -18,13 +18,13 @@ class Verdict(StrEnum):
     INCONCLUSIVE = "INCONCLUSIVE"
 
 
-_WORST_FIRST = (Verdict.FAIL, Verdict.ERROR, Verdict.INCONCLUSIVE, Verdict.WARN, Verdict.PASS, Verdict.SKIP)
+WORST_FIRST = (Verdict.FAIL, Verdict.ERROR, Verdict.INCONCLUSIVE, Verdict.WARN, Verdict.PASS, Verdict.SKIP)
 
 
 def overall(verdicts: Iterable[Verdict]) -> Verdict:
     """The verdict of a whole: any FAIL fails it, else any ERROR, and so on; nothing at all is SKIP."""
     seen = set(verdicts)
-    return next((verdict for verdict in _WORST_FIRST if verdict in seen), Verdict.SKIP)
+    return next((verdict for verdict in WORST_FIRST if verdict in seen), Verdict.SKIP)
 
 
 def exit_code(verdict: Verdict) -> int:

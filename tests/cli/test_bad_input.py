@@ -1,10 +1,12 @@
 """What users get wrong, and terminals that can do little: one clear message, the right exit code, never a traceback."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from gpubench.formats import FORMATS
+from gpubench.model.history import DatedName
 from tests.cli.running import ROOT, environment, gpubench
 
 SIMULATED = ("allreduce", "--simulate", "hgx-h200-4", "--sizes", "1K:1G:32")
@@ -25,6 +27,13 @@ ASCII = environment(LC_ALL="C", PYTHONIOENCODING="ascii", PYTHONCOERCECLOCALE="0
         (("--output", "nowhere/result.prom"), "--output nowhere/result.prom cannot be written: No such file"),
         (("--output", "a.md", "--output", "./a.md"), "--output ./a.md is given twice"),
         (("--output", "result"), "--output result: the suffix names no format"),
+        (("--output", "result"), "try:      --output result/ keeps a dated result of every run in a folder"),
+        (("--output", "/proc/results/"), "--output /proc/results cannot be written"),
+        (("--output", "/dev/null/"), "--output /dev/null cannot be written"),
+        (("--output", "a/", "--output", "b/"), "--output a/ and --output b/"),
+        (("--output", "x" * 300 + ".json"), "cannot be written: File name too long"),
+        (("--output", "x" * 300 + "/"), "cannot be written: File name too long"),
+        (("--output", "./", "--output", "."), "--output . is given twice"),
         (("--output", "annotations.github"), "the suffix names no format"),
         (("--format", "markdwon"), "try:      --format markdown"),
         (("--exit-style", "nagois"), "try:      --exit-style nagios"),
@@ -94,3 +103,16 @@ def test_nothing_is_said_by_colour_alone() -> None:
         colored = colored.replace(f"\x1b[{code}m", "").replace(f"\x1b[1;{code}m", "")
     assert colored == plain
     assert "37.9!" in plain
+
+
+def test_a_folder_keeps_a_result_of_every_run(tmp_path: Path) -> None:
+    made = tmp_path / "kept" / "results"
+    for output in (f"{made}/", str(made)):
+        assert gpubench(*SIMULATED, "--output", output, "--output", str(tmp_path / "last.csv")).returncode == 0
+    names = sorted(path.name for path in made.iterdir())
+    assert len(names) == 2
+    for name in names:
+        parsed = DatedName.parse(name)
+        assert parsed is not None
+        assert (parsed.command, parsed.host) == ("allreduce", "node0")
+        assert json.loads((made / name).read_text())["complete"] is True

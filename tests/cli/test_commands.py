@@ -182,6 +182,8 @@ def test_checking_an_output_changes_nothing(tmp_path: Path) -> None:
     assert [output.format.name for output in outputs] == ["csv", "json"]
     with pytest.raises(UsageError, match="Is a directory"):
         check_writable(parse_outputs([str(folder_named_csv(tmp_path))]))
+    check_writable(parse_outputs([f"{tmp_path}/folder.csv/"]))
+    assert list((tmp_path / "folder.csv").iterdir()) == []
 
 
 def folder_named_csv(parent: Path) -> Path:

@@ -11,8 +11,8 @@ import jsonschema
 import pytest
 
 from gpubench.measure.compare import SECTIONS
-from gpubench.model.comparison_rows import CircumstanceRow, ComparisonRow
-from tests.cli.running import environment, gpubench
+from gpubench.model.comparison_rows import CircumstanceRow, ComparisonRow, HistoryRow
+from tests.cli.running import ROOT, environment, gpubench
 
 RECORDED = "tests/results/h200x4"
 SCHEMA: dict[str, Any] = json.loads(files("gpubench.formats").joinpath("report.schema.json").read_text())
@@ -148,3 +148,74 @@ def test_help_fits_eighty_columns() -> None:
     result = gpubench("compare", "--help", env=environment(COLUMNS="80", TERMINAL_WIDTH="80"))
     assert result.returncode == 0
     assert max(map(len, result.stdout.splitlines())) <= 80
+
+
+@pytest.fixture(scope="module")
+def nights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of four simulated runs of two commands; in the newest all-reduce a link goes through host memory."""
+    folder = tmp_path_factory.mktemp("nights")
+    for night in range(4):
+        fault = ("--fault", "link0-1:staged=yes") if night == 3 else ("--seed", str(night))
+        assert gpubench("allreduce", *SIMULATED, *fault, "--output", str(folder)).returncode == 0
+    for seed in ("1", "2"):
+        assert gpubench("allgather", *SIMULATED, "--seed", seed, "--output", f"{folder}/").returncode == 0
+    (folder / "notes.txt").write_text("night 3: somebody changed a cable\n")
+    return folder
+
+
+def test_the_newest_of_a_folder_against_those_before_it(nights: Path) -> None:
+    result = gpubench("compare", "--last", "2", str(nights), "--width", "80")
+    assert (result.returncode, result.stderr) == (1, "")
+    assert max(map(len, result.stdout.splitlines())) <= 80
+    assert "FAIL slower: 2026-" in result.stdout
+    assert "allgather: 14 rows in common: 14 same" in result.stdout
+    assert "older than the last 2" in result.stdout
+    assert "left out: notes.txt: no name of a dated result" in result.stdout
+
+
+def test_a_folder_in_json_and_csv(nights: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out.json"
+    result = gpubench(
+        *("compare", "--last", "5", str(nights), "--output", str(output)), "--format", "csv", "--section", "history"
+    )
+    assert result.returncode == 1
+    lines = list(csv.DictReader(io.StringIO(result.stdout)))
+    assert tuple(lines[0]) == HistoryRow.columns()
+    assert SCHEMA["$defs"]["history_row"]["required"] == list(HistoryRow.columns())
+    uses = {use: sum(line["use"] == use for line in lines) for use in ("new", "base", "left out")}
+    assert uses == {"new": 2, "base": 4, "left out": 1}
+    document = json.loads(output.read_text())
+    jsonschema.validate(document, SCHEMA)
+    assert {row["series"] for row in document["comparison"]} == {line["series"] for line in lines if line["series"]}
+
+
+def test_the_usual_folder_and_one_without_anything_to_compare(tmp_path: Path) -> None:
+    env = environment(PYTHONPATH=str(ROOT))
+    assert gpubench("allreduce", *SIMULATED, "--output", "results/", cwd=tmp_path, env=env).returncode == 0
+    result = gpubench("compare", "--last", "5", cwd=tmp_path, env=env)
+    assert result.returncode == 3
+    assert "left out: 2026" in result.stdout
+    assert "the only result of allreduce" in result.stdout
+    assert "ERROR nothing-before: results" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "compare without results"),
+        (("base.json",), "try:      gpubench compare base.json new.json"),
+        (("tests",), "try:      gpubench compare --last 5 tests"),
+        (("--last", "5", "nowhere"), "there is no folder nowhere"),
+        (("--last", "5", "README.md"), "README.md is no folder"),
+        (("--last", "0", "tests"), "--last"),
+        (("--last", "5", "tests", "other"), "--last and NEW exclude each other"),
+        (("--last", "5", "--new", "a.json", "--other-machine"), "--last and --new, --other-machine exclude each other"),
+        (("a.json", "b.json", "--format", "csv", "--section", "history"), "--section 'history' is not known"),
+    ],
+    ids=lambda each: " ".join(each)[:40] if isinstance(each, tuple) else "",
+)
+def test_a_folder_or_two_files(arguments: tuple[str, ...], said: str) -> None:
+    result = gpubench("compare", *arguments)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert said in result.stderr
+    assert "Traceback" not in result.stderr

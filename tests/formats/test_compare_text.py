@@ -12,7 +12,14 @@ from gpubench.model.report import Report, Table
 from gpubench.model.verdict import Verdict
 from tests.formats.sample import METADATA
 
-FILE = {"file": "base.json", "kind": "gpubench JSON", "rows": 2, "told": "gpubench 0.1.0", "remarks": ["cut short"]}
+FILE = {
+    "file": "base.json",
+    "kind": "gpubench JSON",
+    "rows": 2,
+    "told": "gpubench 0.1.0",
+    "remarks": ["cut short"],
+    "series": None,
+}
 OPTIONS = {"base": [FILE] * 6, "new": [FILE], "threshold": 5.0}
 SLOW = ComparisonRow(
     collective="allreduce",

@@ -9,10 +9,13 @@ from gpubench.formats.text.page import INDENT, Page, plural
 from gpubench.model.comparison_rows import (
     CIRCUMSTANCES_SECTION,
     COMPARISON_SECTION,
+    HISTORY_SECTION,
     Change,
     CircumstanceRow,
     ComparisonRow,
+    HistoryRow,
     Status,
+    Use,
 )
 from gpubench.model.report import Metadata, Record, Report, Row, Table
 from gpubench.model.units import format_size
@@ -22,6 +25,7 @@ R = TypeVar("R", bound=Record)
 
 _MOST_ROWS, _MOST_FASTER = 20, 8
 _MOST_CHANGED, _MOST_FILES = 12, 4
+_MOST_REASONS, _MOST_NAMED = 8, 2
 _TIMES = 4
 _USUAL_DOMAIN = "0000:"
 _BANDWIDTH_FROM_BYTES = 2**20
@@ -41,27 +45,28 @@ class CompareView:
     def end(self, report: Report) -> None:
         """The whole; of a run that was cut short there is nothing but the verdict."""
         if report.sections:
-            self._header(list(_rows(report, CIRCUMSTANCES_SECTION, CircumstanceRow)))
+            metadata = self._metadata
+            self._page.wrap(f"gpubench {metadata.gpubench_version}  compare  ({metadata.origin.upper()})")
             rows = list(_rows(report, COMPARISON_SECTION, ComparisonRow))
-            compared = [row for row in rows if row.status == Status.COMPARED]
-            self._table(compared)
-            self._page.print("")
-            for line in _summary(compared):
-                self._page.wrap(line)
-            added = sum(row.status == Status.ADDED for row in rows)
-            if added:
-                self._page.print(f"{plural(added, 'row')} only in the new results")
+            circumstances = list(_rows(report, CIRCUMSTANCES_SECTION, CircumstanceRow))
+            for number, series in enumerate(dict.fromkeys(file["series"] for file in metadata.options["new"])):
+                if number:
+                    self._page.print("")
+                self._header(series, [row for row in circumstances if row.series == series])
+                self._comparison([row for row in rows if row.series == series])
+            if HISTORY_SECTION in report.sections:
+                self._left_out(list(_rows(report, HISTORY_SECTION, HistoryRow)))
             self._page.print("")
         self._page.outcome(report)
 
-    def _header(self, circumstances: Sequence[CircumstanceRow]) -> None:
-        metadata, options = self._metadata, self._metadata.options
-        self._page.wrap(f"gpubench {metadata.gpubench_version}  compare  ({metadata.origin.upper()})")
+    def _header(self, series: str | None, circumstances: Sequence[CircumstanceRow]) -> None:
+        options = self._metadata.options
         for side in ("base", "new"):
-            for file in options[side][:_MOST_FILES]:
+            files = [file for file in options[side] if file["series"] == series]
+            for file in files[:_MOST_FILES]:
                 self._page.wrap(f"{INDENT}{side.upper():<5} {_described(file)}", hanging=8)
-            if len(options[side]) > _MOST_FILES:
-                self._page.print(f"{INDENT}{side.upper():<5} and {len(options[side]) - _MOST_FILES} files more")
+            if len(files) > _MOST_FILES:
+                self._page.print(f"{INDENT}{side.upper():<5} and {plural(len(files) - _MOST_FILES, 'file')} more")
         changed = [row for row in circumstances if row.changed]
         for row in changed[:_MOST_CHANGED]:
             self._page.wrap(f"{INDENT}changed: {row.name}: {row.base} → {row.new}")
@@ -70,6 +75,31 @@ class CompareView:
             self._page.print(f"{INDENT}and {left} more: --format csv --section {CIRCUMSTANCES_SECTION}")
         if options["threshold"] is not None:
             self._page.print(f"{INDENT}more than {options['threshold']:g} % slower is a regression, whatever the noise")
+
+    def _comparison(self, rows: Sequence[ComparisonRow]) -> None:
+        compared = [row for row in rows if row.status == Status.COMPARED]
+        self._table(compared)
+        self._page.print("")
+        for line in _summary(compared):
+            self._page.wrap(line)
+        added = sum(row.status == Status.ADDED for row in rows)
+        if added:
+            self._page.print(f"{plural(added, 'row')} only in the new results")
+
+    def _left_out(self, files: Sequence[HistoryRow]) -> None:
+        """Why files took part in no comparison, with the newest of each reason by name."""
+        reasons: dict[str, list[str]] = {}
+        for row in files:
+            if row.use == Use.LEFT_OUT:
+                reasons.setdefault(row.reason or "", []).append(row.file)
+        if reasons:
+            self._page.print("")
+        for reason, names in list(reasons.items())[:_MOST_REASONS]:
+            more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+            self._page.wrap(f"left out: {', '.join(names[:_MOST_NAMED])}{more}: {reason}", hanging=10)
+        if len(reasons) > _MOST_REASONS:
+            left = sum(map(len, reasons.values())) - sum(map(len, list(reasons.values())[:_MOST_REASONS]))
+            self._page.print(f"left out: {plural(left, 'file')} more: --format csv --section {HISTORY_SECTION}")
 
     def _table(self, compared: Sequence[ComparisonRow]) -> None:
         """What got worse, and what got better; the rest is summed up."""

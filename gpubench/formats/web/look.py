@@ -39,6 +39,7 @@ svg { width: 100%; height: auto; display: block; } svg text { fill: var(--faint)
 .expected { fill: none; stroke: var(--faint); stroke-width: 2.5; stroke-dasharray: 2 4; }
 .k0 { stroke: var(--c0); } .k1 { stroke: var(--c1); stroke-dasharray: 12 3; } .k2 { stroke: var(--c2); }
 .k3 { stroke: var(--c3); stroke-dasharray: 6 3 2 3; } .m { fill: var(--paper); stroke-width: 2; }
+.t { fill: var(--paper); stroke: currentColor; stroke-width: 2; }
 .legend { display: flex; flex-wrap: wrap; gap: .2rem 1rem; font-size: .85rem; padding: 0; margin: .3rem 0 0; }
 .legend li { list-style: none; display: flex; align-items: center; gap: .4rem; }
 .legend svg { width: 34px; height: 12px; flex: none; }

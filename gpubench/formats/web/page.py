@@ -9,6 +9,7 @@ from gpubench.formats.document import Run
 from gpubench.formats.text.fallback import fallback_lines
 from gpubench.formats.web.curves import figure
 from gpubench.formats.web.look import STYLE
+from gpubench.formats.web.trend import Past
 from gpubench.model.curves import Chart
 from gpubench.model.verdict import Finding, Verdict
 
@@ -18,8 +19,8 @@ _LOW_SHARE = 2 / 3
 """Cells below this share of their grid's best are framed."""
 
 
-def render(run: Run) -> Iterator[str]:
-    """The page."""
+def render(run: Run, past: Past) -> Iterator[str]:
+    """The page; `past` has what dated results tell of the machine."""
     name = escape(title(run.metadata))
     verdict = run.report.verdict
     yield '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -33,6 +34,7 @@ def render(run: Run) -> Iterator[str]:
     yield "<h2>The run</h2><dl>"
     yield from (f"<dt>{escape(label)}</dt><dd>{escape(words)}</dd>" for label, words in facts(run.metadata))
     yield "</dl>\n"
+    yield from past.section(run)
     for is_chart, members in groupby(blocks(run), key=lambda block: isinstance(block, Chart)):
         if is_chart:
             yield '<h2>Curves</h2><div class="charts">\n'

@@ -1,0 +1,53 @@
+"""Results that are kept: a JSON document a run, in a folder, under names that sort by time."""
+
+import os
+from collections.abc import Sequence
+from itertools import count
+from pathlib import Path
+
+from gpubench.formats.json import JsonWriter
+from gpubench.formats.writer import Format, Style, Target
+from gpubench.model.history import DatedName
+from gpubench.model.report import Metadata, Report, Row
+
+
+class DatedWriter:
+    """The JSON format in a file of its own in the folder that is its target."""
+
+    def __init__(self, target: Target, style: Style) -> None:
+        self._folder = target.path
+        self._style = style
+        self._writer: JsonWriter | None = None
+
+    def begin(self, metadata: Metadata, columns: Sequence[str]) -> None:
+        """A document without rows, under a name that nobody has."""
+        if self._folder is None:
+            raise ValueError("dated results go to a folder")
+        self._writer = JsonWriter(Target(path=_claimed(self._folder, metadata)), self._style)
+        self._writer.begin(metadata, columns)
+
+    def row(self, row: Row) -> None:
+        """A document with one row more."""
+        if self._writer is not None:
+            self._writer.row(row)
+
+    def end(self, report: Report) -> None:
+        """The final document."""
+        if self._writer is not None:
+            self._writer.end(report)
+
+
+def _claimed(folder: Path, metadata: Metadata) -> Path:
+    """A new file: who creates it has its name, also among runs that begin in the same second on several hosts."""
+    for number in count(1):
+        path = folder / str(DatedName.of(metadata, number))
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+        except FileExistsError:
+            continue
+        return path
+    raise AssertionError("numbers do not end")
+
+
+DATED = Format("dated json", None, "a json of every run, in a folder", DatedWriter)
+"""What a folder as an output picks; it is none of FORMATS, since nobody asks for it by name."""
