@@ -1,6 +1,10 @@
 """Options of the test run, and which tests may not run beside each other."""
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("gpubench", deadline=None)  # how fast a machine is, or how busy, is no test
+settings.load_profile("gpubench")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

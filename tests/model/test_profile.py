@@ -29,6 +29,7 @@ H200: dict[str, Any] = {
         for i in range(8)
     ],
     "sources": {"us": "our machine"},
+    "facts": {"kind": "measured", "source": "us"},
     "expected": [
         {"quantity": "allreduce.busbw_gb_s", "value": 360.0, "kind": "measured", "source": "us", "size_bytes": 2**30}
     ],
@@ -119,7 +120,7 @@ def test_what_cannot_be_right_is_refused_by_name(path: str, value: object, messa
         ("gpu.pcie_width", "16", r"gpu\.pcie_width is '16'"),
         ("nic.0.kind", "token ring", "one of infiniband, roce, efa, ethernet"),
         ("nvlink.to", "moon", "one of gpu, switch, cpu"),
-        ("expected.0.kind", "guess", "one of measured, published threshold, derived"),
+        ("expected.0.kind", "guess", "one of measured, vendor, published threshold, derived"),
         ("expected.0.source", None, "no field 'source'"),
         ("node.driver", None, "no field 'driver'"),
     ],
