@@ -19,8 +19,8 @@ from gpubench.measure.compare_judge import (
     Reason,
     Rules,
 )
-from gpubench.measure.compare_rows import Key, Measured
-from gpubench.model.comparison_rows import CircumstanceRow, ComparisonRow
+from gpubench.measure.compare_rows import Measured
+from gpubench.model.comparison_rows import CircumstanceRow, ComparisonRow, Key
 from gpubench.model.evidence import Conclusion
 from gpubench.model.result_file import ResultFile
 from gpubench.model.units import format_size

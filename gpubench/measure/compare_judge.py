@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from gpubench.measure.compare_noise import NoiseOf, logs_of
-from gpubench.measure.compare_rows import Key, Seen
-from gpubench.model.comparison_rows import Change, ComparisonRow, Status
+from gpubench.measure.compare_rows import Seen
+from gpubench.model.comparison_rows import Change, ComparisonRow, Key, Status
 from gpubench.model.verdict import Verdict, overall
 
 WRONG, STAGED, SLOWER, WORSE, NARROWER, LOST, UNSURE, PATH, UNVERIFIED = (
@@ -190,7 +190,7 @@ def _judged(
         columns[f"{name}_host_staged"] = staged(side)
         columns[f"{name}_verdict"] = worst(side)
     row = ComparisonRow(
-        **{name: getattr(key, name) for name in Key.__dataclass_fields__},
+        **key.to_record(),
         status=status,
         verdict=overall([quiet, *(each.verdict for each in reasons)]),
         reason="; ".join(each.text for each in reasons) or None,

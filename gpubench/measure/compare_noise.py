@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from itertools import combinations
 from statistics import median
 
-from gpubench.measure.compare_rows import Key, Measured, Seen, siblings
+from gpubench.measure.compare_rows import Measured, Seen, siblings
+from gpubench.model.comparison_rows import Key
 from gpubench.model.noise import Noise, robust_deviation
 
 NEIGHBOURS = 6

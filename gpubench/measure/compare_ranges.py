@@ -22,8 +22,8 @@ from gpubench.measure.compare_noise import (
     NoiseOf,
     logs_of,
 )
-from gpubench.measure.compare_rows import Key, Measured, siblings
-from gpubench.model.comparison_rows import Change
+from gpubench.measure.compare_rows import Measured, siblings
+from gpubench.model.comparison_rows import Change, Key
 from gpubench.model.noise import Noise
 from gpubench.model.units import format_size
 from gpubench.model.verdict import Finding, Verdict

@@ -4,43 +4,13 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from gpubench.model.comparison_rows import Key
 from gpubench.model.report import CollectiveRow, PairRow
 from gpubench.model.result_file import ResultFile
 from gpubench.model.selection import is_staged
 from gpubench.model.transport import parse_transport
 
 _HOST_MEMORY = re.compile(r"(?:pinned|pageable) host memory")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Key:
-    """What a row is of: two rows with the same key measured the same thing. Its fields are columns of a comparison.
-
-    `setting` is what else tells rows of one file apart: algorithm and protocol in a sweep over them, the kind of host
-    memory.
-    """
-
-    collective: str | None = None
-    backend: str | None = None
-    group: str | None = None
-    ranks: int | None = None
-    nodes: int | None = None
-    source: str | None = None
-    destination: str | None = None
-    source_node: str | None = None
-    destination_node: str | None = None
-    scope: str | None = None
-    direction: str | None = None
-    engine: str | None = None
-    peer: str | None = None
-    size_bytes: int | None = None
-    dtype: str | None = None
-    op: str | None = None
-    root: int | None = None
-    placement: str | None = None
-    mode: str | None = None
-    graph: int | None = None
-    setting: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

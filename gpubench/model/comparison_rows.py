@@ -25,12 +25,11 @@ class Change(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ComparisonRow(Record):
-    """The same thing on both sides: first what it is, as in rows of collectives and pairs, then how it fared.
+class Key(Record):
+    """What a row is of: two rows with the same key measured the same thing. Its fields are columns of a comparison.
 
-    Times and bandwidths are medians over the runs of a side. `slower_percent` is how much longer the new one takes,
-    negative where it is faster; `noise_percent` is what it has to exceed to count, with `noise_source` saying where
-    that is from. `reason` says what the verdict rests on.
+    `setting` is what else tells rows of one file apart: algorithm and protocol in a sweep over them, the kind of host
+    memory.
     """
 
     collective: str | None = None
@@ -54,6 +53,17 @@ class ComparisonRow(Record):
     mode: str | None = None
     graph: int | None = None
     setting: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparisonRow(Key):
+    """The same thing on both sides: first what it is, as in rows of collectives and pairs, then how it fared.
+
+    Times and bandwidths are medians over the runs of a side. `slower_percent` is how much longer the new one takes,
+    negative where it is faster; `noise_percent` is what it has to exceed to count, with `noise_source` saying where
+    that is from. `reason` says what the verdict rests on.
+    """
+
     status: str
     change: str | None = None
     verdict: str
