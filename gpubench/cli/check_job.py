@@ -44,9 +44,7 @@ def run_alone(options: CheckOptions, arguments: Sequence[str]) -> int:
         GpubenchError: no GPU where none was said to be, a broken profile, or an output that cannot be written.
     """
     shown = options.presentation
-    check_writable(shown.outputs)
-    if options.record is not None:
-        recorded.check_recordable(options.record)
+    check_writable(shown.outputs, options.record)
     presenter = Presenter(shown, terminal_style(shown, sys.stdout), progress=False)
     with delivering(presenter):
         snapshots, ranks = _machines(options)

@@ -14,19 +14,16 @@ from gpubench.cli.job import Job
 from gpubench.cli.options import CollectiveOptions, parse_collective_options
 from gpubench.cli.presentation import check_writable
 from gpubench.cli.presenter import Presenter, rank_style
-from gpubench.cli.rank import own_identity
-from gpubench.cli.run_metadata import recorded_settings
+from gpubench.cli.rank import own_facts, own_identity
 from gpubench.cli.topo_job import with_own_names
 from gpubench.collectives.record import Collective
 from gpubench.errors import GpubenchError
-from gpubench.hardware import mpi, recorded
+from gpubench.hardware import mpi
 from gpubench.hardware.probe import probe
-from gpubench.hardware.process_facts import read_rank_facts
 from gpubench.measure.agreement import AgreedError, agree
 from gpubench.measure.check_documents import findings_beside_speed, of_node, together
 from gpubench.model.measurements import QUICK, Measurements, Need
 from gpubench.model.profile import Profile
-from gpubench.model.rank_facts import RankFacts
 from gpubench.model.report import CollectiveRow, Metadata, Report
 from gpubench.model.snapshot import Snapshot
 from gpubench.model.topology import Topology
@@ -88,7 +85,7 @@ class CheckRanksJob:
         group, options = self._group, self._options
         agree(group, self._prepare)
         snapshot = agree(group, self._own_snapshot, place=str(self.identity))
-        gathered = group.gather((snapshot, self._own_facts()))
+        gathered = group.gather((snapshot, own_facts(self.identity)))
         snapshots = [each for each, _ in gathered if each is not None]
         ranks = [facts for _, facts in gathered]
         nodes = [Topology(each) for each in with_own_names(snapshots)]
@@ -102,17 +99,11 @@ class CheckRanksJob:
 
     def _prepare(self) -> None:
         if self._group.rank == 0:
-            check_writable(self._options.presentation.outputs)
-            if self._options.record is not None:
-                recorded.check_recordable(self._options.record)
+            check_writable(self._options.presentation.outputs, self._options.record)
 
     def _own_snapshot(self) -> Snapshot | None:
         """The first rank of a node reads it, before any rank puts something on its GPUs."""
         return probe(self._options.facts_timeout_s, os.environ) if self.identity.local_rank == 0 else None
-
-    def _own_facts(self) -> RankFacts:
-        identity = self.identity
-        return read_rank_facts(identity.rank, identity.node, identity.local_rank, recorded_settings(os.environ))
 
     def _matches(self, nodes: Sequence[Topology]) -> list[ProfileMatch | None]:
         matches = profiles_of(nodes, self._options.profile, os.environ)

@@ -66,9 +66,7 @@ def run_alone(options: P2pOptions, arguments: Sequence[str]) -> int:
         GpubenchError: no GPU, a pair that does not exist, or an output that cannot be written.
     """
     shown = options.presentation
-    check_writable(shown.outputs)
-    if options.recording.record is not None:
-        recorded.check_recordable(options.recording.record)
+    check_writable(shown.outputs, options.recording.record)
     shows_progress = shown.show_progress and sys.stderr.isatty() and options.simulation is None
     presenter = Presenter(shown, terminal_style(shown, sys.stdout), progress=shows_progress)
     with delivering(presenter), _copies(options) as here:

@@ -95,9 +95,7 @@ class P2pRanksJob:
         if self._group.rank != 0:
             return None
         shown = self._options.presentation
-        check_writable(shown.outputs)
-        if self._options.recording.record is not None:
-            recorded.check_recordable(self._options.recording.record)
+        check_writable(shown.outputs, self._options.recording.record)
         return Presenter(shown, rank_style(shown), progress=False)
 
     def _own_snapshot(self) -> Snapshot | None:

@@ -18,6 +18,7 @@ from gpubench.formats.csv import CSV
 from gpubench.formats.dated import DATED
 from gpubench.formats.table import TABLE
 from gpubench.formats.writer import Format
+from gpubench.hardware.recorded import check_recordable
 from gpubench.model.history import FOLDER_MARK
 from gpubench.model.verdict import Verdict, exit_code
 
@@ -246,13 +247,18 @@ def _format_of(path: Path, text: str) -> Format:
     )
 
 
-def check_writable(outputs: Sequence[Output]) -> None:
-    """Raise UsageError for what cannot be written, before anything is measured; no file is changed, a folder made."""
+def check_writable(outputs: Sequence[Output], recording: Path | None = None) -> None:
+    """Raise UsageError for what cannot be written, before anything is measured; no file is changed, a folder made.
+
+    `recording` is the folder of --record, where that was given.
+    """
     for output in outputs:
         try:
             (_try_folder if output.format is DATED else _try_file)(output.path)
         except OSError as error:
             raise unwritable_output(str(output.path), os.strerror(error.errno or 0)) from error
+    if recording is not None:
+        check_recordable(recording)
 
 
 def _try_file(path: Path) -> None:

@@ -8,11 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from gpubench.cli.run_metadata import recorded_settings
 from gpubench.errors import CouldNotMeasureError, GpubenchError
 from gpubench.hardware import launcher, mpi
 from gpubench.hardware.channel import ChannelSender
 from gpubench.hardware.launch import CHANNEL_VARIABLE, SECONDS_FOR_THE_FIRST_RANK, LaunchedBy
+from gpubench.hardware.process_facts import read_rank_facts
 from gpubench.measure.agreement import AgreedError
+from gpubench.model.rank_facts import RankFacts
 from gpubench.model.report import RankIdentity
 
 SECONDS_TO_BE_HEARD = 0.5
@@ -78,6 +81,11 @@ def own_identity(group: mpi.MpiGroup) -> tuple[RankIdentity, list[int]]:
         pid=os.getpid(),
     )
     return identity, node_by_rank
+
+
+def own_facts(identity: RankIdentity) -> RankFacts:
+    """What this rank's process is like."""
+    return read_rank_facts(identity.rank, identity.node, identity.local_rank, recorded_settings(os.environ))
 
 
 def _located(broken: BaseException, place: str) -> GpubenchError:

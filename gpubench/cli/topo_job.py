@@ -10,7 +10,7 @@ from functools import cache
 from gpubench.cli.delivery import delivering
 from gpubench.cli.presentation import check_writable
 from gpubench.cli.presenter import Presenter, rank_style, terminal_style
-from gpubench.cli.rank import own_identity
+from gpubench.cli.rank import own_facts, own_identity
 from gpubench.cli.run_metadata import recorded_settings, stamp
 from gpubench.cli.topo import NAME, TopoOptions
 from gpubench.hardware import mpi, recorded
@@ -35,9 +35,7 @@ def run_alone(options: TopoOptions, arguments: Sequence[str]) -> int:
         GpubenchError: nothing can be read, or an output cannot be written.
     """
     presenter = Presenter(options.presentation, terminal_style(options.presentation, sys.stdout), progress=False)
-    check_writable(options.presentation.outputs)
-    if options.record is not None:
-        recorded.check_recordable(options.record)
+    check_writable(options.presentation.outputs, options.record)
     with delivering(presenter):
         snapshots, ranks = _machines(options)
         return _show(options, arguments, snapshots, ranks, presenter)
@@ -61,7 +59,7 @@ class TopoJob:
         group, options = self._group, self._options
         agree(group, self._prepare)
         snapshots = agree(group, self._own_snapshots, place=str(self.identity))
-        collected = group.collect((snapshots, self._own_facts()))
+        collected = group.collect((snapshots, own_facts(self.identity)))
         code = None
         if collected is not None:
             nodes = [snapshot for snapshots, _ in collected for snapshot in snapshots]
@@ -72,9 +70,7 @@ class TopoJob:
 
     def _prepare(self) -> None:
         if self._group.rank == 0:
-            check_writable(self._options.presentation.outputs)
-            if self._options.record is not None:
-                recorded.check_recordable(self._options.record)
+            check_writable(self._options.presentation.outputs, self._options.record)
 
     def _own_snapshots(self) -> list[Snapshot]:
         """What this rank contributes: the first of a node its node; from files and simulations the first of all."""
@@ -86,10 +82,6 @@ class TopoJob:
         if options.replay is not None:
             return recorded.read_recording(options.replay, identity.host)[0]
         return [probe(options.timeout_s, os.environ)]
-
-    def _own_facts(self) -> RankFacts:
-        identity = self.identity
-        return read_rank_facts(identity.rank, identity.node, identity.local_rank, recorded_settings(os.environ))
 
 
 def _machines(options: TopoOptions) -> tuple[list[Snapshot], list[RankFacts]]:

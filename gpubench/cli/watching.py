@@ -8,13 +8,12 @@ from types import TracebackType
 from typing import NamedTuple, Protocol, Self
 
 from gpubench.causes.circumstances import Circumstances, users_settings
-from gpubench.cli.run_metadata import recorded_settings
+from gpubench.cli.rank import own_facts
 from gpubench.errors import GpubenchError, no_direct_path, no_path
 from gpubench.hardware.link_counters import NvmlCounters
 from gpubench.hardware.nccl_debug import NcclLog, ResettableLog
 from gpubench.hardware.nccl_settings import nccl_settings, refusals
 from gpubench.hardware.probe import Probe
-from gpubench.hardware.process_facts import read_rank_facts
 from gpubench.measure.cases import SweepRequest
 from gpubench.measure.diagnosis import first_cause
 from gpubench.measure.witness import Senses, Witness
@@ -65,7 +64,7 @@ class Watch:
         self._group = group
         self._strict = strict
         self._settings = nccl_settings(os.environ)
-        self._facts = read_rank_facts(identity.rank, identity.node, identity.local_rank, recorded_settings(os.environ))
+        self._facts = own_facts(identity)
         self._stack = ExitStack()
         self._probe = self._stack.enter_context(Probe(dict(os.environ))) if identity.local_rank == 0 else None
         self._refusals = refusals(self._settings) if strict else {}
