@@ -21,13 +21,14 @@ from gpubench.errors import GpubenchError
 from gpubench.hardware import mpi
 from gpubench.hardware.probe import probe
 from gpubench.measure.agreement import AgreedError, agree
-from gpubench.measure.check_documents import findings_beside_speed, of_node, together
+from gpubench.measure.check_documents import findings_beside_speed, of_node, paths_judged, together
+from gpubench.model.evidence_rows import FALLBACK_SECTION, FallbackRow
 from gpubench.model.measurements import QUICK, Measurements, Need
 from gpubench.model.profile import Profile
-from gpubench.model.report import CollectiveRow, Metadata, Report
+from gpubench.model.report import CollectiveRow, Metadata, Report, Table
 from gpubench.model.snapshot import Snapshot
 from gpubench.model.topology import Topology
-from gpubench.model.verdict import WRONG_DATA
+from gpubench.model.verdict import Finding
 from gpubench.ports import Listener
 from gpubench.profiles import ProfileMatch
 
@@ -132,11 +133,9 @@ class CheckRanksJob:
         def rows(collective: Collective, sizes: Sequence[int], attempt: int) -> list[CollectiveRow]:
             heard = _Heard()
             _HeardJob(self._group, _options_for(collective, sizes), heard).run(None)
-            findings = heard.report.findings if heard.report is not None else ()
-            if not attempt:
-                beside = [each for each in findings_beside_speed(findings) if each.id != WRONG_DATA]
+            if not attempt and heard.report is not None:
                 ranks = tuple(heard.metadata.ranks) if heard.metadata is not None else ()
-                parts.append(Measurements(findings=tuple(beside), ranks=ranks))
+                parts.append(Measurements(findings=_judged(heard.report), ranks=ranks))
             found = [replace(row, limit_gb_s=limit) for row in heard.rows]
             return self._group.broadcast(found)
 
@@ -153,6 +152,12 @@ class CheckRanksJob:
         return plan.sizes if any(node.gpus for node in nodes) else plan.host_sizes
 
 
+def _judged(report: Report) -> tuple[Finding, ...]:
+    section = report.sections.get(FALLBACK_SECTION)
+    rows = section.rows() if isinstance(section, Table) else ()
+    return paths_judged(findings_beside_speed(report.findings), [row for row in rows if isinstance(row, FallbackRow)])
+
+
 def _failed(error: GpubenchError) -> Measurements:
     return Measurements(failed={Need.ALL_REDUCE: str(error)})
 
@@ -160,6 +165,4 @@ def _failed(error: GpubenchError) -> Measurements:
 def _options_for(collective: Collective, sizes: Sequence[int]) -> CollectiveOptions:
     """The options of a collective's command, as they are when nobody gives any, at these sizes."""
     given = {name: default for name, _, default in collective_command.parameters(collective)}
-    return parse_collective_options(
-        collective, given | {"sizes": ",".join(map(str, sizes)), "out_of_place": True, "strict": True}
-    )
+    return parse_collective_options(collective, given | {"sizes": ",".join(map(str, sizes)), "out_of_place": True})

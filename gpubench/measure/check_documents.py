@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gpubench.model.evidence_rows import EVIDENCE_SECTION, EvidenceRow
+from gpubench.model import fallback
+from gpubench.model.evidence_rows import EVIDENCE_SECTION, FALLBACK_SECTION, EvidenceRow, FallbackRow
 from gpubench.model.measurements import Measurements
 from gpubench.model.report import PAIRS_SECTION, ROWS_SECTION, CollectiveRow, PairRow, RankIdentity, Report
 from gpubench.model.verdict import WRONG_DATA, Finding
@@ -25,10 +26,11 @@ def of_p2p(document: Mapping[str, Any]) -> Measurements:
 
 def of_collective(document: Mapping[str, Any]) -> Measurements:
     """The rows of a collective and its ranks, and what it found out of paths; wrong elements stand in the rows."""
+    rows = [FallbackRow(**row) for row in document.get(FALLBACK_SECTION) or ()]
     return Measurements(
         collectives=tuple(CollectiveRow(**row) for row in document.get(ROWS_SECTION) or ()),
         ranks=tuple(RankIdentity(**rank) for rank in document["metadata"]["ranks"]),
-        findings=tuple(each for each in _findings(document) if each.id != WRONG_DATA),
+        findings=paths_judged(_findings(document), rows),
     )
 
 
@@ -65,6 +67,16 @@ def together(parts: Sequence[Measurements]) -> Measurements:
 def findings_beside_speed(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     """What a command found out that no check finds in its rows."""
     return tuple(each for each in findings if each.id not in JUDGED_BY_CHECKS)
+
+
+def paths_judged(findings: Sequence[Finding], rows: Sequence[FallbackRow]) -> tuple[Finding, ...]:
+    """What a collective found out, its paths judged as --strict does, and without wrong data, which stand in its rows.
+
+    The collective itself is not run with --strict, by which NCCL refuses to fall back: a job that NCCL refuses is cut
+    short, and has neither pairs nor figures.
+    """
+    kept = [each for each in findings if each.id not in (*fallback.FINDINGS, WRONG_DATA)]
+    return (*kept, *fallback.findings(rows, strict=True))
 
 
 def _findings(document: Mapping[str, Any]) -> tuple[Finding, ...]:

@@ -17,6 +17,8 @@ from gpubench.model.verdict import Finding, Verdict
 HOST_STAGED = "host-staged"
 PATH_UNKNOWN = "path-unknown"
 PATH_DISPUTED = "path-disputed"
+FINDINGS = (HOST_STAGED, PATH_UNKNOWN, PATH_DISPUTED)
+"""What `findings` makes."""
 
 _MOST_PAIRS = 4
 _MOST_NAMED = 1000
