@@ -3,13 +3,15 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from gpubench.collectives import COLLECTIVES
 from gpubench.collectives.record import Collective
-from gpubench.model.expectation import is_near_line, middle_row
-from gpubench.model.profile import Profile
 from gpubench.model.report import CollectiveRow
-from gpubench.model.topology import Topology
+
+if TYPE_CHECKING:
+    from gpubench.model.profile import Profile
+    from gpubench.model.topology import Topology
 
 SMALL_BYTES, LARGE_BYTES, HUGE_BYTES = 2**10, 256 * 2**20, 4 * 2**30
 
@@ -58,7 +60,7 @@ class CheckPlan:
         """The same for CPU ranks, which move their data with CPUs."""
         return (SMALL_BYTES, 2**20, 16 * 2**20)
 
-    def limit_gb_s(self, nodes: Sequence[Topology]) -> float | None:
+    def limit_gb_s(self, nodes: Sequence["Topology"]) -> float | None:
         """What the links of the weakest GPU carry towards all others on its node; None across nodes, or unknown."""
         if len(nodes) != 1:
             return None
@@ -68,9 +70,11 @@ class CheckPlan:
 
 
 def again(
-    collective: Collective, sizes: Sequence[int], measure: Measure, profile: Profile | None
+    collective: Collective, sizes: Sequence[int], measure: Measure, profile: "Profile | None"
 ) -> list[CollectiveRow]:
     """Every size measured; twice more where it is near the line or beyond it, of which the middle one counts."""
+    from gpubench.model.expectation import is_near_line, middle_row
+
     rows = {row.size_bytes: [row] for row in measure(collective, sizes, 0)}
     for attempt in range(1, _REPEATS + 1):
         near = [size for size, found in rows.items() if is_near_line(profile, found[0])]

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,11 +14,11 @@ from gpubench.cli.presentation import Presentation, check_writable, parse_presen
 from gpubench.cli.presenter import Presenter, terminal_style
 from gpubench.cli.run_metadata import stamp
 from gpubench.errors import UsageError
-from gpubench.measure.compare_judge import Rules
 from gpubench.model.report import Metadata, Origin, Report
-from gpubench.model.result_file import ResultFile
-from gpubench.readers.history import list_results
-from gpubench.readers.results import read_results
+
+if TYPE_CHECKING:
+    from gpubench.measure.compare_judge import Rules
+    from gpubench.model.result_file import ResultFile
 
 NAME = "compare"
 SUMMARY = "Two files of results: what got slower, beyond the noise."
@@ -98,7 +98,7 @@ class CompareOptions:
     new: tuple[Path, ...]
     folder: Path
     last: int | None
-    rules: Rules
+    rules: "Rules"
     other_machine: bool
     presentation: Presentation
 
@@ -111,6 +111,7 @@ def parse_compare_options(given: dict[str, Any]) -> CompareOptions:
     """
     from gpubench.measure.compare import SECTIONS
     from gpubench.measure.compare_history import SECTIONS_OF_HISTORY
+    from gpubench.measure.compare_judge import Rules
 
     last, base, new = given["last"], given["base_file"], given["new_file"]
     if last is None:
@@ -167,6 +168,8 @@ def run_compare(options: CompareOptions, arguments: Sequence[str]) -> int:
     """
     shown = options.presentation
     if options.last is not None:
+        from gpubench.readers.history import list_results
+
         list_results(options.folder)
     check_writable(shown.outputs)
     presenter = Presenter(shown, terminal_style(shown, sys.stdout), progress=False)
@@ -182,12 +185,13 @@ class _Sides:
     """The files of a comparison; `series` names it where there are several."""
 
     series: str | None
-    base: Sequence[ResultFile]
-    new: Sequence[ResultFile]
+    base: Sequence["ResultFile"]
+    new: Sequence["ResultFile"]
 
 
 def _of_files(options: CompareOptions) -> tuple[list[_Sides], Report]:
     from gpubench.measure.compare import compare
+    from gpubench.readers.results import read_results
 
     base, new = ([read_results(path) for path in paths] for paths in (options.base, options.new))
     return [_Sides(None, base, new)], compare(base, new, options.rules, other_machine=options.other_machine)
@@ -196,6 +200,7 @@ def _of_files(options: CompareOptions) -> tuple[list[_Sides], Report]:
 def _of_folder(options: CompareOptions, last: int) -> tuple[list[_Sides], Report]:
     from gpubench.measure.compare_history import compare_history
     from gpubench.measure.history import choose
+    from gpubench.readers.history import list_results
 
     chosen = choose(list_results(options.folder), last)
     sides = [_Sides(each.name, each.base, [each.new]) for each in chosen.series]
@@ -224,7 +229,7 @@ def _metadata(options: CompareOptions, arguments: Sequence[str], sides: Sequence
     )
 
 
-def _described(file: ResultFile, series: str | None) -> dict[str, Any]:
+def _described(file: "ResultFile", series: str | None) -> dict[str, Any]:
     from gpubench.measure.compare_circumstances import in_words
 
     return {

@@ -18,7 +18,6 @@ from gpubench.formats.csv import CSV
 from gpubench.formats.dated import DATED
 from gpubench.formats.table import TABLE
 from gpubench.formats.writer import Format
-from gpubench.hardware.recorded import check_recordable
 from gpubench.model.history import FOLDER_MARK
 from gpubench.model.verdict import Verdict, exit_code
 
@@ -258,6 +257,8 @@ def check_writable(outputs: Sequence[Output], recording: Path | None = None) -> 
         except OSError as error:
             raise unwritable_output(str(output.path), os.strerror(error.errno or 0)) from error
     if recording is not None:
+        from gpubench.hardware.recorded import check_recordable
+
         check_recordable(recording)
 
 

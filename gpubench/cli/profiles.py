@@ -4,13 +4,15 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gpubench.errors import UsageError
-from gpubench.model.profile import Expected, Profile
 from gpubench.model.units import format_size
+
+if TYPE_CHECKING:
+    from gpubench.model.profile import Expected, Profile
 
 NAME = "profiles"
 SUMMARY = "What healthy machines reach: list, show, match, lint, learn."
@@ -128,20 +130,20 @@ def write_whole(path: Path, text: str) -> None:
         raise UsageError(f"--output {path} cannot be written: {error.strerror}") from error
 
 
-def _gpus(profile: Profile) -> str:
+def _gpus(profile: "Profile") -> str:
     if profile.match.generic is not None:
         return "any"
     return f"{profile.match.visible} GPU{'s' if profile.match.visible > 1 else ''}"
 
 
-def _kinds(profile: Profile) -> str:
+def _kinds(profile: "Profile") -> str:
     counts: dict[str, int] = {}
     for each in profile.expected:
         counts[each.kind.value] = counts.get(each.kind.value, 0) + 1
     return ", ".join(f"{count} {kind}" for kind, count in counts.items()) or "no values"
 
 
-def _described(profile: Profile) -> Iterator[str]:
+def _described(profile: "Profile") -> Iterator[str]:
     yield f"{profile.name}  {profile.title}  (sha256 {profile.sha256})"
     if profile.note:
         yield f"  {profile.note}"
@@ -160,7 +162,7 @@ def _described(profile: Profile) -> Iterator[str]:
         yield f"  {key}: {source}"
 
 
-def _values(expected: Sequence[Expected]) -> Iterator[str]:
+def _values(expected: Sequence["Expected"]) -> Iterator[str]:
     for each in expected:
         keys = {
             "gpus": each.gpus,
