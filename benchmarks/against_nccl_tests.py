@@ -41,13 +41,7 @@ Times = dict[int, list[float]]
 def main() -> None:
     """Run, print the table, and exit 1 where a size is slower than the bounds."""
     arguments = parse()
-    environment = dict(os.environ) | {
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "OMPI_MCA_rmaps_base_oversubscribe": "1",
-        "OMPI_MCA_hwloc_base_binding_policy": "none",
-        "PRTE_MCA_hwloc_default_binding_policy": "none",
-    }
+    environment = mpi_environment()
     rows: list[dict[str, object]] = []
     for collective in arguments.collectives.split(","):
         for graph in arguments.graph:
@@ -64,6 +58,17 @@ def main() -> None:
         f"\n{len(rows)} sizes, {len(slower)} slower than the bounds, median ratio {statistics.median(ratios(rows)):.3f}"
     )
     sys.exit(1 if slower else 0)
+
+
+def mpi_environment() -> dict[str, str]:
+    """What lets mpirun start one process a GPU as root, wherever they run."""
+    return dict(os.environ) | {
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMPI_MCA_rmaps_base_oversubscribe": "1",
+        "OMPI_MCA_hwloc_base_binding_policy": "none",
+        "PRTE_MCA_hwloc_default_binding_policy": "none",
+    }
 
 
 def parse() -> argparse.Namespace:

@@ -1,12 +1,13 @@
 """How often the right cause is named: seeded variations of machines that are healthy, and with one or two things wrong.
 
-    python -m benchmarks.causes [--variations 1000] [--seed 0]
+    python -m benchmarks.causes [--variations 1000] [--seed 0] [--table]
 
 Run at the root of a checkout. Each variation takes a machine of `profiles/`, its number of nodes, its order of GPUs'
 load, harmless settings and facts that nobody could read, at random; two in three then get a cause planted
 (`tests/fakes/planted.py`), and one in six a second one. Printed are hits (the planted cause is named first, or of two
 both are named), misses (it is not named), false alarms (a cause is named that nobody planted and that does not follow
-from what was), those said to be not known since a fact was taken away, and all of them by cause. The exit
+from what was), those said to be not known since a fact was taken away, and all of them by cause. `--table` prints first
+what every plant alone is taken for. The exit
 code is 1 when there is a miss or a false alarm.
 
 Everything here is simulated: it shows that causes are told apart as they were meant to be, not that real machines show
@@ -23,7 +24,9 @@ from dataclasses import dataclass, field, replace
 
 from gpubench.causes import CAUSES
 from gpubench.causes.ranking import Diagnosis
+from gpubench.model.error_counts import REPLAYS
 from gpubench.model.kernel_settings import KernelSettings
+from gpubench.model.pci_capabilities import PcieErrors
 from gpubench.model.rank_facts import RankFacts
 from gpubench.model.snapshot import Snapshot
 from gpubench.profiles import all_profiles
@@ -57,6 +60,9 @@ _NOT_FOR_NCCL = {
 """Where a variable that keeps NCCL off peer access takes nothing away: NCCL is off it already, or there is one GPU."""
 
 _UNREADABLE = "Permission denied"
+_ENUMERATED = {"nonfatal.UnsupReq": 9}
+_BY_TOTALS = ("pcie-errors", "nvlink-errors", "rdma-port-errors")
+"""Planted as totals as well, which nobody judges once there were two readings."""
 
 
 @dataclass
@@ -79,6 +85,8 @@ def varied(job: Job, dice: random.Random) -> Job:
     job = with_ranks(job, lambda each: replace(each, environment={**settings, **each.environment}))
     changes: Sequence[Callable[[Snapshot], Snapshot]] = (
         _idle,
+        lambda node: _old(node, dice),
+        lambda node: replace(_old(node, dice), errors_grown=node.errors_grown or _few(node, dice)),
         lambda node: replace(node, machine=replace(node.machine, kernel=f"6.{dice.randrange(20)}.0")),
         lambda node: replace(node, kernel=KernelSettings(unknown={"wsl": _UNREADABLE, "options": _UNREADABLE})),
         lambda node: node,
@@ -99,6 +107,39 @@ def _idle(node: Snapshot) -> Snapshot:
         for gpu in node.gpus
     )
     return replace(node, gpus=tuple(gpus))
+
+
+def _old(node: Snapshot, dice: random.Random) -> Snapshot:
+    """A machine that has run for long: everything has counted something, when is not known."""
+    gpus = (
+        replace(
+            gpu,
+            pcie_replays=(gpu.pcie_replays or 0) + dice.randrange(80),
+            nvlinks=tuple(
+                replace(link, errors={name: count + dice.randrange(3) for name, count in link.errors.items()})
+                for link in gpu.nvlinks or ()
+            )
+            if gpu.nvlinks is not None
+            else None,
+        )
+        for gpu in node.gpus
+    )
+    devices = (
+        each
+        if each.errors is None or each.errors.fatal
+        else replace(each, errors=PcieErrors(correctable=dice.randrange(900), nonfatal=9, fatal=0, named=_ENUMERATED))
+        for each in node.pci_devices
+    )
+    ports = (
+        replace(each, counters={name: count + dice.randrange(3) for name, count in (each.counters or {}).items()})
+        for each in node.rdma_ports
+    )
+    return replace(node, gpus=tuple(gpus), pci_devices=tuple(devices), rdma_ports=tuple(ports))
+
+
+def _few(node: Snapshot, dice: random.Random) -> dict[str, dict[str, int]]:
+    """Corrected errors during a run, as healthy links have them."""
+    return {gpu.device: {REPLAYS: dice.randrange(5)} for gpu in node.gpus}
 
 
 def judge(tally: Tally, found: Diagnosis, expected: Sequence[str], beside: Sequence[str]) -> None:
@@ -144,7 +185,7 @@ def run(variations: int, seed: int) -> Tally:
             settings = _SETTINGS[second]
             job = with_ranks(job, lambda each, settings=settings: _with(each, settings))  # type: ignore[misc]
             expected.append(second)
-        if plant.id != "pcie-generation":
+        if plant.id not in ("pcie-generation", *_BY_TOTALS):
             job = varied(job, dice)
         judge(tally, job.diagnosis(), expected, plant.beside)
     return tally
@@ -159,12 +200,30 @@ def _can_have(plant: Plant, job: Job, second: str) -> bool:
     return not second.startswith("nccl") or (job.staged is None and plant.id not in _NOT_FOR_NCCL)
 
 
+def table() -> str:
+    """Every plant alone: the cause that is named first, how sure, and what follows from it."""
+    rows = [("planted", "named first", "confidence", "implied", "")]
+    for plant in PLANTS:
+        found = [each for each in plant.make().diagnosis().named if each.cause.id not in plant.beside]
+        first = found[0] if found else None
+        implied = ", ".join(below.cause.id for below in first.implied) if first else ""
+        named, sure = (first.cause.id, str(first.confidence)) if first else ("nothing", "")
+        rows.append((plant.id, named, sure, implied, "hit" if named == plant.id else "MISS"))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
 def main() -> int:
     """Run and print; the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--variations", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--table", action="store_true")
     arguments = parser.parse_args()
+    if arguments.table:
+        print(table())
     start = time.perf_counter()
     tally = run(arguments.variations, arguments.seed)
     print(f"{arguments.variations} variations, seed {arguments.seed}, {time.perf_counter() - start:.1f} s (simulated)")

@@ -3,7 +3,8 @@
     python -m benchmarks.read_large_machine
 
 Run at the root of a checkout. A tree of files like /sys, /proc and /dev is built in a temporary folder, and then read
-as `gpubench topo` reads the real one, `--runs` times. Printed are the seconds of the median and the fastest run, those
+as `gpubench topo` reads the real one, `--runs` times; then all causes are looked for in what was read, as if every GPU
+could reach every other over PCIe. Printed are the seconds of the median and the fastest run, those
 of the processor, and how many files were opened and folders listed. Files of a kernel cost more to read than those of
 a disk's cache: a PCI register about a microsecond, a counter of a NIC the answer of its firmware. The exit code is 1
 when the median run takes longer than a second.
@@ -15,11 +16,20 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from itertools import permutations
 from pathlib import Path
 from statistics import median
 
+from gpubench.hardware.merge import merge
 from gpubench.hardware.process_facts import read_rank_facts
-from gpubench.hardware.sysfs import read_sysfs
+from gpubench.hardware.sysfs import SysfsFacts, read_sysfs
+from gpubench.measure.topo_fallback import prospects, survey
+from gpubench.model.nodes import group
+from gpubench.model.rank_facts import RankFacts
+from gpubench.model.snapshot import PairFacts
+from gpubench.model.topology import Topology
 from tests.fakes.large_machine import LargeMachine
 
 MOST_SECONDS = 1.0
@@ -50,6 +60,21 @@ def timed(read: Callable[[], object], runs: int) -> tuple[list[float], list[floa
     return seconds, processor
 
 
+def look_for_causes(facts: SysfsFacts, process: RankFacts) -> None:
+    """What `gpubench topo --causes` does with what was read."""
+    snapshot = merge("large", facts, None, None)
+    pairs = (
+        PairFacts(source=one.device, destination=other.device, cuda=True, read="OK", write="OK")
+        for one, other in permutations(snapshot.gpus, 2)
+    )
+    gpus = (replace(gpu, nvlinks=()) for gpu in snapshot.gpus)
+    nodes = [Topology(replace(snapshot, pairs=tuple(pairs), gpus=tuple(gpus)))]
+    explained = survey(nodes, group(nodes), [process])
+    explained.conditions()
+    explained.unread()
+    prospects(nodes, group(nodes), explained)
+
+
 def main() -> int:
     """Build, read, print; the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -63,6 +88,7 @@ def main() -> int:
         for name, read in (
             ("the node", lambda: read_sysfs(root)),
             ("one process", lambda: read_rank_facts(0, 0, 0, {}, root)),
+            ("all causes", partial(look_for_causes, read_sysfs(root), read_rank_facts(0, 0, 0, {}, root))),
         ):
             count.seen.clear()
             count.on = True
@@ -71,7 +97,7 @@ def main() -> int:
             seconds, processor = timed(read, runs)
             what = ", ".join(f"{number:,} {event}" for event, number in sorted(count.seen.items()))
             print(f"{name}: median {median(seconds):.3f} s, fastest {min(seconds):.3f} s,", end=" ")
-            print(f"processor {median(processor):.3f} s; {what}")
+            print(f"processor {median(processor):.3f} s" + (f"; {what}" if what else ""))
             slow = slow or median(seconds) > MOST_SECONDS
     return int(slow)
 

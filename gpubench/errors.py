@@ -1,6 +1,10 @@
 """Every error gpubench reports, with its exit code and its hint."""
 
-from collections.abc import Sequence
+import errno
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Self
 
 DONE = 0
@@ -68,149 +72,30 @@ class InterruptedRunError(CouldNotMeasureError):
     """Somebody ended the run: Ctrl-C, SIGTERM, or a reader that closed the pipe."""
 
 
+@contextmanager
+def advising(*, reason: str = "", next_step: str = "") -> Iterator[None]:
+    """Give errors of usage that pass through here a likely reason and a next step, where they have none."""
+    try:
+        yield
+    except UsageError as error:
+        error.reason = error.reason or reason
+        error.next_step = error.next_step or next_step
+        raise
+
+
 def invalid_choice(option: str, value: str, choices: Sequence[str]) -> UsageError:
     """`value` is not one of the words that `option` takes."""
-    return UsageError(f"{option} {value!r} is not known", expected=f"one of {', '.join(choices)}")
-
-
-def missing_mpi_launcher() -> CouldNotMeasureError:
-    """No mpirun beside this Python or on PATH."""
-    return CouldNotMeasureError(
-        "no mpirun was found beside this Python or on PATH",
-        expected="Open MPI or MPICH, which starts one process a rank",
-        reason="gpubench brings no MPI of its own unless asked: a cluster's own MPI must not be shadowed",
-        next_step="pip install 'gpubench[local]' on a laptop or in CI; `module load openmpi` on a cluster",
-    )
-
-
-def unusable_mpi_launcher(path: str, answer: str) -> CouldNotMeasureError:
-    """The mpirun that was found does not say what it is."""
-    return CouldNotMeasureError(
-        f"{path} --version answered {answer!r}",
-        expected="Open MPI 4 or 5, or MPICH",
-        next_step="start the ranks yourself: mpirun -n 4 gpubench ...",
-    )
-
-
-def missing_mpi_library(detail: str) -> CouldNotMeasureError:
-    """mpi4py is there and finds no MPI library."""
-    return CouldNotMeasureError(
-        f"mpi4py cannot load an MPI library: {detail}",
-        expected="libmpi.so.40 (Open MPI) or libmpi.so.12 (MPICH) that the dynamic loader finds",
-        reason="the environment module or the `local` extra is missing in this shell",
-        next_step="pip install 'gpubench[local]', `module load openmpi`, or set MPI4PY_LIBMPI=/path/libmpi.so.40",
-    )
-
-
-def separate_jobs(launcher: str, claimed: int) -> CouldNotMeasureError:
-    """The launcher started N processes and MPI sees one: N separate one-rank jobs."""
-    return CouldNotMeasureError(
-        f"{launcher} started {claimed} processes, but in each of them MPI sees a single rank",
-        expected=f"one job of {claimed} ranks",
-        reason="the mpirun that was used belongs to another MPI than the library that mpi4py loaded",
-        next_step="put the mpirun of mpi4py's library first on PATH, "
-        "or set MPI4PY_LIBMPI to this launcher's libmpi (srun: try --mpi=pmix)",
-    )
-
-
-_INSTEAD = {
-    "p2p": "--simulate hgx-h200-4 shows what it prints",
-    "check": "--profile host checks NICs, libraries and CPUs; --simulate hgx-h200-4 shows what it prints",
-    "profiles": "--simulate hgx-h200-4 shows what it prints",
-}
-"""What a command without GPUs can do in the place of what it was asked for."""
-
-
-def no_gpu(reason: str, for_what: str = "--backend nccl") -> CouldNotMeasureError:
-    """A command, or `--backend nccl`, where no GPU can be used."""
-    instead = _INSTEAD.get(for_what, "")
-    return CouldNotMeasureError(
-        f"no usable GPU: {reason}",
-        expected=f"at least one NVIDIA GPU for {for_what}",
-        next_step="nvidia-smi shows what the driver sees; "
-        + (instead or "--backend host measures MPI on CPU buffers instead"),
-    )
-
-
-def missing_cupy(cuda_major: int | None) -> CouldNotMeasureError:
-    """GPUs are present and CuPy is not; `cuda_major` is the newest CUDA that the driver runs, if it said so."""
-    extra = f"cuda{cuda_major}" if cuda_major in (12, 13) else "cuda12] or gpubench[cuda13"
-    return CouldNotMeasureError(
-        "CuPy is not installed, and GPUs are driven through it",
-        expected="cupy-cuda12x or cupy-cuda13x, whichever the driver runs",
-        next_step=f"pip install 'gpubench[{extra}]'; collectives also run on CPU buffers: --backend host",
-    )
-
-
-def unusable_cupy(detail: str) -> CouldNotMeasureError:
-    """CuPy is installed and its import fails."""
-    return CouldNotMeasureError(
-        f"CuPy cannot be imported: {detail}",
-        reason="two CuPy builds in one environment, or one built for another NumPy",
-        next_step="pip list | grep cupy, remove all, then install one: pip install 'gpubench[cuda12]' or '[cuda13]'",
-    )
-
-
-def no_kernels(detail: str) -> CouldNotMeasureError:
-    """CuPy cannot compile the kernels that fill and check buffers."""
-    return CouldNotMeasureError(
-        f"CuPy cannot compile its kernels: {detail}",
-        expected="NVRTC of the same CUDA major version as CuPy",
-        reason="CuPy was installed without it: no CUDA toolkit here, and no nvidia-cuda-nvrtc wheel",
-        next_step="pip install 'gpubench[cuda12]' or '[cuda13]', as CuPy's own name says; both bring NVRTC",
-    )
-
-
-def cupy_of_wrong_cuda(built_for: int, driver_runs: int) -> CouldNotMeasureError:
-    """CuPy needs a newer CUDA than the driver runs; both as CUDA encodes versions (13000 is 13.0)."""
-    runs_major = driver_runs // 1000
-    advice = f"pip uninstall -y cupy-cuda{built_for // 1000}x && pip install 'gpubench[cuda{runs_major}]'"
-    return CouldNotMeasureError(
-        f"CuPy is built for CUDA {cuda_version_text(built_for)}, the driver runs CUDA {cuda_version_text(driver_runs)}",
-        expected="a CuPy of the driver's major version or older",
-        next_step=advice if runs_major >= 12 else "update the NVIDIA driver to one that runs CUDA 12 or newer",
-    )
-
-
-def cuda_version_text(encoded: int) -> str:
-    """13000 → '13.0', as `cudaDriverGetVersion` encodes it."""
-    return f"{encoded // 1000}.{encoded % 1000 // 10}"
-
-
-def missing_nccl(detail: str) -> CouldNotMeasureError:
-    """CuPy found no libnccl."""
-    return CouldNotMeasureError(
-        f"CuPy finds no NCCL library: {detail}",
-        expected="libnccl.so.2 from the nvidia-nccl wheel or on the loader's path",
-        next_step="pip install 'gpubench[cuda12]' or '[cuda13]', or name one: --nccl-library /path/libnccl.so.2",
-    )
-
-
-def nccl_library_not_used(asked: str, loaded: str) -> CouldNotMeasureError:
-    """`--nccl-library` names one file and the process uses another."""
-    return CouldNotMeasureError(
-        f"--nccl-library {asked} was asked for, but the process loaded {loaded}",
-        reason="an LD_PRELOAD or another package loaded its NCCL first",
-        next_step="unset LD_PRELOAD and try again",
-    )
-
-
-def unreadable_nccl_library(path: str, detail: str) -> UsageError:
-    """`--nccl-library` names a file that is no NCCL library."""
     return UsageError(
-        f"--nccl-library {path} cannot be loaded: {detail}",
-        expected="the path of a libnccl.so.2 for this machine",
-        next_step="find / -name 'libnccl.so*' lists those on this machine",
+        f"{option} {value!r} is not known",
+        expected=f"one of {', '.join(choices)}",
+        next_step=f"{option} {choices[0]}",
     )
 
 
-def no_nccl_allocator(version: str) -> UsageError:
-    """`--allocator nccl` with an NCCL that has none."""
-    return UsageError(
-        f"--allocator nccl, but NCCL {version} has no ncclMemAlloc",
-        expected="NCCL 2.19 or newer",
-        next_step="--allocator cuda, or another library: --nccl-library /path/libnccl.so.2",
-    )
+def exclusive(options: Sequence[str], expected: str) -> UsageError:
+    """Options of which only one can be."""
+    seen = f"{' and '.join(options)} exclude each other"
+    return UsageError(seen, expected=expected, next_step=f"leave {options[-1]} out")
 
 
 def more_ranks_than_gpus(ranks: int, gpus: int, host: str) -> UsageError:
@@ -264,9 +149,22 @@ def no_size_left(detail: str) -> CouldNotMeasureError:
     return CouldNotMeasureError(f"no size is left to measure: {detail}", next_step="give other --sizes, e.g. 1K:64M")
 
 
-def unwritable_output(path: str, detail: str) -> UsageError:
+def unwritable_output(path: Path, error: OSError) -> UsageError:
     """An output file that cannot be opened for writing."""
-    return UsageError(f"--output {path} cannot be written: {detail}", next_step="name a file in a directory you own")
+    folder = path.parent
+    reason, next_step = {
+        errno.ENOENT: (f"there is no folder {folder}", f"mkdir -p {folder}, or name a file in one that is there"),
+        errno.ENOTDIR: (f"{folder} is a file, and no folder", "name a file in a folder"),
+        errno.EISDIR: (f"{path} is a folder", f"--output {path}/{path.name} for a file in it"),
+        errno.EROFS: (f"{folder} is on a disk that is mounted read-only", "name a file on another disk: df -h"),
+        errno.ENOSPC: ("the disk or the quota is full", "name a file on another disk: df -h"),
+    }.get(error.errno or 0, (f"{folder}, or the file in it, belongs to somebody else", f"ls -ld {folder} {path}"))
+    return UsageError(
+        f"--output {path} cannot be written: {os.strerror(error.errno or 0)}",
+        expected="a file that can be written, which is tried before anything is measured",
+        reason=reason,
+        next_step=next_step,
+    )
 
 
 def exit_style_under_launcher(launcher: str) -> UsageError:
@@ -288,17 +186,30 @@ def output_failed(path: str, detail: str, rows: int) -> CouldNotMeasureError:
     )
 
 
+def rows_kept(rows: int) -> str:
+    """The end of a sentence about a run that broke: what is not lost."""
+    return f"; the {rows} rows measured before are kept" if rows else ""
+
+
 def ranks_ended_early(exit_code: int, rows: int) -> CouldNotMeasureError:
     """The launcher came back before rank 0 had said how the run ended."""
-    kept = f"; the {rows} rows measured before are kept" if rows else ""
     if exit_code < 0 or exit_code > 128:
         how = f"killed by signal {-exit_code if exit_code < 0 else exit_code - 128}"
     else:
         how = f"exit code {exit_code}"
     return CouldNotMeasureError(
-        f"the ranks ended without a result (mpirun: {how}){kept}",
+        f"the ranks ended without a result (mpirun: {how}){rows_kept(rows)}",
         reason="a rank crashed or was killed; what mpirun and the ranks printed stands above",
         next_step="NCCL_DEBUG=WARN gpubench ... shows what NCCL has to say; dmesg shows an out-of-memory kill",
+    )
+
+
+def no_rank_started() -> CouldNotMeasureError:
+    """The launcher is there, and after minutes no rank has said a word."""
+    return CouldNotMeasureError(
+        "mpirun started no rank in all the time that launch and MPI_Init have",
+        reason="mpirun hangs, or what it printed, which stands above",
+        next_step="`mpirun -n 2 hostname` shows whether MPI works here at all",
     )
 
 

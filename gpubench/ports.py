@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 from gpubench.model.copies import CopyGpu, Direction, Engine, Place
 from gpubench.model.data_pattern import Block, DataPattern
+from gpubench.model.lateness import Offset
 from gpubench.model.operation import DataType, ReduceOp
 from gpubench.model.report import Metadata, Report
 
@@ -45,6 +46,14 @@ class Group(Protocol):
 
     def barrier(self) -> None:
         """Return once every rank has called it."""
+        ...
+
+    def largest(self, values: Sequence[float]) -> Sequence[float]:
+        """Each of the values as it is on the rank where it is largest; every rank has as many, and gets them."""
+        ...
+
+    def clock_offset(self) -> Offset:
+        """How this rank's `perf_counter` differs from the first rank's; every rank has to call it."""
         ...
 
     def split(self, color: int, key: int) -> "Group":
@@ -90,40 +99,43 @@ class CollectiveCalls(Protocol):
 
     def all_reduce(self, send: Region, receive: Region, count: int, dtype: DataType, op: ReduceOp) -> Launch:
         """`ncclAllReduce`."""
-        ...
 
     def all_gather(self, send: Region, receive: Region, count: int, dtype: DataType) -> Launch:
         """`ncclAllGather`."""
-        ...
 
     def reduce_scatter(self, send: Region, receive: Region, count: int, dtype: DataType, op: ReduceOp) -> Launch:
         """`ncclReduceScatter`."""
-        ...
 
     def broadcast(self, send: Region, receive: Region, count: int, dtype: DataType, root: int) -> Launch:
         """`ncclBroadcast`."""
-        ...
 
     def reduce(self, send: Region, receive: Region, count: int, dtype: DataType, op: ReduceOp, root: int) -> Launch:
         """`ncclReduce`."""
-        ...
 
     def all_to_all(self, send: Region, receive: Region, count: int, dtype: DataType) -> Launch:
         """`ncclAlltoAll`, or grouped sends and receives."""
-        ...
 
     def gather(self, send: Region, receive: Region, count: int, dtype: DataType, root: int) -> Launch:
         """`ncclGather`, or grouped sends and receives."""
-        ...
 
     def scatter(self, send: Region, receive: Region, count: int, dtype: DataType, root: int) -> Launch:
         """`ncclScatter`, or grouped sends and receives."""
-        ...
 
     def send_receive(
         self, send: Region, destination: int, receive: Region, source: int, count: int, dtype: DataType
     ) -> Launch:
         """`ncclSend` and `ncclRecv` in one group."""
+
+
+class BatchedLaunch(Protocol):
+    """A launch that knows, once it was timed, how long each batch of its operations took."""
+
+    def __call__(self) -> object:
+        """Issue all batches."""
+        ...
+
+    def batch_seconds(self) -> Sequence[float]:
+        """Seconds of every batch but the first, which has the beginning in it."""
         ...
 
 
@@ -159,6 +171,10 @@ class Backend(Protocol):
 
     def bind(self, launches: Sequence[Launch], graph_replays: int) -> Launch:
         """One launch that issues all of `launches` in order, or replays a captured graph of them so many times."""
+        ...
+
+    def in_batches(self, launches: Sequence[Launch], operations: int) -> BatchedLaunch:
+        """One launch that issues all of `launches` in order, with a look at a clock after each so many of them."""
         ...
 
     def seconds(self, launch: Launch) -> float:

@@ -11,13 +11,19 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from gpubench.errors import UsageError
+from gpubench.errors import UsageError, advising
 from gpubench.model.plain import from_plain
 from gpubench.model.profile import Generic, Profile
 from gpubench.model.profile_rules import check_profile
 from gpubench.model.snapshot import NvlinkPeer
 
 FOLDER_VARIABLE = "GPUBENCH_PROFILES"
+
+_REASON, _ADVICE = (
+    "the profile was written or edited by hand",
+    "profiles/README.md has every key; gpubench profiles lint FILE",
+)
+"""Of errors in a profile that say no more than what is wrong."""
 
 _PACKAGE = Path(__file__).parent
 _HASH_DIGITS = 12
@@ -53,14 +59,15 @@ def read_profile(data: bytes, where: str) -> Profile:
     Raises:
         UsageError: no TOML, an unknown key, a value of the wrong type, or one that cannot be right.
     """
-    try:
-        plain = tomllib.loads(data.decode())
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UsageError(f"{where} is no TOML: {error}", expected="a file as profiles/README.md describes it") from None
-    if "sha256" in plain:
-        raise UsageError(f"{where} has an unknown field 'sha256'", reason="it is computed from the file")
-    profile = from_plain(Profile, plain, where)
-    check_profile(profile, where)
+    with advising(reason=_REASON, next_step=_ADVICE):
+        try:
+            plain = tomllib.loads(data.decode())
+        except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise UsageError(f"{where} is no TOML: {error}", expected="a profile, in TOML") from None
+        if "sha256" in plain:
+            raise UsageError(f"{where} has an unknown field 'sha256'", reason="it is computed from the file")
+        profile = from_plain(Profile, plain, where)
+        check_profile(profile, where)
     return replace(profile, sha256=hashlib.sha256(data).hexdigest()[:_HASH_DIGITS])
 
 
@@ -73,7 +80,12 @@ def read_file(path: Path) -> Profile:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise UsageError(f"the profile {path} cannot be read: {error.strerror}") from error
+        raise UsageError(
+            f"the profile {path} cannot be read: {error.strerror}",
+            expected="the name of a profile, or the path of a file in TOML",
+            reason="the path is mistyped, or its mode forbids it",
+            next_step="gpubench profiles list shows the names",
+        ) from error
     return read_profile(data, path.name)
 
 
@@ -95,7 +107,7 @@ def load(name: str) -> Profile:
         raise UsageError(
             f"no profile is called {name!r}",
             expected=f"one of {', '.join(known)}",
-            next_step=f"did you mean {' or '.join(near)}?" if near else "",
+            next_step=f"did you mean {' or '.join(near)}?" if near else "gpubench profiles list says what each is for",
         )
     return read_file(folder() / f"{name}.toml")
 

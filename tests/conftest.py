@@ -13,7 +13,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """MPI jobs one after another: the ranks of several at once would take the CPUs from each other."""
+    """MPI jobs one after another: the ranks of several at once would take the CPUs from each other.
+
+    Those between hosts stand still where another job's ranks spin beside them on few CPUs.
+    """
     for item in items:
-        if item.get_closest_marker("mpi"):
+        if item.get_closest_marker("mpi") and not item.get_closest_marker("xdist_group"):
             item.add_marker(pytest.mark.xdist_group("mpi"))
+    # They come first: whoever is done with the rest would else wait for them.
+    items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)

@@ -19,7 +19,7 @@ PACKAGE = Path(gpubench.__file__).parent
 SUPPORT = {
     "checks": {"__init__", "check"},
     "causes": {"__init__", "catalogue", "cause", "circumstances", "log_evidence", "ranking", "sightings"},
-    "collectives": {"__init__", "movement", "record", "pattern"},
+    "collectives": {"__init__", "hierarchical", "movement", "record", "pattern"},
     "formats": {"__init__", "writer", "frame", "document", "blocks", "status_line", "dated"},
     "readers": {
         *("__init__", "json_lines", "reader", "recording_rules", "smi_lines", "xml_elements"),

@@ -16,7 +16,9 @@ from gpubench.causes.network import NETWORK
 from gpubench.causes.nvlink import NVLINK
 from gpubench.causes.pcie import PCIE
 from gpubench.causes.peer_access import PEER_ACCESS
+from gpubench.causes.programs import PROGRAMS
 from gpubench.causes.rdma_ports import RDMA_PORTS
+from gpubench.causes.together import TOGETHER
 
 __all__ = ["CAUSES", "FAMILIES", "Cause", "Family"]
 
@@ -32,7 +34,9 @@ FAMILIES: tuple[Family, ...] = (
     RDMA_PORTS,
     GPUDIRECT,
     PCIE,
+    TOGETHER,
     MPI,
+    PROGRAMS,
 )
 
 CAUSES: tuple[Cause, ...] = tuple(cause for family in FAMILIES for cause in family.causes)

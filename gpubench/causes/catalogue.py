@@ -23,6 +23,9 @@ special before the general. What follows from another cause is listed below it (
 and hardware without a direct path: no fault, verdict SKIP; where there is something to override, the cure is the A/B
 run that shows whether it pays. What gpubench sets itself is never blamed.
 
+*Seen as* is what programs print where a cause holds, from their documentation, source and published reports; other
+causes may have them print the same. *Found by* is what gpubench looks at.
+
 The fallbacks by variables, separate /dev/shm and NCCL_HOSTID were provoked on four H200s, from which the logs in
 tests/logs come; this catalogue itself was checked on recorded and simulated machines, on logs and on trees of files,
 not on hardware that has what it names.
@@ -46,6 +49,7 @@ def _entry(cause: Cause) -> str:
         f"### `{cause.id}`",
         f"**{cause.title}**" + (f" ({', '.join(marks)})" if marks else ""),
         "",
+        *([f"- *seen as*: {', '.join(f'`{each}`' for each in cause.seen_as)}"] if cause.seen_as else []),
         f"- *explains*: {'; '.join(cause.effects)}",
         f"- *found by*: {cause.detection}",
         f"- *settled by*: {cause.settles}",

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 from gpubench.causes.circumstances import Circumstances
 from gpubench.causes.log_evidence import Reason, Staged
+from gpubench.model.cause_rows import Effect
 from gpubench.model.evidence import Confidence
 from gpubench.model.selection import Pair
 
@@ -13,24 +13,13 @@ _MOST_SUBJECTS = 4
 _MOST_SEEN = 3
 
 
-class Effect(StrEnum):
-    """What a cause does to a path. The first four are what bytes through host memory look like from outside."""
-
-    STAGED = "host memory inside a node"
-    NETWORK_INSIDE = "a network inside a node"
-    SOCKETS = "sockets between nodes"
-    NO_GPUDIRECT = "RDMA through host memory"
-    APPLICATION = "MPI, UCX or a framework copies through host memory"
-    WRONG = "wrong data, or a hang"
-    SLOW = "a slower path"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sighting:
     """A cause as it was seen somewhere.
 
     `gpus` are the positions of the GPUs whose paths it touches, None for all of the run; `pairs` the ordered pairs
-    alone that it touches, where it is a matter of pairs. `cure` is said where it is more than the catalogue's.
+    alone that it touches, where it is a matter of pairs. `cure` is said where it is more than the catalogue's, and
+    `effects` where they are fewer: one port that is down of eight takes no node off its network.
     """
 
     subject: str
@@ -39,6 +28,7 @@ class Sighting:
     gpus: frozenset[int] | None = None
     pairs: frozenset[Pair] | None = None
     cure: str = ""
+    effects: tuple[Effect, ...] = ()
 
     def touches(self, pair: Pair) -> bool:
         """Whether a pair's path is touched."""
@@ -67,7 +57,8 @@ def nothing_in_facts(_around: Circumstances) -> Iterator[Sighting | Unread]:
 class Cause:
     """An entry of the catalogue.
 
-    `title` is in the words that people search for; `detection` says what shows it; `settles` what would settle a doubt;
+    `title` is in the words that people search for, `seen_as` what programs print where it holds, as people paste it
+    into a search; `detection` says what shows it; `settles` what would settle a doubt;
     `cure` is a command or setting; `link` the vendor's page or an issue. `implies` are the ids of causes that follow
     from this one and are listed below it. `by_design` marks policies and hardware: nothing to repair. `general` marks
     what is said where nothing more special is found.
@@ -81,6 +72,7 @@ class Cause:
     cure: str
     link: str
     look: Look
+    seen_as: tuple[str, ...] = ()
     in_log: Callable[[Staged], Reason | None] | None = None
     implies: tuple[str, ...] = ()
     by_design: bool = False

@@ -9,12 +9,22 @@ from gpubench.model.peer_policy import Refusal
 from gpubench.model.rank_facts import ENVIRONMENT, RankFacts
 from gpubench.model.report import RankIdentity
 from gpubench.model.selection import Pair
-from gpubench.model.snapshot import GpuFacts
+from gpubench.model.snapshot import GpuFacts, PciDevice
 from gpubench.model.topology import Topology
 from gpubench.model.transport import Transport
 from gpubench.model.wiring import Wiring
 
 _OFF = ("", "0")
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """Pairs that copied at once, in GB/s all together: written by their sources, and read by their destinations."""
+
+    pattern: str
+    pairs: tuple[Pair, ...]
+    write_gb_s: float
+    read_gb_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +34,8 @@ class Circumstances:
     `settings` are the user's, by variable: the distinct values that ranks have, without what gpubench set itself.
     `staged` are the pairs that go through host memory, with what they take; None where nothing was sent, and only
     conditions are looked for. `copied` says of such pairs what showed it, where CUDA made the copies and NCCL's policy
-    and settings mean nothing. `wrong` are pairs along which wrong data arrived.
+    and settings mean nothing. `wrong` are pairs along which wrong data arrived, `together` those that were measured at
+    once.
     """
 
     wiring: Wiring
@@ -33,6 +44,7 @@ class Circumstances:
     staged: Mapping[Pair, Sequence[Transport]] | None = None
     copied: Mapping[Pair, str] | None = None
     wrong: frozenset[Pair] = frozenset()
+    together: Sequence[Together] = ()
 
     @property
     def nodes(self) -> Mapping[int, Topology]:
@@ -71,6 +83,13 @@ class Circumstances:
         if isinstance(self.wiring.gpus[pair[0]], RankIdentity):
             return f"ranks {pair[0]} → {pair[1]}"
         return f"{self.name(pair[0])} → {self.name(pair[1])}"
+
+    @cached_property
+    def pci_devices(self) -> Mapping[int, Mapping[str, PciDevice]]:
+        """The PCI devices of every node by bus id."""
+        return {
+            number: {each.bus_id: each for each in node.snapshot.pci_devices} for number, node in self.nodes.items()
+        }
 
     @cached_property
     def _by_node(self) -> dict[int, list[int]]:

@@ -3,9 +3,10 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from gpubench.causes.cause import Cause, Effect, Family, Sighting, Unread, joined
+from gpubench.causes.cause import Cause, Family, Sighting, Unread, joined
 from gpubench.causes.circumstances import Circumstances
 from gpubench.causes.log_evidence import Reason, Staged
+from gpubench.model.cause_rows import Effect
 from gpubench.model.evidence import Confidence
 from gpubench.model.rank_facts import RankFacts
 from gpubench.model.selection import Pair
@@ -187,6 +188,7 @@ CONTAINER = Family(
         Cause(
             id="shm-not-shared",
             title="Ranks of one host in separate containers share no /dev/shm: NCCL uses NET/Socket inside the node",
+            seen_as=("via NET/Socket/0",),
             effects=_INSIDE,
             detection="st_dev of /dev/shm differs between ranks of one host; in NCCL's log `via NET` inside a node",
             settles="stat -c %d /dev/shm in every rank",
@@ -199,6 +201,12 @@ CONTAINER = Family(
         Cause(
             id="shm-too-small",
             title="/dev/shm is too small (Docker's 64 MB): NCCL `failed to extend /dev/shm`, no shared memory",
+            seen_as=(
+                "Error while creating shared memory segment /dev/shm/nccl-",
+                "No space left on device",
+                "failed to extend /dev/shm/nccl-",
+                "ncclSystemError",
+            ),
             effects=(Effect.NETWORK_INSIDE,),
             detection="size of /dev/shm of every rank, at most 64 MiB",
             settles="df -h /dev/shm; NCCL_DEBUG=WARN prints `Error while creating shared memory segment`",
@@ -219,6 +227,7 @@ CONTAINER = Family(
         Cause(
             id="device-file-denied",
             title="A rank may not open /dev/nvidiaN: permission denied (cgroup devices, file mode)",
+            seen_as=("Failed to initialize NVML: Insufficient Permissions", "No CUDA GPUs are available"),
             effects=(Effect.STAGED,),
             detection="access(2) on the device files of every rank",
             settles="ls -l /dev/nvidia*; nvidia-smi inside the container",
@@ -229,6 +238,7 @@ CONTAINER = Family(
         Cause(
             id="memlock-limited",
             title="Locked memory is limited (ulimit -l, RLIMIT_MEMLOCK): RDMA cannot register memory",
+            seen_as=("Call to ibv_reg_mr failed", "Call to ibv_create_cq failed", "Cannot allocate memory"),
             effects=(Effect.SOCKETS,),
             detection="RLIMIT_MEMLOCK of ranks on nodes with RDMA NICs, below 64 MiB and without CAP_IPC_LOCK",
             settles="ulimit -l; ib_write_bw; NCCL_DEBUG=WARN prints that ibv_reg_mr failed",

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Iterator
 
-from gpubench.causes.cause import Cause, Effect, Family, Sighting, Unread, joined, nothing_in_facts
+from gpubench.causes.cause import Cause, Family, Sighting, Unread, joined, nothing_in_facts
 from gpubench.causes.circumstances import Circumstances
 from gpubench.causes.log_evidence import Reason, Staged
 from gpubench.causes.sightings import of_pairs
+from gpubench.model.cause_rows import Effect
 from gpubench.model.evidence import Confidence
 from gpubench.model.nccl_log import RemarkKind
 from gpubench.model.peer_policy import Refusal
@@ -96,6 +97,7 @@ DISPUTED_ACCESS = Family(
         Cause(
             id="peer-access-corrupts",
             title="P2P is granted and data arrive wrong, as NaN or zeros, or NCCL hangs (passthrough, IOMMU, ACS)",
+            seen_as=("AMD-Vi: Event logged [IO_PAGE_FAULT]",),
             effects=(Effect.WRONG,),
             detection="the destination compared what arrived, between GPUs with peer access",
             settles="NCCL_P2P_DISABLE=1 gpubench allreduce: clean without peer access, wrong with it",
@@ -107,6 +109,7 @@ DISPUTED_ACCESS = Family(
         Cause(
             id="cuda-ipc-refused",
             title="Legacy CUDA IPC not supported (WSL, containers): cudaIpcOpenMemHandle fails",
+            seen_as=("Legacy IPC not supported", "CUDA error 101", "CUDA error 201", "CUDA error 217"),
             effects=_OF_PAIRS,
             detection="`Legacy IPC not supported` in NCCL's log",
             settles="mpirun -n 2 gpubench p2p opens handles between two processes",
@@ -132,6 +135,11 @@ DISPUTED_ACCESS = Family(
         Cause(
             id=_REFUSED,
             title="P2P access is refused (cudaDeviceCanAccessPeer = 0): copies go through host memory",
+            seen_as=(
+                "P2P is disabled between connected GPUs",
+                "peer access is not supported between these two devices",
+                "cudaErrorPeerAccessUnsupported",
+            ),
             effects=_OF_PAIRS,
             detection="cuDeviceCanAccessPeer and nvmlDeviceGetP2PStatus; `P2P is disabled between connected GPUs`, "
             "`Could not enable P2P`, `peer query failed` in NCCL's log",

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 
-from gpubench.causes.cause import Cause, Effect, Family, Sighting, Unread, joined
+from gpubench.causes.cause import Cause, Family, Sighting, Unread, joined
 from gpubench.causes.circumstances import Circumstances
 from gpubench.causes.log_evidence import SOCKET, Reason, Staged
 from gpubench.causes.nccl_settings import blame, in_log
 from gpubench.causes.sightings import of_node, of_pairs
+from gpubench.model.cause_rows import Effect
 from gpubench.model.evidence import Confidence, State
 from gpubench.model.nccl_log import RemarkKind
 from gpubench.model.path_types import allows, is_within, level, nccl_type
@@ -209,6 +210,7 @@ GPUDIRECT = Family(
         Cause(
             id="gpudirect-module-missing",
             title="GPU Direct RDMA Disabled for HCA: nvidia-peermem is not loaded, and no dma-buf",
+            seen_as=("GPU Direct RDMA Disabled for HCA",),
             effects=_EFFECTS,
             detection="/sys/module/nvidia_peermem, /sys/kernel/mm/memory_peers, CUDA's DMA_BUF_SUPPORTED attribute",
             settles=_MODULES,
@@ -220,6 +222,7 @@ GPUDIRECT = Family(
         Cause(
             id="peermem-not-registered",
             title="nvidia-peermem is loaded and does nothing: built without the RDMA core's symbols (MLNX_OFED)",
+            seen_as=("modprobe: ERROR: could not insert 'nvidia_peermem': Invalid argument",),
             effects=_EFFECTS,
             detection="nvidia-peermem is loaded, and ib_core does not list it as user",
             settles="lsmod | grep peermem; dmesg | grep -i peermem",

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 
-from gpubench.causes.cause import Cause, Effect, Family, Sighting, Unread, joined
+from gpubench.causes.cause import Cause, Family, Sighting, Unread, joined
 from gpubench.causes.circumstances import Circumstances
 from gpubench.causes.sightings import of_gpu, of_node
+from gpubench.model.cause_rows import Effect
 from gpubench.model.evidence import Confidence
 from gpubench.model.topology import Topology
 
@@ -54,21 +55,22 @@ def cpus_in(ranges: str) -> set[int] | None:
 
 
 def _numa(around: Circumstances) -> Iterator[Sighting | Unread]:
-    """Ranks bound to CPUs of which none is near their GPU."""
+    """Processes bound to CPUs of which none is near their GPU, or near one of those whose copies they make."""
     for facts in around.facts:
         node = around.nodes.get(facts.node)
         own = cpus_in(facts.affinity or "")
         gpus = around.gpus_of_rank(facts)
-        if node is None or own is None or len(gpus) != 1:
+        makes_copies = not around.asked_of_nccl
+        if node is None or own is None or not (len(gpus) == 1 or makes_copies):
             if node is not None and "affinity" in facts.unknown:
                 yield Unread(around.on(facts.node, f"rank {facts.rank}"), facts.unknown["affinity"])
             continue
-        (position,) = gpus
-        gpu = around.wiring.gpu(position)
-        near = None if gpu is None else _near(node, gpu.place.numa_node)
-        if near and own.isdisjoint(near):
-            seen = f"bound to CPUs {facts.affinity}, its GPU is on NUMA node {gpu and gpu.place.numa_node}"
-            yield of_gpu(around, position, seen, Confidence.PROVEN)
+        for position in sorted(gpus):
+            gpu = around.wiring.gpu(position)
+            near = None if gpu is None else _near(node, gpu.place.numa_node)
+            if near and own.isdisjoint(near):
+                seen = f"bound to CPUs {facts.affinity}, its GPU is on NUMA node {gpu and gpu.place.numa_node}"
+                yield of_gpu(around, position, seen, Confidence.PROVEN)
 
 
 def _near(node: Topology, numa_node: int | None) -> set[int] | None:
@@ -146,6 +148,7 @@ MACHINE = Family(
         Cause(
             id="gpu-throttled",
             title="GPU clocks are throttled (HW Slowdown, SW Thermal Slowdown, Power Brake)",
+            seen_as=("HW Slowdown : Active", "SW Thermal Slowdown : Active", "HW Power Brake Slowdown : Active"),
             effects=(Effect.SLOW,),
             detection="nvmlDeviceGetCurrentClocksEventReasons, without idling and power caps",
             settles="nvidia-smi -q -d PERFORMANCE,TEMPERATURE",
@@ -156,6 +159,7 @@ MACHINE = Family(
         Cause(
             id="memory-rows-pending",
             title="Row remapping pending or failed (uncorrectable ECC errors)",
+            seen_as=("Remapping Failure Occurred : Yes", "Pending : Yes", "Xid 63", "Xid 64"),
             effects=(Effect.SLOW,),
             detection="nvmlDeviceGetRemappedRows",
             settles="nvidia-smi -q -d ROW_REMAPPER",
@@ -167,7 +171,8 @@ MACHINE = Family(
             id="numa-far",
             title="A rank is bound to CPUs far from its GPU (NUMA): slow host copies and launches",
             effects=(Effect.SLOW,),
-            detection="sched_getaffinity of every rank against the CPUs of its GPU's NUMA node",
+            detection="sched_getaffinity of every rank against the CPUs of its GPU's NUMA node; of p2p in one process "
+            "against those of every GPU",
             settles="gpubench p2p --pairs 0-1 under numactl --cpunodebind of either node: host memory to GPU",
             cure="mpirun --bind-to numa --map-by numa, or srun --cpu-bind with the GPU's CPUs",
             link="https://github.com/NVIDIA/nccl/issues/1674",

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 
-from gpubench.causes.cause import Cause, Effect, Family, Sighting, Unread, joined
+from gpubench.causes.cause import Cause, Family, Sighting, Unread, joined
 from gpubench.causes.circumstances import Circumstances, places_of, removal
 from gpubench.causes.log_evidence import Reason, Staged
 from gpubench.causes.sightings import of_node
+from gpubench.model.cause_rows import Effect
 from gpubench.model.evidence import Confidence
 from gpubench.model.nccl_log import RemarkKind
 

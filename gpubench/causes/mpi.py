@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
-from gpubench.causes.cause import Cause, Effect, Family, Sighting, Unread, joined
+from gpubench.causes.cause import Cause, Family, Sighting, Unread, joined
 from gpubench.causes.circumstances import Circumstances
+from gpubench.model.cause_rows import Effect
 from gpubench.model.evidence import Confidence
 from gpubench.model.rank_facts import RankFacts
 
@@ -106,6 +107,7 @@ MPI = Family(
         Cause(
             id="mpi-not-cuda-aware",
             title="MPI is not CUDA-aware: GPU buffers crash it, or are copied through the host",
+            seen_as=("mpi_built_with_cuda_support:value:false", "Segmentation fault: address not mapped to object"),
             effects=_EFFECTS,
             detection="MPIX_Query_cuda_support or MPIX_GPU_query_support of the loaded library",
             settles="ompi_info --parsable --all | grep mpi_built_with_cuda_support; mpichversion",

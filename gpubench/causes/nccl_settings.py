@@ -3,10 +3,11 @@
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-from gpubench.causes.cause import Cause, Effect, Family, Sighting, Unread, joined
+from gpubench.causes.cause import Cause, Family, Sighting, Unread, joined
 from gpubench.causes.circumstances import Circumstances, places_of, removal
 from gpubench.causes.log_evidence import OFF, Reason, Staged
 from gpubench.causes.sightings import of_pairs
+from gpubench.model.cause_rows import Effect
 from gpubench.model.evidence import Confidence
 from gpubench.model.nccl_log import RemarkKind
 from gpubench.model.path_types import DEFAULT_LEVEL, allows, amd_takes_all, is_within, level, nccl_type
@@ -120,7 +121,7 @@ def _policy(around: Circumstances) -> Iterator[Sighting | Unread]:
 def _network_taken(around: Circumstances) -> Iterator[Sighting | Unread]:
     by_network = {pair for pair in around.inside if any(each.network for each in (around.staged or {}).get(pair, ()))}
     if by_network and not around.values("NCCL_NET_DISABLE_INTRA"):
-        seen = "NCCL took a network inside the node, and no setting says so"
+        seen = "NCCL took a network inside the node"
         yield of_pairs(around, by_network, seen, Confidence.WEAK)
 
 
@@ -189,6 +190,7 @@ def _log_policy(staged: Staged) -> Reason | None:
     )
 
 
+_NETWORK_TAKEN = "nccl-net-in-node"
 _ENV = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
 
 
@@ -199,19 +201,23 @@ def _variable(
     look: Callable[[Circumstances], Iterator[Sighting | Unread]],
     log: Callable[[Staged], Reason | None],
     names: str,
+    *implies: str,
 ) -> Cause:
     """What variables that forbid a path have in common."""
     return Cause(
         id=id_,
         title=title,
         effects=effects,
-        detection=f"{names} in the environment of every rank, NCCL_CONF_FILE, ~/.nccl.conf, /etc/nccl.conf; "
-        "`set by environment to` in NCCL's log",
-        settles=f"gpubench allreduce, and the same with {names} unset",
+        seen_as=tuple(f"{name} set by environment to" for name in names.split()),
+        detection=f"{names.replace(' ', ' or ')} in the environment of every rank, NCCL_CONF_FILE, ~/.nccl.conf, "
+        "/etc/nccl.conf; `set by environment to` in NCCL's log",
+        settles=f"gpubench allreduce, and the same without: env {' '.join(f'-u {name}' for name in names.split())} "
+        "gpubench allreduce",
         cure=f"unset {names}, or take it out of the file that sets it",
         link=_ENV,
         look=look,
         in_log=log,
+        implies=implies,
     )
 
 
@@ -234,6 +240,7 @@ NCCL_SETTINGS = Family(
             _shm,
             _log_shm,
             SHM_DISABLE,
+            _NETWORK_TAKEN,
         ),
         _variable(
             "nccl-hostid",
@@ -242,6 +249,7 @@ NCCL_SETTINGS = Family(
             _hostid,
             _log_hostid,
             HOSTID,
+            _NETWORK_TAKEN,
         ),
         Cause(
             id="nccl-default-level",
@@ -267,7 +275,7 @@ NCCL_SETTINGS = Family(
             look=_slow,
         ),
         Cause(
-            id="nccl-net-in-node",
+            id=_NETWORK_TAKEN,
             title="NCCL uses NET inside one node without being told to",
             effects=(Effect.NETWORK_INSIDE,),
             detection="`via NET/` between ranks of one node, and no variable or /dev/shm explains it",

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 
-from gpubench.causes.cause import Cause, Effect, Family, Sighting, Unread, joined
+from gpubench.causes.cause import Cause, Family, Sighting, Unread, joined
 from gpubench.causes.circumstances import Circumstances
 from gpubench.causes.log_evidence import SOCKET, Reason, Staged
 from gpubench.causes.nccl_settings import blame, in_log
 from gpubench.causes.sightings import nodes_with_rdma, of_node, of_pairs, rdma_nics
+from gpubench.model.cause_rows import Effect
 from gpubench.model.evidence import Confidence
 from gpubench.model.nccl_log import RemarkKind
 from gpubench.model.selection import Pair
@@ -79,6 +80,9 @@ def _no_device_files(around: Circumstances) -> Iterator[Sighting | Unread]:
         up = {nic.name for nic in rdma_nics(node) if nic.state == "active"}
         files = [port.device_file for port in node.snapshot.rdma_ports if port.device_file and port.nic in up]
         for rank in ranks if files else ():
+            if not rank.device_files:
+                yield Unread(around.on(number, f"rank {rank.rank}"), "no device file of it is known, not even a GPU's")
+                continue
             usable = set(rank.device_files) - set(rank.denied_device_files)
             if usable.isdisjoint(files):
                 denied = not set(rank.denied_device_files).isdisjoint(files)
@@ -232,6 +236,7 @@ NETWORK = Family(
         Cause(
             id="verbs-provider-missing",
             title="libibverbs: no userspace device-specific driver found for the NIC (ibverbs-providers)",
+            seen_as=("libibverbs: Warning: couldn't load driver", "no userspace device-specific driver found"),
             effects=_SOCKETS,
             detection="/etc/libibverbs.d of every rank against the kernel drivers of the RDMA NICs",
             settles="ibv_devices inside the container",
@@ -243,6 +248,7 @@ NETWORK = Family(
         Cause(
             id="infiniband-files-missing",
             title="No /dev/infiniband/uverbs in the container: NET/IB : No device found, network Socket",
+            seen_as=("NET/IB : No device found.", "Using network Socket"),
             effects=_SOCKETS,
             detection="the device file of every active port against those that a rank has and may open",
             settles="ls -l /dev/infiniband inside the container",

@@ -3,10 +3,12 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from gpubench.causes.cause import Cause, Effect, Family, Sighting, Unread, joined
+from gpubench.causes.cause import Cause, Family, Sighting, Unread, joined
 from gpubench.causes.circumstances import Circumstances
 from gpubench.causes.log_evidence import Reason, Staged
-from gpubench.causes.sightings import of_gpu, of_node, of_pairs
+from gpubench.causes.sightings import of_gpu, of_node, of_pairs, sureness
+from gpubench.model.cause_rows import Effect
+from gpubench.model.error_counts import nvlink_errors
 from gpubench.model.evidence import Confidence
 from gpubench.model.fabric_health import decode_health, describe_health
 from gpubench.model.links import active_links
@@ -153,14 +155,15 @@ def _usual(node: Topology, model: str | None) -> int:
 
 
 def _errors(around: Circumstances) -> Iterator[Sighting | Unread]:
+    found = {
+        (number, errors.device): errors
+        for number, node in around.nodes.items()
+        for errors in nvlink_errors(node.snapshot)
+    }
     for position, _, gpu in around.gpus():
-        counted = [
-            f"link {link.number}: {', '.join(f'{count} {name}' for name, count in link.errors.items() if count)}"
-            for link in gpu.nvlinks or ()
-            if any(link.errors.values())
-        ]
-        if counted:
-            yield of_gpu(around, position, joined(counted), Confidence.WEAK)
+        errors = found.get((around.wiring.gpus[position].node, gpu.device))
+        if errors is not None:
+            yield of_gpu(around, position, errors.seen, sureness(errors))
 
 
 def _log_nvlink_refused(staged: Staged) -> Reason | None:
@@ -196,6 +199,11 @@ NVLINK = Family(
         Cause(
             id="fabric-manager-stopped",
             title="NVSwitch without a running fabric manager: links are active, P2P refused, CUDA error 802",
+            seen_as=(
+                "CUDA error 802: system not yet initialized",
+                "cudaErrorSystemNotReady",
+                "Fabric State : In Progress",
+            ),
             effects=(Effect.STAGED,),
             detection="no process nv-fabricmanager on a host with NVSwitches whose GPUs' fabric is not ready",
             settles="systemctl status nvidia-fabricmanager",
@@ -242,6 +250,7 @@ NVLINK = Family(
         Cause(
             id=_DOWN,
             title="NVLinks are down or inactive on a GPU (nvidia-smi nvlink -s, Xid 74)",
+            seen_as=("Link 4: <inactive>", "Xid 74"),
             effects=(Effect.SLOW,),
             detection="active links of each GPU against those of its siblings",
             settles="nvidia-smi nvlink -s; nvidia-smi nvlink -e; dmesg | grep 'Xid.*74'",
@@ -275,8 +284,9 @@ NVLINK = Family(
             id="nvlink-errors",
             title="NVLinks count replay, recovery or CRC errors",
             effects=(Effect.SLOW,),
-            detection="the error counters of every link",
-            settles="nvidia-smi nvlink -e, again after some traffic: do they grow?",
+            detection="the error counters of every link: what comes while p2p or check runs; weak where they were read "
+            "once: totals far above those of siblings",
+            settles="nvidia-smi nvlink -e, again after gpubench p2p: do they grow?",
             cure="reseat or replace the link whose counters grow",
             link="https://github.com/NVIDIA/DCGM/issues/198",
             look=_errors,

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Iterator, Mapping
 
-from gpubench.causes.cause import Cause, Effect, Family, Sighting, Unread, joined
+from gpubench.causes.cause import Cause, Family, Sighting, Unread, joined
 from gpubench.causes.circumstances import Circumstances
-from gpubench.causes.sightings import of_pairs
+from gpubench.causes.sightings import sureness
+from gpubench.model.cause_rows import Effect
+from gpubench.model.error_counts import FEW_MEANWHILE, pcie_errors
 from gpubench.model.evidence import Confidence
 from gpubench.model.pci_capabilities import PciKind
 from gpubench.model.selection import Pair
@@ -14,9 +16,6 @@ from gpubench.model.topology import Device, Topology
 _REDIRECTS = ("request_redirect", "completion_redirect", "upstream_forwarding")
 _DIRECT = "direct_translated"
 _TRANSLATES = ("DMA", "DMA-FQ")
-_MANY_ERRORS = 1000
-"""Of correctable errors and replays a few are nothing: links train, cards are hot-plugged."""
-
 _BELOW_ONE_SWITCH = ("PIX", "PXB")
 
 
@@ -86,25 +85,16 @@ def _uplink(around: Circumstances) -> Iterator[Sighting | Unread]:
 
 def _errors(around: Circumstances) -> Iterator[Sighting | Unread]:
     for number, node in around.nodes.items():
-        for gpu in node.gpus:
-            if (gpu.pcie_replays or 0) >= _MANY_ERRORS:
-                seen = f"{gpu.pcie_replays:,} PCIe replays"
-                gpus = _place(around, number, gpu)
-                subject = around.on(number, gpu.device)
-                yield Sighting(subject=subject, seen=seen, confidence=Confidence.LIKELY, gpus=gpus)
-        for device in node.snapshot.pci_devices:
-            errors = device.errors
-            if errors is None:
-                continue
-            grave = (errors.nonfatal or 0) + (errors.fatal or 0)
-            if grave or (errors.correctable or 0) >= _MANY_ERRORS:
-                named = joined([f"{count:,} {name}" for name, count in errors.named.items()])
-                yield Sighting(
-                    subject=around.on(number, f"{device.kind.replace('_', ' ')} {device.bus_id}"),
-                    seen=named or f"{errors.correctable or 0:,} correctable, {grave:,} worse",
-                    confidence=Confidence.LIKELY if grave else Confidence.WEAK,
-                    gpus=around.gpus_of(number),
-                )
+        gpus = {gpu.device: gpu for gpu in node.gpus}
+        kinds = {each.bus_id: each.kind.replace("_", " ") for each in node.snapshot.pci_devices}
+        for errors in pcie_errors(node.snapshot):
+            gpu, kind = gpus.get(errors.device), kinds.get(errors.device, "")
+            yield Sighting(
+                subject=around.on(number, *filter(None, (kind, errors.device))),
+                seen=errors.seen,
+                confidence=sureness(errors),
+                gpus=around.gpus_of(number) if gpu is None else _place(around, number, gpu),
+            )
 
 
 def _above(devices: Mapping[str, PciDevice], bus_id: str | None) -> list[PciDevice]:
@@ -137,8 +127,7 @@ def _redirected(
     around: Circumstances, number: int, one: Device, other: Device, gpus: frozenset[int], pair: Pair | None
 ) -> Iterator[Sighting | Unread]:
     """Bridges between two devices that send their traffic up to the root: by their registers, else by IOMMU groups."""
-    snapshot = around.nodes[number].snapshot
-    devices = {each.bus_id: each for each in snapshot.pci_devices}
+    devices = around.pci_devices[number]
     bridges = _between(devices, one.bus_id, other.bus_id)
     subject = around.on(number, f"{one.device} – {other.device}")
     pairs = None if pair is None else frozenset((pair, pair[::-1]))
@@ -185,9 +174,8 @@ def _acs_nic(around: Circumstances) -> Iterator[Sighting | Unread]:
 def _translating(around: Circumstances) -> Iterator[Sighting | Unread]:
     """GPUs behind a translating IOMMU that reach others over PCIe: NVLink's bytes do not pass it."""
     for position, node, gpu in around.gpus():
-        snapshot = node.snapshot
-        devices = {each.bus_id: each for each in snapshot.pci_devices}
-        device = devices.get(gpu.bus_id or "")
+        kernel = node.snapshot.kernel
+        device = around.pci_devices[around.wiring.gpus[position].node].get(gpu.bus_id or "")
         over_pcie = any(nic.rdma for nic in node.nics) or any(
             not node.nvlinks(gpu, other) and node.peer_access(gpu, other).possible
             for other in node.gpus
@@ -195,7 +183,7 @@ def _translating(around: Circumstances) -> Iterator[Sighting | Unread]:
         )
         if device is None or device.iommu_group is None or not over_pcie:
             continue
-        kind = snapshot.kernel.iommu.group_types.get(str(device.iommu_group))
+        kind = kernel.iommu.group_types.get(str(device.iommu_group))
         if kind in _TRANSLATES:
             yield Sighting(
                 subject=around.name(position),
@@ -204,20 +192,8 @@ def _translating(around: Circumstances) -> Iterator[Sighting | Unread]:
                 gpus=frozenset((position,)),
             )
         elif kind is None:
-            reason = snapshot.kernel.iommu.unknown.get("group_types", "the type of its group was not read")
+            reason = kernel.iommu.unknown.get("group_types", "the type of its group was not read")
             yield Unread(around.name(position), reason)
-
-
-def _shared_uplink(around: Circumstances) -> Iterator[Sighting | Unread]:
-    for pair in around.staged or ():
-        refusal = around.refusals.get(pair)
-        if refusal is not None and refusal.by_design and around.wiring.path(pair) in _BELOW_ONE_SWITCH:
-            yield of_pairs(
-                around,
-                [pair],
-                f"{around.wiring.path(pair)}, and through host memory: up and down the same uplink",
-                Confidence.LIKELY,
-            )
 
 
 _SLOW = (Effect.SLOW,)
@@ -233,6 +209,7 @@ def _link(id_: str, title: str, detection: str, look: Callable[..., Iterator[Sig
     return Cause(
         id=id_,
         title=title,
+        seen_as=("LnkSta: Speed 16GT/s (downgraded), Width x8 (downgraded)",),
         effects=_SLOW,
         detection=detection,
         settles="lspci -vv -s BUS_ID | grep -E 'LnkCap|LnkSta' while gpubench p2p runs",
@@ -271,6 +248,7 @@ PCIE = Family(
         Cause(
             id="iommu-translating",
             title="The IOMMU translates (not iommu=pt): P2P over PCIe slow, corrupt or hanging",
+            seen_as=("AMD-Vi: Event logged [IO_PAGE_FAULT]", "DMAR: [DMA Write] Request device"),
             effects=(Effect.SLOW, Effect.WRONG),
             detection="/sys/kernel/iommu_groups/N/type of a GPU that reaches others over PCIe: DMA or DMA-FQ",
             settles="cat /proc/cmdline; dmesg | grep -i 'IO_PAGE_FAULT\\|DMAR'",
@@ -302,24 +280,15 @@ PCIE = Family(
         Cause(
             id="pcie-errors",
             title="PCIe replays or AER errors (BadTLP, ACSViol, correctable errors) on the way of a GPU",
+            seen_as=("PCIe Bus Error: severity=Corrected", "Replays Since Reset"),
             effects=_SLOW,
-            detection="aer_dev_* in /sys of every hop, and NVML's replay counter: any that is not correctable, or "
-            f"{_MANY_ERRORS:,} that are",
+            detection="aer_dev_* in /sys of every hop, and NVML's replay counter: more than "
+            f"{FEW_MEANWHILE} that come while p2p or check runs, or any that cannot be corrected; weak where they were "
+            "read once: totals far above those of siblings, or fatal ones",
             settles="the same again after gpubench p2p: do they grow? dmesg | grep AER",
             cure="reseat the card, riser or cable; a slower generation in the BIOS where errors go on",
             link="https://github.com/NVIDIA/NVSentinel/issues/890",
             look=_errors,
-        ),
-        Cause(
-            id="staging-shares-uplink",
-            title="Pairs under one PCIe switch are slower through host memory than pairs under two",
-            effects=_SLOW,
-            detection="pairs without P2P by design, through host memory, below one switch",
-            settles="gpubench p2p: PIX pairs slower than SYS pairs",
-            cure="nothing to repair: both ways share the switch's uplink; spread such ranks over switches",
-            link="https://github.com/NVIDIA/nccl/issues/1086",
-            look=_shared_uplink,
-            by_design=True,
         ),
     ),
 )

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Iterator
 
-from gpubench.causes.cause import Cause, Effect, Family, Sighting, Unread, joined
+from gpubench.causes.cause import Cause, Family, Sighting, Unread, joined
 from gpubench.causes.circumstances import Circumstances
 from gpubench.causes.log_evidence import Reason, Staged
 from gpubench.causes.sightings import of_pairs
+from gpubench.model.cause_rows import Effect
 from gpubench.model.evidence import Confidence
 from gpubench.model.nccl_log import RemarkKind
 from gpubench.model.path_types import is_nvlink
@@ -187,6 +188,7 @@ PEER_ACCESS = Family(
         Cause(
             id="mig-on",
             title="MIG is enabled, so GPUs have no peer-to-peer (P2P) access by PCIe or NVLink",
+            seen_as=("MIG Mode : Current : Enabled",),
             effects=_OF_PAIRS,
             detection="nvmlDeviceGetMigMode",
             settles="nvidia-smi -q | grep -A 3 'MIG Mode'",
@@ -213,6 +215,7 @@ PEER_ACCESS = Family(
         Cause(
             id="gpu-without-pcie-p2p",
             title="GNS: this GPU model has no P2P over PCIe (GeForce RTX 4090, 5090, most 30xx)",
+            seen_as=("GNS = GPU not supported", "Device=0 CANNOT Access Peer Device=1"),
             effects=_OF_PAIRS,
             detection="nvmlDeviceGetP2PStatus says GNS (GPU not supported) for GPUs without NVLinks; or NCCL's log "
             "has the driver's refusal for GPUs on PCIe",
@@ -252,6 +255,7 @@ PEER_ACCESS = Family(
         Cause(
             id="p2p-virtual-machine",
             title="CNS in a virtual machine: the hypervisor does not say that GPUs may reach each other (P2P clique)",
+            seen_as=("CNS = Chipset not supported", "Device=0 CANNOT Access Peer Device=1"),
             effects=_OF_PAIRS,
             detection="nvmlDeviceGetP2PStatus says CNS, and the CPU has the hypervisor flag",
             settles="nvidia-smi topo -p2p r in the guest and on the host",
@@ -263,6 +267,7 @@ PEER_ACCESS = Family(
         Cause(
             id="p2p-chipset",
             title="CNS: chipset not supported for P2P, no common PCIe switch",
+            seen_as=("CNS = Chipset not supported", "Device=0 CANNOT Access Peer Device=1"),
             effects=_OF_PAIRS,
             detection="nvmlDeviceGetP2PStatus says CNS on bare metal",
             settles="nvidia-smi topo -p2p r; lspci -tv shows what is between them",

@@ -3,9 +3,10 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gpubench.causes.cause import Cause, Effect, Sighting, Unread, joined, joined_seen
+from gpubench.causes.cause import Cause, Sighting, Unread, joined, joined_seen
 from gpubench.causes.circumstances import Circumstances
 from gpubench.causes.log_evidence import Staged
+from gpubench.model.cause_rows import Effect
 from gpubench.model.evidence import Confidence
 from gpubench.model.explanation import Explanation
 from gpubench.model.selection import Pair
@@ -43,6 +44,12 @@ class Named:
     def confidence(self) -> Confidence:
         """As sure as its surest sighting."""
         return min((each.confidence for each in self.sightings), key=_SUREST_FIRST.index)
+
+    @property
+    def effects(self) -> tuple[Effect, ...]:
+        """What it does where it was seen, in the order of the catalogue."""
+        found = {effect for each in self.sightings for effect in each.effects or self.cause.effects}
+        return tuple(effect for effect in self.cause.effects if effect in found)
 
     @property
     def seen(self) -> str:
@@ -85,7 +92,9 @@ class Diagnosis:
         A policy, or hardware without a direct path, comes first where it explains all of them, and last where it does
         not. Of others the surest come first, then what is not general, then what explains most pairs.
         """
-        found = [(named, *_explained(named, symptoms)) for named in self.named]
+        asked = {effect for seen in symptoms.values() for effect in _EXPLAINS[seen]}
+        able = [named for named in self.named if asked & set(named.cause.effects)]
+        found = [(named, *_explained(named, symptoms)) for named in able]
         ranked = sorted(
             ((touching, len(pairs)) for _, touching, pairs in found if touching is not None),
             key=lambda each: (_place_of_design(each[0], each[1] == len(symptoms)), *_surest(each[0]), -each[1]),
@@ -94,21 +103,24 @@ class Diagnosis:
 
     def of_effect(self, *effects: Effect) -> tuple[Named, ...]:
         """The causes that have one of these effects."""
-        return tuple(named for named in self.named if set(effects) & set(named.cause.effects))
+        return tuple(named for named in self.named if set(effects) & set(named.effects))
 
 
 def _explained(named: Named, symptoms: Mapping[Pair, Effect]) -> tuple[Named | None, list[Pair]]:
     """The cause as far as it explains any of these, and which."""
-    effects = set(named.cause.effects)
     pairs = [
         pair
         for pair, seen in symptoms.items()
-        if effects & set(_EXPLAINS[seen])
-        # By design a node goes through shared memory: no design has it take a network.
-        and (seen in effects or not named.cause.by_design)
-        and any(each.touches(pair) for each in named.sightings)
+        if any(each.touches(pair) and _does(named.cause, each, seen) for each in named.sightings)
     ]
     return (named.touching(pairs) if pairs else None), pairs
+
+
+def _does(cause: Cause, sighting: Sighting, seen: Effect) -> bool:
+    """Whether a cause, as it was seen here, does what is seen of a path."""
+    effects = set(sighting.effects or cause.effects)
+    # By design a node goes through shared memory: no design has it take a network.
+    return bool(effects & set(_EXPLAINS[seen])) and (seen in effects or not cause.by_design)
 
 
 def _place_of_design(named: Named, whole: bool) -> int:  # noqa: FBT001 - how much of it is explained

@@ -2,16 +2,18 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
-from gpubench.causes.cause import Cause, Effect, Family, Sighting, Unread, joined
+from gpubench.causes.cause import Cause, Family, Sighting, Unread, joined
 from gpubench.causes.circumstances import Circumstances
-from gpubench.causes.sightings import nodes_with_rdma, of_node, rdma_nics
+from gpubench.causes.sightings import nodes_with_rdma, of_node, rdma_nics, sureness
+from gpubench.model.cause_rows import Effect
+from gpubench.model.error_counts import port_errors
 from gpubench.model.evidence import Confidence
 from gpubench.model.rdma_port import RDMA_MTUS, roce_mtu_bytes
 from gpubench.model.snapshot import NicFacts, NicKind
 
 _GID_INDEX = "NCCL_IB_GID_INDEX"
-_ERRORS = ("link_downed", "link_error_recovery", "symbol_error", "port_rcv_errors", "local_link_integrity_errors")
 _NOT_ACTIVE = ("down", "init", "armed", "defer", "nop")
 """The kernel's words for ports that carry nothing (drivers/infiniband/core/sysfs.c)."""
 
@@ -30,7 +32,8 @@ def _ports_down(around: Circumstances) -> Iterator[Sighting | Unread]:
         if down:
             every = len(down) == len(states)
             seen = joined(down) + (": none is left" if every else "")
-            yield of_node(around, number, seen, Confidence.PROVEN if every else Confidence.LIKELY)
+            sighting = of_node(around, number, seen, Confidence.PROVEN if every else Confidence.LIKELY)
+            yield sighting if every else replace(sighting, effects=_SLOW)
 
 
 def _ports_slow(around: Circumstances) -> Iterator[Sighting | Unread]:
@@ -53,13 +56,8 @@ def _model(nic: NicFacts) -> tuple[str | None, NicKind]:
 
 def _port_errors(around: Circumstances) -> Iterator[Sighting | Unread]:
     for number, node, _ in nodes_with_rdma(around):
-        for port in node.snapshot.rdma_ports:
-            counted = [
-                f"{count:,} {name}" for name, count in (port.counters or {}).items() if name in _ERRORS and count
-            ]
-            if counted:
-                seen = f"{joined(counted)} since the driver was loaded"
-                yield of_node(around, number, seen, Confidence.WEAK, port.nic)
+        for errors in port_errors(node.snapshot):
+            yield of_node(around, number, errors.seen, sureness(errors), errors.device)
 
 
 def _roce_mtu(around: Circumstances) -> Iterator[Sighting | Unread]:
@@ -110,6 +108,7 @@ RDMA_PORTS = Family(
         Cause(
             id="rdma-port-down",
             title="InfiniBand or RoCE port is down (state INIT or DOWN, phys_state Polling)",
+            seen_as=("State: Down", "Physical state: Polling", "State: Initializing"),
             effects=(Effect.SOCKETS, Effect.SLOW),
             detection="/sys/class/infiniband/*/ports/*/state of every RDMA NIC",
             settles="ibstat; the switch's log",
@@ -132,7 +131,8 @@ RDMA_PORTS = Family(
             id="rdma-port-errors",
             title="InfiniBand port counts link_downed, symbol_error or receive errors",
             effects=_SLOW,
-            detection="/sys/class/infiniband/*/ports/*/counters, since the driver was loaded",
+            detection="/sys/class/infiniband/*/ports/*/counters: what comes while p2p or check runs; weak where they "
+            "were read once: totals far above those of siblings",
             settles="the same after gpubench allreduce over these nodes: do they grow?",
             cure="clean or replace cable and transceiver of a port whose counters grow",
             link="https://github.com/NVIDIA/nccl-tests/issues/112",
@@ -151,6 +151,7 @@ RDMA_PORTS = Family(
         Cause(
             id="roce-gid-index",
             title="NCCL_IB_GID_INDEX names a GID that is no RoCE v2 address",
+            seen_as=("Got completion with error 12, opcode 0, len 0, vendor err 129", "Call to ibv_modify_qp failed"),
             effects=(Effect.SLOW, Effect.WRONG),
             detection="NCCL_IB_GID_INDEX against gid_attrs/types of every RoCE port",
             settles="show_gids",

@@ -5,6 +5,7 @@ from heapq import nsmallest
 
 from gpubench.causes.cause import Sighting
 from gpubench.causes.circumstances import Circumstances
+from gpubench.model.error_counts import Errors
 from gpubench.model.evidence import Confidence
 from gpubench.model.rank_facts import RankFacts
 from gpubench.model.selection import Pair
@@ -12,6 +13,13 @@ from gpubench.model.snapshot import NicFacts
 from gpubench.model.topology import Topology
 
 _MOST_NAMED = 4
+
+
+def sureness(errors: Errors) -> Confidence:
+    """How sure it is that counted errors slow anything down now: totals do not say when they were counted."""
+    if not errors.meanwhile:
+        return Confidence.WEAK
+    return Confidence.PROVEN if errors.grave else Confidence.LIKELY
 
 
 def of_node(around: Circumstances, number: int, seen: str, confidence: Confidence, *words: str) -> Sighting:

@@ -12,6 +12,7 @@ from gpubench.checks.gpu_model import GPU_MODEL
 from gpubench.checks.gpu_present import GPU_PRESENT
 from gpubench.checks.gpudirect import GPUDIRECT
 from gpubench.checks.host_bandwidth import HOST_BANDWIDTH
+from gpubench.checks.host_memory import HOST_MEMORY
 from gpubench.checks.measured import MEASURED
 from gpubench.checks.memory_rows import MEMORY_ROWS
 from gpubench.checks.mig import MIG
@@ -72,6 +73,7 @@ CHECKS: tuple[Check, ...] = (
     P2P_BANDWIDTH,
     P2P_SYMMETRY,
     HOST_BANDWIDTH,
+    HOST_MEMORY,
     COLLECTIVE_BANDWIDTH,
     DATA_CORRECT,
     STRAGGLERS,

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from itertools import zip_longest
 
 from gpubench.checks.check import Check, Facts
+from gpubench.model.error_counts import MEMORY_ERRORS, ErrorCounts
 from gpubench.model.verdict import Finding, Verdict
 
 
@@ -28,11 +29,19 @@ def find(facts: Facts) -> Iterator[Finding]:
                     id="memory-errors",
                     severity=Verdict.WARN,
                     subject=facts.subject(node, gpu),
-                    seen=f"{gpu.memory_errors} uncorrectable memory errors since the driver was loaded",
+                    seen=_when(gpu.memory_errors, node.snapshot.errors_grown, gpu.device),
                     expected="none",
                     cause="a cell of its memory fails, or a particle hit it once",
                     next_command="nvidia-smi -q -d ECC,ROW_REMAPPER; nvidia-smi -r -i INDEX, when nobody uses it",
                 )
+
+
+def _when(total: int, grown: ErrorCounts | None, device: str) -> str:
+    """A total, and what of it came during the run: each of them may have stopped a program, so old ones count too."""
+    since = f"{total} {MEMORY_ERRORS} since the driver was loaded"
+    if grown is None:
+        return f"{since}, when is not known"
+    return f"{since}, {grown.get(device, {}).get(MEMORY_ERRORS, 0)} of them during this run"
 
 
 ECC = Check("ecc", "error correction is on, and had no error that it could not correct", find)

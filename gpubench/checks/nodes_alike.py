@@ -26,7 +26,8 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 
 def _expected(kind: Kind) -> str:
-    return f"what {len(kind.alike)} other nodes of kind {kind.name} have"
+    count = len(kind.alike)
+    return f"what {count} other nodes of kind {kind.name} have" if count > 1 else "what the other node has"
 
 
 def _finding(subject: str, seen: str, expected: str, subjects: tuple[str, ...]) -> Finding:

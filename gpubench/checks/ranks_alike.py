@@ -9,7 +9,10 @@ from gpubench.model.verdict import Finding, Verdict
 
 
 def find(facts: Facts) -> Iterator[Finding]:
-    """A warning for ranks of one host with different /dev/shm, and for NCCL settings that not all ranks have."""
+    """A warning for ranks of one host with different /dev/shm, and for NCCL settings that not all ranks have.
+
+    The hosts of ranks with another setting than most are named; between two as frequent ones, unset is usual.
+    """
     for _, members in groupby(sorted(facts.ranks, key=lambda rank: rank.node), key=lambda rank: rank.node):
         yield from _shared_memory(list(members))
     yield from _settings(facts.ranks)
@@ -32,11 +35,12 @@ def _shared_memory(ranks: Sequence[RankFacts]) -> Iterator[Finding]:
 def _settings(ranks: Sequence[RankFacts]) -> Iterator[Finding]:
     names = sorted({name for rank in ranks for name in rank.environment if name.startswith("NCCL_")})
     for name in names:
-        values: dict[str | None, list[str]] = {}
+        values: dict[str | None, list[RankFacts]] = {}
         for rank in ranks:
-            values.setdefault(rank.environment.get(name), []).append(f"rank {rank.rank}")
+            values.setdefault(rank.environment.get(name), []).append(rank)
         if len(values) > 1:
-            shown = "; ".join(f"{value or 'unset'} on {join_subjects(who)}" for value, who in values.items())
+            usual = max(values, key=lambda value: (len(values[value]), value is None))
+            shown = "; ".join(f"{value or 'unset'} on {join_subjects(_names(who))}" for value, who in values.items())
             yield Finding(
                 id="settings-differ",
                 severity=Verdict.WARN,
@@ -45,7 +49,12 @@ def _settings(ranks: Sequence[RankFacts]) -> Iterator[Finding]:
                 expected="the same on every rank",
                 cause="the launcher does not pass it on, or a host's profile sets it",
                 next_command=f"mpirun -x {name} ..., or srun --export=ALL",
+                subjects=tuple(dict.fromkeys(rank.host for rank in ranks if rank.environment.get(name) != usual)),
             )
+
+
+def _names(ranks: Sequence[RankFacts]) -> list[str]:
+    return [f"rank {rank.rank} on {rank.host}" for rank in ranks]
 
 
 RANKS_ALIKE = Check(

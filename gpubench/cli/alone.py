@@ -14,14 +14,17 @@ from gpubench.errors import (
     GpubenchError,
     launcher_failed,
     more_ranks_than_gpus,
-    no_gpu,
+    no_rank_started,
     ranks_ended_early,
+    rows_kept,
 )
 from gpubench.hardware import channel, launcher
 from gpubench.hardware.cuda import check_installed
 from gpubench.hardware.mpi import host_name
 from gpubench.hardware.nvml import Driver, read_driver
+from gpubench.installation_errors import no_gpu
 from gpubench.measure.collective import check_root
+from gpubench.model.hang import Lost, Phase, RankState, limit_seconds
 from gpubench.model.report import CollectiveRow, Metadata
 
 if TYPE_CHECKING:
@@ -29,6 +32,12 @@ if TYPE_CHECKING:
 
 HOST_RANKS = 2
 _CHATTER_LINES = 20
+_SECONDS_TO_END = 5.0
+_SECONDS_FOR_PYTHON = 30.0
+"""Until ranks run Python, over a network or on a busy host, and once more for what their watchdogs have to say: these
+count from their own start, name the rank that is missing, and so have to come first."""
+
+_SECONDS_TO_FINALIZE = 30.0
 
 
 def run(options: CollectiveOptions, arguments: Sequence[str]) -> int:
@@ -49,6 +58,7 @@ def run(options: CollectiveOptions, arguments: Sequence[str]) -> int:
     with channel.ChannelReceiver() as ranks_channel, delivering(presenter):
         environment = mpirun.environment(os.environ, ranks_channel.path)
         job = launcher.start(mpirun.command(ranks, arguments), environment)
+        ranks_channel.expect_end(limit_seconds(Phase.LAUNCH, options.timeout_s) + _SECONDS_FOR_PYTHON)
         try:
             return _Audience(presenter, shown, job).listen(ranks_channel)
         finally:
@@ -83,6 +93,7 @@ class _Audience:
         self._job = job
         self._error: GpubenchError | None = None
         self._heard = False
+        self._lost: list[Lost] = []
         self._chatter: list[str] = []
 
     def listen(self, ranks: channel.ChannelReceiver) -> int:
@@ -92,19 +103,26 @@ class _Audience:
                 self._overhear(message.text)
             else:
                 self._take(message)
-        if self._error is not None:
-            self._presenter.cut_short(failed=self._error.exit_code == JUDGED_AND_FAILED)
-            raise self._error
+                self._set_deadline(ranks)
         if self._presenter.report is None:
-            self._presenter.cut_short()
-            raise self._died(launcher.stop(self._job))
+            self._presenter.cut_short(failed=self._error is not None and self._error.exit_code == JUDGED_AND_FAILED)
+            raise self._error or self._died(launcher.stop(self._job), is_late=ranks.is_late)
         return self._shown.exit_code(self._presenter.report.verdict)
 
+    def _set_deadline(self, ranks: channel.ChannelReceiver) -> None:
+        """Once a rank has spoken, watchdogs see to an end; once they have said that it comes, it has to come soon."""
+        if self._error is not None or self._lost:
+            ranks.expect_end(_SECONDS_TO_END)
+        elif self._presenter.report is not None:
+            ranks.expect_end(_SECONDS_TO_FINALIZE)
+        elif self._heard:
+            ranks.expect_no_end()
+
     def _take(self, message: channel.Message) -> None:
-        if not self._heard:
+        kind = message["kind"]
+        if not self._heard and kind != "lost":
             self._heard = True
             self._pass_on_chatter()
-        kind = message["kind"]
         if kind == "begin":
             self._presenter.begin(Metadata.from_record(message["metadata"]))
         elif kind == "progress":
@@ -113,6 +131,9 @@ class _Audience:
             self._presenter.row(CollectiveRow(**message["row"]))
         elif kind == "end":
             self._presenter.end(channel.report_in(message))
+        elif kind == "lost":
+            state = RankState.from_record(message["state"])
+            self._lost.append(Lost(state, message["at_seconds"], message["status"]))
         elif kind == "error" and self._error is None:
             self._error = GpubenchError.from_record(message["error"])
 
@@ -125,15 +146,20 @@ class _Audience:
             return
         if not self._heard:
             self._chatter.append(line)
-        elif self._error is None and self._presenter.report is None:
+        elif self._error is None and self._presenter.report is None and not self._lost:
             self._presenter.note(line)
 
-    def _died(self, code: int) -> GpubenchError:
-        if self._heard:
+    def _died(self, code: int, *, is_late: bool) -> GpubenchError:
+        """Why there is no result: of ranks that were killed or crashed, the first, since launchers end the others."""
+        first = min(self._lost, key=lambda lost: lost.at_seconds, default=None)
+        if first is None and self._heard:
             return ranks_ended_early(code, self._presenter.rows)
-        self._chatter = self._chatter[-_CHATTER_LINES:]
-        self._pass_on_chatter()
-        return launcher_failed(code)
+        if not self._heard:
+            self._chatter = self._chatter[-_CHATTER_LINES:]
+            self._pass_on_chatter()
+        if first is not None and (self._heard or not first.exited):
+            return first.error(rows_kept(self._presenter.rows))
+        return no_rank_started() if is_late else launcher_failed(code)
 
     def _pass_on_chatter(self) -> None:
         for line in self._chatter:

@@ -105,10 +105,16 @@ def _run(launch: LaunchedBy | None) -> int:
     except typer.Abort:
         return _tell(InterruptedRunError("interrupted"), style)
     except typer.TyperException as error:
-        command = getattr(getattr(error, "ctx", None), "command_path", app.info.name)
-        return _tell(UsageError(error.format_message(), next_step=f"{command} --help"), style)
+        return _tell(UsageError(error.format_message(), next_step=f"{_command_of(error)} --help"), style)
     except GpubenchError as error:
         return _tell(error, style)
+
+
+def _command_of(error: typer.TyperException) -> str:
+    """The command whose help tells more: as it was started, else by its name."""
+    path = getattr(getattr(error, "ctx", None), "command_path", None)
+    named = sys.argv[1] if len(sys.argv) > 1 and not sys.argv[1].startswith("-") else ""
+    return path or f"{app.info.name} {named}".strip()
 
 
 def _tell(error: GpubenchError, style: ExitStyle | None) -> int:

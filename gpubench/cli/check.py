@@ -4,7 +4,7 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,8 +13,12 @@ from gpubench.cli.check_plan import CheckPlan, Depth
 from gpubench.cli.presentation import Presentation, parse_presentation
 from gpubench.cli.recording import parse_recording
 from gpubench.cli.simulation import Simulation, parse_simulation
-from gpubench.errors import UsageError
+from gpubench.errors import UsageError, exclusive
 from gpubench.hardware.launch import launched_by
+
+if TYPE_CHECKING:
+    from gpubench.hardware.mpi import MpiGroup
+    from gpubench.hardware.watchdog import RankProgress
 
 NAME = "check"
 SUMMARY = "Is this machine healthy? Facts and measurements against its profile and its siblings."
@@ -88,7 +92,7 @@ def parse_check_options(given: dict[str, Any]) -> CheckOptions:
     from gpubench.profiles import find
 
     if given["quick"] and given["full"]:
-        raise UsageError("--quick and --full exclude each other", expected="one of them, or neither")
+        raise exclusive(("--quick", "--full"), "one of them, or neither")
     if given["profile"] is not None:
         find(given["profile"], os.environ)
     folders = parse_recording(given, {"--simulate": given["simulate"], "--record": given["record"]})
@@ -123,7 +127,10 @@ def run(given: dict[str, Any]) -> None:
     from gpubench.cli import rank
     from gpubench.cli.check_ranks import CheckRanksJob
 
-    raise typer.Exit(rank.run(lambda group: CheckRanksJob(group, options, sys.argv[1:]), launch))
+    def make_job(group: "MpiGroup", progress: "RankProgress") -> CheckRanksJob:
+        return CheckRanksJob(group, progress, options, sys.argv[1:])
+
+    raise typer.Exit(rank.run(make_job, launch, options.timeout_s))
 
 
 PARAMETERS: tuple[tuple[str, Any, Any], ...] = (

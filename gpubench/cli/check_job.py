@@ -10,17 +10,18 @@ from pathlib import Path
 from gpubench.checks import Facts
 from gpubench.cli.check import NAME, CheckOptions
 from gpubench.cli.check_machines import profiles_of
-from gpubench.cli.check_measure import measured_collectives, measured_copies
+from gpubench.cli.check_measure import measured_collectives, measured_copies, measured_memory
 from gpubench.cli.delivery import delivering
 from gpubench.cli.presentation import check_writable
 from gpubench.cli.presenter import Presenter, terminal_style
 from gpubench.cli.run_metadata import recorded_settings, stamp
 from gpubench.cli.topo_job import with_own_names
-from gpubench.errors import no_gpu
 from gpubench.hardware import recorded
-from gpubench.hardware.probe import probe
+from gpubench.hardware.alone import AloneGroup
+from gpubench.hardware.probe import probe, watch_errors
 from gpubench.hardware.process_facts import read_rank_facts
 from gpubench.hardware.simulated.machine import snapshots as simulated_nodes
+from gpubench.installation_errors import no_gpu
 from gpubench.measure.check_documents import together
 from gpubench.measure.health import judge
 from gpubench.model.measurements import QUICK, Measurements, Need
@@ -28,6 +29,7 @@ from gpubench.model.nodes import group
 from gpubench.model.profile import Generic
 from gpubench.model.rank_facts import RankFacts
 from gpubench.model.report import Metadata, Origin, Report
+from gpubench.model.result_file import MODELS
 from gpubench.model.snapshot import Snapshot
 from gpubench.model.topology import Topology
 from gpubench.profiles import ProfileMatch
@@ -52,6 +54,8 @@ def run_alone(options: CheckOptions, arguments: Sequence[str]) -> int:
         matches = profiles_of(nodes, options.profile, os.environ)
         refuse_without_gpu(nodes, matches)
         measurements = _measured(options, nodes, matches)
+        if measurements is not QUICK and options.simulation is None and options.replay is None:
+            nodes = [Topology(watch_errors(node.snapshot, options.facts_timeout_s, os.environ)) for node in nodes]
         return deliver(options, arguments, nodes, ranks, matches, measurements, presenter)
 
 
@@ -113,11 +117,11 @@ def _measured(options: CheckOptions, nodes: Sequence[Topology], matches: Sequenc
             simulation.machine, simulation.faults, simulation.seed, snapshots, options.plan, profile=profile
         )
     if not nodes[0].gpus:
-        left_out = dict.fromkeys((Need.PEER_COPIES, Need.HOST_COPIES), "no GPU")
-        collectives = measured_collectives(options.plan, options.timeout_s, nodes, profile)
-        return together([Measurements(left_out=left_out), collectives])
-    copies = measured_copies(options.plan, options.timeout_s, nodes[0])
-    return together([copies, measured_collectives(options.plan, options.timeout_s, nodes, profile)])
+        copies = Measurements(left_out=dict.fromkeys((Need.PEER_COPIES, Need.HOST_COPIES), "no GPU"))
+    else:
+        copies = measured_copies(options.plan, options.timeout_s, nodes[0])
+    memory = measured_memory(AloneGroup(), nodes, 0)
+    return together([memory, copies, measured_collectives(options.plan, options.timeout_s, nodes, profile)])
 
 
 def _recorded_measurements(directory: Path) -> Measurements:
@@ -161,7 +165,12 @@ def metadata_of(
         hosts=[node.snapshot.host for node in nodes],
         libraries={"driver": f"{driver.version} (runs CUDA {driver.cuda})"} if driver.version else {},
         environment=recorded_settings(os.environ) if here else {},
-        options={"depth": options.plan.depth.value, "strict": options.strict, "timeout_s": options.timeout_s},
+        options={
+            "depth": options.plan.depth.value,
+            "strict": options.strict,
+            "timeout_s": options.timeout_s,
+            MODELS: sorted({gpu.name for node in nodes for gpu in node.gpus if gpu.name}),
+        },
         topology=Counter(node.fingerprint() for node in nodes).most_common(1)[0][0],
         profile=None if matched is None else _described(matched, asked=options.profile is not None),
         source=options.simulation.source if options.simulation is not None else source,

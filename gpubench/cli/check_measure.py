@@ -11,19 +11,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from gpubench.checks import Facts
+from gpubench.checks.host_memory import HOST_MEMORY
 from gpubench.cli.check_plan import CheckPlan, again
 from gpubench.collectives.record import Collective
 from gpubench.errors import CouldNotMeasureError
+from gpubench.hardware.host_copy import copy_seconds
 from gpubench.hardware.interpreter import module_command, with_package
+from gpubench.hardware.launch import as_if_alone
 from gpubench.measure.check_documents import of_collective, of_p2p, together
+from gpubench.model.measured_copies import of_host_memory
 from gpubench.model.measurements import Measurements, Need
 from gpubench.model.profile import Profile
 from gpubench.model.report import CollectiveRow
 from gpubench.model.topology import Topology
+from gpubench.ports import Group
 
-_LAUNCHERS = ("OMPI_", "PMI_", "PMIX_", "PRTE_", "SLURM_", "PBS_", "PALS_", "MPI_LOCAL", "HYDI_", "HYDRA_")
-"""Variables by which a process knows that a launcher started it; a child that is to be alone has none of them."""
+MEMORY_BYTES = 64 * 2**20
+"""More than a core's caches, and where all of them together hold it, those of nodes with the same CPU do."""
 
+_MEMORY_SAMPLES = 20
+_MEMORY_ROUNDS = 3
+
+_OWN_ERROR = "gpubench: error: "
 _MOST_WORDS = 300
 _SECONDS_TO_END = 5.0
 
@@ -65,6 +75,26 @@ def measured_collectives(
     return together([*parts, Measurements(collectives=tuple(found))])
 
 
+def measured_memory(group: Group, nodes: Sequence[Topology], node: int | None) -> Measurements:
+    """What one thread of every node copies in its memory, all nodes at the same time; `node` is None on other ranks.
+
+    The fastest copy of a node counts, as others can only make it slower; where a node falls behind, all copy again.
+    """
+    if len(nodes) == 1:
+        return Measurements(left_out={Need.HOST_MEMORY: "one node: there is none to compare it with"})
+    fastest = dict.fromkeys(range(len(nodes)), float("inf"))
+    found = Measurements()
+    for _ in range(_MEMORY_ROUNDS):
+        own = None if node is None else (node, min(copy_seconds(MEMORY_BYTES, _MEMORY_SAMPLES)))
+        for number, seconds in filter(None, group.gather(own)):
+            fastest[number] = min(seconds, fastest[number])
+        rows = [of_host_memory(nodes[each].snapshot.host, MEMORY_BYTES, fastest[each]) for each in fastest]
+        found = Measurements(pairs=tuple(rows))
+        if not any(HOST_MEMORY.find(Facts(nodes, measurements=found))):
+            break
+    return found
+
+
 def _document(arguments: Sequence[str], timeout_s: float) -> Mapping[str, Any]:
     """What a command of gpubench reports as JSON.
 
@@ -73,13 +103,12 @@ def _document(arguments: Sequence[str], timeout_s: float) -> Mapping[str, Any]:
     """
     name = f"gpubench {arguments[0]}"
     command = module_command("gpubench", *arguments, "--format", "json", "--no-progress")
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(_LAUNCHERS)}
     with subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env=with_package(environment),
+        env=with_package(as_if_alone(os.environ)),
         start_new_session=True,
     ) as child:
         try:
@@ -96,7 +125,8 @@ def _document(arguments: Sequence[str], timeout_s: float) -> Mapping[str, Any]:
         document = {}
     if document.get("complete"):
         return document
-    words = " ".join(said.decode(errors="replace").split())[-_MOST_WORDS:]
+    *_, own = said.decode(errors="replace").rpartition(_OWN_ERROR)
+    words = "; ".join(" ".join(line.split()) for line in own.splitlines() if line.strip())[-_MOST_WORDS:]
     raise CouldNotMeasureError(f"{name} ended with exit code {child.returncode}: {words or 'it said nothing'}")
 
 

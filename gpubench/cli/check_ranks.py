@@ -8,7 +8,7 @@ from gpubench.cli import collective as collective_command
 from gpubench.cli.check import CheckOptions
 from gpubench.cli.check_job import deliver, refuse_without_gpu
 from gpubench.cli.check_machines import profiles_of
-from gpubench.cli.check_measure import measured_copies
+from gpubench.cli.check_measure import measured_copies, measured_memory
 from gpubench.cli.check_plan import again
 from gpubench.cli.job import Job
 from gpubench.cli.options import CollectiveOptions, parse_collective_options
@@ -19,7 +19,8 @@ from gpubench.cli.topo_job import with_own_names
 from gpubench.collectives.record import Collective
 from gpubench.errors import GpubenchError
 from gpubench.hardware import mpi
-from gpubench.hardware.probe import probe
+from gpubench.hardware.probe import probe, watch_errors
+from gpubench.hardware.watchdog import RankProgress
 from gpubench.measure.agreement import AgreedError, agree
 from gpubench.measure.check_documents import findings_beside_speed, of_node, paths_judged, together
 from gpubench.model.evidence_rows import FALLBACK_SECTION, FallbackRow
@@ -60,8 +61,8 @@ class _Heard:
 class _HeardJob(Job):
     """A collective as a part of a check: its rows go to us, and to no terminal."""
 
-    def __init__(self, group: mpi.MpiGroup, options: CollectiveOptions, heard: _Heard) -> None:
-        super().__init__(group, options, ())
+    def __init__(self, group: mpi.MpiGroup, progress: RankProgress, options: CollectiveOptions, heard: _Heard) -> None:
+        super().__init__(group, progress, options, ())
         self._heard = heard
 
     def _listener(self, channel: str | None) -> Listener[CollectiveRow]:  # noqa: ARG002 - a check has no channel
@@ -71,8 +72,11 @@ class _HeardJob(Job):
 class CheckRanksJob:
     """One rank's part in checking a cluster: the first rank of every node measures it, the first of all judges."""
 
-    def __init__(self, group: mpi.MpiGroup, options: CheckOptions, arguments: Sequence[str]) -> None:
+    def __init__(
+        self, group: mpi.MpiGroup, progress: RankProgress, options: CheckOptions, arguments: Sequence[str]
+    ) -> None:
         self._group = group
+        self._progress = progress
         self._options = options
         self._arguments = arguments
         self.identity, _ = own_identity(group)
@@ -91,7 +95,11 @@ class CheckRanksJob:
         ranks = [facts for _, facts in gathered]
         nodes = [Topology(each) for each in with_own_names(snapshots)]
         matches = agree(group, lambda: self._matches(nodes))
-        measurements = self._measured(nodes, matches) if options.plan.measures else QUICK
+        measurements = QUICK
+        if options.plan.measures:
+            measurements = self._measured(nodes, matches)
+            watched = group.gather(None if snapshot is None else self._watched(nodes[self.identity.node]))
+            nodes = [Topology(each) for each in watched if each is not None]
         code = None
         if group.rank == 0:
             presenter = Presenter(options.presentation, rank_style(options.presentation), progress=False)
@@ -106,6 +114,10 @@ class CheckRanksJob:
         """The first rank of a node reads it, before any rank puts something on its GPUs."""
         return probe(self._options.facts_timeout_s, os.environ) if self.identity.local_rank == 0 else None
 
+    def _watched(self, node: Topology) -> Snapshot:
+        """This rank's node with the errors that its devices counted while it was measured."""
+        return watch_errors(node.snapshot, self._options.facts_timeout_s, os.environ)
+
     def _matches(self, nodes: Sequence[Topology]) -> list[ProfileMatch | None]:
         matches = profiles_of(nodes, self._options.profile, os.environ)
         refuse_without_gpu(nodes, matches)
@@ -113,9 +125,11 @@ class CheckRanksJob:
 
     def _measured(self, nodes: Sequence[Topology], matches: Sequence[ProfileMatch | None]) -> Measurements:
         """Copies on every node at the same time, then collectives over all ranks."""
+        first_of_node = self.identity.node if self.identity.local_rank == 0 else None
+        memory = measured_memory(self._group, nodes, first_of_node)
         parts = self._group.gather(self._own_copies(nodes[self.identity.node]))
         profile = matches[0].profile if matches[0] is not None else None
-        return together([*(part for part in parts if part is not None), self._collectives(nodes, profile)])
+        return together([memory, *(part for part in parts if part is not None), self._collectives(nodes, profile)])
 
     def _own_copies(self, node: Topology) -> Measurements | None:
         """What the first rank of a node measures, by a process of its own, while the others wait without a context."""
@@ -132,7 +146,7 @@ class CheckRanksJob:
 
         def rows(collective: Collective, sizes: Sequence[int], attempt: int) -> list[CollectiveRow]:
             heard = _Heard()
-            _HeardJob(self._group, _options_for(collective, sizes), heard).run(None)
+            _HeardJob(self._group, self._progress, _options_for(collective, sizes), heard).run(None)
             if not attempt and heard.report is not None:
                 ranks = tuple(heard.metadata.ranks) if heard.metadata is not None else ()
                 parts.append(Measurements(findings=_judged(heard.report), ranks=ranks))

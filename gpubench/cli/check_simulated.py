@@ -23,6 +23,7 @@ from gpubench.model.measurements import Measurements, Need
 from gpubench.model.operation import DataType, Placement, ReduceOp
 from gpubench.model.profile import Profile
 from gpubench.model.report import CollectiveRow, Metadata, Origin, PairRow, Report, Table
+from gpubench.model.sampling import Sampling
 from gpubench.model.snapshot import Snapshot
 from gpubench.model.topology import Topology
 
@@ -69,7 +70,8 @@ def measured(
     """
     parts = [_copies(machine, faults, seed, number, node, plan, noise) for number, node in enumerate(nodes)]
     parts.append(_collectives(machine, faults, seed, nodes, plan, noise, profile))
-    parts.append(Measurements(left_out={Need.VERIFIED_DATA: "no data are moved on a simulated machine"}))
+    no_data = "no data are moved on a simulated machine"
+    parts.append(Measurements(left_out=dict.fromkeys((Need.VERIFIED_DATA, Need.HOST_MEMORY), no_data)))
     return together(parts)
 
 
@@ -158,7 +160,7 @@ def request_for(collective: Collective, sizes: Sequence[int]) -> SweepRequest:
         ops=(ReduceOp.SUM,),
         placements=(Placement.OUT_OF_PLACE,),
         root=0,
-        iterations=20,
+        sampling=Sampling(),
         warmup=5,
         graph_replays=0,
         check=False,

@@ -3,15 +3,19 @@
 import os
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from gpubench.cli import options as declared
-from gpubench.cli import presentation, simulation
+from gpubench.cli import presentation, sampling, setting_options, simulation
 from gpubench.cli.signature import subcommand
 from gpubench.collectives.record import Collective
 from gpubench.hardware.launch import launched_by
+
+if TYPE_CHECKING:
+    from gpubench.hardware.mpi import MpiGroup
+    from gpubench.hardware.watchdog import RankProgress
 
 
 def command(collective: Collective) -> Callable[..., None]:
@@ -32,7 +36,10 @@ def command(collective: Collective) -> Callable[..., None]:
         from gpubench.cli import rank
         from gpubench.cli.job import Job
 
-        raise typer.Exit(rank.run(lambda group: Job(group, options, arguments), launch))
+        def make_job(group: "MpiGroup", progress: "RankProgress") -> Job:
+            return Job(group, progress, options, arguments)
+
+        raise typer.Exit(rank.run(make_job, launch, options.timeout_s))
 
     return subcommand(collective.name, help_text(collective), parameters(collective), run)
 
@@ -58,10 +65,11 @@ def parameters(collective: Collective) -> list[tuple[str, Any, Any]]:
         ("dtype", declared.DTYPE, None),
         *([("op", declared.OP, None)] if collective.reduces else []),
         *([("root", declared.ROOT, 0)] if collective.rooted else []),
+        *setting_options.parameters(collective),
         ("in_place", declared.IN_PLACE, False),
         ("out_of_place", declared.OUT_OF_PLACE, False),
         ("both", declared.BOTH, False),
-        ("iters", declared.ITERS, 20),
+        *sampling.PARAMETERS,
         ("warmup", declared.WARMUP, 5),
         ("graph", declared.GRAPH, 0),
         ("check", declared.CHECK, True),
@@ -69,8 +77,10 @@ def parameters(collective: Collective) -> list[tuple[str, Any, Any]]:
         ("nccl_library", declared.NCCL_LIBRARY, None),
         ("allocator", declared.ALLOCATOR, "cuda"),
         ("np", declared.NP, None),
+        ("timeout", declared.TIMEOUT, 60.0),
         ("evidence", declared.EVIDENCE, None),
         ("strict", declared.STRICT, False),
+        ("split", declared.SPLIT, None),
         ("plot", presentation.PLOT, False),
         *simulation.PARAMETERS,
         *presentation.PARAMETERS,

@@ -27,12 +27,15 @@ HELP = f"""{SUMMARY}
 Files may be gpubench's (.json, .jsonl, .csv) or nccl-tests' (text, or -J), also one of each. Rows are brought together
 by what they measured. What counts as slower is what chance does not explain: with single runs 5 % or 0.5 µs, 2 % from
 16 MiB on, and more where the figures are noisier; with three or more runs a side from 1 % on, as the runs show.
+Of two checks the findings are compared too: what is new, graver or gone.
 
   gpubench compare base.json new.json
 
   gpubench compare base1.json new1.json --base base2.json --base base3.json --new new2.json --new new3.json
 
   gpubench compare before.txt after.txt --threshold 5 --strict
+
+  gpubench compare last-week.json now.json     # of gpubench check --output: did this machine get worse?
 
   gpubench compare --last 5 results/
 
@@ -211,6 +214,7 @@ def _metadata(options: CompareOptions, arguments: Sequence[str], sides: Sequence
     files = [file for side in sides for file in (*side.base, *side.new)]
     hosts = dict.fromkeys(host for file in files for host in file.circumstances.hosts)
     origins = {row.origin for file in files for row in file.rows} | {row.origin for file in files for row in file.pairs}
+    origins |= {file.circumstances.origin for file in files if file.circumstances.origin is not None}
     source = ", ".join(map(str, (*options.base, *options.new)))
     return Metadata(
         **stamp(arguments),

@@ -5,6 +5,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TextIO
 
 from gpubench.cli.presenter import Presenter
 from gpubench.errors import InterruptedRunError, output_failed
@@ -32,6 +33,19 @@ def delivering(presenter: Presenter) -> Iterator[None]:
         raise output_failed(path, os.strerror(error.errno or 0), presenter.rows) from error
     finally:
         presenter.cut_short()
+
+
+def say(text: str, to: TextIO | None = None) -> None:
+    """Print some lines at once, on stdout or another stream.
+
+    Raises:
+        InterruptedRunError: nobody reads stdout any more.
+    """
+    try:
+        print(text, file=to, flush=True)
+    except BrokenPipeError:
+        _forget_stdout()
+        raise InterruptedRunError("the reader of stdout went away") from None
 
 
 def _interrupted(what: str, presenter: Presenter) -> str:

@@ -20,6 +20,16 @@ def spell_out_what_cannot_be_shown() -> None:
             stream.reconfigure(errors=_HANDLER)
 
 
+def showable(text: str) -> str:
+    """A text as stdout can show it; what prints help writes past the stream's own encoding."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return text.translate(_SPELLED)
+    return text
+
+
 def _spell(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error

@@ -10,17 +10,34 @@ from gpubench.cli.presentation import check_writable
 from gpubench.cli.presenter import Presenter, rank_style
 from gpubench.cli.rank import own_identity
 from gpubench.cli.run_metadata import recorded_settings, stamp
+from gpubench.cli.sampling import describe_sampling
+from gpubench.cli.setting_options import check_unset
 from gpubench.cli.watching import Watch
+from gpubench.cli.ways import Opener, WayMaker
 from gpubench.errors import UsageError, more_ranks_than_gpus, shared_gpu
 from gpubench.hardware import cuda, host, mpi
-from gpubench.hardware.channel import ChannelSender
+from gpubench.hardware.channel_sender import ChannelSender
+from gpubench.hardware.gpu_condition import NvmlCondition
 from gpubench.hardware.nccl import NcclBackend, NcclLibrary
+from gpubench.hardware.nccl_settings import nccl_settings
 from gpubench.hardware.nvml import Driver, read_driver
+from gpubench.hardware.watchdog import RankProgress
 from gpubench.measure.agreement import agree
 from gpubench.measure.cases import SweepRequest
-from gpubench.measure.collective import check_root, fitting_sizes, measure
+from gpubench.measure.collective import (
+    ReadCondition,
+    check_root,
+    fitting_all,
+    fitting_sizes,
+    measure,
+    no_gpu_to_read,
+)
 from gpubench.measure.path_evidence import unwatched
+from gpubench.measure.settings import Way, measure_ways
+from gpubench.measure.split_groups import GroupRows, InStep
+from gpubench.model.hang import Phase
 from gpubench.model.report import CollectiveRow, Metadata, Origin, RankIdentity, Report, Row
+from gpubench.model.split import RankGroup, groups_of
 from gpubench.model.sweep import DroppedSize
 from gpubench.model.verdict import exit_code
 from gpubench.ports import Backend, Group, Listener
@@ -45,12 +62,20 @@ class Silent:
 class Job:
     """One rank's part in a job."""
 
-    def __init__(self, group: mpi.MpiGroup, options: CollectiveOptions, arguments: Sequence[str]) -> None:
+    def __init__(
+        self, group: mpi.MpiGroup, progress: RankProgress, options: CollectiveOptions, arguments: Sequence[str]
+    ) -> None:
         self._group = group
+        self._progress = progress
         self._options = options
         self._arguments = arguments
         self._settings = recorded_settings(os.environ)
         self._watch: Watch | None = None
+        self._own = group
+        self._part: RankGroup | None = None
+        self._library: NcclLibrary | None = None
+        self._parts: Sequence[RankGroup] = ()
+        self._condition: ReadCondition = no_gpu_to_read
         self.identity, self._node_by_rank = own_identity(group)
 
     def run(self, channel: str | None) -> int:
@@ -61,26 +86,78 @@ class Job:
         """
         agree(self._group, self._check_ranks)
         listener = agree(self._group, lambda: self._listener(channel))
+        if self._options.split is not None:
+            split, identities = self._options.split, self._group.gather(self.identity)
+            self._parts = agree(self._group, lambda: groups_of(split, identities))
+            color = next(number for number, part in enumerate(self._parts) if self._group.rank in part.ranks)
+            self._own, self._part = self._group.split(color, self._group.rank), self._parts[color]
         with ExitStack() as stack:
             return self._measure(self._backend(stack), listener)
 
-    def _measure(self, backend: Backend, listener: Listener[CollectiveRow]) -> int:
+    def _measure(self, backend: Opener, listener: Listener[CollectiveRow]) -> int:
         group = self._group
         request = self._options.request(self._options.sizes_for(backend.name))
         identities = group.gather(self.identity)
-        agree(group, lambda: check_root(request.collective, request.root, group.size))
-        sizes, dropped = agree(group, lambda: fitting_sizes(request, group, backend, self.identity))
+        self._progress.know(identities)
+        agree(group, lambda: check_root(request.collective, request.root, self._own.size))
+        sizes, dropped = agree(group, lambda: fitting_sizes(request, self._own, backend, self.identity))
+        host_beside = self._host() if self._options.ways.host_too else None
+        if host_beside is not None:
+            own = agree(group, lambda: fitting_sizes(request, group, host_beside, self.identity))
+            sizes, dropped = fitting_all([(sizes, dropped), own])
+        if self._part is not None:
+            sizes, dropped = fitting_all(group.gather((sizes, dropped)))
         request = self._options.request(sizes)
+        ways = self._ways(request, backend, host_beside)
         listener.begin(self._metadata(backend, request, identities, dropped))
-        witness = None if self._watch is None else self._watch.witness(request)
-        report = measure(request, group, backend, max(self._node_by_rank) + 1, identities, listener, witness)
+        report = self._rows(request, ways, identities, listener)
         if self._watch is None:
-            why = "" if backend.name == "host" else "--no-evidence: nobody listened and nothing was counted"
-            report = replace(report, sections=unwatched(why))
+            report = replace(report, sections={**unwatched(self._why_unwatched(backend)), **report.sections})
         backend.close()
+        self._progress.enter(Phase.OUTPUT)
         if group.rank == 0:
             listener.end(report)
         return exit_code(group.broadcast(report.verdict))
+
+    def _rows(
+        self,
+        request: SweepRequest,
+        ways: Sequence[Way],
+        identities: Sequence[RankIdentity],
+        listener: Listener[CollectiveRow],
+    ) -> Report:
+        """Measure, in all groups at once where there are several, or in all ways."""
+        backend = ways[0].backend
+        if self._part is None:
+            witness = None if self._watch is None else self._watch.witness(request)
+            nodes = max(self._node_by_rank) + 1
+            if len(ways) > 1:
+                return measure_ways(
+                    request, self._group, ways, nodes, identities, listener, witness, self._progress, self._condition
+                )
+            return measure(
+                request, self._group, backend, nodes, identities, listener, witness, self._progress, self._condition
+            )
+        rows = GroupRows(self._part, self._own, self._group, listener)
+        own = [identities[rank] for rank in self._part.ranks]
+        nodes = len({each.node for each in own})
+        together = InStep(self._own, self._group)
+        report = measure(
+            request, together, backend, nodes, own, rows, progress=self._progress, read_condition=self._condition
+        )
+        return rows.merged(report)
+
+    def _ways(self, request: SweepRequest, backend: Opener, host_beside: Opener | None) -> Sequence[Way]:
+        """One where nobody asked for more."""
+        maker = WayMaker(self._group, self.identity, request)
+        return maker.ways(self._options.ways, backend, self._library, host_beside)
+
+    def _why_unwatched(self, backend: Backend) -> str:
+        if backend.name == "host":
+            return ""
+        if self._part is not None:
+            return "--split: log and counters would be of all groups at once"
+        return "--no-evidence: nobody listened and nothing was counted"
 
     def _check_ranks(self) -> None:
         if self._options.ranks not in (None, self._group.size):
@@ -99,7 +176,7 @@ class Job:
         check_writable(shown.outputs)
         return Presenter(shown, rank_style(shown), progress=False)
 
-    def _backend(self, stack: ExitStack) -> Backend:
+    def _backend(self, stack: ExitStack) -> Opener:
         """The backend asked for, else nccl where any rank sees a GPU, so that a node without one is not passed over.
 
         What is begun beside it ends with `stack`.
@@ -110,19 +187,31 @@ class Job:
             name = "nccl" if any(self._group.gather(driver.visible > 0)) else "host"
         ranks_on_node = self._node_by_rank.count(self.identity.node)
         if name == "host":
-            agree(self._group, self._check_host)
-            return host.HostBackend(self._group, ranks_on_node)
+            agree(self._group, lambda: self._options.refuse_gpu_options("no rank sees one"))
+            return self._host()
         if self._options.evidence is not EvidenceUse.OFF:
             self._watch = stack.enter_context(Watch(self._group, self.identity, strict=self._options.strict))
+        self._progress.enter(Phase.OPENING)
         device, self.identity = open_gpu(self._group, self.identity, ranks_on_node, driver)
+        agree(self._group, lambda: check_unset(self._options.ways, nccl_settings(os.environ)))
+        condition = NvmlCondition(str(self.identity.gpu_bus_id))
+        stack.callback(condition.close)
+        self._condition = condition.read
         library = agree(self._group, lambda: NcclLibrary(self._options.nccl_library), place=str(self.identity))
+        self._library = library
         if self._watch is not None:
             self._watch.begin(library, self.identity)
             stack.enter_context(self._watch.naming_refusals(library))
-        return NcclBackend(self._group, device, library, self._options.allocator)
+        self._progress.enter(Phase.CONNECTING)
+        backend = NcclBackend(self._own, device, library, self._options.allocator, self._progress)
+        self._progress.let_abort(backend.trouble, backend.abort)
+        return backend
 
-    def _check_host(self) -> None:
-        self._options.refuse_gpu_options("no rank sees one")
+    def _host(self) -> host.HostBackend:
+        agree(self._group, self._check_types)
+        return host.HostBackend(self._own, self._node_by_rank.count(self.identity.node), progress=self._progress)
+
+    def _check_types(self) -> None:
         host.check_types(self._options.dtypes, self._options.ops if self._options.collective.reduces else None)
 
     def _metadata(
@@ -143,8 +232,10 @@ class Job:
             libraries={**backend.libraries(), "MPI": mpi.library_version()},
             environment=self._settings,
             options=describe(request)
-            | {"allocator": self._options.allocator.value}
-            | {"evidence": self._options.evidence.value, "strict": self._options.strict},
+            | {"allocator": self._options.allocator.value, "timeout_s": self._options.timeout_s}
+            | {"evidence": self._options.evidence.value, "strict": self._options.strict}
+            | {"settings": self._options.ways.names(backend.name)}
+            | {"split": self._options.split, "groups": [part.name for part in self._parts]},
             dropped_sizes=dropped,
         )
 
@@ -204,7 +295,7 @@ def describe(request: SweepRequest) -> dict[str, object]:
         "ops": [op.value for op in request.ops] if collective.reduces else [],
         "root": request.root if collective.rooted else None,
         "placements": [placement.value for placement in request.placements],
-        "iters": request.iterations,
+        **describe_sampling(request.sampling),
         "warmup": request.warmup,
         "graph": request.graph_replays,
         "check": request.check,

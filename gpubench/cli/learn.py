@@ -3,22 +3,22 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from gpubench.errors import UsageError
 from gpubench.model.learning import Sample, learn, samples_of
 from gpubench.model.plain import to_plain
 from gpubench.model.profile import Expected, Profile
 from gpubench.model.profile_rules import check_expected
-from gpubench.model.report import SCHEMA_VERSION, Origin
+from gpubench.model.report import Origin
+from gpubench.model.result_file import ResultFile
 from gpubench.model.toml_text import toml_text
 from gpubench.model.units import format_size
 from gpubench.model.verdict import Verdict
 from gpubench.profiles import find, match, own_profiles, read_profile
-from gpubench.readers.json_lines import load_json
+from gpubench.readers.results import read_results
 
 _SOURCE = "learned"
-_EXPECTED = "what gpubench allreduce, p2p and the like write with --output FILE.json on a healthy machine"
+_EXPECTED = "what gpubench allreduce, p2p, check and the like write with --output FILE.json on a healthy machine"
 
 
 def learned(
@@ -30,15 +30,19 @@ def learned(
         UsageError: a file that is no whole result of a healthy, measured machine; machines of several kinds; a profile
             that cannot be right.
     """
-    documents = {str(path): _document(path) for path in results}
-    samples = [sample for file, document in documents.items() for sample in samples_of(document, file)]
+    files = [_healthy(path) for path in dict.fromkeys(results)]
+    samples = [sample for file in files for sample in samples_of(file)]
     if not samples:
-        raise UsageError("the results hold no figure that a profile could", expected=_EXPECTED)
-    machine = find(like, environment) if like is not None else _matching(documents, environment)
+        raise UsageError(
+            "the results hold no figure that a profile could",
+            expected=_EXPECTED,
+            reason="they are of CPU buffers, of one GPU, or of facts alone",
+            next_step="gpubench p2p --output p2p.json and gpubench allreduce --output allreduce.json, on that machine",
+        )
+    machine = find(like, environment) if like is not None else _matching(files, environment)
     found = learn(samples, _SOURCE)
-    first = next(iter(documents.values()))["metadata"]
-    started = sorted(str(each["metadata"]["started_at"])[:10] for each in documents.values())
-    text = f"gpubench {first['gpubench_version']}, {len(documents)} results, {started[0]} to {started[-1]}"
+    started = sorted((file.circumstances.started_at or "")[:10] for file in files)
+    text = f"{files[0].circumstances.tool}, {len(files)} results, {started[0]} to {started[-1]}"
     bare = replace(machine, name=name, title=f"{machine.title}, learned", sources={_SOURCE: text}, sha256="")
     expected, refused = _believable(bare, [_shortened(each, machine.match.visible) for each in found.expected])
     if not expected:
@@ -50,7 +54,7 @@ def learned(
     profile = replace(bare, expected=tuple(expected))
     written = toml_text(to_plain(profile))
     read_profile(written.encode(), f"{name}.toml")
-    notes = [f"{len(samples)} figures of {len(documents)} results became {len(expected)} values"]
+    notes = [f"{len(samples)} figures of {len(files)} results became {len(expected)} values"]
     return written, [*notes, *(_outlier(each) for each in found.outliers), *refused]
 
 
@@ -77,48 +81,48 @@ def _outlier(sample: Sample) -> str:
     return f"left out: {sample.key.quantity} {sample.value:.4g}, {sample.subject} of {sample.file}: far from the median"
 
 
-def _document(path: Path) -> Mapping[str, Any]:
+def _healthy(path: Path) -> ResultFile:
     """A result of gpubench.
 
     Raises:
         UsageError: it cannot be read, is another's, not whole, not measured, not healthy, or of a newer version.
     """
-    try:
-        document = load_json(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}", expected=_EXPECTED) from error
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is no JSON: {error}", expected=_EXPECTED) from None
-    if not isinstance(document, dict) or not isinstance(document.get("metadata"), dict):
-        raise UsageError(f"{path} is no result of gpubench", expected=_EXPECTED)
-    version = document.get("schema_version")
-    if version != SCHEMA_VERSION:
+    file = read_results(path)
+    if file.verdict is None:
         raise UsageError(
-            f"{path} has schema version {version}",
-            expected=f"version {SCHEMA_VERSION}",
-            reason="a newer gpubench wrote it, or somebody edited it",
+            f"{path} is {file.kind}, which does not say whether the machine was healthy",
+            expected=_EXPECTED,
+            next_step="the same run with --output FILE.json",
         )
-    if not document.get("complete") or document.get("verdict") in (Verdict.FAIL, Verdict.ERROR):
+    if not file.complete or file.verdict in (Verdict.FAIL, Verdict.ERROR):
+        how = f"ended with {file.verdict}" if file.complete else "was cut short"
         raise UsageError(
-            f"{path} is the result of a run that ended with {document.get('verdict')}",
+            f"{path} is the result of a run that {how}",
             expected="whole results of healthy machines",
+            next_step="gpubench check says what is wrong with that machine; leave this result out",
         )
-    origin = document["metadata"].get("origin")
+    origin = file.circumstances.origin
     if origin != Origin.MEASURED:
-        raise UsageError(f"{path} was {origin}", expected="measured results: a model is no evidence")
-    return document
+        raise UsageError(
+            f"{path} was {origin}", expected="measured results: a model is no evidence", next_step="leave it out"
+        )
+    return file
 
 
-def _matching(documents: Mapping[str, Mapping[str, Any]], environment: Mapping[str, str]) -> Profile:
+def _matching(files: Sequence[ResultFile], environment: Mapping[str, str]) -> Profile:
     """The profile whose machine the results are of.
 
     Raises:
         UsageError: none is, or they are of machines of several kinds.
     """
-    kinds = {_gpus(document["metadata"]) for document in documents.values()}
+    kinds = {_gpus(file) for file in files}
     if len(kinds) > 1:
         shown = "; ".join(f"{count} of {', '.join(names)}" for names, count in sorted(kinds))
-        raise UsageError(f"the results are of several kinds of machine: {shown}", expected="one kind for a profile")
+        raise UsageError(
+            f"the results are of several kinds of machine: {shown}",
+            expected="one kind for a profile",
+            next_step="learn one profile of each kind; --like NAME where they are one kind",
+        )
     names, count = kinds.pop()
     found = match(names, count, among=own_profiles(environment)) or match(names, count)
     if found is None:
@@ -130,11 +134,11 @@ def _matching(documents: Mapping[str, Mapping[str, Any]], environment: Mapping[s
     return found.profile
 
 
-def _gpus(metadata: Mapping[str, Any]) -> tuple[tuple[str, ...], int]:
+def _gpus(file: ResultFile) -> tuple[tuple[str, ...], int]:
     """The GPU models of a result, and how many GPUs a node has."""
-    ranks = metadata.get("ranks") or ()
-    if ranks:
-        per_node = max(sum(other["node"] == rank["node"] for other in ranks) for rank in ranks)
-        return tuple(sorted({rank["gpu"] or "" for rank in ranks})), per_node
-    described = metadata["options"].get("gpus", {}).values()
-    return tuple(sorted({text.partition(" ")[2] for text in described})), len(described)
+    told = file.circumstances
+    names = tuple(sorted(set(told.gpus or told.models)))
+    if file.rows:
+        return names, max(row.ranks // row.nodes for row in file.rows)
+    ends = {end for pair in file.pairs for end in (pair.source_bus_id, pair.destination_bus_id) if end}
+    return names, len(told.gpus) or len(ends)

@@ -1,29 +1,40 @@
 """The options of the collectives: declared once, read and validated in one place."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from gpubench.cli.presentation import Presentation, parse_choices, parse_presentation, unknown_word
+from gpubench.cli.presentation import Presentation, parse_choices, parse_presentation
+from gpubench.cli.sampling import AUTO, parse_sampling
+from gpubench.cli.setting_options import Ways, check_ways, parse_backends, parse_ways
 from gpubench.cli.simulation import Simulation, parse_simulation
 from gpubench.collectives.record import Collective
-from gpubench.errors import UsageError, unreadable_nccl_library
+from gpubench.errors import UsageError, exclusive
 from gpubench.hardware.nccl import Allocator
+from gpubench.installation_errors import unreadable_nccl_library
 from gpubench.measure.cases import SweepRequest
 from gpubench.model.cause_rows import CAUSES_SECTION
 from gpubench.model.evidence_rows import EVIDENCE_SECTION, FALLBACK_SECTION
+from gpubench.model.hang import SECONDS_TO_START
 from gpubench.model.operation import DataType, Placement, ReduceOp
+from gpubench.model.rank_times import RANK_TIMES_SECTION
 from gpubench.model.report import FINDINGS_SECTION, ROWS_SECTION
+from gpubench.model.sampling import Sampling
+from gpubench.model.split import SPLITS, check_split
 from gpubench.model.sweep import parse_sizes
+from gpubench.model.winners import REFUSED_SECTION, WINNERS_SECTION
 
 DEFAULT_SIZES = {"nccl": "8:4G", "host": "8:16M"}
 """What a sweep visits when nobody says: on a laptop, what ends within ten seconds."""
 
 BACKENDS = tuple(DEFAULT_SIZES)
-SECTIONS = (ROWS_SECTION, EVIDENCE_SECTION, FALLBACK_SECTION, CAUSES_SECTION, FINDINGS_SECTION)
+SECTIONS = (
+    *(ROWS_SECTION, RANK_TIMES_SECTION, EVIDENCE_SECTION, FALLBACK_SECTION, CAUSES_SECTION, FINDINGS_SECTION),
+    *(WINNERS_SECTION, REFUSED_SECTION),
+)
 
 
 class EvidenceUse(StrEnum):
@@ -44,7 +55,7 @@ class CollectiveOptions:
     ops: tuple[ReduceOp, ...]
     root: int
     placements: tuple[Placement, ...]
-    iterations: int
+    sampling: Sampling
     warmup: int
     graph_replays: int
     check: bool
@@ -52,14 +63,17 @@ class CollectiveOptions:
     nccl_library: str | None
     allocator: Allocator
     ranks: int | None
+    timeout_s: float
     evidence: EvidenceUse
     strict: bool
+    split: str | None
+    ways: Ways
     simulation: Simulation | None
     presentation: Presentation
 
     def sizes_for(self, backend: str) -> tuple[int, ...]:
         """The sizes asked for, else the backend's default sweep."""
-        return self.sizes or parse_sizes(DEFAULT_SIZES[backend])
+        return self.sizes or parse_sizes(DEFAULT_SIZES["host" if self.ways.host_too else backend])
 
     def request(self, sizes: tuple[int, ...]) -> SweepRequest:
         """What to measure, at these sizes."""
@@ -70,7 +84,7 @@ class CollectiveOptions:
             ops=self.ops,
             placements=self.placements,
             root=self.root,
-            iterations=self.iterations,
+            sampling=self.sampling,
             warmup=self.warmup,
             graph_replays=self.graph_replays,
             check=self.check,
@@ -82,6 +96,7 @@ class CollectiveOptions:
             "--graph": self.graph_replays > 0,
             "--nccl-library": self.nccl_library is not None,
             "--allocator nccl": self.allocator is Allocator.NCCL,
+            **{option: True for option in self.ways.options if option in ("--algo", "--proto")},
         }
         for option in (name for name, is_given in given.items() if is_given):
             raise UsageError(f"{option} needs GPUs, and {why}", next_step=f"leave {option} out")
@@ -118,7 +133,6 @@ IN_PLACE = Annotated[
 ]
 OUT_OF_PLACE = Annotated[bool, typer.Option("--out-of-place", help="Only out of place.", show_default=False)]
 BOTH = Annotated[bool, typer.Option("--both", help="Both (the default, where in place exists).", show_default=False)]
-ITERS = Annotated[int, typer.Option("--iters", metavar="N", min=1, help="Timed operations a row.")]
 WARMUP = Annotated[int, typer.Option("--warmup", metavar="N", min=0, help="Untimed operations before a row.")]
 GRAPH = Annotated[
     int,
@@ -152,7 +166,7 @@ BACKEND = Annotated[
     typer.Option(
         "--backend",
         metavar="|".join(BACKENDS),
-        help="nccl drives GPUs (default where there are any); host is MPI on CPU buffers.",
+        help="nccl drives GPUs (default where there are any); host is MPI on CPU buffers; nccl,host has both.",
         show_default=False,
     ),
 ]
@@ -179,6 +193,26 @@ NP = Annotated[
         "--np", metavar="N", min=1, help="Ranks to launch here. Default: one a GPU; 2 without GPUs.", show_default=False
     ),
 ]
+SPLIT = Annotated[
+    str | None,
+    typer.Option(
+        "--split",
+        metavar="|".join(SPLITS),
+        help="The same in groups of ranks at once, a row each: by node, by place in the node, in twos, in so many. "
+        f"Not with --evidence, --strict, --simulate or --iters {AUTO}.",
+        show_default=False,
+    ),
+]
+TIMEOUT = Annotated[
+    float,
+    typer.Option(
+        "--timeout",
+        metavar="S",
+        min=1,
+        help="Seconds without one completed operation after which a run that hangs is ended; while it starts, "
+        f"{SECONDS_TO_START:g}.",
+    ),
+]
 
 
 def parse_placements(
@@ -195,7 +229,7 @@ def parse_placements(
         if chosen
     ]
     if len(asked) > 1:
-        raise UsageError(f"{' and '.join(asked)} exclude each other", expected="one of them, or none for the default")
+        raise exclusive(asked, "one of them, or none for the default")
     if not collective.in_place and (in_place or both):
         raise UsageError(
             f"{collective.name} has no in-place form",
@@ -230,10 +264,8 @@ def parse_collective_options(collective: Collective, given: dict[str, Any]) -> C
     Raises:
         UsageError: anything that cannot be, with the next step.
     """
-    backend, library = given["backend"], given["nccl_library"]
+    backend, library = next(iter(parse_backends(given["backend"])), None), given["nccl_library"]
     allocator = parse_choices("--allocator", [given["allocator"]], Allocator)[0]
-    if backend is not None and backend not in BACKENDS:
-        raise unknown_word("--backend", backend, BACKENDS)
     if library is not None and not Path(library).is_file():
         raise unreadable_nccl_library(library, "there is no such file")
     options = CollectiveOptions(
@@ -245,7 +277,7 @@ def parse_collective_options(collective: Collective, given: dict[str, Any]) -> C
         placements=parse_placements(
             collective, in_place=given["in_place"], out_of_place=given["out_of_place"], both=given["both"]
         ),
-        iterations=given["iters"],
+        sampling=parse_sampling(given),
         warmup=given["warmup"],
         graph_replays=given["graph"],
         check=given["check"],
@@ -253,15 +285,58 @@ def parse_collective_options(collective: Collective, given: dict[str, Any]) -> C
         nccl_library=library,
         allocator=allocator,
         ranks=given["np"],
+        timeout_s=given["timeout"],
         evidence=parse_evidence(given["evidence"], strict=given["strict"]),
         strict=given["strict"],
+        split=given["split"],
+        ways=parse_ways(given),
         simulation=parse_simulation(given),
         presentation=parse_presentation(given, SECTIONS),
     )
+    check_ways(
+        options.ways,
+        {
+            "--split": options.split is not None,
+            "--simulate": options.simulation is not None,
+            "--graph": options.ways.host_too and options.graph_replays > 0,
+        },
+    )
+    if options.split is not None:
+        options = _check_split(options, shown=given["evidence"] is True)
     if options.simulation is not None:
         if backend is not None:
-            raise UsageError(f"--simulate with --backend {backend}", expected="one of them: a model, or a measurement")
+            raise exclusive(("--simulate", f"--backend {backend}"), "one of them: a model, or a measurement")
         options.refuse_gpu_options("a simulated machine has none")
     if backend == "host":
         options.refuse_gpu_options("--backend host uses none")
     return options
+
+
+def _check_split(options: CollectiveOptions, *, shown: bool) -> CollectiveOptions:
+    """The options with several groups: without evidence, which is of the process and not of a group.
+
+    Raises:
+        UsageError: together with what cannot be in groups.
+    """
+    text = str(options.split)
+    check_split(text)
+    paths = "one group", "NCCL's log and the counters of links would be those of all groups at once"
+    refused = {
+        "--evidence": (shown, *paths),
+        "--strict": (options.strict, *paths),
+        "--simulate": (options.simulation is not None, "ranks", "the model has one collective run at a time"),
+        f"--iters {AUTO}": (
+            options.sampling.iterations is None,
+            "as many iterations in every group",
+            "groups would end at different times, and the last ones would have the links for themselves",
+        ),
+    }
+    for option, (is_given, expected, reason) in refused.items():
+        if is_given:
+            raise UsageError(
+                f"{option} with --split {text}",
+                expected=expected,
+                reason=reason,
+                next_step=f"leave {option} out" if option != f"--iters {AUTO}" else "--iters 100, or another number",
+            )
+    return replace(options, evidence=EvidenceUse.OFF)

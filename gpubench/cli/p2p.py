@@ -4,7 +4,7 @@ import os
 import sys
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,9 +13,13 @@ from gpubench.cli.options import EvidenceUse
 from gpubench.cli.presentation import Presentation, parse_choices, parse_presentation
 from gpubench.cli.recording import Recording, parse_recording
 from gpubench.cli.simulation import Simulation, parse_simulation
-from gpubench.errors import UsageError
+from gpubench.errors import UsageError, exclusive
 from gpubench.hardware.launch import launched_by
 from gpubench.model.sweep import parse_sizes
+
+if TYPE_CHECKING:
+    from gpubench.hardware.mpi import MpiGroup
+    from gpubench.hardware.watchdog import RankProgress
 
 NAME = "p2p"
 SUMMARY = "Every ordered pair of GPUs: bandwidth, latency, peer access off and on."
@@ -90,7 +94,7 @@ TIMEOUT = Annotated[
         "--timeout",
         metavar="S",
         min=0.1,
-        help="Seconds in which the driver has to describe the GPUs, and between ranks each round of copies has to end.",
+        help="Seconds in which the driver has to describe the GPUs, and a step of a run between ranks has to end.",
     ),
 ]
 
@@ -124,12 +128,14 @@ def parse_p2p_options(given: dict[str, Any]) -> P2pOptions:
 
     like = None if given["like"] is None else parse_choices("--as", [given["like"]], As)[0]
     if like is not None and given["sizes"] is not None:
-        raise UsageError("--as nvbandwidth and --sizes exclude each other", expected="one of them: it copies 512M")
+        raise exclusive(("--as nvbandwidth", "--sizes"), "one of them: nvbandwidth copies 512M")
     try:
         pairs = None if given["pairs"] is None else parse_pairs(given["pairs"])
     except ValueError as error:
         raise UsageError(
-            f"--pairs {str(error)!r} is no pair", expected="two different GPUs, as nvidia-smi numbers them: 0-1,3-5"
+            f"--pairs {str(error)!r} is no pair",
+            expected="two different GPUs, as nvidia-smi numbers them: 0-1,3-5",
+            next_step="nvidia-smi -L lists them; --pairs 0-1",
         ) from None
     return P2pOptions(
         sizes=None if given["sizes"] is None else parse_sizes(given["sizes"]),
@@ -166,7 +172,10 @@ def run(given: dict[str, Any]) -> None:
     from gpubench.cli import rank
     from gpubench.cli.p2p_ranks import P2pRanksJob
 
-    raise typer.Exit(rank.run(lambda group: P2pRanksJob(group, options, sys.argv[1:]), launch))
+    def make_job(group: "MpiGroup", progress: "RankProgress") -> P2pRanksJob:
+        return P2pRanksJob(group, progress, options, sys.argv[1:])
+
+    raise typer.Exit(rank.run(make_job, launch, options.timeout_s))
 
 
 def _run_alone(options: P2pOptions) -> int:

@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpubench.cli.delivery import delivering
@@ -12,11 +12,12 @@ from gpubench.cli.p2p import NAME, As, P2pOptions
 from gpubench.cli.presentation import check_writable
 from gpubench.cli.presenter import Presenter, terminal_style
 from gpubench.cli.run_metadata import recorded_settings, stamp
-from gpubench.errors import UsageError, no_gpu
+from gpubench.errors import UsageError
 from gpubench.hardware import recorded
 from gpubench.hardware.nvml import read_driver
-from gpubench.hardware.probe import probe
+from gpubench.hardware.probe import probe, watch_errors
 from gpubench.hardware.process_facts import read_rank_facts
+from gpubench.installation_errors import no_gpu
 from gpubench.measure.p2p import (
     NVBANDWIDTH,
     Bench,
@@ -29,10 +30,11 @@ from gpubench.measure.p2p import (
 )
 from gpubench.measure.p2p_recording import FILE, VERSION, Recorded, RecordingBench
 from gpubench.measure.p2p_rows import Machine
-from gpubench.measure.p2p_run import P2pRun
+from gpubench.measure.p2p_run import LookAgain, P2pRun
 from gpubench.model.copies import CopyGpu, Direction, Engine, Pattern
 from gpubench.model.links import leads_to_switches
 from gpubench.model.p2p import Pair, Series
+from gpubench.model.rank_facts import RankFacts
 from gpubench.model.report import PAIR_COLUMNS, Metadata, Origin
 from gpubench.model.snapshot import Snapshot
 from gpubench.model.topology import Topology
@@ -51,11 +53,15 @@ _SECONDS_A_CELL = 0.07
 
 @dataclass(frozen=True, slots=True)
 class _Here:
-    """What copies, what counts, the facts of the machine, and versions for the metadata."""
+    """What copies, what counts, the facts of the machine and of this process, and versions for the metadata.
+
+    A simulated machine has no process.
+    """
 
     copies: Copies
     counters: LinkCounters
     snapshot: Snapshot
+    processes: tuple[RankFacts, ...]
     libraries: Mapping[str, str]
 
 
@@ -73,7 +79,7 @@ def run_alone(options: P2pOptions, arguments: Sequence[str]) -> int:
         copies = here.copies
         request = _request(options, copies.gpus)
         origin = Origin.MEASURED if options.simulation is None else Origin.SIMULATED
-        machine = machine_of(here.snapshot, copies.gpus, origin)
+        machine = machine_of(here.snapshot, copies.gpus, origin, here.processes)
         metadata = metadata_of(options, arguments, machine, request, here)
         bench: Bench = CopyBench(request, copies, here.counters)
         with _recorded(options.recording.record, here, request, bench, metadata) as bench:
@@ -81,13 +87,29 @@ def run_alone(options: P2pOptions, arguments: Sequence[str]) -> int:
             if shows_progress:
                 cells = steps(request, len(copies.gpus))
                 presenter.note(f"{cells} copies to time: about {max(2, round(cells * _SECONDS_A_CELL))} s")
-            report = P2pRun(request, bench, machine, presenter).run(strict=options.strict)
+            look_again = None if options.simulation is not None else _looking_again(options)
+            report = P2pRun(request, bench, machine, presenter, look_again).run(strict=options.strict)
         presenter.end(report)
     return options.presentation.exit_code(report.verdict)
 
 
-def machine_of(snapshot: Snapshot, gpus: Sequence[CopyGpu], origin: Origin) -> Machine:
-    """What is known of a host and of those of its GPUs that copy."""
+def _looking_again(options: P2pOptions) -> LookAgain:
+    """Reads what devices have counted since; a recording gets it too."""
+
+    def look_again(machine: Machine) -> Machine:
+        (node,) = machine.nodes
+        snapshot = watch_errors(node.snapshot, options.timeout_s, os.environ)
+        if options.recording.record is not None:
+            recorded.write_recording(options.recording.record, [snapshot], machine.facts)
+        return replace(machine, wiring=replace(machine.wiring, nodes={0: Topology(snapshot)}))
+
+    return look_again
+
+
+def machine_of(
+    snapshot: Snapshot, gpus: Sequence[CopyGpu], origin: Origin, processes: Sequence[RankFacts] = ()
+) -> Machine:
+    """What is known of a host, of those of its GPUs that copy, and of the process that has them copy."""
     node = Topology(snapshot)
     names = sorted({gpu.name for gpu in node.gpus if gpu.name})
     found = match(names, len(node.gpus), switched=leads_to_switches(node.gpus))
@@ -97,6 +119,7 @@ def machine_of(snapshot: Snapshot, gpus: Sequence[CopyGpu], origin: Origin) -> M
         busy=_busy(snapshot, gpus),
         origin=origin,
         gpus=gpus,
+        facts=tuple(processes),
     )
 
 
@@ -108,8 +131,7 @@ def _recorded(
     if directory is None:
         yield bench
         return
-    ranks = [] if metadata.origin == Origin.SIMULATED else [read_rank_facts(0, 0, 0, metadata.environment)]
-    recorded.write_recording(directory, [here.snapshot], ranks)
+    recorded.write_recording(directory, [here.snapshot], here.processes)
     with recorded.recording_samples(directory, FILE) as write:
         write(
             Recorded(
@@ -135,7 +157,7 @@ def _copies(options: P2pOptions) -> Iterator[_Here]:
 
         simulation = options.simulation
         simulated = SimulatedCopies(simulation.machine, simulation.faults, simulation.seed)
-        yield _Here(simulated, NoCounters(), simulated.snapshot, {})
+        yield _Here(simulated, NoCounters(), simulated.snapshot, (), {})
         return
     from gpubench.hardware.copies import open_copies
     from gpubench.hardware.cuda import check_installed
@@ -149,7 +171,8 @@ def _copies(options: P2pOptions) -> Iterator[_Here]:
     copies = open_copies(driver, {gpu.bus_id: gpu.device for gpu in snapshot.gpus if gpu.bus_id})
     counters = NvmlCounters([gpu.bus_id for gpu in copies.gpus])
     try:
-        yield _Here(copies, counters, snapshot, copies.libraries())
+        process = read_rank_facts(0, 0, 0, recorded_settings(os.environ))
+        yield _Here(copies, counters, snapshot, (process,), copies.libraries())
     finally:
         counters.close()
         copies.close()

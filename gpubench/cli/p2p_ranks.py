@@ -1,8 +1,6 @@
 """What `gpubench p2p` does as one rank of a job: copy to and from every other rank."""
 
 import os
-import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import permutations
@@ -12,10 +10,10 @@ from gpubench.cli.p2p import NAME, As, P2pOptions
 from gpubench.cli.p2p_job import DEFAULT_BYTES, NVBANDWIDTH_BYTES, describe, profile_of
 from gpubench.cli.presentation import check_writable
 from gpubench.cli.presenter import Presenter, rank_style
-from gpubench.cli.rank import SECONDS_TO_BE_HEARD, own_identity
+from gpubench.cli.rank import own_identity
 from gpubench.cli.run_metadata import recorded_settings, stamp
 from gpubench.cli.topo_job import with_own_names
-from gpubench.errors import CouldNotMeasureError, UsageError, no_gpu
+from gpubench.errors import UsageError
 from gpubench.hardware import mpi, recorded
 from gpubench.hardware.cuda import CudaDevice, check_installed
 from gpubench.hardware.ipc import CudaRankCopies, Network
@@ -26,12 +24,15 @@ from gpubench.hardware.nccl_settings import nccl_settings
 from gpubench.hardware.nvml import Driver, read_driver
 from gpubench.hardware.probe import probe
 from gpubench.hardware.process_facts import read_rank_facts
+from gpubench.hardware.watchdog import RankProgress
+from gpubench.installation_errors import no_gpu
 from gpubench.measure.agreement import agree
 from gpubench.measure.p2p import NVBANDWIDTH, Method, P2pRequest
-from gpubench.measure.p2p_ranks import RankBench, RankRun, RoundDeadline, Rounds
+from gpubench.measure.p2p_ranks import RankBench, RankRun, Rounds
 from gpubench.measure.p2p_recording import FILE, VERSION, Recorded, RecordingRounds
 from gpubench.measure.p2p_rows import IPC, NETWORK, RankMachine
 from gpubench.model.copies import CopyGpu, Direction, Engine
+from gpubench.model.hang import Phase
 from gpubench.model.p2p import LATENCY_BYTES, Pair, Series
 from gpubench.model.rank_facts import RankFacts
 from gpubench.model.report import PAIR_COLUMNS, Metadata, Origin, RankIdentity
@@ -41,15 +42,15 @@ from gpubench.model.verdict import exit_code
 from gpubench.model.wiring import Wiring
 from gpubench.profiles import match
 
-_SECONDS_TO_CONNECT = 300.0
-"""NCCL's communicator over many nodes is not made in seconds."""
-
 
 class P2pRanksJob:
     """One rank's part in measuring copies between all of them."""
 
-    def __init__(self, group: mpi.MpiGroup, options: P2pOptions, arguments: Sequence[str]) -> None:
+    def __init__(
+        self, group: mpi.MpiGroup, progress: RankProgress, options: P2pOptions, arguments: Sequence[str]
+    ) -> None:
         self._group = group
+        self._progress = progress
         self._options = options
         self._arguments = arguments
         self._settings = recorded_settings(os.environ)
@@ -72,21 +73,22 @@ class P2pRanksJob:
         snapshots = agree(group, self._own_snapshot, place=str(self.identity))
         ranks_on_node = self._node_by_rank.count(self.identity.node)
         facts = read_rank_facts(group.rank, self.identity.node, self.identity.local_rank, self._settings)
+        self._progress.enter(Phase.OPENING)
         device, self.identity = open_gpu(group, self.identity, ranks_on_node, driver)
         machine = self._machine(snapshots, facts)
         request = request_for(options, pairs, machine)
-        deadline = RoundDeadline(options.timeout_s, group.rank, str(self.identity), self._expire)
         with ExitStack() as stack:
-            copies = self._copies(device, request, deadline, stack)
+            copies = self._copies(device, request, stack)
             metadata = self._metadata(machine, request, copies.libraries())
             if presenter is not None:
                 presenter.begin(metadata, PAIR_COLUMNS)
             counters = NvmlCounters([machine.gpus[group.rank].bus_id])
-            bench = RankBench(request, group, copies, counters, deadline, self._log)
+            bench = RankBench(request, group, copies, counters, self._log, self._progress)
             with self._recorded(bench, request, machine, metadata) as rounds:
                 report = RankRun(request, rounds, machine, listener).run(strict=options.strict)
             bench.close()
             counters.close()
+        self._progress.enter(Phase.OUTPUT)
         listener.end(report)
         return exit_code(group.broadcast(report.verdict))
 
@@ -111,9 +113,7 @@ class P2pRanksJob:
             machine = machine_of(snapshots, identities, known, Origin.MEASURED)
         return self._group.broadcast(machine)
 
-    def _copies(
-        self, device: CudaDevice, request: P2pRequest, deadline: RoundDeadline, stack: ExitStack
-    ) -> CudaRankCopies:
+    def _copies(self, device: CudaDevice, request: P2pRequest, stack: ExitStack) -> CudaRankCopies:
         """What copies, with NCCL where a pair is on two nodes: its log is heard until `stack` ends."""
         group, place = self._group, str(self.identity)
         network = None
@@ -121,10 +121,9 @@ class P2pRanksJob:
             library = agree(group, NcclLibrary, place=place)
             ranks_on_node = self._node_by_rank.count(self.identity.node)
             self._log = stack.enter_context(NcclLog(library, nccl_settings(os.environ), ranks_on_node))
-            with deadline.running("connecting the ranks by NCCL", max(_SECONDS_TO_CONNECT, self._options.timeout_s)):
-                with deadline.working():
-                    network = Network(group, library)
-                group.barrier()
+            self._progress.enter(Phase.CONNECTING, "by NCCL")
+            network = Network(group, library)
+            self._progress.let_abort(network.trouble, network.abort)
         return agree(group, lambda: CudaRankCopies(device, network), place=place)
 
     def _metadata(self, machine: RankMachine, request: P2pRequest, libraries: Mapping[str, str]) -> Metadata:
@@ -133,7 +132,7 @@ class P2pRanksJob:
             subject=NAME,
             origin=machine.origin,
             hosts=[node.snapshot.host for node in machine.nodes],
-            ranks=self._group.gather(self.identity),
+            ranks=self._identities(),
             libraries={**libraries, "MPI": mpi.library_version()},
             environment=self._settings,
             options=describe(machine, request, self._options, self._options.like)
@@ -141,6 +140,11 @@ class P2pRanksJob:
             topology=machine.nodes[0].fingerprint(),
             profile=profile_of(machine),
         )
+
+    def _identities(self) -> list[RankIdentity]:
+        identities = self._group.gather(self.identity)
+        self._progress.know(identities)
+        return identities
 
     @contextmanager
     def _recorded(
@@ -166,12 +170,6 @@ class P2pRanksJob:
                 )
             )
             yield RecordingRounds(bench, write)
-
-    def _expire(self, error: CouldNotMeasureError) -> None:
-        """Say which round hangs, and end the job."""
-        print(f"gpubench: error: {error}", file=sys.__stderr__, flush=True)
-        time.sleep(SECONDS_TO_BE_HEARD)
-        mpi.abort(self._group, error.exit_code)
 
 
 def _check_gpus(driver: Driver) -> None:

@@ -57,7 +57,7 @@ def _machine(found: Recorded, snapshots: Sequence[Snapshot], facts: Sequence[Ran
     known = {gpu.device for gpu in nodes[0].gpus}
     if missing := [gpu.device for gpu in found.gpus if gpu.device not in known]:
         raise _strangers(directory, f"samples of {', '.join(missing)}")
-    return machine_of(nodes[0], found.gpus, origin)
+    return machine_of(nodes[0], found.gpus, origin, facts)
 
 
 def _strangers(directory: Path, what: str) -> UsageError:

@@ -1,7 +1,6 @@
 """The options of every command that decide where results go and how they look."""
 
 import difflib
-import os
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -217,10 +216,19 @@ def parse_outputs(paths: Sequence[str]) -> tuple[Output, ...]:
         keeps = text.endswith(FOLDER_MARK) or (path.suffix not in SUFFIXES and _is_folder(path))
         output = Output(path, DATED if keeps else _format_of(path, text))
         if path.resolve() in outputs:
-            raise UsageError(f"--output {text} is given twice", expected="a file of its own for each output")
+            raise UsageError(
+                f"--output {text} is given twice",
+                expected="a file of its own for each output",
+                reason="the second would overwrite the first; two spellings of a path are one file",
+                next_step="--output result.json --output result.csv",
+            )
         folder = next((each.path for each in outputs.values() if each.format is DATED), None)
         if output.format is DATED and folder is not None:
-            raise UsageError(f"--output {folder}/ and --output {text}", expected="one folder to keep dated results in")
+            raise UsageError(
+                f"--output {folder}/ and --output {text}",
+                expected="one folder to keep dated results in",
+                next_step=f"--output {folder}/ alone; cp keeps a second one",
+            )
         outputs[path.resolve()] = output
     return tuple(outputs.values())
 
@@ -242,7 +250,9 @@ def _format_of(path: Path, text: str) -> Format:
     raise UsageError(
         f"--output {text}: the suffix names no format",
         expected=f"a file that ends in {known}",
-        next_step="" if path.suffix else f"--output {text}/ keeps a dated result of every run in a folder",
+        next_step=f"--output {path.with_suffix('.json')}"
+        if path.suffix
+        else f"--output {text}/ keeps a dated result of every run in a folder",
     )
 
 
@@ -255,7 +265,7 @@ def check_writable(outputs: Sequence[Output], recording: Path | None = None) -> 
         try:
             (_try_folder if output.format is DATED else _try_file)(output.path)
         except OSError as error:
-            raise unwritable_output(str(output.path), os.strerror(error.errno or 0)) from error
+            raise unwritable_output(output.path, error) from error
     if recording is not None:
         from gpubench.hardware.recorded import check_recordable
 

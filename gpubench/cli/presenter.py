@@ -3,7 +3,7 @@
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, TextIO
@@ -22,6 +22,12 @@ PLAIN_WIDTH = 100
 """Columns of a table that goes to no terminal."""
 
 
+class OutputError(OSError):
+    """An output cannot be written any more; `filename` is its name, also where the system did not say."""
+
+    rows = 0
+
+
 class Presenter:
     """A listener that feeds stdout, the output files and, on a terminal, a progress bar on stderr."""
 
@@ -32,8 +38,9 @@ class Presenter:
         self._is_table = options.format.name == "table"
         style = replace(style, history=options.history)
         plain = replace(style, width=style.width if options.width else PLAIN_WIDTH, color=False)
-        self._writers: list[Writer] = [options.format.writer(Target(stream=sys.stdout), style)]
-        self._writers += [output.format.writer(Target(path=output.path), plain) for output in options.outputs]
+        self._writers: dict[str, Writer] = {"stdout": options.format.writer(Target(stream=sys.stdout), style)}
+        for output in options.outputs:
+            self._writers[str(output.path)] = output.format.writer(Target(path=output.path), plain)
         self._progress = _progress_bar(sys.stderr) if progress else None
         self._begun = False
 
@@ -41,8 +48,7 @@ class Presenter:
         """The run is set up: headers, and on stderr what stdout has no room for."""
         self._begun = True
         with self._bar_hidden():
-            for writer in self._writers:
-                writer.begin(metadata, columns)
+            self._write(lambda writer: writer.begin(metadata, columns))
             if not self._is_table:
                 for line in describe_dropped(metadata.dropped_sizes):
                     self.note(f"not measured: {line}")
@@ -60,16 +66,14 @@ class Presenter:
         self.rows += 1
         self._wrong = self._wrong or (isinstance(row, CollectiveRow) and bool(row.wrong))
         with self._bar_hidden():
-            for writer in self._writers:
-                writer.row(row)
+            self._write(lambda writer: writer.row(row))
 
     def end(self, report: Report) -> None:
         """Footers and verdict; what must be seen of fallback also where stdout is for programs."""
         self.report = report
         if self._progress is not None:
             self._progress.stop()
-        for writer in self._writers:
-            writer.end(report)
+        self._write(lambda writer: writer.end(report))
         if not self._is_table:
             for line in fallback_lines(report):
                 self.note(line)
@@ -84,7 +88,7 @@ class Presenter:
         if not self._begun or self.report is not None:
             return
         self.report = Report(verdict=Verdict.FAIL if failed or self._wrong else Verdict.ERROR, complete=False)
-        for writer in self._writers:
+        for writer in self._writers.values():
             with suppress(OSError):
                 writer.end(self.report)
 
@@ -92,6 +96,23 @@ class Presenter:
         """Narration on stderr."""
         with self._bar_hidden():
             print(f"gpubench: {text}", file=sys.stderr, flush=True)  # noqa: T201
+
+    def _write(self, write: Callable[[Writer], None]) -> None:
+        """Have every output write.
+
+        Raises:
+            OutputError: one cannot any more, a full disk.
+            BrokenPipeError: nobody reads stdout any more.
+        """
+        for name, writer in self._writers.items():
+            try:
+                write(writer)
+            except BrokenPipeError:
+                raise
+            except OSError as error:
+                failed = OutputError(error.errno, error.strerror, name)
+                failed.rows = self.rows
+                raise failed from error
 
     @contextmanager
     def _bar_hidden(self) -> Iterator[None]:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpubench.errors import UsageError
+from gpubench.cli.delivery import say
+from gpubench.errors import unwritable_output
 from gpubench.model.units import format_size
 
 if TYPE_CHECKING:
@@ -46,9 +47,9 @@ def list_profiles() -> None:
     width = max(len(each.name) for _, each in rows)
     for whose, each in rows:
         mark = f"  ({whose})" if whose else ""
-        typer.echo(f"{each.name:<{width}}  {_gpus(each):<7}  {_kinds(each):<46}  {each.title}{mark}")
+        say(f"{each.name:<{width}}  {_gpus(each):<7}  {_kinds(each):<46}  {each.title}{mark}")
     if not own:
-        typer.echo(f"none of your own in {own_folder(os.environ)}", err=True)
+        say(f"none of your own in {own_folder(os.environ)}", to=sys.stderr)
 
 
 @app.command("show")
@@ -57,28 +58,28 @@ def show(name: _NAMED) -> None:
     from gpubench.profiles import find
 
     profile = find(name, os.environ)
-    typer.echo("\n".join(_described(profile)))
+    say("\n".join(_described(profile)))
 
 
 @app.command("match")
 def match_machine(simulate: _SIMULATE = None, timeout: _TIMEOUT = 20.0) -> None:
     """Which profile this machine has; exit 3 where it has no GPU."""
     from gpubench.cli.check_machines import matched
-    from gpubench.errors import no_gpu
     from gpubench.hardware.probe import probe
     from gpubench.hardware.simulated.machine import parse_machine, snapshots
+    from gpubench.installation_errors import no_gpu
     from gpubench.model.topology import Topology
 
     snapshot = probe(timeout, os.environ) if simulate is None else snapshots(parse_machine(simulate))[0]
     found = matched(Topology(snapshot), os.environ)
     if found is None:
         raise no_gpu(snapshot.driver.absent or "the driver lists none on this host", for_what=NAME)
-    typer.echo(f"{found}  {found.profile.title}")
+    say(f"{found}  {found.profile.title}")
     if found.profile.match.generic is not None:
-        typer.echo(
+        say(
             f"no profile names {', '.join(sorted({str(gpu.name) for gpu in snapshot.gpus}))}: judged by siblings and "
             "by shares of the limits; gpubench profiles learn makes one of results of healthy machines",
-            err=True,
+            to=sys.stderr,
         )
 
 
@@ -89,7 +90,7 @@ def lint(files: _FILES = None) -> None:
 
     checked = [read_file(path) for path in files] if files else [*all_profiles(), *own_profiles(os.environ)]
     for profile in checked:
-        typer.echo(f"{profile.name}: {len(profile.expected)} values, nothing wrong")
+        say(f"{profile.name}: {len(profile.expected)} values, nothing wrong")
 
 
 @app.command("learn")
@@ -109,9 +110,9 @@ def learn(
 
     text, notes = learned(results, name=name, like=like, environment=os.environ)
     for note in notes:
-        typer.echo(f"gpubench: {note}", err=True)
+        say(f"gpubench: {note}", to=sys.stderr)
     if output is None:
-        sys.stdout.write(text)
+        say(text.rstrip("\n"))
         return
     write_whole(output, text)
 
@@ -127,7 +128,7 @@ def write_whole(path: Path, text: str) -> None:
         part.write_text(text, encoding="utf-8")
         part.replace(path)
     except OSError as error:
-        raise UsageError(f"--output {path} cannot be written: {error.strerror}") from error
+        raise unwritable_output(path, error) from error
 
 
 def _gpus(profile: "Profile") -> str:

@@ -8,19 +8,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from gpubench.cli.presenter import OutputError
 from gpubench.cli.run_metadata import recorded_settings
-from gpubench.errors import CouldNotMeasureError, GpubenchError
-from gpubench.hardware import launcher, mpi
-from gpubench.hardware.channel import ChannelSender
+from gpubench.errors import CouldNotMeasureError, GpubenchError, InterruptedRunError, output_failed
+from gpubench.hardware import launcher, mpi, watchdog
+from gpubench.hardware.channel_sender import ChannelSender
 from gpubench.hardware.launch import CHANNEL_VARIABLE, SECONDS_FOR_THE_FIRST_RANK, LaunchedBy
 from gpubench.hardware.process_facts import read_rank_facts
+from gpubench.hardware.watchdog import RankProgress
 from gpubench.measure.agreement import AgreedError
+from gpubench.model.hang import Phase
 from gpubench.model.rank_facts import RankFacts
 from gpubench.model.report import RankIdentity
 
 SECONDS_TO_BE_HEARD = 0.5
 """Between a rank's last words on stderr and its abort: a launcher's daemon on another host drops what it has not yet
 passed on when the job ends."""
+
+SECONDS_TO_BE_ENDED = 30.0
 
 TRACEBACK_VARIABLE = "GPUBENCH_TRACEBACK"
 
@@ -38,8 +43,10 @@ class Job(Protocol):
         ...
 
 
-def run(make_job: Callable[[mpi.MpiGroup], Job], launched_by: LaunchedBy) -> int:
+def run(make_job: Callable[[mpi.MpiGroup, RankProgress], Job], launched_by: LaunchedBy, timeout_s: float) -> int:
     """Be a rank: do the job with the others, and return the exit code that all of them return.
+
+    A job that shows no progress for `timeout_s` seconds, longer while it starts, is ended with exit code 3.
 
     What goes wrong on all ranks alike is told once, by the first. A rank that breaks on its own says so, with its host
     and GPU, and ends the whole job at once.
@@ -49,24 +56,34 @@ def run(make_job: Callable[[mpi.MpiGroup], Job], launched_by: LaunchedBy) -> int
         launcher.die_with_parent()
     group: mpi.MpiGroup | None = None
     job: Job | None = None
+    progress = watchdog.start(launched_by.rank, launched_by.size, mpi.host_name(), timeout_s, channel)
     try:
+        progress.enter(Phase.MPI_INIT)
         group = mpi.start(launched_by)
-        job = make_job(group)
+        progress.meet(group)
+        progress.enter(Phase.SET_UP)
+        job = make_job(group, progress)
         code = job.run(channel)
     except AgreedError as agreed:
         if launched_by.rank == 0:
             _tell(agreed.error, channel)
         code = agreed.error.exit_code
     except BaseException as broken:  # noqa: BLE001 - whatever broke, the job must end
+        if progress.ends:
+            time.sleep(SECONDS_TO_BE_ENDED)  # what broke is what the watchdog aborted, and it has told why
+        progress.leave()
         place = str(job.identity) if job else f"rank {launched_by.rank} on {mpi.host_name()}"
         error = _located(broken, place)
-        if job is not None or launched_by.rank == 0:
+        speaks = job is not None and not isinstance(broken, KeyboardInterrupt)  # which all ranks were sent
+        if speaks or launched_by.rank == 0:
             _tell(error, channel)
             time.sleep(0 if channel else SECONDS_TO_BE_HEARD)
         else:
             time.sleep(SECONDS_FOR_THE_FIRST_RANK)
         mpi.abort(group, error.exit_code)
+    progress.enter(Phase.MPI_FINALIZE)
     mpi.finish()
+    progress.close()
     return code
 
 
@@ -93,8 +110,12 @@ def _located(broken: BaseException, place: str) -> GpubenchError:
     if isinstance(broken, GpubenchError):
         broken.where = broken.where or place
         return broken
+    if isinstance(broken, KeyboardInterrupt):
+        return InterruptedRunError("interrupted; the run was ended, and rows measured before are in the outputs")
     if isinstance(broken, BrokenPipeError):
         return CouldNotMeasureError("the reader of the output went away", where=place)
+    if isinstance(broken, OutputError):
+        return output_failed(str(broken.filename), os.strerror(broken.errno or 0), broken.rows)
     frame = traceback.extract_tb(broken.__traceback__)[-1]
     if os.environ.get(TRACEBACK_VARIABLE):
         traceback.print_exception(broken, file=sys.__stderr__)

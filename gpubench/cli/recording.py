@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gpubench.errors import UsageError
+from gpubench.errors import exclusive
 
 REPLAY = Annotated[
     str | None,
@@ -43,9 +43,7 @@ def parse_recording(given: Mapping[str, Any], excluded: Mapping[str, Any]) -> Re
     """
     sources = [option for option, value in {"--replay": given["replay"], **excluded}.items() if value is not None]
     if given["replay"] is not None and len(sources) > 1:
-        raise UsageError(
-            f"{' and '.join(sources)} exclude each other", expected="--replay alone: it shows what was recorded"
-        )
+        raise exclusive(sources, "--replay alone: it shows what was recorded")
     return Recording(
         record=None if given["record"] is None else Path(given["record"]),
         replay=None if given["replay"] is None else Path(given["replay"]),

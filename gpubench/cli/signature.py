@@ -4,6 +4,8 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from gpubench.cli.encoding import showable
+
 
 def subcommand(
     name: str, help_text: str, parameters: Iterable[tuple[str, Any, Any]], run: Callable[[dict[str, Any]], None]
@@ -14,7 +16,7 @@ def subcommand(
         run(given)
 
     call.__name__ = name
-    call.__doc__ = help_text
+    call.__doc__ = showable(help_text)
     kind = inspect.Parameter.KEYWORD_ONLY
     call.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [inspect.Parameter(each, kind, default=default, annotation=declared) for each, declared, default in parameters]

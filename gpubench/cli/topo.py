@@ -12,7 +12,7 @@ from gpubench.cli import presentation, recording, simulation
 from gpubench.cli.presentation import Presentation, parse_presentation
 from gpubench.cli.recording import parse_recording
 from gpubench.cli.simulation import Simulation, parse_simulation
-from gpubench.errors import UsageError
+from gpubench.errors import exclusive
 from gpubench.hardware.launch import launched_by
 
 NAME = "topo"
@@ -86,7 +86,7 @@ def parse_topo_options(given: dict[str, Any]) -> TopoOptions:
     named = {"--from": given["from_file"], "--replay": given["replay"], "--simulate": given["simulate"]}
     sources = [option for option, value in named.items() if value is not None]
     if len(sources) > 1:
-        raise UsageError(f"{' and '.join(sources)} exclude each other", expected="one machine, or the one at hand")
+        raise exclusive(sources, "one machine, or the one at hand")
     folders = parse_recording(given, {})
     return TopoOptions(
         file=None if given["from_file"] is None else Path(given["from_file"]),
@@ -112,7 +112,7 @@ def run(given: dict[str, Any]) -> None:
     from gpubench.cli import rank
     from gpubench.cli.topo_job import TopoJob
 
-    raise typer.Exit(rank.run(lambda group: TopoJob(group, options, arguments), launch))
+    raise typer.Exit(rank.run(lambda group, _progress: TopoJob(group, options, arguments), launch, options.timeout_s))
 
 
 PARAMETERS: tuple[tuple[str, Any, Any], ...] = (

@@ -25,4 +25,5 @@ ALLREDUCE = Collective(
     expected=expected,
     issue=issue,
     reduces=True,
+    decomposes=True,
 )

@@ -31,7 +31,8 @@ class Collective:
     `expected(layout, rank, ranks, root)` says what the receive buffer holds afterwards; `issue(calls, call)` binds the
     library call.
     `busbw_factor(ranks)` turns algbw into busbw. `in_place` is false where NCCL defines no in-place form;
-    `point_to_point` is what NCCL makes of sends and receives, without an algorithm of its own.
+    `point_to_point` is what NCCL makes of sends and receives, without an algorithm of its own; `decomposes` what
+    `hierarchical` makes of smaller ones.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Collective:
     rooted: bool = False
     in_place: bool = True
     point_to_point: bool = False
+    decomposes: bool = False
 
 
 def whole(elements: int, _dtype: DataType, _ranks: int) -> Layout:

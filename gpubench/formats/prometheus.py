@@ -35,7 +35,7 @@ _WHICH_PAIR = (
 )
 _WHICH_ROW = (
     *("collective", "backend", "group", "ranks", "nodes", "size_bytes", "dtype", "op", "root", "placement", "mode"),
-    "graph",
+    *("graph", "setting"),
 )
 
 _METRICS: Mapping[str, tuple[Sequence[str], Sequence[Metric]]] = {

@@ -1,6 +1,9 @@
 """A group of one process, so that nothing needs MPI to be imported or tested."""
 
+from collections.abc import Sequence
 from typing import Self, TypeVar
+
+from gpubench.model.lateness import Offset
 
 T = TypeVar("T")
 
@@ -27,6 +30,14 @@ class AloneGroup:
 
     def barrier(self) -> None:
         """Nobody to wait for."""
+
+    def largest(self, values: Sequence[float]) -> Sequence[float]:
+        """The values themselves."""
+        return values
+
+    def clock_offset(self) -> Offset:
+        """None from itself."""
+        return Offset(0.0, 0.0)
 
     def split(self, color: int, key: int) -> Self:  # noqa: ARG002
         """The same single process."""

@@ -1,9 +1,11 @@
-"""How ranks tell the gpubench that launched them what they measured: JSON lines over a socket of the local host."""
+"""How the gpubench that launched ranks hears of what they measured: JSON lines over a socket of the local host."""
 
 import json
+import math
 import selectors
 import socket
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,74 +13,39 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from gpubench.errors import GpubenchError
 from gpubench.hardware.launcher import RankWatch
+from gpubench.model.cause_rows import CAUSES_SECTION, CauseRow
 from gpubench.model.evidence_rows import EVIDENCE_SECTION, FALLBACK_SECTION, EvidenceRow, FallbackRow
-from gpubench.model.plain import from_plain, to_plain
-from gpubench.model.report import CollectiveRow, Metadata, Report, Section, Table
+from gpubench.model.plain import from_plain
+from gpubench.model.rank_times import RANK_TIMES_SECTION, RankTimeRow
+from gpubench.model.report import Report, Section, Table
+from gpubench.model.winners import REFUSED_SECTION, WINNERS_SECTION, RefusedRow, WinnerRow
 
 if TYPE_CHECKING:
     from subprocess import Popen
 
 Message = dict[str, Any]
 
-_SECTION_ROWS: Mapping[str, type[EvidenceRow] | type[FallbackRow]] = {
+_SECTION_ROWS: Mapping[str, type[EvidenceRow | FallbackRow | CauseRow | RankTimeRow | WinnerRow | RefusedRow]] = {
     EVIDENCE_SECTION: EvidenceRow,
     FALLBACK_SECTION: FallbackRow,
+    CAUSES_SECTION: CauseRow,
+    RANK_TIMES_SECTION: RankTimeRow,
+    WINNERS_SECTION: WinnerRow,
+    REFUSED_SECTION: RefusedRow,
 }
 
 _SECONDS_BETWEEN_LOOKS = 0.1
 _READ_BYTES = 1 << 16
 
 
-class ChannelSender:
-    """The rank's end: a listener whose words travel. Its first is a hello: a rank is alive."""
-
-    def __init__(self, path: str) -> None:
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.connect(path)
-        self._send({"kind": "hello"})
-
-    def begin(self, metadata: Metadata) -> None:
-        """The run is set up."""
-        self._send({"kind": "begin", "metadata": metadata.to_record()})
-
-    def progress(self, done: int, total: int, label: str) -> None:
-        """`done` of `total` rows are measured and `label` is next."""
-        self._send({"kind": "progress", "done": done, "total": total, "label": label})
-
-    def row(self, row: CollectiveRow) -> None:
-        """One more row is measured."""
-        self._send({"kind": "row", "row": row.to_record()})
-
-    def end(self, report: Report) -> None:
-        """All rows were measured."""
-        sections = {
-            name: [to_plain(row) for row in section.rows()]
-            for name, section in report.sections.items()
-            if isinstance(section, Table)
-        }
-        self._send({"kind": "end", "report": report.to_record(), "sections": sections})
-
-    def error(self, error: GpubenchError) -> None:
-        """This rank cannot go on."""
-        self._send({"kind": "error", "error": error.to_record()})
-
-    def close(self) -> None:
-        """Nothing more will be said."""
-        self._socket.close()
-
-    def _send(self, message: Message) -> None:
-        self._socket.sendall(json.dumps(message).encode() + b"\n")
-
-
 def report_in(message: Message) -> Report:
     """The report in a message that ends a run, with its sections."""
     sections: dict[str, Section] = {}
-    for name, kind in _SECTION_ROWS.items():
-        if name in message["sections"]:
-            rows = [from_plain(kind, record) for record in message["sections"][name]]
-            sections[name] = Table(kind.columns(), partial(list, rows))
+    for name, records in message["sections"].items():
+        kind = _SECTION_ROWS[name]
+        rows = [from_plain(kind, record) for record in records]
+        sections[name] = Table(kind.columns(), partial(list, rows))
     return replace(Report.from_record(message["report"]), sections=sections)
 
 
@@ -98,6 +65,7 @@ class ChannelReceiver:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(self.path)
         self._listener.listen(128)
+        self._ends_at = math.inf
 
     def __enter__(self) -> Self:
         return self
@@ -108,8 +76,21 @@ class ChannelReceiver:
         self._listener.close()
         self._directory.cleanup()
 
+    def expect_end(self, seconds: float) -> None:
+        """Listen no longer than that from now on, whether the job has ended or not."""
+        self._ends_at = min(self._ends_at, time.monotonic() + seconds)
+
+    def expect_no_end(self) -> None:
+        """Listen for as long as the job runs."""
+        self._ends_at = math.inf
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the job has outlived what was expected."""
+        return time.monotonic() > self._ends_at
+
     def messages(self, job: "Popen[bytes]") -> Iterator[Message | Chatter]:
-        """What the ranks send and print, in the order it arrives, until the job has ended and all is read."""
+        """What the ranks send and print, in the order it arrives, until the job has ended or is late."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._listener, selectors.EVENT_READ, None)
             if job.stdout is not None:
@@ -132,7 +113,7 @@ class ChannelReceiver:
                     continue
                 if ended:
                     return
-                ended = watch.ended()
+                ended = watch.ended() or self.is_late
 
 
 class _Lines:

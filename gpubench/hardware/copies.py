@@ -7,7 +7,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, cast
 
-from gpubench import errors
+from gpubench import installation_errors
 from gpubench.errors import CouldNotMeasureError
 from gpubench.hardware import host_memory
 from gpubench.hardware.clock import no_garbage_collection
@@ -144,7 +144,7 @@ class CudaCopies:
             try:
                 return CopyDevice(self._cupy, gpu.index, gpu.device)
             except self._runtime.CUDARuntimeError as error:
-                self._unusable[position] = errors.no_gpu(f"{gpu.device} ({gpu.bus_id}): {error}")
+                self._unusable[position] = installation_errors.no_gpu(f"{gpu.device} ({gpu.bus_id}): {error}")
         return None
 
     def _device(self, position: int) -> CopyDevice:

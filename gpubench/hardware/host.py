@@ -3,15 +3,18 @@
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from gpubench.collectives.pattern import STORAGE, Pattern, Stretch
 from gpubench.errors import UsageError
 from gpubench.hardware import host_memory, mpi
 from gpubench.hardware.clock import no_garbage_collection
+from gpubench.hardware.loops import ClockedLaunch, in_groups, in_order
+from gpubench.hardware.pace import Pace
 from gpubench.model.data_pattern import Block, DataPattern
 from gpubench.model.operation import DataType, ReduceOp
-from gpubench.ports import Array, Launch, Memory, Region
+from gpubench.model.progress import UNWATCHED, Progress
+from gpubench.ports import Array, BatchedLaunch, CollectiveCalls, Group, Launch, Memory, Region
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -22,17 +25,21 @@ MOST_ELEMENTS = 2**30
 _CHUNK_ELEMENTS = 2**18
 """Elements of a temporary array: a megabyte, which stays in a core's cache."""
 
+_SECONDS_BETWEEN_WORDS = 1e-4
+"""Telling of each of many operations of 1 µs would add 8 % to them."""
+
 _BLOCK_BYTES = 16
 """Blocks of the gather-like collectives are multiples of this, so their counts shrink by it."""
 
 
 class HostMemory:
-    """One NumPy buffer."""
+    """One NumPy buffer. Gigabytes take long to fill and to check: each piece is progress."""
 
-    def __init__(self, size_bytes: int) -> None:
+    def __init__(self, size_bytes: int, progress: Progress = UNWATCHED) -> None:
         import numpy
 
         self._numpy = numpy
+        self._progress = progress
         self.size_bytes = size_bytes
         self._bytes = numpy.empty(size_bytes, "uint8")
 
@@ -71,6 +78,7 @@ class HostMemory:
                 count = min(_CHUNK_ELEMENTS, block.count - first)
                 begin = block.offset + first
                 yield table[rows, begin : begin + count], Stretch(block.start + first, count, seeds[rows])
+                self._progress.completed()
 
 
 class HostBackend:
@@ -78,11 +86,31 @@ class HostBackend:
 
     name = "host"
 
-    def __init__(self, group: mpi.MpiGroup, ranks_on_node: int, most_elements: int = MOST_ELEMENTS) -> None:
+    def __init__(
+        self,
+        group: mpi.MpiGroup,
+        ranks_on_node: int,
+        most_elements: int = MOST_ELEMENTS,
+        progress: Progress = UNWATCHED,
+    ) -> None:
         self.calls = HostCalls(group.communicator, most_elements)
+        self._most_elements = most_elements
         # Open MPI and MPICH reduce through working space of up to the size of the message.
         self.buffers = 3
         self._ranks_on_node = ranks_on_node
+        self._progress = progress
+        self._pace = Pace(_SECONDS_BETWEEN_WORDS)
+
+    def open(self, group: Group) -> "HostCalls":
+        """The same collectives among other ranks; `group` is one of MPI's."""
+        return HostCalls(cast("mpi.MpiGroup", group).communicator, self._most_elements)
+
+    def drop(self, calls: CollectiveCalls) -> None:
+        """MPI's communicators last as long as the job."""
+
+    def in_order(self, launches: Sequence[Launch]) -> Launch:
+        """One operation made of several, which block."""
+        return in_order(launches)
 
     def libraries(self) -> dict[str, str]:
         """NumPy; MPI is named for every backend."""
@@ -96,7 +124,7 @@ class HostBackend:
 
     def allocate(self, size_bytes: int) -> Memory:
         """A NumPy buffer; pages are taken as they are touched."""
-        return HostMemory(size_bytes)
+        return HostMemory(size_bytes, self._progress)
 
     def bind(self, launches: Sequence[Launch], graph_replays: int) -> Launch:
         """All launches in order; there are no graphs on a CPU.
@@ -107,18 +135,21 @@ class HostBackend:
         if graph_replays:
             raise UsageError("--graph needs GPUs: the host backend has no CUDA graphs", next_step="leave --graph out")
 
-        def launch_all() -> None:
-            for launch in launches:
-                launch()
+        groups = self._pace.groups(launches)
+        return in_order(launches) if len(groups) == 1 else partial(in_groups, launches, groups, self._progress)
 
-        return launch_all
+    def in_batches(self, launches: Sequence[Launch], operations: int) -> BatchedLaunch:
+        """All launches in order, with a look at the clock after each so many of them."""
+        return ClockedLaunch(launches, self._pace.every(launches, operations), self._progress)
 
     def seconds(self, launch: Launch) -> float:
         """Wall time of blocking MPI calls."""
         with no_garbage_collection():
             start = perf_counter()
             launch()
-            return perf_counter() - start
+            seconds = perf_counter() - start
+        self._progress.completed(self._pace.measured(seconds))
+        return seconds
 
     def close(self) -> None:
         """NumPy's buffers go with their references."""
@@ -186,7 +217,7 @@ class HostCalls:
             )
             for piece in self._pieces(count)
         ]
-        return _in_order([*launches, *self._divide(receive, count, dtype, op)])
+        return in_order([*launches, *self._divide(receive, count, dtype, op)])
 
     def all_gather(self, send: Region, receive: Region, count: int, dtype: DataType) -> Launch:
         """`MPI_Allgather`."""
@@ -198,18 +229,18 @@ class HostCalls:
         """`MPI_Reduce_scatter_block`; where all blocks pass the count limit, one `MPI_Reduce` a block and piece."""
         divide = self._divide(receive, count, dtype, op)
         if count * self._ranks > self._most_elements:
-            return _in_order([*self._reduce_blocks(send, receive, count, dtype, op), *divide])
+            return in_order([*self._reduce_blocks(send, receive, count, dtype, op), *divide])
         in_place = send.memory is receive.memory
         if not in_place:
             given, taken = (
                 self._typed(send, slice(0, count * self._ranks), dtype),
                 self._typed(receive, slice(0, count), dtype),
             )
-            return _in_order([partial(self._communicator.Reduce_scatter_block, given, taken, self._ops[op]), *divide])
+            return in_order([partial(self._communicator.Reduce_scatter_block, given, taken, self._ops[op]), *divide])
         # MPI leaves the in-place result in the first block, NCCL in the rank's own.
         whole = self._typed(send, slice(0, count * self._ranks), dtype)
         reduce = partial(self._communicator.Reduce_scatter_block, self._mpi.IN_PLACE, whole, self._ops[op])
-        return _in_order([reduce, self._copy(send, receive, count, dtype), *divide])
+        return in_order([reduce, self._copy(send, receive, count, dtype), *divide])
 
     def broadcast(self, send: Region, receive: Region, count: int, dtype: DataType, root: int) -> Launch:
         """`MPI_Bcast` in the receive buffer, into which the root first copies what it sends."""
@@ -218,7 +249,7 @@ class HostCalls:
             launches.append(self._copy(send, receive, count, dtype))
         pieces = self._pieces(count * dtype.size_bytes)
         launches += [partial(self._communicator.Bcast, self._bytes(receive, piece), root) for piece in pieces]
-        return _in_order(launches)
+        return in_order(launches)
 
     def reduce(self, send: Region, receive: Region, count: int, dtype: DataType, op: ReduceOp, root: int) -> Launch:
         """`MPI_Reduce`, an average divided by hand on the root."""
@@ -229,7 +260,7 @@ class HostCalls:
             else:
                 given, taken = self._typed(send, piece, dtype), None
             launches.append(partial(self._communicator.Reduce, given, taken, self._ops[op], root))
-        return _in_order([*launches, *(self._divide(receive, count, dtype, op) if self._rank == root else ())])
+        return in_order([*launches, *(self._divide(receive, count, dtype, op) if self._rank == root else ())])
 
     def all_to_all(self, send: Region, receive: Region, count: int, dtype: DataType) -> Launch:
         """`MPI_Alltoall`."""
@@ -256,7 +287,7 @@ class HostCalls:
         self, send: Region, destination: int, receive: Region, source: int, count: int, dtype: DataType
     ) -> Launch:
         """Both at once: `MPI_Sendrecv` for every piece."""
-        return _in_order(
+        return in_order(
             [
                 partial(
                     self._communicator.Sendrecv,
@@ -308,15 +339,3 @@ class HostCalls:
         if dtype in (DataType.FLOAT16, DataType.FLOAT32, DataType.FLOAT64):
             return (partial(values.__itruediv__, self._ranks),)
         return (partial(values.__ifloordiv__, self._ranks),)
-
-
-def _in_order(launches: Sequence[Launch]) -> Launch:
-    """One launch that issues several; a single one is returned as it is, to add nothing to its time."""
-    if len(launches) == 1:
-        return launches[0]
-
-    def launch_all() -> None:
-        for launch in launches:
-            launch()
-
-    return launch_all

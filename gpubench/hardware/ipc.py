@@ -11,7 +11,7 @@ from gpubench.hardware.copy_device import CopyDevice, Lane, cuda_errors
 from gpubench.hardware.copy_memory import GpuMemory
 from gpubench.hardware.cuda import CudaDevice, opening
 from gpubench.hardware.cuda_gate import Gate, Hold
-from gpubench.hardware.nccl import NcclLibrary
+from gpubench.hardware.nccl import AbortedError, NcclLibrary, trouble
 from gpubench.model.copies import Direction
 from gpubench.model.units import format_size
 from gpubench.ports import Group, Memory
@@ -35,6 +35,7 @@ class Network:
 
     def __init__(self, group: Group, library: NcclLibrary) -> None:
         self._library = library
+        self.aborted = False
         unique_id = group.broadcast(library.nccl.get_unique_id() if group.rank == 0 else None)
         with cuda_errors("connecting the ranks by NCCL"):
             self._communicator = library.nccl.NcclCommunicator(group.size, unique_id, group.rank)
@@ -48,6 +49,15 @@ class Network:
         """Enqueue `ncclSend` or `ncclRecv` of bytes."""
         call = self._communicator.send if sends else self._communicator.recv
         call(address, size_bytes, self._library.nccl.NCCL_UINT8, peer, stream)
+
+    def trouble(self) -> str:
+        """NCCL's asynchronous error, empty where it has none."""
+        return trouble(self._library.nccl, self._communicator)
+
+    def abort(self) -> None:
+        """Give up what the communicator is doing, wherever it waits; nothing can follow."""
+        self.aborted = True
+        self._communicator.abort()
 
     def close(self) -> None:
         """Destroy the communicator."""
@@ -123,7 +133,10 @@ class CudaRankCopies:
         lane, address = self._device.lane(0), cast("GpuMemory", own).address
         send = partial(self._network.transfer, address, size_bytes, peer, lane.stream.ptr, sends=sends)
         with cuda_errors(f"{'sending to' if sends else 'receiving from'} rank {peer} by NCCL ({size_bytes} bytes)"):
-            return self._seconds(lane, send, repeats, gated=False)
+            seconds = self._seconds(lane, send, repeats, gated=False)
+        if self._network.aborted:
+            raise AbortedError
+        return seconds
 
     def release(self) -> None:
         """Let go of other ranks' memory. What fails is passed over: after some errors everything does."""

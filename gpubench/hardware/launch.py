@@ -15,6 +15,18 @@ _PMI = "a PMI launcher (mpiexec or srun)"
 _SLURM_INTERACTIVE_STEP = 0xFFFFFFF0
 """Step numbers from here on are Slurm's own (batch, interactive, external): no job step of the user's."""
 
+_OF_RANKS = (
+    *("SLURM_", "PBS_", "PALS_", "LSB_", "SGE_", "PE_HOSTFILE"),
+    *("PMI_", "PMIX_", "PRTE_LAUNCHED", "MPI_LOCAL", "HYDI_", "HYDRA_"),
+    *("OMPI_COMM_WORLD_", "OMPI_WORLD_", "OMPI_UNIVERSE_", "OMPI_APP_CTX_", "OMPI_NUM_APP_CTX", "OMPI_FIRST_RANKS"),
+    *("OMPI_FILE_LOCATION", "OMPI_COMMAND", "OMPI_ARGV", "OMPI_MCA_initial_wdir", "OMPI_MCA_num_procs"),
+    *("OMPI_MCA_ess", "OMPI_MCA_pmix", "OMPI_MCA_orte_ess_", "OMPI_MCA_orte_hnp_uri", "OMPI_MCA_orte_local_daemon_uri"),
+    *("OMPI_MCA_orte_app_num", "OMPI_MCA_orte_launch", "OMPI_MCA_orte_num_nodes", "OMPI_MCA_orte_bound_at_launch"),
+)
+"""What schedulers and launchers (Open MPI 4 and 5, MPICH, srun) set for the ranks that they start, by prefix."""
+
+_SETTINGS = ("PMIX_MCA_",)
+
 
 @dataclass(frozen=True, slots=True)
 class LaunchedBy:
@@ -51,3 +63,16 @@ def launched_by(environment: Mapping[str, str]) -> LaunchedBy | None:
 def _number(environment: Mapping[str, str], name: str) -> int | None:
     text = environment.get(name, "")
     return int(text) if text.isdecimal() else None
+
+
+def as_if_alone(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment without what a launcher or an allocation set, for a child that is to start ranks on this host.
+
+    Else its mpirun would start them on an allocation's other hosts, or believe that it is a rank itself. The user's own
+    settings of MPI stay: without OMPI_MCA_plm_rsh_agent, or another way to start, mpirun fails where there is no ssh.
+    """
+    return {
+        name: value
+        for name, value in environment.items()
+        if name.startswith(_SETTINGS) or not name.startswith(_OF_RANKS)
+    }

@@ -12,18 +12,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from gpubench.errors import missing_mpi_launcher, unusable_mpi_launcher
 from gpubench.hardware.interpreter import module_command, with_package
-from gpubench.hardware.launch import CHANNEL_VARIABLE
+from gpubench.hardware.launch import CHANNEL_VARIABLE, as_if_alone
+from gpubench.installation_errors import missing_mpi_launcher, unusable_mpi_launcher
 
 OWN_SETTINGS_VARIABLE = "GPUBENCH_SETTINGS"
 """Names of the variables that gpubench itself set for its ranks: they are no settings of the user's."""
 
 _PR_SET_PDEATHSIG = 1
 _SECONDS_TO_ANSWER = 20
-
-_SCHEDULER_PREFIXES = ("SLURM_", "PBS_", "LSB_", "SGE_", "PE_HOSTFILE", "PMI_", "PMIX_", "OMPI_COMM_WORLD_")
-"""Variables that would make mpirun start ranks on an allocation's other hosts, or believe it is itself a rank."""
 
 _OPEN_MPI_SETTINGS = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
@@ -59,7 +56,7 @@ class Launcher:
 
     def environment(self, outer: Mapping[str, str], channel: str) -> dict[str, str]:
         """The environment of the job: this host only, whatever allocation this is; the user's own settings win."""
-        inner = {name: value for name, value in outer.items() if not name.startswith(_SCHEDULER_PREFIXES)}
+        inner = as_if_alone(outer)
         settings = _OPEN_MPI_SETTINGS if self.flavour is Flavour.OPEN_MPI else {}
         own = {name: value for name, value in settings.items() if name not in inner}
         return with_package(inner | own | {CHANNEL_VARIABLE: channel, OWN_SETTINGS_VARIABLE: ",".join(own)})

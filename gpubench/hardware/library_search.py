@@ -60,6 +60,11 @@ def find_libraries(
     return found
 
 
+def can_look(root: Path) -> bool:
+    """Whether any folder of the loader's own can be seen: where none can, that a library is nowhere is not known."""
+    return any(exists(below(root, Path(folder))) for folder in _FOLDERS)
+
+
 def verbs_providers(root: Path, unknown: UnknownFields) -> tuple[str, ...] | None:
     """The drivers that libibverbs is told to load ('mlx5', 'efa'); None where it has no folder of them."""
     folder = root / _PROVIDERS

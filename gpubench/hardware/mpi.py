@@ -3,15 +3,21 @@
 import os
 import socket
 import warnings
+from array import array
+from collections.abc import Sequence
+from time import perf_counter
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
-from gpubench.errors import missing_mpi_library, separate_jobs
 from gpubench.hardware.launch import LaunchedBy
+from gpubench.installation_errors import missing_mpi_library, separate_jobs
+from gpubench.model.lateness import Offset
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 T = TypeVar("T")
+
+_ROUND_TRIPS = 10
 
 
 class MpiGroup:
@@ -40,6 +46,36 @@ class MpiGroup:
     def barrier(self) -> None:
         """Return once every rank has called it."""
         self.communicator.Barrier()
+
+    def largest(self, values: Sequence[float]) -> Sequence[float]:
+        """Each of the values as it is on the rank where it is largest."""
+        from mpi4py import MPI
+
+        found = array("d", values)
+        self.communicator.Allreduce(MPI.IN_PLACE, [found, MPI.DOUBLE], MPI.MAX)
+        return found
+
+    def clock_offset(self) -> Offset:
+        """How this rank's clock differs from the first rank's, by messages to and fro, one rank after another.
+
+        The first rank's answer was read between question and arrival, most likely in the middle, and the quickest of
+        some round trips says it best (F. Cristian, Probabilistic clock synchronization, 1989).
+        """
+        if self.rank == 0:
+            for other in range(1, self.size):
+                for _ in range(_ROUND_TRIPS):
+                    self.communicator.Recv(array("d", [0.0]), other)
+                    self.communicator.Send(array("d", [perf_counter()]), other)
+            return Offset(0.0, 0.0)
+        return min((self._round_trip() for _ in range(_ROUND_TRIPS)), key=lambda offset: offset.uncertainty)
+
+    def _round_trip(self) -> Offset:
+        answer = array("d", [0.0])
+        asked = perf_counter()
+        self.communicator.Send(array("d", [asked]), 0)
+        self.communicator.Recv(answer, 0)
+        arrived = perf_counter()
+        return Offset(answer[0] - (asked + arrived) / 2, (arrived - asked) / 2)
 
     def split(self, color: int, key: int) -> "MpiGroup":
         """The group of the ranks with the same color, ordered by key."""

@@ -3,19 +3,21 @@
 import ctypes
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
+from itertools import cycle, islice
 from pathlib import Path
 from time import perf_counter
 from typing import Any, cast
 
-from gpubench import errors
+from gpubench import installation_errors
 from gpubench.hardware.clock import no_garbage_collection
 from gpubench.hardware.cuda import CudaDevice
-from gpubench.hardware.native_loop import CallFailedError, CallTable, Entry, native_loop
-from gpubench.model.operation import DataType, ReduceOp
-from gpubench.ports import Group, Launch, Memory, Region
+from gpubench.hardware.native_loop import CallFailedError, CallTable, native_loop
+from gpubench.hardware.nccl_calls import NcclCalls, NcclLaunch, call_table
+from gpubench.hardware.stream_marks import MarkedLaunch, Marks
+from gpubench.model.progress import UNWATCHED, Progress
+from gpubench.ports import BatchedLaunch, CollectiveCalls, Group, Launch, Memory
 
 _RESET_LOG = "ncclResetDebugInit"
 _LAST_ERROR = "ncclGetLastError"
@@ -51,18 +53,18 @@ class NcclLibrary:
             try:
                 _load(asked, ctypes.RTLD_GLOBAL).ncclGetVersion  # noqa: B018
             except (OSError, AttributeError) as error:
-                raise errors.unreadable_nccl_library(asked, str(error)) from error
+                raise installation_errors.unreadable_nccl_library(asked, str(error)) from error
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             from cupy.cuda import nccl
         if not nccl.available:
             detail = str(caught[-1].message).strip().splitlines()[0] if caught else "libnccl.so.2 is not found"
-            raise errors.missing_nccl(detail)
+            raise installation_errors.missing_nccl(detail)
         self.nccl: Any = nccl
         self.path = _origin_of_nccl()
         self._native = _load(self.path)
         if asked is not None and Path(asked).resolve() != Path(self.path).resolve():
-            raise errors.nccl_library_not_used(asked, self.path)
+            raise installation_errors.nccl_library_not_used(asked, self.path)
 
     @property
     def version(self) -> str:
@@ -78,7 +80,7 @@ class NcclLibrary:
             UsageError: this NCCL has no allocator (2.19 is the first that does).
         """
         if not self.has("ncclMemAlloc"):
-            raise errors.no_nccl_allocator(self.version)
+            raise installation_errors.no_nccl_allocator(self.version)
         address = ctypes.c_void_p()
         self.issue(CallTable([(self.address("ncclMemAlloc"), ctypes.addressof(address), size_bytes)]))
         return address.value or 0
@@ -126,6 +128,15 @@ class NcclLibrary:
         return ctypes.cast(getattr(self._native, name), ctypes.c_void_p).value or 0
 
 
+def trouble(nccl: Any, communicator: Any) -> str:
+    """The asynchronous error of a communicator in words, empty where it has none."""
+    try:
+        communicator.check_async_error()
+    except (nccl.NcclError, KeyError) as error:  # CuPy has no words for ncclInProgress
+        return f"NCCL's asynchronous error: {error}"
+    return ""
+
+
 def _load(path: str, mode: int = ctypes.DEFAULT_MODE) -> ctypes.CDLL:
     return ctypes.CDLL(path, mode)
 
@@ -140,21 +151,48 @@ def _origin_of_nccl() -> str:
     return (origin.file or b"").decode()
 
 
+class AbortedError(Exception):
+    """The communicator was aborted while it worked: the stream is idle, and nothing was measured."""
+
+
 class NcclBackend:
-    """Collectives of one communicator on one GPU."""
+    """Collectives on one GPU: of one communicator, and of others that are opened beside it."""
 
     name = "nccl"
     buffers = 2
 
     def __init__(
-        self, group: Group, device: CudaDevice, library: NcclLibrary, allocator: Allocator = Allocator.CUDA
+        self,
+        group: Group,
+        device: CudaDevice,
+        library: NcclLibrary,
+        allocator: Allocator = Allocator.CUDA,
+        progress: Progress = UNWATCHED,
     ) -> None:
         self._device = device
+        self._marks = Marks(device.cupy, device.stream, progress)
         self._allocator = allocator
         self._library = library
-        unique_id = group.broadcast(library.nccl.get_unique_id() if group.rank == 0 else None)
-        self._communicator = library.nccl.NcclCommunicator(group.size, unique_id, group.rank)
-        self.calls = NcclCalls(self._communicator, library, device.stream.ptr)
+        self._communicators: dict[int, Any] = {}
+        self._aborted = False
+        self.calls = self.open(group)
+
+    def open(self, group: Group) -> NcclCalls:
+        """The collectives of a new communicator of these ranks, on the same stream; it reads NCCL_ALGO anew."""
+        nccl = self._library.nccl
+        unique_id = group.broadcast(nccl.get_unique_id() if group.rank == 0 else None)
+        communicator = nccl.NcclCommunicator(group.size, unique_id, group.rank)
+        calls = NcclCalls(communicator, self._library, self._device.stream.ptr)
+        self._communicators[id(calls)] = communicator
+        return calls
+
+    def drop(self, calls: CollectiveCalls) -> None:
+        """Abort a communicator that NCCL has refused to use: to destroy it may wait for what never began."""
+        self._communicators.pop(id(calls)).abort()
+
+    def in_order(self, launches: Sequence[Launch]) -> Launch:
+        """One operation made of several; the stream keeps their order."""
+        return NcclLaunch(tuple(entry for launch in cast("Sequence[NcclLaunch]", launches) for entry in launch.entries))
 
     def libraries(self) -> Mapping[str, str]:
         """NCCL and where it was loaded from, driver, CUDA, CuPy."""
@@ -175,140 +213,54 @@ class NcclBackend:
 
     def bind(self, launches: Sequence[Launch], graph_replays: int) -> Launch:
         """All launches in order on the stream, or a captured graph of them."""
-        table = CallTable([entry for launch in cast("Sequence[NcclLaunch]", launches) for entry in launch.entries])
         # What fills and poisons the buffers runs on the same stream: neither a capture nor a timing may begin under it.
         self._device.stream.synchronize()
-        return self._device.capture(partial(self._library.issue, table), graph_replays) if graph_replays else table
+        groups = self._marks.groups(launches, graph_replays)
+        if graph_replays:
+            calls = partial(self._library.issue, call_table(launches))
+            graphs = {replays: self._device.capture(calls, replays) for replays in set(groups)}
+            return self._marks.between([(graphs[replays], replays * len(launches)) for replays in groups])
+        rest = iter(launches)
+        return self._marks.between([(call_table(list(islice(rest, count))), count) for count in groups])
+
+    def in_batches(self, launches: Sequence[Launch], operations: int) -> BatchedLaunch:
+        """All launches in order on the stream, with an event after each so many of them."""
+        self._device.stream.synchronize()
+        rest = iter(launches)
+        groups = self._marks.every(launches, operations)
+        return self._marks.clocked([(call_table(list(islice(rest, count))), count) for count in groups])
 
     def seconds(self, launch: Launch) -> float:
         """Wall time until the stream is idle, polled as nccl-tests polls it, NCCL's asynchronous errors included."""
-        stream, communicator = self._device.stream, self._communicator
+        stream, in_turn = self._device.stream, cycle(self._communicators.values())
+        look = launch.look if isinstance(launch, MarkedLaunch) else None
         with no_garbage_collection():
             start = perf_counter()
             self._library.issue(launch)
             while not stream.done:
-                communicator.check_async_error()
-            return perf_counter() - start
+                next(in_turn).check_async_error()
+                if look is not None:
+                    look()
+            seconds = perf_counter() - start
+        if self._aborted:
+            raise AbortedError
+        self._marks.measured(seconds)
+        return seconds
+
+    def trouble(self) -> str:
+        """NCCL's asynchronous error, empty where it has none. For a thread: an operation may be under way."""
+        found = (trouble(self._library.nccl, each) for each in list(self._communicators.values()))
+        return next(filter(None, found), "")
+
+    def abort(self) -> None:
+        """Give up what the communicators are doing, wherever they wait; nothing can follow. For a thread."""
+        self._aborted = True
+        for communicator in list(self._communicators.values()):
+            communicator.abort()
 
     def close(self) -> None:
-        """Destroy the communicator, then free the buffers."""
+        """Destroy the communicators, then free the buffers."""
         self._device.stream.synchronize()
-        self._communicator.destroy()
+        for communicator in self._communicators.values():
+            communicator.destroy()
         self._device.close()
-
-
-@dataclass(frozen=True, slots=True)
-class NcclLaunch:
-    """One operation: the calls that issue it, with all their arguments."""
-
-    entries: tuple[Entry, ...]
-
-    def __call__(self) -> None:
-        """Issue it."""
-        CallTable(self.entries)()
-
-
-class NcclCalls:
-    """NCCL's collectives on one communicator and stream, bound as calls into the loaded library."""
-
-    def __init__(self, communicator: Any, library: NcclLibrary, stream: int) -> None:
-        nccl = library.nccl
-        self._library = library
-        self._tail: tuple[int, int] = (communicator.comm, stream)
-        self._rank: int = communicator.rank_id()
-        self._ranks: int = communicator.size()
-        self._types: dict[DataType, int] = {
-            DataType.INT8: nccl.NCCL_INT8,
-            DataType.UINT8: nccl.NCCL_UINT8,
-            DataType.INT32: nccl.NCCL_INT32,
-            DataType.INT64: nccl.NCCL_INT64,
-            DataType.FLOAT16: nccl.NCCL_FLOAT16,
-            DataType.BFLOAT16: nccl.NCCL_BFLOAT16,
-            DataType.FLOAT32: nccl.NCCL_FLOAT32,
-            DataType.FLOAT64: nccl.NCCL_FLOAT64,
-        }
-        self._ops: dict[ReduceOp, int] = {
-            ReduceOp.SUM: nccl.NCCL_SUM,
-            ReduceOp.PROD: nccl.NCCL_PROD,
-            ReduceOp.MAX: nccl.NCCL_MAX,
-            ReduceOp.MIN: nccl.NCCL_MIN,
-            ReduceOp.AVG: nccl.NCCL_AVG,
-        }
-
-    def all_reduce(self, send: Region, receive: Region, count: int, dtype: DataType, op: ReduceOp) -> Launch:
-        """`ncclAllReduce`."""
-        return self._bind("ncclAllReduce", send, receive, count, self._types[dtype], self._ops[op])
-
-    def all_gather(self, send: Region, receive: Region, count: int, dtype: DataType) -> Launch:
-        """`ncclAllGather`."""
-        return self._bind("ncclAllGather", send, receive, count, self._types[dtype])
-
-    def reduce_scatter(self, send: Region, receive: Region, count: int, dtype: DataType, op: ReduceOp) -> Launch:
-        """`ncclReduceScatter`."""
-        return self._bind("ncclReduceScatter", send, receive, count, self._types[dtype], self._ops[op])
-
-    def broadcast(self, send: Region, receive: Region, count: int, dtype: DataType, root: int) -> Launch:
-        """`ncclBroadcast`."""
-        return self._bind("ncclBroadcast", send, receive, count, self._types[dtype], root)
-
-    def reduce(self, send: Region, receive: Region, count: int, dtype: DataType, op: ReduceOp, root: int) -> Launch:
-        """`ncclReduce`."""
-        return self._bind("ncclReduce", send, receive, count, self._types[dtype], self._ops[op], root)
-
-    def all_to_all(self, send: Region, receive: Region, count: int, dtype: DataType) -> Launch:
-        """`ncclAlltoAll` of NCCL 2.28 and later, else a send to and a receive from every rank in one group."""
-        if self._library.has("ncclAlltoAll"):
-            return self._bind("ncclAlltoAll", send, receive, count, self._types[dtype])
-        pairs = [
-            (self._send(send, peer, count, dtype, peer), self._receive(receive, peer, count, dtype, peer))
-            for peer in range(self._ranks)
-        ]
-        return self._group([entry for pair in pairs for entry in pair])
-
-    def gather(self, send: Region, receive: Region, count: int, dtype: DataType, root: int) -> Launch:
-        """`ncclGather` of NCCL 2.28 and later, else a send from every rank and the root's receives in one group.
-
-        On 4 H200s the native call takes 5.8 µs for 1 KiB, the group 7.5 µs.
-        """
-        if self._library.has("ncclGather"):
-            return self._bind("ncclGather", send, receive, count, self._types[dtype], root)
-        receives = [self._receive(receive, peer, count, dtype, peer) for peer in range(self._ranks)]
-        return self._group([self._send(send, 0, count, dtype, root), *(receives if self._rank == root else ())])
-
-    def scatter(self, send: Region, receive: Region, count: int, dtype: DataType, root: int) -> Launch:
-        """`ncclScatter` of NCCL 2.28 and later, else the root's sends and a receive on every rank in one group."""
-        if self._library.has("ncclScatter"):
-            return self._bind("ncclScatter", send, receive, count, self._types[dtype], root)
-        sends = [self._send(send, peer, count, dtype, peer) for peer in range(self._ranks)]
-        return self._group([*(sends if self._rank == root else ()), self._receive(receive, 0, count, dtype, root)])
-
-    def send_receive(
-        self, send: Region, destination: int, receive: Region, source: int, count: int, dtype: DataType
-    ) -> Launch:
-        """`ncclSend` and `ncclRecv` in one group."""
-        return self._group(
-            [self._send(send, 0, count, dtype, destination), self._receive(receive, 0, count, dtype, source)]
-        )
-
-    def _bind(self, name: str, send: Region, receive: Region, *arguments: int) -> NcclLaunch:
-        return NcclLaunch(((self._library.address(name), _address(send), _address(receive), *arguments, *self._tail),))
-
-    def _send(self, region: Region, block: int, count: int, dtype: DataType, peer: int) -> Entry:
-        """`ncclSend` of one block of a region."""
-        address = _address(region) + block * count * dtype.size_bytes
-        return (self._library.address("ncclSend"), address, count, self._types[dtype], peer, *self._tail)
-
-    def _receive(self, region: Region, block: int, count: int, dtype: DataType, peer: int) -> Entry:
-        """`ncclRecv` into one block of a region."""
-        address = _address(region) + block * count * dtype.size_bytes
-        return (self._library.address("ncclRecv"), address, count, self._types[dtype], peer, *self._tail)
-
-    def _group(self, entries: Sequence[Entry]) -> NcclLaunch:
-        begin, end = self._library.address("ncclGroupStart"), self._library.address("ncclGroupEnd")
-        return NcclLaunch(((begin,), *entries, (end,)))
-
-
-def _address(region: Region) -> int:
-    """The device address of a region in memory of this backend."""
-    address: int = region.memory.address + region.offset_bytes  # type: ignore[attr-defined]
-    return address

@@ -2,7 +2,8 @@
 
 import os
 import pwd
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from gpubench.hardware.system_files import text_of
@@ -41,6 +42,25 @@ def configuration_files(environment: Mapping[str, str]) -> tuple[Path, ...]:
     except KeyError:
         return (_SYSTEM_CONF,)
     return Path(home) / ".nccl.conf", _SYSTEM_CONF
+
+
+@contextmanager
+def told(variables: Mapping[str, str], environment: MutableMapping[str, str] = os.environ) -> Iterator[None]:
+    """Have these variables in the environment while a communicator is made, which reads some of them anew each time.
+
+    NCCL_ALGO and NCCL_PROTO are of that kind: three communicators of one process took three algorithms (NCCL 2.28.9 on
+    H200s). NCCL_P2P_DISABLE and most others are read once a process.
+    """
+    before = {name: environment.get(name) for name in variables}
+    environment.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                environment.pop(name, None)
+            else:
+                environment[name] = value
 
 
 def refusals(settings: Mapping[str, str]) -> dict[str, str]:

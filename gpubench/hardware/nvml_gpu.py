@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from itertools import permutations
 from typing import Any
 
-from gpubench.errors import cuda_version_text
 from gpubench.hardware.cpus import cpu_ranges
 from gpubench.hardware.nvml_answers import Answers, text
 from gpubench.hardware.nvml_nvlink import read_nvlinks
 from gpubench.hardware.nvml_settings import read_settings
+from gpubench.installation_errors import cuda_version_text
 from gpubench.model.driver_settings import DriverSettings
 from gpubench.model.snapshot import (
     DriverFacts,
@@ -41,7 +41,7 @@ _THROTTLE_REASONS = {
 _UNCORRECTED, _VOLATILE = 1, 0
 """nvmlMemoryErrorType_t, and nvmlEccCounterType_t: those since the driver was loaded."""
 
-_CHIP, _MULTIPROCESSORS = 0, 1
+_CHIP, MULTIPROCESSORS = 0, 1
 """nvmlTemperatureSensors_t and nvmlClockType_t, which are enumerations of C."""
 
 _FABRIC_STATES = ("not_supported", "not_started", "in_progress", "completed")
@@ -99,9 +99,7 @@ def _read_gpu(answers: Answers, index: int, cpus: int) -> GpuFacts:
     memory = answers.ask_in_turn(
         "memory_bytes", ("nvmlDeviceGetMemoryInfo", _MEMORY_VERSION), ("nvmlDeviceGetMemoryInfo",)
     )
-    reasons = answers.ask_in_turn(
-        "throttle_reasons", ("nvmlDeviceGetCurrentClocksEventReasons",), ("nvmlDeviceGetCurrentClocksThrottleReasons",)
-    )
+    reasons = read_clock_reasons(answers)
     bar1 = answers.ask("bar1_bytes", "nvmlDeviceGetBAR1MemoryInfo")
     # The arguments are evaluated in this order: `lost` and `unknown` are complete when their turn comes.
     return GpuFacts(
@@ -115,20 +113,20 @@ def _read_gpu(answers: Answers, index: int, cpus: int) -> GpuFacts:
         mig=_current(answers.ask("mig", "nvmlDeviceGetMigMode")),
         ecc=_current(answers.ask("ecc", "nvmlDeviceGetEccMode")),
         persistence=_current([answers.ask("persistence", "nvmlDeviceGetPersistenceMode")]),
-        idle=bool(reasons & _IDLE) if reasons is not None else None,
-        throttle_reasons=_throttle_reasons(reasons),
+        idle=is_idle(reasons),
+        throttle_reasons=throttle_reasons(reasons),
         remapped_rows=_remapped_rows(answers),
         retirement_pending=_current([answers.call("nvmlDeviceGetRetiredPagesPendingStatus").value]),
-        memory_errors=answers.call("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE).value,
+        memory_errors=read_memory_errors(answers),
         temperature_c=answers.call("nvmlDeviceGetTemperature", _CHIP).value,
-        most_clock_mhz=answers.call("nvmlDeviceGetMaxClockInfo", _MULTIPROCESSORS).value,
+        most_clock_mhz=answers.call("nvmlDeviceGetMaxClockInfo", MULTIPROCESSORS).value,
         pcie=_pcie(answers),
         pcie_replays=answers.ask("pcie_replays", "nvmlDeviceGetPcieReplayCounter"),
         cpu_affinity=_cpu_affinity(answers, cpus),
         nvlinks=read_nvlinks(answers, capability),
         fabric=_fabric(answers),
         bar1_bytes=bar1.bar1Total if bar1 is not None else None,
-        processes=_processes(answers),
+        processes=read_processes(answers),
         lost=answers.lost,
         unknown=answers.unknown,
     )
@@ -139,7 +137,25 @@ def _current(modes: list[int | None] | None) -> bool | None:
     return None if modes is None or modes[0] is None else bool(modes[0])
 
 
-def _throttle_reasons(reasons: int | None) -> tuple[str, ...] | None:
+def read_clock_reasons(answers: Answers) -> int | None:
+    """Why clocks are what they are, as NVML's bits."""
+    return answers.ask_in_turn(  # type: ignore[no-any-return]
+        "throttle_reasons", ("nvmlDeviceGetCurrentClocksEventReasons",), ("nvmlDeviceGetCurrentClocksThrottleReasons",)
+    )
+
+
+def read_memory_errors(answers: Answers) -> int | None:
+    """Uncorrectable errors since the driver was loaded."""
+    return answers.call("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE).value  # type: ignore[no-any-return]
+
+
+def is_idle(reasons: int | None) -> bool | None:
+    """Whether clocks are low because nothing runs."""
+    return bool(reasons & _IDLE) if reasons is not None else None
+
+
+def throttle_reasons(reasons: int | None) -> tuple[str, ...] | None:
+    """The words for what lowers clocks, of NVML's bits."""
     return None if reasons is None else tuple(word for bit, word in _THROTTLE_REASONS.items() if reasons & bit)
 
 
@@ -203,7 +219,7 @@ def _fabric(answers: Answers) -> Fabric | None:
     )
 
 
-def _processes(answers: Answers) -> tuple[GpuProcess, ...] | None:
+def read_processes(answers: Answers) -> tuple[GpuProcess, ...] | None:
     """Who has a context on the GPU, each process once, though it may compute and draw and run under MPS."""
     computing = answers.ask("processes", "nvmlDeviceGetComputeRunningProcesses")
     if computing is None:

@@ -8,6 +8,7 @@ import os
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
@@ -20,10 +21,13 @@ from gpubench.hardware.nvml import read_nvml
 from gpubench.hardware.nvml_gpu import NvmlFacts
 from gpubench.hardware.stages import StageResult, Stages, run_stages
 from gpubench.hardware.sysfs import SysfsFacts, read_sysfs
+from gpubench.model.error_counts import error_counts, growth
 from gpubench.model.plain import from_plain, to_plain
 from gpubench.model.snapshot import ProbeFailure, Snapshot
 
 SYSFS, NVML, CUDA = "sysfs", "nvml", "cuda"
+COUNTING = (SYSFS, NVML)
+"""The stages that know what devices have counted."""
 
 T = TypeVar("T")
 
@@ -40,6 +44,25 @@ def probe(
     children, by name; `root` is where sysfs and procfs are found.
     """
     return _put_together(run_stages(stages or stage_commands(root), with_package(environment), timeout_s))
+
+
+def watch_errors(
+    before: Snapshot,
+    timeout_s: float,
+    environment: Mapping[str, str],
+    root: Path = Path("/"),
+    stages: Mapping[str, Sequence[str]] | None = None,
+) -> Snapshot:
+    """The snapshot of a node with the errors that its devices have counted since; as it was where one does not answer.
+
+    Only the kernel and NVML are asked. `stages` are as in `probe`.
+    """
+    asked = {name: command for name, command in (stages or stage_commands(root)).items() if name in COUNTING}
+    results = run_stages(asked, with_package(environment), timeout_s)
+    after = _put_together({CUDA: StageResult(error="not asked"), **results})
+    if any(failure.stage in COUNTING for failure in after.failures):
+        return before
+    return replace(before, errors_grown=growth(error_counts(before), error_counts(after)))
 
 
 class Probe:

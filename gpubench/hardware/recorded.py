@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from gpubench.errors import UsageError
+from gpubench.errors import UsageError, advising
 from gpubench.model.rank_facts import RankFacts
 from gpubench.model.snapshot import Snapshot
 from gpubench.readers.json_lines import json_line, read_json_line
@@ -22,6 +22,12 @@ MOST_BYTES = 128 * 2**20
 """Of one file of a recording: the facts of thirty thousand ranks."""
 
 _DIGITS = re.compile(r"(\d+)", re.ASCII)
+
+_REASON, _ADVICE = (
+    "the recording was edited by hand, cut off, or is of a newer gpubench",
+    "record it again: --record DIR",
+)
+"""Of errors in a recording that say no more than what is wrong."""
 
 
 def check_recordable(directory: Path) -> None:
@@ -68,6 +74,11 @@ def read_recording(directory: Path, host: str | None = None) -> tuple[list[Snaps
     Raises:
         UsageError: no such folder, no recording in it, a file that cannot be read, or a host that is not in it.
     """
+    with advising(reason=_REASON, next_step=_ADVICE):
+        return _read_recording(directory, host)
+
+
+def _read_recording(directory: Path, host: str | None) -> tuple[list[Snapshot], list[RankFacts]]:
     paths = sorted((directory / _NODES).glob("*.json"), key=lambda path: _natural(path.stem))
     if not paths:
         raise UsageError(

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpubench.hardware.library_search import find_libraries, wanted_libraries
+from gpubench.hardware.library_search import can_look, find_libraries, wanted_libraries
 from gpubench.hardware.nccl_files import effective, read_nccl_files
 from gpubench.hardware.topology_file import read_topology_file
 from gpubench.model.topology_file import TopologyFile
@@ -46,9 +46,13 @@ def _read(environment: Mapping[str, str], loaded: Mapping[str, str], root: Path)
     nccl_files, unknown = read_nccl_files(environment, root)
     settings = effective(environment, nccl_files)
     search_path = os.environ.get("LD_LIBRARY_PATH", "")
+    loadable = find_libraries(wanted_libraries(settings), loaded, search_path, root)
+    if not can_look(root):
+        loadable = {name: path for name, path in loadable.items() if path is not None}
+        unknown = {**unknown, "loadable": "no folder of the dynamic loader's can be seen"}
     return UserFiles(
         nccl_files=nccl_files,
         topology_file=read_topology_file(settings, root),
-        loadable=find_libraries(wanted_libraries(settings), loaded, search_path, root),
+        loadable=loadable,
         unknown=unknown,
     )

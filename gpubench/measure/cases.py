@@ -1,13 +1,14 @@
 """The rows of a sweep: what each will measure, and how its times become a row."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpubench.collectives.record import Collective
 from gpubench.model.bandwidth import algbw_gb_s
 from gpubench.model.operation import DataType, Layout, Placement, ReduceOp
 from gpubench.model.report import CollectiveRow, Origin, Verified
-from gpubench.model.samples import RankTimes
+from gpubench.model.samples import RowTimes
+from gpubench.model.sampling import Sampling
 from gpubench.model.sweep import DroppedSize
 from gpubench.model.units import MICROSECONDS_PER_SECOND, format_size
 from gpubench.model.verdict import Verdict
@@ -23,7 +24,7 @@ class SweepRequest:
     ops: tuple[ReduceOp, ...]
     placements: tuple[Placement, ...]
     root: int
-    iterations: int
+    sampling: Sampling
     warmup: int
     graph_replays: int
     check: bool
@@ -31,12 +32,13 @@ class SweepRequest:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One row to be: a size with its layout, a type, a reduction and a placement."""
+    """One row to be: a size with its layout, a type, a reduction, a placement, and what is asked of the library."""
 
     dtype: DataType
     op: ReduceOp | None
     placement: Placement
     layout: Layout
+    setting: str | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -46,7 +48,8 @@ class Case:
     @property
     def label(self) -> str:
         """The case for a progress line."""
-        return f"{format_size(self.size_bytes)} {self.placement.replace('_', ' ')}"
+        placed = f"{format_size(self.size_bytes)} {self.placement.replace('_', ' ')}"
+        return placed if self.setting is None else f"{placed}, {self.setting}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,15 +87,15 @@ def without_data(request: SweepRequest, sizes: Sequence[int], ranks: int) -> tup
     )
 
 
-def describe(request: SweepRequest, case: Case, job: JobFacts, times: RankTimes, wrong: int) -> CollectiveRow:
+def describe(request: SweepRequest, case: Case, job: JobFacts, times: RowTimes, wrong: int) -> CollectiveRow:
     """The row of a case from its times; `wrong` elements count only where the request has data checked."""
-    collective = request.collective
-    algbw = algbw_gb_s(case.size_bytes, times.mean_seconds)
+    collective, ranks = request.collective, times.ranks
+    algbw = algbw_gb_s(case.size_bytes, ranks.mean_seconds)
     if not request.check:
         verified = Verified.NO
     else:
         verified = Verified.REPEAT if case.placement is Placement.IN_PLACE else Verified.LAST
-    return CollectiveRow(
+    row = CollectiveRow(
         collective=collective.name,
         backend=job.backend,
         origin=job.origin,
@@ -104,16 +107,37 @@ def describe(request: SweepRequest, case: Case, job: JobFacts, times: RankTimes,
         op=case.op,
         root=request.root if collective.rooted else None,
         placement=case.placement,
-        mode="throughput",
+        mode=request.sampling.mode,
         graph=request.graph_replays,
-        iterations=request.iterations,
-        time_us=times.mean_seconds * MICROSECONDS_PER_SECOND,
-        time_us_fastest_rank=times.fastest_seconds * MICROSECONDS_PER_SECOND,
-        time_us_slowest_rank=times.slowest_seconds * MICROSECONDS_PER_SECOND,
-        slowest_rank=times.slowest_rank,
+        iterations=times.iterations,
+        time_us=ranks.mean_seconds * MICROSECONDS_PER_SECOND,
+        time_us_fastest_rank=ranks.fastest_seconds * MICROSECONDS_PER_SECOND,
+        time_us_slowest_rank=ranks.slowest_seconds * MICROSECONDS_PER_SECOND,
+        slowest_rank=ranks.slowest_rank,
         algbw_gb_s=algbw,
         busbw_gb_s=algbw * collective.busbw_factor(job.ranks),
         wrong=wrong if request.check else None,
         verified=verified,
         verdict=(Verdict.FAIL if wrong else Verdict.PASS) if request.check else None,
+        note=times.note,
+        setting=case.setting,
+    )
+    return _with_statistics(row, times)
+
+
+def _with_statistics(row: CollectiveRow, times: RowTimes) -> CollectiveRow:
+    """The row with how its times vary, as far as that is known."""
+    batches, percentiles = times.batches, times.percentiles
+    if times.interval is not None:
+        row = replace(row, ci95_percent=100 * times.interval)
+    if batches is not None:
+        median_us = batches.median_seconds * MICROSECONDS_PER_SECOND
+        row = replace(row, batch_median_us=median_us, batch_cv=batches.variation)
+    if percentiles is None:
+        return row
+    return replace(
+        row,
+        p50_us=percentiles.p50_seconds * MICROSECONDS_PER_SECOND,
+        p95_us=percentiles.p95_seconds * MICROSECONDS_PER_SECOND,
+        p99_us=percentiles.p99_seconds * MICROSECONDS_PER_SECOND,
     )

@@ -2,13 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from gpubench.model import fallback
 from gpubench.model.evidence_rows import EVIDENCE_SECTION, FALLBACK_SECTION, EvidenceRow, FallbackRow
 from gpubench.model.measurements import Measurements
+from gpubench.model.plain import from_plain
 from gpubench.model.report import PAIRS_SECTION, ROWS_SECTION, CollectiveRow, PairRow, RankIdentity, Report
 from gpubench.model.verdict import WRONG_DATA, Finding
+
+T = TypeVar("T")
 
 JUDGED_BY_CHECKS = ("p2p-slow", "straggler")
 """Findings of the commands that checks make themselves, from the rows."""
@@ -16,19 +19,18 @@ JUDGED_BY_CHECKS = ("p2p-slow", "straggler")
 
 def of_p2p(document: Mapping[str, Any]) -> Measurements:
     """The pairs of a `gpubench p2p`, what is known of their paths, and what it found out beside their speed."""
-    evidence = document.get(EVIDENCE_SECTION) or ()
     return Measurements(
-        pairs=tuple(PairRow(**row) for row in document.get(PAIRS_SECTION) or ()),
-        evidence=tuple(EvidenceRow(**row) for row in evidence),
+        pairs=_rows(document, PAIRS_SECTION, PairRow),
+        evidence=_rows(document, EVIDENCE_SECTION, EvidenceRow),
         findings=_findings(document),
     )
 
 
 def of_collective(document: Mapping[str, Any]) -> Measurements:
     """The rows of a collective and its ranks, and what it found out of paths; wrong elements stand in the rows."""
-    rows = [FallbackRow(**row) for row in document.get(FALLBACK_SECTION) or ()]
+    rows = _rows(document, FALLBACK_SECTION, FallbackRow)
     return Measurements(
-        collectives=tuple(CollectiveRow(**row) for row in document.get(ROWS_SECTION) or ()),
+        collectives=_rows(document, ROWS_SECTION, CollectiveRow),
         ranks=tuple(RankIdentity(**rank) for rank in document["metadata"]["ranks"]),
         findings=paths_judged(_findings(document), rows),
     )
@@ -81,3 +83,7 @@ def paths_judged(findings: Sequence[Finding], rows: Sequence[FallbackRow]) -> tu
 
 def _findings(document: Mapping[str, Any]) -> tuple[Finding, ...]:
     return findings_beside_speed(Report.from_record({"complete": True, **document}).findings)
+
+
+def _rows(document: Mapping[str, Any], section: str, kind: type[T]) -> tuple[T, ...]:
+    return tuple(from_plain(kind, row) for row in document.get(section) or ())

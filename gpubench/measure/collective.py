@@ -1,20 +1,33 @@
 """Measure one collective over a sweep of sizes: nccl-tests' timing loop, with every timed buffer verified."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from gpubench.collectives.record import Call, Collective
 from gpubench.errors import UsageError, no_size_left
+from gpubench.measure.attendance import Attendance
 from gpubench.measure.cases import Case, JobFacts, SweepRequest, cases, describe, without_data
+from gpubench.measure.timing import OwnTimes, Timer, around
 from gpubench.measure.witness import Witness
 from gpubench.model.data_pattern import POISON, Block, DataPattern
+from gpubench.model.gpu_condition import GpuCondition
+from gpubench.model.hang import Phase
+from gpubench.model.lateness import Entries
 from gpubench.model.operation import Placement, ReduceOp
+from gpubench.model.progress import UNWATCHED, Progress
 from gpubench.model.report import CollectiveRow, Origin, RankIdentity, Report
-from gpubench.model.samples import RankTimes
 from gpubench.model.sweep import DroppedSize, describe_dropped, split_by_memory
 from gpubench.model.units import format_size
 from gpubench.model.verdict import WRONG_DATA, Finding, Verdict, overall
 from gpubench.ports import Backend, Group, Launch, Listener, Memory, Region
+
+ReadCondition = Callable[[], GpuCondition | None]
+"""What the GPU of this rank is like; None where there is no GPU."""
+
+
+def no_gpu_to_read() -> None:
+    """The condition of CPU buffers."""
 
 
 def fitting_sizes(
@@ -38,6 +51,21 @@ def fitting_sizes(
     return kept, dropped
 
 
+def fitting_all(
+    parts: Sequence[tuple[tuple[int, ...], tuple[DroppedSize, ...]]],
+) -> tuple[tuple[int, ...], tuple[DroppedSize, ...]]:
+    """The sizes that fit everywhere, from what fits and what does not in every part of a job, and the others.
+
+    Raises:
+        CouldNotMeasureError: none is left.
+    """
+    kept = tuple(size for size in parts[0][0] if all(size in sizes for sizes, _ in parts))
+    dropped = {each.size_bytes: each for _, left_out in parts for each in left_out}
+    if not kept:
+        raise no_size_left("; ".join(describe_dropped(tuple(dropped.values()))))
+    return kept, tuple(dropped[size] for size in sorted(dropped))
+
+
 def check_root(collective: Collective, root: int, ranks: int) -> None:
     """Raise UsageError where `--root` is no rank of the job."""
     if collective.rooted and not 0 <= root < ranks:
@@ -52,31 +80,89 @@ def measure(
     identities: Sequence[RankIdentity],
     listener: Listener[CollectiveRow],
     witness: Witness | None = None,
+    progress: Progress = UNWATCHED,
+    read_condition: ReadCondition = no_gpu_to_read,
 ) -> Report:
     """Measure every case of the request; rows go to `listener` as they are measured, on every rank alike.
 
-    A witness watches which ways the bytes go; the report of the first rank has what it found.
+    A witness watches which ways the bytes go; the report of the first rank has what it found. `read_condition` is asked
+    between rows what this rank's GPU is like.
     """
-    largest = max(request.sizes)
-    buffers = backend.allocate(largest), backend.allocate(largest)
-    sweep = _Sweep(request, group, backend, nodes, *buffers, largest)
+    job = JobFacts(backend.name, Origin.MEASURED, group.size, nodes)
+    buffers = Buffers.of(backend, max(request.sizes))
+    sweep = Sweep(request, group, backend, job, buffers, progress, read_condition=read_condition)
     every_case = tuple(cases(request, group.size))
     if witness is not None:
         witness.try_out(every_case, sweep.try_once)
     sweep.warm_up(every_case)
-    verdicts: list[Verdict] = []
-    failures: list[tuple[CollectiveRow, Sequence[int]]] = []
+    tally = Tally(group, identities, listener, witness)
     for number, case in enumerate(every_case):
         listener.progress(number, len(every_case), f"{request.collective.name} {case.label}")
-        row, wrong_by_rank = sweep.row(number, case)
-        if witness is not None:
-            row = witness.row(case, row, wrong_by_rank)
-        listener.row(row)
-        verdicts.append(Verdict(row.verdict) if row.verdict else Verdict.SKIP)
-        if row.wrong:
-            failures.append((row, wrong_by_rank))
-    findings = (_wrong_data(failures, identities),) if failures else ()
-    return _report(verdicts, findings, witness)
+        tally.take(case, sweep.row(number, case), progress)
+    return tally.report()
+
+
+class Answer(NamedTuple):
+    """What a rank has to say of a row: its seconds an operation, when it entered them, and its wrong elements.
+
+    `condition` is its GPU's, where it is known when it entered operations, and so who is late.
+    """
+
+    seconds: float
+    entries: Entries | None
+    wrong: int
+    condition: GpuCondition | None
+
+
+Measured = tuple[CollectiveRow, Sequence[Answer]]
+"""A row, on every rank, and, on the first, what each rank answered."""
+
+
+class Tally:
+    """Hands rows on as they are measured, and knows in the end what is to be said of all of them."""
+
+    def __init__(
+        self,
+        group: Group,
+        identities: Sequence[RankIdentity],
+        listener: Listener[CollectiveRow],
+        witness: Witness | None,
+    ) -> None:
+        self._group = group
+        self._identities = identities
+        self._listener = listener
+        self._witness = witness
+        self._attendance = Attendance(identities)
+        self._verdicts: list[Verdict] = []
+        self._failures: list[tuple[CollectiveRow, Sequence[int]]] = []
+
+    def take(self, case: Case, measured: Measured, progress: Progress, *, watched: bool = True) -> CollectiveRow:
+        """One more row, as the listener gets it: with what the witness knows of its paths, where it watched."""
+        row, answers = measured
+        wrong_by_rank = [answer.wrong for answer in answers]
+        if self._group.rank == 0:
+            self._attendance.take(row, [(answer.seconds, answer.entries) for answer in answers])
+            self._attendance.look([answer.condition for answer in answers])
+        progress.enter(Phase.OUTPUT, case.label)
+        if self._witness is not None and watched:
+            row = self._witness.row(case, row, wrong_by_rank)
+        self._listener.row(row)
+        self._verdicts.append(Verdict(row.verdict) if row.verdict else Verdict.SKIP)
+        if row.wrong and self._group.rank == 0:
+            self._failures.append((row, wrong_by_rank))
+        return row
+
+    def report(self) -> Report:
+        """Verdict, findings and sections."""
+        findings = (_wrong_data(self._failures, self._identities),) if self._failures else ()
+        report = _report(self._verdicts, findings, self._witness)
+        late = self._attendance.findings()
+        return replace(
+            report,
+            verdict=overall([report.verdict, *(finding.severity for finding in late)]),
+            findings=(*report.findings, *late),
+            sections={**report.sections, **self._attendance.sections()},
+        )
 
 
 def _report(verdicts: Sequence[Verdict], findings: Sequence[Finding], witness: Witness | None) -> Report:
@@ -111,30 +197,57 @@ def _wrong_data(failures: Sequence[tuple[CollectiveRow, Sequence[int]]], identit
 
 
 @dataclass(frozen=True, slots=True)
-class _Sweep:
-    """What all rows of a sweep share: the job, the backend, and two buffers of the largest size."""
+class Buffers:
+    """Two of the largest size."""
+
+    send: Memory
+    receive: Memory
+
+    @classmethod
+    def of(cls, backend: Backend, size_bytes: int) -> "Buffers":
+        """New ones."""
+        return cls(backend.allocate(size_bytes), backend.allocate(size_bytes))
+
+
+Issue = Callable[[Call], Launch]
+"""Binds one operation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """What all rows of a sweep share: the job, the backend, its buffers, and how operations are issued.
+
+    `issue` is None where they are the backend's own.
+    """
 
     request: SweepRequest
     group: Group
     backend: Backend
-    nodes: int
-    send: Memory
-    receive: Memory
-    largest_bytes: int
+    job: JobFacts
+    buffers: Buffers
+    progress: Progress
+    issue: Issue | None = None
+    read_condition: ReadCondition = no_gpu_to_read
 
-    def row(self, number: int, case: Case) -> tuple[CollectiveRow, Sequence[int]]:
-        """Measure and verify one case; the row, and wrong elements by rank."""
-        launches = [self._launch(case, buffer) for buffer in range(self._buffers(case))]
-        seconds = self._time(number * 2, case, launches)
+    def row(self, number: int, case: Case) -> Measured:
+        """Measure and verify one case, with data that are those of no other number.
+
+        Of thousands of ranks, only the first is to hold something of each.
+        """
+        launches = [self._launch(case, buffer) for buffer in range(self._rotated(case))]
+        own = self._time(number * 2, case, launches)
+        condition = None if own.entries is None else self.read_condition()
         wrong = self._verify(number * 2, case, launches) if self.request.check else 0
-        answers = self.group.gather((seconds, wrong))
-        wrong_by_rank = [answer[1] for answer in answers]
-        job = JobFacts(self.backend.name, Origin.MEASURED, self.group.size, self.nodes)
-        times = RankTimes.of([answer[0] for answer in answers])
-        return describe(self.request, case, job, times, sum(wrong_by_rank)), wrong_by_rank
+        answers = self.group.collect(Answer(own.seconds, own.entries, wrong, condition))
+        row = None
+        if answers is not None:
+            times = own.with_others([answer.seconds for answer in answers])
+            row = describe(self.request, case, self.job, times, sum(answer.wrong for answer in answers))
+        return self.group.broadcast(row), answers or ()
 
     def try_once(self, case: Case) -> None:
-        """Run one operation of a case, untimed."""
+        """Run one operation of a case, untimed; the first connects ranks."""
+        self.progress.enter(Phase.TRY_OUT, case.label, 1)
         self.backend.seconds(self.backend.bind([self._launch(case, 0)], 0))
 
     def warm_up(self, cases: Sequence[Case]) -> None:
@@ -143,23 +256,25 @@ class _Sweep:
         Libraries connect and load kernels at first use, and an idle GPU needs tens of milliseconds of work to raise its
         clocks.
         """
-        for case in cases:
+        for number, case in enumerate(cases):
+            self.progress.enter(Phase.WARM_UP if number else Phase.CONNECTING, case.label, self.request.warmup)
             self._warm_up_row([self._launch(case, 0)])
         self.row(0, cases[0])
 
-    def _warm_up_row(self, launches: Sequence[Launch]) -> None:
-        untimed = [launches[i % len(launches)] for i in range(self.request.warmup)]
-        self.backend.seconds(self.backend.bind(untimed, 0))
+    def _warm_up_row(self, launches: Sequence[Launch]) -> float:
+        """Seconds an operation took; 0 without a warm-up."""
+        seconds = self.backend.seconds(self.backend.bind(around(launches, self.request.warmup), 0))
+        return seconds / self.request.warmup if self.request.warmup else 0.0
 
-    def _buffers(self, case: Case) -> int:
-        """nccl-tests' rotation: as many buffers as fit into the largest size, no more than there are iterations."""
-        return min(self.largest_bytes // case.size_bytes, self.request.iterations)
+    def _rotated(self, case: Case) -> int:
+        """nccl-tests' rotation: as many buffers as fit into the largest size, no more than are sure to be used."""
+        return min(self.buffers.send.size_bytes // case.size_bytes, self.request.sampling.least_iterations)
 
     def _launch(self, case: Case, buffer: int) -> Launch:
         start = buffer * case.layout.largest
         send, receive = (
-            Region(self.send, start * case.dtype.size_bytes),
-            Region(self.receive, start * case.dtype.size_bytes),
+            Region(self.buffers.send, start * case.dtype.size_bytes),
+            Region(self.buffers.receive, start * case.dtype.size_bytes),
         )
         if case.placement is Placement.IN_PLACE:
             send = self._in_place(case, start, case.layout.in_place_send)
@@ -174,31 +289,32 @@ class _Sweep:
             rank=self.group.rank,
             ranks=self.group.size,
         )
-        return self.request.collective.issue(self.backend.calls, call)
+        return self.request.collective.issue(self.backend.calls, call) if self.issue is None else self.issue(call)
 
     def _in_place(self, case: Case, start: int, step: int) -> Region:
-        return Region(self.receive, (start + self.group.rank * step) * case.dtype.size_bytes)
+        return Region(self.buffers.receive, (start + self.group.rank * step) * case.dtype.size_bytes)
 
-    def _time(self, row: int, case: Case, launches: Sequence[Launch]) -> float:
-        """Seconds an operation took on this rank, averaged over the iterations (and replays).
+    def _time(self, row: int, case: Case, launches: Sequence[Launch]) -> OwnTimes:
+        """What an operation took on this rank.
 
         The warm-up comes before the buffers are poisoned, so that its results cannot pass for timed ones.
         """
         request = self.request
+        self.progress.enter(Phase.WARM_UP, case.label)
         self._fill(row, case, len(launches))
-        self._warm_up_row(launches)
+        timer = Timer(request.sampling, self.group, self.backend, request.graph_replays)
+        seconds_each = timer.learn(launches, self._warm_up_row(launches))
         if request.check and case.placement is Placement.OUT_OF_PLACE:
-            self.receive.fill_byte(len(launches) * case.size_bytes, POISON)
-        timed = self.backend.bind(
-            [launches[i % len(launches)] for i in range(request.iterations)], request.graph_replays
-        )
-        self.group.barrier()
-        return self.backend.seconds(timed) / (request.iterations * max(1, request.graph_replays))
+            self.buffers.receive.fill_byte(len(launches) * case.size_bytes, POISON)
+        operations = (request.sampling.iterations or 0) * max(1, request.graph_replays)
+        self.progress.enter(Phase.OPERATION, case.label, operations)
+        return timer.time(launches, seconds_each)
 
     def _verify(self, row: int, case: Case, launches: Sequence[Launch]) -> int:
         """Wrong elements on this rank: of every timed buffer, or in place of one more operation on fresh data."""
         rank, ranks, layout = self.group.rank, self.group.size, case.layout
         buffers, offset = len(launches), 0
+        self.progress.enter(Phase.VERIFICATION, case.label)
         if case.placement is Placement.IN_PLACE:
             row, buffers, offset = row + 1, 1, rank * layout.in_place_receive
             self._fill(row, case, buffers)
@@ -211,13 +327,13 @@ class _Sweep:
             )
             for segment in self.request.collective.expected(layout, rank, ranks, self.request.root)
         ]
-        return self.receive.count_wrong(self._pattern(case), blocks)
+        return self.buffers.receive.count_wrong(self._pattern(case), blocks)
 
     def _fill(self, row: int, case: Case, buffers: int) -> None:
         """Write this rank's data: into the send buffers, or in place into poisoned receive buffers."""
-        memory, offset = self.send, 0
+        memory, offset = self.buffers.send, 0
         if case.placement is Placement.IN_PLACE:
-            memory, offset = self.receive, self.group.rank * case.layout.in_place_send
+            memory, offset = self.buffers.receive, self.group.rank * case.layout.in_place_send
             memory.fill_byte(buffers * case.size_bytes, POISON)
         block = Block(row, buffers, case.layout.largest, offset, case.layout.send)
         memory.fill_sent(self._pattern(case), block, self.group.rank)

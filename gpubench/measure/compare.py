@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from gpubench.measure.compare_circumstances import check_same_machine, circumstance_rows
 from gpubench.measure.compare_findings import findings_of, nothing_in_common
+from gpubench.measure.compare_health import finding_changes, findings_told, health_findings
 from gpubench.measure.compare_judge import Judged, Rules, judge, judge_added, judge_missing
 from gpubench.measure.compare_noise import NoiseOf
 from gpubench.measure.compare_ranges import slower_ranges
@@ -11,18 +12,18 @@ from gpubench.measure.compare_rows import Measured, gather
 from gpubench.model.comparison_rows import (
     CIRCUMSTANCES_SECTION,
     COMPARISON_SECTION,
+    FINDING_CHANGES_SECTION,
     CircumstanceRow,
     ComparisonRow,
+    FindingChangeRow,
     Status,
 )
 from gpubench.model.report import FINDINGS_SECTION, Report, Table
 from gpubench.model.result_file import ResultFile
-from gpubench.model.verdict import Verdict, overall
+from gpubench.model.verdict import WORST_FIRST, Verdict, overall
 
 OTHER_MACHINE = "--other-machine"
-SECTIONS = (COMPARISON_SECTION, CIRCUMSTANCES_SECTION, FINDINGS_SECTION)
-
-_WORST_FIRST = (Verdict.FAIL, Verdict.ERROR, Verdict.INCONCLUSIVE, Verdict.WARN, Verdict.PASS, Verdict.SKIP)
+SECTIONS = (COMPARISON_SECTION, FINDING_CHANGES_SECTION, CIRCUMSTANCES_SECTION, FINDINGS_SECTION)
 
 
 def compare(
@@ -41,7 +42,12 @@ def compare(
     circumstances = circumstance_rows(base, new)
     ranges = list(slower_ranges(before, after, noise, judged, rules))
     findings = findings_of(judged, ranges, (base, new), circumstances, rules)
-    if not before.keys() & after.keys():
+    told = findings_told(base, new)
+    changes = finding_changes(base, new, rules) if told else []
+    findings = sorted(
+        [*health_findings(base, new, changes, rules), *findings], key=lambda each: WORST_FIRST.index(each.severity)
+    )
+    if not before.keys() & after.keys() and not told:
         findings = [nothing_in_common(before, after)]
         verdict = Verdict.ERROR
     else:
@@ -50,6 +56,7 @@ def compare(
     rows = [each.row for each in judged]
     sections = {
         COMPARISON_SECTION: Table(ComparisonRow.columns(), lambda: rows),
+        FINDING_CHANGES_SECTION: Table(FindingChangeRow.columns(), lambda: changes),
         CIRCUMSTANCES_SECTION: Table(CircumstanceRow.columns(), lambda: circumstances),
     }
     return Report(verdict=verdict, complete=True, findings=findings, sections=sections, main=COMPARISON_SECTION)
@@ -67,4 +74,4 @@ def _worst_first(judged: Judged) -> tuple[int, bool, float]:
     """By verdict; then what was compared, by how much it is beyond noise, slowest first."""
     row = judged.row
     beyond = (row.slower_percent or 0) / (row.noise_percent or 1)
-    return _WORST_FIRST.index(Verdict(row.verdict)), row.status != Status.COMPARED, -beyond
+    return WORST_FIRST.index(Verdict(row.verdict)), row.status != Status.COMPARED, -beyond

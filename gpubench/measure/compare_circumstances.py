@@ -37,6 +37,9 @@ def _differences(one: ResultFile, other: ResultFile) -> Iterator[str]:
     before, after = one.circumstances.gpus, other.circumstances.gpus
     if before and after and Counter(before) != Counter(after):
         yield f"{_counted(after)}, and not {_counted(before)}"
+    models = [file.circumstances.models for file in (one, other)]
+    if all(models) and set(models[0]) != set(models[1]):
+        yield f"{' and '.join(models[1])}, and not {' and '.join(models[0])}"
     simulated = [_simulated(file) for file in (one, other)]
     if None not in simulated and simulated[0] != simulated[1]:
         yield "simulated, and not measured" if simulated[1] else "measured, and not simulated"
@@ -49,6 +52,8 @@ def _counted(models: Sequence[str]) -> str:
 
 def _simulated(file: ResultFile) -> bool | None:
     origins = {row.origin for row in file.rows} | {row.origin for row in file.pairs}
+    if not origins and file.circumstances.origin is not None:
+        origins = {file.circumstances.origin}
     return Origin.SIMULATED in origins if origins else None
 
 
@@ -56,7 +61,8 @@ def in_words(file: ResultFile) -> str:
     """Who wrote a file, with which NCCL, on how many of which GPUs; that it does not tell, where it does not."""
     told = file.circumstances
     nccl = told.libraries.get("NCCL")
-    machine = f"{_counted(told.gpus)} on {', '.join(told.hosts[:_MOST_HOSTS])}" if told.gpus else ""
+    gpus = _counted(told.gpus) or " and ".join(told.models)
+    machine = f"{gpus} on {', '.join(told.hosts[:_MOST_HOSTS])}" if gpus else ""
     more = f" and {len(told.hosts) - _MOST_HOSTS} hosts more" if len(told.hosts) > _MOST_HOSTS else ""
     parts = (told.tool, f"NCCL {nccl.partition(' from ')[0]}" if nccl else "", machine + more)
     return ", ".join(filter(None, parts)) + ("" if machine else "; does not say of which GPUs")

@@ -11,17 +11,19 @@ from gpubench.measure.history import Chosen
 from gpubench.model.comparison_rows import (
     CIRCUMSTANCES_SECTION,
     COMPARISON_SECTION,
+    FINDING_CHANGES_SECTION,
     HISTORY_SECTION,
     CircumstanceRow,
     ComparisonRow,
+    FindingChangeRow,
     HistoryRow,
 )
-from gpubench.model.report import Record, Report, Table
+from gpubench.model.report import Report, Table
 from gpubench.model.verdict import WORST_FIRST, Finding, Verdict, overall
 
 SECTIONS_OF_HISTORY = (*SECTIONS, HISTORY_SECTION)
 
-R = TypeVar("R", bound=Record)
+R = TypeVar("R", ComparisonRow, CircumstanceRow, FindingChangeRow)
 
 
 def compare_history(chosen: Chosen, folder: Path, rules: Rules) -> Report:
@@ -32,22 +34,16 @@ def compare_history(chosen: Chosen, folder: Path, rules: Rules) -> Report:
     )
     if not reports:
         findings.append(_nothing(chosen, folder))
-    comparison = [
-        replace(row, series=name)
-        for name, report in reports.items()
-        for row in _rows(report, COMPARISON_SECTION, ComparisonRow)
-    ]
-    circumstances = [
-        replace(row, series=name)
-        for name, report in reports.items()
-        for row in _rows(report, CIRCUMSTANCES_SECTION, CircumstanceRow)
-    ]
+    comparison = _of_all(reports, COMPARISON_SECTION, ComparisonRow)
+    changes = _of_all(reports, FINDING_CHANGES_SECTION, FindingChangeRow)
+    circumstances = _of_all(reports, CIRCUMSTANCES_SECTION, CircumstanceRow)
     return Report(
         verdict=overall([*(each.verdict for each in reports.values()), *(each.severity for each in findings)]),
         complete=True,
         findings=findings,
         sections={
             COMPARISON_SECTION: Table(ComparisonRow.columns(), lambda: comparison),
+            FINDING_CHANGES_SECTION: Table(FindingChangeRow.columns(), lambda: changes),
             CIRCUMSTANCES_SECTION: Table(CircumstanceRow.columns(), lambda: circumstances),
             HISTORY_SECTION: Table(HistoryRow.columns(), lambda: chosen.files),
         },
@@ -98,7 +94,13 @@ def _nothing(chosen: Chosen, folder: Path) -> Finding:
     )
 
 
-def _rows(report: Report, section: str, kind: type[R]) -> Iterator[R]:
-    found = report.sections[section]
-    if isinstance(found, Table):
-        yield from (row for row in found.rows() if isinstance(row, kind))
+def _of_all(reports: Mapping[str, Report], section: str, kind: type[R]) -> list[R]:
+    """The rows of a section of all comparisons, each with which one it is of."""
+    found = ((name, report.sections[section]) for name, report in reports.items())
+    return [
+        replace(row, series=name)
+        for name, table in found
+        if isinstance(table, Table)
+        for row in table.rows()
+        if isinstance(row, kind)
+    ]

@@ -1,6 +1,7 @@
 """The verdict on one row of a comparison: data, path, limit, verdict, then time."""
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -20,6 +21,7 @@ UNSURE_FROM = 0.1
 """A slowdown that noise of more than this hides, and that is more than half of it, is neither shown nor ruled out."""
 
 _LIMIT_FALLS = 0.99
+_NVLINKS = re.compile(r"NV(\d+)", re.ASCII)
 _TIMES = 3.0
 """From here on people say how many times."""
 
@@ -122,8 +124,14 @@ def _path(base: Sequence[Seen], new: Sequence[Seen], rules: Rules) -> Iterator[R
         ("transport", transport(base), transport(new)),
         ("path", _first(each.path_class for each in base), _first(each.path_class for each in new)),
     ):
-        if one is not None and other is not None and one != other:
+        if one is not None and other is not None and one != other and not _more_links(one, other):
             yield Reason(PATH, rules.doubt, f"{what} {one} before, {other} now")
+
+
+def _more_links(one: str, other: str) -> bool:
+    """Whether a path became another with more NVLinks, which nobody has to look at."""
+    links = [_NVLINKS.fullmatch(path) for path in (one, other)]
+    return links[0] is not None and links[1] is not None and int(links[1][1]) > int(links[0][1])
 
 
 def _limit(base: Sequence[Seen], new: Sequence[Seen]) -> Iterator[Reason]:

@@ -15,12 +15,10 @@ from gpubench.measure.compare_noise import (
     LARGE_BYTES,
     LEAST_VALUES,
     REPEATED_RUNS,
-    SINGLE_LARGE,
-    SINGLE_SMALL,
-    SINGLE_SMALL_US,
     TESTS,
     NoiseOf,
     logs_of,
+    single_run_floor,
 )
 from gpubench.measure.compare_rows import Measured, siblings
 from gpubench.model.comparison_rows import Change, Key
@@ -85,10 +83,8 @@ def _range(keys: Sequence[Key], before: Measured, after: Measured, noise: NoiseO
 
 
 def _floor(keys: Sequence[Key], before: Measured) -> float:
-    if (keys[0].size_bytes or 0) >= LARGE_BYTES:
-        return math.log1p(SINGLE_LARGE)
     typical_us = math.exp(median(median(logs_of(before[key])) for key in keys))
-    return math.log1p(max(SINGLE_SMALL, SINGLE_SMALL_US / typical_us))
+    return math.log1p(single_run_floor(keys[0], typical_us))
 
 
 def _run_middles(side: Measured, keys: Sequence[Key]) -> list[float]:
@@ -101,7 +97,8 @@ def _run_middles(side: Measured, keys: Sequence[Key]) -> list[float]:
 def _finding(found: Range) -> Finding:
     first = found.keys[0]
     sizes = sorted({key.size_bytes or 0 for key in found.keys})
-    what = first.collective or f"{first.direction} {first.engine} peer {first.peer}"
+    peer = f"peer {first.peer}" if first.peer else None
+    what = first.collective or " ".join(filter(None, (first.direction, first.engine, peer)))
     span = " to ".join(dict.fromkeys(map(format_size, (sizes[0], sizes[-1]))))
     return Finding(
         id=RANGE,

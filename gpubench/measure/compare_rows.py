@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpubench.model.comparison_rows import Key
 from gpubench.model.report import CollectiveRow, PairRow
@@ -47,7 +47,7 @@ def gather(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> tuple[Measu
             for row in file.rows:
                 key = _collective_key(row)
                 if key in settings:
-                    key = _collective_key(row, setting=_setting(row))
+                    key = replace(key, setting=_setting(row))
                 measured.setdefault(key, []).append(_of_collective(row))
             for pair in file.pairs:
                 measured.setdefault(_pair_key(pair, None if same_hosts else nodes), []).append(_of_pair(pair))
@@ -70,7 +70,7 @@ def _setting(row: CollectiveRow) -> str | None:
     return " ".join(filter(None, (row.algorithm, row.protocol))) or None
 
 
-def _collective_key(row: CollectiveRow, setting: str | None = None) -> Key:
+def _collective_key(row: CollectiveRow) -> Key:
     return Key(
         collective=row.collective,
         # A model of NCCL is compared with NCCL, where that is asked for at all.
@@ -85,7 +85,7 @@ def _collective_key(row: CollectiveRow, setting: str | None = None) -> Key:
         placement=row.placement,
         mode=row.mode,
         graph=row.graph,
-        setting=setting,
+        setting=row.setting,
     )
 
 

@@ -6,10 +6,9 @@ from functools import cached_property
 from itertools import islice
 
 from gpubench.causes import CAUSES
-from gpubench.causes.cause import Effect
 from gpubench.causes.circumstances import Circumstances
 from gpubench.causes.ranking import UNKNOWN, Diagnosis, Named, diagnose, symptoms
-from gpubench.model.cause_rows import CauseRow, UnreadRow
+from gpubench.model.cause_rows import CauseRow, Effect, UnreadRow
 from gpubench.model.explanation import Explanation
 from gpubench.model.selection import Pair
 from gpubench.model.transport import Transport
@@ -52,8 +51,9 @@ class Explained:
         return rows + [row for named in beside for row in self._rows(named, {})]
 
     def conditions(self) -> list[CauseRow]:
-        """All that holds, of machines that nothing was sent between."""
-        return [row for named in self.diagnosis.named for row in self._rows(named, {})]
+        """All that holds, of machines that nothing was sent between: what takes direct paths away, then the rest."""
+        ordered = sorted(self.diagnosis.named, key=lambda named: _verdict(named) is Verdict.WARN)
+        return [row for named in ordered for row in self._rows(named, {})]
 
     def unread(self) -> list[UnreadRow]:
         """Why it is not known whether other causes hold; of machines without GPUs nobody asks."""
@@ -79,7 +79,7 @@ class Explained:
             hosts=self._hosts(named),
             title=cause.title,
             confidence=named.confidence,
-            effects=tuple(cause.effects),
+            effects=named.effects,
             subject=named.subject,
             implied_by=None,
             settles=cause.settles,
@@ -99,7 +99,7 @@ class Explained:
 def _verdict(named: Named) -> Verdict:
     if named.cause.by_design:
         return Verdict.SKIP
-    return Verdict.WARN if set(named.cause.effects) <= set(_BESIDE) else Verdict.FAIL
+    return Verdict.WARN if set(named.effects) <= set(_BESIDE) else Verdict.FAIL
 
 
 def first_cause(staged: Mapping[Pair, Sequence[Transport]], around: Circumstances) -> Explanation:

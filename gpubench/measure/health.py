@@ -57,7 +57,7 @@ def judge(facts: Facts, *, strict: bool = False, checks: Sequence[Check] = CHECK
 def settings_in_the_way(facts: Facts) -> list[Finding]:
     """Settings that will keep NCCL off direct paths, with their causes: the one place that asks the catalogue."""
     explained = survey(facts.nodes, facts.kinds, facts.ranks)
-    return list(prospect_findings(prospects(facts.nodes, facts.kinds, explained)))
+    return list(prospect_findings(prospects(facts.nodes, facts.kinds, explained), explained))
 
 
 def _without_doubles(findings: Iterable[Finding]) -> list[Finding]:

@@ -66,7 +66,7 @@ def hear(
     """Try every operation once and gather what was said of it on the first rank; None on the others.
 
     `nodes` are the ranks' nodes. Connections are made at first use, and algorithms depend on size: only what was tried
-    is known. Then the log is switched off.
+    is known.
     """
     ear = Ear(log)
     ear.listen()
@@ -75,7 +75,6 @@ def hear(
         if key_of(case) not in tunings:
             try_once(case)
             tunings[key_of(case)] = ear.listen()
-    log.switch_off()
     collected = group.collect(ear.selection())
     if collected is None:
         return None

@@ -175,7 +175,7 @@ def _readable(folder: _Folder, kind: Kind, count: int) -> list[tuple[DatedName, 
         except UsageError as error:
             folder.reject(name, _without_folder(folder, error))
             continue
-        if file.rows or file.pairs:
+        if file.rows or file.pairs or file.findings is not None:
             files.append((name, file))
         else:
             folder.leave_out(name, "has no rows to compare")

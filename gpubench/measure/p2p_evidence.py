@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from gpubench.causes.circumstances import Circumstances, users_settings
+from gpubench.causes.circumstances import Circumstances, Together, users_settings
 from gpubench.measure.diagnosis import Explained
 from gpubench.measure.p2p_findings import Cells, Figures, staged_pairs
 from gpubench.measure.p2p_rows import NETWORK, Machine
@@ -19,11 +19,13 @@ _ABOVE_HOST = 1.2
 """So much more than both GPUs' links to host memory carry, a bandwidth is not that of host memory."""
 
 
-def conclude(machine: Machine, cells: Cells, figures: Figures, *, strict: bool) -> Outcome:
-    """The verdict on the path of every pair that was asked for."""
+def conclude(
+    machine: Machine, cells: Cells, figures: Figures, together: Sequence[Together] = (), *, strict: bool
+) -> Outcome:
+    """The verdict on the path of every pair that was asked for; `together` explains slow ones."""
     seen = _Seen(machine, cells, figures)
     paths = [seen.path(pair) for pair in dict.fromkeys(pair for row in cells.values() for pair in row)]
-    explained = Explained(seen.circumstances(paths))
+    explained = Explained(replace(seen.circumstances(paths), together=together))
     rows = fallback_rows(paths, machine.origin, lambda members: explained.first(seen.staged(members)))
     return report_on(paths, rows, machine.origin, explained.rows(), strict=strict)
 

@@ -1,8 +1,6 @@
 """Measure copies between the GPUs of every ordered pair of ranks, disjoint pairs at once, verified by their owners."""
 
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar, cast
 
@@ -14,8 +12,10 @@ from gpubench.measure.p2p_rows import IPC, NETWORK, RankMachine
 from gpubench.measure.p2p_run import MatrixRun
 from gpubench.model.copies import Direction
 from gpubench.model.data_pattern import POISON, Block, DataPattern
+from gpubench.model.hang import Phase
 from gpubench.model.operation import DataType
 from gpubench.model.p2p import LATENCY_BYTES, Carried, Cell, Pair, Series, rounds
+from gpubench.model.progress import UNWATCHED, Progress
 from gpubench.model.report import PairRow, Report
 from gpubench.model.selection import Selection
 from gpubench.model.transport import Transport
@@ -26,61 +26,8 @@ T = TypeVar("T")
 _OWN_GPU = 0
 """Each rank counts what its one GPU carries."""
 
-_SECONDS_TO_SPEAK = 1.0
-_SECONDS_A_RANK = 0.05
-"""How long ranks that have done their part leave the word to those that have not, and each to those before it."""
-
-
-class RoundDeadline:
-    """Ends the job when a round of copies takes too long: CUDA and NCCL wait for ever for a rank that is gone.
-
-    Ranks that have not done their part name themselves; if none of them can speak, the lowest of the others does.
-    `expire` is called on a thread of its own and is not expected to return.
-    """
-
-    def __init__(self, seconds: float, rank: int, place: str, expire: Callable[[CouldNotMeasureError], object]) -> None:
-        self._seconds = seconds
-        self._patience_seconds = _SECONDS_TO_SPEAK + rank * _SECONDS_A_RANK
-        self._place = place
-        self._expire = expire
-        self._works = False
-
-    @contextmanager
-    def running(self, what: str, seconds: float | None = None) -> Iterator[None]:
-        """A round, or something else named for the message, that has to end in time."""
-        over = threading.Event()
-        allowed = self._seconds if seconds is None else seconds
-        timer = threading.Timer(allowed, self._expired, (what, allowed, over))
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            over.set()
-            timer.cancel()
-
-    @contextmanager
-    def working(self) -> Iterator[None]:
-        """This rank does its part; outside, it waits for the others."""
-        self._works = True
-        try:
-            yield
-        finally:
-            self._works = False
-
-    def _expired(self, what: str, seconds: float, over: threading.Event) -> None:
-        if not self._works and over.wait(self._patience_seconds):
-            return
-        who = "this rank has not finished" if self._works else "this rank has finished, and another one does not answer"
-        self._expire(
-            CouldNotMeasureError(
-                f"{what} did not end within {seconds:g} s: {who}",
-                expected="a round of copies in a fraction of a second, and NCCL connected in a few",
-                reason="a rank was stopped or has died, a GPU hangs, or NCCL finds no way between two nodes",
-                next_step="dmesg | grep Xid; NCCL_DEBUG=INFO gpubench sendrecv; --timeout gives slow machines more",
-                where=self._place,
-            )
-        )
+_STEPS = 6
+"""Of a round: copies to learn how long one takes, samples, fresh data, the last sample, its counters, its check."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +59,13 @@ class RankBench(Rounds):
         group: Group,
         copies: RankCopies,
         counters: LinkCounters,
-        deadline: RoundDeadline,
         log: LibraryLog | None = None,
+        progress: Progress = UNWATCHED,
     ) -> None:
         self.request = request
         self.group = group
         self.copies = copies
-        self.deadline = deadline
+        self.progress = progress
         self.row = 0
         self.buffers: tuple[Memory, Memory] | None = None
         self.meter = Meter(counters)
@@ -140,19 +87,19 @@ class RankBench(Rounds):
         if self._log is None:
             return {}
         ear = Ear(self._log)
-        self._matrix(replace(series, size_bytes=LATENCY_BYTES), pairs)
+        self._matrix(replace(series, size_bytes=LATENCY_BYTES), pairs, Phase.CONNECTING)
         ear.listen()
         self._log.switch_off()
         return Selection(self.group.gather(ear.selection()), ()).of_sends(pairs).pairs
 
-    def _matrix(self, series: Series, pairs: Sequence[Pair]) -> dict[Pair, Cell]:
+    def _matrix(self, series: Series, pairs: Sequence[Pair], phase: Phase = Phase.OPERATION) -> dict[Pair, Cell]:
         cells: dict[Pair, Cell] = {}
         met = rounds(self.group.size)
         for number, pairs_of_round in enumerate(met, 1):
             for way in (pairs_of_round, tuple((other, one) for one, other in pairs_of_round)):
                 active = tuple(pair for pair in way if pair in pairs)
                 if active:
-                    cells |= self._together(f"round {number} of {len(met)}", series, active)
+                    cells |= self._together(f"round {number} of {len(met)}", series, active, phase)
         return {pair: cells[pair] for pair in pairs}
 
     def measure_again(self, series: Series, pair: Pair, before: Cell) -> Cell:
@@ -184,11 +131,13 @@ class RankBench(Rounds):
         except CouldNotMeasureError as error:
             return _Offer(refused=_words(error))
 
-    def _together(self, title: str, series: Series, pairs: Sequence[Pair]) -> dict[Pair, Cell]:
+    def _together(
+        self, title: str, series: Series, pairs: Sequence[Pair], phase: Phase = Phase.OPERATION
+    ) -> dict[Pair, Cell]:
         self.row += 1
         named = ", ".join(f"{source} → {destination}" for source, destination in pairs)
-        with self.deadline.running(f"{title} ({label(series)}; {named})"):
-            return _Round(self, series, pairs).cells()
+        self.progress.enter(phase, f"{title} ({label(series)}; {named})", _STEPS)
+        return _Round(self, series, pairs).cells()
 
 
 class _Round:
@@ -230,11 +179,12 @@ class _Round:
         answer: T | None = None
         error = ""
         if self._own is not None and self._own not in self._errors:
-            with self._bench.deadline.working():
-                try:
-                    answer = action(self._own)
-                except CouldNotMeasureError as raised:
-                    error = _words(raised)
+            try:
+                answer = action(self._own)
+            except CouldNotMeasureError as raised:
+                error = _words(raised)
+        # Ranks that have done their part are ahead of those that have not: so a watchdog sees for whom all wait.
+        self._bench.progress.completed()
         answers = self._bench.group.gather((answer, error))
         for pair in self._unbroken():
             error = answers[pair[0]][1] or answers[pair[1]][1]

@@ -22,7 +22,7 @@ IPC, NETWORK = "ipc", "network"
 class Machine:
     """The GPUs of one process that copy, by position; how they are wired, the profile, and who else uses them.
 
-    `facts` are of the processes, which may explain what NCCL does between nodes.
+    `facts` are of the processes: of all ranks, or of the one that has all GPUs.
     """
 
     wiring: Wiring

@@ -1,9 +1,10 @@
 """A run of copies: matrix by matrix, each judged when all its pairs are known, and what is odd at the end."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from gpubench.causes.circumstances import Together
 from gpubench.measure.p2p import Bench, P2pRequest, PatternResult, host_copies, label, steps
 from gpubench.measure.p2p_evidence import conclude
 from gpubench.measure.p2p_findings import findings_of
@@ -39,6 +40,9 @@ SECTIONS = (
 )
 _MOST_REPEATS = 3
 
+LookAgain = Callable[[Machine], Machine]
+"""The machine when everything was measured: with the errors that its devices counted meanwhile."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PatternRow(Record):
@@ -72,8 +76,11 @@ class Outcome:
 class MatrixRun(ABC):
     """Goes through a request matrix by matrix and tells a listener; how a pair is measured is for others to say."""
 
-    def __init__(self, request: P2pRequest, machine: Machine, listener: Listener[PairRow]) -> None:
+    def __init__(
+        self, request: P2pRequest, machine: Machine, listener: Listener[PairRow], look_again: LookAgain | None = None
+    ) -> None:
         self._request = request
+        self._look_again = look_again
         self._machine = machine
         self._listener = listener
         self._outcome = Outcome()
@@ -152,11 +159,13 @@ class MatrixRun(ABC):
         return judge(figures[pair], cell, self._reference(series, pair, figures))
 
     def _report(self, *, strict: bool) -> Report:
+        if self._look_again is not None:
+            self._machine = self._look_again(self._machine)
         outcome = self._outcome
         findings = findings_of(outcome.figures, outcome.cells, outcome.verdicts, self._machine.gpus, outcome.host_wrong)
         if not strict:
             findings = tuple(each.softened() for each in findings)
-        paths = conclude(self._machine, outcome.cells, outcome.figures, strict=strict)
+        paths = conclude(self._machine, outcome.cells, outcome.figures, self._together(), strict=strict)
         findings += paths.findings
         verdict = overall([Verdict.PASS, *(finding.severity for finding in findings)])
         if strict and verdict is Verdict.WARN:
@@ -177,10 +186,8 @@ class MatrixRun(ABC):
 
     def _pattern_rows(self) -> Iterator[PatternRow]:
         for result in self._outcome.patterns:
-            total = parts = None
-            if result.cell.seconds:
-                total = len(result.pairs) * self._request.pattern_bytes / result.cell.typical_seconds / BYTES_PER_GB
-                parts = self._parts(result)
+            total = self._total_gb_s(result)
+            parts = None if total is None else self._parts(result)
             yield PatternRow(
                 pattern=result.pattern,
                 direction=result.direction,
@@ -195,6 +202,22 @@ class MatrixRun(ABC):
                 note=result.cell.error,
             )
 
+    def _total_gb_s(self, result: PatternResult) -> float | None:
+        """What the pairs of a pattern carried together."""
+        if not result.cell.seconds:
+            return None
+        return len(result.pairs) * self._request.pattern_bytes / result.cell.typical_seconds / BYTES_PER_GB
+
+    def _together(self) -> list[Together]:
+        """The patterns that were measured both ways."""
+        totals = {(each.pattern, each.direction): (each, self._total_gb_s(each)) for each in self._outcome.patterns}
+        found = []
+        for (pattern, direction), (result, write) in totals.items():
+            _, read = totals.get((pattern, Direction.READ), (result, None))
+            if direction is Direction.WRITE and write is not None and read is not None:
+                found.append(Together(pattern.replace("_", " "), result.pairs, write, read))
+        return found
+
     def _parts(self, result: PatternResult) -> float | None:
         """What the pairs of a pattern reach one at a time, added up."""
         wanted = replace(_PARTS, direction=result.direction, size_bytes=self._request.pattern_bytes)
@@ -205,8 +228,15 @@ class MatrixRun(ABC):
 class P2pRun(MatrixRun):
     """Measures the GPUs of one process."""
 
-    def __init__(self, request: P2pRequest, bench: Bench, machine: Machine, listener: Listener[PairRow]) -> None:
-        super().__init__(request, machine, listener)
+    def __init__(
+        self,
+        request: P2pRequest,
+        bench: Bench,
+        machine: Machine,
+        listener: Listener[PairRow],
+        look_again: LookAgain | None = None,
+    ) -> None:
+        super().__init__(request, machine, listener, look_again)
         self._bench = bench
 
     def run(self, *, strict: bool) -> Report:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from gpubench.measure.cases import JobFacts, SweepRequest, cases, describe
 from gpubench.measure.path_report import Outcome
 from gpubench.model.report import CollectiveRow, Origin, Report
-from gpubench.model.samples import RankTimes
+from gpubench.model.samples import RankTimes, RowTimes
 from gpubench.model.verdict import Verdict, overall
 from gpubench.ports import Listener
 
@@ -28,7 +28,8 @@ def simulate(
     every_case = tuple(cases(unchecked, ranks))
     for number, case in enumerate(every_case):
         listener.progress(number, len(every_case), f"{request.collective.name} {case.label}")
-        listener.row(describe(unchecked, case, job, RankTimes.of(times(case.size_bytes, number)), 0))
+        rank_times = RankTimes.of(times(case.size_bytes, number))
+        listener.row(describe(unchecked, case, job, RowTimes(rank_times, unchecked.sampling.least_iterations), 0))
     return Report(
         verdict=overall([Verdict.SKIP, *(finding.severity for finding in outcome.findings)]),
         complete=True,

@@ -40,7 +40,7 @@ def examine(
     kinds = group(nodes)
     explained = survey(nodes, kinds, ranks)
     expected = prospects(nodes, kinds, explained)
-    found = (*run(WIRING, Facts(nodes, kinds, ranks, profiles)), *prospect_findings(expected))
+    found = (*run(WIRING, Facts(nodes, kinds, ranks, profiles)), *prospect_findings(expected, explained))
     findings = found if strict else tuple(finding.softened() for finding in found)
     verdict = overall([Verdict.PASS, *(finding.severity for finding in findings)])
     if strict and verdict is Verdict.WARN:

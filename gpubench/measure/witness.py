@@ -12,7 +12,9 @@ from gpubench.measure.path_report import Outcome
 from gpubench.model.busbw_limit import Work, busbw_limit, exchange_limit
 from gpubench.model.report import CollectiveRow
 from gpubench.model.selection import Used, without_idle
+from gpubench.model.setting import AGAIN, taken_name
 from gpubench.model.topology import Limit
+from gpubench.model.winners import took_another
 from gpubench.ports import Group, LibraryLog, LinkCounters
 
 Surroundings = Callable[[], Circumstances | None]
@@ -42,6 +44,7 @@ class Witness:
     senses: Senses
     counting: Counting
     _heard: Heard = field(default_factory=Heard)
+    _under: dict[str, Heard] = field(default_factory=dict)
     _around: Circumstances | None = None
     _seen: Observations = field(default_factory=Observations)
     _due: Sequence[tuple[float, float]] | None = None
@@ -52,25 +55,39 @@ class Witness:
         """The witness of a request."""
         return cls(request, group, senses, Counting(senses.counters, request, group.rank, group.size))
 
-    def try_out(self, cases: Sequence[Case], try_once: Callable[[Case], object]) -> None:
+    def try_out(
+        self, cases: Sequence[Case], try_once: Callable[[Case], object], then: Callable[[], object] = lambda: None
+    ) -> None:
         """Have every operation run, and hear what is said of it and count what it moves, before any is timed.
 
-        What machines and processes are like is gathered too; it may have to be waited for.
+        What is to be heard besides is tried out by `then`, before the log is over. What machines and processes are
+        like is gathered too; it may have to be waited for.
         """
         senses = self.senses
         self._due = self.group.collect(self.counting.due(cases[0]))
-        self._heard = hear(self.request, self.group, senses.nodes, senses.log, cases, try_once) or Heard()
+        self._heard = self._hear(cases, try_once)
+        then()
+        senses.log.switch_off()
         traffic = self.group.collect(self.counting.count(cases, try_once, self.group.barrier))
         self._seen.traffic = traffic or ()
         self._around = senses.surroundings()
+
+    def try_setting(self, setting: str, cases: Sequence[Case], try_once: Callable[[Case], object]) -> None:
+        """Hear what is said of the same operations under a setting: its rows have it, paths are not judged by it."""
+        self._under[setting] = self._hear(cases, try_once)
+
+    def _hear(self, cases: Sequence[Case], try_once: Callable[[Case], object]) -> Heard:
+        return hear(self.request, self.group, self.senses.nodes, self.senses.log, cases, try_once) or Heard()
 
     def row(self, case: Case, row: CollectiveRow, wrong_by_rank: Sequence[int]) -> CollectiveRow:
         """The row with what is known of its paths."""
         if self.group.rank != 0:
             return row
-        self._seen.take(row, wrong_by_rank)
-        choice = self._heard.choices.get(key_of(case))
-        return row if choice is None else limited(choice.told(row), self._limit(choice))
+        if case.setting is None:
+            self._seen.take(row, wrong_by_rank)
+        heard = self._heard if case.setting in (None, AGAIN) else self._under.get(str(case.setting), Heard())
+        choice = heard.choices.get(key_of(case))
+        return row if choice is None else _remarked(limited(choice.told(row), self._limit(choice)))
 
     def _limit(self, choice: Choice) -> Limit:
         """The ceiling of busbw; found out once for all operations that are done alike."""
@@ -96,6 +113,14 @@ class Witness:
         if self._around is None or self._due is None:
             return None
         return conclude(self._heard, self._seen, self._around, self._due, strict=self.senses.strict)
+
+
+def _remarked(row: CollectiveRow) -> CollectiveRow:
+    """The row with a word about it, where the library did not do as it was told."""
+    if not took_another(row):
+        return row
+    taken = taken_name(row.algorithm, row.protocol)
+    return replace(row, note="; ".join(filter(None, (f"asked for {row.setting}, NCCL took {taken}", row.note))))
 
 
 def limited(row: CollectiveRow, limit: Limit) -> CollectiveRow:

@@ -15,7 +15,18 @@ RUN = "run"
 _CONDENSED_ELSEWHERE = (EVIDENCE_SECTION, PATHS_SECTION)
 """Of these there may be a million; `fallback` and `transports` say the same of all that fare alike."""
 
-_SIZES_AND_NAMES = ("collective", "dtype", "op", "placement", "group", "scope", "transport", "conclusion", "direction")
+_SIZES_AND_NAMES = (
+    "collective",
+    "dtype",
+    "op",
+    "placement",
+    "setting",
+    "group",
+    "scope",
+    "transport",
+    "conclusion",
+    "direction",
+)
 _NOT_JUDGED = "not judged"
 
 

@@ -1,10 +1,23 @@
 """The rows of the sections `causes` and `causes_unread`: why bytes travel as they do, and what could not be asked."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from gpubench.model.report import Record
 
 CAUSES_SECTION, UNREAD_SECTION = "causes", "causes_unread"
+
+
+class Effect(StrEnum):
+    """What a cause does to a path. The first four are what bytes through host memory look like from outside."""
+
+    STAGED = "host memory inside a node"
+    NETWORK_INSIDE = "a network inside a node"
+    SOCKETS = "sockets between nodes"
+    NO_GPUDIRECT = "RDMA through host memory"
+    APPLICATION = "MPI, UCX or a framework copies through host memory"
+    WRONG = "wrong data, or a hang"
+    SLOW = "a slower path"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ from enum import StrEnum
 from gpubench.model.report import Record
 
 COMPARISON_SECTION, CIRCUMSTANCES_SECTION, HISTORY_SECTION = "comparison", "circumstances", "history"
+FINDING_CHANGES_SECTION = "finding_changes"
 
 
 class Status(StrEnum):
@@ -96,6 +97,31 @@ class CircumstanceRow(Record):
     base: str | None
     new: str | None
     changed: bool
+    series: str | None = None
+
+
+class FindingStatus(StrEnum):
+    """How a finding of the new results relates to the old ones, the worst first."""
+
+    NEW = "new"
+    GRAVER = "graver"
+    SAME = "same"
+    MILDER = "milder"
+    GONE = "gone"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindingChangeRow(Record):
+    """A finding on one subject, as both sides tell it; None: a side has none. `verdict` is on the change."""
+
+    finding: str
+    subject: str
+    status: str
+    verdict: str
+    base_severity: str | None
+    new_severity: str | None
+    base_seen: str | None
+    new_seen: str | None
     series: str | None = None
 
 

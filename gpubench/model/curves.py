@@ -42,15 +42,19 @@ def charts(rows: Sequence[Row]) -> list[Chart]:
     collectives = [row for row in rows if isinstance(row, CollectiveRow)]
     pairs = [row for row in rows if isinstance(row, PairRow) and HOST not in (row.source, row.destination)]
     found: list[Chart] = []
-    for members in _grouped(collectives, lambda row: (row.dtype, row.op or "", row.group or "")):
+    for members in _grouped(collectives, _series):
         found += _collective(members)
     for copies in _grouped(pairs, lambda row: (row.engine or "", row.direction or "", row.peer or "")):
         found += _pairs(copies)
     return [chart for chart in found if any(len(line.points) >= _FEWEST_SIZES for line in chart.lines)]
 
 
+def _series(row: CollectiveRow) -> tuple[str, ...]:
+    return row.dtype, row.op or "", row.group or "", row.backend, row.setting or ""
+
+
 def _collective(rows: Sequence[CollectiveRow]) -> list[Chart]:
-    what = " ".join(filter(None, (rows[0].collective, rows[0].dtype, rows[0].op, rows[0].group)))
+    what = " ".join(filter(None, (rows[0].collective, rows[0].dtype, rows[0].op, rows[0].group, rows[0].setting)))
     lines = {
         name.replace("_", " "): [row for row in rows if row.placement == name]
         for name in dict.fromkeys(row.placement for row in rows)

@@ -1,13 +1,14 @@
 """What results of healthy machines say a profile should expect: medians, spreads, and the values that stand out."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 from gpubench.model.copies import HostMemory
 from gpubench.model.p2p import JUDGED_FROM_BYTES, LATENCY_BYTES
 from gpubench.model.profile import BUSBW, TIME, Expected, ExpectedKind
+from gpubench.model.report import CollectiveRow, PairRow
+from gpubench.model.result_file import ResultFile
 
 OUTLYING_DEVIATIONS = 5.0
 """Median absolute deviations, scaled to a normal distribution's standard one."""
@@ -92,55 +93,52 @@ def split_outliers(samples: Sequence[Sample]) -> tuple[list[Sample], list[Sample
     return kept, [sample for sample in samples if abs(sample.value - middle) > most]
 
 
-def samples_of(document: Mapping[str, Any], file: str) -> list[Sample]:
-    """The values of a result of a collective or of p2p, as plain data of gpubench's JSON."""
-    if document.get("rows"):
-        return [sample for row in document["rows"] for sample in _of_row(row, document["metadata"], file)]
-    pairs = document.get("pairs") or ()
-    several = len({row["path_class"] for row in pairs if _is_between_gpus(row)}) > 1
-    gpus = len({end for row in pairs for end in (row["source_bus_id"], row["destination_bus_id"]) if end})
-    return [sample for row in pairs for sample in _of_pair(row, gpus, file, by_path=several)]
+def samples_of(result: ResultFile) -> list[Sample]:
+    """The values of a result: of its rows of collectives, and of its pairs."""
+    nccl = result.circumstances.libraries.get("NCCL", "").split(" ")[0] or None
+    several = len({row.path_class for row in result.pairs if _is_between_gpus(row)}) > 1
+    gpus = len({end for row in result.pairs for end in (row.source_bus_id, row.destination_bus_id) if end})
+    return [
+        *(sample for row in result.rows for sample in _of_row(row, nccl, result.name)),
+        *(sample for row in result.pairs for sample in _of_pair(row, gpus, result.name, by_path=several)),
+    ]
 
 
-def _of_row(row: Mapping[str, Any], metadata: Mapping[str, Any], file: str) -> list[Sample]:
-    if (
-        row["placement"] != "out_of_place"
-        or row["backend"] != "nccl"
-        or row["ranks"] % row["nodes"]
-        or row["ranks"] < 2
-    ):
+def _of_row(row: CollectiveRow, nccl: str | None, file: str) -> list[Sample]:
+    if row.placement != "out_of_place" or row.backend != "nccl" or row.ranks % row.nodes or row.ranks < 2:
         return []
-    large = row["size_bytes"] >= LARGE_BYTES
+    large = row.size_bytes >= LARGE_BYTES
     key = Key(
-        quantity=f"{row['collective']}.{BUSBW if large else TIME}",
-        gpus=row["ranks"] // row["nodes"],
-        nodes=row["nodes"],
-        size_bytes=row["size_bytes"],
-        nccl=str(metadata["libraries"].get("NCCL", "")).split(" ")[0] or None,
-        algorithm=row["algorithm"],
+        quantity=f"{row.collective}.{BUSBW if large else TIME}",
+        gpus=row.ranks // row.nodes,
+        nodes=row.nodes,
+        size_bytes=row.size_bytes,
+        nccl=nccl,
+        algorithm=row.algorithm,
     )
-    return [Sample(key, row["busbw_gb_s" if large else "time_us"], f"{row['ranks']} ranks", file)]
+    return [Sample(key, row.busbw_gb_s if large else row.time_us, f"{row.ranks} ranks", file)]
 
 
-def _of_pair(row: Mapping[str, Any], gpus: int, file: str, *, by_path: bool) -> list[Sample]:
+def _of_pair(row: PairRow, gpus: int, file: str, *, by_path: bool) -> list[Sample]:
     quantity = _quantity(row)
-    value = row["latency_us" if quantity and quantity.endswith("latency_us") else "bandwidth_gb_s"]
+    value = row.latency_us if quantity and quantity.endswith("latency_us") else row.bandwidth_gb_s
     if quantity is None or value is None:
         return []
-    path = row["path_class"] if by_path and quantity.startswith("p2p.") else None
-    return [Sample(Key(quantity, gpus, path=path), value, f"{row['source']} → {row['destination']}", file)]
+    path = row.path_class if by_path and quantity.startswith("p2p.") else None
+    return [Sample(Key(quantity, gpus, path=path), value, f"{row.source} → {row.destination}", file)]
 
 
-def _quantity(row: Mapping[str, Any]) -> str | None:
+def _quantity(row: PairRow) -> str | None:
     """The quantity of a profile that a row of p2p is; None for what profiles do not hold."""
+    size_bytes = row.size_bytes or 0
     if not _is_between_gpus(row):
-        large = row["size_bytes"] >= JUDGED_FROM_BYTES and (row["note"] or "").startswith(HostMemory.PINNED)
-        to_gpu = row["source_bus_id"] is None
+        large = size_bytes >= JUDGED_FROM_BYTES and (row.note or "").startswith(HostMemory.PINNED)
+        to_gpu = row.source_bus_id is None
         return ("host_to_device_gb_s" if to_gpu else "device_to_host_gb_s") if large else None
-    if row["scope"] != "process" or row["engine"] not in ("ce", "sm"):
+    if row.scope != "process" or row.engine not in ("ce", "sm"):
         return None
-    way = (row["engine"], row["direction"], row["peer"])
-    if row["size_bytes"] == LATENCY_BYTES:
+    way = (row.engine, str(row.direction), str(row.peer))
+    if size_bytes == LATENCY_BYTES:
         return {("ce", "write", "on"): "p2p.latency_us", ("ce", "write", "off"): "p2p.staged_latency_us"}.get(way)
     names = {
         ("ce", "write", "on"): "p2p.write_gb_s",
@@ -149,8 +147,8 @@ def _quantity(row: Mapping[str, Any]) -> str | None:
         ("sm", "write", "on"): "p2p.sm_write_gb_s",
         ("ce", "write", "off"): "p2p.staged_gb_s",
     }
-    return names.get(way) if row["size_bytes"] >= JUDGED_FROM_BYTES else None
+    return names.get(way) if size_bytes >= JUDGED_FROM_BYTES else None
 
 
-def _is_between_gpus(row: Mapping[str, Any]) -> bool:
-    return row["source_bus_id"] is not None and row["destination_bus_id"] is not None
+def _is_between_gpus(row: PairRow) -> bool:
+    return row.source_bus_id is not None and row.destination_bus_id is not None

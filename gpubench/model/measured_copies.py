@@ -1,11 +1,16 @@
-"""The rows of measured copies that checks judge, by the GPUs of a node."""
+"""The rows of measured copies that checks judge, by the GPUs of a node, and of copies in its host memory."""
 
 from gpubench.model.copies import Direction, Engine, HostMemory
+from gpubench.model.curves import HOST
 from gpubench.model.measurements import Measurements
 from gpubench.model.p2p import JUDGED_FROM_BYTES, Pair
-from gpubench.model.report import PairRow
+from gpubench.model.report import Origin, PairRow
 from gpubench.model.snapshot import GpuFacts
 from gpubench.model.topology import Topology
+from gpubench.model.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND
+
+BY_CPU = "cpu"
+"""What moves the bytes from host memory to host memory."""
 
 
 def peer_rows(measured: Measurements, node: Topology) -> dict[Pair, PairRow]:
@@ -38,6 +43,31 @@ def host_rows(measured: Measurements, node: Topology, *, to_gpu: bool) -> list[t
             continue
         found.append((gpus[own], row))
     return found
+
+
+def of_host_memory(host: str, size_bytes: int, seconds: float) -> PairRow:
+    """A copy of so many bytes from host memory to host memory of a node, which took so long."""
+    return PairRow(
+        source=HOST,
+        destination=HOST,
+        source_bus_id=None,
+        destination_bus_id=None,
+        source_node=host,
+        destination_node=host,
+        scope="process",
+        origin=Origin.MEASURED,
+        engine=BY_CPU,
+        size_bytes=size_bytes,
+        bandwidth_gb_s=size_bytes / seconds / BYTES_PER_GB,
+        latency_us=seconds * MICROSECONDS_PER_SECOND,
+        limit_gb_s=None,
+        path_class=None,
+    )
+
+
+def memory_row(measured: Measurements, host: str) -> PairRow | None:
+    """The copy in the host memory of a node; None where nobody made one."""
+    return next((row for row in measured.pairs if (row.source_node, row.engine) == (host, BY_CPU)), None)
 
 
 def is_busy(gpu: GpuFacts) -> bool:

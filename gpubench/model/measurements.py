@@ -15,6 +15,7 @@ class Need(StrEnum):
     FACTS = "facts"
     PEER_COPIES = "peer copies"
     HOST_COPIES = "host copies"
+    HOST_MEMORY = "host memory"
     ALL_REDUCE = "all-reduce"
     VERIFIED_DATA = "verified data"
 

@@ -2,14 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cmp_to_key
 
 from gpubench.model.links import active_links
 from gpubench.model.snapshot import GpuFacts, NicFacts, Snapshot
 from gpubench.model.topology import Topology
 from gpubench.model.units import compress_names
-
-Traits = Mapping[str, object]
-"""What nodes of one kind have in common, by name; pairs as 'GPU0 GPU1 path'."""
+from gpubench.model.usual_node import Traits, points
 
 Models = tuple[str, ...]
 
@@ -60,7 +59,8 @@ def group(topologies: Sequence[Topology]) -> tuple[Kind, ...]:
     Nodes with equal traits form a variant. The largest variant of each set of GPU models is a kind, and so is every
     other with at least two nodes that make up a quarter of those models' nodes; the nodes of any other variant are odd
     ones of the kind from which they differ least. GPU models that one node alone has, or less than a quarter of all,
-    make no kind beside a larger one: such nodes are odd ones of the largest.
+    make no kind beside a larger one: such nodes are odd ones of the largest. Of equally large variants the one with
+    more of a healthy machine counts as larger: of two nodes the one with a GPU less is odd, whichever comes first.
     """
     variants: dict[tuple[tuple[str, object], ...], list[int]] = {}
     traits_of: list[Traits] = []
@@ -69,7 +69,11 @@ def group(topologies: Sequence[Topology]) -> tuple[Kind, ...]:
         traits_of.append(traits)
         variants.setdefault(tuple(traits.items()), []).append(position)
     by_models: dict[object, list[list[int]]] = {}
-    for members in sorted(variants.values(), key=len, reverse=True):
+
+    def smaller(one: list[int], other: list[int]) -> int:
+        return len(other) - len(one) or points(traits_of[other[0]], traits_of[one[0]])
+
+    for members in sorted(variants.values(), key=cmp_to_key(smaller)):
         by_models.setdefault(_models(topologies[members[0]].snapshot), []).append(members)
     models = [_models(topology.snapshot) for topology in topologies]
     groups: list[_Group] = []

@@ -48,8 +48,8 @@ def robust_deviation(values: Sequence[float]) -> Noise | None:
 def student_quantile(probability: float, freedom: float) -> float:
     """Student's t: the value below which lies `probability`, by the expansion around the normal quantile.
 
-    Abramowitz and Stegun 26.7.5; within 1 % from 8 degrees of freedom on and 10 % from 4 on, at the probabilities used
-    here.
+    Abramowitz and Stegun 26.7.5; within 1 % from 8 degrees of freedom on and 10 % from 4 on, at the probabilities of
+    comparisons, and from 2 on at that of a 95 % interval.
     """
     z = NormalDist().inv_cdf(probability)
     if math.isinf(freedom):

@@ -84,7 +84,8 @@ class CollectiveRow(Record):
 
     `time_us` is the mean over ranks; those of single ranks are None where another tool's file has the mean alone.
     `graph` counts replays of a captured CUDA graph (0: plain launches); `wrong`
-    counts wrong elements over all ranks, None where nothing was compared.
+    counts wrong elements over all ranks, None where nothing was compared. `setting` is what was asked of the library
+    (`model.setting`), None where the choice was its own.
     """
 
     collective: str
@@ -126,6 +127,7 @@ class CollectiveRow(Record):
     expected_gb_s: float | None = None
     verdict: str | None
     note: str | None = None
+    setting: str | None = None
 
 
 COLLECTIVE_COLUMNS = CollectiveRow.columns()

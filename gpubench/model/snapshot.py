@@ -324,7 +324,8 @@ class ProbeFailure:
 class Snapshot:
     """One node. `source` says who read it, from what; `gpus_of_others` counts GPUs given to other containers or VMs.
 
-    `pci_devices` are the GPUs and NICs and every bridge above them, by bus id.
+    `pci_devices` are the GPUs and NICs and every bridge above them, by bus id. `errors_grown` are errors counted from
+    then to the end of a run, by device and counter; None where they were read once.
     """
 
     host: str
@@ -345,4 +346,5 @@ class Snapshot:
     nvswitches: tuple[str, ...] = ()
     pairs: tuple[PairFacts, ...] = ()
     failures: tuple[ProbeFailure, ...] = ()
+    errors_grown: Mapping[str, Mapping[str, int]] | None = None
     schema_version: int = SNAPSHOT_VERSION

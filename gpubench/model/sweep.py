@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from gpubench.errors import UsageError
+from gpubench.errors import UsageError, advising
 from gpubench.model.units import format_memory, format_size, parse_size
 
 MOST_SIZES = 10_000
@@ -36,12 +36,13 @@ def parse_sizes(text: str) -> tuple[int, ...]:
     Raises:
         UsageError: no size, a size of zero, a reversed range, a factor of one or less, or more than 10,000 sizes.
     """
-    if not text.strip():
-        raise UsageError("--sizes is empty", expected=_FORMS)
-    sizes = _parse_list(text) if ":" not in text else _parse_range(text)
-    if 0 in sizes:
-        raise UsageError(f"--sizes {text} has a size of zero", expected="sizes of at least one byte")
-    return sizes
+    with advising(next_step="--sizes 1K:64M"):
+        if not text.strip():
+            raise UsageError("--sizes is empty", expected=_FORMS)
+        sizes = _parse_list(text) if ":" not in text else _parse_range(text)
+        if 0 in sizes:
+            raise UsageError(f"--sizes {text} has a size of zero", expected="sizes of at least one byte")
+        return sizes
 
 
 def _parse_list(text: str) -> tuple[int, ...]:

@@ -71,3 +71,16 @@ def compress_names(names: Sequence[str]) -> str:
     for stem, first, last, first_digits, last_digits in runs:
         texts.append(stem + first_digits if first == last else f"{stem}{first_digits}-{last_digits}")
     return ", ".join(texts)
+
+
+def spans(numbers: Sequence[int]) -> str:
+    """Ascending numbers as ranges: '0-3,7'."""
+    texts: list[str] = []
+    start = previous = None
+    for number in (*numbers, None):
+        if start is None or previous is None or number != previous + 1:
+            if start is not None:
+                texts.append(str(start) if start == previous else f"{start}-{previous}")
+            start = number
+        previous = number
+    return ",".join(texts)

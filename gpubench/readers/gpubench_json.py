@@ -6,13 +6,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gpubench.errors import UsageError
+from gpubench.model.check_rows import CHECKS_SECTION, VERDICTS_SECTION, CheckRow, VerdictRow
 from gpubench.model.evidence_rows import EVIDENCE_SECTION, EvidenceRow
 from gpubench.model.plain import from_plain
-from gpubench.model.report import PAIRS_SECTION, ROWS_SECTION, CollectiveRow, PairRow
+from gpubench.model.report import FINDINGS_SECTION, PAIRS_SECTION, ROWS_SECTION, CollectiveRow, PairRow
 from gpubench.model.result_file import ResultFile
+from gpubench.model.verdict import Finding
 from gpubench.readers.gpubench_rows import check_version, circumstances, row_from_json
 from gpubench.readers.json_lines import load_json
 from gpubench.readers.recording_rules import check_text
+
+_SECTIONS = (ROWS_SECTION, PAIRS_SECTION, EVIDENCE_SECTION, CHECKS_SECTION, VERDICTS_SECTION)
+_JUDGES = ("check", "topo")
+"""Commands whose findings are the result; of others the rows tell the same."""
 
 _EXPECTED = "what gpubench --output FILE.json or FILE.jsonl writes"
 
@@ -44,7 +50,7 @@ def read_gpubench_jsonl(text: str, name: str) -> ResultFile:
     Raises:
         UsageError: a line is damaged, of a newer version, or holds a value that cannot be.
     """
-    document: dict[str, Any] = {"complete": False, ROWS_SECTION: [], PAIRS_SECTION: [], EVIDENCE_SECTION: []}
+    document: dict[str, Any] = {"complete": False, **{section: [] for section in _SECTIONS}}
     lines = text.splitlines()
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -60,7 +66,9 @@ def read_gpubench_jsonl(text: str, name: str) -> ResultFile:
             document["metadata"] = record
         elif kind == "report":
             document["complete"] = record.get("complete", False)
-        elif section in (ROWS_SECTION, PAIRS_SECTION, EVIDENCE_SECTION):
+            document["verdict"] = record.get("verdict")
+            document[FINDINGS_SECTION] = record.get(FINDINGS_SECTION, [])
+        elif section in _SECTIONS:
             document[section].append(record)
     return _result_file(document, "gpubench JSON Lines", name)
 
@@ -93,7 +101,11 @@ def _result_file(document: Mapping[str, Any], kind: str, name: str) -> ResultFil
         rows=tuple(row_from_json(CollectiveRow, each, where) for each, where in _each(document, ROWS_SECTION, name)),
         pairs=tuple(row_from_json(PairRow, each, where) for each, where in _each(document, PAIRS_SECTION, name)),
         evidence=tuple(_evidence(document, name)),
+        findings=tuple(_findings(document, name)) if metadata.get("subject") in _JUDGES else None,
+        checks=dict(_checks(document, name)),
+        devices=tuple(_devices(document, name)),
         complete=complete,
+        verdict=document.get("verdict"),
         remarks=() if complete else ("the run was cut short",),
     )
 
@@ -102,6 +114,27 @@ def _evidence(document: Mapping[str, Any], name: str) -> Iterator[EvidenceRow]:
     for each, where in _each(document, EVIDENCE_SECTION, name):
         check_text(each, where)
         yield from_plain(EvidenceRow, each, where)
+
+
+def _findings(document: Mapping[str, Any], name: str) -> Iterator[Finding]:
+    for each, where in _each(document, FINDINGS_SECTION, name):
+        check_text(each, where)
+        yield from_plain(Finding, each, where)
+
+
+def _checks(document: Mapping[str, Any], name: str) -> Iterator[tuple[str, str]]:
+    for each, where in _each(document, CHECKS_SECTION, name):
+        check_text(each, where)
+        row = from_plain(CheckRow, each, where)
+        yield row.check, row.verdict
+
+
+def _devices(document: Mapping[str, Any], name: str) -> Iterator[VerdictRow]:
+    for each, where in _each(document, VERDICTS_SECTION, name):
+        check_text(each, where)
+        row = from_plain(VerdictRow, each, where)
+        if row.scope in ("gpu", "nic"):
+            yield row
 
 
 def _each(document: Mapping[str, Any], section: str, name: str) -> Iterator[tuple[Any, str]]:

@@ -8,7 +8,7 @@ from gpubench.errors import UsageError
 from gpubench.model.operation import Placement
 from gpubench.model.plain import from_plain
 from gpubench.model.report import SCHEMA_VERSION, CollectiveRow, Origin, PairRow
-from gpubench.model.result_file import Circumstances
+from gpubench.model.result_file import MODELS, Circumstances
 from gpubench.model.verdict import Verdict
 from gpubench.readers.json_lines import finite
 from gpubench.readers.recording_rules import check_text
@@ -24,7 +24,7 @@ _WORDS: Mapping[str, Sequence[str]] = {
 _POSITIVE = ("ranks", "nodes", "size_bytes", "time_us")
 _NOT_NEGATIVE = ("bandwidth_gb_s", "latency_us", "wrong", "batch_cv", "ci95_percent")
 _TRUTH = {"true": True, "false": False}
-_SHOWN_BY_ROWS = ("sizes", "dtypes", "ops", "placements", "pairs", "gpus", "seed", "root")
+_SHOWN_BY_ROWS = ("sizes", "dtypes", "ops", "placements", "pairs", "gpus", "seed", "root", MODELS)
 
 
 def check_version(version: Any, name: str) -> None:
@@ -124,6 +124,9 @@ def circumstances(metadata: Mapping[str, Any], gpus: Sequence[Any], name: str) -
             tool=f"gpubench {metadata['gpubench_version']}",
             hosts=tuple(map(str, metadata["hosts"])),
             gpus=tuple(models),
+            models=tuple(map(str, options.get(MODELS, ()))),
+            origin=str(metadata["origin"]),
+            started_at=str(metadata["started_at"]),
             libraries={str(key): str(value) for key, value in metadata["libraries"].items()},
             environment={str(key): str(value) for key, value in metadata["environment"].items()},
             options={key: str(value) for key, value in options.items() if key not in _SHOWN_BY_ROWS},

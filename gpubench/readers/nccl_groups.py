@@ -71,7 +71,7 @@ def communicators(
     shared: dict[tuple[str, ...], _Group] = {}
     for process in processes:
         for undecided, seen in process.undecided.items():
-            _decide(process, undecided, seen, home, shared)
+            _decide(process, undecided, seen, home, shared, bundles)
         if process.tunings:
             roots = tuple(home[id(each)] for each in process.memberships if each.rank == 0 and id(each) in home)
             _shared(shared, roots, bundles).tunings |= process.tunings
@@ -129,10 +129,12 @@ def _decide(
     seen: int,
     home: dict[int, _Group],
     shared: dict[tuple[str, ...], _Group],
+    bundles: Bundles,
 ) -> None:
     """A channel that several communicators may have: all do if it was seen as often, else those are left that can."""
     connection, step = undecided.connection, undecided.step
-    memberships = [process.memberships[place] for place in undecided.candidates]
+    known = (process.memberships[place] for place in undecided.candidates)
+    memberships = [each for each in known if id(each) in home]  # a damaged log may say nothing of whose one is
     able = [
         each
         for each in memberships
@@ -145,7 +147,7 @@ def _decide(
         groups = [home[id(able[0])]]
     else:
         fitting = tuple(home[id(each)] for each in able or memberships)
-        groups = [_shared(shared, fitting, fitting[0].bundles)]
+        groups = [_shared(shared, fitting, bundles)]
     for group in groups:
         row = group.own_row(connection.rank)
         row[connection.peer] = row[connection.peer][step]

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from gpubench.errors import advising
 from gpubench.model.result_file import ResultFile
 from gpubench.readers.gpubench_csv import is_gpubench_csv, read_gpubench_csv
 from gpubench.readers.gpubench_json import (
@@ -45,4 +46,5 @@ def read_results(path: Path) -> ResultFile:
     reader = next((each for each in RESULT_READERS if each.recognises(text)), None)
     if reader is None:
         raise _WANTED.unknown(text, name)
-    return reader.read(text, name)
+    with advising(reason="the file was cut off, or edited by hand", next_step="the same command again, with --output"):
+        return reader.read(text, name)

@@ -14,6 +14,7 @@ from gpubench.model.nodes import group
 from gpubench.model.snapshot import PairFacts, Snapshot
 from gpubench.model.topology import Topology
 from tests.fakes.sysfs import BRIDGE, CONNECTX7, H200, Tree, config_space, link, port
+from tests.hardware.test_reading import as_nobody
 
 _ACS = 0x0D
 _REDIRECTING, _QUIET = 0x001D_005F, 0x0000_005F
@@ -48,7 +49,8 @@ def tree_of(
     tree.write("proc/cpuinfo", "processor\t: 0\nmodel name\t: Intel(R) Xeon(R)\nflags\t: fpu")
     tree.write("proc/driver/nvidia/params", "NvLinkDisable: 0\nGrdmaPciTopoCheckOverride: 0")
     tree.write("sys/module/nvidia_peermem/version", "580.1")
-    tree.write("dev/infiniband/uverbs0", "")
+    for file in ("nvidia0", "nvidia1", "infiniband/uverbs0"):
+        tree.write(f"dev/{file}", "")
     tree.write("usr/lib/libibverbs.so.1", "")
     tree.write("etc/libibverbs.d/mlx5.driver", "driver mlx5")
     return tree
@@ -138,6 +140,42 @@ def test_nonsense_in_every_file_breaks_nothing_and_blames_nobody(tmp_path: Path,
     found = explained(tree.root)
     assert ids(found) == []
     assert all(row.reason for row in found.unread())
+
+
+@pytest.mark.parametrize("file", ["etc/nccl.conf", "proc/driver/nvidia/params", "proc/version"])
+def test_half_of_a_file_is_no_cause(tmp_path: Path, file: str) -> None:
+    whole = {
+        "etc/nccl.conf": "NCCL_DEBUG=INFO\nNCCL_P2P_DISABLE=1\n",
+        "proc/driver/nvidia/params": "NvLinkDisable: 1\nGrdmaPciTopoCheckOverride: 2\n",
+        "proc/version": "Linux version 5.15.90.1-microsoft-standard-WSL2",
+    }[file]
+    tree = tree_of(tmp_path)
+    for length in range(min(map(whole.find, filter(whole.__contains__, ("=1", ": 1", "microsoft"))))):
+        tree.write(file, whole[:length])
+        assert ids(explained(tree.root)) == [], whole[:length]
+
+
+def test_where_nothing_may_be_read_nothing_is_blamed_and_the_reasons_are_said(tmp_path: Path) -> None:
+    tree = tree_of(tmp_path / "open")
+    snapshot = snapshot_of(tree.root)
+    closed = tree_of(tmp_path / "closed").root
+    closed.chmod(0)
+    with as_nobody(closed):
+        facts, process = read_sysfs(closed), read_rank_facts(0, 0, 0, {}, closed)
+    closed.chmod(0o700)
+    nodes = [
+        Topology(
+            replace(
+                snapshot, pci_devices=facts.pci_devices, rdma_ports=facts.rdma_ports, kernel=facts.kernel,
+                driver_settings=facts.driver_settings, switches=facts.switches, gpudirect=facts.gpudirect,
+            )
+        )
+    ]  # fmt: skip
+    found = survey(nodes, group(nodes), [replace(process, memlock_bytes=-1)])
+    assert ids(found) == []
+    reasons = {row.id: row.reason for row in found.unread()}
+    assert reasons["nvlink-disabled"] == "params: Permission denied"
+    assert all(reasons.values())
 
 
 def test_nothing_at_all_is_no_cause(tmp_path: Path) -> None:

@@ -241,10 +241,11 @@ def test_hidden_far_ends_are_no_finding() -> None:
 
 def test_errors_of_links_are_counted_by_link() -> None:
     first, second, *rest = GPU0.nvlinks or ()
-    nvlinks = (replace(first, errors={"replay": 2, "recovery": 0, "crc_flit": 7}), second, *rest)
+    nvlinks = (replace(first, errors={"replay": 2, "recovery": 0, "crc_flit": 700}), second, *rest)
     (finding,) = examined([with_gpu(4, nvlinks=nvlinks)])
     assert said([finding]) == [("nvlink-errors", "WARN", subject_of(HEALTHY.gpus[4]))]
-    assert finding.seen == "link 0: 2 replay, 7 crc_flit"
+    assert finding.seen == "2 replay on link 0, 700 crc_flit on link 0 since boot, when is not known"
+    assert finding.expected == "few; its siblings have 0"
 
 
 @pytest.mark.parametrize(
@@ -552,8 +553,10 @@ def test_settings_of_nccl_are_the_same_on_all_ranks() -> None:
     ranks.append(rank(6, 1, environment={"NCCL_DEBUG": "INFO"}))
     algo, debug = examined([HEALTHY], ranks)
     assert (algo.id, algo.severity, algo.subject) == ("settings-differ", "WARN", "NCCL_ALGO")
-    assert algo.seen == "Ring on rank 0, rank 1, rank 2, rank 3 and 2 more; unset on rank 6"
+    shown = ", ".join(f"rank {number} on n0" for number in range(4))
+    assert algo.seen == f"Ring on {shown} and 2 more; unset on rank 6 on n1"
     assert debug.subject == "NCCL_DEBUG"
+    assert algo.subjects == debug.subjects == ("n1",)
 
 
 def below(profile: Profile | None, *nodes: Snapshot) -> list[tuple[str, str, str, str]]:

@@ -11,6 +11,7 @@ from gpubench.checks import CHECKS, Facts
 from gpubench.errors import UsageError
 from gpubench.measure.health import judge
 from gpubench.model.check_rows import CHECKS_SECTION, VERDICTS_SECTION, CheckRow, VerdictRow
+from gpubench.model.measured_copies import of_host_memory
 from gpubench.model.measurements import QUICK, Measurements, Need
 from gpubench.model.nodes import group
 from gpubench.model.profile import Profile
@@ -214,7 +215,7 @@ def test_fatal_pcie_errors_name_the_device() -> None:
     assert device.errors is not None
     broken = replace(device, errors=replace(device.errors, fatal=2, named={"fatal.ACSViol": 2}))
     (found,) = report([replace(HEALTHY, pci_devices=(broken, *HEALTHY.pci_devices[1:]))]).findings
-    assert (found.id, found.seen) == ("pcie-errors", "2 fatal errors fatal.ACSViol")
+    assert (found.id, found.seen) == ("pcie-errors", "2 fatal.ACSViol since boot, when is not known")
     assert device.bus_id in found.subject
 
 
@@ -425,3 +426,31 @@ def test_settings_that_will_keep_nccl_off_direct_paths_fail_the_check() -> None:
     found = report([HEALTHY], ranks=[rank])
     assert ids(found) == [("fallback-expected", "FAIL")]
     assert "NCCL_P2P_DISABLE=1" in found.findings[0].seen
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        ((1.0, 1.0, 1.3, 1.0), []),
+        ((1.0, 1.0, 1.4, 1.0), [("host-memory-slow", "WARN")]),
+        ((1.0, 1.0, 2.1, 1.0), [("host-memory-slow", "FAIL")]),
+        ((2.1, 1.0), [("host-memory-slow", "FAIL")]),
+    ],
+)
+def test_a_host_with_slow_memory_is_found_by_the_other_hosts(
+    seconds: tuple[float, ...], expected: list[tuple[str, str]]
+) -> None:
+    nodes = machine(f"hgx-h100-8*{len(seconds)}")
+    rows = tuple(of_host_memory(node.host, 2**26, each) for node, each in zip(nodes, seconds, strict=True))
+    found = report(nodes, measurements=replace(QUICK, pairs=rows))
+    assert ids(found) == expected
+    slowest = nodes[seconds.index(max(seconds))].host
+    assert all(each.subject == slowest for each in found.findings)
+
+
+def test_memory_is_compared_between_hosts_with_the_same_cpu() -> None:
+    one, other = machine("hgx-h100-8*2")
+    rows = (of_host_memory(one.host, 2**26, 1.0), of_host_memory(other.host, 2**26, 3.0))
+    older = replace(other, machine=replace(other.machine, cpu="an older one"))
+    found = report([one, older], measurements=replace(QUICK, pairs=rows))
+    assert "host-memory-slow" not in {each.id for each in found.findings}

@@ -1,6 +1,8 @@
 """What users get wrong, and terminals that can do little: one clear message, the right exit code, never a traceback."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -49,9 +51,44 @@ def test_it_is_refused_before_anything_is_done(arguments: tuple[str, ...], said:
     result = gpubench(*SIMULATED, *arguments, cwd=tmp_path, env=environment(PYTHONPATH=str(ROOT)))
     assert result.returncode == 2
     assert said in result.stderr
+    assert "  try:      " in result.stderr
     assert "Traceback" not in result.stderr
     assert result.stdout == ""
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_cannot_be_written_is_told_with_its_reason(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "folder.json").mkdir()
+    for output, reason in (
+        ("none/a.json", "there is no folder none"),
+        ("file/a.json", "file is a file, and no folder"),
+        ("folder.json", "folder.json is a folder"),
+    ):
+        result = gpubench(*SIMULATED, "--output", output, cwd=tmp_path, env=environment(PYTHONPATH=str(ROOT)))
+        assert (result.returncode, reason in result.stderr) == (2, True), result.stderr
+
+
+def test_the_help_that_is_named_is_that_of_the_command() -> None:
+    assert "try:      gpubench check --help" in gpubench("check", "--timeout").stderr
+
+
+@pytest.mark.parametrize("name", ["allreduce", "topo", "p2p", "check", "explain", "compare", "profiles"])
+def test_help_and_profiles_need_no_utf_8(name: str) -> None:
+    result = gpubench(name, "--help", env=ASCII)
+    assert (result.returncode, result.stdout.isascii()) == (0, True)
+    shown = gpubench("profiles", "show", "hgx-h200-8", env=ASCII)
+    assert (shown.returncode, shown.stdout.isascii()) == (0, True)
+
+
+def test_profiles_that_nobody_reads_say_so() -> None:
+    command = [sys.executable, "-m", "gpubench", "profiles", "show", "hgx-h200-8"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT, text=True) as job:
+        assert job.stdout is not None
+        assert job.stderr is not None
+        job.stdout.close()
+        said = job.stderr.read()
+    assert (job.returncode, "the reader of stdout went away" in said) == (3, True), said
 
 
 @pytest.mark.parametrize(("typed", "meant"), [("allreduc", "allreduce"), ("tpo", "topo"), ("all-to-all", "alltoall")])

@@ -21,6 +21,8 @@ from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.model.measurements import Need
 from gpubench.model.report import FINDING_COLUMNS
 from gpubench.model.topology import Topology
+from gpubench.model.verdict import Verdict
+from gpubench.profiles import load
 from tests.cli.running import environment, gpubench, mpirun
 
 SCHEMA: dict[str, Any] = json.loads(files("gpubench.formats").joinpath("report.schema.json").read_text())
@@ -191,11 +193,24 @@ def test_a_measurement_that_hangs_is_an_error_and_is_ended(monkeypatch: pytest.M
     assert time.monotonic() - started < 60
 
 
+def test_what_eight_real_gpus_reported_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    staged = "tests/results/h200x8/allreduce-p2p-disabled.json"
+    monkeypatch.setattr(check_measure, "module_command", lambda *_: ["cat", staged])
+    node = Topology(snapshots(parse_machine("hgx-h200-8"))[0])
+    found = measured_collectives(CheckPlan(Depth.DEFAULT), 20.0, [node], load("hgx-h200-8"))
+    assert [(each.id, each.severity) for each in found.findings] == [("host-staged", Verdict.FAIL)]
+    assert {row.busbw_gb_s < 11 for row in found.collectives} == {True}
+
+
 def test_a_command_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check_measure, "module_command", lambda *_: ["sh", "-c", "echo no GPU >&2; exit 3"])
     node = Topology(snapshots(parse_machine("hgx-h200-4"))[0])
     found = measured_copies(CheckPlan(Depth.DEFAULT), 20.0, node)
     assert set(found.failed.values()) == {"gpubench p2p ended with exit code 3: no GPU"}
+    spoken = "printf 'mpirun: help\\ngpubench: error: no rank started\\n  likely:   MPI\\n' >&2; exit 3"
+    monkeypatch.setattr(check_measure, "module_command", lambda *_: ["sh", "-c", spoken])
+    found = measured_copies(CheckPlan(Depth.DEFAULT), 20.0, node)
+    assert set(found.failed.values()) == {"gpubench p2p ended with exit code 3: no rank started; likely: MPI"}
 
 
 def test_profiles_are_listed_shown_matched_and_linted() -> None:

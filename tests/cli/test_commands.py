@@ -1,5 +1,6 @@
 """The command line without ranks: help, options, and one clear message for everything that cannot be."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 
 from gpubench.cli import alone
 from gpubench.cli.collective import help_text
-from gpubench.cli.options import CollectiveOptions, parse_collective_options
+from gpubench.cli.options import CollectiveOptions, EvidenceUse, parse_collective_options
 from gpubench.cli.presentation import Color, check_writable, parse_outputs
 from gpubench.cli.presenter import rank_style, terminal_style
 from gpubench.collectives import COLLECTIVES
@@ -18,6 +19,7 @@ from gpubench.errors import CouldNotMeasureError, GpubenchError, UsageError
 from gpubench.formats.writer import Style
 from gpubench.hardware.nvml import Driver
 from gpubench.model.operation import DataType, Placement, ReduceOp
+from gpubench.model.sampling import Mode, Sampling
 from tests.cli.running import environment, gpubench
 
 BY_NAME = {each.name: each for each in COLLECTIVES}
@@ -29,7 +31,9 @@ DEFAULTS = {
     "in_place": False,
     "out_of_place": False,
     "both": False,
-    "iters": 20,
+    "mode": "throughput",
+    "iters": None,
+    "budget": None,
     "warmup": 5,
     "graph": 0,
     "check": True,
@@ -37,8 +41,10 @@ DEFAULTS = {
     "nccl_library": None,
     "allocator": "cuda",
     "np": None,
+    "timeout": 60.0,
     "evidence": None,
     "strict": False,
+    "split": None,
     "simulate": None,
     "fault": None,
     "seed": 0,
@@ -152,9 +158,70 @@ def test_a_machine_without_gpus_says_so() -> None:
     assert "--backend host" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("given", "chosen"),
+    [
+        ({"iters": "7"}, Sampling(Mode.THROUGHPUT, 7)),
+        ({"mode": "latency"}, Sampling(Mode.LATENCY, 200)),
+        ({"mode": "latency", "iters": "3"}, Sampling(Mode.LATENCY, 3)),
+        ({"iters": "auto"}, Sampling(Mode.THROUGHPUT, None, 0.5)),
+        ({"iters": "auto", "budget": 0.0}, Sampling(Mode.THROUGHPUT, None, 0.0)),
+    ],
+)
+def test_how_rows_are_timed(given: dict[str, Any], chosen: Sampling) -> None:
+    assert options(**given).sampling == chosen
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"iters": "0"}, "--iters 0"),
+        ({"iters": "-3"}, "--iters -3"),
+        ({"iters": "all"}, "--iters all"),
+        ({"iters": "²"}, "--iters ²"),
+        ({"mode": "fast"}, "--mode 'fast' is not known"),
+        ({"budget": 2.0}, "--budget 2 without --iters auto"),
+        ({"iters": "auto", "graph": 3}, "--iters auto with --graph"),
+    ],
+)
+def test_rows_that_cannot_be_timed_so(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(said)):
+        options(**given)
+
+
+@pytest.mark.parametrize("text", ["node", "rail", "pairs", "2", "64"])
+def test_groups_are_measured_without_evidence(text: str) -> None:
+    chosen = options(split=text)
+    assert (chosen.split, chosen.evidence) == (text, EvidenceUse.OFF)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"split": "2", "iters": "auto"}, "--iters auto with --split 2"),
+        ({"split": "2", "strict": True}, "--strict with --split 2"),
+        ({"split": "2", "evidence": True}, "--evidence with --split 2"),
+        ({"split": "node", "simulate": "hgx-h200-4"}, "--simulate with --split node"),
+    ],
+)
+def test_what_cannot_be_in_groups(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(said)) as raised:
+        options(**given)
+    error = raised.value
+    assert error.exit_code == 2
+    assert all((error.expected, error.reason, error.next_step))
+
+
+@pytest.mark.parametrize("text", ["0", "1", "nodes", "-2"])
+def test_groups_that_mean_nothing(text: str) -> None:
+    with pytest.raises(UsageError, match=f"--split {text}"):
+        options(split=text)
+
+
 def test_defaults_are_nccl_tests() -> None:
     chosen = options()
-    assert (chosen.iterations, chosen.warmup, chosen.graph_replays, chosen.check) == (20, 5, 0, True)
+    assert (chosen.warmup, chosen.graph_replays, chosen.check) == (5, 0, True)
+    assert chosen.sampling == Sampling(Mode.THROUGHPUT, 20)
     assert chosen.dtypes == (DataType.FLOAT32,)
     assert chosen.ops == (ReduceOp.SUM,)
     assert chosen.placements == (Placement.OUT_OF_PLACE, Placement.IN_PLACE)

@@ -11,7 +11,13 @@ import jsonschema
 import pytest
 
 from gpubench.measure.compare import SECTIONS
-from gpubench.model.comparison_rows import CircumstanceRow, ComparisonRow, HistoryRow
+from gpubench.model.comparison_rows import (
+    FINDING_CHANGES_SECTION,
+    CircumstanceRow,
+    ComparisonRow,
+    FindingChangeRow,
+    HistoryRow,
+)
 from tests.cli.running import ROOT, environment, gpubench
 
 RECORDED = "tests/results/h200x4"
@@ -55,6 +61,27 @@ def test_the_staged_run_of_four_h200_in_eighty_columns() -> None:
     assert "try:\n" not in result.stdout
 
 
+@pytest.mark.parametrize(
+    ("new", "code", "findings"),
+    [
+        ("check-another-machine.json", 0, set()),
+        (
+            "check-p2p-disabled.json",
+            1,
+            {"new-finding", "now-staged", "slower", "other-path"},
+        ),
+    ],
+)
+def test_real_checks_of_four_h200(new: str, code: int, findings: set[str]) -> None:
+    """Of two healthy machines on 2026-11-20, and of a third with NCCL_P2P_DISABLE=1."""
+    folder = ROOT / "tests" / "results" / "h200x4"
+    result = gpubench("compare", str(folder / "check.json"), str(folder / new), "--format", "json")
+    document = json.loads(result.stdout)
+    assert result.returncode == code
+    assert {each["id"] for each in document["findings"]} == findings
+    assert {row["verdict"] for row in document["comparison"]} == ({"PASS", "FAIL"} if code else {"PASS"})
+
+
 def test_json_follows_its_schema_and_csv_has_its_columns(results: Path, tmp_path: Path) -> None:
     paths = [str(results / name) for name in ("a.json", "slow.json")]
     outputs = [str(tmp_path / name) for name in ("out.json", "out.csv", "out.jsonl", "out.txt")]
@@ -69,8 +96,12 @@ def test_json_follows_its_schema_and_csv_has_its_columns(results: Path, tmp_path
     changed = [row["name"] for row in document["circumstances"] if row["changed"]]
     assert "topology" not in changed
     assert tuple(document["circumstances"][0]) == CircumstanceRow.columns()
-    required = [SCHEMA["$defs"][name]["required"] for name in ("comparison_row", "circumstance_row")]
-    assert required == [list(ComparisonRow.columns()), list(CircumstanceRow.columns())]
+    for name, columns in (
+        ("comparison_row", ComparisonRow.columns()),
+        ("circumstance_row", CircumstanceRow.columns()),
+        ("finding_change_row", FindingChangeRow.columns()),
+    ):
+        assert SCHEMA["$defs"][name]["required"] == list(columns)
 
 
 @pytest.mark.parametrize("section", SECTIONS)
@@ -78,7 +109,7 @@ def test_sections_as_csv(results: Path, section: str) -> None:
     paths = [str(results / name) for name in ("a.json", "slow.json")]
     result = gpubench("compare", *paths, "--format", "csv", "--section", section)
     assert result.returncode == 1
-    assert len(result.stdout.splitlines()) > 1
+    assert len(result.stdout.splitlines()) > (section != FINDING_CHANGES_SECTION)
 
 
 def test_strict_and_threshold(results: Path) -> None:
@@ -218,4 +249,77 @@ def test_a_folder_or_two_files(arguments: tuple[str, ...], said: str) -> None:
     result = gpubench("compare", *arguments)
     assert (result.returncode, result.stdout) == (2, "")
     assert said in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+CHECKED = ("check", "--simulate", "hgx-h200-4")
+
+
+@pytest.fixture(scope="module")
+def checks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Checks of simulated machines: one that is well, with another seed, and with GPUs that are not as they were."""
+    folder = tmp_path_factory.mktemp("checks")
+    how: dict[str, tuple[str, ...]] = {
+        "well": (),
+        "again": ("--seed", "2"),
+        "bad": ("--fault", "gpu2:ecc=off", "--fault", "gpu1:temperature=85"),
+        "fewer": ("--fault", "gpu2:missing=yes"),
+    }
+    for name, options in how.items():
+        outputs = [part for suffix in ("json", "jsonl") for part in ("--output", str(folder / f"{name}.{suffix}"))]
+        assert gpubench(*CHECKED, *options, *outputs).returncode == (1 if name == "bad" else 0)
+        assert gpubench(*CHECKED, "--quick", *options, "--output", str(folder / f"q-{name}.json")).returncode in (0, 1)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("base", "new", "code", "said"),
+    [
+        ("well.json", "again.jsonl", 0, "verdict: PASS"),
+        ("well.json", "bad.json", 1, "FAIL new-finding: ecc-off: GPU2 (0000:00:08.0)"),
+        ("well.json", "bad.json", 1, "WARN new-finding: gpu-hot: GPU1 (0000:00:07.0)"),
+        ("bad.jsonl", "well.json", 0, "gone: FAIL ecc-off: GPU2 (0000:00:08.0)"),
+        ("q-well.json", "q-bad.json", 1, "findings: 2 new"),
+        ("q-well.json", "q-fewer.json", 1, "FAIL device-gone: GPU2 (0000:00:08.0)"),
+        ("well.json", "fewer.json", 1, "FAIL device-gone: GPU2 (0000:00:08.0)"),
+        ("well.json", "q-well.json", 0, "WARN not-looked-at"),
+    ],
+)
+def test_did_my_machine_get_worse(checks: Path, base: str, new: str, code: int, said: str) -> None:
+    result = gpubench("compare", str(checks / base), str(checks / new), "--width", "120")
+    assert (result.returncode, result.stderr) == (code, ""), result.stdout
+    assert said in result.stdout
+    assert "NVIDIA H200 on node0" in " ".join(result.stdout.split())
+    assert "(SIMULATED)" in result.stdout
+
+
+def test_findings_of_two_checks_in_json_and_csv(checks: Path) -> None:
+    paths = [str(checks / name) for name in ("q-well.json", "q-bad.json")]
+    document = json.loads(gpubench("compare", *paths, "--format", "json").stdout)
+    jsonschema.validate(document, SCHEMA)
+    assert {(row["finding"], row["status"], row["verdict"]) for row in document["finding_changes"]} == {
+        ("ecc-off", "new", "FAIL"),
+        ("gpu-hot", "new", "WARN"),
+    }
+    lines = gpubench("compare", *paths, "--format", "csv", "--section", "finding_changes").stdout
+    assert [line["subject"] for line in csv.DictReader(io.StringIO(lines))] == [
+        "GPU2 (0000:00:08.0)",
+        "GPU1 (0000:00:07.0)",
+    ]
+
+
+def test_a_folder_of_checks_every_night(tmp_path: Path) -> None:
+    for options in (("--seed", "1"), ("--seed", "2"), ("--fault", "gpu2:missing=yes")):
+        assert gpubench(*CHECKED, "--quick", *options, "--output", f"{tmp_path}/").returncode == 0
+    result = gpubench("compare", "--last", "5", str(tmp_path))
+    assert result.returncode == 1
+    assert "FAIL device-gone: GPU2 (0000:00:08.0)" in result.stdout
+
+
+def test_a_finding_edited_by_hand_is_refused(checks: Path, tmp_path: Path) -> None:
+    edited = tmp_path / "edited.json"
+    edited.write_text((checks / "q-bad.json").read_text().replace('"severity": "FAIL"', '"severity": "BAD"'))
+    result = gpubench("compare", str(checks / "q-well.json"), str(edited))
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "findings[0]" in result.stderr
     assert "Traceback" not in result.stderr

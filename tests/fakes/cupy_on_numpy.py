@@ -6,6 +6,7 @@ contradict each other. Each rank is a thread that owns one fake GPU.
 
 import ctypes
 import inspect
+import secrets
 import sys
 import threading
 from collections import deque
@@ -211,6 +212,11 @@ class Event:
         self.timed = not disable_timing
         self.time_us: float | None = None
 
+    @property
+    def done(self) -> bool:
+        Stream.go_on()
+        return self.time_us is not None
+
     def synchronize(self) -> None:
         Stream.go_on()
         assert self.time_us is not None, "a deadlock: the event is behind a closed gate"
@@ -396,7 +402,10 @@ class Nccl(ModuleType):
         self.available = True
         self.NcclError = NcclError
         self._version = version
-        self._world = World(ranks)
+        self._ranks = ranks
+        self._worlds: dict[bytes, World] = {}
+        self._making = threading.Lock()
+        self.made: list[Communicator] = []
         self._groups = threading.local()
         self.calls: set[str] = set()
         self.allocations: dict[int, Array] = {}
@@ -411,13 +420,23 @@ class Nccl(ModuleType):
         functions |= {name: getattr(self, f"_{name}") for name in _ALLOCATOR if version >= 21900}
         functions |= {name: getattr(self, f"_{name}") for name in _NATIVE if version >= 22800}
         self.native = Native(functions)
-        self.NcclCommunicator = lambda size, unique_id, rank: Communicator(self, self._world, size, unique_id, rank)
+        self.NcclCommunicator = self._make
 
     def get_version(self) -> int:
         return self._version
 
     def get_unique_id(self) -> bytes:
-        return b"\x01" * 128
+        return secrets.token_bytes(128)
+
+    def _make(self, size: int, unique_id: bytes, rank: int) -> "Communicator":
+        made = Communicator(self._world_of(unique_id, size), rank)
+        self.made.append(made)
+        return made
+
+    def _world_of(self, unique_id: bytes, size: int) -> World:
+        assert size <= self._ranks
+        with self._making:
+            return self._worlds.setdefault(unique_id, World(size))
 
     def check_status(self, status: int) -> None:
         if status:
@@ -442,6 +461,9 @@ class Nccl(ModuleType):
     def _submit(self, name: str, communicator: int, stream: int, run: Callable[["Communicator"], None]) -> None:
         self.calls.add(name)
         found = Communicator.of(communicator)
+        if found.algorithm == "tree" and name != "ncclAllReduce":
+            message = f"no algorithm/protocol available for {name}"
+            raise NcclError(message)
         Stream.of(stream).submit(lambda: run(found))
 
     def _ncclAllReduce(self, send: int, receive: int, count: int, dtype: int, op: int, comm: int, stream: int) -> None:
@@ -503,11 +525,12 @@ class Communicator:
 
     _communicators: dict[int, "Communicator"] = {}  # noqa: RUF012
 
-    def __init__(self, nccl: Nccl, world: World, size: int, unique_id: bytes, rank: int) -> None:
-        assert size == world.size
-        assert unique_id == nccl.get_unique_id()
+    def __init__(self, world: World, rank: int) -> None:
+        self.algorithm: str | None = None
         self._world, self._rank = world, rank
         self.comm = id(self)
+        self.async_error: Exception | None = None
+        self.aborted = False
         self._communicators[self.comm] = self
 
     @classmethod
@@ -521,7 +544,11 @@ class Communicator:
         return self._world.size
 
     def check_async_error(self) -> None:
-        pass
+        if self.async_error is not None:
+            raise self.async_error
+
+    def abort(self) -> None:
+        self.aborted = True
 
     def destroy(self) -> None:
         del self._communicators[self.comm]

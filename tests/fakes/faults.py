@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from gpubench.ports import Array, Backend, CollectiveCalls, Launch, Memory
+from gpubench.ports import Array, Backend, BatchedLaunch, CollectiveCalls, Launch, Memory
 
 Fault = Callable[[Array], None]
 
@@ -54,6 +54,10 @@ class FaultyBackend:
     def bind(self, launches: Sequence[Launch], graph_replays: int) -> Launch:
         self._bound = len(launches)
         return self._backend.bind(launches, graph_replays)
+
+    def in_batches(self, launches: Sequence[Launch], operations: int) -> BatchedLaunch:
+        self._bound = len(launches)
+        return self._backend.in_batches(launches, operations)
 
     def seconds(self, launch: Launch) -> float:
         if self._bound != self._timed:

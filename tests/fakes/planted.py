@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import permutations
 from typing import Any
 
 from gpubench.causes import CAUSES
-from gpubench.causes.circumstances import Circumstances, users_settings
+from gpubench.causes.circumstances import Circumstances, Together, users_settings
 from gpubench.causes.ranking import Diagnosis, diagnose
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.model.driver_settings import ConfidentialComputing, Service
+from gpubench.model.error_counts import REPLAYS
 from gpubench.model.fault import parse_fault
 from gpubench.model.kernel_settings import IommuFacts
 from gpubench.model.mpi_facts import MpiFacts
@@ -49,6 +51,7 @@ class Job:
     staged: Mapping[Pair, str] | None = None
     copied: Mapping[Pair, str] | None = None
     wrong: frozenset[Pair] = frozenset()
+    together: tuple[Together, ...] = ()
 
     def circumstances(self) -> Circumstances:
         """What causes are looked for in; ranks have the GPUs."""
@@ -71,6 +74,7 @@ class Job:
             staged=None if staged is None else {pair: (parse_transport(via),) for pair, via in staged.items()},
             copied=self.copied,
             wrong=self.wrong,
+            together=self.together,
         )
 
     def diagnosis(self) -> Diagnosis:
@@ -345,6 +349,10 @@ PLANTS: tuple[Plant, ...] = (
     Plant("fabric-unhealthy", lambda: simulated("hgx-h200-4", "gpu0:health=route_unhealthy")),
     Plant(
         "nvlink-errors",
+        lambda: with_nodes(_board(), lambda node: _growing(node, "GPU1", **{"recovery on link 3": 1})),
+    ),
+    Plant(
+        "nvlink-errors",
         lambda: with_nodes(_board(), lambda node: _gpu(node, nvlinks=_with_errors(node.gpus[0]))),
     ),
     Plant(
@@ -435,11 +443,12 @@ PLANTS: tuple[Plant, ...] = (
         lambda: with_nodes(
             _two(),
             lambda node: replace(
-                node, rdma_ports=(replace(node.rdma_ports[0], counters={"link_downed": 7}), *node.rdma_ports[1:])
+                node, rdma_ports=(replace(node.rdma_ports[0], counters={"symbol_error": 7000}), *node.rdma_ports[1:])
             ),
             1,
         ),
     ),
+    Plant("rdma-port-errors", lambda: with_nodes(_two(), lambda node: _growing(node, "mlx5_0", link_downed=1), 1)),
     Plant("roce-mtu-small", lambda: with_nodes(_two(), lambda node: _on_roce(node, mtu=1500))),
     Plant(
         "roce-gid-index", lambda: _set(with_nodes(_two(), lambda node: _on_roce(node, mtu=9000)), NCCL_IB_GID_INDEX="0")
@@ -512,9 +521,11 @@ PLANTS: tuple[Plant, ...] = (
     Plant(
         "pcie-errors",
         lambda: with_nodes(
-            _pcie(), lambda node: _device(node, "0000:03:00.0", errors=PcieErrors(correctable=2, nonfatal=1, fatal=0))
+            _pcie(), lambda node: _device(node, "0000:03:00.0", errors=PcieErrors(correctable=2, nonfatal=1, fatal=1))
         ),
     ),
+    Plant("pcie-errors", lambda: with_nodes(_pcie(), lambda node: _growing(node, "0000:03:00.0", nonfatal=1))),
+    Plant("pcie-errors", lambda: with_nodes(_board(), lambda node: _growing(node, "GPU0", **{REPLAYS: 300}))),
     Plant(
         "staging-shares-uplink",
         lambda: replace(
@@ -522,6 +533,12 @@ PLANTS: tuple[Plant, ...] = (
         ),
         beside=("gpu-without-pcie-p2p",),
     ),
+    Plant(
+        "posted-write-collapse",
+        lambda: replace(_roots(), together=(Together("all to all", tuple(permutations(range(6), 2)), 31.0, 240.0),)),
+        beside=("nccl-default-level",),
+    ),
+    Plant("peer-access-not-enabled", lambda: _set(_board(), GGML_CUDA_DISABLE_GRAPHS="1")),
     Plant("mpi-cuda-off", lambda: _set(_board(), MPICH_GPU_SUPPORT_ENABLED="0")),
     Plant("ucx-tls", lambda: _set(_board(), UCX_TLS="rc,sm,self")),
     Plant("ucx-without-cuda", lambda: with_ranks(_board(), lambda each: replace(each, ucx_cuda=False))),
@@ -549,6 +566,28 @@ PLANTS: tuple[Plant, ...] = (
 """`beside` are causes that such a machine has as well, before this one."""
 
 
+def _roots() -> Job:
+    """Six GPUs, two below a switch of each of three root complexes."""
+
+    def places(node: Snapshot) -> Snapshot:
+        gpus = (
+            replace(
+                gpu,
+                place=PciPlace(
+                    host_bridge=f"pci0000:{gpu.index // 2}0",
+                    root_port=f"0000:{gpu.index // 2}0:01.0",
+                    switches=(f"0000:{gpu.index // 2}1:00.0",),
+                    numa_node=0,
+                ),
+            )
+            for gpu in node.gpus
+        )
+        return replace(node, gpus=tuple(gpus), nics=(), pci_devices=())
+
+    job = with_ranks_on_all(job_of(below_a_switch(gpus=6)))
+    return with_nodes(job, places)
+
+
 def with_ranks_on_all(job: Job) -> Job:
     """The job with a rank on every GPU of its only node."""
     (node,) = job.nodes
@@ -567,7 +606,12 @@ def _all_down(gpu: GpuFacts) -> tuple[NvLink, ...]:
 
 def _with_errors(gpu: GpuFacts) -> tuple[NvLink, ...]:
     first, *others = gpu.nvlinks or ()
-    return replace(first, errors={"replay": 12}), *others
+    return replace(first, errors={"replay": 5000}), *others
+
+
+def _growing(node: Snapshot, device: str, **counts: int) -> Snapshot:
+    """A node one of whose devices counted errors while a run lasted."""
+    return replace(node, errors_grown={device: counts})
 
 
 def _far_apart(node: Snapshot) -> Snapshot:

@@ -1,9 +1,11 @@
 """Ranks as threads of one process, so that a whole job is one ordinary test."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
+
+from gpubench.model.lateness import Offset
 
 T = TypeVar("T")
 
@@ -52,8 +54,18 @@ class ThreadGroup:
     def barrier(self) -> None:
         self._world.exchange(self.rank, None)
 
+    def largest(self, values: Sequence[float]) -> Sequence[float]:
+        return [max(each) for each in zip(*self._world.exchange(self.rank, values), strict=True)]
+
+    def clock_offset(self) -> Offset:
+        return Offset(0.0, 0.0)
+
     def split(self, color: int, key: int) -> "ThreadGroup":
-        raise NotImplementedError
+        keyed = self._world.exchange(self.rank, (color, key, self.rank))
+        mine = sorted((each[1], each[2]) for each in keyed if each[0] == color)
+        worlds = self._world.exchange(self.rank, World(len(mine)))
+        ranks = [rank for _, rank in mine]
+        return ThreadGroup(worlds[ranks[0]], ranks.index(self.rank))
 
 
 def run_ranks(size: int, body: Callable[[ThreadGroup], T]) -> list[T]:

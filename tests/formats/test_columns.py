@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from gpubench.formats.text.columns import Column, fitting, lines
 from gpubench.formats.text.matrices import matrix_lines
-from gpubench.formats.text.page import plural, spans
+from gpubench.formats.text.page import plural
+from gpubench.model.units import spans
 
 
 def heads(columns: Sequence[Column]) -> list[str]:

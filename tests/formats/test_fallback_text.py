@@ -61,15 +61,14 @@ def test_what_was_only_looked_at_is_to_be_expected() -> None:
     node = snapshots(parse_machine("hgx-h200-2"))[0]
     (line,) = fallback_lines(examine([Topology(node)]))
     assert line == (
-        "fallback (simulated): none to be expected: direct possible for all 2 pairs (NV18; peer access possible); "
+        "fallback (simulated): no pair would fall back: direct possible for all 2 pairs (NV18; peer access possible); "
         "gpubench p2p shows what is"
     )
     refused = tuple(replace(pair, cuda=False, read="CNS", write="CNS") for pair in node.pairs)
     pcie = tuple(replace(gpu, nvlinks=()) for gpu in node.gpus)
     (line,) = fallback_lines(examine([Topology(replace(node, pairs=refused, gpus=pcie))]))
-    assert line.startswith(
-        "fallback (simulated): to be expected, HOST-STAGED: all 2 pairs (PHB; peer access chipset not"
-    )
+    assert line.startswith("fallback (simulated): all 2 pairs would fall back, because NVML says CNS: chipset not supp")
+    assert "HOST-STAGED, p2p-virtual-machine (PHB; peer access chipset not supported)" in line
     assert "x-nv-gpudirect-clique=0" in line
 
 

@@ -20,8 +20,10 @@ from gpubench.formats.jsonl import JSONL
 from gpubench.formats.table import TABLE
 from gpubench.formats.writer import Format, Style, Target
 from gpubench.model.evidence_rows import EvidenceRow, FallbackRow
+from gpubench.model.rank_times import RankTimeRow
 from gpubench.model.report import COLLECTIVE_COLUMNS, CollectiveRow, Metadata, RankIdentity, Report
 from gpubench.model.verdict import Finding, Verdict
+from gpubench.model.winners import RefusedRow, WinnerRow
 from tests.formats.sample import IN_PLACE, LARGE, METADATA, REPORT, ROW, ROWS
 
 SCHEMA: dict[str, Any] = json.loads(files("gpubench.formats").joinpath("report.schema.json").read_text())
@@ -79,6 +81,9 @@ def test_the_schema_knows_every_field_and_type() -> None:
         ("finding", Finding),
         ("evidence_row", EvidenceRow),
         ("fallback_row", FallbackRow),
+        ("rank_time_row", RankTimeRow),
+        ("winner_row", WinnerRow),
+        ("refused_row", RefusedRow),
     ):
         assert list(definitions[name]["properties"]) == [each.name for each in fields(kind)]
         assert definitions[name]["required"] == [each.name for each in fields(kind)]
@@ -219,6 +224,51 @@ def test_a_single_placement_shows_the_spread_over_ranks() -> None:
     text = written(TABLE, metadata=metadata, rows=(IN_PLACE,))
     assert "slowest µs" in text
     assert text.splitlines()[12].split() == ["1K", "256", "9.50", "0.10", "0.15", "0", "9.70", "10.00", "1"]
+
+
+def options_with(**changes: object) -> Metadata:
+    return replace(METADATA, options=dict(METADATA.options) | changes)
+
+
+def test_operations_alone_show_percentiles_and_no_bandwidth() -> None:
+    rows = tuple(replace(row, mode="latency", p50_us=8.25, p95_us=9.5, p99_us=12345.6) for row in ROWS)
+    text = written(TABLE, metadata=options_with(mode="latency", iters=200), rows=rows)
+    assert "float32, sum; 200 operations, each alone, after 5 to warm up; mean over ranks" in " ".join(text.split())
+    line = next(line for line in text.splitlines() if line.lstrip().startswith("1K "))
+    assert line.split() == ["1K", "9.81", "8.25", "9.50", "12345.6", "0", "9.50", "8.25", "9.50", "12345.6", "0"]
+    assert "busbw" not in text
+    assert "at the smallest   8.25 µs (p50), 12345.6 µs (p99) at 1K, float32, in place" in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_as_many_as_it_takes_show_how_sure_the_mean_is() -> None:
+    known = (replace(ROW, ci95_percent=0.42), replace(IN_PLACE, ci95_percent=None))
+    metadata = options_with(mode="throughput", iters="auto", budget_s=0.5)
+    text = written(TABLE, metadata=metadata, rows=known)
+    said = "iterations until the mean is within 1% (95 %) or for 0.5 s a row after 5 to warm up"
+    assert said in " ".join(text.split())
+    line = next(line for line in text.splitlines() if line.lstrip().startswith("1K "))
+    assert line.split() == ["1K", "9.81", "0.42", "0.10", "0.15", "0", "9.50", "?", "0.10", "0.15", "0"]
+    wide = written(TABLE, metadata=metadata, rows=tuple(replace(row, ci95_percent=61.7) for row in known))
+    assert " 62 " in wide
+
+
+def test_groups_have_a_line_each_and_the_slowest_is_named() -> None:
+    names = ["node n0", "node n1", "node n2"]
+    rows = tuple(
+        replace(row, group=name, time_us=row.time_us * (1.5 if name == "node n1" else 1))
+        for row in ROWS
+        for name in names
+    )
+    text = written(TABLE, metadata=options_with(groups=names), rows=rows, style=Style(120))
+    lines = [line for line in text.splitlines() if line.startswith("node n")]
+    assert [line.split()[:3] for line in lines] == [
+        ["node", name[-2:], size] for size in ("1K", "1G") for name in names
+    ]
+    assert lines[0].split()[3:] == ["256", "9.81", "0.10", "0.15", "0", "9.50", "0.10", "0.15", "0"]
+    assert "slowest group     node n1: 6821.8 µs, 50.0% over the median of groups" in text
+    assert "GB/s at 1G, float32, out of place, node n0" in text
+    assert "slowest group" not in written(TABLE)
 
 
 def test_colours_only_when_asked() -> None:

@@ -18,6 +18,7 @@ from gpubench.measure.cases import SweepRequest
 from gpubench.measure.collective import measure
 from gpubench.model.operation import DataType, Placement, ReduceOp
 from gpubench.model.report import RankIdentity
+from gpubench.model.sampling import Sampling
 from tests.fakes import faults
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def request_for(collective: Collective, placements: tuple[Placement, ...], repla
         ops=(ReduceOp.SUM,),
         placements=placements,
         root=0,
-        iterations=3,
+        sampling=Sampling(iterations=3),
         warmup=2,
         graph_replays=replays,
         check=True,

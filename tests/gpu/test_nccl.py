@@ -94,6 +94,27 @@ def test_a_sweep_of_many_sizes() -> None:
     assert {row["ranks"] for row in found} == {str(DRIVER.visible)}
 
 
+def test_as_many_iterations_as_it_takes() -> None:
+    """What the budget bounds is noted in the row; large sizes need few iterations."""
+    result = gpubench("allreduce", "--sizes", "1K,1M,256M", "--iters", "auto", "--format", "csv")
+    assert result.returncode == 0, result.stderr
+    for row in rows(result.stdout):
+        assert float(row["ci95_percent"]) <= 1 or row["note"].startswith("budget of 0.5 s spent")
+        assert float(row["batch_median_us"]) == pytest.approx(float(row["time_us"]), rel=0.2)
+        assert row["wrong"] == "0"
+    assert all(int(row["iterations"]) < 200 for row in rows(result.stdout) if int(row["size_bytes"]) == 2**28)
+
+
+def test_operations_alone() -> None:
+    """An operation that is waited for takes longer than one among others."""
+    alone = rows(gpubench("allreduce", "--sizes", "1K", "--mode", "latency", "--format", "csv").stdout)
+    among = rows(gpubench("allreduce", "--sizes", "1K", "--format", "csv").stdout)
+    for one, other in zip(alone, among, strict=True):
+        assert float(one["p50_us"]) <= float(one["p95_us"]) <= float(one["p99_us"])
+        assert float(one["p50_us"]) > float(other["time_us"])
+        assert one["wrong"] == "0"
+
+
 def test_memory_does_not_grow(tmp_path: Path) -> None:
     """Host memory by no more than 50 MB from the first row to the last, device memory not at all."""
     notes = tmp_path / "notes"

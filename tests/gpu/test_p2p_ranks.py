@@ -86,7 +86,7 @@ def node_per_rank() -> int:
     mpi.nodes = lambda group: (list(range(group.size)), 0)
     given = {name: default for name, _, default in PARAMETERS} | {"sizes": "1001,16M", "format_name": "csv"}
     options = parse_p2p_options(given)
-    return rank.run(lambda group: P2pRanksJob(group, options, []), launch)
+    return rank.run(lambda group, watch: P2pRanksJob(group, watch, options, []), launch, options.timeout_s)
 
 
 if __name__ == "__main__":

@@ -7,20 +7,47 @@ from typing import Any
 
 import pytest
 
+from gpubench.cli.options import SECTIONS
 from gpubench.errors import CouldNotMeasureError, GpubenchError
 from gpubench.formats.text.fallback import fallback_lines
 from gpubench.hardware import launcher
 from gpubench.hardware.channel import ChannelReceiver, Chatter, report_in
-from gpubench.model.report import CollectiveRow
+from gpubench.model.cause_rows import CAUSES_SECTION, CauseRow
+from gpubench.model.rank_times import RANK_TIMES_SECTION, RankTimeRow
+from gpubench.model.report import FINDINGS_SECTION, ROWS_SECTION, CollectiveRow, Table
+from gpubench.model.winners import REFUSED_SECTION, WINNERS_SECTION, RefusedRow, WinnerRow
 from tests.formats.sample import METADATA, REPORT, ROW
+
+CAUSE = CauseRow(
+    id="shm-not-shared",
+    evidence="ranks 0 and 1 have different /dev/shm",
+    advice="docker run --ipc=host",
+    paths=2,
+    verdict="WARN",
+    hosts=("n1",),
+    title="containers of their own",
+    confidence="proven",
+    effects=("a network inside a node",),
+    subject="n1",
+    implied_by=None,
+    settles="df /dev/shm",
+    link="https://docs.nvidia.com",
+)
+BESIDE_PATHS = {
+    CAUSES_SECTION: Table(CauseRow.columns(), lambda: [CAUSE]),
+    RANK_TIMES_SECTION: Table(RankTimeRow.columns(), list),
+    WINNERS_SECTION: Table(WinnerRow.columns(), list),
+    REFUSED_SECTION: Table(RefusedRow.columns(), list),
+}
 
 SPEAKER = """
 import sys
 from dataclasses import replace
 from gpubench.errors import UsageError
-from gpubench.hardware.channel import ChannelSender
+from gpubench.hardware.channel_sender import ChannelSender
 from tests.formats.sample import METADATA, REPORT, ROW
 from tests.formats.test_fallback_text import report
+from tests.hardware.test_channel import BESIDE_PATHS
 from tests.model.test_fallback import STAGED, path
 print("hello from the job")
 sender = ChannelSender(sys.argv[1])
@@ -28,7 +55,7 @@ sender.begin(METADATA)
 sender.progress(0, 2, "1K")
 for _ in range(int(sys.argv[2])):
     sender.row(ROW)
-sender.end(replace(REPORT, sections=report(path(0, 1, STAGED)).sections))
+sender.end(replace(REPORT, sections=report(path(0, 1, STAGED)).sections | BESIDE_PATHS))
 other = ChannelSender(sys.argv[1])
 other.error(UsageError("seen", expected="e", reason="r", next_step="n", where="rank 1 on n1"))
 other.close()
@@ -62,7 +89,10 @@ def test_everything_arrives_in_order(rows: int) -> None:
     assert CollectiveRow(**heard[2]["row"]) == ROW
     report = report_in(next(each for each in heard if each["kind"] == "end"))
     assert replace(report, sections={}) == REPORT
-    assert list(report.sections) == ["evidence", "fallback"]
+    assert {*report.sections, ROWS_SECTION, FINDINGS_SECTION} == set(SECTIONS), "none is lost on the way"
+    causes = report.sections[CAUSES_SECTION]
+    assert isinstance(causes, Table)
+    assert list(causes.rows()) == [CAUSE]
     line, *_ = fallback_lines(report)
     assert line.startswith("fallback: HOST-STAGED: ranks 0 → 1 through host memory over SHM/direct")
     error = GpubenchError.from_record(next(each for each in heard if each["kind"] == "error")["error"])

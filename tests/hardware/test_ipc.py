@@ -29,6 +29,7 @@ class Ranks:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, network: bool = False, gate: bool = True) -> None:
         self.runtime = Runtime(2)
         self.gate = Cuda(self.runtime, status=0 if gate else 801)
+        self.offered = b""
         cupy_on_numpy.install(monkeypatch, self.runtime, Nccl(2), cuda=self.gate)
         self.copies = [CudaRankCopies(self.device(rank), self.network(rank) if network else None) for rank in range(2)]
 
@@ -36,10 +37,13 @@ class Ranks:
         return open_device(rank, 2, "here", Driver(version="580"))
 
     def network(self, rank: int) -> Network:
-        library = NcclLibrary()
-        unique_id = library.nccl.get_unique_id()
-        group = SimpleNamespace(rank=rank, size=2, broadcast=lambda offered: offered or unique_id)
-        return Network(cast("Group", group), library)
+        group = SimpleNamespace(rank=rank, size=2, broadcast=self._broadcast)
+        return Network(cast("Group", group), NcclLibrary())
+
+    def _broadcast(self, offered: bytes | None) -> bytes:
+        """What the first rank offered; it comes first."""
+        self.offered = offered or self.offered
+        return self.offered
 
     def buffers(self) -> tuple[Memory, Memory]:
         """Data of rank 0, and a place for them at rank 1."""

@@ -15,6 +15,7 @@ from gpubench.errors import CouldNotMeasureError
 from gpubench.hardware import launcher
 from gpubench.hardware.launch import LaunchedBy, launched_by
 from gpubench.hardware.launcher import Flavour, Launcher, find_launcher
+from tests.cli.running import MPI_ENVIRONMENT, ROOT, mpirun_command
 
 
 @pytest.mark.parametrize(
@@ -96,11 +97,16 @@ def test_the_job_stays_on_this_host_and_keeps_the_users_settings() -> None:
         "SLURM_JOB_ID": "1",
         "PBS_NODEFILE": "/nodes",
         "PMIX_RANK": "0",
+        "OMPI_MCA_ess": "env",
+        "OMPI_MCA_orte_hnp_uri": "1;tcp://10.0.0.1:5",
         "NCCL_ALGO": "Ring",
         "OMPI_MCA_btl": "self,tcp",
+        "OMPI_MCA_plm_rsh_agent": "sh",
+        "PMIX_MCA_gds": "hash",
     }
     inner = Launcher("mpirun", Flavour.OPEN_MPI).environment(outer, "/tmp/channel")
-    assert not [name for name in inner if name.startswith(("SLURM_", "PBS_", "PMIX_"))]
+    assert not set(inner) & {"SLURM_JOB_ID", "PBS_NODEFILE", "PMIX_RANK", "OMPI_MCA_ess", "OMPI_MCA_orte_hnp_uri"}
+    assert (inner["OMPI_MCA_plm_rsh_agent"], inner["PMIX_MCA_gds"]) == ("sh", "hash")
     assert inner["NCCL_ALGO"] == "Ring"
     assert inner["OMPI_MCA_btl"] == "self,tcp"
     assert inner["OMPI_ALLOW_RUN_AS_ROOT"] == "1"
@@ -185,3 +191,22 @@ def wait_until_gone(pid: int) -> None:
         except (FileNotFoundError, ProcessLookupError):
             return
         time.sleep(0.01)
+
+
+@pytest.mark.mpi
+def test_a_rank_may_start_ranks_of_its_own_once_it_is_as_if_alone() -> None:
+    """With the setting that the user gave to the outer mpirun."""
+    script = (
+        "import os, subprocess, sys\n"
+        "from gpubench.hardware.launch import as_if_alone, launched_by\n"
+        "inner = as_if_alone(os.environ)\n"
+        "assert launched_by(os.environ) and not launched_by(inner), sorted(inner)\n"
+        'show = \'import os; print(os.environ["OMPI_COMM_WORLD_SIZE"], os.environ["OMPI_MCA_coll"])\'\n'
+        "sys.exit(subprocess.call([sys.argv[1], '-n', '2', sys.executable, '-c', show], env=inner))\n"
+    )
+    mpirun = mpirun_command(1)[0]
+    environment = dict(os.environ) | MPI_ENVIRONMENT | {"OMPI_MCA_coll": "^hcoll", "PYTHONPATH": str(ROOT)}
+    command = [mpirun, "-n", "1", sys.executable, "-c", script, mpirun]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split("\n")[:2] == ["2 ^hcoll", "2 ^hcoll"]

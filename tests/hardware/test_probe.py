@@ -17,7 +17,7 @@ from gpubench.hardware import stages as stages_module
 from gpubench.hardware.cuda_driver import CudaFacts, CudaGpu, CudaUnavailableError
 from gpubench.hardware.merge import UNLISTED, merge
 from gpubench.hardware.nvml_gpu import NvmlFacts, read_node
-from gpubench.hardware.probe import Probe, main, probe, read_stage, stage_commands
+from gpubench.hardware.probe import Probe, main, probe, read_stage, stage_commands, watch_errors
 from gpubench.hardware.stages import run_stages
 from gpubench.hardware.sysfs import SysfsFacts
 from gpubench.model.plain import from_plain, to_plain
@@ -244,6 +244,29 @@ def test_a_source_that_hangs_costs_only_itself() -> None:
     snapshot = probe(1.5, ENVIRONMENT, stages=commands)
     assert snapshot.failures == (ProbeFailure(stage="nvml", error="no answer within 1.5 s", timed_out=True),)
     assert [gpu.cuda_index for gpu in snapshot.gpus] == [0, 1]
+
+
+def read_again(replays: int, **commands: list[str]) -> Snapshot:
+    """Two GPUs, and the second reading of them after so many more replays."""
+    first, second = nvml(FakeGpu("06"), FakeGpu("07")), nvml(FakeGpu("06"), FakeGpu("07"))
+    before = merge("node", on_bus(6, 7), first, cuda(6, 7))
+    gpus = (replace(second.gpus[0], pcie_replays=(before.gpus[0].pcie_replays or 0) + replays), *second.gpus[1:])
+    stages = {"sysfs": answer(on_bus(6, 7)), "nvml": answer(replace(second, gpus=gpus)), "cuda": HANG}
+    return watch_errors(before, 5, ENVIRONMENT, stages=stages | commands)
+
+
+def test_what_is_counted_between_two_readings_is_kept_without_asking_cuda() -> None:
+    grown = read_again(12).errors_grown
+    assert grown is not None
+    assert grown["GPU0"]["PCIe replays"] == 12
+    assert not any(grown["GPU1"].values())
+
+
+@pytest.mark.parametrize("stage", ["sysfs", "nvml"])
+def test_where_a_source_does_not_answer_again_there_was_one_reading(stage: str) -> None:
+    snapshot = read_again(12, **{stage: saying("", "sys.exit('no')")})
+    assert snapshot.errors_grown is None
+    assert snapshot.failures == ()
 
 
 def test_all_sources_may_fail() -> None:

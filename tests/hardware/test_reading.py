@@ -4,7 +4,6 @@ import json
 import os
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,28 +23,31 @@ DEVICES_OF_A_GPU, FILES_OF_A_DEVICE, OF_THE_MACHINE = 6, 25, 90
 KERNELS_SHARE = 9 / 10
 NOBODY = 65534
 
-opened: Counter[bool] = Counter()
-counting = False
+
+class OpenedFiles:
+    """An audit hook, which cannot be taken away again; it lives longer than the names of this module."""
+
+    def __init__(self) -> None:
+        self.counting = False
+        self.count = 0
+
+    def __call__(self, event: str, _arguments: tuple[object, ...]) -> None:
+        self.count += self.counting and event == "open"
 
 
-def count(event: str, _arguments: tuple[object, ...]) -> None:
-    opened[counting] += event == "open"
-
-
-sys.addaudithook(count)
+opened = OpenedFiles()
+sys.addaudithook(opened)
 
 
 def files_opened(machine: LargeMachine, root: Path) -> int:
-    global counting
     machine.build(root)
-    opened.clear()
-    counting = True
+    opened.count, opened.counting = 0, True
     try:
         read_sysfs(root)
         read_rank_facts(0, 0, 0, {}, root)
     finally:
-        counting = False
-    return opened[True]
+        opened.counting = False
+    return opened.count
 
 
 def test_what_is_opened_grows_with_the_devices_and_with_nothing_else(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from gpubench.measure.check_documents import of_collective
+from gpubench.measure.check_documents import of_collective, together
 from gpubench.model.verdict import Verdict
 from tests.cli.running import ROOT
 
@@ -21,6 +21,7 @@ def test_a_fallback_that_a_benchmark_warns_of_fails_a_check() -> None:
     assert len(finding.subjects) == 8
     assert len(measured.ranks) == 8
     assert {row.host_staged for row in measured.collectives} == {True}
+    assert together([measured, measured]).findings == (finding,), "what two measurements found is said once"
 
 
 def test_a_path_that_is_not_known_is_an_error_and_one_that_nobody_watched_nothing() -> None:

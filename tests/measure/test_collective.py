@@ -13,14 +13,19 @@ from gpubench.hardware.alone import AloneGroup
 from gpubench.hardware.cuda import open_device
 from gpubench.hardware.host import HostMemory
 from gpubench.hardware.nccl import Allocator, NcclBackend, NcclLibrary
+from gpubench.hardware.nccl_calls import NcclLaunch
 from gpubench.hardware.nvml import Driver
 from gpubench.measure.cases import SweepRequest
 from gpubench.measure.collective import check_root, fitting_sizes, measure
+from gpubench.model.gpu_condition import GpuCondition
+from gpubench.model.hang import Phase
 from gpubench.model.operation import DataType, Layout, Placement, ReduceOp, Segment
-from gpubench.model.report import CollectiveRow, Metadata, RankIdentity, Report
+from gpubench.model.report import CollectiveRow, Metadata, RankIdentity, Report, Table
+from gpubench.model.sampling import Mode, Sampling
 from gpubench.model.verdict import Verdict
-from gpubench.ports import Backend, Group
+from gpubench.ports import Backend, BatchedLaunch, Group, Launch
 from tests.fakes import cupy_on_numpy, faults
+from tests.fakes.progress import FakeProgress
 from tests.fakes.ranks import ThreadGroup, run_ranks
 
 BOTH = (Placement.OUT_OF_PLACE, Placement.IN_PLACE)
@@ -34,7 +39,7 @@ def request_for(collective: Collective, **changes: object) -> SweepRequest:
         ops=(ReduceOp.SUM,),
         placements=BOTH if collective.in_place else BOTH[:1],
         root=0,
-        iterations=3,
+        sampling=Sampling(iterations=3),
         warmup=1,
         graph_replays=0,
         check=True,
@@ -108,7 +113,7 @@ def test_every_collective_is_right_on_any_number_of_ranks(
 def test_every_type_and_reduction_is_exact(
     monkeypatch: pytest.MonkeyPatch, dtype: DataType, op: ReduceOp, ranks: int
 ) -> None:
-    request = request_for(ALLREDUCE, dtypes=(dtype,), ops=(op,), sizes=(4096,), iterations=2)
+    request = request_for(ALLREDUCE, dtypes=(dtype,), ops=(op,), sizes=(4096,), sampling=Sampling(iterations=2))
     report, rows, _ = run_sweep(monkeypatch, ranks, request)
     assert [row.wrong for row in rows] == [0, 0]
     assert report.verdict is Verdict.PASS
@@ -183,6 +188,44 @@ def test_graphs_are_captured_and_replayed(
     assert {row.graph for row in rows} == {replays}
 
 
+@pytest.mark.parametrize("sampling", [Sampling(iterations=None, budget_seconds=0.01), Sampling(Mode.LATENCY, 12)])
+@pytest.mark.parametrize("collective", COLLECTIVES, ids=lambda each: each.name)
+def test_however_it_is_timed_every_timed_buffer_is_verified(
+    monkeypatch: pytest.MonkeyPatch, collective: Collective, sampling: Sampling
+) -> None:
+    report, rows, _ = run_sweep(monkeypatch, 3, request_for(collective, sampling=sampling))
+    assert report.verdict is Verdict.PASS
+    for row in rows:
+        assert row.mode == sampling.mode
+        assert row.iterations >= sampling.least_iterations
+        assert (row.p50_us is not None) == (row.p99_us is not None) == (sampling.mode is Mode.LATENCY)
+        assert (row.batch_median_us is not None) == (row.batch_cv is not None) == (sampling.mode is Mode.THROUGHPUT)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(iterations=None, budget_seconds=0), Sampling(Mode.LATENCY, 9)])
+def test_what_runs_to_learn_how_long_it_takes_cannot_pass_for_what_was_timed(
+    monkeypatch: pytest.MonkeyPatch, sampling: Sampling
+) -> None:
+    class Lazy(faults.FaultyBackend):
+        """It times nothing: what it is asked to time in batches or alone does not run."""
+
+        def in_batches(self, launches: Sequence[Launch], operations: int) -> BatchedLaunch:
+            return super().in_batches([NcclLaunch(())] * len(launches), operations)
+
+        def bind(self, launches: Sequence[Launch], graph_replays: int) -> Launch:
+            alone = sampling.mode is Mode.LATENCY and len(launches) == 1
+            return super().bind([NcclLaunch(())] if alone else launches, graph_replays)
+
+    request = request_for(ALLREDUCE, sampling=sampling, sizes=(4096, 65536), placements=BOTH[:1], warmup=2)
+
+    def wrap(backend: Backend, _group: Group) -> Backend:
+        return Lazy(backend, None, timed=-1)
+
+    report, rows, _ = run_sweep(monkeypatch, 2, request, wrap)
+    assert report.verdict is Verdict.FAIL
+    assert all(row.wrong for row in rows)
+
+
 def test_nccl_may_allocate_the_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     request = request_for(ALLREDUCE)
     report, _, nccl = run_sweep(monkeypatch, 2, request, allocator=Allocator.NCCL)
@@ -213,13 +256,24 @@ def test_rows_describe_what_was_done(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(rows) == 8
 
 
+def test_every_rank_has_a_line_for_every_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    report, rows, _ = run_sweep(monkeypatch, 3, request_for(ALLREDUCE))
+    section = report.sections["rank_times"]
+    assert isinstance(section, Table)
+    lines = [row.to_record() for row in section.rows()]
+    assert [(line["rank"], line["placement"]) for line in lines] == [
+        (rank, row.placement) for row in rows for rank in range(3)
+    ]
+    assert max(line["time_us"] for line in lines[:3]) == pytest.approx(rows[0].time_us_slowest_rank)
+
+
 def test_data_of_many_rotated_buffers_are_verified(monkeypatch: pytest.MonkeyPatch) -> None:
     """With more buffers than one, a fault in the last of them shows."""
 
     def last_buffer(data: object) -> None:
         data[5 * 4096 + 100] ^= 1  # type: ignore[index]
 
-    request = request_for(ALLREDUCE, sizes=(4096, 4096 * 8), iterations=6, placements=BOTH[:1])
+    request = request_for(ALLREDUCE, sizes=(4096, 4096 * 8), sampling=Sampling(iterations=6), placements=BOTH[:1])
     _, rows, _ = run_sweep(
         monkeypatch, 2, request, lambda backend, _group: faults.FaultyBackend(backend, last_buffer, timed=6)
     )
@@ -281,3 +335,30 @@ def test_host_memory_is_a_view() -> None:
     memory = HostMemory(64)
     memory.array(16, 4, "uint32")[:] = 7
     assert memory.array(16, 16, "uint8").tolist() == [7, 0, 0, 0] * 4
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_gpus_are_looked_at_after_each_row_that_tells_who_is_late(monkeypatch: pytest.MonkeyPatch, mode: Mode) -> None:
+    """Once a row, of which the first is a warm-up, and when all of its operations are timed."""
+    cupy_on_numpy.install(monkeypatch, cupy_on_numpy.Runtime(2), cupy_on_numpy.Nccl(2))
+    phases: list[list[Phase]] = []
+
+    def body(group: ThreadGroup) -> Report:
+        progress = FakeProgress(group.rank)
+
+        def look() -> GpuCondition:
+            if group.rank == 0:
+                phases.append(list(progress.phases[-2:]))
+            return GpuCondition()
+
+        identities = [identity(rank) for rank in range(2)]
+        request = request_for(ALLREDUCE, sampling=Sampling(mode, 5))
+        device = open_device(group.rank, 2, "n0", Driver(version="580.1"))
+        backend = NcclBackend(group, device, NcclLibrary(), Allocator.CUDA)
+        report = measure(request, group, backend, 1, identities, Recorder(), progress=progress, read_condition=look)
+        backend.close()
+        return report
+
+    run_ranks(2, body)
+    expected = [[Phase.WARM_UP, Phase.OPERATION]] * 5 if mode is Mode.LATENCY else []
+    assert phases == expected

@@ -200,6 +200,26 @@ def test_kinds_of_host_memory_are_told_apart() -> None:
     assert len(rows_of(compare([file(*rows)], [file(*rows)], Rules()))) == 2
 
 
+@pytest.mark.parametrize(
+    ("kind", "gb_s", "verdict"),
+    [
+        ("pageable", (14.5, 9.2), Verdict.PASS),
+        ("pinned", (55.3, 54.0), Verdict.PASS),
+        ("pinned", (55.3, 27.0), Verdict.FAIL),
+        ("pageable", (14.5, 4.0), Verdict.FAIL),
+    ],
+    ids=["pageable of two healthy H200 machines", "pinned of the same", "half the lanes", "pageable, much slower"],
+)
+def test_copies_with_host_memory_differ_from_machine_to_machine(
+    kind: str, gb_s: tuple[float, float], verdict: Verdict
+) -> None:
+    rows = [
+        pair(source="host", source_bus_id=None, note=f"{kind} host memory", bandwidth_gb_s=each, latency_us=67e3 / each)
+        for each in gb_s
+    ]
+    assert one(file(rows[0]), file(rows[1])).verdict == verdict
+
+
 def test_one_slow_pair_of_twelve_is_found() -> None:
     pairs = [
         pair(source=f"GPU{a}", destination=f"GPU{b}", source_bus_id=f"a{a}", destination_bus_id=f"a{b}", latency_us=us)

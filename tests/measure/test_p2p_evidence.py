@@ -7,9 +7,11 @@ import pytest
 
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.measure import p2p_counters, p2p_evidence, p2p_findings, p2p_run
-from gpubench.measure.p2p import CopyBench, Method, P2pRequest, default_series
+from gpubench.measure.p2p import CopyBench, Method, P2pRequest, PatternResult, default_series
 from gpubench.measure.p2p_rows import Machine
 from gpubench.measure.p2p_run import P2pRun
+from gpubench.model.cause_rows import CauseRow
+from gpubench.model.copies import CopyGpu, Direction, Pattern
 from gpubench.model.evidence_rows import EVIDENCE_SECTION, FALLBACK_SECTION, EvidenceRow, FallbackRow
 from gpubench.model.p2p import Pair
 from gpubench.model.report import Metadata, Origin, PairRow, Report, Table
@@ -17,6 +19,7 @@ from gpubench.model.snapshot import PairFacts, PcieLink, Snapshot
 from gpubench.model.topology import Topology
 from gpubench.model.verdict import Verdict
 from gpubench.model.wiring import GpuPlace, Wiring
+from tests.causes.test_together import collapsing
 from tests.fakes.copies import Broken, FakeCopies
 
 SIZE = 2**16
@@ -64,6 +67,36 @@ def measured(copies: FakeCopies, edit: Edit = lambda node: node, *, check: bool 
         gpus=copies.gpus,
     )
     return P2pRun(request, CopyBench(request, copies, copies), machine, Nobody()).run(strict=strict)
+
+
+class SlowWrites(CopyBench):
+    """GPUs that write slowly to many at once."""
+
+    def measure_pattern(self, pattern: Pattern, direction: Direction) -> PatternResult:
+        result = super().measure_pattern(pattern, direction)
+        times = 9 if direction is Direction.WRITE and pattern is Pattern.ALL_TO_ALL else 1
+        seconds = tuple(each * times for each in result.cell.seconds)
+        return replace(result, cell=replace(result.cell, seconds=seconds))
+
+
+def test_writes_that_collapse_together_are_named_though_every_pair_is_fine() -> None:
+    node = collapsing().nodes[0]
+    gpus = tuple(CopyGpu(gpu.device, gpu.index, gpu.bus_id or "", "", "") for gpu in node.gpus)
+    copies = FakeCopies(len(gpus))
+    request = P2pRequest(
+        pairs=((0, 1),), series=default_series(SIZE), host_bytes=None, patterns=(Pattern.RING, Pattern.ALL_TO_ALL),
+        pattern_bytes=SIZE, method=Method(warmup=1, samples=1, repeats=1), check=False,
+    )  # fmt: skip
+    machine = Machine(
+        wiring=Wiring([GpuPlace(node.host, 0, gpu.bus_id) for gpu in gpus], {0: Topology(node)}),
+        profile=None, busy={}, origin=Origin.MEASURED, gpus=gpus,
+    )  # fmt: skip
+    report = P2pRun(request, SlowWrites(request, copies, copies), machine, Nobody()).run(strict=False)
+    table = report.sections["causes"]
+    assert isinstance(table, Table)
+    (row,) = [row for row in table.rows() if isinstance(row, CauseRow)]
+    assert (row.id, row.verdict) == ("posted-write-collapse", "WARN")
+    assert row.evidence.startswith("all to all: together writes reach ")
 
 
 def evidence(report: Report, source: str = "GPU0", destination: str = "GPU1") -> EvidenceRow:

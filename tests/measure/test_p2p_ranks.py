@@ -1,6 +1,9 @@
 """Copies between ranks: who meets whom, what is verified, judged and said, on ranks that are threads."""
 
 import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import combinations, permutations
 from typing import Any
@@ -12,18 +15,21 @@ from hypothesis import strategies as st
 from gpubench.cli.job import Silent
 from gpubench.errors import CouldNotMeasureError
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
-from gpubench.measure import p2p_counters, p2p_evidence, p2p_findings, p2p_ranks, p2p_rows, p2p_run
+from gpubench.measure import p2p_counters, p2p_evidence, p2p_findings, p2p_rows, p2p_run
 from gpubench.measure.p2p import Method, P2pRequest
-from gpubench.measure.p2p_ranks import RankBench, RankRun, RoundDeadline
+from gpubench.measure.p2p_ranks import RankBench, RankRun
 from gpubench.measure.p2p_rows import RankMachine
 from gpubench.model.copies import CopyGpu, Direction, Engine
+from gpubench.model.hang import hang
 from gpubench.model.p2p import LATENCY_BYTES, Series, rounds
+from gpubench.model.progress import UNWATCHED
 from gpubench.model.report import Origin, PairRow, Report
 from gpubench.model.snapshot import PairFacts, Snapshot
 from gpubench.model.topology import Topology
 from gpubench.model.verdict import Verdict
 from gpubench.model.wiring import GpuPlace, Wiring
 from tests.fakes.library_log import FakeLog, sent_between
+from tests.fakes.progress import FakeProgress
 from tests.fakes.rank_copies import IPC_GB_S, LATENCY_SECONDS, NETWORK_GB_S, Fabric, FakeRankCopies, Pair
 from tests.fakes.ranks import ThreadGroup, run_ranks
 
@@ -106,26 +112,20 @@ def request(ranks: int, *series: Series, **changes: Any) -> P2pRequest:
     return replace(asked, **changes)
 
 
-def never(error: CouldNotMeasureError) -> None:
-    raise AssertionError(error)
-
-
 def run(
     fabric: Fabric,
     asked: P2pRequest,
     wiring: RankMachine,
     *,
     strict: bool = False,
-    seconds: float = 60,
-    expire: Any = never,
     via: str = "",
+    progress: Sequence[FakeProgress] = (),
 ) -> Outcome:
     def body(group: ThreadGroup) -> Outcome:
         copies = FakeRankCopies(fabric, group.rank)
-        deadline = RoundDeadline(seconds, group.rank, f"rank {group.rank}", expire)
         across = [pair for pair in asked.pairs if wiring.scope(pair) == "network"]
         log = FakeLog(sent_between(across, via)) if via else None
-        bench = RankBench(asked, group, copies, copies, deadline, log)
+        bench = RankBench(asked, group, copies, copies, log, progress[group.rank] if progress else UNWATCHED)
         listener = Recorder()
         report = RankRun(asked, bench, wiring, listener).run(strict=strict)
         bench.close()
@@ -356,39 +356,21 @@ def test_memory_is_freed_only_after_every_rank_has_let_go_of_it() -> None:
     assert [what for what, _ in fabric.events] == ["release"] * 3 + ["close"] * 3
 
 
-def test_a_round_that_does_not_end_names_itself_its_pairs_and_who_is_late() -> None:
+def test_in_a_round_that_does_not_end_the_rank_that_all_wait_for_is_behind() -> None:
     let_go = threading.Event()
-    said: list[CouldNotMeasureError] = []
-
-    def expire(error: CouldNotMeasureError) -> None:
-        said.append(error)
+    watched = [FakeProgress(rank) for rank in range(4)]
+    with ThreadPoolExecutor(1) as pool:
+        outcome = pool.submit(run, Fabric(stuck={(1, 2): let_go}), request(4, WRITE), machine(4, 4), progress=watched)
+        number = next(number for number, pairs in enumerate(rounds(4), 1) if (1, 2) in pairs)
+        label = f"round {number} of 3 (ce write 64K; 0 → 3, 1 → 2)"
+        deadline = time.monotonic() + 30
+        while [(each.state().label, each.state().done) for each in watched] != [
+            (label, 0 if rank == 1 else 1) for rank in range(4)
+        ]:
+            assert time.monotonic() < deadline, [each.state() for each in watched]
+            time.sleep(0.01)
+        said = str(hang([each.state(20) for each in watched], {}, 20))
         let_go.set()
-
-    fabric = Fabric(stuck={(1, 2): let_go})
-    run(fabric, request(4, WRITE), machine(4, 4), seconds=1.0, expire=expire)
-    number = next(number for number, pairs in enumerate(rounds(4), 1) if (1, 2) in pairs)
-    assert said[0].where == "rank 1"
-    assert said[0].seen.startswith(f"round {number} of 3 (ce write 64K; 0 → 3, 1 → 2) did not end within 1 s")
-    assert said[0].seen.endswith("this rank has not finished")
-    assert said[0].exit_code == 3
-
-
-def test_where_the_late_rank_cannot_speak_another_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(p2p_ranks, "_SECONDS_TO_SPEAK", 0.0)
-    heard = threading.Event()
-    said: list[CouldNotMeasureError] = []
-
-    def expire(error: CouldNotMeasureError) -> None:
-        said.append(error)
-        heard.set()
-
-    with RoundDeadline(0.01, 0, "rank 0", expire).running("round 1"):
-        assert heard.wait(20)
-    assert said[0].seen.endswith("this rank has finished, and another one does not answer")
-
-
-def test_a_round_that_ends_late_but_ends_is_let_pass() -> None:
-    deadline = RoundDeadline(60, 3, "rank 3", never)
-    over = threading.Event()
-    over.set()
-    deadline._expired("round 1", 0.1, over)
+        assert outcome.result(30).report.verdict is Verdict.PASS
+    assert f"missing:  rank 1 (pid 1), in operation {label}, 0 of 6 done, for 20 s" in said
+    assert f"arrived:  rank 0, rank 2, rank 3: in operation {label}, 1 of 6 done" in said

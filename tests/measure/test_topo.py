@@ -35,7 +35,7 @@ def test_sections_are_there_and_in_order() -> None:
 
 
 def test_rows_have_the_columns_of_their_section() -> None:
-    facts = RankFacts(rank=0, host="node0", node=0, local_rank=0, pid=1)
+    facts = RankFacts(rank=0, host="node0", node=0, local_rank=0, pid=1, environment={"NCCL_ALGO": "Ring"})
     report = examine(cluster("hgx-h100-8*2"), [facts])
     for name, section in report.sections.items():
         if isinstance(section, Table):

@@ -17,9 +17,11 @@ from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.measure import counting
 from gpubench.measure.collective import measure
 from gpubench.measure.witness import Senses, Witness
+from gpubench.model.cause_rows import CauseRow
 from gpubench.model.evidence_rows import EvidenceRow, FallbackRow
 from gpubench.model.rank_facts import RankFacts
 from gpubench.model.report import CollectiveRow, RankIdentity, Report, Table
+from gpubench.model.sampling import Sampling
 from gpubench.model.snapshot import Snapshot
 from gpubench.model.topology import Topology
 from gpubench.model.verdict import Verdict
@@ -114,7 +116,7 @@ def run(
     monkeypatch.setattr(counting, "COUNTED_BYTES", 4 * MIB)
     nccl = cupy_on_numpy.Nccl(RANKS)
     cupy_on_numpy.install(monkeypatch, cupy_on_numpy.Runtime(RANKS), nccl)
-    request = request_for(collective, sizes=sizes, iterations=4, check=job.check)
+    request = request_for(collective, sizes=sizes, sampling=Sampling(iterations=4), check=job.check)
     logs = [job.logs(rank) for rank in range(RANKS)]
 
     def body(group: ThreadGroup) -> tuple[Report, list[CollectiveRow]]:
@@ -216,6 +218,25 @@ def test_a_real_machine_has_nothing_in_the_way_and_a_setting_is_named_there(monk
     job = Job(shared_memory, over_pcie, settings=settings, machine=machine, process=disabled)
     (verdict,) = run(monkeypatch, job).fallback
     assert (verdict.conclusion, verdict.cause) == ("staged", "nccl-p2p-disabled")
+
+
+def causes(result: Result) -> list[tuple[str, int, str | None]]:
+    section = result.report.sections["causes"]
+    assert isinstance(section, Table)
+    return [(row.id, row.paths, row.implied_by) for row in section.rows() if isinstance(row, CauseRow)]
+
+
+@pytest.mark.parametrize("names", [("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE"), ("NCCL_HOSTID",)])
+def test_a_network_that_settings_led_to_is_no_cause_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...]
+) -> None:
+    settings = dict.fromkeys(names, ("1",))
+    found = causes(run(monkeypatch, Job(sockets, over_pcie, settings)))
+    last = names[-1].lower().replace("_", "-").replace("disable", "disabled")
+    assert found[-1] == ("nccl-net-in-node", len(RING), last)
+    assert [id_ for id_, _, implied_by in found if implied_by is None] == [
+        name.lower().replace("_", "-").replace("disable", "disabled") for name in names
+    ]
 
 
 def test_containers_of_their_own_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from gpubench import profiles
 from gpubench.cli.learn import learned
 from gpubench.errors import UsageError
-from gpubench.model.learning import Key, Sample, learn, split_outliers
+from gpubench.model.learning import Key, Sample, learn, samples_of, split_outliers
 from gpubench.model.plain import to_plain
+from gpubench.model.result_file import Circumstances, ResultFile
 from gpubench.model.toml_text import toml_text
 from gpubench.readers.json_lines import json_line
 from tests.checks.test_health import pair, row
@@ -71,6 +72,11 @@ def result(folder: Path, name: str, **changes: Any) -> Path:
     ranks = [{"rank": n, "node": 0, "gpu": "NVIDIA H200"} for n in range(8)]
     metadata = {
         "gpubench_version": "0.1.0",
+        "subject": "allreduce",
+        "hosts": ["n1"],
+        "environment": {},
+        "topology": None,
+        "profile": None,
         "started_at": "2026-11-20T17:00:00",
         "origin": "measured",
         "ranks": ranks,
@@ -79,6 +85,8 @@ def result(folder: Path, name: str, **changes: Any) -> Path:
     }
     document = {"schema_version": 1, "complete": True, "verdict": "PASS", "metadata": metadata, "rows": [full]}
     path = folder / name
+    if "origin" in changes:
+        changes = {"metadata": metadata | changes}
     path.write_text(json.dumps(document | changes))
     return path
 
@@ -115,11 +123,12 @@ def test_a_figure_that_no_profile_may_have_is_left_out_and_told(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"schema_version": 2}, "has schema version 2"),
-        ({"complete": False}, "ended with PASS"),
+        ({"schema_version": 2}, "is of schema version 2"),
+        ({"complete": False}, "was cut short"),
         ({"verdict": "FAIL"}, "ended with FAIL"),
-        ({"metadata": {"origin": "simulated"}}, "was simulated"),
-        ({"metadata": None}, "is no result of gpubench"),
+        ({"origin": "simulated"}, "was simulated"),
+        ({"metadata": None}, "has no metadata"),
+        ({"rows": [{"collective": "allreduce"}]}, r"rows\[0\] has no field"),
         ({"rows": []}, "hold no figure"),
     ],
 )
@@ -131,16 +140,25 @@ def test_what_is_no_result_of_a_healthy_machine_is_refused(
 
 
 def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot be read"):
+    with pytest.raises(UsageError, match="does not exist"):
         learned([tmp_path / "none.json"], name="ours", like=None, environment={})
     (tmp_path / "rows.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(UsageError, match="is no JSON"):
+    with pytest.raises(UsageError, match="begins no kind of file"):
         learned([tmp_path / "rows.csv"], name="ours", like=None, environment={})
+    text = Path("tests/results/h200x4/all_reduce.txt")
+    with pytest.raises(UsageError, match="does not say whether the machine was healthy"):
+        learned([text], name="ours", like=None, environment={})
 
 
 def test_a_copy_without_peer_access_is_another_quantity() -> None:
-    from gpubench.model.learning import samples_of
-
-    pairs = [pair(0, 1, 395.0).to_record(), pair(1, 0, 37.0, peer="off").to_record()]
-    found = samples_of({"pairs": pairs, "metadata": {}}, "a.json")
+    pairs = (pair(0, 1, 395.0), pair(1, 0, 37.0, peer="off"))
+    found = samples_of(ResultFile(name="a.json", kind="made", circumstances=Circumstances(tool=""), pairs=pairs))
     assert [(each.key.quantity, each.value) for each in found] == [("p2p.write_gb_s", 395.0), ("p2p.staged_gb_s", 37.0)]
+
+
+def test_a_check_has_rows_and_pairs_to_learn_from() -> None:
+    told = Circumstances(tool="", models=("NVIDIA H200",))
+    both = ResultFile(
+        name="a.json", kind="made", circumstances=told, rows=(row(2**28, 1357.0, 346.0),), pairs=(pair(0, 1, 395.0),)
+    )
+    assert [each.key.quantity for each in samples_of(both)] == ["allreduce.busbw_gb_s", "p2p.write_gb_s"]

@@ -147,11 +147,16 @@ def test_a_second_kind_says_how_it_differs_from_the_first_of_its_models() -> Non
     assert (second.differs_from, condense(second.differs)) == ("A", ["driver 2 (others 1)"])
 
 
-def test_of_two_nodes_that_differ_the_first_is_the_norm() -> None:
-    for versions in (("1", "2"), ("2", "1")):
+def test_of_two_nodes_that_differ_the_one_with_less_is_odd() -> None:
+    for versions, odd in ((("1", "2"), 0), (("2", "1"), 1)):
         (kind,) = kinds_of([driven_by(version) for version in versions])
-        assert kind.alike == (0,)
-        assert words(kind) == {1: [f"driver {versions[1]} (others {versions[0]})"]}
+        assert words(kind) == {odd: ["driver 1 (others 2)"]}
+
+
+def test_of_two_nodes_of_which_neither_has_less_the_first_is_the_norm() -> None:
+    cpus = [replace(HEALTHY, machine=replace(HEALTHY.machine, cpu=name)) for name in ("b", "a")]
+    (kind,) = kinds_of(cpus)
+    assert words(kind) == {1: ["CPU a (others b)"]}
 
 
 def test_wiring_alone_is_told_when_nothing_explains_it() -> None:

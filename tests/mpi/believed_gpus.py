@@ -2,15 +2,21 @@
 
 import os
 from collections.abc import Sequence
+from functools import partial
+from time import sleep
 from types import SimpleNamespace
 from typing import Any, cast
 
 from gpubench.cli import alone, job, watching
-from gpubench.hardware.host import HostBackend
+from gpubench.hardware.host import MOST_ELEMENTS, HostBackend, HostCalls
 from gpubench.hardware.nvml import Driver
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
+from gpubench.model import hang
+from gpubench.model.operation import DataType, ReduceOp
+from gpubench.model.progress import Progress
 from gpubench.model.report import RankIdentity
-from gpubench.ports import Counted, Group, Launch
+from gpubench.model.setting import Algorithm, Setting
+from gpubench.ports import Counted, Group, Launch, Region
 from tests.fakes.library_log import recorded
 from tests.fakes.nccl_log import FakeNcclLog
 
@@ -48,9 +54,10 @@ class Backend(HostBackend):
 
     name = "nccl"
 
-    def __init__(self, group: Any, rank: int, library: Library, _allocator: object) -> None:
-        super().__init__(group, RANKS)
+    def __init__(self, group: Any, rank: int, library: Library, _allocator: object, progress: Progress) -> None:
+        super().__init__(group, RANKS, progress=progress)
         self._library = library
+        self._rank = rank
         self._refuses = _LOGS == REFUSED
         lines = recorded("tuning" if self._refuses else _LOGS, rank)
         texts = [line.partition(b" NCCL INFO ")[2].decode() for line in lines]
@@ -59,6 +66,16 @@ class Backend(HostBackend):
         self._tunings = [text for text in texts if text.startswith("AllReduce: ") and "-> Algo" in text]
         for text in self._before:
             library.log.info("INIT", text)
+
+    def open(self, group: Group) -> HostCalls:
+        told = bool({"NCCL_ALGO", "NCCL_PROTO"} & set(os.environ))
+        return ToldCalls(cast("Any", group).communicator, self._library) if told else super().open(group)
+
+    def trouble(self) -> str:
+        return ""
+
+    def abort(self) -> None:
+        pass
 
     def seconds(self, launch: Launch) -> float:
         if self._refuses:
@@ -69,7 +86,35 @@ class Backend(HostBackend):
         self._first = []
         if self._tunings:
             self._library.log.info("TUNING", self._tunings.pop(0))
-        return super().seconds(launch)
+        seconds = super().seconds(launch)
+        if os.environ.get("GPUBENCH_TEST_STUCK") == str(self._rank):
+            sleep(60)
+        return seconds
+
+
+class ToldCalls(HostCalls):
+    """What a communicator makes that was told what to use: the last line about each operation names just that."""
+
+    def __init__(self, communicator: Any, library: Library) -> None:
+        super().__init__(communicator, MOST_ELEMENTS)
+        self._library = library
+        self._told = Setting.of("/".join(os.environ.get(name, "") for name in ("NCCL_ALGO", "NCCL_PROTO")))
+
+    def all_reduce(self, send: Region, receive: Region, count: int, dtype: DataType, op: ReduceOp) -> Launch:
+        return partial(self._run, super().all_reduce(send, receive, count, dtype, op), count * dtype.size_bytes)
+
+    def _run(self, launch: Launch, size_bytes: int) -> None:
+        algorithm, protocol = self._told.algorithm or "ring", self._told.protocol or "simple"
+        if algorithm is Algorithm.NVLS:
+            self._library.warning = "Error : no algorithm/protocol available for function AllReduce with datatype "
+            self._library.warning += "ncclFloat32. NCCL_ALGO was set to nvls."
+            raise NcclError("NCCL_ERROR_INVALID_USAGE: invalid usage (run with NCCL_DEBUG=WARN for details)")
+        name = "RING" if algorithm is Algorithm.PAT else algorithm.upper()
+        line = f"AllReduce: {size_bytes} Bytes -> Algo {name} proto {protocol.upper()} channel{{Lo..Hi}}={{0..23}}"
+        self._library.log.info("TUNING", line)
+        if algorithm is Algorithm.TREE:
+            sleep(0.002)
+        launch()
 
 
 class Probe:
@@ -113,6 +158,7 @@ def install(logs: str) -> None:
     """Put all of this in its place."""
     global _LOGS
     _LOGS = logs
+    hang.SECONDS_TO_START = float(os.environ.get("GPUBENCH_TEST_START_SECONDS", hang.SECONDS_TO_START))
     stubs: dict[Any, dict[str, Any]] = {
         alone: {"read_driver": lambda _environment: DRIVER, "check_installed": lambda _driver: None},
         job: {

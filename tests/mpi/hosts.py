@@ -41,6 +41,7 @@ class Hosts:
     """Some hosts, on which `run` starts gpubench with two ranks each."""
 
     names: tuple[str, ...]
+    switch: str
     folder: Path
 
     @property
@@ -49,6 +50,17 @@ class Hosts:
 
     def run(self, *arguments: str, until: str, **settings: str) -> str:
         """What the job printed, up to its end or to the text `until`."""
+        with self.job(*arguments, **settings) as job:
+            return job.wait_for(until)
+
+    def finish(self, *arguments: str, **settings: str) -> tuple[str, int]:
+        """What the job printed to its end, and mpirun's exit code."""
+        with self.job(*arguments, **settings) as job:
+            return job.finish()
+
+    @contextmanager
+    def job(self, *arguments: str, **settings: str) -> Iterator["HostJob"]:
+        """A job under way, which is over afterwards, whatever it does."""
         places = ",".join(f"{address}:2" for address in self.addresses)
         exports = " ".join(f"-x {name}" for name in settings)
         agent = f"{find_launcher().path} --prtemca plm_ssh_agent {self.agent()}"
@@ -56,21 +68,27 @@ class Hosts:
         script = f"hostname {self.names[0]}; exec {mpirun} {sys.executable} -m gpubench {' '.join(arguments)}"
         printed = self.folder / "printed"
         with printed.open("w") as stream:
-            job = subprocess.Popen(
+            process = subprocess.Popen(
                 ["ip", "netns", "exec", self.names[0], "unshare", "-u", "bash", "-c", script],
                 stdout=stream, stderr=stream, cwd=ROOT,
                 env=environment(**ENVIRONMENT, **settings),
             )  # fmt: skip
-            deadline = time.monotonic() + SECONDS_TO_SPEAK
-            while job.poll() is None and until not in printed.read_text() and time.monotonic() < deadline:
-                time.sleep(0.1)
-            self.kill()
-            job.kill()
-            job.wait()
-        text = printed.read_text()
-        if "gpubench" not in text:
-            pytest.skip(f"Open MPI's daemons started no job in {SECONDS_TO_SPEAK} s: {text[-200:]!r}")
-        return text
+            try:
+                yield HostJob(process, printed)
+            finally:
+                self.kill()
+                process.kill()
+                process.wait()
+
+    def on_switch(self, *words: str) -> None:
+        """Do something to the cables, whose ends at the switch are port0, port1, ..."""
+        command("ip", "netns", "exec", self.switch, *words)
+
+    def pids(self, host: int) -> list[int]:
+        """The processes of a host."""
+        name = self.names[host]
+        found = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=True).stdout
+        return [int(pid) for pid in found.split()]
 
     def agent(self) -> Path:
         path = self.folder / "agent"
@@ -85,13 +103,40 @@ class Hosts:
             subprocess.run(["kill", "-9", *pids.split()], check=False, capture_output=True)
 
 
+@dataclass(frozen=True)
+class HostJob:
+    """A job on these hosts, and the file with what it has printed so far."""
+
+    process: "subprocess.Popen[bytes]"
+    printed: Path
+
+    def wait_for(self, text: str, seconds: float = SECONDS_TO_SPEAK) -> str:
+        """What it printed, up to its end or to that text, or for so long."""
+        deadline = time.monotonic() + seconds
+        while self.process.poll() is None and text not in self.printed.read_text() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        said = self.printed.read_text()
+        if "gpubench" not in said:
+            pytest.skip(f"Open MPI's daemons started no job in {SECONDS_TO_SPEAK} s: {said[-200:]!r}")
+        return said
+
+    def finish(self) -> tuple[str, int]:
+        """What it printed to its end, and mpirun's exit code."""
+        try:
+            code = self.process.wait(SECONDS_TO_SPEAK)
+        except subprocess.TimeoutExpired:
+            said = self.printed.read_text()[-200:]
+            pytest.skip(f"Open MPI's daemons did not end the job in {SECONDS_TO_SPEAK} s: {said!r}")
+        return self.wait_for("gpubench"), code
+
+
 @contextmanager
 def connected(count: int, folder: Path) -> Iterator[Hosts]:
     """So many hosts, each with a cable to one switch, which is a namespace too."""
     if os.geteuid() != 0 or not shutil.which("ip") or find_launcher().flavour is not Flavour.OPEN_MPI:
         pytest.skip("needs root, iproute2 and Open MPI")
-    hosts = Hosts(tuple(f"g{letter}{os.getpid()}" for letter in "abcdefgh"[:count]), folder)
     switch = f"gs{os.getpid()}"
+    hosts = Hosts(tuple(f"g{letter}{os.getpid()}" for letter in "abcdefgh"[:count]), switch, folder)
     try:
         command("ip", "netns", "add", switch)
     except subprocess.CalledProcessError:

@@ -13,6 +13,7 @@ from gpubench.measure.cases import SweepRequest
 from gpubench.measure.collective import measure
 from gpubench.model.operation import DataType, Placement, ReduceOp
 from gpubench.model.report import RankIdentity
+from gpubench.model.sampling import Sampling
 
 
 def main(most_elements: int, sizes: tuple[int, ...]) -> None:
@@ -26,7 +27,7 @@ def main(most_elements: int, sizes: tuple[int, ...]) -> None:
             ops=(ReduceOp.SUM, ReduceOp.AVG),
             placements=tuple(Placement) if collective.in_place else (Placement.OUT_OF_PLACE,),
             root=1,
-            iterations=2,
+            sampling=Sampling(iterations=2),
             warmup=1,
             graph_replays=0,
             check=True,

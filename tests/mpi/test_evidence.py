@@ -64,6 +64,7 @@ def test_a_staged_job_under_a_users_own_mpirun() -> None:
     assert max(map(len, result.stdout.splitlines())) <= 100
 
 
+@pytest.mark.slow
 def test_csv_is_parseable_and_the_verdict_is_on_stderr() -> None:
     result = gpubench(*SWEEP, "--format", "csv", env=believing("p2p-disabled", NCCL_P2P_DISABLE="1"))
     assert result.returncode == 0
@@ -75,6 +76,7 @@ def test_csv_is_parseable_and_the_verdict_is_on_stderr() -> None:
     assert [row["conclusion"] for row in csv.DictReader(io.StringIO(section.stdout))] == ["direct"]
 
 
+@pytest.mark.slow
 def test_strict_judges_paths() -> None:
     assert gpubench(*SWEEP, "--strict", env=believing("tuning")).returncode == 0
     staged = gpubench(*SWEEP, "--strict", env=believing("p2p-disabled", NCCL_P2P_DISABLE="1"))
@@ -82,7 +84,7 @@ def test_strict_judges_paths() -> None:
     assert "FAIL host-staged" in staged.stdout
 
 
-@pytest.mark.parametrize("own_mpirun", [False, True])
+@pytest.mark.parametrize("own_mpirun", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_what_nccl_refuses_is_one_error_with_the_pair_and_the_cause(own_mpirun: bool) -> None:
     refused = believing("refused", NCCL_P2P_DISABLE="1")
     arguments = (*SWEEP, "--strict")
@@ -96,6 +98,17 @@ def test_what_nccl_refuses_is_one_error_with_the_pair_and_the_cause(own_mpirun: 
     assert own_mpirun or "verdict: FAIL" in said
 
 
+def test_a_rank_that_gets_stuck_while_paths_are_found_out_is_named() -> None:
+    """What is tried out before anything is timed connects the ranks, so it has the time of an initialisation."""
+    stuck = believing("tuning", GPUBENCH_TEST_STUCK="2", GPUBENCH_TEST_START_SECONDS="4")
+    result = gpubench(*SWEEP, "--timeout", "1", env=stuck)
+    assert result.returncode == 3, result.stderr
+    assert "no progress for 4 s: the others wait for rank 2" in result.stderr
+    missing = next(line for line in result.stderr.splitlines() if "missing:" in line)
+    assert "in try-out 1K out of place, 1 of 1 done" in missing
+
+
+@pytest.mark.slow
 def test_no_evidence_is_nothing_at_all() -> None:
     result = gpubench(*SWEEP, "--no-evidence", "--format", "json", env=believing("tuning"))
     document = document_of(result)

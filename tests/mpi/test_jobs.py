@@ -11,6 +11,8 @@ import sys
 import time
 from importlib.resources import files
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 import jsonschema
 import pytest
@@ -26,11 +28,21 @@ HOST = ("--backend", "host")
 SMALL = (*HOST, "--sizes", "1K:64K:4", "--iters", "3")
 
 
+SCHEMA = json.loads(files("gpubench.formats").joinpath("report.schema.json").read_text())
+
+
+def all_but_slow(*names: str) -> list[Any]:
+    """All collectives; those that are not named only with `-m slow`."""
+    return [
+        pytest.param(each, id=each.name, marks=() if each.name in names else pytest.mark.slow) for each in COLLECTIVES
+    ]
+
+
 def rows(text: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(text)))
 
 
-@pytest.mark.parametrize("collective", COLLECTIVES, ids=lambda each: each.name)
+@pytest.mark.parametrize("collective", all_but_slow("allreduce", "reducescatter", "alltoall"))
 def test_every_collective_launches_itself(collective: Collective) -> None:
     result = gpubench(collective.name, *SMALL, "--np", "4", "--format", "csv")
     assert (result.returncode, result.stderr) == (0, "")
@@ -39,6 +51,96 @@ def test_every_collective_launches_itself(collective: Collective) -> None:
     assert {row["ranks"] for row in found} == {"4"}
     assert len(found) == 4 * (2 if collective.in_place else 1)
     assert all(float(row["time_us"]) > 0 for row in found)
+
+
+@pytest.mark.parametrize("how", [("--iters", "auto", "--budget", "0.05"), ("--mode", "latency", "--iters", "30")])
+def test_rows_say_how_their_times_vary(how: tuple[str, ...]) -> None:
+    result = gpubench("allreduce", *HOST, "--sizes", "1K,64K", *how, "--np", "3", "--format", "json")
+    assert result.returncode == 0, result.stderr
+    document = json.loads(result.stdout)
+    jsonschema.validate(document, SCHEMA)
+    assert document["metadata"]["options"]["iters"] == ("auto" if "auto" in how else 30)
+    for row in document["rows"]:
+        if row["mode"] == "latency":
+            assert row["iterations"] == 30
+            assert 0 < row["p50_us"] <= row["p95_us"] <= row["p99_us"]
+            assert row["batch_median_us"] is None
+        else:
+            assert row["batch_median_us"] > 0
+            assert row["ci95_percent"] <= 1 or "budget of 0.05 s spent: 95 % interval ±" in row["note"]
+            assert row["p50_us"] is None
+
+
+@pytest.mark.parametrize("own_mpirun", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_a_rank_that_the_others_wait_for_is_named(own_mpirun: bool, tmp_path: Path) -> None:
+    """It comes late to every operation, so that its own times are the shortest."""
+    output = tmp_path / "late.json"
+    arguments = ("allreduce", *HOST, "--sizes", "1K:16K:4", "--mode", "latency", "--iters", "20", f"--output={output}")
+    late = broken("1:late")
+    result = mpirun(3, *arguments, env=late) if own_mpirun else gpubench(*arguments, "--np", "3", env=late)
+    assert result.returncode == 0, result.stderr
+    document = json.loads(output.read_text())
+    jsonschema.validate(document, SCHEMA)
+    (finding,) = document["findings"]
+    assert (finding["id"], finding["severity"]) == ("straggler", "WARN")
+    assert finding["subject"] == f"rank 1 on {host_name()}"
+    by_rank = {rank: [row for row in document["rank_times"] if row["rank"] == rank] for rank in range(3)}
+    assert all(len(lines) == len(document["rows"]) == 6 for lines in by_rank.values())
+    late_us = {rank: median(line["late_us"] for line in lines) for rank, lines in by_rank.items()}
+    assert late_us[1] > max(1500, late_us[0], late_us[2])
+    assert "WARN straggler" in result.stdout
+
+
+def test_clocks_of_ranks_are_compared() -> None:
+    """Ranks of one host have one clock, so their offset is known: none, within what is said of it."""
+    script = (
+        "from gpubench.hardware import mpi; from gpubench.hardware.launch import LaunchedBy; "
+        "group = mpi.start(LaunchedBy('test', 0, 1)); offset = group.clock_offset(); "
+        "assert abs(offset.seconds) <= offset.uncertainty < 1, offset; mpi.finish()"
+    )
+    command = [mpirun_command(1)[0], "-n", "3", sys.executable, "-c", script]
+    result = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=60, env=environment(**MPI_ENVIRONMENT), cwd=ROOT
+    )
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("collective", all_but_slow("allreduce", "broadcast"))
+def test_every_collective_in_groups_at_once(collective: Collective, tmp_path: Path) -> None:
+    output = tmp_path / "groups.json"
+    result = gpubench(collective.name, *SMALL, "--np", "4", "--split", "pairs", f"--output={output}")
+    assert (result.returncode, result.stderr) == (0, "")
+    document = json.loads(output.read_text())
+    jsonschema.validate(document, SCHEMA)
+    found = [(row["group"], row["ranks"], row["wrong"], row["slowest_rank"] // 2) for row in document["rows"]]
+    assert set(found) == {("ranks 0-1", 2, 0, 0), ("ranks 2-3", 2, 0, 1)}
+    assert len(found) == 2 * 4 * (2 if collective.in_place else 1)
+    assert [line["rank"] for line in document["rank_times"]].count(3) == len(found) / 2
+    assert "slowest group     ranks " in result.stdout
+
+
+@pytest.mark.slow
+def test_wrong_data_in_one_group_fail_the_run_under_a_users_own_mpirun(tmp_path: Path) -> None:
+    output = tmp_path / "groups.json"
+    arguments = ("allreduce", *SMALL, "--split", "2", "--out-of-place", f"--output={output}")
+    result = mpirun(4, *arguments, env=broken("3:spoil"))
+    assert result.returncode == 1, result.stderr
+    document = json.loads(output.read_text())
+    assert {row["group"] for row in document["rows"] if row["wrong"]} == {"ranks 2-3"}
+    assert [finding["subject"] for finding in document["findings"]] == [f"rank 3 on {host_name()}"]
+
+
+def test_largest_is_over_all_ranks() -> None:
+    script = (
+        "from gpubench.hardware import mpi; from gpubench.hardware.launch import LaunchedBy; "
+        "group = mpi.start(LaunchedBy('test', 0, 1)); "
+        "print(list(group.largest([group.rank, -group.rank, 7.5]))); mpi.finish()"
+    )
+    command = [mpirun_command(1)[0], "-n", "3", sys.executable, "-c", script]
+    result = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=60, env=environment(**MPI_ENVIRONMENT), cwd=ROOT
+    )
+    assert result.stdout.splitlines() == ["[2.0, 0.0, 7.5]"] * 3, result.stderr
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -93,7 +195,8 @@ def test_outputs_hold_the_same_rows(tmp_path: Path) -> None:
     jsonschema.validate(document, schema)
     assert json.loads(names[1].read_text()) == document
     assert len(rows(names[0].read_text())) == len(document["rows"]) == 8
-    assert len(names[2].read_text().splitlines()) == 8 + 2
+    assert len(document["rank_times"]) == 8 * 2
+    assert len(names[2].read_text().splitlines()) == 8 + 8 * 2 + 2
     assert "verdict: PASS" in names[3].read_text()
     assert document["metadata"]["hosts"] == [host_name()]
     assert document["metadata"]["command"][:2] == ["gpubench", "allreduce"]
@@ -259,7 +362,9 @@ def test_a_killed_rank_is_told_and_its_rows_are_kept(tmp_path: Path) -> None:
     output = tmp_path / "result.json"
     result = gpubench("allreduce", *SMALL, "--output", str(output), env=broken("1:kill"))
     assert result.returncode == 3
-    assert "the ranks ended without a result" in result.stderr
+    assert "rank 1 on " in result.stderr
+    # A launcher that is quicker than the watchdog takes the signal along: "was killed or crashed".
+    assert "was killed " in result.stderr
     assert "the 4 rows measured before are kept" in result.stderr
     document = json.loads(output.read_text())
     assert (document["complete"], document["verdict"], len(document["rows"])) == (False, "ERROR", 4)
@@ -325,7 +430,7 @@ def test_what_ranks_print_reaches_stderr_and_never_the_data() -> None:
     assert result.returncode == 3
     assert result.stdout == ""
     assert "Traceback" not in result.stderr
-    assert "before any rank started" in result.stderr
+    assert "before any rank started" in result.stderr or " in MPI_Init" in result.stderr
     assert "gpubench: " in result.stderr.partition("gpubench: error")[0]
 
 

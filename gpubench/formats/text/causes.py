@@ -15,8 +15,9 @@ _MOST_CAUSES = 3
 
 
 class CauseText(NamedTuple):
-    """A cause in words: its first line with its verdict, and what is said below it, by label."""
+    """A cause by its id and in words: its first line with its verdict, and what is said below it, by label."""
 
+    id: str
     verdict: Verdict
     line: str
     details: tuple[tuple[str, str], ...]
@@ -66,7 +67,7 @@ def _text(report: Report, row: CauseRow, *, whole: bool) -> CauseText:
     details += [("cure", row.advice)]
     details += [("settle", row.settles)] if whole or row.confidence != Confidence.PROVEN else []
     details += [("see", row.link)] if whole else []
-    return CauseText(verdict, f"cause {row.id} ({sure}): {row.evidence}", tuple(details))
+    return CauseText(row.id, verdict, f"cause {row.id} ({sure}): {row.evidence}", tuple(details))
 
 
 def _rows(report: Report, section: str, kind: type[R]) -> list[R]:

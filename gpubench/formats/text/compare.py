@@ -9,10 +9,13 @@ from gpubench.formats.text.page import INDENT, Page, plural
 from gpubench.model.comparison_rows import (
     CIRCUMSTANCES_SECTION,
     COMPARISON_SECTION,
+    FINDING_CHANGES_SECTION,
     HISTORY_SECTION,
     Change,
     CircumstanceRow,
     ComparisonRow,
+    FindingChangeRow,
+    FindingStatus,
     HistoryRow,
     Status,
     Use,
@@ -25,7 +28,8 @@ R = TypeVar("R", bound=Record)
 
 _MOST_ROWS, _MOST_FASTER = 20, 8
 _MOST_CHANGED, _MOST_FILES = 12, 4
-_MOST_REASONS, _MOST_NAMED = 8, 2
+_MOST_REASONS, _MOST_NAMED, _MOST_GONE = 8, 2, 8
+_STATUSES = {status: "as before" if status is FindingStatus.SAME else status.value for status in FindingStatus}
 _TIMES = 4
 _USUAL_DOMAIN = "0000:"
 _BANDWIDTH_FROM_BYTES = 2**20
@@ -49,11 +53,18 @@ class CompareView:
             self._page.wrap(f"gpubench {metadata.gpubench_version}  compare  ({metadata.origin.upper()})")
             rows = list(_rows(report, COMPARISON_SECTION, ComparisonRow))
             circumstances = list(_rows(report, CIRCUMSTANCES_SECTION, CircumstanceRow))
+            changes = list(_rows(report, FINDING_CHANGES_SECTION, FindingChangeRow))
             for number, series in enumerate(dict.fromkeys(file["series"] for file in metadata.options["new"])):
                 if number:
                     self._page.print("")
                 self._header(series, [row for row in circumstances if row.series == series])
-                self._comparison([row for row in rows if row.series == series])
+                own = [row for row in rows if row.series == series]
+                found = [row for row in changes if row.series == series]
+                if own:
+                    self._comparison(own)
+                elif found:
+                    self._page.print("")
+                self._findings(found)
             if HISTORY_SECTION in report.sections:
                 self._left_out(list(_rows(report, HISTORY_SECTION, HistoryRow)))
             self._page.print("")
@@ -85,6 +96,21 @@ class CompareView:
         added = sum(row.status == Status.ADDED for row in rows)
         if added:
             self._page.print(f"{plural(added, 'row')} only in the new results")
+
+    def _findings(self, rows: Sequence[FindingChangeRow]) -> None:
+        """How many findings changed, and those that are gone; what is new stands below with all that is known of it."""
+        if not rows:
+            return
+        counts = ((status, sum(row.status == status for row in rows)) for status in FindingStatus)
+        self._page.wrap("findings: " + ", ".join(f"{count} {_STATUSES[status]}" for status, count in counts if count))
+        for status in (FindingStatus.MILDER, FindingStatus.GONE):
+            own = [row for row in rows if row.status == status]
+            for row in own[:_MOST_GONE]:
+                now = f" → {row.new_severity}" if row.new_severity else ""
+                self._page.wrap(f"{INDENT}{status}: {row.base_severity}{now} {row.finding}: {row.subject}", hanging=8)
+            if len(own) > _MOST_GONE:
+                left = len(own) - _MOST_GONE
+                self._page.print(f"{INDENT}and {left} more: --format csv --section {FINDING_CHANGES_SECTION}")
 
     def _left_out(self, files: Sequence[HistoryRow]) -> None:
         """Why files took part in no comparison, with the newest of each reason by name."""
@@ -191,7 +217,7 @@ def _summary(compared: Sequence[ComparisonRow]) -> Iterator[str]:
 
 
 def _rows(report: Report, section: str, kind: type[R]) -> Iterator[R]:
-    found = report.sections[section]
+    found = report.sections.get(section)
     if isinstance(found, Table):
         for row in found.rows():
             if isinstance(row, kind):

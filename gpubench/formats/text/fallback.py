@@ -3,15 +3,14 @@
 from collections.abc import Collection, Sequence
 
 from gpubench.formats.text.columns import Column, fitting, lines
+from gpubench.formats.text.prospects import lead, prospect_lines, was_looked_at
 from gpubench.model.evidence import Conclusion
 from gpubench.model.evidence_rows import EVIDENCE_SECTION, FALLBACK_SECTION, EvidenceRow, FallbackRow
 from gpubench.model.fallback import shown, slowdown
-from gpubench.model.report import Origin, Report, Table
+from gpubench.model.report import Report, Table
 from gpubench.model.verdict import Verdict
 
 _MOST_PAIRS = 8
-_ALL_AT_ONCE = (Conclusion.POSSIBLE, Conclusion.IMPOSSIBLE, Conclusion.UNKNOWN)
-"""Conclusions whose only line is of all pairs: others may be of those alone that something went over."""
 _KINDS = {"capability": "could", "selection": "chosen", "measurement": "moved", "correctness": "right"}
 _MARKS = {"present": "+", "absent": ".", "contradicting": "-"}
 
@@ -23,11 +22,13 @@ def fallback_lines(report: Report) -> list[str]:
 
 def judged_lines(report: Report, said: Collection[str] = ()) -> list[tuple[Verdict, str]]:
     """The same lines, each with its verdict. Of the causes in `said` no more is told than their names."""
+    if was_looked_at(report):
+        return prospect_lines(report, said)
     section = report.sections.get(FALLBACK_SECTION)
     rows = [row for row in section.rows() if isinstance(row, FallbackRow)] if isinstance(section, Table) else []
     if rows and all(row.conclusion == Conclusion.DIRECT for row in rows):
         return [(Verdict.PASS, _none(rows))]
-    if len(rows) == 1 and rows[0].conclusion in _ALL_AT_ONCE and rows[0].count > 1:
+    if len(rows) == 1 and rows[0].conclusion == Conclusion.UNKNOWN and rows[0].count > 1:
         return [(Verdict(rows[0].verdict), _line(rows[0], f"all {rows[0].count} pairs", said))]
     return [(Verdict(row.verdict), _line(row, shown(row, _MOST_PAIRS), said)) for row in rows]
 
@@ -39,34 +40,26 @@ def _none(rows: Sequence[FallbackRow]) -> str:
     most = max(rows, key=lambda row: row.count)
     sure = "/".join(dict.fromkeys(row.confidence for row in rows))
     subject = f"all {pairs} pairs" if pairs > 1 else shown(most)
-    return f"{_lead(most)}none: {subject} direct{f' over {over}' if over else ''} ({sure}): {most.how}"
-
-
-def _lead(row: FallbackRow) -> str:
-    return "fallback (simulated): " if row.origin == Origin.SIMULATED else "fallback: "
+    return f"{lead(most.origin)}none: {subject} direct{f' over {over}' if over else ''} ({sure}): {most.how}"
 
 
 def _line(row: FallbackRow, pairs: str, said: Collection[str]) -> str:
-    lead = _lead(row)
+    begin = lead(row.origin)
     over = f" over {row.transport}" if row.transport else ""
     kind = "by design" if row.verdict == Verdict.SKIP else "HOST-STAGED"
     advice = "" if row.verdict == Verdict.SKIP or not row.advice else f"; {row.advice}"
     why = str(row.cause) if row.cause in said else f"{row.cause_seen}{advice}"
     match Conclusion(row.conclusion):
         case Conclusion.DIRECT:
-            return f"{lead}not for {pairs}, direct{over} ({row.confidence})"
+            return f"{begin}not for {pairs}, direct{over} ({row.confidence})"
         case Conclusion.STAGED:
-            return f"{lead}{kind}: {pairs} through host memory{over}{slowdown(row)}; {why}"
+            return f"{begin}{kind}: {pairs} through host memory{over}{slowdown(row)}; {why}"
         case Conclusion.WRONG:
-            return f"{lead}{pairs}{over}: wrong data arrived"
+            return f"{begin}{pairs}{over}: wrong data arrived"
         case Conclusion.DISPUTED:
-            return f"{lead}disputed: {pairs}{over}: {row.how}"
-        case Conclusion.POSSIBLE:
-            return f"{lead}none to be expected: direct possible for {pairs} ({row.how}); gpubench p2p shows what is"
-        case Conclusion.IMPOSSIBLE:
-            return f"{lead}to be expected, {kind}: {pairs} ({row.how}) through host memory; {why}"
-        case Conclusion.UNKNOWN:
-            return f"{lead}not known{f' for {pairs}' if row.pairs else ''}{over}: {row.how}"
+            return f"{begin}disputed: {pairs}{over}: {row.how}"
+        case _:
+            return f"{begin}not known{f' for {pairs}' if row.pairs else ''}{over}: {row.how}"
 
 
 def evidence_table(report: Report, width: int) -> list[str]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TextIO
 from gpubench.formats.text.causes import CauseText, all_causes, named_causes, top_causes, unread_lines
 from gpubench.formats.text.fallback import evidence_notes, evidence_table, judged_lines
 from gpubench.formats.text.plot import plot_lines
+from gpubench.formats.text.prospects import other_lines
 from gpubench.formats.writer import Style, Target
 from gpubench.model.report import Report
 from gpubench.model.verdict import Finding, Verdict
@@ -112,12 +113,18 @@ class Page:
         self._causes(top_causes(report))
         self._verdict(report)
 
-    def outcome_of_causes(self, report: Report) -> None:
-        """What could not be asked, the verdict on fallback, and the verdict, where all causes were printed before."""
+    def prospects(self, report: Report) -> None:
+        """What would be of paths, and because of what; then all causes with their cures, what could not be asked, and
+        the verdict.
+        """
+        causes = list(all_causes(report))
+        for verdict, line in (*judged_lines(report, [cause.id for cause in causes]), *other_lines(report)):
+            self.wrap(line, style=_VERDICT_STYLES.get(verdict, ""))
+        self.print("")
+        self.all_causes(report)
         for finding in report.findings:
             if finding.severity is Verdict.ERROR:
                 self._finding(finding)
-        self._fallback(report)
         self._verdict(report)
 
     def _fallback(self, report: Report) -> None:
@@ -181,16 +188,3 @@ def _console(stream: TextIO, style: Style) -> "Console":
 def plural(count: int, word: str) -> str:
     """'1 GPU', '4 GPUs'."""
     return f"{count} {word}{'' if count == 1 else 's'}"
-
-
-def spans(numbers: Sequence[int]) -> str:
-    """Ascending numbers as ranges: '0-3,7'."""
-    texts: list[str] = []
-    start = previous = None
-    for number in (*numbers, None):
-        if start is None or previous is None or number != previous + 1:
-            if start is not None:
-                texts.append(str(start) if start == previous else f"{start}-{previous}")
-            start = number
-        previous = number
-    return ",".join(texts)

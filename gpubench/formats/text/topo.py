@@ -63,8 +63,7 @@ class TopoView:
         self._page.print("")
         if not any(_rows(report, CAUSES_SECTION, CauseRow)):
             self._page.wrap("no cause of a fallback or of slow paths was found")
-        self._page.all_causes(report)
-        self._page.outcome_of_causes(report)
+        self._page.prospects(report)
 
     def _header(self, counts: str) -> None:
         metadata = self._metadata

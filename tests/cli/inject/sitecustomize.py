@@ -1,8 +1,13 @@
 """Python runs this at start in every process that has this folder on its path: it breaks a rank as a test asks.
 
 GPUBENCH_TEST_FAULT is `RANK:KIND`. At that rank's fifth row it will `raise`, be killed (`kill`) or sleep (`stall`). Or
-its received data are wrong (`spoil`); it prints at the start (`print`); after every row its resident memory and the
-free memory of its GPU are noted, in KiB (`memory`).
+its received data are wrong (`spoil`); it prints at the start (`print`); it comes 3 ms behind the others out of every
+barrier (`late`); after every row its resident memory and the free memory of its GPU are noted, in KiB (`memory`).
+`SIGKILL@PHASE` and `SIGSTOP@PHASE` strike where it enters a phase, of those that every row has at the fourth row; with
+`inside MPI_Init` a moment later, while the others are late, so that it is inside. `never` is a rank that never starts.
+`clock` is every rank's: the wall clock jumps by a day at each look.
+
+GPUBENCH_TEST_START_SECONDS is what launch and initialisation have, in the place of 300.
 """
 
 import os
@@ -20,11 +25,13 @@ def _install(kind: str) -> None:
     from pathlib import Path
     from typing import Any
 
+    from gpubench.hardware import mpi
     from gpubench.measure import collective
 
     rows = 0
-    measure_row = collective._Sweep.row
-    verify = collective._Sweep._verify
+    barrier = mpi.MpiGroup.barrier
+    measure_row = collective.Sweep.row
+    verify = collective.Sweep._verify
 
     def row(self: Any, number: int, case: Any) -> Any:
         nonlocal rows
@@ -47,15 +54,77 @@ def _install(kind: str) -> None:
         return result
 
     def spoiled(self: Any, *arguments: Any) -> Any:
-        self.receive.array(0, 64, "uint8")[:] ^= 0x55
+        self.buffers.receive.array(0, 64, "uint8")[:] ^= 0x55
         return verify(self, *arguments)
 
-    collective._Sweep.row = row  # type: ignore[method-assign]
+    def late_barrier(self: Any) -> None:
+        barrier(self)
+        time.sleep(0.003)
+
+    if kind == "late":
+        mpi.MpiGroup.barrier = late_barrier  # type: ignore[method-assign]
+    collective.Sweep.row = row  # type: ignore[method-assign]
     if kind == "spoil":
-        collective._Sweep._verify = spoiled  # type: ignore[assignment,method-assign]
+        collective.Sweep._verify = spoiled  # type: ignore[assignment,method-assign]
 
 
-if _fault == f"{_rank}:print":
+_ENTERED = {"warm-up": 14, "operation": 4, "verification": 4, "output": 4}
+"""How often a rank has entered a phase when some rows of a small sweep are there; all sizes are warmed up at first."""
+
+
+def _strike(number: str, phase: str) -> None:
+    import signal
+    import subprocess
+    import time
+    from typing import Any
+
+    from gpubench.hardware.progress_block import ProgressBlock
+
+    entered = 0
+    enter = ProgressBlock.enter
+    inside = phase.startswith("inside ")
+    own = _rank == _fault.partition(":")[0]
+
+    def entering(self: Any, entered_phase: Any, label: str = "", operations: int = 0) -> None:
+        nonlocal entered
+        enter(self, entered_phase, label, operations)
+        entered += entered_phase == phase.removeprefix("inside ")
+        if entered != _ENTERED.get(phase, 1):
+            return
+        if not inside:
+            os.kill(os.getpid(), signal.Signals[number])
+        elif own:
+            subprocess.Popen(["bash", "-c", f"sleep 0.3; kill -s {number} {os.getpid()}"])
+        else:
+            time.sleep(1)
+
+    if own or inside:
+        ProgressBlock.enter = entering  # type: ignore[method-assign,assignment]
+
+
+def _jump() -> None:
+    import itertools
+    import time
+
+    days = itertools.cycle((86400.0, -86400.0, 0.0))
+    now = time.time
+    time.time = lambda: now() + next(days)
+
+
+if "GPUBENCH_TEST_START_SECONDS" in os.environ:
+    from gpubench.model import hang
+
+    hang.SECONDS_TO_START = float(os.environ["GPUBENCH_TEST_START_SECONDS"])
+if _fault.endswith(":clock"):
+    _jump()
+elif _fault == f"{_rank}:never":
+    import time
+
+    time.sleep(600)
+elif "@" in _fault:
+    if _rank:
+        _strike(*_fault.partition(":")[2].split("@"))
+elif _fault == f"{_rank}:print":
     print("hello from NCCL", flush=True)  # noqa: T201
 elif _fault and _rank == _fault.partition(":")[0]:
     _install(_fault.partition(":")[2])

@@ -2,6 +2,10 @@
 
 GPUBENCH_TEST_LOGS names a folder of recorded logs. NCCL is then MPI on CPU buffers which writes, line by line, what
 that rank's NCCL wrote, and reads NCCL_DEBUG and its like as NCCL does. With `refused`, two ranks have no path.
+GPUBENCH_TEST_NODES names a simulated machine and its faults: `check` then finds its nodes on the hosts of the job.
+GPUBENCH_TEST_SLOW_HOST names one whose memory takes four times as long to copy; with `none` all take as long.
+The rank that GPUBENCH_TEST_STUCK names does not come back from its first operation; GPUBENCH_TEST_START_SECONDS is what
+an initialisation has, in the place of 300.
 """
 
 import os
@@ -12,3 +16,17 @@ if _logs:
     from tests.mpi.believed_gpus import install
 
     install(_logs)
+
+_nodes = os.environ.get("GPUBENCH_TEST_NODES")
+
+_slow_host = os.environ.get("GPUBENCH_TEST_SLOW_HOST")
+
+if _slow_host and os.environ.get("OMPI_COMM_WORLD_RANK"):
+    from tests.mpi.believed_nodes import slow_down
+
+    slow_down(_slow_host)
+
+if _nodes and os.environ.get("OMPI_COMM_WORLD_RANK"):
+    from tests.mpi.believed_nodes import install as install_nodes
+
+    install_nodes(*_nodes.split(), hosts=os.environ["GPUBENCH_TEST_HOSTS"].split(","))

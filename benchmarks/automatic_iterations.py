@@ -1,0 +1,138 @@
+"""What `--iters auto` costs beside nccl-tests with its defaults (20 iterations, data check), on the GPUs of this host.
+
+    python benchmarks/automatic_iterations.py --peer ~/nccl-tests/build --ranks 4 --csv seconds.csv
+
+Both sweep the same sizes out of place and in place, with every result checked, and take turns. Measuring is from the
+head of the table, which both print once communicators stand, to the last row: warm-up, timing and checks. Start-up is
+all else. Passes when gpubench measures for no longer than the peer (median of the runs) and every row has reached the
+interval that it promises.
+"""
+
+import argparse
+import csv
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from against_nccl_tests import PEERS, mpi_environment
+
+MOST_PERCENT = 1.0
+OURS, PEER = "gpubench --iters auto", "nccl-tests"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One sweep: seconds from the head of the table to its last row, those of the whole command, and its rows."""
+
+    measuring_s: float
+    whole_s: float
+    rows: Sequence[str]
+
+
+def main() -> None:
+    """Run, print the table, and exit 1 where measuring takes longer, or a row misses its interval."""
+    arguments = parse()
+    runs: dict[str, list[Run]] = {OURS: [], PEER: []}
+    for number in range(arguments.runs):
+        # Who goes first changes from run to run, so that neither always meets the warmer GPUs.
+        for name in (OURS, PEER) if number % 2 else (PEER, OURS):
+            runs[name].append(sweep(arguments, name))
+    missed = [each for run in runs[OURS] for each in beyond_interval(run.rows)]
+    ratio = show(runs)
+    print(f"rows beyond {MOST_PERCENT:g} %: {', '.join(missed) or 'none'}")
+    if arguments.csv:
+        write(Path(arguments.csv), runs)
+    sys.exit(1 if ratio > 1 or missed else 0)
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peer", type=Path, required=True, help="folder with nccl-tests' MPI build")
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--runs", type=int, default=5, help="interleaved runs of each (default 5)")
+    parser.add_argument("--first", default="1K", help="smallest size (default 1K)")
+    parser.add_argument("--last", default="4G", help="largest size (default 4G)")
+    parser.add_argument("--collective", default="allreduce", choices=PEERS)
+    parser.add_argument("--csv", help="also write the seconds here")
+    parser.add_argument("--mpirun", default=shutil.which("mpirun") or "mpirun")
+    return parser.parse_args()
+
+
+def sweep(arguments: argparse.Namespace, name: str) -> Run:
+    """One sweep of either; each line is stamped as it comes."""
+    launch = [arguments.mpirun, "-n", str(arguments.ranks)]
+    if name == OURS:
+        own = [arguments.collective, "--sizes", f"{arguments.first}:{arguments.last}", "--iters", "auto"]
+        command = [*launch, sys.executable, "-m", "gpubench", *own, "--format", "jsonl"]
+        return stamped(
+            command, is_head=lambda line: "gpubench_version" in line, is_row=lambda line: '"kind": "row"' in line
+        )
+    program = str(arguments.peer / PEERS[arguments.collective])
+    command = [*launch, "stdbuf", "-oL", program, "-b", arguments.first, "-e", arguments.last, "-f", "2"]
+    return stamped(command, is_head=lambda line: "algbw" in line, is_row=lambda line: line.strip()[:1].isdecimal())
+
+
+def stamped(command: Sequence[str], is_head: Callable[[str], bool], is_row: Callable[[str], bool]) -> Run:
+    """A command whose lines say how far it is."""
+    head = last = None
+    rows: list[str] = []
+    start = time.perf_counter()
+    with subprocess.Popen(command, env=mpi_environment(), stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if head is None and is_head(line):
+                head = time.perf_counter()
+            elif is_row(line):
+                last = time.perf_counter()
+                rows.append(line)
+    whole = time.perf_counter() - start
+    if process.returncode or head is None or last is None:
+        sys.exit(f"{' '.join(command)} ended with exit code {process.returncode} and {len(rows)} rows")
+    return Run(last - head, whole, rows)
+
+
+def beyond_interval(rows: Sequence[str]) -> list[str]:
+    """Which of gpubench's rows have not reached the interval."""
+    found: list[dict[str, Any]] = [json.loads(line) for line in rows]
+    return [
+        f"{row['size_bytes']} {row['placement']} ({row['ci95_percent']} %)"
+        for row in found
+        if row["ci95_percent"] is None or row["ci95_percent"] > MOST_PERCENT
+    ]
+
+
+def show(runs: dict[str, list[Run]]) -> float:
+    """The table; our measuring time over the peer's."""
+    print(f"{'':<24} {'start-up s':>10} {'measuring s':>11}   of each run")
+    medians = {}
+    for name, found in runs.items():
+        medians[name] = statistics.median(run.measuring_s for run in found)
+        start_up = statistics.median(run.whole_s - run.measuring_s for run in found)
+        each = " ".join(f"{run.measuring_s:.2f}" for run in found)
+        print(f"{name:<24} {start_up:>10.2f} {medians[name]:>11.2f}   {each}")
+    ratio = medians[OURS] / medians[PEER]
+    print(f"\nmeasuring takes {ratio:.3f} times as long as nccl-tests does")
+    return ratio
+
+
+def write(path: Path, runs: dict[str, list[Run]]) -> None:
+    """Every run as a row."""
+    with path.open("w", newline="") as stream:
+        writer = csv.writer(stream)
+        writer.writerow(["program", "run", "measuring_s", "whole_s"])
+        for name, found in runs.items():
+            writer.writerows(
+                [name, number, f"{run.measuring_s:.3f}", f"{run.whole_s:.3f}"] for number, run in enumerate(found)
+            )
+
+
+if __name__ == "__main__":
+    main()

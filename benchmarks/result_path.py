@@ -1,0 +1,268 @@
+"""What rank 0 does with the answers of thousands of ranks: seconds a row, and the most memory, by number of ranks.
+
+    python -m benchmarks.result_path [--ranks 256,1024,4096] [--rows 24]
+
+A simulated group: one process is rank 0, and whatever the group collects is as many answers as there are ranks, each
+a pickle of its own as MPI brings them, with times that differ. Nothing is moved and no operation takes time, so that
+what is timed is the path from answers to rows on disk: statistics, rows, `rank_times`, stragglers, and a table, a CSV
+and a JSON file. Making up the answers is not in it. Printed are the processor's seconds a row, those of the end of the
+run with them and apart, the ratio to the smaller group, and the peak of Python's memory from a second run. The exit
+code is 1 where a row takes longer than a second.
+"""
+
+import argparse
+import pickle
+import random
+import sys
+import tempfile
+import time
+import tracemalloc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from gpubench.collectives.allreduce import ALLREDUCE
+from gpubench.formats.csv import CSV
+from gpubench.formats.json import JSON
+from gpubench.formats.table import TABLE
+from gpubench.formats.writer import Style, Target, Writer
+from gpubench.measure.cases import SweepRequest
+from gpubench.measure.collective import measure
+from gpubench.model.lateness import Entries, Offset
+from gpubench.model.operation import DataType, Placement, ReduceOp
+from gpubench.model.report import COLLECTIVE_COLUMNS, CollectiveRow, Metadata, Origin, RankIdentity
+from gpubench.model.sampling import Mode, Sampling
+from gpubench.model.spread import Spread
+from gpubench.ports import Backend, CollectiveCalls, Launch, Memory
+
+T = TypeVar("T")
+
+MOST_SECONDS = 1.0
+_RANKS_A_NODE = 8
+_OPERATION_SECONDS = 50e-6
+_LATE_RANK = 5
+_SAMPLINGS = {
+    "--iters auto": Sampling(iterations=None, budget_seconds=0.01),
+    "--mode latency": Sampling(Mode.LATENCY, iterations=100),
+}
+
+
+class SimulatedGroup:
+    """Rank 0 of a group in which the others answer what it does, each a little otherwise."""
+
+    rank = 0
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.seconds_of_others = 0.0
+        self._random = random.Random(0)
+
+    def gather(self, value: T) -> list[T]:
+        """Every rank's value."""
+        start = time.process_time()
+        pickles = [pickle.dumps(self._answer(value, rank)) for rank in range(self.size)]
+        self.seconds_of_others += time.process_time() - start
+        return [pickle.loads(each) for each in pickles]
+
+    def collect(self, value: T) -> list[T] | None:
+        """The same: this is the first rank."""
+        return self.gather(value)
+
+    def broadcast(self, value: T | None, root: int = 0) -> T:  # noqa: ARG002
+        """The value, which is packed once."""
+        pickle.dumps(value)
+        return cast("T", value)
+
+    def barrier(self) -> None:
+        """Nobody to wait for."""
+
+    def largest(self, values: Sequence[float]) -> Sequence[float]:
+        """The values themselves."""
+        return values
+
+    def clock_offset(self) -> Offset:
+        """None from itself."""
+        return Offset(0.0, 0.0)
+
+    def split(self, color: int, key: int) -> "SimulatedGroup":  # noqa: ARG002
+        """The same."""
+        return self
+
+    def _answer(self, value: Any, rank: int) -> Any:
+        factor = 1 + 0.01 * self._random.random()
+        if isinstance(value, tuple):
+            answers = [self._answer(each, rank) for each in value]
+            return value._make(answers) if hasattr(value, "_make") else tuple(answers)
+        if isinstance(value, Entries):
+            late = rank == _LATE_RANK
+            last = value.operations - 1 if late else rank % 2
+            return replace(value, last=last, late_seconds=5e-4 if late else 1e-6 * factor, uncertainty=1e-6 * factor)
+        if isinstance(value, Spread):
+            return replace(value, mean=value.mean * factor)
+        return value * factor if isinstance(value, float) else value
+
+
+class NothingMoved:
+    """A backend and its memory, calls and launches: all of it does nothing."""
+
+    name = "nothing"
+    buffers = 2
+    size_bytes = 1 << 30
+
+    def __init__(self) -> None:
+        self.calls = cast("CollectiveCalls", self)
+        self._batches = 0
+
+    def all_reduce(self, *_arguments: object) -> Launch:
+        """A launch of nothing."""
+        return self
+
+    def __call__(self) -> None:
+        """Nothing."""
+
+    def allocate(self, size_bytes: int) -> Memory:  # noqa: ARG002
+        """No memory."""
+        return cast("Memory", self)
+
+    def fill_sent(self, *_arguments: object) -> None:
+        """Nothing."""
+
+    def fill_byte(self, *_arguments: object) -> None:
+        """Nothing."""
+
+    def count_wrong(self, *_arguments: object) -> int:
+        """Nothing is wrong."""
+        return 0
+
+    def bind(self, launches: Sequence[Launch], graph_replays: int) -> Launch:  # noqa: ARG002
+        """The same nothing."""
+        return self
+
+    def in_batches(self, launches: Sequence[Launch], operations: int) -> "NothingMoved":
+        """Batches of nothing."""
+        self._batches = len(launches) // operations - 1
+        return self
+
+    def batch_seconds(self) -> list[float]:
+        """Batches that are nearly alike."""
+        return [4 * _OPERATION_SECONDS * (1 + 1e-4 * (number % 3)) for number in range(self._batches)]
+
+    def seconds(self, launch: Launch) -> float:  # noqa: ARG002
+        """What an operation takes, it is said."""
+        return _OPERATION_SECONDS
+
+
+class Outputs:
+    """A listener that writes what `gpubench allreduce --output rows.csv --output rows.json` writes."""
+
+    def __init__(self, folder: Path) -> None:
+        style = Style()
+        self._writers: list[Writer] = [
+            each.writer(Target(path=folder / f"rows{each.suffix}"), style) for each in (TABLE, CSV, JSON)
+        ]
+
+    def _each(self, write: Callable[[Writer], None]) -> None:
+        for writer in self._writers:
+            write(writer)
+
+    def begin(self, metadata: Metadata) -> None:
+        """Headers."""
+        self._each(lambda writer: writer.begin(metadata, COLLECTIVE_COLUMNS))
+
+    def progress(self, done: int, total: int, label: str) -> None:
+        """Nothing."""
+
+    def row(self, row: CollectiveRow) -> None:
+        """One more."""
+        self._each(lambda writer: writer.row(row))
+
+    def end(self, report: Any) -> None:
+        """Footers and the sections."""
+        self._each(lambda writer: writer.end(report))
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a run cost: seconds of all rows and of the end that follows them."""
+
+    rows: int
+    seconds: float
+    end_seconds: float
+
+    @property
+    def a_row(self) -> float:
+        """Seconds a row, with its part of the end."""
+        return (self.seconds + self.end_seconds) / self.rows
+
+
+def run(ranks: int, rows: int, sampling: Sampling) -> Cost:
+    """A sweep of so many rows on so many ranks."""
+    identities = [
+        RankIdentity(
+            rank=rank, host=f"node{rank // _RANKS_A_NODE}", node=rank // _RANKS_A_NODE, local_rank=rank % _RANKS_A_NODE,
+            pid=1000 + rank, gpu="NVIDIA H200", gpu_index=rank % _RANKS_A_NODE, gpu_uuid=f"GPU-{rank:08x}",
+            gpu_bus_id=f"0000:0{rank % _RANKS_A_NODE}:00.0",
+        )
+        for rank in range(ranks)
+    ]  # fmt: skip
+    request = SweepRequest(
+        collective=ALLREDUCE, sizes=tuple(1024 << number for number in range(rows)), dtypes=(DataType.FLOAT32,),
+        ops=(ReduceOp.SUM,), placements=(Placement.OUT_OF_PLACE,), root=0, sampling=sampling, warmup=1,
+        graph_replays=0, check=True,
+    )  # fmt: skip
+    group, nodes = SimulatedGroup(ranks), ranks // _RANKS_A_NODE
+    with tempfile.TemporaryDirectory() as folder:
+        outputs = Outputs(Path(folder))
+        start = time.process_time()
+        outputs.begin(metadata(identities, request))
+        report = measure(request, group, cast("Backend", NothingMoved()), nodes, identities, outputs)
+        measured = time.process_time()
+        outputs.end(report)
+        end = time.process_time()
+    if sampling.mode is Mode.LATENCY and [each.id for each in report.findings] != ["straggler"]:
+        raise AssertionError("the rank that is late was not found")
+    return Cost(rows, measured - start - group.seconds_of_others, end - measured)
+
+
+def metadata(identities: Sequence[RankIdentity], request: SweepRequest) -> Metadata:
+    """As of a real run."""
+    options = {
+        "sizes": list(request.sizes), "dtypes": ["float32"], "ops": ["sum"], "root": None, "warmup": 1, "graph": 0,
+        "placements": [each.value for each in request.placements], "check": True, "allocator": "cuda",
+        "mode": request.sampling.mode.value, "iters": request.sampling.iterations or "auto", "budget_s": 0.01,
+    }  # fmt: skip
+    return Metadata(
+        gpubench_version="0", run_id="0", started_at="2026-01-01T00:00:00+00:00", command=("gpubench", "allreduce"),
+        subject="allreduce", origin=Origin.SIMULATED, hosts=list(dict.fromkeys(each.host for each in identities)),
+        collective="allreduce", backend="nothing", ranks=identities, options=options,
+    )  # fmt: skip
+
+
+def main() -> int:
+    """Run, print, and say by the exit code whether a row stays below a second."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", default="256,1024,4096", help="numbers of ranks, ascending")
+    parser.add_argument("--rows", type=int, default=24, help="rows of a run (default 24)")
+    arguments = parser.parse_args()
+    slowest = 0.0
+    for name, sampling in _SAMPLINGS.items():
+        print(f"allreduce {name}, {arguments.rows} rows, simulated ranks")
+        before: Cost | None = None
+        for ranks in map(int, arguments.ranks.split(",")):
+            cost = run(ranks, arguments.rows, sampling)
+            tracemalloc.start()
+            run(ranks, arguments.rows, sampling)
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+            ratio = "" if before is None else f"  × {cost.a_row / before.a_row:.1f}"
+            print(
+                f"  {ranks:>5} ranks  {cost.a_row:.4f} s a row, of which the end {cost.end_seconds / cost.rows:.4f}"
+                f"  peak {peak / 2**20:.1f} MiB, {peak / ranks / arguments.rows:.0f} bytes a rank and row{ratio}"
+            )
+            before, slowest = cost, max(slowest, cost.a_row)
+    return int(slowest > MOST_SECONDS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

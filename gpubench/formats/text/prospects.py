@@ -1,0 +1,109 @@
+"""What would be, of machines that were only looked at: which pairs would fall back, or be slow, and because of what."""
+
+from collections.abc import Collection, Iterator, Sequence
+
+from gpubench.model.cause_rows import CAUSES_SECTION, UNREAD_SECTION, CauseRow, Effect
+from gpubench.model.evidence import Conclusion, Confidence
+from gpubench.model.evidence_rows import FALLBACK_SECTION, FallbackRow
+from gpubench.model.fallback import shown
+from gpubench.model.report import Origin, Report, Table
+from gpubench.model.units import compress_names
+from gpubench.model.verdict import Verdict
+
+_MOST_PAIRS = 8
+_FEW_PAIRS = 2
+_ARROW = " → "
+
+_BETWEEN_NODES = (Effect.SOCKETS, Effect.NO_GPUDIRECT)
+_ELSEWHERE = {
+    Effect.SLOW: "would be slow, because",
+    Effect.NETWORK_INSIDE: "would take a network inside a node where there is no P2P, because",
+    Effect.APPLICATION: "would be copied through host memory by MPI, UCX or a framework, because",
+    Effect.WRONG: "would hang or get wrong data, because",
+}
+"""What is said of causes that take no direct path away, by the first of their effects."""
+
+
+def was_looked_at(report: Report) -> bool:
+    """Whether a report is on machines that nothing was sent between: it alone says what causes could not be read."""
+    return UNREAD_SECTION in report.sections
+
+
+def lead(origin: str) -> str:
+    """How every line on fallback begins."""
+    return "fallback (simulated): " if origin == Origin.SIMULATED else "fallback: "
+
+
+def prospect_lines(report: Report, said: Collection[str] = ()) -> list[tuple[Verdict, str]]:
+    """Which pairs of GPUs, and which nodes, would fall back and why; that none would, where that is so.
+
+    Of the causes in `said` no cure is told.
+    """
+    rows = _fallback(report)
+    between = list(_between(report, said))
+    alone = len(rows) == 1
+    return [*((Verdict(row.verdict), _line(row, said, alone=alone, nodes=bool(between))) for row in rows), *between]
+
+
+def other_lines(report: Report) -> Iterator[tuple[Verdict, str]]:
+    """What would be slow, or go wrong in other ways, and why."""
+    blamed = {row.cause for row in _fallback(report)}
+    for row in _causes(report):
+        said = _ELSEWHERE.get(Effect(row.effects[0]))
+        if row.id not in blamed and said is not None:
+            maybe = said.replace("would", "might") if row.confidence == Confidence.WEAK else said
+            yield Verdict(row.verdict), f"{row.subject} {maybe} {row.evidence} ({row.id})"
+
+
+def _line(row: FallbackRow, said: Collection[str], *, alone: bool, nodes: bool) -> str:
+    """A line of pairs inside nodes. `alone` is whether it is of all of them; `nodes` whether others are between."""
+    pairs = f"all {row.count} pairs" if alone and row.count > 1 else _named(row)
+    begin = lead(row.origin)
+    match Conclusion(row.conclusion):
+        case Conclusion.IMPOSSIBLE:
+            kind = "by design" if row.verdict == Verdict.SKIP else "HOST-STAGED"
+            cure = "" if row.verdict == Verdict.SKIP or row.cause in said or not row.advice else f"; {row.advice}"
+            return f"{begin}{pairs} would fall back, because {row.cause_seen}: {kind}, {row.cause} ({row.how}){cure}"
+        case Conclusion.POSSIBLE:
+            none = f"no pair {'inside a node ' if nodes else ''}would fall back: " if alone else ""
+            where = pairs if alone else "all others"
+            return f"{begin}{none}direct possible for {where} ({row.how}); gpubench p2p shows what is"
+        case _:
+            return f"{begin}not known{f' for {pairs}' if row.pairs else ''}: {row.how}"
+
+
+def _named(row: FallbackRow) -> str:
+    """The pairs of a line: by the GPU that all of them have in common, else the first few."""
+    common = set[str].intersection(*(set(pair.split(_ARROW)) for pair in row.pairs))
+    if len(common) == 1 and len(row.pairs) == row.count > _FEW_PAIRS:
+        return f"all {row.count} pairs of {common.pop()}"
+    return shown(row, _MOST_PAIRS)
+
+
+def _between(report: Report, said: Collection[str]) -> Iterator[tuple[Verdict, str]]:
+    """Lines of nodes whose way to others would be sockets, or lead through host memory."""
+    origin = next((row.origin for row in _fallback(report)), "")
+    for row in _causes(report):
+        effects = [effect for effect in row.effects if effect in _BETWEEN_NODES]
+        if row.effects[0] not in _BETWEEN_NODES:
+            continue
+        kind = "by design" if row.verdict == Verdict.SKIP else " or ".join(effects)
+        cure = "" if row.verdict == Verdict.SKIP or row.id in said else f"; {row.advice}"
+        would = "might" if row.confidence == Confidence.WEAK else "would"
+        hosts = compress_names(row.hosts)
+        yield (
+            Verdict(row.verdict),
+            f"{lead(origin)}{hosts} → other nodes {would} fall back, because {row.evidence}: {kind}, {row.id}{cure}",
+        )
+
+
+def _fallback(report: Report) -> list[FallbackRow]:
+    section = report.sections.get(FALLBACK_SECTION)
+    return [row for row in section.rows() if isinstance(row, FallbackRow)] if isinstance(section, Table) else []
+
+
+def _causes(report: Report) -> Sequence[CauseRow]:
+    """Those that follow from no other."""
+    section = report.sections.get(CAUSES_SECTION)
+    rows = section.rows() if isinstance(section, Table) else ()
+    return [row for row in rows if isinstance(row, CauseRow) and not row.implied_by]

@@ -1,0 +1,64 @@
+"""A rank's end of the channel to the gpubench that launched it; watchdogs speak through it too.
+
+It imports little: a watchdog starts with every rank, beside its rank's own start, and reads no files once something
+hangs.
+"""
+
+import json
+import socket
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gpubench.errors import GpubenchError
+    from gpubench.model.hang import Lost
+    from gpubench.model.report import CollectiveRow, Metadata, Report
+
+
+class ChannelSender:
+    """The rank's end: a listener whose words travel. Its first is a hello, where the rank is alive."""
+
+    def __init__(self, path: str, *, alive: bool = True) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.connect(path)
+        if alive:
+            self._send({"kind": "hello"})
+
+    def begin(self, metadata: "Metadata") -> None:
+        """The run is set up."""
+        self._send({"kind": "begin", "metadata": metadata.to_record()})
+
+    def progress(self, done: int, total: int, label: str) -> None:
+        """`done` of `total` rows are measured and `label` is next."""
+        self._send({"kind": "progress", "done": done, "total": total, "label": label})
+
+    def row(self, row: "CollectiveRow") -> None:
+        """One more row is measured."""
+        self._send({"kind": "row", "row": row.to_record()})
+
+    def end(self, report: "Report") -> None:
+        """All rows were measured."""
+        from gpubench.model.plain import to_plain
+        from gpubench.model.report import Table
+
+        sections = {
+            name: [to_plain(row) for row in section.rows()]
+            for name, section in report.sections.items()
+            if isinstance(section, Table)
+        }
+        self._send({"kind": "end", "report": report.to_record(), "sections": sections})
+
+    def error(self, error: "GpubenchError") -> None:
+        """This rank cannot go on."""
+        self._send({"kind": "error", "error": error.to_record()})
+
+    def lost(self, lost: "Lost") -> None:
+        """That rank ended without a word."""
+        state = lost.state.to_record()
+        self._send({"kind": "lost", "state": state, "at_seconds": lost.at_seconds, "status": lost.status})
+
+    def close(self) -> None:
+        """Nothing more will be said."""
+        self._socket.close()
+
+    def _send(self, message: dict[str, Any]) -> None:
+        self._socket.sendall(json.dumps(message).encode() + b"\n")

@@ -1,0 +1,89 @@
+"""The process that a watchdog is: `python -m gpubench.hardware.watchdog_main SETUP`, which ranks start."""
+
+import ctypes
+import json
+import os
+import select
+import socket
+import sys
+from contextlib import suppress
+
+from gpubench.errors import GpubenchError
+from gpubench.hardware.channel_sender import ChannelSender
+from gpubench.hardware.progress_block import ProgressBlock
+from gpubench.hardware.watchdog_peers import local_name
+from gpubench.hardware.watchdog_process import Watchdog, Watched
+from gpubench.model.hang import Lost
+
+_PR_SET_NAME = 15
+_PROCESS_NAME = b"gpubench-watch"
+_SECONDS_TO_WRITE = 2.0
+_STDERR = 2
+
+
+def main() -> None:
+    """Watch the rank that started this process, by the descriptors that it handed over."""
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, _PROCESS_NAME, 0, 0, 0)
+    with suppress(OSError):  # the rank's core is the rank's alone
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    setup = json.loads(sys.argv[1])
+    watched = Watched(**setup["watched"])
+    job = setup["job"]
+    block = ProgressBlock(setup["block"])
+    control, datagrams = socket.socket(fileno=setup["control"]), socket.socket(fileno=setup["datagrams"])
+    speaker = _ToChannel(setup["channel"]) if setup["channel"] else _ToStderr()
+    Watchdog(watched, block, control, _local_socket(job, watched.rank), job, datagrams, speaker).run()
+
+
+def _local_socket(job: str, rank: int) -> socket.socket:
+    """Where the other watchdogs of this host ask; under a name of no meaning where the right one is taken."""
+    local = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        local.bind(local_name(job, rank))
+    except OSError:
+        local.bind("")
+    return local
+
+
+class _ToStderr:
+    """Speaks where the rank's own errors go."""
+
+    hears_all = False
+
+    def error(self, error: GpubenchError) -> None:
+        """Print it, unless nobody takes it."""
+        _, writable, _ = select.select([], [_STDERR], [], _SECONDS_TO_WRITE)
+        if writable:
+            with suppress(OSError):
+                os.write(_STDERR, f"gpubench: error: {error}\n".encode(errors="replace"))
+
+    def lost(self, lost: Lost) -> None:
+        """Print it: not every mpirun names the rank that was killed."""
+        self.error(lost.error("; rows measured before are in the outputs"))
+
+
+class _ToChannel:
+    """Speaks to the gpubench that launched this rank."""
+
+    hears_all = True
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def error(self, error: GpubenchError) -> None:
+        """Pass it on."""
+        with suppress(OSError):
+            sender = ChannelSender(self._path)
+            sender.error(error)
+            sender.close()
+
+    def lost(self, lost: Lost) -> None:
+        """Tell, so that of all ranks that end with the first that was killed, that one is named."""
+        with suppress(OSError):
+            sender = ChannelSender(self._path, alive=False)
+            sender.lost(lost)
+            sender.close()
+
+
+if __name__ == "__main__":
+    main()

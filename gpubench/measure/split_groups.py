@@ -1,0 +1,110 @@
+"""The same collective in several groups of ranks at once: they keep in step, and the first rank hears of all."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from gpubench.model.lateness import Offset
+from gpubench.model.rank_times import RANK_TIMES_SECTION, RankTimeRow
+from gpubench.model.report import CollectiveRow, Metadata, Report, Row, Table
+from gpubench.model.split import RankGroup
+from gpubench.model.verdict import Finding, Verdict, overall
+from gpubench.ports import Group, Listener
+
+T = TypeVar("T")
+
+
+class InStep:
+    """A group whose barriers are those of the whole job, so that all groups begin together what is timed."""
+
+    def __init__(self, own: Group, whole: Group) -> None:
+        self._own = own
+        self._whole = whole
+        self.rank = own.rank
+        self.size = own.size
+
+    def gather(self, value: T) -> list[T]:
+        """Every value of the group, on all its ranks."""
+        return self._own.gather(value)
+
+    def collect(self, value: T) -> list[T] | None:
+        """Every value of the group, on its first rank."""
+        return self._own.collect(value)
+
+    def broadcast(self, value: T | None, root: int = 0) -> T:
+        """The value of the group's root."""
+        return self._own.broadcast(value, root)
+
+    def barrier(self) -> None:
+        """Return once every rank of the job has called it."""
+        self._whole.barrier()
+
+    def largest(self, values: Sequence[float]) -> Sequence[float]:
+        """Each of the values where it is largest in the group."""
+        return self._own.largest(values)
+
+    def clock_offset(self) -> Offset:
+        """How this rank's clock differs from that of the group's first rank."""
+        return self._own.clock_offset()
+
+    def split(self, color: int, key: int) -> Group:
+        """A part of this group alone."""
+        return self._own.split(color, key)
+
+
+@dataclass(frozen=True, slots=True)
+class _PartReport:
+    """What the first rank of a group has to say in the end, as it travels."""
+
+    verdict: Verdict
+    findings: tuple[Finding, ...]
+    rank_times: tuple[RankTimeRow, ...]
+
+
+class GroupRows:
+    """The listener of one group: hands its rows to the first rank of the job, which hears a row of every group."""
+
+    def __init__(self, part: RankGroup, own: Group, whole: Group, listener: Listener[CollectiveRow]) -> None:
+        self._part = part
+        self._own = own
+        self._whole = whole
+        self._listener = listener
+
+    def begin(self, metadata: Metadata) -> None:
+        """Passed on."""
+        self._listener.begin(metadata)
+
+    def progress(self, done: int, total: int, label: str) -> None:
+        """Passed on."""
+        self._listener.progress(done, total, label)
+
+    def row(self, row: CollectiveRow) -> None:
+        """A row each of all groups, with the group's name; ranks are counted in the whole job. Every rank calls it."""
+        slowest = None if row.slowest_rank is None else self._part.ranks[row.slowest_rank]
+        named = replace(row, group=self._part.name, slowest_rank=slowest)
+        for each in self._whole.collect(named if self._own.rank == 0 else None) or ():
+            if each is not None:
+                self._listener.row(each)
+
+    def end(self, report: Report) -> None:
+        """Passed on."""
+        self._listener.end(report)
+
+    def merged(self, report: Report) -> Report:
+        """The report of the whole job, on its first rank; on others that of the group."""
+        section = report.sections.get(RANK_TIMES_SECTION)
+        lines: Sequence[Row] = list(section.rows()) if isinstance(section, Table) and self._own.rank == 0 else ()
+        own = _PartReport(
+            report.verdict, tuple(report.findings), tuple(line for line in lines if isinstance(line, RankTimeRow))
+        )
+        collected = self._whole.collect(own if self._own.rank == 0 else None)
+        if collected is None:
+            return report
+        parts = [each for each in collected if each is not None]
+        rank_times = [line for each in parts for line in each.rank_times]
+        return Report(
+            verdict=overall(each.verdict for each in parts),
+            complete=True,
+            findings=tuple(finding for each in parts for finding in each.findings),
+            sections={RANK_TIMES_SECTION: Table(RankTimeRow.columns(), lambda: rank_times)},
+        )

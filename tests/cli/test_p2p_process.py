@@ -1,0 +1,119 @@
+"""What `gpubench p2p` knows of its own process when it runs as one: everything that a rank knows of its own."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpubench.cli import p2p, p2p_job
+from gpubench.cli.p2p import parse_p2p_options
+from gpubench.cli.p2p_replay import run_replayed
+from gpubench.hardware.nvml import Driver
+from gpubench.hardware.process_facts import read_rank_facts
+from gpubench.hardware.simulated.machine import parse_machine, snapshots
+from gpubench.model.copies import CopyGpu
+from gpubench.model.rank_facts import RankFacts
+from gpubench.model.report import Origin
+from gpubench.model.snapshot import Snapshot
+from tests.fakes.copies import FakeCopies
+
+DEFAULTS: dict[str, Any] = {name: default for name, _, default in p2p.PARAMETERS}
+QUICK = {"sizes": "64K,64M", "pairs": ["0-1"]}
+
+
+def here() -> Snapshot:
+    node = replace(snapshots(parse_machine("hgx-h100-8"))[0], origin=Origin.MEASURED)
+    return replace(node, gpus=node.gpus[:2])
+
+
+class Copies(FakeCopies):
+    def __init__(self) -> None:
+        super().__init__(2)
+        self.gpus = tuple(
+            CopyGpu(gpu.device, gpu.index, gpu.bus_id or "", gpu.uuid or "", gpu.name or "") for gpu in here().gpus
+        )
+
+    def libraries(self) -> Mapping[str, str]:
+        return {"CuPy": "0"}
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two GPUs that copy, on a machine whose facts are a simulated one's; the process is this one."""
+    monkeypatch.setattr(p2p_job, "read_driver", lambda _: Driver(version="580", gpus=2, visible=2))
+    monkeypatch.setattr(p2p_job, "probe", lambda *_: here())
+    monkeypatch.setattr(p2p_job, "watch_errors", lambda before, *_: replace(before, errors_grown={}))
+    monkeypatch.setattr("gpubench.hardware.cuda.check_installed", lambda _: None)
+    copies = Copies()
+    monkeypatch.setattr("gpubench.hardware.copies.open_copies", lambda *_: copies)
+    monkeypatch.setattr("gpubench.hardware.link_counters.NvmlCounters", lambda _: copies)
+
+
+def measured(tmp_path: Path, **given: object) -> dict[str, Any]:
+    output = tmp_path / "p2p.json"
+    options = parse_p2p_options(DEFAULTS | QUICK | {"output": [str(output)]} | given)
+    assert p2p_job.run_alone(options, ["p2p"]) == 0
+    return dict(json.loads(output.read_text()))
+
+
+def processes(monkeypatch: pytest.MonkeyPatch, **facts: Any) -> None:
+    """What is read of the process, with some of it as given."""
+
+    def read(rank: int, node: int, local_rank: int, environment: Mapping[str, str]) -> RankFacts:
+        return replace(read_rank_facts(rank, node, local_rank, environment), **facts)
+
+    monkeypatch.setattr(p2p_job, "read_rank_facts", read)
+
+
+def causes(document: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [(row["id"], row["subject"]) for row in document["causes"]]
+
+
+def test_a_process_that_lacks_nothing_is_no_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    processes(monkeypatch, affinity="0-223")
+    assert causes(measured(tmp_path)) == []
+
+
+def test_a_process_bound_far_from_its_gpus_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    far = next(node.cpus for node in here().machine.numa_nodes if node.number == 1)
+    processes(monkeypatch, affinity=far)
+    assert causes(measured(tmp_path)) == [("numa-far", "GPU0, GPU1")]
+
+
+def test_a_variable_of_this_process_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UCX_TLS", "rc,sm")
+    processes(monkeypatch, affinity="0-223")
+    assert [id_ for id_, _ in causes(measured(tmp_path))] == ["ucx-tls"]
+
+
+def test_errors_that_come_while_it_runs_are_named_and_old_ones_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processes(monkeypatch, affinity="0-223")
+    recording, output = tmp_path / "run", tmp_path / "replayed.json"
+    grown = {"GPU1": {"PCIe replays": 400}, "GPU0": {"PCIe replays": 0}}
+    monkeypatch.setattr(p2p_job, "watch_errors", lambda before, *_: replace(before, errors_grown=grown))
+    document = measured(tmp_path, record=str(recording))
+    (row,) = document["causes"]
+    assert (row["id"], row["subject"], row["confidence"]) == ("pcie-errors", "GPU1", "likely")
+    assert row["evidence"] == "400 PCIe replays during this run"
+    options = parse_p2p_options(DEFAULTS | {"replay": str(recording), "output": [str(output)]})
+    assert run_replayed(options, recording, ["p2p"]) == 0
+    assert json.loads(output.read_text())["causes"] == document["causes"]
+
+
+def test_the_facts_are_recorded_and_replayed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    far = next(node.cpus for node in here().machine.numa_nodes if node.number == 1)
+    processes(monkeypatch, affinity=far)
+    recording, output = tmp_path / "run", tmp_path / "replayed.json"
+    first = measured(tmp_path, record=str(recording))
+    assert len((recording / "ranks.jsonl").read_text().splitlines()) == 1
+    options = parse_p2p_options(DEFAULTS | {"replay": str(recording), "output": [str(output)]})
+    assert run_replayed(options, recording, ["p2p"]) == 0
+    assert causes(json.loads(output.read_text())) == causes(first) == [("numa-far", "GPU0, GPU1")]
+    assert "numa-far" not in capsys.readouterr().out, "it explains no path that was staged"

@@ -1,0 +1,124 @@
+"""What topo says would be: which pairs and nodes fall back, which are slow, and because of what."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from gpubench.formats.text.prospects import other_lines, prospect_lines, was_looked_at
+from gpubench.measure.topo import examine
+from gpubench.model.report import Report
+from gpubench.model.snapshot import GpuDirectFacts
+from gpubench.model.topology import Topology
+from gpubench.model.verdict import Verdict
+from tests.fakes.planted import Job, simulated, with_nodes, with_ranks
+
+
+def looked_at(job: Job) -> Report:
+    return examine([Topology(node) for node in job.nodes], job.ranks)
+
+
+def lines(job: Job, said: Sequence[str] = ()) -> list[str]:
+    return [line.removeprefix("fallback (simulated): ") for _, line in prospect_lines(looked_at(job), said)]
+
+
+def others(job: Job) -> list[str]:
+    return [line for _, line in other_lines(looked_at(job))]
+
+
+def set_on(job: Job, *ranks: int, **environment: str) -> Job:
+    return with_ranks(job, lambda each: replace(each, environment={**each.environment, **environment}), *ranks)
+
+
+def test_no_pair_would_fall_back_where_nothing_stands_in_the_way() -> None:
+    (line,) = lines(simulated("hgx-h200-4"))
+    assert line.startswith("no pair would fall back: direct possible for all 12 pairs (NV18; peer access possible)")
+    assert others(simulated("hgx-h200-4")) == []
+
+
+def test_which_pairs_would_fall_back_and_because_of_what_comes_first() -> None:
+    job = set_on(simulated("hgx-h200-4"), NCCL_P2P_DISABLE="1")
+    (line,) = lines(job)
+    assert line.startswith("all 12 pairs would fall back, because NCCL_P2P_DISABLE=1 in the environment: HOST-STAGED")
+    assert line.endswith("; unset NCCL_P2P_DISABLE")
+    assert lines(job, ["nccl-p2p-disabled"])[0].endswith("nccl-p2p-disabled (NV18; peer access possible)")
+
+
+def test_the_pairs_of_one_gpu_are_named_by_it_and_no_policy_is_called_a_fault() -> None:
+    mig, rest = lines(simulated("hgx-h200-4", "gpu2:mig=on"))
+    assert mig.startswith("all 6 pairs of GPU2 would fall back, because MIG is on: by design, mig-on")
+    assert rest.startswith("direct possible for all others (NV18")
+
+
+def test_an_odd_node_among_many_is_named() -> None:
+    first, rest = lines(simulated("hgx-h100-8*9", "node7.gpu3:fabric=in_progress"))
+    assert first.startswith("all 14 pairs of node7 GPU3 would fall back, because fabric state in progress: HOST-STAGED")
+    assert rest.startswith("direct possible for all others")
+    assert len(lines(simulated("hgx-h100-8*9", "node7.gpu3:throttle=hw_slowdown"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("job", "said"),
+    [
+        (
+            set_on(simulated("hgx-h100-8*2"), NCCL_IB_DISABLE="1"),
+            (
+                "node0-1 → other nodes would fall back, because NCCL_IB_DISABLE=1 in the environment: sockets between "
+                "nodes, nccl-ib-disabled; unset NCCL_IB_DISABLE"
+            ),
+        ),
+        (
+            with_nodes(
+                simulated("hgx-h100-8*2"), lambda node: replace(node, gpudirect=GpuDirectFacts(peermem=False)), 1
+            ),
+            (
+                "node1 → other nodes would fall back, because GPUDirect RDMA is possible on other nodes, not here: "
+                "RDMA through host memory, gpudirect-one-side; make the named node like the others: modprobe "
+                "nvidia-peermem"
+            ),
+        ),
+    ],
+    ids=["sockets", "RDMA through host memory"],
+)
+def test_nodes_whose_way_to_others_would_fall_back(job: Job, said: str) -> None:
+    inside, between = lines(job)
+    assert inside.startswith("no pair inside a node would fall back: ")
+    assert between == said
+
+
+def test_one_port_of_many_that_is_down_is_slow_and_no_fallback() -> None:
+    one = simulated("hgx-h100-8*2", "node1.nic2:state=down")
+    assert len(lines(one)) == 1
+    assert others(one) == ["node1 would be slow, because mlx5_2 is down (rdma-port-down)"]
+    every = simulated("hgx-h100-8*2", *(f"node1.nic{number}:state=down" for number in range(8)))
+    assert "node1 → other nodes would fall back, because" in lines(every)[1]
+
+
+@pytest.mark.parametrize(
+    ("job", "said"),
+    [
+        (simulated("hgx-h200-4", "gpu2:throttle=hw_slowdown"), "GPU2 would be slow, because clocks are lowered"),
+        (set_on(simulated("hgx-h200-4"), NCCL_PROTO="LL"), "this job might be slow, because NCCL_PROTO=LL in"),
+        (set_on(simulated("hgx-h200-4"), NCCL_SHM_DISABLE="1"), "would take a network inside a node where there is no"),
+        (set_on(simulated("hgx-h200-4"), UCX_TLS="rc,sm"), "would be copied through host memory by MPI, UCX or a"),
+    ],
+    ids=["slow", "perhaps slow", "a network inside", "copied by MPI"],
+)
+def test_what_does_not_stage_is_worded_otherwise(job: Job, said: str) -> None:
+    (line,) = others(job)
+    assert said in line
+    assert all("no pair would fall back" in each for each in lines(job))
+
+
+def test_settings_between_nodes_are_findings_where_there_are_several() -> None:
+    job = set_on(simulated("hgx-h100-8*2"), NCCL_IB_DISABLE="1")
+    (finding,) = [each for each in looked_at(job).findings if each.id == "fallback-expected"]
+    assert (finding.severity, finding.next_command) == (Verdict.WARN, "unset NCCL_IB_DISABLE")
+    alone = set_on(simulated("hgx-h100-8"), NCCL_IB_DISABLE="1")
+    assert [each.id for each in looked_at(alone).findings] == []
+    assert "node0 → other nodes would fall back" in lines(alone)[1]
+
+
+def test_only_topo_says_what_would_be() -> None:
+    assert was_looked_at(looked_at(simulated("hgx-h200-2")))
+    assert not was_looked_at(Report(verdict=Verdict.PASS, complete=True))

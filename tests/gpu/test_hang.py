@@ -1,0 +1,123 @@
+"""Ranks that die, stop or stay away while GPUs work: the right one is named and nothing is left running."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from gpubench.hardware.nvml import read_driver
+from gpubench.hardware.progress_block import ProgressBlock, Reading
+from gpubench.model.hang import Phase
+from tests.mpi.test_faults import ALONE, MPIRUN, Run, start
+
+DRIVER = read_driver(os.environ)
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(DRIVER.visible < 2, reason="needs two GPUs"),
+    pytest.mark.timeout(300),
+]
+
+TIMEOUT = 4
+ITERATIONS = {"256M": 20_000, "4G": 2_000}
+"""Of each size so many as take half a minute on four H200s: long enough to strike among them."""
+
+SECONDS_OF_QUEUE = {"256M": 2, "4G": 20}
+"""What GPUs go on with after a rank has stopped: a stream holds about a thousand launches, and they need no process."""
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    return tmp_path / "result.json"
+
+
+def inside_the_operation(how: str, output: Path, size: str = "4G") -> Run:
+    """A job that has completed some of its timed operations of a size, as every rank's watchdog sees it."""
+    sweep = ("--backend", "nccl", "--sizes", f"1M,{size}", "--iters", str(ITERATIONS[size]), "--out-of-place")
+    run = start(how, output, *sweep, "--timeout", str(TIMEOUT), ranks=DRIVER.visible, start_seconds=120)
+    run.wait_for_rows(1)
+    deadline = time.monotonic() + 60
+    while not all(is_among_operations(progress_of(run.pid(rank)), size) for rank in range(DRIVER.visible)):
+        assert time.monotonic() < deadline
+        assert run.process.poll() is None, run.process.communicate()
+        time.sleep(0.05)
+    return run
+
+
+def progress_of(pid: int) -> Reading:
+    """How far a rank is, read where its watchdog reads it."""
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        if str(path.readlink()).startswith("/memfd:gpubench-progress"):
+            descriptor = os.open(path, os.O_RDWR)
+            try:
+                return ProgressBlock(descriptor).read()
+            finally:
+                os.close(descriptor)
+    raise AssertionError(f"process {pid} has no page of progress")
+
+
+def is_among_operations(seen: Reading, size: str) -> bool:
+    return seen.phase is Phase.OPERATION and seen.label.startswith(size) and 0 < seen.done < seen.total
+
+
+@pytest.mark.parametrize(("how", "rank", "size"), [(ALONE, 0, "256M"), (ALONE, 1, "4G"), (MPIRUN, 1, "256M")])
+def test_a_rank_stopped_inside_an_allreduce(how: str, rank: int, size: str, output: Path) -> None:
+    run = inside_the_operation(how, output, size)
+    os.kill(run.pid(rank), signal.SIGSTOP)
+    said = run.end(TIMEOUT + SECONDS_OF_QUEUE[size])
+    assert run.process.returncode == 3
+    assert f"the others wait for rank {rank}" in said
+    assert "(GPU " in said.partition("missing:")[2].splitlines()[0]
+    assert f" of {ITERATIONS[size]} done" in said
+    assert run.is_cut_short(1)
+    assert gpus_are_idle()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_killed_inside_an_allreduce_of_4_gib(rank: int, output: Path) -> None:
+    run = inside_the_operation(ALONE, output)
+    os.kill(run.pid(rank), signal.SIGKILL)
+    said = run.end(0)
+    assert run.process.returncode == 3
+    assert f"rank {rank} " in said
+    assert run.is_cut_short(1)
+    assert gpus_are_idle()
+
+
+def test_a_rank_that_never_enters_an_operation(output: Path) -> None:
+    """It is late, not stopped: it sleeps before the fourth row, and NCCL's kernels on the other GPUs spin."""
+    arguments = ("--backend", "nccl", "--sizes", "1M:4G:4", "--iters", "20", "--timeout", str(TIMEOUT))
+    run = start(ALONE, output, *arguments, fault="1:stall", ranks=DRIVER.visible, start_seconds=120)
+    said = run.end(60)
+    assert run.process.returncode == 3
+    assert "the others wait for rank 1" in said
+    assert run.is_cut_short(1)
+    assert gpus_are_idle()
+
+
+def test_a_slow_run_that_moves_is_left_alone(output: Path) -> None:
+    """Its timed loop takes longer than the time-out: the events inside it are what keeps it alive."""
+    arguments = ("--backend", "nccl", "--sizes", "4G", "--iters", "400", "--out-of-place", "--timeout", "3")
+    run = start(ALONE, output, *arguments, ranks=DRIVER.visible, start_seconds=120)
+    run.process.communicate(timeout=120)
+    assert run.process.returncode == 0
+    document = json.loads(output.read_text())
+    assert document["complete"]
+    (row,) = document["rows"]
+    assert row["time_us"] * row["iterations"] > 3e6
+
+
+def gpus_are_idle() -> bool:
+    """Whether the memory of all GPUs comes back: what held it is gone."""
+    import cupy
+
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        free = [cupy.cuda.Device(index).mem_info for index in range(DRIVER.visible)]
+        if all(left > 0.95 * total for left, total in free):
+            return True
+        time.sleep(0.5)
+    return False

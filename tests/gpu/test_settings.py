@@ -1,0 +1,109 @@
+"""On real GPUs: what was asked of NCCL is what it takes, its own choice is beside it, and hierarchies are right."""
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from gpubench.hardware.nvml import read_driver
+from gpubench.model.setting import taken_name
+from tests.cli.running import MPI_ENVIRONMENT, ROOT, environment, gpubench, mpirun_command
+
+DRIVER = read_driver(os.environ)
+RANKS = 4
+SETTINGS = [f"{algorithm}/{protocol}" for algorithm in ("ring", "tree") for protocol in ("ll", "ll128", "simple")]
+
+pytestmark = [pytest.mark.gpu, pytest.mark.mpi, pytest.mark.skipif(DRIVER.visible < RANKS, reason="needs four GPUs")]
+
+Document = dict[str, Any]
+
+
+def measured(*arguments: str, **variables: str) -> Document:
+    result = gpubench(*arguments, "--np", str(RANKS), "--format", "json", env=environment(**variables))
+    assert result.returncode == 0, result.stderr
+    document: Document = json.loads(result.stdout)
+    return document
+
+
+def on_emulated_nodes(*arguments: str) -> Document:
+    """Two nodes of two GPUs, as NCCL is told."""
+    words = " ".join([sys.executable, "-m", "gpubench", *arguments, "--format", "json"])
+    script = f"NCCL_HOSTID=node$((OMPI_COMM_WORLD_RANK/2)) exec {words}"
+    command = [mpirun_command(1)[0], "-n", str(RANKS), "bash", "-c", script]
+    result = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=110, cwd=ROOT, env=environment(**MPI_ENVIRONMENT)
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    document: Document = json.loads(result.stdout[result.stdout.index("{\n") :])
+    return document
+
+
+def by_setting(document: Document, setting: str | None) -> list[Document]:
+    return [row for row in document["rows"] if row["setting"] == setting]
+
+
+def test_every_algorithm_and_protocol_is_taken_and_the_own_choice_is_beside_them() -> None:
+    sizes = "1K:256M:4"
+    document = measured("allreduce", "--sizes", sizes, "--algo", "ring,tree", "--proto", "ll,ll128,simple")
+    assert document["refused"] == []
+    for setting in SETTINGS:
+        rows = by_setting(document, setting)
+        assert rows
+        assert {taken_name(row["algorithm"], row["protocol"]) for row in rows} == {setting}
+        assert {row["wrong"] for row in rows} == {0}
+        assert not [row["note"] for row in rows if "asked for" in str(row["note"])]
+    own = by_setting(document, None)
+    assert len(own) == len(by_setting(document, "again")) == len(document["winners"])
+    assert all(row["algorithm"] and row["protocol"] for row in own)
+    for row in document["winners"]:
+        own_choice = taken_name(row["own_algorithm"], row["own_protocol"])
+        print(row["size_bytes"], row["placement"], row["fastest"], own_choice)  # noqa: T201
+        print(f"  loses {row['loss_percent']:.1f} %, noise {row['noise_percent']:.1f} %")  # noqa: T201
+        assert row["own_drift_percent"] is not None
+    by_size = {(row["size_bytes"], row["placement"]): row for row in document["winners"]}
+    smallest, largest = by_size[1024, "out_of_place"], by_size[2**28, "out_of_place"]
+    assert smallest["fastest"].endswith("/ll")
+    assert largest["fastest"] in ("ring/simple", "ring/ll128"), "341 and 317 GB/s on these GPUs, trees 233"
+    assert any(row["displaces"] for row in document["winners"])
+
+
+def test_what_nccl_cannot_do_is_left_out_with_its_words() -> None:
+    document = measured("reducescatter", "--sizes", "1M,16M", "--algo", "tree,ring")
+    rows = document["rows"]
+    assert {row["wrong"] for row in rows} == {0}
+    assert by_setting(document, "ring")
+    tree = by_setting(document, "tree")
+    refused = [row for row in document["refused"] if row["setting"] == "tree"]
+    print(refused, [row["note"] for row in tree])  # noqa: T201
+    assert bool(refused) != bool(tree), "refused by newer versions, run as a ring by older ones"
+    assert all("asked for tree" in str(row["note"]) for row in tree)
+    assert all(row["reason"] for row in refused)
+
+
+def test_gpus_beside_host_memory() -> None:
+    document = measured("allreduce", "--sizes", "1K,1M", "--backend", "nccl,host")
+    assert [row["backend"] for row in document["rows"]] == ["nccl", "host", "nccl"] * 4
+    assert {row["fastest"] for row in document["winners"] if row["size_bytes"] == 2**20} == {"nccl"}
+
+
+@pytest.mark.parametrize("graph", [(), ("--graph", "3")])
+def test_a_hierarchical_all_reduce_on_two_emulated_nodes(graph: tuple[str, ...]) -> None:
+    arguments = ("allreduce", "--sizes", "1000,64K,16M", "--hierarchical", "--op", "sum,max")
+    document = on_emulated_nodes(*arguments, *graph)
+    assert document["refused"] == []
+    made = by_setting(document, "hierarchical")
+    assert len(made) == 3 * 2 * 2
+    assert {row["wrong"] for row in made} == {0}
+    for row in made:
+        assert row["busbw_gb_s"] == pytest.approx(row["algbw_gb_s"] * 1.5)
+    for row in document["winners"]:
+        print(row["size_bytes"], row["op"], row["placement"], row["fastest"], f"{row['loss_percent']:.1f} %")  # noqa: T201
+
+
+def test_one_node_has_no_hierarchy() -> None:
+    result = gpubench("allreduce", "--sizes", "1M", "--np", str(RANKS), "--hierarchical")
+    assert result.returncode == 2
+    assert f"--hierarchical, but all {RANKS} ranks are on one node" in result.stderr

@@ -1,0 +1,66 @@
+"""Hosts with GPUs that ranks believe in: `check` finds a simulated node on each, all else is real.
+
+The ranks, their hosts, what they gather and reduce over the network are real; facts, and what a child process of
+`gpubench p2p` copies, are those of a simulated machine. Of the processes nothing is known: those of the machine that
+tests run on have no RDMA library, and such a machine's ranks would.
+"""
+
+import socket
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from gpubench.cli import check_measure, check_ranks
+from gpubench.cli.check_plan import CheckPlan
+from gpubench.hardware.host_copy import copy_seconds
+from gpubench.hardware.interpreter import module_command
+from gpubench.hardware.simulated.machine import parse_machine, snapshots
+from gpubench.model.fault import parse_fault
+from gpubench.model.rank_facts import RankFacts
+from gpubench.model.report import Origin, RankIdentity
+from gpubench.model.snapshot import Snapshot
+
+SMALL_SIZES = (2**10, 2**16)
+"""Reduced by CPUs: the sizes of GPUs are gigabytes."""
+
+
+def install(machine: str, *faults: str, hosts: Sequence[str]) -> None:
+    """Have the host with this process's name be the node of that number."""
+    number = hosts.index(socket.gethostname())
+    own = [fault.partition(".")[2] for fault in faults if fault.startswith(f"node{number}.")]
+    nodes = snapshots(parse_machine(f"{machine}*{len(hosts)}"), [parse_fault(fault) for fault in faults])
+
+    def probe(*_arguments: object) -> Snapshot:
+        return replace(nodes[number], host=socket.gethostname(), origin=Origin.MEASURED)
+
+    def own_facts(identity: RankIdentity) -> RankFacts:
+        own = {name: getattr(identity, name) for name in ("rank", "host", "node", "local_rank", "pid")}
+        return RankFacts(**own, shm_device=1)
+
+    def command(module: str, *arguments: str) -> list[str]:
+        given = [part for fault in own for part in ("--fault", fault)]
+        return module_command(module, *arguments, "--simulate", machine, *given)
+
+    stubs: Sequence[tuple[Any, str, Any]] = (
+        (check_ranks, "probe", probe),
+        (check_ranks, "own_facts", own_facts),
+        (check_measure, "module_command", command),
+        (CheckPlan, "sizes", property(lambda _plan: SMALL_SIZES)),
+    )
+    for owner, name, stub in stubs:
+        setattr(owner, name, stub)
+
+
+def slow_down(host: str) -> None:
+    """Have copies in this host's memory take four times as long as on the others, if it is that host.
+
+    All hosts share the memory of this machine, and whatever else runs on it: what copies really take says nothing.
+    """
+    seconds = 0.04 if socket.gethostname() == host else 0.01
+
+    def copies(_size_bytes: int, samples: int) -> list[float]:
+        return [seconds] * samples
+
+    stubs: dict[Any, Any] = {check_measure: copies}
+    for owner, stub in stubs.items():
+        setattr(owner, copy_seconds.__name__, stub)

@@ -1,0 +1,93 @@
+"""`gpubench check` on two real hosts, network namespaces of this machine: the one that differs is named, it alone."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.running import ROOT
+from tests.mpi.hosts import Hosts, connected
+
+pytestmark = [pytest.mark.mpi, pytest.mark.slow]
+
+INJECT = Path(__file__).parent / "inject"
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[Hosts]:
+    with connected(2, tmp_path) as pair:
+        yield pair
+
+
+def checked(hosts: Hosts, *arguments: str, nodes: str = "", slow: str = "none") -> tuple[int, dict[str, Any], str]:
+    """Exit code, document and table of a check by two ranks a host; `nodes` are the machines to believe in."""
+    output = hosts.folder / "check.json"
+    settings = {
+        "PYTHONPATH": f"{INJECT}{os.pathsep}{ROOT}",
+        "GPUBENCH_TEST_NODES": nodes,
+        "GPUBENCH_TEST_HOSTS": ",".join(hosts.names),
+        "GPUBENCH_TEST_SLOW_HOST": slow,
+    }
+    text, code = hosts.finish("check", *arguments, "--output", str(output), **settings)
+    assert output.exists(), text
+    return code, json.loads(output.read_text()), text
+
+
+def unwell(document: dict[str, Any]) -> dict[str, set[str]]:
+    """The subjects that are not well, by node."""
+    found: dict[str, set[str]] = {}
+    for row in document["verdicts"]:
+        if row["verdict"] != "PASS":
+            found.setdefault(row["node"], set()).add(row["scope"])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("place", "fault", "finding", "scopes"),
+    [
+        (0, ".gpu3:missing=yes", "gpu-missing", {"node"}),
+        (1, ".gpu5:nvlink=12", "nvlink-down", {"node", "gpu"}),
+        (0, ":driver=570.86.10", "driver-differs", {"node"}),
+        (1, ".nic2:rate=100", "nic-rate", {"node", "nic"}),
+    ],
+)
+def test_of_two_hosts_the_one_that_differs_is_named(
+    hosts: Hosts, place: int, fault: str, finding: str, scopes: set[str]
+) -> None:
+    nodes = f"hgx-h100-8 node{place}{fault}"
+    code, document, text = checked(hosts, "--quick", "--strict", nodes=nodes)
+    assert (code, document["verdict"]) == (1, "FAIL"), text
+    assert unwell(document) == {hosts.names[place]: scopes}
+    assert finding in {each["id"] for each in document["findings"]}
+    assert [row["subject"] for row in document["verdicts"] if row["scope"] == "node"] == list(hosts.names)
+    assert "2 nodes: 1 well" in text
+    judged = text.partition("2 nodes: 1 well")[2].partition("verdict:")[0]
+    assert hosts.names[place] in judged
+    assert hosts.names[1 - place] not in judged
+
+
+def test_two_hosts_that_are_alike_are_well(hosts: Hosts) -> None:
+    code, document, text = checked(hosts, "--strict", nodes="hgx-h100-8")
+    assert (code, document["verdict"], document["findings"]) == (0, "PASS", []), text
+    assert unwell(document) == {}
+    assert {(row["ranks"], row["nodes"], row["wrong"]) for row in document["rows"]} == {(4, 2, 0)}
+    assert {row["source_node"] for row in document["pairs"]} == set(hosts.names)
+
+
+def test_a_slow_gpu_is_named_with_its_host(hosts: Hosts) -> None:
+    code, document, text = checked(hosts, nodes="hgx-h100-8 node1.gpu3:speed=0.5")
+    assert code == 1, text
+    assert set(unwell(document)) == {hosts.names[1]}
+    slow = next(each for each in document["findings"] if each["id"] == "p2p-slow")
+    assert slow["subject"].startswith(f"{hosts.names[1]} GPU3 ")
+
+
+def test_a_slow_host_without_gpus_is_named(hosts: Hosts) -> None:
+    code, document, text = checked(hosts, "--profile", "host", slow=hosts.names[0])
+    assert (code, document["verdict"]) == (1, "FAIL"), text
+    assert unwell(document) == {hosts.names[0]: {"node"}}
+    assert [each["id"] for each in document["findings"]] == ["host-memory-slow"]
+    assert {row["source_node"] for row in document["pairs"]} == set(hosts.names)

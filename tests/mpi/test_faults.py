@@ -1,0 +1,305 @@
+"""Ranks that die, stop, never start or lie: the right one is named, rows are kept, and no process is left.
+
+Every kind of fault strikes in every run, in one phase, of one rank, with one launch; the other phases, ranks and
+launches have the marker `slow`: `pytest -m slow tests/mpi`. What test_jobs.py has is not here again. Nothing is timed,
+but everything has to end.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpubench.model.hang import Phase
+from tests.cli.running import MPI_ENVIRONMENT, ROOT, broken, environment, mpirun_command
+
+pytestmark = pytest.mark.mpi
+
+TIMEOUT = 2
+STARTS = 5
+SECONDS_TO_END = 10
+"""What a job has beyond its time-out until the last of its processes is gone."""
+
+MPIRUN_SECONDS = 30
+"""What an mpirun has to end after its ranks: Open MPI's sometimes takes long, or for ever, which is not tested here."""
+
+ALONE, MPIRUN = "alone", "mpirun"
+HOWS = (ALONE, MPIRUN)
+
+
+def slow(*values: Any) -> Any:
+    """Parameters that are left to `-m slow`."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+EVERY_WAY = [(ALONE, 1), (MPIRUN, 0), slow(ALONE, 0), slow(MPIRUN, 1)]
+"""The launch and the rank that a fault strikes."""
+
+SMALL = ("--sizes", "1K:64K:4", "--iters", "3")
+LONG = ("--sizes", "1K,16M", "--iters", "400")
+
+
+@dataclass
+class Run:
+    """A job under way."""
+
+    process: subprocess.Popen[str]
+    output: Path
+    how: str
+
+    @property
+    def document(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.output.read_text())
+        return found
+
+    @property
+    def rows(self) -> int:
+        return len(self.document["rows"]) if self.output.exists() else 0
+
+    def wait_for_rows(self, rows: int) -> None:
+        deadline = time.monotonic() + 60
+        while self.rows < rows:
+            assert time.monotonic() < deadline
+            assert self.process.poll() is None, self.process.communicate()
+            time.sleep(0.05)
+
+    def pid(self, rank: int) -> int:
+        return int(self.document["metadata"]["ranks"][rank]["pid"])
+
+    def end(self, seconds: float = TIMEOUT) -> str:
+        """What it printed on stderr, once all its processes are gone."""
+        left = left_after(self.output, seconds)
+        try:
+            _, stderr = self.process.communicate(timeout=MPIRUN_SECONDS)
+        finally:
+            self.process.kill()
+            for pid in left:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        assert not left
+        assert "Traceback" not in stderr
+        return stderr
+
+    def is_cut_short(self, rows: int) -> bool:
+        """Whether the rows are there and nobody can take them for a whole run."""
+        document = self.document
+        return len(document["rows"]) >= rows and (document["complete"], document["verdict"]) == (False, "ERROR")
+
+
+def processes_of(output: Path) -> list[int]:
+    """The processes of a job, watchdogs too, but not mpirun's own: all that were started to write that file."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().decode(errors="replace").split("\0")
+        except OSError:
+            continue
+        if f"--output={output}" in words and words[0].endswith(Path(sys.executable).name):
+            found.append(int(path.parent.name))
+    return found
+
+
+def left_after(output: Path, seconds: float) -> list[int]:
+    """Those of them that are still there so long, and what every job has to end, from now."""
+    deadline = time.monotonic() + seconds + SECONDS_TO_END
+    while (left := processes_of(output)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return left
+
+
+def start(
+    how: str, output: Path, *arguments: str, fault: str = "", ranks: int = 3, start_seconds: float = STARTS
+) -> Run:
+    usual = ("--backend", "host", "--timeout", str(TIMEOUT))
+    words = ("allreduce", *usual, f"--output={output}", *arguments)
+    if how == ALONE:
+        command = [sys.executable, "-m", "gpubench", *words, "--np", str(ranks)]
+    else:
+        command = [*mpirun_command(ranks, *words)]
+    env = broken(fault) | {"GPUBENCH_TEST_START_SECONDS": str(start_seconds)} | MPI_ENVIRONMENT
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, cwd=ROOT, start_new_session=True
+    )
+    return Run(process, output, how)
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    return tmp_path / "result.json"
+
+
+@pytest.mark.parametrize(("how", "rank"), EVERY_WAY)
+def test_a_stopped_rank_is_named_and_the_job_ended(how: str, rank: int, output: Path) -> None:
+    run = start(how, output, *LONG)
+    run.wait_for_rows(1)
+    pid = run.pid(rank)
+    os.kill(pid, signal.SIGSTOP)
+    said = run.end()
+    assert run.process.returncode == 3
+    assert f"the others wait for rank {rank}" in said
+    assert f"rank {rank} on " in said.partition("missing:")[2].splitlines()[0]
+    assert f"(pid {pid}), in " in said
+    assert "its process is stopped" in said
+    assert "".join(line for line in said.splitlines() if "arrived:" in line).count("rank ") == 2
+    assert run.is_cut_short(1)
+
+
+@pytest.mark.parametrize("how", [MPIRUN, slow(ALONE)])
+def test_a_rank_that_is_late_for_no_visible_reason_is_named(how: str, output: Path) -> None:
+    run = start(how, output, *SMALL, fault="2:stall")
+    run.wait_for_rows(4)
+    said = run.end()
+    assert run.process.returncode == 3
+    assert "the others wait for rank 2" in said
+    assert "stopped" not in said
+    assert run.is_cut_short(4)
+
+
+@pytest.mark.parametrize(("how", "rank"), EVERY_WAY)
+def test_a_rank_killed_inside_an_operation_is_named(how: str, rank: int, output: Path) -> None:
+    run = start(how, output, *LONG)
+    run.wait_for_rows(1)
+    pid = run.pid(rank)
+    os.kill(pid, signal.SIGKILL)
+    said = run.end()
+    assert run.process.returncode == (3 if how == ALONE else 137)
+    assert is_named(said, how, rank, pid)
+    assert run.is_cut_short(1)
+
+
+def is_named(said: str, how: str, rank: int, pid: int) -> bool:
+    """By gpubench, or by an mpirun that was faster to end all, in its words."""
+    return f"(pid {pid}) was killed" in said or (how == MPIRUN and f"rank {rank} with PID" in said)
+
+
+PHASES = [phase for phase in Phase if phase not in (Phase.LAUNCH, Phase.OPENING, Phase.TRY_OUT)]
+IN_EVERY_ROW = (Phase.WARM_UP, Phase.OPERATION, Phase.VERIFICATION, Phase.OUTPUT)
+IN_EVERY_RUN = [(Phase.SET_UP, 1, ALONE), (Phase.VERIFICATION, 0, ALONE), (Phase.MPI_FINALIZE, 1, MPIRUN)]
+EVERY_PHASE = [(phase, rank, how) for phase in PHASES for rank in (0, 1) for how in HOWS]
+
+
+@pytest.mark.parametrize(
+    ("phase", "rank", "how"), [each if each in IN_EVERY_RUN else slow(*each) for each in EVERY_PHASE]
+)
+def test_a_rank_killed_in_any_phase_is_named(phase: Phase, rank: int, how: str, output: Path) -> None:
+    run = start(how, output, *SMALL, fault=f"{rank}:SIGKILL@{phase}", start_seconds=60)
+    said = run.end(STARTS)
+    if phase is Phase.MPI_FINALIZE and how == ALONE:
+        assert run.process.returncode == 0
+        assert run.document["complete"]
+        return
+    assert run.process.returncode == (3 if how == ALONE else 137)
+    if how == ALONE:
+        assert f"rank {rank} on " in said
+        assert f" in {phase}" in said
+    else:
+        assert f"rank {rank} " in said
+        assert "signal 9" in said or "was killed" in said
+    if phase in IN_EVERY_ROW:
+        assert run.is_cut_short(1)
+        if how == ALONE:
+            assert "measured before are kept" in said
+
+
+@pytest.mark.parametrize(
+    ("how", "rank", "fault"),
+    [
+        (ALONE, 1, "SIGSTOP@inside MPI_Init"),
+        slow(MPIRUN, 0, "never"),
+        slow(MPIRUN, 0, "SIGSTOP@inside MPI_Init"),
+        slow(ALONE, 0, "SIGSTOP@MPI_Init"),
+        slow(ALONE, 1, "never"),
+    ],
+)
+def test_a_rank_that_never_comes_out_of_mpi_init_is_named(how: str, rank: int, fault: str, output: Path) -> None:
+    run = start(how, output, *SMALL, fault=f"{rank}:{fault}")
+    said = run.end(STARTS)
+    assert run.process.returncode == 3
+    assert "MPI_Init, or what comes before it, did not end within" in said
+    missing = next(line for line in said.splitlines() if "missing:" in line)
+    assert f"rank {rank}" in missing
+    assert ("never started" if fault == "never" else "its process is stopped") in missing
+    assert "".join(line for line in said.splitlines() if "arrived:" in line).count("rank ") == 2
+    assert not output.exists()
+
+
+@pytest.mark.parametrize(
+    ("how", "number"),
+    [
+        (MPIRUN, signal.SIGTERM),
+        slow(ALONE, signal.SIGINT),
+        slow(MPIRUN, signal.SIGINT),
+        slow(ALONE, signal.SIGTERM),
+    ],
+)
+def test_interrupted_the_rows_are_kept(how: str, number: signal.Signals, output: Path) -> None:
+    run = start(how, output, *LONG)
+    run.wait_for_rows(1)
+    run.process.send_signal(number)
+    said = run.end()
+    assert run.process.returncode in ((3,) if how == ALONE else (1, 128 + number, -number))
+    assert how != ALONE or "interrupted; the run was ended" in said
+    assert run.is_cut_short(1)
+
+
+@pytest.mark.parametrize("how", [ALONE, slow(MPIRUN)])
+def test_a_job_whose_launcher_was_killed_is_gone(how: str, output: Path) -> None:
+    run = start(how, output, *LONG)
+    run.wait_for_rows(1)
+    run.process.kill()
+    run.end()
+    assert run.is_cut_short(1)
+
+
+def test_a_job_that_was_suspended_as_a_whole_goes_on(output: Path) -> None:
+    """Ctrl-Z under mpirun stops all ranks: nothing hangs, and after `fg` it measures on."""
+    run = start(ALONE, output, "--sizes", "4K:64K", "--iters", "1000", "--timeout", "1", ranks=2)
+    run.wait_for_rows(1)
+    pids = [run.pid(0), run.pid(1)]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(2)
+    assert run.process.poll() is None
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+    run.process.communicate(timeout=60)
+    assert run.process.returncode == 0
+    assert run.document["complete"]
+
+
+@pytest.mark.parametrize("how", [MPIRUN, slow(ALONE)])
+def test_a_clock_that_jumps_ends_nothing(how: str, output: Path) -> None:
+    run = start(how, output, *SMALL, fault="all:clock")
+    _, stderr = run.process.communicate(timeout=60)
+    assert run.process.returncode == 0, stderr
+    assert run.document["complete"]
+
+
+@pytest.mark.parametrize("how", [MPIRUN, slow(ALONE)])
+def test_a_full_disk_is_named_and_other_outputs_stay(how: str, output: Path) -> None:
+    full = output.with_suffix(".csv")
+    full.symlink_to("/dev/full")
+    run = start(how, output, *SMALL, "--output", str(full))
+    said = run.end()
+    assert run.process.returncode == 3
+    assert f"{full} cannot be written any more: No space left on device; the run was ended" in said
+    assert run.is_cut_short(0)
+
+
+def test_a_closed_pipe_ends_the_run_of_a_users_own_mpirun(output: Path) -> None:
+    words = ["allreduce", "--backend", "host", "--sizes", "8:4M", "--format", "csv", f"--output={output}"]
+    result = subprocess.run(
+        ["bash", "-c", 'set -o pipefail; "$@" | head -n 1', "bash", *mpirun_command(2, *words)],
+        capture_output=True, text=True, timeout=90, check=False, env=environment(**MPI_ENVIRONMENT), cwd=ROOT,
+    )  # fmt: skip
+    assert result.returncode != 0
+    assert "Traceback" not in result.stderr
+    assert not left_after(output, 0)

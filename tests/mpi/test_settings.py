@@ -1,0 +1,213 @@
+"""Sweeps in several ways with real ranks: on the host backend, and on ranks that believe in four GPUs."""
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from tests.cli.running import MPI_ENVIRONMENT, ROOT, environment, gpubench, mpirun_command
+from tests.mpi.hosts import Hosts, connected
+from tests.mpi.test_evidence import SCHEMA, believing, document_of
+
+pytestmark = pytest.mark.mpi
+
+SMALL = ("allreduce", "--sizes", "1K:64K:8", "--iters", "3", "--warmup", "1")
+
+
+def emulated_nodes(
+    *arguments: str, ranks: int = 4, a_node: int = 2, env: Mapping[str, str] | None = None
+) -> "subprocess.CompletedProcess[str]":
+    """Ranks of this host that are told that they are on several nodes."""
+    words = " ".join([sys.executable, "-m", "gpubench", *arguments])
+    script = f"NCCL_HOSTID=node$((OMPI_COMM_WORLD_RANK/{a_node})) exec {words}"
+    command = [mpirun_command(1)[0], "-n", str(ranks), "bash", "-c", script]
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=90,
+        cwd=ROOT,
+        env={**(env or environment()), **MPI_ENVIRONMENT},
+    )
+
+
+def test_algorithms_and_protocols_beside_the_own_choice(tmp_path: Path) -> None:
+    table = tmp_path / "table.txt"
+    asked = ("--algo", "ring,tree", "--proto", "ll,simple")
+    result = gpubench(*SMALL, *asked, "--format", "json", "--output", str(table), env=believing("tuning"))
+    assert result.returncode == 0, result.stderr
+    document = document_of(result)
+    names = ["ring/ll", "ring/simple", "tree/ll", "tree/simple"]
+    assert document["metadata"]["options"]["settings"] == names
+    assert [row["setting"] for row in document["rows"]] == [None, *names, "again"] * 3 * 2
+    for row in document["rows"]:
+        assert row["wrong"] == 0
+        if row["setting"] in names:
+            assert f"{row['algorithm']}/{row['protocol']}".lower() == row["setting"]
+            assert row["channels"] == 24
+            assert row["note"] is None or "asked for" not in row["note"]
+    best = document["winners"]
+    assert len(best) == 3 * 2
+    assert {(row["own_algorithm"], row["own_protocol"]) for row in best} == {("RING", "LL")}
+    assert not {row["fastest"] for row in best} & {"tree/ll", "tree/simple"}, "which take 2 ms more in this test"
+    assert all(row["noise_percent"] is not None for row in best)
+    assert document["refused"] == []
+    assert [row["conclusion"] for row in document["fallback"]] == ["direct"]
+    assert not {"NCCL_ALGO", "NCCL_PROTO"} & set(document["metadata"]["environment"])
+    text = table.read_text()
+    assert "every size in 6 ways, one after the other: own choice, ring/ll, ring/simple, tree/ll" in text
+    assert "fastest by size, float32, sum, out of place" in text
+    assert text.count("cross-over  ") == 2
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_what_nccl_refuses_and_what_it_takes_instead_is_said_and_the_rest_is_measured() -> None:
+    result = gpubench(*SMALL, "--algo", "nvls,pat,tree", "--format", "json", env=believing("tuning"))
+    assert result.returncode == 0, result.stderr
+    document = document_of(result)
+    (refused,) = document["refused"]
+    assert (refused["setting"], refused["dtype"], refused["op"], refused["size_bytes"]) == (
+        *("nvls", "float32", "sum"),
+        1024,
+    )
+    assert "no algorithm/protocol available for function AllReduce" in refused["reason"]
+    assert "NCCL_ALGO was set to nvls" in refused["reason"]
+    assert {row["setting"] for row in document["rows"]} == {None, "pat", "tree", "again"}
+    notes = {row["note"] for row in document["rows"] if row["setting"] == "pat"}
+    assert {str(note).partition(";")[0] for note in notes} == {"asked for pat, NCCL took ring/simple"}
+    assert "pat" not in {row["fastest"] for row in document["winners"]}
+    shown = gpubench(*SMALL, "--algo", "nvls", env=believing("tuning"))
+    assert shown.returncode == 0
+    assert "could not run     nvls, float32 sum from 1K: Error : no algorithm" in " ".join(shown.stdout.splitlines())
+
+
+@pytest.mark.slow
+def test_without_evidence_nothing_is_heard_and_the_rest_is_the_same() -> None:
+    arguments = (*SMALL, "--proto", "ll", "--no-evidence", "--format", "json")
+    document = document_of(gpubench(*arguments, env=believing("tuning")))
+    assert [row["setting"] for row in document["rows"]] == [None, "ll", "again"] * 3 * 2
+    assert {row["protocol"] for row in document["rows"]} == {None}
+    assert {row["candidates"] for row in document["winners"]} == {2}
+
+
+@pytest.mark.slow
+def test_two_backends_in_one_table() -> None:
+    arguments = ("--backend", "host,nccl", "--dtype", "float32,int8", "--op", "sum,max")
+    result = gpubench(*SMALL, *arguments, "--out-of-place", "--width", "120", env=believing("tuning"))
+    assert result.returncode == 0, result.stderr
+    assert "allreduce  backend nccl and host  4 ranks" in result.stdout
+    assert "3 ways, one after the other: nccl, nccl again, host" in result.stdout
+    assert result.stdout.count("fastest by size, ") == 4
+    csv_text = gpubench(
+        *SMALL, *arguments[:2], "--format", "csv", "--section", "winners", env=believing("tuning")
+    ).stdout
+    lines = list(csv.DictReader(io.StringIO(csv_text)))
+    assert len(lines) == 6
+    assert {line["own_backend"] for line in lines} == {"nccl"}
+    assert {line["fastest"] for line in lines} <= {"nccl", "host"}
+
+
+def test_a_hierarchical_all_reduce_beside_the_flat_one(tmp_path: Path) -> None:
+    output = tmp_path / "result.json"
+    arguments = ("--backend", "host", "--hierarchical", "--op", "sum,max", "--output", str(output))
+    result = emulated_nodes("allreduce", "--sizes", "16,1000,64K", "--iters", "3", *arguments)
+    assert result.returncode == 0, result.stdout + result.stderr
+    document: dict[str, Any] = json.loads(output.read_text())
+    jsonschema.validate(document, SCHEMA)
+    made = [row for row in document["rows"] if row["setting"] == "hierarchical"]
+    assert {row["size_bytes"] for row in made} == {1000, 65536}, "of 16 bytes there is no block for every rank"
+    assert len(made) == 2 * 2 * 2
+    for row in made:
+        assert row["wrong"] == 0
+        assert row["busbw_gb_s"] == pytest.approx(row["algbw_gb_s"] * 1.5)
+    assert {row["candidates"] for row in document["winners"]} == {2}
+
+
+@pytest.mark.slow
+def test_a_hierarchy_of_each_backend_beside_settings(tmp_path: Path) -> None:
+    output = tmp_path / "result.json"
+    arguments = ("--hierarchical", "--algo", "ring", "--backend", "nccl,host", "--output", str(output))
+    result = emulated_nodes(*SMALL, *arguments, "--out-of-place", env=believing("tuning"))
+    assert result.returncode == 0, result.stdout + result.stderr
+    document = json.loads(output.read_text())
+    jsonschema.validate(document, SCHEMA)
+    ways = [(row["backend"], row["setting"]) for row in document["rows"]]
+    host, nccl = (
+        (("host", None), ("host", "hierarchical")),
+        (("nccl", None), ("nccl", "ring"), ("nccl", "hierarchical")),
+    )
+    assert ways == [*nccl, *host, ("nccl", "again")] * 3
+    assert {row["wrong"] for row in document["rows"]} == {0}
+    taken = {row["setting"]: row["algorithm"] for row in document["rows"] if row["backend"] == "nccl"}
+    assert taken == {None: "RING", "ring": "RING", "hierarchical": None, "again": "RING"}
+    assert {row["own_backend"] for row in document["winners"]} == {"nccl"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("--backend", "host", "--algo", "ring"), 2, "--algo needs GPUs, and --backend host uses none"),
+        (("--proto", "ll"), 2, "--proto needs GPUs, and this host shows none"),
+        (("--algo", "rings"), 2, "--algo 'rings' is not known"),
+        (("--backend", "nccl,gloo"), 2, "--backend 'gloo' is not known"),
+        (("--backend", "host", "--hierarchical"), 2, "--hierarchical, but all 2 ranks are on one node"),
+        (("--hierarchical", "--split", "node"), 2, "--hierarchical with --split"),
+        (("--algo", "ring", "--simulate", "hgx-h200-4"), 2, "--algo with --simulate"),
+        (("--backend", "nccl,host", "--graph", "3"), 2, "--backend nccl,host with --graph"),
+    ],
+)
+def test_what_cannot_be_asked_for_is_one_error(arguments: tuple[str, ...], code: int, said: str) -> None:
+    result = gpubench("allreduce", "--sizes", "1K", *arguments)
+    assert result.returncode == code
+    assert said in result.stderr
+    assert "try:" in result.stderr or "expected:" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
+
+
+def test_options_that_mean_nothing_do_not_exist() -> None:
+    assert gpubench("alltoall", "--algo", "ring").returncode == 2
+    assert "--hierarchical" not in gpubench("reducescatter", "--help").stdout
+
+
+@pytest.mark.slow
+def test_averages_of_averages_and_uneven_nodes_are_refused() -> None:
+    average = emulated_nodes(*SMALL, "--backend", "host", "--hierarchical", "--op", "avg", "--dtype", "int32")
+    assert average.returncode == 2
+    assert "--hierarchical with --op avg of int32" in average.stderr
+    uneven = emulated_nodes(*SMALL, "--backend", "host", "--hierarchical", ranks=3)
+    assert uneven.returncode == 2
+    assert "nodes have from 1 to 2 ranks" in uneven.stderr
+
+
+@pytest.mark.slow
+def test_a_choice_that_somebody_made_already_is_not_nccls_own() -> None:
+    result = gpubench(*SMALL, "--algo", "tree", env=believing("tuning", NCCL_ALGO="Ring"))
+    assert result.returncode == 2
+    assert "--algo with NCCL_ALGO=Ring set already" in result.stderr
+    assert "unset NCCL_ALGO" in result.stderr
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[Hosts]:
+    with connected(2, tmp_path) as pair:
+        yield pair
+
+
+@pytest.mark.slow
+def test_hierarchical_on_two_hosts(hosts: Hosts, tmp_path: Path) -> None:
+    output = tmp_path / "result.csv"
+    text = hosts.run(*SMALL, "--hierarchical", "--output", str(output), until="verdict:")
+    assert "verdict: PASS" in text
+    rows = list(csv.DictReader(io.StringIO(output.read_text())))
+    assert {(row["setting"], row["nodes"], row["wrong"]) for row in rows} == {
+        (name, "2", "0") for name in ("", "hierarchical", "again")
+    }
