@@ -206,8 +206,9 @@ class Watchdog:
         self._ask_rank("abort", _SECONDS_TO_ABORT)
         for number in (END_SIGNAL, signal.SIGKILL):
             if _is_parent(self._watched.pid):  # else the rank is gone, and its number may be another's
-                os.kill(self._watched.pid, number)
-                os.kill(self._watched.pid, signal.SIGCONT)
+                with contextlib.suppress(ProcessLookupError):  # gone with the first signal: no SIGCONT is needed
+                    os.kill(self._watched.pid, number)
+                    os.kill(self._watched.pid, signal.SIGCONT)
             self._wait(_SECONDS_TO_END)
 
     def _ask_rank(self, what: str, seconds: float) -> str:
