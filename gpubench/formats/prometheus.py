@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from gpubench.formats.document import DocumentWriter, Run
 from gpubench.formats.writer import Format, Style, Target
+from gpubench.model.copies import HostMemory
 from gpubench.model.report import Metadata, Table
 from gpubench.model.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND
 from gpubench.model.verdict import Verdict, exit_code
@@ -149,8 +150,8 @@ def _add_row(exposition: _Exposition, record: Mapping[str, Any], metadata: Metad
         if mark not in record:
             continue
         labels = {name: record[name] for name in which if record.get(name) is not None}
-        if "host memory" in str(record.get("note")):
-            labels["memory"] = str(record["note"]).partition(" ")[0]
+        if memory := HostMemory.of_note(record.get("note")):
+            labels["memory"] = str(memory)
         if metadata.origin != record.get("origin", metadata.origin):
             labels["origin"] = record["origin"]
         for metric in metrics:

@@ -166,12 +166,12 @@ class CudaCopies:
         available = int(host_memory.free_bytes() * host_memory.SHARE)
         if size_bytes > available:
             raise CouldNotMeasureError(
-                f"{format_size(size_bytes)} of {kind} host memory do not fit: {available / 2**30:.1f} GiB may be taken",
+                f"{format_size(size_bytes)} of {kind.full_name} do not fit: {available / 2**30:.1f} GiB may be taken",
                 next_step="smaller --sizes, or a larger memory limit for this job",
             )
         if kind is HostMemory.PAGEABLE:
             return PageableMemory(size_bytes)
-        with cuda_errors(f"allocating {format_size(size_bytes)} of pinned host memory"):
+        with cuda_errors(f"allocating {format_size(size_bytes)} of {kind.full_name}"):
             address = self._runtime.hostAlloc(size_bytes, self._runtime.hostAllocPortable)
         return PinnedMemory(address, size_bytes, self._runtime.freeHost)
 
@@ -201,7 +201,7 @@ class CudaCopies:
             if not all(self._addresses(stream.by, each) for each in (source, destination)):
                 raise CouldNotMeasureError(
                     f"{self._describe([stream])}: its SMs cannot address one end",
-                    expected="peer access, enabled before, or pinned host memory",
+                    expected=f"peer access, enabled before, or {HostMemory.PINNED.full_name}",
                 )
             device = self._device(stream.by)
             return _Work(lane, partial(device.copy_by_kernel, lane, write, read, stream.size_bytes), 1)

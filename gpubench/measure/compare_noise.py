@@ -13,6 +13,7 @@ from statistics import median
 
 from gpubench.measure.compare_rows import Measured, Seen, siblings
 from gpubench.model.comparison_rows import Key
+from gpubench.model.copies import HostMemory
 from gpubench.model.measured_copies import BY_CPU
 from gpubench.model.noise import Noise, robust_deviation
 
@@ -42,7 +43,7 @@ NCCL's collectives kept within 2 % from 16 MiB on, and within 5 % or 0.5 µs bel
 _SINGLE_BY_CPU = 0.25
 """Of copies that a CPU makes in host memory: others use both, and `gpubench check` looks no closer either."""
 
-_SINGLE_WITH_HOST = {"pinned host memory": 0.08, "pageable host memory": 2.0}
+_SINGLE_WITH_HOST = {HostMemory.PINNED.full_name: 0.08, HostMemory.PAGEABLE.full_name: 2.0}
 """Of copies between GPU and host, by `setting`. In seven runs on healthy machines of one kind (H200s, 2026-11-20) those
 of pinned memory took 51.4 to 55.4 GB/s, and of pageable memory, which a CPU copies first, 5.7 to 16.7."""
 

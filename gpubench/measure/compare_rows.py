@@ -1,16 +1,14 @@
 """Rows of two sides brought together: what each is of, and what was measured of it."""
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from gpubench.model.comparison_rows import Key
+from gpubench.model.copies import HostMemory
 from gpubench.model.report import CollectiveRow, PairRow
 from gpubench.model.result_file import ResultFile
 from gpubench.model.selection import is_staged
 from gpubench.model.transport import parse_transport
-
-_HOST_MEMORY = re.compile(r"(?:pinned|pageable) host memory")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +102,7 @@ def _pair_key(row: PairRow, nodes: Sequence[str] | None) -> Key:
     def host(name: str) -> str:
         return name if nodes is None else f"node {nodes.index(name)}"
 
-    memory = _HOST_MEMORY.search(row.note or "")
+    memory = HostMemory.of_note(row.note)
     return Key(
         source=end(row.source, row.source_bus_id),
         destination=end(row.destination, row.destination_bus_id),
@@ -115,7 +113,7 @@ def _pair_key(row: PairRow, nodes: Sequence[str] | None) -> Key:
         engine=row.engine,
         peer=row.peer,
         size_bytes=row.size_bytes,
-        setting=memory[0] if memory else None,
+        setting=memory.full_name if memory else None,
     )
 
 

@@ -165,7 +165,7 @@ def host_row(machine: Machine, memory: HostMemory, gpu: int, cell: Cell, size_by
         path_class=None,
         verified=_verified(cell),
         verdict=verdict,
-        note="; ".join(filter(None, (f"{memory} host memory", note))),
+        note="; ".join(filter(None, (memory.full_name, note))),
     )
 
 

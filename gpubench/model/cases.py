@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gpubench.model.copies import HostMemory
 from gpubench.model.evidence_rows import EVIDENCE_SECTION
 from gpubench.model.explain_rows import PATHS_SECTION
 from gpubench.model.report import FINDINGS_SECTION, Metadata, Report, Row, Table
@@ -95,7 +96,7 @@ def _name(record: Mapping[str, Any]) -> str:
         lambda: " ".join(str(record[name]) for name in _SIZES_AND_NAMES if record.get(name) is not None),
         lambda: str(record["engine"]) if record.get("engine") else "",
         lambda: f"peer access {record['peer']}" if record.get("peer") else "",
-        lambda: str(record["note"]) if "host memory" in str(record.get("note")) else "",
+        lambda: str(record["note"]) if HostMemory.of_note(record.get("note")) else "",
         lambda: ", ".join(map(str, record["pairs"][:4])) if isinstance(record.get("pairs"), (list, tuple)) else "",
     )
     return ", ".join(filter(None, (name() for name in naming)))

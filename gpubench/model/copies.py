@@ -25,6 +25,16 @@ class HostMemory(StrEnum):
     PINNED = "pinned"
     PAGEABLE = "pageable"
 
+    @property
+    def full_name(self) -> str:
+        """As it is called where copies are listed; the `note` of a row begins with it."""
+        return f"{self} host memory"
+
+    @classmethod
+    def of_note(cls, note: str | None) -> "HostMemory | None":
+        """The kind of host memory that the row with this `note` is about; None where it is about none."""
+        return next((memory for memory in cls if (note or "").startswith(memory.full_name)), None)
+
 
 Place = int | HostMemory
 """A GPU by its position among those that are measured, or host memory."""

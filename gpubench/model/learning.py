@@ -132,7 +132,7 @@ def _quantity(row: PairRow) -> str | None:
     """The quantity of a profile that a row of p2p is; None for what profiles do not hold."""
     size_bytes = row.size_bytes or 0
     if not _is_between_gpus(row):
-        large = size_bytes >= JUDGED_FROM_BYTES and (row.note or "").startswith(HostMemory.PINNED)
+        large = size_bytes >= JUDGED_FROM_BYTES and HostMemory.of_note(row.note) is HostMemory.PINNED
         to_gpu = row.source_bus_id is None
         return ("host_to_device_gb_s" if to_gpu else "device_to_host_gb_s") if large else None
     if row.scope != "process" or row.engine not in ("ce", "sm"):

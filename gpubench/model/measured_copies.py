@@ -77,4 +77,4 @@ def is_busy(gpu: GpuFacts) -> bool:
 
 def _is_pinned(row: PairRow) -> bool:
     large = (row.size_bytes or 0) >= JUDGED_FROM_BYTES
-    return row.bandwidth_gb_s is not None and large and (row.note or "").startswith(HostMemory.PINNED)
+    return row.bandwidth_gb_s is not None and large and HostMemory.of_note(row.note) is HostMemory.PINNED

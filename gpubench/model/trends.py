@@ -3,11 +3,10 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from gpubench.model.copies import HostMemory
 from gpubench.model.curves import HOST
 from gpubench.model.report import CollectiveRow, PairRow, Row
 from gpubench.model.verdict import Verdict
-
-_PINNED = "pinned host memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,7 @@ def _slowest(rows: Sequence[PairRow]) -> dict[str, float]:
 def _way(row: PairRow) -> str | None:
     """The figure that a row belongs to."""
     if HOST in (row.source, row.destination):
-        if _PINNED not in (row.note or ""):
+        if HostMemory.of_note(row.note) is not HostMemory.PINNED:
             return None
         return "host memory to GPU: slowest" if row.source == HOST else "GPU to host memory: slowest"
     one_way = row.direction in ("write", "read") and row.engine in ("ce", "nccl") and row.peer != "off"
