@@ -11,7 +11,7 @@ import pytest
 from tests.cli.running import ROOT
 from tests.mpi.hosts import Hosts, connected
 
-pytestmark = [pytest.mark.mpi, pytest.mark.slow]
+pytestmark = pytest.mark.mpi
 
 INJECT = Path(__file__).parent / "inject"
 
@@ -48,10 +48,10 @@ def unwell(document: dict[str, Any]) -> dict[str, set[str]]:
 @pytest.mark.parametrize(
     ("place", "fault", "finding", "scopes"),
     [
-        (0, ".gpu3:missing=yes", "gpu-missing", {"node"}),
+        pytest.param(0, ".gpu3:missing=yes", "gpu-missing", {"node"}, marks=pytest.mark.slow),
         (1, ".gpu5:nvlink=12", "nvlink-down", {"node", "gpu"}),
-        (0, ":driver=570.86.10", "driver-differs", {"node"}),
-        (1, ".nic2:rate=100", "nic-rate", {"node", "nic"}),
+        pytest.param(0, ":driver=570.86.10", "driver-differs", {"node"}, marks=pytest.mark.slow),
+        pytest.param(1, ".nic2:rate=100", "nic-rate", {"node", "nic"}, marks=pytest.mark.slow),
     ],
 )
 def test_of_two_hosts_the_one_that_differs_is_named(
@@ -69,6 +69,7 @@ def test_of_two_hosts_the_one_that_differs_is_named(
     assert hosts.names[1 - place] not in judged
 
 
+@pytest.mark.slow
 def test_two_hosts_that_are_alike_are_well(hosts: Hosts) -> None:
     code, document, text = checked(hosts, "--strict", nodes="hgx-h100-8")
     assert (code, document["verdict"], document["findings"]) == (0, "PASS", []), text
@@ -77,6 +78,7 @@ def test_two_hosts_that_are_alike_are_well(hosts: Hosts) -> None:
     assert {row["source_node"] for row in document["pairs"]} == set(hosts.names)
 
 
+@pytest.mark.slow
 def test_a_slow_gpu_is_named_with_its_host(hosts: Hosts) -> None:
     code, document, text = checked(hosts, nodes="hgx-h100-8 node1.gpu3:speed=0.5")
     assert code == 1, text
@@ -85,6 +87,7 @@ def test_a_slow_gpu_is_named_with_its_host(hosts: Hosts) -> None:
     assert slow["subject"].startswith(f"{hosts.names[1]} GPU3 ")
 
 
+@pytest.mark.slow
 def test_a_slow_host_without_gpus_is_named(hosts: Hosts) -> None:
     code, document, text = checked(hosts, "--profile", "host", slow=hosts.names[0])
     assert (code, document["verdict"]) == (1, "FAIL"), text

@@ -13,7 +13,7 @@ import pytest
 from tests.mpi.hosts import HostJob, Hosts, connected
 from tests.mpi.test_faults import left_after
 
-pytestmark = [pytest.mark.mpi, pytest.mark.slow]
+pytestmark = pytest.mark.mpi
 
 TIMEOUT = 3
 SECONDS_FOR_MPIRUN = 10
@@ -57,6 +57,7 @@ def test_a_cut_cable_names_the_host_behind_it_and_ends_the_ranks_on_both(hosts: 
     check_kept(output)
 
 
+@pytest.mark.slow
 def test_a_dead_daemon_takes_its_ranks_along(hosts: Hosts, tmp_path: Path) -> None:
     output = tmp_path / "result.json"
     with hosts.job(*WORDS, "--iters", "200", f"--output={output}") as job:
@@ -70,6 +71,7 @@ def test_a_dead_daemon_takes_its_ranks_along(hosts: Hosts, tmp_path: Path) -> No
     check_kept(output)
 
 
+@pytest.mark.slow
 def test_a_link_that_became_slow_ends_nothing(hosts: Hosts, tmp_path: Path) -> None:
     """A row of 4 MiB then takes longer than the time-out has; each operation in it does not."""
     if shutil.which("tc") is None:

@@ -12,7 +12,7 @@ from gpubench.hardware.mpi import host_name
 from tests.cli.running import INJECT, ROOT
 from tests.mpi.hosts import Hosts, connected
 
-pytestmark = [pytest.mark.mpi, pytest.mark.slow]  # beside other tests on two cores such a job may stand still
+pytestmark = pytest.mark.mpi
 
 
 @pytest.fixture
