@@ -1,5 +1,5 @@
 """Machines on disk: a folder with a snapshot a node (`nodes/HOST.json`), the facts of every rank (`ranks.jsonl`), and
-what was measured there, a file a command (`p2p.jsonl`).
+what was measured there, a file a command (`p2p.jsonl`), with what NCCL said on every rank (`nccl/rank0.log`).
 """
 
 import contextlib
@@ -18,6 +18,7 @@ from gpubench.readers.recording_rules import check_rank
 
 _NODES = "nodes"
 _RANKS = "ranks.jsonl"
+_LOGS = "nccl"
 MOST_BYTES = 128 * 2**20
 """Of one file of a recording: the facts of thirty thousand ranks."""
 
@@ -66,6 +67,14 @@ def write_recording(directory: Path, snapshots: Sequence[Snapshot], ranks: Seque
         name = _file_name(snapshot.host, taken)
         (directory / _NODES / f"{name}.json").write_text(write_snapshot(snapshot), encoding="utf-8")
     (directory / _RANKS).write_text("".join(map(json_line, ranks)), encoding="utf-8")
+
+
+def write_nccl_logs(directory: Path, texts: Sequence[bytes]) -> None:
+    """Add to a recording what NCCL said on every rank, for people and for `gpubench explain`."""
+    for rank, text in enumerate(texts):
+        if text:
+            (directory / _LOGS).mkdir(exist_ok=True)
+            (directory / _LOGS / f"rank{rank}.log").write_bytes(text)
 
 
 def read_recording(directory: Path, host: str | None = None) -> tuple[list[Snapshot], list[RankFacts]]:
