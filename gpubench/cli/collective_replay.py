@@ -79,6 +79,7 @@ def _circumstances(
             f"{source}: {missing[0]}",
             expected="nodes, ranks and samples of one run",
             reason="the folder was put together from several recordings, or is not whole",
+            next_step="copy the whole folder again, or record it again: --record DIR",
         )
     nodes = {number: Topology(by_host[host]) for number, host in enumerate(found.hosts)}
     return Circumstances(wiring=Wiring(found.ranks, nodes), facts=facts)

@@ -59,11 +59,9 @@ def check_replay(given: Mapping[str, Any], parameters: Iterable[tuple[str, Any, 
     """Raise UsageError where --replay stands beside one of the `parameters` that says what to measure."""
     if given["replay"] is None:
         return
-    for name, declared, default in parameters:
+    for name, _, default in parameters:
         kept = name in BESIDE_REPLAY and given[name] is not False
         if not kept and given[name] != default:
-            words = declared.__metadata__[0].param_decls[0].split("/")
-            raise exclusive(
-                ("--replay", words[-1] if given[name] is False else words[0]),
-                "--replay alone, or with --evidence, --strict and what says how to show it",
-            )
+            option = f"--{'no-' if given[name] is False else ''}{name.replace('_', '-')}"
+            expected = "--replay alone, or with --evidence, --strict and what says how to show it"
+            raise exclusive(("--replay", option), expected)

@@ -142,7 +142,8 @@ def read_samples(directory: Path, name: str, command: str) -> list[tuple[str, st
             reason="another command recorded it",
             next_step=f"gpubench {command} --record {directory}-{command} on the machine in question",
         )
-    *lines, _ = _text(path).split("\n")
+    with advising(reason=_REASON, next_step=_ADVICE):
+        *lines, _ = _text(path).split("\n")
     return [(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
 
 

@@ -1,6 +1,6 @@
 """What holds in a recorded collective beyond the types of its fields: everything after relies on it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -40,9 +40,11 @@ def check_recorded(found: Recorded, collective: Collective, where: str) -> Cases
         )
     if found.collective != collective.name:
         raise UsageError(f"{where}: samples of {found.collective[:40]!a}", expected=f"those of {collective.name}")
-    check_numbers(found, where)
+    _check_values(found, where, but=("environment", "testimony"))
+    if found.testimony is not None:
+        _check_values(found.testimony, where, but=("settings",))
     _check_ranks(found, where)
-    _check_asked(found.asked, collective, len(found.ranks), where)
+    _check_asked(found.asked, collective, min(len(found.ranks_of(part)) for part in found.groups), where)
     _check_paths(found, where)
     request = found.asked.request(collective)
     by_group = {}
@@ -60,13 +62,12 @@ def check_row(row: RecordedRow, found: Recorded, by_group: CasesByGroup, where: 
     Raises:
         UsageError: it is of another group or size, of other ranks, or its figures are none.
     """
-    check_numbers(row, where)
+    _check_values(row, where)
     if row.group not in by_group:
         raise UsageError(f"{where}: a row of the group {row.group!a}", expected="a group that the first line names")
     case = row.case
     if replace(case, setting=None) not in by_group[row.group]:
         raise UsageError(f"{where}: a row that was not asked for", expected="sizes, types and placements of line 1")
-    _check_words([row.backend, case.setting or ""], where)
     part = next((each for each in found.parts if each.name == row.group), None)
     ranks = len(found.ranks_of(part))
     if len(row.sample.answers) != ranks:
@@ -77,28 +78,29 @@ def check_row(row: RecordedRow, found: Recorded, by_group: CasesByGroup, where: 
         raise UsageError(f"{where}: {row.sample.own.iterations} iterations", expected="at least 1")
 
 
-def check_numbers(value: object, where: str) -> None:
-    """Refuse numbers so large that what is made of them would be none."""
-    for number in _numbers(to_plain(value)):
-        if abs(number) > (_MOST if isinstance(number, float) else _MOST_WHOLE):
-            raise UsageError(f"{where}: {number:.1e}" if isinstance(number, float) else f"{where}: a number too large",
-                             expected="a figure that a machine can have")  # fmt: skip
+def _check_values(value: object, where: str, but: Collection[str] = ()) -> None:
+    """Refuse numbers so large that what is made of them would be none, and texts that no output can show.
+
+    Of the fields of `but`, which hold what a user has set, texts may be any.
+    """
+    plain = to_plain(value)
+    for each in _values({name: held for name, held in plain.items() if name not in but}):
+        if isinstance(each, str):
+            if not each.replace("\n", "").isprintable():
+                raise UsageError(f"{where}: {each[:40]!a}", expected="printable characters")
+        elif abs(each) > (_MOST if isinstance(each, float) else _MOST_WHOLE):
+            raise UsageError(f"{where}: a number beyond {_MOST:g}", expected="a figure that a machine can have")
 
 
-def _numbers(plain: Any) -> Iterator[int | float]:
+def _values(plain: Any) -> Iterator[int | float | str]:
     if isinstance(plain, dict):
+        yield from plain
         plain = list(plain.values())
     if isinstance(plain, list):
         for each in plain:
-            yield from _numbers(each)
-    elif isinstance(plain, (int, float)):
+            yield from _values(each)
+    elif plain is not None:
         yield plain
-
-
-def _check_words(words: Sequence[str], where: str) -> None:
-    for word in words:
-        if not word.isprintable():
-            raise UsageError(f"{where}: {word[:40]!a}", expected="printable characters")
 
 
 def _check_ranks(found: Recorded, where: str) -> None:
@@ -107,8 +109,6 @@ def _check_ranks(found: Recorded, where: str) -> None:
         raise UsageError(f"{where}: ranks that are not counted from 0", expected="every rank of the job, in order")
     if not found.hosts or not all(0 <= each.node < len(found.hosts) for each in found.ranks):
         raise UsageError(f"{where}: ranks on more nodes than {len(found.hosts)}", expected="a host for each")
-    _check_words([word for each in found.ranks for word in (each.host, each.gpu or "", each.gpu_bus_id or "")], where)
-    _check_words([*found.hosts, *(part.name for part in found.parts), *found.options.settings], where)
     if found.parts and not _are_all(found.parts, count):
         raise UsageError(f"{where}: groups that are not made of {count} ranks", expected="every rank in one group")
 
@@ -131,7 +131,7 @@ def _check_asked(asked: Asked, collective: Collective, ranks: int, where: str) -
             raise UsageError(f"{where}: {', '.join(words) or 'nothing'} asked for", expected="words, each once")
     if Placement.IN_PLACE in asked.placements and not collective.in_place:
         raise UsageError(f"{where}: {collective.name} in place", expected="out of place: it has no other form")
-    if not 0 <= asked.root < max(1, ranks if collective.rooted else 1):
+    if not 0 <= asked.root < ranks:
         raise UsageError(f"{where}: root {asked.root} of {ranks} ranks", expected="a rank")
     if asked.sampling.least_iterations < 1 or min(asked.warmup, asked.graph_replays) < 0:
         raise UsageError(f"{where}: fewer operations than none", expected="at least 1 that is timed")
