@@ -11,7 +11,7 @@ from typing import Self
 
 from gpubench.cli.presenter import OutputError
 from gpubench.cli.rank import own_facts
-from gpubench.cli.watching import SECONDS_TO_READ_A_NODE, Surroundings
+from gpubench.cli.watching import SECONDS_TO_READ_A_NODE, NodesAndRanks
 from gpubench.hardware import recorded
 from gpubench.hardware.probe import probe
 from gpubench.measure.cases import Case
@@ -32,20 +32,20 @@ from gpubench.model.winners import RefusedRow
 from gpubench.ports import Group
 
 
-def surroundings(group: Group, identity: RankIdentity) -> Surroundings | None:
+def read_nodes_and_ranks(group: Group, identity: RankIdentity) -> NodesAndRanks | None:
     """Read by the first rank of every node, and known to the first of all; every rank has to call it."""
     own = probe(SECONDS_TO_READ_A_NODE, os.environ) if identity.local_rank == 0 else None
     collected = group.collect((own, own_facts(identity)))
     if collected is None:
         return None
     nodes = with_own_names([snapshot for snapshot, _ in collected if snapshot is not None])
-    return Surroundings(nodes, [facts for _, facts in collected])
+    return NodesAndRanks(nodes, [facts for _, facts in collected])
 
 
 class Recorder:
     """Writes on the first rank what all ranks know; a context, of every rank.
 
-    `look` returns the surroundings on the first rank, `log_text` what NCCL said on this rank.
+    `look` returns nodes and processes on the first rank, `log_text` what NCCL said on this rank.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Recorder:
         described: Recorded,
         group: Group,
         part: RankGroup | None,
-        look: Callable[[], Surroundings | None],
+        look: Callable[[], NodesAndRanks | None],
         log_text: Callable[[], bytes] | None,
     ) -> None:
         self._directory = directory
@@ -73,9 +73,9 @@ class Recorder:
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """The last line, where the run came to its end."""
-        if kind is None and self._writer is not None:
-            self._writer.end()
-        self._stack.close()
+        with self._stack:
+            if kind is None and self._writer is not None:
+                self._writer.end()
 
     def begin(self, testimony: Testimony | None, refused: Sequence[RefusedRow] | None) -> None:
         """Everything but the rows."""
@@ -105,17 +105,16 @@ class Recorder:
 
 
 @contextmanager
-def written(directory: Path, first: Recorded, around: Surroundings) -> Iterator[Write]:
+def written(directory: Path, first: Recorded, around: NodesAndRanks) -> Iterator[Write]:
     """A recording with nodes, processes and its first line; what is called writes the others.
 
     Raises:
         OutputError: the folder cannot be written any more.
     """
     name = file_of(first.collective)
-    with ExitStack() as stack:
-        with naming(directory):
-            recorded.write_recording(directory, around.nodes, around.processes)
-            write = stack.enter_context(recorded.recording_samples(directory, name))
+    with naming(directory):
+        recorded.write_recording(directory, around.nodes, around.processes)
+    with naming(directory / name), recorded.recording_samples(directory, name) as write:
 
         def write_line(value: object) -> None:
             with naming(directory / name):
@@ -130,5 +129,7 @@ def naming(path: Path) -> Iterator[None]:
     """Have errors of the system say which file they are about."""
     try:
         yield
+    except OutputError:
+        raise
     except OSError as error:
         raise OutputError(error.errno, error.strerror, str(error.filename or path)) from error

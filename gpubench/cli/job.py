@@ -11,7 +11,7 @@ from gpubench.cli.presenter import Presenter, rank_style
 from gpubench.cli.rank import own_identity
 from gpubench.cli.run_metadata import recorded_settings
 from gpubench.cli.setting_options import check_unset
-from gpubench.cli.watching import Surroundings, Watch
+from gpubench.cli.watching import NodesAndRanks, Watch
 from gpubench.cli.ways import Opener, WayMaker
 from gpubench.errors import UsageError, more_ranks_than_gpus, shared_gpu
 from gpubench.hardware import cuda, host, mpi
@@ -79,7 +79,7 @@ class Job:
         self._parts: Sequence[RankGroup] = ()
         self._condition: ReadCondition = no_gpu_to_read
         self._directory = options.recording.record
-        self._surroundings: Surroundings | None = None
+        self._seen: NodesAndRanks | None = None
         self.identity, self._node_by_rank = own_identity(group)
 
     def run(self, channel: str | None) -> int:
@@ -165,9 +165,9 @@ class Job:
     def _look_around(self) -> None:
         """What a recording needs to know of nodes and processes, where nobody watches who knows it anyway."""
         if self._directory is not None:
-            from gpubench.cli.collective_record import surroundings
+            from gpubench.cli.collective_record import read_nodes_and_ranks
 
-            self._surroundings = surroundings(self._group, self.identity)
+            self._seen = read_nodes_and_ranks(self._group, self.identity)
 
     def _keeping(self, described: Recorded) -> AbstractContextManager[Keeper]:
         """Who writes down what is measured, where that was asked for."""
@@ -181,7 +181,7 @@ class Job:
             described,
             self._group,
             self._part,
-            lambda: self._surroundings if watch is None else watch.surroundings(),
+            lambda: self._seen if watch is None else watch.nodes_and_ranks(),
             None if watch is None else watch.log_text,
         )
 

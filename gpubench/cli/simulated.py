@@ -11,7 +11,7 @@ from gpubench.cli.options import CollectiveOptions
 from gpubench.cli.presentation import check_writable
 from gpubench.cli.presenter import Presenter, terminal_style
 from gpubench.cli.simulation import Simulation
-from gpubench.cli.watching import Surroundings
+from gpubench.cli.watching import NodesAndRanks
 from gpubench.errors import UsageError, no_size_left
 from gpubench.hardware.launch import LaunchedBy
 from gpubench.hardware.simulated.machine import snapshots
@@ -126,7 +126,7 @@ def _record(
     """Write a recording of what the model said of every row, in seconds by rank."""
     from gpubench.cli.collective_record import written
 
-    with written(directory, described, Surroundings(nodes, ())) as write:
+    with written(directory, described, NodesAndRanks(nodes, ())) as write:
         for case, seconds in zip(cases(request, len(described.ranks)), made, strict=True):
             own = OwnTimes(seconds[0], request.sampling.least_iterations)
             sample = RowSample(own, tuple(Answer(each) for each in seconds))

@@ -47,7 +47,7 @@ class SpeakingLibrary(ResettableLog, Protocol):
         ...
 
 
-class Surroundings(NamedTuple):
+class NodesAndRanks(NamedTuple):
     """The nodes of a job in their order, by names of their own, and the processes of its ranks."""
 
     nodes: Sequence[Snapshot]
@@ -116,11 +116,12 @@ class Watch:
         senses = Senses(self._kept or self._log, counters, self._look_around, nodes, self._strict)
         return Witness.of(request, self._group, senses)
 
-    def surroundings(self) -> Surroundings | None:
-        """Nodes and processes, on the first rank, once the sweep was tried out."""
+    def nodes_and_ranks(self) -> NodesAndRanks | None:
+        """What a recording needs of them, on the first rank, once the sweep was tried out."""
         if self._nodes is None or self._group.rank != 0:
             return None
-        return Surroundings([node.snapshot for node in self._nodes.values()], [each.facts for each in self._known])
+        nodes = [self._nodes[number].snapshot for number in sorted(self._nodes)]
+        return NodesAndRanks(nodes, [each.facts for each in self._known])
 
     def log_text(self) -> bytes:
         """What NCCL said on this rank until all was tried out, where that is kept."""

@@ -22,6 +22,9 @@ _LOGS = "nccl"
 MOST_BYTES = 128 * 2**20
 """Of one file of a recording: the facts of thirty thousand ranks."""
 
+MOST_SAMPLE_BYTES = 8 * MOST_BYTES
+"""Of one file of samples: thirty thousand ranks that say of fifty rows when they came."""
+
 _DIGITS = re.compile(r"(\d+)", re.ASCII)
 
 _REASON, _ADVICE = (
@@ -143,17 +146,17 @@ def read_samples(directory: Path, name: str, command: str) -> list[tuple[str, st
             next_step=f"gpubench {command} --record {directory}-{command} on the machine in question",
         )
     with advising(reason=_REASON, next_step=_ADVICE):
-        *lines, _ = _text(path).split("\n")
+        *lines, _ = _text(path, MOST_SAMPLE_BYTES).split("\n")
     return [(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
 
 
-def _text(path: Path) -> str:
+def _text(path: Path, most_bytes: int = MOST_BYTES) -> str:
     try:
         with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
-        if len(content) > MOST_BYTES:
+            content = file.read(most_bytes + 1)
+        if len(content) > most_bytes:
             raise UsageError(
-                f"{path} has more than {MOST_BYTES // 2**20} MiB, the most that is read",
+                f"{path} has more than {most_bytes // 2**20} MiB, the most that is read",
                 expected="a file that --record wrote",
             )
         return content.decode()

@@ -19,6 +19,7 @@ from gpubench.errors import UsageError
 from gpubench.hardware.cuda import open_device
 from gpubench.hardware.nccl import NcclBackend, NcclLibrary
 from gpubench.hardware.nvml import Driver
+from gpubench.hardware.recorded import MOST_SAMPLE_BYTES
 from gpubench.measure import counting, judge
 from gpubench.measure.cases import SweepRequest
 from gpubench.measure.collective import measure
@@ -303,6 +304,12 @@ def healthy() -> Recording:
     with pytest.MonkeyPatch.context() as monkeypatch:
         request = request_for(ALLREDUCE, sampling=Sampling(Mode.LATENCY, iterations=30))
         return recording(monkeypatch, request, Job(direct, over_nvlink), watched)
+
+
+def test_rows_of_many_ranks_stay_within_what_is_read_of_a_file() -> None:
+    answers = [json.dumps(each) for each in json.loads(healthy().lines[1])["row"]["sample"]["answers"]]
+    assert "entries" in answers[0]
+    assert max(map(len, answers)) * 30_000 * 50 < MOST_SAMPLE_BYTES
 
 
 @pytest.mark.parametrize("kept", [0, 1, 3])
