@@ -25,7 +25,9 @@ from gpubench.measure.collective_recording import (
 )
 from gpubench.measure.judge import Testimony
 from gpubench.measure.tally import Measured
+from gpubench.model.hang import Phase
 from gpubench.model.nodes import with_own_names
+from gpubench.model.progress import Progress
 from gpubench.model.report import RankIdentity
 from gpubench.model.split import RankGroup
 from gpubench.model.winners import RefusedRow
@@ -56,6 +58,7 @@ class Recorder:
         part: RankGroup | None,
         look: Callable[[], NodesAndRanks | None],
         log_text: Callable[[], bytes] | None,
+        progress: Progress,
     ) -> None:
         self._directory = directory
         self._described = described
@@ -63,6 +66,7 @@ class Recorder:
         self._part = part
         self._look = look
         self._log_text = log_text
+        self._progress = progress
         self._stack = ExitStack()
         self._writer: RowWriter | None = None
 
@@ -78,7 +82,8 @@ class Recorder:
                 self._writer.end()
 
     def begin(self, testimony: Testimony | None, refused: Sequence[RefusedRow] | None) -> None:
-        """Everything but the rows."""
+        """Everything but the rows; of many nodes that may take its time."""
+        self._progress.enter(Phase.OUTPUT)
         logs = None if self._log_text is None else self._group.collect(zlib.compress(self._log_text()))
         around, write = self._look(), None
         if around is not None:

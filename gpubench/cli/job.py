@@ -138,22 +138,24 @@ class Job:
         if self._part is None:
             witness = None if self._watch is None else self._watch.witness(request)
             nodes = max(self._node_by_rank) + 1
+            beside = identities, listener, witness, self._progress, self._condition, keeper
             if len(ways) > 1:
-                return measure_ways(
-                    *(request, self._group, ways, nodes, identities, listener, witness),
-                    *(self._progress, self._condition, keeper),
-                )
-            return measure(
-                *(request, self._group, backend, nodes, identities, listener, witness),
-                *(self._progress, self._condition, keeper),
-            )
+                return measure_ways(request, self._group, ways, nodes, *beside)
+            return measure(request, self._group, backend, nodes, *beside)
         rows = GroupRows(self._part, self._own, self._group, listener)
         own = [identities[rank] for rank in self._part.ranks]
         nodes = len({each.node for each in own})
         together = InStep(self._own, self._group)
         report = measure(
-            *(request, together, backend, nodes, own, rows, None),
-            *(self._progress, self._condition, keeper),
+            request,
+            together,
+            backend,
+            nodes,
+            own,
+            rows,
+            progress=self._progress,
+            read_condition=self._condition,
+            keeper=keeper,
         )
         return rows.merged(report)
 
@@ -183,6 +185,7 @@ class Job:
             self._part,
             lambda: self._seen if watch is None else watch.nodes_and_ranks(),
             None if watch is None else watch.log_text,
+            self._progress,
         )
 
     def _why_unwatched(self, backend: Backend) -> str:

@@ -14,12 +14,15 @@ from gpubench.model.plain import to_plain
 from gpubench.model.split import RankGroup
 from gpubench.model.sweep import MOST_SIZES
 
-_MOST_BYTES = 2**50
+_MOST_BYTES = 2**60
 _LEAST_SECONDS, _MOST_SECONDS = 1e-12, 1e9
 _MOST = 1e15
 """Of any number with a fraction, so that nothing made of it is infinite."""
 
 _MOST_WHOLE = 2**63
+
+_WHITE = str.maketrans("", "", "\n\t")
+"""What libraries may have in their words."""
 
 CasesByGroup = Mapping[str | None, frozenset[Case]]
 """What each group, None for all ranks together, can have measured."""
@@ -86,7 +89,7 @@ def _check_values(value: object, where: str, but: Collection[str] = ()) -> None:
     plain = to_plain(value)
     for each in _values({name: held for name, held in plain.items() if name not in but}):
         if isinstance(each, str):
-            if not each.replace("\n", "").isprintable():
+            if not each.translate(_WHITE).isprintable():
                 raise UsageError(f"{where}: {each[:40]!a}", expected="printable characters")
         elif abs(each) > (_MOST if isinstance(each, float) else _MOST_WHOLE):
             raise UsageError(f"{where}: a number beyond {_MOST:g}", expected="a figure that a machine can have")
@@ -116,11 +119,8 @@ def _check_ranks(found: Recorded, where: str) -> None:
 def _are_all(parts: Sequence[RankGroup], count: int) -> bool:
     """Whether groups have every rank once, and names of their own."""
     ranks = sorted(rank for part in parts for rank in part.ranks)
-    return ranks == list(range(count)) and all(part.ranks for part in parts) and len(_names(parts)) == len(parts)
-
-
-def _names(parts: Sequence[RankGroup]) -> set[str]:
-    return {part.name for part in parts}
+    names = {part.name for part in parts}
+    return ranks == list(range(count)) and all(part.ranks for part in parts) and len(names) == len(parts)
 
 
 def _check_asked(asked: Asked, collective: Collective, ranks: int, where: str) -> None:
@@ -151,10 +151,9 @@ _OF_RANKS = "pairs, bytes and counts of the ranks of the job"
 
 
 def _is_of(known: RecordedTestimony, ranks: int) -> bool:
-    due = [*known.due]
     return (
-        len(due) == len(known.traffic) == ranks
-        and all(len(each) == 2 and min(each) >= 0 for each in due)
+        len(known.due) == len(known.traffic) == ranks
+        and all(len(each) == 2 and min(each) >= 0 for each in known.due)
         and all(heard.is_of(ranks) for heard in (known.heard, *known.under.values()))
     )
 

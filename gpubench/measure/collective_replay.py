@@ -7,7 +7,7 @@ from gpubench.causes.circumstances import Circumstances
 from gpubench.collectives.record import Collective
 from gpubench.errors import UsageError, advising
 from gpubench.measure.cases import JobFacts, SweepRequest
-from gpubench.measure.collective_recording import Line, Recorded, RecordedRow, RecordedTestimony, file_of
+from gpubench.measure.collective_recording import Line, Model, Recorded, RecordedRow, RecordedTestimony, file_of
 from gpubench.measure.collective_recording_rules import check_recorded, check_row
 from gpubench.measure.judge import Judge, Testimony
 from gpubench.measure.path_evidence import unwatched
@@ -81,10 +81,10 @@ def replay(
     `around` are the nodes and processes of the recording. With `strict` paths are judged.
     """
     request = found.asked.request(collective)
-    if found.model is not None:
-        report = _simulated(found, recorded.rows, request, around, listener, strict=strict)
-    else:
+    if found.model is None:
         report = _measured(found, recorded.rows, request, around, listener, strict=strict)
+    else:
+        report = _simulated(found, found.model, recorded.rows, request, around, listener, strict=strict)
     return report if recorded.is_whole else _cut_short(report, recorded.rows, collective)
 
 
@@ -166,6 +166,7 @@ def _testimony(known: RecordedTestimony, around: Circumstances) -> Testimony:
 
 def _simulated(
     found: Recorded,
+    model: Model,
     rows: Sequence[RecordedRow],
     request: SweepRequest,
     around: Circumstances,
@@ -173,12 +174,10 @@ def _simulated(
     *,
     strict: bool,
 ) -> Report:
-    if found.model is None:
-        raise ValueError("nobody simulated it")
     seconds = [[answer.seconds for answer in row.sample.answers] for row in rows]
-    staged = [(source, destination) for source, destination in found.model.staged]
+    staged = [(source, destination) for source, destination in model.staged]
     node = around.wiring.nodes.__getitem__
-    outcome = staged_paths(staged, found.ranks, node, found.model.source, strict=strict)
+    outcome = staged_paths(staged, found.ranks, node, model.source, strict=strict)
     nodes = len(found.hosts)
     return simulate(
         request, len(found.ranks), nodes, lambda _size, row: seconds[row], listener, outcome, most_rows=len(rows)
