@@ -49,7 +49,7 @@ def run(options: CollectiveOptions, arguments: Sequence[str]) -> int:
     driver = read_driver(os.environ)
     ranks = choose_ranks(options, driver)
     shown = options.presentation
-    check_writable(shown.outputs)
+    check_writable(shown.outputs, options.recording.record)
     mpirun = launcher.find_launcher()
     shows_progress = shown.show_progress and sys.stderr.isatty()
     presenter = Presenter(shown, terminal_style(shown, sys.stdout), progress=shows_progress)

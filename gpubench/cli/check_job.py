@@ -15,7 +15,6 @@ from gpubench.cli.delivery import delivering
 from gpubench.cli.presentation import check_writable
 from gpubench.cli.presenter import Presenter, terminal_style
 from gpubench.cli.run_metadata import recorded_settings, stamp
-from gpubench.cli.topo_job import with_own_names
 from gpubench.hardware import recorded
 from gpubench.hardware.alone import AloneGroup
 from gpubench.hardware.probe import probe, watch_errors
@@ -25,7 +24,7 @@ from gpubench.installation_errors import no_gpu
 from gpubench.measure.check_documents import together
 from gpubench.measure.health import judge
 from gpubench.model.measurements import QUICK, Measurements, Need
-from gpubench.model.nodes import group
+from gpubench.model.nodes import group, with_own_names
 from gpubench.model.profile import Generic
 from gpubench.model.rank_facts import RankFacts
 from gpubench.model.report import Metadata, Origin, Report

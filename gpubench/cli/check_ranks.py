@@ -15,7 +15,6 @@ from gpubench.cli.options import CollectiveOptions, parse_collective_options
 from gpubench.cli.presentation import check_writable
 from gpubench.cli.presenter import Presenter, rank_style
 from gpubench.cli.rank import own_facts, own_identity
-from gpubench.cli.topo_job import with_own_names
 from gpubench.collectives.record import Collective
 from gpubench.errors import GpubenchError
 from gpubench.hardware import mpi
@@ -25,6 +24,7 @@ from gpubench.measure.agreement import AgreedError, agree
 from gpubench.measure.check_documents import findings_beside_speed, of_node, paths_judged, together
 from gpubench.model.evidence_rows import FALLBACK_SECTION, FallbackRow
 from gpubench.model.measurements import QUICK, Measurements, Need
+from gpubench.model.nodes import with_own_names
 from gpubench.model.profile import Profile
 from gpubench.model.report import CollectiveRow, Metadata, Report, Table
 from gpubench.model.snapshot import Snapshot

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from gpubench.cli import options as declared
-from gpubench.cli import presentation, sampling, setting_options, simulation
+from gpubench.cli import presentation, recording, sampling, setting_options, simulation
+from gpubench.cli.recording import check_replay
 from gpubench.cli.signature import subcommand
 from gpubench.collectives.record import Collective
 from gpubench.hardware.launch import launched_by
@@ -22,9 +23,14 @@ def command(collective: Collective) -> Callable[..., None]:
     """The function that typer makes a subcommand of: its signature holds the options that mean something here."""
 
     def run(given: dict[str, Any]) -> None:
+        check_replay(given, parameters(collective))
         options = declared.parse_collective_options(collective, given)
         arguments = sys.argv[1:]
         launch = launched_by(os.environ)
+        if options.recording.replay is not None:
+            from gpubench.cli import collective_replay
+
+            raise typer.Exit(collective_replay.run(options, options.recording.replay, arguments, launch))
         if options.simulation is not None:
             from gpubench.cli import simulated
 
@@ -83,5 +89,6 @@ def parameters(collective: Collective) -> list[tuple[str, Any, Any]]:
         ("split", declared.SPLIT, None),
         ("plot", presentation.PLOT, False),
         *simulation.PARAMETERS,
+        *recording.PARAMETERS,
         *presentation.PARAMETERS,
     ]

@@ -2,17 +2,16 @@
 
 import os
 from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import replace
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 
-from gpubench.cli.options import CollectiveOptions, EvidenceUse
+from gpubench.cli.collective_metadata import metadata_of
+from gpubench.cli.options import CollectiveOptions
 from gpubench.cli.presentation import check_writable
 from gpubench.cli.presenter import Presenter, rank_style
 from gpubench.cli.rank import own_identity
-from gpubench.cli.run_metadata import recorded_settings, stamp
-from gpubench.cli.sampling import describe_sampling
+from gpubench.cli.run_metadata import recorded_settings
 from gpubench.cli.setting_options import check_unset
-from gpubench.cli.watching import Watch
+from gpubench.cli.watching import NodesAndRanks, Watch
 from gpubench.cli.ways import Opener, WayMaker
 from gpubench.errors import UsageError, more_ranks_than_gpus, shared_gpu
 from gpubench.hardware import cuda, host, mpi
@@ -32,9 +31,12 @@ from gpubench.measure.collective import (
     measure,
     no_gpu_to_read,
 )
+from gpubench.measure.collective_recording import VERSION, Asked, Recorded, RunOptions
 from gpubench.measure.path_evidence import unwatched
 from gpubench.measure.settings import Way, measure_ways
 from gpubench.measure.split_groups import GroupRows, InStep
+from gpubench.measure.tally import UNKEPT, Keeper
+from gpubench.model.evidence import EvidenceUse
 from gpubench.model.hang import Phase
 from gpubench.model.report import CollectiveRow, Metadata, Origin, RankIdentity, Report, Row
 from gpubench.model.split import RankGroup, groups_of
@@ -76,6 +78,8 @@ class Job:
         self._library: NcclLibrary | None = None
         self._parts: Sequence[RankGroup] = ()
         self._condition: ReadCondition = no_gpu_to_read
+        self._directory = options.recording.record
+        self._seen: NodesAndRanks | None = None
         self.identity, self._node_by_rank = own_identity(group)
 
     def run(self, channel: str | None) -> int:
@@ -109,10 +113,12 @@ class Job:
             sizes, dropped = fitting_all(group.gather((sizes, dropped)))
         request = self._options.request(sizes)
         ways = self._ways(request, backend, host_beside)
-        listener.begin(self._metadata(backend, request, identities, dropped))
-        report = self._rows(request, ways, identities, listener)
+        described = self._described(backend, request, identities, dropped)
+        listener.begin(metadata_of(described, request.collective, self._arguments))
+        with self._keeping(described) as keeper:
+            report = self._rows(request, ways, identities, listener, keeper)
         if self._watch is None:
-            report = replace(report, sections={**unwatched(self._why_unwatched(backend)), **report.sections})
+            report = unwatched(report, described.unwatched)
         backend.close()
         self._progress.enter(Phase.OUTPUT)
         if group.rank == 0:
@@ -125,25 +131,31 @@ class Job:
         ways: Sequence[Way],
         identities: Sequence[RankIdentity],
         listener: Listener[CollectiveRow],
+        keeper: Keeper,
     ) -> Report:
         """Measure, in all groups at once where there are several, or in all ways."""
         backend = ways[0].backend
         if self._part is None:
             witness = None if self._watch is None else self._watch.witness(request)
             nodes = max(self._node_by_rank) + 1
+            beside = identities, listener, witness, self._progress, self._condition, keeper
             if len(ways) > 1:
-                return measure_ways(
-                    request, self._group, ways, nodes, identities, listener, witness, self._progress, self._condition
-                )
-            return measure(
-                request, self._group, backend, nodes, identities, listener, witness, self._progress, self._condition
-            )
+                return measure_ways(request, self._group, ways, nodes, *beside)
+            return measure(request, self._group, backend, nodes, *beside)
         rows = GroupRows(self._part, self._own, self._group, listener)
         own = [identities[rank] for rank in self._part.ranks]
         nodes = len({each.node for each in own})
         together = InStep(self._own, self._group)
         report = measure(
-            request, together, backend, nodes, own, rows, progress=self._progress, read_condition=self._condition
+            request,
+            together,
+            backend,
+            nodes,
+            own,
+            rows,
+            progress=self._progress,
+            read_condition=self._condition,
+            keeper=keeper,
         )
         return rows.merged(report)
 
@@ -151,6 +163,30 @@ class Job:
         """One where nobody asked for more."""
         maker = WayMaker(self._group, self.identity, request)
         return maker.ways(self._options.ways, backend, self._library, host_beside)
+
+    def _look_around(self) -> None:
+        """What a recording needs to know of nodes and processes, where nobody watches who knows it anyway."""
+        if self._directory is not None:
+            from gpubench.cli.collective_record import read_nodes_and_ranks
+
+            self._seen = read_nodes_and_ranks(self._group, self.identity)
+
+    def _keeping(self, described: Recorded) -> AbstractContextManager[Keeper]:
+        """Who writes down what is measured, where that was asked for."""
+        if self._directory is None:
+            return nullcontext(UNKEPT)
+        from gpubench.cli.collective_record import Recorder
+
+        watch = self._watch
+        return Recorder(
+            self._directory,
+            described,
+            self._group,
+            self._part,
+            lambda: self._seen if watch is None else watch.nodes_and_ranks(),
+            None if watch is None else watch.log_text,
+            self._progress,
+        )
 
     def _why_unwatched(self, backend: Backend) -> str:
         if backend.name == "host":
@@ -173,7 +209,7 @@ class Job:
         if channel:
             return ChannelSender(channel)
         shown = self._options.presentation
-        check_writable(shown.outputs)
+        check_writable(shown.outputs, self._directory)
         return Presenter(shown, rank_style(shown), progress=False)
 
     def _backend(self, stack: ExitStack) -> Opener:
@@ -188,9 +224,14 @@ class Job:
         ranks_on_node = self._node_by_rank.count(self.identity.node)
         if name == "host":
             agree(self._group, lambda: self._options.refuse_gpu_options("no rank sees one"))
+            self._look_around()
             return self._host()
         if self._options.evidence is not EvidenceUse.OFF:
-            self._watch = stack.enter_context(Watch(self._group, self.identity, strict=self._options.strict))
+            self._watch = stack.enter_context(
+                Watch(self._group, self.identity, strict=self._options.strict, keeps_log=self._directory is not None)
+            )
+        else:
+            self._look_around()
         self._progress.enter(Phase.OPENING)
         device, self.identity = open_gpu(self._group, self.identity, ranks_on_node, driver)
         agree(self._group, lambda: check_unset(self._options.ways, nccl_settings(os.environ)))
@@ -214,29 +255,35 @@ class Job:
     def _check_types(self) -> None:
         host.check_types(self._options.dtypes, self._options.ops if self._options.collective.reduces else None)
 
-    def _metadata(
+    def _described(
         self,
         backend: Backend,
         request: SweepRequest,
         identities: Sequence[RankIdentity],
         dropped: Sequence[DroppedSize],
-    ) -> Metadata:
-        return Metadata(
-            **stamp(self._arguments),
-            subject=request.collective.name,
+    ) -> Recorded:
+        """What is to be measured and by whom."""
+        options = self._options
+        return Recorded(
+            schema_version=VERSION,
             collective=request.collective.name,
             backend=backend.name,
             origin=Origin.MEASURED,
-            hosts=list(dict.fromkeys(identity.host for identity in identities)),
-            ranks=identities,
+            asked=Asked.of(request),
+            options=RunOptions(
+                allocator=options.allocator.value,
+                timeout_s=options.timeout_s,
+                evidence=options.evidence,
+                strict=options.strict,
+                settings=tuple(options.ways.names(backend.name)),
+                split=options.split,
+            ),
+            ranks=tuple(identities),
+            parts=tuple(self._parts),
+            dropped_sizes=tuple(dropped),
             libraries={**backend.libraries(), "MPI": mpi.library_version()},
             environment=self._settings,
-            options=describe(request)
-            | {"allocator": self._options.allocator.value, "timeout_s": self._options.timeout_s}
-            | {"evidence": self._options.evidence.value, "strict": self._options.strict}
-            | {"settings": self._options.ways.names(backend.name)}
-            | {"split": self._options.split, "groups": [part.name for part in self._parts]},
-            dropped_sizes=dropped,
+            unwatched="" if self._watch is not None else self._why_unwatched(backend),
         )
 
 
@@ -284,19 +331,3 @@ def check_one_rank_a_gpu(identities: Sequence[RankIdentity], gpus_on_host: int) 
         if ranks > gpus_on_host:
             raise more_ranks_than_gpus(ranks, gpus_on_host, identity.host)
         raise shared_gpu(f"rank {owner.rank}", f"rank {identity.rank} on {identity.host}", str(identity.gpu_bus_id))
-
-
-def describe(request: SweepRequest) -> dict[str, object]:
-    """The request as plain data, for the metadata."""
-    collective = request.collective
-    return {
-        "sizes": list(request.sizes),
-        "dtypes": [dtype.value for dtype in request.dtypes],
-        "ops": [op.value for op in request.ops] if collective.reduces else [],
-        "root": request.root if collective.rooted else None,
-        "placements": [placement.value for placement in request.placements],
-        **describe_sampling(request.sampling),
-        "warmup": request.warmup,
-        "graph": request.graph_replays,
-        "check": request.check,
-    }

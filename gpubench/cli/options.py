@@ -1,13 +1,13 @@
 """The options of the collectives: declared once, read and validated in one place."""
 
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from gpubench.cli.presentation import Presentation, parse_choices, parse_presentation
+from gpubench.cli.recording import Recording, parse_recording
 from gpubench.cli.sampling import AUTO, parse_sampling
 from gpubench.cli.setting_options import Ways, check_ways, parse_backends, parse_ways
 from gpubench.cli.simulation import Simulation, parse_simulation
@@ -17,6 +17,7 @@ from gpubench.hardware.nccl import Allocator
 from gpubench.installation_errors import unreadable_nccl_library
 from gpubench.measure.cases import SweepRequest
 from gpubench.model.cause_rows import CAUSES_SECTION
+from gpubench.model.evidence import EvidenceUse
 from gpubench.model.evidence_rows import EVIDENCE_SECTION, FALLBACK_SECTION
 from gpubench.model.hang import SECONDS_TO_START
 from gpubench.model.operation import DataType, Placement, ReduceOp
@@ -35,14 +36,6 @@ SECTIONS = (
     *(ROWS_SECTION, RANK_TIMES_SECTION, EVIDENCE_SECTION, FALLBACK_SECTION, CAUSES_SECTION, FINDINGS_SECTION),
     *(WINNERS_SECTION, REFUSED_SECTION),
 )
-
-
-class EvidenceUse(StrEnum):
-    """What is done about evidence of paths: shown in the table too, kept for JSON and the verdict, or not taken."""
-
-    SHOWN = "shown"
-    KEPT = "kept"
-    OFF = "off"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +62,7 @@ class CollectiveOptions:
     split: str | None
     ways: Ways
     simulation: Simulation | None
+    recording: Recording
     presentation: Presentation
 
     def sizes_for(self, backend: str) -> tuple[int, ...]:
@@ -291,6 +285,7 @@ def parse_collective_options(collective: Collective, given: dict[str, Any]) -> C
         split=given["split"],
         ways=parse_ways(given),
         simulation=parse_simulation(given),
+        recording=parse_recording(given, {}),
         presentation=parse_presentation(given, SECTIONS),
     )
     check_ways(

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpubench.cli import presentation, recording, simulation
-from gpubench.cli.options import EvidenceUse
 from gpubench.cli.presentation import Presentation, parse_choices, parse_presentation
 from gpubench.cli.recording import Recording, parse_recording
 from gpubench.cli.simulation import Simulation, parse_simulation
 from gpubench.errors import UsageError, exclusive
 from gpubench.hardware.launch import launched_by
+from gpubench.model.evidence import EvidenceUse
 from gpubench.model.sweep import parse_sizes
 
 if TYPE_CHECKING:

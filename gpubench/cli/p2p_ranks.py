@@ -12,7 +12,6 @@ from gpubench.cli.presentation import check_writable
 from gpubench.cli.presenter import Presenter, rank_style
 from gpubench.cli.rank import own_identity
 from gpubench.cli.run_metadata import recorded_settings, stamp
-from gpubench.cli.topo_job import with_own_names
 from gpubench.errors import UsageError
 from gpubench.hardware import mpi, recorded
 from gpubench.hardware.cuda import CudaDevice, check_installed
@@ -33,6 +32,7 @@ from gpubench.measure.p2p_recording import FILE, VERSION, Recorded, RecordingRou
 from gpubench.measure.p2p_rows import IPC, NETWORK, RankMachine
 from gpubench.model.copies import CopyGpu, Direction, Engine
 from gpubench.model.hang import Phase
+from gpubench.model.nodes import with_own_names
 from gpubench.model.p2p import LATENCY_BYTES, Pair, Series
 from gpubench.model.rank_facts import RankFacts
 from gpubench.model.report import PAIR_COLUMNS, Metadata, Origin, RankIdentity

@@ -1,12 +1,13 @@
 """The options that write down what was found, and show it again."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from gpubench.cli import presentation
 from gpubench.errors import exclusive
 
 REPLAY = Annotated[
@@ -25,6 +26,10 @@ RECORD = Annotated[
 
 PARAMETERS: tuple[tuple[str, Any, Any], ...] = (("replay", REPLAY, None), ("record", RECORD, None))
 """Name, declaration and default of each, for a command's signature."""
+
+
+BESIDE_REPLAY = ("replay", "evidence", "strict", "plot", *(name for name, _, _ in presentation.PARAMETERS))
+"""Options that say how to show what was recorded, and not what to measure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,3 +53,15 @@ def parse_recording(given: Mapping[str, Any], excluded: Mapping[str, Any]) -> Re
         record=None if given["record"] is None else Path(given["record"]),
         replay=None if given["replay"] is None else Path(given["replay"]),
     )
+
+
+def check_replay(given: Mapping[str, Any], parameters: Iterable[tuple[str, Any, Any]]) -> None:
+    """Raise UsageError where --replay stands beside one of the `parameters` that says what to measure."""
+    if given["replay"] is None:
+        return
+    for name, _, default in parameters:
+        kept = name in BESIDE_REPLAY and given[name] is not False
+        if not kept and given[name] != default:
+            option = f"--{'no-' if given[name] is False else ''}{name.replace('_', '-')}"
+            expected = "--replay alone, or with --evidence, --strict and what says how to show it"
+            raise exclusive(("--replay", option), expected)

@@ -2,28 +2,38 @@
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
+from gpubench.cli.collective_metadata import metadata_of
 from gpubench.cli.delivery import delivering
-from gpubench.cli.job import describe
 from gpubench.cli.options import CollectiveOptions
 from gpubench.cli.presentation import check_writable
 from gpubench.cli.presenter import Presenter, terminal_style
-from gpubench.cli.run_metadata import stamp
 from gpubench.cli.simulation import Simulation
+from gpubench.cli.watching import NodesAndRanks
 from gpubench.errors import UsageError, no_size_left
 from gpubench.hardware.launch import LaunchedBy
 from gpubench.hardware.simulated.machine import snapshots
 from gpubench.hardware.simulated.times import CollectiveTimes
-from gpubench.measure.cases import without_data
+from gpubench.measure.cases import SweepRequest, cases, without_data
 from gpubench.measure.collective import check_root
-from gpubench.measure.path_evidence import simulated as simulated_paths
-from gpubench.measure.path_report import Outcome
-from gpubench.measure.simulated import BACKEND, simulate
-from gpubench.model.report import Metadata, Origin, RankIdentity
+from gpubench.measure.collective_recording import (
+    VERSION,
+    Asked,
+    Line,
+    Model,
+    Recorded,
+    RecordedRow,
+    RunOptions,
+)
+from gpubench.measure.simulated import BACKEND, simulate, staged_paths
+from gpubench.measure.tally import Answer, RowSample
+from gpubench.measure.timing import OwnTimes
+from gpubench.model.report import Origin, RankIdentity
 from gpubench.model.snapshot import Snapshot
-from gpubench.model.sweep import describe_dropped
+from gpubench.model.sweep import DroppedSize, describe_dropped
 from gpubench.model.topology import Topology
-from gpubench.model.wiring import Wiring
 
 
 def run(
@@ -54,49 +64,74 @@ def run(
     request = options.request(kept)
     name = request.collective.name
     times.seconds(name, max(kept), row=0, ranks_per_node=per_node)
-    check_writable(options.presentation.outputs)
+    staged = times.staged_pairs(per_node)
+    check_writable(options.presentation.outputs, options.recording.record)
     presenter = Presenter(options.presentation, terminal_style(options.presentation, sys.stdout), progress=False)
-    metadata = Metadata(
-        **stamp(arguments),
-        subject=name,
-        collective=name,
-        backend=BACKEND,
-        origin=Origin.SIMULATED,
-        hosts=[node.host for node in nodes],
-        ranks=identities,
-        options=describe(request)
-        | {"allocator": options.allocator.value, "check": False, "seed": simulation.seed}
-        | {"evidence": options.evidence.value, "strict": options.strict},
-        dropped_sizes=dropped,
-        topology=Topology(nodes[0]).fingerprint(),
-        profile=simulation.profile,
-        source=simulation.source,
-    )
+    model = Model(source=simulation.source, seed=simulation.seed, profile=simulation.profile, staged=tuple(staged))
+    described = _described(options, replace(request, check=False), model, identities, nodes, dropped)
+    made: list[Sequence[float]] = []
+
+    def seconds(size: int, row: int) -> Sequence[float]:
+        made.append(times.seconds(name, size, row=row, ranks_per_node=per_node))
+        return made[-1]
+
     with delivering(presenter):
-        presenter.begin(metadata)
-        report = simulate(
-            request,
-            len(identities),
-            len(nodes),
-            lambda size, row: times.seconds(name, size, row=row, ranks_per_node=per_node),
-            presenter,
-            _paths(options, simulation, identities, nodes, times.staged_pairs(per_node)),
+        topology = Topology(nodes[0]).fingerprint()
+        presenter.begin(metadata_of(described, request.collective, arguments, topology=topology))
+        paths = staged_paths(
+            staged, identities, lambda node: Topology(nodes[node]), simulation.source, strict=options.strict
         )
+        report = simulate(request, len(identities), len(nodes), seconds, presenter, paths)
+        if options.recording.record is not None:
+            _record(options.recording.record, described, nodes, request, made)
         presenter.end(report)
     return options.presentation.exit_code(report.verdict)
 
 
-def _paths(
+def _described(
     options: CollectiveOptions,
-    simulation: Simulation,
+    request: SweepRequest,
+    model: Model,
     identities: Sequence[RankIdentity],
     nodes: Sequence[Snapshot],
-    staged: Sequence[tuple[int, int]],
-) -> Outcome:
-    """What the model says of the paths that faults make go through host memory."""
-    used = {identities[rank].node for pair in staged for rank in pair}
-    wiring = Wiring(identities, {number: Topology(nodes[number]) for number in used})
-    return simulated_paths(staged, wiring, simulation.source, strict=options.strict)
+    dropped: Sequence[DroppedSize],
+) -> Recorded:
+    """What is to be simulated."""
+    return Recorded(
+        schema_version=VERSION,
+        collective=request.collective.name,
+        backend=BACKEND,
+        origin=Origin.SIMULATED,
+        asked=Asked.of(request),
+        options=RunOptions(
+            allocator=options.allocator.value,
+            timeout_s=options.timeout_s,
+            evidence=options.evidence,
+            strict=options.strict,
+        ),
+        ranks=tuple(identities),
+        hosts=tuple(node.host for node in nodes),
+        dropped_sizes=tuple(dropped),
+        model=model,
+    )
+
+
+def _record(
+    directory: Path,
+    described: Recorded,
+    nodes: Sequence[Snapshot],
+    request: SweepRequest,
+    made: Sequence[Sequence[float]],
+) -> None:
+    """Write a recording of what the model said of every row, in seconds by rank."""
+    from gpubench.cli.collective_record import written
+
+    with written(directory, described, NodesAndRanks(nodes, ())) as write:
+        for case, seconds in zip(cases(request, len(described.ranks)), made, strict=True):
+            own = OwnTimes(seconds[0], request.sampling.least_iterations)
+            sample = RowSample(own, tuple(Answer(each) for each in seconds))
+            write(Line(row=RecordedRow(case, BACKEND, sample)))
+        write(Line(rows=len(made)))
 
 
 def _ranks_per_node(options: CollectiveOptions, simulation: Simulation, gpus: int) -> int:

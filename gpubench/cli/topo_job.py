@@ -4,7 +4,6 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache
 
 from gpubench.cli.delivery import delivering
@@ -20,6 +19,7 @@ from gpubench.hardware.simulated.machine import snapshots as simulated_nodes
 from gpubench.measure.agreement import agree
 from gpubench.measure.topo import examine
 from gpubench.model.links import leads_to_switches
+from gpubench.model.nodes import with_own_names
 from gpubench.model.rank_facts import RankFacts
 from gpubench.model.report import Metadata, Origin
 from gpubench.model.snapshot import Snapshot
@@ -113,17 +113,6 @@ def _show(
     presenter.begin(_metadata(options, arguments, nodes, matches[0]), ())
     presenter.end(report)
     return options.presentation.exit_code(report.verdict)
-
-
-def with_own_names(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
-    """Nodes that share a host name told apart: `gpu`, `gpu~2`."""
-    seen: Counter[str] = Counter()
-    named = []
-    for snapshot in snapshots:
-        seen[snapshot.host] += 1
-        number = seen[snapshot.host]
-        named.append(snapshot if number == 1 else replace(snapshot, host=f"{snapshot.host}~{number}"))
-    return named
 
 
 @cache

@@ -16,8 +16,10 @@ from gpubench.hardware.nccl_settings import nccl_settings, refusals
 from gpubench.hardware.probe import Probe
 from gpubench.measure.cases import SweepRequest
 from gpubench.measure.diagnosis import first_cause
+from gpubench.measure.kept_log import KeptLog
 from gpubench.measure.witness import Senses, Witness
 from gpubench.model.nccl_log import RemarkKind
+from gpubench.model.nodes import with_own_names
 from gpubench.model.rank_facts import RankFacts
 from gpubench.model.report import RankIdentity
 from gpubench.model.snapshot import Snapshot
@@ -26,7 +28,7 @@ from gpubench.model.wiring import Wiring
 from gpubench.ports import Group
 from gpubench.readers.nccl_remarks import parse_remark
 
-_SECONDS_TO_READ_A_NODE = 10.0
+SECONDS_TO_READ_A_NODE = 10.0
 _SECONDS_BETWEEN_RANKS = 1.0
 _MOST_SECONDS = 8.0
 """A refusal is met by both ranks of a pair, and by all ranks where all are refused: one is enough to say so."""
@@ -45,6 +47,13 @@ class SpeakingLibrary(ResettableLog, Protocol):
         ...
 
 
+class NodesAndRanks(NamedTuple):
+    """The nodes of a job in their order, by names of their own, and the processes of its ranks."""
+
+    nodes: Sequence[Snapshot]
+    processes: Sequence[RankFacts]
+
+
 class _Known(NamedTuple):
     """What a rank tells all others before NCCL begins."""
 
@@ -60,9 +69,11 @@ class Watch:
     through host memory inside a node, as far as the user has not told it otherwise.
     """
 
-    def __init__(self, group: Group, identity: RankIdentity, *, strict: bool) -> None:
+    def __init__(self, group: Group, identity: RankIdentity, *, strict: bool, keeps_log: bool = False) -> None:
         self._group = group
         self._strict = strict
+        self._keeps_log = keeps_log
+        self._kept: KeptLog | None = None
         self._settings = nccl_settings(os.environ)
         self._facts = own_facts(identity)
         self._stack = ExitStack()
@@ -100,8 +111,21 @@ class Watch:
         counters = NvmlCounters([str(self._known[self._group.rank].identity.gpu_bus_id)])
         self._stack.callback(counters.close)
         nodes = [each.identity.node for each in self._known]
-        senses = Senses(self._log, counters, self._look_around, nodes, self._strict)
+        if self._keeps_log:
+            self._kept = KeptLog(self._log)
+        senses = Senses(self._kept or self._log, counters, self._look_around, nodes, self._strict)
         return Witness.of(request, self._group, senses)
+
+    def nodes_and_ranks(self) -> NodesAndRanks | None:
+        """What a recording needs of them, on the first rank, once the sweep was tried out."""
+        if self._nodes is None or self._group.rank != 0:
+            return None
+        nodes = [self._nodes[number].snapshot for number in sorted(self._nodes)]
+        return NodesAndRanks(nodes, [each.facts for each in self._known])
+
+    def log_text(self) -> bytes:
+        """What NCCL said on this rank until all was tried out, where that is kept."""
+        return b"" if self._kept is None else self._kept.text()
 
     @contextmanager
     def naming_refusals(self, library: SpeakingLibrary) -> Iterator[None]:
@@ -139,14 +163,16 @@ class Watch:
         return self._circumstances(self._nodes)
 
     def _own_snapshot(self) -> Snapshot | None:
-        return None if self._probe is None else self._probe.snapshot(_SECONDS_TO_READ_A_NODE)
+        return None if self._probe is None else self._probe.snapshot(SECONDS_TO_READ_A_NODE)
 
     def _topologies(self, snapshots: Sequence[Snapshot | None]) -> dict[int, Topology]:
-        return {
-            known.identity.node: Topology(snapshot)
+        firsts = [
+            (known.identity.node, snapshot)
             for known, snapshot in zip(self._known, snapshots, strict=True)
             if snapshot is not None
-        }
+        ]
+        named = with_own_names([snapshot for _, snapshot in firsts])
+        return {node: Topology(snapshot) for (node, _), snapshot in zip(firsts, named, strict=True)}
 
     def _circumstances(self, nodes: Mapping[int, Topology]) -> Circumstances:
         facts = [each.facts for each in self._known]

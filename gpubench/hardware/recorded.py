@@ -1,5 +1,5 @@
 """Machines on disk: a folder with a snapshot a node (`nodes/HOST.json`), the facts of every rank (`ranks.jsonl`), and
-what was measured there, a file a command (`p2p.jsonl`).
+what was measured there, a file a command (`p2p.jsonl`), with what NCCL said on every rank (`nccl/rank0.log`).
 """
 
 import contextlib
@@ -18,8 +18,12 @@ from gpubench.readers.recording_rules import check_rank
 
 _NODES = "nodes"
 _RANKS = "ranks.jsonl"
+_LOGS = "nccl"
 MOST_BYTES = 128 * 2**20
 """Of one file of a recording: the facts of thirty thousand ranks."""
+
+MOST_SAMPLE_BYTES = 8 * MOST_BYTES
+"""Of one file of samples: thirty thousand ranks that say of fifty rows when they came."""
 
 _DIGITS = re.compile(r"(\d+)", re.ASCII)
 
@@ -66,6 +70,14 @@ def write_recording(directory: Path, snapshots: Sequence[Snapshot], ranks: Seque
         name = _file_name(snapshot.host, taken)
         (directory / _NODES / f"{name}.json").write_text(write_snapshot(snapshot), encoding="utf-8")
     (directory / _RANKS).write_text("".join(map(json_line, ranks)), encoding="utf-8")
+
+
+def write_nccl_logs(directory: Path, texts: Sequence[bytes]) -> None:
+    """Add to a recording what NCCL said on every rank, for people and for `gpubench explain`."""
+    for rank, text in enumerate(texts):
+        if text:
+            (directory / _LOGS).mkdir(exist_ok=True)
+            (directory / _LOGS / f"rank{rank}.log").write_bytes(text)
 
 
 def read_recording(directory: Path, host: str | None = None) -> tuple[list[Snapshot], list[RankFacts]]:
@@ -133,17 +145,18 @@ def read_samples(directory: Path, name: str, command: str) -> list[tuple[str, st
             reason="another command recorded it",
             next_step=f"gpubench {command} --record {directory}-{command} on the machine in question",
         )
-    *lines, _ = _text(path).split("\n")
+    with advising(reason=_REASON, next_step=_ADVICE):
+        *lines, _ = _text(path, MOST_SAMPLE_BYTES).split("\n")
     return [(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
 
 
-def _text(path: Path) -> str:
+def _text(path: Path, most_bytes: int = MOST_BYTES) -> str:
     try:
         with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
-        if len(content) > MOST_BYTES:
+            content = file.read(most_bytes + 1)
+        if len(content) > most_bytes:
             raise UsageError(
-                f"{path} has more than {MOST_BYTES // 2**20} MiB, the most that is read",
+                f"{path} has more than {most_bytes // 2**20} MiB, the most that is read",
                 expected="a file that --record wrote",
             )
         return content.decode()

@@ -1,25 +1,21 @@
 """Measure one collective over a sweep of sizes: nccl-tests' timing loop, with every timed buffer verified."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from gpubench.collectives.record import Call, Collective
 from gpubench.errors import UsageError, no_size_left
-from gpubench.measure.attendance import Attendance
-from gpubench.measure.cases import Case, JobFacts, SweepRequest, cases, describe, without_data
+from gpubench.measure.cases import Case, JobFacts, SweepRequest, cases, without_data
+from gpubench.measure.tally import UNKEPT, Answer, Keeper, Measured, RowSample, Tally
 from gpubench.measure.timing import OwnTimes, Timer, around
 from gpubench.measure.witness import Witness
 from gpubench.model.data_pattern import POISON, Block, DataPattern
 from gpubench.model.gpu_condition import GpuCondition
 from gpubench.model.hang import Phase
-from gpubench.model.lateness import Entries
 from gpubench.model.operation import Placement, ReduceOp
 from gpubench.model.progress import UNWATCHED, Progress
 from gpubench.model.report import CollectiveRow, Origin, RankIdentity, Report
 from gpubench.model.sweep import DroppedSize, describe_dropped, split_by_memory
-from gpubench.model.units import format_size
-from gpubench.model.verdict import WRONG_DATA, Finding, Verdict, overall
 from gpubench.ports import Backend, Group, Launch, Listener, Memory, Region
 
 ReadCondition = Callable[[], GpuCondition | None]
@@ -82,11 +78,12 @@ def measure(
     witness: Witness | None = None,
     progress: Progress = UNWATCHED,
     read_condition: ReadCondition = no_gpu_to_read,
+    keeper: Keeper = UNKEPT,
 ) -> Report:
     """Measure every case of the request; rows go to `listener` as they are measured, on every rank alike.
 
     A witness watches which ways the bytes go; the report of the first rank has what it found. `read_condition` is asked
-    between rows what this rank's GPU is like.
+    between rows what this rank's GPU is like; `keeper` gets what rows and verdicts are made of.
     """
     job = JobFacts(backend.name, Origin.MEASURED, group.size, nodes)
     buffers = Buffers.of(backend, max(request.sizes))
@@ -95,105 +92,11 @@ def measure(
     if witness is not None:
         witness.try_out(every_case, sweep.try_once)
     sweep.warm_up(every_case)
-    tally = Tally(group, identities, listener, witness)
+    tally = Tally(identities, listener, None if witness is None else witness.judge(), keeper)
     for number, case in enumerate(every_case):
         listener.progress(number, len(every_case), f"{request.collective.name} {case.label}")
         tally.take(case, sweep.row(number, case), progress)
     return tally.report()
-
-
-class Answer(NamedTuple):
-    """What a rank has to say of a row: its seconds an operation, when it entered them, and its wrong elements.
-
-    `condition` is its GPU's, where it is known when it entered operations, and so who is late.
-    """
-
-    seconds: float
-    entries: Entries | None
-    wrong: int
-    condition: GpuCondition | None
-
-
-Measured = tuple[CollectiveRow, Sequence[Answer]]
-"""A row, on every rank, and, on the first, what each rank answered."""
-
-
-class Tally:
-    """Hands rows on as they are measured, and knows in the end what is to be said of all of them."""
-
-    def __init__(
-        self,
-        group: Group,
-        identities: Sequence[RankIdentity],
-        listener: Listener[CollectiveRow],
-        witness: Witness | None,
-    ) -> None:
-        self._group = group
-        self._identities = identities
-        self._listener = listener
-        self._witness = witness
-        self._attendance = Attendance(identities)
-        self._verdicts: list[Verdict] = []
-        self._failures: list[tuple[CollectiveRow, Sequence[int]]] = []
-
-    def take(self, case: Case, measured: Measured, progress: Progress, *, watched: bool = True) -> CollectiveRow:
-        """One more row, as the listener gets it: with what the witness knows of its paths, where it watched."""
-        row, answers = measured
-        wrong_by_rank = [answer.wrong for answer in answers]
-        if self._group.rank == 0:
-            self._attendance.take(row, [(answer.seconds, answer.entries) for answer in answers])
-            self._attendance.look([answer.condition for answer in answers])
-        progress.enter(Phase.OUTPUT, case.label)
-        if self._witness is not None and watched:
-            row = self._witness.row(case, row, wrong_by_rank)
-        self._listener.row(row)
-        self._verdicts.append(Verdict(row.verdict) if row.verdict else Verdict.SKIP)
-        if row.wrong and self._group.rank == 0:
-            self._failures.append((row, wrong_by_rank))
-        return row
-
-    def report(self) -> Report:
-        """Verdict, findings and sections."""
-        findings = (_wrong_data(self._failures, self._identities),) if self._failures else ()
-        report = _report(self._verdicts, findings, self._witness)
-        late = self._attendance.findings()
-        return replace(
-            report,
-            verdict=overall([report.verdict, *(finding.severity for finding in late)]),
-            findings=(*report.findings, *late),
-            sections={**report.sections, **self._attendance.sections()},
-        )
-
-
-def _report(verdicts: Sequence[Verdict], findings: Sequence[Finding], witness: Witness | None) -> Report:
-    """The report with what the witness has to say; where paths are judged, a doubt about them fails."""
-    outcome = None if witness is None else witness.outcome()
-    if witness is None or outcome is None:
-        return Report(verdict=overall(verdicts), complete=True, findings=findings)
-    verdict = overall([*verdicts, *(finding.severity for finding in outcome.findings)])
-    if witness.senses.strict and verdict is Verdict.WARN:
-        verdict = Verdict.FAIL
-    return Report(
-        verdict=verdict, complete=True, findings=(*findings, *outcome.findings), sections=dict(outcome.sections)
-    )
-
-
-def _wrong_data(failures: Sequence[tuple[CollectiveRow, Sequence[int]]], identities: Sequence[RankIdentity]) -> Finding:
-    row, wrong_by_rank = failures[0]
-    ranks = [str(identities[rank]) for rank, wrong in enumerate(wrong_by_rank) if wrong]
-    total = sum(failure.wrong or 0 for failure, _ in failures)
-    shown = ", ".join(ranks[:4]) + (f" and {len(ranks) - 4} more" if len(ranks) > 4 else "")
-    return Finding(
-        id=WRONG_DATA,
-        severity=Verdict.FAIL,
-        subject=shown,
-        seen=f"{total} wrong elements in {len(failures)} rows, first in {row.dtype} {format_size(row.size_bytes)} "
-        f"{row.placement}: {row.wrong} wrong elements",
-        expected="every element as computed from what the ranks sent",
-        cause="data damaged on the way: a GPU, a link, ACS or IOMMU between peers, or a bug in the library",
-        next_command=f"gpubench {row.collective} --sizes {row.size_bytes} --dtype {row.dtype} "
-        "again, then with NCCL_P2P_DISABLE=1: if that is clean, peer-to-peer copies are at fault",
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,11 +142,9 @@ class Sweep:
         condition = None if own.entries is None else self.read_condition()
         wrong = self._verify(number * 2, case, launches) if self.request.check else 0
         answers = self.group.collect(Answer(own.seconds, own.entries, wrong, condition))
-        row = None
-        if answers is not None:
-            times = own.with_others([answer.seconds for answer in answers])
-            row = describe(self.request, case, self.job, times, sum(answer.wrong for answer in answers))
-        return self.group.broadcast(row), answers or ()
+        sample = None if answers is None else RowSample(own, tuple(answers))
+        row = None if sample is None else sample.row(self.request, case, self.job)
+        return Measured(self.group.broadcast(row), sample)
 
     def try_once(self, case: Case) -> None:
         """Run one operation of a case, untimed; the first connects ranks."""

@@ -13,7 +13,7 @@ from gpubench.model.explanation import Explanation
 from gpubench.model.fallback import End, KnownPath, fallback_rows, unknown_row
 from gpubench.model.link_evidence import Flow, Speed, measured
 from gpubench.model.p2p import Carried
-from gpubench.model.report import CollectiveRow, Origin, Section
+from gpubench.model.report import CollectiveRow, Origin, Report
 from gpubench.model.selection import Pair, is_staged, names, without_idle
 from gpubench.model.transport import Transport
 from gpubench.model.wiring import Located, Wiring
@@ -47,23 +47,28 @@ class Observations:
 
 
 def conclude(
-    heard: Heard, seen: Observations, around: Circumstances, due: Sequence[tuple[float, float]], *, strict: bool
+    heard: Heard,
+    seen: Observations,
+    around: Circumstances,
+    due: Sequence[tuple[float, float]],
+    *,
+    strict: bool,
+    origin: Origin = Origin.MEASURED,
 ) -> Outcome:
     """The verdict on all paths. `due` are each rank's sent and received bytes for a byte of the size, at least."""
     paths = _Paths(heard, seen, around, due).known()
     unheard = f"NCCL's log was not heard: {heard.silence}" if heard.silence else ""
     explained = Explained(replace(around, staged=_staged(paths), wrong=_wrong(paths)))
-    rows = fallback_rows(
-        paths, Origin.MEASURED, lambda members: explained.first(_staged(members)), unheard, _lost(heard)
-    )
+    rows = fallback_rows(paths, origin, lambda members: explained.first(_staged(members)), unheard, _lost(heard))
     if rows and heard.no_tuning and not heard.silence:
         rows[0] = replace(rows[0], how=f"{rows[0].how}; no algorithms: {heard.no_tuning}")
-    return report_on(paths, rows, Origin.MEASURED, explained.rows(), strict=strict)
+    return report_on(paths, rows, origin, explained.rows(), strict=strict)
 
 
-def unwatched(why: str) -> dict[str, Section]:
-    """The sections of a run that nobody watched: without rows where there is nothing to know, else with the reason."""
-    return path_sections((), [unknown_row(Origin.MEASURED, why)] if why else (), ())
+def unwatched(report: Report, why: str, origin: Origin = Origin.MEASURED) -> Report:
+    """The report of a run that nobody watched: paths have no rows where there is nothing to know, else the reason."""
+    sections = path_sections((), [unknown_row(origin, why)] if why else (), ())
+    return replace(report, sections={**sections, **report.sections})
 
 
 def simulated(staged: Sequence[Pair], wiring: Wiring, source: str, *, strict: bool) -> Outcome:

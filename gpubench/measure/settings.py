@@ -6,8 +6,9 @@ from functools import partial
 from typing import TypeVar
 
 from gpubench.measure.cases import Case, JobFacts, SweepRequest, cases
-from gpubench.measure.collective import Buffers, Issue, ReadCondition, Sweep, Tally, no_gpu_to_read
+from gpubench.measure.collective import Buffers, Issue, ReadCondition, Sweep, no_gpu_to_read
 from gpubench.measure.hearing import Key, key_of
+from gpubench.measure.tally import UNKEPT, Keeper, Tally
 from gpubench.measure.witness import Witness
 from gpubench.model.hang import Phase
 from gpubench.model.progress import Progress
@@ -49,6 +50,7 @@ def measure_ways(
     witness: Witness | None,
     progress: Progress,
     read_condition: ReadCondition = no_gpu_to_read,
+    keeper: Keeper = UNKEPT,
 ) -> Report:
     """Measure every case in every way, one way after the other, then the next case; the first way once more at its end.
 
@@ -57,7 +59,7 @@ def measure_ways(
     """
     runs = _Runs(request, group, nodes, witness, progress, read_condition)
     runs.begin(ways)
-    tally = Tally(group, identities, listener, witness)
+    tally = Tally(identities, listener, None if witness is None else witness.judge(), keeper, runs.refused)
     rows: list[CollectiveRow] = []
     plan = list(runs.plan())
     for number, (run, case) in enumerate(plan):
@@ -67,9 +69,7 @@ def measure_ways(
         watched = run.way.backend is ways[0].backend
         rows.append(tally.take(case, measured, progress, watched=watched))
     report = tally.report()
-    if group.rank != 0:
-        return report
-    return replace(report, sections={**_sections(rows, runs.refused), **report.sections})
+    return report if group.rank != 0 else with_winners(report, rows, runs.refused)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,9 +213,11 @@ def _name(way: Way) -> str:
     return way.setting or way.backend.name
 
 
-def _sections(rows: Sequence[CollectiveRow], refused: Sequence[RefusedRow]) -> dict[str, Section]:
+def with_winners(report: Report, rows: Sequence[CollectiveRow], refused: Sequence[RefusedRow]) -> Report:
+    """The report of rows in several ways, with the fastest of them and those that could not run."""
     best = winners(rows)
-    return {
+    sections: dict[str, Section] = {
         WINNERS_SECTION: Table(WinnerRow.columns(), lambda: best),
         REFUSED_SECTION: Table(RefusedRow.columns(), lambda: refused),
     }
+    return replace(report, sections={**sections, **report.sections})

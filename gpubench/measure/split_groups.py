@@ -53,12 +53,38 @@ class InStep:
 
 
 @dataclass(frozen=True, slots=True)
-class _PartReport:
+class PartReport:
     """What the first rank of a group has to say in the end, as it travels."""
 
     verdict: Verdict
     findings: tuple[Finding, ...]
     rank_times: tuple[RankTimeRow, ...]
+
+    @classmethod
+    def of(cls, report: Report) -> "PartReport":
+        """From the report of the group."""
+        section = report.sections.get(RANK_TIMES_SECTION)
+        lines: Sequence[Row] = list(section.rows()) if isinstance(section, Table) else ()
+        return cls(
+            report.verdict, tuple(report.findings), tuple(each for each in lines if isinstance(each, RankTimeRow))
+        )
+
+
+def named(row: CollectiveRow, part: RankGroup) -> CollectiveRow:
+    """The row of a group with its name; the slowest rank is counted in the whole job."""
+    slowest = None if row.slowest_rank is None else part.ranks[row.slowest_rank]
+    return replace(row, group=part.name, slowest_rank=slowest)
+
+
+def together(parts: Sequence[PartReport]) -> Report:
+    """The report of the whole job."""
+    rank_times = [line for each in parts for line in each.rank_times]
+    return Report(
+        verdict=overall(each.verdict for each in parts),
+        complete=True,
+        findings=tuple(finding for each in parts for finding in each.findings),
+        sections={RANK_TIMES_SECTION: Table(RankTimeRow.columns(), lambda: rank_times)},
+    )
 
 
 class GroupRows:
@@ -80,9 +106,7 @@ class GroupRows:
 
     def row(self, row: CollectiveRow) -> None:
         """A row each of all groups, with the group's name; ranks are counted in the whole job. Every rank calls it."""
-        slowest = None if row.slowest_rank is None else self._part.ranks[row.slowest_rank]
-        named = replace(row, group=self._part.name, slowest_rank=slowest)
-        for each in self._whole.collect(named if self._own.rank == 0 else None) or ():
+        for each in self._whole.collect(named(row, self._part) if self._own.rank == 0 else None) or ():
             if each is not None:
                 self._listener.row(each)
 
@@ -92,19 +116,5 @@ class GroupRows:
 
     def merged(self, report: Report) -> Report:
         """The report of the whole job, on its first rank; on others that of the group."""
-        section = report.sections.get(RANK_TIMES_SECTION)
-        lines: Sequence[Row] = list(section.rows()) if isinstance(section, Table) and self._own.rank == 0 else ()
-        own = _PartReport(
-            report.verdict, tuple(report.findings), tuple(line for line in lines if isinstance(line, RankTimeRow))
-        )
-        collected = self._whole.collect(own if self._own.rank == 0 else None)
-        if collected is None:
-            return report
-        parts = [each for each in collected if each is not None]
-        rank_times = [line for each in parts for line in each.rank_times]
-        return Report(
-            verdict=overall(each.verdict for each in parts),
-            complete=True,
-            findings=tuple(finding for each in parts for finding in each.findings),
-            sections={RANK_TIMES_SECTION: Table(RankTimeRow.columns(), lambda: rank_times)},
-        )
+        collected = self._whole.collect(PartReport.of(report) if self._own.rank == 0 else None)
+        return report if collected is None else together([each for each in collected if each is not None])

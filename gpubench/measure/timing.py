@@ -20,10 +20,17 @@ _MOST_TO_LEARN = 1000
 _FIRST_ALONE = 100
 """Operations alone that are timed before anything is decided."""
 
+_MOST_SAMPLES = 10_000
+"""That are kept of a row: a recording of a sweep stays within what is read of a file."""
+
 
 @dataclass(frozen=True, slots=True)
 class OwnTimes:
-    """What a rank timed of a row: its seconds an operation, how many of them, and what all ranks agreed on besides."""
+    """What a rank timed of a row: its seconds an operation, how many of them, and what all ranks agreed on besides.
+
+    `samples` are the first of the seconds that this rests on, where there are several: of this rank's batches, or of
+    operations alone by their slowest rank.
+    """
 
     seconds: float
     iterations: int
@@ -32,6 +39,7 @@ class OwnTimes:
     interval: float | None = None
     note: str | None = None
     entries: Entries | None = None
+    samples: tuple[float, ...] = ()
 
     def with_others(self, seconds_by_rank: Sequence[float]) -> RowTimes:
         """The row's, once every rank's seconds are known."""
@@ -100,6 +108,7 @@ class Timer:
                     batches,
                     interval=batches.interval,
                     note=self._note(batches.interval),
+                    samples=tuple(values[:_MOST_SAMPLES]),
                 )
 
     def _agree(self, values: Sequence[float], a_batch: int, seconds: float) -> tuple[BatchTimes, int]:
@@ -145,6 +154,7 @@ class Timer:
                     interval=spread.interval,
                     note=self._note(spread.interval),
                     entries=self._entries(entered, before, start),
+                    samples=tuple(values[:_MOST_SAMPLES]),
                 )
 
     def _entries(self, entered: Sequence[float], before: Offset, start: float) -> Entries:

@@ -19,6 +19,14 @@ class State(StrEnum):
     CONTRADICTING = "contradicting"
 
 
+class EvidenceUse(StrEnum):
+    """What is done about evidence of paths: shown in the table too, kept for JSON and the verdict, or not taken."""
+
+    SHOWN = "shown"
+    KEPT = "kept"
+    OFF = "off"
+
+
 class Conclusion(StrEnum):
     """What all evidence together says of a path. The last two are for paths that nothing was sent over."""
 

@@ -1,5 +1,6 @@
 """Nodes grouped by what they are, so that a thousand alike are one line and the odd one stands out."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cmp_to_key
@@ -264,3 +265,14 @@ def _letter(number: int) -> str:
     """A, B, ... Z, AA, AB, ..."""
     head, last = divmod(number, 26)
     return (_letter(head - 1) if head else "") + chr(ord("A") + last)
+
+
+def with_own_names(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
+    """Nodes that share a host name told apart: `gpu`, `gpu~2`."""
+    seen: Counter[str] = Counter()
+    named = []
+    for snapshot in snapshots:
+        seen[snapshot.host] += 1
+        number = seen[snapshot.host]
+        named.append(snapshot if number == 1 else replace(snapshot, host=f"{snapshot.host}~{number}"))
+    return named

@@ -10,7 +10,7 @@ import pytest
 
 from gpubench.cli import alone
 from gpubench.cli.collective import help_text
-from gpubench.cli.options import CollectiveOptions, EvidenceUse, parse_collective_options
+from gpubench.cli.options import CollectiveOptions, parse_collective_options
 from gpubench.cli.presentation import Color, check_writable, parse_outputs
 from gpubench.cli.presenter import rank_style, terminal_style
 from gpubench.collectives import COLLECTIVES
@@ -18,6 +18,7 @@ from gpubench.collectives.record import Collective
 from gpubench.errors import CouldNotMeasureError, GpubenchError, UsageError
 from gpubench.formats.writer import Style
 from gpubench.hardware.nvml import Driver
+from gpubench.model.evidence import EvidenceUse
 from gpubench.model.operation import DataType, Placement, ReduceOp
 from gpubench.model.sampling import Mode, Sampling
 from tests.cli.running import environment, gpubench
@@ -48,6 +49,8 @@ DEFAULTS = {
     "simulate": None,
     "fault": None,
     "seed": 0,
+    "replay": None,
+    "record": None,
     "format_name": "table",
     "output": None,
     "section": None,

@@ -1,0 +1,180 @@
+"""Raw samples of a collective: written as rows are measured; `collective_replay` makes the report of them again."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+
+from gpubench.collectives.record import Collective
+from gpubench.measure.cases import Case, SweepRequest
+from gpubench.measure.counting import Traffic
+from gpubench.measure.heard_recording import RecordedHeard
+from gpubench.measure.judge import Testimony
+from gpubench.measure.tally import Measured, RowSample
+from gpubench.model.evidence import EvidenceUse
+from gpubench.model.operation import DataType, Placement, ReduceOp
+from gpubench.model.report import Origin, RankIdentity
+from gpubench.model.sampling import Sampling
+from gpubench.model.split import RankGroup
+from gpubench.model.sweep import DroppedSize
+from gpubench.model.winners import RefusedRow
+
+VERSION = 1
+
+Write = Callable[[object], None]
+
+
+def file_of(collective: str) -> str:
+    """The file of a collective in a recording."""
+    return f"{collective}.jsonl"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What was to be measured: a request, but for the collective."""
+
+    sizes: tuple[int, ...]
+    dtypes: tuple[DataType, ...]
+    ops: tuple[ReduceOp, ...]
+    placements: tuple[Placement, ...]
+    root: int
+    sampling: Sampling
+    warmup: int
+    graph_replays: int
+    check: bool
+
+    @classmethod
+    def of(cls, request: SweepRequest) -> "Asked":
+        """From a request; `request` is the inverse."""
+        return cls(**{each.name: getattr(request, each.name) for each in fields(cls)})
+
+    def request(self, collective: Collective) -> SweepRequest:
+        """The request, of this collective."""
+        return SweepRequest(collective=collective, **{each.name: getattr(self, each.name) for each in fields(self)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """Options of a run that its metadata name beside what was to be measured. `settings` are the names of its ways."""
+
+    allocator: str
+    timeout_s: float
+    evidence: EvidenceUse
+    strict: bool
+    settings: tuple[str, ...] = ()
+    split: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """What made the times of a simulated run, and the pairs that its faults have go through host memory.
+
+    `profile` is as the metadata have it.
+    """
+
+    source: str
+    seed: int
+    profile: Mapping[str, str]
+    staged: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedTestimony:
+    """What was found out of paths. Nodes and processes, which are around it, have files of their own."""
+
+    heard: RecordedHeard
+    under: Mapping[str, RecordedHeard] = field(default_factory=dict)
+    due: tuple[tuple[float, ...], ...]
+    traffic: tuple[Traffic, ...]
+    settings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, known: Testimony) -> "RecordedTestimony":
+        """To be written."""
+        return cls(
+            heard=RecordedHeard.of(known.heard),
+            under={name: RecordedHeard.of(heard) for name, heard in known.under.items()},
+            due=tuple(known.due),
+            traffic=tuple(known.traffic),
+            settings={name: tuple(values) for name, values in known.around.settings.items()},
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """The first line: what was asked for and of whom, and all that was known before the first row.
+
+    `hosts` are the nodes in their order, by the names that the recording gives them. `testimony` is None where nobody
+    watched; `unwatched` says why, and is empty where there was nothing to see. `refused` is None where the sweep had
+    one way; `parts` are the groups that measured at once, none where all ranks did together.
+    """
+
+    schema_version: int
+    collective: str
+    backend: str
+    origin: Origin
+    asked: Asked
+    options: RunOptions
+    ranks: tuple[RankIdentity, ...]
+    hosts: tuple[str, ...] = ()
+    parts: tuple[RankGroup, ...] = ()
+    dropped_sizes: tuple[DroppedSize, ...] = ()
+    libraries: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    unwatched: str = ""
+    testimony: RecordedTestimony | None = None
+    refused: tuple[RefusedRow, ...] | None = None
+    model: Model | None = None
+
+    @property
+    def groups(self) -> tuple[RankGroup | None, ...]:
+        """Who measured rows: the groups, else None for all ranks together."""
+        return self.parts or (None,)
+
+    def ranks_of(self, part: RankGroup | None) -> tuple[RankIdentity, ...]:
+        """The ranks of a group, or all."""
+        return self.ranks if part is None else tuple(self.ranks[rank] for rank in part.ranks)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRow:
+    """A row: its case, the backend that ran it, what it is made of, and the group that measured it."""
+
+    case: Case
+    backend: str
+    sample: RowSample
+    group: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Every other line: a row, or, as the last one of a run that was not cut short, how many there are."""
+
+    row: RecordedRow | None = None
+    rows: int | None = None
+
+
+Collect = Callable[[RecordedRow | None], Sequence[RecordedRow | None] | None]
+"""Hands what the first ranks of groups have to the first rank of the job; every rank has to call it."""
+
+
+class RowWriter:
+    """Writes rows down on the first rank of the job. `begin` is for whoever opens the file."""
+
+    def __init__(self, write: Write | None, collect: Collect, part: RankGroup | None) -> None:
+        self._write = write
+        self._collect = collect
+        self._group = None if part is None else part.name
+        self._rows = 0
+
+    def row(self, case: Case, measured: Measured) -> None:
+        """One more row, or one of every group."""
+        sample, backend = measured.sample, measured.row.backend
+        own = None if sample is None else RecordedRow(case, backend, sample, self._group)
+        for row in self._collect(own) or ():
+            if row is not None and self._write is not None:
+                self._write(Line(row=row))
+                self._rows += 1
+
+    def end(self) -> None:
+        """All rows were measured."""
+        if self._write is not None:
+            self._write(Line(rows=self._rows))

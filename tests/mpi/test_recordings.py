@@ -1,0 +1,161 @@
+"""Collectives of real ranks that are recorded, and replayed as somebody does who has the folder and no more."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from tests.cli.running import MPI_ENVIRONMENT, ROOT, broken, environment, gpubench, mpirun
+from tests.cli.test_collective_replay import comparable
+from tests.mpi.test_evidence import SCHEMA, SWEEP, believing
+from tests.mpi.test_settings import emulated_nodes
+
+pytestmark = pytest.mark.mpi
+
+HOST = ("allreduce", "--backend", "host", "--sizes", "1K:64K:8", "--iters", "3")
+
+
+def shown(text: str) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(text)
+    jsonschema.validate(document, SCHEMA)
+    return document
+
+
+def check_replay(folder: Path, measured: "subprocess.CompletedProcess[str]", collective: str = "allreduce") -> None:
+    """At home nothing is known of the machine, of NCCL, or of settings there."""
+    again = gpubench(collective, "--replay", str(folder), "--format", "json")
+    assert (again.returncode, again.stderr) == (measured.returncode, measured.stderr)
+    was, now = shown(measured.stdout), shown(again.stdout)
+    assert comparable(now) == comparable(was)
+    assert list(now) == list(was)
+    assert now["metadata"]["source"] == f"--replay {folder}"
+    for section in ("rows", "rank_times", "evidence", "fallback", "winners"):
+        assert {row["origin"] for row in now.get(section, ())} <= {"recorded"}
+    assert now["metadata"]["origin"] == "recorded"
+
+
+def test_a_relative_folder_is_the_users(tmp_path: Path) -> None:
+    shared = environment(PYTHONPATH=str(ROOT))
+    measured = gpubench(*HOST, "--np", "3", "--record", "seen", "--format", "json", env=shared, cwd=tmp_path)
+    assert measured.returncode == 0, measured.stderr
+    folder = tmp_path / "seen"
+    assert sorted(path.name for path in folder.iterdir()) == ["allreduce.jsonl", "nodes", "ranks.jsonl"]
+    assert len((folder / "ranks.jsonl").read_text().splitlines()) == 3
+    check_replay(folder, measured)
+    topology = gpubench("topo", "--replay", str(folder))
+    assert topology.returncode == 0, topology.stderr
+
+
+@pytest.mark.parametrize(
+    ("collective", "arguments"),
+    [
+        pytest.param("alltoall", ("--mode", "latency", "--iters", "30"), marks=pytest.mark.slow),
+        pytest.param("broadcast", ("--iters", "auto", "--budget", "0.02", "--root", "1"), marks=pytest.mark.slow),
+        ("reducescatter", ("--split", "pairs", "--iters", "3")),
+    ],
+)
+def test_a_users_own_mpirun_and_every_way_of_timing(
+    tmp_path: Path, collective: str, arguments: tuple[str, ...]
+) -> None:
+    folder, output = tmp_path / "seen", tmp_path / "result.json"
+    given = ("--backend", "host", "--sizes", "1K,64K", *arguments, "--record", str(folder), "--output", str(output))
+    measured = mpirun(4, collective, *given)
+    assert measured.returncode == 0, measured.stderr
+    measured.stdout = output.read_text()
+    check_replay(folder, measured, collective)
+
+
+@pytest.mark.slow
+def test_settings_beside_the_own_choice_and_what_nccl_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "seen"
+    asked = ("--algo", "nvls,pat,tree", "--backend", "nccl,host", "--record", str(folder), "--format", "json")
+    measured = gpubench("allreduce", "--sizes", "1K,64K", "--iters", "3", *asked, env=believing("tuning"))
+    assert measured.returncode == 0, measured.stderr
+    check_replay(folder, measured)
+    document = shown(measured.stdout)
+    assert document["winners"]
+    assert [row["setting"] for row in document["refused"]] == ["nvls"]
+
+
+def test_a_staged_path_fails_at_home_too_with_its_cause(tmp_path: Path) -> None:
+    folder = tmp_path / "seen"
+    staged = believing("p2p-disabled", NCCL_P2P_DISABLE="1")
+    measured = gpubench(*SWEEP, "--strict", "--record", str(folder), "--format", "json", env=staged)
+    assert measured.returncode == 1, measured.stderr
+    check_replay(folder, measured)
+    document = shown(measured.stdout)
+    assert [row["cause"] for row in document["fallback"]] == ["nccl-p2p-disabled"]
+    assert document["evidence"]
+    logs = sorted((folder / "nccl").iterdir())
+    assert [path.name for path in logs] == [f"rank{rank}.log" for rank in range(4)]
+    explained = gpubench("explain", str(folder / "nccl"))
+    assert explained.returncode == 1
+    assert "SHM/direct" in explained.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", [("--no-evidence",), ("--split", "2"), ("--evidence",)])
+def test_what_nobody_watched_is_not_known_at_home_either(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    folder = tmp_path / "seen"
+    measured = gpubench(*SWEEP, *arguments, "--record", str(folder), "--format", "json", env=believing("tuning"))
+    assert measured.returncode == 0, measured.stderr
+    check_replay(folder, measured)
+
+
+@pytest.mark.slow
+def test_a_hierarchy_on_two_nodes(tmp_path: Path) -> None:
+    folder, output = tmp_path / "seen", tmp_path / "result.json"
+    arguments = ("--hierarchical", "--record", str(folder), "--output", str(output))
+    measured = emulated_nodes(*HOST, *arguments)
+    assert measured.returncode == 0, measured.stderr
+    measured.stdout = output.read_text()
+    check_replay(folder, measured)
+    assert {row["setting"] for row in shown(measured.stdout)["rows"]} == {None, "hierarchical", "again"}
+
+
+def test_rows_before_a_rank_died_are_there_and_the_replay_says_that_it_is_not_all(tmp_path: Path) -> None:
+    folder = tmp_path / "seen"
+    measured = gpubench(*HOST, "--np", "2", "--record", str(folder), "--format", "json", env=broken("1:kill"))
+    assert measured.returncode == 3
+    rows = shown(measured.stdout)["rows"]
+    assert rows
+    again = gpubench("allreduce", "--replay", str(folder), "--format", "json")
+    assert again.returncode == 3
+    document = shown(again.stdout)
+    assert (document["verdict"], document["complete"]) == ("ERROR", False)
+    without = [{name: held for name, held in row.items() if name != "origin"} for row in rows]
+    assert [{name: held for name, held in row.items() if name != "origin"} for row in document["rows"]] == without
+    assert [finding["id"] for finding in document["findings"]] == ["recording-cut-short"]
+
+
+def test_a_folder_with_a_recording_is_refused_before_ranks_start_under_mpirun_too(tmp_path: Path) -> None:
+    (tmp_path / "nodes").mkdir()
+    (tmp_path / "nodes" / "n0.json").write_text("{}")
+    for result in (gpubench(*HOST, "--record", str(tmp_path)), mpirun(2, *HOST, "--record", str(tmp_path))):
+        assert result.returncode == 2, result.stderr
+        assert (result.stdout + result.stderr).count("holds a recording already") == 1
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_named(tmp_path: Path) -> None:
+    """/dev/full in the place of the file takes nothing."""
+    script = (
+        "import sys; from gpubench.hardware import recorded; import contextlib\n"
+        "@contextlib.contextmanager\n"
+        "def full(directory, name):\n"
+        "    with open('/dev/full', 'w', buffering=1) as file:\n"
+        "        yield lambda value: print(value, file=file)\n"
+        "recorded.recording_samples = full\n"
+        "from gpubench.cli.app import main; main()"
+    )
+    command = [sys.executable, "-c", script, *HOST, "--record", str(tmp_path / "seen")]
+    under = {**environment(), **MPI_ENVIRONMENT, "OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"}
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=under, cwd=ROOT)
+    assert result.returncode == 3
+    assert "allreduce.jsonl" in result.stderr
+    assert "No space left on device" in result.stderr
+    assert "Traceback" not in result.stderr
