@@ -96,7 +96,10 @@ def _read_recording(directory: Path, host: str | None) -> tuple[list[Snapshot], 
         raise UsageError(
             f"--replay {directory} holds no recording",
             expected=f"a folder that --record wrote, with {_NODES}/HOST.json in it",
-            next_step=f"gpubench topo --record {directory} on the machine in question",
+            reason="it is another folder, or only a part of one was copied"
+            if directory.exists()
+            else "there is no such folder: it is mistyped, or relative to another directory",
+            next_step=f"the same on the machine in question, with --record {directory}",
         )
     snapshots = [read_snapshot(_text(path), str(path)) for path in paths]
     ranks = _read_ranks(directory / _RANKS)

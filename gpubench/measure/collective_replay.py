@@ -191,7 +191,7 @@ def _cut_short(report: Report, rows: Sequence[RecordedRow], collective: Collecti
         id=CUT_SHORT,
         severity=Verdict.ERROR,
         subject="the recording",
-        seen=f"{len(rows)} rows, {last}, and no line that says that these are all",
+        seen=f"{len(rows)} row{'' if len(rows) == 1 else 's'}, {last}, and no line that says that these are all",
         expected="a run that came to its end",
         cause="the run was ended before: a rank died, hung, or Ctrl-C; or the copy of the recording is not whole",
         next_command=f"gpubench {collective.name} --record DIR once more",
