@@ -29,6 +29,7 @@ from gpubench.formats.table import TABLE
 from gpubench.formats.writer import Style, Target, Writer
 from gpubench.measure.cases import SweepRequest
 from gpubench.measure.collective import measure
+from gpubench.measure.tally import Answer
 from gpubench.model.lateness import Entries, Offset
 from gpubench.model.operation import DataType, Placement, ReduceOp
 from gpubench.model.report import COLLECTIVE_COLUMNS, CollectiveRow, Metadata, Origin, RankIdentity
@@ -92,8 +93,9 @@ class SimulatedGroup:
     def _answer(self, value: Any, rank: int) -> Any:
         factor = 1 + 0.01 * self._random.random()
         if isinstance(value, tuple):
-            answers = [self._answer(each, rank) for each in value]
-            return value._make(answers) if hasattr(value, "_make") else tuple(answers)
+            return tuple(self._answer(each, rank) for each in value)
+        if isinstance(value, Answer):
+            return replace(value, seconds=value.seconds * factor, entries=self._answer(value.entries, rank))
         if isinstance(value, Entries):
             late = rank == _LATE_RANK
             last = value.operations - 1 if late else rank % 2
@@ -108,7 +110,7 @@ class NothingMoved:
 
     name = "nothing"
     buffers = 2
-    size_bytes = 1 << 30
+    size_bytes = 1 << 40
 
     def __init__(self) -> None:
         self.calls = cast("CollectiveCalls", self)
@@ -211,12 +213,12 @@ def run(ranks: int, rows: int, sampling: Sampling) -> Cost:
         ops=(ReduceOp.SUM,), placements=(Placement.OUT_OF_PLACE,), root=0, sampling=sampling, warmup=1,
         graph_replays=0, check=True,
     )  # fmt: skip
-    group, nodes = SimulatedGroup(ranks), ranks // _RANKS_A_NODE
+    group = SimulatedGroup(ranks)
     with tempfile.TemporaryDirectory() as folder:
         outputs = Outputs(Path(folder))
         start = time.process_time()
         outputs.begin(metadata(identities, request))
-        report = measure(request, group, cast("Backend", NothingMoved()), nodes, identities, outputs)
+        report = measure(request, group, cast("Backend", NothingMoved()), identities, outputs)
         measured = time.process_time()
         outputs.end(report)
         end = time.process_time()

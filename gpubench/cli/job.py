@@ -23,15 +23,9 @@ from gpubench.hardware.nvml import Driver, read_driver
 from gpubench.hardware.watchdog import RankProgress
 from gpubench.measure.agreement import agree
 from gpubench.measure.cases import SweepRequest
-from gpubench.measure.collective import (
-    ReadCondition,
-    check_root,
-    fitting_all,
-    fitting_sizes,
-    measure,
-    no_gpu_to_read,
-)
+from gpubench.measure.collective import check_root, fitting_all, fitting_sizes, measure
 from gpubench.measure.collective_recording import VERSION, Asked, Recorded, RunOptions
+from gpubench.measure.company import Company, ReadCondition, no_gpu_to_read
 from gpubench.measure.path_evidence import unwatched
 from gpubench.measure.settings import Way, measure_ways
 from gpubench.measure.split_groups import GroupRows, InStep
@@ -135,29 +129,20 @@ class Job:
     ) -> Report:
         """Measure, in all groups at once where there are several, or in all ways."""
         backend = ways[0].backend
-        if self._part is None:
-            witness = None if self._watch is None else self._watch.witness(request)
-            nodes = max(self._node_by_rank) + 1
-            beside = identities, listener, witness, self._progress, self._condition, keeper
-            if len(ways) > 1:
-                return measure_ways(request, self._group, ways, nodes, *beside)
-            return measure(request, self._group, backend, nodes, *beside)
-        rows = GroupRows(self._part, self._own, self._group, listener)
-        own = [identities[rank] for rank in self._part.ranks]
-        nodes = len({each.node for each in own})
-        together = InStep(self._own, self._group)
-        report = measure(
-            request,
-            together,
-            backend,
-            nodes,
-            own,
-            rows,
+        company = Company(
+            witness=None if self._watch is None else self._watch.witness(request),
             progress=self._progress,
             read_condition=self._condition,
             keeper=keeper,
         )
-        return rows.merged(report)
+        if self._part is None:
+            if len(ways) > 1:
+                return measure_ways(request, self._group, ways, identities, listener, company)
+            return measure(request, self._group, backend, identities, listener, company)
+        rows = GroupRows(self._part, self._own, self._group, listener)
+        own = [identities[rank] for rank in self._part.ranks]
+        together = InStep(self._own, self._group)
+        return rows.merged(measure(request, together, backend, own, rows, company))
 
     def _ways(self, request: SweepRequest, backend: Opener, host_beside: Opener | None) -> Sequence[Way]:
         """One where nobody asked for more."""

@@ -6,24 +6,15 @@ from dataclasses import dataclass
 from gpubench.collectives.record import Call, Collective
 from gpubench.errors import UsageError, no_size_left
 from gpubench.measure.cases import Case, JobFacts, SweepRequest, cases, without_data
-from gpubench.measure.tally import UNKEPT, Answer, Keeper, Measured, RowSample, Tally
+from gpubench.measure.company import ALONE, Company
+from gpubench.measure.tally import Answer, Measured, RowSample, Tally
 from gpubench.measure.timing import OwnTimes, Timer, around
-from gpubench.measure.witness import Witness
 from gpubench.model.data_pattern import POISON, Block, DataPattern
-from gpubench.model.gpu_condition import GpuCondition
 from gpubench.model.hang import Phase
 from gpubench.model.operation import Placement, ReduceOp
-from gpubench.model.progress import UNWATCHED, Progress
 from gpubench.model.report import CollectiveRow, Origin, RankIdentity, Report
 from gpubench.model.sweep import DroppedSize, describe_dropped, split_by_memory
 from gpubench.ports import Backend, Group, Launch, Listener, Memory, Region
-
-ReadCondition = Callable[[], GpuCondition | None]
-"""What the GPU of this rank is like; None where there is no GPU."""
-
-
-def no_gpu_to_read() -> None:
-    """The condition of CPU buffers."""
 
 
 def fitting_sizes(
@@ -72,31 +63,32 @@ def measure(
     request: SweepRequest,
     group: Group,
     backend: Backend,
-    nodes: int,
     identities: Sequence[RankIdentity],
     listener: Listener[CollectiveRow],
-    witness: Witness | None = None,
-    progress: Progress = UNWATCHED,
-    read_condition: ReadCondition = no_gpu_to_read,
-    keeper: Keeper = UNKEPT,
+    company: Company = ALONE,
 ) -> Report:
     """Measure every case of the request; rows go to `listener` as they are measured, on every rank alike.
 
-    A witness watches which ways the bytes go; the report of the first rank has what it found. `read_condition` is asked
-    between rows what this rank's GPU is like; `keeper` gets what rows and verdicts are made of.
+    The report of the first rank has what the witness found.
     """
-    job = JobFacts(backend.name, Origin.MEASURED, group.size, nodes)
-    buffers = Buffers.of(backend, max(request.sizes))
-    sweep = Sweep(request, group, backend, job, buffers, progress, read_condition=read_condition)
+    witness, progress = company.witness, company.progress
+    sweep = Sweep(
+        request, group, backend, job_facts(backend, identities), Buffers.of(backend, max(request.sizes)), company
+    )
     every_case = tuple(cases(request, group.size))
     if witness is not None:
         witness.try_out(every_case, sweep.try_once)
     sweep.warm_up(every_case)
-    tally = Tally(identities, listener, None if witness is None else witness.judge(), keeper)
+    tally = Tally(identities, listener, None if witness is None else witness.judge(), company.keeper)
     for number, case in enumerate(every_case):
         listener.progress(number, len(every_case), f"{request.collective.name} {case.label}")
         tally.take(case, sweep.row(number, case), progress)
     return tally.report()
+
+
+def job_facts(backend: Backend, identities: Sequence[RankIdentity]) -> JobFacts:
+    """What rows say of the job that these ranks are."""
+    return JobFacts(backend.name, Origin.MEASURED, len(identities), len({each.node for each in identities}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +120,8 @@ class Sweep:
     backend: Backend
     job: JobFacts
     buffers: Buffers
-    progress: Progress
+    company: Company
     issue: Issue | None = None
-    read_condition: ReadCondition = no_gpu_to_read
 
     def row(self, number: int, case: Case) -> Measured:
         """Measure and verify one case, with data that are those of no other number.
@@ -139,7 +130,7 @@ class Sweep:
         """
         launches = [self._launch(case, buffer) for buffer in range(self._rotated(case))]
         own = self._time(number * 2, case, launches)
-        condition = None if own.entries is None else self.read_condition()
+        condition = None if own.entries is None else self.company.read_condition()
         wrong = self._verify(number * 2, case, launches) if self.request.check else 0
         answers = self.group.collect(Answer(own.seconds, own.entries, wrong, condition))
         sample = None if answers is None else RowSample(own, tuple(answers))
@@ -148,7 +139,7 @@ class Sweep:
 
     def try_once(self, case: Case) -> None:
         """Run one operation of a case, untimed; the first connects ranks."""
-        self.progress.enter(Phase.TRY_OUT, case.label, 1)
+        self.company.progress.enter(Phase.TRY_OUT, case.label, 1)
         self.backend.seconds(self.backend.bind([self._launch(case, 0)], 0))
 
     def warm_up(self, cases: Sequence[Case]) -> None:
@@ -158,7 +149,7 @@ class Sweep:
         clocks.
         """
         for number, case in enumerate(cases):
-            self.progress.enter(Phase.WARM_UP if number else Phase.CONNECTING, case.label, self.request.warmup)
+            self.company.progress.enter(Phase.WARM_UP if number else Phase.CONNECTING, case.label, self.request.warmup)
             self._warm_up_row([self._launch(case, 0)])
         self.row(0, cases[0])
 
@@ -201,21 +192,21 @@ class Sweep:
         The warm-up comes before the buffers are poisoned, so that its results cannot pass for timed ones.
         """
         request = self.request
-        self.progress.enter(Phase.WARM_UP, case.label)
+        self.company.progress.enter(Phase.WARM_UP, case.label)
         self._fill(row, case, len(launches))
         timer = Timer(request.sampling, self.group, self.backend, request.graph_replays)
         seconds_each = timer.learn(launches, self._warm_up_row(launches))
         if request.check and case.placement is Placement.OUT_OF_PLACE:
             self.buffers.receive.fill_byte(len(launches) * case.size_bytes, POISON)
         operations = (request.sampling.iterations or 0) * max(1, request.graph_replays)
-        self.progress.enter(Phase.OPERATION, case.label, operations)
+        self.company.progress.enter(Phase.OPERATION, case.label, operations)
         return timer.time(launches, seconds_each)
 
     def _verify(self, row: int, case: Case, launches: Sequence[Launch]) -> int:
         """Wrong elements on this rank: of every timed buffer, or in place of one more operation on fresh data."""
         rank, ranks, layout = self.group.rank, self.group.size, case.layout
         buffers, offset = len(launches), 0
-        self.progress.enter(Phase.VERIFICATION, case.label)
+        self.company.progress.enter(Phase.VERIFICATION, case.label)
         if case.placement is Placement.IN_PLACE:
             row, buffers, offset = row + 1, 1, rank * layout.in_place_receive
             self._fill(row, case, buffers)

@@ -5,14 +5,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
-from gpubench.measure.cases import Case, JobFacts, SweepRequest, cases
-from gpubench.measure.collective import Buffers, Issue, ReadCondition, Sweep, no_gpu_to_read
+from gpubench.measure.cases import Case, SweepRequest, cases
+from gpubench.measure.collective import Buffers, Issue, Sweep, job_facts
+from gpubench.measure.company import ALONE, Company
 from gpubench.measure.hearing import Key, key_of
-from gpubench.measure.tally import UNKEPT, Keeper, Tally
-from gpubench.measure.witness import Witness
+from gpubench.measure.tally import Tally
 from gpubench.model.hang import Phase
-from gpubench.model.progress import Progress
-from gpubench.model.report import CollectiveRow, Origin, RankIdentity, Report, Section, Table
+from gpubench.model.report import CollectiveRow, RankIdentity, Report, Section, Table
 from gpubench.model.setting import AGAIN
 from gpubench.model.winners import REFUSED_SECTION, WINNERS_SECTION, RefusedRow, WinnerRow, winners
 from gpubench.ports import Backend, Group, Listener
@@ -44,22 +43,19 @@ def measure_ways(
     request: SweepRequest,
     group: Group,
     ways: Sequence[Way],
-    nodes: int,
     identities: Sequence[RankIdentity],
     listener: Listener[CollectiveRow],
-    witness: Witness | None,
-    progress: Progress,
-    read_condition: ReadCondition = no_gpu_to_read,
-    keeper: Keeper = UNKEPT,
+    company: Company = ALONE,
 ) -> Report:
     """Measure every case in every way, one way after the other, then the next case; the first way once more at its end.
 
     So all ways of a case are neighbours in time, and what the first took before and after all others says how much a
     time is worth. What cannot run is left out, with the reason, on every rank alike.
     """
-    runs = _Runs(request, group, nodes, witness, progress, read_condition)
+    runs = _Runs(request, group, identities, company)
     runs.begin(ways)
-    tally = Tally(identities, listener, None if witness is None else witness.judge(), keeper, runs.refused)
+    judge = None if company.witness is None else company.witness.judge()
+    tally = Tally(identities, listener, judge, company.keeper, runs.refused)
     rows: list[CollectiveRow] = []
     plan = list(runs.plan())
     for number, (run, case) in enumerate(plan):
@@ -67,7 +63,7 @@ def measure_ways(
         # A number of its own for every row: nothing that another way left in the buffers can pass for its result.
         measured = run.sweep.row(number, case)
         watched = run.way.backend is ways[0].backend
-        rows.append(tally.take(case, measured, progress, watched=watched))
+        rows.append(tally.take(case, measured, company.progress, watched=watched))
     report = tally.report()
     return report if group.rank != 0 else with_winners(report, rows, runs.refused)
 
@@ -87,10 +83,8 @@ class _Runs:
 
     request: SweepRequest
     group: Group
-    nodes: int
-    witness: Witness | None
-    progress: Progress
-    read_condition: ReadCondition
+    identities: Sequence[RankIdentity]
+    company: Company
     refused: list[RefusedRow] = field(default_factory=list)
     _runs: list[_Run] = field(default_factory=list)
     _buffers: dict[int, Buffers] = field(default_factory=dict)
@@ -106,10 +100,10 @@ class _Runs:
             for way in others:
                 self._join(way, every_case)
 
-        if self.witness is None:
+        if self.company.witness is None:
             try_others()
         else:
-            self.witness.try_out(every_case, first.sweep.try_once, try_others)
+            self.company.witness.try_out(every_case, first.sweep.try_once, try_others)
         for run in self._runs:
             run.sweep.warm_up(run.cases)
 
@@ -128,16 +122,15 @@ class _Runs:
         backend = way.backend
         if id(backend) not in self._buffers:
             self._buffers[id(backend)] = Buffers.of(backend, max(self.request.sizes))
-        job = JobFacts(backend.name, Origin.MEASURED, self.group.size, self.nodes)
-        buffers = self._buffers[id(backend)]
-        return Sweep(self.request, self.group, backend, job, buffers, self.progress, issue, self.read_condition)
+        job, buffers = job_facts(backend, self.identities), self._buffers[id(backend)]
+        return Sweep(self.request, self.group, backend, job, buffers, self.company, issue)
 
     def _join(self, way: Way, every_case: Sequence[Case]) -> None:
         sweep, usable = self._tried(way, [case for case in every_case if way.fits(case)])
         if sweep is None or not usable:
             return
-        if self.witness is not None and way.is_heard:
-            self.witness.try_setting(_name(way), usable, sweep.try_once)
+        if self.company.witness is not None and way.is_heard:
+            self.company.witness.try_setting(_name(way), usable, sweep.try_once)
         self._runs.append(_Run(way, sweep, usable))
 
     def _tried(self, way: Way, every_case: Sequence[Case]) -> tuple[Sweep | None, Sequence[Case]]:
@@ -170,7 +163,7 @@ class _Runs:
         """The sweep of a way, None where it cannot begin."""
         if way.open is None:
             return self._sweep(way, None)
-        self.progress.enter(Phase.CONNECTING, _name(way))
+        self.company.progress.enter(Phase.CONNECTING, _name(way))
         issue, reason = self._attempt(way, way.open)
         if reason:
             self._drop(way, issue)

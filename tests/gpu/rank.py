@@ -63,7 +63,7 @@ def main(replays: int) -> None:
     def run(
         name: str, collective: Collective, placements: tuple[Placement, ...], backend: "Backend", graph: int
     ) -> None:
-        report = measure(request_for(collective, placements, graph), group, backend, 1, identities, Silent())
+        report = measure(request_for(collective, placements, graph), group, backend, identities, Silent())
         if group.rank == 0:
             print(name, collective.name, report.verdict, flush=True)  # noqa: T201
 

@@ -17,6 +17,7 @@ from gpubench.hardware.nccl_calls import NcclLaunch
 from gpubench.hardware.nvml import Driver
 from gpubench.measure.cases import SweepRequest
 from gpubench.measure.collective import check_root, fitting_sizes, measure
+from gpubench.measure.company import Company
 from gpubench.model.gpu_condition import GpuCondition
 from gpubench.model.hang import Phase
 from gpubench.model.operation import DataType, Layout, Placement, ReduceOp, Segment
@@ -86,7 +87,7 @@ def run_sweep(
         backend = NcclBackend(group, device, NcclLibrary(), allocator)
         recorder = Recorder()
         identities = [identity(rank) for rank in range(ranks)]
-        report = measure(request, group, wrap(backend, group), 1, identities, recorder)
+        report = measure(request, group, wrap(backend, group), identities, recorder)
         backend.close()
         assert len(recorder.labels) == len(recorder.rows)
         return report, recorder.rows
@@ -355,7 +356,8 @@ def test_gpus_are_looked_at_after_each_row_that_tells_who_is_late(monkeypatch: p
         request = request_for(ALLREDUCE, sampling=Sampling(mode, 5))
         device = open_device(group.rank, 2, "n0", Driver(version="580.1"))
         backend = NcclBackend(group, device, NcclLibrary(), Allocator.CUDA)
-        report = measure(request, group, backend, 1, identities, Recorder(), progress=progress, read_condition=look)
+        company = Company(progress=progress, read_condition=look)
+        report = measure(request, group, backend, identities, Recorder(), company)
         backend.close()
         return report
 

@@ -33,6 +33,7 @@ from gpubench.measure.collective_recording import (
     file_of,
 )
 from gpubench.measure.collective_replay import CUT_SHORT, read_recorded, replay
+from gpubench.measure.company import Company
 from gpubench.measure.heard_recording import RecordedHeard
 from gpubench.measure.hearing import Choice, Heard
 from gpubench.measure.kept_log import KeptLog
@@ -43,7 +44,6 @@ from gpubench.measure.witness import Senses, Witness
 from gpubench.model.evidence import EvidenceUse
 from gpubench.model.gpu_condition import GpuCondition
 from gpubench.model.operation import DataType, ReduceOp
-from gpubench.model.progress import UNWATCHED
 from gpubench.model.report import CollectiveRow, Origin, Report, Table
 from gpubench.model.sampling import Mode, Sampling
 from gpubench.model.selection import Used
@@ -164,8 +164,7 @@ def witness_of(request: SweepRequest, job: Job, group: ThreadGroup) -> Witness:
 def watched(request: SweepRequest, job: Job) -> Measure:
     def body(group: ThreadGroup, backend: Backend, recorder: Recorder, keeper: Keeper) -> Report:
         witness = witness_of(request, job, group)
-        nodes = max(job.nodes) + 1
-        return measure(request, group, backend, nodes, job.identities, recorder, witness, keeper=keeper)
+        return measure(request, group, backend, job.identities, recorder, Company(witness=witness, keeper=keeper))
 
     return body
 
@@ -175,7 +174,7 @@ def unwatched(request: SweepRequest, job: Job) -> Measure:
         def read() -> GpuCondition:
             return GpuCondition(throttle_reasons=("sw_power_cap",), unread={"memory_errors": "not supported"})
 
-        return measure(request, group, backend, 1, job.identities, recorder, read_condition=read, keeper=keeper)
+        return measure(request, group, backend, job.identities, recorder, Company(read_condition=read, keeper=keeper))
 
     return body
 
@@ -187,7 +186,7 @@ def in_ways(request: SweepRequest, job: Job) -> Measure:
         others = [replace(way, is_heard=True) for way in both(request, group, backend, NcclLibrary())]
         witness = witness_of(request, job, group)
         return measure_ways(
-            request, group, [own, *others], 1, job.identities, recorder, witness, UNWATCHED, keeper=keeper
+            request, group, [own, *others], job.identities, recorder, Company(witness=witness, keeper=keeper)
         )
 
     return body
@@ -200,7 +199,7 @@ def in_groups(parts: tuple[RankGroup, ...]) -> Callable[[SweepRequest, Job], Mea
             own = group.split(parts.index(part), group.rank)
             rows = GroupRows(part, own, group, recorder)
             identities = [job.identities[rank] for rank in part.ranks]
-            return rows.merged(measure(request, InStep(own, group), backend, 1, identities, rows, keeper=keeper))
+            return rows.merged(measure(request, InStep(own, group), backend, identities, rows, Company(keeper=keeper)))
 
         return body
 

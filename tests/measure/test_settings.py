@@ -17,7 +17,6 @@ from gpubench.measure.collective import Issue
 from gpubench.measure.settings import Way, measure_ways
 from gpubench.model.hierarchy import TwoLevels
 from gpubench.model.operation import DataType, Kind, ReduceOp
-from gpubench.model.progress import UNWATCHED
 from gpubench.model.report import CollectiveRow, Report, Table
 from gpubench.model.verdict import Verdict
 from gpubench.ports import Launch
@@ -43,7 +42,7 @@ def run(
         ways = [Way(setting=None, backend=backend), *others(request, group, backend, library)]
         recorder = Recorder()
         identities = [identity(rank) for rank in range(ranks)]
-        report = measure_ways(request, group, ways, 1, identities, recorder, None, UNWATCHED)
+        report = measure_ways(request, group, ways, identities, recorder)
         backend.close()
         return report, recorder.rows
 

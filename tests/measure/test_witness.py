@@ -16,6 +16,7 @@ from gpubench.hardware.recorded import read_recording
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.measure import counting
 from gpubench.measure.collective import measure
+from gpubench.measure.company import Company
 from gpubench.measure.witness import Senses, Witness
 from gpubench.model.cause_rows import CauseRow
 from gpubench.model.evidence_rows import EvidenceRow, FallbackRow
@@ -133,10 +134,9 @@ def run(
             request,
             group,
             job.wrap(backend, group.rank),
-            max(job.nodes) + 1,
             job.identities,
             recorder,
-            Witness.of(request, group, senses),
+            Company(witness=Witness.of(request, group, senses)),
         )
         backend.close()
         return report, recorder.rows

@@ -33,7 +33,7 @@ def main(most_elements: int, sizes: tuple[int, ...]) -> None:
             check=True,
         )
         backend = host.HostBackend(group, group.size, most_elements)
-        report = measure(request, group, backend, 1, identities, Silent())
+        report = measure(request, group, backend, identities, Silent())
         assert report.verdict == "PASS", (collective.name, report)
     mpi.finish()
     print("all right")  # noqa: T201
