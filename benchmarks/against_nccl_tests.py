@@ -1,6 +1,6 @@
 """gpubench beside NVIDIA's nccl-tests on the GPUs of this host: the time ratio at every size, from interleaved runs.
 
-    python benchmarks/against_nccl_tests.py --peer ~/nccl-tests/build --ranks 4 --csv ratios.csv
+    python -m benchmarks.against_nccl_tests --peer ~/nccl-tests/build --ranks 4 --csv ratios.csv
 
 `--peer` is a folder with nccl-tests' MPI build (all_reduce_perf, ...). Both programs run one process a GPU, float32,
 out of place, 20 iterations after 5 to warm up, without their data checks, so that only the timed loops are compared;

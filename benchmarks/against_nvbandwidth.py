@@ -1,6 +1,6 @@
 """gpubench p2p beside NVIDIA's nvbandwidth and p2pBandwidthLatencyTest on the GPUs of this host: ratios pair by pair.
 
-    python benchmarks/against_nvbandwidth.py --nvbandwidth PATH --p2p-test PATH
+    python -m benchmarks.against_nvbandwidth --nvbandwidth PATH --p2p-test PATH
 
 nvbandwidth's copies are compared with `gpubench p2p --as nvbandwidth` (512 MiB, 16 copies after 4, median of 3): copy
 engines within 1 %, kernels within 2 %. p2pBandwidthLatencyTest's are compared with gpubench's default run: peer access

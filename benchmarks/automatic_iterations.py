@@ -1,6 +1,6 @@
 """What `--iters auto` costs beside nccl-tests with its defaults (20 iterations, data check), on the GPUs of this host.
 
-    python benchmarks/automatic_iterations.py --peer ~/nccl-tests/build --ranks 4 --csv seconds.csv
+    python -m benchmarks.automatic_iterations --peer ~/nccl-tests/build --ranks 4 --csv seconds.csv
 
 Both sweep the same sizes out of place and in place, with every result checked, and take turns. Measuring is from the
 head of the table, which both print once communicators stand, to the last row: warm-up, timing and checks. Start-up is
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from against_nccl_tests import PEERS, mpi_environment
+from benchmarks.against_nccl_tests import PEERS, mpi_environment
 
 MOST_PERCENT = 1.0
 OURS, PEER = "gpubench --iters auto", "nccl-tests"

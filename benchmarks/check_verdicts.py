@@ -1,6 +1,6 @@
 """How often `gpubench check` raises a false alarm on healthy simulated machines, and finds what was planted.
 
-    python benchmarks/check_verdicts.py --seeds 1000
+    python -m benchmarks.check_verdicts --seeds 1000
 
 Every profile is simulated with noise of 2 % on every sample and judged as if somebody had asked for its profile. A
 false alarm is any finding but one that says 'by design'. A fault is found when one of the findings is there that
@@ -13,11 +13,8 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 
 from gpubench.profiles import names
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.fakes.planted_faults import PLANTED, findings
 
 

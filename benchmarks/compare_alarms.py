@@ -1,6 +1,6 @@
 """How often `gpubench compare` is right: results with noise and a slowdown of known size, many seeds.
 
-    PYTHONPATH=. python benchmarks/compare_alarms.py --seeds 1000
+    python -m benchmarks.compare_alarms --seeds 1000
 
 The results are made (tests/fakes/noisy_results.py), not measured. A comparison of results between which nothing changed
 is a false alarm where it fails; one with a planted slowdown is a miss where it does not.

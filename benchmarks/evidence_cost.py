@@ -1,6 +1,6 @@
 """What it costs to see which way NCCL's bytes go: sweeps with evidence and without it, in turns, on this host's GPUs.
 
-    python benchmarks/evidence_cost.py --runs 7 --csv cost.csv
+    python -m benchmarks.evidence_cost --runs 7 --csv cost.csv
 
 For every size the ratio of the medians, and how likely chance alone makes one as large: small sizes vary by more than
 1 % from sweep to sweep anyway. Passes when no size costs more than 1 %, or 0.1 µs where that is more, that chance does

@@ -1,6 +1,6 @@
 """How fast `gpubench explain` reads a log of a given size, and how much memory it takes: MB/s of one core, peak MiB.
 
-    python benchmarks/explain_speed.py --ranks 1024 --megabytes 1000
+    python -m benchmarks.explain_speed --ranks 1024 --megabytes 1000
 
 It writes the logs of a job, one file a rank or all in one, as NCCL 2.28 would: per rank a communicator of all ranks,
 one of its node and one of the ranks with its place on every node, each connected with both neighbours over 16 channels;
