@@ -23,7 +23,6 @@ END_SIGNAL = signal.SIGQUIT
 
 SECONDS_BETWEEN_LOOKS = 0.5
 _SECONDS_TO_SERVE = 0.3
-_ASKED_TO_END = (signal.SIGINT, signal.SIGTERM)
 _SECONDS_OF_SLEEP = 5.0
 _SECONDS_FOR_ANSWERS = 2.0
 _SECONDS_FOR_OTHERS_TO_SPEAK = 1.0
@@ -146,7 +145,7 @@ class Watchdog:
             self._speaker.lost(lost)
             return
         peers = self._peers or self._local
-        if lost.status not in _ASKED_TO_END and peers.is_first_lost(lost.at_seconds):
+        if not lost.asked_to_end and peers.is_first_lost(lost.at_seconds):
             self._speaker.lost(lost)
         if self._watched.rank == 0:
             peers.serve(_SECONDS_TO_SERVE)
