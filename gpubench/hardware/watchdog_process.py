@@ -91,7 +91,7 @@ class Watchdog:
         self._block = block
         self._control = control
         names = {rank: [local_name(job, rank)] for rank in range(watched.ranks)}
-        self._local = Peers(local, watched.rank, names, "", self.state)
+        self._local = Peers(local, watched.rank, names, "", self.state, clock)
         self._datagrams = datagrams
         self._speaker = speaker
         self._clock = clock
@@ -118,7 +118,7 @@ class Watchdog:
             self._end()
         except RankIsGoneError:
             if not self._block.left():
-                self._tell_loss(Lost(self.state(), time.monotonic(), _status_of(self._watched.pid)))
+                self._tell_loss(Lost(self.state(), self._clock(), _status_of(self._watched.pid)))
 
     def state(self) -> RankState:
         """The rank at this moment."""
@@ -281,7 +281,7 @@ class Watchdog:
         addresses: dict[int, Sequence[Address]] = {
             rank: card.reached_at(self._watched.host) for rank, card in enumerate(self._cards)
         }
-        self._peers = Peers(self._datagrams, self._watched.rank, addresses, message["secret"], self.state)
+        self._peers = Peers(self._datagrams, self._watched.rank, addresses, message["secret"], self.state, self._clock)
         if self._watched.rank == 0:
             self._peers.ask(range(self._watched.ranks), _SECONDS_FOR_ANSWERS)
 
