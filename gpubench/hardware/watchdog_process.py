@@ -164,6 +164,8 @@ class Watchdog:
         if any(peers.ask(batch, _SECONDS_FOR_OTHERS_TO_SPEAK, enough=1) for batch in _batches(self._watched.rank)):
             return False
         states = peers.ask(range(self._watched.ranks), _SECONDS_FOR_ANSWERS)
+        if peers.ordered_to_end:  # while this one asked, another has spoken, and may be gone already
+            return True
         return self._judge(peers, sorted([*states, self.state()], key=lambda each: each.rank))
 
     def _judge(self, peers: Peers, states: Sequence[RankState]) -> bool:

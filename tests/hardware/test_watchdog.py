@@ -240,6 +240,24 @@ def test_where_the_first_watchdog_is_gone_the_next_speaks(ranks: Ranks) -> None:
     assert "rank 0 on n0: neither it nor its watchdog answers" in str(three[1].heard.errors[0])
 
 
+def test_a_watchdog_that_is_told_to_end_while_it_asks_does_not_speak_too(ranks: Ranks) -> None:
+    """The one that spoke was asked whether it is there, and had ended."""
+    two = ranks(2)
+    two[1].block.enter(Phase.OPERATION, "64K", 20)
+    two[1].say(kind="met", secret="s", cards=[each.card for each in two])
+    two[1].watchdog._hear()
+    peers = two[1].watchdog._peers
+    assert peers is not None
+    asking = threading.Event()
+    peers._send = lambda *_: asking.set()  # type: ignore[method-assign]
+    two[1].thread.start()
+    assert asking.wait(SECONDS)
+    order = json.dumps({"secret": "s", "rank": 0, "kind": "end"}).encode()
+    two[0].sockets[2].sendto(order, ("127.0.0.1", two[1].card[2]))
+    assert ended([two[1]]) == [3]
+    assert two[1].heard.errors == []
+
+
 def test_before_they_have_met_the_ranks_of_a_host_find_each_other(ranks: Ranks) -> None:
     three = ranks(3)
     three[1].stop()
