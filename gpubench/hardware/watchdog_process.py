@@ -23,12 +23,14 @@ END_SIGNAL = signal.SIGQUIT
 
 SECONDS_BETWEEN_LOOKS = 0.5
 _SECONDS_TO_SERVE = 0.3
-_SECONDS_OF_SLEEP = 5.0
+_SECONDS_OF_SLEEP = 1.0
+"""What is longer than a look by so much was no look: nothing else ran either, or not as it should."""
+
 _SECONDS_FOR_ANSWERS = 2.0
 _SECONDS_FOR_OTHERS_TO_SPEAK = 1.0
 _SECONDS_BETWEEN_QUESTIONS = 2.0
 _SECONDS_FOR_RAS = 3.0
-_SECONDS_FOR_TROUBLE = 0.5
+_SECONDS_FOR_TROUBLE = 2.0
 _SECONDS_TO_ABORT = 2.0
 _SECONDS_TO_END = 2.0
 _SECONDS_TO_BE_HEARD = 0.5
@@ -113,7 +115,7 @@ class Watchdog:
                 before = self._clock()
                 self._wait(SECONDS_BETWEEN_LOOKS)
                 slept = self._clock() - before
-                if slept > _SECONDS_OF_SLEEP:
+                if slept > SECONDS_BETWEEN_LOOKS + _SECONDS_OF_SLEEP:
                     self._since += slept  # somebody suspended this process too: a scheduler, or a frozen container
             self._end()
         except RankIsGoneError:
