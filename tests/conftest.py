@@ -1,14 +1,32 @@
-"""Options of the test run, and which tests may not run beside each other."""
+"""Options of the test run, which inputs property tests try, and which tests may not run beside each other."""
+
+import importlib
+import pkgutil
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-settings.register_profile("gpubench", deadline=None)  # how fast a machine is, or how busy, is no test
+import gpubench
+from tests.examples import USUAL
+
+# How fast a machine is, or how busy, is no test: neither an example nor the making of one has a deadline.
+_NOT_TIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+# The same inputs in every run: what a change breaks is seen with that change, and not in somebody else's run.
+settings.register_profile("gpubench", _NOT_TIMED, derandomize=True, max_examples=USUAL)
+# New inputs in every run, and more of them: pytest -m hypothesis --hypothesis-profile search
+settings.register_profile("search", _NOT_TIMED, derandomize=False, max_examples=20 * USUAL)
 settings.load_profile("gpubench")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--golden", action="store_true", help="write the golden outputs of tests/machines anew")
+
+
+def pytest_collection() -> None:
+    """Load all of gpubench: Hypothesis also tries the constants of what is loaded, which the order of tests changes."""
+    for module in pkgutil.walk_packages(gpubench.__path__, "gpubench."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
 
 
 @pytest.hookimpl(tryfirst=True)

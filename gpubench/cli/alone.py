@@ -24,7 +24,7 @@ from gpubench.hardware.mpi import host_name
 from gpubench.hardware.nvml import Driver, read_driver
 from gpubench.installation_errors import no_gpu
 from gpubench.measure.collective import check_root
-from gpubench.model.hang import Lost, Phase, RankState, limit_seconds
+from gpubench.model.hang import Lost, Phase, RankState, first_lost, limit_seconds
 from gpubench.model.report import CollectiveRow, Metadata
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ class _Audience:
 
     def _died(self, code: int, *, is_late: bool) -> GpubenchError:
         """Why there is no result: of ranks that were killed or crashed, the first, since launchers end the others."""
-        first = min(self._lost, key=lambda lost: lost.at_seconds, default=None)
+        first = first_lost(self._lost)
         if first is None and self._heard:
             return ranks_ended_early(code, self._presenter.rows)
         if not self._heard:

@@ -36,6 +36,9 @@ _SECTION_ROWS: Mapping[str, type[EvidenceRow | FallbackRow | CauseRow | RankTime
 }
 
 _SECONDS_BETWEEN_LOOKS = 0.1
+_SECONDS_TO_HANG_UP = 10.0
+"""What the watchdogs of a job have, once it is gone, to say how its ranks ended: on a busy machine they come late."""
+
 _READ_BYTES = 1 << 16
 
 
@@ -90,15 +93,16 @@ class ChannelReceiver:
         return time.monotonic() > self._ends_at
 
     def messages(self, job: "Popen[bytes]") -> Iterator[Message | Chatter]:
-        """What the ranks send and print, in the order it arrives, until the job has ended or is late."""
+        """What the ranks send and print, in the order it arrives, until the job is late, or is over and all hung up."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._listener, selectors.EVENT_READ, None)
             if job.stdout is not None:
                 selector.register(job.stdout, selectors.EVENT_READ, _Lines())
-            ended, watch = False, RankWatch(job)
+            listens_until, watch = math.inf, RankWatch(job)
             while True:
                 # Once the job is gone, one more look without waiting finds what it had still sent.
-                events = selector.select(0 if ended else _SECONDS_BETWEEN_LOOKS)
+                waits = listens_until == math.inf or (_has_lines(selector) and time.monotonic() < listens_until)
+                events = selector.select(_SECONDS_BETWEEN_LOOKS if waits else 0)
                 # What a rank says of its end comes before what mpirun says of it, which waits for another look.
                 rank_speaks = any(key.fileobj is not job.stdout for key, _ in events)
                 for key, _ in events:
@@ -111,9 +115,18 @@ class ChannelReceiver:
                         yield from _read(selector, key)
                 if events:
                     continue
-                if ended:
+                if not waits:
                     return
-                ended = watch.ended() or self.is_late
+                if self.is_late:
+                    listens_until = 0.0
+                elif listens_until == math.inf and watch.ended():
+                    listens_until = time.monotonic() + _SECONDS_TO_HANG_UP
+
+
+def _has_lines(selector: selectors.BaseSelector) -> bool:
+    """Whether a rank, or the watchdog of one, has not hung up."""
+    keys = (selector.get_map() or {}).values()
+    return any(key.data is not None and isinstance(key.fileobj, socket.socket) for key in keys)
 
 
 class _Lines:

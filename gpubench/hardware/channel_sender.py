@@ -14,12 +14,21 @@ if TYPE_CHECKING:
     from gpubench.model.report import CollectiveRow, Metadata, Report
 
 
-class ChannelSender:
-    """The rank's end: a listener whose words travel. Its first is a hello, where the rank is alive."""
+def connect(path: str) -> socket.socket:
+    """A line to the gpubench that listens there, which goes on listening until the last one is closed."""
+    line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    line.connect(path)
+    return line
 
-    def __init__(self, path: str, *, alive: bool = True) -> None:
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.connect(path)
+
+class ChannelSender:
+    """The rank's end: a listener whose words travel over a new line, or one that somebody has connected.
+
+    Its first is a hello, where the rank is alive.
+    """
+
+    def __init__(self, way: str | socket.socket, *, alive: bool = True) -> None:
+        self._socket = connect(way) if isinstance(way, str) else way
         if alive:
             self._send({"kind": "hello"})
 

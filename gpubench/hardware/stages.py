@@ -18,6 +18,9 @@ from gpubench.hardware.launcher import die_with_parent
 _SECONDS_TO_END = 1.0
 """How long a child that answered, or was killed, is waited for. One inside a driver's call may never end."""
 
+_SECONDS_TO_EXIT = 10.0
+"""How long a child whose output has ended is waited for: how it ended is what there is to say of it."""
+
 _CHUNK_BYTES = 2**16
 
 
@@ -65,11 +68,14 @@ def _collect(children: list["_Child"], deadline: float) -> None:
         for child in children:
             if child.output is not None:
                 selector.register(child.output, selectors.EVENT_READ, child)
-        while selector.get_map() and (left := deadline - time.monotonic()) > 0:
-            for key, _ in selector.select(left):
+        while selector.get_map():
+            left = deadline - time.monotonic()
+            for key, _ in selector.select(max(left, 0.0)):
                 child = key.data
                 if child.read():
                     selector.unregister(key.fileobj)
+            if left <= 0:
+                return  # with what lay there, though this process may have come late to it
 
 
 class _Child:
@@ -124,7 +130,7 @@ class _Child:
 
     def _cause_of_end(self, process: subprocess.Popen[bytes]) -> str:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_SECONDS_TO_END)
+            process.wait(_SECONDS_TO_EXIT)
         code = process.returncode
         complaint = self._last_complaint()
         if code is not None and code < 0:

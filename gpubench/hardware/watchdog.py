@@ -10,9 +10,10 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 
+from gpubench.hardware.channel_sender import connect
 from gpubench.hardware.interpreter import module_command, with_package
 from gpubench.hardware.phase_ranges import find_nvtx, with_ranges
 from gpubench.hardware.progress_block import ProgressBlock
@@ -96,13 +97,17 @@ def start(rank: int, ranks: int, host: str, timeout_s: float, channel: str | Non
     block = ProgressBlock()
     block.enter(Phase.LAUNCH)
     own, other = socket.socketpair()
-    with other, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams:
+    with other, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams, ExitStack() as stack:
         datagrams.bind(("", 0))
         card = Card(f"rank {rank} on {host}", host, datagrams.getsockname()[1], own_addresses())
         die_at_once_on(END_SIGNAL)
         descriptors = {"block": block.descriptor, "control": other.fileno(), "datagrams": datagrams.fileno()}
+        if channel:
+            # The line is made here and now: whoever launched this rank then waits for what its watchdog has to say.
+            with suppress(OSError):  # nobody is there any more
+                descriptors["channel"] = stack.enter_context(connect(channel)).fileno()
         watched = Watched(rank, ranks, card.place, host, os.getpid(), timeout_s)
-        setup = descriptors | {"watched": asdict(watched), "job": job_name(os.environ), "channel": channel}
+        setup = descriptors | {"watched": asdict(watched), "job": job_name(os.environ)}
         # The rank's own words behind it are for people who look at the list of processes.
         command = module_command("gpubench.hardware.watchdog_main", json.dumps(setup), *sys.argv[1:])
         watchdog = subprocess.Popen(

@@ -31,7 +31,7 @@ def main() -> None:
     job = setup["job"]
     block = ProgressBlock(setup["block"])
     control, datagrams = socket.socket(fileno=setup["control"]), socket.socket(fileno=setup["datagrams"])
-    speaker = _ToChannel(setup["channel"]) if setup["channel"] else _ToStderr()
+    speaker = _ToChannel(socket.socket(fileno=setup["channel"])) if "channel" in setup else _ToStderr()
     Watchdog(watched, block, control, _local_socket(job, watched.rank), job, datagrams, speaker).run()
 
 
@@ -63,26 +63,22 @@ class _ToStderr:
 
 
 class _ToChannel:
-    """Speaks to the gpubench that launched this rank."""
+    """Speaks to the gpubench that launched this rank, over a line that is open for as long as this process lives."""
 
     hears_all = True
 
-    def __init__(self, path: str) -> None:
-        self._path = path
+    def __init__(self, line: socket.socket) -> None:
+        self._line = line
 
     def error(self, error: GpubenchError) -> None:
         """Pass it on."""
         with suppress(OSError):
-            sender = ChannelSender(self._path)
-            sender.error(error)
-            sender.close()
+            ChannelSender(self._line).error(error)
 
     def lost(self, lost: Lost) -> None:
         """Tell, so that of all ranks that end with the first that was killed, that one is named."""
         with suppress(OSError):
-            sender = ChannelSender(self._path, alive=False)
-            sender.lost(lost)
-            sender.close()
+            ChannelSender(self._line, alive=False).lost(lost)
 
 
 if __name__ == "__main__":

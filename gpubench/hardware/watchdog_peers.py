@@ -89,6 +89,7 @@ class Peers:
         addresses: Mapping[int, Sequence[Address]],
         secret: str,
         own_state: Callable[[], RankState],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         asked.settimeout(0)
         self.socket = asked
@@ -98,6 +99,7 @@ class Peers:
         self._addresses = addresses
         self._secret = secret
         self._own_state = own_state
+        self._clock = clock
         self._states: dict[int, RankState] = {}
         self._first_lost: int | None = None
         self._own_loss: float | None = None
@@ -130,7 +132,7 @@ class Peers:
         """Have it known that this rank has said why the job ends: whoever is lost from now on is so because of that."""
         self._first_lost = self._rank
         if self._rank != _ARBITER:
-            self._send(_ARBITER, _claim(time.monotonic()))
+            self._send(_ARBITER, _claim(self._clock()))
 
     def serve(self, seconds: float) -> None:
         """Answer the others for so long."""
@@ -165,9 +167,9 @@ class Peers:
         self, message: dict[str, Any], ranks: Sequence[int], seconds: float, is_done: Callable[[], bool]
     ) -> None:
         """Send something to ranks, again to those of which no state is known yet, until enough was answered."""
-        deadline = time.monotonic() + seconds
+        deadline = self._clock() + seconds
         again_at = 0.0
-        while not is_done() and (now := time.monotonic()) < deadline:
+        while not is_done() and (now := self._clock()) < deadline:
             if now >= again_at:
                 again_at = now + _SECONDS_TO_ASK_AGAIN
                 for rank in ranks:

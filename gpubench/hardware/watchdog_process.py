@@ -23,13 +23,14 @@ END_SIGNAL = signal.SIGQUIT
 
 SECONDS_BETWEEN_LOOKS = 0.5
 _SECONDS_TO_SERVE = 0.3
-_ASKED_TO_END = (signal.SIGINT, signal.SIGTERM)
-_SECONDS_OF_SLEEP = 5.0
+_SECONDS_OF_SLEEP = 1.0
+"""What is longer than a look by so much was no look: nothing else ran either, or not as it should."""
+
 _SECONDS_FOR_ANSWERS = 2.0
 _SECONDS_FOR_OTHERS_TO_SPEAK = 1.0
 _SECONDS_BETWEEN_QUESTIONS = 2.0
 _SECONDS_FOR_RAS = 3.0
-_SECONDS_FOR_TROUBLE = 0.5
+_SECONDS_FOR_TROUBLE = 2.0
 _SECONDS_TO_ABORT = 2.0
 _SECONDS_TO_END = 2.0
 _SECONDS_TO_BE_HEARD = 0.5
@@ -92,7 +93,7 @@ class Watchdog:
         self._block = block
         self._control = control
         names = {rank: [local_name(job, rank)] for rank in range(watched.ranks)}
-        self._local = Peers(local, watched.rank, names, "", self.state)
+        self._local = Peers(local, watched.rank, names, "", self.state, clock)
         self._datagrams = datagrams
         self._speaker = speaker
         self._clock = clock
@@ -114,12 +115,12 @@ class Watchdog:
                 before = self._clock()
                 self._wait(SECONDS_BETWEEN_LOOKS)
                 slept = self._clock() - before
-                if slept > _SECONDS_OF_SLEEP:
+                if slept > SECONDS_BETWEEN_LOOKS + _SECONDS_OF_SLEEP:
                     self._since += slept  # somebody suspended this process too: a scheduler, or a frozen container
             self._end()
         except RankIsGoneError:
             if not self._block.left():
-                self._tell_loss(Lost(self.state(), time.monotonic(), _status_of(self._watched.pid)))
+                self._tell_loss(Lost(self.state(), self._clock(), _status_of(self._watched.pid)))
 
     def state(self) -> RankState:
         """The rank at this moment."""
@@ -146,7 +147,7 @@ class Watchdog:
             self._speaker.lost(lost)
             return
         peers = self._peers or self._local
-        if lost.status not in _ASKED_TO_END and peers.is_first_lost(lost.at_seconds):
+        if not lost.asked_to_end and peers.is_first_lost(lost.at_seconds):
             self._speaker.lost(lost)
         if self._watched.rank == 0:
             peers.serve(_SECONDS_TO_SERVE)
@@ -165,6 +166,8 @@ class Watchdog:
         if any(peers.ask(batch, _SECONDS_FOR_OTHERS_TO_SPEAK, enough=1) for batch in _batches(self._watched.rank)):
             return False
         states = peers.ask(range(self._watched.ranks), _SECONDS_FOR_ANSWERS)
+        if peers.ordered_to_end:  # while this one asked, another has spoken, and may be gone already
+            return True
         return self._judge(peers, sorted([*states, self.state()], key=lambda each: each.rank))
 
     def _judge(self, peers: Peers, states: Sequence[RankState]) -> bool:
@@ -282,7 +285,7 @@ class Watchdog:
         addresses: dict[int, Sequence[Address]] = {
             rank: card.reached_at(self._watched.host) for rank, card in enumerate(self._cards)
         }
-        self._peers = Peers(self._datagrams, self._watched.rank, addresses, message["secret"], self.state)
+        self._peers = Peers(self._datagrams, self._watched.rank, addresses, message["secret"], self.state, self._clock)
         if self._watched.rank == 0:
             self._peers.ask(range(self._watched.ranks), _SECONDS_FOR_ANSWERS)
 

@@ -142,6 +142,11 @@ class Lost:
         """Whether it came to an exit of its own, as a library does that has said why."""
         return self.status > 0xFF
 
+    @property
+    def asked_to_end(self) -> bool:
+        """Whether it followed a request, as launchers make it to all ranks once one is lost."""
+        return self.status in (Signals.SIGINT, Signals.SIGTERM)
+
     def error(self, end: str) -> CouldNotMeasureError:
         """What to say of it; `end` is what there is to say of the rows."""
         return CouldNotMeasureError(
@@ -157,6 +162,14 @@ class Lost:
         number = self.status & 0x7F
         names = {each.value: each.name for each in Signals}
         return f"was killed by {names.get(number, f'signal {number}')}" if number else "was killed or crashed"
+
+
+def first_lost(every: Iterable[Lost]) -> Lost | None:
+    """The one whose loss ended the job, of all ranks that were lost; None where none was.
+
+    On a busy machine the loss may be seen later than the ends that the launcher made of it, so these come last.
+    """
+    return min(every, key=lambda lost: (lost.asked_to_end, lost.at_seconds), default=None)
 
 
 def not_started(states: Sequence[RankState], ranks: int, seconds: float) -> CouldNotMeasureError:

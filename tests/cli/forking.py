@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -74,7 +75,8 @@ class _Server:
         try:
             return int(self._socket.recv(64))
         except TimeoutError:
-            os.kill(child, 9)
+            with suppress(ProcessLookupError):  # it ended in this moment
+                os.kill(child, 9)
             self._socket.recv(64)
             return None
 

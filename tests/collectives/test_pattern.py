@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpubench.collectives.pattern import STORAGE, Pattern, Stretch
@@ -36,7 +36,6 @@ def decode(bits: Array, dtype: DataType) -> Array:
     st.integers(0, 2**40),
     st.randoms(use_true_random=False),
 )
-@settings(deadline=None)
 def test_reductions_are_exact_in_any_order(
     dtype: DataType, op: ReduceOp, ranks: int, start: int, shuffler: "object"
 ) -> None:

@@ -9,7 +9,7 @@ from gpubench.model.lateness import Offset
 
 T = TypeVar("T")
 
-SECONDS_TO_MEET = 20
+SECONDS_TO_MEET = 60
 
 
 class World:

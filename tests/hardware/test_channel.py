@@ -111,6 +111,25 @@ def test_what_a_rank_did_not_finish_saying_is_no_message() -> None:
         job.stdout.close()
 
 
+def test_a_line_that_is_open_is_heard_to_its_end_though_the_job_is_gone() -> None:
+    """As those of watchdogs that say late how their ranks ended."""
+    late = """
+import os, socket, sys, time
+line = socket.socket(socket.AF_UNIX)
+line.connect(sys.argv[1])
+job = os.getpid()
+if os.fork() == 0:
+    while os.path.exists(f"/proc/{job}"):
+        time.sleep(0.01)
+    line.sendall(b'{"kind": "lost"}\\n')
+"""
+    with ChannelReceiver() as channel:
+        job = launcher.start([sys.executable, "-c", late, channel.path], dict(os.environ))
+        assert list(channel.messages(job)) == [{"kind": "lost"}]
+        assert job.stdout is not None
+        job.stdout.close()
+
+
 def test_the_socket_goes_with_its_receiver() -> None:
     with ChannelReceiver() as channel:
         path = channel.path

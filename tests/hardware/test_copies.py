@@ -23,6 +23,7 @@ from gpubench.model.copies import Engine, HostMemory, Place
 from gpubench.model.data_pattern import POISON, Block, DataPattern
 from gpubench.model.operation import DataType
 from gpubench.ports import Copies, CopyStream, Counted, LinkCounters, Memory, Region
+from tests.examples import examples
 from tests.fakes import cupy_on_numpy
 from tests.fakes.cupy_on_numpy import Cuda, CudaError, Runtime, Stream
 from tests.fakes.nvml import FakeGpu, FakeNvml, NVMLError
@@ -151,7 +152,7 @@ def test_a_wrong_element_is_found_by_its_owner(machine: Machine) -> None:
 
 
 @given(offset=st.integers(0, 40), size=st.integers(1, 900), to=st.integers(0, 60))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30))
 def test_exactly_the_bytes_asked_for_are_copied(offset: int, size: int, to: int) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
         machine = Machine(monkeypatch, 2)

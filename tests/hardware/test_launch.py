@@ -123,7 +123,7 @@ def test_mpich_is_given_no_open_mpi_settings_and_no_flags() -> None:
 
 
 def test_a_job_that_ignores_sigterm_is_killed_with_its_children() -> None:
-    script = "trap '' TERM; sleep 60 & echo $!; wait; wait; sleep 60"
+    script = "trap '' TERM; sleep 300 & echo $!; wait; wait; sleep 300"
     job = launcher.start(["bash", "-c", script], dict(os.environ))
     assert job.stdout is not None
     child = int(job.stdout.readline())
@@ -137,8 +137,9 @@ def test_a_launcher_that_outlives_its_ranks_is_noticed() -> None:
     assert job.stdout is not None
     watch = launcher.RankWatch(job, seconds_to_follow=0.1)
     assert not watch.ended()
-    assert job.stdout.readline() == b"a rank lives\n"
+    rank = int(job.stdout.readline())
     assert not watch.ended()
+    os.kill(rank, signal.SIGKILL)
     assert job.stdout.readline() == b"it is gone\n"
     while not watch.ended():
         time.sleep(0.02)
@@ -150,11 +151,11 @@ def test_a_launcher_that_outlives_its_ranks_is_noticed() -> None:
 
 OUTLIVES = """
 import subprocess, time
-rank = subprocess.Popen(["sleep", "1"])
-print("a rank lives", flush=True)
+rank = subprocess.Popen(["sleep", "300"])
+print(rank.pid, flush=True)
 rank.wait()
 print("it is gone", flush=True)
-time.sleep(60)
+time.sleep(300)
 """
 
 
@@ -169,9 +170,9 @@ def test_a_job_dies_with_the_process_that_started_it() -> None:
     program = (
         "import os, sys, time\n"
         "from gpubench.hardware import launcher\n"
-        "job = launcher.start(['sleep', '60'], dict(os.environ))\n"
+        "job = launcher.start(['sleep', '300'], dict(os.environ))\n"
         "print(job.pid, flush=True)\n"
-        "time.sleep(60)\n"
+        "time.sleep(300)\n"
     )
     middle = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
     assert middle.stdout is not None

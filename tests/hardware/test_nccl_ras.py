@@ -4,9 +4,11 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 
+from gpubench.hardware import nccl_ras
 from gpubench.hardware.nccl_ras import ask_ras
 
 
@@ -51,9 +53,19 @@ def test_the_first_answer_counts_though_others_hang(listener: socket.socket) -> 
     assert asked[0] == b"TIMEOUT 1\nVERBOSE STATUS\n"
 
 
-def test_what_was_said_before_the_time_is_over_counts(listener: socket.socket) -> None:
+def test_what_was_said_before_the_time_is_over_counts(listener: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time is over when all have been heard, and none has hung up."""
+    heard: list[bytes] = []
+    read = nccl_ras._read
+
+    def hear(connection: socket.socket) -> bytes:
+        heard.append(read(connection))
+        return heard[-1]
+
+    monkeypatch.setattr(nccl_ras, "_read", hear)
+    monkeypatch.setattr(nccl_ras, "time", SimpleNamespace(monotonic=lambda: 0.1 if len(heard) == 4 else 0.0))
     with served(listener, [(b"OK\nNCCL version 2.28.9\n", False)] * 4):
-        assert ask_ras(1, environment(listener)) == ["NCCL version 2.28.9"]
+        assert ask_ras(0.1, environment(listener)) == ["NCCL version 2.28.9"]
 
 
 def test_where_nobody_listens_or_the_address_is_none_nothing_is_said(listener: socket.socket) -> None:

@@ -36,7 +36,7 @@ from tests.fakes.nvml import FakeGpu, FakeNvml, NVMLError
 from tests.fakes.sysfs import H200, Tree
 
 ENVIRONMENT = {"PATH": "/usr/bin:/bin"}
-HANG = ["sleep", "60"]
+HANG = ["sleep", "300"]
 PLACE = PciPlace(host_bridge="pci0000:00", numa_node=1)
 
 
@@ -241,9 +241,26 @@ def test_this_machine_is_read_whatever_it_is() -> None:
 
 def test_a_source_that_hangs_costs_only_itself() -> None:
     commands = {"sysfs": answer(on_bus(6, 7)), "nvml": HANG, "cuda": answer(cuda(6, 7))}
-    snapshot = probe(1.5, ENVIRONMENT, stages=commands)
-    assert snapshot.failures == (ProbeFailure(stage="nvml", error="no answer within 1.5 s", timed_out=True),)
+    with Probe(ENVIRONMENT, commands) as probing:
+        wait_for(probing, "sysfs", "cuda")
+        snapshot = probing.snapshot(0.1)
+    assert snapshot.failures == (ProbeFailure(stage="nvml", error="no answer within 0.1 s", timed_out=True),)
     assert [gpu.cuda_index for gpu in snapshot.gpus] == [0, 1]
+
+
+def test_what_was_answered_in_time_counts_though_it_is_read_late() -> None:
+    """As on a machine that stalled until the deadline was over."""
+    with Probe(ENVIRONMENT, {stage: answer(on_bus(6)) for stage in ("sysfs", "nvml", "cuda")}) as probing:
+        wait_for(probing, "sysfs", "nvml", "cuda")
+        assert not [failure for failure in probing.snapshot(-1).failures if failure.timed_out]
+
+
+def wait_for(probing: Probe, *stages: str) -> None:
+    """Returns once these children have answered and ended."""
+    for stage in stages:
+        process = probing._stages._children[stage]._process
+        assert process is not None
+        assert process.wait(60) == 0
 
 
 def read_again(replays: int, **commands: list[str]) -> Snapshot:
@@ -252,7 +269,7 @@ def read_again(replays: int, **commands: list[str]) -> Snapshot:
     before = merge("node", on_bus(6, 7), first, cuda(6, 7))
     gpus = (replace(second.gpus[0], pcie_replays=(before.gpus[0].pcie_replays or 0) + replays), *second.gpus[1:])
     stages = {"sysfs": answer(on_bus(6, 7)), "nvml": answer(replace(second, gpus=gpus)), "cuda": HANG}
-    return watch_errors(before, 5, ENVIRONMENT, stages=stages | commands)
+    return watch_errors(before, 60, ENVIRONMENT, stages=stages | commands)
 
 
 def test_what_is_counted_between_two_readings_is_kept_without_asking_cuda() -> None:
@@ -307,14 +324,14 @@ def test_ends_without_an_answer(command: list[str], error: str) -> None:
 def test_an_answer_counts_though_the_process_then_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stages_module, "_SECONDS_TO_END", 0.05)
     processes = started(monkeypatch)
-    results = run_stages({"one": saying('{"a": 1}', "time.sleep(60)")}, ENVIRONMENT, 30)
+    results = run_stages({"one": saying('{"a": 1}', "time.sleep(300)")}, ENVIRONMENT, 30)
     assert results["one"].document == {"a": 1}
     assert processes[0].returncode is None or processes[0].returncode == -9
 
 
 def test_a_process_that_closed_its_output_and_lives_on_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stages_module, "_SECONDS_TO_END", 0.05)
-    result = run_stages({"one": saying("x", "os.close(1); time.sleep(60)")}, ENVIRONMENT, 30)["one"]
+    monkeypatch.setattr(stages_module, "_SECONDS_TO_EXIT", 0.05)
+    result = run_stages({"one": saying("x", "os.close(1); time.sleep(300)")}, ENVIRONMENT, 30)["one"]
     assert result.error == "it ended without an answer"
 
 
@@ -400,11 +417,13 @@ def test_the_command_lines_of_the_children() -> None:
 
 def test_a_probe_goes_on_while_something_else_is_done(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
-    slow = [sys.executable, "-S", "-c", f"import time; open({str(mark)!r}, 'w').close(); time.sleep(60)"]
+    slow = [sys.executable, "-S", "-c", f"import time; open({str(mark)!r}, 'w').close(); time.sleep(300)"]
     with Probe(ENVIRONMENT, {"sysfs": answer(on_bus(6)), "nvml": slow, "cuda": answer(cuda(6))}) as probing:
-        deadline = time.monotonic() + 10
-        while not mark.exists() and time.monotonic() < deadline:
+        deadline = time.monotonic() + 60
+        while not mark.exists():
+            assert time.monotonic() < deadline
             time.sleep(0.01)
-        snapshot = probing.snapshot(0.3)
+        wait_for(probing, "sysfs", "cuda")
+        snapshot = probing.snapshot(0.1)
     assert [gpu.bus_id for gpu in snapshot.gpus] == [bus(6)]
     assert [failure.stage for failure in snapshot.failures if "no answer" in failure.error] == ["nvml"]

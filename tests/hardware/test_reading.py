@@ -16,6 +16,7 @@ from gpubench.hardware.process_facts import read_rank_facts
 from gpubench.hardware.sysfs import SysfsFacts, read_sysfs
 from gpubench.model.plain import from_plain, to_plain
 from gpubench.model.rank_facts import RankFacts
+from tests.examples import examples
 from tests.fakes.large_machine import LargeMachine
 
 SMALL = LargeMachine(gpus=2, pci_devices=16, cpus=4, processes=20)
@@ -116,7 +117,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return SMALL.build(tmp_path_factory.mktemp("small")).root
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=examples(50))
 @given(st.lists(st.tuples(st.integers(0), MANGLED), min_size=1, max_size=12))
 def test_no_damage_to_a_tree_is_an_error(small: Path, damage: list[tuple[int, bytes | int | str]]) -> None:
     files = plain_files(small)
@@ -126,7 +127,7 @@ def test_no_damage_to_a_tree_is_an_error(small: Path, damage: list[tuple[int, by
     assert from_plain(RankFacts, json.loads(json.dumps(to_plain(rank), allow_nan=False))) == rank
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=examples(50))
 @given(st.integers(0), st.lists(MANGLED, min_size=1, max_size=6))
 def test_a_damaged_device_costs_no_other(small: Path, which: int, damage: list[bytes | int | str]) -> None:
     healthy = read_sysfs(small)

@@ -14,6 +14,7 @@ from gpubench.model.explain_rows import CommunicatorRow, MemberRow, PathRow, Tra
 from gpubench.model.report import Record, Report, Table
 from gpubench.model.verdict import Verdict
 from gpubench.readers.nccl_log import NcclLogReader
+from tests.examples import examples
 from tests.fakes.nccl_logs import Job, Via, between
 from tests.readers.test_nccl_log import LOGS
 
@@ -316,7 +317,7 @@ def test_nccl_that_gave_up() -> None:
     assert report.findings[0].subject == "0 → 1"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 @given(st.data())
 def test_lines_that_were_written_into_each_other_do_not_pass(data: st.DataObject) -> None:
     """One rank's connection line, with another's whole line in the middle of it."""
@@ -330,7 +331,7 @@ def test_lines_that_were_written_into_each_other_do_not_pass(data: st.DataObject
     assert report_of("\n".join(lines) + "\n").verdict is not Verdict.PASS
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(st.data())
 def test_a_network_line_that_is_lost_without_a_trace_does_not_pass(data: st.DataObject) -> None:
     job = Job(ranks=3, per_node=1, channels=2, via=lambda a, b, r: "NET/IB/0/GDRDMA")
@@ -378,7 +379,7 @@ def test_sections_are_those_that_the_command_offers() -> None:
     }
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120))
 @given(st.data())
 def test_a_log_that_lost_lines_is_never_better_than_the_whole(data: st.DataObject) -> None:
     """Sockets between the nodes, without evidence of a design: whatever is lost, this never passes."""
@@ -392,7 +393,7 @@ def test_a_log_that_lost_lines_is_never_better_than_the_whole(data: st.DataObjec
     assert report.verdict in (Verdict.FAIL, Verdict.ERROR)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80))
 @given(st.data())
 def test_a_healthy_log_with_lines_cut_in_the_middle_does_not_pass(data: st.DataObject) -> None:
     job = Job(ranks=2, per_node=1, channels=1, via=lambda a, b, r: "NET/IB/0/GDRDMA")
@@ -402,7 +403,7 @@ def test_a_healthy_log_with_lines_cut_in_the_middle_does_not_pass(data: st.DataO
     assert report_of("\n".join(lines) + "\n").verdict is not Verdict.PASS
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(st.data())
 def test_a_mangled_log_has_a_report(data: st.DataObject) -> None:
     log = bytearray("".join(Job(via=via(inside="SHM/direct")).logs()).encode())

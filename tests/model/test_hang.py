@@ -11,6 +11,7 @@ from gpubench.model.hang import (
     Lost,
     Phase,
     RankState,
+    first_lost,
     hang,
     is_suspended,
     limit_seconds,
@@ -129,6 +130,14 @@ def test_how_a_rank_was_lost(status: int, how: str) -> None:
         f"rank 1 on n0 (GPU 1, 0000:01:00.0) (pid 101) {how} in operation 64K out of place, 12 of 20 done; the 4 rows"
     )
     assert lost.exited == (status == 256)
+
+
+def test_of_ranks_that_were_lost_the_first_counts_but_one_that_was_asked_to_end_only_alone() -> None:
+    seen_late, asked, later = Lost(state(2), 7.5, 9), Lost(state(0), 7.0, 15), Lost(state(1), 8.0, 0)
+    assert asked.asked_to_end
+    assert first_lost([asked, later, seen_late]) is seen_late
+    assert first_lost([asked]) is asked
+    assert first_lost([]) is None
 
 
 @given(st.sampled_from(Phase), st.text(max_size=20), st.integers(0, 9), st.floats(0, 1e6), st.sampled_from("RSTD"))

@@ -30,6 +30,7 @@ from gpubench.model.snapshot import (
     RemappedRows,
     Snapshot,
 )
+from tests.examples import examples
 
 TEXT = st.text(max_size=8)
 TEXTS = st.none() | TEXT
@@ -114,7 +115,7 @@ SNAPSHOT = st.builds(
 
 
 @given(SNAPSHOT)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 def test_a_snapshot_comes_back_from_json(snapshot: Snapshot) -> None:
     assert from_plain(Snapshot, json.loads(json.dumps(to_plain(snapshot)))) == snapshot
 

@@ -4,7 +4,7 @@ from itertools import permutations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpubench.model.links import loaded_link, pcie_ceiling_gb_s, pcie_gb_s
@@ -549,7 +549,6 @@ def machines(draw: st.DrawFn) -> Topology:
 
 
 @given(machines())
-@settings(deadline=None)
 def test_the_path_matrix_is_symmetric_and_has_known_words(topology: Topology) -> None:
     names = [device.device for device in topology.devices]
     assert list(topology.matrix) == names
@@ -567,7 +566,6 @@ def least(*rates: float | None) -> float:
 
 
 @given(machines())
-@settings(deadline=None)
 def test_no_pair_is_above_what_either_end_can_do(topology: Topology) -> None:
     for source, destination in permutations(topology.devices, 2):
         limit = topology.limit(source, destination)
@@ -590,7 +588,6 @@ def test_no_pair_is_above_what_either_end_can_do(topology: Topology) -> None:
 
 
 @given(machines())
-@settings(deadline=None)
 def test_totals_are_known_or_say_why_not(topology: Topology) -> None:
     for each in topology.gpus:
         active = sum(bool(link.active) for link in each.nvlinks or ())

@@ -112,8 +112,6 @@ class ToldCalls(HostCalls):
         name = "RING" if algorithm is Algorithm.PAT else algorithm.upper()
         line = f"AllReduce: {size_bytes} Bytes -> Algo {name} proto {protocol.upper()} channel{{Lo..Hi}}={{0..23}}"
         self._library.log.info("TUNING", line)
-        if algorithm is Algorithm.TREE:
-            sleep(0.002)
         launch()
 
 

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import re
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -103,7 +104,7 @@ def test_a_rank_that_gets_stuck_while_paths_are_found_out_is_named() -> None:
     stuck = believing("tuning", GPUBENCH_TEST_STUCK="2", GPUBENCH_TEST_START_SECONDS="4")
     result = gpubench(*SWEEP, "--timeout", "1", env=stuck)
     assert result.returncode == 3, result.stderr
-    assert "no progress for 4 s: the others wait for rank 2" in result.stderr
+    assert re.search("no progress for [0-9]+ s: the others wait for rank 2", result.stderr)
     missing = next(line for line in result.stderr.splitlines() if "missing:" in line)
     assert "in try-out 1K out of place, 1 of 1 done" in missing
 

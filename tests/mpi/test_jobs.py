@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
 from statistics import median
@@ -75,7 +76,7 @@ def test_rows_say_how_their_times_vary(how: tuple[str, ...]) -> None:
 def test_a_rank_that_the_others_wait_for_is_named(own_mpirun: bool, tmp_path: Path) -> None:
     """It comes late to every operation, so that its own times are the shortest."""
     output = tmp_path / "late.json"
-    arguments = ("allreduce", *HOST, "--sizes", "1K:16K:4", "--mode", "latency", "--iters", "20", f"--output={output}")
+    arguments = ("allreduce", *HOST, "--sizes", "1K:16K:4", "--mode", "latency", "--iters", "8", f"--output={output}")
     late = broken("1:late")
     result = mpirun(3, *arguments, env=late) if own_mpirun else gpubench(*arguments, "--np", "3", env=late)
     assert result.returncode == 0, result.stderr
@@ -87,7 +88,7 @@ def test_a_rank_that_the_others_wait_for_is_named(own_mpirun: bool, tmp_path: Pa
     by_rank = {rank: [row for row in document["rank_times"] if row["rank"] == rank] for rank in range(3)}
     assert all(len(lines) == len(document["rows"]) == 6 for lines in by_rank.values())
     late_us = {rank: median(line["late_us"] for line in lines) for rank, lines in by_rank.items()}
-    assert late_us[1] > max(1500, late_us[0], late_us[2])
+    assert late_us[1] > max(15_000, late_us[0], late_us[2])
     assert "WARN straggler" in result.stdout
 
 
@@ -382,17 +383,22 @@ def test_an_interrupted_run_keeps_its_rows_and_leaves_no_rank_behind(tmp_path: P
         env=broken("1:stall"),
         cwd=ROOT,
     )
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline and not (output.exists() and len(rows(output.read_text())) == 4):
-        time.sleep(0.05)
+    until(lambda: output.exists() and len(rows(output.read_text())) == 4)
     process.send_signal(number)
-    stdout, stderr = process.communicate(timeout=30)
+    stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == 3
     assert "interrupted; the run was ended, 4 rows were measured" in stderr
     assert "Traceback" not in stderr
     assert "verdict: ERROR: the run was cut short" in stdout
     assert len(rows(output.read_text())) == 4
-    assert not processes_with(marker)
+    until(lambda: not processes_with(marker))  # a rank's watchdog ends after it
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def processes_with(word: str) -> list[str]:

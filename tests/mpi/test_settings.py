@@ -57,7 +57,11 @@ def test_algorithms_and_protocols_beside_the_own_choice(tmp_path: Path) -> None:
     best = document["winners"]
     assert len(best) == 3 * 2
     assert {(row["own_algorithm"], row["own_protocol"]) for row in best} == {("RING", "LL")}
-    assert not {row["fastest"] for row in best} & {"tree/ll", "tree/simple"}, "which take 2 ms more in this test"
+    times = {(row["size_bytes"], row["placement"], row["setting"]): row["time_us"] for row in document["rows"]}
+    for row in best:
+        here = {name: times[row["size_bytes"], row["placement"], name] for name in names}
+        here["ring/ll"] = row["own_time_us"]  # NCCL's own choice, which counts as measured again
+        assert (row["fastest"], row["time_us"]) == min(here.items(), key=lambda item: item[1])
     assert all(row["noise_percent"] is not None for row in best)
     assert document["refused"] == []
     assert [row["conclusion"] for row in document["fallback"]] == ["direct"]

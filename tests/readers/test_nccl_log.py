@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from gpubench.model.nccl_log import Communicator, LogFacts, RemarkKind
 from gpubench.readers.nccl_log import NcclLogReader
+from tests.examples import examples
 from tests.fakes.nccl_logs import Job, between, direct, interleaved
 
 LOGS = Path(__file__).parents[1] / "logs"
@@ -364,7 +365,7 @@ def test_every_pair_of_many_ranks() -> None:
         assert all(way.peer_to_peer for _, _, ways in communicator.connections.pairs() for way in ways)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 @given(st.integers(0, 2**32), st.sampled_from(VERSIONS), st.integers(1, 3))
 def test_the_order_of_lines_of_different_ranks_changes_nothing(
     seed: int, version: tuple[int, int], per_node: int
@@ -379,7 +380,7 @@ def test_the_order_of_lines_of_different_ranks_changes_nothing(
     assert [paths(each) for each in facts.communicators] == [paths(each) for each in read(*job.logs()).communicators]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(st.data())
 def test_a_mangled_log_is_read_without_an_error(data: st.DataObject) -> None:
     log = bytearray("".join(Job(ranks=2).logs()).encode())
@@ -393,7 +394,7 @@ def test_a_mangled_log_is_read_without_an_error(data: st.DataObject) -> None:
         paths(communicator)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(st.data())
 def test_a_cut_connection_line_is_never_taken_for_a_better_transport(data: st.DataObject) -> None:
     job = Job(ranks=2, per_node=1, channels=1, via=lambda a, b, r: "NET/IB/0/GDRDMA/Shared")

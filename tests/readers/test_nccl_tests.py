@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpubench.errors import UsageError
@@ -92,7 +92,6 @@ def test_lines_of_nccl_in_the_middle_of_rows() -> None:
     assert read(torn).rows == read(ALL_REDUCE).rows
 
 
-@settings(deadline=None)  # what a loaded machine takes is no matter
 @given(st.integers(0, len(ALL_REDUCE)))
 def test_cut_off_anywhere(length: int) -> None:
     whole = read(ALL_REDUCE)
@@ -107,7 +106,6 @@ def test_cut_off_anywhere(length: int) -> None:
     assert found.complete or found.remarks
 
 
-@settings(deadline=None)  # what a loaded machine takes is no matter
 @given(st.data())
 def test_damage_never_invents_a_row(data: st.DataObject) -> None:
     lines = ALL_REDUCE.split("\n")
@@ -127,7 +125,6 @@ def test_damage_never_invents_a_row(data: st.DataObject) -> None:
     assert len(found.rows) <= 24
 
 
-@settings(deadline=None)  # what a loaded machine takes is no matter
 @given(st.text(max_size=300))
 def test_any_text(text: str) -> None:
     for reader in (read_nccl_tests, read_nccl_tests_json):
@@ -172,7 +169,6 @@ OUTPUTS = st.builds(
 )
 
 
-@settings(deadline=None)  # what a loaded machine takes is no matter
 @given(OUTPUTS)
 def test_text_and_json_say_the_same(output: Output) -> None:
     text, plain = read_nccl_tests(output.text(), "x"), read_nccl_tests_json(output.json(), "x")
@@ -230,7 +226,6 @@ def test_a_newer_json_is_refused() -> None:
         read_nccl_tests_json(Output(version=4).json(), "x")
 
 
-@settings(deadline=None)  # what a loaded machine takes is no matter
 @given(st.data())
 def test_damaged_json_gives_one_error(data: st.DataObject) -> None:
     document = json.loads(Output().json())

@@ -19,6 +19,7 @@ from gpubench.model.snapshot import (
     Snapshot,
 )
 from gpubench.readers.nccl_topology import is_nccl_topology, read_nccl_topology
+from tests.examples import examples
 
 CAPTURE = (Path(__file__).parents[1] / "machines" / "h200x4-nccl-xml" / "from.xml").read_text()
 
@@ -480,7 +481,7 @@ def test_garbage_is_refused(text: str) -> None:
         read(text)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.sampled_from([CAPTURE, VENDOR]), st.data())
 def test_a_damaged_file_is_read_or_refused(text: str, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, len(text)))

@@ -14,6 +14,7 @@ from gpubench.model.report import Origin
 from gpubench.model.snapshot import GpuFacts, Snapshot
 from gpubench.readers import MOST_BYTES, READERS, read_file
 from gpubench.readers.recording import write_snapshot
+from tests.examples import examples
 
 MACHINES = Path(__file__).parents[1] / "machines"
 MATRIX = b"\tGPU0\tGPU1\nGPU0\t X \tNV4\nGPU1\tNV4\t X \n"
@@ -127,7 +128,7 @@ def test_an_endless_file_is_read_no_further_than_that() -> None:
 SEEDS = [MATRIX, (MACHINES / "h200x4-nccl-xml" / "from.xml").read_bytes(), b'{"schema_version": 1, "host": "a"}']
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(
     st.binary()
     | st.tuples(st.sampled_from(SEEDS), st.binary(max_size=4), st.integers(0, 200)).map(

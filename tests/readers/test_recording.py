@@ -34,6 +34,7 @@ from gpubench.model.snapshot import (
     Snapshot,
 )
 from gpubench.readers.recording import is_recording, read_snapshot, write_snapshot
+from tests.examples import examples
 
 LINKS = tuple(NvLink(number=i, active=True, version="4.0", raw_gb_s=26.5625) for i in range(18))
 SNAPSHOT = Snapshot(
@@ -341,7 +342,7 @@ def test_any_json_in_any_field_is_read_or_refused(data: st.DataObject, value: ob
         read_snapshot(json.dumps(document), "x")
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.data())
 def test_a_damaged_recording_is_read_or_refused(data: st.DataObject) -> None:
     text = write_snapshot(SNAPSHOT)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpubench.errors import UsageError
@@ -79,7 +79,6 @@ def test_pairs_are_read(suffix: str) -> None:
     assert read(written(format_, (PAIR,)), "x").pairs == (PAIR,)
 
 
-@settings(deadline=None)  # what a loaded machine takes is no matter
 @given(
     st.floats(1e-3, 1e9),
     st.none() | st.floats(0, 1e6),
@@ -149,7 +148,6 @@ def test_older_files_lack_columns_and_newer_ones_are_refused() -> None:
         read_gpubench_json(json.dumps(document), "x.json")
 
 
-@settings(deadline=None)  # what a loaded machine takes is no matter
 @given(st.integers(0, len(written(JSONL))))
 def test_json_lines_cut_off_anywhere(length: int) -> None:
     text = written(JSONL)
@@ -162,7 +160,6 @@ def test_json_lines_cut_off_anywhere(length: int) -> None:
     assert found.complete == (length >= len(text) - 1)
 
 
-@settings(deadline=None)  # what a loaded machine takes is no matter
 @given(st.integers(0, len(written(CSV))))
 def test_csv_cut_off_anywhere(length: int) -> None:
     text = written(CSV)
@@ -173,7 +170,6 @@ def test_csv_cut_off_anywhere(length: int) -> None:
     assert [row.size_bytes for row in found.rows] == [row.size_bytes for row in ROWS[: len(found.rows)]]
 
 
-@settings(deadline=None)  # what a loaded machine takes is no matter
 @given(st.data())
 def test_damaged_json_gives_one_error(data: st.DataObject) -> None:
     document = json.loads(written(JSON))
@@ -191,7 +187,6 @@ def test_damaged_json_gives_one_error(data: st.DataObject) -> None:
     assert all(isinstance(row, CollectiveRow) for row in found.rows)
 
 
-@settings(deadline=None)  # what a loaded machine takes is no matter
 @given(st.text(max_size=200))
 def test_any_text(text: str) -> None:
     for _, read in READ.values():

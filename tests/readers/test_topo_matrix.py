@@ -10,6 +10,7 @@ from gpubench.errors import UsageError
 from gpubench.model.report import Origin
 from gpubench.model.snapshot import NicKind, NvlinkPeer, PairFacts, Snapshot
 from gpubench.readers.topo_matrix import is_topo_matrix, read_topo_matrix
+from tests.examples import examples
 
 CAPTURE = (Path(__file__).parents[1] / "machines" / "h200x4-smi-text" / "from.txt").read_text()
 
@@ -392,7 +393,7 @@ def test_garbage_is_refused_and_never_breaks(text: str) -> None:
         assert read(text).gpus
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.data())
 def test_a_damaged_capture_is_read_or_refused(data: st.DataObject) -> None:
     start = data.draw(st.integers(0, 5000))

@@ -1,11 +1,13 @@
 """Python runs this at start in every process that has this folder on its path: it breaks a rank as a test asks.
 
 GPUBENCH_TEST_FAULT is `RANK:KIND`. At that rank's fifth row it will `raise`, be killed (`kill`) or sleep (`stall`). Or
-its received data are wrong (`spoil`); it prints at the start (`print`); it comes 3 ms behind the others out of every
+its received data are wrong (`spoil`); it prints at the start (`print`); it comes 30 ms behind the others out of every
 barrier (`late`); after every row its resident memory and the free memory of its GPU are noted, in KiB (`memory`).
 `SIGKILL@PHASE` and `SIGSTOP@PHASE` strike where it enters a phase, of those that every row has at the fourth row; with
-`inside MPI_Init` a moment later, while the others are late, so that it is inside. `never` is a rank that never starts.
-`clock` is every rank's: the wall clock jumps by a day at each look.
+`inside MPI_Init` a moment later, and the others come only when it was struck, so that it is inside. `never` is a rank
+that never starts. `clock` is every rank's: the wall clock jumps by a day at each look.
+
+GPUBENCH_TEST_FILE is where memory is noted, and what is there once a rank was struck inside of something.
 
 GPUBENCH_TEST_START_SECONDS is what launch and initialisation have, in the place of 300.
 """
@@ -59,7 +61,7 @@ def _install(kind: str) -> None:
 
     def late_barrier(self: Any) -> None:
         barrier(self)
-        time.sleep(0.003)
+        time.sleep(0.03)
 
     if kind == "late":
         mpi.MpiGroup.barrier = late_barrier  # type: ignore[method-assign]
@@ -76,6 +78,7 @@ def _strike(number: str, phase: str) -> None:
     import signal
     import subprocess
     import time
+    from pathlib import Path
     from typing import Any
 
     from gpubench.hardware.progress_block import ProgressBlock
@@ -94,9 +97,11 @@ def _strike(number: str, phase: str) -> None:
         if not inside:
             os.kill(os.getpid(), signal.Signals[number])
         elif own:
-            subprocess.Popen(["bash", "-c", f"sleep 0.3; kill -s {number} {os.getpid()}"])
+            struck = 'sleep 0.3; kill -s "$0" "$1"; touch "$2"'
+            subprocess.Popen(["bash", "-c", struck, number, str(os.getpid()), os.environ["GPUBENCH_TEST_FILE"]])
         else:
-            time.sleep(1)
+            while not Path(os.environ["GPUBENCH_TEST_FILE"]).exists():
+                time.sleep(0.01)
 
     if own or inside:
         ProgressBlock.enter = entering  # type: ignore[method-assign,assignment]
