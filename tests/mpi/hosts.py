@@ -1,10 +1,8 @@
 """Real hosts on this machine: network namespaces on one switch, ranks started by Open MPI's own daemons.
 
-Ranks that wait for a message look for it without end, and hand their core on after every look. Between hosts that
-takes so many looks that, beside other busy processes, a job of four ranks on two cores may take minutes: such a job
-goes before whatever else runs here. Open MPI's daemons sometimes fail to start a job, or to end an aborted one. None of
-that is tested: a job of which no rank ever spoke is skipped, as is one that is slow, which its watchdog tells from one
-that hangs, and one that has said what it should is ended.
+Under load Open MPI's daemons sometimes fail to start a job, or to end an aborted one, and ranks that look for messages
+without end may take minutes over a few. None of that is tested: a job of which no rank ever spoke is skipped, as is one
+that is slow, which its watchdog tells from one that hangs, and one that has said what it should is ended.
 """
 
 import os
@@ -25,7 +23,6 @@ from tests.cli.running import ROOT, environment
 
 SECONDS_TO_SPEAK = 60
 SECONDS_OF_A_HANG = 15
-PRIORITY = -15
 ENVIRONMENT = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -72,7 +69,7 @@ class Hosts:
         places = ",".join(f"{address}:2" for address in self.addresses)
         exports = " ".join(f"-x {name}" for name in settings)
         agent = f"{find_launcher().path} --prtemca plm_ssh_agent {self.agent()}"
-        mpirun = f"nice -n {PRIORITY} {agent} --host {places} -n {2 * len(self.names)} {exports}"
+        mpirun = f"{agent} --host {places} -n {2 * len(self.names)} {exports}"
         script = f"hostname {self.names[0]}; exec {mpirun} {sys.executable} -m gpubench {' '.join(arguments)}"
         printed = self.folder / "printed"
         with printed.open("w") as stream:
