@@ -119,6 +119,7 @@ def test_without_a_gpu_it_is_exit_code_3_with_the_reason() -> None:
     assert "--profile host" in result.stderr
 
 
+@pytest.mark.mpi
 def test_the_cpu_side_is_checked_where_that_was_asked_for() -> None:
     result = gpubench("check", "--profile", "host", "--format", "json")
     document = json.loads(result.stdout)
@@ -128,6 +129,7 @@ def test_the_cpu_side_is_checked_where_that_was_asked_for() -> None:
     assert {row["backend"] for row in document["rows"]} == {"host"}
 
 
+@pytest.mark.mpi
 def test_ranks_of_a_launcher_check_their_host_together() -> None:
     result = mpirun(2, "check", "--profile", "host", "--format", "json")
     document = json.loads(result.stdout)

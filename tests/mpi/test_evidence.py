@@ -122,6 +122,7 @@ def test_no_evidence_is_nothing_at_all() -> None:
     assert "--strict with --no-evidence" in refused.stderr
 
 
+@pytest.mark.slow
 def test_a_log_that_cannot_be_heard_is_said_so_in_one_line() -> None:
     deaf = believing("tuning", NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="COLL")
     result = gpubench("allreduce", "--sizes", "1K", "--format", "json", env=deaf)

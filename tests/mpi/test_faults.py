@@ -161,7 +161,8 @@ def test_a_stopped_rank_is_named_and_the_job_ended(how: str, rank: int, output: 
     assert run.is_cut_short(1)
 
 
-@pytest.mark.parametrize("how", [MPIRUN, slow(ALONE)])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", HOWS)
 def test_a_rank_that_is_late_for_no_visible_reason_is_named(how: str, output: Path) -> None:
     run = start(how, output, *SMALL, fault="2:stall")
     run.wait_for_rows(4)

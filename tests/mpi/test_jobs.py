@@ -43,7 +43,7 @@ def rows(text: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(text)))
 
 
-@pytest.mark.parametrize("collective", all_but_slow("allreduce", "reducescatter", "alltoall"))
+@pytest.mark.parametrize("collective", all_but_slow("allreduce", "reducescatter"))
 def test_every_collective_launches_itself(collective: Collective) -> None:
     result = gpubench(collective.name, *SMALL, "--np", "4", "--format", "csv")
     assert (result.returncode, result.stderr) == (0, "")
@@ -106,7 +106,7 @@ def test_clocks_of_ranks_are_compared() -> None:
     assert result.returncode == 0, result.stderr
 
 
-@pytest.mark.parametrize("collective", all_but_slow("allreduce", "broadcast"))
+@pytest.mark.parametrize("collective", all_but_slow("allreduce"))
 def test_every_collective_in_groups_at_once(collective: Collective, tmp_path: Path) -> None:
     output = tmp_path / "groups.json"
     result = gpubench(collective.name, *SMALL, "--np", "4", "--split", "pairs", f"--output={output}")
@@ -144,7 +144,7 @@ def test_largest_is_over_all_ranks() -> None:
     assert result.stdout.splitlines() == ["[2.0, 0.0, 7.5]"] * 3, result.stderr
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_every_type_and_reduction_on_the_host(ranks: int) -> None:
     types = "int8,uint8,int32,int64,float16,float32,float64"
     result = gpubench(

@@ -88,6 +88,10 @@ def test_what_nccl_refuses_and_what_it_takes_instead_is_said_and_the_rest_is_mea
     notes = {row["note"] for row in document["rows"] if row["setting"] == "pat"}
     assert {str(note).partition(";")[0] for note in notes} == {"asked for pat, NCCL took ring/simple"}
     assert "pat" not in {row["fastest"] for row in document["winners"]}
+
+
+@pytest.mark.slow
+def test_a_table_says_what_could_not_run() -> None:
     shown = gpubench(*SMALL, "--algo", "nvls", env=believing("tuning"))
     assert shown.returncode == 0
     assert "could not run     nvls, float32 sum from 1K: Error : no algorithm" in " ".join(shown.stdout.splitlines())
