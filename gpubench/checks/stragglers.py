@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from gpubench.checks.check import Check, Facts
 from gpubench.model.measurements import Need
 from gpubench.model.units import format_size
-from gpubench.model.verdict import Finding, Verdict
+from gpubench.model.verdict import STRAGGLER, Finding, Verdict
 
 LATE_SHARE = 1.2
 """Ranks of a collective wait for each other: on H200 the slowest takes 1 % longer than the fastest."""
@@ -23,7 +23,7 @@ def find(facts: Facts) -> Iterator[Finding]:
         late = slowest / fastest
         if row.size_bytes >= _JUDGED_FROM_BYTES and late > LATE_SHARE:
             yield Finding(
-                id="straggler",
+                id=STRAGGLER,
                 severity=Verdict.WARN,
                 subject=ranks.get(rank, f"rank {rank}"),
                 seen=f"{late:.2f} times as long as the fastest rank, {row.collective} of {format_size(row.size_bytes)}",

@@ -7,7 +7,7 @@ from gpubench.model.lateness import Entries, Straggler, straggler
 from gpubench.model.rank_times import RANK_TIMES_SECTION, RankTimeRow
 from gpubench.model.report import CollectiveRow, RankIdentity, Section, Table
 from gpubench.model.units import MICROSECONDS_PER_SECOND, compress_names, spans
-from gpubench.model.verdict import Finding, Verdict
+from gpubench.model.verdict import STRAGGLER, Finding, Verdict
 
 RankPart = tuple[float, Entries | None]
 """A rank's seconds an operation, and when it entered them, where that is known."""
@@ -79,7 +79,7 @@ class Attendance:
             subject = f"ranks {spans([each.rank for each in late])} on {hosts}"
         usual = len(late) / len(self._identities)
         return Finding(
-            id="straggler",
+            id=STRAGGLER,
             severity=Verdict.WARN,
             subject=subject,
             seen=f"the last to enter {found.last} of {found.operations} operations, "

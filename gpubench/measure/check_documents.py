@@ -9,11 +9,11 @@ from gpubench.model.evidence_rows import EVIDENCE_SECTION, FALLBACK_SECTION, Evi
 from gpubench.model.measurements import Measurements
 from gpubench.model.plain import from_plain
 from gpubench.model.report import PAIRS_SECTION, ROWS_SECTION, CollectiveRow, PairRow, RankIdentity, Report
-from gpubench.model.verdict import WRONG_DATA, Finding
+from gpubench.model.verdict import STRAGGLER, WRONG_DATA, Finding
 
 T = TypeVar("T")
 
-JUDGED_BY_CHECKS = ("p2p-slow", "straggler")
+JUDGED_BY_CHECKS = ("p2p-slow", STRAGGLER)
 """Findings of the commands that checks make themselves, from the rows."""
 
 

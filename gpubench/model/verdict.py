@@ -35,6 +35,7 @@ def exit_code(verdict: Verdict) -> int:
 
 
 WRONG_DATA = "wrong-data"
+STRAGGLER = "straggler"
 """The finding that fails a run whether or not it is strict."""
 
 

@@ -23,7 +23,7 @@ from gpubench.model.hang import Phase
 from gpubench.model.operation import DataType, Layout, Placement, ReduceOp, Segment
 from gpubench.model.report import CollectiveRow, Metadata, RankIdentity, Report, Table
 from gpubench.model.sampling import Mode, Sampling
-from gpubench.model.verdict import Verdict
+from gpubench.model.verdict import STRAGGLER, Verdict
 from gpubench.ports import Backend, BatchedLaunch, Group, Launch
 from tests.fakes import cupy_on_numpy, faults
 from tests.fakes.progress import FakeProgress
@@ -195,8 +195,10 @@ def test_however_it_is_timed_every_timed_buffer_is_verified(
     monkeypatch: pytest.MonkeyPatch, collective: Collective, sampling: Sampling
 ) -> None:
     report, rows, _ = run_sweep(monkeypatch, 3, request_for(collective, sampling=sampling))
-    assert report.verdict is Verdict.PASS
+    # Ranks are threads here, of which one may really come late.
+    assert {finding.id for finding in report.findings} <= {STRAGGLER}
     for row in rows:
+        assert (row.wrong, row.verdict) == (0, "PASS")
         assert row.mode == sampling.mode
         assert row.iterations >= sampling.least_iterations
         assert (row.p50_us is not None) == (row.p99_us is not None) == (sampling.mode is Mode.LATENCY)

@@ -45,8 +45,14 @@ def slow(*values: Any) -> Any:
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
-EVERY_WAY = [(ALONE, 1), (MPIRUN, 0), slow(ALONE, 0), slow(MPIRUN, 1)]
+EVERY_WAY = [(how, rank) for how in HOWS for rank in (1, 0)]
 """The launch and the rank that a fault strikes."""
+
+
+def all_but_slow(usual: tuple[str, int]) -> list[Any]:
+    """Every way; those that are not the usual one only with `-m slow`."""
+    return [way if way == usual else slow(*way) for way in EVERY_WAY]
+
 
 SMALL = ("--sizes", "1K:64K:4", "--iters", "3")
 LONG = ("--sizes", "1K,16M", "--iters", "400")
@@ -145,7 +151,7 @@ def output(tmp_path: Path) -> Path:
     return tmp_path / "result.json"
 
 
-@pytest.mark.parametrize(("how", "rank"), EVERY_WAY)
+@pytest.mark.parametrize(("how", "rank"), all_but_slow((MPIRUN, 0)))
 def test_a_stopped_rank_is_named_and_the_job_ended(how: str, rank: int, output: Path) -> None:
     run = start(how, output, *LONG)
     run.wait_for_rows(1)
@@ -173,7 +179,7 @@ def test_a_rank_that_is_late_for_no_visible_reason_is_named(how: str, output: Pa
     assert run.is_cut_short(4)
 
 
-@pytest.mark.parametrize(("how", "rank"), EVERY_WAY)
+@pytest.mark.parametrize(("how", "rank"), all_but_slow((ALONE, 1)))
 def test_a_rank_killed_inside_an_operation_is_named(how: str, rank: int, output: Path) -> None:
     run = start(how, output, *LONG)
     run.wait_for_rows(1)
@@ -269,6 +275,7 @@ def test_a_job_whose_launcher_was_killed_is_gone(how: str, output: Path) -> None
     assert run.is_cut_short(1)
 
 
+@pytest.mark.slow
 def test_a_job_that_was_suspended_as_a_whole_goes_on(output: Path) -> None:
     """Ctrl-Z under mpirun stops all ranks: nothing hangs, and after `fg` it measures on."""
     run = start(ALONE, output, "--sizes", "4K:64K", "--iters", "1000", ranks=2)
