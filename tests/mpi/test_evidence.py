@@ -99,6 +99,7 @@ def test_what_nccl_refuses_is_one_error_with_the_pair_and_the_cause(own_mpirun: 
     assert own_mpirun or "verdict: FAIL" in said
 
 
+@pytest.mark.slow
 def test_a_rank_that_gets_stuck_while_paths_are_found_out_is_named() -> None:
     """What is tried out before anything is timed connects the ranks, so it has the time of an initialisation."""
     stuck = believing("tuning", GPUBENCH_TEST_STUCK="2", GPUBENCH_TEST_START_SECONDS="4")

@@ -413,7 +413,9 @@ def processes_with(word: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("format_name", ["table", "csv", "jsonl"])
+@pytest.mark.parametrize(
+    "format_name", ["table", pytest.param("csv", marks=pytest.mark.slow), pytest.param("jsonl", marks=pytest.mark.slow)]
+)
 def test_a_closed_pipe_ends_the_run_quietly(format_name: str) -> None:
     command = f"{sys.executable} -m gpubench allreduce --backend host --sizes 1K:16M --format {format_name}"
     result = subprocess.run(

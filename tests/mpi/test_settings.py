@@ -73,6 +73,7 @@ def test_algorithms_and_protocols_beside_the_own_choice(tmp_path: Path) -> None:
     assert max(map(len, text.splitlines())) <= 100
 
 
+@pytest.mark.slow
 def test_what_nccl_refuses_and_what_it_takes_instead_is_said_and_the_rest_is_measured() -> None:
     result = gpubench(*SMALL, "--algo", "nvls,pat,tree", "--format", "json", env=believing("tuning"))
     assert result.returncode == 0, result.stderr
