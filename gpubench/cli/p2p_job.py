@@ -142,6 +142,7 @@ def _recorded(
                 gpus=tuple(here.copies.gpus),
                 unreachable=tuple(pair for pair in request.pairs if not bench.can_reach(pair)),
                 like=metadata.options["as"],
+                strict=metadata.options["strict"],
                 libraries=metadata.libraries,
                 environment=metadata.environment,
             )

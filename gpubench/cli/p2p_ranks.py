@@ -165,6 +165,7 @@ class P2pRanksJob:
                     hosts=tuple(node.snapshot.host for node in machine.nodes),
                     ranks=tuple(metadata.ranks),
                     like=self._options.like,
+                    strict=self._options.strict,
                     libraries=metadata.libraries,
                     environment=metadata.environment,
                 )

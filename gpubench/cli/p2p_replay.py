@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from gpubench.cli.delivery import delivering
@@ -35,6 +36,7 @@ def run_replayed(options: P2pOptions, directory: Path, arguments: Sequence[str])
         snapshots, facts = recorded.read_recording(directory)
         found, samples = read_samples(recorded.read_samples(directory, FILE, NAME), f"--replay {directory}")
         machine = _machine(found, snapshots, facts, directory)
+        options = replace(options, strict=options.strict or found.strict)
         presenter.begin(_metadata(options, arguments, directory, machine, found), PAIR_COLUMNS)
         report = _run(found, samples, machine, presenter).run(strict=options.strict)
         presenter.end(report)

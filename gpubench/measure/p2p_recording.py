@@ -24,7 +24,7 @@ class Recorded:
     """The first line: what was asked for, and of whom. `gpus` are those of one process; or there are `ranks`.
 
     `hosts` are the nodes in their order, by the names that the recording gives them; `like` is the peer whose
-    parameters were used, `unreachable` are pairs that CUDA keeps apart.
+    parameters were used, `unreachable` are pairs that CUDA keeps apart, `strict` is how the run was judged.
     """
 
     schema_version: int
@@ -35,6 +35,7 @@ class Recorded:
     ranks: tuple[RankIdentity, ...] = ()
     unreachable: tuple[Pair, ...] = ()
     like: str | None = None
+    strict: bool = False
     libraries: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
 
