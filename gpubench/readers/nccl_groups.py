@@ -72,8 +72,10 @@ def communicators(
     for process in processes:
         for undecided, seen in process.undecided.items():
             _decide(process, undecided, seen, home, shared, bundles)
-        if process.tunings:
-            roots = tuple(home[id(each)] for each in process.memberships if each.rank == 0 and id(each) in home)
+    for process in processes:
+        roots = [home[id(each)] for each in process.memberships if each.rank == 0 and id(each) in home]
+        # Operations that several communicators may have run tell something only where none of these is connected.
+        if process.tunings and not any(row for group in roots for row in group.rows.values()):
             _shared(shared, roots, bundles).tunings |= process.tunings
     found = (*groups, *shared.values(), *_strangers(processes, bundles))
     return tuple(_communicator(group, host_ids) for group in found)

@@ -291,8 +291,19 @@ def test_an_operation_without_the_connections_that_carry_it() -> None:
     operation = f"{used.head(0)}AllReduce: opCount 0 comm {used.handle:#x} stream 0x1\n"
     tuning = f"{used.head(0)}AllReduce: 16 Bytes -> Algo TREE proto LL channel{{Lo..Hi}}={{0..0}}\n"
     assert ids(report_of(log[0] + operation + tuning, log[1])) == ["no-connections"]
-    nvls = tuning.replace("TREE", "NVLS")
-    assert report_of(Job(ranks=2).log(0) + operation + nvls, Job(ranks=2).log(1)).verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize("connected", [1, 2])
+def test_operations_of_any_of_several_communicators_are_carried_by_those_that_are_connected(connected: int) -> None:
+    jobs = [
+        Job(ranks=2, id=f"0xabc{number}", handle=0x1000 * number, via=via() if number <= connected else lambda *_: None)
+        for number in (1, 2)
+    ]
+    log = [one + other for one, other in zip(*(job.logs() for job in jobs), strict=True)]
+    tuning = f"{jobs[0].head(0)}AllReduce: 1024 Bytes -> Algo RING proto LL channel{{Lo..Hi}}={{0..0}}\n"
+    report = report_of(log[0] + tuning, log[1])
+    assert (report.verdict, ids(report)) == (Verdict.PASS, [])
+    assert [row["id"] for row in rows(report, "communicators")] == ["0xabc1", "0xabc2"]
 
 
 def test_ranks_of_no_communicator_are_an_error() -> None:
