@@ -1,7 +1,7 @@
 """Measure one collective over a sweep of sizes: nccl-tests' timing loop, with every timed buffer verified."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpubench.collectives.record import Call, Collective
 from gpubench.errors import UsageError, no_size_left
@@ -143,15 +143,17 @@ class Sweep:
         self.backend.seconds(self.backend.bind([self._launch(case, 0)], 0))
 
     def warm_up(self, cases: Sequence[Case]) -> None:
-        """Run every case untimed, as nccl-tests does before its first row, and in place too; then a row for nothing.
+        """Run every case once, untimed, as nccl-tests does before its first row, and in place too; then a row for
+        nothing, which is done with as soon as a row can be.
 
-        Libraries connect and load kernels at first use, and an idle GPU needs tens of milliseconds of work to raise its
-        clocks.
+        Libraries connect and load kernels at first use, and so do what fills and checks buffers.
         """
+        once = min(1, self.request.warmup)
         for number, case in enumerate(cases):
-            self.company.progress.enter(Phase.WARM_UP if number else Phase.CONNECTING, case.label, self.request.warmup)
-            self._warm_up_row([self._launch(case, 0)])
-        self.row(0, cases[0])
+            self.company.progress.enter(Phase.WARM_UP if number else Phase.CONNECTING, case.label, once)
+            self.backend.seconds(self.backend.bind([self._launch(case, 0)] * once, 0))
+        hasty = replace(self.request, sampling=replace(self.request.sampling, budget_seconds=0.0))
+        replace(self, request=hasty).row(0, cases[0])
 
     def _warm_up_row(self, launches: Sequence[Launch]) -> float:
         """Seconds an operation took; 0 without a warm-up."""

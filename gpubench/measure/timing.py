@@ -100,19 +100,20 @@ class Timer:
             seconds += self.backend.seconds(timed)
             operations += count
             values += timed.batch_seconds()
-            batches, more = self._agree(values, a_batch, seconds)
+            batches, effort = self._agree(values, a_batch, seconds)
+            more = effort.further(self.sampling.budget_seconds)
             if not more:
                 return OwnTimes(
                     seconds / operations,
                     operations,
                     batches,
                     interval=batches.interval,
-                    note=self._note(batches.interval),
+                    note=self._note(effort),
                     samples=tuple(values[:_MOST_SAMPLES]),
                 )
 
-    def _agree(self, values: Sequence[float], a_batch: int, seconds: float) -> tuple[BatchTimes, int]:
-        """What the first rank makes of the batches of all, and how many more it wants."""
+    def _agree(self, values: Sequence[float], a_batch: int, seconds: float) -> tuple[BatchTimes, Effort]:
+        """What the first rank makes of the batches of all, and what was spent on them."""
         collected = self.group.collect((Spread.of(values), seconds))
         decision = None
         if collected is not None:
@@ -120,8 +121,7 @@ class Timer:
             batches = BatchTimes.of(spreads, a_batch)
             slowest = max(spent for _, spent in collected)
             each = max(spread.mean for spread in spreads)
-            effort = Effort(len(values), each, batches.interval, slowest)
-            decision = batches, effort.further(self.sampling.budget_seconds)
+            decision = batches, Effort(len(values), each, batches.interval, slowest)
         return self.group.broadcast(decision)
 
     def _alone(self, launches: Sequence[Launch]) -> OwnTimes:
@@ -152,7 +152,7 @@ class Timer:
                     iterations=len(own),
                     percentiles=Percentiles.of(values),
                     interval=spread.interval,
-                    note=self._note(spread.interval),
+                    note=self._note(effort),
                     entries=self._entries(entered, before, start),
                     samples=tuple(values[:_MOST_SAMPLES]),
                 )
@@ -165,12 +165,15 @@ class Timer:
         first = [-each for each in self.group.largest([-each for each in own])]
         return Entries.of(own, first, last, max(before.uncertainty, after.uncertainty))
 
-    def _note(self, interval: float | None) -> str | None:
-        """What is to be said where as many as it takes were asked for, and time was up before."""
+    def _note(self, effort: Effort) -> str | None:
+        """What is to be said where as many as it takes were asked for, and it takes more than there was time for."""
+        interval = effort.interval
         if self.sampling.iterations is not None or (interval is not None and interval <= INTERVAL):
             return None
-        reached = "unknown" if interval is None else f"±{100 * interval:.1f} %"
-        return f"budget of {self.sampling.budget_seconds:g} s spent: 95 % interval {reached}"
+        if interval is None:
+            return f"95 % interval unknown after {effort.count} values"
+        needed = f"±{100 * INTERVAL:g} % takes about {effort.seconds_needed():.2g} s"
+        return f"95 % interval ±{100 * interval:.1f} %, budget {self.sampling.budget_seconds:g} s; {needed}"
 
 
 def around(launches: Sequence[Launch], count: int) -> list[Launch]:

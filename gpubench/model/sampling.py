@@ -16,6 +16,9 @@ FIRST_BATCHES = 9
 MOST_BATCHES = 4096
 """Of one loop; its calls stand in memory."""
 
+TRIAL = 0.25
+"""A part of a budget that is enough to see whether the rest of it is worth spending."""
+
 
 class Mode(StrEnum):
     """Operations back to back, as nccl-tests times them, or each alone, as a program that waits for it sees it."""
@@ -34,7 +37,7 @@ class Sampling:
 
     mode: Mode = Mode.THROUGHPUT
     iterations: int | None = DEFAULT_ITERATIONS[Mode.THROUGHPUT]
-    budget_seconds: float = 0.5
+    budget_seconds: float = 0.1
 
     @property
     def least_iterations(self) -> int:
@@ -59,15 +62,23 @@ class Effort:
     interval: float | None
     spent_seconds: float
 
-    def further(self, budget_seconds: float) -> int:
-        """How many more it takes; 0 where the mean is known well enough, or time is up.
+    def seconds_needed(self) -> float:
+        """Seconds in all until the mean is known well enough, going by what was spent: an interval shrinks with the
+        square root of the number. Infinite where nothing is known of it.
+        """
+        return math.inf if self.interval is None else self.spent_seconds * (self.interval / INTERVAL) ** 2
 
-        An interval shrinks with the square root of the number. No more at once than twice as many: it is an estimate.
+    def further(self, budget_seconds: float) -> int:
+        """How many more it takes; 0 where the mean is known well enough, or more are not worth it.
+
+        No more at once than twice as many: what is needed is an estimate. Where it is more than the budget, only the
+        trial is spent: four times as long makes an interval half as wide, and it would still be too wide.
         """
         wide = math.inf if self.interval is None else self.interval / INTERVAL
         if wide <= 1:
             return 0
         most = 2 * self.count
         needed = most if math.isinf(wide) else math.ceil(self.count * (wide * wide - 1))
-        affordable = int((budget_seconds - self.spent_seconds) / self.seconds_each) if self.seconds_each > 0 else 0
+        seconds = budget_seconds if self.seconds_needed() <= budget_seconds else TRIAL * budget_seconds
+        affordable = int((seconds - self.spent_seconds) / self.seconds_each) if self.seconds_each > 0 else 0
         return max(0, min(needed, most, affordable, MOST_BATCHES))

@@ -1,4 +1,4 @@
-"""On four real GPUs joined by NVLinks: every way off them that can be provoked is found, with pairs and cause."""
+"""On real GPUs joined by NVLinks, four or two: every way off them that can be provoked is found, with pairs and cause."""
 
 import csv
 import io
@@ -16,16 +16,16 @@ from gpubench.hardware.nvml import read_driver
 from tests.cli.running import MPI_ENVIRONMENT, ROOT, environment, gpubench, mpirun_command
 
 DRIVER = read_driver(os.environ)
-RANKS = 4
-RING = {(0, 1), (1, 2), (2, 3), (3, 0)}
-CHAIN = {(0, 1), (1, 0), (1, 2), (2, 1), (2, 3), (3, 2)}
+RANKS = 4 if DRIVER.visible >= 4 else 2
+RING = {(rank, (rank + 1) % RANKS) for rank in range(RANKS)}
+CHAIN = {pair for rank in range(RANKS - 1) for pair in ((rank, rank + 1), (rank + 1, rank))}
 SIZES = ("--sizes", "1K,64M,256M")
 JSON = ("--format", "json")
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.mpi,
-    pytest.mark.skipif(DRIVER.visible < RANKS, reason="needs four GPUs"),
+    pytest.mark.skipif(DRIVER.visible < RANKS, reason="needs two GPUs"),
 ]
 
 Document = dict[str, Any]
@@ -105,14 +105,17 @@ def test_shared_memory_switched_off_too_goes_through_sockets() -> None:
 
 
 def test_two_emulated_nodes_are_staged_between_them_alone() -> None:
-    document, _ = under_mpirun("NCCL_HOSTID=node$((OMPI_COMM_WORLD_RANK/2)) exec $GPUBENCH")
+    a_node = RANKS // 2
+    document, _ = under_mpirun(f"NCCL_HOSTID=node$((OMPI_COMM_WORLD_RANK/{a_node})) exec $GPUBENCH")
     by_conclusion = {row["conclusion"]: row for row in document["fallback"]}
-    between, inside = by_conclusion["staged"], by_conclusion["direct"]
-    assert all(source // 2 != destination // 2 for source, destination in pairs(between))
-    assert all(source // 2 == destination // 2 for source, destination in pairs(inside))
+    between = by_conclusion.pop("staged")
+    assert all(source // a_node != destination // a_node for source, destination in pairs(between))
     assert between["transport"].startswith("NET/Socket/")
     assert "NCCL_HOSTID=node0" in between["cause_seen"]
-    assert inside["transport"] == "P2P/CUMEM"
+    assert list(by_conclusion) == (["direct"] if a_node > 1 else [])
+    for inside in by_conclusion.values():
+        assert all(source // a_node == destination // a_node for source, destination in pairs(inside))
+        assert inside["transport"] == "P2P/CUMEM"
 
 
 @pytest.mark.skipif(os.getuid() != 0 or shutil.which("unshare") is None, reason="unshare -m needs root")

@@ -82,6 +82,16 @@ def test_batches_have_an_event_each_whatever_they_take(monkeypatch: pytest.Monke
     assert len(launch.batch_seconds()) == 3
 
 
+def test_batches_of_launches_that_go_round_share_their_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch)
+    round_trip = bench.launches[:3]
+    launch = bench.backend.in_batches(round_trip * 4_000, 4)
+    assert isinstance(launch, ClockedLaunch)
+    assert len(launch._parts) == 3_000
+    assert len({id(table) for (table, _), _ in launch._parts}) == 3
+    assert [operations for (_, operations), _ in launch._parts] == [4] * 3_000
+
+
 def test_the_time_of_a_batch_is_that_between_two_events() -> None:
     class Event:
         done = True

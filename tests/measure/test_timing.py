@@ -132,7 +132,22 @@ def test_a_budget_that_is_spent_says_what_was_reached() -> None:
     (own,), _ = timed(Sampling(iterations=None, budget_seconds=0.03), [backend], warm=2e-3)
     assert own.interval is not None
     assert own.interval > 0.01
-    assert own.note == f"budget of 0.03 s spent: 95 % interval ±{100 * own.interval:.1f} %"
+    assert own.note is not None
+    assert own.note.startswith(f"95 % interval ±{100 * own.interval:.1f} %, budget 0.03 s; ±1 % takes about ")
+
+
+def test_no_more_than_a_trial_is_spent_where_the_budget_would_not_do() -> None:
+    noisy = [turning(1e-3, 3e-3, 2e-3, 1e-3) for _ in range(2)]
+    budgets = (0.4, 40.0)
+    few, many = (
+        timed(Sampling(iterations=None, budget_seconds=budget), [Clocked(clock)], warm=2e-3)[0][0]
+        for budget, clock in zip(budgets, noisy, strict=True)
+    )
+    assert few.iterations * 2e-3 < 0.15 < 1 < many.iterations * 2e-3 < 40
+    assert few.note is not None
+    assert many.note is None
+    # What it says of the seconds that it takes is about what it took.
+    assert float(few.note.split(" about ")[1].removesuffix(" s")) == pytest.approx(many.iterations * 2e-3, rel=0.5)
 
 
 def test_all_ranks_do_the_same_whatever_their_clocks_say() -> None:
@@ -168,8 +183,11 @@ def test_operations_alone_until_they_are_known_well_enough_or_time_is_up() -> No
     (known,), _ = timed(Sampling(Mode.LATENCY, None), [Clocked(turning(1e-6, 1.01e-6))])
     assert known.iterations == 100
     (unknown,), _ = timed(Sampling(Mode.LATENCY, None, 1e-3), [Clocked(turning(1e-6, 1e-6, 9e-6))])
-    assert unknown.iterations > 100
-    assert "budget of 0.001 s spent" in str(unknown.note)
+    assert unknown.iterations == 100, "a row of this size would take more than the budget"
+    assert "budget 0.001 s; ±1 % takes about 0.1" in str(unknown.note)
+    (more,), _ = timed(Sampling(Mode.LATENCY, None, 1.0), [Clocked(turning(1e-6, 1e-6, 9e-6))])
+    assert more.iterations > 100
+    assert more.note is None
 
 
 def test_replays_of_a_graph_alone_count_for_all_that_they_hold() -> None:

@@ -15,6 +15,7 @@ from gpubench.model.sampling import (
     FIRST_BATCHES,
     INTERVAL,
     MOST_BATCHES,
+    TRIAL,
     Effort,
     Sampling,
     operations_a_batch,
@@ -118,7 +119,8 @@ def test_no_more_is_timed_than_it_takes_or_than_there_is_time_for(
     more = Effort(count, each, interval, spent).further(budget)
     assert 0 <= more <= min(2 * count, MOST_BATCHES)
     assert more == 0 or interval > INTERVAL
-    assert more == 0 or spent + more * each <= budget * 1.001
+    worth_it = spent * (interval / INTERVAL) ** 2 <= budget
+    assert more == 0 or spent + more * each <= (budget if worth_it else TRIAL * budget) * 1.001
 
 
 def test_as_many_more_as_the_square_of_what_is_missing() -> None:
@@ -126,8 +128,18 @@ def test_as_many_more_as_the_square_of_what_is_missing() -> None:
     assert Effort(9, 1e-3, 0.012, 0.0).further(10) == 4
     assert Effort(9, 1e-3, 0.5, 0.0).further(10) == 18
     assert Effort(9, 1e-3, None, 0.0).further(10) == 18
-    assert Effort(9, 1.0, 0.5, 9.0).further(10) == 1
+    assert Effort(9, 1.0, 0.0101, 9.0).further(10) == 1
     assert Effort(9, 0.0, 0.5, 0.0).further(10) == 0
+
+
+def test_what_would_take_more_than_there_is_time_for_ends_with_the_trial() -> None:
+    """Four times the interval that is asked for takes sixteen times what was spent."""
+    assert Effort(90, 1e-3, 0.04, 0.1).seconds_needed() == pytest.approx(1.6)
+    assert Effort(90, 1e-3, 0.04, 0.1).further(1.7) == 180
+    assert Effort(90, 1e-3, 0.04, 0.1).further(1.5) == 180
+    assert Effort(90, 1e-3, 0.04, 0.4).further(1.5) == 0
+    assert Effort(90, 1e-3, None, 0.4).further(1.5) == 0
+    assert Effort(90, 1e-3, 0.02, 0.35).further(1.5) == 180
 
 
 def test_every_row_is_timed_often_enough_for_its_buffers() -> None:
