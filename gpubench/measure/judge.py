@@ -65,6 +65,8 @@ class Judge:
     def _limit_of(self, algorithm: str | None, used: Used) -> Limit:
         collective, known = self._request.collective, self.testimony
         wiring = known.around.wiring
+        if len(known.due) == 1:
+            return Limit(None, "one rank: nothing passes a link")
         if collective.point_to_point:
             work = Work(collective.busbw_factor(len(known.due)), known.due)
             return exchange_limit(work, used.pairs, wiring)
@@ -87,7 +89,7 @@ def _remarked(row: CollectiveRow) -> CollectiveRow:
 
 
 def limited(row: CollectiveRow, limit: Limit) -> CollectiveRow:
-    """A row with the ceiling of its busbw, or why that is not known."""
+    """A row with the ceiling of its busbw, or why that is not known, behind what is to be said of it besides."""
     if limit.gb_s is None:
-        return replace(row, note=limit.note)
+        return replace(row, note="; ".join(filter(None, (row.note, limit.note))) or None)
     return replace(row, limit_gb_s=limit.gb_s, limit_percent=100 * row.busbw_gb_s / limit.gb_s)

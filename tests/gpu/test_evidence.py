@@ -1,4 +1,4 @@
-"""On real GPUs joined by NVLinks, four or two: every way off them that can be provoked is found, with pairs and cause."""
+"""On real GPUs joined by NVLinks, four or two: every way off them that can be provoked is found, with its cause."""
 
 import csv
 import io

@@ -85,8 +85,9 @@ def test_every_collective_plain_and_in_graphs_and_every_planted_fault() -> None:
 def test_a_sweep_of_many_sizes() -> None:
     result = gpubench("allreduce", "--sizes", "8:64M", "--format", "csv")
     assert result.returncode == 0, result.stderr
-    assert result.stderr.startswith("gpubench: fallback: none: ")
-    assert result.stderr.count("\n") == 1
+    said = result.stderr.splitlines()
+    assert len(said) == (DRIVER.visible > 1), "one rank has no path to be told of"
+    assert all(line.startswith("gpubench: fallback: none: ") for line in said)
     found = rows(result.stdout)
     assert len(found) == 24 * 2
     assert {row["wrong"] for row in found} == {"0"}

@@ -14,17 +14,21 @@ from gpubench.hardware.nccl import NcclBackend, NcclLibrary
 from gpubench.hardware.nvml import Driver
 from gpubench.hardware.recorded import read_recording
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
-from gpubench.measure import counting
+from gpubench.measure import counting, judge
+from gpubench.measure.cases import cases
 from gpubench.measure.collective import measure
 from gpubench.measure.company import Company
+from gpubench.measure.counting import Traffic
+from gpubench.measure.hearing import Choice, Heard, key_of
 from gpubench.measure.witness import Senses, Witness
 from gpubench.model.cause_rows import CauseRow
 from gpubench.model.evidence_rows import EvidenceRow, FallbackRow
 from gpubench.model.rank_facts import RankFacts
 from gpubench.model.report import CollectiveRow, RankIdentity, Report, Table
 from gpubench.model.sampling import Sampling
+from gpubench.model.selection import Used
 from gpubench.model.snapshot import Snapshot
-from gpubench.model.topology import Topology
+from gpubench.model.topology import Limit, Topology
 from gpubench.model.verdict import Verdict
 from gpubench.model.wiring import Wiring
 from gpubench.ports import Backend, Counted
@@ -32,6 +36,7 @@ from tests.cli.running import ROOT
 from tests.fakes import cupy_on_numpy, faults
 from tests.fakes.library_log import FakeLog, recorded, said
 from tests.fakes.ranks import ThreadGroup, run_ranks
+from tests.formats.sample import ROW
 from tests.measure.test_collective import BOTH, Recorder, request_for
 
 RANKS = 4
@@ -280,6 +285,25 @@ def test_what_cannot_be_heard_is_empty_and_said_so(monkeypatch: pytest.MonkeyPat
     assert "rank 2: NCCL_DEBUG_SUBSYS=COLL leaves INIT out" in verdict.how
     assert (result.report.verdict, result.report.findings) == (Verdict.PASS, ())
     assert run(monkeypatch, Job(silent, strict=True)).report.verdict is Verdict.ERROR
+
+
+def test_a_ceiling_that_is_not_known_takes_no_other_words_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = replace(run(monkeypatch, Job(lambda rank: FakeLog(recorded("tuning", rank)))).rows[0], note="±2 %")
+    assert judge.limited(row, Limit(None, "why")).note == "±2 %; why"
+    assert judge.limited(replace(row, note=None), Limit(None, "why")).note == "why"
+    assert judge.limited(row, Limit(400.0, "NVLinks")).note == "±2 %"
+
+
+def test_a_single_rank_has_no_link_to_be_limited_by() -> None:
+    request = request_for(ALLREDUCE)
+    case = next(cases(request, 1))
+    around = Circumstances(wiring=Wiring([], {}), facts=[], settings={})
+    heard = Heard(choices={key_of(case): Choice(Used({}), None)})
+    testimony = judge.Testimony(heard=heard, due=[(0.0, 0.0)], traffic=[Traffic()], around=around)
+    row = judge.Judge(request, testimony, strict=True).row(
+        case, replace(ROW, setting=None, limit_gb_s=None, note=None), [0]
+    )
+    assert (row.limit_gb_s, row.note) == (None, "one rank: nothing passes a link")
 
 
 def test_counters_speak_where_the_log_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
