@@ -167,7 +167,7 @@ def test_a_machine_without_gpus_says_so() -> None:
         ({"iters": "7"}, Sampling(Mode.THROUGHPUT, 7)),
         ({"mode": "latency"}, Sampling(Mode.LATENCY, 200)),
         ({"mode": "latency", "iters": "3"}, Sampling(Mode.LATENCY, 3)),
-        ({"iters": "auto"}, Sampling(Mode.THROUGHPUT, None, 0.5)),
+        ({"iters": "auto"}, Sampling(Mode.THROUGHPUT, None, 0.1)),
         ({"iters": "auto", "budget": 0.0}, Sampling(Mode.THROUGHPUT, None, 0.0)),
     ],
 )
