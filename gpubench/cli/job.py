@@ -24,7 +24,7 @@ from gpubench.hardware.watchdog import RankProgress
 from gpubench.measure.agreement import agree
 from gpubench.measure.cases import SweepRequest
 from gpubench.measure.collective import check_root, fitting_all, fitting_sizes, measure
-from gpubench.measure.collective_recording import VERSION, Asked, Recorded, RunOptions
+from gpubench.measure.collective_recording import VERSION, Recorded, RunOptions
 from gpubench.measure.company import Company, ReadCondition, no_gpu_to_read
 from gpubench.measure.path_evidence import unwatched
 from gpubench.measure.settings import Way, measure_ways
@@ -254,7 +254,7 @@ class Job:
             collective=request.collective.name,
             backend=backend.name,
             origin=Origin.MEASURED,
-            asked=Asked.of(request),
+            asked=request.asked,
             options=RunOptions(
                 allocator=options.allocator.value,
                 timeout_s=options.timeout_s,

@@ -20,7 +20,6 @@ from gpubench.measure.cases import SweepRequest, cases, without_data
 from gpubench.measure.collective import check_root
 from gpubench.measure.collective_recording import (
     VERSION,
-    Asked,
     Line,
     Model,
     Recorded,
@@ -102,7 +101,7 @@ def _described(
         collective=request.collective.name,
         backend=BACKEND,
         origin=Origin.SIMULATED,
-        asked=Asked.of(request),
+        asked=request.asked,
         options=RunOptions(
             allocator=options.allocator.value,
             timeout_s=options.timeout_s,

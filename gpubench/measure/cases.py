@@ -1,7 +1,7 @@
 """The rows of a sweep: what each will measure, and how its times become a row."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from gpubench.collectives.record import Collective
 from gpubench.model.bandwidth import algbw_gb_s
@@ -15,10 +15,12 @@ from gpubench.model.verdict import Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SweepRequest:
-    """What to measure. `graph_replays` of 0 launches plainly; `ops` is ignored by collectives that do not reduce."""
+class Asked:
+    """What is asked for of any collective, as plain data.
 
-    collective: Collective
+    `graph_replays` of 0 launches plainly; `ops` is ignored by collectives that do not reduce.
+    """
+
     sizes: tuple[int, ...]
     dtypes: tuple[DataType, ...]
     ops: tuple[ReduceOp, ...]
@@ -28,6 +30,22 @@ class SweepRequest:
     warmup: int
     graph_replays: int
     check: bool
+
+    def request(self, collective: Collective) -> "SweepRequest":
+        """The request, of this collective."""
+        return SweepRequest(collective=collective, **{each.name: getattr(self, each.name) for each in fields(Asked)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepRequest(Asked):
+    """What to measure."""
+
+    collective: Collective
+
+    @property
+    def asked(self) -> Asked:
+        """The same without the collective; `request` is the inverse."""
+        return Asked(**{each.name: getattr(self, each.name) for each in fields(Asked)})
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,18 +1,15 @@
 """Raw samples of a collective: written as rows are measured; `collective_replay` makes the report of them again."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
-from gpubench.collectives.record import Collective
-from gpubench.measure.cases import Case, SweepRequest
+from gpubench.measure.cases import Asked, Case
 from gpubench.measure.counting import Traffic
 from gpubench.measure.heard_recording import RecordedHeard
 from gpubench.measure.judge import Testimony
 from gpubench.measure.tally import Measured, RowSample
 from gpubench.model.evidence import EvidenceUse
-from gpubench.model.operation import DataType, Placement, ReduceOp
 from gpubench.model.report import Origin, RankIdentity
-from gpubench.model.sampling import Sampling
 from gpubench.model.split import RankGroup
 from gpubench.model.sweep import DroppedSize
 from gpubench.model.winners import RefusedRow
@@ -25,30 +22,6 @@ Write = Callable[[object], None]
 def file_of(collective: str) -> str:
     """The file of a collective in a recording."""
     return f"{collective}.jsonl"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """What was to be measured: a request, but for the collective."""
-
-    sizes: tuple[int, ...]
-    dtypes: tuple[DataType, ...]
-    ops: tuple[ReduceOp, ...]
-    placements: tuple[Placement, ...]
-    root: int
-    sampling: Sampling
-    warmup: int
-    graph_replays: int
-    check: bool
-
-    @classmethod
-    def of(cls, request: SweepRequest) -> "Asked":
-        """From a request; `request` is the inverse."""
-        return cls(**{each.name: getattr(request, each.name) for each in fields(cls)})
-
-    def request(self, collective: Collective) -> SweepRequest:
-        """The request, of this collective."""
-        return SweepRequest(collective=collective, **{each.name: getattr(self, each.name) for each in fields(self)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,8 @@ from typing import Any
 
 from gpubench.collectives.record import Collective
 from gpubench.errors import UsageError
-from gpubench.measure.cases import Case, cases, without_data
-from gpubench.measure.collective_recording import VERSION, Asked, Recorded, RecordedRow, RecordedTestimony
+from gpubench.measure.cases import Asked, Case, cases, without_data
+from gpubench.measure.collective_recording import VERSION, Recorded, RecordedRow, RecordedTestimony
 from gpubench.measure.tally import Answer
 from gpubench.model.operation import Placement
 from gpubench.model.plain import to_plain

@@ -25,7 +25,6 @@ from gpubench.measure.cases import SweepRequest
 from gpubench.measure.collective import measure
 from gpubench.measure.collective_recording import (
     VERSION,
-    Asked,
     Recorded,
     RecordedTestimony,
     RowWriter,
@@ -127,7 +126,7 @@ def recording(
         collective=request.collective.name,
         backend="nccl",
         origin=Origin.MEASURED,
-        asked=Asked.of(request),
+        asked=request.asked,
         options=RunOptions(allocator="cuda", timeout_s=60.0, evidence=EvidenceUse.KEPT, strict=job.strict),
         ranks=tuple(job.identities),
         hosts=tuple(f"n{node}" for node in sorted(set(job.nodes))),
