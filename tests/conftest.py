@@ -1,13 +1,19 @@
 """Options of the test run, which inputs property tests try, and which tests may not run beside each other."""
 
 import importlib
+import os
 import pkgutil
+import sys
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 import gpubench
 from tests.examples import USUAL
+
+# Tests start hundreds of processes: without bytecode, which some environments forbid to write, each compiles all anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # How fast a machine is, or how busy, is no test: neither an example nor the making of one has a deadline.
 _NOT_TIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)

@@ -1,7 +1,8 @@
 """A process that has imported gpubench and forks for each command: of a command that a test runs, half is imports.
 
 The child is what `python -m gpubench` is: its own environment, folder, streams and exit. Where variables differ that
-Python itself reads at its start, it has to be a process of its own.
+Python itself reads at its start, it has to be a process of its own; but for those of encodings, of which each set has a
+process that forks.
 """
 
 import array
@@ -30,7 +31,8 @@ _LOADED_AHEAD = (
 )
 """None of them imports MPI, CuPy or NVML."""
 
-_READ_BY_PYTHON = ("PYTHON", "LANG", "LC_", "COVERAGE")
+_ENCODING = ("LANG", "LC_", "PYTHONIOENCODING", "PYTHONCOERCECLOCALE", "PYTHONUTF8")
+_READ_BY_PYTHON = (*_ENCODING, "PYTHON", "COVERAGE")
 _MOST_BYTES = 1 << 20
 
 
@@ -45,14 +47,15 @@ class Finished(NamedTuple):
 def can_fork(environment: Mapping[str, str]) -> bool:
     """Whether a fork of this process's Python is what a new one would be."""
     names = {name for name in {*environment, *os.environ} if name.startswith(_READ_BY_PYTHON)}
-    return all(environment.get(name) == os.environ.get(name) for name in names)
+    return all(environment.get(name) == os.environ.get(name) for name in names if not name.startswith(_ENCODING))
 
 
 def run(arguments: Sequence[str], environment: Mapping[str, str], cwd: Path, seconds: float) -> Finished:
     """Run `gpubench` with these arguments, without input."""
     with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
         request = json.dumps({"arguments": list(arguments), "environment": dict(environment), "cwd": str(cwd)})
-        returncode = _server().ask(request, (stdout.fileno(), stderr.fileno()), seconds)
+        encoding = frozenset(item for item in environment.items() if item[0].startswith(_ENCODING))
+        returncode = _server(encoding).ask(request, (stdout.fileno(), stderr.fileno()), seconds)
         texts = []
         for stream in (stdout, stderr):
             stream.seek(0)
@@ -61,11 +64,14 @@ def run(arguments: Sequence[str], environment: Mapping[str, str], cwd: Path, sec
 
 
 class _Server:
-    def __init__(self) -> None:
+    def __init__(self, encoding: Mapping[str, str]) -> None:
+        others = {name: value for name, value in os.environ.items() if not name.startswith(_ENCODING)}
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             command = [sys.executable, "-m", __name__, str(theirs.fileno())]
-            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], cwd=Path(__file__).parents[2])
+            self._process = subprocess.Popen(
+                command, env={**others, **encoding}, pass_fds=[theirs.fileno()], cwd=Path(__file__).parents[2]
+            )
 
     def ask(self, request: str, streams: Sequence[int], seconds: float) -> int | None:
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", streams))]
@@ -82,8 +88,8 @@ class _Server:
 
 
 @cache
-def _server() -> _Server:
-    return _Server()
+def _server(encoding: frozenset[tuple[str, str]]) -> _Server:
+    return _Server(dict(encoding))
 
 
 def serve(connection: socket.socket) -> None:

@@ -48,7 +48,7 @@ ASCII = environment(LC_ALL="C", PYTHONIOENCODING="ascii", PYTHONCOERCECLOCALE="0
     ids=lambda each: " ".join(each)[:40] if isinstance(each, tuple) else "",
 )
 def test_it_is_refused_before_anything_is_done(arguments: tuple[str, ...], said: str, tmp_path: Path) -> None:
-    result = gpubench(*SIMULATED, *arguments, cwd=tmp_path, env=environment(PYTHONPATH=str(ROOT)))
+    result = gpubench(*SIMULATED, *arguments, cwd=tmp_path)
     assert result.returncode == 2
     assert said in result.stderr
     assert "  try:      " in result.stderr
@@ -65,7 +65,7 @@ def test_a_file_that_cannot_be_written_is_told_with_its_reason(tmp_path: Path) -
         ("file/a.json", "file is a file, and no folder"),
         ("folder.json", "folder.json is a folder"),
     ):
-        result = gpubench(*SIMULATED, "--output", output, cwd=tmp_path, env=environment(PYTHONPATH=str(ROOT)))
+        result = gpubench(*SIMULATED, "--output", output, cwd=tmp_path)
         assert (result.returncode, reason in result.stderr) == (2, True), result.stderr
 
 

@@ -110,9 +110,7 @@ def test_csv_shows_a_section(section: str | None, lines: int) -> None:
 
 def test_outputs_beside_the_table(tmp_path: Path) -> None:
     outputs = [argument for suffix in ("json", "csv", "jsonl", "txt") for argument in ("--output", f"r.{suffix}")]
-    result = gpubench(
-        "explain", str(LOGS / "h200x4-normal"), *outputs, cwd=tmp_path, env=environment(PYTHONPATH=str(ROOT))
-    )
+    result = gpubench("explain", str(LOGS / "h200x4-normal"), *outputs, cwd=tmp_path)
     assert result.returncode == 0
     jsonschema.validate(json.loads((tmp_path / "r.json").read_text()), SCHEMA)
     assert len((tmp_path / "r.csv").read_text().splitlines()) == 5

@@ -70,7 +70,7 @@ def test_a_file_is_shown_as_the_machine_is(path: Path) -> None:
 )
 def test_a_file_that_is_none_is_one_clear_message(tmp_path: Path, content: bytes, said: str) -> None:
     (tmp_path / "topo.bad").write_bytes(content)
-    result = gpubench("topo", "--from", "topo.bad", cwd=tmp_path, env=environment(PYTHONPATH=str(ROOT)))
+    result = gpubench("topo", "--from", "topo.bad", cwd=tmp_path)
     assert result.returncode == 2
     assert said in result.stderr
     assert "Traceback" not in result.stderr
