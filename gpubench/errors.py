@@ -179,8 +179,7 @@ def exit_style_under_launcher(launcher: str) -> UsageError:
 def output_failed(path: str, detail: str, rows: int) -> CouldNotMeasureError:
     """An output that could be written at first and now cannot."""
     return CouldNotMeasureError(
-        f"{path} cannot be written any more: {detail}; the run was ended"
-        + (f", {rows} rows were measured" if rows else ""),
+        f"{path} cannot be written any more: {detail}; the run was ended{rows_kept(rows)}",
         reason="the disk or the quota is full",
         next_step="df -h shows what is left; --output FILE writes elsewhere",
     )
@@ -188,6 +187,8 @@ def output_failed(path: str, detail: str, rows: int) -> CouldNotMeasureError:
 
 def rows_kept(rows: int) -> str:
     """The end of a sentence about a run that broke: what is not lost."""
+    if rows == 1:
+        return "; the row measured before is kept"
     return f"; the {rows} rows measured before are kept" if rows else ""
 
 

@@ -7,6 +7,7 @@ from itertools import zip_longest
 from gpubench.checks.check import Check, Facts
 from gpubench.model.profile import Profile
 from gpubench.model.topology import Topology
+from gpubench.model.units import counted
 from gpubench.model.verdict import Finding, Verdict
 
 
@@ -27,9 +28,9 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 
 def _other_than_asked(facts: Facts, node: Topology, profile: Profile) -> Iterator[Finding]:
-    expected = f"{profile.match.visible} GPUs, as profile {profile.name} has it"
+    expected = f"{counted(profile.match.visible, 'GPU')}, as profile {profile.name} has it"
     if len(node.gpus) != profile.match.visible:
-        yield _finding(facts.subject(node), Verdict.FAIL, f"{len(node.gpus)} GPUs", expected)
+        yield _finding(facts.subject(node), Verdict.FAIL, counted(len(node.gpus), "GPU"), expected)
     for gpu in node.gpus:
         if gpu.name and gpu.name not in profile.match.gpus:
             yield _finding(facts.subject(node, gpu), Verdict.FAIL, gpu.name, " or ".join(profile.match.gpus))

@@ -6,6 +6,7 @@ from itertools import zip_longest
 from gpubench.checks.check import Check, Facts
 from gpubench.model.profile import Profile
 from gpubench.model.topology import Topology
+from gpubench.model.units import counted
 from gpubench.model.verdict import Finding, Verdict
 
 
@@ -37,8 +38,8 @@ def _missing(facts: Facts, node: Topology, profile: Profile | None) -> Iterator[
             id="gpu-missing",
             severity=Verdict.FAIL,
             subject=facts.subject(node),
-            seen=f"{count} GPUs, the board has {profile.match.board}",
-            expected=f"{profile.match.board} GPUs, as profile {profile.name} has it",
+            seen=f"{counted(count, 'GPU')}, the board has {profile.match.board}",
+            expected=f"{counted(profile.match.board, 'GPU')}, as profile {profile.name} has it",
             cause="a GPU that does not train its PCIe link any more is not even on the bus; or somebody took it out",
             next_command="lspci -d 10de: | grep -c 3D; a power cycle, then the server's log (ipmitool sel list)",
         )

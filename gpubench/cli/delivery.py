@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TextIO
 
 from gpubench.cli.presenter import Presenter
-from gpubench.errors import InterruptedRunError, output_failed
+from gpubench.errors import InterruptedRunError, output_failed, rows_kept
 
 
 @contextmanager
@@ -49,7 +49,7 @@ def say(text: str, to: TextIO | None = None) -> None:
 
 
 def _interrupted(what: str, presenter: Presenter) -> str:
-    return f"{what}; the run was ended" + (f", {presenter.rows} rows were measured" if presenter.rows else "")
+    return f"{what}; the run was ended{rows_kept(presenter.rows)}"
 
 
 def _forget_stdout() -> None:

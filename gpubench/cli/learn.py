@@ -12,7 +12,7 @@ from gpubench.model.profile_rules import check_expected
 from gpubench.model.report import Origin
 from gpubench.model.result_file import ResultFile
 from gpubench.model.toml_text import toml_text
-from gpubench.model.units import format_size
+from gpubench.model.units import counted, format_size
 from gpubench.model.verdict import Verdict
 from gpubench.profiles import find, match, own_profiles, read_profile
 from gpubench.readers.results import read_results
@@ -42,7 +42,7 @@ def learned(
     machine = find(like, environment) if like is not None else _matching(files, environment)
     found = learn(samples, _SOURCE)
     started = sorted((file.circumstances.started_at or "")[:10] for file in files)
-    text = f"{files[0].circumstances.tool}, {len(files)} results, {started[0]} to {started[-1]}"
+    text = f"{files[0].circumstances.tool}, {counted(len(files), 'result')}, {started[0]} to {started[-1]}"
     bare = replace(machine, name=name, title=f"{machine.title}, learned", sources={_SOURCE: text}, sha256="")
     expected, refused = _believable(bare, [_shortened(each, machine.match.visible) for each in found.expected])
     if not expected:
@@ -54,7 +54,9 @@ def learned(
     profile = replace(bare, expected=tuple(expected))
     written = toml_text(to_plain(profile))
     read_profile(written.encode(), f"{name}.toml")
-    notes = [f"{len(samples)} figures of {len(files)} results became {len(expected)} values"]
+    notes = [
+        f"{counted(len(samples), 'figure')} of {counted(len(files), 'result')} became {counted(len(expected), 'value')}"
+    ]
     return written, [*notes, *(_outlier(each) for each in found.outliers), *refused]
 
 
@@ -127,7 +129,7 @@ def _matching(files: Sequence[ResultFile], environment: Mapping[str, str]) -> Pr
     found = match(names, count, among=own_profiles(environment)) or match(names, count)
     if found is None:
         raise UsageError(
-            f"no profile has {count} GPUs of {', '.join(names) or 'a name'}",
+            f"no profile has {counted(count, 'GPU')} of {', '.join(names) or 'a name'}",
             expected="a profile whose machine the new one can have",
             next_step="--like NAME, or --like FILE with the machine and no values",
         )

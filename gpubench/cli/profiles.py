@@ -10,7 +10,7 @@ import typer
 
 from gpubench.cli.delivery import say
 from gpubench.errors import unwritable_output
-from gpubench.model.units import format_size
+from gpubench.model.units import counted, format_size
 
 if TYPE_CHECKING:
     from gpubench.model.profile import Expected, Profile
@@ -134,7 +134,7 @@ def write_whole(path: Path, text: str) -> None:
 def _gpus(profile: "Profile") -> str:
     if profile.match.generic is not None:
         return "any"
-    return f"{profile.match.visible} GPU{'s' if profile.match.visible > 1 else ''}"
+    return counted(profile.match.visible, "GPU")
 
 
 def _kinds(profile: "Profile") -> str:

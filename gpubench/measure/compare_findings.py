@@ -23,7 +23,7 @@ from gpubench.measure.compare_rows import Measured
 from gpubench.model.comparison_rows import CircumstanceRow, ComparisonRow, Key
 from gpubench.model.evidence import Conclusion
 from gpubench.model.result_file import ResultFile
-from gpubench.model.units import format_size
+from gpubench.model.units import counted, format_size
 from gpubench.model.verdict import Finding, Verdict, overall
 
 _MOST_NAMED = 4
@@ -99,7 +99,7 @@ def _finding(finding: str, held: Sequence[tuple[Judged, Reason]], expected: str,
     return Finding(
         id=finding,
         severity=overall(reason.verdict for _, reason in held),
-        subject=f"{len(names)} row{'s' if len(names) > 1 else ''}: {shown}",
+        subject=f"{counted(len(names), 'row')}: {shown}",
         seen=texts[0] + (", the first of them" if len(texts) > 1 else ""),
         expected=expected,
         cause=cause,

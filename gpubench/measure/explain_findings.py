@@ -8,7 +8,7 @@ from gpubench.measure.explain_summary import Examples, JobSummary, Part, StagedP
 from gpubench.model.explain_rows import either
 from gpubench.model.explanation import Explanation
 from gpubench.model.nccl_log import Communicator, LogFacts, RemarkKind
-from gpubench.model.units import compress_names
+from gpubench.model.units import compress_names, counted
 from gpubench.model.verdict import Finding, Verdict
 
 HOST_STAGED = "host-staged"
@@ -69,7 +69,7 @@ def _not_known(facts: LogFacts, summary: JobSummary, logs: Sequence[str]) -> Ite
         yield _error(
             "lines-unreadable",
             _listed(logs),
-            f"{_count(facts.unreadable, 'line')} of connections, cut off or garbled",
+            f"{counted(facts.unreadable, 'line')} of connections, cut off or garbled",
             "whole lines",
             "processes that write into one file at a time, or a log that ends in the middle",
             _LOGS_OF_ALL,
@@ -78,12 +78,12 @@ def _not_known(facts: LogFacts, summary: JobSummary, logs: Sequence[str]) -> Ite
 
 def _no_connections(facts: LogFacts, logs: Sequence[str]) -> Finding:
     if not facts.nccl_lines:
-        seen, cause = f"{_count(facts.lines, 'line')}, none of them NCCL's", "NCCL logs nothing unless it is asked to"
+        seen, cause = f"{counted(facts.lines, 'line')}, none of them NCCL's", "NCCL logs nothing unless it is asked to"
     elif not facts.communicators:
-        seen = f"{_count(facts.nccl_lines, 'line')} of NCCL's, none of a connection"
+        seen = f"{counted(facts.nccl_lines, 'line')} of NCCL's, none of a connection"
         cause = "NCCL_DEBUG was VERSION or WARN, NCCL_DEBUG_SUBSYS left INIT out, or the job ended too early"
     else:
-        seen = f"{_count(len(facts.communicators), 'communicator')}, none of them connected"
+        seen = f"{counted(len(facts.communicators), 'communicator')}, none of them connected"
         cause = "NCCL connects ranks when they first communicate, and the job did not get there; or there is one rank"
     return _error(
         NO_CONNECTIONS, _listed(logs), seen, "lines of connections: ... via P2P/CUMEM", cause, _CONNECTIONS_TOO
@@ -142,7 +142,7 @@ def _silent(parts: Sequence[Part]) -> Iterator[Finding]:
     }
     yield from _merged(NO_CONNECTIONS, unused, "connections", "logs are cut off")
     strange = {
-        name_of(part.communicator): f"{_count(part.pairs, 'pair')} of ranks, of how many the log does not say"
+        name_of(part.communicator): f"{counted(part.pairs, 'pair')} of ranks, of how many the log does not say"
         for part in parts
         if part.pairs and part.communicator.id is None and not part.communicator.candidates
     }
@@ -192,7 +192,3 @@ def _numbers(numbers: Sequence[int]) -> str:
     texts = compress_names([str(number) for number in numbers]).split(", ")
     more = len(texts) - _MOST_NUMBERS
     return ", ".join(texts[:_MOST_NUMBERS]) + (f" and {more} more ranges" if more > 0 else "")
-
-
-def _count(count: int, word: str) -> str:
-    return f"{count} {word}{'' if count == 1 else 's'}"

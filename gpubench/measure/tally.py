@@ -13,7 +13,7 @@ from gpubench.model.hang import Phase
 from gpubench.model.lateness import Entries
 from gpubench.model.progress import Progress
 from gpubench.model.report import CollectiveRow, RankIdentity, Report
-from gpubench.model.units import format_size
+from gpubench.model.units import counted, format_size
 from gpubench.model.verdict import WRONG_DATA, Finding, Verdict, overall
 from gpubench.model.winners import RefusedRow
 from gpubench.ports import Listener
@@ -153,12 +153,13 @@ def _wrong_data(failures: Sequence[tuple[CollectiveRow, Sequence[int]]], identit
     ranks = [str(identities[rank]) for rank, wrong in enumerate(wrong_by_rank) if wrong]
     total = sum(failure.wrong or 0 for failure, _ in failures)
     shown = ", ".join(ranks[:4]) + (f" and {len(ranks) - 4} more" if len(ranks) > 4 else "")
+    wrong, first = counted(total, "wrong element"), counted(row.wrong or 0, "wrong element")
     return Finding(
         id=WRONG_DATA,
         severity=Verdict.FAIL,
         subject=shown,
-        seen=f"{total} wrong elements in {len(failures)} rows, first in {row.dtype} {format_size(row.size_bytes)} "
-        f"{row.placement}: {row.wrong} wrong elements",
+        seen=f"{wrong} in {counted(len(failures), 'row')}, first in {row.dtype} {format_size(row.size_bytes)} "
+        f"{row.placement}: {first}",
         expected="every element as computed from what the ranks sent",
         cause="data damaged on the way: a GPU, a link, ACS or IOMMU between peers, or a bug in the library",
         next_command=f"gpubench {row.collective} --sizes {row.size_bytes} --dtype {row.dtype} "

@@ -9,6 +9,7 @@ from gpubench.model.p2p import JUDGED_FROM_BYTES, LATENCY_BYTES
 from gpubench.model.profile import BUSBW, TIME, Expected, ExpectedKind
 from gpubench.model.report import CollectiveRow, PairRow
 from gpubench.model.result_file import ResultFile
+from gpubench.model.units import counted
 
 OUTLYING_DEVIATIONS = 5.0
 """Median absolute deviations, scaled to a normal distribution's standard one."""
@@ -63,7 +64,7 @@ def learn(samples: Iterable[Sample], source: str) -> Learned:
         outliers += odd
         values = [sample.value for sample in kept]
         files = len({sample.file for sample in kept})
-        note = f"the median of {len(values)} values of {files} result{'s' if files > 1 else ''}"
+        note = f"the median of {counted(len(values), 'value')} of {counted(files, 'result')}"
         if len(values) > 1:
             note += f", {min(values):.{_DIGITS}g} to {max(values):.{_DIGITS}g}"
         expected.append(

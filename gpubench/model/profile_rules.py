@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from gpubench.errors import UsageError
 from gpubench.model.profile import BUSBW, NO_GPU, P2P_OK, PROFILE_SCHEMA, SHARE, TIME, Expected, Generic, Profile
 from gpubench.model.snapshot import NvlinkPeer
-from gpubench.model.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND
+from gpubench.model.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, counted
 
 P2P_STATUSES = (P2P_OK, "CNS", "GNS", "TNS", "DR", "NS", "U")
 """NVML's words for peer access, in its order (`nvmlGpuP2PStatus_t`)."""
@@ -201,7 +201,7 @@ def check_expected(profile: Profile, expected: Expected, where: str) -> None:
         raise UsageError(f"{where}.value is {expected.value}", expected="a number above 0")
     if not 1 <= profile.gpus_of(expected) <= profile.match.visible or expected.nodes < 1:
         raise UsageError(
-            f"{where} is for {expected.gpus} GPUs of {expected.nodes} nodes",
+            f"{where} is for {counted(profile.gpus_of(expected), 'GPU')} of {counted(expected.nodes, 'node')}",
             expected=f"1 to {profile.match.visible} GPUs of at least one node",
         )
     if of_collective:

@@ -1,4 +1,4 @@
-"""Sizes as people write them.
+"""Sizes, names and numbers as people write them.
 
 K, M, G and T are 1024-based as in nccl-tests; bandwidths are GB/s with 1 GB = 1e9 bytes, also as in nccl-tests.
 """
@@ -84,3 +84,8 @@ def spans(numbers: Sequence[int]) -> str:
             start = number
         previous = number
     return ",".join(texts)
+
+
+def counted(number: int, what: str) -> str:
+    """'1 GPU', '4 GPUs'."""
+    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -22,6 +22,7 @@ from gpubench.model.snapshot import (
     PciPlace,
     Snapshot,
 )
+from gpubench.model.units import counted
 from gpubench.readers.reader import MOST_GPUS, MOST_NICS
 from gpubench.readers.smi_lines import told_of_gpus
 
@@ -127,8 +128,8 @@ class _Matrix:
             odd = f", then {words[len(cells)]!r}" if len(words) > len(cells) else ""
             raise self.wrong(
                 number,
-                f"the row of {device} has {_counted(len(cells), 'cell')}{odd}; "
-                f"the header on line {self.line} names {_counted(len(self.columns), 'device')}",
+                f"the row of {device} has {counted(len(cells), 'cell')}{odd}; "
+                f"the header on line {self.line} names {counted(len(self.columns), 'device')}",
             )
         for column, cell in zip(self.columns, cells, strict=True):
             if (cell == _SELF) != (column == device):
@@ -152,7 +153,7 @@ class _Matrix:
         if missing:
             raise self.wrong(
                 self.line,
-                f"the header names {_counted(len(self.columns), 'device')}, {self.columns[0]} to {self.columns[-1]}, "
+                f"the header names {counted(len(self.columns), 'device')}, {self.columns[0]} to {self.columns[-1]}, "
                 f"and there is no row of {', '.join(missing[:8])}",
             )
         for row in () if self.is_path else self.rows.values():
@@ -166,10 +167,6 @@ class _Matrix:
             reason="the text was cut off, wrapped by a terminal, or mixed with another process's output",
             next_step=_NEXT_STEP,
         )
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'s' if number != 1 else ''}"
 
 
 def _is_cell(word: str) -> bool:

@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from gpubench.formats.text.columns import Column, fitting, lines
 from gpubench.formats.text.matrices import matrix_lines
-from gpubench.formats.text.page import plural
-from gpubench.model.units import spans
+from gpubench.model.units import counted, spans
 
 
 def heads(columns: Sequence[Column]) -> list[str]:
@@ -96,7 +95,7 @@ def test_a_matrix_is_split_into_blocks_of_columns(width: int, blocks: list[int])
 
 
 def test_counts_and_ranges_in_words() -> None:
-    assert [plural(count, "GPU") for count in (0, 1, 2)] == ["0 GPUs", "1 GPU", "2 GPUs"]
+    assert [counted(count, "GPU") for count in (0, 1, 2)] == ["0 GPUs", "1 GPU", "2 GPUs"]
     assert spans([]) == ""
     assert spans([3]) == "3"
     assert spans([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8"

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpubench.errors import rows_kept
 from gpubench.model.hang import (
     SECONDS_TO_START,
     Lost,
@@ -112,6 +113,11 @@ def test_ranks_that_did_not_come_out_of_mpi_init() -> None:
     assert "  missing:  rank 1 on n0 (GPU 1, 0000:01:00.0) (pid 101): its process is stopped" in said
     assert "  missing:  rank 2-4: never started, or on another host" in said
     assert "  arrived:  rank 0 on n0 (GPU 0, 0000:00:00.0): in MPI_Init" in said
+
+
+def test_what_is_not_lost_of_a_run_that_broke() -> None:
+    kept = [rows_kept(rows) for rows in (0, 1, 4)]
+    assert kept == ["", "; the row measured before is kept", "; the 4 rows measured before are kept"]
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ def test_a_profile_is_learned_from_results(tmp_path: Path) -> None:
         2**28,
         "2.28.9",
     )
-    assert notes == ["2 figures of 2 results became 1 values"]
+    assert notes == ["2 figures of 2 results became 1 value"]
 
 
 def test_a_figure_that_no_profile_may_have_is_left_out_and_told(tmp_path: Path) -> None:

@@ -387,7 +387,7 @@ def test_an_interrupted_run_keeps_its_rows_and_leaves_no_rank_behind(tmp_path: P
     process.send_signal(number)
     stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == 3
-    assert "interrupted; the run was ended, 4 rows were measured" in stderr
+    assert "interrupted; the run was ended; the 4 rows measured before are kept" in stderr
     assert "Traceback" not in stderr
     assert "verdict: ERROR: the run was cut short" in stdout
     assert len(rows(output.read_text())) == 4

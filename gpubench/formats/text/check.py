@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from gpubench.formats.text.page import INDENT, Page, plural
+from gpubench.formats.text.page import INDENT, Page
 from gpubench.model.check_rows import CHECKS_SECTION, VERDICTS_SECTION, CheckRow, VerdictRow
 from gpubench.model.report import Metadata, Record, Report, Row, Table
-from gpubench.model.units import compress_names
+from gpubench.model.units import compress_names, counted
 from gpubench.model.verdict import Verdict
 
 R = TypeVar("R", bound=Record)
@@ -64,7 +64,7 @@ class CheckView:
         for row in rows:
             if row.verdict != Verdict.PASS and not row.note:
                 word = _WORDS.get(row.verdict, row.verdict)
-                self._page.wrap(f"{word:<13} {row.check}: {plural(row.findings, 'finding')}", hanging=14)
+                self._page.wrap(f"{word:<13} {row.check}: {counted(row.findings, 'finding')}", hanging=14)
         for (verdict, note), names in alike.items():
             self._page.wrap(f"{verdict:<13} {', '.join(names)}: not looked at: {note}", hanging=14)
 
@@ -76,7 +76,7 @@ class CheckView:
             if not own:
                 continue
             well = sum(row.verdict in (Verdict.PASS, Verdict.SKIP) for row in own)
-            self._page.print(f"{plural(len(own), _SCOPES[scope])}: {well} well")
+            self._page.print(f"{counted(len(own), _SCOPES[scope])}: {well} well")
             for row in own:
                 if row.verdict not in (Verdict.PASS, Verdict.SKIP):
                     self._page.wrap(f"{INDENT}{row.verdict:<5} {row.subject}: {', '.join(row.findings)}", hanging=8)

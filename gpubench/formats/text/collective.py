@@ -6,14 +6,14 @@ from operator import attrgetter
 from statistics import median
 from typing import Any
 
-from gpubench.formats.text.page import INDENT, Page, plural
+from gpubench.formats.text.page import INDENT, Page
 from gpubench.formats.text.winners import has_host_beside, way_name, way_names, winner_lines
 from gpubench.model.operation import Placement
 from gpubench.model.report import CollectiveRow, Metadata, RankIdentity, Report, Row
 from gpubench.model.sampling import INTERVAL, Mode
 from gpubench.model.setting import taken_name
 from gpubench.model.sweep import describe_dropped
-from gpubench.model.units import compress_names, format_size, spans
+from gpubench.model.units import compress_names, counted, format_size, spans
 
 _SIZE, _COUNT, _TOOK = 11, 12, 14
 
@@ -173,7 +173,7 @@ def header_lines(metadata: Metadata) -> Iterator[str]:
     beside = " and host" if has_host_beside(metadata) else ""
     yield (
         f"gpubench {metadata.gpubench_version}  {metadata.collective}  backend {metadata.backend}{beside}  "
-        f"{plural(len(metadata.ranks), 'rank')} on {plural(len(metadata.hosts), 'host')}"
+        f"{counted(len(metadata.ranks), 'rank')} on {counted(len(metadata.hosts), 'host')}"
         + ("" if metadata.origin == "measured" else f"  ({metadata.origin.upper()})")
     )
     if metadata.backend == "host":
@@ -227,7 +227,7 @@ def _rank_lines(ranks: Sequence[RankIdentity]) -> Iterator[str]:
         for gpus, alike in by_gpus.items():
             names = compress_names([members[0].host for members in alike])
             numbers = spans([rank.rank for members in alike for rank in members])
-            yield f"{INDENT}rank {numbers} on {plural(len(alike), 'host')}: {names}" + (f": {gpus}" if gpus else "")
+            yield f"{INDENT}rank {numbers} on {counted(len(alike), 'host')}: {names}" + (f": {gpus}" if gpus else "")
         return
     for members in hosts:
         if len(ranks) > _MOST_LINES or not _gpus(members):

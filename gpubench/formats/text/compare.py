@@ -5,7 +5,7 @@ from statistics import median
 from typing import Any, TypeVar
 
 from gpubench.formats.text.columns import Column, fitting, lines
-from gpubench.formats.text.page import INDENT, Page, plural
+from gpubench.formats.text.page import INDENT, Page
 from gpubench.model.comparison_rows import (
     CIRCUMSTANCES_SECTION,
     COMPARISON_SECTION,
@@ -21,7 +21,7 @@ from gpubench.model.comparison_rows import (
     Use,
 )
 from gpubench.model.report import Metadata, Record, Report, Row, Table
-from gpubench.model.units import format_size
+from gpubench.model.units import counted, format_size
 from gpubench.model.verdict import Verdict
 
 R = TypeVar("R", bound=Record)
@@ -77,7 +77,7 @@ class CompareView:
             for file in files[:_MOST_FILES]:
                 self._page.wrap(f"{INDENT}{side.upper():<5} {_described(file)}", hanging=8)
             if len(files) > _MOST_FILES:
-                self._page.print(f"{INDENT}{side.upper():<5} and {plural(len(files) - _MOST_FILES, 'file')} more")
+                self._page.print(f"{INDENT}{side.upper():<5} and {counted(len(files) - _MOST_FILES, 'file')} more")
         changed = [row for row in circumstances if row.changed]
         for row in changed[:_MOST_CHANGED]:
             self._page.wrap(f"{INDENT}changed: {row.name}: {row.base} → {row.new}")
@@ -95,7 +95,7 @@ class CompareView:
             self._page.wrap(line)
         added = sum(row.status == Status.ADDED for row in rows)
         if added:
-            self._page.print(f"{plural(added, 'row')} only in the new results")
+            self._page.print(f"{counted(added, 'row')} only in the new results")
 
     def _findings(self, rows: Sequence[FindingChangeRow]) -> None:
         """How many findings changed, and those that are gone; what is new stands below with all that is known of it."""
@@ -125,7 +125,7 @@ class CompareView:
             self._page.wrap(f"left out: {', '.join(names[:_MOST_NAMED])}{more}: {reason}", hanging=10)
         if len(reasons) > _MOST_REASONS:
             left = sum(map(len, reasons.values())) - sum(map(len, list(reasons.values())[:_MOST_REASONS]))
-            self._page.print(f"left out: {plural(left, 'file')} more: --format csv --section {HISTORY_SECTION}")
+            self._page.print(f"left out: {counted(left, 'file')} more: --format csv --section {HISTORY_SECTION}")
 
     def _table(self, compared: Sequence[ComparisonRow]) -> None:
         """What got worse, and what got better; the rest is summed up."""
@@ -139,12 +139,12 @@ class CompareView:
         left = len(worse) - _MOST_ROWS, len(faster) - _MOST_FASTER
         for count, what in zip(left, ("worse", "faster"), strict=True):
             if count > 0:
-                self._page.print(f"and {plural(count, 'row')} more that {'is' if count == 1 else 'are'} {what}")
+                self._page.print(f"and {counted(count, 'row')} more that {'is' if count == 1 else 'are'} {what}")
 
 
 def _described(file: Mapping[str, Any]) -> str:
     remarks = "".join(f"; {remark}" for remark in file["remarks"])
-    return f"{file['file']}: {file['kind']}, {plural(file['rows'], 'row')}; {file['told']}{remarks}"
+    return f"{file['file']}: {file['kind']}, {counted(file['rows'], 'row')}; {file['told']}{remarks}"
 
 
 def _columns(rows: Sequence[ComparisonRow]) -> list[Column]:
@@ -213,7 +213,7 @@ def _summary(compared: Sequence[ComparisonRow]) -> Iterator[str]:
         figures = ""
         if changes:
             figures = f"; time {_percent(median(changes))}, from {_percent(min(changes))} to {_percent(max(changes))}"
-        yield f"{kind}: {plural(len(rows), 'row')} in common: {told or 'without times'}{figures}"
+        yield f"{kind}: {counted(len(rows), 'row')} in common: {told or 'without times'}{figures}"
 
 
 def _rows(report: Report, section: str, kind: type[R]) -> Iterator[R]:

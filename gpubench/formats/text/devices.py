@@ -4,11 +4,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from gpubench.formats.text.columns import Column
-from gpubench.formats.text.page import plural
 from gpubench.model.links import pcie_text
 from gpubench.model.snapshot import PcieLink
 from gpubench.model.topo_rows import GpuRow, NicRow
-from gpubench.model.units import compress_names, format_memory
+from gpubench.model.units import compress_names, counted, format_memory
 
 _UNKNOWN = "?"
 _NONE = "-"
@@ -169,7 +168,7 @@ def _rows(row: GpuRow) -> str:
 def _users(row: GpuRow) -> str:
     if row.users is None:
         return _UNKNOWN
-    return f"{plural(len(row.users), 'process').replace('processs', 'processes')}" if row.users else "nobody"
+    return f"{counted(len(row.users), 'process').replace('processs', 'processes')}" if row.users else "nobody"
 
 
 def _throttle(row: GpuRow) -> str:

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from gpubench.formats.text.columns import Column, fitting, lines
-from gpubench.formats.text.page import INDENT, Page, plural
+from gpubench.formats.text.page import INDENT, Page
 from gpubench.model.explain_rows import CommunicatorRow, MemberRow, TransportRow, either
 from gpubench.model.report import Metadata, Record, Report, Row, Table
-from gpubench.model.units import compress_names
+from gpubench.model.units import compress_names, counted
 from gpubench.model.verdict import Verdict
 
 R = TypeVar("R", bound=Record)
@@ -45,7 +45,7 @@ class ExplainView:
                 self._kind(kind)
             if len(kinds) > _MOST_KINDS:
                 left = sum(1 + more for _, _, more in kinds[_MOST_KINDS:])
-                self._page.wrap(f"and {plural(left, 'communicator')} more: --format csv --section transports")
+                self._page.wrap(f"and {counted(left, 'communicator')} more: --format csv --section transports")
             self._ranks(communicators, list(_rows(report, "members", MemberRow)))
             self._page.print("")
             if transports:
@@ -56,13 +56,15 @@ class ExplainView:
         metadata, options = self._metadata, self._metadata.options
         largest = max((row.ranks or 0 for row in communicators), default=0)
         job = (
-            f"{plural(len(communicators), 'communicator')}  up to {plural(largest, 'rank')}  " if communicators else ""
+            f"{counted(len(communicators), 'communicator')}  up to {counted(largest, 'rank')}  "
+            if communicators
+            else ""
         )
         self._page.wrap(f"gpubench {metadata.gpubench_version}  explain  {job}({metadata.origin.upper()})")
         without = options["files_without_nccl"]
-        files = plural(options["files"], "file") + (f", {without} without a line of NCCL's" if without else "")
+        files = counted(options["files"], "file") + (f", {without} without a line of NCCL's" if without else "")
         self._page.wrap(f"{INDENT}{metadata.source}: {files}")
-        self._page.wrap(f"{INDENT}{plural(options['lines'], 'line')}, {options['nccl_lines']} of NCCL's")
+        self._page.wrap(f"{INDENT}{counted(options['lines'], 'line')}, {options['nccl_lines']} of NCCL's")
         for name, text in metadata.libraries.items():
             self._page.wrap(f"{INDENT}{name} {text}")
         for name, value in metadata.environment.items():
@@ -92,7 +94,7 @@ class ExplainView:
         own = [member for member in members if member.communicator == largest.id]
         self._page.print("")
         if len(own) > _MOST_RANK_LINES:
-            self._page.wrap(f"{plural(len(own), 'rank')} on {compress_names(sorted(largest.hosts, key=_natural))}")
+            self._page.wrap(f"{counted(len(own), 'rank')} on {compress_names(sorted(largest.hosts, key=_natural))}")
             return
         columns = [
             Column("rank", [str(member.rank) for member in own], right=True),
@@ -122,8 +124,8 @@ def _kinds(communicators: Iterable[CommunicatorRow], transports: Iterable[Transp
 
 def _described(communicator: CommunicatorRow, more: int) -> str:
     name = communicator.id or either(communicator.candidates) or "without a name"
-    ranks = "" if communicator.ranks is None else f": {plural(communicator.ranks, 'rank')}"
-    nodes = "" if communicator.nodes is None else f" on {plural(communicator.nodes, 'node')}"
+    ranks = "" if communicator.ranks is None else f": {counted(communicator.ranks, 'rank')}"
+    nodes = "" if communicator.nodes is None else f" on {counted(communicator.nodes, 'node')}"
     missing = len(communicator.missing_ranks)
     lost = f", {missing} without a log" if missing else ""
     return f"communicator {name}{f' and {more} alike' if more else ''}{ranks}{nodes}{lost}"
@@ -159,7 +161,7 @@ def _total(transports: Sequence[TransportRow]) -> str:
     counts = {verdict: sum(row.pairs for row in transports if row.verdict == verdict) for verdict in Verdict}
     staged = counts[Verdict.FAIL] + counts[Verdict.SKIP]
     unknown = f"; {counts[Verdict.ERROR]} not known" if counts[Verdict.ERROR] else ""
-    total = plural(sum(counts.values()), "path")
+    total = counted(sum(counts.values()), "path")
     if not staged:
         return f"through host memory: none of {total}, by NCCL's own word{unknown}"
     by_design = f", {counts[Verdict.SKIP]} of them by design" if counts[Verdict.SKIP] else ""

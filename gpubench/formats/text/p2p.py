@@ -5,9 +5,9 @@ from itertools import groupby
 
 from gpubench.formats.text.columns import Column, lines
 from gpubench.formats.text.matrices import matrix_lines
-from gpubench.formats.text.page import INDENT, Page, plural
+from gpubench.formats.text.page import INDENT, Page
 from gpubench.model.report import Matrix, Metadata, PairRow, Report, Row, Table
-from gpubench.model.units import format_size
+from gpubench.model.units import counted, format_size
 from gpubench.model.verdict import Verdict
 
 _LATENCY_BYTES = 16
@@ -169,8 +169,8 @@ def _subject(metadata: Metadata) -> str:
     """What copies: the GPUs of a host, or the ranks of a job."""
     gpus, hosts = len(metadata.options["gpus"]), len(set(metadata.hosts))
     if not metadata.ranks:
-        return f"{plural(gpus, 'GPU')} of {metadata.hosts[0]}"
-    return f"{plural(gpus, 'rank')} on {metadata.hosts[0] if hosts == 1 else plural(hosts, 'node')}"
+        return f"{counted(gpus, 'GPU')} of {metadata.hosts[0]}"
+    return f"{counted(gpus, 'rank')} on {metadata.hosts[0] if hosts == 1 else counted(hosts, 'node')}"
 
 
 def _method(metadata: Metadata) -> str:

@@ -183,8 +183,3 @@ def _console(stream: TextIO, style: Style) -> "Console":
         emoji=False,
         soft_wrap=True,
     )
-
-
-def plural(count: int, word: str) -> str:
-    """'1 GPU', '4 GPUs'."""
-    return f"{count} {word}{'' if count == 1 else 's'}"

@@ -6,14 +6,14 @@ from typing import Any, TypeVar
 from gpubench.formats.text.columns import fitting, lines
 from gpubench.formats.text.devices import gpu_columns, gpu_sentences, nic_columns
 from gpubench.formats.text.matrices import matrix_lines
-from gpubench.formats.text.page import INDENT, Page, plural
+from gpubench.formats.text.page import INDENT, Page
 from gpubench.formats.text.tree import draw, is_worth_drawing
 from gpubench.model.cause_rows import CAUSES_SECTION, CauseRow
 from gpubench.model.report import Metadata, Record, Report, Row, Table
 from gpubench.model.snapshot import NicKind
 from gpubench.model.topo_rows import GpuRow, KindRow, NicRow, NodeRow, RankRow, TreeRow
 from gpubench.model.topology import PeerAccess
-from gpubench.model.units import compress_names
+from gpubench.model.units import compress_names, counted
 
 R = TypeVar("R", bound=Record)
 
@@ -43,7 +43,7 @@ class TopoView:
         nics = _by_node(_rows(report, "nics", NicRow), shown)
         tree = _by_node(_rows(report, "tree", TreeRow), shown)
         total = sum(node.gpus for node in nodes.values())
-        self._header(f"{plural(len(nodes), 'node')}  {plural(total, 'GPU')}")
+        self._header(f"{counted(len(nodes), 'node')}  {counted(total, 'GPU')}")
         if self._metadata.options.get("causes"):
             self._causes(report)
             return
@@ -81,7 +81,7 @@ class TopoView:
         node = nodes[kind.node]
         self._page.print("")
         if several:
-            members = f"{plural(len(kind.nodes), 'node')} alike: {compress_names(kind.nodes)}"
+            members = f"{counted(len(kind.nodes), 'node')} alike: {compress_names(kind.nodes)}"
             self._page.wrap(f"kind {kind.node_kind}  {members}", 8)
             if kind.differs_from:
                 found = "; ".join(kind.differences)
@@ -141,7 +141,7 @@ class TopoView:
         if seen == {"?"}:
             self._page.wrap(f"peer access  not known: {cell['reason']}", 13)
             return
-        pairs = plural(len(gpus) * (len(gpus) - 1), "ordered pair")
+        pairs = counted(len(gpus) * (len(gpus) - 1), "ordered pair")
         self._page.wrap(f"peer access  all {pairs}: {seen.pop()}, {_whose(_access(cell))}", 13)
 
     def _limits(self, kind: KindRow, gpus: Sequence[str]) -> None:
@@ -173,7 +173,7 @@ class TopoView:
                 "one /dev/shm a node" if len(shm) == len({rank.node for rank in ranks}) else "several /dev/shm a node"
             )
             self._page.print("")
-            self._page.wrap(f"{plural(len(ranks), 'rank')}: {shared}; the section ranks has their facts")
+            self._page.wrap(f"{counted(len(ranks), 'rank')}: {shared}; the section ranks has their facts")
 
 
 def _rows(report: Report, section: str, row: type[R]) -> Iterator[R]:
@@ -196,14 +196,14 @@ def _machine(node: NodeRow) -> Iterator[str]:
         cuda = f" (runs CUDA {node.cuda})" if node.cuda else ""
         module = {True: ", open kernel module", False: ", closed kernel module", None: ""}[node.open_kernel_module]
         yield f"driver {node.driver}{cuda}{module}"
-    cpus = [node.cpu, node.cpus and plural(node.cpus, "CPU"), node.sockets and plural(node.sockets, "socket")]
+    cpus = [node.cpu, node.cpus and counted(node.cpus, "CPU"), node.sockets and counted(node.sockets, "socket")]
     if node.numa_nodes:
-        cpus.append(plural(node.numa_nodes, "NUMA node"))
+        cpus.append(counted(node.numa_nodes, "NUMA node"))
     if any(cpus):
         yield ", ".join(str(each) for each in cpus if each)
     machine = [node.product, f"Linux {node.kernel}" if node.kernel else None]
     machine.append("virtual machine" if node.virtual_machine else None)
-    machine.append(plural(node.nvswitches, "NVSwitch").replace("NVSwitchs", "NVSwitches") if node.nvswitches else None)
+    machine.append(counted(node.nvswitches, "NVSwitch").replace("NVSwitchs", "NVSwitches") if node.nvswitches else None)
     if any(machine):
         yield ", ".join(str(each) for each in machine if each)
 
