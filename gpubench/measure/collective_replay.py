@@ -13,11 +13,11 @@ from gpubench.measure.judge import Judge, Testimony
 from gpubench.measure.path_evidence import unwatched
 from gpubench.measure.settings import with_winners
 from gpubench.measure.simulated import simulate, staged_paths
-from gpubench.measure.split_groups import PartReport, named, together
+from gpubench.measure.split_groups import NamedRows, PartReport, together
 from gpubench.measure.tally import Measured, Tally
 from gpubench.model.progress import UNWATCHED
-from gpubench.model.report import CollectiveRow, Metadata, Origin, Report
-from gpubench.model.split import RankGroup
+from gpubench.model.report import CollectiveRow, Origin, Report
+from gpubench.model.units import counted
 from gpubench.model.verdict import Finding, Verdict, overall
 from gpubench.ports import Listener
 from gpubench.readers.json_lines import read_json_line
@@ -102,7 +102,7 @@ def _measured(
         judge = Judge(request, _testimony(found.testimony, around), strict=strict, origin=Origin.RECORDED)
     tallies = {
         None if part is None else part.name: _Tallied(
-            Tally(found.ranks_of(part), listener if part is None else _Named(part, listener), judge),
+            Tally(found.ranks_of(part), listener if part is None else NamedRows(part, listener), judge),
             len(found.ranks_of(part)),
             len({each.node for each in found.ranks_of(part)}),
         )
@@ -128,30 +128,6 @@ class _Tallied:
     tally: Tally
     ranks: int
     nodes: int
-
-
-class _Named:
-    """The listener of a group: its rows have its name."""
-
-    def __init__(self, part: RankGroup, listener: Listener[CollectiveRow]) -> None:
-        self._part = part
-        self._listener = listener
-
-    def begin(self, metadata: Metadata) -> None:
-        """Passed on."""
-        self._listener.begin(metadata)
-
-    def progress(self, done: int, total: int, label: str) -> None:
-        """Passed on."""
-        self._listener.progress(done, total, label)
-
-    def row(self, row: CollectiveRow) -> None:
-        """A row with the group's name."""
-        self._listener.row(named(row, self._part))
-
-    def end(self, report: Report) -> None:
-        """Passed on."""
-        self._listener.end(report)
 
 
 def _testimony(known: RecordedTestimony, around: Circumstances) -> Testimony:
@@ -191,7 +167,7 @@ def _cut_short(report: Report, rows: Sequence[RecordedRow], collective: Collecti
         id=CUT_SHORT,
         severity=Verdict.ERROR,
         subject="the recording",
-        seen=f"{len(rows)} row{'' if len(rows) == 1 else 's'}, {last}, and no line that says that these are all",
+        seen=f"{counted(len(rows), 'row')}, {last}, and no line that says that these are all",
         expected="a run that came to its end",
         cause="the run was ended before: a rank died, hung, or Ctrl-C; or the copy of the recording is not whole",
         next_command=f"gpubench {collective.name} --record DIR once more",

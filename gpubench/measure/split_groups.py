@@ -87,13 +87,11 @@ def together(parts: Sequence[PartReport]) -> Report:
     )
 
 
-class GroupRows:
-    """The listener of one group: hands its rows to the first rank of the job, which hears a row of every group."""
+class NamedRows:
+    """A listener of one group's rows: another one gets them with the group's name, and all else as it is."""
 
-    def __init__(self, part: RankGroup, own: Group, whole: Group, listener: Listener[CollectiveRow]) -> None:
+    def __init__(self, part: RankGroup, listener: Listener[CollectiveRow]) -> None:
         self._part = part
-        self._own = own
-        self._whole = whole
         self._listener = listener
 
     def begin(self, metadata: Metadata) -> None:
@@ -105,14 +103,27 @@ class GroupRows:
         self._listener.progress(done, total, label)
 
     def row(self, row: CollectiveRow) -> None:
-        """A row each of all groups, with the group's name; ranks are counted in the whole job. Every rank calls it."""
-        for each in self._whole.collect(named(row, self._part) if self._own.rank == 0 else None) or ():
-            if each is not None:
-                self._listener.row(each)
+        """A row with the group's name; ranks are counted in the whole job."""
+        self._listener.row(named(row, self._part))
 
     def end(self, report: Report) -> None:
         """Passed on."""
         self._listener.end(report)
+
+
+class GroupRows(NamedRows):
+    """The listener of one group while all measure at once: the first rank of the job hears a row of every group."""
+
+    def __init__(self, part: RankGroup, own: Group, whole: Group, listener: Listener[CollectiveRow]) -> None:
+        super().__init__(part, listener)
+        self._own = own
+        self._whole = whole
+
+    def row(self, row: CollectiveRow) -> None:
+        """A row each of all groups, with the group's name. Every rank calls it."""
+        for each in self._whole.collect(named(row, self._part) if self._own.rank == 0 else None) or ():
+            if each is not None:
+                self._listener.row(each)
 
     def merged(self, report: Report) -> Report:
         """The report of the whole job, on its first rank; on others that of the group."""
