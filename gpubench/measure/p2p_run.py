@@ -84,7 +84,7 @@ class MatrixRun(ABC):
         self._machine = machine
         self._listener = listener
         self._outcome = Outcome()
-        self._paths: dict[Pair, str] = {}
+        self._paths = {pair: machine.wiring.path(pair) for pair in request.pairs}
         self._done = 0
         self._total = steps(request, len(machine.gpus))
 
@@ -128,19 +128,12 @@ class MatrixRun(ABC):
         return series.peer and series.size_bytes >= JUDGED_FROM_BYTES
 
     def _reference(self, series: Series, pair: Pair, figures: Mapping[Pair, float]) -> Reference:
-        paths = {other: self._path(other) for other in figures}
         limit = self._machine.limit(series, pair).gb_s
         return Reference(
             limit,
-            siblings_gb_s(figures, paths, pair),
-            self._machine.expected(series.quantity, limit, self._path(pair)),
+            siblings_gb_s(figures, self._paths, pair),
+            self._machine.expected(series.quantity, limit, self._paths[pair]),
         )
-
-    def _path(self, pair: Pair) -> str:
-        """The path class, looked up once: every pair is compared with all others."""
-        if pair not in self._paths:
-            self._paths[pair] = self._machine.wiring.path(pair)
-        return self._paths[pair]
 
     def _verdict(
         self, series: Series, pair: Pair, cell: Cell, figures: Mapping[Pair, float]

@@ -175,7 +175,7 @@ class Topology:
             lost = [each.lost for each in (source, destination) if isinstance(each, GpuFacts) and each.lost]
             return Limit(None, lost[0] if lost else "whether NVLinks join them is not known")
         if links:
-            return self._nvlink_limit(source, destination)
+            return _nvlink_limit(source, links)
         limits = [self._pcie_limit(source, destination)]
         limits += [_rate_limit(device) for device in (source, destination) if isinstance(device, NicFacts)]
         return min(limits, key=lambda limit: limit.gb_s or 0.0)
@@ -248,14 +248,6 @@ class Topology:
     def _stated(self, source: Device, destination: Device) -> PairFacts:
         return self._pairs.get((source.device, destination.device), _NOTHING)
 
-    def _nvlink_limit(self, source: Device, destination: Device) -> Limit:
-        links = self.nvlinks(source, destination) or 0
-        own = source.nvlinks if isinstance(source, GpuFacts) else None
-        rates = [nvlink_gb_s(link) for link in own or () if link.active]
-        if not rates or rates[0] is None:
-            return Limit(None, f"{links} NVLinks, but their speed is not known")
-        return Limit(links * rates[0], f"{links} NVLinks × {rates[0]:g}")
-
     def _pcie_limit(self, source: Device, destination: Device) -> Limit:
         shared = _shared_switches(source.place, destination.place)
         hops = {_label(source): loaded_link(source)} | self._above(source.place, shared)
@@ -318,6 +310,15 @@ def _shared_switches(one: PciPlace, other: PciPlace) -> int:
             break
         shared += 1
     return shared
+
+
+def _nvlink_limit(source: Device, links: int) -> Limit:
+    """What so many NVLinks of a GPU carry; all of them are alike."""
+    own = source.nvlinks if isinstance(source, GpuFacts) else None
+    rate = next((nvlink_gb_s(link) for link in own or () if link.active), None)
+    if rate is None:
+        return Limit(None, f"{links} NVLinks, but their speed is not known")
+    return Limit(links * rate, f"{links} NVLinks × {rate:g}")
 
 
 def _same_fabric(one: GpuFacts, other: GpuFacts) -> bool:

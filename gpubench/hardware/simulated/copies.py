@@ -7,6 +7,7 @@ Copies at the same time share what leaves a GPU and what enters it.
 import random
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache
 
 from gpubench.hardware.simulated.links import node_links
 from gpubench.hardware.simulated.machine import SimulatedMachine, snapshots
@@ -60,6 +61,7 @@ class SimulatedCopies:
     ) -> None:
         self.snapshot = snapshots(machine, faults, seed)[node]
         self._profile = machine.profile
+        self._typical = cache(machine.profile.typical)
         self._spread = noise
         links = node_links(machine.profile, [fault for fault in faults if fault.node_number == node])
         self._noise = random.Random(f"{seed}/copies" + (f"/{node}" if node else ""))
@@ -106,10 +108,10 @@ class SimulatedCopies:
             gb_s, latency_us = self._host_gb_s(source, destination), _HOST_LATENCY_US
         elif self._is_direct(source, destination):
             gb_s = self._direct_gb_s(stream, source, destination) * min(self._shares[source], self._shares[destination])
-            latency_us = self._profile.typical("p2p.latency_us") or _LATENCY_US
+            latency_us = self._typical("p2p.latency_us") or _LATENCY_US
         else:
-            gb_s = self._profile.typical("p2p.staged_gb_s") or self._profile.gpu.host_gb_s * _ACHIEVED
-            latency_us = self._profile.typical("p2p.staged_latency_us") or _STAGED_LATENCY_US
+            gb_s = self._typical("p2p.staged_gb_s") or self._profile.gpu.host_gb_s * _ACHIEVED
+            latency_us = self._typical("p2p.staged_latency_us") or _STAGED_LATENCY_US
         return latency_us / MICROSECONDS_PER_SECOND + stream.size_bytes / gb_s / BYTES_PER_GB
 
     def _is_direct(self, source: int, destination: int) -> bool:
@@ -123,7 +125,7 @@ class SimulatedCopies:
             quantity = "p2p.sm_write_gb_s"
         else:
             quantity = "p2p.write_gb_s" if writes else "p2p.read_gb_s"
-        typical = self._profile.typical(quantity, path) or self._profile.typical("p2p.write_gb_s", path)
+        typical = self._typical(quantity, path) or self._typical("p2p.write_gb_s", path)
         nvlink = self._profile.nvlink
         limit = nvlink.pair_links * nvlink.link_gb_s if nvlink is not None else self._profile.gpu.pcie_gb_s
         return typical or limit * _ACHIEVED
@@ -132,7 +134,7 @@ class SimulatedCopies:
         to_gpu = isinstance(source, HostMemory)
         gpu = destination if to_gpu else source
         share = 1.0 if isinstance(gpu, HostMemory) else self._host_shares[gpu]
-        typical = self._profile.typical("host_to_device_gb_s" if to_gpu else "device_to_host_gb_s")
+        typical = self._typical("host_to_device_gb_s" if to_gpu else "device_to_host_gb_s")
         pageable = HostMemory.PAGEABLE in (source, destination)
         healthy = typical or self._profile.gpu.host_gb_s * _ACHIEVED
         return healthy * share * (_PAGEABLE_SHARE if pageable else 1.0)
