@@ -14,10 +14,15 @@ from gpubench.model.verdict import Verdict
 _UNFINISHED = Report(verdict=Verdict.ERROR, complete=False)
 
 
-class JsonWriter:
-    """Writes the document: to a stream once, at the end; to a file anew at every row, `complete: false` until then.
+_AT_EVERY_ROW = 500
+"""So many rows are each written as they come; of more, a file lacks at most one part in so many until the end."""
 
-    The file is replaced atomically, so that a reader, or a crash, never meets half a document.
+
+class JsonWriter:
+    """Writes the document: to a stream once, at the end; to a file anew as rows come, `complete: false` until the end.
+
+    The file is replaced atomically, so that a reader, or a crash, never meets half a document. All of it is written
+    each time, and so, of many rows, not at each of them: that would take as long as the square of their number.
     """
 
     def __init__(self, target: Target, _style: Style) -> None:
@@ -25,6 +30,7 @@ class JsonWriter:
         self._metadata: str | None = None
         self._rows: list[str] | None = None
         self._rows_section = ""
+        self._rows_written = 0
 
     def begin(self, metadata: Metadata, columns: Sequence[str]) -> None:
         """A document without rows."""
@@ -35,10 +41,14 @@ class JsonWriter:
         self._replace_file(_UNFINISHED)
 
     def row(self, row: Row) -> None:
-        """A document with one row more."""
-        if self._rows is not None:
-            self._rows.append(json.dumps(row.to_record()))
+        """A document with one row more, or soon with several."""
+        if self._rows is None:
+            return
+        self._rows.append(f"\n    {json.dumps(row.to_record())}")
+        rows = len(self._rows)
+        if rows - self._rows_written > rows // _AT_EVERY_ROW:
             self._replace_file(_UNFINISHED)
+            self._rows_written = rows
 
     def end(self, report: Report) -> None:
         """The final document."""
@@ -69,7 +79,7 @@ class JsonWriter:
             yield name, [json.dumps(value)]
         yield "metadata", [metadata]
         if self._rows is not None:
-            yield self._rows_section, _list(self._rows)
+            yield self._rows_section, ["[", ",".join(self._rows), "\n  ]" if self._rows else "]"]
         for name, section in report.sections.items():
             if isinstance(section, Matrix):
                 yield name, _object(section.cells)

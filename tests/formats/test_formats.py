@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from collections.abc import Iterable
 from dataclasses import fields, replace
 from importlib.resources import files
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from gpubench.errors import UsageError
 from gpubench.formats import FORMATS
+from gpubench.formats import json as json_format
 from gpubench.formats.csv import CSV
 from gpubench.formats.frame import read_frame
 from gpubench.formats.json import JSON, replace_atomically
@@ -118,6 +120,27 @@ def test_a_json_file_is_whole_after_every_row(tmp_path: Path) -> None:
     writer.end(REPORT)
     assert json.loads(path.read_text())["complete"] is True
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_of_thousands_of_rows_a_json_file_is_not_written_anew_at_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, sizes = tmp_path / "result.json", list[int]()
+
+    def counting(path: Path, text: Iterable[str]) -> None:
+        whole = "".join(text)
+        sizes.append(whole.count('"busbw_gb_s"'))
+        path.write_text(whole)
+
+    monkeypatch.setattr(json_format, "replace_atomically", counting)
+    writer = JSON.writer(Target(path=path), Style())
+    writer.begin(METADATA, COLLECTIVE_COLUMNS)
+    for number in range(1, 1501):
+        writer.row(ROW)
+        assert 0 <= number - sizes[-1] <= number // 500
+    writer.end(REPORT)
+    assert sizes[-1] == len(json.loads(path.read_text())["rows"]) == 1500
+    assert sum(sizes) < sum(range(1501)) / 2
 
 
 def test_a_failed_replacement_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
