@@ -291,6 +291,8 @@ def test_an_operation_without_the_connections_that_carry_it() -> None:
     operation = f"{used.head(0)}AllReduce: opCount 0 comm {used.handle:#x} stream 0x1\n"
     tuning = f"{used.head(0)}AllReduce: 16 Bytes -> Algo TREE proto LL channel{{Lo..Hi}}={{0..0}}\n"
     assert ids(report_of(log[0] + operation + tuning, log[1])) == ["no-connections"]
+    nvls = tuning.replace("TREE", "NVLS")
+    assert report_of(Job(ranks=2).log(0) + operation + nvls, Job(ranks=2).log(1)).verdict is Verdict.PASS
 
 
 @pytest.mark.parametrize("connected", [1, 2])
