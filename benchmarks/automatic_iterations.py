@@ -105,7 +105,7 @@ def show_intervals(rows: Sequence[dict[str, Any]]) -> int:
     print(f"{len(rows) - len(beyond)} of {len(rows)} rows within {MOST_PERCENT:g} %; the others:")
     for row in beyond:
         print(f"  {row['size_bytes']} {row['placement']}: {row['note']}")
-    return sum("% takes about" not in (row["note"] or "") for row in beyond)
+    return sum("95 % interval" not in (row["note"] or "") for row in beyond)
 
 
 def show(runs: dict[str, list[Run]]) -> float:

@@ -14,7 +14,7 @@ FIRST_BATCHES = 9
 """What is timed before anything is decided. Of large sizes, which vary by less than 1 %, it is enough."""
 
 MOST_BATCHES = 4096
-"""Of one loop; its calls stand in memory."""
+"""Of one loop: each has an event of its own."""
 
 TRIAL = 0.25
 """A part of a budget that is enough to see whether the rest of it is worth spending."""

@@ -35,8 +35,10 @@ def exit_code(verdict: Verdict) -> int:
 
 
 WRONG_DATA = "wrong-data"
-STRAGGLER = "straggler"
 """The finding that fails a run whether or not it is strict."""
+
+STRAGGLER = "straggler"
+"""The finding that names whom the others wait for."""
 
 
 @dataclass(frozen=True, slots=True)
