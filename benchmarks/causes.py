@@ -24,12 +24,12 @@ from dataclasses import dataclass, field, replace
 
 from gpubench.causes import CAUSES
 from gpubench.causes.ranking import Diagnosis
-from gpubench.model.error_counts import REPLAYS
-from gpubench.model.kernel_settings import KernelSettings
-from gpubench.model.pci_capabilities import PcieErrors
-from gpubench.model.rank_facts import RankFacts
-from gpubench.model.snapshot import Snapshot
-from gpubench.profiles import all_profiles
+from gpubench.model.facts.error_counts import REPLAYS
+from gpubench.model.facts.kernel_settings import KernelSettings
+from gpubench.model.facts.pci_capabilities import PcieErrors
+from gpubench.model.facts.rank_facts import RankFacts
+from gpubench.model.facts.snapshot import Snapshot
+from gpubench.profiles.files import all_profiles
 from tests.fakes.planted import PLANTS, Job, Plant, simulated, with_nodes, with_ranks
 
 _HARMLESS = (

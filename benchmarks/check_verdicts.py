@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 
-from gpubench.profiles import names
+from gpubench.profiles.files import names
 from tests.fakes.planted_faults import PLANTED, findings
 
 

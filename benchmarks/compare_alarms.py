@@ -9,9 +9,9 @@ is a false alarm where it fails; one with a planted slowdown is a miss where it 
 import argparse
 import time
 
-from gpubench.measure.compare import compare
-from gpubench.measure.compare_judge import Rules
-from gpubench.model.verdict import Verdict
+from gpubench.measure.compare.judge import Rules
+from gpubench.measure.compare.report import compare
+from gpubench.model.terms.verdict import Verdict
 from tests.fakes.noisy_results import SCENARIOS, Scenario
 
 

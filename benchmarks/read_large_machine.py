@@ -22,14 +22,14 @@ from itertools import permutations
 from pathlib import Path
 from statistics import median
 
-from gpubench.hardware.merge import merge
-from gpubench.hardware.process_facts import read_rank_facts
-from gpubench.hardware.sysfs import SysfsFacts, read_sysfs
-from gpubench.measure.topo_fallback import prospects, survey
-from gpubench.model.nodes import group
-from gpubench.model.rank_facts import RankFacts
-from gpubench.model.snapshot import PairFacts
-from gpubench.model.topology import Topology
+from gpubench.hardware.node.merge import merge
+from gpubench.hardware.node.sysfs import SysfsFacts, read_sysfs
+from gpubench.hardware.process.facts import read_rank_facts
+from gpubench.measure.topo.fallback import prospects, survey
+from gpubench.model.facts.rank_facts import RankFacts
+from gpubench.model.facts.snapshot import PairFacts
+from gpubench.model.paths.nodes import group
+from gpubench.model.paths.topology import Topology
 from tests.fakes.large_machine import LargeMachine
 
 MOST_SECONDS = 1.0

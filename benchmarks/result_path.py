@@ -20,22 +20,29 @@ import tracemalloc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from gpubench.collectives.allreduce import ALLREDUCE
 from gpubench.formats.csv import CSV
 from gpubench.formats.json import JSON
 from gpubench.formats.table import TABLE
 from gpubench.formats.writer import Style, Target, Writer
-from gpubench.measure.cases import SweepRequest
-from gpubench.measure.collective import measure
-from gpubench.measure.tally import Answer
-from gpubench.model.lateness import Entries, Offset
-from gpubench.model.operation import DataType, Placement, ReduceOp
-from gpubench.model.report import COLLECTIVE_COLUMNS, CollectiveRow, Metadata, Origin, RankIdentity
-from gpubench.model.sampling import Mode, Sampling
-from gpubench.model.spread import Spread
-from gpubench.ports import Backend, CollectiveCalls, Launch, Memory
+from gpubench.measure.collective.cases import SweepRequest
+from gpubench.measure.collective.row_collector import Answer
+from gpubench.measure.collective.sweep import measure
+from gpubench.model.results.report import COLLECTIVE_COLUMNS, CollectiveRow, Metadata
+from gpubench.model.terms.lateness import Entries, Offset
+from gpubench.model.terms.operation import DataType, Placement, ReduceOp
+from gpubench.model.terms.origin import Origin
+from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.model.terms.sampling import Mode, Sampling
+from gpubench.model.terms.spread import Spread
+from gpubench.ports.launch import Launch
+from gpubench.ports.memory import Memory
+
+if TYPE_CHECKING:
+    from gpubench.ports.backend import Backend
+    from gpubench.ports.collective_calls import CollectiveCalls
 
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ from typing import Any
 from typer.testing import CliRunner
 
 from gpubench.cli.app import app
-from gpubench.formats import FORMATS
+from gpubench.formats.registry import FORMATS
 
 FOLDER = Path(__file__).parent
 _COLUMNS = {"COLUMNS": "80", "TERMINAL_WIDTH": "80"}

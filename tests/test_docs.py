@@ -11,15 +11,15 @@ from docs import generate
 from gpubench.causes import FAMILIES
 from gpubench.causes.catalogue import catalogue
 from gpubench.hardware.simulated import times
-from gpubench.measure.compare import SECTIONS as COMPARE_SECTIONS
-from gpubench.measure.explain import SECTIONS as EXPLAIN_SECTIONS
-from gpubench.measure.health import SECTIONS as CHECK_SECTIONS
-from gpubench.measure.topo import SECTIONS
-from gpubench.model import p2p
-from gpubench.model.bandwidth import algbw_gb_s, ring_allreduce_factor
-from gpubench.model.evidence import RULES
-from gpubench.model.fault import FAULT_KEYS
-from gpubench.model.links import PCIE_GB_S_PER_LANE
+from gpubench.measure.check.health import SECTIONS as CHECK_SECTIONS
+from gpubench.measure.compare.report import SECTIONS as COMPARE_SECTIONS
+from gpubench.measure.explain.report import SECTIONS as EXPLAIN_SECTIONS
+from gpubench.measure.topo.report import SECTIONS
+from gpubench.model.paths import p2p
+from gpubench.model.paths.evidence import RULES
+from gpubench.model.paths.links import PCIE_GB_S_PER_LANE
+from gpubench.model.profiles.fault import FAULT_KEYS
+from gpubench.model.terms.bandwidth import algbw_gb_s, ring_allreduce_factor
 from tests.cli.running import gpubench
 
 ROOT = Path(__file__).parents[1]

@@ -3,11 +3,12 @@ from pathlib import Path
 
 import pytest
 
-from gpubench import profiles
-from gpubench.collectives import COLLECTIVES
+from gpubench.collectives.registry import COLLECTIVES
 from gpubench.errors import UsageError
-from gpubench.model.profile import BUSBW, TIME, ExpectedKind, Profile
-from gpubench.model.profile_rules import COPY_QUANTITIES, LARGE_BYTES, SHARE_QUANTITIES, ceiling_gb_s
+from gpubench.model.profiles.profile import BUSBW, TIME, ExpectedKind, Profile
+from gpubench.model.profiles.rules import COPY_QUANTITIES, LARGE_BYTES, SHARE_QUANTITIES, ceiling_gb_s
+from gpubench.profiles import files as profiles
+from gpubench.profiles import matching
 
 SHIPPED = profiles.all_profiles()
 
@@ -83,7 +84,7 @@ def test_an_unknown_name_is_answered_with_near_ones() -> None:
     ],
 )
 def test_a_machine_finds_its_profile(name: str, count: int, found: str, text: str) -> None:
-    match = profiles.match([name] * count, count)
+    match = matching.match([name] * count, count)
     assert match is not None
     assert (match.profile.name, str(match)) == (found, text)
     assert match.is_slice is ("slice" in text)
@@ -98,13 +99,13 @@ def test_a_machine_finds_its_profile(name: str, count: int, found: str, text: st
 )
 def test_four_gpus_joined_directly_are_no_slice_of_a_board_with_switches(name: str, direct: str, switched: str) -> None:
     for is_switched, expected in ((False, direct), (True, switched)):
-        match = profiles.match([name], 4, switched=is_switched)
+        match = matching.match([name], 4, switched=is_switched)
         assert match is not None
         assert match.profile.name == expected
 
 
 def test_cards_without_nvlink_match_whatever_is_told() -> None:
-    assert profiles.match(["NVIDIA GeForce RTX 4090"], 2, switched=False) is not None
+    assert matching.match(["NVIDIA GeForce RTX 4090"], 2, switched=False) is not None
 
 
 @pytest.mark.parametrize(
@@ -112,7 +113,7 @@ def test_cards_without_nvlink_match_whatever_is_told() -> None:
     [(["NVIDIA H200"], 9), (["NVIDIA H200"], 0), (["NVIDIA B300"], 8), ([], 0), (["NVIDIA H200", "NVIDIA A100"], 2)],
 )
 def test_other_machines_find_none(names: list[str], count: int) -> None:
-    assert profiles.match(names, count) is None
+    assert matching.match(names, count) is None
 
 
 def test_profiles_are_found_in_a_checkout_and_in_a_wheel(tmp_path: Path) -> None:

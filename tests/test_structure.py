@@ -8,25 +8,21 @@ import pytest
 import gpubench
 from gpubench.causes import FAMILIES
 from gpubench.checks import CHECKS
-from gpubench.collectives import COLLECTIVES
-from gpubench.formats import FORMATS
-from gpubench.hardware.alone import AloneGroup
-from gpubench.profiles import all_profiles, folder
-from gpubench.readers import READERS
-from gpubench.readers.results import RESULT_READERS
+from gpubench.collectives.registry import COLLECTIVES
+from gpubench.formats.registry import FORMATS
+from gpubench.hardware.mpi.one_process import AloneGroup
+from gpubench.profiles.files import all_profiles, folder
+from gpubench.readers.machines.registry import READERS
+from gpubench.readers.results.registry import RESULT_READERS
 
 PACKAGE = Path(gpubench.__file__).parent
 SUPPORT = {
     "checks": {"__init__", "check"},
     "causes": {"__init__", "catalogue", "cause", "circumstances", "log_evidence", "ranking", "sightings"},
-    "collectives": {"__init__", "hierarchical", "movement", "record", "pattern"},
-    "formats": {"__init__", "writer", "frame", "document", "blocks", "status_line", "dated"},
-    "readers": {
-        *("__init__", "json_lines", "reader", "recording_rules", "smi_lines", "xml_elements"),
-        *("nccl_attribution", "nccl_groups", "nccl_lines", "nccl_log", "nccl_log_files", "nccl_notes", "nccl_remarks"),
-        *("nccl_neighbours", "nccl_threads", "nccl_tests_file", "nccl_tests_run"),
-        *("gpubench_rows", "history", "past_runs", "result_reader", "results", "text_files"),
-    },
+    "collectives": {"__init__", "registry", "hierarchical", "movement", "record", "pattern"},
+    "formats": {"__init__", "registry", "writer", "frame", "document", "blocks", "status_line", "dated"},
+    "readers/machines": {"__init__", "registry", "reader", "snapshot_rules", "smi_lines"},
+    "readers/results": {"__init__", "registry", "result_reader", "gpubench_rows", "history", "past_runs"},
 }
 
 
@@ -37,11 +33,15 @@ SUPPORT = {
         ("causes", {each.name for each in FAMILIES}),
         ("collectives", {each.name for each in COLLECTIVES}),
         ("formats", {each.name for each in FORMATS}),
-        ("readers", {each.name for each in READERS} | {each.name for each in RESULT_READERS}),
+        ("readers/machines", {each.name for each in READERS}),
+        ("readers/results", {each.name for each in RESULT_READERS}),
     ],
 )
 def test_every_plug_is_listed(plugs: str, names: set[str]) -> None:
-    modules = {path.stem for path in (PACKAGE / plugs).glob("*.py")} - SUPPORT[plugs]
+    here = PACKAGE / plugs
+    packages = {path.parent.name for path in here.glob("*/__init__.py")} - {"text", "web"}
+    modules = {path.stem for path in here.glob("*.py")} | packages
+    modules -= SUPPORT[plugs]
     assert modules
     assert modules == names
 
@@ -61,11 +61,25 @@ def test_modules_and_functions_stay_small() -> None:
                 assert (node.end_lineno or 0) - node.lineno < 60, f"{path}: {node.name}"
 
 
+def test_no_folder_is_too_full_to_read() -> None:
+    for folder_ in {path.parent for path in PACKAGE.rglob("*.py")} - {PACKAGE / name for name in ("checks", "cli")}:
+        assert len(list(folder_.glob("*.py"))) - 1 <= 25, folder_
+
+
+def test_a_class_name_exists_once() -> None:
+    homes: dict[str, list[str]] = {}
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(str(path.relative_to(PACKAGE)))
+    assert {name: paths for name, paths in homes.items() if len(paths) > 1} == {}
+
+
 def test_foreign_libraries_are_imported_in_their_own_file_alone() -> None:
     homes = {
-        "pynvml": {"hardware/nvml.py"},
-        "cupy": {"hardware/cuda.py", "hardware/nccl.py"},
-        "mpi4py": {"hardware/mpi.py", "hardware/host.py"},
+        "pynvml": {"hardware/node/nvml/library.py"},
+        "cupy": {"hardware/cuda/device.py", "hardware/nccl/backend.py"},
+        "mpi4py": {"hardware/mpi/group.py", "hardware/mpi/host.py"},
         "pandas": {"formats/frame.py"},
     }
     found: dict[str, set[str]] = {name: set() for name in homes}

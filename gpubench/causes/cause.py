@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from gpubench.causes.circumstances import Circumstances
 from gpubench.causes.log_evidence import Reason, Staged
-from gpubench.model.cause_rows import Effect
-from gpubench.model.evidence import Confidence
-from gpubench.model.selection import Pair
+from gpubench.model.paths.evidence import Confidence
+from gpubench.model.paths.selection import Pair
+from gpubench.model.results.rows.causes import Effect
 
 _MOST_SUBJECTS = 4
 _MOST_SEEN = 3

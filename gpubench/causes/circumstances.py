@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 
-from gpubench.model.peer_policy import Refusal
-from gpubench.model.rank_facts import ENVIRONMENT, RankFacts
-from gpubench.model.report import RankIdentity
-from gpubench.model.selection import Pair
-from gpubench.model.snapshot import GpuFacts, PciDevice
-from gpubench.model.topology import Topology
-from gpubench.model.transport import Transport
-from gpubench.model.wiring import Wiring
+from gpubench.model.facts.rank_facts import ENVIRONMENT, RankFacts
+from gpubench.model.facts.snapshot import GpuFacts, PciDevice
+from gpubench.model.paths.peer_policy import Refusal
+from gpubench.model.paths.selection import Pair
+from gpubench.model.paths.topology import Topology
+from gpubench.model.paths.transport import Transport
+from gpubench.model.paths.wiring import Wiring
+from gpubench.model.terms.rank_identity import RankIdentity
 
 _OFF = ("", "0")
 

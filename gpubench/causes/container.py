@@ -6,10 +6,10 @@ from typing import Any
 from gpubench.causes.cause import Cause, Family, Sighting, Unread, joined
 from gpubench.causes.circumstances import Circumstances
 from gpubench.causes.log_evidence import Reason, Staged
-from gpubench.model.cause_rows import Effect
-from gpubench.model.evidence import Confidence
-from gpubench.model.rank_facts import RankFacts
-from gpubench.model.selection import Pair
+from gpubench.model.facts.rank_facts import RankFacts
+from gpubench.model.paths.evidence import Confidence
+from gpubench.model.paths.selection import Pair
+from gpubench.model.results.rows.causes import Effect
 
 _SMALLEST_SHM_BYTES = 64 * 2**20
 """Docker's default."""

@@ -7,12 +7,12 @@ from gpubench.causes.circumstances import Circumstances
 from gpubench.causes.log_evidence import SOCKET, Reason, Staged
 from gpubench.causes.nccl_settings import blame, in_log
 from gpubench.causes.sightings import of_node, of_pairs
-from gpubench.model.cause_rows import Effect
-from gpubench.model.evidence import Confidence, State
-from gpubench.model.nccl_log import RemarkKind
-from gpubench.model.path_types import allows, is_within, level, nccl_type
-from gpubench.model.selection import Pair
-from gpubench.model.topology import Topology
+from gpubench.model.paths.evidence import Confidence, State
+from gpubench.model.paths.nccl_log import RemarkKind
+from gpubench.model.paths.path_types import allows, is_within, level, nccl_type
+from gpubench.model.paths.selection import Pair
+from gpubench.model.paths.topology import Topology
+from gpubench.model.results.rows.causes import Effect
 
 _LEVEL, _READ, _DMABUF = "NCCL_NET_GDR_LEVEL", "NCCL_NET_GDR_READ", "NCCL_DMABUF_ENABLE"
 _DENIES = "2"

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from gpubench.model.nccl_log import Note, RemarkKind
+from gpubench.model.paths.nccl_log import Note, RemarkKind
 
 OFF = ("", "0")
 SOCKET = "Socket"

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from gpubench.causes.cause import Cause, Family, Sighting, Unread, joined
 from gpubench.causes.circumstances import Circumstances
 from gpubench.causes.sightings import of_gpu, of_node
-from gpubench.model.cause_rows import Effect
-from gpubench.model.evidence import Confidence
-from gpubench.model.topology import Topology
+from gpubench.model.paths.evidence import Confidence
+from gpubench.model.paths.topology import Topology
+from gpubench.model.results.rows.causes import Effect
 
 _HARMFUL = ("hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake")
 """Reasons that mean trouble; a power cap is how a busy GPU runs."""

@@ -6,9 +6,9 @@ from gpubench.causes.cause import Cause, Family, Sighting, Unread, joined
 from gpubench.causes.circumstances import Circumstances, places_of, removal
 from gpubench.causes.log_evidence import Reason, Staged
 from gpubench.causes.sightings import of_node
-from gpubench.model.cause_rows import Effect
-from gpubench.model.evidence import Confidence
-from gpubench.model.nccl_log import RemarkKind
+from gpubench.model.paths.evidence import Confidence
+from gpubench.model.paths.nccl_log import RemarkKind
+from gpubench.model.results.rows.causes import Effect
 
 _FABRIC_MANAGER, _IMEX = "nv-fabricmanager", "nvidia-imex"
 

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 from gpubench.causes.cause import Cause, Family, Sighting, Unread, joined
 from gpubench.causes.circumstances import Circumstances
-from gpubench.model.cause_rows import Effect
-from gpubench.model.evidence import Confidence
-from gpubench.model.rank_facts import RankFacts
+from gpubench.model.facts.rank_facts import RankFacts
+from gpubench.model.paths.evidence import Confidence
+from gpubench.model.results.rows.causes import Effect
 
 _OFF_VALUES = ("0", "false", "no", "n", "off")
 _SWITCHES = (

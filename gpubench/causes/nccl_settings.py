@@ -7,12 +7,12 @@ from gpubench.causes.cause import Cause, Family, Sighting, Unread, joined
 from gpubench.causes.circumstances import Circumstances, places_of, removal
 from gpubench.causes.log_evidence import OFF, Reason, Staged
 from gpubench.causes.sightings import of_pairs
-from gpubench.model.cause_rows import Effect
-from gpubench.model.evidence import Confidence
-from gpubench.model.nccl_log import RemarkKind
-from gpubench.model.path_types import DEFAULT_LEVEL, allows, amd_takes_all, is_within, level, nccl_type
-from gpubench.model.peer_policy import NCCL_POLICY, is_beyond_policy
-from gpubench.model.selection import Pair
+from gpubench.model.paths.evidence import Confidence
+from gpubench.model.paths.nccl_log import RemarkKind
+from gpubench.model.paths.path_types import DEFAULT_LEVEL, allows, amd_takes_all, is_within, level, nccl_type
+from gpubench.model.paths.peer_policy import NCCL_POLICY, is_beyond_policy
+from gpubench.model.paths.selection import Pair
+from gpubench.model.results.rows.causes import Effect
 
 P2P_DISABLE, P2P_LEVEL, SHM_DISABLE, HOSTID = "NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE", "NCCL_HOSTID"
 

@@ -7,11 +7,11 @@ from gpubench.causes.circumstances import Circumstances
 from gpubench.causes.log_evidence import SOCKET, Reason, Staged
 from gpubench.causes.nccl_settings import blame, in_log
 from gpubench.causes.sightings import nodes_with_rdma, of_node, of_pairs, rdma_nics
-from gpubench.model.cause_rows import Effect
-from gpubench.model.evidence import Confidence
-from gpubench.model.nccl_log import RemarkKind
-from gpubench.model.selection import Pair
-from gpubench.model.snapshot import NicKind
+from gpubench.model.facts.snapshot import NicKind
+from gpubench.model.paths.evidence import Confidence
+from gpubench.model.paths.nccl_log import RemarkKind
+from gpubench.model.paths.selection import Pair
+from gpubench.model.results.rows.causes import Effect
 
 _IB_HCA = "NCCL_IB_HCA"
 

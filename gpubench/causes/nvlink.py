@@ -7,14 +7,14 @@ from gpubench.causes.cause import Cause, Family, Sighting, Unread, joined
 from gpubench.causes.circumstances import Circumstances
 from gpubench.causes.log_evidence import Reason, Staged
 from gpubench.causes.sightings import of_gpu, of_node, of_pairs, sureness
-from gpubench.model.cause_rows import Effect
-from gpubench.model.error_counts import nvlink_errors
-from gpubench.model.evidence import Confidence
-from gpubench.model.fabric_health import decode_health, describe_health
-from gpubench.model.links import active_links
-from gpubench.model.nccl_log import RemarkKind
-from gpubench.model.snapshot import GpuFacts, NvlinkPeer
-from gpubench.model.topology import Topology
+from gpubench.model.facts.error_counts import nvlink_errors
+from gpubench.model.facts.fabric_health import decode_health, describe_health
+from gpubench.model.facts.snapshot import GpuFacts, NvlinkPeer
+from gpubench.model.paths.evidence import Confidence
+from gpubench.model.paths.links import active_links
+from gpubench.model.paths.nccl_log import RemarkKind
+from gpubench.model.paths.topology import Topology
+from gpubench.model.results.rows.causes import Effect
 
 _REFUSED, _NOT_READY, _DOWN = "peer-access-refused", "fabric-not-ready", "nvlink-down"
 

@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterator, Mapping
 from gpubench.causes.cause import Cause, Family, Sighting, Unread, joined
 from gpubench.causes.circumstances import Circumstances
 from gpubench.causes.sightings import sureness
-from gpubench.model.cause_rows import Effect
-from gpubench.model.error_counts import FEW_MEANWHILE, pcie_errors
-from gpubench.model.evidence import Confidence
-from gpubench.model.pci_capabilities import PciKind
-from gpubench.model.selection import Pair
-from gpubench.model.snapshot import GpuFacts, NicKind, PciDevice, PcieLink
-from gpubench.model.topology import Device, Topology
+from gpubench.model.facts.error_counts import FEW_MEANWHILE, pcie_errors
+from gpubench.model.facts.pci_capabilities import PciKind
+from gpubench.model.facts.snapshot import GpuFacts, NicKind, PciDevice, PcieLink
+from gpubench.model.paths.evidence import Confidence
+from gpubench.model.paths.selection import Pair
+from gpubench.model.paths.topology import Device, Topology
+from gpubench.model.results.rows.causes import Effect
 
 _REDIRECTS = ("request_redirect", "completion_redirect", "upstream_forwarding")
 _DIRECT = "direct_translated"

@@ -6,14 +6,14 @@ from gpubench.causes.cause import Cause, Family, Sighting, Unread, joined
 from gpubench.causes.circumstances import Circumstances
 from gpubench.causes.log_evidence import Reason, Staged
 from gpubench.causes.sightings import of_pairs
-from gpubench.model.cause_rows import Effect
-from gpubench.model.evidence import Confidence
-from gpubench.model.nccl_log import RemarkKind
-from gpubench.model.path_types import is_nvlink
-from gpubench.model.peer_policy import Refusal
-from gpubench.model.selection import Pair
-from gpubench.model.snapshot import GpuFacts
-from gpubench.model.topology import P2P_STATUS
+from gpubench.model.facts.snapshot import GpuFacts
+from gpubench.model.paths.evidence import Confidence
+from gpubench.model.paths.nccl_log import RemarkKind
+from gpubench.model.paths.path_types import is_nvlink
+from gpubench.model.paths.peer_policy import Refusal
+from gpubench.model.paths.selection import Pair
+from gpubench.model.paths.topology import P2P_STATUS
+from gpubench.model.results.rows.causes import Effect
 
 _REFUSED = "peer-access-refused"
 

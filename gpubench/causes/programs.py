@@ -5,8 +5,8 @@ from itertools import permutations
 
 from gpubench.causes.cause import Cause, Family, Sighting, Unread, joined
 from gpubench.causes.circumstances import Circumstances
-from gpubench.model.cause_rows import Effect
-from gpubench.model.evidence import Confidence
+from gpubench.model.paths.evidence import Confidence
+from gpubench.model.results.rows.causes import Effect
 
 _LLAMA, _LLAMA_SWITCH = "GGML_CUDA_", "GGML_CUDA_P2P"
 

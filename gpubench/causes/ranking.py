@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from gpubench.causes.cause import Cause, Sighting, Unread, joined, joined_seen
 from gpubench.causes.circumstances import Circumstances
 from gpubench.causes.log_evidence import Staged
-from gpubench.model.cause_rows import Effect
-from gpubench.model.evidence import Confidence
-from gpubench.model.explanation import Explanation
-from gpubench.model.selection import Pair
-from gpubench.model.transport import Transport
+from gpubench.model.paths.evidence import Confidence
+from gpubench.model.paths.selection import Pair
+from gpubench.model.paths.transport import Transport
+from gpubench.model.results.explanation import Explanation
+from gpubench.model.results.rows.causes import Effect
 
 UNKNOWN = Explanation(
     "unknown",

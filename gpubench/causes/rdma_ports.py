@@ -7,11 +7,11 @@ from dataclasses import replace
 from gpubench.causes.cause import Cause, Family, Sighting, Unread, joined
 from gpubench.causes.circumstances import Circumstances
 from gpubench.causes.sightings import nodes_with_rdma, of_node, rdma_nics, sureness
-from gpubench.model.cause_rows import Effect
-from gpubench.model.error_counts import port_errors
-from gpubench.model.evidence import Confidence
-from gpubench.model.rdma_port import RDMA_MTUS, roce_mtu_bytes
-from gpubench.model.snapshot import NicFacts, NicKind
+from gpubench.model.facts.error_counts import port_errors
+from gpubench.model.facts.rdma_port import RDMA_MTUS, roce_mtu_bytes
+from gpubench.model.facts.snapshot import NicFacts, NicKind
+from gpubench.model.paths.evidence import Confidence
+from gpubench.model.results.rows.causes import Effect
 
 _GID_INDEX = "NCCL_IB_GID_INDEX"
 _NOT_ACTIVE = ("down", "init", "armed", "defer", "nop")

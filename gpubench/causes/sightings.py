@@ -5,12 +5,12 @@ from heapq import nsmallest
 
 from gpubench.causes.cause import Sighting
 from gpubench.causes.circumstances import Circumstances
-from gpubench.model.error_counts import Errors
-from gpubench.model.evidence import Confidence
-from gpubench.model.rank_facts import RankFacts
-from gpubench.model.selection import Pair
-from gpubench.model.snapshot import NicFacts
-from gpubench.model.topology import Topology
+from gpubench.model.facts.error_counts import Errors
+from gpubench.model.facts.rank_facts import RankFacts
+from gpubench.model.facts.snapshot import NicFacts
+from gpubench.model.paths.evidence import Confidence
+from gpubench.model.paths.selection import Pair
+from gpubench.model.paths.topology import Topology
 
 _MOST_NAMED = 4
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 from gpubench.causes.cause import Cause, Family, Sighting, Unread
 from gpubench.causes.circumstances import Circumstances
 from gpubench.causes.sightings import of_pairs
-from gpubench.model.cause_rows import Effect
-from gpubench.model.evidence import Confidence
-from gpubench.model.selection import Pair
+from gpubench.model.paths.evidence import Confidence
+from gpubench.model.paths.selection import Pair
+from gpubench.model.results.rows.causes import Effect
 
 _BELOW_ONE_SWITCH = ("PIX", "PXB")
 

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from gpubench.model.measurements import QUICK, Measurements, Need
-from gpubench.model.nodes import Kind
-from gpubench.model.profile import Profile
-from gpubench.model.rank_facts import RankFacts
-from gpubench.model.topology import Device, Topology
-from gpubench.model.verdict import Finding
+from gpubench.model.facts.rank_facts import RankFacts
+from gpubench.model.paths.nodes import MachineKind
+from gpubench.model.paths.topology import Device, Topology
+from gpubench.model.profiles.profile import Profile
+from gpubench.model.results.measurements import QUICK, Measurements, Need
+from gpubench.model.terms.verdict import Finding
 
 _MOST_SUBJECTS = 4
 
@@ -21,7 +21,7 @@ class Facts:
     """
 
     nodes: Sequence[Topology]
-    kinds: Sequence[Kind] = ()
+    kinds: Sequence[MachineKind] = ()
     ranks: Sequence[RankFacts] = ()
     profiles: Sequence[Profile | None] = ()
     measurements: Measurements = QUICK

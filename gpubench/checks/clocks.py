@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from gpubench.checks.check import Check, Facts
-from gpubench.model.verdict import Finding, Verdict
+from gpubench.model.terms.verdict import Finding, Verdict
 
 
 def find(facts: Facts) -> Iterator[Finding]:

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 from gpubench.checks.check import Check, Facts, join_subjects
-from gpubench.model.expectation import judge_row
-from gpubench.model.measurements import Need
-from gpubench.model.units import format_size
-from gpubench.model.verdict import Finding
+from gpubench.model.profiles.expectation import judge_row
+from gpubench.model.results.measurements import Need
+from gpubench.model.terms.units import format_size
+from gpubench.model.terms.verdict import Finding
 
 
 def find(facts: Facts) -> Iterator[Finding]:

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping
 
 from gpubench.checks.check import Check, Facts
-from gpubench.model.snapshot import ProbeFailure, Snapshot
-from gpubench.model.verdict import Finding, Verdict
+from gpubench.model.facts.snapshot import ProbeFailure, Snapshot
+from gpubench.model.terms.verdict import Finding, Verdict
 
 _NOT_READY = "CUDA_ERROR_SYSTEM_NOT_READY"
 _KERNEL_LOG = "dmesg | grep -i -E 'NVRM|Xid'"

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from itertools import zip_longest
 
 from gpubench.checks.check import Check, Facts
-from gpubench.model.error_counts import MEMORY_ERRORS, ErrorCounts
-from gpubench.model.verdict import Finding, Verdict
+from gpubench.model.facts.error_counts import MEMORY_ERRORS, ErrorCounts
+from gpubench.model.terms.verdict import Finding, Verdict
 
 
 def find(facts: Facts) -> Iterator[Finding]:

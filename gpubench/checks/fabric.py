@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 from gpubench.checks.check import Check, Facts
-from gpubench.model.fabric_health import decode_health, describe_health
-from gpubench.model.snapshot import Fabric
-from gpubench.model.verdict import Finding, Verdict
+from gpubench.model.facts.fabric_health import decode_health, describe_health
+from gpubench.model.facts.snapshot import Fabric
+from gpubench.model.terms.verdict import Finding, Verdict
 
 
 def find(facts: Facts) -> Iterator[Finding]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from gpubench.checks.check import Check, Facts
-from gpubench.model.verdict import Finding, Verdict
+from gpubench.model.terms.verdict import Finding, Verdict
 
 MOST_USED_SHARE = 0.02
 """Of the memory of a GPU that nobody uses; the driver's own part is not counted as used."""

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from itertools import zip_longest
 
 from gpubench.checks.check import Check, Facts
-from gpubench.model.profile import Profile
-from gpubench.model.topology import Topology
-from gpubench.model.units import counted
-from gpubench.model.verdict import Finding, Verdict
+from gpubench.model.paths.topology import Topology
+from gpubench.model.profiles.profile import Profile
+from gpubench.model.terms.units import counted
+from gpubench.model.terms.verdict import Finding, Verdict
 
 
 def find(facts: Facts) -> Iterator[Finding]:

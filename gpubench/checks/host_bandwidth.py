@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 from gpubench.checks.check import Check, Facts
-from gpubench.model.expectation import judge_bandwidth, odd_among, of_copy
-from gpubench.model.measured_copies import host_rows
-from gpubench.model.measurements import Need
-from gpubench.model.verdict import Finding, Verdict
+from gpubench.model.profiles.expectation import judge_bandwidth, odd_among, of_copy
+from gpubench.model.results.measured_copies import host_rows
+from gpubench.model.results.measurements import Need
+from gpubench.model.terms.verdict import Finding, Verdict
 
 
 def find(facts: Facts) -> Iterator[Finding]:

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 from gpubench.checks.check import Check, Facts
-from gpubench.model.expectation import odd_among
-from gpubench.model.measured_copies import memory_row
-from gpubench.model.measurements import Need
-from gpubench.model.verdict import Finding, Verdict
+from gpubench.model.profiles.expectation import odd_among
+from gpubench.model.results.measured_copies import memory_row
+from gpubench.model.results.measurements import Need
+from gpubench.model.terms.verdict import Finding, Verdict
 
 SLOW_SHARE = 0.75
 FAILED_SHARE = 0.5

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from gpubench.checks.check import Check, Facts
-from gpubench.model.snapshot import NicKind
-from gpubench.model.verdict import Finding, Verdict
+from gpubench.model.facts.snapshot import NicKind
+from gpubench.model.terms.verdict import Finding, Verdict
 
 
 def find(facts: Facts) -> Iterator[Finding]:

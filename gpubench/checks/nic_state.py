@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 from gpubench.checks.check import Check, Facts
-from gpubench.model.snapshot import NicFacts
-from gpubench.model.verdict import Finding, Verdict
+from gpubench.model.facts.snapshot import NicFacts
+from gpubench.model.terms.verdict import Finding, Verdict
 
 
 def find(facts: Facts) -> Iterator[Finding]:

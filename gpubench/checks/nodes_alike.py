@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 from gpubench.checks.check import Check, Facts
-from gpubench.model.nodes import Kind, condense
-from gpubench.model.units import compress_names
-from gpubench.model.verdict import Finding, Verdict
+from gpubench.model.paths.nodes import MachineKind, condense
+from gpubench.model.terms.units import compress_names
+from gpubench.model.terms.verdict import Finding, Verdict
 
 
 def find(facts: Facts) -> Iterator[Finding]:
@@ -25,7 +25,7 @@ def find(facts: Facts) -> Iterator[Finding]:
             yield _finding(subject, "; ".join(condense(found)), _expected(kind), subjects=(subject,))
 
 
-def _expected(kind: Kind) -> str:
+def _expected(kind: MachineKind) -> str:
     count = len(kind.alike)
     return f"what {count} other nodes of kind {kind.name} have" if count > 1 else "what the other node has"
 

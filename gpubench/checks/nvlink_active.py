@@ -4,10 +4,10 @@ from collections import Counter
 from collections.abc import Iterator
 
 from gpubench.checks.check import Check, Facts
-from gpubench.model.links import active_links
-from gpubench.model.snapshot import GpuFacts, NvlinkPeer
-from gpubench.model.topology import Topology
-from gpubench.model.verdict import Finding, Verdict
+from gpubench.model.facts.snapshot import GpuFacts, NvlinkPeer
+from gpubench.model.paths.links import active_links
+from gpubench.model.paths.topology import Topology
+from gpubench.model.terms.verdict import Finding, Verdict
 
 
 def find(facts: Facts) -> Iterator[Finding]:

@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Mapping
 
 from gpubench.checks.check import Check, Facts, join_subjects
-from gpubench.model.expectation import Expectation, judge_bandwidth, of_copy
-from gpubench.model.measured_copies import peer_rows
-from gpubench.model.measurements import Need
-from gpubench.model.p2p import FAILED_SHARE, Oddity, Pair, odd_ones
-from gpubench.model.report import PairRow
-from gpubench.model.topology import Topology
-from gpubench.model.verdict import Finding, Verdict, overall
+from gpubench.model.paths.p2p import FAILED_SHARE, Oddity, Pair, odd_ones
+from gpubench.model.paths.topology import Topology
+from gpubench.model.profiles.expectation import Expectation, judge_bandwidth, of_copy
+from gpubench.model.results.measured_copies import peer_rows
+from gpubench.model.results.measurements import Need
+from gpubench.model.results.report import PairRow
+from gpubench.model.terms.verdict import Finding, Verdict, overall
 
 
 def find(facts: Facts) -> Iterator[Finding]:

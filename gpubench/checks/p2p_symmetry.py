@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 from gpubench.checks.check import Check, Facts
-from gpubench.model.measured_copies import peer_rows
-from gpubench.model.measurements import Need
-from gpubench.model.p2p import FAILED_SHARE, SLOW_SHARE
-from gpubench.model.verdict import Finding, Verdict
+from gpubench.model.paths.p2p import FAILED_SHARE, SLOW_SHARE
+from gpubench.model.results.measured_copies import peer_rows
+from gpubench.model.results.measurements import Need
+from gpubench.model.terms.verdict import Finding, Verdict
 
 
 def find(facts: Facts) -> Iterator[Finding]:

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from gpubench.checks.check import Check, Facts
-from gpubench.model.measurements import Need
-from gpubench.model.verdict import WRONG_DATA, Finding, Verdict
+from gpubench.model.results.measurements import Need
+from gpubench.model.terms.verdict import WRONG_DATA, Finding, Verdict
 
 
 def find(facts: Facts) -> Iterator[Finding]:

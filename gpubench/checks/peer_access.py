@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 from gpubench.checks.check import Check, Facts, join_subjects
-from gpubench.model.peer_policy import Refusal, refusal_of
-from gpubench.model.snapshot import GpuFacts
-from gpubench.model.topology import P2P_STATUS, PeerAccess, Topology
-from gpubench.model.verdict import Finding, Verdict
+from gpubench.model.facts.snapshot import GpuFacts
+from gpubench.model.paths.peer_policy import Refusal, refusal_of
+from gpubench.model.paths.topology import P2P_STATUS, PeerAccess, Topology
+from gpubench.model.terms.verdict import Finding, Verdict
 
 
 def find(facts: Facts) -> Iterator[Finding]:

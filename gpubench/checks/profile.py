@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 from gpubench.checks.check import Check, Facts
-from gpubench.model.links import active_links, pcie_gb_s
-from gpubench.model.profile import Profile
-from gpubench.model.snapshot import GpuFacts
-from gpubench.model.verdict import Finding, Verdict
+from gpubench.model.facts.snapshot import GpuFacts
+from gpubench.model.paths.links import active_links, pcie_gb_s
+from gpubench.model.profiles.profile import Profile
+from gpubench.model.terms.verdict import Finding, Verdict
 
 
 def find(facts: Facts) -> Iterator[Finding]:

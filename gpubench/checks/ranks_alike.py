@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from gpubench.checks.check import Check, Facts, join_subjects
-from gpubench.model.rank_facts import RankFacts
-from gpubench.model.verdict import Finding, Verdict
+from gpubench.model.facts.rank_facts import RankFacts
+from gpubench.model.terms.verdict import Finding, Verdict
 
 
 def find(facts: Facts) -> Iterator[Finding]:

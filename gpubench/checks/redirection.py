@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 from gpubench.checks.check import Check, Facts
-from gpubench.model.pci_capabilities import PciKind
-from gpubench.model.snapshot import PciDevice
-from gpubench.model.topology import Topology
-from gpubench.model.verdict import Finding, Verdict
+from gpubench.model.facts.pci_capabilities import PciKind
+from gpubench.model.facts.snapshot import PciDevice
+from gpubench.model.paths.topology import Topology
+from gpubench.model.terms.verdict import Finding, Verdict
 
 _REDIRECTS = ("request_redirect", "completion_redirect", "upstream_forwarding")
 _TRANSLATING = ("DMA", "DMA-FQ")

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 from gpubench.checks.check import Check, Facts
-from gpubench.model.measurements import Need
-from gpubench.model.units import format_size
-from gpubench.model.verdict import STRAGGLER, Finding, Verdict
+from gpubench.model.results.measurements import Need
+from gpubench.model.terms.units import format_size
+from gpubench.model.terms.verdict import STRAGGLER, Finding, Verdict
 
 LATE_SHARE = 1.2
 """Ranks of a collective wait for each other: on H200 the slowest takes 1 % longer than the fastest."""

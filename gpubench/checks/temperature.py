@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from statistics import median
 
 from gpubench.checks.check import Check, Facts
-from gpubench.model.verdict import Finding, Verdict
+from gpubench.model.terms.verdict import Finding, Verdict
 
 MOST_ABOVE_SIBLINGS_C = 20
 """Idle GPUs of one server differ by some 10 °C from the first to the last in the air."""

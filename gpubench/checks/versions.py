@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from gpubench.checks.check import Check, Facts
-from gpubench.model.verdict import Finding, Verdict
+from gpubench.model.terms.verdict import Finding, Verdict
 
 _NOT_SHARED = ("cuda_driver", "nvml")
 """Libraries that belong to the driver, of which the driver's own version tells."""

@@ -18,14 +18,14 @@ from gpubench.errors import (
     ranks_ended_early,
     rows_kept,
 )
-from gpubench.hardware import channel, launcher
-from gpubench.hardware.cuda import check_installed
-from gpubench.hardware.mpi import host_name
-from gpubench.hardware.nvml import Driver, read_driver
+from gpubench.hardware.cuda.device import check_installed
+from gpubench.hardware.launch import channel, launcher
+from gpubench.hardware.mpi.group import host_name
+from gpubench.hardware.node.nvml.library import Driver, read_driver
 from gpubench.installation_errors import no_gpu
-from gpubench.measure.collective import check_root
-from gpubench.model.hang import Lost, Phase, RankState, first_lost, limit_seconds
-from gpubench.model.report import CollectiveRow, Metadata
+from gpubench.measure.collective.sweep import check_root
+from gpubench.model.results.report import CollectiveRow, Metadata
+from gpubench.model.terms.hang import Lost, Phase, RankState, first_lost, limit_seconds
 
 if TYPE_CHECKING:
     from subprocess import Popen

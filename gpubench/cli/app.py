@@ -14,16 +14,10 @@ from gpubench.cli.collective import command
 from gpubench.cli.encoding import spell_out_what_cannot_be_shown
 from gpubench.cli.exit_style import ExitStyle, exit_style_in
 from gpubench.cli.signature import subcommand
-from gpubench.collectives import COLLECTIVES
-from gpubench.errors import (
-    JUDGED_AND_FAILED,
-    GpubenchError,
-    InterruptedRunError,
-    UsageError,
-    exit_style_under_launcher,
-)
-from gpubench.hardware.launch import CHANNEL_VARIABLE, SECONDS_FOR_THE_FIRST_RANK, LaunchedBy, launched_by
-from gpubench.model.verdict import Verdict
+from gpubench.collectives.registry import COLLECTIVES
+from gpubench.errors import JUDGED_AND_FAILED, GpubenchError, InterruptedRunError, UsageError, exit_style_under_launcher
+from gpubench.hardware.launch.started_by import CHANNEL_VARIABLE, SECONDS_FOR_THE_FIRST_RANK, LaunchedBy, launched_by
+from gpubench.model.terms.verdict import Verdict
 
 HELP = """What the links between your GPUs should deliver, what they deliver, and why not.
 

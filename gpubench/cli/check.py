@@ -14,11 +14,11 @@ from gpubench.cli.presentation import Presentation, parse_presentation
 from gpubench.cli.recording import parse_recording
 from gpubench.cli.simulation import Simulation, parse_simulation
 from gpubench.errors import UsageError, exclusive
-from gpubench.hardware.launch import launched_by
+from gpubench.hardware.launch.started_by import launched_by
 
 if TYPE_CHECKING:
-    from gpubench.hardware.mpi import MpiGroup
-    from gpubench.hardware.watchdog import RankProgress
+    from gpubench.hardware.mpi.group import MpiGroup
+    from gpubench.hardware.watchdog.rank import RankProgress
 
 NAME = "check"
 SUMMARY = "Is this machine healthy? Facts and measurements against its profile and its siblings."
@@ -88,8 +88,8 @@ def parse_check_options(given: dict[str, Any]) -> CheckOptions:
     Raises:
         UsageError: anything that cannot be, a broken or unknown profile included.
     """
-    from gpubench.measure.health import SECTIONS
-    from gpubench.profiles import find
+    from gpubench.measure.check.health import SECTIONS
+    from gpubench.profiles.files import find
 
     if given["quick"] and given["full"]:
         raise exclusive(("--quick", "--full"), "one of them, or neither")

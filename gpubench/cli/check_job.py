@@ -16,23 +16,24 @@ from gpubench.cli.presentation import check_writable
 from gpubench.cli.presenter import Presenter, terminal_style
 from gpubench.cli.run_metadata import recorded_settings, stamp
 from gpubench.hardware import recorded
-from gpubench.hardware.alone import AloneGroup
-from gpubench.hardware.probe import probe, watch_errors
-from gpubench.hardware.process_facts import read_rank_facts
+from gpubench.hardware.mpi.one_process import AloneGroup
+from gpubench.hardware.node.probe import probe, watch_errors
+from gpubench.hardware.process.facts import read_rank_facts
 from gpubench.hardware.simulated.machine import snapshots as simulated_nodes
 from gpubench.installation_errors import no_gpu
-from gpubench.measure.check_documents import together
-from gpubench.measure.health import judge
-from gpubench.model.measurements import QUICK, Measurements, Need
-from gpubench.model.nodes import group, with_own_names
-from gpubench.model.profile import Generic
-from gpubench.model.rank_facts import RankFacts
-from gpubench.model.report import Metadata, Origin, Report
-from gpubench.model.result_file import MODELS
-from gpubench.model.snapshot import Snapshot
-from gpubench.model.topology import Topology
-from gpubench.profiles import ProfileMatch
-from gpubench.readers.json_lines import read_json_line
+from gpubench.measure.check.documents import together
+from gpubench.measure.check.health import judge
+from gpubench.model.facts.rank_facts import RankFacts
+from gpubench.model.facts.snapshot import Snapshot
+from gpubench.model.paths.nodes import group, with_own_names
+from gpubench.model.paths.topology import Topology
+from gpubench.model.profiles.profile import Generic
+from gpubench.model.results.measurements import QUICK, Measurements, Need
+from gpubench.model.results.report import Metadata, Report
+from gpubench.model.results.result_file import MODELS
+from gpubench.model.terms.origin import Origin
+from gpubench.profiles.matching import ProfileMatch
+from gpubench.readers.documents.json_lines import read_json_line
 
 FILE = "check.jsonl"
 """What a check measured, in a recording."""

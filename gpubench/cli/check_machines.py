@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 
-from gpubench.model.links import leads_to_switches
-from gpubench.model.profile import Profile
-from gpubench.model.topology import Topology
-from gpubench.profiles import ProfileMatch, find, match_any, own_profiles
+from gpubench.model.paths.links import leads_to_switches
+from gpubench.model.paths.topology import Topology
+from gpubench.model.profiles.profile import Profile
+from gpubench.profiles.files import find, own_profiles
+from gpubench.profiles.matching import ProfileMatch, match_any
 
 
 def matched(

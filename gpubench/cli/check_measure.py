@@ -13,19 +13,19 @@ from typing import Any
 
 from gpubench.checks import Facts
 from gpubench.checks.host_memory import HOST_MEMORY
-from gpubench.cli.check_plan import CheckPlan, again
+from gpubench.cli.check_plan import CheckPlan, measure_with_repeats
 from gpubench.collectives.record import Collective
 from gpubench.errors import CouldNotMeasureError
-from gpubench.hardware.host_copy import copy_seconds
-from gpubench.hardware.interpreter import module_command, with_package
-from gpubench.hardware.launch import as_if_alone
-from gpubench.measure.check_documents import of_collective, of_p2p, together
-from gpubench.model.measured_copies import of_host_memory
-from gpubench.model.measurements import Measurements, Need
-from gpubench.model.profile import Profile
-from gpubench.model.report import CollectiveRow
-from gpubench.model.topology import Topology
-from gpubench.ports import Group
+from gpubench.hardware.launch.interpreter import module_command, with_package
+from gpubench.hardware.launch.started_by import as_if_alone
+from gpubench.hardware.timing.host_copy import copy_seconds
+from gpubench.measure.check.documents import of_collective, of_p2p, together
+from gpubench.model.paths.topology import Topology
+from gpubench.model.profiles.profile import Profile
+from gpubench.model.results.measured_copies import of_host_memory
+from gpubench.model.results.measurements import Measurements, Need
+from gpubench.model.results.report import CollectiveRow
+from gpubench.ports.group import Group
 
 MEMORY_BYTES = 64 * 2**20
 """More than a core's caches, and where all of them together hold it, those of nodes with the same CPU do."""
@@ -69,7 +69,7 @@ def measured_collectives(
         return [replace(row, limit_gb_s=limit) for row in part.collectives]
 
     try:
-        found = [row for each in plan.collectives for row in again(each, sizes_of, rows, profile)]
+        found = [row for each in plan.collectives for row in measure_with_repeats(each, sizes_of, rows, profile)]
     except CouldNotMeasureError as error:
         return together([*parts, Measurements(failed={Need.ALL_REDUCE: str(error)})])
     return together([*parts, Measurements(collectives=tuple(found))])

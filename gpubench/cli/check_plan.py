@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from gpubench.collectives import COLLECTIVES
 from gpubench.collectives.record import Collective
-from gpubench.model.report import CollectiveRow
+from gpubench.collectives.registry import COLLECTIVES
+from gpubench.model.results.report import CollectiveRow
 
 if TYPE_CHECKING:
-    from gpubench.model.profile import Profile
-    from gpubench.model.topology import Topology
+    from gpubench.model.paths.topology import Topology
+    from gpubench.model.profiles.profile import Profile
 
 SMALL_BYTES, LARGE_BYTES, HUGE_BYTES = 2**10, 256 * 2**20, 4 * 2**30
 
@@ -69,14 +69,14 @@ class CheckPlan:
         return min((each for each in best if each), default=None) if all(best) else None
 
 
-def again(
+def measure_with_repeats(
     collective: Collective, sizes: Sequence[int], measure: Measure, profile: "Profile | None"
 ) -> list[CollectiveRow]:
     """Every size measured; twice more where it is near the line or beyond it, of which the middle one counts.
 
     What was seen to go through host memory is explained, and measured once: there a size takes a minute.
     """
-    from gpubench.model.expectation import is_near_line, middle_row
+    from gpubench.model.profiles.expectation import is_near_line, middle_row
 
     rows = {row.size_bytes: [row] for row in measure(collective, sizes, 0)}
     for attempt in range(1, _REPEATS + 1):

@@ -9,32 +9,32 @@ from gpubench.cli.check import CheckOptions
 from gpubench.cli.check_job import deliver, refuse_without_gpu
 from gpubench.cli.check_machines import profiles_of
 from gpubench.cli.check_measure import measured_copies, measured_memory
-from gpubench.cli.check_plan import again
-from gpubench.cli.job import Job
+from gpubench.cli.check_plan import measure_with_repeats
+from gpubench.cli.job import CollectiveRankJob
 from gpubench.cli.options import CollectiveOptions, parse_collective_options
 from gpubench.cli.presentation import check_writable
 from gpubench.cli.presenter import Presenter, rank_style
 from gpubench.cli.rank import own_facts, own_identity
 from gpubench.collectives.record import Collective
 from gpubench.errors import GpubenchError
-from gpubench.hardware import mpi
-from gpubench.hardware.probe import probe, watch_errors
-from gpubench.hardware.watchdog import RankProgress
+from gpubench.hardware.mpi import group as mpi
+from gpubench.hardware.node.probe import probe, watch_errors
+from gpubench.hardware.watchdog.rank import RankProgress
 from gpubench.measure.agreement import AgreedError, agree
-from gpubench.measure.check_documents import findings_beside_speed, of_node, paths_judged, together
-from gpubench.model.evidence_rows import FALLBACK_SECTION, FallbackRow
-from gpubench.model.measurements import QUICK, Measurements, Need
-from gpubench.model.nodes import with_own_names
-from gpubench.model.profile import Profile
-from gpubench.model.report import CollectiveRow, Metadata, Report, Table
-from gpubench.model.snapshot import Snapshot
-from gpubench.model.topology import Topology
-from gpubench.model.verdict import Finding
-from gpubench.ports import Listener
-from gpubench.profiles import ProfileMatch
+from gpubench.measure.check.documents import findings_beside_speed, of_node, paths_judged, together
+from gpubench.model.facts.snapshot import Snapshot
+from gpubench.model.paths.nodes import with_own_names
+from gpubench.model.paths.topology import Topology
+from gpubench.model.profiles.profile import Profile
+from gpubench.model.results.measurements import QUICK, Measurements, Need
+from gpubench.model.results.report import CollectiveRow, Metadata, Report, Table
+from gpubench.model.results.rows.evidence import FALLBACK_SECTION, FallbackRow
+from gpubench.model.terms.verdict import Finding
+from gpubench.ports.listener import Listener
+from gpubench.profiles.matching import ProfileMatch
 
 
-class _Heard:
+class _CheckRow:
     """What the first rank hears of a collective."""
 
     def __init__(self) -> None:
@@ -58,10 +58,12 @@ class _Heard:
         self.report = report
 
 
-class _HeardJob(Job):
+class _CollectiveOfCheck(CollectiveRankJob):
     """A collective as a part of a check: its rows go to us, and to no terminal."""
 
-    def __init__(self, group: mpi.MpiGroup, progress: RankProgress, options: CollectiveOptions, heard: _Heard) -> None:
+    def __init__(
+        self, group: mpi.MpiGroup, progress: RankProgress, options: CollectiveOptions, heard: _CheckRow
+    ) -> None:
         super().__init__(group, progress, options, ())
         self._heard = heard
 
@@ -145,8 +147,8 @@ class CheckRanksJob:
         parts: list[Measurements] = []
 
         def rows(collective: Collective, sizes: Sequence[int], attempt: int) -> list[CollectiveRow]:
-            heard = _Heard()
-            _HeardJob(self._group, self._progress, _options_for(collective, sizes), heard).run(None)
+            heard = _CheckRow()
+            _CollectiveOfCheck(self._group, self._progress, _options_for(collective, sizes), heard).run(None)
             if not attempt and heard.report is not None:
                 ranks = tuple(heard.metadata.ranks) if heard.metadata is not None else ()
                 parts.append(Measurements(findings=_judged(heard.report), ranks=ranks))
@@ -155,7 +157,9 @@ class CheckRanksJob:
 
         try:
             found = [
-                row for each in self._options.plan.collectives for row in again(each, self._sizes(nodes), rows, profile)
+                row
+                for each in self._options.plan.collectives
+                for row in measure_with_repeats(each, self._sizes(nodes), rows, profile)
             ]
         except AgreedError as agreed:
             return together([*parts, _failed(agreed.error)])

@@ -3,29 +3,30 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gpubench.cli.check_plan import CheckPlan, again
+from gpubench.cli.check_plan import CheckPlan, measure_with_repeats
 from gpubench.cli.p2p_job import machine_of
 from gpubench.collectives.record import Collective
 from gpubench.errors import GpubenchError
 from gpubench.hardware.simulated.copies import NoCounters, SimulatedCopies
 from gpubench.hardware.simulated.machine import SimulatedMachine
 from gpubench.hardware.simulated.times import CollectiveTimes
-from gpubench.measure.cases import SweepRequest
-from gpubench.measure.check_documents import findings_beside_speed, together
-from gpubench.measure.p2p import CopyBench, Method, P2pRequest, default_series
-from gpubench.measure.p2p_run import P2pRun
-from gpubench.measure.path_report import Outcome
-from gpubench.measure.simulated import simulate
-from gpubench.model.copies import Pattern
-from gpubench.model.evidence_rows import EVIDENCE_SECTION, EvidenceRow
-from gpubench.model.fault import Fault
-from gpubench.model.measurements import Measurements, Need
-from gpubench.model.operation import DataType, Placement, ReduceOp
-from gpubench.model.profile import Profile
-from gpubench.model.report import CollectiveRow, Metadata, Origin, PairRow, Report, Table
-from gpubench.model.sampling import Sampling
-from gpubench.model.snapshot import Snapshot
-from gpubench.model.topology import Topology
+from gpubench.measure.check.documents import findings_beside_speed, together
+from gpubench.measure.collective.cases import SweepRequest
+from gpubench.measure.collective.simulated import simulate
+from gpubench.measure.p2p.bench import CopyBench, Method, P2pRequest, default_series
+from gpubench.measure.p2p.run import P2pRun
+from gpubench.measure.paths.report import PathOutcome
+from gpubench.model.facts.snapshot import Snapshot
+from gpubench.model.paths.topology import Topology
+from gpubench.model.profiles.fault import Fault
+from gpubench.model.profiles.profile import Profile
+from gpubench.model.results.measurements import Measurements, Need
+from gpubench.model.results.report import CollectiveRow, Metadata, PairRow, Report, Table
+from gpubench.model.results.rows.evidence import EVIDENCE_SECTION, EvidenceRow
+from gpubench.model.terms.copies import CopyPattern
+from gpubench.model.terms.operation import DataType, Placement, ReduceOp
+from gpubench.model.terms.origin import Origin
+from gpubench.model.terms.sampling import Sampling
 
 _PAIR_BYTES, _HOST_BYTES = 256 * 2**20, 64 * 2**20
 
@@ -97,7 +98,7 @@ def _copies(
         pairs=tuple((one, other) for one in gpus for other in gpus if one != other),
         series=default_series(_PAIR_BYTES, sm=plan.full) if several else (),
         host_bytes=_HOST_BYTES,
-        patterns=tuple(Pattern) if plan.full and several else (),
+        patterns=tuple(CopyPattern) if plan.full and several else (),
         pattern_bytes=_PAIR_BYTES,
         method=Method(repeats=1),
         check=False,
@@ -140,12 +141,12 @@ def _collectives(
             machine.nodes,
             lambda size, row: times.seconds(collective.name, size, row=1000 * attempt + row),
             heard,
-            Outcome({}, ()),
+            PathOutcome({}, ()),
         )
         return [replace(row, limit_gb_s=limit) for row in heard.collectives]
 
     try:
-        found = [row for each in plan.collectives for row in again(each, plan.sizes, rows, profile)]
+        found = [row for each in plan.collectives for row in measure_with_repeats(each, plan.sizes, rows, profile)]
     except GpubenchError as error:
         return Measurements(failed={Need.ALL_REDUCE: error.seen})
     return Measurements(collectives=tuple(found))

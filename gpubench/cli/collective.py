@@ -12,11 +12,11 @@ from gpubench.cli import presentation, recording, sampling, setting_options, sim
 from gpubench.cli.recording import check_replay
 from gpubench.cli.signature import subcommand
 from gpubench.collectives.record import Collective
-from gpubench.hardware.launch import launched_by
+from gpubench.hardware.launch.started_by import launched_by
 
 if TYPE_CHECKING:
-    from gpubench.hardware.mpi import MpiGroup
-    from gpubench.hardware.watchdog import RankProgress
+    from gpubench.hardware.mpi.group import MpiGroup
+    from gpubench.hardware.watchdog.rank import RankProgress
 
 
 def command(collective: Collective) -> Callable[..., None]:
@@ -40,10 +40,10 @@ def command(collective: Collective) -> Callable[..., None]:
 
             raise typer.Exit(alone.run(options, arguments))
         from gpubench.cli import rank
-        from gpubench.cli.job import Job
+        from gpubench.cli.job import CollectiveRankJob
 
-        def make_job(group: "MpiGroup", progress: "RankProgress") -> Job:
-            return Job(group, progress, options, arguments)
+        def make_job(group: "MpiGroup", progress: "RankProgress") -> CollectiveRankJob:
+            return CollectiveRankJob(group, progress, options, arguments)
 
         raise typer.Exit(rank.run(make_job, launch, options.timeout_s))
 

@@ -5,13 +5,14 @@ from collections.abc import Sequence
 from gpubench.cli.run_metadata import stamp
 from gpubench.cli.sampling import describe_sampling
 from gpubench.collectives.record import Collective
-from gpubench.measure.cases import SweepRequest
-from gpubench.measure.collective_recording import Recorded
-from gpubench.model.report import Metadata, Origin
+from gpubench.measure.collective.cases import SweepRequest
+from gpubench.measure.collective.recording import RecordedCollective
+from gpubench.model.results.report import Metadata
+from gpubench.model.terms.origin import Origin
 
 
 def metadata_of(
-    found: Recorded,
+    found: RecordedCollective,
     collective: Collective,
     arguments: Sequence[str],
     *,

@@ -13,25 +13,25 @@ from gpubench.cli.presenter import OutputError
 from gpubench.cli.rank import own_facts
 from gpubench.cli.watching import SECONDS_TO_READ_A_NODE, NodesAndRanks
 from gpubench.hardware import recorded
-from gpubench.hardware.probe import probe
-from gpubench.measure.cases import Case
-from gpubench.measure.collective_recording import (
-    Recorded,
+from gpubench.hardware.node.probe import probe
+from gpubench.measure.collective.cases import Case
+from gpubench.measure.collective.path_judge import PathObservations
+from gpubench.measure.collective.recording import (
+    RecordedCollective,
+    RecordedObservations,
     RecordedRow,
-    RecordedTestimony,
     RowWriter,
     Write,
     file_of,
 )
-from gpubench.measure.judge import Testimony
-from gpubench.measure.tally import Measured
-from gpubench.model.hang import Phase
-from gpubench.model.nodes import with_own_names
-from gpubench.model.progress import Progress
-from gpubench.model.report import RankIdentity
-from gpubench.model.split import RankGroup
-from gpubench.model.winners import RefusedRow
-from gpubench.ports import Group
+from gpubench.measure.collective.row_collector import Measured
+from gpubench.model.paths.nodes import with_own_names
+from gpubench.model.results.winners import RefusedRow
+from gpubench.model.terms.hang import Phase
+from gpubench.model.terms.progress import Progress
+from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.model.terms.split import RankGroup
+from gpubench.ports.group import Group
 
 
 def read_nodes_and_ranks(group: Group, identity: RankIdentity) -> NodesAndRanks | None:
@@ -44,7 +44,7 @@ def read_nodes_and_ranks(group: Group, identity: RankIdentity) -> NodesAndRanks 
     return NodesAndRanks(nodes, [facts for _, facts in collected])
 
 
-class Recorder:
+class CollectiveRecorder:
     """Writes on the first rank what all ranks know; a context, of every rank.
 
     `look` returns nodes and processes on the first rank, `log_text` what NCCL said on this rank.
@@ -53,7 +53,7 @@ class Recorder:
     def __init__(
         self,
         directory: Path,
-        described: Recorded,
+        described: RecordedCollective,
         group: Group,
         part: RankGroup | None,
         look: Callable[[], NodesAndRanks | None],
@@ -81,7 +81,7 @@ class Recorder:
             if kind is None and self._writer is not None:
                 self._writer.end()
 
-    def begin(self, testimony: Testimony | None, refused: Sequence[RefusedRow] | None) -> None:
+    def begin(self, testimony: PathObservations | None, refused: Sequence[RefusedRow] | None) -> None:
         """Everything but the rows; of many nodes that may take its time."""
         self._progress.enter(Phase.OUTPUT)
         logs = None if self._log_text is None else self._group.collect(zlib.compress(self._log_text()))
@@ -90,7 +90,7 @@ class Recorder:
             first = replace(
                 self._described,
                 hosts=tuple(node.host for node in around.nodes),
-                testimony=None if testimony is None else RecordedTestimony.of(testimony),
+                testimony=None if testimony is None else RecordedObservations.of(testimony),
                 refused=None if refused is None else tuple(refused),
             )
             write = self._stack.enter_context(written(self._directory, first, around))
@@ -110,7 +110,7 @@ class Recorder:
 
 
 @contextmanager
-def written(directory: Path, first: Recorded, around: NodesAndRanks) -> Iterator[Write]:
+def written(directory: Path, first: RecordedCollective, around: NodesAndRanks) -> Iterator[Write]:
     """A recording with nodes, processes and its first line; what is called writes the others.
 
     Raises:

@@ -13,14 +13,14 @@ from gpubench.cli.presentation import check_writable
 from gpubench.cli.presenter import Presenter, terminal_style
 from gpubench.errors import UsageError
 from gpubench.hardware import recorded
-from gpubench.hardware.launch import LaunchedBy
-from gpubench.measure.collective_recording import Recorded, file_of
-from gpubench.measure.collective_replay import read_recorded, replay
-from gpubench.model.evidence import EvidenceUse
-from gpubench.model.rank_facts import RankFacts
-from gpubench.model.snapshot import Snapshot
-from gpubench.model.topology import Topology
-from gpubench.model.wiring import Wiring
+from gpubench.hardware.launch.started_by import LaunchedBy
+from gpubench.measure.collective.recording import RecordedCollective, file_of
+from gpubench.measure.collective.replay import read_recorded, replay
+from gpubench.model.facts.rank_facts import RankFacts
+from gpubench.model.facts.snapshot import Snapshot
+from gpubench.model.paths.evidence import EvidenceUse
+from gpubench.model.paths.topology import Topology
+from gpubench.model.paths.wiring import Wiring
 
 
 def run(options: CollectiveOptions, directory: Path, arguments: Sequence[str], launched_by: LaunchedBy | None) -> int:
@@ -52,7 +52,7 @@ def run(options: CollectiveOptions, directory: Path, arguments: Sequence[str], l
     return shown.exit_code(report.verdict)
 
 
-def _as_asked(found: Recorded, options: CollectiveOptions) -> Recorded:
+def _as_asked(found: RecordedCollective, options: CollectiveOptions) -> RecordedCollective:
     """The recording with what may be asked of it anew: to be stricter, and to show evidence where there is any."""
     evidence = found.options.evidence
     if options.evidence is EvidenceUse.SHOWN and evidence is not EvidenceUse.OFF:
@@ -63,7 +63,7 @@ def _as_asked(found: Recorded, options: CollectiveOptions) -> Recorded:
 
 
 def _circumstances(
-    found: Recorded, snapshots: Sequence[Snapshot], facts: Sequence[RankFacts], source: str
+    found: RecordedCollective, snapshots: Sequence[Snapshot], facts: Sequence[RankFacts], source: str
 ) -> Circumstances:
     """Nodes and processes as they were.
 

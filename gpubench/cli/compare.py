@@ -14,11 +14,12 @@ from gpubench.cli.presentation import Presentation, check_writable, parse_presen
 from gpubench.cli.presenter import Presenter, terminal_style
 from gpubench.cli.run_metadata import stamp
 from gpubench.errors import UsageError
-from gpubench.model.report import Metadata, Origin, Report
+from gpubench.model.results.report import Metadata, Report
+from gpubench.model.terms.origin import Origin
 
 if TYPE_CHECKING:
-    from gpubench.measure.compare_judge import Rules
-    from gpubench.model.result_file import ResultFile
+    from gpubench.measure.compare.judge import Rules
+    from gpubench.model.results.result_file import ResultFile
 
 NAME = "compare"
 SUMMARY = "Two files of results: what got slower, beyond the noise."
@@ -112,9 +113,9 @@ def parse_compare_options(given: dict[str, Any]) -> CompareOptions:
     Raises:
         UsageError: neither two files nor a folder, both, or an option of presentation that cannot be read.
     """
-    from gpubench.measure.compare import SECTIONS
-    from gpubench.measure.compare_history import SECTIONS_OF_HISTORY
-    from gpubench.measure.compare_judge import Rules
+    from gpubench.measure.compare.history_report import SECTIONS_OF_HISTORY
+    from gpubench.measure.compare.judge import Rules
+    from gpubench.measure.compare.report import SECTIONS
 
     last, base, new = given["last"], given["base_file"], given["new_file"]
     if last is None:
@@ -171,7 +172,7 @@ def run_compare(options: CompareOptions, arguments: Sequence[str]) -> int:
     """
     shown = options.presentation
     if options.last is not None:
-        from gpubench.readers.history import list_results
+        from gpubench.readers.results.history import list_results
 
         list_results(options.folder)
     check_writable(shown.outputs)
@@ -193,17 +194,17 @@ class _Sides:
 
 
 def _of_files(options: CompareOptions) -> tuple[list[_Sides], Report]:
-    from gpubench.measure.compare import compare
-    from gpubench.readers.results import read_results
+    from gpubench.measure.compare.report import compare
+    from gpubench.readers.results.registry import read_results
 
     base, new = ([read_results(path) for path in paths] for paths in (options.base, options.new))
     return [_Sides(None, base, new)], compare(base, new, options.rules, other_machine=options.other_machine)
 
 
 def _of_folder(options: CompareOptions, last: int) -> tuple[list[_Sides], Report]:
-    from gpubench.measure.compare_history import compare_history
-    from gpubench.measure.history import choose
-    from gpubench.readers.history import list_results
+    from gpubench.measure.compare.history_report import compare_history
+    from gpubench.measure.compare.series import choose
+    from gpubench.readers.results.history import list_results
 
     chosen = choose(list_results(options.folder), last)
     sides = [_Sides(each.name, each.base, [each.new]) for each in chosen.series]
@@ -234,7 +235,7 @@ def _metadata(options: CompareOptions, arguments: Sequence[str], sides: Sequence
 
 
 def _described(file: "ResultFile", series: str | None) -> dict[str, Any]:
-    from gpubench.measure.compare_circumstances import in_words
+    from gpubench.measure.compare.circumstances import in_words
 
     return {
         "file": file.name,

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from gpubench.formats.status_line import NAGIOS, NPD, STATES, nagios_line, npd_line
 from gpubench.formats.writer import Format
-from gpubench.model.verdict import Verdict, exit_code
+from gpubench.model.terms.verdict import Verdict, exit_code
 
 OPTION = "--exit-style"
 _NAGIOS_CODES = {"OK": 0, "WARNING": 1, "CRITICAL": 2, "UNKNOWN": 3}

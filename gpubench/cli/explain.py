@@ -12,11 +12,12 @@ from gpubench.cli.delivery import delivering
 from gpubench.cli.presentation import Presentation, check_writable, parse_presentation
 from gpubench.cli.presenter import Presenter, terminal_style
 from gpubench.cli.run_metadata import stamp
-from gpubench.hardware.clock import no_garbage_collection
-from gpubench.model.nccl_log import LogFacts
-from gpubench.model.report import Metadata, Origin
-from gpubench.readers.nccl_log import NcclLogReader
-from gpubench.readers.nccl_log_files import STDIN, LogFile, read_logs
+from gpubench.hardware.timing.clock import no_garbage_collection
+from gpubench.model.paths.nccl_log import LogFacts
+from gpubench.model.results.report import Metadata
+from gpubench.model.terms.origin import Origin
+from gpubench.readers.nccl_log.files import STDIN, LogFile, read_logs
+from gpubench.readers.nccl_log.stream import NcclLogReader
 
 NAME = "explain"
 SUMMARY = "Read NCCL's logs of any job: who talks to whom over what, what is host-staged, why."
@@ -61,7 +62,7 @@ def parse_explain_options(given: dict[str, Any]) -> ExplainOptions:
     Raises:
         UsageError: an option of presentation that cannot be read.
     """
-    from gpubench.measure.explain import SECTIONS
+    from gpubench.measure.explain.report import SECTIONS
 
     return ExplainOptions(logs=tuple(given["logs"]), presentation=parse_presentation(given, SECTIONS))
 
@@ -77,7 +78,7 @@ def run_explain(options: ExplainOptions, arguments: Sequence[str]) -> int:
     Raises:
         GpubenchError: a log cannot be read, or an output cannot be written.
     """
-    from gpubench.measure.explain import explain
+    from gpubench.measure.explain.report import explain
 
     shown = options.presentation
     check_writable(shown.outputs)

@@ -11,35 +11,41 @@ from gpubench.cli.presenter import Presenter, rank_style
 from gpubench.cli.rank import own_identity
 from gpubench.cli.run_metadata import recorded_settings
 from gpubench.cli.setting_options import check_unset
-from gpubench.cli.watching import NodesAndRanks, Watch
-from gpubench.cli.ways import Opener, WayMaker
+from gpubench.cli.watching import NodesAndRanks, PathWatch
+from gpubench.cli.ways import Opener, VariantMaker
 from gpubench.errors import UsageError, more_ranks_than_gpus, shared_gpu
-from gpubench.hardware import cuda, host, mpi
-from gpubench.hardware.channel_sender import ChannelSender
-from gpubench.hardware.gpu_condition import NvmlCondition
-from gpubench.hardware.nccl import NcclBackend, NcclLibrary
-from gpubench.hardware.nccl_settings import nccl_settings
-from gpubench.hardware.nvml import Driver, read_driver
-from gpubench.hardware.watchdog import RankProgress
+from gpubench.hardware.cuda import device as cuda
+from gpubench.hardware.launch.channel_sender import ChannelSender
+from gpubench.hardware.mpi import group as mpi
+from gpubench.hardware.mpi import host
+from gpubench.hardware.nccl.backend import NcclBackend, NcclLibrary
+from gpubench.hardware.node.nvml.condition import NvmlCondition
+from gpubench.hardware.node.nvml.library import Driver, read_driver
+from gpubench.hardware.process.nccl_settings import nccl_settings
+from gpubench.hardware.watchdog.rank import RankProgress
 from gpubench.measure.agreement import agree
-from gpubench.measure.cases import SweepRequest
-from gpubench.measure.collective import check_root, fitting_all, fitting_sizes, measure
-from gpubench.measure.collective_recording import VERSION, Recorded, RunOptions
-from gpubench.measure.company import Company, ReadCondition, no_gpu_to_read
-from gpubench.measure.path_evidence import unwatched
-from gpubench.measure.settings import Way, measure_ways
-from gpubench.measure.split_groups import GroupRows, InStep
-from gpubench.measure.tally import UNKEPT, Keeper
-from gpubench.model.evidence import EvidenceUse
-from gpubench.model.hang import Phase
-from gpubench.model.report import CollectiveRow, Metadata, Origin, RankIdentity, Report, Row
-from gpubench.model.split import RankGroup, groups_of
-from gpubench.model.sweep import DroppedSize
-from gpubench.model.verdict import exit_code
-from gpubench.ports import Backend, Group, Listener
+from gpubench.measure.collective.cases import SweepRequest
+from gpubench.measure.collective.observers import Observers, ReadCondition, no_gpu_to_read
+from gpubench.measure.collective.path_evidence import unwatched
+from gpubench.measure.collective.recording import VERSION, RecordedCollective, RunOptions
+from gpubench.measure.collective.row_collector import NO_RECORDER, Recorder
+from gpubench.measure.collective.split_groups import GroupRows, InStep
+from gpubench.measure.collective.sweep import check_root, fitting_all, fitting_sizes, measure
+from gpubench.measure.collective.variants import SweepVariant, measure_variants
+from gpubench.model.paths.evidence import EvidenceUse
+from gpubench.model.results.report import CollectiveRow, Metadata, Report, Row
+from gpubench.model.terms.hang import Phase
+from gpubench.model.terms.origin import Origin
+from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.model.terms.split import RankGroup, groups_of
+from gpubench.model.terms.sweep import DroppedSize
+from gpubench.model.terms.verdict import exit_code
+from gpubench.ports.backend import Backend
+from gpubench.ports.group import Group
+from gpubench.ports.listener import Listener
 
 
-class Silent:
+class NullListener:
     """The listener of every rank but the first: the rows are not its to tell."""
 
     def begin(self, metadata: Metadata) -> None:
@@ -55,7 +61,7 @@ class Silent:
         """Nothing."""
 
 
-class Job:
+class CollectiveRankJob:
     """One rank's part in a job."""
 
     def __init__(
@@ -66,7 +72,7 @@ class Job:
         self._options = options
         self._arguments = arguments
         self._settings = recorded_settings(os.environ)
-        self._watch: Watch | None = None
+        self._watch: PathWatch | None = None
         self._own = group
         self._part: RankGroup | None = None
         self._library: NcclLibrary | None = None
@@ -122,14 +128,14 @@ class Job:
     def _rows(
         self,
         request: SweepRequest,
-        ways: Sequence[Way],
+        ways: Sequence[SweepVariant],
         identities: Sequence[RankIdentity],
         listener: Listener[CollectiveRow],
-        keeper: Keeper,
+        keeper: Recorder,
     ) -> Report:
         """Measure, in all groups at once where there are several, or in all ways."""
         backend = ways[0].backend
-        company = Company(
+        company = Observers(
             witness=None if self._watch is None else self._watch.witness(request),
             progress=self._progress,
             read_condition=self._condition,
@@ -137,16 +143,16 @@ class Job:
         )
         if self._part is None:
             if len(ways) > 1:
-                return measure_ways(request, self._group, ways, identities, listener, company)
+                return measure_variants(request, self._group, ways, identities, listener, company)
             return measure(request, self._group, backend, identities, listener, company)
         rows = GroupRows(self._part, self._own, self._group, listener)
         own = [identities[rank] for rank in self._part.ranks]
         together = InStep(self._own, self._group)
         return rows.merged(measure(request, together, backend, own, rows, company))
 
-    def _ways(self, request: SweepRequest, backend: Opener, host_beside: Opener | None) -> Sequence[Way]:
+    def _ways(self, request: SweepRequest, backend: Opener, host_beside: Opener | None) -> Sequence[SweepVariant]:
         """One where nobody asked for more."""
-        maker = WayMaker(self._group, self.identity, request)
+        maker = VariantMaker(self._group, self.identity, request)
         return maker.ways(self._options.ways, backend, self._library, host_beside)
 
     def _look_around(self) -> None:
@@ -156,14 +162,14 @@ class Job:
 
             self._seen = read_nodes_and_ranks(self._group, self.identity)
 
-    def _keeping(self, described: Recorded) -> AbstractContextManager[Keeper]:
+    def _keeping(self, described: RecordedCollective) -> AbstractContextManager[Recorder]:
         """Who writes down what is measured, where that was asked for."""
         if self._directory is None:
-            return nullcontext(UNKEPT)
-        from gpubench.cli.collective_record import Recorder
+            return nullcontext(NO_RECORDER)
+        from gpubench.cli.collective_record import CollectiveRecorder
 
         watch = self._watch
-        return Recorder(
+        return CollectiveRecorder(
             self._directory,
             described,
             self._group,
@@ -190,7 +196,7 @@ class Job:
 
     def _listener(self, channel: str | None) -> Listener[CollectiveRow]:
         if self._group.rank != 0:
-            return Silent()
+            return NullListener()
         if channel:
             return ChannelSender(channel)
         shown = self._options.presentation
@@ -213,7 +219,9 @@ class Job:
             return self._host()
         if self._options.evidence is not EvidenceUse.OFF:
             self._watch = stack.enter_context(
-                Watch(self._group, self.identity, strict=self._options.strict, keeps_log=self._directory is not None)
+                PathWatch(
+                    self._group, self.identity, strict=self._options.strict, keeps_log=self._directory is not None
+                )
             )
         else:
             self._look_around()
@@ -246,10 +254,10 @@ class Job:
         request: SweepRequest,
         identities: Sequence[RankIdentity],
         dropped: Sequence[DroppedSize],
-    ) -> Recorded:
+    ) -> RecordedCollective:
         """What is to be measured and by whom."""
         options = self._options
-        return Recorded(
+        return RecordedCollective(
             schema_version=VERSION,
             collective=request.collective.name,
             backend=backend.name,

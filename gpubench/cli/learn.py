@@ -5,17 +5,18 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpubench.errors import UsageError
-from gpubench.model.learning import Sample, learn, samples_of
-from gpubench.model.plain import to_plain
-from gpubench.model.profile import Expected, Profile
-from gpubench.model.profile_rules import check_expected
-from gpubench.model.report import Origin
-from gpubench.model.result_file import ResultFile
-from gpubench.model.toml_text import toml_text
-from gpubench.model.units import counted, format_size
-from gpubench.model.verdict import Verdict
-from gpubench.profiles import find, match, own_profiles, read_profile
-from gpubench.readers.results import read_results
+from gpubench.model.profiles.learning import LearningSample, learn, samples_of
+from gpubench.model.profiles.profile import Expected, Profile
+from gpubench.model.profiles.rules import check_expected
+from gpubench.model.results.result_file import ResultFile
+from gpubench.model.terms.origin import Origin
+from gpubench.model.terms.plain import to_plain
+from gpubench.model.terms.toml_text import toml_text
+from gpubench.model.terms.units import counted, format_size
+from gpubench.model.terms.verdict import Verdict
+from gpubench.profiles.files import find, own_profiles, read_profile
+from gpubench.profiles.matching import match
+from gpubench.readers.results.registry import read_results
 
 _SOURCE = "learned"
 _EXPECTED = "what gpubench allreduce, p2p, check and the like write with --output FILE.json on a healthy machine"
@@ -79,7 +80,7 @@ def _shortened(expected: Expected, visible: int) -> Expected:
     return replace(expected, gpus=None) if expected.gpus == visible else expected
 
 
-def _outlier(sample: Sample) -> str:
+def _outlier(sample: LearningSample) -> str:
     return f"left out: {sample.key.quantity} {sample.value:.4g}, {sample.subject} of {sample.file}: far from the median"
 
 

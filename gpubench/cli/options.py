@@ -13,20 +13,20 @@ from gpubench.cli.setting_options import Ways, check_ways, parse_backends, parse
 from gpubench.cli.simulation import Simulation, parse_simulation
 from gpubench.collectives.record import Collective
 from gpubench.errors import UsageError, exclusive
-from gpubench.hardware.nccl import Allocator
+from gpubench.hardware.nccl.backend import Allocator
 from gpubench.installation_errors import unreadable_nccl_library
-from gpubench.measure.cases import SweepRequest
-from gpubench.model.cause_rows import CAUSES_SECTION
-from gpubench.model.evidence import EvidenceUse
-from gpubench.model.evidence_rows import EVIDENCE_SECTION, FALLBACK_SECTION
-from gpubench.model.hang import SECONDS_TO_START
-from gpubench.model.operation import DataType, Placement, ReduceOp
-from gpubench.model.rank_times import RANK_TIMES_SECTION
-from gpubench.model.report import FINDINGS_SECTION, ROWS_SECTION
-from gpubench.model.sampling import Sampling
-from gpubench.model.split import SPLITS, check_split
-from gpubench.model.sweep import parse_sizes
-from gpubench.model.winners import REFUSED_SECTION, WINNERS_SECTION
+from gpubench.measure.collective.cases import SweepRequest
+from gpubench.model.paths.evidence import EvidenceUse
+from gpubench.model.results.rank_times import RANK_TIMES_SECTION
+from gpubench.model.results.report import FINDINGS_SECTION, ROWS_SECTION
+from gpubench.model.results.rows.causes import CAUSES_SECTION
+from gpubench.model.results.rows.evidence import EVIDENCE_SECTION, FALLBACK_SECTION
+from gpubench.model.results.winners import REFUSED_SECTION, WINNERS_SECTION
+from gpubench.model.terms.hang import SECONDS_TO_START
+from gpubench.model.terms.operation import DataType, Placement, ReduceOp
+from gpubench.model.terms.sampling import Sampling
+from gpubench.model.terms.split import SPLITS, check_split
+from gpubench.model.terms.sweep import parse_sizes
 
 DEFAULT_SIZES = {"nccl": "8:4G", "host": "8:16M"}
 """What a sweep visits when nobody says: on a laptop, what ends within ten seconds."""

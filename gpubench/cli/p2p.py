@@ -13,13 +13,13 @@ from gpubench.cli.presentation import Presentation, parse_choices, parse_present
 from gpubench.cli.recording import Recording, parse_recording
 from gpubench.cli.simulation import Simulation, parse_simulation
 from gpubench.errors import UsageError, exclusive
-from gpubench.hardware.launch import launched_by
-from gpubench.model.evidence import EvidenceUse
-from gpubench.model.sweep import parse_sizes
+from gpubench.hardware.launch.started_by import launched_by
+from gpubench.model.paths.evidence import EvidenceUse
+from gpubench.model.terms.sweep import parse_sizes
 
 if TYPE_CHECKING:
-    from gpubench.hardware.mpi import MpiGroup
-    from gpubench.hardware.watchdog import RankProgress
+    from gpubench.hardware.mpi.group import MpiGroup
+    from gpubench.hardware.watchdog.rank import RankProgress
 
 NAME = "p2p"
 SUMMARY = "Every ordered pair of GPUs: bandwidth, latency, peer access off and on."
@@ -123,8 +123,8 @@ def parse_p2p_options(given: dict[str, Any]) -> P2pOptions:
     Raises:
         UsageError: anything that cannot be, with the next step.
     """
-    from gpubench.measure.p2p_run import SECTIONS
-    from gpubench.model.p2p import parse_pairs
+    from gpubench.measure.p2p.run import SECTIONS
+    from gpubench.model.paths.p2p import parse_pairs
 
     like = None if given["like"] is None else parse_choices("--as", [given["like"]], As)[0]
     if like is not None and given["sizes"] is not None:

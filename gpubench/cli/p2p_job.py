@@ -14,11 +14,11 @@ from gpubench.cli.presenter import Presenter, terminal_style
 from gpubench.cli.run_metadata import recorded_settings, stamp
 from gpubench.errors import UsageError
 from gpubench.hardware import recorded
-from gpubench.hardware.nvml import read_driver
-from gpubench.hardware.probe import probe, watch_errors
-from gpubench.hardware.process_facts import read_rank_facts
+from gpubench.hardware.node.nvml.library import read_driver
+from gpubench.hardware.node.probe import probe, watch_errors
+from gpubench.hardware.process.facts import read_rank_facts
 from gpubench.installation_errors import no_gpu
-from gpubench.measure.p2p import (
+from gpubench.measure.p2p.bench import (
     NVBANDWIDTH,
     Bench,
     CopyBench,
@@ -28,19 +28,21 @@ from gpubench.measure.p2p import (
     steps,
     sweep_series,
 )
-from gpubench.measure.p2p_recording import FILE, VERSION, Recorded, RecordingBench
-from gpubench.measure.p2p_rows import Machine
-from gpubench.measure.p2p_run import LookAgain, P2pRun
-from gpubench.model.copies import CopyGpu, Direction, Engine, Pattern
-from gpubench.model.links import leads_to_switches
-from gpubench.model.p2p import Pair, Series
-from gpubench.model.rank_facts import RankFacts
-from gpubench.model.report import PAIR_COLUMNS, Metadata, Origin
-from gpubench.model.snapshot import Snapshot
-from gpubench.model.topology import Topology
-from gpubench.model.wiring import GpuPlace, Wiring
-from gpubench.ports import Copies, LinkCounters
-from gpubench.profiles import match
+from gpubench.measure.p2p.recording import FILE, VERSION, RecordedP2p, RecordingBench
+from gpubench.measure.p2p.rows import Machine
+from gpubench.measure.p2p.run import LookAgain, P2pRun
+from gpubench.model.facts.rank_facts import RankFacts
+from gpubench.model.facts.snapshot import Snapshot
+from gpubench.model.paths.links import leads_to_switches
+from gpubench.model.paths.p2p import Pair, Series
+from gpubench.model.paths.topology import Topology
+from gpubench.model.paths.wiring import GpuPlace, Wiring
+from gpubench.model.results.report import PAIR_COLUMNS, Metadata
+from gpubench.model.terms.copies import CopyGpu, CopyPattern, Direction, Engine
+from gpubench.model.terms.origin import Origin
+from gpubench.ports.copies import Copies
+from gpubench.ports.link_counters import LinkCounters
+from gpubench.profiles.matching import match
 
 DEFAULT_BYTES = 256 * 2**20
 DEFAULT_HOST_BYTES = 64 * 2**20
@@ -134,7 +136,7 @@ def _recorded(
     recorded.write_recording(directory, [here.snapshot], here.processes)
     with recorded.recording_samples(directory, FILE) as write:
         write(
-            Recorded(
+            RecordedP2p(
                 schema_version=VERSION,
                 origin=Origin(metadata.origin),
                 request=request,
@@ -160,9 +162,9 @@ def _copies(options: P2pOptions) -> Iterator[_Here]:
         simulated = SimulatedCopies(simulation.machine, simulation.faults, simulation.seed)
         yield _Here(simulated, NoCounters(), simulated.snapshot, (), {})
         return
-    from gpubench.hardware.copies import open_copies
-    from gpubench.hardware.cuda import check_installed
-    from gpubench.hardware.link_counters import NvmlCounters
+    from gpubench.hardware.copies.one_process import open_copies
+    from gpubench.hardware.cuda.device import check_installed
+    from gpubench.hardware.node.nvml.link_counters import NvmlCounters
 
     driver = read_driver(os.environ)
     if not driver.visible:
@@ -204,7 +206,7 @@ def _request(options: P2pOptions, gpus: Sequence[CopyGpu]) -> P2pRequest:
         pairs=pairs,
         series=series if several else (),
         host_bytes=_host_bytes(options) if options.host and whole else None,
-        patterns=tuple(Pattern) if options.patterns and whole and options.like is None and several else (),
+        patterns=tuple(CopyPattern) if options.patterns and whole and options.like is None and several else (),
         pattern_bytes=size_bytes,
         method=method,
         check=options.check and options.simulation is None,

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import permutations
 
-from gpubench.cli.job import Silent, open_gpu
+from gpubench.cli.job import NullListener, open_gpu
 from gpubench.cli.p2p import NAME, As, P2pOptions
 from gpubench.cli.p2p_job import DEFAULT_BYTES, NVBANDWIDTH_BYTES, describe, profile_of
 from gpubench.cli.presentation import check_writable
@@ -13,34 +13,37 @@ from gpubench.cli.presenter import Presenter, rank_style
 from gpubench.cli.rank import own_identity
 from gpubench.cli.run_metadata import recorded_settings, stamp
 from gpubench.errors import UsageError
-from gpubench.hardware import mpi, recorded
-from gpubench.hardware.cuda import CudaDevice, check_installed
-from gpubench.hardware.ipc import CudaRankCopies, Network
-from gpubench.hardware.link_counters import NvmlCounters
-from gpubench.hardware.nccl import NcclLibrary
-from gpubench.hardware.nccl_debug import NcclLog
-from gpubench.hardware.nccl_settings import nccl_settings
-from gpubench.hardware.nvml import Driver, read_driver
-from gpubench.hardware.probe import probe
-from gpubench.hardware.process_facts import read_rank_facts
-from gpubench.hardware.watchdog import RankProgress
+from gpubench.hardware import recorded
+from gpubench.hardware.copies.between_ranks import CudaRankCopies, Network
+from gpubench.hardware.cuda.device import CudaDevice, check_installed
+from gpubench.hardware.mpi import group as mpi
+from gpubench.hardware.nccl.backend import NcclLibrary
+from gpubench.hardware.nccl.debug_log import NcclLog
+from gpubench.hardware.node.nvml.library import Driver, read_driver
+from gpubench.hardware.node.nvml.link_counters import NvmlCounters
+from gpubench.hardware.node.probe import probe
+from gpubench.hardware.process.facts import read_rank_facts
+from gpubench.hardware.process.nccl_settings import nccl_settings
+from gpubench.hardware.watchdog.rank import RankProgress
 from gpubench.installation_errors import no_gpu
 from gpubench.measure.agreement import agree
-from gpubench.measure.p2p import NVBANDWIDTH, Method, P2pRequest
-from gpubench.measure.p2p_ranks import RankBench, RankRun, Rounds
-from gpubench.measure.p2p_recording import FILE, VERSION, Recorded, RecordingRounds
-from gpubench.measure.p2p_rows import IPC, NETWORK, RankMachine
-from gpubench.model.copies import CopyGpu, Direction, Engine
-from gpubench.model.hang import Phase
-from gpubench.model.nodes import with_own_names
-from gpubench.model.p2p import LATENCY_BYTES, Pair, Series
-from gpubench.model.rank_facts import RankFacts
-from gpubench.model.report import PAIR_COLUMNS, Metadata, Origin, RankIdentity
-from gpubench.model.snapshot import Snapshot, bus_id
-from gpubench.model.topology import Topology
-from gpubench.model.verdict import exit_code
-from gpubench.model.wiring import Wiring
-from gpubench.profiles import match
+from gpubench.measure.p2p.bench import NVBANDWIDTH, Method, P2pRequest
+from gpubench.measure.p2p.ranks import RankBench, RankRun, Rounds
+from gpubench.measure.p2p.recording import FILE, VERSION, RecordedP2p, RecordingRounds
+from gpubench.measure.p2p.rows import IPC, NETWORK, RankMachine
+from gpubench.model.facts.rank_facts import RankFacts
+from gpubench.model.facts.snapshot import Snapshot, bus_id
+from gpubench.model.paths.nodes import with_own_names
+from gpubench.model.paths.p2p import LATENCY_BYTES, Pair, Series
+from gpubench.model.paths.topology import Topology
+from gpubench.model.paths.wiring import Wiring
+from gpubench.model.results.report import PAIR_COLUMNS, Metadata
+from gpubench.model.terms.copies import CopyGpu, Direction, Engine
+from gpubench.model.terms.hang import Phase
+from gpubench.model.terms.origin import Origin
+from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.model.terms.verdict import exit_code
+from gpubench.profiles.matching import match
 
 
 class P2pRanksJob:
@@ -66,7 +69,7 @@ class P2pRanksJob:
         group, options = self._group, self._options
         pairs = agree(group, lambda: pairs_of_ranks(options, group.size))
         presenter = agree(group, self._presenter)
-        listener = presenter or Silent()
+        listener = presenter or NullListener()
         driver = read_driver(os.environ)
         agree(group, lambda: _check_gpus(driver), place=str(self.identity))
         # The first rank of a node reads it before any rank puts something on its GPUs.
@@ -158,7 +161,7 @@ class P2pRanksJob:
         recorded.write_recording(directory, [node.snapshot for node in machine.nodes], machine.facts)
         with recorded.recording_samples(directory, FILE) as write:
             write(
-                Recorded(
+                RecordedP2p(
                     schema_version=VERSION,
                     origin=Origin.MEASURED,
                     request=request,

@@ -14,13 +14,14 @@ from gpubench.cli.presenter import Presenter, terminal_style
 from gpubench.cli.run_metadata import stamp
 from gpubench.errors import UsageError
 from gpubench.hardware import recorded
-from gpubench.measure.p2p_ranks import RankRun
-from gpubench.measure.p2p_recording import FILE, Recorded, ReplayedBench, ReplayedRounds, Sample, read_samples
-from gpubench.measure.p2p_rows import Machine, RankMachine
-from gpubench.measure.p2p_run import MatrixRun, P2pRun
-from gpubench.model.rank_facts import RankFacts
-from gpubench.model.report import PAIR_COLUMNS, Metadata, Origin
-from gpubench.model.snapshot import Snapshot
+from gpubench.measure.p2p.ranks import RankRun
+from gpubench.measure.p2p.recording import FILE, RecordedCopy, RecordedP2p, ReplayedBench, ReplayedRounds, read_samples
+from gpubench.measure.p2p.rows import Machine, RankMachine
+from gpubench.measure.p2p.run import MatrixRun, P2pRun
+from gpubench.model.facts.rank_facts import RankFacts
+from gpubench.model.facts.snapshot import Snapshot
+from gpubench.model.results.report import PAIR_COLUMNS, Metadata
+from gpubench.model.terms.origin import Origin
 
 
 def run_replayed(options: P2pOptions, directory: Path, arguments: Sequence[str]) -> int:
@@ -43,7 +44,7 @@ def run_replayed(options: P2pOptions, directory: Path, arguments: Sequence[str])
     return options.presentation.exit_code(report.verdict)
 
 
-def _machine(found: Recorded, snapshots: Sequence[Snapshot], facts: Sequence[RankFacts], directory: Path) -> Machine:
+def _machine(found: RecordedP2p, snapshots: Sequence[Snapshot], facts: Sequence[RankFacts], directory: Path) -> Machine:
     """The machine as it was.
 
     Raises:
@@ -70,14 +71,14 @@ def _strangers(directory: Path, what: str) -> UsageError:
     )
 
 
-def _run(found: Recorded, samples: Sequence[Sample], machine: Machine, presenter: Presenter) -> MatrixRun:
+def _run(found: RecordedP2p, samples: Sequence[RecordedCopy], machine: Machine, presenter: Presenter) -> MatrixRun:
     if isinstance(machine, RankMachine):
         return RankRun(found.request, ReplayedRounds(found, samples), machine, presenter)
     return P2pRun(found.request, ReplayedBench(found, samples), machine, presenter)
 
 
 def _metadata(
-    options: P2pOptions, arguments: Sequence[str], directory: Path, machine: Machine, found: Recorded
+    options: P2pOptions, arguments: Sequence[str], directory: Path, machine: Machine, found: RecordedP2p
 ) -> Metadata:
     return Metadata(
         **stamp(arguments),

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, TextIO
 from gpubench.cli.presentation import Color, Presentation
 from gpubench.formats.text.fallback import fallback_lines
 from gpubench.formats.writer import Style, Target, Writer
-from gpubench.model.report import COLLECTIVE_COLUMNS, CollectiveRow, Metadata, Report, Row
-from gpubench.model.sweep import describe_dropped
-from gpubench.model.verdict import Verdict
+from gpubench.model.results.report import COLLECTIVE_COLUMNS, CollectiveRow, Metadata, Report, Row
+from gpubench.model.terms.sweep import describe_dropped
+from gpubench.model.terms.verdict import Verdict
 
 if TYPE_CHECKING:
     from rich.progress import Progress

@@ -10,10 +10,10 @@ import typer
 
 from gpubench.cli.delivery import say
 from gpubench.errors import unwritable_output
-from gpubench.model.units import counted, format_size
+from gpubench.model.terms.units import counted, format_size
 
 if TYPE_CHECKING:
-    from gpubench.model.profile import Expected, Profile
+    from gpubench.model.profiles.profile import Expected, Profile
 
 NAME = "profiles"
 SUMMARY = "What healthy machines reach: list, show, match, lint, learn."
@@ -40,7 +40,7 @@ _SIMULATE = Annotated[
 @app.command("list")
 def list_profiles() -> None:
     """Every profile: its name, its GPUs, how many values it has and of which kinds."""
-    from gpubench.profiles import all_profiles, own_folder, own_profiles
+    from gpubench.profiles.files import all_profiles, own_folder, own_profiles
 
     own = own_profiles(os.environ)
     rows = [*(("yours", each) for each in own), *(("", each) for each in all_profiles())]
@@ -55,7 +55,7 @@ def list_profiles() -> None:
 @app.command("show")
 def show(name: _NAMED) -> None:
     """One profile: the machine, and every expected value with its kind and source."""
-    from gpubench.profiles import find
+    from gpubench.profiles.files import find
 
     profile = find(name, os.environ)
     say("\n".join(_described(profile)))
@@ -65,10 +65,10 @@ def show(name: _NAMED) -> None:
 def match_machine(simulate: _SIMULATE = None, timeout: _TIMEOUT = 20.0) -> None:
     """Which profile this machine has; exit 3 where it has no GPU."""
     from gpubench.cli.check_machines import matched
-    from gpubench.hardware.probe import probe
+    from gpubench.hardware.node.probe import probe
     from gpubench.hardware.simulated.machine import parse_machine, snapshots
     from gpubench.installation_errors import no_gpu
-    from gpubench.model.topology import Topology
+    from gpubench.model.paths.topology import Topology
 
     snapshot = probe(timeout, os.environ) if simulate is None else snapshots(parse_machine(simulate))[0]
     found = matched(Topology(snapshot), os.environ)
@@ -86,7 +86,7 @@ def match_machine(simulate: _SIMULATE = None, timeout: _TIMEOUT = 20.0) -> None:
 @app.command("lint")
 def lint(files: _FILES = None) -> None:
     """Refuse what cannot be right: exit 2 for the first file that is, with its key."""
-    from gpubench.profiles import all_profiles, own_profiles, read_file
+    from gpubench.profiles.files import all_profiles, own_profiles, read_file
 
     checked = [read_file(path) for path in files] if files else [*all_profiles(), *own_profiles(os.environ)]
     for profile in checked:

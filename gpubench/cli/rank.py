@@ -11,15 +11,17 @@ from typing import Protocol
 from gpubench.cli.presenter import OutputError
 from gpubench.cli.run_metadata import recorded_settings
 from gpubench.errors import CouldNotMeasureError, GpubenchError, InterruptedRunError, output_failed
-from gpubench.hardware import launcher, mpi, watchdog
-from gpubench.hardware.channel_sender import ChannelSender
-from gpubench.hardware.launch import CHANNEL_VARIABLE, SECONDS_FOR_THE_FIRST_RANK, LaunchedBy
-from gpubench.hardware.process_facts import read_rank_facts
-from gpubench.hardware.watchdog import RankProgress
+from gpubench.hardware.launch import launcher
+from gpubench.hardware.launch.channel_sender import ChannelSender
+from gpubench.hardware.launch.started_by import CHANNEL_VARIABLE, SECONDS_FOR_THE_FIRST_RANK, LaunchedBy
+from gpubench.hardware.mpi import group as mpi
+from gpubench.hardware.process.facts import read_rank_facts
+from gpubench.hardware.watchdog import rank as watchdog
+from gpubench.hardware.watchdog.rank import RankProgress
 from gpubench.measure.agreement import AgreedError
-from gpubench.model.hang import Phase
-from gpubench.model.rank_facts import RankFacts
-from gpubench.model.report import RankIdentity
+from gpubench.model.facts.rank_facts import RankFacts
+from gpubench.model.terms.hang import Phase
+from gpubench.model.terms.rank_identity import RankIdentity
 
 SECONDS_TO_BE_HEARD = 0.5
 """Between a rank's last words on stderr and its abort: a launcher's daemon on another host drops what it has not yet
@@ -30,7 +32,7 @@ SECONDS_TO_BE_ENDED = 30.0
 TRACEBACK_VARIABLE = "GPUBENCH_TRACEBACK"
 
 
-class Job(Protocol):
+class RankJob(Protocol):
     """One rank's part in what all of them do."""
 
     @property
@@ -43,7 +45,7 @@ class Job(Protocol):
         ...
 
 
-def run(make_job: Callable[[mpi.MpiGroup, RankProgress], Job], launched_by: LaunchedBy, timeout_s: float) -> int:
+def run(make_job: Callable[[mpi.MpiGroup, RankProgress], RankJob], launched_by: LaunchedBy, timeout_s: float) -> int:
     """Be a rank: do the job with the others, and return the exit code that all of them return.
 
     A job that shows no progress for `timeout_s` seconds, longer while it starts, is ended with exit code 3.
@@ -55,7 +57,7 @@ def run(make_job: Callable[[mpi.MpiGroup, RankProgress], Job], launched_by: Laun
     if channel:
         launcher.die_with_parent()
     group: mpi.MpiGroup | None = None
-    job: Job | None = None
+    job: RankJob | None = None
     progress = watchdog.start(launched_by.rank, launched_by.size, mpi.host_name(), timeout_s, channel)
     try:
         progress.enter(Phase.MPI_INIT)

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from gpubench import __version__
-from gpubench.hardware import launcher
+from gpubench.hardware.launch import launcher
 
 _SETTINGS = (
     *("NCCL_", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES", "UCX_", "FI_", "MPI4PY_"),

@@ -7,7 +7,7 @@ import typer
 
 from gpubench.cli.presentation import parse_choices
 from gpubench.errors import UsageError
-from gpubench.model.sampling import DEFAULT_ITERATIONS, INTERVAL, Mode, Sampling
+from gpubench.model.terms.sampling import DEFAULT_ITERATIONS, INTERVAL, Mode, Sampling
 
 AUTO = "auto"
 

@@ -9,14 +9,14 @@ import typer
 from gpubench.cli.presentation import parse_choices, unknown_word
 from gpubench.collectives.record import Collective
 from gpubench.errors import UsageError
-from gpubench.model.hierarchy import OPTION as HIERARCHICAL_OPTION
-from gpubench.model.setting import (
+from gpubench.model.terms.hierarchy import OPTION as HIERARCHICAL_OPTION
+from gpubench.model.terms.nccl_choice import (
     ALGORITHM_VARIABLE,
     HIERARCHICAL,
     PROTOCOL_VARIABLE,
     Algorithm,
+    NcclChoice,
     Protocol,
-    Setting,
     settings_of,
 )
 
@@ -63,7 +63,7 @@ def parameters(collective: Collective) -> list[tuple[str, Any, Any]]:
 class Ways:
     """What is to be measured beside the own choice of the first backend."""
 
-    settings: tuple[Setting, ...] = ()
+    settings: tuple[NcclChoice, ...] = ()
     hierarchical: bool = False
     host_too: bool = False
 

@@ -13,26 +13,27 @@ from gpubench.cli.presenter import Presenter, terminal_style
 from gpubench.cli.simulation import Simulation
 from gpubench.cli.watching import NodesAndRanks
 from gpubench.errors import UsageError, no_size_left
-from gpubench.hardware.launch import LaunchedBy
+from gpubench.hardware.launch.started_by import LaunchedBy
 from gpubench.hardware.simulated.machine import snapshots
 from gpubench.hardware.simulated.times import CollectiveTimes
-from gpubench.measure.cases import SweepRequest, cases, without_data
-from gpubench.measure.collective import check_root
-from gpubench.measure.collective_recording import (
+from gpubench.measure.collective.cases import SweepRequest, cases, without_data
+from gpubench.measure.collective.recording import (
     VERSION,
-    Line,
     Model,
-    Recorded,
+    RecordedCollective,
     RecordedRow,
+    RecordingLine,
     RunOptions,
 )
-from gpubench.measure.simulated import BACKEND, simulate, staged_paths
-from gpubench.measure.tally import Answer, RowSample
-from gpubench.measure.timing import OwnTimes
-from gpubench.model.report import Origin, RankIdentity
-from gpubench.model.snapshot import Snapshot
-from gpubench.model.sweep import DroppedSize, describe_dropped
-from gpubench.model.topology import Topology
+from gpubench.measure.collective.row_collector import Answer, RowSample
+from gpubench.measure.collective.simulated import BACKEND, simulate, staged_paths
+from gpubench.measure.collective.sweep import check_root
+from gpubench.measure.collective.timing import OwnTimes
+from gpubench.model.facts.snapshot import Snapshot
+from gpubench.model.paths.topology import Topology
+from gpubench.model.terms.origin import Origin
+from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.model.terms.sweep import DroppedSize, describe_dropped
 
 
 def run(
@@ -94,9 +95,9 @@ def _described(
     identities: Sequence[RankIdentity],
     nodes: Sequence[Snapshot],
     dropped: Sequence[DroppedSize],
-) -> Recorded:
+) -> RecordedCollective:
     """What is to be simulated."""
-    return Recorded(
+    return RecordedCollective(
         schema_version=VERSION,
         collective=request.collective.name,
         backend=BACKEND,
@@ -117,7 +118,7 @@ def _described(
 
 def _record(
     directory: Path,
-    described: Recorded,
+    described: RecordedCollective,
     nodes: Sequence[Snapshot],
     request: SweepRequest,
     made: Sequence[Sequence[float]],
@@ -129,8 +130,8 @@ def _record(
         for case, seconds in zip(cases(request, len(described.ranks)), made, strict=True):
             own = OwnTimes(seconds[0], request.sampling.least_iterations)
             sample = RowSample(own, tuple(Answer(each) for each in seconds))
-            write(Line(row=RecordedRow(case, BACKEND, sample)))
-        write(Line(rows=len(made)))
+            write(RecordingLine(row=RecordedRow(case, BACKEND, sample)))
+        write(RecordingLine(rows=len(made)))
 
 
 def _ranks_per_node(options: CollectiveOptions, simulation: Simulation, gpus: int) -> int:

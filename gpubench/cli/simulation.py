@@ -10,7 +10,7 @@ from gpubench.errors import UsageError
 
 if TYPE_CHECKING:
     from gpubench.hardware.simulated.machine import SimulatedMachine
-    from gpubench.model.fault import Fault
+    from gpubench.model.profiles.fault import Fault
 
 SIMULATE = Annotated[
     str | None,
@@ -76,7 +76,7 @@ def parse_simulation(given: Mapping[str, Any]) -> Simulation | None:
             )
         return None
     from gpubench.hardware.simulated.machine import parse_machine
-    from gpubench.model.fault import parse_fault
+    from gpubench.model.profiles.fault import parse_fault
 
     machine = parse_machine(given["simulate"])
     return Simulation(given["simulate"], machine, tuple(map(parse_fault, faults)), given["seed"])

@@ -13,7 +13,7 @@ from gpubench.cli.presentation import Presentation, parse_presentation
 from gpubench.cli.recording import parse_recording
 from gpubench.cli.simulation import Simulation, parse_simulation
 from gpubench.errors import exclusive
-from gpubench.hardware.launch import launched_by
+from gpubench.hardware.launch.started_by import launched_by
 
 NAME = "topo"
 SUMMARY = "Devices, links, NICs, path and peer-access matrices, limits."
@@ -81,7 +81,7 @@ def parse_topo_options(given: dict[str, Any]) -> TopoOptions:
     Raises:
         UsageError: two sources of machines, a fault without a simulated machine, anything that cannot be read.
     """
-    from gpubench.measure.topo import SECTIONS
+    from gpubench.measure.topo.report import SECTIONS
 
     named = {"--from": given["from_file"], "--replay": given["replay"], "--simulate": given["simulate"]}
     sources = [option for option, value in named.items() if value is not None]

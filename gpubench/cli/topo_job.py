@@ -12,20 +12,22 @@ from gpubench.cli.presenter import Presenter, rank_style, terminal_style
 from gpubench.cli.rank import own_facts, own_identity
 from gpubench.cli.run_metadata import recorded_settings, stamp
 from gpubench.cli.topo import NAME, TopoOptions
-from gpubench.hardware import mpi, recorded
-from gpubench.hardware.probe import probe
-from gpubench.hardware.process_facts import read_rank_facts
+from gpubench.hardware import recorded
+from gpubench.hardware.mpi import group as mpi
+from gpubench.hardware.node.probe import probe
+from gpubench.hardware.process.facts import read_rank_facts
 from gpubench.hardware.simulated.machine import snapshots as simulated_nodes
 from gpubench.measure.agreement import agree
-from gpubench.measure.topo import examine
-from gpubench.model.links import leads_to_switches
-from gpubench.model.nodes import with_own_names
-from gpubench.model.rank_facts import RankFacts
-from gpubench.model.report import Metadata, Origin
-from gpubench.model.snapshot import Snapshot
-from gpubench.model.topology import Topology
-from gpubench.profiles import ProfileMatch, match
-from gpubench.readers import read_file
+from gpubench.measure.topo.report import examine
+from gpubench.model.facts.rank_facts import RankFacts
+from gpubench.model.facts.snapshot import Snapshot
+from gpubench.model.paths.links import leads_to_switches
+from gpubench.model.paths.nodes import with_own_names
+from gpubench.model.paths.topology import Topology
+from gpubench.model.results.report import Metadata
+from gpubench.model.terms.origin import Origin
+from gpubench.profiles.matching import ProfileMatch, match
+from gpubench.readers.machines.registry import read_file
 
 
 def run_alone(options: TopoOptions, arguments: Sequence[str]) -> int:

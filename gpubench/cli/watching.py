@@ -10,23 +10,23 @@ from typing import NamedTuple, Protocol, Self
 from gpubench.causes.circumstances import Circumstances, users_settings
 from gpubench.cli.rank import own_facts
 from gpubench.errors import GpubenchError, no_direct_path, no_path
-from gpubench.hardware.link_counters import NvmlCounters
-from gpubench.hardware.nccl_debug import NcclLog, ResettableLog
-from gpubench.hardware.nccl_settings import nccl_settings, refusals
-from gpubench.hardware.probe import Probe
-from gpubench.measure.cases import SweepRequest
-from gpubench.measure.diagnosis import first_cause
-from gpubench.measure.kept_log import KeptLog
-from gpubench.measure.witness import Senses, Witness
-from gpubench.model.nccl_log import RemarkKind
-from gpubench.model.nodes import with_own_names
-from gpubench.model.rank_facts import RankFacts
-from gpubench.model.report import RankIdentity
-from gpubench.model.snapshot import Snapshot
-from gpubench.model.topology import Topology
-from gpubench.model.wiring import Wiring
-from gpubench.ports import Group
-from gpubench.readers.nccl_remarks import parse_remark
+from gpubench.hardware.nccl.debug_log import NcclLog, ResettableLog
+from gpubench.hardware.node.nvml.link_counters import NvmlCounters
+from gpubench.hardware.node.probe import Probe
+from gpubench.hardware.process.nccl_settings import nccl_settings, refusals
+from gpubench.measure.collective.cases import SweepRequest
+from gpubench.measure.collective.path_observer import ObservationSources, PathObserver
+from gpubench.measure.collective.recorded_log import RecordedLog
+from gpubench.measure.paths.diagnosis import first_cause
+from gpubench.model.facts.rank_facts import RankFacts
+from gpubench.model.facts.snapshot import Snapshot
+from gpubench.model.paths.nccl_log import RemarkKind
+from gpubench.model.paths.nodes import with_own_names
+from gpubench.model.paths.topology import Topology
+from gpubench.model.paths.wiring import Wiring
+from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.ports.group import Group
+from gpubench.readers.nccl_log.remarks import parse_remark
 
 SECONDS_TO_READ_A_NODE = 10.0
 _SECONDS_BETWEEN_RANKS = 1.0
@@ -34,7 +34,7 @@ _MOST_SECONDS = 8.0
 """A refusal is met by both ranks of a pair, and by all ranks where all are refused: one is enough to say so."""
 
 
-class SpeakingLibrary(ResettableLog, Protocol):
+class LoggingLibrary(ResettableLog, Protocol):
     """What of the NCCL library is needed here."""
 
     @property
@@ -62,7 +62,7 @@ class _Known(NamedTuple):
     settings: Mapping[str, str]
 
 
-class Watch:
+class PathWatch:
     """Watches NCCL on this rank; a context from before NCCL's first call until it is done.
 
     The first rank of a node reads it meanwhile, in processes of their own. With `strict`, NCCL is told to refuse to go
@@ -73,7 +73,7 @@ class Watch:
         self._group = group
         self._strict = strict
         self._keeps_log = keeps_log
-        self._kept: KeptLog | None = None
+        self._kept: RecordedLog | None = None
         self._settings = nccl_settings(os.environ)
         self._facts = own_facts(identity)
         self._stack = ExitStack()
@@ -96,7 +96,7 @@ class Watch:
         for name in self._refusals:
             os.environ.pop(name, None)
 
-    def begin(self, library: SpeakingLibrary, identity: RankIdentity) -> None:
+    def begin(self, library: LoggingLibrary, identity: RankIdentity) -> None:
         """Have NCCL's log come here from its next call, its first, on. `identity` has the GPU now."""
         self._known = self._group.gather(_Known(identity, self._facts, self._settings))
         if self._strict:
@@ -104,7 +104,7 @@ class Watch:
         ranks_on_node = sum(each.identity.node == identity.node for each in self._known)
         self._log = self._stack.enter_context(NcclLog(library, self._settings, ranks_on_node))
 
-    def witness(self, request: SweepRequest) -> Witness:
+    def witness(self, request: SweepRequest) -> PathObserver:
         """Who watches a sweep, once NCCL has begun."""
         if self._log is None:
             raise ValueError("nothing listens before NCCL begins")
@@ -112,9 +112,9 @@ class Watch:
         self._stack.callback(counters.close)
         nodes = [each.identity.node for each in self._known]
         if self._keeps_log:
-            self._kept = KeptLog(self._log)
-        senses = Senses(self._kept or self._log, counters, self._look_around, nodes, self._strict)
-        return Witness.of(request, self._group, senses)
+            self._kept = RecordedLog(self._log)
+        senses = ObservationSources(self._kept or self._log, counters, self._look_around, nodes, self._strict)
+        return PathObserver.of(request, self._group, senses)
 
     def nodes_and_ranks(self) -> NodesAndRanks | None:
         """What a recording needs of them, on the first rank, once the sweep was tried out."""
@@ -128,7 +128,7 @@ class Watch:
         return b"" if self._kept is None else self._kept.text()
 
     @contextmanager
-    def naming_refusals(self, library: SpeakingLibrary) -> Iterator[None]:
+    def naming_refusals(self, library: LoggingLibrary) -> Iterator[None]:
         """Turn NCCL's word that it has no path between two ranks into an error that says which, and why.
 
         Raises:

@@ -7,15 +7,18 @@ from typing import Protocol
 
 from gpubench.cli.setting_options import Ways
 from gpubench.collectives.hierarchical import Hierarchy
-from gpubench.hardware.nccl_settings import nccl_settings, told
+from gpubench.hardware.process.nccl_settings import environment_set, nccl_settings
 from gpubench.measure.agreement import agree
-from gpubench.measure.cases import SweepRequest
-from gpubench.measure.collective import Issue
-from gpubench.measure.settings import Way
-from gpubench.model.hierarchy import TwoLevels
-from gpubench.model.report import RankIdentity
-from gpubench.model.setting import HIERARCHICAL, Setting
-from gpubench.ports import Backend, CollectiveCalls, Group, Launch
+from gpubench.measure.collective.cases import SweepRequest
+from gpubench.measure.collective.sweep import Issue
+from gpubench.measure.collective.variants import SweepVariant
+from gpubench.model.terms.hierarchy import TwoLevels
+from gpubench.model.terms.nccl_choice import HIERARCHICAL, NcclChoice
+from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.ports.backend import Backend
+from gpubench.ports.collective_calls import CollectiveCalls
+from gpubench.ports.group import Group
+from gpubench.ports.launch import Launch
 
 _NODE_VARIABLE = "NCCL_HOSTID"
 """What NCCL takes for the node of a process, instead of asking the system."""
@@ -50,7 +53,7 @@ class Failing(Protocol):
         ...
 
 
-class WayMaker:
+class VariantMaker:
     """Makes the ways of one rank; every rank has to make the same ones."""
 
     def __init__(self, group: Group, identity: RankIdentity, request: SweepRequest) -> None:
@@ -58,13 +61,13 @@ class WayMaker:
         self._identity = identity
         self._request = request
 
-    def ways(self, asked: Ways, backend: Opener, library: Failing | None, host: Opener | None) -> list[Way]:
+    def ways(self, asked: Ways, backend: Opener, library: Failing | None, host: Opener | None) -> list[SweepVariant]:
         """The own choice of the backend first; then settings, then what is made of smaller operations, then the host.
 
         Raises:
             AgreedError: the ranks are not spread over nodes as a hierarchy needs it.
         """
-        ways = [Way(setting=None, backend=backend)]
+        ways = [SweepVariant(setting=None, backend=backend)]
         if library is not None:
             ways += [self._setting(each, backend, library) for each in asked.settings]
         hosts = [] if host is None else [host]
@@ -72,21 +75,21 @@ class WayMaker:
         if levels is not None:
             ways.append(self._hierarchical(backend, levels, library))
         for each in hosts:
-            ways.append(Way(setting=None, backend=each))
+            ways.append(SweepVariant(setting=None, backend=each))
             if levels is not None:
                 ways.append(self._hierarchical(each, levels, None))
         return ways
 
-    def _setting(self, setting: Setting, backend: Opener, library: Failing) -> Way:
+    def _setting(self, setting: NcclChoice, backend: Opener, library: Failing) -> SweepVariant:
         """All ranks on a communicator of their own, made while NCCL is told what to use."""
         opened: list[CollectiveCalls] = []
 
         def open_() -> Issue:
-            with told(setting.variables):
+            with environment_set(setting.variables):
                 opened.append(backend.open(self._group))
             return partial(self._request.collective.issue, opened[-1])
 
-        return Way(
+        return SweepVariant(
             setting=setting.name,
             backend=backend,
             open=open_,
@@ -96,7 +99,7 @@ class WayMaker:
             is_heard=True,
         )
 
-    def _hierarchical(self, backend: Opener, levels: TwoLevels, library: Failing | None) -> Way:
+    def _hierarchical(self, backend: Opener, levels: TwoLevels, library: Failing | None) -> SweepVariant:
         opened: list[CollectiveCalls] = []
         rank = self._group.rank
         node, place = levels.nodes[rank], levels.places[rank]
@@ -110,7 +113,7 @@ class WayMaker:
             while opened:
                 backend.drop(opened.pop())
 
-        return Way(
+        return SweepVariant(
             setting=HIERARCHICAL,
             backend=backend,
             open=open_,

@@ -1,9 +1,10 @@
 """allreduce: every rank ends with the reduction of all ranks' buffers."""
 
 from gpubench.collectives.record import Call, Collective, whole
-from gpubench.model.bandwidth import ring_allreduce_factor
-from gpubench.model.operation import Layout, Segment
-from gpubench.ports import CollectiveCalls, Launch
+from gpubench.model.terms.bandwidth import ring_allreduce_factor
+from gpubench.model.terms.operation import Layout, Segment
+from gpubench.ports.collective_calls import CollectiveCalls
+from gpubench.ports.launch import Launch
 
 
 def expected(layout: Layout, _rank: int, _ranks: int, _root: int) -> tuple[Segment, ...]:

@@ -1,9 +1,10 @@
 """alltoall: rank r ends with block r of every rank's buffer."""
 
 from gpubench.collectives.record import Call, Collective, per_rank_count
-from gpubench.model.bandwidth import all_but_own_factor
-from gpubench.model.operation import DataType, Layout, Segment
-from gpubench.ports import CollectiveCalls, Launch
+from gpubench.model.terms.bandwidth import all_but_own_factor
+from gpubench.model.terms.operation import DataType, Layout, Segment
+from gpubench.ports.collective_calls import CollectiveCalls
+from gpubench.ports.launch import Launch
 
 
 def layout(elements: int, dtype: DataType, ranks: int) -> Layout:

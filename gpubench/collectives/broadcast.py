@@ -1,9 +1,10 @@
 """broadcast: every rank ends with the root's buffer."""
 
 from gpubench.collectives.record import Call, Collective, whole
-from gpubench.model.bandwidth import whole_factor
-from gpubench.model.operation import Layout, Segment
-from gpubench.ports import CollectiveCalls, Launch
+from gpubench.model.terms.bandwidth import whole_factor
+from gpubench.model.terms.operation import Layout, Segment
+from gpubench.ports.collective_calls import CollectiveCalls
+from gpubench.ports.launch import Launch
 
 
 def expected(layout: Layout, _rank: int, _ranks: int, root: int) -> tuple[Segment, ...]:

@@ -1,9 +1,10 @@
 """gather: the root ends with the blocks of all ranks, one after another."""
 
 from gpubench.collectives.record import Call, Collective, every_block, gathered
-from gpubench.model.bandwidth import all_but_own_factor
-from gpubench.model.operation import Layout, Segment
-from gpubench.ports import CollectiveCalls, Launch
+from gpubench.model.terms.bandwidth import all_but_own_factor
+from gpubench.model.terms.operation import Layout, Segment
+from gpubench.ports.collective_calls import CollectiveCalls
+from gpubench.ports.launch import Launch
 
 
 def expected(layout: Layout, rank: int, ranks: int, root: int) -> tuple[Segment, ...]:

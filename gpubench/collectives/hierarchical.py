@@ -8,8 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gpubench.collectives.record import Call, per_rank_count
-from gpubench.model.operation import DataType
-from gpubench.ports import CollectiveCalls, Launch, Region
+from gpubench.model.terms.operation import DataType
+from gpubench.ports.collective_calls import CollectiveCalls
+from gpubench.ports.launch import Launch
+from gpubench.ports.memory import Region
 
 
 @dataclass(frozen=True, slots=True)

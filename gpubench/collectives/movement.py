@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from gpubench.collectives.record import Collective
-from gpubench.model.operation import Layout
+from gpubench.model.terms.operation import Layout
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from gpubench.model.data_pattern import WORD, DataPattern
-from gpubench.model.operation import DataType, Kind, ReduceOp
-from gpubench.ports import Array, ArrayNamespace
+from gpubench.model.terms.data_pattern import WORD, DataPattern
+from gpubench.model.terms.operation import DataType, NumberKind, ReduceOp
+from gpubench.ports.arrays import Array, ArrayNamespace
 
 STORAGE = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
 """Elements are written and compared as unsigned integers of their size, so that every bit counts."""
@@ -20,7 +20,7 @@ class Stretch:
 
 
 @dataclass(frozen=True, slots=True)
-class Pattern:
+class ArrayPattern:
     """A pattern of test data on the arrays of a namespace. Results have the shape (buffers, elements)."""
 
     namespace: ArrayNamespace
@@ -42,7 +42,7 @@ class Pattern:
         for turn in range(1, self.data.contributors):
             total = self._combine(total, self._contribution(stretch, turn))
         if self.data.op is ReduceOp.AVG:
-            is_float = self.data.dtype.kind is Kind.FLOAT
+            is_float = self.data.dtype.kind is NumberKind.FLOAT
             return self._encode(total / self.data.ranks if is_float else total // self.data.ranks)
         return self._encode(total)
 
@@ -60,10 +60,10 @@ class Pattern:
         if data.op is ReduceOp.PROD:
             return self._factor(random, self.namespace.asarray(turn))
         if data.op is ReduceOp.AVG:
-            most = 100 if data.dtype.kind is Kind.FLOAT else 15
+            most = 100 if data.dtype.kind is NumberKind.FLOAT else 15
             return (random % most + 1).astype("int32")
         if data.op is ReduceOp.SUM:
-            spread, lowest = (16, 0) if data.dtype.kind is Kind.UNSIGNED else (31, -15)
+            spread, lowest = (16, 0) if data.dtype.kind is NumberKind.UNSIGNED else (31, -15)
             return (random % spread).astype("int32") + lowest
         above_neutral = 1 if data.op is ReduceOp.MAX else 0
         return (random % 200).astype("int32") + (data.lowest + above_neutral)
@@ -74,7 +74,7 @@ class Pattern:
         first = (random % 7 + 1).astype("int32")
         doubled = ((random & 1) + 1).astype("int32")
         values = namespace.where(turn == 0, first, namespace.where(turn <= 4, doubled, 1))
-        if self.data.dtype.kind is Kind.UNSIGNED:
+        if self.data.dtype.kind is NumberKind.UNSIGNED:
             return values
         return namespace.where((random >> 8) & 1 == 1, -values, values)
 

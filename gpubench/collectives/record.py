@@ -3,8 +3,10 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from gpubench.model.operation import DataType, Layout, ReduceOp, Segment
-from gpubench.ports import CollectiveCalls, Launch, Region
+from gpubench.model.terms.operation import DataType, Layout, ReduceOp, Segment
+from gpubench.ports.collective_calls import CollectiveCalls
+from gpubench.ports.launch import Launch
+from gpubench.ports.memory import Region
 
 ALIGNMENT_BYTES = 16
 

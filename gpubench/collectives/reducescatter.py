@@ -1,9 +1,10 @@
 """reducescatter: rank r ends with block r of the reduction of all ranks' buffers."""
 
 from gpubench.collectives.record import Call, Collective, scattered
-from gpubench.model.bandwidth import all_but_own_factor
-from gpubench.model.operation import Layout, Segment
-from gpubench.ports import CollectiveCalls, Launch
+from gpubench.model.terms.bandwidth import all_but_own_factor
+from gpubench.model.terms.operation import Layout, Segment
+from gpubench.ports.collective_calls import CollectiveCalls
+from gpubench.ports.launch import Launch
 
 
 def expected(layout: Layout, rank: int, _ranks: int, _root: int) -> tuple[Segment, ...]:

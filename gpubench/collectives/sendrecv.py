@@ -1,9 +1,10 @@
 """sendrecv: every rank sends its buffer to the next rank and receives the previous one's, around a ring."""
 
 from gpubench.collectives.record import Call, Collective, whole
-from gpubench.model.bandwidth import whole_factor
-from gpubench.model.operation import Layout, Segment
-from gpubench.ports import CollectiveCalls, Launch
+from gpubench.model.terms.bandwidth import whole_factor
+from gpubench.model.terms.operation import Layout, Segment
+from gpubench.ports.collective_calls import CollectiveCalls
+from gpubench.ports.launch import Launch
 
 
 def expected(layout: Layout, rank: int, ranks: int, _root: int) -> tuple[Segment, ...]:

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from gpubench.formats.document import Run
+from gpubench.formats.document import DocumentRun
 from gpubench.formats.text.p2p import copying_way, series_title
-from gpubench.model.curves import HOST, Chart, charts
-from gpubench.model.evidence_rows import EVIDENCE_SECTION
-from gpubench.model.report import CollectiveRow, Matrix, Metadata, PairRow, Report, Table
-from gpubench.model.units import compress_names, format_size
-from gpubench.model.verdict import Verdict
+from gpubench.model.results.curves import HOST, Chart, charts
+from gpubench.model.results.report import CollectiveRow, Matrix, Metadata, PairRow, Report, Table
+from gpubench.model.results.rows.evidence import EVIDENCE_SECTION
+from gpubench.model.terms.units import compress_names, format_size
+from gpubench.model.terms.verdict import Verdict
 
 _MOST_LINES = 200
 _MOST_COLUMNS = 64
@@ -100,7 +100,7 @@ def title(metadata: Metadata) -> str:
     return f"gpubench {metadata.subject}" + ("" if metadata.origin == "measured" else f" ({metadata.origin.upper()})")
 
 
-def blocks(run: Run) -> Iterator[Block]:
+def blocks(run: DocumentRun) -> Iterator[Block]:
     """The page, below header and findings."""
     yield from charts(run.rows)
     collectives = [row for row in run.rows if isinstance(row, CollectiveRow)]
@@ -267,6 +267,6 @@ def _without_empty(listing: Listing) -> Listing:
     )
 
 
-def outcome(run: Run) -> str:
+def outcome(run: DocumentRun) -> str:
     """The verdict in a line."""
     return f"{run.report.verdict}" + ("" if run.report.complete else ": the run has not ended, or was cut short")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 from gpubench.formats.writer import Format, Style, Target
-from gpubench.model.report import FINDING_COLUMNS, FINDINGS_SECTION, Matrix, Metadata, Report, Row
+from gpubench.model.results.report import FINDING_COLUMNS, FINDINGS_SECTION, Matrix, Metadata, Report, Row
 
 
 class CsvWriter:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from gpubench.formats.json import JsonWriter
 from gpubench.formats.writer import Format, Style, Target
-from gpubench.model.history import DatedName
-from gpubench.model.report import Metadata, Report, Row
+from gpubench.model.results.history import DatedName
+from gpubench.model.results.report import Metadata, Report, Row
 
 
 class DatedWriter:

@@ -5,15 +5,15 @@ from dataclasses import dataclass
 
 from gpubench.formats.json import replace_atomically
 from gpubench.formats.writer import Target
-from gpubench.model.report import Metadata, Report, Row
-from gpubench.model.verdict import Verdict
+from gpubench.model.results.report import Metadata, Report, Row
+from gpubench.model.terms.verdict import Verdict
 
 UNFINISHED = Report(verdict=Verdict.ERROR, complete=False)
 """What a document says of a run that nobody has ended: it runs, or it was killed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class DocumentRun:
     """All that is known of a run: its metadata, the rows until now, and how it ended."""
 
     metadata: Metadata
@@ -21,7 +21,7 @@ class Run:
     report: Report
 
 
-Render = Callable[[Run], Iterable[str]]
+Render = Callable[[DocumentRun], Iterable[str]]
 
 
 class DocumentWriter:
@@ -55,7 +55,7 @@ class DocumentWriter:
     def _write(self, report: Report) -> None:
         if self._metadata is None:
             return
-        pieces = self._render(Run(self._metadata, self._rows, report))
+        pieces = self._render(DocumentRun(self._metadata, self._rows, report))
         if self._target.path is not None:
             replace_atomically(self._target.path, pieces)
         elif self._target.stream is not None:

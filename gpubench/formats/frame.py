@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpubench.errors import UsageError
-from gpubench.model.report import ROWS_SECTION
+from gpubench.model.results.report import ROWS_SECTION
 
 if TYPE_CHECKING:
     import pandas

@@ -6,23 +6,23 @@ GitHub shows ten errors and ten warnings of a step. `markdown` has the whole.
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from gpubench.formats.document import DocumentWriter, Run
+from gpubench.formats.document import DocumentRun, DocumentWriter
 from gpubench.formats.writer import Format, Style, Target
-from gpubench.model.report import FINDINGS_SECTION
-from gpubench.model.verdict import Verdict
+from gpubench.model.results.report import FINDINGS_SECTION
+from gpubench.model.terms.verdict import Verdict
 
 if TYPE_CHECKING:
-    from gpubench.model.cases import Case
+    from gpubench.model.results.judged_cases import JudgedCase
 
 _MOST = 10
 _COMMANDS = {Verdict.FAIL: "error", Verdict.ERROR: "error"}
 
 
-def render(run: Run) -> Iterator[str]:
+def render(run: DocumentRun) -> Iterator[str]:
     """The workflow commands, a line each."""
     from gpubench.formats.blocks import outcome, title
     from gpubench.formats.text.fallback import fallback_lines
-    from gpubench.model.cases import worst_first
+    from gpubench.model.results.judged_cases import worst_first
 
     name = title(run.metadata)
     worst = worst_first(_annotated(run))
@@ -34,15 +34,15 @@ def render(run: Run) -> Iterator[str]:
     yield _command("notice", name, "\n".join(lines))
 
 
-def _annotated(run: Run) -> Iterator["Case"]:
+def _annotated(run: DocumentRun) -> Iterator["JudgedCase"]:
     """Findings as they stand, not subject by subject; where nothing was found, whatever else went wrong."""
-    from gpubench.model.cases import Case, cases
+    from gpubench.model.results.judged_cases import JudgedCase, cases
 
     findings = run.report.findings
     for finding in findings:
         words = (finding.seen, f"expected: {finding.expected}", f"likely: {finding.cause}", finding.next_command)
         text = "\n".join(each for each in words if each and not each.endswith(": "))
-        yield Case(FINDINGS_SECTION, f"{finding.id}: {finding.subject}", finding.severity, text)
+        yield JudgedCase(FINDINGS_SECTION, f"{finding.id}: {finding.subject}", finding.severity, text)
     if not findings or not run.report.complete:
         yield from (case for case in cases(run.metadata, run.rows, run.report) if case.group != FINDINGS_SECTION)
 

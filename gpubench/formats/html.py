@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from gpubench.formats.document import DocumentWriter, Run
+from gpubench.formats.document import DocumentRun, DocumentWriter
 from gpubench.formats.writer import Format, Style, Target
 
 
@@ -12,7 +12,7 @@ def _writer(target: Target, style: Style) -> DocumentWriter:
 
     past = Past(style.history)
 
-    def in_ascii(run: Run) -> Iterator[str]:
+    def in_ascii(run: DocumentRun) -> Iterator[str]:
         """The page with references in the place of characters that not every encoding of stdout has."""
         return (piece.encode("ascii", "xmlcharrefreplace").decode("ascii") for piece in render(run, past))
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from gpubench.formats.writer import Format, Style, Target
-from gpubench.model.report import FINDINGS_SECTION, SCHEMA_VERSION, Matrix, Metadata, Report, Row
-from gpubench.model.verdict import Verdict
+from gpubench.model.results.report import FINDINGS_SECTION, SCHEMA_VERSION, Matrix, Metadata, Report, Row
+from gpubench.model.terms.verdict import Verdict
 
 _UNFINISHED = Report(verdict=Verdict.ERROR, complete=False)
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
 from gpubench.formats.writer import Format, Style, Target
-from gpubench.model.report import SCHEMA_VERSION, Matrix, Metadata, Report, Row
+from gpubench.model.results.report import SCHEMA_VERSION, Matrix, Metadata, Report, Row
 
 
 class JsonLinesWriter:

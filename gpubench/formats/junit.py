@@ -8,14 +8,15 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from gpubench.formats.document import DocumentWriter, Run
+from gpubench.formats.document import DocumentRun, DocumentWriter
 from gpubench.formats.writer import Format, Style, Target
-from gpubench.model.verdict import Verdict
+from gpubench.model.terms.verdict import Verdict
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
 
-    from gpubench.model.cases import Case
+    from gpubench.model.results.judged_cases import JudgedCase
+
 
 _NO_XML = "[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 """Characters that XML 1.0 cannot hold, not even escaped."""
@@ -29,11 +30,11 @@ _OUTCOMES = {
 }
 
 
-def render(run: Run) -> Iterator[str]:
+def render(run: DocumentRun) -> Iterator[str]:
     """The document."""
     from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
-    from gpubench.model.cases import cases
+    from gpubench.model.results.judged_cases import cases
 
     metadata = run.metadata
     name = f"gpubench {metadata.subject}" + ("" if metadata.origin == "measured" else f" ({metadata.origin})")
@@ -67,7 +68,7 @@ def render(run: Run) -> Iterator[str]:
     yield tostring(suites, encoding="us-ascii", xml_declaration=False).decode("ascii") + "\n"
 
 
-def _add(suite: "Element", subject: str, case: "Case") -> None:
+def _add(suite: "Element", subject: str, case: "JudgedCase") -> None:
     from xml.etree.ElementTree import SubElement
 
     attributes = {"classname": f"gpubench.{subject}.{case.group}", "name": _legal(case.name), "time": "0"}

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from gpubench.formats.document import DocumentWriter, Run
+from gpubench.formats.document import DocumentRun, DocumentWriter
 from gpubench.formats.writer import Format, Style, Target
-from gpubench.model.verdict import Finding, Verdict
+from gpubench.model.terms.verdict import Finding, Verdict
 
 if TYPE_CHECKING:
     from gpubench.formats.blocks import Grid
@@ -15,7 +15,7 @@ _MARKS = {Verdict.FAIL: " **!**", Verdict.WARN: " **\\***", Verdict.INCONCLUSIVE
 _ESCAPES = str.maketrans({"|": r"\|", "<": "&lt;", ">": "&gt;", "\n": " ", "*": r"\*", "_": r"\_", "`": r"\`"})
 
 
-def render(run: Run) -> Iterator[str]:
+def render(run: DocumentRun) -> Iterator[str]:
     """The document."""
     from gpubench.formats.blocks import Grid, Listing, blocks, facts, outcome, title
     from gpubench.formats.text.fallback import fallback_lines

@@ -9,12 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from gpubench.formats.document import DocumentWriter, Run
+from gpubench.formats.document import DocumentRun, DocumentWriter
 from gpubench.formats.writer import Format, Style, Target
-from gpubench.model.copies import HostMemory
-from gpubench.model.report import Metadata, Table
-from gpubench.model.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND
-from gpubench.model.verdict import Verdict, exit_code
+from gpubench.model.results.report import Metadata, Table
+from gpubench.model.terms.copies import HostMemory
+from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND
+from gpubench.model.terms.verdict import Verdict, exit_code
 
 _ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 _ESCAPES_OF_HELP = str.maketrans({"\\": r"\\", "\n": r"\n"})
@@ -112,7 +112,7 @@ class _Exposition:
                 yield f"{name}{{{labels}}} {value:.10g}\n"
 
 
-def render(run: Run) -> Iterator[str]:
+def render(run: DocumentRun) -> Iterator[str]:
     """The file."""
     metadata, report = run.metadata, run.report
     exposition = _Exposition({"command": metadata.subject, "origin": metadata.origin})
@@ -138,7 +138,7 @@ def render(run: Run) -> Iterator[str]:
     yield from exposition.lines()
 
 
-def _records(run: Run) -> Iterator[Mapping[str, Any]]:
+def _records(run: DocumentRun) -> Iterator[Mapping[str, Any]]:
     yield from (row.to_record() for row in run.rows)
     for section in run.report.sections.values():
         if isinstance(section, Table) and any(column in section.columns for column in _METRICS):

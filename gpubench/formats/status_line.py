@@ -6,11 +6,11 @@ They come with `--exit-style`, which also chooses the exit code; they are no for
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from gpubench.formats.document import DocumentWriter, Run
+from gpubench.formats.document import DocumentRun, DocumentWriter
 from gpubench.formats.writer import Format, Style, Target
-from gpubench.model.report import CollectiveRow, PairRow
-from gpubench.model.units import format_size
-from gpubench.model.verdict import Verdict
+from gpubench.model.results.report import CollectiveRow, PairRow
+from gpubench.model.terms.units import format_size
+from gpubench.model.terms.verdict import Verdict
 
 MOST_CHARACTERS = 80
 """What node-problem-detector keeps of a message: `max_output_length`, by default."""
@@ -48,7 +48,7 @@ class _Figure(NamedTuple):
         return f"'{self.label}'={self.value:g};;;0;{'' if self.most is None else f'{self.most:g}'}"
 
 
-def _nagios(run: Run) -> Iterator[str]:
+def _nagios(run: DocumentRun) -> Iterator[str]:
     """Nothing of a run that was cut short: whoever ends it says why, in the one line there is."""
     if not run.report.complete:
         return
@@ -59,12 +59,12 @@ def _nagios(run: Run) -> Iterator[str]:
     yield f"{line} | {figures}\n" if figures else f"{line}\n"
 
 
-def _npd(run: Run) -> Iterator[str]:
+def _npd(run: DocumentRun) -> Iterator[str]:
     if run.report.complete:
         yield npd_line(f"{run.report.verdict}: {summary(run)}")
 
 
-def summary(run: Run) -> str:
+def summary(run: DocumentRun) -> str:
     """What matters most, in a sentence: the gravest finding, else what fallback there is, else the figures."""
     from gpubench.formats.text.fallback import fallback_lines
 
@@ -88,8 +88,8 @@ def _checked(rows: list[CollectiveRow]) -> str:
     return f"{sum(checked)} wrong elements" if checked else "data not checked"
 
 
-def _figures(run: Run) -> Iterator[_Figure]:
-    from gpubench.model.curves import HOST
+def _figures(run: DocumentRun) -> Iterator[_Figure]:
+    from gpubench.model.results.curves import HOST
 
     rows = [row for row in run.rows if isinstance(row, CollectiveRow)]
     if rows:

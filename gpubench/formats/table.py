@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from gpubench.formats.writer import Format, Style, Target
-from gpubench.model.report import Metadata, Report, Row
+from gpubench.model.results.report import Metadata, Report, Row
 
 if TYPE_CHECKING:
     from gpubench.formats.text.page import Page
@@ -50,7 +50,7 @@ class TableWriter:
         """The footer."""
         if self._view is not None and self._page is not None:
             if self._style.plot:
-                from gpubench.model.curves import charts
+                from gpubench.model.results.curves import charts
 
                 self._page.charts = [chart for chart in charts(self._rows) if not chart.logarithmic]
             self._view.end(report)

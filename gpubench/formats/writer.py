@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TextIO
 
-from gpubench.model.report import Metadata, Report, Row
+from gpubench.model.results.report import Metadata, Report, Row
 
 
 class Writer(Protocol):

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from gpubench.errors import UsageError, advising
-from gpubench.model.rank_facts import RankFacts
-from gpubench.model.snapshot import Snapshot
-from gpubench.readers.json_lines import json_line, read_json_line
-from gpubench.readers.recording import read_snapshot, write_snapshot
-from gpubench.readers.recording_rules import check_rank
+from gpubench.model.facts.rank_facts import RankFacts
+from gpubench.model.facts.snapshot import Snapshot
+from gpubench.readers.documents.json_lines import json_line, read_json_line
+from gpubench.readers.machines.snapshot import read_snapshot, write_snapshot
+from gpubench.readers.machines.snapshot_rules import check_rank
 
 _NODES = "nodes"
 _RANKS = "ranks.jsonl"

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import TypeVar, cast
 
 from gpubench.errors import GpubenchError
-from gpubench.ports import Group
+from gpubench.ports.group import Group
 
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ import pytest
 from gpubench.causes import CAUSES
 from gpubench.causes.log_evidence import Staged, Teller
 from gpubench.causes.ranking import explain
-from gpubench.model.nccl_log import Note, RemarkKind
+from gpubench.model.paths.nccl_log import Note, RemarkKind
 
 Kind = RemarkKind
 

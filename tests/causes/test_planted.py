@@ -5,15 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from gpubench import profiles
 from gpubench.causes import CAUSES
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
-from gpubench.measure.topo_fallback import survey
-from gpubench.model.nodes import group
-from gpubench.model.rank_facts import RankFacts
-from gpubench.model.snapshot import Snapshot
-from gpubench.model.topology import Topology
-from gpubench.model.verdict import Verdict
+from gpubench.measure.topo.fallback import survey
+from gpubench.model.facts.rank_facts import RankFacts
+from gpubench.model.facts.snapshot import Snapshot
+from gpubench.model.paths.nodes import group
+from gpubench.model.paths.topology import Topology
+from gpubench.model.terms.verdict import Verdict
+from gpubench.profiles import files as profiles
 from tests.fakes.planted import PLANTS, Job, Plant, simulated, with_ranks
 from tests.machines.test_machines import read
 

@@ -6,7 +6,7 @@ from itertools import permutations
 import pytest
 
 from gpubench.causes.circumstances import Together
-from gpubench.model.snapshot import PciPlace
+from gpubench.model.facts.snapshot import PciPlace
 from tests.fakes.planted import PLANTS, Job, simulated, with_nodes, with_ranks_on_all
 
 

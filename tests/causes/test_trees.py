@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from gpubench.hardware.merge import merge
-from gpubench.hardware.process_facts import read_rank_facts
-from gpubench.hardware.sysfs import read_sysfs
-from gpubench.measure.diagnosis import Explained
-from gpubench.measure.topo_fallback import survey
-from gpubench.model.nodes import group
-from gpubench.model.snapshot import PairFacts, Snapshot
-from gpubench.model.topology import Topology
+from gpubench.hardware.node.merge import merge
+from gpubench.hardware.node.sysfs import read_sysfs
+from gpubench.hardware.process.facts import read_rank_facts
+from gpubench.measure.paths.diagnosis import Explained
+from gpubench.measure.topo.fallback import survey
+from gpubench.model.facts.snapshot import PairFacts, Snapshot
+from gpubench.model.paths.nodes import group
+from gpubench.model.paths.topology import Topology
 from tests.fakes.sysfs import BRIDGE, CONNECTX7, H200, Tree, config_space, link, port
-from tests.hardware.test_reading import as_nobody
+from tests.hardware.node.test_reading import as_nobody
 
 _ACS = 0x0D
 _REDIRECTING, _QUIET = 0x001D_005F, 0x0000_005F

@@ -5,15 +5,11 @@ from typing import Any
 
 import pytest
 
-from gpubench import profiles
 from gpubench.checks import CHECKS, WIRING, Facts, run
 from gpubench.checks.check import join_subjects
 from gpubench.hardware.simulated.machine import SimulatedMachine, parse_machine, snapshots
-from gpubench.model.fault import parse_fault
-from gpubench.model.nodes import group
-from gpubench.model.profile import Profile
-from gpubench.model.rank_facts import RankFacts
-from gpubench.model.snapshot import (
+from gpubench.model.facts.rank_facts import RankFacts
+from gpubench.model.facts.snapshot import (
     DriverFacts,
     Fabric,
     GpuDirectFacts,
@@ -29,8 +25,12 @@ from gpubench.model.snapshot import (
     RemappedRows,
     Snapshot,
 )
-from gpubench.model.topology import Topology
-from gpubench.model.verdict import Finding, Verdict
+from gpubench.model.paths.nodes import group
+from gpubench.model.paths.topology import Topology
+from gpubench.model.profiles.fault import parse_fault
+from gpubench.model.profiles.profile import Profile
+from gpubench.model.terms.verdict import Finding, Verdict
+from gpubench.profiles import files as profiles
 
 
 def examined(nodes: Sequence[Snapshot], ranks: Sequence[RankFacts] = ()) -> tuple[Finding, ...]:

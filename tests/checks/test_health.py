@@ -6,20 +6,22 @@ from typing import Any
 
 import pytest
 
-from gpubench import profiles
 from gpubench.checks import CHECKS, Facts
 from gpubench.errors import UsageError
-from gpubench.measure.health import judge
-from gpubench.model.check_rows import CHECKS_SECTION, VERDICTS_SECTION, CheckRow, VerdictRow
-from gpubench.model.measured_copies import of_host_memory
-from gpubench.model.measurements import QUICK, Measurements, Need
-from gpubench.model.nodes import group
-from gpubench.model.profile import Profile
-from gpubench.model.rank_facts import RankFacts
-from gpubench.model.report import CollectiveRow, PairRow, RankIdentity, Report, Table
-from gpubench.model.snapshot import GpuProcess, NvLink, PcieLink, Snapshot
-from gpubench.model.topology import Topology
-from gpubench.model.verdict import WRONG_DATA, Finding, Verdict, exit_code
+from gpubench.measure.check.health import judge
+from gpubench.model.facts.rank_facts import RankFacts
+from gpubench.model.facts.snapshot import GpuProcess, NvLink, PcieLink, Snapshot
+from gpubench.model.paths.nodes import group
+from gpubench.model.paths.topology import Topology
+from gpubench.model.profiles.profile import Profile
+from gpubench.model.results.measured_copies import of_host_memory
+from gpubench.model.results.measurements import QUICK, Measurements, Need
+from gpubench.model.results.report import CollectiveRow, PairRow, Report, Table
+from gpubench.model.results.rows.checks import CHECKS_SECTION, VERDICTS_SECTION, CheckRow, VerdictRow
+from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.model.terms.verdict import WRONG_DATA, Finding, Verdict, exit_code
+from gpubench.profiles import files as profiles
+from gpubench.profiles import matching
 from tests.checks.test_checks import machine
 
 H100 = profiles.load("hgx-h100-8")
@@ -96,14 +98,14 @@ def test_a_limit_that_cannot_fail_or_cannot_pass_is_no_profile() -> None:
 
 def test_an_unknown_gpu_is_said_to_be_that_and_still_has_siblings() -> None:
     node = changed(HEALTHY, name="NVIDIA X999")
-    match = profiles.match_any(["NVIDIA X999"], 8, switched=True, joined=True)
+    match = matching.match_any(["NVIDIA X999"], 8, switched=True, joined=True)
     assert match is not None
     assert match.profile.name == "generic-nvlink"
     assert ids(report([node], match.profile)) == [("profile-unknown", "WARN")]
     assert exit_code(report([node], match.profile, strict=True).verdict) == 1
     odd = changed(node, 5, nvlinks=(node.gpus[5].nvlinks or ())[:12])
     assert ids(report([odd], match.profile)) == [("nvlink-down", "FAIL"), ("profile-unknown", "WARN")]
-    cards = profiles.match_any(["NVIDIA X999"], 8, switched=None, joined=False)
+    cards = matching.match_any(["NVIDIA X999"], 8, switched=None, joined=False)
     assert cards is not None
     assert cards.profile.name == "generic-pcie"
 

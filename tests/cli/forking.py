@@ -26,7 +26,8 @@ _LOADED_AHEAD = (
         f"gpubench.cli.{name}"
         for name in ("app", "alone", "topo_job", "p2p_job", "p2p_replay", "check_job", "simulated")
     ),
-    *(f"gpubench.measure.{name}" for name in ("collective", "compare", "explain", "health", "p2p_run", "topo")),
+    *(f"gpubench.measure.{name}.report" for name in ("compare", "explain", "topo")),
+    *("gpubench.measure.collective.sweep", "gpubench.measure.check.health", "gpubench.measure.p2p.run"),
     *("gpubench.formats.table", "rich.console", "rich.progress", "rich.table"),
 )
 """None of them imports MPI, CuPy or NVML."""

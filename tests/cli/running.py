@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gpubench.hardware.launcher import find_launcher
+from gpubench.hardware.launch.launcher import find_launcher
 from tests.cli import forking
 
 ROOT = Path(__file__).parents[2]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpubench.formats import FORMATS
-from gpubench.model.history import DatedName
+from gpubench.formats.registry import FORMATS
+from gpubench.model.results.history import DatedName
 from tests.cli.running import ROOT, environment, gpubench
 
 SIMULATED = ("allreduce", "--simulate", "hgx-h200-4", "--sizes", "1K:1G:32")

@@ -11,18 +11,18 @@ from typing import Any
 import jsonschema
 import pytest
 
-from gpubench import profiles
 from gpubench.cli import check_measure
 from gpubench.cli.check import parse_check_options
 from gpubench.cli.check_measure import measured_collectives, measured_copies
 from gpubench.cli.check_plan import CheckPlan, Depth
 from gpubench.errors import UsageError
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
-from gpubench.model.measurements import Need
-from gpubench.model.report import FINDING_COLUMNS
-from gpubench.model.topology import Topology
-from gpubench.model.verdict import Verdict
-from gpubench.profiles import load
+from gpubench.model.paths.topology import Topology
+from gpubench.model.results.measurements import Need
+from gpubench.model.results.report import FINDING_COLUMNS
+from gpubench.model.terms.verdict import Verdict
+from gpubench.profiles import files as profiles
+from gpubench.profiles.files import load
 from tests.cli.running import environment, gpubench, mpirun
 
 SCHEMA: dict[str, Any] = json.loads(files("gpubench.formats").joinpath("report.schema.json").read_text())

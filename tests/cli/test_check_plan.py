@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from gpubench.cli.check_plan import HUGE_BYTES, LARGE_BYTES, SMALL_BYTES, again
+from gpubench.cli.check_plan import HUGE_BYTES, LARGE_BYTES, SMALL_BYTES, measure_with_repeats
 from gpubench.collectives.allreduce import ALLREDUCE
 from gpubench.collectives.record import Collective
-from gpubench.model.report import CollectiveRow
-from gpubench.profiles import load
+from gpubench.model.results.report import CollectiveRow
+from gpubench.profiles.files import load
 from tests.formats.sample import ROW
 
 SIZES = (SMALL_BYTES, LARGE_BYTES, HUGE_BYTES)
@@ -35,6 +35,6 @@ def test_what_is_slow_is_measured_again_unless_it_is_explained(
         asked.append((attempt, tuple(sizes)))
         return [row(size, SLOW_GB_S if size in slow else HEALTHY_GB_S, host_staged=host_staged) for size in sizes]
 
-    rows = again(ALLREDUCE, SIZES, measure, load("hgx-h200-8"))
+    rows = measure_with_repeats(ALLREDUCE, SIZES, measure, load("hgx-h200-8"))
     assert [each.size_bytes for each in rows] == list(SIZES)
     assert asked == [(0, SIZES), *((attempt, slow) for attempt in attempts)]

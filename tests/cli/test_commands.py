@@ -13,14 +13,14 @@ from gpubench.cli.collective import help_text
 from gpubench.cli.options import CollectiveOptions, parse_collective_options
 from gpubench.cli.presentation import Color, check_writable, parse_outputs
 from gpubench.cli.presenter import rank_style, terminal_style
-from gpubench.collectives import COLLECTIVES
 from gpubench.collectives.record import Collective
+from gpubench.collectives.registry import COLLECTIVES
 from gpubench.errors import CouldNotMeasureError, GpubenchError, UsageError
 from gpubench.formats.writer import Style
-from gpubench.hardware.nvml import Driver
-from gpubench.model.evidence import EvidenceUse
-from gpubench.model.operation import DataType, Placement, ReduceOp
-from gpubench.model.sampling import Mode, Sampling
+from gpubench.hardware.node.nvml.library import Driver
+from gpubench.model.paths.evidence import EvidenceUse
+from gpubench.model.terms.operation import DataType, Placement, ReduceOp
+from gpubench.model.terms.sampling import Mode, Sampling
 from tests.cli.running import environment, gpubench
 
 BY_NAME = {each.name: each for each in COLLECTIVES}

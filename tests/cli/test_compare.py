@@ -10,8 +10,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from gpubench.measure.compare import SECTIONS
-from gpubench.model.comparison_rows import (
+from gpubench.measure.compare.report import SECTIONS
+from gpubench.model.results.rows.comparison import (
     FINDING_CHANGES_SECTION,
     CircumstanceRow,
     ComparisonRow,

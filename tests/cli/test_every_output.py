@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from gpubench.cli.app import app
 from gpubench.errors import GpubenchError
-from gpubench.formats import FORMATS
-from gpubench.profiles import all_profiles
+from gpubench.formats.registry import FORMATS
+from gpubench.profiles.files import all_profiles
 from tests.cli.running import ROOT
 from tests.formats.test_documents import samples
 

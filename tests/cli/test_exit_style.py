@@ -8,7 +8,7 @@ import pytest
 
 import gpubench as package
 from gpubench.cli.exit_style import ExitStyle, exit_style_in
-from gpubench.model.verdict import Verdict
+from gpubench.model.terms.verdict import Verdict
 from tests.cli.running import gpubench, mpirun
 
 STAGED = ("p2p", "--simulate", "hgx-h200-4", "--fault", "link0-1:staged=yes")

@@ -15,14 +15,14 @@ import pytest
 
 from gpubench.cli.explain import PARAMETERS, parse_explain_options
 from gpubench.errors import UsageError
-from gpubench.measure.explain import SECTIONS
-from gpubench.model.cause_rows import CauseRow
-from gpubench.model.explain_rows import CommunicatorRow, MemberRow, PathRow, TransportRow
+from gpubench.measure.explain.report import SECTIONS
+from gpubench.model.results.rows.causes import CauseRow
+from gpubench.model.results.rows.explain import CommunicatorRow, MemberRow, PathRow, TransportRow
 from tests.cli.running import ROOT, SECONDS, environment, gpubench
 from tests.fakes.nccl_logs import Job, between
 
 if TYPE_CHECKING:
-    from gpubench.model.report import Record
+    from gpubench.model.results.report import Record
 
 LOGS = ROOT / "tests" / "logs"
 SCHEMA: dict[str, Any] = json.loads(files("gpubench.formats").joinpath("report.schema.json").read_text())

@@ -12,7 +12,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from gpubench.model.report import PAIR_COLUMNS
+from gpubench.model.results.report import PAIR_COLUMNS
 from tests.cli.running import environment, gpubench, mpirun
 
 SCHEMA: dict[str, Any] = json.loads(files("gpubench.formats").joinpath("report.schema.json").read_text())

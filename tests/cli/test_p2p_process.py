@@ -11,13 +11,13 @@ import pytest
 from gpubench.cli import p2p, p2p_job
 from gpubench.cli.p2p import parse_p2p_options
 from gpubench.cli.p2p_replay import run_replayed
-from gpubench.hardware.nvml import Driver
-from gpubench.hardware.process_facts import read_rank_facts
+from gpubench.hardware.node.nvml.library import Driver
+from gpubench.hardware.process.facts import read_rank_facts
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
-from gpubench.model.copies import CopyGpu
-from gpubench.model.rank_facts import RankFacts
-from gpubench.model.report import Origin
-from gpubench.model.snapshot import Snapshot
+from gpubench.model.facts.rank_facts import RankFacts
+from gpubench.model.facts.snapshot import Snapshot
+from gpubench.model.terms.copies import CopyGpu
+from gpubench.model.terms.origin import Origin
 from tests.fakes.copies import FakeCopies
 
 DEFAULTS: dict[str, Any] = {name: default for name, _, default in p2p.PARAMETERS}
@@ -46,10 +46,10 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(p2p_job, "read_driver", lambda _: Driver(version="580", gpus=2, visible=2))
     monkeypatch.setattr(p2p_job, "probe", lambda *_: here())
     monkeypatch.setattr(p2p_job, "watch_errors", lambda before, *_: replace(before, errors_grown={}))
-    monkeypatch.setattr("gpubench.hardware.cuda.check_installed", lambda _: None)
+    monkeypatch.setattr("gpubench.hardware.cuda.device.check_installed", lambda _: None)
     copies = Copies()
-    monkeypatch.setattr("gpubench.hardware.copies.open_copies", lambda *_: copies)
-    monkeypatch.setattr("gpubench.hardware.link_counters.NvmlCounters", lambda _: copies)
+    monkeypatch.setattr("gpubench.hardware.copies.one_process.open_copies", lambda *_: copies)
+    monkeypatch.setattr("gpubench.hardware.node.nvml.link_counters.NvmlCounters", lambda _: copies)
 
 
 def measured(tmp_path: Path, **given: object) -> dict[str, Any]:

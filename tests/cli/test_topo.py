@@ -17,9 +17,9 @@ import pytest
 from gpubench.cli import topo_job
 from gpubench.cli.topo import parse_topo_options
 from gpubench.errors import UsageError
-from gpubench.hardware import stages
-from gpubench.measure.topo import SECTIONS
-from gpubench.model.report import PAIR_COLUMNS
+from gpubench.hardware.node import stages
+from gpubench.measure.topo.report import SECTIONS
+from gpubench.model.results.report import PAIR_COLUMNS
 from tests.cli.running import ROOT, SECONDS, environment, gpubench
 
 MACHINES = ROOT / "tests" / "machines"
@@ -154,7 +154,7 @@ def test_a_real_stage_that_hangs_is_an_error_within_the_timeout(monkeypatch: pyt
         asked.append(timeout_s)
         return real({**commands, "nvml": [sys.executable, "-c", "import time; time.sleep(600)"]}, environment, 3.0)
 
-    monkeypatch.setattr("gpubench.hardware.probe.run_stages", hanging)
+    monkeypatch.setattr("gpubench.hardware.node.probe.run_stages", hanging)
     assert topo_job.run_alone(parse_topo_options(DEFAULTS | {"timeout": 7.0}), ["topo"]) == 3
     assert asked == [7.0]
     assert "driver-silent" in capsys.readouterr().out
@@ -254,7 +254,7 @@ def test_a_reader_that_goes_away_ends_it_quietly() -> None:
 def test_an_interrupt_is_one_line() -> None:
     environ = environment(PYTHONPATH=str(ROOT))
     code = (
-        "import sys, time; import gpubench.hardware.probe as probe; from gpubench.cli.app import main; "
+        "import sys, time; import gpubench.hardware.node.probe as probe; from gpubench.cli.app import main; "
         "probe.run_stages = lambda *_: (print('ready', flush=True), time.sleep(60)); "
         "sys.argv = ['gpubench', 'topo']; main()"
     )

@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 
 from gpubench.cli import watching
-from gpubench.cli.watching import Watch
+from gpubench.cli.watching import PathWatch
 from gpubench.collectives.allreduce import ALLREDUCE
 from gpubench.errors import CouldNotMeasureError, GpubenchError, RefusedPathError
-from gpubench.hardware.alone import AloneGroup
+from gpubench.hardware.mpi.one_process import AloneGroup
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
-from gpubench.model.report import RankIdentity
-from gpubench.ports import Counted
+from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.ports.link_counters import Counted
 from tests.fakes.library_log import FakeLog
 from tests.fakes.ranks import ThreadGroup, run_ranks
-from tests.measure.test_collective import request_for
+from tests.measure.collective.test_sweep import request_for
 
 H200S = snapshots(parse_machine("hgx-h200-4"), [])[0]
 REFUSALS = ("NCCL_SHM_DISABLE", "NCCL_NET_DISABLE_INTRA")
@@ -79,7 +79,7 @@ def test_what_was_set_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_ALGO", "Ring")
     before = dict(os.environ)
     library, group = Library(), AloneGroup()
-    with Watch(group, identity(0), strict=False) as watch:
+    with PathWatch(group, identity(0), strict=False) as watch:
         assert dict(os.environ) == before
         with pytest.raises(ValueError, match="nothing listens"):
             watch.witness(request_for(ALLREDUCE))
@@ -98,7 +98,7 @@ def test_what_was_set_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_strict_takes_the_ways_through_host_memory_away_but_what_the_user_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_SHM_DISABLE", "0")
-    with Watch(AloneGroup(), identity(0), strict=True) as watch:
+    with PathWatch(AloneGroup(), identity(0), strict=True) as watch:
         assert [os.environ.get(name) for name in REFUSALS] == ["0", "1"]
         watch.begin(Library(), identity(0))
         around = watch.witness(request_for(ALLREDUCE)).senses.surroundings()
@@ -128,7 +128,7 @@ def refused(warning: str, *, strict: bool) -> GpubenchError:
 
     def body(group: ThreadGroup) -> GpubenchError:
         library = Library(warning)
-        with Watch(group, identity(group.rank), strict=strict) as watch:
+        with PathWatch(group, identity(group.rank), strict=strict) as watch:
             watch.begin(library, identity(group.rank))
             with pytest.raises(GpubenchError) as caught, watch.naming_refusals(library):
                 raise NcclError("unhandled system error")
@@ -156,7 +156,7 @@ def test_a_refusal_names_pair_and_cause(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("warning", ["", "Cuda failure 'out of memory'", "No transport found"])
 def test_other_errors_stay_what_they_are(warning: str) -> None:
     library = Library(warning)
-    with Watch(AloneGroup(), identity(0), strict=True) as watch:
+    with PathWatch(AloneGroup(), identity(0), strict=True) as watch:
         watch.begin(library, identity(0))
         with pytest.raises(NcclError, match="unhandled"), watch.naming_refusals(library):
             raise NcclError("unhandled system error")

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubench.collectives import COLLECTIVES
 from gpubench.collectives.record import Collective
-from gpubench.model.bandwidth import algbw_gb_s
-from gpubench.model.operation import DataType, Layout
+from gpubench.collectives.registry import COLLECTIVES
+from gpubench.model.terms.bandwidth import algbw_gb_s
+from gpubench.model.terms.operation import DataType, Layout
 
 BY_NAME = {each.name: each for each in COLLECTIVES}
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from gpubench.collectives import COLLECTIVES
 from gpubench.collectives.movement import Movement, exchanges, least_moved
 from gpubench.collectives.record import Collective
-from gpubench.model.operation import DataType
+from gpubench.collectives.registry import COLLECTIVES
+from gpubench.model.terms.operation import DataType
 
 ROOT = 1
 BY_NAME = {each.name: each for each in COLLECTIVES}

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubench.collectives.pattern import STORAGE, Pattern, Stretch
-from gpubench.model.data_pattern import Block, DataPattern, seed
-from gpubench.model.operation import DataType, Kind, ReduceOp
+from gpubench.collectives.pattern import STORAGE, ArrayPattern, Stretch
+from gpubench.model.terms.data_pattern import Block, DataPattern, seed
+from gpubench.model.terms.operation import DataType, NumberKind, ReduceOp
 
 Array = npt.NDArray[Any]
 
@@ -39,7 +39,7 @@ def decode(bits: Array, dtype: DataType) -> Array:
 def test_reductions_are_exact_in_any_order(
     dtype: DataType, op: ReduceOp, ranks: int, start: int, shuffler: "object"
 ) -> None:
-    pattern = Pattern(np, DataPattern(dtype, op, ranks))
+    pattern = ArrayPattern(np, DataPattern(dtype, op, ranks))
     stretch = Stretch(start, 64, (1, 2))
     contributions = [decode(pattern.sent(rank, stretch), dtype) for rank in range(ranks)]
     shuffler.shuffle(contributions)  # type: ignore[attr-defined]
@@ -56,10 +56,10 @@ def test_reductions_are_exact_in_any_order(
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7, 8, 13, 100])
 def test_averages_are_exact_or_within_two_ulp(dtype: DataType, ranks: int) -> None:
     """Libraries scale before adding (NCCL) or after (an MPI sum): both must pass, and three ulp must not."""
-    pattern = Pattern(np, DataPattern(dtype, ReduceOp.AVG, ranks))
+    pattern = ArrayPattern(np, DataPattern(dtype, ReduceOp.AVG, ranks))
     stretch = Stretch(3, 500, (5,))
     sent = [decode(pattern.sent(rank, stretch), dtype) for rank in range(ranks)]
-    if dtype.kind is not Kind.FLOAT:
+    if dtype.kind is not NumberKind.FLOAT:
         total = sum(each.astype("int64") for each in sent)
         assert np.array_equal(np.asarray(total) // ranks, decode(pattern.reduced(stretch), dtype).astype("int64"))
         return
@@ -80,7 +80,7 @@ def test_averages_are_exact_or_within_two_ulp(dtype: DataType, ranks: int) -> No
 
 @pytest.mark.parametrize("dtype", DataType)
 def test_moved_data_differ_by_rank_index_buffer_and_row(dtype: DataType) -> None:
-    pattern = Pattern(np, DataPattern(dtype, None, 4))
+    pattern = ArrayPattern(np, DataPattern(dtype, None, 4))
 
     def data(rank: int, start: int, row: int, slot: int) -> Array:
         sent: Array = pattern.sent(rank, Stretch(start, 4096, (seed(row, slot),)))
@@ -96,7 +96,7 @@ def test_moved_data_differ_by_rank_index_buffer_and_row(dtype: DataType) -> None
 @pytest.mark.parametrize("ranks", [2, 3, 8, 40])
 def test_a_missing_contribution_shows(op: ReduceOp, ranks: int) -> None:
     """Without any one rank's data the result is another one at a good part of the elements where it contributes."""
-    pattern = Pattern(np, DataPattern(DataType.FLOAT64, op, ranks))
+    pattern = ArrayPattern(np, DataPattern(DataType.FLOAT64, op, ranks))
     stretch = Stretch(0, 4000, (11,))
     sent = [decode(pattern.sent(rank, stretch), DataType.FLOAT64) for rank in range(ranks)]
     whole = decode(pattern.reduced(stretch), DataType.FLOAT64)
@@ -112,7 +112,7 @@ def test_a_missing_contribution_shows(op: ReduceOp, ranks: int) -> None:
 
 def test_a_stretch_is_the_same_wherever_it_is_cut() -> None:
     for op in (None, *ReduceOp):
-        pattern = Pattern(np, DataPattern(DataType.INT32, op, 5))
+        pattern = ArrayPattern(np, DataPattern(DataType.INT32, op, 5))
         whole = pattern.sent(2, Stretch(0, 300, (1, 2)))
         parts = [pattern.sent(2, Stretch(start, 100, (1, 2))) for start in (0, 100, 200)]
         assert np.array_equal(whole, np.concatenate(parts, axis=1))

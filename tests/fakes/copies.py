@@ -5,9 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gpubench.errors import CouldNotMeasureError
-from gpubench.hardware.host import HostMemory
-from gpubench.model.copies import CopyGpu, Engine, Place
-from gpubench.ports import CopyStream, Counted, Memory
+from gpubench.hardware.mpi.host import NumpyMemory
+from gpubench.model.terms.copies import CopyGpu, Engine, Place
+from gpubench.ports.copy_stream import CopyStream
+from gpubench.ports.link_counters import Counted
+from gpubench.ports.memory import Memory
 
 DIRECT_GB_S, STAGED_GB_S, HOST_GB_S = 400.0, 38.0, 55.0
 DIRECT_SECONDS, STAGED_SECONDS = 2e-8, 15e-8
@@ -57,7 +59,7 @@ class FakeCopies:
     def allocate(self, place: Place, size_bytes: int) -> Memory:
         if place in self.broken.full:
             raise CouldNotMeasureError("out of memory")
-        memory = HostMemory(size_bytes)
+        memory = NumpyMemory(size_bytes)
         self._places[id(memory)] = place
         return memory
 

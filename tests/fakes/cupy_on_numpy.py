@@ -19,10 +19,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gpubench.collectives.pattern import STORAGE, Pattern, Stretch
-from gpubench.hardware.cuda_driver import CudaUnavailableError
-from gpubench.model.data_pattern import Block, DataPattern
-from gpubench.model.operation import DataType, ReduceOp
+from gpubench.collectives.pattern import STORAGE, ArrayPattern, Stretch
+from gpubench.hardware.node.cuda_driver import CudaUnavailableError
+from gpubench.model.terms.data_pattern import Block, DataPattern
+from gpubench.model.terms.operation import DataType, ReduceOp
 from tests.fakes.ranks import SECONDS_TO_MEET, World
 
 LIBRARY = "/fake/libnccl.so.2"
@@ -670,7 +670,7 @@ class RawModule:
         expected = pattern.reduced(stretch) if rank < 0 else pattern.sent(rank, stretch)
         arguments[-1][0] += np.uint64(pattern.wrong(elements, expected))
 
-    def _read(self, arguments: Sequence[Any]) -> tuple[Pattern, Array, Stretch, int]:
+    def _read(self, arguments: Sequence[Any]) -> tuple[ArrayPattern, Array, Stretch, int]:
         assert all(isinstance(argument, np.generic) for argument in arguments), "CUDA takes no Python integers"
         dtype, op, ranks, contributors, lowest, neutral, ulp, width = (int(value) for value in arguments[:8])
         address, stride, count, start, row, buffers, rank = (int(value) for value in arguments[8:])
@@ -679,7 +679,7 @@ class RawModule:
         assert derived == (contributors, lowest, neutral, ulp, width)
         whole = view(address, (buffers - 1) * stride + count, STORAGE[width])
         elements = np.lib.stride_tricks.as_strided(whole, (buffers, count), (stride * width, width))
-        return Pattern(np, data), elements, Stretch(start, count, Block(row, buffers, 0, 0, count).seeds()), rank
+        return ArrayPattern(np, data), elements, Stretch(start, count, Block(row, buffers, 0, 0, count).seeds()), rank
 
 
 class HostCopy(np.ndarray):
@@ -726,9 +726,9 @@ def install(
     monkeypatch: pytest.MonkeyPatch, runtime: Runtime, nccl: Nccl | None = None, cuda: Cuda | None = None
 ) -> Cupy:
     """Have `import cupy` find the fake, and gpubench's NCCL adapter and gate the fake libraries, or none."""
-    from gpubench.hardware import cuda as cuda_adapter
-    from gpubench.hardware import cuda_gate
-    from gpubench.hardware import nccl as nccl_adapter
+    from gpubench.hardware.cuda import device as cuda_adapter
+    from gpubench.hardware.cuda import gate as cuda_gate
+    from gpubench.hardware.nccl import backend as nccl_adapter
 
     cupy = Cupy(runtime)
     monkeypatch.setitem(sys.modules, "cupy", cupy)

@@ -1,8 +1,15 @@
 """A backend that spoils results, on any hardware: what verification has to catch."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from gpubench.ports import Array, Backend, BatchedLaunch, CollectiveCalls, Launch, Memory
+from gpubench.ports.arrays import Array
+from gpubench.ports.backend import Backend
+from gpubench.ports.launch import BatchedLaunch, Launch
+from gpubench.ports.memory import Memory
+
+if TYPE_CHECKING:
+    from gpubench.ports.collective_calls import CollectiveCalls
 
 Fault = Callable[[Array], None]
 

@@ -5,8 +5,8 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from gpubench.model.report import CollectiveRow
-from gpubench.model.result_file import Circumstances, ResultFile
+from gpubench.model.results.report import CollectiveRow
+from gpubench.model.results.result_file import FileCircumstances, ResultFile
 
 SIZES = tuple(2**power for power in range(10, 33))
 PLACEMENTS = ("out_of_place", "in_place")
@@ -44,7 +44,7 @@ class Scenario:
             for placement in PLACEMENTS
         ]
         return ResultFile(
-            name="simulated", kind="made for a test", circumstances=Circumstances(tool=""), rows=tuple(rows)
+            name="simulated", kind="made for a test", circumstances=FileCircumstances(tool=""), rows=tuple(rows)
         )
 
     def _time_us(self, generator: random.Random, size: int, whole: float) -> float:

@@ -9,17 +9,14 @@ from gpubench.causes import CAUSES
 from gpubench.causes.circumstances import Circumstances, Together, users_settings
 from gpubench.causes.ranking import Diagnosis, diagnose
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
-from gpubench.model.driver_settings import ConfidentialComputing, Service
-from gpubench.model.error_counts import REPLAYS
-from gpubench.model.fault import parse_fault
-from gpubench.model.kernel_settings import IommuFacts
-from gpubench.model.mpi_facts import MpiFacts
-from gpubench.model.pci_capabilities import AccessControl, PcieErrors, PciKind
-from gpubench.model.rank_facts import RankFacts
-from gpubench.model.rdma_port import Gid
-from gpubench.model.report import RankIdentity
-from gpubench.model.selection import Pair
-from gpubench.model.snapshot import (
+from gpubench.model.facts.driver_settings import ConfidentialComputing, Service
+from gpubench.model.facts.error_counts import REPLAYS
+from gpubench.model.facts.kernel_settings import IommuFacts
+from gpubench.model.facts.mpi_facts import MpiFacts
+from gpubench.model.facts.pci_capabilities import AccessControl, PcieErrors, PciKind
+from gpubench.model.facts.rank_facts import RankFacts
+from gpubench.model.facts.rdma_port import Gid
+from gpubench.model.facts.snapshot import (
     Fabric,
     GpuDirectFacts,
     GpuFacts,
@@ -33,10 +30,13 @@ from gpubench.model.snapshot import (
     PciPlace,
     Snapshot,
 )
-from gpubench.model.topology import Topology
-from gpubench.model.topology_file import TopologyFile
-from gpubench.model.transport import parse_transport
-from gpubench.model.wiring import Wiring
+from gpubench.model.facts.topology_file import TopologyFile
+from gpubench.model.paths.selection import Pair
+from gpubench.model.paths.topology import Topology
+from gpubench.model.paths.transport import parse_transport
+from gpubench.model.paths.wiring import Wiring
+from gpubench.model.profiles.fault import parse_fault
+from gpubench.model.terms.rank_identity import RankIdentity
 
 GIB = 2**30
 RANKS_A_NODE = 2

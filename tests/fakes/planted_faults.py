@@ -6,11 +6,11 @@ from gpubench.checks import Facts
 from gpubench.cli.check_plan import CheckPlan, Depth
 from gpubench.cli.check_simulated import measured
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
-from gpubench.measure.health import judge
-from gpubench.model.fault import parse_fault
-from gpubench.model.nodes import group
-from gpubench.model.topology import Topology
-from gpubench.model.verdict import Finding, Verdict
+from gpubench.measure.check.health import judge
+from gpubench.model.paths.nodes import group
+from gpubench.model.paths.topology import Topology
+from gpubench.model.profiles.fault import parse_fault
+from gpubench.model.terms.verdict import Finding, Verdict
 
 NOISE = 0.02
 """Of every sample."""

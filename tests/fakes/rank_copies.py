@@ -6,9 +6,10 @@ from queue import Queue
 from typing import TYPE_CHECKING
 
 from gpubench.errors import CouldNotMeasureError
-from gpubench.hardware.host import HostMemory
-from gpubench.model.copies import Direction
-from gpubench.ports import Counted, Memory
+from gpubench.hardware.mpi.host import NumpyMemory
+from gpubench.model.terms.copies import Direction
+from gpubench.ports.link_counters import Counted
+from gpubench.ports.memory import Memory
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,7 +38,7 @@ class Fabric:
     noise: dict[Pair, list[float]] = field(default_factory=dict)
     stuck: dict[Pair, threading.Event] = field(default_factory=dict)
     meeting: threading.Barrier | None = None
-    memories: dict[bytes, tuple[int, HostMemory]] = field(default_factory=dict)
+    memories: dict[bytes, tuple[int, NumpyMemory]] = field(default_factory=dict)
     messages: dict[Pair, "Queue[Bytes]"] = field(default_factory=dict)
     sent_bytes: dict[int, int] = field(default_factory=dict)
     events: list[tuple[str, int]] = field(default_factory=list)
@@ -67,10 +68,10 @@ class FakeRankCopies:
     def allocate(self, size_bytes: int) -> Memory:
         if self._rank in self._fabric.full:
             raise CouldNotMeasureError("out of memory")
-        return HostMemory(size_bytes)
+        return NumpyMemory(size_bytes)
 
     def export(self, memory: Memory) -> bytes:
-        assert isinstance(memory, HostMemory)
+        assert isinstance(memory, NumpyMemory)
         if self._rank in self._fabric.unshared:
             raise CouldNotMeasureError("cudaErrorNotSupported", reason="WSL")
         handle = f"{self._rank}:{id(memory)}".encode()

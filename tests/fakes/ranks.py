@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from gpubench.model.lateness import Offset
+from gpubench.model.terms.lateness import Offset
 
 T = TypeVar("T")
 

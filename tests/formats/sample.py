@@ -2,9 +2,10 @@
 
 from dataclasses import replace
 
-from gpubench.model.report import CollectiveRow, Metadata, RankIdentity, Report
-from gpubench.model.sweep import DroppedSize
-from gpubench.model.verdict import Finding, Verdict
+from gpubench.model.results.report import CollectiveRow, Metadata, Report
+from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.model.terms.sweep import DroppedSize
+from gpubench.model.terms.verdict import Finding, Verdict
 
 ROW = CollectiveRow(
     collective="allreduce",

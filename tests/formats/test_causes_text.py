@@ -9,10 +9,10 @@ from importlib.resources import files
 import jsonschema
 
 from gpubench.formats.text.causes import all_causes, named_causes, top_causes, unread_lines
-from gpubench.measure.topo import examine
-from gpubench.model.report import Report
-from gpubench.model.topology import Topology
-from gpubench.model.verdict import Verdict
+from gpubench.measure.topo.report import examine
+from gpubench.model.paths.topology import Topology
+from gpubench.model.results.report import Report
+from gpubench.model.terms.verdict import Verdict
 from tests.cli.running import gpubench
 from tests.fakes.planted import PLANTS, Job, simulated, with_ranks
 

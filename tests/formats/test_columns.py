@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from gpubench.formats.text.columns import Column, fitting, lines
 from gpubench.formats.text.matrices import matrix_lines
-from gpubench.model.units import counted, spans
+from gpubench.model.terms.units import counted, spans
 
 
 def heads(columns: Sequence[Column]) -> list[str]:

@@ -7,9 +7,9 @@ import pytest
 
 from gpubench.formats.table import TABLE
 from gpubench.formats.writer import Style, Target
-from gpubench.model.comparison_rows import CircumstanceRow, ComparisonRow
-from gpubench.model.report import Report, Table
-from gpubench.model.verdict import Verdict
+from gpubench.model.results.report import Report, Table
+from gpubench.model.results.rows.comparison import CircumstanceRow, ComparisonRow
+from gpubench.model.terms.verdict import Verdict
 from tests.formats.sample import METADATA
 
 FILE = {

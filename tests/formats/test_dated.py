@@ -8,7 +8,7 @@ import pytest
 
 from gpubench.formats.dated import DATED
 from gpubench.formats.writer import Style, Target, Writer
-from gpubench.model.report import COLLECTIVE_COLUMNS
+from gpubench.model.results.report import COLLECTIVE_COLUMNS
 from tests.formats.sample import METADATA, REPORT, ROW
 
 

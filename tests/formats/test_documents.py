@@ -15,9 +15,9 @@ from gpubench.formats.junit import JUNIT
 from gpubench.formats.markdown import MARKDOWN
 from gpubench.formats.prometheus import PROMETHEUS
 from gpubench.formats.writer import Format, Style, Target
-from gpubench.model.cases import cases
-from gpubench.model.report import COLLECTIVE_COLUMNS, Report, Row
-from gpubench.model.verdict import Verdict
+from gpubench.model.results.judged_cases import cases
+from gpubench.model.results.report import COLLECTIVE_COLUMNS, Report, Row
+from gpubench.model.terms.verdict import Verdict
 from tests.formats.sample import FINDING, METADATA, REPORT, ROW, ROWS
 
 SAMPLE = re.compile(r'(?P<name>[a-z_]+)\{(?P<labels>(?:[a-z_]+="(?:[^"\\\n]|\\[\\n"])*",?)*)\} (?P<value>[-+.e0-9]+)')

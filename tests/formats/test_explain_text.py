@@ -7,10 +7,10 @@ import pytest
 
 from gpubench.formats.table import TABLE
 from gpubench.formats.writer import Style, Target
-from gpubench.measure.explain import explain
-from gpubench.model.report import Metadata, Report
-from gpubench.model.verdict import Verdict
-from gpubench.readers.nccl_log import NcclLogReader
+from gpubench.measure.explain.report import explain
+from gpubench.model.results.report import Metadata, Report
+from gpubench.model.terms.verdict import Verdict
+from gpubench.readers.nccl_log.stream import NcclLogReader
 from tests.fakes.nccl_logs import Job, between
 from tests.formats.sample import ROW
 

@@ -13,19 +13,20 @@ import jsonschema
 import pytest
 
 from gpubench.errors import UsageError
-from gpubench.formats import FORMATS
 from gpubench.formats import json as json_format
 from gpubench.formats.csv import CSV
 from gpubench.formats.frame import read_frame
 from gpubench.formats.json import JSON, replace_atomically
 from gpubench.formats.jsonl import JSONL
+from gpubench.formats.registry import FORMATS
 from gpubench.formats.table import TABLE
 from gpubench.formats.writer import Format, Style, Target
-from gpubench.model.evidence_rows import EvidenceRow, FallbackRow
-from gpubench.model.rank_times import RankTimeRow
-from gpubench.model.report import COLLECTIVE_COLUMNS, CollectiveRow, Metadata, RankIdentity, Report
-from gpubench.model.verdict import Finding, Verdict
-from gpubench.model.winners import RefusedRow, WinnerRow
+from gpubench.model.results.rank_times import RankTimeRow
+from gpubench.model.results.report import COLLECTIVE_COLUMNS, CollectiveRow, Metadata, Report
+from gpubench.model.results.rows.evidence import EvidenceRow, FallbackRow
+from gpubench.model.results.winners import RefusedRow, WinnerRow
+from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.model.terms.verdict import Finding, Verdict
 from tests.formats.sample import IN_PLACE, LARGE, METADATA, REPORT, ROW, ROWS
 
 SCHEMA: dict[str, Any] = json.loads(files("gpubench.formats").joinpath("report.schema.json").read_text())

@@ -12,8 +12,8 @@ import pytest
 
 from gpubench.formats.html import HTML
 from gpubench.formats.writer import Style, Target
-from gpubench.model.curves import charts
-from gpubench.model.report import COLLECTIVE_COLUMNS, Report, Row
+from gpubench.model.results.curves import charts
+from gpubench.model.results.report import COLLECTIVE_COLUMNS, Report, Row
 from tests.cli.running import gpubench
 from tests.formats.sample import FINDING, METADATA, REPORT, ROW
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpubench.formats.text.plot import plot_lines
-from gpubench.model.curves import Chart, Line, Points, charts
+from gpubench.model.results.curves import Chart, CurveLine, Points, charts
 from tests.cli.running import environment, gpubench
 from tests.formats.sample import ROW
 
@@ -34,7 +34,7 @@ def test_marks_rise_and_the_limit_lies_above() -> None:
 
 @given(points, points, st.integers(26, 200))
 def test_a_picture_fits_whatever_was_measured(first: Points, second: Points, width: int) -> None:
-    chart = Chart("t", "GB/s", (Line("a", first), Line("b", second)), limit=first, expected=second)
+    chart = Chart("t", "GB/s", (CurveLine("a", first), CurveLine("b", second)), limit=first, expected=second)
     assert max(map(len, plot_lines(chart, width))) <= max(width, 40)
 
 

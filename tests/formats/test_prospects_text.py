@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 from gpubench.formats.text.prospects import other_lines, prospect_lines, was_looked_at
-from gpubench.measure.topo import examine
-from gpubench.model.report import Report
-from gpubench.model.snapshot import GpuDirectFacts
-from gpubench.model.topology import Topology
-from gpubench.model.verdict import Verdict
+from gpubench.measure.topo.report import examine
+from gpubench.model.facts.snapshot import GpuDirectFacts
+from gpubench.model.paths.topology import Topology
+from gpubench.model.results.report import Report
+from gpubench.model.terms.verdict import Verdict
 from tests.fakes.planted import Job, simulated, with_nodes, with_ranks
 
 

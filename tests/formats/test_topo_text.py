@@ -14,14 +14,14 @@ from gpubench.formats.text.tree import is_worth_drawing
 from gpubench.formats.writer import Style, Target
 from gpubench.hardware.recorded import read_recording
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
-from gpubench.measure.topo import examine
-from gpubench.model.fault import parse_fault
-from gpubench.model.rank_facts import RankFacts
-from gpubench.model.report import Metadata, Report
-from gpubench.model.snapshot import DriverFacts, GpuFacts, GpuProcess, NicFacts, NicKind, PcieLink, Snapshot
-from gpubench.model.topo_rows import TreeRow
-from gpubench.model.topology import Topology
-from gpubench.model.verdict import Verdict
+from gpubench.measure.topo.report import examine
+from gpubench.model.facts.rank_facts import RankFacts
+from gpubench.model.facts.snapshot import DriverFacts, GpuFacts, GpuProcess, NicFacts, NicKind, PcieLink, Snapshot
+from gpubench.model.paths.topology import Topology
+from gpubench.model.profiles.fault import parse_fault
+from gpubench.model.results.report import Metadata, Report
+from gpubench.model.results.topo.rows import TreeRow
+from gpubench.model.terms.verdict import Verdict
 from tests.formats.sample import METADATA, ROW
 
 MACHINES = sorted(path.parent for path in (Path(__file__).parent.parent / "machines").glob("*/nodes"))

@@ -9,13 +9,13 @@ import pytest
 from gpubench.formats.html import HTML
 from gpubench.formats.web.trend import figure
 from gpubench.formats.writer import Style, Target
-from gpubench.model.report import COLLECTIVE_COLUMNS
-from gpubench.model.trends import Trend, TrendPoint
-from gpubench.model.verdict import Verdict
+from gpubench.model.results.report import COLLECTIVE_COLUMNS
+from gpubench.model.results.trends import Trend, TrendPoint
+from gpubench.model.terms.verdict import Verdict
 from tests.cli.running import gpubench
 from tests.formats.sample import METADATA, REPORT, ROW
 from tests.formats.test_html import parsed
-from tests.readers.test_past_runs import keep
+from tests.readers.results.test_past_runs import keep
 
 
 def page(history: Path | None) -> str:

@@ -7,22 +7,23 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from gpubench.cli.job import Silent
-from gpubench.collectives import COLLECTIVES
+from gpubench.cli.job import NullListener
 from gpubench.collectives.record import Collective
-from gpubench.hardware import cuda, mpi
-from gpubench.hardware.launch import launched_by
-from gpubench.hardware.nccl import Allocator, NcclBackend, NcclLibrary
-from gpubench.hardware.nvml import read_driver
-from gpubench.measure.cases import SweepRequest
-from gpubench.measure.collective import measure
-from gpubench.model.operation import DataType, Placement, ReduceOp
-from gpubench.model.report import RankIdentity
-from gpubench.model.sampling import Sampling
+from gpubench.collectives.registry import COLLECTIVES
+from gpubench.hardware.cuda import device as cuda
+from gpubench.hardware.launch.started_by import launched_by
+from gpubench.hardware.mpi import group as mpi
+from gpubench.hardware.nccl.backend import Allocator, NcclBackend, NcclLibrary
+from gpubench.hardware.node.nvml.library import read_driver
+from gpubench.measure.collective.cases import SweepRequest
+from gpubench.measure.collective.sweep import measure
+from gpubench.model.terms.operation import DataType, Placement, ReduceOp
+from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.model.terms.sampling import Sampling
 from tests.fakes import faults
 
 if TYPE_CHECKING:
-    from gpubench.ports import Backend
+    from gpubench.ports.backend import Backend
 
 FAULTS: dict[str, faults.Fault | None] = {
     "none": lambda _data: None,
@@ -63,7 +64,7 @@ def main(replays: int) -> None:
     def run(
         name: str, collective: Collective, placements: tuple[Placement, ...], backend: "Backend", graph: int
     ) -> None:
-        report = measure(request_for(collective, placements, graph), group, backend, identities, Silent())
+        report = measure(request_for(collective, placements, graph), group, backend, identities, NullListener())
         if group.rank == 0:
             print(name, collective.name, report.verdict, flush=True)  # noqa: T201
 

@@ -10,15 +10,16 @@ from time import perf_counter
 import pytest
 
 from gpubench.errors import CouldNotMeasureError
-from gpubench.hardware.copies import CudaCopies, open_copies
-from gpubench.hardware.link_counters import NvmlCounters
-from gpubench.hardware.nvml import read_driver
-from gpubench.measure.p2p_counters import Meter
-from gpubench.model.copies import Engine, HostMemory, Place
-from gpubench.model.data_pattern import POISON, Block, DataPattern
-from gpubench.model.operation import DataType
-from gpubench.model.p2p import Carried
-from gpubench.ports import CopyStream, Memory, Region
+from gpubench.hardware.copies.one_process import CudaCopies, open_copies
+from gpubench.hardware.node.nvml.library import read_driver
+from gpubench.hardware.node.nvml.link_counters import NvmlCounters
+from gpubench.measure.paths.counters import Meter
+from gpubench.model.paths.p2p import Carried
+from gpubench.model.terms.copies import Engine, HostMemory, Place
+from gpubench.model.terms.data_pattern import POISON, Block, DataPattern
+from gpubench.model.terms.operation import DataType
+from gpubench.ports.copy_stream import CopyStream
+from gpubench.ports.memory import Memory, Region
 from tests.cli.running import gpubench
 
 DRIVER = read_driver(os.environ)

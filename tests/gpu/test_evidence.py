@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gpubench.hardware.nvml import read_driver
+from gpubench.hardware.node.nvml.library import read_driver
 from tests.cli.running import MPI_ENVIRONMENT, ROOT, environment, gpubench, mpirun_command
 
 DRIVER = read_driver(os.environ)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gpubench.hardware.nvml import read_driver
-from gpubench.hardware.progress_block import ProgressBlock, Reading
-from gpubench.model.hang import Phase
+from gpubench.hardware.node.nvml.library import read_driver
+from gpubench.hardware.watchdog.progress_block import ProgressBlock, ProgressReading
+from gpubench.model.terms.hang import Phase
 from tests.mpi.test_faults import ALONE, MPIRUN, Run, start
 
 DRIVER = read_driver(os.environ)
@@ -47,7 +47,7 @@ def inside_the_operation(how: str, output: Path, size: str = "4G") -> Run:
     return run
 
 
-def progress_of(pid: int) -> Reading:
+def progress_of(pid: int) -> ProgressReading:
     """How far a rank is, read where its watchdog reads it."""
     for path in Path(f"/proc/{pid}/fd").iterdir():
         if str(path.readlink()).startswith("/memfd:gpubench-progress"):
@@ -59,7 +59,7 @@ def progress_of(pid: int) -> Reading:
     raise AssertionError(f"process {pid} has no page of progress")
 
 
-def is_among_operations(seen: Reading, size: str) -> bool:
+def is_among_operations(seen: ProgressReading, size: str) -> bool:
     return seen.phase is Phase.OPERATION and seen.label.startswith(size) and 0 < seen.done < seen.total
 
 

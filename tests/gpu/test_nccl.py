@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from gpubench.collectives import COLLECTIVES
-from gpubench.collectives.pattern import STORAGE, Pattern, Stretch
-from gpubench.hardware.cuda import CudaDevice, open_device
-from gpubench.hardware.nvml import read_driver
-from gpubench.model.data_pattern import Block, DataPattern
-from gpubench.model.operation import DataType, ReduceOp
+from gpubench.collectives.pattern import STORAGE, ArrayPattern, Stretch
+from gpubench.collectives.registry import COLLECTIVES
+from gpubench.hardware.cuda.device import CudaDevice, open_device
+from gpubench.hardware.node.nvml.library import read_driver
+from gpubench.model.terms.data_pattern import Block, DataPattern
+from gpubench.model.terms.operation import DataType, ReduceOp
 from tests.cli.running import MPI_ENVIRONMENT, ROOT, broken, environment, gpubench, mpirun_command
 
 DRIVER = read_driver(os.environ)
@@ -41,7 +41,7 @@ def test_the_kernels_compute_what_the_arrays_do(device: CudaDevice) -> None:
     compared = 0
     for dtype, op, ranks in itertools.product(DataType, [None, *ReduceOp], (1, 2, 3, 4, 8, 13, 100)):
         data = DataPattern(dtype, op, ranks)
-        pattern, stretch = Pattern(np, data), Stretch(block.start, block.count, block.seeds())
+        pattern, stretch = ArrayPattern(np, data), Stretch(block.start, block.count, block.seeds())
         storage = STORAGE[dtype.size_bytes]
         for rank in {0, ranks // 2, ranks - 1}:
             memory.fill_byte(memory.size_bytes, 0)
@@ -181,7 +181,7 @@ def test_more_ranks_than_gpus_are_refused() -> None:
 
 
 def test_another_nccl_is_measured_and_named() -> None:
-    from gpubench.hardware.nccl import NcclLibrary
+    from gpubench.hardware.nccl.backend import NcclLibrary
 
     own = NcclLibrary().path
     result = gpubench("allreduce", "--sizes", "1K", "--nccl-library", own)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpubench.hardware.nvml import read_driver
+from gpubench.hardware.node.nvml.library import read_driver
 from tests.cli.running import MPI_ENVIRONMENT, ROOT, environment, gpubench, mpirun_command
 
 DRIVER = read_driver(os.environ)
@@ -77,8 +77,8 @@ def node_per_rank() -> int:
     from gpubench.cli import rank
     from gpubench.cli.p2p import PARAMETERS, parse_p2p_options
     from gpubench.cli.p2p_ranks import P2pRanksJob
-    from gpubench.hardware import mpi
-    from gpubench.hardware.launch import launched_by
+    from gpubench.hardware.launch.started_by import launched_by
+    from gpubench.hardware.mpi import group as mpi
 
     launch = launched_by(os.environ)
     assert launch is not None

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpubench.hardware.nvml import read_driver
+from gpubench.hardware.node.nvml.library import read_driver
 from tests.cli.running import environment, gpubench
 from tests.cli.test_collective_replay import comparable
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gpubench.hardware.nvml import read_driver
-from gpubench.model.setting import taken_name
+from gpubench.hardware.node.nvml.library import read_driver
+from gpubench.model.terms.nccl_choice import taken_name
 from tests.cli.running import MPI_ENVIRONMENT, ROOT, environment, gpubench, mpirun_command
 
 DRIVER = read_driver(os.environ)

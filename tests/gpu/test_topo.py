@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from gpubench.hardware.nvml import read_driver
+from gpubench.hardware.node.nvml.library import read_driver
 from gpubench.hardware.recorded import read_recording
-from gpubench.measure.topo import SECTIONS
-from gpubench.model.topology import Topology
-from gpubench.readers.topo_matrix import read_topo_matrix
+from gpubench.measure.topo.report import SECTIONS
+from gpubench.model.paths.topology import Topology
+from gpubench.readers.machines.topo_matrix import read_topo_matrix
 from tests.cli.running import environment, gpubench, mpirun
 
 DRIVER = read_driver(os.environ)

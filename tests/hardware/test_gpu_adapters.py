@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from gpubench.errors import CouldNotMeasureError, UsageError
-from gpubench.hardware import cuda, nccl
-from gpubench.hardware.nvml import Driver, read_driver, visible_count
+from gpubench.hardware.cuda import device as cuda
+from gpubench.hardware.nccl import backend as nccl
+from gpubench.hardware.node.nvml.library import Driver, read_driver, visible_count
 from tests.fakes import cupy_on_numpy
 
 
@@ -238,9 +239,9 @@ def test_the_origin_of_a_symbol_is_found(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_failing_native_call_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpubench.hardware.alone import AloneGroup
-    from gpubench.model.operation import DataType
-    from gpubench.ports import Region
+    from gpubench.hardware.mpi.one_process import AloneGroup
+    from gpubench.model.terms.operation import DataType
+    from gpubench.ports.memory import Region
 
     library = cupy_on_numpy.Nccl(1)
     library.native.ncclGather = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_ssize_t] * 7)(lambda *_: 3)  # type: ignore[attr-defined]

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from gpubench.errors import UsageError
-from gpubench.hardware.process_facts import read_rank_facts
+from gpubench.hardware.process.facts import read_rank_facts
 from gpubench.hardware.recorded import MOST_BYTES, check_recordable, read_recording, write_recording
-from gpubench.model.report import Origin
-from gpubench.model.snapshot import Snapshot
+from gpubench.model.facts.snapshot import Snapshot
+from gpubench.model.terms.origin import Origin
 
 NODE = Snapshot(host="node1", origin=Origin.SIMULATED, source="a test")
 

@@ -22,12 +22,12 @@ from gpubench.formats.jsonl import JSONL
 from gpubench.formats.table import TABLE
 from gpubench.formats.writer import Format, Style, Target
 from gpubench.hardware.recorded import read_recording
-from gpubench.measure.topo import SECTIONS, examine
-from gpubench.model.rank_facts import RankFacts
-from gpubench.model.report import PAIR_COLUMNS, Metadata, Report
-from gpubench.model.snapshot import Snapshot
-from gpubench.model.topology import PATH_CLASSES, Topology
-from gpubench.readers import read_file
+from gpubench.measure.topo.report import SECTIONS, examine
+from gpubench.model.facts.rank_facts import RankFacts
+from gpubench.model.facts.snapshot import Snapshot
+from gpubench.model.paths.topology import PATH_CLASSES, Topology
+from gpubench.model.results.report import PAIR_COLUMNS, Metadata, Report
+from gpubench.readers.machines.registry import read_file
 
 FOLDER = Path(__file__).parent
 MACHINES = sorted(path.name for path in FOLDER.iterdir() if path.is_dir() and path.name != "__pycache__")

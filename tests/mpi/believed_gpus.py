@@ -8,15 +8,18 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from gpubench.cli import alone, job, watching
-from gpubench.hardware.host import MOST_ELEMENTS, HostBackend, HostCalls
-from gpubench.hardware.nvml import Driver
+from gpubench.hardware.mpi.host import MOST_ELEMENTS, HostBackend, HostCalls
+from gpubench.hardware.node.nvml.library import Driver
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
-from gpubench.model import hang
-from gpubench.model.operation import DataType, ReduceOp
-from gpubench.model.progress import Progress
-from gpubench.model.report import RankIdentity
-from gpubench.model.setting import Algorithm, Setting
-from gpubench.ports import Counted, Group, Launch, Region
+from gpubench.model.terms import hang
+from gpubench.model.terms.nccl_choice import Algorithm, NcclChoice
+from gpubench.model.terms.operation import DataType, ReduceOp
+from gpubench.model.terms.progress import Progress
+from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.ports.group import Group
+from gpubench.ports.launch import Launch
+from gpubench.ports.link_counters import Counted
+from gpubench.ports.memory import Region
 from tests.fakes.library_log import recorded
 from tests.fakes.nccl_log import FakeNcclLog
 
@@ -98,7 +101,7 @@ class ToldCalls(HostCalls):
     def __init__(self, communicator: Any, library: Library) -> None:
         super().__init__(communicator, MOST_ELEMENTS)
         self._library = library
-        self._told = Setting.of("/".join(os.environ.get(name, "") for name in ("NCCL_ALGO", "NCCL_PROTO")))
+        self._told = NcclChoice.of("/".join(os.environ.get(name, "") for name in ("NCCL_ALGO", "NCCL_PROTO")))
 
     def all_reduce(self, send: Region, receive: Region, count: int, dtype: DataType, op: ReduceOp) -> Launch:
         return partial(self._run, super().all_reduce(send, receive, count, dtype, op), count * dtype.size_bytes)

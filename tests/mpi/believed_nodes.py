@@ -12,13 +12,14 @@ from typing import Any
 
 from gpubench.cli import check_measure, check_ranks
 from gpubench.cli.check_plan import CheckPlan
-from gpubench.hardware.host_copy import copy_seconds
-from gpubench.hardware.interpreter import module_command
+from gpubench.hardware.launch.interpreter import module_command
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
-from gpubench.model.fault import parse_fault
-from gpubench.model.rank_facts import RankFacts
-from gpubench.model.report import Origin, RankIdentity
-from gpubench.model.snapshot import Snapshot
+from gpubench.hardware.timing.host_copy import copy_seconds
+from gpubench.model.facts.rank_facts import RankFacts
+from gpubench.model.facts.snapshot import Snapshot
+from gpubench.model.profiles.fault import parse_fault
+from gpubench.model.terms.origin import Origin
+from gpubench.model.terms.rank_identity import RankIdentity
 
 SMALL_SIZES = (2**10, 2**16)
 """Reduced by CPUs: the sizes of GPUs are gigabytes."""

@@ -6,12 +6,13 @@ its number plus one in every byte.
 
 import sys
 
-from gpubench.collectives import COLLECTIVES
 from gpubench.collectives.record import Call
-from gpubench.hardware import host, mpi
-from gpubench.hardware.launch import LaunchedBy
-from gpubench.model.operation import DataType, ReduceOp
-from gpubench.ports import Region
+from gpubench.collectives.registry import COLLECTIVES
+from gpubench.hardware.launch.started_by import LaunchedBy
+from gpubench.hardware.mpi import group as mpi
+from gpubench.hardware.mpi import host
+from gpubench.model.terms.operation import DataType, ReduceOp
+from gpubench.ports.memory import Region
 
 
 def main(size: int) -> None:

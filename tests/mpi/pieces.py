@@ -5,15 +5,16 @@ Started by mpirun as `pieces.py MOST_ELEMENTS SIZE,SIZE`.
 
 import sys
 
-from gpubench.cli.job import Silent
-from gpubench.collectives import COLLECTIVES
-from gpubench.hardware import host, mpi
-from gpubench.hardware.launch import LaunchedBy
-from gpubench.measure.cases import SweepRequest
-from gpubench.measure.collective import measure
-from gpubench.model.operation import DataType, Placement, ReduceOp
-from gpubench.model.report import RankIdentity
-from gpubench.model.sampling import Sampling
+from gpubench.cli.job import NullListener
+from gpubench.collectives.registry import COLLECTIVES
+from gpubench.hardware.launch.started_by import LaunchedBy
+from gpubench.hardware.mpi import group as mpi
+from gpubench.hardware.mpi import host
+from gpubench.measure.collective.cases import SweepRequest
+from gpubench.measure.collective.sweep import measure
+from gpubench.model.terms.operation import DataType, Placement, ReduceOp
+from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.model.terms.sampling import Sampling
 
 
 def main(most_elements: int, sizes: tuple[int, ...]) -> None:
@@ -33,7 +34,7 @@ def main(most_elements: int, sizes: tuple[int, ...]) -> None:
             check=True,
         )
         backend = host.HostBackend(group, group.size, most_elements)
-        report = measure(request, group, backend, identities, Silent())
+        report = measure(request, group, backend, identities, NullListener())
         assert report.verdict == "PASS", (collective.name, report)
     mpi.finish()
     print("all right")  # noqa: T201

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import jsonschema
 import pytest
 
-from gpubench.model.report import COLLECTIVE_COLUMNS
+from gpubench.model.results.report import COLLECTIVE_COLUMNS
 from tests.cli.running import ROOT, environment, gpubench, mpirun
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from gpubench.model.hang import Phase
+from gpubench.model.terms.hang import Phase
 from tests.cli.running import MPI_ENVIRONMENT, ROOT, broken, environment, mpirun_command
 
 pytestmark = pytest.mark.mpi

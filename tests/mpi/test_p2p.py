@@ -19,14 +19,15 @@ from gpubench.cli import p2p_ranks
 from gpubench.cli.job import identify
 from gpubench.cli.p2p import PARAMETERS, P2pOptions, parse_p2p_options
 from gpubench.cli.p2p_ranks import P2pRanksJob, machine_of
-from gpubench.hardware.cuda import GpuIdentity
-from gpubench.hardware.nvml import Driver
+from gpubench.hardware.cuda.device import GpuIdentity
+from gpubench.hardware.node.nvml.library import Driver
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.measure.agreement import AgreedError
-from gpubench.model.hang import Phase
-from gpubench.model.report import Origin, RankIdentity
-from gpubench.model.snapshot import GpuProcess, Snapshot
-from gpubench.ports import Counted
+from gpubench.model.facts.snapshot import GpuProcess, Snapshot
+from gpubench.model.terms.hang import Phase
+from gpubench.model.terms.origin import Origin
+from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.ports.link_counters import Counted
 from tests.cli.running import gpubench, mpirun
 from tests.fakes.library_log import FakeLog, sent_between
 from tests.fakes.progress import FakeProgress
@@ -34,8 +35,8 @@ from tests.fakes.rank_copies import Fabric, FakeRankCopies
 from tests.fakes.ranks import ThreadGroup, run_ranks
 
 if TYPE_CHECKING:
-    from gpubench.hardware.mpi import MpiGroup
-    from gpubench.hardware.watchdog import RankProgress
+    from gpubench.hardware.mpi.group import MpiGroup
+    from gpubench.hardware.watchdog.rank import RankProgress
 
 SCHEMA: dict[str, Any] = json.loads(files("gpubench.formats").joinpath("report.schema.json").read_text())
 
@@ -103,8 +104,8 @@ class Cluster:
         places = [rank // 2 for rank in range(self.size)]
         across = [pair for pair in permutations(range(self.size), 2) if places[pair[0]] != places[pair[1]]]
         self.via = "NET/Socket/0"
-        monkeypatch.setattr("gpubench.hardware.mpi.nodes", lambda group: (places, group.rank % 2))
-        monkeypatch.setattr("gpubench.hardware.mpi.library_version", lambda: "Open MPI of a test")
+        monkeypatch.setattr("gpubench.hardware.mpi.group.nodes", lambda group: (places, group.rank % 2))
+        monkeypatch.setattr("gpubench.hardware.mpi.group.library_version", lambda: "Open MPI of a test")
         stubs: dict[str, Any] = {
             "read_driver": lambda _environment: self.driver,
             "check_installed": lambda _driver: None,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpubench.hardware.recorded import check_recordable, read_recording, write_recording
-from gpubench.model.snapshot import Snapshot
+from gpubench.model.facts.snapshot import Snapshot
 from tests.cli.running import environment, mpirun
 from tests.mpi.hosts import connected
 

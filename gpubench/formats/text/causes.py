@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from typing import NamedTuple, TypeVar
 
-from gpubench.model.cause_rows import CAUSES_SECTION, UNREAD_SECTION, CauseRow, UnreadRow
-from gpubench.model.evidence import Confidence
-from gpubench.model.evidence_rows import FALLBACK_SECTION, FallbackRow
-from gpubench.model.report import Record, Report, Table
-from gpubench.model.verdict import Verdict
+from gpubench.model.paths.evidence import Confidence
+from gpubench.model.results.report import Record, Report, Table
+from gpubench.model.results.rows.causes import CAUSES_SECTION, UNREAD_SECTION, CauseRow, UnreadRow
+from gpubench.model.results.rows.evidence import FALLBACK_SECTION, FallbackRow
+from gpubench.model.terms.verdict import Verdict
 
 R = TypeVar("R", bound=Record)
 

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from gpubench.formats.text.page import INDENT, Page
-from gpubench.model.check_rows import CHECKS_SECTION, VERDICTS_SECTION, CheckRow, VerdictRow
-from gpubench.model.report import Metadata, Record, Report, Row, Table
-from gpubench.model.units import compress_names, counted
-from gpubench.model.verdict import Verdict
+from gpubench.model.results.report import Metadata, Record, Report, Row, Table
+from gpubench.model.results.rows.checks import CHECKS_SECTION, VERDICTS_SECTION, CheckRow, VerdictRow
+from gpubench.model.terms.units import compress_names, counted
+from gpubench.model.terms.verdict import Verdict
 
 R = TypeVar("R", bound=Record)
 

@@ -8,12 +8,13 @@ from typing import Any
 
 from gpubench.formats.text.page import INDENT, Page
 from gpubench.formats.text.winners import has_host_beside, way_name, way_names, winner_lines
-from gpubench.model.operation import Placement
-from gpubench.model.report import CollectiveRow, Metadata, RankIdentity, Report, Row
-from gpubench.model.sampling import INTERVAL, Mode
-from gpubench.model.setting import taken_name
-from gpubench.model.sweep import describe_dropped
-from gpubench.model.units import compress_names, counted, format_size, spans
+from gpubench.model.results.report import CollectiveRow, Metadata, Report, Row
+from gpubench.model.terms.nccl_choice import taken_name
+from gpubench.model.terms.operation import Placement
+from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.model.terms.sampling import INTERVAL, Mode
+from gpubench.model.terms.sweep import describe_dropped
+from gpubench.model.terms.units import compress_names, counted, format_size, spans
 
 _SIZE, _COUNT, _TOOK = 11, 12, 14
 

@@ -6,7 +6,8 @@ from typing import Any, TypeVar
 
 from gpubench.formats.text.columns import Column, fitting, lines
 from gpubench.formats.text.page import INDENT, Page
-from gpubench.model.comparison_rows import (
+from gpubench.model.results.report import Metadata, Record, Report, Row, Table
+from gpubench.model.results.rows.comparison import (
     CIRCUMSTANCES_SECTION,
     COMPARISON_SECTION,
     FINDING_CHANGES_SECTION,
@@ -20,9 +21,8 @@ from gpubench.model.comparison_rows import (
     Status,
     Use,
 )
-from gpubench.model.report import Metadata, Record, Report, Row, Table
-from gpubench.model.units import counted, format_size
-from gpubench.model.verdict import Verdict
+from gpubench.model.terms.units import counted, format_size
+from gpubench.model.terms.verdict import Verdict
 
 R = TypeVar("R", bound=Record)
 

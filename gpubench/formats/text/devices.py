@@ -4,10 +4,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from gpubench.formats.text.columns import Column
-from gpubench.model.links import pcie_text
-from gpubench.model.snapshot import PcieLink
-from gpubench.model.topo_rows import GpuRow, NicRow
-from gpubench.model.units import compress_names, counted, format_memory
+from gpubench.model.facts.snapshot import PcieLink
+from gpubench.model.paths.links import pcie_text
+from gpubench.model.results.topo.rows import GpuRow, NicRow
+from gpubench.model.terms.units import compress_names, counted, format_memory
 
 _UNKNOWN = "?"
 _NONE = "-"

@@ -5,10 +5,10 @@ from typing import TypeVar
 
 from gpubench.formats.text.columns import Column, fitting, lines
 from gpubench.formats.text.page import INDENT, Page
-from gpubench.model.explain_rows import CommunicatorRow, MemberRow, TransportRow, either
-from gpubench.model.report import Metadata, Record, Report, Row, Table
-from gpubench.model.units import compress_names, counted
-from gpubench.model.verdict import Verdict
+from gpubench.model.results.report import Metadata, Record, Report, Row, Table
+from gpubench.model.results.rows.explain import CommunicatorRow, MemberRow, TransportRow, either
+from gpubench.model.terms.units import compress_names, counted
+from gpubench.model.terms.verdict import Verdict
 
 R = TypeVar("R", bound=Record)
 

@@ -4,11 +4,11 @@ from collections.abc import Collection, Sequence
 
 from gpubench.formats.text.columns import Column, fitting, lines
 from gpubench.formats.text.prospects import lead, prospect_lines, was_looked_at
-from gpubench.model.evidence import Conclusion
-from gpubench.model.evidence_rows import EVIDENCE_SECTION, FALLBACK_SECTION, EvidenceRow, FallbackRow
-from gpubench.model.fallback import shown, slowdown
-from gpubench.model.report import Report, Table
-from gpubench.model.verdict import Verdict
+from gpubench.model.paths.evidence import Conclusion
+from gpubench.model.results.fallback import shown, slowdown
+from gpubench.model.results.report import Report, Table
+from gpubench.model.results.rows.evidence import EVIDENCE_SECTION, FALLBACK_SECTION, EvidenceRow, FallbackRow
+from gpubench.model.terms.verdict import Verdict
 
 _MOST_PAIRS = 8
 _KINDS = {"capability": "could", "selection": "chosen", "measurement": "moved", "correctness": "right"}

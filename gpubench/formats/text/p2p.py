@@ -6,9 +6,9 @@ from itertools import groupby
 from gpubench.formats.text.columns import Column, lines
 from gpubench.formats.text.matrices import matrix_lines
 from gpubench.formats.text.page import INDENT, Page
-from gpubench.model.report import Matrix, Metadata, PairRow, Report, Row, Table
-from gpubench.model.units import counted, format_size
-from gpubench.model.verdict import Verdict
+from gpubench.model.results.report import Matrix, Metadata, PairRow, Report, Row, Table
+from gpubench.model.terms.units import counted, format_size
+from gpubench.model.terms.verdict import Verdict
 
 _LATENCY_BYTES = 16
 _TIMED_BELOW_BYTES = 64 * 2**10

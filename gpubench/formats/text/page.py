@@ -10,13 +10,13 @@ from gpubench.formats.text.fallback import evidence_notes, evidence_table, judge
 from gpubench.formats.text.plot import plot_lines
 from gpubench.formats.text.prospects import other_lines
 from gpubench.formats.writer import Style, Target
-from gpubench.model.report import Report
-from gpubench.model.verdict import Finding, Verdict
+from gpubench.model.results.report import Report
+from gpubench.model.terms.verdict import Finding, Verdict
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from gpubench.model.curves import Chart
+    from gpubench.model.results.curves import Chart
 
 INDENT = "  "
 _LABEL_WIDTH = 12

@@ -7,8 +7,8 @@ import math
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from gpubench.model.curves import Chart, Points
-from gpubench.model.units import format_size
+from gpubench.model.results.curves import Chart, Points
+from gpubench.model.terms.units import format_size
 
 _HEIGHT = 15
 _LABEL = 9

@@ -2,13 +2,14 @@
 
 from collections.abc import Collection, Iterator, Sequence
 
-from gpubench.model.cause_rows import CAUSES_SECTION, UNREAD_SECTION, CauseRow, Effect
-from gpubench.model.evidence import Conclusion, Confidence
-from gpubench.model.evidence_rows import FALLBACK_SECTION, FallbackRow
-from gpubench.model.fallback import shown
-from gpubench.model.report import Origin, Report, Table
-from gpubench.model.units import compress_names
-from gpubench.model.verdict import Verdict
+from gpubench.model.paths.evidence import Conclusion, Confidence
+from gpubench.model.results.fallback import shown
+from gpubench.model.results.report import Report, Table
+from gpubench.model.results.rows.causes import CAUSES_SECTION, UNREAD_SECTION, CauseRow, Effect
+from gpubench.model.results.rows.evidence import FALLBACK_SECTION, FallbackRow
+from gpubench.model.terms.origin import Origin
+from gpubench.model.terms.units import compress_names
+from gpubench.model.terms.verdict import Verdict
 
 _MOST_PAIRS = 8
 _FEW_PAIRS = 2

@@ -8,12 +8,12 @@ from gpubench.formats.text.devices import gpu_columns, gpu_sentences, nic_column
 from gpubench.formats.text.matrices import matrix_lines
 from gpubench.formats.text.page import INDENT, Page
 from gpubench.formats.text.tree import draw, is_worth_drawing
-from gpubench.model.cause_rows import CAUSES_SECTION, CauseRow
-from gpubench.model.report import Metadata, Record, Report, Row, Table
-from gpubench.model.snapshot import NicKind
-from gpubench.model.topo_rows import GpuRow, KindRow, NicRow, NodeRow, RankRow, TreeRow
-from gpubench.model.topology import PeerAccess
-from gpubench.model.units import compress_names, counted
+from gpubench.model.facts.snapshot import NicKind
+from gpubench.model.paths.topology import PeerAccess
+from gpubench.model.results.report import Metadata, Record, Report, Row, Table
+from gpubench.model.results.rows.causes import CAUSES_SECTION, CauseRow
+from gpubench.model.results.topo.rows import GpuRow, KindRow, NicRow, NodeRow, RankRow, TreeRow
+from gpubench.model.terms.units import compress_names, counted
 
 R = TypeVar("R", bound=Record)
 

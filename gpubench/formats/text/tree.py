@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gpubench.model.topo_rows import TreeRow
+from gpubench.model.results.topo.rows import TreeRow
 
 if TYPE_CHECKING:
     from rich.tree import Tree

@@ -4,10 +4,10 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from gpubench.formats.text.columns import Column, fitting, lines
-from gpubench.model.report import Metadata, Report, Row, Table
-from gpubench.model.setting import AGAIN, HIERARCHICAL, OWN_CHOICE, Setting, taken_name
-from gpubench.model.units import format_size
-from gpubench.model.winners import REFUSED_SECTION, WINNERS_SECTION, RefusedRow, WinnerRow, crossings
+from gpubench.model.results.report import Metadata, Report, Row, Table
+from gpubench.model.results.winners import REFUSED_SECTION, WINNERS_SECTION, RefusedRow, WinnerRow, crossings
+from gpubench.model.terms.nccl_choice import AGAIN, HIERARCHICAL, OWN_CHOICE, NcclChoice, taken_name
+from gpubench.model.terms.units import format_size
 
 _BEYOND_NOISE = "*"
 
@@ -109,7 +109,7 @@ def _legend(rows: Sequence[WinnerRow]) -> str:
 def _refused(row: RefusedRow) -> str:
     where = "" if row.size_bytes is None else f" from {format_size(row.size_bytes)}"
     what = " ".join(filter(None, (row.dtype, row.op)))
-    name = row.setting if Setting.of(row.setting) != Setting() else f"{row.backend} {row.setting}"
+    name = row.setting if NcclChoice.of(row.setting) != NcclChoice() else f"{row.backend} {row.setting}"
     return f"could not run     {name}{f', {what}' if what else ''}{where}: {row.reason}"
 
 

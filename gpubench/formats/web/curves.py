@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from gpubench.model.curves import Chart, Line, Points
-from gpubench.model.units import format_size
+from gpubench.model.results.curves import Chart, CurveLine, Points
+from gpubench.model.terms.units import format_size
 
 _WIDTH, _HEIGHT = 480, 290
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 24, 12, 34
@@ -106,12 +106,12 @@ def _marker(number: int, x: float, y: float, words: str) -> str:
 def _legend(chart: Chart) -> Iterator[str]:
     for number, line in enumerate(chart.lines):
         yield _key(f"curve k{number % _KINDS}", line.name, _marker(number, 17, 6, line.name))
-    for line in (Line("limit", chart.limit), Line("expected of a healthy machine", chart.expected)):
+    for line in (CurveLine("limit", chart.limit), CurveLine("expected of a healthy machine", chart.expected)):
         if line.points:
             yield _key(line.name.split(" ")[0], f"{line.name}{_level(line)}")
 
 
-def _level(line: Line) -> str:
+def _level(line: CurveLine) -> str:
     levels = {value for _, value in line.points}
     return f" {levels.pop():g}" if len(levels) == 1 else ""
 

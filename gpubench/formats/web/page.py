@@ -5,13 +5,13 @@ from html import escape
 from itertools import groupby
 
 from gpubench.formats.blocks import Block, Grid, GridCell, Listing, blocks, facts, outcome, title
-from gpubench.formats.document import Run
+from gpubench.formats.document import DocumentRun
 from gpubench.formats.text.fallback import fallback_lines
 from gpubench.formats.web.curves import figure
 from gpubench.formats.web.look import STYLE
 from gpubench.formats.web.trend import Past
-from gpubench.model.curves import Chart
-from gpubench.model.verdict import Finding, Verdict
+from gpubench.model.results.curves import Chart
+from gpubench.model.terms.verdict import Finding, Verdict
 
 _SIGNS = {Verdict.PASS: "✓", Verdict.FAIL: "✗", Verdict.WARN: "!", Verdict.ERROR: "?", Verdict.SKIP: "–"}
 _MARKS = {Verdict.FAIL: "✗", Verdict.WARN: "!", Verdict.INCONCLUSIVE: "~", Verdict.ERROR: "?"}
@@ -19,7 +19,7 @@ _LOW_SHARE = 2 / 3
 """Cells below this share of their grid's best are framed."""
 
 
-def render(run: Run, past: Past) -> Iterator[str]:
+def render(run: DocumentRun, past: Past) -> Iterator[str]:
     """The page; `past` has what dated results tell of the machine."""
     name = escape(title(run.metadata))
     verdict = run.report.verdict

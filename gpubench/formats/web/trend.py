@@ -7,11 +7,11 @@ from pathlib import Path
 from statistics import median
 
 from gpubench.errors import UsageError
-from gpubench.formats.document import Run
-from gpubench.model.history import DatedName
-from gpubench.model.trends import Trend, TrendPoint, headline_figures, trends
-from gpubench.model.verdict import WORST_FIRST, Verdict
-from gpubench.readers.past_runs import PastRun, past_runs
+from gpubench.formats.document import DocumentRun
+from gpubench.model.results.history import DatedName
+from gpubench.model.results.trends import Trend, TrendPoint, headline_figures, trends
+from gpubench.model.terms.verdict import WORST_FIRST, Verdict
+from gpubench.readers.results.past_runs import PastRun, past_runs
 
 _WIDTH, _HEIGHT = 480, 150
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 24, 14, 34
@@ -27,7 +27,7 @@ class Past:
         self._runs: list[PastRun] | None = None
         self._problem = ""
 
-    def section(self, run: Run) -> Iterator[str]:
+    def section(self, run: DocumentRun) -> Iterator[str]:
         """The part of the page; nothing without a folder, or where neither this run nor those before have figures."""
         if self._folder is None:
             return
@@ -45,7 +45,7 @@ class Past:
             yield from figure(trend)
         yield "</div>\n"
 
-    def _read(self, folder: Path, run: Run) -> list[PastRun]:
+    def _read(self, folder: Path, run: DocumentRun) -> list[PastRun]:
         if self._runs is None:
             try:
                 self._runs = past_runs(folder, run.metadata)

@@ -12,13 +12,16 @@ from functools import cache
 from gpubench.hardware.simulated.links import node_links
 from gpubench.hardware.simulated.machine import SimulatedMachine, snapshots
 from gpubench.hardware.simulated.node import healthy_node
-from gpubench.model.copies import CopyGpu, Engine, HostMemory, Place
-from gpubench.model.data_pattern import Block, DataPattern
-from gpubench.model.fault import Fault
-from gpubench.model.profile import Profile
-from gpubench.model.topology import Topology
-from gpubench.model.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND
-from gpubench.ports import Array, CopyStream, Counted, Memory, Region
+from gpubench.model.paths.topology import Topology
+from gpubench.model.profiles.fault import Fault
+from gpubench.model.profiles.profile import Profile
+from gpubench.model.terms.copies import CopyGpu, Engine, HostMemory, Place
+from gpubench.model.terms.data_pattern import Block, DataPattern
+from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND
+from gpubench.ports.arrays import Array
+from gpubench.ports.copy_stream import CopyStream
+from gpubench.ports.link_counters import Counted
+from gpubench.ports.memory import Memory, Region
 
 _SPREAD = 0.0005
 """From sample to sample: pairs of four H200s differ by 0.1 %."""

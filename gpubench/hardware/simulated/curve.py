@@ -5,8 +5,8 @@ from itertools import accumulate, pairwise
 
 from gpubench.collectives.record import Collective
 from gpubench.errors import UsageError
-from gpubench.model.profile import BUSBW, TIME, Expected, ExpectedKind, Profile
-from gpubench.model.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND
+from gpubench.model.profiles.profile import BUSBW, TIME, Expected, ExpectedKind, Profile
+from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND
 
 _PREFERRED_KINDS = (ExpectedKind.MEASURED, ExpectedKind.DERIVED, ExpectedKind.THRESHOLD)
 

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from gpubench.errors import UsageError
-from gpubench.model.fabric_health import decode_health
-from gpubench.model.fault import Fault, Subject
-from gpubench.model.snapshot import (
+from gpubench.model.facts.fabric_health import decode_health
+from gpubench.model.facts.snapshot import (
     DriverFacts,
     Fabric,
     GpuFacts,
@@ -25,6 +24,7 @@ from gpubench.model.snapshot import (
     RemappedRows,
     Snapshot,
 )
+from gpubench.model.profiles.fault import Fault, Subject
 
 _LOST = "GPU is lost"
 _NO_DRIVER = "NVML does not start (Driver Not Loaded)"

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpubench.hardware.simulated.faults import wrong_value
-from gpubench.model.fault import Fault, Subject
-from gpubench.model.links import pcie_gb_s
-from gpubench.model.profile import NicKindOfMachine, Profile
-from gpubench.model.snapshot import NicKind
+from gpubench.model.facts.snapshot import NicKind
+from gpubench.model.paths.links import pcie_gb_s
+from gpubench.model.profiles.fault import Fault, Subject
+from gpubench.model.profiles.profile import NicKindOfMachine, Profile
 
 _BITS_PER_BYTE = 8
 _STAGING = ("p2p", "cuda_peer", "mig", "fabric", "staged")

@@ -13,10 +13,10 @@ from gpubench.errors import UsageError
 from gpubench.hardware.simulated.faults import apply_faults, wrong_value
 from gpubench.hardware.simulated.node import healthy_node
 from gpubench.hardware.simulated.surroundings import with_faults_around, with_surroundings
-from gpubench.model.fault import Fault
-from gpubench.model.profile import Profile
-from gpubench.model.snapshot import Snapshot
-from gpubench.profiles import load, names
+from gpubench.model.facts.snapshot import Snapshot
+from gpubench.model.profiles.fault import Fault
+from gpubench.model.profiles.profile import Profile
+from gpubench.profiles.files import load, names
 
 MOST_NODES = 16384
 

@@ -5,9 +5,7 @@ Bus ids, host bridges and root ports are made up, in an order that a server coul
 
 from collections.abc import Mapping
 
-from gpubench.model.profile import P2P_OK, NicKindOfMachine, Profile
-from gpubench.model.report import Origin
-from gpubench.model.snapshot import (
+from gpubench.model.facts.snapshot import (
     DriverFacts,
     Fabric,
     GpuDirectFacts,
@@ -25,7 +23,9 @@ from gpubench.model.snapshot import (
     RemappedRows,
     Snapshot,
 )
-from gpubench.model.topology import pcie_path_class
+from gpubench.model.paths.topology import pcie_path_class
+from gpubench.model.profiles.profile import P2P_OK, NicKindOfMachine, Profile
+from gpubench.model.terms.origin import Origin
 
 _BUSES = 256
 _FIRST_FLAT_GPU = 6

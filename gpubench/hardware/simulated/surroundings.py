@@ -6,12 +6,12 @@ It is derived from the node, so a fault in a device shows here too. Downstream p
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from gpubench.model.driver_settings import ConfidentialComputing, DriverSettings, Service
-from gpubench.model.fault import Fault, Subject
-from gpubench.model.kernel_settings import IommuFacts, KernelSettings
-from gpubench.model.pci_capabilities import AccessControl, PcieErrors, PciKind
-from gpubench.model.rdma_port import Gid, RdmaPort
-from gpubench.model.snapshot import GpuFacts, NicFacts, NicKind, PciDevice, PcieLink, Snapshot
+from gpubench.model.facts.driver_settings import ConfidentialComputing, DriverSettings, Service
+from gpubench.model.facts.kernel_settings import IommuFacts, KernelSettings
+from gpubench.model.facts.pci_capabilities import AccessControl, PcieErrors, PciKind
+from gpubench.model.facts.rdma_port import Gid, RdmaPort
+from gpubench.model.facts.snapshot import GpuFacts, NicFacts, NicKind, PciDevice, PcieLink, Snapshot
+from gpubench.model.profiles.fault import Fault, Subject
 
 _SIMULATED = "the simulation does not say"
 _NO_IOMMU = {"iommu_group": "no IOMMU is simulated", "identity": _SIMULATED}

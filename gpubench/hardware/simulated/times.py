@@ -11,14 +11,14 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from gpubench.collectives import COLLECTIVES
 from gpubench.collectives.record import Collective
+from gpubench.collectives.registry import COLLECTIVES
 from gpubench.errors import CouldNotMeasureError, UsageError, invalid_choice
 from gpubench.hardware.simulated.curve import Curve, curve
 from gpubench.hardware.simulated.links import NodeLinks, node_links
 from gpubench.hardware.simulated.machine import SimulatedMachine, check_nodes
-from gpubench.model.fault import Fault
-from gpubench.model.units import BYTES_PER_GB
+from gpubench.model.profiles.fault import Fault
+from gpubench.model.terms.units import BYTES_PER_GB
 
 HOP_SECONDS = 5.0e-6
 """One hop of a tree between nodes with protocol LL, twice log2(nodes) of which make a collective: NCCL's own model

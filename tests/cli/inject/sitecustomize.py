@@ -27,8 +27,8 @@ def _install(kind: str) -> None:
     from pathlib import Path
     from typing import Any
 
-    from gpubench.hardware import mpi
-    from gpubench.measure import collective
+    from gpubench.hardware.mpi import group as mpi
+    from gpubench.measure.collective import sweep as collective
 
     rows = 0
     barrier = mpi.MpiGroup.barrier
@@ -81,7 +81,7 @@ def _strike(number: str, phase: str) -> None:
     from pathlib import Path
     from typing import Any
 
-    from gpubench.hardware.progress_block import ProgressBlock
+    from gpubench.hardware.watchdog.progress_block import ProgressBlock
 
     entered = 0
     enter = ProgressBlock.enter
@@ -117,7 +117,7 @@ def _jump() -> None:
 
 
 if "GPUBENCH_TEST_START_SECONDS" in os.environ:
-    from gpubench.model import hang
+    from gpubench.model.terms import hang
 
     hang.SECONDS_TO_START = float(os.environ["GPUBENCH_TEST_START_SECONDS"])
 if _fault.endswith(":clock"):

@@ -1,0 +1,1 @@
+"""Copies between GPUs of one process, and between GPUs of two."""

@@ -1,0 +1,265 @@
+"""Copies between the GPUs of one process, and between them and host memory, timed on the GPUs."""
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import Any, cast
+
+from gpubench import installation_errors
+from gpubench.errors import CouldNotMeasureError
+from gpubench.hardware.copies.device import CopyDevice, Lane, cuda_errors
+from gpubench.hardware.copies.memory import CopyMemory, GpuMemory, PageableMemory, PinnedMemory
+from gpubench.hardware.cuda.device import identify, library_versions, load_cupy, opening
+from gpubench.hardware.cuda.gate import Gate, Hold
+from gpubench.hardware.node.nvml.library import Driver
+from gpubench.hardware.process import free_memory as host_memory
+from gpubench.hardware.timing.clock import no_garbage_collection
+from gpubench.model.facts.snapshot import bus_id
+from gpubench.model.terms.copies import CopyGpu, Engine, HostMemory, Place
+from gpubench.model.terms.units import format_size
+from gpubench.ports.copy_stream import CopyStream
+from gpubench.ports.memory import Memory, Region
+
+_STAGED_PLACES = 4
+_STAGED_PIECE_BYTES = 64 * 1024
+"""A copy through host memory is several operations, and more the larger it is; how many, CUDA does not say."""
+
+_ANY_DIRECTION = 4
+"""cudaMemcpyDefault: the addresses tell which memory is whose."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """Copies on one lane: `issue` enqueues one, which takes so many `places` in the stream."""
+
+    lane: Lane
+    issue: Callable[[], object]
+    places: int
+
+
+class CudaCopies:
+    """The GPUs that this process sees, at the positions that CUDA counts them by."""
+
+    def __init__(self, cupy: Any, driver: Driver, device_names: Mapping[str, str]) -> None:
+        self._cupy = cupy
+        self._driver = driver
+        self._runtime = cupy.cuda.runtime
+        self._enabled: set[tuple[int, int]] = set()
+        self._memories: list[CopyMemory] = []
+        self._unusable: dict[int, CouldNotMeasureError] = {}
+        with opening(self._runtime):
+            self.gpus = tuple(self._identify(each, device_names) for each in range(self._runtime.getDeviceCount()))
+        self._devices = {position: each for position in range(len(self.gpus)) if (each := self._open(position))}
+        if not self._devices:
+            raise self._unusable[0]
+        with opening(self._runtime):
+            self._gate = Gate(self._runtime)
+
+    def libraries(self) -> dict[str, str]:
+        """Driver, CUDA and CuPy versions."""
+        return library_versions(self._cupy, self._driver)
+
+    def can_reach(self, source: int, destination: int) -> bool:
+        """Whether CUDA says that one GPU may address another's memory."""
+        with cuda_errors(f"asking whether {self._name(source)} can address {self._name(destination)}"):
+            return bool(self._runtime.deviceCanAccessPeer(self.gpus[source].index, self.gpus[destination].index))
+
+    def enable(self, source: int, destination: int) -> None:
+        """Let one GPU address another's memory from now on; once is enough.
+
+        Copy engines then copy directly between the two in both directions, whichever GPU issues it (seen on H200);
+        SMs only those of this one GPU.
+
+        Raises:
+            CouldNotMeasureError: CUDA refuses.
+        """
+        if (source, destination) in self._enabled:
+            return
+        with cuda_errors(f"letting {self._name(source)} address the memory of {self._name(destination)}"):
+            self._runtime.setDevice(self._device(source).index)
+            try:
+                self._runtime.deviceEnablePeerAccess(self.gpus[destination].index)
+            except self._runtime.CUDARuntimeError as error:
+                if "PeerAccessAlreadyEnabled" not in str(error):
+                    raise
+        self._enabled.add((source, destination))
+
+    def allocate(self, place: Place, size_bytes: int) -> Memory:
+        """A plain allocation of a GPU or of the host, kept until `close`.
+
+        Raises:
+            CouldNotMeasureError: there is not so much left, or the GPU cannot be used.
+        """
+        if isinstance(place, HostMemory):
+            self._memories.append(self._allocate_host(place, size_bytes))
+        else:
+            self._memories.append(self._allocate_gpu(place, size_bytes))
+        return self._memories[-1]
+
+    def seconds(self, streams: Sequence[CopyStream], repeats: int) -> float:
+        """Wall time, by the first stream's GPU, from a common start until every stream has made its copies.
+
+        The start waits until all copies, but no more than a stream holds, are enqueued. To and from pageable memory
+        the host itself copies, one stream after another, from the time that it begins to.
+
+        Raises:
+            CouldNotMeasureError: a copy fails, or a kernel is to copy what its GPU cannot address.
+        """
+        with cuda_errors(self._describe(streams)):
+            work = self._bind(streams)
+            try:
+                with no_garbage_collection():
+                    gated = not any(
+                        _memory(end).pageable for each in streams for end in (each.source, each.destination)
+                    )
+                    return self._time(streams[0].by, work, repeats, gated=gated)
+            except BaseException:
+                self._drain(work)
+                raise
+
+    def close(self) -> None:
+        """Give all memory back, and peer access. What fails is passed over: after some errors everything does."""
+        while self._memories:
+            with contextlib.suppress(RuntimeError):
+                self._memories.pop().free()
+        for source, destination in sorted(self._enabled):
+            with contextlib.suppress(RuntimeError):
+                self._runtime.setDevice(self.gpus[source].index)
+                self._runtime.deviceDisablePeerAccess(self.gpus[destination].index)
+        self._enabled.clear()
+        with contextlib.suppress(RuntimeError):
+            self._gate.free()
+
+    def _identify(self, index: int, device_names: Mapping[str, str]) -> CopyGpu:
+        identity = identify(self._runtime, index)
+        address = bus_id(identity.bus_id)
+        device = device_names.get(address, f"GPU{index}")
+        return CopyGpu(device=device, index=index, bus_id=address, uuid=identity.uuid, name=identity.name)
+
+    def _open(self, position: int) -> CopyDevice | None:
+        """The GPU at a position; one that CUDA does not give us costs its own pairs, not everybody's."""
+        gpu = self.gpus[position]
+        with opening(self._runtime):
+            try:
+                return CopyDevice(self._cupy, gpu.index, gpu.device)
+            except self._runtime.CUDARuntimeError as error:
+                self._unusable[position] = installation_errors.no_gpu(f"{gpu.device} ({gpu.bus_id}): {error}")
+        return None
+
+    def _device(self, position: int) -> CopyDevice:
+        if position in self._unusable:
+            raise self._unusable[position]
+        return self._devices[position]
+
+    def _name(self, place: int | None) -> str:
+        return "host memory" if place is None else self.gpus[place].device
+
+    def _allocate_gpu(self, position: int, size_bytes: int) -> GpuMemory:
+        device = self._device(position)
+        with cuda_errors(f"allocating {format_size(size_bytes)} on {device.name}"):
+            self._runtime.setDevice(device.index)
+            address = self._runtime.malloc(size_bytes)
+        return GpuMemory(device, position, address, size_bytes, self._runtime.free)
+
+    def _allocate_host(self, kind: HostMemory, size_bytes: int) -> PageableMemory | PinnedMemory:
+        available = int(host_memory.free_bytes() * host_memory.SHARE)
+        if size_bytes > available:
+            raise CouldNotMeasureError(
+                f"{format_size(size_bytes)} of {kind.full_name} do not fit: {available / 2**30:.1f} GiB may be taken",
+                next_step="smaller --sizes, or a larger memory limit for this job",
+            )
+        if kind is HostMemory.PAGEABLE:
+            return PageableMemory(size_bytes)
+        with cuda_errors(f"allocating {format_size(size_bytes)} of {kind.full_name}"):
+            address = self._runtime.hostAlloc(size_bytes, self._runtime.hostAllocPortable)
+        return PinnedMemory(address, size_bytes, self._runtime.freeHost)
+
+    def _describe(self, streams: Sequence[CopyStream]) -> str:
+        """What copies, for an error: the first of them, and how many more."""
+        first = streams[0]
+        ends = " → ".join(self._name(_memory(end).gpu) for end in (first.source, first.destination))
+        more = f", at once with {len(streams) - 1} more," if len(streams) > 1 else ""
+        engine = "copy engine" if first.engine is Engine.CE else "SMs"
+        return f"copying {ends} ({engine} of {self._name(first.by)}, {first.size_bytes} bytes){more}"
+
+    def _bind(self, streams: Sequence[CopyStream]) -> list[_Work]:
+        """Every stream's copies on a lane of their own."""
+        used: dict[int, int] = {}
+        work = []
+        for each in streams:
+            number = used.get(each.by, 0)
+            used[each.by] = number + 1
+            work.append(self._bind_one(each, self._device(each.by).lane(number)))
+        return work
+
+    def _bind_one(self, stream: CopyStream, lane: Lane) -> _Work:
+        source, destination = _memory(stream.source), _memory(stream.destination)
+        read = source.address + stream.source.offset_bytes
+        write = destination.address + stream.destination.offset_bytes
+        if stream.engine is Engine.SM:
+            if not all(self._addresses(stream.by, each) for each in (source, destination)):
+                raise CouldNotMeasureError(
+                    f"{self._describe([stream])}: its SMs cannot address one end",
+                    expected=f"peer access, enabled before, or {HostMemory.PINNED.full_name}",
+                )
+            device = self._device(stream.by)
+            return _Work(lane, partial(device.copy_by_kernel, lane, write, read, stream.size_bytes), 1)
+        if source.gpu is None or destination.gpu is None or source.gpu == destination.gpu:
+            copy = partial(self._runtime.memcpyAsync, write, read, stream.size_bytes, _ANY_DIRECTION, lane.stream.ptr)
+            return _Work(lane, copy, 1)
+        to, origin = self.gpus[destination.gpu].index, self.gpus[source.gpu].index
+        peer = partial(self._runtime.memcpyPeerAsync, write, to, read, origin, stream.size_bytes, lane.stream.ptr)
+        staged = self._enabled.isdisjoint({(source.gpu, destination.gpu), (destination.gpu, source.gpu)})
+        return _Work(lane, peer, _STAGED_PLACES + stream.size_bytes // _STAGED_PIECE_BYTES if staged else 1)
+
+    def _addresses(self, gpu: int, memory: CopyMemory) -> bool:
+        """Whether a GPU can address a memory itself."""
+        if memory.gpu is None:
+            return not memory.pageable
+        return memory.gpu == gpu or (gpu, memory.gpu) in self._enabled
+
+    def _time(self, timer: int, work: Sequence[_Work], repeats: int, *, gated: bool) -> float:
+        """Enqueue everything between two events of the first lane, which belongs to GPU `timer`."""
+        self._runtime.setDevice(self._device(timer).index)
+        event = self._cupy.cuda.Event
+        start, stop = event(), event()
+        first, others = work[0].lane.stream, [each.lane for each in work[1:]]
+        with self._gate.hold(first.ptr) if gated else contextlib.nullcontext(Hold()) as hold:
+            first.record(start)
+            for other in others:
+                other.stream.wait_event(start)
+            for _ in range(repeats):
+                for each in work:
+                    hold.take(each.places)
+                    each.issue()
+            for other in others:
+                other.stream.record(other.end)
+                first.wait_event(other.end)
+            first.record(stop)
+        stop.synchronize()
+        milliseconds: float = self._cupy.cuda.get_elapsed_time(start, stop)
+        return milliseconds / 1e3
+
+    def _drain(self, work: Sequence[_Work]) -> None:
+        """Wait for what was enqueued before something failed: the next measurement must not run beside it."""
+        for each in work:
+            with contextlib.suppress(RuntimeError):
+                each.lane.stream.synchronize()
+
+
+def open_copies(driver: Driver, device_names: Mapping[str, str] = MappingProxyType({})) -> CudaCopies:
+    """The GPUs of this process, named in matrices by `device_names` (bus id as sysfs spells it → name), else by CUDA.
+
+    A GPU that CUDA does not give to this process raises when memory of it is asked for.
+
+    Raises:
+        CouldNotMeasureError: no driver, no usable GPU, no CuPy, one of another CUDA, or one without NVRTC.
+    """
+    return CudaCopies(load_cupy(driver), driver, device_names)
+
+
+def _memory(region: Region) -> CopyMemory:
+    """The memory of a region, which `allocate` returned."""
+    return cast("CopyMemory", region.memory)

@@ -1,0 +1,166 @@
+"""One GPU through CuPy: selection, identity, plain allocations, a stream, graphs."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+from gpubench import errors, installation_errors
+from gpubench.hardware.cuda.memory import CudaMemory, PatternKernels
+from gpubench.hardware.node.nvml.library import Driver
+from gpubench.ports.launch import Launch
+
+_HEADROOM_BYTES = 2 * 2**30
+"""Left free for NCCL's own buffers, which it takes at the first collective, and for whoever else comes."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuIdentity:
+    """A GPU by its names: CUDA's index is this process's own count, bus id and UUID are the hardware's."""
+
+    name: str
+    index: int
+    bus_id: str
+    uuid: str
+
+
+class CudaDevice:
+    """The GPU of this rank, made current together with a non-blocking stream."""
+
+    def __init__(self, cupy: Any, index: int, driver: Driver) -> None:
+        self.cupy = cupy
+        self._driver = driver
+        self._runtime = cupy.cuda.runtime
+        self._runtime.setDevice(index)
+        self.stream = cupy.cuda.Stream(non_blocking=True)
+        self.stream.use()
+        self._kernels = PatternKernels(cupy, self.stream)
+        self._memories: list[CudaMemory] = []
+        self.identity = identify(self._runtime, index)
+
+    def libraries(self) -> dict[str, str]:
+        """Driver, CUDA and CuPy versions."""
+        return library_versions(self.cupy, self._driver)
+
+    def free_bytes(self) -> int:
+        """Memory that buffers may take: what is free, less the headroom, or half of it on a small or busy GPU."""
+        free: int = self._runtime.memGetInfo()[0]
+        return max(free - _HEADROOM_BYTES, free // 2)
+
+    def allocate(self, size_bytes: int) -> CudaMemory:
+        """A plain allocation, freed by `close`."""
+        return self.adopt(self._runtime.malloc(size_bytes), size_bytes, self._runtime.free)
+
+    def adopt(self, address: int, size_bytes: int, free: Callable[[int], object]) -> CudaMemory:
+        """Memory allocated elsewhere, freed with `free(address)` by `close`."""
+        memory = CudaMemory(self._kernels, address, size_bytes, free)
+        self._memories.append(memory)
+        return memory
+
+    def capture(self, launch: Launch, replays: int) -> Launch:
+        """A launch that replays, `replays` times, a CUDA graph of what `launch` puts on the stream.
+
+        Capture is thread-local, as in nccl-tests: NCCL may allocate while it connects.
+        """
+        self.stream.begin_capture(self._runtime.streamCaptureModeThreadLocal)
+        try:
+            launch()
+        except BaseException:
+            with contextlib.suppress(Exception):
+                self.stream.end_capture()
+            raise
+        graph = self.stream.end_capture()
+        graph.upload(self.stream)
+        self.stream.synchronize()
+        replay = partial(graph.launch, self.stream)
+        if replays == 1:
+            return replay
+
+        def replay_all() -> None:
+            for _ in range(replays):
+                replay()
+
+        return replay_all
+
+    def close(self) -> None:
+        """Give the memory back."""
+        while self._memories:
+            self._memories.pop().free()
+
+
+def check_installed(driver: Driver) -> None:
+    """Raise CouldNotMeasureError where CuPy is not installed, naming the extra that fits the driver."""
+    if find_spec("cupy") is None:
+        raise installation_errors.missing_cupy(driver.cuda // 1000 or None)
+
+
+def load_cupy(driver: Driver) -> Any:
+    """CuPy, once it is known to fit the driver.
+
+    Raises:
+        CouldNotMeasureError: no driver, no CuPy, or one of another CUDA.
+    """
+    check_installed(driver)
+    try:
+        import cupy
+    except ImportError as error:
+        raise installation_errors.unusable_cupy(str(error).splitlines()[0]) from error
+    runtime = cupy.cuda.runtime
+    runs, built_for = runtime.driverGetVersion(), runtime.runtimeGetVersion()
+    if runs == 0:
+        raise installation_errors.no_gpu(driver.absent or "CUDA finds no driver")
+    if built_for // 1000 > runs // 1000:
+        raise installation_errors.cupy_of_wrong_cuda(built_for, runs)
+    return cupy
+
+
+@contextlib.contextmanager
+def opening(runtime: Any) -> Iterator[None]:
+    """What goes wrong while GPUs are opened, as CouldNotMeasureError: the GPU itself, or CuPy without NVRTC."""
+    try:
+        yield
+    except runtime.CUDARuntimeError as error:
+        raise installation_errors.no_gpu(str(error)) from error
+    except (RuntimeError, ImportError, OSError) as error:
+        raise installation_errors.no_kernels(str(error).strip().splitlines()[0]) from error
+
+
+def open_device(local_rank: int, ranks_on_host: int, host: str, driver: Driver) -> CudaDevice:
+    """The GPU for a rank: the only one it sees, or the one that its place on the host selects.
+
+    Raises:
+        CouldNotMeasureError: no driver, no GPU, no CuPy, one of another CUDA, or one without NVRTC.
+        UsageError: more ranks on the host than GPUs.
+    """
+    cupy = load_cupy(driver)
+    runtime = cupy.cuda.runtime
+    with opening(runtime):
+        visible = runtime.getDeviceCount()
+        if visible > 1 and local_rank >= visible:
+            raise errors.more_ranks_than_gpus(ranks_on_host, visible, host)
+        return CudaDevice(cupy, local_rank if visible > 1 else 0, driver)
+
+
+def identify(runtime: Any, index: int) -> GpuIdentity:
+    """The names of the GPU that CUDA counts as `index`; needs no context on it."""
+    properties = runtime.getDeviceProperties(index)
+    return GpuIdentity(
+        name=properties["name"].decode(),
+        index=index,
+        bus_id=runtime.deviceGetPCIBusId(index).lower(),
+        uuid=_uuid_text(bytes(properties["uuid"])),
+    )
+
+
+def library_versions(cupy: Any, driver: Driver) -> dict[str, str]:
+    """Versions of the driver, CUDA and CuPy, for the metadata."""
+    runtime = installation_errors.cuda_version_text(cupy.cuda.runtime.runtimeGetVersion())
+    runs = installation_errors.cuda_version_text(cupy.cuda.runtime.driverGetVersion())
+    return {"driver": f"{driver.version} (runs CUDA {runs})", "CuPy": f"{cupy.__version__} (CUDA {runtime})"}
+
+
+def _uuid_text(uuid: bytes) -> str:
+    digits = uuid.hex()
+    return f"GPU-{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"

@@ -1,0 +1,1 @@
+"""Starting this program again as ranks, and hearing from them."""

@@ -1,0 +1,162 @@
+"""How the gpubench that launched ranks hears of what they measured: JSON lines over a socket of the local host."""
+
+import json
+import math
+import selectors
+import socket
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from gpubench.hardware.launch.launcher import RankWatch
+from gpubench.model.results.rank_times import RANK_TIMES_SECTION, RankTimeRow
+from gpubench.model.results.report import Report, Section, Table
+from gpubench.model.results.rows.causes import CAUSES_SECTION, CauseRow
+from gpubench.model.results.rows.evidence import EVIDENCE_SECTION, FALLBACK_SECTION, EvidenceRow, FallbackRow
+from gpubench.model.results.winners import REFUSED_SECTION, WINNERS_SECTION, RefusedRow, WinnerRow
+from gpubench.model.terms.plain import from_plain
+
+if TYPE_CHECKING:
+    from subprocess import Popen
+
+Message = dict[str, Any]
+
+_SECTION_ROWS: Mapping[str, type[EvidenceRow | FallbackRow | CauseRow | RankTimeRow | WinnerRow | RefusedRow]] = {
+    EVIDENCE_SECTION: EvidenceRow,
+    FALLBACK_SECTION: FallbackRow,
+    CAUSES_SECTION: CauseRow,
+    RANK_TIMES_SECTION: RankTimeRow,
+    WINNERS_SECTION: WinnerRow,
+    REFUSED_SECTION: RefusedRow,
+}
+
+_SECONDS_BETWEEN_LOOKS = 0.1
+_SECONDS_TO_HANG_UP = 10.0
+"""What the watchdogs of a job have, once it is gone, to say how its ranks ended: on a busy machine they come late."""
+
+_READ_BYTES = 1 << 16
+
+
+def report_in(message: Message) -> Report:
+    """The report in a message that ends a run, with its sections."""
+    sections: dict[str, Section] = {}
+    for name, records in message["sections"].items():
+        kind = _SECTION_ROWS[name]
+        rows = [from_plain(kind, record) for record in records]
+        sections[name] = Table(kind.columns(), partial(list, rows))
+    return replace(Report.from_record(message["report"]), sections=sections)
+
+
+@dataclass(frozen=True, slots=True)
+class Chatter:
+    """Text that mpirun or a rank printed."""
+
+    text: str
+
+
+class ChannelReceiver:
+    """The launcher's end, usable as a context: a socket in a private directory that any rank may connect to."""
+
+    def __init__(self) -> None:
+        self._directory = tempfile.TemporaryDirectory(prefix="gpubench-")
+        self.path = str(Path(self._directory.name) / "ranks")
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(self.path)
+        self._listener.listen(128)
+        self._ends_at = math.inf
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._listener.close()
+        self._directory.cleanup()
+
+    def expect_end(self, seconds: float) -> None:
+        """Listen no longer than that from now on, whether the job has ended or not."""
+        self._ends_at = min(self._ends_at, time.monotonic() + seconds)
+
+    def expect_no_end(self) -> None:
+        """Listen for as long as the job runs."""
+        self._ends_at = math.inf
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the job has outlived what was expected."""
+        return time.monotonic() > self._ends_at
+
+    def messages(self, job: "Popen[bytes]") -> Iterator[Message | Chatter]:
+        """What the ranks send and print, in the order it arrives, until the job is late, or is over and all hung up."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._listener, selectors.EVENT_READ, None)
+            if job.stdout is not None:
+                selector.register(job.stdout, selectors.EVENT_READ, _Lines())
+            listens_until, watch = math.inf, RankWatch(job)
+            while True:
+                # Once the job is gone, one more look without waiting finds what it had still sent.
+                waits = listens_until == math.inf or (_has_lines(selector) and time.monotonic() < listens_until)
+                events = selector.select(_SECONDS_BETWEEN_LOOKS if waits else 0)
+                # What a rank says of its end comes before what mpirun says of it, which waits for another look.
+                rank_speaks = any(key.fileobj is not job.stdout for key, _ in events)
+                for key, _ in events:
+                    if rank_speaks and key.fileobj is job.stdout:
+                        continue
+                    if key.data is None:
+                        connection, _ = self._listener.accept()
+                        selector.register(connection, selectors.EVENT_READ, _Lines())
+                    else:
+                        yield from _read(selector, key)
+                if events:
+                    continue
+                if not waits:
+                    return
+                if self.is_late:
+                    listens_until = 0.0
+                elif listens_until == math.inf and watch.ended():
+                    listens_until = time.monotonic() + _SECONDS_TO_HANG_UP
+
+
+def _has_lines(selector: selectors.BaseSelector) -> bool:
+    """Whether a rank, or the watchdog of one, has not hung up."""
+    keys = (selector.get_map() or {}).values()
+    return any(key.data is not None and isinstance(key.fileobj, socket.socket) for key in keys)
+
+
+class _Lines:
+    """Bytes that arrive in pieces, given out in whole lines."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return lines
+
+    def rest(self) -> list[bytes]:
+        return [self._rest] if self._rest else []
+
+
+def _read(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> Iterator[Message | Chatter]:
+    source, lines = key.fileobj, key.data
+    from_rank = isinstance(source, socket.socket)
+    data = source.recv(_READ_BYTES) if isinstance(source, socket.socket) else _read_pipe(source)
+    # What a rank had not finished saying when it died is no message.
+    complete = lines.feed(data) if data else [] if from_rank else lines.rest()
+    if not data:
+        selector.unregister(source)
+        if isinstance(source, socket.socket):
+            source.close()
+    for line in complete:
+        yield json.loads(line) if from_rank else Chatter(line.decode(errors="replace"))
+
+
+def _read_pipe(source: Any) -> bytes:
+    data: bytes = source.read1(_READ_BYTES)
+    return data

@@ -1,0 +1,73 @@
+"""A rank's end of the channel to the gpubench that launched it; watchdogs speak through it too.
+
+It imports little: a watchdog starts with every rank, beside its rank's own start, and reads no files once something
+hangs.
+"""
+
+import json
+import socket
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gpubench.errors import GpubenchError
+    from gpubench.model.results.report import CollectiveRow, Metadata, Report
+    from gpubench.model.terms.hang import Lost
+
+
+def connect(path: str) -> socket.socket:
+    """A line to the gpubench that listens there, which goes on listening until the last one is closed."""
+    line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    line.connect(path)
+    return line
+
+
+class ChannelSender:
+    """The rank's end: a listener whose words travel over a new line, or one that somebody has connected.
+
+    Its first is a hello, where the rank is alive.
+    """
+
+    def __init__(self, way: str | socket.socket, *, alive: bool = True) -> None:
+        self._socket = connect(way) if isinstance(way, str) else way
+        if alive:
+            self._send({"kind": "hello"})
+
+    def begin(self, metadata: "Metadata") -> None:
+        """The run is set up."""
+        self._send({"kind": "begin", "metadata": metadata.to_record()})
+
+    def progress(self, done: int, total: int, label: str) -> None:
+        """`done` of `total` rows are measured and `label` is next."""
+        self._send({"kind": "progress", "done": done, "total": total, "label": label})
+
+    def row(self, row: "CollectiveRow") -> None:
+        """One more row is measured."""
+        self._send({"kind": "row", "row": row.to_record()})
+
+    def end(self, report: "Report") -> None:
+        """All rows were measured."""
+        from gpubench.model.results.report import Table
+        from gpubench.model.terms.plain import to_plain
+
+        sections = {
+            name: [to_plain(row) for row in section.rows()]
+            for name, section in report.sections.items()
+            if isinstance(section, Table)
+        }
+        self._send({"kind": "end", "report": report.to_record(), "sections": sections})
+
+    def error(self, error: "GpubenchError") -> None:
+        """This rank cannot go on."""
+        self._send({"kind": "error", "error": error.to_record()})
+
+    def lost(self, lost: "Lost") -> None:
+        """That rank ended without a word."""
+        state = lost.state.to_record()
+        self._send({"kind": "lost", "state": state, "at_seconds": lost.at_seconds, "status": lost.status})
+
+    def close(self) -> None:
+        """Nothing more will be said."""
+        self._socket.close()
+
+    def _send(self, message: dict[str, Any]) -> None:
+        self._socket.sendall(json.dumps(message).encode() + b"\n")

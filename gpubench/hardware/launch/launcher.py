@@ -1,0 +1,159 @@
+"""Start this program again as the ranks of a job on this host, under the mpirun that belongs to its MPI library."""
+
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import sysconfig
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from gpubench.hardware.launch.interpreter import module_command, with_package
+from gpubench.hardware.launch.started_by import CHANNEL_VARIABLE, as_if_alone
+from gpubench.installation_errors import missing_mpi_launcher, unusable_mpi_launcher
+
+OWN_SETTINGS_VARIABLE = "GPUBENCH_SETTINGS"
+"""Names of the variables that gpubench itself set for its ranks: they are no settings of the user's."""
+
+_PR_SET_PDEATHSIG = 1
+_SECONDS_TO_ANSWER = 20
+
+_OPEN_MPI_SETTINGS = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    # Open MPI 4 and 5 each know one of these pairs: more ranks than cores is fine, and no rank is tied to a core,
+    # since NCCL's and MPI's own threads would then share it with the rank.
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "OMPI_MCA_hwloc_base_binding_policy": "none",
+    "PRTE_MCA_hwloc_default_binding_policy": "none",
+    # All ranks are on this host; looking for fabrics takes Open MPI 5 a second of start-up.
+    "OMPI_MCA_btl": "^ofi",
+}
+
+
+class Flavour(StrEnum):
+    """Whose mpirun it is."""
+
+    OPEN_MPI = "Open MPI"
+    MPICH = "MPICH"
+
+
+@dataclass(frozen=True, slots=True)
+class Launcher:
+    """An mpirun."""
+
+    path: str
+    flavour: Flavour
+
+    def command(self, ranks: int, arguments: Sequence[str]) -> list[str]:
+        """The command line that starts gpubench with `arguments` as that many ranks."""
+        return [self.path, "-n", str(ranks), *module_command("gpubench", *arguments)]
+
+    def environment(self, outer: Mapping[str, str], channel: str) -> dict[str, str]:
+        """The environment of the job: this host only, whatever allocation this is; the user's own settings win."""
+        inner = as_if_alone(outer)
+        settings = _OPEN_MPI_SETTINGS if self.flavour is Flavour.OPEN_MPI else {}
+        own = {name: value for name, value in settings.items() if name not in inner}
+        return with_package(inner | own | {CHANNEL_VARIABLE: channel, OWN_SETTINGS_VARIABLE: ",".join(own)})
+
+
+def find_launcher(search_path: str | None = None) -> Launcher:
+    """The mpirun beside this Python, which belongs to an MPI wheel in the same environment, else the first on PATH.
+
+    Raises:
+        CouldNotMeasureError: there is none, or it does not say what it is.
+    """
+    beside = Path(sysconfig.get_path("scripts")) / "mpirun"
+    path = str(beside) if os.access(beside, os.X_OK) else shutil.which("mpirun", path=search_path)
+    if path is None:
+        raise missing_mpi_launcher()
+    return Launcher(path, _flavour(path))
+
+
+def _flavour(path: str) -> Flavour:
+    try:
+        answer = subprocess.run(
+            [path, "--version"], capture_output=True, text=True, timeout=_SECONDS_TO_ANSWER, check=False
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise unusable_mpi_launcher(path, str(error)) from error
+    if "Open MPI" in answer or "OpenRTE" in answer:
+        return Flavour.OPEN_MPI
+    if "HYDRA" in answer or "MPICH" in answer:
+        return Flavour.MPICH
+    raise unusable_mpi_launcher(path, answer.strip()[:80])
+
+
+def start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start the job in a session of its own, so that Ctrl-C reaches this process alone, which then ends the job."""
+    return subprocess.Popen(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        preexec_fn=die_with_parent,
+    )
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when the one that started it is gone (`prctl(2)`, PR_SET_PDEATHSIG)."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+class RankWatch:
+    """Whether a job's ranks are gone while its launcher stays.
+
+    Open MPI 5's prterun can wait forever for ranks that failed in MPI_Init: no process of the job is left but itself.
+    """
+
+    def __init__(self, job: subprocess.Popen[bytes], seconds_to_follow: float = 5.0) -> None:
+        self._job = job
+        self._seconds_to_follow = seconds_to_follow
+        self._alone_since: float | None = None
+        self._had_ranks = False
+
+    def ended(self) -> bool:
+        """True once the launcher has ended, or has outlived its ranks for longer than it needs to notice."""
+        if self._job.poll() is not None:
+            return True
+        if _has_living_child(self._job.pid):
+            self._had_ranks, self._alone_since = True, None
+        elif self._had_ranks and self._alone_since is None:
+            self._alone_since = time.monotonic()
+        return self._alone_since is not None and time.monotonic() - self._alone_since > self._seconds_to_follow
+
+
+def _has_living_child(pid: int) -> bool:
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            children = path.read_text().split()
+        except OSError:
+            continue
+        if any(_is_alive(child) for child in children):
+            return True
+    return False
+
+
+def _is_alive(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def stop(job: subprocess.Popen[bytes], seconds_to_end: float = 3.0) -> int:
+    """End a job: mpirun is asked to end its ranks, and killed with them when it does not. Returns its exit code."""
+    if job.poll() is None:
+        job.terminate()
+        try:
+            job.wait(seconds_to_end)
+        except subprocess.TimeoutExpired:
+            os.killpg(job.pid, signal.SIGKILL)
+    return job.wait()

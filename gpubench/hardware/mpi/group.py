@@ -1,0 +1,150 @@
+"""The job as MPI sees it: group operations, start and end. With host.py the only importers of mpi4py."""
+
+import os
+import socket
+import warnings
+from array import array
+from collections.abc import Sequence
+from time import perf_counter
+from typing import TYPE_CHECKING, NoReturn, TypeVar
+
+from gpubench.hardware.launch.started_by import LaunchedBy
+from gpubench.installation_errors import missing_mpi_library, separate_jobs
+from gpubench.model.terms.lateness import Offset
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+T = TypeVar("T")
+
+_ROUND_TRIPS = 10
+
+
+class MpiGroup:
+    """A group over an MPI communicator."""
+
+    def __init__(self, communicator: "MPI.Comm") -> None:
+        self.communicator = communicator
+        self.rank = communicator.Get_rank()
+        self.size = communicator.Get_size()
+
+    def gather(self, value: T) -> list[T]:
+        """Every rank's value, in rank order, on every rank."""
+        gathered: list[T] = self.communicator.allgather(value)
+        return gathered
+
+    def collect(self, value: T) -> list[T] | None:
+        """Every rank's value, in rank order, on the first rank; None on the others."""
+        gathered: list[T] | None = self.communicator.gather(value, 0)
+        return gathered
+
+    def broadcast(self, value: T | None, root: int = 0) -> T:
+        """Root's value, on every rank."""
+        received: T = self.communicator.bcast(value, root)
+        return received
+
+    def barrier(self) -> None:
+        """Return once every rank has called it."""
+        self.communicator.Barrier()
+
+    def largest(self, values: Sequence[float]) -> Sequence[float]:
+        """Each of the values as it is on the rank where it is largest."""
+        from mpi4py import MPI
+
+        found = array("d", values)
+        self.communicator.Allreduce(MPI.IN_PLACE, [found, MPI.DOUBLE], MPI.MAX)
+        return found
+
+    def clock_offset(self) -> Offset:
+        """How this rank's clock differs from the first rank's, by messages to and fro, one rank after another.
+
+        The first rank's answer was read between question and arrival, most likely in the middle, and the quickest of
+        some round trips says it best (F. Cristian, Probabilistic clock synchronization, 1989).
+        """
+        if self.rank == 0:
+            for other in range(1, self.size):
+                for _ in range(_ROUND_TRIPS):
+                    self.communicator.Recv(array("d", [0.0]), other)
+                    self.communicator.Send(array("d", [perf_counter()]), other)
+            return Offset(0.0, 0.0)
+        return min((self._round_trip() for _ in range(_ROUND_TRIPS)), key=lambda offset: offset.uncertainty)
+
+    def _round_trip(self) -> Offset:
+        answer = array("d", [0.0])
+        asked = perf_counter()
+        self.communicator.Send(array("d", [asked]), 0)
+        self.communicator.Recv(answer, 0)
+        arrived = perf_counter()
+        return Offset(answer[0] - (asked + arrived) / 2, (arrived - asked) / 2)
+
+    def split(self, color: int, key: int) -> "MpiGroup":
+        """The group of the ranks with the same color, ordered by key."""
+        return MpiGroup(self.communicator.Split(color, key))
+
+
+def start(launched_by: LaunchedBy) -> MpiGroup:
+    """Initialise MPI and return the group of the whole job.
+
+    Raises:
+        CouldNotMeasureError: no MPI library, or a launcher whose processes do not form one job.
+    """
+    import mpi4py
+
+    mpi4py.rc.initialize = False
+    mpi4py.rc.finalize = False
+    try:
+        with warnings.catch_warnings():
+            # mpi4py warns of a launcher of another MPI; the check below says the same, with what to do.
+            warnings.simplefilter("ignore", RuntimeWarning)
+            from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise missing_mpi_library(str(error).splitlines()[0]) from error
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+    group = MpiGroup(MPI.COMM_WORLD)
+    if group.size == 1 and launched_by.size > 1:
+        raise separate_jobs(launched_by.launcher, launched_by.size)
+    return group
+
+
+def nodes(group: MpiGroup) -> tuple[list[int], int]:
+    """Each rank's node, numbered by its first rank, and this rank's place within its node."""
+    from mpi4py import MPI
+
+    local = group.communicator.Split_type(MPI.COMM_TYPE_SHARED, key=group.rank)
+    leaders: list[int] = group.gather(local.bcast(group.rank, 0))
+    order = {leader: number for number, leader in enumerate(dict.fromkeys(leaders))}
+    return [order[leader] for leader in leaders], local.Get_rank()
+
+
+def library_version() -> str:
+    """The MPI library's name and version: 'Open MPI v5.0.11', 'MPICH Version: 4.2.0'."""
+    from mpi4py import MPI
+
+    first = MPI.Get_library_version().rstrip("\0").strip().splitlines()[0]
+    return " ".join(first.split(",")[0].split())
+
+
+def host_name() -> str:
+    """This host's name, without its domain."""
+    return socket.gethostname().split(".")[0]
+
+
+def finish() -> None:
+    """End MPI after a run that every rank brought to its end."""
+    from mpi4py import MPI
+
+    if MPI.Is_initialized() and not MPI.Is_finalized():
+        MPI.Finalize()
+
+
+def abort(group: MpiGroup | None, exit_code: int) -> NoReturn:
+    """End every rank of the job at once, this process too; without a group, MPI never started, or failed to.
+
+    There, and alone, leaving with an error is all there is: a launcher then ends the other ranks. MPI_Abort in an MPI
+    that failed to start hangs (Open MPI 5).
+    """
+    if group is not None and group.size > 1:
+        group.communicator.Abort(exit_code)
+    os._exit(exit_code)

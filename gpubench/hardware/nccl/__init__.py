@@ -1,0 +1,1 @@
+"""The nccl backend, and NCCL's log and status service."""

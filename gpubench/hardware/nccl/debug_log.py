@@ -1,0 +1,238 @@
+"""NCCL's log, heard by gpubench for as long as it takes to try every operation once, and then the user's again.
+
+NCCL reads its variables at its first call, and opens its log with fopen(3). Here the log is a file in this process's
+own memory, by its name in /proc: nobody else reads it, it leaves nothing behind however the process ends, and no full
+or shared disk comes in between. NCCL 2.24.3 and later read the variables again on request, and then the log is over;
+since that empties the user's own file, what is to go there from before is added at the end. What is done beside a
+user who has set NCCL_DEBUG himself stands in nccl_debug_plan.py.
+"""
+
+import os
+import re
+import threading
+from collections.abc import Mapping, MutableMapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
+
+from gpubench.hardware.mpi.group import host_name
+from gpubench.hardware.nccl.debug_plan import Listening, plan
+from gpubench.hardware.process.nccl_settings import DEBUG, DEBUG_FILE, DEBUG_SUBSYSTEMS
+from gpubench.hardware.system_files import names_in
+
+_WARN = b" NCCL WARN "
+_VERSION = re.compile(rb"NCCL version \d\S*")
+_SECONDS_BETWEEN_LOOKS = 0.1
+_CHUNK_BYTES = 1 << 16
+
+
+class ResettableLog(Protocol):
+    """What of the NCCL library its log depends on."""
+
+    @property
+    def can_reset_log(self) -> bool:
+        """Whether NCCL can read its variables again: since 2.24.3."""
+        ...
+
+    def reset_log(self) -> None:
+        """Have it read them again, at its next line at the latest."""
+        ...
+
+
+class NcclLog:
+    """NCCL's log of this process, a context that has to begin before NCCL's first call.
+
+    `silence` says why nothing is heard, and is empty while something may be.
+    """
+
+    def __init__(
+        self,
+        library: ResettableLog,
+        settings: Mapping[str, str],
+        ranks_on_node: int,
+        environment: MutableMapping[str, str] = os.environ,
+        stdout: int = 1,
+    ) -> None:
+        self._library = library
+        self._settings = settings
+        self._environment = environment
+        self._stdout = stdout
+        self._plan = plan(settings, ranks_on_node, can_reset=library.can_reset_log)
+        self.silence = self._plan.why_not
+        self._is_ours = self._plan.how in (Listening.PRIVATE, Listening.RELAYED)
+        self._before: dict[str, str | None] = {}
+        self._descriptor: int | None = None
+        self._relay: _Relay | None = None
+        self._offset = 0
+        self._rest = b""
+        self._warnings: list[bytes] = []
+        self._withheld: list[bytes] = []
+
+    def __enter__(self) -> Self:
+        """Have NCCL log to us."""
+        if self._is_ours:
+            try:
+                self._descriptor = os.memfd_create("nccl-log")
+            except OSError as error:
+                self._is_ours = False
+                self.silence = f"this system has no memory file for NCCL's log: {os.strerror(error.errno or 0)}"
+        if self._is_ours and self._descriptor is not None:
+            self._set({**self._plan.variables, DEBUG_FILE: f"/proc/self/fd/{self._descriptor}"})
+            if self._plan.how is Listening.RELAYED:
+                self._relay = _Relay(self._descriptor, self._stdout)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Everything as it was before, the environment too; what was withheld from the user reaches him."""
+        self.switch_off()
+        self.lines()
+        self._hand_on()
+        self._set(self._before)
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+        self._descriptor = None
+
+    def appeared(self) -> bool:
+        """Whether NCCL, after its first call, writes where it was told to; where not, `silence` says so.
+
+        An NCCL that cannot open its log writes to stdout, without a word about it.
+        """
+        if self._plan.how is Listening.USERS_FILE and self._descriptor is None:
+            self._open_users_file()
+        elif self._is_ours and self._descriptor is not None and not _is_open_twice(self._descriptor):
+            self.silence = "NCCL did not open the log that gpubench gave it, and wrote to stdout instead"
+        return not self.silence
+
+    @property
+    def no_tuning(self) -> str:
+        """Why NCCL does not say which algorithm it takes; empty where it does."""
+        return self._plan.no_tuning
+
+    def lines(self) -> list[bytes]:
+        """The whole lines that NCCL has written since the last call."""
+        if self._descriptor is None:
+            return []
+        while chunk := os.pread(self._descriptor, _CHUNK_BYTES, self._offset):
+            self._offset += len(chunk)
+            self._rest += chunk
+        *found, self._rest = self._rest.split(b"\n")
+        self._warnings += [line.partition(_WARN)[2] for line in found if _WARN in line]
+        if self._plan.how is Listening.PRIVATE:
+            self._withheld += asked_for(self._settings, found)
+        return found
+
+    def warnings(self) -> list[str]:
+        """What NCCL has warned of so far, without the place in its source."""
+        self.lines()
+        return [line.decode(errors="replace").strip() for line in self._warnings]
+
+    def switch_off(self) -> None:
+        """End the listening: from its next line on, NCCL logs as the user asked, where it can still be told."""
+        if not self._is_ours:
+            return
+        self._is_ours = False
+        if self._relay is not None:
+            self._relay.finish()
+        self.lines()
+        self._set({name: self._settings.get(name) for name in (DEBUG, DEBUG_SUBSYSTEMS, DEBUG_FILE)})
+        if self._library.can_reset_log:
+            self._library.reset_log()
+        if not self._settings.get(DEBUG_FILE):
+            self._hand_on()
+
+    def _set(self, variables: Mapping[str, str | None]) -> None:
+        for name, value in variables.items():
+            self._before.setdefault(name, self._environment.get(name))
+            if value is None:
+                self._environment.pop(name, None)
+            else:
+                self._environment[name] = value
+
+    def _open_users_file(self) -> None:
+        path = Path(expanded(self._settings[DEBUG_FILE]))
+        try:
+            if path.is_file():
+                self._descriptor = os.open(path, os.O_RDONLY)
+            else:
+                self.silence = f"{path}, where NCCL logs to, is no file that can be read"
+        except OSError as error:
+            self.silence = f"{path}, where NCCL logs to, cannot be read: {os.strerror(error.errno or 0)}"
+
+    def _hand_on(self) -> None:
+        """Give the user what he asked for and we have kept."""
+        text, self._withheld = b"".join(line + b"\n" for line in self._withheld), []
+        file = self._settings.get(DEBUG_FILE)
+        if not text:
+            return
+        with suppress(OSError):
+            if not file or self._settings.get(DEBUG, "").upper() == "VERSION":
+                _write_all(self._stdout, text)
+            else:
+                with Path(expanded(file)).open("ab") as stream:
+                    stream.write(text)
+
+
+def asked_for(settings: Mapping[str, str], lines: Sequence[bytes]) -> list[bytes]:
+    """What of a log at level INFO the user would have had at his own level: the version, and warnings."""
+    level = settings.get(DEBUG, "").upper()
+    if level not in ("WARN", "VERSION"):
+        return []
+    found = []
+    for line in lines:
+        version = _VERSION.search(line)
+        if version:
+            found.append(version[0])
+        elif _WARN in line and level == "WARN":
+            found.append(line)
+    return found
+
+
+def expanded(file: str) -> str:
+    """The file that NCCL makes of NCCL_DEBUG_FILE: %h is the host, %p the process, %% a percent sign."""
+    words = {"%h": host_name(), "%p": str(os.getpid()), "%%": "%"}
+    return re.sub("%[hp%]", lambda found: words[found[0]], file)
+
+
+def _is_open_twice(descriptor: int) -> bool:
+    """Whether this process has a file open once more, beside this descriptor."""
+    own, found = os.fstat(descriptor), 0
+    for name in names_in(Path("/proc/self/fd")):
+        with suppress(OSError):
+            found += os.path.samestat(own, os.fstat(int(name)))
+    return found > 1
+
+
+class _Relay(threading.Thread):
+    """Passes on what is written to a file to another one, while NCCL keeps the main thread busy."""
+
+    def __init__(self, source: int, destination: int) -> None:
+        super().__init__(daemon=True)
+        self._source, self._destination = source, destination
+        self._offset = 0
+        self._over = threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        """Look again and again."""
+        while not self._over.wait(_SECONDS_BETWEEN_LOOKS):
+            self._pass_on()
+
+    def finish(self) -> None:
+        """Pass on the rest, and end."""
+        self._over.set()
+        self.join()
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        while chunk := os.pread(self._source, _CHUNK_BYTES, self._offset):
+            self._offset += len(chunk)
+            with suppress(OSError):
+                _write_all(self._destination, chunk)
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]

@@ -1,0 +1,84 @@
+"""How to hear NCCL's log beside a user who may want it too.
+
+What he set decides, in the environment or in one of NCCL's configuration files:
+
+- NCCL_DEBUG unset, VERSION or WARN: heard in private. Version and warnings, where he asked for them, are handed on.
+- INFO, ABORT or TRACE without a file: heard in private with his own subsystems, and passed on to stdout as it is
+  written; not heard of NCCL before 2.24.3, which could not go back to stdout.
+- INFO, ABORT or TRACE with NCCL_DEBUG_FILE: his file is read, and nothing is changed. Not where it is one file for
+  several ranks, which overwrite each other there.
+- INFO, ABORT or TRACE with an NCCL_DEBUG_SUBSYS that leaves INIT out: not heard.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from gpubench.hardware.process.nccl_settings import DEBUG, DEBUG_FILE, DEBUG_SUBSYSTEMS
+
+TALKATIVE = ("INFO", "ABORT", "TRACE")
+"""Levels of NCCL_DEBUG that show how ranks are connected: NCCL orders them NONE, VERSION, WARN, INFO, ABORT, TRACE."""
+
+_DEFAULT_SUBSYSTEMS = "INIT,BOOTSTRAP,ENV"
+_SUBSYSTEMS = "INIT,ENV,GRAPH,NET,TUNING"
+"""Connections, variables, rings, networks, and a line an operation on rank 0."""
+
+_QUIET_SUBSYSTEMS = "INIT,ENV"
+"""For an NCCL whose log cannot be ended: these write nothing for an operation."""
+
+
+class Listening(StrEnum):
+    """How NCCL's log is heard."""
+
+    PRIVATE = "in private"
+    RELAYED = "in private, and passed on"
+    USERS_FILE = "in the user's file"
+    NOT = "not at all"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How NCCL's log will be heard, what is to be set for it beside its file, or why it will not be.
+
+    `no_tuning` is why it will not say which algorithm it takes.
+    """
+
+    how: Listening
+    variables: Mapping[str, str] = field(default_factory=dict)
+    why_not: str = ""
+    no_tuning: str = ""
+
+
+def plan(settings: Mapping[str, str], ranks_on_node: int, *, can_reset: bool) -> Plan:
+    """How to listen where NCCL's variables, without us, are `settings`."""
+    if settings.get(DEBUG, "").upper() in TALKATIVE:
+        return _plan_beside_user(settings, ranks_on_node, can_reset=can_reset)
+    if can_reset:
+        return Plan(Listening.PRIVATE, {DEBUG: "INFO", DEBUG_SUBSYSTEMS: _SUBSYSTEMS})
+    reason = "an NCCL before 2.24.3 would say it all the time, not only while gpubench listens"
+    return Plan(Listening.PRIVATE, {DEBUG: "INFO", DEBUG_SUBSYSTEMS: _QUIET_SUBSYSTEMS}, no_tuning=reason)
+
+
+def _plan_beside_user(settings: Mapping[str, str], ranks_on_node: int, *, can_reset: bool) -> Plan:
+    """How to listen to a log that the user reads too, which has in it what he asked for and no more."""
+    level, file, subsystems = (settings.get(name, "") for name in (DEBUG, DEBUG_FILE, DEBUG_SUBSYSTEMS))
+    if not shows(subsystems, "INIT"):
+        why_not = f"{DEBUG_SUBSYSTEMS}={subsystems} leaves INIT out, which shows connections"
+    elif file and "%p" not in file and ranks_on_node > 1:
+        why_not = f"{DEBUG_FILE}={file} is one file for several ranks: it needs a %p"
+    elif not file and not can_reset:
+        why_not = f"{DEBUG}={level} sends the log of this NCCL to stdout, where gpubench cannot read it"
+    else:
+        no_tuning = "" if shows(subsystems, "TUNING") else f"TUNING is not among the {DEBUG_SUBSYSTEMS} that are set"
+        if file:
+            return Plan(Listening.USERS_FILE, no_tuning=no_tuning)
+        # A level from a configuration file is said again: NCCL may open its log before it has read those files.
+        again = {name: settings[name] for name in (DEBUG, DEBUG_SUBSYSTEMS) if name in settings}
+        return Plan(Listening.RELAYED, again, no_tuning=no_tuning)
+    return Plan(Listening.NOT, why_not=why_not)
+
+
+def shows(subsystems: str, name: str) -> bool:
+    """Whether a log with that NCCL_DEBUG_SUBSYS, '' where it is not set, has the lines of a subsystem."""
+    words = (subsystems or _DEFAULT_SUBSYSTEMS).upper().removeprefix("^").split(",")
+    return (name in words or "ALL" in words) != subsystems.startswith("^")

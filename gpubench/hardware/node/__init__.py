@@ -1,0 +1,1 @@
+"""One node as the kernel, NVML and CUDA describe it."""

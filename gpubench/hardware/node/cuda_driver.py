@@ -1,0 +1,124 @@
+"""What the CUDA driver says of GPUs and peer access, by ctypes: no CuPy, no context, no memory on any GPU."""
+
+import ctypes
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import permutations
+from typing import Any
+
+from gpubench.model.facts.snapshot import bus_id
+
+_LIBRARY = "libcuda.so.1"
+_NO_DEVICE = 100
+_BUS_ID_BYTES = 32
+_MULTIPROCESSORS = 16
+_DMA_BUF_SUPPORTED = 124
+"""CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT and CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED in cuda.h."""
+
+_FEATURES = {"virtual_memory": 102, "gpu_direct_rdma": 116, "fabric_handles": 128, "multicast": 132}
+"""CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED and so on: what NCCL asks before it shares memory."""
+
+
+class CudaUnavailableError(Exception):
+    """CUDA cannot be used; `absent` where there is nothing to use: no library, or no GPU that it may see."""
+
+    def __init__(self, reason: str, *, absent: bool = False) -> None:
+        super().__init__(reason)
+        self.absent = absent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CudaGpu:
+    """A GPU as CUDA counts them in this process."""
+
+    index: int
+    bus_id: str
+    multiprocessors: int | None = None
+    dma_buf: bool | None = None
+    features: Mapping[str, bool] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CudaFacts:
+    """What this user's processes see.
+
+    `peers` holds cuDeviceCanAccessPeer by the bus id of the GPU that reaches out, then of the one that it reaches.
+    `visible_devices` is the CUDA_VISIBLE_DEVICES that was in force; `absent` says why there is no GPU.
+    """
+
+    gpus: tuple[CudaGpu, ...] = ()
+    peers: Mapping[str, Mapping[str, bool]] = field(default_factory=dict)
+    visible_devices: str | None = None
+    absent: str | None = None
+
+
+def load_cuda() -> Any:
+    """The CUDA driver library.
+
+    Raises:
+        CudaUnavailableError: this host has none.
+    """
+    try:
+        return ctypes.CDLL(_LIBRARY)
+    except OSError as error:
+        raise CudaUnavailableError(f"{_LIBRARY} cannot be loaded ({error})", absent=True) from error
+
+
+def read_cuda(library: Any, visible_devices: str | None = None) -> CudaFacts:
+    """The GPUs that CUDA shows and who can reach whom. `library` is libcuda, or what stands in for it.
+
+    Raises:
+        CudaUnavailableError: it does not start, or does not tell its GPUs.
+    """
+    _check(library, "cuInit", 0)
+    devices = [_integer(library, "cuDeviceGet", ordinal) for ordinal in range(_integer(library, "cuDeviceGetCount"))]
+    gpus = tuple(_read_gpu(library, index, device) for index, device in enumerate(devices))
+    peers: dict[str, dict[str, bool]] = {}
+    for source, destination in permutations(gpus, 2):
+        access = _optional(library, "cuDeviceCanAccessPeer", devices[source.index], devices[destination.index])
+        if access is not None:
+            peers.setdefault(source.bus_id, {})[destination.bus_id] = bool(access)
+    return CudaFacts(gpus=gpus, peers=peers, visible_devices=visible_devices)
+
+
+def _read_gpu(library: Any, index: int, device: int) -> CudaGpu:
+    address = ctypes.create_string_buffer(_BUS_ID_BYTES)
+    _check(library, "cuDeviceGetPCIBusId", address, _BUS_ID_BYTES, device)
+    dma_buf = _optional(library, "cuDeviceGetAttribute", _DMA_BUF_SUPPORTED, device)
+    features = {name: _optional(library, "cuDeviceGetAttribute", number, device) for name, number in _FEATURES.items()}
+    return CudaGpu(
+        index=index,
+        bus_id=bus_id(address.value.decode()),
+        multiprocessors=_optional(library, "cuDeviceGetAttribute", _MULTIPROCESSORS, device),
+        dma_buf=None if dma_buf is None else bool(dma_buf),
+        features={name: bool(answer) for name, answer in features.items() if answer is not None},
+    )
+
+
+def _integer(library: Any, function: str, *arguments: object) -> int:
+    """The integer that a call writes to its first argument."""
+    value = ctypes.c_int()
+    _check(library, function, ctypes.byref(value), *arguments)
+    return value.value
+
+
+def _optional(library: Any, function: str, *arguments: object) -> int | None:
+    """The same, None where the call fails: an older driver does not know a newer attribute."""
+    try:
+        return _integer(library, function, *arguments)
+    except CudaUnavailableError:
+        return None
+
+
+def _check(library: Any, function: str, *arguments: object) -> None:
+    call: Callable[..., int] = getattr(library, function)
+    status = call(*arguments)
+    if status:
+        raise CudaUnavailableError(f"{function} answered {_error_name(library, status)}", absent=status == _NO_DEVICE)
+
+
+def _error_name(library: Any, status: int) -> str:
+    name = ctypes.c_char_p()
+    if library.cuGetErrorName(status, ctypes.byref(name)) or name.value is None:
+        return f"error {status}"
+    return f"{name.value.decode()} ({status})"

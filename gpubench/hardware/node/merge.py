@@ -1,0 +1,199 @@
+"""One snapshot from what the kernel, NVML and CUDA each say of a node. The bus id is what joins them."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from itertools import permutations
+
+from gpubench import __version__
+from gpubench.hardware.node.cuda_driver import CudaFacts, CudaGpu
+from gpubench.hardware.node.nvml.gpu import NvmlFacts
+from gpubench.hardware.node.sysfs import SysfsFacts
+from gpubench.model.facts.driver_settings import DriverSettings
+from gpubench.model.facts.snapshot import (
+    DriverFacts,
+    GpuDirectFacts,
+    GpuFacts,
+    PairFacts,
+    PcieLink,
+    ProbeFailure,
+    Snapshot,
+)
+from gpubench.model.terms.origin import Origin
+
+NVML_ALONE = ("confidential_computing", "nvlink_bandwidth_mode", "nvlink_bandwidth_reduced")
+"""Of the driver's settings, those that no file tells."""
+
+UNLISTED = "on the PCI bus, but the driver does not list it"
+_NVIDIA_DRIVER = "nvidia"
+
+
+def merge(
+    host: str,
+    sysfs: SysfsFacts | None,
+    nvml: NvmlFacts | None,
+    cuda: CudaFacts | None,
+    failures: Sequence[ProbeFailure] = (),
+) -> Snapshot:
+    """The snapshot of a node. None is a source that gave nothing, of which `failures` says why."""
+    kernel = sysfs or SysfsFacts()
+    gpus = tuple(_with_cuda(gpu, cuda) for gpu in _gpus(kernel, nvml))
+    all_failures = (*failures, *_cuda_failure(gpus, nvml, cuda))
+    return Snapshot(
+        host=host,
+        origin=Origin.MEASURED,
+        source=f"gpubench {__version__}",
+        taken_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        machine=kernel.machine,
+        driver=_driver(kernel.driver, nvml),
+        driver_settings=_driver_settings(kernel.driver_settings, nvml, failures),
+        gpudirect=_gpudirect(kernel.gpudirect, cuda),
+        gpus=gpus,
+        gpus_of_others=_gpus_of_others(kernel, gpus),
+        nics=kernel.nics,
+        switches=kernel.switches,
+        pci_devices=kernel.pci_devices,
+        rdma_ports=kernel.rdma_ports,
+        kernel=kernel.kernel,
+        nvswitches=kernel.nvswitches,
+        pairs=_pairs(gpus, nvml, cuda, all_failures),
+        failures=all_failures,
+    )
+
+
+def _driver(kernel: DriverFacts, nvml: NvmlFacts | None) -> DriverFacts:
+    """The kernel names the version of a driver that does not answer, and alone knows which module it is."""
+    said = nvml.driver if nvml is not None else DriverFacts()
+    return replace(said, version=said.version or kernel.version, open_kernel_module=kernel.open_kernel_module)
+
+
+def _driver_settings(
+    kernel: DriverSettings, nvml: NvmlFacts | None, failures: Sequence[ProbeFailure]
+) -> DriverSettings:
+    """What the kernel's files say, with what NVML alone knows."""
+    said = nvml.settings if nvml is not None else DriverSettings()
+    reason = next((failure.error for failure in failures if failure.stage == "nvml"), "NVML was not asked")
+    if nvml is not None:
+        reason = nvml.driver.absent or reason
+    values = {name: getattr(said, name) for name in NVML_ALONE}
+    silent = {name: said.unknown.get(name, reason) for name, value in values.items() if value is None}
+    return replace(kernel, **values, unknown={**kernel.unknown, **silent})
+
+
+def _gpudirect(kernel: GpuDirectFacts, cuda: CudaFacts | None) -> GpuDirectFacts:
+    said = [gpu.dma_buf for gpu in cuda.gpus if gpu.dma_buf is not None] if cuda is not None else []
+    return replace(kernel, dma_buf=all(said) if said else None)
+
+
+def _gpus(kernel: SysfsFacts, nvml: NvmlFacts | None) -> list[GpuFacts]:
+    """NVML's GPUs with what the kernel knows of them, then those that the driver should have and does not list."""
+    if nvml is None or nvml.driver.absent is not None:
+        return list(kernel.gpus)
+    on_bus = {gpu.bus_id: gpu for gpu in kernel.gpus}
+    listed = {gpu.bus_id for gpu in nvml.gpus if gpu.bus_id is not None}
+    unlisted = [gpu for gpu in kernel.gpus if gpu.bus_id not in listed]
+    nameless = [gpu for gpu in nvml.gpus if gpu.bus_id is None]
+    if nameless and len(nameless) == len(unlisted):
+        # NVML counts GPUs in the order of their bus ids, also those that it lost before it could name them.
+        names = {gpu.index: other.bus_id for gpu, other in zip(nameless, unlisted, strict=True)}
+        unlisted = []
+    else:
+        names = {}
+    gpus = [_with_place(replace(gpu, bus_id=gpu.bus_id or names.get(gpu.index)), on_bus) for gpu in nvml.gpus]
+    following = max((gpu.index for gpu in gpus), default=-1) + 1
+    lost = [gpu for gpu in unlisted if not _belongs_to_others(gpu, kernel, listed=len(nvml.gpus))]
+    return [*gpus, *(replace(gpu, index=following + i, lost=UNLISTED) for i, gpu in enumerate(lost))]
+
+
+def _gpus_of_others(kernel: SysfsFacts, gpus: Sequence[GpuFacts]) -> int:
+    """GPUs on the bus that were left out: whoever counts a board's GPUs has to know of them."""
+    shown = {gpu.bus_id for gpu in gpus}
+    return sum(gpu.bus_id not in shown for gpu in kernel.gpus)
+
+
+def _belongs_to_others(gpu: GpuFacts, kernel: SysfsFacts, *, listed: int) -> bool:
+    """Whether a GPU that the driver does not list was given to somebody else, and not lost.
+
+    A virtual machine's has another driver. A container sees every GPU on the bus but has device files for its own only,
+    whereas a GPU that was lost has left its device file behind.
+    """
+    driver = kernel.gpu_drivers.get(gpu.bus_id or "")
+    return driver is not None and (driver != _NVIDIA_DRIVER or 0 < kernel.device_files <= listed)
+
+
+def _with_place(gpu: GpuFacts, on_bus: dict[str | None, GpuFacts]) -> GpuFacts:
+    other = on_bus.get(gpu.bus_id)
+    if gpu.bus_id is None or other is None:
+        return gpu
+    return replace(
+        gpu,
+        name=gpu.name or other.name,
+        uuid=gpu.uuid or other.uuid,
+        place=other.place,
+        pcie=_completed(gpu.pcie, other.pcie),
+    )
+
+
+def _completed(said: PcieLink, kernel: PcieLink) -> PcieLink:
+    return PcieLink(
+        generation=said.generation or kernel.generation,
+        width=said.width or kernel.width,
+        max_generation=said.max_generation or kernel.max_generation,
+        max_width=said.max_width or kernel.max_width,
+    )
+
+
+def _with_cuda(gpu: GpuFacts, cuda: CudaFacts | None) -> GpuFacts:
+    found = _in_cuda(gpu, cuda)
+    if found is None:
+        return gpu
+    if gpu.mig:
+        unknown = {**gpu.unknown, "multiprocessors": "under MIG CUDA counts those of an instance"}
+        return replace(gpu, cuda_index=found.index, cuda_features=found.features, unknown=unknown)
+    return replace(gpu, cuda_index=found.index, cuda_features=found.features, multiprocessors=found.multiprocessors)
+
+
+def _in_cuda(gpu: GpuFacts, cuda: CudaFacts | None) -> CudaGpu | None:
+    """CUDA's view of a GPU: the first where it is split into MIG instances, which share a bus id."""
+    if cuda is None or gpu.bus_id is None:
+        return None
+    return next((each for each in cuda.gpus if each.bus_id == gpu.bus_id), None)
+
+
+def _pairs(
+    gpus: Sequence[GpuFacts], nvml: NvmlFacts | None, cuda: CudaFacts | None, failures: Sequence[ProbeFailure]
+) -> tuple[PairFacts, ...]:
+    """Every ordered pair of GPUs of which NVML or CUDA said something."""
+    said = {(pair.source, pair.destination): pair for pair in nvml.pairs} if nvml is not None else {}
+    pairs = []
+    for source, destination in permutations(gpus, 2):
+        names = source.device, destination.device
+        access = None
+        if cuda is not None and source.bus_id is not None and destination.bus_id is not None:
+            access = cuda.peers.get(source.bus_id, {}).get(destination.bus_id)
+        if access is None and names not in said:
+            continue
+        pair = said.get(names, PairFacts(source=names[0], destination=names[1]))
+        if access is None:
+            reason = _why_not_in_cuda((source, destination), cuda, failures)
+            pairs.append(replace(pair, unknown={**pair.unknown, "cuda": reason}))
+        else:
+            pairs.append(replace(pair, cuda=access))
+    return tuple(pairs)
+
+
+def _why_not_in_cuda(pair: Sequence[GpuFacts], cuda: CudaFacts | None, failures: Sequence[ProbeFailure]) -> str:
+    if cuda is None:
+        return next((failure.error for failure in failures if failure.stage == "cuda"), "CUDA was not asked")
+    if cuda.visible_devices is not None and any(_in_cuda(gpu, cuda) is None for gpu in pair):
+        return "CUDA_VISIBLE_DEVICES hides it"
+    return cuda.absent or "CUDA does not list it"
+
+
+def _cuda_failure(gpus: Sequence[GpuFacts], nvml: NvmlFacts | None, cuda: CudaFacts | None) -> tuple[ProbeFailure, ...]:
+    """No CUDA is a failure where the driver has GPUs, unless CUDA_VISIBLE_DEVICES asked for it."""
+    if cuda is None or cuda.absent is None or cuda.visible_devices is not None:
+        return ()
+    if nvml is None or nvml.driver.absent is not None or not gpus:
+        return ()
+    return (ProbeFailure(stage="cuda", error=cuda.absent),)

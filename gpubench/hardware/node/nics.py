@@ -1,0 +1,185 @@
+"""NICs from /sys/class/infiniband and /sys/class/net. One odd device never hides the others."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpubench.hardware.node.pci.tree import driver_of, pci_address, pci_folder, place_of, trained_link
+from gpubench.hardware.system_files import UnknownFields, exists, is_link, names_in, number_of, text_of
+from gpubench.model.facts.snapshot import SOFTWARE_RDMA, NicFacts, NicKind, PcieLink, PciPlace
+
+_AMAZON = 0x1D0F
+_EFA_FAMILY = 0xEFA
+_RATE = re.compile(r"(\d+(?:\.\d+)?) Gb/sec", re.ASCII)
+_SOFTWARE_NAMES = ("siw", "rxe")
+_NO_SPEED = (-1, 0, 0xFFFF, 0xFFFFFFFF)
+"""What drivers and older kernels write for a speed that they do not know, in Mbit/s."""
+
+_MODELS = {
+    "MT4115": "ConnectX-4",
+    "MT4117": "ConnectX-4 Lx",
+    "MT4119": "ConnectX-5",
+    "MT4121": "ConnectX-5 Ex",
+    "MT4123": "ConnectX-6",
+    "MT4125": "ConnectX-6 Dx",
+    "MT4127": "ConnectX-6 Lx",
+    "MT4129": "ConnectX-7",
+    "MT4131": "ConnectX-8",
+    "MT41682": "BlueField",
+    "MT41686": "BlueField-2",
+    "MT41692": "BlueField-3",
+}
+"""Names for what `hca_type` says: MT and the PCI device id in decimal (pci.ids, vendor 15b3)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Interface:
+    """A network interface with a device behind it; `port` counts from 0 on the device."""
+
+    name: str
+    folder: Path
+    address: str | None
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Hardware:
+    """What the ports of one device have in common; `folder` is the PCI device's, None for one that has none."""
+
+    folder: Path | None
+    address: str | None
+    driver: str | None
+    model: str | None
+    place: PciPlace
+    pcie: PcieLink
+
+
+def read_nics(root: Path) -> tuple[NicFacts, ...]:
+    """Every port of every RDMA device, with its interfaces, then the interfaces that no RDMA device has."""
+    interfaces = _interfaces(root / "sys/class/net")
+    folder = root / "sys/class/infiniband"
+    rdma = [nic for name in names_in(folder) for nic in _rdma_ports(folder / name, interfaces)]
+    taken = {interface for nic in rdma for interface in nic.interfaces}
+    return (*rdma, *(_ethernet(each) for each in interfaces if each.name not in taken))
+
+
+def nic_devices(root: Path) -> tuple[Path, ...]:
+    """The sysfs paths that lead to the devices of the NICs."""
+    rdma, net = root / "sys/class/infiniband", root / "sys/class/net"
+    return (
+        *(rdma / name for name in names_in(rdma)),
+        *(each.folder / "device" for each in _interfaces(net)),
+    )
+
+
+def _interfaces(folder: Path) -> list[_Interface]:
+    """The interfaces that a device stands behind; bridges, loopback and the like have none."""
+    found = []
+    for name in names_in(folder):
+        path = folder / name
+        has_device = is_link(path / "device") or exists(path / "device")
+        if has_device or (is_link(path) and not exists(path)):
+            address = pci_address(path / "device")
+            found.append(_Interface(name, path, address, number_of(path / "dev_port") or 0))
+    return found
+
+
+def _rdma_ports(device: Path, interfaces: Sequence[_Interface]) -> list[NicFacts]:
+    numbers = sorted((name for name in names_in(device / "ports") if name.isdecimal()), key=int)
+    hardware = _hardware(device / "device", hca_type=text_of(device / "hca_type"), name=device.name)
+    own = [each for each in interfaces if each.address is not None and each.address == hardware.address]
+    if len(numbers) < 2:
+        return [_rdma_port(device, device.name, numbers[0] if numbers else "1", hardware, own)]
+    return [
+        _rdma_port(device, f"{device.name}:{number}", number, hardware, _of_port(own, int(number)))
+        for number in numbers
+    ]
+
+
+def _of_port(interfaces: Sequence[_Interface], number: int) -> list[_Interface]:
+    """The interfaces of one port: InfiniBand counts ports from 1, the network from 0."""
+    return [each for each in interfaces if each.port == number - 1]
+
+
+def _rdma_port(device: Path, name: str, number: str, hardware: _Hardware, interfaces: Sequence[_Interface]) -> NicFacts:
+    port = device / "ports" / number
+    unknown = UnknownFields()
+    state = _word(unknown.text("state", port / "state"))
+    rate_text = unknown.text("rate_gbit_s", port / "rate")
+    rate = _RATE.match(rate_text or "")
+    if state == "down":
+        # A port without a link still prints a rate, which is none that it had or will have.
+        unknown.reasons["rate_gbit_s"], rate = "the port is down", None
+    elif rate_text is not None and rate is None:
+        unknown.reasons["rate_gbit_s"] = f"rate is {rate_text!r}"
+    return NicFacts(
+        name=name,
+        kind=_kind(unknown.text("kind", port / "link_layer"), hardware),
+        state=state,
+        rate_gbit_s=float(rate[1]) if rate else None,
+        interfaces=tuple(each.name for each in interfaces),
+        bus_id=hardware.address,
+        model=hardware.model,
+        driver=hardware.driver,
+        firmware=unknown.text("firmware", device / "fw_ver"),
+        mtu=number_of(interfaces[0].folder / "mtu") if interfaces else None,
+        pcie=hardware.pcie,
+        place=hardware.place,
+        unknown=unknown.reasons,
+    )
+
+
+def _ethernet(interface: _Interface) -> NicFacts:
+    unknown = UnknownFields()
+    operational = unknown.text("state", interface.folder / "operstate")
+    speed_text = unknown.text("rate_gbit_s", interface.folder / "speed")
+    speed = number_of(interface.folder / "speed")
+    if speed_text is not None and (speed is None or speed in _NO_SPEED):
+        unknown.reasons["rate_gbit_s"], speed = f"speed is {speed_text}", None
+    hardware = _hardware(interface.folder / "device", hca_type=None, name="")
+    return NicFacts(
+        name=interface.name,
+        kind=NicKind.ETHERNET,
+        state="active" if operational == "up" else operational,
+        rate_gbit_s=None if speed is None else speed / 1000,
+        interfaces=(interface.name,),
+        bus_id=hardware.address,
+        model=hardware.model,
+        driver=hardware.driver,
+        mtu=number_of(interface.folder / "mtu"),
+        pcie=hardware.pcie,
+        place=hardware.place,
+        unknown=unknown.reasons,
+    )
+
+
+def _hardware(device: Path, *, hca_type: str | None, name: str) -> _Hardware:
+    """The device behind a NIC. An emulated one may hang below the interface it runs over, and is not that one's."""
+    folder = None if name.startswith(_SOFTWARE_NAMES) else pci_folder(device)
+    if folder is None:
+        model = SOFTWARE_RDMA if name and (exists(device.parent) or name.startswith(_SOFTWARE_NAMES)) else None
+        return _Hardware(None, None, None if name else driver_of(device), model, PciPlace(), PcieLink())
+    vendor, number = number_of(folder / "vendor"), number_of(folder / "device")
+    model = None if vendor is None or number is None else f"PCI {vendor:04x}:{number:04x}"
+    if hca_type is not None:
+        model = f"{_MODELS[hca_type]} ({hca_type})" if hca_type in _MODELS else hca_type
+    return _Hardware(folder, pci_address(device), driver_of(device), model, place_of(device), trained_link(folder))
+
+
+def _kind(link_layer: str | None, hardware: _Hardware) -> NicKind:
+    """EFA says no link layer that would tell it; what is RDMA and not InfiniBand runs over Ethernet."""
+    if hardware.driver == "efa" or _is_efa(hardware.folder):
+        return NicKind.EFA
+    return NicKind.INFINIBAND if link_layer == "InfiniBand" else NicKind.ROCE
+
+
+def _is_efa(folder: Path | None) -> bool:
+    if folder is None or number_of(folder / "vendor") != _AMAZON:
+        return False
+    return (number_of(folder / "device") or 0) >> 4 == _EFA_FAMILY
+
+
+def _word(state: str | None) -> str | None:
+    """'4: ACTIVE' → 'active'."""
+    return None if state is None else state.rpartition(":")[2].strip().lower()

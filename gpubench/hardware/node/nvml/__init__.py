@@ -1,0 +1,1 @@
+"""NVML: the driver, its GPUs, links and counters. `library` is the only importer of pynvml."""

@@ -1,0 +1,64 @@
+"""What NVML says of the GPU that this rank drives, between rows: whether it is throttled, slow, broken or shared."""
+
+import os
+from collections.abc import Sequence
+
+from gpubench.hardware.node.nvml.answers import Answers
+from gpubench.hardware.node.nvml.gpu import (
+    MULTIPROCESSORS,
+    is_idle,
+    read_clock_reasons,
+    read_memory_errors,
+    read_processes,
+    throttle_reasons,
+)
+from gpubench.hardware.node.nvml.library import open_library
+from gpubench.model.facts.gpu_condition import GpuCondition
+from gpubench.model.facts.snapshot import GpuProcess
+
+_ALL = "throttling, clocks and other users"
+
+
+class NvmlCondition:
+    """Reads the GPU with that PCI bus id, again and again."""
+
+    def __init__(self, bus_id: str) -> None:
+        self._bus_id = bus_id
+        self._library = open_library()
+
+    def read(self) -> GpuCondition:
+        """As it is now; what NVML does not say is in `unread`."""
+        library = self._library
+        if library is None:
+            return GpuCondition(unread={_ALL: "NVML does not start"})
+        try:
+            answers = Answers(library, library.nvmlDeviceGetHandleByPciBusId(self._bus_id))
+        except library.NVMLError as error:
+            return GpuCondition(unread={_ALL: str(error)})
+        reasons = read_clock_reasons(answers)
+        clock_mhz = answers.ask("clock", "nvmlDeviceGetClockInfo", MULTIPROCESSORS)
+        return GpuCondition(
+            throttle_reasons=throttle_reasons(reasons) or (),
+            clock_mhz=None if is_idle(reasons) else clock_mhz,
+            most_clock_mhz=answers.call("nvmlDeviceGetMaxClockInfo", MULTIPROCESSORS).value,
+            memory_errors=read_memory_errors(answers) or 0,
+            others=others(read_processes(answers) or (), os.getpid()),
+            unread=answers.unknown,
+        )
+
+    def close(self) -> None:
+        """Let go of NVML."""
+        if self._library is not None:
+            self._library.nvmlShutdown()
+        self._library = None
+
+
+def others(processes: Sequence[GpuProcess], own: int) -> tuple[GpuProcess, ...]:
+    """Those that are not this one.
+
+    Inside a container NVML's pids may be the host's: where this process is not among them, one of them is it, and which
+    one nobody knows; a single one is then nobody else.
+    """
+    if any(each.pid == own for each in processes):
+        return tuple(each for each in processes if each.pid != own)
+    return tuple(processes) if len(processes) > 1 else ()

@@ -1,0 +1,111 @@
+"""What NVML says of the driver and the GPUs. The only importer of pynvml."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpubench.errors import CouldNotMeasureError
+from gpubench.hardware.node.nvml.answers import DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND, text
+from gpubench.hardware.node.nvml.gpu import NvmlFacts, read_node
+from gpubench.model.facts.snapshot import DriverFacts
+
+_NO_DRIVER = (DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND)
+
+
+@dataclass(frozen=True, slots=True)
+class Driver:
+    """The NVIDIA driver of this host.
+
+    `gpus` are all it has, `visible` those that CUDA_VISIBLE_DEVICES leaves; `cuda` is the newest CUDA version it runs,
+    as CUDA encodes versions (13000 is 13.0). Without a driver, all is 0 and `absent` says why.
+    """
+
+    version: str = ""
+    cuda: int = 0
+    gpus: int = 0
+    visible: int = 0
+    absent: str = ""
+
+    def hidden_gpus(self, root: Path = Path("/")) -> str:
+        """Why GPUs that this host seems to have cannot be used; empty where it has none, or where they can.
+
+        `root` is where /dev is found.
+        """
+        if self.visible:
+            return ""
+        if self.gpus:
+            return f"CUDA_VISIBLE_DEVICES hides the {self.gpus} GPUs of this host"
+        return self.absent if (root / "dev/nvidiactl").exists() else ""
+
+
+def read_driver(environment: Mapping[str, str]) -> Driver:
+    """The driver, and the GPUs that a process with this environment may use; never raises for a missing driver."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return Driver(absent=f"NVML does not start ({error})")
+    try:
+        gpus = pynvml.nvmlDeviceGetCount()
+        return Driver(
+            version=text(pynvml.nvmlSystemGetDriverVersion()) or "",
+            cuda=pynvml.nvmlSystemGetCudaDriverVersion(),
+            gpus=gpus,
+            visible=visible_count(gpus, environment.get("CUDA_VISIBLE_DEVICES")),
+        )
+    except pynvml.NVMLError as error:
+        return Driver(absent=f"NVML does not answer ({error})")
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def read_nvml() -> NvmlFacts:
+    """Driver, GPUs and pairs; a host without a driver has none, and says so in `driver.absent`.
+
+    Raises:
+        CouldNotMeasureError: there is a driver and it does not answer, or not this library.
+    """
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        reason = f"NVML does not start ({error})"
+        if error.value in _NO_DRIVER:
+            return NvmlFacts(driver=DriverFacts(absent=reason))
+        raise CouldNotMeasureError(reason) from error
+    try:
+        # Affinity masks are indexed by CPU number, and processors that are off have numbers too.
+        return read_node(pynvml, cpus=os.sysconf("SC_NPROCESSORS_CONF"))
+    except pynvml.NVMLError as error:
+        message = f"NVML does not answer ({error})"
+        raise CouldNotMeasureError(message) from error
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def open_library() -> Any | None:
+    """The library, started, for who asks it again and again and ends with its `nvmlShutdown`; None without a driver."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    return pynvml
+
+
+def visible_count(gpus: int, setting: str | None) -> int:
+    """How many of `gpus` GPUs CUDA_VISIBLE_DEVICES leaves: CUDA reads it up to the first entry it does not know."""
+    if setting is None:
+        return gpus
+    count = 0
+    for entry in setting.split(","):
+        name = entry.strip()
+        if not (name.startswith(("GPU-", "MIG-")) or (name.isdecimal() and int(name) < gpus)):
+            break
+        count += 1
+    return count

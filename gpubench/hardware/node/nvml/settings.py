@@ -1,0 +1,92 @@
+"""What NVML tells of the driver's settings: confidential computing, and NVLinks held below what they can do.
+
+Not seen on hardware that has either: written after nvml.h, and checked with a stand-in for NVML.
+"""
+
+import contextlib
+import ctypes
+from collections.abc import Mapping
+from typing import Any
+
+from gpubench.hardware.node.nvml.answers import Answers
+from gpubench.model.facts.driver_settings import ConfidentialComputing, DriverSettings
+
+_ENVIRONMENTS = ("unavailable", "simulation", "production")
+_MULTI_GPU = ("none", "protected_pcie", "nvle")
+_BANDWIDTH_MODES = ("full", "off", "min", "half", "3quarter")
+"""NVML_CC_SYSTEM_ENVIRONMENT_*, NVML_CC_SYSTEM_MULTIGPU_* and NVML_GPU_NVLINK_BW_MODE_* in nvml.h, from 0 on."""
+
+
+def read_settings(library: Any, handles: Mapping[int, object]) -> DriverSettings:
+    """The settings, from a pynvml that is initialised; `handles` are those of the GPUs that answer, by index."""
+    unknown: dict[str, str] = {}
+    return DriverSettings(
+        confidential_computing=_confidential_computing(library, unknown),
+        nvlink_bandwidth_mode=_bandwidth_mode(library, unknown),
+        nvlink_bandwidth_reduced=_bandwidth_reduced(library, handles, unknown),
+        unknown=unknown,
+    )
+
+
+def _confidential_computing(library: Any, unknown: dict[str, str]) -> ConfidentialComputing | None:
+    """Its settings, else its state, which older drivers know, without what is said about several GPUs."""
+    with contextlib.suppress(AttributeError, library.NVMLError):
+        form = library.c_nvmlSystemConfComputeSettings_v1_t()
+        if library.nvmlSystemGetConfComputeSettings(ctypes.byref(form)) == 0:
+            return _conf_compute(form, _word(_MULTI_GPU, form.multiGpuMode))
+    try:
+        return _conf_compute(library.nvmlSystemGetConfComputeState(), None)
+    except AttributeError:
+        unknown["confidential_computing"] = "this nvidia-ml-py does not know of it"
+    except library.NVMLError as error:
+        unknown["confidential_computing"] = str(error)
+    return None
+
+
+def _conf_compute(form: Any, multi_gpu: str | None) -> ConfidentialComputing:
+    return ConfidentialComputing(
+        enabled=form.ccFeature == 1,
+        developer_tools=form.devToolsMode == 1,
+        environment=_word(_ENVIRONMENTS, form.environment),
+        multi_gpu=multi_gpu,
+    )
+
+
+def _bandwidth_mode(library: Any, unknown: dict[str, str]) -> str | None:
+    try:
+        mode = library.nvmlSystemGetNvlinkBwMode()
+    except AttributeError:
+        unknown["nvlink_bandwidth_mode"] = "this nvidia-ml-py does not know of it"
+        return None
+    except library.NVMLError as error:
+        unknown["nvlink_bandwidth_mode"] = str(error)
+        return None
+    word = _word(_BANDWIDTH_MODES, mode)
+    if word is None:
+        unknown["nvlink_bandwidth_mode"] = f"NVML answers {mode}, which nvml.h does not name"
+    return word
+
+
+def _bandwidth_reduced(library: Any, handles: Mapping[int, object], unknown: dict[str, str]) -> tuple[str, ...] | None:
+    """The GPUs whose own mode is not the best one; None where no GPU has modes of its own (before Blackwell)."""
+    form = getattr(library, "c_nvmlNvlinkGetBwMode_v1_t", None)
+    if form is None:
+        unknown["nvlink_bandwidth_reduced"] = "this nvidia-ml-py does not know of it"
+        return None
+    told: dict[int, bool] = {}
+    reason = "there is no GPU that answers"
+    for index, handle in handles.items():
+        asked = form()
+        reply = Answers(library, handle).call("nvmlDeviceGetNvlinkBwMode", ctypes.byref(asked))
+        if reply.value is None:
+            reason = reply.reason
+        else:
+            told[index] = bool(asked.bIsBest)
+    if not told:
+        unknown["nvlink_bandwidth_reduced"] = reason
+        return None
+    return tuple(f"GPU{index}" for index, best in told.items() if not best)
+
+
+def _word(words: tuple[str, ...], number: int) -> str | None:
+    return words[number] if 0 <= number < len(words) else None

@@ -1,0 +1,1 @@
+"""The PCI tree of a node, from sysfs."""

@@ -1,0 +1,150 @@
+"""Read this node into a snapshot. Each source is a child process with a deadline: a driver may never answer.
+
+`python -P -m gpubench.hardware.node.probe STAGE ROOT` is such a child. It writes its facts as one line of JSON.
+"""
+
+import json
+import os
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+from gpubench.errors import CouldNotMeasureError, GpubenchError, UsageError
+from gpubench.hardware.launch.interpreter import module_command, with_package
+from gpubench.hardware.node.cuda_driver import CudaFacts, CudaUnavailableError, load_cuda, read_cuda
+from gpubench.hardware.node.merge import merge
+from gpubench.hardware.node.nvml.gpu import NvmlFacts
+from gpubench.hardware.node.nvml.library import read_nvml
+from gpubench.hardware.node.stages import StageResult, Stages, run_stages
+from gpubench.hardware.node.sysfs import SysfsFacts, read_sysfs
+from gpubench.model.facts.error_counts import error_counts, growth
+from gpubench.model.facts.snapshot import ProbeFailure, Snapshot
+from gpubench.model.terms.plain import from_plain, to_plain
+
+SYSFS, NVML, CUDA = "sysfs", "nvml", "cuda"
+COUNTING = (SYSFS, NVML)
+"""The stages that know what devices have counted."""
+
+T = TypeVar("T")
+
+
+def probe(
+    timeout_s: float,
+    environment: Mapping[str, str],
+    root: Path = Path("/"),
+    stages: Mapping[str, Sequence[str]] | None = None,
+) -> Snapshot:
+    """This node, read in at most about `timeout_s`; what did not answer in time is in the snapshot's `failures`.
+
+    `environment` is that of the user's processes, which decides what CUDA shows. `stages` are the command lines of the
+    children, by name; `root` is where sysfs and procfs are found.
+    """
+    return _put_together(run_stages(stages or stage_commands(root), with_package(environment), timeout_s))
+
+
+def watch_errors(
+    before: Snapshot,
+    timeout_s: float,
+    environment: Mapping[str, str],
+    root: Path = Path("/"),
+    stages: Mapping[str, Sequence[str]] | None = None,
+) -> Snapshot:
+    """The snapshot of a node with the errors that its devices have counted since; as it was where one does not answer.
+
+    Only the kernel and NVML are asked. `stages` are as in `probe`.
+    """
+    asked = {name: command for name, command in (stages or stage_commands(root)).items() if name in COUNTING}
+    results = run_stages(asked, with_package(environment), timeout_s)
+    after = _put_together({CUDA: StageResult(error="not asked"), **results})
+    if any(failure.stage in COUNTING for failure in after.failures):
+        return before
+    return replace(before, errors_grown=growth(error_counts(before), error_counts(after)))
+
+
+class Probe:
+    """The same while something else is done here: it begins when this is made. Usable as a context."""
+
+    def __init__(self, environment: Mapping[str, str], stages: Mapping[str, Sequence[str]] | None = None) -> None:
+        self._stages = Stages(stages or stage_commands(), with_package(environment))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stages.__exit__(kind, value, traceback)
+
+    def snapshot(self, timeout_s: float) -> Snapshot:
+        """This node; what has not answered, and does not within the time from now on, is in its `failures`."""
+        return _put_together(self._stages.results(timeout_s))
+
+
+def _put_together(results: Mapping[str, StageResult]) -> Snapshot:
+    failures: list[ProbeFailure] = []
+    facts = (
+        _understood(SysfsFacts, SYSFS, results, failures),
+        _understood(NvmlFacts, NVML, results, failures),
+        _understood(CudaFacts, CUDA, results, failures),
+    )
+    return merge(socket.gethostname().split(".")[0], *facts, failures)
+
+
+def stage_commands(root: Path = Path("/")) -> dict[str, list[str]]:
+    """The command lines of the three children."""
+    return {stage: module_command(__spec__.name, stage, str(root)) for stage in (SYSFS, NVML, CUDA)}
+
+
+def _understood(
+    kind: type[T], stage: str, results: Mapping[str, StageResult], failures: list[ProbeFailure]
+) -> T | None:
+    """The facts in a child's answer; None, with the failure noted, where there are none."""
+    result = results[stage]
+    if result.document is None:
+        failures.append(ProbeFailure(stage=stage, error=result.error, timed_out=result.timed_out))
+        return None
+    try:
+        return from_plain(kind, result.document)
+    except UsageError as error:
+        failures.append(ProbeFailure(stage=stage, error=f"an answer that is none: {error.seen}"))
+        return None
+
+
+def read_stage(stage: str, root: Path, environment: Mapping[str, str]) -> SysfsFacts | NvmlFacts | CudaFacts:
+    """What a child reads.
+
+    Raises:
+        CouldNotMeasureError: the source is there and does not answer.
+    """
+    if stage == SYSFS:
+        return read_sysfs(root)
+    if stage == NVML:
+        return read_nvml()
+    visible_devices = environment.get("CUDA_VISIBLE_DEVICES")
+    try:
+        return read_cuda(load_cuda(), visible_devices)
+    except CudaUnavailableError as error:
+        if error.absent:
+            return CudaFacts(absent=str(error), visible_devices=visible_devices)
+        raise CouldNotMeasureError(str(error)) from error
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The child: facts to stdout, or one line about what went wrong to stderr. Returns the exit code."""
+    stage, root = arguments
+    try:
+        facts = read_stage(stage, Path(root), os.environ)
+    except GpubenchError as error:
+        sys.stderr.write(f"{error.seen}\n")
+        return error.exit_code
+    sys.stdout.write(json.dumps(to_plain(facts)) + "\n")
+    sys.stdout.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""What this process may do and what it has loaded."""

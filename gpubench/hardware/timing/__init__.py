@@ -1,0 +1,1 @@
+"""Timed loops, in Python and in native code."""

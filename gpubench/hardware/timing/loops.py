@@ -1,0 +1,53 @@
+"""Blocking launches made one after another in Python, and what is told or timed between them."""
+
+from collections.abc import Sequence
+from itertools import islice, pairwise
+from time import perf_counter
+
+from gpubench.model.terms.progress import Progress
+from gpubench.ports.launch import Launch
+
+
+def in_order(launches: Sequence[Launch]) -> Launch:
+    """One launch that issues several; a single one is returned as it is, to add nothing to its time."""
+    if len(launches) == 1:
+        return launches[0]
+
+    def launch_all() -> None:
+        for launch in launches:
+            launch()
+
+    return launch_all
+
+
+def in_groups(launches: Sequence[Launch], groups: Sequence[int], progress: Progress) -> None:
+    """Make the launches, and tell of each group."""
+    rest = iter(launches)
+    for count in groups:
+        for launch in islice(rest, count):
+            launch()
+        progress.completed(count)
+
+
+class HostClockedLaunch:
+    """Launches in groups of so many, which knows how long each group took."""
+
+    def __init__(self, launches: Sequence[Launch], groups: Sequence[int], progress: Progress) -> None:
+        self._launches = launches
+        self._groups = groups
+        self._progress = progress
+        self._times: list[float] = []
+
+    def __call__(self) -> None:
+        """Make them."""
+        rest = iter(self._launches)
+        self._times = []
+        for count in self._groups:
+            for launch in islice(rest, count):
+                launch()
+            self._times.append(perf_counter())
+            self._progress.completed(count)
+
+    def batch_seconds(self) -> Sequence[float]:
+        """Seconds of every group but the first."""
+        return [end - start for start, end in pairwise(self._times)]

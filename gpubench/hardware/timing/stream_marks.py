@@ -1,0 +1,95 @@
+"""How far a stream is inside a long timed loop: events between its operations, so that a watchdog sees it move.
+
+An event after every operation costs 2.1 µs each on an H200, so there is one after every 20 ms of work, and none in a
+loop shorter than that. What 20 ms are is known from the warm-up of the same operations.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from gpubench.hardware.timing.pace import Pace
+from gpubench.model.terms.progress import Progress
+from gpubench.ports.launch import Launch
+
+SECONDS_BETWEEN_MARKS = 0.02
+
+
+class Marks:
+    """The marks of one stream of CuPy's: `groups` says where they are to be, from what was `measured` before."""
+
+    def __init__(self, cupy: Any, stream: Any, progress: Progress) -> None:
+        self._cupy = cupy
+        self._stream = stream
+        self._progress = progress
+        self._pace = Pace(SECONDS_BETWEEN_MARKS)
+        self.groups = self._pace.groups
+        self.every = self._pace.every
+
+    def measured(self, seconds: float) -> None:
+        """What was divided last took so long."""
+        self._progress.completed(self._pace.measured(seconds))
+
+    def between(self, parts: Sequence[tuple[Launch, int]]) -> Launch:
+        """Parts of a loop in order, each with the number of its operations, and, of several, a mark behind each."""
+        if len(parts) == 1:
+            return parts[0][0]
+        events = [self._cupy.cuda.Event(disable_timing=True) for _ in parts]
+        return MarkedLaunch(parts, events, self._stream.record, self._progress)
+
+    def clocked(self, parts: Sequence[tuple[Launch, int]]) -> "StreamClockedLaunch":
+        """The same with a mark behind every part that keeps the time at which the stream got there."""
+        events = [self._cupy.cuda.Event() for _ in parts]
+        return StreamClockedLaunch(parts, events, self._stream.record, self._progress, self._cupy.cuda.get_elapsed_time)
+
+
+class MarkedLaunch:
+    """Makes its launches, and knows which of them the stream has completed."""
+
+    def __init__(
+        self,
+        parts: Sequence[tuple[Launch, int]],
+        events: Sequence[Any],
+        record: Callable[[Any], object],
+        progress: Progress,
+    ) -> None:
+        self._parts = tuple(zip(parts, events, strict=True))
+        self._record = record
+        self._progress = progress
+        self._under_way: deque[tuple[int, Any]] = deque()
+
+    def __call__(self) -> None:
+        """Make them. Where the stream is full and a part has to wait, what is done meanwhile is seen behind it."""
+        for (part, operations), event in self._parts:
+            part()
+            self._record(event)
+            self._under_way.append((operations, event))
+            self.look()
+
+    def look(self) -> None:
+        """Tell of the parts that are complete."""
+        while self._under_way and self._under_way[0][1].done:
+            self._progress.completed(self._under_way.popleft()[0])
+
+
+class StreamClockedLaunch(MarkedLaunch):
+    """Marks that keep the time, by the clock of the GPU."""
+
+    def __init__(
+        self,
+        parts: Sequence[tuple[Launch, int]],
+        events: Sequence[Any],
+        record: Callable[[Any], object],
+        progress: Progress,
+        elapsed_milliseconds: Callable[[Any, Any], float],
+    ) -> None:
+        super().__init__(parts, events, record, progress)
+        self._events = events
+        self._elapsed_milliseconds = elapsed_milliseconds
+
+    def batch_seconds(self) -> Sequence[float]:
+        """Seconds of every part but the first, once the stream is idle."""
+        return [
+            self._elapsed_milliseconds(start, end) / 1e3
+            for start, end in zip(self._events, self._events[1:], strict=False)
+        ]

@@ -1,0 +1,1 @@
+"""The process beside each rank that sees when nothing moves any more."""

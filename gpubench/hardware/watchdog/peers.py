@@ -1,0 +1,204 @@
+"""How the watchdogs of a job ask each other what their ranks do: datagrams, on one host and between hosts.
+
+Before the ranks have met in MPI, those of one host find each other by names that the kernel keeps and forgets with the
+processes (abstract sockets); afterwards each knows the addresses of all. What is not answered in time is asked again;
+an order to end is obeyed only with the secret that the ranks exchanged over MPI.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import select
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpubench.model.terms.hang import RankState
+
+_SIOCGIFADDR = 0x8915
+_MOST_ADDRESSES = 6
+_MOST_BYTES = 1 << 16
+_SECONDS_TO_ASK_AGAIN = 0.4
+_ORDERS = 3
+_ARBITER = 0
+"""The rank whose watchdog hears of all that are lost, and knows who was first."""
+
+_MOST_NAME_BYTES = 100
+
+_SECONDS_FOR_A_WORD = 0.25
+_SECONDS_BEHIND_A_CLAIM = 0.03
+"""How much later a rank's claim that it was lost may arrive than the launcher's kill that follows it."""
+
+Address = tuple[str, int] | str
+"""Of UDP, or the name of an abstract socket."""
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """Where a rank's watchdog is reached, and what its rank is called: 'rank 3 on gpu07 (GPU 3, ...)'."""
+
+    place: str
+    host: str
+    port: int
+    addresses: Sequence[str]
+
+    def reached_at(self, own_host: str) -> list[Address]:
+        """Everywhere it may be reached from a host."""
+        loopback = ["127.0.0.1"] if self.host == own_host else []
+        return [(address, self.port) for address in (*loopback, *self.addresses)]
+
+
+def job_name(environment: Mapping[str, str]) -> str:
+    """What the ranks of a job on one host have in common before they have met: what the launcher calls it."""
+    names = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "SLURM_JOB_ID", "SLURM_STEP_ID")
+    found = [environment[name] for name in names if name in environment]
+    return "-".join(found or [str(os.getppid())])
+
+
+def local_name(job: str, rank: int) -> str:
+    """The abstract socket of a rank's watchdog; its name has no place in the file system."""
+    return f"\0gpubench-{os.getuid()}-{rank}-{job}"[:_MOST_NAME_BYTES]
+
+
+def own_addresses() -> list[str]:
+    """The IPv4 addresses of this host's interfaces, without loopback."""
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            with contextlib.suppress(OSError):
+                found.append(socket.inet_ntoa(fcntl.ioctl(asked.fileno(), _SIOCGIFADDR, request)[20:24]))
+    return [address for address in found if not address.startswith("127.")][:_MOST_ADDRESSES]
+
+
+def _claim(at_seconds: float) -> dict[str, Any]:
+    return {"kind": "lost", "at_seconds": at_seconds, "host": os.uname().nodename}
+
+
+class Peers:
+    """The other watchdogs, over one kind of socket. Every call that waits also answers those who ask meanwhile."""
+
+    def __init__(
+        self,
+        asked: socket.socket,
+        rank: int,
+        addresses: Mapping[int, Sequence[Address]],
+        secret: str,
+        own_state: Callable[[], RankState],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        asked.settimeout(0)
+        self.socket = asked
+        self.heard: set[int] = set()
+        self.ordered_to_end = False
+        self._rank = rank
+        self._addresses = addresses
+        self._secret = secret
+        self._own_state = own_state
+        self._clock = clock
+        self._states: dict[int, RankState] = {}
+        self._first_lost: int | None = None
+        self._own_loss: float | None = None
+
+    def ask(self, ranks: Iterable[int], seconds: float, enough: int | None = None) -> list[RankState]:
+        """What those ranks' watchdogs answer within that time, in rank order; all, or as soon as `enough` have."""
+        wanted = [rank for rank in ranks if rank != self._rank]
+        needed = len(wanted) if enough is None else enough
+        self._states.clear()
+        self._exchange({"kind": "ask"}, wanted, seconds, lambda: len(self._states) >= needed)
+        return [self._states[rank] for rank in sorted(self._states)]
+
+    def is_first_lost(self, at_seconds: float) -> bool:
+        """Whether no other rank was lost before this one, by the word of the first rank's watchdog.
+
+        `at_seconds` is when, by this host's monotonic clock. False where there is no such word: of all ranks that a
+        launcher kills with the first, none is to be named.
+        """
+        if self._rank == _ARBITER:
+            self._own_loss = at_seconds
+            self.serve(_SECONDS_BEHIND_A_CLAIM)
+            self._first_lost = _ARBITER if self._first_lost is None else self._first_lost
+            return self._first_lost == _ARBITER
+        self._states.clear()
+        claim = _claim(at_seconds)
+        self._exchange(claim, [_ARBITER], _SECONDS_FOR_A_WORD, lambda: self._first_lost is not None)
+        return self._first_lost == self._rank
+
+    def settle(self) -> None:
+        """Have it known that this rank has said why the job ends: whoever is lost from now on is so because of that."""
+        self._first_lost = self._rank
+        if self._rank != _ARBITER:
+            self._send(_ARBITER, _claim(self._clock()))
+
+    def serve(self, seconds: float) -> None:
+        """Answer the others for so long."""
+        self._exchange({}, [], seconds, lambda: False)
+
+    def _weigh(self, claim: dict[str, Any]) -> int:
+        """Who was lost first, now that another rank says that it was."""
+        if self._first_lost is None:
+            here = claim["host"] == os.uname().nodename
+            own_first = self._own_loss is not None and here and self._own_loss < claim["at_seconds"]
+            self._first_lost = _ARBITER if own_first else int(claim["rank"])
+        return self._first_lost
+
+    def order_end(self) -> None:
+        """Have all others end their ranks; said more than once, since datagrams get lost."""
+        for _ in range(_ORDERS):
+            for rank in self._addresses:
+                if rank != self._rank:
+                    self._send(rank, {"kind": "end"})
+
+    def receive(self) -> None:
+        """Take what has arrived, and answer it."""
+        while True:
+            try:
+                data, sender = self.socket.recvfrom(_MOST_BYTES)
+            except OSError:
+                return  # nothing more, or word that an earlier datagram met nobody (ICMP)
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                self._take(json.loads(data), sender)
+
+    def _exchange(
+        self, message: dict[str, Any], ranks: Sequence[int], seconds: float, is_done: Callable[[], bool]
+    ) -> None:
+        """Send something to ranks, again to those of which no state is known yet, until enough was answered."""
+        deadline = self._clock() + seconds
+        again_at = 0.0
+        while not is_done() and (now := self._clock()) < deadline:
+            if now >= again_at:
+                again_at = now + _SECONDS_TO_ASK_AGAIN
+                for rank in ranks:
+                    if rank not in self._states:
+                        self._send(rank, message)
+            readable, _, _ = select.select([self.socket], [], [], min(deadline, again_at) - now)
+            if readable:
+                self.receive()
+
+    def _take(self, message: dict[str, Any], sender: Address) -> None:
+        if message["secret"] != self._secret:
+            return
+        self.heard.add(message["rank"])
+        if message["kind"] == "ask":
+            self._transmit({"kind": "state", "state": self._own_state().to_record()}, sender)
+        elif message["kind"] == "state":
+            self._states[message["rank"]] = RankState.from_record(message["state"])
+        elif message["kind"] == "lost":
+            self._transmit({"kind": "first", "first": self._weigh(message)}, sender)
+        elif message["kind"] == "first":
+            self._first_lost = message["first"]
+        elif message["kind"] == "end" and self._secret:
+            self.ordered_to_end = True
+
+    def _send(self, rank: int, message: dict[str, Any]) -> None:
+        for address in self._addresses.get(rank, ()):
+            self._transmit(message, address)
+
+    def _transmit(self, message: dict[str, Any], address: Address) -> None:
+        data = json.dumps(message | {"rank": self._rank, "secret": self._secret}).encode()
+        with contextlib.suppress(OSError):
+            self.socket.sendto(data, address)

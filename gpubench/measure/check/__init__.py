@@ -1,0 +1,1 @@
+"""Every check on machines and on what was measured of them."""

@@ -1,0 +1,90 @@
+"""What gpubench's own commands wrote as JSON, as measurements for checks."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from gpubench.model.results import fallback
+from gpubench.model.results.measurements import Measurements
+from gpubench.model.results.report import PAIRS_SECTION, ROWS_SECTION, CollectiveRow, PairRow, Report
+from gpubench.model.results.rows.evidence import EVIDENCE_SECTION, FALLBACK_SECTION, EvidenceRow, FallbackRow
+from gpubench.model.terms.plain import from_plain
+from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.model.terms.verdict import STRAGGLER, WRONG_DATA, Finding
+
+T = TypeVar("T")
+
+JUDGED_BY_CHECKS = ("p2p-slow", STRAGGLER)
+"""Findings of the commands that checks make themselves, from the rows."""
+
+
+def of_p2p(document: Mapping[str, Any]) -> Measurements:
+    """The pairs of a `gpubench p2p`, what is known of their paths, and what it found out beside their speed."""
+    return Measurements(
+        pairs=_rows(document, PAIRS_SECTION, PairRow),
+        evidence=_rows(document, EVIDENCE_SECTION, EvidenceRow),
+        findings=_findings(document),
+    )
+
+
+def of_collective(document: Mapping[str, Any]) -> Measurements:
+    """The rows of a collective and its ranks, and what it found out of paths; wrong elements stand in the rows."""
+    rows = _rows(document, FALLBACK_SECTION, FallbackRow)
+    return Measurements(
+        collectives=_rows(document, ROWS_SECTION, CollectiveRow),
+        ranks=tuple(RankIdentity(**rank) for rank in document["metadata"]["ranks"]),
+        findings=paths_judged(_findings(document), rows),
+    )
+
+
+def of_node(measured: Measurements, host: str) -> Measurements:
+    """What a process measured on one of several nodes, by the name that the node has among them."""
+    return replace(
+        measured,
+        pairs=tuple(replace(row, source_node=host, destination_node=host) for row in measured.pairs),
+        evidence=tuple(replace(row, source_node=host, destination_node=host) for row in measured.evidence),
+        findings=tuple(
+            replace(
+                each,
+                subject=f"{host} {each.subject}",
+                subjects=tuple(f"{host} {subject}" for subject in each.subjects),
+            )
+            for each in measured.findings
+        ),
+    )
+
+
+def together(parts: Sequence[Measurements]) -> Measurements:
+    """Several measurements as one."""
+    return Measurements(
+        pairs=tuple(row for part in parts for row in part.pairs),
+        collectives=tuple(row for part in parts for row in part.collectives),
+        ranks=next((part.ranks for part in parts if part.ranks), ()),
+        evidence=tuple(row for part in parts for row in part.evidence),
+        findings=tuple(dict.fromkeys(finding for part in parts for finding in part.findings)),
+        left_out={need: reason for part in parts for need, reason in part.left_out.items()},
+        failed={need: reason for part in parts for need, reason in part.failed.items()},
+    )
+
+
+def findings_beside_speed(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """What a command found out that no check finds in its rows."""
+    return tuple(each for each in findings if each.id not in JUDGED_BY_CHECKS)
+
+
+def paths_judged(findings: Sequence[Finding], rows: Sequence[FallbackRow]) -> tuple[Finding, ...]:
+    """What a collective found out, its paths judged as --strict does, and without wrong data, which stand in its rows.
+
+    The collective itself is not run with --strict, by which NCCL refuses to fall back: a job that NCCL refuses is cut
+    short, and has neither pairs nor figures.
+    """
+    kept = [each for each in findings if each.id not in (*fallback.FINDINGS, WRONG_DATA)]
+    return (*kept, *fallback.findings(rows, strict=True))
+
+
+def _findings(document: Mapping[str, Any]) -> tuple[Finding, ...]:
+    return findings_beside_speed(Report.from_record({"complete": True, **document}).findings)
+
+
+def _rows(document: Mapping[str, Any], section: str, kind: type[T]) -> tuple[T, ...]:
+    return tuple(from_plain(kind, row) for row in document.get(section) or ())

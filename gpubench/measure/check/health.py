@@ -1,0 +1,176 @@
+"""Every check on some machines and what was measured of them: findings, and a verdict by check, node, GPU and link."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from gpubench.checks import CHECKS, Check, Facts, merged
+from gpubench.measure.topo.fallback import findings as prospect_findings
+from gpubench.measure.topo.fallback import prospects, survey
+from gpubench.model.paths.topology import Topology
+from gpubench.model.results.measurements import Need
+from gpubench.model.results.report import (
+    FINDINGS_SECTION,
+    PAIRS_SECTION,
+    ROWS_SECTION,
+    CollectiveRow,
+    PairRow,
+    Report,
+    Section,
+    Table,
+)
+from gpubench.model.results.rows.checks import CHECKS_SECTION, VERDICTS_SECTION, CheckRow, VerdictRow
+from gpubench.model.terms.verdict import Finding, Verdict, overall
+
+SECTIONS = (CHECKS_SECTION, VERDICTS_SECTION, PAIRS_SECTION, ROWS_SECTION, FINDINGS_SECTION)
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What one check found."""
+
+    check: Check
+    findings: tuple[Finding, ...]
+
+
+def judge(facts: Facts, *, strict: bool = False, checks: Sequence[Check] = CHECKS) -> Report:
+    """The report of `gpubench check`: all checks judge always; with `strict` a warning fails too."""
+    outcomes = [_Outcome(check, tuple(check.find(facts))) for check in checks]
+    every = [finding for outcome in outcomes for finding in outcome.findings]
+    every += settings_in_the_way(facts)
+    found = _gravest_first(merged(_without_doubles(every)))
+    verdict = overall([Verdict.PASS, *(finding.severity for finding in found)])
+    if strict and verdict is Verdict.WARN:
+        verdict = Verdict.FAIL
+    origin = facts.nodes[0].snapshot.origin if facts.nodes else ""
+    check_rows = tuple(_check_row(facts, outcome, origin) for outcome in outcomes)
+    verdict_rows = tuple(_verdict_rows(facts, every))
+    measured = facts.measurements
+    sections: dict[str, Section] = {
+        CHECKS_SECTION: Table(CheckRow.columns(), lambda: check_rows),
+        VERDICTS_SECTION: Table(VerdictRow.columns(), lambda: verdict_rows),
+        PAIRS_SECTION: Table(PairRow.columns(), lambda: measured.pairs),
+        ROWS_SECTION: Table(CollectiveRow.columns(), lambda: measured.collectives),
+    }
+    return Report(verdict=verdict, complete=True, findings=found, sections=sections, main=FINDINGS_SECTION)
+
+
+def settings_in_the_way(facts: Facts) -> list[Finding]:
+    """Settings that will keep NCCL off direct paths, with their causes: the one place that asks the catalogue."""
+    explained = survey(facts.nodes, facts.kinds, facts.ranks)
+    return list(prospect_findings(prospects(facts.nodes, facts.kinds, explained), explained))
+
+
+def _without_doubles(findings: Iterable[Finding]) -> list[Finding]:
+    """Findings without those that repeat another, as a pair that is slow is asymmetric as well."""
+    taken = list(findings)
+    slow = {subject for each in taken if each.id == "p2p-slow" for subject in each.subjects or (each.subject,)}
+    slow_gpus = [subject for subject in slow if " → " not in subject]
+
+    def repeats(finding: Finding) -> bool:
+        if finding.id != "p2p-asymmetric":
+            return False
+        ends = finding.subject.split(" → ")
+        return finding.subject in slow or any(gpu in end or end in gpu for gpu in slow_gpus for end in ends)
+
+    return [each for each in taken if not repeats(each)]
+
+
+_ORDER = (Verdict.FAIL, Verdict.ERROR, Verdict.INCONCLUSIVE, Verdict.WARN, Verdict.SKIP, Verdict.PASS)
+
+
+def _gravest_first(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    return tuple(sorted(findings, key=lambda finding: _ORDER.index(finding.severity)))
+
+
+def _check_row(facts: Facts, outcome: _Outcome, origin: str) -> CheckRow:
+    check = outcome.check
+    missing = facts.measurements.left_out.get(check.needs)
+    failed = facts.measurements.failed.get(check.needs)
+    if outcome.findings:
+        verdict, note = overall(finding.severity for finding in outcome.findings), None
+    elif failed is not None:
+        verdict, note = Verdict.ERROR, failed
+    elif missing is not None:
+        verdict, note = Verdict.SKIP, missing
+    elif not check.without_gpus and not any(node.gpus for node in facts.nodes):
+        verdict, note = Verdict.SKIP, "no GPU"
+    elif check.needs is Need.FACTS and check.name != "driver" and _has_no_facts(facts):
+        verdict, note = Verdict.ERROR, "the driver of a node did not tell"
+    else:
+        verdict, note = Verdict.PASS, None
+    return CheckRow(
+        check=check.name,
+        verdict=verdict,
+        findings=len(outcome.findings),
+        looks_for=check.summary,
+        note=note,
+        origin=origin,
+    )
+
+
+def _has_no_facts(facts: Facts) -> bool:
+    return any(node.snapshot.failures for node in facts.nodes)
+
+
+def _verdict_rows(facts: Facts, findings: Sequence[Finding]) -> Iterator[VerdictRow]:
+    """A row a node, GPU, NIC and measured link; a finding counts for what its subjects name, and for its node."""
+    by_subject: dict[str, list[Finding]] = {}
+    for finding in findings:
+        for subject in finding.subjects or (finding.subject,):
+            by_subject.setdefault(subject, []).append(finding)
+    for node in facts.nodes:
+        own: list[Finding] = []
+        rows = []
+        for scope, subject, names in _subjects(facts, node):
+            found = [finding for name in names for finding in by_subject.get(name, ())]
+            own += found
+            rows.append(_row(node, scope, subject, found))
+        own += _of_whole(facts, node, by_subject)
+        yield _row(node, "node", node.snapshot.host, own)
+        yield from rows
+
+
+def _subjects(facts: Facts, node: Topology) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    """What can be named on a node: scope, its name in rows, and the names that findings have for it."""
+    for gpu in node.gpus:
+        name = facts.subject(node, gpu)
+        yield "gpu", name, (name,)
+    for nic in node.nics:
+        name = facts.subject(node, nic)
+        bare = f"{facts.subject(node)} {nic.name}" if len(facts.nodes) > 1 else nic.name
+        yield "nic", name, (name, bare)
+    by_bus_id = {gpu.bus_id: gpu for gpu in node.gpus}
+    lead = f"{facts.subject(node)} " if len(facts.nodes) > 1 else ""
+    measured = {
+        (row.source_bus_id, row.destination_bus_id)
+        for row in facts.measurements.pairs
+        if row.source_node == row.destination_node == node.snapshot.host
+    }
+    for source, destination in sorted(measured, key=str):
+        if source in by_bus_id and destination in by_bus_id:
+            one, other = by_bus_id[source], by_bus_id[destination]
+            name = facts.subject(node, one, other)
+            yield "link", name, (name, f"{lead}{one.device} → {other.device}", f"{one.device} → {other.device}")
+
+
+def _of_whole(facts: Facts, node: Topology, by_subject: Mapping[str, Sequence[Finding]]) -> list[Finding]:
+    """Findings that name the node itself, or something on it that has no row, or, of a single node, nothing else."""
+    host = node.snapshot.host
+    alone = len(facts.nodes) == 1
+    return [
+        finding
+        for subject, found in by_subject.items()
+        for finding in found
+        if alone or subject == host or subject.startswith((f"{host} ", f"{host},")) or f" on {host}" in subject
+    ]
+
+
+def _row(node: Topology, scope: str, subject: str, findings: Sequence[Finding]) -> VerdictRow:
+    return VerdictRow(
+        scope=scope,
+        node=node.snapshot.host,
+        subject=subject,
+        verdict=overall([Verdict.PASS, *(finding.severity for finding in findings)]),
+        findings=tuple(dict.fromkeys(finding.id for finding in findings)),
+        origin=node.snapshot.origin,
+    )

@@ -1,0 +1,162 @@
+"""The rows of a sweep: what each will measure, and how its times become a row."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+
+from gpubench.collectives.record import Collective
+from gpubench.model.results.report import CollectiveRow, Verified
+from gpubench.model.terms.bandwidth import algbw_gb_s
+from gpubench.model.terms.operation import DataType, Layout, Placement, ReduceOp
+from gpubench.model.terms.origin import Origin
+from gpubench.model.terms.samples import RowTimes
+from gpubench.model.terms.sampling import Sampling
+from gpubench.model.terms.sweep import DroppedSize
+from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, format_size
+from gpubench.model.terms.verdict import Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What is asked for of any collective, as plain data.
+
+    `graph_replays` of 0 launches plainly; `ops` is ignored by collectives that do not reduce.
+    """
+
+    sizes: tuple[int, ...]
+    dtypes: tuple[DataType, ...]
+    ops: tuple[ReduceOp, ...]
+    placements: tuple[Placement, ...]
+    root: int
+    sampling: Sampling
+    warmup: int
+    graph_replays: int
+    check: bool
+
+    def request(self, collective: Collective) -> "SweepRequest":
+        """The request, of this collective."""
+        return SweepRequest(collective=collective, **{each.name: getattr(self, each.name) for each in fields(Asked)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepRequest(Asked):
+    """What to measure."""
+
+    collective: Collective
+
+    @property
+    def asked(self) -> Asked:
+        """The same without the collective; `request` is the inverse."""
+        return Asked(**{each.name: getattr(self, each.name) for each in fields(Asked)})
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One row to be: a size with its layout, a type, a reduction, a placement, and what is asked of the library."""
+
+    dtype: DataType
+    op: ReduceOp | None
+    placement: Placement
+    layout: Layout
+    setting: str | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """nccl-tests' size: the larger buffer of a rank, after rounding."""
+        return self.layout.largest * self.dtype.size_bytes
+
+    @property
+    def label(self) -> str:
+        """The case for a progress line."""
+        placed = f"{format_size(self.size_bytes)} {self.placement.replace('_', ' ')}"
+        return placed if self.setting is None else f"{placed}, {self.setting}"
+
+
+@dataclass(frozen=True, slots=True)
+class JobFacts:
+    """What all rows of a job have in common."""
+
+    backend: str
+    origin: Origin
+    ranks: int
+    nodes: int
+
+
+def cases(request: SweepRequest, ranks: int) -> Iterator[Case]:
+    """Every row to be, in the order in which it is measured."""
+    ops: tuple[ReduceOp | None, ...] = request.ops if request.collective.reduces else (None,)
+    for dtype in request.dtypes:
+        for op in ops:
+            for size in request.sizes:
+                laid_out = layout(request, size, dtype, ranks)
+                for placement in request.placements:
+                    yield Case(dtype, op, placement, laid_out)
+
+
+def layout(request: SweepRequest, size_bytes: int, dtype: DataType, ranks: int) -> Layout:
+    """How a size is split over the ranks."""
+    return request.collective.layout(size_bytes // dtype.size_bytes, dtype, ranks)
+
+
+def without_data(request: SweepRequest, sizes: Sequence[int], ranks: int) -> tuple[DroppedSize, ...]:
+    """The sizes so small that a rank's share of them rounds to nothing, each with its reason."""
+    empty = {size: dtype for size in sizes for dtype in request.dtypes if not layout(request, size, dtype, ranks).count}
+    return tuple(
+        DroppedSize(size, f"a rank's share rounds down to 0 elements of {dtype} on {ranks} ranks")
+        for size, dtype in empty.items()
+    )
+
+
+def describe(request: SweepRequest, case: Case, job: JobFacts, times: RowTimes, wrong: int) -> CollectiveRow:
+    """The row of a case from its times; `wrong` elements count only where the request has data checked."""
+    collective, ranks = request.collective, times.ranks
+    algbw = algbw_gb_s(case.size_bytes, ranks.mean_seconds)
+    if not request.check:
+        verified = Verified.NO
+    else:
+        verified = Verified.REPEAT if case.placement is Placement.IN_PLACE else Verified.LAST
+    row = CollectiveRow(
+        collective=collective.name,
+        backend=job.backend,
+        origin=job.origin,
+        ranks=job.ranks,
+        nodes=job.nodes,
+        size_bytes=case.size_bytes,
+        count=case.layout.count,
+        dtype=case.dtype,
+        op=case.op,
+        root=request.root if collective.rooted else None,
+        placement=case.placement,
+        mode=request.sampling.mode,
+        graph=request.graph_replays,
+        iterations=times.iterations,
+        time_us=ranks.mean_seconds * MICROSECONDS_PER_SECOND,
+        time_us_fastest_rank=ranks.fastest_seconds * MICROSECONDS_PER_SECOND,
+        time_us_slowest_rank=ranks.slowest_seconds * MICROSECONDS_PER_SECOND,
+        slowest_rank=ranks.slowest_rank,
+        algbw_gb_s=algbw,
+        busbw_gb_s=algbw * collective.busbw_factor(job.ranks),
+        wrong=wrong if request.check else None,
+        verified=verified,
+        verdict=(Verdict.FAIL if wrong else Verdict.PASS) if request.check else None,
+        note=times.note,
+        setting=case.setting,
+    )
+    return _with_statistics(row, times)
+
+
+def _with_statistics(row: CollectiveRow, times: RowTimes) -> CollectiveRow:
+    """The row with how its times vary, as far as that is known."""
+    batches, percentiles = times.batches, times.percentiles
+    if times.interval is not None:
+        row = replace(row, ci95_percent=100 * times.interval)
+    if batches is not None:
+        median_us = batches.median_seconds * MICROSECONDS_PER_SECOND
+        row = replace(row, batch_median_us=median_us, batch_cv=batches.variation)
+    if percentiles is None:
+        return row
+    return replace(
+        row,
+        p50_us=percentiles.p50_seconds * MICROSECONDS_PER_SECOND,
+        p95_us=percentiles.p95_seconds * MICROSECONDS_PER_SECOND,
+        p99_us=percentiles.p99_seconds * MICROSECONDS_PER_SECOND,
+    )

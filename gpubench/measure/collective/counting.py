@@ -1,0 +1,91 @@
+"""What the links of a rank's GPU carried during operations of a sweep, against what had to pass through them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from gpubench.collectives.movement import least_moved
+from gpubench.measure.collective.cases import Case, SweepRequest
+from gpubench.measure.paths.counters import CounterReading, Meter
+from gpubench.model.paths.p2p import Carried
+from gpubench.ports.link_counters import LinkCounters
+
+COUNTED_BYTES = 64 * 2**20
+"""So much has to pass to be counted: other traffic ticks too."""
+
+_MOST_OPERATIONS = 64
+"""Sizes of which it takes more to move that much are not counted."""
+
+_GPU = 0
+_NOTHING = Carried()
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What a rank's GPU sent and received in a batch of operations. A count is empty where nothing was due."""
+
+    sent: Carried = _NOTHING
+    received: Carried = _NOTHING
+
+    def merged(self, earlier: "Traffic") -> "Traffic":
+        """This one, and of the earlier one what only it has: PCIe's counters are too small for the largest batches."""
+        return replace(self, sent=_merged(self.sent, earlier.sent), received=_merged(self.received, earlier.received))
+
+
+def _merged(late: Carried, early: Carried) -> Carried:
+    if late.nvlink_share is None and late.pcie_share is None:
+        return early
+    return late
+
+
+class Counting:
+    """Reads the counters of this rank's GPU around operations of a sweep."""
+
+    def __init__(self, counters: LinkCounters, request: SweepRequest, rank: int, ranks: int) -> None:
+        self._meter = Meter(counters)
+        self._request = request
+        self._rank, self._ranks = rank, ranks
+        self._moved: tuple[int, int] | None = None
+
+    def due(self, case: Case) -> tuple[float, float]:
+        """Bytes that this rank has to send and to receive, at least, for a byte of the size."""
+        sent, received = (blocks * case.layout.count / case.layout.largest for blocks in self._blocks(case))
+        return sent, received
+
+    def count(
+        self, cases: Sequence[Case], run_once: Callable[[Case], object], barrier: Callable[[], object]
+    ) -> Traffic:
+        """What was carried by operations that are run for it, of every size that is worth it.
+
+        No more of each than it takes: PCIe's counters are soon at their end. Counters are not read around what is
+        timed, since a GPU that has waited for that, half a millisecond, is slower for a while.
+        """
+        found = Traffic()
+        for size, case in {case.size_bytes: case for case in cases}.items():
+            operations = -(-COUNTED_BYTES // size)
+            if operations > _MOST_OPERATIONS:
+                continue
+            before = self._meter.read(_GPU)
+            barrier()
+            for _ in range(operations):
+                run_once(case)
+            found = self._since(before, case, operations).merged(found)
+        return found
+
+    def _since(self, before: CounterReading, case: Case, operations: int) -> Traffic:
+        """What was carried since, by so many operations."""
+        sent, received = (blocks * self._bytes_a_block(case) * operations for blocks in self._blocks(case))
+        return Traffic(
+            sent=self._meter.since(before, sent) if sent else _NOTHING,
+            received=self._meter.since(before, received, receives=True) if received else _NOTHING,
+        )
+
+    def _bytes_a_block(self, case: Case) -> int:
+        return case.layout.count * case.dtype.size_bytes
+
+    def _blocks(self, case: Case) -> tuple[int, int]:
+        """What is due, in units of the count that NCCL is handed, which is the same for every size."""
+        if self._moved is None:
+            layout = case.layout
+            moved = least_moved(self._request.collective, layout, self._rank, self._ranks, self._request.root)
+            self._moved = moved.sent // layout.count, moved.received // layout.count
+        return self._moved

@@ -1,0 +1,98 @@
+"""What was heard of a library's choice, in a form that a recording holds: nothing in it is said twice.
+
+Of a thousand ranks that send to each other there are a million pairs, and operations share them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpubench.measure.collective.logged_choices import Choice, LoggedChoices
+from gpubench.model.paths.selection import Pair, Used
+from gpubench.model.paths.transport import Transport, Tuning
+from gpubench.model.terms.operation import DataType, ReduceOp
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedPairs:
+    """The ordered pairs of ranks that are connected alike."""
+
+    transports: tuple[Transport, ...]
+    pairs: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedUse:
+    """The connections of operations."""
+
+    connections: tuple[RecordedPairs, ...]
+    unheard: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedChoice:
+    """What was taken for an operation; `use` counts the connections from 0."""
+
+    dtype: DataType
+    op: ReduceOp | None
+    size_bytes: int
+    use: int
+    tuning: Tuning | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedLoggedChoices:
+    """All that was heard."""
+
+    uses: tuple[RecordedUse, ...] = ()
+    choices: tuple[RecordedChoice, ...] = ()
+    silence: str = ""
+    no_tuning: str = ""
+
+    @classmethod
+    def of(cls, heard: LoggedChoices) -> "RecordedLoggedChoices":
+        """To be written; `heard` is the inverse."""
+        uses: list[Used] = []
+        numbers: dict[int, int] = {}
+        for choice in heard.choices.values():
+            if id(choice.used) not in numbers:
+                numbers[id(choice.used)] = len(uses)
+                uses.append(choice.used)
+        choices = (
+            RecordedChoice(dtype, op, size_bytes, numbers[id(choice.used)], choice.tuning)
+            for (dtype, op, size_bytes), choice in heard.choices.items()
+        )
+        return cls(tuple(map(_recorded, uses)), tuple(choices), heard.silence, heard.no_tuning)
+
+    def heard(self) -> LoggedChoices:
+        """As it was."""
+        uses = [_used(each) for each in self.uses]
+        choices = {(each.dtype, each.op, each.size_bytes): Choice(uses[each.use], each.tuning) for each in self.choices}
+        return LoggedChoices(choices, self.silence, self.no_tuning)
+
+    def is_of(self, ranks: int) -> bool:
+        """Whether so many ranks can have been heard like this."""
+        named = (rank for each in self.uses for rank in (*each.unheard, *_ends(each)))
+        pairs = (pair for each in self.uses for alike in each.connections for pair in alike.pairs)
+        return (
+            all(0 <= rank < ranks for rank in named)
+            and all(len(pair) == 2 for pair in pairs)
+            and all(0 <= each.use < len(self.uses) for each in self.choices)
+        )
+
+
+def _recorded(used: Used) -> RecordedUse:
+    alike: dict[tuple[Transport, ...], list[Pair]] = {}
+    for pair, transports in used.pairs.items():
+        alike.setdefault(transports, []).append(pair)
+    return RecordedUse(tuple(RecordedPairs(each, tuple(pairs)) for each, pairs in alike.items()), used.unheard)
+
+
+def _used(recorded: RecordedUse) -> Used:
+    pairs = {
+        (source, destination): each.transports for each in recorded.connections for source, destination in each.pairs
+    }
+    return Used({pair: pairs[pair] for pair in sorted(pairs)}, recorded.unheard)
+
+
+def _ends(use: RecordedUse) -> Sequence[int]:
+    return [rank for alike in use.connections for pair in alike.pairs for rank in pair]

@@ -1,0 +1,39 @@
+"""A library's log that is kept as it was heard, for a recording."""
+
+from gpubench.ports.library_log import LibraryLog
+
+
+class RecordedLog:
+    """`ports.LibraryLog` over another one, whose lines it remembers."""
+
+    def __init__(self, log: LibraryLog) -> None:
+        self._log = log
+        self._said: list[bytes] = []
+
+    @property
+    def silence(self) -> str:
+        """As the log has it."""
+        return self._log.silence
+
+    @property
+    def no_tuning(self) -> str:
+        """As the log has it."""
+        return self._log.no_tuning
+
+    def appeared(self) -> bool:
+        """As the log has it."""
+        return self._log.appeared()
+
+    def lines(self) -> list[bytes]:
+        """The new lines of the log."""
+        found = self._log.lines()
+        self._said += found
+        return found
+
+    def switch_off(self) -> None:
+        """End the listening."""
+        self._log.switch_off()
+
+    def text(self) -> bytes:
+        """All lines so far."""
+        return b"".join(line + b"\n" for line in self._said)

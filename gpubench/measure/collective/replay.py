@@ -1,0 +1,184 @@
+"""The report of a recorded collective: its raw samples go the way of those that are measured."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gpubench.causes.circumstances import Circumstances
+from gpubench.collectives.record import Collective
+from gpubench.errors import UsageError, advising
+from gpubench.measure.collective.cases import JobFacts, SweepRequest
+from gpubench.measure.collective.path_evidence import unwatched
+from gpubench.measure.collective.path_judge import PathJudge, PathObservations
+from gpubench.measure.collective.recording import (
+    Model,
+    RecordedCollective,
+    RecordedObservations,
+    RecordedRow,
+    RecordingLine,
+    file_of,
+)
+from gpubench.measure.collective.recording_rules import check_recorded, check_row
+from gpubench.measure.collective.row_collector import Measured, RowCollector
+from gpubench.measure.collective.simulated import simulate, staged_paths
+from gpubench.measure.collective.split_groups import NamedRows, PartReport, together
+from gpubench.measure.collective.variants import with_winners
+from gpubench.model.results.report import CollectiveRow, Report
+from gpubench.model.terms.origin import Origin
+from gpubench.model.terms.progress import UNWATCHED
+from gpubench.model.terms.units import counted
+from gpubench.model.terms.verdict import Finding, Verdict, overall
+from gpubench.ports.listener import Listener
+from gpubench.readers.documents.json_lines import read_json_line
+
+CUT_SHORT = "recording-cut-short"
+
+_Lines = Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRows:
+    """All lines but the first; `is_whole` is whether the run came to its end."""
+
+    rows: tuple[RecordedRow, ...]
+    is_whole: bool
+
+
+def read_recorded(lines: _Lines, collective: Collective, name: str) -> tuple[RecordedCollective, RecordedRows]:
+    """A recording from its lines, each with its place; `name` is what to call it.
+
+    Raises:
+        UsageError: it is empty, from a newer gpubench, no recording of this collective, or contradicts itself.
+    """
+    again = f"record it again: gpubench {collective.name} --record DIR"
+    with advising(reason="the recording was edited by hand, or is of a newer gpubench", next_step=again):
+        if not lines:
+            file = file_of(collective.name)
+            raise UsageError(f"{name}, {file}: empty", expected=f"a recorded run of {collective.name}")
+        found = read_json_line(RecordedCollective, *lines[0])
+        by_group = check_recorded(found, collective, lines[0][1])
+        rows: list[RecordedRow] = []
+        for text, where in lines[1:]:
+            line = read_json_line(RecordingLine, text, where)
+            if line.row is None:
+                _check_end(line, len(rows), where, is_last=(text, where) == lines[-1])
+                return found, RecordedRows(tuple(rows), is_whole=True)
+            check_row(line.row, found, by_group, where)
+            rows.append(line.row)
+        return found, RecordedRows(tuple(rows), is_whole=False)
+
+
+def _check_end(line: RecordingLine, rows: int, where: str, *, is_last: bool) -> None:
+    if line.rows != rows:
+        counted = "no row, and does not count them" if line.rows is None else f"the end of {line.rows} rows"
+        raise UsageError(f"{where}: {counted}", expected=f"the {rows} that come before it")
+    if not is_last:
+        raise UsageError(f"{where}: more lines after the last one", expected="the recording of one run")
+
+
+def replay(
+    found: RecordedCollective,
+    recorded: RecordedRows,
+    collective: Collective,
+    around: Circumstances,
+    listener: Listener[CollectiveRow],
+    *,
+    strict: bool,
+) -> Report:
+    """Hand the rows to the listener as if they were measured now, and say of them what was said then.
+
+    `around` are the nodes and processes of the recording. With `strict` paths are judged.
+    """
+    request = found.asked.request(collective)
+    if found.model is None:
+        report = _measured(found, recorded.rows, request, around, listener, strict=strict)
+    else:
+        report = _simulated(found, found.model, recorded.rows, request, around, listener, strict=strict)
+    return report if recorded.is_whole else _cut_short(report, recorded.rows, collective)
+
+
+def _measured(
+    found: RecordedCollective,
+    rows: Sequence[RecordedRow],
+    request: SweepRequest,
+    around: Circumstances,
+    listener: Listener[CollectiveRow],
+    *,
+    strict: bool,
+) -> Report:
+    judge = None
+    if found.testimony is not None:
+        judge = PathJudge(request, _testimony(found.testimony, around), strict=strict, origin=Origin.RECORDED)
+    tallies = {
+        None if part is None else part.name: _CollectedRows(
+            RowCollector(found.ranks_of(part), listener if part is None else NamedRows(part, listener), judge),
+            len(found.ranks_of(part)),
+            len({each.node for each in found.ranks_of(part)}),
+        )
+        for part in found.groups
+    }
+    shown = []
+    for row in rows:
+        tallied = tallies[row.group]
+        job = JobFacts(row.backend, Origin.RECORDED, tallied.ranks, tallied.nodes)
+        measured = Measured(row.sample.row(request, row.case, job), row.sample)
+        shown.append(tallied.tally.take(row.case, measured, UNWATCHED, watched=row.backend == found.backend))
+    reports = [each.tally.report() for each in tallies.values()]
+    report = together([PartReport.of(each) for each in reports]) if found.parts else reports[0]
+    if found.refused is not None:
+        report = with_winners(report, shown, found.refused)
+    return report if judge is not None else unwatched(report, found.unwatched, Origin.RECORDED)
+
+
+@dataclass(frozen=True, slots=True)
+class _CollectedRows:
+    """The rows of a group, and how many ranks and nodes it has."""
+
+    tally: RowCollector
+    ranks: int
+    nodes: int
+
+
+def _testimony(known: RecordedObservations, around: Circumstances) -> PathObservations:
+    return PathObservations(
+        heard=known.heard.heard(),
+        under={name: heard.heard() for name, heard in known.under.items()},
+        due=[(sent, received) for sent, received in known.due],
+        traffic=known.traffic,
+        around=replace(around, settings=known.settings),
+    )
+
+
+def _simulated(
+    found: RecordedCollective,
+    model: Model,
+    rows: Sequence[RecordedRow],
+    request: SweepRequest,
+    around: Circumstances,
+    listener: Listener[CollectiveRow],
+    *,
+    strict: bool,
+) -> Report:
+    seconds = [[answer.seconds for answer in row.sample.answers] for row in rows]
+    staged = [(source, destination) for source, destination in model.staged]
+    node = around.wiring.nodes.__getitem__
+    outcome = staged_paths(staged, found.ranks, node, model.source, strict=strict)
+    nodes = len(found.hosts)
+    return simulate(
+        request, len(found.ranks), nodes, lambda _size, row: seconds[row], listener, outcome, most_rows=len(rows)
+    )
+
+
+def _cut_short(report: Report, rows: Sequence[RecordedRow], collective: Collective) -> Report:
+    """The report of a run that did not come to its end."""
+    last = f"the last of them {rows[-1].case.label}" if rows else "for it ended before the first"
+    finding = Finding(
+        id=CUT_SHORT,
+        severity=Verdict.ERROR,
+        subject="the recording",
+        seen=f"{counted(len(rows), 'row')}, {last}, and no line that says that these are all",
+        expected="a run that came to its end",
+        cause="the run was ended before: a rank died, hung, or Ctrl-C; or the copy of the recording is not whole",
+        next_command=f"gpubench {collective.name} --record DIR once more",
+    )
+    verdict = overall([report.verdict, Verdict.ERROR])
+    return replace(report, verdict=verdict, complete=False, findings=(*report.findings, finding))

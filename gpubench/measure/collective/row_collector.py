@@ -1,0 +1,168 @@
+"""What is said of the rows of a sweep: each as it is measured, and in the end all of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from gpubench.measure.collective.cases import Case, JobFacts, SweepRequest, describe
+from gpubench.measure.collective.path_judge import PathJudge, PathObservations
+from gpubench.measure.collective.rank_timings import RankTimings
+from gpubench.measure.collective.timing import OwnTimes
+from gpubench.model.facts.gpu_condition import GpuCondition
+from gpubench.model.results.report import CollectiveRow, Report
+from gpubench.model.results.winners import RefusedRow
+from gpubench.model.terms.hang import Phase
+from gpubench.model.terms.lateness import Entries
+from gpubench.model.terms.progress import Progress
+from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.model.terms.units import counted, format_size
+from gpubench.model.terms.verdict import WRONG_DATA, Finding, Verdict, overall
+from gpubench.ports.listener import Listener
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a rank has to say of a row: its seconds an operation, when it entered them, and its wrong elements.
+
+    `condition` is its GPU's, where it is known when it entered operations, and so who is late.
+    """
+
+    seconds: float
+    entries: Entries | None = None
+    wrong: int = 0
+    condition: GpuCondition | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RowSample:
+    """What a row is made of: what its first rank timed, and what each rank answered, in rank order."""
+
+    own: OwnTimes
+    answers: tuple[Answer, ...]
+
+    def row(self, request: SweepRequest, case: Case, job: JobFacts) -> CollectiveRow:
+        """The row of a case."""
+        times = self.own.with_others([answer.seconds for answer in self.answers])
+        return describe(request, case, job, times, sum(answer.wrong for answer in self.answers))
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A row, on every rank, and, on the first, what it is made of."""
+
+    row: CollectiveRow
+    sample: RowSample | None
+
+
+class Recorder(Protocol):
+    """Who writes down what rows and verdicts are made of; every rank has to call it alike."""
+
+    def begin(self, testimony: PathObservations | None, refused: Sequence[RefusedRow] | None) -> None:
+        """What is known before the first row: of paths, where the first rank knows, and what could not run.
+
+        `refused` is None where the sweep has one way.
+        """
+        ...
+
+    def row(self, case: Case, measured: Measured) -> None:
+        """One more row."""
+        ...
+
+
+class NoRecorder:
+    """Nothing is written down."""
+
+    def begin(self, testimony: PathObservations | None, refused: Sequence[RefusedRow] | None) -> None:
+        """Nothing."""
+
+    def row(self, case: Case, measured: Measured) -> None:
+        """Nothing."""
+
+
+NO_RECORDER = NoRecorder()
+
+
+class RowCollector:
+    """Hands rows on as they are measured, and knows in the end what is to be said of all of them.
+
+    The judge, of the first rank alone, knows the paths; `refused` are the ways that could not run, None where there was
+    only one.
+    """
+
+    def __init__(
+        self,
+        identities: Sequence[RankIdentity],
+        listener: Listener[CollectiveRow],
+        judge: PathJudge | None,
+        keeper: Recorder = NO_RECORDER,
+        refused: Sequence[RefusedRow] | None = None,
+    ) -> None:
+        self._identities = identities
+        self._listener = listener
+        self._judge = judge
+        self._keeper = keeper
+        self._attendance = RankTimings(identities)
+        self._verdicts: list[Verdict] = []
+        self._failures: list[tuple[CollectiveRow, Sequence[int]]] = []
+        keeper.begin(None if judge is None else judge.testimony, refused)
+
+    def take(self, case: Case, measured: Measured, progress: Progress, *, watched: bool = True) -> CollectiveRow:
+        """One more row, as the listener gets it: with what is known of its paths, where they were watched."""
+        row, answers = measured.row, () if measured.sample is None else measured.sample.answers
+        wrong_by_rank = [answer.wrong for answer in answers]
+        if answers:
+            self._attendance.take(row, [(answer.seconds, answer.entries) for answer in answers])
+            self._attendance.look([answer.condition for answer in answers])
+        progress.enter(Phase.OUTPUT, case.label)
+        self._keeper.row(case, measured)
+        if self._judge is not None and watched:
+            row = self._judge.row(case, row, wrong_by_rank)
+        self._listener.row(row)
+        self._verdicts.append(Verdict(row.verdict) if row.verdict else Verdict.SKIP)
+        if row.wrong and answers:
+            self._failures.append((row, wrong_by_rank))
+        return row
+
+    def report(self) -> Report:
+        """Verdict, findings and sections."""
+        findings = (_wrong_data(self._failures, self._identities),) if self._failures else ()
+        report = _report(self._verdicts, findings, self._judge)
+        late = self._attendance.findings()
+        return replace(
+            report,
+            verdict=overall([report.verdict, *(finding.severity for finding in late)]),
+            findings=(*report.findings, *late),
+            sections={**report.sections, **self._attendance.sections()},
+        )
+
+
+def _report(verdicts: Sequence[Verdict], findings: Sequence[Finding], judge: PathJudge | None) -> Report:
+    """The report with what the judge has to say; where paths are judged, a doubt about them fails."""
+    if judge is None:
+        return Report(verdict=overall(verdicts), complete=True, findings=findings)
+    outcome = judge.outcome()
+    verdict = overall([*verdicts, *(finding.severity for finding in outcome.findings)])
+    if judge.strict and verdict is Verdict.WARN:
+        verdict = Verdict.FAIL
+    return Report(
+        verdict=verdict, complete=True, findings=(*findings, *outcome.findings), sections=dict(outcome.sections)
+    )
+
+
+def _wrong_data(failures: Sequence[tuple[CollectiveRow, Sequence[int]]], identities: Sequence[RankIdentity]) -> Finding:
+    row, wrong_by_rank = failures[0]
+    ranks = [str(identities[rank]) for rank, wrong in enumerate(wrong_by_rank) if wrong]
+    total = sum(failure.wrong or 0 for failure, _ in failures)
+    shown = ", ".join(ranks[:4]) + (f" and {len(ranks) - 4} more" if len(ranks) > 4 else "")
+    wrong, first = counted(total, "wrong element"), counted(row.wrong or 0, "wrong element")
+    return Finding(
+        id=WRONG_DATA,
+        severity=Verdict.FAIL,
+        subject=shown,
+        seen=f"{wrong} in {counted(len(failures), 'row')}, first in {row.dtype} {format_size(row.size_bytes)} "
+        f"{row.placement}: {first}",
+        expected="every element as computed from what the ranks sent",
+        cause="data damaged on the way: a GPU, a link, ACS or IOMMU between peers, or a bug in the library",
+        next_command=f"gpubench {row.collective} --sizes {row.size_bytes} --dtype {row.dtype} "
+        "again, then with NCCL_P2P_DISABLE=1: if that is clean, peer-to-peer copies are at fault",
+    )

@@ -1,0 +1,64 @@
+"""The rows of a collective on a machine that does not exist: a model's times in the place of measured ones."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from gpubench.measure.collective.cases import JobFacts, SweepRequest, cases, describe
+from gpubench.measure.collective.path_evidence import simulated
+from gpubench.measure.paths.report import PathOutcome
+from gpubench.model.paths.selection import Pair
+from gpubench.model.paths.topology import Topology
+from gpubench.model.paths.wiring import Wiring
+from gpubench.model.results.report import CollectiveRow, Report
+from gpubench.model.terms.origin import Origin
+from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.model.terms.samples import RankTimes, RowTimes
+from gpubench.model.terms.verdict import Verdict, overall
+from gpubench.ports.listener import Listener
+
+BACKEND = "simulated"
+
+Times = Callable[[int, int], Sequence[float]]
+"""Seconds by rank of an operation of that many bytes; the second number tells rows apart."""
+
+
+def simulate(
+    request: SweepRequest,
+    ranks: int,
+    nodes: int,
+    times: Times,
+    listener: Listener[CollectiveRow],
+    outcome: PathOutcome,
+    most_rows: int | None = None,
+) -> Report:
+    """Have every case of the request last as long as the model says; nothing is moved, so nothing is verified.
+
+    `outcome` is what the model says of paths. No more than `most_rows` are made.
+    """
+    unchecked = replace(request, check=False)
+    job = JobFacts(BACKEND, Origin.SIMULATED, ranks, nodes)
+    every_case = tuple(cases(unchecked, ranks))
+    for number, case in enumerate(every_case[:most_rows]):
+        listener.progress(number, len(every_case), f"{request.collective.name} {case.label}")
+        rank_times = RankTimes.of(times(case.size_bytes, number))
+        listener.row(describe(unchecked, case, job, RowTimes(rank_times, unchecked.sampling.least_iterations), 0))
+    return Report(
+        verdict=overall([Verdict.SKIP, *(finding.severity for finding in outcome.findings)]),
+        complete=True,
+        findings=outcome.findings,
+        sections=dict(outcome.sections),
+    )
+
+
+def staged_paths(
+    staged: Sequence[Pair],
+    identities: Sequence[RankIdentity],
+    node: Callable[[int], Topology],
+    source: str,
+    *,
+    strict: bool,
+) -> PathOutcome:
+    """What the model says of the pairs of ranks that faults make go through host memory; only their nodes count."""
+    used = {identities[rank].node for pair in staged for rank in pair}
+    wiring = Wiring(identities, {number: node(number) for number in used})
+    return simulated(staged, wiring, source, strict=strict)

@@ -1,0 +1,242 @@
+"""Measure one collective over a sweep of sizes: nccl-tests' timing loop, with every timed buffer verified."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from gpubench.collectives.record import Call, Collective
+from gpubench.errors import UsageError, no_size_left
+from gpubench.measure.collective.cases import Case, JobFacts, SweepRequest, cases, without_data
+from gpubench.measure.collective.observers import NO_OBSERVERS, Observers
+from gpubench.measure.collective.row_collector import Answer, Measured, RowCollector, RowSample
+from gpubench.measure.collective.timing import OwnTimes, Timer, around
+from gpubench.model.results.report import CollectiveRow, Report
+from gpubench.model.terms.data_pattern import POISON, Block, DataPattern
+from gpubench.model.terms.hang import Phase
+from gpubench.model.terms.operation import Placement, ReduceOp
+from gpubench.model.terms.origin import Origin
+from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.model.terms.sweep import DroppedSize, describe_dropped, split_by_memory
+from gpubench.ports.backend import Backend
+from gpubench.ports.group import Group
+from gpubench.ports.launch import Launch
+from gpubench.ports.listener import Listener
+from gpubench.ports.memory import Memory, Region
+
+
+def fitting_sizes(
+    request: SweepRequest, group: Group, backend: Backend, identity: RankIdentity
+) -> tuple[tuple[int, ...], tuple[DroppedSize, ...]]:
+    """The sizes to measure, the same on every rank, and those dropped, each with its reason.
+
+    Dropped are sizes that do not fit the free memory of the tightest rank, and sizes so small that a rank's share of
+    them rounds to nothing.
+
+    Raises:
+        CouldNotMeasureError: none is left.
+    """
+    free_bytes, tightest = min(group.gather((backend.free_bytes(), str(identity))))
+    fitting, dropped = split_by_memory(request.sizes, backend.buffers, free_bytes, tightest)
+    empty = without_data(request, fitting, group.size)
+    dropped += empty
+    kept = tuple(size for size in fitting if size not in {each.size_bytes for each in empty})
+    if not kept:
+        raise no_size_left("; ".join(describe_dropped(dropped)))
+    return kept, dropped
+
+
+def fitting_all(
+    parts: Sequence[tuple[tuple[int, ...], tuple[DroppedSize, ...]]],
+) -> tuple[tuple[int, ...], tuple[DroppedSize, ...]]:
+    """The sizes that fit everywhere, from what fits and what does not in every part of a job, and the others.
+
+    Raises:
+        CouldNotMeasureError: none is left.
+    """
+    kept = tuple(size for size in parts[0][0] if all(size in sizes for sizes, _ in parts))
+    dropped = {each.size_bytes: each for _, left_out in parts for each in left_out}
+    if not kept:
+        raise no_size_left("; ".join(describe_dropped(tuple(dropped.values()))))
+    return kept, tuple(dropped[size] for size in sorted(dropped))
+
+
+def check_root(collective: Collective, root: int, ranks: int) -> None:
+    """Raise UsageError where `--root` is no rank of the job."""
+    if collective.rooted and not 0 <= root < ranks:
+        raise UsageError(f"--root {root} with {ranks} ranks", expected=f"a rank from 0 to {ranks - 1}")
+
+
+def measure(
+    request: SweepRequest,
+    group: Group,
+    backend: Backend,
+    identities: Sequence[RankIdentity],
+    listener: Listener[CollectiveRow],
+    company: Observers = NO_OBSERVERS,
+) -> Report:
+    """Measure every case of the request; rows go to `listener` as they are measured, on every rank alike.
+
+    The report of the first rank has what the witness found.
+    """
+    witness, progress = company.witness, company.progress
+    sweep = Sweep(
+        request, group, backend, job_facts(backend, identities), Buffers.of(backend, max(request.sizes)), company
+    )
+    every_case = tuple(cases(request, group.size))
+    if witness is not None:
+        witness.try_out(every_case, sweep.try_once)
+    sweep.warm_up(every_case)
+    tally = RowCollector(identities, listener, None if witness is None else witness.judge(), company.keeper)
+    for number, case in enumerate(every_case):
+        listener.progress(number, len(every_case), f"{request.collective.name} {case.label}")
+        tally.take(case, sweep.row(number, case), progress)
+    return tally.report()
+
+
+def job_facts(backend: Backend, identities: Sequence[RankIdentity]) -> JobFacts:
+    """What rows say of the job that these ranks are."""
+    return JobFacts(backend.name, Origin.MEASURED, len(identities), len({each.node for each in identities}))
+
+
+@dataclass(frozen=True, slots=True)
+class Buffers:
+    """Two of the largest size."""
+
+    send: Memory
+    receive: Memory
+
+    @classmethod
+    def of(cls, backend: Backend, size_bytes: int) -> "Buffers":
+        """New ones."""
+        return cls(backend.allocate(size_bytes), backend.allocate(size_bytes))
+
+
+Issue = Callable[[Call], Launch]
+"""Binds one operation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """What all rows of a sweep share: the job, the backend, its buffers, and how operations are issued.
+
+    `issue` is None where they are the backend's own.
+    """
+
+    request: SweepRequest
+    group: Group
+    backend: Backend
+    job: JobFacts
+    buffers: Buffers
+    company: Observers
+    issue: Issue | None = None
+
+    def row(self, number: int, case: Case) -> Measured:
+        """Measure and verify one case, with data that are those of no other number.
+
+        Of thousands of ranks, only the first is to hold something of each.
+        """
+        launches = [self._launch(case, buffer) for buffer in range(self._rotated(case))]
+        own = self._time(number * 2, case, launches)
+        condition = None if own.entries is None else self.company.read_condition()
+        wrong = self._verify(number * 2, case, launches) if self.request.check else 0
+        answers = self.group.collect(Answer(own.seconds, own.entries, wrong, condition))
+        sample = None if answers is None else RowSample(own, tuple(answers))
+        row = None if sample is None else sample.row(self.request, case, self.job)
+        return Measured(self.group.broadcast(row), sample)
+
+    def try_once(self, case: Case) -> None:
+        """Run one operation of a case, untimed; the first connects ranks."""
+        self.company.progress.enter(Phase.TRY_OUT, case.label, 1)
+        self.backend.seconds(self.backend.bind([self._launch(case, 0)], 0))
+
+    def warm_up(self, cases: Sequence[Case]) -> None:
+        """Run every case once, untimed, as nccl-tests does before its first row, and in place too; then a row for
+        nothing, which is done with as soon as a row can be.
+
+        Libraries connect and load kernels at first use, and so do what fills and checks buffers.
+        """
+        once = min(1, self.request.warmup)
+        for number, case in enumerate(cases):
+            self.company.progress.enter(Phase.WARM_UP if number else Phase.CONNECTING, case.label, once)
+            self.backend.seconds(self.backend.bind([self._launch(case, 0)] * once, 0))
+        hasty = replace(self.request, sampling=replace(self.request.sampling, budget_seconds=0.0))
+        replace(self, request=hasty).row(0, cases[0])
+
+    def _warm_up_row(self, launches: Sequence[Launch]) -> float:
+        """Seconds an operation took; 0 without a warm-up."""
+        seconds = self.backend.seconds(self.backend.bind(around(launches, self.request.warmup), 0))
+        return seconds / self.request.warmup if self.request.warmup else 0.0
+
+    def _rotated(self, case: Case) -> int:
+        """nccl-tests' rotation: as many buffers as fit into the largest size, no more than are sure to be used."""
+        return min(self.buffers.send.size_bytes // case.size_bytes, self.request.sampling.least_iterations)
+
+    def _launch(self, case: Case, buffer: int) -> Launch:
+        start = buffer * case.layout.largest
+        send, receive = (
+            Region(self.buffers.send, start * case.dtype.size_bytes),
+            Region(self.buffers.receive, start * case.dtype.size_bytes),
+        )
+        if case.placement is Placement.IN_PLACE:
+            send = self._in_place(case, start, case.layout.in_place_send)
+            receive = self._in_place(case, start, case.layout.in_place_receive)
+        call = Call(
+            send=send,
+            receive=receive,
+            count=case.layout.count,
+            dtype=case.dtype,
+            op=case.op or ReduceOp.SUM,
+            root=self.request.root,
+            rank=self.group.rank,
+            ranks=self.group.size,
+        )
+        return self.request.collective.issue(self.backend.calls, call) if self.issue is None else self.issue(call)
+
+    def _in_place(self, case: Case, start: int, step: int) -> Region:
+        return Region(self.buffers.receive, (start + self.group.rank * step) * case.dtype.size_bytes)
+
+    def _time(self, row: int, case: Case, launches: Sequence[Launch]) -> OwnTimes:
+        """What an operation took on this rank.
+
+        The warm-up comes before the buffers are poisoned, so that its results cannot pass for timed ones.
+        """
+        request = self.request
+        self.company.progress.enter(Phase.WARM_UP, case.label)
+        self._fill(row, case, len(launches))
+        timer = Timer(request.sampling, self.group, self.backend, request.graph_replays)
+        seconds_each = timer.learn(launches, self._warm_up_row(launches))
+        if request.check and case.placement is Placement.OUT_OF_PLACE:
+            self.buffers.receive.fill_byte(len(launches) * case.size_bytes, POISON)
+        operations = (request.sampling.iterations or 0) * max(1, request.graph_replays)
+        self.company.progress.enter(Phase.OPERATION, case.label, operations)
+        return timer.time(launches, seconds_each)
+
+    def _verify(self, row: int, case: Case, launches: Sequence[Launch]) -> int:
+        """Wrong elements on this rank: of every timed buffer, or in place of one more operation on fresh data."""
+        rank, ranks, layout = self.group.rank, self.group.size, case.layout
+        buffers, offset = len(launches), 0
+        self.company.progress.enter(Phase.VERIFICATION, case.label)
+        if case.placement is Placement.IN_PLACE:
+            row, buffers, offset = row + 1, 1, rank * layout.in_place_receive
+            self._fill(row, case, buffers)
+            self.group.barrier()
+            self.backend.seconds(self.backend.bind(launches[:1], min(1, self.request.graph_replays)))
+        blocks = [
+            (
+                Block(row, buffers, layout.largest, offset + segment.offset, segment.count, segment.start),
+                segment.source,
+            )
+            for segment in self.request.collective.expected(layout, rank, ranks, self.request.root)
+        ]
+        return self.buffers.receive.count_wrong(self._pattern(case), blocks)
+
+    def _fill(self, row: int, case: Case, buffers: int) -> None:
+        """Write this rank's data: into the send buffers, or in place into poisoned receive buffers."""
+        memory, offset = self.buffers.send, 0
+        if case.placement is Placement.IN_PLACE:
+            memory, offset = self.buffers.receive, self.group.rank * case.layout.in_place_send
+            memory.fill_byte(buffers * case.size_bytes, POISON)
+        block = Block(row, buffers, case.layout.largest, offset, case.layout.send)
+        memory.fill_sent(self._pattern(case), block, self.group.rank)
+
+    def _pattern(self, case: Case) -> DataPattern:
+        return DataPattern(case.dtype, case.op, self.group.size)

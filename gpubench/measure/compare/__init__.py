@@ -1,0 +1,1 @@
+"""Two sets of results, row by row."""

@@ -1,0 +1,207 @@
+"""What a person should know of a comparison: a finding for each way in which rows got worse, the worst first."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from gpubench.measure.compare.circumstances import TOPOLOGY
+from gpubench.measure.compare.judge import (
+    LOST,
+    MISSING,
+    NARROWER,
+    PATH,
+    SLOWER,
+    STAGED,
+    UNSURE,
+    UNVERIFIED,
+    WORSE,
+    WRONG,
+    JudgedRow,
+    Reason,
+    Rules,
+)
+from gpubench.measure.compare.rows import Measured
+from gpubench.model.paths.evidence import Conclusion
+from gpubench.model.results.result_file import ResultFile
+from gpubench.model.results.rows.comparison import CircumstanceRow, ComparisonRow, RowKey
+from gpubench.model.terms.units import counted, format_size
+from gpubench.model.terms.verdict import Finding, Verdict, overall
+
+_MOST_NAMED = 4
+_ADVICE: Mapping[str, tuple[str, str, str]] = {
+    WRONG: (
+        "every element as computed",
+        "data were damaged on the way",
+        "gpubench p2p names the pair",
+    ),
+    STAGED: (
+        "the direct path that was there before",
+        "a setting, a driver, a container or a GPU that refuses peer access",
+        "gpubench topo, and gpubench explain on NCCL's log, say why",
+    ),
+    NARROWER: ("the limit of before", "links that are down or slower", "gpubench topo names them"),
+    WORSE: ("the verdict of before", "what the new results say of them", "--format csv has every row with its reason"),
+    SLOWER: (
+        "times as before, within noise",
+        "one of the changed circumstances, or a fault",
+        "measure again and add it: --new AGAIN.json",
+    ),
+    LOST: ("a measurement, as before", "the run was cut short, or a device is gone", "the new file's own findings"),
+    PATH: ("the path of before", "NCCL, a setting or the wiring changed", "gpubench topo; gpubench explain"),
+    UNVERIFIED: ("verified data, as before", "checking was switched off", "leave --no-check out"),
+    MISSING: ("every row of the old results", "fewer were asked for, or the run ended early", "measure them too"),
+    UNSURE: ("less noise", "single runs of short operations vary", "more runs a side: --base FILE --new FILE"),
+}
+"""By finding what was expected, the likely cause, the next command; in the order in which findings are shown."""
+
+
+def findings_of(
+    judged: Sequence[JudgedRow],
+    ranges: Sequence[Finding],
+    sides: tuple[Sequence[ResultFile], Sequence[ResultFile]],
+    circumstances: Sequence[CircumstanceRow],
+    rules: Rules,
+) -> list[Finding]:
+    """The findings of rows that were compared, of ranges of them, and of the files of both sides."""
+    found = [*_of_evidence(*sides), *_of_rows(judged), *ranges, *_of_files(*sides, rules)]
+    changed = [row for row in circumstances if row.changed and row.name == TOPOLOGY]
+    found += [
+        Finding(
+            id="topology-changed",
+            severity=rules.doubt,
+            subject="the machine's wiring",
+            seen=f"fingerprint {row.new}",
+            expected=f"{row.base}, as before",
+            cause="a device, a link or what the system shows of them changed",
+            next_command="gpubench topo on both, side by side",
+        )
+        for row in changed
+    ]
+    return sorted(found, key=lambda each: (_ORDER.index(each.severity), each.id != WRONG))
+
+
+_ORDER = (Verdict.FAIL, Verdict.ERROR, Verdict.INCONCLUSIVE, Verdict.WARN, Verdict.PASS, Verdict.SKIP)
+
+
+def _of_rows(judged: Sequence[JudgedRow]) -> Iterator[Finding]:
+    for finding, (expected, cause, command) in _ADVICE.items():
+        held = [(each, reason) for each in judged for reason in each.reasons if reason.finding == finding]
+        if held:
+            yield _finding(finding, held, expected, cause, command)
+
+
+def _finding(
+    finding: str, held: Sequence[tuple[JudgedRow, Reason]], expected: str, cause: str, command: str
+) -> Finding:
+    if finding == SLOWER:
+        held = sorted(held, key=lambda each: -(each[0].row.slower_percent or 0))
+    names = tuple(name_of(each.row) for each, _ in held)
+    more = len(names) - _MOST_NAMED
+    shown = ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+    texts = list(dict.fromkeys(reason.text for _, reason in held))
+    return Finding(
+        id=finding,
+        severity=overall(reason.verdict for _, reason in held),
+        subject=f"{counted(len(names), 'row')}: {shown}",
+        seen=texts[0] + (", the first of them" if len(texts) > 1 else ""),
+        expected=expected,
+        cause=cause,
+        next_command=command,
+        subjects=names,
+    )
+
+
+def name_of(row: ComparisonRow) -> str:
+    """What a row is of, in words, without what is usual."""
+    size = "" if row.size_bytes is None else format_size(row.size_bytes)
+    if row.collective is None:
+        way = (row.direction, row.engine, "" if row.peer != "off" else "peer off", row.setting)
+        return " ".join(filter(None, (f"{row.source} → {row.destination}", size, *way)))
+    parts = (
+        row.collective,
+        size,
+        row.dtype if row.dtype != "float32" else "",
+        row.op if row.op != "sum" else "",
+        f"root {row.root}" if row.root else "",
+        "in place" if row.placement == "in_place" else "",
+        row.mode if row.mode != "throughput" else "",
+        "graph" if row.graph else "",
+        row.setting,
+        row.group,
+    )
+    return " ".join(filter(None, parts))
+
+
+def _of_evidence(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Iterator[Finding]:
+    """Paths that were direct by all evidence, and are not any more."""
+    before = {(row.source, row.destination): row for file in base for row in file.evidence}
+    worse: dict[str, list[str]] = {}
+    for row in (row for file in new for row in file.evidence):
+        old = before.get((row.source, row.destination))
+        if old is not None and old.conclusion == Conclusion.DIRECT and row.conclusion in _BAD:
+            worse.setdefault(row.conclusion, []).append(f"{row.source} → {row.destination}")
+    for conclusion, paths in worse.items():
+        shown = ", ".join(paths[:_MOST_NAMED]) + (" …" if len(paths) > _MOST_NAMED else "")
+        yield Finding(
+            id="path-was-direct",
+            severity=Verdict.FAIL,
+            subject=shown,
+            seen=f"{conclusion} by all evidence",
+            expected="direct, as before",
+            cause=_ADVICE[STAGED][1],
+            next_command=_ADVICE[STAGED][2],
+            subjects=tuple(paths),
+        )
+
+
+_BAD = (Conclusion.STAGED, Conclusion.WRONG, Conclusion.IMPOSSIBLE)
+
+
+def _of_files(base: Sequence[ResultFile], new: Sequence[ResultFile], rules: Rules) -> Iterator[Finding]:
+    for file in (*base, *new):
+        if not file.complete:
+            yield Finding(
+                id="incomplete",
+                severity=rules.doubt,
+                subject=file.name,
+                seen="; ".join(file.remarks) or "the run was cut short",
+                expected="results of a run that ended",
+                cause="a time-out, a crash, a full disk, or a file that was cut off",
+                next_command="measure again",
+            )
+    for file in new:
+        wrong = file.circumstances.wrong_elements
+        if wrong and not any(row.wrong for row in file.rows):
+            yield Finding(
+                id=WRONG,
+                severity=Verdict.FAIL,
+                subject=file.name,
+                seen=f"out of bounds values: {wrong}",
+                expected=_ADVICE[WRONG][0],
+                cause=_ADVICE[WRONG][1],
+                next_command=_ADVICE[WRONG][2],
+            )
+
+
+def nothing_in_common(base: Measured, new: Measured) -> Finding:
+    """Why no row of one side is one of the other's: the columns in which they have no value in common."""
+    differ = []
+    for name in RowKey.__dataclass_fields__:
+        before, after = ({getattr(key, name) for key in side} for side in (base, new))
+        if before and after and not before & after:
+            differ.append(f"{name} {_some(name, after)}, not {_some(name, before)}")
+    return Finding(
+        id="nothing-compared",
+        severity=Verdict.ERROR,
+        subject=f"{len(base)} old and {len(new)} new rows",
+        seen="; ".join(differ) or "no row of one side is one of the other's",
+        expected="at least one row that both sides have",
+        cause="other sizes, types, ranks or collectives were measured" if base and new else "a side has no rows",
+        next_command="measure the new side with the options of the old one",
+    )
+
+
+def _some(column: str, values: set[Any]) -> str:
+    known = sorted(value for value in values if value is not None)
+    texts = [format_size(value) if column == "size_bytes" else str(value) for value in known]
+    texts += ["unknown"] if None in values else []
+    return ", ".join(texts[:_MOST_NAMED]) + (" …" if len(texts) > _MOST_NAMED else "")

@@ -1,0 +1,144 @@
+"""What two checks found out, side by side: findings that are new, graver, milder or gone, and what was left out."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from gpubench.checks.check import join_subjects, merged
+from gpubench.measure.compare.judge import Rules
+from gpubench.model.results.result_file import ResultFile
+from gpubench.model.results.rows.checks import VerdictRow
+from gpubench.model.results.rows.comparison import FindingChangeRow, FindingStatus
+from gpubench.model.terms.verdict import WORST_FIRST, Finding, Verdict
+
+NEW, GRAVER, NOT_LOOKED_AT, GONE = "new-finding", "graver-finding", "not-looked-at", "device-gone"
+
+_INDEX = re.compile(r"GPU\d+ (?=\()", re.ASCII)
+"""The number of a GPU before its bus id: with one GPU less, all after it are counted anew."""
+
+_Found = Mapping[tuple[str, str], Finding]
+"""Findings, one a subject, by id and subject without the numbers of GPUs."""
+
+_LOOKED_AT = (Verdict.PASS, Verdict.WARN, Verdict.FAIL, Verdict.INCONCLUSIVE)
+_STATUSES = tuple(FindingStatus)
+
+
+def findings_told(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> bool:
+    """Whether every file of both sides says what its run found out."""
+    return all(file.findings is not None for file in (*base, *new))
+
+
+def finding_changes(base: Sequence[ResultFile], new: Sequence[ResultFile], rules: Rules) -> list[FindingChangeRow]:
+    """A row a finding and thing that it is on, the gravest first; of several runs of a side the gravest counts."""
+    before, after = _found(base), _found(new)
+    rows = [_row(before.get(key), after.get(key), rules) for key in {**after, **before}]
+    return sorted(rows, key=lambda row: (_grave(row.verdict), _STATUSES.index(FindingStatus(row.status))))
+
+
+def _found(files: Sequence[ResultFile]) -> _Found:
+    found: dict[tuple[str, str], Finding] = {}
+    for finding in (each for file in files for each in file.findings or ()):
+        for subject in finding.subjects or (finding.subject,):
+            known = found.setdefault(_key(finding.id, subject), finding)
+            if known is finding or _grave(finding.severity) < _grave(known.severity):
+                found[_key(finding.id, subject)] = replace(finding, subject=subject, subjects=())
+    return found
+
+
+def _key(finding: str, subject: str) -> tuple[str, str]:
+    return finding, _INDEX.sub("", subject)
+
+
+def _grave(verdict: str) -> int:
+    """The place of a verdict, the gravest first."""
+    return WORST_FIRST.index(Verdict(verdict))
+
+
+def _row(before: Finding | None, after: Finding | None, rules: Rules) -> FindingChangeRow:
+    if after is None:
+        status = FindingStatus.GONE
+    elif before is None:
+        status = FindingStatus.NEW
+    elif after.severity == before.severity:
+        status = FindingStatus.SAME
+    else:
+        graver = _grave(after.severity) < _grave(before.severity)
+        status = FindingStatus.GRAVER if graver else FindingStatus.MILDER
+    worse = after is not None and status in (FindingStatus.NEW, FindingStatus.GRAVER)
+    told = next(each for each in (after, before) if each is not None)
+    return FindingChangeRow(
+        finding=told.id,
+        subject=told.subject,
+        status=status,
+        verdict=_verdict(told.severity, rules) if worse else Verdict.PASS,
+        base_severity=before.severity if before is not None else None,
+        new_severity=after.severity if after is not None else None,
+        base_seen=before.seen if before is not None else None,
+        new_seen=after.seen if after is not None else None,
+    )
+
+
+def _verdict(severity: Verdict, rules: Rules) -> Verdict:
+    """What a finding that was not there before makes of a comparison: a warning is a doubt, by design is none."""
+    return rules.doubt if severity is Verdict.WARN else Verdict.PASS if severity is Verdict.SKIP else severity
+
+
+def health_findings(
+    base: Sequence[ResultFile], new: Sequence[ResultFile], rows: Sequence[FindingChangeRow], rules: Rules
+) -> Iterator[Finding]:
+    """What got worse, in the words of the new results; and the checks that these left out."""
+    after = _found(new)
+    for status, name in ((FindingStatus.NEW, NEW), (FindingStatus.GRAVER, GRAVER)):
+        worse = [row for row in rows if row.status == status and row.verdict != Verdict.PASS]
+        for found in merged(_as_now(after[_key(row.finding, row.subject)], row) for row in worse):
+            yield replace(found, id=name, subject=f"{found.id}: {found.subject}")
+    yield from _devices_gone(base, new)
+    yield from _not_looked_at(base, new, rules)
+
+
+def _devices_gone(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Iterator[Finding]:
+    """GPUs and NICs of the same hosts that no new result knows: no check finds them, for none knows they were there."""
+    before, after = ({_place(row): row.subject for file in side for row in file.devices} for side in (base, new))
+    hosts = [{host for file in side for host in file.circumstances.hosts} for side in (base, new)]
+    gone = [subject for place, subject in before.items() if place not in after]
+    if gone and hosts[0] == hosts[1]:
+        yield Finding(
+            id=GONE,
+            severity=Verdict.FAIL,
+            subject=join_subjects(gone),
+            seen="was there before, and is not now" if len(gone) == 1 else "were there before, and are not now",
+            expected="every GPU and NIC of the old results",
+            cause="a device fell off the bus (Xid 79), was hidden from this process, or was taken out",
+            next_command="lspci; dmesg | grep Xid; echo $CUDA_VISIBLE_DEVICES",
+            subjects=tuple(gone),
+        )
+
+
+def _place(row: VerdictRow) -> tuple[str, str]:
+    """What a device is known by, however devices are counted: its bus id, else its name."""
+    return row.node, row.subject.rpartition("(")[2]
+
+
+def _as_now(finding: Finding, row: FindingChangeRow) -> Finding:
+    return replace(finding, severity=Verdict(row.verdict), seen=f"{finding.seen}; {_before(row)}")
+
+
+def _before(row: FindingChangeRow) -> str:
+    return "not found before" if row.base_severity is None else f"{row.base_severity} before, {row.base_seen}"
+
+
+def _not_looked_at(base: Sequence[ResultFile], new: Sequence[ResultFile], rules: Rules) -> Iterator[Finding]:
+    before = {name for file in base for name, verdict in file.checks.items() if verdict in _LOOKED_AT}
+    after = {name for file in new for name, verdict in file.checks.items() if verdict in _LOOKED_AT}
+    lost = sorted(before - after)
+    if lost and any(file.checks for file in new):
+        yield Finding(
+            id=NOT_LOOKED_AT,
+            severity=rules.doubt,
+            subject=join_subjects(lost),
+            seen="looked at before, and not now: what they found may be there still",
+            expected="every check of the old results",
+            cause="--quick, another launcher, or something that could not be measured any more",
+            next_command="gpubench check with the options of the old run",
+            subjects=tuple(lost),
+        )

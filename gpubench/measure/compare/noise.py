@@ -1,0 +1,221 @@
+"""How much the rows of a comparison differ by chance, as their own files show it.
+
+Where a side has several runs, by how these differ; else by how unsteadily the change runs from size to size, which no
+real change of many sizes moves; among pairs of devices by how much the pairs differ. Neighbours lend each other what
+they know: a row alone has too few figures.
+"""
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from statistics import median
+
+from gpubench.measure.compare.rows import Measured, Seen, siblings
+from gpubench.model.results.measured_copies import BY_CPU
+from gpubench.model.results.rows.comparison import RowKey
+from gpubench.model.terms.copies import HostMemory
+from gpubench.model.terms.noise import Noise, robust_deviation
+
+NEIGHBOURS = 6
+"""Sizes on either side that lend a size their noise: it grows from large sizes to small ones."""
+
+LEAST_FREEDOM, LEAST_VALUES = 4, 6
+"""So many degrees of freedom or figures have to be there for a standard deviation that is worth something."""
+
+REPEATED_RUNS = 3
+"""From so many runs a side on, what differs from run to run is known, and the floor for single runs falls away."""
+
+TESTS = 2
+"""Rows are judged one by one and in ranges; each may use half of the false alarms."""
+
+SETTLED_RUNS = 5
+"""From so many runs a side on, a row that is slower alone is slower."""
+
+FLOOR = 0.01
+"""A smaller change is none that anybody looks for."""
+
+LARGE_BYTES = 16 * 2**20
+_SINGLE_LARGE, _SINGLE_SMALL, _SINGLE_SMALL_US = 0.02, 0.05, 0.5
+"""By how much one run may differ from another as a whole, which single runs cannot show: on four H200s medians of
+NCCL's collectives kept within 2 % from 16 MiB on, and within 5 % or 0.5 µs below (README, "Beside nccl-tests")."""
+
+_SINGLE_BY_CPU = 0.25
+"""Of copies that a CPU makes in host memory: others use both, and `gpubench check` looks no closer either."""
+
+_SINGLE_WITH_HOST = {HostMemory.PINNED.full_name: 0.08, HostMemory.PAGEABLE.full_name: 2.0}
+"""Of copies between GPU and host, by `setting`. In seven runs on healthy machines of one kind (H200s, 2026-11-20) those
+of pinned memory took 51.4 to 55.4 GB/s, and of pageable memory, which a CPU copies first, 5.7 to 16.7."""
+
+_NORMAL_MEDIAN, _MEDIAN_EFFICIENCY = 1.4826, 0.37
+"""A normal deviation over the median distance from its centre, and how much of the figures that median makes use of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What a change has to exceed, as a part of the time, and where that is from."""
+
+    share: float
+    source: str
+
+
+class NoiseOf:
+    """The noise of every row that both sides have."""
+
+    def __init__(self, base: Measured, new: Measured) -> None:
+        self._logs = {
+            key: (logs_of(base[key]), logs_of(new[key]))
+            for key in base
+            if key in new and logs_of(base[key]) and logs_of(new[key])
+        }
+        self._within = {key: _within(base[key], new[key]) for key in self._logs}
+        self._family: dict[RowKey, Sequence[RowKey]] = {key: each for each in siblings(self._logs) for key in each}
+        self._found: dict[tuple[int, int], tuple[Noise | None, Noise | None]] = {}
+
+    @property
+    def keys(self) -> Collection[RowKey]:
+        """The rows that have times on both sides."""
+        return self._logs.keys()
+
+    def of_change(self, key: RowKey) -> Noise | None:
+        """The noise of a row's change; None where too few rows tell."""
+        return self._noise(key)[0]
+
+    def change(self, key: RowKey) -> float | None:
+        """The logarithm of the new time over the old one; None where a side has none."""
+        if key not in self._logs:
+            return None
+        base, new = self._logs[key]
+        return median(new) - median(base)
+
+    def bound(self, key: RowKey, time_us: float) -> Bound:
+        """What the change of a row has to exceed; `time_us` is the old time."""
+        floor, floor_source = self._floor(key, time_us)
+        candidates = [Bound(floor, floor_source)]
+        noise, source = self._noise(key)
+        if noise is not None:
+            candidates.append(Bound(math.expm1(min(5.0, noise.bound(TESTS * len(self._logs)))), source))
+        within = self._within[key]
+        if within is not None:
+            told = Noise(within, math.inf).bound(TESTS * len(self._logs))
+            candidates.append(Bound(math.expm1(min(5.0, told)), "the rows' own spread"))
+        return max(candidates, key=lambda each: each.share)
+
+    def stands_alone(self, key: RowKey) -> bool:
+        """Whether a row of a collective is slower, and neither its other placement nor the next sizes are.
+
+        False where there are no such rows to ask, or so many runs that no two hiccups make their median.
+        """
+        base, new = self._logs[key]
+        if key.collective is None or min(len(base), len(new)) >= SETTLED_RUNS:
+            return False
+        sizes = sorted({each.size_bytes or 0 for each in self._family[key]})
+        place = sizes.index(key.size_bytes or 0)
+        beside = set(sizes[max(0, place - 1) : place + 2])
+        others = [
+            each
+            for each in self._family[key]
+            if each != key
+            and (each.size_bytes == key.size_bytes or each.placement == key.placement)
+            and each.size_bytes in beside
+        ]
+        half = (self.change(key) or 0.0) / 2
+        return bool(others) and all((self.change(each) or 0.0) < half for each in others)
+
+    def _floor(self, key: RowKey, time_us: float) -> tuple[float, str]:
+        base, new = self._logs[key]
+        if min(len(base), len(new)) >= REPEATED_RUNS:
+            return FLOOR, "the least that counts"
+        return single_run_floor(key, time_us), "the least that single runs show"
+
+    def _noise(self, key: RowKey) -> tuple[Noise | None, str]:
+        """The noise of a row's change, from the runs of its neighbours where there are enough, else from changes."""
+        place = id(self._family[key]), 0 if key.collective is None else key.size_bytes or 0
+        if place not in self._found:
+            near = tuple(self._near(key))
+            self._found[place] = self._between_runs(near), self._between_changes(near)
+        runs, changes = self._found[place]
+        base, new = self._logs[key]
+        if runs is not None:
+            share = math.sqrt(_part_of_variance(len(base)) + _part_of_variance(len(new)))
+            return Noise(runs.deviation * share, runs.freedom), "differences between runs"
+        return changes, "differences between neighbours"
+
+    def _near(self, key: RowKey) -> Iterator[RowKey]:
+        """The row and those that share its noise."""
+        family = self._family[key]
+        if key.collective is None:
+            yield from family
+            return
+        sizes = sorted({each.size_bytes or 0 for each in family})
+        place = sizes.index(key.size_bytes or 0)
+        kept = set(sizes[max(0, place - NEIGHBOURS) : place + NEIGHBOURS + 1])
+        yield from (each for each in family if each.size_bytes in kept)
+
+    def _between_runs(self, keys: Sequence[RowKey]) -> Noise | None:
+        """How much two runs of the same row differ, of all these rows: by the median, for a run may hiccup."""
+        sides = [side for key in keys for side in self._logs[key]]
+        freedom = _MEDIAN_EFFICIENCY * sum(len(logs) - 1 for logs in sides)
+        if freedom < LEAST_FREEDOM:
+            return None
+        distances = [abs(one - other) for logs in sides for one, other in combinations(logs, 2)]
+        return Noise(_NORMAL_MEDIAN * median(distances) / math.sqrt(2), freedom)
+
+    def _between_changes(self, keys: Sequence[RowKey]) -> Noise | None:
+        """Of pairs how much their changes differ; of sizes how unsteady the change is."""
+        changes = {key: self.change(key) or 0.0 for key in keys}
+        unsteady = list(changes.values()) if keys[0].collective is None else list(_unsteadiness(changes))
+        found = robust_deviation(unsteady) if len(unsteady) >= LEAST_VALUES else None
+        if found is None or keys[0].collective is None:
+            return found
+        # Every change has a part in four of these figures, so about half of them know something new.
+        return Noise(found.deviation, max(LEAST_FREEDOM, found.freedom / 2))
+
+
+def _unsteadiness(changes: Mapping[RowKey, float]) -> Iterator[float]:
+    """What no real change explains, each scaled to the deviation of one change.
+
+    How far a size is from the middle of its neighbours (a change that grows with the size leaves nothing of that), and
+    how much out of place and in place differ at a size.
+    """
+    curves: dict[str | None, dict[int, float]] = {}
+    for key, change in changes.items():
+        curves.setdefault(key.placement, {})[key.size_bytes or 0] = change
+    for curve in curves.values():
+        ordered = [change for _, change in sorted(curve.items())]
+        for before, middle, after in zip(ordered, ordered[1:], ordered[2:], strict=False):
+            yield (before - 2 * middle + after) / math.sqrt(6)
+    if len(curves) == 2:
+        one, other = curves.values()
+        yield from ((one[size] - other[size]) / math.sqrt(2) for size in one.keys() & other.keys())
+
+
+def _part_of_variance(runs: int) -> float:
+    """The variance of the middle of so many runs, in those of one: of a median π/2 times that of a mean."""
+    return 1 / runs if runs < REPEATED_RUNS else math.pi / 2 / runs
+
+
+def logs_of(seen: Sequence[Seen]) -> list[float]:
+    """Logarithms of the times of a side; wrong data make no time."""
+    return [math.log(each.time_us) for each in seen if each.time_us and not each.wrong]
+
+
+def _within(base: Sequence[Seen], new: Sequence[Seen]) -> float | None:
+    """The standard error of a change, as the rows themselves tell it; None where neither side does."""
+    squares, told = 0.0, False
+    for side in (base, new):
+        errors = [each.error_of_mean for each in side if each.error_of_mean is not None]
+        told = told or bool(errors)
+        squares += sum(error**2 for error in errors) / max(1, len(errors)) ** 2
+    return math.sqrt(squares) if told else None
+
+
+def single_run_floor(key: RowKey, time_us: float) -> float:
+    """By how much single runs of the same differ as a whole, as a part of the time; `time_us` is what a row takes."""
+    if key.engine == BY_CPU:
+        return _SINGLE_BY_CPU
+    if key.setting in _SINGLE_WITH_HOST:
+        return _SINGLE_WITH_HOST[key.setting]
+    if (key.size_bytes or 0) >= LARGE_BYTES:
+        return _SINGLE_LARGE
+    return max(_SINGLE_SMALL, _SINGLE_SMALL_US / time_us)

@@ -1,0 +1,176 @@
+"""Rows of two sides brought together: what each is of, and what was measured of it."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from gpubench.model.paths.selection import is_staged
+from gpubench.model.paths.transport import parse_transport
+from gpubench.model.results.report import CollectiveRow, PairRow
+from gpubench.model.results.result_file import ResultFile
+from gpubench.model.results.rows.comparison import RowKey
+from gpubench.model.terms.copies import HostMemory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What one run says of a key. `time_us` is None where it was not measured."""
+
+    time_us: float | None
+    gb_s: float | None
+    error_of_mean: float | None
+    origin: str
+    transport: str | None
+    host_staged: bool | None
+    verdict: str | None
+    wrong: int | None
+    verified: bool
+    path_class: str | None = None
+    limit_gb_s: float | None = None
+    note: str | None = None
+
+
+Measured = dict[RowKey, list[Seen]]
+"""By key what every run says of it, in the order of files and rows."""
+
+
+def gather(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> tuple[Measured, Measured]:
+    """Both sides by key. Pairs are told by bus id where the hosts are the same, else by the devices' names."""
+    settings = _swept([*base, *new])
+    same_hosts = _pair_nodes(base) == _pair_nodes(new)
+    sides: list[Measured] = []
+    for files in (base, new):
+        measured: Measured = {}
+        nodes = _pair_nodes(files)
+        for file in files:
+            for row in file.rows:
+                key = _collective_key(row)
+                if key in settings:
+                    key = replace(key, setting=_setting(row))
+                measured.setdefault(key, []).append(_of_collective(row))
+            for pair in file.pairs:
+                measured.setdefault(_pair_key(pair, None if same_hosts else nodes), []).append(_of_pair(pair))
+        sides.append(measured)
+    return sides[0], sides[1]
+
+
+def _swept(files: Iterable[ResultFile]) -> set[RowKey]:
+    """Keys of which one file has rows with several algorithms or protocols: these were asked for, and not chosen."""
+    found = set()
+    for file in files:
+        settings: dict[RowKey, set[str | None]] = {}
+        for row in file.rows:
+            settings.setdefault(_collective_key(row), set()).add(_setting(row))
+        found |= {key for key, each in settings.items() if len(each) > 1}
+    return found
+
+
+def _setting(row: CollectiveRow) -> str | None:
+    return " ".join(filter(None, (row.algorithm, row.protocol))) or None
+
+
+def _collective_key(row: CollectiveRow) -> RowKey:
+    return RowKey(
+        collective=row.collective,
+        # A model of NCCL is compared with NCCL, where that is asked for at all.
+        backend="nccl" if row.backend == "simulated" else row.backend,
+        group=row.group,
+        ranks=row.ranks,
+        nodes=row.nodes,
+        size_bytes=row.size_bytes,
+        dtype=row.dtype,
+        op=row.op,
+        root=row.root,
+        placement=row.placement,
+        mode=row.mode,
+        graph=row.graph,
+        setting=row.setting,
+    )
+
+
+def _pair_nodes(files: Iterable[ResultFile]) -> list[str]:
+    """The hosts of pairs, in their order."""
+    pairs = [pair for file in files for pair in file.pairs]
+    return sorted({host for pair in pairs for host in (pair.source_node, pair.destination_node)})
+
+
+def _pair_key(row: PairRow, nodes: Sequence[str] | None) -> RowKey:
+    """`nodes` are the hosts of a side where the other side has others: then their places count."""
+
+    def end(device: str, bus_id: str | None) -> str:
+        return bus_id if nodes is None and bus_id is not None else device
+
+    def host(name: str) -> str:
+        return name if nodes is None else f"node {nodes.index(name)}"
+
+    memory = HostMemory.of_note(row.note)
+    return RowKey(
+        source=end(row.source, row.source_bus_id),
+        destination=end(row.destination, row.destination_bus_id),
+        source_node=host(row.source_node),
+        destination_node=host(row.destination_node),
+        scope=row.scope,
+        direction=row.direction,
+        engine=row.engine,
+        peer=row.peer,
+        size_bytes=row.size_bytes,
+        setting=memory.full_name if memory else None,
+    )
+
+
+def _of_collective(row: CollectiveRow) -> Seen:
+    return Seen(
+        time_us=row.time_us,
+        gb_s=row.busbw_gb_s,
+        error_of_mean=_error_of_mean(row),
+        origin=row.origin,
+        transport=row.transport,
+        host_staged=_staged(row.host_staged, row.transport),
+        verdict=row.verdict,
+        wrong=row.wrong,
+        verified=row.verified != "no",
+        note=row.note,
+    )
+
+
+def _of_pair(row: PairRow) -> Seen:
+    return Seen(
+        time_us=row.latency_us,
+        gb_s=row.bandwidth_gb_s,
+        error_of_mean=None,
+        origin=row.origin,
+        transport=row.transport,
+        host_staged=_staged(row.host_staged, row.transport),
+        verdict=row.verdict,
+        wrong=None,
+        verified=row.verified not in (None, "no"),
+        path_class=row.path_class,
+        limit_gb_s=row.limit_gb_s,
+        note=row.note,
+    )
+
+
+def _error_of_mean(row: CollectiveRow) -> float | None:
+    """The standard error of a row's time as a part of it: of its interval, else the whole spread of its batches."""
+    if row.ci95_percent is not None:
+        return row.ci95_percent / 100 / 1.96
+    return row.batch_cv
+
+
+def _staged(told: bool | None, transport: str | None) -> bool | None:  # noqa: FBT001 - a column's three answers
+    """Whether it went through host memory: as the row says, else as any transport in it must."""
+    if told is not None or not transport:
+        return told
+    return is_staged([parse_transport(each) for each in transport.split("+")])
+
+
+def siblings(keys: Iterable[RowKey]) -> Iterator[list[RowKey]]:
+    """Keys that differ in size and placement alone, or of pairs in the pair alone: those with noise in common."""
+    series: dict[object, list[RowKey]] = {}
+    for key in keys:
+        if key.collective is None:
+            what: object = (key.scope, key.direction, key.engine, key.peer, key.size_bytes, key.setting)
+        else:
+            job = (key.collective, key.backend, key.group, key.ranks, key.nodes)
+            what = (*job, key.dtype, key.op, key.root, key.mode, key.graph, key.setting)
+        series.setdefault(what, []).append(key)
+    yield from series.values()

@@ -1,0 +1,1 @@
+"""What NCCL's log says of a job."""

@@ -1,0 +1,129 @@
+"""What NCCL's log of a job says: facts in, a report with every path, the causes of staging and the verdict out."""
+
+from collections.abc import Iterator, Sequence
+
+from gpubench.causes import CAUSES
+from gpubench.causes.cause import joined
+from gpubench.measure.explain.findings import findings_of
+from gpubench.measure.explain.pairs import JudgedPair, PairJudge, Scope
+from gpubench.measure.explain.summary import JobSummary, summarise
+from gpubench.model.paths.evidence import Confidence
+from gpubench.model.paths.nccl_log import Communicator, LogFacts, Member
+from gpubench.model.results.report import FINDINGS_SECTION, Report, Table
+from gpubench.model.results.rows.causes import CAUSES_SECTION, CauseRow
+from gpubench.model.results.rows.explain import PATHS_SECTION, CommunicatorRow, MemberRow, PathRow, TransportRow
+from gpubench.model.terms.verdict import Verdict, overall
+
+SECTIONS = (PATHS_SECTION, CAUSES_SECTION, "transports", "communicators", "members", FINDINGS_SECTION)
+
+
+def explain(facts: LogFacts, logs: Sequence[str]) -> Report:
+    """The report on a job; `logs` are the names of the files that were read."""
+    judge = PairJudge(facts)
+    summary = summarise(facts, judge)
+    findings = findings_of(facts, summary, logs)
+    sections = {
+        PATHS_SECTION: Table(PathRow.columns(), lambda: path_rows(facts, judge)),
+        CAUSES_SECTION: Table(CauseRow.columns(), lambda: cause_rows(summary)),
+        "transports": Table(TransportRow.columns(), lambda: [row for each in summary.parts for row in each.transports]),
+        "communicators": Table(CommunicatorRow.columns(), lambda: communicator_rows(summary)),
+        "members": Table(MemberRow.columns(), lambda: member_rows(facts)),
+    }
+    verdict = overall([Verdict.PASS, *(finding.severity for finding in findings)])
+    return Report(verdict=verdict, complete=True, findings=findings, sections=sections, main=PATHS_SECTION)
+
+
+def path_rows(facts: LogFacts, judge: PairJudge) -> Iterator[PathRow]:
+    """A row for all channels from one rank to another that travel alike."""
+    for communicator in facts.communicators:
+        members = {member.rank: member for member in communicator.members}
+        for src, groups in judge.groups(communicator):
+            pairs = sorted((dst, place) for place, group in enumerate(groups) for dst in group.destinations)
+            for dst, place in pairs:
+                for judged in groups[place].ways:
+                    pair = communicator, (src, members.get(src)), (dst, members.get(dst))
+                    yield _path_row(*pair, groups[place].scope, judged)
+
+
+def _path_row(
+    communicator: Communicator,
+    source_end: tuple[int, Member | None],
+    destination_end: tuple[int, Member | None],
+    scope: Scope,
+    judged: JudgedPair,
+) -> PathRow:
+    (src, source), (dst, destination) = source_end, destination_end
+    way = judged.way
+    differs = way.sent is not None and way.received is not None and way.received.name != way.sent.name
+    return PathRow(
+        communicator=communicator.id,
+        src=src,
+        dst=dst,
+        src_host=source.host if source else None,
+        src_pid=source.pid if source else None,
+        src_bus_id=source.bus_id if source else None,
+        dst_host=destination.host if destination else None,
+        dst_pid=destination.pid if destination else None,
+        dst_bus_id=destination.bus_id if destination else None,
+        scope=scope.value,
+        transport=way.transport.name,
+        transport_received=way.received.name if differs and way.received else None,
+        host_staged=way.host_staged,
+        channels=way.channels,
+        peer_to_peer=way.peer_to_peer,
+        proxy_rank=way.transport.proxy_rank,
+        verdict=judged.verdict.value,
+        cause=judged.explanation.id if judged.explanation else None,
+    )
+
+
+def cause_rows(summary: JobSummary) -> Iterator[CauseRow]:
+    """What explains staging, in the order in which to look at it."""
+    catalogue = {cause.id: cause for cause in CAUSES}
+    for explanation, staged in summary.staged.items():
+        cause = catalogue.get(explanation.id)
+        yield CauseRow(
+            id=explanation.id,
+            evidence=explanation.evidence,
+            advice=explanation.advice,
+            paths=staged.paths,
+            verdict=staged.verdict.value,
+            hosts=tuple(staged.hosts),
+            title="nothing in the log explains it" if cause is None else cause.title,
+            confidence=Confidence.NONE if cause is None else Confidence.LIKELY,
+            effects=() if cause is None else tuple(cause.effects),
+            subject=joined(list(staged.hosts)),
+            implied_by=None,
+            settles="" if cause is None else cause.settles,
+            link="" if cause is None else cause.link,
+        )
+
+
+def communicator_rows(summary: JobSummary) -> Iterator[CommunicatorRow]:
+    """The communicators in order of appearance."""
+    for part in summary.parts:
+        communicator = part.communicator
+        yield CommunicatorRow(
+            id=communicator.id,
+            ranks=communicator.size,
+            nodes=communicator.nodes,
+            hosts=tuple(dict.fromkeys(member.host for member in communicator.members)),
+            missing_ranks=communicator.missing_ranks,
+            pairs=part.pairs,
+            candidates=communicator.candidates,
+        )
+
+
+def member_rows(facts: LogFacts) -> Iterator[MemberRow]:
+    """The ranks of every communicator."""
+    for communicator in facts.communicators:
+        for member in communicator.members:
+            yield MemberRow(
+                communicator=communicator.id,
+                rank=member.rank,
+                host=member.host,
+                node=member.node,
+                pid=member.pid,
+                bus_id=member.bus_id,
+                nvml_index=member.nvml_index,
+            )

@@ -1,0 +1,1 @@
+"""Measure copies between GPUs, and between GPUs and host memory."""

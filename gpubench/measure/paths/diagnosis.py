@@ -1,0 +1,107 @@
+"""What explains the paths of a run: the causes that hold, for the verdict on fallback and as rows."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from itertools import islice
+
+from gpubench.causes import CAUSES
+from gpubench.causes.circumstances import Circumstances
+from gpubench.causes.ranking import UNKNOWN, Diagnosis, Named, diagnose, symptoms
+from gpubench.model.paths.selection import Pair
+from gpubench.model.paths.transport import Transport
+from gpubench.model.results.explanation import Explanation
+from gpubench.model.results.rows.causes import CauseRow, Effect, UnreadRow
+from gpubench.model.terms.verdict import Verdict
+
+_MOST_ASKED = 2000
+"""Of pairs that fare alike, so many are asked what explains them: a job of a thousand ranks has a million."""
+
+_BESIDE = (Effect.SLOW, Effect.WRONG, Effect.APPLICATION)
+"""Effects that are worth knowing where they explain no host memory."""
+
+
+class Explained:
+    """The causes of a run, looked for once, and asked for pairs that fare alike."""
+
+    def __init__(self, around: Circumstances) -> None:
+        self.around = around
+
+    @cached_property
+    def diagnosis(self) -> Diagnosis:
+        """All causes that hold."""
+        return diagnose(CAUSES, self.around)
+
+    def explaining(self, staged: Mapping[Pair, Sequence[Transport]]) -> tuple[Named, ...]:
+        """The causes that explain why these pairs go through host memory, the likeliest first."""
+        asked = dict(islice(staged.items(), _MOST_ASKED))
+        return self.diagnosis.explaining(symptoms(self.around, asked))
+
+    def first(self, staged: Mapping[Pair, Sequence[Transport]]) -> Explanation:
+        """The likeliest of them; without evidence none is named."""
+        return next((named.explanation for named in self.explaining(staged)), UNKNOWN)
+
+    def rows(self) -> list[CauseRow]:
+        """What explains paths that were seen, then what may slow others down, each with what follows from it."""
+        staged = self.around.staged or {}
+        explaining = self.explaining(staged)
+        ids = {named.cause.id for named in explaining}
+        beside = [each for each in self.diagnosis.of_effect(*_BESIDE) if each.cause.id not in ids]
+        rows = [row for named in explaining for row in self._rows(named, staged)]
+        return rows + [row for named in beside for row in self._rows(named, {})]
+
+    def conditions(self) -> list[CauseRow]:
+        """All that holds, of machines that nothing was sent between: what takes direct paths away, then the rest."""
+        ordered = sorted(self.diagnosis.named, key=lambda named: _verdict(named) is Verdict.WARN)
+        return [row for named in ordered for row in self._rows(named, {})]
+
+    def unread(self) -> list[UnreadRow]:
+        """Why it is not known whether other causes hold; of machines without GPUs nobody asks."""
+        if not self.around.wiring.gpus:
+            return []
+        titles = {cause.id: cause.title for cause in CAUSES}
+        found = [(id_, each) for id_, unread in self.diagnosis.unread.items() for each in unread]
+        return [UnreadRow(id=id_, title=titles[id_], subject=each.subject, reason=each.reason) for id_, each in found]
+
+    def _rows(self, named: Named, staged: Mapping[Pair, object]) -> Iterator[CauseRow]:
+        yield self._row(named, staged)
+        for below in named.implied:
+            yield replace(self._row(below, staged), verdict=_verdict(named), implied_by=named.cause.id)
+
+    def _row(self, named: Named, staged: Mapping[Pair, object]) -> CauseRow:
+        cause = named.cause
+        return CauseRow(
+            id=cause.id,
+            evidence=named.seen,
+            advice=named.cure,
+            paths=sum(any(each.touches(pair) for each in named.sightings) for pair in staged),
+            verdict=_verdict(named),
+            hosts=self._hosts(named),
+            title=cause.title,
+            confidence=named.confidence,
+            effects=named.effects,
+            subject=named.subject,
+            implied_by=None,
+            settles=cause.settles,
+            link=cause.link,
+        )
+
+    def _hosts(self, named: Named) -> tuple[str, ...]:
+        wiring = self.around.wiring
+        found: dict[str, None] = {}
+        for sighting in named.sightings:
+            pairs = {gpu for pair in sighting.pairs or () for gpu in pair}
+            gpus = pairs or (range(len(wiring.gpus)) if sighting.gpus is None else sighting.gpus)
+            found.update(dict.fromkeys(wiring.host(gpu) for gpu in sorted(gpus)))
+        return tuple(found)
+
+
+def _verdict(named: Named) -> Verdict:
+    if named.cause.by_design:
+        return Verdict.SKIP
+    return Verdict.WARN if set(named.effects) <= set(_BESIDE) else Verdict.FAIL
+
+
+def first_cause(staged: Mapping[Pair, Sequence[Transport]], around: Circumstances) -> Explanation:
+    """The likeliest cause of what some pairs do."""
+    return Explained(replace(around, staged=staged)).first(staged)

@@ -1,0 +1,1 @@
+"""What machines are, and which fallbacks are to be expected on them."""

@@ -1,0 +1,197 @@
+"""What is to be expected of every pair before anything is sent: a direct path, or what stands in its way."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from gpubench.causes.circumstances import Circumstances, users_settings
+from gpubench.causes.container import CONTAINER
+from gpubench.causes.gpudirect import GPUDIRECT
+from gpubench.causes.mnnvl import MNNVL
+from gpubench.causes.nccl_settings import NCCL_SETTINGS
+from gpubench.causes.network import NETWORK
+from gpubench.causes.ranking import UNKNOWN
+from gpubench.measure.paths.diagnosis import Explained
+from gpubench.model.facts.rank_facts import RankFacts
+from gpubench.model.facts.snapshot import GpuFacts
+from gpubench.model.paths.evidence import Conclusion, Confidence
+from gpubench.model.paths.nodes import MachineKind
+from gpubench.model.paths.selection import Pair
+from gpubench.model.paths.topology import Topology
+from gpubench.model.paths.wiring import GpuPlace, Wiring
+from gpubench.model.results.explanation import Explanation
+from gpubench.model.results.fallback import shown
+from gpubench.model.results.rows.causes import Effect
+from gpubench.model.results.rows.evidence import FallbackRow
+from gpubench.model.terms.verdict import Finding, Verdict
+
+FALLBACK_EXPECTED = "fallback-expected"
+
+_FOUND_BY_A_CHECK = "shm-not-shared"
+_SET_BY_SOMEBODY = {cause.id for cause in (*NCCL_SETTINGS.causes, *CONTAINER.causes)} - {_FOUND_BY_A_CHECK}
+_BETWEEN_NODES = (Effect.SOCKETS, Effect.NO_GPUDIRECT)
+_FOUND_BY_CHECKS = {"gpudirect-module-missing", "gpudirect-one-side", "gpudirect-refused"}
+_SET_BETWEEN_NODES = {
+    cause.id for family in (CONTAINER, MNNVL, NETWORK, GPUDIRECT) for cause in family.causes
+} - _FOUND_BY_CHECKS
+_MOST_NAMED = 1000
+_MOST_SURVEYED = 64
+_ORDER = (Conclusion.IMPOSSIBLE, Conclusion.UNKNOWN, Conclusion.POSSIBLE)
+
+
+class _Prospect(NamedTuple):
+    """What is to be expected of a pair, and why; what is seen of it is another thing."""
+
+    conclusion: Conclusion
+    verdict: Verdict
+    cause: Explanation | None = None
+    confidence: Confidence = Confidence.WEAK
+
+
+class _FallbackPairs(NamedTuple):
+    """A pair by the names of both ends, and what is seen of it."""
+
+    name: tuple[str, str]
+    path: str
+    access: str
+    lead: str = ""
+
+    def named(self, lead: str) -> "_FallbackPairs":
+        """The same with the name of its node."""
+        return self._replace(lead=f"{lead} " if lead else "")
+
+    def __str__(self) -> str:
+        return " → ".join(f"{self.lead}{each}" for each in self.name)
+
+
+def survey(nodes: Sequence[Topology], kinds: Sequence[MachineKind], ranks: Sequence[RankFacts]) -> Explained:
+    """What explains how bytes would travel. Of nodes that are alike, the GPUs of the first ones are looked at."""
+    looked_at = dict.fromkeys(kind.representative for kind in kinds)
+    looked_at |= dict.fromkeys([node for kind in kinds for node in kind.odd][:_MOST_SURVEYED])
+    looked_at |= dict.fromkeys([each.node for each in ranks if each.local_rank][:_MOST_SURVEYED])
+    looked_at |= dict.fromkeys(range(min(len(nodes), 2)))
+    places = [
+        GpuPlace(nodes[node].snapshot.host, node, gpu.bus_id)
+        for node in sorted(looked_at)
+        if node < len(nodes)
+        for gpu in nodes[node].gpus
+    ]
+    wiring = Wiring(places, dict(enumerate(nodes)))
+    return Explained(Circumstances(wiring=wiring, facts=ranks, settings=users_settings(ranks)))
+
+
+def prospects(nodes: Sequence[Topology], kinds: Sequence[MachineKind], explained: Explained) -> list[FallbackRow]:
+    """The section `fallback` of what was only looked at, gravest first: pairs of which the same is to be expected.
+
+    Of nodes of one kind, the pairs of the first, and of odd ones those that fare otherwise; named with their node where
+    there are several kinds, or a pair is an odd node's.
+    """
+    groups: dict[_Prospect, list[_FallbackPairs]] = {}
+    for kind in kinds:
+        usual: dict[tuple[str, str], _Prospect] = {}
+        for number in _looked_at(kind, explained):
+            first = number == kind.representative
+            lead = "" if first and len(kinds) == 1 else nodes[number].snapshot.host
+            for seen, prospect in _seen(nodes, number, explained):
+                if first or not _is_alike(prospect, usual.get(seen.name)):
+                    groups.setdefault(prospect, []).append(seen.named(lead))
+                if first:
+                    usual[seen.name] = prospect
+    origin = nodes[0].snapshot.origin if nodes else ""
+    rows = [_row(prospect, pairs, origin) for prospect, pairs in groups.items()]
+    return sorted(rows, key=lambda row: (_ORDER.index(Conclusion(row.conclusion)), row.verdict == Verdict.SKIP))
+
+
+def findings(rows: Sequence[FallbackRow], explained: Explained) -> Iterator[Finding]:
+    """What no check of the wiring or of the processes finds: settings that stand in the way, in a node or between.
+
+    Of a node that has to do with no other, its network is nobody's fault: containers for one node have no RDMA.
+    """
+    for row in rows:
+        if row.cause in _SET_BY_SOMEBODY and row.verdict == Verdict.FAIL:
+            yield Finding(
+                id=FALLBACK_EXPECTED,
+                severity=Verdict.FAIL,
+                subject=shown(row),
+                seen=str(row.cause_seen),
+                expected=f"nothing in the way of a direct path: {row.how}",
+                cause="NCCL will take host memory or sockets instead, and not say so",
+                next_command=str(row.advice),
+                subjects=row.pairs,
+            )
+    several = len(explained.around.nodes) > 1
+    for named in explained.diagnosis.of_effect(*_BETWEEN_NODES) if several else ():
+        cause = named.cause
+        if cause.id in _SET_BETWEEN_NODES and not cause.by_design and named.effects[0] in _BETWEEN_NODES:
+            yield Finding(
+                id=FALLBACK_EXPECTED,
+                severity=Verdict.FAIL,
+                subject=f"{named.subject} → other nodes",
+                seen=named.seen,
+                expected="nothing in the way of RDMA from GPU to GPU",
+                cause=f"NCCL will take {' or '.join(named.effects)} instead, and not say so",
+                next_command=named.cure,
+            )
+
+
+def _prospect(explained: Explained, pair: Pair) -> _Prospect:
+    """What is to be expected of a pair: a cause that is no more than weak does not take a granted path away."""
+    possible = explained.around.wiring.peer_access(pair).possible
+    if possible is None:
+        return _Prospect(Conclusion.UNKNOWN, Verdict.ERROR, None, Confidence.NONE)
+    found = explained.diagnosis.explaining({pair: Effect.STAGED})
+    sure = [named for named in found if named.confidence in (Confidence.PROVEN, Confidence.LIKELY)]
+    if possible and not sure:
+        return _Prospect(Conclusion.POSSIBLE, Verdict.PASS)
+    cause = sure[0].explanation if sure else UNKNOWN
+    return _Prospect(Conclusion.IMPOSSIBLE, Verdict.SKIP if cause.by_design else Verdict.FAIL, cause)
+
+
+def _seen(nodes: Sequence[Topology], number: int, explained: Explained) -> Iterator[tuple[_FallbackPairs, _Prospect]]:
+    """The ordered pairs of a node, and what is to be expected of each."""
+    wiring = explained.around.wiring
+    positions = zip(sorted(explained.around.gpus_of(number)), nodes[number].gpus, strict=True)
+    for pair, ends in _pairs(dict(positions)):
+        yield _FallbackPairs(ends, wiring.path(pair), wiring.peer_access(pair).reason), _prospect(explained, pair)
+
+
+def _looked_at(kind: MachineKind, explained: Explained) -> list[int]:
+    """The nodes of a kind whose GPUs were looked at, its representative first."""
+    others = sorted({*kind.alike, *kind.odd} - {kind.representative})
+    return [kind.representative, *(number for number in others if explained.around.gpus_of(number))]
+
+
+def _is_alike(prospect: _Prospect, usual: _Prospect | None) -> bool:
+    """Whether a pair of another node of a kind is to be expected to do what that of the first does, for one cause."""
+    if usual is None:
+        return prospect.conclusion is Conclusion.POSSIBLE
+    causes = [None if each.cause is None else each.cause.id for each in (prospect, usual)]
+    return prospect.conclusion is usual.conclusion and causes[0] == causes[1]
+
+
+def _pairs(devices: dict[int, GpuFacts]) -> Iterator[tuple[Pair, tuple[str, str]]]:
+    """The ordered pairs of some GPUs, by position and by name."""
+    for one, source in devices.items():
+        for other, destination in devices.items():
+            if one != other:
+                yield (one, other), (source.device, destination.device)
+
+
+def _row(prospect: _Prospect, pairs: Sequence[_FallbackPairs], origin: str) -> FallbackRow:
+    cause = prospect.cause
+    paths, access = (", ".join(dict.fromkeys(seen)) for seen in zip(*(each[1:3] for each in pairs), strict=True))
+    return FallbackRow(
+        conclusion=prospect.conclusion,
+        verdict=prospect.verdict,
+        confidence=prospect.confidence,
+        origin=origin,
+        count=len(pairs),
+        pairs=tuple(map(str, pairs[:_MOST_NAMED])),
+        transport=None,
+        bandwidth_gb_s=None,
+        limit_gb_s=None,
+        times_slower=None,
+        cause=None if cause is None else cause.id,
+        cause_seen=None if cause is None else cause.evidence,
+        advice=None if cause is None else cause.advice,
+        how=f"{paths}; peer access {access}",
+    )

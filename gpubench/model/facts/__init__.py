@@ -1,0 +1,1 @@
+"""What was read of nodes, processes and devices, before any arithmetic."""

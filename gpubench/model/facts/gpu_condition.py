@@ -1,0 +1,65 @@
+"""What a GPU was like beside the operations that it took part in: why its rank may be late."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from gpubench.model.facts.snapshot import GpuProcess
+
+LEAST_CLOCK_SHARE = 0.9
+"""Of the highest clock: a GPU at work below that is worth naming."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuCondition:
+    """What can slow a GPU down, as it was right after the operations of a row.
+
+    `throttle_reasons` leaves out idling and clocks that somebody asked for; `clock_mhz` is None while it idles.
+    `memory_errors` are uncorrectable ones since the driver was loaded. `others` are processes that have a context on
+    it, beside its rank. `unread` are the facts that nobody could read, each with the reason.
+    """
+
+    throttle_reasons: tuple[str, ...] = ()
+    clock_mhz: int | None = None
+    most_clock_mhz: int | None = None
+    memory_errors: int = 0
+    others: tuple[GpuProcess, ...] = ()
+    unread: Mapping[str, str] = field(default_factory=dict)
+
+    def together(self, later: "GpuCondition") -> "GpuCondition":
+        """Two looks as one: what was off in either."""
+        clocks = [each for each in (self.clock_mhz, later.clock_mhz) if each is not None]
+        return GpuCondition(
+            throttle_reasons=tuple(dict.fromkeys((*self.throttle_reasons, *later.throttle_reasons))),
+            clock_mhz=min(clocks, default=None),
+            most_clock_mhz=later.most_clock_mhz or self.most_clock_mhz,
+            memory_errors=max(self.memory_errors, later.memory_errors),
+            others=later.others or self.others,
+            unread={name: later.unread[name] for name in self.unread if name in later.unread},
+        )
+
+    @property
+    def not_read(self) -> str:
+        """The facts that nobody could read, with the reasons; empty where all are known."""
+        if not self.unread:
+            return ""
+        return f"{', '.join(self.unread).replace('_', ' ')} ({'; '.join(dict.fromkeys(self.unread.values()))})"
+
+    def remarks(self) -> Iterator[str]:
+        """What is off, as what may be said of a GPU; nothing where nothing is."""
+        clock = f"{self.clock_mhz} of {self.most_clock_mhz} MHz"
+        slow = self.clock_mhz and self.most_clock_mhz and self.clock_mhz < LEAST_CLOCK_SHARE * self.most_clock_mhz
+        if self.throttle_reasons:
+            reasons = ", ".join(self.throttle_reasons).replace("_", " ")
+            yield f"is throttled: {reasons}" + (f"; {clock}" if slow else "")
+        elif slow:
+            yield f"runs at {clock}"
+        if self.memory_errors:
+            yield f"had {self.memory_errors} uncorrectable memory errors since the driver was loaded"
+        if self.others:
+            yield f"is used by {' and '.join(map(_user, self.others))} too"
+
+
+def _user(process: GpuProcess) -> str:
+    name = f" ({process.name})" if process.name else ""
+    held = f", which holds {process.memory_bytes / 2**30:.1f} GiB," if process.memory_bytes else ""
+    return f"process {process.pid}{name}{held}"

@@ -1,0 +1,83 @@
+"""What is known of one process: namespaces, shared memory, visible devices, limits, settings, loaded libraries."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from gpubench.model.facts.mpi_facts import MpiFacts
+from gpubench.model.facts.topology_file import TopologyFile
+
+ENVIRONMENT = "the environment"
+
+
+class PlacedValue(NamedTuple):
+    """A variable's value, and where it stands: the environment, or a file."""
+
+    value: str
+    place: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFacts:
+    """One rank. None is unknown.
+
+    `node` numbers the hosts of the job by their first rank. `namespaces` are the inode numbers of /proc/self/ns by
+    kind: two processes share one where the numbers are equal and the boot id is. `shm_device` is st_dev of /dev/shm,
+    by which NCCL decides whether two ranks share memory. `affinity` is a list of CPU ranges. `libraries` are the files
+    of libraries that carry data (NCCL, MPI, UCX, CUDA, verbs), by name. `environment` is an allow-list.
+
+    `nccl_files` are the NCCL_ variables of NCCL's configuration files, by file and in NCCL's order: those of the
+    environment count before them. `denied_device_files` are the device files that are there and may not be used;
+    `driver_gpus` the bus ids of the GPUs that the driver has, which device files for fewer GPUs leave out of reach.
+    `container` are signs of what contains the process. `memory_nodes` are the ranges that it may take memory from,
+    `memory_policy` what it was told to ('bind 0'). `loadable` says where the
+    dynamic loader would find libraries, None for nowhere; `verbs_providers` which NICs libibverbs has drivers for.
+    `unknown` says why a field is None or empty.
+    """
+
+    rank: int
+    host: str
+    node: int
+    local_rank: int
+    pid: int
+    boot_id: str | None = None
+    namespaces: Mapping[str, int] = field(default_factory=dict)
+    shm_device: int | None = None
+    shm_bytes: int | None = None
+    shm_free_bytes: int | None = None
+    visible_devices: str | None = None
+    device_files: tuple[str, ...] = ()
+    memlock_bytes: int | None = None
+    affinity: str | None = None
+    ptrace_scope: int | None = None
+    seccomp: int | None = None
+    libraries: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    nccl_files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    topology_file: TopologyFile | None = None
+    denied_device_files: tuple[str, ...] = ()
+    imex_channels: tuple[str, ...] | None = None
+    driver_gpus: tuple[str, ...] | None = None
+    container: tuple[str, ...] = ()
+    capabilities: tuple[str, ...] | None = None
+    pidfd_getfd: bool | None = None
+    memory_nodes: str | None = None
+    memory_policy: str | None = None
+    loadable: Mapping[str, str | None] = field(default_factory=dict)
+    verbs_providers: tuple[str, ...] | None = None
+    mpi: MpiFacts | None = None
+    ucx_cuda: bool | None = None
+    unknown: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def nccl_settings(self) -> dict[str, PlacedValue]:
+        """NCCL's variables by name, as NCCL sees them: those of the environment, then those of its files in order."""
+        found = {
+            name: PlacedValue(value, ENVIRONMENT)
+            for name, value in self.environment.items()
+            if name.startswith("NCCL_")
+        }
+        for file, variables in self.nccl_files.items():
+            for name, value in variables.items():
+                found.setdefault(name, PlacedValue(value, file))
+        return found

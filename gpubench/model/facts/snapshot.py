@@ -1,0 +1,350 @@
+"""What is known of one node: its GPUs, links, NICs and PCI tree as they were read, before any arithmetic.
+
+A snapshot is plain frozen data, whoever read it: NVML and sysfs, a file of another tool, a recording, a simulated
+machine. What is unknown is None, and `unknown` says why, by field name. Bus ids are in lower case with four digits of
+domain (0000:1b:00.0) wherever they come from; `bus_id` makes them so.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from gpubench.model.facts.driver_settings import DriverSettings
+from gpubench.model.facts.kernel_settings import KernelSettings
+from gpubench.model.facts.pci_capabilities import AccessControl, PcieErrors, PciKind
+from gpubench.model.facts.rdma_port import RdmaPort
+from gpubench.model.terms.origin import Origin
+
+SNAPSHOT_VERSION = 1
+
+_BUS_ID = re.compile(r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{2}):([0-9a-f]{2})\.?([0-7])?", re.ASCII)
+
+
+def bus_id(text: str) -> str:
+    """A PCI address as sysfs spells it: '00000000:1B:00.0' → '0000:1b:00.0'; what is no address is only lowered."""
+    match = _BUS_ID.fullmatch(text.strip().lower())
+    if match is None:
+        return text.strip().lower()
+    domain, bus, device, function = match.groups()
+    return f"{int(domain or '0', 16):04x}:{bus}:{device}.{function or '0'}"
+
+
+SOFTWARE_RDMA = "software RDMA"
+"""The model of an RDMA device without hardware: Linux emulates it over an ordinary interface (siw, rxe)."""
+
+
+class NvlinkPeer(StrEnum):
+    """What is at the other end of an NVLink."""
+
+    GPU = "gpu"
+    SWITCH = "switch"
+    CPU = "cpu"
+
+
+class NicKind(StrEnum):
+    """What a NIC speaks."""
+
+    INFINIBAND = "infiniband"
+    ROCE = "roce"
+    EFA = "efa"
+    ETHERNET = "ethernet"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PcieLink:
+    """A PCIe link as it is trained now and at most. Generations 1 to 6; widths in lanes."""
+
+    generation: int | None = None
+    width: int | None = None
+    max_generation: int | None = None
+    max_width: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PciPlace:
+    """Where a device hangs in the PCI tree.
+
+    `host_bridge` names the root (`pci0000:00`, or what a file has instead); `switches` are the bus ids of the PCIe
+    switches above the device, the outermost first, each by its upstream port; `root_port` is the port of the CPU.
+    """
+
+    host_bridge: str | None = None
+    root_port: str | None = None
+    switches: tuple[str, ...] = ()
+    numa_node: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PciSwitch:
+    """A PCIe switch; `link` is its uplink, towards the CPU, and `place.switches` are those above it."""
+
+    bus_id: str
+    link: PcieLink = PcieLink()
+    place: PciPlace = PciPlace()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PciDevice:
+    """A GPU, a NIC, or a bridge above one. What is None is unknown, and `unknown` says why, by field.
+
+    `above` is the bridge towards the CPU; `identity` are the numbers of maker and model ('10b5:8796'). `link` is what
+    this end of it says: of a GPU, a NIC and an upstream port the link towards the CPU, of the other ports the one below
+    them. Ports have access control, devices address translation (ATS). Of a GPU, `bar1_bytes` is its window onto its
+    memory (BAR 1), `bar1_most_bytes` the widest that it could be, `minor` the number of its device file (/dev/nvidia0).
+    """
+
+    bus_id: str
+    kind: PciKind
+    above: str | None = None
+    link: PcieLink = PcieLink()
+    identity: str | None = None
+    access_control: AccessControl | None = None
+    address_translation: bool | None = None
+    errors: PcieErrors | None = None
+    iommu_group: int | None = None
+    bar1_bytes: int | None = None
+    bar1_most_bytes: int | None = None
+    minor: int | None = None
+    unknown: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NvLink:
+    """One NVLink of a GPU.
+
+    `version` is NVLink's ('4.0'); `raw_gb_s` the line rate per direction as the driver prints it, protocol included;
+    `peer_bus_id` is None where a virtual machine hides it; `errors` are the counters that could be read, by name.
+    """
+
+    number: int
+    active: bool | None = None
+    version: str | None = None
+    raw_gb_s: float | None = None
+    peer: NvlinkPeer | None = None
+    peer_bus_id: str | None = None
+    errors: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fabric:
+    """A GPU's registration with the NVLink fabric (`nvmlGpuFabricInfo`).
+
+    `state` is not_supported, not_started, in_progress or completed; `status` 'success' or what failed; `health_mask`
+    holds two-bit fields, which `fabric_health` reads.
+    """
+
+    state: str | None = None
+    status: str | None = None
+    clique: int | None = None
+    cluster_uuid: str | None = None
+    health_mask: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemappedRows:
+    """Memory rows that were replaced: after correctable errors, after uncorrectable ones; pending a reset; failed."""
+
+    correctable: int
+    uncorrectable: int
+    pending: bool
+    failure: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuProcess:
+    """A process that has a context on a GPU. Inside a container its pid may be another's."""
+
+    pid: int
+    name: str | None = None
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuFacts:
+    """One GPU. `index` is the driver's (nvidia-smi's), `cuda_index` this process's CUDA's; the bus id identifies it.
+
+    `idle` is true where the GPU's clocks say that nothing runs: it then trains its PCIe link down to save power.
+    `throttle_reasons` leaves out idling and clocks that somebody asked for. `cuda_features` are what CUDA says that the
+    GPU supports, by name (`virtual_memory`, `fabric_handles`, `gpu_direct_rdma`, `multicast`); a driver that does not
+    know a feature leaves it out. `temperature_c` is its chip's, `most_clock_mhz` the highest clock of its
+    multiprocessors, `memory_errors` the uncorrectable ones since the driver was loaded; `retirement_pending` is what
+    GPUs before Ampere have in the place of remapped rows.
+    """
+
+    index: int
+    bus_id: str | None = None
+    name: str | None = None
+    uuid: str | None = None
+    cuda_index: int | None = None
+    compute_capability: str | None = None
+    multiprocessors: int | None = None
+    memory_bytes: int | None = None
+    memory_used_bytes: int | None = None
+    mig: bool | None = None
+    ecc: bool | None = None
+    persistence: bool | None = None
+    idle: bool | None = None
+    throttle_reasons: tuple[str, ...] | None = None
+    remapped_rows: RemappedRows | None = None
+    retirement_pending: bool | None = None
+    memory_errors: int | None = None
+    temperature_c: int | None = None
+    most_clock_mhz: int | None = None
+    pcie: PcieLink = PcieLink()
+    pcie_replays: int | None = None
+    place: PciPlace = PciPlace()
+    cpu_affinity: str | None = None
+    nvlinks: tuple[NvLink, ...] | None = None
+    fabric: Fabric | None = None
+    cuda_features: Mapping[str, bool] = field(default_factory=dict)
+    bar1_bytes: int | None = None
+    processes: tuple[GpuProcess, ...] | None = None
+    lost: str | None = None
+    unknown: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def device(self) -> str:
+        """Its name in matrices: GPU0."""
+        return f"GPU{self.index}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NicFacts:
+    """One port of one NIC. `name` is the RDMA device's (`mlx5_0`, `mlx5_0:2` for a second port), else the interface's.
+
+    `state` is active, down, or the kernel's own word; `rate_gbit_s` the port's data rate; `gpudirect` is what NCCL
+    wrote about GPUDirect RDMA.
+    """
+
+    name: str
+    kind: NicKind
+    state: str | None = None
+    rate_gbit_s: float | None = None
+    interfaces: tuple[str, ...] = ()
+    bus_id: str | None = None
+    model: str | None = None
+    driver: str | None = None
+    firmware: str | None = None
+    mtu: int | None = None
+    gpudirect: bool | None = None
+    pcie: PcieLink = PcieLink()
+    place: PciPlace = PciPlace()
+    unknown: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def device(self) -> str:
+        """Its name in matrices."""
+        return self.name
+
+    @property
+    def rdma(self) -> bool:
+        """Whether it can move data without the CPU."""
+        return self.kind is not NicKind.ETHERNET and self.model != SOFTWARE_RDMA
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairFacts:
+    """What was said of an ordered pair of devices, named as in matrices.
+
+    `path` is a path class as stated by a file (NV18, PIX, ...), `pcie_path` one without NVLink; `cuda` is
+    cudaDeviceCanAccessPeer; `read` to `pci` are NVML's P2P statuses in `topo -p2p`'s words (OK, CNS, GNS, TNS, DR, NS,
+    U).
+    """
+
+    source: str
+    destination: str
+    path: str | None = None
+    pcie_path: str | None = None
+    cuda: bool | None = None
+    read: str | None = None
+    write: str | None = None
+    nvlink: str | None = None
+    atomics: str | None = None
+    pci: str | None = None
+    unknown: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumaNode:
+    """A NUMA node and its CPUs, as a list of ranges ('0-31,64-95')."""
+
+    number: int
+    cpus: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriverFacts:
+    """The NVIDIA driver. `cuda` is the newest CUDA it runs ('13.0'); `absent` says why there is none."""
+
+    version: str | None = None
+    cuda: str | None = None
+    open_kernel_module: bool | None = None
+    absent: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostFacts:
+    """The machine around the GPUs. `product` is what the firmware calls it."""
+
+    kernel: str | None = None
+    cpu: str | None = None
+    cpus: int | None = None
+    sockets: int | None = None
+    numa_nodes: tuple[NumaNode, ...] = ()
+    virtual_machine: bool | None = None
+    product: str | None = None
+    boot_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuDirectFacts:
+    """What lets a NIC reach GPU memory: the kernel module nvidia-peermem, EFA's efa_nv_peermem, or dma-buf.
+
+    `peermem_registered` says whether nvidia-peermem found the RDMA core that it must register with: built without one,
+    it can be loaded and do nothing.
+    """
+
+    peermem: bool | None = None
+    peermem_registered: bool | None = None
+    efa_peermem: bool | None = None
+    dma_buf: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeFailure:
+    """A whole source of facts that gave none: which (sysfs, nvml, cuda), what happened, and whether it hung."""
+
+    stage: str
+    error: str
+    timed_out: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """One node. `source` says who read it, from what; `gpus_of_others` counts GPUs given to other containers or VMs.
+
+    `pci_devices` are the GPUs and NICs and every bridge above them, by bus id. `errors_grown` are errors counted from
+    then to the end of a run, by device and counter; None where they were read once.
+    """
+
+    host: str
+    origin: Origin
+    source: str
+    taken_at: str | None = None
+    machine: HostFacts = HostFacts()
+    driver: DriverFacts = DriverFacts()
+    gpudirect: GpuDirectFacts = GpuDirectFacts()
+    gpus: tuple[GpuFacts, ...] = ()
+    gpus_of_others: int = 0
+    nics: tuple[NicFacts, ...] = ()
+    switches: tuple[PciSwitch, ...] = ()
+    pci_devices: tuple[PciDevice, ...] = ()
+    rdma_ports: tuple[RdmaPort, ...] = ()
+    kernel: KernelSettings = field(default_factory=KernelSettings)
+    driver_settings: DriverSettings = field(default_factory=DriverSettings)
+    nvswitches: tuple[str, ...] = ()
+    pairs: tuple[PairFacts, ...] = ()
+    failures: tuple[ProbeFailure, ...] = ()
+    errors_grown: Mapping[str, Mapping[str, int]] | None = None
+    schema_version: int = SNAPSHOT_VERSION

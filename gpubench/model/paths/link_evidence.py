@@ -1,0 +1,94 @@
+"""What counters and bandwidth say of the path between two GPUs: evidence of the kind `measurement`."""
+
+from dataclasses import dataclass
+
+from gpubench.model.paths.evidence import Evidence, State
+from gpubench.model.paths.p2p import JUDGED_FROM_BYTES, MOVED_SHARE, STILL_SHARE, Carried
+from gpubench.model.terms.units import format_size
+
+_ABOVE_HOST = 1.2
+"""So much more than the PCIe links carry, a bandwidth is not that of host memory."""
+
+_NARROW = 2.0
+"""NVLinks of less than so many times what PCIe carries are not told from it by bandwidth."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speed:
+    """How fast the largest operation was. `passed_gb_s` is what must have passed along the path at least.
+
+    `busbw_gb_s` is None where other paths may have held it up.
+    """
+
+    size_bytes: int
+    passed_gb_s: float
+    busbw_gb_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flow:
+    """What is known of what passed along a path.
+
+    `ends` are the counts of the GPUs at its ends, of those through which something had to pass. `has_nvlinks` is
+    whether NVLinks join them; `limit_gb_s` what these carry, `through_host_gb_s` what the way to host memory does.
+    """
+
+    ends: tuple[Carried, ...]
+    speed: Speed | None
+    has_nvlinks: bool
+    limit_gb_s: float | None
+    through_host_gb_s: float | None
+
+
+def measured(flow: Flow) -> Evidence:
+    """Counters first; where these say nothing, bandwidth."""
+    if not flow.has_nvlinks:
+        return Evidence(seen="without NVLinks, counters and bandwidth do not tell direct from staged")
+    return _counted(flow.ends) or _timed(flow)
+
+
+def _counted(ends: tuple[Carried, ...]) -> Evidence | None:
+    """What both ends' counters say together; None where they say nothing, or neither clearly moved nor stood still."""
+    nvlink = [end.nvlink_share for end in ends if end.nvlink_share is not None]
+    if nvlink and min(nvlink) >= MOVED_SHARE:
+        moved = min(nvlink)
+        return Evidence(State.PRESENT, f"NVLink counters moved by {_times(moved)} the bytes that had to pass")
+    if nvlink and max(nvlink) < STILL_SHARE:
+        return Evidence(State.CONTRADICTING, "NVLink counters, which moved elsewhere in this run, stood still here")
+    if nvlink:
+        return None
+    pcie = [end.pcie_share for end in ends if end.pcie_share is not None and _nvlink_stood_still(end)]
+    if pcie and len(pcie) == len(ends) and min(pcie) >= MOVED_SHARE:
+        seen = f"PCIe counters moved by {_times(min(pcie))} the bytes that had to pass, NVLink counters did not"
+        return Evidence(State.CONTRADICTING, seen)
+    return None
+
+
+def _nvlink_stood_still(end: Carried) -> bool:
+    """Whether NVLink counters, which may not work, moved by no share worth the name of what PCIe's did."""
+    if end.nvlink_bytes is None or end.pcie_bytes is None:
+        return False
+    return end.nvlink_bytes < STILL_SHARE * end.pcie_bytes
+
+
+def _times(share: float) -> str:
+    return f"{share:.2g} times"
+
+
+def _timed(flow: Flow) -> Evidence:
+    speed, through_host = flow.speed, flow.through_host_gb_s
+    if speed is None or through_host is None or flow.limit_gb_s is None:
+        return Evidence(seen="nothing was counted, and nothing tells what host memory would carry")
+    most = f"the way through host memory carries {through_host:.3g} GB/s at most"
+    if speed.passed_gb_s > _ABOVE_HOST * through_host:
+        return Evidence(State.PRESENT, f"{speed.passed_gb_s:.3g} GB/s passed, {most}")
+    if speed.size_bytes < JUDGED_FROM_BYTES:
+        return Evidence(seen=f"nothing was counted, and {format_size(speed.size_bytes)} is too little to tell by time")
+    if speed.busbw_gb_s is None:
+        return Evidence(seen="nothing was counted, and slower paths may have held this one up")
+    if speed.busbw_gb_s < through_host and flow.limit_gb_s > _NARROW * through_host:
+        seen = (
+            f"{speed.busbw_gb_s:.3g} GB/s at {format_size(speed.size_bytes)}, NVLinks carry {flow.limit_gb_s:g}; {most}"
+        )
+        return Evidence(State.CONTRADICTING, seen)
+    return Evidence(seen=f"nothing was counted, and {speed.busbw_gb_s:.3g} GB/s may be either: {most}")

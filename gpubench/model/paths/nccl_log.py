@@ -1,0 +1,148 @@
+"""What NCCL's own log says of a job: communicators, who is in them, how they are connected, and what may explain it."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from gpubench.model.paths.connections import Connections
+from gpubench.model.paths.transport import Tuning
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """A rank of a communicator. None is not said.
+
+    `bus_id` is written as lspci does. `nvml_index` counts as nvidia-smi does, whatever CUDA_VISIBLE_DEVICES says.
+    `node` is what NCCL takes for the machine: the host, or NCCL_HOSTID where that is set. `process` is `host:pid`.
+    """
+
+    rank: int
+    host: str
+    pid: int
+    bus_id: str | None = None
+    nvml_index: int | None = None
+    node: str = ""
+    local_rank: int | None = None
+
+    @property
+    def process(self) -> str:
+        """Its process, as settings and remarks name it."""
+        return f"{self.host}:{self.pid}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Communicator:
+    """One communicator as all logs together show it.
+
+    `id` is NCCL's commId; of a split one its parent's with the colour; of NCCL before 2.17, which prints none, one made
+    up from its order and size. None is that of lines which no communicator could be told for. `size` and `nodes` are
+    None where no line says them. `candidates` are the communicators that lines may be of which fit several.
+    """
+
+    id: str | None
+    size: int | None
+    nodes: int | None = None
+    members: tuple[Member, ...] = ()
+    connections: Connections = field(default_factory=Connections)
+    tunings: tuple[Tuning, ...] = ()
+    candidates: tuple[str, ...] = ()
+
+    @property
+    def missing_ranks(self) -> tuple[int, ...]:
+        """Ranks of which there is no log."""
+        present = {member.rank for member in self.members}
+        return tuple(rank for rank in range(self.size or 0) if rank not in present)
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedSetting:
+    """A variable that NCCL took from the environment or a configuration file, and the processes that said so."""
+
+    name: str
+    value: str
+    processes: tuple[str, ...]
+
+
+class RemarkKind(StrEnum):
+    """What a line explains. In brackets what it is about."""
+
+    NO_RDMA_DEVICE = "no-rdma-device"
+    RDMA_DEVICES = "rdma-devices"
+    NO_VERBS_LIBRARY = "no-verbs-library"
+    GDR_ENABLED = "gdr-enabled"
+    """(HCA number, HCA name)"""
+    GDR_DISABLED = "gdr-disabled"
+    """(HCA number, HCA name)"""
+    GDR_NEAR = "gdr-near"
+    """(bus id, HCA number)"""
+    GDR_FAR = "gdr-far"
+    """(bus id, HCA number)"""
+    DMA_BUF = "dma-buf"
+    """(CUDA device)"""
+    P2P_TYPE = "p2p-type"
+    """(all direct, all possible for the driver: '' where not said)"""
+    DRIVER_REFUSED = "driver-refused"
+    """(two NVML indices)"""
+    NVLINK_REFUSED = "nvlink-refused"
+    """(two NVML indices)"""
+    PEER_ACCESS_REFUSED = "peer-access-refused"
+    """(two bus ids)"""
+    PEER_QUERY_FAILED = "peer-query-failed"
+    """(two bus ids)"""
+    LEGACY_IPC_REFUSED = "legacy-ipc-refused"
+    MULTICAST = "multicast"
+    """('not ' or '', CUDA device)"""
+    CONFIDENTIAL = "confidential"
+    NO_TRANSPORT = "no-transport"
+    """(two ranks, or '')"""
+    MNNVL_BROKEN = "mnnvl-broken"
+    PROCESSOR = "processor"
+    """(architecture/vendor, as NCCL numbers them: 1/1 is Intel's x86, 1/2 AMD's)"""
+
+
+_DEVICES = re.compile(r",| between dev | \d")
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A line that explains something: its kind, what it is about (devices, HCAs, numbers), and its text."""
+
+    kind: RemarkKind
+    about: tuple[str, ...]
+    text: str
+
+    @property
+    def gist(self) -> str:
+        """The line without the devices that it names: of many pairs the same is to be said."""
+        return _DEVICES.split(self.text)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """A note as the first of these processes wrote it: all of them said the same of the same."""
+
+    note: Note
+    processes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogFacts:
+    """All that the logs of a job say.
+
+    `versions` are NCCL's; `networks` those that communicators use, by how many processes said so. `paths` is NCCL's own
+    matrix of path types by host and bus ids, where the GRAPH subsystem printed it. `warnings` are the texts of NCCL
+    WARN lines with their count. `lines` are all that were read, `nccl_lines` those of NCCL, `unreadable` those of
+    connections that were cut or garbled.
+    """
+
+    versions: tuple[str, ...] = ()
+    settings: tuple[LoggedSetting, ...] = ()
+    communicators: tuple[Communicator, ...] = ()
+    networks: Mapping[str, int] = field(default_factory=dict)
+    remarks: tuple[Remark, ...] = ()
+    paths: Mapping[tuple[str, str, str], str] = field(default_factory=dict)
+    warnings: Mapping[str, int] = field(default_factory=dict)
+    lines: int = 0
+    nccl_lines: int = 0
+    unreadable: int = 0

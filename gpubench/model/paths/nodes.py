@@ -1,0 +1,278 @@
+"""Nodes grouped by what they are, so that a thousand alike are one line and the odd one stands out."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cmp_to_key
+
+from gpubench.model.facts.snapshot import GpuFacts, NicFacts, Snapshot
+from gpubench.model.paths.links import active_links
+from gpubench.model.paths.topology import Topology
+from gpubench.model.paths.usual_node import Traits, points
+from gpubench.model.terms.units import compress_names
+
+Models = tuple[str, ...]
+
+_IN_EVERY_DEVICE = " NUMA node"
+
+_EXPLAINED = ("paths", "peer access")
+"""Traits that follow from others, where those differ."""
+
+SMALLEST_SHARE = 4
+"""A variant is a kind of its own, and no odd one out, from a quarter of the nodes with the same GPUs on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One trait in which a node differs from its kind."""
+
+    trait: str
+    seen: object
+    usual: object
+
+    def __str__(self) -> str:
+        return f"{self.trait} {_text(self.seen)} (others {_text(self.usual)})"
+
+
+@dataclass(frozen=True, slots=True)
+class MachineKind:
+    """Nodes that are the same, and those that nearly are.
+
+    `name` is a letter; `alike` and `odd` hold positions in the list that was grouped, `odd` with the differences.
+    `differs` says in what it differs from the kind `differs_from`, the largest with the same GPU models.
+    """
+
+    name: str
+    alike: tuple[int, ...]
+    odd: Mapping[int, tuple[Difference, ...]]
+    differs_from: str | None = None
+    differs: tuple[Difference, ...] = ()
+
+    @property
+    def representative(self) -> int:
+        """The first node that is exactly of this kind."""
+        return self.alike[0]
+
+
+def group(topologies: Sequence[Topology]) -> tuple[MachineKind, ...]:
+    """The kinds of some nodes, the largest first.
+
+    Nodes with equal traits form a variant. The largest variant of each set of GPU models is a kind, and so is every
+    other with at least two nodes that make up a quarter of those models' nodes; the nodes of any other variant are odd
+    ones of the kind from which they differ least. GPU models that one node alone has, or less than a quarter of all,
+    make no kind beside a larger one: such nodes are odd ones of the largest. Of equally large variants the one with
+    more of a healthy machine counts as larger: of two nodes the one with a GPU less is odd, whichever comes first.
+    """
+    variants: dict[tuple[tuple[str, object], ...], list[int]] = {}
+    traits_of: list[Traits] = []
+    for position, topology in enumerate(topologies):
+        traits = node_traits(topology)
+        traits_of.append(traits)
+        variants.setdefault(tuple(traits.items()), []).append(position)
+    by_models: dict[object, list[list[int]]] = {}
+
+    def smaller(one: list[int], other: list[int]) -> int:
+        return len(other) - len(one) or points(traits_of[other[0]], traits_of[one[0]])
+
+    for members in sorted(variants.values(), key=cmp_to_key(smaller)):
+        by_models.setdefault(_models(topologies[members[0]].snapshot), []).append(members)
+    models = [_models(topology.snapshot) for topology in topologies]
+    groups: list[_Group] = []
+    for same_models in by_models.values():
+        groups += _kinds_of(same_models, traits_of)
+    groups.sort(key=_size_and_place)
+    groups = sorted(_without_strays(groups, models, traits_of), key=_size_and_place)
+    kinds: dict[object, MachineKind] = {}
+    named = []
+    for number, (alike, odd) in enumerate(groups):
+        first = kinds.get(models[alike[0]])
+        kind = MachineKind(_letter(number), tuple(alike), odd)
+        if first is not None:
+            found = differences(traits_of[alike[0]], traits_of[first.representative])
+            kind = replace(kind, differs_from=first.name, differs=found)
+        kinds.setdefault(models[alike[0]], kind)
+        named.append(kind)
+    return tuple(named)
+
+
+_Group = tuple[list[int], dict[int, tuple[Difference, ...]]]
+"""Nodes that are alike, and odd ones with their differences."""
+
+
+def _size_and_place(group: _Group) -> tuple[int, int]:
+    """What sorts groups: the largest first, and of equally large ones the one with the first node."""
+    return -len(group[0]) - len(group[1]), group[0][0]
+
+
+def _without_strays(groups: Sequence[_Group], models: Sequence[Models], traits_of: Sequence[Traits]) -> list[_Group]:
+    """The groups, but for few nodes with other GPU models, or none, than the largest: those are odd ones of it."""
+    if not groups:
+        return []
+    (alike, odd), *others = groups
+    kept = [groups[0]]
+    for members, odd_members in others:
+        nodes = sorted((*members, *odd_members))
+        few = len(nodes) == 1 or len(nodes) * SMALLEST_SHARE < len(models)
+        if len(alike) > 1 and few and models[nodes[0]] != models[alike[0]]:
+            for node in nodes:
+                odd[node] = _other_models(node, alike[0], models, traits_of)
+        else:
+            kept.append((members, odd_members))
+    return kept
+
+
+def _other_models(
+    node: int, usual: int, models: Sequence[Models], traits_of: Sequence[Traits]
+) -> tuple[Difference, ...]:
+    """The models, and what else differs but for what is said of each device."""
+    seen = Difference("GPU models", *(", ".join(models[each]) or "none" for each in (node, usual)))
+    return seen, *(
+        each
+        for each in differences(traits_of[node], traits_of[usual])
+        if not each.trait.partition(" ")[0][-1].isdigit() and each.trait not in ("GPUs", "devices", *_EXPLAINED)
+    )
+
+
+def _kinds_of(variants: Sequence[list[int]], traits_of: Sequence[Traits]) -> list[_Group]:
+    """Variants of the same GPU models, the largest first, as kinds with their odd ones."""
+    total = sum(map(len, variants))
+    kinds = [
+        (members, dict[int, tuple[Difference, ...]]())
+        for number, members in enumerate(variants)
+        if number == 0 or (len(members) > 1 and len(members) * SMALLEST_SHARE >= total)
+    ]
+    for members in variants[1:]:
+        if any(members is alike for alike, _ in kinds):
+            continue
+        against = [(differences(traits_of[members[0]], traits_of[alike[0]]), odd) for alike, odd in kinds]
+        fewest, odd = min(against, key=lambda each: len(each[0]))
+        odd.update(dict.fromkeys(members, fewest))
+    return kinds
+
+
+def node_traits(topology: Topology) -> Traits:
+    """What must be equal for two nodes to be of a kind.
+
+    Left out is what differs between equal nodes: serial numbers, bus ids, load, clocks, error counters, the PCIe
+    generation of the moment, cliques.
+    """
+    snapshot = topology.snapshot
+    traits: dict[str, object] = {
+        "GPUs": len(snapshot.gpus),
+        "driver": snapshot.driver.version or snapshot.driver.absent,
+        "CUDA": snapshot.driver.cuda,
+        "CPU": snapshot.machine.cpu,
+        "CPUs": snapshot.machine.cpus,
+        "NUMA nodes": len(snapshot.machine.numa_nodes),
+        "kernel": snapshot.machine.kernel,
+        "product": snapshot.machine.product,
+        "nvidia-peermem": snapshot.gpudirect.peermem,
+        "silent": ", ".join(failure.stage for failure in snapshot.failures) or None,
+        "NICs": len(snapshot.nics),
+    }
+    for gpu in snapshot.gpus:
+        traits |= {f"{gpu.device} {name}": value for name, value in _gpu_traits(gpu).items()}
+    for nic in snapshot.nics:
+        traits |= {f"{nic.device} {name}": value for name, value in _nic_traits(nic).items()}
+    traits["paths"] = tuple(tuple(row.values()) for row in topology.matrix.values())
+    traits["peer access"] = tuple((pair.cuda, pair.read, pair.write) for pair in snapshot.pairs)
+    return traits
+
+
+def _gpu_traits(gpu: GpuFacts) -> dict[str, object]:
+    return {
+        "model": gpu.name,
+        "state": "lost" if gpu.lost else "present",
+        "memory": gpu.memory_bytes,
+        "MIG": gpu.mig,
+        "ECC": gpu.ecc,
+        "persistence": gpu.persistence,
+        "NVLinks active": active_links(gpu),
+        "NVLinks": None if gpu.nvlinks is None else len(gpu.nvlinks),
+        "fabric": gpu.fabric and gpu.fabric.state,
+        "fabric health": gpu.fabric and gpu.fabric.health_mask,
+        "PCIe width": gpu.pcie.width,
+        "PCIe at most": _pcie(gpu.pcie.max_generation, gpu.pcie.max_width),
+        "NUMA node": gpu.place.numa_node,
+        "row remapping pending": gpu.remapped_rows and gpu.remapped_rows.pending,
+        "row remapping failed": gpu.remapped_rows and gpu.remapped_rows.failure,
+    }
+
+
+def _pcie(generation: int | None, width: int | None) -> str | None:
+    return None if generation is None or width is None else f"{generation} x{width}"
+
+
+def _nic_traits(nic: NicFacts) -> dict[str, object]:
+    return {
+        "kind": nic.kind,
+        "state": nic.state,
+        "rate": nic.rate_gbit_s,
+        "model": nic.model,
+        "firmware": nic.firmware,
+        "PCIe": _pcie(nic.pcie.generation, nic.pcie.width),
+        "NUMA node": nic.place.numa_node,
+    }
+
+
+def differences(seen: Traits, usual: Traits) -> tuple[Difference, ...]:
+    """The traits in which two nodes differ.
+
+    Of a device that only one of them has, the count says it all; paths are left to the differences that explain them,
+    when there are any.
+    """
+    found = [
+        Difference(name, seen[name], usual[name])
+        for name in usual
+        if name in seen and name not in _EXPLAINED and seen[name] != usual[name]
+    ]
+    if not found:
+        found = [Difference(name, "differ", "as in the matrix") for name in _EXPLAINED if seen[name] != usual[name]]
+    return tuple(found) or (Difference("devices", _devices(seen), _devices(usual)),)
+
+
+def _devices(traits: Traits) -> str:
+    """The devices that traits are of, where nothing but their names tells two nodes apart."""
+    return compress_names([name.removesuffix(_IN_EVERY_DEVICE) for name in traits if name.endswith(_IN_EVERY_DEVICE)])
+
+
+def condense(found: Sequence[Difference]) -> list[str]:
+    """Differences in words, those that several devices share in one: 'GPU0-7 ECC False (others True)'."""
+    shared: dict[tuple[str, str, str], list[str]] = {}
+    for difference in found:
+        device, space, trait = difference.trait.partition(" ")
+        is_device = bool(space) and device[-1:].isdigit()
+        key = (trait if is_device else difference.trait, _text(difference.seen), _text(difference.usual))
+        shared.setdefault(key, []).append(device if is_device else "")
+    return [
+        f"{', '.join(filter(None, devices))} {trait} {seen} (others {usual})".strip()
+        for (trait, seen, usual), devices in shared.items()
+    ]
+
+
+def _models(snapshot: Snapshot) -> Models:
+    """The GPU models of a node, however many of each: one with a GPU less is still of the kind."""
+    return tuple(sorted({gpu.name or "" for gpu in snapshot.gpus if not gpu.lost}))
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return "unknown"
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
+
+
+def _letter(number: int) -> str:
+    """A, B, ... Z, AA, AB, ..."""
+    head, last = divmod(number, 26)
+    return (_letter(head - 1) if head else "") + chr(ord("A") + last)
+
+
+def with_own_names(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
+    """Nodes that share a host name told apart: `gpu`, `gpu~2`."""
+    seen: Counter[str] = Counter()
+    named = []
+    for snapshot in snapshots:
+        seen[snapshot.host] += 1
+        number = seen[snapshot.host]
+        named.append(snapshot if number == 1 else replace(snapshot, host=f"{snapshot.host}~{number}"))
+    return named

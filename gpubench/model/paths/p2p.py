@@ -1,0 +1,277 @@
+"""What is made of measured copies: against the limit, against sibling pairs, against the profile, and who is odd."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from gpubench.model.paths.transport import Transport
+from gpubench.model.terms.copies import Direction, Engine
+from gpubench.model.terms.verdict import Verdict
+
+Pair = tuple[int, int]
+
+JUDGED_FROM_BYTES = 64 * 2**20
+"""Smaller copies are not judged: latency takes a share of them that differs from machine to machine."""
+
+LATENCY_BYTES = 16
+"""The copy whose time is called latency, as in NVIDIA's p2pBandwidthLatencyTest."""
+
+SLOW_SHARE, FAILED_SHARE = 0.9, 0.75
+"""Of what sibling pairs, or healthy machines of the type, reach: below the first a warning, below the second a failure.
+Pairs of four H200s differ by 0.1 % for copy engines."""
+
+LIMIT_WARN_SHARE, LIMIT_FAIL_SHARE = 0.7, 0.4
+"""Of the physical limit, where neither siblings nor a profile tell: copies reach 80 to 92 % of it."""
+
+NEAR_SHARE = 0.03
+"""A figure this near to a threshold is measured again before it is judged."""
+
+MOVED_SHARE, STILL_SHARE = 0.5, 0.1
+"""Of what was copied: counters that moved by less than the first were not on its way, by less than the second stood
+still.
+"""
+
+NOISY_SHARE = 0.1
+"""Samples that differ by more than this part of their median say nothing about a figure near a threshold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One matrix: a copy of some size between every pair, by one engine, in one direction, with peer access or not.
+
+    With `network` it is sent by NCCL between nodes, whatever `engine` says.
+    """
+
+    engine: Engine
+    direction: Direction
+    peer: bool
+    size_bytes: int
+    network: bool = False
+
+    @property
+    def name(self) -> str:
+        """Its name in sections: 'ce write', 'ce write peer off'; with the size where there are several."""
+        if self.network:
+            return "nccl"
+        return f"{self.engine} {self.direction}" + ("" if self.peer else " peer off")
+
+    @property
+    def quantity(self) -> str | None:
+        """The expected value of a profile that it compares with; profiles say nothing of networks."""
+        if self.network:
+            return None
+        if not self.peer:
+            return "p2p.staged_gb_s" if self.engine is Engine.CE and self.direction is Direction.WRITE else None
+        if self.engine is Engine.SM:
+            return "p2p.sm_write_gb_s" if self.direction is Direction.WRITE else None
+        names = {Direction.WRITE: "p2p.write_gb_s", Direction.READ: "p2p.read_gb_s"}
+        return names.get(self.direction, "p2p.bidirectional_gb_s")
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """Bytes that one end's links carried, and their share of what was copied.
+
+    A share is None where nothing counted, or where it would rest on a zero of a counter that never moved in this run.
+    """
+
+    nvlink_bytes: int | None = None
+    nvlink_share: float | None = None
+    pcie_bytes: int | None = None
+    pcie_share: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What was measured of one pair in one series.
+
+    `seconds` are the samples, each of one copy on average; `carried` is what links counted in the last; `transports` is
+    what NCCL says that it goes over, worst first, where it is NCCL that sends.
+    """
+
+    seconds: tuple[float, ...] = ()
+    wrong: int | None = None
+    carried: Carried = Carried()
+    error: str | None = None
+    transports: tuple[Transport, ...] = ()
+
+    @property
+    def is_staged(self) -> bool | None:
+        """Whether the counters say that it went through host memory; None where they say nothing.
+
+        What went over NVLink did not, nor what no PCIe link carried: to host memory there is no other way.
+        """
+        carried = self.carried
+        if carried.nvlink_share is not None:
+            return carried.nvlink_share < MOVED_SHARE
+        return False if carried.pcie_share is not None and carried.pcie_share < STILL_SHARE else None
+
+    @property
+    def typical_seconds(self) -> float:
+        """The median sample."""
+        return median(self.seconds)
+
+    @property
+    def spread(self) -> float:
+        """The range of the samples as a part of their median."""
+        return (max(self.seconds) - min(self.seconds)) / self.typical_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What a pair is compared with, in GB/s over both directions: its limit, sibling pairs, the profile."""
+
+    limit_gb_s: float | None
+    siblings_gb_s: float | None
+    expected_gb_s: float | None
+
+    @property
+    def thresholds(self) -> tuple[float, ...]:
+        """The figures at which a verdict changes, ascending."""
+        shares = [
+            share * figure
+            for figure in (self.siblings_gb_s, self.expected_gb_s)
+            if figure is not None
+            for share in (SLOW_SHARE, FAILED_SHARE)
+        ]
+        if not shares and self.limit_gb_s is not None:
+            shares = [LIMIT_WARN_SHARE * self.limit_gb_s, LIMIT_FAIL_SHARE * self.limit_gb_s]
+        return tuple(sorted(shares))
+
+
+def usual(figures: Sequence[float]) -> float:
+    """What the healthy among some figures reach: the upper quartile, for one bad GPU of four spoils half of all."""
+    return sorted(figures, reverse=True)[len(figures) // 4]
+
+
+def siblings_gb_s(figures: Mapping[Pair, float], paths: Mapping[Pair, str], pair: Pair) -> float | None:
+    """What pairs wired like this one reach, itself included; None where there are fewer than three."""
+    alike = [figure for other, figure in figures.items() if paths[other] == paths[pair]]
+    return usual(alike) if len(alike) > 2 else None
+
+
+_STAGED_GAIN = 1.15
+"""Host-staged copies measured with peer access are within 15 % of those without."""
+
+_STAGED_LATENCY_GAIN = 2.0
+"""Direct copies of 16 bytes take a sixth of the time: H200 2.2 against 12 to 18 µs, RTX 3090 1.0 against 15."""
+
+
+def looks_staged(on: Cell, off: Cell, latency_on: Cell | None, latency_off: Cell | None) -> bool:
+    """Whether large copies with peer access behave as those without: no faster, and, where it was measured, no sooner.
+
+    Host-staged 16-byte copies take 8 to 20 µs, direct ones 1 to 2.5; bandwidths alone can be alike on PCIe.
+    """
+    if not (on.seconds and off.seconds) or off.typical_seconds / on.typical_seconds > _STAGED_GAIN:
+        return False
+    if latency_on is None or latency_off is None or not (latency_on.seconds and latency_off.seconds):
+        return True
+    return not is_sooner(latency_on, latency_off)
+
+
+def is_sooner(on: Cell, off: Cell) -> bool:
+    """Whether a copy with peer access, of any size, takes so little of the time without it that it must be direct."""
+    return on.typical_seconds <= off.typical_seconds / _STAGED_LATENCY_GAIN
+
+
+def is_near(figure: float, reference: Reference) -> bool:
+    """Whether a figure should be measured again before it is judged."""
+    return any(abs(figure / threshold - 1) < NEAR_SHARE for threshold in reference.thresholds)
+
+
+def judge(figure: float, cell: Cell, reference: Reference) -> tuple[Verdict, str]:
+    """The verdict on a pair's bandwidth and why; a failed verification outranks it elsewhere."""
+    if cell.is_staged:
+        return Verdict.FAIL, "the bytes did not go over NVLink: staged through host memory"
+    if is_near(figure, reference) and cell.spread > NOISY_SHARE:
+        return Verdict.INCONCLUSIVE, f"samples differ by {cell.spread:.0%} near a threshold"
+    compared = [
+        (figure / other, other, whose)
+        for other, whose in ((reference.siblings_gb_s, "pairs wired alike"), (reference.expected_gb_s, "the profile"))
+        if other is not None
+    ]
+    if compared:
+        share, other, whose = min(compared)
+        if share < SLOW_SHARE:
+            verdict = Verdict.FAIL if share < FAILED_SHARE else Verdict.WARN
+            return verdict, f"{share:.0%} of {other:.4g} GB/s, which {whose} {_reach(whose)}"
+        return Verdict.PASS, ""
+    if reference.limit_gb_s is None:
+        return Verdict.SKIP, "nothing to compare with"
+    share = figure / reference.limit_gb_s
+    if share < LIMIT_WARN_SHARE:
+        return Verdict.FAIL if share < LIMIT_FAIL_SHARE else Verdict.WARN, f"{share:.0%} of the limit"
+    return Verdict.PASS, ""
+
+
+def _reach(whose: str) -> str:
+    return "expects" if whose == "the profile" else "reach"
+
+
+@dataclass(frozen=True, slots=True)
+class Oddity:
+    """One GPU, or one pair, that is slower than the rest: `gpus` are one or two positions, `role` says in what."""
+
+    role: str
+    gpus: tuple[int, ...]
+    figure: float
+    usual: float
+
+
+def odd_ones(figures: Mapping[Pair, float], gpus: int) -> tuple[Oddity, ...]:
+    """Who makes a matrix uneven: a GPU whose row and column are slow, one whose row or column is, or a single pair.
+
+    A cell is slow below `SLOW_SHARE` of what is usual. Rows and columns are named where more than half of their cells
+    are; what a named row or column explains is not named again.
+    """
+    if len(figures) < 2:
+        return ()
+    common = usual(list(figures.values()))
+    slow = {pair for pair, figure in figures.items() if figure < SLOW_SHARE * common}
+    sending = [gpu for gpu in range(gpus) if _mostly({pair for pair in figures if pair[0] == gpu}, slow)]
+    receiving = [gpu for gpu in range(gpus) if _mostly({pair for pair in figures if pair[1] == gpu}, slow)]
+    found = []
+    for gpu in sorted({*sending, *receiving}):
+        both = gpu in sending and gpu in receiving
+        role = "both ways" if both else "sending" if gpu in sending else "receiving"
+        own = [pair for pair in slow if (gpu in pair if both else pair[0 if gpu in sending else 1] == gpu)]
+        found.append(Oddity(role, (gpu,), median(figures[pair] for pair in own), common))
+    explained = {pair for pair in slow if pair[0] in sending or pair[1] in receiving}
+    found += [Oddity("pair", pair, figures[pair], common) for pair in sorted(slow - explained)]
+    return tuple(found)
+
+
+def _mostly(cells: set[Pair], slow: set[Pair]) -> bool:
+    return len(cells) > 1 and 2 * len(cells & slow) > len(cells)
+
+
+def rounds(ranks: int) -> tuple[tuple[Pair, ...], ...]:
+    """All unordered pairs in as few rounds of disjoint pairs as can be: one fewer than ranks, or as many if odd.
+
+    The circle method: the first stays, the others move on by one seat a round, and whoever sits opposite is the other
+    half of a pair. With an odd number one seat is empty, and its opposite sits the round out.
+    """
+    seats: list[int | None] = [*range(ranks), *([None] if ranks % 2 else [])]
+    played = []
+    for _ in range(len(seats) - 1):
+        opposite = zip(seats, reversed(seats), strict=True)
+        met = [(one, other) for one, other in list(opposite)[: len(seats) // 2]]
+        pairs = [(min(one, other), max(one, other)) for one, other in met if one is not None and other is not None]
+        played.append(tuple(sorted(pairs)))
+        seats[1:] = [seats[-1], *seats[1:-1]]
+    return tuple(each for each in played if each)
+
+
+def parse_pairs(texts: Sequence[str]) -> tuple[Pair, ...]:
+    """'0-1,3-5' as ordered pairs of driver indices, each once, in their order.
+
+    Raises:
+        ValueError: a text that is no pair; the text is the message.
+    """
+    found: dict[Pair, None] = {}
+    for word in (word.strip() for text in texts for word in text.split(",")):
+        first, dash, second = word.partition("-")
+        if not (dash and first.isdecimal() and second.isdecimal() and int(first) != int(second)):
+            raise ValueError(word)
+        found[int(first), int(second)] = None
+    return tuple(found)

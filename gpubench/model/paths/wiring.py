@@ -1,0 +1,200 @@
+"""What the machines of a run allow between its GPUs: could a path be direct, and what does it carry."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+from gpubench.model.facts.snapshot import GpuFacts, NicFacts, bus_id
+from gpubench.model.paths.evidence import Evidence, State
+from gpubench.model.paths.peer_policy import Refusal, nccl_keeps_off, refusal_of
+from gpubench.model.paths.selection import Pair
+from gpubench.model.paths.topology import UNKNOWN_PATH, Limit, PeerAccess, Topology
+
+NETWORK = "NET"
+
+_ACTIVE = "active"
+_NOT_DESCRIBED = "nothing described these GPUs"
+
+
+class Located(Protocol):
+    """A GPU of a run by where it is: a rank with its GPU is one, and so is any GPU of a process that has several."""
+
+    @property
+    def host(self) -> str:
+        """The name of its node."""
+        ...
+
+    @property
+    def node(self) -> int:
+        """The number of its node."""
+        ...
+
+    @property
+    def gpu_bus_id(self) -> str | None:
+        """What identifies it there."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GpuPlace:
+    """A GPU that is no rank's own."""
+
+    host: str
+    node: int
+    gpu_bus_id: str | None
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """The GPUs of a run by position, which is the rank where each has one, and their nodes by number.
+
+    Of nodes there are those of which something is known.
+    """
+
+    gpus: Sequence[Located]
+    nodes: Mapping[int, Topology]
+
+    def together(self, pair: Pair) -> bool:
+        """Whether both are on one node."""
+        return self.gpus[pair[0]].node == self.gpus[pair[1]].node
+
+    def host(self, gpu: int) -> str:
+        """The name of a GPU's node: of two that call themselves alike, what the second was renamed to."""
+        node = self.nodes.get(self.gpus[gpu].node)
+        return self.gpus[gpu].host if node is None else node.snapshot.host
+
+    def gpu(self, gpu: int) -> GpuFacts | None:
+        """What is known of a GPU."""
+        return self._found[gpu]
+
+    def path(self, pair: Pair) -> str:
+        """The path class; NET between nodes."""
+        if not self.together(pair):
+            return NETWORK
+        facts = self._facts(pair)
+        return UNKNOWN_PATH if facts is None else self._node(pair).path(*facts)
+
+    def limit(self, pair: Pair) -> Limit:
+        """The ceiling of a pair on one node, in GB/s per direction."""
+        if not self.together(pair):
+            return Limit(None, "between nodes it depends on which NICs NCCL takes")
+        facts = self._facts(pair)
+        return Limit(None, _NOT_DESCRIBED) if facts is None else self._node(pair).limit(*facts)
+
+    def has_nvlinks(self, pair: Pair) -> bool:
+        """Whether NVLinks join a pair."""
+        facts = self._facts(pair) if self.together(pair) else None
+        return facts is not None and bool(self._node(pair).nvlinks(*facts))
+
+    def nvlink_total(self, gpu: int) -> Limit:
+        """What all NVLinks of a GPU carry together, in GB/s per direction."""
+        facts = self._found[gpu]
+        return Limit(None, _NOT_DESCRIBED) if facts is None else self.nodes[self.gpus[gpu].node].nvlink_total(facts)
+
+    def to_host(self, gpu: int) -> Limit:
+        """The ceiling between a GPU and host memory, in GB/s per direction."""
+        facts = self._found[gpu]
+        return Limit(None, _NOT_DESCRIBED) if facts is None else self.nodes[self.gpus[gpu].node].pcie_total(facts)
+
+    def through_host_gb_s(self, pair: Pair) -> float | None:
+        """What a pair carries at most through host memory: the narrower of both GPUs' ways to it, if they are known."""
+        known = [limit.gb_s for limit in map(self.to_host, pair) if limit.gb_s is not None]
+        return min(known) if len(known) == len(pair) else None
+
+    def peer_access(self, pair: Pair) -> PeerAccess:
+        """What CUDA and the driver say of peer access between a pair of one node."""
+        facts = self._facts(pair)
+        return PeerAccess(None, None, _NOT_DESCRIBED) if facts is None else self._node(pair).peer_access(*facts)
+
+    def capability(self, pair: Pair) -> Evidence:
+        """Whether the path of a pair could be direct."""
+        if not self.together(pair):
+            return self._capability_between_nodes(pair)
+        access = self.peer_access(pair)
+        if access.possible is None:
+            return Evidence(seen=access.reason)
+        seen = f"{self.path(pair)}, peer access {access.reason}"
+        return Evidence(State.PRESENT if access.possible else State.CONTRADICTING, seen)
+
+    def refusal(self, pair: Pair) -> Refusal | None:
+        """Why a pair of one node has no peer access; None where it has, or where nobody knows."""
+        facts, access = self._facts(pair), self.peer_access(pair)
+        if facts is None or access.possible is not False:
+            return None
+        return refusal_of(self._node(pair), *facts, access)
+
+    def refused_by_design(self, pair: Pair) -> str:
+        """Why a pair of one node has no peer access, where that is no fault; empty where it has, or where it is one."""
+        refusal = self.refusal(pair)
+        return refusal.reason if refusal is not None and refusal.by_design else ""
+
+    def by_design(self, pair: Pair) -> str:
+        """Why NCCL takes a pair through host memory where that is no fault; empty where it would be one."""
+        if not self.together(pair):
+            bare = self._nodes_without_rdma(pair)
+            return f"no RDMA NIC is active on {', '.join(bare)}" if bare else ""
+        if self.peer_access(pair).possible is False:
+            return self.refused_by_design(pair)
+        return self.kept_off(pair)
+
+    def kept_off(self, pair: Pair) -> str:
+        """Why NCCL, left to itself, keeps off the peer access that a pair of one node may have; empty where not."""
+        facts = self._facts(pair)
+        return "" if facts is None else nccl_keeps_off(self._node(pair), *facts)
+
+    def rdma_nics(self, gpu: int) -> list[NicFacts]:
+        """The RDMA NICs of a GPU's node that are up."""
+        return self._nics.get(self.gpus[gpu].node, [])
+
+    @cached_property
+    def _nics(self) -> dict[int, list[NicFacts]]:
+        return {
+            number: [nic for nic in node.nics if nic.rdma and nic.state in (_ACTIVE, None)]
+            for number, node in self.nodes.items()
+        }
+
+    @cached_property
+    def _between_nodes(self) -> dict[tuple[int, int], Evidence]:
+        """What was found out of pairs of nodes: it is the same for all their ranks."""
+        return {}
+
+    def _capability_between_nodes(self, pair: Pair) -> Evidence:
+        nodes = self.gpus[pair[0]].node, self.gpus[pair[1]].node
+        if nodes not in self._between_nodes:
+            self._between_nodes[nodes] = self._capability_of_nodes(pair)
+        return self._between_nodes[nodes]
+
+    def _capability_of_nodes(self, pair: Pair) -> Evidence:
+        bare = self._nodes_without_rdma(pair)
+        if bare:
+            return Evidence(State.CONTRADICTING, f"no RDMA NIC is active on {', '.join(bare)}")
+        answers = [
+            [(self.nodes[self.gpus[gpu].node].gpudirect(nic), nic.name) for nic in self.rdma_nics(gpu)] for gpu in pair
+        ]
+        if not all(answers):
+            return Evidence(seen="nothing described the NICs of both nodes")
+        for each in answers:
+            if not any(possible for (possible, _), _ in each):
+                (possible, reason), name = each[0]
+                state = State.CONTRADICTING if possible is False else State.ABSENT
+                return Evidence(state, f"GPUDirect RDMA by {name}: {reason}")
+        return Evidence(State.PRESENT, "GPUDirect RDMA is possible on both nodes")
+
+    def _nodes_without_rdma(self, pair: Pair) -> list[str]:
+        """Hosts of a pair that are described and have no RDMA NIC that is up."""
+        bare = (gpu for gpu in pair if self.gpus[gpu].node in self.nodes and not self.rdma_nics(gpu))
+        return list(dict.fromkeys(map(self.host, bare)))
+
+    def _facts(self, pair: Pair) -> tuple[GpuFacts, GpuFacts] | None:
+        source, destination = (self._found[gpu] for gpu in pair)
+        return None if source is None or destination is None else (source, destination)
+
+    @cached_property
+    def _found(self) -> list[GpuFacts | None]:
+        """What is known of each GPU, by its bus id: CUDA's and the driver's indices differ between ranks."""
+        facts = {number: {gpu.bus_id: gpu for gpu in node.gpus} for number, node in self.nodes.items()}
+        return [facts.get(gpu.node, {}).get(bus_id(gpu.gpu_bus_id or "")) for gpu in self.gpus]
+
+    def _node(self, pair: Pair) -> Topology:
+        return self.nodes[self.gpus[pair[0]].node]

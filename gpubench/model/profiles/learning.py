@@ -1,0 +1,155 @@
+"""What results of healthy machines say a profile should expect: medians, spreads, and the values that stand out."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from gpubench.model.paths.p2p import JUDGED_FROM_BYTES, LATENCY_BYTES
+from gpubench.model.profiles.profile import BUSBW, TIME, Expected, ExpectedKind
+from gpubench.model.results.report import CollectiveRow, PairRow
+from gpubench.model.results.result_file import ResultFile
+from gpubench.model.terms.copies import HostMemory
+from gpubench.model.terms.units import counted
+
+OUTLYING_DEVIATIONS = 5.0
+"""Median absolute deviations, scaled to a normal distribution's standard one."""
+
+OUTLYING_SHARE = 0.05
+"""Of the median: pairs that differ by 0.1 % have so small a deviation that honest values would stand out."""
+
+LARGE_BYTES = 64 * 2**20
+_DIGITS = 4
+_NORMAL = 1.4826
+
+
+@dataclass(frozen=True, slots=True)
+class LearningKey:
+    """What values must share to be compared."""
+
+    quantity: str
+    gpus: int
+    nodes: int = 1
+    path: str | None = None
+    size_bytes: int | None = None
+    nccl: str | None = None
+    algorithm: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LearningSample:
+    """One value of a result: of what, on what, from which file."""
+
+    key: LearningKey
+    value: float
+    subject: str
+    file: str
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """The expected values, and what stood out of them and was left out."""
+
+    expected: tuple[Expected, ...]
+    outliers: tuple[LearningSample, ...]
+
+
+def learn(samples: Iterable[LearningSample], source: str) -> Learned:
+    """The median of each key's values without outliers, its spread in the note; outliers are told and not used."""
+    by_key: dict[LearningKey, list[LearningSample]] = {}
+    for sample in samples:
+        by_key.setdefault(sample.key, []).append(sample)
+    expected, outliers = [], []
+    for key, found in by_key.items():
+        kept, odd = split_outliers(found)
+        outliers += odd
+        values = [sample.value for sample in kept]
+        files = len({sample.file for sample in kept})
+        note = f"the median of {counted(len(values), 'value')} of {counted(files, 'result')}"
+        if len(values) > 1:
+            note += f", {min(values):.{_DIGITS}g} to {max(values):.{_DIGITS}g}"
+        expected.append(
+            Expected(
+                quantity=key.quantity,
+                value=float(f"{median(values):.{_DIGITS}g}"),
+                kind=ExpectedKind.MEASURED,
+                source=source,
+                gpus=key.gpus,
+                nodes=key.nodes,
+                path=key.path,
+                size_bytes=key.size_bytes,
+                nccl=key.nccl,
+                algorithm=key.algorithm,
+                note=note,
+            )
+        )
+    return Learned(tuple(expected), tuple(outliers))
+
+
+def split_outliers(samples: Sequence[LearningSample]) -> tuple[list[LearningSample], list[LearningSample]]:
+    """Those near the median, and those that stand out: by deviations and by a share of it, both."""
+    middle = median(sample.value for sample in samples)
+    deviation = _NORMAL * median(abs(sample.value - middle) for sample in samples)
+    most = max(OUTLYING_DEVIATIONS * deviation, OUTLYING_SHARE * middle)
+    kept = [sample for sample in samples if abs(sample.value - middle) <= most]
+    return kept, [sample for sample in samples if abs(sample.value - middle) > most]
+
+
+def samples_of(result: ResultFile) -> list[LearningSample]:
+    """The values of a result: of its rows of collectives, and of its pairs."""
+    nccl = result.circumstances.libraries.get("NCCL", "").split(" ")[0] or None
+    several = len({row.path_class for row in result.pairs if _is_between_gpus(row)}) > 1
+    gpus = len({end for row in result.pairs for end in (row.source_bus_id, row.destination_bus_id) if end})
+    return [
+        *(sample for row in result.rows for sample in _of_row(row, nccl, result.name)),
+        *(sample for row in result.pairs for sample in _of_pair(row, gpus, result.name, by_path=several)),
+    ]
+
+
+def _of_row(row: CollectiveRow, nccl: str | None, file: str) -> list[LearningSample]:
+    if row.placement != "out_of_place" or row.backend != "nccl" or row.ranks % row.nodes or row.ranks < 2:
+        return []
+    large = row.size_bytes >= LARGE_BYTES
+    key = LearningKey(
+        quantity=f"{row.collective}.{BUSBW if large else TIME}",
+        gpus=row.ranks // row.nodes,
+        nodes=row.nodes,
+        size_bytes=row.size_bytes,
+        nccl=nccl,
+        algorithm=row.algorithm,
+    )
+    return [LearningSample(key, row.busbw_gb_s if large else row.time_us, f"{row.ranks} ranks", file)]
+
+
+def _of_pair(row: PairRow, gpus: int, file: str, *, by_path: bool) -> list[LearningSample]:
+    quantity = _quantity(row)
+    value = row.latency_us if quantity and quantity.endswith("latency_us") else row.bandwidth_gb_s
+    if quantity is None or value is None:
+        return []
+    path = row.path_class if by_path and quantity.startswith("p2p.") else None
+    return [LearningSample(LearningKey(quantity, gpus, path=path), value, f"{row.source} → {row.destination}", file)]
+
+
+def _quantity(row: PairRow) -> str | None:
+    """The quantity of a profile that a row of p2p is; None for what profiles do not hold."""
+    size_bytes = row.size_bytes or 0
+    if not _is_between_gpus(row):
+        large = size_bytes >= JUDGED_FROM_BYTES and HostMemory.of_note(row.note) is HostMemory.PINNED
+        to_gpu = row.source_bus_id is None
+        return ("host_to_device_gb_s" if to_gpu else "device_to_host_gb_s") if large else None
+    if row.scope != "process" or row.engine not in ("ce", "sm"):
+        return None
+    way = (row.engine, str(row.direction), str(row.peer))
+    if size_bytes == LATENCY_BYTES:
+        return {("ce", "write", "on"): "p2p.latency_us", ("ce", "write", "off"): "p2p.staged_latency_us"}.get(way)
+    names = {
+        ("ce", "write", "on"): "p2p.write_gb_s",
+        ("ce", "read", "on"): "p2p.read_gb_s",
+        ("ce", "both", "on"): "p2p.bidirectional_gb_s",
+        ("sm", "write", "on"): "p2p.sm_write_gb_s",
+        ("ce", "write", "off"): "p2p.staged_gb_s",
+    }
+    return names.get(way) if size_bytes >= JUDGED_FROM_BYTES else None
+
+
+def _is_between_gpus(row: PairRow) -> bool:
+    return row.source_bus_id is not None and row.destination_bus_id is not None

@@ -1,0 +1,1 @@
+"""Reports, their rows, and what is derived from rows."""

@@ -1,0 +1,114 @@
+"""Bandwidth and time over size, as curves that a terminal or a page can draw."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TypeVar
+
+from gpubench.model.results.report import CollectiveRow, PairRow, Row
+
+Points = tuple[tuple[int, float], ...]
+"""Size in bytes and value, by ascending size."""
+
+_MOST_LINES = 4
+_FEWEST_SIZES = 3
+HOST = "host"
+
+Member = TypeVar("Member", bound=Row)
+
+
+@dataclass(frozen=True, slots=True)
+class CurveLine:
+    """A named curve."""
+
+    name: str
+    points: Points
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """Curves with one unit, and what they are held against: what links carry at most, what healthy machines reach."""
+
+    title: str
+    unit: str
+    lines: tuple[CurveLine, ...]
+    limit: Points = ()
+    expected: Points = ()
+    logarithmic: bool = False
+
+
+def charts(rows: Sequence[Row]) -> list[Chart]:
+    """A chart of bandwidth and one of time for every way of measuring that visited three sizes or more."""
+    collectives = [row for row in rows if isinstance(row, CollectiveRow)]
+    pairs = [row for row in rows if isinstance(row, PairRow) and HOST not in (row.source, row.destination)]
+    found: list[Chart] = []
+    for members in _grouped(collectives, _series):
+        found += _collective(members)
+    for copies in _grouped(pairs, lambda row: (row.engine or "", row.direction or "", row.peer or "")):
+        found += _pairs(copies)
+    return [chart for chart in found if any(len(line.points) >= _FEWEST_SIZES for line in chart.lines)]
+
+
+def _series(row: CollectiveRow) -> tuple[str, ...]:
+    return row.dtype, row.op or "", row.group or "", row.backend, row.setting or ""
+
+
+def _collective(rows: Sequence[CollectiveRow]) -> list[Chart]:
+    what = " ".join(filter(None, (rows[0].collective, rows[0].dtype, rows[0].op, rows[0].group, rows[0].setting)))
+    lines = {
+        name.replace("_", " "): [row for row in rows if row.placement == name]
+        for name in dict.fromkeys(row.placement for row in rows)
+    }
+    bandwidth = tuple(
+        CurveLine(name, _points((row.size_bytes, row.busbw_gb_s) for row in each)) for name, each in lines.items()
+    )
+    times = tuple(
+        CurveLine(name, _points((row.size_bytes, row.time_us) for row in each)) for name, each in lines.items()
+    )
+    limit = _points((row.size_bytes, row.limit_gb_s) for row in rows)
+    expected = _points((row.size_bytes, row.expected_gb_s) for row in rows)
+    return [
+        Chart(f"{what}: bus bandwidth", "GB/s", bandwidth, limit, expected),
+        Chart(f"{what}: time", "µs", times, logarithmic=True),
+    ]
+
+
+def _pairs(rows: Sequence[PairRow]) -> list[Chart]:
+    access = f"peer access {rows[0].peer}" if rows[0].peer else ""
+    what = "copies: " + ", ".join(filter(None, (rows[0].engine, rows[0].direction, access)))
+    limit = _points((row.size_bytes or 0, row.limit_gb_s) for row in rows)
+    return [
+        Chart(f"{what}: bandwidth", "GB/s", _pair_lines(rows, lambda row: row.bandwidth_gb_s), limit),
+        Chart(f"{what}: time", "µs", _pair_lines(rows, lambda row: row.latency_us), logarithmic=True),
+    ]
+
+
+def _pair_lines(rows: Sequence[PairRow], value: Callable[[PairRow], float | None]) -> tuple[CurveLine, ...]:
+    """A line a pair; of many pairs the highest and the lowest value of all."""
+    by_pair = _grouped(rows, lambda row: (row.source, row.destination))
+    if len(by_pair) <= _MOST_LINES:
+        return tuple(
+            CurveLine(
+                f"{members[0].source} → {members[0].destination}",
+                _points((row.size_bytes or 0, value(row)) for row in members),
+            )
+            for members in by_pair
+        )
+    known = sorted((row.size_bytes or 0, each) for row in rows if (each := value(row)) is not None)
+    by_size = [(size, [each for _, each in found]) for size, found in groupby(known, key=lambda item: item[0])]
+    return (
+        CurveLine(f"highest of {len(by_pair)} pairs", tuple((size, max(found)) for size, found in by_size)),
+        CurveLine("lowest", tuple((size, min(found)) for size, found in by_size)),
+    )
+
+
+def _grouped(rows: Iterable[Member], key: Callable[[Member], tuple[str, ...]]) -> list[list[Member]]:
+    groups: dict[tuple[str, ...], list[Member]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return list(groups.values())
+
+
+def _points(values: Iterable[tuple[int, float | None]]) -> Points:
+    """The last value of each size that has one."""
+    return tuple(sorted({size: value for size, value in values if value is not None}.items()))

@@ -1,0 +1,248 @@
+"""The verdict on fallback to host memory that ends a run: which paths, how much slower than their limit, and why.
+
+A command puts what it knows of each path into a `KnownPath`, says how to find a cause, and has the rows of both
+sections, and the findings, from here.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from gpubench.model.paths.evidence import Conclusion, Confidence, Judgement, PathEvidence, decide, judge
+from gpubench.model.paths.selection import names
+from gpubench.model.paths.transport import Transport
+from gpubench.model.results.explanation import Explanation
+from gpubench.model.results.rows.evidence import EvidenceRow, FallbackRow
+from gpubench.model.terms.verdict import Finding, Verdict
+
+HOST_STAGED = "host-staged"
+PATH_UNKNOWN = "path-unknown"
+PATH_DISPUTED = "path-disputed"
+FINDINGS = (HOST_STAGED, PATH_UNKNOWN, PATH_DISPUTED)
+"""What `findings` makes."""
+
+_MOST_PAIRS = 4
+_MOST_NAMED = 1000
+_MOST_ROWS = 10_000
+_Alike = tuple[Conclusion, Verdict, str | None, float | None]
+"""What paths of one line have in common: conclusion, verdict, transport and limit."""
+
+_LEAST_SURE_FIRST = (Confidence.NONE, Confidence.WEAK, Confidence.LIKELY, Confidence.PROVEN)
+_GRAVEST_FIRST = (Conclusion.WRONG, Conclusion.STAGED, Conclusion.DISPUTED, Conclusion.UNKNOWN, Conclusion.DIRECT)
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """One end of a path: its name ('rank 0', 'GPU0'), the short one for pairs ('0'), its node and its GPU."""
+
+    name: str
+    short: str
+    node: str
+    bus_id: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownPath:
+    """A path with all that is known of it. `bandwidth_gb_s` is what it delivered, the limit is per direction."""
+
+    source: End
+    destination: End
+    evidence: PathEvidence
+    transports: tuple[Transport, ...] = ()
+    path_class: str | None = None
+    bandwidth_gb_s: float | None = None
+    limit_gb_s: float | None = None
+
+    @property
+    def judgement(self) -> Judgement:
+        """What follows from the evidence."""
+        return judge(self.evidence)
+
+    @property
+    def pair(self) -> str:
+        """Both ends in short: '0 → 1'."""
+        return f"{self.source.short} → {self.destination.short}"
+
+
+def evidence_rows(paths: Sequence[KnownPath], origin: str) -> list[EvidenceRow]:
+    """The section `evidence`: a line a path; of more than ten thousand, those that are not direct."""
+    shown = paths
+    if len(paths) > _MOST_ROWS:
+        shown = [path for path in paths if path.judgement.conclusion is not Conclusion.DIRECT]
+    return [_evidence_row(path, origin) for path in shown]
+
+
+def _evidence_row(path: KnownPath, origin: str) -> EvidenceRow:
+    evidence, judgement = path.evidence, path.judgement
+    staged = {Conclusion.STAGED: True, Conclusion.DIRECT: False}.get(judgement.conclusion)
+    return EvidenceRow(
+        source=path.source.name,
+        destination=path.destination.name,
+        source_node=path.source.node,
+        destination_node=path.destination.node,
+        source_bus_id=path.source.bus_id,
+        destination_bus_id=path.destination.bus_id,
+        origin=origin,
+        path_class=path.path_class,
+        transport=names(path.transports),
+        host_staged=staged,
+        bandwidth_gb_s=path.bandwidth_gb_s,
+        limit_gb_s=path.limit_gb_s,
+        capability=evidence.capability.state,
+        capability_seen=evidence.capability.seen,
+        selection=evidence.selection.state,
+        selection_seen=evidence.selection.seen,
+        measurement=evidence.measurement.state,
+        measurement_seen=evidence.measurement.seen,
+        correctness=evidence.correctness.state,
+        correctness_seen=evidence.correctness.seen,
+        by_design=evidence.by_design or None,
+        conclusion=judgement.conclusion,
+        confidence=judgement.confidence,
+        verdict=judgement.verdict,
+        meaning=decide(evidence).meaning,
+    )
+
+
+def fallback_rows(
+    paths: Sequence[KnownPath],
+    origin: str,
+    cause_of: Callable[[Sequence[KnownPath]], Explanation],
+    unheard: str = "",
+    lost: Sequence[str] = (),
+) -> list[FallbackRow]:
+    """The section `fallback`, gravest first: paths that fare alike and travel alike, a line each, as sure as the least.
+
+    `cause_of` finds the first cause of staged paths. `unheard` is why nobody, or not everybody, could say what was
+    chosen; where no path at all is known, it stands for all of them. `lost` are the short names of ends that must have
+    paths of which nothing is known.
+    """
+    groups: dict[_Alike, list[KnownPath]] = {}
+    for path in paths:
+        judgement = path.judgement
+        alike = judgement.conclusion, judgement.verdict, names(path.transports), path.limit_gb_s
+        groups.setdefault(alike, []).append(path)
+    rows = [_row(members, origin, cause_of, unheard) for members in groups.values()]
+    if lost:
+        rows.append(unknown_row(origin, "nothing named their connections", [f"{end} → ?" for end in lost]))
+    if unheard and not paths:
+        rows.append(unknown_row(origin, unheard))
+    return sorted(rows, key=lambda row: (_GRAVEST_FIRST.index(Conclusion(row.conclusion)), row.verdict == Verdict.SKIP))
+
+
+def _row(
+    members: Sequence[KnownPath], origin: str, cause_of: Callable[[Sequence[KnownPath]], Explanation], unheard: str
+) -> FallbackRow:
+    first = min(members, key=lambda path: _LEAST_SURE_FIRST.index(path.judgement.confidence))
+    judgement = first.judgement
+    cause = cause_of(members) if judgement.conclusion is Conclusion.STAGED else None
+    slowest = min((path.bandwidth_gb_s for path in members if path.bandwidth_gb_s), default=None)
+    limit = first.limit_gb_s
+    return FallbackRow(
+        conclusion=judgement.conclusion,
+        verdict=judgement.verdict,
+        confidence=judgement.confidence,
+        origin=origin,
+        count=len(members),
+        pairs=tuple(path.pair for path in members[:_MOST_NAMED]),
+        transport=names(first.transports),
+        bandwidth_gb_s=slowest,
+        limit_gb_s=limit,
+        times_slower=limit / slowest if limit and slowest else None,
+        cause=None if cause is None else cause.id,
+        cause_seen=None if cause is None else cause.evidence,
+        advice=None if cause is None else cause.advice,
+        how=_how(first, unheard if judgement.conclusion is Conclusion.UNKNOWN or not first.transports else ""),
+    )
+
+
+def _how(path: KnownPath, unheard: str) -> str:
+    evidence = path.evidence
+    kinds = (evidence.capability, evidence.selection, evidence.measurement, evidence.correctness)
+    seen = [kind.seen for kind in kinds if kind.seen]
+    return "; ".join(dict.fromkeys([decide(evidence).meaning, *seen, *filter(None, [unheard])]))
+
+
+def unknown_row(origin: str, why: str, pairs: Sequence[str] = ()) -> FallbackRow:
+    """That nothing is known of some paths, or of any."""
+    nothing = judge(PathEvidence())
+    return FallbackRow(
+        conclusion=nothing.conclusion,
+        verdict=nothing.verdict,
+        confidence=nothing.confidence,
+        origin=origin,
+        count=len(pairs),
+        pairs=tuple(pairs[:_MOST_NAMED]),
+        transport=None,
+        bandwidth_gb_s=None,
+        limit_gb_s=None,
+        times_slower=None,
+        cause=None,
+        cause_seen=None,
+        advice=None,
+        how=why,
+    )
+
+
+def findings(rows: Sequence[FallbackRow], *, strict: bool) -> tuple[Finding, ...]:
+    """What a person should know of fallback. Only a strict run fails for it, or because it is not known.
+
+    Wrong data are somebody else's finding, who counts them.
+    """
+    found = []
+    for row in rows:
+        conclusion = Conclusion(row.conclusion)
+        if conclusion is Conclusion.STAGED:
+            found.append(_staged(row))
+        elif conclusion is Conclusion.DISPUTED:
+            found.append(_finding(PATH_DISPUTED, row, "evidence that agrees", "a counter, a driver or a log is wrong"))
+        elif conclusion is Conclusion.UNKNOWN and (strict or row.pairs):
+            found.append(_finding(PATH_UNKNOWN, row, "to know which way the bytes go", "what is needed was not said"))
+    return tuple(found if strict else (_softened(each) for each in found))
+
+
+def _softened(finding: Finding) -> Finding:
+    """A benchmark that is not strict has not been asked about paths: what it could not find out is no error of its."""
+    return replace(finding, severity=Verdict.WARN) if finding.severity is Verdict.ERROR else finding.softened()
+
+
+def _staged(row: FallbackRow) -> Finding:
+    return Finding(
+        id=HOST_STAGED,
+        severity=Verdict(row.verdict),
+        subject=shown(row),
+        seen=f"{row.transport or 'these paths'} through host memory{slowdown(row)}",
+        expected="paths from GPU to GPU" if row.verdict != Verdict.SKIP else "host memory: nothing else is possible",
+        cause=row.cause_seen or "not known",
+        next_command=row.advice or "gpubench topo",
+        subjects=row.pairs,
+    )
+
+
+def _finding(name: str, row: FallbackRow, expected: str, cause: str) -> Finding:
+    return Finding(
+        id=name,
+        severity=Verdict(row.verdict),
+        subject=shown(row) or "all paths",
+        seen=row.how,
+        expected=expected,
+        cause=cause,
+        next_command="--evidence shows all that is known; gpubench p2p proves each pair by itself",
+        subjects=row.pairs,
+    )
+
+
+def slowdown(row: FallbackRow) -> str:
+    """': 28.9 of 450 GB/s, 15.6 times slower than the limit', as far as it is known; else ''."""
+    if row.bandwidth_gb_s is None:
+        return ""
+    if row.limit_gb_s is None or row.times_slower is None:
+        return f": {row.bandwidth_gb_s:.3g} GB/s"
+    slower = f", {row.times_slower:.1f} times slower than the limit" if row.times_slower > 1 else ""
+    return f": {row.bandwidth_gb_s:.3g} of {row.limit_gb_s:g} GB/s{slower}"
+
+
+def shown(row: FallbackRow, most: int = _MOST_PAIRS) -> str:
+    """The first pairs of a line in words: 'GPU0 → GPU1', 'ranks 0 → 1, 1 → 0 and 10 more'."""
+    rest = row.count - most
+    lead = "ranks " if row.pairs and row.pairs[0][0].isdigit() else ""
+    return lead + ", ".join(row.pairs[:most]) + (f" and {rest} more" if rest > 0 else "")

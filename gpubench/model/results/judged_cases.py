@@ -1,0 +1,127 @@
+"""Everything that a run judged, one by one, for formats that count: test cases, metrics, annotations."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gpubench.model.results.report import FINDINGS_SECTION, Metadata, Report, Row, Table
+from gpubench.model.results.rows.evidence import EVIDENCE_SECTION
+from gpubench.model.results.rows.explain import PATHS_SECTION
+from gpubench.model.terms.copies import HostMemory
+from gpubench.model.terms.units import format_size
+from gpubench.model.terms.verdict import Verdict, exit_code
+
+RUN = "run"
+_CONDENSED_ELSEWHERE = (EVIDENCE_SECTION, PATHS_SECTION)
+"""Of these there may be a million; `fallback` and `transports` say the same of all that fare alike."""
+
+_SIZES_AND_NAMES = (
+    "collective",
+    "dtype",
+    "op",
+    "placement",
+    "setting",
+    "group",
+    "scope",
+    "transport",
+    "conclusion",
+    "direction",
+)
+_NOT_JUDGED = "not judged"
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedCase:
+    """One thing that was judged: the section it stands in, its name (unique in the section), and what was seen."""
+
+    group: str
+    name: str
+    verdict: Verdict
+    text: str
+
+
+def cases(metadata: Metadata, rows: Iterable[Row], report: Report) -> Iterator[JudgedCase]:
+    """Every row, every condensed section, every subject of every finding; last the run itself.
+
+    Whoever counts cases comes to the same end as who reads the exit code: a row that nothing but --strict would judge
+    is a warning, and the run itself fails, or could not be measured, where it was cut short or no other case says so.
+    """
+    found = [*_of_rows(metadata.rows_section, (row.to_record() for row in rows)), *_of_report(report)]
+    if report.verdict is not Verdict.FAIL:
+        found = [replace(case, verdict=Verdict.WARN) if case.verdict is Verdict.FAIL else case for case in found]
+    yield from _with_own_names(found)
+    yield _run(metadata, report, found)
+
+
+def worst_first(found: Iterable[JudgedCase]) -> list[JudgedCase]:
+    """What went wrong among cases, the gravest first, in their order otherwise."""
+    gravity = {Verdict.FAIL: 0, Verdict.ERROR: 1, Verdict.INCONCLUSIVE: 2, Verdict.WARN: 3}
+    return sorted((each for each in found if each.verdict in gravity), key=lambda each: gravity[each.verdict])
+
+
+def _of_report(report: Report) -> Iterator[JudgedCase]:
+    for name, section in report.sections.items():
+        if isinstance(section, Table) and "verdict" in section.columns and name not in _CONDENSED_ELSEWHERE:
+            yield from _of_rows(name, (row.to_record() for row in section.rows()))
+    for finding in report.findings:
+        text = "\n".join(
+            f"{label}: {words}"
+            for label, words in (
+                ("seen", finding.seen),
+                ("expected", finding.expected),
+                ("likely", finding.cause),
+                ("try", finding.next_command),
+            )
+            if words
+        )
+        for subject in finding.subjects or (finding.subject,):
+            yield JudgedCase(FINDINGS_SECTION, f"{finding.id}: {subject}", finding.severity, text)
+
+
+def _of_rows(group: str, records: Iterable[Mapping[str, Any]]) -> Iterator[JudgedCase]:
+    for record in records:
+        if "path_class" in record and record.get("bandwidth_gb_s") is None and record["verdict"] is None:
+            continue  # a pair that was looked at and not measured: `topo` judges none
+        verdict = Verdict.SKIP if record["verdict"] is None else Verdict(record["verdict"])
+        yield JudgedCase(group, _name(record), verdict, _seen(record) or ("" if record["verdict"] else _NOT_JUDGED))
+
+
+def _name(record: Mapping[str, Any]) -> str:
+    """What a row is about, in the words of its columns."""
+    naming: Sequence[Callable[[], str]] = (
+        lambda: " ".join(str(record[name]) for name in ("node", "check", "id", "subject") if record.get(name)),
+        lambda: f"{record['source']} → {record['destination']}" if record.get("source") else "",
+        lambda: format_size(record["size_bytes"]) if record.get("size_bytes") is not None else "",
+        lambda: " ".join(str(record[name]) for name in _SIZES_AND_NAMES if record.get(name) is not None),
+        lambda: str(record["engine"]) if record.get("engine") else "",
+        lambda: f"peer access {record['peer']}" if record.get("peer") else "",
+        lambda: str(record["note"]) if HostMemory.of_note(record.get("note")) else "",
+        lambda: ", ".join(map(str, record["pairs"][:4])) if isinstance(record.get("pairs"), (list, tuple)) else "",
+    )
+    return ", ".join(filter(None, (name() for name in naming)))
+
+
+def _seen(record: Mapping[str, Any]) -> str:
+    """The figures and remarks of a row."""
+    figures = (("busbw_gb_s", "GB/s busbw"), ("bandwidth_gb_s", "GB/s"), ("limit_gb_s", "GB/s limit"))
+    words = [f"{record[name]:g} {unit}" for name, unit in figures if record.get(name) is not None]
+    if record.get("wrong"):
+        words.append(f"{record['wrong']} wrong elements")
+    remarks = (str(record[name]) for name in ("how", "cause_seen", "advice", "note", "meaning") if record.get(name))
+    return "; ".join((*words, *remarks))
+
+
+def _with_own_names(found: Iterable[JudgedCase]) -> Iterator[JudgedCase]:
+    seen: Counter[tuple[str, str]] = Counter()
+    for case in found:
+        seen[case.group, case.name] += 1
+        number = seen[case.group, case.name]
+        yield case if number == 1 else replace(case, name=f"{case.name} ({number})")
+
+
+def _run(metadata: Metadata, report: Report, found: Sequence[JudgedCase]) -> JudgedCase:
+    if not report.complete:
+        return JudgedCase(RUN, metadata.subject, report.verdict, "the run was cut short")
+    told = exit_code(report.verdict) in {0, *(exit_code(case.verdict) for case in found)}
+    return JudgedCase(RUN, metadata.subject, Verdict.PASS if told else report.verdict, f"verdict: {report.verdict}")

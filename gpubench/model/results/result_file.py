@@ -1,0 +1,56 @@
+"""What a file of results holds, whoever wrote it: rows, and the circumstances under which they were measured."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gpubench.model.results.report import CollectiveRow, PairRow
+from gpubench.model.results.rows.checks import VerdictRow
+from gpubench.model.results.rows.evidence import EvidenceRow
+from gpubench.model.terms.verdict import Finding
+
+MODELS = "gpu_models"
+"""The option in the metadata of a check that tells the models of its GPUs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileCircumstances:
+    """What numbers depend on. Empty is what a file does not tell; of `environment` that is None.
+
+    `gpus` are the models, one a GPU; `models` are those of a check, which may have lost some of them.
+    `wrong_elements` is what the run as a whole says of its data, None where it says nothing.
+    """
+
+    tool: str
+    hosts: tuple[str, ...] = ()
+    gpus: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    origin: str | None = None
+    started_at: str | None = None
+    libraries: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+    topology: str | None = None
+    profile: str | None = None
+    wrong_elements: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultFile:
+    """Rows of one file. `kind` says who wrote it; `remarks` are what a reader had to leave out, in sentences.
+
+    `verdict` is that of the run, None where the file does not tell. `findings` are those of commands that judge a
+    machine, None of others; of a check, `checks` are the verdicts by check, and `devices` its GPUs and NICs.
+    """
+
+    name: str
+    kind: str
+    circumstances: FileCircumstances
+    rows: tuple[CollectiveRow, ...] = ()
+    pairs: tuple[PairRow, ...] = ()
+    evidence: tuple[EvidenceRow, ...] = ()
+    findings: tuple[Finding, ...] | None = None
+    checks: Mapping[str, str] = field(default_factory=dict)
+    devices: tuple[VerdictRow, ...] = ()
+    complete: bool = True
+    verdict: str | None = None
+    remarks: tuple[str, ...] = ()

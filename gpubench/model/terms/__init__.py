@@ -1,0 +1,1 @@
+"""Units, verdicts, operations, sampling: the words and small values that everything else is said in."""

@@ -1,0 +1,239 @@
+"""What a job was doing when it stopped moving: the state of each rank, and who is to blame."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from signal import Signals
+from typing import Any, Self
+
+from gpubench.errors import CouldNotMeasureError
+from gpubench.model.terms.units import spans
+
+SECONDS_TO_START = 300.0
+"""How long launch, initialisation and output may take without a sign of life: connecting many nodes takes minutes, and
+a person may read the output page by page."""
+
+_MOST_NAMED = 8
+"""Ranks, or groups of them, that a message names one by one."""
+
+
+class Phase(StrEnum):
+    """What a rank is doing, in the order in which it first gets there."""
+
+    LAUNCH = "launch"
+    MPI_INIT = "MPI_Init"
+    SET_UP = "set-up"
+    OPENING = "opening the GPU"
+    CONNECTING = "connecting"
+    TRY_OUT = "try-out"
+    WARM_UP = "warm-up"
+    OPERATION = "operation"
+    VERIFICATION = "verification"
+    OUTPUT = "output"
+    MPI_FINALIZE = "MPI_Finalize"
+
+
+PHASES = tuple(Phase)
+
+_UNHURRIED = frozenset({*PHASES[: PHASES.index(Phase.WARM_UP)], Phase.OUTPUT})
+
+
+def limit_seconds(phase: Phase, timeout_s: float) -> float:
+    """How long a phase may show no progress, where operations have `timeout_s`.
+
+    Twice that for the others, at least: within `--timeout` a driver may take its whole time to describe the GPUs.
+    """
+    return max(SECONDS_TO_START, 2 * timeout_s) if phase in _UNHURRIED else timeout_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankState:
+    """One rank, as its watchdog sees it.
+
+    `step` counts the phases it has entered, `done` the operations it completed in this one, of `total` where that is
+    known. `process` is the letter of `/proc/PID/stat`, empty where nobody can look. `trouble` is what the library says
+    of itself.
+    """
+
+    rank: int
+    place: str
+    pid: int
+    phase: Phase
+    label: str
+    step: int
+    done: int
+    total: int
+    idle_seconds: float
+    process: str = ""
+    trouble: str = ""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether somebody stopped the process: SIGSTOP, Ctrl-Z, a debugger."""
+        return self.process in ("T", "t")
+
+    def seconds_left(self, timeout_s: float) -> float:
+        """How long it may still go without progress, where operations have `timeout_s`; 0 or less: it has to move.
+
+        A process that is stopped does nothing that could take longer elsewhere, and the first rank alone has output.
+        """
+        idles = self.stopped or (self.phase is Phase.OUTPUT and self.rank > 0)
+        return (timeout_s if idles else limit_seconds(self.phase, timeout_s)) - self.idle_seconds
+
+    @property
+    def where(self) -> str:
+        """What it is inside of: 'operation 64K out of place, 12 of 20 done'."""
+        words = f"{self.phase} {self.label}".strip()
+        if self.done or self.total:
+            words += f", {self.done} of {self.total} done" if self.total else f", {self.done} done"
+        return words
+
+    def to_record(self) -> dict[str, Any]:
+        """The state as plain data; `from_record` is the inverse."""
+        return asdict(self)
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Self:
+        """The state that `to_record` described."""
+        return cls(**(dict(record) | {"phase": Phase(record["phase"])}))
+
+
+def is_suspended(states: Sequence[RankState]) -> bool:
+    """Whether somebody stopped the whole job, which Ctrl-Z under mpirun does: that is no hang."""
+    return bool(states) and all(state.stopped for state in states)
+
+
+def hang(
+    states: Sequence[RankState], silent: Mapping[int, str], seconds: float, remarks: Sequence[str] = ()
+) -> CouldNotMeasureError:
+    """What to say of a job that shows no progress for so long.
+
+    `silent` are the places of ranks of which nothing can be learned, by number.
+    """
+    missing, cause, reason, next_step = _blame(states, silent)
+    late = {state.rank for state in states if state.rank in missing}
+    lines = [f"no progress for {seconds:g} s{cause}"]
+    lines += [f"  missing:  {missing[rank]}" for rank in sorted(missing)[:_MOST_NAMED]]
+    if len(missing) > _MOST_NAMED:
+        lines.append(f"            and ranks {spans(sorted(missing)[_MOST_NAMED:])}")
+    lines += [f"  arrived:  {text}" for text in _groups(state for state in states if state.rank not in late)]
+    lines += [f"  library:  {state.place}: {state.trouble}" for state in states if state.trouble][:_MOST_NAMED]
+    return CouldNotMeasureError(
+        "\n".join([*lines, *remarks]),
+        expected="a completed operation, or another step, at least that often",
+        reason=reason,
+        next_step=next_step,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A rank that ended without a word: where it was, when by its host's monotonic clock, and how.
+
+    `status` is what wait(2) says: a signal's number, or an exit code times 256; 0 where nobody could see it.
+    """
+
+    state: RankState
+    at_seconds: float
+    status: int
+
+    @property
+    def exited(self) -> bool:
+        """Whether it came to an exit of its own, as a library does that has said why."""
+        return self.status > 0xFF
+
+    @property
+    def asked_to_end(self) -> bool:
+        """Whether it followed a request, as launchers make it to all ranks once one is lost."""
+        return self.status in (Signals.SIGINT, Signals.SIGTERM)
+
+    def error(self, end: str) -> CouldNotMeasureError:
+        """What to say of it; `end` is what there is to say of the rows."""
+        return CouldNotMeasureError(
+            f"{self.state.place} (pid {self.state.pid}) {self._how()} in {self.state.where}{end}",
+            expected="every rank to stay until the last row",
+            reason="a crash in a library or driver, a lack of memory, or somebody ended it",
+            next_step="dmesg shows an out-of-memory kill and Xid errors; NCCL_DEBUG=WARN what NCCL has to say",
+        )
+
+    def _how(self) -> str:
+        if self.exited:
+            return f"ended with exit code {self.status >> 8}"
+        number = self.status & 0x7F
+        names = {each.value: each.name for each in Signals}
+        return f"was killed by {names.get(number, f'signal {number}')}" if number else "was killed or crashed"
+
+
+def first_lost(every: Iterable[Lost]) -> Lost | None:
+    """The one whose loss ended the job, of all ranks that were lost; None where none was.
+
+    On a busy machine the loss may be seen later than the ends that the launcher made of it, so these come last.
+    """
+    return min(every, key=lambda lost: (lost.asked_to_end, lost.at_seconds), default=None)
+
+
+def not_started(states: Sequence[RankState], ranks: int, seconds: float) -> CouldNotMeasureError:
+    """What to say where MPI_Init does not return and only the ranks of this host can be asked."""
+    stopped = [state for state in states if state.stopped]
+    here = {state.rank for state in states}
+    others = [rank for rank in range(ranks) if rank not in here]
+    lines = [f"MPI_Init, or what comes before it, did not end within {seconds:g} s"]
+    lines += [f"  missing:  {state.place} (pid {state.pid}): its process is stopped" for state in stopped]
+    if others:
+        lines.append(f"  missing:  rank {spans(others)}: never started, or on another host")
+    lines += [f"  arrived:  {text}" for text in _groups(state for state in states if not state.stopped)]
+    return CouldNotMeasureError(
+        "\n".join(lines),
+        expected=f"all {ranks} ranks to start and to find each other",
+        reason="a rank was stopped, could not be started, or MPI finds no way between two hosts",
+        next_step=f"`mpirun -n {ranks} hostname` with the same options shows whether MPI works here at all",
+    )
+
+
+def _blame(states: Sequence[RankState], silent: Mapping[int, str]) -> tuple[dict[int, str], str, str, str]:
+    """Whom the others wait for, in words by rank; then the same for the headline, the likely reason and what to try."""
+    if silent:
+        missing = {rank: f"{place}: neither it nor its watchdog answers" for rank, place in silent.items()}
+        missing |= {state.rank: f"{_named(state)}: its process is stopped" for state in states if state.stopped}
+        reason = "its host is dead or cut off from this one, or all its processes were killed"
+        return missing, f": {_who(silent)}", reason, "ping the host; ip link shows whether its port is up"
+    stopped = [state for state in states if state.stopped]
+    if stopped:
+        missing = {state.rank: f"{_named(state)}: its process is stopped" for state in stopped}
+        reason = "SIGSTOP, Ctrl-Z in its shell, or a debugger"
+        return missing, f": {_who(missing)}", reason, "the same again; where jobs are suspended, a longer --timeout"
+    front = max((state.step, state.done) for state in states)
+    behind = [state for state in states if (state.step, state.done) < front]
+    missing = {state.rank: _named(state) + _stuck(state) for state in behind}
+    reason = "a GPU, a link or a driver does not answer, or two ranks wait for each other"
+    next_step = "dmesg | grep -e Xid -e mlx5; NCCL_DEBUG=INFO gpubench ...; --timeout S gives a slow machine more"
+    if missing:
+        return missing, f": {_who(missing)}", reason, next_step
+    return {}, ": all ranks are inside the same operation", reason, next_step
+
+
+def _stuck(state: RankState) -> str:
+    return ", in a system call that does not return (state D: driver or file system)" if state.process == "D" else ""
+
+
+def _named(state: RankState) -> str:
+    return f"{state.place} (pid {state.pid}), in {state.where}, for {state.idle_seconds:.0f} s"
+
+
+def _who(missing: Iterable[int]) -> str:
+    ranks = sorted(missing)
+    return f"the others wait for rank {spans(ranks)}"
+
+
+def _groups(states: Iterable[RankState]) -> list[str]:
+    """Ranks in the same situation together; few of them with their hosts and GPUs."""
+    groups: dict[str, list[RankState]] = {}
+    for state in states:
+        groups.setdefault(state.where + _stuck(state), []).append(state)
+    lines = []
+    for where, members in groups.items():
+        named = len(members) <= _MOST_NAMED
+        who = ", ".join(each.place for each in members) if named else f"rank {spans([e.rank for e in members])}"
+        lines.append(f"{who}: in {where}")
+    shown = lines[:_MOST_NAMED]
+    return shown if len(lines) <= _MOST_NAMED else [*shown, f"and {len(lines) - _MOST_NAMED} groups more"]

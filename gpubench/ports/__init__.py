@@ -1,0 +1,1 @@
+"""The hardware seam: what a measurement needs from a machine, one Protocol a module."""

@@ -1,0 +1,43 @@
+"""The processes of a job."""
+
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+from gpubench.model.terms.lateness import Offset
+
+T = TypeVar("T")
+
+
+class Group(Protocol):
+    """The processes of a job, as MPI knows them; `hardware.mpi.one_process` has one of a single process."""
+
+    rank: int
+    size: int
+
+    def gather(self, value: T) -> list[T]:
+        """Every rank's value, in rank order, on every rank."""
+        ...
+
+    def collect(self, value: T) -> list[T] | None:
+        """Every rank's value, in rank order, on the first rank; None on the others."""
+        ...
+
+    def broadcast(self, value: T | None, root: int = 0) -> T:
+        """Root's value, on every rank."""
+        ...
+
+    def barrier(self) -> None:
+        """Return once every rank has called it."""
+        ...
+
+    def largest(self, values: Sequence[float]) -> Sequence[float]:
+        """Each of the values as it is on the rank where it is largest; every rank has as many, and gets them."""
+        ...
+
+    def clock_offset(self) -> Offset:
+        """How this rank's `perf_counter` differs from the first rank's; every rank has to call it."""
+        ...
+
+    def split(self, color: int, key: int) -> "Group":
+        """The group of the ranks with the same color, ordered by key."""
+        ...

@@ -1,0 +1,41 @@
+"""Memory that operations read and write."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from gpubench.model.terms.data_pattern import Block, DataPattern
+from gpubench.ports.arrays import Array
+
+
+class Memory(Protocol):
+    """One plain allocation of a backend, and the test data in it."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that were asked for."""
+        ...
+
+    def array(self, offset_bytes: int, count: int, dtype: str) -> Array:
+        """`count` elements of a NumPy `dtype` from `offset_bytes` on, as a writable view."""
+        ...
+
+    def fill_sent(self, data: DataPattern, block: Block, rank: int) -> None:
+        """Write what `rank` sends into a block."""
+        ...
+
+    def fill_byte(self, size_bytes: int, value: int) -> None:
+        """Set the first `size_bytes` bytes to a value."""
+        ...
+
+    def count_wrong(self, data: DataPattern, blocks: Sequence[tuple[Block, int | None]]) -> int:
+        """Elements that differ from what their block must hold: what that rank sent, or, with None, the reduction."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A place in a memory: where an operation reads or writes."""
+
+    memory: Memory
+    offset_bytes: int

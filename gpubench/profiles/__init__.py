@@ -1,0 +1,1 @@
+"""The files of the folder `profiles`: found, read, and matched with machines."""

@@ -1,0 +1,128 @@
+"""Find, read and match the files of `profiles/`: what a healthy machine of each kind looks like and reaches.
+
+A user's own lie in the folder that GPUBENCH_PROFILES names, else in $XDG_CONFIG_HOME/gpubench/profiles, and come first.
+"""
+
+import difflib
+import hashlib
+import tomllib
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+from gpubench.errors import UsageError, advising
+from gpubench.model.profiles.profile import Profile
+from gpubench.model.profiles.rules import check_profile
+from gpubench.model.terms.plain import from_plain
+
+FOLDER_VARIABLE = "GPUBENCH_PROFILES"
+
+_REASON, _ADVICE = (
+    "the profile was written or edited by hand",
+    "profiles/README.md has every key; gpubench profiles lint FILE",
+)
+"""Of errors in a profile that say no more than what is wrong."""
+
+_PACKAGE = Path(__file__).parents[1]
+_HASH_DIGITS = 12
+
+
+def folder(package: Path = _PACKAGE) -> Path:
+    """Where the profiles are: beside the package in a checkout, inside it when installed from a wheel."""
+    installed = package / "_profiles"
+    return installed if installed.is_dir() else package.parent / "profiles"
+
+
+def read_profile(data: bytes, where: str) -> Profile:
+    """A profile from the bytes of its file; `where` names the file in messages.
+
+    Raises:
+        UsageError: no TOML, an unknown key, a value of the wrong type, or one that cannot be right.
+    """
+    with advising(reason=_REASON, next_step=_ADVICE):
+        try:
+            plain = tomllib.loads(data.decode())
+        except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise UsageError(f"{where} is no TOML: {error}", expected="a profile, in TOML") from None
+        if "sha256" in plain:
+            raise UsageError(f"{where} has an unknown field 'sha256'", reason="it is computed from the file")
+        profile = from_plain(Profile, plain, where)
+        check_profile(profile, where)
+    return replace(profile, sha256=hashlib.sha256(data).hexdigest()[:_HASH_DIGITS])
+
+
+def read_file(path: Path) -> Profile:
+    """A profile of the user's own.
+
+    Raises:
+        UsageError: the file cannot be read, or is no profile.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise UsageError(
+            f"the profile {path} cannot be read: {error.strerror}",
+            expected="the name of a profile, or the path of a file in TOML",
+            reason="the path is mistyped, or its mode forbids it",
+            next_step="gpubench profiles list shows the names",
+        ) from error
+    return read_profile(data, path.name)
+
+
+def names() -> tuple[str, ...]:
+    """The names of the profiles that come with gpubench."""
+    return tuple(sorted(path.stem for path in folder().glob("*.toml")))
+
+
+@cache
+def load(name: str) -> Profile:
+    """The profile of that name.
+
+    Raises:
+        UsageError: there is none; names that are near are suggested.
+    """
+    known = names()
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+        raise UsageError(
+            f"no profile is called {name!r}",
+            expected=f"one of {', '.join(known)}",
+            next_step=f"did you mean {' or '.join(near)}?" if near else "gpubench profiles list says what each is for",
+        )
+    return read_file(folder() / f"{name}.toml")
+
+
+def own_folder(environment: Mapping[str, str]) -> Path:
+    """Where a user's own profiles lie; it need not exist."""
+    named = environment.get(FOLDER_VARIABLE)
+    if named:
+        return Path(named)
+    home = environment.get("HOME", "")
+    return Path(environment.get("XDG_CONFIG_HOME") or Path(home) / ".config") / "gpubench" / "profiles"
+
+
+def own_profiles(environment: Mapping[str, str]) -> tuple[Profile, ...]:
+    """A user's own profiles, by file name.
+
+    Raises:
+        UsageError: one of them is no profile.
+    """
+    return tuple(read_file(path) for path in sorted(own_folder(environment).glob("*.toml")))
+
+
+def find(text: str, environment: Mapping[str, str]) -> Profile:
+    """The profile that a user names: the path of a file, one of their own, or one that comes with gpubench.
+
+    Raises:
+        UsageError: there is none, or it is broken.
+    """
+    if text.endswith(".toml") or "/" in text:
+        return read_file(Path(text))
+    own = own_folder(environment) / f"{text}.toml"
+    return read_file(own) if own.is_file() else load(text)
+
+
+def all_profiles() -> tuple[Profile, ...]:
+    """Every profile that comes with gpubench, by name."""
+    return tuple(load(name) for name in names())

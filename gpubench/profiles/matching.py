@@ -1,0 +1,72 @@
+"""The profile of a machine: by its GPU models, their number, and where their NVLinks lead."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpubench.model.facts.snapshot import NvlinkPeer
+from gpubench.model.profiles.profile import Generic, Profile
+from gpubench.profiles.files import all_profiles
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileMatch:
+    """The profile for a machine of `gpus` visible GPUs."""
+
+    profile: Profile
+    gpus: int
+
+    @property
+    def is_slice(self) -> bool:
+        """Whether the machine shows a part of a larger board: cards in slots of their own have none."""
+        has_board = self.profile.match.board_gpus is not None or _is_switched(self.profile) is True
+        return has_board and self.gpus < self.profile.match.board
+
+    def __str__(self) -> str:
+        part = f" ({self.gpus} of {self.profile.match.board} GPUs: a slice of the board)" if self.is_slice else ""
+        return f"{self.profile.name}{part}"
+
+
+def match_any(
+    gpu_names: Sequence[str], count: int, *, switched: bool | None, joined: bool, own: Sequence[Profile] = ()
+) -> ProfileMatch | None:
+    """As `match`, a user's own first, and where nothing fits the one for any machine, with or without NVLink.
+
+    `joined` says whether NVLinks join its GPUs. None where there are no GPUs, or nobody knows their names.
+    """
+    found = match(gpu_names, count, switched=switched, among=own) or match(gpu_names, count, switched=switched)
+    if found is not None or not count:
+        return found
+    generic = Generic.NVLINK if joined else Generic.PCIE
+    return next((ProfileMatch(each, count) for each in all_profiles() if each.match.generic is generic), None)
+
+
+def match(
+    gpu_names: Sequence[str],
+    count: int,
+    *,
+    switched: bool | None = None,
+    among: Sequence[Profile] | None = None,
+) -> ProfileMatch | None:
+    """The profile for `count` visible GPUs of these NVML names, None where there is none; `among` these, or ours.
+
+    One for this very number comes first, then that of the next larger one: fewer GPUs are a slice of its board. GPUs
+    of several models match nothing. `switched` says, where it is known, whether NVLinks lead to NVSwitches or from GPU
+    to GPU: a board of four whose GPUs are joined directly is no slice of one with NVSwitches.
+    """
+    models = set(gpu_names)
+    fitting = [
+        each
+        for each in (all_profiles() if among is None else among)
+        if each.match.generic is None
+        and models <= set(each.match.gpus)
+        and 1 <= count <= each.match.visible
+        and (switched is None or _is_switched(each) in (None, switched))
+    ]
+    if not models or not fitting:
+        return None
+    return ProfileMatch(min(fitting, key=lambda each: each.match.visible), count)
+
+
+def _is_switched(profile: Profile) -> bool | None:
+    """Whether its NVLinks lead to NVSwitches; None where it has none."""
+    return None if profile.nvlink is None else profile.nvlink.to is NvlinkPeer.SWITCH

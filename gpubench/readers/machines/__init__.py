@@ -1,0 +1,1 @@
+"""Files that describe one machine: NCCL topology XML, `nvidia-smi topo -m`, recorded snapshots."""

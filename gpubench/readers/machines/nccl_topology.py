@@ -1,0 +1,284 @@
+"""NCCL's topology XML: what NCCL_TOPO_DUMP_FILE writes, and what vendors ship to be used as NCCL_TOPO_FILE."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import chain, count
+
+from gpubench.model.facts.snapshot import (
+    GpuFacts,
+    HostFacts,
+    NicFacts,
+    NicKind,
+    NumaNode,
+    NvLink,
+    NvlinkPeer,
+    PcieLink,
+    PciPlace,
+    PciSwitch,
+    Snapshot,
+    bus_id,
+)
+from gpubench.model.paths.links import PCIE_GENERATION_OF_GT_S
+from gpubench.model.terms.origin import Origin
+from gpubench.readers.documents.xml_elements import Element, Parser
+from gpubench.readers.machines.reader import MOST_GPUS, MOST_NICS, MOST_SWITCHES
+
+_MOST_NVLINKS = 36
+_WIDEST = 32
+"""NVML counts at most 36 NVLinks a GPU (NVML_NVLINK_MAX_LINKS); PCI Express defines no link of more than 32 lanes."""
+
+_GPU_CLASS, _NIC_CLASS, _SWITCH_CLASS = "0x03", "0x02", "0x0604"
+_PEERS = {"0x068001": NvlinkPeer.CPU, "0x0680": NvlinkPeer.SWITCH, "0x03": NvlinkPeer.GPU, "0x1200": NvlinkPeer.GPU}
+"""By the beginning of a PCI class, as in NCCL's topo.cc (0x068001: POWER's bridge to its CPU); 0x1200: AMD's MI300."""
+
+_AMD, _AMAZON = "0x1002", "0x1d0f"
+_VERSION_OF_SM = {60: "1.0", 70: "2.0", 75: "2.0", 80: "3.0", 86: "3.1", 90: "4.0", 100: "5.0", 103: "5.0", 120: "5.0"}
+_RAW_GB_S_OF_SM = {80: 25.0, 86: 14.0625}
+"""Of NVLink, by compute capability × 10. GA100 and GA102 both have version 3.x, at unlike rates."""
+
+_RDMA_NAMES = ("mlx", "ib", "roce", "hfi", "bnxt_re", "irdma")
+_SPEED = re.compile(r"(\d+(?:\.\d+)?) ?GT/s.*", re.ASCII)
+_FAKE_BUS_ID = re.compile(r"f{4,8}:ff:ff\.?[0-9a-f]?")
+_MASK = re.compile(r"[0-9a-fA-F]{1,8}(?:,[0-9a-fA-F]{1,8}){0,1023}")
+
+
+def is_nccl_topology(text: str) -> bool:
+    """Whether a text begins as XML does."""
+    return re.match(r"\ufeff?\s*<[?!A-Za-z]", text) is not None
+
+
+def read_nccl_topology(text: str, name: str) -> Snapshot:
+    """The node in a text of the file `name`; its `host` is left empty, for the XML names none.
+
+    Vendors' files have no `<gpu>`: PCI classes then say what a device is. NCCL writes the speed and width that both
+    ends of a link can reach, as sysfs has them, whatever the link is trained to: they are taken for `max_generation`
+    and `max_width`. Of GPUs newer NCCL writes what NVML says of the moment, on an idle GPU less than it can do, so
+    theirs are taken for `generation` and `width`; from an older NCCL's file they may be too good.
+
+    Raises:
+        UsageError: broken XML, another program's, entities, a value that is no number; each with its line.
+    """
+    return _Node(Parser(name).root_of(text)).snapshot()
+
+
+class _Node:
+    """What the elements of one file add up to."""
+
+    def __init__(self, root: Element) -> None:
+        self._root = root
+        self._gpus: list[tuple[int | None, GpuFacts]] = []
+        self._nics: dict[str, NicFacts] = {}
+        self._ports: set[tuple[object, ...]] = set()
+        self._switches: list[PciSwitch] = []
+        self._bridges: set[str] = set()
+        self._masks: dict[int, int] = {}
+        self._all_cpus = 0
+        self._unnamed = count()
+        self._xgmi = False
+
+    def snapshot(self) -> Snapshot:
+        cpus = self._root.named("cpu")
+        for position, cpu in enumerate(cpus):
+            self._cpu(position, cpu)
+        if not (self._gpus or self._nics or self._switches):
+            raise self._root.wrong("it has no <cpu> with a GPU or another <pci> in it")
+        gpus = self._numbered()
+        far_ends = [(link.peer, link.peer_bus_id) for gpu in gpus for link in gpu.nvlinks or ()]
+        return Snapshot(
+            host="",
+            origin=Origin.RECORDED,
+            source=self._source(cpus),
+            machine=self._machine(cpus),
+            gpus=gpus,
+            nics=tuple(self._nics.values()),
+            switches=tuple(self._switches),
+            nvswitches=tuple(dict.fromkeys(end for peer, end in far_ends if peer is NvlinkPeer.SWITCH and end)),
+        )
+
+    def _source(self, cpus: Sequence[Element]) -> str:
+        hosts = {cpu.text("host_hash") for cpu in cpus} - {None}
+        notes = ["RCCL: nvlinks are AMD xGMI"] if self._xgmi else []
+        notes += [f"{len(hosts)} hosts in one file, shown as one"] if len(hosts) > 1 else []
+        return f"NCCL topology {self._root.file}" + (f" ({'; '.join(notes)})" if notes else "")
+
+    def _machine(self, cpus: Sequence[Element]) -> HostFacts:
+        """The NUMA nodes; which of them share a socket the XML does not say."""
+        return HostFacts(
+            cpu=next((model for model in map(_cpu_model, cpus) if model), None),
+            cpus=self._all_cpus.bit_count() or None,
+            numa_nodes=tuple(NumaNode(number=node, cpus=_ranges(self._masks[node])) for node in sorted(self._masks)),
+        )
+
+    def _numbered(self) -> tuple[GpuFacts, ...]:
+        """The GPUs by NCCL's device number; by their order in the file where those are not unlike each other."""
+        numbers = [position if dev is None else dev for position, (dev, _) in enumerate(self._gpus)]
+        if len(set(numbers)) < len(numbers):
+            numbers = list(range(len(self._gpus)))
+        facts = [replace(gpu, index=number) for number, (_, gpu) in zip(numbers, self._gpus, strict=True)]
+        return tuple(sorted(facts, key=lambda gpu: gpu.index))
+
+    def _cpu(self, position: int, cpu: Element) -> None:
+        number, mask = cpu.integer("numaid"), _mask(cpu)
+        self._all_cpus |= mask
+        node = number if number is not None and number >= 0 else None
+        bridge = f"cpu{position if node is None else node}"
+        if bridge in self._bridges:
+            # A file that joins several hosts has the same NUMA node more than once.
+            bridge = f"{bridge}#{position}"
+        self._bridges.add(bridge)
+        if node is not None:
+            self._masks[node] = self._masks.get(node, 0) | mask
+        place = PciPlace(host_bridge=bridge, numa_node=node)
+        for pci in cpu.named("pci"):
+            self._pci(pci, place, _ranges(mask) or None)
+        if nics := cpu.named("nic"):
+            self._nic(cpu, nics, NicFacts(name="", kind=NicKind.ETHERNET, place=place))
+
+    def _pci(self, pci: Element, place: PciPlace, affinity: str | None) -> None:
+        address = pci.text("busid")
+        if address is None:
+            raise pci.wrong("it has no busid", "the PCI address of every device")
+        address, kind = bus_id(address), (pci.text("class") or "").lower()
+        link, why = _pcie(pci)
+        most = PcieLink(max_generation=link.generation, max_width=link.width)
+        gpus, nics, below = pci.named("gpu"), pci.named("nic"), pci.named("pci")
+        if gpus or kind.startswith(_GPU_CLASS):
+            gpu = GpuFacts(index=0, bus_id=address, pcie=link, place=place, cpu_affinity=affinity, unknown=why)
+            self._gpu(pci, gpus, gpu)
+        elif nics or kind.startswith(_NIC_CLASS):
+            nic = NicFacts(name="", kind=NicKind.ETHERNET, bus_id=address, pcie=most, place=place, unknown=why)
+            self._nic(pci, nics, nic)
+        elif below or kind.startswith(_SWITCH_CLASS):
+            self._switches.append(PciSwitch(bus_id=address, link=most, place=place))
+            place = replace(place, switches=(*place.switches, address))
+        self._check_size(pci)
+        for each in below:
+            self._pci(each, place, affinity)
+
+    def _check_size(self, read: Element) -> None:
+        """Refuse more devices than a node has: every pair of them would be a row."""
+        for held, most, what in (
+            (self._gpus, MOST_GPUS, "GPUs"),
+            (self._nics, MOST_NICS, "NICs"),
+            (self._switches, MOST_SWITCHES, "PCIe switches"),
+        ):
+            if len(held) > most:
+                raise read.wrong(f"the file has more than {most} {what}", f"one node, with {most} {what} at most")
+
+    def _gpu(self, pci: Element, gpus: Sequence[Element], facts: GpuFacts) -> None:
+        if not gpus:
+            unknown = {**facts.unknown, "nvlinks": "the file has no <gpu> for it"}
+            self._gpus.append((None, replace(facts, unknown=unknown)))
+            return
+        gpu = gpus[0]
+        dev, sm, xgmi = gpu.integer("dev"), gpu.integer("sm"), bool(gpu.named("xgmi"))
+        amd = xgmi or (pci.text("vendor") or "").lower() == _AMD or gpu.text("gcn") is not None
+        self._xgmi = self._xgmi or xgmi
+        links, why = _nvlinks(gpu, facts.bus_id, None if amd else sm)
+        facts = replace(facts, nvlinks=links, unknown={**facts.unknown, **why})
+        if amd:
+            # RCCL writes the number of compute units there.
+            facts = replace(facts, multiprocessors=sm)
+        elif sm and sm > 0:
+            facts = replace(facts, compute_capability=f"{sm // 10}.{sm % 10}")
+        self._gpus.append((dev if dev is not None and dev >= 0 else None, facts))
+
+    def _nic(self, parent: Element, nics: Sequence[Element], facts: NicFacts) -> None:
+        nets = [net for nic in nics for net in nic.named("net")]
+        for net in nets or [Element(parent.file, parent.line, "net", {})]:
+            name, port, speed = net.text("name"), net.integer("port"), net.integer("speed")
+            kind, unknown = _nic_kind(parent, name or ""), dict(facts.unknown)
+            same = (name, port, facts.bus_id, facts.place)
+            if name and same in self._ports:
+                continue
+            self._ports.add(same)
+            others = (f"{name}#{i}" for i in count(len(self._nics)))
+            names = chain((name, f"{name}:{port}"), others) if name else (f"nic{i}" for i in self._unnamed)
+            name = next(each for each in names if each not in self._nics)
+            rate = speed / 1000 if speed and speed > 0 else None
+            if rate is None:
+                unknown["rate_gbit_s"] = "the file gives no speed for it"
+            if kind is NicKind.INFINIBAND and not parent.text("class"):
+                unknown["kind"] = "the file gives no PCI class, which would tell InfiniBand from RoCE"
+            gdr = net.integer("gdr")
+            gpudirect = None if gdr is None else gdr > 0
+            if gpudirect and kind is NicKind.ETHERNET:
+                kind = NicKind.ROCE
+            self._nics[name] = replace(
+                facts, name=name, kind=kind, rate_gbit_s=rate, gpudirect=gpudirect, unknown=unknown
+            )
+            self._check_size(net)
+
+
+def _nvlinks(gpu: Element, own: str | None, sm: int | None) -> tuple[tuple[NvLink, ...], dict[str, str]]:
+    links: list[NvLink] = []
+    why: dict[str, str] = {}
+    for each in gpu.named("nvlink", "xgmi"):
+        size = each.integer("count")
+        if size is None or not 0 <= size <= _MOST_NVLINKS - len(links):
+            raise each.wrong(f"count is {each.text('count')!r}", f"a number of links, at most {_MOST_NVLINKS} a GPU")
+        target, tclass = bus_id(each.text("target") or ""), (each.text("tclass") or "").lower()
+        peer = next((peer for beginning, peer in _PEERS.items() if tclass.startswith(beginning)), None)
+        far_end = None if not target or _FAKE_BUS_ID.fullmatch(target) else target
+        if target == own:
+            peer, far_end = NvlinkPeer.GPU, None
+            why["nvlinks"] = "the file names the GPU itself as the far end"
+        version, raw_gb_s = _VERSION_OF_SM.get(sm or 0), _RAW_GB_S_OF_SM.get(sm or 0)
+        link = NvLink(number=0, active=True, version=version, raw_gb_s=raw_gb_s, peer=peer, peer_bus_id=far_end)
+        links += [replace(link, number=len(links) + i) for i in range(size)]
+    return tuple(links), why
+
+
+def _pcie(pci: Element) -> tuple[PcieLink, dict[str, str]]:
+    """The link as the file has it, and under 'pcie' what of it the file does not say."""
+    why = []
+    speed, width = pci.text("link_speed"), pci.integer("link_width")
+    match = _SPEED.fullmatch(speed or "")
+    generation = PCIE_GENERATION_OF_GT_S.get(float(match[1])) if match else None
+    if generation is None:
+        why.append(f"the file says link_speed {speed!r}" if speed else "the file gives no link_speed")
+    if not width:
+        says = "says link_width 0, which NCCL takes for 16" if "link_width" in pci.attributes else "gives no link_width"
+        why.append(f"the file {says}")
+    elif not 0 < width <= _WIDEST:
+        # The kernel reads all ones from a device that does not answer.
+        why.append(f"the file says link_width {width}")
+        width = None
+    return PcieLink(generation=generation, width=width or None), {"pcie": "; ".join(why)} if why else {}
+
+
+def _nic_kind(parent: Element, name: str) -> NicKind:
+    """What a NIC speaks, by its PCI class (0x0207 is InfiniBand), vendor and name; the XML does not say it."""
+    kind, device = (parent.text("class") or "").lower(), (parent.text("device") or "").lower()
+    amazon = (parent.text("vendor") or "").lower() == _AMAZON
+    # Amazon's ENA, an Ethernet card, has the same vendor; EFA's device ids are 0xefa0 and up.
+    if name.startswith(("rdmap", "efa")) or (amazon and (not device or device.startswith("0xefa"))):
+        return NicKind.EFA
+    if kind.startswith("0x0207"):
+        return NicKind.INFINIBAND
+    if not name.startswith(_RDMA_NAMES):
+        return NicKind.ETHERNET
+    return NicKind.ROCE if kind.startswith("0x0200") else NicKind.INFINIBAND
+
+
+def _cpu_model(cpu: Element) -> str | None:
+    parts = [cpu.text("vendor") or cpu.text("arch") or ""]
+    parts += [f"{word} {cpu.text(f'{word}id')}" for word in ("family", "model") if cpu.text(f"{word}id")]
+    return " ".join(parts).strip() or None
+
+
+def _mask(cpu: Element) -> int:
+    """NCCL's CPU mask as a number: comma-separated words of 32 bits in hexadecimal, the most significant first."""
+    text = cpu.text("affinity")
+    if text is None:
+        return 0
+    if not _MASK.fullmatch(text):
+        raise cpu.wrong(f"affinity is {text[:80]!r}", "hexadecimal words of 32 bits with commas between")
+    return int("".join(word.rjust(8, "0") for word in text.split(",")), 16)
+
+
+def _ranges(mask: int) -> str:
+    """The set bits of a mask as a list of ranges: 0b1011 → '0-1,3'."""
+    runs = [(run.start(), run.end() - 1) for run in re.finditer("1+", f"{mask:b}"[::-1])]
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)

@@ -1,0 +1,142 @@
+"""What holds in a recorded snapshot beyond the types of its fields: everything after relies on it."""
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from gpubench.errors import UsageError
+from gpubench.model.facts.rank_facts import RankFacts
+from gpubench.model.facts.snapshot import PciPlace, Snapshot
+from gpubench.model.paths.topology import PATH_CLASSES, SELF
+from gpubench.model.terms.plain import to_plain
+from gpubench.readers.machines.reader import MOST_GPUS, MOST_NICS, MOST_SWITCHES
+
+MOST_SWITCHES_ABOVE = 64
+"""Of one device."""
+
+MOST_PCI_DEVICES, MOST_BRIDGES_ABOVE = 4096, 64
+"""Of a node, and of one device."""
+
+_SAID = ("pci_devices", "rdma_ports", "kernel", "driver_settings")
+"""Facts of which any text may be shown with a cause that it explains."""
+
+_SAID_OF_RANKS = ("nccl_files", "topology_file", "container", "loadable", "verbs_providers", "mpi", "unknown")
+
+_NVLINK_PATH = re.compile(r"NV\d{1,3}", re.ASCII)
+
+
+_MOST = {
+    "gpus": MOST_GPUS,
+    "nics": MOST_NICS,
+    "switches": MOST_SWITCHES,
+    "pci_devices": MOST_PCI_DEVICES,
+    "rdma_ports": MOST_NICS,
+}
+
+
+def check_snapshot(snapshot: Snapshot) -> None:
+    """Refuse a snapshot that contradicts itself, or is none of a machine.
+
+    Raises:
+        UsageError: names that are not unique or cannot be printed, a path that is none, more devices than a node has.
+    """
+    for name, most in _MOST.items():
+        count = len(getattr(snapshot, name))
+        if count > most:
+            raise UsageError(f"snapshot.{name} has {count} entries", expected=f"one node, with {most} {name} at most")
+    for where, name in _names(snapshot):
+        if not name.isprintable():
+            raise UsageError(f"{where} is {name[:40]!a}", expected="printable characters")
+    for field in _SAID:
+        _check_printable(to_plain(getattr(snapshot, field)), f"snapshot.{field}")
+    _check_bridges(snapshot)
+    _check_unique("gpus", [gpu.device for gpu in snapshot.gpus], set())
+    _check_unique("nics", [nic.device for nic in snapshot.nics], {gpu.device for gpu in snapshot.gpus})
+    for where, place in _places(snapshot):
+        if len(place.switches) > MOST_SWITCHES_ABOVE:
+            raise UsageError(
+                f"{where}.switches has {len(place.switches)} entries", expected=f"at most {MOST_SWITCHES_ABOVE}"
+            )
+    _check_paths(snapshot)
+
+
+def check_rank(rank: RankFacts, where: str) -> None:
+    """Refuse facts of a process with texts in them that no output can show.
+
+    Raises:
+        UsageError: there is one; `where` leads to it.
+    """
+    for field in _SAID_OF_RANKS:
+        _check_printable(to_plain(getattr(rank, field)), f"{where}: {field}")
+
+
+def _check_paths(snapshot: Snapshot) -> None:
+    for number, pair in enumerate(snapshot.pairs):
+        where = f"snapshot.pairs[{number}]"
+        if pair.path is not None and not (pair.path in (*PATH_CLASSES, SELF) or _NVLINK_PATH.fullmatch(pair.path)):
+            raise UsageError(f"{where}.path is {pair.path!a}", expected=f"NV18, {', '.join(PATH_CLASSES)} or {SELF}")
+        if pair.pcie_path is not None and pair.pcie_path not in PATH_CLASSES:
+            raise UsageError(f"{where}.pcie_path is {pair.pcie_path!a}", expected=f"one of {', '.join(PATH_CLASSES)}")
+
+
+def _check_printable(plain: Any, where: str) -> None:
+    if isinstance(plain, str) and not plain.isprintable():
+        raise UsageError(f"{where} is {plain[:40]!a}", expected="printable characters")
+    if isinstance(plain, dict):
+        for key, held in plain.items():
+            _check_printable(key, f"a name in {where}")
+            _check_printable(held, f"{where}.{key}")
+    if isinstance(plain, list):
+        for number, held in enumerate(plain):
+            _check_printable(held, f"{where}[{number}]")
+
+
+def _check_bridges(snapshot: Snapshot) -> None:
+    """Every bridge that is named is there, each device is once, and no way up goes in a circle."""
+    above = {device.bus_id: device.above for device in snapshot.pci_devices}
+    _check_unique("pci_devices", [device.bus_id for device in snapshot.pci_devices], set())
+    for number, device in enumerate(snapshot.pci_devices):
+        where, bridge, hops = f"snapshot.pci_devices[{number}].above", device.above, 0
+        while bridge is not None:
+            if bridge not in above:
+                raise UsageError(f"{where} leads to {bridge}, which is not there", expected="a device of pci_devices")
+            bridge, hops = above[bridge], hops + 1
+            if hops > MOST_BRIDGES_ABOVE:
+                raise UsageError(f"{where} goes on and on", expected=f"at most {MOST_BRIDGES_ABOVE} bridges to the CPU")
+
+
+def _check_unique(field: str, names: Sequence[str], others: set[str]) -> None:
+    taken = set(others)
+    for number, name in enumerate(names):
+        if name in taken:
+            raise UsageError(f"snapshot.{field}[{number}] is a second {name}", expected="a name of its own")
+        taken.add(name)
+
+
+def _names(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
+    """What outputs call the machine and its devices."""
+    yield "snapshot.host", snapshot.host
+    for number, gpu in enumerate(snapshot.gpus):
+        yield f"snapshot.gpus[{number}].name", gpu.name or ""
+        yield f"snapshot.gpus[{number}].bus_id", gpu.bus_id or ""
+    for number, nic in enumerate(snapshot.nics):
+        yield f"snapshot.nics[{number}].name", nic.name
+        yield f"snapshot.nics[{number}].bus_id", nic.bus_id or ""
+        yield f"snapshot.nics[{number}].model", nic.model or ""
+    for number, switch in enumerate(snapshot.switches):
+        yield f"snapshot.switches[{number}].bus_id", switch.bus_id
+    for where, place in _places(snapshot):
+        yield f"{where}.host_bridge", place.host_bridge or ""
+        for switch_above in place.switches:
+            yield f"{where}.switches", switch_above
+
+
+def _places(snapshot: Snapshot) -> Iterator[tuple[str, PciPlace]]:
+    places = {
+        "gpus": [gpu.place for gpu in snapshot.gpus],
+        "nics": [nic.place for nic in snapshot.nics],
+        "switches": [switch.place for switch in snapshot.switches],
+    }
+    for name, held in places.items():
+        for number, place in enumerate(held):
+            yield f"snapshot.{name}[{number}].place", place

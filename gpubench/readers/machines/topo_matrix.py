@@ -1,0 +1,293 @@
+"""The text of `nvidia-smi topo -m` and `topo -p2p`, as people save it, paste it and find it in logs.
+
+Both print a matrix of devices and nothing that says which it is, so words tell: NV18, PIX, SYS are paths, OK, GNS, NS
+are answers of `topo -p2p`. What else nvidia-smi printed in the same text (its table, -L, -q, nvlink -s and -R) adds
+names, UUIDs, NVLinks and the driver; all other lines, legends and prefixes of lines are passed over.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
+
+from gpubench.errors import UsageError
+from gpubench.model.facts.snapshot import DriverFacts, GpuFacts, NicFacts, NicKind, PairFacts, PciPlace, Snapshot
+from gpubench.model.terms.origin import Origin
+from gpubench.model.terms.plain import from_plain
+from gpubench.model.terms.units import counted
+from gpubench.readers.machines.reader import MOST_GPUS, MOST_NICS
+from gpubench.readers.machines.smi_lines import told_of_gpus
+
+_EXPECTED = "a whole matrix of nvidia-smi topo -m or topo -p2p, with a row for each device of its header"
+_NEXT_STEP = "nvidia-smi topo -m > topo.txt writes one that is neither wrapped nor cut"
+
+_LONGEST_LINE = 8192
+"""Characters. A row of 16 GPUs and 32 NICs takes some 400; what is longer is no output of nvidia-smi."""
+
+_MOST_PREFIX_WORDS = 10
+"""A launcher's, a collector's and a clock's prefix together have fewer."""
+
+_DECORATION = re.compile(r"(?:\x1b|\^\[|␛)?\[[0-9;]*m|[\r\xa0\ufeff]")
+"""Underlining, which nvidia-smi puts around the header, also where the escape character got lost on the way."""
+
+_PATH_WORD = re.compile(r"NV\d{1,2}|PIX|PXB|PHB|NODE|SYS|SOC", re.ASCII)
+_P2P_WORD = re.compile(r"OK|CNS|GNS|TNS|DR|NS|U")
+_SELF = "X"
+_OLD_WORDS = {"SOC": "SYS"}
+"""What old drivers called the link between sockets."""
+
+_GPU = re.compile(r"GPU(\d{1,4})", re.ASCII)
+_NIC = re.compile(
+    r"(?=[\w.-]{1,64}\Z)(?:NIC\d{1,4}|[A-Za-z]\w*_[\w.-]*\d\w*|(?:ib|roce|rdmap|hfi|eth|en|bond)\w*\d\w*)", re.ASCII
+)
+_KINDS = {("rdmap", "efa"): NicKind.EFA, ("roce", "bnxt_re", "irdma"): NicKind.ROCE, ("eth", "en"): NicKind.ETHERNET}
+_AFTER_MATRIX = re.compile(r"CPU Affinity|NUMA Affinity|GPU NUMA ID")
+_LEGEND = re.compile(r"\b(NIC\d{1,4}):\s+(\S+)\s*$", re.ASCII)
+_COMMAND = re.compile(r"\btopo\s+(?:(-mp?)\b|--?p2p\w*[ =]([rwnap]{1,5})\b)", re.ASCII)
+_FIELDS = {"-m": "path", "-mp": "pcie_path", "r": "read", "w": "write", "n": "nvlink", "a": "atomics", "p": "pci"}
+_PATH_FIELDS = ("path", "pcie_path")
+_P2P_FIELDS = ("read", "write", "nvlink", "atomics", "pci")
+
+_VERSION = re.compile(r"\b(Driver|CUDA) Version\s*:\s*(\d[\d.]*)", re.ASCII)
+
+
+def is_topo_matrix(text: str) -> bool:
+    """Whether a text mentions GPUs as nvidia-smi writes them."""
+    return re.search(r"\bGPU ?\d|nvidia-smi|NVIDIA-SMI", text) is not None
+
+
+def read_topo_matrix(text: str, name: str) -> Snapshot:
+    """The node in a text of the file `name`; its `host` is left empty, for nvidia-smi names none.
+
+    Which of `topo -p2p r|w|n|a|p` a matrix is cannot be seen from it. It is taken from the command line above it where
+    the text has one. Those without are taken in the order of nvidia-smi's help, leaving out what a command line names:
+    the first is `read`, the second `write`, and `nvlink` comes next only because it does there. Where the same matrix
+    comes twice the last one counts, and so do the last UUID, driver and NVLink lines of a GPU.
+
+    Raises:
+        UsageError: there is no matrix, or one that is cut off, or contradicts itself; with its line.
+    """
+    lines = [_DECORATION.sub(" ", line) if len(line) <= _LONGEST_LINE else "" for line in text.split("\n")]
+    fields = _by_field(_matrices(lines, name))
+    if not fields:
+        raise UsageError(
+            f"{name}, line {len(lines)}: the text ends without a matrix",
+            expected=_EXPECTED,
+            reason="it is the output of another nvidia-smi command, or nvidia-smi failed",
+            next_step=_NEXT_STEP,
+        )
+    nic_names = {found[1]: found[2] for line in lines if (found := _LEGEND.search(line))}
+    devices = dict.fromkeys(device for matrix in fields.values() for device in matrix.columns)
+    nics = [nic_names.get(device, device) for device in devices if not _GPU.fullmatch(device)]
+    versions = {found[1]: found[2].rstrip(".") for line in lines for found in _VERSION.finditer(line)}
+    return Snapshot(
+        host="",
+        origin=Origin.RECORDED,
+        source=f"nvidia-smi text {name}",
+        driver=DriverFacts(version=versions.get("Driver"), cuda=versions.get("CUDA")),
+        gpus=_gpus(fields, told_of_gpus(lines)),
+        nics=tuple(map(_nic, nics)),
+        pairs=_pairs(fields, nic_names),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    line: int
+    cells: tuple[str, ...]
+    after: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _Matrix:
+    """One matrix: its header's line, devices and trailing columns, and what is above it of commands."""
+
+    file: str
+    line: int
+    columns: tuple[str, ...]
+    after: tuple[str, ...]
+    commands: tuple[str, ...]
+    rows: dict[str, _Row] = field(default_factory=dict)
+
+    @property
+    def is_path(self) -> bool:
+        return not any(_P2P_WORD.fullmatch(cell) for row in self.rows.values() for cell in row.cells)
+
+    def add(self, number: int, device: str, words: Sequence[str]) -> None:
+        """Take a row; `words` are those behind its device."""
+        cells = tuple(takewhile(_is_cell, words))
+        if len(cells) != len(self.columns):
+            odd = f", then {words[len(cells)]!r}" if len(words) > len(cells) else ""
+            raise self.wrong(
+                number,
+                f"the row of {device} has {counted(len(cells), 'cell')}{odd}; "
+                f"the header on line {self.line} names {counted(len(self.columns), 'device')}",
+            )
+        for column, cell in zip(self.columns, cells, strict=True):
+            if (cell == _SELF) != (column == device):
+                raise self.wrong(
+                    number, f"the row of {device} has {cell} under {column}; X stands for the device itself"
+                )
+        if device in self.rows and self.rows[device].cells != cells:
+            raise self.wrong(number, f"this row of {device} contradicts the one on line {self.rows[device].line}")
+        self.rows[device] = _Row(number, cells, tuple(words[len(cells) :]))
+
+    def check(self) -> None:
+        """Refuse a matrix that lacks rows, mixes the words of two commands, or is of no one node."""
+        gpus = sum(_GPU.fullmatch(device) is not None for device in self.columns)
+        if gpus > MOST_GPUS or len(self.columns) - gpus > MOST_NICS:
+            raise self.wrong(
+                self.line,
+                f"the header names {gpus} GPUs and {len(self.columns) - gpus} other devices, "
+                f"more than the {MOST_GPUS} and {MOST_NICS} that one node may have",
+            )
+        missing = [device for device in self.columns if device not in self.rows]
+        if missing:
+            raise self.wrong(
+                self.line,
+                f"the header names {counted(len(self.columns), 'device')}, {self.columns[0]} to {self.columns[-1]}, "
+                f"and there is no row of {', '.join(missing[:8])}",
+            )
+        for row in () if self.is_path else self.rows.values():
+            for cell in filter(_PATH_WORD.fullmatch, row.cells):
+                raise self.wrong(row.line, f"{cell} of topo -m stands among the words of topo -p2p")
+
+    def wrong(self, line: int, what: str) -> UsageError:
+        return UsageError(
+            f"{self.file}, line {line}: {what}",
+            expected=_EXPECTED,
+            reason="the text was cut off, wrapped by a terminal, or mixed with another process's output",
+            next_step=_NEXT_STEP,
+        )
+
+
+def _is_cell(word: str) -> bool:
+    return word == _SELF or bool(_PATH_WORD.fullmatch(word) or _P2P_WORD.fullmatch(word))
+
+
+def _bare(word: str) -> str:
+    """A word without what a launcher put before it: '[1,0]<stdout>:GPU0' → 'GPU0'."""
+    return re.split(r"[:>|\]]", word)[-1]
+
+
+def _matrices(lines: Sequence[str], name: str) -> list[_Matrix]:
+    """Every matrix in a text, checked; command lines are looked for above each."""
+    found: list[_Matrix] = []
+    commands: tuple[str, ...] = ()
+    current: _Matrix | None = None
+    for number, line in enumerate(lines, 1):
+        words = line.split()
+        named = tuple(command[1] or command[2] for command in _COMMAND.finditer(line))
+        if named:
+            commands, current = named, None
+        elif current is not None and (row := _row(words, current.columns)):
+            current.add(number, *row)
+        elif header := _header(words):
+            current = _Matrix(name, number, *header, commands)
+            # Commands of one line (`topo -m; nvidia-smi topo -p2p r`) print their matrices one after another.
+            commands = commands[1:]
+            found.append(current)
+        elif "Legend:" in line:
+            current = None
+    # A lone word GPU0 is a header only where rows follow.
+    found = [matrix for matrix in found if matrix.rows or len(matrix.columns) > 1 or matrix.after]
+    for matrix in found:
+        matrix.check()
+    return found
+
+
+def _header(words: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+    """The devices and the trailing columns that a line names, None where it is no header."""
+    start = next((i for i, word in enumerate(words) if _GPU.fullmatch(_bare(word))), None)
+    if start is None:
+        return None
+    bare = [_bare(words[start]), *words[start + 1 :]]
+    devices = tuple(takewhile(lambda word: _GPU.fullmatch(word) or _NIC.fullmatch(word), bare))
+    rest = " ".join(bare[len(devices) :])
+    if len(set(devices)) < len(devices) or (rest and not _AFTER_MATRIX.match(rest)):
+        return None
+    return devices, tuple(_AFTER_MATRIX.findall(rest))
+
+
+def _row(words: Sequence[str], columns: Sequence[str]) -> tuple[str, Sequence[str]] | None:
+    """The device of a row and the words behind it, None where a line is no row."""
+    start = next((i for i, word in enumerate(words[:_MOST_PREFIX_WORDS]) if _bare(word) in columns), None)
+    if start is None:
+        return None
+    device, behind = _bare(words[start]), words[start + 1 :]
+    cut_off = not behind and len(columns) > 1
+    return (device, behind) if cut_off or (behind and _is_cell(behind[0])) else None
+
+
+def _by_field(matrices: Sequence[_Matrix]) -> dict[str, _Matrix]:
+    """The matrix that says each field of PairFacts."""
+    fields: dict[str, _Matrix] = {}
+    named = [(matrix, _named_fields(matrix)) for matrix in matrices]
+    taken = {each for _, names in named for each in names}
+    free = [each for each in _P2P_FIELDS if each not in taken]
+    for matrix, names in named:
+        if names:
+            fields |= dict.fromkeys(names, matrix)
+        elif matrix.is_path:
+            fields["path"] = matrix
+        elif free:
+            fields[free.pop(0)] = matrix
+    return fields
+
+
+def _named_fields(matrix: _Matrix) -> tuple[str, ...]:
+    """The fields that the command above a matrix means; none where it prints another kind of matrix."""
+    command = matrix.commands[0] if matrix.commands else ""
+    keys = [command] if command.startswith("-") else list(command)
+    fields = tuple(_FIELDS[key] for key in keys)
+    return fields if set(fields) <= set(_PATH_FIELDS if matrix.is_path else _P2P_FIELDS) else ()
+
+
+def _pairs(fields: Mapping[str, _Matrix], nic_names: Mapping[str, str]) -> tuple[PairFacts, ...]:
+    said: dict[tuple[str, str], dict[str, str]] = {}
+    for each, matrix in fields.items():
+        for device in matrix.columns:
+            for other, cell in zip(matrix.columns, matrix.rows[device].cells, strict=True):
+                if other != device:
+                    source, destination = nic_names.get(device, device), nic_names.get(other, other)
+                    words = said.setdefault((source, destination), {"source": source, "destination": destination})
+                    words[each] = _OLD_WORDS.get(cell, cell)
+    return tuple(from_plain(PairFacts, words) for words in said.values())
+
+
+def _gpus(fields: Mapping[str, _Matrix], told: Mapping[int, GpuFacts]) -> tuple[GpuFacts, ...]:
+    """The GPUs of all matrices by number, with what their rows and the rest of the text say."""
+    gpus: dict[int, GpuFacts] = {}
+    for matrix in fields.values():
+        for device, row in matrix.rows.items():
+            if not (number := _GPU.fullmatch(device)):
+                continue
+            index = int(number[1])
+            facts = gpus.get(index) or told.get(index) or GpuFacts(index=index)
+            # Cells of these columns are never blank in a row of a GPU, only further apart than tabs would have them.
+            after = dict(zip(matrix.after, row.after, strict=False)) if len(row.after) == len(matrix.after) else {}
+            affinity, node = after.get("CPU Affinity", "N/A"), after.get("NUMA Affinity", "")
+            if affinity != "N/A":
+                facts = replace(facts, cpu_affinity=affinity)
+            if re.fullmatch(r"\d{1,4}", node, re.ASCII):
+                facts = replace(facts, place=PciPlace(numa_node=int(node)))
+            gpus[index] = facts
+    return tuple(_with_reasons(gpus[index]) for index in sorted(gpus))
+
+
+def _with_reasons(gpu: GpuFacts) -> GpuFacts:
+    unknown = {}
+    if gpu.nvlinks is None:
+        unknown["nvlinks"] = "the text has no output of nvidia-smi nvlink -s"
+    if gpu.bus_id is None:
+        unknown["bus_id"] = "the text has no table of nvidia-smi"
+    return replace(gpu, unknown=unknown)
+
+
+def _nic(name: str) -> NicFacts:
+    """A NIC by its name alone: nvidia-smi lists RDMA devices and says nothing else of them."""
+    unknown = {"rate_gbit_s": "nvidia-smi topo does not say it"}
+    kind = next((kind for beginnings, kind in _KINDS.items() if name.startswith(beginnings)), None)
+    if kind is None:
+        unknown["kind"] = "the text does not say infiniband or RoCE"
+    return NicFacts(name=name, kind=kind or NicKind.INFINIBAND, unknown=unknown)

@@ -1,0 +1,1 @@
+"""NCCL's debug log of any job."""

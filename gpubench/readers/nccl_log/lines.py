@@ -1,0 +1,199 @@
+"""The lines of NCCL's log that say who talks to whom: their formats from NCCL 2.10 to 2.32, read from bytes.
+
+Every line is `host:pid:tid [cudaDev] NCCL INFO message`, behind whatever a launcher, a clock or a collector puts first.
+"""
+
+import re
+from functools import lru_cache
+from typing import NamedTuple
+
+from gpubench.model.paths.connections import MOST_CHANNELS
+from gpubench.model.paths.transport import Transport, TransportKind, Tuning, begins_a_transport, parse_transport
+
+MOST_RANKS = 2**20
+
+INFO, WARN = b" NCCL INFO ", b" NCCL WARN "
+
+_MOST_CACHED = 4096
+_LONGEST_HEAD = 512
+_LONGEST_NAME = 60
+
+_HEAD = re.compile(rb"([\w.-]{1,255}):(\d{1,10}):(\d{1,10}) \[-?\d{1,9}\](?: [^ ]+:\d{1,9}(?: \([^()]*\))?)?$")
+_ENDS = rb"(?P<src>\d{1,7})\[(?P<src_device>-?[0-9a-f]{1,12})\] -> (?P<dst>\d{1,7})\[(?P<dst_device>-?[0-9a-f]{1,12})\]"
+_CONNECTION = re.compile(rb"(?:" + _ENDS + rb"|(?P<rank>\d{1,7}))(?: \[(?P<end>send|receive)\])? via (?P<via>.*)", re.S)
+_CHANNEL = re.compile(rb"(?:Channel|CollNet) (\d{1,4})(?:/([01]))?")
+_CUT_OFF = re.compile(r"P2P/(?:direct pointer|IPC|CUMEM|MNNVL)|SHM/direct|direct shared memory|NET/[^/]+/\d+/GDRDMA")
+_COMMUNICATOR = re.compile(
+    rb"comm (?P<handle>0x[0-9a-f]{1,16}) rank (?P<rank>\d{1,7}) n[Rr]anks (?P<size>\d{1,7})"
+    rb"(?: nNodes (?P<nodes>\d{1,7}) localRanks \d{1,7} localRank (?P<local_rank>\d{1,7})(?: MNNVL \d)?)?"
+    rb"(?: cudaDev -?\d{1,6})?(?: nvmlDev (?P<nvml>-?\d{1,6}))?(?: busId (?P<bus>[0-9a-f]{1,12}))?"
+    rb"(?: parent (?P<parent>0x[0-9a-f]{1,16})(?: (?:split|child)Count (?P<split>\d{1,9}))? color (?P<color>-?\d{1,10})"
+    rb" key -?\d{1,10})?(?: commId (?P<id>0x[0-9a-f]{1,16}))?(?: ?- (?P<event>[A-Z][\w ]{1,40}))?"
+)
+_TUNING = re.compile(
+    rb"(?:(?P<function>\w{1,40})(?: \[(?P<kind>[\w ]{1,30})\])?: )?(?P<size>\d{1,18}) Bytes -> "
+    rb"(?:Algo (?P<algorithm>\w{1,30}) proto (?P<protocol>\w{1,30})(?: channel\{Lo\.\.Hi\}=\{(?P<low>\d{1,5})\.\."
+    rb"(?P<high>\d{1,5})\}| time .*)|Kernel (?P<kernel>[\w-]{1,60}) nchannels (?P<channels>\d{1,5}) .*|cudaMemcpy.*"
+    rb"|RMA proxy.*)"
+)
+_ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
+_PROTOCOLS = ("LL", "LL128", "SIMPLE")
+"""By the numbers that NCCL 2.20 to 2.23 print."""
+
+_WITHOUT_CHANNELS = {b"Symmetric": "SYMMETRIC", b"Copy Engine": "COPY_ENGINE", b"Hierarchical CE": "HIERARCHICAL_CE"}
+
+
+class Source(NamedTuple):
+    """The thread that wrote a line."""
+
+    host: str
+    pid: int
+    tid: int
+
+
+class Connection(NamedTuple):
+    """One end's line: who logs it is `rank`. Devices are as in brackets: NVML's index, up to NCCL 2.17 the bus id."""
+
+    src: int
+    dst: int
+    received: bool
+    transport: Transport
+    device: str
+    peer_device: str
+
+    @property
+    def rank(self) -> int:
+        """The rank that wrote the line."""
+        return self.dst if self.received else self.src
+
+    @property
+    def peer(self) -> int:
+        """The other one."""
+        return self.src if self.received else self.dst
+
+
+class CommunicatorLine(NamedTuple):
+    """A line that names a communicator by its address in the process. None is not in this kind of line."""
+
+    handle: bytes
+    rank: int
+    size: int
+    nodes: int | None
+    local_rank: int | None
+    nvml_index: int | None
+    bus: int | None
+    parent: bytes | None
+    split: int | None
+    color: int | None
+    id: str | None
+    event: str
+
+
+def parse_head(head: bytes) -> Source | None:
+    """Who wrote a line, from what stands before ` NCCL INFO ` or ` NCCL WARN `."""
+    found = _HEAD.search(head[-_LONGEST_HEAD:])
+    if found is None:
+        return None
+    return Source(found[1].decode("ascii", "replace"), int(found[2]), int(found[3]))
+
+
+@lru_cache(_MOST_CACHED)
+def parse_channel(text: bytes) -> tuple[int, int] | None:
+    """'Channel 03/1' → channel 3 of connection 1; None for the order of a ring, 'Channel 03/24', and for other text."""
+    found = _CHANNEL.fullmatch(text)
+    if found is None or int(found[1]) >= MOST_CHANNELS:
+        return None
+    return int(found[1]), int(found[2] or 0)
+
+
+def parse_connection(text: bytes, *, cut: bool = False) -> Connection | None:
+    """'0[0] -> 1[1] via P2P/CUMEM'; None where the text is cut off or garbled. `cut` says that it may well be."""
+    found = _CONNECTION.fullmatch(text)
+    if found is None or bool(found["rank"]) != (b"COLLNET/" in found["via"]):
+        return None
+    transport = _transport(found["via"], cut=cut)
+    if transport is None:
+        return None
+    rank = found["rank"]
+    src, dst = (int(rank), int(rank)) if rank else (int(found["src"]), int(found["dst"]))
+    if max(src, dst) >= MOST_RANKS:
+        return None
+    received = found["end"] == b"receive"
+    devices = [(found[name] or b"").decode() for name in ("src_device", "dst_device")]
+    return Connection(src, dst, received, transport, devices[received], devices[not received])
+
+
+@lru_cache(_MOST_CACHED)
+def _transport(via: bytes, *, cut: bool) -> Transport | None:
+    """The transport in a text that may have something behind it: a collector's quotes, or another line."""
+    text = via.decode("ascii", "replace").partition('\\n"')[0].rstrip()
+    transport = parse_transport(text)
+    if cut or " NCCL " in text:
+        whole = _CUT_OFF.match(text)
+        return parse_transport(whole[0]) if whole else None
+    if transport.kind is not TransportKind.UNKNOWN:
+        return transport
+    if begins_a_transport(text) or not text.isprintable() or "\ufffd" in text:
+        return None
+    return Transport(text[:_LONGEST_NAME], TransportKind.UNKNOWN)
+
+
+def parse_communicator(message: bytes) -> CommunicatorLine | None:
+    """A line of a communicator's beginning, its shape, or its end."""
+    found = _COMMUNICATOR.search(message)
+    if found is None:
+        return None
+    rank, size = int(found["rank"]), int(found["size"])
+    if not rank < size <= MOST_RANKS:
+        return None
+    return CommunicatorLine(
+        handle=found["handle"],
+        rank=rank,
+        size=size,
+        nodes=_number(found["nodes"]),
+        local_rank=_number(found["local_rank"]),
+        nvml_index=_number(found["nvml"]),
+        bus=None if found["bus"] is None else int(found["bus"], 16),
+        parent=found["parent"],
+        split=_number(found["split"]),
+        color=_number(found["color"]),
+        id=None if found["id"] in (None, b"0x0") else found["id"].decode(),
+        event=(found["event"] or b"").decode(),
+    )
+
+
+def _number(text: bytes | None) -> int | None:
+    return None if text is None else int(text)
+
+
+def parse_tuning(message: bytes) -> Tuning | None:
+    """'AllReduce: 1024 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..0}' and its forms since NCCL 2.20.
+
+    NCCL 2.20 to 2.22 do not say which function, which is then ''.
+    """
+    found = _TUNING.match(message)
+    if found is None:
+        return None
+    without_channels = _WITHOUT_CHANNELS.get(found["kind"])
+    if (without_channels is None) == (found["algorithm"] is None):
+        return None
+    low, high, channels = found["low"], found["high"], found["channels"]
+    return Tuning(
+        function=(found["function"] or b"").decode(),
+        size_bytes=int(found["size"]),
+        algorithm=without_channels or _named(found["algorithm"], _ALGORITHMS),
+        protocol=_named(found["protocol"], _PROTOCOLS) or (found["kernel"] or b"").decode() or None,
+        channels=_number(channels) if low is None else int(high) - int(low) + 1,
+    )
+
+
+def _named(word: bytes | None, names: tuple[str, ...]) -> str | None:
+    """A name, also where NCCL prints its number; None for a number that has none."""
+    if word is None or not word.isdigit():
+        return None if word is None else word.decode()
+    return names[int(word)] if int(word) < len(names) else None
+
+
+def bus_id(number: int) -> str:
+    """The PCI bus id in NCCL's number as lspci writes it: 0x1a000 → '0000:1a:00.0'."""
+    return f"{number >> 20:04x}:{number >> 12 & 0xFF:02x}:{number >> 4 & 0xFF:02x}.{number & 0xF:x}"

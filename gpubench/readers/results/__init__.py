@@ -1,0 +1,1 @@
+"""Files of results: gpubench's own, and those of nccl-tests."""

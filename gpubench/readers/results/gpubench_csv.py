@@ -1,0 +1,95 @@
+"""gpubench's CSV: rows of a collective, or pairs. It has no metadata, so nothing but its rows is known."""
+
+import csv
+import re
+
+from gpubench.errors import UsageError
+from gpubench.model.results.report import COLLECTIVE_COLUMNS, PAIR_COLUMNS, CollectiveRow, PairRow
+from gpubench.model.results.result_file import FileCircumstances, ResultFile
+from gpubench.readers.results.gpubench_rows import row_from_cells
+
+_REQUIRED = {
+    CollectiveRow: ("collective", "backend", "ranks", "size_bytes", "dtype", "placement", "time_us"),
+    PairRow: ("source", "destination", "source_node", "destination_node"),
+}
+
+
+def is_gpubench_csv(text: str) -> bool:
+    """Whether a text begins with the columns of rows or pairs, whatever separates them."""
+    return re.match(r'\s*"?(?:collective"?[,;\t]"?backend|source"?[,;\t]"?destination)\b', text) is not None
+
+
+def read_gpubench_csv(text: str, name: str) -> ResultFile:
+    """The rows of a text.
+
+    Raises:
+        UsageError: a column that is not known, missing or twice; a line of another length; a cell that cannot be.
+    """
+    header, *lines = _cells(text, name)
+    kind: type[CollectiveRow] | type[PairRow] = CollectiveRow if "collective" in header else PairRow
+    _check_header(header, kind, name)
+    remarks = []
+    if lines and len(lines[-1]) < len(header) and not text.endswith(("\n", "\r")):
+        lines.pop()
+        remarks = ["its last line was cut off, and left out"]
+    rows, pairs = [], []
+    for number, cells in enumerate(lines, 2):
+        where = f"{name}, line {number}"
+        if not any(cells):
+            continue
+        if len(cells) != len(header):
+            raise UsageError(
+                f"{where}: {len(cells)} cells",
+                expected=f"{len(header)}, as the first line has",
+                reason="the file was edited by hand: a comma too many or too few",
+            )
+        by_column = dict(zip(header, cells, strict=True))
+        if kind is CollectiveRow:
+            rows.append(row_from_cells(CollectiveRow, _completed(by_column, COLLECTIVE_COLUMNS), where))
+        else:
+            pairs.append(row_from_cells(PairRow, _completed(by_column, PAIR_COLUMNS), where))
+    return ResultFile(
+        name=name,
+        kind="gpubench CSV",
+        circumstances=FileCircumstances(tool="gpubench"),
+        rows=tuple(rows),
+        pairs=tuple(pairs),
+        complete=not remarks,
+        remarks=tuple(remarks),
+    )
+
+
+def _cells(text: str, name: str) -> list[list[str]]:
+    try:
+        cells = list(csv.reader(text.lstrip("\n\r").splitlines(), strict=True))
+        if not cells:
+            raise UsageError(f"{name} is empty", expected="the columns that gpubench writes, and rows")
+        return cells
+    except csv.Error as error:
+        raise UsageError(f"{name}: no CSV ({error})", reason="the file was edited by hand, or cut off") from None
+
+
+def _check_header(header: list[str], kind: type[CollectiveRow] | type[PairRow], name: str) -> None:
+    where = f"{name}, line 1"
+    if len(header) == 1:
+        raise UsageError(
+            f"{where}: its columns are not separated by commas",
+            reason="a spreadsheet with another language's settings wrote it",
+            next_step="compare the file that gpubench wrote",
+        )
+    unknown = [column for column in header if column not in kind.columns()]
+    if unknown:
+        raise UsageError(
+            f"{where}: column {unknown[0]!r} is not known",
+            expected=f"columns among {', '.join(kind.columns())}",
+            reason="a newer gpubench wrote the file, or it was edited by hand",
+        )
+    missing = [column for column in _REQUIRED[kind] if column not in header]
+    if missing or len(set(header)) < len(header):
+        what = f"no column {missing[0]}" if missing else "a column twice"
+        raise UsageError(f"{where}: {what}", expected="the columns that gpubench writes, each once")
+
+
+def _completed(cells: dict[str, str], columns: tuple[str, ...]) -> dict[str, str]:
+    """With the columns that an older file has not."""
+    return {column: cells.get(column, "") for column in columns}

@@ -1,0 +1,1 @@
+"""The text and the JSON of nccl-tests."""

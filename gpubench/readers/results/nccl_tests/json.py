@@ -1,0 +1,196 @@
+"""The JSON of nccl-tests (-J, since 2.17.5), versions 1 to 3, also of a run that was killed before its end.
+
+Booleans are the words "true" and "false" there, and `env` is the whole environment: only settings that change results
+are taken.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from gpubench.errors import UsageError
+from gpubench.model.facts.snapshot import bus_id
+from gpubench.model.results.result_file import ResultFile
+from gpubench.model.terms.operation import Placement
+from gpubench.readers.documents.json_lines import load_json
+from gpubench.readers.results.nccl_tests.file import result_file
+from gpubench.readers.results.nccl_tests.run import (
+    COLLECTIVE_NAMES,
+    ELEMENT_TYPES,
+    REDUCTIONS,
+    Device,
+    NcclTestsRun,
+    OutputLine,
+    PerIteration,
+    Placed,
+    nccl_version,
+)
+
+NEWEST_VERSION = 3
+
+_SETTINGS = {
+    "nthreads": "threads",
+    "ngpus": "gpus",
+    "warmup_iters": "warmup",
+    "iterations": "iterations",
+    "aggregated_iterations": "aggregated",
+    "validation": "validation",
+    "graph": "graph",
+}
+_LAST_OF_A_RESULT = '"experiment_name":'
+_NAME = re.compile(r"([a-z_]+?)_perf(?:_mpi)?$")
+_AVERAGE = re.compile(r"(?:-a|--average)[ =]?([0-3])(?!\S)")
+_RECORDED = ("NCCL_", "CUDA_VISIBLE_DEVICES")
+_WHOLE_BUS_ID = re.compile(r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}")
+
+
+def is_nccl_tests_json(text: str) -> bool:
+    """Whether a text begins as nccl-tests' JSON does."""
+    return re.match(r'\s*\{\s*"version"\s*:\s*\d+\s*,\s*"start_time"', text) is not None
+
+
+def read_nccl_tests_json(text: str, name: str) -> ResultFile:
+    """The rows of the run in a text.
+
+    Raises:
+        UsageError: it is damaged, of a version that is not known, or has no rows.
+    """
+    document, whole = _loaded(text, name)
+    version = document.get("version")
+    if not isinstance(version, int) or not 1 <= version <= NEWEST_VERSION:
+        raise UsageError(
+            f"{name} has version {version!r} of nccl-tests' JSON",
+            expected=f"1 to {NEWEST_VERSION}",
+            reason="a newer nccl-tests wrote it",
+            next_step="its text output, which changes less, or a newer gpubench",
+        )
+    try:
+        run = _run(document, complete=whole)
+        environment = _environment(document.get("env", ()))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        what = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
+        raise UsageError(
+            f"{name}: no JSON of nccl-tests: {what}",
+            expected="what its -J FILE writes",
+            reason="it was edited by hand, or damaged",
+        ) from None
+    if not run.lines:
+        raise UsageError(f"{name} has nothing that was measured", reason="the run ended before its first size")
+    remarks = [] if whole else ["the file has no end: the run was killed"]
+    return result_file([run], name, "nccl-tests JSON", remarks, environment)
+
+
+def _loaded(text: str, name: str) -> tuple[dict[str, Any], bool]:
+    """The document, and whether it was whole; of one without an end, what was finished."""
+    try:
+        return _object(load_json(text)), True
+    except (ValueError, RecursionError) as error:
+        last = text.find("}", text.rfind(_LAST_OF_A_RESULT))
+        if _LAST_OF_A_RESULT in text and last > 0:
+            try:
+                return _object(load_json(text[: last + 1] + "]}")), False
+            except (ValueError, RecursionError):
+                pass
+        raise UsageError(
+            f"{name}: no JSON ({error})",
+            expected="what nccl-tests' -J FILE writes",
+            reason="the run was killed before its first row was whole, or the file was edited by hand",
+        ) from None
+
+
+def _object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError("it is no object")
+    return value
+
+
+def _run(document: Mapping[str, Any], *, complete: bool) -> NcclTestsRun:
+    config = document["config"]
+    arguments = [str(each) for each in document.get("args", ())]
+    named = _NAME.search(arguments[0].rsplit("/", 1)[-1]) if arguments else None
+    average = _AVERAGE.search(" ".join(arguments[1:]))
+    bounds = document.get("out_of_bounds")
+    run = NcclTestsRun(
+        collective=COLLECTIVE_NAMES.get(named[1]) if named else None,
+        nccl=nccl_version(int(document["nccl_version"])) if "nccl_version" in document else None,
+        settings={own: int(config[theirs]) for theirs, own in _SETTINGS.items() if theirs in config},
+        blocking=config.get("blocking_collectives") == "true",
+        per_iteration=config.get("per_iter_timing") == "true",
+        average=int(average[1]) if average else None,
+        devices=[_device(each) for each in config["devices"]],
+        out_of_bounds=int(bounds["count"]) if bounds else None,
+        complete=complete and "end_time" in document,
+    )
+    skipped = int(config.get("per_iter_skip", 0))
+    for result in document.get("results", ()):
+        placed = tuple(_placed(result, run.settings.get("iterations", 0) - skipped))
+        run.cpu_time = run.cpu_time or any("cpu_time" in (result.get(each) or ()) for each in _KEYS.values())
+        if placed:
+            run.lines.append(_line(result, placed))
+    return run
+
+
+def _device(plain: Mapping[str, Any]) -> Device:
+    bus, group = str(plain["device_hex"]), int(plain["group"])
+    whole = bus_id(f"{bus}.0") if _WHOLE_BUS_ID.fullmatch(bus) else None
+    host, name = str(plain["hostname"]), str(plain["device_info"]).strip()
+    return Device(int(plain["rank"]), group, int(plain["pid"]), host, int(plain["device"]), whole, name)
+
+
+_KEYS = {Placement.OUT_OF_PLACE: "out_of_place", Placement.IN_PLACE: "in_place"}
+
+
+def _placed(result: Mapping[str, Any], samples: int) -> Iterator[Placed]:
+    """The halves of a result; one that was not measured is null, and a bandwidth of no time the word "nan"."""
+    for placement, key in _KEYS.items():
+        body = result.get(key)
+        if body is None:
+            continue
+        time_us = float(body["cpu_time"] if "cpu_time" in body else body["time"])
+        algbw, busbw = float(body["alg_bw"]), float(body["bus_bw"])
+        if not (time_us > 0 and 0 <= algbw < float("inf") and 0 <= busbw < float("inf")):
+            continue
+        wrong = body.get("nwrong")
+        statistics = result.get(f"{key}_per_iter")
+        yield Placed(
+            placement=placement,
+            time_us=time_us,
+            algbw_gb_s=algbw,
+            busbw_gb_s=busbw,
+            wrong=None if wrong is None else int(float(wrong)),
+            per_iteration=None if statistics is None else _per_iteration(statistics, samples),
+        )
+
+
+def _per_iteration(plain: Mapping[str, Any], samples: int) -> PerIteration:
+    skipped = int(plain.get("skipped_iterations", 0))
+    processes: Sequence[Sequence[float]] = plain.get("per_process_max_times_us", ())
+    kept = [[float(each) for each in times[skipped:]] for times in processes]
+    return PerIteration(
+        p50_us=float(plain["p50_us"]),
+        p95_us=float(plain["p95_us"]),
+        p99_us=float(plain["p99_us"]),
+        cv_percent=float(plain["cv_pct"]),
+        samples=len(plain["times_us"]) - skipped if "times_us" in plain else samples,
+        mean_us_by_process=tuple(sum(times) / len(times) for times in kept) if kept and all(kept) else (),
+    )
+
+
+def _line(result: Mapping[str, Any], placed: tuple[Placed, ...]) -> OutputLine:
+    kind, reduction = str(result["type"]), str(result["redop"])
+    if kind not in ELEMENT_TYPES or reduction not in REDUCTIONS:
+        raise ValueError(f"type {kind!r} with redop {reduction!r}")
+    return OutputLine(
+        size_bytes=int(result["size"]),
+        count=int(result["count"]),
+        element_type=kind,
+        reduction=reduction,
+        root=int(result["root"]),
+        placed=placed,
+    )
+
+
+def _environment(lines: Sequence[Any]) -> dict[str, str]:
+    """Of the whole environment, what changes results."""
+    pairs = (str(line).partition("=") for line in lines)
+    return {key: value for key, _, value in pairs if key.startswith(_RECORDED)}

@@ -1,0 +1,19 @@
+"""False alarms and planted faults on simulated machines with noise; benchmarks/check_verdicts.py has 1,000 seeds."""
+
+import pytest
+
+from gpubench.profiles import files as profiles
+from tests.fakes.planted_faults import PLANTED, findings
+
+SEEDS = 20
+
+
+@pytest.mark.parametrize("name", profiles.names())
+def test_healthy_machines_raise_no_alarm(name: str) -> None:
+    for seed in range(SEEDS):
+        assert [each.id for each in findings(name, (), seed)] == []
+
+
+@pytest.mark.parametrize(("machine", "fault", "expected"), PLANTED, ids=lambda each: str(each))
+def test_a_planted_fault_is_found(machine: str, fault: str, expected: tuple[str, ...]) -> None:
+    assert any(each.id in expected for each in findings(machine, (fault,), seed=1))

@@ -1,0 +1,441 @@
+"""Sweeps that are watched, on threads with a fake NCCL: logs as four H200s wrote them, counters as they count."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from gpubench.causes.circumstances import Circumstances
+from gpubench.collectives.allreduce import ALLREDUCE
+from gpubench.collectives.record import Collective
+from gpubench.collectives.registry import COLLECTIVES
+from gpubench.hardware.cuda.device import open_device
+from gpubench.hardware.nccl.backend import NcclBackend, NcclLibrary
+from gpubench.hardware.node.nvml.library import Driver
+from gpubench.hardware.recorded import read_recording
+from gpubench.hardware.simulated.machine import parse_machine, snapshots
+from gpubench.measure.collective import counting
+from gpubench.measure.collective import path_judge as judge
+from gpubench.measure.collective.cases import cases
+from gpubench.measure.collective.counting import Traffic
+from gpubench.measure.collective.logged_choices import Choice, LoggedChoices, key_of
+from gpubench.measure.collective.observers import Observers
+from gpubench.measure.collective.path_observer import ObservationSources, PathObserver
+from gpubench.measure.collective.sweep import measure
+from gpubench.model.facts.rank_facts import RankFacts
+from gpubench.model.facts.snapshot import Snapshot
+from gpubench.model.paths.selection import Used
+from gpubench.model.paths.topology import Limit, Topology
+from gpubench.model.paths.wiring import Wiring
+from gpubench.model.results.report import CollectiveRow, Report, Table
+from gpubench.model.results.rows.causes import CauseRow
+from gpubench.model.results.rows.evidence import EvidenceRow, FallbackRow
+from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.model.terms.sampling import Sampling
+from gpubench.model.terms.verdict import Verdict
+from gpubench.ports.backend import Backend
+from gpubench.ports.link_counters import Counted
+from tests.cli.running import ROOT
+from tests.fakes import cupy_on_numpy, faults
+from tests.fakes.library_log import FakeLog, recorded, said
+from tests.fakes.ranks import ThreadGroup, run_ranks
+from tests.formats.sample import ROW
+from tests.measure.collective.test_sweep import BOTH, ReceivedRows, request_for
+
+RANKS = 4
+RING = {"0 → 1", "1 → 2", "2 → 3", "3 → 0"}
+H200S = snapshots(parse_machine("hgx-h200-4"), [])[0]
+MIB = 2**20
+
+
+@dataclass
+class FakeCounters:
+    """Each reading finds that so much more was carried, both ways."""
+
+    nvlink: int | None = None
+    pcie: int | None = None
+    readings: int = 0
+
+    def read(self, gpu: int) -> Counted:
+        assert gpu == 0
+        self.readings += 1
+        nvlink, pcie = (None if each is None else each * self.readings for each in (self.nvlink, self.pcie))
+        return Counted(nvlink, nvlink, pcie, pcie)
+
+
+@dataclass
+class Job:
+    """How a job fares. `logs` are the ranks' logs."""
+
+    logs: Callable[[int], FakeLog]
+    counters: Callable[[int], FakeCounters] = lambda _rank: FakeCounters()
+    settings: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    shm_devices: Sequence[int] = (1, 1, 1, 1)
+    nodes: Sequence[int] = (0, 0, 0, 0)
+    strict: bool = False
+    check: bool = True
+    wrap: Callable[[Backend, int], Backend] = lambda backend, _rank: backend
+    machine: Snapshot = H200S
+    process: RankFacts | None = None
+
+    @property
+    def identities(self) -> list[RankIdentity]:
+        return [
+            RankIdentity(
+                rank=rank, host=f"n{node}", node=node, local_rank=rank, pid=1, gpu_index=rank,
+                gpu_bus_id=H200S.gpus[rank].bus_id,
+            )
+            for rank, node in enumerate(self.nodes)
+        ]  # fmt: skip
+
+    def around(self) -> Circumstances:
+        facts = [
+            RankFacts(rank=rank, host="n0", node=0, local_rank=rank, pid=1, shm_device=device)
+            for rank, device in enumerate(self.shm_devices)
+        ]
+        if self.process is not None:
+            facts = [replace(self.process, rank=rank, local_rank=rank) for rank in range(RANKS)]
+        nodes = dict.fromkeys(self.nodes, Topology(self.machine))
+        return Circumstances(wiring=Wiring(self.identities, nodes), facts=facts, settings=self.settings)
+
+
+@dataclass
+class Result:
+    report: Report
+    rows: list[CollectiveRow]
+    logs: list[FakeLog]
+
+    @property
+    def evidence(self) -> dict[str, EvidenceRow]:
+        section = self.report.sections["evidence"]
+        assert isinstance(section, Table)
+        rows = [row for row in section.rows() if isinstance(row, EvidenceRow)]
+        return {f"{row.source[5:]} → {row.destination[5:]}": row for row in rows}
+
+    @property
+    def fallback(self) -> list[FallbackRow]:
+        section = self.report.sections["fallback"]
+        assert isinstance(section, Table)
+        return [row for row in section.rows() if isinstance(row, FallbackRow)]
+
+
+def run(
+    monkeypatch: pytest.MonkeyPatch, job: Job, collective: Collective = ALLREDUCE, sizes: tuple[int, ...] = (MIB,)
+) -> Result:
+    monkeypatch.setattr(counting, "COUNTED_BYTES", 4 * MIB)
+    nccl = cupy_on_numpy.Nccl(RANKS)
+    cupy_on_numpy.install(monkeypatch, cupy_on_numpy.Runtime(RANKS), nccl)
+    request = request_for(collective, sizes=sizes, sampling=Sampling(iterations=4), check=job.check)
+    logs = [job.logs(rank) for rank in range(RANKS)]
+
+    def body(group: ThreadGroup) -> tuple[Report, list[CollectiveRow]]:
+        device = open_device(group.rank, RANKS, "n0", Driver(version="580.1"))
+        backend = NcclBackend(group, device, NcclLibrary())
+        around = job.around()
+
+        def look_around() -> Circumstances | None:
+            return around if group.collect(None) is not None else None
+
+        senses = ObservationSources(logs[group.rank], job.counters(group.rank), look_around, job.nodes, job.strict)
+        recorder = ReceivedRows()
+        report = measure(
+            request,
+            group,
+            job.wrap(backend, group.rank),
+            job.identities,
+            recorder,
+            Observers(witness=PathObserver.of(request, group, senses)),
+        )
+        backend.close()
+        return report, recorder.rows
+
+    results = run_ranks(RANKS, body)
+    assert [report.sections for report, _ in results[1:]] == [{}] * (RANKS - 1)
+    assert not any(log.is_on for log in logs)
+    return Result(*results[0], logs)
+
+
+def direct(rank: int) -> FakeLog:
+    return FakeLog(recorded("tuning", rank))
+
+
+def shared_memory(rank: int) -> FakeLog:
+    return FakeLog(recorded("p2p-disabled", rank))
+
+
+def sockets(rank: int) -> FakeLog:
+    """As each rank wrote it in a container of its own."""
+    ends = [(rank, (rank + 1) % RANKS, "send"), ((rank - 1) % RANKS, rank, "receive")]
+    lines = [f"Channel 0{n}/0 : {a}[{a}] -> {b}[{b}] [{end}] via NET/Socket/0" for a, b, end in ends for n in (0, 1)]
+    trees = "Trees [0] " + ("1/-1/-1->0->-1" if rank == 0 else f"-1/-1/-1->{rank}->{rank - 1}")
+    return FakeLog(said(trees, *lines))
+
+
+def over_nvlink(_rank: int) -> FakeCounters:
+    return FakeCounters(nvlink=64 * MIB, pcie=1000)
+
+
+def over_pcie(_rank: int) -> FakeCounters:
+    return FakeCounters(nvlink=0, pcie=8 * MIB)
+
+
+def test_a_healthy_job_is_direct_and_says_how_it_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = run(monkeypatch, Job(direct, over_nvlink), sizes=(1024, 2048, 4096))
+    assert [(row.algorithm, row.protocol, row.channels) for row in result.rows] == [("RING", "LL", 1)] * 6
+    assert {(row.transport, row.host_staged) for row in result.rows} == {("P2P/CUMEM", False)}
+    assert {(row.limit_gb_s, row.note) for row in result.rows} == {(450, None)}
+    assert [row.limit_percent for row in result.rows] == pytest.approx([row.busbw_gb_s / 4.5 for row in result.rows])
+    small = {row.measurement for row in result.evidence.values()}
+    assert small == {"absent"}, "so few bytes say nothing"
+    result = run(monkeypatch, Job(direct, over_nvlink))
+    assert set(result.evidence) == RING
+    for row in result.evidence.values():
+        assert (row.capability, row.selection, row.measurement, row.correctness) == ("present",) * 4
+        assert (row.path_class, row.limit_gb_s, row.conclusion, row.confidence) == ("NV18", 450, "direct", "proven")
+    (verdict,) = result.fallback
+    assert set(verdict.pairs) == RING
+    assert result.report.verdict is Verdict.PASS
+    assert result.report.findings == ()
+
+
+def test_a_job_through_shared_memory_is_named_with_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = run(monkeypatch, Job(shared_memory, over_pcie, {"NCCL_P2P_DISABLE": ("1",)}))
+    assert {(row.transport, row.host_staged) for row in result.rows} == {("SHM/direct", True)}
+    assert {row.algorithm for row in result.rows} == {None}
+    (verdict,) = result.fallback
+    assert (verdict.conclusion, verdict.confidence, verdict.cause) == ("staged", "proven", "nccl-p2p-disabled")
+    assert set(verdict.pairs) == RING
+    assert verdict.cause_seen == "NCCL_P2P_DISABLE=1 in the environment"
+    assert verdict.times_slower is not None
+    assert verdict.times_slower > 1
+    assert [finding.id for finding in result.report.findings] == ["host-staged"]
+    assert result.report.verdict is Verdict.WARN
+    strict = run(monkeypatch, Job(shared_memory, over_pcie, strict=True))
+    assert strict.report.verdict is Verdict.FAIL
+
+
+def test_a_real_machine_has_nothing_in_the_way_and_a_setting_is_named_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Facts as eight H200s gave them; logs as four wrote them."""
+    (machine,), (process,) = read_recording(ROOT / "tests" / "machines" / "h200x8-vm")
+    healthy = run(monkeypatch, Job(direct, over_nvlink, machine=machine, process=process))
+    assert healthy.report.verdict is Verdict.PASS
+    assert [(row.conclusion, row.confidence) for row in healthy.fallback] == [("direct", "proven")]
+    assert {row.limit_gb_s for row in healthy.rows} == {450}
+    disabled = replace(process, environment={**process.environment, "NCCL_P2P_DISABLE": "1"})
+    settings = {"NCCL_P2P_DISABLE": ("1",)}
+    job = Job(shared_memory, over_pcie, settings=settings, machine=machine, process=disabled)
+    (verdict,) = run(monkeypatch, job).fallback
+    assert (verdict.conclusion, verdict.cause) == ("staged", "nccl-p2p-disabled")
+
+
+def causes(result: Result) -> list[tuple[str, int, str | None]]:
+    section = result.report.sections["causes"]
+    assert isinstance(section, Table)
+    return [(row.id, row.paths, row.implied_by) for row in section.rows() if isinstance(row, CauseRow)]
+
+
+@pytest.mark.parametrize("names", [("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE"), ("NCCL_HOSTID",)])
+def test_a_network_that_settings_led_to_is_no_cause_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...]
+) -> None:
+    settings = dict.fromkeys(names, ("1",))
+    found = causes(run(monkeypatch, Job(sockets, over_pcie, settings)))
+    last = names[-1].lower().replace("_", "-").replace("disable", "disabled")
+    assert found[-1] == ("nccl-net-in-node", len(RING), last)
+    assert [id_ for id_, _, implied_by in found if implied_by is None] == [
+        name.lower().replace("_", "-").replace("disable", "disabled") for name in names
+    ]
+
+
+def test_containers_of_their_own_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = run(monkeypatch, Job(sockets, over_pcie, shm_devices=(41, 42, 43, 44)))
+    (verdict,) = result.fallback
+    assert (verdict.transport, verdict.cause) == ("NET/Socket/0", "shm-not-shared")
+    assert {(row.transport, row.host_staged) for row in result.rows} == {("NET/Socket/0", True)}
+
+
+def test_nodes_without_rdma_are_staged_by_design_and_the_rest_is_judged_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def log(rank: int) -> FakeLog:
+        peer = (rank + 1) % RANKS
+        via = "NET/Socket/0" if rank % 2 else "P2P/CUMEM"
+        end = "[send] " if rank % 2 else ""
+        return FakeLog(said(f"Channel 00/0 : {rank}[0] -> {peer}[0] {end}via {via}"))
+
+    job = Job(log, over_nvlink, nodes=(0, 0, 1, 1))
+    result = run(monkeypatch, job)
+    assert {pair: row.verdict for pair, row in result.evidence.items()} == {
+        **dict.fromkeys(("0 → 1", "2 → 3"), "PASS"),
+        **dict.fromkeys(("1 → 2", "3 → 0"), "SKIP"),
+    }
+    assert result.evidence["0 → 1"].bandwidth_gb_s is None, "the network held it up"
+    assert result.evidence["0 → 1"].measurement == "present"
+    assert result.evidence["1 → 2"].path_class == "NET"
+    assert result.report.verdict is Verdict.PASS
+    assert [finding.severity for finding in result.report.findings] == [Verdict.SKIP]
+
+
+def test_what_cannot_be_heard_is_empty_and_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def silent(rank: int) -> FakeLog:
+        return FakeLog(silence="NCCL_DEBUG_SUBSYS=COLL leaves INIT out" if rank == 2 else "")
+
+    result = run(monkeypatch, Job(silent))
+    assert {(row.transport, row.algorithm, row.host_staged) for row in result.rows} == {(None, None, None)}
+    assert {(row.limit_gb_s, row.note) for row in result.rows} == {
+        (None, "the algorithm is not known: NCCL named none")
+    }
+    (verdict,) = result.fallback
+    assert verdict.conclusion == "unknown"
+    assert "rank 2: NCCL_DEBUG_SUBSYS=COLL leaves INIT out" in verdict.how
+    assert (result.report.verdict, result.report.findings) == (Verdict.PASS, ())
+    assert run(monkeypatch, Job(silent, strict=True)).report.verdict is Verdict.ERROR
+
+
+def test_a_ceiling_that_is_not_known_takes_no_other_words_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = replace(run(monkeypatch, Job(lambda rank: FakeLog(recorded("tuning", rank)))).rows[0], note="±2 %")
+    assert judge.limited(row, Limit(None, "why")).note == "±2 %; why"
+    assert judge.limited(replace(row, note=None), Limit(None, "why")).note == "why"
+    assert judge.limited(row, Limit(400.0, "NVLinks")).note == "±2 %"
+
+
+def test_a_single_rank_has_no_link_to_be_limited_by() -> None:
+    request = request_for(ALLREDUCE)
+    case = next(cases(request, 1))
+    around = Circumstances(wiring=Wiring([], {}), facts=[], settings={})
+    heard = LoggedChoices(choices={key_of(case): Choice(Used({}), None)})
+    testimony = judge.PathObservations(heard=heard, due=[(0.0, 0.0)], traffic=[Traffic()], around=around)
+    row = judge.PathJudge(request, testimony, strict=True).row(
+        case, replace(ROW, setting=None, limit_gb_s=None, note=None), [0]
+    )
+    assert (row.limit_gb_s, row.note) == (None, "one rank: nothing passes a link")
+
+
+def test_counters_speak_where_the_log_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = run(monkeypatch, Job(lambda _rank: FakeLog(silence="why"), over_nvlink))
+    assert len(result.evidence) == RANKS * (RANKS - 1)
+    (verdict,) = result.fallback
+    assert (verdict.conclusion, verdict.confidence) == ("direct", "likely")
+    assert "rank 0: why" in verdict.how
+    staged = run(monkeypatch, Job(lambda _rank: FakeLog(silence="why"), over_pcie))
+    assert [row.conclusion for row in staged.fallback] == ["staged"]
+
+
+def test_a_rank_of_which_nothing_is_heard_is_not_fine(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_third(rank: int) -> FakeLog:
+        lines = [line for line in recorded("tuning", rank) if b" via " not in line or rank != 2]
+        return FakeLog([*lines, *said("Ring 00 : 3 -> 0 -> 1", "Ring 00 : 1 -> 2 -> 3")])
+
+    result = run(monkeypatch, Job(without_third), sizes=(1024,))
+    assert {row.host_staged for row in result.rows} == {None}
+    assert result.evidence["2 → 3"].conclusion == "unknown"
+    assert result.evidence["0 → 1"].conclusion == "direct"
+    assert [finding.id for finding in result.report.findings] == ["path-unknown"]
+
+
+def test_a_rank_that_names_nobody_is_not_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_third(rank: int) -> FakeLog:
+        return FakeLog([line for line in recorded("normal", rank) if b" via " not in line or rank != 2])
+
+    result = run(monkeypatch, Job(without_third, over_nvlink))
+    assert {row.host_staged for row in result.rows} == {None}
+    assert [(row.conclusion, row.pairs) for row in result.fallback] == [
+        ("unknown", ("2 → ?",)),
+        ("direct", ("0 → 1", "1 → 2", "3 → 0")),
+    ]
+    assert [finding.id for finding in result.report.findings] == ["path-unknown"]
+    assert run(monkeypatch, Job(without_third, over_nvlink, strict=True)).report.verdict is Verdict.ERROR
+
+
+def test_a_transport_that_nobody_knows_is_not_fine(monkeypatch: pytest.MonkeyPatch) -> None:
+    def strange(rank: int) -> FakeLog:
+        return FakeLog(said(f"Channel 00/0 : {rank}[0] -> {(rank + 1) % RANKS}[0] via WARP/9"))
+
+    result = run(monkeypatch, Job(strange))
+    assert {(row.transport, row.host_staged) for row in result.rows} == {("WARP/9", None)}
+    assert {row.selection for row in result.evidence.values()} == {"absent"}
+    assert "NCCL chose WARP/9, of which gpubench does not know" in result.fallback[0].how
+    assert [(finding.id, finding.severity) for finding in result.report.findings] == [("path-unknown", Verdict.WARN)]
+    assert run(monkeypatch, Job(strange, over_nvlink)).fallback[0].conclusion == "direct"
+
+
+def test_data_that_nobody_checked_prove_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = run(monkeypatch, Job(direct, over_nvlink, check=False))
+    assert {row.correctness for row in result.evidence.values()} == {"absent"}
+    assert [(row.conclusion, row.confidence) for row in result.fallback] == [("direct", "likely")]
+    assert result.report.verdict is Verdict.SKIP
+
+
+def test_a_counter_against_the_log_is_a_dispute(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = run(monkeypatch, Job(direct, over_pcie))
+    assert [row.conclusion for row in result.fallback] == ["disputed"]
+    assert result.report.verdict is Verdict.WARN
+    assert run(monkeypatch, Job(direct, over_pcie, strict=True)).report.verdict is Verdict.FAIL
+
+
+def test_wrong_data_outvote_every_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrap(backend: Backend, rank: int) -> Backend:
+        return faults.FaultyBackend(backend, faults.one_bit, timed=4) if rank == 1 else backend
+
+    result = run(monkeypatch, Job(direct, over_nvlink, wrap=wrap))
+    assert result.evidence["0 → 1"].conclusion == "wrong data"
+    assert result.evidence["1 → 2"].conclusion == "direct"
+    assert result.report.verdict is Verdict.FAIL
+    assert [finding.id for finding in result.report.findings] == ["wrong-data"]
+
+
+@pytest.mark.parametrize("name", ["alltoall", "gather", "scatter", "sendrecv"])
+def test_sends_and_receives_are_known_by_their_pairs(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    collective = next(each for each in COLLECTIVES if each.name == name)
+
+    def log(rank: int) -> FakeLog:
+        peers = [peer for peer in range(RANKS) if peer != rank]
+        return FakeLog(said(*(f"Channel 00/1 : {rank}[{rank}] -> {peer}[{peer}] via P2P/CUMEM" for peer in peers)))
+
+    result = run(monkeypatch, Job(log, over_nvlink), collective)
+    pairs = {"alltoall": 12, "gather": 3, "scatter": 3, "sendrecv": 4}
+    assert len(result.evidence) == pairs[name]
+    assert {row.conclusion for row in result.evidence.values()} == {"direct"}
+    assert {row.transport for row in result.rows} == {"P2P/CUMEM"}
+    assert {(row.algorithm, row.limit_gb_s) for row in result.rows} == {(None, 450)}
+
+
+@pytest.mark.parametrize(("name", "unused"), [("broadcast", "3 → 0"), ("reduce", "0 → 1")])
+def test_the_side_of_a_ring_that_nothing_passes_is_no_path(
+    monkeypatch: pytest.MonkeyPatch, name: str, unused: str
+) -> None:
+    collective = next(each for each in COLLECTIVES if each.name == name)
+    result = run(monkeypatch, Job(direct, over_nvlink), collective)
+    assert set(result.evidence) == RING - {unused}
+    assert [(row.conclusion, row.confidence, row.count) for row in result.fallback] == [("direct", "proven", 3)]
+
+
+def test_paths_of_two_kinds_at_one_gpu_are_not_told_apart_by_its_counters(monkeypatch: pytest.MonkeyPatch) -> None:
+    collective = next(each for each in COLLECTIVES if each.name == "alltoall")
+
+    def log(rank: int) -> FakeLog:
+        peers = [peer for peer in range(RANKS) if peer != rank]
+        vias = {peer: "SHM/direct" if {rank, peer} == {0, 1} else "P2P/CUMEM" for peer in peers}
+        return FakeLog(said(*(f"Channel 00/1 : {rank}[0] -> {peer}[0] via {vias[peer]}" for peer in peers)))
+
+    result = run(monkeypatch, Job(log, over_nvlink), collective)
+    assert result.evidence["0 → 1"].measurement == "absent"
+    assert "several kinds" in result.evidence["0 → 1"].measurement_seen
+    assert result.evidence["2 → 3"].measurement == "present"
+    assert [(row.conclusion, row.confidence, row.count) for row in result.fallback] == [
+        ("staged", "likely", 2),
+        ("direct", "likely", 10),
+    ]
+
+
+def test_an_nccl_that_names_no_algorithm_is_known_by_all_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    reason = "TUNING is not among the NCCL_DEBUG_SUBSYS that are set"
+    result = run(monkeypatch, Job(lambda rank: FakeLog(recorded("normal", rank), no_tuning=reason), over_nvlink))
+    assert result.fallback[0].how.endswith(f"; no algorithms: {reason}")
+    assert {(row.algorithm, row.transport) for row in result.rows} == {(None, "P2P/CUMEM")}
+    assert set(result.evidence) == RING
+
+
+def test_both_placements_are_tried_once_and_small_rows_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(BOTH) == 2
+    counters = [FakeCounters() for _ in range(RANKS)]
+    run(monkeypatch, Job(direct, lambda rank: counters[rank]), sizes=(1024, 2048))
+    assert {each.readings for each in counters} == {0}

@@ -1,0 +1,490 @@
+"""Sweeps on threads that are written down and made into a report again: the same one, or a refusal."""
+
+import contextlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpubench.causes.circumstances import Circumstances
+from gpubench.collectives.allreduce import ALLREDUCE
+from gpubench.collectives.record import Collective
+from gpubench.collectives.registry import COLLECTIVES
+from gpubench.errors import UsageError
+from gpubench.hardware.cuda.device import open_device
+from gpubench.hardware.nccl.backend import NcclBackend, NcclLibrary
+from gpubench.hardware.node.nvml.library import Driver
+from gpubench.hardware.recorded import MOST_SAMPLE_BYTES
+from gpubench.measure.collective import counting
+from gpubench.measure.collective import path_judge as judge
+from gpubench.measure.collective.cases import SweepRequest
+from gpubench.measure.collective.logged_choices import Choice, LoggedChoices
+from gpubench.measure.collective.observers import Observers
+from gpubench.measure.collective.path_observer import ObservationSources, PathObserver
+from gpubench.measure.collective.recorded_choices import RecordedLoggedChoices
+from gpubench.measure.collective.recorded_log import RecordedLog
+from gpubench.measure.collective.recording import (
+    VERSION,
+    RecordedCollective,
+    RecordedObservations,
+    RowWriter,
+    RunOptions,
+    file_of,
+)
+from gpubench.measure.collective.replay import CUT_SHORT, read_recorded, replay
+from gpubench.measure.collective.row_collector import Recorder
+from gpubench.measure.collective.split_groups import GroupRows, InStep
+from gpubench.measure.collective.sweep import measure
+from gpubench.measure.collective.variants import SweepVariant, measure_variants
+from gpubench.model.facts.gpu_condition import GpuCondition
+from gpubench.model.paths.evidence import EvidenceUse
+from gpubench.model.paths.selection import Used
+from gpubench.model.paths.transport import Transport, Tuning, parse_transport
+from gpubench.model.results.report import CollectiveRow, Report, Table
+from gpubench.model.results.winners import RefusedRow
+from gpubench.model.terms.operation import DataType, ReduceOp
+from gpubench.model.terms.origin import Origin
+from gpubench.model.terms.sampling import Mode, Sampling
+from gpubench.model.terms.split import RankGroup, groups_of
+from gpubench.model.terms.verdict import Verdict
+from gpubench.ports.backend import Backend
+from gpubench.ports.group import Group
+from gpubench.readers.documents.json_lines import json_line, read_json_line
+from tests.fakes import cupy_on_numpy, faults
+from tests.fakes.library_log import FakeLog, said
+from tests.fakes.ranks import ThreadGroup, run_ranks
+from tests.measure.collective.test_path_observer import MIB, RANKS, Job, direct, over_nvlink, over_pcie, shared_memory
+from tests.measure.collective.test_sweep import ReceivedRows, request_for
+from tests.measure.collective.test_variants import both
+
+Measure = Callable[[ThreadGroup, Backend, ReceivedRows, Recorder], Report]
+
+
+@dataclass
+class Recording:
+    """What was reported, and what a recording has of it."""
+
+    report: Report
+    rows: list[CollectiveRow]
+    lines: list[str]
+    around: Circumstances
+    collective: Collective = ALLREDUCE
+
+    def replayed(
+        self, lines: Sequence[str] | None = None, *, strict: bool = False
+    ) -> tuple[Report, list[CollectiveRow]]:
+        lines = self.lines if lines is None else lines
+        numbered = [(line, f"recorded, line {number}") for number, line in enumerate(lines, 1)]
+        found, rows = read_recorded(numbered, self.collective, "recorded")
+        recorder = ReceivedRows()
+        # What settings there were is in the samples.
+        around = replace(self.around, settings={})
+        return replay(found, rows, self.collective, around, recorder, strict=strict), recorder.rows
+
+
+@dataclass
+class InMemory:
+    """A keeper whose first rank writes lines into a list."""
+
+    described: RecordedCollective
+    group: Group
+    part: RankGroup | None = None
+    lines: list[str] = field(default_factory=list)
+    writer: RowWriter | None = None
+
+    def begin(self, testimony: judge.PathObservations | None, refused: Sequence[RefusedRow] | None) -> None:
+        def write(value: object) -> None:
+            self.lines.append(json_line(value).rstrip("\n"))
+
+        known = None if testimony is None else RecordedObservations.of(testimony)
+        first = replace(self.described, testimony=known, refused=None if refused is None else tuple(refused))
+        is_first = self.group.rank == 0
+        if is_first:
+            write(first)
+        collect = self.group.collect if self.part is not None else lambda row: [row]
+        self.writer = RowWriter(write if is_first else None, collect, self.part)
+
+    def row(self, case: Any, measured: Any) -> None:
+        assert self.writer is not None
+        self.writer.row(case, measured)
+
+
+def recording(
+    monkeypatch: pytest.MonkeyPatch,
+    request: SweepRequest,
+    job: Job,
+    how: Callable[[SweepRequest, Job], Measure],
+    parts: tuple[RankGroup, ...] = (),
+    unwatched: str = "",
+) -> Recording:
+    monkeypatch.setattr(counting, "COUNTED_BYTES", 4 * MIB)
+    cupy_on_numpy.install(monkeypatch, cupy_on_numpy.Runtime(RANKS), cupy_on_numpy.Nccl(RANKS))
+    described = RecordedCollective(
+        schema_version=VERSION,
+        collective=request.collective.name,
+        backend="nccl",
+        origin=Origin.MEASURED,
+        asked=request.asked,
+        options=RunOptions(allocator="cuda", timeout_s=60.0, evidence=EvidenceUse.KEPT, strict=job.strict),
+        ranks=tuple(job.identities),
+        hosts=tuple(f"n{node}" for node in sorted(set(job.nodes))),
+        parts=parts,
+        unwatched=unwatched,
+    )
+
+    def body(group: ThreadGroup) -> tuple[Report, list[CollectiveRow], list[str]]:
+        part = next((each for each in parts if group.rank in each.ranks), None)
+        own = group if part is None else group.split(parts.index(part), group.rank)
+        device = open_device(group.rank, RANKS, "n0", Driver(version="580.1"))
+        backend = NcclBackend(own, device, NcclLibrary())
+        keeper, recorder = InMemory(described, group, part), ReceivedRows()
+        report = how(request, job)(group, job.wrap(backend, group.rank), recorder, keeper)
+        backend.close()
+        if keeper.writer is not None and group.rank == 0:
+            keeper.writer.end()
+        return report, recorder.rows, keeper.lines
+
+    report, rows, lines = run_ranks(RANKS, body)[0]
+    return Recording(report, rows, lines, job.around(), request.collective)
+
+
+def witness_of(request: SweepRequest, job: Job, group: ThreadGroup) -> PathObserver:
+    around = job.around()
+
+    def look_around() -> Circumstances | None:
+        return around if group.collect(None) is not None else None
+
+    log = RecordedLog(job.logs(group.rank))
+    return PathObserver.of(
+        request, group, ObservationSources(log, job.counters(group.rank), look_around, job.nodes, job.strict)
+    )
+
+
+def watched(request: SweepRequest, job: Job) -> Measure:
+    def body(group: ThreadGroup, backend: Backend, recorder: ReceivedRows, keeper: Recorder) -> Report:
+        witness = witness_of(request, job, group)
+        return measure(request, group, backend, job.identities, recorder, Observers(witness=witness, keeper=keeper))
+
+    return body
+
+
+def unwatched(request: SweepRequest, job: Job) -> Measure:
+    def body(group: ThreadGroup, backend: Backend, recorder: ReceivedRows, keeper: Recorder) -> Report:
+        def read() -> GpuCondition:
+            return GpuCondition(throttle_reasons=("sw_power_cap",), unread={"memory_errors": "not supported"})
+
+        return measure(request, group, backend, job.identities, recorder, Observers(read_condition=read, keeper=keeper))
+
+    return body
+
+
+def in_ways(request: SweepRequest, job: Job) -> Measure:
+    def body(group: ThreadGroup, backend: Backend, recorder: ReceivedRows, keeper: Recorder) -> Report:
+        assert isinstance(backend, NcclBackend)
+        own = SweepVariant(setting=None, backend=backend)
+        others = [replace(way, is_heard=True) for way in both(request, group, backend, NcclLibrary())]
+        witness = witness_of(request, job, group)
+        return measure_variants(
+            request, group, [own, *others], job.identities, recorder, Observers(witness=witness, keeper=keeper)
+        )
+
+    return body
+
+
+def in_groups(parts: tuple[RankGroup, ...]) -> Callable[[SweepRequest, Job], Measure]:
+    def measured(request: SweepRequest, job: Job) -> Measure:
+        def body(group: ThreadGroup, backend: Backend, recorder: ReceivedRows, keeper: Recorder) -> Report:
+            part = next(each for each in parts if group.rank in each.ranks)
+            own = group.split(parts.index(part), group.rank)
+            rows = GroupRows(part, own, group, recorder)
+            identities = [job.identities[rank] for rank in part.ranks]
+            return rows.merged(
+                measure(request, InStep(own, group), backend, identities, rows, Observers(keeper=keeper))
+            )
+
+        return body
+
+    return measured
+
+
+def plain(report: Report, rows: Sequence[CollectiveRow]) -> dict[str, Any]:
+    """All that a report says, but for where it comes from."""
+    sections = {
+        name: [row.to_record() | {"origin": ""} for row in section.rows()]
+        for name, section in report.sections.items()
+        if isinstance(section, Table)
+    }
+    sections["rows"] = [row.to_record() | {"origin": ""} for row in rows]
+    return report.to_record() | {"sections": sections}
+
+
+def check_same(recorded: Recording, *, strict: bool = False) -> None:
+    report, rows = recorded.replayed(strict=strict)
+    again = plain(report, rows)
+    for name in ("evidence", "fallback", "causes"):
+        if name not in recorded.report.sections:
+            assert name in again["sections"], "which the command adds to a report that nobody watched"
+            del again["sections"][name]
+    assert again == plain(recorded.report, recorded.rows)
+    assert {row.origin for row in rows} == {"recorded"}
+    json.dumps(again, allow_nan=False)
+
+
+def spoiled(backend: Backend, rank: int, at: int) -> Backend:
+    return faults.FaultyBackend(backend, faults.one_bit, timed=3) if rank == at else backend
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES, ids=lambda each: each.name)
+def test_every_collective(monkeypatch: pytest.MonkeyPatch, collective: Collective) -> None:
+    job = Job(lambda rank: shared_memory(rank), over_pcie, {"NCCL_P2P_DISABLE": ("1",)}, strict=True)
+    request = request_for(collective, root=RANKS - 1, sampling=Sampling(iterations=4))
+    recorded = recording(monkeypatch, request, job, watched)
+    assert "NCCL_P2P_DISABLE" in recorded.lines[0]
+    check_same(recorded, strict=True)
+
+
+@pytest.mark.parametrize(
+    "sampling", [Sampling(iterations=None, budget_seconds=0.01), Sampling(Mode.LATENCY, iterations=40)]
+)
+def test_every_way_of_timing(monkeypatch: pytest.MonkeyPatch, sampling: Sampling) -> None:
+    """Ranks that are asked when they come are asked too what their GPUs are like."""
+    request = request_for(ALLREDUCE, sampling=sampling, sizes=(1024,))
+    recorded = recording(monkeypatch, request, Job(direct), unwatched)
+    own = json.loads(recorded.lines[1])["row"]["sample"]["own"]
+    assert len(own["samples"]) >= 9, "raw seconds, and not only what was made of them"
+    check_same(recorded)
+
+
+def test_wrong_data_and_who_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(
+        direct,
+        wrap=lambda backend, rank: faults.FaultyBackend(backend, faults.one_bit, timed=3) if rank == 2 else backend,
+    )
+    recorded = recording(monkeypatch, request_for(ALLREDUCE), job, unwatched)
+    assert recorded.report.verdict is Verdict.FAIL
+    assert "rank 2" in recorded.report.findings[0].subject
+    check_same(recorded)
+
+
+def test_several_ways_with_what_was_heard_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    collective = next(each for each in COLLECTIVES if each.name == "reducescatter")
+    recorded = recording(monkeypatch, request_for(collective), Job(shared_memory), in_ways)
+    sections = plain(recorded.report, recorded.rows)["sections"]
+    assert [each["setting"] for each in sections["refused"]] == ["tree"]
+    assert sections["winners"]
+    assert list(json.loads(recorded.lines[0])["testimony"]["under"]) == ["ring"]
+    check_same(recorded)
+
+
+def test_groups_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(
+        direct,
+        wrap=lambda backend, rank: faults.FaultyBackend(backend, faults.one_bit, timed=3) if rank == 3 else backend,
+    )
+    parts = groups_of("2", job.identities)
+    request = request_for(ALLREDUCE)
+    recorded = recording(monkeypatch, request, job, in_groups(parts), parts, "--split: of all groups at once")
+    assert {row.group for row in recorded.rows} == {"ranks 0-1", "ranks 2-3"}
+    assert recorded.report.verdict is Verdict.FAIL
+    check_same(recorded)
+    report, _ = recorded.replayed()
+    fallback = plain(report, ())["sections"]["fallback"]
+    assert [each["origin"] for each in fallback] == [""]
+    assert "--split" in str(fallback)
+
+
+def test_what_is_stricter_at_home_is_judged_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = recording(monkeypatch, request_for(ALLREDUCE), Job(shared_memory, over_pcie), watched)
+    assert recorded.report.verdict is Verdict.WARN
+    assert recorded.replayed(strict=True)[0].verdict is Verdict.FAIL
+
+
+@cache
+def healthy() -> Recording:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        request = request_for(ALLREDUCE, sampling=Sampling(Mode.LATENCY, iterations=30))
+        return recording(monkeypatch, request, Job(direct, over_nvlink), watched)
+
+
+def test_rows_of_many_ranks_stay_within_what_is_read_of_a_file() -> None:
+    answers = [json.dumps(each) for each in json.loads(healthy().lines[1])["row"]["sample"]["answers"]]
+    assert "entries" in answers[0]
+    assert max(map(len, answers)) * 30_000 * 50 < MOST_SAMPLE_BYTES
+
+
+@pytest.mark.parametrize(("kept", "said"), [(0, "0 rows, for it ended"), (1, "1 row, "), (3, "3 rows, ")])
+def test_a_run_that_was_cut_short_shows_what_it_has_and_says_so(kept: int, said: str) -> None:
+    report, rows = healthy().replayed(healthy().lines[: 1 + kept])
+    assert len(rows) == kept
+    assert (report.verdict, report.complete) == (Verdict.ERROR, False)
+    finding = next(each for each in report.findings if each.id == CUT_SHORT)
+    assert finding.seen.startswith(said)
+    assert {row.to_record()["size_bytes"] for row in rows} <= {4096, 65536}
+
+
+def edited(line: str, *path: str | int, to: object) -> str:
+    document = json.loads(line)
+    inner = document
+    for step in path[:-1]:
+        inner = inner[step]
+    inner[path[-1]] = to
+    return json.dumps(document)
+
+
+ROW = ("row", "sample")
+
+
+@pytest.mark.parametrize(
+    ("line", "path", "to", "said"),
+    [
+        (0, ("schema_version",), 2, "line 1: schema_version 2"),
+        (0, ("collective",), "broadcast", "line 1: samples of 'broadcast'"),
+        (0, ("wings",), 2, "unknown field 'wings'"),
+        (0, ("hosts",), [], "line 1: ranks on more nodes than 0"),
+        (0, ("ranks", 1, "rank"), 5, "line 1: ranks that are not counted from 0"),
+        (0, ("ranks", 1, "host"), "\x1b[31m", "line 1: '\\x1b[31m'"),
+        (0, ("parts",), [{"name": "a", "ranks": [0, 1]}], "groups that are not made of 4 ranks"),
+        (0, ("asked", "sizes"), [0], "sizes that no sweep has"),
+        (0, ("asked", "sizes"), [1], "a size of which 4 ranks have no share each"),
+        (0, ("asked", "dtypes"), ["int8", "int8"], "int8, int8 asked for"),
+        (0, ("asked", "root"), 4, "root 4 of 4 ranks"),
+        (0, ("asked", "warmup"), -1, "fewer operations than none"),
+        (0, ("options", "evidence"), "much", "one of shown, kept, off"),
+        (0, ("testimony", "due"), [[1.0, 1.0]], "what was found out of paths is not that of 4 ranks"),
+        (0, ("testimony", "heard", "choices", 0, "use"), 7, "what was found out of paths is not that of 4 ranks"),
+        (0, ("testimony", "heard", "uses", 0, "unheard"), [4], "what was found out of paths is not that of 4 ranks"),
+        (1, (*ROW, "answers", 2, "seconds"), 0.0, "line 2: an operation of 0 s"),
+        (1, (*ROW, "answers", 2, "seconds"), 1e308, "line 2: a number beyond 1e+15"),
+        (1, (*ROW, "answers", 2, "entries", "last"), 31, "a rank that was last in 31 of 30"),
+        (1, (*ROW, "answers"), [], "answers of 0 ranks"),
+        (1, (*ROW, "own", "iterations"), 0, "0 iterations"),
+        (1, ("row", "case", "layout", "count"), 7, "line 2: a row that was not asked for"),
+        (1, ("row", "group"), "else", "a row of the group 'else'"),
+        (-1, ("rows",), 9, "the end of 9 rows"),
+        (-1, ("rows",), None, "no row, and does not count them"),
+    ],
+)  # fmt: skip
+def test_what_no_run_can_have_been_is_refused(line: int, path: tuple[str | int, ...], to: object, said: str) -> None:
+    lines = list(healthy().lines)
+    lines[line] = edited(lines[line], *path, to=to)
+    with pytest.raises(UsageError) as raised:
+        healthy().replayed(lines)
+    assert said in f"{raised.value.seen} {raised.value.expected}"
+    assert raised.value.next_step
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda lines: [], f"{file_of('allreduce')}: empty"),
+        (lambda lines: [*lines, lines[1]], "more lines after the last one"),
+        (lambda lines: [lines[0], *lines[2:]], "the end of 4 rows"),
+        (lambda lines: lines[1:], "unknown field 'row'"),
+        (lambda lines: [lines[0][:-9], *lines[1:]], "line 1: no JSON"),
+    ],
+)
+def test_lines_that_do_not_belong_together_are_refused(change: Callable[[list[str]], list[str]], said: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        healthy().replayed(change(list(healthy().lines)))
+    assert said in raised.value.seen
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=4,
+)
+
+
+def places(document: Any) -> list[tuple[Any, Any]]:
+    """Every value in a document, as what holds it and under which name."""
+    if isinstance(document, dict):
+        return [(document, name) for name in document] + [each for held in document.values() for each in places(held)]
+    if isinstance(document, list):
+        return [(document, at) for at in range(len(document))] + [each for held in document for each in places(held)]
+    return []
+
+
+def alike(value: object) -> st.SearchStrategy[Any]:
+    """Another value of the same kind, which the types of fields do not refuse."""
+    if isinstance(value, bool):
+        return st.booleans()
+    if isinstance(value, int):
+        return st.integers(-2, 9) | st.integers()
+    if isinstance(value, float):
+        return st.floats() | st.sampled_from([0.0, -1.0, 1e-300, 1e300])
+    if isinstance(value, list):
+        return st.sampled_from([[], value[1:], value + value, value[::-1]])
+    return st.sampled_from(["", "nccl", "host", "ring", "RING", "NVLS", "float16", "in_place", "avg"])
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_any_value_in_any_place_is_read_or_refused(data: st.DataObject) -> None:
+    documents = [json.loads(line) for line in healthy().lines]
+    for _ in range(data.draw(st.integers(1, 2))):
+        document = data.draw(st.sampled_from([documents[0], documents[0], documents[1], documents[-1]]))
+        holder, name = data.draw(st.sampled_from(places(document)))
+        holder[name] = data.draw(alike(holder[name]) | JSON)
+    with contextlib.suppress(UsageError):
+        report, rows = healthy().replayed([json.dumps(each) for each in documents])
+        json.dumps(plain(report, rows), allow_nan=False)
+
+
+@settings(max_examples=100)
+@given(st.data())
+def test_a_damaged_recording_is_read_or_refused(data: st.DataObject) -> None:
+    text = "\n".join(healthy().lines)
+    start = data.draw(st.integers(0, len(text)))
+    damaged = text[:start] + data.draw(st.text(max_size=4)) + text[start + data.draw(st.integers(0, 400)) :]
+    with contextlib.suppress(UsageError):
+        report, rows = healthy().replayed(damaged.split("\n"))
+        json.dumps(plain(report, rows), allow_nan=False)
+
+
+TRANSPORTS = st.sampled_from(["P2P/CUMEM", "SHM/direct", "NET/IB/0/GDRDMA/Shared", "NET/Socket/1(3)", "wings"])
+USES = st.builds(
+    Used,
+    st.dictionaries(
+        st.tuples(st.integers(0, 3), st.integers(0, 3)),
+        st.lists(TRANSPORTS.map(parse_transport), max_size=2).map(tuple),
+    ),
+    st.lists(st.integers(0, 3), max_size=2).map(tuple),
+)
+TUNINGS = st.none() | st.builds(
+    Tuning, st.just("AllReduce"), st.integers(0), st.sampled_from([None, "RING"]), st.none(), st.integers(0, 32)
+)
+
+
+@given(st.lists(USES, min_size=1, max_size=3), st.data())
+def test_what_was_heard_reads_back_equal(uses: list[Used], data: st.DataObject) -> None:
+    keys = st.tuples(st.sampled_from(DataType), st.none() | st.sampled_from(ReduceOp), st.integers(1, 2**40))
+    choices = data.draw(st.dictionaries(keys, st.builds(Choice, st.sampled_from(uses), TUNINGS), max_size=5))
+    heard = LoggedChoices(choices, data.draw(st.sampled_from(["", "rank 0: deaf"])), "no tuning")
+    recorded = RecordedLoggedChoices.of(heard)
+    assert recorded.is_of(4)
+    assert len(recorded.uses) <= len(uses), "operations share them"
+    again = read_json_line(RecordedLoggedChoices, json_line(recorded), "x").heard()
+    assert again == heard
+    assert list(again.choices) == list(heard.choices)
+
+
+def test_pairs_that_are_connected_alike_are_said_once() -> None:
+    used = Used({(one, other): (parse_transport("P2P/CUMEM"),) for one in range(9) for other in range(9)})
+    (use,) = RecordedLoggedChoices.of(LoggedChoices({(DataType.INT8, None, 8): Choice(used, None)})).uses
+    assert [len(each.pairs) for each in use.connections] == [81]
+    assert isinstance(use.connections[0].transports[0], Transport)
+
+
+def test_a_log_is_kept_as_it_was_heard() -> None:
+    log = RecordedLog(FakeLog(said("Channel 00/0 : 0[0] -> 1[0] via P2P/CUMEM"), silence="", no_tuning="too old"))
+    assert (log.appeared(), log.silence, log.no_tuning) == (True, "", "too old")
+    heard = [*log.lines(), *log.lines()]
+    log.switch_off()
+    assert log.text() == b"".join(line + b"\n" for line in heard)
+    assert b"via P2P/CUMEM" in log.text()

@@ -1,0 +1,77 @@
+"""Groups that measure at once: in step, with a row each, and one report."""
+
+from dataclasses import replace
+
+import pytest
+
+from gpubench.errors import CouldNotMeasureError
+from gpubench.measure.collective.rank_timings import RankTimings
+from gpubench.measure.collective.split_groups import GroupRows, InStep
+from gpubench.measure.collective.sweep import fitting_all
+from gpubench.model.results.report import Report, Table
+from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.model.terms.split import groups_of
+from gpubench.model.terms.sweep import DroppedSize
+from gpubench.model.terms.verdict import Finding, Verdict
+from tests.fakes.ranks import ThreadGroup, run_ranks
+from tests.formats.sample import ROW
+from tests.measure.collective.test_sweep import ReceivedRows
+
+FIVE = [RankIdentity(rank=rank, host="n", node=0, local_rank=rank, pid=1) for rank in range(5)]
+PARTS = groups_of("3", FIVE)
+WRONG = Finding("wrong-data", Verdict.FAIL, "rank 4", "seen", "expected", "cause", "next")
+
+
+def test_groups_keep_in_step_and_talk_among_themselves() -> None:
+    def body(group: ThreadGroup) -> tuple[object, ...]:
+        own = group.split(group.rank // 3, group.rank)
+        together = InStep(own, group)
+        together.barrier()
+        return (
+            together.rank,
+            together.size,
+            together.gather(group.rank),
+            together.collect(group.rank),
+            together.broadcast(group.rank, 1),
+            together.largest([group.rank]),
+            together.clock_offset().seconds,
+            together.split(0, -together.rank).rank,
+        )
+
+    assert run_ranks(5, body) == [
+        (0, 3, [0, 1, 2], [0, 1, 2], 1, [2], 0.0, 2),
+        (1, 3, [0, 1, 2], None, 1, [2], 0.0, 1),
+        (2, 3, [0, 1, 2], None, 1, [2], 0.0, 0),
+        (0, 2, [3, 4], [3, 4], 4, [4], 0.0, 1),
+        (1, 2, [3, 4], None, 4, [4], 0.0, 0),
+    ]
+
+
+def test_the_first_rank_hears_the_rows_of_all_groups_and_their_verdict() -> None:
+    heard = ReceivedRows()
+
+    def body(group: ThreadGroup) -> Report:
+        color = group.rank // 3
+        own = group.split(color, group.rank)
+        rows = GroupRows(PARTS[color], own, group, heard if group.rank == 0 else ReceivedRows())
+        row = replace(ROW, slowest_rank=1)
+        rows.row(row)
+        attendance = RankTimings([FIVE[rank] for rank in PARTS[color].ranks])
+        attendance.take(row, [(1e-6, None)] * own.size)
+        verdict, findings = (Verdict.FAIL, (WRONG,)) if color else (Verdict.PASS, ())
+        return rows.merged(Report(verdict=verdict, complete=True, findings=findings, sections=attendance.sections()))
+
+    report = run_ranks(5, body)[0]
+    assert [(row.group, row.slowest_rank) for row in heard.rows] == [("ranks 0-2", 1), ("ranks 3-4", 4)]
+    assert report.verdict is Verdict.FAIL
+    assert report.findings == (WRONG,)
+    section = report.sections["rank_times"]
+    assert isinstance(section, Table)
+    assert [row.to_record()["rank"] for row in section.rows()] == [0, 1, 2, 3, 4]
+
+
+def test_sizes_have_to_fit_every_group() -> None:
+    small, large = DroppedSize(8, "rounds to nothing"), DroppedSize(4096, "does not fit")
+    assert fitting_all([((8, 64, 4096), ()), ((64, 4096), (small,)), ((8, 64), (large,))]) == ((64,), (small, large))
+    with pytest.raises(CouldNotMeasureError, match="no size is left"):
+        fitting_all([((8,), ()), ((64,), (small,))])

@@ -1,0 +1,371 @@
+"""Whole sweeps on threads with a fake CuPy and NCCL: formulas, layouts, verification, rows."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+
+from gpubench.collectives.allreduce import ALLREDUCE
+from gpubench.collectives.record import Collective
+from gpubench.collectives.registry import COLLECTIVES
+from gpubench.errors import CouldNotMeasureError, UsageError
+from gpubench.hardware.cuda.device import open_device
+from gpubench.hardware.mpi.host import NumpyMemory
+from gpubench.hardware.mpi.one_process import AloneGroup
+from gpubench.hardware.nccl.backend import Allocator, NcclBackend, NcclLibrary
+from gpubench.hardware.nccl.calls import NcclLaunch
+from gpubench.hardware.node.nvml.library import Driver
+from gpubench.measure.collective.cases import SweepRequest
+from gpubench.measure.collective.observers import Observers
+from gpubench.measure.collective.sweep import check_root, fitting_sizes, measure
+from gpubench.model.facts.gpu_condition import GpuCondition
+from gpubench.model.results.report import CollectiveRow, Metadata, Report, Table
+from gpubench.model.terms.hang import Phase
+from gpubench.model.terms.operation import DataType, Layout, Placement, ReduceOp, Segment
+from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.model.terms.sampling import Mode, Sampling
+from gpubench.model.terms.verdict import STRAGGLER, Verdict
+from gpubench.ports.backend import Backend
+from gpubench.ports.group import Group
+from gpubench.ports.launch import BatchedLaunch, Launch
+from tests.fakes import cupy_on_numpy, faults
+from tests.fakes.progress import FakeProgress
+from tests.fakes.ranks import ThreadGroup, run_ranks
+
+BOTH = (Placement.OUT_OF_PLACE, Placement.IN_PLACE)
+
+
+def request_for(collective: Collective, **changes: object) -> SweepRequest:
+    request = SweepRequest(
+        collective=collective,
+        sizes=(4096, 65536),
+        dtypes=(DataType.FLOAT32,),
+        ops=(ReduceOp.SUM,),
+        placements=BOTH if collective.in_place else BOTH[:1],
+        root=0,
+        sampling=Sampling(iterations=3),
+        warmup=1,
+        graph_replays=0,
+        check=True,
+    )
+    return replace(request, **changes)  # type: ignore[arg-type]
+
+
+class ReceivedRows:
+    def __init__(self) -> None:
+        self.rows: list[CollectiveRow] = []
+        self.labels: list[str] = []
+
+    def begin(self, metadata: Metadata) -> None:
+        raise AssertionError
+
+    def progress(self, done: int, total: int, label: str) -> None:
+        assert done < total
+        self.labels.append(label)
+
+    def row(self, row: CollectiveRow) -> None:
+        self.rows.append(row)
+
+    def end(self, report: Report) -> None:
+        raise AssertionError
+
+
+def identity(rank: int) -> RankIdentity:
+    return RankIdentity(rank=rank, host="n0", node=0, local_rank=rank, pid=1, gpu_index=rank, gpu_bus_id=f"0000:{rank}")
+
+
+def run_sweep(
+    monkeypatch: pytest.MonkeyPatch,
+    ranks: int,
+    request: SweepRequest,
+    wrap: Callable[[Backend, Group], Backend] = lambda backend, _group: backend,
+    version: int = 22809,
+    allocator: Allocator = Allocator.CUDA,
+) -> tuple[Report, list[CollectiveRow], cupy_on_numpy.Nccl]:
+    nccl = cupy_on_numpy.Nccl(ranks, version)
+    cupy_on_numpy.install(monkeypatch, cupy_on_numpy.Runtime(ranks), nccl)
+
+    def body(group: ThreadGroup) -> tuple[Report, list[CollectiveRow]]:
+        device = open_device(group.rank, ranks, "n0", Driver(version="580.1"))
+        backend = NcclBackend(group, device, NcclLibrary(), allocator)
+        recorder = ReceivedRows()
+        identities = [identity(rank) for rank in range(ranks)]
+        report = measure(request, group, wrap(backend, group), identities, recorder)
+        backend.close()
+        assert len(recorder.labels) == len(recorder.rows)
+        return report, recorder.rows
+
+    report, rows = run_ranks(ranks, body)[0]
+    return report, rows, nccl
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+@pytest.mark.parametrize("collective", COLLECTIVES, ids=lambda each: each.name)
+def test_every_collective_is_right_on_any_number_of_ranks(
+    monkeypatch: pytest.MonkeyPatch, collective: Collective, ranks: int
+) -> None:
+    report, rows, _ = run_sweep(monkeypatch, ranks, request_for(collective, root=ranks - 1))
+    assert report.verdict is Verdict.PASS
+    assert [row.wrong for row in rows] == [0] * len(rows)
+    assert {row.verified for row in rows if row.placement == "out_of_place"} == {"last"}
+    assert {row.verified for row in rows if row.placement == "in_place"} <= {"repeat"}
+
+
+@pytest.mark.parametrize("dtype", DataType)
+@pytest.mark.parametrize("op", ReduceOp)
+@pytest.mark.parametrize("ranks", [3, 13])
+def test_every_type_and_reduction_is_exact(
+    monkeypatch: pytest.MonkeyPatch, dtype: DataType, op: ReduceOp, ranks: int
+) -> None:
+    request = request_for(ALLREDUCE, dtypes=(dtype,), ops=(op,), sizes=(4096,), sampling=Sampling(iterations=2))
+    report, rows, _ = run_sweep(monkeypatch, ranks, request)
+    assert [row.wrong for row in rows] == [0, 0]
+    assert report.verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES, ids=lambda each: each.name)
+@pytest.mark.parametrize(
+    ("fault", "skip"),
+    [(faults.wrong_block, False), (faults.swapped_blocks, False), (faults.one_bit, False), (None, True)],
+    ids=["wrong block", "swapped blocks", "one bit", "stale"],
+)
+def test_spoiled_data_are_caught(
+    monkeypatch: pytest.MonkeyPatch, collective: Collective, fault: faults.Fault | None, skip: bool
+) -> None:
+    """On the root alone, since every collective leaves data there; the repeat that verifies in place is spoiled too."""
+
+    def wrap(backend: Backend, group: Group) -> Backend:
+        if skip or group.rank == 0:
+            return faults.FaultyBackend(backend, fault, skip=skip, timed=1 if in_place else 3)
+        return backend
+
+    for placement in request_for(collective).placements:
+        in_place = placement is Placement.IN_PLACE
+        request = request_for(collective, placements=(placement,), sizes=(65536,), warmup=2)
+        report, rows, _ = run_sweep(monkeypatch, 4, request, wrap)
+        assert report.verdict is Verdict.FAIL
+        assert rows[0].wrong
+        assert rows[0].verdict == "FAIL"
+        assert report.findings[0].id == "wrong-data"
+        assert ("on n0 (GPU" if skip else "rank 0 on n0 (GPU 0, 0000:0)") in report.findings[0].subject
+
+
+def test_a_wrong_formula_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    for collective in COLLECTIVES:
+        report, _, _ = run_sweep(monkeypatch, 3, request_for(shifted(collective), sizes=(4096,)))
+        assert report.verdict is Verdict.FAIL, collective.name
+
+
+def shifted(collective: Collective) -> Collective:
+    """A collective that expects the data four elements further on."""
+
+    def expected(layout: Layout, rank: int, ranks: int, root: int) -> Sequence[Segment]:
+        segments = collective.expected(layout, rank, ranks, root)
+        return [replace(segment, start=segment.start + 4) for segment in segments]
+
+    return replace(collective, expected=expected)
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES, ids=lambda each: each.name)
+def test_an_older_nccl_gets_grouped_sends_and_receives(monkeypatch: pytest.MonkeyPatch, collective: Collective) -> None:
+    report, _, nccl = run_sweep(monkeypatch, 3, request_for(collective, root=1), version=22703)
+    assert report.verdict is Verdict.PASS
+    assert not nccl.calls & {"ncclAlltoAll", "ncclGather", "ncclScatter"}
+
+
+@pytest.mark.parametrize(
+    ("name", "function"), [("alltoall", "ncclAlltoAll"), ("gather", "ncclGather"), ("scatter", "ncclScatter")]
+)
+def test_native_calls_are_used_where_nccl_has_them(monkeypatch: pytest.MonkeyPatch, name: str, function: str) -> None:
+    collective = next(each for each in COLLECTIVES if each.name == name)
+    _, _, nccl = run_sweep(monkeypatch, 2, request_for(collective))
+    assert nccl.calls == {function}
+
+
+@pytest.mark.parametrize("replays", [1, 3])
+@pytest.mark.parametrize("collective", COLLECTIVES, ids=lambda each: each.name)
+def test_graphs_are_captured_and_replayed(
+    monkeypatch: pytest.MonkeyPatch, collective: Collective, replays: int
+) -> None:
+    report, rows, _ = run_sweep(monkeypatch, 3, request_for(collective, graph_replays=replays))
+    assert report.verdict is Verdict.PASS
+    assert {row.graph for row in rows} == {replays}
+
+
+@pytest.mark.parametrize("sampling", [Sampling(iterations=None, budget_seconds=0.01), Sampling(Mode.LATENCY, 12)])
+@pytest.mark.parametrize("collective", COLLECTIVES, ids=lambda each: each.name)
+def test_however_it_is_timed_every_timed_buffer_is_verified(
+    monkeypatch: pytest.MonkeyPatch, collective: Collective, sampling: Sampling
+) -> None:
+    report, rows, _ = run_sweep(monkeypatch, 3, request_for(collective, sampling=sampling))
+    # Ranks are threads here, of which one may really come late.
+    assert {finding.id for finding in report.findings} <= {STRAGGLER}
+    for row in rows:
+        assert (row.wrong, row.verdict) == (0, "PASS")
+        assert row.mode == sampling.mode
+        assert row.iterations >= sampling.least_iterations
+        assert (row.p50_us is not None) == (row.p99_us is not None) == (sampling.mode is Mode.LATENCY)
+        assert (row.batch_median_us is not None) == (row.batch_cv is not None) == (sampling.mode is Mode.THROUGHPUT)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(iterations=None, budget_seconds=0), Sampling(Mode.LATENCY, 9)])
+def test_what_runs_to_learn_how_long_it_takes_cannot_pass_for_what_was_timed(
+    monkeypatch: pytest.MonkeyPatch, sampling: Sampling
+) -> None:
+    class Lazy(faults.FaultyBackend):
+        """It times nothing: what it is asked to time in batches or alone does not run."""
+
+        def in_batches(self, launches: Sequence[Launch], operations: int) -> BatchedLaunch:
+            return super().in_batches([NcclLaunch(())] * len(launches), operations)
+
+        def bind(self, launches: Sequence[Launch], graph_replays: int) -> Launch:
+            alone = sampling.mode is Mode.LATENCY and len(launches) == 1
+            return super().bind([NcclLaunch(())] if alone else launches, graph_replays)
+
+    request = request_for(ALLREDUCE, sampling=sampling, sizes=(4096, 65536), placements=BOTH[:1], warmup=2)
+
+    def wrap(backend: Backend, _group: Group) -> Backend:
+        return Lazy(backend, None, timed=-1)
+
+    report, rows, _ = run_sweep(monkeypatch, 2, request, wrap)
+    assert report.verdict is Verdict.FAIL
+    assert all(row.wrong for row in rows)
+
+
+def test_nccl_may_allocate_the_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    request = request_for(ALLREDUCE)
+    report, _, nccl = run_sweep(monkeypatch, 2, request, allocator=Allocator.NCCL)
+    assert report.verdict is Verdict.PASS
+    assert "ncclMemAlloc" in nccl.calls
+    assert not nccl.allocations
+    with pytest.raises(UsageError, match=r"NCCL 2\.18\.3 has no ncclMemAlloc"):
+        run_sweep(monkeypatch, 1, request, version=21803, allocator=Allocator.NCCL)
+
+
+def test_rows_describe_what_was_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    request = request_for(COLLECTIVES[1], dtypes=(DataType.FLOAT16, DataType.INT64), check=False)
+    report, rows, _ = run_sweep(monkeypatch, 3, request)
+    assert report.verdict is Verdict.SKIP
+    first = rows[0]
+    # 4096 bytes of float16 are 2048 elements; a third of them, rounded down to 16 bytes, is 680 elements a rank.
+    assert (first.size_bytes, first.count) == (3 * 680 * 2, 680)
+    assert (first.op, first.root, first.wrong, first.verified, first.verdict) == (None, None, None, "no", None)
+    assert (first.backend, first.origin, first.ranks, first.nodes) == ("nccl", "measured", 3, 1)
+    assert (first.time_us_fastest_rank or 0) <= first.time_us <= (first.time_us_slowest_rank or 0)
+    assert first.algbw_gb_s == pytest.approx(first.size_bytes / first.time_us / 1e3)
+    assert first.busbw_gb_s == pytest.approx(first.algbw_gb_s * 2 / 3)
+    assert [(row.dtype, row.placement) for row in rows[:3]] == [
+        ("float16", "out_of_place"),
+        ("float16", "in_place"),
+        ("float16", "out_of_place"),
+    ]
+    assert len(rows) == 8
+
+
+def test_every_rank_has_a_line_for_every_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    report, rows, _ = run_sweep(monkeypatch, 3, request_for(ALLREDUCE))
+    section = report.sections["rank_times"]
+    assert isinstance(section, Table)
+    lines = [row.to_record() for row in section.rows()]
+    assert [(line["rank"], line["placement"]) for line in lines] == [
+        (rank, row.placement) for row in rows for rank in range(3)
+    ]
+    assert max(line["time_us"] for line in lines[:3]) == pytest.approx(rows[0].time_us_slowest_rank)
+
+
+def test_data_of_many_rotated_buffers_are_verified(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With more buffers than one, a fault in the last of them shows."""
+
+    def last_buffer(data: object) -> None:
+        data[5 * 4096 + 100] ^= 1  # type: ignore[index]
+
+    request = request_for(ALLREDUCE, sizes=(4096, 4096 * 8), sampling=Sampling(iterations=6), placements=BOTH[:1])
+    _, rows, _ = run_sweep(
+        monkeypatch, 2, request, lambda backend, _group: faults.FaultyBackend(backend, last_buffer, timed=6)
+    )
+    assert rows[0].wrong == 2
+
+
+class Room:
+    """A backend that has so much memory and does nothing."""
+
+    name = "room"
+    buffers = 2
+
+    def __init__(self, free_bytes: int) -> None:
+        self._free_bytes = free_bytes
+
+    def free_bytes(self) -> int:
+        return self._free_bytes
+
+
+def test_sizes_that_do_not_fit_the_tightest_rank_are_dropped_by_name() -> None:
+    request = request_for(ALLREDUCE, sizes=(1024, 2048, 4096))
+
+    def body(group: ThreadGroup) -> tuple[Sequence[int], Sequence[str]]:
+        backend = Room(4096 if group.rank == 1 else 10**9)
+        sizes, dropped = fitting_sizes(request, group, backend, identity(group.rank))  # type: ignore[arg-type]
+        return sizes, [each.reason for each in dropped]
+
+    for sizes, reasons in run_ranks(3, body):
+        assert sizes == (1024, 2048)
+        assert reasons == ["2 buffers of that size do not fit; rank 1 on n0 (GPU 1, 0000:1) can take 4.0 KiB"]
+
+
+def test_sizes_that_round_to_nothing_are_dropped_by_name() -> None:
+    request = request_for(COLLECTIVES[1], sizes=(8, 48, 1024))
+
+    def body(group: ThreadGroup) -> tuple[Sequence[int], Sequence[str]]:
+        sizes, dropped = fitting_sizes(request, group, Room(10**9), identity(group.rank))  # type: ignore[arg-type]
+        return sizes, [f"{each.size_bytes} {each.reason}" for each in dropped]
+
+    sizes, reasons = run_ranks(3, body)[0]
+    assert sizes == (48, 1024)
+    assert reasons == ["8 a rank's share rounds down to 0 elements of float32 on 3 ranks"]
+
+
+def test_nothing_left_to_measure_is_an_error() -> None:
+    with pytest.raises(CouldNotMeasureError, match="no size is left"):
+        fitting_sizes(request_for(ALLREDUCE), AloneGroup(), Room(10), identity(0))  # type: ignore[arg-type]
+
+
+def test_a_root_outside_the_job_is_refused() -> None:
+    broadcast = next(each for each in COLLECTIVES if each.name == "broadcast")
+    check_root(broadcast, 3, 4)
+    check_root(ALLREDUCE, 9, 4)
+    with pytest.raises(UsageError, match="--root 4 with 4 ranks"):
+        check_root(broadcast, 4, 4)
+
+
+def test_host_memory_is_a_view() -> None:
+    memory = NumpyMemory(64)
+    memory.array(16, 4, "uint32")[:] = 7
+    assert memory.array(16, 16, "uint8").tolist() == [7, 0, 0, 0] * 4
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_gpus_are_looked_at_after_each_row_that_tells_who_is_late(monkeypatch: pytest.MonkeyPatch, mode: Mode) -> None:
+    """Once a row, of which the first is a warm-up, and when all of its operations are timed."""
+    cupy_on_numpy.install(monkeypatch, cupy_on_numpy.Runtime(2), cupy_on_numpy.Nccl(2))
+    phases: list[list[Phase]] = []
+
+    def body(group: ThreadGroup) -> Report:
+        progress = FakeProgress(group.rank)
+
+        def look() -> GpuCondition:
+            if group.rank == 0:
+                phases.append(list(progress.phases[-2:]))
+            return GpuCondition()
+
+        identities = [identity(rank) for rank in range(2)]
+        request = request_for(ALLREDUCE, sampling=Sampling(mode, 5))
+        device = open_device(group.rank, 2, "n0", Driver(version="580.1"))
+        backend = NcclBackend(group, device, NcclLibrary(), Allocator.CUDA)
+        company = Observers(progress=progress, read_condition=look)
+        report = measure(request, group, backend, identities, ReceivedRows(), company)
+        backend.close()
+        return report
+
+    run_ranks(2, body)
+    expected = [[Phase.WARM_UP, Phase.OPERATION]] * 5 if mode is Mode.LATENCY else []
+    assert phases == expected

@@ -1,0 +1,203 @@
+"""One sweep in several ways, on threads with a fake NCCL: what cannot run is left out, hierarchies are right."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, cast
+
+import pytest
+
+from gpubench.collectives.allreduce import ALLREDUCE
+from gpubench.collectives.hierarchical import Hierarchy
+from gpubench.collectives.registry import COLLECTIVES
+from gpubench.hardware.cuda.device import open_device
+from gpubench.hardware.nccl.backend import NcclBackend, NcclLibrary
+from gpubench.hardware.node.nvml.library import Driver
+from gpubench.measure.collective.cases import SweepRequest
+from gpubench.measure.collective.sweep import Issue
+from gpubench.measure.collective.variants import SweepVariant, measure_variants
+from gpubench.model.results.report import CollectiveRow, Report, Table
+from gpubench.model.terms.hierarchy import TwoLevels
+from gpubench.model.terms.operation import DataType, NumberKind, ReduceOp
+from gpubench.model.terms.verdict import Verdict
+from gpubench.ports.launch import Launch
+from tests.fakes import cupy_on_numpy
+from tests.fakes.ranks import ThreadGroup, run_ranks
+from tests.measure.collective.test_sweep import ReceivedRows, identity, request_for
+
+REDUCESCATTER = next(each for each in COLLECTIVES if each.name == "reducescatter")
+EXACT = tuple(op for op in ReduceOp if op is not ReduceOp.AVG)
+Others = Callable[[SweepRequest, ThreadGroup, NcclBackend, NcclLibrary], Sequence[SweepVariant]]
+
+
+def run(
+    monkeypatch: pytest.MonkeyPatch, ranks: int, request: SweepRequest, others: Others
+) -> tuple[Report, list[CollectiveRow], cupy_on_numpy.Nccl]:
+    nccl = cupy_on_numpy.Nccl(ranks)
+    runtime = cupy_on_numpy.Runtime(ranks)
+    cupy_on_numpy.install(monkeypatch, runtime, nccl)
+
+    def body(group: ThreadGroup) -> tuple[Report, list[CollectiveRow]]:
+        library = NcclLibrary()
+        backend = NcclBackend(group, open_device(group.rank, ranks, "n0", Driver(version="580.1")), library)
+        ways = [SweepVariant(setting=None, backend=backend), *others(request, group, backend, library)]
+        recorder = ReceivedRows()
+        identities = [identity(rank) for rank in range(ranks)]
+        report = measure_variants(request, group, ways, identities, recorder)
+        backend.close()
+        return report, recorder.rows
+
+    results = run_ranks(ranks, body)
+    assert not runtime.allocations
+    return *results[0], nccl
+
+
+def told(
+    algorithm: str, request: SweepRequest, group: ThreadGroup, backend: NcclBackend, library: NcclLibrary
+) -> SweepVariant:
+    """As `WayMaker` makes it, but for the environment, which all threads share."""
+    opened: list[Any] = []
+
+    def open_() -> Issue:
+        opened.append(backend.open(group))
+        cast("Any", backend)._communicators[id(opened[-1])].algorithm = algorithm
+        return partial(request.collective.issue, opened[-1])
+
+    return SweepVariant(
+        setting=algorithm,
+        backend=backend,
+        open=open_,
+        drop=lambda _issue: backend.drop(opened.pop()),
+        refusals=(library.error,),
+    )
+
+
+def both(
+    request: SweepRequest, group: ThreadGroup, backend: NcclBackend, library: NcclLibrary
+) -> Sequence[SweepVariant]:
+    return [told(name, request, group, backend, library) for name in ("ring", "tree")]
+
+
+def records(report: Report, section: str) -> list[dict[str, Any]]:
+    table = report.sections[section]
+    assert isinstance(table, Table)
+    return [row.to_record() for row in table.rows()]
+
+
+def test_all_ways_of_a_case_are_neighbours_and_the_own_choice_is_first_and_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    report, rows, _ = run(monkeypatch, 2, request_for(ALLREDUCE), both)
+    assert report.verdict is Verdict.PASS
+    cases = [(row.size_bytes, row.placement) for row in rows]
+    assert len(cases) == 4 * 4
+    assert cases == sorted(cases, key=lambda case: (case[0], case[1] == "in_place"))
+    assert [row.setting for row in rows] == [None, "ring", "tree", "again"] * 4
+    assert {row.wrong for row in rows} == {0}
+    best = records(report, "winners")
+    assert {(each["size_bytes"], each["placement"]) for each in best} == set(cases)
+    assert {each["candidates"] for each in best} == {3}
+    assert records(report, "refused") == []
+    assert len(records(report, "rank_times")) == 2 * len(rows)
+
+
+def test_what_the_library_cannot_do_is_left_out_with_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    request = request_for(REDUCESCATTER, dtypes=(DataType.FLOAT32, DataType.INT8))
+    report, rows, nccl = run(monkeypatch, 2, request, both)
+    assert report.verdict is Verdict.PASS
+    assert {row.setting for row in rows} == {None, "ring", "again"}
+    refused = records(report, "refused")
+    assert [(each["setting"], each["dtype"], each["op"], each["size_bytes"]) for each in refused] == [
+        ("tree", "float32", "sum", 4096),
+        ("tree", "int8", "sum", 4096),
+    ]
+    assert {each["reason"] for each in refused} == {"NCCL error 1"}
+    assert len(nccl.made) == 2 * (1 + 1 + 3), "each refusal costs a communicator"
+    assert sum(each.aborted for each in nccl.made) == 2 * 2
+
+
+def test_nothing_but_the_own_choice_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def tree(*arguments: Any) -> Sequence[SweepVariant]:
+        return [told("tree", *arguments)]
+
+    report, rows, _ = run(monkeypatch, 2, request_for(REDUCESCATTER), tree)
+    assert {row.setting for row in rows} == {None}
+    assert records(report, "winners") == []
+    assert [each["setting"] for each in records(report, "refused")] == ["tree"]
+
+
+def test_a_refusal_of_one_rank_is_everybodys(monkeypatch: pytest.MonkeyPatch) -> None:
+    class SaysNoError(Exception):
+        pass
+
+    def refusing(
+        request: SweepRequest, group: ThreadGroup, backend: NcclBackend, _library: NcclLibrary
+    ) -> list[SweepVariant]:
+        def open_() -> Issue:
+            if group.rank == 1:
+                raise SaysNoError("no memory")
+            return partial(request.collective.issue, backend.calls)
+
+        return [SweepVariant(setting="ring", backend=backend, open=open_, refusals=(SaysNoError,))]
+
+    report, rows, _ = run(monkeypatch, 3, request_for(ALLREDUCE), refusing)
+    assert {row.setting for row in rows} == {None}
+    assert [each["reason"] for each in records(report, "refused")] == ["rank 1: no memory"]
+    assert records(report, "refused")[0]["size_bytes"] is None
+
+
+def test_wrong_data_of_one_way_fail_the_run_and_win_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does nothing at all: what is in the buffers is another way's result, of other data."""
+
+    def idle(
+        request: SweepRequest, _group: ThreadGroup, backend: NcclBackend, _library: NcclLibrary
+    ) -> list[SweepVariant]:
+        def nothing(call: object) -> Launch:
+            return backend.in_order([])
+
+        return [SweepVariant(setting="ring", backend=backend, open=lambda: nothing)]
+
+    report, rows, _ = run(monkeypatch, 2, request_for(ALLREDUCE), idle)
+    assert report.verdict is Verdict.FAIL
+    assert all(bool(row.wrong) == (row.setting == "ring") for row in rows)
+    assert records(report, "winners") == []
+
+
+def hierarchical(nodes: str) -> Others:
+    def make(
+        _request: SweepRequest, group: ThreadGroup, backend: NcclBackend, _library: NcclLibrary
+    ) -> list[SweepVariant]:
+        levels = TwoLevels.of(nodes)
+        node, place = levels.nodes[group.rank], levels.places[group.rank]
+
+        def open_() -> Issue:
+            inside, across = (backend.open(group.split(color, group.rank)) for color in (node, place))
+            return Hierarchy(backend.calls, inside, across, place, levels.ranks_a_node, backend.in_order).all_reduce
+
+        def fits(case: Any) -> bool:
+            return Hierarchy.fits(case.layout.count, case.dtype, levels.ranks_a_node)
+
+        return [SweepVariant(setting="hierarchical", backend=backend, open=open_, fits=fits)]
+
+    return make
+
+
+@pytest.mark.parametrize(("nodes", "ops"), [("aabb", EXACT), ("abcabc", EXACT), ("aabb", (ReduceOp.AVG,))])
+def test_a_hierarchical_all_reduce_is_right_in_every_type_and_reduction(
+    monkeypatch: pytest.MonkeyPatch, nodes: str, ops: tuple[ReduceOp, ...]
+) -> None:
+    dtypes = tuple(each for each in DataType if ops == EXACT or each.kind is NumberKind.FLOAT)
+    request = request_for(ALLREDUCE, dtypes=dtypes, ops=ops, sizes=(24, 4096 + 8))
+    report, rows, _ = run(monkeypatch, len(nodes), request, hierarchical(nodes))
+    assert report.verdict is Verdict.PASS
+    made = [row for row in rows if row.setting == "hierarchical"]
+    assert len(made) == len(dtypes) * len(ops) * 2, "of 24 bytes there is no block for every rank"
+    assert {(row.size_bytes, row.wrong) for row in made} == {(4104, 0)}
+    flat = [row for row in rows if row.setting is None and row.size_bytes == 4104]
+    factors = {round(row.busbw_gb_s / row.algbw_gb_s, 9) for row in (*made, *flat)}
+    assert len(factors) == 1, "that of an all-reduce over all ranks"
+
+
+def test_a_hierarchical_all_reduce_in_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    report, rows, _ = run(monkeypatch, 4, request_for(ALLREDUCE, graph_replays=2), hierarchical("aabb"))
+    assert report.verdict is Verdict.PASS
+    assert {row.graph for row in rows if row.setting == "hierarchical"} == {2}

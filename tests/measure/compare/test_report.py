@@ -1,0 +1,303 @@
+"""Comparisons of which the right answer is known."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gpubench.errors import UsageError
+from gpubench.measure.compare.judge import Rules
+from gpubench.measure.compare.report import compare
+from gpubench.model.results.report import PairRow, Report, Table
+from gpubench.model.results.result_file import FileCircumstances, ResultFile
+from gpubench.model.results.rows.comparison import CircumstanceRow, ComparisonRow, Status
+from gpubench.model.results.rows.evidence import EvidenceRow
+from gpubench.model.terms.verdict import Verdict
+from tests.fakes.noisy_results import QUIET, SCENARIOS, SIZES, USUAL, Scenario, collective_row, from_size
+
+SEEDS = 20
+
+
+def rows_of(report: Report, section: str = "comparison") -> list[Any]:
+    table = report.sections[section]
+    assert isinstance(table, Table)
+    return list(table.rows())
+
+
+def file(*rows: Any, **circumstances: Any) -> ResultFile:
+    pairs = tuple(row for row in rows if isinstance(row, PairRow))
+    own = tuple(row for row in rows if not isinstance(row, PairRow))
+    return ResultFile(
+        name="f", kind="made", circumstances=FileCircumstances(tool="", **circumstances), rows=own, pairs=pairs
+    )
+
+
+def one(base: ResultFile, new: ResultFile, rules: Rules = Rules()) -> ComparisonRow:  # noqa: B008
+    (row,) = rows_of(compare([base], [new], rules))
+    assert isinstance(row, ComparisonRow)
+    return row
+
+
+def pair(**changes: Any) -> PairRow:
+    values: dict[str, Any] = {
+        "source": "GPU0",
+        "destination": "GPU1",
+        "source_bus_id": "0000:01:00.0",
+        "destination_bus_id": "0000:02:00.0",
+        "source_node": "n1",
+        "destination_node": "n1",
+        "scope": "process",
+        "origin": "measured",
+        "direction": "write",
+        "engine": "ce",
+        "peer": "on",
+        "size_bytes": 2**28,
+        "bandwidth_gb_s": 395.0,
+        "latency_us": 680.0,
+        "limit_gb_s": 450.0,
+        "path_class": "NV18",
+        "host_staged": False,
+        "verified": "last",
+        "verdict": "PASS",
+    }
+    return PairRow(**(values | changes))
+
+
+@pytest.mark.parametrize("scenario", [each for each in SCENARIOS if "usual" in each.name], ids=lambda each: each.name)
+def test_false_alarms_and_detection(scenario: Scenario) -> None:
+    failed = sum(compare(*scenario.sides(seed), Rules()).verdict is Verdict.FAIL for seed in range(SEEDS))
+    assert failed >= SEEDS - 1 if scenario.changed else failed <= 1
+
+
+def test_a_small_change_of_all_rows_shows_in_ranges_alone() -> None:
+    scenario = Scenario("4 % together", 1, 0.015, 0.002, from_size(2**24, 1.06))
+    found = [compare(*scenario.sides(seed), Rules()) for seed in range(SEEDS)]
+    together = [report for report in found if any(each.id == "slower-together" for each in report.findings)]
+    in_rows = [report for report in found if any(each.id == "slower" for each in report.findings)]
+    assert len(together) > 15 > len(in_rows)
+
+
+def test_more_runs_show_smaller_changes() -> None:
+    def bounds(runs: int) -> float:
+        base, new = Scenario("n", runs, *USUAL, from_size(0, 1.0)).sides(1)
+        return max(float(row.noise_percent) for row in rows_of(compare(base, new, Rules())) if row.size_bytes >= 2**24)
+
+    assert bounds(5) < bounds(3) < bounds(1)
+
+
+def test_a_slowdown_in_one_row_of_single_runs_is_to_be_repeated() -> None:
+    rows = [collective_row(size, placement) for size in SIZES for placement in ("out_of_place", "in_place")]
+    hiccup = [replace(row, time_us=120.0) if row.size_bytes == 2**30 else row for row in rows]
+    once = [replace(row, time_us=120.0) if row is rows[30] else row for row in rows]
+    alone = compare([file(*rows)], [file(*once)], Rules())
+    assert alone.verdict is Verdict.INCONCLUSIVE
+    assert "its neighbours are not" in alone.findings[0].seen
+    assert compare([file(*rows)], [file(*once)], Rules(strict=True)).verdict is Verdict.FAIL
+    assert compare([file(*rows)], [file(*hiccup)], Rules()).verdict is Verdict.FAIL
+    assert compare([file(*rows)] * 5, [file(*once)] * 5, Rules()).verdict is Verdict.FAIL
+
+
+@pytest.mark.parametrize(
+    ("change", "verdict", "said"),
+    [
+        ({"wrong": 3}, Verdict.FAIL, "3 wrong elements"),
+        ({"host_staged": True}, Verdict.FAIL, "direct before, through host memory now"),
+        ({"host_staged": True, "time_us": 50.0}, Verdict.FAIL, "direct before"),
+        ({"host_staged": None, "transport": "SHM/direct"}, Verdict.FAIL, "direct before"),
+        ({"transport": "P2P/IPC"}, Verdict.WARN, "transport P2P/CUMEM before, P2P/IPC now"),
+        ({"verdict": "WARN"}, Verdict.WARN, "PASS before, WARN now"),
+        ({"verdict": "FAIL", "note": "12 links"}, Verdict.FAIL, "PASS before, FAIL now: 12 links"),
+        ({"verdict": "ERROR"}, Verdict.ERROR, "PASS before, ERROR now"),
+        ({"verdict": "SKIP"}, Verdict.PASS, None),
+        ({"verified": "no", "wrong": None}, Verdict.WARN, "no longer verified"),
+        ({"time_us": 150.0}, Verdict.FAIL, "50.0 % slower; 5.0 % is noise"),
+        ({"time_us": 104.0}, Verdict.PASS, None),
+        ({"time_us": 50.0}, Verdict.PASS, None),
+        ({"algorithm": "NVLS"}, Verdict.PASS, None),
+    ],
+)
+def test_what_a_verdict_rests_on(change: dict[str, Any], verdict: Verdict, said: str | None) -> None:
+    base = collective_row(2**20, host_staged=False, transport="P2P/CUMEM", verdict="PASS", algorithm="RING")
+    row = one(file(base), file(replace(base, **change)))
+    assert row.verdict == verdict
+    assert (row.reason is None) if said is None else said in (row.reason or "")
+
+
+def test_strict_makes_doubts_fail() -> None:
+    base = [collective_row(size, transport="P2P/CUMEM") for size in (1024, 2048)]
+    new = [replace(base[0], transport="P2P/IPC")]
+    for strict, verdict in ((False, Verdict.WARN), (True, Verdict.FAIL)):
+        report = compare([file(*base)], [file(*new)], Rules(strict=strict))
+        assert report.verdict is verdict
+        assert {(row.status, row.verdict) for row in rows_of(report)} == {
+            (Status.COMPARED, verdict),
+            (Status.MISSING, verdict),
+        }
+
+
+def test_wrong_data_make_no_baseline() -> None:
+    row = one(file(collective_row(1024, wrong=7, time_us=1.0)), file(collective_row(1024)))
+    assert (row.verdict, row.slower_percent) == (Verdict.INCONCLUSIVE, None)
+
+
+def test_wrong_data_of_a_row_that_is_new() -> None:
+    report = compare([file(collective_row(1024))], [file(collective_row(1024), collective_row(2048, wrong=1))], Rules())
+    assert report.verdict is Verdict.FAIL
+
+
+def test_wrong_data_that_only_the_footer_counts() -> None:
+    base = file(collective_row(1024))
+    report = compare([base], [file(collective_row(1024), wrong_elements=4)], Rules())
+    assert (report.verdict, report.findings[0].id) == (Verdict.FAIL, "wrong-data")
+
+
+@pytest.mark.parametrize(("threshold", "verdict"), [(19.0, Verdict.FAIL), (21.0, Verdict.PASS)])
+def test_a_fixed_threshold_replaces_noise(threshold: float, verdict: Verdict) -> None:
+    rules = Rules(threshold_percent=threshold)
+    assert one(file(collective_row(1024)), file(collective_row(1024, time_us=120.0)), rules).verdict == verdict
+
+
+def test_the_rows_own_interval_counts() -> None:
+    base, new = collective_row(1024, ci95_percent=10.0), collective_row(1024, time_us=115.0, ci95_percent=10.0)
+    row = one(file(base), file(new))
+    assert (row.verdict, row.noise_source) == (Verdict.INCONCLUSIVE, "the rows' own spread")
+    assert one(file(base), file(replace(new, time_us=300.0))).verdict == Verdict.FAIL
+
+
+def test_algorithms_of_a_sweep_are_rows_of_their_own() -> None:
+    base = [collective_row(1024, algorithm=name, time_us=us) for name, us in (("RING", 10.0), ("TREE", 20.0))]
+    report = compare([file(*base)], [file(*base)], Rules())
+    assert {(row.setting, row.base_runs, row.slower_percent) for row in rows_of(report)} == {
+        ("RING", 1, 0.0),
+        ("TREE", 1, 0.0),
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "verdict"),
+    [
+        ({}, Verdict.PASS),
+        ({"bandwidth_gb_s": 250.0, "latency_us": 1080.0}, Verdict.FAIL),
+        ({"limit_gb_s": 300.0}, Verdict.FAIL),
+        ({"path_class": "SYS"}, Verdict.WARN),
+        ({"host_staged": True}, Verdict.FAIL),
+        ({"bandwidth_gb_s": None, "latency_us": None, "verdict": "ERROR", "verified": None}, Verdict.ERROR),
+    ],
+)
+def test_pairs(change: dict[str, Any], verdict: Verdict) -> None:
+    report = compare([file(pair())], [file(pair(**change))], Rules())
+    assert report.verdict is verdict
+
+
+def test_pairs_of_other_hosts_are_told_by_name() -> None:
+    other = pair(source_node="n2", destination_node="n2", source_bus_id="0000:81:00.0", destination_bus_id=None)
+    row = one(file(pair()), file(other))
+    assert (row.status, row.source, row.destination, row.source_node) == (Status.COMPARED, "GPU0", "GPU1", "node 0")
+
+
+def test_kinds_of_host_memory_are_told_apart() -> None:
+    rows = [pair(source="host", source_bus_id=None, note=f"{kind} host memory") for kind in ("pinned", "pageable")]
+    assert len(rows_of(compare([file(*rows)], [file(*rows)], Rules()))) == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "gb_s", "verdict"),
+    [
+        ("pageable", (14.5, 9.2), Verdict.PASS),
+        ("pinned", (55.3, 54.0), Verdict.PASS),
+        ("pinned", (55.3, 27.0), Verdict.FAIL),
+        ("pageable", (14.5, 4.0), Verdict.FAIL),
+    ],
+    ids=["pageable of two healthy H200 machines", "pinned of the same", "half the lanes", "pageable, much slower"],
+)
+def test_copies_with_host_memory_differ_from_machine_to_machine(
+    kind: str, gb_s: tuple[float, float], verdict: Verdict
+) -> None:
+    rows = [
+        pair(source="host", source_bus_id=None, note=f"{kind} host memory", bandwidth_gb_s=each, latency_us=67e3 / each)
+        for each in gb_s
+    ]
+    assert one(file(rows[0]), file(rows[1])).verdict == verdict
+
+
+def test_one_slow_pair_of_twelve_is_found() -> None:
+    pairs = [
+        pair(source=f"GPU{a}", destination=f"GPU{b}", source_bus_id=f"a{a}", destination_bus_id=f"a{b}", latency_us=us)
+        for a in range(4)
+        for b in range(4)
+        if a != b
+        for us in [680.0 + a - b]
+    ]
+    slow = [
+        replace(row, latency_us=750.0) if (row.source, row.destination) == ("GPU2", "GPU3") else row for row in pairs
+    ]
+    failed = [row for row in rows_of(compare([file(*pairs)], [file(*slow)], Rules())) if row.verdict == Verdict.FAIL]
+    assert [(row.source, row.destination) for row in failed] == [("a2", "a3")]
+
+
+def test_evidence_that_a_path_is_staged_fails() -> None:
+    def with_evidence(conclusion: str) -> ResultFile:
+        values: dict[str, Any] = dict.fromkeys(EvidenceRow.columns(), "")
+        row = EvidenceRow(**(values | {"source": "rank 0", "destination": "rank 1", "conclusion": conclusion}))
+        return replace(file(collective_row(1024)), evidence=(row,))
+
+    report = compare([with_evidence("direct")], [with_evidence("staged")], Rules())
+    assert (report.verdict, report.findings[0].id) == (Verdict.FAIL, "path-was-direct")
+    assert compare([with_evidence("staged")], [with_evidence("staged")], Rules()).verdict is Verdict.PASS
+
+
+def test_changed_circumstances() -> None:
+    base = file(collective_row(1024), libraries={"NCCL": "2.28.9 from /a"}, environment={}, topology="aa")
+    new = file(
+        collective_row(1024), libraries={"NCCL": "2.28.9 from /b"}, environment={"NCCL_ALGO": "Ring"}, topology="bb"
+    )
+    report = compare([base], [new], Rules())
+    changed = [row for row in rows_of(report, "circumstances") if row.changed]
+    assert changed == [
+        CircumstanceRow(name="topology", base="aa", new="bb", changed=True),
+        CircumstanceRow(name="NCCL_ALGO", base="not set", new="Ring", changed=True),
+    ]
+    assert (report.verdict, [each.id for each in report.findings]) == (Verdict.WARN, ["topology-changed"])
+
+
+def test_what_a_file_does_not_tell_has_not_changed() -> None:
+    base = file(collective_row(1024), libraries={"NCCL": "2.28.9"}, environment={"NCCL_ALGO": "Ring"})
+    report = compare([base], [file(collective_row(1024))], Rules())
+    assert not any(row.changed for row in rows_of(report, "circumstances"))
+
+
+@pytest.mark.parametrize(
+    ("new", "said"),
+    [
+        (file(collective_row(1024), gpus=("NVIDIA H100",) * 2), "2 × NVIDIA H100, and not 2 × NVIDIA H200"),
+        (file(collective_row(1024), gpus=("NVIDIA H200",) * 4), "4 × NVIDIA H200, and not 2 × NVIDIA H200"),
+        (file(collective_row(1024, origin="simulated")), "simulated, and not measured"),
+    ],
+)
+def test_other_machines_are_refused(new: ResultFile, said: str) -> None:
+    base = file(collective_row(1024), gpus=("NVIDIA H200",) * 2)
+    with pytest.raises(UsageError, match=said):
+        compare([base], [new], Rules())
+    with pytest.raises(UsageError, match=said):
+        compare([base, new], [base], Rules())
+    assert compare([base], [new], Rules(), other_machine=True).verdict is Verdict.PASS
+
+
+def test_nothing_in_common_is_no_pass() -> None:
+    report = compare([file(collective_row(1024, ranks=8))], [file(collective_row(1024, ranks=4))], Rules())
+    assert report.verdict is Verdict.ERROR
+    assert report.findings[0].seen == "ranks 4, not 8"
+    assert compare([file()], [file()], Rules()).verdict is Verdict.ERROR
+
+
+def test_an_incomplete_run_is_said() -> None:
+    new = replace(file(collective_row(1024)), complete=False, remarks=("the run was cut short",))
+    report = compare([file(collective_row(1024))], [new], Rules())
+    assert (report.verdict, report.findings[0].id) == (Verdict.WARN, "incomplete")
+
+
+def test_the_same_results_are_the_same() -> None:
+    base, _ = Scenario("s", 2, *QUIET, from_size(0, 1.0)).sides(0)
+    report = compare(base, base, Rules(strict=True))
+    assert report.verdict is Verdict.PASS
+    assert {row.slower_percent for row in rows_of(report)} == {0.0}

@@ -1,0 +1,430 @@
+"""The report on a job's log: every path, the causes, and a verdict that nothing missing makes better."""
+
+import io
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpubench.measure.explain.report import SECTIONS, explain
+from gpubench.model.results.report import Record, Report, Table
+from gpubench.model.results.rows.causes import CauseRow
+from gpubench.model.results.rows.explain import CommunicatorRow, MemberRow, PathRow, TransportRow
+from gpubench.model.terms.verdict import Verdict
+from gpubench.readers.nccl_log.stream import NcclLogReader
+from tests.examples import examples
+from tests.fakes.nccl_logs import Job, Via, between
+from tests.readers.nccl_log.test_stream import LOGS
+
+Rows = list[Record]
+
+
+def report_of(*logs: str | bytes) -> Report:
+    reader = NcclLogReader()
+    for log in logs:
+        reader.read(io.BytesIO(log.encode() if isinstance(log, str) else log))
+    return explain(reader.facts(), ["job.log"])
+
+
+def rows(report: Report, section: str) -> list[dict[str, object]]:
+    table = report.sections[section]
+    assert isinstance(table, Table)
+    found = [row.to_record() for row in table.rows()]
+    assert all(list(row) == list(table.columns) for row in found)
+    return found
+
+
+def ids(report: Report) -> list[str]:
+    return [finding.id for finding in report.findings]
+
+
+def via(inside: str = "P2P/CUMEM", across: str = "NET/IB/0/GDRDMA") -> Via:
+    return lambda source, destination, received: between(source, destination, received, inside=inside, across=across)
+
+
+def graph(path: str, host_gpus: Sequence[int] = (0x1A000, 0x1B000)) -> list[str]:
+    """NCCL's matrix of paths between GPUs, all but a GPU's own alike."""
+    return [
+        f"GPU/{one:x} :"
+        + "".join(
+            f"GPU/{other:x} ({0 if one == other else 2}/24.0/{'LOC' if one == other else path}) " for other in host_gpus
+        )
+        for one in host_gpus
+    ]
+
+
+def recorded(name: str) -> Report:
+    return report_of(*(path.read_bytes() for path in sorted((LOGS / name).iterdir())))
+
+
+def test_a_healthy_run() -> None:
+    report = recorded("h200x4-normal")
+    assert (report.verdict, report.findings) == (Verdict.PASS, ())
+    first, *others = rows(report, "paths")
+    assert first == {
+        "communicator": "0x2e559cae77f7d5fe",
+        "src": 0,
+        "dst": 1,
+        "src_host": "vm",
+        "src_pid": 4310,
+        "src_bus_id": "0000:00:06.0",
+        "dst_host": "vm",
+        "dst_pid": 4311,
+        "dst_bus_id": "0000:00:07.0",
+        "scope": "node",
+        "transport": "P2P/CUMEM",
+        "transport_received": None,
+        "host_staged": False,
+        "channels": 24,
+        "peer_to_peer": False,
+        "proxy_rank": None,
+        "verdict": "PASS",
+        "cause": None,
+    }
+    assert len(others) == 3
+    assert rows(report, "causes") == []
+    assert rows(report, "communicators")[0]["missing_ranks"] == ()
+    assert [row["bus_id"] for row in rows(report, "members")] == [f"0000:00:0{number}.0" for number in range(6, 10)]
+
+
+def test_a_run_kept_off_nvlink() -> None:
+    report = recorded("h200x4-p2p-disabled")
+    assert report.verdict is Verdict.FAIL
+    (cause,) = rows(report, "causes")
+    assert (cause["id"], cause["paths"], cause["verdict"], cause["hosts"]) == ("nccl-p2p-disabled", 4, "FAIL", ("vm",))
+    assert cause["evidence"] == "NCCL_P2P_DISABLE=1 set by the environment"
+    assert {row["verdict"] for row in rows(report, "paths")} == {"FAIL"}
+    assert ids(report) == ["host-staged"]
+    assert report.findings[0].subject.startswith("0 → 1, 1 → 2, 2 → 3, 3 → 0 of communicator 0x123e")
+
+
+@pytest.mark.parametrize(
+    ("job", "verdict", "causes"),
+    [
+        (Job(), "PASS", []),
+        (Job(via=via(inside="SHM/direct")), "FAIL", ["unknown"]),
+        (Job(via=via(inside="SHM/direct"), notes=graph("PHB")), "PASS", ["nccl-default-level"]),
+        (Job(via=via(inside="SHM/direct"), notes=graph("PIX")), "FAIL", ["unknown"]),
+        (Job(via=via(inside="SHM/direct"), notes=[*graph("SYS"), "CPU/0-0 (1/2/-1)"]), "FAIL", ["unknown"]),
+        (Job(via=via(inside="SHM/direct"), notes=[*graph("SYS"), "CPU/0-0 (1/1/-1)"]), "PASS", ["nccl-default-level"]),
+        (
+            Job(via=via(inside="SHM/direct"), notes=["P2P is disabled between connected GPUs 1 and 0"]),
+            "PASS",
+            ["gpu-without-pcie-p2p"],
+        ),
+        (
+            Job(via=via(inside="SHM/direct"), notes=["P2P is disabled between connected GPUs 2 and 3"]),
+            "FAIL",
+            ["unknown"],
+        ),
+        (
+            Job(via=via(inside="SHM/direct"), notes=["P2P is disabled between NVLINK connected GPUs 0 and 1"]),
+            "FAIL",
+            ["fabric-not-ready"],
+        ),
+        (
+            Job(via=via(inside="SHM/direct"), notes=["Could not enable P2P between dev 0(=1a000) and dev 1(=1b000)"]),
+            "FAIL",
+            ["peer-access-refused"],
+        ),
+        (Job(via=via(inside="NET/Socket/0")), "FAIL", ["shm-not-shared"]),
+        (Job(via=via(inside="NET/IB/0/GDRDMA")), "PASS", []),
+        (Job(via=via(across="NET/Socket/0")), "FAIL", ["unknown"]),
+        (Job(via=via(across="NET/Socket/0"), notes=["NET/IB : No device found."]), "PASS", ["no-rdma-nic"]),
+        (
+            Job(via=via(across="NET/Socket/0"), notes=["NET/IB : Using [0]mlx5_0:1/IB"]),
+            "FAIL",
+            ["sockets-despite-rdma"],
+        ),
+        (
+            Job(via=via(across="NET/Socket/0"), notes=["NCCL_IB_DISABLE set by environment to 1"]),
+            "FAIL",
+            ["nccl-ib-disabled"],
+        ),
+        (
+            Job(via=via(across="NET/IB/0"), notes=["NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0'"]),
+            "FAIL",
+            ["gpudirect-refused"],
+        ),
+        (
+            Job(
+                via=via(across="NET/IB/0"),
+                notes=[
+                    f"GPU Direct RDMA Disabled for GPU {bus:x} / HCA 0 (distance 8 > 5)" for bus in (0x1A000, 0x1B000)
+                ],
+            ),
+            "PASS",
+            ["gpudirect-too-far"],
+        ),
+        (
+            Job(
+                hosts=("vm", "vm"),
+                via=via(across="NET/Socket/0"),
+                notes_of={rank: [f"NCCL_HOSTID set by environment to n{rank // 2}"] for rank in range(4)},
+            ),
+            "FAIL",
+            ["nccl-hostid"],
+        ),
+        (Job(via=via(inside="P2P/QUANTUM")), "ERROR", []),
+        (
+            Job(
+                via=via(inside="SHM/direct", across="NET/Socket/0"),
+                notes=["NCCL_SHM_DISABLE set by environment to 1", "NET/IB : No device found."],
+            ),
+            "FAIL",
+            ["no-rdma-nic", "unknown"],
+        ),
+        (
+            Job(version=(2, 12), via=via(inside="direct shared memory", across="NET/IB/0/GDRDMA"), notes=graph("SYS")),
+            "PASS",
+            ["nccl-default-level"],
+        ),
+    ],
+)
+def test_verdicts(job: Job, verdict: str, causes: list[str]) -> None:
+    report = report_of(*job.logs())
+    assert [row["id"] for row in rows(report, "causes")] == causes
+    assert report.verdict.value == verdict
+    for row in rows(report, "paths"):
+        expected = {True: ("FAIL", "SKIP"), False: ("PASS",), None: ("ERROR",)}[row["host_staged"]]  # type: ignore[index]
+        assert row["verdict"] in expected
+        assert (row["cause"] is not None) == (row["host_staged"] is True)
+
+
+def test_the_driver_refuses_also_pairs_of_which_nccl_does_not_say_so() -> None:
+    """NCCL prints a refusal only where the path is shorter than SYS."""
+    shared = Job(per_node=4, via=lambda a, b, r: None if r else "SHM/direct")
+    between_neighbours = [f"P2P is disabled between connected GPUs {a} and {b}" for a, b in ((0, 1), (2, 3))]
+    no_cuda = "Check P2P Type isAllDirectP2p 0 directMode 0 isAllCudaP2p 0"
+    report = report_of(*replace(shared, notes=[*between_neighbours, no_cuda]).logs())
+    assert [row["id"] for row in rows(report, "causes")] == ["gpu-without-pcie-p2p"]
+    report = report_of(*replace(shared, notes=[*between_neighbours[:1], no_cuda]).logs())
+    assert [row["id"] for row in rows(report, "causes")] == ["gpu-without-pcie-p2p", "peer-access-refused"]
+
+
+def test_by_design_is_named_so() -> None:
+    report = report_of(*Job(via=via(inside="SHM/direct"), notes=graph("PHB")).logs())
+    (finding,) = report.findings
+    assert (finding.id, finding.severity) == ("host-staged", Verdict.SKIP)
+    assert "PHB" in finding.cause
+    assert {row["verdict"] for row in rows(report, "paths") if row["host_staged"]} == {"SKIP"}
+
+
+def test_one_end_without_gpudirect_is_staged() -> None:
+    job = Job(ranks=2, per_node=1, via=lambda a, b, r: "NET/IB/0" if r and b == 0 else "NET/IB/0/GDRDMA")
+    report = report_of(*job.logs())
+    found = {(row["src"], row["dst"]): row for row in rows(report, "paths")}
+    assert found[1, 0]["host_staged"] is True
+    assert (found[1, 0]["transport"], found[1, 0]["transport_received"]) == ("NET/IB/0/GDRDMA", "NET/IB/0")
+    assert found[0, 1]["verdict"] == "PASS"
+
+
+def test_missing_ranks_are_named() -> None:
+    logs = Job().logs()
+    report = report_of(logs[0], logs[3])
+    assert report.verdict is Verdict.ERROR
+    missing = next(finding for finding in report.findings if finding.id == "ranks-missing")
+    assert missing.seen == "no log of rank 1-2"
+    assert missing.subjects == ("communicator 0xabc1",)
+    assert "%h.%p" in missing.next_command
+
+
+def test_a_fallback_fails_even_where_ranks_are_missing() -> None:
+    logs = Job(via=via(inside="SHM/direct")).logs()
+    assert report_of(*logs[:3]).verdict is Verdict.FAIL
+
+
+def test_a_rank_whose_connections_are_lost_is_no_healthy_one() -> None:
+    logs = Job(ranks=3, per_node=3, via=lambda a, b, r: None if r else "P2P/CUMEM").logs()
+    cut = "".join(line for line in logs[1].splitlines(keepends=True) if " via " not in line)
+    assert report_of(*logs).verdict is Verdict.PASS
+    report = report_of(logs[0], cut, logs[2])
+    assert (report.verdict, ids(report)) == (Verdict.ERROR, ["ranks-silent"])
+
+
+def test_both_ends_of_a_network_have_to_speak() -> None:
+    job = Job(ranks=2, per_node=1, via=lambda a, b, r: "NET/IB/0/GDRDMA")
+    logs = job.logs()
+    halved = [logs[0], "".join(line for line in logs[1].splitlines(keepends=True) if "[receive]" not in line)]
+    assert report_of(*logs).verdict is Verdict.PASS
+    assert ids(report_of(*halved)) == ["ends-missing"]
+
+
+def test_unreadable_lines_are_an_error() -> None:
+    logs = Job().logs()
+    report = report_of(*logs, f"{Job().head(0)}Channel 00/0 : 0[0] -> 1[1] via P2\n")
+    assert (report.verdict, ids(report)) == (Verdict.ERROR, ["lines-unreadable"])
+
+
+@pytest.mark.parametrize(
+    ("log", "seen"),
+    [
+        ("", "0 lines, none of them NCCL's"),
+        ("hello\nworld\n", "2 lines, none of them NCCL's"),
+        ("vm:1:1 [0] NCCL INFO Bootstrap: Using eth0\n", "1 line of NCCL's, none of a connection"),
+        (
+            f"{Job(ranks=1).head(0)}{Job(ranks=1).communicator(0, 'Init COMPLETE')}\n",
+            "1 communicator, none of them connected",
+        ),
+    ],
+)
+def test_no_connection_says_how_to_get_them(log: str, seen: str) -> None:
+    report = report_of(log)
+    assert report.verdict is Verdict.ERROR
+    (finding,) = report.findings
+    assert (finding.id, finding.seen) == ("no-connections", seen)
+    for word in ("NCCL_DEBUG=INFO", "NCCL_DEBUG_SUBSYS=INIT,GRAPH,ENV", "NCCL_DEBUG_FILE=/tmp/nccl.%h.%p.log"):
+        assert word in finding.next_command
+
+
+def test_an_operation_without_the_connections_that_carry_it() -> None:
+    used = Job(
+        ranks=2,
+        id="0xabc2",
+        handle=0x9000,
+        via=lambda a, b, r: None,
+        ops=["AllReduce: 8 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..0}"],
+    )
+    log = [one + other for one, other in zip(Job(ranks=2).logs(), used.logs(), strict=True)]
+    operation = f"{used.head(0)}AllReduce: opCount 0 comm {used.handle:#x} stream 0x1\n"
+    tuning = f"{used.head(0)}AllReduce: 16 Bytes -> Algo TREE proto LL channel{{Lo..Hi}}={{0..0}}\n"
+    assert ids(report_of(log[0] + operation + tuning, log[1])) == ["no-connections"]
+    nvls = tuning.replace("TREE", "NVLS")
+    assert report_of(Job(ranks=2).log(0) + operation + nvls, Job(ranks=2).log(1)).verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize("connected", [1, 2])
+def test_operations_of_any_of_several_communicators_are_carried_by_those_that_are_connected(connected: int) -> None:
+    jobs = [
+        Job(ranks=2, id=f"0xabc{number}", handle=0x1000 * number, via=via() if number <= connected else lambda *_: None)
+        for number in (1, 2)
+    ]
+    log = [one + other for one, other in zip(*(job.logs() for job in jobs), strict=True)]
+    tuning = f"{jobs[0].head(0)}AllReduce: 1024 Bytes -> Algo RING proto LL channel{{Lo..Hi}}={{0..0}}\n"
+    report = report_of(log[0] + tuning, log[1])
+    assert (report.verdict, ids(report)) == (Verdict.PASS, [])
+    assert [row["id"] for row in rows(report, "communicators")] == ["0xabc1", "0xabc2"]
+
+
+def test_ranks_of_no_communicator_are_an_error() -> None:
+    job = Job()
+    logs = ["".join(f"{job.head(rank)}{line}\n" for line in job.connections(rank)) for rank in range(4)]
+    assert ids(report_of(*logs)) == ["communicator-unknown"]
+
+
+def test_a_switch_that_reduces_is_between_nodes() -> None:
+    job = Job(ranks=2, per_node=1, via=lambda a, b, r: "NET/IB/0/GDRDMA")
+    more = "".join(f"{job.head(0)}CollNet 00/0 : 0 [{end}] via COLLNET/SHARP/0\n" for end in ("send", "receive"))
+    report = report_of(*job.logs(), more)
+    (row,) = [row for row in rows(report, "paths") if row["host_staged"]]
+    assert (row["src"], row["dst"], row["scope"], row["cause"]) == (0, 0, "network", "unknown")
+
+
+def test_nccl_that_gave_up() -> None:
+    job = Job()
+    warning = job.head(0).replace(" INFO ", " WARN ") + "No transport found for rank 0[0] -> rank 1[1]\n"
+    report = report_of(*job.logs(), warning)
+    assert ids(report) == ["no-transport"]
+    assert report.findings[0].subject == "0 → 1"
+
+
+@settings(max_examples=examples(150))
+@given(st.data())
+def test_lines_that_were_written_into_each_other_do_not_pass(data: st.DataObject) -> None:
+    """One rank's connection line, with another's whole line in the middle of it."""
+    job = Job(ranks=2, per_node=2, channels=1, via=lambda a, b, r: None if r else "P2P/CUMEM")
+    lines = "".join(job.logs()).splitlines()
+    place = data.draw(st.sampled_from([number for number, line in enumerate(lines) if " via " in line]))
+    whole = lines[place]
+    cut = data.draw(st.integers(1, len(whole) - len("via P2P/CUMEM")))
+    between_them = f"{job.head(1)}Bootstrap: Using eth0:10.0.0.1<0>"
+    lines[place] = f"{whole[:cut]}{between_them}\n{whole[cut:]}"
+    assert report_of("\n".join(lines) + "\n").verdict is not Verdict.PASS
+
+
+@settings(max_examples=examples(60))
+@given(st.data())
+def test_a_network_line_that_is_lost_without_a_trace_does_not_pass(data: st.DataObject) -> None:
+    job = Job(ranks=3, per_node=1, channels=2, via=lambda a, b, r: "NET/IB/0/GDRDMA")
+    lines = "".join(job.logs()).splitlines(keepends=True)
+    lines.pop(data.draw(st.sampled_from([number for number, line in enumerate(lines) if " via " in line])))
+    assert ids(report_of("".join(lines))) == ["ends-missing"]
+
+
+def test_unknown_transports_are_counted() -> None:
+    report = report_of(*Job(via=via(inside="P2P/QUANTUM")).logs())
+    (finding,) = report.findings
+    assert finding.id == "path-unknown"
+    assert "'P2P/QUANTUM'" in finding.seen
+    assert finding.subject == "0 → 1, 1 → 0, 2 → 3, 3 → 2 of communicator 0xabc1"
+    many = report_of(*Job(channels=8, via=lambda a, b, r: None if r else f"X/{a}{b}").logs())
+    assert len(many.findings) == 5
+
+
+def test_many_pairs_are_a_few_lines() -> None:
+    job = Job(
+        ranks=64,
+        per_node=8,
+        hosts=[f"n{number}" for number in range(8)],
+        via=lambda a, b, r: between(a, b, r, inside="P2P/CUMEM", across=f"NET/IB/{a % 8}/GDRDMA", ranks_per_node=8),
+    )
+    report = report_of(*job.logs())
+    found = rows(report, "transports")
+    assert [(row["scope"], row["transport"], row["pairs"]) for row in found] == [
+        ("node", "P2P/CUMEM", 112),
+        ("network", "NET/IB/GDRDMA", 16),
+    ]
+    assert report.verdict is Verdict.PASS
+
+
+def test_sections_are_those_that_the_command_offers() -> None:
+    report = recorded("h200x4-normal")
+    assert (*report.sections, "findings") == SECTIONS
+    assert report.main == "paths"
+    assert PathRow.columns()[:3] == ("communicator", "src", "dst")
+    assert CauseRow.columns()[:3] == ("id", "evidence", "advice")
+    assert {CommunicatorRow.columns()[0], MemberRow.columns()[1], TransportRow.columns()[0]} == {
+        "id",
+        "rank",
+        "communicator",
+    }
+
+
+@settings(max_examples=examples(120))
+@given(st.data())
+def test_a_log_that_lost_lines_is_never_better_than_the_whole(data: st.DataObject) -> None:
+    """Sockets between the nodes, without evidence of a design: whatever is lost, this never passes."""
+    job = Job(ranks=4, per_node=1, channels=1, via=lambda a, b, r: "NET/Socket/0")
+    lines = [log.splitlines(keepends=True) for log in job.logs()]
+    for _ in range(data.draw(st.integers(1, 8))):
+        rank = data.draw(st.integers(0, 3))
+        if lines[rank]:
+            lines[rank].pop(data.draw(st.integers(0, len(lines[rank]) - 1)))
+    report = report_of(*("".join(each) for each in lines))
+    assert report.verdict in (Verdict.FAIL, Verdict.ERROR)
+
+
+@settings(max_examples=examples(80))
+@given(st.data())
+def test_a_healthy_log_with_lines_cut_in_the_middle_does_not_pass(data: st.DataObject) -> None:
+    job = Job(ranks=2, per_node=1, channels=1, via=lambda a, b, r: "NET/IB/0/GDRDMA")
+    lines = "".join(job.logs()).splitlines()
+    place = data.draw(st.sampled_from([number for number, line in enumerate(lines) if " via " in line]))
+    lines[place] = lines[place][: data.draw(st.integers(0, len(lines[place]) - 1))]
+    assert report_of("\n".join(lines) + "\n").verdict is not Verdict.PASS
+
+
+@settings(max_examples=examples(60))
+@given(st.data())
+def test_a_mangled_log_has_a_report(data: st.DataObject) -> None:
+    log = bytearray("".join(Job(via=via(inside="SHM/direct")).logs()).encode())
+    for _ in range(data.draw(st.integers(1, 12))):
+        start = data.draw(st.integers(0, len(log) - 1))
+        log[start : start + data.draw(st.integers(0, 60))] = data.draw(st.binary(max_size=12))
+        if not log:
+            return
+    report = report_of(bytes(log))
+    for section in report.sections:
+        rows(report, section)

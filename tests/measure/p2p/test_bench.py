@@ -1,0 +1,387 @@
+"""Copies between GPUs: what is measured, verified, judged and said, on GPUs that are arrays."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gpubench.hardware.simulated.machine import parse_machine, snapshots
+from gpubench.measure.p2p import bench as p2p
+from gpubench.measure.p2p import findings as p2p_findings
+from gpubench.measure.p2p import rows as p2p_rows
+from gpubench.measure.p2p import run as p2p_run
+from gpubench.measure.p2p.bench import CopyBench, Method, P2pRequest, default_series, steps, sweep_series
+from gpubench.measure.p2p.rows import Machine
+from gpubench.measure.p2p.run import SECTIONS, P2pRun
+from gpubench.measure.paths import counters as p2p_counters
+from gpubench.model.paths.p2p import LATENCY_BYTES, Carried, Cell, Series
+from gpubench.model.paths.topology import Topology
+from gpubench.model.paths.wiring import GpuPlace, Wiring
+from gpubench.model.results.report import PAIRS_SECTION, Matrix, Metadata, PairRow, Report, Table
+from gpubench.model.terms.copies import CopyPattern, Direction, Engine, HostMemory, pairs_of
+from gpubench.model.terms.origin import Origin
+from gpubench.model.terms.verdict import Finding, Verdict
+from gpubench.profiles.files import load
+from tests.fakes.copies import (
+    DIRECT_GB_S,
+    DIRECT_SECONDS,
+    PCIE_RECEIVED,
+    PCIE_SENT,
+    STAGED_GB_S,
+    Broken,
+    FakeCopies,
+    Pair,
+)
+
+SIZE = 2**16
+METHOD = Method(warmup=1, samples=3, repeats=2)
+
+
+@pytest.fixture(autouse=True)
+def small_sizes_are_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (p2p_run, p2p_rows, p2p_findings):
+        monkeypatch.setattr(module, "JUDGED_FROM_BYTES", SIZE)
+    monkeypatch.setattr(p2p_counters, "_COUNTED_FROM_BYTES", SIZE)
+
+
+class Recorder:
+    def __init__(self) -> None:
+        self.rows: list[PairRow] = []
+        self.steps: list[tuple[int, int]] = []
+
+    def begin(self, metadata: Metadata) -> None:
+        raise AssertionError("whoever knows the options begins")
+
+    def progress(self, done: int, total: int, label: str) -> None:
+        assert label
+        self.steps.append((done, total))
+
+    def row(self, row: PairRow) -> None:
+        self.rows.append(row)
+
+    def end(self, report: Report) -> None:
+        raise AssertionError("whoever began ends")
+
+
+def request(gpus: int, **changes: Any) -> P2pRequest:
+    everything = P2pRequest(
+        pairs=tuple((a, b) for a in range(gpus) for b in range(gpus) if a != b),
+        series=default_series(SIZE),
+        host_bytes=SIZE,
+        patterns=tuple(CopyPattern),
+        pattern_bytes=SIZE,
+        method=METHOD,
+        check=True,
+    )
+    return replace(everything, **changes)
+
+
+def machine_of(copies: FakeCopies, busy: dict[int, str] | None = None, profile: str = "") -> Machine:
+    node = snapshots(parse_machine(f"hgx-h200-{len(copies.gpus)}"))[0]
+    places = [GpuPlace(node.host, 0, gpu.bus_id) for gpu in node.gpus]
+    return Machine(
+        wiring=Wiring(places, {0: Topology(node)}),
+        profile=load(profile) if profile else None,
+        busy=busy or {},
+        origin=Origin.MEASURED,
+        gpus=copies.gpus,
+    )
+
+
+def run(
+    copies: FakeCopies,
+    asked: P2pRequest,
+    *,
+    strict: bool = False,
+    busy: dict[int, str] | None = None,
+    profile: str = "",
+) -> tuple[Report, list[PairRow], Recorder]:
+    machine = machine_of(copies, busy, profile)
+    recorder = Recorder()
+    report = P2pRun(asked, CopyBench(asked, copies, copies), machine, recorder).run(strict=strict)
+    return report, recorder.rows, recorder
+
+
+def found(report: Report) -> dict[str, Finding]:
+    return {finding.id: finding for finding in report.findings}
+
+
+def of(rows: list[PairRow], **wanted: object) -> list[PairRow]:
+    return [row for row in rows if all(getattr(row, name) == value for name, value in wanted.items())]
+
+
+def test_a_healthy_machine_passes_and_every_copy_is_verified() -> None:
+    copies = FakeCopies(4)
+    report, rows, recorder = run(copies, request(4))
+    assert report.verdict is Verdict.PASS
+    assert report.findings == ()
+    assert {row.verified for row in rows} == {"last"}
+    assert {row.verdict for row in of(rows, peer="on", size_bytes=SIZE)} == {Verdict.PASS}
+    assert {row.verdict for row in of(rows, peer="off")} == {None}
+    assert recorder.steps == [(n, len(recorder.steps)) for n in range(len(recorder.steps))]
+    assert len(recorder.steps) == steps(request(4), 4)
+    assert report.main == PAIRS_SECTION
+    assert set(report.sections) == set(SECTIONS) - {PAIRS_SECTION, "findings"}
+
+
+def test_figures_and_proof_of_the_path() -> None:
+    _, rows, _ = run(FakeCopies(4), request(4))
+    (on,) = of(rows, source="GPU0", destination="GPU1", peer="on", engine="ce", direction="write", size_bytes=SIZE)
+    seconds = DIRECT_SECONDS + SIZE / (DIRECT_GB_S * 1e9)
+    assert on.bandwidth_gb_s == pytest.approx(SIZE / seconds / 1e9)
+    assert on.latency_us == pytest.approx(seconds * 1e6)
+    assert on.limit_gb_s == 450
+    assert on.limit_percent == pytest.approx(100 * SIZE / seconds / 1e9 / 450)
+    assert (on.nvlink_bytes, on.host_staged, on.path_class) == (2 * SIZE, False, "NV18")
+    (off,) = of(rows, source="GPU0", destination="GPU1", peer="off", size_bytes=SIZE)
+    assert off.bandwidth_gb_s is not None
+    assert off.bandwidth_gb_s < STAGED_GB_S
+    assert (off.nvlink_bytes, off.host_staged) == (0, True)
+    assert off.pcie_bytes == pytest.approx(2 * SIZE * PCIE_SENT, abs=1)
+    assert on.pcie_bytes == 0
+    for source, destination, headers in (("host", "GPU1", PCIE_RECEIVED), ("GPU1", "host", PCIE_SENT)):
+        for row in of(rows, source=source, destination=destination):
+            assert row.pcie_bytes == pytest.approx(2 * SIZE * headers, abs=1)
+    (both,) = of(rows, source="GPU0", destination="GPU1", direction="both")
+    assert both.limit_gb_s == 900
+    assert both.bandwidth_gb_s == pytest.approx(2 * SIZE / seconds / 1e9)
+
+
+def test_peer_access_is_off_until_everything_without_it_is_measured() -> None:
+    copies = FakeCopies(2)
+    _, rows, _ = run(copies, request(2))
+    peers = [row.peer for row in rows]
+    assert peers == sorted(peers, key=lambda peer: (peer is not None, peer == "on"))
+    assert copies.enabled == {(0, 1), (1, 0)}
+
+
+def test_wrong_data_fails_however_fast_it_is() -> None:
+    report, rows, _ = run(FakeCopies(4, Broken(wrong={(2, 1)})), request(4))
+    assert report.verdict is Verdict.FAIL
+    finding = found(report)["wrong-data"]
+    assert finding.severity is Verdict.FAIL
+    assert finding.subject.startswith("GPU2 → GPU1")
+    assert {row.verdict for row in of(rows, source="GPU2", destination="GPU1", direction="write")} == {Verdict.FAIL}
+    assert {row.verdict for row in of(rows, source="GPU1", destination="GPU2", peer="on", size_bytes=SIZE)} >= {
+        Verdict.PASS
+    }
+
+
+def test_a_staged_pair_is_proven_by_the_counters() -> None:
+    report, rows, _ = run(FakeCopies(4, Broken(staged={(0, 3)})), request(4))
+    (row,) = of(rows, source="GPU0", destination="GPU3", peer="on", engine="ce", direction="read")
+    assert (row.host_staged, row.nvlink_bytes, row.verdict) == (True, 0, Verdict.FAIL)
+    finding = found(report)["host-staged"]
+    assert finding.subject == "GPU0 → GPU3"
+    assert finding.cause == (
+        "the driver grants peer access, yet 0% of the bytes went over NVLink, whose counters moved for other pairs; "
+        "they went over PCIe"
+    )
+    assert finding.severity is Verdict.WARN
+    assert run(FakeCopies(4, Broken(staged={(0, 3)})), request(4), strict=True)[0].verdict is Verdict.FAIL
+    assert "p2p-slow" not in found(report)
+
+
+def test_without_counters_the_same_bandwidth_and_latency_tell() -> None:
+    report, rows, _ = run(FakeCopies(4, Broken(staged={(0, 3)}), counts=False), request(4))
+    assert found(report)["host-staged"].subject == "GPU0 → GPU3"
+    assert "as slow as without peer access" in found(report)["host-staged"].cause
+    assert {row.host_staged for row in of(rows, peer="on")} == {None}
+
+
+def test_a_zero_says_nothing_where_the_counter_never_moved() -> None:
+    everything = {(a, b) for a in range(2) for b in range(2) if a != b}
+    _, rows, _ = run(FakeCopies(2, Broken(staged=everything)), request(2))
+    assert {row.host_staged for row in of(rows, peer="on")} == {None}
+
+
+def test_a_bad_gpu_is_named_and_not_its_pairs() -> None:
+    slow = {(a, b): 0.5 for a in range(4) for b in range(4) if a != b and 2 in (a, b)}
+    report, _, _ = run(FakeCopies(4, Broken(slow=slow)), request(4))
+    finding = found(report)["p2p-slow"]
+    assert finding.subject == "GPU2 (0000:02:00.0) both ways"
+    assert finding.seen.count("ce write:") == 1
+    assert report.verdict is Verdict.WARN
+    strict, _, _ = run(FakeCopies(4, Broken(slow=slow)), request(4), strict=True)
+    assert strict.verdict is Verdict.FAIL
+
+
+def test_a_bad_pair_is_named() -> None:
+    report, rows, _ = run(FakeCopies(4, Broken(slow={(1, 2): 0.5})), request(4))
+    assert found(report)["p2p-slow"].subject == "GPU1 (0000:01:00.0) → GPU2 (0000:02:00.0)"
+    written = of(rows, engine="ce", direction="write", peer="on", size_bytes=SIZE)
+    assert [(row.source, row.destination) for row in written if row.verdict is not Verdict.PASS] == [("GPU1", "GPU2")]
+
+
+def test_what_is_slow_everywhere_is_seen_beside_the_profile() -> None:
+    slow = {(a, b): 0.5 for a in range(2) for b in range(2) if a != b}
+    report, _, _ = run(FakeCopies(2, Broken(slow=slow)), request(2), profile="hgx-h200-2")
+    assert "which the profile expects" in found(report)["p2p-slow"].seen
+
+
+def test_a_failing_pair_is_an_error_and_the_rest_is_measured() -> None:
+    report, rows, _ = run(FakeCopies(4, Broken(failing={(3, 0)})), request(4))
+    assert report.verdict is Verdict.ERROR
+    assert "cudaErrorIllegalAddress" in found(report)["copy-failed"].seen
+    broken = of(rows, source="GPU3", destination="GPU0")
+    assert {row.verdict for row in broken} == {Verdict.ERROR}
+    assert {row.bandwidth_gb_s for row in broken} == {None}
+    assert {row.verdict for row in of(rows, source="GPU0", destination="GPU1", peer="on", size_bytes=SIZE)} == {
+        Verdict.PASS
+    }
+
+
+def test_peer_access_that_says_yes_and_then_fails_is_an_error() -> None:
+    report, rows, _ = run(FakeCopies(4, Broken(refused={(0, 1)})), request(4))
+    assert found(report)["copy-failed"].seen == "cudaErrorPeerAccessUnsupported"
+    assert {row.verdict for row in of(rows, source="GPU0", destination="GPU1", peer="on")} == {Verdict.ERROR}
+
+
+def test_pairs_without_peer_access_are_skipped_and_staged_ones_measured() -> None:
+    report, rows, _ = run(FakeCopies(4, Broken(unreachable={(0, 1), (1, 0)})), request(4))
+    skipped = of(rows, source="GPU0", destination="GPU1", peer="on")
+    assert {row.verdict for row in skipped} == {Verdict.SKIP}
+    assert all("no peer access" in str(row.note) for row in skipped)
+    assert of(rows, source="GPU0", destination="GPU1", peer="off")[0].bandwidth_gb_s
+    assert found(report)["host-staged"].subjects == ("GPU0 → GPU1", "GPU1 → GPU0")
+    assert found(report)["host-staged"].cause == ("the driver grants peer access, yet CUDA refuses it to this process")
+    assert report.verdict is Verdict.WARN
+
+
+def test_a_gpu_without_memory_costs_its_own_pairs() -> None:
+    _, rows, _ = run(FakeCopies(4, Broken(full={2})), request(4))
+    for row in rows:
+        touched = "GPU2" in (row.source, row.destination)
+        assert (row.verdict == Verdict.ERROR) == touched
+        if touched:
+            assert row.note is not None
+            assert "out of memory" in row.note
+
+
+def test_a_gpu_in_use_is_not_judged() -> None:
+    slow = {(1, 2): 0.1}
+    _, rows, _ = run(FakeCopies(4, Broken(slow=slow)), request(4), busy={1: "process 4711"})
+    (row,) = of(rows, source="GPU1", destination="GPU2", engine="ce", direction="write", peer="on", size_bytes=SIZE)
+    assert row.verdict is Verdict.SKIP
+    assert row.note == "not judged: GPU1 is in use by process 4711"
+    (host, *_) = of(rows, source="host", destination="GPU1")
+    assert host.verdict is Verdict.SKIP
+
+
+def test_what_is_near_the_line_is_measured_again_and_noise_is_no_verdict() -> None:
+    steady = FakeCopies(4, Broken(slow={(0, 1): 0.89}))
+    run(steady, request(4, host_bytes=None, patterns=()))
+    again = sum(pairs == ((0, 1),) for pairs, _ in steady.calls)
+    other = sum(pairs == ((0, 2),) for pairs, _ in steady.calls)
+    assert again > other
+    noisy = FakeCopies(4, Broken(slow={(0, 1): 0.9}, noise={(0, 1): [1.0, 0.7, 1.3]}))
+    report, rows, _ = run(noisy, request(4, host_bytes=None, patterns=()))
+    assert Verdict.INCONCLUSIVE in {row.verdict for row in of(rows, source="GPU0", destination="GPU1")}
+    assert found(report)["p2p-noisy"].subject == "GPU0 → GPU1"
+
+
+def test_peer_access_that_does_not_pay_is_said() -> None:
+    slow = {(0, 1): 0.05}
+    report, _, _ = run(FakeCopies(4, Broken(slow=slow), counts=False), request(4))
+    assert found(report)["p2p-slower-than-staging"].subject == "GPU0 → GPU1"
+
+
+def test_patterns_stand_beside_the_sum_of_their_parts() -> None:
+    report, _, _ = run(FakeCopies(4), request(4))
+    table = report.sections["patterns"]
+    assert isinstance(table, Table)
+    rows = [row.to_record() for row in table.rows()]
+    assert len(rows) == 2 * len(CopyPattern)
+    ring = next(row for row in rows if row["pattern"] == "ring" and row["direction"] == "write")
+    assert ring["pairs"] == 4
+    assert ring["total_gb_s"] == pytest.approx(ring["parts_gb_s"])
+    assert ring["share_percent"] == pytest.approx(100)
+    assert {row["wrong"] for row in rows} == {0}
+
+
+def test_a_pattern_that_arrives_wrong_is_counted() -> None:
+    report, _, _ = run(FakeCopies(4, Broken(wrong={(2, 0)})), request(4))
+    table = report.sections["patterns"]
+    assert isinstance(table, Table)
+    wrong = {row.to_record()["pattern"] for row in table.rows() if row.to_record()["wrong"]}
+    assert wrong == {"all_to_one", "bisection", "all_to_all"}
+
+
+def test_matrices_and_ratios_are_sections() -> None:
+    report, _, _ = run(FakeCopies(4), request(4))
+    matrices, ratios = report.sections["matrices"], report.sections["ratios"]
+    assert isinstance(matrices, Matrix)
+    assert isinstance(ratios, Matrix)
+    assert list(matrices.cells) == [
+        "ce write peer off 64K",
+        "ce write peer off latency",
+        "ce write 64K",
+        "ce read 64K",
+        "ce both 64K",
+        "sm write 64K",
+        "ce write latency",
+    ]
+    assert set(matrices.cells["ce write 64K"]["GPU0"]) == {"GPU1", "GPU2", "GPU3"}
+    assert ratios.cells["GPU0"]["GPU1"] == pytest.approx(
+        matrices.cells["ce write 64K"]["GPU0"]["GPU1"] / matrices.cells["ce write peer off 64K"]["GPU0"]["GPU1"]
+    )
+
+
+def test_host_memory_both_kinds_both_ways() -> None:
+    report, rows, _ = run(FakeCopies(1), request(1, series=(), patterns=()))
+    assert [(row.source, row.destination, row.note) for row in rows] == [
+        ("host", "GPU0", "pinned host memory"),
+        ("GPU0", "host", "pinned host memory"),
+        ("host", "GPU0", "pageable host memory"),
+        ("GPU0", "host", "pageable host memory"),
+    ]
+    assert report.verdict is Verdict.PASS
+
+
+def test_bytes_for_host_memory_need_no_nvlink() -> None:
+    still = Cell(seconds=(SIZE / 55e9,), wrong=0, carried=Carried(nvlink_bytes=0, nvlink_share=0.0))
+    row = p2p_rows.host_row(machine_of(FakeCopies(1)), HostMemory.PINNED, 0, still, SIZE, to_gpu=True)
+    assert row.verdict is Verdict.PASS
+
+
+def test_a_sweep_has_a_row_for_every_size_and_pair() -> None:
+    pairs: tuple[Pair, ...] = ((0, 1), (1, 0))
+    asked = request(2, series=sweep_series((8, 24, 1000, SIZE)), pairs=pairs, host_bytes=None, patterns=())
+    _, rows, _ = run(FakeCopies(2), asked)
+    assert len(rows) == 4 * 2 * 2
+    assert {row.size_bytes for row in rows} == {8, 24, 1000, SIZE}
+    assert {row.verified for row in rows} == {"last"}
+
+
+def test_nothing_is_verified_where_nobody_asked() -> None:
+    _, rows, _ = run(FakeCopies(2, Broken(wrong={(0, 1)})), request(2, check=False))
+    assert {row.verified for row in rows} == {"no"}
+
+
+def test_a_sample_lasts_as_long_as_it_should() -> None:
+    assert Method().repeats_for(1e-3) == 10
+    assert Method().repeats_for(1e-7) == 100
+    assert Method().repeats_for(1.0) == 1
+    assert p2p.NVBANDWIDTH.repeats_for(1.0) == 16
+
+
+@pytest.mark.parametrize(
+    ("pattern", "pairs"),
+    [
+        (CopyPattern.RING, ((0, 1), (1, 2), (2, 3), (3, 0))),
+        (CopyPattern.ALL_TO_ONE, ((1, 0), (2, 0), (3, 0))),
+        (CopyPattern.ONE_TO_ALL, ((0, 1), (0, 2), (0, 3))),
+        (CopyPattern.BISECTION, ((0, 2), (1, 3), (2, 0), (3, 1))),
+    ],
+)
+def test_patterns(pattern: CopyPattern, pairs: tuple[Pair, ...]) -> None:
+    assert pairs_of(pattern, 4) == pairs
+    assert len(pairs_of(CopyPattern.ALL_TO_ALL, 4)) == 12
+    assert pairs_of(CopyPattern.RING, 1) == ()
+
+
+def test_the_default_is_what_the_peers_measure() -> None:
+    series = default_series(SIZE)
+    assert [each.peer for each in series] == sorted(each.peer for each in series)
+    assert Series(Engine.CE, Direction.WRITE, peer=True, size_bytes=LATENCY_BYTES) in series
+    assert not [each for each in default_series(SIZE, sm=False) if each.engine is Engine.SM]

@@ -1,0 +1,212 @@
+"""What a run of copies says of each path: how it is known, and why where it goes through host memory."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from gpubench.hardware.simulated.machine import parse_machine, snapshots
+from gpubench.measure.p2p import evidence as p2p_evidence
+from gpubench.measure.p2p import findings as p2p_findings
+from gpubench.measure.p2p import run as p2p_run
+from gpubench.measure.p2p.bench import CopyBench, Method, P2pRequest, PatternResult, default_series
+from gpubench.measure.p2p.rows import Machine
+from gpubench.measure.p2p.run import P2pRun
+from gpubench.measure.paths import counters as p2p_counters
+from gpubench.model.facts.snapshot import PairFacts, PcieLink, Snapshot
+from gpubench.model.paths.p2p import Pair
+from gpubench.model.paths.topology import Topology
+from gpubench.model.paths.wiring import GpuPlace, Wiring
+from gpubench.model.results.report import Metadata, PairRow, Report, Table
+from gpubench.model.results.rows.causes import CauseRow
+from gpubench.model.results.rows.evidence import EVIDENCE_SECTION, FALLBACK_SECTION, EvidenceRow, FallbackRow
+from gpubench.model.terms.copies import CopyGpu, CopyPattern, Direction
+from gpubench.model.terms.origin import Origin
+from gpubench.model.terms.verdict import Verdict
+from tests.causes.test_together import collapsing
+from tests.fakes.copies import Broken, FakeCopies
+
+SIZE = 2**16
+Edit = Callable[[Snapshot], Snapshot]
+
+
+@pytest.fixture(autouse=True)
+def small_sizes_are_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (p2p_run, p2p_findings, p2p_evidence):
+        monkeypatch.setattr(module, "JUDGED_FROM_BYTES", SIZE)
+    monkeypatch.setattr(p2p_counters, "_COUNTED_FROM_BYTES", SIZE)
+
+
+class Nobody:
+    def begin(self, metadata: Metadata) -> None:
+        raise AssertionError(metadata)
+
+    def progress(self, done: int, total: int, label: str) -> None:
+        assert label
+
+    def row(self, row: PairRow) -> None:
+        assert row.origin
+
+    def end(self, report: Report) -> None:
+        raise AssertionError(report)
+
+
+def measured(copies: FakeCopies, edit: Edit = lambda node: node, *, check: bool = True, strict: bool = False) -> Report:
+    gpus = len(copies.gpus)
+    node = edit(snapshots(parse_machine(f"hgx-h200-{gpus}"))[0])
+    request = P2pRequest(
+        pairs=tuple((a, b) for a in range(gpus) for b in range(gpus) if a != b),
+        series=default_series(SIZE),
+        host_bytes=None,
+        patterns=(),
+        pattern_bytes=SIZE,
+        method=Method(warmup=1, samples=3, repeats=2),
+        check=check,
+    )
+    machine = Machine(
+        wiring=Wiring([GpuPlace(node.host, 0, gpu.bus_id) for gpu in node.gpus], {0: Topology(node)}),
+        profile=None,
+        busy={},
+        origin=Origin.MEASURED,
+        gpus=copies.gpus,
+    )
+    return P2pRun(request, CopyBench(request, copies, copies), machine, Nobody()).run(strict=strict)
+
+
+class SlowWrites(CopyBench):
+    """GPUs that write slowly to many at once."""
+
+    def measure_pattern(self, pattern: CopyPattern, direction: Direction) -> PatternResult:
+        result = super().measure_pattern(pattern, direction)
+        times = 9 if direction is Direction.WRITE and pattern is CopyPattern.ALL_TO_ALL else 1
+        seconds = tuple(each * times for each in result.cell.seconds)
+        return replace(result, cell=replace(result.cell, seconds=seconds))
+
+
+def test_writes_that_collapse_together_are_named_though_every_pair_is_fine() -> None:
+    node = collapsing().nodes[0]
+    gpus = tuple(CopyGpu(gpu.device, gpu.index, gpu.bus_id or "", "", "") for gpu in node.gpus)
+    copies = FakeCopies(len(gpus))
+    request = P2pRequest(
+        pairs=((0, 1),), series=default_series(SIZE), host_bytes=None,
+        patterns=(CopyPattern.RING, CopyPattern.ALL_TO_ALL),
+        pattern_bytes=SIZE, method=Method(warmup=1, samples=1, repeats=1), check=False,
+    )  # fmt: skip
+    machine = Machine(
+        wiring=Wiring([GpuPlace(node.host, 0, gpu.bus_id) for gpu in gpus], {0: Topology(node)}),
+        profile=None, busy={}, origin=Origin.MEASURED, gpus=gpus,
+    )  # fmt: skip
+    report = P2pRun(request, SlowWrites(request, copies, copies), machine, Nobody()).run(strict=False)
+    table = report.sections["causes"]
+    assert isinstance(table, Table)
+    (row,) = [row for row in table.rows() if isinstance(row, CauseRow)]
+    assert (row.id, row.verdict) == ("posted-write-collapse", "WARN")
+    assert row.evidence.startswith("all to all: together writes reach ")
+
+
+def evidence(report: Report, source: str = "GPU0", destination: str = "GPU1") -> EvidenceRow:
+    table = report.sections[EVIDENCE_SECTION]
+    assert isinstance(table, Table)
+    rows = [row for row in table.rows() if isinstance(row, EvidenceRow)]
+    return next(row for row in rows if (row.source, row.destination) == (source, destination))
+
+
+def fallback(report: Report) -> list[FallbackRow]:
+    table = report.sections[FALLBACK_SECTION]
+    assert isinstance(table, Table)
+    return [row for row in table.rows() if isinstance(row, FallbackRow)]
+
+
+def refused(status: str, pairs: set[Pair]) -> Edit:
+    """The driver refuses these pairs; NVLinks, which would make that a fault of the fabric, are gone."""
+    named = {(f"GPU{one}", f"GPU{other}") for one, other in pairs}
+
+    def edit(node: Snapshot) -> Snapshot:
+        facts: list[PairFacts] = [
+            replace(each, cuda=False, read=status, write=status, path="SYS")
+            if (each.source, each.destination) in named
+            else each
+            for each in node.pairs
+        ]
+        return replace(node, pairs=tuple(facts), gpus=tuple(replace(gpu, nvlinks=()) for gpu in node.gpus))
+
+    return edit
+
+
+def test_counters_and_checked_data_prove_that_a_path_is_direct() -> None:
+    report = measured(FakeCopies(4))
+    (row,) = fallback(report)
+    assert (row.conclusion, row.confidence, row.verdict, len(row.pairs)) == ("direct", "proven", "PASS", 12)
+    assert (row.cause, row.limit_gb_s) == (None, 450)
+    seen = evidence(report)
+    assert seen.measurement_seen == "NVLink counters moved by 100% of what was copied"
+    assert seen.correctness_seen == "the destination compared what arrived, and it was right"
+    assert (seen.capability, seen.selection, seen.path_class, seen.host_staged) == ("present", "absent", "NV18", False)
+    assert report.findings == ()
+
+
+def test_without_counters_a_bandwidth_above_that_of_host_memory_shows_it() -> None:
+    seen = evidence(measured(FakeCopies(4, counts=False)))
+    assert "and the way through host memory carries 63 at most" in seen.measurement_seen
+    assert (seen.measurement, seen.conclusion) == ("present", "direct")
+
+
+def test_without_either_the_gain_over_peer_access_off_does() -> None:
+    def without_pcie(node: Snapshot) -> Snapshot:
+        return replace(node, gpus=tuple(replace(gpu, pcie=PcieLink()) for gpu in node.gpus))
+
+    seen = evidence(measured(FakeCopies(4, counts=False), without_pcie))
+    assert "times as fast as with peer access off" in seen.measurement_seen
+    assert seen.conclusion == "direct"
+
+
+def test_data_that_nobody_checked_prove_nothing() -> None:
+    seen = evidence(measured(FakeCopies(4), check=False))
+    assert (seen.correctness, seen.correctness_seen) == ("absent", "data were not verified")
+    assert seen.confidence == "likely"
+
+
+def test_wrong_data_outrank_everything() -> None:
+    report = measured(FakeCopies(4, Broken(wrong={(0, 1)})))
+    assert evidence(report).conclusion == "wrong data"
+    assert "1 wrong elements arrived" in evidence(report).correctness_seen
+    assert fallback(report)[0].pairs == ("GPU0 → GPU1",)
+    assert "host-staged" not in {finding.id for finding in report.findings}
+
+
+def test_a_pair_that_the_driver_stages_although_it_grants_peer_access() -> None:
+    report = measured(FakeCopies(4, Broken(staged={(0, 3)})), strict=True)
+    staged, direct = fallback(report)
+    assert (staged.conclusion, staged.pairs, staged.cause) == ("staged", ("GPU0 → GPU3",), "staged-despite-grant")
+    assert staged.times_slower is not None
+    assert staged.times_slower > 10
+    assert "they went over PCIe" in str(staged.cause_seen)
+    assert len(direct.pairs) == 11
+    assert report.verdict is Verdict.FAIL
+
+
+def test_pairs_that_the_driver_refuses_are_staged_and_it_says_why() -> None:
+    pairs = {(0, 1), (1, 0)}
+    report = measured(FakeCopies(4, Broken(unreachable=pairs)), refused("CNS", pairs))
+    row = next(row for row in fallback(report) if row.conclusion == "staged")
+    assert row.pairs == ("GPU0 → GPU1", "GPU1 → GPU0")
+    assert (row.cause, row.confidence) == ("p2p-virtual-machine", "proven")
+    assert row.cause_seen == "NVML says CNS: chipset not supported in a virtual machine"
+    assert row.bandwidth_gb_s == pytest.approx(38, rel=0.1)
+
+
+def test_what_is_so_by_design_is_no_fault() -> None:
+    pairs = {(0, 1), (1, 0)}
+    report = measured(FakeCopies(2, Broken(unreachable=pairs)), refused("GNS", pairs), strict=True)
+    (row,) = fallback(report)
+    assert (row.verdict, row.cause, row.cause_seen) == (
+        *("SKIP", "gpu-without-pcie-p2p", "NVML says GNS: GPU not supported"),
+    )
+    assert report.verdict is Verdict.PASS
+
+
+def test_a_copy_that_fails_says_nothing_of_the_path() -> None:
+    report = measured(FakeCopies(4, Broken(failing={(0, 1)})))
+    row = next(row for row in fallback(report) if row.conclusion == "unknown")
+    assert row.pairs == ("GPU0 → GPU1",)
+    assert "cudaErrorIllegalAddress" in row.how

@@ -1,0 +1,381 @@
+"""Copies between ranks: who meets whom, what is verified, judged and said, on ranks that are threads."""
+
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import combinations, permutations
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpubench.cli.job import NullListener
+from gpubench.errors import CouldNotMeasureError
+from gpubench.hardware.simulated.machine import parse_machine, snapshots
+from gpubench.measure.p2p import evidence as p2p_evidence
+from gpubench.measure.p2p import findings as p2p_findings
+from gpubench.measure.p2p import rows as p2p_rows
+from gpubench.measure.p2p import run as p2p_run
+from gpubench.measure.p2p.bench import Method, P2pRequest
+from gpubench.measure.p2p.ranks import RankBench, RankRun
+from gpubench.measure.p2p.rows import RankMachine
+from gpubench.measure.paths import counters as p2p_counters
+from gpubench.model.facts.snapshot import PairFacts, Snapshot
+from gpubench.model.paths.p2p import LATENCY_BYTES, Series, rounds
+from gpubench.model.paths.topology import Topology
+from gpubench.model.paths.wiring import GpuPlace, Wiring
+from gpubench.model.results.report import PairRow, Report
+from gpubench.model.terms.copies import CopyGpu, Direction, Engine
+from gpubench.model.terms.hang import hang
+from gpubench.model.terms.origin import Origin
+from gpubench.model.terms.progress import UNWATCHED
+from gpubench.model.terms.verdict import Verdict
+from tests.fakes.library_log import FakeLog, sent_between
+from tests.fakes.progress import FakeProgress
+from tests.fakes.rank_copies import IPC_GB_S, LATENCY_SECONDS, NETWORK_GB_S, Fabric, FakeRankCopies, Pair
+from tests.fakes.ranks import ThreadGroup, run_ranks
+
+SIZE = 2**16
+WRITE = Series(Engine.CE, Direction.WRITE, peer=True, size_bytes=SIZE)
+READ = replace(WRITE, direction=Direction.READ)
+SENT = replace(WRITE, network=True)
+
+
+@pytest.fixture(autouse=True)
+def small_sizes_are_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (p2p_run, p2p_rows, p2p_findings, p2p_evidence):
+        monkeypatch.setattr(module, "JUDGED_FROM_BYTES", SIZE)
+    monkeypatch.setattr(p2p_counters, "_COUNTED_FROM_BYTES", SIZE)
+
+
+class Recorder(NullListener):
+    def __init__(self) -> None:
+        self.rows: list[PairRow] = []
+
+    def row(self, row: Any) -> None:
+        self.rows.append(row)
+
+
+@dataclass
+class Outcome:
+    report: Report
+    rows: list[PairRow]
+
+    def row(self, pair: Pair, series: Series = WRITE) -> PairRow:
+        wanted = (
+            str(pair[0]),
+            str(pair[1]),
+            series.direction,
+            series.size_bytes,
+            "network" if series.network else "ipc",
+        )
+        found = [
+            row
+            for row in self.rows
+            if (row.source, row.destination, row.direction, row.size_bytes, row.scope) == wanted
+        ]
+        assert len(found) == 1
+        return found[0]
+
+    @property
+    def findings(self) -> dict[str, str]:
+        return {finding.id: finding.subject for finding in self.report.findings}
+
+
+def machine(ranks: int, per_node: int) -> RankMachine:
+    board = per_node + per_node % 2
+    nodes = tuple(Topology(each) for each in snapshots(parse_machine(f"hgx-h200-{board}*{ranks // per_node}")))
+    places = [
+        GpuPlace(nodes[rank // per_node].snapshot.host, rank // per_node, nodes[0].gpus[rank % per_node].bus_id)
+        for rank in range(ranks)
+    ]
+    return RankMachine(
+        wiring=Wiring(places, dict(enumerate(nodes))),
+        profile=None,
+        busy={},
+        origin=Origin.MEASURED,
+        gpus=tuple(
+            CopyGpu(f"rank {rank}", rank, str(nodes[0].gpus[rank % per_node].bus_id), f"GPU-{rank}", "NVIDIA H200")
+            for rank in range(ranks)
+        ),
+    )
+
+
+def request(ranks: int, *series: Series, **changes: Any) -> P2pRequest:
+    asked = P2pRequest(
+        pairs=tuple(permutations(range(ranks), 2)),
+        series=series or (WRITE, READ, replace(WRITE, size_bytes=LATENCY_BYTES)),
+        host_bytes=None,
+        patterns=(),
+        pattern_bytes=SIZE,
+        method=Method(warmup=1, samples=3, repeats=2),
+        check=True,
+    )
+    return replace(asked, **changes)
+
+
+def run(
+    fabric: Fabric,
+    asked: P2pRequest,
+    wiring: RankMachine,
+    *,
+    strict: bool = False,
+    via: str = "",
+    progress: Sequence[FakeProgress] = (),
+) -> Outcome:
+    def body(group: ThreadGroup) -> Outcome:
+        copies = FakeRankCopies(fabric, group.rank)
+        across = [pair for pair in asked.pairs if wiring.scope(pair) == "network"]
+        log = FakeLog(sent_between(across, via)) if via else None
+        bench = RankBench(asked, group, copies, copies, log, progress[group.rank] if progress else UNWATCHED)
+        listener = Recorder()
+        report = RankRun(asked, bench, wiring, listener).run(strict=strict)
+        bench.close()
+        return Outcome(report, listener.rows)
+
+    outcomes = run_ranks(len(wiring.gpus), body)
+    for other in outcomes[1:]:
+        assert other.rows == outcomes[0].rows
+        assert other.report.verdict == outcomes[0].report.verdict
+        assert other.report.findings == outcomes[0].report.findings
+    return outcomes[0]
+
+
+@given(st.integers(0, 40))
+def test_rounds_are_disjoint_and_hold_every_pair_once(ranks: int) -> None:
+    met = rounds(ranks)
+    assert sorted(pair for each in met for pair in each) == list(combinations(range(ranks), 2))
+    for each in met:
+        in_it = [rank for pair in each for rank in pair]
+        assert len(in_it) == len(set(in_it))
+    if ranks > 1:
+        assert len(met) == (ranks if ranks % 2 else ranks - 1)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_every_ordered_pair_of_a_node_is_measured_verified_and_judged(ranks: int) -> None:
+    fabric = Fabric()
+    outcome = run(fabric, request(ranks), machine(ranks, ranks))
+    assert outcome.report.verdict is Verdict.PASS
+    assert len(outcome.rows) == 3 * ranks * (ranks - 1)
+    assert {row.verified for row in outcome.rows} == {"last"}
+    assert {(row.scope, row.engine, row.peer, row.path_class) for row in outcome.rows} == {("ipc", "ce", "on", "NV18")}
+    row = outcome.row((0, 1))
+    assert row.bandwidth_gb_s == pytest.approx(SIZE / (LATENCY_SECONDS + SIZE / (IPC_GB_S * 1e9)) / 1e9)
+    assert row.limit_gb_s == 450
+    assert row.nvlink_bytes == 2 * SIZE
+    assert row.host_staged is False
+    assert row.source_bus_id != row.destination_bus_id
+    issuers = {(by == pair[0]) for by, pair, size, _ in fabric.copied if size == SIZE}
+    assert issuers == {True, False}
+
+
+def test_the_source_writes_and_the_destination_reads() -> None:
+    for series, end in ((WRITE, 0), (READ, 1)):
+        fabric = Fabric()
+        run(fabric, request(2, series), machine(2, 2))
+        assert {(by, pair) for by, pair, _, _ in fabric.copied} == {(pair[end], pair) for pair in ((0, 1), (1, 0))}
+
+
+def test_pairs_of_a_round_copy_at_the_same_time() -> None:
+    """Each copy waits for one of another pair: one after the other they would wait for ever."""
+    outcome = run(Fabric(meeting=threading.Barrier(2)), request(4, WRITE), machine(4, 4))
+    assert outcome.report.verdict is Verdict.PASS
+
+
+def test_between_nodes_nccl_sends_and_is_not_compared_with_nvlink() -> None:
+    wiring = machine(4, 2)
+    outcome = run(Fabric(), request(4, WRITE, READ, SENT), wiring, via="NET/Socket/0")
+    assert outcome.report.verdict is Verdict.PASS
+    assert len(outcome.rows) == 4 + 4 + 8
+    row = outcome.row((0, 2), SENT)
+    assert (row.engine, row.peer, row.path_class, row.limit_gb_s) == ("nccl", None, "NET", None)
+    assert row.note == "no limit: between nodes it depends on which NICs NCCL takes"
+    assert row.bandwidth_gb_s == pytest.approx(SIZE / (LATENCY_SECONDS + SIZE / (NETWORK_GB_S * 1e9)) / 1e9)
+    assert (row.verified, row.verdict, row.nvlink_bytes) == ("last", "PASS", None)
+    assert row.source_node == wiring.nodes[0].snapshot.host
+    assert row.destination_node == wiring.nodes[1].snapshot.host
+    assert {row.scope for row in outcome.rows if row.engine == "ce"} == {"ipc"}
+    assert {(row.engine, row.transport, row.host_staged) for row in outcome.rows} == {
+        ("ce", None, False),
+        ("nccl", "NET/Socket/0", True),
+    }
+
+
+@pytest.mark.parametrize(
+    ("via", "staged", "found"),
+    [
+        ("NET/Socket/0", True, {"host-staged"}),
+        ("NET/IB/0/GDRDMA", False, {"path-disputed"}),
+        ("PIGEON/7", None, {"path-unknown"}),
+        ("", None, {"path-unknown"}),
+    ],
+)
+def test_between_nodes_the_path_is_known_by_the_word_of_nccl(via: str, staged: bool | None, found: set[str]) -> None:
+    outcome = run(Fabric(), request(4, SENT), machine(4, 2), via=via)
+    assert {row.host_staged for row in outcome.rows} == {staged}
+    assert {row.transport for row in outcome.rows} == {via or None}
+    assert set(outcome.findings) == found
+
+
+def test_a_slow_pair_between_nodes_is_named_alone() -> None:
+    outcome = run(Fabric(slow={(3, 0): 0.4}), request(4, WRITE, SENT), machine(4, 2), strict=True)
+    assert outcome.report.verdict is Verdict.FAIL
+    assert outcome.row((3, 0), SENT).verdict == "FAIL"
+    assert outcome.row((0, 3), SENT).verdict == "PASS"
+    subject = outcome.findings["p2p-slow"]
+    assert "rank 3" in subject
+    assert "rank 0" in subject
+    assert "rank 1" not in subject
+
+
+@pytest.mark.parametrize("pair", [(1, 2), (0, 1)])
+def test_wrong_data_fail_on_a_node_and_between_nodes(pair: Pair) -> None:
+    series = SENT if pair == (1, 2) else WRITE
+    outcome = run(Fabric(wrong={pair}), request(4, WRITE, SENT), machine(4, 2))
+    assert outcome.report.verdict is Verdict.FAIL
+    assert outcome.findings["wrong-data"] == f"rank {pair[0]} → rank {pair[1]}"
+    assert outcome.row(pair, series).verdict == "FAIL"
+    assert "1 wrong elements" in str(outcome.row(pair, series).note)
+
+
+def test_a_copy_that_moves_nothing_is_wrong() -> None:
+    outcome = run(Fabric(stale={(0, 1)}), request(2, WRITE), machine(2, 2))
+    assert outcome.row((0, 1)).verdict == "FAIL"
+    assert outcome.row((1, 0)).verdict != "FAIL"
+
+
+def test_data_are_not_looked_at_without_check() -> None:
+    outcome = run(Fabric(wrong={(0, 1)}), request(4, WRITE, check=False), machine(4, 4))
+    assert outcome.report.verdict is Verdict.PASS
+    assert {row.verified for row in outcome.rows} == {"no"}
+
+
+def test_sizes_that_are_no_multiple_of_a_word() -> None:
+    odd = replace(WRITE, size_bytes=1001)
+    outcome = run(Fabric(wrong={(1, 0)}), request(2, odd), machine(2, 2))
+    assert "1 wrong elements" in str(outcome.row((1, 0), odd).note)
+    assert outcome.row((0, 1), odd).verdict is None
+
+
+def test_a_pair_whose_memory_cannot_be_opened_is_an_error_and_the_rest_is_measured() -> None:
+    outcome = run(Fabric(closed_to={(1, 3)}), request(4, WRITE, READ), machine(4, 4))
+    assert outcome.report.verdict is Verdict.ERROR
+    assert [(row.source, row.destination, row.direction) for row in outcome.rows if row.verdict == "ERROR"] == [
+        ("1", "3", "write"),
+        ("3", "1", "read"),
+    ]
+    assert outcome.row((1, 3)).note == "cudaErrorInvalidResourceHandle; different containers"
+    assert outcome.row((1, 3)).bandwidth_gb_s is None
+    assert outcome.findings["copy-failed"] == "rank 1 → rank 3, rank 3 → rank 1"
+
+
+def test_a_rank_that_cannot_share_its_memory_still_sends_over_the_network() -> None:
+    outcome = run(Fabric(unshared={0}), request(4, WRITE, SENT), machine(4, 2))
+    assert outcome.row((0, 1)).verdict == outcome.row((1, 0)).verdict == "ERROR"
+    assert outcome.row((0, 1)).note == "cudaErrorNotSupported; WSL"
+    assert outcome.row((2, 3)).bandwidth_gb_s is not None
+    assert outcome.row((0, 2), SENT).verdict == "PASS"
+
+
+def test_a_rank_without_memory_costs_its_pairs() -> None:
+    outcome = run(Fabric(full={2}), request(4, WRITE, SENT), machine(4, 2))
+    assert {(row.source, row.destination) for row in outcome.rows if row.verdict == "ERROR"} == {
+        (str(one), str(other)) for one, other in permutations(range(4), 2) if 2 in (one, other)
+    }
+
+
+def test_what_is_near_a_threshold_is_measured_again_by_all_ranks() -> None:
+    fabric = Fabric(slow={(0, 1): 0.9})
+    run(fabric, request(4, WRITE), machine(4, 4))
+    assert sum(pair == (0, 1) for _, pair, _, _ in fabric.copied) > sum(
+        pair == (1, 0) for _, pair, _, _ in fabric.copied
+    )
+
+
+def test_a_pair_that_breaks_when_it_is_measured_again() -> None:
+    class Breaking(Fabric):
+        def seconds(self, pair: Pair, size_bytes: int, repeats: int, gb_s: float) -> float:
+            if pair == (0, 1) and sum(each == pair for _, each, _, _ in self.copied) > 4:
+                raise CouldNotMeasureError("cudaErrorIllegalAddress")
+            return super().seconds(pair, size_bytes, repeats, gb_s)
+
+    outcome = run(Breaking(slow={(0, 1): 0.9}), request(4, WRITE), machine(4, 4))
+    assert outcome.rows[0].verdict == "ERROR"
+
+
+def test_bytes_that_nvlink_did_not_carry_are_staged() -> None:
+    everything = tuple(permutations(range(4), 2))
+    asked = request(4, WRITE, READ, pairs=(*everything[1:], everything[0]))
+    outcome = run(Fabric(uncounted={(0, 1)}), asked, machine(4, 4))
+    assert outcome.row((0, 1), READ).host_staged is True
+    assert outcome.findings["host-staged"] == "ranks 0 → 1"
+
+
+def test_chosen_pairs_only() -> None:
+    outcome = run(Fabric(), request(4, WRITE, SENT, pairs=((2, 0), (2, 3))), machine(4, 2))
+    assert [(row.source, row.destination, row.scope) for row in outcome.rows] == [
+        ("2", "3", "ipc"),
+        ("2", "0", "network"),
+    ]
+
+
+def test_a_way_that_no_pair_takes_is_not_measured() -> None:
+    outcome = run(Fabric(), request(4, WRITE, SENT, pairs=((2, 3),)), machine(4, 2))
+    assert {row.scope for row in outcome.rows} == {"ipc"}
+    assert len(outcome.rows) == 1
+
+
+def on(machine: RankMachine, node: Snapshot) -> RankMachine:
+    """The same ranks on a node of which something else is known."""
+    return replace(machine, wiring=replace(machine.wiring, nodes={0: Topology(node)}))
+
+
+def test_gpus_that_the_driver_keeps_apart_are_skipped_with_its_reason() -> None:
+    wired = machine(2, 2)
+    node = wired.nodes[0].snapshot
+    refused = tuple(replace(pair, cuda=False, read="CNS", write="CNS") for pair in node.pairs)
+    assert refused
+    outcome = run(Fabric(), request(2, WRITE), on(wired, replace(node, pairs=refused)))
+    assert {row.verdict for row in outcome.rows} == {"SKIP"}
+    assert "no peer access: chipset not supported" in str(outcome.rows[0].note)
+    unasked = tuple(PairFacts(source=pair.source, destination=pair.destination, read="CNS") for pair in node.pairs)
+    assert not on(wired, replace(node, pairs=unasked)).can_reach((0, 1))
+    assert on(wired, replace(node, pairs=())).can_reach((0, 1))
+
+
+def test_gpus_that_the_driver_did_not_describe_are_measured_and_not_judged() -> None:
+    wired = machine(2, 2)
+    blind = on(wired, replace(wired.nodes[0].snapshot, gpus=(), pairs=()))
+    outcome = run(Fabric(), request(2, WRITE), blind)
+    assert {(row.path_class, row.limit_gb_s, row.verdict) for row in outcome.rows} == {("?", None, "SKIP")}
+    assert "nothing described these GPUs" in str(outcome.rows[0].note)
+
+
+def test_memory_is_freed_only_after_every_rank_has_let_go_of_it() -> None:
+    fabric = Fabric()
+    run(fabric, request(3, WRITE), machine(3, 3))
+    assert [what for what, _ in fabric.events] == ["release"] * 3 + ["close"] * 3
+
+
+def test_in_a_round_that_does_not_end_the_rank_that_all_wait_for_is_behind() -> None:
+    let_go = threading.Event()
+    watched = [FakeProgress(rank) for rank in range(4)]
+    with ThreadPoolExecutor(1) as pool:
+        outcome = pool.submit(run, Fabric(stuck={(1, 2): let_go}), request(4, WRITE), machine(4, 4), progress=watched)
+        number = next(number for number, pairs in enumerate(rounds(4), 1) if (1, 2) in pairs)
+        label = f"round {number} of 3 (ce write 64K; 0 → 3, 1 → 2)"
+        deadline = time.monotonic() + 60
+        while [(each.state().label, each.state().done) for each in watched] != [
+            (label, 0 if rank == 1 else 1) for rank in range(4)
+        ]:
+            assert time.monotonic() < deadline, [each.state() for each in watched]
+            time.sleep(0.01)
+        said = str(hang([each.state(20) for each in watched], {}, 20))
+        let_go.set()
+        assert outcome.result(60).report.verdict is Verdict.PASS
+    assert f"missing:  rank 1 (pid 1), in operation {label}, 0 of 6 done, for 20 s" in said
+    assert f"arrived:  rank 0, rank 2, rank 3: in operation {label}, 1 of 6 done" in said

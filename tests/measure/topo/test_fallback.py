@@ -1,0 +1,137 @@
+"""What topo expects of paths: where a direct one exists, and what stands in its way."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from gpubench.hardware.simulated.machine import parse_machine, snapshots
+from gpubench.measure.topo.report import examine
+from gpubench.model.facts.rank_facts import RankFacts
+from gpubench.model.facts.snapshot import GpuFacts, PairFacts, PciPlace, Snapshot
+from gpubench.model.paths.topology import Topology
+from gpubench.model.results.report import Report, Table
+from gpubench.model.results.rows.evidence import FallbackRow
+from gpubench.model.terms.verdict import Verdict
+
+
+def facts(
+    environment: Mapping[str, str] = {}, rank: int = 0, shm_device: int = 7, conf: Mapping[str, str] = {}
+) -> RankFacts:
+    return RankFacts(
+        rank=rank, host="node0", node=0, local_rank=rank, pid=9, shm_device=shm_device,
+        environment=environment, nccl_files={"/etc/nccl.conf": conf},
+    )  # fmt: skip
+
+
+def rows(report: Report) -> list[FallbackRow]:
+    section = report.sections["fallback"]
+    assert isinstance(section, Table)
+    return [row for row in section.rows() if isinstance(row, FallbackRow)]
+
+
+def looked_at(node: Snapshot, *ranks: RankFacts, strict: bool = False) -> Report:
+    return examine([Topology(node)], ranks, strict=strict)
+
+
+def h200s(gpus: int = 4) -> Snapshot:
+    return snapshots(parse_machine(f"hgx-h200-{gpus}"))[0]
+
+
+def over_pcie(path: str) -> Snapshot:
+    """Two GPUs without NVLinks, that far apart."""
+    place = PciPlace(host_bridge="pci0000:00", numa_node=0)
+    gpus = tuple(GpuFacts(index=n, bus_id=f"0000:0{n}:00.0", name="L40S", nvlinks=(), place=place) for n in range(2))
+    pairs = [
+        PairFacts(source=f"GPU{one}", destination=f"GPU{1 - one}", path=path, cuda=True, read="OK", write="OK")
+        for one in range(2)
+    ]
+    return replace(h200s(2), gpus=gpus, pairs=tuple(pairs), nvswitches=())
+
+
+def test_what_is_possible_is_not_called_direct() -> None:
+    (row,) = rows(looked_at(h200s(), facts()))
+    assert (row.conclusion, row.verdict, row.confidence, row.count) == ("direct possible", "PASS", "weak", 12)
+    assert (row.cause, row.how) == (None, "NV18; peer access possible")
+
+
+@pytest.mark.parametrize("environment", [{"NCCL_P2P_DISABLE": "1"}, {"NCCL_P2P_LEVEL": "LOC"}])
+def test_a_variable_that_keeps_nccl_off_nvlinks_is_named(environment: dict[str, str]) -> None:
+    report = looked_at(h200s(), facts(environment), strict=True)
+    (row,) = rows(report)
+    name, value = next(iter(environment.items()))
+    assert (row.conclusion, row.cause, row.advice) == ("direct impossible", "nccl-p2p-disabled", f"unset {name}")
+    assert row.cause_seen == f"{name}={value} in the environment"
+    (finding,) = [each for each in report.findings if each.id == "fallback-expected"]
+    assert (finding.severity, len(finding.subjects)) == (Verdict.FAIL, 12)
+    assert report.verdict is Verdict.FAIL
+    assert looked_at(h200s(), facts(environment)).verdict is Verdict.WARN
+
+
+def test_a_configuration_file_is_blamed_unless_the_environment_overrides_it() -> None:
+    (row,) = rows(looked_at(h200s(), facts(conf={"NCCL_P2P_DISABLE": "1"})))
+    assert row.cause_seen == "NCCL_P2P_DISABLE=1 in /etc/nccl.conf"
+    assert row.advice == "take NCCL_P2P_DISABLE out of /etc/nccl.conf"
+    (row,) = rows(looked_at(h200s(), facts({"NCCL_P2P_DISABLE": "0"}, conf={"NCCL_P2P_DISABLE": "1"})))
+    assert row.conclusion == "direct possible"
+    ranks = facts({"NCCL_P2P_DISABLE": "1"}), facts(rank=1, conf={"NCCL_P2P_DISABLE": "1"})
+    (row,) = rows(looked_at(h200s(), *ranks))
+    assert row.cause_seen == "NCCL_P2P_DISABLE=1 in the environment and /etc/nccl.conf"
+    assert row.advice == "unset NCCL_P2P_DISABLE; take NCCL_P2P_DISABLE out of /etc/nccl.conf"
+
+
+@pytest.mark.parametrize("environment", [{"NCCL_P2P_DISABLE": "0"}, {"NCCL_P2P_LEVEL": "NVL"}, {"NCCL_P2P_LEVEL": "?"}])
+def test_a_variable_that_changes_nothing_is_not_blamed(environment: dict[str, str]) -> None:
+    (row,) = rows(looked_at(h200s(), facts(environment)))
+    assert row.conclusion == "direct possible"
+
+
+@pytest.mark.parametrize(
+    ("path", "environment", "cause"),
+    [
+        ("PIX", {}, None),
+        ("PXB", {}, None),
+        ("PHB", {}, "nccl-default-level"),
+        ("NODE", {}, "nccl-default-level"),
+        ("SYS", {}, "nccl-default-level"),
+        ("PXB", {"NCCL_P2P_LEVEL": "PIX"}, "nccl-p2p-disabled"),
+        ("PIX", {"NCCL_P2P_LEVEL": "PIX"}, None),
+        ("NODE", {"NCCL_P2P_LEVEL": "PHB"}, None),
+        ("SYS", {"NCCL_P2P_LEVEL": "PHB"}, "nccl-default-level"),
+        ("SYS", {"NCCL_P2P_LEVEL": "SYS"}, None),
+    ],
+)
+def test_how_far_nccl_goes(path: str, environment: dict[str, str], cause: str | None) -> None:
+    (row,) = rows(looked_at(over_pcie(path), facts(environment)))
+    assert row.cause == cause
+    assert row.verdict == {None: "PASS", "nccl-default-level": "SKIP", "nccl-p2p-disabled": "FAIL"}[cause]
+
+
+def test_ranks_of_one_host_that_do_not_share_memory() -> None:
+    report = looked_at(h200s(), facts(), facts(rank=1, shm_device=8))
+    (row,) = rows(report)
+    assert (row.conclusion, row.cause) == ("direct impossible", "shm-not-shared")
+    assert [finding.id for finding in report.findings] == ["shm-not-shared"]
+
+
+def test_what_the_driver_refuses_comes_with_its_cure() -> None:
+    node = h200s(2)
+    refused = tuple(replace(pair, cuda=False, read="NS", write="NS") for pair in node.pairs)
+    report = looked_at(replace(node, pairs=refused), facts())
+    (row,) = rows(report)
+    assert (row.cause, row.verdict) == ("fabric-not-ready", "FAIL")
+    assert "NVSwitches are active, yet the driver refuses" in str(row.cause_seen)
+    assert "nvidia-fabricmanager" in str(row.advice)
+    assert "fallback-expected" not in {finding.id for finding in report.findings}
+
+
+def test_nothing_known_is_nothing_fine() -> None:
+    (row,) = rows(looked_at(replace(h200s(2), pairs=()), facts()))
+    assert (row.conclusion, row.verdict) == ("unknown", "ERROR")
+
+
+def test_pairs_of_several_kinds_of_nodes_are_named_with_their_node() -> None:
+    nodes = [Topology(each) for name in ("hgx-h200-2", "hgx-h100-8") for each in snapshots(parse_machine(f"{name}*2"))]
+    found = rows(examine(nodes))
+    assert sum(row.count for row in found) == 2 + 56
+    assert all(pair.count("node") == 2 for row in found for pair in row.pairs)

@@ -1,0 +1,142 @@
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+
+from gpubench.hardware.simulated.machine import parse_machine, snapshots
+from gpubench.measure.topo import report as topo
+from gpubench.measure.topo.report import SECTIONS, examine
+from gpubench.model.facts.rank_facts import RankFacts
+from gpubench.model.facts.snapshot import DriverFacts
+from gpubench.model.paths.topology import Topology
+from gpubench.model.profiles.fault import parse_fault
+from gpubench.model.results.report import FINDINGS_SECTION, PAIRS_SECTION, Matrix, Record, Report, Table
+from gpubench.model.terms.verdict import Verdict
+
+
+def cluster(machine: str, *faults: str) -> list[Topology]:
+    return [Topology(each) for each in snapshots(parse_machine(machine), [parse_fault(fault) for fault in faults])]
+
+
+def rows(report: Report, section: str) -> Sequence[dict[str, object]]:
+    table = report.sections[section]
+    assert isinstance(table, Table)
+    return [row.to_record() for row in table.rows()]
+
+
+def test_sections_are_there_and_in_order() -> None:
+    report = examine(cluster("hgx-h100-8"))
+    assert (*report.sections, FINDINGS_SECTION) == SECTIONS
+    assert report.main == PAIRS_SECTION == "pairs"
+    assert report.complete
+    assert [name for name, section in report.sections.items() if isinstance(section, Matrix)] == [
+        *("matrix", "peer_access", "limits"),
+    ]
+
+
+def test_rows_have_the_columns_of_their_section() -> None:
+    facts = RankFacts(rank=0, host="node0", node=0, local_rank=0, pid=1, environment={"NCCL_ALGO": "Ring"})
+    report = examine(cluster("hgx-h100-8*2"), [facts])
+    for name, section in report.sections.items():
+        if isinstance(section, Table):
+            found = rows(report, name)
+            assert found, name
+            assert all(tuple(row) == tuple(section.columns) for row in found)
+
+
+def test_every_node_is_in_tables_and_every_kind_in_the_tree() -> None:
+    report = examine(cluster("hgx-h100-8*3"))
+    assert len(rows(report, "gpus")) == 24
+    assert len(rows(report, "nvlinks")) == 24 * 18
+    assert len(rows(report, "nodes")) == 3
+    assert len(rows(report, "kinds")) == 1
+    assert len(rows(report, "ranks")) == 0
+    assert {row["node"] for row in rows(report, "tree")} == {"node0"}
+    assert {row["source_node"] for row in rows(report, "pairs")} == {"node0", "node1", "node2"}
+
+
+def test_matrices_are_of_the_largest_kind() -> None:
+    nodes = cluster("hgx-h100-8*3", "node0.gpu0:nvlink=4")
+    matrix = examine(nodes).sections["matrix"]
+    assert isinstance(matrix, Matrix)
+    assert matrix.cells == nodes[1].matrix
+    assert matrix.cells != nodes[0].matrix
+
+
+@pytest.mark.parametrize(
+    ("fault", "verdict", "strict"),
+    [
+        (None, "PASS", "PASS"),
+        ("gpu3:nvlink=12", "WARN", "FAIL"),
+        ("gpu3:rows=pending", "WARN", "FAIL"),
+        ("node0:silent=nvml", "ERROR", "ERROR"),
+    ],
+)
+def test_the_verdict_is_softened_unless_strict(fault: str | None, verdict: str, strict: str) -> None:
+    nodes = cluster("hgx-h100-8", *([fault] if fault else []))
+    assert examine(nodes).verdict == verdict
+    assert examine(nodes, strict=True).verdict == strict
+
+
+def test_what_is_by_design_passes_even_when_strict() -> None:
+    nodes = cluster("rtx-4090-2")
+    for strict in (False, True):
+        report = examine(nodes, strict=strict)
+        assert report.verdict is Verdict.PASS
+        assert [finding.severity for finding in report.findings] == [Verdict.SKIP]
+
+
+def test_a_failing_finding_keeps_all_but_its_severity() -> None:
+    nodes = cluster("hgx-h100-8", "gpu3:nvlink=12")
+    (strict,), (soft,) = examine(nodes, strict=True).findings, examine(nodes).findings
+    assert (strict.severity, soft.severity) == (Verdict.FAIL, Verdict.WARN)
+    assert replace(strict, severity=Verdict.WARN) == soft
+
+
+def test_an_error_outranks_warnings_and_strict_failures_outrank_it() -> None:
+    nodes = cluster("hgx-h100-8*2", "node0:silent=cuda", "node1.gpu1:lost=yes")
+    assert examine(nodes).verdict is Verdict.ERROR
+    assert examine(nodes, strict=True).verdict is Verdict.FAIL
+
+
+def test_ranks_are_checked_too() -> None:
+    ranks = [
+        RankFacts(rank=number, host="node0", node=0, local_rank=number, pid=1, shm_device=number) for number in range(2)
+    ]
+    assert [finding.id for finding in examine(cluster("hgx-h100-8"), ranks).findings] == ["shm-not-shared"]
+
+
+def test_a_node_with_nothing_in_it_is_shown() -> None:
+    (node,) = cluster("hgx-h200-1")
+    empty = Topology(replace(node.snapshot, gpus=(), nics=(), pairs=(), driver=DriverFacts(absent="no driver")))
+    report = examine([empty])
+    assert report.verdict is Verdict.PASS
+    assert rows(report, "gpus") == rows(report, PAIRS_SECTION) == []
+
+
+def noting(name: str, built: list[str]) -> Callable[..., list[Record]]:
+    def build(*_: object) -> list[Record]:
+        built.append(name)
+        return []
+
+    return build
+
+
+def test_a_section_nobody_reads_builds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = cluster("hgx-h100-8")
+    built: list[str] = []
+    for name in (
+        "gpu_rows",
+        "link_rows",
+        "nic_rows",
+        "node_rows",
+        "kind_rows",
+        "pair_rows_of",
+        "rank_rows",
+        "tree_rows",
+    ):
+        monkeypatch.setattr(topo, name, noting(name, built))
+    report = examine(nodes)
+    assert built == []
+    assert rows(report, "pairs") == []
+    assert built == ["pair_rows_of"]

@@ -1,0 +1,53 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpubench.model.facts.snapshot import GpuFacts, NicFacts, NicKind, bus_id
+
+
+@pytest.mark.parametrize(
+    ("spelling", "canonical"),
+    [
+        ("0000:1b:00.0", "0000:1b:00.0"),
+        ("00000000:1B:00.0", "0000:1b:00.0"),
+        ("1b:00.0", "0000:1b:00.0"),
+        ("1B:00", "0000:1b:00.0"),
+        ("00000001:0A:1F.7", "0001:0a:1f.7"),
+        ("10000:e1:00.0", "10000:e1:00.0"),
+        ("  0000:1b:00.0\n", "0000:1b:00.0"),
+        ("N/A", "n/a"),
+        ("0000:1b:00.8", "0000:1b:00.8"),
+        ("", ""),
+    ],
+)
+def test_a_bus_id_has_one_spelling(spelling: str, canonical: str) -> None:
+    assert bus_id(spelling) == canonical
+
+
+@given(
+    st.integers(0, 2**32 - 1), st.integers(0, 255), st.integers(0, 31), st.integers(0, 7), st.sampled_from(["x", "X"])
+)
+def test_every_spelling_of_an_address_is_the_same(
+    domain: int, bus: int, device: int, function: int, letters: str
+) -> None:
+    spelled = f"{domain:08{letters}}:{bus:02{letters}}:{device:02{letters}}.{function}"
+    assert bus_id(spelled) == f"{domain:04x}:{bus:02x}:{device:02x}.{function}"
+    assert bus_id(bus_id(spelled)) == bus_id(spelled)
+
+
+@given(st.text(max_size=16) | st.from_regex(r"[0-9A-F:. ]{0,16}", fullmatch=True))
+def test_reading_a_bus_id_twice_changes_nothing(text: str) -> None:
+    assert bus_id(bus_id(text)) == bus_id(text)
+
+
+def test_devices_have_their_names_in_matrices() -> None:
+    assert GpuFacts(index=3).device == "GPU3"
+    assert NicFacts(name="mlx5_0:2", kind=NicKind.INFINIBAND).device == "mlx5_0:2"
+
+
+@pytest.mark.parametrize(
+    ("kind", "rdma"),
+    [(NicKind.INFINIBAND, True), (NicKind.ROCE, True), (NicKind.EFA, True), (NicKind.ETHERNET, False)],
+)
+def test_plain_ethernet_alone_has_no_rdma(kind: NicKind, rdma: bool) -> None:
+    assert NicFacts(name="a", kind=kind).rdma is rdma

@@ -1,0 +1,56 @@
+"""Counters and bandwidth as evidence, with figures as four H200s give them."""
+
+from dataclasses import replace
+
+import pytest
+
+from gpubench.model.paths.evidence import State
+from gpubench.model.paths.link_evidence import Flow, Speed, measured
+from gpubench.model.paths.p2p import Carried
+
+OVER_NVLINK = Carried(nvlink_bytes=2**31, nvlink_share=1.5, pcie_bytes=2**15)
+OVER_PCIE = Carried(nvlink_bytes=0, nvlink_share=None, pcie_bytes=2**31, pcie_share=1.64)
+STOOD_STILL = replace(OVER_PCIE, nvlink_share=0.0)
+PARTLY = Carried(nvlink_bytes=2**28, nvlink_share=0.3)
+BLIND = Carried()
+FAST = Speed(size_bytes=2**30, passed_gb_s=236.0, busbw_gb_s=354.0)
+SLOW = Speed(size_bytes=2**30, passed_gb_s=19.0, busbw_gb_s=28.9)
+FLOW = Flow(ends=(), speed=None, has_nvlinks=True, limit_gb_s=450.0, through_host_gb_s=63.0)
+YES, NO, SILENT = State.PRESENT, State.CONTRADICTING, State.ABSENT
+
+
+@pytest.mark.parametrize(
+    ("ends", "speed", "state", "said"),
+    [
+        ((OVER_NVLINK, OVER_NVLINK), FAST, YES, "NVLink counters moved by 1.5 times"),
+        ((OVER_NVLINK, replace(OVER_NVLINK, nvlink_share=0.4)), None, SILENT, "nothing was counted"),
+        ((STOOD_STILL, STOOD_STILL), FAST, NO, "stood still here"),
+        ((OVER_PCIE, OVER_PCIE), SLOW, NO, "PCIe counters moved by 1.6 times"),
+        ((OVER_PCIE,), None, NO, "PCIe counters moved"),
+        ((OVER_PCIE, replace(OVER_PCIE, nvlink_bytes=None)), SLOW, NO, "28.9 GB/s at 1G"),
+        ((PARTLY, PARTLY), FAST, YES, "236 GB/s passed"),
+        ((BLIND, BLIND), FAST, YES, "the way through host memory carries 63 GB/s at most"),
+        ((), FAST, YES, "236 GB/s passed"),
+        ((BLIND,), SLOW, NO, "NVLinks carry 450"),
+        ((BLIND,), replace(SLOW, size_bytes=2**20), SILENT, "1M is too little"),
+        ((BLIND,), replace(FAST, passed_gb_s=70.0), SILENT, "may be either"),
+        ((BLIND,), replace(SLOW, busbw_gb_s=None), SILENT, "slower paths may have held this one up"),
+        ((BLIND,), None, SILENT, "nothing was counted"),
+        ((replace(OVER_PCIE, pcie_share=0.3),), None, SILENT, "nothing was counted"),
+        ((replace(OVER_PCIE, nvlink_bytes=2**30),), None, SILENT, "nothing was counted"),
+    ],
+)
+def test_what_figures_say(ends: tuple[Carried, ...], speed: Speed | None, state: State, said: str) -> None:
+    evidence = measured(replace(FLOW, ends=ends, speed=speed))
+    assert evidence.state is state
+    assert said in evidence.seen
+
+
+def test_gpus_without_nvlinks_are_not_told_apart() -> None:
+    evidence = measured(replace(FLOW, ends=(OVER_PCIE, OVER_PCIE), speed=SLOW, has_nvlinks=False))
+    assert evidence.state is SILENT
+
+
+def test_narrow_nvlinks_are_not_told_by_bandwidth() -> None:
+    assert measured(replace(FLOW, speed=SLOW, limit_gb_s=112.5)).state is SILENT
+    assert measured(replace(FLOW, speed=SLOW, limit_gb_s=None)).state is SILENT

@@ -1,0 +1,157 @@
+"""What is made of measured copies."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpubench.model.paths.p2p import (
+    Carried,
+    Cell,
+    Pair,
+    Reference,
+    Series,
+    is_near,
+    judge,
+    looks_staged,
+    odd_ones,
+    parse_pairs,
+    siblings_gb_s,
+    usual,
+)
+from gpubench.model.terms.copies import Direction, Engine
+from gpubench.model.terms.verdict import Verdict
+
+STEADY = Cell(seconds=(1.0, 1.0, 1.0))
+
+
+def matrix(gpus: int, slow: dict[Pair, float]) -> dict[Pair, float]:
+    return {(a, b): 400.0 * slow.get((a, b), 1.0) for a in range(gpus) for b in range(gpus) if a != b}
+
+
+@pytest.mark.parametrize(
+    ("figure", "reference", "verdict"),
+    [
+        (396, Reference(450, 396, 396), Verdict.PASS),
+        (340, Reference(450, 396, None), Verdict.WARN),
+        (280, Reference(450, 396, None), Verdict.FAIL),
+        (340, Reference(450, 340, 396), Verdict.WARN),
+        (390, Reference(450, None, None), Verdict.PASS),
+        (300, Reference(450, None, None), Verdict.WARN),
+        (100, Reference(450, None, None), Verdict.FAIL),
+        (100, Reference(None, None, None), Verdict.SKIP),
+    ],
+)
+def test_verdicts(figure: float, reference: Reference, verdict: Verdict) -> None:
+    assert judge(figure, STEADY, reference)[0] is verdict
+
+
+@pytest.mark.parametrize(
+    ("carried", "staged"),
+    [
+        (Carried(), None),
+        (Carried(nvlink_share=1.0), False),
+        (Carried(nvlink_share=0.0), True),
+        (Carried(nvlink_share=0.0, pcie_share=0.0), True),
+        (Carried(pcie_share=0.0), False),
+        (Carried(pcie_share=1.09), None),
+        (Carried(nvlink_bytes=0, pcie_bytes=0), None),
+    ],
+)
+def test_what_counters_say_of_staging(carried: Carried, staged: bool | None) -> None:
+    assert Cell(carried=carried).is_staged is staged
+
+
+def test_a_counter_outranks_a_good_figure() -> None:
+    verdict, why = judge(396, Cell(seconds=(1.0,), carried=Carried(nvlink_share=0.0)), Reference(450, 396, 396))
+    assert verdict is Verdict.FAIL
+    assert "staged" in why
+
+
+def test_a_counter_outranks_noise() -> None:
+    noisy = Cell(seconds=(1.0, 1.2, 1.0), carried=Carried(nvlink_share=0.0))
+    assert judge(0.9 * 396, noisy, Reference(450, 396, None))[0] is Verdict.FAIL
+
+
+def test_noise_near_a_threshold_is_no_verdict() -> None:
+    noisy = Cell(seconds=(1.0, 1.2, 1.0))
+    assert judge(0.9 * 396, noisy, Reference(450, 396, None))[0] is Verdict.INCONCLUSIVE
+    assert judge(396, noisy, Reference(450, 396, None))[0] is Verdict.PASS
+    assert is_near(0.9 * 396, Reference(450, 396, None))
+    assert not is_near(396, Reference(450, 396, None))
+    assert is_near(0.7 * 450, Reference(450, None, None))
+
+
+def test_siblings_are_wired_alike_and_at_least_three() -> None:
+    figures = {(0, 1): 300.0, (1, 0): 300.0, (0, 2): 26.0, (2, 0): 26.0, (1, 2): 20.0}
+    paths = {(0, 1): "NV12", (1, 0): "NV12", (0, 2): "SYS", (2, 0): "SYS", (1, 2): "SYS"}
+    assert siblings_gb_s(figures, paths, (0, 1)) is None
+    assert siblings_gb_s(figures, paths, (1, 2)) == 26
+
+
+@given(st.lists(st.floats(min_value=1, max_value=1000), min_size=1, max_size=56))
+def test_what_is_usual_lies_among_the_figures(figures: list[float]) -> None:
+    assert min(figures) <= usual(figures) <= max(figures)
+
+
+def test_one_bad_gpu_of_four_does_not_spoil_what_is_usual() -> None:
+    bad = {(a, b): 0.5 for a in range(4) for b in range(4) if a != b and 1 in (a, b)}
+    assert usual(list(matrix(4, bad).values())) == 400
+
+
+@pytest.mark.parametrize("gpus", [3, 4, 8])
+@pytest.mark.parametrize("role", ["both ways", "sending", "receiving"])
+def test_a_bad_gpu_colours_a_row_or_a_column_or_both(gpus: int, role: str) -> None:
+    bad = gpus - 2
+    slow = {
+        (a, b): 0.5
+        for a in range(gpus)
+        for b in range(gpus)
+        if a != b and ((a == bad and role != "receiving") or (b == bad and role != "sending"))
+    }
+    (oddity,) = odd_ones(matrix(gpus, slow), gpus)
+    assert (oddity.role, oddity.gpus, oddity.figure, oddity.usual) == (role, (bad,), 200, 400)
+
+
+def test_a_bad_link_is_one_cell() -> None:
+    assert [(each.role, each.gpus) for each in odd_ones(matrix(8, {(3, 5): 0.1}), 8)] == [("pair", (3, 5))]
+    assert odd_ones(matrix(8, {}), 8) == ()
+    assert odd_ones({(0, 1): 5.0}, 2) == ()
+
+
+@given(st.integers(3, 8), st.data())
+def test_every_slow_cell_is_explained(gpus: int, data: st.DataObject) -> None:
+    pairs = list(matrix(gpus, {}))
+    chosen = data.draw(st.lists(st.sampled_from(pairs), unique=True, max_size=len(pairs) // 5))
+    found = odd_ones(matrix(gpus, dict.fromkeys(chosen, 0.5)), gpus)
+    for pair in chosen:
+        assert any(
+            (each.role == "pair" and each.gpus == pair)
+            or (each.role != "receiving" and each.gpus == pair[:1])
+            or (each.role != "sending" and each.gpus == pair[1:])
+            for each in found
+        )
+
+
+def test_staging_shows_in_bandwidth_and_latency() -> None:
+    slow, fast = Cell(seconds=(10.0,)), Cell(seconds=(1.0,))
+    late, soon = Cell(seconds=(15e-6,)), Cell(seconds=(2e-6,))
+    assert looks_staged(slow, slow, late, late)
+    assert not looks_staged(slow, slow, soon, late)
+    assert not looks_staged(fast, slow, late, late)
+    assert looks_staged(slow, slow, None, None)
+    assert not looks_staged(Cell(error="x"), slow, late, late)
+
+
+def test_pairs_are_parsed() -> None:
+    assert parse_pairs(["0-1, 3-5", "0-1"]) == ((0, 1), (3, 5))
+    for bad in ("0", "0-0", "a-b", "0-1-2", "-1-2", ""):
+        with pytest.raises(ValueError, match=f"^{bad}$"):
+            parse_pairs([bad])
+
+
+def test_series_name_what_they_compare_with() -> None:
+    assert Series(Engine.CE, Direction.BOTH, peer=True, size_bytes=1).quantity == "p2p.bidirectional_gb_s"
+    assert Series(Engine.SM, Direction.WRITE, peer=True, size_bytes=1).quantity == "p2p.sm_write_gb_s"
+    assert Series(Engine.SM, Direction.READ, peer=True, size_bytes=1).quantity is None
+    assert Series(Engine.CE, Direction.WRITE, peer=False, size_bytes=1).quantity == "p2p.staged_gb_s"
+    assert Series(Engine.CE, Direction.READ, peer=False, size_bytes=1).quantity is None

@@ -1,0 +1,105 @@
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpubench.errors import UsageError
+from gpubench.model.profiles.fault import FAULT_KEYS, Fault, FaultKey, Subject, ValueKind, parse_fault
+
+
+def values_of(key: FaultKey) -> st.SearchStrategy[str]:
+    if key.kind is ValueKind.COUNT:
+        return st.integers(0, 999_999_999).map(str)
+    if key.kind is ValueKind.FACTOR:
+        return st.floats(0.001, 1).map(lambda number: f"{number:.6f}")
+    if key.kind is ValueKind.RATE:
+        return st.integers(1, 1600).map(str)
+    if key.kind is ValueKind.VERSION:
+        return st.lists(st.integers(0, 999), min_size=1, max_size=4).map(lambda parts: ".".join(map(str, parts)))
+    return st.sampled_from(key.words)
+
+
+@st.composite
+def faults(draw: st.DrawFn) -> Fault:
+    subject = draw(st.sampled_from(list(Subject)))
+    keys = [key for key in FAULT_KEYS if key.subject is subject]
+    chosen = draw(st.lists(st.sampled_from(keys), min_size=1, unique_by=lambda key: key.key))
+    settings = tuple((key.key, draw(values_of(key))) for key in chosen)
+    node = draw(st.integers(0, 9999))
+    if subject is Subject.NODE:
+        return Fault(subject, settings, node)
+    first, second = draw(st.lists(st.integers(0, 99), min_size=2, max_size=2, unique=True))
+    return Fault(
+        subject, settings, draw(st.sampled_from([None, node])), first, second if subject is Subject.LINK else None
+    )
+
+
+@given(faults())
+def test_a_fault_is_read_back_from_its_text(fault: Fault) -> None:
+    assert parse_fault(str(fault)) == fault
+
+
+@given(
+    st.text(max_size=30) | st.from_regex(r"(node\d+\.)?(gpu|nic|link|node)\d*(-\d)?:[a-z0-9=,.]{0,12}", fullmatch=True)
+)
+def test_no_text_breaks_the_parser(text: str) -> None:
+    with contextlib.suppress(UsageError):
+        assert parse_fault(text).settings
+
+
+def test_faults_as_people_write_them() -> None:
+    fault = parse_fault(" node3.gpu5: nvlink=12, width=8 ")
+    assert fault == Fault(Subject.GPU, (("nvlink", "12"), ("width", "8")), 3, 5)
+    assert (fault.node_number, fault.get("width"), fault.get("mig")) == (3, "8", None)
+    assert parse_fault("gpu5:lost=yes").node_number == 0
+    assert str(parse_fault("link0-3:staged=yes")) == "link0-3:staged=yes"
+    assert str(parse_fault("node2:driver=550.54.15")) == "node2:driver=550.54.15"
+    assert parse_fault("node1.nic0:rate=200").where == "node1.nic0"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "names nothing that can break"),
+        ("gpu5", "names nothing"),
+        ("cpu5:lost=yes", "names nothing"),
+        ("gpu:lost=yes", "names nothing"),
+        ("gpu-1:lost=yes", "names nothing"),
+        ("link3:staged=yes", "names nothing"),
+        ("node1.node2:driver=1", "names nothing"),
+        ("gpu٣:lost=yes", "names nothing"),
+        ("gpu" + "9" * 5000 + ":lost=yes", "names nothing"),
+        ("link2-2:staged=yes", "two different GPUs"),
+        ("gpu5:", "a gpu has no ''"),
+        ("gpu5:nvlnk=12", "a gpu has no 'nvlnk'"),
+        ("nic0:nvlink=12", "a nic has no 'nvlink'"),
+        ("gpu5:nvlink", "nvlink has no value"),
+        ("gpu5:nvlink=-1", "nvlink cannot be '-1'"),
+        ("gpu5:nvlink=" + "9" * 5000, "nvlink cannot be"),
+        ("gpu5:width=3", "width cannot be '3'"),
+        ("gpu5:p2p=OK", "p2p cannot be 'OK'"),
+        ("gpu5:speed=0", "speed cannot be '0'"),
+        ("gpu5:speed=1.1", r"speed cannot be '1\.1'"),
+        ("gpu5:speed=nan", "speed cannot be 'nan'"),
+        ("nic0:rate=0", "rate cannot be '0'"),
+        ("node0:driver=new", "driver cannot be 'new'"),
+        ("gpu5:mig=on,mig=on", "gives mig twice"),
+    ],
+)
+def test_what_is_no_fault_is_refused_by_name(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        parse_fault(text)
+
+
+def test_the_nearest_key_is_suggested_and_every_key_explained() -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_fault("gpu5:nvlnk=12")
+    assert "did you mean nvlink?" in caught.value.next_step
+    assert "nodeI" in caught.value.expected
+    with pytest.raises(UsageError) as caught:
+        parse_fault("gpu5:zzzz=12")
+    assert "nodeI" in caught.value.next_step
+    assert all(key.effect and key.values for key in FAULT_KEYS)
+    assert {key.key: key.values for key in FAULT_KEYS if key.subject is Subject.GPU}["rows"] == "pending|failure"
+    assert len({(key.subject, key.key) for key in FAULT_KEYS}) == len(FAULT_KEYS)

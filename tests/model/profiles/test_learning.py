@@ -1,0 +1,164 @@
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpubench.cli.learn import learned
+from gpubench.errors import UsageError
+from gpubench.model.profiles.learning import LearningKey, LearningSample, learn, samples_of, split_outliers
+from gpubench.model.results.result_file import FileCircumstances, ResultFile
+from gpubench.model.terms.plain import to_plain
+from gpubench.model.terms.toml_text import toml_text
+from gpubench.profiles import files as profiles
+from gpubench.readers.documents.json_lines import json_line
+from tests.checks.test_health import pair, row
+
+KEY = LearningKey("p2p.write_gb_s", 8)
+
+
+def samples(*values: float) -> list[LearningSample]:
+    return [LearningSample(KEY, value, f"GPU{number}", "a.json") for number, value in enumerate(values)]
+
+
+def test_an_outlier_is_shown_and_not_used() -> None:
+    found = learn(samples(395.0, 395.1, 394.9, 395.2, 200.0), "ours")
+    assert [each.value for each in found.outliers] == [200.0]
+    (expected,) = found.expected
+    assert expected.value == 395.1
+    assert expected.note == "the median of 4 values of 1 result, 394.9 to 395.2"
+
+
+@given(st.lists(st.floats(1.0, 1000.0), min_size=1, max_size=30))
+def test_half_of_all_values_at_least_are_never_outliers(values: list[float]) -> None:
+    kept, odd = split_outliers(samples(*values))
+    assert len(kept) + len(odd) == len(values)
+    assert 2 * len(kept) >= len(values)
+
+
+PLAIN = st.recursive(
+    st.booleans()
+    | st.integers(-(2**40), 2**40)
+    | st.floats(-1e6, 1e6)
+    | st.text(st.characters(codec="ascii", exclude_categories=["Cc"])),
+    lambda inner: (
+        st.lists(st.integers(), max_size=3) | st.dictionaries(st.text("abc-_ ", min_size=1), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.text("abc-_ ", min_size=1), PLAIN, max_size=4))
+def test_what_is_written_is_what_is_read(plain: dict[str, Any]) -> None:
+    assert tomllib.loads(toml_text(plain)) == plain
+
+
+@pytest.mark.parametrize("name", profiles.names())
+def test_every_profile_can_be_written_again(name: str) -> None:
+    profile = profiles.load(name)
+    plain = {key: value for key, value in to_plain(profile).items() if key != "sha256"}
+    again = profiles.read_profile(toml_text(plain).encode(), name)
+    assert again.expected == profile.expected
+    assert again.gpu == profile.gpu
+
+
+def result(folder: Path, name: str, **changes: Any) -> Path:
+    import json
+
+    made = json.loads(json_line(row(2**28, 1357.0, 346.0)))
+    full = dict.fromkeys(type(row(1, 1.0, 1.0)).columns()) | made
+    ranks = [{"rank": n, "node": 0, "gpu": "NVIDIA H200"} for n in range(8)]
+    metadata = {
+        "gpubench_version": "0.1.0",
+        "subject": "allreduce",
+        "hosts": ["n1"],
+        "environment": {},
+        "topology": None,
+        "profile": None,
+        "started_at": "2026-11-20T17:00:00",
+        "origin": "measured",
+        "ranks": ranks,
+        "libraries": {"NCCL": "2.28.9 from x"},
+        "options": {},
+    }
+    document = {"schema_version": 1, "complete": True, "verdict": "PASS", "metadata": metadata, "rows": [full]}
+    path = folder / name
+    if "origin" in changes:
+        changes = {"metadata": metadata | changes}
+    path.write_text(json.dumps(document | changes))
+    return path
+
+
+def test_a_profile_is_learned_from_results(tmp_path: Path) -> None:
+    text, notes = learned(
+        [result(tmp_path, "a.json"), result(tmp_path, "b.json")], name="ours", like=None, environment={}
+    )
+    profile = profiles.read_profile(text.encode(), "ours.toml")
+    assert (profile.name, profile.match.visible, profile.gpu.name) == ("ours", 8, "NVIDIA H200")
+    (value,) = profile.expected
+    assert (value.quantity, value.value, value.size_bytes, value.nccl) == (
+        "allreduce.busbw_gb_s",
+        346.0,
+        2**28,
+        "2.28.9",
+    )
+    assert notes == ["2 figures of 2 results became 1 value"]
+
+
+def test_a_figure_that_no_profile_may_have_is_left_out_and_told(tmp_path: Path) -> None:
+    odd = result(tmp_path, "a.json")
+    text = odd.read_text().replace('"busbw_gb_s": 346.0', '"busbw_gb_s": 81.4')
+    odd.write_text(text)
+    with pytest.raises(UsageError, match="no figure of the results can be right"):
+        learned([odd], name="ours", like="hgx-h200-8", environment={})
+    large = odd.read_text().replace("81.4", "346.0").replace("268435456", "1073741824")
+    (tmp_path / "b.json").write_text(large)
+    profile, notes = learned([odd, tmp_path / "b.json"], name="ours", like="hgx-h200-8", environment={})
+    assert [each["value"] for each in tomllib.loads(profile)["expected"]] == [346.0]
+    assert "81.4 GB/s, and not at least 180 GB/s" in notes[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"schema_version": 2}, "is of schema version 2"),
+        ({"complete": False}, "was cut short"),
+        ({"verdict": "FAIL"}, "ended with FAIL"),
+        ({"origin": "simulated"}, "was simulated"),
+        ({"metadata": None}, "has no metadata"),
+        ({"rows": [{"collective": "allreduce"}]}, r"rows\[0\] has no field"),
+        ({"rows": []}, "hold no figure"),
+    ],
+)
+def test_what_is_no_result_of_a_healthy_machine_is_refused(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        learned([result(tmp_path, "a.json", **changes)], name="ours", like=None, environment={})
+
+
+def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="does not exist"):
+        learned([tmp_path / "none.json"], name="ours", like=None, environment={})
+    (tmp_path / "rows.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(UsageError, match="begins no kind of file"):
+        learned([tmp_path / "rows.csv"], name="ours", like=None, environment={})
+    text = Path("tests/results/h200x4/all_reduce.txt")
+    with pytest.raises(UsageError, match="does not say whether the machine was healthy"):
+        learned([text], name="ours", like=None, environment={})
+
+
+def test_a_copy_without_peer_access_is_another_quantity() -> None:
+    pairs = (pair(0, 1, 395.0), pair(1, 0, 37.0, peer="off"))
+    found = samples_of(ResultFile(name="a.json", kind="made", circumstances=FileCircumstances(tool=""), pairs=pairs))
+    assert [(each.key.quantity, each.value) for each in found] == [("p2p.write_gb_s", 395.0), ("p2p.staged_gb_s", 37.0)]
+
+
+def test_a_check_has_rows_and_pairs_to_learn_from() -> None:
+    told = FileCircumstances(tool="", models=("NVIDIA H200",))
+    both = ResultFile(
+        name="a.json", kind="made", circumstances=told, rows=(row(2**28, 1357.0, 346.0),), pairs=(pair(0, 1, 395.0),)
+    )
+    assert [each.key.quantity for each in samples_of(both)] == ["allreduce.busbw_gb_s", "p2p.write_gb_s"]

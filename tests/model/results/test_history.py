@@ -1,0 +1,78 @@
+"""Names of dated results, and which results are of one kind."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpubench.model.results.history import DatedName, ResultHead
+from gpubench.model.results.report import Metadata
+from gpubench.model.terms.sweep import DroppedSize
+from tests.formats.sample import METADATA
+
+
+def head(metadata: Metadata = METADATA, **options: Any) -> ResultHead:
+    changed = replace(metadata, options=dict(metadata.options) | options)
+    return ResultHead.of(json.loads(json.dumps(changed.to_record())), "x.json", "PASS", complete=True)
+
+
+def test_a_name_says_when_what_and_where() -> None:
+    assert str(DatedName.of(METADATA)) == "2026-11-20T080000Z-allreduce-n1.json"
+    assert str(DatedName.of(METADATA, 2)) == "2026-11-20T080000Z-allreduce-n1~2.json"
+    assert DatedName.of(replace(METADATA, hosts=("n1", "n2", "n1", "n3"))).host == "n1+2"
+    assert DatedName.of(replace(METADATA, started_at="2026-11-20T09:30:00+01:30")).stamp == "2026-11-20T080000Z"
+
+
+@given(st.text(min_size=1), st.integers(1, 999), st.integers(0, 3))
+def test_a_name_is_read_as_it_was_written_whatever_a_host_is_called(host: str, number: int, others: int) -> None:
+    hosts = (host, *(f"other{each}" for each in range(others)))
+    name = DatedName.of(replace(METADATA, hosts=hosts), number)
+    assert DatedName.parse(str(name)) == name
+    assert "/" not in str(name)
+    assert len(str(name)) < 255
+
+
+@pytest.mark.parametrize("text", ["base.json", ".2026-11-20T080000Z-allreduce-n1.json.x", "2026-11-20.json", ""])
+def test_other_names_say_nothing(text: str) -> None:
+    assert DatedName.parse(text) is None
+
+
+def test_names_sort_by_time_and_number() -> None:
+    first, second, tenth = (DatedName.of(METADATA, number) for number in (1, 2, 10))
+    later = DatedName.of(replace(METADATA, started_at="2026-11-20T08:00:01+00:00", subject="allgather"))
+    assert sorted([later, tenth, second, first]) == [first, second, tenth, later]
+
+
+def test_how_it_is_judged_makes_no_other_kind() -> None:
+    assert head().kind == head(strict=True, evidence="off", seed=7).kind
+    assert head().kind == head(replace(METADATA, dropped_sizes=()), sizes=[1024, 2**30, 2**33]).kind
+    fewer = replace(METADATA, dropped_sizes=(*METADATA.dropped_sizes, DroppedSize(2**30, "no memory")))
+    assert head().kind == head(fewer, sizes=[1024]).kind
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (head(dtypes=["bfloat16"]), "other options: dtypes bfloat16, not float32"),
+        (head(sizes=list(range(40))), "other options: sizes"),
+        (head(replace(METADATA, hosts=("n2",))), "another machine: n2, not n1"),
+        (head(replace(METADATA, hosts=("n1", "n2"))), "another machine: n1 and 1 more, not n1"),
+        (head(replace(METADATA, origin="simulated")), "another origin: simulated, not measured"),
+        (head(replace(METADATA, backend="host")), "other options: backend host, not nccl"),
+    ],
+)
+def test_another_kind_says_in_what(changed: ResultHead, words: str) -> None:
+    assert changed.kind != head().kind
+    assert list(changed.differences_from(head())) == [words]
+
+
+def test_a_lost_gpu_is_another_kind_on_the_same_machine() -> None:
+    fewer = head(replace(METADATA, ranks=METADATA.ranks[:1]))
+    assert fewer.machine == head().machine
+    assert list(fewer.differences_from(head())) == [
+        "other GPUs: 1 × NVIDIA H200, not 2 × NVIDIA H200",
+        "other options: ranks 1, not 2",
+    ]

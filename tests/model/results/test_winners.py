@@ -1,0 +1,173 @@
+"""The fastest way by size, cross-overs, and when a loss is more than chance."""
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpubench.model.results.report import CollectiveRow
+from gpubench.model.results.winners import WinnerRow, crossings, took_another, winners
+from gpubench.model.terms.nccl_choice import AGAIN, OWN_CHOICE
+from tests.formats.sample import ROW
+
+SIZES = tuple(2**power for power in range(10, 26))
+NAMES = ("ring/ll", "ring/simple", "tree/ll")
+
+
+def row(size: int, setting: str | None, time_us: float, **changes: object) -> CollectiveRow:
+    values: dict[str, object] = {
+        "size_bytes": size,
+        "setting": setting,
+        "time_us": time_us,
+        "wrong": 0,
+        "algorithm": None,
+        "protocol": None,
+    }
+    values |= {"placement": "out_of_place", **changes}
+    return replace(ROW, **values)  # type: ignore[arg-type]
+
+
+def sweep(times: dict[int, dict[str | None, float]], **changes: object) -> list[CollectiveRow]:
+    """Rows as they are measured: the own choice, all others, the own choice again."""
+    return [row(size, name, us, **changes) for size, ways in times.items() for name, us in ways.items()]
+
+
+TIMES = st.floats(1, 1e6)
+WAYS: dict[str | None, st.SearchStrategy[float]] = {None: TIMES, **dict.fromkeys(NAMES, TIMES), AGAIN: TIMES}
+SWEEPS = st.fixed_dictionaries({size: st.fixed_dictionaries(WAYS) for size in SIZES[:8]})
+
+
+@given(SWEEPS)
+def test_the_fastest_is_faster_than_all_others(times: dict[int, dict[str | None, float]]) -> None:
+    found = winners(sweep(times))
+    assert [each.size_bytes for each in found] == sorted(times)
+    for each in found:
+        ways = times[each.size_bytes]
+        own = (ways[None] + ways[AGAIN]) / 2
+        assert each.time_us == pytest.approx(min(own, *(ways[name] for name in NAMES)))
+        assert each.own_time_us == pytest.approx(own)
+        assert each.loss_percent == pytest.approx(100 * (own / each.time_us - 1), abs=1e-9)
+        assert each.loss_percent >= 0
+        assert each.fastest == (each.setting or OWN_CHOICE)
+        assert each.candidates == 4
+        assert each.noise_percent is not None
+        assert each.beyond_noise == (each.loss_percent > each.noise_percent)
+
+
+@given(SWEEPS)
+def test_what_displaces_another_is_the_fastest_and_beats_it_beyond_noise(
+    times: dict[int, dict[str | None, float]],
+) -> None:
+    found = winners(sweep(times))
+    incumbent = found[0].fastest
+    assert found[0].displaces is None
+    for each in found[1:]:
+        ways = times[each.size_bytes] | {OWN_CHOICE: each.own_time_us}
+        behind = 100 * (ways[incumbent] / each.time_us - 1)
+        assert each.noise_percent is not None
+        if each.displaces is None:
+            assert behind <= each.noise_percent * (1 + 1e-9)
+        else:
+            assert each.displaces == incumbent
+            assert behind > each.noise_percent
+            incumbent = each.fastest
+    assert [name for _, name in crossings(found)] == [found[0].fastest] + [
+        each.fastest for each in found[1:] if each.displaces is not None
+    ]
+
+
+def noisy(advantage: float, seed: int, deviation: float = 0.01) -> list[WinnerRow]:
+    """`ring/simple` is faster by so much from 1 MiB on; `ring/ll` below, by as much."""
+    chance = Random(seed)
+    times: dict[int, dict[str | None, float]] = {}
+    for size in SIZES:
+        best = "ring/simple" if size >= 2**20 else "ring/ll"
+        names = (None, *NAMES, AGAIN)
+        times[size] = {
+            name: 100 * (1 - advantage * (name == best)) * (1 + chance.gauss(0, deviation)) for name in names
+        }
+    return winners(sweep(times))
+
+
+def test_a_real_cross_over_is_found_and_the_loss_named() -> None:
+    for seed in range(20):
+        found = noisy(0.2, seed)
+        assert crossings(found) == [(1024, "ring/ll"), (2**20, "ring/simple")]
+        assert all(each.beyond_noise for each in found)
+        assert all(each.loss_percent == pytest.approx(25, abs=6) for each in found)
+
+
+def test_chance_alone_is_seldom_called_a_loss() -> None:
+    """Of the fastest of four equal ways, at most in one of a hundred rows; twice that is allowed for the estimate."""
+    rows = [each for seed in range(100) for each in noisy(0.0, seed)]
+    assert sum(bool(each.beyond_noise) for each in rows) <= 0.02 * len(rows)
+
+
+def test_small_sizes_that_vary_make_large_ones_no_less_sure() -> None:
+    """Drifts of four H200s, in percent, at five sizes far from each other, in both placements."""
+    drifts = {2**10: (15.0, -3.7), 2**16: (7.4, -13.2), 2**20: (4.9, 2.2), 2**24: (-0.5, 0.4), 2**28: (0.0, 0.0)}
+    rows = [
+        row(size, setting, 100 + percent * (setting == AGAIN), placement=placement)
+        for size, both in drifts.items()
+        for placement, percent in zip(("out_of_place", "in_place"), both, strict=True)
+        for setting in (None, "tree", AGAIN)
+    ]
+    noise = {each.size_bytes: each.noise_percent or 0.0 for each in winners(rows)}
+    assert noise[2**28] < 0.2 * noise[2**10]
+
+
+def test_what_is_wrong_or_not_as_asked_wins_nothing() -> None:
+    rows = [
+        row(1024, None, 10.0),
+        row(1024, "ring/ll", 1.0, wrong=3),
+        replace(row(1024, "tree", 2.0), algorithm="RING", protocol="LL"),
+        row(1024, "ll128", 8.0),
+        row(1024, AGAIN, 10.0),
+    ]
+    assert took_another(rows[2])
+    (found,) = winners(rows)
+    assert (found.fastest, found.candidates, found.loss_percent) == ("ll128", 2, 25.0)
+    assert (found.noise_percent, found.beyond_noise) == (None, None), "one pair of times says nothing"
+
+
+def test_the_own_choice_that_is_one_of_the_settings_is_no_way_of_its_own() -> None:
+    def taking(setting: str | None, time_us: float) -> CollectiveRow:
+        return replace(row(1024, setting, time_us), algorithm="RING", protocol="LL")
+
+    (found,) = winners([taking(None, 9.0), taking("ring/ll", 10.0), row(1024, "ring/simple", 11.0), taking(AGAIN, 9.0)])
+    assert (found.fastest, found.candidates) == ("ring/ll", 2)
+    assert (found.own_algorithm, found.own_protocol) == ("RING", "LL")
+    assert (found.time_us, found.own_time_us, found.loss_percent) == (9.0, 9.0, 0.0), "three times of one way"
+
+
+def test_backends_are_in_the_names_where_there_are_several() -> None:
+    rows = [row(1024, None, 10.0, backend="nccl"), row(1024, None, 30.0, backend="host")]
+    (found,) = winners([*rows, row(1024, AGAIN, 10.0, backend="nccl")])
+    assert (found.fastest, found.backend, found.setting, found.loss_percent) == ("nccl", "nccl", None, 0.0)
+    (found,) = winners([replace(rows[0], time_us=60.0), rows[1]])
+    assert (found.fastest, found.backend, found.loss_percent) == ("host", "host", 100.0)
+
+
+def test_types_reductions_and_placements_are_apart() -> None:
+    rows = [
+        replace(each, dtype=dtype, op=op, placement=placement)
+        for dtype in ("float32", "int8")
+        for op in ("sum", "max")
+        for placement in ("out_of_place", "in_place")
+        for each in (row(1024, None, 10.0), row(1024, "ring", 9.0), row(1024, AGAIN, 10.0))
+    ]
+    assert len(winners(rows)) == 8
+    assert winners([each for each in rows if each.setting is None]) == []
+
+
+def test_intervals_are_noise_too() -> None:
+    def known(setting: str | None, time_us: float) -> CollectiveRow:
+        return replace(row(1024, setting, time_us), ci95_percent=1.0)
+
+    (found,) = winners([known(None, 10.2), known("ring", 10.0), known(AGAIN, 10.2)])
+    assert found.noise_percent == pytest.approx(1.5**0.5)
+    assert found.beyond_noise is True
+    alone = replace(known("ring", 10.0), p50_us=5.0)
+    assert winners([known(None, 10.2), alone, known(AGAIN, 10.2)])[0].time_us == 5.0, "alone, the median counts"

@@ -1,0 +1,306 @@
+from dataclasses import replace
+from itertools import permutations
+from typing import Any
+
+import pytest
+
+from gpubench.hardware.simulated.machine import parse_machine, snapshots
+from gpubench.model.facts.rank_facts import RankFacts
+from gpubench.model.facts.snapshot import (
+    Fabric,
+    GpuDirectFacts,
+    GpuFacts,
+    GpuProcess,
+    HostFacts,
+    NicFacts,
+    NicKind,
+    NumaNode,
+    NvLink,
+    NvlinkPeer,
+    PairFacts,
+    PcieLink,
+    PciPlace,
+    PciSwitch,
+    ProbeFailure,
+    Snapshot,
+)
+from gpubench.model.paths.nodes import group
+from gpubench.model.paths.topology import Topology
+from gpubench.model.profiles.fault import parse_fault
+from gpubench.model.results.topo.devices import gpu_rows, link_rows, nic_rows, node_rows, rank_rows
+from gpubench.model.results.topo.pairs import kind_rows, limits, pair_rows, pair_rows_of, peer_access
+from gpubench.model.results.topo.rows import RankRow
+from gpubench.model.results.topo.tree import tree_rows
+from gpubench.model.terms.origin import Origin
+
+GEN4_X16 = PcieLink(generation=4, width=16, max_generation=4, max_width=16)
+HEALTHY = snapshots(parse_machine("hgx-h100-8"))[0]
+
+
+def node(*gpus: GpuFacts, nics: tuple[NicFacts, ...] = (), **facts: Any) -> Topology:
+    return Topology(Snapshot(host="n1", origin=Origin.RECORDED, source="a test", gpus=gpus, nics=nics, **facts))
+
+
+def cluster(machine: str, *faults: str) -> list[Topology]:
+    return [Topology(each) for each in snapshots(parse_machine(machine), [parse_fault(fault) for fault in faults])]
+
+
+def test_a_row_a_gpu() -> None:
+    rows = list(gpu_rows(Topology(HEALTHY)))
+    assert [row.gpu for row in rows] == [f"GPU{index}" for index in range(8)]
+    first = rows[0]
+    assert (first.nvlinks_active, first.nvlinks, first.nvlink_gb_s_per_link, first.nvlink_gb_s) == (18, 18, 25.0, 450.0)
+    assert (first.nvlink_peers, first.nvlink_errors, first.nvlink_version) == (["NVSwitch"], 0, "4.0")
+    assert (first.fabric_state, first.fabric_clique, first.fabric_health) == ("completed", 0, "healthy")
+    assert (first.pcie_gb_s, first.remapped_rows_pending, first.users) == (63.015, False, [])
+    assert (first.driver, first.cuda, first.origin) == (HEALTHY.driver.version, HEALTHY.driver.cuda, "simulated")
+
+
+def test_what_is_not_known_of_a_gpu_is_none_and_not_zero() -> None:
+    (row,) = gpu_rows(node(GpuFacts(index=4, unknown={"ecc": "Not Supported"})))
+    assert (row.nvlinks, row.nvlinks_active, row.nvlink_version) == (None, None, None)
+    assert (row.nvlink_gb_s, row.nvlink_gb_s_per_link, row.pcie_gb_s) == (None, None, None)
+    assert (row.fabric_state, row.fabric_health, row.remapped_rows_correctable, row.users) == (None, None, None, None)
+    assert row.nvlink_errors is None
+    assert row.unknown == {"ecc": "Not Supported"}
+
+
+def test_links_down_are_counted_and_lead_nowhere() -> None:
+    links = tuple(
+        NvLink(number=number, active=number < 2, version="4.0", peer=NvlinkPeer.SWITCH, errors={"replay": number})
+        for number in range(4)
+    )
+    (row,) = gpu_rows(node(GpuFacts(index=0, nvlinks=links)))
+    assert (row.nvlinks_active, row.nvlinks, row.nvlink_errors) == (2, 4, 6)
+    dead = tuple(replace(link, active=False) for link in links)
+    (row,) = gpu_rows(node(GpuFacts(index=0, nvlinks=dead)))
+    assert (row.nvlinks_active, row.nvlink_peers, row.nvlink_version) == (0, [], None)
+
+
+@pytest.mark.parametrize(
+    ("peer", "bus_id", "name"),
+    [
+        (NvlinkPeer.GPU, "0000:02:00.0", "GPU1"),
+        (NvlinkPeer.GPU, "0000:99:00.0", "a GPU"),
+        (NvlinkPeer.GPU, None, "a GPU"),
+        (NvlinkPeer.SWITCH, "0000:99:00.0", "NVSwitch"),
+        (NvlinkPeer.CPU, None, "CPU"),
+        (None, None, "unknown"),
+    ],
+)
+def test_the_far_end_of_a_link_has_a_name(peer: NvlinkPeer | None, bus_id: str | None, name: str) -> None:
+    link = NvLink(number=3, active=True, version="4.0", raw_gb_s=26.562, peer=peer, peer_bus_id=bus_id)
+    topology = node(GpuFacts(index=0, nvlinks=(link,)), GpuFacts(index=1, bus_id="0000:02:00.0"))
+    first, second = gpu_rows(topology)
+    assert first.nvlink_peers == [name]
+    assert second.nvlink_peers == []
+    (row,) = link_rows(topology)
+    assert (row.gpu, row.link, row.gb_s, row.raw_gb_s, row.peer_bus_id) == ("GPU0", 3, 25.0, 26.562, bus_id)
+    assert row.peer == (name if peer else None)
+
+
+def test_who_uses_a_gpu() -> None:
+    users = (GpuProcess(pid=7, name="python"), GpuProcess(pid=8))
+    (row,) = gpu_rows(node(GpuFacts(index=0, processes=users, fabric=Fabric(state="completed", health_mask=0))))
+    assert row.users == ["7 python", "8"]
+    assert row.fabric_health == "not reported"
+
+
+def test_a_row_a_nic_with_the_gpus_near_it() -> None:
+    rows = list(nic_rows(Topology(HEALTHY)))
+    assert [row.nic for row in rows] == [nic.name for nic in HEALTHY.nics]
+    first = rows[0]
+    assert (first.nearest_gpus, first.nearest_path) == (["GPU0"], "PIX")
+    assert (first.rate_gbit_s, first.rate_gb_s, first.gpudirect_rdma) == (400.0, 50.0, True)
+    assert first.gpudirect_rdma_reason == "nvidia-peermem is loaded"
+    (bare,) = nic_rows(node(nics=(NicFacts(name="eth0", kind=NicKind.ETHERNET),)))
+    assert (bare.nearest_gpus, bare.nearest_path, bare.rate_gb_s, bare.gpudirect_rdma) == ([], None, None, False)
+
+
+def test_a_row_a_node_in_the_order_of_the_job() -> None:
+    nodes = cluster("hgx-h100-8*4", "node2.gpu5:ecc=off")
+    rows = list(node_rows(nodes, group(nodes)))
+    assert [row.node for row in rows] == ["node0", "node1", "node2", "node3"]
+    assert [row.differences for row in rows] == [[], [], ["GPU5 ECC off (others on)"], []]
+    assert {row.node_kind for row in rows} == {"A"}
+    assert len({row.topology for row in rows}) == 1
+    assert (rows[0].gpus, rows[0].peermem, rows[0].nvswitches) == (8, True, len(HEALTHY.nvswitches))
+    broken = node(failures=(ProbeFailure(stage="nvml", error="no answer", timed_out=True),))
+    (row,) = node_rows([broken], group([broken]))
+    assert row.failures == ["nvml: no answer"]
+
+
+def test_a_row_an_ordered_pair() -> None:
+    topology = Topology(HEALTHY)
+    rows = list(pair_rows(topology))
+    names = [device.device for device in topology.devices]
+    assert [(row.source, row.destination) for row in rows] == list(permutations(names, 2))
+    by_names = {(row.source, row.destination): row for row in rows}
+    linked = by_names["GPU0", "GPU1"]
+    assert (linked.path_class, linked.limit_gb_s, linked.note) == ("NV18", 450.0, "direct possible; 18 NVLinks × 25")
+    near = by_names["GPU0", HEALTHY.nics[0].name]
+    assert (near.path_class, near.limit_gb_s) == ("PIX", 50.0)
+    assert near.note == "GPUDirect RDMA possible: nvidia-peermem is loaded; mlx5_0 at 400 Gb/s"
+    assert by_names[HEALTHY.nics[0].name, "GPU0"].note == near.note
+    among = by_names[HEALTHY.nics[0].name, HEALTHY.nics[1].name]
+    assert among.note == "mlx5_0 at 400 Gb/s"
+    assert among.bandwidth_gb_s is None
+    assert (linked.source_bus_id, linked.destination_bus_id) == tuple(gpu.bus_id for gpu in HEALTHY.gpus[:2])
+    assert (linked.source_node, linked.destination_node, linked.origin) == ("node0", "node0", "simulated")
+
+
+@pytest.mark.parametrize(
+    ("pair", "note"),
+    [
+        ({"cuda": False, "read": "GNS"}, "through host memory: GPU not supported"),
+        ({"cuda": False, "read": "OK"}, "through host memory: CUDA says refused, NVML says possible"),
+        ({}, "peer access not known: nothing here tells"),
+        ({"cuda": True}, "direct possible"),
+    ],
+)
+def test_a_pair_says_what_peer_access_makes_of_it(pair: dict[str, Any], note: str) -> None:
+    gpus = (GpuFacts(index=0, pcie=GEN4_X16, nvlinks=()), GpuFacts(index=1, pcie=GEN4_X16, nvlinks=()))
+    topology = node(*gpus, pairs=(PairFacts(source="GPU0", destination="GPU1", **pair),))
+    assert next(pair_rows(topology)).note == f"{note}; PCIe 4 x16 at GPU0"
+
+
+def test_the_pairs_of_many_nodes_are_those_of_each() -> None:
+    nodes = cluster("hgx-h100-8*12", *(f"node{number}.gpu{number % 8}:nvlink={number}" for number in range(1, 12, 2)))
+    nodes.append(Topology(replace(nodes[0].snapshot, host="other", gpudirect=GpuDirectFacts())))
+    nodes.append(Topology(replace(nodes[0].snapshot, host="last", gpus=nodes[0].gpus[:7])))
+    assert list(pair_rows_of(nodes)) == [row for each in nodes for row in pair_rows(each)]
+
+
+def test_a_pair_says_where_nccl_ends_gpudirect() -> None:
+    (topology,) = cluster("hgx-h100-8")
+    far = "NCCL uses it up to PXB unless NCCL_NET_GDR_LEVEL says otherwise"
+    for row in pair_rows(topology):
+        is_mixed = row.source.startswith("GPU") != row.destination.startswith("GPU")
+        assert (far in (row.note or "")) is (is_mixed and row.path_class in ("PHB", "NODE", "SYS"))
+    without = Topology(replace(HEALTHY, gpudirect=GpuDirectFacts(peermem=False, dma_buf=False)))
+    assert not any(far in (row.note or "") for row in pair_rows(without))
+
+
+@pytest.mark.parametrize(
+    ("facts", "note"),
+    [
+        (GpuDirectFacts(peermem=False, dma_buf=False), "no GPUDirect RDMA: nvidia-peermem is not loaded"),
+        (GpuDirectFacts(), "GPUDirect RDMA not known: nvidia-peermem was not looked for"),
+    ],
+)
+def test_a_nic_s_pair_says_what_gpudirect_makes_of_it(facts: GpuDirectFacts, note: str) -> None:
+    nic = NicFacts(name="mlx5_0", kind=NicKind.INFINIBAND)
+    topology = node(GpuFacts(index=0), nics=(nic,), gpudirect=facts)
+    assert all((row.note or "").startswith(note) for row in pair_rows(topology))
+    assert len(list(pair_rows(topology))) == 2
+
+
+def test_peer_access_is_of_ordered_pairs_of_gpus() -> None:
+    cells = peer_access(cluster("hgx-h100-8", "gpu3:p2p=CNS")[0])
+    assert cells["GPU0"]["GPU1"] == {"cuda": True, "nvml": "OK", "reason": "possible"}
+    assert cells["GPU3"]["GPU0"] == {"cuda": False, "nvml": "CNS", "reason": "chipset not supported"}
+    assert all(name not in row and len(row) == 7 for name, row in cells.items())
+
+
+def test_limits_are_of_gpus_towards_everything() -> None:
+    cells = limits(Topology(HEALTHY))
+    assert list(cells) == [gpu.device for gpu in HEALTHY.gpus]
+    row = cells["GPU2"]
+    assert list(row) == [
+        *(gpu.device for gpu in HEALTHY.gpus if gpu.index != 2),
+        *(nic.device for nic in HEALTHY.nics),
+        "nvlink",
+        "pcie",
+    ]
+    assert (row["GPU0"], row["mlx5_0"], row["nvlink"], row["pcie"]) == (450.0, 50.0, 450.0, 63.015)
+
+
+def test_a_row_a_kind_by_its_first_node() -> None:
+    nodes = cluster("hgx-h100-8*4", "node0.gpu5:nvlink=9")
+    (row,) = kind_rows(nodes, group(nodes))
+    assert (row.node_kind, row.node, row.nodes, row.odd) == ("A", "node1", ["node1", "node2", "node3"], ["node0"])
+    assert row.matrix == nodes[1].matrix
+    assert row.limits["GPU5"]["nvlink"] == 450.0
+    assert row.peer_access == peer_access(nodes[1])
+
+
+def test_a_row_a_rank() -> None:
+    facts = RankFacts(rank=3, host="n2", node=1, local_rank=1, pid=99, shm_device=7, environment={"NCCL_ALGO": "Ring"})
+    (row,) = rank_rows([facts])
+    assert (row.rank, row.node, row.local_rank, row.shm_device) == (3, "n2", 1, 7)
+    assert row.environment == {"NCCL_ALGO": "Ring"}
+    assert set(row.to_record()) == set(RankRow.columns())
+
+
+def placed(index: int, bridge: str, *switches: str, numa: int | None = 0, **facts: Any) -> GpuFacts:
+    place = PciPlace(host_bridge=bridge, switches=switches, numa_node=numa)
+    return GpuFacts(index=index, bus_id=f"0000:0{index}:00.0", name="L40S", pcie=GEN4_X16, place=place, **facts)
+
+
+def test_the_tree_is_drawn_from_the_outside_in() -> None:
+    nic = NicFacts(
+        name="mlx5_0",
+        kind=NicKind.ROCE,
+        bus_id="0000:23:00.0",
+        rate_gbit_s=200.0,
+        place=PciPlace(host_bridge="a", switches=("s1",), numa_node=0),
+    )
+    narrow = PciSwitch(bus_id="s1", link=PcieLink(generation=4, width=8, max_generation=4, max_width=16))
+    topology = node(
+        placed(0, "a", "s1", "s2"),
+        placed(1, "a"),
+        placed(2, "b", numa=1),
+        placed(3, "c", numa=None),
+        GpuFacts(index=4),
+        nics=(nic,),
+        switches=(narrow,),
+        machine=HostFacts(numa_nodes=(NumaNode(number=0, cpus="0-7"), NumaNode(number=1))),
+    )
+    assert [(row.depth, row.element, row.what, row.link, row.gb_s) for row in tree_rows(topology)] == [
+        (0, "NUMA node 0", "CPUs 0-7", None, None),
+        (1, "a", "host bridge", None, None),
+        (2, "GPU1", "0000:01:00.0 L40S", "4 x16", 31.508),
+        (2, "s1", "PCIe switch", "4 x8 of 4 x16", 15.754),
+        (3, "mlx5_0", "0000:23:00.0 roce 200 Gb/s", None, None),
+        (3, "s2", "PCIe switch", None, None),
+        (4, "GPU0", "0000:00:00.0 L40S", "4 x16", 31.508),
+        (0, "NUMA node 1", "", None, None),
+        (1, "b", "host bridge", None, None),
+        (2, "GPU2", "0000:02:00.0 L40S", "4 x16", 31.508),
+        (0, "NUMA node unknown", "", None, None),
+        (1, "c", "host bridge", None, None),
+        (2, "GPU3", "0000:03:00.0 L40S", "4 x16", 31.508),
+    ]
+    assert {row.node for row in tree_rows(topology)} == {"n1"}
+
+
+def test_a_tree_shows_what_a_file_gives_as_the_most() -> None:
+    most = PcieLink(max_generation=4, max_width=16)
+    nic = NicFacts(name="mlx5_0", kind=NicKind.ROCE, pcie=most, place=PciPlace(host_bridge="a", switches=("s1", "s2")))
+    switches = (PciSwitch(bus_id="s1", link=most), PciSwitch(bus_id="s2", link=PcieLink(max_width=16)))
+    rows = {row.element: (row.link, row.gb_s) for row in tree_rows(node(nics=(nic,), switches=switches))}
+    assert rows["mlx5_0"] == rows["s1"] == ("at most 4 x16", 31.508)
+    assert rows["s2"] == (None, None)
+
+
+def test_a_tree_shows_a_generation_that_does_not_rise() -> None:
+    low = PcieLink(generation=1, width=16, max_generation=4, max_width=16)
+    gpus = [replace(placed(index, "a", "s1"), pcie=low, idle=idle) for index, idle in enumerate((True, None, False))]
+    nic = NicFacts(name="mlx5_0", kind=NicKind.ROCE, pcie=low, place=PciPlace(host_bridge="a", switches=("s1",)))
+    topology = node(*gpus, nics=(nic,), switches=(PciSwitch(bus_id="s1", link=low),))
+    rates = {row.element: row.gb_s for row in tree_rows(topology)}
+    assert [rates[name] for name in ("GPU0", "GPU1", "GPU2", "mlx5_0", "s1")] == [31.508, 31.508, 4.0, 4.0, 4.0]
+
+
+def test_there_is_no_tree_of_what_has_no_place() -> None:
+    assert list(tree_rows(node(GpuFacts(index=0)))) == []
+
+
+@pytest.mark.parametrize("machine", ["hgx-h100-8", "hgx-a100-8", "hgx-h200-4", "rtx-4090-2"])
+def test_every_placed_device_is_in_the_tree_once(machine: str) -> None:
+    (topology,) = cluster(machine)
+    elements = [row.element for row in tree_rows(topology)]
+    for device in topology.devices:
+        assert elements.count(device.device) == (1 if device.place.host_bridge else 0)
+    for switch in topology.snapshot.switches:
+        assert elements.count(switch.bus_id) <= 1

@@ -1,0 +1,121 @@
+"""Who is late as a rule: seeded ranks with clocks of their own, some of them held up."""
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as s
+
+from gpubench.model.terms.lateness import Entries, Offset, common_clock, straggler, tail
+
+OPERATION = 100e-6
+OPERATIONS = 200
+
+
+def entries_of(held_up: Mapping[int, float], ranks: int, source: random.Random, every: int = 1) -> list[Entries]:
+    """Ranks that enter within 10 µs of each other, but for some that come so much later in each `every`th operation."""
+    entered = [
+        [
+            source.uniform(0, 10e-6) + (held_up.get(rank, 0.0) if number % every == 0 else 0.0)
+            for number in range(OPERATIONS)
+        ]
+        for rank in range(ranks)
+    ]
+    first = [min(each) for each in zip(*entered, strict=True)]
+    last = [max(each) for each in zip(*entered, strict=True)]
+    return [Entries.of(own, first, last, 1e-6) for own in entered]
+
+
+def rows_of(
+    held_up: Mapping[int, float], ranks: int, *, every: int = 1, rows: int = 3, seed: int = 1
+) -> list[tuple[Sequence[Entries], float]]:
+    source = random.Random(seed)
+    return [(entries_of(held_up, ranks, source, every), OPERATION) for _ in range(rows)]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8, 64])
+def test_a_rank_that_is_held_up_is_named_with_how_late_and_how_sure(ranks: int) -> None:
+    found = straggler(rows_of({1: 50e-6}, ranks), [0] * ranks)
+    assert found is not None
+    assert found.ranks == (1,)
+    assert found.late_seconds == pytest.approx(50e-6, abs=6e-6)
+    assert (found.last, found.operations, found.operation_seconds) == (600, 600, OPERATION)
+    assert found.chance < 1e-100
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+def test_ranks_that_come_as_they_come_are_not_named(ranks: int, seed: int) -> None:
+    assert straggler(rows_of({}, ranks, seed=seed), [rank // 2 for rank in range(ranks)]) is None
+
+
+def test_who_is_late_now_and_then_is_not_late_as_a_rule() -> None:
+    assert straggler(rows_of({1: 50e-6}, 4, every=3), [0] * 4) is None
+
+
+def test_a_node_is_named_where_all_its_ranks_are_late_together() -> None:
+    found = straggler(rows_of({4: 60e-6, 5: 60e-6, 6: 60e-6, 7: 60e-6}, 12), [0] * 4 + [1] * 4 + [2] * 4)
+    assert found is not None
+    assert found.ranks == (4, 5, 6, 7)
+    assert found.late_seconds == pytest.approx(60e-6, abs=6e-6)
+
+
+def test_a_rank_that_is_the_latest_of_its_node_is_named_alone() -> None:
+    found = straggler(rows_of({4: 60e-6, 5: 120e-6}, 8), [0] * 4 + [1] * 4)
+    assert found is not None
+    assert found.ranks == (5,)
+
+
+def test_less_than_a_barrier_leaves_between_ranks_is_nobodys_fault() -> None:
+    assert straggler(rows_of({1: 15e-6}, 4), [0] * 4) is None
+
+
+def test_less_than_clocks_may_be_wrong_is_not_known() -> None:
+    rows = [
+        ([Entries(each.operations, each.last, each.late_seconds, 80e-6) for each in entries], seconds)
+        for entries, seconds in rows_of({1: 50e-6}, 4)
+    ]
+    assert straggler(rows, [0] * 4) is None
+
+
+def test_what_costs_little_is_not_worth_naming() -> None:
+    rows = [(entries, 2e-3) for entries, _ in rows_of({1: 50e-6}, 4)]
+    assert straggler(rows, [0] * 4) is None
+
+
+def test_few_operations_or_a_single_rank_say_nothing() -> None:
+    few = [Entries(9, 0, 0.0, 0.0), Entries(9, 9, 1.0, 0.0)]
+    assert straggler([(few, 1.0)], [0, 0]) is None
+    assert straggler([], [0, 0]) is None
+    assert straggler([([Entries(99, 99, 0.0, 0.0)], 1.0)], [0]) is None
+
+
+@given(s.integers(1, 400), s.data(), s.floats(0.01, 0.99))
+def test_the_chance_is_no_smaller_than_it_is(trials: int, data: s.DataObject, probability: float) -> None:
+    successes = data.draw(s.integers(0, trials))
+    exact = sum(
+        math.comb(trials, each) * probability**each * (1 - probability) ** (trials - each)
+        for each in range(successes, trials + 1)
+    )
+    assert tail(successes, trials, probability) >= exact * (1 - 1e-9) - 1e-12
+    assert tail(successes, trials, probability) <= 1
+
+
+@given(s.floats(-1e5, 1e5), s.floats(-1e-4, 1e-4))
+def test_clocks_that_differ_and_drift_are_made_comparable(offset: float, drift: float) -> None:
+    true = [10.0 + number * 0.01 for number in range(50)]
+
+    def own(at: float) -> float:
+        return at * (1 + drift) - offset
+
+    def compared(at: float) -> Offset:
+        return Offset(at - own(at), 1e-6)
+
+    found = common_clock([own(at) for at in true], compared(true[0]), compared(true[-1]), own(true[0]), own(true[-1]))
+    assert found == pytest.approx(true, abs=1e-7 + 1e-9 * abs(offset))
+
+
+def test_clocks_compared_at_one_moment() -> None:
+    assert common_clock([5.0], Offset(1.0, 0.0), Offset(1.0, 0.0), 5.0, 5.0) == [6.0]

@@ -1,0 +1,58 @@
+"""Deviations that outliers do not move, and Student's t."""
+
+import math
+import random
+from statistics import fmean
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpubench.model.terms.noise import Noise, robust_deviation, student_quantile
+
+
+@pytest.mark.parametrize("count", [6, 7, 9, 10, 13, 26, 60, 1000])
+def test_the_deviation_of_normal_figures(count: int) -> None:
+    generator = random.Random(count)
+    found = [robust_deviation([generator.gauss(5, 2) for _ in range(count)]) for _ in range(200 if count < 100 else 5)]
+    assert fmean(each.deviation for each in found if each) == pytest.approx(2, rel=0.1)
+
+
+@given(st.lists(st.floats(-1, 1), min_size=3, max_size=40), st.floats(1e3, 1e6))
+def test_less_than_half_of_the_figures_may_be_anything(figures: list[float], far: float) -> None:
+    spoiled = [far * (number + 1) for number in range((len(figures) - 1) // 2)]
+    found = robust_deviation([*figures, *spoiled])
+    assert found is not None
+    assert found.deviation <= 2 * 2.2219
+
+
+@given(st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=30), st.floats(-1e3, 1e3))
+def test_where_figures_lie_makes_no_difference(figures: list[float], shift: float) -> None:
+    one, other = robust_deviation(figures), robust_deviation([each + shift for each in figures])
+    assert one is not None
+    assert other is not None
+    assert one.deviation == pytest.approx(other.deviation, abs=1e-9)
+
+
+def test_one_figure_tells_nothing() -> None:
+    assert robust_deviation([1.0]) is None
+
+
+@pytest.mark.parametrize(
+    ("probability", "freedom", "quantile", "within"),
+    # Tables of Student's t.
+    [
+        (0.975, 10, 2.2281, 0.001),
+        (0.995, 30, 2.7500, 0.001),
+        (0.9995, 30, 3.6460, 0.001),
+        (0.9995, 8, 5.0413, 0.01),
+        (0.9995, 4, 8.6103, 0.1),
+        (0.975, math.inf, 1.9600, 0.001),
+    ],
+)
+def test_student(probability: float, freedom: float, quantile: float, within: float) -> None:
+    assert student_quantile(probability, freedom) == pytest.approx(quantile, rel=within)
+
+
+def test_bounds_grow_with_what_is_compared_and_shrink_with_what_is_known() -> None:
+    assert Noise(1.0, 20).bound(100) > Noise(1.0, 20).bound(10) > Noise(1.0, 40).bound(10)

@@ -1,0 +1,145 @@
+"""NCCL's logs as they lie on disks."""
+
+import bz2
+import gzip
+import io
+import lzma
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from gpubench.errors import COULD_NOT_MEASURE, WRONG_USAGE, CouldNotMeasureError, GpubenchError, UsageError
+from gpubench.readers.nccl_log.files import LogFile, read_logs
+from gpubench.readers.nccl_log.stream import NcclLogReader
+from tests.fakes.nccl_logs import Job
+
+LOGS = [log.encode() for log in Job(ranks=2).logs()]
+LINES = [log.count(b"\n") for log in LOGS]
+
+
+def read(names: Sequence[object], stdin: bytes = b"") -> tuple[NcclLogReader, tuple[LogFile, ...]]:
+    reader = NcclLogReader()
+    files = read_logs([str(name) for name in names], reader, io.BytesIO(stdin))
+    return reader, files
+
+
+def pairs(reader: NcclLogReader) -> int:
+    return sum(len(list(each.connections.pairs())) for each in reader.facts().communicators)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for rank, log in enumerate(LOGS):
+        (tmp_path / f"nccl.{rank}.log").write_bytes(log)
+    return tmp_path
+
+
+def test_files_one_by_one(folder: Path) -> None:
+    reader, files = read([folder / "nccl.0.log", folder / "nccl.1.log"])
+    assert [file.nccl_lines for file in files] == LINES
+    assert (pairs(reader), reader.lines) == (2, sum(LINES))
+
+
+def test_a_folder_is_the_files_in_it(folder: Path) -> None:
+    (folder / ".hidden").write_text("junk\n")
+    (folder / "below").mkdir()
+    (folder / "below" / "nccl.9.log").write_bytes(LOGS[0])
+    (folder / "stdout.txt").write_text("loss 0.5\n")
+    reader, files = read([folder])
+    assert [Path(file.name).name for file in files] == ["nccl.0.log", "nccl.1.log", "stdout.txt"]
+    assert [file.nccl_lines for file in files] == [*LINES, 0]
+    assert pairs(reader) == 2
+
+
+def test_a_file_that_is_named_twice_is_read_once(folder: Path) -> None:
+    (folder / "link.log").symlink_to(folder / "nccl.0.log")
+    reader, files = read([folder / "nccl.0.log", folder, folder / "link.log"])
+    assert len(files) == 2
+    assert reader.lines == sum(LINES)
+
+
+def test_standard_input() -> None:
+    reader, files = read(["-", "-"], b"".join(LOGS))
+    assert files == (LogFile("-", sum(LINES)),)
+    assert pairs(reader) == 2
+    assert pairs(read(["-"], gzip.compress(b"".join(LOGS)))[0]) == 2
+
+
+def test_gzips_also_several_behind_each_other(folder: Path) -> None:
+    packed = folder / "all.log"
+    packed.write_bytes(b"".join(gzip.compress(log) for log in LOGS))
+    reader, files = read([packed])
+    assert (pairs(reader), files[0].nccl_lines) == (2, sum(LINES))
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "followed"])
+def test_a_damaged_gzip_says_how_much_was_read(folder: Path, damage: str) -> None:
+    packed = bytearray(gzip.compress(b"".join(LOGS) * 500))
+    whole = len(packed)
+    if damage == "cut":
+        del packed[whole // 2 :]
+    elif damage == "changed":
+        packed[whole // 2 : whole // 2 + 40] = bytes(40)
+    else:
+        packed += b"junk"
+    (folder / "all.log.gz").write_bytes(bytes(packed))
+    with pytest.raises(CouldNotMeasureError, match=r"all.log.gz is a damaged gzip, behind line \d+") as caught:
+        read([folder / "all.log.gz"])
+    assert caught.value.exit_code == COULD_NOT_MEASURE
+    assert "gzip -dc" in caught.value.next_step
+
+
+@pytest.mark.parametrize(
+    ("content", "command"),
+    [
+        (lzma.compress(LOGS[0]), "xz -dc"),
+        (bz2.compress(LOGS[0]), "bzip2 -dc"),
+        (b"\x28\xb5\x2f\xfd1234", "zstd -dc"),
+        (LOGS[0].decode().encode("utf-16"), "iconv -f UTF-16"),
+    ],
+)
+def test_what_is_packed_in_another_way_says_how_to_unpack_it(tmp_path: Path, content: bytes, command: str) -> None:
+    (tmp_path / "a.log").write_bytes(content)
+    with pytest.raises(UsageError) as caught:
+        read([tmp_path / "a.log"])
+    assert caught.value.next_step.startswith(command)
+
+
+def test_what_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="does not exist"):
+        read([tmp_path / "missing.log"])
+    with pytest.raises(UsageError, match=r"cannot be read: .*null byte"):
+        read(["a\0b"])
+    with pytest.raises(UsageError, match="name of a log is empty"):
+        read([""])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UsageError, match=r"folder without files\n"):
+        read([tmp_path / "empty"])
+    (tmp_path / "empty" / "logs").mkdir()
+    with pytest.raises(UsageError, match="without files, but with folders in it"):
+        read([tmp_path / "empty"])
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_that_may_not_be_read(folder: Path) -> None:
+    (folder / "nccl.0.log").chmod(0)
+    with pytest.raises(UsageError, match="Permission denied"):
+        read([folder])
+
+
+def test_a_file_whose_disk_fails(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: object, __: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(NcclLogReader, "read", fail)
+    with pytest.raises(GpubenchError, match="cannot be read: Input/output error") as caught:
+        read([folder])
+    assert caught.value.exit_code == WRONG_USAGE
+
+
+def test_an_empty_file_has_no_lines(tmp_path: Path) -> None:
+    (tmp_path / "empty.log").touch()
+    reader, files = read([tmp_path / "empty.log"])
+    assert (reader.lines, files[0].nccl_lines) == (0, 0)
