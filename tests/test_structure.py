@@ -20,7 +20,20 @@ SUPPORT = {
     "checks": {"__init__", "check"},
     "causes": {"__init__", "catalogue", "cause", "circumstances", "log_evidence", "ranking", "sightings"},
     "collectives": {"__init__", "registry", "hierarchical", "movement", "record", "pattern"},
-    "formats": {"__init__", "registry", "writer", "frame", "document", "blocks", "status_line", "dated"},
+    "formats": {
+        "__init__",
+        "registry",
+        "writer",
+        "frame",
+        "document",
+        "blocks",
+        "status_line",
+        "dated",
+        "presenter",
+        "presentation",
+        "delivery",
+        "exit_style",
+    },
     "readers/machines": {"__init__", "registry", "reader", "snapshot_rules", "smi_lines"},
     "readers/results": {"__init__", "registry", "result_reader", "gpubench_rows", "history", "past_runs"},
 }
@@ -62,7 +75,7 @@ def test_modules_and_functions_stay_small() -> None:
 
 
 def test_no_folder_is_too_full_to_read() -> None:
-    for folder_ in {path.parent for path in PACKAGE.rglob("*.py")} - {PACKAGE / name for name in ("checks", "cli")}:
+    for folder_ in {path.parent for path in PACKAGE.rglob("*.py")} - {PACKAGE / "checks"}:
         assert len(list(folder_.glob("*.py"))) - 1 <= 25, folder_
 
 

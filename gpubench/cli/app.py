@@ -9,13 +9,13 @@ from typing import Annotated
 import typer
 
 from gpubench import __version__
-from gpubench.cli import check, compare, explain, p2p, profiles, topo
-from gpubench.cli.collective import command
+from gpubench.cli.commands import check, compare, explain, p2p, profiles, topo
+from gpubench.cli.commands.collective import command
 from gpubench.cli.encoding import spell_out_what_cannot_be_shown
-from gpubench.cli.exit_style import ExitStyle, exit_style_in
 from gpubench.cli.signature import subcommand
 from gpubench.collectives.registry import COLLECTIVES
 from gpubench.errors import JUDGED_AND_FAILED, GpubenchError, InterruptedRunError, UsageError, exit_style_under_launcher
+from gpubench.formats.exit_style import ExitStyle, exit_style_in
 from gpubench.hardware.launch.started_by import CHANNEL_VARIABLE, SECONDS_FOR_THE_FIRST_RANK, LaunchedBy, launched_by
 from gpubench.model.terms.verdict import Verdict
 
@@ -45,9 +45,11 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for command_module in (topo, p2p, check, explain, compare):
-    app.command(command_module.NAME, short_help=command_module.SUMMARY)(
-        subcommand(command_module.NAME, command_module.HELP, command_module.PARAMETERS, command_module.run)
+COMMANDS = {"topo": topo, "p2p": p2p, "check": check, "explain": explain, "compare": compare}
+
+for name, command_module in COMMANDS.items():
+    app.command(name, short_help=command_module.SUMMARY)(
+        subcommand(name, command_module.HELP, command_module.PARAMETERS, command_module.run)
     )
 for each in COLLECTIVES:
     app.command(each.name, short_help=each.summary)(command(each))

@@ -23,8 +23,11 @@ from typing import NamedTuple
 
 _LOADED_AHEAD = (
     *(
-        f"gpubench.cli.{name}"
-        for name in ("app", "alone", "topo_job", "p2p_job", "p2p_replay", "check_job", "simulated")
+        f"gpubench.{name}"
+        for name in (
+            *("cli.app", "jobs.collective.launch", "jobs.collective.simulated", "jobs.topo"),
+            *("jobs.p2p.here", "jobs.p2p.replayed", "jobs.check.here"),
+        )
     ),
     *(f"gpubench.measure.{name}.report" for name in ("compare", "explain", "topo")),
     *("gpubench.measure.collective.sweep", "gpubench.measure.check.health", "gpubench.measure.p2p.run"),

@@ -11,12 +11,12 @@ from typing import Any
 import jsonschema
 import pytest
 
-from gpubench.cli import check_measure
-from gpubench.cli.check import parse_check_options
-from gpubench.cli.check_measure import measured_collectives, measured_copies
-from gpubench.cli.check_plan import CheckPlan, Depth
+from gpubench.cli.commands.check import parse_check_options
 from gpubench.errors import UsageError
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
+from gpubench.jobs.check import child_commands as check_measure
+from gpubench.jobs.check.child_commands import measured_collectives, measured_copies
+from gpubench.jobs.check.plan import CheckMeasurements, Depth
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.measurements import Need
 from gpubench.model.results.report import FINDING_COLUMNS
@@ -188,9 +188,9 @@ def test_a_measurement_that_hangs_is_an_error_and_is_ended(monkeypatch: pytest.M
     monkeypatch.setattr(check_measure, "module_command", lambda *_: ["sleep", "60"])
     node = Topology(snapshots(parse_machine("hgx-h200-4"))[0])
     started = time.monotonic()
-    found = measured_copies(CheckPlan(Depth.DEFAULT), 0.2, node)
+    found = measured_copies(CheckMeasurements(Depth.DEFAULT), 0.2, node)
     assert found.failed == dict.fromkeys((Need.PEER_COPIES, Need.HOST_COPIES), "gpubench p2p did not end within 0.2 s")
-    reduced = measured_collectives(CheckPlan(Depth.DEFAULT), 0.2, [node], None)
+    reduced = measured_collectives(CheckMeasurements(Depth.DEFAULT), 0.2, [node], None)
     assert reduced.failed == {Need.ALL_REDUCE: "gpubench allreduce did not end within 0.2 s"}
     assert time.monotonic() - started < 60
 
@@ -199,7 +199,7 @@ def test_what_eight_real_gpus_reported_is_judged(monkeypatch: pytest.MonkeyPatch
     staged = "tests/results/h200x8/allreduce-p2p-disabled.json"
     monkeypatch.setattr(check_measure, "module_command", lambda *_: ["cat", staged])
     node = Topology(snapshots(parse_machine("hgx-h200-8"))[0])
-    found = measured_collectives(CheckPlan(Depth.DEFAULT), 20.0, [node], load("hgx-h200-8"))
+    found = measured_collectives(CheckMeasurements(Depth.DEFAULT), 20.0, [node], load("hgx-h200-8"))
     assert [(each.id, each.severity) for each in found.findings] == [("host-staged", Verdict.FAIL)]
     assert {row.busbw_gb_s < 11 for row in found.collectives} == {True}
 
@@ -207,11 +207,11 @@ def test_what_eight_real_gpus_reported_is_judged(monkeypatch: pytest.MonkeyPatch
 def test_a_command_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check_measure, "module_command", lambda *_: ["sh", "-c", "echo no GPU >&2; exit 3"])
     node = Topology(snapshots(parse_machine("hgx-h200-4"))[0])
-    found = measured_copies(CheckPlan(Depth.DEFAULT), 20.0, node)
+    found = measured_copies(CheckMeasurements(Depth.DEFAULT), 20.0, node)
     assert set(found.failed.values()) == {"gpubench p2p ended with exit code 3: no GPU"}
     spoken = "printf 'mpirun: help\\ngpubench: error: no rank started\\n  likely:   MPI\\n' >&2; exit 3"
     monkeypatch.setattr(check_measure, "module_command", lambda *_: ["sh", "-c", spoken])
-    found = measured_copies(CheckPlan(Depth.DEFAULT), 20.0, node)
+    found = measured_copies(CheckMeasurements(Depth.DEFAULT), 20.0, node)
     assert set(found.failed.values()) == {"gpubench p2p ended with exit code 3: no rank started; likely: MPI"}
 
 

@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from gpubench.cli.check_plan import HUGE_BYTES, LARGE_BYTES, SMALL_BYTES, measure_with_repeats
 from gpubench.collectives.allreduce import ALLREDUCE
 from gpubench.collectives.record import Collective
+from gpubench.jobs.check.plan import HUGE_BYTES, LARGE_BYTES, SMALL_BYTES
+from gpubench.jobs.check.repeats import measure_with_repeats
 from gpubench.model.results.report import CollectiveRow
 from gpubench.profiles.files import load
 from tests.formats.sample import ROW

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpubench.cli.recording import BESIDE_REPLAY
+from gpubench.cli.options.recording import BESIDE_REPLAY
 from tests.cli.running import MPI_ENVIRONMENT, environment, gpubench
 
 MACHINE = ("--simulate", "hgx-h200-4", "--sizes", "1K:4G:64")

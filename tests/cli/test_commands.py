@@ -8,16 +8,19 @@ from typing import Any
 
 import pytest
 
-from gpubench.cli import alone
-from gpubench.cli.collective import help_text
-from gpubench.cli.options import CollectiveOptions, parse_collective_options
-from gpubench.cli.presentation import Color, check_writable, parse_outputs
-from gpubench.cli.presenter import rank_style, terminal_style
+from gpubench.cli.commands.collective import help_text
+from gpubench.cli.options.collective import parse_collective_options
+from gpubench.cli.options.presentation import parse_outputs
 from gpubench.collectives.record import Collective
 from gpubench.collectives.registry import COLLECTIVES
 from gpubench.errors import CouldNotMeasureError, GpubenchError, UsageError
+from gpubench.formats.presentation import Color
+from gpubench.formats.presenter import rank_style, terminal_style
 from gpubench.formats.writer import Style
 from gpubench.hardware.node.nvml.library import Driver
+from gpubench.jobs.collective import launch as alone
+from gpubench.jobs.collective.plan import CollectivePlan
+from gpubench.jobs.outputs import check_writable
 from gpubench.model.paths.evidence import EvidenceUse
 from gpubench.model.terms.operation import DataType, Placement, ReduceOp
 from gpubench.model.terms.sampling import Mode, Sampling
@@ -60,7 +63,7 @@ DEFAULTS = {
 }
 
 
-def options(name: str = "allreduce", **given: object) -> CollectiveOptions:
+def options(name: str = "allreduce", **given: object) -> CollectivePlan:
     return parse_collective_options(BY_NAME[name], DEFAULTS | given)
 
 
@@ -172,7 +175,7 @@ def test_a_machine_without_gpus_says_so() -> None:
     ],
 )
 def test_how_rows_are_timed(given: dict[str, Any], chosen: Sampling) -> None:
-    assert options(**given).sampling == chosen
+    assert options(**given).request.sampling == chosen
 
 
 @pytest.mark.parametrize(
@@ -223,23 +226,23 @@ def test_groups_that_mean_nothing(text: str) -> None:
 
 def test_defaults_are_nccl_tests() -> None:
     chosen = options()
-    assert (chosen.warmup, chosen.graph_replays, chosen.check) == (5, 0, True)
-    assert chosen.sampling == Sampling(Mode.THROUGHPUT, 20)
-    assert chosen.dtypes == (DataType.FLOAT32,)
-    assert chosen.ops == (ReduceOp.SUM,)
-    assert chosen.placements == (Placement.OUT_OF_PLACE, Placement.IN_PLACE)
-    assert options("alltoall").placements == (Placement.OUT_OF_PLACE,)
-    assert options(in_place=True).placements == (Placement.IN_PLACE,)
-    assert options(out_of_place=True).placements == (Placement.OUT_OF_PLACE,)
-    assert chosen.sizes_for("nccl")[-1] == 2**32
-    assert chosen.sizes_for("host")[-1] < 2**30
-    assert options(sizes="1K").sizes_for("nccl") == (1024,)
+    assert (chosen.request.warmup, chosen.request.graph_replays, chosen.request.check) == (5, 0, True)
+    assert chosen.request.sampling == Sampling(Mode.THROUGHPUT, 20)
+    assert chosen.request.dtypes == (DataType.FLOAT32,)
+    assert chosen.request.ops == (ReduceOp.SUM,)
+    assert chosen.request.placements == (Placement.OUT_OF_PLACE, Placement.IN_PLACE)
+    assert options("alltoall").request.placements == (Placement.OUT_OF_PLACE,)
+    assert options(in_place=True).request.placements == (Placement.IN_PLACE,)
+    assert options(out_of_place=True).request.placements == (Placement.OUT_OF_PLACE,)
+    assert chosen.at_sizes_for("nccl").sizes[-1] == 2**32
+    assert chosen.at_sizes_for("host").sizes[-1] < 2**30
+    assert options(sizes="1K").at_sizes_for("nccl").sizes == (1024,)
 
 
 def test_choices_may_be_listed_or_repeated() -> None:
     chosen = options(dtype=["int8,float16", "int8"], op=["max", "min, sum"])
-    assert chosen.dtypes == (DataType.INT8, DataType.FLOAT16)
-    assert chosen.ops == (ReduceOp.MAX, ReduceOp.MIN, ReduceOp.SUM)
+    assert chosen.request.dtypes == (DataType.INT8, DataType.FLOAT16)
+    assert chosen.request.ops == (ReduceOp.MAX, ReduceOp.MIN, ReduceOp.SUM)
 
 
 def test_checking_an_output_changes_nothing(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import gpubench as package
-from gpubench.cli.exit_style import ExitStyle, exit_style_in
+from gpubench.formats.exit_style import ExitStyle, exit_style_in
 from gpubench.model.terms.verdict import Verdict
 from tests.cli.running import gpubench, mpirun
 
@@ -96,7 +96,7 @@ def test_a_job_of_our_own_ends_with_the_style_s_code() -> None:
 def test_commands_take_their_exit_code_from_the_presentation() -> None:
     """Ranks may call `exit_code` themselves: the process that launched them ends with the style's."""
     ranks = {"job.py", "p2p_ranks.py", "exit_style.py", "presentation.py"}
-    for path in (Path(package.__file__).parent / "cli").glob("*.py"):
+    for path in (Path(package.__file__).parent / "cli").rglob("*.py"):
         calls = {node.func.id for node in ast.walk(ast.parse(path.read_text()))
                  if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}  # fmt: skip
         assert path.name in ranks or "exit_code" not in calls, path.name

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import jsonschema
 import pytest
 
-from gpubench.cli.explain import PARAMETERS, parse_explain_options
+from gpubench.cli.commands.explain import PARAMETERS, parse_explain_options
 from gpubench.errors import UsageError
 from gpubench.measure.explain.report import SECTIONS
 from gpubench.model.results.rows.causes import CauseRow

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from gpubench.cli import p2p, p2p_job
-from gpubench.cli.p2p import parse_p2p_options
-from gpubench.cli.p2p_replay import run_replayed
+from gpubench.cli.commands import p2p
+from gpubench.cli.commands.p2p import parse_p2p_options
 from gpubench.hardware.node.nvml.library import Driver
 from gpubench.hardware.process.facts import read_rank_facts
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
+from gpubench.jobs.p2p import here as p2p_job
+from gpubench.jobs.p2p.replayed import run_replayed
 from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.terms.copies import CopyGpu

@@ -14,10 +14,10 @@ from typing import Any
 import jsonschema
 import pytest
 
-from gpubench.cli import topo_job
-from gpubench.cli.topo import parse_topo_options
+from gpubench.cli.commands.topo import parse_topo_options
 from gpubench.errors import UsageError
 from gpubench.hardware.node import stages
+from gpubench.jobs import topo as topo_job
 from gpubench.measure.topo.report import SECTIONS
 from gpubench.model.results.report import PAIR_COLUMNS
 from tests.cli.running import ROOT, SECONDS, environment, gpubench

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from gpubench.cli import watching
-from gpubench.cli.watching import PathWatch
 from gpubench.collectives.allreduce import ALLREDUCE
 from gpubench.errors import CouldNotMeasureError, GpubenchError, RefusedPathError
 from gpubench.hardware.mpi.one_process import AloneGroup
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
+from gpubench.jobs.collective import path_watch as watching
+from gpubench.jobs.collective.path_watch import PathWatch
 from gpubench.model.terms.rank_identity import RankIdentity
 from gpubench.ports.link_counters import Counted
 from tests.fakes.library_log import FakeLog

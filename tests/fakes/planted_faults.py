@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from gpubench.checks import Facts
-from gpubench.cli.check_plan import CheckPlan, Depth
-from gpubench.cli.check_simulated import measured
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
+from gpubench.jobs.check.plan import CheckMeasurements, Depth
+from gpubench.jobs.check.simulated import measured
 from gpubench.measure.check.health import judge
 from gpubench.model.paths.nodes import group
 from gpubench.model.paths.topology import Topology
@@ -69,7 +69,7 @@ def findings(machine_text: str, faults: Sequence[str], seed: int) -> tuple[Findi
     """What check finds on a simulated machine, quiet findings ('by design') left out."""
     machine, planted = parse_machine(machine_text), [parse_fault(fault) for fault in faults]
     nodes = snapshots(machine, planted, seed)
-    plan = CheckPlan(Depth.DEFAULT)
+    plan = CheckMeasurements(Depth.DEFAULT)
     taken = measured(machine, planted, seed, nodes, plan, noise=NOISE, profile=machine.profile)
     shown = [Topology(node) for node in nodes]
     report = judge(Facts(shown, group(shown), (), [machine.profile] * len(nodes), taken, asked=True))

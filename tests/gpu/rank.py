@@ -7,7 +7,6 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from gpubench.cli.job import NullListener
 from gpubench.collectives.record import Collective
 from gpubench.collectives.registry import COLLECTIVES
 from gpubench.hardware.cuda import device as cuda
@@ -15,6 +14,7 @@ from gpubench.hardware.launch.started_by import launched_by
 from gpubench.hardware.mpi import group as mpi
 from gpubench.hardware.nccl.backend import Allocator, NcclBackend, NcclLibrary
 from gpubench.hardware.node.nvml.library import read_driver
+from gpubench.jobs.listeners import NullListener
 from gpubench.measure.collective.cases import SweepRequest
 from gpubench.measure.collective.sweep import measure
 from gpubench.model.terms.operation import DataType, Placement, ReduceOp

@@ -74,11 +74,11 @@ def test_between_nodes_nccl_moves_the_right_data() -> None:
 
 def node_per_rank() -> int:
     """Be a rank that believes, and makes NCCL believe, that it is alone on its node."""
-    from gpubench.cli import rank
-    from gpubench.cli.p2p import PARAMETERS, parse_p2p_options
-    from gpubench.cli.p2p_ranks import P2pRanksJob
+    from gpubench.cli.commands.p2p import PARAMETERS, parse_p2p_options
     from gpubench.hardware.launch.started_by import launched_by
     from gpubench.hardware.mpi import group as mpi
+    from gpubench.jobs import rank
+    from gpubench.jobs.p2p.ranks import P2pRanksJob
 
     launch = launched_by(os.environ)
     assert launch is not None

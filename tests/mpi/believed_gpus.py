@@ -7,10 +7,12 @@ from time import sleep
 from types import SimpleNamespace
 from typing import Any, cast
 
-from gpubench.cli import alone, job, watching
 from gpubench.hardware.mpi.host import MOST_ELEMENTS, HostBackend, HostCalls
 from gpubench.hardware.node.nvml.library import Driver
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
+from gpubench.jobs.collective import launch as alone
+from gpubench.jobs.collective import path_watch as watching
+from gpubench.jobs.collective import rank_job as job
 from gpubench.model.terms import hang
 from gpubench.model.terms.nccl_choice import Algorithm, NcclChoice
 from gpubench.model.terms.operation import DataType, ReduceOp

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from gpubench.cli import check_measure, check_ranks
-from gpubench.cli.check_plan import CheckPlan
 from gpubench.hardware.launch.interpreter import module_command
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.hardware.timing.host_copy import copy_seconds
+from gpubench.jobs.check import child_commands as check_measure
+from gpubench.jobs.check import ranks as check_ranks
+from gpubench.jobs.check.plan import CheckMeasurements
 from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.profiles.fault import parse_fault
@@ -46,7 +47,7 @@ def install(machine: str, *faults: str, hosts: Sequence[str]) -> None:
         (check_ranks, "probe", probe),
         (check_ranks, "own_facts", own_facts),
         (check_measure, "module_command", command),
-        (CheckPlan, "sizes", property(lambda _plan: SMALL_SIZES)),
+        (CheckMeasurements, "sizes", property(lambda _plan: SMALL_SIZES)),
     )
     for owner, name, stub in stubs:
         setattr(owner, name, stub)

@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING, Any, cast
 import jsonschema
 import pytest
 
-from gpubench.cli import p2p_ranks
-from gpubench.cli.job import identify
-from gpubench.cli.p2p import PARAMETERS, P2pOptions, parse_p2p_options
-from gpubench.cli.p2p_ranks import P2pRanksJob, machine_of
+from gpubench.cli.commands.p2p import PARAMETERS, parse_p2p_options
 from gpubench.hardware.cuda.device import GpuIdentity
 from gpubench.hardware.node.nvml.library import Driver
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
-from gpubench.measure.agreement import AgreedError
+from gpubench.jobs.agreement import AgreedError
+from gpubench.jobs.collective.rank_job import identify
+from gpubench.jobs.p2p import ranks as p2p_ranks
+from gpubench.jobs.p2p.plan import P2pPlan
+from gpubench.jobs.p2p.ranks import P2pRanksJob, machine_of
 from gpubench.model.facts.snapshot import GpuProcess, Snapshot
 from gpubench.model.terms.hang import Phase
 from gpubench.model.terms.origin import Origin
@@ -146,7 +147,7 @@ class Cluster:
         return codes[0]
 
 
-def options(**given: Any) -> P2pOptions:
+def options(**given: Any) -> P2pPlan:
     """As if these had been typed."""
     return parse_p2p_options({name: default for name, _, default in PARAMETERS} | {"sizes": "64K"} | given)
 

@@ -160,9 +160,9 @@ class HostBackend:
         """NumPy's buffers go with their references."""
 
 
-def check_types(dtypes: Sequence[DataType], ops: Sequence[ReduceOp] | None) -> None:
-    """Raise UsageError where the MPI library has no such type to reduce; `ops` is None where data are only moved."""
-    if ops is None:
+def check_types(dtypes: Sequence[DataType], *, reduces: bool) -> None:
+    """Raise UsageError where the MPI library cannot reduce one of these types; any can be moved."""
+    if not reduces:
         return
     known = _mpi_types()
     for dtype in dtypes:

@@ -1,7 +1,7 @@
 """The rows of a sweep: what each will measure, and how its times become a row."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 
 from gpubench.collectives.record import Collective
 from gpubench.model.results.report import CollectiveRow, Verified
@@ -23,14 +23,14 @@ class Asked:
     """
 
     sizes: tuple[int, ...]
-    dtypes: tuple[DataType, ...]
-    ops: tuple[ReduceOp, ...]
-    placements: tuple[Placement, ...]
-    root: int
-    sampling: Sampling
-    warmup: int
-    graph_replays: int
-    check: bool
+    dtypes: tuple[DataType, ...] = (DataType.FLOAT32,)
+    ops: tuple[ReduceOp, ...] = (ReduceOp.SUM,)
+    placements: tuple[Placement, ...] = (Placement.OUT_OF_PLACE,)
+    root: int = 0
+    sampling: Sampling = field(default_factory=Sampling)
+    warmup: int = 5
+    graph_replays: int = 0
+    check: bool = True
 
     def request(self, collective: Collective) -> "SweepRequest":
         """The request, of this collective."""

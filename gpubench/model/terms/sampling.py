@@ -82,3 +82,6 @@ class Effort:
         seconds = budget_seconds if self.seconds_needed() <= budget_seconds else TRIAL * budget_seconds
         affordable = int((seconds - self.spent_seconds) / self.seconds_each) if self.seconds_each > 0 else 0
         return max(0, min(needed, most, affordable, MOST_BATCHES))
+
+
+AUTO = "auto"

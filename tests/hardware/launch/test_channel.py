@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpubench.cli.options import SECTIONS
+from gpubench.cli.options.collective import SECTIONS
 from gpubench.errors import CouldNotMeasureError, GpubenchError
 from gpubench.formats.text.fallback import fallback_lines
 from gpubench.hardware.launch import launcher

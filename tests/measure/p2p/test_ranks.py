@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubench.cli.job import NullListener
 from gpubench.errors import CouldNotMeasureError
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
+from gpubench.jobs.listeners import NullListener
 from gpubench.measure.p2p import evidence as p2p_evidence
 from gpubench.measure.p2p import findings as p2p_findings
 from gpubench.measure.p2p import rows as p2p_rows

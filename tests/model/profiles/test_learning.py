@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubench.cli.learn import learned
 from gpubench.errors import UsageError
+from gpubench.jobs.learn import learned
 from gpubench.model.profiles.learning import LearningKey, LearningSample, learn, samples_of, split_outliers
 from gpubench.model.results.result_file import FileCircumstances, ResultFile
 from gpubench.model.terms.plain import to_plain

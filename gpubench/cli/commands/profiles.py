@@ -1,0 +1,178 @@
+"""`gpubench profiles`: what healthy machines look like, which of them this one is, and whether a file can be right."""
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpubench.errors import unwritable_output
+from gpubench.formats.delivery import say
+from gpubench.model.terms.units import counted, format_size
+
+if TYPE_CHECKING:
+    from gpubench.model.profiles.profile import Expected, Profile
+
+NAME = "profiles"
+SUMMARY = "What healthy machines reach: list, show, match, lint, learn."
+
+app = typer.Typer(
+    name=NAME,
+    help=f"{SUMMARY}\n\nOf your own: --profile FILE of check, or a folder: GPUBENCH_PROFILES, else "
+    "$XDG_CONFIG_HOME/gpubench/profiles. They come before those of gpubench.\n\nExamples:\n\n\b\n"
+    "  gpubench profiles show hgx-h100-8\n"
+    "  gpubench profiles match\n"
+    "  gpubench profiles learn node1.json node2.json",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+_NAMED = Annotated[str, typer.Argument(metavar="NAME|FILE", help="A profile's name, or the path of a file.")]
+_FILES = Annotated[list[Path] | None, typer.Argument(metavar="FILE...", help="Default: all of gpubench's and yours.")]
+_TIMEOUT = Annotated[float, typer.Option("--timeout", metavar="S", min=0.1, help="Seconds for the driver to answer.")]
+_SIMULATE = Annotated[
+    str | None, typer.Option("--simulate", metavar="NAME", help="A machine that does not exist.", show_default=False)
+]
+
+
+@app.command("list")
+def list_profiles() -> None:
+    """Every profile: its name, its GPUs, how many values it has and of which kinds."""
+    from gpubench.profiles.files import all_profiles, own_folder, own_profiles
+
+    own = own_profiles(os.environ)
+    rows = [*(("yours", each) for each in own), *(("", each) for each in all_profiles())]
+    width = max(len(each.name) for _, each in rows)
+    for whose, each in rows:
+        mark = f"  ({whose})" if whose else ""
+        say(f"{each.name:<{width}}  {_gpus(each):<7}  {_kinds(each):<46}  {each.title}{mark}")
+    if not own:
+        say(f"none of your own in {own_folder(os.environ)}", to=sys.stderr)
+
+
+@app.command("show")
+def show(name: _NAMED) -> None:
+    """One profile: the machine, and every expected value with its kind and source."""
+    from gpubench.profiles.files import find
+
+    profile = find(name, os.environ)
+    say("\n".join(_described(profile)))
+
+
+@app.command("match")
+def match_machine(simulate: _SIMULATE = None, timeout: _TIMEOUT = 20.0) -> None:
+    """Which profile this machine has; exit 3 where it has no GPU."""
+    from gpubench.hardware.node.probe import probe
+    from gpubench.hardware.simulated.machine import parse_machine, snapshots
+    from gpubench.installation_errors import no_gpu
+    from gpubench.model.paths.topology import Topology
+    from gpubench.profiles.nodes import matched
+
+    snapshot = probe(timeout, os.environ) if simulate is None else snapshots(parse_machine(simulate))[0]
+    found = matched(Topology(snapshot), os.environ)
+    if found is None:
+        raise no_gpu(snapshot.driver.absent or "the driver lists none on this host", for_what=NAME)
+    say(f"{found}  {found.profile.title}")
+    if found.profile.match.generic is not None:
+        say(
+            f"no profile names {', '.join(sorted({str(gpu.name) for gpu in snapshot.gpus}))}: judged by siblings and "
+            "by shares of the limits; gpubench profiles learn makes one of results of healthy machines",
+            to=sys.stderr,
+        )
+
+
+@app.command("lint")
+def lint(files: _FILES = None) -> None:
+    """Refuse what cannot be right: exit 2 for the first file that is, with its key."""
+    from gpubench.profiles.files import all_profiles, own_profiles, read_file
+
+    checked = [read_file(path) for path in files] if files else [*all_profiles(), *own_profiles(os.environ)]
+    for profile in checked:
+        say(f"{profile.name}: {len(profile.expected)} values, nothing wrong")
+
+
+@app.command("learn")
+def learn(
+    results: Annotated[list[Path], typer.Argument(metavar="RESULT...", help="gpubench's JSON, of healthy machines.")],
+    name: Annotated[str, typer.Option("--name", metavar="NAME", help="Of the new profile.")],
+    like: Annotated[
+        str | None,
+        typer.Option("--like", metavar="NAME|FILE", help="Whose machine it has. Default: the one that matches."),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", metavar="FILE", help="Default: stdout.", show_default=False)
+    ] = None,
+) -> None:
+    """Write a profile from results: median and spread over runs and siblings; outliers are shown and left out."""
+    from gpubench.jobs.learn import learned
+
+    text, notes = learned(results, name=name, like=like, environment=os.environ)
+    for note in notes:
+        say(f"gpubench: {note}", to=sys.stderr)
+    if output is None:
+        say(text.rstrip("\n"))
+        return
+    write_whole(output, text)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file that is never there by half.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    part = path.with_name(path.name + ".part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        raise unwritable_output(path, error) from error
+
+
+def _gpus(profile: "Profile") -> str:
+    if profile.match.generic is not None:
+        return "any"
+    return counted(profile.match.visible, "GPU")
+
+
+def _kinds(profile: "Profile") -> str:
+    counts: dict[str, int] = {}
+    for each in profile.expected:
+        counts[each.kind.value] = counts.get(each.kind.value, 0) + 1
+    return ", ".join(f"{count} {kind}" for kind, count in counts.items()) or "no values"
+
+
+def _described(profile: "Profile") -> Iterator[str]:
+    yield f"{profile.name}  {profile.title}  (sha256 {profile.sha256})"
+    if profile.note:
+        yield f"  {profile.note}"
+    if profile.match.visible:
+        yield f"  GPUs: {profile.match.visible} x {' or '.join(profile.match.gpus)}"
+        link = f"PCIe {profile.gpu.pcie_generation} x{profile.gpu.pcie_width}"
+        yield f"  to the host: {link if not profile.gpu.c2c_gb_s else 'NVLink-C2C'}, {profile.gpu.host_gb_s:g} GB/s"
+    if profile.nvlink is not None:
+        links = f"{profile.nvlink.links} a GPU to {profile.nvlink.to}"
+        yield f"  NVLink {profile.nvlink.version}: {links}, {profile.link_gb_s:g} GB/s"
+    yield f"  machine: {profile.facts.kind}: {profile.facts.source}"
+    yield from _values(profile.expected)
+    if profile.expected:
+        yield "sources"
+    for key, source in profile.sources.items():
+        yield f"  {key}: {source}"
+
+
+def _values(expected: Sequence["Expected"]) -> Iterator[str]:
+    for each in expected:
+        keys = {
+            "gpus": each.gpus,
+            "nodes": each.nodes if each.nodes > 1 else None,
+            "path": each.path,
+            "size": None if each.size_bytes is None else format_size(each.size_bytes),
+            "NCCL": each.nccl,
+            "algorithm": each.algorithm,
+        }
+        named = " ".join(f"{key} {value}" for key, value in keys.items() if value is not None)
+        note = f" ({each.note})" if each.note else ""
+        yield f"  {each.quantity:<26} {each.value:>9g}  {each.kind:<19} {named:<34} {each.source}{note}"

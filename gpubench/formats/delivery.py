@@ -1,0 +1,57 @@
+"""What ends a command between its first and its last line: Ctrl-C, a closed pipe, a full disk."""
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+from gpubench.errors import InterruptedRunError, output_failed, rows_kept
+from gpubench.formats.presenter import Presenter
+
+
+@contextmanager
+def delivering(presenter: Presenter) -> Iterator[None]:
+    """Turn these ends into errors of one line; what was measured stays, marked incomplete.
+
+    Raises:
+        InterruptedRunError: Ctrl-C, SIGTERM, or nobody reads stdout any more.
+        CouldNotMeasureError: an output cannot be written any more.
+    """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise InterruptedRunError(_interrupted("interrupted", presenter)) from None
+    except BrokenPipeError:
+        _forget_stdout()
+        raise InterruptedRunError(_interrupted("the reader of stdout went away", presenter)) from None
+    except OSError as error:
+        _forget_stdout()
+        path = str(error.filename or "stdout")
+        raise output_failed(path, os.strerror(error.errno or 0), presenter.rows) from error
+    finally:
+        presenter.cut_short()
+
+
+def say(text: str, to: TextIO | None = None) -> None:
+    """Print some lines at once, on stdout or another stream.
+
+    Raises:
+        InterruptedRunError: nobody reads stdout any more.
+    """
+    try:
+        print(text, file=to, flush=True)
+    except BrokenPipeError:
+        _forget_stdout()
+        raise InterruptedRunError("the reader of stdout went away") from None
+
+
+def _interrupted(what: str, presenter: Presenter) -> str:
+    return f"{what}; the run was ended{rows_kept(presenter.rows)}"
+
+
+def _forget_stdout() -> None:
+    """Point stdout elsewhere, so that neither a footer nor Python's exit writes into the closed pipe again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,50 @@
+"""Formats, files and looks that a run was asked to present its report in."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from gpubench.formats.dated import DATED
+from gpubench.formats.exit_style import ExitStyle
+from gpubench.formats.table import TABLE
+from gpubench.formats.writer import Format
+from gpubench.model.terms.verdict import Verdict, exit_code
+
+
+class Color(StrEnum):
+    """Whether the table has colours."""
+
+    AUTO = "auto"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A file to write, in the format that its suffix picks; or a folder, to keep a dated result in."""
+
+    path: Path
+    format: Format
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Presentation:
+    """Where results go and how they look. `section`, `width` and `exit_style` are None where nobody chose."""
+
+    format: Format = TABLE
+    outputs: tuple[Output, ...] = ()
+    section: str | None = None
+    color: Color = Color.AUTO
+    width: int | None = None
+    show_progress: bool = True
+    exit_style: ExitStyle | None = None
+    plot: bool = False
+
+    @property
+    def history(self) -> Path | None:
+        """The folder that keeps dated results."""
+        return next((output.path for output in self.outputs if output.format is DATED), None)
+
+    def exit_code(self, verdict: Verdict) -> int:
+        """What the process ends with."""
+        return exit_code(verdict) if self.exit_style is None else self.exit_style.code(verdict)

@@ -1,0 +1,149 @@
+"""Everything a person or a file gets to see of a run, as it happens."""
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, TextIO
+
+from gpubench.formats.presentation import Color, Presentation
+from gpubench.formats.text.fallback import fallback_lines
+from gpubench.formats.writer import Style, Target, Writer
+from gpubench.model.results.report import COLLECTIVE_COLUMNS, CollectiveRow, Metadata, Report, Row
+from gpubench.model.terms.sweep import describe_dropped
+from gpubench.model.terms.verdict import Verdict
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+PLAIN_WIDTH = 100
+"""Columns of a table that goes to no terminal."""
+
+
+class OutputError(OSError):
+    """An output cannot be written any more; `filename` is its name, also where the system did not say."""
+
+    rows = 0
+
+
+class Presenter:
+    """A listener that feeds stdout, the output files and, on a terminal, a progress bar on stderr."""
+
+    def __init__(self, options: Presentation, style: Style, *, progress: bool) -> None:
+        self.rows = 0
+        self.report: Report | None = None
+        self._wrong = False
+        self._is_table = options.format.name == "table"
+        style = replace(style, history=options.history)
+        plain = replace(style, width=style.width if options.width else PLAIN_WIDTH, color=False)
+        self._writers: dict[str, Writer] = {"stdout": options.format.writer(Target(stream=sys.stdout), style)}
+        for output in options.outputs:
+            self._writers[str(output.path)] = output.format.writer(Target(path=output.path), plain)
+        self._progress = _progress_bar(sys.stderr) if progress else None
+        self._begun = False
+
+    def begin(self, metadata: Metadata, columns: Sequence[str] = COLLECTIVE_COLUMNS) -> None:
+        """The run is set up: headers, and on stderr what stdout has no room for."""
+        self._begun = True
+        with self._bar_hidden():
+            self._write(lambda writer: writer.begin(metadata, columns))
+            if not self._is_table:
+                for line in describe_dropped(metadata.dropped_sizes):
+                    self.note(f"not measured: {line}")
+
+    def progress(self, done: int, total: int, label: str) -> None:
+        """Move the bar."""
+        if self._progress is not None:
+            if not self._progress.tasks:
+                self._progress.add_task(label, total=total)
+            self._progress.update(self._progress.tasks[0].id, completed=done, total=total, description=label)
+            self._progress.start()
+
+    def row(self, row: Row) -> None:
+        """Hand a row to every output."""
+        self.rows += 1
+        self._wrong = self._wrong or (isinstance(row, CollectiveRow) and bool(row.wrong))
+        with self._bar_hidden():
+            self._write(lambda writer: writer.row(row))
+
+    def end(self, report: Report) -> None:
+        """Footers and verdict; what must be seen of fallback also where stdout is for programs."""
+        self.report = report
+        if self._progress is not None:
+            self._progress.stop()
+        self._write(lambda writer: writer.end(report))
+        if not self._is_table:
+            for line in fallback_lines(report):
+                self.note(line)
+
+    def cut_short(self, *, failed: bool = False) -> None:
+        """The run ended early: what was measured stays, marked incomplete, in every output that still works.
+
+        `failed` is whether it ended because it was judged, as wrong data are.
+        """
+        if self._progress is not None:
+            self._progress.stop()
+        if not self._begun or self.report is not None:
+            return
+        self.report = Report(verdict=Verdict.FAIL if failed or self._wrong else Verdict.ERROR, complete=False)
+        for writer in self._writers.values():
+            with suppress(OSError):
+                writer.end(self.report)
+
+    def note(self, text: str) -> None:
+        """Narration on stderr."""
+        with self._bar_hidden():
+            print(f"gpubench: {text}", file=sys.stderr, flush=True)  # noqa: T201
+
+    def _write(self, write: Callable[[Writer], None]) -> None:
+        """Have every output write.
+
+        Raises:
+            OutputError: one cannot any more, a full disk.
+            BrokenPipeError: nobody reads stdout any more.
+        """
+        for name, writer in self._writers.items():
+            try:
+                write(writer)
+            except BrokenPipeError:
+                raise
+            except OSError as error:
+                failed = OutputError(error.errno, error.strerror, name)
+                failed.rows = self.rows
+                raise failed from error
+
+    @contextmanager
+    def _bar_hidden(self) -> Iterator[None]:
+        """The bar and the rows share a terminal: take the bar away while something else is written."""
+        if self._progress is None or not self._progress.live.is_started:
+            yield
+            return
+        self._progress.stop()
+        yield
+        self._progress.start()
+
+
+def _progress_bar(stream: TextIO) -> "Progress":
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    return Progress(
+        *columns, console=Console(file=stream), transient=True, redirect_stdout=False, redirect_stderr=False
+    )
+
+
+def terminal_style(options: Presentation, stream: TextIO, environment: Mapping[str, str] = os.environ) -> Style:
+    """How a table on `stream` looks: the terminal's width and colours, unless options or NO_COLOR say otherwise."""
+    terminal = stream.isatty()
+    width = options.width or (shutil.get_terminal_size().columns if terminal else PLAIN_WIDTH)
+    colors = terminal and not environment.get("NO_COLOR") and environment.get("TERM") != "dumb"
+    colored = options.color is Color.ALWAYS or (options.color is Color.AUTO and colors)
+    return Style(width, colored, options.section, options.plot)
+
+
+def rank_style(options: Presentation) -> Style:
+    """How a table looks that a rank prints: a rank's stdout may be a pty of mpirun's, so only the options are asked."""
+    return Style(options.width or PLAIN_WIDTH, options.color is Color.ALWAYS, options.section, options.plot)

@@ -1,0 +1,168 @@
+"""gpubench started by a person: launch itself as ranks on this host, and show what they measure."""
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from gpubench.errors import (
+    JUDGED_AND_FAILED,
+    GpubenchError,
+    launcher_failed,
+    more_ranks_than_gpus,
+    no_rank_started,
+    ranks_ended_early,
+    rows_kept,
+)
+from gpubench.formats.delivery import delivering
+from gpubench.formats.presentation import Presentation
+from gpubench.formats.presenter import Presenter, terminal_style
+from gpubench.hardware.cuda.device import check_installed
+from gpubench.hardware.launch import channel, launcher
+from gpubench.hardware.mpi.group import host_name
+from gpubench.hardware.node.nvml.library import Driver, read_driver
+from gpubench.installation_errors import no_gpu
+from gpubench.jobs.collective.plan import CollectivePlan
+from gpubench.jobs.outputs import check_writable
+from gpubench.measure.collective.sweep import check_root
+from gpubench.model.results.report import CollectiveRow, Metadata
+from gpubench.model.terms.hang import Lost, Phase, RankState, first_lost, limit_seconds
+
+if TYPE_CHECKING:
+    from subprocess import Popen
+
+HOST_RANKS = 2
+_CHATTER_LINES = 20
+_SECONDS_TO_END = 5.0
+_SECONDS_FOR_PYTHON = 30.0
+"""Until ranks run Python, over a network or on a busy host, and once more for what their watchdogs have to say: these
+count from their own start, name the rank that is missing, and so have to come first."""
+
+_SECONDS_TO_FINALIZE = 30.0
+
+
+def run(options: CollectivePlan, arguments: Sequence[str]) -> int:
+    """Relaunch `arguments` as ranks on this host and present what they measure; the exit code.
+
+    Raises:
+        GpubenchError: nothing can be measured, or the measurement broke; what was measured has been written.
+    """
+    driver = read_driver(os.environ)
+    ranks = choose_ranks(options, driver)
+    shown = options.presentation
+    check_writable(shown.outputs, options.recording.record)
+    mpirun = launcher.find_launcher()
+    shows_progress = shown.show_progress and sys.stderr.isatty()
+    presenter = Presenter(shown, terminal_style(shown, sys.stdout), progress=shows_progress)
+    if options.backend is None and driver.hidden_gpus():
+        presenter.note(f"no GPU is measured: {driver.hidden_gpus()}")
+    with channel.ChannelReceiver() as ranks_channel, delivering(presenter):
+        environment = mpirun.environment(os.environ, ranks_channel.path)
+        job = launcher.start(mpirun.command(ranks, arguments), environment)
+        ranks_channel.expect_end(limit_seconds(Phase.LAUNCH, options.timeout_s) + _SECONDS_FOR_PYTHON)
+        try:
+            return _Audience(presenter, shown, job).listen(ranks_channel)
+        finally:
+            launcher.stop(job)
+
+
+def choose_ranks(options: CollectivePlan, driver: Driver) -> int:
+    """How many ranks to launch: one a visible GPU, two where there is none; what cannot work is refused here.
+
+    Raises:
+        GpubenchError: no GPU or no CuPy for the nccl backend, more ranks than GPUs, a root that is no rank.
+    """
+    ranks = options.ranks or driver.visible or HOST_RANKS
+    if options.backend == "nccl" or (options.backend is None and driver.visible):
+        if not driver.visible:
+            raise no_gpu(driver.hidden_gpus() or driver.absent or "the driver finds none on this host")
+        check_installed(driver)
+        if ranks > driver.visible:
+            raise more_ranks_than_gpus(ranks, driver.visible, host_name())
+    else:
+        options.refuse_gpu_options("this host shows none")
+    check_root(options.collective, options.request.root, ranks)
+    return ranks
+
+
+class _Audience:
+    """What has been heard from a job so far."""
+
+    def __init__(self, presenter: Presenter, shown: Presentation, job: "Popen[bytes]") -> None:
+        self._presenter = presenter
+        self._shown = shown
+        self._job = job
+        self._error: GpubenchError | None = None
+        self._heard = False
+        self._lost: list[Lost] = []
+        self._chatter: list[str] = []
+
+    def listen(self, ranks: channel.ChannelReceiver) -> int:
+        """Present messages until the job is over; its exit code."""
+        for message in ranks.messages(self._job):
+            if isinstance(message, channel.Chatter):
+                self._overhear(message.text)
+            else:
+                self._take(message)
+                self._set_deadline(ranks)
+        if self._presenter.report is None:
+            self._presenter.cut_short(failed=self._error is not None and self._error.exit_code == JUDGED_AND_FAILED)
+            raise self._error or self._died(launcher.stop(self._job), is_late=ranks.is_late)
+        return self._shown.exit_code(self._presenter.report.verdict)
+
+    def _set_deadline(self, ranks: channel.ChannelReceiver) -> None:
+        """Once a rank has spoken, watchdogs see to an end; once they have said that it comes, it has to come soon."""
+        if self._error is not None or self._lost:
+            ranks.expect_end(_SECONDS_TO_END)
+        elif self._presenter.report is not None:
+            ranks.expect_end(_SECONDS_TO_FINALIZE)
+        elif self._heard:
+            ranks.expect_no_end()
+
+    def _take(self, message: channel.Message) -> None:
+        kind = message["kind"]
+        if not self._heard and kind != "lost":
+            self._heard = True
+            self._pass_on_chatter()
+        if kind == "begin":
+            self._presenter.begin(Metadata.from_record(message["metadata"]))
+        elif kind == "progress":
+            self._presenter.progress(message["done"], message["total"], message["label"])
+        elif kind == "row":
+            self._presenter.row(CollectiveRow(**message["row"]))
+        elif kind == "end":
+            self._presenter.end(channel.report_in(message))
+        elif kind == "lost":
+            state = RankState.from_record(message["state"])
+            self._lost.append(Lost(state, message["at_seconds"], message["status"]))
+        elif kind == "error" and self._error is None:
+            self._error = GpubenchError.from_record(message["error"])
+
+    def _overhear(self, line: str) -> None:
+        """Pass on what ranks print (NCCL_DEBUG, warnings), but not mpirun's lament once the outcome is known.
+
+        Before the first rank has spoken it is kept back: if none ever does, its end is the only explanation there is.
+        """
+        if not line.strip(" -"):
+            return
+        if not self._heard:
+            self._chatter.append(line)
+        elif self._error is None and self._presenter.report is None and not self._lost:
+            self._presenter.note(line)
+
+    def _died(self, code: int, *, is_late: bool) -> GpubenchError:
+        """Why there is no result: of ranks that were killed or crashed, the first, since launchers end the others."""
+        first = first_lost(self._lost)
+        if first is None and self._heard:
+            return ranks_ended_early(code, self._presenter.rows)
+        if not self._heard:
+            self._chatter = self._chatter[-_CHATTER_LINES:]
+            self._pass_on_chatter()
+        if first is not None and (self._heard or not first.exited):
+            return first.error(rows_kept(self._presenter.rows))
+        return no_rank_started() if is_late else launcher_failed(code)
+
+    def _pass_on_chatter(self) -> None:
+        for line in self._chatter:
+            self._presenter.note(line)
+        self._chatter.clear()

@@ -1,0 +1,71 @@
+"""The metadata of a collective: one builder for runs that are measured, simulated or replayed."""
+
+from collections.abc import Sequence
+
+from gpubench.collectives.record import Collective
+from gpubench.jobs.metadata import stamp
+from gpubench.measure.collective.cases import SweepRequest
+from gpubench.measure.collective.recording import RecordedCollective
+from gpubench.model.results.report import Metadata
+from gpubench.model.terms.origin import Origin
+from gpubench.model.terms.sampling import AUTO, Sampling
+
+
+def describe_sampling(sampling: Sampling) -> dict[str, object]:
+    """How rows are timed as plain data, for the metadata."""
+    if sampling.iterations is None:
+        return {"mode": sampling.mode.value, "iters": AUTO, "budget_s": sampling.budget_seconds}
+    return {"mode": sampling.mode.value, "iters": sampling.iterations}
+
+
+def metadata_of(
+    found: RecordedCollective,
+    collective: Collective,
+    arguments: Sequence[str],
+    *,
+    topology: str | None = None,
+    replayed: str | None = None,
+) -> Metadata:
+    """What a reader needs to know of a run; `replayed` is where it comes from, where it was not made now."""
+    model, options = found.model, found.options
+    request = found.asked.request(collective)
+    recorded = replayed is not None and found.origin is Origin.MEASURED
+    beside = {"evidence": options.evidence.value, "strict": options.strict}
+    if model is not None:
+        described = {"allocator": options.allocator, "seed": model.seed} | beside
+    else:
+        described = {"allocator": options.allocator, "timeout_s": options.timeout_s} | beside
+        described |= {"settings": list(options.settings), "split": options.split}
+        described |= {"groups": [part.name for part in found.parts]}
+    return Metadata(
+        **stamp(arguments),
+        subject=collective.name,
+        collective=collective.name,
+        backend=found.backend,
+        origin=Origin.RECORDED if recorded else found.origin,
+        hosts=list(dict.fromkeys(rank.host for rank in found.ranks)) if model is None else list(found.hosts),
+        ranks=found.ranks,
+        libraries=found.libraries,
+        environment=found.environment,
+        options=describe(request) | described,
+        dropped_sizes=found.dropped_sizes,
+        topology=topology,
+        profile=None if model is None else dict(model.profile),
+        source=replayed or (None if model is None else model.source),
+    )
+
+
+def describe(request: SweepRequest) -> dict[str, object]:
+    """The request as plain data, for the metadata."""
+    collective = request.collective
+    return {
+        "sizes": list(request.sizes),
+        "dtypes": [dtype.value for dtype in request.dtypes],
+        "ops": [op.value for op in request.ops] if collective.reduces else [],
+        "root": request.root if collective.rooted else None,
+        "placements": [placement.value for placement in request.placements],
+        **describe_sampling(request.sampling),
+        "warmup": request.warmup,
+        "graph": request.graph_replays,
+        "check": request.check,
+    }

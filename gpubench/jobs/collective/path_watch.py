@@ -1,0 +1,181 @@
+"""What a rank sets up to see which way NCCL's bytes go: its log, its GPU's counters, facts of node and process."""
+
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from types import TracebackType
+from typing import NamedTuple, Protocol, Self
+
+from gpubench.causes.circumstances import Circumstances, users_settings
+from gpubench.errors import GpubenchError, no_direct_path, no_path
+from gpubench.hardware.nccl.debug_log import NcclLog, ResettableLog
+from gpubench.hardware.node.nvml.link_counters import NvmlCounters
+from gpubench.hardware.node.probe import Probe
+from gpubench.hardware.process.nccl_settings import nccl_settings, refusals
+from gpubench.jobs.rank import own_facts
+from gpubench.measure.collective.cases import SweepRequest
+from gpubench.measure.collective.path_observer import ObservationSources, PathObserver
+from gpubench.measure.collective.recorded_log import RecordedLog
+from gpubench.measure.paths.diagnosis import first_cause
+from gpubench.model.facts.rank_facts import RankFacts
+from gpubench.model.facts.snapshot import Snapshot
+from gpubench.model.paths.nccl_log import RemarkKind
+from gpubench.model.paths.nodes import with_own_names
+from gpubench.model.paths.topology import Topology
+from gpubench.model.paths.wiring import Wiring
+from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.ports.group import Group
+from gpubench.readers.nccl_log.remarks import parse_remark
+
+SECONDS_TO_READ_A_NODE = 10.0
+_SECONDS_BETWEEN_RANKS = 1.0
+_MOST_SECONDS = 8.0
+"""A refusal is met by both ranks of a pair, and by all ranks where all are refused: one is enough to say so."""
+
+
+class LoggingLibrary(ResettableLog, Protocol):
+    """What of the NCCL library is needed here."""
+
+    @property
+    def error(self) -> type[Exception]:
+        """What is raised when a call of NCCL's fails."""
+        ...
+
+    def last_error(self) -> str:
+        """The text of its last warning."""
+        ...
+
+
+class NodesAndRanks(NamedTuple):
+    """The nodes of a job in their order, by names of their own, and the processes of its ranks."""
+
+    nodes: Sequence[Snapshot]
+    processes: Sequence[RankFacts]
+
+
+class _Known(NamedTuple):
+    """What a rank tells all others before NCCL begins."""
+
+    identity: RankIdentity
+    facts: RankFacts
+    settings: Mapping[str, str]
+
+
+class PathWatch:
+    """Watches NCCL on this rank; a context from before NCCL's first call until it is done.
+
+    The first rank of a node reads it meanwhile, in processes of their own. With `strict`, NCCL is told to refuse to go
+    through host memory inside a node, as far as the user has not told it otherwise.
+    """
+
+    def __init__(self, group: Group, identity: RankIdentity, *, strict: bool, keeps_log: bool = False) -> None:
+        self._group = group
+        self._strict = strict
+        self._keeps_log = keeps_log
+        self._kept: RecordedLog | None = None
+        self._settings = nccl_settings(os.environ)
+        self._facts = own_facts(identity)
+        self._stack = ExitStack()
+        self._probe = self._stack.enter_context(Probe(dict(os.environ))) if identity.local_rank == 0 else None
+        self._refusals = refusals(self._settings) if strict else {}
+        self._known: list[_Known] = []
+        self._nodes: dict[int, Topology] | None = None
+        self._log: NcclLog | None = None
+
+    def __enter__(self) -> Self:
+        """Tell NCCL to refuse where that was asked for."""
+        os.environ.update(self._refusals)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Everything as it was."""
+        self._stack.close()
+        for name in self._refusals:
+            os.environ.pop(name, None)
+
+    def begin(self, library: LoggingLibrary, identity: RankIdentity) -> None:
+        """Have NCCL's log come here from its next call, its first, on. `identity` has the GPU now."""
+        self._known = self._group.gather(_Known(identity, self._facts, self._settings))
+        if self._strict:
+            self._nodes = self._topologies(self._group.gather(self._own_snapshot()))
+        ranks_on_node = sum(each.identity.node == identity.node for each in self._known)
+        self._log = self._stack.enter_context(NcclLog(library, self._settings, ranks_on_node))
+
+    def witness(self, request: SweepRequest) -> PathObserver:
+        """Who watches a sweep, once NCCL has begun."""
+        if self._log is None:
+            raise ValueError("nothing listens before NCCL begins")
+        counters = NvmlCounters([str(self._known[self._group.rank].identity.gpu_bus_id)])
+        self._stack.callback(counters.close)
+        nodes = [each.identity.node for each in self._known]
+        if self._keeps_log:
+            self._kept = RecordedLog(self._log)
+        senses = ObservationSources(self._kept or self._log, counters, self._look_around, nodes, self._strict)
+        return PathObserver.of(request, self._group, senses)
+
+    def nodes_and_ranks(self) -> NodesAndRanks | None:
+        """What a recording needs of them, on the first rank, once the sweep was tried out."""
+        if self._nodes is None or self._group.rank != 0:
+            return None
+        nodes = [self._nodes[number].snapshot for number in sorted(self._nodes)]
+        return NodesAndRanks(nodes, [each.facts for each in self._known])
+
+    def log_text(self) -> bytes:
+        """What NCCL said on this rank until all was tried out, where that is kept."""
+        return b"" if self._kept is None else self._kept.text()
+
+    @contextmanager
+    def naming_refusals(self, library: LoggingLibrary) -> Iterator[None]:
+        """Turn NCCL's word that it has no path between two ranks into an error that says which, and why.
+
+        Raises:
+            GpubenchError: with exit code 1 where that was to be found out, else 3.
+        """
+        try:
+            yield
+        except library.error as error:
+            warnings = () if self._log is None else self._log.warnings()
+            refusal = self._refusal((library.last_error(), *warnings))
+            if refusal is None:
+                raise
+            time.sleep(min(self._group.rank * _SECONDS_BETWEEN_RANKS, _MOST_SECONDS))
+            raise refusal from error
+
+    def _refusal(self, texts: Iterable[str]) -> GpubenchError | None:
+        remarks = (parse_remark(text.encode()) for text in texts)
+        found = next((each for each in remarks if each is not None and each.kind is RemarkKind.NO_TRANSPORT), None)
+        if found is None or not all(found.about):
+            return None
+        pair = int(found.about[0]), int(found.about[1])
+        cause = first_cause({pair: ()}, self._circumstances(self._nodes or {}))
+        error = no_direct_path if self._strict else no_path
+        return error(" → ".join(f"rank {rank}" for rank in pair), found.text, cause.evidence, cause.advice)
+
+    def _look_around(self) -> Circumstances | None:
+        if self._nodes is None:
+            collected = self._group.collect(self._own_snapshot())
+            if collected is None:
+                return None
+            self._nodes = self._topologies(collected)
+        return self._circumstances(self._nodes)
+
+    def _own_snapshot(self) -> Snapshot | None:
+        return None if self._probe is None else self._probe.snapshot(SECONDS_TO_READ_A_NODE)
+
+    def _topologies(self, snapshots: Sequence[Snapshot | None]) -> dict[int, Topology]:
+        firsts = [
+            (known.identity.node, snapshot)
+            for known, snapshot in zip(self._known, snapshots, strict=True)
+            if snapshot is not None
+        ]
+        named = with_own_names([snapshot for _, snapshot in firsts])
+        return {node: Topology(snapshot) for (node, _), snapshot in zip(firsts, named, strict=True)}
+
+    def _circumstances(self, nodes: Mapping[int, Topology]) -> Circumstances:
+        facts = [each.facts for each in self._known]
+        settings = users_settings(facts, [each.settings for each in self._known])
+        wiring = Wiring([each.identity for each in self._known], nodes)
+        return Circumstances(wiring=wiring, facts=facts, settings=settings)

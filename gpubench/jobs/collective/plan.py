@@ -1,0 +1,116 @@
+"""The plan of a collective: sizes, types, backend, variants, and how they are presented."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from gpubench.collectives.record import Collective
+from gpubench.errors import UsageError
+from gpubench.formats.presentation import Presentation
+from gpubench.hardware.nccl.backend import Allocator
+from gpubench.jobs.recording import Recording
+from gpubench.jobs.simulation import Simulation
+from gpubench.measure.collective.cases import SweepRequest
+from gpubench.model.paths.evidence import EvidenceUse
+from gpubench.model.terms.hierarchy import OPTION as HIERARCHICAL_OPTION
+from gpubench.model.terms.nccl_choice import (
+    ALGORITHM_VARIABLE,
+    HIERARCHICAL,
+    PROTOCOL_VARIABLE,
+    NcclChoice,
+)
+from gpubench.model.terms.sweep import parse_sizes
+
+NCCL, HOST = "nccl", "host"
+
+
+@dataclass(frozen=True, slots=True)
+class AskedVariants:
+    """What is to be measured beside the own choice of the first backend."""
+
+    settings: tuple[NcclChoice, ...] = ()
+    hierarchical: bool = False
+    host_too: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.settings) or self.hierarchical or self.host_too
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The options that ask for it, for messages."""
+        asked = {
+            "--algo": any(each.algorithm for each in self.settings),
+            "--proto": any(each.protocol for each in self.settings),
+            HIERARCHICAL_OPTION: self.hierarchical,
+            f"--backend {NCCL},{HOST}": self.host_too,
+        }
+        return tuple(option for option, is_asked in asked.items() if is_asked)
+
+    def names(self, backend: str) -> list[str]:
+        """The names in rows, for the metadata: of nothing where there is only one way."""
+        names = [*(each.name for each in self.settings), *([HIERARCHICAL] if self.hierarchical else [])]
+        return [*names, *([HOST] if self.host_too and backend != HOST else [])]
+
+
+def check_unset(variants: AskedVariants, settings: Mapping[str, str]) -> None:
+    """Raise UsageError where NCCL's own choice could not be measured, since somebody has made it.
+
+    `settings` are NCCL's variables as NCCL will see them.
+    """
+    variables = (ALGORITHM_VARIABLE, PROTOCOL_VARIABLE) if variants.settings else ()
+    for name in (each for each in variables if each in settings):
+        raise UsageError(
+            f"{' and '.join(variants.options)} with {name}={settings[name]} set already",
+            expected="NCCL's own choice to compare with",
+            reason="it stands in the environment, or in a file as /etc/nccl.conf",
+            next_step=f"unset {name}",
+        )
+
+
+DEFAULT_SIZES = {"nccl": "8:4G", "host": "8:16M"}
+"""What a sweep visits when nobody says: on a laptop, what ends within ten seconds."""
+
+BACKENDS = tuple(DEFAULT_SIZES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectivePlan:
+    """What to measure, by what, and how to show it.
+
+    A request without sizes visits the backend's default sweep. `backend`, `ranks` and `nccl_library` are None where the
+    machine decides.
+    """
+
+    request: SweepRequest
+    backend: str | None = None
+    nccl_library: str | None = None
+    allocator: Allocator = Allocator.CUDA
+    ranks: int | None = None
+    timeout_s: float = 60.0
+    evidence: EvidenceUse = EvidenceUse.KEPT
+    strict: bool = False
+    split: str | None = None
+    variants: AskedVariants = AskedVariants()
+    simulation: Simulation | None = None
+    recording: Recording = field(default_factory=Recording)
+    presentation: Presentation = field(default_factory=Presentation)
+
+    @property
+    def collective(self) -> Collective:
+        """The collective that is measured."""
+        return self.request.collective
+
+    def at_sizes_for(self, backend: str) -> SweepRequest:
+        """The request at the sizes that were asked for, else at the backend's default ones."""
+        sizes = self.request.sizes or parse_sizes(DEFAULT_SIZES[HOST if self.variants.host_too else backend])
+        return replace(self.request, sizes=sizes)
+
+    def refuse_gpu_options(self, why: str) -> None:
+        """Raise UsageError where an option was given that only the nccl backend has."""
+        given = {
+            "--graph": self.request.graph_replays > 0,
+            "--nccl-library": self.nccl_library is not None,
+            "--allocator nccl": self.allocator is Allocator.NCCL,
+            **{option: True for option in self.variants.options if option in ("--algo", "--proto")},
+        }
+        for option in (name for name, is_given in given.items() if is_given):
+            raise UsageError(f"{option} needs GPUs, and {why}", next_step=f"leave {option} out")

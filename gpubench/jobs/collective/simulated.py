@@ -1,0 +1,166 @@
+"""A collective on a simulated machine: one process, no MPI, no GPU."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from gpubench.errors import UsageError, no_size_left
+from gpubench.formats.delivery import delivering
+from gpubench.formats.presenter import Presenter, terminal_style
+from gpubench.hardware.launch.started_by import LaunchedBy
+from gpubench.hardware.simulated.machine import snapshots
+from gpubench.hardware.simulated.times import CollectiveTimes
+from gpubench.jobs.collective.metadata import metadata_of
+from gpubench.jobs.collective.path_watch import NodesAndRanks
+from gpubench.jobs.collective.plan import CollectivePlan
+from gpubench.jobs.outputs import check_writable
+from gpubench.jobs.simulation import Simulation
+from gpubench.measure.collective.cases import SweepRequest, cases, without_data
+from gpubench.measure.collective.recording import (
+    VERSION,
+    Model,
+    RecordedCollective,
+    RecordedRow,
+    RecordingLine,
+    RunOptions,
+)
+from gpubench.measure.collective.row_collector import Answer, RowSample
+from gpubench.measure.collective.simulated import BACKEND, simulate, staged_paths
+from gpubench.measure.collective.sweep import check_root
+from gpubench.measure.collective.timing import OwnTimes
+from gpubench.model.facts.snapshot import Snapshot
+from gpubench.model.paths.topology import Topology
+from gpubench.model.terms.origin import Origin
+from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.model.terms.sweep import DroppedSize, describe_dropped
+
+
+def run(
+    options: CollectivePlan, simulation: Simulation, arguments: Sequence[str], launched_by: LaunchedBy | None
+) -> int:
+    """Present what the model says; the exit code.
+
+    Raises:
+        UsageError: under a launcher, ranks that the machine cannot have, a root that is no rank.
+        CouldNotMeasureError: a fault leaves nothing to simulate.
+    """
+    if launched_by is not None:
+        raise UsageError(
+            f"--simulate under {launched_by.launcher}",
+            expected="one process: nothing runs on the simulated machine",
+            next_step="leave the launcher out; --simulate 'NAME*NODES' has as many nodes as you want",
+        )
+    times = CollectiveTimes(simulation.machine, simulation.faults, simulation.seed)
+    nodes = snapshots(simulation.machine, simulation.faults, simulation.seed)
+    per_node = _ranks_per_node(options, simulation, times.gpus)
+    identities = list(_identities(nodes, per_node))
+    request = options.at_sizes_for("nccl")
+    check_root(request.collective, request.root, len(identities))
+    dropped = without_data(request, request.sizes, len(identities))
+    kept = tuple(size for size in request.sizes if size not in {each.size_bytes for each in dropped})
+    if not kept:
+        raise no_size_left("; ".join(describe_dropped(dropped)))
+    request = replace(request, sizes=kept)
+    name = request.collective.name
+    times.seconds(name, max(kept), row=0, ranks_per_node=per_node)
+    staged = times.staged_pairs(per_node)
+    check_writable(options.presentation.outputs, options.recording.record)
+    presenter = Presenter(options.presentation, terminal_style(options.presentation, sys.stdout), progress=False)
+    model = Model(source=simulation.source, seed=simulation.seed, profile=simulation.profile, staged=tuple(staged))
+    described = _described(options, replace(request, check=False), model, identities, nodes, dropped)
+    made: list[Sequence[float]] = []
+
+    def seconds(size: int, row: int) -> Sequence[float]:
+        made.append(times.seconds(name, size, row=row, ranks_per_node=per_node))
+        return made[-1]
+
+    with delivering(presenter):
+        topology = Topology(nodes[0]).fingerprint()
+        presenter.begin(metadata_of(described, request.collective, arguments, topology=topology))
+        paths = staged_paths(
+            staged, identities, lambda node: Topology(nodes[node]), simulation.source, strict=options.strict
+        )
+        report = simulate(request, len(identities), len(nodes), seconds, presenter, paths)
+        if options.recording.record is not None:
+            _record(options.recording.record, described, nodes, request, made)
+        presenter.end(report)
+    return options.presentation.exit_code(report.verdict)
+
+
+def _described(
+    options: CollectivePlan,
+    request: SweepRequest,
+    model: Model,
+    identities: Sequence[RankIdentity],
+    nodes: Sequence[Snapshot],
+    dropped: Sequence[DroppedSize],
+) -> RecordedCollective:
+    """What is to be simulated."""
+    return RecordedCollective(
+        schema_version=VERSION,
+        collective=request.collective.name,
+        backend=BACKEND,
+        origin=Origin.SIMULATED,
+        asked=request.asked,
+        options=RunOptions(
+            allocator=options.allocator.value,
+            timeout_s=options.timeout_s,
+            evidence=options.evidence,
+            strict=options.strict,
+        ),
+        ranks=tuple(identities),
+        hosts=tuple(node.host for node in nodes),
+        dropped_sizes=tuple(dropped),
+        model=model,
+    )
+
+
+def _record(
+    directory: Path,
+    described: RecordedCollective,
+    nodes: Sequence[Snapshot],
+    request: SweepRequest,
+    made: Sequence[Sequence[float]],
+) -> None:
+    """Write a recording of what the model said of every row, in seconds by rank."""
+    from gpubench.jobs.collective.recorder import written
+
+    with written(directory, described, NodesAndRanks(nodes, ())) as write:
+        for case, seconds in zip(cases(request, len(described.ranks)), made, strict=True):
+            own = OwnTimes(seconds[0], request.sampling.least_iterations)
+            sample = RowSample(own, tuple(Answer(each) for each in seconds))
+            write(RecordingLine(row=RecordedRow(case, BACKEND, sample)))
+        write(RecordingLine(rows=len(made)))
+
+
+def _ranks_per_node(options: CollectivePlan, simulation: Simulation, gpus: int) -> int:
+    """--np spread evenly over the nodes, else one rank a GPU."""
+    if options.ranks is None:
+        return gpus
+    per_node, rest = divmod(options.ranks, simulation.machine.nodes)
+    if rest or not 1 <= per_node <= gpus:
+        raise UsageError(
+            f"--np {options.ranks} on {simulation.machine}",
+            expected=f"as many ranks on every node, at most {gpus}",
+            next_step=f"--np {simulation.machine.nodes * gpus}",
+        )
+    return per_node
+
+
+def _identities(nodes: Sequence[Snapshot], per_node: int) -> list[RankIdentity]:
+    return [
+        RankIdentity(
+            rank=number * per_node + local,
+            host=node.host,
+            node=number,
+            local_rank=local,
+            pid=0,
+            gpu=gpu.name,
+            gpu_index=gpu.index,
+            gpu_bus_id=gpu.bus_id,
+            gpu_uuid=gpu.uuid,
+        )
+        for number, node in enumerate(nodes)
+        for local, gpu in enumerate([gpu for gpu in node.gpus if not gpu.lost][:per_node])
+    ]

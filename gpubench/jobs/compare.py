@@ -1,0 +1,119 @@
+"""Compare two sets of results, or the dated ones of a folder."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpubench.formats.delivery import delivering
+from gpubench.formats.presentation import Presentation
+from gpubench.formats.presenter import Presenter, terminal_style
+from gpubench.jobs.metadata import stamp
+from gpubench.jobs.outputs import check_writable
+from gpubench.model.results.report import Metadata, Report
+from gpubench.model.terms.origin import Origin
+
+if TYPE_CHECKING:
+    from gpubench.measure.compare.judge import Rules
+    from gpubench.model.results.result_file import ResultFile
+
+
+NAME = "compare"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparePlan:
+    """What the user asked for: files of both sides, or `last` results of a folder, None where files were named."""
+
+    base: tuple[Path, ...]
+    new: tuple[Path, ...]
+    folder: Path
+    last: int | None
+    rules: "Rules"
+    other_machine: bool
+    presentation: Presentation
+
+
+def run_compare(options: ComparePlan, arguments: Sequence[str]) -> int:
+    """Read both sides and show what differs; the exit code.
+
+    Raises:
+        GpubenchError: a file or folder cannot be read, a file is of another machine, or an output cannot be written.
+    """
+    shown = options.presentation
+    if options.last is not None:
+        from gpubench.readers.results.history import list_results
+
+        list_results(options.folder)
+    check_writable(shown.outputs)
+    presenter = Presenter(shown, terminal_style(shown, sys.stdout), progress=False)
+    with delivering(presenter):
+        sides, report = _of_files(options) if options.last is None else _of_folder(options, options.last)
+        presenter.begin(_metadata(options, arguments, sides), ())
+        presenter.end(report)
+    return shown.exit_code(report.verdict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sides:
+    """The files of a comparison; `series` names it where there are several."""
+
+    series: str | None
+    base: Sequence["ResultFile"]
+    new: Sequence["ResultFile"]
+
+
+def _of_files(options: ComparePlan) -> tuple[list[_Sides], Report]:
+    from gpubench.measure.compare.report import compare
+    from gpubench.readers.results.registry import read_results
+
+    base, new = ([read_results(path) for path in paths] for paths in (options.base, options.new))
+    return [_Sides(None, base, new)], compare(base, new, options.rules, other_machine=options.other_machine)
+
+
+def _of_folder(options: ComparePlan, last: int) -> tuple[list[_Sides], Report]:
+    from gpubench.measure.compare.history_report import compare_history
+    from gpubench.measure.compare.series import choose
+    from gpubench.readers.results.history import list_results
+
+    chosen = choose(list_results(options.folder), last)
+    sides = [_Sides(each.name, each.base, [each.new]) for each in chosen.series]
+    return sides, compare_history(chosen, options.folder, options.rules)
+
+
+def _metadata(options: ComparePlan, arguments: Sequence[str], sides: Sequence[_Sides]) -> Metadata:
+    files = [file for side in sides for file in (*side.base, *side.new)]
+    hosts = dict.fromkeys(host for file in files for host in file.circumstances.hosts)
+    origins = {row.origin for file in files for row in file.rows} | {row.origin for file in files for row in file.pairs}
+    origins |= {file.circumstances.origin for file in files if file.circumstances.origin is not None}
+    source = ", ".join(map(str, (*options.base, *options.new)))
+    return Metadata(
+        **stamp(arguments),
+        subject=NAME,
+        origin=Origin.SIMULATED if Origin.SIMULATED in origins else Origin.RECORDED,
+        hosts=list(hosts) or ["unknown"],
+        options={
+            "base": [_described(file, side.series) for side in sides for file in side.base],
+            "new": [_described(file, side.series) for side in sides for file in side.new],
+            "last": options.last,
+            "threshold": options.rules.threshold_percent,
+            "strict": options.rules.strict,
+            "other_machine": options.other_machine,
+        },
+        source=source or str(options.folder),
+    )
+
+
+def _described(file: "ResultFile", series: str | None) -> dict[str, Any]:
+    from gpubench.measure.compare.circumstances import in_words
+
+    return {
+        "file": file.name,
+        "kind": file.kind,
+        "told": in_words(file),
+        "rows": len(file.rows) + len(file.pairs),
+        "complete": file.complete,
+        "remarks": list(file.remarks),
+        "series": series,
+    }

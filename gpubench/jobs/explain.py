@@ -1,0 +1,83 @@
+"""Read logs of NCCL and report on them."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpubench.formats.delivery import delivering
+from gpubench.formats.presentation import Presentation
+from gpubench.formats.presenter import Presenter, terminal_style
+from gpubench.hardware.timing.clock import no_garbage_collection
+from gpubench.jobs.metadata import stamp
+from gpubench.jobs.outputs import check_writable
+from gpubench.model.paths.nccl_log import LogFacts
+from gpubench.model.results.report import Metadata
+from gpubench.model.terms.origin import Origin
+from gpubench.readers.nccl_log.files import STDIN, LogFile, read_logs
+from gpubench.readers.nccl_log.stream import NcclLogReader
+
+NAME = "explain"
+
+_MOST_NAMES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplainPlan:
+    """What the user asked for."""
+
+    logs: tuple[str, ...]
+    presentation: Presentation
+
+
+def run_explain(options: ExplainPlan, arguments: Sequence[str]) -> int:
+    """Read the logs and show what they say; the exit code.
+
+    Raises:
+        GpubenchError: a log cannot be read, or an output cannot be written.
+    """
+    from gpubench.measure.explain.report import explain
+
+    shown = options.presentation
+    check_writable(shown.outputs)
+    presenter = Presenter(shown, terminal_style(shown, sys.stdout), progress=False)
+    # Nothing here makes reference cycles, and looking for them among a million pairs takes a sixth of the time.
+    with delivering(presenter), no_garbage_collection():
+        reader = NcclLogReader()
+        files = read_logs(options.logs, reader, sys.stdin.buffer)
+        facts = reader.facts()
+        presenter.begin(_metadata(options, arguments, facts, files), ())
+        report = explain(facts, _names(options.logs))
+        presenter.end(report)
+    return options.presentation.exit_code(report.verdict)
+
+
+def _metadata(options: ExplainPlan, arguments: Sequence[str], facts: LogFacts, files: Sequence[LogFile]) -> Metadata:
+    hosts = dict.fromkeys(member.host for each in facts.communicators for member in each.members)
+    values: dict[str, dict[str, None]] = {}
+    for setting in facts.settings:
+        values.setdefault(setting.name, {})[setting.value] = None
+    return Metadata(
+        **stamp(arguments),
+        subject=NAME,
+        origin=Origin.RECORDED,
+        hosts=list(hosts) or ["unknown"],
+        libraries={
+            name: ", ".join(found) for name, found in (("NCCL", facts.versions), ("network", facts.networks)) if found
+        },
+        environment={name: " or ".join(found) for name, found in values.items()},
+        options={
+            "files": len(files),
+            "files_without_nccl": sum(not file.nccl_lines for file in files),
+            "lines": facts.lines,
+            "nccl_lines": facts.nccl_lines,
+            "warnings": dict(facts.warnings),
+        },
+        source=", ".join(_names(options.logs)),
+    )
+
+
+def _names(logs: Sequence[str]) -> list[str]:
+    """The first few of many."""
+    names = ["standard input" if log == STDIN else log for log in logs]
+    more = len(names) - _MOST_NAMES
+    return names[:_MOST_NAMES] + ([f"{more} more"] if more > 0 else [])

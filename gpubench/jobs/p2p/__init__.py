@@ -1,0 +1,1 @@
+"""Measure copies between GPUs: of this process, between ranks, simulated, or replayed."""

@@ -1,0 +1,142 @@
+"""gpubench as one rank of a job: its beginning and its end, in order or not."""
+
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from gpubench.errors import CouldNotMeasureError, GpubenchError, InterruptedRunError, output_failed
+from gpubench.formats.presenter import OutputError
+from gpubench.hardware.launch import launcher
+from gpubench.hardware.launch.channel_sender import ChannelSender
+from gpubench.hardware.launch.started_by import CHANNEL_VARIABLE, SECONDS_FOR_THE_FIRST_RANK, LaunchedBy
+from gpubench.hardware.mpi import group as mpi
+from gpubench.hardware.process.facts import read_rank_facts
+from gpubench.hardware.watchdog import rank as watchdog
+from gpubench.hardware.watchdog.rank import RankProgress
+from gpubench.jobs.agreement import AgreedError
+from gpubench.jobs.metadata import recorded_settings
+from gpubench.model.facts.rank_facts import RankFacts
+from gpubench.model.terms.hang import Phase
+from gpubench.model.terms.rank_identity import RankIdentity
+
+SECONDS_TO_BE_HEARD = 0.5
+"""Between a rank's last words on stderr and its abort: a launcher's daemon on another host drops what it has not yet
+passed on when the job ends."""
+
+SECONDS_TO_BE_ENDED = 30.0
+
+TRACEBACK_VARIABLE = "GPUBENCH_TRACEBACK"
+
+
+class RankJob(Protocol):
+    """One rank's part in what all of them do."""
+
+    @property
+    def identity(self) -> RankIdentity:
+        """Who this rank is."""
+        ...
+
+    def run(self, channel: str | None) -> int:
+        """Do it; the exit code, the same on every rank. `channel` leads to the gpubench that launched this one."""
+        ...
+
+
+def run(make_job: Callable[[mpi.MpiGroup, RankProgress], RankJob], launched_by: LaunchedBy, timeout_s: float) -> int:
+    """Be a rank: do the job with the others, and return the exit code that all of them return.
+
+    A job that shows no progress for `timeout_s` seconds, longer while it starts, is ended with exit code 3.
+
+    What goes wrong on all ranks alike is told once, by the first. A rank that breaks on its own says so, with its host
+    and GPU, and ends the whole job at once.
+    """
+    channel = os.environ.get(CHANNEL_VARIABLE)
+    if channel:
+        launcher.die_with_parent()
+    group: mpi.MpiGroup | None = None
+    job: RankJob | None = None
+    progress = watchdog.start(launched_by.rank, launched_by.size, mpi.host_name(), timeout_s, channel)
+    try:
+        progress.enter(Phase.MPI_INIT)
+        group = mpi.start(launched_by)
+        progress.meet(group)
+        progress.enter(Phase.SET_UP)
+        job = make_job(group, progress)
+        code = job.run(channel)
+    except AgreedError as agreed:
+        if launched_by.rank == 0:
+            _tell(agreed.error, channel)
+        code = agreed.error.exit_code
+    except BaseException as broken:  # noqa: BLE001 - whatever broke, the job must end
+        if progress.ends:
+            time.sleep(SECONDS_TO_BE_ENDED)  # what broke is what the watchdog aborted, and it has told why
+        progress.leave()
+        place = str(job.identity) if job else f"rank {launched_by.rank} on {mpi.host_name()}"
+        error = _located(broken, place)
+        speaks = job is not None and not isinstance(broken, KeyboardInterrupt)  # which all ranks were sent
+        if speaks or launched_by.rank == 0:
+            _tell(error, channel)
+            time.sleep(0 if channel else SECONDS_TO_BE_HEARD)
+        else:
+            time.sleep(SECONDS_FOR_THE_FIRST_RANK)
+        mpi.abort(group, error.exit_code)
+    progress.enter(Phase.MPI_FINALIZE)
+    mpi.finish()
+    progress.close()
+    return code
+
+
+def own_identity(group: mpi.MpiGroup) -> tuple[RankIdentity, list[int]]:
+    """Who this rank is, before it has a GPU, and the node of every rank."""
+    node_by_rank, local_rank = mpi.nodes(group)
+    identity = RankIdentity(
+        rank=group.rank,
+        host=mpi.host_name(),
+        node=node_by_rank[group.rank],
+        local_rank=local_rank,
+        pid=os.getpid(),
+    )
+    return identity, node_by_rank
+
+
+def own_facts(identity: RankIdentity) -> RankFacts:
+    """What this rank's process is like."""
+    return read_rank_facts(identity.rank, identity.node, identity.local_rank, recorded_settings(os.environ))
+
+
+def _located(broken: BaseException, place: str) -> GpubenchError:
+    """What broke, with the rank it broke on."""
+    if isinstance(broken, GpubenchError):
+        broken.where = broken.where or place
+        return broken
+    if isinstance(broken, KeyboardInterrupt):
+        return InterruptedRunError("interrupted; the run was ended, and rows measured before are in the outputs")
+    if isinstance(broken, BrokenPipeError):
+        return CouldNotMeasureError("the reader of the output went away", where=place)
+    if isinstance(broken, OutputError):
+        return output_failed(str(broken.filename), os.strerror(broken.errno or 0), broken.rows)
+    frame = traceback.extract_tb(broken.__traceback__)[-1]
+    if os.environ.get(TRACEBACK_VARIABLE):
+        traceback.print_exception(broken, file=sys.__stderr__)
+    return CouldNotMeasureError(
+        f"{type(broken).__name__}: {broken}",
+        where=place,
+        reason=f"raised in {Path(frame.filename).name}, line {frame.lineno}",
+        next_step=f"NCCL_DEBUG=WARN shows what NCCL says, {TRACEBACK_VARIABLE}=1 where gpubench was",
+    )
+
+
+def _tell(error: GpubenchError, channel: str | None) -> None:
+    """Report to the gpubench that launched this rank, else on stderr."""
+    if channel:
+        try:
+            sender = ChannelSender(channel)
+            sender.error(error)
+            sender.close()
+        except OSError:
+            return
+    elif sys.__stderr__ is not None:
+        print(f"gpubench: error: {error}", file=sys.__stderr__, flush=True)

@@ -1,0 +1,28 @@
+"""A simulated machine in the place of the one at hand."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gpubench.hardware.simulated.machine import SimulatedMachine
+    from gpubench.model.profiles.fault import Fault
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """A simulated machine and what is broken in it. `text` is as the user wrote it."""
+
+    text: str
+    machine: "SimulatedMachine"
+    faults: "tuple[Fault, ...]"
+    seed: int
+
+    @property
+    def source(self) -> str:
+        """The options that made it."""
+        return f"--simulate {self.text}" + "".join(f" --fault {fault}" for fault in self.faults)
+
+    @property
+    def profile(self) -> dict[str, str]:
+        """The profile, for the metadata."""
+        return {"name": self.machine.profile.name, "sha256": self.machine.profile.sha256}
