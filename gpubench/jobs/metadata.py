@@ -1,13 +1,17 @@
-"""What the metadata of every run begins with."""
+"""The metadata of a run: one builder for every command."""
 
 import time
 import uuid
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from gpubench import __version__
 from gpubench.hardware.launch import launcher
+from gpubench.jobs.machines import Machines
+from gpubench.model.results.report import Metadata
+from gpubench.profiles.matching import ProfileMatch
 
 _SETTINGS = (
     *("NCCL_", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES", "UCX_", "FI_", "MPI4PY_"),
@@ -40,3 +44,38 @@ def recorded_settings(environment: Mapping[str, str]) -> dict[str, str]:
         for name, value in sorted(environment.items())
         if name.startswith(_SETTINGS) and name not in (*own, _IMAGE_VERSION)
     }
+
+
+def metadata_of(
+    arguments: Sequence[str],
+    subject: str,
+    *,
+    machines: Machines | None = None,
+    matched: ProfileMatch | None = None,
+    asked_profile: bool = False,
+    **values: Any,
+) -> Metadata:
+    """Metadata with version, run id, time and command line, and what follows from machines and their profile.
+
+    `values` are further fields of Metadata, and come before those of the machines, of which the fingerprint is that of
+    most nodes.
+    """
+    known: dict[str, Any] = {}
+    if machines is not None:
+        driver = machines.nodes[0].snapshot.driver
+        known = {
+            "origin": machines.origin,
+            "hosts": [node.snapshot.host for node in machines.nodes],
+            "libraries": {"driver": f"{driver.version} (runs CUDA {driver.cuda})"} if driver.version else {},
+            "environment": machines.environment,
+            "topology": Counter(node.fingerprint() for node in machines.nodes).most_common(1)[0][0],
+            "source": machines.source,
+        }
+    if matched is not None:
+        note = "asked for" if asked_profile else matched.note
+        known["profile"] = {
+            "name": matched.profile.name,
+            "sha256": matched.profile.sha256,
+            **({"note": note} if note else {}),
+        }
+    return Metadata(**{**stamp(arguments), "subject": subject, **known, **values})

@@ -21,9 +21,13 @@ class ProfileMatch:
         has_board = self.profile.match.board_gpus is not None or _is_switched(self.profile) is True
         return has_board and self.gpus < self.profile.match.board
 
+    @property
+    def note(self) -> str:
+        """Of a part of a board: which part; else empty."""
+        return f"{self.gpus} of {self.profile.match.board} GPUs: a slice of the board" if self.is_slice else ""
+
     def __str__(self) -> str:
-        part = f" ({self.gpus} of {self.profile.match.board} GPUs: a slice of the board)" if self.is_slice else ""
-        return f"{self.profile.name}{part}"
+        return f"{self.profile.name} ({self.note})" if self.note else self.profile.name
 
 
 def match_any(

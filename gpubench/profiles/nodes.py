@@ -1,45 +1,56 @@
-"""Which profile the machines of `gpubench check` are judged by."""
+"""The profile of a node: the one that was asked for, else a user's own, one of gpubench's, or that of any machine."""
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from gpubench.model.paths.links import leads_to_switches
 from gpubench.model.paths.topology import Topology
-from gpubench.model.profiles.profile import Profile
 from gpubench.profiles.files import find, own_profiles
 from gpubench.profiles.matching import ProfileMatch, match_any
 
 
-def matched(
-    node: Topology, environment: Mapping[str, str], own: Sequence[Profile] | None = None
-) -> ProfileMatch | None:
-    """The profile of a node: a user's own first, one of gpubench's, one for any machine; None without GPUs.
+def profile_for(node: Topology, environment: Mapping[str, str], asked: str | None = None) -> ProfileMatch | None:
+    """The profile that a node is judged by; None where it has no GPUs and nobody asked for one.
 
     Raises:
-        UsageError: one of the user's own is no profile.
+        UsageError: there is none of the name asked for, or it or one of the user's own is broken.
     """
-    names = sorted({gpu.name for gpu in node.gpus if gpu.name})
-    joined = any(link.active for gpu in node.gpus for link in gpu.nvlinks or ())
-    candidates = own_profiles(environment) if own is None else own
-    return match_any(names, len(node.gpus), switched=leads_to_switches(node.gpus), joined=joined, own=candidates)
+    return profiles_for([node], environment, asked)[0]
 
 
-def profiles_of(
-    nodes: Sequence[Topology], asked: str | None, environment: Mapping[str, str]
+def profiles_for(
+    nodes: Sequence[Topology], environment: Mapping[str, str], asked: str | None = None
 ) -> list[ProfileMatch | None]:
-    """The profile of each node: the one that was asked for, else the one that it matches.
+    """`profile_for` of every node: of thousands, most are alike, and looked up once.
 
     Raises:
-        UsageError: there is none of that name, or it is broken.
+        UsageError: as there.
     """
     if asked is not None:
         profile = find(asked, environment)
         return [ProfileMatch(profile, len(node.gpus)) for node in nodes]
     own = own_profiles(environment)
-    known: dict[tuple[object, ...], ProfileMatch | None] = {}
-    found = []
-    for node in nodes:
-        key = (tuple(sorted({gpu.name or "" for gpu in node.gpus})), len(node.gpus), leads_to_switches(node.gpus))
-        if key not in known:
-            known[key] = matched(node, environment, own)
-        found.append(known[key])
-    return found
+    traits = [_traits(node) for node in nodes]
+    known = {
+        each: match_any(each.models, each.gpus, switched=each.switched, joined=each.joined, own=own)
+        for each in dict.fromkeys(traits)
+    }
+    return [known[each] for each in traits]
+
+
+class _Traits(NamedTuple):
+    """What a profile is chosen by."""
+
+    models: tuple[str, ...]
+    gpus: int
+    switched: bool | None
+    joined: bool
+
+
+def _traits(node: Topology) -> _Traits:
+    return _Traits(
+        models=tuple(sorted({gpu.name for gpu in node.gpus if gpu.name})),
+        gpus=len(node.gpus),
+        switched=leads_to_switches(node.gpus),
+        joined=any(link.active for gpu in node.gpus for link in gpu.nvlinks or ()),
+    )

@@ -18,6 +18,7 @@ from gpubench.cli.commands.topo import parse_topo_options
 from gpubench.errors import UsageError
 from gpubench.hardware.node import stages
 from gpubench.jobs import topo as topo_job
+from gpubench.jobs.sources import Simulated
 from gpubench.measure.topo.report import SECTIONS
 from gpubench.model.results.report import PAIR_COLUMNS
 from tests.cli.running import ROOT, SECONDS, environment, gpubench
@@ -182,8 +183,8 @@ DEFAULTS: dict[str, Any] = {
 def test_options_are_read() -> None:
     given = {"simulate": "hgx-h200-2*2", "fault": ["gpu1:width=8"], "section": "gpus", "output": ["x.csv"]}
     options = parse_topo_options(DEFAULTS | given)
-    assert options.simulation is not None
-    assert (options.simulation.machine.nodes, len(options.simulation.faults)) == (2, 1)
+    assert isinstance(options.source, Simulated)
+    assert (options.source.simulation.machine.nodes, len(options.source.simulation.faults)) == (2, 1)
     assert options.presentation.section == "gpus"
     for section in SECTIONS:
         parse_topo_options(DEFAULTS | {"section": section, "format_name": "csv"})

@@ -68,10 +68,10 @@ def match_machine(simulate: _SIMULATE = None, timeout: _TIMEOUT = 20.0) -> None:
     from gpubench.hardware.simulated.machine import parse_machine, snapshots
     from gpubench.installation_errors import no_gpu
     from gpubench.model.paths.topology import Topology
-    from gpubench.profiles.nodes import matched
+    from gpubench.profiles.nodes import profile_for
 
     snapshot = probe(timeout, os.environ) if simulate is None else snapshots(parse_machine(simulate))[0]
-    found = matched(Topology(snapshot), os.environ)
+    found = profile_for(Topology(snapshot), os.environ)
     if found is None:
         raise no_gpu(snapshot.driver.absent or "the driver lists none on this host", for_what=NAME)
     say(f"{found}  {found.profile.title}")

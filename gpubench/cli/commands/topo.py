@@ -66,18 +66,18 @@ def parse_topo_options(given: dict[str, Any]) -> TopoPlan:
     Raises:
         UsageError: two sources of machines, a fault without a simulated machine, anything that cannot be read.
     """
+    from gpubench.jobs.sources import source_of
     from gpubench.measure.topo.report import SECTIONS
 
     named = {"--from": given["from_file"], "--replay": given["replay"], "--simulate": given["simulate"]}
     sources = [option for option, value in named.items() if value is not None]
     if len(sources) > 1:
         raise exclusive(sources, "one machine, or the one at hand")
-    folders = parse_recording(given, {})
+    recording = parse_recording(given, {})
+    file = None if given["from_file"] is None else Path(given["from_file"])
     return TopoPlan(
-        file=None if given["from_file"] is None else Path(given["from_file"]),
-        replay=folders.replay,
-        simulation=parse_simulation(given),
-        record=folders.record,
+        source=source_of(given["timeout"], simulation=parse_simulation(given), replay=recording.replay, file=file),
+        recording=recording,
         strict=given["strict"],
         causes=given["causes"],
         timeout_s=given["timeout"],
@@ -95,9 +95,11 @@ def run(given: dict[str, Any]) -> None:
 
         raise typer.Exit(run_alone(options, arguments))
     from gpubench.jobs import rank
-    from gpubench.jobs.topo import TopoJob
+    from gpubench.jobs.topo import TopoRankJob
 
-    raise typer.Exit(rank.run(lambda group, _progress: TopoJob(group, options, arguments), launch, options.timeout_s))
+    raise typer.Exit(
+        rank.run(lambda group, _progress: TopoRankJob(group, options, arguments), launch, options.timeout_s)
+    )
 
 
 PARAMETERS: tuple[tuple[str, Any, Any], ...] = (

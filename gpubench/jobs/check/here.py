@@ -32,7 +32,7 @@ from gpubench.model.results.report import Metadata, Report
 from gpubench.model.results.result_file import MODELS
 from gpubench.model.terms.origin import Origin
 from gpubench.profiles.matching import ProfileMatch
-from gpubench.profiles.nodes import profiles_of
+from gpubench.profiles.nodes import profiles_for
 from gpubench.readers.documents.json_lines import read_json_line
 
 FILE = "check.jsonl"
@@ -51,7 +51,7 @@ def run_alone(options: CheckPlan, arguments: Sequence[str]) -> int:
     with delivering(presenter):
         snapshots, ranks = _machines(options)
         nodes = [Topology(snapshot) for snapshot in with_own_names(snapshots)]
-        matches = profiles_of(nodes, options.profile, os.environ)
+        matches = profiles_for(nodes, os.environ, options.profile)
         refuse_without_gpu(nodes, matches)
         measurements = _measured(options, nodes, matches)
         if measurements is not QUICK and options.simulation is None and options.replay is None:

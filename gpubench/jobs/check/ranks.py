@@ -31,7 +31,7 @@ from gpubench.model.results.rows.evidence import FALLBACK_SECTION, FallbackRow
 from gpubench.model.terms.verdict import Finding
 from gpubench.ports.listener import Listener
 from gpubench.profiles.matching import ProfileMatch
-from gpubench.profiles.nodes import profiles_of
+from gpubench.profiles.nodes import profiles_for
 
 
 class _CheckRow:
@@ -119,7 +119,7 @@ class CheckRanksJob:
         return watch_errors(node.snapshot, self._options.facts_timeout_s, os.environ)
 
     def _matches(self, nodes: Sequence[Topology]) -> list[ProfileMatch | None]:
-        matches = profiles_of(nodes, self._options.profile, os.environ)
+        matches = profiles_for(nodes, os.environ, self._options.profile)
         refuse_without_gpu(nodes, matches)
         return matches
 

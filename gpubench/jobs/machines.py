@@ -1,0 +1,45 @@
+"""The machines of a run: nodes, processes, where they come from, and the settings in force."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gpubench.model.facts.rank_facts import RankFacts
+from gpubench.model.facts.snapshot import Snapshot
+from gpubench.model.paths.nodes import with_own_names
+from gpubench.model.paths.topology import Topology
+from gpubench.model.terms.origin import Origin
+
+
+@dataclass(frozen=True, slots=True)
+class Machines:
+    """Nodes by names of their own, and processes, of which a simulated machine and a file have none.
+
+    `source` are the options that named them, None for machines that are here; `environment` the settings in force.
+    """
+
+    nodes: Sequence[Topology]
+    processes: Sequence[RankFacts] = ()
+    source: str | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        snapshots: Sequence[Snapshot],
+        processes: Sequence[RankFacts] = (),
+        source: str | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> "Machines":
+        """Nodes with the same name get names of their own."""
+        return cls([Topology(each) for each in with_own_names(snapshots)], processes, source, environment or {})
+
+    @property
+    def origin(self) -> Origin:
+        """Where the nodes come from; recorded, where they come from several."""
+        origins = {node.snapshot.origin for node in self.nodes}
+        return origins.pop() if len(origins) == 1 else Origin.RECORDED
+
+    @property
+    def snapshots(self) -> list[Snapshot]:
+        """The facts of every node."""
+        return [node.snapshot for node in self.nodes]

@@ -1,0 +1,147 @@
+"""Sources of machines: this host, the ranks of a job, simulated machines, recordings, files of other tools."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from gpubench.errors import UsageError
+from gpubench.hardware import recorded
+from gpubench.hardware.launch.started_by import LaunchedBy
+from gpubench.hardware.node.probe import probe
+from gpubench.hardware.process.facts import read_rank_facts
+from gpubench.hardware.simulated.machine import snapshots as simulated_nodes
+from gpubench.jobs.machines import Machines
+from gpubench.jobs.metadata import recorded_settings
+from gpubench.jobs.simulation import Simulation
+from gpubench.model.facts.rank_facts import RankFacts
+from gpubench.model.facts.snapshot import Snapshot
+from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.ports.group import Group
+from gpubench.readers.machines.registry import read_file
+
+
+class Source(Protocol):
+    """A source of machines."""
+
+    @property
+    def text(self) -> str | None:
+        """The options that named it, None for the machine at hand."""
+        ...
+
+    def machines(self) -> Machines:
+        """Read them.
+
+        Raises:
+            GpubenchError: they cannot be read.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """The machine at hand and this process; `timeout_s` is how long its driver may take to answer."""
+
+    timeout_s: float
+    text: str | None = None
+
+    def machines(self) -> Machines:
+        """Read by the kernel, NVML and CUDA."""
+        environment = recorded_settings(os.environ)
+        facts = read_rank_facts(0, 0, 0, environment)
+        return Machines.of([probe(self.timeout_s, os.environ)], [facts], None, environment)
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """Machines made from a profile, with faults."""
+
+    simulation: Simulation
+
+    @property
+    def text(self) -> str:
+        """--simulate with its faults."""
+        return self.simulation.source
+
+    def machines(self) -> Machines:
+        """Made by the seed."""
+        asked = self.simulation
+        return Machines.of(simulated_nodes(asked.machine, asked.faults, asked.seed), (), self.text)
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """Machines that `--record` wrote to a folder; of one host, where that is named."""
+
+    directory: Path
+    host: str | None = None
+
+    @property
+    def text(self) -> str:
+        """--replay with its folder."""
+        return f"--replay {self.directory}"
+
+    def machines(self) -> Machines:
+        """Nodes and processes as they were."""
+        snapshots, processes = recorded.read_recording(self.directory, self.host)
+        return Machines.of(snapshots, processes, self.text)
+
+
+@dataclass(frozen=True, slots=True)
+class FromFile:
+    """One machine that a file of another tool describes."""
+
+    path: Path
+
+    @property
+    def text(self) -> str:
+        """The path."""
+        return str(self.path)
+
+    def machines(self) -> Machines:
+        """As far as the file says."""
+        return Machines.of([read_file(self.path)], (), self.text)
+
+
+def source_of(
+    timeout_s: float, *, simulation: Simulation | None = None, replay: Path | None = None, file: Path | None = None
+) -> Source:
+    """The source that options name, at most one of these; else the machine at hand."""
+    if file is not None:
+        return FromFile(file)
+    if replay is not None:
+        return Replayed(replay)
+    return Here(timeout_s) if simulation is None else Simulated(simulation)
+
+
+def refuse_under_launcher(command: str, source: Source, launch: LaunchedBy | None) -> None:
+    """Raise UsageError where several ranks are to show a machine that is not theirs."""
+    if source.text is not None and launch is not None and launch.size > 1:
+        raise UsageError(
+            f"{command} {source.text.split()[0]} under {launch.launcher}",
+            expected="one process: nothing is measured here",
+            next_step="the same without the launcher",
+        )
+
+
+def gathered(
+    group: Group, snapshots: Sequence[Snapshot], process: RankFacts, source: Source | None = None
+) -> Machines | None:
+    """The machines of a job on its first rank, None on the others; every rank brings the nodes that it has read.
+
+    `source` is where they come from, where they are not the ranks' own.
+    """
+    collected = group.collect((snapshots, process))
+    if collected is None:
+        return None
+    nodes = [each for own, _ in collected for each in own]
+    processes = [facts for _, facts in collected]
+    if source is None or source.text is None:
+        return Machines.of(nodes, processes, None, recorded_settings(os.environ))
+    return Machines.of(nodes, processes, source.text)
+
+
+def own_process(identity: RankIdentity) -> RankFacts:
+    """What the process of this rank is like."""
+    return read_rank_facts(identity.rank, identity.node, identity.local_rank, recorded_settings(os.environ))
