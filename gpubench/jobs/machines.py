@@ -1,7 +1,7 @@
 """The machines of a run: nodes, processes, where they come from, and the settings in force."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.facts.snapshot import Snapshot
@@ -38,6 +38,10 @@ class Machines:
         """Where the nodes come from; recorded, where they come from several."""
         origins = {node.snapshot.origin for node in self.nodes}
         return origins.pop() if len(origins) == 1 else Origin.RECORDED
+
+    def with_snapshots(self, snapshots: Sequence[Snapshot]) -> "Machines":
+        """The same machines, their nodes read again."""
+        return replace(self, nodes=[Topology(each) for each in snapshots])
 
     @property
     def snapshots(self) -> list[Snapshot]:

@@ -12,17 +12,18 @@ import jsonschema
 import pytest
 
 from gpubench.cli.commands.check import parse_check_options
+from gpubench.collectives.allreduce import ALLREDUCE
 from gpubench.errors import UsageError
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.jobs.check import child_commands as check_measure
-from gpubench.jobs.check.child_commands import measured_collectives, measured_copies
-from gpubench.jobs.check.plan import CheckMeasurements, Depth
+from gpubench.jobs.check.child_commands import ChildCommands
+from gpubench.jobs.check.measuring import measured
+from gpubench.jobs.check.plan import GPU_SIZES, Depth
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.measurements import Need
 from gpubench.model.results.report import FINDING_COLUMNS
 from gpubench.model.terms.verdict import Verdict
 from gpubench.profiles import files as profiles
-from gpubench.profiles.files import load
 from tests.cli.running import environment, gpubench, mpirun
 
 SCHEMA: dict[str, Any] = json.loads(files("gpubench.formats").joinpath("report.schema.json").read_text())
@@ -188,10 +189,10 @@ def test_a_measurement_that_hangs_is_an_error_and_is_ended(monkeypatch: pytest.M
     monkeypatch.setattr(check_measure, "module_command", lambda *_: ["sleep", "60"])
     node = Topology(snapshots(parse_machine("hgx-h200-4"))[0])
     started = time.monotonic()
-    found = measured_copies(CheckMeasurements(Depth.DEFAULT), 0.2, node)
+    found = ChildCommands([node], Depth.DEFAULT, 0.2).peer_and_host_copies()
     assert found.failed == dict.fromkeys((Need.PEER_COPIES, Need.HOST_COPIES), "gpubench p2p did not end within 0.2 s")
-    reduced = measured_collectives(CheckMeasurements(Depth.DEFAULT), 0.2, [node], None)
-    assert reduced.failed == {Need.ALL_REDUCE: "gpubench allreduce did not end within 0.2 s"}
+    reduced = measured(Depth.DEFAULT, [node], None, ChildCommands([node], Depth.DEFAULT, 0.2))
+    assert reduced.failed[Need.ALL_REDUCE] == "gpubench allreduce did not end within 0.2 s"
     assert time.monotonic() - started < 60
 
 
@@ -199,7 +200,7 @@ def test_what_eight_real_gpus_reported_is_judged(monkeypatch: pytest.MonkeyPatch
     staged = "tests/results/h200x8/allreduce-p2p-disabled.json"
     monkeypatch.setattr(check_measure, "module_command", lambda *_: ["cat", staged])
     node = Topology(snapshots(parse_machine("hgx-h200-8"))[0])
-    found = measured_collectives(CheckMeasurements(Depth.DEFAULT), 20.0, [node], load("hgx-h200-8"))
+    found = ChildCommands([node], Depth.DEFAULT, 20.0).collective(ALLREDUCE, GPU_SIZES, 0)
     assert [(each.id, each.severity) for each in found.findings] == [("host-staged", Verdict.FAIL)]
     assert {row.busbw_gb_s < 11 for row in found.collectives} == {True}
 
@@ -207,11 +208,11 @@ def test_what_eight_real_gpus_reported_is_judged(monkeypatch: pytest.MonkeyPatch
 def test_a_command_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check_measure, "module_command", lambda *_: ["sh", "-c", "echo no GPU >&2; exit 3"])
     node = Topology(snapshots(parse_machine("hgx-h200-4"))[0])
-    found = measured_copies(CheckMeasurements(Depth.DEFAULT), 20.0, node)
+    found = ChildCommands([node], Depth.DEFAULT, 20.0).peer_and_host_copies()
     assert set(found.failed.values()) == {"gpubench p2p ended with exit code 3: no GPU"}
     spoken = "printf 'mpirun: help\\ngpubench: error: no rank started\\n  likely:   MPI\\n' >&2; exit 3"
     monkeypatch.setattr(check_measure, "module_command", lambda *_: ["sh", "-c", spoken])
-    found = measured_copies(CheckMeasurements(Depth.DEFAULT), 20.0, node)
+    found = ChildCommands([node], Depth.DEFAULT, 20.0).peer_and_host_copies()
     assert set(found.failed.values()) == {"gpubench p2p ended with exit code 3: no rank started; likely: MPI"}
 
 
@@ -265,6 +266,6 @@ def test_options_become_what_was_asked_for() -> None:
         "no_progress": False,
     }
     options = parse_check_options(given)
-    assert (options.plan.depth, options.strict, options.facts_timeout_s) == (Depth.FULL, True, 20.0)
+    assert (options.depth, options.strict, options.facts_timeout_s) == (Depth.FULL, True, 20.0)
     with pytest.raises(UsageError, match="exclude each other"):
         parse_check_options(given | {"quick": True})

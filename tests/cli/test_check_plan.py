@@ -5,10 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from gpubench.collectives.allreduce import ALLREDUCE
-from gpubench.collectives.record import Collective
+from gpubench.jobs.check.measuring import measure_with_repeats
 from gpubench.jobs.check.plan import HUGE_BYTES, LARGE_BYTES, SMALL_BYTES
-from gpubench.jobs.check.repeats import measure_with_repeats
 from gpubench.model.results.report import CollectiveRow
 from gpubench.profiles.files import load
 from tests.formats.sample import ROW
@@ -32,10 +30,10 @@ def test_what_is_slow_is_measured_again_unless_it_is_explained(
 ) -> None:
     asked: list[tuple[int, tuple[int, ...]]] = []
 
-    def measure(_: Collective, sizes: Sequence[int], attempt: int) -> list[CollectiveRow]:
+    def measure(sizes: Sequence[int], attempt: int) -> list[CollectiveRow]:
         asked.append((attempt, tuple(sizes)))
         return [row(size, SLOW_GB_S if size in slow else HEALTHY_GB_S, host_staged=host_staged) for size in sizes]
 
-    rows = measure_with_repeats(ALLREDUCE, SIZES, measure, load("hgx-h200-8"))
+    rows = measure_with_repeats(SIZES, measure, load("hgx-h200-8"))
     assert [each.size_bytes for each in rows] == list(SIZES)
     assert asked == [(0, SIZES), *((attempt, slow) for attempt in attempts)]

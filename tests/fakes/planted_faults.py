@@ -4,8 +4,10 @@ from collections.abc import Sequence
 
 from gpubench.checks import Facts
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
-from gpubench.jobs.check.plan import CheckMeasurements, Depth
-from gpubench.jobs.check.simulated import measured
+from gpubench.jobs.check.measuring import measured
+from gpubench.jobs.check.plan import Depth
+from gpubench.jobs.check.simulated import SimulatedMeasurer
+from gpubench.jobs.simulation import Simulation
 from gpubench.measure.check.health import judge
 from gpubench.model.paths.nodes import group
 from gpubench.model.paths.topology import Topology
@@ -69,8 +71,9 @@ def findings(machine_text: str, faults: Sequence[str], seed: int) -> tuple[Findi
     """What check finds on a simulated machine, quiet findings ('by design') left out."""
     machine, planted = parse_machine(machine_text), [parse_fault(fault) for fault in faults]
     nodes = snapshots(machine, planted, seed)
-    plan = CheckMeasurements(Depth.DEFAULT)
-    taken = measured(machine, planted, seed, nodes, plan, noise=NOISE, profile=machine.profile)
     shown = [Topology(node) for node in nodes]
+    simulation = Simulation(machine_text, machine, tuple(planted), seed)
+    by = SimulatedMeasurer(simulation, shown, Depth.DEFAULT, noise=NOISE)
+    taken = measured(Depth.DEFAULT, shown, machine.profile, by)
     report = judge(Facts(shown, group(shown), (), [machine.profile] * len(nodes), taken, asked=True))
     return tuple(each for each in report.findings if each.severity is not Verdict.SKIP)

@@ -14,8 +14,8 @@ from gpubench.hardware.launch.interpreter import module_command
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.hardware.timing.host_copy import copy_seconds
 from gpubench.jobs.check import child_commands as check_measure
+from gpubench.jobs.check import measuring
 from gpubench.jobs.check import ranks as check_ranks
-from gpubench.jobs.check.plan import CheckMeasurements
 from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.profiles.fault import parse_fault
@@ -45,9 +45,9 @@ def install(machine: str, *faults: str, hosts: Sequence[str]) -> None:
 
     stubs: Sequence[tuple[Any, str, Any]] = (
         (check_ranks, "probe", probe),
-        (check_ranks, "own_facts", own_facts),
+        (check_ranks, "own_process", own_facts),
         (check_measure, "module_command", command),
-        (CheckMeasurements, "sizes", property(lambda _plan: SMALL_SIZES)),
+        (measuring, "GPU_SIZES", SMALL_SIZES),
     )
     for owner, name, stub in stubs:
         setattr(owner, name, stub)

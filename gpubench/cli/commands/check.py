@@ -10,9 +10,10 @@ from gpubench.cli.options import presentation, recording, simulation
 from gpubench.cli.options.presentation import parse_presentation
 from gpubench.cli.options.recording import parse_recording
 from gpubench.cli.options.simulation import parse_simulation
-from gpubench.errors import UsageError, exclusive
+from gpubench.errors import exclusive
 from gpubench.hardware.launch.started_by import launched_by
-from gpubench.jobs.check.plan import CheckMeasurements, CheckPlan, Depth
+from gpubench.jobs.check.plan import DEFAULT_TIMEOUT_S, FACTS_TIMEOUT_S, NAME, CheckPlan, Depth
+from gpubench.jobs.sources import refuse_under_launcher, source_of
 
 if TYPE_CHECKING:
     from gpubench.hardware.mpi.group import MpiGroup
@@ -55,7 +56,6 @@ TIMEOUT = Annotated[
         "--timeout", metavar="S", min=0.1, max=86400, help="Seconds for the driver, and for each measurement."
     ),
 ]
-DEFAULT_TIMEOUT_S = 120.0
 
 
 def parse_check_options(given: dict[str, Any]) -> CheckPlan:
@@ -71,42 +71,36 @@ def parse_check_options(given: dict[str, Any]) -> CheckPlan:
         raise exclusive(("--quick", "--full"), "one of them, or neither")
     if given["profile"] is not None:
         find(given["profile"], os.environ)
-    folders = parse_recording(given, {"--simulate": given["simulate"], "--record": given["record"]})
-    depth = Depth.QUICK if given["quick"] else Depth.FULL if given["full"] else Depth.DEFAULT
+    recording = parse_recording(given, {"--simulate": given["simulate"], "--record": given["record"]})
     return CheckPlan(
-        plan=CheckMeasurements(depth),
+        depth=Depth.QUICK if given["quick"] else Depth.FULL if given["full"] else Depth.DEFAULT,
+        source=source_of(
+            min(given["timeout"], FACTS_TIMEOUT_S), simulation=parse_simulation(given), replay=recording.replay
+        ),
+        recording=recording,
         profile=given["profile"],
         strict=given["strict"],
         timeout_s=given["timeout"],
-        simulation=parse_simulation(given),
-        replay=folders.replay,
-        record=folders.record,
         presentation=parse_presentation(given, SECTIONS),
     )
 
 
 def run(given: dict[str, Any]) -> None:
     """Be the command: alone, or as one rank of a job."""
-    options = parse_check_options(given)
+    plan = parse_check_options(given)
     launch = launched_by(os.environ)
-    several = launch is not None and launch.size > 1
-    if launch is not None and several and (options.simulation is not None or options.replay is not None):
-        raise UsageError(
-            f"check {'--replay' if options.simulation is None else '--simulate'} under {launch.launcher}",
-            expected="one process: nothing is measured here",
-            next_step="the same without the launcher",
-        )
-    if launch is None or not several:
+    refuse_under_launcher(NAME, plan.source, launch)
+    if launch is None or launch.size == 1:
         from gpubench.jobs.check.here import run_alone
 
-        raise typer.Exit(run_alone(options, sys.argv[1:]))
+        raise typer.Exit(run_alone(plan, sys.argv[1:]))
     from gpubench.jobs import rank
-    from gpubench.jobs.check.ranks import CheckRanksJob
+    from gpubench.jobs.check.ranks import CheckRankJob
 
-    def make_job(group: "MpiGroup", progress: "RankProgress") -> CheckRanksJob:
-        return CheckRanksJob(group, progress, options, sys.argv[1:])
+    def make_job(group: "MpiGroup", progress: "RankProgress") -> CheckRankJob:
+        return CheckRankJob(group, progress, plan, sys.argv[1:])
 
-    raise typer.Exit(rank.run(make_job, launch, options.timeout_s))
+    raise typer.Exit(rank.run(make_job, launch, plan.timeout_s))
 
 
 PARAMETERS: tuple[tuple[str, Any, Any], ...] = (

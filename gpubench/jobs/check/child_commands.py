@@ -17,15 +17,13 @@ from gpubench.collectives.record import Collective
 from gpubench.errors import CouldNotMeasureError
 from gpubench.hardware.launch.interpreter import module_command, with_package
 from gpubench.hardware.launch.started_by import as_if_alone
+from gpubench.hardware.mpi.one_process import AloneGroup as OneProcessGroup
 from gpubench.hardware.timing.host_copy import copy_seconds
-from gpubench.jobs.check.plan import CheckMeasurements
-from gpubench.jobs.check.repeats import measure_with_repeats
+from gpubench.jobs.check.plan import Depth
 from gpubench.measure.check.documents import of_collective, of_p2p, together
 from gpubench.model.paths.topology import Topology
-from gpubench.model.profiles.profile import Profile
 from gpubench.model.results.measured_copies import of_host_memory
 from gpubench.model.results.measurements import Measurements, Need
-from gpubench.model.results.report import CollectiveRow
 from gpubench.ports.group import Group
 
 MEMORY_BYTES = 64 * 2**20
@@ -39,45 +37,44 @@ _MOST_WORDS = 300
 _SECONDS_TO_END = 5.0
 
 
-def measured_copies(plan: CheckMeasurements, timeout_s: float, node: Topology) -> Measurements:
-    """Copies between all GPUs of this host, and with host memory, by `gpubench p2p`."""
-    needs = (Need.PEER_COPIES, Need.HOST_COPIES)
-    arguments = ["p2p", "--strict", *(() if plan.full else ("--no-patterns",))]
-    try:
-        measured = of_p2p(_document(arguments, timeout_s))
-    except CouldNotMeasureError as error:
-        return Measurements(failed=dict.fromkeys(needs, str(error)))
-    alone = {Need.PEER_COPIES: "one GPU: it has nobody to copy to"} if len(node.gpus) == 1 else {}
-    return replace(measured, left_out=alone)
+class ChildCommands:
+    """Measures one host by gpubench's own commands, each a process of its own that has `timeout_s` seconds."""
 
+    def __init__(self, nodes: Sequence[Topology], depth: Depth, timeout_s: float) -> None:
+        self._nodes = nodes
+        self._depth = depth
+        self._timeout_s = timeout_s
+        self.alone = "one GPU: it has nobody to talk to" if len(nodes[0].gpus) == 1 else ""
 
-def measured_collectives(
-    plan: CheckMeasurements, timeout_s: float, nodes: Sequence[Topology], profile: Profile | None
-) -> Measurements:
-    """Collectives over all GPUs of this host, or two CPU ranks where there is none, by `gpubench allreduce`."""
-    if len(nodes[0].gpus) == 1:
-        return Measurements(left_out={Need.ALL_REDUCE: "one GPU: it has nobody to talk to"})
-    limit = plan.limit_gb_s(nodes)
-    sizes_of = plan.sizes if nodes[0].gpus else plan.host_sizes
-    parts: list[Measurements] = []
+    def copies(self) -> Measurements:
+        """By `gpubench p2p`; a host has no other to compare its memory with."""
+        return together([measured_memory(OneProcessGroup(), self._nodes, 0), self.peer_and_host_copies()])
 
-    def rows(collective: Collective, sizes: Sequence[int], attempt: int) -> list[CollectiveRow]:
+    def peer_and_host_copies(self) -> Measurements:
+        """Copies between all GPUs of this host, and with host memory, by `gpubench p2p`."""
+        needs = (Need.PEER_COPIES, Need.HOST_COPIES)
+        gpus = len(self._nodes[0].gpus)
+        if not gpus:
+            return Measurements(left_out=dict.fromkeys(needs, "no GPU"))
+        arguments = ["p2p", "--strict", *(() if self._depth is Depth.FULL else ("--no-patterns",))]
+        try:
+            found = of_p2p(_document(arguments, self._timeout_s))
+        except CouldNotMeasureError as error:
+            return Measurements(failed=dict.fromkeys(needs, str(error)))
+        return replace(found, left_out={Need.PEER_COPIES: "one GPU: it has nobody to copy to"} if gpus == 1 else {})
+
+    def collective(self, collective: Collective, sizes: Sequence[int], attempt: int) -> Measurements:  # noqa: ARG002
+        """By the command of that name, over all GPUs of this host, or two CPU ranks where there is none.
+
+        Raises:
+            CouldNotMeasureError: it does not end in time, or without a whole report.
+        """
         given = ["--sizes", ",".join(map(str, sizes)), "--out-of-place"]
-        document = _document([collective.name, *given], timeout_s)
-        part = of_collective(document)
-        if not attempt:
-            parts.append(replace(part, collectives=()))
-        return [replace(row, limit_gb_s=limit) for row in part.collectives]
-
-    try:
-        found = [row for each in plan.collectives for row in measure_with_repeats(each, sizes_of, rows, profile)]
-    except CouldNotMeasureError as error:
-        return together([*parts, Measurements(failed={Need.ALL_REDUCE: str(error)})])
-    return together([*parts, Measurements(collectives=tuple(found))])
+        return of_collective(_document([collective.name, *given], self._timeout_s))
 
 
 def measured_memory(group: Group, nodes: Sequence[Topology], node: int | None) -> Measurements:
-    """What one thread of every node copies in its memory, all nodes at the same time; `node` is None on other ranks.
+    """Copies by one thread of every node in its memory, all nodes at the same time; `node` is None on other ranks.
 
     The fastest copy of a node counts, as others can only make it slower; where a node falls behind, all copy again.
     """

@@ -1,83 +1,112 @@
-"""What `gpubench check` does as one rank of a job: every node checks itself, and all of them reduce together."""
+"""Check a cluster as one rank of a job: every node measures its copies, and all of them reduce together."""
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 
 from gpubench.collectives.record import Collective
-from gpubench.errors import GpubenchError
 from gpubench.formats.presenter import Presenter, rank_style
 from gpubench.hardware.mpi import group as mpi
 from gpubench.hardware.node.probe import probe, watch_errors
 from gpubench.hardware.watchdog.rank import RankProgress
 from gpubench.jobs.agreement import AgreedError, agree
-from gpubench.jobs.check.child_commands import measured_copies, measured_memory
-from gpubench.jobs.check.here import deliver, refuse_without_gpu
-from gpubench.jobs.check.plan import CheckPlan
-from gpubench.jobs.check.repeats import measure_with_repeats
+from gpubench.jobs.check.child_commands import ChildCommands, measured_memory
+from gpubench.jobs.check.judging import deliver, matches_of
+from gpubench.jobs.check.measuring import measured
+from gpubench.jobs.check.plan import CheckPlan, Depth
 from gpubench.jobs.collective.plan import CollectivePlan
 from gpubench.jobs.collective.rank_job import CollectiveRankJob
+from gpubench.jobs.listeners import NullListener, ReportCollector
+from gpubench.jobs.machines import Machines
 from gpubench.jobs.outputs import check_writable
-from gpubench.jobs.rank import own_facts, own_identity
+from gpubench.jobs.rank import own_identity
+from gpubench.jobs.sources import gathered, own_process
 from gpubench.measure.check.documents import findings_beside_speed, of_node, paths_judged, together
 from gpubench.measure.collective.cases import SweepRequest
 from gpubench.model.facts.snapshot import Snapshot
-from gpubench.model.paths.nodes import with_own_names
-from gpubench.model.paths.topology import Topology
-from gpubench.model.profiles.profile import Profile
-from gpubench.model.results.measurements import QUICK, Measurements, Need
-from gpubench.model.results.report import CollectiveRow, Metadata, Report, Table
+from gpubench.model.results.measurements import Measurements
+from gpubench.model.results.report import CollectiveRow, Report, Table
 from gpubench.model.results.rows.evidence import FALLBACK_SECTION, FallbackRow
+from gpubench.model.terms.rank_identity import RankIdentity
 from gpubench.model.terms.verdict import Finding
 from gpubench.ports.listener import Listener
-from gpubench.profiles.matching import ProfileMatch
-from gpubench.profiles.nodes import profiles_for
 
 
-class _CheckRow:
-    """What the first rank hears of a collective."""
-
-    def __init__(self) -> None:
-        self.rows: list[CollectiveRow] = []
-        self.metadata: Metadata | None = None
-        self.report: Report | None = None
-
-    def begin(self, metadata: Metadata) -> None:
-        """Keep what is known of the ranks."""
-        self.metadata = metadata
-
-    def progress(self, done: int, total: int, label: str) -> None:
-        """Nothing."""
-
-    def row(self, row: CollectiveRow) -> None:
-        """Keep it."""
-        self.rows.append(row)
-
-    def end(self, report: Report) -> None:
-        """Keep it."""
-        self.report = report
-
-
-class _CollectiveOfCheck(CollectiveRankJob):
-    """A collective as a part of a check: its rows go to us, and to no terminal."""
-
-    def __init__(self, group: mpi.MpiGroup, progress: RankProgress, options: CollectivePlan, heard: _CheckRow) -> None:
-        super().__init__(group, progress, options, ())
-        self._heard = heard
-
-    def _listener(self, channel: str | None) -> Listener[CollectiveRow]:  # noqa: ARG002 - a check has no channel
-        return self._heard
-
-
-class CheckRanksJob:
-    """One rank's part in checking a cluster: the first rank of every node measures it, the first of all judges."""
+class _PartOfCheck(CollectiveRankJob):
+    """A collective whose rows go to the check, and to no terminal."""
 
     def __init__(
-        self, group: mpi.MpiGroup, progress: RankProgress, options: CheckPlan, arguments: Sequence[str]
+        self, group: mpi.MpiGroup, progress: RankProgress, plan: CollectivePlan, listener: Listener[CollectiveRow]
+    ) -> None:
+        super().__init__(group, progress, plan, ())
+        self._collector = listener
+
+    def _listener(self, channel: str | None) -> Listener[CollectiveRow]:  # noqa: ARG002 - a check has no channel
+        return self._collector
+
+
+class RankMeasurer:
+    """Measures a job: copies by the first rank of every node, collectives by all ranks; every rank has to call it."""
+
+    alone = ""
+
+    def __init__(
+        self,
+        group: mpi.MpiGroup,
+        progress: RankProgress,
+        identity: RankIdentity,
+        machines: Machines,
+        plan: CheckPlan,
     ) -> None:
         self._group = group
         self._progress = progress
-        self._options = options
+        self._identity = identity
+        self._nodes = machines.nodes
+        self._plan = plan
+
+    def copies(self) -> Measurements:
+        """On every node at the same time, by a process of its own, while the other ranks wait without a context."""
+        identity, own = self._identity, None
+        memory = measured_memory(self._group, self._nodes, identity.node if identity.local_rank == 0 else None)
+        if identity.local_rank == 0:
+            node = self._nodes[identity.node]
+            commands = ChildCommands([node], self._plan.depth, self._plan.timeout_s)
+            own = of_node(commands.peer_and_host_copies(), node.snapshot.host)
+        return together([memory, *(part for part in self._group.gather(own) if part is not None)])
+
+    def collective(self, collective: Collective, sizes: Sequence[int], attempt: int) -> Measurements:  # noqa: ARG002
+        """Over all ranks of the job.
+
+        Raises:
+            GpubenchError: on every rank, where the collective cannot be.
+        """
+        collector = ReportCollector() if self._group.rank == 0 else NullListener()
+        plan = CollectivePlan(request=SweepRequest(collective=collective, sizes=tuple(sizes)))
+        try:
+            _PartOfCheck(self._group, self._progress, plan, collector).run(None)
+        except AgreedError as agreed:
+            raise agreed.error from agreed
+        return self._group.broadcast(_measurements(collector) if isinstance(collector, ReportCollector) else None)
+
+
+def _measurements(collector: ReportCollector) -> Measurements:
+    ranks = () if collector.metadata is None else tuple(collector.metadata.ranks)
+    findings = () if collector.report is None else _paths_judged(collector.report)
+    return Measurements(collectives=tuple(collector.collectives), ranks=ranks, findings=findings)
+
+
+def _paths_judged(report: Report) -> tuple[Finding, ...]:
+    section = report.sections.get(FALLBACK_SECTION)
+    rows = section.rows() if isinstance(section, Table) else ()
+    return paths_judged(findings_beside_speed(report.findings), [row for row in rows if isinstance(row, FallbackRow)])
+
+
+class CheckRankJob:
+    """One rank's part in checking a cluster: the first rank of every node measures it, the first of all judges."""
+
+    def __init__(self, group: mpi.MpiGroup, progress: RankProgress, plan: CheckPlan, arguments: Sequence[str]) -> None:
+        self._group = group
+        self._progress = progress
+        self._plan = plan
         self._arguments = arguments
         self.identity, _ = own_identity(group)
 
@@ -87,97 +116,31 @@ class CheckRanksJob:
         Raises:
             AgreedError: a rank cannot do its part, and every rank knows it.
         """
-        group, options = self._group, self._options
+        group, plan = self._group, self._plan
         agree(group, self._prepare)
-        snapshot = agree(group, self._own_snapshot, place=str(self.identity))
-        gathered = group.gather((snapshot, own_facts(self.identity)))
-        snapshots = [each for each, _ in gathered if each is not None]
-        ranks = [facts for _, facts in gathered]
-        nodes = [Topology(each) for each in with_own_names(snapshots)]
-        matches = agree(group, lambda: self._matches(nodes))
-        measurements = QUICK
-        if options.plan.measures:
-            measurements = self._measured(nodes, matches)
-            watched = group.gather(None if snapshot is None else self._watched(nodes[self.identity.node]))
-            nodes = [Topology(each) for each in watched if each is not None]
+        own = agree(group, self._own_snapshots, place=str(self.identity))
+        machines = group.broadcast(gathered(group, own, own_process(self.identity)))
+        matches = agree(group, lambda: matches_of(plan, machines))
+        profile = None if matches[0] is None else matches[0].profile
+        by = RankMeasurer(group, self._progress, self.identity, machines, plan)
+        measurements = measured(plan.depth, machines.nodes, profile, by)
+        if plan.depth is not Depth.QUICK:
+            watched = group.gather([self._watched(machines)] if own else [])
+            machines = machines.with_snapshots([each for node in watched for each in node])
         code = None
         if group.rank == 0:
-            presenter = Presenter(options.presentation, rank_style(options.presentation), progress=False)
-            code = deliver(options, self._arguments, nodes, ranks, matches, measurements, presenter)
+            presenter = Presenter(plan.presentation, rank_style(plan.presentation), progress=False)
+            code = deliver(plan, self._arguments, machines, matches, measurements, presenter)
         return group.broadcast(code)
 
     def _prepare(self) -> None:
         if self._group.rank == 0:
-            check_writable(self._options.presentation.outputs, self._options.record)
+            check_writable(self._plan.presentation.outputs, self._plan.recording.record)
 
-    def _own_snapshot(self) -> Snapshot | None:
+    def _own_snapshots(self) -> list[Snapshot]:
         """The first rank of a node reads it, before any rank puts something on its GPUs."""
-        return probe(self._options.facts_timeout_s, os.environ) if self.identity.local_rank == 0 else None
+        return [probe(self._plan.facts_timeout_s, os.environ)] if self.identity.local_rank == 0 else []
 
-    def _watched(self, node: Topology) -> Snapshot:
+    def _watched(self, machines: Machines) -> Snapshot:
         """This rank's node with the errors that its devices counted while it was measured."""
-        return watch_errors(node.snapshot, self._options.facts_timeout_s, os.environ)
-
-    def _matches(self, nodes: Sequence[Topology]) -> list[ProfileMatch | None]:
-        matches = profiles_for(nodes, os.environ, self._options.profile)
-        refuse_without_gpu(nodes, matches)
-        return matches
-
-    def _measured(self, nodes: Sequence[Topology], matches: Sequence[ProfileMatch | None]) -> Measurements:
-        """Copies on every node at the same time, then collectives over all ranks."""
-        first_of_node = self.identity.node if self.identity.local_rank == 0 else None
-        memory = measured_memory(self._group, nodes, first_of_node)
-        parts = self._group.gather(self._own_copies(nodes[self.identity.node]))
-        profile = matches[0].profile if matches[0] is not None else None
-        return together([memory, *(part for part in parts if part is not None), self._collectives(nodes, profile)])
-
-    def _own_copies(self, node: Topology) -> Measurements | None:
-        """What the first rank of a node measures, by a process of its own, while the others wait without a context."""
-        if self.identity.local_rank != 0:
-            return None
-        if not node.gpus:
-            return Measurements(left_out=dict.fromkeys((Need.PEER_COPIES, Need.HOST_COPIES), "no GPU"))
-        measured = measured_copies(self._options.plan, self._options.timeout_s, node)
-        return of_node(measured, node.snapshot.host)
-
-    def _collectives(self, nodes: Sequence[Topology], profile: Profile | None) -> Measurements:
-        limit = self._options.plan.limit_gb_s(nodes)
-        parts: list[Measurements] = []
-
-        def rows(collective: Collective, sizes: Sequence[int], attempt: int) -> list[CollectiveRow]:
-            heard = _CheckRow()
-            _CollectiveOfCheck(
-                self._group,
-                self._progress,
-                CollectivePlan(request=SweepRequest(collective=collective, sizes=tuple(sizes))),
-                heard,
-            ).run(None)
-            if not attempt and heard.report is not None:
-                ranks = tuple(heard.metadata.ranks) if heard.metadata is not None else ()
-                parts.append(Measurements(findings=_judged(heard.report), ranks=ranks))
-            found = [replace(row, limit_gb_s=limit) for row in heard.rows]
-            return self._group.broadcast(found)
-
-        try:
-            found = [
-                row
-                for each in self._options.plan.collectives
-                for row in measure_with_repeats(each, self._sizes(nodes), rows, profile)
-            ]
-        except AgreedError as agreed:
-            return together([*parts, _failed(agreed.error)])
-        return together([*parts, Measurements(collectives=tuple(found))])
-
-    def _sizes(self, nodes: Sequence[Topology]) -> tuple[int, ...]:
-        plan = self._options.plan
-        return plan.sizes if any(node.gpus for node in nodes) else plan.host_sizes
-
-
-def _judged(report: Report) -> tuple[Finding, ...]:
-    section = report.sections.get(FALLBACK_SECTION)
-    rows = section.rows() if isinstance(section, Table) else ()
-    return paths_judged(findings_beside_speed(report.findings), [row for row in rows if isinstance(row, FallbackRow)])
-
-
-def _failed(error: GpubenchError) -> Measurements:
-    return Measurements(failed={Need.ALL_REDUCE: str(error)})
+        return watch_errors(machines.snapshots[self.identity.node], self._plan.facts_timeout_s, os.environ)

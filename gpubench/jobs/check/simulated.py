@@ -1,16 +1,15 @@
 """What `gpubench check` would measure on a machine that does not exist."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from gpubench.collectives.record import Collective
-from gpubench.errors import GpubenchError
+from gpubench.errors import CouldNotMeasureError, GpubenchError
 from gpubench.hardware.simulated.copies import NoCounters, SimulatedCopies
-from gpubench.hardware.simulated.machine import SimulatedMachine
 from gpubench.hardware.simulated.times import CollectiveTimes
-from gpubench.jobs.check.plan import CheckMeasurements
-from gpubench.jobs.check.repeats import measure_with_repeats
+from gpubench.jobs.check.plan import Depth
+from gpubench.jobs.listeners import ReportCollector
 from gpubench.jobs.p2p.here import machine_of
+from gpubench.jobs.simulation import Simulation
 from gpubench.measure.check.documents import findings_beside_speed, together
 from gpubench.measure.collective.cases import SweepRequest
 from gpubench.measure.collective.simulated import simulate
@@ -19,10 +18,8 @@ from gpubench.measure.p2p.run import P2pRun
 from gpubench.measure.paths.report import PathOutcome
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.paths.topology import Topology
-from gpubench.model.profiles.fault import Fault
-from gpubench.model.profiles.profile import Profile
 from gpubench.model.results.measurements import Measurements, Need
-from gpubench.model.results.report import CollectiveRow, Metadata, PairRow, Report, Table
+from gpubench.model.results.report import Table
 from gpubench.model.results.rows.evidence import EVIDENCE_SECTION, EvidenceRow
 from gpubench.model.terms.copies import CopyPattern
 from gpubench.model.terms.origin import Origin
@@ -30,122 +27,78 @@ from gpubench.model.terms.origin import Origin
 _PAIR_BYTES, _HOST_BYTES = 256 * 2**20, 64 * 2**20
 
 
-class _Rows:
-    """A listener that keeps the rows."""
+class SimulatedMeasurer:
+    """Makes the figures of a simulated machine; `noise` is the spread of every sample, None for the model's own."""
 
-    def __init__(self) -> None:
-        self.pairs: list[PairRow] = []
-        self.collectives: list[CollectiveRow] = []
+    def __init__(
+        self, simulation: Simulation, nodes: Sequence[Topology], depth: Depth, noise: float | None = None
+    ) -> None:
+        self._machine, self._faults, self._seed = simulation.machine, simulation.faults, simulation.seed
+        self._nodes = nodes
+        self._depth = depth
+        self._noise = noise
+        self._times = CollectiveTimes(self._machine, self._faults, self._seed, noise=noise)
+        self._ranks = self._times.gpus * self._machine.nodes
+        self.alone = "one GPU: it has nobody to talk to" if self._ranks < 2 else ""
 
-    def begin(self, metadata: Metadata) -> None:
-        """Nothing."""
+    def copies(self) -> Measurements:
+        """Copies on every node; a model moves no data, and knows no host memory."""
+        parts = [self._node_copies(number, node.snapshot) for number, node in enumerate(self._nodes)]
+        no_data = "no data are moved on a simulated machine"
+        return together([*parts, Measurements(left_out=dict.fromkeys((Need.VERIFIED_DATA, Need.HOST_MEMORY), no_data))])
 
-    def progress(self, done: int, total: int, label: str) -> None:
-        """Nothing."""
+    def collective(self, collective: Collective, sizes: Sequence[int], attempt: int) -> Measurements:
+        """A collective over all GPUs.
 
-    def row(self, row: PairRow | CollectiveRow) -> None:
-        """Keep it."""
-        if isinstance(row, PairRow):
-            self.pairs.append(row)
-        else:
-            self.collectives.append(row)
+        Raises:
+            CouldNotMeasureError: a node's driver does not answer, or a fault leaves nothing to simulate.
+        """
+        if any(node.snapshot.failures or node.snapshot.driver.absent for node in self._nodes):
+            raise CouldNotMeasureError("a node's driver does not answer")
+        collector = ReportCollector()
+        try:
+            simulate(
+                SweepRequest(collective=collective, sizes=tuple(sizes), check=False),
+                self._ranks,
+                self._machine.nodes,
+                lambda size, row: self._times.seconds(collective.name, size, row=1000 * attempt + row),
+                collector,
+                PathOutcome({}, ()),
+            )
+        except GpubenchError as error:
+            raise CouldNotMeasureError(error.seen) from error
+        return Measurements(collectives=tuple(collector.collectives))
 
-    def end(self, report: Report) -> None:
-        """Nothing."""
-
-
-def measured(
-    machine: SimulatedMachine,
-    faults: Sequence[Fault],
-    seed: int,
-    nodes: Sequence[Snapshot],
-    plan: CheckMeasurements,
-    *,
-    noise: float | None = None,
-    profile: Profile | None = None,
-) -> Measurements:
-    """Copies on every node, and collectives over all of them; `noise` is the spread of every sample.
-
-    `profile` is what rows are near to or not, and so are measured again.
-    """
-    parts = [_copies(machine, faults, seed, number, node, plan, noise) for number, node in enumerate(nodes)]
-    parts.append(_collectives(machine, faults, seed, nodes, plan, noise, profile))
-    no_data = "no data are moved on a simulated machine"
-    parts.append(Measurements(left_out=dict.fromkeys((Need.VERIFIED_DATA, Need.HOST_MEMORY), no_data)))
-    return together(parts)
-
-
-def _copies(
-    machine: SimulatedMachine,
-    faults: Sequence[Fault],
-    seed: int,
-    number: int,
-    snapshot: Snapshot,
-    plan: CheckMeasurements,
-    noise: float | None,
-) -> Measurements:
-    """What the GPUs of a node copy; one whose driver does not tell of its GPUs cannot be measured."""
-    if snapshot.failures or snapshot.driver.absent:
-        return Measurements(failed=dict.fromkeys((Need.PEER_COPIES, Need.HOST_COPIES), f"{snapshot.host}: no driver"))
-    spread = {} if noise is None else {"noise": noise}
-    copies = SimulatedCopies(machine, faults, seed, node=number, **spread)
-    if not copies.gpus:
-        return Measurements(left_out=dict.fromkeys((Need.PEER_COPIES, Need.HOST_COPIES), "no GPU"))
-    gpus = range(len(copies.gpus))
-    several = len(copies.gpus) > 1
-    request = P2pRequest(
-        pairs=tuple((one, other) for one in gpus for other in gpus if one != other),
-        series=default_series(_PAIR_BYTES, sm=plan.full) if several else (),
-        host_bytes=_HOST_BYTES,
-        patterns=tuple(CopyPattern) if plan.full and several else (),
-        pattern_bytes=_PAIR_BYTES,
-        method=Method(repeats=1),
-        check=False,
-    )
-    heard = _Rows()
-    own = machine_of(snapshot, copies.gpus, Origin.SIMULATED)
-    report = P2pRun(request, CopyBench(request, copies, NoCounters()), own, heard).run(strict=True)
-    section = report.sections[EVIDENCE_SECTION]
-    rows = section.rows() if isinstance(section, Table) else ()
-    return Measurements(
-        pairs=tuple(heard.pairs),
-        evidence=tuple(row for row in rows if isinstance(row, EvidenceRow)),
-        findings=findings_beside_speed(report.findings),
-        left_out={} if several else {Need.PEER_COPIES: "one GPU: it has nobody to copy to"},
-    )
-
-
-def _collectives(
-    machine: SimulatedMachine,
-    faults: Sequence[Fault],
-    seed: int,
-    nodes: Sequence[Snapshot],
-    plan: CheckMeasurements,
-    noise: float | None,
-    profile: Profile | None,
-) -> Measurements:
-    times = CollectiveTimes(machine, faults, seed, noise=noise)
-    ranks = times.gpus * machine.nodes
-    if ranks < 2:
-        return Measurements(left_out={Need.ALL_REDUCE: "one GPU: it has nobody to talk to"})
-    if any(node.failures or node.driver.absent for node in nodes):
-        return Measurements(failed={Need.ALL_REDUCE: "a node's driver does not answer"})
-    limit = plan.limit_gb_s([Topology(node) for node in nodes])
-
-    def rows(collective: Collective, sizes: Sequence[int], attempt: int) -> list[CollectiveRow]:
-        heard = _Rows()
-        simulate(
-            SweepRequest(collective=collective, sizes=tuple(sizes), check=False),
-            ranks,
-            machine.nodes,
-            lambda size, row: times.seconds(collective.name, size, row=1000 * attempt + row),
-            heard,
-            PathOutcome({}, ()),
+    def _node_copies(self, number: int, snapshot: Snapshot) -> Measurements:
+        """What the GPUs of a node copy; one whose driver does not tell of its GPUs cannot be measured."""
+        if snapshot.failures or snapshot.driver.absent:
+            return Measurements(
+                failed=dict.fromkeys((Need.PEER_COPIES, Need.HOST_COPIES), f"{snapshot.host}: no driver")
+            )
+        spread = {} if self._noise is None else {"noise": self._noise}
+        copies = SimulatedCopies(self._machine, self._faults, self._seed, node=number, **spread)
+        if not copies.gpus:
+            return Measurements(left_out=dict.fromkeys((Need.PEER_COPIES, Need.HOST_COPIES), "no GPU"))
+        full = self._depth is Depth.FULL
+        gpus = range(len(copies.gpus))
+        several = len(copies.gpus) > 1
+        request = P2pRequest(
+            pairs=tuple((one, other) for one in gpus for other in gpus if one != other),
+            series=default_series(_PAIR_BYTES, sm=full) if several else (),
+            host_bytes=_HOST_BYTES,
+            patterns=tuple(CopyPattern) if full and several else (),
+            pattern_bytes=_PAIR_BYTES,
+            method=Method(repeats=1),
+            check=False,
         )
-        return [replace(row, limit_gb_s=limit) for row in heard.collectives]
-
-    try:
-        found = [row for each in plan.collectives for row in measure_with_repeats(each, plan.sizes, rows, profile)]
-    except GpubenchError as error:
-        return Measurements(failed={Need.ALL_REDUCE: error.seen})
-    return Measurements(collectives=tuple(found))
+        collector = ReportCollector()
+        own = machine_of(snapshot, copies.gpus, Origin.SIMULATED)
+        report = P2pRun(request, CopyBench(request, copies, NoCounters()), own, collector).run(strict=True)
+        section = report.sections[EVIDENCE_SECTION]
+        rows = section.rows() if isinstance(section, Table) else ()
+        return Measurements(
+            pairs=tuple(collector.pairs),
+            evidence=tuple(row for row in rows if isinstance(row, EvidenceRow)),
+            findings=findings_beside_speed(report.findings),
+            left_out={} if several else {Need.PEER_COPIES: "one GPU: it has nobody to copy to"},
+        )

@@ -1,0 +1,99 @@
+"""What every check ends with: machines and measurements recorded, judged and presented."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from gpubench.checks import Facts
+from gpubench.formats.presenter import Presenter
+from gpubench.hardware import recorded
+from gpubench.installation_errors import no_gpu
+from gpubench.jobs.check.plan import NAME, CheckPlan
+from gpubench.jobs.machines import Machines
+from gpubench.jobs.metadata import metadata_of
+from gpubench.measure.check.documents import together
+from gpubench.measure.check.health import judge
+from gpubench.model.paths.nodes import group
+from gpubench.model.profiles.profile import Generic
+from gpubench.model.results.measurements import QUICK, Measurements
+from gpubench.model.results.result_file import MODELS
+from gpubench.model.terms.origin import Origin
+from gpubench.profiles.matching import ProfileMatch
+from gpubench.profiles.nodes import profiles_for
+from gpubench.readers.documents.json_lines import read_json_line
+
+FILE = "check.jsonl"
+"""The measurements of a check, in a recording."""
+
+
+def matches_of(plan: CheckPlan, machines: Machines) -> list[ProfileMatch | None]:
+    """The profile of every node.
+
+    Raises:
+        CouldNotMeasureError: no node has a GPU, and the profile asked for is not that of a host.
+        UsageError: a profile is not there, or broken.
+    """
+    matches = profiles_for(machines.nodes, os.environ, plan.profile)
+    has_gpus = any(node.gpus or node.snapshot.failures for node in machines.nodes)
+    is_host = any(each is not None and each.profile.match.generic is Generic.HOST for each in matches)
+    if not has_gpus and not is_host:
+        raise no_gpu(machines.nodes[0].snapshot.driver.absent or "the driver finds none on this host", for_what=NAME)
+    return matches
+
+
+def deliver(
+    plan: CheckPlan,
+    arguments: Sequence[str],
+    machines: Machines,
+    matches: Sequence[ProfileMatch | None],
+    measurements: Measurements,
+    presenter: Presenter,
+) -> int:
+    """Record where asked, then judge and present; the exit code."""
+    nodes = machines.nodes
+    if plan.recording.record is not None:
+        recorded.write_recording(plan.recording.record, machines.snapshots, machines.processes)
+        with recorded.recording_samples(plan.recording.record, FILE) as write:
+            write(measurements)
+    profiles = [None if found is None else found.profile for found in matches]
+    facts = Facts(nodes, group(nodes), machines.processes, profiles, measurements, plan.profile is not None)
+    report = judge(facts, strict=plan.strict)
+    metadata = metadata_of(
+        arguments,
+        NAME,
+        machines=machines,
+        matched=matches[0],
+        asked_profile=plan.profile is not None,
+        options={
+            "depth": plan.depth.value,
+            "strict": plan.strict,
+            "timeout_s": plan.timeout_s,
+            MODELS: sorted({gpu.name for node in nodes for gpu in node.gpus if gpu.name}),
+        },
+    )
+    presenter.begin(metadata, ())
+    presenter.end(report)
+    return plan.presentation.exit_code(report.verdict)
+
+
+def recorded_measurements(directory: Path) -> Measurements:
+    """The measurements of a recorded check; of another command's recording nothing.
+
+    Raises:
+        UsageError: the file cannot be read, or is none that a check wrote.
+    """
+    if not (directory / FILE).exists():
+        reason = "the recording is of another command than check"
+        return replace(QUICK, left_out=dict.fromkeys(QUICK.left_out, reason))
+    lines = recorded.read_samples(directory, FILE, NAME)
+    found = together([read_json_line(Measurements, line, where) for line, where in lines])
+    return replace(
+        found,
+        pairs=tuple(replace(row, origin=_as_recorded(row.origin)) for row in found.pairs),
+        collectives=tuple(replace(row, origin=_as_recorded(row.origin)) for row in found.collectives),
+    )
+
+
+def _as_recorded(origin: str) -> str:
+    return Origin.RECORDED if origin == Origin.MEASURED else origin
