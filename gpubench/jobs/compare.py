@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gpubench.formats.delivery import delivering
 from gpubench.formats.presentation import Presentation
 from gpubench.formats.presenter import Presenter, terminal_style
-from gpubench.jobs.metadata import stamp
+from gpubench.jobs.metadata import metadata_of
 from gpubench.jobs.outputs import check_writable
 from gpubench.model.results.report import Metadata, Report
 from gpubench.model.terms.origin import Origin
@@ -88,9 +88,9 @@ def _metadata(options: ComparePlan, arguments: Sequence[str], sides: Sequence[_S
     origins = {row.origin for file in files for row in file.rows} | {row.origin for file in files for row in file.pairs}
     origins |= {file.circumstances.origin for file in files if file.circumstances.origin is not None}
     source = ", ".join(map(str, (*options.base, *options.new)))
-    return Metadata(
-        **stamp(arguments),
-        subject=NAME,
+    return metadata_of(
+        arguments,
+        NAME,
         origin=Origin.SIMULATED if Origin.SIMULATED in origins else Origin.RECORDED,
         hosts=list(hosts) or ["unknown"],
         options={

@@ -8,7 +8,7 @@ from gpubench.formats.delivery import delivering
 from gpubench.formats.presentation import Presentation
 from gpubench.formats.presenter import Presenter, terminal_style
 from gpubench.hardware.timing.clock import no_garbage_collection
-from gpubench.jobs.metadata import stamp
+from gpubench.jobs.metadata import metadata_of
 from gpubench.jobs.outputs import check_writable
 from gpubench.model.paths.nccl_log import LogFacts
 from gpubench.model.results.report import Metadata
@@ -56,9 +56,9 @@ def _metadata(options: ExplainPlan, arguments: Sequence[str], facts: LogFacts, f
     values: dict[str, dict[str, None]] = {}
     for setting in facts.settings:
         values.setdefault(setting.name, {})[setting.value] = None
-    return Metadata(
-        **stamp(arguments),
-        subject=NAME,
+    return metadata_of(
+        arguments,
+        NAME,
         origin=Origin.RECORDED,
         hosts=list(hosts) or ["unknown"],
         libraries={

@@ -9,6 +9,7 @@ from gpubench.formats.delivery import delivering
 from gpubench.formats.presentation import Presentation
 from gpubench.formats.presenter import Presenter, rank_style, terminal_style
 from gpubench.hardware import recorded
+from gpubench.hardware.launch.started_by import launched_by
 from gpubench.hardware.mpi import group as mpi
 from gpubench.jobs.agreement import agree
 from gpubench.jobs.machines import Machines
@@ -35,6 +36,20 @@ class TopoPlan:
     timeout_s: float
     profile: str | None = None
     presentation: Presentation
+
+
+def run(plan: TopoPlan, arguments: Sequence[str]) -> int:
+    """Show machines, alone or as one rank of a job; the exit code.
+
+    Raises:
+        GpubenchError: nothing can be read, or an output cannot be written.
+    """
+    launch = launched_by(os.environ)
+    if launch is None:
+        return run_alone(plan, arguments)
+    from gpubench.jobs import rank
+
+    return rank.run(lambda group, _progress: TopoRankJob(group, plan, arguments), launch, plan.timeout_s)
 
 
 def run_alone(plan: TopoPlan, arguments: Sequence[str]) -> int:

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -11,13 +11,8 @@ from gpubench.cli.options.presentation import parse_presentation
 from gpubench.cli.options.recording import parse_recording
 from gpubench.cli.options.simulation import parse_simulation
 from gpubench.errors import exclusive
-from gpubench.hardware.launch.started_by import launched_by
-from gpubench.jobs.check.plan import DEFAULT_TIMEOUT_S, FACTS_TIMEOUT_S, NAME, CheckPlan, Depth
-from gpubench.jobs.sources import refuse_under_launcher, source_of
-
-if TYPE_CHECKING:
-    from gpubench.hardware.mpi.group import MpiGroup
-    from gpubench.hardware.watchdog.rank import RankProgress
+from gpubench.jobs.check.plan import DEFAULT_TIMEOUT_S, FACTS_TIMEOUT_S, CheckPlan, Depth
+from gpubench.jobs.sources import source_of
 
 SUMMARY = "Is this machine healthy? Facts and measurements against its profile and its siblings."
 HELP = f"""{SUMMARY}
@@ -87,20 +82,9 @@ def parse_check_options(given: dict[str, Any]) -> CheckPlan:
 
 def run(given: dict[str, Any]) -> None:
     """Be the command: alone, or as one rank of a job."""
-    plan = parse_check_options(given)
-    launch = launched_by(os.environ)
-    refuse_under_launcher(NAME, plan.source, launch)
-    if launch is None or launch.size == 1:
-        from gpubench.jobs.check.here import run_alone
+    from gpubench.jobs.check import job
 
-        raise typer.Exit(run_alone(plan, sys.argv[1:]))
-    from gpubench.jobs import rank
-    from gpubench.jobs.check.ranks import CheckRankJob
-
-    def make_job(group: "MpiGroup", progress: "RankProgress") -> CheckRankJob:
-        return CheckRankJob(group, progress, plan, sys.argv[1:])
-
-    raise typer.Exit(rank.run(make_job, launch, plan.timeout_s))
+    raise typer.Exit(job.run(parse_check_options(given), sys.argv[1:]))
 
 
 PARAMETERS: tuple[tuple[str, Any, Any], ...] = (

@@ -1,9 +1,8 @@
 """One subcommand a collective, made from its record."""
 
-import os
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
@@ -13,11 +12,6 @@ from gpubench.cli.options import variants as setting_options
 from gpubench.cli.options.recording import check_replay
 from gpubench.cli.signature import subcommand
 from gpubench.collectives.record import Collective
-from gpubench.hardware.launch.started_by import launched_by
-
-if TYPE_CHECKING:
-    from gpubench.hardware.mpi.group import MpiGroup
-    from gpubench.hardware.watchdog.rank import RankProgress
 
 
 def command(collective: Collective) -> Callable[..., None]:
@@ -25,28 +19,9 @@ def command(collective: Collective) -> Callable[..., None]:
 
     def run(given: dict[str, Any]) -> None:
         check_replay(given, parameters(collective))
-        options = declared.parse_collective_options(collective, given)
-        arguments = sys.argv[1:]
-        launch = launched_by(os.environ)
-        if options.recording.replay is not None:
-            from gpubench.jobs.collective import replayed as collective_replay
+        from gpubench.jobs.collective import job
 
-            raise typer.Exit(collective_replay.run(options, options.recording.replay, arguments, launch))
-        if options.simulation is not None:
-            from gpubench.jobs.collective import simulated
-
-            raise typer.Exit(simulated.run(options, options.simulation, arguments, launch))
-        if launch is None:
-            from gpubench.jobs.collective import launch as alone
-
-            raise typer.Exit(alone.run(options, arguments))
-        from gpubench.jobs import rank
-        from gpubench.jobs.collective.rank_job import CollectiveRankJob
-
-        def make_job(group: "MpiGroup", progress: "RankProgress") -> CollectiveRankJob:
-            return CollectiveRankJob(group, progress, options, arguments)
-
-        raise typer.Exit(rank.run(make_job, launch, options.timeout_s))
+        raise typer.Exit(job.run(declared.parse_collective_options(collective, given), sys.argv[1:]))
 
     return subcommand(collective.name, help_text(collective), parameters(collective), run)
 

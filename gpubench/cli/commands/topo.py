@@ -1,6 +1,5 @@
 """`gpubench topo`: its options, where its machines come from, and the report."""
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +11,6 @@ from gpubench.cli.options.presentation import parse_presentation
 from gpubench.cli.options.recording import parse_recording
 from gpubench.cli.options.simulation import parse_simulation
 from gpubench.errors import exclusive
-from gpubench.hardware.launch.started_by import launched_by
 from gpubench.jobs.topo import TopoPlan
 
 SUMMARY = "Devices, links, NICs, path and peer-access matrices, limits."
@@ -87,19 +85,9 @@ def parse_topo_options(given: dict[str, Any]) -> TopoPlan:
 
 def run(given: dict[str, Any]) -> None:
     """Be the command: alone, or as one rank of a job."""
-    options = parse_topo_options(given)
-    arguments = sys.argv[1:]
-    launch = launched_by(os.environ)
-    if launch is None:
-        from gpubench.jobs.topo import run_alone
+    from gpubench.jobs import topo
 
-        raise typer.Exit(run_alone(options, arguments))
-    from gpubench.jobs import rank
-    from gpubench.jobs.topo import TopoRankJob
-
-    raise typer.Exit(
-        rank.run(lambda group, _progress: TopoRankJob(group, options, arguments), launch, options.timeout_s)
-    )
+    raise typer.Exit(topo.run(parse_topo_options(given), sys.argv[1:]))
 
 
 PARAMETERS: tuple[tuple[str, Any, Any], ...] = (

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from gpubench.collectives.record import Collective
-from gpubench.jobs.metadata import stamp
+from gpubench.jobs.metadata import metadata_of
 from gpubench.measure.collective.cases import SweepRequest
 from gpubench.measure.collective.recording import RecordedCollective
 from gpubench.model.results.report import Metadata
@@ -18,7 +18,7 @@ def describe_sampling(sampling: Sampling) -> dict[str, object]:
     return {"mode": sampling.mode.value, "iters": sampling.iterations}
 
 
-def metadata_of(
+def collective_metadata(
     found: RecordedCollective,
     collective: Collective,
     arguments: Sequence[str],
@@ -26,7 +26,7 @@ def metadata_of(
     topology: str | None = None,
     replayed: str | None = None,
 ) -> Metadata:
-    """What a reader needs to know of a run; `replayed` is where it comes from, where it was not made now."""
+    """The metadata of a run; `replayed` names the recording that it comes from, where it was not made now."""
     model, options = found.model, found.options
     request = found.asked.request(collective)
     recorded = replayed is not None and found.origin is Origin.MEASURED
@@ -37,9 +37,9 @@ def metadata_of(
         described = {"allocator": options.allocator, "timeout_s": options.timeout_s} | beside
         described |= {"settings": list(options.settings), "split": options.split}
         described |= {"groups": [part.name for part in found.parts]}
-    return Metadata(
-        **stamp(arguments),
-        subject=collective.name,
+    return metadata_of(
+        arguments,
+        collective.name,
         collective=collective.name,
         backend=found.backend,
         origin=Origin.RECORDED if recorded else found.origin,

@@ -17,7 +17,7 @@ from gpubench.hardware.node.nvml.library import Driver, read_driver
 from gpubench.hardware.process.nccl_settings import nccl_settings
 from gpubench.hardware.watchdog.rank import RankProgress
 from gpubench.jobs.agreement import agree
-from gpubench.jobs.collective.metadata import metadata_of
+from gpubench.jobs.collective.metadata import collective_metadata
 from gpubench.jobs.collective.path_watch import NodesAndRanks, PathWatch
 from gpubench.jobs.collective.plan import CollectivePlan, check_unset
 from gpubench.jobs.collective.variants import Opener, VariantMaker
@@ -99,7 +99,7 @@ class CollectiveRankJob:
         request = replace(request, sizes=sizes)
         ways = self._ways(request, backend, host_beside)
         described = self._described(backend, request, identities, dropped)
-        listener.begin(metadata_of(described, request.collective, self._arguments))
+        listener.begin(collective_metadata(described, request.collective, self._arguments))
         with self._keeping(described) as keeper:
             report = self._rows(request, ways, identities, listener, keeper)
         if self._watch is None:

@@ -11,7 +11,7 @@ from gpubench.formats.delivery import delivering
 from gpubench.formats.presenter import Presenter, terminal_style
 from gpubench.hardware import recorded
 from gpubench.hardware.launch.started_by import LaunchedBy
-from gpubench.jobs.collective.metadata import metadata_of
+from gpubench.jobs.collective.metadata import collective_metadata
 from gpubench.jobs.collective.plan import CollectivePlan
 from gpubench.jobs.outputs import check_writable
 from gpubench.measure.collective.recording import RecordedCollective, file_of
@@ -46,7 +46,7 @@ def run(options: CollectivePlan, directory: Path, arguments: Sequence[str], laun
         found = _as_asked(found, options)
         around = _circumstances(found, snapshots, facts, source)
         topology = None if found.model is None else around.wiring.nodes[0].fingerprint()
-        presenter.begin(metadata_of(found, collective, arguments, topology=topology, replayed=source))
+        presenter.begin(collective_metadata(found, collective, arguments, topology=topology, replayed=source))
         report = replay(found, rows, collective, around, presenter, strict=found.options.strict)
         presenter.end(report)
     return shown.exit_code(report.verdict)

@@ -11,7 +11,7 @@ from gpubench.formats.presenter import Presenter, terminal_style
 from gpubench.hardware.launch.started_by import LaunchedBy
 from gpubench.hardware.simulated.machine import snapshots
 from gpubench.hardware.simulated.times import CollectiveTimes
-from gpubench.jobs.collective.metadata import metadata_of
+from gpubench.jobs.collective.metadata import collective_metadata
 from gpubench.jobs.collective.path_watch import NodesAndRanks
 from gpubench.jobs.collective.plan import CollectivePlan
 from gpubench.jobs.outputs import check_writable
@@ -77,7 +77,7 @@ def run(
 
     with delivering(presenter):
         topology = Topology(nodes[0]).fingerprint()
-        presenter.begin(metadata_of(described, request.collective, arguments, topology=topology))
+        presenter.begin(collective_metadata(described, request.collective, arguments, topology=topology))
         paths = staged_paths(
             staged, identities, lambda node: Topology(nodes[node]), simulation.source, strict=options.strict
         )

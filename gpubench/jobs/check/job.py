@@ -1,4 +1,4 @@
-"""Check the machine at hand, simulated machines, or recorded ones: one process, which judges all of them."""
+"""Check machines: as one process the one at hand, simulated or recorded ones; as ranks the nodes of a job."""
 
 import os
 import sys
@@ -6,16 +6,33 @@ from collections.abc import Sequence
 
 from gpubench.formats.delivery import delivering
 from gpubench.formats.presenter import Presenter, terminal_style
+from gpubench.hardware.launch.started_by import launched_by
 from gpubench.hardware.node.probe import watch_errors
 from gpubench.jobs.check.child_commands import ChildCommands
 from gpubench.jobs.check.judging import deliver, matches_of, recorded_measurements
 from gpubench.jobs.check.measuring import measured
-from gpubench.jobs.check.plan import CheckPlan, Depth
+from gpubench.jobs.check.plan import NAME, CheckPlan, Depth
 from gpubench.jobs.machines import Machines
 from gpubench.jobs.outputs import check_writable
-from gpubench.jobs.sources import Replayed, Simulated
+from gpubench.jobs.sources import Replayed, Simulated, refuse_under_launcher
 from gpubench.model.profiles.profile import Profile
 from gpubench.model.results.measurements import Measurements
+
+
+def run(plan: CheckPlan, arguments: Sequence[str]) -> int:
+    """Check, alone or as one rank of a job; the exit code.
+
+    Raises:
+        GpubenchError: nothing can be checked, or an output cannot be written.
+    """
+    launch = launched_by(os.environ)
+    refuse_under_launcher(NAME, plan.source, launch)
+    if launch is None or launch.size == 1:
+        return run_alone(plan, arguments)
+    from gpubench.jobs import rank
+    from gpubench.jobs.check.ranks import CheckRankJob
+
+    return rank.run(lambda group, progress: CheckRankJob(group, progress, plan, arguments), launch, plan.timeout_s)
 
 
 def run_alone(plan: CheckPlan, arguments: Sequence[str]) -> int:
