@@ -14,12 +14,9 @@ from gpubench.hardware.launch import launcher
 from gpubench.hardware.launch.channel_sender import ChannelSender
 from gpubench.hardware.launch.started_by import CHANNEL_VARIABLE, SECONDS_FOR_THE_FIRST_RANK, LaunchedBy
 from gpubench.hardware.mpi import group as mpi
-from gpubench.hardware.process.facts import read_rank_facts
 from gpubench.hardware.watchdog import rank as watchdog
 from gpubench.hardware.watchdog.rank import RankProgress
 from gpubench.jobs.agreement import AgreedError
-from gpubench.jobs.metadata import recorded_settings
-from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.terms.hang import Phase
 from gpubench.model.terms.rank_identity import RankIdentity
 
@@ -100,11 +97,6 @@ def own_identity(group: mpi.MpiGroup) -> tuple[RankIdentity, list[int]]:
         pid=os.getpid(),
     )
     return identity, node_by_rank
-
-
-def own_facts(identity: RankIdentity) -> RankFacts:
-    """What this rank's process is like."""
-    return read_rank_facts(identity.rank, identity.node, identity.local_rank, recorded_settings(os.environ))
 
 
 def _located(broken: BaseException, place: str) -> GpubenchError:

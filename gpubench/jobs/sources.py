@@ -21,6 +21,9 @@ from gpubench.model.terms.rank_identity import RankIdentity
 from gpubench.ports.group import Group
 from gpubench.readers.machines.registry import read_file
 
+SECONDS_TO_READ_A_NODE = 10.0
+"""Of a node that is read beside a measurement, which goes on without its facts."""
+
 
 class Source(Protocol):
     """A source of machines."""

@@ -118,4 +118,4 @@ def test_wrong_usage_is_one_clear_message(arguments: list[str], said: str) -> No
 def test_a_launcher_is_told_that_it_is_not_needed() -> None:
     result = mpirun(2, "allreduce", "--simulate", "hgx-h200-4", env=environment())
     assert result.returncode == 2
-    assert (result.stderr + result.stdout).count("leave the launcher out") == 1
+    assert (result.stderr + result.stdout).count("the same without the launcher") == 1

@@ -10,9 +10,10 @@ from typing import Any, cast
 from gpubench.hardware.mpi.host import MOST_ELEMENTS, HostBackend, HostCalls
 from gpubench.hardware.node.nvml.library import Driver
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
+from gpubench.jobs import gpus
 from gpubench.jobs.collective import launch as alone
+from gpubench.jobs.collective import opening
 from gpubench.jobs.collective import path_watch as watching
-from gpubench.jobs.collective import rank_job as job
 from gpubench.model.terms import hang
 from gpubench.model.terms.nccl_choice import Algorithm, NcclChoice
 from gpubench.model.terms.operation import DataType, ReduceOp
@@ -154,7 +155,7 @@ class Counters:
 def open_gpu(_group: Group, identity: RankIdentity, _ranks: int, _driver: Driver) -> tuple[int, RankIdentity]:
     gpu = H200S.gpus[identity.rank]
     found = SimpleNamespace(name=gpu.name, index=gpu.index, bus_id=gpu.bus_id, uuid=gpu.uuid)
-    return identity.rank, job.identify(identity, cast("Any", found))
+    return identity.rank, gpus.identify(identity, cast("Any", found))
 
 
 def install(logs: str) -> None:
@@ -164,7 +165,7 @@ def install(logs: str) -> None:
     hang.SECONDS_TO_START = float(os.environ.get("GPUBENCH_TEST_START_SECONDS", hang.SECONDS_TO_START))
     stubs: dict[Any, dict[str, Any]] = {
         alone: {"read_driver": lambda _environment: DRIVER, "check_installed": lambda _driver: None},
-        job: {
+        opening: {
             "read_driver": lambda _environment: DRIVER,
             "open_gpu": open_gpu,
             "NcclLibrary": Library,

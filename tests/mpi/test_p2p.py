@@ -20,7 +20,7 @@ from gpubench.hardware.cuda.device import GpuIdentity
 from gpubench.hardware.node.nvml.library import Driver
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.jobs.agreement import AgreedError
-from gpubench.jobs.collective.rank_job import identify
+from gpubench.jobs.gpus import identify
 from gpubench.jobs.p2p import ranks as p2p_ranks
 from gpubench.jobs.p2p.plan import P2pPlan
 from gpubench.jobs.p2p.ranks import P2pRanksJob, machine_of

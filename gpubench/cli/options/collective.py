@@ -16,6 +16,7 @@ from gpubench.errors import UsageError, exclusive
 from gpubench.hardware.nccl.backend import Allocator
 from gpubench.installation_errors import unreadable_nccl_library
 from gpubench.jobs.collective.plan import BACKENDS, DEFAULT_SIZES, CollectivePlan
+from gpubench.jobs.sources import Simulated, source_of
 from gpubench.measure.collective.cases import SweepRequest
 from gpubench.model.paths.evidence import EvidenceUse
 from gpubench.model.results.rank_times import RANK_TIMES_SECTION
@@ -201,6 +202,7 @@ def parse_collective_options(collective: Collective, given: dict[str, Any]) -> C
     allocator = parse_choices("--allocator", [given["allocator"]], Allocator)[0]
     if library is not None and not Path(library).is_file():
         raise unreadable_nccl_library(library, "there is no such file")
+    recording = parse_recording(given, {})
     request = SweepRequest(
         collective=collective,
         sizes=() if given["sizes"] is None else parse_sizes(given["sizes"]),
@@ -226,21 +228,21 @@ def parse_collective_options(collective: Collective, given: dict[str, Any]) -> C
         strict=given["strict"],
         split=given["split"],
         variants=parse_ways(given),
-        simulation=parse_simulation(given),
-        recording=parse_recording(given, {}),
+        source=source_of(given["timeout"], simulation=parse_simulation(given), replay=recording.replay),
+        recording=recording,
         presentation=parse_presentation(given, SECTIONS),
     )
     check_ways(
         options.variants,
         {
             "--split": options.split is not None,
-            "--simulate": options.simulation is not None,
+            "--simulate": isinstance(options.source, Simulated),
             "--graph": options.variants.host_too and options.request.graph_replays > 0,
         },
     )
     if options.split is not None:
         options = _check_split(options, shown=given["evidence"] is True)
-    if options.simulation is not None:
+    if isinstance(options.source, Simulated):
         if backend is not None:
             raise exclusive(("--simulate", f"--backend {backend}"), "one of them: a model, or a measurement")
         options.refuse_gpu_options("a simulated machine has none")
@@ -261,7 +263,7 @@ def _check_split(options: CollectivePlan, *, shown: bool) -> CollectivePlan:
     refused = {
         "--evidence": (shown, *paths),
         "--strict": (options.strict, *paths),
-        "--simulate": (options.simulation is not None, "ranks", "the model has one collective run at a time"),
+        "--simulate": (isinstance(options.source, Simulated), "ranks", "the model has one collective run at a time"),
         f"--iters {AUTO}": (
             options.request.sampling.iterations is None,
             "as many iterations in every group",

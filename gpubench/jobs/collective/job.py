@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from gpubench.hardware.launch.started_by import launched_by
 from gpubench.jobs.collective.plan import CollectivePlan
+from gpubench.jobs.sources import Replayed, Simulated, refuse_under_launcher
 
 
 def run(plan: CollectivePlan, arguments: Sequence[str]) -> int:
@@ -13,15 +14,16 @@ def run(plan: CollectivePlan, arguments: Sequence[str]) -> int:
     Raises:
         GpubenchError: nothing can be measured, the measurement broke, or an output cannot be written.
     """
-    launch = launched_by(os.environ)
-    if plan.recording.replay is not None:
+    launch, source = launched_by(os.environ), plan.source
+    refuse_under_launcher(plan.collective.name, source, launch)
+    if isinstance(source, Replayed):
         from gpubench.jobs.collective import replayed
 
-        return replayed.run(plan, plan.recording.replay, arguments, launch)
-    if plan.simulation is not None:
+        return replayed.run(plan, source, arguments)
+    if isinstance(source, Simulated):
         from gpubench.jobs.collective import simulated
 
-        return simulated.run(plan, plan.simulation, arguments, launch)
+        return simulated.run(plan, source, arguments)
     if launch is None:
         from gpubench.jobs.collective import launch as launching
 

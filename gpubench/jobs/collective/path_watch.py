@@ -13,7 +13,8 @@ from gpubench.hardware.nccl.debug_log import NcclLog, ResettableLog
 from gpubench.hardware.node.nvml.link_counters import NvmlCounters
 from gpubench.hardware.node.probe import Probe
 from gpubench.hardware.process.nccl_settings import nccl_settings, refusals
-from gpubench.jobs.rank import own_facts
+from gpubench.jobs.machines import Machines
+from gpubench.jobs.sources import SECONDS_TO_READ_A_NODE, own_process
 from gpubench.measure.collective.cases import SweepRequest
 from gpubench.measure.collective.path_observer import ObservationSources, PathObserver
 from gpubench.measure.collective.recorded_log import RecordedLog
@@ -28,7 +29,6 @@ from gpubench.model.terms.rank_identity import RankIdentity
 from gpubench.ports.group import Group
 from gpubench.readers.nccl_log.remarks import parse_remark
 
-SECONDS_TO_READ_A_NODE = 10.0
 _SECONDS_BETWEEN_RANKS = 1.0
 _MOST_SECONDS = 8.0
 """A refusal is met by both ranks of a pair, and by all ranks where all are refused: one is enough to say so."""
@@ -45,13 +45,6 @@ class LoggingLibrary(ResettableLog, Protocol):
     def last_error(self) -> str:
         """The text of its last warning."""
         ...
-
-
-class NodesAndRanks(NamedTuple):
-    """The nodes of a job in their order, by names of their own, and the processes of its ranks."""
-
-    nodes: Sequence[Snapshot]
-    processes: Sequence[RankFacts]
 
 
 class _Known(NamedTuple):
@@ -75,7 +68,7 @@ class PathWatch:
         self._keeps_log = keeps_log
         self._kept: RecordedLog | None = None
         self._settings = nccl_settings(os.environ)
-        self._facts = own_facts(identity)
+        self._facts = own_process(identity)
         self._stack = ExitStack()
         self._probe = self._stack.enter_context(Probe(dict(os.environ))) if identity.local_rank == 0 else None
         self._refusals = refusals(self._settings) if strict else {}
@@ -116,12 +109,12 @@ class PathWatch:
         senses = ObservationSources(self._kept or self._log, counters, self._look_around, nodes, self._strict)
         return PathObserver.of(request, self._group, senses)
 
-    def nodes_and_ranks(self) -> NodesAndRanks | None:
+    def machines(self) -> Machines | None:
         """What a recording needs of them, on the first rank, once the sweep was tried out."""
         if self._nodes is None or self._group.rank != 0:
             return None
-        nodes = [self._nodes[number].snapshot for number in sorted(self._nodes)]
-        return NodesAndRanks(nodes, [each.facts for each in self._known])
+        nodes = [self._nodes[number] for number in sorted(self._nodes)]
+        return Machines(nodes, [each.facts for each in self._known])
 
     def log_text(self) -> bytes:
         """What NCCL said on this rank until all was tried out, where that is kept."""

@@ -8,7 +8,7 @@ from gpubench.errors import UsageError
 from gpubench.formats.presentation import Presentation
 from gpubench.hardware.nccl.backend import Allocator
 from gpubench.jobs.recording import Recording
-from gpubench.jobs.simulation import Simulation
+from gpubench.jobs.sources import Here, Source
 from gpubench.measure.collective.cases import SweepRequest
 from gpubench.model.paths.evidence import EvidenceUse
 from gpubench.model.terms.hierarchy import OPTION as HIERARCHICAL_OPTION
@@ -21,6 +21,7 @@ from gpubench.model.terms.nccl_choice import (
 from gpubench.model.terms.sweep import parse_sizes
 
 NCCL, HOST = "nccl", "host"
+FACTS_TIMEOUT_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ class CollectivePlan:
     strict: bool = False
     split: str | None = None
     variants: AskedVariants = AskedVariants()
-    simulation: Simulation | None = None
+    source: Source = field(default_factory=lambda: Here(FACTS_TIMEOUT_S))
     recording: Recording = field(default_factory=Recording)
     presentation: Presentation = field(default_factory=Presentation)
 

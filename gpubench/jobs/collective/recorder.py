@@ -1,6 +1,5 @@
 """What `--record` does while a collective is measured: nodes, processes, NCCL's logs, and a line a row, at once."""
 
-import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -11,9 +10,7 @@ from typing import Self
 
 from gpubench.formats.presenter import OutputError
 from gpubench.hardware import recorded
-from gpubench.hardware.node.probe import probe
-from gpubench.jobs.collective.path_watch import SECONDS_TO_READ_A_NODE, NodesAndRanks
-from gpubench.jobs.rank import own_facts
+from gpubench.jobs.machines import Machines
 from gpubench.measure.collective.cases import Case
 from gpubench.measure.collective.path_judge import PathObservations
 from gpubench.measure.collective.recording import (
@@ -25,23 +22,11 @@ from gpubench.measure.collective.recording import (
     file_of,
 )
 from gpubench.measure.collective.row_collector import Measured
-from gpubench.model.paths.nodes import with_own_names
 from gpubench.model.results.winners import RefusedRow
 from gpubench.model.terms.hang import Phase
 from gpubench.model.terms.progress import Progress
-from gpubench.model.terms.rank_identity import RankIdentity
 from gpubench.model.terms.split import RankGroup
 from gpubench.ports.group import Group
-
-
-def read_nodes_and_ranks(group: Group, identity: RankIdentity) -> NodesAndRanks | None:
-    """Read by the first rank of every node, and known to the first of all; every rank has to call it."""
-    own = probe(SECONDS_TO_READ_A_NODE, os.environ) if identity.local_rank == 0 else None
-    collected = group.collect((own, own_facts(identity)))
-    if collected is None:
-        return None
-    nodes = with_own_names([snapshot for snapshot, _ in collected if snapshot is not None])
-    return NodesAndRanks(nodes, [facts for _, facts in collected])
 
 
 class CollectiveRecorder:
@@ -56,7 +41,7 @@ class CollectiveRecorder:
         described: RecordedCollective,
         group: Group,
         part: RankGroup | None,
-        look: Callable[[], NodesAndRanks | None],
+        look: Callable[[], Machines | None],
         log_text: Callable[[], bytes] | None,
         progress: Progress,
     ) -> None:
@@ -85,15 +70,15 @@ class CollectiveRecorder:
         """Everything but the rows; of many nodes that may take its time."""
         self._progress.enter(Phase.OUTPUT)
         logs = None if self._log_text is None else self._group.collect(zlib.compress(self._log_text()))
-        around, write = self._look(), None
-        if around is not None:
+        machines, write = self._look(), None
+        if machines is not None:
             first = replace(
                 self._described,
-                hosts=tuple(node.host for node in around.nodes),
+                hosts=tuple(node.host for node in machines.snapshots),
                 testimony=None if testimony is None else RecordedObservations.of(testimony),
                 refused=None if refused is None else tuple(refused),
             )
-            write = self._stack.enter_context(written(self._directory, first, around))
+            write = self._stack.enter_context(written(self._directory, first, machines))
             with naming(self._directory):
                 recorded.write_nccl_logs(self._directory, [zlib.decompress(text) for text in logs or ()])
         self._writer = RowWriter(write, self._collect, self._part)
@@ -110,7 +95,7 @@ class CollectiveRecorder:
 
 
 @contextmanager
-def written(directory: Path, first: RecordedCollective, around: NodesAndRanks) -> Iterator[Write]:
+def written(directory: Path, first: RecordedCollective, machines: Machines) -> Iterator[Write]:
     """A recording with nodes, processes and its first line; what is called writes the others.
 
     Raises:
@@ -118,7 +103,7 @@ def written(directory: Path, first: RecordedCollective, around: NodesAndRanks) -
     """
     name = file_of(first.collective)
     with naming(directory):
-        recorded.write_recording(directory, around.nodes, around.processes)
+        recorded.write_recording(directory, machines.snapshots, machines.processes)
     with naming(directory / name), recorded.recording_samples(directory, name) as write:
 
         def write_line(value: object) -> None:

@@ -3,74 +3,61 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from gpubench.causes.circumstances import Circumstances
 from gpubench.errors import UsageError
 from gpubench.formats.delivery import delivering
 from gpubench.formats.presenter import Presenter, terminal_style
 from gpubench.hardware import recorded
-from gpubench.hardware.launch.started_by import LaunchedBy
 from gpubench.jobs.collective.metadata import collective_metadata
 from gpubench.jobs.collective.plan import CollectivePlan
+from gpubench.jobs.machines import Machines
 from gpubench.jobs.outputs import check_writable
+from gpubench.jobs.sources import Replayed
 from gpubench.measure.collective.recording import RecordedCollective, file_of
 from gpubench.measure.collective.replay import read_recorded, replay
-from gpubench.model.facts.rank_facts import RankFacts
-from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.paths.evidence import EvidenceUse
-from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.wiring import Wiring
 
 
-def run(options: CollectivePlan, directory: Path, arguments: Sequence[str], launched_by: LaunchedBy | None) -> int:
+def run(plan: CollectivePlan, source: Replayed, arguments: Sequence[str]) -> int:
     """Show what was recorded; the exit code.
 
     Raises:
-        GpubenchError: under a launcher, there is no recording of this collective, or an output cannot be written.
+        GpubenchError: there is no recording of this collective, or an output cannot be written.
     """
-    collective, shown = options.collective, options.presentation
-    if launched_by is not None and launched_by.size > 1:
-        raise UsageError(
-            f"{collective.name} --replay under {launched_by.launcher}",
-            expected="one process: nothing is measured",
-            next_step="the same without the launcher",
-        )
+    collective, shown = plan.collective, plan.presentation
     check_writable(shown.outputs)
     presenter = Presenter(shown, terminal_style(shown, sys.stdout), progress=False)
-    source = f"--replay {directory}"
     with delivering(presenter):
-        snapshots, facts = recorded.read_recording(directory)
-        lines = recorded.read_samples(directory, file_of(collective.name), collective.name)
-        found, rows = read_recorded(lines, collective, source)
-        found = _as_asked(found, options)
-        around = _circumstances(found, snapshots, facts, source)
-        topology = None if found.model is None else around.wiring.nodes[0].fingerprint()
-        presenter.begin(collective_metadata(found, collective, arguments, topology=topology, replayed=source))
-        report = replay(found, rows, collective, around, presenter, strict=found.options.strict)
+        machines = source.machines()
+        lines = recorded.read_samples(source.directory, file_of(collective.name), collective.name)
+        found, rows = read_recorded(lines, collective, source.text)
+        found = _as_asked(found, plan)
+        circumstances = _circumstances(found, machines, source.text)
+        topology = None if found.model is None else circumstances.wiring.nodes[0].fingerprint()
+        presenter.begin(collective_metadata(found, collective, arguments, topology=topology, replayed=source.text))
+        report = replay(found, rows, collective, circumstances, presenter, strict=found.options.strict)
         presenter.end(report)
     return shown.exit_code(report.verdict)
 
 
-def _as_asked(found: RecordedCollective, options: CollectivePlan) -> RecordedCollective:
+def _as_asked(found: RecordedCollective, plan: CollectivePlan) -> RecordedCollective:
     """The recording with what may be asked of it anew: to be stricter, and to show evidence where there is any."""
     evidence = found.options.evidence
-    if options.evidence is EvidenceUse.SHOWN and evidence is not EvidenceUse.OFF:
-        evidence = options.evidence
-    return replace(
-        found, options=replace(found.options, strict=found.options.strict or options.strict, evidence=evidence)
-    )
+    if plan.evidence is EvidenceUse.SHOWN and evidence is not EvidenceUse.OFF:
+        evidence = plan.evidence
+    return replace(found, options=replace(found.options, strict=found.options.strict or plan.strict, evidence=evidence))
 
 
-def _circumstances(
-    found: RecordedCollective, snapshots: Sequence[Snapshot], facts: Sequence[RankFacts], source: str
-) -> Circumstances:
+def _circumstances(found: RecordedCollective, machines: Machines, source: str) -> Circumstances:
     """Nodes and processes as they were.
 
     Raises:
         UsageError: they and the samples do not belong together.
     """
-    by_host = {snapshot.host: snapshot for snapshot in snapshots}
+    by_host = {node.snapshot.host: node for node in machines.nodes}
+    facts = machines.processes
     missing = [f"samples of {host}, which no node of the recording is" for host in found.hosts if host not in by_host]
     if found.model is None and [each.rank for each in facts] != [each.rank for each in found.ranks]:
         missing.append(f"samples of {len(found.ranks)} ranks, and processes of {len(facts)}")
@@ -81,5 +68,5 @@ def _circumstances(
             reason="the folder was put together from several recordings, or is not whole",
             next_step="copy the whole folder again, or record it again: --record DIR",
         )
-    nodes = {number: Topology(by_host[host]) for number, host in enumerate(found.hosts)}
+    nodes = {number: by_host[host] for number, host in enumerate(found.hosts)}
     return Circumstances(wiring=Wiring(found.ranks, nodes), facts=facts)

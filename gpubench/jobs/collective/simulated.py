@@ -8,14 +8,13 @@ from pathlib import Path
 from gpubench.errors import UsageError, no_size_left
 from gpubench.formats.delivery import delivering
 from gpubench.formats.presenter import Presenter, terminal_style
-from gpubench.hardware.launch.started_by import LaunchedBy
-from gpubench.hardware.simulated.machine import snapshots
 from gpubench.hardware.simulated.times import CollectiveTimes
 from gpubench.jobs.collective.metadata import collective_metadata
-from gpubench.jobs.collective.path_watch import NodesAndRanks
 from gpubench.jobs.collective.plan import CollectivePlan
+from gpubench.jobs.machines import Machines
 from gpubench.jobs.outputs import check_writable
 from gpubench.jobs.simulation import Simulation
+from gpubench.jobs.sources import Simulated
 from gpubench.measure.collective.cases import SweepRequest, cases, without_data
 from gpubench.measure.collective.recording import (
     VERSION,
@@ -36,26 +35,19 @@ from gpubench.model.terms.rank_identity import RankIdentity
 from gpubench.model.terms.sweep import DroppedSize, describe_dropped
 
 
-def run(
-    options: CollectivePlan, simulation: Simulation, arguments: Sequence[str], launched_by: LaunchedBy | None
-) -> int:
-    """Present what the model says; the exit code.
+def run(plan: CollectivePlan, source: Simulated, arguments: Sequence[str]) -> int:
+    """Present the model's figures; the exit code.
 
     Raises:
-        UsageError: under a launcher, ranks that the machine cannot have, a root that is no rank.
+        UsageError: ranks that the machine cannot have, a root that is no rank.
         CouldNotMeasureError: a fault leaves nothing to simulate.
     """
-    if launched_by is not None:
-        raise UsageError(
-            f"--simulate under {launched_by.launcher}",
-            expected="one process: nothing runs on the simulated machine",
-            next_step="leave the launcher out; --simulate 'NAME*NODES' has as many nodes as you want",
-        )
+    simulation = source.simulation
     times = CollectiveTimes(simulation.machine, simulation.faults, simulation.seed)
-    nodes = snapshots(simulation.machine, simulation.faults, simulation.seed)
-    per_node = _ranks_per_node(options, simulation, times.gpus)
+    nodes = source.machines().snapshots
+    per_node = _ranks_per_node(plan, simulation, times.gpus)
     identities = list(_identities(nodes, per_node))
-    request = options.at_sizes_for("nccl")
+    request = plan.at_sizes_for("nccl")
     check_root(request.collective, request.root, len(identities))
     dropped = without_data(request, request.sizes, len(identities))
     kept = tuple(size for size in request.sizes if size not in {each.size_bytes for each in dropped})
@@ -65,10 +57,10 @@ def run(
     name = request.collective.name
     times.seconds(name, max(kept), row=0, ranks_per_node=per_node)
     staged = times.staged_pairs(per_node)
-    check_writable(options.presentation.outputs, options.recording.record)
-    presenter = Presenter(options.presentation, terminal_style(options.presentation, sys.stdout), progress=False)
+    check_writable(plan.presentation.outputs, plan.recording.record)
+    presenter = Presenter(plan.presentation, terminal_style(plan.presentation, sys.stdout), progress=False)
     model = Model(source=simulation.source, seed=simulation.seed, profile=simulation.profile, staged=tuple(staged))
-    described = _described(options, replace(request, check=False), model, identities, nodes, dropped)
+    described = _described(plan, replace(request, check=False), model, identities, nodes, dropped)
     made: list[Sequence[float]] = []
 
     def seconds(size: int, row: int) -> Sequence[float]:
@@ -79,17 +71,17 @@ def run(
         topology = Topology(nodes[0]).fingerprint()
         presenter.begin(collective_metadata(described, request.collective, arguments, topology=topology))
         paths = staged_paths(
-            staged, identities, lambda node: Topology(nodes[node]), simulation.source, strict=options.strict
+            staged, identities, lambda node: Topology(nodes[node]), simulation.source, strict=plan.strict
         )
         report = simulate(request, len(identities), len(nodes), seconds, presenter, paths)
-        if options.recording.record is not None:
-            _record(options.recording.record, described, nodes, request, made)
+        if plan.recording.record is not None:
+            _record(plan.recording.record, described, nodes, request, made)
         presenter.end(report)
-    return options.presentation.exit_code(report.verdict)
+    return plan.presentation.exit_code(report.verdict)
 
 
 def _described(
-    options: CollectivePlan,
+    plan: CollectivePlan,
     request: SweepRequest,
     model: Model,
     identities: Sequence[RankIdentity],
@@ -104,10 +96,10 @@ def _described(
         origin=Origin.SIMULATED,
         asked=request.asked,
         options=RunOptions(
-            allocator=options.allocator.value,
-            timeout_s=options.timeout_s,
-            evidence=options.evidence,
-            strict=options.strict,
+            allocator=plan.allocator.value,
+            timeout_s=plan.timeout_s,
+            evidence=plan.evidence,
+            strict=plan.strict,
         ),
         ranks=tuple(identities),
         hosts=tuple(node.host for node in nodes),
@@ -126,7 +118,7 @@ def _record(
     """Write a recording of what the model said of every row, in seconds by rank."""
     from gpubench.jobs.collective.recorder import written
 
-    with written(directory, described, NodesAndRanks(nodes, ())) as write:
+    with written(directory, described, Machines.of(nodes)) as write:
         for case, seconds in zip(cases(request, len(described.ranks)), made, strict=True):
             own = OwnTimes(seconds[0], request.sampling.least_iterations)
             sample = RowSample(own, tuple(Answer(each) for each in seconds))
@@ -134,14 +126,14 @@ def _record(
         write(RecordingLine(rows=len(made)))
 
 
-def _ranks_per_node(options: CollectivePlan, simulation: Simulation, gpus: int) -> int:
+def _ranks_per_node(plan: CollectivePlan, simulation: Simulation, gpus: int) -> int:
     """--np spread evenly over the nodes, else one rank a GPU."""
-    if options.ranks is None:
+    if plan.ranks is None:
         return gpus
-    per_node, rest = divmod(options.ranks, simulation.machine.nodes)
+    per_node, rest = divmod(plan.ranks, simulation.machine.nodes)
     if rest or not 1 <= per_node <= gpus:
         raise UsageError(
-            f"--np {options.ranks} on {simulation.machine}",
+            f"--np {plan.ranks} on {simulation.machine}",
             expected=f"as many ranks on every node, at most {gpus}",
             next_step=f"--np {simulation.machine.nodes * gpus}",
         )

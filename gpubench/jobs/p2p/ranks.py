@@ -21,7 +21,7 @@ from gpubench.hardware.process.nccl_settings import nccl_settings
 from gpubench.hardware.watchdog.rank import RankProgress
 from gpubench.installation_errors import no_gpu
 from gpubench.jobs.agreement import agree
-from gpubench.jobs.collective.rank_job import open_gpu
+from gpubench.jobs.gpus import open_gpu
 from gpubench.jobs.listeners import NullListener
 from gpubench.jobs.metadata import recorded_settings, stamp
 from gpubench.jobs.outputs import check_writable

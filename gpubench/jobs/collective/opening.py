@@ -1,0 +1,117 @@
+"""The backend of a collective on one rank, opened together with what observes it."""
+
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from gpubench.hardware.mpi import group as mpi
+from gpubench.hardware.mpi import host
+from gpubench.hardware.nccl.backend import NcclBackend, NcclLibrary
+from gpubench.hardware.node.nvml.condition import NvmlCondition
+from gpubench.hardware.node.nvml.library import Driver, read_driver
+from gpubench.hardware.node.probe import probe
+from gpubench.hardware.process.nccl_settings import nccl_settings
+from gpubench.hardware.watchdog.rank import RankProgress
+from gpubench.jobs.agreement import agree
+from gpubench.jobs.collective.path_watch import PathWatch
+from gpubench.jobs.collective.plan import HOST, NCCL, CollectivePlan, check_unset
+from gpubench.jobs.collective.variants import Opener
+from gpubench.jobs.gpus import open_gpu
+from gpubench.jobs.machines import Machines
+from gpubench.jobs.sources import SECONDS_TO_READ_A_NODE, gathered, own_process
+from gpubench.measure.collective.observers import ReadCondition, no_gpu_to_read
+from gpubench.model.paths.evidence import EvidenceUse
+from gpubench.model.terms.hang import Phase
+from gpubench.model.terms.rank_identity import RankIdentity
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """One rank of a job: in the job, in the group that it measures with, and on its node."""
+
+    group: mpi.MpiGroup
+    own: mpi.MpiGroup
+    identity: RankIdentity
+    ranks_on_node: int
+    progress: RankProgress
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """A backend, the rank with its GPU, and what observes both.
+
+    `machines` returns nodes and processes on the first rank, for a recording, once all was tried out.
+    """
+
+    backend: Opener
+    identity: RankIdentity
+    machines: Callable[[], Machines | None]
+    library: NcclLibrary | None = None
+    path_watch: PathWatch | None = None
+    read_condition: ReadCondition = no_gpu_to_read
+
+
+def open_backend(rank: Rank, plan: CollectivePlan, stack: ExitStack) -> Opened:
+    """The backend asked for, else nccl where any rank sees a GPU, so that a node without one is not passed over.
+
+    What is begun beside it ends with `stack`. Raises AgreedError where a rank cannot.
+    """
+    driver = read_driver(os.environ)
+    name = plan.backend
+    if name is None:
+        name = NCCL if any(rank.group.gather(driver.visible > 0)) else HOST
+    if name == HOST:
+        agree(rank.group, lambda: plan.refuse_gpu_options("no rank sees one"))
+        machines = _read_machines(rank, plan)
+        return Opened(backend=open_host(rank, plan), identity=rank.identity, machines=lambda: machines)
+    return _open_nccl(rank, plan, driver, stack)
+
+
+def open_host(rank: Rank, plan: CollectivePlan) -> host.HostBackend:
+    """The host backend.
+
+    Raises:
+        AgreedError: its MPI cannot reduce a type that was asked for.
+    """
+    agree(rank.group, lambda: host.check_types(plan.request.dtypes, reduces=plan.collective.reduces))
+    return host.HostBackend(rank.own, rank.ranks_on_node, progress=rank.progress)
+
+
+def _open_nccl(rank: Rank, plan: CollectivePlan, driver: Driver, stack: ExitStack) -> Opened:
+    """NCCL on this rank's GPU. Nodes are read, and NCCL's log is listened to, before its first call."""
+    group, progress = rank.group, rank.progress
+    path_watch, machines = None, None
+    if plan.evidence is EvidenceUse.OFF:
+        machines = _read_machines(rank, plan)
+    else:
+        keeps_log = plan.recording.record is not None
+        path_watch = stack.enter_context(PathWatch(group, rank.identity, strict=plan.strict, keeps_log=keeps_log))
+    progress.enter(Phase.OPENING)
+    device, identity = open_gpu(group, rank.identity, rank.ranks_on_node, driver)
+    agree(group, lambda: check_unset(plan.variants, nccl_settings(os.environ)))
+    condition = NvmlCondition(str(identity.gpu_bus_id))
+    stack.callback(condition.close)
+    library = agree(group, lambda: NcclLibrary(plan.nccl_library), place=str(identity))
+    if path_watch is not None:
+        path_watch.begin(library, identity)
+        stack.enter_context(path_watch.naming_refusals(library))
+    progress.enter(Phase.CONNECTING)
+    backend = NcclBackend(rank.own, device, library, plan.allocator, progress)
+    progress.let_abort(backend.trouble, backend.abort)
+    return Opened(
+        backend=backend,
+        identity=identity,
+        machines=path_watch.machines if path_watch is not None else lambda: machines,
+        library=library,
+        path_watch=path_watch,
+        read_condition=condition.read,
+    )
+
+
+def _read_machines(rank: Rank, plan: CollectivePlan) -> Machines | None:
+    """Nodes and processes for a recording, read here where nobody observes paths, who reads them anyway."""
+    if plan.recording.record is None:
+        return None
+    own = [probe(SECONDS_TO_READ_A_NODE, os.environ)] if rank.identity.local_rank == 0 else []
+    return gathered(rank.group, own, own_process(rank.identity))
