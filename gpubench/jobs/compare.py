@@ -24,7 +24,7 @@ NAME = "compare"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparePlan:
-    """What the user asked for: files of both sides, or `last` results of a folder, None where files were named."""
+    """The files of both sides, or `last` results of a folder, None where files were named."""
 
     base: tuple[Path, ...]
     new: tuple[Path, ...]

@@ -23,7 +23,7 @@ _MOST_NAMES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplainPlan:
-    """What the user asked for."""
+    """The logs to read, and how to present the report."""
 
     logs: tuple[str, ...]
     presentation: Presentation

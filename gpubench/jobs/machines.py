@@ -35,7 +35,7 @@ class Machines:
 
     @property
     def origin(self) -> Origin:
-        """Where the nodes come from; recorded, where they come from several."""
+        """The origin of all nodes; recorded, where they have several."""
         origins = {node.snapshot.origin for node in self.nodes}
         return origins.pop() if len(origins) == 1 else Origin.RECORDED
 

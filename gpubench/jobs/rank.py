@@ -1,4 +1,4 @@
-"""gpubench as one rank of a job: its beginning and its end, in order or not."""
+"""One rank of a job from its first line to its last, whether it ends in order or not."""
 
 import os
 import sys
@@ -34,7 +34,7 @@ class RankJob(Protocol):
 
     @property
     def identity(self) -> RankIdentity:
-        """Who this rank is."""
+        """The identity of this rank."""
         ...
 
     def run(self, channel: str | None) -> int:
@@ -87,7 +87,7 @@ def run(make_job: Callable[[mpi.MpiGroup, RankProgress], RankJob], launched_by: 
 
 
 def own_identity(group: mpi.MpiGroup) -> tuple[RankIdentity, list[int]]:
-    """Who this rank is, before it has a GPU, and the node of every rank."""
+    """The identity of this rank, before it has a GPU, and the node of every rank."""
     node_by_rank, local_rank = mpi.nodes(group)
     identity = RankIdentity(
         rank=group.rank,
@@ -100,7 +100,7 @@ def own_identity(group: mpi.MpiGroup) -> tuple[RankIdentity, list[int]]:
 
 
 def _located(broken: BaseException, place: str) -> GpubenchError:
-    """What broke, with the rank it broke on."""
+    """The error with the rank that raised it."""
     if isinstance(broken, GpubenchError):
         broken.where = broken.where or place
         return broken

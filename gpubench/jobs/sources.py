@@ -146,5 +146,5 @@ def gathered(
 
 
 def own_process(identity: RankIdentity) -> RankFacts:
-    """What the process of this rank is like."""
+    """The facts of this rank's process."""
     return read_rank_facts(identity.rank, identity.node, identity.local_rank, recorded_settings(os.environ))

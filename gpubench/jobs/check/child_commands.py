@@ -94,7 +94,7 @@ def measured_memory(group: Group, nodes: Sequence[Topology], node: int | None) -
 
 
 def _document(arguments: Sequence[str], timeout_s: float) -> Mapping[str, Any]:
-    """What a command of gpubench reports as JSON.
+    """The JSON document of a command of gpubench.
 
     Raises:
         CouldNotMeasureError: it does not end in time, or ends without a whole report.

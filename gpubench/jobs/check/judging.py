@@ -1,4 +1,4 @@
-"""What every check ends with: machines and measurements recorded, judged and presented."""
+"""The end of every check: machines and measurements are recorded, judged and presented."""
 
 import os
 from collections.abc import Sequence

@@ -25,7 +25,7 @@ class CheckMeasurer(Protocol):
 
     @property
     def alone(self) -> str:
-        """Why no collective can be measured, where there is nobody to talk to; else empty."""
+        """The reason why no collective can be measured, as with a single GPU; else empty."""
         ...
 
     def copies(self) -> Measurements:

@@ -23,7 +23,7 @@ FACTS_TIMEOUT_S = 20.0
 
 
 class Depth(StrEnum):
-    """How much is measured: nothing, what takes a minute, or all."""
+    """The amount of measuring: none, a minute of it, or everything."""
 
     QUICK = "quick"
     DEFAULT = "default"

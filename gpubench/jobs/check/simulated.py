@@ -1,4 +1,4 @@
-"""What `gpubench check` would measure on a machine that does not exist."""
+"""The measurements of a check on a simulated machine."""
 
 from collections.abc import Sequence
 
@@ -70,7 +70,7 @@ class SimulatedMeasurer:
         return Measurements(collectives=tuple(collector.collectives))
 
     def _node_copies(self, number: int, snapshot: Snapshot) -> Measurements:
-        """What the GPUs of a node copy; one whose driver does not tell of its GPUs cannot be measured."""
+        """Copies on one node; a node whose driver is silent cannot be measured."""
         if snapshot.failures or snapshot.driver.absent:
             return Measurements(
                 failed=dict.fromkeys((Need.PEER_COPIES, Need.HOST_COPIES), f"{snapshot.host}: no driver")

@@ -1,4 +1,4 @@
-"""gpubench started by a person: launch itself as ranks on this host, and show what they measure."""
+"""Launch this program again as ranks on this host, and present what they measure."""
 
 import os
 import sys
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from subprocess import Popen
 
 HOST_RANKS = 2
-_CHATTER_LINES = 20
+_MOST_KEPT_LINES = 20
 _SECONDS_TO_END = 5.0
 _SECONDS_FOR_PYTHON = 30.0
 """Until ranks run Python, over a network or on a busy host, and once more for what their watchdogs have to say: these
@@ -61,13 +61,13 @@ def run(options: CollectivePlan, arguments: Sequence[str]) -> int:
         job = launcher.start(mpirun.command(ranks, arguments), environment)
         ranks_channel.expect_end(limit_seconds(Phase.LAUNCH, options.timeout_s) + _SECONDS_FOR_PYTHON)
         try:
-            return _Audience(presenter, shown, job).listen(ranks_channel)
+            return _LaunchedJob(presenter, shown, job).listen(ranks_channel)
         finally:
             launcher.stop(job)
 
 
 def choose_ranks(options: CollectivePlan, driver: Driver) -> int:
-    """How many ranks to launch: one a visible GPU, two where there is none; what cannot work is refused here.
+    """The number of ranks to launch: one for each visible GPU, two where there is none.
 
     Raises:
         GpubenchError: no GPU or no CuPy for the nccl backend, more ranks than GPUs, a root that is no rank.
@@ -85,23 +85,23 @@ def choose_ranks(options: CollectivePlan, driver: Driver) -> int:
     return ranks
 
 
-class _Audience:
-    """What has been heard from a job so far."""
+class _LaunchedJob:
+    """A launched job and what its ranks have reported so far."""
 
     def __init__(self, presenter: Presenter, shown: Presentation, job: "Popen[bytes]") -> None:
         self._presenter = presenter
         self._shown = shown
         self._job = job
         self._error: GpubenchError | None = None
-        self._heard = False
+        self._ranks_spoke = False
         self._lost: list[Lost] = []
-        self._chatter: list[str] = []
+        self._kept_lines: list[str] = []
 
     def listen(self, ranks: channel.ChannelReceiver) -> int:
         """Present messages until the job is over; its exit code."""
         for message in ranks.messages(self._job):
             if isinstance(message, channel.Chatter):
-                self._overhear(message.text)
+                self._take_line(message.text)
             else:
                 self._take(message)
                 self._set_deadline(ranks)
@@ -116,14 +116,14 @@ class _Audience:
             ranks.expect_end(_SECONDS_TO_END)
         elif self._presenter.report is not None:
             ranks.expect_end(_SECONDS_TO_FINALIZE)
-        elif self._heard:
+        elif self._ranks_spoke:
             ranks.expect_no_end()
 
     def _take(self, message: channel.Message) -> None:
         kind = message["kind"]
-        if not self._heard and kind != "lost":
-            self._heard = True
-            self._pass_on_chatter()
+        if not self._ranks_spoke and kind != "lost":
+            self._ranks_spoke = True
+            self._show_kept_lines()
         if kind == "begin":
             self._presenter.begin(Metadata.from_record(message["metadata"]))
         elif kind == "progress":
@@ -138,31 +138,31 @@ class _Audience:
         elif kind == "error" and self._error is None:
             self._error = GpubenchError.from_record(message["error"])
 
-    def _overhear(self, line: str) -> None:
-        """Pass on what ranks print (NCCL_DEBUG, warnings), but not mpirun's lament once the outcome is known.
+    def _take_line(self, line: str) -> None:
+        """Pass on what ranks print (NCCL_DEBUG, warnings), but not mpirun's error text once the outcome is known.
 
         Before the first rank has spoken it is kept back: if none ever does, its end is the only explanation there is.
         """
         if not line.strip(" -"):
             return
-        if not self._heard:
-            self._chatter.append(line)
+        if not self._ranks_spoke:
+            self._kept_lines.append(line)
         elif self._error is None and self._presenter.report is None and not self._lost:
             self._presenter.note(line)
 
     def _died(self, code: int, *, is_late: bool) -> GpubenchError:
-        """Why there is no result: of ranks that were killed or crashed, the first, since launchers end the others."""
+        """The reason why there is no result: the first rank that was killed or crashed, as launchers end the others."""
         first = first_lost(self._lost)
-        if first is None and self._heard:
+        if first is None and self._ranks_spoke:
             return ranks_ended_early(code, self._presenter.rows)
-        if not self._heard:
-            self._chatter = self._chatter[-_CHATTER_LINES:]
-            self._pass_on_chatter()
-        if first is not None and (self._heard or not first.exited):
+        if not self._ranks_spoke:
+            self._kept_lines = self._kept_lines[-_MOST_KEPT_LINES:]
+            self._show_kept_lines()
+        if first is not None and (self._ranks_spoke or not first.exited):
             return first.error(rows_kept(self._presenter.rows))
         return no_rank_started() if is_late else launcher_failed(code)
 
-    def _pass_on_chatter(self) -> None:
-        for line in self._chatter:
+    def _show_kept_lines(self) -> None:
+        for line in self._kept_lines:
             self._presenter.note(line)
-        self._chatter.clear()
+        self._kept_lines.clear()

@@ -12,7 +12,7 @@ from gpubench.model.terms.sampling import AUTO, Sampling
 
 
 def describe_sampling(sampling: Sampling) -> dict[str, object]:
-    """How rows are timed as plain data, for the metadata."""
+    """Sampling as plain data, for the metadata."""
     if sampling.iterations is None:
         return {"mode": sampling.mode.value, "iters": AUTO, "budget_s": sampling.budget_seconds}
     return {"mode": sampling.mode.value, "iters": sampling.iterations}

@@ -1,4 +1,4 @@
-"""What a rank sets up to see which way NCCL's bytes go: its log, its GPU's counters, facts of node and process."""
+"""Observation of NCCL's paths on one rank: NCCL's log, the GPU's link counters, facts of node and process."""
 
 import os
 import time
@@ -35,11 +35,11 @@ _MOST_SECONDS = 8.0
 
 
 class LoggingLibrary(ResettableLog, Protocol):
-    """What of the NCCL library is needed here."""
+    """An NCCL library whose log and errors are read."""
 
     @property
     def error(self) -> type[Exception]:
-        """What is raised when a call of NCCL's fails."""
+        """The exception that a failed call of NCCL's raises."""
         ...
 
     def last_error(self) -> str:
@@ -48,7 +48,7 @@ class LoggingLibrary(ResettableLog, Protocol):
 
 
 class _Known(NamedTuple):
-    """What a rank tells all others before NCCL begins."""
+    """The facts of a rank that all others get before NCCL begins."""
 
     identity: RankIdentity
     facts: RankFacts
@@ -98,7 +98,7 @@ class PathWatch:
         self._log = self._stack.enter_context(NcclLog(library, self._settings, ranks_on_node))
 
     def witness(self, request: SweepRequest) -> PathObserver:
-        """Who watches a sweep, once NCCL has begun."""
+        """The observer of a sweep, once NCCL has begun."""
         if self._log is None:
             raise ValueError("nothing listens before NCCL begins")
         counters = NvmlCounters([str(self._known[self._group.rank].identity.gpu_bus_id)])
@@ -110,19 +110,19 @@ class PathWatch:
         return PathObserver.of(request, self._group, senses)
 
     def machines(self) -> Machines | None:
-        """What a recording needs of them, on the first rank, once the sweep was tried out."""
+        """Nodes and processes on the first rank, once the sweep was tried out; for a recording."""
         if self._nodes is None or self._group.rank != 0:
             return None
         nodes = [self._nodes[number] for number in sorted(self._nodes)]
         return Machines(nodes, [each.facts for each in self._known])
 
     def log_text(self) -> bytes:
-        """What NCCL said on this rank until all was tried out, where that is kept."""
+        """NCCL's log of this rank until all was tried out, where that is kept."""
         return b"" if self._kept is None else self._kept.text()
 
     @contextmanager
     def naming_refusals(self, library: LoggingLibrary) -> Iterator[None]:
-        """Turn NCCL's word that it has no path between two ranks into an error that says which, and why.
+        """Turn NCCL's error 'no transport found' into one that names the two ranks and the cause.
 
         Raises:
             GpubenchError: with exit code 1 where that was to be found out, else 3.

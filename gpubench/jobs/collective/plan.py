@@ -26,7 +26,7 @@ FACTS_TIMEOUT_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class AskedVariants:
-    """What is to be measured beside the own choice of the first backend."""
+    """Variants to measure beside the own choice of the first backend."""
 
     settings: tuple[NcclChoice, ...] = ()
     hierarchical: bool = False
@@ -75,7 +75,7 @@ BACKENDS = tuple(DEFAULT_SIZES)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectivePlan:
-    """What to measure, by what, and how to show it.
+    """The request, the backend, and the presentation of a collective.
 
     A request without sizes visits the backend's default sweep. `backend`, `ranks` and `nccl_library` are None where the
     machine decides.

@@ -1,4 +1,4 @@
-"""What a rank does between start and end: choose a backend, describe the run, measure."""
+"""A collective on one rank of a job: join a group, open a backend, measure, report."""
 
 import os
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ from gpubench.ports.listener import Listener
 
 
 class CollectiveRankJob:
-    """One rank's part in a job."""
+    """One rank's part in measuring a collective."""
 
     def __init__(
         self, group: mpi.MpiGroup, progress: RankProgress, plan: CollectivePlan, arguments: Sequence[str]
@@ -150,7 +150,7 @@ class CollectiveRankJob:
             directory, described, self._group, self._part, opened.machines, log_text, self._progress
         )
 
-    def _why_unwatched(self, backend: Backend) -> str:
+    def _why_unobserved(self, backend: Backend) -> str:
         if backend.name == "host":
             return ""
         if self._part is not None:
@@ -181,7 +181,7 @@ class CollectiveRankJob:
         identities: Sequence[RankIdentity],
         dropped: Sequence[DroppedSize],
     ) -> RecordedCollective:
-        """What is to be measured and by whom."""
+        """The first line of a recording, of which the metadata are made too."""
         plan, backend = self._plan, opened.backend
         return RecordedCollective(
             schema_version=VERSION,
@@ -202,5 +202,5 @@ class CollectiveRankJob:
             dropped_sizes=tuple(dropped),
             libraries={**backend.libraries(), "MPI": mpi.library_version()},
             environment=self._settings,
-            unwatched="" if opened.path_watch is not None else self._why_unwatched(backend),
+            unwatched="" if opened.path_watch is not None else self._why_unobserved(backend),
         )

@@ -1,4 +1,4 @@
-"""What `--record` does while a collective is measured: nodes, processes, NCCL's logs, and a line a row, at once."""
+"""The recording of a collective while it is measured: nodes, processes, NCCL's logs, and a line for each row."""
 
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -90,7 +90,7 @@ class CollectiveRecorder:
         self._writer.row(case, measured)
 
     def _collect(self, row: RecordedRow | None) -> Sequence[RecordedRow | None] | None:
-        """Where there are groups, the first rank of the job is not the one that knows the rows of all."""
+        """The rows of all groups on the first rank of the job, which knows only those of its own."""
         return [row] if self._part is None else self._group.collect(row)
 
 

@@ -1,4 +1,4 @@
-"""What `--replay` of a collective does: the report of a recorded run, as if it were measured now."""
+"""The report of a recorded collective, made as if it were measured now."""
 
 import sys
 from collections.abc import Sequence

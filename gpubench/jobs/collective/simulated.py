@@ -88,7 +88,7 @@ def _described(
     nodes: Sequence[Snapshot],
     dropped: Sequence[DroppedSize],
 ) -> RecordedCollective:
-    """What is to be simulated."""
+    """The first line of a recording, of which the metadata are made too."""
     return RecordedCollective(
         schema_version=VERSION,
         collective=request.collective.name,

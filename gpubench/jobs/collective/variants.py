@@ -1,4 +1,4 @@
-"""The ways in which a rank runs a sweep that is to be run in several: communicators under settings, other backends."""
+"""The variants of a sweep on one rank: communicators under settings, hierarchical collectives, the host backend."""
 
 import os
 from collections.abc import Sequence
@@ -40,12 +40,12 @@ class Opener(Backend, Protocol):
         ...
 
 
-class Failing(Protocol):
-    """What of the NCCL library is needed here."""
+class NcclErrors(Protocol):
+    """An NCCL library whose errors are read."""
 
     @property
     def error(self) -> type[Exception]:
-        """What is raised when a call of NCCL's fails."""
+        """The exception that a failed call of NCCL's raises."""
         ...
 
     def last_error(self) -> str:
@@ -62,7 +62,7 @@ class VariantMaker:
         self._request = request
 
     def ways(
-        self, asked: AskedVariants, backend: Opener, library: Failing | None, host: Opener | None
+        self, asked: AskedVariants, backend: Opener, library: NcclErrors | None, host: Opener | None
     ) -> list[SweepVariant]:
         """The own choice of the backend first; then settings, then what is made of smaller operations, then the host.
 
@@ -82,7 +82,7 @@ class VariantMaker:
                 ways.append(self._hierarchical(each, levels, None))
         return ways
 
-    def _setting(self, setting: NcclChoice, backend: Opener, library: Failing) -> SweepVariant:
+    def _setting(self, setting: NcclChoice, backend: Opener, library: NcclErrors) -> SweepVariant:
         """All ranks on a communicator of their own, made while NCCL is told what to use."""
         opened: list[CollectiveCalls] = []
 
@@ -101,7 +101,7 @@ class VariantMaker:
             is_heard=True,
         )
 
-    def _hierarchical(self, backend: Opener, levels: TwoLevels, library: Failing | None) -> SweepVariant:
+    def _hierarchical(self, backend: Opener, levels: TwoLevels, library: NcclErrors | None) -> SweepVariant:
         opened: list[CollectiveCalls] = []
         rank = self._group.rank
         node, place = levels.nodes[rank], levels.places[rank]
