@@ -14,6 +14,7 @@ from gpubench.errors import (
     GpubenchError,
     launcher_failed,
     more_ranks_than_gpus,
+    no_gpu,
     no_rank_started,
     ranks_ended_early,
     rows_kept,
@@ -22,7 +23,6 @@ from gpubench.hardware.cuda.device import check_installed
 from gpubench.hardware.launch import channel, launcher
 from gpubench.hardware.mpi.group import host_name
 from gpubench.hardware.node.nvml.library import Driver, read_driver
-from gpubench.installation_errors import no_gpu
 from gpubench.measure.collective.sweep import check_root
 from gpubench.model.results.report import CollectiveRow, Metadata
 from gpubench.model.terms.hang import Lost, Phase, RankState, first_lost, limit_seconds

@@ -15,12 +15,12 @@ from gpubench.cli.delivery import delivering
 from gpubench.cli.presentation import check_writable
 from gpubench.cli.presenter import Presenter, terminal_style
 from gpubench.cli.run_metadata import recorded_settings, stamp
+from gpubench.errors import no_gpu
 from gpubench.hardware import recorded
 from gpubench.hardware.mpi.one_process import AloneGroup
 from gpubench.hardware.node.probe import probe, watch_errors
 from gpubench.hardware.process.facts import read_rank_facts
 from gpubench.hardware.simulated.machine import snapshots as simulated_nodes
-from gpubench.installation_errors import no_gpu
 from gpubench.measure.check.documents import together
 from gpubench.measure.check.health import judge
 from gpubench.model.facts.rank_facts import RankFacts

@@ -12,9 +12,8 @@ from gpubench.cli.sampling import AUTO, parse_sampling
 from gpubench.cli.setting_options import Ways, check_ways, parse_backends, parse_ways
 from gpubench.cli.simulation import Simulation, parse_simulation
 from gpubench.collectives.record import Collective
-from gpubench.errors import UsageError, exclusive
+from gpubench.errors import UsageError, exclusive, unreadable_nccl_library
 from gpubench.hardware.nccl.backend import Allocator
-from gpubench.installation_errors import unreadable_nccl_library
 from gpubench.measure.collective.cases import SweepRequest
 from gpubench.model.paths.evidence import EvidenceUse
 from gpubench.model.results.rank_times import RANK_TIMES_SECTION

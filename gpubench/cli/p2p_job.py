@@ -12,12 +12,11 @@ from gpubench.cli.p2p import NAME, As, P2pOptions
 from gpubench.cli.presentation import check_writable
 from gpubench.cli.presenter import Presenter, terminal_style
 from gpubench.cli.run_metadata import recorded_settings, stamp
-from gpubench.errors import UsageError
+from gpubench.errors import UsageError, no_gpu
 from gpubench.hardware import recorded
 from gpubench.hardware.node.nvml.library import read_driver
 from gpubench.hardware.node.probe import probe, watch_errors
 from gpubench.hardware.process.facts import read_rank_facts
-from gpubench.installation_errors import no_gpu
 from gpubench.measure.p2p.bench import (
     NVBANDWIDTH,
     Bench,

@@ -12,7 +12,7 @@ from gpubench.cli.presentation import check_writable
 from gpubench.cli.presenter import Presenter, rank_style
 from gpubench.cli.rank import own_identity
 from gpubench.cli.run_metadata import recorded_settings, stamp
-from gpubench.errors import UsageError
+from gpubench.errors import UsageError, no_gpu
 from gpubench.hardware import recorded
 from gpubench.hardware.copies.between_ranks import CudaRankCopies, Network
 from gpubench.hardware.cuda.device import CudaDevice, check_installed
@@ -25,7 +25,6 @@ from gpubench.hardware.node.probe import probe
 from gpubench.hardware.process.facts import read_rank_facts
 from gpubench.hardware.process.nccl_settings import nccl_settings
 from gpubench.hardware.watchdog.rank import RankProgress
-from gpubench.installation_errors import no_gpu
 from gpubench.measure.agreement import agree
 from gpubench.measure.p2p.bench import NVBANDWIDTH, Method, P2pRequest
 from gpubench.measure.p2p.ranks import RankBench, RankRun, Rounds

@@ -65,9 +65,9 @@ def show(name: _NAMED) -> None:
 def match_machine(simulate: _SIMULATE = None, timeout: _TIMEOUT = 20.0) -> None:
     """Which profile this machine has; exit 3 where it has no GPU."""
     from gpubench.cli.check_machines import matched
+    from gpubench.errors import no_gpu
     from gpubench.hardware.node.probe import probe
     from gpubench.hardware.simulated.machine import parse_machine, snapshots
-    from gpubench.installation_errors import no_gpu
     from gpubench.model.paths.topology import Topology
 
     snapshot = probe(timeout, os.environ) if simulate is None else snapshots(parse_machine(simulate))[0]

@@ -7,7 +7,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, cast
 
-from gpubench import installation_errors
+from gpubench import errors
 from gpubench.errors import CouldNotMeasureError
 from gpubench.hardware.copies.device import CopyDevice, Lane, cuda_errors
 from gpubench.hardware.copies.memory import CopyMemory, GpuMemory, PageableMemory, PinnedMemory
@@ -145,7 +145,7 @@ class CudaCopies:
             try:
                 return CopyDevice(self._cupy, gpu.index, gpu.device)
             except self._runtime.CUDARuntimeError as error:
-                self._unusable[position] = installation_errors.no_gpu(f"{gpu.device} ({gpu.bus_id}): {error}")
+                self._unusable[position] = errors.no_gpu(f"{gpu.device} ({gpu.bus_id}): {error}")
         return None
 
     def _device(self, position: int) -> CopyDevice:

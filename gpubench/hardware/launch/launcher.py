@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from gpubench.errors import missing_mpi_launcher, unusable_mpi_launcher
 from gpubench.hardware.launch.interpreter import module_command, with_package
 from gpubench.hardware.launch.started_by import CHANNEL_VARIABLE, as_if_alone
-from gpubench.installation_errors import missing_mpi_launcher, unusable_mpi_launcher
 
 OWN_SETTINGS_VARIABLE = "GPUBENCH_SETTINGS"
 """Names of the variables that gpubench itself set for its ranks: they are no settings of the user's."""

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
+from gpubench.errors import missing_mpi_library, separate_jobs
 from gpubench.hardware.launch.started_by import LaunchedBy
-from gpubench.installation_errors import missing_mpi_library, separate_jobs
 from gpubench.model.terms.lateness import Offset
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, cast
 
-from gpubench import installation_errors
+from gpubench import errors
 from gpubench.hardware.cuda.device import CudaDevice
 from gpubench.hardware.nccl.calls import NcclCalls, NcclLaunch, call_table
 from gpubench.hardware.timing.clock import no_garbage_collection
@@ -56,18 +56,18 @@ class NcclLibrary:
             try:
                 _load(asked, ctypes.RTLD_GLOBAL).ncclGetVersion  # noqa: B018
             except (OSError, AttributeError) as error:
-                raise installation_errors.unreadable_nccl_library(asked, str(error)) from error
+                raise errors.unreadable_nccl_library(asked, str(error)) from error
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             from cupy.cuda import nccl
         if not nccl.available:
             detail = str(caught[-1].message).strip().splitlines()[0] if caught else "libnccl.so.2 is not found"
-            raise installation_errors.missing_nccl(detail)
+            raise errors.missing_nccl(detail)
         self.nccl: Any = nccl
         self.path = _origin_of_nccl()
         self._native = _load(self.path)
         if asked is not None and Path(asked).resolve() != Path(self.path).resolve():
-            raise installation_errors.nccl_library_not_used(asked, self.path)
+            raise errors.nccl_library_not_used(asked, self.path)
 
     @property
     def version(self) -> str:
@@ -83,7 +83,7 @@ class NcclLibrary:
             UsageError: this NCCL has no allocator (2.19 is the first that does).
         """
         if not self.has("ncclMemAlloc"):
-            raise installation_errors.no_nccl_allocator(self.version)
+            raise errors.no_nccl_allocator(self.version)
         address = ctypes.c_void_p()
         self.issue(CallTable([(self.address("ncclMemAlloc"), ctypes.addressof(address), size_bytes)]))
         return address.value or 0

@@ -52,6 +52,11 @@ class CudaFacts:
     absent: str | None = None
 
 
+def version_text(encoded: int) -> str:
+    """13000 → '13.0', as `cudaDriverGetVersion` encodes it."""
+    return f"{encoded // 1000}.{encoded % 1000 // 10}"
+
+
 def load_cuda() -> Any:
     """The CUDA driver library.
 

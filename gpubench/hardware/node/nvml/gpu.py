@@ -8,10 +8,10 @@ from itertools import permutations
 from typing import Any
 
 from gpubench.hardware.cpus import cpu_ranges
+from gpubench.hardware.node.cuda_driver import version_text
 from gpubench.hardware.node.nvml.answers import Answers, text
 from gpubench.hardware.node.nvml.nvlink import read_nvlinks
 from gpubench.hardware.node.nvml.settings import read_settings
-from gpubench.installation_errors import cuda_version_text
 from gpubench.model.facts.driver_settings import DriverSettings
 from gpubench.model.facts.snapshot import (
     DriverFacts,
@@ -80,7 +80,7 @@ def read_node(library: Any, cpus: int) -> NvmlFacts:
     return NvmlFacts(
         driver=DriverFacts(
             version=text(library.nvmlSystemGetDriverVersion()),
-            cuda=cuda_version_text(library.nvmlSystemGetCudaDriverVersion()),
+            cuda=version_text(library.nvmlSystemGetCudaDriverVersion()),
         ),
         settings=read_settings(library, alive),
         gpus=tuple(sorted((*gpus, *gone), key=lambda gpu: gpu.index)),
