@@ -12,16 +12,16 @@ from gpubench.cli.rank import own_identity
 from gpubench.cli.run_metadata import recorded_settings
 from gpubench.cli.setting_options import check_unset
 from gpubench.cli.watching import NodesAndRanks, PathWatch
-from gpubench.cli.ways import Opener, VariantMaker
+from gpubench.cli.ways import VariantMaker
 from gpubench.errors import UsageError, more_ranks_than_gpus, shared_gpu
 from gpubench.hardware.cuda import device as cuda
 from gpubench.hardware.launch.channel_sender import ChannelSender
 from gpubench.hardware.mpi import group as mpi
-from gpubench.hardware.mpi import host
-from gpubench.hardware.nccl.backend import NcclBackend, NcclLibrary
+from gpubench.hardware.nccl.backend import NcclLibrary
 from gpubench.hardware.node.nvml.condition import NvmlCondition
 from gpubench.hardware.node.nvml.library import Driver, read_driver
 from gpubench.hardware.process.nccl_settings import nccl_settings
+from gpubench.hardware.registry import BackendKind, BackendSetup, backend_named, default_backend
 from gpubench.hardware.watchdog.rank import RankProgress
 from gpubench.measure.agreement import agree
 from gpubench.measure.collective.cases import SweepRequest
@@ -40,7 +40,7 @@ from gpubench.model.terms.rank_identity import RankIdentity
 from gpubench.model.terms.split import RankGroup, groups_of
 from gpubench.model.terms.sweep import DroppedSize
 from gpubench.model.terms.verdict import exit_code
-from gpubench.ports.backend import Backend
+from gpubench.ports.backend import Backend, MultiGroupBackend
 from gpubench.ports.group import Group
 from gpubench.ports.listener import Listener
 
@@ -80,7 +80,8 @@ class CollectiveRankJob:
         self._condition: ReadCondition = no_gpu_to_read
         self._directory = options.recording.record
         self._seen: NodesAndRanks | None = None
-        self.identity, self._node_by_rank = own_identity(group)
+        self.identity, node_by_rank = own_identity(group)
+        self._ranks_on_node = node_by_rank.count(self.identity.node)
 
     def run(self, channel: str | None) -> int:
         """Measure, tell the launcher or the terminal, and return the exit code.
@@ -98,14 +99,14 @@ class CollectiveRankJob:
         with ExitStack() as stack:
             return self._measure(self._backend(stack), listener)
 
-    def _measure(self, backend: Opener, listener: Listener[CollectiveRow]) -> int:
+    def _measure(self, backend: MultiGroupBackend, listener: Listener[CollectiveRow]) -> int:
         group = self._group
         request = self._options.request(self._options.sizes_for(backend.name))
         identities = group.gather(self.identity)
         self._progress.know(identities)
         agree(group, lambda: check_root(request.collective, request.root, self._own.size))
         sizes, dropped = agree(group, lambda: fitting_sizes(request, self._own, backend, self.identity))
-        host_beside = self._host() if self._options.ways.host_too else None
+        host_beside = self._open(backend_named("host")) if self._options.ways.host_too else None
         if host_beside is not None:
             own = agree(group, lambda: fitting_sizes(request, group, host_beside, self.identity))
             sizes, dropped = fitting_all([(sizes, dropped), own])
@@ -150,7 +151,9 @@ class CollectiveRankJob:
         together = InStep(self._own, self._group)
         return rows.merged(measure(request, together, backend, own, rows, company))
 
-    def _ways(self, request: SweepRequest, backend: Opener, host_beside: Opener | None) -> Sequence[SweepVariant]:
+    def _ways(
+        self, request: SweepRequest, backend: MultiGroupBackend, host_beside: MultiGroupBackend | None
+    ) -> Sequence[SweepVariant]:
         """One where nobody asked for more."""
         maker = VariantMaker(self._group, self.identity, request)
         return maker.ways(self._options.ways, backend, self._library, host_beside)
@@ -203,20 +206,19 @@ class CollectiveRankJob:
         check_writable(shown.outputs, self._directory)
         return Presenter(shown, rank_style(shown), progress=False)
 
-    def _backend(self, stack: ExitStack) -> Opener:
+    def _backend(self, stack: ExitStack) -> MultiGroupBackend:
         """The backend asked for, else nccl where any rank sees a GPU, so that a node without one is not passed over.
 
         What is begun beside it ends with `stack`.
         """
         driver = read_driver(os.environ)
         name = self._options.backend
-        if name is None:
-            name = "nccl" if any(self._group.gather(driver.visible > 0)) else "host"
-        ranks_on_node = self._node_by_rank.count(self.identity.node)
-        if name == "host":
+        sees_gpus = any(self._group.gather(driver.visible > 0))
+        kind = default_backend(gpus=sees_gpus) if name is None else agree(self._group, lambda: backend_named(name))
+        if not kind.needs_gpus:
             agree(self._group, lambda: self._options.refuse_gpu_options("no rank sees one"))
             self._look_around()
-            return self._host()
+            return self._open(kind)
         if self._options.evidence is not EvidenceUse.OFF:
             self._watch = stack.enter_context(
                 PathWatch(
@@ -226,7 +228,7 @@ class CollectiveRankJob:
         else:
             self._look_around()
         self._progress.enter(Phase.OPENING)
-        device, self.identity = open_gpu(self._group, self.identity, ranks_on_node, driver)
+        device, self.identity = open_gpu(self._group, self.identity, self._ranks_on_node, driver)
         agree(self._group, lambda: check_unset(self._options.ways, nccl_settings(os.environ)))
         condition = NvmlCondition(str(self.identity.gpu_bus_id))
         stack.callback(condition.close)
@@ -237,16 +239,23 @@ class CollectiveRankJob:
             self._watch.begin(library, self.identity)
             stack.enter_context(self._watch.naming_refusals(library))
         self._progress.enter(Phase.CONNECTING)
-        backend = NcclBackend(self._own, device, library, self._options.allocator, self._progress)
-        self._progress.let_abort(backend.trouble, backend.abort)
-        return backend
+        return self._open(kind, device, library)
 
-    def _host(self) -> host.HostBackend:
-        agree(self._group, self._check_types)
-        return host.HostBackend(self._own, self._node_by_rank.count(self.identity.node), progress=self._progress)
-
-    def _check_types(self) -> None:
-        host.check_types(self._options.dtypes, self._options.ops if self._options.collective.reduces else None)
+    def _open(
+        self, kind: BackendKind, device: cuda.CudaDevice | None = None, library: NcclLibrary | None = None
+    ) -> MultiGroupBackend:
+        ops = self._options.ops if self._options.collective.reduces else None
+        agree(self._group, lambda: kind.check_types(self._options.dtypes, ops))
+        return kind.open(
+            BackendSetup(
+                group=self._own,
+                ranks_on_node=self._ranks_on_node,
+                progress=self._progress,
+                device=device,
+                library=library,
+                allocator=self._options.allocator,
+            )
+        )
 
     def _described(
         self,

@@ -13,7 +13,7 @@ from gpubench.cli.setting_options import Ways, check_ways, parse_backends, parse
 from gpubench.cli.simulation import Simulation, parse_simulation
 from gpubench.collectives.record import Collective
 from gpubench.errors import UsageError, exclusive, unreadable_nccl_library
-from gpubench.hardware.nccl.backend import Allocator
+from gpubench.hardware.registry import BACKENDS, backend_named
 from gpubench.measure.collective.cases import SweepRequest
 from gpubench.model.paths.evidence import EvidenceUse
 from gpubench.model.results.rank_times import RANK_TIMES_SECTION
@@ -26,11 +26,8 @@ from gpubench.model.terms.operation import DataType, Placement, ReduceOp
 from gpubench.model.terms.sampling import Sampling
 from gpubench.model.terms.split import SPLITS, check_split
 from gpubench.model.terms.sweep import parse_sizes
+from gpubench.ports.memory import Allocator
 
-DEFAULT_SIZES = {"nccl": "8:4G", "host": "8:16M"}
-"""What a sweep visits when nobody says: on a laptop, what ends within ten seconds."""
-
-BACKENDS = tuple(DEFAULT_SIZES)
 SECTIONS = (
     *(ROWS_SECTION, RANK_TIMES_SECTION, EVIDENCE_SECTION, FALLBACK_SECTION, CAUSES_SECTION, FINDINGS_SECTION),
     *(WINNERS_SECTION, REFUSED_SECTION),
@@ -66,7 +63,7 @@ class CollectiveOptions:
 
     def sizes_for(self, backend: str) -> tuple[int, ...]:
         """The sizes asked for, else the backend's default sweep."""
-        return self.sizes or parse_sizes(DEFAULT_SIZES["host" if self.ways.host_too else backend])
+        return self.sizes or parse_sizes(backend_named("host" if self.ways.host_too else backend).default_sizes)
 
     def request(self, sizes: tuple[int, ...]) -> SweepRequest:
         """What to measure, at these sizes."""
@@ -92,7 +89,8 @@ class CollectiveOptions:
             **{option: True for option in self.ways.options if option in ("--algo", "--proto")},
         }
         for option in (name for name, is_given in given.items() if is_given):
-            raise UsageError(f"{option} needs GPUs, and {why}", next_step=f"leave {option} out")
+            reason = backend_named("host").lacks[option]
+            raise UsageError(f"{option} needs GPUs, and {why}", reason=reason, next_step=f"leave {option} out")
 
 
 SIZES = Annotated[
@@ -101,7 +99,7 @@ SIZES = Annotated[
         "--sizes",
         metavar="SIZES",
         help=f"1K:4G (x2), 1K:4G:4 (x4), 1M:64M:+1M (steps), or 1K,64K,1M. "
-        f"Default {DEFAULT_SIZES['nccl']} on GPUs, {DEFAULT_SIZES['host']} on the host backend.",
+        f"Default {BACKENDS[0].default_sizes} on GPUs, {BACKENDS[-1].default_sizes} on the host backend.",
         show_default=False,
     ),
 ]
@@ -158,8 +156,8 @@ BACKEND = Annotated[
     str | None,
     typer.Option(
         "--backend",
-        metavar="|".join(BACKENDS),
-        help="nccl drives GPUs (default where there are any); host is MPI on CPU buffers; nccl,host has both.",
+        metavar="|".join(each.name for each in BACKENDS),
+        help=f"{'; '.join(each.summary for each in BACKENDS)}; nccl,host has both.",
         show_default=False,
     ),
 ]

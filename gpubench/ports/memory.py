@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
 
 from gpubench.model.terms.data_pattern import Block, DataPattern
@@ -31,6 +32,33 @@ class Memory(Protocol):
     def count_wrong(self, data: DataPattern, blocks: Sequence[tuple[Block, int | None]]) -> int:
         """Elements that differ from what their block must hold: what that rank sent, or, with None, the reduction."""
         ...
+
+
+class BufferSource(Protocol):
+    """The memory that a rank can take for the buffers of a sweep."""
+
+    @property
+    def buffers(self) -> int:
+        """Buffers of the largest size that a sweep holds at once, the backend's own working space included."""
+        ...
+
+    def free_bytes(self) -> int:
+        """Memory this rank can still take for buffers."""
+        ...
+
+    def allocate(self, size_bytes: int) -> Memory:
+        """A plain allocation of that size, kept until the backend is closed."""
+        ...
+
+
+class Allocator(StrEnum):
+    """Who allocates the buffers of the nccl backend: CUDA, as frameworks do, or NCCL, as nccl-tests does.
+
+    In CUDA graphs NCCL registers its own allocations and copies directly from and to them; elsewhere they are alike.
+    """
+
+    CUDA = "cuda"
+    NCCL = "nccl"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from gpubench.cli import alone, job, watching
 from gpubench.hardware.mpi.host import MOST_ELEMENTS, HostBackend, HostCalls
+from gpubench.hardware.nccl import backend as nccl
 from gpubench.hardware.node.nvml.library import Driver
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.model.terms import hang
@@ -166,8 +167,8 @@ def install(logs: str) -> None:
             "read_driver": lambda _environment: DRIVER,
             "open_gpu": open_gpu,
             "NcclLibrary": Library,
-            "NcclBackend": Backend,
         },
+        nccl: {"NcclBackend": Backend},
         watching: {"Probe": Probe, "NvmlCounters": Counters},
     }
     for module, names in stubs.items():

@@ -3,7 +3,6 @@
 import ctypes
 import warnings
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
 from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
@@ -20,20 +19,10 @@ from gpubench.model.terms.progress import UNWATCHED, Progress
 from gpubench.ports.collective_calls import CollectiveCalls
 from gpubench.ports.group import Group
 from gpubench.ports.launch import BatchedLaunch, Launch
-from gpubench.ports.memory import Memory
+from gpubench.ports.memory import Allocator, Memory
 
 _RESET_LOG = "ncclResetDebugInit"
 _LAST_ERROR = "ncclGetLastError"
-
-
-class Allocator(StrEnum):
-    """Who allocates the buffers: CUDA, as frameworks do, or NCCL, as nccl-tests does.
-
-    In CUDA graphs NCCL registers its own allocations and copies directly from and to them; elsewhere they are alike.
-    """
-
-    CUDA = "cuda"
-    NCCL = "nccl"
 
 
 class _SymbolOrigin(ctypes.Structure):

@@ -10,9 +10,8 @@ from gpubench.model.terms.lateness import Entries, Offset, common_clock
 from gpubench.model.terms.samples import BatchTimes, Percentiles, RankTimes, RowTimes
 from gpubench.model.terms.sampling import FIRST_BATCHES, INTERVAL, Effort, Mode, Sampling, operations_a_batch
 from gpubench.model.terms.spread import Spread
-from gpubench.ports.backend import Backend
 from gpubench.ports.group import Group
-from gpubench.ports.launch import Launch
+from gpubench.ports.launch import Launch, LaunchTimer
 
 _SECONDS_TO_LEARN = 2e-3
 """Of operations back to back, to learn how long one takes: a short warm-up says too much of the first of them."""
@@ -55,7 +54,7 @@ class Timer:
 
     sampling: Sampling
     group: Group
-    backend: Backend
+    backend: LaunchTimer
     graph_replays: int
 
     def learn(self, launches: Sequence[Launch], warm_seconds: float) -> float:
