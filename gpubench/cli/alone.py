@@ -25,7 +25,7 @@ from gpubench.hardware.mpi.group import host_name
 from gpubench.hardware.node.nvml.library import Driver, read_driver
 from gpubench.measure.collective.sweep import check_root
 from gpubench.model.results.report import CollectiveRow, Metadata
-from gpubench.model.terms.hang import Lost, Phase, RankState, first_lost, limit_seconds
+from gpubench.model.terms.hang import LostRank, Phase, RankState, first_lost, limit_seconds
 
 if TYPE_CHECKING:
     from subprocess import Popen
@@ -93,13 +93,13 @@ class _Audience:
         self._job = job
         self._error: GpubenchError | None = None
         self._heard = False
-        self._lost: list[Lost] = []
+        self._lost: list[LostRank] = []
         self._chatter: list[str] = []
 
     def listen(self, ranks: channel.ChannelReceiver) -> int:
         """Present messages until the job is over; its exit code."""
         for message in ranks.messages(self._job):
-            if isinstance(message, channel.Chatter):
+            if isinstance(message, channel.PrintedLine):
                 self._overhear(message.text)
             else:
                 self._take(message)
@@ -133,7 +133,7 @@ class _Audience:
             self._presenter.end(channel.report_in(message))
         elif kind == "lost":
             state = RankState.from_record(message["state"])
-            self._lost.append(Lost(state, message["at_seconds"], message["status"]))
+            self._lost.append(LostRank(state, message["at_seconds"], message["status"]))
         elif kind == "error" and self._error is None:
             self._error = GpubenchError.from_record(message["error"])
 

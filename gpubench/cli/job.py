@@ -103,7 +103,7 @@ class CollectiveRankJob:
         group = self._group
         request = self._options.request(self._options.sizes_for(backend.name))
         identities = group.gather(self.identity)
-        self._progress.know(identities)
+        self._progress.name_ranks(identities)
         agree(group, lambda: check_root(request.collective, request.root, self._own.size))
         sizes, dropped = agree(group, lambda: fitting_sizes(request, self._own, backend, self.identity))
         host_beside = self._open(backend_named("host")) if self._options.ways.host_too else None

@@ -125,7 +125,7 @@ class P2pRanksJob:
             self._log = stack.enter_context(NcclLog(library, nccl_settings(os.environ), ranks_on_node))
             self._progress.enter(Phase.CONNECTING, "by NCCL")
             network = Network(group, library)
-            self._progress.let_abort(network.trouble, network.abort)
+            self._progress.answer_watchdog(network.trouble, network.abort)
         return agree(group, lambda: CudaRankCopies(device, network), place=place)
 
     def _metadata(self, machine: RankMachine, request: P2pRequest, libraries: Mapping[str, str]) -> Metadata:
@@ -145,7 +145,7 @@ class P2pRanksJob:
 
     def _identities(self) -> list[RankIdentity]:
         identities = self._group.gather(self.identity)
-        self._progress.know(identities)
+        self._progress.name_ranks(identities)
         return identities
 
     @contextmanager

@@ -51,7 +51,7 @@ def _open_nccl(setup: BackendSetup) -> MultiGroupBackend:
     if setup.device is None or setup.library is None:
         raise no_gpu("this rank opened none")
     backend = NcclBackend(setup.group, setup.device, setup.library, setup.allocator, setup.progress)
-    setup.progress.let_abort(backend.trouble, backend.abort)
+    setup.progress.answer_watchdog(backend.trouble, backend.abort)
     return backend
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
-from gpubench.model.terms.lateness import Offset
+from gpubench.model.terms.lateness import ClockOffset
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ class Group(Protocol):
         """Each of the values as it is on the rank where it is largest; every rank has as many, and gets them."""
         ...
 
-    def clock_offset(self) -> Offset:
+    def clock_offset(self) -> ClockOffset:
         """How this rank's `perf_counter` differs from the first rank's; every rank has to call it."""
         ...
 

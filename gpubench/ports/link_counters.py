@@ -5,7 +5,7 @@ from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class LinkBytes:
     """Bytes that the NVLinks of a GPU, all together, and its PCIe link have carried; None where nothing counts them.
 
     Counters of PCIe start again from 0 at 2^32.
@@ -20,6 +20,6 @@ class Counted:
 class LinkCounters(Protocol):
     """What the links of GPUs have carried."""
 
-    def read(self, gpu: int) -> Counted:
+    def read(self, gpu: int) -> LinkBytes:
         """What the GPU at that position has counted until now."""
         ...

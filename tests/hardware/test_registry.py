@@ -49,7 +49,7 @@ def test_the_nccl_backend_is_opened_on_its_gpu_and_can_be_aborted(monkeypatch: p
 
     monkeypatch.setattr(nccl, "NcclBackend", Opened)
     answers: list[Any] = []
-    progress = cast("Any", SimpleNamespace(let_abort=lambda *given: answers.extend(given)))
+    progress = cast("Any", SimpleNamespace(answer_watchdog=lambda *given: answers.extend(given)))
     given = setup(progress=progress, device=cast("Any", 1), library=cast("Any", 2), allocator=Allocator.NCCL)
     opened = cast("Any", backend_named("nccl").open(given))
     assert opened.given == (given.group, 1, 2, Allocator.NCCL, progress)

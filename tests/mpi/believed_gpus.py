@@ -19,7 +19,7 @@ from gpubench.model.terms.progress import Progress
 from gpubench.model.terms.rank_identity import RankIdentity
 from gpubench.ports.group import Group
 from gpubench.ports.launch import Launch
-from gpubench.ports.link_counters import Counted
+from gpubench.ports.link_counters import LinkBytes
 from gpubench.ports.memory import Region
 from tests.fakes.library_log import recorded
 from tests.fakes.nccl_log import FakeNcclLog
@@ -141,10 +141,10 @@ class Counters:
     def __init__(self, _bus_ids: Sequence[str]) -> None:
         self._readings = 0
 
-    def read(self, _gpu: int) -> Counted:
+    def read(self, _gpu: int) -> LinkBytes:
         self._readings += 1
         moved = self._readings * 2**27
-        return Counted(0, 0, moved, moved) if _LOGS == "p2p-disabled" else Counted(moved, moved, 0, 0)
+        return LinkBytes(0, 0, moved, moved) if _LOGS == "p2p-disabled" else LinkBytes(moved, moved, 0, 0)
 
     def close(self) -> None:
         pass

@@ -6,10 +6,10 @@ from functools import partial
 from typing import Any, cast
 
 from gpubench.errors import CouldNotMeasureError
-from gpubench.hardware.copies.device import CopyDevice, Lane, cuda_errors
+from gpubench.hardware.copies.device import CopyDevice, CopyQueue, cuda_errors
 from gpubench.hardware.copies.memory import GpuMemory
 from gpubench.hardware.cuda.device import CudaDevice, opening
-from gpubench.hardware.cuda.gate import Gate, Hold
+from gpubench.hardware.cuda.gate import HeldStream, StreamGate
 from gpubench.hardware.nccl.backend import AbortedError, NcclLibrary, trouble
 from gpubench.hardware.timing.clock import no_garbage_collection
 from gpubench.model.terms.copies import Direction
@@ -78,7 +78,7 @@ class CudaRankCopies:
         self._addresses: dict[bytes, int] = {}
         with opening(self._runtime):
             self._device = CopyDevice(opened.cupy, opened.identity.index, f"GPU {opened.identity.bus_id}")
-            self._gate = Gate(self._runtime)
+            self._gate = StreamGate(self._runtime)
 
     def libraries(self) -> Mapping[str, str]:
         """Versions of what copies, for the metadata."""
@@ -115,10 +115,10 @@ class CudaRankCopies:
         self._runtime.setDevice(self._device.index)
         theirs, mine = self._address(other), cast("GpuMemory", own).address
         to, origin = (theirs, mine) if direction is Direction.WRITE else (mine, theirs)
-        lane = self._device.lane(0)
-        copy = partial(self._runtime.memcpyAsync, to, origin, size_bytes, _ANY_DIRECTION, lane.stream.ptr)
+        queue = self._device.queue(0)
+        copy = partial(self._runtime.memcpyAsync, to, origin, size_bytes, _ANY_DIRECTION, queue.stream.ptr)
         with cuda_errors(f"copying {size_bytes} bytes through CUDA IPC ({direction} by {self._device.name})"):
-            return self._seconds(lane, copy, repeats, gated=True)
+            return self._seconds(queue, copy, repeats, gated=True)
 
     def exchange(self, own: Memory, peer: int, size_bytes: int, repeats: int, *, sends: bool) -> float:
         """Seconds in which NCCL sent `own` to a rank so often, or received it.
@@ -131,10 +131,10 @@ class CudaRankCopies:
         if self._network is None:
             raise CouldNotMeasureError("NCCL was not started: all ranks are on one node")
         self._runtime.setDevice(self._device.index)
-        lane, address = self._device.lane(0), cast("GpuMemory", own).address
-        send = partial(self._network.transfer, address, size_bytes, peer, lane.stream.ptr, sends=sends)
+        queue, address = self._device.queue(0), cast("GpuMemory", own).address
+        send = partial(self._network.transfer, address, size_bytes, peer, queue.stream.ptr, sends=sends)
         with cuda_errors(f"{'sending to' if sends else 'receiving from'} rank {peer} by NCCL ({size_bytes} bytes)"):
-            seconds = self._seconds(lane, send, repeats, gated=False)
+            seconds = self._seconds(queue, send, repeats, gated=False)
         if self._network.aborted:
             raise AbortedError
         return seconds
@@ -163,19 +163,19 @@ class CudaRankCopies:
                 self._addresses[handle] = self._runtime.ipcOpenMemHandle(handle)
         return self._addresses[handle]
 
-    def _seconds(self, lane: Lane, issue: Callable[[], object], repeats: int, *, gated: bool) -> float:
+    def _seconds(self, queue: CopyQueue, issue: Callable[[], object], repeats: int, *, gated: bool) -> float:
         """What the GPU needs from the start of the first operation to the end of the last.
 
         The host sleeps meanwhile: mpirun binds a rank to one core, which NCCL's threads need to move the data.
         """
         start, stop = self._cupy.cuda.Event(), self._cupy.cuda.Event(block=True)
         with no_garbage_collection():
-            with self._gate.hold(lane.stream.ptr) if gated else contextlib.nullcontext(Hold()) as hold:
-                lane.stream.record(start)
+            with self._gate.hold(queue.stream.ptr) if gated else contextlib.nullcontext(HeldStream()) as hold:
+                queue.stream.record(start)
                 for _ in range(repeats):
-                    hold.take(1)
+                    hold.count(1)
                     issue()
-                lane.stream.record(stop)
+                queue.stream.record(stop)
             stop.synchronize()
         milliseconds: float = self._cupy.cuda.get_elapsed_time(start, stop)
         return milliseconds / 1e3

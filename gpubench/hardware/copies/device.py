@@ -38,7 +38,7 @@ _NEXT_STEPS = {
 
 
 @dataclass(slots=True)
-class Lane:
+class CopyQueue:
     """A stream and the event that ends what it does in one measurement."""
 
     stream: Any
@@ -64,14 +64,14 @@ class CopyKernel:
 
 
 class CopyDevice:
-    """A GPU with a stream for test data and one more, a lane, for each copy that runs on it at once."""
+    """A GPU with a stream for test data and one more, a queue, for each copy that runs on it at once."""
 
     def __init__(self, cupy: Any, index: int, name: str) -> None:
         self.index = index
         self.name = name
         self._cupy = cupy
         self._runtime = cupy.cuda.runtime
-        self._lanes: list[Lane] = []
+        self._queues: list[CopyQueue] = []
         self._runtime.setDevice(index)
         self._stream = cupy.cuda.Stream(non_blocking=True)
         with self._stream:
@@ -81,18 +81,18 @@ class CopyDevice:
             self._copy.launch(0, 0, 0)
         self._stream.synchronize()
 
-    def lane(self, number: int) -> Lane:
-        """The lane of that number, 0 for the first."""
-        while len(self._lanes) <= number:
+    def queue(self, number: int) -> CopyQueue:
+        """The queue of that number, 0 for the first."""
+        while len(self._queues) <= number:
             self._runtime.setDevice(self.index)
             stream = self._cupy.cuda.Stream(non_blocking=True)
-            self._lanes.append(Lane(stream, self._cupy.cuda.Event(disable_timing=True)))
-        return self._lanes[number]
+            self._queues.append(CopyQueue(stream, self._cupy.cuda.Event(disable_timing=True)))
+        return self._queues[number]
 
-    def copy_by_kernel(self, lane: Lane, destination: int, source: int, size_bytes: int) -> None:
+    def copy_by_kernel(self, queue: CopyQueue, destination: int, source: int, size_bytes: int) -> None:
         """Enqueue a copy by the SMs of this GPU."""
         self._runtime.setDevice(self.index)
-        with lane.stream:
+        with queue.stream:
             self._copy.launch(destination, source, size_bytes)
 
     @contextmanager

@@ -9,10 +9,10 @@ from typing import Any, cast
 
 from gpubench import errors
 from gpubench.errors import CouldNotMeasureError
-from gpubench.hardware.copies.device import CopyDevice, Lane, cuda_errors
+from gpubench.hardware.copies.device import CopyDevice, CopyQueue, cuda_errors
 from gpubench.hardware.copies.memory import CopyMemory, GpuMemory, PageableMemory, PinnedMemory
 from gpubench.hardware.cuda.device import identify, library_versions, load_cupy, opening
-from gpubench.hardware.cuda.gate import Gate, Hold
+from gpubench.hardware.cuda.gate import HeldStream, StreamGate
 from gpubench.hardware.node.nvml.library import Driver
 from gpubench.hardware.process import free_memory as host_memory
 from gpubench.hardware.timing.clock import no_garbage_collection
@@ -32,9 +32,9 @@ _ANY_DIRECTION = 4
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """Copies on one lane: `issue` enqueues one, which takes so many `places` in the stream."""
+    """Copies on one queue: `issue` enqueues one, which takes so many `places` in the stream."""
 
-    lane: Lane
+    queue: CopyQueue
     issue: Callable[[], object]
     places: int
 
@@ -55,7 +55,7 @@ class CudaCopies:
         if not self._devices:
             raise self._unusable[0]
         with opening(self._runtime):
-            self._gate = Gate(self._runtime)
+            self._gate = StreamGate(self._runtime)
 
     def libraries(self) -> dict[str, str]:
         """Driver, CUDA and CuPy versions."""
@@ -185,16 +185,16 @@ class CudaCopies:
         return f"copying {ends} ({engine} of {self._name(first.by)}, {first.size_bytes} bytes){more}"
 
     def _bind(self, streams: Sequence[CopyStream]) -> list[_Work]:
-        """Every stream's copies on a lane of their own."""
+        """Every stream's copies on a queue of their own."""
         used: dict[int, int] = {}
         work = []
         for each in streams:
             number = used.get(each.by, 0)
             used[each.by] = number + 1
-            work.append(self._bind_one(each, self._device(each.by).lane(number)))
+            work.append(self._bind_one(each, self._device(each.by).queue(number)))
         return work
 
-    def _bind_one(self, stream: CopyStream, lane: Lane) -> _Work:
+    def _bind_one(self, stream: CopyStream, queue: CopyQueue) -> _Work:
         source, destination = _memory(stream.source), _memory(stream.destination)
         read = source.address + stream.source.offset_bytes
         write = destination.address + stream.destination.offset_bytes
@@ -205,14 +205,14 @@ class CudaCopies:
                     expected=f"peer access, enabled before, or {HostMemory.PINNED.full_name}",
                 )
             device = self._device(stream.by)
-            return _Work(lane, partial(device.copy_by_kernel, lane, write, read, stream.size_bytes), 1)
+            return _Work(queue, partial(device.copy_by_kernel, queue, write, read, stream.size_bytes), 1)
         if source.gpu is None or destination.gpu is None or source.gpu == destination.gpu:
-            copy = partial(self._runtime.memcpyAsync, write, read, stream.size_bytes, _ANY_DIRECTION, lane.stream.ptr)
-            return _Work(lane, copy, 1)
+            copy = partial(self._runtime.memcpyAsync, write, read, stream.size_bytes, _ANY_DIRECTION, queue.stream.ptr)
+            return _Work(queue, copy, 1)
         to, origin = self.gpus[destination.gpu].index, self.gpus[source.gpu].index
-        peer = partial(self._runtime.memcpyPeerAsync, write, to, read, origin, stream.size_bytes, lane.stream.ptr)
+        peer = partial(self._runtime.memcpyPeerAsync, write, to, read, origin, stream.size_bytes, queue.stream.ptr)
         staged = self._enabled.isdisjoint({(source.gpu, destination.gpu), (destination.gpu, source.gpu)})
-        return _Work(lane, peer, _STAGED_PLACES + stream.size_bytes // _STAGED_PIECE_BYTES if staged else 1)
+        return _Work(queue, peer, _STAGED_PLACES + stream.size_bytes // _STAGED_PIECE_BYTES if staged else 1)
 
     def _addresses(self, gpu: int, memory: CopyMemory) -> bool:
         """Whether a GPU can address a memory itself."""
@@ -221,18 +221,18 @@ class CudaCopies:
         return memory.gpu == gpu or (gpu, memory.gpu) in self._enabled
 
     def _time(self, timer: int, work: Sequence[_Work], repeats: int, *, gated: bool) -> float:
-        """Enqueue everything between two events of the first lane, which belongs to GPU `timer`."""
+        """Enqueue everything between two events of the first queue, which belongs to GPU `timer`."""
         self._runtime.setDevice(self._device(timer).index)
         event = self._cupy.cuda.Event
         start, stop = event(), event()
-        first, others = work[0].lane.stream, [each.lane for each in work[1:]]
-        with self._gate.hold(first.ptr) if gated else contextlib.nullcontext(Hold()) as hold:
+        first, others = work[0].queue.stream, [each.queue for each in work[1:]]
+        with self._gate.hold(first.ptr) if gated else contextlib.nullcontext(HeldStream()) as hold:
             first.record(start)
             for other in others:
                 other.stream.wait_event(start)
             for _ in range(repeats):
                 for each in work:
-                    hold.take(each.places)
+                    hold.count(each.places)
                     each.issue()
             for other in others:
                 other.stream.record(other.end)
@@ -246,7 +246,7 @@ class CudaCopies:
         """Wait for what was enqueued before something failed: the next measurement must not run beside it."""
         for each in work:
             with contextlib.suppress(RuntimeError):
-                each.lane.stream.synchronize()
+                each.queue.stream.synchronize()
 
 
 def open_copies(driver: Driver, device_names: Mapping[str, str] = MappingProxyType({})) -> CudaCopies:

@@ -24,7 +24,7 @@ _AT_LEAST = 0
 _Wait = Callable[[int, int, int, int], int]
 
 
-class Hold:
+class HeldStream:
     """One closing of the gate. Opening it again is for good, and may be done by several."""
 
     def __init__(self, address: int = 0, turn: int = 0) -> None:
@@ -32,7 +32,7 @@ class Hold:
         self._turn = turn
         self._waiting = 0
 
-    def take(self, places: int) -> None:
+    def count(self, places: int) -> None:
         """Count what is about to be enqueued, and open the gate if it would be too much to wait."""
         self._waiting += places
         if self._waiting > MOST_WAITING:
@@ -44,7 +44,7 @@ class Hold:
             ctypes.c_uint32.from_address(self._address).value = self._turn
 
 
-class Gate:
+class StreamGate:
     """A number in pinned host memory that streams wait for (`cuStreamWaitValue32`); a gate that is always open where
     the driver has no such operation, or refuses it.
 
@@ -62,7 +62,7 @@ class Gate:
             ctypes.c_uint32.from_address(self._address).value = 0
 
     @contextmanager
-    def hold(self, stream: int) -> Iterator[Hold]:
+    def hold(self, stream: int) -> Iterator[HeldStream]:
         """Keep a stream of the current device from starting what is enqueued inside the `with`, until its end."""
         hold = self._close(stream)
         timer = threading.Timer(_LONGEST_SECONDS, hold.open)
@@ -81,15 +81,15 @@ class Gate:
             self._runtime.freeHost(self._address)
             self._address = 0
 
-    def _close(self, stream: int) -> Hold:
+    def _close(self, stream: int) -> HeldStream:
         if self._wait is None:
-            return Hold()
+            return HeldStream()
         turn = (self._turn + 1) & _WORD
         if self._wait(stream, self._address, turn, _AT_LEAST):
             self._wait = None
-            return Hold()
+            return HeldStream()
         self._turn = turn
-        return Hold(self._address, turn)
+        return HeldStream(self._address, turn)
 
 
 def _find_wait() -> _Wait | None:

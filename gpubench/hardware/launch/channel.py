@@ -53,7 +53,7 @@ def report_in(message: Message) -> Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Chatter:
+class PrintedLine:
     """Text that mpirun or a rank printed."""
 
     text: str
@@ -92,7 +92,7 @@ class ChannelReceiver:
         """Whether the job has outlived what was expected."""
         return time.monotonic() > self._ends_at
 
-    def messages(self, job: "Popen[bytes]") -> Iterator[Message | Chatter]:
+    def messages(self, job: "Popen[bytes]") -> Iterator[Message | PrintedLine]:
         """What the ranks send and print, in the order it arrives, until the job is late, or is over and all hung up."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._listener, selectors.EVENT_READ, None)
@@ -143,7 +143,7 @@ class _Lines:
         return [self._rest] if self._rest else []
 
 
-def _read(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> Iterator[Message | Chatter]:
+def _read(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> Iterator[Message | PrintedLine]:
     source, lines = key.fileobj, key.data
     from_rank = isinstance(source, socket.socket)
     data = source.recv(_READ_BYTES) if isinstance(source, socket.socket) else _read_pipe(source)
@@ -154,7 +154,7 @@ def _read(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> Itera
         if isinstance(source, socket.socket):
             source.close()
     for line in complete:
-        yield json.loads(line) if from_rank else Chatter(line.decode(errors="replace"))
+        yield json.loads(line) if from_rank else PrintedLine(line.decode(errors="replace"))
 
 
 def _read_pipe(source: Any) -> bytes:

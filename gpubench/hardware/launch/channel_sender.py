@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gpubench.errors import GpubenchError
     from gpubench.model.results.report import CollectiveRow, Metadata, Report
-    from gpubench.model.terms.hang import Lost
+    from gpubench.model.terms.hang import LostRank
 
 
 def connect(path: str) -> socket.socket:
@@ -60,7 +60,7 @@ class ChannelSender:
         """This rank cannot go on."""
         self._send({"kind": "error", "error": error.to_record()})
 
-    def lost(self, lost: "Lost") -> None:
+    def lost(self, lost: "LostRank") -> None:
         """That rank ended without a word."""
         state = lost.state.to_record()
         self._send({"kind": "lost", "state": state, "at_seconds": lost.at_seconds, "status": lost.status})

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from gpubench.errors import missing_mpi_library, separate_jobs
 from gpubench.hardware.launch.started_by import LaunchedBy
-from gpubench.model.terms.lateness import Offset
+from gpubench.model.terms.lateness import ClockOffset
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -55,7 +55,7 @@ class MpiGroup:
         self.communicator.Allreduce(MPI.IN_PLACE, [found, MPI.DOUBLE], MPI.MAX)
         return found
 
-    def clock_offset(self) -> Offset:
+    def clock_offset(self) -> ClockOffset:
         """How this rank's clock differs from the first rank's, by messages to and fro, one rank after another.
 
         The first rank's answer was read between question and arrival, most likely in the middle, and the quickest of
@@ -66,16 +66,16 @@ class MpiGroup:
                 for _ in range(_ROUND_TRIPS):
                     self.communicator.Recv(array("d", [0.0]), other)
                     self.communicator.Send(array("d", [perf_counter()]), other)
-            return Offset(0.0, 0.0)
+            return ClockOffset(0.0, 0.0)
         return min((self._round_trip() for _ in range(_ROUND_TRIPS)), key=lambda offset: offset.uncertainty)
 
-    def _round_trip(self) -> Offset:
+    def _round_trip(self) -> ClockOffset:
         answer = array("d", [0.0])
         asked = perf_counter()
         self.communicator.Send(array("d", [asked]), 0)
         self.communicator.Recv(answer, 0)
         arrived = perf_counter()
-        return Offset(answer[0] - (asked + arrived) / 2, (arrived - asked) / 2)
+        return ClockOffset(answer[0] - (asked + arrived) / 2, (arrived - asked) / 2)
 
     def split(self, color: int, key: int) -> "MpiGroup":
         """The group of the ranks with the same color, ordered by key."""

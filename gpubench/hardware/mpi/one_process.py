@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Self, TypeVar
 
-from gpubench.model.terms.lateness import Offset
+from gpubench.model.terms.lateness import ClockOffset
 
 T = TypeVar("T")
 
@@ -35,9 +35,9 @@ class AloneGroup:
         """The values themselves."""
         return values
 
-    def clock_offset(self) -> Offset:
+    def clock_offset(self) -> ClockOffset:
         """None from itself."""
-        return Offset(0.0, 0.0)
+        return ClockOffset(0.0, 0.0)
 
     def split(self, color: int, key: int) -> Self:  # noqa: ARG002
         """The same single process."""

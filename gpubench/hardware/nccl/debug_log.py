@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from gpubench.hardware.mpi.group import host_name
-from gpubench.hardware.nccl.debug_plan import Listening, plan
+from gpubench.hardware.nccl.debug_plan import LogAccess, plan_log
 from gpubench.hardware.process.nccl_settings import DEBUG, DEBUG_FILE, DEBUG_SUBSYSTEMS
 from gpubench.hardware.system_files import names_in
 
@@ -58,12 +58,12 @@ class NcclLog:
         self._settings = settings
         self._environment = environment
         self._stdout = stdout
-        self._plan = plan(settings, ranks_on_node, can_reset=library.can_reset_log)
+        self._plan = plan_log(settings, ranks_on_node, can_reset=library.can_reset_log)
         self.silence = self._plan.why_not
-        self._is_ours = self._plan.how in (Listening.PRIVATE, Listening.RELAYED)
+        self._is_ours = self._plan.how in (LogAccess.PRIVATE, LogAccess.FORWARDED)
         self._before: dict[str, str | None] = {}
         self._descriptor: int | None = None
-        self._relay: _Relay | None = None
+        self._forwarder: _Forwarder | None = None
         self._offset = 0
         self._rest = b""
         self._warnings: list[bytes] = []
@@ -79,8 +79,8 @@ class NcclLog:
                 self.silence = f"this system has no memory file for NCCL's log: {os.strerror(error.errno or 0)}"
         if self._is_ours and self._descriptor is not None:
             self._set({**self._plan.variables, DEBUG_FILE: f"/proc/self/fd/{self._descriptor}"})
-            if self._plan.how is Listening.RELAYED:
-                self._relay = _Relay(self._descriptor, self._stdout)
+            if self._plan.how is LogAccess.FORWARDED:
+                self._forwarder = _Forwarder(self._descriptor, self._stdout)
         return self
 
     def __exit__(
@@ -89,7 +89,7 @@ class NcclLog:
         """Everything as it was before, the environment too; what was withheld from the user reaches him."""
         self.switch_off()
         self.lines()
-        self._hand_on()
+        self._write_withheld()
         self._set(self._before)
         if self._descriptor is not None:
             os.close(self._descriptor)
@@ -100,7 +100,7 @@ class NcclLog:
 
         An NCCL that cannot open its log writes to stdout, without a word about it.
         """
-        if self._plan.how is Listening.USERS_FILE and self._descriptor is None:
+        if self._plan.how is LogAccess.USERS_FILE and self._descriptor is None:
             self._open_users_file()
         elif self._is_ours and self._descriptor is not None and not _is_open_twice(self._descriptor):
             self.silence = "NCCL did not open the log that gpubench gave it, and wrote to stdout instead"
@@ -120,8 +120,8 @@ class NcclLog:
             self._rest += chunk
         *found, self._rest = self._rest.split(b"\n")
         self._warnings += [line.partition(_WARN)[2] for line in found if _WARN in line]
-        if self._plan.how is Listening.PRIVATE:
-            self._withheld += asked_for(self._settings, found)
+        if self._plan.how is LogAccess.PRIVATE:
+            self._withheld += lines_at_user_level(self._settings, found)
         return found
 
     def warnings(self) -> list[str]:
@@ -134,14 +134,14 @@ class NcclLog:
         if not self._is_ours:
             return
         self._is_ours = False
-        if self._relay is not None:
-            self._relay.finish()
+        if self._forwarder is not None:
+            self._forwarder.finish()
         self.lines()
         self._set({name: self._settings.get(name) for name in (DEBUG, DEBUG_SUBSYSTEMS, DEBUG_FILE)})
         if self._library.can_reset_log:
             self._library.reset_log()
         if not self._settings.get(DEBUG_FILE):
-            self._hand_on()
+            self._write_withheld()
 
     def _set(self, variables: Mapping[str, str | None]) -> None:
         for name, value in variables.items():
@@ -152,7 +152,7 @@ class NcclLog:
                 self._environment[name] = value
 
     def _open_users_file(self) -> None:
-        path = Path(expanded(self._settings[DEBUG_FILE]))
+        path = Path(log_path(self._settings[DEBUG_FILE]))
         try:
             if path.is_file():
                 self._descriptor = os.open(path, os.O_RDONLY)
@@ -161,7 +161,7 @@ class NcclLog:
         except OSError as error:
             self.silence = f"{path}, where NCCL logs to, cannot be read: {os.strerror(error.errno or 0)}"
 
-    def _hand_on(self) -> None:
+    def _write_withheld(self) -> None:
         """Give the user what he asked for and we have kept."""
         text, self._withheld = b"".join(line + b"\n" for line in self._withheld), []
         file = self._settings.get(DEBUG_FILE)
@@ -171,11 +171,11 @@ class NcclLog:
             if not file or self._settings.get(DEBUG, "").upper() == "VERSION":
                 _write_all(self._stdout, text)
             else:
-                with Path(expanded(file)).open("ab") as stream:
+                with Path(log_path(file)).open("ab") as stream:
                     stream.write(text)
 
 
-def asked_for(settings: Mapping[str, str], lines: Sequence[bytes]) -> list[bytes]:
+def lines_at_user_level(settings: Mapping[str, str], lines: Sequence[bytes]) -> list[bytes]:
     """What of a log at level INFO the user would have had at his own level: the version, and warnings."""
     level = settings.get(DEBUG, "").upper()
     if level not in ("WARN", "VERSION"):
@@ -190,7 +190,7 @@ def asked_for(settings: Mapping[str, str], lines: Sequence[bytes]) -> list[bytes
     return found
 
 
-def expanded(file: str) -> str:
+def log_path(file: str) -> str:
     """The file that NCCL makes of NCCL_DEBUG_FILE: %h is the host, %p the process, %% a percent sign."""
     words = {"%h": host_name(), "%p": str(os.getpid()), "%%": "%"}
     return re.sub("%[hp%]", lambda found: words[found[0]], file)
@@ -205,7 +205,7 @@ def _is_open_twice(descriptor: int) -> bool:
     return found > 1
 
 
-class _Relay(threading.Thread):
+class _Forwarder(threading.Thread):
     """Passes on what is written to a file to another one, while NCCL keeps the main thread busy."""
 
     def __init__(self, source: int, destination: int) -> None:

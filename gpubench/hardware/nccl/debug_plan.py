@@ -16,7 +16,7 @@ from enum import StrEnum
 
 from gpubench.hardware.process.nccl_settings import DEBUG, DEBUG_FILE, DEBUG_SUBSYSTEMS
 
-TALKATIVE = ("INFO", "ABORT", "TRACE")
+INFO_LEVELS = ("INFO", "ABORT", "TRACE")
 """Levels of NCCL_DEBUG that show how ranks are connected: NCCL orders them NONE, VERSION, WARN, INFO, ABORT, TRACE."""
 
 _DEFAULT_SUBSYSTEMS = "INIT,BOOTSTRAP,ENV"
@@ -27,39 +27,39 @@ _QUIET_SUBSYSTEMS = "INIT,ENV"
 """For an NCCL whose log cannot be ended: these write nothing for an operation."""
 
 
-class Listening(StrEnum):
+class LogAccess(StrEnum):
     """How NCCL's log is heard."""
 
     PRIVATE = "in private"
-    RELAYED = "in private, and passed on"
+    FORWARDED = "in private, and passed on"
     USERS_FILE = "in the user's file"
     NOT = "not at all"
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LogPlan:
     """How NCCL's log will be heard, what is to be set for it beside its file, or why it will not be.
 
     `no_tuning` is why it will not say which algorithm it takes.
     """
 
-    how: Listening
+    how: LogAccess
     variables: Mapping[str, str] = field(default_factory=dict)
     why_not: str = ""
     no_tuning: str = ""
 
 
-def plan(settings: Mapping[str, str], ranks_on_node: int, *, can_reset: bool) -> Plan:
+def plan_log(settings: Mapping[str, str], ranks_on_node: int, *, can_reset: bool) -> LogPlan:
     """How to listen where NCCL's variables, without us, are `settings`."""
-    if settings.get(DEBUG, "").upper() in TALKATIVE:
+    if settings.get(DEBUG, "").upper() in INFO_LEVELS:
         return _plan_beside_user(settings, ranks_on_node, can_reset=can_reset)
     if can_reset:
-        return Plan(Listening.PRIVATE, {DEBUG: "INFO", DEBUG_SUBSYSTEMS: _SUBSYSTEMS})
+        return LogPlan(LogAccess.PRIVATE, {DEBUG: "INFO", DEBUG_SUBSYSTEMS: _SUBSYSTEMS})
     reason = "an NCCL before 2.24.3 would say it all the time, not only while gpubench listens"
-    return Plan(Listening.PRIVATE, {DEBUG: "INFO", DEBUG_SUBSYSTEMS: _QUIET_SUBSYSTEMS}, no_tuning=reason)
+    return LogPlan(LogAccess.PRIVATE, {DEBUG: "INFO", DEBUG_SUBSYSTEMS: _QUIET_SUBSYSTEMS}, no_tuning=reason)
 
 
-def _plan_beside_user(settings: Mapping[str, str], ranks_on_node: int, *, can_reset: bool) -> Plan:
+def _plan_beside_user(settings: Mapping[str, str], ranks_on_node: int, *, can_reset: bool) -> LogPlan:
     """How to listen to a log that the user reads too, which has in it what he asked for and no more."""
     level, file, subsystems = (settings.get(name, "") for name in (DEBUG, DEBUG_FILE, DEBUG_SUBSYSTEMS))
     if not shows(subsystems, "INIT"):
@@ -71,11 +71,11 @@ def _plan_beside_user(settings: Mapping[str, str], ranks_on_node: int, *, can_re
     else:
         no_tuning = "" if shows(subsystems, "TUNING") else f"TUNING is not among the {DEBUG_SUBSYSTEMS} that are set"
         if file:
-            return Plan(Listening.USERS_FILE, no_tuning=no_tuning)
+            return LogPlan(LogAccess.USERS_FILE, no_tuning=no_tuning)
         # A level from a configuration file is said again: NCCL may open its log before it has read those files.
         again = {name: settings[name] for name in (DEBUG, DEBUG_SUBSYSTEMS) if name in settings}
-        return Plan(Listening.RELAYED, again, no_tuning=no_tuning)
-    return Plan(Listening.NOT, why_not=why_not)
+        return LogPlan(LogAccess.FORWARDED, again, no_tuning=no_tuning)
+    return LogPlan(LogAccess.NOT, why_not=why_not)
 
 
 def shows(subsystems: str, name: str) -> bool:

@@ -20,7 +20,7 @@ from gpubench.model.terms.data_pattern import Block, DataPattern
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND
 from gpubench.ports.arrays import Array
 from gpubench.ports.copy_stream import CopyStream
-from gpubench.ports.link_counters import Counted
+from gpubench.ports.link_counters import LinkBytes
 from gpubench.ports.memory import Memory, Region
 
 _SPREAD = 0.0005
@@ -152,9 +152,9 @@ def _paths(profile: Profile) -> dict[tuple[int, int], str]:
 class NoCounters:
     """`ports.LinkCounters` where nothing counts."""
 
-    def read(self, gpu: int) -> Counted:  # noqa: ARG002
+    def read(self, gpu: int) -> LinkBytes:  # noqa: ARG002
         """Nothing."""
-        return Counted()
+        return LinkBytes()
 
 
 def _place(region: Region) -> Place:

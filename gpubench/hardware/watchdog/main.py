@@ -13,7 +13,7 @@ from gpubench.hardware.launch.channel_sender import ChannelSender
 from gpubench.hardware.watchdog.peers import local_name
 from gpubench.hardware.watchdog.process import Watchdog, Watched
 from gpubench.hardware.watchdog.progress_block import ProgressBlock
-from gpubench.model.terms.hang import Lost
+from gpubench.model.terms.hang import LostRank
 
 _PR_SET_NAME = 15
 _PROCESS_NAME = b"gpubench-watch"
@@ -31,8 +31,8 @@ def main() -> None:
     job = setup["job"]
     block = ProgressBlock(setup["block"])
     control, datagrams = socket.socket(fileno=setup["control"]), socket.socket(fileno=setup["datagrams"])
-    speaker = _ToChannel(socket.socket(fileno=setup["channel"])) if "channel" in setup else _ToStderr()
-    Watchdog(watched, block, control, _local_socket(job, watched.rank), job, datagrams, speaker).run()
+    reporter = _ChannelReporter(socket.socket(fileno=setup["channel"])) if "channel" in setup else _StderrReporter()
+    Watchdog(watched, block, control, _local_socket(job, watched.rank), job, datagrams, reporter).run()
 
 
 def _local_socket(job: str, rank: int) -> socket.socket:
@@ -45,10 +45,10 @@ def _local_socket(job: str, rank: int) -> socket.socket:
     return local
 
 
-class _ToStderr:
+class _StderrReporter:
     """Speaks where the rank's own errors go."""
 
-    hears_all = False
+    sees_all_losses = False
 
     def error(self, error: GpubenchError) -> None:
         """Print it, unless nobody takes it."""
@@ -57,15 +57,15 @@ class _ToStderr:
             with suppress(OSError):
                 os.write(_STDERR, f"gpubench: error: {error}\n".encode(errors="replace"))
 
-    def lost(self, lost: Lost) -> None:
+    def lost(self, lost: LostRank) -> None:
         """Print it: not every mpirun names the rank that was killed."""
         self.error(lost.error("; rows measured before are in the outputs"))
 
 
-class _ToChannel:
+class _ChannelReporter:
     """Speaks to the gpubench that launched this rank, over a line that is open for as long as this process lives."""
 
-    hears_all = True
+    sees_all_losses = True
 
     def __init__(self, line: socket.socket) -> None:
         self._line = line
@@ -75,7 +75,7 @@ class _ToChannel:
         with suppress(OSError):
             ChannelSender(self._line).error(error)
 
-    def lost(self, lost: Lost) -> None:
+    def lost(self, lost: LostRank) -> None:
         """Tell, so that of all ranks that end with the first that was killed, that one is named."""
         with suppress(OSError):
             ChannelSender(self._line, alive=False).lost(lost)

@@ -23,13 +23,13 @@ _SIOCGIFADDR = 0x8915
 _MOST_ADDRESSES = 6
 _MOST_BYTES = 1 << 16
 _SECONDS_TO_ASK_AGAIN = 0.4
-_ORDERS = 3
+_TIMES_SENT = 3
 _ARBITER = 0
 """The rank whose watchdog hears of all that are lost, and knows who was first."""
 
 _MOST_NAME_BYTES = 100
 
-_SECONDS_FOR_A_WORD = 0.25
+_SECONDS_FOR_A_DECISION = 0.25
 _SECONDS_BEHIND_A_CLAIM = 0.03
 """How much later a rank's claim that it was lost may arrive than the launcher's kill that follows it."""
 
@@ -38,7 +38,7 @@ Address = tuple[str, int] | str
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class WatchdogAddress:
     """Where a rank's watchdog is reached, and what its rank is called: 'rank 3 on gpu07 (GPU 3, ...)'."""
 
     place: str
@@ -46,7 +46,7 @@ class Card:
     port: int
     addresses: Sequence[str]
 
-    def reached_at(self, own_host: str) -> list[Address]:
+    def addresses_from(self, own_host: str) -> list[Address]:
         """Everywhere it may be reached from a host."""
         loopback = ["127.0.0.1"] if self.host == own_host else []
         return [(address, self.port) for address in (*loopback, *self.addresses)]
@@ -93,7 +93,7 @@ class Peers:
     ) -> None:
         asked.settimeout(0)
         self.socket = asked
-        self.heard: set[int] = set()
+        self.reached: set[int] = set()
         self.ordered_to_end = False
         self._rank = rank
         self._addresses = addresses
@@ -125,10 +125,10 @@ class Peers:
             return self._first_lost == _ARBITER
         self._states.clear()
         claim = _claim(at_seconds)
-        self._exchange(claim, [_ARBITER], _SECONDS_FOR_A_WORD, lambda: self._first_lost is not None)
+        self._exchange(claim, [_ARBITER], _SECONDS_FOR_A_DECISION, lambda: self._first_lost is not None)
         return self._first_lost == self._rank
 
-    def settle(self) -> None:
+    def claim_first(self) -> None:
         """Have it known that this rank has said why the job ends: whoever is lost from now on is so because of that."""
         self._first_lost = self._rank
         if self._rank != _ARBITER:
@@ -138,7 +138,7 @@ class Peers:
         """Answer the others for so long."""
         self._exchange({}, [], seconds, lambda: False)
 
-    def _weigh(self, claim: dict[str, Any]) -> int:
+    def _decide_first_lost(self, claim: dict[str, Any]) -> int:
         """Who was lost first, now that another rank says that it was."""
         if self._first_lost is None:
             here = claim["host"] == os.uname().nodename
@@ -148,7 +148,7 @@ class Peers:
 
     def order_end(self) -> None:
         """Have all others end their ranks; said more than once, since datagrams get lost."""
-        for _ in range(_ORDERS):
+        for _ in range(_TIMES_SENT):
             for rank in self._addresses:
                 if rank != self._rank:
                     self._send(rank, {"kind": "end"})
@@ -182,13 +182,13 @@ class Peers:
     def _take(self, message: dict[str, Any], sender: Address) -> None:
         if message["secret"] != self._secret:
             return
-        self.heard.add(message["rank"])
+        self.reached.add(message["rank"])
         if message["kind"] == "ask":
             self._transmit({"kind": "state", "state": self._own_state().to_record()}, sender)
         elif message["kind"] == "state":
             self._states[message["rank"]] = RankState.from_record(message["state"])
         elif message["kind"] == "lost":
-            self._transmit({"kind": "first", "first": self._weigh(message)}, sender)
+            self._transmit({"kind": "first", "first": self._decide_first_lost(message)}, sender)
         elif message["kind"] == "first":
             self._first_lost = message["first"]
         elif message["kind"] == "end" and self._secret:

@@ -15,7 +15,7 @@ from dataclasses import asdict
 
 from gpubench.hardware.launch.channel_sender import connect
 from gpubench.hardware.launch.interpreter import module_command, with_package
-from gpubench.hardware.watchdog.peers import Card, job_name, own_addresses
+from gpubench.hardware.watchdog.peers import WatchdogAddress, job_name, own_addresses
 from gpubench.hardware.watchdog.phase_ranges import find_nvtx, with_ranges
 from gpubench.hardware.watchdog.process import END_SIGNAL, Watched
 from gpubench.hardware.watchdog.progress_block import ProgressBlock
@@ -27,27 +27,27 @@ class RankProgress:
     """How far this rank is, and the line to its watchdog."""
 
     def __init__(
-        self, block: ProgressBlock, control: socket.socket, card: Card, watchdog: "subprocess.Popen[bytes]"
+        self, block: ProgressBlock, control: socket.socket, card: WatchdogAddress, watchdog: "subprocess.Popen[bytes]"
     ) -> None:
         self.enter = with_ranges(block.enter, find_nvtx())
         self.completed = block.completed
         self._block = block
         self._control = control
-        self._card = card
+        self._address = card
         self._watchdog = watchdog
         self._answers: dict[str, Callable[[], object]] = {}
 
-    def meet(self, group: Group) -> None:
+    def exchange_addresses(self, group: Group) -> None:
         """Let the watchdogs of all ranks know of each other; every rank of the job calls it."""
         secret = group.broadcast(secrets.token_hex(16) if group.rank == 0 else None)
-        card = (self._card.place, self._card.host, self._card.port, list(self._card.addresses))
+        card = (self._address.place, self._address.host, self._address.port, list(self._address.addresses))
         self._say({"kind": "met", "secret": secret, "cards": group.gather(card)})
 
-    def know(self, places: Sequence[object]) -> None:
+    def name_ranks(self, places: Sequence[object]) -> None:
         """What the ranks are called, once they have GPUs."""
         self._say({"kind": "places", "places": [str(place) for place in places]})
 
-    def let_abort(self, trouble: Callable[[], str], abort: Callable[[], object]) -> None:
+    def answer_watchdog(self, trouble: Callable[[], str], abort: Callable[[], object]) -> None:
         """Have a thread answer the watchdog of a rank that hangs: what the library says, and, at the end, its abort.
 
         One communicator may follow another: the last one answers.
@@ -55,11 +55,11 @@ class RankProgress:
         is_first = not self._answers
         self._answers = {"trouble": trouble, "abort": abort}
         if is_first:
-            threading.Thread(target=self._help, name="gpubench-abort", daemon=True).start()
+            threading.Thread(target=self._answer, name="gpubench-abort", daemon=True).start()
             self._say({"kind": "helps"})
 
     @property
-    def ends(self) -> bool:
+    def is_ending(self) -> bool:
         """Whether the watchdog, or this rank itself, has begun to end this rank."""
         return self._block.left()
 
@@ -81,7 +81,7 @@ class RankProgress:
         with suppress(OSError):
             self._control.sendall(json.dumps(message).encode() + b"\n")
 
-    def _help(self) -> None:
+    def _answer(self) -> None:
         with suppress(OSError), self._control.makefile("rb") as questions:
             for line in questions:
                 kind = json.loads(line)["kind"]
@@ -99,7 +99,7 @@ def start(rank: int, ranks: int, host: str, timeout_s: float, channel: str | Non
     own, other = socket.socketpair()
     with other, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams, ExitStack() as stack:
         datagrams.bind(("", 0))
-        card = Card(f"rank {rank} on {host}", host, datagrams.getsockname()[1], own_addresses())
+        card = WatchdogAddress(f"rank {rank} on {host}", host, datagrams.getsockname()[1], own_addresses())
         die_at_once_on(END_SIGNAL)
         descriptors = {"block": block.descriptor, "control": other.fileno(), "datagrams": datagrams.fileno()}
         if channel:

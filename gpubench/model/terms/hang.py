@@ -103,7 +103,7 @@ def is_suspended(states: Sequence[RankState]) -> bool:
     return bool(states) and all(state.stopped for state in states)
 
 
-def hang(
+def hang_error(
     states: Sequence[RankState], silent: Mapping[int, str], seconds: float, remarks: Sequence[str] = ()
 ) -> CouldNotMeasureError:
     """What to say of a job that shows no progress for so long.
@@ -127,7 +127,7 @@ def hang(
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class LostRank:
     """A rank that ended without a word: where it was, when by its host's monotonic clock, and how.
 
     `status` is what wait(2) says: a signal's number, or an exit code times 256; 0 where nobody could see it.
@@ -164,7 +164,7 @@ class Lost:
         return f"was killed by {names.get(number, f'signal {number}')}" if number else "was killed or crashed"
 
 
-def first_lost(every: Iterable[Lost]) -> Lost | None:
+def first_lost(every: Iterable[LostRank]) -> LostRank | None:
     """The one whose loss ended the job, of all ranks that were lost; None where none was.
 
     On a busy machine the loss may be seen later than the ends that the launcher made of it, so these come last.
@@ -172,7 +172,7 @@ def first_lost(every: Iterable[Lost]) -> Lost | None:
     return min(every, key=lambda lost: (lost.asked_to_end, lost.at_seconds), default=None)
 
 
-def not_started(states: Sequence[RankState], ranks: int, seconds: float) -> CouldNotMeasureError:
+def not_started_error(states: Sequence[RankState], ranks: int, seconds: float) -> CouldNotMeasureError:
     """What to say where MPI_Init does not return and only the ranks of this host can be asked."""
     stopped = [state for state in states if state.stopped]
     here = {state.rank for state in states}

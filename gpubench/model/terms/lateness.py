@@ -24,7 +24,7 @@ MOST_CHANCE = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Offset:
+class ClockOffset:
     """What to add to a rank's clock to have the first rank's, in seconds, and by how much that may be wrong."""
 
     seconds: float
@@ -32,7 +32,7 @@ class Offset:
 
 
 @dataclass(frozen=True, slots=True)
-class Entries:
+class EntryTimes:
     """When a rank entered the operations of a row, as all ranks know it afterwards.
 
     `late_seconds` is the median of how long after the first rank it came, `last` the number of operations in which it
@@ -45,7 +45,9 @@ class Entries:
     uncertainty: float
 
     @classmethod
-    def of(cls, own: Sequence[float], first: Sequence[float], last: Sequence[float], uncertainty: float) -> "Entries":
+    def of(
+        cls, own: Sequence[float], first: Sequence[float], last: Sequence[float], uncertainty: float
+    ) -> "EntryTimes":
         """From this rank's times of entering, and those of the first and of the last rank, by one clock."""
         return cls(
             operations=len(own),
@@ -71,7 +73,7 @@ class Straggler:
     chance: float
 
 
-def straggler(rows: Sequence[tuple[Sequence[Entries], float]], nodes: Sequence[int]) -> Straggler | None:
+def straggler(rows: Sequence[tuple[Sequence[EntryTimes], float]], nodes: Sequence[int]) -> Straggler | None:
     """Who is late as a rule: a rank, else a node; None where nobody is, or nobody can know.
 
     A row is the entries of every rank and the seconds of an operation; `nodes` are the ranks' nodes.
@@ -84,13 +86,15 @@ def straggler(rows: Sequence[tuple[Sequence[Entries], float]], nodes: Sequence[i
         members.setdefault(node, []).append(rank)
     together = [tuple(ranks) for ranks in members.values() if 1 < len(ranks) < len(nodes)]
     for groups in (alone, together):
-        found = [each for ranks in groups if (each := _suspect(rows, ranks, len(nodes))) is not None]
+        found = [each for ranks in groups if (each := _late_group(rows, ranks, len(nodes))) is not None]
         if found:
             return max(found, key=lambda each: each.last)
     return None
 
 
-def _suspect(rows: Sequence[tuple[Sequence[Entries], float]], ranks: tuple[int, ...], size: int) -> Straggler | None:
+def _late_group(
+    rows: Sequence[tuple[Sequence[EntryTimes], float]], ranks: tuple[int, ...], size: int
+) -> Straggler | None:
     """These ranks, where they are late more often than by chance, by more than clocks may be wrong, and it costs."""
     operations = sum(entries[0].operations for entries, _ in rows)
     last = min(operations, sum(entries[rank].last for entries, _ in rows for rank in ranks))
@@ -105,13 +109,13 @@ def _suspect(rows: Sequence[tuple[Sequence[Entries], float]], ranks: tuple[int, 
         late.append(own if own > doubt else 0.0)
         costs.append(seconds)
     late_seconds, operation_seconds = median(late), median(costs)
-    chance = tail(last, operations, len(ranks) / size)
+    chance = chance_of_at_least(last, operations, len(ranks) / size)
     if chance > MOST_CHANCE or late_seconds <= max(LEAST_SECONDS, LEAST_SHARE * operation_seconds):
         return None
     return Straggler(ranks, late_seconds, operation_seconds, last, operations, chance)
 
 
-def tail(successes: int, trials: int, probability: float) -> float:
+def chance_of_at_least(successes: int, trials: int, probability: float) -> float:
     """How likely at least so many successes are, at most: Hoeffding's bound, exp(-n D(k/n || p)), 1 below the mean."""
     share = successes / trials
     if share <= probability:
@@ -122,7 +126,9 @@ def tail(successes: int, trials: int, probability: float) -> float:
     return math.exp(-trials * divergence)
 
 
-def common_clock(own: Iterable[float], before: Offset, after: Offset, start: float, end: float) -> list[float]:
+def common_clock(
+    own: Iterable[float], before: ClockOffset, after: ClockOffset, start: float, end: float
+) -> list[float]:
     """Times of this rank by the first rank's clock; it was compared with that at `start` and at `end`.
 
     Clocks drift apart by up to some 50 µs a second, evenly over a short while.

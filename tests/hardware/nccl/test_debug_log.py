@@ -1,4 +1,4 @@
-"""Listening to NCCL's log, beside every way in which a user may have asked for it himself."""
+"""LogAccess to NCCL's log, beside every way in which a user may have asked for it himself."""
 
 import os
 import time
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpubench.hardware.nccl.debug_log import NcclLog
-from gpubench.hardware.nccl.debug_plan import Listening, plan, shows
+from gpubench.hardware.nccl.debug_plan import LogAccess, plan_log, shows
 from gpubench.hardware.system_files import names_in
 from tests.fakes.nccl_log import HEAD, FakeNcclLog
 
@@ -280,24 +280,24 @@ def test_a_system_without_memory_files_is_measured_all_the_same(
 @pytest.mark.parametrize(
     ("settings", "ranks", "can_reset", "how", "said"),
     [
-        ({}, 4, True, Listening.PRIVATE, ""),
-        ({}, 4, False, Listening.PRIVATE, ""),
-        ({"NCCL_DEBUG": "WARN", "NCCL_DEBUG_FILE": "/one"}, 4, True, Listening.PRIVATE, ""),
-        ({"NCCL_DEBUG_FILE": "/one"}, 4, True, Listening.PRIVATE, ""),
-        ({"NCCL_DEBUG": "INFO"}, 4, True, Listening.RELAYED, ""),
-        ({"NCCL_DEBUG": "INFO"}, 4, False, Listening.NOT, "NCCL_DEBUG=INFO sends the log of this NCCL to stdout"),
-        ({"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": "/l.%p"}, 4, False, Listening.USERS_FILE, ""),
-        ({"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": "/one"}, 4, True, Listening.NOT, "/one is one file for several"),
-        ({"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": "/one"}, 1, True, Listening.USERS_FILE, ""),
-        ({"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "COLL"}, 4, True, Listening.NOT, "=COLL leaves INIT out"),
-        ({"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "^INIT"}, 4, True, Listening.NOT, "leaves INIT out"),
-        ({"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "all"}, 4, True, Listening.RELAYED, ""),
+        ({}, 4, True, LogAccess.PRIVATE, ""),
+        ({}, 4, False, LogAccess.PRIVATE, ""),
+        ({"NCCL_DEBUG": "WARN", "NCCL_DEBUG_FILE": "/one"}, 4, True, LogAccess.PRIVATE, ""),
+        ({"NCCL_DEBUG_FILE": "/one"}, 4, True, LogAccess.PRIVATE, ""),
+        ({"NCCL_DEBUG": "INFO"}, 4, True, LogAccess.FORWARDED, ""),
+        ({"NCCL_DEBUG": "INFO"}, 4, False, LogAccess.NOT, "NCCL_DEBUG=INFO sends the log of this NCCL to stdout"),
+        ({"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": "/l.%p"}, 4, False, LogAccess.USERS_FILE, ""),
+        ({"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": "/one"}, 4, True, LogAccess.NOT, "/one is one file for several"),
+        ({"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": "/one"}, 1, True, LogAccess.USERS_FILE, ""),
+        ({"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "COLL"}, 4, True, LogAccess.NOT, "=COLL leaves INIT out"),
+        ({"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "^INIT"}, 4, True, LogAccess.NOT, "leaves INIT out"),
+        ({"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "all"}, 4, True, LogAccess.FORWARDED, ""),
     ],
 )
 def test_what_the_user_set_decides(
-    settings: dict[str, str], ranks: int, can_reset: bool, how: Listening, said: str
+    settings: dict[str, str], ranks: int, can_reset: bool, how: LogAccess, said: str
 ) -> None:
-    chosen = plan(settings, ranks, can_reset=can_reset)
+    chosen = plan_log(settings, ranks, can_reset=can_reset)
     assert chosen.how is how
     assert said in chosen.why_not
     assert bool(said) == bool(chosen.why_not)

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as s
 
-from gpubench.model.terms.lateness import Entries, Offset, common_clock, straggler, tail
+from gpubench.model.terms.lateness import ClockOffset, EntryTimes, chance_of_at_least, common_clock, straggler
 
 OPERATION = 100e-6
 OPERATIONS = 200
 
 
-def entries_of(held_up: Mapping[int, float], ranks: int, source: random.Random, every: int = 1) -> list[Entries]:
+def entries_of(held_up: Mapping[int, float], ranks: int, source: random.Random, every: int = 1) -> list[EntryTimes]:
     """Ranks that enter within 10 µs of each other, but for some that come so much later in each `every`th operation."""
     entered = [
         [
@@ -25,12 +25,12 @@ def entries_of(held_up: Mapping[int, float], ranks: int, source: random.Random, 
     ]
     first = [min(each) for each in zip(*entered, strict=True)]
     last = [max(each) for each in zip(*entered, strict=True)]
-    return [Entries.of(own, first, last, 1e-6) for own in entered]
+    return [EntryTimes.of(own, first, last, 1e-6) for own in entered]
 
 
 def rows_of(
     held_up: Mapping[int, float], ranks: int, *, every: int = 1, rows: int = 3, seed: int = 1
-) -> list[tuple[Sequence[Entries], float]]:
+) -> list[tuple[Sequence[EntryTimes], float]]:
     source = random.Random(seed)
     return [(entries_of(held_up, ranks, source, every), OPERATION) for _ in range(rows)]
 
@@ -74,7 +74,7 @@ def test_less_than_a_barrier_leaves_between_ranks_is_nobodys_fault() -> None:
 
 def test_less_than_clocks_may_be_wrong_is_not_known() -> None:
     rows = [
-        ([Entries(each.operations, each.last, each.late_seconds, 80e-6) for each in entries], seconds)
+        ([EntryTimes(each.operations, each.last, each.late_seconds, 80e-6) for each in entries], seconds)
         for entries, seconds in rows_of({1: 50e-6}, 4)
     ]
     assert straggler(rows, [0] * 4) is None
@@ -86,10 +86,10 @@ def test_what_costs_little_is_not_worth_naming() -> None:
 
 
 def test_few_operations_or_a_single_rank_say_nothing() -> None:
-    few = [Entries(9, 0, 0.0, 0.0), Entries(9, 9, 1.0, 0.0)]
+    few = [EntryTimes(9, 0, 0.0, 0.0), EntryTimes(9, 9, 1.0, 0.0)]
     assert straggler([(few, 1.0)], [0, 0]) is None
     assert straggler([], [0, 0]) is None
-    assert straggler([([Entries(99, 99, 0.0, 0.0)], 1.0)], [0]) is None
+    assert straggler([([EntryTimes(99, 99, 0.0, 0.0)], 1.0)], [0]) is None
 
 
 @given(s.integers(1, 400), s.data(), s.floats(0.01, 0.99))
@@ -99,8 +99,8 @@ def test_the_chance_is_no_smaller_than_it_is(trials: int, data: s.DataObject, pr
         math.comb(trials, each) * probability**each * (1 - probability) ** (trials - each)
         for each in range(successes, trials + 1)
     )
-    assert tail(successes, trials, probability) >= exact * (1 - 1e-9) - 1e-12
-    assert tail(successes, trials, probability) <= 1
+    assert chance_of_at_least(successes, trials, probability) >= exact * (1 - 1e-9) - 1e-12
+    assert chance_of_at_least(successes, trials, probability) <= 1
 
 
 @given(s.floats(-1e5, 1e5), s.floats(-1e-4, 1e-4))
@@ -110,12 +110,12 @@ def test_clocks_that_differ_and_drift_are_made_comparable(offset: float, drift: 
     def own(at: float) -> float:
         return at * (1 + drift) - offset
 
-    def compared(at: float) -> Offset:
-        return Offset(at - own(at), 1e-6)
+    def compared(at: float) -> ClockOffset:
+        return ClockOffset(at - own(at), 1e-6)
 
     found = common_clock([own(at) for at in true], compared(true[0]), compared(true[-1]), own(true[0]), own(true[-1]))
     assert found == pytest.approx(true, abs=1e-7 + 1e-9 * abs(offset))
 
 
 def test_clocks_compared_at_one_moment() -> None:
-    assert common_clock([5.0], Offset(1.0, 0.0), Offset(1.0, 0.0), 5.0, 5.0) == [6.0]
+    assert common_clock([5.0], ClockOffset(1.0, 0.0), ClockOffset(1.0, 0.0), 5.0, 5.0) == [6.0]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from gpubench.hardware.node.nvml.answers import Answers
 from gpubench.hardware.node.nvml.library import open_library
-from gpubench.ports.link_counters import Counted
+from gpubench.ports.link_counters import LinkBytes
 
 _SENT = 138
 _RECEIVED = 139
@@ -32,17 +32,17 @@ class NvmlCounters:
         self._library = open_library()
         self._gpus = [self._find(each) for each in bus_ids]
 
-    def read(self, gpu: int) -> Counted:
+    def read(self, gpu: int) -> LinkBytes:
         """What the GPU at that position has counted until now; it takes half a millisecond."""
         answers = self._gpus[gpu]
         if answers is None:
-            return Counted()
+            return LinkBytes()
         nvlink = [(each, _ALL_LINKS) for each in (_SENT, _RECEIVED)]
         pcie = [(each, _NO_SCOPE) for each in (_PCIE_SENT, _PCIE_RECEIVED)]
         values = answers.fields(nvlink + pcie)
         sent, received = (None if values.get(each) is None else values[each] * _KIB for each in nvlink)
         pcie_sent, pcie_received = (values.get(each) for each in pcie)
-        return Counted(sent, received, pcie_sent, pcie_received)
+        return LinkBytes(sent, received, pcie_sent, pcie_received)
 
     def close(self) -> None:
         """Let go of NVML; nothing is counted from then on."""
