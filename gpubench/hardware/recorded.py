@@ -35,7 +35,7 @@ _REASON, _ADVICE = (
 
 
 def check_recordable(directory: Path) -> None:
-    """Whether a recording can be written to a folder, which is left as it was.
+    """Check that a recording can be written to a folder, which is left as it was.
 
     Raises:
         UsageError: it cannot be made or written, or holds a recording already.

@@ -1,4 +1,4 @@
-"""What copies between the GPUs of one process."""
+"""Copies between the GPUs of one process."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -9,7 +9,7 @@ from gpubench.ports.memory import Memory
 
 
 class Copies(Protocol):
-    """What copies between the GPUs of one process, and a clock around it. GPUs are named by their position."""
+    """Timed copies between the GPUs of one process. GPUs are named by their position."""
 
     @property
     def gpus(self) -> Sequence[CopyGpu]:
@@ -17,7 +17,7 @@ class Copies(Protocol):
         ...
 
     def can_reach(self, source: int, destination: int) -> bool:
-        """Whether CUDA says that one GPU may address another's memory."""
+        """True where CUDA says that one GPU may address another's memory."""
         ...
 
     def enable(self, source: int, destination: int) -> None:

@@ -35,7 +35,7 @@ class Group(Protocol):
         ...
 
     def clock_offset(self) -> ClockOffset:
-        """How this rank's `perf_counter` differs from the first rank's; every rank has to call it."""
+        """The difference of this rank's `perf_counter` to the first rank's; every rank has to call it."""
         ...
 
     def split(self, color: int, key: int) -> "Group":

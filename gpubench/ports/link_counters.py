@@ -1,4 +1,4 @@
-"""What links of GPUs have carried."""
+"""Byte counters of the links of GPUs."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -6,7 +6,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class LinkBytes:
-    """Bytes that the NVLinks of a GPU, all together, and its PCIe link have carried; None where nothing counts them.
+    """Bytes that the NVLinks of a GPU, all together, and its PCIe link have carried; None where they are not counted.
 
     Counters of PCIe start again from 0 at 2^32.
     """
@@ -18,8 +18,8 @@ class LinkBytes:
 
 
 class LinkCounters(Protocol):
-    """What the links of GPUs have carried."""
+    """Byte counters of the links of GPUs."""
 
     def read(self, gpu: int) -> LinkBytes:
-        """What the GPU at that position has counted until now."""
+        """The counters of the GPU at that position."""
         ...

@@ -52,7 +52,7 @@ class BufferSource(Protocol):
 
 
 class Allocator(StrEnum):
-    """Who allocates the buffers of the nccl backend: CUDA, as frameworks do, or NCCL, as nccl-tests does.
+    """The allocator of the nccl backend's buffers: CUDA, as in frameworks, or NCCL, as in nccl-tests.
 
     In CUDA graphs NCCL registers its own allocations and copies directly from and to them; elsewhere they are alike.
     """
@@ -63,7 +63,7 @@ class Allocator(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A place in a memory: where an operation reads or writes."""
+    """A place in a memory that an operation reads or writes."""
 
     memory: Memory
     offset_bytes: int

@@ -1,4 +1,4 @@
-"""What copies between the GPUs of several ranks."""
+"""Copies between the GPUs of several ranks."""
 
 from typing import Protocol
 
@@ -7,7 +7,7 @@ from gpubench.ports.memory import Memory
 
 
 class RankCopies(Protocol):
-    """What copies between the GPU of this rank and those of others, and a clock around it."""
+    """Timed copies between the GPU of this rank and those of others."""
 
     def allocate(self, size_bytes: int) -> Memory:
         """A plain allocation on this rank's GPU, kept until `close`.
@@ -18,7 +18,7 @@ class RankCopies(Protocol):
         ...
 
     def export(self, memory: Memory) -> bytes:
-        """What another rank of this node needs to copy from and to a memory that `allocate` returned.
+        """The handle by which another rank of this node can copy from and to a memory that `allocate` returned.
 
         Raises:
             CouldNotMeasureError: CUDA refuses.
@@ -42,7 +42,7 @@ class RankCopies(Protocol):
         ...
 
     def release(self) -> None:
-        """Let go of other ranks' memory; every rank has to before any of them calls `close`."""
+        """Close other ranks' memory; every rank has to before any of them calls `close`."""
         ...
 
     def close(self) -> None:

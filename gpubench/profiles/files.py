@@ -29,7 +29,7 @@ _HASH_DIGITS = 12
 
 
 def folder(package: Path = _PACKAGE) -> Path:
-    """Where the profiles are: beside the package in a checkout, inside it when installed from a wheel."""
+    """The folder of the profiles: beside the package in a checkout, inside it when installed from a wheel."""
     installed = package / "_profiles"
     return installed if installed.is_dir() else package.parent / "profiles"
 
@@ -94,7 +94,7 @@ def load(name: str) -> Profile:
 
 
 def own_folder(environment: Mapping[str, str]) -> Path:
-    """Where a user's own profiles lie; it need not exist."""
+    """The folder of a user's own profiles; it need not exist."""
     named = environment.get(FOLDER_VARIABLE)
     if named:
         return Path(named)

@@ -17,7 +17,7 @@ class ProfileMatch:
 
     @property
     def is_slice(self) -> bool:
-        """Whether the machine shows a part of a larger board: cards in slots of their own have none."""
+        """True where the machine shows a part of a larger board: cards in slots of their own have none."""
         has_board = self.profile.match.board_gpus is not None or _is_switched(self.profile) is True
         return has_board and self.gpus < self.profile.match.board
 
@@ -68,5 +68,5 @@ def match(
 
 
 def _is_switched(profile: Profile) -> bool | None:
-    """Whether its NVLinks lead to NVSwitches; None where it has none."""
+    """True where its NVLinks lead to NVSwitches; None where it has none."""
     return None if profile.nvlink is None else profile.nvlink.to is NvlinkPeer.SWITCH

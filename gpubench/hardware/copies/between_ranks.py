@@ -28,7 +28,7 @@ _REFUSALS = {
     "PeerAccess": "these two GPUs have no peer access, which CUDA IPC between GPUs needs",
     "": "ranks in different containers or PID namespaces cannot share CUDA memory, and neither can those under WSL",
 }
-"""What it means that CUDA does not share memory, by a part of its error's name."""
+"""Likely reasons for which CUDA shares no memory, by a part of the error's name."""
 
 
 class Network:
@@ -56,7 +56,7 @@ class Network:
         return trouble(self._library.nccl, self._communicator)
 
     def abort(self) -> None:
-        """Give up what the communicator is doing, wherever it waits; nothing can follow."""
+        """Abort the communicator, wherever it waits; it cannot be used afterwards."""
         self.aborted = True
         self._communicator.abort()
 
@@ -140,7 +140,7 @@ class CudaRankCopies:
         return seconds
 
     def release(self) -> None:
-        """Let go of other ranks' memory. What fails is passed over: after some errors everything does."""
+        """Close other ranks' memory. Errors are ignored: after some of them every call fails."""
         for address in self._addresses.values():
             with contextlib.suppress(RuntimeError):
                 self._runtime.ipcCloseMemHandle(address)
@@ -157,14 +157,14 @@ class CudaRankCopies:
             self._gate.free()
 
     def _address(self, handle: bytes) -> int:
-        """Where another rank's memory is seen here; opened once."""
+        """The address of another rank's memory in this process; opened once."""
         if handle not in self._addresses:
             with _sharing("opening another rank's memory through CUDA IPC"):
                 self._addresses[handle] = self._runtime.ipcOpenMemHandle(handle)
         return self._addresses[handle]
 
     def _seconds(self, queue: CopyQueue, issue: Callable[[], object], repeats: int, *, gated: bool) -> float:
-        """What the GPU needs from the start of the first operation to the end of the last.
+        """Seconds on the GPU from the start of the first operation to the end of the last.
 
         The host sleeps meanwhile: mpirun binds a rank to one core, which NCCL's threads need to move the data.
         """
@@ -183,7 +183,7 @@ class CudaRankCopies:
 
 @contextlib.contextmanager
 def _sharing(doing: str) -> Iterator[None]:
-    """What CUDA says when it shares no memory, with what that means."""
+    """Turn CUDA's refusal to share memory into CouldNotMeasureError with the likely reason."""
     try:
         yield
     except RuntimeError as error:

@@ -111,7 +111,7 @@ class CopyDevice:
 
 @contextmanager
 def cuda_errors(doing: str) -> Iterator[None]:
-    """What CUDA or CuPy raises inside, as CouldNotMeasureError that says what was being done."""
+    """Turn errors of CUDA and CuPy into CouldNotMeasureError that says what was being done."""
     try:
         yield
     except RuntimeError as error:

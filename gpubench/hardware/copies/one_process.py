@@ -62,7 +62,7 @@ class CudaCopies:
         return library_versions(self._cupy, self._driver)
 
     def can_reach(self, source: int, destination: int) -> bool:
-        """Whether CUDA says that one GPU may address another's memory."""
+        """True where CUDA says that one GPU may address another's memory."""
         with cuda_errors(f"asking whether {self._name(source)} can address {self._name(destination)}"):
             return bool(self._runtime.deviceCanAccessPeer(self.gpus[source].index, self.gpus[destination].index))
 
@@ -120,7 +120,7 @@ class CudaCopies:
                 raise
 
     def close(self) -> None:
-        """Give all memory back, and peer access. What fails is passed over: after some errors everything does."""
+        """Free all memory and disable peer access. Errors are ignored: after some of them every call fails."""
         while self._memories:
             with contextlib.suppress(RuntimeError):
                 self._memories.pop().free()
@@ -177,7 +177,7 @@ class CudaCopies:
         return PinnedMemory(address, size_bytes, self._runtime.freeHost)
 
     def _describe(self, streams: Sequence[CopyStream]) -> str:
-        """What copies, for an error: the first of them, and how many more."""
+        """The copies in words, for an error: the first of them, and the number of the others."""
         first = streams[0]
         ends = " → ".join(self._name(_memory(end).gpu) for end in (first.source, first.destination))
         more = f", at once with {len(streams) - 1} more," if len(streams) > 1 else ""
@@ -215,7 +215,7 @@ class CudaCopies:
         return _Work(queue, peer, _STAGED_PLACES + stream.size_bytes // _STAGED_PIECE_BYTES if staged else 1)
 
     def _addresses(self, gpu: int, memory: CopyMemory) -> bool:
-        """Whether a GPU can address a memory itself."""
+        """True where a GPU can address a memory itself."""
         if memory.gpu is None:
             return not memory.pageable
         return memory.gpu == gpu or (gpu, memory.gpu) in self._enabled

@@ -14,7 +14,7 @@ from gpubench.hardware.node.nvml.library import Driver
 from gpubench.ports.launch import Launch
 
 _HEADROOM_BYTES = 2 * 2**30
-"""Left free for NCCL's own buffers, which it takes at the first collective, and for whoever else comes."""
+"""Left free for NCCL's own buffers, which it takes at the first collective, and for other processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ def load_cupy(driver: Driver) -> Any:
 
 @contextlib.contextmanager
 def opening(runtime: Any) -> Iterator[None]:
-    """What goes wrong while GPUs are opened, as CouldNotMeasureError: the GPU itself, or CuPy without NVRTC."""
+    """Turn errors while GPUs are opened into CouldNotMeasureError: of the GPU itself, or of CuPy without NVRTC."""
     try:
         yield
     except runtime.CUDARuntimeError as error:

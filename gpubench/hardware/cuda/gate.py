@@ -1,4 +1,4 @@
-"""A gate before a GPU's work: what is enqueued behind it starts at once, however long the host took to enqueue it."""
+"""A stream gate (`cuStreamWaitValue32`): operations behind it start together, however long enqueueing them took."""
 
 import ctypes
 import threading
@@ -9,8 +9,8 @@ from typing import Any
 from gpubench.hardware.node.cuda_driver import CudaUnavailableError, load_cuda
 
 MOST_WAITING = 500
-"""Operations that may wait behind a closed gate. A stream takes about 1024; to enqueue one more waits for a place,
-for ever if what would free one waits for the gate."""
+"""Operations that may wait behind a closed gate. A stream takes about 1024; enqueueing one more waits for a place, and
+never ends where all of them wait for the gate."""
 
 _LONGEST_SECONDS = 0.5
 """A gate that is still closed then is opened: the driver splits some copies into more operations than can be foreseen,
@@ -25,7 +25,7 @@ _Wait = Callable[[int, int, int, int], int]
 
 
 class HeldStream:
-    """One closing of the gate. Opening it again is for good, and may be done by several."""
+    """A stream that waits at the closed gate. It is opened once, by the host or by the timer."""
 
     def __init__(self, address: int = 0, turn: int = 0) -> None:
         self._address = address
@@ -33,13 +33,13 @@ class HeldStream:
         self._waiting = 0
 
     def count(self, places: int) -> None:
-        """Count what is about to be enqueued, and open the gate if it would be too much to wait."""
+        """Count operations that are about to be enqueued, and open the gate where too many would wait."""
         self._waiting += places
         if self._waiting > MOST_WAITING:
             self.open()
 
     def open(self) -> None:
-        """Let everything go that waits."""
+        """Start the operations that wait."""
         if self._address:
             ctypes.c_uint32.from_address(self._address).value = self._turn
 

@@ -1,4 +1,4 @@
-"""How the gpubench that launched ranks hears of what they measured: JSON lines over a socket of the local host."""
+"""The launcher's end of the channel to its ranks: JSON lines over a socket of the local host."""
 
 import json
 import math
@@ -37,7 +37,7 @@ _SECTION_ROWS: Mapping[str, type[EvidenceRow | FallbackRow | CauseRow | RankTime
 
 _SECONDS_BETWEEN_LOOKS = 0.1
 _SECONDS_TO_HANG_UP = 10.0
-"""What the watchdogs of a job have, once it is gone, to say how its ranks ended: on a busy machine they come late."""
+"""Time for the watchdogs of a job that is gone to report how its ranks ended: on a busy machine they are late."""
 
 _READ_BYTES = 1 << 16
 
@@ -54,7 +54,7 @@ def report_in(message: Message) -> Report:
 
 @dataclass(frozen=True, slots=True)
 class PrintedLine:
-    """Text that mpirun or a rank printed."""
+    """A line that mpirun or a rank printed."""
 
     text: str
 
@@ -89,11 +89,11 @@ class ChannelReceiver:
 
     @property
     def is_late(self) -> bool:
-        """Whether the job has outlived what was expected."""
+        """True where the job has outlived what was expected."""
         return time.monotonic() > self._ends_at
 
     def messages(self, job: "Popen[bytes]") -> Iterator[Message | PrintedLine]:
-        """What the ranks send and print, in the order it arrives, until the job is late, or is over and all hung up."""
+        """Messages and printed lines of the ranks as they arrive, until the job is late, or over and hung up."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._listener, selectors.EVENT_READ, None)
             if job.stdout is not None:
@@ -124,7 +124,7 @@ class ChannelReceiver:
 
 
 def _has_lines(selector: selectors.BaseSelector) -> bool:
-    """Whether a rank, or the watchdog of one, has not hung up."""
+    """True where a rank, or the watchdog of one, has not hung up."""
     keys = (selector.get_map() or {}).values()
     return any(key.data is not None and isinstance(key.fileobj, socket.socket) for key in keys)
 

@@ -108,7 +108,7 @@ def die_with_parent() -> None:
 
 
 class RankWatch:
-    """Whether a job's ranks are gone while its launcher stays.
+    """Notices a launcher that stays although the ranks of its job are gone.
 
     Open MPI 5's prterun can wait forever for ranks that failed in MPI_Init: no process of the job is left but itself.
     """

@@ -56,7 +56,7 @@ class MpiGroup:
         return found
 
     def clock_offset(self) -> ClockOffset:
-        """How this rank's clock differs from the first rank's, by messages to and fro, one rank after another.
+        """The difference of this rank's clock to the first rank's, by messages to and fro, one rank after another.
 
         The first rank's answer was read between question and arrival, most likely in the middle, and the quickest of
         some round trips says it best (F. Cristian, Probabilistic clock synchronization, 1989).

@@ -30,8 +30,8 @@ MOST_ELEMENTS = 2**30
 _CHUNK_ELEMENTS = 2**18
 """Elements of a temporary array: a megabyte, which stays in a core's cache."""
 
-_SECONDS_BETWEEN_WORDS = 1e-4
-"""Telling of each of many operations of 1 µs would add 8 % to them."""
+_SECONDS_BETWEEN_REPORTS = 1e-4
+"""Reporting each of many operations of 1 µs would add 8 % to them."""
 
 _BLOCK_BYTES = 16
 """Blocks of the gather-like collectives are multiples of this, so their counts shrink by it."""
@@ -104,10 +104,10 @@ class HostBackend:
         self.buffers = 3
         self._ranks_on_node = ranks_on_node
         self._progress = progress
-        self._pace = Pace(_SECONDS_BETWEEN_WORDS)
+        self._pace = Pace(_SECONDS_BETWEEN_REPORTS)
 
     def open(self, group: Group) -> "HostCalls":
-        """The same collectives among other ranks; `group` is one of MPI's."""
+        """The collectives among the ranks of `group`, which is one of MPI's."""
         return HostCalls(cast("mpi.MpiGroup", group).communicator, self._most_elements)
 
     def drop(self, calls: CollectiveCalls) -> None:
@@ -175,7 +175,7 @@ def check_types(dtypes: Sequence[DataType], ops: Sequence[ReduceOp] | None) -> N
 
 
 def _mpi_types() -> "Mapping[DataType, MPI.Datatype]":
-    """What can be reduced: float16 where the library has it; bfloat16 never, since NumPy cannot average it."""
+    """Types that can be reduced: float16 where the library has it; bfloat16 never, since NumPy cannot average it."""
     from mpi4py import MPI
 
     types: dict[DataType, MPI.Datatype] = {
@@ -337,7 +337,7 @@ class HostCalls:
         return partial(taken.__setitem__, slice(None), given)
 
     def _divide(self, receive: Region, count: int, dtype: DataType, op: ReduceOp) -> tuple[Launch, ...]:
-        """What turns a sum into an average, for `ReduceOp.AVG` alone; integers are rounded down."""
+        """The division of a sum for `ReduceOp.AVG`, nothing for any other; integers are rounded down."""
         if op is not ReduceOp.AVG:
             return ()
         values = receive.memory.array(receive.offset_bytes, count, dtype.value)

@@ -40,5 +40,5 @@ class AloneGroup:
         return ClockOffset(0.0, 0.0)
 
     def split(self, color: int, key: int) -> Self:  # noqa: ARG002
-        """The same single process."""
+        """This group: it has one process, whatever the color."""
         return self

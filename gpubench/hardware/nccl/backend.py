@@ -91,13 +91,13 @@ class NcclLibrary:
 
     @property
     def error(self) -> type[Exception]:
-        """What is raised when a call of NCCL's fails."""
+        """The exception of a failed NCCL call."""
         failed: type[Exception] = self.nccl.NcclError
         return failed
 
     @property
     def can_reset_log(self) -> bool:
-        """Whether NCCL can read NCCL_DEBUG and its like again: since 2.24.3."""
+        """True where NCCL can read NCCL_DEBUG and its like again: since 2.24.3."""
         return self.has(_RESET_LOG)
 
     def reset_log(self) -> None:
@@ -112,7 +112,7 @@ class NcclLibrary:
         return (text or b"").decode(errors="replace").strip()
 
     def has(self, name: str) -> bool:
-        """Whether this version has a function of that C name."""
+        """True where this version has a function of that C name."""
         return hasattr(self._native, name)
 
     def address(self, name: str) -> int:
@@ -248,7 +248,7 @@ class NcclBackend:
         return next(filter(None, found), "")
 
     def abort(self) -> None:
-        """Give up what the communicators are doing, wherever they wait; nothing can follow. For a thread."""
+        """Abort the communicators, wherever they wait; they cannot be used afterwards. For a thread."""
         self._aborted = True
         for communicator in list(self._communicators.values()):
             communicator.abort()

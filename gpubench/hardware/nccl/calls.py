@@ -11,7 +11,7 @@ from gpubench.ports.memory import Region
 
 
 class CallableLibrary(Protocol):
-    """What of the NCCL library is needed here: CuPy's module for its numbers, and the addresses of its functions."""
+    """The NCCL library as calls need it: CuPy's module for the numbers, and the addresses of functions."""
 
     @property
     def nccl(self) -> Any:
@@ -19,7 +19,7 @@ class CallableLibrary(Protocol):
         ...
 
     def has(self, name: str) -> bool:
-        """Whether this version has a function of that C name."""
+        """True where this version has a function of that C name."""
         ...
 
     def address(self, name: str) -> int:

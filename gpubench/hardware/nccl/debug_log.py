@@ -1,10 +1,9 @@
-"""NCCL's log, heard by gpubench for as long as it takes to try every operation once, and then the user's again.
+"""NCCL's log, which gpubench reads while every operation is tried once; afterwards it is the user's again.
 
 NCCL reads its variables at its first call, and opens its log with fopen(3). Here the log is a file in this process's
-own memory, by its name in /proc: nobody else reads it, it leaves nothing behind however the process ends, and no full
-or shared disk comes in between. NCCL 2.24.3 and later read the variables again on request, and then the log is over;
-since that empties the user's own file, what is to go there from before is added at the end. What is done beside a
-user who has set NCCL_DEBUG himself stands in nccl_debug_plan.py.
+own memory, by its name in /proc: nobody else reads it, nothing of it is left however the process ends, and it needs no
+disk. NCCL 2.24.3 and later read the variables again on request, which ends the log; since that empties the user's own
+file, the lines for it from before are added at the end. debug_plan.py has the rules where the user has set NCCL_DEBUG.
 """
 
 import os
@@ -28,22 +27,22 @@ _CHUNK_BYTES = 1 << 16
 
 
 class ResettableLog(Protocol):
-    """What of the NCCL library its log depends on."""
+    """The NCCL library as its log depends on it."""
 
     @property
     def can_reset_log(self) -> bool:
-        """Whether NCCL can read its variables again: since 2.24.3."""
+        """True where NCCL can read its variables again: since 2.24.3."""
         ...
 
     def reset_log(self) -> None:
-        """Have it read them again, at its next line at the latest."""
+        """Make it read them again, at its next line at the latest."""
         ...
 
 
 class NcclLog:
     """NCCL's log of this process, a context that has to begin before NCCL's first call.
 
-    `silence` says why nothing is heard, and is empty while something may be.
+    `silence` is the reason why there is no log, and is empty while there may be one.
     """
 
     def __init__(
@@ -70,7 +69,7 @@ class NcclLog:
         self._withheld: list[bytes] = []
 
     def __enter__(self) -> Self:
-        """Have NCCL log to us."""
+        """Have NCCL write its log to a file of this process."""
         if self._is_ours:
             try:
                 self._descriptor = os.memfd_create("nccl-log")
@@ -86,7 +85,7 @@ class NcclLog:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Everything as it was before, the environment too; what was withheld from the user reaches him."""
+        """Restore log and environment, and give the user the lines that were withheld from him."""
         self.switch_off()
         self.lines()
         self._write_withheld()
@@ -96,9 +95,9 @@ class NcclLog:
         self._descriptor = None
 
     def appeared(self) -> bool:
-        """Whether NCCL, after its first call, writes where it was told to; where not, `silence` says so.
+        """True where NCCL, after its first call, writes to the file that it was given; else `silence` has the reason.
 
-        An NCCL that cannot open its log writes to stdout, without a word about it.
+        An NCCL that cannot open its log writes to stdout and reports no error.
         """
         if self._plan.how is LogAccess.USERS_FILE and self._descriptor is None:
             self._open_users_file()
@@ -108,7 +107,7 @@ class NcclLog:
 
     @property
     def no_tuning(self) -> str:
-        """Why NCCL does not say which algorithm it takes; empty where it does."""
+        """The reason for which the log names no algorithm; empty where it names them."""
         return self._plan.no_tuning
 
     def lines(self) -> list[bytes]:
@@ -125,12 +124,12 @@ class NcclLog:
         return found
 
     def warnings(self) -> list[str]:
-        """What NCCL has warned of so far, without the place in its source."""
+        """NCCL's warnings so far, without the place in its source."""
         self.lines()
         return [line.decode(errors="replace").strip() for line in self._warnings]
 
     def switch_off(self) -> None:
-        """End the listening: from its next line on, NCCL logs as the user asked, where it can still be told."""
+        """End the log: from its next line on NCCL logs as the user set it, where it can read its variables again."""
         if not self._is_ours:
             return
         self._is_ours = False
@@ -162,7 +161,7 @@ class NcclLog:
             self.silence = f"{path}, where NCCL logs to, cannot be read: {os.strerror(error.errno or 0)}"
 
     def _write_withheld(self) -> None:
-        """Give the user what he asked for and we have kept."""
+        """Write the withheld lines to where the user has his log."""
         text, self._withheld = b"".join(line + b"\n" for line in self._withheld), []
         file = self._settings.get(DEBUG_FILE)
         if not text:
@@ -176,7 +175,7 @@ class NcclLog:
 
 
 def lines_at_user_level(settings: Mapping[str, str], lines: Sequence[bytes]) -> list[bytes]:
-    """What of a log at level INFO the user would have had at his own level: the version, and warnings."""
+    """The lines of an INFO log that the user's own level shows: the version, and warnings."""
     level = settings.get(DEBUG, "").upper()
     if level not in ("WARN", "VERSION"):
         return []
@@ -197,7 +196,7 @@ def log_path(file: str) -> str:
 
 
 def _is_open_twice(descriptor: int) -> bool:
-    """Whether this process has a file open once more, beside this descriptor."""
+    """True where this process has the file open a second time, beside this descriptor."""
     own, found = os.fstat(descriptor), 0
     for name in names_in(Path("/proc/self/fd")):
         with suppress(OSError):
@@ -206,7 +205,7 @@ def _is_open_twice(descriptor: int) -> bool:
 
 
 class _Forwarder(threading.Thread):
-    """Passes on what is written to a file to another one, while NCCL keeps the main thread busy."""
+    """A thread that copies what is written to one file to another, while NCCL keeps the main thread busy."""
 
     def __init__(self, source: int, destination: int) -> None:
         super().__init__(daemon=True)
@@ -216,12 +215,12 @@ class _Forwarder(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Look again and again."""
+        """Copy at intervals until `finish`."""
         while not self._over.wait(_SECONDS_BETWEEN_LOOKS):
             self._pass_on()
 
     def finish(self) -> None:
-        """Pass on the rest, and end."""
+        """Copy the rest, and end."""
         self._over.set()
         self.join()
         self._pass_on()

@@ -1,13 +1,13 @@
-"""How to hear NCCL's log beside a user who may want it too.
+"""The way to read NCCL's log that leaves the user's own log as it is.
 
-What he set decides, in the environment or in one of NCCL's configuration files:
+It follows from what is set in the environment or in one of NCCL's configuration files:
 
-- NCCL_DEBUG unset, VERSION or WARN: heard in private. Version and warnings, where he asked for them, are handed on.
-- INFO, ABORT or TRACE without a file: heard in private with his own subsystems, and passed on to stdout as it is
-  written; not heard of NCCL before 2.24.3, which could not go back to stdout.
-- INFO, ABORT or TRACE with NCCL_DEBUG_FILE: his file is read, and nothing is changed. Not where it is one file for
-  several ranks, which overwrite each other there.
-- INFO, ABORT or TRACE with an NCCL_DEBUG_SUBSYS that leaves INIT out: not heard.
+- NCCL_DEBUG unset, VERSION or WARN: a private file. Version and warnings, where asked for, are given to the user.
+- INFO, ABORT or TRACE without a file: a private file with the user's subsystems, forwarded to stdout as it is written;
+  no log of NCCL before 2.24.3, which could not go back to stdout.
+- INFO, ABORT or TRACE with NCCL_DEBUG_FILE: the user's file is read, and nothing is changed. Not where it is one file
+  for several ranks, which overwrite each other there.
+- INFO, ABORT or TRACE with an NCCL_DEBUG_SUBSYS that leaves INIT out: no log.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ _QUIET_SUBSYSTEMS = "INIT,ENV"
 
 
 class LogAccess(StrEnum):
-    """How NCCL's log is heard."""
+    """The file through which NCCL's log is read."""
 
     PRIVATE = "in private"
     FORWARDED = "in private, and passed on"
@@ -38,9 +38,9 @@ class LogAccess(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LogPlan:
-    """How NCCL's log will be heard, what is to be set for it beside its file, or why it will not be.
+    """The access to NCCL's log, and the variables to set for it beside its file; `why_not` where there is none.
 
-    `no_tuning` is why it will not say which algorithm it takes.
+    `no_tuning` is the reason for which the log will name no algorithm.
     """
 
     how: LogAccess
@@ -50,7 +50,7 @@ class LogPlan:
 
 
 def plan_log(settings: Mapping[str, str], ranks_on_node: int, *, can_reset: bool) -> LogPlan:
-    """How to listen where NCCL's variables, without us, are `settings`."""
+    """The plan where NCCL's variables, as the user left them, are `settings`."""
     if settings.get(DEBUG, "").upper() in INFO_LEVELS:
         return _plan_beside_user(settings, ranks_on_node, can_reset=can_reset)
     if can_reset:
@@ -60,7 +60,7 @@ def plan_log(settings: Mapping[str, str], ranks_on_node: int, *, can_reset: bool
 
 
 def _plan_beside_user(settings: Mapping[str, str], ranks_on_node: int, *, can_reset: bool) -> LogPlan:
-    """How to listen to a log that the user reads too, which has in it what he asked for and no more."""
+    """The plan for a log that the user reads too: it has the lines that he asked for and no others."""
     level, file, subsystems = (settings.get(name, "") for name in (DEBUG, DEBUG_FILE, DEBUG_SUBSYSTEMS))
     if not shows(subsystems, "INIT"):
         why_not = f"{DEBUG_SUBSYSTEMS}={subsystems} leaves INIT out, which shows connections"
@@ -72,13 +72,13 @@ def _plan_beside_user(settings: Mapping[str, str], ranks_on_node: int, *, can_re
         no_tuning = "" if shows(subsystems, "TUNING") else f"TUNING is not among the {DEBUG_SUBSYSTEMS} that are set"
         if file:
             return LogPlan(LogAccess.USERS_FILE, no_tuning=no_tuning)
-        # A level from a configuration file is said again: NCCL may open its log before it has read those files.
+        # A level from a configuration file is set again: NCCL may open its log before it has read those files.
         again = {name: settings[name] for name in (DEBUG, DEBUG_SUBSYSTEMS) if name in settings}
         return LogPlan(LogAccess.FORWARDED, again, no_tuning=no_tuning)
     return LogPlan(LogAccess.NOT, why_not=why_not)
 
 
 def shows(subsystems: str, name: str) -> bool:
-    """Whether a log with that NCCL_DEBUG_SUBSYS, '' where it is not set, has the lines of a subsystem."""
+    """True where a log with that NCCL_DEBUG_SUBSYS, '' where it is not set, has the lines of a subsystem."""
     words = (subsystems or _DEFAULT_SUBSYSTEMS).upper().removeprefix("^").split(",")
     return (name in words or "ALL" in words) != subsystems.startswith("^")

@@ -1,4 +1,4 @@
-"""What the CUDA driver says of GPUs and peer access, by ctypes: no CuPy, no context, no memory on any GPU."""
+"""GPUs and peer access as the CUDA driver has them, by ctypes: no CuPy, no context, no memory on any GPU."""
 
 import ctypes
 from collections.abc import Callable, Mapping
@@ -40,7 +40,7 @@ class CudaGpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CudaFacts:
-    """What this user's processes see.
+    """The GPUs that processes of this user see.
 
     `peers` holds cuDeviceCanAccessPeer by the bus id of the GPU that reaches out, then of the one that it reaches.
     `visible_devices` is the CUDA_VISIBLE_DEVICES that was in force; `absent` says why there is no GPU.
@@ -108,7 +108,7 @@ def _integer(library: Any, function: str, *arguments: object) -> int:
 
 
 def _optional(library: Any, function: str, *arguments: object) -> int | None:
-    """The same, None where the call fails: an older driver does not know a newer attribute."""
+    """The integer of a call, None where it fails: an older driver does not know a newer attribute."""
     try:
         return _integer(library, function, *arguments)
     except CudaUnavailableError:

@@ -66,7 +66,7 @@ def watch_errors(
 
 
 class Probe:
-    """The same while something else is done here: it begins when this is made. Usable as a context."""
+    """A probe that runs while something else is done here: it begins when this is made. Usable as a context."""
 
     def __init__(self, environment: Mapping[str, str], stages: Mapping[str, Sequence[str]] | None = None) -> None:
         self._stages = Stages(stages or stage_commands(), with_package(environment))
@@ -115,7 +115,7 @@ def _understood(
 
 
 def read_stage(stage: str, root: Path, environment: Mapping[str, str]) -> SysfsFacts | NvmlFacts | CudaFacts:
-    """What a child reads.
+    """The facts that a child reads.
 
     Raises:
         CouldNotMeasureError: the source is there and does not answer.

@@ -1,4 +1,4 @@
-"""What the kernel shows of a node without asking the NVIDIA driver: PCI tree, NICs, machine, names."""
+"""The node as the kernel shows it without the NVIDIA driver: PCI tree, NICs, machine, names."""
 
 import re
 import threading
@@ -116,7 +116,7 @@ def _minors(told: Mapping[str, Mapping[str, str]]) -> dict[str, int]:
 
 
 def _told_by_driver(root: Path) -> dict[str, dict[str, str]]:
-    """What the driver says in /proc/driver/nvidia/gpus, by bus id; as much as it says in time."""
+    """The driver's pages in /proc/driver/nvidia/gpus, by bus id; those that it answers in time."""
     folder = root / "proc/driver/nvidia/gpus"
     named: dict[str, dict[str, str]] = {}
 

@@ -1,7 +1,7 @@
 """Machines that are not there: nodes of a profile's kind, with faults, as snapshots.
 
 Everything here is a model and no measurement, and says so: the origin of every snapshot is `simulated`, its source the
-profile. `simulated_time` has the times.
+profile. `simulated.times` has the times.
 """
 
 import re

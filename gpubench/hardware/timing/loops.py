@@ -1,4 +1,4 @@
-"""Blocking launches made one after another in Python, and what is told or timed between them."""
+"""Blocking launches made one after another in Python, with progress reports or times between them."""
 
 from collections.abc import Sequence
 from itertools import islice, pairwise
@@ -21,7 +21,7 @@ def in_order(launches: Sequence[Launch]) -> Launch:
 
 
 def in_groups(launches: Sequence[Launch], groups: Sequence[int], progress: Progress) -> None:
-    """Make the launches, and tell of each group."""
+    """Make the launches, and report each group."""
     rest = iter(launches)
     for count in groups:
         for launch in islice(rest, count):

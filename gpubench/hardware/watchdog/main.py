@@ -1,4 +1,4 @@
-"""The process that a watchdog is: `python -m gpubench.hardware.watchdog.main SETUP`, which ranks start."""
+"""The program of a watchdog, which a rank starts: `python -m gpubench.hardware.watchdog.main SETUP`."""
 
 import ctypes
 import json
@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def _local_socket(job: str, rank: int) -> socket.socket:
-    """Where the other watchdogs of this host ask; under a name of no meaning where the right one is taken."""
+    """The socket that other watchdogs of this host ask; a nameless one where its name is taken."""
     local = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
         local.bind(local_name(job, rank))
@@ -46,12 +46,12 @@ def _local_socket(job: str, rank: int) -> socket.socket:
 
 
 class _StderrReporter:
-    """Speaks where the rank's own errors go."""
+    """Reports on stderr, where the rank's own errors go."""
 
     sees_all_losses = False
 
     def error(self, error: GpubenchError) -> None:
-        """Print it, unless nobody takes it."""
+        """Print it, unless stderr is full and nobody reads it."""
         _, writable, _ = select.select([], [_STDERR], [], _SECONDS_TO_WRITE)
         if writable:
             with suppress(OSError):
@@ -63,7 +63,7 @@ class _StderrReporter:
 
 
 class _ChannelReporter:
-    """Speaks to the gpubench that launched this rank, over a line that is open for as long as this process lives."""
+    """Reports to the gpubench that launched this rank, over a line that is open for as long as this process lives."""
 
     sees_all_losses = True
 
@@ -76,7 +76,7 @@ class _ChannelReporter:
             ChannelSender(self._line).error(error)
 
     def lost(self, lost: LostRank) -> None:
-        """Tell, so that of all ranks that end with the first that was killed, that one is named."""
+        """Send it; the launcher names the first rank that was killed, and not those that ended with it."""
         with suppress(OSError):
             ChannelSender(self._line, alive=False).lost(lost)
 

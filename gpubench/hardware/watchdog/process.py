@@ -1,4 +1,4 @@
-"""The watchdog itself: a process beside each rank that sees when nothing moves any more, says so, and ends the rank."""
+"""The watchdog: a process beside each rank that notices a hang, reports it, and ends the rank."""
 
 import contextlib
 import json
@@ -32,7 +32,7 @@ END_SIGNAL = signal.SIGQUIT
 SECONDS_BETWEEN_LOOKS = 0.5
 _SECONDS_TO_ANSWER = 0.3
 _SECONDS_OF_SLEEP = 1.0
-"""What is longer than a look by so much was no look: nothing else ran either, or not as it should."""
+"""A wait that took so much longer than asked for was a suspension of this process too, and does not count as idle."""
 
 _SECONDS_FOR_ANSWERS = 2.0
 _SECONDS_FOR_LOWER_RANKS = 1.0
@@ -46,20 +46,18 @@ _MOST_RAS_LINES = 24
 
 
 class FailureReporter(Protocol):
-    """Who passes on what a watchdog has to say: the gpubench that launched the ranks, or stderr.
+    """The receiver of a watchdog's reports: the gpubench that launched the ranks, or stderr.
 
-    `sees_all_losses` is whether it hears of every rank that is lost, and can see itself which one was the first.
+    `sees_all_losses` is true where it gets the losses of all ranks and finds the first of them itself.
     """
 
     sees_all_losses: bool
 
     def error(self, error: GpubenchError) -> None:
-        """The job cannot go on."""
-        ...
+        """Report an error that ends the job."""
 
     def lost(self, lost: LostRank) -> None:
-        """The rank is gone without a word."""
-        ...
+        """Report a rank that ended without an error of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +73,15 @@ class Watched:
 
 
 class RankIsGoneError(Exception):
-    """The rank closed its end: it ended."""
+    """The rank has ended: its end of the line is closed."""
 
 
 class Watchdog:
-    """Looks at the page of a rank twice a second until the rank is gone.
+    """Reads the progress of a rank twice a second until the rank is gone.
 
-    `local` is a datagram socket for what is asked on this host, `datagrams` for what comes from any.
-    Only the lowest rank that can be reached decides that a job hangs, and only where no rank has moved for as long as
-    its phase may take. All the others leave the word to it, and end when it says so.
+    `local` is the datagram socket for watchdogs of this host, `datagrams` the one for all hosts. Only the watchdog of
+    the lowest rank that can be reached decides that a job hangs, and only where no rank made progress for as long as
+    its phase may take. The others end their ranks when it orders them to.
     """
 
     def __init__(
@@ -117,14 +115,14 @@ class Watchdog:
         self._since = self._wait_until = clock()
 
     def run(self) -> None:
-        """Watch until the rank is gone, and say so where it did not end by its own will."""
+        """Watch until the rank is gone, and report that where the rank did not end on its own."""
         try:
             while not self._must_end():
                 before = self._clock()
                 self._wait(SECONDS_BETWEEN_LOOKS)
                 slept = self._clock() - before
                 if slept > SECONDS_BETWEEN_LOOKS + _SECONDS_OF_SLEEP:
-                    self._since += slept  # somebody suspended this process too: a scheduler, or a frozen container
+                    self._since += slept  # this process was suspended too: by a scheduler, or a frozen container
             self._end()
         except RankIsGoneError:
             if not self._block.left():
@@ -150,7 +148,7 @@ class Watchdog:
         )
 
     def _report_loss(self, lost: LostRank) -> None:
-        """Say it, unless it is only because of another: launchers kill all ranks as soon as one was."""
+        """Report the first rank that was lost, and no other: launchers kill all ranks as soon as one is lost."""
         if self._reporter.sees_all_losses:
             self._reporter.lost(lost)
             return
@@ -161,7 +159,7 @@ class Watchdog:
             peers.serve(_SECONDS_TO_ANSWER)
 
     def _must_end(self) -> bool:
-        """Whether the rank has to be ended."""
+        """True where this watchdog has to end its rank: by order, without a launcher, or because the job hangs."""
         parent = _parent_of(self._watched.pid)
         if (self._peers is not None and self._peers.ordered_to_end) or (parent and parent != self._parent):
             return True
@@ -174,12 +172,12 @@ class Watchdog:
         if any(peers.ask(batch, _SECONDS_FOR_LOWER_RANKS, enough=1) for batch in _batches(self._watched.rank)):
             return False
         states = peers.ask(range(self._watched.ranks), _SECONDS_FOR_ANSWERS)
-        if peers.ordered_to_end:  # while this one asked, another has spoken, and may be gone already
+        if peers.ordered_to_end:  # while this one asked, another has reported the hang, and may be gone already
             return True
         return self._is_hung(peers, sorted([*states, self.state()], key=lambda each: each.rank))
 
     def _is_hung(self, peers: Peers, states: Sequence[RankState]) -> bool:
-        """Whether the job hangs, which is then told."""
+        """True where the job hangs; the hang is then reported and the other ranks are ordered to end."""
         timeout_s = self._watched.timeout_s
         seconds_left = max(each.seconds_left(timeout_s) for each in states)
         if seconds_left > 0:
@@ -194,7 +192,7 @@ class Watchdog:
             self._reporter.error(not_started_error(states, self._watched.ranks, round(idle)))
         else:
             answered = {each.rank for each in states}
-            silent = {rank: card.place for rank, card in enumerate(self._watchdogs) if rank not in answered}
+            silent = {rank: address.place for rank, address in enumerate(self._watchdogs) if rank not in answered}
             # Where datagrams never got through (a firewall), silence proves nothing until much later.
             known = set(silent) <= peers.reached if self._watched.rank == 0 else 0 in peers.reached
             if silent and not known and idle < limit_seconds(Phase.LAUNCH, timeout_s):
@@ -212,7 +210,7 @@ class Watchdog:
         return [f"  NCCL RAS: {line}" for line in [*lines[:_MOST_RAS_LINES], *more]]
 
     def _end(self) -> None:
-        """End the rank with exit code 3, also one that is stopped, or inside a library that does not return."""
+        """End the rank with exit code 3, also one that is stopped or inside a library call that does not return."""
         self._block.leave()
         self._ask_rank("abort", _SECONDS_TO_ABORT)
         for number in (END_SIGNAL, signal.SIGKILL):
@@ -223,7 +221,7 @@ class Watchdog:
             self._wait(_SECONDS_TO_END)
 
     def _ask_rank(self, what: str, seconds: float) -> str:
-        """What a thread of the rank answers, where it has one for this; empty where it does not in time."""
+        """The answer of the rank's thread for such requests; empty where there is none in time."""
         if not self._rank_answers:
             return ""
         self._answers.clear()
@@ -238,7 +236,7 @@ class Watchdog:
         return ""
 
     def _wait(self, seconds: float, *, until_answer: bool = False) -> None:
-        """Hear the rank and the other watchdogs for so long.
+        """Take messages of the rank and the other watchdogs for so long.
 
         Raises:
             RankIsGoneError: the rank ended.
@@ -258,7 +256,7 @@ class Watchdog:
                 return
 
     def _receive(self) -> None:
-        """Take what the rank says."""
+        """Take the messages that the rank has sent."""
         try:
             data = self._control.recv(1 << 16)
         except OSError:
@@ -276,8 +274,8 @@ class Watchdog:
         elif kind == "places":
             self._place = message["places"][self._watched.rank]
             self._watchdogs = [
-                WatchdogAddress(place, card.host, card.port, card.addresses)
-                for place, card in zip(message["places"], self._watchdogs, strict=True)
+                WatchdogAddress(place, address.host, address.port, address.addresses)
+                for place, address in zip(message["places"], self._watchdogs, strict=True)
             ]
         elif kind == "helps":
             self._rank_answers = True
@@ -287,11 +285,11 @@ class Watchdog:
             self._answers.append(message)
 
     def _learn_addresses(self, message: dict[str, Any]) -> None:
-        """The ranks have exchanged where their watchdogs are; the first sees at once whom it can reach."""
-        self._watchdogs = [WatchdogAddress(*card) for card in message["cards"]]
+        """Take the addresses of all watchdogs; the first one asks at once which of them it can reach."""
+        self._watchdogs = [WatchdogAddress(*address) for address in message["cards"]]
         self._place = self._watchdogs[self._watched.rank].place
         addresses: dict[int, Sequence[Address]] = {
-            rank: card.addresses_from(self._watched.host) for rank, card in enumerate(self._watchdogs)
+            rank: address.addresses_from(self._watched.host) for rank, address in enumerate(self._watchdogs)
         }
         self._peers = Peers(self._datagrams, self._watched.rank, addresses, message["secret"], self.state, self._clock)
         if self._watched.rank == 0:
@@ -299,7 +297,7 @@ class Watchdog:
 
 
 def _batches(rank: int) -> Iterator[range]:
-    """The lower ranks, in a few groups, the lowest first: of thousands, most are spared the question."""
+    """The lower ranks in a few groups, the lowest first, so that of thousands few have to be asked."""
     first, size = 0, 1
     while first < rank:
         yield range(first, min(first + size, rank))
@@ -319,7 +317,7 @@ def _parent_of(pid: int) -> str:
 
 
 def _status_of(pid: int) -> int:
-    """How a process that is just ending ends, as wait(2) has it; 0 where its launcher has taken that already."""
+    """The exit status of a process that is just ending, as wait(2) has it; 0 where its launcher has taken it."""
     return int(_stat(pid)[-1] or 0)
 
 

@@ -1,4 +1,4 @@
-"""What the health mask of a GPU's registration with the NVLink fabric says."""
+"""The health mask of a GPU's registration with the NVLink fabric."""
 
 _HEALTH_CONDITIONS = {
     "degraded_bandwidth": 0,

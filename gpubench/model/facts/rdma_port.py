@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 _ROCE_HEADERS_BYTES = 40 + 8 + 12 + 4 + 28 + 4
-"""What the kernel leaves for RoCE's headers in a packet: GRH, UDP, BTH, XRC, atomics, ICRC (`iboe_get_mtu`)."""
+"""Bytes of a packet that the kernel leaves for RoCE: GRH, UDP, BTH, XRC, atomics, ICRC (`iboe_get_mtu`)."""
 
 _INFINIBAND_HEADER_BYTES = 4
 """Of IP over InfiniBand, in datagram mode (RFC 4391)."""

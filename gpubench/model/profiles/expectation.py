@@ -1,4 +1,4 @@
-"""What a figure is compared with, and what follows: a profile's value or share, siblings, the limit of the links.
+"""Verdicts on figures by what is expected: a profile's value or share, siblings, the limit of the links.
 
 A figure that somebody measured on such a machine may fail one; a derived one only warns, for it may be wrong itself.
 Thresholds of others judge nobody: they were made for other sizes, tools and counts.
@@ -22,7 +22,7 @@ from run to run it varies by a fifth."""
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """What a figure should be, in GB/s or µs; `firm` where somebody measured it; `whose` in words."""
+    """The expected value of a figure, in GB/s or µs; `firm` where it was measured; `whose` is its source in words."""
 
     value: float
     firm: bool
@@ -32,7 +32,7 @@ class Expectation:
 def of_copy(
     profile: Profile | None, quantity: str, limit_gb_s: float | None, path: str | None = None
 ) -> Expectation | None:
-    """What a profile expects of copies (`p2p.write_gb_s`, ...) over a path; of any machine a share of the limit."""
+    """The expectation of a profile for copies over a path (`p2p.write_gb_s`, ...); a generic one has shares."""
     if profile is None:
         return None
     if profile.match.generic is not None:
@@ -48,7 +48,7 @@ def of_copy(
 
 
 def of_collective(profile: Profile | None, row: CollectiveRow) -> Expectation | None:
-    """What a profile expects of a row of a collective: busbw of large sizes, else the time; None where nothing fits.
+    """The expectation of a profile for a row of a collective: busbw of large sizes, else time; None where none fits.
 
     Bandwidth rises with size, so values of smaller large sizes hold too. Where the row does not say which algorithm it
     took, the least of all holds. Times are compared at the same size alone, and only with measured ones.
@@ -119,7 +119,7 @@ def judge_row(profile: Profile | None, row: CollectiveRow) -> tuple[Verdict, str
 
 
 def is_near_line(profile: Profile | None, row: CollectiveRow) -> bool:
-    """Whether a row should be measured again before it is judged: near the line, or beyond it."""
+    """True where a row should be measured again before it is judged: near the line, or beyond it."""
     expectation = of_collective(profile, row)
     if expectation is None:
         return judge_row(profile, row) is not None
@@ -135,7 +135,7 @@ def middle_row(rows: Iterable[CollectiveRow]) -> CollectiveRow:
 
 
 def odd_among(figures: Mapping[str, float]) -> dict[str, tuple[Verdict, float, float]]:
-    """Who of several falls behind what is usual among them: the verdict, the share that is left, what is usual."""
+    """Those of several figures that are far below the usual one: verdict, share of the usual, the usual figure."""
     if len(figures) < 2:
         return {}
     common = usual(list(figures.values()))

@@ -28,7 +28,7 @@ _GENERATIONS = ("1", "2", "3", "4", "5", "6")
 
 
 class Subject(StrEnum):
-    """What a fault breaks."""
+    """The kind of thing that a fault breaks."""
 
     GPU = "gpu"
     NIC = "nic"
@@ -37,7 +37,7 @@ class Subject(StrEnum):
 
 
 class ValueKind(StrEnum):
-    """What values a fault's key takes, beside a list of words."""
+    """The kind of value of a fault's key."""
 
     WORD = "word"
     COUNT = "N"
@@ -62,7 +62,7 @@ class FaultKey:
         return "|".join(self.words) or self.kind.value
 
     def accepts(self, value: str) -> bool:
-        """Whether a value can be right; whether the machine has so many links is seen when it is applied."""
+        """True where the value has the right form; the machine's number of links is looked at when it is applied."""
         if self.kind is ValueKind.COUNT:
             return _COUNT.fullmatch(value) is not None
         if self.kind is ValueKind.FACTOR:
@@ -138,7 +138,7 @@ FAULT_KEYS = (
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What is broken on one subject. `index` is the GPU's or NIC's, `second` the other GPU's of a link.
+    """The fault of one subject. `index` is the GPU's or NIC's, `second` the other GPU's of a link.
 
     `node` is None where none was named, which means node 0.
     """

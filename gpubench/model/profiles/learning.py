@@ -1,4 +1,4 @@
-"""What results of healthy machines say a profile should expect: medians, spreads, and the values that stand out."""
+"""Expected values of a profile from results of healthy machines: medians, spreads, and outliers."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ _NORMAL = 1.4826
 
 @dataclass(frozen=True, slots=True)
 class LearningKey:
-    """What values must share to be compared."""
+    """The properties that values must share to be compared."""
 
     quantity: str
     gpus: int

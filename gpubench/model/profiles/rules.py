@@ -1,4 +1,4 @@
-"""What must hold in a profile beyond the types of its fields: names that lead somewhere, values below the ceiling."""
+"""Rules of a profile beyond the types of its fields: names that lead somewhere, values below the ceiling."""
 
 import re
 from collections.abc import Mapping
@@ -80,7 +80,7 @@ def check_profile(profile: Profile, where: str) -> None:
 
 
 def ceiling_gb_s(profile: Profile, expected: Expected) -> float | None:
-    """What the profile's own links allow for a bandwidth, in the value's unit; None for times.
+    """The most that the profile's own links allow for a bandwidth, in the value's unit; None for times.
 
     For collectives, n GPUs in all and k nodes: the links of a GPU; with NVLS reductions, which send a GPU's data once
     where a ring sends it 2(n-1)/(n+1) times, that much more; across nodes at most the NICs of a GPU × (n-1)/(k-1),
@@ -96,7 +96,7 @@ def ceiling_gb_s(profile: Profile, expected: Expected) -> float | None:
 
 
 def _pair_gb_s(profile: Profile, path: str | None) -> float:
-    """What the links between two GPUs carry in one direction: those of the path class, else the most of any pair."""
+    """GB/s of the links between two GPUs in one direction: those of the path class, else the most of any pair."""
     if profile.nvlink is None:
         return profile.gpu.pcie_gb_s
     named = _NVLINK_PATH.fullmatch(path or "")

@@ -201,7 +201,7 @@ def know_each_other(ranks: list[Rank]) -> bool:
     """Whether the watchdogs have met."""
     everyone = set(range(len(ranks)))
     met = [rank.watchdog._peers for rank in ranks]
-    return all(peers is not None for peers in met) and met[0].heard == everyone - {0}  # type: ignore[union-attr]
+    return all(peers is not None for peers in met) and met[0].reached == everyone - {0}  # type: ignore[union-attr]
 
 
 def first_lost(rank: Rank) -> int | None:

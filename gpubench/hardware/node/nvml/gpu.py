@@ -138,7 +138,7 @@ def _current(modes: list[int | None] | None) -> bool | None:
 
 
 def read_clock_reasons(answers: Answers) -> int | None:
-    """Why clocks are what they are, as NVML's bits."""
+    """NVML's bits for the reasons of the current clocks."""
     return answers.ask_in_turn(  # type: ignore[no-any-return]
         "throttle_reasons", ("nvmlDeviceGetCurrentClocksEventReasons",), ("nvmlDeviceGetCurrentClocksThrottleReasons",)
     )
@@ -150,7 +150,7 @@ def read_memory_errors(answers: Answers) -> int | None:
 
 
 def is_idle(reasons: int | None) -> bool | None:
-    """Whether clocks are low because nothing runs."""
+    """True where clocks are low because nothing runs."""
     return bool(reasons & _IDLE) if reasons is not None else None
 
 
@@ -220,7 +220,7 @@ def _fabric(answers: Answers) -> Fabric | None:
 
 
 def read_processes(answers: Answers) -> tuple[GpuProcess, ...] | None:
-    """Who has a context on the GPU, each process once, though it may compute and draw and run under MPS."""
+    """The processes with a context on the GPU, each once, though it may compute, draw and run under MPS."""
     computing = answers.ask("processes", "nvmlDeviceGetComputeRunningProcesses")
     if computing is None:
         return None
@@ -241,7 +241,7 @@ def _process_name(library: Any, pid: int) -> str | None:
 
 
 def read_pairs(library: Any, handles: Mapping[int, object]) -> tuple[PairFacts, ...]:
-    """What NVML says of every ordered pair of GPUs, by their indices."""
+    """NVML's facts of every ordered pair of GPUs, by their indices."""
     paths: dict[frozenset[int], str | None] = {}
     pairs = []
     for source, destination in permutations(handles, 2):

@@ -1,4 +1,4 @@
-"""What NVML counts on the NVLinks and the PCIe link of each GPU: the proof of which way the bytes of a copy went."""
+"""NVML's byte counters of the NVLinks and the PCIe link of each GPU: the proof of which way a copy went."""
 
 from collections.abc import Sequence
 
@@ -33,7 +33,7 @@ class NvmlCounters:
         self._gpus = [self._find(each) for each in bus_ids]
 
     def read(self, gpu: int) -> LinkBytes:
-        """What the GPU at that position has counted until now; it takes half a millisecond."""
+        """The counters of the GPU at that position; a reading takes half a millisecond."""
         answers = self._gpus[gpu]
         if answers is None:
             return LinkBytes()
@@ -45,7 +45,7 @@ class NvmlCounters:
         return LinkBytes(sent, received, pcie_sent, pcie_received)
 
     def close(self) -> None:
-        """Let go of NVML; nothing is counted from then on."""
+        """Shut NVML down; nothing is counted from then on."""
         if self._library is not None:
             self._library.nvmlShutdown()
         self._library, self._gpus = None, [None] * len(self._gpus)

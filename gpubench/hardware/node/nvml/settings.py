@@ -1,4 +1,4 @@
-"""What NVML tells of the driver's settings: confidential computing, and NVLinks held below what they can do.
+"""The driver's settings that NVML has: confidential computing, and NVLinks held below their full bandwidth.
 
 Not seen on hardware that has either: written after nvml.h, and checked with a stand-in for NVML.
 """
