@@ -5,8 +5,8 @@ import pytest
 
 from gpubench.collectives.registry import COLLECTIVES
 from gpubench.errors import UsageError
-from gpubench.model.profiles.profile import BUSBW, TIME, ExpectedKind, Profile
-from gpubench.model.profiles.rules import COPY_QUANTITIES, LARGE_BYTES, SHARE_QUANTITIES, ceiling_gb_s
+from gpubench.model.profiles.profile import BUSBW, LARGE_BYTES, TIME, ExpectedKind, Profile
+from gpubench.model.profiles.rules import COPY_QUANTITIES, SHARE_QUANTITIES, ceiling_gb_s
 from gpubench.profiles import files as profiles
 from gpubench.profiles import matching
 

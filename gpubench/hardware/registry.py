@@ -94,11 +94,7 @@ BACKENDS = (
 
 
 def backend_named(name: str) -> BackendKind:
-    """The backend of that name.
-
-    Raises:
-        UsageError: there is none.
-    """
+    """The backend of that name; UsageError where there is none."""
     for each in BACKENDS:
         if each.name == name:
             return each

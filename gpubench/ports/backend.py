@@ -15,20 +15,16 @@ class Backend(BufferSource, LaunchTimer, Protocol):
     @property
     def name(self) -> str:
         """Its word on the command line and in rows."""
-        ...
 
     @property
     def calls(self) -> CollectiveCalls:
         """The library's collectives."""
-        ...
 
     def libraries(self) -> Mapping[str, str]:
         """Versions and files of the libraries that do the work, by name, for the metadata."""
-        ...
 
     def close(self) -> None:
         """Give back memory and communicators."""
-        ...
 
 
 class MultiGroupBackend(Backend, Protocol):
@@ -36,12 +32,9 @@ class MultiGroupBackend(Backend, Protocol):
 
     def open(self, group: Group) -> CollectiveCalls:
         """The collectives of a new communicator of these ranks, all of which call this."""
-        ...
 
     def drop(self, calls: CollectiveCalls) -> None:
         """Give up a communicator that `open` made, whatever state it is in."""
-        ...
 
     def in_order(self, launches: Sequence[Launch]) -> Launch:
         """One operation made of several, each of which begins when the one before it is done."""
-        ...

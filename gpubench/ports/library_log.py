@@ -9,21 +9,16 @@ class LibraryLog(Protocol):
     @property
     def silence(self) -> str:
         """The reason why no line can be read; empty while one may come."""
-        ...
 
     @property
     def no_tuning(self) -> str:
         """The reason for which its lines name no algorithm; empty where they do."""
-        ...
 
     def appeared(self) -> bool:
         """True where lines can be read, once the library has been called; `silence` has the reason where not."""
-        ...
 
     def lines(self) -> list[bytes]:
         """The whole lines since the last call."""
-        ...
 
     def switch_off(self) -> None:
         """End the reading: the library logs as the user set it."""
-        ...

@@ -22,4 +22,3 @@ class LinkCounters(Protocol):
 
     def read(self, gpu: int) -> LinkBytes:
         """The counters of the GPU at that position."""
-        ...

@@ -12,16 +12,12 @@ class Listener(Protocol[RowT]):
 
     def begin(self, metadata: Metadata) -> None:
         """The run is set up; rows follow."""
-        ...
 
     def progress(self, done: int, total: int, label: str) -> None:
         """`done` of `total` rows are measured and `label` is next."""
-        ...
 
     def row(self, row: RowT) -> None:
         """One more row is measured."""
-        ...
 
     def end(self, report: Report) -> None:
         """All rows were measured."""
-        ...

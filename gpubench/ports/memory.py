@@ -15,23 +15,18 @@ class Memory(Protocol):
     @property
     def size_bytes(self) -> int:
         """Bytes that were asked for."""
-        ...
 
     def array(self, offset_bytes: int, count: int, dtype: str) -> Array:
         """`count` elements of a NumPy `dtype` from `offset_bytes` on, as a writable view."""
-        ...
 
     def fill_sent(self, data: DataPattern, block: Block, rank: int) -> None:
         """Write what `rank` sends into a block."""
-        ...
 
     def fill_byte(self, size_bytes: int, value: int) -> None:
         """Set the first `size_bytes` bytes to a value."""
-        ...
 
     def count_wrong(self, data: DataPattern, blocks: Sequence[tuple[Block, int | None]]) -> int:
         """Elements that differ from what their block must hold: what that rank sent, or, with None, the reduction."""
-        ...
 
 
 class BufferSource(Protocol):
@@ -40,15 +35,12 @@ class BufferSource(Protocol):
     @property
     def buffers(self) -> int:
         """Buffers of the largest size that a sweep holds at once, the backend's own working space included."""
-        ...
 
     def free_bytes(self) -> int:
         """Memory this rank can still take for buffers."""
-        ...
 
     def allocate(self, size_bytes: int) -> Memory:
         """A plain allocation of that size, kept until the backend is closed."""
-        ...
 
 
 class Allocator(StrEnum):

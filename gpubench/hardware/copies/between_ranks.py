@@ -85,11 +85,7 @@ class CudaRankCopies:
         return self._opened.libraries() | ({"NCCL": self._network.described} if self._network else {})
 
     def allocate(self, size_bytes: int) -> Memory:
-        """A plain allocation on this rank's GPU, kept until `close`.
-
-        Raises:
-            CouldNotMeasureError: there is not so much left.
-        """
+        """A plain allocation on this rank's GPU, kept until `close`."""
         with cuda_errors(f"allocating {format_size(size_bytes)} on {self._device.name}"):
             self._runtime.setDevice(self._device.index)
             address = self._runtime.malloc(-(-size_bytes // _BLOCK_BYTES) * _BLOCK_BYTES)
@@ -97,21 +93,13 @@ class CudaRankCopies:
         return self._memories[-1]
 
     def export(self, memory: Memory) -> bytes:
-        """The CUDA IPC handle of a memory that `allocate` returned.
-
-        Raises:
-            CouldNotMeasureError: CUDA refuses.
-        """
+        """The CUDA IPC handle of a memory that `allocate` returned."""
         with _sharing("sharing memory through CUDA IPC"):
             handle: bytes = self._runtime.ipcGetMemHandle(cast("GpuMemory", memory).address)
         return handle
 
     def copy(self, own: Memory, other: bytes, direction: Direction, size_bytes: int, repeats: int) -> float:
-        """Seconds of so many copies by this rank's copy engine, issued before the first of them starts.
-
-        Raises:
-            CouldNotMeasureError: the memory cannot be opened here, or a copy fails.
-        """
+        """Seconds of so many copies by this rank's copy engine, issued before the first of them starts."""
         self._runtime.setDevice(self._device.index)
         theirs, mine = self._address(other), cast("GpuMemory", own).address
         to, origin = (theirs, mine) if direction is Direction.WRITE else (mine, theirs)
@@ -124,9 +112,6 @@ class CudaRankCopies:
         """Seconds in which NCCL sent `own` to a rank so often, or received it.
 
         Nothing waits behind the gate: NCCL's own threads, and the other rank, may need what would wait there.
-
-        Raises:
-            CouldNotMeasureError: NCCL fails.
         """
         if self._network is None:
             raise CouldNotMeasureError("NCCL was not started: all ranks are on one node")

@@ -14,18 +14,8 @@ _VECTOR_BYTES = 16
 """Threads a block, and bytes that each of them moves at once: as in nvbandwidth's kernel, with a block an SM."""
 
 _STICKY = (
-    "IllegalAddress",
-    "IllegalInstruction",
-    "MisalignedAddress",
-    "InvalidAddressSpace",
-    "InvalidPc",
-    "LaunchFailure",
-    "LaunchFailed",
-    "LaunchTimeout",
-    "HardwareStackError",
-    "Assert",
-    "EccUncorrectable",
-    "NvlinkUncorrectable",
+    *("IllegalAddress", "IllegalInstruction", "MisalignedAddress", "InvalidAddressSpace", "InvalidPc", "LaunchFailure"),
+    *("LaunchFailed", "LaunchTimeout", "HardwareStackError", "Assert", "EccUncorrectable", "NvlinkUncorrectable"),
     "Contained",
 )
 """Errors after which a process has to be started anew (cudaError_t in CUDA's driver_types.h; CUresult has the same)."""
@@ -99,8 +89,7 @@ class CopyDevice:
     def settled(self) -> Iterator[None]:
         """Make the device and its stream current, and wait for what was enqueued: copies use other streams.
 
-        Raises:
-            CouldNotMeasureError: CUDA fails.
+        Raises CouldNotMeasureError where CUDA fails.
         """
         with cuda_errors(f"filling or checking memory of {self.name}"):
             self._runtime.setDevice(self.index)

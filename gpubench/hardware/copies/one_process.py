@@ -19,7 +19,7 @@ from gpubench.hardware.timing.clock import no_garbage_collection
 from gpubench.model.facts.snapshot import bus_id
 from gpubench.model.terms.copies import CopyGpu, Engine, HostMemory, Place
 from gpubench.model.terms.units import format_size
-from gpubench.ports.copy_stream import CopyStream
+from gpubench.ports.copies import CopyStream
 from gpubench.ports.memory import Memory, Region
 
 _STAGED_PLACES = 4
@@ -71,9 +71,6 @@ class CudaCopies:
 
         Copy engines then copy directly between the two in both directions, whichever GPU issues it (seen on H200);
         SMs only those of this one GPU.
-
-        Raises:
-            CouldNotMeasureError: CUDA refuses.
         """
         if (source, destination) in self._enabled:
             return
@@ -87,11 +84,7 @@ class CudaCopies:
         self._enabled.add((source, destination))
 
     def allocate(self, place: Place, size_bytes: int) -> Memory:
-        """A plain allocation of a GPU or of the host, kept until `close`.
-
-        Raises:
-            CouldNotMeasureError: there is not so much left, or the GPU cannot be used.
-        """
+        """A plain allocation of a GPU or of the host, kept until `close`."""
         if isinstance(place, HostMemory):
             self._memories.append(self._allocate_host(place, size_bytes))
         else:
@@ -103,9 +96,6 @@ class CudaCopies:
 
         The start waits until all copies, but no more than a stream holds, are enqueued. To and from pageable memory
         the host itself copies, one stream after another, from the time that it begins to.
-
-        Raises:
-            CouldNotMeasureError: a copy fails, or a kernel is to copy what its GPU cannot address.
         """
         with cuda_errors(self._describe(streams)):
             work = self._bind(streams)
@@ -253,9 +243,7 @@ def open_copies(driver: Driver, device_names: Mapping[str, str] = MappingProxyTy
     """The GPUs of this process, named in matrices by `device_names` (bus id as sysfs spells it → name), else by CUDA.
 
     A GPU that CUDA does not give to this process raises when memory of it is asked for.
-
-    Raises:
-        CouldNotMeasureError: no driver, no usable GPU, no CuPy, one of another CUDA, or one without NVRTC.
+    Raises CouldNotMeasureError for no driver, no usable GPU, no CuPy, one of another CUDA, or one without NVRTC.
     """
     return CudaCopies(load_cupy(driver), driver, device_names)
 

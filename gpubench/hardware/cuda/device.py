@@ -98,11 +98,7 @@ def check_installed(driver: Driver) -> None:
 
 
 def load_cupy(driver: Driver) -> Any:
-    """CuPy, once it is known to fit the driver.
-
-    Raises:
-        CouldNotMeasureError: no driver, no CuPy, or one of another CUDA.
-    """
+    """CuPy, once it is known to fit the driver; CouldNotMeasureError for no driver, no CuPy, or one of another CUDA."""
     check_installed(driver)
     try:
         import cupy

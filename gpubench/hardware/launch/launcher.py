@@ -65,8 +65,7 @@ class Launcher:
 def find_launcher(search_path: str | None = None) -> Launcher:
     """The mpirun beside this Python, which belongs to an MPI wheel in the same environment, else the first on PATH.
 
-    Raises:
-        CouldNotMeasureError: there is none, or it does not say what it is.
+    Raises CouldNotMeasureError where there is none, or it does not say what it is.
     """
     beside = Path(sysconfig.get_path("scripts")) / "mpirun"
     path = str(beside) if os.access(beside, os.X_OK) else shutil.which("mpirun", path=search_path)

@@ -85,8 +85,7 @@ class MpiGroup:
 def start(launched_by: LaunchedBy) -> MpiGroup:
     """Initialise MPI and return the group of the whole job.
 
-    Raises:
-        CouldNotMeasureError: no MPI library, or a launcher whose processes do not form one job.
+    Raises CouldNotMeasureError for no MPI library, or a launcher whose processes do not form one job.
     """
     import mpi4py
 

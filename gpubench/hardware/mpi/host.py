@@ -10,7 +10,7 @@ from gpubench.errors import UsageError
 from gpubench.hardware.mpi import group as mpi
 from gpubench.hardware.process import free_memory as host_memory
 from gpubench.hardware.timing.clock import no_garbage_collection
-from gpubench.hardware.timing.loops import HostClockedLaunch, in_groups, in_order
+from gpubench.hardware.timing.loops import HostClockedLaunch, in_order
 from gpubench.hardware.timing.pace import Pace
 from gpubench.model.terms.data_pattern import Block, DataPattern
 from gpubench.model.terms.operation import DataType, ReduceOp
@@ -90,6 +90,7 @@ class HostBackend:
     """Collectives over an MPI communicator."""
 
     name = "host"
+    buffers = 3  # Open MPI and MPICH reduce through working space of up to the size of the message
 
     def __init__(
         self,
@@ -100,8 +101,6 @@ class HostBackend:
     ) -> None:
         self.calls = HostCalls(group.communicator, most_elements)
         self._most_elements = most_elements
-        # Open MPI and MPICH reduce through working space of up to the size of the message.
-        self.buffers = 3
         self._ranks_on_node = ranks_on_node
         self._progress = progress
         self._pace = Pace(_SECONDS_BETWEEN_REPORTS)
@@ -132,16 +131,12 @@ class HostBackend:
         return NumpyMemory(size_bytes, self._progress)
 
     def bind(self, launches: Sequence[Launch], graph_replays: int) -> Launch:
-        """All launches in order; there are no graphs on a CPU.
-
-        Raises:
-            UsageError: replays are asked for.
-        """
+        """All launches in order; UsageError where replays are asked for: there are no graphs on a CPU."""
         if graph_replays:
             raise UsageError("--graph needs GPUs: the host backend has no CUDA graphs", next_step="leave --graph out")
 
         groups = self._pace.groups(launches)
-        return in_order(launches) if len(groups) == 1 else partial(in_groups, launches, groups, self._progress)
+        return in_order(launches) if len(groups) == 1 else HostClockedLaunch(launches, groups, self._progress)
 
     def in_batches(self, launches: Sequence[Launch], operations: int) -> BatchedLaunch:
         """All launches in order, with a look at the clock after each so many of them."""
@@ -235,15 +230,11 @@ class HostCalls:
         divide = self._divide(receive, count, dtype, op)
         if count * self._ranks > self._most_elements:
             return in_order([*self._reduce_blocks(send, receive, count, dtype, op), *divide])
-        in_place = send.memory is receive.memory
-        if not in_place:
-            given, taken = (
-                self._typed(send, slice(0, count * self._ranks), dtype),
-                self._typed(receive, slice(0, count), dtype),
-            )
-            return in_order([partial(self._communicator.Reduce_scatter_block, given, taken, self._ops[op]), *divide])
-        # MPI leaves the in-place result in the first block, NCCL in the rank's own.
         whole = self._typed(send, slice(0, count * self._ranks), dtype)
+        if send.memory is not receive.memory:
+            taken = self._typed(receive, slice(0, count), dtype)
+            return in_order([partial(self._communicator.Reduce_scatter_block, whole, taken, self._ops[op]), *divide])
+        # MPI leaves the in-place result in the first block, NCCL in the rank's own.
         reduce = partial(self._communicator.Reduce_scatter_block, self._mpi.IN_PLACE, whole, self._ops[op])
         return in_order([reduce, self._copy(send, receive, count, dtype), *divide])
 
@@ -292,15 +283,10 @@ class HostCalls:
         self, send: Region, destination: int, receive: Region, source: int, count: int, dtype: DataType
     ) -> Launch:
         """Both at once: `MPI_Sendrecv` for every piece."""
+        send_and_receive = partial(self._communicator.Sendrecv, dest=destination, source=source)
         return in_order(
             [
-                partial(
-                    self._communicator.Sendrecv,
-                    self._bytes(send, piece),
-                    destination,
-                    recvbuf=self._bytes(receive, piece),
-                    source=source,
-                )
+                partial(send_and_receive, self._bytes(send, piece), recvbuf=self._bytes(receive, piece))
                 for piece in self._pieces(count * dtype.size_bytes)
             ]
         )

@@ -68,8 +68,7 @@ class NcclLibrary:
     def allocate(self, size_bytes: int) -> int:
         """The address of memory that NCCL allocated, as nccl-tests has it do.
 
-        Raises:
-            UsageError: this NCCL has no allocator (2.19 is the first that does).
+        Raises UsageError where this NCCL has no allocator (2.19 is the first that does).
         """
         if not self.has("ncclMemAlloc"):
             raise errors.no_nccl_allocator(self.version)

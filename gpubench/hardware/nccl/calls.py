@@ -16,15 +16,12 @@ class CallableLibrary(Protocol):
     @property
     def nccl(self) -> Any:
         """`cupy.cuda.nccl`."""
-        ...
 
     def has(self, name: str) -> bool:
         """True where this version has a function of that C name."""
-        ...
 
     def address(self, name: str) -> int:
         """The address of a function by its C name."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

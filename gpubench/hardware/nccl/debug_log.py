@@ -12,7 +12,6 @@ import threading
 from collections.abc import Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Protocol, Self
 
 from gpubench.hardware.mpi.group import host_name
@@ -32,11 +31,9 @@ class ResettableLog(Protocol):
     @property
     def can_reset_log(self) -> bool:
         """True where NCCL can read its variables again: since 2.24.3."""
-        ...
 
     def reset_log(self) -> None:
         """Make it read them again, at its next line at the latest."""
-        ...
 
 
 class NcclLog:
@@ -82,9 +79,7 @@ class NcclLog:
                 self._forwarder = _Forwarder(self._descriptor, self._stdout)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         """Restore log and environment, and give the user the lines that were withheld from him."""
         self.switch_off()
         self.lines()

@@ -58,11 +58,7 @@ def version_text(encoded: int) -> str:
 
 
 def load_cuda() -> Any:
-    """The CUDA driver library.
-
-    Raises:
-        CudaUnavailableError: this host has none.
-    """
+    """The CUDA driver library; CudaUnavailableError where this host has none."""
     try:
         return ctypes.CDLL(_LIBRARY)
     except OSError as error:
@@ -72,8 +68,7 @@ def load_cuda() -> Any:
 def read_cuda(library: Any, visible_devices: str | None = None) -> CudaFacts:
     """The GPUs that CUDA shows and who can reach whom. `library` is libcuda, or what stands in for it.
 
-    Raises:
-        CudaUnavailableError: it does not start, or does not tell its GPUs.
+    Raises CudaUnavailableError where it does not start, or does not tell its GPUs.
     """
     _check(library, "cuInit", 0)
     devices = [_integer(library, "cuDeviceGet", ordinal) for ordinal in range(_integer(library, "cuDeviceGetCount"))]

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Self, TypeVar
 
 from gpubench.errors import CouldNotMeasureError, GpubenchError, UsageError
@@ -74,10 +73,8 @@ class Probe:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._stages.__exit__(kind, value, traceback)
+    def __exit__(self, *_error: object) -> None:
+        self._stages.__exit__()
 
     def snapshot(self, timeout_s: float) -> Snapshot:
         """This node; what has not answered, and does not within the time from now on, is in its `failures`."""
@@ -115,11 +112,7 @@ def _understood(
 
 
 def read_stage(stage: str, root: Path, environment: Mapping[str, str]) -> SysfsFacts | NvmlFacts | CudaFacts:
-    """The facts that a child reads.
-
-    Raises:
-        CouldNotMeasureError: the source is there and does not answer.
-    """
+    """The facts that a child reads; CouldNotMeasureError where the source is there and does not answer."""
     if stage == SYSFS:
         return read_sysfs(root)
     if stage == NVML:

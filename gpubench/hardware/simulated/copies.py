@@ -19,7 +19,7 @@ from gpubench.model.terms.copies import CopyGpu, Engine, HostMemory, Place
 from gpubench.model.terms.data_pattern import Block, DataPattern
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND
 from gpubench.ports.arrays import Array
-from gpubench.ports.copy_stream import CopyStream
+from gpubench.ports.copies import CopyStream
 from gpubench.ports.link_counters import LinkBytes
 from gpubench.ports.memory import Memory, Region
 

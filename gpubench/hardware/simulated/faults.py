@@ -36,9 +36,7 @@ def apply_faults(node: Snapshot, faults: Iterable[Fault]) -> Snapshot:
     """The node with these faults, all of which are its own.
 
     Indices are those of the healthy node; a missing GPU makes those after it count down, as the driver would.
-
-    Raises:
-        UsageError: a GPU, NIC or link that the node does not have, or a value above what it has.
+    Raises UsageError for a GPU, NIC or link that the node does not have, or a value above what it has.
     """
     faults = tuple(faults)
     pairs = {(pair.source, pair.destination): pair for pair in node.pairs}

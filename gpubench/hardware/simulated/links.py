@@ -49,9 +49,7 @@ def node_links(profile: Profile, faults: Sequence[Fault]) -> NodeLinks:
 
     A refusal of peer access (NVML's or CUDA's, and so MIG and a fabric that is not ready), staged=yes and a GPU without
     any NVLink left make copies host-staged: NCCL and MPI go through host memory then.
-
-    Raises:
-        UsageError: a GPU or NIC that the node does not have.
+    Raises UsageError for a GPU or NIC that the node does not have.
     """
     on_gpus = [fault for fault in faults if fault.subject in (Subject.GPU, Subject.LINK)]
     on_nics = [fault for fault in faults if fault.subject is Subject.NIC]

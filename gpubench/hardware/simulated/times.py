@@ -54,9 +54,7 @@ class CollectiveTimes:
     """Times of collectives on a simulated machine; equal arguments give equal times.
 
     `noise` is the spread of a row's time, as a part of it; else that which real machines have at its size.
-
-    Raises:
-        UsageError: a fault on something that the machine does not have.
+    Raises UsageError for a fault on something that the machine does not have.
     """
 
     def __init__(

@@ -20,15 +20,6 @@ def in_order(launches: Sequence[Launch]) -> Launch:
     return launch_all
 
 
-def in_groups(launches: Sequence[Launch], groups: Sequence[int], progress: Progress) -> None:
-    """Make the launches, and report each group."""
-    rest = iter(launches)
-    for count in groups:
-        for launch in islice(rest, count):
-            launch()
-        progress.completed(count)
-
-
 class HostClockedLaunch:
     """Launches in groups of so many, which knows how long each group took."""
 

@@ -236,11 +236,7 @@ class Watchdog:
         return ""
 
     def _wait(self, seconds: float, *, until_answer: bool = False) -> None:
-        """Take messages of the rank and the other watchdogs for so long.
-
-        Raises:
-            RankIsGoneError: the rank ended.
-        """
+        """Take messages of the rank and the other watchdogs for so long; RankIsGoneError where the rank ended."""
         deadline = self._clock() + seconds
         while (left := deadline - self._clock()) > 0:
             every = [peers for peers in (self._local, self._peers) if peers is not None]

@@ -5,6 +5,11 @@ from dataclasses import dataclass, field
 
 from gpubench.model.facts.snapshot import GpuProcess
 
+THROTTLE_REASONS = (
+    *("sw_power_cap", "hw_slowdown", "sync_boost", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake"),
+)
+"""The reasons for which a GPU's clocks are held down, in the order of their bits in NVML, 0x04 to 0x80."""
+
 LEAST_CLOCK_SHARE = 0.9
 """Of the highest clock: a GPU at work below that is worth naming."""
 

@@ -8,12 +8,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gpubench.model.paths.p2p import FAILED_SHARE, LIMIT_FAIL_SHARE, NEAR_SHARE, SLOW_SHARE, usual
-from gpubench.model.profiles.profile import BUSBW, SHARE, TIME, Expected, ExpectedKind, Profile
+from gpubench.model.profiles.profile import BUSBW, LARGE_BYTES, SHARE, TIME, Expected, ExpectedKind, Profile
 from gpubench.model.results.report import CollectiveRow
 from gpubench.model.terms.verdict import Verdict
-
-LARGE_BYTES = 64 * 2**20
-"""From this size on a collective is judged by its bandwidth, below by its time."""
 
 LATE_TIMES = 2.0
 """Of the time that a small operation takes on healthy machines: host-staged ones take 2.1 times as long on 8 H200, and
@@ -58,12 +55,9 @@ def of_collective(profile: Profile | None, row: CollectiveRow) -> Expectation | 
     gpus = row.ranks // row.nodes
     if profile.match.generic is not None:
         share = profile.typical(f"{row.collective}.busbw{SHARE}")
-        known = share is not None and row.limit_gb_s is not None and row.nodes == 1 and row.size_bytes >= LARGE_BYTES
-        return (
-            Expectation((share or 0) * (row.limit_gb_s or 0), firm=False, whose=f"{share:.0%} of the limit")
-            if known
-            else None
-        )
+        if share is None or row.limit_gb_s is None or row.nodes > 1 or row.size_bytes < LARGE_BYTES:
+            return None
+        return Expectation(share * row.limit_gb_s, firm=False, whose=f"{share:.0%} of the limit")
     quantity = BUSBW if row.size_bytes >= LARGE_BYTES else TIME
     found = [
         each

@@ -17,6 +17,9 @@ TIME = "time_us"
 BUSBW = "busbw_gb_s"
 P2P_OK = "OK"
 
+LARGE_BYTES = 64 * 2**20
+"""From this size on a collective is judged by its bandwidth, below by its time."""
+
 
 class ExpectedKind(StrEnum):
     """The origin of an expected value. A threshold is a floor that somebody set, no figure that was seen."""

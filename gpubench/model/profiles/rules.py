@@ -7,6 +7,7 @@ from gpubench.errors import UsageError
 from gpubench.model.facts.snapshot import NvlinkPeer
 from gpubench.model.profiles.profile import (
     BUSBW,
+    LARGE_BYTES,
     NO_GPU,
     P2P_OK,
     PROFILE_SCHEMA,
@@ -45,9 +46,6 @@ SHARE_QUANTITIES = (
 
 LEAST_SHARE = 0.4
 """Of what the links carry: a floor below it fails nobody, for host-staged transfers on PCIe reach 43 %."""
-
-LARGE_BYTES = 64 * 2**20
-"""From this size on latency takes a small share of a collective's time."""
 
 MOST_LATENCY_US = 1000.0
 """Of one small copy: host-staged ones take 20 µs, so more than this is another unit."""

@@ -10,11 +10,9 @@ class Progress(Protocol):
 
     def enter(self, phase: Phase, label: str = "", operations: int = 0) -> None:
         """Begin another phase, with a label for messages, of so many operations where that is known."""
-        ...
 
     def completed(self, operations: int = 1) -> None:
         """Report so many more completed operations of this phase."""
-        ...
 
 
 class Unwatched:

@@ -45,11 +45,7 @@ def check_split(text: str) -> None:
 
 
 def groups_of(text: str, identities: Sequence[RankIdentity]) -> tuple[RankGroup, ...]:
-    """The groups that a split makes of ranks, by their first rank.
-
-    Raises:
-        UsageError: a rank would be alone.
-    """
+    """The groups that a split makes of ranks, by their first rank; UsageError where a rank would be alone."""
     key = _KEYS.get(text) or (lambda rank: (rank.rank // int(text), ""))
     members: dict[int, list[RankIdentity]] = {}
     for identity in identities:

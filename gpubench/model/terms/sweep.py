@@ -32,9 +32,7 @@ def parse_sizes(text: str) -> tuple[int, ...]:
 
     A range visits FROM and then every further size up to TO, as nccl-tests' -b, -e, -f and -i do; TO itself is visited
     when a step lands on it. A list keeps its order.
-
-    Raises:
-        UsageError: no size, a size of zero, a reversed range, a factor of one or less, or more than 10,000 sizes.
+    Raises UsageError for no size, a size of zero, a reversed range, a factor of one or less, or more than 10,000 sizes.
     """
     with advising(next_step="--sizes 1K:64M"):
         if not text.strip():

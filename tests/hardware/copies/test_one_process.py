@@ -23,8 +23,7 @@ from gpubench.hardware.process import free_memory as host_memory
 from gpubench.model.terms.copies import Engine, HostMemory, Place
 from gpubench.model.terms.data_pattern import POISON, Block, DataPattern
 from gpubench.model.terms.operation import DataType
-from gpubench.ports.copies import Copies
-from gpubench.ports.copy_stream import CopyStream
+from gpubench.ports.copies import Copies, CopyStream
 from gpubench.ports.link_counters import LinkBytes, LinkCounters
 from gpubench.ports.memory import Memory, Region
 from tests.examples import examples

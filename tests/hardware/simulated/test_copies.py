@@ -8,7 +8,7 @@ from gpubench.model.profiles.fault import parse_fault
 from gpubench.model.terms.copies import Engine, HostMemory, Place
 from gpubench.model.terms.data_pattern import Block, DataPattern
 from gpubench.model.terms.operation import DataType
-from gpubench.ports.copy_stream import CopyStream
+from gpubench.ports.copies import CopyStream
 from gpubench.ports.link_counters import LinkBytes
 from gpubench.ports.memory import Region
 from tests.fakes.copies import FakeCopies

@@ -13,6 +13,7 @@ from gpubench.hardware.node.nvml.answers import Answers, text
 from gpubench.hardware.node.nvml.nvlink import read_nvlinks
 from gpubench.hardware.node.nvml.settings import read_settings
 from gpubench.model.facts.driver_settings import DriverSettings
+from gpubench.model.facts.gpu_condition import THROTTLE_REASONS
 from gpubench.model.facts.snapshot import (
     DriverFacts,
     Fabric,
@@ -28,14 +29,7 @@ _MEMORY_VERSION = 0x02000028
 """nvmlMemory_v2: it counts what the driver keeps for itself as reserved and not as used, as nvidia-smi does."""
 
 _IDLE = 0x1
-_THROTTLE_REASONS = {
-    0x04: "sw_power_cap",
-    0x08: "hw_slowdown",
-    0x10: "sync_boost",
-    0x20: "sw_thermal_slowdown",
-    0x40: "hw_thermal_slowdown",
-    0x80: "hw_power_brake",
-}
+_THROTTLE_REASONS = {0x04 << position: word for position, word in enumerate(THROTTLE_REASONS)}
 """nvmlClocksEventReason* in nvml.h. Left out: idle, and clocks that an application or a display asked for."""
 
 _UNCORRECTED, _VOLATILE = 1, 0

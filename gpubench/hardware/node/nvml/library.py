@@ -65,8 +65,7 @@ def read_driver(environment: Mapping[str, str]) -> Driver:
 def read_nvml() -> NvmlFacts:
     """Driver, GPUs and pairs; a host without a driver has none, and says so in `driver.absent`.
 
-    Raises:
-        CouldNotMeasureError: there is a driver and it does not answer, or not this library.
+    Raises CouldNotMeasureError where there is a driver and it does not answer, or not this library.
     """
     import pynvml
 
