@@ -82,9 +82,7 @@ def advising(*, reason: str = "", next_step: str = "") -> Iterator[None]:
 def invalid_choice(option: str, value: str, choices: Sequence[str]) -> UsageError:
     """`value` is not one of the words that `option` takes."""
     return UsageError(
-        f"{option} {value!r} is not known",
-        expected=f"one of {', '.join(choices)}",
-        next_step=f"{option} {choices[0]}",
+        f"{option} {value!r} is not known", expected=f"one of {', '.join(choices)}", next_step=f"{option} {choices[0]}"
     )
 
 

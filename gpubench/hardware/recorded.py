@@ -79,16 +79,12 @@ def write_nccl_logs(directory: Path, texts: Sequence[bytes]) -> None:
             (directory / _LOGS / f"rank{rank}.log").write_bytes(text)
 
 
+@advising(reason=_REASON, next_step=_ADVICE)
 def read_recording(directory: Path, host: str | None = None) -> tuple[list[Snapshot], list[RankFacts]]:
     """Nodes and ranks of a recording, in the order of the hosts' names; with `host`, of that host alone.
 
     Raises UsageError for no such folder, no recording in it, a file that cannot be read, or a host that is not in it.
     """
-    with advising(reason=_REASON, next_step=_ADVICE):
-        return _read_recording(directory, host)
-
-
-def _read_recording(directory: Path, host: str | None) -> tuple[list[Snapshot], list[RankFacts]]:
     paths = sorted((directory / _NODES).glob("*.json"), key=lambda path: _natural(path.stem))
     if not paths:
         raise UsageError(

@@ -41,11 +41,7 @@ def match_any(
 
 
 def match(
-    gpu_names: Sequence[str],
-    count: int,
-    *,
-    switched: bool | None = None,
-    among: Sequence[Profile] | None = None,
+    gpu_names: Sequence[str], count: int, *, switched: bool | None = None, among: Sequence[Profile] | None = None
 ) -> ProfileMatch | None:
     """The profile for `count` visible GPUs of these NVML names, None where there is none; `among` these, or ours.
 

@@ -67,10 +67,7 @@ def read_nics(root: Path) -> tuple[NicFacts, ...]:
 def nic_devices(root: Path) -> tuple[Path, ...]:
     """The sysfs paths that lead to the devices of the NICs."""
     rdma, net = root / "sys/class/infiniband", root / "sys/class/net"
-    return (
-        *(rdma / name for name in names_in(rdma)),
-        *(each.folder / "device" for each in _interfaces(net)),
-    )
+    return (*(rdma / name for name in names_in(rdma)), *(each.folder / "device" for each in _interfaces(net)))
 
 
 def _interfaces(folder: Path) -> list[_Interface]:

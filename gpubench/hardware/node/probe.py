@@ -42,7 +42,8 @@ def probe(
     `environment` is that of the user's processes, which decides what CUDA shows. `stages` are the command lines of the
     children, by name; `root` is where sysfs and procfs are found.
     """
-    return _put_together(run_stages(stages or stage_commands(root), with_package(environment), timeout_s))
+    with Probe(environment, stages or stage_commands(root)) as started:
+        return started.snapshot(timeout_s)
 
 
 def watch_errors(

@@ -49,8 +49,5 @@ def _read(environment: Mapping[str, str], loaded: Mapping[str, str], root: Path)
         loadable = {name: path for name, path in loadable.items() if path is not None}
         unknown = {**unknown, "loadable": "no folder of the dynamic loader's can be seen"}
     return UserFiles(
-        nccl_files=nccl_files,
-        topology_file=read_topology_file(settings, root),
-        loadable=loadable,
-        unknown=unknown,
+        nccl_files=nccl_files, topology_file=read_topology_file(settings, root), loadable=loadable, unknown=unknown
     )

@@ -67,7 +67,7 @@ def check_profile(profile: Profile, where: str) -> None:
         _check_gpus(profile, where)
     elif profile.match.generic is not Generic.HOST:
         raise UsageError(f"{where} has no [gpu]", expected='one, or match.generic = "host"')
-    _check_node(profile, where)
+    _check_counts({"node.sockets": profile.node.sockets, "node.cpus": profile.node.cpus}, where)
     _check_nvlink(profile, where)
     _check_places(profile, where)
     for number, expected in enumerate(profile.expected):
@@ -110,10 +110,6 @@ def _busbw_ceiling(profile: Profile, gpus: int, nodes: int, *, nvls: bool) -> fl
         return inside
     nics_gb_s = sum(nic.rate_gbit_s or 0.0 for nic in profile.nic) / _BITS_PER_BYTE
     return min(inside, nics_gb_s / gpus * (ranks - 1) / (nodes - 1))
-
-
-def _check_node(profile: Profile, where: str) -> None:
-    _check_counts({"node.sockets": profile.node.sockets, "node.cpus": profile.node.cpus}, where)
 
 
 def _check_counts(counts: Mapping[str, int], where: str) -> None:

@@ -106,10 +106,7 @@ def split_by_memory(
     """
     fitting = tuple(size for size in sizes if size * buffers <= free_bytes)
     dropped = tuple(
-        DroppedSize(
-            size,
-            f"{buffers} buffers of that size do not fit; {where} can take {format_memory(free_bytes)}",
-        )
+        DroppedSize(size, f"{buffers} buffers of that size do not fit; {where} can take {format_memory(free_bytes)}")
         for size in sizes
         if size * buffers > free_bytes
     )
