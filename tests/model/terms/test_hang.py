@@ -152,3 +152,26 @@ def test_of_ranks_that_were_lost_the_first_counts_but_one_that_was_asked_to_end_
 def test_states_travel(phase: Phase, label: str, done: int, idle: float, process: str) -> None:
     sent = state(3, phase=phase, label=label, done=done, idle_seconds=idle, process=process)
     assert RankState.from_record(sent.to_record()) == sent
+
+
+def test_eight_ranks_and_eight_situations_are_all_named() -> None:
+    behind = [state(rank, done=11) for rank in range(8)]
+    said = str(hang_error([*behind, *[state(rank) for rank in range(8, 16)]], {}, 60))
+    assert said.count("missing:") == 8
+    assert "and ranks" not in said
+    assert "  arrived:  rank 8 on n4" in said
+    assert "groups more" not in str(hang_error([state(rank, label=f"row {rank}") for rank in range(8)], {}, 60))
+    assert "and 22 groups more" in str(hang_error([state(rank, label=f"row {rank}") for rank in range(30)], {}, 60))
+
+
+@pytest.mark.parametrize(
+    ("done", "total", "where"),
+    [(0, 0, "operation 64K"), (3, 0, "operation 64K, 3 done"), (0, 20, "operation 64K, 0 of 20 done")],
+)
+def test_a_phase_has_its_operations_as_far_as_they_are_known(done: int, total: int, where: str) -> None:
+    assert state(0, label="64K", done=done, total=total).where == where
+
+
+def test_the_largest_signal_is_no_exit_code() -> None:
+    assert not LostRank(state(0), 1.0, 0xFF).exited
+    assert LostRank(state(0), 1.0, 0x100).exited

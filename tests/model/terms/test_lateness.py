@@ -119,3 +119,30 @@ def test_clocks_that_differ_and_drift_are_made_comparable(offset: float, drift: 
 
 def test_clocks_compared_at_one_moment() -> None:
     assert common_clock([5.0], ClockOffset(1.0, 0.0), ClockOffset(1.0, 0.0), 5.0, 5.0) == [6.0]
+
+
+def counted(last: int, operations: int, late: float = 50e-6) -> list[EntryTimes]:
+    """Eight ranks, of which the second is the last in so many operations."""
+    others = EntryTimes(operations, 0, 0.0, 1e-6)
+    return [others, EntryTimes(operations, last, late, 1e-6), *[others] * 6]
+
+
+def test_entries_are_counted_and_delays_are_medians() -> None:
+    entries = EntryTimes.of([1.0, 5.0, 9.0], [0.5, 4.0, 9.0], [2.0, 5.0, 9.5], 0.1)
+    assert entries == EntryTimes(operations=3, last=1, late_seconds=0.5, uncertainty=0.1)
+
+
+@pytest.mark.parametrize(
+    ("last", "operations", "is_named"), [(30, 30, True), (29, 29, False), (101, 200, True), (100, 200, False)]
+)
+def test_a_straggler_is_last_in_more_than_half_of_enough_operations(last: int, operations: int, is_named: bool) -> None:
+    assert (straggler([(counted(last, operations), OPERATION)], [0] * 8) is not None) == is_named
+
+
+@pytest.mark.parametrize(("late", "is_named"), [(51e-6, True), (50e-6, False)])
+def test_a_delay_counts_from_a_twentieth_of_the_operation_on(late: float, is_named: bool) -> None:
+    assert (straggler([(counted(200, 200, late), 1e-3)], [0] * 8) is not None) == is_named
+
+
+def test_a_clock_that_was_compared_once_has_no_drift() -> None:
+    assert common_clock([7.0], ClockOffset(1.0, 0.0), ClockOffset(1.0, 0.0), 5.0, 5.0) == [8.0]
