@@ -102,5 +102,5 @@ def backend_named(name: str) -> BackendKind:
 
 
 def default_backend(*, gpus: bool) -> BackendKind:
-    """The backend where nobody names one; `gpus` says whether any rank sees a GPU."""
+    """The backend where none is named; `gpus` is true where any rank sees a GPU."""
     return next(each for each in BACKENDS if gpus or not each.needs_gpus)

@@ -14,7 +14,7 @@ class LibraryLog(Protocol):
     def no_tuning(self) -> str:
         """The reason for which its lines name no algorithm; empty where they do."""
 
-    def appeared(self) -> bool:
+    def is_readable(self) -> bool:
         """True where lines can be read, once the library has been called; `silence` has the reason where not."""
 
     def lines(self) -> list[bytes]:

@@ -31,7 +31,7 @@ def match_any(
 ) -> ProfileMatch | None:
     """As `match`, a user's own first, and where nothing fits the one for any machine, with or without NVLink.
 
-    `joined` says whether NVLinks join its GPUs. None where there are no GPUs, or nobody knows their names.
+    `joined` says whether NVLinks join its GPUs. None where there are no GPUs, or their names are unknown.
     """
     found = match(gpu_names, count, switched=switched, among=own) or match(gpu_names, count, switched=switched)
     if found is not None or not count:

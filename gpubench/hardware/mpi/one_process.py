@@ -29,7 +29,7 @@ class AloneGroup:
         return value
 
     def barrier(self) -> None:
-        """Nobody to wait for."""
+        """Nothing to wait for."""
 
     def largest(self, values: Sequence[float]) -> Sequence[float]:
         """The values themselves."""

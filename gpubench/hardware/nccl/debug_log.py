@@ -89,7 +89,7 @@ class NcclLog:
             os.close(self._descriptor)
         self._descriptor = None
 
-    def appeared(self) -> bool:
+    def is_readable(self) -> bool:
         """True where NCCL, after its first call, writes to the file that it was given; else `silence` has the reason.
 
         An NCCL that cannot open its log writes to stdout and reports no error.

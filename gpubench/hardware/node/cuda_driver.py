@@ -66,7 +66,7 @@ def load_cuda() -> Any:
 
 
 def read_cuda(library: Any, visible_devices: str | None = None) -> CudaFacts:
-    """The GPUs that CUDA shows and who can reach whom. `library` is libcuda, or what stands in for it.
+    """The GPUs that CUDA shows and the peer access between them. `library` is libcuda, or what stands in for it.
 
     Raises CudaUnavailableError where it does not start, or does not tell its GPUs.
     """

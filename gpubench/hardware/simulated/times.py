@@ -168,7 +168,7 @@ class _Model:
         """The rank that all others wait for: on the GPU at fault, or the first of the node whose NICs are."""
         links = node_links(self._profile, ())
         if not links.nics_gb_s:
-            # Only a fault told a rate: then the fastest NICs that one told are the healthy ones.
+            # Only faults give rates: then the fastest NICs of them are the healthy ones.
             links = replace(links, nics_gb_s=max((each.nics_gb_s for each in self._kinds), key=sum))
         healthy = self._above_latency(links, size_bytes)
         times = {number: self._above_latency(links, size_bytes) for number, links in self._faulty.items()}

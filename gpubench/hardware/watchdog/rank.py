@@ -103,8 +103,8 @@ def start(rank: int, ranks: int, host: str, timeout_s: float, channel: str | Non
         die_at_once_on(END_SIGNAL)
         descriptors = {"block": block.descriptor, "control": other.fileno(), "datagrams": datagrams.fileno()}
         if channel:
-            # The line is made here and now: whoever launched this rank then waits for what its watchdog has to say.
-            with suppress(OSError):  # nobody is there any more
+            # The line is made now, so that the launcher waits for the reports of this rank's watchdog.
+            with suppress(OSError):  # the launcher is gone
                 descriptors["channel"] = stack.enter_context(connect(channel)).fileno()
         watched = Watched(rank, ranks, address.place, host, os.getpid(), timeout_s)
         setup = descriptors | {"watched": asdict(watched), "job": job_name(os.environ)}

@@ -20,7 +20,7 @@ class GpuCondition:
 
     `throttle_reasons` leaves out idling and clocks that somebody asked for; `clock_mhz` is None while it idles.
     `memory_errors` are uncorrectable ones since the driver was loaded. `others` are processes that have a context on
-    it, beside its rank. `unread` are the facts that nobody could read, each with the reason.
+    it, beside its rank. `unread` are the facts that could not be read, each with the reason.
     """
 
     throttle_reasons: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class GpuCondition:
 
     @property
     def not_read(self) -> str:
-        """The facts that nobody could read, with the reasons; empty where all are known."""
+        """The facts that could not be read, with the reasons; empty where all are known."""
         if not self.unread:
             return ""
         return f"{', '.join(self.unread).replace('_', ' ')} ({'; '.join(dict.fromkeys(self.unread.values()))})"

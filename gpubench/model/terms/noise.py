@@ -17,7 +17,7 @@ _EFFICIENCY = 0.82
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """A standard deviation and the degrees of freedom with which it is known; infinite where it was told."""
+    """A standard deviation and the degrees of freedom with which it is known; infinite where it is given."""
 
     deviation: float
     freedom: float

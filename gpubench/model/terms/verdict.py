@@ -38,7 +38,7 @@ WRONG_DATA = "wrong-data"
 """The finding that fails a run whether or not it is strict."""
 
 STRAGGLER = "straggler"
-"""The finding that names whom the others wait for."""
+"""The finding that names the rank that the others wait for."""
 
 
 @dataclass(frozen=True, slots=True)

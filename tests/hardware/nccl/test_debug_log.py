@@ -85,7 +85,7 @@ def test_a_user_who_asked_for_nothing_sees_nothing(
     before = dict(own.environment)
     with own.listen() as log:
         own.start()
-        assert log.appeared()
+        assert log.is_readable()
         assert messages(log) == ["NCCL version 2.28.9+cuda13.0", CHANNEL, TUNING]
         own.operation()
         assert messages(log) == [TUNING]
@@ -120,7 +120,7 @@ def test_an_older_nccl_is_asked_for_what_costs_nothing_and_keeps_its_log(made: l
     own = process(made, tmp_path, OLD)
     with own.listen() as log:
         own.start()
-        assert log.appeared()
+        assert log.is_readable()
         assert messages(log) == ["NCCL version 2.28.9+cuda13.0", CHANNEL]
         log.switch_off()
         own.operation()
@@ -184,7 +184,7 @@ def test_a_user_who_asked_for_everything_gets_it_live_and_so_do_we(
             assert time.monotonic() < deadline
             time.sleep(0.01)
         assert own.stdout().endswith(line(CHANNEL)), "passed on while NCCL is still at it"
-        assert log.appeared()
+        assert log.is_readable()
         assert messages(log) == ["Bootstrap: Using eth0", "NCCL version 2.28.9+cuda13.0", CHANNEL]
         assert "TUNING is not among" in log.no_tuning
         own.nccl.warn("first")
@@ -211,7 +211,7 @@ def test_a_users_own_file_is_read_and_left_alone(made: list[Process], tmp_path: 
     with own.listen() as log:
         assert own.environment == before
         own.start()
-        assert log.appeared()
+        assert log.is_readable()
         assert messages(log) == ["Bootstrap: Using eth0", "NCCL version 2.28.9+cuda13.0", CHANNEL]
         log.switch_off()
         own.nccl.info("INIT", "later")
@@ -247,18 +247,18 @@ def test_a_log_that_does_not_appear_is_said_so(made: list[Process], tmp_path: Pa
     own.nccl.opens_files = False
     with own.listen() as log:
         own.start()
-        assert not log.appeared()
+        assert not log.is_readable()
         assert "did not open the log" in log.silence
         assert log.lines() == []
     assert own.environment == {}
     no_file = process(made, tmp_path, NCCL_DEBUG="INFO", NCCL_DEBUG_FILE="/dev/null")
     with no_file.listen(1) as log:
         no_file.start()
-        assert not log.appeared()
+        assert not log.is_readable()
         assert "/dev/null, where NCCL logs to, is no file" in log.silence
     unreadable = process(made, tmp_path, NCCL_DEBUG="INFO", NCCL_DEBUG_FILE=str(tmp_path / "gone"))
     with unreadable.listen(1) as log:
-        assert not log.appeared()
+        assert not log.is_readable()
         assert "is no file" in log.silence
 
 
@@ -272,7 +272,7 @@ def test_a_system_without_memory_files_is_measured_all_the_same(
     own = process(made, tmp_path)
     with own.listen() as log:
         own.start()
-        assert not log.appeared()
+        assert not log.is_readable()
         assert log.silence == "this system has no memory file for NCCL's log: Operation not permitted"
     assert (own.environment, own.nccl.resets, own.stdout()) == ({}, 0, "")
 

@@ -48,6 +48,7 @@ BUSBW = ("allreduce.busbw_gb_s", 360.0, {"size_bytes": LARGE_BYTES})
         (299.9, DERIVED, None, Verdict.WARN),
         (299.9, DERIVED, 749.0, Verdict.WARN),
         (299.9, DERIVED, 751.0, Verdict.FAIL),
+        (180.0, DERIVED, 450.0, Verdict.WARN),
         (180.0, None, 450.0, None),
         (179.9, None, 450.0, Verdict.FAIL),
         (1.0, None, None, None),

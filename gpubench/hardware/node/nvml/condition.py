@@ -54,10 +54,10 @@ class NvmlCondition:
 
 
 def others(processes: Sequence[GpuProcess], own: int) -> tuple[GpuProcess, ...]:
-    """Those that are not this one.
+    """The processes other than this one.
 
-    Inside a container NVML's pids may be the host's: where this process is not among them, one of them is it, and which
-    one nobody knows; a single one is then nobody else.
+    Inside a container NVML's pids may be the host's: where this process is not among them, one of them is it, but it is
+    unknown which one; a single one is then this process.
     """
     if any(each.pid == own for each in processes):
         return tuple(each for each in processes if each.pid != own)
