@@ -31,7 +31,7 @@ from gpubench.measure.collective.cases import SweepRequest
 from gpubench.measure.collective.row_collector import Answer
 from gpubench.measure.collective.sweep import measure
 from gpubench.model.results.report import COLLECTIVE_COLUMNS, CollectiveRow, Metadata
-from gpubench.model.terms.lateness import Entries, Offset
+from gpubench.model.terms.lateness import ClockOffset, EntryTimes
 from gpubench.model.terms.operation import DataType, Placement, ReduceOp
 from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.rank_identity import RankIdentity
@@ -89,9 +89,9 @@ class SimulatedGroup:
         """The values themselves."""
         return values
 
-    def clock_offset(self) -> Offset:
+    def clock_offset(self) -> ClockOffset:
         """None from itself."""
-        return Offset(0.0, 0.0)
+        return ClockOffset(0.0, 0.0)
 
     def split(self, color: int, key: int) -> "SimulatedGroup":  # noqa: ARG002
         """The same."""
@@ -103,7 +103,7 @@ class SimulatedGroup:
             return tuple(self._answer(each, rank) for each in value)
         if isinstance(value, Answer):
             return replace(value, seconds=value.seconds * factor, entries=self._answer(value.entries, rank))
-        if isinstance(value, Entries):
+        if isinstance(value, EntryTimes):
             late = rank == _LATE_RANK
             last = value.operations - 1 if late else rank % 2
             return replace(value, last=last, late_seconds=5e-4 if late else 1e-6 * factor, uncertainty=1e-6 * factor)

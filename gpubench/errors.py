@@ -1,4 +1,4 @@
-"""Every error gpubench reports, with its exit code and its hint."""
+"""Every error gpubench reports, with its exit code and its hint: of use, of a run, of what is not installed."""
 
 import errno
 import os
@@ -11,6 +11,10 @@ DONE = 0
 JUDGED_AND_FAILED = 1
 WRONG_USAGE = 2
 COULD_NOT_MEASURE = 3
+
+_TEXTS = ("seen", "expected", "reason", "next_step", "where")
+_TRY_MPI = "`mpirun -n 2 hostname` shows whether MPI works here at all"
+_INSTALL_CUDA = "pip install 'gpubench[cuda12]' or '[cuda13]'"
 
 
 class GpubenchError(Exception):
@@ -40,20 +44,12 @@ class GpubenchError(Exception):
 
     def to_record(self) -> dict[str, str | int]:
         """The error as plain data; `from_record` is the inverse."""
-        return {
-            "exit_code": self.exit_code,
-            "seen": self.seen,
-            "expected": self.expected,
-            "reason": self.reason,
-            "next_step": self.next_step,
-            "where": self.where,
-        }
+        return {name: getattr(self, name) for name in (*_TEXTS, "exit_code")}
 
     @classmethod
     def from_record(cls, record: dict[str, str | int]) -> Self:
         """The error that `to_record` described; the exit code is kept, the subclass is not."""
-        texts = {name: str(record[name]) for name in ("seen", "expected", "reason", "next_step", "where")}
-        error = cls(**texts)
+        error = cls(**{name: str(record[name]) for name in _TEXTS})
         error.exit_code = int(record["exit_code"])
         return error
 
@@ -86,9 +82,7 @@ def advising(*, reason: str = "", next_step: str = "") -> Iterator[None]:
 def invalid_choice(option: str, value: str, choices: Sequence[str]) -> UsageError:
     """`value` is not one of the words that `option` takes."""
     return UsageError(
-        f"{option} {value!r} is not known",
-        expected=f"one of {', '.join(choices)}",
-        next_step=f"{option} {choices[0]}",
+        f"{option} {value!r} is not known", expected=f"one of {', '.join(choices)}", next_step=f"{option} {choices[0]}"
     )
 
 
@@ -125,7 +119,7 @@ class RefusedPathError(GpubenchError):
 
 
 def no_direct_path(pair: str, said: str, cause: str, advice: str) -> RefusedPathError:
-    """Under --strict, NCCL finds no transport between two ranks."""
+    """NCCL finds no transport between two ranks, where --strict forbids host memory."""
     return RefusedPathError(
         f"NCCL refuses to go through host memory: {pair}: {said}",
         expected="a direct path between all GPUs, as --strict asks for",
@@ -151,13 +145,13 @@ def no_size_left(detail: str) -> CouldNotMeasureError:
 
 def unwritable_output(path: Path, error: OSError) -> UsageError:
     """An output file that cannot be opened for writing."""
-    folder = path.parent
+    folder, elsewhere = path.parent, "name a file on another disk: df -h"
     reason, next_step = {
         errno.ENOENT: (f"there is no folder {folder}", f"mkdir -p {folder}, or name a file in one that is there"),
         errno.ENOTDIR: (f"{folder} is a file, and no folder", "name a file in a folder"),
         errno.EISDIR: (f"{path} is a folder", f"--output {path}/{path.name} for a file in it"),
-        errno.EROFS: (f"{folder} is on a disk that is mounted read-only", "name a file on another disk: df -h"),
-        errno.ENOSPC: ("the disk or the quota is full", "name a file on another disk: df -h"),
+        errno.EROFS: (f"{folder} is on a disk that is mounted read-only", elsewhere),
+        errno.ENOSPC: ("the disk or the quota is full", elsewhere),
     }.get(error.errno or 0, (f"{folder}, or the file in it, belongs to somebody else", f"ls -ld {folder} {path}"))
     return UsageError(
         f"--output {path} cannot be written: {os.strerror(error.errno or 0)}",
@@ -186,18 +180,15 @@ def output_failed(path: str, detail: str, rows: int) -> CouldNotMeasureError:
 
 
 def rows_kept(rows: int) -> str:
-    """The end of a sentence about a run that broke: what is not lost."""
-    if rows == 1:
-        return "; the row measured before is kept"
-    return f"; the {rows} rows measured before are kept" if rows else ""
+    """The end of a sentence about a run that broke: the rows that are not lost."""
+    kept = "the row measured before is" if rows == 1 else f"the {rows} rows measured before are"
+    return f"; {kept} kept" if rows else ""
 
 
 def ranks_ended_early(exit_code: int, rows: int) -> CouldNotMeasureError:
-    """The launcher came back before rank 0 had said how the run ended."""
-    if exit_code < 0 or exit_code > 128:
-        how = f"killed by signal {-exit_code if exit_code < 0 else exit_code - 128}"
-    else:
-        how = f"exit code {exit_code}"
+    """The launcher ended before rank 0 sent the result."""
+    number = -exit_code if exit_code < 0 else exit_code - 128
+    how = f"killed by signal {number}" if number > 0 else f"exit code {exit_code}"
     return CouldNotMeasureError(
         f"the ranks ended without a result (mpirun: {how}){rows_kept(rows)}",
         reason="a rank crashed or was killed; what mpirun and the ranks printed stands above",
@@ -206,18 +197,152 @@ def ranks_ended_early(exit_code: int, rows: int) -> CouldNotMeasureError:
 
 
 def no_rank_started() -> CouldNotMeasureError:
-    """The launcher is there, and after minutes no rank has said a word."""
+    """The launcher runs, and no rank has sent anything within the time that starting may take."""
     return CouldNotMeasureError(
         "mpirun started no rank in all the time that launch and MPI_Init have",
         reason="mpirun hangs, or what it printed, which stands above",
-        next_step="`mpirun -n 2 hostname` shows whether MPI works here at all",
+        next_step=_TRY_MPI,
     )
 
 
 def launcher_failed(exit_code: int) -> CouldNotMeasureError:
-    """The launcher came back before any rank spoke."""
+    """The launcher ended before any rank sent anything."""
     return CouldNotMeasureError(
         f"mpirun ended with exit code {exit_code} before any rank started",
         reason="MPI does not work here as it is set up; what mpirun printed stands above",
-        next_step="`mpirun -n 2 hostname` shows whether MPI works here at all",
+        next_step=_TRY_MPI,
+    )
+
+
+def missing_mpi_launcher() -> CouldNotMeasureError:
+    """No mpirun is installed where it is looked for."""
+    return CouldNotMeasureError(
+        "no mpirun was found beside this Python or on PATH",
+        expected="Open MPI or MPICH, which starts one process a rank",
+        reason="gpubench brings no MPI of its own unless asked: a cluster's own MPI must not be shadowed",
+        next_step="pip install 'gpubench[local]' on a laptop or in CI; `module load openmpi` on a cluster",
+    )
+
+
+def unusable_mpi_launcher(path: str, answer: str) -> CouldNotMeasureError:
+    """The mpirun that was found does not say what it is."""
+    return CouldNotMeasureError(
+        f"{path} --version answered {answer!r}",
+        expected="Open MPI 4 or 5, or MPICH",
+        next_step="start the ranks yourself: mpirun -n 4 gpubench ...",
+    )
+
+
+def missing_mpi_library(detail: str) -> CouldNotMeasureError:
+    """mpi4py is there and finds no MPI library."""
+    return CouldNotMeasureError(
+        f"mpi4py cannot load an MPI library: {detail}",
+        expected="libmpi.so.40 (Open MPI) or libmpi.so.12 (MPICH) that the dynamic loader finds",
+        reason="the environment module or the `local` extra is missing in this shell",
+        next_step="pip install 'gpubench[local]', `module load openmpi`, or set MPI4PY_LIBMPI=/path/libmpi.so.40",
+    )
+
+
+def separate_jobs(launcher: str, claimed: int) -> CouldNotMeasureError:
+    """The launcher started N processes and MPI sees one: N separate one-rank jobs."""
+    return CouldNotMeasureError(
+        f"{launcher} started {claimed} processes, but in each of them MPI sees a single rank",
+        expected=f"one job of {claimed} ranks",
+        reason="the mpirun that was used belongs to another MPI than the library that mpi4py loaded",
+        next_step="put the mpirun of mpi4py's library first on PATH, "
+        "or set MPI4PY_LIBMPI to this launcher's libmpi (srun: try --mpi=pmix)",
+    )
+
+
+_WITHOUT_GPU = {
+    "p2p": "--simulate hgx-h200-4 shows what it prints",
+    "check": "--profile host checks NICs, libraries and CPUs; --simulate hgx-h200-4 shows what it prints",
+    "profiles": "--simulate hgx-h200-4 shows what it prints",
+}
+"""The next step of a command that needs GPUs, where there are none."""
+
+
+def no_gpu(reason: str, for_what: str = "--backend nccl") -> CouldNotMeasureError:
+    """A command, or `--backend nccl`, where no GPU can be used."""
+    instead = _WITHOUT_GPU.get(for_what, "--backend host measures MPI on CPU buffers instead")
+    return CouldNotMeasureError(
+        f"no usable GPU: {reason}",
+        expected=f"at least one NVIDIA GPU for {for_what}",
+        next_step=f"nvidia-smi shows what the driver sees; {instead}",
+    )
+
+
+def missing_cupy(cuda_major: int | None) -> CouldNotMeasureError:
+    """GPUs are present and CuPy is not; `cuda_major` is the newest CUDA that the driver runs, if it said so."""
+    extra = f"cuda{cuda_major}" if cuda_major in (12, 13) else "cuda12] or gpubench[cuda13"
+    return CouldNotMeasureError(
+        "CuPy is not installed, and GPUs are driven through it",
+        expected="cupy-cuda12x or cupy-cuda13x, whichever the driver runs",
+        next_step=f"pip install 'gpubench[{extra}]'; collectives also run on CPU buffers: --backend host",
+    )
+
+
+def unusable_cupy(detail: str) -> CouldNotMeasureError:
+    """CuPy is installed and its import fails."""
+    return CouldNotMeasureError(
+        f"CuPy cannot be imported: {detail}",
+        reason="two CuPy builds in one environment, or one built for another NumPy",
+        next_step=f"pip list | grep cupy, remove all, then install one: {_INSTALL_CUDA}",
+    )
+
+
+def no_kernels(detail: str) -> CouldNotMeasureError:
+    """CuPy cannot compile the kernels that fill and check buffers."""
+    return CouldNotMeasureError(
+        f"CuPy cannot compile its kernels: {detail}",
+        expected="NVRTC of the same CUDA major version as CuPy",
+        reason="CuPy was installed without it: no CUDA toolkit here, and no nvidia-cuda-nvrtc wheel",
+        next_step=f"{_INSTALL_CUDA}, as CuPy's own name says; both bring NVRTC",
+    )
+
+
+def cupy_of_wrong_cuda(built_for: str, driver_runs: str) -> CouldNotMeasureError:
+    """CuPy needs a newer CUDA, such as '13.0', than the driver runs."""
+    built_major, runs_major = (int(each.split(".")[0]) for each in (built_for, driver_runs))
+    advice = f"pip uninstall -y cupy-cuda{built_major}x && pip install 'gpubench[cuda{runs_major}]'"
+    return CouldNotMeasureError(
+        f"CuPy is built for CUDA {built_for}, the driver runs CUDA {driver_runs}",
+        expected="a CuPy of the driver's major version or older",
+        next_step=advice if runs_major >= 12 else "update the NVIDIA driver to one that runs CUDA 12 or newer",
+    )
+
+
+def missing_nccl(detail: str) -> CouldNotMeasureError:
+    """CuPy found no libnccl."""
+    return CouldNotMeasureError(
+        f"CuPy finds no NCCL library: {detail}",
+        expected="libnccl.so.2 from the nvidia-nccl wheel or on the loader's path",
+        next_step=f"{_INSTALL_CUDA}, or name one: --nccl-library /path/libnccl.so.2",
+    )
+
+
+def nccl_library_not_used(asked: str, loaded: str) -> CouldNotMeasureError:
+    """`--nccl-library` names one file and the process uses another."""
+    return CouldNotMeasureError(
+        f"--nccl-library {asked} was asked for, but the process loaded {loaded}",
+        reason="an LD_PRELOAD or another package loaded its NCCL first",
+        next_step="unset LD_PRELOAD and try again",
+    )
+
+
+def unreadable_nccl_library(path: str, detail: str) -> UsageError:
+    """`--nccl-library` names a file that is no NCCL library."""
+    return UsageError(
+        f"--nccl-library {path} cannot be loaded: {detail}",
+        expected="the path of a libnccl.so.2 for this machine",
+        next_step="find / -name 'libnccl.so*' lists those on this machine",
+    )
+
+
+def no_nccl_allocator(version: str) -> UsageError:
+    """`--allocator nccl` with an NCCL that has none."""
+    return UsageError(
+        f"--allocator nccl, but NCCL {version} has no ncclMemAlloc",
+        expected="NCCL 2.19 or newer",
+        next_step="--allocator cuda, or another library: --nccl-library /path/libnccl.so.2",
     )

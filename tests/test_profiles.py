@@ -1,12 +1,13 @@
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gpubench.collectives.registry import COLLECTIVES
 from gpubench.errors import UsageError
-from gpubench.model.profiles.profile import BUSBW, TIME, ExpectedKind, Profile
-from gpubench.model.profiles.rules import COPY_QUANTITIES, LARGE_BYTES, SHARE_QUANTITIES, ceiling_gb_s
+from gpubench.model.profiles.profile import BUSBW, LARGE_BYTES, TIME, ExpectedKind, Generic, Profile
+from gpubench.model.profiles.rules import COPY_QUANTITIES, SHARE_QUANTITIES, ceiling_gb_s
 from gpubench.profiles import files as profiles
 from gpubench.profiles import matching
 
@@ -160,3 +161,33 @@ def test_the_example_of_the_readme_has_no_unknown_key() -> None:
     example = example.replace('above = "switch9"', "").replace('reason = "why', 'reason = "as why')
     example += '[[switch]]\nname = "switch1"\npcie_generation = 5\npcie_width = 16\n'
     assert profiles.read_profile(example.encode(), "README").name == "my-box-4"
+
+
+def test_a_users_own_profile_comes_before_ours_and_a_generic_one_last() -> None:
+    ours = matching.match_any(["NVIDIA H200"], 4, switched=True, joined=True)
+    assert ours is not None
+    assert ours.profile.match.generic is None
+    own = replace(ours.profile, name="own")
+    found = matching.match_any(["NVIDIA H200"], 4, switched=True, joined=True, own=[own])
+    assert found is not None
+    assert found.profile.name == "own"
+    for joined, generic in ((True, Generic.NVLINK), (False, Generic.PCIE)):
+        unknown = matching.match_any(["NVIDIA X999"], 4, switched=None, joined=joined, own=[own])
+        assert unknown is not None
+        assert (unknown.profile.match.generic, unknown.gpus) == (generic, 4)
+    assert matching.match_any([], 0, switched=None, joined=False) is None
+
+
+def test_a_users_own_folder_and_files(tmp_path: Path) -> None:
+    assert profiles.own_folder({"GPUBENCH_PROFILES": "/p", "XDG_CONFIG_HOME": "/x"}) == Path("/p")
+    assert profiles.own_folder({"XDG_CONFIG_HOME": "/x", "HOME": "/h"}) == Path("/x/gpubench/profiles")
+    assert profiles.own_folder({"HOME": "/h"}) == Path("/h/.config/gpubench/profiles")
+    data = (profiles.folder() / "hgx-h200-4.toml").read_bytes()
+    (tmp_path / "without-suffix").write_bytes(data)
+    assert profiles.find(str(tmp_path / "without-suffix"), {}).name == "hgx-h200-4"
+    (tmp_path / "mine.toml").write_bytes(data)
+    environment = {"GPUBENCH_PROFILES": str(tmp_path)}
+    assert profiles.find("mine", environment) == profiles.own_profiles(environment)[0]
+    assert profiles.find("hgx-h100-8", environment).name == "hgx-h100-8"
+    with pytest.raises(UsageError, match=r"mine\.toml cannot be read"):
+        profiles.find("mine.toml", {})

@@ -35,10 +35,9 @@ _REASON, _ADVICE = (
 
 
 def check_recordable(directory: Path) -> None:
-    """Whether a recording can be written to a folder, which is left as it was.
+    """Check that a recording can be written to a folder, which is left as it was.
 
-    Raises:
-        UsageError: it cannot be made or written, or holds a recording already.
+    Raises UsageError where it cannot be made or written, or holds a recording already.
     """
     nodes = directory / _NODES
     if any(nodes.glob("*.json")):
@@ -80,17 +79,12 @@ def write_nccl_logs(directory: Path, texts: Sequence[bytes]) -> None:
             (directory / _LOGS / f"rank{rank}.log").write_bytes(text)
 
 
+@advising(reason=_REASON, next_step=_ADVICE)
 def read_recording(directory: Path, host: str | None = None) -> tuple[list[Snapshot], list[RankFacts]]:
     """Nodes and ranks of a recording, in the order of the hosts' names; with `host`, of that host alone.
 
-    Raises:
-        UsageError: no such folder, no recording in it, a file that cannot be read, or a host that is not in it.
+    Raises UsageError for no such folder, no recording in it, a file that cannot be read, or a host that is not in it.
     """
-    with advising(reason=_REASON, next_step=_ADVICE):
-        return _read_recording(directory, host)
-
-
-def _read_recording(directory: Path, host: str | None) -> tuple[list[Snapshot], list[RankFacts]]:
     paths = sorted((directory / _NODES).glob("*.json"), key=lambda path: _natural(path.stem))
     if not paths:
         raise UsageError(
@@ -137,8 +131,7 @@ def recording_samples(directory: Path, name: str) -> Iterator[Callable[[object],
 def read_samples(directory: Path, name: str, command: str) -> list[tuple[str, str]]:
     """The lines of a file of raw samples, each with its place; a last line that was cut off is left out.
 
-    Raises:
-        UsageError: the recording has no such file, for another command made it, or the file cannot be read.
+    Raises UsageError where the recording has no such file, for another command made it, or the file cannot be read.
     """
     path = directory / name
     if not path.exists():

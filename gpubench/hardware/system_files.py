@@ -7,11 +7,11 @@ from pathlib import Path
 _LONGEST = 300
 _CHUNK_BYTES = 2**16
 _NUMBER = re.compile(r"-?(?:0x[0-9a-f]{1,16}|\d{1,20})", re.ASCII | re.IGNORECASE)
-"""As many digits as the kernel's largest numbers have, of 64 bits."""
+"""With no more digits than the kernel's largest numbers, which have 64 bits."""
 
 
 def text_of(path: Path) -> str | None:
-    """What the file says, without the white space around it; None where it cannot be read or says nothing."""
+    """The text of a file without the white space around it; None where it cannot be read or is empty."""
     return UnknownFields().text("", path)
 
 
@@ -29,7 +29,7 @@ def below(root: Path, path: Path) -> Path:
 
 
 def exists(path: Path) -> bool:
-    """Whether there is something, as far as this process may look: unlike Path's, this never raises."""
+    """True where this process can see something at the path: unlike Path's, this never raises."""
     try:
         path.stat()
     except (OSError, ValueError):
@@ -38,7 +38,7 @@ def exists(path: Path) -> bool:
 
 
 def is_link(path: Path) -> bool:
-    """Whether it is a symbolic link, wherever it leads; this never raises either."""
+    """True where it is a symbolic link, wherever it leads; this never raises either."""
     try:
         path.readlink()
     except (OSError, ValueError):
@@ -78,7 +78,7 @@ class UnknownFields:
         self.reasons: dict[str, str] = {}
 
     def text(self, field: str, path: Path) -> str | None:
-        """What the file says; None, with the reason kept, where it says nothing."""
+        """The text of a file; None, with the reason kept, where there is none."""
         try:
             text = _content(path).decode(errors="replace").strip("\0 \t\r\n")
         except (OSError, ValueError) as error:

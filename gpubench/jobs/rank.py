@@ -59,7 +59,7 @@ def run(make_job: Callable[[mpi.MpiGroup, RankProgress], RankJob], launched_by: 
     try:
         progress.enter(Phase.MPI_INIT)
         group = mpi.start(launched_by)
-        progress.meet(group)
+        progress.exchange_addresses(group)
         progress.enter(Phase.SET_UP)
         job = make_job(group, progress)
         code = job.run(channel)
@@ -68,7 +68,7 @@ def run(make_job: Callable[[mpi.MpiGroup, RankProgress], RankJob], launched_by: 
             _tell(agreed.error, channel)
         code = agreed.error.exit_code
     except BaseException as broken:  # noqa: BLE001 - whatever broke, the job must end
-        if progress.ends:
+        if progress.is_ending:
             time.sleep(SECONDS_TO_BE_ENDED)  # what broke is what the watchdog aborted, and it has told why
         progress.leave()
         place = str(job.identity) if job else f"rank {launched_by.rank} on {mpi.host_name()}"

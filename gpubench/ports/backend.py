@@ -1,55 +1,40 @@
-"""What runs collectives on one rank."""
+"""A backend of collectives on one rank."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from gpubench.ports.collective_calls import CollectiveCalls
-from gpubench.ports.launch import BatchedLaunch, Launch
-from gpubench.ports.memory import Memory
+from gpubench.ports.group import Group
+from gpubench.ports.launch import Launch, LaunchTimer
+from gpubench.ports.memory import BufferSource
 
 
-class Backend(Protocol):
-    """What runs collectives on one rank: memory, calls, and a clock around them."""
+class Backend(BufferSource, LaunchTimer, Protocol):
+    """Collectives on one rank, the memory that they work on, and a clock around them."""
 
     @property
     def name(self) -> str:
         """Its word on the command line and in rows."""
-        ...
 
     @property
     def calls(self) -> CollectiveCalls:
         """The library's collectives."""
-        ...
-
-    @property
-    def buffers(self) -> int:
-        """Buffers of the largest size that a sweep holds at once, the backend's own working space included."""
-        ...
 
     def libraries(self) -> Mapping[str, str]:
-        """Versions and files of what does the work, by name, for the metadata."""
-        ...
-
-    def free_bytes(self) -> int:
-        """Memory this rank can still take for buffers."""
-        ...
-
-    def allocate(self, size_bytes: int) -> Memory:
-        """A plain allocation of that size, kept until `close`."""
-        ...
-
-    def bind(self, launches: Sequence[Launch], graph_replays: int) -> Launch:
-        """One launch that issues all of `launches` in order, or replays a captured graph of them so many times."""
-        ...
-
-    def in_batches(self, launches: Sequence[Launch], operations: int) -> BatchedLaunch:
-        """One launch that issues all of `launches` in order, with a look at a clock after each so many of them."""
-        ...
-
-    def seconds(self, launch: Launch) -> float:
-        """Wall time from issuing `launch` to the completion of all it started, in seconds."""
-        ...
+        """Versions and files of the libraries that do the work, by name, for the metadata."""
 
     def close(self) -> None:
         """Give back memory and communicators."""
-        ...
+
+
+class MultiGroupBackend(Backend, Protocol):
+    """A backend that opens further communicators beside its own; memory, stream and clock stay."""
+
+    def open(self, group: Group) -> CollectiveCalls:
+        """The collectives of a new communicator of these ranks, all of which call this."""
+
+    def drop(self, calls: CollectiveCalls) -> None:
+        """Give up a communicator that `open` made, whatever state it is in."""
+
+    def in_order(self, launches: Sequence[Launch]) -> Launch:
+        """One operation made of several, each of which begins when the one before it is done."""

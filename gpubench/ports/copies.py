@@ -1,48 +1,51 @@
-"""What copies between the GPUs of one process."""
+"""Copies between the GPUs of one process."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
-from gpubench.model.terms.copies import CopyGpu, Place
-from gpubench.ports.copy_stream import CopyStream
-from gpubench.ports.memory import Memory
+from gpubench.model.terms.copies import CopyGpu, Engine, Place
+from gpubench.ports.memory import Memory, Region
+
+
+@dataclass(frozen=True, slots=True)
+class CopyStream:
+    """Copies from one region to another, one after another, on a stream of the GPU at position `by`."""
+
+    by: int
+    engine: Engine
+    source: Region
+    destination: Region
+    size_bytes: int
 
 
 class Copies(Protocol):
-    """What copies between the GPUs of one process, and a clock around it. GPUs are named by their position."""
+    """Timed copies between the GPUs of one process. GPUs are named by their position."""
 
     @property
     def gpus(self) -> Sequence[CopyGpu]:
         """The GPUs that this process sees."""
-        ...
 
     def can_reach(self, source: int, destination: int) -> bool:
-        """Whether CUDA says that one GPU may address another's memory."""
-        ...
+        """True where CUDA says that one GPU may address another's memory."""
 
     def enable(self, source: int, destination: int) -> None:
         """Let one GPU address another's memory from now on; without it, copies go through host memory.
 
-        Raises:
-            CouldNotMeasureError: CUDA refuses.
+        Raises CouldNotMeasureError where CUDA refuses.
         """
-        ...
 
     def allocate(self, place: Place, size_bytes: int) -> Memory:
         """A plain allocation on a GPU or of host memory, kept until `close`.
 
-        Raises:
-            CouldNotMeasureError: there is not so much left.
+        Raises CouldNotMeasureError where there is not so much left.
         """
-        ...
 
     def seconds(self, streams: Sequence[CopyStream], repeats: int) -> float:
         """Wall time from a common start until every stream has made its copy `repeats` times.
 
         What the host needs to issue them is not in it. Raises CouldNotMeasureError where a copy fails.
         """
-        ...
 
     def close(self) -> None:
         """Give all memory back, and peer access."""
-        ...

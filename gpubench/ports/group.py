@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
-from gpubench.model.terms.lateness import Offset
+from gpubench.model.terms.lateness import ClockOffset
 
 T = TypeVar("T")
 
@@ -16,28 +16,21 @@ class Group(Protocol):
 
     def gather(self, value: T) -> list[T]:
         """Every rank's value, in rank order, on every rank."""
-        ...
 
     def collect(self, value: T) -> list[T] | None:
         """Every rank's value, in rank order, on the first rank; None on the others."""
-        ...
 
     def broadcast(self, value: T | None, root: int = 0) -> T:
         """Root's value, on every rank."""
-        ...
 
     def barrier(self) -> None:
         """Return once every rank has called it."""
-        ...
 
     def largest(self, values: Sequence[float]) -> Sequence[float]:
         """Each of the values as it is on the rank where it is largest; every rank has as many, and gets them."""
-        ...
 
-    def clock_offset(self) -> Offset:
-        """How this rank's `perf_counter` differs from the first rank's; every rank has to call it."""
-        ...
+    def clock_offset(self) -> ClockOffset:
+        """The difference of this rank's `perf_counter` to the first rank's; every rank has to call it."""
 
     def split(self, color: int, key: int) -> "Group":
         """The group of the ranks with the same color, ordered by key."""
-        ...

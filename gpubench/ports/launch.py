@@ -1,4 +1,4 @@
-"""Operations that are ready to be issued."""
+"""Operations that are ready to be issued, and the clock around them."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -12,8 +12,19 @@ class BatchedLaunch(Protocol):
 
     def __call__(self) -> object:
         """Issue all batches."""
-        ...
 
     def batch_seconds(self) -> Sequence[float]:
         """Seconds of every batch but the first, which has the beginning in it."""
-        ...
+
+
+class LaunchTimer(Protocol):
+    """Launches of many operations, and the time that they take."""
+
+    def bind(self, launches: Sequence[Launch], graph_replays: int) -> Launch:
+        """One launch that issues all of `launches` in order, or replays a captured graph of them so many times."""
+
+    def in_batches(self, launches: Sequence[Launch], operations: int) -> BatchedLaunch:
+        """One launch that issues all of `launches` in order, with a look at a clock after each so many of them."""
+
+    def seconds(self, launch: Launch) -> float:
+        """Wall time from issuing `launch` to the completion of all it started, in seconds."""

@@ -1,29 +1,24 @@
-"""What a library says of itself."""
+"""The log of the library that runs collectives."""
 
 from typing import Protocol
 
 
 class LibraryLog(Protocol):
-    """What the library that runs collectives says in this process while it is asked to."""
+    """The lines that the library that runs collectives logs in this process while it is asked to."""
 
     @property
     def silence(self) -> str:
-        """Why nothing is heard; empty while something may be."""
-        ...
+        """The reason why no line can be read; empty while one may come."""
 
     @property
     def no_tuning(self) -> str:
-        """Why it does not say which algorithm it takes; empty where it does."""
-        ...
+        """The reason for which its lines name no algorithm; empty where they do."""
 
-    def appeared(self) -> bool:
-        """Whether anything can be heard, once the library has been called; where not, `silence` says why."""
-        ...
+    def is_readable(self) -> bool:
+        """True where lines can be read, once the library has been called; `silence` has the reason where not."""
 
     def lines(self) -> list[bytes]:
         """The whole lines since the last call."""
-        ...
 
     def switch_off(self) -> None:
-        """Have it be as it would be without us."""
-        ...
+        """End the reading: the library logs as the user set it."""

@@ -1,12 +1,12 @@
-"""What links of GPUs have carried."""
+"""Byte counters of the links of GPUs."""
 
 from dataclasses import dataclass
 from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
-    """Bytes that the NVLinks of a GPU, all together, and its PCIe link have carried; None where nothing counts them.
+class LinkBytes:
+    """Bytes that the NVLinks of a GPU, all together, and its PCIe link have carried; None where they are not counted.
 
     Counters of PCIe start again from 0 at 2^32.
     """
@@ -18,8 +18,7 @@ class Counted:
 
 
 class LinkCounters(Protocol):
-    """What the links of GPUs have carried."""
+    """Byte counters of the links of GPUs."""
 
-    def read(self, gpu: int) -> Counted:
-        """What the GPU at that position has counted until now."""
-        ...
+    def read(self, gpu: int) -> LinkBytes:
+        """The counters of the GPU at that position."""

@@ -1,4 +1,4 @@
-"""Who hears of a measurement while it runs."""
+"""The receiver of rows while a measurement runs."""
 
 from typing import Protocol, TypeVar
 
@@ -8,20 +8,16 @@ RowT = TypeVar("RowT", contravariant=True)
 
 
 class Listener(Protocol[RowT]):
-    """Who hears of a measurement while it runs: what prints and stores, here or in another process."""
+    """The receiver of rows while a measurement runs: it prints and stores them, here or in another process."""
 
     def begin(self, metadata: Metadata) -> None:
         """The run is set up; rows follow."""
-        ...
 
     def progress(self, done: int, total: int, label: str) -> None:
         """`done` of `total` rows are measured and `label` is next."""
-        ...
 
     def row(self, row: RowT) -> None:
         """One more row is measured."""
-        ...
 
     def end(self, report: Report) -> None:
         """All rows were measured."""
-        ...

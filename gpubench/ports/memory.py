@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
 
 from gpubench.model.terms.data_pattern import Block, DataPattern
@@ -14,28 +15,47 @@ class Memory(Protocol):
     @property
     def size_bytes(self) -> int:
         """Bytes that were asked for."""
-        ...
 
     def array(self, offset_bytes: int, count: int, dtype: str) -> Array:
         """`count` elements of a NumPy `dtype` from `offset_bytes` on, as a writable view."""
-        ...
 
     def fill_sent(self, data: DataPattern, block: Block, rank: int) -> None:
         """Write what `rank` sends into a block."""
-        ...
 
     def fill_byte(self, size_bytes: int, value: int) -> None:
         """Set the first `size_bytes` bytes to a value."""
-        ...
 
     def count_wrong(self, data: DataPattern, blocks: Sequence[tuple[Block, int | None]]) -> int:
         """Elements that differ from what their block must hold: what that rank sent, or, with None, the reduction."""
-        ...
+
+
+class BufferSource(Protocol):
+    """The memory that a rank can take for the buffers of a sweep."""
+
+    @property
+    def buffers(self) -> int:
+        """Buffers of the largest size that a sweep holds at once, the backend's own working space included."""
+
+    def free_bytes(self) -> int:
+        """Memory this rank can still take for buffers."""
+
+    def allocate(self, size_bytes: int) -> Memory:
+        """A plain allocation of that size, kept until the backend is closed."""
+
+
+class Allocator(StrEnum):
+    """The allocator of the nccl backend's buffers: CUDA, as in frameworks, or NCCL, as in nccl-tests.
+
+    In CUDA graphs NCCL registers its own allocations and copies directly from and to them; elsewhere they are alike.
+    """
+
+    CUDA = "cuda"
+    NCCL = "nccl"
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A place in a memory: where an operation reads or writes."""
+    """A place in a memory that an operation reads or writes."""
 
     memory: Memory
     offset_bytes: int

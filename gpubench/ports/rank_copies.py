@@ -1,4 +1,4 @@
-"""What copies between the GPUs of several ranks."""
+"""Copies between the GPUs of several ranks."""
 
 from typing import Protocol
 
@@ -7,44 +7,34 @@ from gpubench.ports.memory import Memory
 
 
 class RankCopies(Protocol):
-    """What copies between the GPU of this rank and those of others, and a clock around it."""
+    """Timed copies between the GPU of this rank and those of others."""
 
     def allocate(self, size_bytes: int) -> Memory:
         """A plain allocation on this rank's GPU, kept until `close`.
 
-        Raises:
-            CouldNotMeasureError: there is not so much left.
+        Raises CouldNotMeasureError where there is not so much left.
         """
-        ...
 
     def export(self, memory: Memory) -> bytes:
-        """What another rank of this node needs to copy from and to a memory that `allocate` returned.
+        """The handle by which another rank of this node can copy from and to a memory that `allocate` returned.
 
-        Raises:
-            CouldNotMeasureError: CUDA refuses.
+        Raises CouldNotMeasureError where CUDA refuses.
         """
-        ...
 
     def copy(self, own: Memory, other: bytes, direction: Direction, size_bytes: int, repeats: int) -> float:
         """Seconds of so many copies by this rank's GPU: it writes `own` to the other rank's memory, or reads that.
 
-        Raises:
-            CouldNotMeasureError: the memory cannot be opened here, or a copy fails.
+        Raises CouldNotMeasureError where the memory cannot be opened here, or a copy fails.
         """
-        ...
 
     def exchange(self, own: Memory, peer: int, size_bytes: int, repeats: int, *, sends: bool) -> float:
         """Seconds in which `own` was sent to a rank of any node so often, or received; the peer does the opposite.
 
-        Raises:
-            CouldNotMeasureError: it fails on this side.
+        Raises CouldNotMeasureError where it fails on this side.
         """
-        ...
 
     def release(self) -> None:
-        """Let go of other ranks' memory; every rank has to before any of them calls `close`."""
-        ...
+        """Close other ranks' memory; every rank has to before any of them calls `close`."""
 
     def close(self) -> None:
         """Give all memory back."""
-        ...

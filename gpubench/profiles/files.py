@@ -29,7 +29,7 @@ _HASH_DIGITS = 12
 
 
 def folder(package: Path = _PACKAGE) -> Path:
-    """Where the profiles are: beside the package in a checkout, inside it when installed from a wheel."""
+    """The folder of the profiles: beside the package in a checkout, inside it when installed from a wheel."""
     installed = package / "_profiles"
     return installed if installed.is_dir() else package.parent / "profiles"
 
@@ -37,8 +37,7 @@ def folder(package: Path = _PACKAGE) -> Path:
 def read_profile(data: bytes, where: str) -> Profile:
     """A profile from the bytes of its file; `where` names the file in messages.
 
-    Raises:
-        UsageError: no TOML, an unknown key, a value of the wrong type, or one that cannot be right.
+    Raises UsageError for no TOML, an unknown key, a value of the wrong type, or one that cannot be right.
     """
     with advising(reason=_REASON, next_step=_ADVICE):
         try:
@@ -53,11 +52,7 @@ def read_profile(data: bytes, where: str) -> Profile:
 
 
 def read_file(path: Path) -> Profile:
-    """A profile of the user's own.
-
-    Raises:
-        UsageError: the file cannot be read, or is no profile.
-    """
+    """A profile of the user's own; UsageError where the file cannot be read, or is no profile."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -77,11 +72,7 @@ def names() -> tuple[str, ...]:
 
 @cache
 def load(name: str) -> Profile:
-    """The profile of that name.
-
-    Raises:
-        UsageError: there is none; names that are near are suggested.
-    """
+    """The profile of that name; UsageError where there is none; names that are near are suggested."""
     known = names()
     if name not in known:
         near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
@@ -94,7 +85,7 @@ def load(name: str) -> Profile:
 
 
 def own_folder(environment: Mapping[str, str]) -> Path:
-    """Where a user's own profiles lie; it need not exist."""
+    """The folder of a user's own profiles; it need not exist."""
     named = environment.get(FOLDER_VARIABLE)
     if named:
         return Path(named)
@@ -103,19 +94,14 @@ def own_folder(environment: Mapping[str, str]) -> Path:
 
 
 def own_profiles(environment: Mapping[str, str]) -> tuple[Profile, ...]:
-    """A user's own profiles, by file name.
-
-    Raises:
-        UsageError: one of them is no profile.
-    """
+    """A user's own profiles, by file name; UsageError where one of them is no profile."""
     return tuple(read_file(path) for path in sorted(own_folder(environment).glob("*.toml")))
 
 
 def find(text: str, environment: Mapping[str, str]) -> Profile:
     """The profile that a user names: the path of a file, one of their own, or one that comes with gpubench.
 
-    Raises:
-        UsageError: there is none, or it is broken.
+    Raises UsageError where there is none, or it is broken.
     """
     if text.endswith(".toml") or "/" in text:
         return read_file(Path(text))

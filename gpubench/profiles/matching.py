@@ -17,7 +17,7 @@ class ProfileMatch:
 
     @property
     def is_slice(self) -> bool:
-        """Whether the machine shows a part of a larger board: cards in slots of their own have none."""
+        """True where the machine shows a part of a larger board: cards in slots of their own have none."""
         has_board = self.profile.match.board_gpus is not None or _is_switched(self.profile) is True
         return has_board and self.gpus < self.profile.match.board
 
@@ -35,7 +35,7 @@ def match_any(
 ) -> ProfileMatch | None:
     """As `match`, a user's own first, and where nothing fits the one for any machine, with or without NVLink.
 
-    `joined` says whether NVLinks join its GPUs. None where there are no GPUs, or nobody knows their names.
+    `joined` says whether NVLinks join its GPUs. None where there are no GPUs, or their names are unknown.
     """
     found = match(gpu_names, count, switched=switched, among=own) or match(gpu_names, count, switched=switched)
     if found is not None or not count:
@@ -45,11 +45,7 @@ def match_any(
 
 
 def match(
-    gpu_names: Sequence[str],
-    count: int,
-    *,
-    switched: bool | None = None,
-    among: Sequence[Profile] | None = None,
+    gpu_names: Sequence[str], count: int, *, switched: bool | None = None, among: Sequence[Profile] | None = None
 ) -> ProfileMatch | None:
     """The profile for `count` visible GPUs of these NVML names, None where there is none; `among` these, or ours.
 
@@ -72,5 +68,5 @@ def match(
 
 
 def _is_switched(profile: Profile) -> bool | None:
-    """Whether its NVLinks lead to NVSwitches; None where it has none."""
+    """True where its NVLinks lead to NVSwitches; None where it has none."""
     return None if profile.nvlink is None else profile.nvlink.to is NvlinkPeer.SWITCH

@@ -13,7 +13,7 @@ from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.jobs.collective import path_watch as watching
 from gpubench.jobs.collective.path_watch import PathWatch
 from gpubench.model.terms.rank_identity import RankIdentity
-from gpubench.ports.link_counters import Counted
+from gpubench.ports.link_counters import LinkBytes
 from tests.fakes.library_log import FakeLog
 from tests.fakes.ranks import ThreadGroup, run_ranks
 from tests.measure.collective.test_sweep import request_for
@@ -64,7 +64,7 @@ def _no_machine(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
     monkeypatch.setattr(watching, "Probe", Probe)
     monkeypatch.setattr(
-        watching, "NvmlCounters", lambda _bus_ids: SimpleNamespace(read=lambda _gpu: Counted(), close=lambda: None)
+        watching, "NvmlCounters", lambda _bus_ids: SimpleNamespace(read=lambda _gpu: LinkBytes(), close=lambda: None)
     )
     monkeypatch.setattr(watching, "_SECONDS_BETWEEN_RANKS", 0.0)
 

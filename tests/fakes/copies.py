@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from gpubench.errors import CouldNotMeasureError
 from gpubench.hardware.mpi.host import NumpyMemory
 from gpubench.model.terms.copies import CopyGpu, Engine, Place
-from gpubench.ports.copy_stream import CopyStream
-from gpubench.ports.link_counters import Counted
+from gpubench.ports.copies import CopyStream
+from gpubench.ports.link_counters import LinkBytes
 from gpubench.ports.memory import Memory
 
 DIRECT_GB_S, STAGED_GB_S, HOST_GB_S = 400.0, 38.0, 55.0
@@ -74,11 +74,11 @@ class FakeCopies:
     def close(self) -> None:
         self.closed = True
 
-    def read(self, gpu: int) -> Counted:
+    def read(self, gpu: int) -> LinkBytes:
         if not self._counts:
-            return Counted()
+            return LinkBytes()
         pcie = [int(self._counted[way][gpu]) % 2**32 for way in ("pcie sent", "pcie received")]
-        return Counted(self._counted["nvlink sent"][gpu], self._counted["nvlink received"][gpu], *pcie)
+        return LinkBytes(self._counted["nvlink sent"][gpu], self._counted["nvlink received"][gpu], *pcie)
 
     def _count(self, link: str, ends: tuple[Place, Place], size_bytes: int) -> None:
         headers = PCIE_SENT, PCIE_RECEIVED

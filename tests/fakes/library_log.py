@@ -39,7 +39,7 @@ class FakeLog:
         self._begun = False
         self.is_on = True
 
-    def appeared(self) -> bool:
+    def is_readable(self) -> bool:
         return not self.silence
 
     def lines(self) -> list[bytes]:

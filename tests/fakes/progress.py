@@ -19,10 +19,10 @@ class FakeProgress:
         self.phases.append(phase)
         self.block.enter(phase, label, operations)
 
-    def know(self, places: Sequence[object]) -> None:
+    def name_ranks(self, places: Sequence[object]) -> None:
         self.places = [str(place) for place in places]
 
-    def let_abort(self, trouble: Callable[[], str], abort: Callable[[], object]) -> None:
+    def answer_watchdog(self, trouble: Callable[[], str], abort: Callable[[], object]) -> None:
         self.help = [trouble, abort]
 
     def state(self, idle_seconds: float = 0) -> RankState:

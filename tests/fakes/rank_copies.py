@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from gpubench.errors import CouldNotMeasureError
 from gpubench.hardware.mpi.host import NumpyMemory
 from gpubench.model.terms.copies import Direction
-from gpubench.ports.link_counters import Counted
+from gpubench.ports.link_counters import LinkBytes
 from gpubench.ports.memory import Memory
 
 if TYPE_CHECKING:
@@ -117,10 +117,10 @@ class FakeRankCopies:
     def close(self) -> None:
         self._note("close")
 
-    def read(self, gpu: int) -> Counted:
+    def read(self, gpu: int) -> LinkBytes:
         assert gpu == 0
         with self._fabric.lock:
-            return Counted(nvlink_sent=self._fabric.sent_bytes.get(self._rank, 0))
+            return LinkBytes(nvlink_sent=self._fabric.sent_bytes.get(self._rank, 0))
 
     def _note(self, what: str) -> None:
         with self._fabric.lock:

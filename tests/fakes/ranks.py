@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from gpubench.model.terms.lateness import Offset
+from gpubench.model.terms.lateness import ClockOffset
 
 T = TypeVar("T")
 
@@ -57,8 +57,8 @@ class ThreadGroup:
     def largest(self, values: Sequence[float]) -> Sequence[float]:
         return [max(each) for each in zip(*self._world.exchange(self.rank, values), strict=True)]
 
-    def clock_offset(self) -> Offset:
-        return Offset(0.0, 0.0)
+    def clock_offset(self) -> ClockOffset:
+        return ClockOffset(0.0, 0.0)
 
     def split(self, color: int, key: int) -> "ThreadGroup":
         keyed = self._world.exchange(self.rank, (color, key, self.rank))

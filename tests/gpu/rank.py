@@ -12,7 +12,7 @@ from gpubench.collectives.registry import COLLECTIVES
 from gpubench.hardware.cuda import device as cuda
 from gpubench.hardware.launch.started_by import launched_by
 from gpubench.hardware.mpi import group as mpi
-from gpubench.hardware.nccl.backend import Allocator, NcclBackend, NcclLibrary
+from gpubench.hardware.nccl.backend import NcclBackend, NcclLibrary
 from gpubench.hardware.node.nvml.library import read_driver
 from gpubench.jobs.listeners import NullListener
 from gpubench.measure.collective.cases import SweepRequest
@@ -20,6 +20,7 @@ from gpubench.measure.collective.sweep import measure
 from gpubench.model.terms.operation import DataType, Placement, ReduceOp
 from gpubench.model.terms.rank_identity import RankIdentity
 from gpubench.model.terms.sampling import Sampling
+from gpubench.ports.memory import Allocator
 from tests.fakes import faults
 
 if TYPE_CHECKING:

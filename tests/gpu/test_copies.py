@@ -18,7 +18,7 @@ from gpubench.model.paths.p2p import Carried
 from gpubench.model.terms.copies import Engine, HostMemory, Place
 from gpubench.model.terms.data_pattern import POISON, Block, DataPattern
 from gpubench.model.terms.operation import DataType
-from gpubench.ports.copy_stream import CopyStream
+from gpubench.ports.copies import CopyStream
 from gpubench.ports.memory import Memory, Region
 from tests.cli.running import gpubench
 

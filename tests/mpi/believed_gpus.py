@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from gpubench.hardware.mpi.host import MOST_ELEMENTS, HostBackend, HostCalls
+from gpubench.hardware.nccl import backend as nccl
 from gpubench.hardware.node.nvml.library import Driver
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.jobs import gpus
@@ -21,7 +22,7 @@ from gpubench.model.terms.progress import Progress
 from gpubench.model.terms.rank_identity import RankIdentity
 from gpubench.ports.group import Group
 from gpubench.ports.launch import Launch
-from gpubench.ports.link_counters import Counted
+from gpubench.ports.link_counters import LinkBytes
 from gpubench.ports.memory import Region
 from tests.fakes.library_log import recorded
 from tests.fakes.nccl_log import FakeNcclLog
@@ -143,10 +144,10 @@ class Counters:
     def __init__(self, _bus_ids: Sequence[str]) -> None:
         self._readings = 0
 
-    def read(self, _gpu: int) -> Counted:
+    def read(self, _gpu: int) -> LinkBytes:
         self._readings += 1
         moved = self._readings * 2**27
-        return Counted(0, 0, moved, moved) if _LOGS == "p2p-disabled" else Counted(moved, moved, 0, 0)
+        return LinkBytes(0, 0, moved, moved) if _LOGS == "p2p-disabled" else LinkBytes(moved, moved, 0, 0)
 
     def close(self) -> None:
         pass
@@ -169,8 +170,8 @@ def install(logs: str) -> None:
             "read_driver": lambda _environment: DRIVER,
             "open_gpu": open_gpu,
             "NcclLibrary": Library,
-            "NcclBackend": Backend,
         },
+        nccl: {"NcclBackend": Backend},
         watching: {"Probe": Probe, "NvmlCounters": Counters},
     }
     for module, names in stubs.items():

@@ -28,7 +28,7 @@ from gpubench.model.facts.snapshot import GpuProcess, Snapshot
 from gpubench.model.terms.hang import Phase
 from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.rank_identity import RankIdentity
-from gpubench.ports.link_counters import Counted
+from gpubench.ports.link_counters import LinkBytes
 from tests.cli.running import gpubench, mpirun
 from tests.fakes.library_log import FakeLog, sent_between
 from tests.fakes.progress import FakeProgress
@@ -115,7 +115,7 @@ class Cluster:
             "NcclLibrary": lambda: SimpleNamespace(trouble=str, abort=lambda: None),
             "NcclLog": lambda *_: nullcontext(FakeLog(sent_between(across, self.via))),
             "Network": lambda _group, library: library,
-            "NvmlCounters": lambda _bus_ids: SimpleNamespace(read=lambda _gpu: Counted(), close=lambda: None),
+            "NvmlCounters": lambda _bus_ids: SimpleNamespace(read=lambda _gpu: LinkBytes(), close=lambda: None),
             "CudaRankCopies": self.open_copies,
         }
         for name, stub in stubs.items():

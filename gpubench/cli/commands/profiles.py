@@ -64,9 +64,9 @@ def show(name: _NAMED) -> None:
 @app.command("match")
 def match_machine(simulate: _SIMULATE = None, timeout: _TIMEOUT = 20.0) -> None:
     """Which profile this machine has; exit 3 where it has no GPU."""
+    from gpubench.errors import no_gpu
     from gpubench.hardware.node.probe import probe
     from gpubench.hardware.simulated.machine import parse_machine, snapshots
-    from gpubench.installation_errors import no_gpu
     from gpubench.model.paths.topology import Topology
     from gpubench.profiles.nodes import profile_for
 

@@ -12,10 +12,9 @@ from gpubench.cli.options.sampling import parse_sampling
 from gpubench.cli.options.simulation import parse_simulation
 from gpubench.cli.options.variants import check_ways, parse_backends, parse_ways
 from gpubench.collectives.record import Collective
-from gpubench.errors import UsageError, exclusive
-from gpubench.hardware.nccl.backend import Allocator
-from gpubench.installation_errors import unreadable_nccl_library
-from gpubench.jobs.collective.plan import BACKENDS, DEFAULT_SIZES, CollectivePlan
+from gpubench.errors import UsageError, exclusive, unreadable_nccl_library
+from gpubench.hardware.registry import BACKENDS
+from gpubench.jobs.collective.plan import CollectivePlan
 from gpubench.jobs.sources import Simulated, source_of
 from gpubench.measure.collective.cases import SweepRequest
 from gpubench.model.paths.evidence import EvidenceUse
@@ -29,6 +28,7 @@ from gpubench.model.terms.operation import DataType, Placement, ReduceOp
 from gpubench.model.terms.sampling import AUTO
 from gpubench.model.terms.split import SPLITS, check_split
 from gpubench.model.terms.sweep import parse_sizes
+from gpubench.ports.memory import Allocator
 
 SECTIONS = (
     *(ROWS_SECTION, RANK_TIMES_SECTION, EVIDENCE_SECTION, FALLBACK_SECTION, CAUSES_SECTION, FINDINGS_SECTION),
@@ -42,7 +42,7 @@ SIZES = Annotated[
         "--sizes",
         metavar="SIZES",
         help=f"1K:4G (x2), 1K:4G:4 (x4), 1M:64M:+1M (steps), or 1K,64K,1M. "
-        f"Default {DEFAULT_SIZES['nccl']} on GPUs, {DEFAULT_SIZES['host']} on the host backend.",
+        f"Default {BACKENDS[0].default_sizes} on GPUs, {BACKENDS[-1].default_sizes} on the host backend.",
         show_default=False,
     ),
 ]
@@ -99,8 +99,8 @@ BACKEND = Annotated[
     str | None,
     typer.Option(
         "--backend",
-        metavar="|".join(BACKENDS),
-        help="nccl drives GPUs (default where there are any); host is MPI on CPU buffers; nccl,host has both.",
+        metavar="|".join(each.name for each in BACKENDS),
+        help=f"{'; '.join(each.summary for each in BACKENDS)}; nccl,host has both.",
         show_default=False,
     ),
 ]

@@ -8,7 +8,8 @@ import typer
 from gpubench.cli.options.presentation import parse_choices, unknown_word
 from gpubench.collectives.record import Collective
 from gpubench.errors import UsageError
-from gpubench.jobs.collective.plan import HOST, NCCL, AskedVariants
+from gpubench.hardware.registry import BACKENDS
+from gpubench.jobs.collective.plan import AskedVariants
 from gpubench.model.terms.hierarchy import OPTION as HIERARCHICAL_OPTION
 from gpubench.model.terms.nccl_choice import (
     Algorithm,
@@ -78,10 +79,11 @@ def parse_backends(text: str | None) -> tuple[str, ...]:
         UsageError: a word that is none.
     """
     words = [] if text is None else [word.strip() for word in text.split(",")]
+    names = [each.name for each in BACKENDS]
     for word in words:
-        if word not in (NCCL, HOST):
-            raise unknown_word("--backend", word, (NCCL, HOST))
-    return tuple(name for name in (NCCL, HOST) if name in words)
+        if word not in names:
+            raise unknown_word("--backend", word, names)
+    return tuple(name for name in names if name in words)
 
 
 def check_ways(ways: AskedVariants, excluded: Mapping[str, bool]) -> None:

@@ -6,10 +6,10 @@ from functools import partial
 from typing import Any, cast
 
 from gpubench.errors import CouldNotMeasureError
-from gpubench.hardware.copies.device import CopyDevice, Lane, cuda_errors
+from gpubench.hardware.copies.device import CopyDevice, CopyQueue, cuda_errors
 from gpubench.hardware.copies.memory import GpuMemory
 from gpubench.hardware.cuda.device import CudaDevice, opening
-from gpubench.hardware.cuda.gate import Gate, Hold
+from gpubench.hardware.cuda.gate import HeldStream, StreamGate
 from gpubench.hardware.nccl.backend import AbortedError, NcclLibrary, trouble
 from gpubench.hardware.timing.clock import no_garbage_collection
 from gpubench.model.terms.copies import Direction
@@ -28,7 +28,7 @@ _REFUSALS = {
     "PeerAccess": "these two GPUs have no peer access, which CUDA IPC between GPUs needs",
     "": "ranks in different containers or PID namespaces cannot share CUDA memory, and neither can those under WSL",
 }
-"""What it means that CUDA does not share memory, by a part of its error's name."""
+"""Likely reasons for which CUDA shares no memory, by a part of the error's name."""
 
 
 class Network:
@@ -56,7 +56,7 @@ class Network:
         return trouble(self._library.nccl, self._communicator)
 
     def abort(self) -> None:
-        """Give up what the communicator is doing, wherever it waits; nothing can follow."""
+        """Abort the communicator, wherever it waits; it cannot be used afterwards."""
         self.aborted = True
         self._communicator.abort()
 
@@ -78,18 +78,14 @@ class CudaRankCopies:
         self._addresses: dict[bytes, int] = {}
         with opening(self._runtime):
             self._device = CopyDevice(opened.cupy, opened.identity.index, f"GPU {opened.identity.bus_id}")
-            self._gate = Gate(self._runtime)
+            self._gate = StreamGate(self._runtime)
 
     def libraries(self) -> Mapping[str, str]:
         """Versions of what copies, for the metadata."""
         return self._opened.libraries() | ({"NCCL": self._network.described} if self._network else {})
 
     def allocate(self, size_bytes: int) -> Memory:
-        """A plain allocation on this rank's GPU, kept until `close`.
-
-        Raises:
-            CouldNotMeasureError: there is not so much left.
-        """
+        """A plain allocation on this rank's GPU, kept until `close`."""
         with cuda_errors(f"allocating {format_size(size_bytes)} on {self._device.name}"):
             self._runtime.setDevice(self._device.index)
             address = self._runtime.malloc(-(-size_bytes // _BLOCK_BYTES) * _BLOCK_BYTES)
@@ -97,50 +93,39 @@ class CudaRankCopies:
         return self._memories[-1]
 
     def export(self, memory: Memory) -> bytes:
-        """The CUDA IPC handle of a memory that `allocate` returned.
-
-        Raises:
-            CouldNotMeasureError: CUDA refuses.
-        """
+        """The CUDA IPC handle of a memory that `allocate` returned."""
         with _sharing("sharing memory through CUDA IPC"):
             handle: bytes = self._runtime.ipcGetMemHandle(cast("GpuMemory", memory).address)
         return handle
 
     def copy(self, own: Memory, other: bytes, direction: Direction, size_bytes: int, repeats: int) -> float:
-        """Seconds of so many copies by this rank's copy engine, issued before the first of them starts.
-
-        Raises:
-            CouldNotMeasureError: the memory cannot be opened here, or a copy fails.
-        """
+        """Seconds of so many copies by this rank's copy engine, issued before the first of them starts."""
         self._runtime.setDevice(self._device.index)
         theirs, mine = self._address(other), cast("GpuMemory", own).address
         to, origin = (theirs, mine) if direction is Direction.WRITE else (mine, theirs)
-        lane = self._device.lane(0)
-        copy = partial(self._runtime.memcpyAsync, to, origin, size_bytes, _ANY_DIRECTION, lane.stream.ptr)
+        queue = self._device.queue(0)
+        copy = partial(self._runtime.memcpyAsync, to, origin, size_bytes, _ANY_DIRECTION, queue.stream.ptr)
         with cuda_errors(f"copying {size_bytes} bytes through CUDA IPC ({direction} by {self._device.name})"):
-            return self._seconds(lane, copy, repeats, gated=True)
+            return self._seconds(queue, copy, repeats, gated=True)
 
     def exchange(self, own: Memory, peer: int, size_bytes: int, repeats: int, *, sends: bool) -> float:
         """Seconds in which NCCL sent `own` to a rank so often, or received it.
 
         Nothing waits behind the gate: NCCL's own threads, and the other rank, may need what would wait there.
-
-        Raises:
-            CouldNotMeasureError: NCCL fails.
         """
         if self._network is None:
             raise CouldNotMeasureError("NCCL was not started: all ranks are on one node")
         self._runtime.setDevice(self._device.index)
-        lane, address = self._device.lane(0), cast("GpuMemory", own).address
-        send = partial(self._network.transfer, address, size_bytes, peer, lane.stream.ptr, sends=sends)
+        queue, address = self._device.queue(0), cast("GpuMemory", own).address
+        send = partial(self._network.transfer, address, size_bytes, peer, queue.stream.ptr, sends=sends)
         with cuda_errors(f"{'sending to' if sends else 'receiving from'} rank {peer} by NCCL ({size_bytes} bytes)"):
-            seconds = self._seconds(lane, send, repeats, gated=False)
+            seconds = self._seconds(queue, send, repeats, gated=False)
         if self._network.aborted:
             raise AbortedError
         return seconds
 
     def release(self) -> None:
-        """Let go of other ranks' memory. What fails is passed over: after some errors everything does."""
+        """Close other ranks' memory. Errors are ignored: after some of them every call fails."""
         for address in self._addresses.values():
             with contextlib.suppress(RuntimeError):
                 self._runtime.ipcCloseMemHandle(address)
@@ -157,25 +142,25 @@ class CudaRankCopies:
             self._gate.free()
 
     def _address(self, handle: bytes) -> int:
-        """Where another rank's memory is seen here; opened once."""
+        """The address of another rank's memory in this process; opened once."""
         if handle not in self._addresses:
             with _sharing("opening another rank's memory through CUDA IPC"):
                 self._addresses[handle] = self._runtime.ipcOpenMemHandle(handle)
         return self._addresses[handle]
 
-    def _seconds(self, lane: Lane, issue: Callable[[], object], repeats: int, *, gated: bool) -> float:
-        """What the GPU needs from the start of the first operation to the end of the last.
+    def _seconds(self, queue: CopyQueue, issue: Callable[[], object], repeats: int, *, gated: bool) -> float:
+        """Seconds on the GPU from the start of the first operation to the end of the last.
 
         The host sleeps meanwhile: mpirun binds a rank to one core, which NCCL's threads need to move the data.
         """
         start, stop = self._cupy.cuda.Event(), self._cupy.cuda.Event(block=True)
         with no_garbage_collection():
-            with self._gate.hold(lane.stream.ptr) if gated else contextlib.nullcontext(Hold()) as hold:
-                lane.stream.record(start)
+            with self._gate.hold(queue.stream.ptr) if gated else contextlib.nullcontext(HeldStream()) as hold:
+                queue.stream.record(start)
                 for _ in range(repeats):
-                    hold.take(1)
+                    hold.count(1)
                     issue()
-                lane.stream.record(stop)
+                queue.stream.record(stop)
             stop.synchronize()
         milliseconds: float = self._cupy.cuda.get_elapsed_time(start, stop)
         return milliseconds / 1e3
@@ -183,7 +168,7 @@ class CudaRankCopies:
 
 @contextlib.contextmanager
 def _sharing(doing: str) -> Iterator[None]:
-    """What CUDA says when it shares no memory, with what that means."""
+    """Turn CUDA's refusal to share memory into CouldNotMeasureError with the likely reason."""
     try:
         yield
     except RuntimeError as error:

@@ -14,18 +14,8 @@ _VECTOR_BYTES = 16
 """Threads a block, and bytes that each of them moves at once: as in nvbandwidth's kernel, with a block an SM."""
 
 _STICKY = (
-    "IllegalAddress",
-    "IllegalInstruction",
-    "MisalignedAddress",
-    "InvalidAddressSpace",
-    "InvalidPc",
-    "LaunchFailure",
-    "LaunchFailed",
-    "LaunchTimeout",
-    "HardwareStackError",
-    "Assert",
-    "EccUncorrectable",
-    "NvlinkUncorrectable",
+    *("IllegalAddress", "IllegalInstruction", "MisalignedAddress", "InvalidAddressSpace", "InvalidPc", "LaunchFailure"),
+    *("LaunchFailed", "LaunchTimeout", "HardwareStackError", "Assert", "EccUncorrectable", "NvlinkUncorrectable"),
     "Contained",
 )
 """Errors after which a process has to be started anew (cudaError_t in CUDA's driver_types.h; CUresult has the same)."""
@@ -38,7 +28,7 @@ _NEXT_STEPS = {
 
 
 @dataclass(slots=True)
-class Lane:
+class CopyQueue:
     """A stream and the event that ends what it does in one measurement."""
 
     stream: Any
@@ -64,14 +54,14 @@ class CopyKernel:
 
 
 class CopyDevice:
-    """A GPU with a stream for test data and one more, a lane, for each copy that runs on it at once."""
+    """A GPU with a stream for test data and one more, a queue, for each copy that runs on it at once."""
 
     def __init__(self, cupy: Any, index: int, name: str) -> None:
         self.index = index
         self.name = name
         self._cupy = cupy
         self._runtime = cupy.cuda.runtime
-        self._lanes: list[Lane] = []
+        self._queues: list[CopyQueue] = []
         self._runtime.setDevice(index)
         self._stream = cupy.cuda.Stream(non_blocking=True)
         with self._stream:
@@ -81,26 +71,25 @@ class CopyDevice:
             self._copy.launch(0, 0, 0)
         self._stream.synchronize()
 
-    def lane(self, number: int) -> Lane:
-        """The lane of that number, 0 for the first."""
-        while len(self._lanes) <= number:
+    def queue(self, number: int) -> CopyQueue:
+        """The queue of that number, 0 for the first."""
+        while len(self._queues) <= number:
             self._runtime.setDevice(self.index)
             stream = self._cupy.cuda.Stream(non_blocking=True)
-            self._lanes.append(Lane(stream, self._cupy.cuda.Event(disable_timing=True)))
-        return self._lanes[number]
+            self._queues.append(CopyQueue(stream, self._cupy.cuda.Event(disable_timing=True)))
+        return self._queues[number]
 
-    def copy_by_kernel(self, lane: Lane, destination: int, source: int, size_bytes: int) -> None:
+    def copy_by_kernel(self, queue: CopyQueue, destination: int, source: int, size_bytes: int) -> None:
         """Enqueue a copy by the SMs of this GPU."""
         self._runtime.setDevice(self.index)
-        with lane.stream:
+        with queue.stream:
             self._copy.launch(destination, source, size_bytes)
 
     @contextmanager
     def settled(self) -> Iterator[None]:
         """Make the device and its stream current, and wait for what was enqueued: copies use other streams.
 
-        Raises:
-            CouldNotMeasureError: CUDA fails.
+        Raises CouldNotMeasureError where CUDA fails.
         """
         with cuda_errors(f"filling or checking memory of {self.name}"):
             self._runtime.setDevice(self.index)
@@ -111,7 +100,7 @@ class CopyDevice:
 
 @contextmanager
 def cuda_errors(doing: str) -> Iterator[None]:
-    """What CUDA or CuPy raises inside, as CouldNotMeasureError that says what was being done."""
+    """Turn errors of CUDA and CuPy into CouldNotMeasureError that says what was being done."""
     try:
         yield
     except RuntimeError as error:

@@ -7,19 +7,19 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, cast
 
-from gpubench import installation_errors
+from gpubench import errors
 from gpubench.errors import CouldNotMeasureError
-from gpubench.hardware.copies.device import CopyDevice, Lane, cuda_errors
+from gpubench.hardware.copies.device import CopyDevice, CopyQueue, cuda_errors
 from gpubench.hardware.copies.memory import CopyMemory, GpuMemory, PageableMemory, PinnedMemory
 from gpubench.hardware.cuda.device import identify, library_versions, load_cupy, opening
-from gpubench.hardware.cuda.gate import Gate, Hold
+from gpubench.hardware.cuda.gate import HeldStream, StreamGate
 from gpubench.hardware.node.nvml.library import Driver
 from gpubench.hardware.process import free_memory as host_memory
 from gpubench.hardware.timing.clock import no_garbage_collection
 from gpubench.model.facts.snapshot import bus_id
 from gpubench.model.terms.copies import CopyGpu, Engine, HostMemory, Place
 from gpubench.model.terms.units import format_size
-from gpubench.ports.copy_stream import CopyStream
+from gpubench.ports.copies import CopyStream
 from gpubench.ports.memory import Memory, Region
 
 _STAGED_PLACES = 4
@@ -32,9 +32,9 @@ _ANY_DIRECTION = 4
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """Copies on one lane: `issue` enqueues one, which takes so many `places` in the stream."""
+    """Copies on one queue: `issue` enqueues one, which takes so many `places` in the stream."""
 
-    lane: Lane
+    queue: CopyQueue
     issue: Callable[[], object]
     places: int
 
@@ -55,14 +55,14 @@ class CudaCopies:
         if not self._devices:
             raise self._unusable[0]
         with opening(self._runtime):
-            self._gate = Gate(self._runtime)
+            self._gate = StreamGate(self._runtime)
 
     def libraries(self) -> dict[str, str]:
         """Driver, CUDA and CuPy versions."""
         return library_versions(self._cupy, self._driver)
 
     def can_reach(self, source: int, destination: int) -> bool:
-        """Whether CUDA says that one GPU may address another's memory."""
+        """True where CUDA says that one GPU may address another's memory."""
         with cuda_errors(f"asking whether {self._name(source)} can address {self._name(destination)}"):
             return bool(self._runtime.deviceCanAccessPeer(self.gpus[source].index, self.gpus[destination].index))
 
@@ -71,9 +71,6 @@ class CudaCopies:
 
         Copy engines then copy directly between the two in both directions, whichever GPU issues it (seen on H200);
         SMs only those of this one GPU.
-
-        Raises:
-            CouldNotMeasureError: CUDA refuses.
         """
         if (source, destination) in self._enabled:
             return
@@ -87,11 +84,7 @@ class CudaCopies:
         self._enabled.add((source, destination))
 
     def allocate(self, place: Place, size_bytes: int) -> Memory:
-        """A plain allocation of a GPU or of the host, kept until `close`.
-
-        Raises:
-            CouldNotMeasureError: there is not so much left, or the GPU cannot be used.
-        """
+        """A plain allocation of a GPU or of the host, kept until `close`."""
         if isinstance(place, HostMemory):
             self._memories.append(self._allocate_host(place, size_bytes))
         else:
@@ -103,9 +96,6 @@ class CudaCopies:
 
         The start waits until all copies, but no more than a stream holds, are enqueued. To and from pageable memory
         the host itself copies, one stream after another, from the time that it begins to.
-
-        Raises:
-            CouldNotMeasureError: a copy fails, or a kernel is to copy what its GPU cannot address.
         """
         with cuda_errors(self._describe(streams)):
             work = self._bind(streams)
@@ -120,7 +110,7 @@ class CudaCopies:
                 raise
 
     def close(self) -> None:
-        """Give all memory back, and peer access. What fails is passed over: after some errors everything does."""
+        """Free all memory and disable peer access. Errors are ignored: after some of them every call fails."""
         while self._memories:
             with contextlib.suppress(RuntimeError):
                 self._memories.pop().free()
@@ -145,7 +135,7 @@ class CudaCopies:
             try:
                 return CopyDevice(self._cupy, gpu.index, gpu.device)
             except self._runtime.CUDARuntimeError as error:
-                self._unusable[position] = installation_errors.no_gpu(f"{gpu.device} ({gpu.bus_id}): {error}")
+                self._unusable[position] = errors.no_gpu(f"{gpu.device} ({gpu.bus_id}): {error}")
         return None
 
     def _device(self, position: int) -> CopyDevice:
@@ -177,7 +167,7 @@ class CudaCopies:
         return PinnedMemory(address, size_bytes, self._runtime.freeHost)
 
     def _describe(self, streams: Sequence[CopyStream]) -> str:
-        """What copies, for an error: the first of them, and how many more."""
+        """The copies in words, for an error: the first of them, and the number of the others."""
         first = streams[0]
         ends = " → ".join(self._name(_memory(end).gpu) for end in (first.source, first.destination))
         more = f", at once with {len(streams) - 1} more," if len(streams) > 1 else ""
@@ -185,16 +175,16 @@ class CudaCopies:
         return f"copying {ends} ({engine} of {self._name(first.by)}, {first.size_bytes} bytes){more}"
 
     def _bind(self, streams: Sequence[CopyStream]) -> list[_Work]:
-        """Every stream's copies on a lane of their own."""
+        """Every stream's copies on a queue of their own."""
         used: dict[int, int] = {}
         work = []
         for each in streams:
             number = used.get(each.by, 0)
             used[each.by] = number + 1
-            work.append(self._bind_one(each, self._device(each.by).lane(number)))
+            work.append(self._bind_one(each, self._device(each.by).queue(number)))
         return work
 
-    def _bind_one(self, stream: CopyStream, lane: Lane) -> _Work:
+    def _bind_one(self, stream: CopyStream, queue: CopyQueue) -> _Work:
         source, destination = _memory(stream.source), _memory(stream.destination)
         read = source.address + stream.source.offset_bytes
         write = destination.address + stream.destination.offset_bytes
@@ -205,34 +195,34 @@ class CudaCopies:
                     expected=f"peer access, enabled before, or {HostMemory.PINNED.full_name}",
                 )
             device = self._device(stream.by)
-            return _Work(lane, partial(device.copy_by_kernel, lane, write, read, stream.size_bytes), 1)
+            return _Work(queue, partial(device.copy_by_kernel, queue, write, read, stream.size_bytes), 1)
         if source.gpu is None or destination.gpu is None or source.gpu == destination.gpu:
-            copy = partial(self._runtime.memcpyAsync, write, read, stream.size_bytes, _ANY_DIRECTION, lane.stream.ptr)
-            return _Work(lane, copy, 1)
+            copy = partial(self._runtime.memcpyAsync, write, read, stream.size_bytes, _ANY_DIRECTION, queue.stream.ptr)
+            return _Work(queue, copy, 1)
         to, origin = self.gpus[destination.gpu].index, self.gpus[source.gpu].index
-        peer = partial(self._runtime.memcpyPeerAsync, write, to, read, origin, stream.size_bytes, lane.stream.ptr)
+        peer = partial(self._runtime.memcpyPeerAsync, write, to, read, origin, stream.size_bytes, queue.stream.ptr)
         staged = self._enabled.isdisjoint({(source.gpu, destination.gpu), (destination.gpu, source.gpu)})
-        return _Work(lane, peer, _STAGED_PLACES + stream.size_bytes // _STAGED_PIECE_BYTES if staged else 1)
+        return _Work(queue, peer, _STAGED_PLACES + stream.size_bytes // _STAGED_PIECE_BYTES if staged else 1)
 
     def _addresses(self, gpu: int, memory: CopyMemory) -> bool:
-        """Whether a GPU can address a memory itself."""
+        """True where a GPU can address a memory itself."""
         if memory.gpu is None:
             return not memory.pageable
         return memory.gpu == gpu or (gpu, memory.gpu) in self._enabled
 
     def _time(self, timer: int, work: Sequence[_Work], repeats: int, *, gated: bool) -> float:
-        """Enqueue everything between two events of the first lane, which belongs to GPU `timer`."""
+        """Enqueue everything between two events of the first queue, which belongs to GPU `timer`."""
         self._runtime.setDevice(self._device(timer).index)
         event = self._cupy.cuda.Event
         start, stop = event(), event()
-        first, others = work[0].lane.stream, [each.lane for each in work[1:]]
-        with self._gate.hold(first.ptr) if gated else contextlib.nullcontext(Hold()) as hold:
+        first, others = work[0].queue.stream, [each.queue for each in work[1:]]
+        with self._gate.hold(first.ptr) if gated else contextlib.nullcontext(HeldStream()) as hold:
             first.record(start)
             for other in others:
                 other.stream.wait_event(start)
             for _ in range(repeats):
                 for each in work:
-                    hold.take(each.places)
+                    hold.count(each.places)
                     each.issue()
             for other in others:
                 other.stream.record(other.end)
@@ -246,16 +236,14 @@ class CudaCopies:
         """Wait for what was enqueued before something failed: the next measurement must not run beside it."""
         for each in work:
             with contextlib.suppress(RuntimeError):
-                each.lane.stream.synchronize()
+                each.queue.stream.synchronize()
 
 
 def open_copies(driver: Driver, device_names: Mapping[str, str] = MappingProxyType({})) -> CudaCopies:
     """The GPUs of this process, named in matrices by `device_names` (bus id as sysfs spells it → name), else by CUDA.
 
     A GPU that CUDA does not give to this process raises when memory of it is asked for.
-
-    Raises:
-        CouldNotMeasureError: no driver, no usable GPU, no CuPy, one of another CUDA, or one without NVRTC.
+    Raises CouldNotMeasureError for no driver, no usable GPU, no CuPy, one of another CUDA, or one without NVRTC.
     """
     return CudaCopies(load_cupy(driver), driver, device_names)
 

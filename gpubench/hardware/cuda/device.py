@@ -7,13 +7,14 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
-from gpubench import errors, installation_errors
+from gpubench import errors
 from gpubench.hardware.cuda.memory import CudaMemory, PatternKernels
+from gpubench.hardware.node.cuda_driver import version_text
 from gpubench.hardware.node.nvml.library import Driver
 from gpubench.ports.launch import Launch
 
 _HEADROOM_BYTES = 2 * 2**30
-"""Left free for NCCL's own buffers, which it takes at the first collective, and for whoever else comes."""
+"""Left free for NCCL's own buffers, which it takes at the first collective, and for other processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,38 +94,34 @@ class CudaDevice:
 def check_installed(driver: Driver) -> None:
     """Raise CouldNotMeasureError where CuPy is not installed, naming the extra that fits the driver."""
     if find_spec("cupy") is None:
-        raise installation_errors.missing_cupy(driver.cuda // 1000 or None)
+        raise errors.missing_cupy(driver.cuda // 1000 or None)
 
 
 def load_cupy(driver: Driver) -> Any:
-    """CuPy, once it is known to fit the driver.
-
-    Raises:
-        CouldNotMeasureError: no driver, no CuPy, or one of another CUDA.
-    """
+    """CuPy, once it is known to fit the driver; CouldNotMeasureError for no driver, no CuPy, or one of another CUDA."""
     check_installed(driver)
     try:
         import cupy
     except ImportError as error:
-        raise installation_errors.unusable_cupy(str(error).splitlines()[0]) from error
+        raise errors.unusable_cupy(str(error).splitlines()[0]) from error
     runtime = cupy.cuda.runtime
     runs, built_for = runtime.driverGetVersion(), runtime.runtimeGetVersion()
     if runs == 0:
-        raise installation_errors.no_gpu(driver.absent or "CUDA finds no driver")
+        raise errors.no_gpu(driver.absent or "CUDA finds no driver")
     if built_for // 1000 > runs // 1000:
-        raise installation_errors.cupy_of_wrong_cuda(built_for, runs)
+        raise errors.cupy_of_wrong_cuda(version_text(built_for), version_text(runs))
     return cupy
 
 
 @contextlib.contextmanager
 def opening(runtime: Any) -> Iterator[None]:
-    """What goes wrong while GPUs are opened, as CouldNotMeasureError: the GPU itself, or CuPy without NVRTC."""
+    """Turn errors while GPUs are opened into CouldNotMeasureError: of the GPU itself, or of CuPy without NVRTC."""
     try:
         yield
     except runtime.CUDARuntimeError as error:
-        raise installation_errors.no_gpu(str(error)) from error
+        raise errors.no_gpu(str(error)) from error
     except (RuntimeError, ImportError, OSError) as error:
-        raise installation_errors.no_kernels(str(error).strip().splitlines()[0]) from error
+        raise errors.no_kernels(str(error).strip().splitlines()[0]) from error
 
 
 def open_device(local_rank: int, ranks_on_host: int, host: str, driver: Driver) -> CudaDevice:
@@ -156,8 +153,8 @@ def identify(runtime: Any, index: int) -> GpuIdentity:
 
 def library_versions(cupy: Any, driver: Driver) -> dict[str, str]:
     """Versions of the driver, CUDA and CuPy, for the metadata."""
-    runtime = installation_errors.cuda_version_text(cupy.cuda.runtime.runtimeGetVersion())
-    runs = installation_errors.cuda_version_text(cupy.cuda.runtime.driverGetVersion())
+    runtime = version_text(cupy.cuda.runtime.runtimeGetVersion())
+    runs = version_text(cupy.cuda.runtime.driverGetVersion())
     return {"driver": f"{driver.version} (runs CUDA {runs})", "CuPy": f"{cupy.__version__} (CUDA {runtime})"}
 
 

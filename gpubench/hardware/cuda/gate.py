@@ -1,4 +1,4 @@
-"""A gate before a GPU's work: what is enqueued behind it starts at once, however long the host took to enqueue it."""
+"""A stream gate (`cuStreamWaitValue32`): operations behind it start together, however long enqueueing them took."""
 
 import ctypes
 import threading
@@ -9,8 +9,8 @@ from typing import Any
 from gpubench.hardware.node.cuda_driver import CudaUnavailableError, load_cuda
 
 MOST_WAITING = 500
-"""Operations that may wait behind a closed gate. A stream takes about 1024; to enqueue one more waits for a place,
-for ever if what would free one waits for the gate."""
+"""Operations that may wait behind a closed gate. A stream takes about 1024; enqueueing one more waits for a place, and
+never ends where all of them wait for the gate."""
 
 _LONGEST_SECONDS = 0.5
 """A gate that is still closed then is opened: the driver splits some copies into more operations than can be foreseen,
@@ -24,27 +24,27 @@ _AT_LEAST = 0
 _Wait = Callable[[int, int, int, int], int]
 
 
-class Hold:
-    """One closing of the gate. Opening it again is for good, and may be done by several."""
+class HeldStream:
+    """A stream that waits at the closed gate. It is opened once, by the host or by the timer."""
 
     def __init__(self, address: int = 0, turn: int = 0) -> None:
         self._address = address
         self._turn = turn
         self._waiting = 0
 
-    def take(self, places: int) -> None:
-        """Count what is about to be enqueued, and open the gate if it would be too much to wait."""
+    def count(self, places: int) -> None:
+        """Count operations that are about to be enqueued, and open the gate where too many would wait."""
         self._waiting += places
         if self._waiting > MOST_WAITING:
             self.open()
 
     def open(self) -> None:
-        """Let everything go that waits."""
+        """Start the operations that wait."""
         if self._address:
             ctypes.c_uint32.from_address(self._address).value = self._turn
 
 
-class Gate:
+class StreamGate:
     """A number in pinned host memory that streams wait for (`cuStreamWaitValue32`); a gate that is always open where
     the driver has no such operation, or refuses it.
 
@@ -62,7 +62,7 @@ class Gate:
             ctypes.c_uint32.from_address(self._address).value = 0
 
     @contextmanager
-    def hold(self, stream: int) -> Iterator[Hold]:
+    def hold(self, stream: int) -> Iterator[HeldStream]:
         """Keep a stream of the current device from starting what is enqueued inside the `with`, until its end."""
         hold = self._close(stream)
         timer = threading.Timer(_LONGEST_SECONDS, hold.open)
@@ -81,15 +81,15 @@ class Gate:
             self._runtime.freeHost(self._address)
             self._address = 0
 
-    def _close(self, stream: int) -> Hold:
+    def _close(self, stream: int) -> HeldStream:
         if self._wait is None:
-            return Hold()
+            return HeldStream()
         turn = (self._turn + 1) & _WORD
         if self._wait(stream, self._address, turn, _AT_LEAST):
             self._wait = None
-            return Hold()
+            return HeldStream()
         self._turn = turn
-        return Hold(self._address, turn)
+        return HeldStream(self._address, turn)
 
 
 def _find_wait() -> _Wait | None:

@@ -1,5 +1,5 @@
 // Test data on a GPU: what gpubench/collectives/pattern.py computes on arrays, one element a thread and step.
-// The numbers of types and operations are those of gpubench/hardware/cuda_memory.py; operation -1 only moves data.
+// The numbers of types and operations are those of gpubench/hardware/cuda/memory.py; operation -1 only moves data.
 
 enum Type { INT8, UINT8, INT32, INT64, FLOAT16, BFLOAT16, FLOAT32, FLOAT64 };
 enum Operation { MOVE = -1, SUM, PROD, MAX, MIN, AVG };

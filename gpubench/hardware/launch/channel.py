@@ -1,4 +1,4 @@
-"""How the gpubench that launched ranks hears of what they measured: JSON lines over a socket of the local host."""
+"""The launcher's end of the channel to its ranks: JSON lines over a socket of the local host."""
 
 import json
 import math
@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from gpubench.hardware.launch.launcher import RankWatch
@@ -37,7 +36,7 @@ _SECTION_ROWS: Mapping[str, type[EvidenceRow | FallbackRow | CauseRow | RankTime
 
 _SECONDS_BETWEEN_LOOKS = 0.1
 _SECONDS_TO_HANG_UP = 10.0
-"""What the watchdogs of a job have, once it is gone, to say how its ranks ended: on a busy machine they come late."""
+"""Time for the watchdogs of a job that is gone to report how its ranks ended: on a busy machine they are late."""
 
 _READ_BYTES = 1 << 16
 
@@ -53,8 +52,8 @@ def report_in(message: Message) -> Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Chatter:
-    """Text that mpirun or a rank printed."""
+class PrintedLine:
+    """A line that mpirun or a rank printed."""
 
     text: str
 
@@ -73,9 +72,7 @@ class ChannelReceiver:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._listener.close()
         self._directory.cleanup()
 
@@ -89,11 +86,11 @@ class ChannelReceiver:
 
     @property
     def is_late(self) -> bool:
-        """Whether the job has outlived what was expected."""
+        """True where the job has outlived what was expected."""
         return time.monotonic() > self._ends_at
 
-    def messages(self, job: "Popen[bytes]") -> Iterator[Message | Chatter]:
-        """What the ranks send and print, in the order it arrives, until the job is late, or is over and all hung up."""
+    def messages(self, job: "Popen[bytes]") -> Iterator[Message | PrintedLine]:
+        """Messages and printed lines of the ranks as they arrive, until the job is late, or over and hung up."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._listener, selectors.EVENT_READ, None)
             if job.stdout is not None:
@@ -124,7 +121,7 @@ class ChannelReceiver:
 
 
 def _has_lines(selector: selectors.BaseSelector) -> bool:
-    """Whether a rank, or the watchdog of one, has not hung up."""
+    """True where a rank, or the watchdog of one, has not hung up."""
     keys = (selector.get_map() or {}).values()
     return any(key.data is not None and isinstance(key.fileobj, socket.socket) for key in keys)
 
@@ -143,7 +140,7 @@ class _Lines:
         return [self._rest] if self._rest else []
 
 
-def _read(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> Iterator[Message | Chatter]:
+def _read(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> Iterator[Message | PrintedLine]:
     source, lines = key.fileobj, key.data
     from_rank = isinstance(source, socket.socket)
     data = source.recv(_READ_BYTES) if isinstance(source, socket.socket) else _read_pipe(source)
@@ -154,7 +151,7 @@ def _read(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> Itera
         if isinstance(source, socket.socket):
             source.close()
     for line in complete:
-        yield json.loads(line) if from_rank else Chatter(line.decode(errors="replace"))
+        yield json.loads(line) if from_rank else PrintedLine(line.decode(errors="replace"))
 
 
 def _read_pipe(source: Any) -> bytes:

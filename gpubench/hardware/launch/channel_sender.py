@@ -1,4 +1,4 @@
-"""A rank's end of the channel to the gpubench that launched it; watchdogs speak through it too.
+"""A rank's end of the channel to the gpubench that launched it; watchdogs report through it too.
 
 It imports little: a watchdog starts with every rank, beside its rank's own start, and reads no files once something
 hangs.
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gpubench.errors import GpubenchError
     from gpubench.model.results.report import CollectiveRow, Metadata, Report
-    from gpubench.model.terms.hang import Lost
+    from gpubench.model.terms.hang import LostRank
 
 
 def connect(path: str) -> socket.socket:
@@ -22,9 +22,9 @@ def connect(path: str) -> socket.socket:
 
 
 class ChannelSender:
-    """The rank's end: a listener whose words travel over a new line, or one that somebody has connected.
+    """The rank's end: a listener that sends what it gets over a new line, or over one that is connected already.
 
-    Its first is a hello, where the rank is alive.
+    The first message is a hello, where the rank is alive.
     """
 
     def __init__(self, way: str | socket.socket, *, alive: bool = True) -> None:
@@ -57,16 +57,16 @@ class ChannelSender:
         self._send({"kind": "end", "report": report.to_record(), "sections": sections})
 
     def error(self, error: "GpubenchError") -> None:
-        """This rank cannot go on."""
+        """Send the error that ends this rank."""
         self._send({"kind": "error", "error": error.to_record()})
 
-    def lost(self, lost: "Lost") -> None:
-        """That rank ended without a word."""
+    def lost(self, lost: "LostRank") -> None:
+        """Send a rank that ended without an error of its own."""
         state = lost.state.to_record()
         self._send({"kind": "lost", "state": state, "at_seconds": lost.at_seconds, "status": lost.status})
 
     def close(self) -> None:
-        """Nothing more will be said."""
+        """Close the line."""
         self._socket.close()
 
     def _send(self, message: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""How this program starts itself again: the same Python and the same package, whatever lies in the user's directory."""
+"""The command line and the environment that start this program again: the same Python, the same package."""
 
 import os
 import sys

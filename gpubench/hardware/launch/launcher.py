@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from gpubench.errors import missing_mpi_launcher, unusable_mpi_launcher
 from gpubench.hardware.launch.interpreter import module_command, with_package
 from gpubench.hardware.launch.started_by import CHANNEL_VARIABLE, as_if_alone
-from gpubench.installation_errors import missing_mpi_launcher, unusable_mpi_launcher
 
 OWN_SETTINGS_VARIABLE = "GPUBENCH_SETTINGS"
 """Names of the variables that gpubench itself set for its ranks: they are no settings of the user's."""
@@ -65,8 +65,7 @@ class Launcher:
 def find_launcher(search_path: str | None = None) -> Launcher:
     """The mpirun beside this Python, which belongs to an MPI wheel in the same environment, else the first on PATH.
 
-    Raises:
-        CouldNotMeasureError: there is none, or it does not say what it is.
+    Raises CouldNotMeasureError where there is none, or it does not say what it is.
     """
     beside = Path(sysconfig.get_path("scripts")) / "mpirun"
     path = str(beside) if os.access(beside, os.X_OK) else shutil.which("mpirun", path=search_path)
@@ -108,7 +107,7 @@ def die_with_parent() -> None:
 
 
 class RankWatch:
-    """Whether a job's ranks are gone while its launcher stays.
+    """Notices a launcher that stays although the ranks of its job are gone.
 
     Open MPI 5's prterun can wait forever for ranks that failed in MPI_Init: no process of the job is left but itself.
     """

@@ -1,4 +1,4 @@
-"""Who started this process: a person, or a launcher of ranks."""
+"""The launcher that started this process, from the environment."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,8 +7,8 @@ CHANNEL_VARIABLE = "GPUBENCH_CHANNEL"
 """Set by a gpubench that relaunched itself: the socket on which it listens to its ranks."""
 
 SECONDS_FOR_THE_FIRST_RANK = 1.0
-"""How long other ranks wait before they end with an error that the first is to report: launchers kill all ranks as soon
-as one has failed, also the one that is about to speak."""
+"""Other ranks wait this long before they end with an error that the first one reports: launchers kill all ranks as soon
+as one has failed, also the one that is about to report it."""
 
 _PMI = "a PMI launcher (mpiexec or srun)"
 
@@ -23,14 +23,14 @@ _OF_RANKS = (
     *("OMPI_MCA_ess", "OMPI_MCA_pmix", "OMPI_MCA_orte_ess_", "OMPI_MCA_orte_hnp_uri", "OMPI_MCA_orte_local_daemon_uri"),
     *("OMPI_MCA_orte_app_num", "OMPI_MCA_orte_launch", "OMPI_MCA_orte_num_nodes", "OMPI_MCA_orte_bound_at_launch"),
 )
-"""What schedulers and launchers (Open MPI 4 and 5, MPICH, srun) set for the ranks that they start, by prefix."""
+"""Prefixes of the variables that schedulers and launchers (Open MPI 4 and 5, MPICH, srun) set for their ranks."""
 
 _SETTINGS = ("PMIX_MCA_",)
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchedBy:
-    """What the environment claims: the launcher's name, this process's rank, and how many processes there are."""
+    """A launcher as the environment names it, with this process's rank and the number of processes."""
 
     launcher: str
     rank: int

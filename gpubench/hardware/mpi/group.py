@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
+from gpubench.errors import missing_mpi_library, separate_jobs
 from gpubench.hardware.launch.started_by import LaunchedBy
-from gpubench.installation_errors import missing_mpi_library, separate_jobs
-from gpubench.model.terms.lateness import Offset
+from gpubench.model.terms.lateness import ClockOffset
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -55,8 +55,8 @@ class MpiGroup:
         self.communicator.Allreduce(MPI.IN_PLACE, [found, MPI.DOUBLE], MPI.MAX)
         return found
 
-    def clock_offset(self) -> Offset:
-        """How this rank's clock differs from the first rank's, by messages to and fro, one rank after another.
+    def clock_offset(self) -> ClockOffset:
+        """The difference of this rank's clock to the first rank's, by messages to and fro, one rank after another.
 
         The first rank's answer was read between question and arrival, most likely in the middle, and the quickest of
         some round trips says it best (F. Cristian, Probabilistic clock synchronization, 1989).
@@ -66,16 +66,16 @@ class MpiGroup:
                 for _ in range(_ROUND_TRIPS):
                     self.communicator.Recv(array("d", [0.0]), other)
                     self.communicator.Send(array("d", [perf_counter()]), other)
-            return Offset(0.0, 0.0)
+            return ClockOffset(0.0, 0.0)
         return min((self._round_trip() for _ in range(_ROUND_TRIPS)), key=lambda offset: offset.uncertainty)
 
-    def _round_trip(self) -> Offset:
+    def _round_trip(self) -> ClockOffset:
         answer = array("d", [0.0])
         asked = perf_counter()
         self.communicator.Send(array("d", [asked]), 0)
         self.communicator.Recv(answer, 0)
         arrived = perf_counter()
-        return Offset(answer[0] - (asked + arrived) / 2, (arrived - asked) / 2)
+        return ClockOffset(answer[0] - (asked + arrived) / 2, (arrived - asked) / 2)
 
     def split(self, color: int, key: int) -> "MpiGroup":
         """The group of the ranks with the same color, ordered by key."""
@@ -85,8 +85,7 @@ class MpiGroup:
 def start(launched_by: LaunchedBy) -> MpiGroup:
     """Initialise MPI and return the group of the whole job.
 
-    Raises:
-        CouldNotMeasureError: no MPI library, or a launcher whose processes do not form one job.
+    Raises CouldNotMeasureError for no MPI library, or a launcher whose processes do not form one job.
     """
     import mpi4py
 

@@ -10,7 +10,7 @@ from gpubench.errors import UsageError
 from gpubench.hardware.mpi import group as mpi
 from gpubench.hardware.process import free_memory as host_memory
 from gpubench.hardware.timing.clock import no_garbage_collection
-from gpubench.hardware.timing.loops import HostClockedLaunch, in_groups, in_order
+from gpubench.hardware.timing.loops import HostClockedLaunch, in_order
 from gpubench.hardware.timing.pace import Pace
 from gpubench.model.terms.data_pattern import Block, DataPattern
 from gpubench.model.terms.operation import DataType, ReduceOp
@@ -30,8 +30,8 @@ MOST_ELEMENTS = 2**30
 _CHUNK_ELEMENTS = 2**18
 """Elements of a temporary array: a megabyte, which stays in a core's cache."""
 
-_SECONDS_BETWEEN_WORDS = 1e-4
-"""Telling of each of many operations of 1 µs would add 8 % to them."""
+_SECONDS_BETWEEN_REPORTS = 1e-4
+"""Reporting each of many operations of 1 µs would add 8 % to them."""
 
 _BLOCK_BYTES = 16
 """Blocks of the gather-like collectives are multiples of this, so their counts shrink by it."""
@@ -90,6 +90,7 @@ class HostBackend:
     """Collectives over an MPI communicator."""
 
     name = "host"
+    buffers = 3  # Open MPI and MPICH reduce through working space of up to the size of the message
 
     def __init__(
         self,
@@ -100,14 +101,12 @@ class HostBackend:
     ) -> None:
         self.calls = HostCalls(group.communicator, most_elements)
         self._most_elements = most_elements
-        # Open MPI and MPICH reduce through working space of up to the size of the message.
-        self.buffers = 3
         self._ranks_on_node = ranks_on_node
         self._progress = progress
-        self._pace = Pace(_SECONDS_BETWEEN_WORDS)
+        self._pace = Pace(_SECONDS_BETWEEN_REPORTS)
 
     def open(self, group: Group) -> "HostCalls":
-        """The same collectives among other ranks; `group` is one of MPI's."""
+        """The collectives among the ranks of `group`, which is one of MPI's."""
         return HostCalls(cast("mpi.MpiGroup", group).communicator, self._most_elements)
 
     def drop(self, calls: CollectiveCalls) -> None:
@@ -132,16 +131,12 @@ class HostBackend:
         return NumpyMemory(size_bytes, self._progress)
 
     def bind(self, launches: Sequence[Launch], graph_replays: int) -> Launch:
-        """All launches in order; there are no graphs on a CPU.
-
-        Raises:
-            UsageError: replays are asked for.
-        """
+        """All launches in order; UsageError where replays are asked for: there are no graphs on a CPU."""
         if graph_replays:
             raise UsageError("--graph needs GPUs: the host backend has no CUDA graphs", next_step="leave --graph out")
 
         groups = self._pace.groups(launches)
-        return in_order(launches) if len(groups) == 1 else partial(in_groups, launches, groups, self._progress)
+        return in_order(launches) if len(groups) == 1 else HostClockedLaunch(launches, groups, self._progress)
 
     def in_batches(self, launches: Sequence[Launch], operations: int) -> BatchedLaunch:
         """All launches in order, with a look at the clock after each so many of them."""
@@ -160,9 +155,9 @@ class HostBackend:
         """NumPy's buffers go with their references."""
 
 
-def check_types(dtypes: Sequence[DataType], *, reduces: bool) -> None:
-    """Raise UsageError where the MPI library cannot reduce one of these types; any can be moved."""
-    if not reduces:
+def check_types(dtypes: Sequence[DataType], ops: Sequence[ReduceOp] | None) -> None:
+    """Raise UsageError where the MPI library cannot reduce one of these types; `ops` of None only move data."""
+    if ops is None:
         return
     known = _mpi_types()
     for dtype in dtypes:
@@ -175,7 +170,7 @@ def check_types(dtypes: Sequence[DataType], *, reduces: bool) -> None:
 
 
 def _mpi_types() -> "Mapping[DataType, MPI.Datatype]":
-    """What can be reduced: float16 where the library has it; bfloat16 never, since NumPy cannot average it."""
+    """Types that can be reduced: float16 where the library has it; bfloat16 never, since NumPy cannot average it."""
     from mpi4py import MPI
 
     types: dict[DataType, MPI.Datatype] = {
@@ -235,15 +230,11 @@ class HostCalls:
         divide = self._divide(receive, count, dtype, op)
         if count * self._ranks > self._most_elements:
             return in_order([*self._reduce_blocks(send, receive, count, dtype, op), *divide])
-        in_place = send.memory is receive.memory
-        if not in_place:
-            given, taken = (
-                self._typed(send, slice(0, count * self._ranks), dtype),
-                self._typed(receive, slice(0, count), dtype),
-            )
-            return in_order([partial(self._communicator.Reduce_scatter_block, given, taken, self._ops[op]), *divide])
-        # MPI leaves the in-place result in the first block, NCCL in the rank's own.
         whole = self._typed(send, slice(0, count * self._ranks), dtype)
+        if send.memory is not receive.memory:
+            taken = self._typed(receive, slice(0, count), dtype)
+            return in_order([partial(self._communicator.Reduce_scatter_block, whole, taken, self._ops[op]), *divide])
+        # MPI leaves the in-place result in the first block, NCCL in the rank's own.
         reduce = partial(self._communicator.Reduce_scatter_block, self._mpi.IN_PLACE, whole, self._ops[op])
         return in_order([reduce, self._copy(send, receive, count, dtype), *divide])
 
@@ -292,15 +283,10 @@ class HostCalls:
         self, send: Region, destination: int, receive: Region, source: int, count: int, dtype: DataType
     ) -> Launch:
         """Both at once: `MPI_Sendrecv` for every piece."""
+        send_and_receive = partial(self._communicator.Sendrecv, dest=destination, source=source)
         return in_order(
             [
-                partial(
-                    self._communicator.Sendrecv,
-                    self._bytes(send, piece),
-                    destination,
-                    recvbuf=self._bytes(receive, piece),
-                    source=source,
-                )
+                partial(send_and_receive, self._bytes(send, piece), recvbuf=self._bytes(receive, piece))
                 for piece in self._pieces(count * dtype.size_bytes)
             ]
         )
@@ -337,7 +323,7 @@ class HostCalls:
         return partial(taken.__setitem__, slice(None), given)
 
     def _divide(self, receive: Region, count: int, dtype: DataType, op: ReduceOp) -> tuple[Launch, ...]:
-        """What turns a sum into an average, for `ReduceOp.AVG` alone; integers are rounded down."""
+        """The division of a sum for `ReduceOp.AVG`, nothing for any other; integers are rounded down."""
         if op is not ReduceOp.AVG:
             return ()
         values = receive.memory.array(receive.offset_bytes, count, dtype.value)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Self, TypeVar
 
-from gpubench.model.terms.lateness import Offset
+from gpubench.model.terms.lateness import ClockOffset
 
 T = TypeVar("T")
 
@@ -29,16 +29,16 @@ class AloneGroup:
         return value
 
     def barrier(self) -> None:
-        """Nobody to wait for."""
+        """Nothing to wait for."""
 
     def largest(self, values: Sequence[float]) -> Sequence[float]:
         """The values themselves."""
         return values
 
-    def clock_offset(self) -> Offset:
+    def clock_offset(self) -> ClockOffset:
         """None from itself."""
-        return Offset(0.0, 0.0)
+        return ClockOffset(0.0, 0.0)
 
     def split(self, color: int, key: int) -> Self:  # noqa: ARG002
-        """The same single process."""
+        """This group: it has one process, whatever the color."""
         return self

@@ -3,14 +3,13 @@
 import ctypes
 import warnings
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
 from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 from time import perf_counter
 from typing import Any, cast
 
-from gpubench import installation_errors
+from gpubench import errors
 from gpubench.hardware.cuda.device import CudaDevice
 from gpubench.hardware.nccl.calls import NcclCalls, NcclLaunch, call_table
 from gpubench.hardware.timing.clock import no_garbage_collection
@@ -20,20 +19,10 @@ from gpubench.model.terms.progress import UNWATCHED, Progress
 from gpubench.ports.collective_calls import CollectiveCalls
 from gpubench.ports.group import Group
 from gpubench.ports.launch import BatchedLaunch, Launch
-from gpubench.ports.memory import Memory
+from gpubench.ports.memory import Allocator, Memory
 
 _RESET_LOG = "ncclResetDebugInit"
 _LAST_ERROR = "ncclGetLastError"
-
-
-class Allocator(StrEnum):
-    """Who allocates the buffers: CUDA, as frameworks do, or NCCL, as nccl-tests does.
-
-    In CUDA graphs NCCL registers its own allocations and copies directly from and to them; elsewhere they are alike.
-    """
-
-    CUDA = "cuda"
-    NCCL = "nccl"
 
 
 class _SymbolOrigin(ctypes.Structure):
@@ -56,18 +45,18 @@ class NcclLibrary:
             try:
                 _load(asked, ctypes.RTLD_GLOBAL).ncclGetVersion  # noqa: B018
             except (OSError, AttributeError) as error:
-                raise installation_errors.unreadable_nccl_library(asked, str(error)) from error
+                raise errors.unreadable_nccl_library(asked, str(error)) from error
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             from cupy.cuda import nccl
         if not nccl.available:
             detail = str(caught[-1].message).strip().splitlines()[0] if caught else "libnccl.so.2 is not found"
-            raise installation_errors.missing_nccl(detail)
+            raise errors.missing_nccl(detail)
         self.nccl: Any = nccl
         self.path = _origin_of_nccl()
         self._native = _load(self.path)
         if asked is not None and Path(asked).resolve() != Path(self.path).resolve():
-            raise installation_errors.nccl_library_not_used(asked, self.path)
+            raise errors.nccl_library_not_used(asked, self.path)
 
     @property
     def version(self) -> str:
@@ -79,11 +68,10 @@ class NcclLibrary:
     def allocate(self, size_bytes: int) -> int:
         """The address of memory that NCCL allocated, as nccl-tests has it do.
 
-        Raises:
-            UsageError: this NCCL has no allocator (2.19 is the first that does).
+        Raises UsageError where this NCCL has no allocator (2.19 is the first that does).
         """
         if not self.has("ncclMemAlloc"):
-            raise installation_errors.no_nccl_allocator(self.version)
+            raise errors.no_nccl_allocator(self.version)
         address = ctypes.c_void_p()
         self.issue(CallTable([(self.address("ncclMemAlloc"), ctypes.addressof(address), size_bytes)]))
         return address.value or 0
@@ -102,13 +90,13 @@ class NcclLibrary:
 
     @property
     def error(self) -> type[Exception]:
-        """What is raised when a call of NCCL's fails."""
+        """The exception of a failed NCCL call."""
         failed: type[Exception] = self.nccl.NcclError
         return failed
 
     @property
     def can_reset_log(self) -> bool:
-        """Whether NCCL can read NCCL_DEBUG and its like again: since 2.24.3."""
+        """True where NCCL can read NCCL_DEBUG and its like again: since 2.24.3."""
         return self.has(_RESET_LOG)
 
     def reset_log(self) -> None:
@@ -123,7 +111,7 @@ class NcclLibrary:
         return (text or b"").decode(errors="replace").strip()
 
     def has(self, name: str) -> bool:
-        """Whether this version has a function of that C name."""
+        """True where this version has a function of that C name."""
         return hasattr(self._native, name)
 
     def address(self, name: str) -> int:
@@ -259,7 +247,7 @@ class NcclBackend:
         return next(filter(None, found), "")
 
     def abort(self) -> None:
-        """Give up what the communicators are doing, wherever they wait; nothing can follow. For a thread."""
+        """Abort the communicators, wherever they wait; they cannot be used afterwards. For a thread."""
         self._aborted = True
         for communicator in list(self._communicators.values()):
             communicator.abort()

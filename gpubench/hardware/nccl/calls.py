@@ -2,29 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from gpubench.hardware.timing.native_loop import CallTable, Entry
 from gpubench.model.terms.operation import DataType, ReduceOp
 from gpubench.ports.launch import Launch
 from gpubench.ports.memory import Region
 
-
-class CallableLibrary(Protocol):
-    """What of the NCCL library is needed here: CuPy's module for its numbers, and the addresses of its functions."""
-
-    @property
-    def nccl(self) -> Any:
-        """`cupy.cuda.nccl`."""
-        ...
-
-    def has(self, name: str) -> bool:
-        """Whether this version has a function of that C name."""
-        ...
-
-    def address(self, name: str) -> int:
-        """The address of a function by its C name."""
-        ...
+if TYPE_CHECKING:
+    from gpubench.hardware.nccl.backend import NcclLibrary
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +32,7 @@ def call_table(launches: Sequence[Launch]) -> CallTable:
 class NcclCalls:
     """NCCL's collectives on one communicator and stream, bound as calls into the loaded library."""
 
-    def __init__(self, communicator: Any, library: CallableLibrary, stream: int) -> None:
+    def __init__(self, communicator: Any, library: "NcclLibrary", stream: int) -> None:
         nccl = library.nccl
         self._library = library
         self._tail: tuple[int, int] = (communicator.comm, stream)

@@ -1,10 +1,9 @@
-"""NCCL's log, heard by gpubench for as long as it takes to try every operation once, and then the user's again.
+"""NCCL's log, which gpubench reads while every operation is tried once; afterwards it is the user's again.
 
 NCCL reads its variables at its first call, and opens its log with fopen(3). Here the log is a file in this process's
-own memory, by its name in /proc: nobody else reads it, it leaves nothing behind however the process ends, and no full
-or shared disk comes in between. NCCL 2.24.3 and later read the variables again on request, and then the log is over;
-since that empties the user's own file, what is to go there from before is added at the end. What is done beside a
-user who has set NCCL_DEBUG himself stands in nccl_debug_plan.py.
+own memory, by its name in /proc: nobody else reads it, nothing of it is left however the process ends, and it needs no
+disk. NCCL 2.24.3 and later read the variables again on request, which ends the log; since that empties the user's own
+file, the lines for it from before are added at the end. debug_plan.py has the rules where the user has set NCCL_DEBUG.
 """
 
 import os
@@ -13,11 +12,10 @@ import threading
 from collections.abc import Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Protocol, Self
 
 from gpubench.hardware.mpi.group import host_name
-from gpubench.hardware.nccl.debug_plan import Listening, plan
+from gpubench.hardware.nccl.debug_plan import LogAccess, plan_log
 from gpubench.hardware.process.nccl_settings import DEBUG, DEBUG_FILE, DEBUG_SUBSYSTEMS
 from gpubench.hardware.system_files import names_in
 
@@ -28,22 +26,20 @@ _CHUNK_BYTES = 1 << 16
 
 
 class ResettableLog(Protocol):
-    """What of the NCCL library its log depends on."""
+    """The NCCL library as its log depends on it."""
 
     @property
     def can_reset_log(self) -> bool:
-        """Whether NCCL can read its variables again: since 2.24.3."""
-        ...
+        """True where NCCL can read its variables again: since 2.24.3."""
 
     def reset_log(self) -> None:
-        """Have it read them again, at its next line at the latest."""
-        ...
+        """Make it read them again, at its next line at the latest."""
 
 
 class NcclLog:
     """NCCL's log of this process, a context that has to begin before NCCL's first call.
 
-    `silence` says why nothing is heard, and is empty while something may be.
+    `silence` is the reason why there is no log, and is empty while there may be one.
     """
 
     def __init__(
@@ -58,19 +54,19 @@ class NcclLog:
         self._settings = settings
         self._environment = environment
         self._stdout = stdout
-        self._plan = plan(settings, ranks_on_node, can_reset=library.can_reset_log)
+        self._plan = plan_log(settings, ranks_on_node, can_reset=library.can_reset_log)
         self.silence = self._plan.why_not
-        self._is_ours = self._plan.how in (Listening.PRIVATE, Listening.RELAYED)
+        self._is_ours = self._plan.how in (LogAccess.PRIVATE, LogAccess.FORWARDED)
         self._before: dict[str, str | None] = {}
         self._descriptor: int | None = None
-        self._relay: _Relay | None = None
+        self._forwarder: _Forwarder | None = None
         self._offset = 0
         self._rest = b""
         self._warnings: list[bytes] = []
         self._withheld: list[bytes] = []
 
     def __enter__(self) -> Self:
-        """Have NCCL log to us."""
+        """Have NCCL write its log to a file of this process."""
         if self._is_ours:
             try:
                 self._descriptor = os.memfd_create("nccl-log")
@@ -79,28 +75,26 @@ class NcclLog:
                 self.silence = f"this system has no memory file for NCCL's log: {os.strerror(error.errno or 0)}"
         if self._is_ours and self._descriptor is not None:
             self._set({**self._plan.variables, DEBUG_FILE: f"/proc/self/fd/{self._descriptor}"})
-            if self._plan.how is Listening.RELAYED:
-                self._relay = _Relay(self._descriptor, self._stdout)
+            if self._plan.how is LogAccess.FORWARDED:
+                self._forwarder = _Forwarder(self._descriptor, self._stdout)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Everything as it was before, the environment too; what was withheld from the user reaches him."""
+    def __exit__(self, *_error: object) -> None:
+        """Restore log and environment, and give the user the lines that were withheld from him."""
         self.switch_off()
         self.lines()
-        self._hand_on()
+        self._write_withheld()
         self._set(self._before)
         if self._descriptor is not None:
             os.close(self._descriptor)
         self._descriptor = None
 
-    def appeared(self) -> bool:
-        """Whether NCCL, after its first call, writes where it was told to; where not, `silence` says so.
+    def is_readable(self) -> bool:
+        """True where NCCL, after its first call, writes to the file that it was given; else `silence` has the reason.
 
-        An NCCL that cannot open its log writes to stdout, without a word about it.
+        An NCCL that cannot open its log writes to stdout and reports no error.
         """
-        if self._plan.how is Listening.USERS_FILE and self._descriptor is None:
+        if self._plan.how is LogAccess.USERS_FILE and self._descriptor is None:
             self._open_users_file()
         elif self._is_ours and self._descriptor is not None and not _is_open_twice(self._descriptor):
             self.silence = "NCCL did not open the log that gpubench gave it, and wrote to stdout instead"
@@ -108,7 +102,7 @@ class NcclLog:
 
     @property
     def no_tuning(self) -> str:
-        """Why NCCL does not say which algorithm it takes; empty where it does."""
+        """The reason for which the log names no algorithm; empty where it names them."""
         return self._plan.no_tuning
 
     def lines(self) -> list[bytes]:
@@ -120,28 +114,28 @@ class NcclLog:
             self._rest += chunk
         *found, self._rest = self._rest.split(b"\n")
         self._warnings += [line.partition(_WARN)[2] for line in found if _WARN in line]
-        if self._plan.how is Listening.PRIVATE:
-            self._withheld += asked_for(self._settings, found)
+        if self._plan.how is LogAccess.PRIVATE:
+            self._withheld += lines_at_user_level(self._settings, found)
         return found
 
     def warnings(self) -> list[str]:
-        """What NCCL has warned of so far, without the place in its source."""
+        """NCCL's warnings so far, without the place in its source."""
         self.lines()
         return [line.decode(errors="replace").strip() for line in self._warnings]
 
     def switch_off(self) -> None:
-        """End the listening: from its next line on, NCCL logs as the user asked, where it can still be told."""
+        """End the log: from its next line on NCCL logs as the user set it, where it can read its variables again."""
         if not self._is_ours:
             return
         self._is_ours = False
-        if self._relay is not None:
-            self._relay.finish()
+        if self._forwarder is not None:
+            self._forwarder.finish()
         self.lines()
         self._set({name: self._settings.get(name) for name in (DEBUG, DEBUG_SUBSYSTEMS, DEBUG_FILE)})
         if self._library.can_reset_log:
             self._library.reset_log()
         if not self._settings.get(DEBUG_FILE):
-            self._hand_on()
+            self._write_withheld()
 
     def _set(self, variables: Mapping[str, str | None]) -> None:
         for name, value in variables.items():
@@ -152,7 +146,7 @@ class NcclLog:
                 self._environment[name] = value
 
     def _open_users_file(self) -> None:
-        path = Path(expanded(self._settings[DEBUG_FILE]))
+        path = Path(log_path(self._settings[DEBUG_FILE]))
         try:
             if path.is_file():
                 self._descriptor = os.open(path, os.O_RDONLY)
@@ -161,8 +155,8 @@ class NcclLog:
         except OSError as error:
             self.silence = f"{path}, where NCCL logs to, cannot be read: {os.strerror(error.errno or 0)}"
 
-    def _hand_on(self) -> None:
-        """Give the user what he asked for and we have kept."""
+    def _write_withheld(self) -> None:
+        """Write the withheld lines to where the user has his log."""
         text, self._withheld = b"".join(line + b"\n" for line in self._withheld), []
         file = self._settings.get(DEBUG_FILE)
         if not text:
@@ -171,12 +165,12 @@ class NcclLog:
             if not file or self._settings.get(DEBUG, "").upper() == "VERSION":
                 _write_all(self._stdout, text)
             else:
-                with Path(expanded(file)).open("ab") as stream:
+                with Path(log_path(file)).open("ab") as stream:
                     stream.write(text)
 
 
-def asked_for(settings: Mapping[str, str], lines: Sequence[bytes]) -> list[bytes]:
-    """What of a log at level INFO the user would have had at his own level: the version, and warnings."""
+def lines_at_user_level(settings: Mapping[str, str], lines: Sequence[bytes]) -> list[bytes]:
+    """The lines of an INFO log that the user's own level shows: the version, and warnings."""
     level = settings.get(DEBUG, "").upper()
     if level not in ("WARN", "VERSION"):
         return []
@@ -190,14 +184,14 @@ def asked_for(settings: Mapping[str, str], lines: Sequence[bytes]) -> list[bytes
     return found
 
 
-def expanded(file: str) -> str:
+def log_path(file: str) -> str:
     """The file that NCCL makes of NCCL_DEBUG_FILE: %h is the host, %p the process, %% a percent sign."""
     words = {"%h": host_name(), "%p": str(os.getpid()), "%%": "%"}
     return re.sub("%[hp%]", lambda found: words[found[0]], file)
 
 
 def _is_open_twice(descriptor: int) -> bool:
-    """Whether this process has a file open once more, beside this descriptor."""
+    """True where this process has the file open a second time, beside this descriptor."""
     own, found = os.fstat(descriptor), 0
     for name in names_in(Path("/proc/self/fd")):
         with suppress(OSError):
@@ -205,8 +199,8 @@ def _is_open_twice(descriptor: int) -> bool:
     return found > 1
 
 
-class _Relay(threading.Thread):
-    """Passes on what is written to a file to another one, while NCCL keeps the main thread busy."""
+class _Forwarder(threading.Thread):
+    """A thread that copies what is written to one file to another, while NCCL keeps the main thread busy."""
 
     def __init__(self, source: int, destination: int) -> None:
         super().__init__(daemon=True)
@@ -216,12 +210,12 @@ class _Relay(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Look again and again."""
+        """Copy at intervals until `finish`."""
         while not self._over.wait(_SECONDS_BETWEEN_LOOKS):
             self._pass_on()
 
     def finish(self) -> None:
-        """Pass on the rest, and end."""
+        """Copy the rest, and end."""
         self._over.set()
         self.join()
         self._pass_on()

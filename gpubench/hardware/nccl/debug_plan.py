@@ -1,13 +1,13 @@
-"""How to hear NCCL's log beside a user who may want it too.
+"""The way to read NCCL's log that leaves the user's own log as it is.
 
-What he set decides, in the environment or in one of NCCL's configuration files:
+It follows from what is set in the environment or in one of NCCL's configuration files:
 
-- NCCL_DEBUG unset, VERSION or WARN: heard in private. Version and warnings, where he asked for them, are handed on.
-- INFO, ABORT or TRACE without a file: heard in private with his own subsystems, and passed on to stdout as it is
-  written; not heard of NCCL before 2.24.3, which could not go back to stdout.
-- INFO, ABORT or TRACE with NCCL_DEBUG_FILE: his file is read, and nothing is changed. Not where it is one file for
-  several ranks, which overwrite each other there.
-- INFO, ABORT or TRACE with an NCCL_DEBUG_SUBSYS that leaves INIT out: not heard.
+- NCCL_DEBUG unset, VERSION or WARN: a private file. Version and warnings, where asked for, are given to the user.
+- INFO, ABORT or TRACE without a file: a private file with the user's subsystems, forwarded to stdout as it is written;
+  no log of NCCL before 2.24.3, which could not go back to stdout.
+- INFO, ABORT or TRACE with NCCL_DEBUG_FILE: the user's file is read, and nothing is changed. Not where it is one file
+  for several ranks, which overwrite each other there.
+- INFO, ABORT or TRACE with an NCCL_DEBUG_SUBSYS that leaves INIT out: no log.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from enum import StrEnum
 
 from gpubench.hardware.process.nccl_settings import DEBUG, DEBUG_FILE, DEBUG_SUBSYSTEMS
 
-TALKATIVE = ("INFO", "ABORT", "TRACE")
+INFO_LEVELS = ("INFO", "ABORT", "TRACE")
 """Levels of NCCL_DEBUG that show how ranks are connected: NCCL orders them NONE, VERSION, WARN, INFO, ABORT, TRACE."""
 
 _DEFAULT_SUBSYSTEMS = "INIT,BOOTSTRAP,ENV"
@@ -27,40 +27,40 @@ _QUIET_SUBSYSTEMS = "INIT,ENV"
 """For an NCCL whose log cannot be ended: these write nothing for an operation."""
 
 
-class Listening(StrEnum):
-    """How NCCL's log is heard."""
+class LogAccess(StrEnum):
+    """The file through which NCCL's log is read."""
 
     PRIVATE = "in private"
-    RELAYED = "in private, and passed on"
+    FORWARDED = "in private, and passed on"
     USERS_FILE = "in the user's file"
     NOT = "not at all"
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """How NCCL's log will be heard, what is to be set for it beside its file, or why it will not be.
+class LogPlan:
+    """The access to NCCL's log, and the variables to set for it beside its file; `why_not` where there is none.
 
-    `no_tuning` is why it will not say which algorithm it takes.
+    `no_tuning` is the reason for which the log will name no algorithm.
     """
 
-    how: Listening
+    how: LogAccess
     variables: Mapping[str, str] = field(default_factory=dict)
     why_not: str = ""
     no_tuning: str = ""
 
 
-def plan(settings: Mapping[str, str], ranks_on_node: int, *, can_reset: bool) -> Plan:
-    """How to listen where NCCL's variables, without us, are `settings`."""
-    if settings.get(DEBUG, "").upper() in TALKATIVE:
+def plan_log(settings: Mapping[str, str], ranks_on_node: int, *, can_reset: bool) -> LogPlan:
+    """The plan where NCCL's variables, as the user left them, are `settings`."""
+    if settings.get(DEBUG, "").upper() in INFO_LEVELS:
         return _plan_beside_user(settings, ranks_on_node, can_reset=can_reset)
     if can_reset:
-        return Plan(Listening.PRIVATE, {DEBUG: "INFO", DEBUG_SUBSYSTEMS: _SUBSYSTEMS})
+        return LogPlan(LogAccess.PRIVATE, {DEBUG: "INFO", DEBUG_SUBSYSTEMS: _SUBSYSTEMS})
     reason = "an NCCL before 2.24.3 would say it all the time, not only while gpubench listens"
-    return Plan(Listening.PRIVATE, {DEBUG: "INFO", DEBUG_SUBSYSTEMS: _QUIET_SUBSYSTEMS}, no_tuning=reason)
+    return LogPlan(LogAccess.PRIVATE, {DEBUG: "INFO", DEBUG_SUBSYSTEMS: _QUIET_SUBSYSTEMS}, no_tuning=reason)
 
 
-def _plan_beside_user(settings: Mapping[str, str], ranks_on_node: int, *, can_reset: bool) -> Plan:
-    """How to listen to a log that the user reads too, which has in it what he asked for and no more."""
+def _plan_beside_user(settings: Mapping[str, str], ranks_on_node: int, *, can_reset: bool) -> LogPlan:
+    """The plan for a log that the user reads too: it has the lines that he asked for and no others."""
     level, file, subsystems = (settings.get(name, "") for name in (DEBUG, DEBUG_FILE, DEBUG_SUBSYSTEMS))
     if not shows(subsystems, "INIT"):
         why_not = f"{DEBUG_SUBSYSTEMS}={subsystems} leaves INIT out, which shows connections"
@@ -71,14 +71,14 @@ def _plan_beside_user(settings: Mapping[str, str], ranks_on_node: int, *, can_re
     else:
         no_tuning = "" if shows(subsystems, "TUNING") else f"TUNING is not among the {DEBUG_SUBSYSTEMS} that are set"
         if file:
-            return Plan(Listening.USERS_FILE, no_tuning=no_tuning)
-        # A level from a configuration file is said again: NCCL may open its log before it has read those files.
+            return LogPlan(LogAccess.USERS_FILE, no_tuning=no_tuning)
+        # A level from a configuration file is set again: NCCL may open its log before it has read those files.
         again = {name: settings[name] for name in (DEBUG, DEBUG_SUBSYSTEMS) if name in settings}
-        return Plan(Listening.RELAYED, again, no_tuning=no_tuning)
-    return Plan(Listening.NOT, why_not=why_not)
+        return LogPlan(LogAccess.FORWARDED, again, no_tuning=no_tuning)
+    return LogPlan(LogAccess.NOT, why_not=why_not)
 
 
 def shows(subsystems: str, name: str) -> bool:
-    """Whether a log with that NCCL_DEBUG_SUBSYS, '' where it is not set, has the lines of a subsystem."""
+    """True where a log with that NCCL_DEBUG_SUBSYS, '' where it is not set, has the lines of a subsystem."""
     words = (subsystems or _DEFAULT_SUBSYSTEMS).upper().removeprefix("^").split(",")
     return (name in words or "ALL" in words) != subsystems.startswith("^")

@@ -1,4 +1,4 @@
-"""What NCCL's own observers say of a job: the RAS threads of its ranks, which listen on each host (NCCL 2.24)."""
+"""NCCL's status of a job, from the RAS threads of its ranks, which listen on each host (NCCL 2.24)."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""What the CUDA driver says of GPUs and peer access, by ctypes: no CuPy, no context, no memory on any GPU."""
+"""GPUs and peer access as the CUDA driver has them, by ctypes: no CuPy, no context, no memory on any GPU."""
 
 import ctypes
 from collections.abc import Callable, Mapping
@@ -40,7 +40,7 @@ class CudaGpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CudaFacts:
-    """What this user's processes see.
+    """The GPUs that processes of this user see.
 
     `peers` holds cuDeviceCanAccessPeer by the bus id of the GPU that reaches out, then of the one that it reaches.
     `visible_devices` is the CUDA_VISIBLE_DEVICES that was in force; `absent` says why there is no GPU.
@@ -52,12 +52,13 @@ class CudaFacts:
     absent: str | None = None
 
 
-def load_cuda() -> Any:
-    """The CUDA driver library.
+def version_text(encoded: int) -> str:
+    """13000 → '13.0', as `cudaDriverGetVersion` encodes it."""
+    return f"{encoded // 1000}.{encoded % 1000 // 10}"
 
-    Raises:
-        CudaUnavailableError: this host has none.
-    """
+
+def load_cuda() -> Any:
+    """The CUDA driver library; CudaUnavailableError where this host has none."""
     try:
         return ctypes.CDLL(_LIBRARY)
     except OSError as error:
@@ -65,10 +66,9 @@ def load_cuda() -> Any:
 
 
 def read_cuda(library: Any, visible_devices: str | None = None) -> CudaFacts:
-    """The GPUs that CUDA shows and who can reach whom. `library` is libcuda, or what stands in for it.
+    """The GPUs that CUDA shows and the peer access between them. `library` is libcuda, or what stands in for it.
 
-    Raises:
-        CudaUnavailableError: it does not start, or does not tell its GPUs.
+    Raises CudaUnavailableError where it does not start, or does not tell its GPUs.
     """
     _check(library, "cuInit", 0)
     devices = [_integer(library, "cuDeviceGet", ordinal) for ordinal in range(_integer(library, "cuDeviceGetCount"))]
@@ -103,7 +103,7 @@ def _integer(library: Any, function: str, *arguments: object) -> int:
 
 
 def _optional(library: Any, function: str, *arguments: object) -> int | None:
-    """The same, None where the call fails: an older driver does not know a newer attribute."""
+    """The integer of a call, None where it fails: an older driver does not know a newer attribute."""
     try:
         return _integer(library, function, *arguments)
     except CudaUnavailableError:

@@ -21,7 +21,7 @@ _REGISTRY_KEYS = (
     *("forcep2p", "rmforcep2p", "rmpciep2p", "rmp2p", "rmdisablep2p", "rmnvlink", "nvlink", "peermapping"),
     *("rmforcestaticbar1", "rmbar1", "rmpcie", "enableresizablebar", "grdma", "rmconfcompute", "rmconfidential"),
 )
-"""How the names of registry keys begin that bear on how GPUs and NICs reach each other; case does not count."""
+"""Beginnings of registry keys that decide how GPUs and NICs reach each other; case does not count."""
 
 _REGISTRY = "RegistryDwords"
 _REGISTRY_PER_DEVICE = "RegistryDwordsPerDevice"
@@ -81,7 +81,7 @@ def _registry_keys(settings: dict[str, str]) -> dict[str, str]:
 
 
 def _configured(root: Path, unknown: UnknownFields) -> dict[str, str] | None:
-    """What modprobe is told to set; the folder that comes first decides about a file's name (modprobe.d(5))."""
+    """Options in modprobe's files; of two files of one name that in the first folder counts (modprobe.d(5))."""
     files: dict[str, Path] = {}
     for folder in _MODPROBE:
         for name in names_in(root / folder):

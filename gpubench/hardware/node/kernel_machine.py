@@ -45,7 +45,7 @@ def read_kernel_driver(root: Path) -> DriverFacts:
 
 
 def read_gpudirect(root: Path) -> GpuDirectFacts:
-    """Whether nvidia-peermem and efa_nv_peermem are loaded; dma-buf is for CUDA to say."""
+    """The modules nvidia-peermem and efa_nv_peermem; dma-buf is a fact of CUDA's."""
     absent = False if exists(root / "sys/module") else None
     return GpuDirectFacts(
         peermem=True if any(exists(root / path) for path in _PEERMEM) else absent,
@@ -55,7 +55,7 @@ def read_gpudirect(root: Path) -> GpuDirectFacts:
 
 
 def _registered(root: Path) -> bool | None:
-    """Whether nvidia-peermem holds the RDMA core, whose function it needs; None where either is not loaded.
+    """True where nvidia-peermem holds the RDMA core, whose function it needs; None where either is not loaded.
 
     The kernel keeps in `holders` who uses a module's functions. Not seen on hardware with InfiniBand.
     """
@@ -66,7 +66,7 @@ def _registered(root: Path) -> bool | None:
 
 
 def _said_of_processors(field: str, text: str) -> list[str]:
-    """What /proc/cpuinfo says of each processor under one name; names differ between architectures.
+    """The values of one name in /proc/cpuinfo, one a processor; names differ between architectures.
 
     Only what is asked for is taken out of it: the page of four thousand processors has six megabytes.
     """
@@ -79,7 +79,7 @@ def _numa_nodes(folder: Path) -> tuple[NumaNode, ...]:
 
 
 def _virtual_machine(root: Path, flags: list[str]) -> bool | None:
-    """Whether a hypervisor shows itself; where x86's flag for it does not exist, nothing shown is nothing known."""
+    """True where a hypervisor shows itself, None where nothing is known: only x86 has a flag for it."""
     if text_of(root / "sys/hypervisor/type"):
         return True
     return "hypervisor" in flags[0].split() if flags else None

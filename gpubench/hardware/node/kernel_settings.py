@@ -1,4 +1,4 @@
-"""How the kernel is set up, from files that everyone may read: IOMMU, boot options, IMEX channels.
+"""The kernel's settings, from files that everyone may read: IOMMU, boot options, IMEX channels.
 
 IMEX channels were not seen on hardware: /proc/devices is read as the driver's documentation has it.
 """

@@ -70,7 +70,7 @@ def _driver(kernel: DriverFacts, nvml: NvmlFacts | None) -> DriverFacts:
 def _driver_settings(
     kernel: DriverSettings, nvml: NvmlFacts | None, failures: Sequence[ProbeFailure]
 ) -> DriverSettings:
-    """What the kernel's files say, with what NVML alone knows."""
+    """The settings in the kernel's files, with those that NVML alone knows."""
     said = nvml.settings if nvml is not None else DriverSettings()
     reason = next((failure.error for failure in failures if failure.stage == "nvml"), "NVML was not asked")
     if nvml is not None:
@@ -112,7 +112,7 @@ def _gpus_of_others(kernel: SysfsFacts, gpus: Sequence[GpuFacts]) -> int:
 
 
 def _belongs_to_others(gpu: GpuFacts, kernel: SysfsFacts, *, listed: int) -> bool:
-    """Whether a GPU that the driver does not list was given to somebody else, and not lost.
+    """True where a GPU that the driver does not list belongs to another virtual machine or container, and is not lost.
 
     A virtual machine's has another driver. A container sees every GPU on the bus but has device files for its own only,
     whereas a GPU that was lost has left its device file behind.

@@ -14,7 +14,7 @@ _EFA_FAMILY = 0xEFA
 _RATE = re.compile(r"(\d+(?:\.\d+)?) Gb/sec", re.ASCII)
 _SOFTWARE_NAMES = ("siw", "rxe")
 _NO_SPEED = (-1, 0, 0xFFFF, 0xFFFFFFFF)
-"""What drivers and older kernels write for a speed that they do not know, in Mbit/s."""
+"""Values of drivers and older kernels for a speed that they do not know, in Mbit/s."""
 
 _MODELS = {
     "MT4115": "ConnectX-4",
@@ -45,7 +45,7 @@ class _Interface:
 
 @dataclass(frozen=True, slots=True)
 class _Hardware:
-    """What the ports of one device have in common; `folder` is the PCI device's, None for one that has none."""
+    """The device behind one or more ports; `folder` is the PCI device's, None for one that has none."""
 
     folder: Path | None
     address: str | None
@@ -67,10 +67,7 @@ def read_nics(root: Path) -> tuple[NicFacts, ...]:
 def nic_devices(root: Path) -> tuple[Path, ...]:
     """The sysfs paths that lead to the devices of the NICs."""
     rdma, net = root / "sys/class/infiniband", root / "sys/class/net"
-    return (
-        *(rdma / name for name in names_in(rdma)),
-        *(each.folder / "device" for each in _interfaces(net)),
-    )
+    return (*(rdma / name for name in names_in(rdma)), *(each.folder / "device" for each in _interfaces(net)))
 
 
 def _interfaces(folder: Path) -> list[_Interface]:

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Self, TypeVar
 
 from gpubench.errors import CouldNotMeasureError, GpubenchError, UsageError
@@ -43,7 +42,8 @@ def probe(
     `environment` is that of the user's processes, which decides what CUDA shows. `stages` are the command lines of the
     children, by name; `root` is where sysfs and procfs are found.
     """
-    return _put_together(run_stages(stages or stage_commands(root), with_package(environment), timeout_s))
+    with Probe(environment, stages or stage_commands(root)) as started:
+        return started.snapshot(timeout_s)
 
 
 def watch_errors(
@@ -66,7 +66,7 @@ def watch_errors(
 
 
 class Probe:
-    """The same while something else is done here: it begins when this is made. Usable as a context."""
+    """A probe that runs while something else is done here: it begins when this is made. Usable as a context."""
 
     def __init__(self, environment: Mapping[str, str], stages: Mapping[str, Sequence[str]] | None = None) -> None:
         self._stages = Stages(stages or stage_commands(), with_package(environment))
@@ -74,10 +74,8 @@ class Probe:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._stages.__exit__(kind, value, traceback)
+    def __exit__(self, *_error: object) -> None:
+        self._stages.__exit__()
 
     def snapshot(self, timeout_s: float) -> Snapshot:
         """This node; what has not answered, and does not within the time from now on, is in its `failures`."""
@@ -115,11 +113,7 @@ def _understood(
 
 
 def read_stage(stage: str, root: Path, environment: Mapping[str, str]) -> SysfsFacts | NvmlFacts | CudaFacts:
-    """What a child reads.
-
-    Raises:
-        CouldNotMeasureError: the source is there and does not answer.
-    """
+    """The facts that a child reads; CouldNotMeasureError where the source is there and does not answer."""
     if stage == SYSFS:
         return read_sysfs(root)
     if stage == NVML:

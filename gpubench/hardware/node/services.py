@@ -21,7 +21,7 @@ _LOGS = {
     SUBNET_MANAGER: ("var/log/nvlsm.log", rb"(?:nvlsm|NVLSM|OpenSM) (?:version )?"),
     IMEX: ("var/log/nvidia-imex.log", rb"IMEX (?:Log )?[Vv]ersion"),
 }
-"""Where they write by default, and what stands before their version there. The fabric manager's line about a driver
+"""Their default log files, and the text before their version in there. The fabric manager's line about a driver
 that does not match is as users quote it; the others were not seen."""
 
 _LOG_BYTES = 2**16
@@ -47,7 +47,7 @@ def read_services(root: Path) -> tuple[dict[str, Service], dict[str, str]]:
 
 
 def _why_hidden(root: Path) -> str:
-    """Why the host's processes cannot be seen; empty where they can."""
+    """The reason why the host's processes cannot be seen; empty where they can."""
     try:
         namespace = (root / "proc/self/ns/pid").readlink().name
     except OSError as error:

@@ -10,16 +10,15 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import IO, Any, Self
 
 from gpubench.hardware.launch.launcher import die_with_parent
 
 _SECONDS_TO_END = 1.0
-"""How long a child that answered, or was killed, is waited for. One inside a driver's call may never end."""
+"""Time for a child that answered, or was killed, to end. One inside a driver's call may never do so."""
 
 _SECONDS_TO_EXIT = 10.0
-"""How long a child whose output has ended is waited for: how it ended is what there is to say of it."""
+"""Time for a child whose output has ended to end itself: its exit status is the only explanation."""
 
 _CHUNK_BYTES = 2**16
 
@@ -50,14 +49,12 @@ class Stages:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         for child in self._children.values():
             child.end()
 
     def results(self, timeout_s: float) -> dict[str, StageResult]:
-        """What they have answered, or answer within the time from now on, by name."""
+        """Their answers so far and within the time from now on, by name."""
         _collect(list(self._children.values()), time.monotonic() + timeout_s)
         return {name: child.result(timeout_s) for name, child in self._children.items()}
 
@@ -119,7 +116,7 @@ class _Child:
         return self._ended or self._document is not None
 
     def result(self, timeout_s: float) -> StageResult:
-        """What became of it."""
+        """The answer, or the reason why there is none."""
         if self._document is not None:
             return StageResult(self._document)
         if self._process is None:
@@ -146,7 +143,7 @@ class _Child:
         return lines[-1].strip() if lines else ""
 
     def end(self) -> None:
-        """End the process where it still runs, and let go of it."""
+        """End the process where it still runs, and close its files."""
         self._complaints.close()
         if self._process is None or self.output is None:
             return

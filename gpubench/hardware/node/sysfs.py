@@ -1,4 +1,4 @@
-"""What the kernel shows of a node without asking the NVIDIA driver: PCI tree, NICs, machine, names."""
+"""The node as the kernel shows it without the NVIDIA driver: PCI tree, NICs, machine, names."""
 
 import re
 import threading
@@ -47,8 +47,7 @@ class SysfsFacts:
     """The node as the kernel shows it.
 
     `gpus` are numbered in the order of their bus ids. `gpu_drivers` names, by bus id, the kernel driver that has a GPU,
-    and `device_files` counts /dev/nvidia0 and on: both tell a GPU that is lost from one that was given to somebody
-    else.
+    and `device_files` counts /dev/nvidia0 and on: both tell a GPU that is lost from one of another container or VM.
     """
 
     machine: HostFacts = field(default_factory=HostFacts)
@@ -70,15 +69,15 @@ def read_sysfs(root: Path = Path("/")) -> SysfsFacts:
     """Everything that is in /sys, /proc and /dev below `root`; what is missing there is unknown."""
     devices = find_nvidia_devices(root)
     drivers = {bus_id(each.name): driver_of(each) for each in devices.gpus}
-    told = _told_by_driver(root) if devices.gpus else {}
+    pages = _driver_pages(root) if devices.gpus else {}
     nics = nic_devices(root)
-    pci_devices = read_pci_devices(devices.gpus, nics, _minors(told))
+    pci_devices = read_pci_devices(devices.gpus, nics, _minors(pages))
     return SysfsFacts(
         machine=read_machine(root),
         driver=read_kernel_driver(root),
         driver_settings=read_driver_settings(root),
         gpudirect=read_gpudirect(root),
-        gpus=_gpus(devices.gpus, told),
+        gpus=_gpus(devices.gpus, pages),
         nics=read_nics(root),
         switches=switches_above((*devices.gpus, *nics)),
         pci_devices=pci_devices,
@@ -90,11 +89,11 @@ def read_sysfs(root: Path = Path("/")) -> SysfsFacts:
     )
 
 
-def _gpus(folders: Sequence[Path], told: Mapping[str, Mapping[str, str]]) -> tuple[GpuFacts, ...]:
+def _gpus(folders: Sequence[Path], pages: Mapping[str, Mapping[str, str]]) -> tuple[GpuFacts, ...]:
     gpus = []
     for index, folder in enumerate(folders):
         address = pci_address(folder) or bus_id(folder.name)
-        information = told.get(address, {})
+        information = pages.get(address, {})
         uuid = information.get("GPU UUID", "")
         gpus.append(
             GpuFacts(
@@ -109,14 +108,14 @@ def _gpus(folders: Sequence[Path], told: Mapping[str, Mapping[str, str]]) -> tup
     return tuple(gpus)
 
 
-def _minors(told: Mapping[str, Mapping[str, str]]) -> dict[str, int]:
+def _minors(pages: Mapping[str, Mapping[str, str]]) -> dict[str, int]:
     """The numbers of the GPUs' device files, by bus id."""
-    said = {address: information.get("Device Minor", "") for address, information in told.items()}
+    said = {address: information.get("Device Minor", "") for address, information in pages.items()}
     return {address: int(text) for address, text in said.items() if _MINOR.fullmatch(text)}
 
 
-def _told_by_driver(root: Path) -> dict[str, dict[str, str]]:
-    """What the driver says in /proc/driver/nvidia/gpus, by bus id; as much as it says in time."""
+def _driver_pages(root: Path) -> dict[str, dict[str, str]]:
+    """The driver's pages in /proc/driver/nvidia/gpus, by bus id; those that it answers in time."""
     folder = root / "proc/driver/nvidia/gpus"
     named: dict[str, dict[str, str]] = {}
 

@@ -1,1 +1,1 @@
-"""What this process may do and what it has loaded."""
+"""This process: its rights, its limits, the libraries that it has loaded."""

@@ -1,4 +1,4 @@
-"""What this process may and may not do: namespaces, shared memory, limits, devices, libraries."""
+"""The facts of this process: namespaces, shared memory, limits, devices, libraries."""
 
 import os
 import re
@@ -127,7 +127,7 @@ def _driver_gpus(root: Path, unknown: UnknownFields) -> tuple[str, ...] | None:
 
 
 def _ucx_cuda(library: str | None, root: Path, unknown: UnknownFields) -> bool | None:
-    """Whether the loaded UCX has its module for memory of GPUs, which it looks for beside its library."""
+    """True where the loaded UCX has its module for GPU memory, which it looks for beside its library."""
     if library is None:
         unknown.reasons["ucx_cuda"] = "no UCX is loaded in this process"
         return None

@@ -1,4 +1,4 @@
-"""How much host memory this process may still take."""
+"""The host memory that this process may still take."""
 
 from pathlib import Path
 

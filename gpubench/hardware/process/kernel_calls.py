@@ -1,4 +1,4 @@
-"""What this process learns by asking the kernel: whether descriptors can be handed on, where memory comes from.
+"""Facts of this process from system calls: passing descriptors between processes, and the memory policy.
 
 A filter of calls (seccomp) that no container's runtime made could end a process for a call that it does not know, so
 under one nothing is tried.
@@ -14,7 +14,7 @@ from gpubench.hardware.process.rights import RUNTIMES
 from gpubench.hardware.system_files import UnknownFields
 
 _PIDFD_OPEN, _PIDFD_GETFD = 434, 438
-"""The same on every architecture. Python may have been built without its own pidfd_open."""
+"""Call numbers, alike on every architecture. Python may have been built without its own pidfd_open."""
 
 _GET_MEMPOLICY = {"x86_64": 239, "aarch64": 236, "ppc64le": 260}
 _POLICIES = ("default", "preferred", "bind", "interleave", "local", "preferred many", "weighted interleave")
@@ -28,12 +28,12 @@ _NOT_TRIED = "not tried: a seccomp filter is in force, and whose is not known"
 
 
 def may_call(seccomp: int | None, hints: Iterable[str]) -> bool:
-    """Whether calls may be tried: no filter, or one of a container's runtime, which refuses calls and kills nobody."""
+    """True where calls may be tried: no filter, or a container runtime's, which refuses calls and kills nobody."""
     return seccomp != _FILTERED or not RUNTIMES.isdisjoint(hints)
 
 
 def pidfd_getfd(unknown: UnknownFields, *, allowed: bool) -> bool | None:
-    """Whether processes can hand on descriptors of GPU memory by pidfd_getfd, as expandable segments do.
+    """True where processes can pass descriptors of GPU memory by pidfd_getfd, as expandable segments do.
 
     It is tried on this process itself, which no setting of ptrace forbids: those are facts of their own.
     """

@@ -1,4 +1,4 @@
-"""Whether the dynamic loader would find a library, without loading it: nobody's code runs in this process for a fact.
+"""A search for libraries as the dynamic loader does it, without loading them: no foreign code runs for a fact.
 
 Looked at are, in its order: what is loaded already, LD_LIBRARY_PATH, its cache, its own folders. Not followed is the
 search path inside another library (RUNPATH), by which a wheel can bring libraries of its own.
@@ -42,7 +42,7 @@ def wanted_libraries(settings: Mapping[str, str]) -> tuple[str, ...]:
 def find_libraries(
     names: Iterable[str], loaded: Mapping[str, str], search_path: str, root: Path
 ) -> dict[str, str | None]:
-    """Where each would be found, None for nowhere; a path is its own place.
+    """The file that the loader would take for each name, None for none; a path stands for itself.
 
     `loaded` are the files of loaded libraries by name without suffix, `search_path` is LD_LIBRARY_PATH.
     """
@@ -61,7 +61,7 @@ def find_libraries(
 
 
 def can_look(root: Path) -> bool:
-    """Whether any folder of the loader's own can be seen: where none can, that a library is nowhere is not known."""
+    """True where a folder of the loader can be seen: where none can, a library that is not found may exist."""
     return any(exists(below(root, Path(folder))) for folder in _FOLDERS)
 
 

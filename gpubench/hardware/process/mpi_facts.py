@@ -1,4 +1,4 @@
-"""What the MPI library that this process has loaded says of GPUs, by ctypes: nothing is loaded for it.
+"""GPU support of the MPI library that this process has loaded, by ctypes: nothing is loaded for it.
 
 `MPIX_Query_cuda_support` is Open MPI's and MVAPICH's, `MPIX_GPU_query_support` MPICH's. What Open MPI chose stands in
 variables that its libraries export. Seen: Open MPI 5 and MPICH 5 without GPUs; neither with them, nor MVAPICH.

@@ -64,5 +64,5 @@ def environment_set(variables: Mapping[str, str], environment: MutableMapping[st
 
 
 def refusals(settings: Mapping[str, str]) -> dict[str, str]:
-    """What has to be set for NCCL to refuse to fall back, where the user has not set it himself."""
+    """The variables that make NCCL refuse to fall back, without those that the user has set."""
     return {name: value for name, value in REFUSALS.items() if name not in settings}

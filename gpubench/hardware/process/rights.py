@@ -1,4 +1,4 @@
-"""What this process may do to others and to devices, and what contains it. Nothing is opened and nothing is changed."""
+"""Rights of this process and signs of a container around it. Nothing is opened and nothing is changed."""
 
 import os
 import re

@@ -20,7 +20,7 @@ SECONDS_TO_ANSWER = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserFiles:
-    """What is in them; `unknown` says why something is not."""
+    """The contents of those files; `unknown` has the reasons for what is missing."""
 
     nccl_files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     topology_file: TopologyFile | None = None
@@ -29,9 +29,7 @@ class UserFiles:
 
 
 def read_user_files(environment: Mapping[str, str], loaded: Mapping[str, str], root: Path) -> UserFiles:
-    """What is in them, as far as they answer in time. `environment` is the allow-list, `loaded` the files of loaded
-    libraries by name.
-    """
+    """The contents that can be read in time. `environment` is the allow-list, `loaded` has files by library name."""
     answer: list[UserFiles] = []
     thread = threading.Thread(target=lambda: answer.append(_read(environment, loaded, root)), daemon=True)
     thread.start()
@@ -51,8 +49,5 @@ def _read(environment: Mapping[str, str], loaded: Mapping[str, str], root: Path)
         loadable = {name: path for name, path in loadable.items() if path is not None}
         unknown = {**unknown, "loadable": "no folder of the dynamic loader's can be seen"}
     return UserFiles(
-        nccl_files=nccl_files,
-        topology_file=read_topology_file(settings, root),
-        loadable=loadable,
-        unknown=unknown,
+        nccl_files=nccl_files, topology_file=read_topology_file(settings, root), loadable=loadable, unknown=unknown
     )

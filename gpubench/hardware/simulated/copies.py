@@ -19,8 +19,8 @@ from gpubench.model.terms.copies import CopyGpu, Engine, HostMemory, Place
 from gpubench.model.terms.data_pattern import Block, DataPattern
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND
 from gpubench.ports.arrays import Array
-from gpubench.ports.copy_stream import CopyStream
-from gpubench.ports.link_counters import Counted
+from gpubench.ports.copies import CopyStream
+from gpubench.ports.link_counters import LinkBytes
 from gpubench.ports.memory import Memory, Region
 
 _SPREAD = 0.0005
@@ -37,7 +37,7 @@ _PAGEABLE_SHARE = 0.37
 
 
 class _NoMemory:
-    """Memory that holds nothing, and tells nobody that it does."""
+    """Memory without contents."""
 
     def __init__(self, place: Place, size_bytes: int) -> None:
         self.place = place
@@ -82,7 +82,7 @@ class SimulatedCopies:
         self._enabled: set[tuple[int, int]] = set()
 
     def can_reach(self, source: int, destination: int) -> bool:
-        """What the simulated CUDA says."""
+        """The answer of the simulated CUDA."""
         return self._access.get((self.gpus[source].device, self.gpus[destination].device), False)
 
     def enable(self, source: int, destination: int) -> None:
@@ -90,7 +90,7 @@ class SimulatedCopies:
         self._enabled.add((source, destination))
 
     def allocate(self, place: Place, size_bytes: int) -> Memory:
-        """As much as anybody wants."""
+        """Memory without a limit, and without contents."""
         return _NoMemory(place, size_bytes)
 
     def seconds(self, streams: Sequence[CopyStream], repeats: int) -> float:
@@ -152,9 +152,9 @@ def _paths(profile: Profile) -> dict[tuple[int, int], str]:
 class NoCounters:
     """`ports.LinkCounters` where nothing counts."""
 
-    def read(self, gpu: int) -> Counted:  # noqa: ARG002
+    def read(self, gpu: int) -> LinkBytes:  # noqa: ARG002
         """Nothing."""
-        return Counted()
+        return LinkBytes()
 
 
 def _place(region: Region) -> Place:

@@ -41,9 +41,7 @@ def curve(profile: Profile, collective: Collective, gpus: int, ranks: int) -> Cu
     factors; reductions in NVSwitches (NVLS) are not carried over to another number. For this number they take the
     place of the bandwidths of rings, which NCCL then does not pick. Of several values for one size a measured one
     comes first, then the fastest.
-
-    Raises:
-        UsageError: the profile expects nothing of this collective at a known size.
+    Raises UsageError where the profile expects nothing of this collective at a known size.
     """
     known = [
         each

@@ -1,6 +1,6 @@
-"""What a fault changes in the facts of a node: what NVML, CUDA and sysfs would then say.
+"""Changes of a node's facts by faults, as NVML, CUDA and sysfs would report them.
 
-Faults that nothing tells of (speed, staged) change no fact here, only times.
+Faults that no source reports (speed, staged) change no fact here, only times.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -36,9 +36,7 @@ def apply_faults(node: Snapshot, faults: Iterable[Fault]) -> Snapshot:
     """The node with these faults, all of which are its own.
 
     Indices are those of the healthy node; a missing GPU makes those after it count down, as the driver would.
-
-    Raises:
-        UsageError: a GPU, NIC or link that the node does not have, or a value above what it has.
+    Raises UsageError for a GPU, NIC or link that the node does not have, or a value above what it has.
     """
     faults = tuple(faults)
     pairs = {(pair.source, pair.destination): pair for pair in node.pairs}
@@ -179,7 +177,7 @@ _GPU_CHANGES: Mapping[str, Callable[[GpuFacts, str, Fault], GpuFacts]] = {
     "replays": lambda gpu, value, _fault: replace(gpu, pcie_replays=int(value)),
     "busy": lambda gpu, value, _fault: replace(gpu, processes=(GpuProcess(pid=int(value)),), idle=False),
 }
-"""What each key changes in a GPU. A GPU that is trained to a lower generation is not idle: idle ones do that anyway."""
+"""The change of a GPU by key. A GPU trained to a lower generation is not idle: idle ones do that anyway."""
 
 
 def _nic_change(nic: NicFacts, key: str, value: str, fault: Fault) -> NicFacts:
@@ -236,7 +234,7 @@ def _node_change(node: Snapshot, settings: Mapping[str, str]) -> Snapshot:
 
 
 def _without_nvml(node: Snapshot) -> Snapshot:
-    """What sysfs and CUDA know: the driver's version stands in /proc, CUDA's does not."""
+    """The facts of sysfs and CUDA: the driver's version stands in /proc, CUDA's does not."""
     return replace(
         node,
         driver=replace(node.driver, cuda=None),

@@ -1,4 +1,4 @@
-"""What the links of a simulated node deliver, faults included: shares of GPUs, host-staged GPUs, rates of NICs."""
+"""Bandwidth of a simulated node's links, faults included: shares of GPUs, host-staged GPUs, rates of NICs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -45,13 +45,11 @@ class NodeLinks:
 
 
 def node_links(profile: Profile, faults: Sequence[Fault]) -> NodeLinks:
-    """What the links of a node of that kind deliver with these faults.
+    """The links of a node of that kind with these faults.
 
     A refusal of peer access (NVML's or CUDA's, and so MIG and a fabric that is not ready), staged=yes and a GPU without
     any NVLink left make copies host-staged: NCCL and MPI go through host memory then.
-
-    Raises:
-        UsageError: a GPU or NIC that the node does not have.
+    Raises UsageError for a GPU or NIC that the node does not have.
     """
     on_gpus = [fault for fault in faults if fault.subject in (Subject.GPU, Subject.LINK)]
     on_nics = [fault for fault in faults if fault.subject is Subject.NIC]
@@ -87,7 +85,7 @@ def _gpu_links(profile: Profile, index: int, faults: Sequence[Fault]) -> GpuLink
 
 
 def _share(profile: Profile, fault: Fault) -> float:
-    """What one fault leaves of the bandwidth of a GPU's links; 0 where no NVLink is left."""
+    """The share of the bandwidth of a GPU's links that one fault leaves; 0 where no NVLink is left."""
     share = float(fault.get("speed") or 1)
     active, nvlink = fault.get("nvlink"), profile.nvlink
     if active is not None and nvlink is not None:
@@ -98,7 +96,7 @@ def _share(profile: Profile, fault: Fault) -> float:
 
 
 def _pcie_share(profile: Profile, fault: Fault) -> float:
-    """What a fault leaves of the bandwidth of a GPU's PCIe link."""
+    """The share of the bandwidth of a GPU's PCIe link that a fault leaves."""
     left = pcie_gb_s(
         int(fault.get("generation") or profile.gpu.pcie_generation), int(fault.get("width") or profile.gpu.pcie_width)
     )

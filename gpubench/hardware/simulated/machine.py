@@ -1,7 +1,7 @@
 """Machines that are not there: nodes of a profile's kind, with faults, as snapshots.
 
 Everything here is a model and no measurement, and says so: the origin of every snapshot is `simulated`, its source the
-profile. `simulated_time` has the times.
+profile. `simulated.times` has the times.
 """
 
 import re
@@ -39,8 +39,7 @@ class SimulatedMachine:
 def parse_machine(text: str) -> SimulatedMachine:
     """A machine as `NAME[*NODES]`: 'hgx-h200-4', 'hgx-h100-8*16'.
 
-    Raises:
-        UsageError: another form, an unknown profile, or a number of nodes that is none.
+    Raises UsageError for another form, an unknown profile, or a number of nodes that is none.
     """
     match = _MACHINE.fullmatch(text.strip())
     if match is None:
@@ -67,8 +66,7 @@ def check_nodes(machine: SimulatedMachine, faults: Sequence[Fault]) -> None:
 def snapshots(machine: SimulatedMachine, faults: Sequence[Fault] = (), seed: int = 0) -> list[Snapshot]:
     """The machine's nodes in order, node0 on; all that is alike in healthy nodes is one object.
 
-    Raises:
-        UsageError: a fault on something that the machine does not have.
+    Raises UsageError for a fault on something that the machine does not have.
     """
     check_nodes(machine, faults)
     healthy = healthy_node(machine.profile)

@@ -1,4 +1,4 @@
-"""What lies around the GPUs and NICs of a simulated node: every PCI hop, ports, kernel and driver, all of it healthy.
+"""The rest of a simulated node, around GPUs and NICs: PCI hops, ports, kernel and driver, all of it healthy.
 
 It is derived from the node, so a fault in a device shows here too. Downstream ports have addresses that are made up.
 """
@@ -28,7 +28,7 @@ _LINK_LAYERS = {NicKind.INFINIBAND: "InfiniBand", NicKind.ROCE: "Ethernet", NicK
 
 
 def with_surroundings(node: Snapshot) -> Snapshot:
-    """The node with all of that around what it has."""
+    """The node with its surroundings."""
     return replace(
         node,
         pci_devices=_pci_devices(node),
@@ -45,7 +45,7 @@ _TRANSLATING = IommuFacts(units=("dmar0",), group_types={"1": "DMA"})
 
 
 def with_faults_around(node: Snapshot, faults: Iterable[Fault]) -> Snapshot:
-    """What faults change of what lies around the devices, once that is there."""
+    """The node with the faults of its surroundings, which it already has."""
     for fault in faults:
         if fault.subject is Subject.NODE and fault.get("acs"):
             devices = (

@@ -1,4 +1,4 @@
-"""How long a collective would take on a simulated machine: a model, never a measurement.
+"""Times of collectives on a simulated machine: a model, never a measurement.
 
 Inside a node the times are those of the profile's expected values, straight lines between them; for another number of
 GPUs scaled by the ratio of the busbw factors. A faulty link stretches what is above the latency, and since every rank
@@ -54,9 +54,7 @@ class CollectiveTimes:
     """Times of collectives on a simulated machine; equal arguments give equal times.
 
     `noise` is the spread of a row's time, as a part of it; else that which real machines have at its size.
-
-    Raises:
-        UsageError: a fault on something that the machine does not have.
+    Raises UsageError for a fault on something that the machine does not have.
     """
 
     def __init__(
@@ -98,7 +96,7 @@ class CollectiveTimes:
         return times
 
     def ideal_seconds(self, name: str, size_bytes: int, *, ranks_per_node: int | None = None) -> float:
-        """The same without noise, ascending with size, and never shorter than the links allow. Raises as `seconds`."""
+        """Seconds without noise, ascending with size, and never shorter than the links allow. Raises as `seconds`."""
         return self._model(name, ranks_per_node).seconds(size_bytes)
 
     def staged_pairs(self, ranks_per_node: int) -> list[tuple[int, int]]:
@@ -159,7 +157,7 @@ class _Model:
         return max(self._curve.latency + slowest + hops * HOP_SECONDS, self.least_seconds(size_bytes))
 
     def least_seconds(self, size_bytes: int) -> float:
-        """What the links of a GPU need for the bytes of a node's own ranks, the slowest GPU's share taken."""
+        """Seconds that a GPU's links need for the bytes of a node's own ranks, at the slowest GPU's share."""
         if self._local == 1:
             return 0.0
         share = min(links.slowest(self._local)[1] for links in self._kinds)
@@ -170,7 +168,7 @@ class _Model:
         """The rank that all others wait for: on the GPU at fault, or the first of the node whose NICs are."""
         links = node_links(self._profile, ())
         if not links.nics_gb_s:
-            # Only a fault told a rate: then the fastest NICs that one told are the healthy ones.
+            # Only faults give rates: then the fastest NICs of them are the healthy ones.
             links = replace(links, nics_gb_s=max((each.nics_gb_s for each in self._kinds), key=sum))
         healthy = self._above_latency(links, size_bytes)
         times = {number: self._above_latency(links, size_bytes) for number, links in self._faulty.items()}

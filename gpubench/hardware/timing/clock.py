@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Keep Python's collector, which takes milliseconds when it runs, out of what is timed, or makes no cycles."""
+    """Keep Python's collector, which takes milliseconds when it runs, out of what is timed."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

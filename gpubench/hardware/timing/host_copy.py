@@ -1,4 +1,4 @@
-"""How long this process takes to copy within host memory."""
+"""The time that this process takes to copy within host memory."""
 
 import time
 

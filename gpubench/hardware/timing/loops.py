@@ -1,4 +1,4 @@
-"""Blocking launches made one after another in Python, and what is told or timed between them."""
+"""Blocking launches made one after another in Python, with progress reports or times between them."""
 
 from collections.abc import Sequence
 from itertools import islice, pairwise
@@ -18,15 +18,6 @@ def in_order(launches: Sequence[Launch]) -> Launch:
             launch()
 
     return launch_all
-
-
-def in_groups(launches: Sequence[Launch], groups: Sequence[int], progress: Progress) -> None:
-    """Make the launches, and tell of each group."""
-    rest = iter(launches)
-    for count in groups:
-        for launch in islice(rest, count):
-            launch()
-        progress.completed(count)
 
 
 class HostClockedLaunch:

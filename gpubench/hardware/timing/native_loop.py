@@ -62,11 +62,7 @@ class CallTable:
         self._loop = native_loop() if native else None
 
     def __call__(self) -> None:
-        """Make the calls.
-
-        Raises:
-            CallFailedError: one failed.
-        """
+        """Make the calls; CallFailedError where one failed."""
         result = self._loop(self._address, self._count) if self._loop else self._run_in_python()
         if result:
             raise CallFailedError((result >> 32) - 1, result & 0xFFFFFFFF)

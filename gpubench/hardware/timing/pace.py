@@ -1,4 +1,4 @@
-"""How often a timed loop can say how far it is without being slowed by it: by how long its operations took before."""
+"""The groups of a timed loop after which it reports progress, so that reporting costs no time worth naming."""
 
 from collections.abc import Sequence
 
@@ -19,7 +19,7 @@ class Pace:
         self._known: tuple[Launch | None, float] = (None, 0.0)
 
     def groups(self, launches: Sequence[Launch], replays: int = 0) -> list[int]:
-        """How many launches, or, where they are replayed, replays of them all, each group has.
+        """The launches of each group, or, where they are replayed, the replays of them all.
 
         A single group is a loop that is short, or of which nothing is known.
         """
@@ -39,7 +39,7 @@ class Pace:
         return [min(operations, len(launches) - start) for start in range(0, len(launches), operations)]
 
     def measured(self, seconds: float) -> int:
-        """What was cut last took so long in all; the number of its operations that no group told of."""
+        """Note what the last loop took in all; the number of its operations that no group has reported."""
         if self._operations:
             self._known = (self._first, seconds / self._operations)
         return self._operations if self._single else 0

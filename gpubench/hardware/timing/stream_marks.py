@@ -1,4 +1,4 @@
-"""How far a stream is inside a long timed loop: events between its operations, so that a watchdog sees it move.
+"""Events between the operations of a long timed loop, by which a watchdog sees how far the stream is.
 
 An event after every operation costs 2.1 µs each on an H200, so there is one after every 20 ms of work, and none in a
 loop shorter than that. What 20 ms are is known from the warm-up of the same operations.
@@ -27,7 +27,7 @@ class Marks:
         self.every = self._pace.every
 
     def measured(self, seconds: float) -> None:
-        """What was divided last took so long."""
+        """Note what the last loop took in all."""
         self._progress.completed(self._pace.measured(seconds))
 
     def between(self, parts: Sequence[tuple[Launch, int]]) -> Launch:
@@ -38,7 +38,7 @@ class Marks:
         return MarkedLaunch(parts, events, self._stream.record, self._progress)
 
     def clocked(self, parts: Sequence[tuple[Launch, int]]) -> "StreamClockedLaunch":
-        """The same with a mark behind every part that keeps the time at which the stream got there."""
+        """As `between`, with a mark behind every part that keeps the time at which the stream reached it."""
         events = [self._cupy.cuda.Event() for _ in parts]
         return StreamClockedLaunch(parts, events, self._stream.record, self._progress, self._cupy.cuda.get_elapsed_time)
 
@@ -59,7 +59,7 @@ class MarkedLaunch:
         self._under_way: deque[tuple[int, Any]] = deque()
 
     def __call__(self) -> None:
-        """Make them. Where the stream is full and a part has to wait, what is done meanwhile is seen behind it."""
+        """Make them. Where the stream is full and a part has to wait, progress made meanwhile is reported after it."""
         for (part, operations), event in self._parts:
             part()
             self._record(event)
@@ -67,7 +67,7 @@ class MarkedLaunch:
             self.look()
 
     def look(self) -> None:
-        """Tell of the parts that are complete."""
+        """Report the parts that are complete."""
         while self._under_way and self._under_way[0][1].done:
             self._progress.completed(self._under_way.popleft()[0])
 

@@ -1,4 +1,4 @@
-"""The process that a watchdog is: `python -m gpubench.hardware.watchdog.main SETUP`, which ranks start."""
+"""The program of a watchdog, which a rank starts: `python -m gpubench.hardware.watchdog.main SETUP`."""
 
 import ctypes
 import json
@@ -13,7 +13,7 @@ from gpubench.hardware.launch.channel_sender import ChannelSender
 from gpubench.hardware.watchdog.peers import local_name
 from gpubench.hardware.watchdog.process import Watchdog, Watched
 from gpubench.hardware.watchdog.progress_block import ProgressBlock
-from gpubench.model.terms.hang import Lost
+from gpubench.model.terms.hang import LostRank
 
 _PR_SET_NAME = 15
 _PROCESS_NAME = b"gpubench-watch"
@@ -31,12 +31,12 @@ def main() -> None:
     job = setup["job"]
     block = ProgressBlock(setup["block"])
     control, datagrams = socket.socket(fileno=setup["control"]), socket.socket(fileno=setup["datagrams"])
-    speaker = _ToChannel(socket.socket(fileno=setup["channel"])) if "channel" in setup else _ToStderr()
-    Watchdog(watched, block, control, _local_socket(job, watched.rank), job, datagrams, speaker).run()
+    reporter = _ChannelReporter(socket.socket(fileno=setup["channel"])) if "channel" in setup else _StderrReporter()
+    Watchdog(watched, block, control, _local_socket(job, watched.rank), job, datagrams, reporter).run()
 
 
 def _local_socket(job: str, rank: int) -> socket.socket:
-    """Where the other watchdogs of this host ask; under a name of no meaning where the right one is taken."""
+    """The socket that other watchdogs of this host ask; a nameless one where its name is taken."""
     local = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
         local.bind(local_name(job, rank))
@@ -45,27 +45,27 @@ def _local_socket(job: str, rank: int) -> socket.socket:
     return local
 
 
-class _ToStderr:
-    """Speaks where the rank's own errors go."""
+class _StderrReporter:
+    """Reports on stderr, where the rank's own errors go."""
 
-    hears_all = False
+    sees_all_losses = False
 
     def error(self, error: GpubenchError) -> None:
-        """Print it, unless nobody takes it."""
+        """Print it, unless stderr is full and nobody reads it."""
         _, writable, _ = select.select([], [_STDERR], [], _SECONDS_TO_WRITE)
         if writable:
             with suppress(OSError):
                 os.write(_STDERR, f"gpubench: error: {error}\n".encode(errors="replace"))
 
-    def lost(self, lost: Lost) -> None:
+    def lost(self, lost: LostRank) -> None:
         """Print it: not every mpirun names the rank that was killed."""
         self.error(lost.error("; rows measured before are in the outputs"))
 
 
-class _ToChannel:
-    """Speaks to the gpubench that launched this rank, over a line that is open for as long as this process lives."""
+class _ChannelReporter:
+    """Reports to the gpubench that launched this rank, over a line that is open for as long as this process lives."""
 
-    hears_all = True
+    sees_all_losses = True
 
     def __init__(self, line: socket.socket) -> None:
         self._line = line
@@ -75,8 +75,8 @@ class _ToChannel:
         with suppress(OSError):
             ChannelSender(self._line).error(error)
 
-    def lost(self, lost: Lost) -> None:
-        """Tell, so that of all ranks that end with the first that was killed, that one is named."""
+    def lost(self, lost: LostRank) -> None:
+        """Send it; the launcher names the first rank that was killed, and not those that ended with it."""
         with suppress(OSError):
             ChannelSender(self._line, alive=False).lost(lost)
 

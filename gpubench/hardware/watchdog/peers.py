@@ -1,8 +1,8 @@
-"""How the watchdogs of a job ask each other what their ranks do: datagrams, on one host and between hosts.
+"""Datagrams by which the watchdogs of a job ask for the states of each other's ranks, on one host and between hosts.
 
-Before the ranks have met in MPI, those of one host find each other by names that the kernel keeps and forgets with the
-processes (abstract sockets); afterwards each knows the addresses of all. What is not answered in time is asked again;
-an order to end is obeyed only with the secret that the ranks exchanged over MPI.
+Until the ranks have started MPI, watchdogs of one host find each other by abstract sockets, whose names end with their
+processes; afterwards each has the addresses of all. A question without an answer is asked again; an order to end is
+obeyed only with the secret that the ranks exchanged over MPI.
 """
 
 import contextlib
@@ -23,37 +23,37 @@ _SIOCGIFADDR = 0x8915
 _MOST_ADDRESSES = 6
 _MOST_BYTES = 1 << 16
 _SECONDS_TO_ASK_AGAIN = 0.4
-_ORDERS = 3
+_TIMES_SENT = 3
 _ARBITER = 0
-"""The rank whose watchdog hears of all that are lost, and knows who was first."""
+"""The rank whose watchdog decides which of several lost ranks was the first."""
 
 _MOST_NAME_BYTES = 100
 
-_SECONDS_FOR_A_WORD = 0.25
+_SECONDS_FOR_A_DECISION = 0.25
 _SECONDS_BEHIND_A_CLAIM = 0.03
-"""How much later a rank's claim that it was lost may arrive than the launcher's kill that follows it."""
+"""A rank's claim to be lost may arrive so much later than the launcher's kill that follows it."""
 
 Address = tuple[str, int] | str
 """Of UDP, or the name of an abstract socket."""
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
-    """Where a rank's watchdog is reached, and what its rank is called: 'rank 3 on gpu07 (GPU 3, ...)'."""
+class WatchdogAddress:
+    """The address of a rank's watchdog, and the rank in words: 'rank 3 on gpu07 (GPU 3, ...)'."""
 
     place: str
     host: str
     port: int
     addresses: Sequence[str]
 
-    def reached_at(self, own_host: str) -> list[Address]:
-        """Everywhere it may be reached from a host."""
+    def addresses_from(self, own_host: str) -> list[Address]:
+        """All addresses by which it may be reached from a host."""
         loopback = ["127.0.0.1"] if self.host == own_host else []
         return [(address, self.port) for address in (*loopback, *self.addresses)]
 
 
 def job_name(environment: Mapping[str, str]) -> str:
-    """What the ranks of a job on one host have in common before they have met: what the launcher calls it."""
+    """The launcher's name of the job, which its ranks on one host share before they have started MPI."""
     names = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "SLURM_JOB_ID", "SLURM_STEP_ID")
     found = [environment[name] for name in names if name in environment]
     return "-".join(found or [str(os.getppid())])
@@ -80,7 +80,7 @@ def _claim(at_seconds: float) -> dict[str, Any]:
 
 
 class Peers:
-    """The other watchdogs, over one kind of socket. Every call that waits also answers those who ask meanwhile."""
+    """The other watchdogs, over one kind of socket. Every call that waits also answers questions that arrive."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Peers:
     ) -> None:
         asked.settimeout(0)
         self.socket = asked
-        self.heard: set[int] = set()
+        self.reached: set[int] = set()
         self.ordered_to_end = False
         self._rank = rank
         self._addresses = addresses
@@ -105,7 +105,7 @@ class Peers:
         self._own_loss: float | None = None
 
     def ask(self, ranks: Iterable[int], seconds: float, enough: int | None = None) -> list[RankState]:
-        """What those ranks' watchdogs answer within that time, in rank order; all, or as soon as `enough` have."""
+        """The states that those ranks' watchdogs send within that time, in rank order; it ends once `enough` have."""
         wanted = [rank for rank in ranks if rank != self._rank]
         needed = len(wanted) if enough is None else enough
         self._states.clear()
@@ -113,10 +113,10 @@ class Peers:
         return [self._states[rank] for rank in sorted(self._states)]
 
     def is_first_lost(self, at_seconds: float) -> bool:
-        """Whether no other rank was lost before this one, by the word of the first rank's watchdog.
+        """True where this rank was the first that was lost, as the first rank's watchdog decides.
 
-        `at_seconds` is when, by this host's monotonic clock. False where there is no such word: of all ranks that a
-        launcher kills with the first, none is to be named.
+        `at_seconds` is the time of the loss by this host's monotonic clock. False where there is no decision: none of
+        the ranks that a launcher kills with the first is to be named.
         """
         if self._rank == _ARBITER:
             self._own_loss = at_seconds
@@ -125,21 +125,21 @@ class Peers:
             return self._first_lost == _ARBITER
         self._states.clear()
         claim = _claim(at_seconds)
-        self._exchange(claim, [_ARBITER], _SECONDS_FOR_A_WORD, lambda: self._first_lost is not None)
+        self._exchange(claim, [_ARBITER], _SECONDS_FOR_A_DECISION, lambda: self._first_lost is not None)
         return self._first_lost == self._rank
 
-    def settle(self) -> None:
-        """Have it known that this rank has said why the job ends: whoever is lost from now on is so because of that."""
+    def claim_first(self) -> None:
+        """Claim that this rank has reported why the job ends: ranks that are lost from now on end because of it."""
         self._first_lost = self._rank
         if self._rank != _ARBITER:
             self._send(_ARBITER, _claim(self._clock()))
 
     def serve(self, seconds: float) -> None:
-        """Answer the others for so long."""
+        """Answer questions for so long."""
         self._exchange({}, [], seconds, lambda: False)
 
-    def _weigh(self, claim: dict[str, Any]) -> int:
-        """Who was lost first, now that another rank says that it was."""
+    def _decide_first_lost(self, claim: dict[str, Any]) -> int:
+        """The rank that was lost first, given the claim of one."""
         if self._first_lost is None:
             here = claim["host"] == os.uname().nodename
             own_first = self._own_loss is not None and here and self._own_loss < claim["at_seconds"]
@@ -147,26 +147,26 @@ class Peers:
         return self._first_lost
 
     def order_end(self) -> None:
-        """Have all others end their ranks; said more than once, since datagrams get lost."""
-        for _ in range(_ORDERS):
+        """Order all others to end their ranks; sent more than once, since datagrams get lost."""
+        for _ in range(_TIMES_SENT):
             for rank in self._addresses:
                 if rank != self._rank:
                     self._send(rank, {"kind": "end"})
 
     def receive(self) -> None:
-        """Take what has arrived, and answer it."""
+        """Take the datagrams that have arrived, and answer them."""
         while True:
             try:
                 data, sender = self.socket.recvfrom(_MOST_BYTES)
             except OSError:
-                return  # nothing more, or word that an earlier datagram met nobody (ICMP)
+                return  # nothing more, or an ICMP error: an earlier datagram reached no socket
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 self._take(json.loads(data), sender)
 
     def _exchange(
         self, message: dict[str, Any], ranks: Sequence[int], seconds: float, is_done: Callable[[], bool]
     ) -> None:
-        """Send something to ranks, again to those of which no state is known yet, until enough was answered."""
+        """Send a message to ranks, and again to those without a known state, until `is_done`."""
         deadline = self._clock() + seconds
         again_at = 0.0
         while not is_done() and (now := self._clock()) < deadline:
@@ -182,13 +182,13 @@ class Peers:
     def _take(self, message: dict[str, Any], sender: Address) -> None:
         if message["secret"] != self._secret:
             return
-        self.heard.add(message["rank"])
+        self.reached.add(message["rank"])
         if message["kind"] == "ask":
             self._transmit({"kind": "state", "state": self._own_state().to_record()}, sender)
         elif message["kind"] == "state":
             self._states[message["rank"]] = RankState.from_record(message["state"])
         elif message["kind"] == "lost":
-            self._transmit({"kind": "first", "first": self._weigh(message)}, sender)
+            self._transmit({"kind": "first", "first": self._decide_first_lost(message)}, sender)
         elif message["kind"] == "first":
             self._first_lost = message["first"]
         elif message["kind"] == "end" and self._secret:

@@ -17,18 +17,18 @@ class Enter(Protocol):
     """As `Progress.enter`."""
 
     def __call__(self, phase: Phase, label: str = "", operations: int = 0) -> None:
-        """Something else begins."""
+        """Begin another phase."""
 
 
 class Nvtx(NamedTuple):
-    """How a range is begun and ended on this thread; without a tool that listens, either takes nanoseconds."""
+    """The calls that begin and end a range on this thread; without a tool that records, they take nanoseconds."""
 
     push: Callable[[str], object]
     pop: Callable[[], object]
 
 
 def with_ranges(enter: Enter, nvtx: Nvtx | None) -> Enter:
-    """What enters a phase and begins its range, which ends the one before; `enter` itself where there is no NVTX."""
+    """An `enter` that also begins the range of the phase and ends the one before; `enter` itself without NVTX."""
     if nvtx is None:
         return enter
     is_open = False

@@ -1,4 +1,4 @@
-"""The watchdog itself: a process beside each rank that sees when nothing moves any more, says so, and ends the rank."""
+"""The watchdog: a process beside each rank that notices a hang, reports it, and ends the rank."""
 
 import contextlib
 import json
@@ -14,44 +14,50 @@ from typing import Any, Protocol
 
 from gpubench.errors import GpubenchError
 from gpubench.hardware.nccl.ras import ask_ras
-from gpubench.hardware.watchdog.peers import Address, Card, Peers, local_name
+from gpubench.hardware.watchdog.peers import Address, Peers, WatchdogAddress, local_name
 from gpubench.hardware.watchdog.progress_block import ProgressBlock, ProgressReading
-from gpubench.model.terms.hang import Lost, Phase, RankState, hang, is_suspended, limit_seconds, not_started
+from gpubench.model.terms.hang import (
+    LostRank,
+    Phase,
+    RankState,
+    hang_error,
+    is_suspended,
+    limit_seconds,
+    not_started_error,
+)
 
 END_SIGNAL = signal.SIGQUIT
 """Ends a rank with exit code 3: its handler is C's `_exit`, which is called with the signal's number, and that is 3."""
 
 SECONDS_BETWEEN_LOOKS = 0.5
-_SECONDS_TO_SERVE = 0.3
+_SECONDS_TO_ANSWER = 0.3
 _SECONDS_OF_SLEEP = 1.0
-"""What is longer than a look by so much was no look: nothing else ran either, or not as it should."""
+"""A wait that took so much longer than asked for was a suspension of this process too, and does not count as idle."""
 
 _SECONDS_FOR_ANSWERS = 2.0
-_SECONDS_FOR_OTHERS_TO_SPEAK = 1.0
+_SECONDS_FOR_LOWER_RANKS = 1.0
 _SECONDS_BETWEEN_QUESTIONS = 2.0
 _SECONDS_FOR_RAS = 3.0
 _SECONDS_FOR_TROUBLE = 2.0
 _SECONDS_TO_ABORT = 2.0
 _SECONDS_TO_END = 2.0
-_SECONDS_TO_BE_HEARD = 0.5
+_SECONDS_TO_REPORT = 0.5
 _MOST_RAS_LINES = 24
 
 
-class Speaker(Protocol):
-    """Who passes on what a watchdog has to say: the gpubench that launched the ranks, or stderr.
+class FailureReporter(Protocol):
+    """The receiver of a watchdog's reports: the gpubench that launched the ranks, or stderr.
 
-    `hears_all` is whether it hears of every rank that is lost, and can see itself which one was the first.
+    `sees_all_losses` is true where it gets the losses of all ranks and finds the first of them itself.
     """
 
-    hears_all: bool
+    sees_all_losses: bool
 
     def error(self, error: GpubenchError) -> None:
-        """The job cannot go on."""
-        ...
+        """Report an error that ends the job."""
 
-    def lost(self, lost: Lost) -> None:
-        """The rank is gone without a word."""
-        ...
+    def lost(self, lost: LostRank) -> None:
+        """Report a rank that ended without an error of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +73,15 @@ class Watched:
 
 
 class RankIsGoneError(Exception):
-    """The rank closed its end: it ended."""
+    """The rank has ended: its end of the line is closed."""
 
 
 class Watchdog:
-    """Looks at the page of a rank twice a second until the rank is gone.
+    """Reads the progress of a rank twice a second until the rank is gone.
 
-    `local` is a datagram socket for what is asked on this host, `datagrams` for what comes from any.
-    Only the lowest rank that can be reached decides that a job hangs, and only where no rank has moved for as long as
-    its phase may take. All the others leave the word to it, and end when it says so.
+    `local` is the datagram socket for watchdogs of this host, `datagrams` the one for all hosts. Only the watchdog of
+    the lowest rank that can be reached decides that a job hangs, and only where no rank made progress for as long as
+    its phase may take. The others end their ranks when it orders them to.
     """
 
     def __init__(
@@ -86,7 +92,7 @@ class Watchdog:
         local: socket.socket,
         job: str,
         datagrams: socket.socket,
-        speaker: Speaker,
+        reporter: FailureReporter,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._watched = watched
@@ -95,13 +101,13 @@ class Watchdog:
         names = {rank: [local_name(job, rank)] for rank in range(watched.ranks)}
         self._local = Peers(local, watched.rank, names, "", self.state, clock)
         self._datagrams = datagrams
-        self._speaker = speaker
+        self._reporter = reporter
         self._clock = clock
         self._peers: Peers | None = None
-        self._cards: Sequence[Card] = ()
+        self._watchdogs: Sequence[WatchdogAddress] = ()
         self._place = watched.place
         self._parent = _parent_of(watched.pid)
-        self._helps = False
+        self._rank_answers = False
         self._answers: list[dict[str, Any]] = []
         self._rest = b""
         self._trouble = ""
@@ -109,18 +115,18 @@ class Watchdog:
         self._since = self._wait_until = clock()
 
     def run(self) -> None:
-        """Watch until the rank is gone, and say so where it did not end by its own will."""
+        """Watch until the rank is gone, and report that where the rank did not end on its own."""
         try:
-            while not self._look():
+            while not self._must_end():
                 before = self._clock()
                 self._wait(SECONDS_BETWEEN_LOOKS)
                 slept = self._clock() - before
                 if slept > SECONDS_BETWEEN_LOOKS + _SECONDS_OF_SLEEP:
-                    self._since += slept  # somebody suspended this process too: a scheduler, or a frozen container
+                    self._since += slept  # this process was suspended too: by a scheduler, or a frozen container
             self._end()
         except RankIsGoneError:
             if not self._block.left():
-                self._tell_loss(Lost(self.state(), self._clock(), _status_of(self._watched.pid)))
+                self._report_loss(LostRank(self.state(), self._clock(), _status_of(self._watched.pid)))
 
     def state(self) -> RankState:
         """The rank at this moment."""
@@ -141,19 +147,19 @@ class Watchdog:
             trouble=self._trouble,
         )
 
-    def _tell_loss(self, lost: Lost) -> None:
-        """Say it, unless it is only because of another: launchers kill all ranks as soon as one was."""
-        if self._speaker.hears_all:
-            self._speaker.lost(lost)
+    def _report_loss(self, lost: LostRank) -> None:
+        """Report the first rank that was lost, and no other: launchers kill all ranks as soon as one is lost."""
+        if self._reporter.sees_all_losses:
+            self._reporter.lost(lost)
             return
         peers = self._peers or self._local
         if not lost.asked_to_end and peers.is_first_lost(lost.at_seconds):
-            self._speaker.lost(lost)
+            self._reporter.lost(lost)
         if self._watched.rank == 0:
-            peers.serve(_SECONDS_TO_SERVE)
+            peers.serve(_SECONDS_TO_ANSWER)
 
-    def _look(self) -> bool:
-        """Whether the rank has to be ended."""
+    def _must_end(self) -> bool:
+        """True where this watchdog has to end its rank: by order, without a launcher, or because the job hangs."""
         parent = _parent_of(self._watched.pid)
         if (self._peers is not None and self._peers.ordered_to_end) or (parent and parent != self._parent):
             return True
@@ -163,15 +169,15 @@ class Watchdog:
         self._wait_until = self._clock() + _SECONDS_BETWEEN_QUESTIONS
         self._trouble = self._ask_rank("trouble", _SECONDS_FOR_TROUBLE)
         peers = self._peers or self._local
-        if any(peers.ask(batch, _SECONDS_FOR_OTHERS_TO_SPEAK, enough=1) for batch in _batches(self._watched.rank)):
+        if any(peers.ask(batch, _SECONDS_FOR_LOWER_RANKS, enough=1) for batch in _batches(self._watched.rank)):
             return False
         states = peers.ask(range(self._watched.ranks), _SECONDS_FOR_ANSWERS)
-        if peers.ordered_to_end:  # while this one asked, another has spoken, and may be gone already
+        if peers.ordered_to_end:  # while this one asked, another has reported the hang, and may be gone already
             return True
-        return self._judge(peers, sorted([*states, self.state()], key=lambda each: each.rank))
+        return self._is_hung(peers, sorted([*states, self.state()], key=lambda each: each.rank))
 
-    def _judge(self, peers: Peers, states: Sequence[RankState]) -> bool:
-        """Whether the job hangs, which is then told."""
+    def _is_hung(self, peers: Peers, states: Sequence[RankState]) -> bool:
+        """True where the job hangs; the hang is then reported and the other ranks are ordered to end."""
         timeout_s = self._watched.timeout_s
         seconds_left = max(each.seconds_left(timeout_s) for each in states)
         if seconds_left > 0:
@@ -183,28 +189,28 @@ class Watchdog:
             return False
         idle = min(each.idle_seconds for each in states)
         if self._peers is None:
-            self._speaker.error(not_started(states, self._watched.ranks, round(idle)))
+            self._reporter.error(not_started_error(states, self._watched.ranks, round(idle)))
         else:
             answered = {each.rank for each in states}
-            silent = {rank: card.place for rank, card in enumerate(self._cards) if rank not in answered}
+            silent = {rank: address.place for rank, address in enumerate(self._watchdogs) if rank not in answered}
             # Where datagrams never got through (a firewall), silence proves nothing until much later.
-            known = set(silent) <= peers.heard if self._watched.rank == 0 else 0 in peers.heard
+            known = set(silent) <= peers.reached if self._watched.rank == 0 else 0 in peers.reached
             if silent and not known and idle < limit_seconds(Phase.LAUNCH, timeout_s):
                 return False
-            self._speaker.error(hang(states, silent, round(idle), self._remarks()))
+            self._reporter.error(hang_error(states, silent, round(idle), self._ras_lines()))
         self._block.leave()
-        peers.settle()
-        self._wait(_SECONDS_TO_BE_HEARD)
+        peers.claim_first()
+        self._wait(_SECONDS_TO_REPORT)
         peers.order_end()
         return True
 
-    def _remarks(self) -> list[str]:
-        lines = ask_ras(_SECONDS_FOR_RAS) if self._helps else []
+    def _ras_lines(self) -> list[str]:
+        lines = ask_ras(_SECONDS_FOR_RAS) if self._rank_answers else []
         more = [f"({len(lines) - _MOST_RAS_LINES} lines more)"] if len(lines) > _MOST_RAS_LINES else []
         return [f"  NCCL RAS: {line}" for line in [*lines[:_MOST_RAS_LINES], *more]]
 
     def _end(self) -> None:
-        """End the rank with exit code 3, also one that is stopped, or inside a library that does not return."""
+        """End the rank with exit code 3, also one that is stopped or inside a library call that does not return."""
         self._block.leave()
         self._ask_rank("abort", _SECONDS_TO_ABORT)
         for number in (END_SIGNAL, signal.SIGKILL):
@@ -215,8 +221,8 @@ class Watchdog:
             self._wait(_SECONDS_TO_END)
 
     def _ask_rank(self, what: str, seconds: float) -> str:
-        """What a thread of the rank answers, where it has one for this; empty where it does not in time."""
-        if not self._helps:
+        """The answer of the rank's thread for such requests; empty where there is none in time."""
+        if not self._rank_answers:
             return ""
         self._answers.clear()
         with contextlib.suppress(OSError):
@@ -230,11 +236,7 @@ class Watchdog:
         return ""
 
     def _wait(self, seconds: float, *, until_answer: bool = False) -> None:
-        """Hear the rank and the other watchdogs for so long.
-
-        Raises:
-            RankIsGoneError: the rank ended.
-        """
+        """Take messages of the rank and the other watchdogs for so long; RankIsGoneError where the rank ended."""
         deadline = self._clock() + seconds
         while (left := deadline - self._clock()) > 0:
             every = [peers for peers in (self._local, self._peers) if peers is not None]
@@ -243,14 +245,14 @@ class Watchdog:
                 if peers.socket in readable:
                     peers.receive()
             if self._control in readable:
-                self._hear()
+                self._receive()
                 if until_answer:
                     return
             if self._peers is not None and self._peers.ordered_to_end and not self._block.left():
                 return
 
-    def _hear(self) -> None:
-        """Take what the rank says."""
+    def _receive(self) -> None:
+        """Take the messages that the rank has sent."""
         try:
             data = self._control.recv(1 << 16)
         except OSError:
@@ -264,26 +266,26 @@ class Watchdog:
     def _take(self, message: dict[str, Any]) -> None:
         kind = message["kind"]
         if kind == "met":
-            self._meet(message)
+            self._learn_addresses(message)
         elif kind == "places":
             self._place = message["places"][self._watched.rank]
-            self._cards = [
-                Card(place, card.host, card.port, card.addresses)
-                for place, card in zip(message["places"], self._cards, strict=True)
+            self._watchdogs = [
+                WatchdogAddress(place, address.host, address.port, address.addresses)
+                for place, address in zip(message["places"], self._watchdogs, strict=True)
             ]
         elif kind == "helps":
-            self._helps = True
+            self._rank_answers = True
         elif kind == "breaks":
-            (self._peers or self._local).settle()
+            (self._peers or self._local).claim_first()
         else:
             self._answers.append(message)
 
-    def _meet(self, message: dict[str, Any]) -> None:
-        """The ranks have exchanged where their watchdogs are; the first sees at once whom it can reach."""
-        self._cards = [Card(*card) for card in message["cards"]]
-        self._place = self._cards[self._watched.rank].place
+    def _learn_addresses(self, message: dict[str, Any]) -> None:
+        """Take the addresses of all watchdogs; the first one asks at once which of them it can reach."""
+        self._watchdogs = [WatchdogAddress(*address) for address in message["cards"]]
+        self._place = self._watchdogs[self._watched.rank].place
         addresses: dict[int, Sequence[Address]] = {
-            rank: card.reached_at(self._watched.host) for rank, card in enumerate(self._cards)
+            rank: address.addresses_from(self._watched.host) for rank, address in enumerate(self._watchdogs)
         }
         self._peers = Peers(self._datagrams, self._watched.rank, addresses, message["secret"], self.state, self._clock)
         if self._watched.rank == 0:
@@ -291,7 +293,7 @@ class Watchdog:
 
 
 def _batches(rank: int) -> Iterator[range]:
-    """The lower ranks, in a few groups, the lowest first: of thousands, most are spared the question."""
+    """The lower ranks in a few groups, the lowest first, so that of thousands few have to be asked."""
     first, size = 0, 1
     while first < rank:
         yield range(first, min(first + size, rank))
@@ -311,7 +313,7 @@ def _parent_of(pid: int) -> str:
 
 
 def _status_of(pid: int) -> int:
-    """How a process that is just ending ends, as wait(2) has it; 0 where its launcher has taken that already."""
+    """The exit status of a process that is just ending, as wait(2) has it; 0 where its launcher has taken it."""
     return int(_stat(pid)[-1] or 0)
 
 

@@ -1,4 +1,4 @@
-"""What a rank and its watchdog share: a page of memory in which the rank writes how far it is."""
+"""The page of memory in which a rank writes its progress for its watchdog."""
 
 import mmap
 import os
@@ -40,7 +40,7 @@ class ProgressBlock:
         self._numbers = memoryview(self._page).cast("q")
 
     def enter(self, phase: Phase, label: str = "", operations: int = 0) -> None:
-        """Something else begins."""
+        """Begin another phase."""
         text = label.encode()[:_MOST_LABEL_BYTES]
         self._page[_LABEL_AT : _LABEL_AT + len(text)] = text
         numbers = self._numbers
@@ -51,15 +51,15 @@ class ProgressBlock:
         numbers[_STEP] += 1
 
     def completed(self, operations: int = 1) -> None:
-        """So many more operations came to their end."""
+        """Count so many more completed operations."""
         self._numbers[_DONE] += operations
 
     def leave(self) -> None:
-        """From now on this rank ends by its own will."""
+        """Note that this rank ends on its own."""
         self._numbers[_LEAVING] = 1
 
     def left(self) -> bool:
-        """Whether the rank ends, or ended, by its own will."""
+        """True where the rank ends, or ended, on its own."""
         return bool(self._numbers[_LEAVING])
 
     def read(self) -> ProgressReading:

@@ -1,4 +1,4 @@
-"""A rank's side of its watchdog: start it before anything can hang, tell it how far the rank is, and part from it."""
+"""A rank's side of its watchdog: start it before anything can hang, report progress to it, and end it."""
 
 import ctypes
 import json
@@ -15,7 +15,7 @@ from dataclasses import asdict
 
 from gpubench.hardware.launch.channel_sender import connect
 from gpubench.hardware.launch.interpreter import module_command, with_package
-from gpubench.hardware.watchdog.peers import Card, job_name, own_addresses
+from gpubench.hardware.watchdog.peers import WatchdogAddress, job_name, own_addresses
 from gpubench.hardware.watchdog.phase_ranges import find_nvtx, with_ranges
 from gpubench.hardware.watchdog.process import END_SIGNAL, Watched
 from gpubench.hardware.watchdog.progress_block import ProgressBlock
@@ -24,47 +24,47 @@ from gpubench.ports.group import Group
 
 
 class RankProgress:
-    """How far this rank is, and the line to its watchdog."""
+    """The progress of this rank, and the line to its watchdog."""
 
     def __init__(
-        self, block: ProgressBlock, control: socket.socket, card: Card, watchdog: "subprocess.Popen[bytes]"
+        self, block: ProgressBlock, control: socket.socket, own: WatchdogAddress, watchdog: "subprocess.Popen[bytes]"
     ) -> None:
         self.enter = with_ranges(block.enter, find_nvtx())
         self.completed = block.completed
         self._block = block
         self._control = control
-        self._card = card
+        self._own = own
         self._watchdog = watchdog
         self._answers: dict[str, Callable[[], object]] = {}
 
-    def meet(self, group: Group) -> None:
-        """Let the watchdogs of all ranks know of each other; every rank of the job calls it."""
+    def exchange_addresses(self, group: Group) -> None:
+        """Give the watchdogs of all ranks each other's addresses; every rank of the job calls it."""
         secret = group.broadcast(secrets.token_hex(16) if group.rank == 0 else None)
-        card = (self._card.place, self._card.host, self._card.port, list(self._card.addresses))
-        self._say({"kind": "met", "secret": secret, "cards": group.gather(card)})
+        address = (self._own.place, self._own.host, self._own.port, list(self._own.addresses))
+        self._say({"kind": "met", "secret": secret, "cards": group.gather(address)})
 
-    def know(self, places: Sequence[object]) -> None:
-        """What the ranks are called, once they have GPUs."""
+    def name_ranks(self, places: Sequence[object]) -> None:
+        """Give the watchdog the ranks in words, once they have GPUs."""
         self._say({"kind": "places", "places": [str(place) for place in places]})
 
-    def let_abort(self, trouble: Callable[[], str], abort: Callable[[], object]) -> None:
-        """Have a thread answer the watchdog of a rank that hangs: what the library says, and, at the end, its abort.
+    def answer_watchdog(self, trouble: Callable[[], str], abort: Callable[[], object]) -> None:
+        """Start a thread that answers the watchdog of a rank that hangs: with the library's error, and with an abort.
 
         One communicator may follow another: the last one answers.
         """
         is_first = not self._answers
         self._answers = {"trouble": trouble, "abort": abort}
         if is_first:
-            threading.Thread(target=self._help, name="gpubench-abort", daemon=True).start()
+            threading.Thread(target=self._answer, name="gpubench-abort", daemon=True).start()
             self._say({"kind": "helps"})
 
     @property
-    def ends(self) -> bool:
-        """Whether the watchdog, or this rank itself, has begun to end this rank."""
+    def is_ending(self) -> bool:
+        """True where the watchdog, or this rank itself, has begun to end this rank."""
         return self._block.left()
 
     def leave(self) -> None:
-        """This rank breaks off and says itself why: its watchdog, and those of the ranks that end with it, need not."""
+        """Note that this rank ends with an error that it reports itself, so that no watchdog has to."""
         self._block.leave()
         self._say({"kind": "breaks"})
 
@@ -77,11 +77,11 @@ class RankProgress:
         self._watchdog.wait()
 
     def _say(self, message: dict[str, object]) -> None:
-        # A watchdog that was killed is missed when something hangs, and not before.
+        # Without a watchdog, which somebody may have killed, the run goes on.
         with suppress(OSError):
             self._control.sendall(json.dumps(message).encode() + b"\n")
 
-    def _help(self) -> None:
+    def _answer(self) -> None:
         with suppress(OSError), self._control.makefile("rb") as questions:
             for line in questions:
                 kind = json.loads(line)["kind"]
@@ -99,14 +99,14 @@ def start(rank: int, ranks: int, host: str, timeout_s: float, channel: str | Non
     own, other = socket.socketpair()
     with other, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams, ExitStack() as stack:
         datagrams.bind(("", 0))
-        card = Card(f"rank {rank} on {host}", host, datagrams.getsockname()[1], own_addresses())
+        address = WatchdogAddress(f"rank {rank} on {host}", host, datagrams.getsockname()[1], own_addresses())
         die_at_once_on(END_SIGNAL)
         descriptors = {"block": block.descriptor, "control": other.fileno(), "datagrams": datagrams.fileno()}
         if channel:
-            # The line is made here and now: whoever launched this rank then waits for what its watchdog has to say.
-            with suppress(OSError):  # nobody is there any more
+            # The line is made now, so that the launcher waits for the reports of this rank's watchdog.
+            with suppress(OSError):  # the launcher is gone
                 descriptors["channel"] = stack.enter_context(connect(channel)).fileno()
-        watched = Watched(rank, ranks, card.place, host, os.getpid(), timeout_s)
+        watched = Watched(rank, ranks, address.place, host, os.getpid(), timeout_s)
         setup = descriptors | {"watched": asdict(watched), "job": job_name(os.environ)}
         # The rank's own words behind it are for people who look at the list of processes.
         command = module_command("gpubench.hardware.watchdog.main", json.dumps(setup), *sys.argv[1:])
@@ -118,7 +118,7 @@ def start(rank: int, ranks: int, host: str, timeout_s: float, channel: str | Non
             stdout=subprocess.DEVNULL,
             start_new_session=True,
         )
-    return RankProgress(block, own, card, watchdog)
+    return RankProgress(block, own, address, watchdog)
 
 
 def die_at_once_on(number: signal.Signals) -> None:

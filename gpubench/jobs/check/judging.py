@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpubench.checks import Facts
+from gpubench.errors import no_gpu
 from gpubench.formats.presenter import Presenter
 from gpubench.hardware import recorded
-from gpubench.installation_errors import no_gpu
 from gpubench.jobs.check.plan import NAME, CheckPlan
 from gpubench.jobs.machines import Machines
 from gpubench.jobs.metadata import metadata_of

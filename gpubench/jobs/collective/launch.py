@@ -10,6 +10,7 @@ from gpubench.errors import (
     GpubenchError,
     launcher_failed,
     more_ranks_than_gpus,
+    no_gpu,
     no_rank_started,
     ranks_ended_early,
     rows_kept,
@@ -21,12 +22,11 @@ from gpubench.hardware.cuda.device import check_installed
 from gpubench.hardware.launch import channel, launcher
 from gpubench.hardware.mpi.group import host_name
 from gpubench.hardware.node.nvml.library import Driver, read_driver
-from gpubench.installation_errors import no_gpu
 from gpubench.jobs.collective.plan import CollectivePlan
 from gpubench.jobs.outputs import check_writable
 from gpubench.measure.collective.sweep import check_root
 from gpubench.model.results.report import CollectiveRow, Metadata
-from gpubench.model.terms.hang import Lost, Phase, RankState, first_lost, limit_seconds
+from gpubench.model.terms.hang import LostRank, Phase, RankState, first_lost, limit_seconds
 
 if TYPE_CHECKING:
     from subprocess import Popen
@@ -94,13 +94,13 @@ class _LaunchedJob:
         self._job = job
         self._error: GpubenchError | None = None
         self._ranks_spoke = False
-        self._lost: list[Lost] = []
+        self._lost: list[LostRank] = []
         self._kept_lines: list[str] = []
 
     def listen(self, ranks: channel.ChannelReceiver) -> int:
         """Present messages until the job is over; its exit code."""
         for message in ranks.messages(self._job):
-            if isinstance(message, channel.Chatter):
+            if isinstance(message, channel.PrintedLine):
                 self._take_line(message.text)
             else:
                 self._take(message)
@@ -134,7 +134,7 @@ class _LaunchedJob:
             self._presenter.end(channel.report_in(message))
         elif kind == "lost":
             state = RankState.from_record(message["state"])
-            self._lost.append(Lost(state, message["at_seconds"], message["status"]))
+            self._lost.append(LostRank(state, message["at_seconds"], message["status"]))
         elif kind == "error" and self._error is None:
             self._error = GpubenchError.from_record(message["error"])
 

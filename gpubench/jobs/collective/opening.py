@@ -5,18 +5,18 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+from gpubench.hardware.cuda.device import CudaDevice
 from gpubench.hardware.mpi import group as mpi
-from gpubench.hardware.mpi import host
-from gpubench.hardware.nccl.backend import NcclBackend, NcclLibrary
+from gpubench.hardware.nccl.backend import NcclLibrary
 from gpubench.hardware.node.nvml.condition import NvmlCondition
 from gpubench.hardware.node.nvml.library import Driver, read_driver
 from gpubench.hardware.node.probe import probe
 from gpubench.hardware.process.nccl_settings import nccl_settings
+from gpubench.hardware.registry import BackendKind, BackendSetup, backend_named, default_backend
 from gpubench.hardware.watchdog.rank import RankProgress
 from gpubench.jobs.agreement import agree
 from gpubench.jobs.collective.path_watch import PathWatch
-from gpubench.jobs.collective.plan import HOST, NCCL, CollectivePlan, check_unset
-from gpubench.jobs.collective.variants import Opener
+from gpubench.jobs.collective.plan import CollectivePlan, check_unset
 from gpubench.jobs.gpus import open_gpu
 from gpubench.jobs.machines import Machines
 from gpubench.jobs.sources import SECONDS_TO_READ_A_NODE, gathered, own_process
@@ -24,6 +24,7 @@ from gpubench.measure.collective.observers import ReadCondition, no_gpu_to_read
 from gpubench.model.paths.evidence import EvidenceUse
 from gpubench.model.terms.hang import Phase
 from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.ports.backend import MultiGroupBackend
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class Opened:
     `machines` returns nodes and processes on the first rank, for a recording, once all was tried out.
     """
 
-    backend: Opener
+    backend: MultiGroupBackend
     identity: RankIdentity
     machines: Callable[[], Machines | None]
     library: NcclLibrary | None = None
@@ -58,36 +59,53 @@ def open_backend(rank: Rank, plan: CollectivePlan, stack: ExitStack) -> Opened:
     What is begun beside it ends with `stack`. Raises AgreedError where a rank cannot.
     """
     driver = read_driver(os.environ)
-    name = plan.backend
-    if name is None:
-        name = NCCL if any(rank.group.gather(driver.visible > 0)) else HOST
-    if name == HOST:
-        agree(rank.group, lambda: plan.refuse_gpu_options("no rank sees one"))
-        machines = _read_machines(rank, plan)
-        return Opened(backend=open_host(rank, plan), identity=rank.identity, machines=lambda: machines)
-    return _open_nccl(rank, plan, driver, stack)
+    sees_gpus = any(rank.group.gather(driver.visible > 0))
+    asked = plan.backend
+    kind = default_backend(gpus=sees_gpus) if asked is None else agree(rank.group, lambda: backend_named(asked))
+    if kind.needs_gpus:
+        return _open_on_gpu(kind, rank, plan, driver, stack)
+    agree(rank.group, lambda: plan.refuse_gpu_options("no rank sees one"))
+    machines = _read_machines(rank, plan)
+    return Opened(backend=open_kind(kind, rank, plan), identity=rank.identity, machines=lambda: machines)
 
 
-def open_host(rank: Rank, plan: CollectivePlan) -> host.HostBackend:
-    """The host backend.
+def open_kind(
+    kind: BackendKind,
+    rank: Rank,
+    plan: CollectivePlan,
+    device: CudaDevice | None = None,
+    library: NcclLibrary | None = None,
+) -> MultiGroupBackend:
+    """A backend on this rank.
 
     Raises:
-        AgreedError: its MPI cannot reduce a type that was asked for.
+        AgreedError: it cannot reduce a type that was asked for.
     """
-    agree(rank.group, lambda: host.check_types(plan.request.dtypes, reduces=plan.collective.reduces))
-    return host.HostBackend(rank.own, rank.ranks_on_node, progress=rank.progress)
+    request = plan.request
+    ops = request.ops if request.collective.reduces else None
+    agree(rank.group, lambda: kind.check_types(request.dtypes, ops))
+    return kind.open(
+        BackendSetup(
+            group=rank.own,
+            ranks_on_node=rank.ranks_on_node,
+            progress=rank.progress,
+            device=device,
+            library=library,
+            allocator=plan.allocator,
+        )
+    )
 
 
-def _open_nccl(rank: Rank, plan: CollectivePlan, driver: Driver, stack: ExitStack) -> Opened:
+def _open_on_gpu(kind: BackendKind, rank: Rank, plan: CollectivePlan, driver: Driver, stack: ExitStack) -> Opened:
     """NCCL on this rank's GPU. Nodes are read, and NCCL's log is listened to, before its first call."""
-    group, progress = rank.group, rank.progress
+    group = rank.group
     path_watch, machines = None, None
     if plan.evidence is EvidenceUse.OFF:
         machines = _read_machines(rank, plan)
     else:
         keeps_log = plan.recording.record is not None
         path_watch = stack.enter_context(PathWatch(group, rank.identity, strict=plan.strict, keeps_log=keeps_log))
-    progress.enter(Phase.OPENING)
+    rank.progress.enter(Phase.OPENING)
     device, identity = open_gpu(group, rank.identity, rank.ranks_on_node, driver)
     agree(group, lambda: check_unset(plan.variants, nccl_settings(os.environ)))
     condition = NvmlCondition(str(identity.gpu_bus_id))
@@ -96,11 +114,9 @@ def _open_nccl(rank: Rank, plan: CollectivePlan, driver: Driver, stack: ExitStac
     if path_watch is not None:
         path_watch.begin(library, identity)
         stack.enter_context(path_watch.naming_refusals(library))
-    progress.enter(Phase.CONNECTING)
-    backend = NcclBackend(rank.own, device, library, plan.allocator, progress)
-    progress.let_abort(backend.trouble, backend.abort)
+    rank.progress.enter(Phase.CONNECTING)
     return Opened(
-        backend=backend,
+        backend=open_kind(kind, rank, plan, device, library),
         identity=identity,
         machines=path_watch.machines if path_watch is not None else lambda: machines,
         library=library,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from gpubench.collectives.record import Collective
 from gpubench.errors import UsageError
 from gpubench.formats.presentation import Presentation
-from gpubench.hardware.nccl.backend import Allocator
+from gpubench.hardware.registry import backend_named
 from gpubench.jobs.recording import Recording
 from gpubench.jobs.sources import Here, Source
 from gpubench.measure.collective.cases import SweepRequest
@@ -19,6 +19,7 @@ from gpubench.model.terms.nccl_choice import (
     NcclChoice,
 )
 from gpubench.model.terms.sweep import parse_sizes
+from gpubench.ports.memory import Allocator
 
 NCCL, HOST = "nccl", "host"
 FACTS_TIMEOUT_S = 20.0
@@ -67,12 +68,6 @@ def check_unset(variants: AskedVariants, settings: Mapping[str, str]) -> None:
         )
 
 
-DEFAULT_SIZES = {"nccl": "8:4G", "host": "8:16M"}
-"""What a sweep visits when nobody says: on a laptop, what ends within ten seconds."""
-
-BACKENDS = tuple(DEFAULT_SIZES)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectivePlan:
     """The request, the backend, and the presentation of a collective.
@@ -102,7 +97,9 @@ class CollectivePlan:
 
     def at_sizes_for(self, backend: str) -> SweepRequest:
         """The request at the sizes that were asked for, else at the backend's default ones."""
-        sizes = self.request.sizes or parse_sizes(DEFAULT_SIZES[HOST if self.variants.host_too else backend])
+        sizes = self.request.sizes or parse_sizes(
+            backend_named(HOST if self.variants.host_too else backend).default_sizes
+        )
         return replace(self.request, sizes=sizes)
 
     def refuse_gpu_options(self, why: str) -> None:
@@ -114,4 +111,5 @@ class CollectivePlan:
             **{option: True for option in self.variants.options if option in ("--algo", "--proto")},
         }
         for option in (name for name, is_given in given.items() if is_given):
-            raise UsageError(f"{option} needs GPUs, and {why}", next_step=f"leave {option} out")
+            reason = backend_named(HOST).lacks[option]
+            raise UsageError(f"{option} needs GPUs, and {why}", reason=reason, next_step=f"leave {option} out")

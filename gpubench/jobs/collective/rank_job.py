@@ -9,11 +9,12 @@ from gpubench.errors import UsageError
 from gpubench.formats.presenter import Presenter, rank_style
 from gpubench.hardware.launch.channel_sender import ChannelSender
 from gpubench.hardware.mpi import group as mpi
+from gpubench.hardware.registry import backend_named
 from gpubench.hardware.watchdog.rank import RankProgress
 from gpubench.jobs.agreement import agree
 from gpubench.jobs.collective.metadata import collective_metadata
-from gpubench.jobs.collective.opening import Opened, Rank, open_backend, open_host
-from gpubench.jobs.collective.plan import CollectivePlan
+from gpubench.jobs.collective.opening import Opened, Rank, open_backend, open_kind
+from gpubench.jobs.collective.plan import HOST, CollectivePlan
 from gpubench.jobs.collective.variants import VariantMaker
 from gpubench.jobs.listeners import NullListener
 from gpubench.jobs.metadata import recorded_settings
@@ -82,9 +83,9 @@ class CollectiveRankJob:
         group, backend = self._group, opened.backend
         request = self._plan.at_sizes_for(backend.name)
         identities = group.gather(self.identity)
-        self._progress.know(identities)
+        self._progress.name_ranks(identities)
         agree(group, lambda: check_root(request.collective, request.root, self._own.size))
-        beside = open_host(rank, self._plan) if self._plan.variants.host_too else None
+        beside = open_kind(backend_named(HOST), rank, self._plan) if self._plan.variants.host_too else None
         sizes, dropped = self._sizes(request, backend, beside)
         request = replace(request, sizes=sizes)
         variants = VariantMaker(group, self.identity, request).ways(

@@ -1,9 +1,8 @@
 """The variants of a sweep on one rank: communicators under settings, hierarchical collectives, the host backend."""
 
 import os
-from collections.abc import Sequence
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from gpubench.collectives.hierarchical import Hierarchy
 from gpubench.hardware.process.nccl_settings import environment_set, nccl_settings
@@ -15,29 +14,14 @@ from gpubench.measure.collective.variants import SweepVariant
 from gpubench.model.terms.hierarchy import TwoLevels
 from gpubench.model.terms.nccl_choice import HIERARCHICAL, NcclChoice
 from gpubench.model.terms.rank_identity import RankIdentity
-from gpubench.ports.backend import Backend
-from gpubench.ports.collective_calls import CollectiveCalls
+from gpubench.ports.backend import MultiGroupBackend
 from gpubench.ports.group import Group
-from gpubench.ports.launch import Launch
+
+if TYPE_CHECKING:
+    from gpubench.ports.collective_calls import CollectiveCalls
 
 _NODE_VARIABLE = "NCCL_HOSTID"
 """What NCCL takes for the node of a process, instead of asking the system."""
-
-
-class Opener(Backend, Protocol):
-    """A backend that opens further communicators beside its own; memory, stream and clock stay."""
-
-    def open(self, group: Group) -> CollectiveCalls:
-        """The collectives of a new communicator of these ranks, all of which call this."""
-        ...
-
-    def drop(self, calls: CollectiveCalls) -> None:
-        """Give up a communicator that `open` made, whatever state it is in."""
-        ...
-
-    def in_order(self, launches: Sequence[Launch]) -> Launch:
-        """One operation made of several, each of which begins when the one before it is done."""
-        ...
 
 
 class NcclErrors(Protocol):
@@ -62,7 +46,11 @@ class VariantMaker:
         self._request = request
 
     def ways(
-        self, asked: AskedVariants, backend: Opener, library: NcclErrors | None, host: Opener | None
+        self,
+        asked: AskedVariants,
+        backend: MultiGroupBackend,
+        library: NcclErrors | None,
+        host: MultiGroupBackend | None,
     ) -> list[SweepVariant]:
         """The own choice of the backend first; then settings, then what is made of smaller operations, then the host.
 
@@ -82,7 +70,7 @@ class VariantMaker:
                 ways.append(self._hierarchical(each, levels, None))
         return ways
 
-    def _setting(self, setting: NcclChoice, backend: Opener, library: NcclErrors) -> SweepVariant:
+    def _setting(self, setting: NcclChoice, backend: MultiGroupBackend, library: NcclErrors) -> SweepVariant:
         """All ranks on a communicator of their own, made while NCCL is told what to use."""
         opened: list[CollectiveCalls] = []
 
@@ -101,7 +89,7 @@ class VariantMaker:
             is_heard=True,
         )
 
-    def _hierarchical(self, backend: Opener, levels: TwoLevels, library: NcclErrors | None) -> SweepVariant:
+    def _hierarchical(self, backend: MultiGroupBackend, levels: TwoLevels, library: NcclErrors | None) -> SweepVariant:
         opened: list[CollectiveCalls] = []
         rank = self._group.rank
         node, place = levels.nodes[rank], levels.places[rank]

@@ -7,14 +7,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gpubench.errors import UsageError
+from gpubench.errors import UsageError, no_gpu
 from gpubench.formats.delivery import delivering
 from gpubench.formats.presenter import Presenter, terminal_style
 from gpubench.hardware import recorded
 from gpubench.hardware.node.nvml.library import read_driver
 from gpubench.hardware.node.probe import probe, watch_errors
 from gpubench.hardware.process.facts import read_rank_facts
-from gpubench.installation_errors import no_gpu
 from gpubench.jobs.metadata import recorded_settings, stamp
 from gpubench.jobs.outputs import check_writable
 from gpubench.jobs.p2p.plan import NAME, As, P2pPlan

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import permutations
 
-from gpubench.errors import UsageError
+from gpubench.errors import UsageError, no_gpu
 from gpubench.formats.presenter import Presenter, rank_style
 from gpubench.hardware import recorded
 from gpubench.hardware.copies.between_ranks import CudaRankCopies, Network
@@ -19,7 +19,6 @@ from gpubench.hardware.node.probe import probe
 from gpubench.hardware.process.facts import read_rank_facts
 from gpubench.hardware.process.nccl_settings import nccl_settings
 from gpubench.hardware.watchdog.rank import RankProgress
-from gpubench.installation_errors import no_gpu
 from gpubench.jobs.agreement import agree
 from gpubench.jobs.gpus import open_gpu
 from gpubench.jobs.listeners import NullListener
@@ -125,7 +124,7 @@ class P2pRanksJob:
             self._log = stack.enter_context(NcclLog(library, nccl_settings(os.environ), ranks_on_node))
             self._progress.enter(Phase.CONNECTING, "by NCCL")
             network = Network(group, library)
-            self._progress.let_abort(network.trouble, network.abort)
+            self._progress.answer_watchdog(network.trouble, network.abort)
         return agree(group, lambda: CudaRankCopies(device, network), place=place)
 
     def _metadata(self, machine: RankMachine, request: P2pRequest, libraries: Mapping[str, str]) -> Metadata:
@@ -145,7 +144,7 @@ class P2pRanksJob:
 
     def _identities(self) -> list[RankIdentity]:
         identities = self._group.gather(self.identity)
-        self._progress.know(identities)
+        self._progress.name_ranks(identities)
         return identities
 
     @contextmanager

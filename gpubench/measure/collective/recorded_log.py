@@ -20,9 +20,9 @@ class RecordedLog:
         """As the log has it."""
         return self._log.no_tuning
 
-    def appeared(self) -> bool:
+    def is_readable(self) -> bool:
         """As the log has it."""
-        return self._log.appeared()
+        return self._log.is_readable()
 
     def lines(self) -> list[bytes]:
         """The new lines of the log."""

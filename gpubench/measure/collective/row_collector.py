@@ -12,7 +12,7 @@ from gpubench.model.facts.gpu_condition import GpuCondition
 from gpubench.model.results.report import CollectiveRow, Report
 from gpubench.model.results.winners import RefusedRow
 from gpubench.model.terms.hang import Phase
-from gpubench.model.terms.lateness import Entries
+from gpubench.model.terms.lateness import EntryTimes
 from gpubench.model.terms.progress import Progress
 from gpubench.model.terms.rank_identity import RankIdentity
 from gpubench.model.terms.units import counted, format_size
@@ -28,7 +28,7 @@ class Answer:
     """
 
     seconds: float
-    entries: Entries | None = None
+    entries: EntryTimes | None = None
     wrong: int = 0
     condition: GpuCondition | None = None
 

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from gpubench.model.results.rank_times import RANK_TIMES_SECTION, RankTimeRow
 from gpubench.model.results.report import CollectiveRow, Metadata, Report, Row, Table
-from gpubench.model.terms.lateness import Offset
+from gpubench.model.terms.lateness import ClockOffset
 from gpubench.model.terms.split import RankGroup
 from gpubench.model.terms.verdict import Finding, Verdict, overall
 from gpubench.ports.group import Group
@@ -44,7 +44,7 @@ class InStep:
         """Each of the values where it is largest in the group."""
         return self._own.largest(values)
 
-    def clock_offset(self) -> Offset:
+    def clock_offset(self) -> ClockOffset:
         """How this rank's clock differs from that of the group's first rank."""
         return self._own.clock_offset()
 

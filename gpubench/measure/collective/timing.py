@@ -6,13 +6,12 @@ from itertools import cycle, islice
 from statistics import fmean
 from time import perf_counter
 
-from gpubench.model.terms.lateness import Entries, Offset, common_clock
+from gpubench.model.terms.lateness import ClockOffset, EntryTimes, common_clock
 from gpubench.model.terms.samples import BatchTimes, Percentiles, RankTimes, RowTimes
 from gpubench.model.terms.sampling import FIRST_BATCHES, INTERVAL, Effort, Mode, Sampling, operations_a_batch
 from gpubench.model.terms.spread import Spread
-from gpubench.ports.backend import Backend
 from gpubench.ports.group import Group
-from gpubench.ports.launch import Launch
+from gpubench.ports.launch import Launch, LaunchTimer
 
 _SECONDS_TO_LEARN = 2e-3
 """Of operations back to back, to learn how long one takes: a short warm-up says too much of the first of them."""
@@ -40,7 +39,7 @@ class OwnTimes:
     percentiles: Percentiles | None = None
     interval: float | None = None
     note: str | None = None
-    entries: Entries | None = None
+    entries: EntryTimes | None = None
     samples: tuple[float, ...] = ()
 
     def with_others(self, seconds_by_rank: Sequence[float]) -> RowTimes:
@@ -55,7 +54,7 @@ class Timer:
 
     sampling: Sampling
     group: Group
-    backend: Backend
+    backend: LaunchTimer
     graph_replays: int
 
     def learn(self, launches: Sequence[Launch], warm_seconds: float) -> float:
@@ -159,13 +158,13 @@ class Timer:
                     samples=tuple(values[:_MOST_SAMPLES]),
                 )
 
-    def _entries(self, entered: Sequence[float], before: Offset, start: float) -> Entries:
+    def _entries(self, entered: Sequence[float], before: ClockOffset, start: float) -> EntryTimes:
         """When this rank entered operations, against all others; the clocks were compared `before`, at `start`."""
         end, after = perf_counter(), self.group.clock_offset()
         own = common_clock(entered, before, after, start, end)
         last = self.group.largest(own)
         first = [-each for each in self.group.largest([-each for each in own])]
-        return Entries.of(own, first, last, max(before.uncertainty, after.uncertainty))
+        return EntryTimes.of(own, first, last, max(before.uncertainty, after.uncertainty))
 
     def _note(self, effort: Effort) -> str | None:
         """What is to be said where as many as it takes were asked for, and it takes more than there was time for."""

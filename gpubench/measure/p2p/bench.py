@@ -12,8 +12,7 @@ from gpubench.model.terms.copies import CopyPattern, Direction, Engine, HostMemo
 from gpubench.model.terms.data_pattern import POISON, Block, DataPattern
 from gpubench.model.terms.operation import DataType
 from gpubench.model.terms.units import format_size
-from gpubench.ports.copies import Copies
-from gpubench.ports.copy_stream import CopyStream
+from gpubench.ports.copies import Copies, CopyStream
 from gpubench.ports.link_counters import LinkCounters
 from gpubench.ports.memory import Memory, Region
 

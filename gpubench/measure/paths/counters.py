@@ -5,7 +5,7 @@ from time import perf_counter
 from typing import NamedTuple
 
 from gpubench.model.paths.p2p import MOVED_SHARE, Carried
-from gpubench.ports.link_counters import Counted, LinkCounters
+from gpubench.ports.link_counters import LinkBytes, LinkCounters
 
 _COUNTED_FROM_BYTES = 2**20
 """NVLink counters tick in KiB, and other traffic ticks too."""
@@ -27,7 +27,7 @@ class CounterReading(NamedTuple):
 
     gpu: int
     seconds: float
-    counted: Counted
+    counted: LinkBytes
 
 
 class Meter:

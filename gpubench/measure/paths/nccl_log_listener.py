@@ -15,7 +15,7 @@ class NcclLogListener:
         self._channels: dict[tuple[int, int, bool, Transport, bool], int] = {}
         self._ring: set[tuple[int, int]] = set()
         self._tree: set[tuple[int, int]] = set()
-        self._hears = log.appeared()
+        self._hears = log.is_readable()
 
     def listen(self) -> Tuning | None:
         """Take in what is new; the last algorithm that was named in it."""

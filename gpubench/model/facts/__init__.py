@@ -1,1 +1,1 @@
-"""What was read of nodes, processes and devices, before any arithmetic."""
+"""Facts of nodes, processes and devices as they were read, before any arithmetic."""

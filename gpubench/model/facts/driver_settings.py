@@ -1,4 +1,4 @@
-"""How the NVIDIA driver is set up, and the programs that must run beside it, where that decides who reaches whom."""
+"""Settings of the NVIDIA driver, and the programs that must run beside it, that decide which GPUs reach each other."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -22,7 +22,7 @@ _OF_GPUS = (REPLAYS, MEMORY_ERRORS)
 """Counters of a GPU that are not its NVLinks'."""
 _GRAVE = ("nonfatal", "fatal")
 _ENUMERATION = "nonfatal.UnsupReq"
-"""What a device answers that is asked for functions it does not have, as it is when the bus is searched at boot."""
+"""The error of a device that is asked for functions it does not have, as when the bus is searched at boot."""
 
 PORT_ERRORS = ("symbol_error", "link_error_recovery", "link_downed", "port_rcv_errors", "local_link_integrity_errors")
 
@@ -57,7 +57,7 @@ class Errors:
 
     @property
     def expected(self) -> str:
-        """What is usual, in words."""
+        """The usual count, in words."""
         if self.usual is not None:
             return f"few; its siblings have {self.usual:g}"
         return "none" if self.grave else f"no more than {FEW_MEANWHILE} while it is used"
@@ -84,7 +84,7 @@ def error_counts(snapshot: Snapshot) -> dict[str, dict[str, int]]:
 
 
 def growth(before: ErrorCounts, after: ErrorCounts) -> dict[str, dict[str, int]]:
-    """What came between two readings, of counters that both have; a counter that began anew has all that it shows."""
+    """The growth of counters that two readings have; of a counter that began anew, all that it shows."""
     return {
         device: {
             name: count - earlier[name] if count >= earlier[name] else count

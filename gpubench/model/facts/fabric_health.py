@@ -1,6 +1,6 @@
-"""What the health mask of a GPU's registration with the NVLink fabric says."""
+"""The health mask of a GPU's registration with the NVLink fabric."""
 
-_HEALTH_CONDITIONS = {
+_CONDITION_SHIFTS = {
     "degraded_bandwidth": 0,
     "route_recovery": 2,
     "route_unhealthy": 4,
@@ -18,6 +18,7 @@ _CONFIGURATIONS = {
     7: "invalid location",
     8: "GPU state invalid",
 }
+HEALTH_CONDITIONS = (*_CONDITION_SHIFTS, "incorrect_configuration")
 _GOOD_WHEN_TRUE = ("partition_missing", "fabric_manager_disconnected")
 
 
@@ -29,7 +30,7 @@ def decode_health(mask: int) -> dict[str, bool | None]:
     number of four bits, 1 for a correct configuration (`NVML_GPU_FABRIC_HEALTH_MASK_*` in nvml.h).
     """
     conditions: dict[str, bool | None] = {}
-    for name, shift in _HEALTH_CONDITIONS.items():
+    for name, shift in _CONDITION_SHIFTS.items():
         value = {1: True, 2: False}.get(mask >> shift & 3)
         conditions[name] = not value if name in _GOOD_WHEN_TRUE and value is not None else value
     configuration = mask >> _CONFIGURATION_SHIFT & 0xF

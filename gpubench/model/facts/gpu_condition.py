@@ -1,9 +1,14 @@
-"""What a GPU was like beside the operations that it took part in: why its rank may be late."""
+"""The condition of a GPU after a row's operations: reasons why its rank may be late."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from gpubench.model.facts.snapshot import GpuProcess
+
+THROTTLE_REASONS = (
+    *("sw_power_cap", "hw_slowdown", "sync_boost", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake"),
+)
+"""The reasons for which a GPU's clocks are held down, in the order of their bits in NVML, 0x04 to 0x80."""
 
 LEAST_CLOCK_SHARE = 0.9
 """Of the highest clock: a GPU at work below that is worth naming."""
@@ -11,11 +16,11 @@ LEAST_CLOCK_SHARE = 0.9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuCondition:
-    """What can slow a GPU down, as it was right after the operations of a row.
+    """A GPU right after the operations of a row, as far as it can slow them down.
 
     `throttle_reasons` leaves out idling and clocks that somebody asked for; `clock_mhz` is None while it idles.
     `memory_errors` are uncorrectable ones since the driver was loaded. `others` are processes that have a context on
-    it, beside its rank. `unread` are the facts that nobody could read, each with the reason.
+    it, beside its rank. `unread` are the facts that could not be read, each with the reason.
     """
 
     throttle_reasons: tuple[str, ...] = ()
@@ -26,7 +31,7 @@ class GpuCondition:
     unread: Mapping[str, str] = field(default_factory=dict)
 
     def together(self, later: "GpuCondition") -> "GpuCondition":
-        """Two looks as one: what was off in either."""
+        """Two readings as one: the worse of each fact."""
         clocks = [each for each in (self.clock_mhz, later.clock_mhz) if each is not None]
         return GpuCondition(
             throttle_reasons=tuple(dict.fromkeys((*self.throttle_reasons, *later.throttle_reasons))),
@@ -39,13 +44,13 @@ class GpuCondition:
 
     @property
     def not_read(self) -> str:
-        """The facts that nobody could read, with the reasons; empty where all are known."""
+        """The facts that could not be read, with the reasons; empty where all are known."""
         if not self.unread:
             return ""
         return f"{', '.join(self.unread).replace('_', ' ')} ({'; '.join(dict.fromkeys(self.unread.values()))})"
 
     def remarks(self) -> Iterator[str]:
-        """What is off, as what may be said of a GPU; nothing where nothing is."""
+        """Predicates for a GPU that say what is wrong with it: 'runs at 600 of 1980 MHz'; none where nothing is."""
         clock = f"{self.clock_mhz} of {self.most_clock_mhz} MHz"
         slow = self.clock_mhz and self.most_clock_mhz and self.clock_mhz < LEAST_CLOCK_SHARE * self.most_clock_mhz
         if self.throttle_reasons:

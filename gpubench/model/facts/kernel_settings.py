@@ -1,4 +1,4 @@
-"""How the kernel of a node is set up where that decides the path of a transfer: IOMMU and boot options."""
+"""Settings of a node's kernel that decide the path of a transfer: IOMMU and boot options."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

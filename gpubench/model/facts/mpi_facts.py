@@ -1,4 +1,4 @@
-"""What the MPI library of a process does with memory of GPUs."""
+"""GPU support of the MPI library of a process."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

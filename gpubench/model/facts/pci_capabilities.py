@@ -1,4 +1,4 @@
-"""What a PCI device tells of itself beyond its link: access control (ACS) and the errors it counted (AER)."""
+"""Access control (ACS) and counted errors (AER) of a PCI device."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ ACCESS_CONTROLS = (
 
 
 class PciKind(StrEnum):
-    """What a device is on the way between a GPU or NIC and the CPU. Ports are told apart by their place in the tree."""
+    """The kind of a device between a GPU or NIC and the CPU. Ports differ by their place in the tree."""
 
     GPU = "gpu"
     NIC = "nic"

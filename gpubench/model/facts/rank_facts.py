@@ -1,4 +1,4 @@
-"""What is known of one process: namespaces, shared memory, visible devices, limits, settings, loaded libraries."""
+"""Facts of one process: namespaces, shared memory, visible devices, limits, settings, loaded libraries."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -4,10 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 _ROCE_HEADERS_BYTES = 40 + 8 + 12 + 4 + 28 + 4
-"""What the kernel leaves for RoCE's headers in a packet: GRH, UDP, BTH, XRC, atomics, ICRC (`iboe_get_mtu`)."""
-
-_INFINIBAND_HEADER_BYTES = 4
-"""Of IP over InfiniBand, in datagram mode (RFC 4391)."""
+"""Bytes of a packet that the kernel leaves for RoCE: GRH, UDP, BTH, XRC, atomics, ICRC (`iboe_get_mtu`)."""
 
 RDMA_MTUS = (256, 512, 1024, 2048, 4096)
 """The sizes that RDMA knows (`enum ibv_mtu`). Every adapter of a GPU server can do the last."""
@@ -51,14 +48,5 @@ def roce_mtu_bytes(interface_mtu_bytes: int) -> int | None:
 
     So an interface's usual 1500 leaves 1024, and 4200 is the least for 4096 (Linux, include/rdma/ib_addr.h).
     """
-    return _largest(interface_mtu_bytes - _ROCE_HEADERS_BYTES)
-
-
-def infiniband_mtu_bytes(interface_mtu_bytes: int) -> int | None:
-    """The MTU of an InfiniBand port, by that of its IP interface; None in connected mode, which hides it."""
-    size = interface_mtu_bytes + _INFINIBAND_HEADER_BYTES
-    return size if size in RDMA_MTUS else None
-
-
-def _largest(room_bytes: int) -> int | None:
+    room_bytes = interface_mtu_bytes - _ROCE_HEADERS_BYTES
     return max((size for size in RDMA_MTUS if size <= room_bytes), default=None)

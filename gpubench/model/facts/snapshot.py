@@ -1,4 +1,4 @@
-"""What is known of one node: its GPUs, links, NICs and PCI tree as they were read, before any arithmetic.
+"""Facts of one node: its GPUs, links, NICs and PCI tree as they were read, before any arithmetic.
 
 A snapshot is plain frozen data, whoever read it: NVML and sysfs, a file of another tool, a recording, a simulated
 machine. What is unknown is None, and `unknown` says why, by field name. Bus ids are in lower case with four digits of
@@ -35,7 +35,7 @@ SOFTWARE_RDMA = "software RDMA"
 
 
 class NvlinkPeer(StrEnum):
-    """What is at the other end of an NVLink."""
+    """The device at the other end of an NVLink."""
 
     GPU = "gpu"
     SWITCH = "switch"
@@ -43,7 +43,7 @@ class NvlinkPeer(StrEnum):
 
 
 class NicKind(StrEnum):
-    """What a NIC speaks."""
+    """The network protocol of a NIC."""
 
     INFINIBAND = "infiniband"
     ROCE = "roce"
@@ -63,7 +63,7 @@ class PcieLink:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PciPlace:
-    """Where a device hangs in the PCI tree.
+    """The place of a device in the PCI tree.
 
     `host_bridge` names the root (`pci0000:00`, or what a file has instead); `switches` are the bus ids of the PCIe
     switches above the device, the outermost first, each by its upstream port; `root_port` is the port of the CPU.
@@ -239,13 +239,13 @@ class NicFacts:
 
     @property
     def rdma(self) -> bool:
-        """Whether it can move data without the CPU."""
+        """True where it can move data without the CPU."""
         return self.kind is not NicKind.ETHERNET and self.model != SOFTWARE_RDMA
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairFacts:
-    """What was said of an ordered pair of devices, named as in matrices.
+    """Facts of an ordered pair of devices, named as in matrices.
 
     `path` is a path class as stated by a file (NV18, PIX, ...), `pcie_path` one without NVLink; `cuda` is
     cudaDeviceCanAccessPeer; `read` to `pci` are NVML's P2P statuses in `topo -p2p`'s words (OK, CNS, GNS, TNS, DR, NS,
@@ -299,7 +299,7 @@ class HostFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuDirectFacts:
-    """What lets a NIC reach GPU memory: the kernel module nvidia-peermem, EFA's efa_nv_peermem, or dma-buf.
+    """The ways for a NIC to reach GPU memory: the kernel modules nvidia-peermem and efa_nv_peermem (EFA), or dma-buf.
 
     `peermem_registered` says whether nvidia-peermem found the RDMA core that it must register with: built without one,
     it can be loaded and do nothing.

@@ -1,1 +1,1 @@
-"""What a healthy machine looks like, what is expected of it, and faults of simulated ones."""
+"""Healthy machines, the figures expected of them, and faults of simulated ones."""

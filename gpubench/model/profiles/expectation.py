@@ -1,4 +1,4 @@
-"""What a figure is compared with, and what follows: a profile's value or share, siblings, the limit of the links.
+"""Verdicts on figures by what is expected: a profile's value or share, siblings, the limit of the links.
 
 A figure that somebody measured on such a machine may fail one; a derived one only warns, for it may be wrong itself.
 Thresholds of others judge nobody: they were made for other sizes, tools and counts.
@@ -8,12 +8,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gpubench.model.paths.p2p import FAILED_SHARE, LIMIT_FAIL_SHARE, NEAR_SHARE, SLOW_SHARE, usual
-from gpubench.model.profiles.profile import BUSBW, SHARE, TIME, Expected, ExpectedKind, Profile
+from gpubench.model.profiles.profile import BUSBW, LARGE_BYTES, SHARE, TIME, Expected, ExpectedKind, Profile
 from gpubench.model.results.report import CollectiveRow
 from gpubench.model.terms.verdict import Verdict
-
-LARGE_BYTES = 64 * 2**20
-"""From this size on a collective is judged by its bandwidth, below by its time."""
 
 LATE_TIMES = 2.0
 """Of the time that a small operation takes on healthy machines: host-staged ones take 2.1 times as long on 8 H200, and
@@ -22,7 +19,7 @@ from run to run it varies by a fifth."""
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """What a figure should be, in GB/s or µs; `firm` where somebody measured it; `whose` in words."""
+    """The expected value of a figure, in GB/s or µs; `firm` where it was measured; `whose` is its source in words."""
 
     value: float
     firm: bool
@@ -32,7 +29,7 @@ class Expectation:
 def of_copy(
     profile: Profile | None, quantity: str, limit_gb_s: float | None, path: str | None = None
 ) -> Expectation | None:
-    """What a profile expects of copies (`p2p.write_gb_s`, ...) over a path; of any machine a share of the limit."""
+    """The expectation of a profile for copies over a path (`p2p.write_gb_s`, ...); a generic one has shares."""
     if profile is None:
         return None
     if profile.match.generic is not None:
@@ -48,7 +45,7 @@ def of_copy(
 
 
 def of_collective(profile: Profile | None, row: CollectiveRow) -> Expectation | None:
-    """What a profile expects of a row of a collective: busbw of large sizes, else the time; None where nothing fits.
+    """The expectation of a profile for a row of a collective: busbw of large sizes, else time; None where none fits.
 
     Bandwidth rises with size, so values of smaller large sizes hold too. Where the row does not say which algorithm it
     took, the least of all holds. Times are compared at the same size alone, and only with measured ones.
@@ -58,12 +55,9 @@ def of_collective(profile: Profile | None, row: CollectiveRow) -> Expectation | 
     gpus = row.ranks // row.nodes
     if profile.match.generic is not None:
         share = profile.typical(f"{row.collective}.busbw{SHARE}")
-        known = share is not None and row.limit_gb_s is not None and row.nodes == 1 and row.size_bytes >= LARGE_BYTES
-        return (
-            Expectation((share or 0) * (row.limit_gb_s or 0), firm=False, whose=f"{share:.0%} of the limit")
-            if known
-            else None
-        )
+        if share is None or row.limit_gb_s is None or row.nodes > 1 or row.size_bytes < LARGE_BYTES:
+            return None
+        return Expectation(share * row.limit_gb_s, firm=False, whose=f"{share:.0%} of the limit")
     quantity = BUSBW if row.size_bytes >= LARGE_BYTES else TIME
     found = [
         each
@@ -119,7 +113,7 @@ def judge_row(profile: Profile | None, row: CollectiveRow) -> tuple[Verdict, str
 
 
 def is_near_line(profile: Profile | None, row: CollectiveRow) -> bool:
-    """Whether a row should be measured again before it is judged: near the line, or beyond it."""
+    """True where a row should be measured again before it is judged: near the line, or beyond it."""
     expectation = of_collective(profile, row)
     if expectation is None:
         return judge_row(profile, row) is not None
@@ -135,7 +129,7 @@ def middle_row(rows: Iterable[CollectiveRow]) -> CollectiveRow:
 
 
 def odd_among(figures: Mapping[str, float]) -> dict[str, tuple[Verdict, float, float]]:
-    """Who of several falls behind what is usual among them: the verdict, the share that is left, what is usual."""
+    """Those of several figures that are far below the usual one: verdict, share of the usual, the usual figure."""
     if len(figures) < 2:
         return {}
     common = usual(list(figures.values()))

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from gpubench.errors import UsageError
+from gpubench.model.facts.fabric_health import HEALTH_CONDITIONS
+from gpubench.model.facts.gpu_condition import THROTTLE_REASONS
+from gpubench.model.profiles.rules import P2P_STATUSES
 
 GRAMMAR = (
     "[nodeI.]gpuJ:KEY=VALUE, [nodeI.]nicJ:KEY=VALUE, [nodeI.]linkI-J:KEY=VALUE (a pair of GPUs) or nodeI:KEY=VALUE, "
@@ -22,13 +25,13 @@ _SUBJECT = re.compile(
 )
 _NUMBER = re.compile(r"\d{1,9}(?:\.\d+)?|\.\d+", re.ASCII)
 _COUNT = re.compile(r"\d{1,9}", re.ASCII)
-_P2P_WORDS = ("CNS", "GNS", "TNS", "DR", "NS", "U")
+_REFUSALS = P2P_STATUSES[1:]
 _WIDTHS = ("1", "2", "4", "8", "16")
 _GENERATIONS = ("1", "2", "3", "4", "5", "6")
 
 
 class Subject(StrEnum):
-    """What a fault breaks."""
+    """The kind of thing that a fault breaks."""
 
     GPU = "gpu"
     NIC = "nic"
@@ -37,7 +40,7 @@ class Subject(StrEnum):
 
 
 class ValueKind(StrEnum):
-    """What values a fault's key takes, beside a list of words."""
+    """The kind of value of a fault's key."""
 
     WORD = "word"
     COUNT = "N"
@@ -62,7 +65,7 @@ class FaultKey:
         return "|".join(self.words) or self.kind.value
 
     def accepts(self, value: str) -> bool:
-        """Whether a value can be right; whether the machine has so many links is seen when it is applied."""
+        """True where the value has the right form; the machine's number of links is looked at when it is applied."""
         if self.kind is ValueKind.COUNT:
             return _COUNT.fullmatch(value) is not None
         if self.kind is ValueKind.FACTOR:
@@ -74,35 +77,17 @@ class FaultKey:
         return value in self.words
 
 
-_THROTTLE_REASONS = (
-    "sw_power_cap",
-    "hw_slowdown",
-    "sync_boost",
-    "sw_thermal_slowdown",
-    "hw_thermal_slowdown",
-    "hw_power_brake",
-)
-_HEALTH_WORDS = (
-    "degraded_bandwidth",
-    "route_recovery",
-    "route_unhealthy",
-    "access_timeout_recovery",
-    "partition_missing",
-    "fabric_manager_disconnected",
-    "incorrect_configuration",
-)
-
 FAULT_KEYS = (
     FaultKey(Subject.GPU, "nvlink", "only so many of its NVLinks are active", ValueKind.COUNT),
     FaultKey(Subject.GPU, "width", "its PCIe link is trained to this width", words=_WIDTHS),
     FaultKey(Subject.GPU, "generation", "its PCIe link is trained to this generation", words=_GENERATIONS),
-    FaultKey(Subject.GPU, "p2p", "NVML refuses peer access with every other GPU", words=_P2P_WORDS),
+    FaultKey(Subject.GPU, "p2p", "NVML refuses peer access with every other GPU", words=_REFUSALS),
     FaultKey(Subject.GPU, "cuda_peer", "CUDA refuses peer access while NVML says OK", words=("no",)),
     FaultKey(Subject.GPU, "lost", "it fell off the bus: the driver lists it and cannot reach it", words=("yes",)),
     FaultKey(Subject.GPU, "missing", "it is not there at all; the GPUs after it count down", words=("yes",)),
     FaultKey(Subject.GPU, "mig", "MIG is on, and so peer access is refused", words=("on",)),
     FaultKey(Subject.GPU, "ecc", "ECC is off", words=("off",)),
-    FaultKey(Subject.GPU, "throttle", "its clocks are held down, for this reason", words=_THROTTLE_REASONS),
+    FaultKey(Subject.GPU, "throttle", "its clocks are held down, for this reason", words=THROTTLE_REASONS),
     FaultKey(Subject.GPU, "rows", "remapped memory rows wait for a reset, or failed", words=("pending", "failure")),
     FaultKey(
         Subject.GPU,
@@ -110,7 +95,7 @@ FAULT_KEYS = (
         "it has not joined the NVLink fabric, and so peer access is refused",
         words=("not_started", "in_progress"),
     ),
-    FaultKey(Subject.GPU, "health", "the NVLink fabric reports this condition", words=_HEALTH_WORDS),
+    FaultKey(Subject.GPU, "health", "the NVLink fabric reports this condition", words=HEALTH_CONDITIONS),
     FaultKey(Subject.GPU, "speed", "its links deliver this share (0 to 1), and nothing says so", ValueKind.FACTOR),
     FaultKey(Subject.GPU, "errors", "so many uncorrectable memory errors were counted", ValueKind.COUNT),
     FaultKey(Subject.GPU, "temperature", "its chip has so many °C", ValueKind.COUNT),
@@ -123,7 +108,7 @@ FAULT_KEYS = (
     FaultKey(Subject.NIC, "errors", "its port has counted so many damaged symbols", ValueKind.COUNT),
     FaultKey(Subject.NIC, "missing", "it is not there at all", words=("yes",)),
     FaultKey(Subject.LINK, "nvlink", "only so many NVLinks join the two GPUs (none through a switch)", ValueKind.COUNT),
-    FaultKey(Subject.LINK, "p2p", "NVML refuses peer access between the two", words=_P2P_WORDS),
+    FaultKey(Subject.LINK, "p2p", "NVML refuses peer access between the two", words=_REFUSALS),
     FaultKey(Subject.LINK, "staged", "copies go through host memory although nothing says so", words=("yes",)),
     FaultKey(Subject.LINK, "speed", "copies reach this share (0 to 1), and nothing says so", ValueKind.FACTOR),
     FaultKey(Subject.NODE, "driver", "it has this driver", ValueKind.VERSION),
@@ -138,7 +123,7 @@ FAULT_KEYS = (
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What is broken on one subject. `index` is the GPU's or NIC's, `second` the other GPU's of a link.
+    """The fault of one subject. `index` is the GPU's or NIC's, `second` the other GPU's of a link.
 
     `node` is None where none was named, which means node 0.
     """
@@ -173,8 +158,7 @@ class Fault:
 def parse_fault(text: str) -> Fault:
     """A fault as `GRAMMAR` has it.
 
-    Raises:
-        UsageError: an unknown subject or key (the nearest is suggested), a value that cannot be, a key given twice.
+    Raises UsageError for an unknown subject or key (the nearest is suggested), a wrong value, or a key given twice.
     """
     subject, colon, settings = text.strip().partition(":")
     match = _SUBJECT.fullmatch(subject)

@@ -1,11 +1,11 @@
-"""What results of healthy machines say a profile should expect: medians, spreads, and the values that stand out."""
+"""Expected values of a profile from results of healthy machines: medians, spreads, and outliers."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import median
 
 from gpubench.model.paths.p2p import JUDGED_FROM_BYTES, LATENCY_BYTES
-from gpubench.model.profiles.profile import BUSBW, TIME, Expected, ExpectedKind
+from gpubench.model.profiles.profile import BUSBW, LARGE_BYTES, TIME, Expected, ExpectedKind
 from gpubench.model.results.report import CollectiveRow, PairRow
 from gpubench.model.results.result_file import ResultFile
 from gpubench.model.terms.copies import HostMemory
@@ -17,14 +17,13 @@ OUTLYING_DEVIATIONS = 5.0
 OUTLYING_SHARE = 0.05
 """Of the median: pairs that differ by 0.1 % have so small a deviation that honest values would stand out."""
 
-LARGE_BYTES = 64 * 2**20
 _DIGITS = 4
 _NORMAL = 1.4826
 
 
 @dataclass(frozen=True, slots=True)
 class LearningKey:
-    """What values must share to be compared."""
+    """The properties that values must share to be compared."""
 
     quantity: str
     gpus: int
@@ -69,16 +68,10 @@ def learn(samples: Iterable[LearningSample], source: str) -> Learned:
             note += f", {min(values):.{_DIGITS}g} to {max(values):.{_DIGITS}g}"
         expected.append(
             Expected(
-                quantity=key.quantity,
+                **asdict(key),
                 value=float(f"{median(values):.{_DIGITS}g}"),
                 kind=ExpectedKind.MEASURED,
                 source=source,
-                gpus=key.gpus,
-                nodes=key.nodes,
-                path=key.path,
-                size_bytes=key.size_bytes,
-                nccl=key.nccl,
-                algorithm=key.algorithm,
                 note=note,
             )
         )

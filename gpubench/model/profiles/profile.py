@@ -1,4 +1,4 @@
-"""What a healthy machine of one kind looks like and reaches: the contents of one file of `profiles/`.
+"""A machine type: the facts of a healthy machine and the figures it reaches, as one file of `profiles/` has them.
 
 The fields are the keys of the file, as profiles/README.md explains them; `model.profiles.rules` says what holds between
 them. GB/s is 1e9 bytes/s, one direction.
@@ -17,9 +17,12 @@ TIME = "time_us"
 BUSBW = "busbw_gb_s"
 P2P_OK = "OK"
 
+LARGE_BYTES = 64 * 2**20
+"""From this size on a collective is judged by its bandwidth, below by its time."""
+
 
 class ExpectedKind(StrEnum):
-    """Where an expected value comes from. A threshold is a floor that somebody set, no figure that was seen."""
+    """The origin of an expected value. A threshold is a floor that somebody set, no figure that was seen."""
 
     MEASURED = "measured"
     VENDOR = "vendor"
@@ -56,7 +59,7 @@ class MatchRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FactsSource:
-    """Where the facts of a profile come from: all that is no expected value."""
+    """The source of a profile's facts, which are all that is no expected value."""
 
     kind: ExpectedKind
     source: str
@@ -161,9 +164,9 @@ class NicKindOfMachine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedPeerAccess:
-    """What NVML says of peer access between any two GPUs (OK, CNS, GNS, TNS, DR, NS, U), and why when it is not OK.
+    """NVML's status of peer access between any two GPUs, with the reason where it is not OK.
 
-    `unlinked` is what it says of two that no NVLink joins, where others are joined.
+    `unlinked` is the status of two that no NVLink joins, where others are joined.
     """
 
     status: str = P2P_OK
@@ -194,7 +197,7 @@ class Expected:
 
     @property
     def nvls(self) -> bool:
-        """Whether NVSwitches did the reduction: busbw may then be above what the links carry."""
+        """True where NVSwitches did the reduction: busbw may then be above what the links carry."""
         return (self.algorithm or "").upper().startswith("NVLS")
 
 
@@ -220,7 +223,7 @@ class Profile:
 
     @property
     def link_gb_s(self) -> float:
-        """What a GPU can send to its peers at most: over all its NVLinks, or over PCIe where it has none."""
+        """The most that a GPU can send to its peers, in GB/s: over all its NVLinks, or over PCIe where it has none."""
         return self.nvlink.links * self.nvlink.link_gb_s if self.nvlink else self.gpu.pcie_gb_s
 
     def gpus_of(self, expected: Expected) -> int:
@@ -228,9 +231,9 @@ class Profile:
         return self.match.visible if expected.gpus is None else expected.gpus
 
     def typical(self, quantity: str, path: str | None = None) -> float | None:
-        """What healthy machines reach on one node; a threshold is a floor and no expectation.
+        """The figure of healthy machines on one node; a threshold is a floor and no expectation.
 
-        For pairs of a path class what is expected of that class, else of any pair; None where nothing is.
+        For pairs of a path class the figure of that class, else of any pair; None where there is none.
         """
         found = [each for each in self.find(quantity) if each.kind is not ExpectedKind.THRESHOLD]
         ranked = [each for wanted in (path, None) for each in found if each.path == wanted]

@@ -1,4 +1,4 @@
-"""What must hold in a profile beyond the types of its fields: names that lead somewhere, values below the ceiling."""
+"""Rules of a profile beyond the types of its fields: names that lead somewhere, values below the ceiling."""
 
 import re
 from collections.abc import Mapping
@@ -7,6 +7,7 @@ from gpubench.errors import UsageError
 from gpubench.model.facts.snapshot import NvlinkPeer
 from gpubench.model.profiles.profile import (
     BUSBW,
+    LARGE_BYTES,
     NO_GPU,
     P2P_OK,
     PROFILE_SCHEMA,
@@ -46,9 +47,6 @@ SHARE_QUANTITIES = (
 LEAST_SHARE = 0.4
 """Of what the links carry: a floor below it fails nobody, for host-staged transfers on PCIe reach 43 %."""
 
-LARGE_BYTES = 64 * 2**20
-"""From this size on latency takes a small share of a collective's time."""
-
 MOST_LATENCY_US = 1000.0
 """Of one small copy: host-staged ones take 20 µs, so more than this is another unit."""
 
@@ -69,7 +67,7 @@ def check_profile(profile: Profile, where: str) -> None:
         _check_gpus(profile, where)
     elif profile.match.generic is not Generic.HOST:
         raise UsageError(f"{where} has no [gpu]", expected='one, or match.generic = "host"')
-    _check_node(profile, where)
+    _check_counts({"node.sockets": profile.node.sockets, "node.cpus": profile.node.cpus}, where)
     _check_nvlink(profile, where)
     _check_places(profile, where)
     for number, expected in enumerate(profile.expected):
@@ -80,7 +78,7 @@ def check_profile(profile: Profile, where: str) -> None:
 
 
 def ceiling_gb_s(profile: Profile, expected: Expected) -> float | None:
-    """What the profile's own links allow for a bandwidth, in the value's unit; None for times.
+    """The most that the profile's own links allow for a bandwidth, in the value's unit; None for times.
 
     For collectives, n GPUs in all and k nodes: the links of a GPU; with NVLS reductions, which send a GPU's data once
     where a ring sends it 2(n-1)/(n+1) times, that much more; across nodes at most the NICs of a GPU × (n-1)/(k-1),
@@ -96,7 +94,7 @@ def ceiling_gb_s(profile: Profile, expected: Expected) -> float | None:
 
 
 def _pair_gb_s(profile: Profile, path: str | None) -> float:
-    """What the links between two GPUs carry in one direction: those of the path class, else the most of any pair."""
+    """GB/s of the links between two GPUs in one direction: those of the path class, else the most of any pair."""
     if profile.nvlink is None:
         return profile.gpu.pcie_gb_s
     named = _NVLINK_PATH.fullmatch(path or "")
@@ -112,10 +110,6 @@ def _busbw_ceiling(profile: Profile, gpus: int, nodes: int, *, nvls: bool) -> fl
         return inside
     nics_gb_s = sum(nic.rate_gbit_s or 0.0 for nic in profile.nic) / _BITS_PER_BYTE
     return min(inside, nics_gb_s / gpus * (ranks - 1) / (nodes - 1))
-
-
-def _check_node(profile: Profile, where: str) -> None:
-    _check_counts({"node.sockets": profile.node.sockets, "node.cpus": profile.node.cpus}, where)
 
 
 def _check_counts(counts: Mapping[str, int], where: str) -> None:

@@ -5,14 +5,14 @@ from enum import StrEnum
 
 
 class Engine(StrEnum):
-    """What moves the bytes: a copy engine, or a kernel on the SMs."""
+    """The engine that moves the bytes: a copy engine, or a kernel on the SMs."""
 
     CE = "ce"
     SM = "sm"
 
 
 class Direction(StrEnum):
-    """Who moves them: the source writes, the destination reads, or both GPUs write to each other at once."""
+    """The direction of a copy: the source writes, the destination reads, or both GPUs write to each other at once."""
 
     WRITE = "write"
     READ = "read"
@@ -27,7 +27,7 @@ class HostMemory(StrEnum):
 
     @property
     def full_name(self) -> str:
-        """As it is called where copies are listed; the `note` of a row begins with it."""
+        """Its name in lists of copies; the `note` of a row begins with it."""
         return f"{self} host memory"
 
     @classmethod

@@ -1,4 +1,4 @@
-"""What test data are, apart from who computes them: NumPy on a host, a kernel on a GPU.
+"""The definition of test data, which NumPy computes on a host and a kernel on a GPU.
 
 Data differ per rank, element, buffer and row, so that a block from the wrong rank, a shifted block, a buffer left over
 from before and a missing contribution all show. Moved data are random bits. Reduced data are small integers, so that
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from gpubench.model.terms.operation import DataType, NumberKind, ReduceOp
 
 POISON = 0xA5
-"""What a receive buffer is filled with before an operation, so that an older result is not taken for this one's."""
+"""The byte that fills a receive buffer before an operation, so that an older result is not taken for this one's."""
 
 WORD = 0xFFFFFFFF
 """Seeds, hashes and element indices are 32-bit: elements 2**32 apart look alike."""
@@ -33,7 +33,7 @@ class DataPattern:
 
     @property
     def contributors(self) -> int:
-        """How many ranks have a value of their own at an element."""
+        """The number of ranks with a value of their own at an element."""
         rounds = self.op is ReduceOp.AVG and self.dtype.kind is NumberKind.FLOAT
         return min(self.ranks, FLOAT_AVERAGE_CONTRIBUTORS if rounds else MOST_CONTRIBUTORS)
 
@@ -44,13 +44,13 @@ class DataPattern:
 
     @property
     def neutral(self) -> int:
-        """What a rank sends that does not contribute."""
+        """The value of a rank that does not contribute."""
         neutral = {ReduceOp.PROD: 1, ReduceOp.MAX: self.lowest, ReduceOp.MIN: self.lowest + 200}
         return neutral.get(self.op or ReduceOp.SUM, 0)
 
     @property
     def tolerance_ulp(self) -> int:
-        """How far a result may be off: nothing, but for averages over a number of ranks that is no power of two.
+        """The error that a result may have: 0, but for averages over a number of ranks that is no power of two.
 
         NCCL scales by a rounded 1/n before it adds, an MPI average divides after; nccl-tests allows two ulp as well.
         """
@@ -60,7 +60,7 @@ class DataPattern:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """The same run of elements in each of several equally spaced buffers of one memory.
+    """A run of elements at the same offset in each of several equally spaced buffers of one memory.
 
     Buffer k starts at element `k × stride`; the run is `[offset, offset + count)` of it, and holds, or must hold,
     elements `[start, start + count)` of a rank's data of row `row`.

@@ -1,4 +1,4 @@
-"""What a job was doing when it stopped moving: the state of each rank, and who is to blame."""
+"""Hangs and lost ranks: the state of each rank, the ranks that the others wait for, and the error to report."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -10,15 +10,15 @@ from gpubench.errors import CouldNotMeasureError
 from gpubench.model.terms.units import spans
 
 SECONDS_TO_START = 300.0
-"""How long launch, initialisation and output may take without a sign of life: connecting many nodes takes minutes, and
-a person may read the output page by page."""
+"""Launch, initialisation and output may go on so long without progress: connecting many nodes takes minutes, and a
+person may read the output page by page."""
 
 _MOST_NAMED = 8
 """Ranks, or groups of them, that a message names one by one."""
 
 
 class Phase(StrEnum):
-    """What a rank is doing, in the order in which it first gets there."""
+    """The phases of a rank, in their order."""
 
     LAUNCH = "launch"
     MPI_INIT = "MPI_Init"
@@ -39,20 +39,19 @@ _UNHURRIED = frozenset({*PHASES[: PHASES.index(Phase.WARM_UP)], Phase.OUTPUT})
 
 
 def limit_seconds(phase: Phase, timeout_s: float) -> float:
-    """How long a phase may show no progress, where operations have `timeout_s`.
+    """Seconds that a phase may go on without progress, where operations have `timeout_s`.
 
-    Twice that for the others, at least: within `--timeout` a driver may take its whole time to describe the GPUs.
+    Starting and output have twice that at least: reading the GPUs may take all of `--timeout`.
     """
     return max(SECONDS_TO_START, 2 * timeout_s) if phase in _UNHURRIED else timeout_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankState:
-    """One rank, as its watchdog sees it.
+    """The state of a rank, as its watchdog sees it.
 
     `step` counts the phases it has entered, `done` the operations it completed in this one, of `total` where that is
-    known. `process` is the letter of `/proc/PID/stat`, empty where nobody can look. `trouble` is what the library says
-    of itself.
+    known. `process` is the state letter of `/proc/PID/stat`, empty where unknown. `trouble` is the library's error.
     """
 
     rank: int
@@ -69,20 +68,20 @@ class RankState:
 
     @property
     def stopped(self) -> bool:
-        """Whether somebody stopped the process: SIGSTOP, Ctrl-Z, a debugger."""
+        """True where the process is stopped: by SIGSTOP, Ctrl-Z, a debugger."""
         return self.process in ("T", "t")
 
     def seconds_left(self, timeout_s: float) -> float:
-        """How long it may still go without progress, where operations have `timeout_s`; 0 or less: it has to move.
+        """Seconds that it may still go without progress, where operations have `timeout_s`; 0 or less: it hangs.
 
-        A process that is stopped does nothing that could take longer elsewhere, and the first rank alone has output.
+        A stopped process has no longer phases, and neither has a rank that waits for the output of the first.
         """
         idles = self.stopped or (self.phase is Phase.OUTPUT and self.rank > 0)
         return (timeout_s if idles else limit_seconds(self.phase, timeout_s)) - self.idle_seconds
 
     @property
     def where(self) -> str:
-        """What it is inside of: 'operation 64K out of place, 12 of 20 done'."""
+        """Its phase in words: 'operation 64K out of place, 12 of 20 done'."""
         words = f"{self.phase} {self.label}".strip()
         if self.done or self.total:
             words += f", {self.done} of {self.total} done" if self.total else f", {self.done} done"
@@ -99,16 +98,16 @@ class RankState:
 
 
 def is_suspended(states: Sequence[RankState]) -> bool:
-    """Whether somebody stopped the whole job, which Ctrl-Z under mpirun does: that is no hang."""
+    """True where the whole job is stopped, as Ctrl-Z under mpirun does it: that is no hang."""
     return bool(states) and all(state.stopped for state in states)
 
 
-def hang(
+def hang_error(
     states: Sequence[RankState], silent: Mapping[int, str], seconds: float, remarks: Sequence[str] = ()
 ) -> CouldNotMeasureError:
-    """What to say of a job that shows no progress for so long.
+    """The error of a job without progress for so long.
 
-    `silent` are the places of ranks of which nothing can be learned, by number.
+    `silent` are the ranks, by number, of which neither process nor watchdog answers.
     """
     missing, cause, reason, next_step = _blame(states, silent)
     late = {state.rank for state in states if state.rank in missing}
@@ -127,10 +126,10 @@ def hang(
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
-    """A rank that ended without a word: where it was, when by its host's monotonic clock, and how.
+class LostRank:
+    """A rank that ended without an error of its own: its last state, and the time by its host's monotonic clock.
 
-    `status` is what wait(2) says: a signal's number, or an exit code times 256; 0 where nobody could see it.
+    `status` is wait(2)'s: a signal's number, or an exit code times 256; 0 where it is unknown.
     """
 
     state: RankState
@@ -139,16 +138,16 @@ class Lost:
 
     @property
     def exited(self) -> bool:
-        """Whether it came to an exit of its own, as a library does that has said why."""
+        """True where it called exit, as a library does that has printed why."""
         return self.status > 0xFF
 
     @property
     def asked_to_end(self) -> bool:
-        """Whether it followed a request, as launchers make it to all ranks once one is lost."""
+        """True where it was asked to end, as launchers ask all ranks once one is lost."""
         return self.status in (Signals.SIGINT, Signals.SIGTERM)
 
     def error(self, end: str) -> CouldNotMeasureError:
-        """What to say of it; `end` is what there is to say of the rows."""
+        """Its error; `end` is the end of the sentence, about the rows."""
         return CouldNotMeasureError(
             f"{self.state.place} (pid {self.state.pid}) {self._how()} in {self.state.where}{end}",
             expected="every rank to stay until the last row",
@@ -164,16 +163,16 @@ class Lost:
         return f"was killed by {names.get(number, f'signal {number}')}" if number else "was killed or crashed"
 
 
-def first_lost(every: Iterable[Lost]) -> Lost | None:
-    """The one whose loss ended the job, of all ranks that were lost; None where none was.
+def first_lost(every: Iterable[LostRank]) -> LostRank | None:
+    """The rank whose loss ended the job, of all that were lost; None where none was.
 
-    On a busy machine the loss may be seen later than the ends that the launcher made of it, so these come last.
+    Ranks that were asked to end come last: on a busy machine the loss that caused it may be seen after them.
     """
     return min(every, key=lambda lost: (lost.asked_to_end, lost.at_seconds), default=None)
 
 
-def not_started(states: Sequence[RankState], ranks: int, seconds: float) -> CouldNotMeasureError:
-    """What to say where MPI_Init does not return and only the ranks of this host can be asked."""
+def not_started_error(states: Sequence[RankState], ranks: int, seconds: float) -> CouldNotMeasureError:
+    """The error of a job whose MPI_Init does not return, when only the ranks of this host can be asked."""
     stopped = [state for state in states if state.stopped]
     here = {state.rank for state in states}
     others = [rank for rank in range(ranks) if rank not in here]
@@ -191,7 +190,7 @@ def not_started(states: Sequence[RankState], ranks: int, seconds: float) -> Coul
 
 
 def _blame(states: Sequence[RankState], silent: Mapping[int, str]) -> tuple[dict[int, str], str, str, str]:
-    """Whom the others wait for, in words by rank; then the same for the headline, the likely reason and what to try."""
+    """The ranks that the others wait for, in words by rank; then headline, likely reason and next step."""
     if silent:
         missing = {rank: f"{place}: neither it nor its watchdog answers" for rank, place in silent.items()}
         missing |= {state.rank: f"{_named(state)}: its process is stopped" for state in states if state.stopped}
@@ -226,7 +225,7 @@ def _who(missing: Iterable[int]) -> str:
 
 
 def _groups(states: Iterable[RankState]) -> list[str]:
-    """Ranks in the same situation together; few of them with their hosts and GPUs."""
+    """A line for all ranks in the same phase and operation; a few of them with their hosts and GPUs."""
     groups: dict[str, list[RankState]] = {}
     for state in states:
         groups.setdefault(state.where + _stuck(state), []).append(state)

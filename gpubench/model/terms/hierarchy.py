@@ -30,8 +30,7 @@ class TwoLevels:
     def of(cls, node_by_rank: Sequence[Hashable]) -> "TwoLevels":
         """From what names each rank's node.
 
-        Raises:
-            UsageError: a single node, a single rank a node, or nodes with different numbers of ranks.
+        Raises UsageError for a single node, a single rank a node, or nodes with different numbers of ranks.
         """
         numbers = {node: number for number, node in enumerate(dict.fromkeys(node_by_rank))}
         nodes = tuple(numbers[node] for node in node_by_rank)

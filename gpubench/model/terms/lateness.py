@@ -1,8 +1,8 @@
-"""Who comes late to an operation that all ranks have to enter: how late, how often, and how sure that is.
+"""Stragglers: ranks that enter operations later than the others, by how much, how often, and how likely by chance.
 
-A collective ends when the last rank has entered it and done its part. The ranks that came earlier see a long operation;
-the one that they wait for sees a short one. So times of operations name the wrong rank, and times of entering the right
-one, once the clocks of all ranks are made comparable.
+A collective ends when the last rank has entered it and done its part. Ranks that entered earlier measure a long
+operation, the late one a short one. So the duration of operations names the wrong rank; the time of entering names the
+right one, once the clocks of all ranks are made comparable.
 """
 
 import math
@@ -11,32 +11,32 @@ from dataclasses import dataclass
 from statistics import median
 
 LEAST_OPERATIONS = 30
-"""Fewer say nothing of who is late as a rule."""
+"""Of fewer operations no straggler is named."""
 
 LEAST_SHARE = 0.05
-"""Of the time of an operation: who costs less is not worth naming."""
+"""Of the time of an operation: a delay below it is not worth naming."""
 
 LEAST_SECONDS = 20e-6
-"""Ranks do not leave a barrier at once: less is nobody's fault."""
+"""Ranks do not leave a barrier at the same time: a shorter delay is normal."""
 
 MOST_CHANCE = 1e-6
-"""Neighbouring operations are not independent, so the odds have to be long."""
+"""The bound on the chance is this small because neighbouring operations are not independent."""
 
 
 @dataclass(frozen=True, slots=True)
-class Offset:
-    """What to add to a rank's clock to have the first rank's, in seconds, and by how much that may be wrong."""
+class ClockOffset:
+    """Seconds to add to a rank's clock to have the first rank's, and the uncertainty of them."""
 
     seconds: float
     uncertainty: float
 
 
 @dataclass(frozen=True, slots=True)
-class Entries:
-    """When a rank entered the operations of a row, as all ranks know it afterwards.
+class EntryTimes:
+    """Times at which a rank entered the operations of a row, compared with those of the others.
 
-    `late_seconds` is the median of how long after the first rank it came, `last` the number of operations in which it
-    was the last, out of `operations`. Differences below `uncertainty` seconds are the clocks'.
+    `late_seconds` is the median delay after the first rank, `last` the number of operations, out of `operations`, that
+    it entered as the last. Differences below `uncertainty` seconds are those of the clocks.
     """
 
     operations: int
@@ -45,8 +45,10 @@ class Entries:
     uncertainty: float
 
     @classmethod
-    def of(cls, own: Sequence[float], first: Sequence[float], last: Sequence[float], uncertainty: float) -> "Entries":
-        """From this rank's times of entering, and those of the first and of the last rank, by one clock."""
+    def of(
+        cls, own: Sequence[float], first: Sequence[float], last: Sequence[float], uncertainty: float
+    ) -> "EntryTimes":
+        """From this rank's times, and those of the first and of the last rank, all by one clock."""
         return cls(
             operations=len(own),
             last=sum(each >= latest for each, latest in zip(own, last, strict=True)),
@@ -57,10 +59,10 @@ class Entries:
 
 @dataclass(frozen=True, slots=True)
 class Straggler:
-    """Ranks that are late as a rule: one, or all of a node. `chance` is how likely that would be of ranks that are not.
+    """Ranks that are late as a rule: one, or all of a node. `chance` is the probability of that without a cause.
 
-    They were last in `last` of `operations`, and later than the others usually are by `late_seconds` (the median row),
-    where an operation takes `operation_seconds`.
+    They were last in `last` of `operations`, `late_seconds` later than the others usually are (the median row); an
+    operation takes `operation_seconds`.
     """
 
     ranks: tuple[int, ...]
@@ -71,10 +73,10 @@ class Straggler:
     chance: float
 
 
-def straggler(rows: Sequence[tuple[Sequence[Entries], float]], nodes: Sequence[int]) -> Straggler | None:
-    """Who is late as a rule: a rank, else a node; None where nobody is, or nobody can know.
+def straggler(rows: Sequence[tuple[Sequence[EntryTimes], float]], nodes: Sequence[int]) -> Straggler | None:
+    """The rank that is late as a rule, else all ranks of a node; None where there are none, or it is unknown.
 
-    A row is the entries of every rank and the seconds of an operation; `nodes` are the ranks' nodes.
+    A row is the entry times of every rank and the seconds of an operation; `nodes` are the ranks' nodes.
     """
     if not rows or len(nodes) < 2:
         return None
@@ -84,14 +86,16 @@ def straggler(rows: Sequence[tuple[Sequence[Entries], float]], nodes: Sequence[i
         members.setdefault(node, []).append(rank)
     together = [tuple(ranks) for ranks in members.values() if 1 < len(ranks) < len(nodes)]
     for groups in (alone, together):
-        found = [each for ranks in groups if (each := _suspect(rows, ranks, len(nodes))) is not None]
+        found = [each for ranks in groups if (each := _late_group(rows, ranks, len(nodes))) is not None]
         if found:
             return max(found, key=lambda each: each.last)
     return None
 
 
-def _suspect(rows: Sequence[tuple[Sequence[Entries], float]], ranks: tuple[int, ...], size: int) -> Straggler | None:
-    """These ranks, where they are late more often than by chance, by more than clocks may be wrong, and it costs."""
+def _late_group(
+    rows: Sequence[tuple[Sequence[EntryTimes], float]], ranks: tuple[int, ...], size: int
+) -> Straggler | None:
+    """These ranks, if they are late more often than by chance, by more than the clocks' uncertainty, at a cost."""
     operations = sum(entries[0].operations for entries, _ in rows)
     last = min(operations, sum(entries[rank].last for entries, _ in rows for rank in ranks))
     if operations < LEAST_OPERATIONS or 2 * last <= operations:
@@ -105,14 +109,14 @@ def _suspect(rows: Sequence[tuple[Sequence[Entries], float]], ranks: tuple[int, 
         late.append(own if own > doubt else 0.0)
         costs.append(seconds)
     late_seconds, operation_seconds = median(late), median(costs)
-    chance = tail(last, operations, len(ranks) / size)
+    chance = chance_of_at_least(last, operations, len(ranks) / size)
     if chance > MOST_CHANCE or late_seconds <= max(LEAST_SECONDS, LEAST_SHARE * operation_seconds):
         return None
     return Straggler(ranks, late_seconds, operation_seconds, last, operations, chance)
 
 
-def tail(successes: int, trials: int, probability: float) -> float:
-    """How likely at least so many successes are, at most: Hoeffding's bound, exp(-n D(k/n || p)), 1 below the mean."""
+def chance_of_at_least(successes: int, trials: int, probability: float) -> float:
+    """An upper bound on the probability of so many successes or more: Hoeffding's, exp(-n D(k/n || p))."""
     share = successes / trials
     if share <= probability:
         return 1.0
@@ -122,7 +126,9 @@ def tail(successes: int, trials: int, probability: float) -> float:
     return math.exp(-trials * divergence)
 
 
-def common_clock(own: Iterable[float], before: Offset, after: Offset, start: float, end: float) -> list[float]:
+def common_clock(
+    own: Iterable[float], before: ClockOffset, after: ClockOffset, start: float, end: float
+) -> list[float]:
     """Times of this rank by the first rank's clock; it was compared with that at `start` and at `end`.
 
     Clocks drift apart by up to some 50 µs a second, evenly over a short while.

@@ -1,4 +1,4 @@
-"""What NCCL can be told to use, which it chooses by itself where nobody says: algorithm and protocol."""
+"""NCCL's algorithm and protocol, which it chooses by itself where NCCL_ALGO and NCCL_PROTO are not set."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ OWN_CHOICE = "own choice"
 
 
 class Algorithm(StrEnum):
-    """How ranks pass data on, by the names that NCCL_ALGO takes in any case."""
+    """NCCL's algorithms, by the names that NCCL_ALGO takes in any case."""
 
     RING = "ring"
     TREE = "tree"
@@ -29,7 +29,7 @@ class Algorithm(StrEnum):
 
 
 class Protocol(StrEnum):
-    """How data and their arrival are told apart, by the names that NCCL_PROTO takes in any case."""
+    """NCCL's protocols, by the names that NCCL_PROTO takes in any case."""
 
     LL = "ll"
     LL128 = "ll128"
@@ -50,7 +50,7 @@ class NcclChoice:
 
     @property
     def variables(self) -> Mapping[str, str]:
-        """What has to stand in the environment when a communicator is made."""
+        """The variables that have to be set when a communicator is made."""
         asked = {ALGORITHM_VARIABLE: self.algorithm, PROTOCOL_VARIABLE: self.protocol}
         return {name: value.value for name, value in asked.items() if value is not None}
 
@@ -64,7 +64,7 @@ class NcclChoice:
         )
 
     def differs(self, algorithm: str | None, protocol: str | None) -> bool:
-        """Whether NCCL's log names something else than was asked for; what it did not name differs in nothing."""
+        """True where NCCL's log names something else than was asked for; what it does not name does not differ."""
         pairs = ((self.algorithm, algorithm), (self.protocol, protocol))
         return any(asked and heard and asked != _plain(heard) for asked, heard in pairs)
 
@@ -77,7 +77,7 @@ def settings_of(algorithms: Sequence[Algorithm], protocols: Sequence[Protocol]) 
 
 
 def taken_name(algorithm: str | None, protocol: str | None) -> str | None:
-    """What NCCL's log names, in the words of settings: RING and LL are 'ring/ll'."""
+    """The names in NCCL's log as a setting: RING and LL are 'ring/ll'."""
     return "/".join(_plain(each) for each in (algorithm, protocol) if each) or None
 
 

@@ -1,4 +1,4 @@
-"""How much figures of the same thing differ by chance, and by how much they must for chance to explain nothing."""
+"""The noise of repeated figures, and the difference that chance does not explain."""
 
 import math
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from itertools import combinations
 from statistics import NormalDist
 
 FALSE_ALARMS = 0.01
-"""How often a comparison in which nothing changed may name a row, all its rows together."""
+"""The probability that a comparison in which nothing changed names a row, all its rows together."""
 
 _MOST_VALUES = 400
 _NORMAL = 2.2219
@@ -17,13 +17,13 @@ _EFFICIENCY = 0.82
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """A standard deviation and the degrees of freedom with which it is known; infinite where it was told."""
+    """A standard deviation and the degrees of freedom with which it is known; infinite where it is given."""
 
     deviation: float
     freedom: float
 
     def bound(self, comparisons: int) -> float:
-        """What chance exceeds in `FALSE_ALARMS` of all comparisons of so many rows: Bonferroni's share of it each."""
+        """The difference that chance exceeds in `FALSE_ALARMS` of all comparisons of so many rows (Bonferroni)."""
         return self.deviation * student_quantile(1 - FALSE_ALARMS / (2 * max(1, comparisons)), self.freedom)
 
 

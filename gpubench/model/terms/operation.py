@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class NumberKind(StrEnum):
-    """What the bits of an element mean."""
+    """The interpretation of an element's bits."""
 
     SIGNED = "signed"
     UNSIGNED = "unsigned"
@@ -49,7 +49,7 @@ class ReduceOp(StrEnum):
 
 
 class Placement(StrEnum):
-    """Whether the result lands in a buffer of its own or over the input, as NCCL lays it out."""
+    """The buffer of the result: one of its own, or the input's, as NCCL lays it out."""
 
     OUT_OF_PLACE = "out_of_place"
     IN_PLACE = "in_place"
@@ -77,7 +77,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """What part of a receive buffer must hold after the operation.
+    """The elements that a part of a receive buffer must hold after the operation.
 
     Elements `[offset, offset + count)` equal elements `[start, start + count)` of what rank `source` sent, or, where
     `source` is None, of the reduction over all ranks.

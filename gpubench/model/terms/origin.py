@@ -1,10 +1,10 @@
-"""Where figures and machines come from."""
+"""The origin of figures and machines."""
 
 from enum import StrEnum
 
 
 class Origin(StrEnum):
-    """Where numbers come from."""
+    """The origin of a figure or a machine."""
 
     MEASURED = "measured"
     SIMULATED = "simulated"

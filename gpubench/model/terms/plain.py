@@ -32,8 +32,7 @@ def to_plain(value: Any) -> Any:
 def from_plain(kind: type[T], plain: Any, where: str = "") -> T:
     """The inverse of `to_plain`; what is missing takes its default.
 
-    Raises:
-        UsageError: a value of another type, an unknown field, one that is missing; `where` leads to it.
+    Raises UsageError for a value of another type, an unknown field, one that is missing; `where` leads to it.
     """
     result: T = _read(kind, plain, where or kind.__name__)
     return result

@@ -1,4 +1,4 @@
-"""How far a rank is, as what works on it says."""
+"""The progress of a rank, as the code that runs on it reports it."""
 
 from typing import Protocol
 
@@ -6,19 +6,17 @@ from gpubench.model.terms.hang import Phase
 
 
 class Progress(Protocol):
-    """Where a rank says how far it is, for a watchdog in another process to see; no call takes longer than 1 µs."""
+    """Progress reports of a rank for a watchdog in another process; no call takes longer than 1 µs."""
 
     def enter(self, phase: Phase, label: str = "", operations: int = 0) -> None:
-        """Something else begins, named for a message, of so many operations where that is known."""
-        ...
+        """Begin another phase, with a label for messages, of so many operations where that is known."""
 
     def completed(self, operations: int = 1) -> None:
-        """So many more operations of this phase have come to their end."""
-        ...
+        """Report so many more completed operations of this phase."""
 
 
 class Unwatched:
-    """The progress of what nobody watches: tests, scripts, a single process."""
+    """Progress that is not reported: of tests, scripts, a single process."""
 
     def enter(self, phase: Phase, label: str = "", operations: int = 0) -> None:
         """Nothing."""

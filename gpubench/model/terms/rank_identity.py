@@ -1,4 +1,4 @@
-"""Who a rank is: host, node, process, GPU."""
+"""The identity of a rank: host, node, process, GPU."""
 
 from dataclasses import dataclass
 

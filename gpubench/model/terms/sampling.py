@@ -1,4 +1,4 @@
-"""How often an operation is timed: a given number of times, or until its mean is known well enough."""
+"""The number of timed operations of a row: given, or as many as its mean needs to be known well enough."""
 
 import math
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ BATCH_SECONDS = 200e-6
 """The least work between two looks at the clock: an event on a stream costs 2.1 µs on an H200."""
 
 FIRST_BATCHES = 9
-"""What is timed before anything is decided. Of large sizes, which vary by less than 1 %, it is enough."""
+"""Batches that are timed before anything is decided; enough for large sizes, which vary by less than 1 %."""
 
 MOST_BATCHES = 4096
 """Of one loop: each has an event of its own."""
@@ -33,7 +33,7 @@ DEFAULT_ITERATIONS = {Mode.THROUGHPUT: 20, Mode.LATENCY: 200}
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How rows are timed. `iterations` of None are as many as it takes, within `budget_seconds` a row."""
+    """The timing of rows. `iterations` of None are as many as it takes, within `budget_seconds` a row."""
 
     mode: Mode = Mode.THROUGHPUT
     iterations: int | None = DEFAULT_ITERATIONS[Mode.THROUGHPUT]
@@ -46,13 +46,13 @@ class Sampling:
 
 
 def operations_a_batch(seconds: float) -> int:
-    """How many operations of so many seconds make a batch."""
+    """The number of operations of so many seconds in a batch."""
     return max(1, math.ceil(BATCH_SECONDS / seconds)) if seconds > 0 else MOST_BATCHES
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """What was spent on a mean: how many values, seconds each, the interval reached, None where they are too few.
+    """The work spent on a mean: number of values, seconds each, interval reached, None where they are too few.
 
     Values are batches of operations, or operations alone. `interval` is half of the 95 % one, as a part of the mean.
     """
@@ -69,7 +69,7 @@ class Effort:
         return math.inf if self.interval is None else self.spent_seconds * (self.interval / INTERVAL) ** 2
 
     def further(self, budget_seconds: float) -> int:
-        """How many more it takes; 0 where the mean is known well enough, or more are not worth it.
+        """The number of values still needed; 0 where the mean is known well enough, or more are not worth it.
 
         No more at once than twice as many: what is needed is an estimate. Where it is more than the budget, only the
         trial is spent: four times as long makes an interval half as wide, and it would still be too wide.

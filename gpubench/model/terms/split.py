@@ -8,7 +8,7 @@ from gpubench.model.terms.rank_identity import RankIdentity
 from gpubench.model.terms.units import spans
 
 _Key = Callable[[RankIdentity], tuple[int, str]]
-"""What ranks of one group have in common: a number, and a name where ranks do not name the group."""
+"""The number that ranks of one group share, and the group's name where its ranks do not name it."""
 
 _KEYS: Mapping[str, _Key] = {
     "node": lambda rank: (rank.node, f"node {rank.host}"),
@@ -45,11 +45,7 @@ def check_split(text: str) -> None:
 
 
 def groups_of(text: str, identities: Sequence[RankIdentity]) -> tuple[RankGroup, ...]:
-    """The groups that a split makes of ranks, by their first rank.
-
-    Raises:
-        UsageError: a rank would be alone.
-    """
+    """The groups that a split makes of ranks, by their first rank; UsageError where a rank would be alone."""
     key = _KEYS.get(text) or (lambda rank: (rank.rank // int(text), ""))
     members: dict[int, list[RankIdentity]] = {}
     for identity in identities:

@@ -1,4 +1,4 @@
-"""How much repeated timings of the same thing vary, and how sure their mean is."""
+"""The variation of repeated timings, and the confidence interval of their mean."""
 
 import math
 from collections.abc import Sequence

@@ -32,9 +32,7 @@ def parse_sizes(text: str) -> tuple[int, ...]:
 
     A range visits FROM and then every further size up to TO, as nccl-tests' -b, -e, -f and -i do; TO itself is visited
     when a step lands on it. A list keeps its order.
-
-    Raises:
-        UsageError: no size, a size of zero, a reversed range, a factor of one or less, or more than 10,000 sizes.
+    Raises UsageError for no size, a size of zero, a reversed range, a factor of one or less, or more than 10,000 sizes.
     """
     with advising(next_step="--sizes 1K:64M"):
         if not text.strip():
@@ -108,10 +106,7 @@ def split_by_memory(
     """
     fitting = tuple(size for size in sizes if size * buffers <= free_bytes)
     dropped = tuple(
-        DroppedSize(
-            size,
-            f"{buffers} buffers of that size do not fit; {where} can take {format_memory(free_bytes)}",
-        )
+        DroppedSize(size, f"{buffers} buffers of that size do not fit; {where} can take {format_memory(free_bytes)}")
         for size in sizes
         if size * buffers > free_bytes
     )

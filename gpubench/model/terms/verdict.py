@@ -8,7 +8,7 @@ from gpubench import errors
 
 
 class Verdict(StrEnum):
-    """How a subject fared. ERROR could not be measured, and is never shown as PASS or FAIL."""
+    """The judgement of a subject. ERROR could not be measured, and is never shown as PASS or FAIL."""
 
     PASS = "PASS"
     WARN = "WARN"
@@ -38,7 +38,7 @@ WRONG_DATA = "wrong-data"
 """The finding that fails a run whether or not it is strict."""
 
 STRAGGLER = "straggler"
-"""The finding that names whom the others wait for."""
+"""The finding that names the rank that the others wait for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,6 @@ class Finding:
     subjects: tuple[str, ...] = ()
 
     def softened(self) -> "Finding":
-        """The same as a warning where it would fail: what a benchmark finds out beside its data judges nobody."""
+        """The finding as a warning where it would fail: a benchmark fails by itself only for wrong data."""
         judged_always = self.id == WRONG_DATA
         return replace(self, severity=Verdict.WARN) if self.severity is Verdict.FAIL and not judged_always else self

@@ -16,16 +16,15 @@ from gpubench.hardware.copies import one_process as copies_adapter
 from gpubench.hardware.copies.device import cuda_failed
 from gpubench.hardware.copies.one_process import open_copies
 from gpubench.hardware.cuda import gate as cuda_gate
-from gpubench.hardware.cuda.gate import MOST_WAITING, Gate
+from gpubench.hardware.cuda.gate import MOST_WAITING, StreamGate
 from gpubench.hardware.node.nvml.library import Driver
 from gpubench.hardware.node.nvml.link_counters import NvmlCounters
 from gpubench.hardware.process import free_memory as host_memory
 from gpubench.model.terms.copies import Engine, HostMemory, Place
 from gpubench.model.terms.data_pattern import POISON, Block, DataPattern
 from gpubench.model.terms.operation import DataType
-from gpubench.ports.copies import Copies
-from gpubench.ports.copy_stream import CopyStream
-from gpubench.ports.link_counters import Counted, LinkCounters
+from gpubench.ports.copies import Copies, CopyStream
+from gpubench.ports.link_counters import LinkBytes, LinkCounters
 from gpubench.ports.memory import Memory, Region
 from tests.examples import examples
 from tests.fakes import cupy_on_numpy
@@ -353,7 +352,7 @@ def test_no_gpu_no_driver_and_no_compiler_are_named(monkeypatch: pytest.MonkeyPa
 def test_the_gate_opens_itself_when_the_host_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
     """What enqueues may wait for the GPU, which waits for the gate."""
     machine = Machine(monkeypatch)
-    gate, opened = Gate(machine.runtime), threading.Event()
+    gate, opened = StreamGate(machine.runtime), threading.Event()
     monkeypatch.setattr(cuda_gate, "_LONGEST_SECONDS", 0.001)
     stream = Stream(non_blocking=True)
     with gate.hold(stream.ptr) as hold:
@@ -371,7 +370,7 @@ def test_the_gate_opens_itself_when_the_host_is_stuck(monkeypatch: pytest.Monkey
 
 def test_the_number_that_opens_the_gate_wraps_around(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(monkeypatch)
-    gate = Gate(machine.runtime)
+    gate = StreamGate(machine.runtime)
     ctypes.c_uint32.from_address(gate._address).value = gate._turn = 0xFFFFFFFE
     stream = Stream(non_blocking=True)
     for expected in (0xFFFFFFFF, 0, 1):
@@ -395,7 +394,7 @@ def test_an_older_driver_has_an_older_gate_or_none(monkeypatch: pytest.MonkeyPat
     if library == "first version":
         library = SimpleNamespace(cuStreamWaitValue32=Cuda(runtime).cuStreamWaitValue32_v2)
     cupy_on_numpy.install(monkeypatch, runtime, cuda=library)
-    gate, stream, done = Gate(runtime), Stream(non_blocking=True), threading.Event()
+    gate, stream, done = StreamGate(runtime), Stream(non_blocking=True), threading.Event()
     with gate.hold(stream.ptr):
         stream.submit(done.set)
         assert done.is_set() != held
@@ -429,22 +428,22 @@ def test_counters_are_bytes_of_the_gpu_at_that_position(monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     counters = NvmlCounters(["1", "0", "2", "3", "gone"])
     assert [counters.read(gpu) for gpu in range(5)] == [
-        Counted(0, 2**40),
-        Counted(10240, 3072, 2**32 - 2, 2**32 - 1),
-        Counted(),
-        Counted(nvlink_sent=1024),
-        Counted(),
+        LinkBytes(0, 2**40),
+        LinkBytes(10240, 3072, 2**32 - 2, 2**32 - 1),
+        LinkBytes(),
+        LinkBytes(nvlink_sent=1024),
+        LinkBytes(),
     ]
     counters.close()
     counters.close()
     assert nvml.calls.count("nvmlShutdown") == 1
-    assert counters.read(0) == Counted()
+    assert counters.read(0) == LinkBytes()
 
 
 def test_without_a_driver_nothing_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", CountingNvml(start_error=9))
     counters: LinkCounters = NvmlCounters(["0"])
-    assert counters.read(0) == Counted()
+    assert counters.read(0) == LinkBytes()
 
 
 def test_the_kernel_is_in_the_package() -> None:

@@ -1,4 +1,4 @@
-"""Listening to NCCL's log, beside every way in which a user may have asked for it himself."""
+"""LogAccess to NCCL's log, beside every way in which a user may have asked for it himself."""
 
 import os
 import time
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpubench.hardware.nccl.debug_log import NcclLog
-from gpubench.hardware.nccl.debug_plan import Listening, plan, shows
+from gpubench.hardware.nccl.debug_plan import LogAccess, plan_log, shows
 from gpubench.hardware.system_files import names_in
 from tests.fakes.nccl_log import HEAD, FakeNcclLog
 
@@ -85,7 +85,7 @@ def test_a_user_who_asked_for_nothing_sees_nothing(
     before = dict(own.environment)
     with own.listen() as log:
         own.start()
-        assert log.appeared()
+        assert log.is_readable()
         assert messages(log) == ["NCCL version 2.28.9+cuda13.0", CHANNEL, TUNING]
         own.operation()
         assert messages(log) == [TUNING]
@@ -120,7 +120,7 @@ def test_an_older_nccl_is_asked_for_what_costs_nothing_and_keeps_its_log(made: l
     own = process(made, tmp_path, OLD)
     with own.listen() as log:
         own.start()
-        assert log.appeared()
+        assert log.is_readable()
         assert messages(log) == ["NCCL version 2.28.9+cuda13.0", CHANNEL]
         log.switch_off()
         own.operation()
@@ -184,7 +184,7 @@ def test_a_user_who_asked_for_everything_gets_it_live_and_so_do_we(
             assert time.monotonic() < deadline
             time.sleep(0.01)
         assert own.stdout().endswith(line(CHANNEL)), "passed on while NCCL is still at it"
-        assert log.appeared()
+        assert log.is_readable()
         assert messages(log) == ["Bootstrap: Using eth0", "NCCL version 2.28.9+cuda13.0", CHANNEL]
         assert "TUNING is not among" in log.no_tuning
         own.nccl.warn("first")
@@ -211,7 +211,7 @@ def test_a_users_own_file_is_read_and_left_alone(made: list[Process], tmp_path: 
     with own.listen() as log:
         assert own.environment == before
         own.start()
-        assert log.appeared()
+        assert log.is_readable()
         assert messages(log) == ["Bootstrap: Using eth0", "NCCL version 2.28.9+cuda13.0", CHANNEL]
         log.switch_off()
         own.nccl.info("INIT", "later")
@@ -247,18 +247,18 @@ def test_a_log_that_does_not_appear_is_said_so(made: list[Process], tmp_path: Pa
     own.nccl.opens_files = False
     with own.listen() as log:
         own.start()
-        assert not log.appeared()
+        assert not log.is_readable()
         assert "did not open the log" in log.silence
         assert log.lines() == []
     assert own.environment == {}
     no_file = process(made, tmp_path, NCCL_DEBUG="INFO", NCCL_DEBUG_FILE="/dev/null")
     with no_file.listen(1) as log:
         no_file.start()
-        assert not log.appeared()
+        assert not log.is_readable()
         assert "/dev/null, where NCCL logs to, is no file" in log.silence
     unreadable = process(made, tmp_path, NCCL_DEBUG="INFO", NCCL_DEBUG_FILE=str(tmp_path / "gone"))
     with unreadable.listen(1) as log:
-        assert not log.appeared()
+        assert not log.is_readable()
         assert "is no file" in log.silence
 
 
@@ -272,7 +272,7 @@ def test_a_system_without_memory_files_is_measured_all_the_same(
     own = process(made, tmp_path)
     with own.listen() as log:
         own.start()
-        assert not log.appeared()
+        assert not log.is_readable()
         assert log.silence == "this system has no memory file for NCCL's log: Operation not permitted"
     assert (own.environment, own.nccl.resets, own.stdout()) == ({}, 0, "")
 
@@ -280,24 +280,24 @@ def test_a_system_without_memory_files_is_measured_all_the_same(
 @pytest.mark.parametrize(
     ("settings", "ranks", "can_reset", "how", "said"),
     [
-        ({}, 4, True, Listening.PRIVATE, ""),
-        ({}, 4, False, Listening.PRIVATE, ""),
-        ({"NCCL_DEBUG": "WARN", "NCCL_DEBUG_FILE": "/one"}, 4, True, Listening.PRIVATE, ""),
-        ({"NCCL_DEBUG_FILE": "/one"}, 4, True, Listening.PRIVATE, ""),
-        ({"NCCL_DEBUG": "INFO"}, 4, True, Listening.RELAYED, ""),
-        ({"NCCL_DEBUG": "INFO"}, 4, False, Listening.NOT, "NCCL_DEBUG=INFO sends the log of this NCCL to stdout"),
-        ({"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": "/l.%p"}, 4, False, Listening.USERS_FILE, ""),
-        ({"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": "/one"}, 4, True, Listening.NOT, "/one is one file for several"),
-        ({"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": "/one"}, 1, True, Listening.USERS_FILE, ""),
-        ({"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "COLL"}, 4, True, Listening.NOT, "=COLL leaves INIT out"),
-        ({"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "^INIT"}, 4, True, Listening.NOT, "leaves INIT out"),
-        ({"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "all"}, 4, True, Listening.RELAYED, ""),
+        ({}, 4, True, LogAccess.PRIVATE, ""),
+        ({}, 4, False, LogAccess.PRIVATE, ""),
+        ({"NCCL_DEBUG": "WARN", "NCCL_DEBUG_FILE": "/one"}, 4, True, LogAccess.PRIVATE, ""),
+        ({"NCCL_DEBUG_FILE": "/one"}, 4, True, LogAccess.PRIVATE, ""),
+        ({"NCCL_DEBUG": "INFO"}, 4, True, LogAccess.FORWARDED, ""),
+        ({"NCCL_DEBUG": "INFO"}, 4, False, LogAccess.NOT, "NCCL_DEBUG=INFO sends the log of this NCCL to stdout"),
+        ({"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": "/l.%p"}, 4, False, LogAccess.USERS_FILE, ""),
+        ({"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": "/one"}, 4, True, LogAccess.NOT, "/one is one file for several"),
+        ({"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": "/one"}, 1, True, LogAccess.USERS_FILE, ""),
+        ({"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "COLL"}, 4, True, LogAccess.NOT, "=COLL leaves INIT out"),
+        ({"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "^INIT"}, 4, True, LogAccess.NOT, "leaves INIT out"),
+        ({"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "all"}, 4, True, LogAccess.FORWARDED, ""),
     ],
 )
 def test_what_the_user_set_decides(
-    settings: dict[str, str], ranks: int, can_reset: bool, how: Listening, said: str
+    settings: dict[str, str], ranks: int, can_reset: bool, how: LogAccess, said: str
 ) -> None:
-    chosen = plan(settings, ranks, can_reset=can_reset)
+    chosen = plan_log(settings, ranks, can_reset=can_reset)
     assert chosen.how is how
     assert said in chosen.why_not
     assert bool(said) == bool(chosen.why_not)

@@ -8,8 +8,8 @@ from gpubench.model.profiles.fault import parse_fault
 from gpubench.model.terms.copies import Engine, HostMemory, Place
 from gpubench.model.terms.data_pattern import Block, DataPattern
 from gpubench.model.terms.operation import DataType
-from gpubench.ports.copy_stream import CopyStream
-from gpubench.ports.link_counters import Counted
+from gpubench.ports.copies import CopyStream
+from gpubench.ports.link_counters import LinkBytes
 from gpubench.ports.memory import Region
 from tests.fakes.copies import FakeCopies
 
@@ -106,7 +106,7 @@ def test_simulated_memory_holds_nothing_and_says_so() -> None:
         memory.count_wrong(data, [(block, 0)])
     with pytest.raises(NotImplementedError, match="holds no data"):
         memory.array(0, 8, "int64")
-    assert NoCounters().read(0) == Counted()
+    assert NoCounters().read(0) == LinkBytes()
     machine.close()
     real = FakeCopies(2).allocate(0, 64)
     with pytest.raises(TypeError, match="simulated memory at both ends"):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubench.hardware.timing.loops import HostClockedLaunch, in_groups
+from gpubench.hardware.timing.loops import HostClockedLaunch
 from gpubench.hardware.timing.pace import Pace
 from gpubench.model.terms.hang import Phase
 from tests.fakes.progress import FakeProgress
@@ -46,7 +46,7 @@ def test_of_other_operations_nothing_is_known() -> None:
 def test_a_group_that_is_through_is_told(groups: list[int]) -> None:
     progress, seen = FakeProgress(), []
     progress.enter(Phase.OPERATION)
-    in_groups([lambda: seen.append(progress.state().done)] * 5, groups, progress)
+    HostClockedLaunch([lambda: seen.append(progress.state().done)] * 5, groups, progress)()
     assert seen == [sum(groups[:number]) for number, group in enumerate(groups) for _ in range(group)]
     assert progress.state().done == 5
 

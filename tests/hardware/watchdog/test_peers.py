@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubench.hardware.watchdog.peers import Card, Peers, job_name, local_name, own_addresses
+from gpubench.hardware.watchdog.peers import Peers, WatchdogAddress, job_name, local_name, own_addresses
 from gpubench.hardware.watchdog.process import _batches
 from tests.fakes.progress import FakeProgress
 
@@ -49,7 +49,7 @@ def test_states_are_asked_and_told(sockets: list[socket.socket]) -> None:
     asker = peers(sockets, 0)
     over = answering([peers(sockets, 1), peers(sockets, 2)])
     assert [state.rank for state in asker.ask(range(3), 10)] == [1, 2]
-    assert asker.heard == {1, 2}
+    assert asker.reached == {1, 2}
     assert len(asker.ask([1, 2], 10, enough=1)) >= 1
     assert asker.ask([0], 10) == []
     over.set()
@@ -96,9 +96,9 @@ def test_names_of_jobs_and_ranks() -> None:
 def test_addresses_of_this_host() -> None:
     assert all(socket.inet_aton(address) for address in own_addresses())
     assert not [address for address in own_addresses() if address.startswith("127.")]
-    card = Card("rank 1 on n1", "n1", 5, ["10.0.0.1"])
-    assert card.reached_at("n1") == [("127.0.0.1", 5), ("10.0.0.1", 5)]
-    assert card.reached_at("n0") == [("10.0.0.1", 5)]
+    card = WatchdogAddress("rank 1 on n1", "n1", 5, ["10.0.0.1"])
+    assert card.addresses_from("n1") == [("127.0.0.1", 5), ("10.0.0.1", 5)]
+    assert card.addresses_from("n0") == [("10.0.0.1", 5)]
 
 
 @given(st.integers(0, 5000))

@@ -22,7 +22,7 @@ from gpubench.hardware.watchdog.peers import local_name
 from gpubench.hardware.watchdog.process import Watchdog, Watched
 from gpubench.hardware.watchdog.progress_block import ProgressBlock
 from gpubench.model.terms import hang
-from gpubench.model.terms.hang import Lost, Phase
+from gpubench.model.terms.hang import LostRank, Phase
 from tests.cli.running import ROOT, environment
 
 TIMEOUT = 0.5
@@ -66,25 +66,25 @@ def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hang, "SECONDS_TO_START", 2 * TIMEOUT)
     monkeypatch.setattr(watchdog_process, "SECONDS_BETWEEN_LOOKS", 0.05)
     monkeypatch.setattr(watchdog_process, "_SECONDS_FOR_ANSWERS", 0.5)
-    monkeypatch.setattr(watchdog_process, "_SECONDS_FOR_OTHERS_TO_SPEAK", 0.2)
+    monkeypatch.setattr(watchdog_process, "_SECONDS_FOR_LOWER_RANKS", 0.2)
     monkeypatch.setattr(watchdog_process, "_SECONDS_BETWEEN_QUESTIONS", 0.2)
     monkeypatch.setattr(watchdog_process, "_SECONDS_FOR_RAS", 0.2)
     monkeypatch.setattr(watchdog_process, "_is_parent", lambda _pid: True)
 
 
 class Heard:
-    """A speaker that keeps what it is told."""
+    """A reporter that keeps what it is told."""
 
-    hears_all = True
+    sees_all_losses = True
 
     def __init__(self) -> None:
         self.errors: list[GpubenchError] = []
-        self.losses: list[Lost] = []
+        self.losses: list[LostRank] = []
 
     def error(self, error: GpubenchError) -> None:
         self.errors.append(error)
 
-    def lost(self, lost: Lost) -> None:
+    def lost(self, lost: LostRank) -> None:
         self.losses.append(lost)
 
 
@@ -201,7 +201,7 @@ def know_each_other(ranks: list[Rank]) -> bool:
     """Whether the watchdogs have met."""
     everyone = set(range(len(ranks)))
     met = [rank.watchdog._peers for rank in ranks]
-    return all(peers is not None for peers in met) and met[0].heard == everyone - {0}  # type: ignore[union-attr]
+    return all(peers is not None for peers in met) and met[0].reached == everyone - {0}  # type: ignore[union-attr]
 
 
 def first_lost(rank: Rank) -> int | None:
@@ -248,7 +248,7 @@ def test_a_watchdog_that_is_told_to_end_while_it_asks_does_not_speak_too(ranks: 
     two = ranks(2)
     two[1].block.enter(Phase.OPERATION, "64K", 20)
     two[1].say(kind="met", secret="s", cards=[each.card for each in two])
-    two[1].watchdog._hear()
+    two[1].watchdog._receive()
     peers = two[1].watchdog._peers
     assert peers is not None
     asking = threading.Event()
@@ -337,7 +337,7 @@ def test_a_rank_that_ends_by_its_own_will_is_no_news_and_one_that_is_killed_is(r
 def test_of_ranks_that_a_launcher_kills_the_first_alone_is_named(ranks: Ranks, order: tuple[int, ...]) -> None:
     three = ranks(3, NEVER)
     for rank in three:
-        rank.heard.hears_all = False
+        rank.heard.sees_all_losses = False
     meet(three)
     until(lambda: know_each_other(three))
     for number in order:
@@ -351,7 +351,7 @@ def test_of_ranks_that_a_launcher_kills_the_first_alone_is_named(ranks: Ranks, o
 def test_ranks_that_end_because_another_broke_off_are_no_news(ranks: Ranks) -> None:
     three = ranks(3, NEVER)
     for rank in three:
-        rank.heard.hears_all = False
+        rank.heard.sees_all_losses = False
     meet(three)
     until(lambda: know_each_other(three))
     three[2].block.leave()
@@ -366,7 +366,7 @@ def test_ranks_that_end_because_another_broke_off_are_no_news(ranks: Ranks) -> N
 
 def test_ranks_that_were_asked_to_end_are_no_news(ranks: Ranks) -> None:
     (one,) = ranks(1, NEVER)
-    one.heard.hears_all = False
+    one.heard.sees_all_losses = False
     meet([one])
     one.process.terminate()
     os.waitid(os.P_PID, one.process.pid, os.WEXITED | os.WNOWAIT)
@@ -410,16 +410,16 @@ from gpubench.hardware.watchdog import rank as watchdog
 from gpubench.hardware.mpi.one_process import AloneGroup
 from gpubench.model.terms.hang import Phase
 progress = watchdog.start(0, 1, "n0", 0.5 if sys.argv[2] == "hang" else 1000.0, sys.argv[1] or None)
-progress.meet(AloneGroup())
-progress.know(["rank 0 on n0 (GPU 3)"])
+progress.exchange_addresses(AloneGroup())
+progress.name_ranks(["rank 0 on n0 (GPU 3)"])
 print(progress._watchdog.pid, flush=True)
 if sys.argv[2] != "end":
-    progress.let_abort(lambda: "gone", lambda: print("gone", flush=True))  # a communicator before the one at work
-    progress.let_abort(lambda: "bad", lambda: print("aborted", flush=True))
+    progress.answer_watchdog(lambda: "gone", lambda: print("gone", flush=True))  # a communicator before the one at work
+    progress.answer_watchdog(lambda: "bad", lambda: print("aborted", flush=True))
 progress.enter(Phase.OPERATION, "64K", 9)
 if sys.argv[2] != "end":
     time.sleep(300)
-assert not progress.ends
+assert not progress.is_ending
 progress.leave()
 progress.close()
 """
@@ -468,20 +468,20 @@ def test_a_watchdog_has_a_session_and_a_name_of_its_own() -> None:
 
 
 def test_what_is_said_over_a_channel() -> None:
-    from gpubench.hardware.launch.channel import ChannelReceiver, Chatter
+    from gpubench.hardware.launch.channel import ChannelReceiver, PrintedLine
 
     def sleeping(path: str, how: str) -> "subprocess.Popen[bytes]":
         command = [sys.executable, "-c", SCRIPT, path, how]
         return subprocess.Popen(command, stdout=subprocess.PIPE, env=environment(), cwd=ROOT)
 
     with ChannelReceiver() as channel, sleeping(channel.path, "hang") as rank:
-        heard = [each for each in channel.messages(rank) if not isinstance(each, Chatter)]
+        heard = [each for each in channel.messages(rank) if not isinstance(each, PrintedLine)]
     assert [each["kind"] for each in heard] == ["hello", "error"]
     with ChannelReceiver() as channel, sleeping(channel.path, "wait") as rank:
         assert rank.stdout is not None
         wait_until_it_watches(int(rank.stdout.readline()))
         rank.kill()
-        heard = [each for each in channel.messages(rank) if not isinstance(each, Chatter)]
+        heard = [each for each in channel.messages(rank) if not isinstance(each, PrintedLine)]
     assert [each["kind"] for each in heard] == ["lost"]
     assert heard[0]["state"]["place"] in ("rank 0 on n0", "rank 0 on n0 (GPU 3)")
 

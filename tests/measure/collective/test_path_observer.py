@@ -34,7 +34,7 @@ from gpubench.model.terms.rank_identity import RankIdentity
 from gpubench.model.terms.sampling import Sampling
 from gpubench.model.terms.verdict import Verdict
 from gpubench.ports.backend import Backend
-from gpubench.ports.link_counters import Counted
+from gpubench.ports.link_counters import LinkBytes
 from tests.cli.running import ROOT
 from tests.fakes import cupy_on_numpy, faults
 from tests.fakes.library_log import FakeLog, recorded, said
@@ -56,11 +56,11 @@ class FakeCounters:
     pcie: int | None = None
     readings: int = 0
 
-    def read(self, gpu: int) -> Counted:
+    def read(self, gpu: int) -> LinkBytes:
         assert gpu == 0
         self.readings += 1
         nvlink, pcie = (None if each is None else each * self.readings for each in (self.nvlink, self.pcie))
-        return Counted(nvlink, nvlink, pcie, pcie)
+        return LinkBytes(nvlink, nvlink, pcie, pcie)
 
 
 @dataclass

@@ -6,7 +6,7 @@ from gpubench.measure.collective.rank_timings import RankTimings
 from gpubench.model.facts.gpu_condition import GpuCondition
 from gpubench.model.results.rank_times import RANK_TIMES_SECTION, RankTimeRow
 from gpubench.model.results.report import Table
-from gpubench.model.terms.lateness import Entries
+from gpubench.model.terms.lateness import EntryTimes
 from gpubench.model.terms.rank_identity import RankIdentity
 from tests.formats.sample import ROW
 
@@ -14,7 +14,7 @@ FOUR = [
     RankIdentity(rank=rank, host=f"n{rank // 2}", node=rank // 2, local_rank=rank % 2, pid=1, gpu_bus_id=f"0:{rank}")
     for rank in range(4)
 ]
-ON_TIME, LATE = Entries(200, 5, 3e-6, 1e-6), Entries(200, 190, 2e-3, 1e-6)
+ON_TIME, LATE = EntryTimes(200, 5, 3e-6, 1e-6), EntryTimes(200, 190, 2e-3, 1e-6)
 
 
 def lines(attendance: RankTimings) -> list[RankTimeRow]:

@@ -12,7 +12,7 @@ from gpubench.errors import CouldNotMeasureError, UsageError
 from gpubench.hardware.cuda.device import open_device
 from gpubench.hardware.mpi.host import NumpyMemory
 from gpubench.hardware.mpi.one_process import AloneGroup
-from gpubench.hardware.nccl.backend import Allocator, NcclBackend, NcclLibrary
+from gpubench.hardware.nccl.backend import NcclBackend, NcclLibrary
 from gpubench.hardware.nccl.calls import NcclLaunch
 from gpubench.hardware.node.nvml.library import Driver
 from gpubench.measure.collective.cases import SweepRequest
@@ -28,6 +28,7 @@ from gpubench.model.terms.verdict import STRAGGLER, Verdict
 from gpubench.ports.backend import Backend
 from gpubench.ports.group import Group
 from gpubench.ports.launch import BatchedLaunch, Launch
+from gpubench.ports.memory import Allocator
 from tests.fakes import cupy_on_numpy, faults
 from tests.fakes.progress import FakeProgress
 from tests.fakes.ranks import ThreadGroup, run_ranks

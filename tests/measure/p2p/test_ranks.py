@@ -29,7 +29,7 @@ from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.wiring import GpuPlace, Wiring
 from gpubench.model.results.report import PairRow, Report
 from gpubench.model.terms.copies import CopyGpu, Direction, Engine
-from gpubench.model.terms.hang import hang
+from gpubench.model.terms.hang import hang_error
 from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.progress import UNWATCHED
 from gpubench.model.terms.verdict import Verdict
@@ -374,7 +374,7 @@ def test_in_a_round_that_does_not_end_the_rank_that_all_wait_for_is_behind() -> 
         ]:
             assert time.monotonic() < deadline, [each.state() for each in watched]
             time.sleep(0.01)
-        said = str(hang([each.state(20) for each in watched], {}, 20))
+        said = str(hang_error([each.state(20) for each in watched], {}, 20))
         let_go.set()
         assert outcome.result(60).report.verdict is Verdict.PASS
     assert f"missing:  rank 1 (pid 1), in operation {label}, 0 of 6 done, for 20 s" in said

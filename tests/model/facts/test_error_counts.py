@@ -145,3 +145,37 @@ def test_growth_is_of_counters_that_both_have_and_never_negative(
         assert set(counts) == set(before[device]) & set(after[device])
         assert all(0 <= count <= after[device][name] for name, count in counts.items())
     assert all(count == 0 for counts in growth(after, after).values() for count in counts.values())
+
+
+def pair_of_gpus(*counts: int | None) -> Snapshot:
+    """GPUs that replayed so many PCIe packets, None where the driver does not tell, and as many packets of NVLink."""
+    gpus = [
+        replace(gpu, pcie_replays=count, nvlinks=None if count is None else links(gpu, replay=count))  # type: ignore[arg-type]
+        for gpu, count in zip(NODE.gpus, counts, strict=False)
+    ]
+    return replace(NODE, gpus=tuple(gpus))
+
+
+@pytest.mark.parametrize(
+    ("counts", "found"),
+    [
+        ((1001, 100), ["GPU0"]),
+        ((1000, 100), []),
+        ((1001, None, 100), ["GPU0"]),
+        ((100, 1001), ["GPU1"]),
+        ((101,), ["GPU0"]),
+    ],
+)
+def test_a_total_stands_out_from_those_of_siblings_alone(counts: tuple[int | None, ...], found: list[str]) -> None:
+    node = pair_of_gpus(*counts)
+    for errors in (list(pcie_errors(node)), list(nvlink_errors(node))):
+        assert [each.device for each in errors] == found
+        assert all(each.expected == f"few; its siblings have {100 if len(counts) > 1 else 0}" for each in errors)
+
+
+def test_what_is_expected_follows_from_how_grave_an_error_is() -> None:
+    (fatal,) = pcie_errors(with_device(PcieErrors(fatal=1)))
+    assert (fatal.expected, fatal.total) == ("none", 1)
+    (many,) = pcie_errors(with_device(PcieErrors(correctable=1000)))
+    assert (many.expected, many.grave, many.total) == ("no more than 10 while it is used", False, 1000)
+    assert list(pcie_errors(with_device(PcieErrors(nonfatal=10, named={"nonfatal.CmpltTO": 10})))) == []

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from gpubench.errors import UsageError
 from gpubench.jobs.learn import learned
+from gpubench.model.paths.p2p import JUDGED_FROM_BYTES
 from gpubench.model.profiles.learning import LearningKey, LearningSample, learn, samples_of, split_outliers
+from gpubench.model.results.report import CollectiveRow, PairRow
 from gpubench.model.results.result_file import FileCircumstances, ResultFile
 from gpubench.model.terms.plain import to_plain
 from gpubench.model.terms.toml_text import toml_text
@@ -162,3 +164,86 @@ def test_a_check_has_rows_and_pairs_to_learn_from() -> None:
         name="a.json", kind="made", circumstances=told, rows=(row(2**28, 1357.0, 346.0),), pairs=(pair(0, 1, 395.0),)
     )
     assert [each.key.quantity for each in samples_of(both)] == ["allreduce.busbw_gb_s", "p2p.write_gb_s"]
+
+
+def quantities(*rows: PairRow | CollectiveRow) -> list[tuple[str, float, str | None]]:
+    """The quantity, value and path of every sample of a result with these rows."""
+    found = samples_of(
+        ResultFile(
+            name="a.json",
+            kind="made",
+            circumstances=FileCircumstances(tool=""),
+            rows=tuple(each for each in rows if isinstance(each, CollectiveRow)),
+            pairs=tuple(each for each in rows if isinstance(each, PairRow)),
+        )
+    )
+    return [(each.key.quantity, each.value, each.key.path) for each in found]
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_learned"),
+    [
+        ({"ranks": 2}, True),
+        ({"ranks": 1}, False),
+        ({"nodes": 2}, True),
+        ({"nodes": 3}, False),
+        ({"placement": "in_place"}, False),
+        ({"backend": "host"}, False),
+    ],
+)
+def test_a_row_is_learned_of_gpus_out_of_place_and_of_equal_nodes(changes: dict[str, Any], is_learned: bool) -> None:
+    assert bool(quantities(row(2**28, 1357.0, 346.0, **changes))) == is_learned
+
+
+def test_a_row_of_several_nodes_is_learned_by_the_gpus_of_one() -> None:
+    rows = (row(2**28, 1357.0, 346.0, nodes=2),)
+    circumstances = FileCircumstances(tool="")
+    (found,) = samples_of(ResultFile(name="a.json", kind="made", circumstances=circumstances, rows=rows))
+    assert (found.key.gpus, found.key.nodes) == (4, 2)
+
+
+def test_small_rows_have_a_time_and_large_ones_a_bandwidth() -> None:
+    small, large = quantities(row(2**26 - 4, 99.0, 300.0), row(2**26, 100.0, 301.0))
+    assert small == ("allreduce.time_us", 99.0, None)
+    assert large == ("allreduce.busbw_gb_s", 301.0, None)
+
+
+def test_pairs_of_several_path_classes_are_kept_apart() -> None:
+    assert quantities(pair(0, 1, 395.0), pair(0, 2, 394.0)) == [
+        ("p2p.write_gb_s", 395.0, None),
+        ("p2p.write_gb_s", 394.0, None),
+    ]
+    assert quantities(pair(0, 1, 395.0), pair(0, 2, 25.0, path_class="PHB")) == [
+        ("p2p.write_gb_s", 395.0, "NV18"),
+        ("p2p.write_gb_s", 25.0, "PHB"),
+    ]
+
+
+def test_copies_to_and_from_pinned_memory_of_the_host() -> None:
+    pinned = "pinned host memory"
+    assert quantities(
+        pair(0, 1, 55.6, source_bus_id=None, note=pinned),
+        pair(0, 1, 55.4, destination_bus_id=None, note=pinned, size_bytes=JUDGED_FROM_BYTES),
+        pair(0, 1, 21.6, source_bus_id=None, note="pageable host memory"),
+        pair(0, 1, 9.0, source_bus_id=None, note=pinned, size_bytes=JUDGED_FROM_BYTES - 1),
+        pair(0, 1, None, source_bus_id=None, note=pinned),
+    ) == [("host_to_device_gb_s", 55.6, None), ("device_to_host_gb_s", 55.4, None)]
+
+
+@pytest.mark.parametrize(("value", "is_kept"), [(174.13, True), (174.14, False), (25.87, True), (25.86, False)])
+def test_an_outlier_is_five_deviations_off(value: float, is_kept: bool) -> None:
+    """Their median absolute deviation is 10, which is 14.826 of a normal distribution's."""
+    kept, odd = split_outliers(samples(90.0, 90.0, 90.0, 100.0, 110.0, 110.0, 110.0, value, 200.0 - value))
+    assert value in [each.value for each in (kept if is_kept else odd)]
+
+
+@pytest.mark.parametrize(("value", "is_kept"), [(105.0, True), (105.01, False)])
+def test_an_outlier_is_a_twentieth_off_at_least(value: float, is_kept: bool) -> None:
+    assert (len(split_outliers(samples(100.0, 100.0, 100.0, value))[0]) == 4) == is_kept
+
+
+def test_a_single_value_has_no_range() -> None:
+    (expected,) = learn(samples(395.0), "ours").expected
+    assert expected.note == "the median of 1 value of 1 result"
+    (expected,) = learn(samples(395.0, 396.0), "ours").expected
+    assert expected.note == "the median of 2 values of 1 result, 395 to 396"

@@ -181,3 +181,26 @@ def test_values_are_found_by_quantity_gpus_and_nodes() -> None:
     assert profile.find("allreduce.time_us") == ()
     whole = from_plain(Profile, H200)
     assert whole.find("allreduce.busbw_gb_s", gpus=8) == whole.expected
+
+
+@pytest.mark.parametrize(("links", "gpus"), [(1, 1), (12, 12)])
+def test_pairs_may_have_as_many_links_as_a_gpu_has(links: int, gpus: int) -> None:
+    nvlink = PAIRED | {"links": links, "pairs": [[0, 1, gpus]]}
+    check_profile(replace(changed("nvlink", nvlink), expected=(), sources={}), "box.toml")
+
+
+def test_an_endless_value_and_a_share_of_one_machine_type_are_refused() -> None:
+    with pytest.raises(UsageError, match="value is inf"):
+        check_profile(expecting("p2p.write_gb_s", float("inf")), "box.toml")
+    with pytest.raises(UsageError, match="is no quantity") as refused:
+        check_profile(expecting("p2p.write_share", 0.8), "box.toml")
+    assert refused.value.reason == "shares are for profiles with match.generic"
+    with pytest.raises(UsageError, match="is no quantity") as refused:
+        check_profile(expecting("p2p.speed", 0.8), "box.toml")
+    assert refused.value.reason == ""
+
+
+def test_the_ceiling_of_a_path_is_that_of_its_links() -> None:
+    profile = from_plain(Profile, H200)
+    ceilings = [ceiling_gb_s(profile, *expecting("p2p.write_gb_s", 1.0, path=path).expected) for path in ("NV6", "PIX")]
+    assert ceilings == [6 * 25.0, profile.gpu.pcie_gb_s]

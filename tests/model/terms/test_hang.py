@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from gpubench.errors import rows_kept
 from gpubench.model.terms.hang import (
     SECONDS_TO_START,
-    Lost,
+    LostRank,
     Phase,
     RankState,
     first_lost,
-    hang,
+    hang_error,
     is_suspended,
     limit_seconds,
-    not_started,
+    not_started_error,
 )
 
 
@@ -38,7 +38,7 @@ def state(rank: int, **changes: object) -> RankState:
 
 def test_a_stopped_rank_is_who_all_wait_for() -> None:
     states = [state(0), state(1, process="T", done=11), state(2), state(3)]
-    assert str(hang(states, {}, 61)).splitlines() == [
+    assert str(hang_error(states, {}, 61)).splitlines() == [
         "no progress for 61 s: the others wait for rank 1",
         (
             "  missing:  rank 1 on n0 (GPU 1, 0000:01:00.0) (pid 101), in operation 64K out of place, 11 of 20 done, "
@@ -56,7 +56,7 @@ def test_a_stopped_rank_is_who_all_wait_for() -> None:
 
 def test_without_a_reason_the_rank_that_is_behind_is_named() -> None:
     states = [state(0), state(1, step=39, phase=Phase.VERIFICATION, done=0, total=0, process="D"), state(2)]
-    said = str(hang(states, {}, 60))
+    said = str(hang_error(states, {}, 60))
     assert "the others wait for rank 1" in said
     missing = next(line for line in said.splitlines() if "missing:" in line)
     assert "in verification 64K out of place, for 61 s, in a system call that does not return (state D" in missing
@@ -64,14 +64,16 @@ def test_without_a_reason_the_rank_that_is_behind_is_named() -> None:
 
 
 def test_ranks_that_do_not_answer_are_named_with_their_hosts() -> None:
-    said = str(hang([state(0), state(1)], {2: "rank 2 on n1", 3: "rank 3 on n1"}, 60))
+    said = str(hang_error([state(0), state(1)], {2: "rank 2 on n1", 3: "rank 3 on n1"}, 60))
     assert "the others wait for rank 2-3" in said
     assert "  missing:  rank 2 on n1: neither it nor its watchdog answers" in said
     assert "cut off" in said
 
 
 def test_where_all_are_inside_the_same_operation_nobody_is_blamed() -> None:
-    said = str(hang([state(0, trouble="NCCL's asynchronous error: x"), state(1)], {}, 60, ["  NCCL RAS: one line"]))
+    said = str(
+        hang_error([state(0, trouble="NCCL's asynchronous error: x"), state(1)], {}, 60, ["  NCCL RAS: one line"])
+    )
     assert "all ranks are inside the same operation" in said
     assert "missing:" not in said
     assert "  library:  rank 0 on n0 (GPU 0, 0000:00:00.0): NCCL's asynchronous error: x" in said
@@ -80,7 +82,7 @@ def test_where_all_are_inside_the_same_operation_nobody_is_blamed() -> None:
 
 def test_of_thousands_of_ranks_a_few_lines_are_said() -> None:
     states = [state(rank, done=11 if 100 <= rank < 200 else 12) for rank in range(4096)]
-    lines = str(hang(states, {}, 60)).splitlines()
+    lines = str(hang_error(states, {}, 60)).splitlines()
     assert len(lines) < 16
     assert any(line.endswith("and ranks 108-199") for line in lines)
     assert any("rank 0-99,200-4095: in operation" in line for line in lines)
@@ -88,7 +90,7 @@ def test_of_thousands_of_ranks_a_few_lines_are_said() -> None:
 
 def test_many_situations_are_cut_short() -> None:
     states = [state(rank, label=f"row {rank}", step=rank) for rank in range(30)]
-    assert len(str(hang([*states, state(30, process="T")], {}, 60)).splitlines()) < 16
+    assert len(str(hang_error([*states, state(30, process="T")], {}, 60)).splitlines()) < 16
 
 
 def test_a_suspended_job_is_no_hang() -> None:
@@ -108,7 +110,7 @@ def test_what_starts_has_longer_but_a_stopped_process_has_not() -> None:
 
 def test_ranks_that_did_not_come_out_of_mpi_init() -> None:
     early = {"phase": Phase.MPI_INIT, "label": "", "done": 0, "total": 0}
-    said = str(not_started([state(0, **early), state(1, **early, process="T")], 5, 300))
+    said = str(not_started_error([state(0, **early), state(1, **early, process="T")], 5, 300))
     assert "MPI_Init, or what comes before it, did not end within 300 s" in said
     assert "  missing:  rank 1 on n0 (GPU 1, 0000:01:00.0) (pid 101): its process is stopped" in said
     assert "  missing:  rank 2-4: never started, or on another host" in said
@@ -131,7 +133,7 @@ def test_what_is_not_lost_of_a_run_that_broke() -> None:
     ],
 )
 def test_how_a_rank_was_lost(status: int, how: str) -> None:
-    lost = Lost(state(1), 7.0, status)
+    lost = LostRank(state(1), 7.0, status)
     assert str(lost.error("; the 4 rows measured before are kept")).startswith(
         f"rank 1 on n0 (GPU 1, 0000:01:00.0) (pid 101) {how} in operation 64K out of place, 12 of 20 done; the 4 rows"
     )
@@ -139,7 +141,7 @@ def test_how_a_rank_was_lost(status: int, how: str) -> None:
 
 
 def test_of_ranks_that_were_lost_the_first_counts_but_one_that_was_asked_to_end_only_alone() -> None:
-    seen_late, asked, later = Lost(state(2), 7.5, 9), Lost(state(0), 7.0, 15), Lost(state(1), 8.0, 0)
+    seen_late, asked, later = LostRank(state(2), 7.5, 9), LostRank(state(0), 7.0, 15), LostRank(state(1), 8.0, 0)
     assert asked.asked_to_end
     assert first_lost([asked, later, seen_late]) is seen_late
     assert first_lost([asked]) is asked
@@ -150,3 +152,26 @@ def test_of_ranks_that_were_lost_the_first_counts_but_one_that_was_asked_to_end_
 def test_states_travel(phase: Phase, label: str, done: int, idle: float, process: str) -> None:
     sent = state(3, phase=phase, label=label, done=done, idle_seconds=idle, process=process)
     assert RankState.from_record(sent.to_record()) == sent
+
+
+def test_eight_ranks_and_eight_situations_are_all_named() -> None:
+    behind = [state(rank, done=11) for rank in range(8)]
+    said = str(hang_error([*behind, *[state(rank) for rank in range(8, 16)]], {}, 60))
+    assert said.count("missing:") == 8
+    assert "and ranks" not in said
+    assert "  arrived:  rank 8 on n4" in said
+    assert "groups more" not in str(hang_error([state(rank, label=f"row {rank}") for rank in range(8)], {}, 60))
+    assert "and 22 groups more" in str(hang_error([state(rank, label=f"row {rank}") for rank in range(30)], {}, 60))
+
+
+@pytest.mark.parametrize(
+    ("done", "total", "where"),
+    [(0, 0, "operation 64K"), (3, 0, "operation 64K, 3 done"), (0, 20, "operation 64K, 0 of 20 done")],
+)
+def test_a_phase_has_its_operations_as_far_as_they_are_known(done: int, total: int, where: str) -> None:
+    assert state(0, label="64K", done=done, total=total).where == where
+
+
+def test_the_largest_signal_is_no_exit_code() -> None:
+    assert not LostRank(state(0), 1.0, 0xFF).exited
+    assert LostRank(state(0), 1.0, 0x100).exited

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as s
 
-from gpubench.model.terms.lateness import Entries, Offset, common_clock, straggler, tail
+from gpubench.model.terms.lateness import ClockOffset, EntryTimes, chance_of_at_least, common_clock, straggler
 
 OPERATION = 100e-6
 OPERATIONS = 200
 
 
-def entries_of(held_up: Mapping[int, float], ranks: int, source: random.Random, every: int = 1) -> list[Entries]:
+def entries_of(held_up: Mapping[int, float], ranks: int, source: random.Random, every: int = 1) -> list[EntryTimes]:
     """Ranks that enter within 10 µs of each other, but for some that come so much later in each `every`th operation."""
     entered = [
         [
@@ -25,12 +25,12 @@ def entries_of(held_up: Mapping[int, float], ranks: int, source: random.Random, 
     ]
     first = [min(each) for each in zip(*entered, strict=True)]
     last = [max(each) for each in zip(*entered, strict=True)]
-    return [Entries.of(own, first, last, 1e-6) for own in entered]
+    return [EntryTimes.of(own, first, last, 1e-6) for own in entered]
 
 
 def rows_of(
     held_up: Mapping[int, float], ranks: int, *, every: int = 1, rows: int = 3, seed: int = 1
-) -> list[tuple[Sequence[Entries], float]]:
+) -> list[tuple[Sequence[EntryTimes], float]]:
     source = random.Random(seed)
     return [(entries_of(held_up, ranks, source, every), OPERATION) for _ in range(rows)]
 
@@ -74,7 +74,7 @@ def test_less_than_a_barrier_leaves_between_ranks_is_nobodys_fault() -> None:
 
 def test_less_than_clocks_may_be_wrong_is_not_known() -> None:
     rows = [
-        ([Entries(each.operations, each.last, each.late_seconds, 80e-6) for each in entries], seconds)
+        ([EntryTimes(each.operations, each.last, each.late_seconds, 80e-6) for each in entries], seconds)
         for entries, seconds in rows_of({1: 50e-6}, 4)
     ]
     assert straggler(rows, [0] * 4) is None
@@ -86,10 +86,10 @@ def test_what_costs_little_is_not_worth_naming() -> None:
 
 
 def test_few_operations_or_a_single_rank_say_nothing() -> None:
-    few = [Entries(9, 0, 0.0, 0.0), Entries(9, 9, 1.0, 0.0)]
+    few = [EntryTimes(9, 0, 0.0, 0.0), EntryTimes(9, 9, 1.0, 0.0)]
     assert straggler([(few, 1.0)], [0, 0]) is None
     assert straggler([], [0, 0]) is None
-    assert straggler([([Entries(99, 99, 0.0, 0.0)], 1.0)], [0]) is None
+    assert straggler([([EntryTimes(99, 99, 0.0, 0.0)], 1.0)], [0]) is None
 
 
 @given(s.integers(1, 400), s.data(), s.floats(0.01, 0.99))
@@ -99,8 +99,8 @@ def test_the_chance_is_no_smaller_than_it_is(trials: int, data: s.DataObject, pr
         math.comb(trials, each) * probability**each * (1 - probability) ** (trials - each)
         for each in range(successes, trials + 1)
     )
-    assert tail(successes, trials, probability) >= exact * (1 - 1e-9) - 1e-12
-    assert tail(successes, trials, probability) <= 1
+    assert chance_of_at_least(successes, trials, probability) >= exact * (1 - 1e-9) - 1e-12
+    assert chance_of_at_least(successes, trials, probability) <= 1
 
 
 @given(s.floats(-1e5, 1e5), s.floats(-1e-4, 1e-4))
@@ -110,12 +110,39 @@ def test_clocks_that_differ_and_drift_are_made_comparable(offset: float, drift: 
     def own(at: float) -> float:
         return at * (1 + drift) - offset
 
-    def compared(at: float) -> Offset:
-        return Offset(at - own(at), 1e-6)
+    def compared(at: float) -> ClockOffset:
+        return ClockOffset(at - own(at), 1e-6)
 
     found = common_clock([own(at) for at in true], compared(true[0]), compared(true[-1]), own(true[0]), own(true[-1]))
     assert found == pytest.approx(true, abs=1e-7 + 1e-9 * abs(offset))
 
 
 def test_clocks_compared_at_one_moment() -> None:
-    assert common_clock([5.0], Offset(1.0, 0.0), Offset(1.0, 0.0), 5.0, 5.0) == [6.0]
+    assert common_clock([5.0], ClockOffset(1.0, 0.0), ClockOffset(1.0, 0.0), 5.0, 5.0) == [6.0]
+
+
+def counted(last: int, operations: int, late: float = 50e-6) -> list[EntryTimes]:
+    """Eight ranks, of which the second is the last in so many operations."""
+    others = EntryTimes(operations, 0, 0.0, 1e-6)
+    return [others, EntryTimes(operations, last, late, 1e-6), *[others] * 6]
+
+
+def test_entries_are_counted_and_delays_are_medians() -> None:
+    entries = EntryTimes.of([1.0, 5.0, 9.0], [0.5, 4.0, 9.0], [2.0, 5.0, 9.5], 0.1)
+    assert entries == EntryTimes(operations=3, last=1, late_seconds=0.5, uncertainty=0.1)
+
+
+@pytest.mark.parametrize(
+    ("last", "operations", "is_named"), [(30, 30, True), (29, 29, False), (101, 200, True), (100, 200, False)]
+)
+def test_a_straggler_is_last_in_more_than_half_of_enough_operations(last: int, operations: int, is_named: bool) -> None:
+    assert (straggler([(counted(last, operations), OPERATION)], [0] * 8) is not None) == is_named
+
+
+@pytest.mark.parametrize(("late", "is_named"), [(51e-6, True), (50e-6, False)])
+def test_a_delay_counts_from_a_twentieth_of_the_operation_on(late: float, is_named: bool) -> None:
+    assert (straggler([(counted(200, 200, late), 1e-3)], [0] * 8) is not None) == is_named
+
+
+def test_a_clock_that_was_compared_once_has_no_drift() -> None:
+    assert common_clock([7.0], ClockOffset(1.0, 0.0), ClockOffset(1.0, 0.0), 5.0, 5.0) == [8.0]

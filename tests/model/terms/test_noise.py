@@ -56,3 +56,31 @@ def test_student(probability: float, freedom: float, quantile: float, within: fl
 
 def test_bounds_grow_with_what_is_compared_and_shrink_with_what_is_known() -> None:
     assert Noise(1.0, 20).bound(100) > Noise(1.0, 20).bound(10) > Noise(1.0, 40).bound(10)
+
+
+@pytest.mark.parametrize(
+    ("probability", "freedom", "quantile"),
+    # The expansion itself, in fractions: also where it is far from Student's t.
+    [(0.9995, 4, 8.49705546325937), (0.975, 2, 4.2705513418998144), (0.9, 3, 1.6374250413708942)],
+)
+def test_all_terms_of_the_expansion(probability: float, freedom: float, quantile: float) -> None:
+    assert student_quantile(probability, freedom) == pytest.approx(quantile, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("figures", "factor", "distance"),
+    # Factors for few figures, and which distance counts, from Rousseeuw and Croux.
+    [
+        ([0.0, 1.0], 0.399, 1),
+        ([0.0, 1.0, 3.0], 0.994, 1),
+        ([0.0, 1.0, 3.0, 7.0], 0.512, 3),
+        ([0.0, 1.0, 3.0, 7.0, 15.0], 0.844, 3),
+        ([float(2**each) for each in range(10)], 10 / 13.8, 31),
+        ([float(2**each) for each in range(11)], 11 / 12.4, 31),
+    ],
+)
+def test_the_deviation_of_few_figures(figures: list[float], factor: float, distance: float) -> None:
+    found = robust_deviation(figures)
+    assert found is not None
+    assert found.deviation == pytest.approx(factor * 2.2219 * distance)
+    assert found.freedom == pytest.approx(0.82 * (len(figures) - 1))

@@ -145,3 +145,32 @@ def test_what_would_take_more_than_there_is_time_for_ends_with_the_trial() -> No
 def test_every_row_is_timed_often_enough_for_its_buffers() -> None:
     assert Sampling().least_iterations == 20
     assert Sampling(iterations=None).least_iterations == FIRST_BATCHES
+
+
+def test_the_half_width_of_few_independent_timings() -> None:
+    spread = Spread.of([1.0, 2.0, 3.0])
+    assert spread.half_width == pytest.approx(student_quantile(TWO_SIDED_95, 2) / math.sqrt(3))
+    assert spread.interval == pytest.approx(spread.half_width / 2)
+    alternating = Spread.of([1.0, 2.0] * 10)
+    assert alternating.half_width == pytest.approx(
+        student_quantile(TWO_SIDED_95, 19) * alternating.deviation / math.sqrt(20)
+    )
+
+
+def test_the_half_width_of_timings_that_only_drift() -> None:
+    """A correlation is taken for 0.9 at most: a hundred values are then worth 100 × 0.1 / 1.9."""
+    ramp = Spread.of([float(each) for each in range(1, 101)])
+    worth = 100 * 0.1 / 1.9
+    assert ramp.half_width == pytest.approx(
+        student_quantile(TWO_SIDED_95, worth - 1) * ramp.deviation / math.sqrt(worth)
+    )
+
+
+def test_what_has_no_spread_and_what_has_no_mean() -> None:
+    assert Spread.of([1.0, 2.0]).deviation == 0
+    assert Spread(count=3, mean=0.0, median=0.0, deviation=0.0, half_width=0.1).interval is None
+
+
+def test_a_budget_that_is_just_enough_is_spent() -> None:
+    assert Effort(100, 1e-3, 0.02, 0.1).further(0.4) == 200
+    assert Effort(100, 1e-3, 0.02, 0.1).further(0.399) == 0

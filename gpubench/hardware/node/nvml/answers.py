@@ -15,7 +15,7 @@ _VALUE_BY_TYPE = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal"
 
 
 class Reply(NamedTuple):
-    """What came of a question: a value, or why there is none, with NVML's error code."""
+    """NVML's answer to a call: a value, or the reason why there is none, with its error code."""
 
     value: Any
     reason: str = ""

@@ -1,4 +1,4 @@
-"""What NVML says of the GPU that this rank drives, between rows: whether it is throttled, slow, broken or shared."""
+"""The condition of this rank's GPU between rows, from NVML: throttling, clocks, memory errors, other users."""
 
 import os
 from collections.abc import Sequence
@@ -20,14 +20,14 @@ _ALL = "throttling, clocks and other users"
 
 
 class NvmlCondition:
-    """Reads the GPU with that PCI bus id, again and again."""
+    """Reads the GPU with that PCI bus id between rows."""
 
     def __init__(self, bus_id: str) -> None:
         self._bus_id = bus_id
         self._library = open_library()
 
     def read(self) -> GpuCondition:
-        """As it is now; what NVML does not say is in `unread`."""
+        """The condition now; facts without an answer are in `unread`."""
         library = self._library
         if library is None:
             return GpuCondition(unread={_ALL: "NVML does not start"})
@@ -47,17 +47,17 @@ class NvmlCondition:
         )
 
     def close(self) -> None:
-        """Let go of NVML."""
+        """Shut NVML down."""
         if self._library is not None:
             self._library.nvmlShutdown()
         self._library = None
 
 
 def others(processes: Sequence[GpuProcess], own: int) -> tuple[GpuProcess, ...]:
-    """Those that are not this one.
+    """The processes other than this one.
 
-    Inside a container NVML's pids may be the host's: where this process is not among them, one of them is it, and which
-    one nobody knows; a single one is then nobody else.
+    Inside a container NVML's pids may be the host's: where this process is not among them, one of them is it, but it is
+    unknown which one; a single one is then this process.
     """
     if any(each.pid == own for each in processes):
         return tuple(each for each in processes if each.pid != own)

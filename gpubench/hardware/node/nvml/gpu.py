@@ -8,11 +8,12 @@ from itertools import permutations
 from typing import Any
 
 from gpubench.hardware.cpus import cpu_ranges
+from gpubench.hardware.node.cuda_driver import version_text
 from gpubench.hardware.node.nvml.answers import Answers, text
 from gpubench.hardware.node.nvml.nvlink import read_nvlinks
 from gpubench.hardware.node.nvml.settings import read_settings
-from gpubench.installation_errors import cuda_version_text
 from gpubench.model.facts.driver_settings import DriverSettings
+from gpubench.model.facts.gpu_condition import THROTTLE_REASONS
 from gpubench.model.facts.snapshot import (
     DriverFacts,
     Fabric,
@@ -28,14 +29,7 @@ _MEMORY_VERSION = 0x02000028
 """nvmlMemory_v2: it counts what the driver keeps for itself as reserved and not as used, as nvidia-smi does."""
 
 _IDLE = 0x1
-_THROTTLE_REASONS = {
-    0x04: "sw_power_cap",
-    0x08: "hw_slowdown",
-    0x10: "sync_boost",
-    0x20: "sw_thermal_slowdown",
-    0x40: "hw_thermal_slowdown",
-    0x80: "hw_power_brake",
-}
+_THROTTLE_REASONS = {0x04 << position: word for position, word in enumerate(THROTTLE_REASONS)}
 """nvmlClocksEventReason* in nvml.h. Left out: idle, and clocks that an application or a display asked for."""
 
 _UNCORRECTED, _VOLATILE = 1, 0
@@ -80,7 +74,7 @@ def read_node(library: Any, cpus: int) -> NvmlFacts:
     return NvmlFacts(
         driver=DriverFacts(
             version=text(library.nvmlSystemGetDriverVersion()),
-            cuda=cuda_version_text(library.nvmlSystemGetCudaDriverVersion()),
+            cuda=version_text(library.nvmlSystemGetCudaDriverVersion()),
         ),
         settings=read_settings(library, alive),
         gpus=tuple(sorted((*gpus, *gone), key=lambda gpu: gpu.index)),
@@ -138,7 +132,7 @@ def _current(modes: list[int | None] | None) -> bool | None:
 
 
 def read_clock_reasons(answers: Answers) -> int | None:
-    """Why clocks are what they are, as NVML's bits."""
+    """NVML's bits for the reasons of the current clocks."""
     return answers.ask_in_turn(  # type: ignore[no-any-return]
         "throttle_reasons", ("nvmlDeviceGetCurrentClocksEventReasons",), ("nvmlDeviceGetCurrentClocksThrottleReasons",)
     )
@@ -150,7 +144,7 @@ def read_memory_errors(answers: Answers) -> int | None:
 
 
 def is_idle(reasons: int | None) -> bool | None:
-    """Whether clocks are low because nothing runs."""
+    """True where clocks are low because nothing runs."""
     return bool(reasons & _IDLE) if reasons is not None else None
 
 
@@ -220,7 +214,7 @@ def _fabric(answers: Answers) -> Fabric | None:
 
 
 def read_processes(answers: Answers) -> tuple[GpuProcess, ...] | None:
-    """Who has a context on the GPU, each process once, though it may compute and draw and run under MPS."""
+    """The processes with a context on the GPU, each once, though it may compute, draw and run under MPS."""
     computing = answers.ask("processes", "nvmlDeviceGetComputeRunningProcesses")
     if computing is None:
         return None
@@ -241,7 +235,7 @@ def _process_name(library: Any, pid: int) -> str | None:
 
 
 def read_pairs(library: Any, handles: Mapping[int, object]) -> tuple[PairFacts, ...]:
-    """What NVML says of every ordered pair of GPUs, by their indices."""
+    """NVML's facts of every ordered pair of GPUs, by their indices."""
     paths: dict[frozenset[int], str | None] = {}
     pairs = []
     for source, destination in permutations(handles, 2):

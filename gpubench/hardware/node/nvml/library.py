@@ -1,4 +1,4 @@
-"""What NVML says of the driver and the GPUs. The only importer of pynvml."""
+"""Driver and GPUs from NVML. The only importer of pynvml."""
 
 import os
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ class Driver:
     absent: str = ""
 
     def hidden_gpus(self, root: Path = Path("/")) -> str:
-        """Why GPUs that this host seems to have cannot be used; empty where it has none, or where they can.
+        """The reason why GPUs that this host seems to have cannot be used; empty where it has none, or where they can.
 
         `root` is where /dev is found.
         """
@@ -65,8 +65,7 @@ def read_driver(environment: Mapping[str, str]) -> Driver:
 def read_nvml() -> NvmlFacts:
     """Driver, GPUs and pairs; a host without a driver has none, and says so in `driver.absent`.
 
-    Raises:
-        CouldNotMeasureError: there is a driver and it does not answer, or not this library.
+    Raises CouldNotMeasureError where there is a driver and it does not answer, or not this library.
     """
     import pynvml
 
@@ -88,7 +87,7 @@ def read_nvml() -> NvmlFacts:
 
 
 def open_library() -> Any | None:
-    """The library, started, for who asks it again and again and ends with its `nvmlShutdown`; None without a driver."""
+    """The initialised library, for repeated readings that end with its `nvmlShutdown`; None without a driver."""
     import pynvml
 
     try:
@@ -99,7 +98,7 @@ def open_library() -> Any | None:
 
 
 def visible_count(gpus: int, setting: str | None) -> int:
-    """How many of `gpus` GPUs CUDA_VISIBLE_DEVICES leaves: CUDA reads it up to the first entry it does not know."""
+    """The number of GPUs that CUDA_VISIBLE_DEVICES leaves: CUDA reads it up to the first entry it does not know."""
     if setting is None:
         return gpus
     count = 0

@@ -1,10 +1,10 @@
-"""What NVML counts on the NVLinks and the PCIe link of each GPU: the proof of which way the bytes of a copy went."""
+"""NVML's byte counters of the NVLinks and the PCIe link of each GPU: the proof of which way a copy went."""
 
 from collections.abc import Sequence
 
 from gpubench.hardware.node.nvml.answers import Answers
 from gpubench.hardware.node.nvml.library import open_library
-from gpubench.ports.link_counters import Counted
+from gpubench.ports.link_counters import LinkBytes
 
 _SENT = 138
 _RECEIVED = 139
@@ -32,20 +32,20 @@ class NvmlCounters:
         self._library = open_library()
         self._gpus = [self._find(each) for each in bus_ids]
 
-    def read(self, gpu: int) -> Counted:
-        """What the GPU at that position has counted until now; it takes half a millisecond."""
+    def read(self, gpu: int) -> LinkBytes:
+        """The counters of the GPU at that position; a reading takes half a millisecond."""
         answers = self._gpus[gpu]
         if answers is None:
-            return Counted()
+            return LinkBytes()
         nvlink = [(each, _ALL_LINKS) for each in (_SENT, _RECEIVED)]
         pcie = [(each, _NO_SCOPE) for each in (_PCIE_SENT, _PCIE_RECEIVED)]
         values = answers.fields(nvlink + pcie)
         sent, received = (None if values.get(each) is None else values[each] * _KIB for each in nvlink)
         pcie_sent, pcie_received = (values.get(each) for each in pcie)
-        return Counted(sent, received, pcie_sent, pcie_received)
+        return LinkBytes(sent, received, pcie_sent, pcie_received)
 
     def close(self) -> None:
-        """Let go of NVML; nothing is counted from then on."""
+        """Shut NVML down; nothing is counted from then on."""
         if self._library is not None:
             self._library.nvmlShutdown()
         self._library, self._gpus = None, [None] * len(self._gpus)

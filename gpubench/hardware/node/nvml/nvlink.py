@@ -38,7 +38,7 @@ def read_nvlinks(answers: Answers, capability: tuple[int, int] | None) -> tuple[
 
 
 def _count_by_asking(answers: Answers) -> int | None:
-    """How many links answer: an index past the GPU's own is invalid, any at all is not supported without NVLink."""
+    """The number of links that answer: an index past the last is invalid, any is not supported without NVLink."""
     most: int = answers.library.NVML_NVLINK_MAX_LINKS
     for link in range(most):
         reply = answers.call("nvmlDeviceGetNvLinkState", link)

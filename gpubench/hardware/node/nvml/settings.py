@@ -1,4 +1,4 @@
-"""What NVML tells of the driver's settings: confidential computing, and NVLinks held below what they can do.
+"""The driver's settings that NVML has: confidential computing, and NVLinks held below their full bandwidth.
 
 Not seen on hardware that has either: written after nvml.h, and checked with a stand-in for NVML.
 """
@@ -73,7 +73,7 @@ def _bandwidth_reduced(library: Any, handles: Mapping[int, object], unknown: dic
     if form is None:
         unknown["nvlink_bandwidth_reduced"] = "this nvidia-ml-py does not know of it"
         return None
-    told: dict[int, bool] = {}
+    is_best: dict[int, bool] = {}
     reason = "there is no GPU that answers"
     for index, handle in handles.items():
         asked = form()
@@ -81,11 +81,11 @@ def _bandwidth_reduced(library: Any, handles: Mapping[int, object], unknown: dic
         if reply.value is None:
             reason = reply.reason
         else:
-            told[index] = bool(asked.bIsBest)
-    if not told:
+            is_best[index] = bool(asked.bIsBest)
+    if not is_best:
         unknown["nvlink_bandwidth_reduced"] = reason
         return None
-    return tuple(f"GPU{index}" for index, best in told.items() if not best)
+    return tuple(f"GPU{index}" for index, best in is_best.items() if not best)
 
 
 def _word(words: tuple[str, ...], number: int) -> str | None:

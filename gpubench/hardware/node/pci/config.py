@@ -26,7 +26,7 @@ _WORD_BYTES = 4
 
 
 def read_access_control(device: Path, unknown: UnknownFields) -> AccessControl | None:
-    """What the port's ACS registers say; None, with the reason kept, where they cannot be read."""
+    """The port's ACS registers; None, with the reason kept, where they cannot be read."""
     registers = _capability(device, _ACS, ACCESS_CONTROL, unknown)
     if registers is None:
         return None if ACCESS_CONTROL in unknown.reasons else AccessControl()
@@ -34,7 +34,7 @@ def read_access_control(device: Path, unknown: UnknownFields) -> AccessControl |
 
 
 def read_address_translation(device: Path, unknown: UnknownFields) -> bool | None:
-    """Whether the device asks the IOMMU for addresses itself (ATS); None, with the reason kept, where it does not tell.
+    """True where the device asks the IOMMU for addresses itself (ATS); None, with the reason kept, where it is unknown.
 
     With it on, a switch can send a transfer straight to the other device although access control redirects it.
     """
@@ -66,7 +66,7 @@ def _capability(device: Path, identity: int, field: str, unknown: UnknownFields)
 
 
 class _UnreadableError(Exception):
-    """Why a configuration space does not tell."""
+    """A configuration space that cannot be read, with the reason."""
 
 
 def _found(file: int, identity: int) -> int | None:

@@ -22,7 +22,7 @@ _NUMBER = re.compile(r"\d{1,9}", re.ASCII)
 def read_pci_devices(gpus: Iterable[Path], nics: Iterable[Path], minors: Mapping[str, int]) -> tuple[PciDevice, ...]:
     """All of them, each once, in the order of their bus ids. `gpus` and `nics` are paths that lead to the devices.
 
-    `minors` are the numbers of the GPUs' device files, by bus id, as far as the driver told them.
+    `minors` are the numbers of the GPUs' device files, by bus id, as far as the driver has them.
     """
     found: dict[str, PciDevice] = {}
     for kind, devices in ((PciKind.GPU, gpus), (PciKind.NIC, nics)):

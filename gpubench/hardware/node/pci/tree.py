@@ -57,7 +57,7 @@ def pci_folder(device: Path) -> Path | None:
 
 
 def place_of(device: Path) -> PciPlace:
-    """Where the PCI device hangs that a sysfs path leads to.
+    """The place in the PCI tree of the device that a sysfs path leads to.
 
     Of the bridges above it the first is the port of the CPU; behind it PCIe switches show as two bridges each, the
     upstream and a downstream port. A bridge left over counts as a switch of its own.
@@ -76,7 +76,7 @@ def place_of(device: Path) -> PciPlace:
 
 
 def link_of(device: Path) -> PcieLink:
-    """How the link of a device towards the CPU is trained, and at most could be by this end of it."""
+    """The link of a device towards the CPU as it is trained, and at most, as this end of it has them."""
     return PcieLink(
         generation=_generation(device / "current_link_speed"),
         width=_width(device / "current_link_width"),
