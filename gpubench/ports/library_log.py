@@ -7,7 +7,7 @@ class LibraryLog(Protocol):
     """What the library that runs collectives says in this process while it is asked to."""
 
     @property
-    def silence(self) -> str:
+    def no_log(self) -> str:
         """Why nothing is heard; empty while something may be."""
         ...
 
@@ -17,7 +17,7 @@ class LibraryLog(Protocol):
         ...
 
     def appeared(self) -> bool:
-        """Whether anything can be heard, once the library has been called; where not, `silence` says why."""
+        """Whether anything can be heard, once the library has been called; where not, `no_log` says why."""
         ...
 
     def lines(self) -> list[bytes]:

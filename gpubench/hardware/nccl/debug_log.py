@@ -43,7 +43,7 @@ class ResettableLog(Protocol):
 class NcclLog:
     """NCCL's log of this process, a context that has to begin before NCCL's first call.
 
-    `silence` says why nothing is heard, and is empty while something may be.
+    `no_log` says why nothing is heard, and is empty while something may be.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class NcclLog:
         self._environment = environment
         self._stdout = stdout
         self._plan = plan(settings, ranks_on_node, can_reset=library.can_reset_log)
-        self.silence = self._plan.why_not
+        self.no_log = self._plan.why_not
         self._is_ours = self._plan.how in (Listening.PRIVATE, Listening.RELAYED)
         self._before: dict[str, str | None] = {}
         self._descriptor: int | None = None
@@ -76,7 +76,7 @@ class NcclLog:
                 self._descriptor = os.memfd_create("nccl-log")
             except OSError as error:
                 self._is_ours = False
-                self.silence = f"this system has no memory file for NCCL's log: {os.strerror(error.errno or 0)}"
+                self.no_log = f"this system has no memory file for NCCL's log: {os.strerror(error.errno or 0)}"
         if self._is_ours and self._descriptor is not None:
             self._set({**self._plan.variables, DEBUG_FILE: f"/proc/self/fd/{self._descriptor}"})
             if self._plan.how is Listening.RELAYED:
@@ -96,15 +96,15 @@ class NcclLog:
         self._descriptor = None
 
     def appeared(self) -> bool:
-        """Whether NCCL, after its first call, writes where it was told to; where not, `silence` says so.
+        """Whether NCCL, after its first call, writes where it was told to; where not, `no_log` says so.
 
         An NCCL that cannot open its log writes to stdout, without a word about it.
         """
         if self._plan.how is Listening.USERS_FILE and self._descriptor is None:
             self._open_users_file()
         elif self._is_ours and self._descriptor is not None and not _is_open_twice(self._descriptor):
-            self.silence = "NCCL did not open the log that gpubench gave it, and wrote to stdout instead"
-        return not self.silence
+            self.no_log = "NCCL did not open the log that gpubench gave it, and wrote to stdout instead"
+        return not self.no_log
 
     @property
     def no_tuning(self) -> str:
@@ -157,9 +157,9 @@ class NcclLog:
             if path.is_file():
                 self._descriptor = os.open(path, os.O_RDONLY)
             else:
-                self.silence = f"{path}, where NCCL logs to, is no file that can be read"
+                self.no_log = f"{path}, where NCCL logs to, is no file that can be read"
         except OSError as error:
-            self.silence = f"{path}, where NCCL logs to, cannot be read: {os.strerror(error.errno or 0)}"
+            self.no_log = f"{path}, where NCCL logs to, cannot be read: {os.strerror(error.errno or 0)}"
 
     def _hand_on(self) -> None:
         """Give the user what he asked for and we have kept."""

@@ -42,11 +42,11 @@ class Choice:
 class LoggedChoices:
     """What all ranks heard, as the first rank knows it.
 
-    `silence` is why a rank heard nothing, `no_tuning` why algorithms are not known.
+    `no_log` is why a rank heard nothing, `no_tuning` why algorithms are not known.
     """
 
     choices: Mapping[Key, Choice] = field(default_factory=dict)
-    silence: str = ""
+    no_log: str = ""
     no_tuning: str = ""
 
 
@@ -82,7 +82,7 @@ def hear(
     used = _used_by(selection, _exchanges(request, cases, group.size))
     return LoggedChoices(
         choices={key: Choice(used(None if each is None else each.algorithm), each) for key, each in tunings.items()},
-        silence=selection.silence,
+        no_log=selection.no_log,
         no_tuning=log.no_tuning,
     )
 

@@ -11,8 +11,8 @@ from gpubench.measure.paths.report import PathOutcome, path_sections, report_on
 from gpubench.model.paths.evidence import Conclusion, Evidence, PathEvidence, State
 from gpubench.model.paths.link_evidence import Flow, Speed, measured
 from gpubench.model.paths.p2p import Carried
-from gpubench.model.paths.selection import Pair, is_staged, names, without_idle
-from gpubench.model.paths.transport import Transport
+from gpubench.model.paths.selection import Pair, names, without_idle
+from gpubench.model.paths.transport import Transport, is_staged
 from gpubench.model.paths.wiring import Located, Wiring
 from gpubench.model.results.explanation import Explanation
 from gpubench.model.results.fallback import End, KnownPath, fallback_rows, unknown_row
@@ -58,10 +58,10 @@ def conclude(
 ) -> PathOutcome:
     """The verdict on all paths. `due` are each rank's sent and received bytes for a byte of the size, at least."""
     paths = _Paths(heard, seen, around, due).known()
-    unheard = f"NCCL's log was not heard: {heard.silence}" if heard.silence else ""
+    unheard = f"NCCL's log was not heard: {heard.no_log}" if heard.no_log else ""
     explained = Explained(replace(around, staged=_staged(paths), wrong=_wrong(paths)))
     rows = fallback_rows(paths, origin, lambda members: explained.first(_staged(members)), unheard, _lost(heard))
-    if rows and heard.no_tuning and not heard.silence:
+    if rows and heard.no_tuning and not heard.no_log:
         rows[0] = replace(rows[0], how=f"{rows[0].how}; no algorithms: {heard.no_tuning}")
     return report_on(paths, rows, origin, explained.rows(), strict=strict)
 
@@ -102,7 +102,7 @@ def simulated(staged: Sequence[Pair], wiring: Wiring, source: str, *, strict: bo
 def _lost(heard: LoggedChoices) -> list[str]:
     """Ranks whose library was heard, and named nobody that they send to."""
     ranks = {rank for used in shared(heard.choices) for rank in used.unheard}
-    return [] if heard.silence else [str(rank) for rank in sorted(ranks)]
+    return [] if heard.no_log else [str(rank) for rank in sorted(ranks)]
 
 
 def _staged(paths: Sequence[KnownPath]) -> dict[Pair, Sequence[Transport]]:
@@ -136,7 +136,7 @@ class _Paths:
         for used in shared(heard.choices):
             for pair in without_idle(used.pairs, due):
                 self._chosen.setdefault(pair, {}).update(dict.fromkeys(used.pairs[pair]))
-        self._silent = bool(heard.silence)
+        self._silent = bool(heard.no_log)
         self._out: dict[int, set[_Kind]] = {}
         self._into: dict[int, set[_Kind]] = {}
         for pair in self._chosen:

@@ -11,9 +11,9 @@ class RecordedLog:
         self._said: list[bytes] = []
 
     @property
-    def silence(self) -> str:
+    def no_log(self) -> str:
         """As the log has it."""
-        return self._log.silence
+        return self._log.no_log
 
     @property
     def no_tuning(self) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from gpubench.model.paths.transport import Edge, Path, Transport, TransportKind, join
+from gpubench.model.paths.transport import Edge, Path, Transport, TransportKind, is_staged, join
 
 Pair = tuple[int, int]
 """Source and destination rank."""
@@ -24,10 +24,10 @@ They need memory that ranks reach by load and store, or multicast by NVSwitch, s
 class RankSelection:
     """What one rank's library said.
 
-    `silence` is why nothing could be heard. `ring` and `tree` are the ordered pairs of neighbours that this rank named.
+    `no_log` is why nothing could be heard. `ring` and `tree` are the ordered pairs of neighbours that this rank named.
     """
 
-    silence: str = ""
+    no_log: str = ""
     edges: tuple[Edge, ...] = ()
     ring: frozenset[Pair] = frozenset()
     tree: frozenset[Pair] = frozenset()
@@ -62,12 +62,6 @@ def names(transports: Iterable[Transport]) -> str | None:
     return "+".join(dict.fromkeys(each.name for each in sorted(transports, key=_badness))) or None
 
 
-def is_staged(transports: Sequence[Transport]) -> bool | None:
-    """Whether a connection that travels in these ways passes through host memory in any of them."""
-    staged = [transport.host_staged for transport in transports]
-    return True if True in staged else None if None in staged or not staged else False
-
-
 def _badness(transport: Transport) -> tuple[int, str]:
     """Slowest first: sockets and staging networks, shared memory, the unknown, networks, other GPUs, direct."""
     if transport.host_staged:
@@ -99,7 +93,7 @@ class Selection:
         self._paths = join(edge for rank in ranks for edge in rank.edges)
         self._ring = frozenset[Pair]().union(*(rank.ring for rank in ranks))
         self._tree = frozenset[Pair]().union(*(rank.tree for rank in ranks))
-        self.silence = next((f"rank {number}: {rank.silence}" for number, rank in enumerate(ranks) if rank.silence), "")
+        self.no_log = next((f"rank {number}: {rank.no_log}" for number, rank in enumerate(ranks) if rank.no_log), "")
 
     def of_algorithm(self, algorithm: str | None) -> Used:
         """What a collective runs over; without an algorithm, all connections of collectives.

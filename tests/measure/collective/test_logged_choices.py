@@ -60,9 +60,9 @@ def test_every_size_is_tried_once_and_has_its_own_algorithm() -> None:
 
 
 def test_a_rank_that_hears_nothing_is_named() -> None:
-    logs = [FakeLog(recorded("normal", rank), silence="why" if rank == 1 else "") for rank in range(RANKS)]
+    logs = [FakeLog(recorded("normal", rank), no_log="why" if rank == 1 else "") for rank in range(RANKS)]
     found, _ = heard(logs)
-    assert found.silence == "rank 1: why"
+    assert found.no_log == "rank 1: why"
 
 
 @given(st.lists(st.binary(max_size=80), max_size=20))

@@ -276,7 +276,7 @@ def test_nodes_without_rdma_are_staged_by_design_and_the_rest_is_judged_alone(mo
 
 def test_what_cannot_be_heard_is_empty_and_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
     def silent(rank: int) -> FakeLog:
-        return FakeLog(silence="NCCL_DEBUG_SUBSYS=COLL leaves INIT out" if rank == 2 else "")
+        return FakeLog(no_log="NCCL_DEBUG_SUBSYS=COLL leaves INIT out" if rank == 2 else "")
 
     result = run(monkeypatch, Job(silent))
     assert {(row.transport, row.algorithm, row.host_staged) for row in result.rows} == {(None, None, None)}
@@ -310,12 +310,12 @@ def test_a_single_rank_has_no_link_to_be_limited_by() -> None:
 
 
 def test_counters_speak_where_the_log_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    result = run(monkeypatch, Job(lambda _rank: FakeLog(silence="why"), over_nvlink))
+    result = run(monkeypatch, Job(lambda _rank: FakeLog(no_log="why"), over_nvlink))
     assert len(result.evidence) == RANKS * (RANKS - 1)
     (verdict,) = result.fallback
     assert (verdict.conclusion, verdict.confidence) == ("direct", "likely")
     assert "rank 0: why" in verdict.how
-    staged = run(monkeypatch, Job(lambda _rank: FakeLog(silence="why"), over_pcie))
+    staged = run(monkeypatch, Job(lambda _rank: FakeLog(no_log="why"), over_pcie))
     assert [row.conclusion for row in staged.fallback] == ["staged"]
 
 

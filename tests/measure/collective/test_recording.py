@@ -482,8 +482,8 @@ def test_pairs_that_are_connected_alike_are_said_once() -> None:
 
 
 def test_a_log_is_kept_as_it_was_heard() -> None:
-    log = RecordedLog(FakeLog(said("Channel 00/0 : 0[0] -> 1[0] via P2P/CUMEM"), silence="", no_tuning="too old"))
-    assert (log.appeared(), log.silence, log.no_tuning) == (True, "", "too old")
+    log = RecordedLog(FakeLog(said("Channel 00/0 : 0[0] -> 1[0] via P2P/CUMEM"), no_log="", no_tuning="too old"))
+    assert (log.appeared(), log.no_log, log.no_tuning) == (True, "", "too old")
     heard = [*log.lines(), *log.lines()]
     log.switch_off()
     assert log.text() == b"".join(line + b"\n" for line in heard)

@@ -1,7 +1,7 @@
 """What NCCL chose: pairs of an algorithm, of sends and receives, and what no connection shows."""
 
-from gpubench.model.paths.selection import RankSelection, Selection, is_staged, names
-from gpubench.model.paths.transport import Edge, Transport, TransportKind, parse_transport
+from gpubench.model.paths.selection import RankSelection, Selection, names
+from gpubench.model.paths.transport import Edge, LoggedChannels, Transport, TransportKind, is_staged, parse_transport
 
 P2P, SHM = parse_transport("P2P/CUMEM"), parse_transport("SHM/direct/direct")
 SOCKET, GDR = parse_transport("NET/Socket/0"), parse_transport("NET/IB/0/GDRDMA")
@@ -12,7 +12,7 @@ ONE_NODE = [0, 0, 0, 0]
 
 
 def edge(src: int, dst: int, transport: Transport, *, sends: bool = False, received: bool = False) -> Edge:
-    return Edge(src, dst, transport, 2, sends, received, 0b11)
+    return Edge(src, dst, LoggedChannels(transport, 0b11, sends, received))
 
 
 def ring_of(*transports: Transport) -> Selection:
@@ -103,8 +103,8 @@ def test_multicast_takes_no_connection_inside_a_node() -> None:
 
 
 def test_a_rank_that_heard_nothing_is_named() -> None:
-    assert Selection([RankSelection(), RankSelection(silence="why")], [0, 0]).silence == "rank 1: why"
-    assert Selection([RankSelection()], [0]).silence == ""
+    assert Selection([RankSelection(), RankSelection(no_log="why")], [0, 0]).no_log == "rank 1: why"
+    assert Selection([RankSelection()], [0]).no_log == ""
     alone = Selection([RankSelection()], [0]).of_algorithm("RING")
     assert (alone.host_staged, alone.unheard) == (None, ())
 

@@ -28,8 +28,9 @@ def read(*contents: str | bytes) -> LogFacts:
 
 def paths(communicator: Communicator) -> Found:
     return {
-        (source, destination): [(way.name, way.channels, way.host_staged) for way in ways]
-        for source, destination, ways in communicator.connections.pairs()
+        (source, destination): [(route.name, route.channels, route.host_staged) for route in pair.routes]
+        for source, by_destination in communicator.connections.by_source()
+        for destination, pair in by_destination.items()
     }
 
 
@@ -362,7 +363,8 @@ def test_every_pair_of_many_ranks() -> None:
         assert found == {
             (a, b): [(direct(a, b, False) or "", 2, False)] for a in range(16) for b in range(16) if a != b
         }
-        assert all(way.peer_to_peer for _, _, ways in communicator.connections.pairs() for way in ways)
+        pairs = [pair for _, found in communicator.connections.by_source() for pair in found.values()]
+        assert all(route.peer_to_peer for pair in pairs for route in pair.routes)
 
 
 @settings(max_examples=examples(40))
