@@ -115,8 +115,8 @@ class CollectiveRankJob:
         ways = self._ways(request, backend, host_beside)
         described = self._described(backend, request, identities, dropped)
         listener.begin(metadata_of(described, request.collective, self._arguments))
-        with self._keeping(described) as keeper:
-            report = self._rows(request, ways, identities, listener, keeper)
+        with self._keeping(described) as recorder:
+            report = self._rows(request, ways, identities, listener, recorder)
         if self._watch is None:
             report = unwatched(report, described.unwatched)
         backend.close()
@@ -131,24 +131,24 @@ class CollectiveRankJob:
         ways: Sequence[SweepVariant],
         identities: Sequence[RankIdentity],
         listener: Listener[CollectiveRow],
-        keeper: Recorder,
+        recorder: Recorder,
     ) -> Report:
         """Measure, in all groups at once where there are several, or in all ways."""
         backend = ways[0].backend
-        company = Observers(
-            witness=None if self._watch is None else self._watch.witness(request),
+        observers = Observers(
+            path_observer=None if self._watch is None else self._watch.path_observer(request),
             progress=self._progress,
             read_condition=self._condition,
-            keeper=keeper,
+            recorder=recorder,
         )
         if self._part is None:
             if len(ways) > 1:
-                return measure_variants(request, self._group, ways, identities, listener, company)
-            return measure(request, self._group, backend, identities, listener, company)
+                return measure_variants(request, self._group, ways, identities, listener, observers)
+            return measure(request, self._group, backend, identities, listener, observers)
         rows = GroupRows(self._part, self._own, self._group, listener)
         own = [identities[rank] for rank in self._part.ranks]
         together = InStep(self._own, self._group)
-        return rows.merged(measure(request, together, backend, own, rows, company))
+        return rows.merged(measure(request, together, backend, own, rows, observers))
 
     def _ways(self, request: SweepRequest, backend: Opener, host_beside: Opener | None) -> Sequence[SweepVariant]:
         """One where nobody asked for more."""

@@ -1,4 +1,4 @@
-"""The rows of a sweep: what each will measure, and how its times become a row."""
+"""The cases of a sweep, and the rows that their times become."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
@@ -17,7 +17,7 @@ from gpubench.model.terms.verdict import Verdict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What is asked for of any collective, as plain data.
+    """The request for any collective, as plain data.
 
     `graph_replays` of 0 launches plainly; `ops` is ignored by collectives that do not reduce.
     """
@@ -33,13 +33,13 @@ class Asked:
     check: bool
 
     def request(self, collective: Collective) -> "SweepRequest":
-        """The request, of this collective."""
+        """The request for one collective."""
         return SweepRequest(collective=collective, **{each.name: getattr(self, each.name) for each in fields(Asked)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepRequest(Asked):
-    """What to measure."""
+    """The request for one collective."""
 
     collective: Collective
 
@@ -51,7 +51,7 @@ class SweepRequest(Asked):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One row to be: a size with its layout, a type, a reduction, a placement, and what is asked of the library."""
+    """One row to measure: a size with its layout, a type, a reduction, a placement, and a setting of the library."""
 
     dtype: DataType
     op: ReduceOp | None
@@ -73,7 +73,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class JobFacts:
-    """What all rows of a job have in common."""
+    """The facts that all rows of a job repeat."""
 
     backend: str
     origin: Origin
@@ -82,7 +82,7 @@ class JobFacts:
 
 
 def cases(request: SweepRequest, ranks: int) -> Iterator[Case]:
-    """Every row to be, in the order in which it is measured."""
+    """Every case, in the order in which they are measured."""
     ops: tuple[ReduceOp | None, ...] = request.ops if request.collective.reduces else (None,)
     for dtype in request.dtypes:
         for op in ops:

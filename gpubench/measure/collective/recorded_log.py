@@ -1,4 +1,4 @@
-"""A library's log that is kept as it was heard, for a recording."""
+"""A library's log that is kept while it is read, for a recording."""
 
 from gpubench.ports.library_log import LibraryLog
 
@@ -8,7 +8,7 @@ class RecordedLog:
 
     def __init__(self, log: LibraryLog) -> None:
         self._log = log
-        self._said: list[bytes] = []
+        self._kept: list[bytes] = []
 
     @property
     def no_log(self) -> str:
@@ -27,13 +27,13 @@ class RecordedLog:
     def lines(self) -> list[bytes]:
         """The new lines of the log."""
         found = self._log.lines()
-        self._said += found
+        self._kept += found
         return found
 
     def switch_off(self) -> None:
-        """End the listening."""
+        """Have the library log as it would without us."""
         self._log.switch_off()
 
     def text(self) -> bytes:
         """All lines so far."""
-        return b"".join(line + b"\n" for line in self._said)
+        return b"".join(line + b"\n" for line in self._kept)

@@ -1,4 +1,4 @@
-"""What holds in a recorded collective beyond the types of its fields: everything after relies on it."""
+"""The rules that a recorded collective keeps beyond the types of its fields; a replay relies on them."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -22,10 +22,10 @@ _MOST = 1e15
 _MOST_WHOLE = 2**63
 
 _WHITE = str.maketrans("", "", "\n\t")
-"""What libraries may have in their words."""
+"""White space that libraries have in their texts."""
 
 CasesByGroup = Mapping[str | None, frozenset[Case]]
-"""What each group, None for all ranks together, can have measured."""
+"""The cases that each group can have measured; None is all ranks together."""
 
 
 def check_recorded(found: RecordedCollective, collective: Collective, where: str) -> CasesByGroup:
@@ -82,7 +82,7 @@ def check_row(row: RecordedRow, found: RecordedCollective, by_group: CasesByGrou
 
 
 def _check_values(value: object, where: str, but: Collection[str] = ()) -> None:
-    """Refuse numbers so large that what is made of them would be none, and texts that no output can show.
+    """Refuse numbers so large that results would overflow, and texts that no output can show.
 
     Of the fields of `but`, which hold what a user has set, texts may be any.
     """

@@ -1,4 +1,4 @@
-"""The same collective in several groups of ranks at once: they keep in step, and the first rank hears of all."""
+"""The same collective in several groups of ranks at once: they keep in step, and the first rank reports on all."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -55,7 +55,7 @@ class InStep:
 
 @dataclass(frozen=True, slots=True)
 class PartReport:
-    """What the first rank of a group has to say in the end, as it travels."""
+    """The part of a group's report that its first rank sends to the first rank of the job."""
 
     verdict: Verdict
     findings: tuple[Finding, ...]
@@ -113,7 +113,7 @@ class NamedRows:
 
 
 class GroupRows(NamedRows):
-    """The listener of one group while all measure at once: the first rank of the job hears a row of every group."""
+    """The listener of one group while all measure at once: the first rank of the job gets a row of every group."""
 
     def __init__(self, part: RankGroup, own: Group, whole: Group, listener: Listener[CollectiveRow]) -> None:
         super().__init__(part, listener)
