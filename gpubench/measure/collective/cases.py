@@ -93,7 +93,7 @@ def cases(request: SweepRequest, ranks: int) -> Iterator[Case]:
 
 
 def layout(request: SweepRequest, size_bytes: int, dtype: DataType, ranks: int) -> Layout:
-    """How a size is split over the ranks."""
+    """The split of a size over the ranks."""
     return request.collective.layout(size_bytes // dtype.size_bytes, dtype, ranks)
 
 

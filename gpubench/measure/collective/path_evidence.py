@@ -20,7 +20,7 @@ from gpubench.model.results.report import CollectiveRow, Report
 from gpubench.model.terms.origin import Origin
 
 _Kind = tuple[bool, bool, bool | None]
-"""Whether a path is inside a node, over NVLinks, host-staged."""
+"""True if a path is inside a node, over NVLinks, host-staged."""
 
 _OF_ONE_KIND = "paths of several kinds meet at these GPUs, whose counters and times do not tell them apart"
 
@@ -42,7 +42,7 @@ class PathObservations:
 
 @dataclass(slots=True)
 class RowObservations:
-    """What rows have shown of paths so far, on the first rank: wrong elements by rank, and the largest, fastest row."""
+    """The evidence of rows so far, on the first rank: wrong elements by rank, and the largest, fastest row."""
 
     wrong: dict[int, int] = field(default_factory=dict)
     checked: bool = False
@@ -196,7 +196,7 @@ class _Paths:
         return measured(flow)
 
     def _is_of_one_kind(self, pair: Pair) -> bool:
-        """Whether all paths out of the source, and all into the destination, are of the kind of this one."""
+        """True if all paths out of the source, and all into the destination, are of the kind of this one."""
         return len(self._out.get(pair[0], set()) | self._into.get(pair[1], set())) <= 1
 
     def _kind(self, pair: Pair) -> _Kind:

@@ -65,7 +65,7 @@ class RecordedLoggedChoices:
         return LoggedChoices(choices, self.silence, self.no_tuning)
 
     def is_of(self, ranks: int) -> bool:
-        """Whether these can be the choices of so many ranks."""
+        """True if these can be the choices of so many ranks."""
         named = (rank for each in self.uses for rank in (*each.unheard, *_ends(each)))
         pairs = (pair for each in self.uses for alike in each.connections for pair in alike.pairs)
         return (

@@ -117,7 +117,7 @@ def _check_ranks(found: RecordedCollective, where: str) -> None:
 
 
 def _are_all(parts: Sequence[RankGroup], count: int) -> bool:
-    """Whether groups have every rank once, and names of their own."""
+    """True if groups have every rank once, and names of their own."""
     ranks = sorted(rank for part in parts for rank in part.ranks)
     names = {part.name for part in parts}
     return ranks == list(range(count)) and all(part.ranks for part in parts) and len(names) == len(parts)

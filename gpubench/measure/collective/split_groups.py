@@ -45,7 +45,7 @@ class InStep:
         return self._own.largest(values)
 
     def clock_offset(self) -> Offset:
-        """How this rank's clock differs from that of the group's first rank."""
+        """The offset of this rank's clock from that of the group's first rank."""
         return self._own.clock_offset()
 
     def split(self, color: int, key: int) -> Group:

@@ -115,7 +115,7 @@ class Timer:
                 )
 
     def _agree(self, values: Sequence[float], a_batch: int, seconds: float) -> tuple[BatchTimes, Effort]:
-        """What the first rank makes of the batches of all, and what was spent on them."""
+        """The first rank's statistics of all ranks' batches, and the effort spent on them."""
         collected = self.group.collect((Spread.of(values), seconds))
         decision = None
         if collected is not None:
@@ -160,7 +160,7 @@ class Timer:
                 )
 
     def _entries(self, entered: Sequence[float], before: Offset, start: float) -> Entries:
-        """When this rank entered operations, against all others; the clocks were compared `before`, at `start`."""
+        """This rank's entries into operations against all others'; clocks were compared `before`, at `start`."""
         end, after = perf_counter(), self.group.clock_offset()
         own = common_clock(entered, before, after, start, end)
         last = self.group.largest(own)

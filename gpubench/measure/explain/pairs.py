@@ -28,7 +28,7 @@ _Alike = tuple[PairRoutes, int | None, int | None]
 
 
 class Scope(StrEnum):
-    """Whether two ranks run on one machine."""
+    """True if two ranks run on one machine."""
 
     INSIDE = "node"
     ACROSS = "network"
@@ -139,7 +139,7 @@ class PairJudge:
         return JudgedRoute(route, route.family, Verdict.SKIP if found.by_design else Verdict.FAIL, found)
 
     def _staged(self, pair: PairRoutes, source: Member | None, destination: Member | None) -> Staged:
-        """What the log says of two ranks that reach each other through host memory."""
+        """The evidence in the log on two ranks that reach each other through host memory."""
         ends = [end for route in pair.routes for end in (route.sent, route.received) if end and end.host_staged]
         networks = {end.network for end in ends if end.network is not None}
         network = "Socket" if "Socket" in networks else min(networks, default=None)
@@ -187,7 +187,7 @@ class PairJudge:
 
 
 def _scope(one: Member | None, other: Member | None) -> Scope:
-    """Whether two ranks are on one machine; a rank that is connected with itself talks to a switch (CollNet)."""
+    """True if two ranks are on one machine; a rank that is connected with itself talks to a switch (CollNet)."""
     if one is None or other is None:
         return Scope.UNKNOWN
     return Scope.INSIDE if one.node == other.node and one is not other else Scope.ACROSS
@@ -254,5 +254,5 @@ def _device_notes(remarks: Iterable[Remark]) -> Mapping[object, list[_NoteOfHost
 
 
 def is_one_ended(route: Route) -> bool:
-    """Whether the line of one end of a network connection is missing: both ends log one."""
+    """True if the line of one end of a network connection is missing: both ends log one."""
     return route.transport.kind is TransportKind.NET and None in (route.sent, route.received)

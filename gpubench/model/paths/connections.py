@@ -53,7 +53,7 @@ class ChannelSet:
         return union
 
     def has(self, code: int) -> bool:
-        """Whether the channel was logged at that end of that NCCL connection, with whatever transport."""
+        """True if the channel was logged at that end of that NCCL connection, with whatever transport."""
         kind, channel = divmod(code, MOST_CHANNELS)
         return any(bits >> channel & 1 and not (other - kind) % _KINDS_A_TRANSPORT for other, bits in self.bits_by_kind)
 

@@ -1,4 +1,4 @@
-"""What NCCL's own log says of a job: communicators, who is in them, how they are connected, and what may explain it."""
+"""NCCL's log of a job as facts: communicators, their ranks and connections, and remarks that may explain these."""
 
 import re
 from collections.abc import Mapping
@@ -36,8 +36,8 @@ class Communicator:
     """One communicator as all logs together show it.
 
     `id` is NCCL's commId; of a split one its parent's with the colour; of NCCL before 2.17, which prints none, one made
-    up from its order and size. None is that of lines which no communicator could be told for. `size` and `nodes` are
-    None where no line says them. `candidates` are the communicators that lines may be of which fit several.
+    up from its order and size. None is that of lines whose communicator is not known. `size` and `nodes` are None where
+    no line says them. `candidates` are the ids of the communicators that ambiguous lines may be of.
     """
 
     id: str | None
@@ -65,7 +65,7 @@ class LoggedSetting:
 
 
 class RemarkKind(StrEnum):
-    """What a line explains. In brackets what it is about."""
+    """The kinds of lines that explain a choice. In brackets the values that such a line is about."""
 
     NO_RDMA_DEVICE = "no-rdma-device"
     RDMA_DEVICES = "rdma-devices"

@@ -50,7 +50,7 @@ class Used:
 
     @property
     def host_staged(self) -> bool | None:
-        """Whether anything passes through host memory; None where nothing is known to, and not all is known."""
+        """True if anything passes through host memory; None where nothing is known to, and not all is known."""
         staged = [is_staged(transports) for transports in self.pairs.values()]
         if True in staged:
             return True

@@ -19,7 +19,7 @@ class TransportKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Transport:
-    """How the bytes of a connection travel.
+    """The transport of a connection.
 
     `name` is canonical, as NCCL prints it without what changes from channel to channel: `P2P/CUMEM`, `P2P/IPC`,
     `P2P/MNNVL`, `P2P/direct pointer`, `P2P/indirect`, `SHM/direct`, `NET/IB/0/GDRDMA`, `NET/Socket/0`,
@@ -35,7 +35,7 @@ class Transport:
 
     @property
     def host_staged(self) -> bool | None:
-        """Whether the bytes pass through host memory: SHM always, the network unless with GPUDirect RDMA, P2P never."""
+        """True if the bytes pass through host memory: SHM always, the network unless with GPUDirect RDMA, P2P never."""
         if self.kind is TransportKind.UNKNOWN:
             return None
         return self.kind is not TransportKind.P2P and not self.gdr
@@ -95,7 +95,7 @@ def parse_transport(via: str) -> Transport:
 
 
 def begins_a_transport(via: str) -> bool:
-    """Whether a text that names no transport is the beginning of one that does: a line that was cut off."""
+    """True if a text that names no transport is the beginning of one that does: a line that was cut off."""
     if any(whole.startswith(via) for whole in _WHOLE):
         return True
     found = _NET_BEGINNING.fullmatch(via)
@@ -165,7 +165,7 @@ class Route:
 
 
 def is_staged(transports: Iterable[Transport]) -> bool | None:
-    """Whether any transport passes through host memory; None where none is known to, and one is not known."""
+    """True if any transport passes through host memory; None where none is known to, and one is not known."""
     staged = [transport.host_staged for transport in transports]
     return True if True in staged else None if None in staged or not staged else False
 

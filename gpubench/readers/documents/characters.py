@@ -1,4 +1,4 @@
-"""Text that no output can hold is refused before anything is made of it."""
+"""Refusal of text that no output can hold."""
 
 import re
 from typing import Any

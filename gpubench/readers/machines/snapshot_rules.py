@@ -1,4 +1,4 @@
-"""What holds in a recorded snapshot beyond the types of its fields: everything after relies on it."""
+"""The rules that a recorded snapshot keeps beyond the types of its fields; all later code relies on them."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -9,7 +9,10 @@ from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.facts.snapshot import PciPlace, Snapshot
 from gpubench.model.paths.topology import PATH_CLASSES, SELF
 from gpubench.model.terms.plain import to_plain
-from gpubench.readers.machines.reader import MOST_GPUS, MOST_NICS, MOST_SWITCHES
+
+MOST_GPUS, MOST_NICS, MOST_SWITCHES = 128, 512, 1024
+"""Of a node in a file: several times what the largest machines have. A file with more is none of a machine, and its
+pairs would take hours."""
 
 MOST_SWITCHES_ABOVE = 64
 """Of one device."""
@@ -114,7 +117,7 @@ def _check_unique(field: str, names: Sequence[str], others: set[str]) -> None:
 
 
 def _names(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
-    """What outputs call the machine and its devices."""
+    """The names of the machine and its devices in outputs."""
     yield "snapshot.host", snapshot.host
     for number, gpu in enumerate(snapshot.gpus):
         yield f"snapshot.gpus[{number}].name", gpu.name or ""

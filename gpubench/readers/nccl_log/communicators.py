@@ -46,7 +46,7 @@ class _Builder:
         return self.by_rank[rank]
 
     def fits(self, comm: Comm) -> bool:
-        """Whether a rank without a commId can be of this communicator: no other has its place, and the GPUs agree."""
+        """True if a rank without a commId can be of this communicator: no other has its place, and the GPUs agree."""
         return (
             comm.size == self.size
             and comm.rank not in self.comms

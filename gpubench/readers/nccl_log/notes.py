@@ -31,7 +31,7 @@ _BEGINNINGS = (b"NCCL_", b"Using ", b"GPU/", b"CPU/", b"NET/", b"NCCL version ")
 
 
 def may_be_noted(message: bytes) -> bool:
-    """Whether a message begins as one does that explains something."""
+    """True if a message begins as one does that explains something."""
     return message.startswith(_BEGINNINGS) or message.partition(b" ")[0] in FIRST_WORDS
 
 

@@ -28,7 +28,7 @@ _LOST_COLOR = re.compile(rb"\[(?:\d{1,3}(?:;\d{1,3})*)?m")
 
 _STAMP = re.compile(rb"^\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\d.,:+-]{0,20}Z?\]? ", re.M)
 _STAMPED_BYTES = 4096
-"""Whether lines begin with a clock's time is seen in that many."""
+"""True if lines begin with a clock's time is seen in that many."""
 
 _CHANNEL = INFO + b"Channel "
 _MESSAGE = re.compile(rb" NCCL (INFO|WARN) ")
@@ -64,12 +64,12 @@ class NcclLogReader:
 
     @property
     def lines(self) -> int:
-        """How many lines were read."""
+        """The number of lines that were read."""
         return self._lines
 
     @property
     def nccl_lines(self) -> int:
-        """How many of them are NCCL's."""
+        """The number of lines of NCCL."""
         return self._lines - self._other_lines
 
     def read(self, stream: Readable) -> None:

@@ -35,7 +35,7 @@ class Comm:
         self.tuning_lines: set[bytes] = set()
 
     def is_same(self, line: CommunicatorLine, comm_id: str | None) -> bool:
-        """Whether a line with this comm's address can be of it, not of a later comm at the same address."""
+        """True if a line with this comm's address can be of it, not of a later comm at the same address."""
         return (line.rank, line.size) == (self.rank, self.size) and (
             None in (comm_id, self.comm_id) or comm_id == self.comm_id
         )
@@ -49,11 +49,11 @@ class Comm:
         self.bus = self.bus if line.bus is None else line.bus
 
     def is_rank(self, rank: int, device: str) -> bool:
-        """Whether it is this rank, on this GPU."""
+        """True if it is this rank, on this GPU."""
         return rank == self.rank and self.is_on(device)
 
     def is_on(self, device: str) -> bool:
-        """Whether its GPU may be the one that a line has in brackets: NVML's index, up to NCCL 2.17 the bus id."""
+        """True if its GPU may be the one that a line has in brackets: NVML's index, up to NCCL 2.17 the bus id."""
         if not device:
             return True
         if self.nvml_index is not None:
@@ -61,7 +61,7 @@ class Comm:
         return self.bus is None or device == f"{self.bus:x}"
 
     def connections_for(self, connection: Connection) -> RankConnections:
-        """Where a connection of this comm is added."""
+        """The connections of this comm, to which one is to be added."""
         if self.comm_id is None:
             self.peer_devices[connection.peer] = connection.peer_device
         return self.connections
@@ -152,7 +152,7 @@ class Thread:
         self.connections[own_end] = connections
 
     def early_connections(self, connection: Connection, sets: ChannelSets) -> RankConnections:
-        """Where a connection is added until its communicator is named."""
+        """The connections to which one is added until its communicator is named."""
         key = connection.rank, connection.device
         if key not in self.early:
             self.early[key] = EarlyConnections(sets)

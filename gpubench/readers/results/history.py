@@ -30,12 +30,12 @@ class Kept:
     others: tuple[str, ...]
 
     def path(self, name: DatedName) -> Path:
-        """Where that result is."""
+        """The path of a result."""
         return self.folder / str(name)
 
 
 def list_results(folder: Path) -> Kept:
-    """What a folder holds, by its names alone. Hidden files, which are being written, are passed over.
+    """The results in a folder, by their names alone. Hidden files, which are being written, are passed over.
 
     Raises:
         UsageError: there is no such folder, or it cannot be read.
@@ -74,7 +74,7 @@ def _no_folder(folder: Path, error: OSError) -> UsageError:
 
 
 def read_head(path: Path) -> ResultHead:
-    """What a result tells before its rows; of a file that gpubench wrote these are not read.
+    """A result's metadata and verdict; of a file that gpubench wrote, rows are not read.
 
     Raises:
         UsageError: it cannot be read, is none of gpubench's, or of a newer version.
@@ -94,7 +94,7 @@ def read_head(path: Path) -> ResultHead:
 
 @contextmanager
 def _said_of(path: Path) -> Iterator[None]:
-    """Turn what goes wrong with a file into an error that names it."""
+    """Turn any error about a file into a UsageError that names it."""
     try:
         yield
     except OSError as error:

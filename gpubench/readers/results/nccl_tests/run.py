@@ -53,7 +53,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PerIteration:
-    """What -I adds: microseconds between CUDA events around single operations; None is what the text leaves out."""
+    """The statistics of -I: microseconds between CUDA events around single operations; None is left out in text."""
 
     p50_us: float | None = None
     p95_us: float | None = None
@@ -117,7 +117,7 @@ class NcclTestsRun:
         if not self.lines:
             return []
         ranks, nodes, group = self._shape(where)
-        collective = self.collective or _told_by_shape(self.lines, ranks, where)
+        collective = self.collective or _named_by_shape(self.lines, ranks, where)
         return [
             self._row(collective, (ranks, nodes, group), line, placed) for line in self.lines for placed in line.placed
         ]
@@ -216,7 +216,7 @@ def _ci95_percent(each: PerIteration) -> float | None:
     return _Z95 * each.cv_percent / math.sqrt(each.samples)
 
 
-def _told_by_shape(lines: Sequence[OutputLine], ranks: int, where: str) -> str:
+def _named_by_shape(lines: Sequence[OutputLine], ranks: int, where: str) -> str:
     """The collective of an output that does not name it (nccl-tests before 2.17), where the rows leave only one.
 
     Raises:

@@ -51,12 +51,12 @@ _WHOLE_BUS_ID = 3
 _VALUES_A_PLACEMENT, _WITH_STATISTICS = 4, 8
 
 
-def is_nccl_tests(text: str) -> bool:
-    """Whether a text has what nccl-tests prints above its rows, or a row."""
+def recognises(text: str) -> bool:
+    """True if a text has what nccl-tests prints above its rows, or a row."""
     return "# Using devices" in text or _SETTINGS.search(text) is not None or _PREAMBLE.search(text) is not None
 
 
-def read_nccl_tests(text: str, name: str) -> ResultFile:
+def read(text: str, name: str) -> ResultFile:
     """The rows of every run in a text.
 
     Raises:
@@ -116,7 +116,7 @@ class _Parser:
         return self.runs[-1]
 
     def _header(self, text: str) -> bool:
-        """Whether this is one of nccl-tests' own lines; what it says is kept."""
+        """True if this is one of nccl-tests' own lines; what it says is kept."""
         run = self.runs[-1]
         if found := _VERSION.search(text):
             run = self._begin()
