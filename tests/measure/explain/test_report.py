@@ -204,6 +204,31 @@ def test_the_driver_refuses_also_pairs_of_which_nccl_does_not_say_so() -> None:
     assert [row["id"] for row in rows(report, "causes")] == ["gpu-without-pcie-p2p", "peer-access-refused"]
 
 
+@pytest.mark.parametrize(
+    ("path", "refused", "causes"),
+    [
+        ("SYS", (0, 1, 2, 3), ["gpu-without-pcie-p2p"]),
+        ("PIX", (0, 1, 2, 3), ["gpu-without-pcie-p2p", "unknown"]),
+        ("SYS", (0, 1), ["gpu-without-pcie-p2p", "nccl-default-level"]),
+    ],
+)
+def test_a_refusal_of_both_gpus_explains_their_pair_if_its_path_is_sys(
+    path: str, refused: tuple[int, ...], causes: list[str]
+) -> None:
+    notes = [f"P2P is disabled between connected GPUs {a} and {a + 1}" for a in refused[::2]]
+    buses = [0x1A000 + number * 0x1000 for number in range(4)]
+    shared = Job(per_node=4, via=lambda a, b, r: None if r else "SHM/direct", notes=[*graph(path, buses), *notes])
+    assert [row["id"] for row in rows(report_of(*shared.logs()), "causes")] == causes
+
+
+def test_a_name_for_the_machine_is_no_cause_between_machines() -> None:
+    """NCCL_HOSTID keeps ranks apart only where they are on one host."""
+    across = Job(ranks=2, per_node=1, via=lambda a, b, r: "NET/Socket/0", notes=["NCCL_HOSTID set by environment to a"])
+    report = report_of(*replace(across, notes_of={1: ["NCCL_HOSTID set by environment to b"]}).logs())
+    assert [row["id"] for row in rows(report, "causes")] == ["unknown"]
+    assert report.findings[0].next_command.endswith("gpubench topo shows the NICs of a node")
+
+
 def test_by_design_is_named_so() -> None:
     report = report_of(*Job(via=via(inside="SHM/direct"), notes=graph("PHB")).logs())
     (finding,) = report.findings
@@ -320,6 +345,9 @@ def test_a_switch_that_reduces_is_between_nodes() -> None:
     report = report_of(*job.logs(), more)
     (row,) = [row for row in rows(report, "paths") if row["host_staged"]]
     assert (row["src"], row["dst"], row["scope"], row["cause"]) == (0, 0, "network", "unknown")
+    named = f"{job.head(0)}NCCL_HOSTID set by environment to a\n"
+    (finding,) = report_of(*job.logs(), named, more).findings
+    assert finding.next_command.endswith("gpubench topo shows the NICs of a node")
 
 
 def test_nccl_that_gave_up() -> None:

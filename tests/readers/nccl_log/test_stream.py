@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -192,6 +193,26 @@ def test_an_address_that_is_used_again_is_another_communicator() -> None:
         ("0xabc1", {"P2P/CUMEM"}),
         ("0xabc2", {"SHM/direct"}),
     ]
+
+
+def test_a_destroyed_communicator_has_no_more_connections() -> None:
+    job, other = Job(ranks=2), Job(ranks=2, id="0xabc2", handle=0x9000)
+    logs = []
+    for rank in range(2):
+        events = [(each, event) for each in (job, other) for event in ("Init START", "Init COMPLETE")]
+        lines = [each.communicator(rank, event) for each, event in (*events, (job, "Destroy COMPLETE"))]
+        logs.append("".join(f"{job.head(rank)}{line}\n" for line in (*lines, *other.connections(rank))))
+    found = {each.id: len(paths(each)) for each in read(*logs).communicators}
+    assert found == {"0xabc1": 0, "0xabc2": 2}
+
+
+def test_a_communicator_without_an_id_that_is_made_again_at_its_address_lives_again() -> None:
+    job = Job(version=(2, 12), ranks=2)
+    destroyed = [f"{job.head(rank)}{job.communicator(rank, 'Destroy COMPLETE')}\n" for rank in range(2)]
+    again = replace(job, via=lambda a, b, r: None if r else "SHM/direct")
+    logs = [job.log(rank) + destroyed[rank] + again.log(rank) for rank in range(2)]
+    (communicator,) = read(*logs).communicators
+    assert {name for found in paths(communicator).values() for name, *_ in found} == {"P2P/CUMEM", "SHM/direct"}
 
 
 def test_a_rank_without_a_log_is_missing() -> None:
