@@ -1,7 +1,7 @@
 """The cases of a sweep, and the rows that their times become."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 from gpubench.collectives.record import Collective
 from gpubench.model.results.report import CollectiveRow, Verified
@@ -114,7 +114,8 @@ def describe(request: SweepRequest, case: Case, job: JobFacts, times: RowTimes, 
         verified = Verified.NO
     else:
         verified = Verified.REPEAT if case.placement is Placement.IN_PLACE else Verified.LAST
-    row = CollectiveRow(
+    batches, percentiles = times.batches, times.percentiles
+    return CollectiveRow(
         collective=collective.name,
         backend=job.backend,
         origin=job.origin,
@@ -140,23 +141,10 @@ def describe(request: SweepRequest, case: Case, job: JobFacts, times: RowTimes, 
         verdict=(Verdict.FAIL if wrong else Verdict.PASS) if request.check else None,
         note=times.note,
         setting=case.setting,
-    )
-    return _with_statistics(row, times)
-
-
-def _with_statistics(row: CollectiveRow, times: RowTimes) -> CollectiveRow:
-    """The row with how its times vary, as far as that is known."""
-    batches, percentiles = times.batches, times.percentiles
-    if times.interval is not None:
-        row = replace(row, ci95_percent=100 * times.interval)
-    if batches is not None:
-        median_us = batches.median_seconds * MICROSECONDS_PER_SECOND
-        row = replace(row, batch_median_us=median_us, batch_cv=batches.variation)
-    if percentiles is None:
-        return row
-    return replace(
-        row,
-        p50_us=percentiles.p50_seconds * MICROSECONDS_PER_SECOND,
-        p95_us=percentiles.p95_seconds * MICROSECONDS_PER_SECOND,
-        p99_us=percentiles.p99_seconds * MICROSECONDS_PER_SECOND,
+        ci95_percent=None if times.interval is None else 100 * times.interval,
+        batch_median_us=None if batches is None else batches.median_seconds * MICROSECONDS_PER_SECOND,
+        batch_cv=None if batches is None else batches.variation,
+        p50_us=None if percentiles is None else percentiles.p50_seconds * MICROSECONDS_PER_SECOND,
+        p95_us=None if percentiles is None else percentiles.p95_seconds * MICROSECONDS_PER_SECOND,
+        p99_us=None if percentiles is None else percentiles.p99_seconds * MICROSECONDS_PER_SECOND,
     )

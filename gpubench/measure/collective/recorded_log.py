@@ -4,11 +4,12 @@ from gpubench.ports.library_log import LibraryLog
 
 
 class RecordedLog:
-    """`ports.LibraryLog` over another one, whose lines it remembers."""
+    """`ports.LibraryLog` over another one, whose lines it keeps."""
 
     def __init__(self, log: LibraryLog) -> None:
         self._log = log
         self._kept: list[bytes] = []
+        self.appeared, self.switch_off = log.appeared, log.switch_off
 
     @property
     def no_log(self) -> str:
@@ -20,19 +21,11 @@ class RecordedLog:
         """As the log has it."""
         return self._log.no_tuning
 
-    def appeared(self) -> bool:
-        """As the log has it."""
-        return self._log.appeared()
-
     def lines(self) -> list[bytes]:
         """The new lines of the log."""
         found = self._log.lines()
         self._kept += found
         return found
-
-    def switch_off(self) -> None:
-        """Have the library log as it would without us."""
-        self._log.switch_off()
 
     def text(self) -> bytes:
         """All lines so far."""

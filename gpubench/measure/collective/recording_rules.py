@@ -1,8 +1,7 @@
 """The rules that a recorded collective keeps beyond the types of its fields; a replay relies on them."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from gpubench.collectives.record import Collective
 from gpubench.errors import UsageError
@@ -13,6 +12,7 @@ from gpubench.model.terms.operation import Placement
 from gpubench.model.terms.plain import to_plain
 from gpubench.model.terms.split import RankGroup
 from gpubench.model.terms.sweep import MOST_SIZES
+from gpubench.readers.documents.characters import leaves
 
 _MOST_BYTES = 2**60
 _LEAST_SECONDS, _MOST_SECONDS = 1e-12, 1e9
@@ -86,24 +86,13 @@ def _check_values(value: object, where: str, but: Collection[str] = ()) -> None:
 
     Of the fields of `but`, which hold what a user has set, texts may be any.
     """
-    plain = to_plain(value)
-    for each in _values({name: held for name, held in plain.items() if name not in but}):
+    plain = {name: held for name, held in to_plain(value).items() if name not in but}
+    for _, each in leaves(plain, where):
         if isinstance(each, str):
             if not each.translate(_WHITE).isprintable():
                 raise UsageError(f"{where}: {each[:40]!a}", expected="printable characters")
-        elif abs(each) > (_MOST if isinstance(each, float) else _MOST_WHOLE):
+        elif each is not None and abs(each) > (_MOST if isinstance(each, float) else _MOST_WHOLE):
             raise UsageError(f"{where}: a number beyond {_MOST:g}", expected="a figure that a machine can have")
-
-
-def _values(plain: Any) -> Iterator[int | float | str]:
-    if isinstance(plain, dict):
-        yield from plain
-        plain = list(plain.values())
-    if isinstance(plain, list):
-        for each in plain:
-            yield from _values(each)
-    elif plain is not None:
-        yield plain
 
 
 def _check_ranks(found: RecordedCollective, where: str) -> None:

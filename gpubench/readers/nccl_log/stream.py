@@ -87,10 +87,6 @@ class NcclLogReader:
             self._lines += 1
             self._read_messages(_LOST_COLOR.sub(b"", _COLOR.sub(b"", rest)), cut=True)
 
-    def feed(self, line: bytes) -> None:
-        """Take one line, with or without its end."""
-        self._read_lines(line if line.endswith(b"\n") else line + b"\n")
-
     def facts(self) -> LogFacts:
         """All that was read so far."""
         attribution, notes = self._attribution, self._notes

@@ -362,7 +362,7 @@ def test_warnings_are_counted() -> None:
 def test_lines_one_by_one_say_the_same() -> None:
     reader = NcclLogReader()
     for line in "".join(Job().logs()).splitlines(keepends=True):
-        reader.feed(line.encode())
+        reader.read(io.BytesIO(line.encode()))
     assert paths(reader.facts().communicators[0]) == ring(4, "P2P/CUMEM", "NET/IB/0/GDRDMA")
 
 
