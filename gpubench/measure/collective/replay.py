@@ -21,6 +21,7 @@ from gpubench.measure.collective.row_collector import Measured, RowCollector
 from gpubench.measure.collective.simulated import simulate, staged_paths
 from gpubench.measure.collective.split_groups import NamedRows, PartReport, together
 from gpubench.measure.collective.variants import with_winners
+from gpubench.model.paths.wiring import Wiring
 from gpubench.model.results.report import CollectiveRow, Report
 from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.progress import UNWATCHED
@@ -87,26 +88,24 @@ def replay(
 
     `circumstances` are the nodes and processes of the recording. With `strict` paths are judged.
     """
-    request = found.asked.request(collective)
-    if found.model is None:
-        report = _measured(found, recorded.rows, request, circumstances, listener, strict=strict)
+    request, rows = found.asked.request(collective), recorded.rows
+    if found.model is not None:
+        report = _simulated(found, found.model, rows, request, circumstances.wiring, listener, strict=strict)
     else:
-        report = _simulated(found, found.model, recorded.rows, request, circumstances, listener, strict=strict)
-    return report if recorded.is_whole else _cut_short(report, recorded.rows, collective)
+        judge = None
+        if found.testimony is not None:
+            judge = PathJudge(request, found.testimony.restored(circumstances), strict=strict, origin=Origin.RECORDED)
+        report = _measured(found, rows, request, listener, judge)
+    return report if recorded.is_whole else _cut_short(report, rows, collective)
 
 
 def _measured(
     found: RecordedCollective,
     rows: Sequence[RecordedRow],
     request: SweepRequest,
-    circumstances: Circumstances,
     listener: Listener[CollectiveRow],
-    *,
-    strict: bool,
+    judge: PathJudge | None,
 ) -> Report:
-    judge = None
-    if found.testimony is not None:
-        judge = PathJudge(request, found.testimony.restored(circumstances), strict=strict, origin=Origin.RECORDED)
     groups = {None if part is None else part.name: part for part in found.groups}
     collectors = {
         name: RowCollector(found.ranks_of(part), listener if part is None else NamedRows(part, listener), judge)
@@ -131,19 +130,16 @@ def _simulated(
     model: Model,
     rows: Sequence[RecordedRow],
     request: SweepRequest,
-    circumstances: Circumstances,
+    wiring: Wiring,
     listener: Listener[CollectiveRow],
     *,
     strict: bool,
 ) -> Report:
     seconds = [[answer.seconds for answer in row.sample.answers] for row in rows]
     staged = [(source, destination) for source, destination in model.staged]
-    node = circumstances.wiring.nodes.__getitem__
-    outcome = staged_paths(staged, found.ranks, node, model.source, strict=strict)
-    nodes = len(found.hosts)
-    return simulate(
-        request, len(found.ranks), nodes, lambda _size, row: seconds[row], listener, outcome, most_rows=len(rows)
-    )
+    outcome = staged_paths(staged, found.ranks, wiring.nodes.__getitem__, model.source, strict=strict)
+    ranks, nodes = len(found.ranks), len(found.hosts)
+    return simulate(request, ranks, nodes, lambda _size, row: seconds[row], listener, outcome, most_rows=len(rows))
 
 
 def _cut_short(report: Report, rows: Sequence[RecordedRow], collective: Collective) -> Report:

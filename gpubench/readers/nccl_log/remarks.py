@@ -10,13 +10,11 @@ from gpubench.readers.nccl_log.lines import bus_id
 _LONGEST = 300
 
 
-class _Form(NamedTuple):
-    kind: RemarkKind
-    pattern: re.Pattern[str]
+_Form = tuple[RemarkKind, re.Pattern[str]]
 
 
 def _form(kind: RemarkKind, pattern: str) -> _Form:
-    return _Form(kind, re.compile(pattern, re.ASCII))
+    return kind, re.compile(pattern, re.ASCII)
 
 
 _PAIR_OF_DEVICES = r" between dev -?\d{1,6}\(=([0-9a-f]{1,12})\) and dev -?\d{1,6}\(=([0-9a-f]{1,12})\)"

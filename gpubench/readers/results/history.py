@@ -51,26 +51,16 @@ def list_results(folder: Path) -> Kept:
 
 
 def _no_folder(folder: Path, error: OSError) -> UsageError:
+    seen = f"{folder} cannot be read: {os.strerror(error.errno or 0)}"
+    reason = "its owner or mode forbids it, or its disk fails"
+    next_step = f"ls -ld {folder}"
     if isinstance(error, NotADirectoryError):
-        return UsageError(
-            f"{folder} is no folder",
-            expected="a folder of dated results",
-            reason="a single result was meant",
-            next_step=f"gpubench compare BASE {folder} compares two files",
-        )
-    if isinstance(error, FileNotFoundError):
-        return UsageError(
-            f"there is no folder {folder}",
-            expected="a folder of dated results",
-            reason="the path is mistyped, or nothing was kept yet",
-            next_step=_HOW_TO_KEEP,
-        )
-    return UsageError(
-        f"{folder} cannot be read: {os.strerror(error.errno or 0)}",
-        expected="a folder of dated results",
-        reason="its owner or mode forbids it, or its disk fails",
-        next_step=f"ls -ld {folder}",
-    )
+        seen, reason = f"{folder} is no folder", "a single result was meant"
+        next_step = f"gpubench compare BASE {folder} compares two files"
+    elif isinstance(error, FileNotFoundError):
+        seen, reason = f"there is no folder {folder}", "the path is mistyped, or nothing was kept yet"
+        next_step = _HOW_TO_KEEP
+    return UsageError(seen, expected="a folder of dated results", reason=reason, next_step=next_step)
 
 
 def read_head(path: Path) -> ResultHead:

@@ -97,6 +97,7 @@ def test_a_run_kept_off_nvlink() -> None:
     assert cause["evidence"] == "NCCL_P2P_DISABLE=1 set by the environment"
     assert {row["verdict"] for row in rows(report, "paths")} == {"FAIL"}
     assert ids(report) == ["host-staged"]
+    assert report.findings[0].expected == "peer access (P2P)"
     assert report.findings[0].subject.startswith("0 → 1, 1 → 2, 2 → 3, 3 → 0 of communicator 0x123e")
 
 
@@ -229,10 +230,53 @@ def test_a_name_for_the_machine_is_no_cause_between_machines() -> None:
     assert report.findings[0].next_command.endswith("gpubench topo shows the NICs of a node")
 
 
+def test_pairs_of_one_host_are_judged_each_by_its_own_path() -> None:
+    rows_of_graph = [
+        f"GPU/1a000 :GPU/1a000 (0/0/LOC) GPU/1b000 (2/24/PHB) GPU/1d000 (2/24/PIX) GPU/{n}" for n in (0, 1)
+    ]
+    shared = Job(per_node=4, via=lambda a, b, r: None if r else "SHM/direct", notes=rows_of_graph)
+    found = {(row["src"], row["dst"]): row["cause"] for row in rows(report_of(*shared.logs()), "paths")}
+    assert (found[0, 1], found[0, 3]) == ("nccl-default-level", "unknown")
+
+
+def test_pairs_of_one_host_are_never_judged_with_those_between_hosts() -> None:
+    notes = {rank: [f"NCCL_DEBUG_FILE set by environment to {rank}"] for rank in range(3)}
+    job = Job(ranks=3, via=via("NET/Socket/0", "NET/Socket/0"), notes_of=notes)
+    found = {(row["src"], row["dst"]): row for row in rows(report_of(*job.logs()), "paths")}
+    assert {pair: (row["scope"], row["cause"]) for pair, row in found.items()} == {
+        (0, 1): ("node", "shm-not-shared"),
+        (1, 0): ("node", "shm-not-shared"),
+        **dict.fromkeys(((0, 2), (2, 0), (1, 2), (2, 1)), ("network", "unknown")),
+    }
+
+
+@pytest.mark.parametrize(("across", "evidence"), [(False, "CUDA grants these GPUs"), (True, "nothing in the log")])
+def test_what_cuda_grants_is_said_of_gpus_of_one_node(across: bool, evidence: str) -> None:
+    inside, network = ("P2P/CUMEM", "NET/Socket/0") if across else ("SHM/direct", "NET/IB/0/GDRDMA")
+    notes = ["Check P2P Type isAllDirectP2p 0 directMode 0 isAllCudaP2p 1"]
+    (finding,) = report_of(*Job(via=via(inside, network), notes=notes).logs()).findings
+    assert evidence in finding.cause
+
+
+def test_many_ranges_of_missing_ranks_and_exactly_as_many_transports_as_are_named() -> None:
+    logs = Job(ranks=64, per_node=64).logs()
+    (finding,) = report_of(*logs[::2]).findings
+    assert finding.seen == "no log of rank 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23 and 20 more ranges"
+    (finding,) = report_of(*logs[:40:2], *logs[40:]).findings
+    assert finding.seen.endswith("21, 23 and 8 more ranges")
+    names = iter(f"NEW/{number}" for number in range(4))
+    report = report_of(
+        *Job(ranks=4, per_node=4, via=lambda a, b, r: None if r or b != (a + 1) % 4 else next(names)).logs()
+    )
+    assert [finding.subject for finding in report.findings] == [
+        f"{rank} → {(rank + 1) % 4} of communicator 0xabc1" for rank in range(4)
+    ]
+
+
 def test_by_design_is_named_so() -> None:
     report = report_of(*Job(via=via(inside="SHM/direct"), notes=graph("PHB")).logs())
     (finding,) = report.findings
-    assert (finding.id, finding.severity) == ("host-staged", Verdict.SKIP)
+    assert (finding.id, finding.severity, finding.expected) == ("host-staged", Verdict.SKIP, "this, by design")
     assert "PHB" in finding.cause
     assert {row["verdict"] for row in rows(report, "paths") if row["host_staged"]} == {"SKIP"}
 

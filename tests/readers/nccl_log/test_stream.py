@@ -215,6 +215,14 @@ def test_a_communicator_without_an_id_that_is_made_again_at_its_address_lives_ag
     assert {name for found in paths(communicator).values() for name, *_ in found} == {"P2P/CUMEM", "SHM/direct"}
 
 
+def test_connections_of_a_second_process_with_the_same_rank_are_added() -> None:
+    job = Job(ranks=2)
+    other = replace(job, first_pid=900, via=lambda a, b, r: None if r else "SHM/direct")
+    (communicator,) = read(*job.logs(), *other.logs()).communicators
+    assert [member.pid for member in communicator.members] == [100, 101]
+    assert {name for found in paths(communicator).values() for name, *_ in found} == {"P2P/CUMEM", "SHM/direct"}
+
+
 def test_a_rank_without_a_log_is_missing() -> None:
     logs = Job().logs()
     (communicator,) = read(*logs[:2], logs[3]).communicators
