@@ -1,7 +1,7 @@
 """The bytes that the links of a rank's GPU carry in operations of a sweep, against those that have to pass."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gpubench.collectives.movement import least_moved
 from gpubench.measure.collective.cases import Case, SweepRequest
@@ -28,13 +28,8 @@ class Traffic:
 
     def merged(self, earlier: "Traffic") -> "Traffic":
         """This traffic, with the earlier where it has none: PCIe's counters are too small for the largest batches."""
-        return replace(self, sent=_merged(self.sent, earlier.sent), received=_merged(self.received, earlier.received))
-
-
-def _merged(late: Carried, early: Carried) -> Carried:
-    if late.nvlink_share is None and late.pcie_share is None:
-        return early
-    return late
+        ends = ((self.sent, earlier.sent), (self.received, earlier.received))
+        return Traffic(*(before if now.nvlink_share is now.pcie_share is None else now for now, before in ends))
 
 
 class Counting:

@@ -178,9 +178,9 @@ def _pairs(examples: Examples) -> str:
     return shown + (f" and {more} more" if more else "")
 
 
-def _joined(subjects: Sequence[str]) -> str:
-    more = len(subjects) - _MOST_SUBJECTS
-    return ", ".join(subjects[:_MOST_SUBJECTS]) + (f" and {more} more" if more > 0 else "")
+def _joined(texts: Sequence[str], most: int = _MOST_SUBJECTS, of_what: str = "") -> str:
+    more = len(texts) - most
+    return ", ".join(texts[:most]) + (f" and {more} more{of_what}" if more > 0 else "")
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -189,6 +189,4 @@ def _listed(names: Sequence[str]) -> str:
 
 def _numbers(numbers: Sequence[int]) -> str:
     """Ranks in ranges: '0, 2-5'."""
-    texts = compress_names([str(number) for number in numbers]).split(", ")
-    more = len(texts) - _MOST_NUMBERS
-    return ", ".join(texts[:_MOST_NUMBERS]) + (f" and {more} more ranges" if more > 0 else "")
+    return _joined(compress_names([str(number) for number in numbers]).split(", "), _MOST_NUMBERS, " ranges")

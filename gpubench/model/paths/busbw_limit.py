@@ -31,34 +31,26 @@ def busbw_limit(algorithm: str, pairs: Collection[Pair], wiring: Wiring) -> Limi
     RING: every rank passes on f·S, so busbw = f·S/t ≤ the least w(i). TREE and PAT: all ranks together move n·f·S or
     more, so busbw ≤ the mean w(i).
     """
-    if not pairs:
-        return Limit(None, "who is connected to whom is not known")
-    if algorithm != RING and algorithm not in TOTAL_BOUND:
+    if pairs and algorithm != RING and algorithm not in TOTAL_BOUND:
         return Limit(None, f"no ceiling is derived for {algorithm}")
     links = _links(pairs, wiring)
     unknown = _unknown(links.values())
-    if unknown is not None:
-        return unknown
-    if algorithm == RING:
-        return _least(links.values())
+    if unknown is not None or algorithm == RING:
+        return unknown or _least(links.values())
     leaving = [limit.gb_s or 0.0 for (_, direction), limit in links.items() if direction == _SENT]
     return Limit(sum(leaving) / len(leaving), f"mean of {len(leaving)} ranks' links")
 
 
 def exchange_limit(work: Work, pairs: Collection[Pair], wiring: Wiring) -> Limit:
     """The ceiling where data go straight from rank to rank, in GB/s: a rank that has to send s·S needs t ≥ s·S/w(i)."""
-    if not pairs:
-        return Limit(None, "who is connected to whom is not known")
     links = _links(pairs, wiring)
-    unknown = _unknown(links.values())
-    if unknown is not None:
-        return unknown
-    scaled = [
-        Limit(limit.gb_s * work.busbw_factor / work.expected_bytes[rank][direction], limit.note)
-        for (rank, direction), limit in links.items()
-        if limit.gb_s is not None and work.expected_bytes[rank][direction]
-    ]
-    return _least(scaled)
+    return _unknown(links.values()) or _least(
+        [
+            Limit(limit.gb_s * work.busbw_factor / work.expected_bytes[rank][direction], limit.note)
+            for (rank, direction), limit in links.items()
+            if limit.gb_s is not None and work.expected_bytes[rank][direction]
+        ]
+    )
 
 
 def _links(pairs: Collection[Pair], wiring: Wiring) -> dict[tuple[int, int], Limit]:
@@ -88,6 +80,9 @@ def _capped(each_gb_s: Sequence[float], total: Limit) -> float:
 
 
 def _unknown(limits: Collection[Limit]) -> Limit | None:
+    """The first limit that is not known; also of no limits at all."""
+    if not limits:
+        return Limit(None, "who is connected to whom is not known")
     return next((limit for limit in limits if limit.gb_s is None), None)
 
 

@@ -121,7 +121,7 @@ class Attribution:
     def _connections_for(
         self, thread: Thread, connection: Connection, code: int, *, of_sends: bool
     ) -> RankConnections | None:
-        """The connections to add a channel to; None where it is there already, or its comm cannot be told yet."""
+        """The connections to add a channel to; None where it is there already, or its comm is ambiguous yet."""
         process = thread.process
         comms = process.comms_of(connection.rank, connection.device, connection.peer)
         if thread.comm in comms:

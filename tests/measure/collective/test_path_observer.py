@@ -195,7 +195,7 @@ def test_a_healthy_job_is_direct_and_says_how_it_knows(monkeypatch: pytest.Monke
         assert (row.path_class, row.limit_gb_s, row.conclusion, row.confidence) == ("NV18", 450, "direct", "proven")
     (verdict,) = result.fallback
     assert set(verdict.pairs) == RING
-    assert result.report.verdict is Verdict.PASS
+    assert (result.report.verdict, result.report.complete) == (Verdict.PASS, True)
     assert result.report.findings == ()
 
 

@@ -228,6 +228,8 @@ def test_a_name_for_the_machine_is_no_cause_between_machines() -> None:
     report = report_of(*replace(across, notes_of={1: ["NCCL_HOSTID set by environment to b"]}).logs())
     assert [row["id"] for row in rows(report, "causes")] == ["unknown"]
     assert report.findings[0].next_command.endswith("gpubench topo shows the NICs of a node")
+    one_log = report_of(across.log(0))
+    assert one_log.findings[0].next_command.endswith("gpubench topo shows the NICs of a node")
 
 
 def test_pairs_of_one_host_are_judged_each_by_its_own_path() -> None:
@@ -271,6 +273,36 @@ def test_many_ranges_of_missing_ranks_and_exactly_as_many_transports_as_are_name
     assert [finding.subject for finding in report.findings] == [
         f"{rank} → {(rank + 1) % 4} of communicator 0xabc1" for rank in range(4)
     ]
+
+
+def test_a_far_nic_explains_the_connections_of_its_gpu_alone() -> None:
+    far = {0: ["GPU Direct RDMA Disabled for GPU 1a000 / HCA 0 (distance 7 > 4)"]}
+    job = Job(per_node=1, via=lambda a, b, r: "NET/IB/0", notes_of=far, notes=["NET/IB : Using [0]mlx5_0:1/IB"])
+    found = {(row["src"], row["dst"]): row["cause"] for row in rows(report_of(*job.logs()), "paths")}
+    assert (found[0, 1] == found[3, 0], found[1, 2] == found[2, 3], found[0, 1] == found[1, 2]) == (True, True, False)
+
+
+def test_connections_of_either_communicator_are_named_after_both() -> None:
+    job, other = Job(ranks=2, via=via("SHM/direct")), Job(ranks=2, id="0xabc2", handle=0x9000)
+    events = [(each, event) for each in (job, other) for event in ("Init START", "Init COMPLETE")]
+    logs = [
+        "".join(
+            f"{job.head(rank)}{line}\n"
+            for line in (*(each.communicator(rank, event) for each, event in events), *job.connections(rank))
+        )
+        for rank in range(2)
+    ]
+    assert report_of(*logs).findings[0].subject == "0 → 1, 1 → 0 of communicator 0xabc1 or 0xabc2"
+
+
+def test_four_are_named_and_more_are_counted() -> None:
+    nothing = NcclLogReader().facts()
+    assert explain(nothing, ["a", "b", "c", "d"]).findings[0].subject == "a, b, c, d"
+    assert explain(nothing, ["a", "b", "c", "d", "e"]).findings[0].subject == "a, b, c, d and 1 more"
+    ring = Job(ranks=6, per_node=6, via=lambda a, b, r: None if r or b != (a + 1) % 6 else f"NEW/{a}")
+    *named, more = report_of(*ring.logs()).findings
+    assert [finding.subject for finding in named] == [f"{a} → {a + 1} of communicator 0xabc1" for a in range(4)]
+    assert (more.subject, more.seen) == ("more", "2 more transports that gpubench does not know")
 
 
 def test_by_design_is_named_so() -> None:

@@ -181,7 +181,7 @@ class NcclTestsRun:
         )
 
     def _extremes(self, placed: Placed, each: PerIteration) -> tuple[float | None, float | None, int | None]:
-        """The fastest and slowest rank's time, and who that was; what one process drives is told by its first rank."""
+        """The fastest and slowest rank's time, and which rank that was: of a process that drives several, the first."""
         means = each.mean_us_by_process
         if means:
             slowest = max(range(len(means)), key=means.__getitem__)
@@ -228,13 +228,13 @@ def _named_by_shape(lines: Sequence[OutputLine], ranks: int, where: str) -> str:
     factor = line.placed[0].busbw_gb_s / line.placed[0].algbw_gb_s if line.placed[0].algbw_gb_s else 0.0
     if reduces and not rooted and not blocks and factor > 1.2:
         return "allreduce"
-    told: Mapping[tuple[bool, bool, bool], str] = {
+    by_shape: Mapping[tuple[bool, bool, bool], str] = {
         (True, False, True): "reducescatter",
         (True, True, False): "reduce",
         (False, True, False): "broadcast",
     }
-    if (reduces, rooted, blocks) in told:
-        return told[reduces, rooted, blocks]
+    if (reduces, rooted, blocks) in by_shape:
+        return by_shape[reduces, rooted, blocks]
     raise UsageError(
         f"{where}: nothing says which collective this is",
         expected="the line '# Collective test starting: all_gather_perf', which nccl-tests prints since 2.17",

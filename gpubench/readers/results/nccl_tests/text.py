@@ -47,7 +47,7 @@ _STARTING = re.compile(r"# Collective test starting: (?P<name>\w+?)_perf")
 _COMMAND = re.compile(r"(?<!\w)(?P<name>[a-z_]+?)_perf(?:_mpi)?(?P<options>\s.*|$)")
 _AVERAGE = re.compile(r"\s(?:-a|--average)[ =]?([0-3])(?!\S)")
 _OUT_OF_BOUNDS = re.compile(r"# Out of bounds values\s+: (?P<count>\d{1,18}) (?:OK|FAILED)")
-_WHOLE_BUS_ID = 3
+_COLONS_OF_A_WHOLE_BUS_ID = 2
 _VALUES_A_PLACEMENT, _WITH_STATISTICS = 4, 8
 
 
@@ -170,14 +170,10 @@ class _Parser:
 
 def _device(found: re.Match[str]) -> Device:
     bus = found["bus"]
-    whole = f"{bus}.0" if len(bus.split(":")) == _WHOLE_BUS_ID else None
+    whole = bus_id(f"{bus}.0") if bus.count(":") == _COLONS_OF_A_WHOLE_BUS_ID else None
     group = int(found["group"] or 0)
     name = found["name"].strip()
-    return Device(int(found["rank"]), group, int(found["pid"]), found["host"], int(found["index"]), _bus(whole), name)
-
-
-def _bus(text: str | None) -> str | None:
-    return None if text is None else bus_id(text)
+    return Device(int(found["rank"]), group, int(found["pid"]), found["host"], int(found["index"]), whole, name)
 
 
 def _line(found: re.Match[str], values: list[str], each: int, run: NcclTestsRun) -> OutputLine | None:
