@@ -53,7 +53,7 @@ def test_the_decision_table_is_documented() -> None:
     start = next(number for number, line in enumerate(lines) if line.startswith("| capability | selection |"))
     for rule, line in zip(RULES, lines[start + 2 :], strict=False):
         judgement = rule.judgement
-        cells = (rule.capability, rule.selection, rule.measurement, rule.correctness)
+        cells = rule.states.split()
         follows = (judgement.conclusion, judgement.verdict, judgement.confidence, rule.meaning)
         assert line == "| " + " | ".join([*map(cell, cells), *follows]) + " |"
     assert not lines[start + 2 + len(RULES)].startswith("|")

@@ -34,8 +34,8 @@ SUPPORT = {
         "delivery",
         "exit_style",
     },
-    "readers/machines": {"__init__", "registry", "reader", "snapshot_rules", "smi_lines"},
-    "readers/results": {"__init__", "registry", "result_reader", "gpubench_rows", "history", "past_runs"},
+    "readers/machines": {"__init__", "registry", "snapshot_rules", "smi_lines"},
+    "readers/results": {"__init__", "registry", "gpubench_rows", "history", "past_runs"},
 }
 
 
@@ -46,8 +46,8 @@ SUPPORT = {
         ("causes", {each.name for each in FAMILIES}),
         ("collectives", {each.name for each in COLLECTIVES}),
         ("formats", {each.name for each in FORMATS}),
-        ("readers/machines", {each.name for each in READERS}),
-        ("readers/results", {each.name for each in RESULT_READERS}),
+        ("readers/machines", {each.module.split(".")[3] for each in READERS}),
+        ("readers/results", {each.module.split(".")[3] for each in RESULT_READERS}),
     ],
 )
 def test_every_plug_is_listed(plugs: str, names: set[str]) -> None:

@@ -13,7 +13,8 @@ from gpubench.errors import UsageError, advising
 from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.readers.documents.json_lines import json_line, read_json_line
-from gpubench.readers.machines.snapshot import read_snapshot, write_snapshot
+from gpubench.readers.machines.snapshot import read as read_snapshot
+from gpubench.readers.machines.snapshot import write_snapshot
 from gpubench.readers.machines.snapshot_rules import check_rank
 
 _NODES = "nodes"

@@ -82,12 +82,12 @@ def test_what_was_set_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
     with PathWatch(group, identity(0), strict=False) as watch:
         assert dict(os.environ) == before
         with pytest.raises(ValueError, match="nothing listens"):
-            watch.witness(request_for(ALLREDUCE))
+            watch.path_observer(request_for(ALLREDUCE))
         watch.begin(library, identity(0))
         assert os.environ["NCCL_DEBUG"] == "INFO"
         assert not set(REFUSALS) & set(os.environ)
-        witness = watch.witness(request_for(ALLREDUCE))
-        around = witness.senses.surroundings()
+        path_observer = watch.path_observer(request_for(ALLREDUCE))
+        around = path_observer.sources.read_circumstances()
         assert around is not None
         assert around.settings == {"NCCL_ALGO": ("Ring",)}
         assert len(around.wiring.nodes) == 1
@@ -101,7 +101,7 @@ def test_strict_takes_the_ways_through_host_memory_away_but_what_the_user_set(mo
     with PathWatch(AloneGroup(), identity(0), strict=True) as watch:
         assert [os.environ.get(name) for name in REFUSALS] == ["0", "1"]
         watch.begin(Library(), identity(0))
-        around = watch.witness(request_for(ALLREDUCE)).senses.surroundings()
+        around = watch.path_observer(request_for(ALLREDUCE)).sources.read_circumstances()
         assert around is not None
         assert around.settings == {"NCCL_SHM_DISABLE": ("0",)}
     assert [os.environ.get(name) for name in REFUSALS] == ["0", None]

@@ -30,9 +30,9 @@ def sent_between(pairs: Iterable[tuple[int, int]], via: str) -> list[bytes]:
 class FakeLog:
     """`ports.LibraryLog`. Recorded lines about an operation come when operations are tried, in order of size."""
 
-    def __init__(self, lines: Iterable[bytes] = (), silence: str = "", no_tuning: str = "") -> None:
+    def __init__(self, lines: Iterable[bytes] = (), no_log: str = "", no_tuning: str = "") -> None:
         lines = list(lines)
-        self.silence = silence
+        self.no_log = no_log
         self.no_tuning = no_tuning
         self._tunings = {int(found[1]): line for line in lines if (found := _TUNING.search(line))}
         self._next = [line for line in lines if not _TUNING.search(line)]
@@ -40,7 +40,7 @@ class FakeLog:
         self.is_on = True
 
     def is_readable(self) -> bool:
-        return not self.silence
+        return not self.no_log
 
     def lines(self) -> list[bytes]:
         assert self.is_on

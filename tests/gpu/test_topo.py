@@ -13,7 +13,7 @@ from gpubench.hardware.node.nvml.library import read_driver
 from gpubench.hardware.recorded import read_recording
 from gpubench.measure.topo.report import SECTIONS
 from gpubench.model.paths.topology import Topology
-from gpubench.readers.machines.topo_matrix import read_topo_matrix
+from gpubench.readers.machines.topo_matrix import read as read_topo_matrix
 from tests.cli.running import environment, gpubench, mpirun
 
 DRIVER = read_driver(os.environ)

@@ -39,7 +39,7 @@ class ResettableLog(Protocol):
 class NcclLog:
     """NCCL's log of this process, a context that has to begin before NCCL's first call.
 
-    `silence` is the reason why there is no log, and is empty while there may be one.
+    `no_log` is the reason why there is no log, and is empty while there may be one.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class NcclLog:
         self._environment = environment
         self._stdout = stdout
         self._plan = plan_log(settings, ranks_on_node, can_reset=library.can_reset_log)
-        self.silence = self._plan.why_not
+        self.no_log = self._plan.why_not
         self._is_ours = self._plan.how in (LogAccess.PRIVATE, LogAccess.FORWARDED)
         self._before: dict[str, str | None] = {}
         self._descriptor: int | None = None
@@ -72,7 +72,7 @@ class NcclLog:
                 self._descriptor = os.memfd_create("nccl-log")
             except OSError as error:
                 self._is_ours = False
-                self.silence = f"this system has no memory file for NCCL's log: {os.strerror(error.errno or 0)}"
+                self.no_log = f"this system has no memory file for NCCL's log: {os.strerror(error.errno or 0)}"
         if self._is_ours and self._descriptor is not None:
             self._set({**self._plan.variables, DEBUG_FILE: f"/proc/self/fd/{self._descriptor}"})
             if self._plan.how is LogAccess.FORWARDED:
@@ -90,15 +90,15 @@ class NcclLog:
         self._descriptor = None
 
     def is_readable(self) -> bool:
-        """True where NCCL, after its first call, writes to the file that it was given; else `silence` has the reason.
+        """True where NCCL, after its first call, writes to the file that it was given; else `no_log` has the reason.
 
         An NCCL that cannot open its log writes to stdout and reports no error.
         """
         if self._plan.how is LogAccess.USERS_FILE and self._descriptor is None:
             self._open_users_file()
         elif self._is_ours and self._descriptor is not None and not _is_open_twice(self._descriptor):
-            self.silence = "NCCL did not open the log that gpubench gave it, and wrote to stdout instead"
-        return not self.silence
+            self.no_log = "NCCL did not open the log that gpubench gave it, and wrote to stdout instead"
+        return not self.no_log
 
     @property
     def no_tuning(self) -> str:
@@ -151,9 +151,9 @@ class NcclLog:
             if path.is_file():
                 self._descriptor = os.open(path, os.O_RDONLY)
             else:
-                self.silence = f"{path}, where NCCL logs to, is no file that can be read"
+                self.no_log = f"{path}, where NCCL logs to, is no file that can be read"
         except OSError as error:
-            self.silence = f"{path}, where NCCL logs to, cannot be read: {os.strerror(error.errno or 0)}"
+            self.no_log = f"{path}, where NCCL logs to, cannot be read: {os.strerror(error.errno or 0)}"
 
     def _write_withheld(self) -> None:
         """Write the withheld lines to where the user has his log."""

@@ -97,7 +97,7 @@ class PathWatch:
         ranks_on_node = sum(each.identity.node == identity.node for each in self._known)
         self._log = self._stack.enter_context(NcclLog(library, self._settings, ranks_on_node))
 
-    def witness(self, request: SweepRequest) -> PathObserver:
+    def path_observer(self, request: SweepRequest) -> PathObserver:
         """The observer of a sweep, once NCCL has begun."""
         if self._log is None:
             raise ValueError("nothing listens before NCCL begins")
@@ -106,8 +106,8 @@ class PathWatch:
         nodes = [each.identity.node for each in self._known]
         if self._keeps_log:
             self._kept = RecordedLog(self._log)
-        senses = ObservationSources(self._kept or self._log, counters, self._look_around, nodes, self._strict)
-        return PathObserver.of(request, self._group, senses)
+        sources = ObservationSources(self._kept or self._log, counters, self._look_around, nodes, self._strict)
+        return PathObserver.of(request, self._group, sources)
 
     def machines(self) -> Machines | None:
         """Nodes and processes on the first rank, once the sweep was tried out; for a recording."""

@@ -95,10 +95,10 @@ class CollectiveRankJob:
         listener.begin(collective_metadata(described, request.collective, self._arguments))
         with self._recorder(described, opened) as recorder:
             observers = Observers(
-                witness=None if opened.path_watch is None else opened.path_watch.witness(request),
+                path_observer=None if opened.path_watch is None else opened.path_watch.path_observer(request),
                 progress=self._progress,
                 read_condition=opened.read_condition,
-                keeper=recorder,
+                recorder=recorder,
             )
             report = self._rows(request, variants, identities, listener, observers)
         if opened.path_watch is None:

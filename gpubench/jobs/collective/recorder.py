@@ -12,7 +12,7 @@ from gpubench.formats.presenter import OutputError
 from gpubench.hardware import recorded
 from gpubench.jobs.machines import Machines
 from gpubench.measure.collective.cases import Case
-from gpubench.measure.collective.path_judge import PathObservations
+from gpubench.measure.collective.path_evidence import PathObservations
 from gpubench.measure.collective.recording import (
     RecordedCollective,
     RecordedObservations,
@@ -66,7 +66,7 @@ class CollectiveRecorder:
             if kind is None and self._writer is not None:
                 self._writer.end()
 
-    def begin(self, testimony: PathObservations | None, refused: Sequence[RefusedRow] | None) -> None:
+    def begin(self, observations: PathObservations | None, refused: Sequence[RefusedRow] | None) -> None:
         """Everything but the rows; of many nodes that may take its time."""
         self._progress.enter(Phase.OUTPUT)
         logs = None if self._log_text is None else self._group.collect(zlib.compress(self._log_text()))
@@ -75,7 +75,7 @@ class CollectiveRecorder:
             first = replace(
                 self._described,
                 hosts=tuple(node.host for node in machines.snapshots),
-                testimony=None if testimony is None else RecordedObservations.of(testimony),
+                testimony=None if observations is None else RecordedObservations.of(observations),
                 refused=None if refused is None else tuple(refused),
             )
             write = self._stack.enter_context(written(self._directory, first, machines))

@@ -86,7 +86,7 @@ class VariantMaker:
             drop=lambda _issue: backend.drop(opened.pop()),
             refusals=(library.error,),
             explain=lambda error: library.last_error() or str(error),
-            is_heard=True,
+            logs_choices=True,
         )
 
     def _hierarchical(self, backend: MultiGroupBackend, levels: TwoLevels, library: NcclErrors | None) -> SweepVariant:

@@ -1,1 +1,1 @@
-"""Measure one collective over a sweep of sizes, and know which way its bytes go."""
+"""Measure one collective over a sweep of sizes, and judge the paths of its bytes."""

@@ -1,7 +1,7 @@
-"""The rows of a sweep: what each will measure, and how its times become a row."""
+"""The cases of a sweep, and the rows that their times become."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 
 from gpubench.collectives.record import Collective
 from gpubench.model.results.report import CollectiveRow, Verified
@@ -17,7 +17,7 @@ from gpubench.model.terms.verdict import Verdict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What is asked for of any collective, as plain data.
+    """The request for any collective, as plain data.
 
     `graph_replays` of 0 launches plainly; `ops` is ignored by collectives that do not reduce.
     """
@@ -33,13 +33,13 @@ class Asked:
     check: bool = True
 
     def request(self, collective: Collective) -> "SweepRequest":
-        """The request, of this collective."""
+        """The request for one collective."""
         return SweepRequest(collective=collective, **{each.name: getattr(self, each.name) for each in fields(Asked)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepRequest(Asked):
-    """What to measure."""
+    """The request for one collective."""
 
     collective: Collective
 
@@ -51,7 +51,7 @@ class SweepRequest(Asked):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One row to be: a size with its layout, a type, a reduction, a placement, and what is asked of the library."""
+    """One row to measure: a size with its layout, a type, a reduction, a placement, and a setting of the library."""
 
     dtype: DataType
     op: ReduceOp | None
@@ -73,7 +73,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class JobFacts:
-    """What all rows of a job have in common."""
+    """The facts that all rows of a job repeat."""
 
     backend: str
     origin: Origin
@@ -82,7 +82,7 @@ class JobFacts:
 
 
 def cases(request: SweepRequest, ranks: int) -> Iterator[Case]:
-    """Every row to be, in the order in which it is measured."""
+    """Every case, in the order in which they are measured."""
     ops: tuple[ReduceOp | None, ...] = request.ops if request.collective.reduces else (None,)
     for dtype in request.dtypes:
         for op in ops:
@@ -93,7 +93,7 @@ def cases(request: SweepRequest, ranks: int) -> Iterator[Case]:
 
 
 def layout(request: SweepRequest, size_bytes: int, dtype: DataType, ranks: int) -> Layout:
-    """How a size is split over the ranks."""
+    """The split of a size over the ranks."""
     return request.collective.layout(size_bytes // dtype.size_bytes, dtype, ranks)
 
 
@@ -114,7 +114,8 @@ def describe(request: SweepRequest, case: Case, job: JobFacts, times: RowTimes, 
         verified = Verified.NO
     else:
         verified = Verified.REPEAT if case.placement is Placement.IN_PLACE else Verified.LAST
-    row = CollectiveRow(
+    batches, percentiles = times.batches, times.percentiles
+    return CollectiveRow(
         collective=collective.name,
         backend=job.backend,
         origin=job.origin,
@@ -140,23 +141,10 @@ def describe(request: SweepRequest, case: Case, job: JobFacts, times: RowTimes, 
         verdict=(Verdict.FAIL if wrong else Verdict.PASS) if request.check else None,
         note=times.note,
         setting=case.setting,
-    )
-    return _with_statistics(row, times)
-
-
-def _with_statistics(row: CollectiveRow, times: RowTimes) -> CollectiveRow:
-    """The row with how its times vary, as far as that is known."""
-    batches, percentiles = times.batches, times.percentiles
-    if times.interval is not None:
-        row = replace(row, ci95_percent=100 * times.interval)
-    if batches is not None:
-        median_us = batches.median_seconds * MICROSECONDS_PER_SECOND
-        row = replace(row, batch_median_us=median_us, batch_cv=batches.variation)
-    if percentiles is None:
-        return row
-    return replace(
-        row,
-        p50_us=percentiles.p50_seconds * MICROSECONDS_PER_SECOND,
-        p95_us=percentiles.p95_seconds * MICROSECONDS_PER_SECOND,
-        p99_us=percentiles.p99_seconds * MICROSECONDS_PER_SECOND,
+        ci95_percent=None if times.interval is None else 100 * times.interval,
+        batch_median_us=None if batches is None else batches.median_seconds * MICROSECONDS_PER_SECOND,
+        batch_cv=None if batches is None else batches.variation,
+        p50_us=None if percentiles is None else percentiles.p50_seconds * MICROSECONDS_PER_SECOND,
+        p95_us=None if percentiles is None else percentiles.p95_seconds * MICROSECONDS_PER_SECOND,
+        p99_us=None if percentiles is None else percentiles.p99_seconds * MICROSECONDS_PER_SECOND,
     )

@@ -1,7 +1,7 @@
-"""What the links of a rank's GPU carried during operations of a sweep, against what had to pass through them."""
+"""The bytes that the links of a rank's GPU carry in operations of a sweep, against those that have to pass."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gpubench.collectives.movement import least_moved
 from gpubench.measure.collective.cases import Case, SweepRequest
@@ -21,20 +21,15 @@ _NOTHING = Carried()
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What a rank's GPU sent and received in a batch of operations. A count is empty where nothing was due."""
+    """The bytes that a rank's GPU sent and received in a batch of operations; empty where none had to pass."""
 
     sent: Carried = _NOTHING
     received: Carried = _NOTHING
 
     def merged(self, earlier: "Traffic") -> "Traffic":
-        """This one, and of the earlier one what only it has: PCIe's counters are too small for the largest batches."""
-        return replace(self, sent=_merged(self.sent, earlier.sent), received=_merged(self.received, earlier.received))
-
-
-def _merged(late: Carried, early: Carried) -> Carried:
-    if late.nvlink_share is None and late.pcie_share is None:
-        return early
-    return late
+        """This traffic, with the earlier where it has none: PCIe's counters are too small for the largest batches."""
+        ends = ((self.sent, earlier.sent), (self.received, earlier.received))
+        return Traffic(*(before if now.nvlink_share is now.pcie_share is None else now for now, before in ends))
 
 
 class Counting:
@@ -46,7 +41,7 @@ class Counting:
         self._rank, self._ranks = rank, ranks
         self._moved: tuple[int, int] | None = None
 
-    def due(self, case: Case) -> tuple[float, float]:
+    def expected_bytes(self, case: Case) -> tuple[float, float]:
         """Bytes that this rank has to send and to receive, at least, for a byte of the size."""
         sent, received = (blocks * case.layout.count / case.layout.largest for blocks in self._blocks(case))
         return sent, received
@@ -54,7 +49,7 @@ class Counting:
     def count(
         self, cases: Sequence[Case], run_once: Callable[[Case], object], barrier: Callable[[], object]
     ) -> Traffic:
-        """What was carried by operations that are run for it, of every size that is worth it.
+        """The traffic of operations that are run to be counted, of every size for which that takes few enough.
 
         No more of each than it takes: PCIe's counters are soon at their end. Counters are not read around what is
         timed, since a GPU that has waited for that, half a millisecond, is slower for a while.
@@ -72,7 +67,7 @@ class Counting:
         return found
 
     def _since(self, before: CounterReading, case: Case, operations: int) -> Traffic:
-        """What was carried since, by so many operations."""
+        """The traffic of so many operations since a reading."""
         sent, received = (blocks * self._bytes_a_block(case) * operations for blocks in self._blocks(case))
         return Traffic(
             sent=self._meter.since(before, sent) if sent else _NOTHING,
@@ -83,7 +78,7 @@ class Counting:
         return case.layout.count * case.dtype.size_bytes
 
     def _blocks(self, case: Case) -> tuple[int, int]:
-        """What is due, in units of the count that NCCL is handed, which is the same for every size."""
+        """The blocks that this rank sends and receives, of the count that NCCL is handed: the same for every size."""
         if self._moved is None:
             layout = case.layout
             moved = least_moved(self._request.collective, layout, self._rank, self._ranks, self._request.root)

@@ -1,4 +1,4 @@
-"""What the library says it chose, heard from its log while every operation runs once, untimed."""
+"""The library's choice for every operation, read from its log while each runs once, untimed."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,19 +14,19 @@ from gpubench.model.terms.operation import DataType, ReduceOp
 from gpubench.ports.group import Group
 from gpubench.ports.library_log import LibraryLog
 
-Key = tuple[DataType, ReduceOp | None, int]
-"""What the library chooses by: type, reduction and size."""
+OperationKey = tuple[DataType, ReduceOp | None, int]
+"""The type, reduction and size that the library chooses by."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What it took for an operation: the connections, and the algorithm as it names it, None where it did not say."""
+    """The connections of an operation, and its algorithm and protocol, None where the library does not log them."""
 
     used: Used
     tuning: Tuning | None
 
-    def told(self, row: CollectiveRow) -> CollectiveRow:
-        """A row of that operation, with all this in it."""
+    def in_row(self, row: CollectiveRow) -> CollectiveRow:
+        """A row of that operation with the choice filled in."""
         tuning = self.tuning
         return replace(
             row,
@@ -40,22 +40,22 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class LoggedChoices:
-    """What all ranks heard, as the first rank knows it.
+    """The choices that all ranks' logs show together, as the first rank knows them.
 
-    `silence` is why a rank heard nothing, `no_tuning` why algorithms are not known.
+    `no_log` is why a rank's log cannot be read, `no_tuning` why algorithms are not known.
     """
 
-    choices: Mapping[Key, Choice] = field(default_factory=dict)
-    silence: str = ""
+    by_operation: Mapping[OperationKey, Choice] = field(default_factory=dict)
+    no_log: str = ""
     no_tuning: str = ""
 
 
-def key_of(case: Case) -> Key:
-    """By what the operation of a case is chosen: in place or out of place makes no difference."""
+def key_of(case: Case) -> OperationKey:
+    """The key of a case's operation: in place or out of place makes no difference."""
     return case.dtype, case.op, case.size_bytes
 
 
-def hear(
+def read_choices(
     request: SweepRequest,
     group: Group,
     nodes: Sequence[int],
@@ -63,39 +63,41 @@ def hear(
     cases: Sequence[Case],
     try_once: Callable[[Case], object],
 ) -> LoggedChoices | None:
-    """Try every operation once and gather what was said of it on the first rank; None on the others.
+    """Run every operation once and gather what is logged of it on the first rank; None on the others.
 
     `nodes` are the ranks' nodes. Connections are made at first use, and algorithms depend on size: only what was tried
     is known.
     """
-    ear = NcclLogListener(log)
-    ear.listen()
-    tunings: dict[Key, Tuning | None] = {}
+    listener = NcclLogListener(log)
+    listener.listen()
+    tunings: dict[OperationKey, Tuning | None] = {}
     for case in cases:
         if key_of(case) not in tunings:
             try_once(case)
-            tunings[key_of(case)] = ear.listen()
-    collected = group.collect(ear.selection())
+            tunings[key_of(case)] = listener.listen()
+    collected = group.collect(listener.selection())
     if collected is None:
         return None
     selection = Selection(collected, nodes)
     used = _used_by(selection, _exchanges(request, cases, group.size))
     return LoggedChoices(
-        choices={key: Choice(used(None if each is None else each.algorithm), each) for key, each in tunings.items()},
-        silence=selection.silence,
+        by_operation={
+            key: Choice(used(None if each is None else each.algorithm), each) for key, each in tunings.items()
+        },
+        no_log=selection.no_log,
         no_tuning=log.no_tuning,
     )
 
 
 def _exchanges(request: SweepRequest, cases: Sequence[Case], ranks: int) -> tuple[tuple[int, int], ...]:
-    """Who sends to whom, where the library makes the collective of sends and receives."""
+    """The pairs of ranks that exchange data, where the library makes the collective of sends and receives."""
     if not request.collective.point_to_point:
         return ()
     return tuple(exchanges(request.collective, cases[0].layout, ranks, request.root))
 
 
 def _used_by(selection: Selection, pairs: Sequence[tuple[int, int]]) -> Callable[[str | None], Used]:
-    """What an algorithm runs over, or without one the sends between these pairs; found out once."""
+    """The connections of an algorithm, or without one of the sends between these pairs; each found once."""
 
     @cache
     def used(algorithm: str | None) -> Used:
@@ -104,10 +106,10 @@ def _used_by(selection: Selection, pairs: Sequence[tuple[int, int]]) -> Callable
     return used
 
 
-def shared(choices: Mapping[Key, Choice]) -> Iterator[Used]:
-    """The distinct ways that operations took."""
+def distinct_uses(choices: LoggedChoices) -> Iterator[Used]:
+    """The different connections that operations use."""
     seen: list[Used] = []
-    for choice in choices.values():
+    for choice in choices.by_operation.values():
         if choice.used not in seen:
             seen.append(choice.used)
             yield choice.used

@@ -1,4 +1,4 @@
-"""Who goes along with a measurement, and takes no part in what is timed."""
+"""The observers of a measurement, which take no part in what is timed."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from gpubench.model.facts.gpu_condition import GpuCondition
 from gpubench.model.terms.progress import UNWATCHED, Progress
 
 ReadCondition = Callable[[], GpuCondition | None]
-"""What the GPU of this rank is like; None where there is no GPU."""
+"""Reads the condition of this rank's GPU; None where there is no GPU."""
 
 
 def no_gpu_to_read() -> None:
@@ -18,16 +18,16 @@ def no_gpu_to_read() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observers:
-    """All of them, each with a stand-in that does nothing.
+    """The observers of a sweep, each with a stand-in that does nothing.
 
-    A witness finds out which ways the bytes go; `progress` hears of every phase, so that a hang is seen;
-    `read_condition` is asked between rows; `keeper` gets what rows and verdicts are made of.
+    `path_observer` finds out over which paths the bytes go, `progress` is told of every phase, so that a hang is seen,
+    `read_condition` is called between rows, `recorder` gets the samples that rows and verdicts are made of.
     """
 
-    witness: PathObserver | None = None
+    path_observer: PathObserver | None = None
     progress: Progress = UNWATCHED
     read_condition: ReadCondition = no_gpu_to_read
-    keeper: Recorder = NO_RECORDER
+    recorder: Recorder = NO_RECORDER
 
 
 NO_OBSERVERS = Observers()

@@ -1,18 +1,18 @@
-"""What a sweep has found out about paths: all four kinds of evidence for every pair that it used, and the verdict."""
+"""The verdict on the paths of a sweep, from all four kinds of evidence on every pair of ranks that it used."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpubench.causes.circumstances import Circumstances
 from gpubench.measure.collective.counting import Traffic
-from gpubench.measure.collective.logged_choices import LoggedChoices, shared
+from gpubench.measure.collective.logged_choices import LoggedChoices, distinct_uses
 from gpubench.measure.paths.diagnosis import Explained
 from gpubench.measure.paths.report import PathOutcome, path_sections, report_on
 from gpubench.model.paths.evidence import Conclusion, Evidence, PathEvidence, State
 from gpubench.model.paths.link_evidence import Flow, Speed, measured
 from gpubench.model.paths.p2p import Carried
-from gpubench.model.paths.selection import Pair, is_staged, names, without_idle
-from gpubench.model.paths.transport import Transport
+from gpubench.model.paths.selection import Pair, names, without_idle
+from gpubench.model.paths.transport import Transport, is_staged
 from gpubench.model.paths.wiring import Located, Wiring
 from gpubench.model.results.explanation import Explanation
 from gpubench.model.results.fallback import End, KnownPath, fallback_rows, unknown_row
@@ -20,25 +20,36 @@ from gpubench.model.results.report import CollectiveRow, Report
 from gpubench.model.terms.origin import Origin
 
 _Kind = tuple[bool, bool, bool | None]
-"""Of a path: inside a node, over NVLinks, host-staged."""
+"""True if a path is inside a node, over NVLinks, host-staged."""
 
 _OF_ONE_KIND = "paths of several kinds meet at these GPUs, whose counters and times do not tell them apart"
 
 
-@dataclass(slots=True)
-class RowObservations:
-    """What operations have shown so far, on the first rank.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathObservations:
+    """All that was observed of paths before anything was timed, on the first rank.
 
-    `traffic` and `wrong` are by rank; `largest` is the row of the largest size, of these the fastest.
+    `expected_bytes` are each rank's sent and received bytes for a byte of the size, at least; `traffic` is what each
+    rank's GPU counted.
     """
 
-    traffic: Sequence[Traffic] = ()
+    choices: LoggedChoices
+    choices_by_setting: Mapping[str, LoggedChoices] = field(default_factory=dict)
+    expected_bytes: Sequence[tuple[float, float]]
+    traffic: Sequence[Traffic]
+    circumstances: Circumstances
+
+
+@dataclass(slots=True)
+class RowObservations:
+    """The evidence of rows so far, on the first rank: wrong elements by rank, and the largest, fastest row."""
+
     wrong: dict[int, int] = field(default_factory=dict)
     checked: bool = False
     largest: CollectiveRow | None = None
 
-    def take(self, row: CollectiveRow, wrong_by_rank: Sequence[int]) -> None:
-        """One more row."""
+    def add(self, row: CollectiveRow, wrong_by_rank: Sequence[int]) -> None:
+        """Add a row."""
         self.checked = self.checked or row.wrong is not None
         for rank, wrong in enumerate(wrong_by_rank):
             self.wrong[rank] = self.wrong.get(rank, 0) + wrong
@@ -48,32 +59,29 @@ class RowObservations:
 
 
 def conclude(
-    heard: LoggedChoices,
-    seen: RowObservations,
-    around: Circumstances,
-    due: Sequence[tuple[float, float]],
-    *,
-    strict: bool,
-    origin: Origin = Origin.MEASURED,
+    observed: PathObservations, rows: RowObservations, *, strict: bool, origin: Origin = Origin.MEASURED
 ) -> PathOutcome:
-    """The verdict on all paths. `due` are each rank's sent and received bytes for a byte of the size, at least."""
-    paths = _Paths(heard, seen, around, due).known()
-    unheard = f"NCCL's log was not heard: {heard.silence}" if heard.silence else ""
-    explained = Explained(replace(around, staged=_staged(paths), wrong=_wrong(paths)))
-    rows = fallback_rows(paths, origin, lambda members: explained.first(_staged(members)), unheard, _lost(heard))
-    if rows and heard.no_tuning and not heard.silence:
-        rows[0] = replace(rows[0], how=f"{rows[0].how}; no algorithms: {heard.no_tuning}")
-    return report_on(paths, rows, origin, explained.rows(), strict=strict)
+    """The verdict on all paths."""
+    choices = observed.choices
+    paths = _Paths(observed, rows).known()
+    not_heard = f"NCCL's log was not heard: {choices.no_log}" if choices.no_log else ""
+    explained = Explained(replace(observed.circumstances, staged=_staged(paths), wrong=_wrong(paths)))
+    fallback = fallback_rows(
+        paths, origin, lambda members: explained.first(_staged(members)), not_heard, _unconnected(choices)
+    )
+    if fallback and choices.no_tuning and not choices.no_log:
+        fallback[0] = replace(fallback[0], how=f"{fallback[0].how}; no algorithms: {choices.no_tuning}")
+    return report_on(paths, fallback, origin, explained.rows(), strict=strict)
 
 
 def unwatched(report: Report, why: str, origin: Origin = Origin.MEASURED) -> Report:
-    """The report of a run that nobody watched: paths have no rows where there is nothing to know, else the reason."""
+    """The report of a run whose paths were not observed: with the reason, empty where there are no paths to observe."""
     sections = path_sections((), [unknown_row(origin, why)] if why else (), ())
     return replace(report, sections={**sections, **report.sections})
 
 
 def simulated(staged: Sequence[Pair], wiring: Wiring, source: str, *, strict: bool) -> PathOutcome:
-    """What a model of a machine with faults says of the paths that these make go through host memory."""
+    """The verdict on the paths that a simulated machine's faults make go through host memory."""
     paths = [
         KnownPath(
             source=_end(pair[0], wiring.gpus[pair[0]]),
@@ -91,7 +99,7 @@ def simulated(staged: Sequence[Pair], wiring: Wiring, source: str, *, strict: bo
     fault = Explanation("simulated", source, "leave the fault out")
 
     def cause_of(members: Sequence[KnownPath]) -> Explanation:
-        """What the facts show of a fault; some faults nothing tells of."""
+        """The cause that the facts show, else the fault itself."""
         found = explained.explaining(_staged(members))
         return found[0].explanation if found else fault
 
@@ -99,14 +107,14 @@ def simulated(staged: Sequence[Pair], wiring: Wiring, source: str, *, strict: bo
     return report_on(paths, rows, Origin.SIMULATED, explained.rows(), strict=strict)
 
 
-def _lost(heard: LoggedChoices) -> list[str]:
-    """Ranks whose library was heard, and named nobody that they send to."""
-    ranks = {rank for used in shared(heard.choices) for rank in used.unheard}
-    return [] if heard.silence else [str(rank) for rank in sorted(ranks)]
+def _unconnected(choices: LoggedChoices) -> list[str]:
+    """Ranks that take part and log no connection."""
+    ranks = {rank for used in distinct_uses(choices) for rank in used.unconnected}
+    return [] if choices.no_log else [str(rank) for rank in sorted(ranks)]
 
 
 def _staged(paths: Sequence[KnownPath]) -> dict[Pair, Sequence[Transport]]:
-    """Of some paths those that go through host memory, by their ranks, with what they take."""
+    """The transports of those paths that go through host memory, by their ranks."""
     return {_ranks(path): path.transports for path in paths if path.judgement.conclusion is Conclusion.STAGED}
 
 
@@ -119,24 +127,22 @@ def _ranks(path: KnownPath) -> Pair:
 
 
 def _by_design(pair: Pair, transports: Sequence[Transport], wiring: Wiring) -> str:
-    """Why a pair goes through host memory where that is no fault; inside a node, no design makes it take a network."""
+    """The reason for host memory where it is no fault; inside a node, a network is never by design."""
     if wiring.together(pair) and any(transport.network for transport in transports):
         return ""
     return wiring.by_design(pair)
 
 
 class _Paths:
-    """Puts together what is known of each pair."""
+    """The evidence on every pair of ranks."""
 
-    def __init__(
-        self, heard: LoggedChoices, seen: RowObservations, around: Circumstances, due: Sequence[tuple[float, float]]
-    ) -> None:
-        self._seen, self._wiring, self._due = seen, around.wiring, due
+    def __init__(self, observed: PathObservations, rows: RowObservations) -> None:
+        self._observed, self._rows = observed, rows
+        self._wiring, self._expected_bytes = observed.circumstances.wiring, observed.expected_bytes
         self._chosen: dict[Pair, dict[Transport, None]] = {}
-        for used in shared(heard.choices):
-            for pair in without_idle(used.pairs, due):
+        for used in distinct_uses(observed.choices):
+            for pair in without_idle(used.pairs, self._expected_bytes):
                 self._chosen.setdefault(pair, {}).update(dict.fromkeys(used.pairs[pair]))
-        self._silent = bool(heard.silence)
         self._out: dict[int, set[_Kind]] = {}
         self._into: dict[int, set[_Kind]] = {}
         for pair in self._chosen:
@@ -145,9 +151,9 @@ class _Paths:
         self._kinds = {kind for kinds in self._out.values() for kind in kinds}
 
     def known(self) -> list[KnownPath]:
-        """The pairs that were used; where the library was silent, those of a node of which figures tell."""
+        """The pairs that were used; without the library's log, those of a node of which counters or times tell."""
         pairs = set(self._chosen)
-        if self._silent:
+        if self._observed.choices.no_log:
             ranks = range(len(self._wiring.gpus))
             pairs |= {(one, other) for one in ranks for other in ranks if one != other}
             pairs = {pair for pair in pairs if self._wiring.together(pair) and self._tells(pair)}
@@ -190,7 +196,7 @@ class _Paths:
         return measured(flow)
 
     def _is_of_one_kind(self, pair: Pair) -> bool:
-        """Whether all paths out of the source, and all into the destination, are of the kind of this one."""
+        """True if all paths out of the source, and all into the destination, are of the kind of this one."""
         return len(self._out.get(pair[0], set()) | self._into.get(pair[1], set())) <= 1
 
     def _kind(self, pair: Pair) -> _Kind:
@@ -199,28 +205,28 @@ class _Paths:
 
     def _ends(self, pair: Pair) -> tuple[Carried, ...]:
         """The counts of those ends through which something had to pass."""
-        source, destination = (self._seen.traffic[rank] for rank in pair)
-        sent, received = self._due[pair[0]][0], self._due[pair[1]][1]
+        source, destination = (self._observed.traffic[rank] for rank in pair)
+        sent, received = self._expected_bytes[pair[0]][0], self._expected_bytes[pair[1]][1]
         return (*([source.sent] if sent else []), *([destination.received] if received else []))
 
     def _speed(self, pair: Pair) -> Speed | None:
-        row = self._seen.largest
+        row = self._rows.largest
         if row is None:
             return None
-        due = max(self._due[pair[0]][0], self._due[pair[1]][1])
+        expected = max(self._expected_bytes[pair[0]][0], self._expected_bytes[pair[1]][1])
         busbw = row.busbw_gb_s if len(self._kinds) <= 1 else None
-        return Speed(size_bytes=row.size_bytes, passed_gb_s=row.algbw_gb_s * due, busbw_gb_s=busbw)
+        return Speed(size_bytes=row.size_bytes, passed_gb_s=row.algbw_gb_s * expected, busbw_gb_s=busbw)
 
     def _bandwidth_gb_s(self, transports: Sequence[Transport]) -> float | None:
         """The busbw of a sweep is that of its slowest paths: where some are staged, it says nothing of the others."""
-        row = self._seen.largest
+        row = self._rows.largest
         some_staged = any(staged is not False for *_, staged in self._kinds)
         return None if row is None or (some_staged and is_staged(transports) is False) else row.busbw_gb_s
 
     def _correctness(self, pair: Pair) -> Evidence:
-        if not self._seen.checked:
+        if not self._rows.checked:
             return Evidence(seen="data were not verified")
-        wrong = self._seen.wrong.get(pair[1], 0)
+        wrong = self._rows.wrong.get(pair[1], 0)
         if wrong:
             return Evidence(State.CONTRADICTING, f"{wrong} wrong elements at rank {pair[1]}")
         if pair not in self._chosen:

@@ -1,4 +1,4 @@
-"""What watches a sweep: it hears what the library chooses, counts what links carry, and knows the surroundings."""
+"""The observation of a sweep's paths: the library's log, the links' counters and the circumstances, before timing."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -6,73 +6,80 @@ from dataclasses import dataclass, field
 from gpubench.causes.circumstances import Circumstances
 from gpubench.measure.collective.cases import Case, SweepRequest
 from gpubench.measure.collective.counting import Counting
-from gpubench.measure.collective.logged_choices import LoggedChoices, hear
-from gpubench.measure.collective.path_judge import PathJudge, PathObservations
+from gpubench.measure.collective.logged_choices import LoggedChoices, read_choices
+from gpubench.measure.collective.path_evidence import PathObservations
+from gpubench.measure.collective.path_judge import PathJudge
 from gpubench.ports.group import Group
 from gpubench.ports.library_log import LibraryLog
 from gpubench.ports.link_counters import LinkCounters
 
-Surroundings = Callable[[], Circumstances | None]
+ReadCircumstances = Callable[[], Circumstances | None]
 """Machines, processes and settings of all ranks, on the first rank; every rank has to call it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObservationSources:
-    """What a rank hears and sees: the library's log, its GPU's counters, the surroundings, every rank's node.
+    """The sources of a rank: the library's log, its GPU's counters, the circumstances, and every rank's node.
 
     `strict` is whether paths are judged.
     """
 
     log: LibraryLog
     counters: LinkCounters
-    surroundings: Surroundings
+    read_circumstances: ReadCircumstances
     nodes: Sequence[int]
     strict: bool
 
 
 @dataclass(slots=True)
 class PathObserver:
-    """One rank's part in watching a sweep. What it knows in the end, the first rank knows."""
+    """One rank's part in observing the paths of a sweep; the first rank has the observations."""
 
     request: SweepRequest
     group: Group
-    senses: ObservationSources
+    sources: ObservationSources
     counting: Counting
-    _under: dict[str, LoggedChoices] = field(default_factory=dict)
-    _testimony: PathObservations | None = None
+    _choices_by_setting: dict[str, LoggedChoices] = field(default_factory=dict)
+    _observations: PathObservations | None = None
 
     @classmethod
-    def of(cls, request: SweepRequest, group: Group, senses: ObservationSources) -> "PathObserver":
-        """The witness of a request."""
-        return cls(request, group, senses, Counting(senses.counters, request, group.rank, group.size))
+    def of(cls, request: SweepRequest, group: Group, sources: ObservationSources) -> "PathObserver":
+        """The observer of a request."""
+        return cls(request, group, sources, Counting(sources.counters, request, group.rank, group.size))
 
     def try_out(
         self, cases: Sequence[Case], try_once: Callable[[Case], object], then: Callable[[], object] = lambda: None
     ) -> None:
-        """Have every operation run, and hear what is said of it and count what it moves, before any is timed.
+        """Run every operation, read what is logged of it and count what it moves, before any is timed.
 
-        What is to be heard besides is tried out by `then`, before the log is over. What machines and processes are
-        like is gathered too; it may have to be waited for.
+        `then` tries out settings, before the log is over. Machines and processes are read too, which may take a while.
         """
-        senses = self.senses
-        due = self.group.collect(self.counting.due(cases[0]))
-        heard = self._hear(cases, try_once)
+        sources = self.sources
+        expected_bytes = self.group.collect(self.counting.expected_bytes(cases[0]))
+        choices = self._read_choices(cases, try_once)
         then()
-        senses.log.switch_off()
+        sources.log.switch_off()
         traffic = self.group.collect(self.counting.count(cases, try_once, self.group.barrier))
-        around = senses.surroundings()
-        if due is not None and traffic is not None and around is not None:
-            self._testimony = PathObservations(heard=heard, under=self._under, due=due, traffic=traffic, around=around)
+        circumstances = sources.read_circumstances()
+        if expected_bytes is not None and traffic is not None and circumstances is not None:
+            self._observations = PathObservations(
+                choices=choices,
+                choices_by_setting=self._choices_by_setting,
+                expected_bytes=expected_bytes,
+                traffic=traffic,
+                circumstances=circumstances,
+            )
 
     def try_setting(self, setting: str, cases: Sequence[Case], try_once: Callable[[Case], object]) -> None:
-        """Hear what is said of the same operations under a setting: its rows have it, paths are not judged by it."""
-        self._under[setting] = self._hear(cases, try_once)
+        """Read what is logged of the same operations under a setting, for its rows; paths are not judged by it."""
+        self._choices_by_setting[setting] = self._read_choices(cases, try_once)
 
-    def _hear(self, cases: Sequence[Case], try_once: Callable[[Case], object]) -> LoggedChoices:
-        return hear(self.request, self.group, self.senses.nodes, self.senses.log, cases, try_once) or LoggedChoices()
+    def _read_choices(self, cases: Sequence[Case], try_once: Callable[[Case], object]) -> LoggedChoices:
+        nodes, log = self.sources.nodes, self.sources.log
+        return read_choices(self.request, self.group, nodes, log, cases, try_once) or LoggedChoices()
 
     def judge(self) -> PathJudge | None:
-        """Who says what follows from it, on the first rank, once all was tried out."""
-        if self._testimony is None:
+        """The judge of what was observed, on the first rank, once all was tried out."""
+        if self._observations is None:
             return None
-        return PathJudge(self.request, self._testimony, strict=self.senses.strict)
+        return PathJudge(self.request, self._observations, strict=self.sources.strict)

@@ -1,4 +1,4 @@
-"""What each rank saw of each row, and who of them the others wait for."""
+"""The times of each rank in each row, and the ranks that the others wait for."""
 
 from collections.abc import Iterator, Sequence
 
@@ -15,32 +15,32 @@ RankPart = tuple[float, EntryTimes | None]
 
 
 class RankTimings:
-    """Gathers what ranks say of the rows of a sweep."""
+    """Collects the times of every rank over the rows of a sweep."""
 
     def __init__(self, identities: Sequence[RankIdentity]) -> None:
         self._identities = identities
         self._rows: list[tuple[CollectiveRow, Sequence[RankPart]]] = []
         self._conditions: dict[int, GpuCondition] = {}
 
-    def take(self, row: CollectiveRow, parts: Sequence[RankPart]) -> None:
-        """A row, and each rank's part in it, in rank order."""
+    def add_row(self, row: CollectiveRow, parts: Sequence[RankPart]) -> None:
+        """Add a row with each rank's part in it, in rank order."""
         self._rows.append((row, parts))
 
-    def look(self, conditions: Sequence[GpuCondition | None]) -> None:
-        """What each rank's GPU was like after a row, in rank order, where that is known."""
-        for rank, seen in enumerate(conditions):
-            if seen is not None:
+    def add_conditions(self, conditions: Sequence[GpuCondition | None]) -> None:
+        """Add the conditions of the ranks' GPUs after a row, in rank order; None is not known."""
+        for rank, condition in enumerate(conditions):
+            if condition is not None:
                 before = self._conditions.get(rank)
-                self._conditions[rank] = seen if before is None else before.together(seen)
+                self._conditions[rank] = condition if before is None else before.together(condition)
 
     def sections(self) -> dict[str, Section]:
-        """A line a rank and row; nothing where no row was taken."""
+        """A line for every rank and row; no section without rows."""
         if not self._rows:
             return {}
         return {RANK_TIMES_SECTION: Table(RankTimeRow.columns(), lambda: list(self._lines()))}
 
     def findings(self) -> tuple[Finding, ...]:
-        """Who is late as a rule, where somebody is."""
+        """The finding on ranks that are late as a rule, if there are any."""
         known = []
         for row, parts in self._rows:
             entries = [each for _, each in parts if each is not None]
@@ -95,7 +95,7 @@ class RankTimings:
         )
 
     def _remarks(self, late: Sequence[RankIdentity]) -> Iterator[str]:
-        """What is off with the GPUs of ranks that are late."""
+        """Remarks on the GPUs of ranks that are late."""
         for identity in late:
             condition = self._conditions.get(identity.rank)
             if condition is None:

@@ -1,12 +1,12 @@
-"""What was heard of a library's choice, in a form that a recording holds: nothing in it is said twice.
+"""A library's choices in the form of a recording, in which operations share their connections.
 
-Of a thousand ranks that send to each other there are a million pairs, and operations share them.
+Of a thousand ranks that send to each other there are a million pairs. Fields are named as in files.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpubench.measure.collective.logged_choices import Choice, LoggedChoices
+from gpubench.measure.collective.logged_choices import Choice, LoggedChoices, distinct_uses
 from gpubench.model.paths.selection import Pair, Used
 from gpubench.model.paths.transport import Transport, Tuning
 from gpubench.model.terms.operation import DataType, ReduceOp
@@ -30,7 +30,7 @@ class RecordedUse:
 
 @dataclass(frozen=True, slots=True)
 class RecordedChoice:
-    """What was taken for an operation; `use` counts the connections from 0."""
+    """The choice for an operation; `use` is the place of its connections in `uses`."""
 
     dtype: DataType
     op: ReduceOp | None
@@ -41,7 +41,7 @@ class RecordedChoice:
 
 @dataclass(frozen=True, slots=True)
 class RecordedLoggedChoices:
-    """All that was heard."""
+    """All choices. `silence` is why a rank's log cannot be read."""
 
     uses: tuple[RecordedUse, ...] = ()
     choices: tuple[RecordedChoice, ...] = ()
@@ -49,28 +49,23 @@ class RecordedLoggedChoices:
     no_tuning: str = ""
 
     @classmethod
-    def of(cls, heard: LoggedChoices) -> "RecordedLoggedChoices":
-        """To be written; `heard` is the inverse."""
-        uses: list[Used] = []
-        numbers: dict[int, int] = {}
-        for choice in heard.choices.values():
-            if id(choice.used) not in numbers:
-                numbers[id(choice.used)] = len(uses)
-                uses.append(choice.used)
+    def of(cls, logged: LoggedChoices) -> "RecordedLoggedChoices":
+        """The choices to be written; `restored` is the inverse."""
+        uses = list(distinct_uses(logged))
         choices = (
-            RecordedChoice(dtype, op, size_bytes, numbers[id(choice.used)], choice.tuning)
-            for (dtype, op, size_bytes), choice in heard.choices.items()
+            RecordedChoice(dtype, op, size_bytes, uses.index(choice.used), choice.tuning)
+            for (dtype, op, size_bytes), choice in logged.by_operation.items()
         )
-        return cls(tuple(map(_recorded, uses)), tuple(choices), heard.silence, heard.no_tuning)
+        return cls(tuple(map(_recorded, uses)), tuple(choices), logged.no_log, logged.no_tuning)
 
-    def heard(self) -> LoggedChoices:
-        """As it was."""
+    def restored(self) -> LoggedChoices:
+        """The choices as they were."""
         uses = [_used(each) for each in self.uses]
         choices = {(each.dtype, each.op, each.size_bytes): Choice(uses[each.use], each.tuning) for each in self.choices}
         return LoggedChoices(choices, self.silence, self.no_tuning)
 
     def is_of(self, ranks: int) -> bool:
-        """Whether so many ranks can have been heard like this."""
+        """True if these can be the choices of so many ranks."""
         named = (rank for each in self.uses for rank in (*each.unheard, *_ends(each)))
         pairs = (pair for each in self.uses for alike in each.connections for pair in alike.pairs)
         return (
@@ -84,7 +79,7 @@ def _recorded(used: Used) -> RecordedUse:
     alike: dict[tuple[Transport, ...], list[Pair]] = {}
     for pair, transports in used.pairs.items():
         alike.setdefault(transports, []).append(pair)
-    return RecordedUse(tuple(RecordedPairs(each, tuple(pairs)) for each, pairs in alike.items()), used.unheard)
+    return RecordedUse(tuple(RecordedPairs(each, tuple(pairs)) for each, pairs in alike.items()), used.unconnected)
 
 
 def _used(recorded: RecordedUse) -> Used:

@@ -1,11 +1,12 @@
-"""Raw samples of a collective: written as rows are measured; `collective_replay` makes the report of them again."""
+"""The raw samples of a collective, written as rows are measured; fields are named as in files."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from gpubench.causes.circumstances import Circumstances
 from gpubench.measure.collective.cases import Asked, Case
 from gpubench.measure.collective.counting import Traffic
-from gpubench.measure.collective.path_judge import PathObservations
+from gpubench.measure.collective.path_evidence import PathObservations
 from gpubench.measure.collective.recorded_choices import RecordedLoggedChoices
 from gpubench.measure.collective.row_collector import Measured, RowSample
 from gpubench.model.paths.evidence import EvidenceUse
@@ -27,7 +28,7 @@ def file_of(collective: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """Options of a run that its metadata name beside what was to be measured. `settings` are the names of its ways."""
+    """The options in a run's metadata beside those of its sweep. `settings` are the names of its variants."""
 
     allocator: str
     timeout_s: float
@@ -39,7 +40,7 @@ class RunOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """What made the times of a simulated run, and the pairs that its faults have go through host memory.
+    """The origin of a simulated run's times, and the pairs that its faults make go through host memory.
 
     `profile` is as the metadata have it.
     """
@@ -52,7 +53,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedObservations:
-    """What was found out of paths. Nodes and processes, which are around it, have files of their own."""
+    """The observations of paths, but for nodes and processes, which have files of their own."""
 
     heard: RecordedLoggedChoices
     under: Mapping[str, RecordedLoggedChoices] = field(default_factory=dict)
@@ -61,24 +62,34 @@ class RecordedObservations:
     settings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, known: PathObservations) -> "RecordedObservations":
-        """To be written."""
+    def of(cls, observed: PathObservations) -> "RecordedObservations":
+        """The observations to be written; `restored` is the inverse."""
         return cls(
-            heard=RecordedLoggedChoices.of(known.heard),
-            under={name: RecordedLoggedChoices.of(heard) for name, heard in known.under.items()},
-            due=tuple(known.due),
-            traffic=tuple(known.traffic),
-            settings={name: tuple(values) for name, values in known.around.settings.items()},
+            heard=RecordedLoggedChoices.of(observed.choices),
+            under={name: RecordedLoggedChoices.of(each) for name, each in observed.choices_by_setting.items()},
+            due=tuple(observed.expected_bytes),
+            traffic=tuple(observed.traffic),
+            settings={name: tuple(values) for name, values in observed.circumstances.settings.items()},
+        )
+
+    def restored(self, circumstances: Circumstances) -> PathObservations:
+        """The observations as they were, with the nodes and processes of the recording."""
+        return PathObservations(
+            choices=self.heard.restored(),
+            choices_by_setting={name: each.restored() for name, each in self.under.items()},
+            expected_bytes=[(sent, received) for sent, received in self.due],
+            traffic=self.traffic,
+            circumstances=replace(circumstances, settings=self.settings),
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedCollective:
-    """The first line: what was asked for and of whom, and all that was known before the first row.
+    """The first line: the request, the ranks, and all that was known before the first row.
 
-    `hosts` are the nodes in their order, by the names that the recording gives them. `testimony` is None where nobody
-    watched; `unwatched` says why, and is empty where there was nothing to see. `refused` is None where the sweep had
-    one way; `parts` are the groups that measured at once, none where all ranks did together.
+    `hosts` are the nodes in their order, by the names that the recording gives them. `testimony` is None where paths
+    were not observed; `unwatched` is the reason, empty where there are none. `refused` is None where the sweep had one
+    variant; `parts` are the groups that measured at once, none where all ranks did together.
     """
 
     schema_version: int
@@ -100,7 +111,7 @@ class RecordedCollective:
 
     @property
     def groups(self) -> tuple[RankGroup | None, ...]:
-        """Who measured rows: the groups, else None for all ranks together."""
+        """The groups that measured rows, else None for all ranks together."""
         return self.parts or (None,)
 
     def ranks_of(self, part: RankGroup | None) -> tuple[RankIdentity, ...]:
@@ -110,7 +121,7 @@ class RecordedCollective:
 
 @dataclass(frozen=True, slots=True)
 class RecordedRow:
-    """A row: its case, the backend that ran it, what it is made of, and the group that measured it."""
+    """A row: its case, its backend, its sample, and the group that measured it."""
 
     case: Case
     backend: str
@@ -120,18 +131,18 @@ class RecordedRow:
 
 @dataclass(frozen=True, slots=True)
 class RecordingLine:
-    """Every other line: a row, or, as the last one of a run that was not cut short, how many there are."""
+    """Every other line: a row, or the number of rows in the last line of a run that came to its end."""
 
     row: RecordedRow | None = None
     rows: int | None = None
 
 
 Collect = Callable[[RecordedRow | None], Sequence[RecordedRow | None] | None]
-"""Hands what the first ranks of groups have to the first rank of the job; every rank has to call it."""
+"""Collects the rows of all groups' first ranks on the first rank of the job; every rank has to call it."""
 
 
 class RowWriter:
-    """Writes rows down on the first rank of the job. `begin` is for whoever opens the file."""
+    """Writes rows on the first rank of the job."""
 
     def __init__(self, write: Write | None, collect: Collect, part: RankGroup | None) -> None:
         self._write = write
@@ -140,7 +151,7 @@ class RowWriter:
         self._rows = 0
 
     def row(self, case: Case, measured: Measured) -> None:
-        """One more row, or one of every group."""
+        """Write a row, or one of every group."""
         sample, backend = measured.sample, measured.row.backend
         own = None if sample is None else RecordedRow(case, backend, sample, self._group)
         for row in self._collect(own) or ():
@@ -149,6 +160,6 @@ class RowWriter:
                 self._rows += 1
 
     def end(self) -> None:
-        """All rows were measured."""
+        """Write the number of rows: all were measured."""
         if self._write is not None:
             self._write(RecordingLine(rows=self._rows))

@@ -1,8 +1,7 @@
-"""What holds in a recorded collective beyond the types of its fields: everything after relies on it."""
+"""The rules that a recorded collective keeps beyond the types of its fields; a replay relies on them."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from gpubench.collectives.record import Collective
 from gpubench.errors import UsageError
@@ -13,6 +12,7 @@ from gpubench.model.terms.operation import Placement
 from gpubench.model.terms.plain import to_plain
 from gpubench.model.terms.split import RankGroup
 from gpubench.model.terms.sweep import MOST_SIZES
+from gpubench.readers.documents.characters import leaves
 
 _MOST_BYTES = 2**60
 _LEAST_SECONDS, _MOST_SECONDS = 1e-12, 1e9
@@ -22,10 +22,10 @@ _MOST = 1e15
 _MOST_WHOLE = 2**63
 
 _WHITE = str.maketrans("", "", "\n\t")
-"""What libraries may have in their words."""
+"""White space that libraries have in their texts."""
 
 CasesByGroup = Mapping[str | None, frozenset[Case]]
-"""What each group, None for all ranks together, can have measured."""
+"""The cases that each group can have measured; None is all ranks together."""
 
 
 def check_recorded(found: RecordedCollective, collective: Collective, where: str) -> CasesByGroup:
@@ -82,28 +82,17 @@ def check_row(row: RecordedRow, found: RecordedCollective, by_group: CasesByGrou
 
 
 def _check_values(value: object, where: str, but: Collection[str] = ()) -> None:
-    """Refuse numbers so large that what is made of them would be none, and texts that no output can show.
+    """Refuse numbers so large that results would overflow, and texts that no output can show.
 
     Of the fields of `but`, which hold what a user has set, texts may be any.
     """
-    plain = to_plain(value)
-    for each in _values({name: held for name, held in plain.items() if name not in but}):
+    plain = {name: held for name, held in to_plain(value).items() if name not in but}
+    for _, each in leaves(plain, where):
         if isinstance(each, str):
             if not each.translate(_WHITE).isprintable():
                 raise UsageError(f"{where}: {each[:40]!a}", expected="printable characters")
-        elif abs(each) > (_MOST if isinstance(each, float) else _MOST_WHOLE):
+        elif each is not None and abs(each) > (_MOST if isinstance(each, float) else _MOST_WHOLE):
             raise UsageError(f"{where}: a number beyond {_MOST:g}", expected="a figure that a machine can have")
-
-
-def _values(plain: Any) -> Iterator[int | float | str]:
-    if isinstance(plain, dict):
-        yield from plain
-        plain = list(plain.values())
-    if isinstance(plain, list):
-        for each in plain:
-            yield from _values(each)
-    elif plain is not None:
-        yield plain
 
 
 def _check_ranks(found: RecordedCollective, where: str) -> None:
@@ -117,7 +106,7 @@ def _check_ranks(found: RecordedCollective, where: str) -> None:
 
 
 def _are_all(parts: Sequence[RankGroup], count: int) -> bool:
-    """Whether groups have every rank once, and names of their own."""
+    """True if groups have every rank once, and names of their own."""
     ranks = sorted(rank for part in parts for rank in part.ranks)
     names = {part.name for part in parts}
     return ranks == list(range(count)) and all(part.ranks for part in parts) and len(names) == len(parts)

@@ -1,4 +1,4 @@
-"""The report of a recorded collective: its raw samples go the way of those that are measured."""
+"""The report of a recorded collective, made of its raw samples as it is of measured ones."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -8,11 +8,10 @@ from gpubench.collectives.record import Collective
 from gpubench.errors import UsageError, advising
 from gpubench.measure.collective.cases import JobFacts, SweepRequest
 from gpubench.measure.collective.path_evidence import unwatched
-from gpubench.measure.collective.path_judge import PathJudge, PathObservations
+from gpubench.measure.collective.path_judge import PathJudge
 from gpubench.measure.collective.recording import (
     Model,
     RecordedCollective,
-    RecordedObservations,
     RecordedRow,
     RecordingLine,
     file_of,
@@ -22,6 +21,7 @@ from gpubench.measure.collective.row_collector import Measured, RowCollector
 from gpubench.measure.collective.simulated import simulate, staged_paths
 from gpubench.measure.collective.split_groups import NamedRows, PartReport, together
 from gpubench.measure.collective.variants import with_winners
+from gpubench.model.paths.wiring import Wiring
 from gpubench.model.results.report import CollectiveRow, Report
 from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.progress import UNWATCHED
@@ -79,73 +79,50 @@ def replay(
     found: RecordedCollective,
     recorded: RecordedRows,
     collective: Collective,
-    around: Circumstances,
+    circumstances: Circumstances,
     listener: Listener[CollectiveRow],
     *,
     strict: bool,
 ) -> Report:
-    """Hand the rows to the listener as if they were measured now, and say of them what was said then.
+    """Hand the rows to the listener as if they were measured now; the report is the same as then.
 
-    `around` are the nodes and processes of the recording. With `strict` paths are judged.
+    `circumstances` are the nodes and processes of the recording. With `strict` paths are judged.
     """
-    request = found.asked.request(collective)
-    if found.model is None:
-        report = _measured(found, recorded.rows, request, around, listener, strict=strict)
+    request, rows = found.asked.request(collective), recorded.rows
+    if found.model is not None:
+        report = _simulated(found, found.model, rows, request, circumstances.wiring, listener, strict=strict)
     else:
-        report = _simulated(found, found.model, recorded.rows, request, around, listener, strict=strict)
-    return report if recorded.is_whole else _cut_short(report, recorded.rows, collective)
+        judge = None
+        if found.testimony is not None:
+            judge = PathJudge(request, found.testimony.restored(circumstances), strict=strict, origin=Origin.RECORDED)
+        report = _measured(found, rows, request, listener, judge)
+    return report if recorded.is_whole else _cut_short(report, rows, collective)
 
 
 def _measured(
     found: RecordedCollective,
     rows: Sequence[RecordedRow],
     request: SweepRequest,
-    around: Circumstances,
     listener: Listener[CollectiveRow],
-    *,
-    strict: bool,
+    judge: PathJudge | None,
 ) -> Report:
-    judge = None
-    if found.testimony is not None:
-        judge = PathJudge(request, _testimony(found.testimony, around), strict=strict, origin=Origin.RECORDED)
-    tallies = {
-        None if part is None else part.name: _CollectedRows(
-            RowCollector(found.ranks_of(part), listener if part is None else NamedRows(part, listener), judge),
-            len(found.ranks_of(part)),
-            len({each.node for each in found.ranks_of(part)}),
-        )
-        for part in found.groups
+    groups = {None if part is None else part.name: part for part in found.groups}
+    collectors = {
+        name: RowCollector(found.ranks_of(part), listener if part is None else NamedRows(part, listener), judge)
+        for name, part in groups.items()
     }
     shown = []
     for row in rows:
-        tallied = tallies[row.group]
-        job = JobFacts(row.backend, Origin.RECORDED, tallied.ranks, tallied.nodes)
+        ranks = found.ranks_of(groups[row.group])
+        job = JobFacts(row.backend, Origin.RECORDED, len(ranks), len({each.node for each in ranks}))
         measured = Measured(row.sample.row(request, row.case, job), row.sample)
-        shown.append(tallied.tally.take(row.case, measured, UNWATCHED, watched=row.backend == found.backend))
-    reports = [each.tally.report() for each in tallies.values()]
+        observed = row.backend == found.backend
+        shown.append(collectors[row.group].add(row.case, measured, UNWATCHED, observed=observed))
+    reports = [each.report() for each in collectors.values()]
     report = together([PartReport.of(each) for each in reports]) if found.parts else reports[0]
     if found.refused is not None:
         report = with_winners(report, shown, found.refused)
     return report if judge is not None else unwatched(report, found.unwatched, Origin.RECORDED)
-
-
-@dataclass(frozen=True, slots=True)
-class _CollectedRows:
-    """The rows of a group, and how many ranks and nodes it has."""
-
-    tally: RowCollector
-    ranks: int
-    nodes: int
-
-
-def _testimony(known: RecordedObservations, around: Circumstances) -> PathObservations:
-    return PathObservations(
-        heard=known.heard.heard(),
-        under={name: heard.heard() for name, heard in known.under.items()},
-        due=[(sent, received) for sent, received in known.due],
-        traffic=known.traffic,
-        around=replace(around, settings=known.settings),
-    )
 
 
 def _simulated(
@@ -153,19 +130,16 @@ def _simulated(
     model: Model,
     rows: Sequence[RecordedRow],
     request: SweepRequest,
-    around: Circumstances,
+    wiring: Wiring,
     listener: Listener[CollectiveRow],
     *,
     strict: bool,
 ) -> Report:
     seconds = [[answer.seconds for answer in row.sample.answers] for row in rows]
     staged = [(source, destination) for source, destination in model.staged]
-    node = around.wiring.nodes.__getitem__
-    outcome = staged_paths(staged, found.ranks, node, model.source, strict=strict)
-    nodes = len(found.hosts)
-    return simulate(
-        request, len(found.ranks), nodes, lambda _size, row: seconds[row], listener, outcome, most_rows=len(rows)
-    )
+    outcome = staged_paths(staged, found.ranks, wiring.nodes.__getitem__, model.source, strict=strict)
+    ranks, nodes = len(found.ranks), len(found.hosts)
+    return simulate(request, ranks, nodes, lambda _size, row: seconds[row], listener, outcome, most_rows=len(rows))
 
 
 def _cut_short(report: Report, rows: Sequence[RecordedRow], collective: Collective) -> Report:

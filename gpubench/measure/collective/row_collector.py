@@ -1,11 +1,12 @@
-"""What is said of the rows of a sweep: each as it is measured, and in the end all of them."""
+"""The rows of a sweep: handed on as they are measured, and in the end the report on all of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from gpubench.measure.collective.cases import Case, JobFacts, SweepRequest, describe
-from gpubench.measure.collective.path_judge import PathJudge, PathObservations
+from gpubench.measure.collective.path_evidence import PathObservations
+from gpubench.measure.collective.path_judge import PathJudge
 from gpubench.measure.collective.rank_timings import RankTimings
 from gpubench.measure.collective.timing import OwnTimes
 from gpubench.model.facts.gpu_condition import GpuCondition
@@ -22,9 +23,9 @@ from gpubench.ports.listener import Listener
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a rank has to say of a row: its seconds an operation, when it entered them, and its wrong elements.
+    """A rank's part of a row: its seconds an operation, when it entered them, and its wrong elements.
 
-    `condition` is its GPU's, where it is known when it entered operations, and so who is late.
+    `condition` is that of its GPU, read only where it is known when it entered operations.
     """
 
     seconds: float
@@ -35,7 +36,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class RowSample:
-    """What a row is made of: what its first rank timed, and what each rank answered, in rank order."""
+    """The sample behind a row: the times of its first rank, and each rank's answer, in rank order."""
 
     own: OwnTimes
     answers: tuple[Answer, ...]
@@ -48,31 +49,31 @@ class RowSample:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A row, on every rank, and, on the first, what it is made of."""
+    """A row, on every rank, with its sample on the first."""
 
     row: CollectiveRow
     sample: RowSample | None
 
 
 class Recorder(Protocol):
-    """Who writes down what rows and verdicts are made of; every rank has to call it alike."""
+    """Writes down what rows and verdicts are made of; every rank has to call it alike."""
 
-    def begin(self, testimony: PathObservations | None, refused: Sequence[RefusedRow] | None) -> None:
-        """What is known before the first row: of paths, where the first rank knows, and what could not run.
+    def begin(self, observations: PathObservations | None, refused: Sequence[RefusedRow] | None) -> None:
+        """Record what is known before the first row: observations of paths, on the first rank, and what was refused.
 
-        `refused` is None where the sweep has one way.
+        `refused` is None where the sweep has one variant.
         """
         ...
 
     def row(self, case: Case, measured: Measured) -> None:
-        """One more row."""
+        """Record a row."""
         ...
 
 
 class NoRecorder:
     """Nothing is written down."""
 
-    def begin(self, testimony: PathObservations | None, refused: Sequence[RefusedRow] | None) -> None:
+    def begin(self, observations: PathObservations | None, refused: Sequence[RefusedRow] | None) -> None:
         """Nothing."""
 
     def row(self, case: Case, measured: Measured) -> None:
@@ -83,10 +84,9 @@ NO_RECORDER = NoRecorder()
 
 
 class RowCollector:
-    """Hands rows on as they are measured, and knows in the end what is to be said of all of them.
+    """Hands rows on as they are measured, and makes the report on all of them.
 
-    The judge, of the first rank alone, knows the paths; `refused` are the ways that could not run, None where there was
-    only one.
+    Only the first rank has a judge of paths. `refused` are the variants that could not run, None where there is one.
     """
 
     def __init__(
@@ -94,28 +94,28 @@ class RowCollector:
         identities: Sequence[RankIdentity],
         listener: Listener[CollectiveRow],
         judge: PathJudge | None,
-        keeper: Recorder = NO_RECORDER,
+        recorder: Recorder = NO_RECORDER,
         refused: Sequence[RefusedRow] | None = None,
     ) -> None:
         self._identities = identities
         self._listener = listener
         self._judge = judge
-        self._keeper = keeper
-        self._attendance = RankTimings(identities)
+        self._recorder = recorder
+        self._rank_timings = RankTimings(identities)
         self._verdicts: list[Verdict] = []
         self._failures: list[tuple[CollectiveRow, Sequence[int]]] = []
-        keeper.begin(None if judge is None else judge.testimony, refused)
+        recorder.begin(None if judge is None else judge.observations, refused)
 
-    def take(self, case: Case, measured: Measured, progress: Progress, *, watched: bool = True) -> CollectiveRow:
-        """One more row, as the listener gets it: with what is known of its paths, where they were watched."""
+    def add(self, case: Case, measured: Measured, progress: Progress, *, observed: bool = True) -> CollectiveRow:
+        """Add a row; return it as the listener gets it: with what is known of its paths, if these are observed."""
         row, answers = measured.row, () if measured.sample is None else measured.sample.answers
         wrong_by_rank = [answer.wrong for answer in answers]
         if answers:
-            self._attendance.take(row, [(answer.seconds, answer.entries) for answer in answers])
-            self._attendance.look([answer.condition for answer in answers])
+            self._rank_timings.add_row(row, [(answer.seconds, answer.entries) for answer in answers])
+            self._rank_timings.add_conditions([answer.condition for answer in answers])
         progress.enter(Phase.OUTPUT, case.label)
-        self._keeper.row(case, measured)
-        if self._judge is not None and watched:
+        self._recorder.row(case, measured)
+        if self._judge is not None and observed:
             row = self._judge.row(case, row, wrong_by_rank)
         self._listener.row(row)
         self._verdicts.append(Verdict(row.verdict) if row.verdict else Verdict.SKIP)
@@ -127,17 +127,17 @@ class RowCollector:
         """Verdict, findings and sections."""
         findings = (_wrong_data(self._failures, self._identities),) if self._failures else ()
         report = _report(self._verdicts, findings, self._judge)
-        late = self._attendance.findings()
+        late = self._rank_timings.findings()
         return replace(
             report,
             verdict=overall([report.verdict, *(finding.severity for finding in late)]),
             findings=(*report.findings, *late),
-            sections={**report.sections, **self._attendance.sections()},
+            sections={**report.sections, **self._rank_timings.sections()},
         )
 
 
 def _report(verdicts: Sequence[Verdict], findings: Sequence[Finding], judge: PathJudge | None) -> Report:
-    """The report with what the judge has to say; where paths are judged, a doubt about them fails."""
+    """The report with the verdict on paths; with `strict`, a warning about them fails."""
     if judge is None:
         return Report(verdict=overall(verdicts), complete=True, findings=findings)
     outcome = judge.outcome()

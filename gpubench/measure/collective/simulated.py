@@ -1,4 +1,4 @@
-"""The rows of a collective on a machine that does not exist: a model's times in the place of measured ones."""
+"""The rows of a collective on a simulated machine: a model's times in place of measured ones."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -58,7 +58,7 @@ def staged_paths(
     *,
     strict: bool,
 ) -> PathOutcome:
-    """What the model says of the pairs of ranks that faults make go through host memory; only their nodes count."""
+    """The verdict on the pairs of ranks that faults make go through host memory; only their nodes are read."""
     used = {identities[rank].node for pair in staged for rank in pair}
     wiring = Wiring(identities, {number: node(number) for number in used})
     return simulated(staged, wiring, source, strict=strict)

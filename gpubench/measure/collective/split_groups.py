@@ -1,12 +1,11 @@
-"""The same collective in several groups of ranks at once: they keep in step, and the first rank hears of all."""
+"""The same collective in several groups of ranks at once: they keep in step, and the first rank reports on all."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from gpubench.model.results.rank_times import RANK_TIMES_SECTION, RankTimeRow
-from gpubench.model.results.report import CollectiveRow, Metadata, Report, Row, Table
-from gpubench.model.terms.lateness import ClockOffset
+from gpubench.model.results.report import CollectiveRow, Report, Row, Table
 from gpubench.model.terms.split import RankGroup
 from gpubench.model.terms.verdict import Finding, Verdict, overall
 from gpubench.ports.group import Group
@@ -19,43 +18,15 @@ class InStep:
     """A group whose barriers are those of the whole job, so that all groups begin together what is timed."""
 
     def __init__(self, own: Group, whole: Group) -> None:
-        self._own = own
-        self._whole = whole
-        self.rank = own.rank
-        self.size = own.size
-
-    def gather(self, value: T) -> list[T]:
-        """Every value of the group, on all its ranks."""
-        return self._own.gather(value)
-
-    def collect(self, value: T) -> list[T] | None:
-        """Every value of the group, on its first rank."""
-        return self._own.collect(value)
-
-    def broadcast(self, value: T | None, root: int = 0) -> T:
-        """The value of the group's root."""
-        return self._own.broadcast(value, root)
-
-    def barrier(self) -> None:
-        """Return once every rank of the job has called it."""
-        self._whole.barrier()
-
-    def largest(self, values: Sequence[float]) -> Sequence[float]:
-        """Each of the values where it is largest in the group."""
-        return self._own.largest(values)
-
-    def clock_offset(self) -> ClockOffset:
-        """How this rank's clock differs from that of the group's first rank."""
-        return self._own.clock_offset()
-
-    def split(self, color: int, key: int) -> Group:
-        """A part of this group alone."""
-        return self._own.split(color, key)
+        self.rank, self.size = own.rank, own.size
+        self.gather, self.collect, self.broadcast = own.gather, own.collect, own.broadcast
+        self.largest, self.clock_offset, self.split = own.largest, own.clock_offset, own.split
+        self.barrier = whole.barrier
 
 
 @dataclass(frozen=True, slots=True)
 class PartReport:
-    """What the first rank of a group has to say in the end, as it travels."""
+    """The part of a group's report that its first rank sends to the first rank of the job."""
 
     verdict: Verdict
     findings: tuple[Finding, ...]
@@ -94,26 +65,15 @@ class NamedRows:
     def __init__(self, part: RankGroup, listener: Listener[CollectiveRow]) -> None:
         self._part = part
         self._listener = listener
-
-    def begin(self, metadata: Metadata) -> None:
-        """Passed on."""
-        self._listener.begin(metadata)
-
-    def progress(self, done: int, total: int, label: str) -> None:
-        """Passed on."""
-        self._listener.progress(done, total, label)
+        self.begin, self.progress, self.end = listener.begin, listener.progress, listener.end
 
     def row(self, row: CollectiveRow) -> None:
         """A row with the group's name; ranks are counted in the whole job."""
         self._listener.row(named(row, self._part))
 
-    def end(self, report: Report) -> None:
-        """Passed on."""
-        self._listener.end(report)
-
 
 class GroupRows(NamedRows):
-    """The listener of one group while all measure at once: the first rank of the job hears a row of every group."""
+    """The listener of one group while all measure at once: the first rank of the job gets a row of every group."""
 
     def __init__(self, part: RankGroup, own: Group, whole: Group, listener: Listener[CollectiveRow]) -> None:
         super().__init__(part, listener)

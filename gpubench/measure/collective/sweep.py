@@ -60,7 +60,11 @@ def fitting_all(
 
 
 def check_root(collective: Collective, root: int, ranks: int) -> None:
-    """Raise UsageError where `--root` is no rank of the job."""
+    """Refuse a `--root` that is no rank of the job.
+
+    Raises:
+        UsageError: it is none.
+    """
     if collective.rooted and not 0 <= root < ranks:
         raise UsageError(f"--root {root} with {ranks} ranks", expected=f"a rank from 0 to {ranks - 1}")
 
@@ -71,42 +75,44 @@ def measure(
     backend: Backend,
     identities: Sequence[RankIdentity],
     listener: Listener[CollectiveRow],
-    company: Observers = NO_OBSERVERS,
+    observers: Observers = NO_OBSERVERS,
 ) -> Report:
     """Measure every case of the request; rows go to `listener` as they are measured, on every rank alike.
 
-    The report of the first rank has what the witness found.
+    The report of the first rank has the verdict on paths.
     """
-    witness, progress = company.witness, company.progress
+    path_observer, progress = observers.path_observer, observers.progress
     sweep = Sweep(
-        request, group, backend, job_facts(backend, identities), Buffers.of(backend, max(request.sizes)), company
+        request, group, backend, job_facts(backend, identities), Buffers.of(backend, max(request.sizes)), observers
     )
     every_case = tuple(cases(request, group.size))
-    if witness is not None:
-        witness.try_out(every_case, sweep.try_once)
+    if path_observer is not None:
+        path_observer.try_out(every_case, sweep.try_once)
     sweep.warm_up(every_case)
-    tally = RowCollector(identities, listener, None if witness is None else witness.judge(), company.keeper)
+    collector = RowCollector(
+        identities, listener, None if path_observer is None else path_observer.judge(), observers.recorder
+    )
     for number, case in enumerate(every_case):
         listener.progress(number, len(every_case), f"{request.collective.name} {case.label}")
-        tally.take(case, sweep.row(number, case), progress)
-    return tally.report()
+        collector.add(case, sweep.row(number, case), progress)
+    return collector.report()
 
 
 def job_facts(backend: Backend, identities: Sequence[RankIdentity]) -> JobFacts:
-    """What rows say of the job that these ranks are."""
+    """The facts of a job that its rows repeat."""
     return JobFacts(backend.name, Origin.MEASURED, len(identities), len({each.node for each in identities}))
 
 
 @dataclass(frozen=True, slots=True)
 class Buffers:
-    """Two of the largest size."""
+    """The send and receive buffers, of the largest size."""
 
     send: Memory
     receive: Memory
 
     @classmethod
     def of(cls, backend: Backend, size_bytes: int) -> "Buffers":
-        """New ones."""
+        """New buffers of a backend."""
         return cls(backend.allocate(size_bytes), backend.allocate(size_bytes))
 
 
@@ -116,7 +122,7 @@ Issue = Callable[[Call], Launch]
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """What all rows of a sweep share: the job, the backend, its buffers, and how operations are issued.
+    """The parts that all rows of a sweep share: the job, the backend, its buffers, and how operations are issued.
 
     `issue` is None where they are the backend's own.
     """
@@ -126,17 +132,17 @@ class Sweep:
     backend: Backend
     job: JobFacts
     buffers: Buffers
-    company: Observers
+    observers: Observers
     issue: Issue | None = None
 
     def row(self, number: int, case: Case) -> Measured:
-        """Measure and verify one case, with data that are those of no other number.
+        """Measure and verify one case; the data differ for every `number`.
 
-        Of thousands of ranks, only the first is to hold something of each.
+        Only the first rank holds an answer of each of thousands of ranks.
         """
         launches = [self._launch(case, buffer) for buffer in range(self._rotated(case))]
         own = self._time(number * 2, case, launches)
-        condition = None if own.entries is None else self.company.read_condition()
+        condition = None if own.entries is None else self.observers.read_condition()
         wrong = self._verify(number * 2, case, launches) if self.request.check else 0
         answers = self.group.collect(Answer(own.seconds, own.entries, wrong, condition))
         sample = None if answers is None else RowSample(own, tuple(answers))
@@ -145,21 +151,20 @@ class Sweep:
 
     def try_once(self, case: Case) -> None:
         """Run one operation of a case, untimed; the first connects ranks."""
-        self.company.progress.enter(Phase.TRY_OUT, case.label, 1)
+        self.observers.progress.enter(Phase.TRY_OUT, case.label, 1)
         self.backend.seconds(self.backend.bind([self._launch(case, 0)], 0))
 
     def warm_up(self, cases: Sequence[Case]) -> None:
-        """Run every case once, untimed, as nccl-tests does before its first row, and in place too; then a row for
-        nothing, which is done with as soon as a row can be.
+        """Run every case once, untimed and in place too, as nccl-tests does before its first row.
 
-        Libraries connect and load kernels at first use, and so do what fills and checks buffers.
+        Then one discarded row, so that first-use costs of filling and checking buffers fall outside the measurement.
         """
         once = min(1, self.request.warmup)
         for number, case in enumerate(cases):
-            self.company.progress.enter(Phase.WARM_UP if number else Phase.CONNECTING, case.label, once)
+            self.observers.progress.enter(Phase.WARM_UP if number else Phase.CONNECTING, case.label, once)
             self.backend.seconds(self.backend.bind([self._launch(case, 0)] * once, 0))
-        hasty = replace(self.request, sampling=replace(self.request.sampling, budget_seconds=0.0))
-        replace(self, request=hasty).row(0, cases[0])
+        short = replace(self.request, sampling=replace(self.request.sampling, budget_seconds=0.0))
+        replace(self, request=short).row(0, cases[0])
 
     def _warm_up_row(self, launches: Sequence[Launch]) -> float:
         """Seconds an operation took; 0 without a warm-up."""
@@ -195,26 +200,26 @@ class Sweep:
         return Region(self.buffers.receive, (start + self.group.rank * step) * case.dtype.size_bytes)
 
     def _time(self, row: int, case: Case, launches: Sequence[Launch]) -> OwnTimes:
-        """What an operation took on this rank.
+        """The times of this rank.
 
         The warm-up comes before the buffers are poisoned, so that its results cannot pass for timed ones.
         """
         request = self.request
-        self.company.progress.enter(Phase.WARM_UP, case.label)
+        self.observers.progress.enter(Phase.WARM_UP, case.label)
         self._fill(row, case, len(launches))
         timer = Timer(request.sampling, self.group, self.backend, request.graph_replays)
         seconds_each = timer.learn(launches, self._warm_up_row(launches))
         if request.check and case.placement is Placement.OUT_OF_PLACE:
             self.buffers.receive.fill_byte(len(launches) * case.size_bytes, POISON)
         operations = (request.sampling.iterations or 0) * max(1, request.graph_replays)
-        self.company.progress.enter(Phase.OPERATION, case.label, operations)
+        self.observers.progress.enter(Phase.OPERATION, case.label, operations)
         return timer.time(launches, seconds_each)
 
     def _verify(self, row: int, case: Case, launches: Sequence[Launch]) -> int:
         """Wrong elements on this rank: of every timed buffer, or in place of one more operation on fresh data."""
         rank, ranks, layout = self.group.rank, self.group.size, case.layout
         buffers, offset = len(launches), 0
-        self.company.progress.enter(Phase.VERIFICATION, case.label)
+        self.observers.progress.enter(Phase.VERIFICATION, case.label)
         if case.placement is Placement.IN_PLACE:
             row, buffers, offset = row + 1, 1, rank * layout.in_place_receive
             self._fill(row, case, buffers)

@@ -1,4 +1,4 @@
-"""How one row is timed: so many operations at once, batches until their mean is known, or each operation alone."""
+"""The timing of one row: a number of operations at once, batches until their mean is known, or each operation alone."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ _MOST_SAMPLES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class OwnTimes:
-    """What a rank timed of a row: its seconds an operation, how many of them, and what all ranks agreed on besides.
+    """A rank's times of a row: its seconds an operation, how many of them, and what all ranks agreed on.
 
     `samples` are the first of the seconds that this rests on, where there are several: of this rank's batches, or of
     operations alone by their slowest rank.
@@ -114,7 +114,7 @@ class Timer:
                 )
 
     def _agree(self, values: Sequence[float], a_batch: int, seconds: float) -> tuple[BatchTimes, Effort]:
-        """What the first rank makes of the batches of all, and what was spent on them."""
+        """The first rank's statistics of all ranks' batches, and the effort spent on them."""
         collected = self.group.collect((Spread.of(values), seconds))
         decision = None
         if collected is not None:
@@ -167,7 +167,7 @@ class Timer:
         return EntryTimes.of(own, first, last, max(before.uncertainty, after.uncertainty))
 
     def _note(self, effort: Effort) -> str | None:
-        """What is to be said where as many as it takes were asked for, and it takes more than there was time for."""
+        """The note of a row whose interval did not get tight within the budget."""
         interval = effort.interval
         if self.sampling.iterations is not None or (interval is not None and interval <= INTERVAL):
             return None

@@ -1,4 +1,4 @@
-"""The same sweep in several ways, side by side: the library's own choice, settings of it, other backends."""
+"""The same sweep in several variants, side by side: the library's own choice, settings of it, other backends."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -6,7 +6,7 @@ from functools import partial
 from typing import TypeVar
 
 from gpubench.measure.collective.cases import Case, SweepRequest, cases
-from gpubench.measure.collective.logged_choices import Key, key_of
+from gpubench.measure.collective.logged_choices import OperationKey, key_of
 from gpubench.measure.collective.observers import NO_OBSERVERS, Observers
 from gpubench.measure.collective.row_collector import RowCollector
 from gpubench.measure.collective.sweep import Buffers, Issue, Sweep, job_facts
@@ -24,12 +24,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepVariant:
-    """One way to run a collective: a backend as it is, or with operations that are opened for it.
+    """One variant of a sweep: a backend as it is, or with operations opened under a setting.
 
-    `setting` is its name in rows, None of a backend's own choice. `open` returns how operations are issued, `drop`
-    gives that up again; it is for cases that `fits`. `refusals` are what the library raises where it cannot do what
-    it is asked to, and `explain` puts one into words. `is_heard` is whether its log names what is chosen under the
-    setting.
+    `setting` is its name in rows, None for the backend's own choice. `open` returns how operations are issued, `drop`
+    releases that. `fits` tells the cases that it can run. `refusals` are the exceptions by which the library refuses a
+    setting, `explain` their text. `logs_choices` is whether the library logs what it chooses under the setting.
     """
 
     setting: str | None
@@ -39,111 +38,118 @@ class SweepVariant:
     drop: Callable[[Issue], None] = lambda _issue: None
     refusals: tuple[type[Exception], ...] = ()
     explain: Callable[[Exception], str] = str
-    is_heard: bool = False
+    logs_choices: bool = False
+
+    @property
+    def name(self) -> str:
+        """The setting, else the backend."""
+        return self.setting or self.backend.name
 
 
 def measure_variants(
     request: SweepRequest,
     group: Group,
-    ways: Sequence[SweepVariant],
+    variants: Sequence[SweepVariant],
     identities: Sequence[RankIdentity],
     listener: Listener[CollectiveRow],
-    company: Observers = NO_OBSERVERS,
+    observers: Observers = NO_OBSERVERS,
 ) -> Report:
-    """Measure every case in every way, one way after the other, then the next case; the first way once more at its end.
+    """Measure every case in all variants, one after the other, the first once more at the end; then the next case.
 
-    So all ways of a case are neighbours in time, and what the first took before and after all others says how much a
-    time is worth. What cannot run is left out, with the reason, on every rank alike.
+    So the variants of a case are neighbours in time, and the two times of the first show how much a time varies. A
+    variant that cannot run is left out on every rank alike, with the reason.
     """
-    runs = _Runs(request, group, identities, company)
-    runs.begin(ways)
-    judge = None if company.witness is None else company.witness.judge()
-    tally = RowCollector(identities, listener, judge, company.keeper, runs.refused)
+    preparation = _Preparation(request, group, identities, observers)
+    runs = preparation.prepare(variants)
+    judge = None if observers.path_observer is None else observers.path_observer.judge()
+    collector = RowCollector(identities, listener, judge, observers.recorder, preparation.refused)
     rows: list[CollectiveRow] = []
-    plan = list(runs.plan())
+    plan = list(_plan(runs))
     for number, (run, case) in enumerate(plan):
         listener.progress(number, len(plan), f"{request.collective.name} {case.label}")
-        # A number of its own for every row: nothing that another way left in the buffers can pass for its result.
+        # Data differ for every number: nothing that another variant left in the buffers can pass for its result.
         measured = run.sweep.row(number, case)
-        watched = run.way.backend is ways[0].backend
-        rows.append(tally.take(case, measured, company.progress, watched=watched))
-    report = tally.report()
-    return report if group.rank != 0 else with_winners(report, rows, runs.refused)
+        observed = run.variant.backend is variants[0].backend
+        rows.append(collector.add(case, measured, observers.progress, observed=observed))
+    report = collector.report()
+    return report if group.rank != 0 else with_winners(report, rows, preparation.refused)
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """A way that can run, and the cases in which it can."""
+    """A variant that can run, and its cases."""
 
-    way: SweepVariant
+    variant: SweepVariant
     sweep: Sweep
     cases: Sequence[Case]
 
 
+def _plan(runs: Sequence[_Run]) -> Iterator[tuple[_Run, Case]]:
+    """Every row to be measured: of each case all variants that have it, then the first again."""
+    own, *others = runs
+    for case in own.cases:
+        having = [run for run in others if case in run.cases]
+        for run in (own, *having):
+            yield run, replace(case, setting=run.variant.setting)
+        if having:
+            yield own, replace(case, setting=AGAIN)
+
+
 @dataclass(slots=True)
-class _Runs:
-    """All ways of a sweep, once they have begun."""
+class _Preparation:
+    """Opens the variants, and finds out which cases each can run; `refused` are the others."""
 
     request: SweepRequest
     group: Group
     identities: Sequence[RankIdentity]
-    company: Observers
+    observers: Observers
     refused: list[RefusedRow] = field(default_factory=list)
-    _runs: list[_Run] = field(default_factory=list)
-    _buffers: dict[int, Buffers] = field(default_factory=dict)
+    _buffers: list[tuple[Backend, Buffers]] = field(default_factory=list)
 
-    def begin(self, ways: Sequence[SweepVariant]) -> None:
-        """Open every way, have every operation run once in it, and warm all up. The first has to work."""
+    def prepare(self, variants: Sequence[SweepVariant]) -> list[_Run]:
+        """Open every variant, run every operation once in it, and warm all up. The first has to work."""
         every_case = tuple(cases(self.request, self.group.size))
-        own, *others = ways
-        first = _Run(own, self._sweep(own, None), every_case)
-        self._runs.append(first)
+        own, *others = variants
+        runs = [_Run(own, self._sweep(own, None), every_case)]
 
         def try_others() -> None:
-            for way in others:
-                self._join(way, every_case)
+            found = [self._run(variant, every_case) for variant in others]
+            runs.extend(run for run in found if run is not None)
 
-        if self.company.witness is None:
+        if self.observers.path_observer is None:
             try_others()
         else:
-            self.company.witness.try_out(every_case, first.sweep.try_once, try_others)
-        for run in self._runs:
+            self.observers.path_observer.try_out(every_case, runs[0].sweep.try_once, try_others)
+        for run in runs:
             run.sweep.warm_up(run.cases)
+        return runs
 
-    def plan(self) -> Iterator[tuple[_Run, Case]]:
-        """Every row to be: of each case all ways that have it, then the first way again."""
-        own, *others = self._runs
-        for case in own.cases:
-            having = [run for run in others if case in run.cases]
-            for run in (own, *having):
-                yield run, replace(case, setting=run.way.setting)
-            if having:
-                yield own, replace(case, setting=AGAIN)
+    def _sweep(self, variant: SweepVariant, issue: Issue | None) -> Sweep:
+        """The sweep of a variant; all variants of a backend share its buffers."""
+        backend = variant.backend
+        buffers = next((buffers for other, buffers in self._buffers if other is backend), None)
+        if buffers is None:
+            buffers = Buffers.of(backend, max(self.request.sizes))
+            self._buffers.append((backend, buffers))
+        job = job_facts(backend, self.identities)
+        return Sweep(self.request, self.group, backend, job, buffers, self.observers, issue)
 
-    def _sweep(self, way: SweepVariant, issue: Issue | None) -> Sweep:
-        """Of a way; all ways of a backend share its buffers."""
-        backend = way.backend
-        if id(backend) not in self._buffers:
-            self._buffers[id(backend)] = Buffers.of(backend, max(self.request.sizes))
-        job, buffers = job_facts(backend, self.identities), self._buffers[id(backend)]
-        return Sweep(self.request, self.group, backend, job, buffers, self.company, issue)
-
-    def _join(self, way: SweepVariant, every_case: Sequence[Case]) -> None:
-        sweep, usable = self._tried(way, [case for case in every_case if way.fits(case)])
+    def _run(self, variant: SweepVariant, every_case: Sequence[Case]) -> _Run | None:
+        sweep, usable = self._tried(variant, [case for case in every_case if variant.fits(case)])
         if sweep is None or not usable:
-            return
-        if self.company.witness is not None and way.is_heard:
-            self.company.witness.try_setting(_name(way), usable, sweep.try_once)
-        self._runs.append(_Run(way, sweep, usable))
+            return None
+        if self.observers.path_observer is not None and variant.logs_choices:
+            self.observers.path_observer.try_setting(variant.name, usable, sweep.try_once)
+        return _Run(variant, sweep, usable)
 
-    def _tried(self, way: SweepVariant, every_case: Sequence[Case]) -> tuple[Sweep | None, Sequence[Case]]:
-        """The cases of which an operation has run; after a refusal no more of its type and reduction are tried.
+    def _tried(self, variant: SweepVariant, every_case: Sequence[Case]) -> tuple[Sweep | None, Sequence[Case]]:
+        """The sweep, and the cases whose operation ran; after a refusal its type and reduction are not tried further.
 
-        A communicator that has refused something is not trusted with anything else: another one takes its place.
+        A communicator that refused something is not trusted with anything else: another one takes its place.
         """
-        sweep = self._opened(way)
+        sweep = self._opened(variant)
         usable: list[Case] = []
-        tried: set[Key] = set()
+        tried: set[OperationKey] = set()
         refused: set[tuple[object, object]] = set()
         for case in every_case:
             if sweep is None:
@@ -152,51 +158,47 @@ class _Runs:
                 continue
             if key_of(case) not in tried:
                 tried.add(key_of(case))
-                _, reason = self._attempt(way, partial(sweep.try_once, replace(case, setting=way.setting)))
+                _, reason = self._attempt(variant, partial(sweep.try_once, replace(case, setting=variant.setting)))
                 if reason:
                     refused.add((case.dtype, case.op))
-                    self._refuse(way, case, reason)
-                    self._drop(way, sweep.issue)
-                    sweep = self._opened(way)
+                    self._refuse(variant, case, reason)
+                    _drop(variant, sweep.issue)
+                    sweep = self._opened(variant)
                     continue
             usable.append(case)
         return sweep, usable
 
-    def _opened(self, way: SweepVariant) -> Sweep | None:
-        """The sweep of a way, None where it cannot begin."""
-        if way.open is None:
-            return self._sweep(way, None)
-        self.company.progress.enter(Phase.CONNECTING, _name(way))
-        issue, reason = self._attempt(way, way.open)
+    def _opened(self, variant: SweepVariant) -> Sweep | None:
+        """The sweep of a variant, None where it cannot begin."""
+        if variant.open is None:
+            return self._sweep(variant, None)
+        self.observers.progress.enter(Phase.CONNECTING, variant.name)
+        issue, reason = self._attempt(variant, variant.open)
         if reason:
-            self._drop(way, issue)
-            self._refuse(way, None, reason)
+            _drop(variant, issue)
+            self._refuse(variant, None, reason)
             return None
-        return self._sweep(way, issue)
+        return self._sweep(variant, issue)
 
-    def _drop(self, way: SweepVariant, issue: Issue | None) -> None:
-        if issue is not None:
-            way.drop(issue)
-
-    def _attempt(self, way: SweepVariant, action: Callable[[], T]) -> tuple[T | None, str]:
-        """What it returns, and why it failed on any rank, empty where it did on none: the same answer on every rank."""
+    def _attempt(self, variant: SweepVariant, action: Callable[[], T]) -> tuple[T | None, str]:
+        """The result of an action, and why it failed on any rank, the same on every rank; empty where it did not."""
         outcome, reason = None, ""
         try:
             outcome = action()
-        except way.refusals as error:
-            reason = way.explain(error)
+        except variant.refusals as error:
+            reason = variant.explain(error)
         reasons = self.group.gather(reason)
         if len(set(reasons)) == 1:
             return outcome, reason
-        rank, said = next((rank, said) for rank, said in enumerate(reasons) if said)
-        return outcome, f"rank {rank}: {said}"
+        rank, reason = next((rank, reason) for rank, reason in enumerate(reasons) if reason)
+        return outcome, f"rank {rank}: {reason}"
 
-    def _refuse(self, way: SweepVariant, case: Case | None, reason: str) -> None:
+    def _refuse(self, variant: SweepVariant, case: Case | None, reason: str) -> None:
         self.refused.append(
             RefusedRow(
                 collective=self.request.collective.name,
-                backend=way.backend.name,
-                setting=_name(way),
+                backend=variant.backend.name,
+                setting=variant.name,
                 dtype=None if case is None else case.dtype,
                 op=None if case is None else case.op,
                 size_bytes=None if case is None else case.size_bytes,
@@ -205,12 +207,13 @@ class _Runs:
         )
 
 
-def _name(way: SweepVariant) -> str:
-    return way.setting or way.backend.name
+def _drop(variant: SweepVariant, issue: Issue | None) -> None:
+    if issue is not None:
+        variant.drop(issue)
 
 
 def with_winners(report: Report, rows: Sequence[CollectiveRow], refused: Sequence[RefusedRow]) -> Report:
-    """The report of rows in several ways, with the fastest of them and those that could not run."""
+    """The report with the fastest variants of its rows, and those that could not run."""
     best = winners(rows)
     sections: dict[str, Section] = {
         WINNERS_SECTION: Table(WinnerRow.columns(), lambda: best),

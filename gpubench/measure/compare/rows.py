@@ -3,8 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from gpubench.model.paths.selection import is_staged
-from gpubench.model.paths.transport import parse_transport
+from gpubench.model.paths.transport import is_staged, parse_transport
 from gpubench.model.results.report import CollectiveRow, PairRow
 from gpubench.model.results.result_file import ResultFile
 from gpubench.model.results.rows.comparison import RowKey

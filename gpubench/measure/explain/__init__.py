@@ -1,1 +1,1 @@
-"""What NCCL's log says of a job."""
+"""A job explained from NCCL's log."""

@@ -1,4 +1,4 @@
-"""What a person should know of a job's log: what is staged and why, and what the log does not say."""
+"""The findings on a job's log: what is staged and why, and what the log does not say."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -54,7 +54,7 @@ def _not_known(facts: LogFacts, summary: JobSummary, logs: Sequence[str]) -> Ite
         yield _no_connections(facts, logs)
     else:
         yield from _unknown_transports(summary.parts)
-        yield from _silent(summary.parts)
+        yield from _missing(summary.parts)
     refused = [remark.note for remark in facts.remarks if remark.note.kind is RemarkKind.NO_TRANSPORT]
     if refused:
         yield _error(
@@ -115,8 +115,8 @@ def _unknown_transports(parts: Sequence[Part]) -> Iterator[Finding]:
         )
 
 
-def _silent(parts: Sequence[Part]) -> Iterator[Finding]:
-    """Ranks, ends and communicators of which lines are not there."""
+def _missing(parts: Sequence[Part]) -> Iterator[Finding]:
+    """Ranks, ends and communicators whose lines are missing."""
     missing = {
         name_of(part.communicator): f"no log of rank {_numbers(part.communicator.missing_ranks)}"
         for part in parts
@@ -124,15 +124,15 @@ def _silent(parts: Sequence[Part]) -> Iterator[Finding]:
     }
     yield from _merged("ranks-missing", missing, "a log of every rank", "these ranks write elsewhere")
     quiet = {
-        name_of(part.communicator): f"no connection of rank {_numbers(part.silent_ranks)}, of which there is a log"
+        name_of(part.communicator): f"no connection of rank {_numbers(part.unconnected_ranks)}, of which there is a log"
         for part in parts
-        if part.silent_ranks
+        if part.unconnected_ranks
     }
     yield from _merged("ranks-silent", quiet, "connections of every rank", "its log is cut off")
     halves = {
-        name_of(part.communicator): f"one end's line alone of {_pairs(part.half_heard)}"
+        name_of(part.communicator): f"one end's line alone of {_pairs(part.one_ended)}"
         for part in parts
-        if part.half_heard.count
+        if part.one_ended.count
     }
     yield from _merged("ends-missing", halves, "both ends of a network connection", "a log is cut off or was damaged")
     unused = {
@@ -178,9 +178,9 @@ def _pairs(examples: Examples) -> str:
     return shown + (f" and {more} more" if more else "")
 
 
-def _joined(subjects: Sequence[str]) -> str:
-    more = len(subjects) - _MOST_SUBJECTS
-    return ", ".join(subjects[:_MOST_SUBJECTS]) + (f" and {more} more" if more > 0 else "")
+def _joined(texts: Sequence[str], most: int = _MOST_SUBJECTS, of_what: str = "") -> str:
+    more = len(texts) - most
+    return ", ".join(texts[:most]) + (f" and {more} more{of_what}" if more > 0 else "")
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -189,6 +189,4 @@ def _listed(names: Sequence[str]) -> str:
 
 def _numbers(numbers: Sequence[int]) -> str:
     """Ranks in ranges: '0, 2-5'."""
-    texts = compress_names([str(number) for number in numbers]).split(", ")
-    more = len(texts) - _MOST_NUMBERS
-    return ", ".join(texts[:_MOST_NUMBERS]) + (f" and {more} more ranges" if more > 0 else "")
+    return _joined(compress_names([str(number) for number in numbers]).split(", "), _MOST_NUMBERS, " ranges")

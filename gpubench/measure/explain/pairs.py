@@ -1,6 +1,6 @@
-"""Every pair of a job's log judged: direct, through host memory and why, or not known."""
+"""The verdict on every pair of ranks in a job's log: direct, through host memory and why, or unknown."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -8,6 +8,7 @@ from typing import NamedTuple
 from gpubench.causes import CAUSES
 from gpubench.causes.log_evidence import ASK_FOR_MORE, Staged, Teller
 from gpubench.causes.ranking import explain
+from gpubench.model.paths.connections import PairRoutes
 from gpubench.model.paths.nccl_log import Communicator, LogFacts, Member, Note, Remark, RemarkKind
 from gpubench.model.paths.transport import Route, TransportKind
 from gpubench.model.results.explanation import Explanation
@@ -22,10 +23,12 @@ _ABOUT_A_BUS_ID = (RemarkKind.GDR_FAR, RemarkKind.GDR_NEAR)
 _ABOUT_DEVICES = (*_ABOUT_TWO_INDICES, *_ABOUT_TWO_BUS_IDS, *_ABOUT_A_BUS_ID)
 
 _NoteOfHosts = tuple[Note, frozenset[str]]
+_Alike = tuple[PairRoutes, int | None, int | None]
+"""The routes of pairs on different hosts that are judged alike, and the kinds of their ranks."""
 
 
 class Scope(StrEnum):
-    """Whether two ranks run on one machine."""
+    """True if two ranks run on one machine."""
 
     INSIDE = "node"
     ACROSS = "network"
@@ -33,144 +36,165 @@ class Scope(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class JudgedPair:
-    """The channels of a pair that travel alike: the verdict, and what explains it where they are staged."""
+class JudgedRoute:
+    """A route with its verdict and, where it goes through host memory, what explains that."""
 
-    way: Route
+    route: Route
     family: str
     verdict: Verdict
     explanation: Explanation | None = None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class JudgedPair:
+    """The judged routes of a pair of ranks. Pairs that are judged alike share one object, so identity is its key."""
+
+    routes: tuple[JudgedRoute, ...]
+
+
 class PairGroup(NamedTuple):
-    """Destinations of one source of which the same is to be said. `ways` is one object for all groups alike."""
+    """Destinations of one source that are judged alike."""
 
     destinations: list[int]
     scope: Scope
-    ways: tuple[JudgedPair, ...]
+    judged: JudgedPair
 
 
 class PairJudge:
-    """Judges pairs; what is alike is judged once, for a job of a thousand ranks has a million pairs."""
+    """Judges pairs of ranks; those alike once, for a job of a thousand ranks has a million."""
 
     def __init__(self, facts: LogFacts) -> None:
         self._facts = facts
         self._tellers = _tellers(facts)
-        self._about = _about_devices(facts.remarks)
-        self._rdma = any(remark.note.kind is RemarkKind.RDMA_DEVICES for remark in facts.remarks)
+        self._device_notes = _device_notes(facts.remarks)
+        self._has_rdma = any(remark.note.kind is RemarkKind.RDMA_DEVICES for remark in facts.remarks)
         self._gpus: dict[str, set[str]] = {}
         for host, source, _ in facts.paths:
             self._gpus.setdefault(host, set()).add(source)
         self._refused = _refused(facts.remarks)
-        self._explained: dict[Staged, Explanation] = {}
+        self._explanations: dict[Staged, Explanation] = {}
 
     def groups(self, communicator: Communicator) -> Iterator[tuple[int, list[PairGroup]]]:
         """All pairs of a communicator: every source in order, with its destinations, those alike together."""
         members = {member.rank: member for member in communicator.members}
-        numbers: dict[object, str] = {}
-        kinds = {
-            rank: numbers.setdefault(self._kind(member), f"kind {len(numbers)}") for rank, member in members.items()
-        }
-        near = _neighbours(members.values())
-        known: dict[object, tuple[JudgedPair, ...]] = {}
-        for src, destinations, travel in communicator.connections.by_source():
-            one = members.get(src)
+        kinds = self._kinds(communicator.members)
+        near = _near_ranks(communicator.members)
+        known: dict[_Alike, JudgedPair] = {}
+        for src, by_destination in communicator.connections.by_source():
             beside = near.get(src, frozenset())
-            groups: dict[tuple[object, int], tuple[tuple[Route, ...], list[int]]] = {}
-            # What is to be said of two ranks on one host may depend on their GPUs.
-            of_whom = [dst if dst in beside else kinds.get(dst) for dst in destinations]
-            for key, dst, ways in zip(zip(of_whom, map(id, travel), strict=True), destinations, travel, strict=True):
-                found = groups.get(key)
-                if found is None:
-                    groups[key] = ways, [dst]
-                else:
-                    found[1].append(dst)
-            yield src, [self._group(one, members.get(alike[0]), ways, alike, known) for ways, alike in groups.values()]
+            groups: dict[tuple[int | None, PairRoutes], list[int]] = {}
+            for dst, pair in by_destination.items():
+                # Of two ranks on one host the judgement may depend on their GPUs; a kind is no rank, but negative.
+                groups.setdefault((dst if dst in beside else kinds.get(dst), pair), []).append(dst)
+            yield (
+                src,
+                [
+                    self._group(
+                        (pair, kinds.get(src), kind),
+                        destinations,
+                        members.get(src),
+                        members.get(destinations[0]),
+                        known,
+                    )
+                    for (kind, pair), destinations in groups.items()
+                ],
+            )
 
     def _group(
         self,
-        one: Member | None,
-        other: Member | None,
-        ways: tuple[Route, ...],
+        alike: _Alike,
         destinations: list[int],
-        known: dict[object, tuple[JudgedPair, ...]],
+        source: Member | None,
+        destination: Member | None,
+        known: dict[_Alike, JudgedPair],
     ) -> PairGroup:
-        judged = known.get(id(ways))
-        if judged is None and one and other and one.host != other.host:
-            judged = known.get((id(ways), self._kind(one), self._kind(other)))
-        if judged is None:
-            judged = tuple(self._judged(way, ways, one, other) for way in ways)
-            if all(each.explanation is None for each in judged):
-                known[id(ways)] = judged
-            elif one and other and one.host != other.host:
-                known[id(ways), self._kind(one), self._kind(other)] = judged
-        return PairGroup(destinations, _scope(one, other), judged)
+        """The group of these destinations, judged as known; on one host pairs are alike only if nothing is staged."""
+        pair = alike[0]
+        if not any(route.host_staged for route in pair.routes):
+            alike = pair, None, None
+        elif source is None or destination is None or source.host == destination.host:
+            known = {}
+        if alike not in known:
+            known[alike] = JudgedPair(tuple(self._judged(route, pair, source, destination) for route in pair.routes))
+        return PairGroup(destinations, _scope(source, destination), known[alike])
 
-    def _kind(self, member: Member) -> object:
-        """What the judgement of a path to another machine depends on."""
-        about = (member.host, member.bus_id) if member.bus_id in self._about else None
-        return about, id(self._tellers.get(member.process))
+    def _kinds(self, members: Iterable[Member]) -> dict[int, int]:
+        """A negative number for every rank: the same where judgements of paths to other machines are the same."""
+        numbers: dict[object, int] = {}
+        kinds = {}
+        for member in members:
+            gpu = (member.host, member.bus_id) if member.bus_id in self._device_notes else None
+            kinds[member.rank] = numbers.setdefault((gpu, self._tellers.get(member.process)), -1 - len(numbers))
+        return kinds
 
-    def _judged(self, way: Route, ways: tuple[Route, ...], one: Member | None, other: Member | None) -> JudgedPair:
-        if way.host_staged is None:
-            return JudgedPair(way, way.family, Verdict.ERROR)
-        if not way.host_staged:
-            return JudgedPair(way, way.family, Verdict.PASS)
-        staged = self._staged(ways, one, other)
-        if staged not in self._explained:
-            self._explained[staged] = explain(CAUSES, staged) or _unexplained(staged)
-        found = self._explained[staged]
-        return JudgedPair(way, way.family, Verdict.SKIP if found.by_design else Verdict.FAIL, found)
+    def _judged(self, route: Route, pair: PairRoutes, source: Member | None, destination: Member | None) -> JudgedRoute:
+        if route.host_staged is None:
+            return JudgedRoute(route, route.family, Verdict.ERROR)
+        if not route.host_staged:
+            return JudgedRoute(route, route.family, Verdict.PASS)
+        staged = self._staged(pair, source, destination)
+        if staged not in self._explanations:
+            self._explanations[staged] = explain(CAUSES, staged) or _unexplained(staged)
+        found = self._explanations[staged]
+        return JudgedRoute(route, route.family, Verdict.SKIP if found.by_design else Verdict.FAIL, found)
 
-    def _staged(self, ways: tuple[Route, ...], one: Member | None, other: Member | None) -> Staged:
-        ends = [end for way in ways for end in (way.sent, way.received) if end is not None and end.host_staged]
-        networks = sorted({end.network for end in ends if end.network is not None}, key=lambda name: name != "Socket")
-        network = networks[0] if networks else None
-        if one is None or other is None:
-            known = one or other
-            teller = self._tellers.get(known.process, Teller()) if known else Teller()
-            return Staged(one_node=network is None, same_host=False, network=network, source=teller, rdma=self._rdma)
-        same_host = one.host == other.host and one is not other
-        path = self._facts.paths.get((one.host, one.bus_id or "", other.bus_id or ""))
+    def _staged(self, pair: PairRoutes, source: Member | None, destination: Member | None) -> Staged:
+        """The evidence in the log on two ranks that reach each other through host memory."""
+        ends = [end for route in pair.routes for end in (route.sent, route.received) if end and end.host_staged]
+        networks = {end.network for end in ends if end.network is not None}
+        network = "Socket" if "Socket" in networks else min(networks, default=None)
+        tellers = [self._tellers.get(end.process, Teller()) for end in (source, destination) if end is not None]
+        if source is None or destination is None:
+            return Staged(
+                one_node=network is None,
+                same_host=False,
+                network=network,
+                source=tellers[0] if tellers else Teller(),
+                rdma=self._has_rdma,
+            )
+        same_host = source.host == destination.host and source is not destination
+        path = (
+            self._facts.paths.get((source.host, source.bus_id or "", destination.bus_id or "")) if same_host else None
+        )
         return Staged(
-            one_node=_scope(one, other) is Scope.INSIDE,
+            one_node=_scope(source, destination) is Scope.INSIDE,
             same_host=same_host,
             network=network,
-            path=path if same_host else None,
-            gpus=len(self._gpus.get(one.host, ())) if same_host else 0,
-            notes=tuple(dict.fromkeys(self._notes(one, other, path if same_host else None))),
-            source=self._tellers.get(one.process, Teller()),
-            destination=self._tellers.get(other.process, Teller()),
-            rdma=self._rdma,
+            path=path,
+            gpus=len(self._gpus.get(source.host, ())) if same_host else 0,
+            notes=tuple(dict.fromkeys(self._notes(source, destination, path))),
+            source=tellers[0],
+            destination=tellers[1],
+            rdma=self._has_rdma,
         )
 
     def _notes(self, one: Member, other: Member, path: str | None) -> Iterator[Note]:
-        """Lines about these two GPUs."""
+        """The lines about the GPUs of two ranks."""
         if one.host == other.host and None not in (one.nvml_index, other.nvml_index):
             indices = str(one.nvml_index), str(other.nvml_index)
             for key in (indices, indices[::-1]):
-                yield from self._on(one.host, self._about.get(key, ()))
+                yield from self._on(one.host, self._device_notes.get(key, ()))
             # NCCL does not print the driver's refusal of pairs whose path is SYS: it would not use them anyway.
             refused = [self._refused.get((one.host, index)) for index in indices]
             if path in (None, "SYS") and None not in refused:
                 yield from filter(None, refused)
         for first, second in ((one, other), (other, one)):
-            yield from self._on(one.host, self._about.get((first.bus_id or "", second.bus_id or ""), ()))
-            yield from self._on(first.host, self._about.get(first.bus_id or "", ()))
+            yield from self._on(one.host, self._device_notes.get((first.bus_id or "", second.bus_id or ""), ()))
+            yield from self._on(first.host, self._device_notes.get(first.bus_id or "", ()))
 
     def _on(self, host: str, found: Iterable[_NoteOfHosts]) -> Iterator[Note]:
         return (note for note, hosts in found if host in hosts)
 
 
 def _scope(one: Member | None, other: Member | None) -> Scope:
-    """Where two ranks are; a rank that is connected with itself talks to a switch (CollNet)."""
+    """True if two ranks are on one machine; a rank that is connected with itself talks to a switch (CollNet)."""
     if one is None or other is None:
         return Scope.UNKNOWN
     return Scope.INSIDE if one.node == other.node and one is not other else Scope.ACROSS
 
 
 def _unexplained(staged: Staged) -> Explanation:
-    """What is said where nothing in the log explains it: how to learn more."""
+    """The explanation where the log has none: how to learn more."""
     more = f"run it again with {ASK_FOR_MORE}"
     if staged.inside and any(note.about == _POLICY for note in staged.found(RemarkKind.P2P_TYPE)):
         seen = "isAllCudaP2p 1: CUDA grants these GPUs peer access, and the log does not say why NCCL keeps off it"
@@ -180,17 +204,18 @@ def _unexplained(staged: Staged) -> Explanation:
     return Explanation(UNKNOWN, seen, f"{more}; gpubench topo shows {shows}")
 
 
-def _neighbours(members: Iterable[Member]) -> dict[int, frozenset[int]]:
-    """For every rank those on its host or node."""
-    places: dict[str, set[int]] = {}
+def _near_ranks(members: Sequence[Member]) -> dict[int, frozenset[int]]:
+    """The ranks on the host or node of each rank."""
+    hosts: dict[str, set[int]] = {}
+    nodes: dict[str, set[int]] = {}
     for member in members:
-        for place in (f"host {member.host}", f"node {member.node}"):
-            places.setdefault(place, set()).add(member.rank)
-    return {member.rank: frozenset(places[f"host {member.host}"] | places[f"node {member.node}"]) for member in members}
+        hosts.setdefault(member.host, set()).add(member.rank)
+        nodes.setdefault(member.node, set()).add(member.rank)
+    return {member.rank: frozenset(hosts[member.host] | nodes[member.node]) for member in members}
 
 
 def _tellers(facts: LogFacts) -> Mapping[str, Teller]:
-    """What each process says; those that say the same share one."""
+    """The settings and notes that each process logs."""
     settings: dict[str, list[tuple[str, str]]] = {}
     notes: dict[str, list[Note]] = {}
     for setting in facts.settings:
@@ -200,16 +225,14 @@ def _tellers(facts: LogFacts) -> Mapping[str, Teller]:
         if remark.note.kind not in _ABOUT_DEVICES:
             for process in remark.processes:
                 notes.setdefault(process, []).append(remark.note)
-    shared: dict[Teller, Teller] = {}
-    found = {}
-    for process in settings.keys() | notes.keys():
-        teller = Teller(tuple(settings.get(process, ())), tuple(notes.get(process, ())))
-        found[process] = shared.setdefault(teller, teller)
-    return found
+    return {
+        process: Teller(tuple(settings.get(process, ())), tuple(notes.get(process, ())))
+        for process in settings.keys() | notes.keys()
+    }
 
 
 def _refused(remarks: Iterable[Remark]) -> Mapping[tuple[str, str], Note]:
-    """By host and NVML index, GPUs to which the driver gives no peer access over PCIe, to whomever."""
+    """By host and NVML index, the GPUs to which the driver gives no peer access over PCIe."""
     return {
         (process.rpartition(":")[0], index): remark.note
         for remark in remarks
@@ -219,8 +242,8 @@ def _refused(remarks: Iterable[Remark]) -> Mapping[tuple[str, str], Note]:
     }
 
 
-def _about_devices(remarks: Iterable[Remark]) -> Mapping[object, list[_NoteOfHosts]]:
-    """Lines about GPUs by bus id, or by two bus ids or NVML indices, and the hosts that they are of."""
+def _device_notes(remarks: Iterable[Remark]) -> Mapping[object, list[_NoteOfHosts]]:
+    """The lines about GPUs, with the hosts that log them, by bus id or by two bus ids or NVML indices."""
     found: dict[object, list[_NoteOfHosts]] = {}
     for remark in remarks:
         if remark.note.kind in _ABOUT_DEVICES:
@@ -230,6 +253,6 @@ def _about_devices(remarks: Iterable[Remark]) -> Mapping[object, list[_NoteOfHos
     return found
 
 
-def is_half_heard(way: Route) -> bool:
-    """Whether one end's line of a network connection is missing: both ends write one."""
-    return way.transport.kind is TransportKind.NET and None in (way.sent, way.received)
+def is_one_ended(route: Route) -> bool:
+    """True if the line of one end of a network connection is missing: both ends log one."""
+    return route.transport.kind is TransportKind.NET and None in (route.sent, route.received)

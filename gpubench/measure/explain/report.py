@@ -1,11 +1,11 @@
-"""What NCCL's log of a job says: facts in, a report with every path, the causes of staging and the verdict out."""
+"""The report on a job from NCCL's log: every path, the causes of staging, the verdict."""
 
 from collections.abc import Iterator, Sequence
 
 from gpubench.causes import CAUSES
 from gpubench.causes.cause import joined
 from gpubench.measure.explain.findings import findings_of
-from gpubench.measure.explain.pairs import JudgedPair, PairJudge, Scope
+from gpubench.measure.explain.pairs import JudgedRoute, PairJudge, Scope
 from gpubench.measure.explain.summary import JobSummary, summarise
 from gpubench.model.paths.evidence import Confidence
 from gpubench.model.paths.nccl_log import Communicator, LogFacts, Member
@@ -34,13 +34,13 @@ def explain(facts: LogFacts, logs: Sequence[str]) -> Report:
 
 
 def path_rows(facts: LogFacts, judge: PairJudge) -> Iterator[PathRow]:
-    """A row for all channels from one rank to another that travel alike."""
+    """A row for every route from one rank to another."""
     for communicator in facts.communicators:
         members = {member.rank: member for member in communicator.members}
         for src, groups in judge.groups(communicator):
             pairs = sorted((dst, place) for place, group in enumerate(groups) for dst in group.destinations)
             for dst, place in pairs:
-                for judged in groups[place].ways:
+                for judged in groups[place].judged.routes:
                     pair = communicator, (src, members.get(src)), (dst, members.get(dst))
                     yield _path_row(*pair, groups[place].scope, judged)
 
@@ -50,11 +50,11 @@ def _path_row(
     source_end: tuple[int, Member | None],
     destination_end: tuple[int, Member | None],
     scope: Scope,
-    judged: JudgedPair,
+    judged: JudgedRoute,
 ) -> PathRow:
     (src, source), (dst, destination) = source_end, destination_end
-    way = judged.way
-    differs = way.sent is not None and way.received is not None and way.received.name != way.sent.name
+    route = judged.route
+    differs = route.sent is not None and route.received is not None and route.received.name != route.sent.name
     return PathRow(
         communicator=communicator.id,
         src=src,
@@ -66,19 +66,19 @@ def _path_row(
         dst_pid=destination.pid if destination else None,
         dst_bus_id=destination.bus_id if destination else None,
         scope=scope.value,
-        transport=way.transport.name,
-        transport_received=way.received.name if differs and way.received else None,
-        host_staged=way.host_staged,
-        channels=way.channels,
-        peer_to_peer=way.peer_to_peer,
-        proxy_rank=way.transport.proxy_rank,
+        transport=route.transport.name,
+        transport_received=route.received.name if differs and route.received else None,
+        host_staged=route.host_staged,
+        channels=route.channels,
+        peer_to_peer=route.peer_to_peer,
+        proxy_rank=route.transport.proxy_rank,
         verdict=judged.verdict.value,
         cause=judged.explanation.id if judged.explanation else None,
     )
 
 
 def cause_rows(summary: JobSummary) -> Iterator[CauseRow]:
-    """What explains staging, in the order in which to look at it."""
+    """The causes of staging, in the order in which to look at them."""
     catalogue = {cause.id: cause for cause in CAUSES}
     for explanation, staged in summary.staged.items():
         cause = catalogue.get(explanation.id)

@@ -10,8 +10,8 @@ from gpubench.measure.paths.diagnosis import Explained
 from gpubench.measure.paths.report import PathOutcome, report_on
 from gpubench.model.paths.evidence import Conclusion, Evidence, PathEvidence, State
 from gpubench.model.paths.p2p import JUDGED_FROM_BYTES, Cell, Pair, Series, is_sooner
-from gpubench.model.paths.selection import is_staged, names
-from gpubench.model.paths.transport import Transport
+from gpubench.model.paths.selection import names
+from gpubench.model.paths.transport import Transport, is_staged
 from gpubench.model.results.fallback import End, KnownPath, fallback_rows
 from gpubench.model.terms.copies import Direction, Engine
 

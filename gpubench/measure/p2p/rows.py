@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 
 from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.paths.p2p import JUDGED_FROM_BYTES, Carried, Cell, Pair, Reference, Series, judge
-from gpubench.model.paths.selection import is_staged, names
+from gpubench.model.paths.selection import names
 from gpubench.model.paths.topology import Limit, Topology, rounded
+from gpubench.model.paths.transport import is_staged
 from gpubench.model.paths.wiring import Wiring
 from gpubench.model.profiles.profile import SHARE, Profile
 from gpubench.model.results.report import PairRow

@@ -1,4 +1,4 @@
-"""What the links of a GPU carried during copies: which way the bytes went."""
+"""The bytes that the links of a GPU carried during copies, which show the path they took."""
 
 from collections.abc import Callable
 from time import perf_counter
@@ -14,8 +14,8 @@ _PCIE_COUNTS_TO = 2**32
 """NVML's PCIe byte counters start again from 0 there."""
 
 _MOST_PCIE_BYTES = _PCIE_COUNTS_TO / 2.5
-"""What may be due, however long it takes, without going once around the counter: collectives move up to twice of that,
-and H200s count 1.09 bytes for each that is sent, 1.08 for each that is received, headers included.
+"""Bytes that may be expected, however long it takes, without going once around the counter: collectives move up to
+twice of that, and H200s count 1.09 bytes for each that is sent, 1.08 for each that is received, headers included.
 """
 
 _SURELY_ONCE_SECONDS = _PCIE_COUNTS_TO / 128e9
@@ -23,7 +23,7 @@ _SURELY_ONCE_SECONDS = _PCIE_COUNTS_TO / 128e9
 
 
 class CounterReading(NamedTuple):
-    """What the counters of a GPU said, and what a clock had said just before."""
+    """The counters of a GPU, and the seconds of a clock just before."""
 
     gpu: int
     seconds: float
@@ -39,11 +39,11 @@ class Meter:
         self._seen: set[tuple[int, str]] = set()
 
     def read(self, gpu: int) -> CounterReading:
-        """Before copies; hand it to `since` after them."""
+        """The reading before copies, to be handed to `since` after them."""
         return CounterReading(gpu, self._clock(), self._counters.read(gpu))
 
-    def since(self, reading: CounterReading, due_bytes: int, *, receives: bool = False) -> Carried:
-        """What was carried since, from that GPU or to it, where at least so many bytes were due."""
+    def since(self, reading: CounterReading, expected_bytes: int, *, receives: bool = False) -> Carried:
+        """The bytes carried since a reading, from that GPU or to it, of at least so many expected."""
         gpu, since, before = reading
         after = self._counters.read(gpu)
         if receives:
@@ -53,19 +53,19 @@ class Meter:
             nvlink = _moved(before.nvlink_sent, after.nvlink_sent)
             pcie = _moved(before.pcie_sent, after.pcie_sent)
         if pcie is not None:
-            is_once = due_bytes <= _MOST_PCIE_BYTES or self._clock() - since < _SURELY_ONCE_SECONDS
+            is_once = expected_bytes <= _MOST_PCIE_BYTES or self._clock() - since < _SURELY_ONCE_SECONDS
             pcie = pcie % _PCIE_COUNTS_TO if is_once else None
         return Carried(
             nvlink_bytes=nvlink,
-            nvlink_share=self._share((gpu, "nvlink"), nvlink, due_bytes),
+            nvlink_share=self._share((gpu, "nvlink"), nvlink, expected_bytes),
             pcie_bytes=pcie,
-            pcie_share=self._share((gpu, "pcie"), pcie, due_bytes),
+            pcie_share=self._share((gpu, "pcie"), pcie, expected_bytes),
         )
 
-    def _share(self, counter: tuple[int, str], moved: int | None, due_bytes: int) -> float | None:
-        if moved is None or due_bytes < _COUNTED_FROM_BYTES:
+    def _share(self, counter: tuple[int, str], moved: int | None, expected_bytes: int) -> float | None:
+        if moved is None or expected_bytes < _COUNTED_FROM_BYTES:
             return None
-        share = moved / due_bytes
+        share = moved / expected_bytes
         if share >= MOVED_SHARE:
             self._seen.add(counter)
         return share if counter in self._seen else None

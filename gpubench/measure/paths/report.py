@@ -1,4 +1,4 @@
-"""What is known of paths as parts of a report: the sections `evidence` and `fallback`, and findings."""
+"""The verdict on paths as parts of a report: the sections `evidence`, `fallback` and `causes`, and findings."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
-"""What busbw can reach at most on the links that an operation uses: derived from what has to pass through them.
+"""The ceiling of busbw on the links that an operation uses, derived from the bytes that have to pass through them.
 
-t is the time, S the size, f the factor between algbw and busbw, w(i) what a rank's links carry one way towards those
-that it sends to. The derivations stand in docs/limits.md.
+t is the time, S the size, f the factor between algbw and busbw, w(i) the GB/s that rank i's links carry one way to the
+ranks that it sends to. The derivations stand in docs/limits.md.
 """
 
 from collections.abc import Collection, Sequence
@@ -19,10 +19,10 @@ _SENT, _RECEIVED = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What is to be done: f, and for a byte of the size what each rank has to send and to receive, at least."""
+    """The work of an operation: f, and for a byte of the size the bytes that each rank sends and receives, at least."""
 
     busbw_factor: float
-    due: Sequence[tuple[float, float]]
+    expected_bytes: Sequence[tuple[float, float]]
 
 
 def busbw_limit(algorithm: str, pairs: Collection[Pair], wiring: Wiring) -> Limit:
@@ -31,47 +31,39 @@ def busbw_limit(algorithm: str, pairs: Collection[Pair], wiring: Wiring) -> Limi
     RING: every rank passes on f·S, so busbw = f·S/t ≤ the least w(i). TREE and PAT: all ranks together move n·f·S or
     more, so busbw ≤ the mean w(i).
     """
-    if not pairs:
-        return Limit(None, "who is connected to whom is not known")
-    if algorithm != RING and algorithm not in TOTAL_BOUND:
+    if pairs and algorithm != RING and algorithm not in TOTAL_BOUND:
         return Limit(None, f"no ceiling is derived for {algorithm}")
-    ways = _ways(pairs, wiring)
-    unknown = _unknown(ways.values())
-    if unknown is not None:
-        return unknown
-    if algorithm == RING:
-        return _least(ways.values())
-    leaving = [limit.gb_s or 0.0 for (_, way), limit in ways.items() if way == _SENT]
+    links = _links(pairs, wiring)
+    unknown = _unknown(links.values())
+    if unknown is not None or algorithm == RING:
+        return unknown or _least(links.values())
+    leaving = [limit.gb_s or 0.0 for (_, direction), limit in links.items() if direction == _SENT]
     return Limit(sum(leaving) / len(leaving), f"mean of {len(leaving)} ranks' links")
 
 
 def exchange_limit(work: Work, pairs: Collection[Pair], wiring: Wiring) -> Limit:
     """The ceiling where data go straight from rank to rank, in GB/s: a rank that has to send s·S needs t ≥ s·S/w(i)."""
-    if not pairs:
-        return Limit(None, "who is connected to whom is not known")
-    ways = _ways(pairs, wiring)
-    unknown = _unknown(ways.values())
-    if unknown is not None:
-        return unknown
-    scaled = [
-        Limit(limit.gb_s * work.busbw_factor / work.due[rank][way], limit.note)
-        for (rank, way), limit in ways.items()
-        if limit.gb_s is not None and work.due[rank][way]
-    ]
-    return _least(scaled)
+    links = _links(pairs, wiring)
+    return _unknown(links.values()) or _least(
+        [
+            Limit(limit.gb_s * work.busbw_factor / work.expected_bytes[rank][direction], limit.note)
+            for (rank, direction), limit in links.items()
+            if limit.gb_s is not None and work.expected_bytes[rank][direction]
+        ]
+    )
 
 
-def _ways(pairs: Collection[Pair], wiring: Wiring) -> dict[tuple[int, int], Limit]:
-    """By rank and direction what its links carry, towards those it sends to or from those it receives from."""
+def _links(pairs: Collection[Pair], wiring: Wiring) -> dict[tuple[int, int], Limit]:
+    """The GB/s of each rank's links by direction: to the ranks it sends to, from those it receives from."""
     peers: dict[tuple[int, int], set[Pair]] = {}
     for pair in pairs:
         peers.setdefault((pair[0], _SENT), set()).add(pair)
         peers.setdefault((pair[1], _RECEIVED), set()).add(pair)
-    return {(rank, way): _together(rank, its, wiring) for (rank, way), its in peers.items()}
+    return {(rank, direction): _carried(rank, its, wiring) for (rank, direction), its in peers.items()}
 
 
-def _together(rank: int, pairs: Collection[Pair], wiring: Wiring) -> Limit:
-    """What several pairs of a rank carry at once: their sum, and no more than all its links of that kind do."""
+def _carried(rank: int, pairs: Collection[Pair], wiring: Wiring) -> Limit:
+    """The GB/s of several pairs of a rank at once: their sum, and no more than all its links of that kind carry."""
     limits = {pair: wiring.limit(pair) for pair in sorted(pairs)}
     unknown = _unknown(limits.values())
     if unknown is not None:
@@ -88,6 +80,9 @@ def _capped(each_gb_s: Sequence[float], total: Limit) -> float:
 
 
 def _unknown(limits: Collection[Limit]) -> Limit | None:
+    """The first limit that is not known; also of no limits at all."""
+    if not limits:
+        return Limit(None, "who is connected to whom is not known")
     return next((limit for limit in limits if limit.gb_s is None), None)
 
 

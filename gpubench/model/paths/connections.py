@@ -1,219 +1,153 @@
-"""Who said what of its connections: a job of a thousand ranks has a million pairs, which say few different things."""
+"""The connections of a communicator: what every rank logs of every peer.
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+A job of a thousand ranks has a million pairs and few different sets of channels, so equal sets are one object.
+"""
+
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from functools import cache
 
-from gpubench.model.paths.transport import Edge, Route, Transport, TransportKind, routes
+from gpubench.model.paths.transport import LoggedChannels, Route, Transport, TransportKind, routes
 
 MOST_CHANNELS = 1024
-"""NCCL has 64 channels; what is beyond these is no line of NCCL's, but a garbled one."""
+"""NCCL has 64 channels; larger numbers come from garbled lines."""
 
-_STEPS = 2 * MOST_CHANNELS
 _MOST_TRANSPORTS = 4096
 _ONE_TOO_MANY = Transport("one of many more", TransportKind.UNKNOWN)
+_KINDS_A_TRANSPORT = 4
+"""Sent or received, over NCCL's connection 0 or 1."""
 
 
-def channel_step(channel: int, connection: int) -> int:
-    """A channel of NCCL's connection 0 (collectives) or 1 (send and receive) as a number."""
+def channel_code(channel: int, connection: int) -> int:
+    """The number of a channel of NCCL's connection 0 (collectives) or 1 (send and receive)."""
     return connection * MOST_CHANNELS + channel
 
 
-def _parted(step: int) -> tuple[int, int]:
-    """The kind, with NCCL's connection in it, and the bit of a channel."""
-    return step - step % MOST_CHANNELS, 1 << step % MOST_CHANNELS
+class ChannelSet:
+    """The channels that one rank logs of one peer. `bits_by_kind` has the channels' bits by kind of line, ascending.
 
-
-class Said(NamedTuple):
-    """The channels of which one end said that they travel so."""
-
-    transport: Transport
-    received: bool
-    peer_to_peer: bool
-    channel_bits: int
-
-
-class Bundle(dict[int, "Bundle"]):
-    """All that one rank said of another, also by kind and channels as `bits`. Equal ones are one object.
-
-    `hears` is whether it receives from the other.
-
-    As a dictionary: the bundle with one channel more, by a step: what `Bundles.kind` and `channel_step` say, summed.
+    `plus` caches the sets with one channel more, by that channel's code: `ChannelSets.line_code` + `channel_code`.
     """
 
-    __slots__ = ("_bundles", "bits", "hears", "said")
+    __slots__ = ("_sets", "bits_by_kind", "logged", "plus", "receives")
 
-    def __init__(self, bundles: "Bundles", bits: tuple[tuple[int, int], ...]) -> None:
-        super().__init__()
-        self._bundles = bundles
-        self.bits = bits
-        self.said = tuple(bundles.said(kind, channels) for kind, channels in bits)
-        self.hears = any(said.received for said in self.said)
+    def __init__(self, sets: "ChannelSets", bits_by_kind: tuple[tuple[int, int], ...]) -> None:
+        self._sets = sets
+        self.bits_by_kind = bits_by_kind
+        self.logged = tuple(sets.logged(kind, bits) for kind, bits in bits_by_kind)
+        self.receives = any(each.received for each in self.logged)
+        self.plus: dict[int, ChannelSet] = {}
 
-    def __missing__(self, step: int) -> "Bundle":
-        following = self[step] = self.with_channels(*_parted(step))
-        return following
+    def with_channel(self, code: int) -> "ChannelSet":
+        """The set with one channel more."""
+        if code not in self.plus:
+            kind, channel = divmod(code, MOST_CHANNELS)
+            self.plus[code] = self._with_bits(kind, 1 << channel)
+        return self.plus[code]
 
-    def has(self, step: int) -> bool:
-        """Whether the channel of that end and of that connection of NCCL's is in it, with whatever transport."""
-        kind, channel = _parted(step)
-        return any(channels & channel for other, channels in self.bits if not (other - kind) % (2 * _STEPS))
+    def with_all(self, other: "ChannelSet") -> "ChannelSet":
+        """The union of two sets."""
+        union = self
+        for kind, bits in other.bits_by_kind:
+            union = union._with_bits(kind, bits)
+        return union
 
-    def with_channels(self, kind: int, channels: int) -> "Bundle":
-        """This one and some channels, by their bits, of a kind with NCCL's connection in it."""
-        bits = dict(self.bits)
-        bits[kind] = bits.get(kind, 0) | channels
-        return self._bundles.bundle(tuple(sorted(bits.items())))
+    def has(self, code: int) -> bool:
+        """True if the channel was logged at that end of that NCCL connection, with whatever transport."""
+        kind, channel = divmod(code, MOST_CHANNELS)
+        return any(bits >> channel & 1 and not (other - kind) % _KINDS_A_TRANSPORT for other, bits in self.bits_by_kind)
 
-    def with_all(self, other: "Bundle") -> "Bundle":
-        """This one and another."""
-        both = self
-        for kind, channels in other.bits:
-            both = both.with_channels(kind, channels)
-        return both
-
-
-class ConnectionRow(dict[int, Bundle]):
-    """What one rank said, by the other rank; of one that is not in it nothing.
-
-    A rank beyond the communicator's size raises IndexError.
-    """
-
-    __slots__ = ("nothing", "size")
-
-    def __init__(self, bundles: "Bundles", size: int) -> None:
-        super().__init__()
-        self.nothing = bundles.nothing
-        self.size = size
-
-    def __missing__(self, peer: int) -> Bundle:
-        if peer >= self.size:
-            raise IndexError(peer)
-        return self.nothing
-
-    def add(self, other: Mapping[int, Bundle]) -> None:
-        """Take what another row says."""
-        for peer, bundle in other.items():
-            self[peer] = self[peer].with_all(bundle)
+    def _with_bits(self, kind: int, bits: int) -> "ChannelSet":
+        merged = dict(self.bits_by_kind)
+        merged[kind] = merged.get(kind, 0) | bits
+        return self._sets.channel_set(tuple(sorted(merged.items())))
 
 
-class Bundles:
-    """All bundles of a job, each once."""
+class ChannelSets:
+    """All different channel sets of a job, each once."""
 
     def __init__(self) -> None:
-        self._transports: list[Transport] = []
         self._numbers: dict[Transport, int] = {}
-        self._by_bits: dict[tuple[tuple[int, int], ...], Bundle] = {}
-        self.nothing = self.bundle(())
+        self._transports: list[Transport] = []
+        self._sets: dict[tuple[tuple[int, int], ...], ChannelSet] = {}
+        self.empty = self.channel_set(())
 
-    def kind(self, transport: Transport, *, received: bool) -> int:
-        """What a line says beside ranks and channel, as a number."""
-        number = self._numbers.get(transport)
-        if number is None:
-            if len(self._transports) >= _MOST_TRANSPORTS:
-                transport = _ONE_TOO_MANY
-            number = self._numbers.setdefault(transport, len(self._transports))
-            if number == len(self._transports):
-                self._transports.append(transport)
-        return (number << 1 | received) * _STEPS
+    def line_code(self, transport: Transport, *, received: bool) -> int:
+        """The number of a line's transport and end; `channel_code` adds channel and NCCL connection."""
+        if transport not in self._numbers and len(self._transports) >= _MOST_TRANSPORTS:
+            transport = _ONE_TOO_MANY
+        number = self._numbers.setdefault(transport, len(self._transports))
+        if number == len(self._transports):
+            self._transports.append(transport)
+        return (number * _KINDS_A_TRANSPORT + 2 * received) * MOST_CHANNELS
 
-    def said(self, kind: int, channels: int) -> Said:
-        """What a kind and channels, by their bits, stand for."""
-        number = kind // _STEPS
-        return Said(self._transports[number >> 1], bool(number & 1), bool(kind % _STEPS), channels)
+    def logged(self, kind: int, bits: int) -> LoggedChannels:
+        """The channels with these bits of a kind of line: a code without its channel."""
+        number, of_transport = divmod(kind, _KINDS_A_TRANSPORT)
+        received, connection = divmod(of_transport, 2)
+        return LoggedChannels(self._transports[number], bits, bool(connection), bool(received))
 
-    def bundle(self, bits: tuple[tuple[int, int], ...]) -> Bundle:
-        """The one with these channels by kind, in ascending order."""
-        found = self._by_bits.get(bits)
-        if found is None:
-            found = self._by_bits[bits] = Bundle(self, bits)
-        return found
+    def channel_set(self, bits_by_kind: tuple[tuple[int, int], ...]) -> ChannelSet:
+        """The one set with these channels."""
+        if bits_by_kind not in self._sets:
+            self._sets[bits_by_kind] = ChannelSet(self, bits_by_kind)
+        return self._sets[bits_by_kind]
+
+
+class RankConnections(dict[int, ChannelSet]):
+    """The connections that one rank logs, by peer. `size` is that of its communicator."""
+
+    __slots__ = ("empty", "size")
+
+    def __init__(self, sets: ChannelSets, size: int) -> None:
+        super().__init__()
+        self.empty = sets.empty
+        self.size = size
+
+    def of(self, peer: int) -> ChannelSet:
+        """The channels of a peer, none where it has none."""
+        return self.get(peer, self.empty)
+
+    def add(self, peer: int, code: int) -> None:
+        """Add a channel by its code."""
+        self[peer] = self.of(peer).with_channel(code)
+
+    def add_all(self, other: Mapping[int, ChannelSet]) -> None:
+        """Add the connections of another log of the same rank."""
+        for peer, channels in other.items():
+            self[peer] = self[peer].with_all(channels) if peer in self else channels
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PairRoutes:
+    """The routes from one rank to another. Pairs with the same channels share one object, so identity is its key."""
+
+    routes: tuple[Route, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Connections:
-    """What every rank of a communicator said, by rank and by the other rank."""
+    """The connections of a communicator by rank."""
 
-    rows: Mapping[int, Mapping[int, Bundle]] = field(default_factory=dict)
+    by_rank: Mapping[int, Mapping[int, ChannelSet]] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, edges: Iterable[Edge]) -> "Connections":
-        """Connections from a list of them."""
-        bundles = Bundles()
-        rows: dict[int, ConnectionRow] = {}
-        for edge in edges:
-            rank, peer = (edge.dst, edge.src) if edge.received else (edge.src, edge.dst)
-            row = rows.setdefault(rank, ConnectionRow(bundles, max(edge.src, edge.dst) + 1))
-            kind = bundles.kind(edge.transport, received=edge.received) + channel_step(0, edge.peer_to_peer)
-            row[peer] = row.get(peer, bundles.nothing).with_channels(kind, edge.channel_bits)
-        return cls(rows)
-
-    def __bool__(self) -> bool:
-        return any(self.rows.values())
-
-    def edges(self) -> Iterator[Edge]:
-        """One by one, what the ends said."""
-        for rank, row in self.rows.items():
-            for peer, bundle in row.items():
-                yield from _edges(rank, peer, bundle.said)
-
-    def pairs(self) -> Iterator[tuple[int, int, tuple[Route, ...]]]:
-        """Source, destination, and how the bytes between them travel, ordered by ranks."""
-        for src, destinations, travel in self.by_source():
-            for dst, found in zip(destinations, travel, strict=True):
-                yield src, dst, found
-
-    def by_source(self) -> Iterator[tuple[int, list[int], list[tuple[Route, ...]]]]:
-        """Every source, its destinations in order, and how the bytes to each travel: pairs alike have one object."""
-        known = _Routes()
-        heard_by: dict[int, tuple[list[int], list[Bundle]]] = {}
-        for rank, row in self.rows.items():
-            for peer, bundle in row.items():
-                if bundle.hears:
-                    ranks, bundles = heard_by.setdefault(peer, ([], []))
-                    ranks.append(rank)
-                    bundles.append(bundle)
-        for src in sorted(self.rows.keys() | heard_by.keys()):
-            own, heard = self.rows.get(src, _EMPTY), dict(zip(*heard_by.get(src, ((), ())), strict=True))
-            destinations = sorted(own.keys() | heard.keys())
-            travel = known.joined(list(map(own.get, destinations)), list(map(heard.get, destinations)))
-            if all(travel):
-                yield src, destinations, travel
-            elif any(travel):
-                kept = [place for place, found in enumerate(travel) if found]
-                yield src, [destinations[place] for place in kept], [travel[place] for place in kept]
+    def by_source(self) -> Iterator[tuple[int, dict[int, PairRoutes]]]:
+        """Every source with its destinations, both in order, and the routes to each."""
+        joined = cache(_routes)
+        receivers: dict[int, dict[int, ChannelSet]] = {}
+        for rank, peers in self.by_rank.items():
+            for peer, channels in peers.items():
+                if channels.receives:
+                    receivers.setdefault(peer, {})[rank] = channels
+        for src in sorted(self.by_rank.keys() | receivers.keys()):
+            sent, received = self.by_rank.get(src, {}), receivers.get(src, {})
+            destinations = sorted(sent.keys() | received.keys())
+            found = {dst: joined(sent.get(dst), received.get(dst)) for dst in destinations}
+            if found := {dst: pair for dst, pair in found.items() if pair.routes}:
+                yield src, found
 
 
-_EMPTY: Mapping[int, Bundle] = {}
-
-
-class _Routes(dict[tuple[int, int], tuple[Route, ...]]):
-    """What the bundles of both ends say together, by their ids."""
-
-    def joined(self, said: Sequence[Bundle | None], heard: Sequence[Bundle | None]) -> list[tuple[Route, ...]]:
-        """How the bytes travel from one rank to others: what it said of them, and what they said of it."""
-        keys = list(zip(map(id, said), map(id, heard), strict=True))
-        for place in (place for place, key in enumerate(keys) if key not in self):
-            self[keys[place]] = _ways(said[place], heard[place])
-        return [self[key] for key in keys]
-
-
-def _ways(said: Bundle | None, heard: Bundle | None) -> tuple[Route, ...]:
-    sent = [each for each in said.said if not each.received] if said is not None else []
-    received = [each for each in heard.said if each.received] if heard is not None else []
-    return routes([*_edges(0, 1, sent), *_edges(1, 0, received)])
-
-
-def _edges(rank: int, peer: int, said: Iterable[Said]) -> Iterator[Edge]:
-    """What a rank said of another."""
-    for each in said:
-        src, dst = (peer, rank) if each.received else (rank, peer)
-        yield Edge(
-            src=src,
-            dst=dst,
-            transport=each.transport,
-            channels=each.channel_bits.bit_count(),
-            peer_to_peer=each.peer_to_peer,
-            received=each.received,
-            channel_bits=each.channel_bits,
-        )
+def _routes(at_source: ChannelSet | None, at_destination: ChannelSet | None) -> PairRoutes:
+    sent = [each for each in at_source.logged if not each.received] if at_source else []
+    received = [each for each in at_destination.logged if each.received] if at_destination else []
+    return PairRoutes(routes([*sent, *received]))

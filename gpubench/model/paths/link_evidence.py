@@ -1,4 +1,4 @@
-"""What counters and bandwidth say of the path between two GPUs: evidence of the kind `measurement`."""
+"""Evidence of the kind `measurement` on the path between two GPUs, from counters and bandwidth."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ _NARROW = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """How fast the largest operation was. `passed_gb_s` is what must have passed along the path at least.
+    """The speed of the largest operation. `passed_gb_s` is the rate that must have passed along the path, at least.
 
     `busbw_gb_s` is None where other paths may have held it up.
     """
@@ -27,7 +27,7 @@ class Speed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flow:
-    """What is known of what passed along a path.
+    """The counts, speed and limits of a path.
 
     `ends` are the counts of the GPUs at its ends, of those through which something had to pass. `has_nvlinks` is
     whether NVLinks join them; `limit_gb_s` what these carry, `through_host_gb_s` what the way to host memory does.
@@ -48,7 +48,7 @@ def measured(flow: Flow) -> Evidence:
 
 
 def _counted(ends: tuple[Carried, ...]) -> Evidence | None:
-    """What both ends' counters say together; None where they say nothing, or neither clearly moved nor stood still."""
+    """The evidence of both ends' counters; None where they neither clearly moved nor stood still."""
     nvlink = [end.nvlink_share for end in ends if end.nvlink_share is not None]
     if nvlink and min(nvlink) >= MOVED_SHARE:
         moved = min(nvlink)
@@ -65,7 +65,7 @@ def _counted(ends: tuple[Carried, ...]) -> Evidence | None:
 
 
 def _nvlink_stood_still(end: Carried) -> bool:
-    """Whether NVLink counters, which may not work, moved by no share worth the name of what PCIe's did."""
+    """True if NVLink counters, which may not work, moved by no share worth the name of what PCIe's did."""
     if end.nvlink_bytes is None or end.pcie_bytes is None:
         return False
     return end.nvlink_bytes < STILL_SHARE * end.pcie_bytes

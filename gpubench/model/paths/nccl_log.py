@@ -1,4 +1,4 @@
-"""What NCCL's own log says of a job: communicators, who is in them, how they are connected, and what may explain it."""
+"""NCCL's log of a job as facts: communicators, their ranks and connections, and remarks that may explain these."""
 
 import re
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from gpubench.model.paths.transport import Tuning
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """A rank of a communicator. None is not said.
+    """A rank of a communicator. None is not logged.
 
     `bus_id` is written as lspci does. `nvml_index` counts as nvidia-smi does, whatever CUDA_VISIBLE_DEVICES says.
     `node` is what NCCL takes for the machine: the host, or NCCL_HOSTID where that is set. `process` is `host:pid`.
@@ -36,8 +36,8 @@ class Communicator:
     """One communicator as all logs together show it.
 
     `id` is NCCL's commId; of a split one its parent's with the colour; of NCCL before 2.17, which prints none, one made
-    up from its order and size. None is that of lines which no communicator could be told for. `size` and `nodes` are
-    None where no line says them. `candidates` are the communicators that lines may be of which fit several.
+    up from its order and size. None is that of lines whose communicator is not known. `size` and `nodes` are None where
+    no line says them. `candidates` are the ids of the communicators that ambiguous lines may be of.
     """
 
     id: str | None
@@ -57,7 +57,7 @@ class Communicator:
 
 @dataclass(frozen=True, slots=True)
 class LoggedSetting:
-    """A variable that NCCL took from the environment or a configuration file, and the processes that said so."""
+    """A variable that NCCL took from the environment or a configuration file, and the processes that logged it."""
 
     name: str
     value: str
@@ -65,7 +65,7 @@ class LoggedSetting:
 
 
 class RemarkKind(StrEnum):
-    """What a line explains. In brackets what it is about."""
+    """The kinds of lines that explain a choice. In brackets the values that such a line is about."""
 
     NO_RDMA_DEVICE = "no-rdma-device"
     RDMA_DEVICES = "rdma-devices"
@@ -81,7 +81,7 @@ class RemarkKind(StrEnum):
     DMA_BUF = "dma-buf"
     """(CUDA device)"""
     P2P_TYPE = "p2p-type"
-    """(all direct, all possible for the driver: '' where not said)"""
+    """(all direct, all possible for the driver: '' where not logged)"""
     DRIVER_REFUSED = "driver-refused"
     """(two NVML indices)"""
     NVLINK_REFUSED = "nvlink-refused"
@@ -114,13 +114,13 @@ class Note:
 
     @property
     def gist(self) -> str:
-        """The line without the devices that it names: of many pairs the same is to be said."""
+        """The line without the devices that it names: lines about many pairs have the same gist."""
         return _DEVICES.split(self.text)[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """A note as the first of these processes wrote it: all of them said the same of the same."""
+    """A note in the words of the first of the processes that logged it."""
 
     note: Note
     processes: tuple[str, ...]
@@ -128,12 +128,12 @@ class Remark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogFacts:
-    """All that the logs of a job say.
+    """The facts in the logs of a job.
 
-    `versions` are NCCL's; `networks` those that communicators use, by how many processes said so. `paths` is NCCL's own
-    matrix of path types by host and bus ids, where the GRAPH subsystem printed it. `warnings` are the texts of NCCL
-    WARN lines with their count. `lines` are all that were read, `nccl_lines` those of NCCL, `unreadable` those of
-    connections that were cut or garbled.
+    `versions` are NCCL's; `networks` has the number of processes by network. `paths` is NCCL's own matrix of path types
+    by host and bus ids, where the GRAPH subsystem printed it. `warnings` are the texts of NCCL WARN lines with their
+    count. `lines` are all that were read, `nccl_lines` those of NCCL, `unreadable` those of connections that were cut
+    or garbled.
     """
 
     versions: tuple[str, ...] = ()

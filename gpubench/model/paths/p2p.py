@@ -1,4 +1,4 @@
-"""What is made of measured copies: against the limit, against sibling pairs, against the profile, and who is odd."""
+"""The judgement of measured copies against limit, sibling pairs and profile, and the GPUs and pairs that are odd."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -83,7 +83,7 @@ class Carried:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What was measured of one pair in one series.
+    """The measurement of one pair in one series.
 
     `seconds` are the samples, each of one copy on average; `carried` is what links counted in the last; `transports` is
     what NCCL says that it goes over, worst first, where it is NCCL that sends.
@@ -97,7 +97,7 @@ class Cell:
 
     @property
     def is_staged(self) -> bool | None:
-        """Whether the counters say that it went through host memory; None where they say nothing.
+        """True if the counters say that it went through host memory; None where they say nothing.
 
         What went over NVLink did not, nor what no PCIe link carried: to host memory there is no other way.
         """
@@ -119,7 +119,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What a pair is compared with, in GB/s over both directions: its limit, sibling pairs, the profile."""
+    """The figures that a pair is compared with, in GB/s over both directions: its limit, sibling pairs, the profile."""
 
     limit_gb_s: float | None
     siblings_gb_s: float | None
@@ -140,12 +140,12 @@ class Reference:
 
 
 def usual(figures: Sequence[float]) -> float:
-    """What the healthy among some figures reach: the upper quartile, for one bad GPU of four spoils half of all."""
+    """The upper quartile, which the healthy among some figures reach: one bad GPU of four spoils half of all."""
     return sorted(figures, reverse=True)[len(figures) // 4]
 
 
 def siblings_gb_s(figures: Mapping[Pair, float], paths: Mapping[Pair, str], pair: Pair) -> float | None:
-    """What pairs wired like this one reach, itself included; None where there are fewer than three."""
+    """The figure that pairs wired like this one reach, itself included; None where there are fewer than three."""
     alike = [figure for other, figure in figures.items() if paths[other] == paths[pair]]
     return usual(alike) if len(alike) > 2 else None
 
@@ -158,7 +158,7 @@ _STAGED_LATENCY_GAIN = 2.0
 
 
 def looks_staged(on: Cell, off: Cell, latency_on: Cell | None, latency_off: Cell | None) -> bool:
-    """Whether large copies with peer access behave as those without: no faster, and, where it was measured, no sooner.
+    """True if large copies with peer access behave as those without: no faster, and, where it was measured, no sooner.
 
     Host-staged 16-byte copies take 8 to 20 µs, direct ones 1 to 2.5; bandwidths alone can be alike on PCIe.
     """
@@ -170,12 +170,12 @@ def looks_staged(on: Cell, off: Cell, latency_on: Cell | None, latency_off: Cell
 
 
 def is_sooner(on: Cell, off: Cell) -> bool:
-    """Whether a copy with peer access, of any size, takes so little of the time without it that it must be direct."""
+    """True if a copy with peer access, of any size, takes so little of the time without it that it must be direct."""
     return on.typical_seconds <= off.typical_seconds / _STAGED_LATENCY_GAIN
 
 
 def is_near(figure: float, reference: Reference) -> bool:
-    """Whether a figure should be measured again before it is judged."""
+    """True if a figure should be measured again before it is judged."""
     return any(abs(figure / threshold - 1) < NEAR_SHARE for threshold in reference.thresholds)
 
 
@@ -219,7 +219,7 @@ class Oddity:
 
 
 def odd_ones(figures: Mapping[Pair, float], gpus: int) -> tuple[Oddity, ...]:
-    """Who makes a matrix uneven: a GPU whose row and column are slow, one whose row or column is, or a single pair.
+    """The GPUs and pairs that make a matrix uneven: a GPU with a slow row, column or both, or a single slow pair.
 
     A cell is slow below `SLOW_SHARE` of what is usual. Rows and columns are named where more than half of their cells
     are; what a named row or column explains is not named again.

@@ -40,7 +40,7 @@ _OTHER = ("the driver gives no reason", "nvidia-smi topo -p2p r")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """What pairs that the driver refuses peer access have in common.
+    """A kind of refusal of peer access by the driver.
 
     `status` is NVML's word, '' where only CUDA refuses; whether NVLinks join the two (`wired`), or, of TNS, each of
     them to other GPUs (`mesh`); whether either is split (`mig`).
@@ -53,12 +53,12 @@ class Refusal:
 
     @property
     def by_design(self) -> bool:
-        """Whether there is nothing to repair."""
+        """True if there is nothing to repair."""
         return self.mig or (not self.wired and (self.mesh or self.status == "GNS"))
 
     @property
     def reason(self) -> str:
-        """Why, in a few words."""
+        """The reason in a few words."""
         if self.mig:
             return "MIG instances have no peer access"
         if self.mesh and not self.wired:
@@ -67,7 +67,7 @@ class Refusal:
 
     @property
     def cause_and_advice(self) -> tuple[str, str]:
-        """Why the driver refuses so, in a sentence, and what to do about it."""
+        """The reason in a sentence, and the cure."""
         if self.mig or self.wired:
             return _MIG if self.mig else _FABRIC
         return _MESH if self.mesh else _REFUSALS.get(self.status, _OTHER)
@@ -88,7 +88,7 @@ def _has_peers(gpu: GpuFacts) -> bool:
 
 
 def is_beyond_policy(node: Topology, path_class: str) -> bool:
-    """Whether NCCL, left to itself, keeps off peer access over a path class.
+    """True if NCCL, left to itself, keeps off peer access over a path class.
 
     It takes pairs up to PXB, and on AMD processors with at most two GPUs any (ncclTopoCheckP2p in src/graph/paths.cc).
     """
@@ -98,7 +98,7 @@ def is_beyond_policy(node: Topology, path_class: str) -> bool:
 
 
 def nccl_keeps_off(node: Topology, source: GpuFacts, destination: GpuFacts) -> str:
-    """Why NCCL, left to itself, does not use the peer access that a pair may have; empty where it does.
+    """The reason why NCCL, without settings, does not use the peer access of a pair; empty where it does.
 
     GPUs that lost all their NVLinks to NVSwitches are no matter of policy.
     """
@@ -109,6 +109,6 @@ def nccl_keeps_off(node: Topology, source: GpuFacts, destination: GpuFacts) -> s
 
 
 def _lost_its_switches(node: Topology, gpu: GpuFacts) -> bool:
-    """Whether a GPU has NVLinks to NVSwitches and none is active; one without a bridge just has none."""
+    """True if a GPU has NVLinks to NVSwitches and none is active; one without a bridge just has none."""
     switched = bool(node.snapshot.nvswitches) or any(link.peer is NvlinkPeer.SWITCH for link in gpu.nvlinks or ())
     return switched and bool(gpu.nvlinks) and active_links(gpu) == 0

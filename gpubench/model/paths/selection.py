@@ -1,9 +1,9 @@
-"""What a library chose: who is connected to whom over what, as all ranks say, and what of that an operation uses."""
+"""A library's choice of connections, as all ranks log it, and those that an operation uses."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from gpubench.model.paths.transport import Edge, Path, Transport, TransportKind, join
+from gpubench.model.paths.transport import Edge, Path, Transport, TransportKind, is_staged, join
 
 Pair = tuple[int, int]
 """Source and destination rank."""
@@ -22,12 +22,12 @@ They need memory that ranks reach by load and store, or multicast by NVSwitch, s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSelection:
-    """What one rank's library said.
+    """The connections that one rank logs.
 
-    `silence` is why nothing could be heard. `ring` and `tree` are the ordered pairs of neighbours that this rank named.
+    `no_log` is why its log cannot be read. `ring` and `tree` are the ordered pairs of neighbours that this rank names.
     """
 
-    silence: str = ""
+    no_log: str = ""
     edges: tuple[Edge, ...] = ()
     ring: frozenset[Pair] = frozenset()
     tree: frozenset[Pair] = frozenset()
@@ -35,13 +35,13 @@ class RankSelection:
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """The connections of an operation: the transports of every ordered pair, worst first, none where nobody said.
+    """The connections of an operation: the transports of every ordered pair, worst first, none where none is logged.
 
-    `unheard` are ranks that must take part and send to nobody, as far as was heard.
+    `unconnected` are ranks that must take part and log no connection.
     """
 
     pairs: Mapping[Pair, tuple[Transport, ...]]
-    unheard: tuple[int, ...] = ()
+    unconnected: tuple[int, ...] = ()
 
     @property
     def transport(self) -> str | None:
@@ -50,22 +50,16 @@ class Used:
 
     @property
     def host_staged(self) -> bool | None:
-        """Whether anything passes through host memory; None where nothing is known to, and something is not known."""
+        """True if anything passes through host memory; None where nothing is known to, and not all is known."""
         staged = [is_staged(transports) for transports in self.pairs.values()]
         if True in staged:
             return True
-        return None if self.unheard or None in staged or not staged else False
+        return None if self.unconnected or None in staged or not staged else False
 
 
 def names(transports: Iterable[Transport]) -> str | None:
     """Distinct transports by name, worst first, joined by '+'; None where there are none."""
     return "+".join(dict.fromkeys(each.name for each in sorted(transports, key=_badness))) or None
-
-
-def is_staged(transports: Sequence[Transport]) -> bool | None:
-    """Whether a connection that travels in these ways passes through host memory in any of them."""
-    staged = [transport.host_staged for transport in transports]
-    return True if True in staged else None if None in staged or not staged else False
 
 
 def _badness(transport: Transport) -> tuple[int, str]:
@@ -76,35 +70,35 @@ def _badness(transport: Transport) -> tuple[int, str]:
     return (2 + kinds.index(transport.kind) if transport.kind in kinds else 5), transport.name
 
 
-def without_idle(pairs: Iterable[Pair], due: Sequence[tuple[float, float]]) -> list[Pair]:
-    """Those pairs that anything passes, of a closed ring; `due` is what each rank has to send and to receive, at least.
+def without_idle(pairs: Iterable[Pair], expected_bytes: Sequence[tuple[float, float]]) -> list[Pair]:
+    """The pairs of a closed ring that carry data; `expected_bytes` are what each rank sends and receives, at least.
 
     Nothing goes into the root of a broadcast, which alone has something to send, or out of that of a reduction.
     """
-    only_sender, only_receiver = (_only(each[way] for each in due) for way in (0, 1))
+    only_sender, only_receiver = (_only(each[end] for each in expected_bytes) for end in (0, 1))
     return [pair for pair in pairs if pair[1] != only_sender and pair[0] != only_receiver]
 
 
-def _only(due: Iterable[float]) -> int | None:
-    """The rank that something is due at, where it is the only one."""
-    ranks = [rank for rank, each in enumerate(due) if each]
+def _only(expected_bytes: Iterable[float]) -> int | None:
+    """The rank that has any bytes, where it is the only one."""
+    ranks = [rank for rank, each in enumerate(expected_bytes) if each]
     return ranks[0] if len(ranks) == 1 else None
 
 
 class Selection:
-    """What all ranks together said. `nodes` are the ranks' nodes, as MPI sees them."""
+    """The connections that all ranks log together. `nodes` are the ranks' nodes, as MPI sees them."""
 
     def __init__(self, ranks: Sequence[RankSelection], nodes: Sequence[int]) -> None:
         self._nodes = nodes
         self._paths = join(edge for rank in ranks for edge in rank.edges)
         self._ring = frozenset[Pair]().union(*(rank.ring for rank in ranks))
         self._tree = frozenset[Pair]().union(*(rank.tree for rank in ranks))
-        self.silence = next((f"rank {number}: {rank.silence}" for number, rank in enumerate(ranks) if rank.silence), "")
+        self.no_log = next((f"rank {number}: {rank.no_log}" for number, rank in enumerate(ranks) if rank.no_log), "")
 
     def of_algorithm(self, algorithm: str | None) -> Used:
-        """What a collective runs over; without an algorithm, all connections of collectives.
+        """The connections of a collective; without an algorithm, all connections of collectives.
 
-        Rings and trees are known by their neighbours, so that a connection of theirs that no rank named is missed.
+        Rings and trees are known by their neighbours, so that a connection that no rank logs is missed.
         """
         paths = [path for path in self._paths if not path.peer_to_peer]
         if algorithm in _WITHOUT_CONNECTIONS:
@@ -113,12 +107,12 @@ class Selection:
         if neighbours:
             return Used(_by_pair(paths, neighbours))
         pairs = _by_pair(paths, {(path.src, path.dst) for path in paths})
-        heard = {source for source, _ in pairs}
+        connected = {source for source, _ in pairs}
         ranks = range(len(self._nodes)) if len(self._nodes) > 1 else ()
-        return Used(pairs, tuple(rank for rank in ranks if rank not in heard))
+        return Used(pairs, tuple(rank for rank in ranks if rank not in connected))
 
     def of_sends(self, pairs: Iterable[Pair]) -> Used:
-        """What sends and receives between these ranks run over. Lines of SHM do not say what they are for."""
+        """The connections of sends and receives between these ranks. Lines of SHM do not say which they are of."""
         paths = [path for path in self._paths if path.peer_to_peer or path.transport.kind is TransportKind.SHM]
         return Used(_by_pair(paths, pairs))
 

@@ -1,13 +1,14 @@
-"""The transport of a connection as NCCL names it, what it says of host memory, and what two ranks have of it."""
+"""The transports of connections as NCCL names them, and the routes between two ranks that they make up."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class TransportKind(StrEnum):
-    """NCCL's transports, in the order in which it tries them; UNKNOWN is none that this version knows."""
+    """NCCL's transports in the order in which it tries them; UNKNOWN is any other."""
 
     P2P = "p2p"
     SHM = "shm"
@@ -18,7 +19,7 @@ class TransportKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Transport:
-    """How the bytes of a connection travel.
+    """The transport of a connection.
 
     `name` is canonical, as NCCL prints it without what changes from channel to channel: `P2P/CUMEM`, `P2P/IPC`,
     `P2P/MNNVL`, `P2P/direct pointer`, `P2P/indirect`, `SHM/direct`, `NET/IB/0/GDRDMA`, `NET/Socket/0`,
@@ -34,7 +35,7 @@ class Transport:
 
     @property
     def host_staged(self) -> bool | None:
-        """Whether the bytes pass through host memory: SHM always, the network unless with GPUDirect RDMA, P2P never."""
+        """True if the bytes pass through host memory: SHM always, the network unless with GPUDirect RDMA, P2P never."""
         if self.kind is TransportKind.UNKNOWN:
             return None
         return self.kind is not TransportKind.P2P and not self.gdr
@@ -76,7 +77,7 @@ _NET_ENDS = ("/GDRDMA(PCI)/Shared", "/GDRDMA/Shared", "/Shared")
 
 
 def parse_transport(via: str) -> Transport:
-    """What stands behind `via` in a line of NCCL 2.10 to 2.32. Never raises: other text is UNKNOWN, by that name."""
+    """The transport behind `via` in a line of NCCL 2.10 to 2.32. Never raises: other text is UNKNOWN, by that name."""
     text = via.strip()
     if found := _P2P.fullmatch(text):
         return Transport(found["name"], TransportKind.P2P, modifiers=_words(found["words"]))
@@ -94,7 +95,7 @@ def parse_transport(via: str) -> Transport:
 
 
 def begins_a_transport(via: str) -> bool:
-    """Whether a text that names no transport is the beginning of one that does: a line that was cut off."""
+    """True if a text that names no transport is the beginning of one that does: a line that was cut off."""
     if any(whole.startswith(via) for whole in _WHOLE):
         return True
     found = _NET_BEGINNING.fullmatch(via)
@@ -105,31 +106,34 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(filter(None, text.split("/")))
 
 
-@dataclass(frozen=True, slots=True)
-class Edge:
-    """What one end said of a connection: data go from rank `src` to rank `dst` of a communicator.
+class LoggedChannels(NamedTuple):
+    """Channels of one connection that one rank logs with the same transport.
 
-    `channels` is how many channels use this transport, `channel_bits` has bit c set for channel c (0 where nobody said
-    which). `peer_to_peer` tells NCCL's connection 1 (send and receive) from 0 (collectives). `received` marks the
-    receiver's line: P2P and SHM are said by the sender alone, NET by both, and the ends may differ. COLLNET has no
-    peer: `dst` is `src`, the rank that talks to the switch.
+    `channel_bits` has bit c set for channel c. `peer_to_peer` is NCCL's connection 1 (send and receive), not 0
+    (collectives). `received` marks lines of the receiving rank: P2P and SHM are logged by the sender alone, NET by both
+    ranks, whose transports may differ.
+    """
+
+    transport: Transport
+    channel_bits: int
+    peer_to_peer: bool = False
+    received: bool = False
+
+
+class Edge(NamedTuple):
+    """Logged channels that carry data from rank `src` to rank `dst` of a communicator.
+
+    COLLNET has no peer: `dst` is `src`, the rank that talks to the switch.
     """
 
     src: int
     dst: int
-    transport: Transport
-    channels: int
-    peer_to_peer: bool = False
-    received: bool = False
-    channel_bits: int = 0
+    logged: LoggedChannels
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Channels between two ranks that travel alike. `received` is the receiver's word where it says any.
-
-    `sent` is None where only the receiver's line is known.
-    """
+    """Channels between two ranks with the same transports at both ends; None is an end that logged nothing."""
 
     sent: Transport | None
     received: Transport | None
@@ -138,7 +142,7 @@ class Route:
 
     @property
     def transport(self) -> Transport:
-        """The sender's word, else the receiver's."""
+        """The sender's transport, else the receiver's."""
         transport = self.sent or self.received
         if transport is None:
             raise ValueError("a path has at least one end")
@@ -147,14 +151,11 @@ class Route:
     @property
     def host_staged(self) -> bool | None:
         """True where either end goes through host memory, None where neither does and one is unknown."""
-        ends = [end.host_staged for end in (self.sent, self.received) if end is not None]
-        if any(ends):
-            return True
-        return None if None in ends else False
+        return is_staged([end for end in (self.sent, self.received) if end is not None])
 
     @property
     def name(self) -> str:
-        """The transport's name, and the receiver's where it says another: 'NET/IB/0/GDRDMA, received NET/IB/0'."""
+        """The transport's name, and the receiver's where that differs: 'NET/IB/0/GDRDMA, received NET/IB/0'."""
         return _both(self.transport.name, (self.received or self.transport).name)
 
     @property
@@ -163,62 +164,64 @@ class Route:
         return _both(self.transport.family, (self.received or self.transport).family)
 
 
+def is_staged(transports: Iterable[Transport]) -> bool | None:
+    """True if any transport passes through host memory; None where none is known to, and one is not known."""
+    staged = [transport.host_staged for transport in transports]
+    return True if True in staged else None if None in staged or not staged else False
+
+
 def _both(sent: str, received: str) -> str:
     return sent if sent == received else f"{sent}, received {received}"
 
 
 @dataclass(frozen=True, slots=True)
 class Path(Route):
-    """The same, and between whom."""
+    """A route from rank `src` to rank `dst`."""
 
     src: int
     dst: int
 
 
 def join(edges: Iterable[Edge]) -> tuple[Path, ...]:
-    """Both ends of every connection put together by channel, ordered by source, destination and first appearance."""
-    pairs: dict[tuple[int, int], list[Edge]] = {}
-    for edge in edges:
-        pairs.setdefault((edge.src, edge.dst), []).append(edge)
+    """The routes of all pairs of ranks, ordered by source, destination and first appearance."""
+    pairs: dict[tuple[int, int], list[LoggedChannels]] = {}
+    for src, dst, logged in edges:
+        pairs.setdefault((src, dst), []).append(logged)
     return tuple(
-        Path(way.sent, way.received, way.channels, way.peer_to_peer, src, dst)
-        for (src, dst), said in sorted(pairs.items(), key=lambda pair: pair[0])
-        for way in routes(said)
+        Path(route.sent, route.received, route.channels, route.peer_to_peer, *pair)
+        for pair in sorted(pairs)
+        for route in routes(pairs[pair])
     )
 
 
-def routes(edges: Sequence[Edge]) -> tuple[Route, ...]:
-    """What both ends of one pair said, put together: NCCL's connection 0 first, then 1."""
-    found: list[Route] = []
-    for peer_to_peer in (False, True):
-        said = [edge for edge in edges if edge.peer_to_peer is peer_to_peer]
-        sent, received = ([edge for edge in said if edge.received is end] for end in (False, True))
-        found += _joined(sent, received, peer_to_peer=peer_to_peer)
-    return tuple(found)
+def routes(logged: Iterable[LoggedChannels]) -> tuple[Route, ...]:
+    """The routes of one pair of ranks, from what both logged: NCCL's connection 0 first, then 1."""
+    channels = list(logged)
+    return tuple(route for peer_to_peer in (False, True) for route in _routes_of(channels, peer_to_peer=peer_to_peer))
 
 
-def _joined(sent: Sequence[Edge], received: Sequence[Edge], *, peer_to_peer: bool) -> Iterator[Route]:
+def _routes_of(logged: Sequence[LoggedChannels], *, peer_to_peer: bool) -> Iterator[Route]:
     """Channels that both ends name, then those that only one does."""
+    ends = [each for each in logged if each.peer_to_peer is peer_to_peer]
+    received = [each for each in ends if each.received]
     both_ends = 0
-    for edge in sent:
-        left = edge.channel_bits
+    for sent in (each for each in ends if not each.received):
+        left = sent.channel_bits
         for other in received:
-            both = left & other.channel_bits
-            if both:
-                yield Route(edge.transport, other.transport, both.bit_count(), peer_to_peer)
+            if both := left & other.channel_bits:
+                yield Route(sent.transport, other.transport, both.bit_count(), peer_to_peer)
                 left &= ~both
                 both_ends |= both
-        if left or not edge.channel_bits:
-            yield Route(edge.transport, None, left.bit_count() or edge.channels, peer_to_peer)
+        if left:
+            yield Route(sent.transport, None, left.bit_count(), peer_to_peer)
     for other in received:
-        left = other.channel_bits & ~both_ends
-        if left or not other.channel_bits:
-            yield Route(None, other.transport, left.bit_count() or other.channels, peer_to_peer)
+        if left := other.channel_bits & ~both_ends:
+            yield Route(None, other.transport, left.bit_count(), peer_to_peer)
 
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """What NCCL ran an operation with: as it names them ('AllReduce', 'RING', 'SIMPLE'); None is not said.
+    """NCCL's choice for one operation in its own words ('AllReduce', 'RING', 'SIMPLE'); None is not logged.
 
     `algorithm` is SYMMETRIC, COPY_ENGINE or HIERARCHICAL_CE where NCCL runs no algorithm over channels; `protocol` is
     then the kernel, where it has a name.

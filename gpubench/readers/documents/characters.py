@@ -1,11 +1,25 @@
-"""Text that no output can hold is refused before anything is made of it."""
+"""Refusal of text that no output can hold."""
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from gpubench.errors import UsageError
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def leaves(plain: Any, where: str) -> Iterator[tuple[str, Any]]:
+    """Every name and value in plain data that is no list or dictionary, with the place that leads to it."""
+    if isinstance(plain, dict):
+        for key, held in plain.items():
+            yield f"a name in {where}", key
+            yield from leaves(held, f"{where}.{key}")
+    elif isinstance(plain, list):
+        for number, held in enumerate(plain):
+            yield from leaves(held, f"{where}[{number}]")
+    else:
+        yield where, plain
 
 
 def check_text(plain: Any, where: str) -> None:
@@ -14,12 +28,17 @@ def check_text(plain: Any, where: str) -> None:
     Raises:
         UsageError: there is one; `where` leads to it.
     """
-    if isinstance(plain, str) and _SURROGATE.search(plain):
-        raise UsageError(f"{where} has half a character in it: {plain[:40]!a}", expected="text that UTF-8 can hold")
-    if isinstance(plain, dict):
-        for key, held in plain.items():
-            check_text(key, f"a name in {where}")
-            check_text(held, f"{where}.{key}")
-    if isinstance(plain, list):
-        for number, held in enumerate(plain):
-            check_text(held, f"{where}[{number}]")
+    for place, text in leaves(plain, where):
+        if isinstance(text, str) and _SURROGATE.search(text):
+            raise UsageError(f"{place} has half a character in it: {text[:40]!a}", expected="text that UTF-8 can hold")
+
+
+def check_printable(plain: Any, where: str) -> None:
+    """Refuse texts that a terminal cannot show.
+
+    Raises:
+        UsageError: there is one; `where` leads to it.
+    """
+    for place, text in leaves(plain, where):
+        if isinstance(text, str) and not text.isprintable():
+            raise UsageError(f"{place} is {text[:40]!a}", expected="printable characters")

@@ -35,7 +35,7 @@ def read_json_line(kind: type[T], line: str, where: str) -> T:
 
 
 def load_json(text: str) -> Any:
-    """What a JSON text holds, without the NaN and infinity that Python would accept.
+    """The value of a JSON text, without the NaN and infinity that Python would accept.
 
     Raises:
         ValueError: it is no JSON, or holds such a number.

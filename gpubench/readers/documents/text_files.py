@@ -11,7 +11,7 @@ _OTHER_ENCODINGS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_B
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a file should be: for errors, in words; how to make one; the most that is read of it."""
+    """The kinds of files that are wanted, in words for errors: how to make one, and the most bytes that are read."""
 
     kinds: str
     how_to_make_one: str

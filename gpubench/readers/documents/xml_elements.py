@@ -38,7 +38,7 @@ class Element:
         return [each for each in self.children if each.tag in tags]
 
     def text(self, attribute: str) -> str | None:
-        """What an attribute says; None where it is missing or empty."""
+        """The text of an attribute; None where it is missing or empty."""
         return self.attributes.get(attribute, "").strip() or None
 
     def integer(self, attribute: str) -> int | None:

@@ -22,7 +22,7 @@ from gpubench.model.facts.snapshot import (
 from gpubench.model.paths.links import PCIE_GENERATION_OF_GT_S
 from gpubench.model.terms.origin import Origin
 from gpubench.readers.documents.xml_elements import Element, Parser
-from gpubench.readers.machines.reader import MOST_GPUS, MOST_NICS, MOST_SWITCHES
+from gpubench.readers.machines.snapshot_rules import MOST_GPUS, MOST_NICS, MOST_SWITCHES
 
 _MOST_NVLINKS = 36
 _WIDEST = 32
@@ -43,12 +43,12 @@ _FAKE_BUS_ID = re.compile(r"f{4,8}:ff:ff\.?[0-9a-f]?")
 _MASK = re.compile(r"[0-9a-fA-F]{1,8}(?:,[0-9a-fA-F]{1,8}){0,1023}")
 
 
-def is_nccl_topology(text: str) -> bool:
-    """Whether a text begins as XML does."""
+def recognises(text: str) -> bool:
+    """True if a text begins as XML does."""
     return re.match(r"\ufeff?\s*<[?!A-Za-z]", text) is not None
 
 
-def read_nccl_topology(text: str, name: str) -> Snapshot:
+def read(text: str, name: str) -> Snapshot:
     """The node in a text of the file `name`; its `host` is left empty, for the XML names none.
 
     Vendors' files have no `<gpu>`: PCI classes then say what a device is. NCCL writes the speed and width that both
@@ -63,7 +63,7 @@ def read_nccl_topology(text: str, name: str) -> Snapshot:
 
 
 class _Node:
-    """What the elements of one file add up to."""
+    """The node that the elements of one file describe."""
 
     def __init__(self, root: Element) -> None:
         self._root = root
@@ -249,7 +249,7 @@ def _pcie(pci: Element) -> tuple[PcieLink, dict[str, str]]:
 
 
 def _nic_kind(parent: Element, name: str) -> NicKind:
-    """What a NIC speaks, by its PCI class (0x0207 is InfiniBand), vendor and name; the XML does not say it."""
+    """The kind of a NIC by its PCI class (0x0207 is InfiniBand), vendor and name; the XML does not say it."""
     kind, device = (parent.text("class") or "").lower(), (parent.text("device") or "").lower()
     amazon = (parent.text("vendor") or "").lower() == _AMAZON
     # Amazon's ENA, an Ethernet card, has the same vendor; EFA's device ids are 0xefa0 and up.

@@ -4,16 +4,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpubench.model.facts.snapshot import Snapshot
-from gpubench.readers.documents.text_files import Wanted, read_text
-from gpubench.readers.machines.nccl_topology import is_nccl_topology, read_nccl_topology
-from gpubench.readers.machines.reader import Reader
-from gpubench.readers.machines.snapshot import is_recording, read_snapshot
-from gpubench.readers.machines.topo_matrix import is_topo_matrix, read_topo_matrix
+from gpubench.readers.documents.file_kind import FileKind, read_file_of
+from gpubench.readers.documents.text_files import Wanted
 
-READERS: tuple[Reader, ...] = (
-    Reader("nccl_topology", "NCCL's topology XML", is_nccl_topology, read_nccl_topology),
-    Reader("snapshot", "a snapshot that gpubench recorded", is_recording, read_snapshot),
-    Reader("topo_matrix", "the text of nvidia-smi topo -m", is_topo_matrix, read_topo_matrix),
+READERS: tuple[FileKind[Snapshot], ...] = (
+    FileKind("gpubench.readers.machines.nccl_topology", "NCCL's topology XML"),
+    FileKind("gpubench.readers.machines.snapshot", "a snapshot that gpubench recorded"),
+    FileKind("gpubench.readers.machines.topo_matrix", "the text of nvidia-smi topo -m"),
 )
 
 MOST_BYTES = 4 * 2**20
@@ -28,14 +25,10 @@ _WANTED = Wanted(
 
 
 def read_file(path: Path) -> Snapshot:
-    """The machine that a file describes, whichever of READERS reads it; named after the file where the text does not.
+    """The machine that a file describes; named after the file where its text names no host.
 
     Raises:
         UsageError: there is no such file, it is no text, none of READERS knows it, or the one that does finds it wrong.
     """
-    text, name = read_text(path, _WANTED), str(path)
-    reader = next((each for each in READERS if each.recognises(text)), None)
-    if reader is None:
-        raise _WANTED.unknown(text, name)
-    snapshot = reader.read(text, name)
+    snapshot = read_file_of(READERS, path, _WANTED)
     return snapshot if snapshot.host else replace(snapshot, host=path.stem)

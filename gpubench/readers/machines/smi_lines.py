@@ -1,4 +1,4 @@
-"""What nvidia-smi says of GPUs outside its matrices: its table, -L, nvlink -s and nvlink -R."""
+"""Lines of nvidia-smi about GPUs outside its matrices: its table, -L, nvlink -s and nvlink -R."""
 
 import re
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ _TABLE_ROW = re.compile(
 _HIDDEN_BUS_ID = re.compile(r"f{4,8}:ff:ff\.[0-9a-f]")
 
 
-def told_of_gpus(lines: Sequence[str]) -> dict[int, GpuFacts]:
-    """What nvidia-smi's table, -L, nvlink -s and nvlink -R say of each GPU."""
+def gpus_in_lines(lines: Sequence[str]) -> dict[int, GpuFacts]:
+    """The GPUs in lines of nvidia-smi's table, -L, nvlink -s and nvlink -R, by index."""
     gpus: dict[int, GpuFacts] = {}
     links: dict[int, dict[int, NvLink]] = {}
     current: int | None = None

@@ -17,12 +17,12 @@ _NEXT_STEP = "record it again: gpubench topo --record DIRECTORY"
 _WIDTH = 160
 
 
-def is_recording(text: str) -> bool:
-    """Whether a text begins as a JSON object does."""
+def recognises(text: str) -> bool:
+    """True if a text begins as a JSON object does."""
     return text.lstrip("\ufeff \t\r\n").startswith("{")
 
 
-def read_snapshot(text: str, name: str) -> Snapshot:
+def read(text: str, name: str) -> Snapshot:
     """The snapshot in a text of the file `name`. What was measured when it was written is recorded now.
 
     Raises:
@@ -44,7 +44,7 @@ def read_snapshot(text: str, name: str) -> Snapshot:
 
 
 def write_snapshot(snapshot: Snapshot) -> str:
-    """A snapshot as JSON that people can read and compare: one GPU, NIC or pair a line; `read_snapshot` reads it."""
+    """A snapshot as JSON that people can read and compare: one GPU, NIC or pair a line; `read` reads it."""
     document = {"schema_version": snapshot.schema_version} | to_plain(snapshot)
     entries = [f"  {json.dumps(key)}: {_entry(held)}" for key, held in document.items()]
     return "{\n" + ",\n".join(entries) + "\n}\n"

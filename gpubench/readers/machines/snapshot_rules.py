@@ -1,15 +1,18 @@
-"""What holds in a recorded snapshot beyond the types of its fields: everything after relies on it."""
+"""The rules that a recorded snapshot keeps beyond the types of its fields; all later code relies on them."""
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from gpubench.errors import UsageError
 from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.facts.snapshot import PciPlace, Snapshot
 from gpubench.model.paths.topology import PATH_CLASSES, SELF
 from gpubench.model.terms.plain import to_plain
-from gpubench.readers.machines.reader import MOST_GPUS, MOST_NICS, MOST_SWITCHES
+from gpubench.readers.documents.characters import check_printable
+
+MOST_GPUS, MOST_NICS, MOST_SWITCHES = 128, 512, 1024
+"""Of a node in a file: several times what the largest machines have. A file with more is none of a machine, and its
+pairs would take hours."""
 
 MOST_SWITCHES_ABOVE = 64
 """Of one device."""
@@ -45,10 +48,9 @@ def check_snapshot(snapshot: Snapshot) -> None:
         if count > most:
             raise UsageError(f"snapshot.{name} has {count} entries", expected=f"one node, with {most} {name} at most")
     for where, name in _names(snapshot):
-        if not name.isprintable():
-            raise UsageError(f"{where} is {name[:40]!a}", expected="printable characters")
+        check_printable(name, where)
     for field in _SAID:
-        _check_printable(to_plain(getattr(snapshot, field)), f"snapshot.{field}")
+        check_printable(to_plain(getattr(snapshot, field)), f"snapshot.{field}")
     _check_bridges(snapshot)
     _check_unique("gpus", [gpu.device for gpu in snapshot.gpus], set())
     _check_unique("nics", [nic.device for nic in snapshot.nics], {gpu.device for gpu in snapshot.gpus})
@@ -67,7 +69,7 @@ def check_rank(rank: RankFacts, where: str) -> None:
         UsageError: there is one; `where` leads to it.
     """
     for field in _SAID_OF_RANKS:
-        _check_printable(to_plain(getattr(rank, field)), f"{where}: {field}")
+        check_printable(to_plain(getattr(rank, field)), f"{where}: {field}")
 
 
 def _check_paths(snapshot: Snapshot) -> None:
@@ -77,18 +79,6 @@ def _check_paths(snapshot: Snapshot) -> None:
             raise UsageError(f"{where}.path is {pair.path!a}", expected=f"NV18, {', '.join(PATH_CLASSES)} or {SELF}")
         if pair.pcie_path is not None and pair.pcie_path not in PATH_CLASSES:
             raise UsageError(f"{where}.pcie_path is {pair.pcie_path!a}", expected=f"one of {', '.join(PATH_CLASSES)}")
-
-
-def _check_printable(plain: Any, where: str) -> None:
-    if isinstance(plain, str) and not plain.isprintable():
-        raise UsageError(f"{where} is {plain[:40]!a}", expected="printable characters")
-    if isinstance(plain, dict):
-        for key, held in plain.items():
-            _check_printable(key, f"a name in {where}")
-            _check_printable(held, f"{where}.{key}")
-    if isinstance(plain, list):
-        for number, held in enumerate(plain):
-            _check_printable(held, f"{where}[{number}]")
 
 
 def _check_bridges(snapshot: Snapshot) -> None:
@@ -114,7 +104,7 @@ def _check_unique(field: str, names: Sequence[str], others: set[str]) -> None:
 
 
 def _names(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
-    """What outputs call the machine and its devices."""
+    """The names of the machine and its devices in outputs."""
     yield "snapshot.host", snapshot.host
     for number, gpu in enumerate(snapshot.gpus):
         yield f"snapshot.gpus[{number}].name", gpu.name or ""

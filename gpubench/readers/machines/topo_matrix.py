@@ -15,8 +15,8 @@ from gpubench.model.facts.snapshot import DriverFacts, GpuFacts, NicFacts, NicKi
 from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.plain import from_plain
 from gpubench.model.terms.units import counted
-from gpubench.readers.machines.reader import MOST_GPUS, MOST_NICS
-from gpubench.readers.machines.smi_lines import told_of_gpus
+from gpubench.readers.machines.smi_lines import gpus_in_lines
+from gpubench.readers.machines.snapshot_rules import MOST_GPUS, MOST_NICS
 
 _EXPECTED = "a whole matrix of nvidia-smi topo -m or topo -p2p, with a row for each device of its header"
 _NEXT_STEP = "nvidia-smi topo -m > topo.txt writes one that is neither wrapped nor cut"
@@ -34,7 +34,7 @@ _PATH_WORD = re.compile(r"NV\d{1,2}|PIX|PXB|PHB|NODE|SYS|SOC", re.ASCII)
 _P2P_WORD = re.compile(r"OK|CNS|GNS|TNS|DR|NS|U")
 _SELF = "X"
 _OLD_WORDS = {"SOC": "SYS"}
-"""What old drivers called the link between sockets."""
+"""Old drivers' word for the link between sockets."""
 
 _GPU = re.compile(r"GPU(\d{1,4})", re.ASCII)
 _NIC = re.compile(
@@ -51,12 +51,12 @@ _P2P_FIELDS = ("read", "write", "nvlink", "atomics", "pci")
 _VERSION = re.compile(r"\b(Driver|CUDA) Version\s*:\s*(\d[\d.]*)", re.ASCII)
 
 
-def is_topo_matrix(text: str) -> bool:
-    """Whether a text mentions GPUs as nvidia-smi writes them."""
+def recognises(text: str) -> bool:
+    """True if a text mentions GPUs as nvidia-smi writes them."""
     return re.search(r"\bGPU ?\d|nvidia-smi|NVIDIA-SMI", text) is not None
 
 
-def read_topo_matrix(text: str, name: str) -> Snapshot:
+def read(text: str, name: str) -> Snapshot:
     """The node in a text of the file `name`; its `host` is left empty, for nvidia-smi names none.
 
     Which of `topo -p2p r|w|n|a|p` a matrix is cannot be seen from it. It is taken from the command line above it where
@@ -85,7 +85,7 @@ def read_topo_matrix(text: str, name: str) -> Snapshot:
         origin=Origin.RECORDED,
         source=f"nvidia-smi text {name}",
         driver=DriverFacts(version=versions.get("Driver"), cuda=versions.get("CUDA")),
-        gpus=_gpus(fields, told_of_gpus(lines)),
+        gpus=_gpus(fields, gpus_in_lines(lines)),
         nics=tuple(map(_nic, nics)),
         pairs=_pairs(fields, nic_names),
     )
@@ -255,7 +255,7 @@ def _pairs(fields: Mapping[str, _Matrix], nic_names: Mapping[str, str]) -> tuple
     return tuple(from_plain(PairFacts, words) for words in said.values())
 
 
-def _gpus(fields: Mapping[str, _Matrix], told: Mapping[int, GpuFacts]) -> tuple[GpuFacts, ...]:
+def _gpus(fields: Mapping[str, _Matrix], known: Mapping[int, GpuFacts]) -> tuple[GpuFacts, ...]:
     """The GPUs of all matrices by number, with what their rows and the rest of the text say."""
     gpus: dict[int, GpuFacts] = {}
     for matrix in fields.values():
@@ -263,7 +263,7 @@ def _gpus(fields: Mapping[str, _Matrix], told: Mapping[int, GpuFacts]) -> tuple[
             if not (number := _GPU.fullmatch(device)):
                 continue
             index = int(number[1])
-            facts = gpus.get(index) or told.get(index) or GpuFacts(index=index)
+            facts = gpus.get(index) or known.get(index) or GpuFacts(index=index)
             # Cells of these columns are never blank in a row of a GPU, only further apart than tabs would have them.
             after = dict(zip(matrix.after, row.after, strict=False)) if len(row.after) == len(matrix.after) else {}
             affinity, node = after.get("CPU Affinity", "N/A"), after.get("NUMA Affinity", "")

@@ -1,4 +1,4 @@
-"""The lines of NCCL's log that say who talks to whom: their formats from NCCL 2.10 to 2.32, read from bytes.
+"""The lines of NCCL's log on communicators, connections and algorithms, from NCCL 2.10 to 2.32, parsed from bytes.
 
 Every line is `host:pid:tid [cudaDev] NCCL INFO message`, behind whatever a launcher, a clock or a collector puts first.
 """
@@ -52,7 +52,7 @@ class Source(NamedTuple):
 
 
 class Connection(NamedTuple):
-    """One end's line: who logs it is `rank`. Devices are as in brackets: NVML's index, up to NCCL 2.17 the bus id."""
+    """One end's line of a connection. Devices are as in brackets: NVML's index, up to NCCL 2.17 the bus id."""
 
     src: int
     dst: int
@@ -68,7 +68,7 @@ class Connection(NamedTuple):
 
     @property
     def peer(self) -> int:
-        """The other one."""
+        """The rank at the other end."""
         return self.src if self.received else self.dst
 
 
@@ -90,7 +90,7 @@ class CommunicatorLine(NamedTuple):
 
 
 def parse_head(head: bytes) -> Source | None:
-    """Who wrote a line, from what stands before ` NCCL INFO ` or ` NCCL WARN `."""
+    """The thread that wrote a line, from the text before ` NCCL INFO ` or ` NCCL WARN `."""
     found = _HEAD.search(head[-_LONGEST_HEAD:])
     if found is None:
         return None

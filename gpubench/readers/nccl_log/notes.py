@@ -1,4 +1,4 @@
-"""What is kept of the lines of a log that explain something, and of whom wrote them."""
+"""The lines of a log that explain something, each kept once with the processes that wrote it."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -27,17 +27,16 @@ _MOST_VERSIONS = 32
 _MOST_WARNINGS = 32
 _LONGEST_WARNING = 300
 
-
 _BEGINNINGS = (b"NCCL_", b"Using ", b"GPU/", b"CPU/", b"NET/", b"NCCL version ")
 
 
 def may_be_noted(message: bytes) -> bool:
-    """Whether a message begins as one does that explains something."""
+    """True if a message begins as one does that explains something."""
     return message.startswith(_BEGINNINGS) or message.partition(b" ")[0] in FIRST_WORDS
 
 
 class Notes:
-    """Settings, networks, remarks, paths and warnings, each once, with the processes that said so."""
+    """The settings, networks, remarks, paths and warnings of a log."""
 
     def __init__(self) -> None:
         self.versions: dict[str, None] = {}
@@ -47,14 +46,14 @@ class Notes:
         self._networks: dict[str, dict[str, None]] = {}
         self._remarks: dict[tuple[RemarkKind, tuple[str, ...]], tuple[Note, dict[str, None]]] = {}
 
-    def take(self, host: str, process: str, message: bytes, own: OwnGpu | None = None) -> None:
-        """Keep what a message of level INFO says."""
+    def add(self, host: str, process: str, message: bytes, own: OwnGpu | None = None) -> None:
+        """Keep a message of level INFO that is one of these."""
         if message.startswith(b"NCCL_"):
-            _note(self._settings, parse_setting(message), process)
+            _keep(self._settings, parse_setting(message), process)
         elif message.startswith(b"Using "):
-            _note(self._networks, parse_network(message), process)
+            _keep(self._networks, parse_network(message), process)
         elif message.startswith(b"NCCL version "):
-            self.take_version(message)
+            self.add_version(message)
         elif message.startswith(b"GPU/"):
             if len(self.paths) < _MOST_PATHS:
                 self.paths |= {(host, *pair): path for pair, path in parse_paths(message).items()}
@@ -63,38 +62,42 @@ class Notes:
             if key in self._remarks or len(self._remarks) < _MOST:
                 self._remarks.setdefault(key, (note, {}))[1][process] = None
 
-    def take_version(self, line: bytes) -> None:
-        """Keep NCCL's version, which the level VERSION prints without saying who does."""
+    def add_version(self, line: bytes) -> None:
+        """Keep NCCL's version, which the level VERSION prints without host and process."""
         version = parse_version(line)
         if version is not None and len(self.versions) < _MOST_VERSIONS:
             self.versions[version] = None
 
-    def warn(self, host: str, process: str, message: bytes) -> None:
-        """Keep what a message of level WARN says."""
+    def add_warning(self, host: str, process: str, message: bytes) -> None:
+        """Keep a message of level WARN."""
         text = message[:_LONGEST_WARNING].decode("utf-8", "replace").strip()
         if text in self.warnings or len(self.warnings) < _MOST_WARNINGS:
             self.warnings[text] += 1
-        self.take(host, process, message)
+        self.add(host, process, message)
 
     @property
     def host_ids(self) -> dict[str, str]:
-        """NCCL_HOSTID by process: what NCCL takes for the machine where it is set."""
-        named = {value: processes for (name, value), processes in self._settings.items() if name == "NCCL_HOSTID"}
-        return {process: value for value, processes in named.items() for process in processes}
+        """NCCL_HOSTID by process: where it is set, NCCL takes it for the machine."""
+        return {
+            process: value
+            for (name, value), processes in self._settings.items()
+            for process in processes
+            if name == "NCCL_HOSTID"
+        }
 
     def settings(self) -> tuple[LoggedSetting, ...]:
-        """By name."""
+        """The settings by name."""
         return tuple(LoggedSetting(*key, tuple(processes)) for key, processes in sorted(self._settings.items()))
 
     def networks(self) -> Mapping[str, int]:
-        """How many processes said that they use which."""
+        """The number of processes that use each network."""
         return {name: len(processes) for name, processes in self._networks.items()}
 
     def remarks(self) -> tuple[Remark, ...]:
-        """In order of appearance."""
+        """The remarks in order of appearance."""
         return tuple(Remark(note, tuple(processes)) for note, processes in self._remarks.values())
 
 
-def _note(kept: dict[Key, dict[str, None]], key: Key | None, process: str) -> None:
+def _keep(kept: dict[Key, dict[str, None]], key: Key | None, process: str) -> None:
     if key is not None and (key in kept or len(kept) < _MOST):
         kept.setdefault(key, {})[process] = None

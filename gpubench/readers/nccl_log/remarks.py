@@ -1,4 +1,4 @@
-"""The lines of NCCL's log that explain a choice: what it found, what was refused, what it was told."""
+"""The lines of NCCL's log that explain a choice: devices found, access refused, settings taken."""
 
 import re
 from collections.abc import Mapping
@@ -10,13 +10,11 @@ from gpubench.readers.nccl_log.lines import bus_id
 _LONGEST = 300
 
 
-class _Form(NamedTuple):
-    kind: RemarkKind
-    pattern: re.Pattern[str]
+_Form = tuple[RemarkKind, re.Pattern[str]]
 
 
 def _form(kind: RemarkKind, pattern: str) -> _Form:
-    return _Form(kind, re.compile(pattern, re.ASCII))
+    return kind, re.compile(pattern, re.ASCII)
 
 
 _PAIR_OF_DEVICES = r" between dev -?\d{1,6}\(=([0-9a-f]{1,12})\) and dev -?\d{1,6}\(=([0-9a-f]{1,12})\)"
@@ -24,7 +22,7 @@ _BUS_IDS = {
     RemarkKind.PEER_ACCESS_REFUSED: 2,
     RemarkKind.PEER_QUERY_FAILED: 2,
 }
-"""How many of the first groups are bus ids."""
+"""The number of first groups that are bus ids."""
 
 _ABOUT_OWN_GPU = (RemarkKind.GDR_FAR, RemarkKind.GDR_NEAR)
 """Of these NCCL 2.24 and later name the GPU by its rank, which only the communicator at hand tells from a bus id."""
@@ -82,14 +80,14 @@ _LOCAL_BITS = (1 << 40) - 1
 
 
 class OwnGpu(NamedTuple):
-    """Who writes: a rank of the communicator that the thread initialises, and its GPU's bus id as NCCL has it."""
+    """The rank of the writing thread in the communicator that it initialises, and its GPU's bus id as NCCL has it."""
 
     rank: int
     bus: int
 
 
 def parse_remark(message: bytes, own: OwnGpu | None = None) -> Note | None:
-    """What a message explains; None where it is none of these lines, or about the GPU of another process."""
+    """The note in a message; None where it is none of these lines, or about the GPU of another process."""
     text = message[:_LONGEST].decode("ascii", "replace").rstrip()
     if text.startswith("NET/") and (found := _GDR.match(text)):
         kind = RemarkKind.GDR_ENABLED if found[1] == "Enabled" else RemarkKind.GDR_DISABLED

@@ -1,16 +1,16 @@
-"""NCCL's debug log of any job, of one rank or of many in one file, streamed: what is kept is what the job is made of.
+"""NCCL's debug log of a job, of one rank or of many in one file, read as a stream.
 
-A log of gigabytes is mostly lines that say nothing new; each is looked at only until that is seen.
+A log of gigabytes is mostly lines that say nothing new: these are recognised by their parts and not parsed again.
 """
 
 import re
 from typing import Protocol
 
-from gpubench.model.paths.connections import ConnectionRow, channel_step
+from gpubench.model.paths.connections import channel_code
 from gpubench.model.paths.nccl_log import LogFacts
 from gpubench.readers.nccl_log.attribution import ARROW, Attribution
 from gpubench.readers.nccl_log.communicators import communicators
-from gpubench.readers.nccl_log.lines import parse_channel, parse_head
+from gpubench.readers.nccl_log.lines import INFO, parse_channel, parse_head
 from gpubench.readers.nccl_log.notes import Notes, may_be_noted
 from gpubench.readers.nccl_log.remarks import OwnGpu
 from gpubench.readers.nccl_log.threads import Thread
@@ -19,7 +19,8 @@ _BLOCK_BYTES = 2**20
 _LONGEST_LINE = 2**15
 """NCCL formats a line in 1,024 bytes, and its longest lists grow with the GPUs of a node; what is longer is no line."""
 
-_MOST_CACHED = 2**14
+_MOST_THREADS = 2**14
+_MOST_KNOWN_LINES = 2**16
 
 _COLOR = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 _LOST_COLOR = re.compile(rb"\[(?:\d{1,3}(?:;\d{1,3})*)?m")
@@ -27,13 +28,12 @@ _LOST_COLOR = re.compile(rb"\[(?:\d{1,3}(?:;\d{1,3})*)?m")
 
 _STAMP = re.compile(rb"^\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\d.,:+-]{0,20}Z?\]? ", re.M)
 _STAMPED_BYTES = 4096
-"""Whether lines begin with a clock's time is seen in that many."""
+"""True if lines begin with a clock's time is seen in that many."""
 
-_INFO = b" NCCL INFO "
-_CHANNEL = _INFO + b"Channel "
+_CHANNEL = INFO + b"Channel "
 _MESSAGE = re.compile(rb" NCCL (INFO|WARN) ")
 _OPERATION = b": opCount "
-_HANDLE = b" comm 0x"
+_ADDRESS = b" comm 0x"
 _REMNANT = b"] via "
 """In what is left of a connection's line whose beginning another line took away."""
 
@@ -55,8 +55,8 @@ class NcclLogReader:
     def __init__(self) -> None:
         self._attribution = Attribution()
         self._threads: dict[bytes, Thread] = {}
-        self._rows: dict[bytes, dict[bytes, ConnectionRow]] = {}
-        self._channels: dict[bytes, int] = {}
+        self._channel_codes: dict[bytes, int] = {}
+        self._known_lines: set[bytes] = set()
         self._notes = Notes()
         self._lines = 0
         self._other_lines = 0
@@ -64,12 +64,12 @@ class NcclLogReader:
 
     @property
     def lines(self) -> int:
-        """How many lines were read."""
+        """The number of lines that were read."""
         return self._lines
 
     @property
     def nccl_lines(self) -> int:
-        """How many of them are NCCL's."""
+        """The number of lines of NCCL."""
         return self._lines - self._other_lines
 
     def read(self, stream: Readable) -> None:
@@ -87,17 +87,13 @@ class NcclLogReader:
             self._lines += 1
             self._read_messages(_LOST_COLOR.sub(b"", _COLOR.sub(b"", rest)), cut=True)
 
-    def feed(self, line: bytes) -> None:
-        """Take one line, with or without its end."""
-        self._read_lines(line if line.endswith(b"\n") else line + b"\n")
-
     def facts(self) -> LogFacts:
         """All that was read so far."""
         attribution, notes = self._attribution, self._notes
         return LogFacts(
             versions=tuple(notes.versions),
             settings=notes.settings(),
-            communicators=communicators(tuple(attribution.processes.values()), attribution.bundles, notes.host_ids),
+            communicators=communicators(tuple(attribution.processes.values()), attribution.sets, notes.host_ids),
             networks=notes.networks(),
             remarks=notes.remarks(),
             paths=dict(notes.paths),
@@ -108,56 +104,54 @@ class NcclLogReader:
         )
 
     def _read_lines(self, block: bytes) -> None:
-        """Take whole lines: most are connections whose parts were all met before, in this pair or in others."""
+        """Read whole lines: most are connections whose parts were all in earlier lines, if of other pairs."""
         lines = _cleaned(block).split(b"\n")[:-1]
         self._lines += len(lines)
-        ends, ranks, passed = self._attribution.ends, self._attribution.ranks, self._attribution.passed
-        rows_of, channels, nothing = self._rows, self._channels, self._attribution.bundles.nothing
+        left_sides, right_sides = self._attribution.left_sides, self._attribution.right_sides
+        threads, channel_codes, empty = self._threads, self._channel_codes, self._attribution.sets.empty
+        known_lines = self._known_lines
         for line in lines:
             head, found, rest = line.partition(_CHANNEL)
             if found:
                 channel, _, text = rest.partition(b" : ")
                 left, _, right = text.partition(ARROW)
                 try:
-                    peer, kind, received = ends[right]
+                    peer, line_code, received = right_sides[right]
                     if received:
-                        row, peer = rows_of[head][right], ranks[left]
+                        connections, peer = threads[head].connections[right], left_sides[left]
                     else:
-                        row = rows_of[head][left]
-                    step = kind + channels[channel]
+                        connections = threads[head].connections[left]
+                    if peer < connections.size:
+                        connections[peer] = connections.get(peer, empty).plus[line_code + channel_codes[channel]]
+                        continue
                 except KeyError:
                     pass
-                else:
-                    if peer < row.size:
-                        row[peer] = row.get(peer, nothing)[step]
-                        continue
-            holds = passed.get(line)
-            if holds is None or not holds[0]:
-                self._take(line)
+            if line not in known_lines:
+                self._read_line(line)
 
-    def _take(self, line: bytes) -> None:
-        """Take a line that was not met before; in long logs most are operations, and what NCCL runs them with."""
-        head, _, message = line.partition(_INFO)
+    def _read_line(self, line: bytes) -> None:
+        """Read a line that is not known; in long logs most are operations, and what NCCL runs them with."""
+        head, _, message = line.partition(INFO)
         thread = self._threads.get(head)
         if thread is None:
-            self._take_any(line)
-        elif line not in thread.tuned:
+            self._read_any(line)
+        elif line not in thread.tuning_lines:
             operation = message.find(_OPERATION, 0, _LONGEST_NAME)
-            start = -1 if operation < 0 else message.find(_HANDLE, operation)
+            start = -1 if operation < 0 else message.find(_ADDRESS, operation)
             if start >= 0 and b" NCCL " not in message:
-                start += len(_HANDLE) - 2
+                start += len(_ADDRESS) - 2
                 self._attribution.use(thread, message[start : message.find(b" ", start)])
             else:
-                self._take_any(line)
+                self._read_any(line)
 
-    def _take_any(self, line: bytes) -> None:
+    def _read_any(self, line: bytes) -> None:
         if b"NCCL" not in line:
             self._other_lines += 1
             self._unreadable += _REMNANT in line
             return
         if b"[0m" in line:
             line = _LOST_COLOR.sub(b"", line)
-        head, found, message = line.partition(_INFO)
+        head, found, message = line.partition(INFO)
         is_whole = found and b" NCCL " not in message and _REMNANT not in head
         thread = self._thread(head) if is_whole else None
         if thread is None:
@@ -166,13 +160,13 @@ class NcclLogReader:
             self._info(thread, message, line)
 
     def _read_messages(self, line: bytes, *, cut: bool = False) -> None:
-        """Take a line, which may hold several messages where processes write into one file; the last may be `cut`."""
+        """Read a line that may hold several messages, as processes that share a file write; the last may be `cut`."""
         if len(line) > _LONGEST_LINE:
             self._other_lines += 1
             self._unreadable += _REMNANT in line
             return
         if b"NCCL version " in line:
-            self._notes.take_version(line)
+            self._notes.add_version(line)
         start, found = 0, list(_MESSAGE.finditer(line))
         self._other_lines += not found
         before = line[: found[0].start()] if found else line
@@ -186,57 +180,62 @@ class NcclLogReader:
             if thread is None:
                 self._unreadable += b" via " in message
             elif each[1] == b"WARN":
-                self._notes.warn(thread.process.host, thread.process.name, message)
+                self._notes.add_warning(thread.process.host, thread.process.name, message)
             else:
                 self._info(thread, message, b"", cut=cut or not is_last)
 
     def _thread(self, head: bytes, *, behind_text: bool = False) -> Thread | None:
         thread = self._threads.get(head)
         if thread is None and (source := parse_head(head)):
-            if len(self._threads) >= _MOST_CACHED:
+            if len(self._threads) >= _MOST_THREADS:
                 self._threads.clear()
-                self._rows.clear()
             source = self._attribution.without_text(source) if behind_text else source
             thread = self._threads[head] = self._attribution.thread(source)
-            self._rows[head] = thread.rows
         return thread
 
     def _info(self, thread: Thread, message: bytes, line: bytes, *, cut: bool = False) -> None:
-        """Take a message of level INFO. `line` is all of it, empty where there is more in it, or it may be cut off."""
+        """Read a message of level INFO. `line` is its whole line, empty where that has more in it or may be cut off."""
         if message.startswith((b"Channel ", b"CollNet ")):
             self._channel(thread, message, line, cut=cut)
         elif _SIZE in message:
-            self._attribution.tune(thread, message, line)
-        elif _HANDLE[1:] not in message or _OPERATION in message:
+            self._attribution.add_tuning(thread, message, line)
+        elif _ADDRESS[1:] not in message or _OPERATION in message:
             if may_be_noted(message):
-                self._notes.take(thread.process.host, thread.process.name, message, _own_gpu(thread))
-            self._attribution.pass_over(line)
+                self._notes.add(thread.process.host, thread.process.name, message, _own_gpu(thread))
+            self._remember(line)
         else:
-            self._attribution.announce(thread, message)
+            self._attribution.add_communicator(thread, message)
 
     def _channel(self, thread: Thread, message: bytes, line: bytes, *, cut: bool) -> None:
-        """Take a connection, or the order of a ring, which is none."""
+        """Read a channel of a connection; 'Channel 03/24 : 0 1 2' is the order of a ring and no connection."""
         channel, _, text = message.partition(b" : ")
         place = parse_channel(channel)
         if place is None or b" via " not in text:
             is_damaged = b" -> " in text or b" via " in text
             self._unreadable += is_damaged
-            self._attribution.pass_over(b"" if is_damaged else line)
+            self._remember(b"" if is_damaged else line)
             return
         word, _, number = channel.partition(b" ")
         if word == b"Channel":
-            self._channels[number] = channel_step(*place)
-        self._unreadable += not self._attribution.connect(thread, place, text, cut=cut)
+            self._channel_codes[number] = channel_code(*place)
+        self._unreadable += not self._attribution.add_connection(thread, place, text, cut=cut)
+
+    def _remember(self, line: bytes) -> None:
+        """Remember a line that says nothing new when it comes again; an empty one is none."""
+        if line:
+            if len(self._known_lines) >= _MOST_KNOWN_LINES:
+                self._known_lines.clear()
+            self._known_lines.add(line)
 
 
 def _own_gpu(thread: Thread) -> OwnGpu | None:
     """The GPU of the communicator that a thread initialises."""
-    current = thread.current
-    return None if current is None or current.bus is None else OwnGpu(current.rank, current.bus)
+    comm = thread.comm
+    return None if comm is None or comm.bus is None else OwnGpu(comm.rank, comm.bus)
 
 
 def _cleaned(block: bytes) -> bytes:
-    """The same without what writers and terminals add."""
+    """Lines without carriage returns, colours and timestamps."""
     if b"\r" in block:
         block = block.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     if b"\x1b" in block:

@@ -1,10 +1,10 @@
-"""The threads and processes that write NCCL's log, and the communicators that each process is in."""
+"""The processes and threads that write NCCL's log, and the communicators that each process has."""
 
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from gpubench.model.paths.connections import Bundles, ConnectionRow
+from gpubench.model.paths.connections import ChannelSets, RankConnections
 from gpubench.model.paths.transport import Tuning
 from gpubench.readers.nccl_log.lines import MOST_RANKS, CommunicatorLine, Connection
 
@@ -12,165 +12,161 @@ _MOST_ENDS = 1024
 """Of a thread: its own end of connections is its rank in each communicator, and with each NIC."""
 
 
-class Membership:
-    """A rank of a communicator, as its own process sees it. `key` is what its communicator is told by, or None.
+class Comm:
+    """One `ncclComm` of a process: its rank in a communicator. The comms of all ranks make up the communicator.
 
-    `tuned` are lines that say with what operations run, and that were taken.
+    `comm_id` names the communicator in every process, None where no line does; `peer_devices` are the GPUs of peers,
+    which tell communicators without an id apart. `tuning_lines` are the whole lines that `tunings` were read from.
     """
 
-    def __init__(self, process: "Process", line: CommunicatorLine, bundles: Bundles) -> None:
+    def __init__(self, process: "Process", line: CommunicatorLine, sets: ChannelSets) -> None:
         self.process = process
         self.rank = line.rank
         self.size = line.size
-        self.key: str | None = None
+        self.comm_id: str | None = None
         self.nodes: int | None = None
         self.local_rank: int | None = None
         self.nvml_index: int | None = None
         self.bus: int | None = None
-        self.alive = True
-        self.row = ConnectionRow(bundles, line.size)
+        self.is_alive = True
+        self.connections = RankConnections(sets, line.size)
+        self.peer_devices: dict[int, str] = {}
         self.tunings: dict[Tuning, None] = {}
-        self.tuned: set[bytes] = set()
-        self.claims: dict[int, str] = {}
+        self.tuning_lines: set[bytes] = set()
 
-    def is_another_than(self, line: CommunicatorLine, key: str | None) -> bool:
-        """Whether its address was used again."""
-        if (line.rank, line.size) != (self.rank, self.size):
-            return True
-        return None not in (key, self.key) and key != self.key
+    def is_same(self, line: CommunicatorLine, comm_id: str | None) -> bool:
+        """True if a line with this comm's address can be of it, not of a later comm at the same address."""
+        return (line.rank, line.size) == (self.rank, self.size) and (
+            None in (comm_id, self.comm_id) or comm_id == self.comm_id
+        )
 
-    def learn(self, line: CommunicatorLine, key: str | None) -> None:
-        """Take what a line says of it."""
-        self.key = self.key or key
+    def update(self, line: CommunicatorLine, comm_id: str | None) -> None:
+        """Take from a line what it says of this comm."""
+        self.comm_id = self.comm_id or comm_id
         self.nodes = self.nodes if line.nodes is None else line.nodes
         self.local_rank = self.local_rank if line.local_rank is None else line.local_rank
         self.nvml_index = self.nvml_index if line.nvml_index is None else line.nvml_index
         self.bus = self.bus if line.bus is None else line.bus
 
-    def is_writer(self, rank: int, device: str) -> bool:
-        """Whether the end that wrote a line can be this rank."""
-        return rank == self.rank and is_on(self, device)
+    def is_rank(self, rank: int, device: str) -> bool:
+        """True if it is this rank, on this GPU."""
+        return rank == self.rank and self.is_on(device)
 
-    def fits(self, connection: Connection) -> bool:
-        """Whether a line can be of this communicator."""
-        return self.is_writer(connection.rank, connection.device) and connection.peer < self.size
+    def is_on(self, device: str) -> bool:
+        """True if its GPU may be the one that a line has in brackets: NVML's index, up to NCCL 2.17 the bus id."""
+        if not device:
+            return True
+        if self.nvml_index is not None:
+            return device == str(self.nvml_index)
+        return self.bus is None or device == f"{self.bus:x}"
 
-    def claim(self, connection: Connection) -> ConnectionRow:
-        """Where to note a connection of this communicator, which, without a key, is told by the GPUs of its peers."""
-        if self.key is None:
-            self.claims[connection.peer] = connection.peer_device
-        return self.row
-
-
-def is_on(membership: Membership, device: str) -> bool:
-    """Whether a rank's GPU may be the one in brackets: NVML's index, up to NCCL 2.17 the bus id."""
-    if not device:
-        return True
-    if membership.nvml_index is not None:
-        return device == str(membership.nvml_index)
-    return membership.bus is None or device == f"{membership.bus:x}"
+    def connections_for(self, connection: Connection) -> RankConnections:
+        """The connections of this comm, to which one is to be added."""
+        if self.comm_id is None:
+            self.peer_devices[connection.peer] = connection.peer_device
+        return self.connections
 
 
-class Waiting:
-    """What a rank on a GPU said before, or without, any line that names its communicator."""
+class EarlyConnections:
+    """Connections that a rank logs before, or without, a line that names its communicator."""
 
-    def __init__(self, bundles: Bundles) -> None:
-        self.row = ConnectionRow(bundles, MOST_RANKS)
-        self.claims: dict[int, str] = {}
+    def __init__(self, sets: ChannelSets) -> None:
+        self.connections = RankConnections(sets, MOST_RANKS)
+        self.peer_devices: dict[int, str] = {}
 
 
-class Undecided(NamedTuple):
-    """A channel of a connection that several communicators may have made, by their places in the process."""
+class AmbiguousChannel(NamedTuple):
+    """A channel, by its code, of a connection that each of several comms may have."""
 
     connection: Connection
-    step: int
-    candidates: tuple[int, ...]
+    code: int
+    comms: tuple[Comm, ...]
 
 
 @dataclass(slots=True, eq=False)
 class Process:
-    """One process: its communicators by address, in order of appearance, and the lines that none is told for.
+    """One process: its comms in order of appearance, and what may be of several of them.
 
-    `undecided` has how often each was seen, at most as often as communicators fit.
+    `ambiguous` has how often each channel was logged, at most as often as there are comms that may have it.
     """
 
     host: str
     pid: int
-    memberships: list[Membership] = field(default_factory=list)
-    by_handle: dict[bytes, Membership] = field(default_factory=dict)
+    comms: list[Comm] = field(default_factory=list)
+    comm_by_address: dict[bytes, Comm] = field(default_factory=dict)
     threads: dict[int, "Thread"] = field(default_factory=dict)
-    undecided: dict[Undecided, int] = field(default_factory=dict)
+    ambiguous: dict[AmbiguousChannel, int] = field(default_factory=dict)
     tunings: dict[Tuning, None] = field(default_factory=dict)
     splits: Counter[str] = field(default_factory=Counter)
-    names_bus_ids: bool = False
-    """NCCL up to 2.17: bus ids in brackets, and a communicator is named only when it is complete."""
+    has_bus_ids: bool = False
+    """NCCL up to 2.17: bus ids in brackets, and a communicator is named only when its init is complete."""
 
     @property
     def name(self) -> str:
         """As settings and remarks name it."""
         return f"{self.host}:{self.pid}"
 
-    def forget(self) -> None:
-        """Communicators changed: every thread looks again."""
+    def comms_of(self, rank: int, device: str, most_rank: int) -> list[Comm]:
+        """The living comms that have this rank on this GPU, and a rank `most_rank`."""
+        return [comm for comm in self.comms if comm.is_alive and most_rank < comm.size and comm.is_rank(rank, device)]
+
+    def add_ambiguous(self, channel: AmbiguousChannel) -> None:
+        """Count a channel that several comms may have."""
+        self.ambiguous[channel] = min(self.ambiguous.get(channel, 0) + 1, len(channel.comms))
+
+    def forget_caches(self) -> None:
+        """Drop what threads remember of lines: the comms changed."""
         for thread in self.threads.values():
-            thread.forget()
-
-    def fitting(self, connection: Connection) -> list[Membership]:
-        """The living communicators that a line can be of."""
-        return [each for each in self.memberships if each.alive and each.fits(connection)]
-
-    def leave_open(self, undecided: Undecided) -> None:
-        """Count a channel of a connection that several communicators may have."""
-        self.undecided[undecided] = min(self.undecided.get(undecided, 0) + 1, len(undecided.candidates))
+            thread.forget_caches()
 
 
 @dataclass(slots=True, eq=False)
 class Thread:
-    """One thread: the communicator that it initialises or named last, and lines that came before any was named.
+    """One thread: the comm that it initialises or named last, and connections logged before any was named.
 
-    What follows is for speed, and forgotten when communicators change: where connections are noted, by the text of the
-    writer's end; tuning lines that were taken of the communicator at hand, which need no second look as long as `holds`
-    has True in it.
+    For speed, until the comms of the process change: `connections` has where a connection is added, by the text of the
+    writer's end of it; `tuning_lines` are lines that say nothing new of `comm`.
     """
 
     process: Process
-    current: Membership | None = None
-    waiting: dict[tuple[int, str], Waiting] = field(default_factory=dict)
-    rows: dict[bytes, ConnectionRow] = field(default_factory=dict)
-    tuned: set[bytes] = field(default_factory=set)
-    holds: list[bool] = field(default_factory=lambda: [True])
+    comm: Comm | None = None
+    early: dict[tuple[int, str], EarlyConnections] = field(default_factory=dict)
+    connections: dict[bytes, RankConnections] = field(default_factory=dict)
+    tuning_lines: set[bytes] = field(default_factory=set)
 
-    def forget(self) -> None:
-        """Communicators changed: look again."""
-        self.rows.clear()
-        self.tuned = self.current.tuned if self.current is not None and self.current.rank == 0 else set()
-        self.holds[0] = False
-        self.holds = [True]
+    def use(self, comm: Comm | None) -> None:
+        """Take the following lines for those of a comm."""
+        if comm is not self.comm:
+            self.comm = comm
+            self.forget_caches()
 
-    def lead(self, own_end: bytes, row: ConnectionRow) -> None:
-        """Remember where connections are noted."""
-        if len(self.rows) >= _MOST_ENDS:
-            self.rows.clear()
-        self.rows[own_end] = row
+    def forget_caches(self) -> None:
+        """Drop what is remembered of lines."""
+        self.connections.clear()
+        self.tuning_lines = self.comm.tuning_lines if self.comm is not None and self.comm.rank == 0 else set()
 
-    def wait(self, connection: Connection, bundles: Bundles) -> ConnectionRow:
-        """Where to note a line until its communicator is named."""
+    def remember(self, own_end: bytes, connections: RankConnections) -> None:
+        """Remember where the connections with this text at the writer's end are added."""
+        if len(self.connections) >= _MOST_ENDS:
+            self.connections.clear()
+        self.connections[own_end] = connections
+
+    def early_connections(self, connection: Connection, sets: ChannelSets) -> RankConnections:
+        """The connections to which one is added until its communicator is named."""
         key = connection.rank, connection.device
-        waiting = self.waiting.get(key)
-        if waiting is None:
-            waiting = self.waiting[key] = Waiting(bundles)
-        waiting.claims[connection.peer] = connection.peer_device
-        return waiting.row
+        if key not in self.early:
+            self.early[key] = EarlyConnections(sets)
+        self.early[key].peer_devices[connection.peer] = connection.peer_device
+        return self.early[key].connections
 
-    def settle(self, candidates: "list[Membership]") -> None:
-        """Hand lines that waited to the one communicator that they fit."""
-        for (rank, device), waiting in list(self.waiting.items()):
-            fitting = [
-                each for each in candidates if each.is_writer(rank, device) and max(waiting.row, default=0) < each.size
-            ]
+    def assign_early(self, comms: list[Comm]) -> None:
+        """Hand early connections to the one comm that can have them."""
+        for (rank, device), early in list(self.early.items()):
+            most_rank = max(early.connections, default=0)
+            fitting = [comm for comm in comms if comm.is_rank(rank, device) and most_rank < comm.size]
             if len(fitting) == 1:
-                fitting[0].row.add(waiting.row)
-                if fitting[0].key is None:
-                    fitting[0].claims.update(waiting.claims)
-                del self.waiting[rank, device]
-        self.forget()
+                fitting[0].connections.add_all(early.connections)
+                if fitting[0].comm_id is None:
+                    fitting[0].peer_devices.update(early.peer_devices)
+                del self.early[rank, device]
+        self.forget_caches()

@@ -4,7 +4,7 @@ import csv
 import re
 
 from gpubench.errors import UsageError
-from gpubench.model.results.report import COLLECTIVE_COLUMNS, PAIR_COLUMNS, CollectiveRow, PairRow
+from gpubench.model.results.report import CollectiveRow, PairRow
 from gpubench.model.results.result_file import FileCircumstances, ResultFile
 from gpubench.readers.results.gpubench_rows import row_from_cells
 
@@ -14,12 +14,12 @@ _REQUIRED = {
 }
 
 
-def is_gpubench_csv(text: str) -> bool:
-    """Whether a text begins with the columns of rows or pairs, whatever separates them."""
+def recognises(text: str) -> bool:
+    """True if a text begins with the columns of rows or pairs, whatever separates them."""
     return re.match(r'\s*"?(?:collective"?[,;\t]"?backend|source"?[,;\t]"?destination)\b', text) is not None
 
 
-def read_gpubench_csv(text: str, name: str) -> ResultFile:
+def read(text: str, name: str) -> ResultFile:
     """The rows of a text.
 
     Raises:
@@ -32,7 +32,7 @@ def read_gpubench_csv(text: str, name: str) -> ResultFile:
     if lines and len(lines[-1]) < len(header) and not text.endswith(("\n", "\r")):
         lines.pop()
         remarks = ["its last line was cut off, and left out"]
-    rows, pairs = [], []
+    rows: list[CollectiveRow | PairRow] = []
     for number, cells in enumerate(lines, 2):
         where = f"{name}, line {number}"
         if not any(cells):
@@ -43,17 +43,15 @@ def read_gpubench_csv(text: str, name: str) -> ResultFile:
                 expected=f"{len(header)}, as the first line has",
                 reason="the file was edited by hand: a comma too many or too few",
             )
-        by_column = dict(zip(header, cells, strict=True))
-        if kind is CollectiveRow:
-            rows.append(row_from_cells(CollectiveRow, _completed(by_column, COLLECTIVE_COLUMNS), where))
-        else:
-            pairs.append(row_from_cells(PairRow, _completed(by_column, PAIR_COLUMNS), where))
+        # An older file lacks columns.
+        by_column = dict.fromkeys(kind.columns(), "") | dict(zip(header, cells, strict=True))
+        rows.append(row_from_cells(kind, by_column, where))
     return ResultFile(
         name=name,
         kind="gpubench CSV",
         circumstances=FileCircumstances(tool="gpubench"),
-        rows=tuple(rows),
-        pairs=tuple(pairs),
+        rows=tuple(row for row in rows if isinstance(row, CollectiveRow)),
+        pairs=tuple(row for row in rows if isinstance(row, PairRow)),
         complete=not remarks,
         remarks=tuple(remarks),
     )
@@ -88,8 +86,3 @@ def _check_header(header: list[str], kind: type[CollectiveRow] | type[PairRow], 
     if missing or len(set(header)) < len(header):
         what = f"no column {missing[0]}" if missing else "a column twice"
         raise UsageError(f"{where}: {what}", expected="the columns that gpubench writes, each once")
-
-
-def _completed(cells: dict[str, str], columns: tuple[str, ...]) -> dict[str, str]:
-    """With the columns that an older file has not."""
-    return {column: cells.get(column, "") for column in columns}

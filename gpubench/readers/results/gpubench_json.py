@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from gpubench.errors import UsageError
 from gpubench.model.results.report import FINDINGS_SECTION, PAIRS_SECTION, ROWS_SECTION, CollectiveRow, PairRow
@@ -16,46 +16,42 @@ from gpubench.readers.documents.characters import check_text
 from gpubench.readers.documents.json_lines import load_json
 from gpubench.readers.results.gpubench_rows import check_version, circumstances, row_from_json
 
+T = TypeVar("T")
+
 _SECTIONS = (ROWS_SECTION, PAIRS_SECTION, EVIDENCE_SECTION, CHECKS_SECTION, VERDICTS_SECTION)
 _JUDGES = ("check", "topo")
 """Commands whose findings are the result; of others the rows tell the same."""
 
+_DOCUMENT = re.compile(r'\s*\{\s*"schema_version"')
+_LINES = re.compile(r'\s*\{\s*"kind"\s*:\s*"metadata"')
 _EXPECTED = "what gpubench --output FILE.json or FILE.jsonl writes"
 
 
-def is_gpubench_json(text: str) -> bool:
-    """Whether a text begins as gpubench's JSON document does."""
-    return re.match(r'\s*\{\s*"schema_version"', text) is not None
+def recognises(text: str) -> bool:
+    """True if a text begins as gpubench's JSON document or its JSON Lines do."""
+    return _DOCUMENT.match(text) is not None or _LINES.match(text) is not None
 
 
-def is_gpubench_jsonl(text: str) -> bool:
-    """Whether a text begins as gpubench's JSON Lines do."""
-    return re.match(r'\s*\{\s*"kind"\s*:\s*"metadata"', text) is not None
-
-
-def read_gpubench_json(text: str, name: str) -> ResultFile:
-    """The rows of a document.
+def read(text: str, name: str) -> ResultFile:
+    """The rows of a document, or of lines, of which a last one that was cut off is left out.
 
     Raises:
         UsageError: it is damaged, of a newer version, or holds a value that cannot be.
     """
+    if _LINES.match(text):
+        return _result_file(_document_of_lines(text, name), "gpubench JSON Lines", name)
     document = _loaded(text, name)
     check_version(document.get("schema_version"), name)
     return _result_file(document, "gpubench JSON", name)
 
 
-def read_gpubench_jsonl(text: str, name: str) -> ResultFile:
-    """The rows of lines; a last one that was cut off is left out.
-
-    Raises:
-        UsageError: a line is damaged, of a newer version, or holds a value that cannot be.
-    """
+def _document_of_lines(text: str, name: str) -> dict[str, Any]:
+    """The lines put together as the document that the same run writes."""
     document: dict[str, Any] = {"complete": False, **{section: [] for section in _SECTIONS}}
     lines = text.splitlines()
     for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        if number == len(lines) and not text.endswith("\n") and not line.rstrip().endswith("}"):
+        is_cut_off = number == len(lines) and not text.endswith("\n") and not line.rstrip().endswith("}")
+        if is_cut_off or not line.strip():
             continue
         record = _loaded(line, f"{name}, line {number}")
         kind = record.pop("kind", None)
@@ -65,12 +61,11 @@ def read_gpubench_jsonl(text: str, name: str) -> ResultFile:
         if kind == "metadata":
             document["metadata"] = record
         elif kind == "report":
-            document["complete"] = record.get("complete", False)
-            document["verdict"] = record.get("verdict")
+            document |= {"complete": record.get("complete", False), "verdict": record.get("verdict")}
             document[FINDINGS_SECTION] = record.get(FINDINGS_SECTION, [])
         elif section in _SECTIONS:
             document[section].append(record)
-    return _result_file(document, "gpubench JSON Lines", name)
+    return document
 
 
 def _loaded(text: str, where: str) -> dict[str, Any]:
@@ -94,47 +89,28 @@ def _result_file(document: Mapping[str, Any], kind: str, name: str) -> ResultFil
         raise UsageError(f"{name} has no metadata", expected=_EXPECTED, reason="the file was edited by hand")
     check_text(metadata, f"{name}: metadata")
     complete = document.get("complete") is True
+    findings = _records(Finding, document, FINDINGS_SECTION, name)
+    verdicts = _records(VerdictRow, document, VERDICTS_SECTION, name)
     return ResultFile(
         name=name,
         kind=kind,
         circumstances=circumstances(metadata, [gpu for gpu, _ in _each(document, "gpus", name)], name),
         rows=tuple(row_from_json(CollectiveRow, each, where) for each, where in _each(document, ROWS_SECTION, name)),
         pairs=tuple(row_from_json(PairRow, each, where) for each, where in _each(document, PAIRS_SECTION, name)),
-        evidence=tuple(_evidence(document, name)),
-        findings=tuple(_findings(document, name)) if metadata.get("subject") in _JUDGES else None,
-        checks=dict(_checks(document, name)),
-        devices=tuple(_devices(document, name)),
+        evidence=tuple(_records(EvidenceRow, document, EVIDENCE_SECTION, name)),
+        findings=tuple(findings) if metadata.get("subject") in _JUDGES else None,
+        checks={row.check: row.verdict for row in _records(CheckRow, document, CHECKS_SECTION, name)},
+        devices=tuple(row for row in verdicts if row.scope in ("gpu", "nic")),
         complete=complete,
         verdict=document.get("verdict"),
         remarks=() if complete else ("the run was cut short",),
     )
 
 
-def _evidence(document: Mapping[str, Any], name: str) -> Iterator[EvidenceRow]:
-    for each, where in _each(document, EVIDENCE_SECTION, name):
+def _records(kind: type[T], document: Mapping[str, Any], section: str, name: str) -> Iterator[T]:
+    for each, where in _each(document, section, name):
         check_text(each, where)
-        yield from_plain(EvidenceRow, each, where)
-
-
-def _findings(document: Mapping[str, Any], name: str) -> Iterator[Finding]:
-    for each, where in _each(document, FINDINGS_SECTION, name):
-        check_text(each, where)
-        yield from_plain(Finding, each, where)
-
-
-def _checks(document: Mapping[str, Any], name: str) -> Iterator[tuple[str, str]]:
-    for each, where in _each(document, CHECKS_SECTION, name):
-        check_text(each, where)
-        row = from_plain(CheckRow, each, where)
-        yield row.check, row.verdict
-
-
-def _devices(document: Mapping[str, Any], name: str) -> Iterator[VerdictRow]:
-    for each, where in _each(document, VERDICTS_SECTION, name):
-        check_text(each, where)
-        row = from_plain(VerdictRow, each, where)
-        if row.scope in ("gpu", "nic"):
-            yield row
+        yield from_plain(kind, each, where)
 
 
 def _each(document: Mapping[str, Any], section: str, name: str) -> Iterator[tuple[Any, str]]:

@@ -14,7 +14,7 @@ from gpubench.model.terms.verdict import Verdict
 from gpubench.readers.documents.characters import check_text
 from gpubench.readers.documents.json_lines import finite
 
-R = TypeVar("R", CollectiveRow, PairRow)
+R = TypeVar("R", bound=CollectiveRow | PairRow)
 
 _WORDS: Mapping[str, Sequence[str]] = {
     "origin": tuple(Origin),
@@ -67,11 +67,11 @@ def row_from_cells(kind: type[R], cells: Mapping[str, str], where: str) -> R:
     return row
 
 
-_TYPES = {kind: get_type_hints(kind) for kind in (CollectiveRow, PairRow)}
+_TYPES: dict[type, dict[str, Any]] = {kind: get_type_hints(kind) for kind in (CollectiveRow, PairRow)}
 
 
 def _value(text: str, declared: Any, column: str, where: str) -> Any:
-    """What a cell holds: an empty one None, where the column knows that."""
+    """The value of a cell: None of an empty one, where the column allows that."""
     optional = isinstance(declared, UnionType)
     kind = next(each for each in get_args(declared) if each is not type(None)) if optional else declared
     if text == "":
@@ -110,7 +110,7 @@ def _unfit(where: str, column: str, text: str, expected: str) -> NoReturn:
 
 
 def circumstances(metadata: Mapping[str, Any], gpus: Sequence[Any], name: str) -> FileCircumstances:
-    """What a file's metadata say of machine, libraries and settings; `gpus` is its section of them, as of `topo`.
+    """The machine, libraries and settings in a file's metadata; `gpus` is its section of GPUs, as `topo` writes one.
 
     Raises:
         UsageError: they are not as gpubench writes them.

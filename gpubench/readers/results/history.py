@@ -30,12 +30,12 @@ class Kept:
     others: tuple[str, ...]
 
     def path(self, name: DatedName) -> Path:
-        """Where that result is."""
+        """The path of a result."""
         return self.folder / str(name)
 
 
 def list_results(folder: Path) -> Kept:
-    """What a folder holds, by its names alone. Hidden files, which are being written, are passed over.
+    """The results in a folder, by their names alone. Hidden files, which are being written, are passed over.
 
     Raises:
         UsageError: there is no such folder, or it cannot be read.
@@ -51,30 +51,20 @@ def list_results(folder: Path) -> Kept:
 
 
 def _no_folder(folder: Path, error: OSError) -> UsageError:
+    seen = f"{folder} cannot be read: {os.strerror(error.errno or 0)}"
+    reason = "its owner or mode forbids it, or its disk fails"
+    next_step = f"ls -ld {folder}"
     if isinstance(error, NotADirectoryError):
-        return UsageError(
-            f"{folder} is no folder",
-            expected="a folder of dated results",
-            reason="a single result was meant",
-            next_step=f"gpubench compare BASE {folder} compares two files",
-        )
-    if isinstance(error, FileNotFoundError):
-        return UsageError(
-            f"there is no folder {folder}",
-            expected="a folder of dated results",
-            reason="the path is mistyped, or nothing was kept yet",
-            next_step=_HOW_TO_KEEP,
-        )
-    return UsageError(
-        f"{folder} cannot be read: {os.strerror(error.errno or 0)}",
-        expected="a folder of dated results",
-        reason="its owner or mode forbids it, or its disk fails",
-        next_step=f"ls -ld {folder}",
-    )
+        seen, reason = f"{folder} is no folder", "a single result was meant"
+        next_step = f"gpubench compare BASE {folder} compares two files"
+    elif isinstance(error, FileNotFoundError):
+        seen, reason = f"there is no folder {folder}", "the path is mistyped, or nothing was kept yet"
+        next_step = _HOW_TO_KEEP
+    return UsageError(seen, expected="a folder of dated results", reason=reason, next_step=next_step)
 
 
 def read_head(path: Path) -> ResultHead:
-    """What a result tells before its rows; of a file that gpubench wrote these are not read.
+    """A result's metadata and verdict; of a file that gpubench wrote, rows are not read.
 
     Raises:
         UsageError: it cannot be read, is none of gpubench's, or of a newer version.
@@ -94,7 +84,7 @@ def read_head(path: Path) -> ResultHead:
 
 @contextmanager
 def _said_of(path: Path) -> Iterator[None]:
-    """Turn what goes wrong with a file into an error that names it."""
+    """Turn any error about a file into a UsageError that names it."""
     try:
         yield
     except OSError as error:

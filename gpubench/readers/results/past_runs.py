@@ -1,4 +1,4 @@
-"""What a folder of dated results tells of one machine's past, for the trend on a page."""
+"""The past runs of one machine in a folder of dated results, for the trend on a page."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,7 +18,7 @@ MOST_LOOKED_AT = 200
 """Names of a command whose beginnings are read to find them."""
 
 PastRun = tuple[str, Verdict, Mapping[str, float]]
-"""When it began, its verdict, its headline figures."""
+"""The time when a run began, its verdict, its headline figures."""
 
 
 def past_runs(folder: Path, metadata: Metadata) -> list[PastRun]:
@@ -59,7 +59,7 @@ def _runs(kept: Kept, command: str, names: list[DatedName], own: ResultHead) -> 
 
 
 def _is_past(head: ResultHead, own: ResultHead) -> bool:
-    """Whether it is a whole run of that machine, before this one; a file without GPUs may be of any."""
+    """True if it is a whole run of that machine, before this one; a file without GPUs may be of any."""
     if not head.complete or head.run_id == own.run_id or head.started_at > own.started_at:
         return False
     known = set(head.models), set(own.models)

@@ -4,24 +4,14 @@ from pathlib import Path
 
 from gpubench.errors import advising
 from gpubench.model.results.result_file import ResultFile
-from gpubench.readers.documents.text_files import Wanted, read_text
-from gpubench.readers.results.gpubench_csv import is_gpubench_csv, read_gpubench_csv
-from gpubench.readers.results.gpubench_json import (
-    is_gpubench_json,
-    is_gpubench_jsonl,
-    read_gpubench_json,
-    read_gpubench_jsonl,
-)
-from gpubench.readers.results.nccl_tests.json import is_nccl_tests_json, read_nccl_tests_json
-from gpubench.readers.results.nccl_tests.text import is_nccl_tests, read_nccl_tests
-from gpubench.readers.results.result_reader import ResultReader
+from gpubench.readers.documents.file_kind import FileKind, read_file_of
+from gpubench.readers.documents.text_files import Wanted
 
-RESULT_READERS: tuple[ResultReader, ...] = (
-    ResultReader("gpubench_json", "gpubench's JSON", is_gpubench_json, read_gpubench_json),
-    ResultReader("gpubench_json", "its JSON Lines", is_gpubench_jsonl, read_gpubench_jsonl),
-    ResultReader("gpubench_csv", "its CSV", is_gpubench_csv, read_gpubench_csv),
-    ResultReader("nccl_tests", "nccl-tests' JSON", is_nccl_tests_json, read_nccl_tests_json),
-    ResultReader("nccl_tests", "nccl-tests' text", is_nccl_tests, read_nccl_tests),
+RESULT_READERS: tuple[FileKind[ResultFile], ...] = (
+    FileKind("gpubench.readers.results.gpubench_json", "gpubench's JSON, or its JSON Lines"),
+    FileKind("gpubench.readers.results.gpubench_csv", "its CSV"),
+    FileKind("gpubench.readers.results.nccl_tests.json", "nccl-tests' JSON"),
+    FileKind("gpubench.readers.results.nccl_tests.text", "nccl-tests' text"),
 )
 
 MOST_BYTES = 256 * 2**20
@@ -42,9 +32,5 @@ def read_results(path: Path) -> ResultFile:
     Raises:
         UsageError: there is no such file, none of RESULT_READERS knows it, or the one that does finds it wrong.
     """
-    text, name = read_text(path, _WANTED), str(path)
-    reader = next((each for each in RESULT_READERS if each.recognises(text)), None)
-    if reader is None:
-        raise _WANTED.unknown(text, name)
     with advising(reason="the file was cut off, or edited by hand", next_step="the same command again, with --output"):
-        return reader.read(text, name)
+        return read_file_of(RESULT_READERS, path, _WANTED)

@@ -1,4 +1,4 @@
-"""What is heard of logs that are whole, cut, mangled or somebody else's."""
+"""What is read of logs that are whole, cut, mangled or somebody else's."""
 
 from collections.abc import Sequence
 from random import Random
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gpubench.collectives.allreduce import ALLREDUCE
 from gpubench.measure.collective.cases import Case, cases
-from gpubench.measure.collective.logged_choices import LoggedChoices, hear
+from gpubench.measure.collective.logged_choices import LoggedChoices, read_choices
 from tests.fakes.library_log import FakeLog, recorded, said
 from tests.fakes.ranks import ThreadGroup, run_ranks
 from tests.measure.collective.test_sweep import request_for
@@ -17,7 +17,7 @@ from tests.measure.collective.test_sweep import request_for
 RANKS = 4
 
 
-def heard(logs: Sequence[FakeLog], sizes: tuple[int, ...] = (1024,)) -> tuple[LoggedChoices, list[Case]]:
+def read(logs: Sequence[FakeLog], sizes: tuple[int, ...] = (1024,)) -> tuple[LoggedChoices, list[Case]]:
     """What the first rank knows in the end, and the cases that it tried."""
     request = request_for(ALLREDUCE, sizes=sizes)
     every_case = tuple(cases(request, len(logs)))
@@ -28,7 +28,7 @@ def heard(logs: Sequence[FakeLog], sizes: tuple[int, ...] = (1024,)) -> tuple[Lo
             if group.rank == 0:
                 tried.append(case)
 
-        return hear(request, group, [0] * len(logs), logs[group.rank], every_case, try_once)
+        return read_choices(request, group, [0] * len(logs), logs[group.rank], every_case, try_once)
 
     first, *others = run_ranks(len(logs), body)
     assert others == [None] * (len(logs) - 1)
@@ -38,18 +38,18 @@ def heard(logs: Sequence[FakeLog], sizes: tuple[int, ...] = (1024,)) -> tuple[Lo
 
 @pytest.mark.parametrize("name", ["normal", "tuning", "p2p-disabled"])
 def test_recorded_logs_name_the_ring(name: str) -> None:
-    found, _ = heard([FakeLog(recorded(name, rank)) for rank in range(RANKS)])
-    (choice,) = found.choices.values()
+    found, _ = read([FakeLog(recorded(name, rank)) for rank in range(RANKS)])
+    (choice,) = found.by_operation.values()
     assert set(choice.used.pairs) == {(0, 1), (1, 2), (2, 3), (3, 0)}
-    assert choice.used.unheard == ()
+    assert choice.used.unconnected == ()
     assert choice.used.host_staged is (name == "p2p-disabled")
 
 
 def test_every_size_is_tried_once_and_has_its_own_algorithm() -> None:
     sizes = tuple(2**power for power in range(10, 27))
-    found, tried = heard([FakeLog(recorded("tuning", rank)) for rank in range(RANKS)], sizes)
+    found, tried = read([FakeLog(recorded("tuning", rank)) for rank in range(RANKS)], sizes)
     assert [case.size_bytes for case in tried] == list(sizes)
-    chosen = [choice.tuning for choice in found.choices.values()]
+    chosen = [choice.tuning for choice in found.by_operation.values()]
     assert [tuning and (tuning.size_bytes, tuning.protocol, tuning.channels) for tuning in chosen] == [
         *((1024 << step, "LL", 1) for step in range(5)),
         *((32768 << step, "LL", 2 << step) for step in range(4)),
@@ -60,15 +60,15 @@ def test_every_size_is_tried_once_and_has_its_own_algorithm() -> None:
 
 
 def test_a_rank_that_hears_nothing_is_named() -> None:
-    logs = [FakeLog(recorded("normal", rank), silence="why" if rank == 1 else "") for rank in range(RANKS)]
-    found, _ = heard(logs)
-    assert found.silence == "rank 1: why"
+    logs = [FakeLog(recorded("normal", rank), no_log="why" if rank == 1 else "") for rank in range(RANKS)]
+    found, _ = read(logs)
+    assert found.no_log == "rank 1: why"
 
 
 @given(st.lists(st.binary(max_size=80), max_size=20))
 def test_junk_connects_nobody(junk: list[bytes]) -> None:
-    found, _ = heard([FakeLog([*junk, *said("Channel 00/0 : 0[0] -> ", "Channel", "via P2P/CUMEM")]), FakeLog(junk)])
-    for choice in found.choices.values():
+    found, _ = read([FakeLog([*junk, *said("Channel 00/0 : 0[0] -> ", "Channel", "via P2P/CUMEM")]), FakeLog(junk)])
+    for choice in found.by_operation.values():
         assert choice.used.host_staged in (None, True)
 
 
@@ -83,8 +83,8 @@ def test_of_lines_that_were_cut_what_is_left_is_never_more_than_was_said(seed: i
         return [line[: random.randrange(len(line) + 1)] if random.random() < share else line for line in lines]
 
     logs = [mangled(rank) for rank in range(RANKS)]
-    found, _ = heard([FakeLog(log) for log in logs])
-    (choice,) = found.choices.values()
+    found, _ = read([FakeLog(log) for log in logs])
+    (choice,) = found.by_operation.values()
     assert choice.used.host_staged in (name == "p2p-disabled", None)
     every_rank_is_left = all(any(line.endswith(b" via P2P/CUMEM") for line in log) for log in logs)
     assert choice.used.host_staged is not False or every_rank_is_left

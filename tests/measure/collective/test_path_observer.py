@@ -20,6 +20,7 @@ from gpubench.measure.collective.cases import cases
 from gpubench.measure.collective.counting import Traffic
 from gpubench.measure.collective.logged_choices import Choice, LoggedChoices, key_of
 from gpubench.measure.collective.observers import Observers
+from gpubench.measure.collective.path_evidence import PathObservations
 from gpubench.measure.collective.path_observer import ObservationSources, PathObserver
 from gpubench.measure.collective.sweep import measure
 from gpubench.model.facts.rank_facts import RankFacts
@@ -88,7 +89,7 @@ class Job:
             for rank, node in enumerate(self.nodes)
         ]  # fmt: skip
 
-    def around(self) -> Circumstances:
+    def circumstances(self) -> Circumstances:
         facts = [
             RankFacts(rank=rank, host="n0", node=0, local_rank=rank, pid=1, shm_device=device)
             for rank, device in enumerate(self.shm_devices)
@@ -131,12 +132,12 @@ def run(
     def body(group: ThreadGroup) -> tuple[Report, list[CollectiveRow]]:
         device = open_device(group.rank, RANKS, "n0", Driver(version="580.1"))
         backend = NcclBackend(group, device, NcclLibrary())
-        around = job.around()
+        circumstances = job.circumstances()
 
         def look_around() -> Circumstances | None:
-            return around if group.collect(None) is not None else None
+            return circumstances if group.collect(None) is not None else None
 
-        senses = ObservationSources(logs[group.rank], job.counters(group.rank), look_around, job.nodes, job.strict)
+        sources = ObservationSources(logs[group.rank], job.counters(group.rank), look_around, job.nodes, job.strict)
         recorder = ReceivedRows()
         report = measure(
             request,
@@ -144,7 +145,7 @@ def run(
             job.wrap(backend, group.rank),
             job.identities,
             recorder,
-            Observers(witness=PathObserver.of(request, group, senses)),
+            Observers(path_observer=PathObserver.of(request, group, sources)),
         )
         backend.close()
         return report, recorder.rows
@@ -194,7 +195,7 @@ def test_a_healthy_job_is_direct_and_says_how_it_knows(monkeypatch: pytest.Monke
         assert (row.path_class, row.limit_gb_s, row.conclusion, row.confidence) == ("NV18", 450, "direct", "proven")
     (verdict,) = result.fallback
     assert set(verdict.pairs) == RING
-    assert result.report.verdict is Verdict.PASS
+    assert (result.report.verdict, result.report.complete) == (Verdict.PASS, True)
     assert result.report.findings == ()
 
 
@@ -276,7 +277,7 @@ def test_nodes_without_rdma_are_staged_by_design_and_the_rest_is_judged_alone(mo
 
 def test_what_cannot_be_heard_is_empty_and_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
     def silent(rank: int) -> FakeLog:
-        return FakeLog(silence="NCCL_DEBUG_SUBSYS=COLL leaves INIT out" if rank == 2 else "")
+        return FakeLog(no_log="NCCL_DEBUG_SUBSYS=COLL leaves INIT out" if rank == 2 else "")
 
     result = run(monkeypatch, Job(silent))
     assert {(row.transport, row.algorithm, row.host_staged) for row in result.rows} == {(None, None, None)}
@@ -300,22 +301,24 @@ def test_a_ceiling_that_is_not_known_takes_no_other_words_away(monkeypatch: pyte
 def test_a_single_rank_has_no_link_to_be_limited_by() -> None:
     request = request_for(ALLREDUCE)
     case = next(cases(request, 1))
-    around = Circumstances(wiring=Wiring([], {}), facts=[], settings={})
-    heard = LoggedChoices(choices={key_of(case): Choice(Used({}), None)})
-    testimony = judge.PathObservations(heard=heard, due=[(0.0, 0.0)], traffic=[Traffic()], around=around)
-    row = judge.PathJudge(request, testimony, strict=True).row(
+    circumstances = Circumstances(wiring=Wiring([], {}), facts=[], settings={})
+    choices = LoggedChoices(by_operation={key_of(case): Choice(Used({}), None)})
+    observations = PathObservations(
+        choices=choices, expected_bytes=[(0.0, 0.0)], traffic=[Traffic()], circumstances=circumstances
+    )
+    row = judge.PathJudge(request, observations, strict=True).row(
         case, replace(ROW, setting=None, limit_gb_s=None, note=None), [0]
     )
     assert (row.limit_gb_s, row.note) == (None, "one rank: nothing passes a link")
 
 
 def test_counters_speak_where_the_log_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    result = run(monkeypatch, Job(lambda _rank: FakeLog(silence="why"), over_nvlink))
+    result = run(monkeypatch, Job(lambda _rank: FakeLog(no_log="why"), over_nvlink))
     assert len(result.evidence) == RANKS * (RANKS - 1)
     (verdict,) = result.fallback
     assert (verdict.conclusion, verdict.confidence) == ("direct", "likely")
     assert "rank 0: why" in verdict.how
-    staged = run(monkeypatch, Job(lambda _rank: FakeLog(silence="why"), over_pcie))
+    staged = run(monkeypatch, Job(lambda _rank: FakeLog(no_log="why"), over_pcie))
     assert [row.conclusion for row in staged.fallback] == ["staged"]
 
 

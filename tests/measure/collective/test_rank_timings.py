@@ -17,8 +17,8 @@ FOUR = [
 ON_TIME, LATE = EntryTimes(200, 5, 3e-6, 1e-6), EntryTimes(200, 190, 2e-3, 1e-6)
 
 
-def lines(attendance: RankTimings) -> list[RankTimeRow]:
-    section = attendance.sections()[RANK_TIMES_SECTION]
+def lines(rank_timings: RankTimings) -> list[RankTimeRow]:
+    section = rank_timings.sections()[RANK_TIMES_SECTION]
     assert isinstance(section, Table)
     found = list(section.rows())
     assert all(isinstance(each, RankTimeRow) for each in found)
@@ -26,10 +26,10 @@ def lines(attendance: RankTimings) -> list[RankTimeRow]:
 
 
 def test_a_line_a_rank_and_row() -> None:
-    attendance = RankTimings(FOUR)
-    attendance.take(ROW, [(1e-6, None)] * 4)
-    attendance.take(replace(ROW, mode="latency"), [(2e-6, ON_TIME)] * 3 + [(1e-6, LATE)])
-    found = lines(attendance)
+    rank_timings = RankTimings(FOUR)
+    rank_timings.add_row(ROW, [(1e-6, None)] * 4)
+    rank_timings.add_row(replace(ROW, mode="latency"), [(2e-6, ON_TIME)] * 3 + [(1e-6, LATE)])
+    found = lines(rank_timings)
     assert len(found) == 8
     assert (found[0].time_us, found[0].late_us, found[0].last_percent, found[0].gpu_bus_id) == (1.0, None, None, "0:0")
     assert (found[7].rank, found[7].host, found[7].late_us, found[7].last_percent) == (3, "n1", 2000.0, 95.0)
@@ -37,16 +37,16 @@ def test_a_line_a_rank_and_row() -> None:
 
 
 def test_without_times_of_entering_nobody_is_late() -> None:
-    attendance = RankTimings(FOUR)
-    assert attendance.findings() == ()
-    attendance.take(ROW, [(1e-6, None)] * 3 + [(9e-6, None)])
-    assert attendance.findings() == ()
+    rank_timings = RankTimings(FOUR)
+    assert rank_timings.findings() == ()
+    rank_timings.add_row(ROW, [(1e-6, None)] * 3 + [(9e-6, None)])
+    assert rank_timings.findings() == ()
 
 
 def test_a_rank_that_is_late_is_named_with_how_late_and_how_sure() -> None:
-    attendance = RankTimings(FOUR)
-    attendance.take(replace(ROW, time_us=2500.0), [(2e-3, ON_TIME)] * 3 + [(1e-3, LATE)])
-    (finding,) = attendance.findings()
+    rank_timings = RankTimings(FOUR)
+    rank_timings.add_row(replace(ROW, time_us=2500.0), [(2e-3, ON_TIME)] * 3 + [(1e-3, LATE)])
+    (finding,) = rank_timings.findings()
     assert finding.id == "straggler"
     assert finding.subject == str(FOUR[3])
     assert finding.seen == (
@@ -57,29 +57,30 @@ def test_a_rank_that_is_late_is_named_with_how_late_and_how_sure() -> None:
 
 
 def test_a_node_that_is_late_is_named_as_one() -> None:
-    attendance = RankTimings(FOUR)
+    rank_timings = RankTimings(FOUR)
     half = replace(LATE, last=95)
-    attendance.take(replace(ROW, time_us=2500.0), [(2e-3, replace(ON_TIME, last=5))] * 2 + [(1e-3, half)] * 2)
-    (finding,) = attendance.findings()
+    rank_timings.add_row(replace(ROW, time_us=2500.0), [(2e-3, replace(ON_TIME, last=5))] * 2 + [(1e-3, half)] * 2)
+    (finding,) = rank_timings.findings()
     assert finding.subject == "ranks 2-3 on n1"
     assert finding.subjects == (str(FOUR[2]), str(FOUR[3]))
 
 
 def test_beside_a_rank_that_is_late_stands_what_is_off_with_its_gpu() -> None:
-    attendance = RankTimings([replace(each, gpu_index=each.local_rank) for each in FOUR])
+    rank_timings = RankTimings([replace(each, gpu_index=each.local_rank) for each in FOUR])
     slow = GpuCondition(throttle_reasons=("sw_power_cap",), clock_mhz=1200, most_clock_mhz=1980)
     for conditions in ([slow, GpuCondition(), None, slow], [None, None, None, GpuCondition(unread={"clock": "gone"})]):
-        attendance.take(replace(ROW, time_us=2500.0), [(2e-3, ON_TIME)] * 3 + [(1e-3, LATE)])
-        attendance.look(conditions)
-    (finding,) = attendance.findings()
+        rank_timings.add_row(replace(ROW, time_us=2500.0), [(2e-3, ON_TIME)] * 3 + [(1e-3, LATE)])
+        rank_timings.add_conditions(conditions)
+    (finding,) = rank_timings.findings()
     assert finding.seen.endswith("takes 2500 µs; its GPU 1 is throttled: sw power cap; 1200 of 1980 MHz")
 
 
 def test_of_a_late_rank_whose_gpu_nobody_could_read_that_is_said_and_of_a_healthy_one_nothing() -> None:
     unread = GpuCondition(unread={"throttle_reasons": "Not Supported"})
     for condition, ending in ((unread, "; not read of its GPU 1: throttle reasons (Not Supported)"), (None, "")):
-        attendance = RankTimings([replace(each, gpu_index=each.local_rank) for each in FOUR])
-        attendance.take(replace(ROW, time_us=2500.0), [(2e-3, ON_TIME)] * 3 + [(1e-3, LATE)])
-        attendance.look([GpuCondition(throttle_reasons=("hw_slowdown",))] * 3 + [condition or GpuCondition()])
-        (finding,) = attendance.findings()
+        rank_timings = RankTimings([replace(each, gpu_index=each.local_rank) for each in FOUR])
+        rank_timings.add_row(replace(ROW, time_us=2500.0), [(2e-3, ON_TIME)] * 3 + [(1e-3, LATE)])
+        throttled = GpuCondition(throttle_reasons=("hw_slowdown",))
+        rank_timings.add_conditions([throttled] * 3 + [condition or GpuCondition()])
+        (finding,) = rank_timings.findings()
         assert finding.seen.endswith(f"takes 2500 µs{ending}")

@@ -21,10 +21,10 @@ from gpubench.hardware.nccl.backend import NcclBackend, NcclLibrary
 from gpubench.hardware.node.nvml.library import Driver
 from gpubench.hardware.recorded import MOST_SAMPLE_BYTES
 from gpubench.measure.collective import counting
-from gpubench.measure.collective import path_judge as judge
 from gpubench.measure.collective.cases import SweepRequest
 from gpubench.measure.collective.logged_choices import Choice, LoggedChoices
 from gpubench.measure.collective.observers import Observers
+from gpubench.measure.collective.path_evidence import PathObservations
 from gpubench.measure.collective.path_observer import ObservationSources, PathObserver
 from gpubench.measure.collective.recorded_choices import RecordedLoggedChoices
 from gpubench.measure.collective.recorded_log import RecordedLog
@@ -72,7 +72,7 @@ class Recording:
     report: Report
     rows: list[CollectiveRow]
     lines: list[str]
-    around: Circumstances
+    circumstances: Circumstances
     collective: Collective = ALLREDUCE
 
     def replayed(
@@ -83,13 +83,13 @@ class Recording:
         found, rows = read_recorded(numbered, self.collective, "recorded")
         recorder = ReceivedRows()
         # What settings there were is in the samples.
-        around = replace(self.around, settings={})
-        return replay(found, rows, self.collective, around, recorder, strict=strict), recorder.rows
+        circumstances = replace(self.circumstances, settings={})
+        return replay(found, rows, self.collective, circumstances, recorder, strict=strict), recorder.rows
 
 
 @dataclass
 class InMemory:
-    """A keeper whose first rank writes lines into a list."""
+    """A recorder whose first rank writes lines into a list."""
 
     described: RecordedCollective
     group: Group
@@ -97,11 +97,11 @@ class InMemory:
     lines: list[str] = field(default_factory=list)
     writer: RowWriter | None = None
 
-    def begin(self, testimony: judge.PathObservations | None, refused: Sequence[RefusedRow] | None) -> None:
+    def begin(self, observations: PathObservations | None, refused: Sequence[RefusedRow] | None) -> None:
         def write(value: object) -> None:
             self.lines.append(json_line(value).rstrip("\n"))
 
-        known = None if testimony is None else RecordedObservations.of(testimony)
+        known = None if observations is None else RecordedObservations.of(observations)
         first = replace(self.described, testimony=known, refused=None if refused is None else tuple(refused))
         is_first = self.group.rank == 0
         if is_first:
@@ -142,22 +142,22 @@ def recording(
         own = group if part is None else group.split(parts.index(part), group.rank)
         device = open_device(group.rank, RANKS, "n0", Driver(version="580.1"))
         backend = NcclBackend(own, device, NcclLibrary())
-        keeper, recorder = InMemory(described, group, part), ReceivedRows()
-        report = how(request, job)(group, job.wrap(backend, group.rank), recorder, keeper)
+        recorder, shown = InMemory(described, group, part), ReceivedRows()
+        report = how(request, job)(group, job.wrap(backend, group.rank), shown, recorder)
         backend.close()
-        if keeper.writer is not None and group.rank == 0:
-            keeper.writer.end()
-        return report, recorder.rows, keeper.lines
+        if recorder.writer is not None and group.rank == 0:
+            recorder.writer.end()
+        return report, shown.rows, recorder.lines
 
     report, rows, lines = run_ranks(RANKS, body)[0]
-    return Recording(report, rows, lines, job.around(), request.collective)
+    return Recording(report, rows, lines, job.circumstances(), request.collective)
 
 
-def witness_of(request: SweepRequest, job: Job, group: ThreadGroup) -> PathObserver:
-    around = job.around()
+def observer_of(request: SweepRequest, job: Job, group: ThreadGroup) -> PathObserver:
+    circumstances = job.circumstances()
 
     def look_around() -> Circumstances | None:
-        return around if group.collect(None) is not None else None
+        return circumstances if group.collect(None) is not None else None
 
     log = RecordedLog(job.logs(group.rank))
     return PathObserver.of(
@@ -166,31 +166,33 @@ def witness_of(request: SweepRequest, job: Job, group: ThreadGroup) -> PathObser
 
 
 def watched(request: SweepRequest, job: Job) -> Measure:
-    def body(group: ThreadGroup, backend: Backend, recorder: ReceivedRows, keeper: Recorder) -> Report:
-        witness = witness_of(request, job, group)
-        return measure(request, group, backend, job.identities, recorder, Observers(witness=witness, keeper=keeper))
+    def body(group: ThreadGroup, backend: Backend, rows: ReceivedRows, recorder: Recorder) -> Report:
+        observer = observer_of(request, job, group)
+        return measure(
+            request, group, backend, job.identities, rows, Observers(path_observer=observer, recorder=recorder)
+        )
 
     return body
 
 
 def unwatched(request: SweepRequest, job: Job) -> Measure:
-    def body(group: ThreadGroup, backend: Backend, recorder: ReceivedRows, keeper: Recorder) -> Report:
+    def body(group: ThreadGroup, backend: Backend, rows: ReceivedRows, recorder: Recorder) -> Report:
         def read() -> GpuCondition:
             return GpuCondition(throttle_reasons=("sw_power_cap",), unread={"memory_errors": "not supported"})
 
-        return measure(request, group, backend, job.identities, recorder, Observers(read_condition=read, keeper=keeper))
+        return measure(request, group, backend, job.identities, rows, Observers(read_condition=read, recorder=recorder))
 
     return body
 
 
 def in_ways(request: SweepRequest, job: Job) -> Measure:
-    def body(group: ThreadGroup, backend: Backend, recorder: ReceivedRows, keeper: Recorder) -> Report:
+    def body(group: ThreadGroup, backend: Backend, rows: ReceivedRows, recorder: Recorder) -> Report:
         assert isinstance(backend, NcclBackend)
         own = SweepVariant(setting=None, backend=backend)
-        others = [replace(way, is_heard=True) for way in both(request, group, backend, NcclLibrary())]
-        witness = witness_of(request, job, group)
+        others = [replace(way, logs_choices=True) for way in both(request, group, backend, NcclLibrary())]
+        observer = observer_of(request, job, group)
         return measure_variants(
-            request, group, [own, *others], job.identities, recorder, Observers(witness=witness, keeper=keeper)
+            request, group, [own, *others], job.identities, rows, Observers(path_observer=observer, recorder=recorder)
         )
 
     return body
@@ -198,13 +200,13 @@ def in_ways(request: SweepRequest, job: Job) -> Measure:
 
 def in_groups(parts: tuple[RankGroup, ...]) -> Callable[[SweepRequest, Job], Measure]:
     def measured(request: SweepRequest, job: Job) -> Measure:
-        def body(group: ThreadGroup, backend: Backend, recorder: ReceivedRows, keeper: Recorder) -> Report:
+        def body(group: ThreadGroup, backend: Backend, rows: ReceivedRows, recorder: Recorder) -> Report:
             part = next(each for each in parts if group.rank in each.ranks)
             own = group.split(parts.index(part), group.rank)
-            rows = GroupRows(part, own, group, recorder)
+            of_group = GroupRows(part, own, group, rows)
             identities = [job.identities[rank] for rank in part.ranks]
-            return rows.merged(
-                measure(request, InStep(own, group), backend, identities, rows, Observers(keeper=keeper))
+            return of_group.merged(
+                measure(request, InStep(own, group), backend, identities, of_group, Observers(recorder=recorder))
             )
 
         return body
@@ -464,14 +466,14 @@ TUNINGS = st.none() | st.builds(
 @given(st.lists(USES, min_size=1, max_size=3), st.data())
 def test_what_was_heard_reads_back_equal(uses: list[Used], data: st.DataObject) -> None:
     keys = st.tuples(st.sampled_from(DataType), st.none() | st.sampled_from(ReduceOp), st.integers(1, 2**40))
-    choices = data.draw(st.dictionaries(keys, st.builds(Choice, st.sampled_from(uses), TUNINGS), max_size=5))
-    heard = LoggedChoices(choices, data.draw(st.sampled_from(["", "rank 0: deaf"])), "no tuning")
-    recorded = RecordedLoggedChoices.of(heard)
+    by_operation = data.draw(st.dictionaries(keys, st.builds(Choice, st.sampled_from(uses), TUNINGS), max_size=5))
+    choices = LoggedChoices(by_operation, data.draw(st.sampled_from(["", "rank 0: deaf"])), "no tuning")
+    recorded = RecordedLoggedChoices.of(choices)
     assert recorded.is_of(4)
     assert len(recorded.uses) <= len(uses), "operations share them"
-    again = read_json_line(RecordedLoggedChoices, json_line(recorded), "x").heard()
-    assert again == heard
-    assert list(again.choices) == list(heard.choices)
+    again = read_json_line(RecordedLoggedChoices, json_line(recorded), "x").restored()
+    assert again == choices
+    assert list(again.by_operation) == list(choices.by_operation)
 
 
 def test_pairs_that_are_connected_alike_are_said_once() -> None:
@@ -482,8 +484,8 @@ def test_pairs_that_are_connected_alike_are_said_once() -> None:
 
 
 def test_a_log_is_kept_as_it_was_heard() -> None:
-    log = RecordedLog(FakeLog(said("Channel 00/0 : 0[0] -> 1[0] via P2P/CUMEM"), silence="", no_tuning="too old"))
-    assert (log.is_readable(), log.silence, log.no_tuning) == (True, "", "too old")
+    log = RecordedLog(FakeLog(said("Channel 00/0 : 0[0] -> 1[0] via P2P/CUMEM"), no_log="", no_tuning="too old"))
+    assert (log.is_readable(), log.no_log, log.no_tuning) == (True, "", "too old")
     heard = [*log.lines(), *log.lines()]
     log.switch_off()
     assert log.text() == b"".join(line + b"\n" for line in heard)

@@ -56,10 +56,10 @@ def test_the_first_rank_hears_the_rows_of_all_groups_and_their_verdict() -> None
         rows = GroupRows(PARTS[color], own, group, heard if group.rank == 0 else ReceivedRows())
         row = replace(ROW, slowest_rank=1)
         rows.row(row)
-        attendance = RankTimings([FIVE[rank] for rank in PARTS[color].ranks])
-        attendance.take(row, [(1e-6, None)] * own.size)
+        rank_timings = RankTimings([FIVE[rank] for rank in PARTS[color].ranks])
+        rank_timings.add_row(row, [(1e-6, None)] * own.size)
         verdict, findings = (Verdict.FAIL, (WRONG,)) if color else (Verdict.PASS, ())
-        return rows.merged(Report(verdict=verdict, complete=True, findings=findings, sections=attendance.sections()))
+        return rows.merged(Report(verdict=verdict, complete=True, findings=findings, sections=rank_timings.sections()))
 
     report = run_ranks(5, body)[0]
     assert [(row.group, row.slowest_rank) for row in heard.rows] == [("ranks 0-2", 1), ("ranks 3-4", 4)]

@@ -362,8 +362,8 @@ def test_gpus_are_looked_at_after_each_row_that_tells_who_is_late(monkeypatch: p
         request = request_for(ALLREDUCE, sampling=Sampling(mode, 5))
         device = open_device(group.rank, 2, "n0", Driver(version="580.1"))
         backend = NcclBackend(group, device, NcclLibrary(), Allocator.CUDA)
-        company = Observers(progress=progress, read_condition=look)
-        report = measure(request, group, backend, identities, ReceivedRows(), company)
+        observers = Observers(progress=progress, read_condition=look)
+        report = measure(request, group, backend, identities, ReceivedRows(), observers)
         backend.close()
         return report
 

@@ -51,10 +51,10 @@ def run(
     return *results[0], nccl
 
 
-def told(
+def variant_of(
     algorithm: str, request: SweepRequest, group: ThreadGroup, backend: NcclBackend, library: NcclLibrary
 ) -> SweepVariant:
-    """As `WayMaker` makes it, but for the environment, which all threads share."""
+    """As `VariantMaker` makes it, but for the environment, which all threads share."""
     opened: list[Any] = []
 
     def open_() -> Issue:
@@ -74,7 +74,7 @@ def told(
 def both(
     request: SweepRequest, group: ThreadGroup, backend: NcclBackend, library: NcclLibrary
 ) -> Sequence[SweepVariant]:
-    return [told(name, request, group, backend, library) for name in ("ring", "tree")]
+    return [variant_of(name, request, group, backend, library) for name in ("ring", "tree")]
 
 
 def records(report: Report, section: str) -> list[dict[str, Any]]:
@@ -117,7 +117,7 @@ def test_what_the_library_cannot_do_is_left_out_with_its_words(monkeypatch: pyte
 
 def test_nothing_but_the_own_choice_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def tree(*arguments: Any) -> Sequence[SweepVariant]:
-        return [told("tree", *arguments)]
+        return [variant_of("tree", *arguments)]
 
     report, rows, _ = run(monkeypatch, 2, request_for(REDUCESCATTER), tree)
     assert {row.setting for row in rows} == {None}

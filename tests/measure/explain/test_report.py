@@ -97,6 +97,7 @@ def test_a_run_kept_off_nvlink() -> None:
     assert cause["evidence"] == "NCCL_P2P_DISABLE=1 set by the environment"
     assert {row["verdict"] for row in rows(report, "paths")} == {"FAIL"}
     assert ids(report) == ["host-staged"]
+    assert report.findings[0].expected == "peer access (P2P)"
     assert report.findings[0].subject.startswith("0 → 1, 1 → 2, 2 → 3, 3 → 0 of communicator 0x123e")
 
 
@@ -204,10 +205,110 @@ def test_the_driver_refuses_also_pairs_of_which_nccl_does_not_say_so() -> None:
     assert [row["id"] for row in rows(report, "causes")] == ["gpu-without-pcie-p2p", "peer-access-refused"]
 
 
+@pytest.mark.parametrize(
+    ("path", "refused", "causes"),
+    [
+        ("SYS", (0, 1, 2, 3), ["gpu-without-pcie-p2p"]),
+        ("PIX", (0, 1, 2, 3), ["gpu-without-pcie-p2p", "unknown"]),
+        ("SYS", (0, 1), ["gpu-without-pcie-p2p", "nccl-default-level"]),
+    ],
+)
+def test_a_refusal_of_both_gpus_explains_their_pair_if_its_path_is_sys(
+    path: str, refused: tuple[int, ...], causes: list[str]
+) -> None:
+    notes = [f"P2P is disabled between connected GPUs {a} and {a + 1}" for a in refused[::2]]
+    buses = [0x1A000 + number * 0x1000 for number in range(4)]
+    shared = Job(per_node=4, via=lambda a, b, r: None if r else "SHM/direct", notes=[*graph(path, buses), *notes])
+    assert [row["id"] for row in rows(report_of(*shared.logs()), "causes")] == causes
+
+
+def test_a_name_for_the_machine_is_no_cause_between_machines() -> None:
+    """NCCL_HOSTID keeps ranks apart only where they are on one host."""
+    across = Job(ranks=2, per_node=1, via=lambda a, b, r: "NET/Socket/0", notes=["NCCL_HOSTID set by environment to a"])
+    report = report_of(*replace(across, notes_of={1: ["NCCL_HOSTID set by environment to b"]}).logs())
+    assert [row["id"] for row in rows(report, "causes")] == ["unknown"]
+    assert report.findings[0].next_command.endswith("gpubench topo shows the NICs of a node")
+    one_log = report_of(across.log(0))
+    assert one_log.findings[0].next_command.endswith("gpubench topo shows the NICs of a node")
+
+
+def test_pairs_of_one_host_are_judged_each_by_its_own_path() -> None:
+    rows_of_graph = [
+        f"GPU/1a000 :GPU/1a000 (0/0/LOC) GPU/1b000 (2/24/PHB) GPU/1d000 (2/24/PIX) GPU/{n}" for n in (0, 1)
+    ]
+    shared = Job(per_node=4, via=lambda a, b, r: None if r else "SHM/direct", notes=rows_of_graph)
+    found = {(row["src"], row["dst"]): row["cause"] for row in rows(report_of(*shared.logs()), "paths")}
+    assert (found[0, 1], found[0, 3]) == ("nccl-default-level", "unknown")
+
+
+def test_pairs_of_one_host_are_never_judged_with_those_between_hosts() -> None:
+    notes = {rank: [f"NCCL_DEBUG_FILE set by environment to {rank}"] for rank in range(3)}
+    job = Job(ranks=3, via=via("NET/Socket/0", "NET/Socket/0"), notes_of=notes)
+    found = {(row["src"], row["dst"]): row for row in rows(report_of(*job.logs()), "paths")}
+    assert {pair: (row["scope"], row["cause"]) for pair, row in found.items()} == {
+        (0, 1): ("node", "shm-not-shared"),
+        (1, 0): ("node", "shm-not-shared"),
+        **dict.fromkeys(((0, 2), (2, 0), (1, 2), (2, 1)), ("network", "unknown")),
+    }
+
+
+@pytest.mark.parametrize(("across", "evidence"), [(False, "CUDA grants these GPUs"), (True, "nothing in the log")])
+def test_what_cuda_grants_is_said_of_gpus_of_one_node(across: bool, evidence: str) -> None:
+    inside, network = ("P2P/CUMEM", "NET/Socket/0") if across else ("SHM/direct", "NET/IB/0/GDRDMA")
+    notes = ["Check P2P Type isAllDirectP2p 0 directMode 0 isAllCudaP2p 1"]
+    (finding,) = report_of(*Job(via=via(inside, network), notes=notes).logs()).findings
+    assert evidence in finding.cause
+
+
+def test_many_ranges_of_missing_ranks_and_exactly_as_many_transports_as_are_named() -> None:
+    logs = Job(ranks=64, per_node=64).logs()
+    (finding,) = report_of(*logs[::2]).findings
+    assert finding.seen == "no log of rank 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23 and 20 more ranges"
+    (finding,) = report_of(*logs[:40:2], *logs[40:]).findings
+    assert finding.seen.endswith("21, 23 and 8 more ranges")
+    names = iter(f"NEW/{number}" for number in range(4))
+    report = report_of(
+        *Job(ranks=4, per_node=4, via=lambda a, b, r: None if r or b != (a + 1) % 4 else next(names)).logs()
+    )
+    assert [finding.subject for finding in report.findings] == [
+        f"{rank} → {(rank + 1) % 4} of communicator 0xabc1" for rank in range(4)
+    ]
+
+
+def test_a_far_nic_explains_the_connections_of_its_gpu_alone() -> None:
+    far = {0: ["GPU Direct RDMA Disabled for GPU 1a000 / HCA 0 (distance 7 > 4)"]}
+    job = Job(per_node=1, via=lambda a, b, r: "NET/IB/0", notes_of=far, notes=["NET/IB : Using [0]mlx5_0:1/IB"])
+    found = {(row["src"], row["dst"]): row["cause"] for row in rows(report_of(*job.logs()), "paths")}
+    assert (found[0, 1] == found[3, 0], found[1, 2] == found[2, 3], found[0, 1] == found[1, 2]) == (True, True, False)
+
+
+def test_connections_of_either_communicator_are_named_after_both() -> None:
+    job, other = Job(ranks=2, via=via("SHM/direct")), Job(ranks=2, id="0xabc2", handle=0x9000)
+    events = [(each, event) for each in (job, other) for event in ("Init START", "Init COMPLETE")]
+    logs = [
+        "".join(
+            f"{job.head(rank)}{line}\n"
+            for line in (*(each.communicator(rank, event) for each, event in events), *job.connections(rank))
+        )
+        for rank in range(2)
+    ]
+    assert report_of(*logs).findings[0].subject == "0 → 1, 1 → 0 of communicator 0xabc1 or 0xabc2"
+
+
+def test_four_are_named_and_more_are_counted() -> None:
+    nothing = NcclLogReader().facts()
+    assert explain(nothing, ["a", "b", "c", "d"]).findings[0].subject == "a, b, c, d"
+    assert explain(nothing, ["a", "b", "c", "d", "e"]).findings[0].subject == "a, b, c, d and 1 more"
+    ring = Job(ranks=6, per_node=6, via=lambda a, b, r: None if r or b != (a + 1) % 6 else f"NEW/{a}")
+    *named, more = report_of(*ring.logs()).findings
+    assert [finding.subject for finding in named] == [f"{a} → {a + 1} of communicator 0xabc1" for a in range(4)]
+    assert (more.subject, more.seen) == ("more", "2 more transports that gpubench does not know")
+
+
 def test_by_design_is_named_so() -> None:
     report = report_of(*Job(via=via(inside="SHM/direct"), notes=graph("PHB")).logs())
     (finding,) = report.findings
-    assert (finding.id, finding.severity) == ("host-staged", Verdict.SKIP)
+    assert (finding.id, finding.severity, finding.expected) == ("host-staged", Verdict.SKIP, "this, by design")
     assert "PHB" in finding.cause
     assert {row["verdict"] for row in rows(report, "paths") if row["host_staged"]} == {"SKIP"}
 
@@ -320,6 +421,9 @@ def test_a_switch_that_reduces_is_between_nodes() -> None:
     report = report_of(*job.logs(), more)
     (row,) = [row for row in rows(report, "paths") if row["host_staged"]]
     assert (row["src"], row["dst"], row["scope"], row["cause"]) == (0, 0, "network", "unknown")
+    named = f"{job.head(0)}NCCL_HOSTID set by environment to a\n"
+    (finding,) = report_of(*job.logs(), named, more).findings
+    assert finding.next_command.endswith("gpubench topo shows the NICs of a node")
 
 
 def test_nccl_that_gave_up() -> None:

@@ -76,7 +76,7 @@ def test_what_is_not_known_says_why() -> None:
 
 
 def test_the_root_closes_no_ring() -> None:
-    due = {name: work_of(name, 4)[0].due for name in ("broadcast", "reduce", "allreduce")}
+    due = {name: work_of(name, 4)[0].expected_bytes for name in ("broadcast", "reduce", "allreduce")}
     assert without_idle(ring(0, 1, 2, 3), due["broadcast"]) == [(0, 1), (1, 2), (2, 3)]
     assert without_idle(ring(0, 1, 2, 3), due["reduce"]) == [(1, 2), (2, 3), (3, 0)]
     assert without_idle(ring(0, 1, 2, 3), due["allreduce"]) == ring(0, 1, 2, 3)

@@ -4,80 +4,98 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubench.model.paths.connections import Bundles, ConnectionRow, Connections, channel_step
-from gpubench.model.paths.transport import Edge, Route, Transport, TransportKind, join, parse_transport
+from gpubench.model.paths.connections import ChannelSets, Connections, RankConnections, channel_code
+from gpubench.model.paths.transport import (
+    Edge,
+    LoggedChannels,
+    Path,
+    Route,
+    Transport,
+    TransportKind,
+    join,
+    parse_transport,
+)
 
 P2P = parse_transport("P2P/CUMEM")
 DIRECT = parse_transport("NET/IB/0/GDRDMA")
 STAGED = parse_transport("NET/IB/0")
 
 EDGES = st.builds(
-    lambda src, dst, transport, bits, peer_to_peer, received: Edge(
-        src, dst, transport, bits.bit_count(), peer_to_peer, received, bits
-    ),
+    Edge,
     st.integers(0, 3),
     st.integers(0, 3),
-    st.sampled_from([P2P, DIRECT, STAGED]),
-    st.integers(1, 15),
-    st.booleans(),
-    st.booleans(),
+    st.builds(LoggedChannels, st.sampled_from([P2P, DIRECT, STAGED]), st.integers(1, 15), st.booleans(), st.booleans()),
 )
 
 
+def connected(edges: list[Edge]) -> Connections:
+    """What reading a line for every channel of these edges makes of them."""
+    sets = ChannelSets()
+    by_rank: dict[int, RankConnections] = {}
+    for src, dst, logged in edges:
+        rank, peer = (dst, src) if logged.received else (src, dst)
+        line = sets.line_code(logged.transport, received=logged.received)
+        for channel in range(4):
+            if logged.channel_bits >> channel & 1:
+                connections = by_rank.setdefault(rank, RankConnections(sets, 4))
+                connections.add(peer, line + channel_code(channel, logged.peer_to_peer))
+    return Connections(by_rank)
+
+
 def merged(edges: list[Edge]) -> list[Edge]:
-    """One edge for all channels that travel alike."""
-    channels: dict[tuple[object, ...], int] = {}
-    for edge in edges:
-        key = edge.src, edge.dst, edge.transport, edge.peer_to_peer, edge.received
-        channels[key] = channels.get(key, 0) | edge.channel_bits
-    return [
-        Edge(src, dst, transport, bits.bit_count(), peer_to_peer, received, bits)  # type: ignore[arg-type]
-        for (src, dst, transport, peer_to_peer, received), bits in channels.items()
-    ]
+    """One edge for all channels of a pair with the same transport, in an order of their own."""
+    bits: dict[Edge, int] = {}
+    for src, dst, logged in edges:
+        key = Edge(src, dst, logged._replace(channel_bits=0))
+        bits[key] = bits.get(key, 0) | logged.channel_bits
+    return [Edge(key.src, key.dst, key.logged._replace(channel_bits=each)) for key, each in bits.items()]
 
 
 @given(st.lists(EDGES, max_size=20))
 def test_a_million_pairs_are_kept_as_a_list_of_edges_would_be(edges: list[Edge]) -> None:
-    connections = Connections.of(edges)
-    assert set(connections.edges()) == set(merged(edges))
-    assert bool(connections) == bool(edges)
-    pairs = {(src, dst): set(ways) for src, dst, ways in connections.pairs()}
-    expected: dict[tuple[int, int], set[Route]] = {}
-    for path in join(connections.edges()):
-        way = Route(path.sent, path.received, path.channels, path.peer_to_peer)
-        expected.setdefault((path.src, path.dst), set()).add(way)
-    assert pairs == expected
-    assert list(pairs) == sorted(pairs)
+    found = [
+        Path(route.sent, route.received, route.channels, route.peer_to_peer, src, dst)
+        for src, by_destination in connected(edges).by_source()
+        for dst, pair in by_destination.items()
+        for route in pair.routes
+    ]
+    assert set(found) == set(join(merged(edges)))
+    assert [(path.src, path.dst) for path in found] == sorted((path.src, path.dst) for path in found)
 
 
-def test_equal_bundles_are_one_object() -> None:
-    bundles = Bundles()
-    kind = bundles.kind(P2P, received=False)
-    one, other = channel_step(0, 0), channel_step(3, 1)
-    assert bundles.nothing[kind + one][kind + other] is bundles.nothing[kind + other][kind + one]
-    assert bundles.nothing[kind + one].has(kind + one)
-    assert not bundles.nothing[kind + one].has(kind + other)
+def test_equal_channel_sets_are_one_object() -> None:
+    sets = ChannelSets()
+    sent, received = sets.line_code(P2P, received=False), sets.line_code(P2P, received=True)
+    one, other = sent + channel_code(0, 0), sent + channel_code(3, 1)
+    both = sets.empty.with_channel(one).with_channel(other)
+    assert both is sets.empty.with_channel(other).with_channel(one)
+    assert both is sets.empty.with_channel(one).with_all(sets.empty.with_channel(other))
+    assert both.logged == (LoggedChannels(P2P, 0b1), LoggedChannels(P2P, 0b1000, peer_to_peer=True))
+    assert not both.receives
+    assert both.with_channel(received).receives
 
 
-def test_a_rank_beyond_the_communicator_is_refused() -> None:
-    row = ConnectionRow(Bundles(), 2)
-    assert row[1].said == ()
-    with pytest.raises(IndexError):
-        row[2]
+def test_a_channel_is_known_at_its_end_of_its_connection_with_whatever_transport() -> None:
+    sets = ChannelSets()
+    known = sets.empty.with_channel(sets.line_code(DIRECT, received=True) + channel_code(2, 1))
+    assert known.has(sets.line_code(STAGED, received=True) + channel_code(2, 1))
+    assert not known.has(sets.line_code(DIRECT, received=True) + channel_code(1, 1))
+    assert not known.has(sets.line_code(DIRECT, received=True) + channel_code(2, 0))
+    assert not known.has(sets.line_code(DIRECT, received=False) + channel_code(2, 1))
 
 
 def test_transports_without_end_become_one_unknown() -> None:
-    bundles = Bundles()
-    kinds = {bundles.kind(Transport(f"X/{number}", TransportKind.UNKNOWN), received=False) for number in range(5000)}
-    assert len(kinds) == 4097
-    assert bundles.said(max(kinds), 1).transport.host_staged is None
+    sets = ChannelSets()
+    codes = {sets.line_code(Transport(f"X/{number}", TransportKind.UNKNOWN), received=False) for number in range(5000)}
+    assert len(codes) == 4097
+    assert sets.empty.with_channel(max(codes)).logged[0].transport.host_staged is None
 
 
 def test_the_ends_of_a_connection_are_joined_by_channel() -> None:
     edges = [
-        Edge(0, 1, DIRECT, 3, channel_bits=0b111),
-        Edge(0, 1, DIRECT, 2, received=True, channel_bits=0b011),
-        Edge(0, 1, STAGED, 1, received=True, channel_bits=0b1000),
+        Edge(0, 1, LoggedChannels(DIRECT, 0b111)),
+        Edge(0, 1, LoggedChannels(DIRECT, 0b011, received=True)),
+        Edge(0, 1, LoggedChannels(STAGED, 0b1000, received=True)),
     ]
     assert [(path.sent, path.received, path.channels, path.host_staged) for path in join(edges)] == [
         (DIRECT, DIRECT, 2, False),
@@ -86,7 +104,7 @@ def test_the_ends_of_a_connection_are_joined_by_channel() -> None:
     ]
 
 
-def test_a_way_is_named_after_both_ends_where_they_differ() -> None:
+def test_a_route_is_named_after_both_ends_where_they_differ() -> None:
     assert Route(DIRECT, STAGED, 1, False).name == "NET/IB/0/GDRDMA, received NET/IB/0"
     assert Route(DIRECT, DIRECT, 1, False).name == "NET/IB/0/GDRDMA"
     assert Route(None, STAGED, 1, False).transport is STAGED

@@ -54,3 +54,22 @@ def test_gpus_without_nvlinks_are_not_told_apart() -> None:
 def test_narrow_nvlinks_are_not_told_by_bandwidth() -> None:
     assert measured(replace(FLOW, speed=SLOW, limit_gb_s=112.5)).state is SILENT
     assert measured(replace(FLOW, speed=SLOW, limit_gb_s=None)).state is SILENT
+
+
+@pytest.mark.parametrize(
+    ("flow", "state"),
+    [
+        (replace(FLOW, ends=(replace(OVER_NVLINK, nvlink_share=0.5),)), YES),
+        (replace(FLOW, ends=(replace(OVER_NVLINK, nvlink_share=0.1),)), SILENT),
+        (replace(FLOW, ends=(replace(OVER_PCIE, pcie_share=0.5),)), NO),
+        (replace(FLOW, ends=(replace(OVER_PCIE, nvlink_bytes=2**31 // 10 + 1),)), SILENT),
+        (replace(FLOW, speed=replace(SLOW, passed_gb_s=1.2 * 63.0)), NO),
+        (replace(FLOW, speed=replace(SLOW, size_bytes=64 * 2**20)), NO),
+        (replace(FLOW, speed=replace(SLOW, busbw_gb_s=63.0)), SILENT),
+        (replace(FLOW, speed=SLOW, limit_gb_s=126.0), SILENT),
+        (replace(FLOW, speed=SLOW, limit_gb_s=126.1), NO),
+    ],
+)
+def test_at_a_threshold_evidence_is_what_the_words_say(flow: Flow, state: State) -> None:
+    """Half moved is moved, a tenth is not still, a fifth above the host is not enough, 64 MiB are judged."""
+    assert measured(flow).state is state

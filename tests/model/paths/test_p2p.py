@@ -15,6 +15,7 @@ from gpubench.model.paths.p2p import (
     looks_staged,
     odd_ones,
     parse_pairs,
+    rounds,
     siblings_gb_s,
     usual,
 )
@@ -39,6 +40,10 @@ def matrix(gpus: int, slow: dict[Pair, float]) -> dict[Pair, float]:
         (300, Reference(450, None, None), Verdict.WARN),
         (100, Reference(450, None, None), Verdict.FAIL),
         (100, Reference(None, None, None), Verdict.SKIP),
+        (360, Reference(450, 400, None), Verdict.PASS),
+        (300, Reference(450, 400, None), Verdict.WARN),
+        (315, Reference(450, None, None), Verdict.PASS),
+        (180, Reference(450, None, None), Verdict.WARN),
     ],
 )
 def test_verdicts(figure: float, reference: Reference, verdict: Verdict) -> None:
@@ -54,6 +59,8 @@ def test_verdicts(figure: float, reference: Reference, verdict: Verdict) -> None
         (Carried(nvlink_share=0.0, pcie_share=0.0), True),
         (Carried(pcie_share=0.0), False),
         (Carried(pcie_share=1.09), None),
+        (Carried(nvlink_share=0.5), False),
+        (Carried(pcie_share=0.1), None),
         (Carried(nvlink_bytes=0, pcie_bytes=0), None),
     ],
 )
@@ -79,6 +86,22 @@ def test_noise_near_a_threshold_is_no_verdict() -> None:
     assert is_near(0.9 * 396, Reference(450, 396, None))
     assert not is_near(396, Reference(450, 396, None))
     assert is_near(0.7 * 450, Reference(450, None, None))
+    assert judge(0.9 * 396, Cell(seconds=(10.0, 11.0, 10.0)), Reference(450, 396, None))[0] is not Verdict.INCONCLUSIVE
+
+
+def test_thresholds_are_those_of_siblings_and_profile_and_only_without_them_of_the_limit() -> None:
+    assert Reference(1000, 100, 200).thresholds == (75, 90, 150, 180)
+    assert Reference(1000, None, None).thresholds == (400, 700)
+    assert Reference(None, None, None).thresholds == ()
+
+
+def test_the_worse_comparison_is_named_in_words() -> None:
+    assert judge(340, STEADY, Reference(450, 396, 400)) == (Verdict.WARN, "85% of 400 GB/s, which the profile expects")
+    assert judge(200, STEADY, Reference(450, 400, 396)) == (
+        Verdict.FAIL,
+        "50% of 400 GB/s, which pairs wired alike reach",
+    )
+    assert judge(90, STEADY, Reference(450, None, None)) == (Verdict.FAIL, "20% of the limit")
 
 
 def test_siblings_are_wired_alike_and_at_least_three() -> None:
@@ -86,6 +109,7 @@ def test_siblings_are_wired_alike_and_at_least_three() -> None:
     paths = {(0, 1): "NV12", (1, 0): "NV12", (0, 2): "SYS", (2, 0): "SYS", (1, 2): "SYS"}
     assert siblings_gb_s(figures, paths, (0, 1)) is None
     assert siblings_gb_s(figures, paths, (1, 2)) == 26
+    assert siblings_gb_s({**figures, (2, 1): 30.0}, {**paths, (2, 1): "SYS"}, (1, 2)) == 26
 
 
 @given(st.lists(st.floats(min_value=1, max_value=1000), min_size=1, max_size=56))
@@ -116,6 +140,27 @@ def test_a_bad_link_is_one_cell() -> None:
     assert [(each.role, each.gpus) for each in odd_ones(matrix(8, {(3, 5): 0.1}), 8)] == [("pair", (3, 5))]
     assert odd_ones(matrix(8, {}), 8) == ()
     assert odd_ones({(0, 1): 5.0}, 2) == ()
+    assert odd_ones(matrix(8, {(3, 5): 0.9}), 8) == ()
+    assert [each.gpus for each in odd_ones({(0, 1): 5.0, (1, 0): 1.0}, 2)] == [(1, 0)]
+
+
+def test_half_a_row_is_no_row() -> None:
+    half = odd_ones(matrix(5, {(0, 1): 0.5, (0, 2): 0.5}), 5)
+    assert [(each.role, each.gpus, each.figure, each.usual) for each in half] == [
+        ("pair", (0, 1), 200, 400),
+        ("pair", (0, 2), 200, 400),
+    ]
+    most = odd_ones(matrix(5, {(0, 1): 0.5, (0, 2): 0.5, (0, 3): 0.5}), 5)
+    assert [(each.role, each.gpus) for each in most] == [("sending", (0,))]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 7, 8])
+def test_rounds_have_every_pair_once_and_nobody_twice(ranks: int) -> None:
+    played = rounds(ranks)
+    assert len(played) == ranks - 1 + ranks % 2
+    pairs = [pair for each in played for pair in each]
+    assert sorted(pairs) == [(one, other) for one in range(ranks) for other in range(one + 1, ranks)]
+    assert all(len({rank for pair in each for rank in pair}) == 2 * len(each) for each in played)
 
 
 @given(st.integers(3, 8), st.data())
@@ -140,6 +185,10 @@ def test_staging_shows_in_bandwidth_and_latency() -> None:
     assert not looks_staged(fast, slow, late, late)
     assert looks_staged(slow, slow, None, None)
     assert not looks_staged(Cell(error="x"), slow, late, late)
+    assert not looks_staged(slow, Cell(error="x"), late, late)
+    assert looks_staged(slow, slow, Cell(error="x"), late)
+    assert looks_staged(Cell(seconds=(1.0,)), Cell(seconds=(1.15,)), late, late)
+    assert not looks_staged(slow, slow, Cell(seconds=(1e-6,)), Cell(seconds=(2e-6,)))
 
 
 def test_pairs_are_parsed() -> None:

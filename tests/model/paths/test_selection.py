@@ -1,7 +1,7 @@
 """What NCCL chose: pairs of an algorithm, of sends and receives, and what no connection shows."""
 
-from gpubench.model.paths.selection import RankSelection, Selection, is_staged, names
-from gpubench.model.paths.transport import Edge, Transport, TransportKind, parse_transport
+from gpubench.model.paths.selection import RankSelection, Selection, names
+from gpubench.model.paths.transport import Edge, LoggedChannels, Transport, TransportKind, is_staged, parse_transport
 
 P2P, SHM = parse_transport("P2P/CUMEM"), parse_transport("SHM/direct/direct")
 SOCKET, GDR = parse_transport("NET/Socket/0"), parse_transport("NET/IB/0/GDRDMA")
@@ -12,7 +12,7 @@ ONE_NODE = [0, 0, 0, 0]
 
 
 def edge(src: int, dst: int, transport: Transport, *, sends: bool = False, received: bool = False) -> Edge:
-    return Edge(src, dst, transport, 2, sends, received, 0b11)
+    return Edge(src, dst, LoggedChannels(transport, 0b11, sends, received))
 
 
 def ring_of(*transports: Transport) -> Selection:
@@ -43,9 +43,9 @@ def test_what_is_not_known_is_not_fine() -> None:
     missed = Selection(ranks, ONE_NODE).of_algorithm("RING")
     assert missed.pairs[1, 2] == ()
     assert missed.host_staged is None
-    unheard = Selection([RankSelection(edges=(edge(0, 1, P2P),)), *ranks[1:]], ONE_NODE).of_algorithm("PAT")
-    assert unheard.unheard == (1, 2, 3)
-    assert unheard.host_staged is None
+    unconnected = Selection([RankSelection(edges=(edge(0, 1, P2P),)), *ranks[1:]], ONE_NODE).of_algorithm("PAT")
+    assert unconnected.unconnected == (1, 2, 3)
+    assert unconnected.host_staged is None
 
 
 def test_an_algorithm_runs_over_its_own_neighbours() -> None:
@@ -60,7 +60,7 @@ def test_an_algorithm_runs_over_its_own_neighbours() -> None:
     assert selection.of_algorithm("RING").host_staged is True
     everything = selection.of_algorithm(None)
     assert set(everything.pairs) == {(0, 1), (0, 2), (1, 0), (2, 1)}
-    assert everything.unheard == ()
+    assert everything.unconnected == ()
 
 
 def test_sends_have_connections_of_their_own_but_in_shared_memory() -> None:
@@ -103,10 +103,10 @@ def test_multicast_takes_no_connection_inside_a_node() -> None:
 
 
 def test_a_rank_that_heard_nothing_is_named() -> None:
-    assert Selection([RankSelection(), RankSelection(silence="why")], [0, 0]).silence == "rank 1: why"
-    assert Selection([RankSelection()], [0]).silence == ""
+    assert Selection([RankSelection(), RankSelection(no_log="why")], [0, 0]).no_log == "rank 1: why"
+    assert Selection([RankSelection()], [0]).no_log == ""
     alone = Selection([RankSelection()], [0]).of_algorithm("RING")
-    assert (alone.host_staged, alone.unheard) == (None, ())
+    assert (alone.host_staged, alone.unconnected) == (None, ())
 
 
 def test_names_and_states_of_nothing() -> None:

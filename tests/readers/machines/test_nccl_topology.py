@@ -18,7 +18,8 @@ from gpubench.model.facts.snapshot import (
     Snapshot,
 )
 from gpubench.model.terms.origin import Origin
-from gpubench.readers.machines.nccl_topology import is_nccl_topology, read_nccl_topology
+from gpubench.readers.machines.nccl_topology import read as read_nccl_topology
+from gpubench.readers.machines.nccl_topology import recognises
 from tests.examples import examples
 
 CAPTURE = (Path(__file__).parents[2] / "machines" / "h200x4-nccl-xml" / "from.xml").read_text()
@@ -455,10 +456,10 @@ def test_an_encoding_that_the_xml_claims_does_not_matter() -> None:
 
 
 def test_it_knows_its_files() -> None:
-    assert is_nccl_topology(CAPTURE)
-    assert is_nccl_topology("\ufeff\n<?xml version='1.0'?>")
-    assert is_nccl_topology(VENDOR)
-    assert not is_nccl_topology("{")
+    assert recognises(CAPTURE)
+    assert recognises("\ufeff\n<?xml version='1.0'?>")
+    assert recognises(VENDOR)
+    assert not recognises("{")
 
 
 @given(st.lists(st.sets(st.integers(0, 127), min_size=1), min_size=1, max_size=4))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gpubench.errors import UsageError
 from gpubench.model.facts.snapshot import GpuFacts, Snapshot
 from gpubench.model.terms.origin import Origin
-from gpubench.readers.machines.registry import MOST_BYTES, READERS, read_file
+from gpubench.readers.machines.registry import MOST_BYTES, read_file
 from gpubench.readers.machines.snapshot import write_snapshot
 from tests.examples import examples
 
@@ -34,11 +34,6 @@ def written(folder: Path, content: bytes) -> Path:
     path = folder / "topo.txt"
     path.write_bytes(content)
     return path
-
-
-def test_every_reader_is_named_after_its_module() -> None:
-    assert [each.name for each in READERS] == sorted(each.name for each in READERS)
-    assert {each.read.__module__ for each in READERS} == {f"gpubench.readers.machines.{each.name}" for each in READERS}
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,8 @@ from gpubench.model.facts.snapshot import (
     Snapshot,
 )
 from gpubench.model.terms.origin import Origin
-from gpubench.readers.machines.snapshot import is_recording, read_snapshot, write_snapshot
+from gpubench.readers.machines.snapshot import read as read_snapshot
+from gpubench.readers.machines.snapshot import recognises, write_snapshot
 from tests.examples import examples
 
 LINKS = tuple(NvLink(number=i, active=True, version="4.0", raw_gb_s=26.5625) for i in range(18))
@@ -103,8 +104,8 @@ def test_what_was_measured_is_recorded_when_read(written: Origin, read: Origin) 
 
 def test_a_byte_order_mark_does_no_harm() -> None:
     assert read_snapshot("\ufeff" + write_snapshot(SNAPSHOT), "x") == SNAPSHOT
-    assert is_recording("\ufeff {")
-    assert not is_recording("[1,0]<stdout>:")
+    assert recognises("\ufeff {")
+    assert not recognises("[1,0]<stdout>:")
 
 
 def test_broken_json_is_refused_with_line_and_column() -> None:

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from gpubench.errors import UsageError
 from gpubench.model.facts.snapshot import NicKind, NvlinkPeer, PairFacts, Snapshot
 from gpubench.model.terms.origin import Origin
-from gpubench.readers.machines.topo_matrix import is_topo_matrix, read_topo_matrix
+from gpubench.readers.machines.topo_matrix import read as read_topo_matrix
+from gpubench.readers.machines.topo_matrix import recognises
 from tests.examples import examples
 
 CAPTURE = (Path(__file__).parents[2] / "machines" / "h200x4-smi-text" / "from.txt").read_text()
@@ -259,9 +260,9 @@ def test_our_own_capture_cut_in_the_matrix_is_refused() -> None:
 
 
 def test_it_knows_its_files() -> None:
-    assert is_topo_matrix(CAPTURE)
-    assert is_topo_matrix("\tGPU0\tGPU1\n")
-    assert not is_topo_matrix("hello")
+    assert recognises(CAPTURE)
+    assert recognises("\tGPU0\tGPU1\n")
+    assert not recognises("hello")
 
 
 @dataclass(frozen=True)

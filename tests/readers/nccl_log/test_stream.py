@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,8 +29,9 @@ def read(*contents: str | bytes) -> LogFacts:
 
 def paths(communicator: Communicator) -> Found:
     return {
-        (source, destination): [(way.name, way.channels, way.host_staged) for way in ways]
-        for source, destination, ways in communicator.connections.pairs()
+        (source, destination): [(route.name, route.channels, route.host_staged) for route in pair.routes]
+        for source, by_destination in communicator.connections.by_source()
+        for destination, pair in by_destination.items()
     }
 
 
@@ -193,6 +195,34 @@ def test_an_address_that_is_used_again_is_another_communicator() -> None:
     ]
 
 
+def test_a_destroyed_communicator_has_no_more_connections() -> None:
+    job, other = Job(ranks=2), Job(ranks=2, id="0xabc2", handle=0x9000)
+    logs = []
+    for rank in range(2):
+        events = [(each, event) for each in (job, other) for event in ("Init START", "Init COMPLETE")]
+        lines = [each.communicator(rank, event) for each, event in (*events, (job, "Destroy COMPLETE"))]
+        logs.append("".join(f"{job.head(rank)}{line}\n" for line in (*lines, *other.connections(rank))))
+    found = {each.id: len(paths(each)) for each in read(*logs).communicators}
+    assert found == {"0xabc1": 0, "0xabc2": 2}
+
+
+def test_a_communicator_without_an_id_that_is_made_again_at_its_address_lives_again() -> None:
+    job = Job(version=(2, 12), ranks=2)
+    destroyed = [f"{job.head(rank)}{job.communicator(rank, 'Destroy COMPLETE')}\n" for rank in range(2)]
+    again = replace(job, via=lambda a, b, r: None if r else "SHM/direct")
+    logs = [job.log(rank) + destroyed[rank] + again.log(rank) for rank in range(2)]
+    (communicator,) = read(*logs).communicators
+    assert {name for found in paths(communicator).values() for name, *_ in found} == {"P2P/CUMEM", "SHM/direct"}
+
+
+def test_connections_of_a_second_process_with_the_same_rank_are_added() -> None:
+    job = Job(ranks=2)
+    other = replace(job, first_pid=900, via=lambda a, b, r: None if r else "SHM/direct")
+    (communicator,) = read(*job.logs(), *other.logs()).communicators
+    assert [member.pid for member in communicator.members] == [100, 101]
+    assert {name for found in paths(communicator).values() for name, *_ in found} == {"P2P/CUMEM", "SHM/direct"}
+
+
 def test_a_rank_without_a_log_is_missing() -> None:
     logs = Job().logs()
     (communicator,) = read(*logs[:2], logs[3]).communicators
@@ -340,7 +370,7 @@ def test_warnings_are_counted() -> None:
 def test_lines_one_by_one_say_the_same() -> None:
     reader = NcclLogReader()
     for line in "".join(Job().logs()).splitlines(keepends=True):
-        reader.feed(line.encode())
+        reader.read(io.BytesIO(line.encode()))
     assert paths(reader.facts().communicators[0]) == ring(4, "P2P/CUMEM", "NET/IB/0/GDRDMA")
 
 
@@ -362,7 +392,8 @@ def test_every_pair_of_many_ranks() -> None:
         assert found == {
             (a, b): [(direct(a, b, False) or "", 2, False)] for a in range(16) for b in range(16) if a != b
         }
-        assert all(way.peer_to_peer for _, _, ways in communicator.connections.pairs() for way in ways)
+        pairs = [pair for _, found in communicator.connections.by_source() for pair in found.values()]
+        assert all(route.peer_to_peer for pair in pairs for route in pair.routes)
 
 
 @settings(max_examples=examples(40))

@@ -44,12 +44,12 @@ _RECORDED = ("NCCL_", "CUDA_VISIBLE_DEVICES")
 _WHOLE_BUS_ID = re.compile(r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}")
 
 
-def is_nccl_tests_json(text: str) -> bool:
-    """Whether a text begins as nccl-tests' JSON does."""
+def recognises(text: str) -> bool:
+    """True if a text begins as nccl-tests' JSON does."""
     return re.match(r'\s*\{\s*"version"\s*:\s*\d+\s*,\s*"start_time"', text) is not None
 
 
-def read_nccl_tests_json(text: str, name: str) -> ResultFile:
+def read(text: str, name: str) -> ResultFile:
     """The rows of the run in a text.
 
     Raises:

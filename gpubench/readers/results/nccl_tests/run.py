@@ -53,7 +53,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PerIteration:
-    """What -I adds: microseconds between CUDA events around single operations; None is what the text leaves out."""
+    """The statistics of -I: microseconds between CUDA events around single operations; None is left out in text."""
 
     p50_us: float | None = None
     p95_us: float | None = None
@@ -117,7 +117,7 @@ class NcclTestsRun:
         if not self.lines:
             return []
         ranks, nodes, group = self._shape(where)
-        collective = self.collective or _told_by_shape(self.lines, ranks, where)
+        collective = self.collective or _named_by_shape(self.lines, ranks, where)
         return [
             self._row(collective, (ranks, nodes, group), line, placed) for line in self.lines for placed in line.placed
         ]
@@ -181,7 +181,7 @@ class NcclTestsRun:
         )
 
     def _extremes(self, placed: Placed, each: PerIteration) -> tuple[float | None, float | None, int | None]:
-        """The fastest and slowest rank's time, and who that was; what one process drives is told by its first rank."""
+        """The fastest and slowest rank's time, and which rank that was: of a process that drives several, the first."""
         means = each.mean_us_by_process
         if means:
             slowest = max(range(len(means)), key=means.__getitem__)
@@ -216,7 +216,7 @@ def _ci95_percent(each: PerIteration) -> float | None:
     return _Z95 * each.cv_percent / math.sqrt(each.samples)
 
 
-def _told_by_shape(lines: Sequence[OutputLine], ranks: int, where: str) -> str:
+def _named_by_shape(lines: Sequence[OutputLine], ranks: int, where: str) -> str:
     """The collective of an output that does not name it (nccl-tests before 2.17), where the rows leave only one.
 
     Raises:
@@ -228,13 +228,13 @@ def _told_by_shape(lines: Sequence[OutputLine], ranks: int, where: str) -> str:
     factor = line.placed[0].busbw_gb_s / line.placed[0].algbw_gb_s if line.placed[0].algbw_gb_s else 0.0
     if reduces and not rooted and not blocks and factor > 1.2:
         return "allreduce"
-    told: Mapping[tuple[bool, bool, bool], str] = {
+    by_shape: Mapping[tuple[bool, bool, bool], str] = {
         (True, False, True): "reducescatter",
         (True, True, False): "reduce",
         (False, True, False): "broadcast",
     }
-    if (reduces, rooted, blocks) in told:
-        return told[reduces, rooted, blocks]
+    if (reduces, rooted, blocks) in by_shape:
+        return by_shape[reduces, rooted, blocks]
     raise UsageError(
         f"{where}: nothing says which collective this is",
         expected="the line '# Collective test starting: all_gather_perf', which nccl-tests prints since 2.17",

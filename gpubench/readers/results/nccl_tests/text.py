@@ -47,16 +47,16 @@ _STARTING = re.compile(r"# Collective test starting: (?P<name>\w+?)_perf")
 _COMMAND = re.compile(r"(?<!\w)(?P<name>[a-z_]+?)_perf(?:_mpi)?(?P<options>\s.*|$)")
 _AVERAGE = re.compile(r"\s(?:-a|--average)[ =]?([0-3])(?!\S)")
 _OUT_OF_BOUNDS = re.compile(r"# Out of bounds values\s+: (?P<count>\d{1,18}) (?:OK|FAILED)")
-_WHOLE_BUS_ID = 3
+_COLONS_OF_A_WHOLE_BUS_ID = 2
 _VALUES_A_PLACEMENT, _WITH_STATISTICS = 4, 8
 
 
-def is_nccl_tests(text: str) -> bool:
-    """Whether a text has what nccl-tests prints above its rows, or a row."""
+def recognises(text: str) -> bool:
+    """True if a text has what nccl-tests prints above its rows, or a row."""
     return "# Using devices" in text or _SETTINGS.search(text) is not None or _PREAMBLE.search(text) is not None
 
 
-def read_nccl_tests(text: str, name: str) -> ResultFile:
+def read(text: str, name: str) -> ResultFile:
     """The rows of every run in a text.
 
     Raises:
@@ -116,7 +116,7 @@ class _Parser:
         return self.runs[-1]
 
     def _header(self, text: str) -> bool:
-        """Whether this is one of nccl-tests' own lines; what it says is kept."""
+        """True if this is one of nccl-tests' own lines; what it says is kept."""
         run = self.runs[-1]
         if found := _VERSION.search(text):
             run = self._begin()
@@ -170,14 +170,10 @@ class _Parser:
 
 def _device(found: re.Match[str]) -> Device:
     bus = found["bus"]
-    whole = f"{bus}.0" if len(bus.split(":")) == _WHOLE_BUS_ID else None
+    whole = bus_id(f"{bus}.0") if bus.count(":") == _COLONS_OF_A_WHOLE_BUS_ID else None
     group = int(found["group"] or 0)
     name = found["name"].strip()
-    return Device(int(found["rank"]), group, int(found["pid"]), found["host"], int(found["index"]), _bus(whole), name)
-
-
-def _bus(text: str | None) -> str | None:
-    return None if text is None else bus_id(text)
+    return Device(int(found["rank"]), group, int(found["pid"]), found["host"], int(found["index"]), whole, name)
 
 
 def _line(found: re.Match[str], values: list[str], each: int, run: NcclTestsRun) -> OutputLine | None:

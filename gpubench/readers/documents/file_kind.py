@@ -1,0 +1,49 @@
+"""The kinds of files that a folder of readers knows, and how the reader of a file is found."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Generic, TypeVar
+
+from gpubench.readers.documents.text_files import Wanted, read_text
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class FileKind(Generic[T]):
+    """One kind of file. Its module is imported when a file may be of it; `summary` completes "a file may be ...".
+
+    The module has `recognises(text)`, which looks at how a text begins or what it mentions, and `read(text, name)`,
+    which returns what is in it or raises a UsageError that begins with `name`.
+    """
+
+    module: str
+    summary: str
+
+    def recognises(self, text: str) -> bool:
+        """True if a text looks like this kind of file."""
+        return bool(self._reader().recognises(text))
+
+    def read(self, text: str, name: str) -> T:
+        """The value in a text of the file `name`."""
+        value: T = self._reader().read(text, name)
+        return value
+
+    def _reader(self) -> ModuleType:
+        return import_module(self.module)
+
+
+def read_file_of(kinds: Sequence[FileKind[T]], path: Path, wanted: Wanted) -> T:
+    """The value in a file, read by the first of `kinds` that recognises it.
+
+    Raises:
+        UsageError: there is no such file, it is no text, no kind recognises it, or its reader finds it wrong.
+    """
+    text, name = read_text(path, wanted), str(path)
+    for kind in kinds:
+        if kind.recognises(text):
+            return kind.read(text, name)
+    raise wanted.unknown(text, name)

@@ -1,0 +1,58 @@
+"""The report on the rows of a sweep: what their wrong elements, verdicts and late ranks add up to."""
+
+from dataclasses import replace
+
+from gpubench.collectives.allreduce import ALLREDUCE
+from gpubench.measure.collective.cases import JobFacts, cases
+from gpubench.measure.collective.row_collector import Answer, Measured, RowCollector, RowSample
+from gpubench.measure.collective.timing import OwnTimes
+from gpubench.model.results.report import Report
+from gpubench.model.terms.origin import Origin
+from gpubench.model.terms.progress import UNWATCHED
+from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.model.terms.verdict import Verdict
+from tests.measure.collective.test_sweep import ReceivedRows, request_for
+
+RANKS = 6
+IDENTITIES = [
+    RankIdentity(rank=rank, host="n0", pid=rank, node=0, local_rank=rank, gpu_index=rank, gpu_bus_id=f"0:{rank}")
+    for rank in range(RANKS)
+]
+
+
+def report_of(*wrong_by_row: tuple[int, ...]) -> tuple[Report, ReceivedRows]:
+    """The report on rows with these wrong elements by rank."""
+    request = replace(request_for(ALLREDUCE), check=True)
+    shown = ReceivedRows()
+    collector = RowCollector(IDENTITIES, shown, None)
+    for case, wrong in zip(cases(request, RANKS), wrong_by_row, strict=False):
+        answers = tuple(Answer((rank + 1) * 1e-6, wrong=each) for rank, each in enumerate(wrong))
+        sample = RowSample(OwnTimes(1e-6, 20), answers)
+        job = JobFacts("nccl", Origin.MEASURED, RANKS, 1)
+        collector.add(case, Measured(sample.row(request, case, job), sample), UNWATCHED)
+    return collector.report(), shown
+
+
+def test_wrong_elements_are_added_up_over_rows_and_ranks() -> None:
+    report, shown = report_of((0,) * RANKS, (0, 2, 0, 3, 0, 0), (0, 0, 0, 0, 0, 1))
+    assert [row.wrong for row in shown.rows] == [0, 5, 1]
+    assert report.verdict is Verdict.FAIL
+    (finding,) = report.findings
+    assert finding.seen.startswith("6 wrong elements in 2 rows, first in float32 ")
+    assert finding.seen.endswith(": 5 wrong elements")
+    assert finding.subject == f"{IDENTITIES[1]}, {IDENTITIES[3]}"
+
+
+def test_of_many_ranks_with_wrong_elements_four_are_named() -> None:
+    report, _ = report_of((1,) * RANKS)
+    named = ", ".join(str(identity) for identity in IDENTITIES[:4])
+    assert report.findings[0].subject == f"{named} and 2 more"
+    assert report.findings[0].seen.startswith("6 wrong elements in 1 row, first in float32 ")
+    report, _ = report_of((1, 1, 1, 1, 0, 0))
+    assert report.findings[0].subject == named
+
+
+def test_right_data_are_no_finding() -> None:
+    report, shown = report_of((0,) * RANKS)
+    assert (report.verdict, report.complete, report.findings) == (Verdict.PASS, True, ())
+    assert [(row.time_us_fastest_rank, row.time_us_slowest_rank, row.slowest_rank) for row in shown.rows] == [(1, 6, 5)]
