@@ -4,7 +4,7 @@ import csv
 import io
 import json
 from collections.abc import Iterable
-from dataclasses import fields, replace
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,9 @@ from gpubench.formats.jsonl import JSONL
 from gpubench.formats.registry import FORMATS
 from gpubench.formats.table import TABLE
 from gpubench.formats.writer import Format, Style, Target
-from gpubench.model.results.rank_times import RankTimeRow
 from gpubench.model.results.report import COLLECTIVE_COLUMNS, CollectiveRow, Metadata, Report
-from gpubench.model.results.rows.evidence import EvidenceRow, FallbackRow
-from gpubench.model.results.winners import RefusedRow, WinnerRow
 from gpubench.model.terms.rank_identity import RankIdentity
-from gpubench.model.terms.verdict import Finding, Verdict
+from gpubench.model.terms.verdict import Verdict
 from tests.formats.sample import IN_PLACE, LARGE, METADATA, REPORT, ROW, ROWS
 
 SCHEMA: dict[str, Any] = json.loads(files("gpubench.formats").joinpath("report.schema.json").read_text())
@@ -77,31 +74,10 @@ def test_json_validates_against_the_schema() -> None:
     assert document["findings"][0]["id"] == "wrong-data"
 
 
-def test_the_schema_knows_every_field_and_type() -> None:
-    definitions = SCHEMA["$defs"]
-    for name, kind in (
-        ("collective_row", CollectiveRow),
-        ("finding", Finding),
-        ("evidence_row", EvidenceRow),
-        ("fallback_row", FallbackRow),
-        ("rank_time_row", RankTimeRow),
-        ("winner_row", WinnerRow),
-        ("refused_row", RefusedRow),
-    ):
-        assert list(definitions[name]["properties"]) == [each.name for each in fields(kind)]
-        assert definitions[name]["required"] == [each.name for each in fields(kind)]
-    assert [each.name for each in fields(Metadata)] == list(definitions["metadata"]["properties"])
-    ranks = definitions["metadata"]["properties"]["ranks"]["items"]["properties"]
-    assert list(ranks) == [each.name for each in fields(RankIdentity)]
-    names = {"str": "string", "int": "integer", "float": "number", "bool": "boolean", "None": "null"}
-    for each in fields(CollectiveRow):
-        text = each.type.__name__ if isinstance(each.type, type) else str(each.type)
-        expected = [names[part.strip()] for part in text.split("|")]
-        declared = definitions["collective_row"]["properties"][each.name]["type"]
-        assert (declared if isinstance(declared, list) else [declared]) == expected, each.name
-
-
-@pytest.mark.parametrize("change", [{"dtype": "float31"}, {"time_us": None}, {"wrong": -1}, {"verdict": "FINE"}])
+@pytest.mark.parametrize(
+    "change",
+    [{"dtype": "float31"}, {"time_us": None}, {"wrong": -1}, {"wrong": 0.5}, {"verdict": "FINE"}, {"note": 3}],
+)
 def test_the_schema_refuses_what_no_row_can_be(change: dict[str, object]) -> None:
     document = json.loads(written(JSON))
     document["rows"][0] |= change

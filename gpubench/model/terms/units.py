@@ -5,7 +5,6 @@ K, M, G and T are 1024-based as in nccl-tests; bandwidths are GB/s with 1 GB = 1
 
 import re
 from collections.abc import Sequence
-from fractions import Fraction
 
 from gpubench.errors import UsageError
 
@@ -28,10 +27,12 @@ def parse_size(text: str) -> int:
             f"{text!r} is not a size",
             expected="a number of bytes with K, M, G or T behind it (1024-based): 8, 4K, 1.5M, 4G",
         )
-    size = Fraction(match["number"]) * SUFFIX_BYTES[match["suffix"]]
-    if size.denominator != 1:
-        raise UsageError(f"{text!r} is {float(size)} bytes", expected="a whole number of bytes")
-    return int(size)
+    whole, _, decimals = match["number"].partition(".")
+    units = int(whole + decimals) * SUFFIX_BYTES[match["suffix"]]
+    scale = int("1" + "0" * len(decimals))
+    if units % scale:
+        raise UsageError(f"{text!r} is {units / scale} bytes", expected="a whole number of bytes")
+    return units // scale
 
 
 def format_size(size_bytes: int) -> str:
