@@ -21,7 +21,7 @@ from gpubench.model.results.rows.comparison import (
     Status,
     Use,
 )
-from gpubench.model.terms.units import counted, format_size
+from gpubench.model.terms.units import counted, format_size, some_of
 from gpubench.model.terms.verdict import Verdict
 
 R = TypeVar("R", bound=Record)
@@ -121,8 +121,7 @@ class CompareView:
         if reasons:
             self._page.print("")
         for reason, names in list(reasons.items())[:_MOST_REASONS]:
-            more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-            self._page.wrap(f"left out: {', '.join(names[:_MOST_NAMED])}{more}: {reason}", hanging=10)
+            self._page.wrap(f"left out: {some_of(names, _MOST_NAMED)}: {reason}", hanging=10)
         if len(reasons) > _MOST_REASONS:
             left = sum(map(len, reasons.values())) - sum(map(len, list(reasons.values())[:_MOST_REASONS]))
             self._page.print(f"left out: {counted(left, 'file')} more: --format csv --section {HISTORY_SECTION}")

@@ -7,7 +7,7 @@ from gpubench.formats.text.columns import Column, lines
 from gpubench.formats.text.matrices import matrix_lines
 from gpubench.formats.text.page import INDENT, Page
 from gpubench.model.results.report import Matrix, Metadata, PairRow, Report, Row, Table
-from gpubench.model.terms.units import counted, format_size
+from gpubench.model.terms.units import counted, format_percent, format_size
 from gpubench.model.terms.verdict import Verdict
 
 _LATENCY_BYTES = 16
@@ -129,7 +129,7 @@ class P2pView:
             Column("size", [format_size(row.size_bytes or 0) for row in rows], right=True),
             Column("µs", [_number(row.latency_us) for row in rows], right=True),
             Column("GB/s", [_number(row.bandwidth_gb_s) for row in rows], right=True),
-            Column("of limit", [_percent(row.limit_percent) for row in rows], right=True),
+            Column("of limit", [format_percent(row.limit_percent, "-") for row in rows], right=True),
             Column("path", [row.path_class or "?" for row in rows]),
             Column("verdict", [row.verdict or "" for row in rows]),
             Column("", [row.note or "" for row in rows]),
@@ -159,7 +159,7 @@ class P2pView:
             Column("pairs", [str(row["pairs"]) for row in rows], right=True),
             Column("together", [_number(_float(row["total_gb_s"])) for row in rows], right=True),
             Column("one at a time, summed", [_number(_float(row["parts_gb_s"])) for row in rows], right=True),
-            Column("share", [_percent(_float(row["share_percent"])) for row in rows], right=True),
+            Column("share", [format_percent(_float(row["share_percent"]), "-") for row in rows], right=True),
             Column("wrong", ["-" if row["wrong"] is None else str(row["wrong"]) for row in rows], right=True),
         ]
         self._page.table(lines(columns))
@@ -210,10 +210,6 @@ def _number(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:.1f}" if value >= 100 else f"{value:.2f}" if value >= 0.1 else f"{value:.4f}"
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0f}%"
 
 
 def _float(value: object) -> float | None:

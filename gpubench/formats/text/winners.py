@@ -7,7 +7,7 @@ from gpubench.formats.text.columns import Column, fitting, lines
 from gpubench.model.results.report import Metadata, Report, Row, Table
 from gpubench.model.results.winners import REFUSED_SECTION, WINNERS_SECTION, RefusedRow, WinnerRow, crossings
 from gpubench.model.terms.nccl_choice import AGAIN, HIERARCHICAL, OWN_CHOICE, NcclChoice, taken_name
-from gpubench.model.terms.units import format_size
+from gpubench.model.terms.units import format_percent, format_size
 
 _BEYOND_NOISE = "*"
 
@@ -64,8 +64,8 @@ def _series(rows: Sequence[WinnerRow], width: int) -> Iterator[str]:
         Column("own choice", [_own(row) for row in rows]),
         Column("time µs", [_number(row.own_time_us) for row in rows], right=True),
         Column("loses", [_loss(row) for row in rows], right=True),
-        Column("noise", [_percent(row.noise_percent) for row in rows], spare=1, right=True),
-        Column("drift", [_percent(row.own_drift_percent) for row in rows], spare=2, right=True),
+        Column("noise", [format_percent(row.noise_percent, "?", 1) for row in rows], spare=1, right=True),
+        Column("drift", [format_percent(row.own_drift_percent, "?", 1) for row in rows], spare=2, right=True),
     )
     yield from lines(fitting(columns, width))
     yield f"cross-over  {_crossings(rows)}"
@@ -111,10 +111,6 @@ def _refused(row: RefusedRow) -> str:
     what = " ".join(filter(None, (row.dtype, row.op)))
     name = row.setting if NcclChoice.of(row.setting) != NcclChoice() else f"{row.backend} {row.setting}"
     return f"could not run     {name}{f', {what}' if what else ''}{where}: {row.reason}"
-
-
-def _percent(value: float | None) -> str:
-    return "?" if value is None else f"{value:.1f}%"
 
 
 def _number(value: float) -> str:

@@ -23,7 +23,7 @@ from gpubench.measure.compare.rows import Measured
 from gpubench.model.paths.evidence import Conclusion
 from gpubench.model.results.result_file import ResultFile
 from gpubench.model.results.rows.comparison import CircumstanceRow, ComparisonRow, RowKey
-from gpubench.model.terms.units import counted, format_size
+from gpubench.model.terms.units import counted, format_size, some_of
 from gpubench.model.terms.verdict import Finding, Verdict, overall
 
 _MOST_NAMED = 4
@@ -95,13 +95,11 @@ def _finding(
     if finding == SLOWER:
         held = sorted(held, key=lambda each: -(each[0].row.slower_percent or 0))
     names = tuple(name_of(each.row) for each, _ in held)
-    more = len(names) - _MOST_NAMED
-    shown = ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
     texts = list(dict.fromkeys(reason.text for _, reason in held))
     return Finding(
         id=finding,
         severity=overall(reason.verdict for _, reason in held),
-        subject=f"{counted(len(names), 'row')}: {shown}",
+        subject=f"{counted(len(names), 'row')}: {some_of(names, _MOST_NAMED)}",
         seen=texts[0] + (", the first of them" if len(texts) > 1 else ""),
         expected=expected,
         cause=cause,

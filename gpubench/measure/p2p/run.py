@@ -8,7 +8,7 @@ from gpubench.causes.circumstances import Together
 from gpubench.measure.p2p.bench import Bench, P2pRequest, PatternResult, host_copies, label, steps
 from gpubench.measure.p2p.evidence import conclude
 from gpubench.measure.p2p.findings import findings_of
-from gpubench.measure.p2p.rows import Machine, gb_s, host_row, pair_row, percent
+from gpubench.measure.p2p.rows import Machine, gb_s, host_row, pair_row
 from gpubench.model.paths.p2p import (
     JUDGED_FROM_BYTES,
     LATENCY_BYTES,
@@ -25,7 +25,7 @@ from gpubench.model.results.rows.causes import CAUSES_SECTION
 from gpubench.model.results.rows.evidence import EVIDENCE_SECTION, FALLBACK_SECTION
 from gpubench.model.results.rows.patterns import PatternRow
 from gpubench.model.terms.copies import Direction, Engine
-from gpubench.model.terms.units import BYTES_PER_GB, format_size
+from gpubench.model.terms.units import BYTES_PER_GB, format_size, percent
 from gpubench.model.terms.verdict import Verdict, overall
 from gpubench.ports.listener import Listener
 

@@ -12,6 +12,7 @@ from gpubench.model.paths.selection import names
 from gpubench.model.paths.transport import Transport
 from gpubench.model.results.explanation import Explanation
 from gpubench.model.results.rows.evidence import EvidenceRow, FallbackRow
+from gpubench.model.terms.units import some_of
 from gpubench.model.terms.verdict import Finding, Verdict
 
 HOST_STAGED = "host-staged"
@@ -243,6 +244,5 @@ def slowdown(row: FallbackRow) -> str:
 
 def shown(row: FallbackRow, most: int = _MOST_PAIRS) -> str:
     """The first pairs of a line in words: 'GPU0 → GPU1', 'ranks 0 → 1, 1 → 0 and 10 more'."""
-    rest = row.count - most
     lead = "ranks " if row.pairs and row.pairs[0][0].isdigit() else ""
-    return lead + ", ".join(row.pairs[:most]) + (f" and {rest} more" if rest > 0 else "")
+    return lead + some_of(row.pairs, most, row.count)

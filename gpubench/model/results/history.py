@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from gpubench.model.results.report import Metadata
+from gpubench.model.terms.units import some_of
 
 FOLDER_MARK = "/"
 """What ends `--output results/`, which names a folder that is made where there is none."""
@@ -132,8 +133,7 @@ class ResultHead:
 
 
 def _hosts(head: ResultHead) -> str:
-    more = len(head.hosts) - 1
-    return (head.hosts[0] if head.hosts else "none") + (f" and {more} more" if more > 0 else "")
+    return some_of(head.hosts, 1) or "none"
 
 
 def _models(head: ResultHead) -> str:

@@ -87,6 +87,22 @@ def spans(numbers: Sequence[int]) -> str:
     return ",".join(texts)
 
 
+def some_of(names: Sequence[str], most: int = 4, count: int | None = None) -> str:
+    """'a, b and 3 more': the first few names and how many are left out, of `count` where not all of them are given."""
+    more = (len(names) if count is None else count) - min(len(names), most)
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def percent(part: float | None, whole: float | None) -> float | None:
+    """A part of a whole in percent; None where either is unknown, or the whole is 0."""
+    return None if part is None or not whole else 100 * part / whole
+
+
+def format_percent(value: float | None, unknown: str = "", digits: int = 0) -> str:
+    """'87%'; `unknown` stands for None."""
+    return unknown if value is None else f"{value:.{digits}f}%"
+
+
 def counted(number: int, what: str) -> str:
     """'1 GPU', '4 GPUs'."""
     return f"{number} {what}{'' if number == 1 else 's'}"
