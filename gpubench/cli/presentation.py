@@ -12,10 +12,7 @@ import typer
 
 from gpubench.cli.exit_style import OPTION, ExitStyle
 from gpubench.errors import UsageError, invalid_choice, unwritable_output
-from gpubench.formats.csv import CSV
-from gpubench.formats.dated import DATED
-from gpubench.formats.registry import FORMATS
-from gpubench.formats.table import TABLE
+from gpubench.formats.registry import CSV, DATED, FORMATS, TABLE
 from gpubench.formats.writer import Format
 from gpubench.model.results.history import FOLDER_MARK
 from gpubench.model.terms.verdict import Verdict, exit_code

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from gpubench.formats.document import DocumentRun, DocumentWriter
-from gpubench.formats.writer import Format, Style, Target
+from gpubench.formats.writer import Style, Target
 from gpubench.model.results.report import CollectiveRow, PairRow
 from gpubench.model.terms.units import format_size
 from gpubench.model.terms.verdict import Verdict
@@ -109,13 +109,11 @@ def _figures(run: DocumentRun) -> Iterator[_Figure]:
     yield _Figure("findings", len(run.report.findings))
 
 
-def _nagios_writer(target: Target, _style: Style) -> DocumentWriter:
+def nagios_writer(target: Target, _style: Style) -> DocumentWriter:
+    """Writes a Nagios plugin's line."""
     return DocumentWriter(target, _nagios)
 
 
-def _npd_writer(target: Target, _style: Style) -> DocumentWriter:
+def npd_writer(target: Target, _style: Style) -> DocumentWriter:
+    """Writes a node-problem-detector plugin's message."""
     return DocumentWriter(target, _npd)
-
-
-NAGIOS = Format("nagios", None, "a Nagios plugin's line", _nagios_writer)
-NPD = Format("npd", None, "a node-problem-detector plugin's message", _npd_writer)

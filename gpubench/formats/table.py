@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from gpubench.formats.writer import Format, Style, Target
+from gpubench.formats.writer import Style, Target
 from gpubench.model.results.report import Metadata, Report, Row
 
 if TYPE_CHECKING:
@@ -82,6 +82,3 @@ def _view(page: "Page", metadata: Metadata) -> View:
     from gpubench.formats.text.topo import TopoView
 
     return TopoView(page, metadata)
-
-
-TABLE = Format("table", ".txt", "for people", TableWriter)

@@ -1,25 +1,27 @@
-"""What every output format is: a writer that takes rows as they are measured."""
+"""The parts of every output format: its entry in the registry, and a writer that takes rows as they are measured."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Protocol, TextIO
+from typing import TYPE_CHECKING, Protocol, TextIO
 
-from gpubench.model.results.report import Metadata, Report, Row
+if TYPE_CHECKING:
+    from gpubench.model.results.report import Metadata, Report, Row
 
 
 class Writer(Protocol):
     """One output. `begin`, then rows, then `end`; `end` is called also when the run was cut short."""
 
-    def begin(self, metadata: Metadata, columns: Sequence[str]) -> None:
+    def begin(self, metadata: "Metadata", columns: Sequence[str]) -> None:
         """The run is set up. `columns` are those of the rows that follow; none where all comes with the report."""
         ...
 
-    def row(self, row: Row) -> None:
+    def row(self, row: "Row") -> None:
         """One more row; on disk when this returns."""
         ...
 
-    def end(self, report: Report) -> None:
+    def end(self, report: "Report") -> None:
         """The run is over."""
         ...
 
@@ -57,12 +59,19 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """An output format: its name on the command line, the file suffix that picks it, and how to make a writer.
+    """An output format: its name on the command line, the file suffix that picks it, and what makes its writers.
 
-    A format without a suffix is for stdout alone.
+    A format without a suffix is for stdout alone. `maker` is 'module:name', imported when the first writer is made.
     """
 
     name: str
     suffix: str | None
     summary: str
-    writer: Callable[[Target, Style], Writer]
+    maker: str
+
+    @property
+    def writer(self) -> Callable[[Target, Style], Writer]:
+        """Makes a writer for a target."""
+        module, _, name = self.maker.partition(":")
+        make: Callable[[Target, Style], Writer] = getattr(import_module(f"gpubench.formats.{module}"), name)
+        return make

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpubench.formats.dated import DATED
+from gpubench.formats.registry import DATED
 from gpubench.formats.writer import Style, Target
 from gpubench.measure.compare import series as history
 from gpubench.measure.compare.history_report import compare_history
