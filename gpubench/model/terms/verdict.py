@@ -21,6 +21,11 @@ class Verdict(StrEnum):
 WORST_FIRST = (Verdict.FAIL, Verdict.ERROR, Verdict.INCONCLUSIVE, Verdict.WARN, Verdict.PASS, Verdict.SKIP)
 
 
+def gravity(verdict: str) -> int:
+    """The place of a verdict among all of them, 0 for the worst."""
+    return WORST_FIRST.index(Verdict(verdict))
+
+
 def overall(verdicts: Iterable[Verdict]) -> Verdict:
     """The verdict of a whole: any FAIL fails it, else any ERROR, and so on; nothing at all is SKIP."""
     seen = set(verdicts)
