@@ -75,7 +75,7 @@ Block = Listing | Grid | Chart
 
 
 def facts(metadata: Metadata) -> Iterator[tuple[str, str]]:
-    """What a reader needs to know to believe a number, as labels and words."""
+    """The circumstances that a reader needs to believe a number, as labels and words."""
     yield "command", " ".join(metadata.command)
     yield "began", metadata.started_at
     hosts = list(dict.fromkeys(metadata.hosts))

@@ -18,8 +18,8 @@ FORMATS = (
 )
 
 DATED = Format("dated json", None, "a json of every run, in a folder", "dated:DatedWriter")
-"""What a folder as an output picks; it is none of FORMATS, since nobody asks for it by name."""
+"""The format of an output that is a folder; it is none of FORMATS, since nobody asks for it by name."""
 
 NAGIOS = Format("nagios", None, "a Nagios plugin's line", "status_line:nagios_writer")
 NPD = Format("npd", None, "a node-problem-detector plugin's message", "status_line:npd_writer")
-"""What `--exit-style` puts on stdout."""
+"""The formats of `--exit-style`, for stdout."""

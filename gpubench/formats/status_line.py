@@ -13,7 +13,7 @@ from gpubench.model.terms.units import format_size
 from gpubench.model.terms.verdict import Verdict
 
 MOST_CHARACTERS = 80
-"""What node-problem-detector keeps of a message: `max_output_length`, by default."""
+"""Characters that node-problem-detector keeps of a message: its default `max_output_length`."""
 
 STATES = {
     Verdict.PASS: "OK",
@@ -65,7 +65,7 @@ def _npd(run: DocumentRun) -> Iterator[str]:
 
 
 def summary(run: DocumentRun) -> str:
-    """What matters most, in a sentence: the gravest finding, else what fallback there is, else the figures."""
+    """The outcome in a sentence: the gravest finding, else the fallback there is, else the figures."""
     from gpubench.formats.text.fallback import fallback_lines
 
     report = run.report

@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
 
 class View(Protocol):
-    """What shows one subject."""
+    """The part of a table that shows one subject."""
 
     def row(self, row: Row) -> None:
         """One more row."""
         ...
 
     def end(self, report: Report) -> None:
-        """What comes last."""
+        """The last lines: findings, verdict."""
         ...
 
 

@@ -28,7 +28,7 @@ class Writer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How an output looks: columns of the terminal or page, and whether colours may be used.
+    """The look of an output: columns of the terminal or page, and whether colours may be used.
 
     `section` is what formats show that show only one; None is the report's main one. `plot` adds curves to a table.
     `history` is a folder of dated results, whose trend a page shows.
@@ -43,7 +43,7 @@ class Style:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a writer writes: an open stream, or a file that it opens when the run begins."""
+    """The place of an output: an open stream, or a file that is opened when the run begins."""
 
     stream: TextIO | None = None
     path: Path | None = None

@@ -67,7 +67,7 @@ class P2pView:
         self._waiting.append(row)
 
     def end(self, report: Report) -> None:
-        """What is left, then ratios, patterns, findings and the verdict."""
+        """The rest of the rows, then ratios, patterns, findings and the verdict."""
         self._print_host()
         self._print_waiting()
         ratios = report.sections.get("ratios")
@@ -104,7 +104,7 @@ class P2pView:
         return self._pairs == len(self._names) * (len(self._names) - 1)
 
     def _key(self, row: PairRow) -> Key:
-        """What rows have in common that are shown together; lines hold all sizes."""
+        """The columns that rows of one block have in common; lines hold all sizes."""
         return row.engine, row.direction, row.peer, row.size_bytes if self._shows_matrices else None
 
     def _blank(self) -> dict[str, dict[str, str]]:
@@ -166,7 +166,7 @@ class P2pView:
 
 
 def _subject(metadata: Metadata) -> str:
-    """What copies: the GPUs of a host, or the ranks of a job."""
+    """The devices that copy: the GPUs of a host, or the ranks of a job."""
     gpus, hosts = len(metadata.options["gpus"]), len(set(metadata.hosts))
     if not metadata.ranks:
         return f"{counted(gpus, 'GPU')} of {metadata.hosts[0]}"
@@ -185,13 +185,13 @@ def _method(metadata: Metadata) -> str:
 
 
 def series_title(row: PairRow) -> str:
-    """How the copies of a matrix are made."""
+    """The way in which the copies of a matrix are made, in words."""
     size = row.size_bytes or 0
     return f"{'a copy of 16 bytes' if size == _LATENCY_BYTES else format_size(size)}, {copying_way(row)}"
 
 
 def copying_way(row: PairRow) -> str:
-    """How rows copy; NCCL has both ends take part, and chooses how."""
+    """The way in which rows copy; with NCCL both ends take part, and it chooses the way."""
     words = [_ENGINES[row.engine or "ce"]]
     if row.peer is not None:
         words += [_DIRECTIONS[row.direction or "write"], _ACCESS[row.peer]]

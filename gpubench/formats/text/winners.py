@@ -13,7 +13,7 @@ _BEYOND_NOISE = "*"
 
 
 def way_name(backend: str, setting: str | None, *, several: bool) -> str:
-    """What a line of the table is of; of several backends the name has its own."""
+    """The size and setting of a line; with several backends, the backend too."""
     if not several:
         return setting or OWN_CHOICE
     return " ".join(filter(None, (backend, setting)))
@@ -32,7 +32,7 @@ def way_names(metadata: Metadata) -> list[str]:
 
 
 def has_host_beside(metadata: Metadata) -> bool:
-    """Whether another backend than the first was measured too."""
+    """True where more than one backend was measured."""
     return metadata.backend != "host" and "host" in (metadata.options.get("settings") or ())
 
 

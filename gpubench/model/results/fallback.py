@@ -19,13 +19,13 @@ HOST_STAGED = "host-staged"
 PATH_UNKNOWN = "path-unknown"
 PATH_DISPUTED = "path-disputed"
 FINDINGS = (HOST_STAGED, PATH_UNKNOWN, PATH_DISPUTED)
-"""What `findings` makes."""
+"""The ids of the findings that `findings` makes."""
 
 _MOST_PAIRS = 4
 _MOST_NAMED = 1000
 _MOST_ROWS = 10_000
 _Alike = tuple[Conclusion, Verdict, str | None, float | None]
-"""What paths of one line have in common: conclusion, verdict, transport and limit."""
+"""Conclusion, verdict, transport and limit: the same for all paths of one line."""
 
 _LEAST_SURE_FIRST = (Confidence.NONE, Confidence.WEAK, Confidence.LIKELY, Confidence.PROVEN)
 _GRAVEST_FIRST = (Conclusion.WRONG, Conclusion.STAGED, Conclusion.DISPUTED, Conclusion.UNKNOWN, Conclusion.DIRECT)
@@ -55,7 +55,7 @@ class KnownPath:
 
     @property
     def judgement(self) -> Judgement:
-        """What follows from the evidence."""
+        """The conclusion from the evidence, with its confidence and verdict."""
         return judge(self.evidence)
 
     @property
@@ -185,7 +185,7 @@ def unknown_row(origin: str, why: str, pairs: Sequence[str] = ()) -> FallbackRow
 
 
 def findings(rows: Sequence[FallbackRow], *, strict: bool) -> tuple[Finding, ...]:
-    """What a person should know of fallback. Only a strict run fails for it, or because it is not known.
+    """The findings on fallback. Only a strict run fails for it, or because it is not known.
 
     Wrong data are somebody else's finding, who counts them.
     """

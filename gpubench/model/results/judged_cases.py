@@ -55,7 +55,7 @@ def cases(metadata: Metadata, rows: Iterable[Row], report: Report) -> Iterator[J
 
 
 def worst_first(found: Iterable[JudgedCase]) -> list[JudgedCase]:
-    """What went wrong among cases, the gravest first, in their order otherwise."""
+    """The cases that went wrong, the gravest first, in their order otherwise."""
     gravity = {Verdict.FAIL: 0, Verdict.ERROR: 1, Verdict.INCONCLUSIVE: 2, Verdict.WARN: 3}
     return sorted((each for each in found if each.verdict in gravity), key=lambda each: gravity[each.verdict])
 
@@ -88,7 +88,7 @@ def _of_rows(group: str, records: Iterable[Mapping[str, Any]]) -> Iterator[Judge
 
 
 def _name(record: Mapping[str, Any]) -> str:
-    """What a row is about, in the words of its columns."""
+    """The subject of a row, in the words of its columns."""
     naming: Sequence[Callable[[], str]] = (
         lambda: " ".join(str(record[name]) for name in ("node", "check", "id", "subject") if record.get(name)),
         lambda: f"{record['source']} → {record['destination']}" if record.get("source") else "",

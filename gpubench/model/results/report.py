@@ -1,4 +1,4 @@
-"""What a command hands to the formats: metadata, named sections, findings, a verdict.
+"""The report of a command, which formats write: metadata, named sections, findings, a verdict.
 
 Rows are plain data. Units are in the names; what is unknown is None, never 0. Collectives hand over the rows of their
 one section as they are measured; other commands have all their sections at the end.
@@ -30,7 +30,7 @@ SIGNED = "signed"
 
 
 class Verified(StrEnum):
-    """Which output was compared: the last timed one of every buffer, that of one more operation, or none."""
+    """The output that was verified: the last timed one of every buffer, that of one more operation, or none."""
 
     LAST = "last"
     REPEAT = "repeat"
@@ -210,7 +210,7 @@ class Metadata:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """How a run ended. `complete` is false while it runs and when it was cut short.
+    """The outcome of a run. `complete` is false while it runs and when it was cut short.
 
     `sections` are what is not handed over row by row, in the order in which formats show them; `main` is the one that
     formats show which show only one.

@@ -1,4 +1,4 @@
-"""Which way of running a collective is the fastest at each size, and what the library's own choice loses."""
+"""The fastest way of running a collective at each size, and the loss of the library's own choice."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -77,7 +77,7 @@ class _Place:
 
     @property
     def own_time_us(self) -> float:
-        """Where the own choice is one of the ways, that was measured three times: the middle one counts."""
+        """The median of the own choice's times: two, or three where the setting that it took is one of the ways."""
         chosen = None if self.own_way is None else self.ways[self.own_way]
         return median(_time_us(row) for row in (self.own, self.again, chosen) if row is not None)
 
@@ -87,7 +87,7 @@ class _Place:
         return None if self.again is None else _time_us(self.again) / _time_us(self.own) - 1
 
     def time_us(self, name: str) -> float:
-        """What a way took; of the own choice all its times count."""
+        """The time of a way; of the own choice all its measurements count."""
         row = self.ways[name]
         return self.own_time_us if row is self.own or name == self.own_way else _time_us(row)
 
@@ -109,7 +109,7 @@ def winners(rows: Sequence[CollectiveRow]) -> list[WinnerRow]:
 
 
 def took_another(row: CollectiveRow) -> bool:
-    """Whether NCCL's log names another algorithm or protocol than the row was to have."""
+    """True where NCCL's log names another algorithm or protocol than the row was to have."""
     return NcclChoice.of(row.setting).differs(row.algorithm, row.protocol)
 
 
@@ -212,7 +212,7 @@ def _noise(place: _Place, fastest: CollectiveRow, drifts: Sequence[tuple[int, fl
 
 
 def _time_us(row: CollectiveRow) -> float:
-    """What is compared: the mean, of operations alone the median, which the few late ones do not move."""
+    """The time that is compared: the mean; of operations timed alone the median, which late ones do not move."""
     return row.time_us if row.p50_us is None else row.p50_us
 
 
@@ -226,5 +226,5 @@ def _grouped(
 
 
 def crossings(rows: Sequence[WinnerRow]) -> list[tuple[int, str]]:
-    """What is fastest from which size on, of the rows of one type, reduction and placement."""
+    """The sizes from which on another way is the fastest, of rows of one type, reduction and placement."""
     return [(row.size_bytes, row.fastest) for row in rows if row is rows[0] or row.displaces is not None]

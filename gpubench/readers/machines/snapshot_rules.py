@@ -1,12 +1,12 @@
 """What holds in a recorded snapshot beyond the types of its fields: everything after relies on it."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from gpubench.errors import UsageError
 from gpubench.model.facts.rank_facts import RankFacts
-from gpubench.model.facts.snapshot import PciPlace, Snapshot
+from gpubench.model.facts.snapshot import GpuFacts, NicFacts, PciSwitch, Snapshot
 from gpubench.model.paths.topology import PATH_CLASSES, SELF
 from gpubench.model.terms.plain import to_plain
 from gpubench.readers.machines.reader import MOST_GPUS, MOST_NICS, MOST_SWITCHES
@@ -16,6 +16,10 @@ MOST_SWITCHES_ABOVE = 64
 
 MOST_PCI_DEVICES, MOST_BRIDGES_ABOVE = 4096, 64
 """Of a node, and of one device."""
+
+_DEVICES = ("gpus", "nics", "switches")
+_NAMES = ("name", "bus_id", "model", "place")
+"""Fields of devices that outputs show as they are."""
 
 _SAID = ("pci_devices", "rdma_ports", "kernel", "driver_settings")
 """Facts of which any text may be shown with a cause that it explains."""
@@ -44,19 +48,19 @@ def check_snapshot(snapshot: Snapshot) -> None:
         count = len(getattr(snapshot, name))
         if count > most:
             raise UsageError(f"snapshot.{name} has {count} entries", expected=f"one node, with {most} {name} at most")
-    for where, name in _names(snapshot):
-        if not name.isprintable():
-            raise UsageError(f"{where} is {name[:40]!a}", expected="printable characters")
+    _check_printable(snapshot.host, "snapshot.host")
+    for field in _DEVICES:
+        _check_printable([_names(device) for device in getattr(snapshot, field)], f"snapshot.{field}")
     for field in _SAID:
         _check_printable(to_plain(getattr(snapshot, field)), f"snapshot.{field}")
     _check_bridges(snapshot)
     _check_unique("gpus", [gpu.device for gpu in snapshot.gpus], set())
     _check_unique("nics", [nic.device for nic in snapshot.nics], {gpu.device for gpu in snapshot.gpus})
-    for where, place in _places(snapshot):
-        if len(place.switches) > MOST_SWITCHES_ABOVE:
-            raise UsageError(
-                f"{where}.switches has {len(place.switches)} entries", expected=f"at most {MOST_SWITCHES_ABOVE}"
-            )
+    for field in _DEVICES:
+        for number, device in enumerate(getattr(snapshot, field)):
+            if len(above := device.place.switches) > MOST_SWITCHES_ABOVE:
+                where = f"snapshot.{field}[{number}].place.switches"
+                raise UsageError(f"{where} has {len(above)} entries", expected=f"at most {MOST_SWITCHES_ABOVE}")
     _check_paths(snapshot)
 
 
@@ -77,6 +81,10 @@ def _check_paths(snapshot: Snapshot) -> None:
             raise UsageError(f"{where}.path is {pair.path!a}", expected=f"NV18, {', '.join(PATH_CLASSES)} or {SELF}")
         if pair.pcie_path is not None and pair.pcie_path not in PATH_CLASSES:
             raise UsageError(f"{where}.pcie_path is {pair.pcie_path!a}", expected=f"one of {', '.join(PATH_CLASSES)}")
+
+
+def _names(device: GpuFacts | NicFacts | PciSwitch) -> dict[str, Any]:
+    return {name: to_plain(getattr(device, name)) for name in _NAMES if hasattr(device, name)}
 
 
 def _check_printable(plain: Any, where: str) -> None:
@@ -111,32 +119,3 @@ def _check_unique(field: str, names: Sequence[str], others: set[str]) -> None:
         if name in taken:
             raise UsageError(f"snapshot.{field}[{number}] is a second {name}", expected="a name of its own")
         taken.add(name)
-
-
-def _names(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
-    """What outputs call the machine and its devices."""
-    yield "snapshot.host", snapshot.host
-    for number, gpu in enumerate(snapshot.gpus):
-        yield f"snapshot.gpus[{number}].name", gpu.name or ""
-        yield f"snapshot.gpus[{number}].bus_id", gpu.bus_id or ""
-    for number, nic in enumerate(snapshot.nics):
-        yield f"snapshot.nics[{number}].name", nic.name
-        yield f"snapshot.nics[{number}].bus_id", nic.bus_id or ""
-        yield f"snapshot.nics[{number}].model", nic.model or ""
-    for number, switch in enumerate(snapshot.switches):
-        yield f"snapshot.switches[{number}].bus_id", switch.bus_id
-    for where, place in _places(snapshot):
-        yield f"{where}.host_bridge", place.host_bridge or ""
-        for switch_above in place.switches:
-            yield f"{where}.switches", switch_above
-
-
-def _places(snapshot: Snapshot) -> Iterator[tuple[str, PciPlace]]:
-    places = {
-        "gpus": [gpu.place for gpu in snapshot.gpus],
-        "nics": [nic.place for nic in snapshot.nics],
-        "switches": [switch.place for switch in snapshot.switches],
-    }
-    for name, held in places.items():
-        for number, place in enumerate(held):
-            yield f"snapshot.{name}[{number}].place", place

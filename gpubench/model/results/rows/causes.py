@@ -12,7 +12,7 @@ CAUSES_SECTION, UNREAD_SECTION = "causes", "causes_unread"
 
 
 class Effect(StrEnum):
-    """What a cause does to a path. The first four are what bytes through host memory look like from outside."""
+    """The effect of a cause on a path. The first four are what bytes through host memory look like from outside."""
 
     STAGED = "host memory inside a node"
     NETWORK_INSIDE = "a network inside a node"
@@ -44,7 +44,7 @@ class CauseRow(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnreadRow(Record):
-    """Why it is not known whether a cause is there."""
+    """A cause of which it is not known whether it is there."""
 
     id: str  #: of the cause that could not be looked for
     title: str  #: in words

@@ -23,7 +23,7 @@ class CheckRow(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerdictRow(Record):
-    """How a node, GPU, NIC or link fared in `check`, and the ids of the findings that name it."""
+    """The verdict of `check` on a node, GPU, NIC or link, and the ids of the findings that name it."""
 
     scope: Annotated[str, ("node", "gpu", "nic", "link")]  #: what is judged
     node: str  #: host

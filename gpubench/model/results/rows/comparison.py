@@ -12,7 +12,7 @@ FINDING_CHANGES_SECTION = "finding_changes"
 
 
 class Status(StrEnum):
-    """Which side has a row."""
+    """The sides that have a row: both, the old one alone, the new one alone."""
 
     COMPARED = "compared"
     MISSING = "missing"
@@ -20,7 +20,7 @@ class Status(StrEnum):
 
 
 class Change(StrEnum):
-    """Which way time changed by more than noise."""
+    """The direction in which time changed by more than noise."""
 
     SLOWER = "slower"
     FASTER = "faster"
@@ -85,7 +85,7 @@ class ComparisonRow(RowKey):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CircumstanceRow(Record):
-    """What numbers depend on."""
+    """A circumstance that numbers depend on."""
 
     name: str  #: what it is: a version, the GPUs, the topology, an option, a variable
     base: str | None  #: null: no file of this side tells
@@ -95,7 +95,7 @@ class CircumstanceRow(Record):
 
 
 class FindingStatus(StrEnum):
-    """How a finding of the new results relates to the old ones, the worst first."""
+    """A finding of the new results in relation to the old ones, the worst first."""
 
     NEW = "new"
     GRAVER = "graver"
@@ -121,7 +121,7 @@ class FindingChangeRow(Record):
 
 
 class Use(StrEnum):
-    """What became of a dated result."""
+    """The use of a dated result in a comparison."""
 
     NEW = "new"
     BASE = "base"
