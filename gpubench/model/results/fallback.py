@@ -108,30 +108,30 @@ def fallback_rows(
     paths: Sequence[KnownPath],
     origin: str,
     cause_of: Callable[[Sequence[KnownPath]], Explanation],
-    unheard: str = "",
-    lost: Sequence[str] = (),
+    not_observed: str = "",
+    without_paths: Sequence[str] = (),
 ) -> list[FallbackRow]:
     """The section `fallback`, gravest first: paths that fare alike and travel alike, a line each, as sure as the least.
 
-    `cause_of` finds the first cause of staged paths. `unheard` is why nobody, or not everybody, could say what was
-    chosen; where no path at all is known, it stands for all of them. `lost` are the short names of ends that must have
-    paths of which nothing is known.
+    `cause_of` finds the first cause of staged paths. `not_observed` is the reason why the transports of some paths, or
+    of all, could not be observed; where no path is known at all, it stands for all of them. `without_paths` are the
+    short names of ends that must have paths, and of which none is known.
     """
     groups: dict[_Alike, list[KnownPath]] = {}
     for path in paths:
         judgement = path.judgement
         alike = judgement.conclusion, judgement.verdict, names(path.transports), path.limit_gb_s
         groups.setdefault(alike, []).append(path)
-    rows = [_row(members, origin, cause_of, unheard) for members in groups.values()]
-    if lost:
-        rows.append(unknown_row(origin, "nothing named their connections", [f"{end} → ?" for end in lost]))
-    if unheard and not paths:
-        rows.append(unknown_row(origin, unheard))
+    rows = [_row(members, origin, cause_of, not_observed) for members in groups.values()]
+    if without_paths:
+        rows.append(unknown_row(origin, "nothing named their connections", [f"{end} → ?" for end in without_paths]))
+    if not_observed and not paths:
+        rows.append(unknown_row(origin, not_observed))
     return sorted(rows, key=lambda row: (_GRAVEST_FIRST.index(Conclusion(row.conclusion)), row.verdict == Verdict.SKIP))
 
 
 def _row(
-    members: Sequence[KnownPath], origin: str, cause_of: Callable[[Sequence[KnownPath]], Explanation], unheard: str
+    members: Sequence[KnownPath], origin: str, cause_of: Callable[[Sequence[KnownPath]], Explanation], not_observed: str
 ) -> FallbackRow:
     first = min(members, key=lambda path: _LEAST_SURE_FIRST.index(path.judgement.confidence))
     judgement = first.judgement
@@ -152,15 +152,15 @@ def _row(
         cause=None if cause is None else cause.id,
         cause_seen=None if cause is None else cause.evidence,
         advice=None if cause is None else cause.advice,
-        how=_how(first, unheard if judgement.conclusion is Conclusion.UNKNOWN or not first.transports else ""),
+        how=_how(first, not_observed if judgement.conclusion is Conclusion.UNKNOWN or not first.transports else ""),
     )
 
 
-def _how(path: KnownPath, unheard: str) -> str:
+def _how(path: KnownPath, not_observed: str) -> str:
     evidence = path.evidence
     kinds = (evidence.capability, evidence.selection, evidence.measurement, evidence.correctness)
     seen = [kind.seen for kind in kinds if kind.seen]
-    return "; ".join(dict.fromkeys([decide(evidence).meaning, *seen, *filter(None, [unheard])]))
+    return "; ".join(dict.fromkeys([decide(evidence).meaning, *seen, *filter(None, [not_observed])]))
 
 
 def unknown_row(origin: str, why: str, pairs: Sequence[str] = ()) -> FallbackRow:
