@@ -1,20 +1,35 @@
 """Write what of the documentation is known to the program: `python docs/generate.py`; a test says when it is due.
 
-docs/commands.md is what --help prints, docs/gpubench.1 the same as a man page; the tables of docs/formats.md are the
-columns of the rows with the words of the JSON Schema.
+docs/commands.md is what --help prints, docs/gpubench.1 the same as a man page. The JSON Schema of a report, which is
+part of the package, and the tables of docs/formats.md are made from the row types: their fields, and the comment `#:`
+after or above each.
 """
 
+import inspect
 import json
 import re
-from collections.abc import Iterator, Mapping
-from importlib.resources import files
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from typer.testing import CliRunner
 
 from gpubench.cli.app import app
 from gpubench.formats.registry import FORMATS
+from gpubench.model.results.rank_times import RankTimeRow
+from gpubench.model.results.report import SCHEMA_VERSION, SIGNED, CollectiveRow, Metadata, PairRow
+from gpubench.model.results.rows.causes import CauseRow, UnreadRow
+from gpubench.model.results.rows.checks import CheckRow, VerdictRow
+from gpubench.model.results.rows.comparison import CircumstanceRow, ComparisonRow, FindingChangeRow, HistoryRow
+from gpubench.model.results.rows.evidence import EvidenceRow, FallbackRow
+from gpubench.model.results.rows.explain import CommunicatorRow, MemberRow, PathRow, TransportRow
+from gpubench.model.results.rows.patterns import PatternRow
+from gpubench.model.results.topo.rows import GpuRow, KindRow, NicRow, NodeRow, NvlinkRow, RankRow, TreeRow
+from gpubench.model.results.winners import RefusedRow, WinnerRow
+from gpubench.model.terms.verdict import Finding, Verdict
 
 FOLDER = Path(__file__).parent
 _COLUMNS = {"COLUMNS": "80", "TERMINAL_WIDTH": "80"}
@@ -89,32 +104,185 @@ def format_table() -> str:
     return "\n".join(lines) + "\n"
 
 
+TABLES: Mapping[str, type] = {
+    "rows": CollectiveRow,
+    "gpus": GpuRow,
+    "nvlinks": NvlinkRow,
+    "nics": NicRow,
+    "nodes": NodeRow,
+    "kinds": KindRow,
+    "pairs": PairRow,
+    "ranks": RankRow,
+    "tree": TreeRow,
+    "findings": Finding,
+    "patterns": PatternRow,
+    "evidence": EvidenceRow,
+    "fallback": FallbackRow,
+    "rank_times": RankTimeRow,
+    "paths": PathRow,
+    "causes": CauseRow,
+    "causes_unread": UnreadRow,
+    "transports": TransportRow,
+    "communicators": CommunicatorRow,
+    "members": MemberRow,
+    "checks": CheckRow,
+    "verdicts": VerdictRow,
+    "comparison": ComparisonRow,
+    "finding_changes": FindingChangeRow,
+    "circumstances": CircumstanceRow,
+    "history": HistoryRow,
+    "winners": WinnerRow,
+    "refused": RefusedRow,
+}
+"""The row type of every section that is a table."""
+
+MATRICES: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "matrix": (
+        "path classes by device name, of the largest kind of node",
+        {"type": "string", "pattern": r"^(X|NV[0-9]+|PIX|PXB|PHB|NODE|SYS|\?)$"},
+    ),
+    "peer_access": (
+        "peer access between GPUs",
+        {
+            "type": "object",
+            "properties": {
+                "cuda": {"type": ["boolean", "null"]},
+                "nvml": {"type": ["string", "null"]},
+                "reason": {"type": "string"},
+            },
+            "required": ["cuda", "nvml", "reason"],
+        },
+    ),
+    "limits": (
+        "GB/s per direction to other devices; nvlink and pcie: of the GPU towards everybody",
+        {"type": ["number", "null"]},
+    ),
+    "matrices": (
+        "GB/s by way of copying, source and destination",
+        {"type": "object", "additionalProperties": {"type": "number"}},
+    ),
+    "ratios": ("bandwidth with peer access over that without", {"type": "number"}),
+}
+"""Every section that is a matrix: its description, and what a cell holds."""
+
+_SECTIONS_OF_COMMANDS = (
+    ["rows"],
+    ["gpus", "nvlinks", "nics", "nodes", "kinds", "matrix", "peer_access", "limits", "pairs", "ranks", "tree"],
+    ["pairs", "matrices", "ratios", "patterns"],
+    ["paths", "causes", "transports", "communicators", "members"],
+    ["comparison", "finding_changes", "circumstances"],
+)
+_JSON_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number"}
+
+
+def report_schema() -> dict[str, Any]:
+    """gpubench/formats/report.schema.json."""
+    definitions = {_definition_name(kind): object_schema(kind) for kind in (Metadata, *TABLES.values())}
+    properties: dict[str, Any] = {
+        "schema_version": {"const": SCHEMA_VERSION},
+        "complete": {"description": "false while the run goes on, and when it was cut short", "type": "boolean"},
+        "verdict": {"enum": list(Verdict)},
+        "metadata": {"$ref": "#/$defs/metadata"},
+    }
+    for name, kind in TABLES.items():
+        properties[name] = {"type": "array", "items": {"$ref": f"#/$defs/{_definition_name(kind)}"}}
+    for name, (description, cell) in MATRICES.items():
+        row = {"type": "object", "additionalProperties": cell}
+        properties[name] = {"description": description, "type": "object", "additionalProperties": row}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "gpubench report",
+        "description": "What `gpubench --format json` writes: rows of a collective, sections of `topo`, `p2p`, `check`,"
+        " `explain` or `compare`. A later version only adds.",
+        "type": "object",
+        "required": ["schema_version", "complete", "verdict", "metadata", "findings"],
+        "anyOf": [{"required": names} for names in _SECTIONS_OF_COMMANDS],
+        "properties": properties,
+        "$defs": definitions,
+    }
+
+
+def _definition_name(kind: type) -> str:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower()
+
+
+def object_schema(kind: type) -> dict[str, Any]:
+    """The JSON Schema of a dataclass: every field is there, unknown ones as null."""
+    descriptions = column_descriptions(kind)
+    hints = get_type_hints(kind, include_extras=True)
+    columns = [each.name for each in fields(kind)]
+    described = {name: {"description": descriptions[name]} if name in descriptions else {} for name in columns}
+    return {
+        "description": " ".join((kind.__doc__ or "").split()),
+        "type": "object",
+        "properties": {name: described[name] | value_schema(hints[name]) for name in columns},
+        "required": columns,
+    }
+
+
+def column_descriptions(kind: type) -> dict[str, str]:
+    """What stands behind `#:` after or above a field, by the name of the field."""
+    found = {}
+    for each in reversed(kind.__mro__):
+        if is_dataclass(each):
+            source = inspect.getsource(each)
+            for above, name, behind in re.findall(r"((?:^ +#: .*\n)*)^ +(\w+): [^#\n]*(?:#: (.*))?$", source, re.M):
+                if above or behind:
+                    found[name] = behind or " ".join(above.replace("#:", "").split())
+    return found
+
+
+def value_schema(hint: Any) -> dict[str, Any]:
+    """The JSON Schema of a value of a type; beside the type stand its words, its bounds, or that it may be negative."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return _narrowed(value_schema(arguments[0]), hint.__metadata__)
+    if origin is UnionType:
+        schema = value_schema(arguments[0])
+        return schema | {"type": [schema["type"], "null"]}
+    if origin is tuple and Ellipsis not in arguments:
+        bounds = {"minItems": len(arguments), "maxItems": len(arguments)}
+        return {"type": "array", "items": value_schema(arguments[0]), **bounds}
+    if origin in (tuple, Sequence):
+        return {"type": "array", "items": value_schema(arguments[0])}
+    if origin is Mapping:
+        return {"type": "object", "additionalProperties": value_schema(arguments[1])}
+    if hint is Any:
+        return {}
+    if isinstance(hint, type) and is_dataclass(hint):
+        return object_schema(hint)
+    if issubclass(hint, StrEnum):
+        return {"type": "string", "enum": list(hint)}
+    return {"type": _JSON_TYPES[hint]} | ({"minimum": 0} if hint in (int, float) else {})
+
+
+def _narrowed(schema: dict[str, Any], narrowings: Sequence[Any]) -> dict[str, Any]:
+    for each in narrowings:
+        if each is SIGNED:
+            del schema["minimum"]
+        elif isinstance(each, Mapping):
+            schema |= each
+        else:
+            schema["enum"] = [*each, *([None] if "null" in schema["type"] else [])]
+    return schema
+
+
 def column_tables() -> str:
     """Every section with its columns, for docs/formats.md."""
-    schema = json.loads(files("gpubench.formats").joinpath("report.schema.json").read_text(encoding="utf-8"))
-    parts: list[str] = []
-    for name, section in schema["properties"].items():
-        reference = section.get("items", {}).get("$ref")
-        if reference is not None:
-            definition = schema["$defs"][reference.rpartition("/")[2]]
-            parts.append(f"### {name}\n")
-            if "description" in definition:
-                parts[-1] += f"{definition['description']}\n"
-            parts.append("\n".join(_column_lines(definition["properties"])) + "\n")
-        elif section.get("type") == "object" and "$ref" not in section:
-            parts.append(f"### {name}\nA matrix: {section['description']}.\n")
-    return "\n".join(parts)
+    parts = [
+        f"### {name}\n{' '.join((kind.__doc__ or '').split())}\n\n" + "\n".join(_column_lines(kind)) + "\n"
+        for name, kind in TABLES.items()
+    ]
+    return "\n".join(parts + [f"### {name}\nA matrix: {text}.\n" for name, (text, _) in MATRICES.items()])
 
 
-def _column_lines(properties: Mapping[str, Any]) -> Iterator[str]:
+def _column_lines(kind: type) -> Iterator[str]:
     yield "| column | type | |"
     yield "|---|---|---|"
-    for column, declared in properties.items():
-        kinds = declared.get("type", "string" if "enum" in declared or "$ref" in declared else "any")
-        names = [kinds] if isinstance(kinds, str) else list(kinds)
-        unknown = ", or null" if "null" in names else ""
-        words = " or ".join(name for name in names if name != "null")
-        yield f"| `{column}` | {words}{unknown} | {declared.get('description', '').replace('|', chr(92) + '|')} |"
+    for column, declared in object_schema(kind)["properties"].items():
+        kinds = declared["type"]
+        words = f"{kinds[0]}, or null" if isinstance(kinds, list) else kinds
+        yield f"| `{column}` | {words} | {declared.get('description', '').replace('|', chr(92) + '|')} |"
 
 
 def with_generated(text: str) -> str:
@@ -129,7 +297,9 @@ def with_generated(text: str) -> str:
 def generated() -> dict[Path, str]:
     """Every file that this writes, as it should be."""
     formats = FOLDER / "formats.md"
+    schema = FOLDER.parent / "gpubench" / "formats" / "report.schema.json"
     return {
+        schema: json.dumps(report_schema(), indent=2, ensure_ascii=False) + "\n",
         FOLDER / "commands.md": command_reference(),
         FOLDER / "gpubench.1": man_page(),
         formats: with_generated(formats.read_text(encoding="utf-8")),

@@ -3,7 +3,10 @@
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Annotated
 
 import pytest
 
@@ -19,7 +22,10 @@ from gpubench.model.paths import p2p
 from gpubench.model.paths.evidence import RULES
 from gpubench.model.paths.links import PCIE_GB_S_PER_LANE
 from gpubench.model.profiles.fault import FAULT_KEYS
+from gpubench.model.results.report import SIGNED, Metadata, Record
+from gpubench.model.results.rows.comparison import RowKey
 from gpubench.model.terms.bandwidth import algbw_gb_s, ring_allreduce_factor
+from gpubench.model.terms.verdict import Finding, Verdict
 from tests.cli.running import gpubench
 
 ROOT = Path(__file__).parents[1]
@@ -90,17 +96,51 @@ def test_the_docs_show_what_evidence_looks_like() -> None:
     assert shown in gpubench(*command.split()[1:]).stdout
 
 
-@pytest.mark.parametrize("name", ["commands.md", "gpubench.1", "formats.md"])
-def test_generated_documentation_is_up_to_date(name: str) -> None:
-    """`python docs/generate.py` writes it."""
-    assert generate.generated()[ROOT / "docs" / name] == (ROOT / "docs" / name).read_text(encoding="utf-8")
+@pytest.mark.parametrize(
+    "path", ["docs/commands.md", "docs/gpubench.1", "docs/formats.md", "gpubench/formats/report.schema.json"]
+)
+def test_what_is_generated_is_up_to_date(path: str) -> None:
+    generated = generate.generated()[ROOT / path]
+    assert generated == (ROOT / path).read_text(encoding="utf-8"), f"{path} is stale: type python docs/generate.py"
 
 
-def test_every_column_is_documented() -> None:
-    text = (ROOT / "docs" / "formats.md").read_text(encoding="utf-8")
-    lines = [line for line in text.splitlines() if re.match(r"\| `[a-z0-9_]+` \| [a-z]", line)]
-    assert len(lines) > 200
-    assert [line for line in lines if line.endswith("|  |")] == []
+def test_every_row_type_is_a_section_and_every_column_is_described() -> None:
+    names = {kind.__name__ for kind in _row_types(Record)} - {RowKey.__name__}
+    assert names == {kind.__name__ for kind in generate.TABLES.values()} - {Finding.__name__}
+    for kind in (Metadata, *generate.TABLES.values()):
+        columns = [each.name for each in fields(kind)]
+        assert [name for name in columns if name not in generate.column_descriptions(kind)] == [], kind
+
+
+def _row_types(kind: type[Record]) -> Iterator[type[Record]]:
+    for each in kind.__subclasses__():
+        if each.__module__.startswith("gpubench."):
+            yield each
+        yield from _row_types(each)
+
+
+def test_the_schema_of_a_type_has_its_words_bounds_and_null() -> None:
+    properties = generate.object_schema(_Example)["properties"]
+    assert properties == {
+        "size": {"description": "bytes; null: unknown", "type": ["integer", "null"], "minimum": 0},
+        "change": {"description": "a long story, told above", "type": "number"},
+        "word": {"type": ["string", "null"], "enum": ["a", "b", None]},
+        "pair": {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 2, "maxItems": 2},
+        "verdict": {"type": "string", "enum": list(Verdict)},
+        "cells": {"type": "object", "additionalProperties": {"type": "array", "items": {"type": "boolean"}}},
+    }
+
+
+@dataclass
+class _Example:
+    size: int | None  #: bytes; null: unknown
+    #: a long story,
+    #: told above
+    change: Annotated[float, SIGNED]
+    word: Annotated[str | None, ("a", "b")]
+    pair: tuple[int, int]
+    verdict: Verdict
+    cells: Mapping[str, Sequence[bool]]
 
 
 def test_help_fits_eighty_columns_and_has_examples() -> None:

@@ -10,7 +10,7 @@ from gpubench.formats.text.p2p import copying_way, series_title
 from gpubench.model.results.curves import HOST, Chart, charts
 from gpubench.model.results.report import CollectiveRow, Matrix, Metadata, PairRow, Report, Table
 from gpubench.model.results.rows.evidence import EVIDENCE_SECTION
-from gpubench.model.terms.units import compress_names, format_size
+from gpubench.model.terms.units import compress_names, format_percent, format_size, some_of
 from gpubench.model.terms.verdict import Verdict
 
 _MOST_LINES = 200
@@ -75,7 +75,7 @@ Block = Listing | Grid | Chart
 
 
 def facts(metadata: Metadata) -> Iterator[tuple[str, str]]:
-    """What a reader needs to know to believe a number, as labels and words."""
+    """The circumstances that a reader needs to believe a number, as labels and words."""
     yield "command", " ".join(metadata.command)
     yield "began", metadata.started_at
     hosts = list(dict.fromkeys(metadata.hosts))
@@ -119,7 +119,7 @@ def _collective(rows: Sequence[CollectiveRow]) -> Listing:
         (
             *(format_size(row.size_bytes), str(row.count), " ".join(filter(None, (row.dtype, row.op)))),
             *(row.placement.replace("_", " "), word(row.time_us), word(row.algbw_gb_s), word(row.busbw_gb_s)),
-            *(_percent(row.limit_percent), word(row.expected_gb_s), row.transport or "", word(row.wrong)),
+            *(format_percent(row.limit_percent), word(row.expected_gb_s), row.transport or "", word(row.wrong)),
             row.verdict or "not judged",
         )
         for row in rows
@@ -145,7 +145,7 @@ def _copies(rows: Sequence[PairRow]) -> Iterator[Block]:
         lines = [
             (
                 *(row.source, row.destination, format_size(row.size_bytes or 0), copying_way(row)),
-                *(word(row.bandwidth_gb_s), word(row.latency_us), _percent(row.limit_percent)),
+                *(word(row.bandwidth_gb_s), word(row.latency_us), format_percent(row.limit_percent)),
                 *(row.path_class or "", row.verdict or "not judged", row.note or ""),
             )
             for row in listed[:_MOST_LINES]
@@ -237,14 +237,10 @@ def word(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}" if value < 10_000 else f"{value:.0f}"
     if isinstance(value, (list, tuple)):
-        return ", ".join(map(word, value[:8])) + (f" and {len(value) - 8} more" if len(value) > 8 else "")
+        return some_of([word(each) for each in value], 8)
     if isinstance(value, Mapping):
         return ", ".join(f"{key}: {word(each)}" for key, each in value.items())
     return str(value)
-
-
-def _percent(value: float | None) -> str:
-    return "" if value is None else f"{value:.0f}%"
 
 
 def _verdict(text: str | None) -> Verdict | None:

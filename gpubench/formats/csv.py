@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
-from gpubench.formats.writer import Format, Style, Target
+from gpubench.formats.writer import Style, Target
 from gpubench.model.results.report import FINDING_COLUMNS, FINDINGS_SECTION, Matrix, Metadata, Report, Row
 
 
@@ -74,6 +74,3 @@ def _cell(value: object) -> object:
     if isinstance(value, (list, tuple, Mapping)):
         return json.dumps(value) if value else ""
     return str(value).lower() if isinstance(value, bool) else value
-
-
-CSV = Format("csv", ".csv", "one line a row, unknown values empty", CsvWriter)

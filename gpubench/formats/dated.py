@@ -6,7 +6,7 @@ from itertools import count
 from pathlib import Path
 
 from gpubench.formats.json import JsonWriter
-from gpubench.formats.writer import Format, Style, Target
+from gpubench.formats.writer import Style, Target
 from gpubench.model.results.history import DatedName
 from gpubench.model.results.report import Metadata, Report, Row
 
@@ -47,7 +47,3 @@ def _claimed(folder: Path, metadata: Metadata) -> Path:
             continue
         return path
     raise AssertionError("numbers do not end")
-
-
-DATED = Format("dated json", None, "a json of every run, in a folder", DatedWriter)
-"""What a folder as an output picks; it is none of FORMATS, since nobody asks for it by name."""

@@ -9,7 +9,7 @@ from gpubench.model.results.report import Metadata, Report, Row
 from gpubench.model.terms.verdict import Verdict
 
 UNFINISHED = Report(verdict=Verdict.ERROR, complete=False)
-"""What a document says of a run that nobody has ended: it runs, or it was killed."""
+"""The outcome of a run that has not ended: it runs, or it was killed."""
 
 
 @dataclass(frozen=True, slots=True)

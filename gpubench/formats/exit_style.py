@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from enum import StrEnum
 from itertools import pairwise
 
-from gpubench.formats.status_line import NAGIOS, NPD, STATES, nagios_line, npd_line
+from gpubench.formats.registry import NAGIOS, NPD
+from gpubench.formats.status_line import STATES, nagios_line, npd_line
 from gpubench.formats.writer import Format
 from gpubench.model.terms.verdict import Verdict, exit_code
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from gpubench.formats.document import DocumentRun, DocumentWriter
-from gpubench.formats.writer import Format, Style, Target
+from gpubench.formats.writer import Style, Target
 from gpubench.model.results.report import FINDINGS_SECTION
 from gpubench.model.terms.verdict import Verdict
 
@@ -60,8 +60,6 @@ def _property(text: str) -> str:
     return _data(text).replace(":", "%3A").replace(",", "%2C")
 
 
-def _writer(target: Target, _style: Style) -> DocumentWriter:
+def writer(target: Target, _style: Style) -> DocumentWriter:
+    """Writes annotations."""
     return DocumentWriter(target, render)
-
-
-GITHUB = Format("github", None, "annotations of GitHub Actions", _writer)

@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 
 from gpubench.formats.document import DocumentRun, DocumentWriter
-from gpubench.formats.writer import Format, Style, Target
+from gpubench.formats.web.page import render
+from gpubench.formats.web.trend import Past
+from gpubench.formats.writer import Style, Target
 
 
-def _writer(target: Target, style: Style) -> DocumentWriter:
-    from gpubench.formats.web.page import render
-    from gpubench.formats.web.trend import Past
-
+def writer(target: Target, style: Style) -> DocumentWriter:
+    """Writes a page."""
     past = Past(style.history)
 
     def in_ascii(run: DocumentRun) -> Iterator[str]:
@@ -17,6 +17,3 @@ def _writer(target: Target, style: Style) -> DocumentWriter:
         return (piece.encode("ascii", "xmlcharrefreplace").decode("ascii") for piece in render(run, past))
 
     return DocumentWriter(target, in_ascii)
-
-
-HTML = Format("html", ".html", "one page with curves and heat maps, light and dark, no network", _writer)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpubench.formats.writer import Format, Style, Target
+from gpubench.formats.writer import Style, Target
 from gpubench.model.results.report import FINDINGS_SECTION, SCHEMA_VERSION, Matrix, Metadata, Report, Row
 from gpubench.model.terms.verdict import Verdict
 
@@ -126,6 +126,3 @@ def replace_atomically(path: Path, text: Iterable[str]) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
-
-
-JSON = Format("json", ".json", "one document: metadata, sections, findings, verdict", JsonWriter)

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
-from gpubench.formats.writer import Format, Style, Target
+from gpubench.formats.writer import Style, Target
 from gpubench.model.results.report import SCHEMA_VERSION, Matrix, Metadata, Report, Row
 
 
@@ -43,6 +43,3 @@ class JsonLinesWriter:
         if self._stream is not None:
             self._stream.write(json.dumps({"kind": kind, **record}) + "\n")
             self._stream.flush()
-
-
-JSONL = Format("jsonl", ".jsonl", "one JSON object a line: metadata, rows, report", JsonLinesWriter)

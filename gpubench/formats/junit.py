@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from gpubench.formats.document import DocumentRun, DocumentWriter
-from gpubench.formats.writer import Format, Style, Target
+from gpubench.formats.writer import Style, Target
 from gpubench.model.terms.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -85,8 +85,6 @@ def _legal(text: str) -> str:
     return re.sub(_NO_XML, "\ufffd", text)
 
 
-def _writer(target: Target, _style: Style) -> DocumentWriter:
+def writer(target: Target, _style: Style) -> DocumentWriter:
+    """Writes a JUnit document."""
     return DocumentWriter(target, render)
-
-
-JUNIT = Format("junit", ".xml", "a test case for everything that was judged, for CI", _writer)

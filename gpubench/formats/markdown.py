@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from gpubench.formats.document import DocumentRun, DocumentWriter
-from gpubench.formats.writer import Format, Style, Target
+from gpubench.formats.writer import Style, Target
 from gpubench.model.terms.verdict import Finding, Verdict
 
 if TYPE_CHECKING:
@@ -70,8 +70,6 @@ def _text(words: str) -> str:
     return words.translate(_ESCAPES)
 
 
-def _writer(target: Target, _style: Style) -> DocumentWriter:
+def writer(target: Target, _style: Style) -> DocumentWriter:
+    """Writes a page of Markdown."""
     return DocumentWriter(target, render)
-
-
-MARKDOWN = Format("markdown", ".md", "verdict, findings and figures for $GITHUB_STEP_SUMMARY", _writer)

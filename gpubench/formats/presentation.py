@@ -4,9 +4,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from gpubench.formats.dated import DATED
 from gpubench.formats.exit_style import ExitStyle
-from gpubench.formats.table import TABLE
+from gpubench.formats.registry import DATED, TABLE
 from gpubench.formats.writer import Format
 from gpubench.model.terms.verdict import Verdict, exit_code
 

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from gpubench.formats.document import DocumentRun, DocumentWriter
-from gpubench.formats.writer import Format, Style, Target
+from gpubench.formats.writer import Style, Target
 from gpubench.model.results.report import Metadata, Table
 from gpubench.model.terms.copies import HostMemory
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND
@@ -160,8 +160,6 @@ def _add_row(exposition: _Exposition, record: Mapping[str, Any], metadata: Metad
                 exposition.add(f"gpubench_{metric.name}", metric.help, float(value) * metric.scale, labels)
 
 
-def _writer(target: Target, _style: Style) -> DocumentWriter:
+def writer(target: Target, _style: Style) -> DocumentWriter:
+    """Writes a textfile of gauges."""
     return DocumentWriter(target, render, marks_unfinished=False)
-
-
-PROMETHEUS = Format("prometheus", ".prom", "gauges for node_exporter's textfile collector", _writer)

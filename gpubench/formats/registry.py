@@ -1,14 +1,25 @@
 """The output formats. A new one is one file and one line here."""
 
-from gpubench.formats.csv import CSV
-from gpubench.formats.github import GITHUB
-from gpubench.formats.html import HTML
-from gpubench.formats.json import JSON
-from gpubench.formats.jsonl import JSONL
-from gpubench.formats.junit import JUNIT
-from gpubench.formats.markdown import MARKDOWN
-from gpubench.formats.prometheus import PROMETHEUS
-from gpubench.formats.table import TABLE
 from gpubench.formats.writer import Format
 
-FORMATS: tuple[Format, ...] = (TABLE, CSV, JSON, JSONL, JUNIT, PROMETHEUS, MARKDOWN, GITHUB, HTML)
+TABLE = Format("table", ".txt", "for people", "table:TableWriter")
+CSV = Format("csv", ".csv", "one line a row, unknown values empty", "csv:CsvWriter")
+
+FORMATS = (
+    TABLE,
+    CSV,
+    Format("json", ".json", "one document: metadata, sections, findings, verdict", "json:JsonWriter"),
+    Format("jsonl", ".jsonl", "one JSON object a line: metadata, rows, report", "jsonl:JsonLinesWriter"),
+    Format("junit", ".xml", "a test case for everything that was judged, for CI", "junit:writer"),
+    Format("prometheus", ".prom", "gauges for node_exporter's textfile collector", "prometheus:writer"),
+    Format("markdown", ".md", "verdict, findings and figures for $GITHUB_STEP_SUMMARY", "markdown:writer"),
+    Format("github", None, "annotations of GitHub Actions", "github:writer"),
+    Format("html", ".html", "one page with curves and heat maps, light and dark, no network", "html:writer"),
+)
+
+DATED = Format("dated json", None, "a json of every run, in a folder", "dated:DatedWriter")
+"""The format of an output that is a folder; it is none of FORMATS, since nobody asks for it by name."""
+
+NAGIOS = Format("nagios", None, "a Nagios plugin's line", "status_line:nagios_writer")
+NPD = Format("npd", None, "a node-problem-detector plugin's message", "status_line:npd_writer")
+"""The formats of `--exit-style`, for stdout."""

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from gpubench.formats.document import DocumentRun, DocumentWriter
-from gpubench.formats.writer import Format, Style, Target
+from gpubench.formats.writer import Style, Target
 from gpubench.model.results.report import CollectiveRow, PairRow
 from gpubench.model.terms.units import format_size
 from gpubench.model.terms.verdict import Verdict
 
 MOST_CHARACTERS = 80
-"""What node-problem-detector keeps of a message: `max_output_length`, by default."""
+"""Characters that node-problem-detector keeps of a message: its default `max_output_length`."""
 
 STATES = {
     Verdict.PASS: "OK",
@@ -65,7 +65,7 @@ def _npd(run: DocumentRun) -> Iterator[str]:
 
 
 def summary(run: DocumentRun) -> str:
-    """What matters most, in a sentence: the gravest finding, else what fallback there is, else the figures."""
+    """The outcome in a sentence: the gravest finding, else the fallback there is, else the figures."""
     from gpubench.formats.text.fallback import fallback_lines
 
     report = run.report
@@ -109,13 +109,11 @@ def _figures(run: DocumentRun) -> Iterator[_Figure]:
     yield _Figure("findings", len(run.report.findings))
 
 
-def _nagios_writer(target: Target, _style: Style) -> DocumentWriter:
+def nagios_writer(target: Target, _style: Style) -> DocumentWriter:
+    """Writes a Nagios plugin's line."""
     return DocumentWriter(target, _nagios)
 
 
-def _npd_writer(target: Target, _style: Style) -> DocumentWriter:
+def npd_writer(target: Target, _style: Style) -> DocumentWriter:
+    """Writes a node-problem-detector plugin's message."""
     return DocumentWriter(target, _npd)
-
-
-NAGIOS = Format("nagios", None, "a Nagios plugin's line", _nagios_writer)
-NPD = Format("npd", None, "a node-problem-detector plugin's message", _npd_writer)

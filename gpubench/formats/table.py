@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from gpubench.formats.writer import Format, Style, Target
+from gpubench.formats.writer import Style, Target
 from gpubench.model.results.report import Metadata, Report, Row
 
 if TYPE_CHECKING:
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
 
 class View(Protocol):
-    """What shows one subject."""
+    """The part of a table that shows one subject."""
 
     def row(self, row: Row) -> None:
         """One more row."""
         ...
 
     def end(self, report: Report) -> None:
-        """What comes last."""
+        """The last lines: findings, verdict."""
         ...
 
 
@@ -82,6 +82,3 @@ def _view(page: "Page", metadata: Metadata) -> View:
     from gpubench.formats.text.topo import TopoView
 
     return TopoView(page, metadata)
-
-
-TABLE = Format("table", ".txt", "for people", TableWriter)

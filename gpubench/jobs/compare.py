@@ -106,12 +106,12 @@ def _metadata(options: ComparePlan, arguments: Sequence[str], sides: Sequence[_S
 
 
 def _described(file: "ResultFile", series: str | None) -> dict[str, Any]:
-    from gpubench.measure.compare.circumstances import in_words
+    from gpubench.measure.compare.circumstances import describe_file
 
     return {
         "file": file.name,
         "kind": file.kind,
-        "told": in_words(file),
+        "told": describe_file(file),
         "rows": len(file.rows) + len(file.pairs),
         "complete": file.complete,
         "remarks": list(file.remarks),

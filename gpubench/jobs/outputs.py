@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gpubench.errors import unwritable_output
-from gpubench.formats.dated import DATED
 from gpubench.formats.presentation import Output
+from gpubench.formats.registry import DATED
 
 
 def check_writable(outputs: Sequence[Output], recording: Path | None = None) -> None:

@@ -2,10 +2,15 @@
 
 from dataclasses import replace
 
+from gpubench.formats.registry import FORMATS
 from gpubench.model.results.report import CollectiveRow, Metadata, Report
 from gpubench.model.terms.rank_identity import RankIdentity
 from gpubench.model.terms.sweep import DroppedSize
 from gpubench.model.terms.verdict import Finding, Verdict
+
+_NAMED = {each.name: each for each in FORMATS}
+JSON, JSONL, JUNIT = _NAMED["json"], _NAMED["jsonl"], _NAMED["junit"]
+PROMETHEUS, MARKDOWN, GITHUB, HTML = (_NAMED[name] for name in ("prometheus", "markdown", "github", "html"))
 
 ROW = CollectiveRow(
     collective="allreduce",

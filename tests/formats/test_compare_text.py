@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpubench.formats.table import TABLE
+from gpubench.formats.registry import TABLE
 from gpubench.formats.writer import Style, Target
 from gpubench.model.results.report import Report, Table
 from gpubench.model.results.rows.comparison import CircumstanceRow, ComparisonRow

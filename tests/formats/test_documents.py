@@ -10,15 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubench.formats.github import GITHUB
-from gpubench.formats.junit import JUNIT
-from gpubench.formats.markdown import MARKDOWN
-from gpubench.formats.prometheus import PROMETHEUS
 from gpubench.formats.writer import Format, Style, Target
 from gpubench.model.results.judged_cases import cases
 from gpubench.model.results.report import COLLECTIVE_COLUMNS, Report, Row
 from gpubench.model.terms.verdict import Verdict
-from tests.formats.sample import FINDING, METADATA, REPORT, ROW, ROWS
+from tests.formats.sample import FINDING, GITHUB, JUNIT, MARKDOWN, METADATA, PROMETHEUS, REPORT, ROW, ROWS
 
 SAMPLE = re.compile(r'(?P<name>[a-z_]+)\{(?P<labels>(?:[a-z_]+="(?:[^"\\\n]|\\[\\n"])*",?)*)\} (?P<value>[-+.e0-9]+)')
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpubench.formats.table import TABLE
+from gpubench.formats.registry import TABLE
 from gpubench.formats.writer import Style, Target
 from gpubench.measure.explain.report import explain
 from gpubench.model.results.report import Metadata, Report

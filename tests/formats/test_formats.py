@@ -3,8 +3,10 @@
 import csv
 import io
 import json
+import subprocess
+import sys
 from collections.abc import Iterable
-from dataclasses import fields, replace
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -14,20 +16,14 @@ import pytest
 
 from gpubench.errors import UsageError
 from gpubench.formats import json as json_format
-from gpubench.formats.csv import CSV
 from gpubench.formats.frame import read_frame
-from gpubench.formats.json import JSON, replace_atomically
-from gpubench.formats.jsonl import JSONL
-from gpubench.formats.registry import FORMATS
-from gpubench.formats.table import TABLE
+from gpubench.formats.json import replace_atomically
+from gpubench.formats.registry import CSV, FORMATS, TABLE
 from gpubench.formats.writer import Format, Style, Target
-from gpubench.model.results.rank_times import RankTimeRow
 from gpubench.model.results.report import COLLECTIVE_COLUMNS, CollectiveRow, Metadata, Report
-from gpubench.model.results.rows.evidence import EvidenceRow, FallbackRow
-from gpubench.model.results.winners import RefusedRow, WinnerRow
 from gpubench.model.terms.rank_identity import RankIdentity
-from gpubench.model.terms.verdict import Finding, Verdict
-from tests.formats.sample import IN_PLACE, LARGE, METADATA, REPORT, ROW, ROWS
+from gpubench.model.terms.verdict import Verdict
+from tests.formats.sample import IN_PLACE, JSON, JSONL, LARGE, METADATA, REPORT, ROW, ROWS
 
 SCHEMA: dict[str, Any] = json.loads(files("gpubench.formats").joinpath("report.schema.json").read_text())
 
@@ -50,10 +46,17 @@ def written(
 
 
 def test_formats_have_names_and_suffixes_of_their_own() -> None:
-    names = ["table", "csv", "json", "jsonl", "junit", "prometheus", "markdown", "github", "html"]
-    assert [each.name for each in FORMATS] == names
+    assert len({each.name for each in FORMATS}) == len(FORMATS)
     suffixes = [each.suffix for each in FORMATS if each.suffix is not None]
-    assert len(set(suffixes)) == len(suffixes) == len(FORMATS) - 1
+    assert len(set(suffixes)) == len(suffixes)
+
+
+def test_the_list_of_formats_imports_none_of_them() -> None:
+    code = (
+        "import sys, gpubench.formats.registry; print(*(name for name in sys.modules if name.startswith('gpubench.')))"
+    )
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert set(loaded) == {"gpubench.formats", "gpubench.formats.registry", "gpubench.formats.writer"}
 
 
 def test_csv_is_rows_and_nothing_else() -> None:
@@ -77,31 +80,10 @@ def test_json_validates_against_the_schema() -> None:
     assert document["findings"][0]["id"] == "wrong-data"
 
 
-def test_the_schema_knows_every_field_and_type() -> None:
-    definitions = SCHEMA["$defs"]
-    for name, kind in (
-        ("collective_row", CollectiveRow),
-        ("finding", Finding),
-        ("evidence_row", EvidenceRow),
-        ("fallback_row", FallbackRow),
-        ("rank_time_row", RankTimeRow),
-        ("winner_row", WinnerRow),
-        ("refused_row", RefusedRow),
-    ):
-        assert list(definitions[name]["properties"]) == [each.name for each in fields(kind)]
-        assert definitions[name]["required"] == [each.name for each in fields(kind)]
-    assert [each.name for each in fields(Metadata)] == list(definitions["metadata"]["properties"])
-    ranks = definitions["metadata"]["properties"]["ranks"]["items"]["properties"]
-    assert list(ranks) == [each.name for each in fields(RankIdentity)]
-    names = {"str": "string", "int": "integer", "float": "number", "bool": "boolean", "None": "null"}
-    for each in fields(CollectiveRow):
-        text = each.type.__name__ if isinstance(each.type, type) else str(each.type)
-        expected = [names[part.strip()] for part in text.split("|")]
-        declared = definitions["collective_row"]["properties"][each.name]["type"]
-        assert (declared if isinstance(declared, list) else [declared]) == expected, each.name
-
-
-@pytest.mark.parametrize("change", [{"dtype": "float31"}, {"time_us": None}, {"wrong": -1}, {"verdict": "FINE"}])
+@pytest.mark.parametrize(
+    "change",
+    [{"dtype": "float31"}, {"time_us": None}, {"wrong": -1}, {"wrong": 0.5}, {"verdict": "FINE"}, {"note": 3}],
+)
 def test_the_schema_refuses_what_no_row_can_be(change: dict[str, object]) -> None:
     document = json.loads(written(JSON))
     document["rows"][0] |= change

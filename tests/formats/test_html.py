@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from gpubench.formats.html import HTML
 from gpubench.formats.writer import Style, Target
 from gpubench.model.results.curves import charts
 from gpubench.model.results.report import COLLECTIVE_COLUMNS, Report, Row
 from tests.cli.running import gpubench
-from tests.formats.sample import FINDING, METADATA, REPORT, ROW
+from tests.formats.sample import FINDING, HTML, METADATA, REPORT, ROW
 
 VOID = {"meta", "line"}
 SWEEP = tuple(

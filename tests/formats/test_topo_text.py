@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpubench.formats.table import TABLE
+from gpubench.formats.registry import TABLE
 from gpubench.formats.text.page import Page
 from gpubench.formats.text.topo import TopoView
 from gpubench.formats.text.tree import is_worth_drawing

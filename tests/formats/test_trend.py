@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from gpubench.formats.html import HTML
 from gpubench.formats.web.trend import figure
 from gpubench.formats.writer import Style, Target
 from gpubench.model.results.report import COLLECTIVE_COLUMNS
 from gpubench.model.results.trends import Trend, TrendPoint
 from gpubench.model.terms.verdict import Verdict
 from tests.cli.running import gpubench
-from tests.formats.sample import METADATA, REPORT, ROW
+from tests.formats.sample import HTML, METADATA, REPORT, ROW
 from tests.formats.test_html import parsed
 from tests.readers.results.test_past_runs import keep
 

@@ -16,10 +16,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from gpubench.formats.csv import CSV
-from gpubench.formats.json import JSON
-from gpubench.formats.jsonl import JSONL
-from gpubench.formats.table import TABLE
+from gpubench.formats.registry import CSV, TABLE
 from gpubench.formats.writer import Format, Style, Target
 from gpubench.hardware.recorded import read_recording
 from gpubench.measure.topo.report import SECTIONS, examine
@@ -28,6 +25,7 @@ from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.paths.topology import PATH_CLASSES, Topology
 from gpubench.model.results.report import PAIR_COLUMNS, Metadata, Report
 from gpubench.readers.machines.registry import read_file
+from tests.formats.sample import JSON, JSONL
 
 FOLDER = Path(__file__).parent
 MACHINES = sorted(path.name for path in FOLDER.iterdir() if path.is_dir() and path.name != "__pycache__")

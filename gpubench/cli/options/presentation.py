@@ -9,12 +9,9 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from gpubench.errors import UsageError, invalid_choice
-from gpubench.formats.csv import CSV
-from gpubench.formats.dated import DATED
 from gpubench.formats.exit_style import OPTION, ExitStyle
 from gpubench.formats.presentation import Color, Output, Presentation
-from gpubench.formats.registry import FORMATS
-from gpubench.formats.table import TABLE
+from gpubench.formats.registry import CSV, DATED, FORMATS, TABLE
 from gpubench.formats.writer import Format
 from gpubench.model.results.history import FOLDER_MARK
 

@@ -1,1 +1,1 @@
-"""What the table for people shows: a view a subject, on a page."""
+"""The table for people: one view for each subject, printed on a page."""

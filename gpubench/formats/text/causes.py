@@ -7,6 +7,7 @@ from gpubench.model.paths.evidence import Confidence
 from gpubench.model.results.report import Record, Report, Table
 from gpubench.model.results.rows.causes import CAUSES_SECTION, UNREAD_SECTION, CauseRow, UnreadRow
 from gpubench.model.results.rows.evidence import FALLBACK_SECTION, FallbackRow
+from gpubench.model.terms.units import some_of
 from gpubench.model.terms.verdict import Verdict
 
 R = TypeVar("R", bound=Record)
@@ -40,14 +41,12 @@ def all_causes(report: Report) -> Iterator[CauseText]:
 
 def unread_lines(report: Report) -> list[str]:
     """Of which causes it is not known whether they hold, and why; those of one reason together."""
-    found: dict[str, list[UnreadRow]] = {}
+    ids: dict[str, dict[str, None]] = {}
+    subjects: dict[str, dict[str, None]] = {}
     for row in _rows(report, UNREAD_SECTION, UnreadRow):
-        found.setdefault(row.reason, []).append(row)
-    return [
-        f"not known: {', '.join(dict.fromkeys(row.id for row in rows))} on {_few([row.subject for row in rows])}: "
-        + reason
-        for reason, rows in found.items()
-    ]
+        ids.setdefault(row.reason, {})[row.id] = None
+        subjects.setdefault(row.reason, {})[row.subject] = None
+    return [f"not known: {', '.join(ids[reason])} on {some_of(list(subjects[reason]))}: {reason}" for reason in ids]
 
 
 def _top(report: Report) -> list[CauseRow]:
@@ -73,9 +72,3 @@ def _text(report: Report, row: CauseRow, *, whole: bool) -> CauseText:
 def _rows(report: Report, section: str, kind: type[R]) -> list[R]:
     table = report.sections.get(section)
     return [row for row in table.rows() if isinstance(row, kind)] if isinstance(table, Table) else []
-
-
-def _few(subjects: list[str], most: int = 4) -> str:
-    names = list(dict.fromkeys(subjects))
-    more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")

@@ -125,7 +125,7 @@ class CollectiveView:
             yield (taken_name(rows[-1].algorithm, rows[-1].protocol) or "?").rjust(_TOOK)
 
     def _label(self, row: CollectiveRow) -> str:
-        """What a line is of, where there are several a size."""
+        """The backend, setting or group of a line, where a size has several lines."""
         return way_name(row.backend, row.setting, several=self._several_backends) if self._ways else row.group or ""
 
     def _fitting(self) -> tuple[int, Sequence[_Figure]]:
@@ -153,7 +153,7 @@ class CollectiveView:
 
 
 def _figures(options: Mapping[str, Any]) -> Sequence[Sequence[_Figure]]:
-    """What a line shows of a placement: the first of these that fits, or else the last.
+    """The columns of a placement: the first of these sets that fits, or else the last.
 
     Of operations alone no bandwidth is shown, which is made by many at once.
     """
@@ -170,7 +170,7 @@ def _width(figures: Sequence[_Figure]) -> int:
 
 
 def header_lines(metadata: Metadata) -> Iterator[str]:
-    """What was measured, where, with which libraries, and how to read the figures."""
+    """The header: the collective, the machine, the libraries, and how to read the figures."""
     beside = " and host" if has_host_beside(metadata) else ""
     yield (
         f"gpubench {metadata.gpubench_version}  {metadata.collective}  backend {metadata.backend}{beside}  "

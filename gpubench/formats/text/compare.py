@@ -21,7 +21,7 @@ from gpubench.model.results.rows.comparison import (
     Status,
     Use,
 )
-from gpubench.model.terms.units import counted, format_size
+from gpubench.model.terms.units import counted, format_size, some_of
 from gpubench.model.terms.verdict import Verdict
 
 R = TypeVar("R", bound=Record)
@@ -98,7 +98,7 @@ class CompareView:
             self._page.print(f"{counted(added, 'row')} only in the new results")
 
     def _findings(self, rows: Sequence[FindingChangeRow]) -> None:
-        """How many findings changed, and those that are gone; what is new stands below with all that is known of it."""
+        """Counts of findings that changed, and those that are milder or gone; new ones stand below in full."""
         if not rows:
             return
         counts = ((status, sum(row.status == status for row in rows)) for status in FindingStatus)
@@ -113,7 +113,7 @@ class CompareView:
                 self._page.print(f"{INDENT}and {left} more: --format csv --section {FINDING_CHANGES_SECTION}")
 
     def _left_out(self, files: Sequence[HistoryRow]) -> None:
-        """Why files took part in no comparison, with the newest of each reason by name."""
+        """The reasons why files took part in no comparison, each with the names of the newest."""
         reasons: dict[str, list[str]] = {}
         for row in files:
             if row.use == Use.LEFT_OUT:
@@ -121,14 +121,13 @@ class CompareView:
         if reasons:
             self._page.print("")
         for reason, names in list(reasons.items())[:_MOST_REASONS]:
-            more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-            self._page.wrap(f"left out: {', '.join(names[:_MOST_NAMED])}{more}: {reason}", hanging=10)
+            self._page.wrap(f"left out: {some_of(names, _MOST_NAMED)}: {reason}", hanging=10)
         if len(reasons) > _MOST_REASONS:
             left = sum(map(len, reasons.values())) - sum(map(len, list(reasons.values())[:_MOST_REASONS]))
             self._page.print(f"left out: {counted(left, 'file')} more: --format csv --section {HISTORY_SECTION}")
 
     def _table(self, compared: Sequence[ComparisonRow]) -> None:
-        """What got worse, and what got better; the rest is summed up."""
+        """The rows that got worse, then those that got faster; the rest is summed up."""
         worse = [row for row in compared if row.verdict != Verdict.PASS]
         faster = [row for row in reversed(compared) if row.change == Change.FASTER and row.verdict == Verdict.PASS]
         shown = [*worse[:_MOST_ROWS], *faster[:_MOST_FASTER]]
@@ -148,7 +147,7 @@ def _described(file: Mapping[str, Any]) -> str:
 
 
 def _columns(rows: Sequence[ComparisonRow]) -> list[Column]:
-    """What each was and is, in the unit that suits its size; --format csv has both. Rows without times say why."""
+    """Old and new figures in the unit that suits a row's size; --format csv has both. Rows without times say why."""
     verdicts = Column("verdict", ["faster" if row.verdict == Verdict.PASS else row.verdict for row in rows])
     names = Column("row", [_name(row) for row in rows])
     if all(row.slower_percent is None for row in rows):

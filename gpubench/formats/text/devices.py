@@ -33,7 +33,7 @@ def gpu_columns(gpus: Sequence[GpuRow]) -> list[Column]:
 
 
 def gpu_sentences(gpus: Sequence[GpuRow], shown: Sequence[Column]) -> Iterator[str]:
-    """What no column shows: what GPUs have alike, what is peculiar to some, and what is not known and why."""
+    """Facts without a column: what all GPUs have alike, what some have, and what is not known and why."""
     heads = {column.head for column in shown}
     common: dict[str, str] = {}
     peculiar: dict[str, list[str]] = {}
@@ -65,7 +65,7 @@ def _grouped(peculiar: Mapping[str, Sequence[str]]) -> Iterator[str]:
 
 
 def _unknown(gpus: Sequence[GpuRow], silent: Sequence[str]) -> Iterator[str]:
-    """What nothing tells, then what something refuses to tell, by its reason."""
+    """Facts that no source has, then facts that a source refused, by its reason."""
     explained = {field for row in gpus for field in row.unknown}
     unexplained = [head for head in silent if not _FIELDS.get(head, set()) & explained]
     if unexplained:
@@ -200,7 +200,7 @@ _FACTS: dict[str, Callable[[GpuRow], str]] = {
     "remapped rows": _rows,
     "used by": _users,
 }
-"""What sentences say of GPUs where no column does."""
+"""Facts that sentences tell of GPUs, for they have no column."""
 
 _FIELDS = {
     "PCIe": {"pcie"},

@@ -1,4 +1,4 @@
-"""What NCCL's log says, for people: communicators that are alike once, their pairs by transport, causes, verdict."""
+"""The table of `explain`: communicators that are alike once, their pairs by transport, causes, verdict."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
@@ -87,7 +87,7 @@ class ExplainView:
         self._page.table(next((table for table in tables if max(map(len, table)) <= width), tables[-1]))
 
     def _ranks(self, communicators: Sequence[CommunicatorRow], members: Sequence[MemberRow]) -> None:
-        """Who the ranks of the largest communicator are; of many, only where they are."""
+        """The ranks of the largest communicator with their GPUs; of many, their hosts alone."""
         largest = max((row for row in communicators if row.hosts), key=lambda row: row.ranks or 0, default=None)
         if largest is None:
             return

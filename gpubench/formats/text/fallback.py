@@ -81,7 +81,7 @@ def evidence_table(report: Report, width: int) -> list[str]:
 
 
 def evidence_notes(report: Report) -> list[str]:
-    """What was seen of each kind, with the paths of which it was."""
+    """The evidence of each kind, with its paths."""
     rows = _evidence(report)
     found: dict[str, list[str]] = {}
     for kind in _KINDS:

@@ -7,7 +7,7 @@ from gpubench.formats.text.columns import Column, lines
 from gpubench.formats.text.matrices import matrix_lines
 from gpubench.formats.text.page import INDENT, Page
 from gpubench.model.results.report import Matrix, Metadata, PairRow, Report, Row, Table
-from gpubench.model.terms.units import counted, format_size
+from gpubench.model.terms.units import counted, format_percent, format_size
 from gpubench.model.terms.verdict import Verdict
 
 _LATENCY_BYTES = 16
@@ -67,7 +67,7 @@ class P2pView:
         self._waiting.append(row)
 
     def end(self, report: Report) -> None:
-        """What is left, then ratios, patterns, findings and the verdict."""
+        """The rest of the rows, then ratios, patterns, findings and the verdict."""
         self._print_host()
         self._print_waiting()
         ratios = report.sections.get("ratios")
@@ -104,7 +104,7 @@ class P2pView:
         return self._pairs == len(self._names) * (len(self._names) - 1)
 
     def _key(self, row: PairRow) -> Key:
-        """What rows have in common that are shown together; lines hold all sizes."""
+        """The columns that rows of one block have in common; lines hold all sizes."""
         return row.engine, row.direction, row.peer, row.size_bytes if self._shows_matrices else None
 
     def _blank(self) -> dict[str, dict[str, str]]:
@@ -129,7 +129,7 @@ class P2pView:
             Column("size", [format_size(row.size_bytes or 0) for row in rows], right=True),
             Column("µs", [_number(row.latency_us) for row in rows], right=True),
             Column("GB/s", [_number(row.bandwidth_gb_s) for row in rows], right=True),
-            Column("of limit", [_percent(row.limit_percent) for row in rows], right=True),
+            Column("of limit", [format_percent(row.limit_percent, "-") for row in rows], right=True),
             Column("path", [row.path_class or "?" for row in rows]),
             Column("verdict", [row.verdict or "" for row in rows]),
             Column("", [row.note or "" for row in rows]),
@@ -159,14 +159,14 @@ class P2pView:
             Column("pairs", [str(row["pairs"]) for row in rows], right=True),
             Column("together", [_number(_float(row["total_gb_s"])) for row in rows], right=True),
             Column("one at a time, summed", [_number(_float(row["parts_gb_s"])) for row in rows], right=True),
-            Column("share", [_percent(_float(row["share_percent"])) for row in rows], right=True),
+            Column("share", [format_percent(_float(row["share_percent"]), "-") for row in rows], right=True),
             Column("wrong", ["-" if row["wrong"] is None else str(row["wrong"]) for row in rows], right=True),
         ]
         self._page.table(lines(columns))
 
 
 def _subject(metadata: Metadata) -> str:
-    """What copies: the GPUs of a host, or the ranks of a job."""
+    """The devices that copy: the GPUs of a host, or the ranks of a job."""
     gpus, hosts = len(metadata.options["gpus"]), len(set(metadata.hosts))
     if not metadata.ranks:
         return f"{counted(gpus, 'GPU')} of {metadata.hosts[0]}"
@@ -185,13 +185,13 @@ def _method(metadata: Metadata) -> str:
 
 
 def series_title(row: PairRow) -> str:
-    """How the copies of a matrix are made."""
+    """The way in which the copies of a matrix are made, in words."""
     size = row.size_bytes or 0
     return f"{'a copy of 16 bytes' if size == _LATENCY_BYTES else format_size(size)}, {copying_way(row)}"
 
 
 def copying_way(row: PairRow) -> str:
-    """How rows copy; NCCL has both ends take part, and chooses how."""
+    """The way in which rows copy; with NCCL both ends take part, and it chooses the way."""
     words = [_ENGINES[row.engine or "ce"]]
     if row.peer is not None:
         words += [_DIRECTIONS[row.direction or "write"], _ACCESS[row.peer]]
@@ -210,10 +210,6 @@ def _number(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:.1f}" if value >= 100 else f"{value:.2f}" if value >= 0.1 else f"{value:.4f}"
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0f}%"
 
 
 def _float(value: object) -> float | None:

@@ -40,7 +40,7 @@ _SEVERITY_WORDS = {Verdict.SKIP: "BY DESIGN"}
 
 
 class Page:
-    """Where a view prints. `charts` are drawn before the outcome; None where nobody asked for any."""
+    """The page that a view prints on. `charts` are drawn before the outcome; None where nobody asked for any."""
 
     def __init__(self, target: Target, style: Style) -> None:
         self.width = style.width
@@ -114,9 +114,7 @@ class Page:
         self._verdict(report)
 
     def prospects(self, report: Report) -> None:
-        """What would be of paths, and because of what; then all causes with their cures, what could not be asked, and
-        the verdict.
-        """
+        """The paths that would fall back, and why; all causes with their cures; what could not be read; the verdict."""
         causes = list(all_causes(report))
         for verdict, line in (*judged_lines(report, [cause.id for cause in causes]), *other_lines(report)):
             self.wrap(line, style=_VERDICT_STYLES.get(verdict, ""))

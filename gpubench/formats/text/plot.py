@@ -49,7 +49,7 @@ class _Canvas:
         self._highest = highest
 
     def column(self, size: int) -> int:
-        """Where a size lies: each doubling as far from the next."""
+        """The column of a size: each doubling is as far from the next."""
         return round((math.log2(max(size, 1)) - self._first) / self._span * (self.columns - 1))
 
     def marks(self, points: Points, mark: str) -> None:

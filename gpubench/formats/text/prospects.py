@@ -1,4 +1,4 @@
-"""What would be, of machines that were only looked at: which pairs would fall back, or be slow, and because of what."""
+"""Prospects of machines that nothing was sent between: pairs that would fall back or be slow, and the causes."""
 
 from collections.abc import Collection, Iterator, Sequence
 
@@ -22,21 +22,21 @@ _ELSEWHERE = {
     Effect.APPLICATION: "would be copied through host memory by MPI, UCX or a framework, because",
     Effect.WRONG: "would hang or get wrong data, because",
 }
-"""What is said of causes that take no direct path away, by the first of their effects."""
+"""Words for causes that leave a path direct, by the first of their effects."""
 
 
 def was_looked_at(report: Report) -> bool:
-    """Whether a report is on machines that nothing was sent between: it alone says what causes could not be read."""
+    """True where nothing was sent between the machines of a report: it alone has causes that could not be read."""
     return UNREAD_SECTION in report.sections
 
 
 def lead(origin: str) -> str:
-    """How every line on fallback begins."""
+    """The beginning of every line on fallback."""
     return "fallback (simulated): " if origin == Origin.SIMULATED else "fallback: "
 
 
 def prospect_lines(report: Report, said: Collection[str] = ()) -> list[tuple[Verdict, str]]:
-    """Which pairs of GPUs, and which nodes, would fall back and why; that none would, where that is so.
+    """The pairs of GPUs, and the nodes, that would fall back, with causes; or that none would.
 
     Of the causes in `said` no cure is told.
     """
@@ -47,7 +47,7 @@ def prospect_lines(report: Report, said: Collection[str] = ()) -> list[tuple[Ver
 
 
 def other_lines(report: Report) -> Iterator[tuple[Verdict, str]]:
-    """What would be slow, or go wrong in other ways, and why."""
+    """Causes that would make paths slow, or go wrong in other ways."""
     blamed = {row.cause for row in _fallback(report)}
     for row in _causes(report):
         said = _ELSEWHERE.get(Effect(row.effects[0]))

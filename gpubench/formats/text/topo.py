@@ -59,7 +59,7 @@ class TopoView:
         self._page.outcome(report)
 
     def _causes(self, report: Report) -> None:
-        """What would make bytes go through host memory, or slowly, in place of the devices."""
+        """Causes that would make bytes go through host memory, or slowly; shown in place of the devices."""
         self._page.print("")
         if not any(_rows(report, CAUSES_SECTION, CauseRow)):
             self._page.wrap("no cause of a fallback or of slow paths was found")

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def is_worth_drawing(rows: Sequence[TreeRow]) -> bool:
-    """Whether the tree says more than the tables: there is a switch, or more than one host bridge."""
+    """True where the tree says more than the tables: there is a switch, or more than one host bridge."""
     return any(row.what == "PCIe switch" for row in rows) or sum(row.what == "host bridge" for row in rows) > 1
 
 

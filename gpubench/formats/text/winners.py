@@ -7,13 +7,13 @@ from gpubench.formats.text.columns import Column, fitting, lines
 from gpubench.model.results.report import Metadata, Report, Row, Table
 from gpubench.model.results.winners import REFUSED_SECTION, WINNERS_SECTION, RefusedRow, WinnerRow, crossings
 from gpubench.model.terms.nccl_choice import AGAIN, HIERARCHICAL, OWN_CHOICE, NcclChoice, taken_name
-from gpubench.model.terms.units import format_size
+from gpubench.model.terms.units import format_percent, format_size
 
 _BEYOND_NOISE = "*"
 
 
 def way_name(backend: str, setting: str | None, *, several: bool) -> str:
-    """What a line of the table is of; of several backends the name has its own."""
+    """The size and setting of a line; with several backends, the backend too."""
     if not several:
         return setting or OWN_CHOICE
     return " ".join(filter(None, (backend, setting)))
@@ -32,7 +32,7 @@ def way_names(metadata: Metadata) -> list[str]:
 
 
 def has_host_beside(metadata: Metadata) -> bool:
-    """Whether another backend than the first was measured too."""
+    """True where more than one backend was measured."""
     return metadata.backend != "host" and "host" in (metadata.options.get("settings") or ())
 
 
@@ -64,8 +64,8 @@ def _series(rows: Sequence[WinnerRow], width: int) -> Iterator[str]:
         Column("own choice", [_own(row) for row in rows]),
         Column("time µs", [_number(row.own_time_us) for row in rows], right=True),
         Column("loses", [_loss(row) for row in rows], right=True),
-        Column("noise", [_percent(row.noise_percent) for row in rows], spare=1, right=True),
-        Column("drift", [_percent(row.own_drift_percent) for row in rows], spare=2, right=True),
+        Column("noise", [format_percent(row.noise_percent, "?", 1) for row in rows], spare=1, right=True),
+        Column("drift", [format_percent(row.own_drift_percent, "?", 1) for row in rows], spare=2, right=True),
     )
     yield from lines(fitting(columns, width))
     yield f"cross-over  {_crossings(rows)}"
@@ -111,10 +111,6 @@ def _refused(row: RefusedRow) -> str:
     what = " ".join(filter(None, (row.dtype, row.op)))
     name = row.setting if NcclChoice.of(row.setting) != NcclChoice() else f"{row.backend} {row.setting}"
     return f"could not run     {name}{f', {what}' if what else ''}{where}: {row.reason}"
-
-
-def _percent(value: float | None) -> str:
-    return "?" if value is None else f"{value:.1f}%"
 
 
 def _number(value: float) -> str:

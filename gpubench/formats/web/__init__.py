@@ -1,1 +1,1 @@
-"""What the html format is made of: the page, its look, curves as SVG."""
+"""The parts of the html format: the page, its look, curves as SVG."""

@@ -17,7 +17,7 @@ _KINDS = 4
 
 @dataclass(frozen=True, slots=True)
 class _Scale:
-    """Where sizes and values lie in the picture."""
+    """The scales of a picture: sizes along x, values along y."""
 
     first: float
     last: float

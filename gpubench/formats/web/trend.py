@@ -1,4 +1,4 @@
-"""How a machine went from run to run: a small line for each headline figure, the points marked by their verdicts."""
+"""The trend of a machine from run to run: a small line for each headline figure, its points marked by verdict."""
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -111,7 +111,7 @@ def _xs(points: Sequence[TrendPoint]) -> list[float]:
 
 
 def _dates(points: Sequence[TrendPoint]) -> Iterator[str]:
-    """When the first and the last run began: days, or times of one day."""
+    """The beginning of the first and the last run: days, or times of one day."""
     first, last = (_time(points[number].started_at) for number in (0, -1))
     layout = "%Y-%m-%d" if first.date() != last.date() else "%Y-%m-%d %H:%M"
     ends = ((_LEFT, "start", first), (_WIDTH - _RIGHT, "end", last)) if first != last else ()

@@ -16,7 +16,7 @@ from gpubench.model.terms.hang import Phase
 from gpubench.model.terms.lateness import EntryTimes
 from gpubench.model.terms.progress import Progress
 from gpubench.model.terms.rank_identity import RankIdentity
-from gpubench.model.terms.units import counted, format_size
+from gpubench.model.terms.units import counted, format_size, some_of
 from gpubench.model.terms.verdict import WRONG_DATA, Finding, Verdict, overall
 from gpubench.ports.listener import Listener
 
@@ -153,12 +153,11 @@ def _wrong_data(failures: Sequence[tuple[CollectiveRow, Sequence[int]]], identit
     row, wrong_by_rank = failures[0]
     ranks = [str(identities[rank]) for rank, wrong in enumerate(wrong_by_rank) if wrong]
     total = sum(failure.wrong or 0 for failure, _ in failures)
-    shown = ", ".join(ranks[:4]) + (f" and {len(ranks) - 4} more" if len(ranks) > 4 else "")
     wrong, first = counted(total, "wrong element"), counted(row.wrong or 0, "wrong element")
     return Finding(
         id=WRONG_DATA,
         severity=Verdict.FAIL,
-        subject=shown,
+        subject=some_of(ranks),
         seen=f"{wrong} in {counted(len(failures), 'row')}, first in {row.dtype} {format_size(row.size_bytes)} "
         f"{row.placement}: {first}",
         expected="every element as computed from what the ranks sent",

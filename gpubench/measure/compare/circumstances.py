@@ -1,4 +1,4 @@
-"""Under which circumstances both sides were measured, and whether they are of the same kind of machine at all."""
+"""The circumstances of both sides: versions, GPUs, options; and the error where they are of different machines."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ TOPOLOGY = "topology"
 _MOST_HOSTS = 2
 
 Texts = Mapping[str, str | None]
-"""What one file tells, by name."""
+"""Circumstances of one file, by name."""
 
 
 def check_same_machine(base: Sequence[ResultFile], new: Sequence[ResultFile], option: str) -> None:
@@ -57,14 +57,14 @@ def _simulated(file: ResultFile) -> bool | None:
     return Origin.SIMULATED in origins if origins else None
 
 
-def in_words(file: ResultFile) -> str:
-    """Who wrote a file, with which NCCL, on how many of which GPUs; that it does not tell, where it does not."""
-    told = file.circumstances
-    nccl = told.libraries.get("NCCL")
-    gpus = _counted(told.gpus) or " and ".join(told.models)
-    machine = f"{gpus} on {', '.join(told.hosts[:_MOST_HOSTS])}" if gpus else ""
-    more = f" and {len(told.hosts) - _MOST_HOSTS} hosts more" if len(told.hosts) > _MOST_HOSTS else ""
-    parts = (told.tool, f"NCCL {nccl.partition(' from ')[0]}" if nccl else "", machine + more)
+def describe_file(file: ResultFile) -> str:
+    """A file in words: the tool that wrote it, NCCL's version, GPUs and hosts, or that these are not known."""
+    known = file.circumstances
+    nccl = known.libraries.get("NCCL")
+    gpus = _counted(known.gpus) or " and ".join(known.models)
+    machine = f"{gpus} on {', '.join(known.hosts[:_MOST_HOSTS])}" if gpus else ""
+    more = f" and {len(known.hosts) - _MOST_HOSTS} hosts more" if len(known.hosts) > _MOST_HOSTS else ""
+    parts = (known.tool, f"NCCL {nccl.partition(' from ')[0]}" if nccl else "", machine + more)
     return ", ".join(filter(None, parts)) + ("" if machine else "; does not say of which GPUs")
 
 
@@ -72,8 +72,8 @@ def circumstance_rows(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> 
     """Every circumstance that a file tells of, those that changed first."""
     parts: tuple[Callable[[FileCircumstances], Texts], ...] = (_single, _libraries, _options)
     rows: list[CircumstanceRow] = []
-    for told in parts:
-        before, after = ([told(file.circumstances) for file in files] for files in (base, new))
+    for texts_of in parts:
+        before, after = ([texts_of(file.circumstances) for file in files] for files in (base, new))
         rows += _rows(before, after, None)
     before_set, after_set = ([file.circumstances.environment for file in files] for files in (base, new))
     rows += _rows(before_set, after_set, "not set")
@@ -89,8 +89,8 @@ def _rows(
         yield CircumstanceRow(name=name, base=base, new=new, changed=None not in (base, new) and base != new)
 
 
-def _joined(name: str, told: Sequence[Texts], absent: str | None) -> str | None:
-    found = dict.fromkeys(text for each in told if (text := each.get(name, absent)) is not None)
+def _joined(name: str, texts: Sequence[Texts], absent: str | None) -> str | None:
+    found = dict.fromkeys(text for each in texts if (text := each.get(name, absent)) is not None)
     return " or ".join(found) or None
 
 

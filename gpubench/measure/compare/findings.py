@@ -1,4 +1,4 @@
-"""What a person should know of a comparison: a finding for each way in which rows got worse, the worst first."""
+"""The findings of a comparison: one for each way in which rows got worse, the worst first."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -19,12 +19,12 @@ from gpubench.measure.compare.judge import (
     Reason,
     Rules,
 )
-from gpubench.measure.compare.rows import Measured
+from gpubench.measure.compare.rows import RunsByRow
 from gpubench.model.paths.evidence import Conclusion
 from gpubench.model.results.result_file import ResultFile
 from gpubench.model.results.rows.comparison import CircumstanceRow, ComparisonRow, RowKey
-from gpubench.model.terms.units import counted, format_size
-from gpubench.model.terms.verdict import Finding, Verdict, overall
+from gpubench.model.terms.units import counted, format_size, some_of
+from gpubench.model.terms.verdict import Finding, Verdict, gravity, overall
 
 _MOST_NAMED = 4
 _ADVICE: Mapping[str, tuple[str, str, str]] = {
@@ -76,10 +76,7 @@ def findings_of(
         )
         for row in changed
     ]
-    return sorted(found, key=lambda each: (_ORDER.index(each.severity), each.id != WRONG))
-
-
-_ORDER = (Verdict.FAIL, Verdict.ERROR, Verdict.INCONCLUSIVE, Verdict.WARN, Verdict.PASS, Verdict.SKIP)
+    return sorted(found, key=lambda each: (gravity(each.severity), each.id != WRONG))
 
 
 def _of_rows(judged: Sequence[JudgedRow]) -> Iterator[Finding]:
@@ -95,13 +92,11 @@ def _finding(
     if finding == SLOWER:
         held = sorted(held, key=lambda each: -(each[0].row.slower_percent or 0))
     names = tuple(name_of(each.row) for each, _ in held)
-    more = len(names) - _MOST_NAMED
-    shown = ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
     texts = list(dict.fromkeys(reason.text for _, reason in held))
     return Finding(
         id=finding,
         severity=overall(reason.verdict for _, reason in held),
-        subject=f"{counted(len(names), 'row')}: {shown}",
+        subject=f"{counted(len(names), 'row')}: {some_of(names, _MOST_NAMED)}",
         seen=texts[0] + (", the first of them" if len(texts) > 1 else ""),
         expected=expected,
         cause=cause,
@@ -111,7 +106,7 @@ def _finding(
 
 
 def name_of(row: ComparisonRow) -> str:
-    """What a row is of, in words, without what is usual."""
+    """A row in words, without defaults such as float32 or sum: 'allreduce 1M in place', 'GPU0 → GPU1 256M write ce'."""
     size = "" if row.size_bytes is None else format_size(row.size_bytes)
     if row.collective is None:
         way = (row.direction, row.engine, "" if row.peer != "off" else "peer off", row.setting)
@@ -182,13 +177,13 @@ def _of_files(base: Sequence[ResultFile], new: Sequence[ResultFile], rules: Rule
             )
 
 
-def nothing_in_common(base: Measured, new: Measured) -> Finding:
-    """Why no row of one side is one of the other's: the columns in which they have no value in common."""
+def nothing_compared(base: RunsByRow, new: RunsByRow) -> Finding:
+    """The finding that both sides have no row in common, with the columns in which no value is the same."""
     differ = []
     for name in RowKey.__dataclass_fields__:
         before, after = ({getattr(key, name) for key in side} for side in (base, new))
         if before and after and not before & after:
-            differ.append(f"{name} {_some(name, after)}, not {_some(name, before)}")
+            differ.append(f"{name} {_listed(name, after)}, not {_listed(name, before)}")
     return Finding(
         id="nothing-compared",
         severity=Verdict.ERROR,
@@ -200,7 +195,7 @@ def nothing_in_common(base: Measured, new: Measured) -> Finding:
     )
 
 
-def _some(column: str, values: set[Any]) -> str:
+def _listed(column: str, values: set[Any]) -> str:
     known = sorted(value for value in values if value is not None)
     texts = [format_size(value) if column == "size_bytes" else str(value) for value in known]
     texts += ["unknown"] if None in values else []

@@ -1,30 +1,31 @@
-"""What two checks found out, side by side: findings that are new, graver, milder or gone, and what was left out."""
+"""Findings of two checks side by side: new, graver, milder or gone; and checks and devices that the new one lacks."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from gpubench.checks.check import join_subjects, merged
+from gpubench.checks.check import merged
 from gpubench.measure.compare.judge import Rules
 from gpubench.model.results.result_file import ResultFile
 from gpubench.model.results.rows.checks import VerdictRow
 from gpubench.model.results.rows.comparison import FindingChangeRow, FindingStatus
-from gpubench.model.terms.verdict import WORST_FIRST, Finding, Verdict
+from gpubench.model.terms.units import some_of
+from gpubench.model.terms.verdict import Finding, Verdict, gravity
 
 NEW, GRAVER, NOT_LOOKED_AT, GONE = "new-finding", "graver-finding", "not-looked-at", "device-gone"
 
 _INDEX = re.compile(r"GPU\d+ (?=\()", re.ASCII)
 """The number of a GPU before its bus id: with one GPU less, all after it are counted anew."""
 
-_Found = Mapping[tuple[str, str], Finding]
+_FindingsBySubject = Mapping[tuple[str, str], Finding]
 """Findings, one a subject, by id and subject without the numbers of GPUs."""
 
 _LOOKED_AT = (Verdict.PASS, Verdict.WARN, Verdict.FAIL, Verdict.INCONCLUSIVE)
 _STATUSES = tuple(FindingStatus)
 
 
-def findings_told(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> bool:
-    """Whether every file of both sides says what its run found out."""
+def all_have_findings(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> bool:
+    """True where every file of both sides has the findings of its run."""
     return all(file.findings is not None for file in (*base, *new))
 
 
@@ -32,26 +33,21 @@ def finding_changes(base: Sequence[ResultFile], new: Sequence[ResultFile], rules
     """A row a finding and thing that it is on, the gravest first; of several runs of a side the gravest counts."""
     before, after = _found(base), _found(new)
     rows = [_row(before.get(key), after.get(key), rules) for key in {**after, **before}]
-    return sorted(rows, key=lambda row: (_grave(row.verdict), _STATUSES.index(FindingStatus(row.status))))
+    return sorted(rows, key=lambda row: (gravity(row.verdict), _STATUSES.index(FindingStatus(row.status))))
 
 
-def _found(files: Sequence[ResultFile]) -> _Found:
+def _found(files: Sequence[ResultFile]) -> _FindingsBySubject:
     found: dict[tuple[str, str], Finding] = {}
     for finding in (each for file in files for each in file.findings or ()):
         for subject in finding.subjects or (finding.subject,):
             known = found.setdefault(_key(finding.id, subject), finding)
-            if known is finding or _grave(finding.severity) < _grave(known.severity):
+            if known is finding or gravity(finding.severity) < gravity(known.severity):
                 found[_key(finding.id, subject)] = replace(finding, subject=subject, subjects=())
     return found
 
 
 def _key(finding: str, subject: str) -> tuple[str, str]:
     return finding, _INDEX.sub("", subject)
-
-
-def _grave(verdict: str) -> int:
-    """The place of a verdict, the gravest first."""
-    return WORST_FIRST.index(Verdict(verdict))
 
 
 def _row(before: Finding | None, after: Finding | None, rules: Rules) -> FindingChangeRow:
@@ -62,15 +58,15 @@ def _row(before: Finding | None, after: Finding | None, rules: Rules) -> Finding
     elif after.severity == before.severity:
         status = FindingStatus.SAME
     else:
-        graver = _grave(after.severity) < _grave(before.severity)
+        graver = gravity(after.severity) < gravity(before.severity)
         status = FindingStatus.GRAVER if graver else FindingStatus.MILDER
     worse = after is not None and status in (FindingStatus.NEW, FindingStatus.GRAVER)
-    told = next(each for each in (after, before) if each is not None)
+    named = next(each for each in (after, before) if each is not None)
     return FindingChangeRow(
-        finding=told.id,
-        subject=told.subject,
+        finding=named.id,
+        subject=named.subject,
         status=status,
-        verdict=_verdict(told.severity, rules) if worse else Verdict.PASS,
+        verdict=_verdict(named.severity, rules) if worse else Verdict.PASS,
         base_severity=before.severity if before is not None else None,
         new_severity=after.severity if after is not None else None,
         base_seen=before.seen if before is not None else None,
@@ -79,14 +75,14 @@ def _row(before: Finding | None, after: Finding | None, rules: Rules) -> Finding
 
 
 def _verdict(severity: Verdict, rules: Rules) -> Verdict:
-    """What a finding that was not there before makes of a comparison: a warning is a doubt, by design is none."""
+    """The verdict on a finding that was not there before: its own, but a warning is a doubt, and SKIP no change."""
     return rules.doubt if severity is Verdict.WARN else Verdict.PASS if severity is Verdict.SKIP else severity
 
 
 def health_findings(
     base: Sequence[ResultFile], new: Sequence[ResultFile], rows: Sequence[FindingChangeRow], rules: Rules
 ) -> Iterator[Finding]:
-    """What got worse, in the words of the new results; and the checks that these left out."""
+    """Findings that are new or graver, in the words of the new results; devices that are gone; checks left out."""
     after = _found(new)
     for status, name in ((FindingStatus.NEW, NEW), (FindingStatus.GRAVER, GRAVER)):
         worse = [row for row in rows if row.status == status and row.verdict != Verdict.PASS]
@@ -105,7 +101,7 @@ def _devices_gone(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Iter
         yield Finding(
             id=GONE,
             severity=Verdict.FAIL,
-            subject=join_subjects(gone),
+            subject=some_of(gone),
             seen="was there before, and is not now" if len(gone) == 1 else "were there before, and are not now",
             expected="every GPU and NIC of the old results",
             cause="a device fell off the bus (Xid 79), was hidden from this process, or was taken out",
@@ -115,7 +111,7 @@ def _devices_gone(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Iter
 
 
 def _place(row: VerdictRow) -> tuple[str, str]:
-    """What a device is known by, however devices are counted: its bus id, else its name."""
+    """The node and bus id of a device, else its name: its number changes when another device is gone."""
     return row.node, row.subject.rpartition("(")[2]
 
 
@@ -135,7 +131,7 @@ def _not_looked_at(base: Sequence[ResultFile], new: Sequence[ResultFile], rules:
         yield Finding(
             id=NOT_LOOKED_AT,
             severity=rules.doubt,
-            subject=join_subjects(lost),
+            subject=some_of(lost),
             seen="looked at before, and not now: what they found may be there still",
             expected="every check of the old results",
             cause="--quick, another launcher, or something that could not be measured any more",

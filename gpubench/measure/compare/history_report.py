@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from gpubench.measure.compare.judge import Rules
 from gpubench.measure.compare.report import SECTIONS, compare
-from gpubench.measure.compare.series import Chosen
+from gpubench.measure.compare.series import HistorySelection
 from gpubench.model.results.report import Report, Table
 from gpubench.model.results.rows.comparison import (
     CIRCUMSTANCES_SECTION,
@@ -19,19 +19,17 @@ from gpubench.model.results.rows.comparison import (
     FindingChangeRow,
     HistoryRow,
 )
-from gpubench.model.terms.verdict import WORST_FIRST, Finding, Verdict, overall
+from gpubench.model.terms.verdict import Finding, Verdict, gravity, overall
 
 SECTIONS_OF_HISTORY = (*SECTIONS, HISTORY_SECTION)
 
 R = TypeVar("R", ComparisonRow, CircumstanceRow, FindingChangeRow)
 
 
-def compare_history(chosen: Chosen, folder: Path, rules: Rules) -> Report:
+def compare_history(chosen: HistorySelection, folder: Path, rules: Rules) -> Report:
     """The report on all comparisons of a folder, each as `compare` makes it, and on what was left out."""
     reports = {each.name: compare(each.base, [each.new], rules, other_machine=True) for each in chosen.series}
-    findings = sorted(
-        [*_labelled(reports, folder), *_doubts(chosen, rules)], key=lambda each: WORST_FIRST.index(each.severity)
-    )
+    findings = sorted([*_labelled(reports, folder), *_doubts(chosen, rules)], key=lambda each: gravity(each.severity))
     if not reports:
         findings.append(_nothing(chosen, folder))
     comparison = _of_all(reports, COMPARISON_SECTION, ComparisonRow)
@@ -67,7 +65,7 @@ def _labelled(reports: Mapping[str, Report], folder: Path) -> Iterator[Finding]:
             yield replace(finding, subject=subject, next_command=again)
 
 
-def _doubts(chosen: Chosen, rules: Rules) -> Iterator[Finding]:
+def _doubts(chosen: HistorySelection, rules: Rules) -> Iterator[Finding]:
     for name, reason in chosen.doubts:
         yield Finding(
             id="newest-left-out",
@@ -80,7 +78,7 @@ def _doubts(chosen: Chosen, rules: Rules) -> Iterator[Finding]:
         )
 
 
-def _nothing(chosen: Chosen, folder: Path) -> Finding:
+def _nothing(chosen: HistorySelection, folder: Path) -> Finding:
     return Finding(
         id="nothing-before",
         severity=Verdict.ERROR,

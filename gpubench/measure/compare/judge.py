@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from gpubench.measure.compare.noise import NoiseOf, logs_of
-from gpubench.measure.compare.rows import Seen
+from gpubench.measure.compare.noise import ChangeNoise, NoiseBound, logs_of
+from gpubench.measure.compare.rows import RunFigures
 from gpubench.model.results.rows.comparison import Change, ComparisonRow, RowKey, Status
-from gpubench.model.terms.verdict import Verdict, overall
+from gpubench.model.terms.verdict import Verdict, gravity, overall
 
 WRONG, STAGED, SLOWER, WORSE, NARROWER, LOST, UNSURE, PATH, UNVERIFIED = (
     *("wrong-data", "now-staged", "slower", "worse-verdict", "lower-limit", "not-measured"),
@@ -25,12 +25,14 @@ _NVLINKS = re.compile(r"NV(\d+)", re.ASCII)
 _TIMES = 3.0
 """From here on people say how many times."""
 
-_WORSE = (Verdict.SKIP, Verdict.PASS, Verdict.WARN, Verdict.INCONCLUSIVE, Verdict.ERROR, Verdict.FAIL)
+
+Runs = Sequence[RunFigures]
+"""All runs of a side that have the row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """One thing that a verdict rests on: which finding it belongs to, how bad it is, in words."""
+    """One reason for the verdict on a row, in words, with the finding that reports it."""
 
     finding: str
     verdict: Verdict
@@ -48,30 +50,30 @@ class JudgedRow:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How a comparison judges: a fixed bound in percent in the place of noise, and whether doubts fail."""
+    """The options that decide verdicts: a fixed bound in percent in the place of noise; `strict` makes doubts fail."""
 
     threshold_percent: float | None = None
     strict: bool = False
 
     @property
     def doubt(self) -> Verdict:
-        """What is no fault in itself, but nothing to pass over."""
+        """The verdict on a change that is no fault in itself: a warning, which fails a strict comparison."""
         return Verdict.FAIL if self.strict else Verdict.WARN
 
 
-def judge_missing(key: RowKey, base: Sequence[Seen], rules: Rules) -> JudgedRow:
+def judge_missing(key: RowKey, base: Runs, rules: Rules) -> JudgedRow:
     """A row that only the old side has."""
     reason = Reason(MISSING, rules.doubt, "not in the new results")
     return _judged(key, Status.MISSING, base, (), (reason,))
 
 
-def judge_added(key: RowKey, new: Sequence[Seen]) -> JudgedRow:
+def judge_added(key: RowKey, new: Runs) -> JudgedRow:
     """A row that only the new side has: nothing to compare, but wrong data are wrong data."""
     reasons = tuple(_wrong(new))
     return _judged(key, Status.ADDED, (), new, reasons)
 
 
-def judge(key: RowKey, base: Sequence[Seen], new: Sequence[Seen], noise: NoiseOf, rules: Rules) -> JudgedRow:
+def judge(key: RowKey, base: Runs, new: Runs, noise: ChangeNoise, rules: Rules) -> JudgedRow:
     """A row that both sides have."""
     reasons = [*_wrong(new), *_path(base, new, rules), *_limit(base, new), *_verdict(base, new, rules)]
     if any(each.verified for each in base) and not any(each.verified for each in new):
@@ -80,41 +82,45 @@ def judge(key: RowKey, base: Sequence[Seen], new: Sequence[Seen], noise: NoiseOf
     if change is None:
         reasons += _unmeasured(base, new)
         return _judged(key, Status.COMPARED, base, new, tuple(reasons))
-    before_us = math.exp(median(logs_of(base)))
-    bound = noise.bound(key, before_us)
-    share, source = bound.share, bound.source
+    slower = math.expm1(change)
+    bound = noise.bound(key, math.exp(median(logs_of(base))))
     if rules.threshold_percent is not None:
-        share, source = rules.threshold_percent / 100, "--threshold"
-    slower, faster = math.expm1(change), math.expm1(-change)
-    way = Change.SLOWER if slower > share else Change.FASTER if faster > share else Change.SAME
-    how_much = f"{100 * slower:.1f} % slower" if slower < _TIMES else f"{1 + slower:.1f} times as long"
-    figures = f"{how_much}; {100 * share:.1f} % is noise ({source})"
-    if way is Change.SLOWER and rules.threshold_percent is not None:
-        reasons.append(Reason(SLOWER, Verdict.FAIL, f"{how_much} than before"))
-    elif way is Change.SLOWER and noise.stands_alone(key):
-        # A run hiccups at times, by any factor: what one row alone shows in few runs is to be repeated.
-        verdict = Verdict.FAIL if rules.strict else Verdict.INCONCLUSIVE
-        reasons.append(Reason(UNSURE, verdict, f"{figures}; its neighbours are not, and runs are few"))
-    elif way is Change.SLOWER:
-        reasons.append(Reason(SLOWER, Verdict.FAIL, figures))
-    elif rules.threshold_percent is None and share > UNSURE_FROM and slower > share / 2:
-        reasons.append(Reason(UNSURE, Verdict.INCONCLUSIVE, figures))
+        bound = NoiseBound(rules.threshold_percent / 100, "--threshold")
+    way = Change.SLOWER if slower > bound.share else Change.FASTER if math.expm1(-change) > bound.share else Change.SAME
+    reasons += _time(slower, bound, rules, alone=way is Change.SLOWER and noise.is_isolated(key))
     times: dict[str, object] = {
         "slower_percent": 100 * slower,
-        "noise_percent": 100 * share,
-        "noise_source": source,
+        "noise_percent": 100 * bound.share,
+        "noise_source": bound.source,
         "change": way.value,
     }
     return _judged(key, Status.COMPARED, base, new, tuple(reasons), times)
 
 
-def _wrong(new: Sequence[Seen]) -> Iterator[Reason]:
+def _time(slower: float, bound: NoiseBound, rules: Rules, *, alone: bool) -> Iterator[Reason]:
+    """The verdict on a time that is longer by a part of `slower`; `alone`: its neighbours are not longer."""
+    how_much = f"{100 * slower:.1f} % slower" if slower < _TIMES else f"{1 + slower:.1f} times as long"
+    figures = f"{how_much}; {100 * bound.share:.1f} % is noise ({bound.source})"
+    if slower <= bound.share:
+        if rules.threshold_percent is None and bound.share > UNSURE_FROM and slower > bound.share / 2:
+            yield Reason(UNSURE, Verdict.INCONCLUSIVE, figures)
+    elif rules.threshold_percent is not None:
+        yield Reason(SLOWER, Verdict.FAIL, f"{how_much} than before")
+    elif alone:
+        # A run hiccups at times, by any factor: what one row alone shows in few runs is to be repeated.
+        verdict = Verdict.FAIL if rules.strict else Verdict.INCONCLUSIVE
+        yield Reason(UNSURE, verdict, f"{figures}; its neighbours are not, and runs are few")
+    else:
+        yield Reason(SLOWER, Verdict.FAIL, figures)
+
+
+def _wrong(new: Runs) -> Iterator[Reason]:
     wrong = sum(each.wrong or 0 for each in new)
     if wrong:
         yield Reason(WRONG, Verdict.FAIL, f"{wrong} wrong elements")
 
 
-def _path(base: Sequence[Seen], new: Sequence[Seen], rules: Rules) -> Iterator[Reason]:
+def _path(base: Runs, new: Runs, rules: Rules) -> Iterator[Reason]:
     before, after = staged(base), staged(new)
     if after and before is False:
         yield Reason(STAGED, Verdict.FAIL, "direct before, through host memory now")
@@ -129,50 +135,50 @@ def _path(base: Sequence[Seen], new: Sequence[Seen], rules: Rules) -> Iterator[R
 
 
 def _more_links(one: str, other: str) -> bool:
-    """Whether a path became another with more NVLinks, which nobody has to look at."""
+    """True where a path class became one with more NVLinks, NV12 → NV18: nobody has to look at that."""
     links = [_NVLINKS.fullmatch(path) for path in (one, other)]
     return links[0] is not None and links[1] is not None and int(links[1][1]) > int(links[0][1])
 
 
-def _limit(base: Sequence[Seen], new: Sequence[Seen]) -> Iterator[Reason]:
+def _limit(base: Runs, new: Runs) -> Iterator[Reason]:
     before = [each.limit_gb_s for each in base if each.limit_gb_s is not None]
     after = [each.limit_gb_s for each in new if each.limit_gb_s is not None]
     if before and after and min(after) < _LIMIT_FALLS * min(before):
         yield Reason(NARROWER, Verdict.FAIL, f"limit {min(before):.4g} GB/s before, {min(after):.4g} now")
 
 
-def _verdict(base: Sequence[Seen], new: Sequence[Seen], rules: Rules) -> Iterator[Reason]:
+def _verdict(base: Runs, new: Runs, rules: Rules) -> Iterator[Reason]:
     before, after = worst(base), worst(new)
-    if before is None or after is None or _WORSE.index(after) <= max(_WORSE.index(before), _WORSE.index(Verdict.PASS)):
+    if before is None or after is None or gravity(after) >= min(gravity(before), gravity(Verdict.PASS)):
         return
     why = next((f": {each.note}" for each in new if each.verdict == after and each.note), "")
     verdict = rules.doubt if after is Verdict.WARN else after
     yield Reason(WORSE, verdict, f"{before} before, {after} now{why}")
 
 
-def _unmeasured(base: Sequence[Seen], new: Sequence[Seen]) -> Iterator[Reason]:
-    """Why there is no time to compare; rows that never have one, as those of topo, are none of it."""
+def _unmeasured(base: Runs, new: Runs) -> Iterator[Reason]:
+    """The reason why a side has no time; none for rows that never have one, as those of topo."""
     if any(each.wrong for each in base):
         yield Reason(LOST, Verdict.INCONCLUSIVE, "the old data were wrong: their time is no baseline")
     elif logs_of(base) and not any(each.wrong for each in new):
         yield Reason(LOST, Verdict.ERROR, "measured before, and could not be now")
 
 
-def staged(side: Sequence[Seen]) -> bool | None:
-    """Whether any run of a side went through host memory."""
+def staged(side: Runs) -> bool | None:
+    """True where any run of a side went through host memory, None where no run says so or not."""
     known = [each.host_staged for each in side if each.host_staged is not None]
     return any(known) if known else None
 
 
-def transport(side: Sequence[Seen]) -> str | None:
+def transport(side: Runs) -> str | None:
     """The transports of a side's runs."""
     return _first(each.transport for each in side)
 
 
-def worst(side: Sequence[Seen]) -> Verdict | None:
+def worst(side: Runs) -> Verdict | None:
     """The worst verdict of a side's runs."""
     verdicts = [Verdict(each.verdict) for each in side if each.verdict is not None]
-    return max(verdicts, key=_WORSE.index) if verdicts else None
+    return min(verdicts, key=gravity, default=None)
 
 
 def _first(texts: Iterator[str | None]) -> str | None:
@@ -182,8 +188,8 @@ def _first(texts: Iterator[str | None]) -> str | None:
 def _judged(
     key: RowKey,
     status: Status,
-    base: Sequence[Seen],
-    new: Sequence[Seen],
+    base: Runs,
+    new: Runs,
     reasons: tuple[Reason, ...],
     times: dict[str, object] | None = None,
 ) -> JudgedRow:

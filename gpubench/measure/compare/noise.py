@@ -1,4 +1,4 @@
-"""How much the rows of a comparison differ by chance, as their own files show it.
+"""The noise of a comparison: by how much its rows differ by chance, as their own files show it.
 
 Where a side has several runs, by how these differ; else by how unsteadily the change runs from size to size, which no
 real change of many sizes moves; among pairs of devices by how much the pairs differ. Neighbours lend each other what
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from statistics import median
 
-from gpubench.measure.compare.rows import Measured, Seen, siblings
+from gpubench.measure.compare.rows import RunFigures, RunsByRow, siblings
 from gpubench.model.results.measured_copies import BY_CPU
 from gpubench.model.results.rows.comparison import RowKey
 from gpubench.model.terms.copies import HostMemory
@@ -52,17 +52,17 @@ _NORMAL_MEDIAN, _MEDIAN_EFFICIENCY = 1.4826, 0.37
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
-    """What a change has to exceed, as a part of the time, and where that is from."""
+class NoiseBound:
+    """The least change that counts, as a part of the time, and its source in words."""
 
     share: float
     source: str
 
 
-class NoiseOf:
+class ChangeNoise:
     """The noise of every row that both sides have."""
 
-    def __init__(self, base: Measured, new: Measured) -> None:
+    def __init__(self, base: RunsByRow, new: RunsByRow) -> None:
         self._logs = {
             key: (logs_of(base[key]), logs_of(new[key]))
             for key in base
@@ -88,21 +88,21 @@ class NoiseOf:
         base, new = self._logs[key]
         return median(new) - median(base)
 
-    def bound(self, key: RowKey, time_us: float) -> Bound:
-        """What the change of a row has to exceed; `time_us` is the old time."""
+    def bound(self, key: RowKey, time_us: float) -> NoiseBound:
+        """The least change of a row that counts; `time_us` is the old time."""
         floor, floor_source = self._floor(key, time_us)
-        candidates = [Bound(floor, floor_source)]
+        candidates = [NoiseBound(floor, floor_source)]
         noise, source = self._noise(key)
         if noise is not None:
-            candidates.append(Bound(math.expm1(min(5.0, noise.bound(TESTS * len(self._logs)))), source))
+            candidates.append(NoiseBound(math.expm1(min(5.0, noise.bound(TESTS * len(self._logs)))), source))
         within = self._within[key]
         if within is not None:
-            told = Noise(within, math.inf).bound(TESTS * len(self._logs))
-            candidates.append(Bound(math.expm1(min(5.0, told)), "the rows' own spread"))
+            own = Noise(within, math.inf).bound(TESTS * len(self._logs))
+            candidates.append(NoiseBound(math.expm1(min(5.0, own)), "the rows' own spread"))
         return max(candidates, key=lambda each: each.share)
 
-    def stands_alone(self, key: RowKey) -> bool:
-        """Whether a row of a collective is slower, and neither its other placement nor the next sizes are.
+    def is_isolated(self, key: RowKey) -> bool:
+        """True where a row of a collective is slower, and neither its other placement nor the next sizes are.
 
         False where there are no such rows to ask, or so many runs that no two hiccups make their median.
         """
@@ -153,7 +153,7 @@ class NoiseOf:
         yield from (each for each in family if each.size_bytes in kept)
 
     def _between_runs(self, keys: Sequence[RowKey]) -> Noise | None:
-        """How much two runs of the same row differ, of all these rows: by the median, for a run may hiccup."""
+        """The deviation between runs of the same row, over all these rows: by the median, for a run may hiccup."""
         sides = [side for key in keys for side in self._logs[key]]
         freedom = _MEDIAN_EFFICIENCY * sum(len(logs) - 1 for logs in sides)
         if freedom < LEAST_FREEDOM:
@@ -164,7 +164,7 @@ class NoiseOf:
     def _between_changes(self, keys: Sequence[RowKey]) -> Noise | None:
         """Of pairs how much their changes differ; of sizes how unsteady the change is."""
         changes = {key: self.change(key) or 0.0 for key in keys}
-        unsteady = list(changes.values()) if keys[0].collective is None else list(_unsteadiness(changes))
+        unsteady = list(changes.values()) if keys[0].collective is None else list(_second_differences(changes))
         found = robust_deviation(unsteady) if len(unsteady) >= LEAST_VALUES else None
         if found is None or keys[0].collective is None:
             return found
@@ -172,8 +172,8 @@ class NoiseOf:
         return Noise(found.deviation, max(LEAST_FREEDOM, found.freedom / 2))
 
 
-def _unsteadiness(changes: Mapping[RowKey, float]) -> Iterator[float]:
-    """What no real change explains, each scaled to the deviation of one change.
+def _second_differences(changes: Mapping[RowKey, float]) -> Iterator[float]:
+    """Differences that no real change explains, each scaled to the deviation of one change.
 
     How far a size is from the middle of its neighbours (a change that grows with the size leaves nothing of that), and
     how much out of place and in place differ at a size.
@@ -195,19 +195,16 @@ def _part_of_variance(runs: int) -> float:
     return 1 / runs if runs < REPEATED_RUNS else math.pi / 2 / runs
 
 
-def logs_of(seen: Sequence[Seen]) -> list[float]:
+def logs_of(seen: Sequence[RunFigures]) -> list[float]:
     """Logarithms of the times of a side; wrong data make no time."""
     return [math.log(each.time_us) for each in seen if each.time_us and not each.wrong]
 
 
-def _within(base: Sequence[Seen], new: Sequence[Seen]) -> float | None:
-    """The standard error of a change, as the rows themselves tell it; None where neither side does."""
-    squares, told = 0.0, False
-    for side in (base, new):
-        errors = [each.error_of_mean for each in side if each.error_of_mean is not None]
-        told = told or bool(errors)
-        squares += sum(error**2 for error in errors) / max(1, len(errors)) ** 2
-    return math.sqrt(squares) if told else None
+def _within(base: Sequence[RunFigures], new: Sequence[RunFigures]) -> float | None:
+    """The standard error of a change, from the spread that rows have in themselves; None where no row has one."""
+    sides = [[each.error_of_mean for each in side if each.error_of_mean is not None] for side in (base, new)]
+    squares = [sum(error**2 for error in errors) / len(errors) ** 2 for errors in sides if errors]
+    return math.sqrt(sum(squares)) if squares else None
 
 
 def single_run_floor(key: RowKey, time_us: float) -> float:

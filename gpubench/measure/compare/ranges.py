@@ -1,4 +1,4 @@
-"""Ranges of sizes as a whole: what is too small a change to show in any row may show in all of them together.
+"""Ranges of sizes as a whole: a change too small to show in any one row may show in all of them together.
 
 Sixty rows that are 4 % slower each say more than one that is: their middle is known seven times as well. What a run as
 a whole differs from another, no number of its rows shows; there the floor for single runs stands, or several runs.
@@ -16,11 +16,11 @@ from gpubench.measure.compare.noise import (
     LEAST_VALUES,
     REPEATED_RUNS,
     TESTS,
-    NoiseOf,
+    ChangeNoise,
     logs_of,
     single_run_floor,
 )
-from gpubench.measure.compare.rows import Measured, siblings
+from gpubench.measure.compare.rows import RunsByRow, siblings
 from gpubench.model.results.rows.comparison import Change, RowKey
 from gpubench.model.terms.noise import Noise
 from gpubench.model.terms.units import format_size
@@ -42,7 +42,7 @@ class Range:
 
 
 def slower_ranges(
-    before: Measured, after: Measured, noise: NoiseOf, judged: Iterable[JudgedRow], rules: Rules
+    before: RunsByRow, after: RunsByRow, noise: ChangeNoise, judged: Iterable[JudgedRow], rules: Rules
 ) -> Iterator[Finding]:
     """A finding for each range that is slower as a whole, unless most of its rows are named already.
 
@@ -64,7 +64,9 @@ def _parts(keys: Sequence[RowKey]) -> Iterator[list[RowKey]]:
     yield [key for key in keys if (key.size_bytes or 0) >= LARGE_BYTES]
 
 
-def _range(keys: Sequence[RowKey], before: Measured, after: Measured, noise: NoiseOf, ranges: int) -> Range | None:
+def _range(
+    keys: Sequence[RowKey], before: RunsByRow, after: RunsByRow, noise: ChangeNoise, ranges: int
+) -> Range | None:
     """A range with the smaller of two bounds: from its rows with the floor for single runs, and from its runs."""
     middle = median(change for key in keys if (change := noise.change(key)) is not None)
     bounds = []
@@ -82,12 +84,12 @@ def _range(keys: Sequence[RowKey], before: Measured, after: Measured, noise: Noi
     return Range(tuple(keys), middle, min(bounds)) if bounds else None
 
 
-def _floor(keys: Sequence[RowKey], before: Measured) -> float:
+def _floor(keys: Sequence[RowKey], before: RunsByRow) -> float:
     typical_us = math.exp(median(median(logs_of(before[key])) for key in keys))
     return math.log1p(single_run_floor(keys[0], typical_us))
 
 
-def _run_middles(side: Measured, keys: Sequence[RowKey]) -> list[float]:
+def _run_middles(side: RunsByRow, keys: Sequence[RowKey]) -> list[float]:
     """The middle of the logarithms of each run, where every row has all of them."""
     logs = [logs_of(side[key]) for key in keys]
     runs = min(map(len, logs))

@@ -1,14 +1,14 @@
-"""Two sets of results, row by row: what got slower beyond noise, what is missing, what else is not as it was."""
+"""The comparison of two sets of results, row by row: slower beyond noise, missing, or changed in another way."""
 
 from collections.abc import Sequence
 
 from gpubench.measure.compare.circumstances import check_same_machine, circumstance_rows
-from gpubench.measure.compare.findings import findings_of, nothing_in_common
-from gpubench.measure.compare.health import finding_changes, findings_told, health_findings
+from gpubench.measure.compare.findings import findings_of, nothing_compared
+from gpubench.measure.compare.health import all_have_findings, finding_changes, health_findings
 from gpubench.measure.compare.judge import JudgedRow, Rules, judge, judge_added, judge_missing
-from gpubench.measure.compare.noise import NoiseOf
+from gpubench.measure.compare.noise import ChangeNoise
 from gpubench.measure.compare.ranges import slower_ranges
-from gpubench.measure.compare.rows import Measured, gather
+from gpubench.measure.compare.rows import RunsByRow, gather
 from gpubench.model.results.report import FINDINGS_SECTION, Report, Table
 from gpubench.model.results.result_file import ResultFile
 from gpubench.model.results.rows.comparison import (
@@ -20,7 +20,7 @@ from gpubench.model.results.rows.comparison import (
     FindingChangeRow,
     Status,
 )
-from gpubench.model.terms.verdict import WORST_FIRST, Verdict, overall
+from gpubench.model.terms.verdict import Verdict, gravity, overall
 
 OTHER_MACHINE = "--other-machine"
 SECTIONS = (COMPARISON_SECTION, FINDING_CHANGES_SECTION, CIRCUMSTANCES_SECTION, FINDINGS_SECTION)
@@ -37,18 +37,16 @@ def compare(
     if not other_machine:
         check_same_machine(base, new, OTHER_MACHINE)
     before, after = gather(base, new)
-    noise = NoiseOf(before, after)
+    noise = ChangeNoise(before, after)
     judged = sorted(_judged(before, after, noise, rules), key=_worst_first)
     circumstances = circumstance_rows(base, new)
     ranges = list(slower_ranges(before, after, noise, judged, rules))
     findings = findings_of(judged, ranges, (base, new), circumstances, rules)
-    told = findings_told(base, new)
-    changes = finding_changes(base, new, rules) if told else []
-    findings = sorted(
-        [*health_findings(base, new, changes, rules), *findings], key=lambda each: WORST_FIRST.index(each.severity)
-    )
-    if not before.keys() & after.keys() and not told:
-        findings = [nothing_in_common(before, after)]
+    have_findings = all_have_findings(base, new)
+    changes = finding_changes(base, new, rules) if have_findings else []
+    findings = sorted([*health_findings(base, new, changes, rules), *findings], key=lambda each: gravity(each.severity))
+    if not before.keys() & after.keys() and not have_findings:
+        findings = [nothing_compared(before, after)]
         verdict = Verdict.ERROR
     else:
         verdicts = [each.row.verdict for each in judged if each.row.verdict != Verdict.SKIP]
@@ -62,7 +60,7 @@ def compare(
     return Report(verdict=verdict, complete=True, findings=findings, sections=sections, main=COMPARISON_SECTION)
 
 
-def _judged(before: Measured, after: Measured, noise: NoiseOf, rules: Rules) -> list[JudgedRow]:
+def _judged(before: RunsByRow, after: RunsByRow, noise: ChangeNoise, rules: Rules) -> list[JudgedRow]:
     return [
         *(judge(key, before[key], after[key], noise, rules) for key in before if key in after),
         *(judge_missing(key, before[key], rules) for key in before if key not in after),
@@ -74,4 +72,4 @@ def _worst_first(judged: JudgedRow) -> tuple[int, bool, float]:
     """By verdict; then what was compared, by how much it is beyond noise, slowest first."""
     row = judged.row
     beyond = (row.slower_percent or 0) / (row.noise_percent or 1)
-    return WORST_FIRST.index(Verdict(row.verdict)), row.status != Status.COMPARED, -beyond
+    return gravity(row.verdict), row.status != Status.COMPARED, -beyond

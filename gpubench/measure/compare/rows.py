@@ -1,4 +1,4 @@
-"""Rows of two sides brought together: what each is of, and what was measured of it."""
+"""The rows of both sides by key, each with the figures of every run."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -11,8 +11,8 @@ from gpubench.model.terms.copies import HostMemory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """What one run says of a key. `time_us` is None where it was not measured."""
+class RunFigures:
+    """The figures of one row of one run. `time_us` is None where it was not measured."""
 
     time_us: float | None
     gb_s: float | None
@@ -28,17 +28,17 @@ class Seen:
     note: str | None = None
 
 
-Measured = dict[RowKey, list[Seen]]
-"""By key what every run says of it, in the order of files and rows."""
+RunsByRow = dict[RowKey, list[RunFigures]]
+"""The figures of every run by row key, in the order of files and rows."""
 
 
-def gather(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> tuple[Measured, Measured]:
-    """Both sides by key. Pairs are told by bus id where the hosts are the same, else by the devices' names."""
+def gather(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> tuple[RunsByRow, RunsByRow]:
+    """Both sides by key. Pairs are known by bus id where the hosts are the same, else by the devices' names."""
     settings = _swept([*base, *new])
     same_hosts = _pair_nodes(base) == _pair_nodes(new)
-    sides: list[Measured] = []
+    sides: list[RunsByRow] = []
     for files in (base, new):
-        measured: Measured = {}
+        measured: RunsByRow = {}
         nodes = _pair_nodes(files)
         for file in files:
             for row in file.rows:
@@ -116,8 +116,8 @@ def _pair_key(row: PairRow, nodes: Sequence[str] | None) -> RowKey:
     )
 
 
-def _of_collective(row: CollectiveRow) -> Seen:
-    return Seen(
+def _of_collective(row: CollectiveRow) -> RunFigures:
+    return RunFigures(
         time_us=row.time_us,
         gb_s=row.busbw_gb_s,
         error_of_mean=_error_of_mean(row),
@@ -131,8 +131,8 @@ def _of_collective(row: CollectiveRow) -> Seen:
     )
 
 
-def _of_pair(row: PairRow) -> Seen:
-    return Seen(
+def _of_pair(row: PairRow) -> RunFigures:
+    return RunFigures(
         time_us=row.latency_us,
         gb_s=row.bandwidth_gb_s,
         error_of_mean=None,
@@ -155,10 +155,10 @@ def _error_of_mean(row: CollectiveRow) -> float | None:
     return row.batch_cv
 
 
-def _staged(told: bool | None, transport: str | None) -> bool | None:  # noqa: FBT001 - a column's three answers
-    """Whether it went through host memory: as the row says, else as any transport in it must."""
-    if told is not None or not transport:
-        return told
+def _staged(in_row: bool | None, transport: str | None) -> bool | None:  # noqa: FBT001 - a column's three answers
+    """True where the bytes went through host memory: as the row says, else as any of its transports must."""
+    if in_row is not None or not transport:
+        return in_row
     return is_staged([parse_transport(each) for each in transport.split("+")])
 
 

@@ -1,4 +1,4 @@
-"""Which dated results of a folder belong together, and why others were left out."""
+"""The choice of dated results that are compared: the newest of each kind and those before it, and why not others."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from gpubench.errors import UsageError
 from gpubench.model.results.history import DatedName, ResultHead
 from gpubench.model.results.result_file import ResultFile
 from gpubench.model.results.rows.comparison import HistoryRow, Use
-from gpubench.model.terms.verdict import WORST_FIRST, Verdict
+from gpubench.model.terms.verdict import Verdict, gravity
 from gpubench.readers.results.history import Kept, read_head
 from gpubench.readers.results.registry import read_results
 
@@ -31,8 +31,8 @@ class ResultSeries:
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
-    """What became of a folder: its comparisons, every file that was looked at, the newest first, and doubts.
+class HistorySelection:
+    """The outcome of the choice: comparisons, every file that was looked at, the newest first, and doubts.
 
     A doubt is a result that a person would expect to have been compared, with why it was not.
     """
@@ -48,7 +48,7 @@ Kind = list[tuple[DatedName, ResultHead]]
 
 @dataclass(slots=True)
 class _Folder:
-    """What is found out of a folder, file by file."""
+    """The state of the choice, file by file."""
 
     kept: Kept
     heads: dict[DatedName, ResultHead] = field(default_factory=dict)
@@ -78,7 +78,7 @@ class _Folder:
         self.leave_out(name, reason)
 
 
-def choose(kept: Kept, last: int) -> Chosen:
+def choose(kept: Kept, last: int) -> HistorySelection:
     """The newest result of every kind in a folder, and the `last` before it; files that cannot be used are left out."""
     folder = _Folder(kept)
     kinds = _kinds(folder)
@@ -86,7 +86,7 @@ def choose(kept: Kept, last: int) -> Chosen:
     _doubt_unfit(folder)
     dated = [folder.uses[name] for name in sorted(folder.uses, reverse=True)]
     others = [HistoryRow(file=name, use=Use.LEFT_OUT, reason="no name of a dated result") for name in kept.others]
-    return Chosen(series, (*dated, *others), tuple(folder.doubts))
+    return HistorySelection(series, (*dated, *others), tuple(folder.doubts))
 
 
 def _kinds(folder: _Folder) -> list[Kind]:
@@ -105,7 +105,7 @@ def _kinds(folder: _Folder) -> list[Kind]:
 
 
 def _head(folder: _Folder, name: DatedName) -> ResultHead | None:
-    """What a result tells before its rows, where it may be compared."""
+    """The metadata of a result; None where it may not be compared."""
     try:
         head = folder.heads[name] = read_head(folder.kept.path(name))
     except UsageError as error:
@@ -118,7 +118,7 @@ def _head(folder: _Folder, name: DatedName) -> ResultHead | None:
 
 
 def _without_folder(folder: _Folder, error: UsageError) -> str:
-    """What is wrong with a file, without its path, which stands beside it."""
+    """An error about a file, without the path of the file, which stands beside it."""
     return error.seen.removeprefix(f"{folder.kept.folder}/").partition(" ")[2]
 
 
@@ -127,12 +127,12 @@ def _series(folder: _Folder, kinds: Sequence[Kind], last: int) -> Iterator[Resul
     several = [kind for kind in kinds if len(kind) > 1]
     for kind in kinds:
         if len(kind) == 1:
-            _leave_alone(folder, kind[0], kinds)
+            _leave_out_single(folder, kind[0], kinds)
     for kind in several[MOST_SERIES:]:
         for name, _ in kind:
             folder.leave_out(name, f"not of the newest {MOST_SERIES} kinds: keep a folder a machine")
     for kind in several[:MOST_SERIES]:
-        files = _readable(folder, _as_usual(folder, kind, last), last + 1)
+        files = _readable(folder, _with_usual_verdict(folder, kind, last), last + 1)
         if len(files) > 1:
             (newest, new), *before = files
             series = str(newest).removesuffix(".json")
@@ -144,23 +144,23 @@ def _series(folder: _Folder, kinds: Sequence[Kind], last: int) -> Iterator[Resul
             folder.leave_out(files[0][0], "nothing before it can be read")
 
 
-def _as_usual(folder: _Folder, kind: Kind, last: int) -> Kind:
+def _with_usual_verdict(folder: _Folder, kind: Kind, last: int) -> Kind:
     """The newest result, and those before it that ended no worse than most of them did.
 
     One bad night among few would make a baseline in which everything is noise.
     """
     newest, *before = kind
-    goodness = sorted(_goodness(head) for _, head in before[: 2 * last + 1])
+    goodness = sorted(_verdict_place(head) for _, head in before[: 2 * last + 1])
     usual = goodness[len(goodness) // 2]
     for name, head in before:
-        if _goodness(head) < usual:
+        if _verdict_place(head) < usual:
             folder.leave_out(name, f"its run ended with {head.verdict}, and most with better")
-    return [newest, *(each for each in before if _goodness(each[1]) >= usual)]
+    return [newest, *(each for each in before if _verdict_place(each[1]) >= usual)]
 
 
-def _goodness(head: ResultHead) -> int:
+def _verdict_place(head: ResultHead) -> int:
     """The place of a run's verdict, the worst first; where nothing was judged it is as good as PASS."""
-    return min(WORST_FIRST.index(Verdict(head.verdict)), WORST_FIRST.index(Verdict.PASS))
+    return min(gravity(head.verdict), gravity(Verdict.PASS))
 
 
 def _readable(folder: _Folder, kind: Kind, count: int) -> list[tuple[DatedName, ResultFile]]:
@@ -182,7 +182,7 @@ def _readable(folder: _Folder, kind: Kind, count: int) -> list[tuple[DatedName, 
     return files
 
 
-def _leave_alone(folder: _Folder, alone: tuple[DatedName, ResultHead], kinds: Sequence[Kind]) -> None:
+def _leave_out_single(folder: _Folder, alone: tuple[DatedName, ResultHead], kinds: Sequence[Kind]) -> None:
     """A result that has nothing to be compared with: say in what it differs from the one that is nearest to it.
 
     Where its own machine ran the same command before, something changed, which is a doubt.

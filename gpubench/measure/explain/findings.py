@@ -8,7 +8,7 @@ from gpubench.measure.explain.summary import Examples, JobSummary, Part, StagedP
 from gpubench.model.paths.nccl_log import Communicator, LogFacts, RemarkKind
 from gpubench.model.results.explanation import Explanation
 from gpubench.model.results.rows.explain import either
-from gpubench.model.terms.units import compress_names, counted
+from gpubench.model.terms.units import compress_names, counted, some_of
 from gpubench.model.terms.verdict import Finding, Verdict
 
 HOST_STAGED = "host-staged"
@@ -38,11 +38,11 @@ def _staged(summary: JobSummary, explanation: Explanation, staged: StagedPaths) 
     return Finding(
         id=HOST_STAGED,
         severity=staged.verdict,
-        subject=_joined(subjects),
+        subject=some_of(subjects),
         seen=f"through host memory: {_listed(list(staged.transports))}; on {compress_names(sorted(staged.hosts))}",
         expected="this, by design"
         if staged.verdict is Verdict.SKIP
-        else _joined([_DIRECT[each] for each in staged.scopes]),
+        else some_of([_DIRECT[each] for each in staged.scopes]),
         cause=f"{explanation.id}: {explanation.evidence}",
         next_command=explanation.advice,
         subjects=tuple(subjects),
@@ -59,7 +59,7 @@ def _not_known(facts: LogFacts, summary: JobSummary, logs: Sequence[str]) -> Ite
     if refused:
         yield _error(
             "no-transport",
-            _joined([" → ".join(filter(None, note.about)) or "ranks" for note in refused]),
+            some_of([" → ".join(filter(None, note.about)) or "ranks" for note in refused]),
             f"NCCL gave up: {refused[0].text}",
             "a transport for every pair",
             "every transport was refused or switched off: NCCL_SHM_DISABLE, NCCL_NET_DISABLE_INTRA, NCCL_P2P_DISABLE",
@@ -98,7 +98,7 @@ def _unknown_transports(parts: Sequence[Part]) -> Iterator[Finding]:
         ]
         yield _error(
             PATH_UNKNOWN,
-            _joined(subjects),
+            some_of(subjects),
             f"the transport {name!r}, which gpubench does not know",
             "a transport of NCCL 2.10 to 2.32",
             "a newer NCCL, or a damaged line",
@@ -156,7 +156,7 @@ def _merged(id_: str, seen_by_subject: Mapping[str, str], expected: str, cause: 
     for subject, seen in seen_by_subject.items():
         same.setdefault(seen, []).append(subject)
     for seen, subjects in same.items():
-        error = _error(id_, _joined(subjects), seen, expected, cause, f"give the logs of all ranks: {_LOGS_OF_ALL}")
+        error = _error(id_, some_of(subjects), seen, expected, cause, f"give the logs of all ranks: {_LOGS_OF_ALL}")
         yield replace(error, subjects=tuple(subjects))
 
 
@@ -173,20 +173,14 @@ def name_of(communicator: Communicator) -> str:
 
 
 def _pairs(examples: Examples) -> str:
-    shown = ", ".join(f"{src} → {dst}" for src, dst in examples.first[:_MOST_SUBJECTS])
-    more = examples.count - min(len(examples.first), _MOST_SUBJECTS)
-    return shown + (f" and {more} more" if more else "")
-
-
-def _joined(texts: Sequence[str], most: int = _MOST_SUBJECTS, of_what: str = "") -> str:
-    more = len(texts) - most
-    return ", ".join(texts[:most]) + (f" and {more} more{of_what}" if more > 0 else "")
+    return some_of([f"{src} → {dst}" for src, dst in examples.first], _MOST_SUBJECTS, examples.count)
 
 
 def _listed(names: Sequence[str]) -> str:
-    return _joined(names) or "nothing"
+    return some_of(names) or "nothing"
 
 
 def _numbers(numbers: Sequence[int]) -> str:
     """Ranks in ranges: '0, 2-5'."""
-    return _joined(compress_names([str(number) for number in numbers]).split(", "), _MOST_NUMBERS, " ranges")
+    ranges = compress_names([str(number) for number in numbers]).split(", ")
+    return some_of(ranges, _MOST_NUMBERS) + (" ranges" if len(ranges) > _MOST_NUMBERS else "")

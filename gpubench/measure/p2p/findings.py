@@ -16,6 +16,7 @@ from gpubench.model.paths.p2p import (
     odd_ones,
 )
 from gpubench.model.terms.copies import CopyGpu, Direction, Engine
+from gpubench.model.terms.units import some_of
 from gpubench.model.terms.verdict import WRONG_DATA, Finding, Verdict, overall
 
 _MOST_PAIRS = 4
@@ -217,6 +218,4 @@ class _Subjects(TypedDict):
 
 def _subjects(named: Sequence[str]) -> _Subjects:
     """All that a finding is about, and the first few of them in words."""
-    rest = len(named) - _MOST_PAIRS
-    shown = ", ".join(named[:_MOST_PAIRS]) + (f" and {rest} more" if rest > 0 else "")
-    return {"subject": shown, "subjects": tuple(named)}
+    return {"subject": some_of(named, _MOST_PAIRS), "subjects": tuple(named)}

@@ -13,7 +13,7 @@ from gpubench.model.profiles.profile import SHARE, Profile
 from gpubench.model.results.report import PairRow
 from gpubench.model.terms.copies import CopyGpu, Direction, Engine, HostMemory
 from gpubench.model.terms.origin import Origin
-from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND
+from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, percent
 from gpubench.model.terms.verdict import Verdict
 
 HOST = "host"
@@ -213,8 +213,3 @@ def _verified(cell: Cell) -> str | None:
     if not cell.seconds:
         return None
     return "no" if cell.wrong is None else "last"
-
-
-def percent(part: float | None, whole: float | None) -> float | None:
-    """A part of a whole in percent, None where either is unknown."""
-    return None if part is None or not whole else 100 * part / whole

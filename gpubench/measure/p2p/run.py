@@ -8,7 +8,7 @@ from gpubench.causes.circumstances import Together
 from gpubench.measure.p2p.bench import Bench, P2pRequest, PatternResult, host_copies, label, steps
 from gpubench.measure.p2p.evidence import conclude
 from gpubench.measure.p2p.findings import findings_of
-from gpubench.measure.p2p.rows import Machine, gb_s, host_row, pair_row, percent
+from gpubench.measure.p2p.rows import Machine, gb_s, host_row, pair_row
 from gpubench.model.paths.p2p import (
     JUDGED_FROM_BYTES,
     LATENCY_BYTES,
@@ -20,11 +20,12 @@ from gpubench.model.paths.p2p import (
     judge,
     siblings_gb_s,
 )
-from gpubench.model.results.report import PAIRS_SECTION, Matrix, PairRow, Record, Report, Section, Table
+from gpubench.model.results.report import PAIRS_SECTION, Matrix, PairRow, Report, Section, Table
 from gpubench.model.results.rows.causes import CAUSES_SECTION
 from gpubench.model.results.rows.evidence import EVIDENCE_SECTION, FALLBACK_SECTION
+from gpubench.model.results.rows.patterns import PatternRow
 from gpubench.model.terms.copies import Direction, Engine
-from gpubench.model.terms.units import BYTES_PER_GB, format_size
+from gpubench.model.terms.units import BYTES_PER_GB, format_size, percent
 from gpubench.model.terms.verdict import Verdict, overall
 from gpubench.ports.listener import Listener
 
@@ -42,23 +43,6 @@ _MOST_REPEATS = 3
 
 LookAgain = Callable[[Machine], Machine]
 """The machine when everything was measured: with the errors that its devices counted meanwhile."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PatternRow(Record):
-    """Several pairs at once: their bandwidth together, and what the same pairs reach one at a time."""
-
-    pattern: str
-    direction: str
-    gpus: int
-    pairs: int
-    size_bytes: int
-    total_gb_s: float | None
-    parts_gb_s: float | None
-    share_percent: float | None
-    wrong: int | None
-    origin: str
-    note: str | None
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from gpubench.model.results.rows.causes import CAUSES_SECTION, UNREAD_SECTION, C
 from gpubench.model.results.rows.evidence import FALLBACK_SECTION, FallbackRow
 from gpubench.model.results.topo.devices import gpu_rows, link_rows, nic_rows, node_rows, rank_rows
 from gpubench.model.results.topo.pairs import kind_rows, limits, pair_rows_of, peer_access
-from gpubench.model.results.topo.rows import GpuRow, KindRow, LinkRow, NicRow, NodeRow, RankRow, TreeRow
+from gpubench.model.results.topo.rows import GpuRow, KindRow, NicRow, NodeRow, NvlinkRow, RankRow, TreeRow
 from gpubench.model.results.topo.tree import tree_rows
 from gpubench.model.terms.verdict import Verdict, overall
 
@@ -48,7 +48,7 @@ def examine(
     first = nodes[kinds[0].representative]
     sections: dict[str, Section] = {
         "gpus": _table(GpuRow, lambda: _each(nodes, gpu_rows)),
-        "nvlinks": _table(LinkRow, lambda: _each(nodes, link_rows)),
+        "nvlinks": _table(NvlinkRow, lambda: _each(nodes, link_rows)),
         "nics": _table(NicRow, lambda: _each(nodes, nic_rows)),
         "nodes": _table(NodeRow, lambda: node_rows(nodes, kinds)),
         "kinds": _table(KindRow, lambda: kind_rows(nodes, kinds)),

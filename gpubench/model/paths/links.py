@@ -1,4 +1,4 @@
-"""What links carry in one direction, PCIe by generation and width, NVLink by line rate and version.
+"""Bandwidth of links in one direction: of PCIe by generation and width, of NVLink by line rate and version.
 
 GB/s is 1e9 bytes/s.
 """
@@ -40,7 +40,7 @@ def pcie_gb_s(generation: int | None, width: int | None) -> float | None:
 
 
 def pcie_ceiling_gb_s(link: PcieLink) -> float | None:
-    """What a link carries as it is trained now; what it does not tell of that, as it could be."""
+    """GB/s per direction of a link as it is trained now; a part that it does not tell counts as its best."""
     return pcie_gb_s(link.generation or link.max_generation, link.width or link.max_width)
 
 
@@ -73,13 +73,13 @@ def _generation_and_width(generation: int | None, width: int | None) -> str | No
 
 
 def active_links(gpu: GpuFacts) -> int | None:
-    """How many of a GPU's NVLinks are active; None where the state of any is unknown, which might be one more."""
+    """The number of a GPU's active NVLinks; None where the state of any is unknown, which might be one more."""
     states = None if gpu.nvlinks is None else [link.active for link in gpu.nvlinks]
     return None if states is None or None in states else states.count(True)
 
 
 def leads_to_switches(gpus: Iterable[GpuFacts]) -> bool | None:
-    """Whether NVLinks of these GPUs lead to NVSwitches, or to GPUs alone; None where nothing tells."""
+    """True where NVLinks of these GPUs lead to NVSwitches, False where to GPUs alone; None where nothing tells."""
     peers = {link.peer for gpu in gpus for link in gpu.nvlinks or ()}
     return True if NvlinkPeer.SWITCH in peers else False if NvlinkPeer.GPU in peers else None
 

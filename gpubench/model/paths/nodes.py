@@ -100,7 +100,7 @@ _Group = tuple[list[int], dict[int, tuple[Difference, ...]]]
 
 
 def _size_and_place(group: _Group) -> tuple[int, int]:
-    """What sorts groups: the largest first, and of equally large ones the one with the first node."""
+    """The order of groups: the largest first, and of equally large ones the one with the first node."""
     return -len(group[0]) - len(group[1]), group[0][0]
 
 
@@ -151,7 +151,7 @@ def _kinds_of(variants: Sequence[list[int]], traits_of: Sequence[Traits]) -> lis
 
 
 def node_traits(topology: Topology) -> Traits:
-    """What must be equal for two nodes to be of a kind.
+    """The traits that are equal for two nodes of a kind.
 
     Left out is what differs between equal nodes: serial numbers, bus ids, load, clocks, error counters, the PCIe
     generation of the moment, cliques.

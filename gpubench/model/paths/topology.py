@@ -1,4 +1,4 @@
-"""How the devices of one node are wired, and what that wiring can carry at most: arithmetic on a snapshot."""
+"""The wiring of one node's devices, and the bandwidth that it can carry at most: arithmetic on a snapshot."""
 
 import hashlib
 import json
@@ -53,7 +53,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class PeerAccess:
-    """Whether one GPU may address another's memory, as CUDA and as NVML say it; `reason` puts both in words."""
+    """Peer access from one GPU to another's memory, as CUDA and as NVML report it; `reason` puts both in words."""
 
     cuda: bool | None
     nvml: str | None
@@ -145,7 +145,7 @@ class Topology:
         return pcie_path_class(source.place, destination.place, len(self.snapshot.machine.numa_nodes))
 
     def peer_access(self, source: GpuFacts, destination: GpuFacts) -> PeerAccess:
-        """What CUDA and NVML say about peer access from one GPU to another."""
+        """Peer access from one GPU to another, as CUDA and NVML report it."""
         facts = self._stated(source, destination)
         said = [word for word in (facts.read, facts.write) if word not in (None, NOT_SAID)]
         nvml = next((word for word in said if word != "OK"), said[0] if said else None)
@@ -163,7 +163,7 @@ class Topology:
 
     @property
     def _why_silent(self) -> str:
-        """Why nobody said anything of pairs of GPUs."""
+        """The reason why nothing is known of pairs of GPUs."""
         stages = ("nvml", "cuda")
         failed = [f"{each.stage}: {each.error}" for each in self.snapshot.failures if each.stage in stages]
         return "; ".join(failed) or self.snapshot.driver.absent or "nothing here tells"
@@ -181,7 +181,7 @@ class Topology:
         return min(limits, key=lambda limit: limit.gb_s or 0.0)
 
     def nvlink_total(self, gpu: GpuFacts) -> Limit:
-        """What a GPU's active NVLinks carry together."""
+        """GB/s per direction of a GPU's active NVLinks together."""
         if gpu.nvlinks is None:
             return Limit(None, gpu.unknown.get("nvlinks", gpu.lost or "NVLinks are not known"))
         if active_links(gpu) is None:
@@ -196,7 +196,7 @@ class Topology:
         return Limit(sum(known), f"{len(active)} NVLinks × {known[0]:g}")
 
     def pcie_total(self, device: Device) -> Limit:
-        """What a device's PCIe path carries towards the CPU: the narrowest of its own link and the uplinks above."""
+        """GB/s per direction of a device's PCIe path to the CPU: of the narrowest of its link and those above."""
         return self._narrowest({_label(device): loaded_link(device)} | self._above(device.place, 0), device)
 
     def nearest_gpus(self, nic: NicFacts) -> tuple[GpuFacts, ...]:
@@ -206,7 +206,7 @@ class Topology:
         return tuple(gpu for gpu in self.gpus if best is not None and ranks[gpu.index] == best)
 
     def gpudirect(self, nic: NicFacts) -> tuple[bool | None, str]:
-        """Whether GPUDirect RDMA is possible through a NIC, and by what, or why not.
+        """True where GPUDirect RDMA is possible through a NIC, and by what; False or None, and why.
 
         NCCL takes nvidia-peermem, EFA's provider efa_nv_peermem, and both dma-buf where driver and NIC driver offer it.
         """
@@ -237,7 +237,7 @@ class Topology:
         }
 
     def fingerprint(self) -> str:
-        """What the machine is, in 12 hexadecimal digits: models, links and wiring; not serial numbers or load."""
+        """12 hexadecimal digits of the models, links and wiring of the machine; not of serial numbers or load."""
         described = {
             "gpus": [(gpu.name, gpu.memory_bytes, len(gpu.nvlinks or ())) for gpu in self.gpus],
             "nics": [(nic.name, nic.kind, nic.rate_gbit_s) for nic in self.nics],
@@ -313,7 +313,7 @@ def _shared_switches(one: PciPlace, other: PciPlace) -> int:
 
 
 def _nvlink_limit(source: Device, links: int) -> Limit:
-    """What so many NVLinks of a GPU carry; all of them are alike."""
+    """GB/s per direction of so many NVLinks of a GPU; all of them are alike."""
     own = source.nvlinks if isinstance(source, GpuFacts) else None
     rate = next((nvlink_gb_s(link) for link in own or () if link.active), None)
     if rate is None:
@@ -322,7 +322,7 @@ def _nvlink_limit(source: Device, links: int) -> Limit:
 
 
 def _same_fabric(one: GpuFacts, other: GpuFacts) -> bool:
-    """Whether two GPUs behind NVSwitches are on the same ones; where nothing is said they are."""
+    """True where two GPUs behind NVSwitches are on the same ones, or nothing says that they are not."""
     mine, theirs = one.fabric, other.fabric
     if mine is None or theirs is None or mine.clique is None or theirs.clique is None:
         return True

@@ -1,4 +1,4 @@
-"""Which of two nodes that differ is the one to expect: where they are two, no majority says it.
+"""The node to expect of two that differ: among two there is no majority.
 
 A node with a GPU, a link or a NIC less is not what the other should be like; nor is one with an older driver.
 """
@@ -7,10 +7,10 @@ import re
 from collections.abc import Callable, Mapping
 
 Traits = Mapping[str, object]
-"""What nodes of one kind have in common, by name; pairs as 'GPU0 GPU1 path'."""
+"""Traits of a node by name; of pairs as 'GPU0 GPU1 path'."""
 
 Place = tuple[int, ...]
-"""Where a value stands among others of its trait: the higher, the more of a healthy machine."""
+"""The rank of a value among others of its trait: the higher, the more of a healthy machine."""
 
 _NUMBER = re.compile(r"\d+", re.ASCII)
 
@@ -25,7 +25,7 @@ def _one_of(good: tuple[object, ...]) -> Callable[[object], Place]:
 
 
 _COUNTS = ("GPUs", "NICs")
-"""What decides alone: with a device less, all that are counted after it seem to differ."""
+"""Traits that decide alone: with a device less, all that are counted after it seem to differ."""
 
 _PLACES: Mapping[str, Callable[[object], Place]] = {
     **dict.fromkeys((*_COUNTS, "driver", "CUDA", "kernel", "firmware", "CPUs"), _numbers),

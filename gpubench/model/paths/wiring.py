@@ -1,4 +1,4 @@
-"""What the machines of a run allow between its GPUs: could a path be direct, and what does it carry."""
+"""The wiring between the GPUs of a run: whether a path could be direct, and the bandwidth it can carry."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class Located(Protocol):
 
     @property
     def gpu_bus_id(self) -> str | None:
-        """What identifies it there."""
+        """The PCI bus id by which it is known there, if any."""
         ...
 
 
@@ -56,7 +56,7 @@ class Wiring:
     nodes: Mapping[int, Topology]
 
     def together(self, pair: Pair) -> bool:
-        """Whether both are on one node."""
+        """True where both are on one node."""
         return self.gpus[pair[0]].node == self.gpus[pair[1]].node
 
     def host(self, gpu: int) -> str:
@@ -65,7 +65,7 @@ class Wiring:
         return self.gpus[gpu].host if node is None else node.snapshot.host
 
     def gpu(self, gpu: int) -> GpuFacts | None:
-        """What is known of a GPU."""
+        """The facts of a GPU."""
         return self._found[gpu]
 
     def path(self, pair: Pair) -> str:
@@ -83,12 +83,12 @@ class Wiring:
         return Limit(None, _NOT_DESCRIBED) if facts is None else self._node(pair).limit(*facts)
 
     def has_nvlinks(self, pair: Pair) -> bool:
-        """Whether NVLinks join a pair."""
+        """True where NVLinks join a pair."""
         facts = self._facts(pair) if self.together(pair) else None
         return facts is not None and bool(self._node(pair).nvlinks(*facts))
 
     def nvlink_total(self, gpu: int) -> Limit:
-        """What all NVLinks of a GPU carry together, in GB/s per direction."""
+        """GB/s per direction of all NVLinks of a GPU together."""
         facts = self._found[gpu]
         return Limit(None, _NOT_DESCRIBED) if facts is None else self.nodes[self.gpus[gpu].node].nvlink_total(facts)
 
@@ -98,17 +98,17 @@ class Wiring:
         return Limit(None, _NOT_DESCRIBED) if facts is None else self.nodes[self.gpus[gpu].node].pcie_total(facts)
 
     def through_host_gb_s(self, pair: Pair) -> float | None:
-        """What a pair carries at most through host memory: the narrower of both GPUs' ways to it, if they are known."""
+        """GB/s of a pair through host memory at most: of the narrower of both GPUs' ways to it, if they are known."""
         known = [limit.gb_s for limit in map(self.to_host, pair) if limit.gb_s is not None]
         return min(known) if len(known) == len(pair) else None
 
     def peer_access(self, pair: Pair) -> PeerAccess:
-        """What CUDA and the driver say of peer access between a pair of one node."""
+        """Peer access between a pair of one node, as CUDA and the driver report it."""
         facts = self._facts(pair)
         return PeerAccess(None, None, _NOT_DESCRIBED) if facts is None else self._node(pair).peer_access(*facts)
 
     def capability(self, pair: Pair) -> Evidence:
-        """Whether the path of a pair could be direct."""
+        """The evidence that the path of a pair could be direct, or could not."""
         if not self.together(pair):
             return self._capability_between_nodes(pair)
         access = self.peer_access(pair)
@@ -118,19 +118,19 @@ class Wiring:
         return Evidence(State.PRESENT if access.possible else State.CONTRADICTING, seen)
 
     def refusal(self, pair: Pair) -> Refusal | None:
-        """Why a pair of one node has no peer access; None where it has, or where nobody knows."""
+        """The reason why a pair of one node has no peer access; None where it has, or where nobody knows."""
         facts, access = self._facts(pair), self.peer_access(pair)
         if facts is None or access.possible is not False:
             return None
         return refusal_of(self._node(pair), *facts, access)
 
     def refused_by_design(self, pair: Pair) -> str:
-        """Why a pair of one node has no peer access, where that is no fault; empty where it has, or where it is one."""
+        """The reason why a pair of one node has no peer access, where that is no fault; else empty."""
         refusal = self.refusal(pair)
         return refusal.reason if refusal is not None and refusal.by_design else ""
 
     def by_design(self, pair: Pair) -> str:
-        """Why NCCL takes a pair through host memory where that is no fault; empty where it would be one."""
+        """The reason why NCCL takes a pair through host memory, where that is no fault; else empty."""
         if not self.together(pair):
             bare = self._nodes_without_rdma(pair)
             return f"no RDMA NIC is active on {', '.join(bare)}" if bare else ""
@@ -139,7 +139,7 @@ class Wiring:
         return self.kept_off(pair)
 
     def kept_off(self, pair: Pair) -> str:
-        """Why NCCL, left to itself, keeps off the peer access that a pair of one node may have; empty where not."""
+        """The reason why NCCL, by default, does not use the peer access of a pair of one node; empty where it does."""
         facts = self._facts(pair)
         return "" if facts is None else nccl_keeps_off(self._node(pair), *facts)
 
@@ -156,7 +156,7 @@ class Wiring:
 
     @cached_property
     def _between_nodes(self) -> dict[tuple[int, int], Evidence]:
-        """What was found out of pairs of nodes: it is the same for all their ranks."""
+        """Facts of pairs of nodes that are the same for all their ranks, kept once found out."""
         return {}
 
     def _capability_between_nodes(self, pair: Pair) -> Evidence:
@@ -192,7 +192,7 @@ class Wiring:
 
     @cached_property
     def _found(self) -> list[GpuFacts | None]:
-        """What is known of each GPU, by its bus id: CUDA's and the driver's indices differ between ranks."""
+        """The facts of each GPU by its bus id: CUDA's and the driver's indices differ between ranks."""
         facts = {number: {gpu.bus_id: gpu for gpu in node.gpus} for number, node in self.nodes.items()}
         return [facts.get(gpu.node, {}).get(bus_id(gpu.gpu_bus_id or "")) for gpu in self.gpus]
 

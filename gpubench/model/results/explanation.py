@@ -1,4 +1,4 @@
-"""What explains that paths go through host memory, in few words."""
+"""The explanation of a fallback to host memory, in few words."""
 
 from dataclasses import dataclass
 

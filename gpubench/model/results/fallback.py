@@ -12,19 +12,20 @@ from gpubench.model.paths.selection import names
 from gpubench.model.paths.transport import Transport
 from gpubench.model.results.explanation import Explanation
 from gpubench.model.results.rows.evidence import EvidenceRow, FallbackRow
+from gpubench.model.terms.units import some_of
 from gpubench.model.terms.verdict import Finding, Verdict
 
 HOST_STAGED = "host-staged"
 PATH_UNKNOWN = "path-unknown"
 PATH_DISPUTED = "path-disputed"
 FINDINGS = (HOST_STAGED, PATH_UNKNOWN, PATH_DISPUTED)
-"""What `findings` makes."""
+"""The ids of the findings that `findings` makes."""
 
 _MOST_PAIRS = 4
 _MOST_NAMED = 1000
 _MOST_ROWS = 10_000
 _Alike = tuple[Conclusion, Verdict, str | None, float | None]
-"""What paths of one line have in common: conclusion, verdict, transport and limit."""
+"""Conclusion, verdict, transport and limit: the same for all paths of one line."""
 
 _LEAST_SURE_FIRST = (Confidence.NONE, Confidence.WEAK, Confidence.LIKELY, Confidence.PROVEN)
 _GRAVEST_FIRST = (Conclusion.WRONG, Conclusion.STAGED, Conclusion.DISPUTED, Conclusion.UNKNOWN, Conclusion.DIRECT)
@@ -54,7 +55,7 @@ class KnownPath:
 
     @property
     def judgement(self) -> Judgement:
-        """What follows from the evidence."""
+        """The conclusion from the evidence, with its confidence and verdict."""
         return judge(self.evidence)
 
     @property
@@ -107,30 +108,30 @@ def fallback_rows(
     paths: Sequence[KnownPath],
     origin: str,
     cause_of: Callable[[Sequence[KnownPath]], Explanation],
-    unheard: str = "",
-    lost: Sequence[str] = (),
+    not_observed: str = "",
+    without_paths: Sequence[str] = (),
 ) -> list[FallbackRow]:
     """The section `fallback`, gravest first: paths that fare alike and travel alike, a line each, as sure as the least.
 
-    `cause_of` finds the first cause of staged paths. `unheard` is why nobody, or not everybody, could say what was
-    chosen; where no path at all is known, it stands for all of them. `lost` are the short names of ends that must have
-    paths of which nothing is known.
+    `cause_of` finds the first cause of staged paths. `not_observed` is the reason why the transports of some paths, or
+    of all, could not be observed; where no path is known at all, it stands for all of them. `without_paths` are the
+    short names of ends that must have paths, and of which none is known.
     """
     groups: dict[_Alike, list[KnownPath]] = {}
     for path in paths:
         judgement = path.judgement
         alike = judgement.conclusion, judgement.verdict, names(path.transports), path.limit_gb_s
         groups.setdefault(alike, []).append(path)
-    rows = [_row(members, origin, cause_of, unheard) for members in groups.values()]
-    if lost:
-        rows.append(unknown_row(origin, "nothing named their connections", [f"{end} → ?" for end in lost]))
-    if unheard and not paths:
-        rows.append(unknown_row(origin, unheard))
+    rows = [_row(members, origin, cause_of, not_observed) for members in groups.values()]
+    if without_paths:
+        rows.append(unknown_row(origin, "nothing named their connections", [f"{end} → ?" for end in without_paths]))
+    if not_observed and not paths:
+        rows.append(unknown_row(origin, not_observed))
     return sorted(rows, key=lambda row: (_GRAVEST_FIRST.index(Conclusion(row.conclusion)), row.verdict == Verdict.SKIP))
 
 
 def _row(
-    members: Sequence[KnownPath], origin: str, cause_of: Callable[[Sequence[KnownPath]], Explanation], unheard: str
+    members: Sequence[KnownPath], origin: str, cause_of: Callable[[Sequence[KnownPath]], Explanation], not_observed: str
 ) -> FallbackRow:
     first = min(members, key=lambda path: _LEAST_SURE_FIRST.index(path.judgement.confidence))
     judgement = first.judgement
@@ -151,15 +152,15 @@ def _row(
         cause=None if cause is None else cause.id,
         cause_seen=None if cause is None else cause.evidence,
         advice=None if cause is None else cause.advice,
-        how=_how(first, unheard if judgement.conclusion is Conclusion.UNKNOWN or not first.transports else ""),
+        how=_how(first, not_observed if judgement.conclusion is Conclusion.UNKNOWN or not first.transports else ""),
     )
 
 
-def _how(path: KnownPath, unheard: str) -> str:
+def _how(path: KnownPath, not_observed: str) -> str:
     evidence = path.evidence
     kinds = (evidence.capability, evidence.selection, evidence.measurement, evidence.correctness)
     seen = [kind.seen for kind in kinds if kind.seen]
-    return "; ".join(dict.fromkeys([decide(evidence).meaning, *seen, *filter(None, [unheard])]))
+    return "; ".join(dict.fromkeys([decide(evidence).meaning, *seen, *filter(None, [not_observed])]))
 
 
 def unknown_row(origin: str, why: str, pairs: Sequence[str] = ()) -> FallbackRow:
@@ -184,7 +185,7 @@ def unknown_row(origin: str, why: str, pairs: Sequence[str] = ()) -> FallbackRow
 
 
 def findings(rows: Sequence[FallbackRow], *, strict: bool) -> tuple[Finding, ...]:
-    """What a person should know of fallback. Only a strict run fails for it, or because it is not known.
+    """The findings on fallback. Only a strict run fails for it, or because it is not known.
 
     Wrong data are somebody else's finding, who counts them.
     """
@@ -243,6 +244,5 @@ def slowdown(row: FallbackRow) -> str:
 
 def shown(row: FallbackRow, most: int = _MOST_PAIRS) -> str:
     """The first pairs of a line in words: 'GPU0 → GPU1', 'ranks 0 → 1, 1 → 0 and 10 more'."""
-    rest = row.count - most
     lead = "ranks " if row.pairs and row.pairs[0][0].isdigit() else ""
-    return lead + ", ".join(row.pairs[:most]) + (f" and {rest} more" if rest > 0 else "")
+    return lead + some_of(row.pairs, most, row.count)

@@ -9,9 +9,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from gpubench.model.results.report import Metadata
+from gpubench.model.terms.units import some_of
 
 FOLDER_MARK = "/"
-"""What ends `--output results/`, which names a folder that is made where there is none."""
+"""The endings of `--output results/`, which names a folder; it is made where there is none."""
 
 _NAME = re.compile(
     r"(?P<stamp>\d{4}-\d\d-\d\dT\d{6}Z)-(?P<command>[a-z0-9]+)-(?P<host>[\w.+-]+)(?:~(?P<number>\d{1,9}))?\.json",
@@ -50,21 +51,21 @@ class DatedName:
 
     @staticmethod
     def host_of(hosts: Sequence[str]) -> str:
-        """How names spell the hosts of a run."""
+        """The hosts of a run as names of files spell them."""
         different = list(dict.fromkeys(hosts))
         first = _NOT_IN_NAMES.sub("_", different[0])[:_MOST_HOST_CHARACTERS]
         return first + (f"+{len(different) - 1}" if len(different) > 1 else "")
 
     @classmethod
     def parse(cls, text: str) -> "DatedName | None":
-        """What a file's name says; None where it is no name of a dated result."""
+        """The parts of a file's name; None where it is no name of a dated result."""
         found = _NAME.fullmatch(text)
         return found and cls(found["stamp"], int(found["number"] or 1), found["command"], found["host"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultHead:
-    """What a result tells before its rows: enough to know which other results it may be compared with.
+    """The metadata of a result, which stand before its rows: they decide which other results it may be compared with.
 
     `models` are its GPUs' in order of name, one a GPU, none where it does not tell; `options` has values as JSON.
     """
@@ -110,12 +111,12 @@ class ResultHead:
 
     @property
     def machine(self) -> tuple[object, ...]:
-        """What two results of one machine have in common; a replayed or simulated one is a machine of its own."""
+        """The machine: the same for two results of it. A replayed or simulated one is a machine of its own."""
         return self.origin, self.hosts
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """What two results have in common that may be compared: command, machine, GPUs, options."""
+        """The command, machine, GPUs and options: the same for results that may be compared."""
         return self.command, self.machine, self.models, tuple(sorted(self.options.items()))
 
     def differences_from(self, other: "ResultHead") -> Iterator[str]:
@@ -132,8 +133,7 @@ class ResultHead:
 
 
 def _hosts(head: ResultHead) -> str:
-    more = len(head.hosts) - 1
-    return (head.hosts[0] if head.hosts else "none") + (f" and {more} more" if more > 0 else "")
+    return some_of(head.hosts, 1) or "none"
 
 
 def _models(head: ResultHead) -> str:

@@ -10,7 +10,7 @@ from gpubench.model.results.rows.evidence import EVIDENCE_SECTION
 from gpubench.model.results.rows.explain import PATHS_SECTION
 from gpubench.model.terms.copies import HostMemory
 from gpubench.model.terms.units import format_size
-from gpubench.model.terms.verdict import Verdict, exit_code
+from gpubench.model.terms.verdict import Verdict, exit_code, gravity
 
 RUN = "run"
 _CONDENSED_ELSEWHERE = (EVIDENCE_SECTION, PATHS_SECTION)
@@ -55,9 +55,9 @@ def cases(metadata: Metadata, rows: Iterable[Row], report: Report) -> Iterator[J
 
 
 def worst_first(found: Iterable[JudgedCase]) -> list[JudgedCase]:
-    """What went wrong among cases, the gravest first, in their order otherwise."""
-    gravity = {Verdict.FAIL: 0, Verdict.ERROR: 1, Verdict.INCONCLUSIVE: 2, Verdict.WARN: 3}
-    return sorted((each for each in found if each.verdict in gravity), key=lambda each: gravity[each.verdict])
+    """The cases that went wrong, the gravest first, in their order otherwise."""
+    wrong = (each for each in found if gravity(each.verdict) < gravity(Verdict.PASS))
+    return sorted(wrong, key=lambda each: gravity(each.verdict))
 
 
 def _of_report(report: Report) -> Iterator[JudgedCase]:
@@ -88,7 +88,7 @@ def _of_rows(group: str, records: Iterable[Mapping[str, Any]]) -> Iterator[Judge
 
 
 def _name(record: Mapping[str, Any]) -> str:
-    """What a row is about, in the words of its columns."""
+    """The subject of a row, in the words of its columns."""
     naming: Sequence[Callable[[], str]] = (
         lambda: " ".join(str(record[name]) for name in ("node", "check", "id", "subject") if record.get(name)),
         lambda: f"{record['source']} → {record['destination']}" if record.get("source") else "",
@@ -123,5 +123,7 @@ def _with_own_names(found: Iterable[JudgedCase]) -> Iterator[JudgedCase]:
 def _run(metadata: Metadata, report: Report, found: Sequence[JudgedCase]) -> JudgedCase:
     if not report.complete:
         return JudgedCase(RUN, metadata.subject, report.verdict, "the run was cut short")
-    told = exit_code(report.verdict) in {0, *(exit_code(case.verdict) for case in found)}
-    return JudgedCase(RUN, metadata.subject, Verdict.PASS if told else report.verdict, f"verdict: {report.verdict}")
+    in_a_case = exit_code(report.verdict) in {0, *(exit_code(case.verdict) for case in found)}
+    return JudgedCase(
+        RUN, metadata.subject, Verdict.PASS if in_a_case else report.verdict, f"verdict: {report.verdict}"
+    )

@@ -11,7 +11,7 @@ from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND
 
 BY_CPU = "cpu"
-"""What moves the bytes from host memory to host memory."""
+"""The engine of copies within host memory."""
 
 
 def peer_rows(measured: Measurements, node: Topology) -> dict[Pair, PairRow]:
@@ -72,7 +72,7 @@ def memory_row(measured: Measurements, host: str) -> PairRow | None:
 
 
 def is_busy(gpu: GpuFacts) -> bool:
-    """Whether somebody else uses a GPU: what is measured on it is no fault of it."""
+    """True where somebody else uses a GPU: what is measured on it is no fault of it."""
     return bool(gpu.processes) and gpu.idle is not True
 
 

@@ -1,4 +1,4 @@
-"""What was measured of machines for checks to judge: rows, paths, and what could not be measured."""
+"""Measurements of machines for checks to judge: rows, paths, and what could not be measured."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from gpubench.model.terms.verdict import Finding
 
 
 class Need(StrEnum):
-    """What a check looks at: facts alone, or something that has to be measured."""
+    """The input of a check: facts alone, or something that has to be measured."""
 
     FACTS = "facts"
     PEER_COPIES = "peer copies"

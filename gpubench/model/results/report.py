@@ -1,4 +1,4 @@
-"""What a command hands to the formats: metadata, named sections, findings, a verdict.
+"""The report of a command, which formats write: metadata, named sections, findings, a verdict.
 
 Rows are plain data. Units are in the names; what is unknown is None, never 0. Collectives hand over the rows of their
 one section as they are measured; other commands have all their sections at the end.
@@ -9,9 +9,12 @@ Schema history: 1 (gpubench 0.1) collective rows, the sections of `topo`.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
+from gpubench.model.terms.operation import DataType, Placement, ReduceOp
+from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.model.terms.sampling import Mode
 from gpubench.model.terms.sweep import DroppedSize
 from gpubench.model.terms.verdict import Finding, Verdict
 
@@ -20,10 +23,14 @@ ROWS_SECTION = "rows"
 FINDINGS_SECTION = "findings"
 PAIRS_SECTION = "pairs"
 FINDING_COLUMNS = tuple(each.name for each in fields(Finding))
+BACKENDS = ("nccl", "host", "simulated")
+
+SIGNED = "signed"
+"""Beside the type of a column: it may be negative. All other numbers are 0 or more."""
 
 
 class Verified(StrEnum):
-    """Which output was compared: the last timed one of every buffer, that of one more operation, or none."""
+    """The output that was verified: the last timed one of every buffer, that of one more operation, or none."""
 
     LAST = "last"
     REPEAT = "repeat"
@@ -73,53 +80,50 @@ Section = Table | Matrix
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveRow(Record):
-    """One size × dtype × op × placement of one collective. Sizes, times and bandwidths as nccl-tests defines them.
+    """One size × dtype × op × placement of one collective. Sizes, times and bandwidths as nccl-tests defines them."""
 
-    `time_us` is the mean over ranks; those of single ranks are None where another tool's file has the mean alone.
-    `graph` counts replays of a captured CUDA graph (0: plain launches); `wrong`
-    counts wrong elements over all ranks, None where nothing was compared. `setting` is what was asked of the library
-    (`model.terms.nccl_choice`), None where the choice was its own.
-    """
-
-    collective: str
-    backend: str
-    origin: str
-    group: str | None = None
-    ranks: int
-    nodes: int
-    size_bytes: int
-    count: int
-    dtype: str
-    op: str | None
-    root: int | None
-    placement: str
-    mode: str
-    graph: int
-    iterations: int
-    time_us: float
-    time_us_fastest_rank: float | None
-    time_us_slowest_rank: float | None
-    slowest_rank: int | None
-    algbw_gb_s: float
-    busbw_gb_s: float
-    limit_gb_s: float | None = None
-    limit_percent: float | None = None
-    wrong: int | None
-    verified: str
-    batch_median_us: float | None = None
-    batch_cv: float | None = None
-    ci95_percent: float | None = None
-    p50_us: float | None = None
-    p95_us: float | None = None
-    p99_us: float | None = None
-    algorithm: str | None = None
-    protocol: str | None = None
-    channels: int | None = None
-    transport: str | None = None
-    host_staged: bool | None = None
-    expected_gb_s: float | None = None
-    verdict: str | None
-    note: str | None = None
+    collective: str  #: allreduce, allgather, reducescatter, broadcast, reduce, alltoall, gather, scatter or sendrecv
+    backend: Annotated[str, BACKENDS]  #: what moved the data: nccl, or host (MPI on CPU buffers); simulated moved none
+    origin: Annotated[str, Origin]  #: where the numbers come from
+    group: str | None = None  #: the part of the job this row is of; null: the whole job
+    ranks: int  #: ranks in the group
+    nodes: int  #: hosts in the group
+    size_bytes: int  #: nccl-tests' size: the larger buffer of a rank, after rounding
+    count: int  #: elements handed to the library
+    dtype: Annotated[str, DataType]  #: element type
+    op: Annotated[str | None, ReduceOp]  #: reduction; null where data are only moved
+    root: int | None  #: root rank; null where there is none
+    placement: Annotated[str, Placement]  #: result in a buffer of its own, or over the input
+    mode: Annotated[str, Mode]  #: throughput: operations back to back; latency: each alone
+    graph: int  #: replays of a captured CUDA graph; 0: plain launches
+    iterations: int  #: timed operations (captured ones, with a graph)
+    time_us: float  #: microseconds an operation, mean over ranks
+    time_us_fastest_rank: float | None  #: of the fastest rank; null where another tool's file does not say
+    time_us_slowest_rank: float | None  #: of the slowest rank
+    slowest_rank: int | None  #: which rank that was
+    algbw_gb_s: float  #: size over time, GB/s of 1e9 bytes
+    busbw_gb_s: float  #: algbw times the collective's factor
+    limit_gb_s: float | None = None  #: physical ceiling
+    limit_percent: float | None = None  #: busbw of the ceiling
+    wrong: int | None  #: wrong elements over all ranks; null: not checked
+    #: last: every buffer of the timed operations; repeat: one more operation on fresh data; no: not checked
+    verified: Annotated[str, Verified]
+    batch_median_us: float | None = None  #: median over batches
+    batch_cv: float | None = None  #: coefficient of variation over batches
+    ci95_percent: float | None = None  #: half of the 95 % confidence interval, percent of the mean
+    p50_us: float | None = None  #: median of single operations
+    p95_us: float | None = None  #: 95th percentile
+    p99_us: float | None = None  #: 99th percentile
+    algorithm: str | None = None  #: as NCCL names it
+    protocol: str | None = None  #: as NCCL names it
+    channels: int | None = None  #: as NCCL counts them
+    transport: str | None = None  #: as NCCL names it
+    host_staged: bool | None = None  #: whether data went through host memory
+    expected_gb_s: float | None = None  #: what a healthy machine of this kind reaches
+    verdict: Annotated[str | None, Verdict]  #: null: not judged
+    note: str | None = None  #: anything to know of this row
+    #: what was asked of the library: ring/ll, ring, ll, ...; hierarchical: made of smaller ones; again: the first way
+    #: of all once more; null: its own choice
     setting: str | None = None
 
 
@@ -128,35 +132,33 @@ COLLECTIVE_COLUMNS = CollectiveRow.columns()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairRow(Record):
-    """An ordered pair of devices: how it is wired and what it may carry, and, where it was measured, what it does.
+    """An ordered pair of devices: how it is wired and what it may carry, and, where it was measured, what it does."""
 
-    Devices are named as in matrices, nodes by host. `limit_gb_s` is per direction.
-    """
-
-    source: str
-    destination: str
-    source_bus_id: str | None
-    destination_bus_id: str | None
-    source_node: str
-    destination_node: str
+    source: str  #: where the bytes come from: a GPU, a rank, host
+    destination: str  #: where they go
+    source_bus_id: str | None  #: PCI address of the source
+    destination_bus_id: str | None  #: PCI address of the destination
+    source_node: str  #: host of the source
+    destination_node: str  #: host of the destination
+    #: process (one process copies), ipc (between processes of a node), network (between nodes)
     scope: str | None = None
-    origin: str
-    direction: str | None = None
-    engine: str | None = None
-    peer: str | None = None
-    size_bytes: int | None = None
-    bandwidth_gb_s: float | None = None
-    latency_us: float | None = None
-    limit_gb_s: float | None
-    limit_percent: float | None = None
-    nvlink_bytes: int | None = None
-    pcie_bytes: int | None = None
-    path_class: str | None
-    transport: str | None = None
-    host_staged: bool | None = None
-    verified: str | None = None
-    verdict: str | None = None
-    note: str | None = None
+    origin: Annotated[str, Origin]  #: measured, simulated or recorded
+    direction: str | None = None  #: write (by the source), read (by the destination), both (at once, summed)
+    engine: str | None = None  #: ce (copy engine), sm (kernel), nccl (send and receive), cpu (within host memory)
+    peer: str | None = None  #: peer access on or off
+    size_bytes: int | None = None  #: bytes of a copy
+    bandwidth_gb_s: float | None = None  #: GB/s of 1e9 bytes
+    latency_us: float | None = None  #: time of one copy
+    limit_gb_s: float | None  #: GB/s per direction that the links carry at most
+    limit_percent: float | None = None  #: bandwidth over limit
+    nvlink_bytes: Annotated[int | None, SIGNED] = None  #: that the NVLinks of the source carried around the last sample
+    pcie_bytes: Annotated[int | None, SIGNED] = None  #: that its PCIe link carried
+    path_class: str | None  #: wiring, as nvidia-smi topo -m: NV18, PIX, PXB, PHB, NODE, SYS; NET between nodes
+    transport: str | None = None  #: what carries it, as NCCL prints it: P2P/CUMEM, SHM/direct, NET/IB/0/GDRDMA
+    host_staged: bool | None = None  #: whether bytes pass through host memory
+    verified: str | None = None  #: whose output was compared: last, repeat, no
+    verdict: str | None = None  #: PASS, WARN, FAIL, SKIP, ERROR or INCONCLUSIVE
+    note: str | None = None  #: what else has to be said
 
 
 PAIR_COLUMNS = PairRow.columns()
@@ -164,32 +166,28 @@ PAIR_COLUMNS = PairRow.columns()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metadata:
-    """What a reader needs to know to believe a number, or to measure it again.
+    """The circumstances of a run: who reads a number needs them to believe it, or to measure it again."""
 
-    `subject` is the subcommand; `collective` and `backend` are None where none ran. `libraries` names versions and
-    files (MPI, NCCL and where it was loaded from, CuPy, CUDA, driver); `environment` is an allow-list of settings,
-    never the whole environment; `options` are the values the run used. `topology` is the fingerprint of the machine,
-    `profile` the one it was simulated from, `source` where facts came from that were not read here.
-    """
-
-    gpubench_version: str
-    run_id: str
-    started_at: str
-    command: Sequence[str]
-    subject: str
-    origin: str
-    hosts: Sequence[str]
-    collective: str | None = None
-    backend: str | None = None
-    ranks: Sequence[RankIdentity] = ()
-    libraries: Mapping[str, str] = field(default_factory=dict)
+    gpubench_version: str  #: that wrote it
+    run_id: str  #: a UUID of the run
+    started_at: str  #: UTC, ISO 8601
+    command: Sequence[str]  #: the command line
+    subject: str  #: the subcommand
+    origin: Annotated[str, Origin]  #: measured, simulated or recorded
+    hosts: Annotated[Sequence[str], {"minItems": 1}]  #: every host, in the order of the job
+    collective: str | None = None  #: null where none ran
+    backend: Annotated[str | None, BACKENDS] = None  #: what moved the data; null where no collective ran
+    ranks: Sequence[RankIdentity] = ()  #: who ran where
+    libraries: Mapping[str, str] = field(default_factory=dict)  #: versions and files of what did the work
+    #: settings that change results: an allow-list, never the whole environment
     environment: Mapping[str, str] = field(default_factory=dict)
-    options: Mapping[str, Any] = field(default_factory=dict)
-    dropped_sizes: Sequence[DroppedSize] = ()
-    topology: str | None = None
-    profile: Mapping[str, str] | None = None
-    source: str | None = None
-    schema_version: int = SCHEMA_VERSION
+    options: Mapping[str, Any] = field(default_factory=dict)  #: the values the run used
+    dropped_sizes: Sequence[DroppedSize] = ()  #: sizes asked for and not measured
+    topology: str | None = None  #: fingerprint of the machine
+    #: the machine type it was held against: name, sha256, note
+    profile: Annotated[Mapping[str, str] | None, {"required": ["name", "sha256"]}] = None
+    source: str | None = None  #: where facts came from that were not read here
+    schema_version: Annotated[int, {"const": SCHEMA_VERSION}] = SCHEMA_VERSION  #: of the rows
 
     @property
     def rows_section(self) -> str:
@@ -212,7 +210,7 @@ class Metadata:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """How a run ended. `complete` is false while it runs and when it was cut short.
+    """The outcome of a run. `complete` is false while it runs and when it was cut short.
 
     `sections` are what is not handed over row by row, in the order in which formats show them; `main` is the one that
     formats show which show only one.

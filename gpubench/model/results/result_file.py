@@ -1,4 +1,4 @@
-"""What a file of results holds, whoever wrote it: rows, and the circumstances under which they were measured."""
+"""The contents of a file of results, whoever wrote it: rows, and the circumstances of the measurement."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ MODELS = "gpu_models"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileCircumstances:
-    """What numbers depend on. Empty is what a file does not tell; of `environment` that is None.
+    """The circumstances that numbers depend on. What a file does not tell is empty, or None for `environment`.
 
     `gpus` are the models, one a GPU; `models` are those of a check, which may have lost some of them.
     `wrong_elements` is what the run as a whole says of its data, None where it says nothing.

@@ -1,13 +1,17 @@
-"""Which way of running a collective is the fastest at each size, and what the library's own choice loses."""
+"""The fastest way of running a collective at each size, and the loss of the library's own choice."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Annotated
 
-from gpubench.model.results.report import CollectiveRow, Record
+from gpubench.model.results.report import BACKENDS, SIGNED, CollectiveRow, Record
 from gpubench.model.terms.nccl_choice import AGAIN, OWN_CHOICE, NcclChoice, taken_name
 from gpubench.model.terms.noise import Noise, robust_deviation
+from gpubench.model.terms.operation import DataType, Placement, ReduceOp
+from gpubench.model.terms.origin import Origin
+from gpubench.model.terms.sampling import Mode
 
 WINNERS_SECTION = "winners"
 REFUSED_SECTION = "refused"
@@ -20,52 +24,46 @@ _REACH = math.log2(16)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WinnerRow(Record):
-    """The fastest of all ways at one size, type, reduction and placement, and the library's own choice beside it.
+    """The fastest way at one size of a sweep over settings, and what the library's own choice loses."""
 
-    `fastest` is its name, `setting` as in its row. `own_time_us` is the mean of both times that the own choice was
-    measured, before all others and after them, or the median of three where what it took is one of the settings too;
-    `own_drift_percent` is by how much the second was above the first. `loss_percent` is by how much the own choice
-    takes longer than the fastest, `noise_percent` what chance alone may make of that. `displaces` is what was the
-    fastest at smaller sizes, where it is beaten here beyond the noise.
-    """
-
-    collective: str
-    origin: str
-    ranks: int
-    size_bytes: int
-    dtype: str
-    op: str | None
-    placement: str
-    mode: str
-    candidates: int
-    fastest: str
-    backend: str
-    setting: str | None
-    time_us: float
-    algorithm: str | None
-    protocol: str | None
-    own_backend: str
-    own_algorithm: str | None
-    own_protocol: str | None
+    collective: str  #: allreduce, allgather, reducescatter, broadcast, reduce, alltoall, gather, scatter or sendrecv
+    origin: Annotated[str, Origin]  #: where the numbers come from
+    ranks: int  #: ranks in the group
+    size_bytes: int  #: nccl-tests' size: the larger buffer of a rank, after rounding
+    dtype: Annotated[str, DataType]  #: element type
+    op: Annotated[str | None, ReduceOp]  #: reduction; null where data are only moved
+    placement: Annotated[str, Placement]  #: result in a buffer of its own, or over the input
+    mode: Annotated[str, Mode]  #: throughput: operations back to back; latency: each alone
+    candidates: Annotated[int, {"minimum": 1}]  #: ways that ran right and as they were asked to
+    fastest: str  #: name of the fastest: a setting, a backend, or own choice
+    backend: Annotated[str, BACKENDS]  #: what moved the data: nccl, or host (MPI on CPU buffers); simulated moved none
+    setting: str | None  #: as in its row
+    time_us: float  #: of the fastest, microseconds an operation; in latency mode the median
+    algorithm: str | None  #: that it took, as NCCL names it
+    protocol: str | None  #: that it took, as NCCL names it
+    own_backend: str  #: whose own choice is beside it
+    own_algorithm: str | None  #: that NCCL takes by itself
+    own_protocol: str | None  #: that NCCL takes by itself
+    #: of the own choice: mean of before and after all others, or median with the setting that it took
     own_time_us: float
-    own_drift_percent: float | None
-    loss_percent: float
-    noise_percent: float | None
-    beyond_noise: bool | None
-    displaces: str | None = None
+    own_drift_percent: Annotated[float | None, SIGNED]  #: by how much the own choice was slower the second time
+    loss_percent: Annotated[float, SIGNED]  #: by how much the own choice takes longer than the fastest
+    noise_percent: float | None  #: what chance alone may make of that; null: not known
+    beyond_noise: bool | None  #: whether the loss is more than that
+    displaces: str | None = None  #: what was the fastest at smaller sizes, and is beaten here beyond the noise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusedRow(Record):
-    """What could not run, and why, in the library's words; of no type and size where it could not even begin."""
+    """A setting of a sweep that could not run."""
 
-    collective: str
-    backend: str
-    setting: str
-    dtype: str | None
-    op: str | None
-    size_bytes: int | None
-    reason: str
+    collective: str  #: allreduce, allgather, reducescatter, broadcast, reduce, alltoall, gather, scatter or sendrecv
+    backend: Annotated[str, BACKENDS]  #: what moved the data: nccl, or host (MPI on CPU buffers); simulated moved none
+    setting: str  #: what was asked for
+    dtype: str | None  #: element type; null: it could not even begin
+    op: str | None  #: reduction
+    size_bytes: int | None  #: from which size on
+    reason: str  #: in the library's words
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +77,7 @@ class _Place:
 
     @property
     def own_time_us(self) -> float:
-        """Where the own choice is one of the ways, that was measured three times: the middle one counts."""
+        """The median of the own choice's times: two, or three where the setting that it took is one of the ways."""
         chosen = None if self.own_way is None else self.ways[self.own_way]
         return median(_time_us(row) for row in (self.own, self.again, chosen) if row is not None)
 
@@ -89,7 +87,7 @@ class _Place:
         return None if self.again is None else _time_us(self.again) / _time_us(self.own) - 1
 
     def time_us(self, name: str) -> float:
-        """What a way took; of the own choice all its times count."""
+        """The time of a way; of the own choice all its measurements count."""
         row = self.ways[name]
         return self.own_time_us if row is self.own or name == self.own_way else _time_us(row)
 
@@ -111,7 +109,7 @@ def winners(rows: Sequence[CollectiveRow]) -> list[WinnerRow]:
 
 
 def took_another(row: CollectiveRow) -> bool:
-    """Whether NCCL's log names another algorithm or protocol than the row was to have."""
+    """True where NCCL's log names another algorithm or protocol than the row was to have."""
     return NcclChoice.of(row.setting).differs(row.algorithm, row.protocol)
 
 
@@ -214,7 +212,7 @@ def _noise(place: _Place, fastest: CollectiveRow, drifts: Sequence[tuple[int, fl
 
 
 def _time_us(row: CollectiveRow) -> float:
-    """What is compared: the mean, of operations alone the median, which the few late ones do not move."""
+    """The time that is compared: the mean; of operations timed alone the median, which late ones do not move."""
     return row.time_us if row.p50_us is None else row.p50_us
 
 
@@ -228,5 +226,5 @@ def _grouped(
 
 
 def crossings(rows: Sequence[WinnerRow]) -> list[tuple[int, str]]:
-    """What is fastest from which size on, of the rows of one type, reduction and placement."""
+    """The sizes from which on another way is the fastest, of rows of one type, reduction and placement."""
     return [(row.size_bytes, row.fastest) for row in rows if row is rows[0] or row.displaces is not None]

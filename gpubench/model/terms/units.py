@@ -5,7 +5,6 @@ K, M, G and T are 1024-based as in nccl-tests; bandwidths are GB/s with 1 GB = 1
 
 import re
 from collections.abc import Sequence
-from fractions import Fraction
 
 from gpubench.errors import UsageError
 
@@ -28,10 +27,12 @@ def parse_size(text: str) -> int:
             f"{text!r} is not a size",
             expected="a number of bytes with K, M, G or T behind it (1024-based): 8, 4K, 1.5M, 4G",
         )
-    size = Fraction(match["number"]) * SUFFIX_BYTES[match["suffix"]]
-    if size.denominator != 1:
-        raise UsageError(f"{text!r} is {float(size)} bytes", expected="a whole number of bytes")
-    return int(size)
+    whole, _, decimals = match["number"].partition(".")
+    units = int(whole + decimals) * SUFFIX_BYTES[match["suffix"]]
+    scale = int("1" + "0" * len(decimals))
+    if units % scale:
+        raise UsageError(f"{text!r} is {units / scale} bytes", expected="a whole number of bytes")
+    return units // scale
 
 
 def format_size(size_bytes: int) -> str:
@@ -84,6 +85,22 @@ def spans(numbers: Sequence[int]) -> str:
             start = number
         previous = number
     return ",".join(texts)
+
+
+def some_of(names: Sequence[str], most: int = 4, count: int | None = None) -> str:
+    """'a, b and 3 more': the first few names and how many are left out, of `count` where not all of them are given."""
+    more = (len(names) if count is None else count) - min(len(names), most)
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def percent(part: float | None, whole: float | None) -> float | None:
+    """A part of a whole in percent; None where either is unknown, or the whole is 0."""
+    return None if part is None or not whole else 100 * part / whole
+
+
+def format_percent(value: float | None, unknown: str = "", digits: int = 0) -> str:
+    """'87%'; `unknown` stands for None."""
+    return unknown if value is None else f"{value:.{digits}f}%"
 
 
 def counted(number: int, what: str) -> str:

@@ -21,6 +21,11 @@ class Verdict(StrEnum):
 WORST_FIRST = (Verdict.FAIL, Verdict.ERROR, Verdict.INCONCLUSIVE, Verdict.WARN, Verdict.PASS, Verdict.SKIP)
 
 
+def gravity(verdict: str) -> int:
+    """The place of a verdict among all of them, 0 for the worst."""
+    return WORST_FIRST.index(Verdict(verdict))
+
+
 def overall(verdicts: Iterable[Verdict]) -> Verdict:
     """The verdict of a whole: any FAIL fails it, else any ERROR, and so on; nothing at all is SKIP."""
     seen = set(verdicts)
@@ -43,19 +48,16 @@ STRAGGLER = "straggler"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something a person should know: a stable id, on what, seen, expected, the likely cause, the next command.
+    """Something a person should know: on what, what was seen and expected, the likely cause, what to do next."""
 
-    `subjects` names all it is about where `subject` shortens them.
-    """
-
-    id: str
-    severity: Verdict
-    subject: str
-    seen: str
-    expected: str
-    cause: str
-    next_command: str
-    subjects: tuple[str, ...] = ()
+    id: str  #: stable, for machines to match
+    severity: Verdict  #: verdict on the subject
+    subject: str  #: what it is about, shortened
+    seen: str  #: what was seen
+    expected: str  #: what was expected
+    cause: str  #: the likely reason
+    next_command: str  #: what to type next
+    subjects: tuple[str, ...] = ()  #: all that the finding is about, where `subject` shortens them
 
     def softened(self) -> "Finding":
         """The finding as a warning where it would fail: a benchmark fails by itself only for wrong data."""

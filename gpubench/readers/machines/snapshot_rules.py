@@ -1,11 +1,12 @@
 """The rules that a recorded snapshot keeps beyond the types of its fields; all later code relies on them."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from gpubench.errors import UsageError
 from gpubench.model.facts.rank_facts import RankFacts
-from gpubench.model.facts.snapshot import PciPlace, Snapshot
+from gpubench.model.facts.snapshot import GpuFacts, NicFacts, PciSwitch, Snapshot
 from gpubench.model.paths.topology import PATH_CLASSES, SELF
 from gpubench.model.terms.plain import to_plain
 from gpubench.readers.documents.characters import check_printable
@@ -19,6 +20,10 @@ MOST_SWITCHES_ABOVE = 64
 
 MOST_PCI_DEVICES, MOST_BRIDGES_ABOVE = 4096, 64
 """Of a node, and of one device."""
+
+_DEVICES = ("gpus", "nics", "switches")
+_NAMES = ("name", "bus_id", "model", "place")
+"""Fields of devices that outputs show as they are."""
 
 _SAID = ("pci_devices", "rdma_ports", "kernel", "driver_settings")
 """Facts of which any text may be shown with a cause that it explains."""
@@ -47,18 +52,19 @@ def check_snapshot(snapshot: Snapshot) -> None:
         count = len(getattr(snapshot, name))
         if count > most:
             raise UsageError(f"snapshot.{name} has {count} entries", expected=f"one node, with {most} {name} at most")
-    for where, name in _names(snapshot):
-        check_printable(name, where)
+    check_printable(snapshot.host, "snapshot.host")
+    for field in _DEVICES:
+        check_printable([_names(device) for device in getattr(snapshot, field)], f"snapshot.{field}")
     for field in _SAID:
         check_printable(to_plain(getattr(snapshot, field)), f"snapshot.{field}")
     _check_bridges(snapshot)
     _check_unique("gpus", [gpu.device for gpu in snapshot.gpus], set())
     _check_unique("nics", [nic.device for nic in snapshot.nics], {gpu.device for gpu in snapshot.gpus})
-    for where, place in _places(snapshot):
-        if len(place.switches) > MOST_SWITCHES_ABOVE:
-            raise UsageError(
-                f"{where}.switches has {len(place.switches)} entries", expected=f"at most {MOST_SWITCHES_ABOVE}"
-            )
+    for field in _DEVICES:
+        for number, device in enumerate(getattr(snapshot, field)):
+            if len(above := device.place.switches) > MOST_SWITCHES_ABOVE:
+                where = f"snapshot.{field}[{number}].place.switches"
+                raise UsageError(f"{where} has {len(above)} entries", expected=f"at most {MOST_SWITCHES_ABOVE}")
     _check_paths(snapshot)
 
 
@@ -81,6 +87,10 @@ def _check_paths(snapshot: Snapshot) -> None:
             raise UsageError(f"{where}.pcie_path is {pair.pcie_path!a}", expected=f"one of {', '.join(PATH_CLASSES)}")
 
 
+def _names(device: GpuFacts | NicFacts | PciSwitch) -> dict[str, Any]:
+    return {name: to_plain(getattr(device, name)) for name in _NAMES if hasattr(device, name)}
+
+
 def _check_bridges(snapshot: Snapshot) -> None:
     """Every bridge that is named is there, each device is once, and no way up goes in a circle."""
     above = {device.bus_id: device.above for device in snapshot.pci_devices}
@@ -101,32 +111,3 @@ def _check_unique(field: str, names: Sequence[str], others: set[str]) -> None:
         if name in taken:
             raise UsageError(f"snapshot.{field}[{number}] is a second {name}", expected="a name of its own")
         taken.add(name)
-
-
-def _names(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
-    """The names of the machine and its devices in outputs."""
-    yield "snapshot.host", snapshot.host
-    for number, gpu in enumerate(snapshot.gpus):
-        yield f"snapshot.gpus[{number}].name", gpu.name or ""
-        yield f"snapshot.gpus[{number}].bus_id", gpu.bus_id or ""
-    for number, nic in enumerate(snapshot.nics):
-        yield f"snapshot.nics[{number}].name", nic.name
-        yield f"snapshot.nics[{number}].bus_id", nic.bus_id or ""
-        yield f"snapshot.nics[{number}].model", nic.model or ""
-    for number, switch in enumerate(snapshot.switches):
-        yield f"snapshot.switches[{number}].bus_id", switch.bus_id
-    for where, place in _places(snapshot):
-        yield f"{where}.host_bridge", place.host_bridge or ""
-        for switch_above in place.switches:
-            yield f"{where}.switches", switch_above
-
-
-def _places(snapshot: Snapshot) -> Iterator[tuple[str, PciPlace]]:
-    places = {
-        "gpus": [gpu.place for gpu in snapshot.gpus],
-        "nics": [nic.place for nic in snapshot.nics],
-        "switches": [switch.place for switch in snapshot.switches],
-    }
-    for name, held in places.items():
-        for number, place in enumerate(held):
-            yield f"snapshot.{name}[{number}].place", place

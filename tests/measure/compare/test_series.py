@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from gpubench.formats.dated import DATED
+from gpubench.formats.registry import DATED
 from gpubench.formats.writer import Style, Target
 from gpubench.measure.compare import series as history
 from gpubench.measure.compare.history_report import compare_history
 from gpubench.measure.compare.judge import Rules
-from gpubench.measure.compare.series import CUT_SHORT, Chosen, choose
+from gpubench.measure.compare.series import CUT_SHORT, HistorySelection, choose
 from gpubench.model.results.history import ResultHead
 from gpubench.model.results.report import COLLECTIVE_COLUMNS, Metadata, Report, Table
 from gpubench.model.results.rows.comparison import HISTORY_SECTION, HistoryRow, Use
@@ -44,11 +44,11 @@ def keep(
     return path.name
 
 
-def chosen(folder: Path, last: int = 5) -> Chosen:
+def chosen(folder: Path, last: int = 5) -> HistorySelection:
     return choose(list_results(folder), last)
 
 
-def left_out(found: Chosen) -> dict[str, str | None]:
+def left_out(found: HistorySelection) -> dict[str, str | None]:
     return {row.file: row.reason for row in found.files if row.use == Use.LEFT_OUT}
 
 

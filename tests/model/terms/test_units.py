@@ -6,7 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpubench.errors import UsageError
-from gpubench.model.terms.units import compress_names, format_memory, format_size, parse_size
+from gpubench.model.terms.units import (
+    compress_names,
+    format_memory,
+    format_percent,
+    format_size,
+    parse_size,
+    percent,
+    some_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -104,3 +112,31 @@ def test_consecutive_names_are_one_range(first: int, count: int, digits: int) ->
     names = [f"n{number:0{digits}d}" for number in range(first, first + count)]
     assert ", " not in compress_names(names)
     assert expanded(compress_names(names)) == names
+
+
+@pytest.mark.parametrize(
+    ("names", "most", "count", "text"),
+    [
+        ([], 4, None, ""),
+        (["a", "b"], 2, None, "a, b"),
+        (["a", "b", "c"], 2, None, "a, b and 1 more"),
+        (["a", "b"], 4, 9, "a, b and 7 more"),
+        (["a", "b", "c"], 2, 9, "a, b and 7 more"),
+    ],
+)
+def test_of_many_names_the_first_few_are_told(names: list[str], most: int, count: int | None, text: str) -> None:
+    assert some_of(names, most, count) == text
+
+
+def test_percent_of_what_is_unknown_is_unknown() -> None:
+    assert percent(1, 4) == 25
+    assert percent(0, 4) == 0
+    assert percent(None, 4) is None
+    assert percent(1, None) is None
+    assert percent(1, 0) is None
+    assert [format_percent(86.6), format_percent(None), format_percent(None, "?"), format_percent(1.25, "?", 1)] == [
+        "87%",
+        "",
+        "?",
+        "1.2%",
+    ]

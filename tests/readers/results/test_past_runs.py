@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpubench.errors import UsageError
-from gpubench.formats.dated import DATED
+from gpubench.formats.registry import DATED
 from gpubench.formats.writer import Style, Target
 from gpubench.model.results.report import COLLECTIVE_COLUMNS, CollectiveRow, Metadata
 from gpubench.readers.results import past_runs as module

@@ -2,14 +2,17 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated
 
+from gpubench.model.paths.evidence import Confidence
 from gpubench.model.results.report import Record
+from gpubench.model.terms.verdict import Verdict
 
 CAUSES_SECTION, UNREAD_SECTION = "causes", "causes_unread"
 
 
 class Effect(StrEnum):
-    """What a cause does to a path. The first four are what bytes through host memory look like from outside."""
+    """The effect of a cause on a path. The first four are what bytes through host memory look like from outside."""
 
     STAGED = "host memory inside a node"
     NETWORK_INSIDE = "a network inside a node"
@@ -22,34 +25,28 @@ class Effect(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CauseRow(Record):
-    """A cause that holds, those to look at first first: what shows it, what to do, how many paths it explains.
+    """A cause that holds, those to look at first first. docs/causes.md has the whole catalogue."""
 
-    `paths` counts those that were seen to go through host memory; 0 where it explains none of them and may slow others
-    down, or where nothing was sent. `verdict` is SKIP by design, WARN where it only slows down. `subject` is on what;
-    `implied_by` the id of the cause that it follows from; `settles` what would settle a doubt. docs/causes.md has the
-    whole catalogue.
-    """
-
-    id: str
-    evidence: str
-    advice: str
-    paths: int
-    verdict: str
-    hosts: tuple[str, ...]
-    title: str
-    confidence: str
-    effects: tuple[str, ...]
-    subject: str
-    implied_by: str | None
-    settles: str
-    link: str
+    id: str  #: stable
+    evidence: str  #: what shows it
+    advice: str  #: what to do
+    paths: int  #: how many it explains
+    verdict: Annotated[str, Verdict]  #: SKIP: by design; WARN: it only slows down; ERROR: not known
+    hosts: tuple[str, ...]  #: where it was seen
+    title: str  #: in the words that people search for
+    confidence: Annotated[str, Confidence]  #: proven, likely or weak
+    effects: tuple[str, ...]  #: what it does to paths
+    subject: str  #: on which GPUs, nodes, ranks or pairs it was seen
+    implied_by: str | None  #: the cause that it follows from
+    settles: str  #: what would settle a doubt
+    link: str  #: the vendor's page, or an issue about it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnreadRow(Record):
-    """Why it is not known whether a cause is there."""
+    """A cause of which it is not known whether it is there."""
 
-    id: str
-    title: str
-    subject: str
-    reason: str
+    id: str  #: of the cause that could not be looked for
+    title: str  #: in words
+    subject: str  #: on what
+    reason: str  #: why not: needs root, was not read, ...

@@ -2,12 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from gpubench.model.results.report import Record
 
 PATHS_SECTION = "paths"
 
 _MOST_CANDIDATES = 3
+_SCOPES = ("node", "network", "unknown")
+_VERDICTS = ("PASS", "FAIL", "SKIP", "ERROR")
 
 
 def either(candidates: Sequence[str]) -> str:
@@ -19,72 +22,64 @@ def either(candidates: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathRow(Record):
-    """Channels from one rank of a communicator to another that travel alike.
+    """Channels from one rank of a communicator to another that travel alike."""
 
-    `transport` is the sender's word, or the receiver's where no line of the sender is known; `transport_received` is
-    the receiver's where it says another. `peer_to_peer` is whether it is for send and receive instead of collectives.
-    `verdict` is PASS, FAIL, SKIP (through host memory by design) or ERROR (not known).
-    """
-
-    communicator: str | None
-    src: int
-    dst: int
-    src_host: str | None
-    src_pid: int | None
-    src_bus_id: str | None
-    dst_host: str | None
-    dst_pid: int | None
-    dst_bus_id: str | None
-    scope: str
-    transport: str
-    transport_received: str | None
-    host_staged: bool | None
-    channels: int
-    peer_to_peer: bool
-    proxy_rank: int | None
-    verdict: str
-    cause: str | None
+    communicator: str | None  #: NCCL's commId; null where lines could not be told
+    src: int  #: sending rank
+    dst: int  #: receiving rank
+    src_host: str | None  #: its host
+    src_pid: int | None  #: its process
+    src_bus_id: str | None  #: its GPU
+    dst_host: str | None  #: its host
+    dst_pid: int | None  #: its process
+    dst_bus_id: str | None  #: its GPU
+    scope: Annotated[str, _SCOPES]  #: whether NCCL takes both ranks for those of one machine
+    transport: str  #: as NCCL names it; the sender's word, else the receiver's
+    transport_received: str | None  #: the receiver's word where it is another
+    host_staged: bool | None  #: whether the bytes pass through host memory
+    channels: int  #: channels that travel alike
+    peer_to_peer: bool  #: for send and receive; else for collectives
+    proxy_rank: int | None  #: the rank whose NIC is used (PXN)
+    verdict: Annotated[str, _VERDICTS]  #: SKIP: through host memory by design; ERROR: not known
+    cause: str | None  #: id of the cause where host_staged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransportRow(Record):
-    """Pairs of a communicator that are connected alike. `first` are some of them, each source and destination."""
+    """Pairs of a communicator that are connected alike."""
 
-    communicator: str | None
-    scope: str
-    transport: str
-    pairs: int
-    channels_least: int
-    channels_most: int
-    host_staged: bool | None
-    verdict: str
-    first: tuple[tuple[int, int], ...]
+    communicator: str | None  #: its id; null where lines could not be told
+    scope: Annotated[str, _SCOPES]  #: inside a node, or between nodes
+    transport: str  #: what carries it, as NCCL prints it: P2P/CUMEM, SHM/direct, NET/IB/0/GDRDMA
+    pairs: Annotated[int, {"minimum": 1}]  #: ordered pairs connected alike
+    channels_least: int  #: of a pair
+    channels_most: int  #: of a pair
+    host_staged: bool | None  #: whether bytes pass through host memory
+    verdict: Annotated[str, _VERDICTS]  #: SKIP: through host memory by design; ERROR: not known
+    first: tuple[tuple[int, int], ...]  #: the first of the pairs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommunicatorRow(Record):
-    """A communicator: its ranks, how many the log misses, its machines as NCCL counts them.
+    """A communicator as all logs together show it."""
 
-    `id` is None where lines could not be told; `candidates` are then those that they may be of.
-    """
-
-    id: str | None
-    ranks: int | None
-    nodes: int | None
-    hosts: tuple[str, ...]
-    missing_ranks: tuple[int, ...]
-    pairs: int
-    candidates: tuple[str, ...]
+    id: str | None  #: as NCCL prints it
+    ranks: int | None  #: ranks it has
+    nodes: int | None  #: as NCCL counts machines
+    hosts: tuple[str, ...]  #: where they are
+    missing_ranks: tuple[int, ...]  #: those without a log
+    pairs: int  #: that are connected
+    candidates: tuple[str, ...]  #: where id is null: the communicators that the lines may be of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberRow(Record):
-    """A rank of a communicator. `node` is what NCCL takes for its machine; `nvml_index` counts as nvidia-smi does."""
+    """A rank of a communicator."""
 
-    communicator: str | None
-    rank: int
-    host: str
-    node: str
-    pid: int
-    bus_id: str | None
-    nvml_index: int | None
+    communicator: str | None  #: its id
+    rank: int  #: number in the job
+    host: str  #: host name
+    node: str  #: what NCCL takes for its machine
+    pid: int  #: process id
+    bus_id: str | None  #: PCI address of its GPU
+    nvml_index: int | None  #: as nvidia-smi counts

@@ -9,7 +9,7 @@ from gpubench.model.facts.snapshot import Fabric, NvLink, RemappedRows
 from gpubench.model.paths.links import active_links, nvlink_gb_s
 from gpubench.model.paths.nodes import MachineKind, condense
 from gpubench.model.paths.topology import BITS_PER_BYTE, Topology, rounded
-from gpubench.model.results.topo.rows import GpuRow, LinkRow, NicRow, NodeRow, RankRow
+from gpubench.model.results.topo.rows import GpuRow, NicRow, NodeRow, NvlinkRow, RankRow
 
 
 def gpu_rows(node: Topology) -> Iterator[GpuRow]:
@@ -59,11 +59,11 @@ def gpu_rows(node: Topology) -> Iterator[GpuRow]:
         )
 
 
-def link_rows(node: Topology) -> Iterator[LinkRow]:
+def link_rows(node: Topology) -> Iterator[NvlinkRow]:
     """Every NVLink of a node."""
     for gpu in node.gpus:
         for link in gpu.nvlinks or ():
-            yield LinkRow(
+            yield NvlinkRow(
                 node=node.snapshot.host,
                 gpu=gpu.device,
                 link=link.number,
@@ -173,7 +173,7 @@ def _remapped(rows: RemappedRows | None) -> dict[str, Any]:
 
 
 def _far_end(node: Topology, link: NvLink) -> str:
-    """What an NVLink leads to, as a person would name it."""
+    """The other end of an NVLink, as a person would name it."""
     known = next((gpu.device for gpu in node.gpus if gpu.bus_id and gpu.bus_id == link.peer_bus_id), None)
     if known:
         return known

@@ -104,7 +104,7 @@ def kind_rows(nodes: Sequence[Topology], kinds: Sequence[MachineKind]) -> Iterat
 
 
 def _direct(node: Topology, source: Device, destination: Device) -> str:
-    """What peer access, or GPUDirect RDMA, makes of a pair."""
+    """A note on a pair: direct or through host memory, by peer access or by GPUDirect RDMA."""
     if isinstance(source, GpuFacts) and isinstance(destination, GpuFacts):
         access = node.peer_access(source, destination)
         answer = {True: "direct possible", False: "through host memory", None: "peer access not known"}[access.possible]

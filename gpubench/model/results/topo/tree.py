@@ -25,7 +25,7 @@ def tree_rows(node: Topology) -> Iterator[TreeRow]:
 
 
 def _below(node: Topology, devices: Sequence[Device], level: int) -> Iterator[TreeRow]:
-    """What hangs below `level` switches, switch by switch; devices first."""
+    """The devices and switches below `level` switches; devices first."""
     host = node.snapshot.host
     switches: dict[str, list[Device]] = {}
     for device in devices:
