@@ -27,6 +27,7 @@ from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.paths.selection import Used
 from gpubench.model.paths.topology import Limit, Topology
+from gpubench.model.paths.transport import Tuning
 from gpubench.model.paths.wiring import Wiring
 from gpubench.model.results.report import CollectiveRow, Report, Table
 from gpubench.model.results.rows.causes import CauseRow
@@ -310,6 +311,33 @@ def test_a_single_rank_has_no_link_to_be_limited_by() -> None:
         case, replace(ROW, setting=None, limit_gb_s=None, note=None), [0]
     )
     assert (row.limit_gb_s, row.note) == (None, "one rank: nothing passes a link")
+
+
+def test_a_row_has_the_choice_that_was_made_under_its_setting() -> None:
+    request = request_for(ALLREDUCE)
+    case = next(cases(request, 1))
+
+    def chosen(algorithm: str) -> LoggedChoices:
+        tuning = Tuning("AllReduce", case.size_bytes, algorithm, "SIMPLE", 2)
+        return LoggedChoices(by_operation={key_of(case): Choice(Used({}), tuning)})
+
+    observations = PathObservations(
+        choices=chosen("RING"),
+        choices_by_setting={"tree": chosen("TREE"), "ring": chosen("TREE")},
+        expected_bytes=[(0.0, 0.0)],
+        traffic=[Traffic()],
+        circumstances=Circumstances(wiring=Wiring([], {}), facts=[], settings={}),
+    )
+    path_judge = judge.PathJudge(request, observations, strict=True)
+    found = {
+        setting: path_judge.row(
+            replace(case, setting=setting), replace(ROW, setting=setting, algorithm=None, protocol=None, note=None), [0]
+        )
+        for setting in (None, "tree", "ring", "again", "pat")
+    }
+    assert [row.algorithm for row in found.values()] == ["RING", "TREE", "TREE", "RING", None]
+    assert str(found["ring"].note).startswith("asked for ring, NCCL took tree")
+    assert str(found["tree"].note).startswith("one rank")
 
 
 def test_counters_speak_where_the_log_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:

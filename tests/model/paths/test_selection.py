@@ -1,6 +1,6 @@
 """What NCCL chose: pairs of an algorithm, of sends and receives, and what no connection shows."""
 
-from gpubench.model.paths.selection import RankSelection, Selection, names
+from gpubench.model.paths.selection import RankSelection, Selection, names, without_idle
 from gpubench.model.paths.transport import Edge, LoggedChannels, Transport, TransportKind, is_staged, parse_transport
 
 P2P, SHM = parse_transport("P2P/CUMEM"), parse_transport("SHM/direct/direct")
@@ -114,3 +114,13 @@ def test_names_and_states_of_nothing() -> None:
     assert is_staged([]) is None
     assert is_staged([P2P, STRANGE]) is None
     assert names([P2P, GDR, SHM, P2P]) == "SHM/direct+NET/IB/0/GDRDMA+P2P/CUMEM"
+
+
+def test_nothing_goes_into_the_root_of_a_broadcast_or_out_of_that_of_a_reduction() -> None:
+    ring = [(0, 1), (1, 2), (2, 3), (3, 0)]
+    broadcast = [(0.0, 1.0), (1.0, 0.0), (0.0, 1.0), (0.0, 1.0)]
+    assert without_idle(ring, broadcast) == [(1, 2), (2, 3), (3, 0)]
+    reduction = [(received, sent) for sent, received in broadcast]
+    assert without_idle(ring, reduction) == [(0, 1), (2, 3), (3, 0)]
+    assert without_idle(ring, [(1.0, 1.0)] * 4) == ring
+    assert without_idle(ring, [(1.0, 0.0), (1.0, 0.0), (0.0, 1.0), (0.0, 1.0)]) == ring
