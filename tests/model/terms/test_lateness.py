@@ -118,4 +118,4 @@ def test_clocks_that_differ_and_drift_are_made_comparable(offset: float, drift: 
 
 
 def test_clocks_compared_at_one_moment() -> None:
-    assert common_clock([5.0], Offset(1.0, 0.0), Offset(1.0, 0.0), 5.0, 5.0) == [6.0]
+    assert common_clock([5.0, 7.0], Offset(1.0, 0.0), Offset(2.0, 0.0), 5.0, 5.0) == [6.0, 8.0]
