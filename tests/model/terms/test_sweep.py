@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpubench.errors import UsageError
-from gpubench.model.terms.sweep import DroppedSize, describe_dropped, parse_sizes, split_by_memory
+from gpubench.model.terms.sweep import MOST_SIZES, DroppedSize, describe_dropped, parse_sizes, split_by_memory
 from gpubench.model.terms.units import format_size
 
 
@@ -92,3 +92,9 @@ def test_dropped_sizes_are_named_once_a_reason() -> None:
     dropped = [DroppedSize(8, "too small"), DroppedSize(2**33, "too large"), DroppedSize(16, "too small")]
     assert describe_dropped(dropped) == ["8, 16: too small", "8G: too large"]
     assert format_size(2**33) == "8G"
+
+
+def test_ten_thousand_sizes_are_not_too_many() -> None:
+    assert len(parse_sizes("1:10000:+1")) == MOST_SIZES
+    with pytest.raises(UsageError, match="more than 10,000 sizes"):
+        parse_sizes("1:10001:+1")
