@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpubench.formats.writer import Format, Style, Target
-from gpubench.model.results.judged_cases import cases
+from gpubench.model.results.judged_cases import JudgedCase, cases, worst_first
 from gpubench.model.results.report import COLLECTIVE_COLUMNS, Report, Row
+from gpubench.model.results.rows.checks import CheckRow
 from gpubench.model.terms.verdict import Verdict
 from tests.formats.sample import FINDING, GITHUB, JUNIT, MARKDOWN, METADATA, PROMETHEUS, REPORT, ROW, ROWS
 
@@ -97,6 +98,22 @@ def test_a_row_that_only_strict_would_judge_fails_no_case() -> None:
     assert [case.verdict for case in found] == [Verdict.WARN, Verdict.PASS]
     unexplained = list(cases(METADATA, [], Report(verdict=Verdict.FAIL, complete=True)))
     assert [case.verdict for case in unexplained] == [Verdict.FAIL]
+
+
+def test_what_was_not_judged_says_so() -> None:
+    rows = [replace(ROW, verdict=verdict, size_bytes=0) for verdict in (None, "PASS")]
+    unjudged, passed, _ = cases(METADATA, rows, Report(verdict=Verdict.PASS, complete=True))
+    assert unjudged.verdict is Verdict.SKIP
+    assert unjudged.name.startswith("0, allreduce")
+    assert "not judged" not in passed.text
+    check = CheckRow(check="ecc", verdict="PASS", findings=0, looks_for="", note=None, origin="measured")
+    (case, _) = cases(METADATA, [check], Report(verdict=Verdict.PASS, complete=True))
+    assert case.text == ""
+
+
+def test_the_gravest_cases_come_first_and_what_is_well_is_left_out() -> None:
+    found = [JudgedCase("g", verdict, verdict, "") for verdict in reversed(Verdict)]
+    assert [case.verdict for case in worst_first(found)] == ["FAIL", "ERROR", "INCONCLUSIVE", "WARN"]
 
 
 def test_cases_have_names_of_their_own() -> None:

@@ -56,22 +56,16 @@ _NUMBERED = re.compile(r"(?P<stem>.*?)(?P<number>\d+)", re.ASCII)
 
 def compress_names(names: Sequence[str]) -> str:
     """Host names as a person lists them: consecutive numbers behind the same letters become 'node0-1023'."""
-    texts: list[str] = []
-    runs: list[tuple[str, int, int, str, str]] = []
+    runs: list[tuple[str, str, str]] = []
     for name in names:
         match = _NUMBERED.fullmatch(name)
-        if match is None:
-            runs.append((name, -1, -1, "", ""))
-            continue
-        stem, digits = match["stem"], match["number"]
-        number = int(digits)
-        if runs and runs[-1][0] == stem and runs[-1][4] and digits == str(runs[-1][2] + 1).zfill(len(runs[-1][4])):
-            runs[-1] = (stem, runs[-1][1], number, runs[-1][3], digits)
+        stem, number = (name, "") if match is None else (match["stem"], match["number"])
+        before, first, last = runs[-1] if runs else ("", "", "")
+        if last and stem == before and number == str(int(last) + 1).zfill(len(last)):
+            runs[-1] = stem, first, number
         else:
-            runs.append((stem, number, number, digits, digits))
-    for stem, first, last, first_digits, last_digits in runs:
-        texts.append(stem + first_digits if first == last else f"{stem}{first_digits}-{last_digits}")
-    return ", ".join(texts)
+            runs.append((stem, number, number))
+    return ", ".join(stem + (first if first == last else f"{first}-{last}") for stem, first, last in runs)
 
 
 def spans(numbers: Sequence[int]) -> str:

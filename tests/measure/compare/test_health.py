@@ -72,7 +72,7 @@ def test_what_a_finding_makes_of_a_comparison(
 ) -> None:
     report = compare([checked(*before)], [checked(*after)], Rules())
     assert (report.verdict, ids(report)) == (verdict, said)
-    assert [row.status for row in rows_of(report)] == [status]
+    assert [(row.status, row.verdict) for row in rows_of(report)] == [(status, verdict)]
 
 
 def test_a_new_warning_fails_where_that_was_asked_for() -> None:
@@ -122,6 +122,12 @@ def test_of_several_runs_the_gravest_counts() -> None:
     runs = [checked(HOT), checked(replace(HOT, severity=Verdict.FAIL)), checked()]
     assert compare(runs, [checked(replace(HOT, severity=Verdict.FAIL))], Rules()).verdict is Verdict.PASS
     assert compare([checked()], runs, Rules()).verdict is Verdict.FAIL
+
+
+def test_of_several_runs_that_are_alike_the_first_is_told() -> None:
+    runs = [checked(replace(ECC, seen=f"run {number}")) for number in (1, 2)]
+    (row,) = rows_of(compare([checked()], runs, Rules()))
+    assert row.new_seen == "run 1"
 
 
 def test_another_model_and_a_simulation_are_refused() -> None:

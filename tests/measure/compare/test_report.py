@@ -1,16 +1,22 @@
 """Comparisons of which the right answer is known."""
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from gpubench.errors import UsageError
-from gpubench.measure.compare.judge import Rules
+from gpubench.measure.compare.circumstances import describe_file
+from gpubench.measure.compare.judge import JudgedRow, Rules
+from gpubench.measure.compare.noise import ChangeNoise
+from gpubench.measure.compare.ranges import slower_ranges
 from gpubench.measure.compare.report import compare
+from gpubench.measure.compare.rows import RunFigures, gather
 from gpubench.model.results.report import PairRow, Report, Table
 from gpubench.model.results.result_file import FileCircumstances, ResultFile
-from gpubench.model.results.rows.comparison import CircumstanceRow, ComparisonRow, Status
+from gpubench.model.results.rows.comparison import CircumstanceRow, ComparisonRow, RowKey, Status
 from gpubench.model.results.rows.evidence import EvidenceRow
 from gpubench.model.terms.verdict import Verdict
 from tests.fakes.noisy_results import QUIET, SCENARIOS, SIZES, USUAL, Scenario, collective_row, from_size
@@ -111,6 +117,8 @@ def test_a_slowdown_in_one_row_of_single_runs_is_to_be_repeated() -> None:
         ({"verdict": "SKIP"}, Verdict.PASS, None),
         ({"verified": "no", "wrong": None}, Verdict.WARN, "no longer verified"),
         ({"time_us": 150.0}, Verdict.FAIL, "50.0 % slower; 5.0 % is noise"),
+        ({"time_us": 350.0}, Verdict.FAIL, "250.0 % slower; 5.0 % is noise"),
+        ({"time_us": 420.0}, Verdict.FAIL, "4.2 times as long; 5.0 % is noise"),
         ({"time_us": 104.0}, Verdict.PASS, None),
         ({"time_us": 50.0}, Verdict.PASS, None),
         ({"algorithm": "NVLS"}, Verdict.PASS, None),
@@ -180,6 +188,8 @@ def test_algorithms_of_a_sweep_are_rows_of_their_own() -> None:
         ({"bandwidth_gb_s": 250.0, "latency_us": 1080.0}, Verdict.FAIL),
         ({"limit_gb_s": 300.0}, Verdict.FAIL),
         ({"path_class": "SYS"}, Verdict.WARN),
+        ({"path_class": "NV12"}, Verdict.WARN),
+        ({"path_class": "NV19"}, Verdict.PASS),
         ({"host_staged": True}, Verdict.FAIL),
         ({"bandwidth_gb_s": None, "latency_us": None, "verdict": "ERROR", "verified": None}, Verdict.ERROR),
     ],
@@ -301,3 +311,129 @@ def test_the_same_results_are_the_same() -> None:
     report = compare(base, base, Rules(strict=True))
     assert report.verdict is Verdict.PASS
     assert {row.slower_percent for row in rows_of(report)} == {0.0}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        (None, True, "through host memory now; nothing says whether it was before"),
+        (True, True, None),
+        (True, False, None),
+        (None, False, None),
+    ],
+)
+def test_a_path_through_host_memory_of_which_nothing_is_known_before(
+    *, before: bool | None, after: bool, said: str | None
+) -> None:
+    base = collective_row(2**20, host_staged=before)
+    assert one(file(base), file(replace(base, host_staged=after))).reason == said
+
+
+def test_wrong_data_are_the_only_reason_of_a_row_that_has_them() -> None:
+    base = collective_row(1024)
+    assert one(file(base), file(replace(base, wrong=3))).reason == "3 wrong elements"
+
+
+def test_rows_that_were_compared_stand_before_those_that_are_missing() -> None:
+    base = [collective_row(size, transport="P2P/CUMEM") for size in (1024, 2048)]
+    rows = rows_of(compare([file(*base)], [file(replace(base[1], transport="P2P/IPC"))], Rules()))
+    assert [(row.status, row.verdict) for row in rows] == [("compared", "WARN"), ("missing", "WARN")]
+
+
+def test_a_comparison_is_complete() -> None:
+    assert compare([file(collective_row(64))], [file(collective_row(64))], Rules()).complete
+
+
+@pytest.mark.parametrize(
+    ("row", "name"),
+    [
+        (collective_row(2**20), "allreduce 1M"),
+        (collective_row(2**20, "in_place", op="max", dtype="int8", graph=10), "allreduce 1M int8 max in place graph"),
+        (collective_row(2**20, mode="latency", root=2, group="rail 0"), "allreduce 1M root 2 latency rail 0"),
+        (pair(), "GPU0 → GPU1 256M write ce"),
+        (pair(peer="off"), "GPU0 → GPU1 256M write ce peer off"),
+    ],
+)
+def test_a_finding_names_rows_without_what_is_usual(row: Any, name: str) -> None:
+    report = compare([file(row, collective_row(64))], [file(collective_row(64))], Rules())
+    assert [each.subjects for each in report.findings] == [(name,)]
+
+
+def test_sizes_are_told_as_sizes_where_none_is_in_common() -> None:
+    report = compare([file(collective_row(2**20))], [file(collective_row(2**21))], Rules())
+    assert [each.seen for each in report.findings] == ["size_bytes 2M, not 1M"]
+
+
+def test_a_file_that_tells_no_models_is_of_no_other_machine() -> None:
+    report = compare([file(collective_row(64))], [file(collective_row(64), models=("H200",))], Rules())
+    assert report.verdict is Verdict.PASS
+
+
+def test_a_file_in_words_names_two_hosts_and_counts_the_rest() -> None:
+    def described(*hosts: str) -> str:
+        return describe_file(file(gpus=("H200",) * 2, hosts=hosts, libraries={"NCCL": "2.28.9 from /lib/x"}))
+
+    assert described("n1", "n2") == "NCCL 2.28.9, 2 × H200 on n1, n2"
+    assert described("n1", "n2", "n3") == "NCCL 2.28.9, 2 × H200 on n1, n2 and 1 hosts more"
+
+
+def noise_of(logs: Mapping[RowKey, Sequence[float]]) -> ChangeNoise:
+    """Of rows with the same times on both sides."""
+
+    def figures(log: float) -> RunFigures:
+        (runs,) = gather([file(collective_row(64, time_us=math.exp(log)))], [])[0].values()
+        return runs[0]
+
+    runs = {key: [figures(log) for log in each] for key, each in logs.items()}
+    return ChangeNoise(runs, runs)
+
+
+@pytest.mark.parametrize(
+    ("runs", "part"),
+    # The distances between runs, and the variance of the middle of so many runs on two sides.
+    [((0.0, 0.1), 1 / 2 + 1 / 2), ((0.0, 0.1, 0.2), math.pi / 2 * (1 / 3 + 1 / 3))],
+)
+def test_the_noise_between_runs_is_that_of_their_middles(runs: Sequence[float], part: float) -> None:
+    keys = [RowKey(collective="allreduce", size_bytes=2**power) for power in range(10, 16)]
+    found = noise_of(dict.fromkeys(keys, runs)).of_change(keys[0])
+    assert found is not None
+    assert found.deviation == pytest.approx(1.4826 * 0.1 / math.sqrt(2) * math.sqrt(part))
+    assert found.freedom == pytest.approx(0.37 * 12 * (len(runs) - 1))
+
+
+@pytest.mark.parametrize(("place", "sizes"), [(0, 7), (3, 10), (10, 13), (19, 7)])
+def test_six_sizes_on_either_side_lend_their_noise(place: int, sizes: int) -> None:
+    keys = [RowKey(collective="allreduce", size_bytes=2**power) for power in range(10, 30)]
+    found = noise_of(dict.fromkeys(keys, (0.0, 0.1))).of_change(keys[place])
+    assert found is not None
+    assert found.freedom == pytest.approx(0.37 * 2 * sizes)
+
+
+@pytest.mark.parametrize(("pairs", "known"), [(5, False), (6, True)])
+def test_six_pairs_of_single_runs_tell_their_noise(pairs: int, *, known: bool) -> None:
+    keys = [RowKey(source=f"GPU{number}", destination="GPU9") for number in range(pairs)]
+    assert (noise_of(dict.fromkeys(keys, (0.0,))).of_change(keys[0]) is not None) is known
+
+
+@pytest.mark.parametrize(("named", "found"), [(0, 1), (4, 1), (5, 1), (6, 0)])
+def test_a_range_is_named_unless_most_of_its_rows_are(named: int, found: int) -> None:
+    base = [collective_row(2**power, time_us=1e6) for power in range(24, 34)]
+    before, after = gather([file(*base)], [file(*(replace(row, time_us=1.1e6) for row in base))])
+    slower = ComparisonRow(status="compared", verdict="FAIL", change="slower")
+    judged = [JudgedRow(key, slower) for key in list(before)[:named]]
+    findings = list(slower_ranges(before, after, ChangeNoise(before, after), judged, Rules()))
+    assert [each.subject for each in findings] == ["allreduce 16M to 8G: 10 rows together"][:found]
+
+
+@pytest.mark.parametrize(("slower", "found"), [(0.012, 0), (0.016, 1)])
+def test_a_range_of_three_runs_a_side_is_known_as_well_as_these_agree(slower: float, found: int) -> None:
+    """Runs 0.3 % apart: 4 degrees of freedom, so that 1.4 % is noise."""
+
+    def side(change: float) -> list[ResultFile]:
+        logs = [change + run * 0.003 for run in range(3)]
+        return [
+            file(*(collective_row(2**power, time_us=1e6 * math.exp(log)) for power in range(24, 34))) for log in logs
+        ]
+
+    before, after = gather(side(0.0), side(slower))
+    assert len(list(slower_ranges(before, after, ChangeNoise(before, after), [], Rules()))) == found

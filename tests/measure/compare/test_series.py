@@ -209,6 +209,16 @@ def test_a_result_that_is_gone_when_it_is_read(tmp_path: Path) -> None:
     assert "No such file" in str(left_out(found)[names[1]])
 
 
+def test_a_newest_result_with_nothing_readable_before_it(tmp_path: Path) -> None:
+    names = [keep(tmp_path, day) for day in (1, 2)]
+    kept = list_results(tmp_path)
+    path = tmp_path / names[0]
+    path.write_text(path.read_text().replace('"rows": [', '"rows": [1, '))
+    found = choose(kept, 5)
+    assert found.series == ()
+    assert left_out(found)[names[1]] == "nothing before it can be read"
+
+
 def test_results_without_rows(tmp_path: Path) -> None:
     for day in (1, 2):
         path = tmp_path / keep(tmp_path, day)

@@ -17,6 +17,7 @@ from gpubench.model.results.fallback import (
     evidence_rows,
     fallback_rows,
     findings,
+    shown,
 )
 from gpubench.model.terms.verdict import Verdict, overall
 
@@ -123,6 +124,19 @@ def test_of_very_many_paths_those_are_listed_that_matter() -> None:
     assert (direct.count, len(direct.pairs), staged.count) == (10_000, 1000, 1)
     assert [row.conclusion for row in evidence_rows(paths, "measured")] == ["staged"]
     assert len(evidence_rows(paths[1:], "measured")) == 10_000
+
+
+def test_of_many_pairs_four_are_named() -> None:
+    paths = [path(0, other, STAGED, 28.9) for other in range(1, 7)]
+    (row,) = fallback_rows(paths, "measured", cause_of)
+    assert shown(row) == "ranks 0 → 1, 0 → 2, 0 → 3, 0 → 4 and 2 more"
+
+
+def test_only_what_is_not_known_is_for_want_of_observations() -> None:
+    paths = [path(0, 1, DIRECT), path(1, 0, UNKNOWN)]
+    how = {row.conclusion: row.how for row in fallback_rows(paths, "measured", cause_of, "the log was not read")}
+    assert "the log was not read" in how["unknown"]
+    assert "the log was not read" not in how["direct"]
 
 
 def test_a_row_of_evidence_has_all_of_it() -> None:

@@ -132,6 +132,12 @@ def test_what_is_wrong_or_not_as_asked_wins_nothing() -> None:
     assert (found.noise_percent, found.beyond_noise) == (None, None), "one pair of times says nothing"
 
 
+def test_the_drift_of_the_own_choice_is_that_of_its_second_time() -> None:
+    (found,) = winners([row(1024, None, 10.0), row(1024, "tree", 9.0), row(1024, AGAIN, 11.0)])
+    assert found.own_drift_percent == pytest.approx(10)
+    assert winners([row(1024, None, 10.0), row(1024, "tree", 9.0)])[0].own_drift_percent is None
+
+
 def test_the_own_choice_that_is_one_of_the_settings_is_no_way_of_its_own() -> None:
     def taking(setting: str | None, time_us: float) -> CollectiveRow:
         return replace(row(1024, setting, time_us), algorithm="RING", protocol="LL")

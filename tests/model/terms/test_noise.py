@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from gpubench.model.terms.noise import Noise, robust_deviation, student_quantile
 
 
-@pytest.mark.parametrize("count", [6, 7, 9, 10, 13, 26, 60, 1000])
+@pytest.mark.parametrize("count", [2, 3, 4, 5, 6, 7, 8, 9, 10, 13, 26, 60, 1000])
 def test_the_deviation_of_normal_figures(count: int) -> None:
     generator = random.Random(count)
-    found = [robust_deviation([generator.gauss(5, 2) for _ in range(count)]) for _ in range(200 if count < 100 else 5)]
+    samples = 1000 if count < 10 else 200 if count < 100 else 5
+    found = [robust_deviation([generator.gauss(5, 2) for _ in range(count)]) for _ in range(samples)]
     assert fmean(each.deviation for each in found if each) == pytest.approx(2, rel=0.1)
 
 
@@ -34,6 +35,22 @@ def test_where_figures_lie_makes_no_difference(figures: list[float], shift: floa
     assert one.deviation == pytest.approx(other.deviation, abs=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("values", "distance", "factor"),
+    # By hand: the 3rd of 10 distances of five values, the 15th of 45 of ten and of 55 of eleven.
+    [
+        ([0, 1, 3, 7, 15], 3, 0.844),
+        (list(range(11)), 2, 11 / 12.4),
+        ([0, 1, 2, 4, 8, 16, 32, 64, 128, 256], 16, 10 / 13.8),
+    ],
+)
+def test_the_deviation_is_a_distance_between_two_values(values: list[float], distance: float, factor: float) -> None:
+    found = robust_deviation(values)
+    assert found is not None
+    assert found.deviation == pytest.approx(factor * 2.2219 * distance)
+    assert found.freedom == pytest.approx(0.82 * (len(values) - 1))
+
+
 def test_one_figure_tells_nothing() -> None:
     assert robust_deviation([1.0]) is None
 
@@ -42,11 +59,11 @@ def test_one_figure_tells_nothing() -> None:
     ("probability", "freedom", "quantile", "within"),
     # Tables of Student's t.
     [
-        (0.975, 10, 2.2281, 0.001),
-        (0.995, 30, 2.7500, 0.001),
-        (0.9995, 30, 3.6460, 0.001),
-        (0.9995, 8, 5.0413, 0.01),
-        (0.9995, 4, 8.6103, 0.1),
+        (0.975, 10, 2.22814, 1e-5),
+        (0.995, 30, 2.749996, 1e-6),
+        (0.9995, 30, 3.645959, 1e-5),
+        (0.9995, 8, 5.0413, 0.001),
+        (0.9995, 4, 8.6103, 0.02),
         (0.975, math.inf, 1.9600, 0.001),
     ],
 )

@@ -29,6 +29,11 @@ def test_two_nodes_of_four() -> None:
     assert named("64", identities) == {"ranks 0-7": tuple(range(8))}
 
 
+@pytest.mark.parametrize("text", [*SPLITS[:-1], "2", "64"])
+def test_a_split_that_means_something_is_taken(text: str) -> None:
+    check_split(text)
+
+
 @pytest.mark.parametrize(("text", "nodes", "per_node"), [("node", 4, 1), ("rail", 1, 4), ("pairs", 1, 5), ("3", 1, 4)])
 def test_nobody_is_left_alone(text: str, nodes: int, per_node: int) -> None:
     with pytest.raises(UsageError, match=f"--split {text} leaves rank . on n. alone") as raised:

@@ -2,7 +2,7 @@
 
 import math
 import random
-from statistics import fmean
+from statistics import fmean, stdev
 
 import pytest
 from hypothesis import given
@@ -71,6 +71,16 @@ def test_a_spread_is_of_its_values(values: list[float]) -> None:
 
 def test_equal_values_leave_no_doubt() -> None:
     assert Spread.of([0.25] * 5).interval == 0
+    assert Spread.of([0.0] * 5).interval is None
+
+
+def test_twenty_values_that_are_a_little_alike_are_worth_eighteen() -> None:
+    """Of their 19 neighbours 10 are alike and 9 are not: a correlation of 0.05."""
+    values = [1.0, 1.0, 2.0, 2.0] * 5
+    worth = 20 * 0.95 / 1.05
+    assert Spread.of(values).half_width == pytest.approx(
+        student_quantile(0.975, worth - 1) * stdev(values) / math.sqrt(worth)
+    )
 
 
 @given(s.lists(SECONDS, min_size=1, max_size=300), s.integers(1, 100))

@@ -8,12 +8,14 @@ from hypothesis import strategies as st
 from gpubench.errors import UsageError
 from gpubench.model.terms.units import (
     compress_names,
+    counted,
     format_memory,
     format_percent,
     format_size,
     parse_size,
     percent,
     some_of,
+    spans,
 )
 
 
@@ -140,3 +142,16 @@ def test_percent_of_what_is_unknown_is_unknown() -> None:
         "?",
         "1.2%",
     ]
+
+
+def test_amounts_and_counts_in_words() -> None:
+    assert [format_memory(size) for size in (512, 1023, 1024, 1536, 2**20)] == [
+        "512 B",
+        "1023 B",
+        "1.0 KiB",
+        "1.5 KiB",
+        "1.0 MiB",
+    ]
+    assert [counted(number, "GPU") for number in (0, 1, 4)] == ["0 GPUs", "1 GPU", "4 GPUs"]
+    assert [spans(numbers) for numbers in ([], [5], [0, 1, 2, 3, 7], [1, 3])] == ["", "5", "0-3,7", "1,3"]
+    assert some_of(list("abcde")) == "a, b, c, d and 1 more"

@@ -171,9 +171,11 @@ def test_the_pairs_of_many_nodes_are_those_of_each() -> None:
     assert list(pair_rows_of(nodes)) == [row for each in nodes for row in pair_rows(each)]
 
 
-def test_a_pair_says_where_nccl_ends_gpudirect() -> None:
-    (topology,) = cluster("hgx-h100-8")
+@pytest.mark.parametrize("machine", ["hgx-h100-8", "hgx-h100-4"])
+def test_a_pair_says_where_nccl_ends_gpudirect(machine: str) -> None:
+    (topology,) = cluster(machine)
     far = "NCCL uses it up to PXB unless NCCL_NET_GDR_LEVEL says otherwise"
+    assert {"PHB" if machine == "hgx-h100-4" else "PIX", "SYS"} <= {row.path_class for row in pair_rows(topology)}
     for row in pair_rows(topology):
         is_mixed = row.source.startswith("GPU") != row.destination.startswith("GPU")
         assert (far in (row.note or "")) is (is_mixed and row.path_class in ("PHB", "NODE", "SYS"))
