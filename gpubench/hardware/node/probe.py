@@ -42,8 +42,7 @@ def probe(
     `environment` is that of the user's processes, which decides what CUDA shows. `stages` are the command lines of the
     children, by name; `root` is where sysfs and procfs are found.
     """
-    with Probe(environment, stages or stage_commands(root)) as started:
-        return started.snapshot(timeout_s)
+    return _put_together(run_stages(stages or stage_commands(root), with_package(environment), timeout_s))
 
 
 def watch_errors(

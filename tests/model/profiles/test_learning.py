@@ -208,6 +208,11 @@ def test_small_rows_have_a_time_and_large_ones_a_bandwidth() -> None:
     assert large == ("allreduce.busbw_gb_s", 301.0, None)
 
 
+def test_a_copy_between_gpus_counts_from_the_size_on_that_pairs_are_judged_by() -> None:
+    assert quantities(pair(0, 1, 395.0, size_bytes=JUDGED_FROM_BYTES)) == [("p2p.write_gb_s", 395.0, None)]
+    assert quantities(pair(0, 1, 395.0, size_bytes=JUDGED_FROM_BYTES - 1)) == []
+
+
 def test_pairs_of_several_path_classes_are_kept_apart() -> None:
     assert quantities(pair(0, 1, 395.0), pair(0, 2, 394.0)) == [
         ("p2p.write_gb_s", 395.0, None),
