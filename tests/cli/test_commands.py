@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from gpubench.cli.commands.collective import help_text
-from gpubench.cli.options.collective import parse_collective_options
+from gpubench.cli.commands.collective import help_of
+from gpubench.cli.options.collective import CollectiveOptions
 from gpubench.cli.options.presentation import parse_outputs
+from gpubench.cli.signature import options_from
 from gpubench.collectives.record import Collective
 from gpubench.collectives.registry import COLLECTIVES
 from gpubench.errors import CouldNotMeasureError, GpubenchError, UsageError
@@ -27,44 +28,10 @@ from gpubench.model.terms.sampling import Mode, Sampling
 from tests.cli.running import environment, gpubench
 
 BY_NAME = {each.name: each for each in COLLECTIVES}
-DEFAULTS = {
-    "sizes": None,
-    "dtype": None,
-    "op": None,
-    "root": 0,
-    "in_place": False,
-    "out_of_place": False,
-    "both": False,
-    "mode": "throughput",
-    "iters": None,
-    "budget": None,
-    "warmup": 5,
-    "graph": 0,
-    "check": True,
-    "backend": None,
-    "nccl_library": None,
-    "allocator": "cuda",
-    "np": None,
-    "timeout": 60.0,
-    "evidence": None,
-    "strict": False,
-    "split": None,
-    "simulate": None,
-    "fault": None,
-    "seed": 0,
-    "replay": None,
-    "record": None,
-    "format_name": "table",
-    "output": None,
-    "section": None,
-    "color": "auto",
-    "width": None,
-    "no_progress": False,
-}
 
 
 def options(name: str = "allreduce", **given: object) -> CollectivePlan:
-    return parse_collective_options(BY_NAME[name], DEFAULTS | given)
+    return options_from(CollectiveOptions, given).plan(BY_NAME[name])
 
 
 def test_gpubench_alone_says_what_to_type_first() -> None:
@@ -105,7 +72,7 @@ def test_every_collective_has_help_of_its_own_in_eighty_columns(collective: Coll
     assert ("--op" in result.output) == collective.reduces
     assert ("--root" in result.output) == collective.rooted
     assert f"gpubench {collective.name}" in result.output
-    assert collective.description in help_text(collective)
+    assert collective.description in help_of(collective)
 
 
 def test_a_typo_is_answered_with_the_nearest_command() -> None:

@@ -3,7 +3,6 @@
 import ctypes
 import warnings
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
 from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
@@ -16,6 +15,7 @@ from gpubench.hardware.nccl.calls import NcclCalls, NcclLaunch, call_table
 from gpubench.hardware.timing.clock import no_garbage_collection
 from gpubench.hardware.timing.native_loop import CallFailedError, CallTable, native_loop
 from gpubench.hardware.timing.stream_marks import MarkedLaunch, Marks
+from gpubench.model.terms.allocator import Allocator
 from gpubench.model.terms.progress import UNWATCHED, Progress
 from gpubench.ports.collective_calls import CollectiveCalls
 from gpubench.ports.group import Group
@@ -24,16 +24,6 @@ from gpubench.ports.memory import Memory
 
 _RESET_LOG = "ncclResetDebugInit"
 _LAST_ERROR = "ncclGetLastError"
-
-
-class Allocator(StrEnum):
-    """Who allocates the buffers: CUDA, as frameworks do, or NCCL, as nccl-tests does.
-
-    In CUDA graphs NCCL registers its own allocations and copies directly from and to them; elsewhere they are alike.
-    """
-
-    CUDA = "cuda"
-    NCCL = "nccl"
 
 
 class _SymbolOrigin(ctypes.Structure):

@@ -6,12 +6,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpubench.collectives.record import Collective
-from gpubench.collectives.registry import COLLECTIVES
+from gpubench.collectives.registry import SUMMARIES, collective_named
 from gpubench.formats.presentation import Presentation
 from gpubench.jobs.simulation import Simulation
 
 if TYPE_CHECKING:
+    from gpubench.collectives.record import Collective
     from gpubench.model.paths.topology import Topology
 
 
@@ -43,9 +43,9 @@ class CheckMeasurements:
         return self.depth is not Depth.QUICK
 
     @property
-    def collectives(self) -> tuple[Collective, ...]:
+    def collectives(self) -> "tuple[Collective, ...]":
         """All-reduce alone, or all of them."""
-        return tuple(each for each in COLLECTIVES if self.full or each.name == "allreduce")
+        return tuple(map(collective_named, SUMMARIES if self.full else ("allreduce",)))
 
     @property
     def sizes(self) -> tuple[int, ...]:

@@ -2,15 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
-from gpubench.collectives.record import Collective
 from gpubench.errors import UsageError
 from gpubench.formats.presentation import Presentation
-from gpubench.hardware.nccl.backend import Allocator
 from gpubench.jobs.recording import Recording
 from gpubench.jobs.simulation import Simulation
-from gpubench.measure.collective.cases import SweepRequest
 from gpubench.model.paths.evidence import EvidenceUse
+from gpubench.model.terms.allocator import Allocator
 from gpubench.model.terms.hierarchy import OPTION as HIERARCHICAL_OPTION
 from gpubench.model.terms.nccl_choice import (
     ALGORITHM_VARIABLE,
@@ -19,6 +18,10 @@ from gpubench.model.terms.nccl_choice import (
     NcclChoice,
 )
 from gpubench.model.terms.sweep import parse_sizes
+
+if TYPE_CHECKING:
+    from gpubench.collectives.record import Collective
+    from gpubench.measure.collective.cases import SweepRequest
 
 NCCL, HOST = "nccl", "host"
 
@@ -80,7 +83,7 @@ class CollectivePlan:
     machine decides.
     """
 
-    request: SweepRequest
+    request: "SweepRequest"
     backend: str | None = None
     nccl_library: str | None = None
     allocator: Allocator = Allocator.CUDA
@@ -95,11 +98,11 @@ class CollectivePlan:
     presentation: Presentation = field(default_factory=Presentation)
 
     @property
-    def collective(self) -> Collective:
+    def collective(self) -> "Collective":
         """The collective that is measured."""
         return self.request.collective
 
-    def at_sizes_for(self, backend: str) -> SweepRequest:
+    def at_sizes_for(self, backend: str) -> "SweepRequest":
         """The request at the sizes that were asked for, else at the backend's default ones."""
         sizes = self.request.sizes or parse_sizes(DEFAULT_SIZES[HOST if self.variants.host_too else backend])
         return replace(self.request, sizes=sizes)

@@ -12,7 +12,7 @@ from gpubench.errors import CouldNotMeasureError, UsageError
 from gpubench.hardware.cuda.device import open_device
 from gpubench.hardware.mpi.host import NumpyMemory
 from gpubench.hardware.mpi.one_process import AloneGroup
-from gpubench.hardware.nccl.backend import Allocator, NcclBackend, NcclLibrary
+from gpubench.hardware.nccl.backend import NcclBackend, NcclLibrary
 from gpubench.hardware.nccl.calls import NcclLaunch
 from gpubench.hardware.node.nvml.library import Driver
 from gpubench.measure.collective.cases import SweepRequest
@@ -20,6 +20,7 @@ from gpubench.measure.collective.observers import Observers
 from gpubench.measure.collective.sweep import check_root, fitting_sizes, measure
 from gpubench.model.facts.gpu_condition import GpuCondition
 from gpubench.model.results.report import CollectiveRow, Metadata, Report, Table
+from gpubench.model.terms.allocator import Allocator
 from gpubench.model.terms.hang import Phase
 from gpubench.model.terms.operation import DataType, Layout, Placement, ReduceOp, Segment
 from gpubench.model.terms.rank_identity import RankIdentity
