@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 import typer
 
@@ -56,14 +56,13 @@ def options_from(kind: type[Options], given: Mapping[str, Any]) -> Options:
 
 
 def given_options(options: Any) -> Iterator[str]:
-    """The options that do not have their default, as they are spelled on the command line."""
+    """The options that do not have their default, by the names of their fields: `--no-check` of `check`."""
     for each in fields(options):
         value: Any = getattr(options, each.name)
         if is_dataclass(value):
             yield from given_options(value)
         elif value != each.default:
-            spellings = get_args(each.type)[1].param_decls[0].split("/")
-            yield spellings[-1 if value is False else 0]
+            yield f"--{'no-' if value is False else ''}{each.name.replace('_', '-')}"
 
 
 def _parameter(each: "Field[Any]") -> inspect.Parameter:
