@@ -1,9 +1,6 @@
 """The program: its subcommands, and the one place where errors become exit codes."""
 
-import contextlib
-import os
 import sys
-import time
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,10 +8,10 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from gpubench import __version__
-from gpubench.cli.encoding import spell_out_what_cannot_be_shown
+from gpubench.cli.process import exit_with
 from gpubench.cli.table import COMMANDS
 from gpubench.errors import JUDGED_AND_FAILED, GpubenchError, InterruptedRunError, UsageError, exit_style_under_launcher
-from gpubench.hardware.launch.started_by import CHANNEL_VARIABLE, SECONDS_FOR_THE_FIRST_RANK, LaunchedBy, launched_by
+from gpubench.hardware.launch.started_by import LaunchedBy
 
 if TYPE_CHECKING:
     from gpubench.formats.exit_style import ExitStyle
@@ -93,25 +90,15 @@ def _without_command(
 
 
 def main() -> None:
-    """Run the command line and exit with its code; under a launcher only the first rank speaks of wrong usage."""
-    spell_out_what_cannot_be_shown()
-    launch = launched_by(os.environ)
-    speaks = launch is None or launch.rank == 0
-    with contextlib.ExitStack() as stack:
-        if not speaks:
-            nowhere = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123
-            stack.enter_context(contextlib.redirect_stdout(nowhere))
-            stack.enter_context(contextlib.redirect_stderr(nowhere))
-        code = _run(launch)
-    if code and not speaks:
-        time.sleep(SECONDS_FOR_THE_FIRST_RANK)
-    sys.exit(code)
+    """Run the command line and exit with its code."""
+    exit_with(run_command_line)
 
 
-def _run(launch: LaunchedBy | None) -> int:
+def run_command_line(launch: LaunchedBy | None) -> int:
+    """Read the command line and do what it says; the exit code."""
     style = _exit_style()
     try:
-        if style is not None and launch is not None and launch.size > 1 and CHANNEL_VARIABLE not in os.environ:
+        if style is not None and launch is not None and launch.size > 1:
             raise exit_style_under_launcher(launch.launcher)
         return app(standalone_mode=False) or 0
     except SystemExit as ended:

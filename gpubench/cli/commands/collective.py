@@ -14,8 +14,6 @@ from gpubench.hardware.launch.started_by import launched_by
 
 if TYPE_CHECKING:
     from gpubench.collectives.record import Collective
-    from gpubench.hardware.mpi.group import MpiGroup
-    from gpubench.hardware.watchdog.rank import RankProgress
 
 
 def app(command: Command) -> typer.Typer:
@@ -52,13 +50,9 @@ def run(collective: "Collective", options: CollectiveOptions) -> None:
         from gpubench.jobs.collective import launch as alone
 
         raise typer.Exit(alone.run(plan, arguments))
-    from gpubench.jobs import rank
-    from gpubench.jobs.collective.rank_job import CollectiveRankJob
+    from gpubench.jobs.collective.rank_plan import run_as_rank
 
-    def make_job(group: "MpiGroup", progress: "RankProgress") -> CollectiveRankJob:
-        return CollectiveRankJob(group, progress, plan, arguments)
-
-    raise typer.Exit(rank.run(make_job, launch, plan.timeout_s))
+    raise typer.Exit(run_as_rank(plan, arguments, launch))
 
 
 def help_of(collective: "Collective") -> str:
