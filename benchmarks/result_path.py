@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from gpubench.collectives.allreduce import ALLREDUCE
+from gpubench.collectives.request import SweepRequest
 from gpubench.formats.registry import FORMATS
 from gpubench.formats.writer import Style, Target, Writer
-from gpubench.measure.collective.cases import SweepRequest
 from gpubench.measure.collective.row_collector import Answer
 from gpubench.measure.collective.sweep import measure
 from gpubench.model.results.report import COLLECTIVE_COLUMNS, CollectiveRow, Metadata

@@ -1,6 +1,22 @@
-"""`python -m gpubench`: what mpirun launches, one process a rank."""
+"""`python -m gpubench`: the command line, or what mpirun launches, one process a rank."""
 
-from gpubench.cli.app import main
+import os
+
+from gpubench.cli.process import exit_with
+from gpubench.hardware.launch.started_by import CHANNEL_VARIABLE, LaunchedBy
+
+
+def run(launch: LaunchedBy | None) -> int:
+    """Be a rank that gpubench launched, which has its plan and needs no typer, or read the command line."""
+    channel = os.environ.get(CHANNEL_VARIABLE)
+    if channel and launch is not None:
+        from gpubench.jobs.collective.rank_plan import run_launched
+
+        return run_launched(channel, launch)
+    from gpubench.cli.app import run_command_line
+
+    return run_command_line(launch)
+
 
 if __name__ == "__main__":
-    main()
+    exit_with(run)

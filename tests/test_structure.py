@@ -19,7 +19,7 @@ PACKAGE = Path(gpubench.__file__).parent
 SUPPORT = {
     "checks": {"__init__", "check"},
     "causes": {"__init__", "catalogue", "cause", "circumstances", "log_evidence", "ranking", "sightings"},
-    "collectives": {"__init__", "registry", "hierarchical", "movement", "record", "pattern"},
+    "collectives": {"__init__", "registry", "hierarchical", "movement", "record", "request", "pattern"},
     "formats": {
         "__init__",
         "registry",

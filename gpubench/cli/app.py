@@ -1,23 +1,20 @@
 """The program: its subcommands, and the one place where errors become exit codes."""
 
-import contextlib
-import os
 import sys
-import time
-from typing import Annotated
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from gpubench import __version__
-from gpubench.cli.commands import check, compare, explain, p2p, profiles, topo
-from gpubench.cli.commands.collective import command
-from gpubench.cli.encoding import spell_out_what_cannot_be_shown
-from gpubench.cli.signature import subcommand
-from gpubench.collectives.registry import COLLECTIVES
+from gpubench.cli.process import exit_with
+from gpubench.cli.table import COMMANDS
 from gpubench.errors import JUDGED_AND_FAILED, GpubenchError, InterruptedRunError, UsageError, exit_style_under_launcher
-from gpubench.formats.exit_style import ExitStyle, exit_style_in
-from gpubench.hardware.launch.started_by import CHANNEL_VARIABLE, SECONDS_FOR_THE_FIRST_RANK, LaunchedBy, launched_by
-from gpubench.model.terms.verdict import Verdict
+from gpubench.hardware.launch.started_by import LaunchedBy
+
+if TYPE_CHECKING:
+    from gpubench.formats.exit_style import ExitStyle
 
 HELP = """What the links between your GPUs should deliver, what they deliver, and why not.
 
@@ -36,25 +33,43 @@ on CPU buffers. gpubench COMMAND --help has options and examples.
 Exit codes: 0 done, 1 judged and failed, 2 wrong usage, 3 could not measure.
 """
 
+
+class LazyCommands(TyperGroup):
+    """The commands of the table. Listed by name and summary; the one that is chosen is imported."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = {each.name: TyperCommand(each.name, short_help=each.summary) for each in COMMANDS}
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """What stands before the command: flags. To read one without a default, as its own, typer 0.29 loads pydantic.
+
+        That takes 100 ms, more than all the rest of a help text.
+        """
+        flags = super().get_params(ctx)
+        for each in flags:
+            each.default = False if each.default is None else each.default
+        return flags
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        """The command that the first of these words names, and the words that are left for it."""
+        name, _, rest = super().resolve_command(ctx, args)
+        chosen = next((each for each in COMMANDS if each.name == name), None)
+        if chosen is None:
+            return name, None, rest
+        module = import_module(f"gpubench.cli.commands.{chosen.module}")
+        return name, typer.main.get_command(module.app(chosen)), rest
+
+
 app = typer.Typer(
     name="gpubench",
     help=HELP,
+    cls=LazyCommands,
     add_completion=True,
     rich_markup_mode=None,  # plain help takes half the time of boxes
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-COMMANDS = {"topo": topo, "p2p": p2p, "check": check, "explain": explain, "compare": compare}
-
-for name, command_module in COMMANDS.items():
-    app.command(name, short_help=command_module.SUMMARY)(
-        subcommand(name, command_module.HELP, command_module.PARAMETERS, command_module.run)
-    )
-for each in COLLECTIVES:
-    app.command(each.name, short_help=each.summary)(command(each))
-
-app.add_typer(profiles.app, name=profiles.NAME, short_help=profiles.SUMMARY)
 
 
 def _show_version(wanted: bool) -> None:  # noqa: FBT001
@@ -75,25 +90,15 @@ def _without_command(
 
 
 def main() -> None:
-    """Run the command line and exit with its code; under a launcher only the first rank speaks of wrong usage."""
-    spell_out_what_cannot_be_shown()
-    launch = launched_by(os.environ)
-    speaks = launch is None or launch.rank == 0
-    with contextlib.ExitStack() as stack:
-        if not speaks:
-            nowhere = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123
-            stack.enter_context(contextlib.redirect_stdout(nowhere))
-            stack.enter_context(contextlib.redirect_stderr(nowhere))
-        code = _run(launch)
-    if code and not speaks:
-        time.sleep(SECONDS_FOR_THE_FIRST_RANK)
-    sys.exit(code)
+    """Run the command line and exit with its code."""
+    exit_with(run_command_line)
 
 
-def _run(launch: LaunchedBy | None) -> int:
-    style = exit_style_in(sys.argv[1:])
+def run_command_line(launch: LaunchedBy | None) -> int:
+    """Read the command line and do what it says; the exit code."""
+    style = _exit_style()
     try:
-        if style is not None and launch is not None and launch.size > 1 and CHANNEL_VARIABLE not in os.environ:
+        if style is not None and launch is not None and launch.size > 1:
             raise exit_style_under_launcher(launch.launcher)
         return app(standalone_mode=False) or 0
     except SystemExit as ended:
@@ -106,6 +111,15 @@ def _run(launch: LaunchedBy | None) -> int:
         return _tell(error, style)
 
 
+def _exit_style() -> "ExitStyle | None":
+    """The style that the command line asks for, also one that cannot be read otherwise."""
+    if not any("exit-style" in word for word in sys.argv):
+        return None
+    from gpubench.formats.exit_style import exit_style_in
+
+    return exit_style_in(sys.argv[1:])
+
+
 def _command_of(error: typer.TyperException) -> str:
     """The command whose help tells more: as it was started, else by its name."""
     path = getattr(getattr(error, "ctx", None), "command_path", None)
@@ -113,11 +127,13 @@ def _command_of(error: typer.TyperException) -> str:
     return path or f"{app.info.name} {named}".strip()
 
 
-def _tell(error: GpubenchError, style: ExitStyle | None) -> int:
+def _tell(error: GpubenchError, style: "ExitStyle | None") -> int:
     """Say what is wrong, to whoever asked; the exit code."""
     print(f"gpubench: error: {error}", file=sys.stderr)  # noqa: T201
     if style is None:
         return error.exit_code
+    from gpubench.model.terms.verdict import Verdict
+
     verdict = Verdict.FAIL if error.exit_code == JUDGED_AND_FAILED else Verdict.ERROR
     print(style.line(verdict, error.seen), end="")  # noqa: T201
     return style.code(verdict)

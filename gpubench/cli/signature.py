@@ -1,24 +1,70 @@
-"""Functions for typer to make subcommands of: it reads options from a signature, and ours are lists."""
+"""Programs of one command for typer: it reads options from a signature, ours are fields of dataclasses."""
 
 import inspect
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Container, Iterator, Mapping
+from dataclasses import MISSING, Field, fields, is_dataclass
+from typing import Any, TypeVar
+
+import typer
 
 from gpubench.cli.encoding import showable
+from gpubench.cli.table import Command
+
+Options = TypeVar("Options")
 
 
-def subcommand(
-    name: str, help_text: str, parameters: Iterable[tuple[str, Any, Any]], run: Callable[[dict[str, Any]], None]
-) -> Callable[..., None]:
-    """A function with these options (name, declaration, default) that hands what was given to `run`."""
+def app_of(
+    command: Command,
+    help_text: str,
+    kind: type[Options],
+    run: Callable[[Options], None],
+    *,
+    without: Container[str] = (),
+) -> typer.Typer:
+    """A command for typer, which hands its options to `run`; `without` are those that mean nothing for it."""
 
     def call(**given: Any) -> None:
-        run(given)
+        run(options_from(kind, given))
 
-    call.__name__ = name
-    call.__doc__ = showable(help_text)
-    kind = inspect.Parameter.KEYWORD_ONLY
+    call.__doc__ = showable(f"{command.summary}\n\n{help_text.strip()}")
     call.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [inspect.Parameter(each, kind, default=default, annotation=declared) for each, declared, default in parameters]
+        [_parameter(each) for each in option_fields(kind) if each.name not in without]
     )
-    return call
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    app.command(command.name)(call)
+    return app
+
+
+def option_fields(kind: Any) -> Iterator["Field[Any]"]:
+    """The fields that are options; those of a nested dataclass, which is a group of options, stand in its place."""
+    for each in fields(kind):
+        if is_dataclass(each.type):
+            yield from option_fields(each.type)
+        else:
+            yield each
+
+
+def options_from(kind: type[Options], given: Mapping[str, Any]) -> Options:
+    """The options with the values given by field name, in whatever group the field is; others have their defaults."""
+    values = {}
+    for each in fields(kind):  # type: ignore[arg-type]
+        if isinstance(each.type, type) and is_dataclass(each.type):
+            values[each.name] = options_from(each.type, given)
+        elif each.name in given:
+            values[each.name] = given[each.name]
+    return kind(**values)
+
+
+def given_options(options: Any) -> Iterator[str]:
+    """The options that do not have their default, by the names of their fields: `--no-check` of `check`."""
+    for each in fields(options):
+        value: Any = getattr(options, each.name)
+        if is_dataclass(value):
+            yield from given_options(value)
+        elif value != each.default:
+            yield f"--{'no-' if value is False else ''}{each.name.replace('_', '-')}"
+
+
+def _parameter(each: "Field[Any]") -> inspect.Parameter:
+    default = inspect.Parameter.empty if each.default is MISSING else each.default
+    return inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=each.type)

@@ -19,7 +19,6 @@ def issue(calls: CollectiveCalls, call: Call) -> Launch:
 
 ALLGATHER = Collective(
     name="allgather",
-    summary="Collect every rank's block on every rank: sharded weights before a layer.",
     description="The size is the gathered result; each rank sends an n-th of it. busbw = algbw × (n-1)/n.",
     layout=gathered,
     busbw_factor=all_but_own_factor,

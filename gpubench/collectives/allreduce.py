@@ -19,7 +19,6 @@ def issue(calls: CollectiveCalls, call: Call) -> Launch:
 
 ALLREDUCE = Collective(
     name="allreduce",
-    summary="Reduce over all ranks, result on every rank: gradients in data-parallel training.",
     description="The size is the buffer of each rank. busbw = algbw × 2(n-1)/n.",
     layout=whole,
     busbw_factor=ring_allreduce_factor,

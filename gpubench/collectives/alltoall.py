@@ -28,7 +28,6 @@ def issue(calls: CollectiveCalls, call: Call) -> Launch:
 
 ALLTOALL = Collective(
     name="alltoall",
-    summary="Every rank sends a block to every rank: mixture-of-experts routing.",
     description="The size is each rank's whole send buffer, its own block included. busbw = algbw × (n-1)/n.",
     layout=layout,
     busbw_factor=all_but_own_factor,

@@ -19,7 +19,6 @@ def issue(calls: CollectiveCalls, call: Call) -> Launch:
 
 BROADCAST = Collective(
     name="broadcast",
-    summary="Copy the root's buffer to every rank: initial weights.",
     description="The size is the buffer. busbw = algbw.",
     layout=whole,
     busbw_factor=whole_factor,

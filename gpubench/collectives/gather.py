@@ -19,7 +19,6 @@ def issue(calls: CollectiveCalls, call: Call) -> Launch:
 
 GATHER = Collective(
     name="gather",
-    summary="Collect every rank's block on the root.",
     description="The size is the root's result; each rank sends an n-th of it. busbw = algbw × (n-1)/n.",
     layout=gathered,
     busbw_factor=all_but_own_factor,

@@ -38,7 +38,6 @@ class Collective:
     """
 
     name: str
-    summary: str
     description: str
     layout: Callable[[int, DataType, int], Layout]
     busbw_factor: Callable[[int], float]

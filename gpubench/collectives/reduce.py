@@ -19,7 +19,6 @@ def issue(calls: CollectiveCalls, call: Call) -> Launch:
 
 REDUCE = Collective(
     name="reduce",
-    summary="Reduce over all ranks, result on the root.",
     description="The size is the buffer. busbw = algbw.",
     layout=whole,
     busbw_factor=whole_factor,

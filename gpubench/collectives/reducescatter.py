@@ -19,7 +19,6 @@ def issue(calls: CollectiveCalls, call: Call) -> Launch:
 
 REDUCESCATTER = Collective(
     name="reducescatter",
-    summary="Reduce over all ranks, each rank keeps one block: sharded gradients.",
     description="The size is each rank's input; each rank keeps an n-th of the result. busbw = algbw × (n-1)/n.",
     layout=scattered,
     busbw_factor=all_but_own_factor,

@@ -19,7 +19,6 @@ def issue(calls: CollectiveCalls, call: Call) -> Launch:
 
 SCATTER = Collective(
     name="scatter",
-    summary="Hand each rank its block of the root's buffer.",
     description="The size is the root's buffer; each rank receives an n-th of it. busbw = algbw × (n-1)/n.",
     layout=scattered,
     busbw_factor=all_but_own_factor,

@@ -20,7 +20,6 @@ def issue(calls: CollectiveCalls, call: Call) -> Launch:
 
 SENDRECV = Collective(
     name="sendrecv",
-    summary="Send to the next rank, receive from the previous: pipeline stages.",
     description="The size is what each rank sends, and receives at the same time. busbw = algbw.",
     layout=whole,
     busbw_factor=whole_factor,

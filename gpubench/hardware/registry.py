@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gpubench.errors import invalid_choice, no_gpu
+from gpubench.model.terms.allocator import Allocator
 from gpubench.model.terms.operation import DataType, ReduceOp
 from gpubench.ports.backend import MultiGroupBackend
-from gpubench.ports.memory import Allocator
 
 if TYPE_CHECKING:
     from gpubench.hardware.cuda.device import CudaDevice

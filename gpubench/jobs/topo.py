@@ -18,6 +18,7 @@ from gpubench.jobs.outputs import check_writable
 from gpubench.jobs.rank import own_identity
 from gpubench.jobs.recording import Recording
 from gpubench.jobs.sources import FromFile, Replayed, Simulated, Source, gathered, own_process
+from gpubench.measure.topo.report import SECTIONS as SECTIONS
 from gpubench.measure.topo.report import examine
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.profiles.nodes import profiles_for

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Protocol
 
 from gpubench.model.terms.data_pattern import Block, DataPattern
@@ -41,16 +40,6 @@ class BufferSource(Protocol):
 
     def allocate(self, size_bytes: int) -> Memory:
         """A plain allocation of that size, kept until the backend is closed."""
-
-
-class Allocator(StrEnum):
-    """The allocator of the nccl backend's buffers: CUDA, as in frameworks, or NCCL, as in nccl-tests.
-
-    In CUDA graphs NCCL registers its own allocations and copies directly from and to them; elsewhere they are alike.
-    """
-
-    CUDA = "cuda"
-    NCCL = "nccl"
 
 
 @dataclass(frozen=True, slots=True)

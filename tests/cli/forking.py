@@ -21,12 +21,15 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from gpubench.cli.table import COMMANDS
+
 _LOADED_AHEAD = (
     *(
         f"gpubench.{name}"
         for name in (
-            *("cli.app", "jobs.collective.launch", "jobs.collective.simulated", "jobs.topo"),
-            *("jobs.p2p.here", "jobs.p2p.replayed", "jobs.check.job"),
+            *("cli.app", *(f"cli.commands.{name}" for name in {each.module for each in COMMANDS})),
+            *("jobs.collective.launch", "jobs.collective.simulated", "jobs.topo"),
+            *("jobs.p2p.here", "jobs.p2p.replayed", "jobs.check.job", "jobs.explain", "jobs.compare"),
         )
     ),
     *(f"gpubench.measure.{name}.report" for name in ("compare", "explain", "topo")),

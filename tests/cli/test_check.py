@@ -11,7 +11,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from gpubench.cli.commands.check import parse_check_options
+from gpubench.cli.commands.check import CheckOptions
+from gpubench.cli.signature import options_from
 from gpubench.collectives.allreduce import ALLREDUCE
 from gpubench.errors import UsageError
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
@@ -247,25 +248,8 @@ def test_ones_own_folder_comes_first(tmp_path: Path) -> None:
 
 
 def test_options_become_what_was_asked_for() -> None:
-    given: dict[str, Any] = {
-        "quick": False,
-        "full": True,
-        "profile": None,
-        "strict": True,
-        "timeout": 300.0,
-        "simulate": None,
-        "fault": None,
-        "seed": 0,
-        "replay": None,
-        "record": None,
-        "format_name": "table",
-        "output": None,
-        "section": None,
-        "color": "auto",
-        "width": None,
-        "no_progress": False,
-    }
-    options = parse_check_options(given)
-    assert (options.depth, options.strict, options.facts_timeout_s) == (Depth.FULL, True, 20.0)
+    given = {"full": True, "strict": True, "timeout": 300.0}
+    plan = options_from(CheckOptions, given).plan()
+    assert (plan.depth, plan.strict, plan.facts_timeout_s) == (Depth.FULL, True, 20.0)
     with pytest.raises(UsageError, match="exclude each other"):
-        parse_check_options(given | {"quick": True})
+        options_from(CheckOptions, given | {"quick": True}).plan()

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from gpubench.cli.options.recording import BESIDE_REPLAY
 from tests.cli.running import MPI_ENVIRONMENT, environment, gpubench
 
 MACHINE = ("--simulate", "hgx-h200-4", "--sizes", "1K:4G:64")
@@ -189,5 +188,8 @@ def test_a_launcher_is_told_that_it_is_not_needed(tmp_path: Path) -> None:
     assert "allreduce --replay under" in result.stderr
 
 
-def test_what_says_how_to_show_it_is_known_by_name() -> None:
-    assert {"evidence", "strict", "plot", "section", "output", "format_name"} <= set(BESIDE_REPLAY)
+def test_what_says_how_to_show_it_stands_beside_a_replay(tmp_path: Path) -> None:
+    recorded(tmp_path / "run", *MACHINE)
+    shown = ("--evidence", "--strict", "--plot", "--width", "90", "--no-progress", "--output", str(tmp_path / "x.csv"))
+    result = gpubench("allreduce", "--replay", str(tmp_path / "run"), "--section", "evidence", *shown)
+    assert result.returncode == 0, result.stderr

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import jsonschema
 import pytest
 
-from gpubench.cli.commands.explain import PARAMETERS, parse_explain_options
+from gpubench.cli.commands.explain import ExplainOptions
+from gpubench.cli.signature import options_from
 from gpubench.errors import UsageError
 from gpubench.measure.explain.report import SECTIONS
 from gpubench.model.results.rows.causes import CauseRow
@@ -214,7 +215,7 @@ def test_a_job_of_a_thousand_ranks_is_a_page(tmp_path: Path) -> None:
 
 
 def test_options() -> None:
-    given = {name: default for name, _, default in PARAMETERS} | {"logs": ["a", "b"]}
-    assert parse_explain_options(given).logs == ("a", "b")
+    given = {"logs": ["a", "b"]}
+    assert options_from(ExplainOptions, given).plan().logs == ("a", "b")
     with pytest.raises(UsageError, match="--section"):
-        parse_explain_options(given | {"section": "pairs", "format_name": "csv"})
+        options_from(ExplainOptions, {**given, "section": "pairs", "format_name": "csv"}).plan()

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gpubench.cli.commands import p2p
-from gpubench.cli.commands.p2p import parse_p2p_options
+from gpubench.cli.commands.p2p import P2pOptions
+from gpubench.cli.signature import options_from
 from gpubench.hardware.node.nvml.library import Driver
 from gpubench.hardware.process.facts import read_rank_facts
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
@@ -21,8 +21,7 @@ from gpubench.model.terms.copies import CopyGpu
 from gpubench.model.terms.origin import Origin
 from tests.fakes.copies import FakeCopies
 
-DEFAULTS: dict[str, Any] = {name: default for name, _, default in p2p.PARAMETERS}
-QUICK = {"sizes": "64K,64M", "pairs": ["0-1"]}
+QUICK: dict[str, Any] = {"sizes": "64K,64M", "pairs": ["0-1"]}
 
 
 def here() -> Snapshot:
@@ -55,7 +54,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def measured(tmp_path: Path, **given: object) -> dict[str, Any]:
     output = tmp_path / "p2p.json"
-    options = parse_p2p_options(DEFAULTS | QUICK | {"output": [str(output)]} | given)
+    options = options_from(P2pOptions, QUICK | {"output": [str(output)]} | given).plan()
     assert p2p_job.run_alone(options, ["p2p"]) == 0
     return dict(json.loads(output.read_text()))
 
@@ -101,7 +100,7 @@ def test_errors_that_come_while_it_runs_are_named_and_old_ones_are_not(
     (row,) = document["causes"]
     assert (row["id"], row["subject"], row["confidence"]) == ("pcie-errors", "GPU1", "likely")
     assert row["evidence"] == "400 PCIe replays during this run"
-    options = parse_p2p_options(DEFAULTS | {"replay": str(recording), "output": [str(output)]})
+    options = options_from(P2pOptions, {"replay": str(recording), "output": [str(output)]}).plan()
     assert run_replayed(options, recording, ["p2p"]) == 0
     assert json.loads(output.read_text())["causes"] == document["causes"]
 
@@ -114,7 +113,7 @@ def test_the_facts_are_recorded_and_replayed(
     recording, output = tmp_path / "run", tmp_path / "replayed.json"
     first = measured(tmp_path, record=str(recording))
     assert len((recording / "ranks.jsonl").read_text().splitlines()) == 1
-    options = parse_p2p_options(DEFAULTS | {"replay": str(recording), "output": [str(output)]})
+    options = options_from(P2pOptions, {"replay": str(recording), "output": [str(output)]}).plan()
     assert run_replayed(options, recording, ["p2p"]) == 0
     assert causes(json.loads(output.read_text())) == causes(first) == [("numa-far", "GPU0, GPU1")]
     assert "numa-far" not in capsys.readouterr().out, "it explains no path that was staged"

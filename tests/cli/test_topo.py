@@ -14,7 +14,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from gpubench.cli.commands.topo import parse_topo_options
+from gpubench.cli.commands.topo import TopoOptions
+from gpubench.cli.signature import options_from
 from gpubench.errors import UsageError
 from gpubench.hardware.node import stages
 from gpubench.jobs import topo as topo_job
@@ -156,40 +157,21 @@ def test_a_real_stage_that_hangs_is_an_error_within_the_timeout(monkeypatch: pyt
         return real({**commands, "nvml": [sys.executable, "-c", "import time; time.sleep(600)"]}, environment, 3.0)
 
     monkeypatch.setattr("gpubench.hardware.node.probe.run_stages", hanging)
-    assert topo_job.run_alone(parse_topo_options(DEFAULTS | {"timeout": 7.0}), ["topo"]) == 3
+    assert topo_job.run_alone(options_from(TopoOptions, {"timeout": 7.0}).plan(), ["topo"]) == 3
     assert asked == [7.0]
     assert "driver-silent" in capsys.readouterr().out
 
 
-DEFAULTS: dict[str, Any] = {
-    "from_file": None,
-    "simulate": None,
-    "fault": None,
-    "seed": 0,
-    "replay": None,
-    "record": None,
-    "strict": False,
-    "causes": False,
-    "timeout": 20.0,
-    "format_name": "table",
-    "output": None,
-    "section": None,
-    "color": "auto",
-    "width": None,
-    "no_progress": False,
-}
-
-
 def test_options_are_read() -> None:
     given = {"simulate": "hgx-h200-2*2", "fault": ["gpu1:width=8"], "section": "gpus", "output": ["x.csv"]}
-    options = parse_topo_options(DEFAULTS | given)
+    options = options_from(TopoOptions, given).plan()
     assert isinstance(options.source, Simulated)
     assert (options.source.simulation.machine.nodes, len(options.source.simulation.faults)) == (2, 1)
     assert options.presentation.section == "gpus"
     for section in SECTIONS:
-        parse_topo_options(DEFAULTS | {"section": section, "format_name": "csv"})
+        options_from(TopoOptions, {"section": section, "format_name": "csv"}).plan()
     with pytest.raises(UsageError):
-        parse_topo_options(DEFAULTS | {"section": "rows"})
+        options_from(TopoOptions, {"section": "rows"}).plan()
 
 
 def test_what_was_recorded_is_replayed(tmp_path: Path) -> None:

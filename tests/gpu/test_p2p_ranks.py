@@ -74,7 +74,8 @@ def test_between_nodes_nccl_moves_the_right_data() -> None:
 
 def node_per_rank() -> int:
     """Be a rank that believes, and makes NCCL believe, that it is alone on its node."""
-    from gpubench.cli.commands.p2p import PARAMETERS, parse_p2p_options
+    from gpubench.cli.commands.p2p import P2pOptions
+    from gpubench.cli.signature import options_from
     from gpubench.hardware.launch.started_by import launched_by
     from gpubench.hardware.mpi import group as mpi
     from gpubench.jobs import rank
@@ -84,8 +85,7 @@ def node_per_rank() -> int:
     assert launch is not None
     os.environ |= {"CUDA_VISIBLE_DEVICES": str(launch.rank), "NCCL_HOSTID": f"node{launch.rank}"}
     mpi.nodes = lambda group: (list(range(group.size)), 0)
-    given = {name: default for name, _, default in PARAMETERS} | {"sizes": "1001,16M", "format_name": "csv"}
-    options = parse_p2p_options(given)
+    options = options_from(P2pOptions, {"sizes": "1001,16M", "format_name": "csv"}).plan()
     return rank.run(lambda group, watch: P2pRanksJob(group, watch, options, []), launch, options.timeout_s)
 
 

@@ -54,6 +54,31 @@ def test_every_collective_launches_itself(collective: Collective) -> None:
     assert all(float(row["time_us"]) > 0 for row in found)
 
 
+def test_launched_ranks_are_handed_the_plan_and_do_without_typer(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, sys\n"
+        "if 'GPUBENCH_CHANNEL' in os.environ:\n"
+        "    sys.modules |= {'typer': None, 'rich': None, 'pydantic': None}\n"
+    )
+    arguments = (
+        "allreduce",
+        *SMALL,
+        "--op",
+        "max",
+        "--in-place",
+        "--record",
+        str(tmp_path / "run"),
+        "--format",
+        "json",
+    )
+    result = gpubench(*arguments, env=environment(PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}"))
+    assert (result.returncode, result.stderr) == (0, "")
+    document = json.loads(result.stdout)
+    assert document["metadata"]["command"] == ["gpubench", *arguments]
+    assert {(row["op"], row["placement"], row["iterations"]) for row in document["rows"]} == {("max", "in_place", 3)}
+    assert (tmp_path / "run" / "allreduce.jsonl").exists()
+
+
 @pytest.mark.parametrize("how", [("--iters", "auto", "--budget", "0.05"), ("--mode", "latency", "--iters", "30")])
 def test_rows_say_how_their_times_vary(how: tuple[str, ...]) -> None:
     result = gpubench("allreduce", *HOST, "--sizes", "1K,64K", *how, "--np", "3", "--format", "json")

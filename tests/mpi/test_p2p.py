@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, cast
 import jsonschema
 import pytest
 
-from gpubench.cli.commands.p2p import PARAMETERS, parse_p2p_options
+from gpubench.cli.commands.p2p import P2pOptions
+from gpubench.cli.signature import options_from
 from gpubench.hardware.cuda.device import GpuIdentity
 from gpubench.hardware.node.nvml.library import Driver
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
@@ -149,7 +150,7 @@ class Cluster:
 
 def options(**given: Any) -> P2pPlan:
     """As if these had been typed."""
-    return parse_p2p_options({name: default for name, _, default in PARAMETERS} | {"sizes": "64K"} | given)
+    return options_from(P2pOptions, {"sizes": "64K"} | given).plan()
 
 
 def test_ranks_of_one_node(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

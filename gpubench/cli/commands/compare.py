@@ -1,19 +1,21 @@
 """`gpubench compare`: its options, the files of both sides, and the report on them."""
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpubench.cli.options import presentation
-from gpubench.cli.options.presentation import parse_presentation
+from gpubench.cli.options.presentation import PresentationOptions
+from gpubench.cli.signature import app_of
+from gpubench.cli.table import Command
 from gpubench.errors import UsageError
-from gpubench.jobs.compare import ComparePlan, run_compare
 
-SUMMARY = "Two files of results: what got slower, beyond the noise."
-HELP = f"""{SUMMARY}
+if TYPE_CHECKING:
+    from gpubench.jobs.compare import ComparePlan
 
+HELP = """
 Files may be gpubench's (.json, .jsonl, .csv) or nccl-tests' (text, or -J), also one of each. Rows are brought together
 by what they measured. What counts as slower is what chance does not explain: with single runs 5 % or 0.5 µs, 2 % from
 16 MiB on, and more where the figures are noisier; with three or more runs a side from 1 % on, as the runs show.
@@ -39,115 +41,114 @@ cannot be read, or of another machine; 3 nothing in common to compare, or a row 
 _USUAL_FOLDER = "results"
 _EXPECTED = "two files, BASE and NEW, or a folder of dated results with --last N"
 
-BASE = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="BASE", help="Old results; with --last their folder, results/ by default.", show_default=False
-    ),
-]
-NEW = Annotated[str | None, typer.Argument(metavar="NEW", help="New results.", show_default=False)]
-LAST = Annotated[
-    int | None,
-    typer.Option(
-        "--last",
-        metavar="N",
-        min=1,
-        help="Compare the newest results of a folder with the N before them.",
-        show_default=False,
-    ),
-]
-MORE_BASE = Annotated[
-    list[str] | None,
-    typer.Option("--base", metavar="FILE", help="Another run of the old side. Repeatable.", show_default=False),
-]
-MORE_NEW = Annotated[
-    list[str] | None,
-    typer.Option("--new", metavar="FILE", help="Another run of the new side. Repeatable.", show_default=False),
-]
-THRESHOLD = Annotated[
-    float | None,
-    typer.Option(
-        "--threshold",
-        metavar="PERCENT",
-        min=0,
-        max=1000,
-        help="How much slower is a regression, whatever the noise.",
-        show_default=False,
-    ),
-]
-STRICT = Annotated[
-    bool, typer.Option("--strict", help="Exit 1 also for missing rows and other doubts.", show_default=False)
-]
-OTHER_MACHINE = Annotated[
-    bool, typer.Option("--other-machine", help="Compare results of different machines.", show_default=False)
-]
 
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions:
+    """What to compare, and how to judge it."""
 
-def parse_compare_options(given: dict[str, Any]) -> ComparePlan:
-    """The options of `compare` from what typer read.
+    base_file: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="BASE", help="Old results; with --last their folder, results/ by default.", show_default=False
+        ),
+    ] = None
+    new_file: Annotated[str | None, typer.Argument(metavar="NEW", help="New results.", show_default=False)] = None
+    base: Annotated[
+        list[str] | None,
+        typer.Option("--base", metavar="FILE", help="Another run of the old side. Repeatable.", show_default=False),
+    ] = None
+    new: Annotated[
+        list[str] | None,
+        typer.Option("--new", metavar="FILE", help="Another run of the new side. Repeatable.", show_default=False),
+    ] = None
+    last: Annotated[
+        int | None,
+        typer.Option(
+            "--last",
+            metavar="N",
+            min=1,
+            help="Compare the newest results of a folder with the N before them.",
+            show_default=False,
+        ),
+    ] = None
+    threshold: Annotated[
+        float | None,
+        typer.Option(
+            "--threshold",
+            metavar="PERCENT",
+            min=0,
+            max=1000,
+            help="How much slower is a regression, whatever the noise.",
+            show_default=False,
+        ),
+    ] = None
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit 1 also for missing rows and other doubts.", show_default=False)
+    ] = False
+    other_machine: Annotated[
+        bool, typer.Option("--other-machine", help="Compare results of different machines.", show_default=False)
+    ] = False
+    presentation: PresentationOptions
 
-    Raises:
-        UsageError: neither two files nor a folder, both, or an option of presentation that cannot be read.
-    """
-    from gpubench.measure.compare.history_report import SECTIONS_OF_HISTORY
-    from gpubench.measure.compare.judge import Rules
-    from gpubench.measure.compare.report import SECTIONS
+    def plan(self) -> "ComparePlan":
+        """What these options ask for.
 
-    last, base, new = given["last"], given["base_file"], given["new_file"]
-    if last is None:
-        _check_two_files(base, new)
-    else:
-        _check_one_folder(given)
-    named = last is None
-    return ComparePlan(
-        base=tuple(map(Path, (base, *(given["base"] or ())))) if named else (),
-        new=tuple(map(Path, (new, *(given["new"] or ())))) if named else (),
-        folder=Path(_USUAL_FOLDER if named or base is None else base),
-        last=last,
-        rules=Rules(threshold_percent=given["threshold"], strict=given["strict"]),
-        other_machine=given["other_machine"],
-        presentation=parse_presentation(given, SECTIONS if named else SECTIONS_OF_HISTORY),
-    )
+        Raises:
+            UsageError: neither two files nor a folder, both, or an option of presentation that cannot be read.
+        """
+        from gpubench.jobs.compare import ComparePlan
+        from gpubench.measure.compare.history_report import SECTIONS_OF_HISTORY
+        from gpubench.measure.compare.judge import Rules
+        from gpubench.measure.compare.report import SECTIONS
 
-
-def _check_two_files(base: str | None, new: str | None) -> None:
-    if base is not None and new is not None:
-        return
-    if base is None:
-        raise UsageError("compare without results", expected=_EXPECTED, next_step="gpubench compare base.json new.json")
-    is_folder = Path(base).is_dir()
-    raise UsageError(
-        f"compare with one {'folder' if is_folder else 'file'}, {base}",
-        expected=_EXPECTED,
-        next_step=f"gpubench compare --last 5 {base}" if is_folder else f"gpubench compare {base} new.json",
-    )
-
-
-def _check_one_folder(given: dict[str, Any]) -> None:
-    unfit = [f"--{name}" for name in ("base", "new") if given[name]]
-    unfit += ["NEW"] if given["new_file"] is not None else []
-    unfit += ["--other-machine"] if given["other_machine"] else []
-    if unfit:
-        raise UsageError(
-            f"--last and {', '.join(unfit)} exclude each other",
-            expected="a folder, of which the newest results are compared with those before them on the same machine",
-            next_step=f"gpubench compare --last {given['last']} {given['base_file'] or _USUAL_FOLDER}",
+        files = self._files() if self.last is None else self._no_files(self.last)
+        return ComparePlan(
+            base=files[0],
+            new=files[1],
+            folder=Path(_USUAL_FOLDER if self.last is None or self.base_file is None else self.base_file),
+            last=self.last,
+            rules=Rules(threshold_percent=self.threshold, strict=self.strict),
+            other_machine=self.other_machine,
+            presentation=self.presentation.parse(SECTIONS if self.last is None else SECTIONS_OF_HISTORY),
         )
 
+    def _files(self) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+        """Those of both sides, where there is one of each."""
+        base, new = self.base_file, self.new_file
+        if base is not None and new is not None:
+            return tuple(map(Path, (base, *(self.base or ())))), tuple(map(Path, (new, *(self.new or ()))))
+        if base is None:
+            raise UsageError(
+                "compare without results", expected=_EXPECTED, next_step="gpubench compare base.json new.json"
+            )
+        is_folder = Path(base).is_dir()
+        raise UsageError(
+            f"compare with one {'folder' if is_folder else 'file'}, {base}",
+            expected=_EXPECTED,
+            next_step=f"gpubench compare --last 5 {base}" if is_folder else f"gpubench compare {base} new.json",
+        )
 
-def run(given: dict[str, Any]) -> None:
+    def _no_files(self, last: int) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+        """None of either side, as it has to be where a folder is compared."""
+        given = {"--base": self.base, "--new": self.new, "NEW": self.new_file, "--other-machine": self.other_machine}
+        unfit = [option for option, value in given.items() if value]
+        if unfit:
+            raise UsageError(
+                f"--last and {', '.join(unfit)} exclude each other",
+                expected="a folder, of which the newest results are compared with those before them on the same "
+                "machine",
+                next_step=f"gpubench compare --last {last} {self.base_file or _USUAL_FOLDER}",
+            )
+        return (), ()
+
+
+def run(options: CompareOptions) -> None:
     """Be the command."""
-    raise typer.Exit(run_compare(parse_compare_options(given), sys.argv[1:]))
+    from gpubench.jobs.compare import run_compare
+
+    raise typer.Exit(run_compare(options.plan(), sys.argv[1:]))
 
 
-PARAMETERS: tuple[tuple[str, Any, Any], ...] = (
-    ("base_file", BASE, None),
-    ("new_file", NEW, None),
-    ("base", MORE_BASE, None),
-    ("new", MORE_NEW, None),
-    ("last", LAST, None),
-    ("threshold", THRESHOLD, None),
-    ("strict", STRICT, False),
-    ("other_machine", OTHER_MACHINE, False),
-    *presentation.PARAMETERS,
-)
+def app(command: Command) -> typer.Typer:
+    """The command for typer."""
+    return app_of(command, HELP, CompareOptions, run)

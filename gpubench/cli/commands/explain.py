@@ -1,17 +1,19 @@
 """`gpubench explain`: its options, and the report on the logs it is given."""
 
 import sys
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpubench.cli.options import presentation
-from gpubench.cli.options.presentation import parse_presentation
-from gpubench.jobs.explain import ExplainPlan, run_explain
+from gpubench.cli.options.presentation import PresentationOptions
+from gpubench.cli.signature import app_of
+from gpubench.cli.table import Command
 
-SUMMARY = "Read NCCL's logs of any job: who talks to whom over what, what is host-staged, why."
-HELP = f"""{SUMMARY}
+if TYPE_CHECKING:
+    from gpubench.jobs.explain import ExplainPlan
 
+HELP = """
 Any program that uses NCCL (PyTorch, nccl-tests, ...) writes them when these are in every rank's environment:
 
   NCCL_DEBUG=INFO NCCL_DEBUG_FILE=/tmp/nccl.%h.%p.log
@@ -29,29 +31,36 @@ Exit codes: 0 nothing goes through host memory, or only by design; 1 something d
 say enough.
 """
 
-LOGS = Annotated[
-    list[str],
-    typer.Argument(metavar="LOG", help="Files, folders of files, or - for standard input.", show_default=False),
-]
+
+@dataclass(frozen=True, kw_only=True)
+class ExplainOptions:
+    """Which logs to read, and how to show what they say."""
+
+    logs: Annotated[
+        list[str],
+        typer.Argument(metavar="LOG", help="Files, folders of files, or - for standard input.", show_default=False),
+    ]
+    presentation: PresentationOptions
+
+    def plan(self) -> "ExplainPlan":
+        """What these options ask for.
+
+        Raises:
+            UsageError: an option of presentation that cannot be read.
+        """
+        from gpubench.jobs.explain import ExplainPlan
+        from gpubench.measure.explain.report import SECTIONS
+
+        return ExplainPlan(logs=tuple(self.logs), presentation=self.presentation.parse(SECTIONS))
 
 
-def parse_explain_options(given: dict[str, Any]) -> ExplainPlan:
-    """The options of `explain` from what typer read.
-
-    Raises:
-        UsageError: an option of presentation that cannot be read.
-    """
-    from gpubench.measure.explain.report import SECTIONS
-
-    return ExplainPlan(logs=tuple(given["logs"]), presentation=parse_presentation(given, SECTIONS))
-
-
-def run(given: dict[str, Any]) -> None:
+def run(options: ExplainOptions) -> None:
     """Be the command."""
-    raise typer.Exit(run_explain(parse_explain_options(given), sys.argv[1:]))
+    from gpubench.jobs.explain import run_explain
+
+    raise typer.Exit(run_explain(options.plan(), sys.argv[1:]))
 
 
-PARAMETERS: tuple[tuple[str, Any, Any], ...] = (
-    ("logs", LOGS, ...),
-    *presentation.PARAMETERS,
-)
+def app(command: Command) -> typer.Typer:
+    """The command for typer."""
+    return app_of(command, HELP, ExplainOptions, run)

@@ -2,14 +2,17 @@
 
 import os
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpubench.cli.options import presentation, recording, simulation
-from gpubench.cli.options.presentation import parse_choices, parse_presentation
-from gpubench.cli.options.recording import parse_recording
-from gpubench.cli.options.simulation import parse_simulation
+from gpubench.cli.options.choices import parse_choices
+from gpubench.cli.options.presentation import PLOT, PresentationOptions
+from gpubench.cli.options.recording import RecordingOptions
+from gpubench.cli.options.simulation import SimulationOptions
+from gpubench.cli.signature import app_of
+from gpubench.cli.table import Command
 from gpubench.errors import UsageError, exclusive
 from gpubench.hardware.launch.started_by import launched_by
 from gpubench.jobs.p2p.plan import As, P2pPlan
@@ -20,9 +23,7 @@ if TYPE_CHECKING:
     from gpubench.hardware.mpi.group import MpiGroup
     from gpubench.hardware.watchdog.rank import RankProgress
 
-SUMMARY = "Every ordered pair of GPUs: bandwidth, latency, peer access off and on."
-HELP = f"""{SUMMARY}
-
+HELP = """
 Copies between all GPUs of this host, as nvbandwidth and p2pBandwidthLatencyTest make them: with peer access off, then
 on; written and read by copy engines, by a kernel, both ways at once; 16 bytes for the latency; to and from host memory;
 many pairs at once. Every destination checks what arrived. Each pair is compared with its limit, with its siblings, and
@@ -43,102 +44,118 @@ disjoint pairs at the same time. Host memory, kernels, patterns and peer access 
 """
 
 
-SIZES = Annotated[
-    str | None,
-    typer.Option(
-        "--sizes",
-        metavar="SIZES",
-        help="Copy these sizes, written by copy engines, peer access off and on: 8:1G or 1K,64K,1M. Default: 256M in "
-        "every way, and 16 bytes for the latency.",
-        show_default=False,
-    ),
-]
-PAIRS = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--pairs",
-        metavar="I-J",
-        help="Only these, from GPU I to GPU J (between ranks: from rank I to rank J): 0-1,3-5. Default: all.",
-        show_default=False,
-    ),
-]
-LIKE = Annotated[
-    str | None,
-    typer.Option(
-        "--as",
-        metavar="|".join(As),
-        help="With nvbandwidth's parameters: 512M, 16 copies after 4, median of 3.",
-        show_default=False,
-    ),
-]
-HOST = Annotated[bool, typer.Option("--host/--no-host", help="Also between host memory and every GPU.")]
-PATTERNS = Annotated[bool, typer.Option("--patterns/--no-patterns", help="Also many pairs at once.")]
-CHECK = Annotated[bool, typer.Option("--check/--no-check", help="Have destinations check what arrived.")]
-EVIDENCE = Annotated[
-    bool, typer.Option("--evidence", help="Show all that is known of every pair's path.", show_default=False)
-]
-STRICT = Annotated[
-    bool, typer.Option("--strict", help="Exit 1 also for slow and host-staged pairs.", show_default=False)
-]
-TIMEOUT = Annotated[
-    float,
-    typer.Option(
-        "--timeout",
-        metavar="S",
-        min=0.1,
-        help="Seconds in which the driver has to describe the GPUs, and a step of a run between ranks has to end.",
-    ),
-]
+@dataclass(frozen=True, kw_only=True)
+class P2pOptions:
+    """Which pairs to copy between, in which ways, and how to show it."""
 
-
-def parse_p2p_options(given: dict[str, Any]) -> P2pPlan:
-    """The options of `p2p` from what typer read.
-
-    Raises:
-        UsageError: anything that cannot be, with the next step.
-    """
-    from gpubench.measure.p2p.run import SECTIONS
-    from gpubench.model.paths.p2p import parse_pairs
-
-    like = None if given["like"] is None else parse_choices("--as", [given["like"]], As)[0]
-    if like is not None and given["sizes"] is not None:
-        raise exclusive(("--as nvbandwidth", "--sizes"), "one of them: nvbandwidth copies 512M")
-    try:
-        pairs = None if given["pairs"] is None else parse_pairs(given["pairs"])
-    except ValueError as error:
-        raise UsageError(
-            f"--pairs {str(error)!r} is no pair",
-            expected="two different GPUs, as nvidia-smi numbers them: 0-1,3-5",
-            next_step="nvidia-smi -L lists them; --pairs 0-1",
-        ) from None
-    return P2pPlan(
-        sizes=None if given["sizes"] is None else parse_sizes(given["sizes"]),
-        pairs=pairs,
-        like=like,
-        host=given["host"],
-        patterns=given["patterns"],
-        check=given["check"],
-        strict=given["strict"],
-        evidence=EvidenceUse.SHOWN if given["evidence"] else EvidenceUse.KEPT,
-        timeout_s=given["timeout"],
-        simulation=parse_simulation(given),
-        recording=parse_recording(
-            given,
-            {f"--{name}": given[name] for name in ("simulate", "record", "sizes", "pairs")} | {"--as": given["like"]},
+    sizes: Annotated[
+        str | None,
+        typer.Option(
+            "--sizes",
+            metavar="SIZES",
+            help="Copy these sizes, written by copy engines, peer access off and on: 8:1G or 1K,64K,1M. Default: 256M "
+            "in every way, and 16 bytes for the latency.",
+            show_default=False,
         ),
-        presentation=parse_presentation(given, SECTIONS),
-    )
+    ] = None
+    pairs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--pairs",
+            metavar="I-J",
+            help="Only these, from GPU I to GPU J (between ranks: from rank I to rank J): 0-1,3-5. Default: all.",
+            show_default=False,
+        ),
+    ] = None
+    like: Annotated[
+        str | None,
+        typer.Option(
+            "--as",
+            metavar="|".join(As),
+            help="With nvbandwidth's parameters: 512M, 16 copies after 4, median of 3.",
+            show_default=False,
+        ),
+    ] = None
+    host: Annotated[bool, typer.Option("--host/--no-host", help="Also between host memory and every GPU.")] = True
+    patterns: Annotated[bool, typer.Option("--patterns/--no-patterns", help="Also many pairs at once.")] = True
+    check: Annotated[bool, typer.Option("--check/--no-check", help="Have destinations check what arrived.")] = True
+    evidence: Annotated[
+        bool, typer.Option("--evidence", help="Show all that is known of every pair's path.", show_default=False)
+    ] = False
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit 1 also for slow and host-staged pairs.", show_default=False)
+    ] = False
+    timeout: Annotated[
+        float,
+        typer.Option(
+            "--timeout",
+            metavar="S",
+            min=0.1,
+            help="Seconds in which the driver has to describe the GPUs, and a step of a run between ranks has to end.",
+        ),
+    ] = 20.0
+    plot: PLOT = False
+    simulation: SimulationOptions
+    recording: RecordingOptions
+    presentation: PresentationOptions
+
+    def plan(self) -> P2pPlan:
+        """What these options ask for.
+
+        Raises:
+            UsageError: anything that cannot be, with the next step.
+        """
+        from gpubench.measure.p2p.run import SECTIONS
+
+        like = None if self.like is None else parse_choices("--as", [self.like], As)[0]
+        if like is not None and self.sizes is not None:
+            raise exclusive(("--as nvbandwidth", "--sizes"), "one of them: nvbandwidth copies 512M")
+        pairs, sizes = self._pairs(), None if self.sizes is None else parse_sizes(self.sizes)
+        return P2pPlan(
+            sizes=sizes,
+            pairs=pairs,
+            like=like,
+            host=self.host,
+            patterns=self.patterns,
+            check=self.check,
+            strict=self.strict,
+            evidence=EvidenceUse.SHOWN if self.evidence else EvidenceUse.KEPT,
+            timeout_s=self.timeout,
+            simulation=self.simulation.parse(),
+            recording=self.recording.parse(
+                {
+                    "--simulate": self.simulation.simulate,
+                    "--record": self.recording.record,
+                    "--sizes": self.sizes,
+                    "--pairs": self.pairs,
+                    "--as": self.like,
+                }
+            ),
+            presentation=self.presentation.parse(SECTIONS, plot=self.plot),
+        )
+
+    def _pairs(self) -> tuple[tuple[int, int], ...] | None:
+        from gpubench.model.paths.p2p import parse_pairs
+
+        try:
+            return None if self.pairs is None else parse_pairs(self.pairs)
+        except ValueError as error:
+            raise UsageError(
+                f"--pairs {str(error)!r} is no pair",
+                expected="two different GPUs, as nvidia-smi numbers them: 0-1,3-5",
+                next_step="nvidia-smi -L lists them; --pairs 0-1",
+            ) from None
 
 
-def run(given: dict[str, Any]) -> None:
+def run(options: P2pOptions) -> None:
     """Be the command."""
-    options = parse_p2p_options(given)
+    plan = options.plan()
     launch = launched_by(os.environ)
     if launch is None or launch.size == 1:
-        raise typer.Exit(_run_alone(options))
-    if options.simulation is not None or options.recording.replay is not None:
+        raise typer.Exit(_run_alone(plan))
+    if plan.simulation is not None or plan.recording.replay is not None:
         raise UsageError(
-            f"p2p {'--replay' if options.simulation is None else '--simulate'} under {launch.launcher}",
+            f"p2p {'--replay' if plan.simulation is None else '--simulate'} under {launch.launcher}",
             expected="one process, which shows all GPUs of that machine",
             reason="ranks measure what is there; pairs of ranks of a simulated machine are not measured yet",
             next_step="the same without the launcher",
@@ -147,33 +164,21 @@ def run(given: dict[str, Any]) -> None:
     from gpubench.jobs.p2p.ranks import P2pRanksJob
 
     def make_job(group: "MpiGroup", progress: "RankProgress") -> P2pRanksJob:
-        return P2pRanksJob(group, progress, options, sys.argv[1:])
+        return P2pRanksJob(group, progress, plan, sys.argv[1:])
 
-    raise typer.Exit(rank.run(make_job, launch, options.timeout_s))
+    raise typer.Exit(rank.run(make_job, launch, plan.timeout_s))
 
 
-def _run_alone(options: P2pPlan) -> int:
-    if options.recording.replay is not None:
+def _run_alone(plan: "P2pPlan") -> int:
+    if plan.recording.replay is not None:
         from gpubench.jobs.p2p.replayed import run_replayed
 
-        return run_replayed(options, options.recording.replay, sys.argv[1:])
+        return run_replayed(plan, plan.recording.replay, sys.argv[1:])
     from gpubench.jobs.p2p.here import run_alone
 
-    return run_alone(options, sys.argv[1:])
+    return run_alone(plan, sys.argv[1:])
 
 
-PARAMETERS: tuple[tuple[str, Any, Any], ...] = (
-    ("sizes", SIZES, None),
-    ("pairs", PAIRS, None),
-    ("like", LIKE, None),
-    ("host", HOST, True),
-    ("patterns", PATTERNS, True),
-    ("check", CHECK, True),
-    ("evidence", EVIDENCE, False),
-    ("strict", STRICT, False),
-    ("timeout", TIMEOUT, 20.0),
-    ("plot", presentation.PLOT, False),
-    *simulation.PARAMETERS,
-    *recording.PARAMETERS,
-    *presentation.PARAMETERS,
-)
+def app(command: Command) -> typer.Typer:
+    """The command for typer."""
+    return app_of(command, HELP, P2pOptions, run)

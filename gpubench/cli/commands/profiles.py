@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gpubench.cli.table import Command
 from gpubench.errors import unwritable_output
 from gpubench.formats.delivery import say
 from gpubench.model.terms.units import counted, format_size
@@ -15,19 +16,19 @@ from gpubench.model.terms.units import counted, format_size
 if TYPE_CHECKING:
     from gpubench.model.profiles.profile import Expected, Profile
 
-NAME = "profiles"
-SUMMARY = "What healthy machines reach: list, show, match, lint, learn."
+HELP = """
+Of your own: --profile FILE of check, or a folder: GPUBENCH_PROFILES, else $XDG_CONFIG_HOME/gpubench/profiles.
+They come before those of gpubench.
 
-app = typer.Typer(
-    name=NAME,
-    help=f"{SUMMARY}\n\nOf your own: --profile FILE of check, or a folder: GPUBENCH_PROFILES, else "
-    "$XDG_CONFIG_HOME/gpubench/profiles. They come before those of gpubench.\n\nExamples:\n\n\b\n"
-    "  gpubench profiles show hgx-h100-8\n"
-    "  gpubench profiles match\n"
-    "  gpubench profiles learn node1.json node2.json",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+Examples:
+
+\b
+  gpubench profiles show hgx-h100-8
+  gpubench profiles match
+  gpubench profiles learn node1.json node2.json
+"""
+
+_app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 _NAMED = Annotated[str, typer.Argument(metavar="NAME|FILE", help="A profile's name, or the path of a file.")]
 _FILES = Annotated[list[Path] | None, typer.Argument(metavar="FILE...", help="Default: all of gpubench's and yours.")]
@@ -37,7 +38,7 @@ _SIMULATE = Annotated[
 ]
 
 
-@app.command("list")
+@_app.command("list")
 def list_profiles() -> None:
     """Every profile: its name, its GPUs, how many values it has and of which kinds."""
     from gpubench.profiles.files import all_profiles, own_folder, own_profiles
@@ -52,7 +53,7 @@ def list_profiles() -> None:
         say(f"none of your own in {own_folder(os.environ)}", to=sys.stderr)
 
 
-@app.command("show")
+@_app.command("show")
 def show(name: _NAMED) -> None:
     """One profile: the machine, and every expected value with its kind and source."""
     from gpubench.profiles.files import find
@@ -61,7 +62,7 @@ def show(name: _NAMED) -> None:
     say("\n".join(_described(profile)))
 
 
-@app.command("match")
+@_app.command("match")
 def match_machine(simulate: _SIMULATE = None, timeout: _TIMEOUT = 20.0) -> None:
     """Which profile this machine has; exit 3 where it has no GPU."""
     from gpubench.errors import no_gpu
@@ -73,7 +74,7 @@ def match_machine(simulate: _SIMULATE = None, timeout: _TIMEOUT = 20.0) -> None:
     snapshot = probe(timeout, os.environ) if simulate is None else snapshots(parse_machine(simulate))[0]
     found = profile_for(Topology(snapshot), os.environ)
     if found is None:
-        raise no_gpu(snapshot.driver.absent or "the driver lists none on this host", for_what=NAME)
+        raise no_gpu(snapshot.driver.absent or "the driver lists none on this host", for_what="profiles")
     say(f"{found}  {found.profile.title}")
     if found.profile.match.generic is not None:
         say(
@@ -83,7 +84,7 @@ def match_machine(simulate: _SIMULATE = None, timeout: _TIMEOUT = 20.0) -> None:
         )
 
 
-@app.command("lint")
+@_app.command("lint")
 def lint(files: _FILES = None) -> None:
     """Refuse what cannot be right: exit 2 for the first file that is, with its key."""
     from gpubench.profiles.files import all_profiles, own_profiles, read_file
@@ -93,7 +94,7 @@ def lint(files: _FILES = None) -> None:
         say(f"{profile.name}: {len(profile.expected)} values, nothing wrong")
 
 
-@app.command("learn")
+@_app.command("learn")
 def learn(
     results: Annotated[list[Path], typer.Argument(metavar="RESULT...", help="gpubench's JSON, of healthy machines.")],
     name: Annotated[str, typer.Option("--name", metavar="NAME", help="Of the new profile.")],
@@ -176,3 +177,9 @@ def _values(expected: Sequence["Expected"]) -> Iterator[str]:
         named = " ".join(f"{key} {value}" for key, value in keys.items() if value is not None)
         note = f" ({each.note})" if each.note else ""
         yield f"  {each.quantity:<26} {each.value:>9g}  {each.kind:<19} {named:<34} {each.source}{note}"
+
+
+def app(command: Command) -> typer.Typer:
+    """The commands for typer."""
+    _app.info.name, _app.info.help = command.name, f"{command.summary}\n{HELP}"
+    return _app

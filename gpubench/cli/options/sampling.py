@@ -1,74 +1,71 @@
 """The options that say how often and how the operations of a collective are timed."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Annotated
 
 import typer
 
-from gpubench.cli.options.presentation import parse_choices
+from gpubench.cli.options.choices import parse_choices
 from gpubench.errors import UsageError
 from gpubench.model.terms.sampling import AUTO, DEFAULT_ITERATIONS, INTERVAL, Mode, Sampling
 
-MODE = Annotated[
-    str,
-    typer.Option(
-        "--mode",
-        metavar="|".join(Mode),
-        help="Operations back to back, as nccl-tests has them, or each alone, with percentiles.",
-    ),
-]
-ITERS = Annotated[
-    str | None,
-    typer.Option(
-        "--iters",
-        metavar="N|auto",
-        help=f"Timed operations a row; auto: until the mean is known within {INTERVAL:.0%}. "
-        f"Default {DEFAULT_ITERATIONS[Mode.THROUGHPUT]}, alone {DEFAULT_ITERATIONS[Mode.LATENCY]}.",
-        show_default=False,
-    ),
-]
-BUDGET = Annotated[
-    float | None,
-    typer.Option(
-        "--budget",
-        metavar="S",
-        min=0,
-        help=f"Seconds a row that --iters auto may take. Default {Sampling().budget_seconds:g}.",
-        show_default=False,
-    ),
-]
-PARAMETERS: tuple[tuple[str, Any, Any], ...] = (
-    ("mode", MODE, "throughput"),
-    ("iters", ITERS, None),
-    ("budget", BUDGET, None),
-)
-"""Name, declaration and default of each, for a command's signature."""
 
+@dataclass(frozen=True, kw_only=True)
+class SamplingOptions:
+    """How the rows of a collective are timed."""
 
-def parse_sampling(given: Mapping[str, Any]) -> Sampling:
-    """How rows are timed.
+    mode: Annotated[
+        str,
+        typer.Option(
+            "--mode",
+            metavar="|".join(Mode),
+            help="Operations back to back, as nccl-tests has them, or each alone, with percentiles.",
+        ),
+    ] = "throughput"
+    iters: Annotated[
+        str | None,
+        typer.Option(
+            "--iters",
+            metavar="N|auto",
+            help=f"Timed operations a row; auto: until the mean is known within {INTERVAL:.0%}. "
+            f"Default {DEFAULT_ITERATIONS[Mode.THROUGHPUT]}, alone {DEFAULT_ITERATIONS[Mode.LATENCY]}.",
+            show_default=False,
+        ),
+    ] = None
+    budget: Annotated[
+        float | None,
+        typer.Option(
+            "--budget",
+            metavar="S",
+            min=0,
+            help=f"Seconds a row that --iters auto may take. Default {Sampling().budget_seconds:g}.",
+            show_default=False,
+        ),
+    ] = None
 
-    Raises:
-        UsageError: an unknown mode, a number of operations that is none, or a budget for a given number of them.
-    """
-    chosen = parse_choices("--mode", [given["mode"]], Mode)[0]
-    iterations, budget_s, graph_replays = given["iters"], given["budget"], given["graph"]
-    if iterations == AUTO:
-        if graph_replays:
+    def parse(self, *, graph_replays: int) -> Sampling:
+        """How rows are timed.
+
+        Raises:
+            UsageError: an unknown mode, a number of operations that is none, or a budget for a given number of them.
+        """
+        mode = parse_choices("--mode", [self.mode], Mode)[0]
+        if self.iters == AUTO:
+            if graph_replays:
+                raise UsageError(
+                    "--iters auto with --graph",
+                    expected="a number: so many operations are captured, and replays of them are timed",
+                    next_step=f"--iters {DEFAULT_ITERATIONS[Mode.THROUGHPUT]} --graph {graph_replays}",
+                )
+            return Sampling(mode, None, Sampling().budget_seconds if self.budget is None else self.budget)
+        if self.budget is not None:
             raise UsageError(
-                "--iters auto with --graph",
-                expected="a number: so many operations are captured, and replays of them are timed",
-                next_step=f"--iters {DEFAULT_ITERATIONS[Mode.THROUGHPUT]} --graph {graph_replays}",
+                f"--budget {self.budget:g} without --iters {AUTO}",
+                expected=f"a budget for as many operations as it takes: --iters {AUTO}",
+                next_step=f"--iters {AUTO} --budget {self.budget:g}",
             )
-        return Sampling(chosen, None, Sampling().budget_seconds if budget_s is None else budget_s)
-    if budget_s is not None:
-        raise UsageError(
-            f"--budget {budget_s:g} without --iters {AUTO}",
-            expected=f"a budget for as many operations as it takes: --iters {AUTO}",
-            next_step=f"--iters {AUTO} --budget {budget_s:g}",
-        )
-    if iterations is None:
-        return Sampling(chosen, DEFAULT_ITERATIONS[chosen])
-    if not iterations.isdecimal() or int(iterations) < 1:
-        raise UsageError(f"--iters {iterations}", expected=f"a number from 1 on, or {AUTO}", next_step="--iters 20")
-    return Sampling(chosen, int(iterations))
+        if self.iters is None:
+            return Sampling(mode, DEFAULT_ITERATIONS[mode])
+        if not self.iters.isdecimal() or int(self.iters) < 1:
+            raise UsageError(f"--iters {self.iters}", expected=f"a number from 1 on, or {AUTO}", next_step="--iters 20")
+        return Sampling(mode, int(self.iters))

@@ -1,75 +1,62 @@
-"""The options that have the same sweep run in several ways, beside the library's own choice."""
+"""The options that have the same sweep measured in several ways, beside the library's own choice."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpubench.cli.options.presentation import parse_choices, unknown_word
-from gpubench.collectives.record import Collective
+from gpubench.cli.options.choices import parse_choices, unknown_word
 from gpubench.errors import UsageError
-from gpubench.hardware.registry import BACKENDS
-from gpubench.jobs.collective.plan import AskedVariants
 from gpubench.model.terms.hierarchy import OPTION as HIERARCHICAL_OPTION
-from gpubench.model.terms.nccl_choice import (
-    Algorithm,
-    Protocol,
-    settings_of,
-)
+from gpubench.model.terms.nccl_choice import Algorithm, Protocol, settings_of
 
-ALGO = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--algo",
-        metavar="ALGO",
-        help=f"Have NCCL use {', '.join(Algorithm)}; several with commas, beside its own choice.",
-        show_default=False,
-    ),
-]
-PROTO = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--proto",
-        metavar="PROTO",
-        help=f"Have NCCL use {', '.join(Protocol)}; with --algo, every combination.",
-        show_default=False,
-    ),
-]
-HIERARCHICAL_FLAG = Annotated[
-    bool,
-    typer.Option(
-        HIERARCHICAL_OPTION,
-        help="Also as reduce-scatter in the node, all-reduce across nodes, all-gather in the node.",
-        show_default=False,
-    ),
-]
+if TYPE_CHECKING:
+    from gpubench.jobs.collective.plan import AskedVariants
 
 
-def parameters(collective: Collective) -> list[tuple[str, Any, Any]]:
-    """Name, declaration and default of those that mean something for a collective.
+@dataclass(frozen=True, kw_only=True)
+class VariantOptions:
+    """What to measure beside NCCL's own choice."""
 
-    What NCCL makes of sends and receives has no algorithm.
-    """
-    named = [] if collective.point_to_point else [("algo", ALGO, None), ("proto", PROTO, None)]
-    return [*named, *([("hierarchical", HIERARCHICAL_FLAG, False)] if collective.decomposes else [])]
-
-
-def parse_ways(given: Mapping[str, Any]) -> AskedVariants:
-    """From what typer read.
-
-    Raises:
-        UsageError: a word that is not known.
-    """
-    return AskedVariants(
-        settings=tuple(
-            settings_of(
-                parse_choices("--algo", given.get("algo") or (), Algorithm),
-                parse_choices("--proto", given.get("proto") or (), Protocol),
-            )
+    algo: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--algo",
+            metavar="ALGO",
+            help=f"Have NCCL use {', '.join(Algorithm)}; several with commas, beside its own choice.",
+            show_default=False,
         ),
-        hierarchical=given.get("hierarchical", False),
-        host_too=len(parse_backends(given["backend"])) > 1,
-    )
+    ] = None
+    proto: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--proto",
+            metavar="PROTO",
+            help=f"Have NCCL use {', '.join(Protocol)}; with --algo, every combination.",
+            show_default=False,
+        ),
+    ] = None
+    hierarchical: Annotated[
+        bool,
+        typer.Option(
+            HIERARCHICAL_OPTION,
+            help="Also as reduce-scatter in the node, all-reduce across nodes, all-gather in the node.",
+            show_default=False,
+        ),
+    ] = False
+
+    def parse(self, *, host_too: bool) -> "AskedVariants":
+        """The variants, of every combination of algorithm and protocol.
+
+        Raises:
+            UsageError: a word that is not known.
+        """
+        from gpubench.jobs.collective.plan import AskedVariants
+
+        algorithms = parse_choices("--algo", self.algo or (), Algorithm)
+        protocols = parse_choices("--proto", self.proto or (), Protocol)
+        return AskedVariants(tuple(settings_of(algorithms, protocols)), self.hierarchical, host_too)
 
 
 def parse_backends(text: str | None) -> tuple[str, ...]:
@@ -78,19 +65,20 @@ def parse_backends(text: str | None) -> tuple[str, ...]:
     Raises:
         UsageError: a word that is none.
     """
+    from gpubench.jobs.collective.plan import BACKENDS
+
     words = [] if text is None else [word.strip() for word in text.split(",")]
-    names = [each.name for each in BACKENDS]
     for word in words:
-        if word not in names:
-            raise unknown_word("--backend", word, names)
-    return tuple(name for name in names if name in words)
+        if word not in BACKENDS:
+            raise unknown_word("--backend", word, BACKENDS)
+    return tuple(name for name in BACKENDS if name in words)
 
 
-def check_ways(ways: AskedVariants, excluded: Mapping[str, bool]) -> None:
+def check_variants(variants: "AskedVariants", excluded: Mapping[str, bool]) -> None:
     """Raise UsageError where several ways are asked for together with an option that knows one."""
-    for option in (name for name, is_given in excluded.items() if ways and is_given):
+    for option in (name for name, is_given in excluded.items() if variants and is_given):
         raise UsageError(
-            f"{ways.options[0]} with {option}",
+            f"{variants.options[0]} with {option}",
             expected="one of them: a sweep over settings is measured, and by all ranks together",
             next_step=f"leave {option} out",
         )

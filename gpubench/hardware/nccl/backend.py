@@ -15,11 +15,12 @@ from gpubench.hardware.nccl.calls import NcclCalls, NcclLaunch, call_table
 from gpubench.hardware.timing.clock import no_garbage_collection
 from gpubench.hardware.timing.native_loop import CallFailedError, CallTable, native_loop
 from gpubench.hardware.timing.stream_marks import MarkedLaunch, Marks
+from gpubench.model.terms.allocator import Allocator
 from gpubench.model.terms.progress import UNWATCHED, Progress
 from gpubench.ports.collective_calls import CollectiveCalls
 from gpubench.ports.group import Group
 from gpubench.ports.launch import BatchedLaunch, Launch
-from gpubench.ports.memory import Allocator, Memory
+from gpubench.ports.memory import Memory
 
 _RESET_LOG = "ncclResetDebugInit"
 _LAST_ERROR = "ncclGetLastError"

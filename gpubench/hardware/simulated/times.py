@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from gpubench.collectives.record import Collective
-from gpubench.collectives.registry import COLLECTIVES
+from gpubench.collectives.registry import SUMMARIES, collective_named
 from gpubench.errors import CouldNotMeasureError, UsageError, invalid_choice
 from gpubench.hardware.simulated.curve import Curve, curve
 from gpubench.hardware.simulated.links import NodeLinks, node_links
@@ -114,9 +114,9 @@ class CollectiveTimes:
         return [*self._faulty.values(), *healthy]
 
     def _model(self, name: str, ranks_per_node: int | None) -> "_Model":
-        collective = next((each for each in COLLECTIVES if each.name == name), None)
-        if collective is None:
-            raise invalid_choice("collective", name, [each.name for each in COLLECTIVES])
+        if name not in SUMMARIES:
+            raise invalid_choice("collective", name, tuple(SUMMARIES))
+        collective = collective_named(name)
         local = self.gpus if ranks_per_node is None else ranks_per_node
         if not 1 <= local <= self.gpus or local * self._machine.nodes < 2:
             raise UsageError(

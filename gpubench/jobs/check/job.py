@@ -15,6 +15,7 @@ from gpubench.jobs.check.plan import NAME, CheckPlan, Depth
 from gpubench.jobs.machines import Machines
 from gpubench.jobs.outputs import check_writable
 from gpubench.jobs.sources import Replayed, Simulated, refuse_under_launcher
+from gpubench.measure.check.health import SECTIONS as SECTIONS
 from gpubench.model.profiles.profile import Profile
 from gpubench.model.results.measurements import Measurements
 

@@ -2,11 +2,15 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
-from gpubench.collectives.record import Collective
+from gpubench.collectives.registry import SUMMARIES, collective_named
 from gpubench.formats.presentation import Presentation
 from gpubench.jobs.recording import Recording
 from gpubench.jobs.sources import Source
+
+if TYPE_CHECKING:
+    from gpubench.collectives.record import Collective
 
 NAME = "check"
 
@@ -30,11 +34,9 @@ class Depth(StrEnum):
     FULL = "full"
 
     @property
-    def collectives(self) -> tuple[Collective, ...]:
+    def collectives(self) -> "tuple[Collective, ...]":
         """All-reduce alone, or all of them."""
-        from gpubench.collectives.registry import COLLECTIVES
-
-        return tuple(each for each in COLLECTIVES if self is Depth.FULL or each.name == "allreduce")
+        return tuple(map(collective_named, SUMMARIES if self is Depth.FULL else ("allreduce",)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

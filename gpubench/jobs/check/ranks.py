@@ -4,6 +4,7 @@ import os
 from collections.abc import Sequence
 
 from gpubench.collectives.record import Collective
+from gpubench.collectives.request import SweepRequest
 from gpubench.formats.presenter import Presenter, rank_style
 from gpubench.hardware.mpi import group as mpi
 from gpubench.hardware.node.probe import probe, watch_errors
@@ -21,7 +22,6 @@ from gpubench.jobs.outputs import check_writable
 from gpubench.jobs.rank import own_identity
 from gpubench.jobs.sources import gathered, own_process
 from gpubench.measure.check.documents import findings_beside_speed, of_node, paths_judged, together
-from gpubench.measure.collective.cases import SweepRequest
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.results.measurements import Measurements
 from gpubench.model.results.report import CollectiveRow, Report, Table

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from gpubench.collectives.record import Collective
+from gpubench.collectives.request import SweepRequest
 from gpubench.errors import CouldNotMeasureError, GpubenchError
 from gpubench.hardware.simulated.copies import NoCounters, SimulatedCopies
 from gpubench.hardware.simulated.times import CollectiveTimes
@@ -11,7 +12,6 @@ from gpubench.jobs.listeners import ReportCollector
 from gpubench.jobs.p2p.here import machine_of
 from gpubench.jobs.simulation import Simulation
 from gpubench.measure.check.documents import findings_beside_speed, together
-from gpubench.measure.collective.cases import SweepRequest
 from gpubench.measure.collective.simulated import simulate
 from gpubench.measure.p2p.bench import CopyBench, Method, P2pRequest, default_series
 from gpubench.measure.p2p.run import P2pRun

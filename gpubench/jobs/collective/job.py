@@ -28,7 +28,6 @@ def run(plan: CollectivePlan, arguments: Sequence[str]) -> int:
         from gpubench.jobs.collective import launch as launching
 
         return launching.run(plan, arguments)
-    from gpubench.jobs import rank
-    from gpubench.jobs.collective.rank_job import CollectiveRankJob
+    from gpubench.jobs.collective.rank_plan import run_as_rank
 
-    return rank.run(lambda group, progress: CollectiveRankJob(group, progress, plan, arguments), launch, plan.timeout_s)
+    return run_as_rank(plan, arguments, launch)

@@ -23,6 +23,7 @@ from gpubench.hardware.launch import channel, launcher
 from gpubench.hardware.mpi.group import host_name
 from gpubench.hardware.node.nvml.library import Driver, read_driver
 from gpubench.jobs.collective.plan import CollectivePlan
+from gpubench.jobs.collective.rank_plan import write_plan
 from gpubench.jobs.outputs import check_writable
 from gpubench.measure.collective.sweep import check_root
 from gpubench.model.results.report import CollectiveRow, Metadata
@@ -57,6 +58,7 @@ def run(options: CollectivePlan, arguments: Sequence[str]) -> int:
     if options.backend is None and driver.hidden_gpus():
         presenter.note(f"no GPU is measured: {driver.hidden_gpus()}")
     with channel.ChannelReceiver() as ranks_channel, delivering(presenter):
+        write_plan(ranks_channel.path, options, arguments)
         environment = mpirun.environment(os.environ, ranks_channel.path)
         job = launcher.start(mpirun.command(ranks, arguments), environment)
         ranks_channel.expect_end(limit_seconds(Phase.LAUNCH, options.timeout_s) + _SECONDS_FOR_PYTHON)

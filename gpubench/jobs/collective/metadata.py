@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from gpubench.collectives.record import Collective
+from gpubench.collectives.request import SweepRequest
 from gpubench.jobs.metadata import metadata_of
-from gpubench.measure.collective.cases import SweepRequest
 from gpubench.measure.collective.recording import RecordedCollective
 from gpubench.model.results.report import Metadata
 from gpubench.model.terms.origin import Origin

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import NamedTuple, Protocol, Self
 
 from gpubench.causes.circumstances import Circumstances, users_settings
+from gpubench.collectives.request import SweepRequest
 from gpubench.errors import GpubenchError, no_direct_path, no_path
 from gpubench.hardware.nccl.debug_log import NcclLog, ResettableLog
 from gpubench.hardware.node.nvml.link_counters import NvmlCounters
@@ -15,7 +16,6 @@ from gpubench.hardware.node.probe import Probe
 from gpubench.hardware.process.nccl_settings import nccl_settings, refusals
 from gpubench.jobs.machines import Machines
 from gpubench.jobs.sources import SECONDS_TO_READ_A_NODE, own_process
-from gpubench.measure.collective.cases import SweepRequest
 from gpubench.measure.collective.path_observer import ObservationSources, PathObserver
 from gpubench.measure.collective.recorded_log import RecordedLog
 from gpubench.measure.paths.diagnosis import first_cause

@@ -4,13 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from gpubench.collectives.record import Collective
+from gpubench.collectives.request import SweepRequest
 from gpubench.errors import UsageError
 from gpubench.formats.presentation import Presentation
+from gpubench.hardware.registry import BACKENDS as BACKEND_KINDS
 from gpubench.hardware.registry import backend_named
 from gpubench.jobs.recording import Recording
 from gpubench.jobs.sources import Here, Source
-from gpubench.measure.collective.cases import SweepRequest
 from gpubench.model.paths.evidence import EvidenceUse
+from gpubench.model.terms.allocator import Allocator
 from gpubench.model.terms.hierarchy import OPTION as HIERARCHICAL_OPTION
 from gpubench.model.terms.nccl_choice import (
     ALGORITHM_VARIABLE,
@@ -19,9 +21,10 @@ from gpubench.model.terms.nccl_choice import (
     NcclChoice,
 )
 from gpubench.model.terms.sweep import parse_sizes
-from gpubench.ports.memory import Allocator
 
 NCCL, HOST = "nccl", "host"
+BACKENDS = tuple(each.name for each in BACKEND_KINDS)
+DEFAULT_SIZES = {each.name: each.default_sizes for each in BACKEND_KINDS}
 FACTS_TIMEOUT_S = 20.0
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 
+from gpubench.collectives.request import SweepRequest
 from gpubench.errors import UsageError
 from gpubench.formats.presenter import Presenter, rank_style
 from gpubench.hardware.launch.channel_sender import ChannelSender
@@ -20,7 +21,6 @@ from gpubench.jobs.listeners import NullListener
 from gpubench.jobs.metadata import recorded_settings
 from gpubench.jobs.outputs import check_writable
 from gpubench.jobs.rank import own_identity
-from gpubench.measure.collective.cases import SweepRequest
 from gpubench.measure.collective.observers import Observers
 from gpubench.measure.collective.path_evidence import unwatched
 from gpubench.measure.collective.recording import VERSION, RecordedCollective, RunOptions

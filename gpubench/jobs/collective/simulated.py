@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from gpubench.collectives.request import SweepRequest
 from gpubench.errors import UsageError, no_size_left
 from gpubench.formats.delivery import delivering
 from gpubench.formats.presenter import Presenter, terminal_style
@@ -15,7 +16,7 @@ from gpubench.jobs.machines import Machines
 from gpubench.jobs.outputs import check_writable
 from gpubench.jobs.simulation import Simulation
 from gpubench.jobs.sources import Simulated
-from gpubench.measure.collective.cases import SweepRequest, cases, without_data
+from gpubench.measure.collective.cases import cases, without_data
 from gpubench.measure.collective.recording import (
     VERSION,
     Model,

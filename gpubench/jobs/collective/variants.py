@@ -5,10 +5,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from gpubench.collectives.hierarchical import Hierarchy
+from gpubench.collectives.request import SweepRequest
 from gpubench.hardware.process.nccl_settings import environment_set, nccl_settings
 from gpubench.jobs.agreement import agree
 from gpubench.jobs.collective.plan import AskedVariants
-from gpubench.measure.collective.cases import SweepRequest
 from gpubench.measure.collective.sweep import Issue
 from gpubench.measure.collective.variants import SweepVariant
 from gpubench.model.terms.hierarchy import TwoLevels

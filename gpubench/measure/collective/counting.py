@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gpubench.collectives.movement import least_moved
-from gpubench.measure.collective.cases import Case, SweepRequest
+from gpubench.collectives.request import SweepRequest
+from gpubench.measure.collective.cases import Case
 from gpubench.measure.paths.counters import CounterReading, Meter
 from gpubench.model.paths.p2p import Carried
 from gpubench.ports.link_counters import LinkCounters

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 
 from gpubench.collectives.movement import exchanges
-from gpubench.measure.collective.cases import Case, SweepRequest
+from gpubench.collectives.request import SweepRequest
+from gpubench.measure.collective.cases import Case
 from gpubench.measure.paths.nccl_log_listener import NcclLogListener
 from gpubench.model.paths.selection import Selection, Used
 from gpubench.model.paths.transport import Tuning

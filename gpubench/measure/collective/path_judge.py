@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gpubench.measure.collective.cases import Case, SweepRequest
+from gpubench.collectives.request import SweepRequest
+from gpubench.measure.collective.cases import Case
 from gpubench.measure.collective.logged_choices import Choice, LoggedChoices, key_of
 from gpubench.measure.collective.path_evidence import PathObservations, RowObservations, conclude
 from gpubench.measure.paths.report import PathOutcome

@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gpubench.causes.circumstances import Circumstances
-from gpubench.measure.collective.cases import Case, SweepRequest
+from gpubench.collectives.request import SweepRequest
+from gpubench.measure.collective.cases import Case
 from gpubench.measure.collective.counting import Counting
 from gpubench.measure.collective.logged_choices import LoggedChoices, read_choices
 from gpubench.measure.collective.path_evidence import PathObservations

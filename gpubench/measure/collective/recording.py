@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpubench.causes.circumstances import Circumstances
-from gpubench.measure.collective.cases import Asked, Case
+from gpubench.collectives.request import Asked
+from gpubench.measure.collective.cases import Case
 from gpubench.measure.collective.counting import Traffic
 from gpubench.measure.collective.path_evidence import PathObservations
 from gpubench.measure.collective.recorded_choices import RecordedLoggedChoices

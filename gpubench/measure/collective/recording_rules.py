@@ -4,8 +4,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from gpubench.collectives.record import Collective
+from gpubench.collectives.request import Asked
 from gpubench.errors import UsageError
-from gpubench.measure.collective.cases import Asked, Case, cases, without_data
+from gpubench.measure.collective.cases import Case, cases, without_data
 from gpubench.measure.collective.recording import VERSION, RecordedCollective, RecordedObservations, RecordedRow
 from gpubench.measure.collective.row_collector import Answer
 from gpubench.model.terms.operation import Placement

@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 
 from gpubench.causes.circumstances import Circumstances
 from gpubench.collectives.record import Collective
+from gpubench.collectives.request import SweepRequest
 from gpubench.errors import UsageError, advising
-from gpubench.measure.collective.cases import JobFacts, SweepRequest
+from gpubench.measure.collective.cases import JobFacts
 from gpubench.measure.collective.path_evidence import unwatched
 from gpubench.measure.collective.path_judge import PathJudge
 from gpubench.measure.collective.recording import (

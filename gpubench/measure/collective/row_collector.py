@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from gpubench.measure.collective.cases import Case, JobFacts, SweepRequest, describe
+from gpubench.collectives.request import SweepRequest
+from gpubench.measure.collective.cases import Case, JobFacts, describe
 from gpubench.measure.collective.path_evidence import PathObservations
 from gpubench.measure.collective.path_judge import PathJudge
 from gpubench.measure.collective.rank_timings import RankTimings

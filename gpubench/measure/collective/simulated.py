@@ -3,7 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from gpubench.measure.collective.cases import JobFacts, SweepRequest, cases, describe
+from gpubench.collectives.request import SweepRequest
+from gpubench.measure.collective.cases import JobFacts, cases, describe
 from gpubench.measure.collective.path_evidence import simulated
 from gpubench.measure.paths.report import PathOutcome
 from gpubench.model.paths.selection import Pair

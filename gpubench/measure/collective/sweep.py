@@ -4,8 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from gpubench.collectives.record import Call, Collective
+from gpubench.collectives.request import SweepRequest
 from gpubench.errors import UsageError, no_size_left
-from gpubench.measure.collective.cases import Case, JobFacts, SweepRequest, cases, without_data
+from gpubench.measure.collective.cases import Case, JobFacts, cases, without_data
 from gpubench.measure.collective.observers import NO_OBSERVERS, Observers
 from gpubench.measure.collective.row_collector import Answer, Measured, RowCollector, RowSample
 from gpubench.measure.collective.timing import OwnTimes, Timer, around

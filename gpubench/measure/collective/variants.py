@@ -5,7 +5,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
-from gpubench.measure.collective.cases import Case, SweepRequest, cases
+from gpubench.collectives.request import SweepRequest
+from gpubench.measure.collective.cases import Case, cases
 from gpubench.measure.collective.logged_choices import OperationKey, key_of
 from gpubench.measure.collective.observers import NO_OBSERVERS, Observers
 from gpubench.measure.collective.row_collector import RowCollector

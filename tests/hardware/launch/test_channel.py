@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpubench.cli.options.collective import SECTIONS
+from gpubench.cli.options.collective import sections
 from gpubench.errors import CouldNotMeasureError, GpubenchError
 from gpubench.formats.text.fallback import fallback_lines
 from gpubench.hardware.launch import launcher
@@ -89,7 +89,7 @@ def test_everything_arrives_in_order(rows: int) -> None:
     assert CollectiveRow(**heard[2]["row"]) == ROW
     report = report_in(next(each for each in heard if each["kind"] == "end"))
     assert replace(report, sections={}) == REPORT
-    assert {*report.sections, ROWS_SECTION, FINDINGS_SECTION} == set(SECTIONS), "none is lost on the way"
+    assert {*report.sections, ROWS_SECTION, FINDINGS_SECTION} == set(sections()), "none is lost on the way"
     causes = report.sections[CAUSES_SECTION]
     assert isinstance(causes, Table)
     assert list(causes.rows()) == [CAUSE]

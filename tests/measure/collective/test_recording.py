@@ -15,13 +15,13 @@ from gpubench.causes.circumstances import Circumstances
 from gpubench.collectives.allreduce import ALLREDUCE
 from gpubench.collectives.record import Collective
 from gpubench.collectives.registry import COLLECTIVES
+from gpubench.collectives.request import SweepRequest
 from gpubench.errors import UsageError
 from gpubench.hardware.cuda.device import open_device
 from gpubench.hardware.nccl.backend import NcclBackend, NcclLibrary
 from gpubench.hardware.node.nvml.library import Driver
 from gpubench.hardware.recorded import MOST_SAMPLE_BYTES
 from gpubench.measure.collective import counting
-from gpubench.measure.collective.cases import SweepRequest
 from gpubench.measure.collective.logged_choices import Choice, LoggedChoices
 from gpubench.measure.collective.observers import Observers
 from gpubench.measure.collective.path_evidence import PathObservations

@@ -8,6 +8,7 @@ import pytest
 from gpubench.collectives.allreduce import ALLREDUCE
 from gpubench.collectives.record import Collective
 from gpubench.collectives.registry import COLLECTIVES
+from gpubench.collectives.request import SweepRequest
 from gpubench.errors import CouldNotMeasureError, UsageError
 from gpubench.hardware.cuda.device import open_device
 from gpubench.hardware.mpi.host import NumpyMemory
@@ -15,11 +16,11 @@ from gpubench.hardware.mpi.one_process import AloneGroup
 from gpubench.hardware.nccl.backend import NcclBackend, NcclLibrary
 from gpubench.hardware.nccl.calls import NcclLaunch
 from gpubench.hardware.node.nvml.library import Driver
-from gpubench.measure.collective.cases import SweepRequest
 from gpubench.measure.collective.observers import Observers
 from gpubench.measure.collective.sweep import check_root, fitting_sizes, measure
 from gpubench.model.facts.gpu_condition import GpuCondition
 from gpubench.model.results.report import CollectiveRow, Metadata, Report, Table
+from gpubench.model.terms.allocator import Allocator
 from gpubench.model.terms.hang import Phase
 from gpubench.model.terms.operation import DataType, Layout, Placement, ReduceOp, Segment
 from gpubench.model.terms.rank_identity import RankIdentity
@@ -28,7 +29,6 @@ from gpubench.model.terms.verdict import STRAGGLER, Verdict
 from gpubench.ports.backend import Backend
 from gpubench.ports.group import Group
 from gpubench.ports.launch import BatchedLaunch, Launch
-from gpubench.ports.memory import Allocator
 from tests.fakes import cupy_on_numpy, faults
 from tests.fakes.progress import FakeProgress
 from tests.fakes.ranks import ThreadGroup, run_ranks

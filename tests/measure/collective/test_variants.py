@@ -9,10 +9,10 @@ import pytest
 from gpubench.collectives.allreduce import ALLREDUCE
 from gpubench.collectives.hierarchical import Hierarchy
 from gpubench.collectives.registry import COLLECTIVES
+from gpubench.collectives.request import SweepRequest
 from gpubench.hardware.cuda.device import open_device
 from gpubench.hardware.nccl.backend import NcclBackend, NcclLibrary
 from gpubench.hardware.node.nvml.library import Driver
-from gpubench.measure.collective.cases import SweepRequest
 from gpubench.measure.collective.sweep import Issue
 from gpubench.measure.collective.variants import SweepVariant, measure_variants
 from gpubench.model.results.report import CollectiveRow, Report, Table

@@ -1,0 +1,33 @@
+"""Words that an option takes, and the nearest one for a word that it does not know."""
+
+import difflib
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+from typing import TypeVar
+
+from gpubench.errors import UsageError, invalid_choice
+
+Choice = TypeVar("Choice", bound=StrEnum)
+
+
+def parse_choices(option: str, texts: Iterable[str], choices: type[Choice]) -> tuple[Choice, ...]:
+    """The members that comma-separated texts name, each once, in their order.
+
+    Raises:
+        UsageError: a word that names none, with the nearest one that does.
+    """
+    chosen: dict[Choice, None] = {}
+    for word in (word.strip() for text in texts for word in text.split(",")):
+        if word not in tuple(choices):
+            raise unknown_word(option, word, tuple(choices))
+        chosen[choices(word)] = None
+    return tuple(chosen)
+
+
+def unknown_word(option: str, word: str, choices: Sequence[str]) -> UsageError:
+    """A word that an option does not know, with the nearest one that it does."""
+    error = invalid_choice(option, word, choices)
+    nearest = difflib.get_close_matches(word, choices, n=1)
+    if nearest:
+        error.next_step = f"{option} {nearest[0]}"
+    return error

@@ -1,0 +1,26 @@
+"""The process around a command: its streams and its exit."""
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable
+
+from gpubench.cli.encoding import spell_out_what_cannot_be_shown
+from gpubench.hardware.launch.started_by import SECONDS_FOR_THE_FIRST_RANK, LaunchedBy, launched_by
+
+
+def exit_with(run: Callable[[LaunchedBy | None], int]) -> None:
+    """Run, and exit with its code; under a launcher only the first rank speaks of wrong usage."""
+    spell_out_what_cannot_be_shown()
+    launch = launched_by(os.environ)
+    speaks = launch is None or launch.rank == 0
+    with contextlib.ExitStack() as stack:
+        if not speaks:
+            nowhere = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123
+            stack.enter_context(contextlib.redirect_stdout(nowhere))
+            stack.enter_context(contextlib.redirect_stderr(nowhere))
+        code = run(launch)
+    if code and not speaks:
+        time.sleep(SECONDS_FOR_THE_FIRST_RANK)
+    sys.exit(code)

@@ -1,0 +1,32 @@
+"""The commands, in the order of --help: what each is for, and the module that is imported when it is chosen."""
+
+from typing import NamedTuple
+
+from gpubench.collectives.registry import SUMMARIES as COLLECTIVES
+
+
+class Command(NamedTuple):
+    """A command; its module of `gpubench.cli.commands` has an `app(command)` for typer."""
+
+    name: str
+    summary: str
+    module: str
+
+
+COMMANDS = (
+    Command("topo", "Devices, links, NICs, path and peer-access matrices, limits.", "topo"),
+    Command("p2p", "Every ordered pair of GPUs: bandwidth, latency, peer access off and on.", "p2p"),
+    Command(
+        "check",
+        "Is this machine healthy? Facts and measurements against its profile and its siblings.",
+        "check",
+    ),
+    Command(
+        "explain",
+        "Read NCCL's logs of any job: who talks to whom over what, what is host-staged, why.",
+        "explain",
+    ),
+    Command("compare", "Two files of results: what got slower, beyond the noise.", "compare"),
+    *(Command(name, summary, "collective") for name, summary in COLLECTIVES.items()),
+    Command("profiles", "What healthy machines reach: list, show, match, lint, learn.", "profiles"),
+)

@@ -1,0 +1,96 @@
+"""What a start imports: nothing of the commands for --help, and of one command what its own help needs."""
+
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from gpubench.cli import commands
+from gpubench.cli.table import COMMANDS
+
+OWN_MODULES_OF_HELP = 12
+"""The package, the command line, its table with that of the collectives, errors, and who started us: 11."""
+
+OWN_MODULES_OF_A_COMMAND = {
+    "profiles": 48,  # what prints: the presenter of formats
+    "topo": 50,  # the formats, whose names its help lists, and the row types that these import: 30 modules
+    "check": 50,
+    "explain": 46,
+    "compare": 46,
+    "p2p": 54,
+    "collective": 73,  # and the words of its options: types, operations, algorithms, modes
+}
+"""By module of `gpubench.cli.commands`; one or two above what each takes. All of the package are 400."""
+
+FOREIGN = {"rich", "pydantic", "numpy", "mpi4py", "cupy", "pandas", "pynvml"}
+"""None is needed to print a help; rich and pydantic come with typer, which loads them when it needs them."""
+
+PROGRAM = """
+import sys
+from gpubench.cli.app import main
+sys.argv = ["gpubench", *sys.argv[1:], "--help"]
+try:
+    main()
+except SystemExit:
+    pass
+print(*sys.modules)
+"""
+
+
+@cache
+def loaded_by_help(*command: str) -> frozenset[str]:
+    """The modules in a fresh process that has printed a help."""
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE")}
+    result = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *command], capture_output=True, text=True, check=True, env=plain
+    )
+    assert "--help" in result.stdout
+    return frozenset(result.stdout.splitlines()[-1].split())
+
+
+def own(modules: frozenset[str]) -> list[str]:
+    return sorted(name for name in modules if name.partition(".")[0] == "gpubench")
+
+
+def test_help_imports_no_command() -> None:
+    loaded = own(loaded_by_help())
+    assert len(loaded) <= OWN_MODULES_OF_HELP, loaded
+    assert not any(name.startswith(("gpubench.cli.commands", "gpubench.cli.options")) for name in loaded)
+
+
+@pytest.mark.parametrize("name", ["allreduce", *(each.name for each in COMMANDS if each.module != "collective")])
+def test_the_help_of_a_command_imports_what_it_needs(name: str) -> None:
+    (module,) = (each.module for each in COMMANDS if each.name == name)
+    loaded = own(loaded_by_help(name))
+    assert len(loaded) <= OWN_MODULES_OF_A_COMMAND[module], loaded
+    imported = {each for each in loaded if each.startswith("gpubench.cli.commands.")}
+    assert imported == {f"gpubench.cli.commands.{module}"}
+
+
+def test_the_help_of_a_collective_imports_no_other() -> None:
+    loaded = loaded_by_help("allreduce")
+    others = {f"gpubench.collectives.{each.name}" for each in COMMANDS if each.module == "collective"}
+    assert loaded & others == {"gpubench.collectives.allreduce"}
+
+
+@pytest.mark.parametrize("command", [(), ("topo",), ("allreduce",)])
+def test_help_loads_no_heavy_library(command: tuple[str, ...]) -> None:
+    assert not FOREIGN & loaded_by_help(*command)
+
+
+def test_every_module_of_a_command_is_in_the_table() -> None:
+    modules = {path.stem for path in Path(commands.__path__[0]).glob("*.py")} - {"__init__"}
+    assert modules == {each.module for each in COMMANDS} == set(OWN_MODULES_OF_A_COMMAND)
+
+
+@pytest.mark.parametrize(("words", "expected"), [("gpubench topo --str", "--strict"), ("gpubench expl", "explain")])
+def test_commands_and_their_options_complete(words: str, expected: str) -> None:
+    asked = {"_GPUBENCH_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    program = "import sys; sys.argv = ['gpubench']; from gpubench.cli.app import main; main()"
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, env={**os.environ, **asked}
+    )
+    assert result.stdout.split() == [expected]
