@@ -2,15 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
-from gpubench.collectives.record import Collective
-from gpubench.collectives.request import SweepRequest
 from gpubench.errors import UsageError
 from gpubench.formats.presentation import Presentation
 from gpubench.hardware.registry import BACKENDS as BACKEND_KINDS
 from gpubench.hardware.registry import backend_named
 from gpubench.jobs.recording import Recording
-from gpubench.jobs.sources import Here, Source
 from gpubench.model.paths.evidence import EvidenceUse
 from gpubench.model.terms.allocator import Allocator
 from gpubench.model.terms.hierarchy import OPTION as HIERARCHICAL_OPTION
@@ -22,10 +20,21 @@ from gpubench.model.terms.nccl_choice import (
 )
 from gpubench.model.terms.sweep import parse_sizes
 
+if TYPE_CHECKING:
+    from gpubench.collectives.record import Collective
+    from gpubench.collectives.request import SweepRequest
+    from gpubench.jobs.sources import Source
+
 NCCL, HOST = "nccl", "host"
 BACKENDS = tuple(each.name for each in BACKEND_KINDS)
 DEFAULT_SIZES = {each.name: each.default_sizes for each in BACKEND_KINDS}
 FACTS_TIMEOUT_S = 20.0
+
+
+def _here() -> "Source":
+    from gpubench.jobs.sources import Here
+
+    return Here(FACTS_TIMEOUT_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +88,7 @@ class CollectivePlan:
     machine decides.
     """
 
-    request: SweepRequest
+    request: "SweepRequest"
     backend: str | None = None
     nccl_library: str | None = None
     allocator: Allocator = Allocator.CUDA
@@ -89,16 +98,16 @@ class CollectivePlan:
     strict: bool = False
     split: str | None = None
     variants: AskedVariants = AskedVariants()
-    source: Source = field(default_factory=lambda: Here(FACTS_TIMEOUT_S))
+    source: "Source" = field(default_factory=_here)
     recording: Recording = field(default_factory=Recording)
     presentation: Presentation = field(default_factory=Presentation)
 
     @property
-    def collective(self) -> Collective:
+    def collective(self) -> "Collective":
         """The collective that is measured."""
         return self.request.collective
 
-    def at_sizes_for(self, backend: str) -> SweepRequest:
+    def at_sizes_for(self, backend: str) -> "SweepRequest":
         """The request at the sizes that were asked for, else at the backend's default ones."""
         sizes = self.request.sizes or parse_sizes(
             backend_named(HOST if self.variants.host_too else backend).default_sizes
