@@ -3,7 +3,7 @@
 import os
 
 from gpubench.cli.process import exit_with
-from gpubench.hardware.launch.started_by import CHANNEL_VARIABLE, LaunchedBy
+from gpubench.model.facts.launched_by import CHANNEL_VARIABLE, LaunchedBy
 
 
 def run(launch: LaunchedBy | None) -> int:

@@ -11,7 +11,7 @@ from gpubench import __version__
 from gpubench.cli.process import exit_with
 from gpubench.cli.table import COMMANDS
 from gpubench.errors import JUDGED_AND_FAILED, GpubenchError, InterruptedRunError, UsageError, exit_style_under_launcher
-from gpubench.hardware.launch.started_by import LaunchedBy
+from gpubench.model.facts.launched_by import LaunchedBy
 
 if TYPE_CHECKING:
     from gpubench.formats.exit_style import ExitStyle

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from gpubench.cli.encoding import spell_out_what_cannot_be_shown
-from gpubench.hardware.launch.started_by import SECONDS_FOR_THE_FIRST_RANK, LaunchedBy, launched_by
+from gpubench.model.facts.launched_by import SECONDS_FOR_THE_FIRST_RANK, LaunchedBy, launched_by
 
 
 def exit_with(run: Callable[[LaunchedBy | None], int]) -> None:

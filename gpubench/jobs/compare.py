@@ -4,20 +4,25 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpubench.formats.delivery import delivering
 from gpubench.formats.presentation import Presentation
 from gpubench.formats.presenter import Presenter, terminal_style
 from gpubench.jobs.metadata import metadata_of
 from gpubench.jobs.outputs import check_writable
+from gpubench.measure.compare.circumstances import describe_file
+from gpubench.measure.compare.history_report import SECTIONS_OF_HISTORY as SECTIONS_OF_HISTORY
+from gpubench.measure.compare.history_report import compare_history
+from gpubench.measure.compare.judge import Rules
+from gpubench.measure.compare.report import SECTIONS as SECTIONS
+from gpubench.measure.compare.report import compare
+from gpubench.measure.compare.series import choose
 from gpubench.model.results.report import Metadata, Report
+from gpubench.model.results.result_file import ResultFile
 from gpubench.model.terms.origin import Origin
-
-if TYPE_CHECKING:
-    from gpubench.measure.compare.judge import Rules
-    from gpubench.model.results.result_file import ResultFile
-
+from gpubench.readers.results.history import list_results
+from gpubench.readers.results.registry import read_results
 
 NAME = "compare"
 
@@ -30,27 +35,31 @@ class ComparePlan:
     new: tuple[Path, ...]
     folder: Path
     last: int | None
-    rules: "Rules"
+    threshold_percent: float | None
+    strict: bool
     other_machine: bool
     presentation: Presentation
 
+    @property
+    def rules(self) -> Rules:
+        """The rules that rows are judged by."""
+        return Rules(threshold_percent=self.threshold_percent, strict=self.strict)
 
-def run_compare(options: ComparePlan, arguments: Sequence[str]) -> int:
+
+def run(plan: ComparePlan, arguments: Sequence[str]) -> int:
     """Read both sides and show what differs; the exit code.
 
     Raises:
         GpubenchError: a file or folder cannot be read, a file is of another machine, or an output cannot be written.
     """
-    shown = options.presentation
-    if options.last is not None:
-        from gpubench.readers.results.history import list_results
-
-        list_results(options.folder)
+    shown = plan.presentation
+    if plan.last is not None:
+        list_results(plan.folder)
     check_writable(shown.outputs)
     presenter = Presenter(shown, terminal_style(shown, sys.stdout), progress=False)
     with delivering(presenter):
-        sides, report = _of_files(options) if options.last is None else _of_folder(options, options.last)
-        presenter.begin(_metadata(options, arguments, sides), ())
+        sides, report = _of_files(plan) if plan.last is None else _of_folder(plan, plan.last)
+        presenter.begin(_metadata(plan, arguments, sides), ())
         presenter.end(report)
     return shown.exit_code(report.verdict)
 
@@ -60,34 +69,27 @@ class _Sides:
     """The files of a comparison; `series` names it where there are several."""
 
     series: str | None
-    base: Sequence["ResultFile"]
-    new: Sequence["ResultFile"]
+    base: Sequence[ResultFile]
+    new: Sequence[ResultFile]
 
 
-def _of_files(options: ComparePlan) -> tuple[list[_Sides], Report]:
-    from gpubench.measure.compare.report import compare
-    from gpubench.readers.results.registry import read_results
-
-    base, new = ([read_results(path) for path in paths] for paths in (options.base, options.new))
-    return [_Sides(None, base, new)], compare(base, new, options.rules, other_machine=options.other_machine)
+def _of_files(plan: ComparePlan) -> tuple[list[_Sides], Report]:
+    base, new = ([read_results(path) for path in paths] for paths in (plan.base, plan.new))
+    return [_Sides(None, base, new)], compare(base, new, plan.rules, other_machine=plan.other_machine)
 
 
-def _of_folder(options: ComparePlan, last: int) -> tuple[list[_Sides], Report]:
-    from gpubench.measure.compare.history_report import compare_history
-    from gpubench.measure.compare.series import choose
-    from gpubench.readers.results.history import list_results
-
-    chosen = choose(list_results(options.folder), last)
+def _of_folder(plan: ComparePlan, last: int) -> tuple[list[_Sides], Report]:
+    chosen = choose(list_results(plan.folder), last)
     sides = [_Sides(each.name, each.base, [each.new]) for each in chosen.series]
-    return sides, compare_history(chosen, options.folder, options.rules)
+    return sides, compare_history(chosen, plan.folder, plan.rules)
 
 
-def _metadata(options: ComparePlan, arguments: Sequence[str], sides: Sequence[_Sides]) -> Metadata:
+def _metadata(plan: ComparePlan, arguments: Sequence[str], sides: Sequence[_Sides]) -> Metadata:
     files = [file for side in sides for file in (*side.base, *side.new)]
     hosts = dict.fromkeys(host for file in files for host in file.circumstances.hosts)
     origins = {row.origin for file in files for row in file.rows} | {row.origin for file in files for row in file.pairs}
     origins |= {file.circumstances.origin for file in files if file.circumstances.origin is not None}
-    source = ", ".join(map(str, (*options.base, *options.new)))
+    source = ", ".join(map(str, (*plan.base, *plan.new)))
     return metadata_of(
         arguments,
         NAME,
@@ -96,18 +98,16 @@ def _metadata(options: ComparePlan, arguments: Sequence[str], sides: Sequence[_S
         options={
             "base": [_described(file, side.series) for side in sides for file in side.base],
             "new": [_described(file, side.series) for side in sides for file in side.new],
-            "last": options.last,
-            "threshold": options.rules.threshold_percent,
-            "strict": options.rules.strict,
-            "other_machine": options.other_machine,
+            "last": plan.last,
+            "threshold": plan.rules.threshold_percent,
+            "strict": plan.rules.strict,
+            "other_machine": plan.other_machine,
         },
-        source=source or str(options.folder),
+        source=source or str(plan.folder),
     )
 
 
-def _described(file: "ResultFile", series: str | None) -> dict[str, Any]:
-    from gpubench.measure.compare.circumstances import describe_file
-
+def _described(file: ResultFile, series: str | None) -> dict[str, Any]:
     return {
         "file": file.name,
         "kind": file.kind,

@@ -10,6 +10,8 @@ from gpubench.formats.presenter import Presenter, terminal_style
 from gpubench.hardware.timing.clock import no_garbage_collection
 from gpubench.jobs.metadata import metadata_of
 from gpubench.jobs.outputs import check_writable
+from gpubench.measure.explain.report import SECTIONS as SECTIONS
+from gpubench.measure.explain.report import explain
 from gpubench.model.paths.nccl_log import LogFacts
 from gpubench.model.results.report import Metadata
 from gpubench.model.terms.origin import Origin
@@ -29,29 +31,27 @@ class ExplainPlan:
     presentation: Presentation
 
 
-def run_explain(options: ExplainPlan, arguments: Sequence[str]) -> int:
+def run(plan: ExplainPlan, arguments: Sequence[str]) -> int:
     """Read the logs and show what they say; the exit code.
 
     Raises:
         GpubenchError: a log cannot be read, or an output cannot be written.
     """
-    from gpubench.measure.explain.report import explain
-
-    shown = options.presentation
+    shown = plan.presentation
     check_writable(shown.outputs)
     presenter = Presenter(shown, terminal_style(shown, sys.stdout), progress=False)
     # Nothing here makes reference cycles, and looking for them among a million pairs takes a sixth of the time.
     with delivering(presenter), no_garbage_collection():
         reader = NcclLogReader()
-        files = read_logs(options.logs, reader, sys.stdin.buffer)
+        files = read_logs(plan.logs, reader, sys.stdin.buffer)
         facts = reader.facts()
-        presenter.begin(_metadata(options, arguments, facts, files), ())
-        report = explain(facts, _names(options.logs))
+        presenter.begin(_metadata(plan, arguments, facts, files), ())
+        report = explain(facts, _names(plan.logs))
         presenter.end(report)
-    return options.presentation.exit_code(report.verdict)
+    return plan.presentation.exit_code(report.verdict)
 
 
-def _metadata(options: ExplainPlan, arguments: Sequence[str], facts: LogFacts, files: Sequence[LogFile]) -> Metadata:
+def _metadata(plan: ExplainPlan, arguments: Sequence[str], facts: LogFacts, files: Sequence[LogFile]) -> Metadata:
     hosts = dict.fromkeys(member.host for each in facts.communicators for member in each.members)
     values: dict[str, dict[str, None]] = {}
     for setting in facts.settings:
@@ -72,7 +72,7 @@ def _metadata(options: ExplainPlan, arguments: Sequence[str], facts: LogFacts, f
             "nccl_lines": facts.nccl_lines,
             "warnings": dict(facts.warnings),
         },
-        source=", ".join(_names(options.logs)),
+        source=", ".join(_names(plan.logs)),
     )
 
 

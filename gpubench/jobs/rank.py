@@ -12,11 +12,11 @@ from gpubench.errors import CouldNotMeasureError, GpubenchError, InterruptedRunE
 from gpubench.formats.presenter import OutputError
 from gpubench.hardware.launch import launcher
 from gpubench.hardware.launch.channel_sender import ChannelSender
-from gpubench.hardware.launch.started_by import CHANNEL_VARIABLE, SECONDS_FOR_THE_FIRST_RANK, LaunchedBy
 from gpubench.hardware.mpi import group as mpi
 from gpubench.hardware.watchdog import rank as watchdog
 from gpubench.hardware.watchdog.rank import RankProgress
 from gpubench.jobs.agreement import AgreedError
+from gpubench.model.facts.launched_by import CHANNEL_VARIABLE, SECONDS_FOR_THE_FIRST_RANK, LaunchedBy
 from gpubench.model.terms.hang import Phase
 from gpubench.model.terms.rank_identity import RankIdentity
 

@@ -1,5 +1,6 @@
 """A simulated machine in the place of the one at hand."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -26,3 +27,15 @@ class Simulation:
     def profile(self) -> dict[str, str]:
         """The profile, for the metadata."""
         return {"name": self.machine.profile.name, "sha256": self.machine.profile.sha256}
+
+
+def simulation_of(text: str, faults: Sequence[str], seed: int) -> Simulation:
+    """The simulated machine with this text, `hgx-h100-8*16`, and these faults, `node3.gpu5:nvlink=12`.
+
+    Raises:
+        UsageError: there is no such profile or fault.
+    """
+    from gpubench.hardware.simulated.machine import parse_machine
+    from gpubench.model.profiles.fault import parse_fault
+
+    return Simulation(text, parse_machine(text), tuple(map(parse_fault, faults)), seed)

@@ -8,13 +8,13 @@ from typing import Protocol
 
 from gpubench.errors import UsageError
 from gpubench.hardware import recorded
-from gpubench.hardware.launch.started_by import LaunchedBy
 from gpubench.hardware.node.probe import probe
 from gpubench.hardware.process.facts import read_rank_facts
 from gpubench.hardware.simulated.machine import snapshots as simulated_nodes
 from gpubench.jobs.machines import Machines
 from gpubench.jobs.metadata import recorded_settings
 from gpubench.jobs.simulation import Simulation
+from gpubench.model.facts.launched_by import LaunchedBy
 from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.terms.rank_identity import RankIdentity

@@ -9,7 +9,6 @@ from gpubench.formats.delivery import delivering
 from gpubench.formats.presentation import Presentation
 from gpubench.formats.presenter import Presenter, rank_style, terminal_style
 from gpubench.hardware import recorded
-from gpubench.hardware.launch.started_by import launched_by
 from gpubench.hardware.mpi import group as mpi
 from gpubench.jobs.agreement import agree
 from gpubench.jobs.machines import Machines
@@ -20,6 +19,7 @@ from gpubench.jobs.recording import Recording
 from gpubench.jobs.sources import FromFile, Replayed, Simulated, Source, gathered, own_process
 from gpubench.measure.topo.report import SECTIONS as SECTIONS
 from gpubench.measure.topo.report import examine
+from gpubench.model.facts.launched_by import launched_by
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.profiles.nodes import profiles_for
 

@@ -11,12 +11,12 @@ from gpubench.collectives.record import Collective
 from gpubench.collectives.registry import COLLECTIVES
 from gpubench.collectives.request import SweepRequest
 from gpubench.hardware.cuda import device as cuda
-from gpubench.hardware.launch.started_by import launched_by
 from gpubench.hardware.mpi import group as mpi
 from gpubench.hardware.nccl.backend import NcclBackend, NcclLibrary
 from gpubench.hardware.node.nvml.library import read_driver
 from gpubench.jobs.listeners import NullListener
 from gpubench.measure.collective.sweep import measure
+from gpubench.model.facts.launched_by import launched_by
 from gpubench.model.terms.allocator import Allocator
 from gpubench.model.terms.operation import DataType, Placement, ReduceOp
 from gpubench.model.terms.rank_identity import RankIdentity

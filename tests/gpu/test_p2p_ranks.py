@@ -76,10 +76,10 @@ def node_per_rank() -> int:
     """Be a rank that believes, and makes NCCL believe, that it is alone on its node."""
     from gpubench.cli.commands.p2p import P2pOptions
     from gpubench.cli.signature import options_from
-    from gpubench.hardware.launch.started_by import launched_by
     from gpubench.hardware.mpi import group as mpi
     from gpubench.jobs import rank
     from gpubench.jobs.p2p.ranks import P2pRanksJob
+    from gpubench.model.facts.launched_by import launched_by
 
     launch = launched_by(os.environ)
     assert launch is not None

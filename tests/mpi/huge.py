@@ -8,9 +8,9 @@ import sys
 
 from gpubench.collectives.record import Call
 from gpubench.collectives.registry import COLLECTIVES
-from gpubench.hardware.launch.started_by import LaunchedBy
 from gpubench.hardware.mpi import group as mpi
 from gpubench.hardware.mpi import host
+from gpubench.model.facts.launched_by import LaunchedBy
 from gpubench.model.terms.operation import DataType, ReduceOp
 from gpubench.ports.memory import Region
 

@@ -120,7 +120,7 @@ def test_a_rank_that_the_others_wait_for_is_named(own_mpirun: bool, tmp_path: Pa
 def test_clocks_of_ranks_are_compared() -> None:
     """Ranks of one host have one clock, so their offset is known: none, within what is said of it."""
     script = (
-        "from gpubench.hardware.mpi import group as mpi; from gpubench.hardware.launch.started_by import LaunchedBy; "
+        "from gpubench.hardware.mpi import group as mpi; from gpubench.model.facts.launched_by import LaunchedBy; "
         "group = mpi.start(LaunchedBy('test', 0, 1)); offset = group.clock_offset(); "
         "assert abs(offset.seconds) <= offset.uncertainty < 1, offset; mpi.finish()"
     )
@@ -158,7 +158,7 @@ def test_wrong_data_in_one_group_fail_the_run_under_a_users_own_mpirun(tmp_path:
 
 def test_largest_is_over_all_ranks() -> None:
     script = (
-        "from gpubench.hardware.mpi import group as mpi; from gpubench.hardware.launch.started_by import LaunchedBy; "
+        "from gpubench.hardware.mpi import group as mpi; from gpubench.model.facts.launched_by import LaunchedBy; "
         "group = mpi.start(LaunchedBy('test', 0, 1)); "
         "print(list(group.largest([group.rank, -group.rank, 7.5]))); mpi.finish()"
     )

@@ -96,10 +96,7 @@ class CompareOptions:
         Raises:
             UsageError: neither two files nor a folder, both, or an option of presentation that cannot be read.
         """
-        from gpubench.jobs.compare import ComparePlan
-        from gpubench.measure.compare.history_report import SECTIONS_OF_HISTORY
-        from gpubench.measure.compare.judge import Rules
-        from gpubench.measure.compare.report import SECTIONS
+        from gpubench.jobs.compare import SECTIONS, SECTIONS_OF_HISTORY, ComparePlan
 
         files = self._files() if self.last is None else self._no_files(self.last)
         return ComparePlan(
@@ -107,7 +104,8 @@ class CompareOptions:
             new=files[1],
             folder=Path(_USUAL_FOLDER if self.last is None or self.base_file is None else self.base_file),
             last=self.last,
-            rules=Rules(threshold_percent=self.threshold, strict=self.strict),
+            threshold_percent=self.threshold,
+            strict=self.strict,
             other_machine=self.other_machine,
             presentation=self.presentation.parse(SECTIONS if self.last is None else SECTIONS_OF_HISTORY),
         )
@@ -144,9 +142,9 @@ class CompareOptions:
 
 def run(options: CompareOptions) -> None:
     """Be the command."""
-    from gpubench.jobs.compare import run_compare
+    from gpubench.jobs import compare
 
-    raise typer.Exit(run_compare(options.plan(), sys.argv[1:]))
+    raise typer.Exit(compare.run(options.plan(), sys.argv[1:]))
 
 
 def app(command: Command) -> typer.Typer:

@@ -48,17 +48,16 @@ class ExplainOptions:
         Raises:
             UsageError: an option of presentation that cannot be read.
         """
-        from gpubench.jobs.explain import ExplainPlan
-        from gpubench.measure.explain.report import SECTIONS
+        from gpubench.jobs.explain import SECTIONS, ExplainPlan
 
         return ExplainPlan(logs=tuple(self.logs), presentation=self.presentation.parse(SECTIONS))
 
 
 def run(options: ExplainOptions) -> None:
     """Be the command."""
-    from gpubench.jobs.explain import run_explain
+    from gpubench.jobs import explain
 
-    raise typer.Exit(run_explain(options.plan(), sys.argv[1:]))
+    raise typer.Exit(explain.run(options.plan(), sys.argv[1:]))
 
 
 def app(command: Command) -> typer.Typer:

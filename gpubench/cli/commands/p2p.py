@@ -14,8 +14,8 @@ from gpubench.cli.options.simulation import SimulationOptions
 from gpubench.cli.signature import app_of
 from gpubench.cli.table import Command
 from gpubench.errors import UsageError, exclusive
-from gpubench.hardware.launch.started_by import launched_by
 from gpubench.jobs.p2p.plan import As, P2pPlan
+from gpubench.model.facts.launched_by import launched_by
 from gpubench.model.paths.evidence import EvidenceUse
 from gpubench.model.terms.sweep import parse_sizes
 

@@ -66,13 +66,13 @@ def show(name: _NAMED) -> None:
 def match_machine(simulate: _SIMULATE = None, timeout: _TIMEOUT = 20.0) -> None:
     """Which profile this machine has; exit 3 where it has no GPU."""
     from gpubench.errors import no_gpu
-    from gpubench.hardware.node.probe import probe
-    from gpubench.hardware.simulated.machine import parse_machine, snapshots
-    from gpubench.model.paths.topology import Topology
+    from gpubench.jobs.simulation import simulation_of
+    from gpubench.jobs.sources import source_of
     from gpubench.profiles.nodes import profile_for
 
-    snapshot = probe(timeout, os.environ) if simulate is None else snapshots(parse_machine(simulate))[0]
-    found = profile_for(Topology(snapshot), os.environ)
+    simulation = None if simulate is None else simulation_of(simulate, (), 0)
+    node = source_of(timeout, simulation=simulation).machines().nodes[0]
+    snapshot, found = node.snapshot, profile_for(node, os.environ)
     if found is None:
         raise no_gpu(snapshot.driver.absent or "the driver lists none on this host", for_what="profiles")
     say(f"{found}  {found.profile.title}")

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from gpubench.errors import UsageError
-from gpubench.jobs.simulation import Simulation
+from gpubench.jobs.simulation import Simulation, simulation_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +48,4 @@ class SimulationOptions:
                     next_step=f"--simulate hgx-h200-4 --fault {faults[0]}",
                 )
             return None
-        from gpubench.hardware.simulated.machine import parse_machine
-        from gpubench.model.profiles.fault import parse_fault
-
-        machine = parse_machine(self.simulate)
-        return Simulation(self.simulate, machine, tuple(map(parse_fault, faults)), self.seed)
+        return simulation_of(self.simulate, faults, self.seed)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gpubench.errors import missing_mpi_launcher, unusable_mpi_launcher
 from gpubench.hardware.launch.interpreter import module_command, with_package
-from gpubench.hardware.launch.started_by import CHANNEL_VARIABLE, as_if_alone
+from gpubench.model.facts.launched_by import CHANNEL_VARIABLE, as_if_alone
 
 OWN_SETTINGS_VARIABLE = "GPUBENCH_SETTINGS"
 """Names of the variables that gpubench itself set for its ranks: they are no settings of the user's."""

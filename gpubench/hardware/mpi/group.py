@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from gpubench.errors import missing_mpi_library, separate_jobs
-from gpubench.hardware.launch.started_by import LaunchedBy
+from gpubench.model.facts.launched_by import LaunchedBy
 from gpubench.model.terms.lateness import ClockOffset
 
 if TYPE_CHECKING:

@@ -16,11 +16,11 @@ from gpubench.checks.host_memory import HOST_MEMORY
 from gpubench.collectives.record import Collective
 from gpubench.errors import CouldNotMeasureError
 from gpubench.hardware.launch.interpreter import module_command, with_package
-from gpubench.hardware.launch.started_by import as_if_alone
 from gpubench.hardware.mpi.one_process import AloneGroup as OneProcessGroup
 from gpubench.hardware.timing.host_copy import copy_seconds
 from gpubench.jobs.check.plan import Depth
 from gpubench.measure.check.documents import of_collective, of_p2p, together
+from gpubench.model.facts.launched_by import as_if_alone
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.measured_copies import of_host_memory
 from gpubench.model.results.measurements import Measurements, Need

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from gpubench.formats.delivery import delivering
 from gpubench.formats.presenter import Presenter, terminal_style
-from gpubench.hardware.launch.started_by import launched_by
 from gpubench.hardware.node.probe import watch_errors
 from gpubench.jobs.check.child_commands import ChildCommands
 from gpubench.jobs.check.judging import deliver, matches_of, recorded_measurements
@@ -16,6 +15,7 @@ from gpubench.jobs.machines import Machines
 from gpubench.jobs.outputs import check_writable
 from gpubench.jobs.sources import Replayed, Simulated, refuse_under_launcher
 from gpubench.measure.check.health import SECTIONS as SECTIONS
+from gpubench.model.facts.launched_by import launched_by
 from gpubench.model.profiles.profile import Profile
 from gpubench.model.results.measurements import Measurements
 

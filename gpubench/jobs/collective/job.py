@@ -3,9 +3,9 @@
 import os
 from collections.abc import Sequence
 
-from gpubench.hardware.launch.started_by import launched_by
 from gpubench.jobs.collective.plan import CollectivePlan
 from gpubench.jobs.sources import Replayed, Simulated, refuse_under_launcher
+from gpubench.model.facts.launched_by import launched_by
 
 
 def run(plan: CollectivePlan, arguments: Sequence[str]) -> int:

@@ -12,12 +12,7 @@ from gpubench.jobs.recording import Recording
 from gpubench.model.paths.evidence import EvidenceUse
 from gpubench.model.terms.allocator import Allocator
 from gpubench.model.terms.hierarchy import OPTION as HIERARCHICAL_OPTION
-from gpubench.model.terms.nccl_choice import (
-    ALGORITHM_VARIABLE,
-    HIERARCHICAL,
-    PROTOCOL_VARIABLE,
-    NcclChoice,
-)
+from gpubench.model.terms.nccl_choice import ALGORITHM_VARIABLE, HIERARCHICAL, PROTOCOL_VARIABLE, NcclChoice
 from gpubench.model.terms.sweep import parse_sizes
 
 if TYPE_CHECKING:

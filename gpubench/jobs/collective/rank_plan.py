@@ -10,9 +10,9 @@ from gpubench.formats.presentation import Presentation
 from gpubench.jobs.collective.plan import CollectivePlan
 
 if TYPE_CHECKING:
-    from gpubench.hardware.launch.started_by import LaunchedBy
     from gpubench.hardware.mpi.group import MpiGroup
     from gpubench.hardware.watchdog.rank import RankProgress
+    from gpubench.model.facts.launched_by import LaunchedBy
 
 
 def write_plan(channel: str, plan: CollectivePlan, arguments: Sequence[str]) -> None:

@@ -10,13 +10,7 @@ from gpubench.errors import UsageError, advising
 from gpubench.measure.collective.cases import JobFacts
 from gpubench.measure.collective.path_evidence import unwatched
 from gpubench.measure.collective.path_judge import PathJudge
-from gpubench.measure.collective.recording import (
-    Model,
-    RecordedCollective,
-    RecordedRow,
-    RecordingLine,
-    file_of,
-)
+from gpubench.measure.collective.recording import Model, RecordedCollective, RecordedRow, RecordingLine, file_of
 from gpubench.measure.collective.recording_rules import check_recorded, check_row
 from gpubench.measure.collective.row_collector import Measured, RowCollector
 from gpubench.measure.collective.simulated import simulate, staged_paths

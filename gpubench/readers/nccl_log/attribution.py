@@ -12,7 +12,7 @@ from gpubench.model.paths.connections import ChannelSets, RankConnections, chann
 from gpubench.readers.nccl_log.lines import (
     CommunicatorLine,
     Connection,
-    Source,
+    LineSource,
     parse_communicator,
     parse_connection,
     parse_tuning,
@@ -49,12 +49,12 @@ class Attribution:
         self._communicators: dict[bytes, CommunicatorLine | None] = {}
         self._tunings: dict[bytes, Tuning | None] = {}
 
-    def thread(self, source: Source) -> Thread:
+    def thread(self, source: LineSource) -> Thread:
         """The thread that a line comes from."""
         process = self.processes.setdefault((source.host, source.pid), Process(source.host, source.pid))
         return process.threads.setdefault(source.tid, Thread(process))
 
-    def without_text(self, source: Source) -> Source:
+    def without_text(self, source: LineSource) -> LineSource:
         """The known process that is meant where other text without a line end stands before the host's name."""
         known = {host for host, pid in self.processes if pid == source.pid and source.host.endswith(host)}
         return source._replace(host=min(known, key=len)) if len(known) == 1 else source

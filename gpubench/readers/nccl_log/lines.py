@@ -43,7 +43,7 @@ _PROTOCOLS = ("LL", "LL128", "SIMPLE")
 _WITHOUT_CHANNELS = {b"Symmetric": "SYMMETRIC", b"Copy Engine": "COPY_ENGINE", b"Hierarchical CE": "HIERARCHICAL_CE"}
 
 
-class Source(NamedTuple):
+class LineSource(NamedTuple):
     """The thread that wrote a line."""
 
     host: str
@@ -89,12 +89,12 @@ class CommunicatorLine(NamedTuple):
     event: str
 
 
-def parse_head(head: bytes) -> Source | None:
+def parse_head(head: bytes) -> LineSource | None:
     """The thread that wrote a line, from the text before ` NCCL INFO ` or ` NCCL WARN `."""
     found = _HEAD.search(head[-_LONGEST_HEAD:])
     if found is None:
         return None
-    return Source(found[1].decode("ascii", "replace"), int(found[2]), int(found[3]))
+    return LineSource(found[1].decode("ascii", "replace"), int(found[2]), int(found[3]))
 
 
 @lru_cache(_MOST_CACHED)

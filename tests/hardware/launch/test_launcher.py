@@ -14,7 +14,7 @@ import pytest
 from gpubench.errors import CouldNotMeasureError
 from gpubench.hardware.launch import launcher
 from gpubench.hardware.launch.launcher import Flavour, Launcher, find_launcher
-from gpubench.hardware.launch.started_by import LaunchedBy, launched_by
+from gpubench.model.facts.launched_by import LaunchedBy, launched_by
 from tests.cli.running import MPI_ENVIRONMENT, ROOT, mpirun_command
 
 
@@ -199,7 +199,7 @@ def test_a_rank_may_start_ranks_of_its_own_once_it_is_as_if_alone() -> None:
     """With the setting that the user gave to the outer mpirun."""
     script = (
         "import os, subprocess, sys\n"
-        "from gpubench.hardware.launch.started_by import as_if_alone, launched_by\n"
+        "from gpubench.model.facts.launched_by import as_if_alone, launched_by\n"
         "inner = as_if_alone(os.environ)\n"
         "assert launched_by(os.environ) and not launched_by(inner), sorted(inner)\n"
         'show = \'import os; print(os.environ["OMPI_COMM_WORLD_SIZE"], os.environ["OMPI_MCA_coll"])\'\n'
