@@ -1,13 +1,18 @@
 """The plan of a collective on its way to the ranks that are launched for it, and one of these ranks."""
 
-import pickle
+import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpubench.formats.presentation import Presentation
-from gpubench.jobs.collective.plan import CollectivePlan
+from gpubench.collectives.registry import collective_named
+from gpubench.collectives.request import Asked
+from gpubench.jobs.collective.plan import AskedVariants, CollectivePlan
+from gpubench.jobs.recording import Recording
+from gpubench.model.paths.evidence import EvidenceUse
+from gpubench.model.terms.allocator import Allocator
+from gpubench.model.terms.plain import from_plain, to_plain
 
 if TYPE_CHECKING:
     from gpubench.hardware.mpi.group import MpiGroup
@@ -15,16 +20,66 @@ if TYPE_CHECKING:
     from gpubench.model.facts.launched_by import LaunchedBy
 
 
+@dataclass(frozen=True, kw_only=True)
+class RankPlan:
+    """The plan of a launched rank as plain data; what it measures is presented by the process that launched it."""
+
+    arguments: tuple[str, ...]
+    collective: str
+    asked: Asked
+    backend: str | None
+    nccl_library: str | None
+    allocator: Allocator
+    ranks: int | None
+    timeout_s: float
+    evidence: EvidenceUse
+    strict: bool
+    split: str | None
+    variants: AskedVariants
+    record: str | None
+
+    def plan(self) -> CollectivePlan:
+        """The plan that it was made of, without its presentation."""
+        return CollectivePlan(
+            request=self.asked.request(collective_named(self.collective)),
+            backend=self.backend,
+            nccl_library=self.nccl_library,
+            allocator=self.allocator,
+            ranks=self.ranks,
+            timeout_s=self.timeout_s,
+            evidence=self.evidence,
+            strict=self.strict,
+            split=self.split,
+            variants=self.variants,
+            recording=Recording(None if self.record is None else Path(self.record)),
+        )
+
+
 def write_plan(channel: str, plan: CollectivePlan, arguments: Sequence[str]) -> None:
-    """Lay the plan beside the socket of the channel, in its private directory, for ranks of this very program."""
-    of_ranks = replace(plan, presentation=Presentation())
-    _beside(channel).write_bytes(pickle.dumps((of_ranks, tuple(arguments))))
+    """Write the plan beside the socket of the channel, in its private directory, for the ranks that are launched."""
+    record = plan.recording.record
+    of_rank = RankPlan(
+        arguments=tuple(arguments),
+        collective=plan.collective.name,
+        asked=plan.request.asked,
+        backend=plan.backend,
+        nccl_library=plan.nccl_library,
+        allocator=plan.allocator,
+        ranks=plan.ranks,
+        timeout_s=plan.timeout_s,
+        evidence=plan.evidence,
+        strict=plan.strict,
+        split=plan.split,
+        variants=plan.variants,
+        record=None if record is None else str(record),
+    )
+    _beside(channel).write_text(json.dumps(to_plain(of_rank)))
 
 
 def run_launched(channel: str, launch: "LaunchedBy") -> int:
     """Be a rank with the plan that the gpubench at the other end of the channel wrote; the exit code."""
-    plan, arguments = pickle.loads(_beside(channel).read_bytes())
-    return run_as_rank(plan, arguments, launch)
+    of_rank = from_plain(RankPlan, json.loads(_beside(channel).read_text()))
+    return run_as_rank(of_rank.plan(), of_rank.arguments, launch)
 
 
 def run_as_rank(plan: CollectivePlan, arguments: Sequence[str], launch: "LaunchedBy") -> int:
