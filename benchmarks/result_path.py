@@ -23,9 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from gpubench.collectives.allreduce import ALLREDUCE
-from gpubench.formats.csv import CSV
-from gpubench.formats.json import JSON
-from gpubench.formats.table import TABLE
+from gpubench.formats.registry import FORMATS
 from gpubench.formats.writer import Style, Target, Writer
 from gpubench.measure.collective.cases import SweepRequest
 from gpubench.measure.collective.row_collector import Answer
@@ -168,7 +166,9 @@ class Outputs:
     def __init__(self, folder: Path) -> None:
         style = Style()
         self._writers: list[Writer] = [
-            each.writer(Target(path=folder / f"rows{each.suffix}"), style) for each in (TABLE, CSV, JSON)
+            each.writer(Target(path=folder / f"rows{each.suffix}"), style)
+            for each in FORMATS
+            if each.name in ("table", "csv", "json")
         ]
 
     def _each(self, write: Callable[[Writer], None]) -> None:
