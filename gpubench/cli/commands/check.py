@@ -39,22 +39,17 @@ Under mpirun, with one rank a GPU: a verdict for every node, GPU and link, and f
 class CheckOptions:
     """How much to measure, and what to judge it by."""
 
-    quick: Annotated[bool, typer.Option("--quick", help="Facts alone, no measurement.", show_default=False)] = False
-    full: Annotated[bool, typer.Option("--full", help="All collectives, all ways of copying.", show_default=False)] = (
-        False
-    )
+    quick: Annotated[bool, typer.Option("--quick", help="Facts alone, no measurement.")] = False
+    full: Annotated[bool, typer.Option("--full", help="All collectives, all ways of copying.")] = False
     profile: Annotated[
         str | None,
         typer.Option(
             "--profile",
             metavar="NAME|FILE",
             help="Judge by this one, and by its number of GPUs and NICs too; host: a machine without GPUs.",
-            show_default=False,
         ),
     ] = None
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Exit 1 also where there is a warning.", show_default=False)
-    ] = False
+    strict: Annotated[bool, typer.Option("--strict", help="Exit 1 also where there is a warning.")] = False
     timeout: Annotated[
         float,
         typer.Option(

@@ -47,28 +47,19 @@ class CompareOptions:
     """What to compare, and how to judge it."""
 
     base_file: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="BASE", help="Old results; with --last their folder, results/ by default.", show_default=False
-        ),
+        str | None, typer.Argument(metavar="BASE", help="Old results; with --last their folder, results/ by default.")
     ] = None
-    new_file: Annotated[str | None, typer.Argument(metavar="NEW", help="New results.", show_default=False)] = None
+    new_file: Annotated[str | None, typer.Argument(metavar="NEW", help="New results.")] = None
     base: Annotated[
-        list[str] | None,
-        typer.Option("--base", metavar="FILE", help="Another run of the old side. Repeatable.", show_default=False),
+        list[str] | None, typer.Option("--base", metavar="FILE", help="Another run of the old side. Repeatable.")
     ] = None
     new: Annotated[
-        list[str] | None,
-        typer.Option("--new", metavar="FILE", help="Another run of the new side. Repeatable.", show_default=False),
+        list[str] | None, typer.Option("--new", metavar="FILE", help="Another run of the new side. Repeatable.")
     ] = None
     last: Annotated[
         int | None,
         typer.Option(
-            "--last",
-            metavar="N",
-            min=1,
-            help="Compare the newest results of a folder with the N before them.",
-            show_default=False,
+            "--last", metavar="N", min=1, help="Compare the newest results of a folder with the N before them."
         ),
     ] = None
     threshold: Annotated[
@@ -79,15 +70,12 @@ class CompareOptions:
             min=0,
             max=1000,
             help="How much slower is a regression, whatever the noise.",
-            show_default=False,
         ),
     ] = None
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Exit 1 also for missing rows and other doubts.", show_default=False)
-    ] = False
-    other_machine: Annotated[
-        bool, typer.Option("--other-machine", help="Compare results of different machines.", show_default=False)
-    ] = False
+    strict: Annotated[bool, typer.Option("--strict", help="Exit 1 also for missing rows and other doubts.")] = False
+    other_machine: Annotated[bool, typer.Option("--other-machine", help="Compare results of different machines.")] = (
+        False
+    )
     presentation: PresentationOptions
 
     def plan(self) -> "ComparePlan":

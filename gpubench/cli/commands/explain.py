@@ -36,10 +36,7 @@ say enough.
 class ExplainOptions:
     """Which logs to read, and how to show what they say."""
 
-    logs: Annotated[
-        list[str],
-        typer.Argument(metavar="LOG", help="Files, folders of files, or - for standard input.", show_default=False),
-    ]
+    logs: Annotated[list[str], typer.Argument(metavar="LOG", help="Files, folders of files, or - for standard input.")]
     presentation: PresentationOptions
 
     def plan(self) -> "ExplainPlan":

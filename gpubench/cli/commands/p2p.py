@@ -55,7 +55,6 @@ class P2pOptions:
             metavar="SIZES",
             help="Copy these sizes, written by copy engines, peer access off and on: 8:1G or 1K,64K,1M. Default: 256M "
             "in every way, and 16 bytes for the latency.",
-            show_default=False,
         ),
     ] = None
     pairs: Annotated[
@@ -64,27 +63,19 @@ class P2pOptions:
             "--pairs",
             metavar="I-J",
             help="Only these, from GPU I to GPU J (between ranks: from rank I to rank J): 0-1,3-5. Default: all.",
-            show_default=False,
         ),
     ] = None
     like: Annotated[
         str | None,
         typer.Option(
-            "--as",
-            metavar="|".join(As),
-            help="With nvbandwidth's parameters: 512M, 16 copies after 4, median of 3.",
-            show_default=False,
+            "--as", metavar="|".join(As), help="With nvbandwidth's parameters: 512M, 16 copies after 4, median of 3."
         ),
     ] = None
     host: Annotated[bool, typer.Option("--host/--no-host", help="Also between host memory and every GPU.")] = True
     patterns: Annotated[bool, typer.Option("--patterns/--no-patterns", help="Also many pairs at once.")] = True
     check: Annotated[bool, typer.Option("--check/--no-check", help="Have destinations check what arrived.")] = True
-    evidence: Annotated[
-        bool, typer.Option("--evidence", help="Show all that is known of every pair's path.", show_default=False)
-    ] = False
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Exit 1 also for slow and host-staged pairs.", show_default=False)
-    ] = False
+    evidence: Annotated[bool, typer.Option("--evidence", help="Show all that is known of every pair's path.")] = False
+    strict: Annotated[bool, typer.Option("--strict", help="Exit 1 also for slow and host-staged pairs.")] = False
     timeout: Annotated[
         float,
         typer.Option(

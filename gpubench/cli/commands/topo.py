@@ -44,22 +44,19 @@ class TopoOptions:
             "--from",
             metavar="FILE",
             help="Show an NCCL topology XML, the text of `nvidia-smi topo -m` or -p2p, or a recorded snapshot.",
-            show_default=False,
         ),
     ] = None
     simulation: SimulationOptions
     recording: RecordingOptions
-    strict: Annotated[
-        bool,
-        typer.Option("--strict", help="Exit 1 when there is a warning: for CI and node gates.", show_default=False),
-    ] = False
+    strict: Annotated[bool, typer.Option("--strict", help="Exit 1 when there is a warning: for CI and node gates.")] = (
+        False
+    )
     causes: Annotated[
         bool,
         typer.Option(
             "--causes",
             help="Show what would make bytes go through host memory, or slowly, each with its cure, and what could not "
             "be read; in place of the devices.",
-            show_default=False,
         ),
     ] = False
     timeout: Annotated[
@@ -79,11 +76,7 @@ class TopoOptions:
         from gpubench.jobs.sources import source_of
         from gpubench.jobs.topo import SECTIONS, TopoPlan
 
-        named = {
-            "--from": self.from_file,
-            "--replay": self.recording.replay,
-            "--simulate": self.simulation.simulate,
-        }
+        named = {"--from": self.from_file, "--replay": self.recording.replay, "--simulate": self.simulation.simulate}
         sources = [option for option, value in named.items() if value is not None]
         if len(sources) > 1:
             raise exclusive(sources, "one machine, or the one at hand")

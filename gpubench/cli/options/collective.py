@@ -39,33 +39,21 @@ class CollectiveOptions:
             metavar="SIZES",
             help=f"1K:4G (x2), 1K:4G:4 (x4), 1M:64M:+1M (steps), or 1K,64K,1M. "
             f"Default {DEFAULT_SIZES['nccl']} on GPUs, {DEFAULT_SIZES['host']} on the host backend.",
-            show_default=False,
         ),
     ] = None
     dtype: Annotated[
         list[str] | None,
-        typer.Option(
-            "--dtype",
-            metavar="TYPE",
-            help=f"{', '.join(DataType)}; several with commas. Default float32.",
-            show_default=False,
-        ),
+        typer.Option("--dtype", metavar="TYPE", help=f"{', '.join(DataType)}; several with commas. Default float32."),
     ] = None
     op: Annotated[
         list[str] | None,
-        typer.Option(
-            "--op", metavar="OP", help=f"{', '.join(ReduceOp)}; several with commas. Default sum.", show_default=False
-        ),
+        typer.Option("--op", metavar="OP", help=f"{', '.join(ReduceOp)}; several with commas. Default sum."),
     ] = None
     root: Annotated[int, typer.Option("--root", metavar="RANK", help="The root rank.")] = 0
     variants: VariantOptions
-    in_place: Annotated[
-        bool, typer.Option("--in-place", help="Only in place: the result over the input.", show_default=False)
-    ] = False
-    out_of_place: Annotated[bool, typer.Option("--out-of-place", help="Only out of place.", show_default=False)] = False
-    both: Annotated[
-        bool, typer.Option("--both", help="Both (the default, where in place exists).", show_default=False)
-    ] = False
+    in_place: Annotated[bool, typer.Option("--in-place", help="Only in place: the result over the input.")] = False
+    out_of_place: Annotated[bool, typer.Option("--out-of-place", help="Only out of place.")] = False
+    both: Annotated[bool, typer.Option("--both", help="Both (the default, where in place exists).")] = False
     sampling: SamplingOptions
     warmup: Annotated[int, typer.Option("--warmup", metavar="N", min=0, help="Untimed operations before a row.")] = 5
     graph: Annotated[
@@ -85,17 +73,11 @@ class CollectiveOptions:
             "--backend",
             metavar="|".join(BACKENDS),
             help="nccl drives GPUs (default where there are any); host is MPI on CPU buffers; nccl,host has both.",
-            show_default=False,
         ),
     ] = None
     nccl_library: Annotated[
         str | None,
-        typer.Option(
-            "--nccl-library",
-            metavar="PATH",
-            help="Measure this libnccl.so.2, say a training framework's.",
-            show_default=False,
-        ),
+        typer.Option("--nccl-library", metavar="PATH", help="Measure this libnccl.so.2, say a training framework's."),
     ] = None
     allocator: Annotated[
         str,
@@ -107,13 +89,7 @@ class CollectiveOptions:
     ] = "cuda"
     np: Annotated[
         int | None,
-        typer.Option(
-            "--np",
-            metavar="N",
-            min=1,
-            help="Ranks to launch here. Default: one a GPU; 2 without GPUs.",
-            show_default=False,
-        ),
+        typer.Option("--np", metavar="N", min=1, help="Ranks to launch here. Default: one a GPU; 2 without GPUs."),
     ] = None
     timeout: Annotated[
         float,
@@ -130,15 +106,12 @@ class CollectiveOptions:
         typer.Option(
             "--evidence/--no-evidence",
             help="Show what is known of every path; or do not listen to NCCL and count nothing.",
-            show_default=False,
         ),
     ] = None
     strict: Annotated[
         bool,
         typer.Option(
-            "--strict",
-            help="Exit 1 when bytes go through host memory and need not; NCCL is told to refuse it.",
-            show_default=False,
+            "--strict", help="Exit 1 when bytes go through host memory and need not; NCCL is told to refuse it."
         ),
     ] = False
     split: Annotated[
@@ -148,7 +121,6 @@ class CollectiveOptions:
             metavar="|".join(SPLITS),
             help="The same in groups of ranks at once, a row each: by node, by place in the node, in twos, in so many. "
             f"Not with --evidence, --strict, --simulate or --iters {AUTO}.",
-            show_default=False,
         ),
     ] = None
     plot: PLOT = False

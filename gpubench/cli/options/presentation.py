@@ -18,10 +18,7 @@ from gpubench.model.results.history import FOLDER_MARK
 SUFFIXES = tuple(each.suffix for each in FORMATS if each.suffix is not None)
 
 PLOT = Annotated[
-    bool,
-    typer.Option(
-        "--plot", help="Draw bandwidth over size in the table, with limit and expectation.", show_default=False
-    ),
+    bool, typer.Option("--plot", help="Draw bandwidth over size in the table, with limit and expectation.")
 ]
 """Of the commands that visit sizes."""
 
@@ -40,37 +37,26 @@ class PresentationOptions:
             metavar="FILE",
             help=f"Also write this file; {', '.join(SUFFIXES)} picks the format. A folder, as in results/, keeps a "
             "dated json of every run. Repeatable.",
-            show_default=False,
         ),
     ] = None
     section: Annotated[
         str | None,
         typer.Option(
-            "--section",
-            metavar="NAME",
-            help="What csv shows, which shows one. Default: the command's main one.",
-            show_default=False,
+            "--section", metavar="NAME", help="What csv shows, which shows one. Default: the command's main one."
         ),
     ] = None
     color: Annotated[str, typer.Option("--color", metavar="|".join(Color), help="Colours in the table.")] = "auto"
     width: Annotated[
         int | None,
-        typer.Option(
-            "--width",
-            metavar="N",
-            min=40,
-            help="Columns of the table. Default: the terminal's, or 100.",
-            show_default=False,
-        ),
+        typer.Option("--width", metavar="N", min=40, help="Columns of the table. Default: the terminal's, or 100."),
     ] = None
-    no_progress: Annotated[bool, typer.Option("--no-progress", help="No progress bar.", show_default=False)] = False
+    no_progress: Annotated[bool, typer.Option("--no-progress", help="No progress bar.")] = False
     exit_style: Annotated[
         str | None,
         typer.Option(
             OPTION,
             metavar="|".join(ExitStyle),
             help="One line and the exit codes of a Nagios or node-problem-detector plugin.",
-            show_default=False,
         ),
     ] = None
 

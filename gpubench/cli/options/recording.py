@@ -15,16 +15,11 @@ from gpubench.jobs.recording import Recording
 class RecordingOptions:
     """The folder to show instead of a machine, and the one to write to."""
 
-    replay: Annotated[
-        str | None, typer.Option("--replay", metavar="DIR", help="Show what --record wrote.", show_default=False)
-    ] = None
+    replay: Annotated[str | None, typer.Option("--replay", metavar="DIR", help="Show what --record wrote.")] = None
     record: Annotated[
         str | None,
         typer.Option(
-            "--record",
-            metavar="DIR",
-            help="Also write there the facts of every node and rank, and raw samples.",
-            show_default=False,
+            "--record", metavar="DIR", help="Also write there the facts of every node and rank, and raw samples."
         ),
     ] = None
 

@@ -29,7 +29,6 @@ class SamplingOptions:
             metavar="N|auto",
             help=f"Timed operations a row; auto: until the mean is known within {INTERVAL:.0%}. "
             f"Default {DEFAULT_ITERATIONS[Mode.THROUGHPUT]}, alone {DEFAULT_ITERATIONS[Mode.LATENCY]}.",
-            show_default=False,
         ),
     ] = None
     budget: Annotated[
@@ -39,7 +38,6 @@ class SamplingOptions:
             metavar="S",
             min=0,
             help=f"Seconds a row that --iters auto may take. Default {Sampling().budget_seconds:g}.",
-            show_default=False,
         ),
     ] = None
 

@@ -19,7 +19,6 @@ class SimulationOptions:
             "--simulate",
             metavar="NAME[*NODES]",
             help="A machine that does not exist, from its profile: hgx-h200-4, or 'hgx-h100-8*16' for 16 nodes.",
-            show_default=False,
         ),
     ] = None
     fault: Annotated[
@@ -28,7 +27,6 @@ class SimulationOptions:
             "--fault",
             metavar="WHERE:KEY=VALUE",
             help="Break the simulated machine, e.g. node3.gpu5:nvlink=12; counted from 0. Repeatable.",
-            show_default=False,
         ),
     ] = None
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of the simulated noise.", show_default=False)] = 0

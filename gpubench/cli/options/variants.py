@@ -25,16 +25,12 @@ class VariantOptions:
             "--algo",
             metavar="ALGO",
             help=f"Have NCCL use {', '.join(Algorithm)}; several with commas, beside its own choice.",
-            show_default=False,
         ),
     ] = None
     proto: Annotated[
         list[str] | None,
         typer.Option(
-            "--proto",
-            metavar="PROTO",
-            help=f"Have NCCL use {', '.join(Protocol)}; with --algo, every combination.",
-            show_default=False,
+            "--proto", metavar="PROTO", help=f"Have NCCL use {', '.join(Protocol)}; with --algo, every combination."
         ),
     ] = None
     hierarchical: Annotated[
@@ -42,7 +38,6 @@ class VariantOptions:
         typer.Option(
             HIERARCHICAL_OPTION,
             help="Also as reduce-scatter in the node, all-reduce across nodes, all-gather in the node.",
-            show_default=False,
         ),
     ] = False
 
