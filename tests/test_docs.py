@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from docs import generate
-from gpubench.causes import FAMILIES
-from gpubench.causes.catalogue import catalogue
+from gpubench.conditions import FAMILIES
+from gpubench.conditions.catalogue import catalogue
 from gpubench.hardware.simulated import times
 from gpubench.measure.check.health import SECTIONS as CHECK_SECTIONS
 from gpubench.measure.compare.report import SECTIONS as COMPARE_SECTIONS
@@ -60,7 +60,7 @@ def test_the_decision_table_is_documented() -> None:
 
 
 def test_the_catalogue_of_causes_is_the_code_s() -> None:
-    assert (ROOT / "docs" / "causes.md").read_text() == catalogue(FAMILIES), "python -m gpubench.causes.catalogue"
+    assert (ROOT / "docs" / "causes.md").read_text() == catalogue(FAMILIES), "python -m gpubench.conditions.catalogue"
 
 
 def test_the_readme_shows_what_explain_prints() -> None:

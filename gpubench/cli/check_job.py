@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from gpubench.checks import Facts
 from gpubench.cli.check import NAME, CheckOptions
 from gpubench.cli.check_machines import profiles_of
 from gpubench.cli.check_measure import measured_collectives, measured_copies, measured_memory
@@ -15,6 +14,7 @@ from gpubench.cli.delivery import delivering
 from gpubench.cli.presentation import check_writable
 from gpubench.cli.presenter import Presenter, terminal_style
 from gpubench.cli.run_metadata import recorded_settings, stamp
+from gpubench.conditions.checks import Facts
 from gpubench.hardware import recorded
 from gpubench.hardware.mpi.one_process import AloneGroup
 from gpubench.hardware.node.probe import probe, watch_errors

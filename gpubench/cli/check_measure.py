@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gpubench.checks import Facts
-from gpubench.checks.host_memory import HOST_MEMORY
 from gpubench.cli.check_plan import CheckPlan, measure_with_repeats
 from gpubench.collectives.record import Collective
+from gpubench.conditions.checks import Facts
+from gpubench.conditions.checks.host_memory import HOST_MEMORY
 from gpubench.errors import CouldNotMeasureError
 from gpubench.hardware.launch.interpreter import module_command, with_package
 from gpubench.hardware.launch.started_by import as_if_alone

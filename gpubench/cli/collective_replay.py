@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from gpubench.causes.circumstances import Circumstances
 from gpubench.cli.collective_metadata import metadata_of
 from gpubench.cli.delivery import delivering
 from gpubench.cli.options import CollectiveOptions
 from gpubench.cli.presentation import check_writable
 from gpubench.cli.presenter import Presenter, terminal_style
+from gpubench.conditions.circumstances import Circumstances
 from gpubench.errors import UsageError
 from gpubench.hardware import recorded
 from gpubench.hardware.launch.started_by import LaunchedBy

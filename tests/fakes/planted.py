@@ -5,9 +5,9 @@ from dataclasses import dataclass, field, replace
 from itertools import permutations
 from typing import Any
 
-from gpubench.causes import CAUSES
-from gpubench.causes.circumstances import Circumstances, Together, users_settings
-from gpubench.causes.ranking import Diagnosis, diagnose
+from gpubench.conditions import CAUSES
+from gpubench.conditions.circumstances import Circumstances, Together, users_settings
+from gpubench.conditions.ranking import Diagnosis, diagnose
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.model.facts.driver_settings import ConfidentialComputing, Service
 from gpubench.model.facts.error_counts import REPLAYS

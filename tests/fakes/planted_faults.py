@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from gpubench.checks import Facts
 from gpubench.cli.check_plan import CheckPlan, Depth
 from gpubench.cli.check_simulated import measured
+from gpubench.conditions.checks import Facts
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.measure.check.health import judge
 from gpubench.model.paths.nodes import group

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from gpubench.checks import CHECKS, Check, Facts, merged
+from gpubench.conditions.checks import CHECKS, Check, Facts, merged
 from gpubench.measure.topo.fallback import findings as prospect_findings
 from gpubench.measure.topo.fallback import prospects, survey
 from gpubench.model.paths.topology import Topology

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from gpubench.causes.circumstances import Circumstances
+from gpubench.conditions.circumstances import Circumstances
 from gpubench.measure.collective.cases import Case, SweepRequest
 from gpubench.measure.collective.counting import Counting
 from gpubench.measure.collective.logged_choices import LoggedChoices, hear

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from gpubench.checks.check import join_subjects, merged
+from gpubench.conditions.checks.check import join_subjects, merged
 from gpubench.measure.compare.judge import Rules
 from gpubench.model.results.result_file import ResultFile
 from gpubench.model.results.rows.checks import VerdictRow

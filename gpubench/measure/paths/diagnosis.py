@@ -5,9 +5,9 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import islice
 
-from gpubench.causes import CAUSES
-from gpubench.causes.circumstances import Circumstances
-from gpubench.causes.ranking import UNKNOWN, Diagnosis, Named, diagnose, symptoms
+from gpubench.conditions import CAUSES
+from gpubench.conditions.circumstances import Circumstances
+from gpubench.conditions.ranking import UNKNOWN, Diagnosis, Named, diagnose, symptoms
 from gpubench.model.paths.selection import Pair
 from gpubench.model.paths.transport import Transport
 from gpubench.model.results.explanation import Explanation

@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from gpubench.causes.circumstances import Circumstances, users_settings
-from gpubench.causes.container import CONTAINER
-from gpubench.causes.gpudirect import GPUDIRECT
-from gpubench.causes.mnnvl import MNNVL
-from gpubench.causes.nccl_settings import NCCL_SETTINGS
-from gpubench.causes.network import NETWORK
-from gpubench.causes.ranking import UNKNOWN
+from gpubench.conditions.circumstances import Circumstances, users_settings
+from gpubench.conditions.container import CONTAINER
+from gpubench.conditions.gpudirect import GPUDIRECT
+from gpubench.conditions.mnnvl import MNNVL
+from gpubench.conditions.nccl_settings import NCCL_SETTINGS
+from gpubench.conditions.network import NETWORK
+from gpubench.conditions.ranking import UNKNOWN
 from gpubench.measure.paths.diagnosis import Explained
 from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.facts.snapshot import GpuFacts

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from gpubench.checks import WIRING, Facts, run
+from gpubench.conditions.checks import WIRING, Facts, run
 from gpubench.measure.topo.fallback import findings as prospect_findings
 from gpubench.measure.topo.fallback import prospects, survey
 from gpubench.model.facts.rank_facts import RankFacts

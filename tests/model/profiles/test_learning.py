@@ -14,7 +14,7 @@ from gpubench.model.terms.plain import to_plain
 from gpubench.model.terms.toml_text import toml_text
 from gpubench.profiles import files as profiles
 from gpubench.readers.documents.json_lines import json_line
-from tests.checks.test_health import pair, row
+from tests.conditions.test_health import pair, row
 
 KEY = LearningKey("p2p.write_gb_s", 8)
 
