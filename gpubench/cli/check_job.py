@@ -14,7 +14,7 @@ from gpubench.cli.delivery import delivering
 from gpubench.cli.presentation import check_writable
 from gpubench.cli.presenter import Presenter, terminal_style
 from gpubench.cli.run_metadata import recorded_settings, stamp
-from gpubench.conditions.checks import Facts
+from gpubench.conditions.circumstances import Facts
 from gpubench.hardware import recorded
 from gpubench.hardware.mpi.one_process import AloneGroup
 from gpubench.hardware.node.probe import probe, watch_errors

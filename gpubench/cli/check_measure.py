@@ -13,8 +13,8 @@ from typing import Any
 
 from gpubench.cli.check_plan import CheckPlan, measure_with_repeats
 from gpubench.collectives.record import Collective
-from gpubench.conditions.checks import Facts
-from gpubench.conditions.checks.host_memory import HOST_MEMORY
+from gpubench.conditions.circumstances import Facts
+from gpubench.conditions.measured import HOST_MEMORY_SLOW
 from gpubench.errors import CouldNotMeasureError
 from gpubench.hardware.launch.interpreter import module_command, with_package
 from gpubench.hardware.launch.started_by import as_if_alone
@@ -90,7 +90,7 @@ def measured_memory(group: Group, nodes: Sequence[Topology], node: int | None) -
             fastest[number] = min(seconds, fastest[number])
         rows = [of_host_memory(nodes[each].snapshot.host, MEMORY_BYTES, fastest[each]) for each in fastest]
         found = Measurements(pairs=tuple(rows))
-        if not any(HOST_MEMORY.find(Facts(nodes, measurements=found))):
+        if not any(HOST_MEMORY_SLOW.look(Facts(nodes, measurements=found).around)):
             break
     return found
 

@@ -1,4 +1,4 @@
-"""What causes are looked for in: machines, processes and settings of a run, and the paths that were seen."""
+"""What conditions are looked for in: machines, processes, settings and figures of a run, and the paths it took."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,11 +7,14 @@ from itertools import pairwise
 
 from gpubench.model.facts.rank_facts import ENVIRONMENT, RankFacts
 from gpubench.model.facts.snapshot import GpuFacts, PciDevice
+from gpubench.model.paths.nodes import MachineKind
 from gpubench.model.paths.peer_policy import Refusal
 from gpubench.model.paths.selection import Pair
-from gpubench.model.paths.topology import Topology
+from gpubench.model.paths.topology import Device, Topology
 from gpubench.model.paths.transport import Transport
-from gpubench.model.paths.wiring import Wiring
+from gpubench.model.paths.wiring import GpuPlace, Wiring
+from gpubench.model.profiles.profile import Profile
+from gpubench.model.results.measurements import QUICK, Measurements
 from gpubench.model.terms.rank_identity import RankIdentity
 
 _OFF = ("", "0")
@@ -35,7 +38,8 @@ class Circumstances:
     `staged` are the pairs that go through host memory, with what they take; None where nothing was sent, and only
     conditions are looked for. `copied` says of such pairs what showed it, where CUDA made the copies and NCCL's policy
     and settings mean nothing. `wrong` are pairs along which wrong data arrived, `together` those that were measured at
-    once.
+    once. `profiles` are those that nodes match, by number; with `profile_asked_for` somebody named it, and then the
+    machine has to be the profile's in everything. `measurements` are what a check measured.
     """
 
     wiring: Wiring
@@ -45,6 +49,10 @@ class Circumstances:
     copied: Mapping[Pair, str] | None = None
     wrong: frozenset[Pair] = frozenset()
     together: Sequence[Together] = ()
+    kinds: Sequence[MachineKind] = ()
+    profiles: Mapping[int, Profile] = field(default_factory=dict)
+    profile_asked_for: bool = False
+    measurements: Measurements = QUICK
 
     @property
     def nodes(self) -> Mapping[int, Topology]:
@@ -80,9 +88,27 @@ class Circumstances:
 
     def pair_name(self, pair: Pair) -> str:
         """Both ends of a pair: ranks where ranks have the GPUs."""
-        if isinstance(self.wiring.gpus[pair[0]], RankIdentity):
+        one, other = (self.wiring.gpus[gpu] for gpu in pair)
+        if isinstance(one, RankIdentity):
             return f"ranks {pair[0]} → {pair[1]}"
-        return f"{self.name(pair[0])} → {self.name(pair[1])}"
+        known = self.wiring.gpu(pair[1])
+        together = one.node == other.node and known is not None
+        return f"{self.name(pair[0])} → {known.device if together and known else self.name(pair[1])}"
+
+    def named(self, node: int, *devices: Device) -> str:
+        """Devices as findings name them: with their bus ids, and their host where there are several or no device."""
+        names = " → ".join(f"{each.device} ({each.bus_id})" if each.bus_id else each.device for each in devices)
+        return " ".join(filter(None, (self.host(node) if devices else self.nodes[node].snapshot.host, names)))
+
+    def named_pair(self, pair: Pair) -> str:
+        """The same of two GPUs of a node."""
+        known = [gpu for gpu in map(self.wiring.gpu, pair) if gpu is not None]
+        return self.named(self.wiring.gpus[pair[0]].node, *known)
+
+    def exact_profile(self, node: int) -> Profile | None:
+        """The profile of a node, where it is of this machine and not one that stands in for all of its kind."""
+        profile = self.profiles.get(node)
+        return profile if profile is not None and profile.match.generic is None else None
 
     @cached_property
     def pci_devices(self) -> Mapping[int, Mapping[str, PciDevice]]:
@@ -97,6 +123,10 @@ class Circumstances:
         for position, gpu in enumerate(self.wiring.gpus):
             found.setdefault(gpu.node, []).append(position)
         return found
+
+    def node_of(self, pair: Pair) -> Topology:
+        """The node of a pair's source, of which something is known."""
+        return self.nodes[self.wiring.gpus[pair[0]].node]
 
     def gpus_of(self, node: int) -> frozenset[int]:
         """The positions of a node's GPUs."""
@@ -143,6 +173,36 @@ class Circumstances:
     def ranks_of(self, node: int) -> list[RankFacts]:
         """What is known of a node's processes."""
         return [each for each in self.facts if each.node == node]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a check looks at: every node, the kinds they form, every rank, and the profile that each node matches."""
+
+    nodes: Sequence[Topology]
+    kinds: Sequence[MachineKind] = ()
+    ranks: Sequence[RankFacts] = ()
+    profiles: Sequence[Profile | None] = ()
+    measurements: Measurements = QUICK
+    asked: bool = False
+
+    @cached_property
+    def around(self) -> Circumstances:
+        """The same, as conditions are looked for in it: all GPUs of all nodes, by their places."""
+        places = [
+            GpuPlace(node.snapshot.host, number, gpu.bus_id or gpu.device)
+            for number, node in enumerate(self.nodes)
+            for gpu in node.gpus
+        ]
+        return Circumstances(
+            wiring=Wiring(places, dict(enumerate(self.nodes))),
+            facts=self.ranks,
+            settings=users_settings(self.ranks),
+            kinds=self.kinds,
+            profiles={number: each for number, each in enumerate(self.profiles) if each is not None},
+            profile_asked_for=self.asked,
+            measurements=self.measurements,
+        )
 
 
 def places_of(names: Collection[str], facts: Sequence[RankFacts]) -> list[str]:

@@ -3,13 +3,15 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from gpubench.conditions.cause import Cause, Family, Sighting, Unread, joined
 from gpubench.conditions.circumstances import Circumstances
+from gpubench.conditions.condition import Condition, Family, Found, Unread, joined
 from gpubench.conditions.log_evidence import Reason, Staged
+from gpubench.conditions.sightings import of_ranks, rank_names
 from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.paths.evidence import Confidence
 from gpubench.model.paths.selection import Pair
 from gpubench.model.results.rows.causes import Effect
+from gpubench.model.terms.verdict import Verdict
 
 _SMALLEST_SHM_BYTES = 64 * 2**20
 """Docker's default."""
@@ -21,16 +23,6 @@ _UNLIMITED = -1
 _PTRACE_OF_ADMINS = 2
 _EXPANDABLE = "expandable_segments:true"
 _ALLOCATORS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-
-
-def _ranks(ranks: list[RankFacts]) -> str:
-    """'rank 3', 'ranks 0, 1'."""
-    return f"rank{'s' if len(ranks) > 1 else ''} {joined([str(each.rank) for each in ranks])}"
-
-
-def _of_ranks(around: Circumstances, ranks: list[RankFacts], seen: str, confidence: Confidence) -> Sighting:
-    gpus = frozenset(gpu for each in ranks for gpu in around.gpus_of_rank(each))
-    return Sighting(subject=around.on(ranks[0].node, _ranks(ranks)), seen=seen, confidence=confidence, gpus=gpus)
 
 
 def _groups(ranks: list[RankFacts], key: Callable[[RankFacts], Any]) -> dict[Any, list[RankFacts]]:
@@ -61,17 +53,17 @@ def _apart(around: Circumstances, groups: dict[Any, list[RankFacts]]) -> frozens
     )
 
 
-def _shm_not_shared(around: Circumstances) -> Iterator[Sighting | Unread]:
-    for number, ranks in _nodes(around):
+def _shm_not_shared(around: Circumstances) -> Found:
+    for _, ranks in _nodes(around):
         groups = _groups(ranks, lambda each: each.shm_device)
         if len(groups) > 1:
-            first, second = (members[0] for members in list(groups.values())[:2])
-            yield Sighting(
-                subject=around.on(number, _ranks(ranks)),
-                seen=f"ranks {first.rank} and {second.rank} are on one host with different /dev/shm, as in containers "
-                "of their own",
-                confidence=Confidence.PROVEN,
+            yield of_ranks(
+                around,
+                ranks,
+                f"{len(groups)} different /dev/shm among {len(ranks)} ranks of one host",
+                gpus=None,
                 pairs=_apart(around, groups),
+                names=(f"ranks {', '.join(str(rank.rank) for rank in ranks)} on {ranks[0].host}",),
             )
 
 
@@ -84,15 +76,15 @@ def _log_shm_not_shared(staged: Staged) -> Reason | None:
     )
 
 
-def _shm_small(around: Circumstances) -> Iterator[Sighting | Unread]:
+def _shm_small(around: Circumstances) -> Found:
     for _, ranks in _nodes(around):
         small = [each for each in ranks if each.shm_bytes is not None and each.shm_bytes <= _SMALLEST_SHM_BYTES]
         if small:
             size = (small[0].shm_bytes or 0) // 2**20
-            yield _of_ranks(around, small, f"/dev/shm has {size} MiB", Confidence.WEAK)
+            yield of_ranks(around, small, f"/dev/shm has {size} MiB", Confidence.WEAK)
 
 
-def _namespaces(around: Circumstances) -> Iterator[Sighting | Unread]:
+def _namespaces(around: Circumstances) -> Found:
     """Of ranks that use UCX: it takes no CUDA IPC between PID namespaces. NCCL does."""
     for _, ranks in _nodes(around):
         with_ucx = [each for each in ranks if "libucp" in each.libraries]
@@ -103,10 +95,10 @@ def _namespaces(around: Circumstances) -> Iterator[Sighting | Unread]:
                     groups.setdefault(each.namespaces[kind], []).append(each)
             if len(groups) > 1:
                 seen = f"{len(groups)} {kind} namespaces among ranks of one host, with UCX loaded"
-                yield _of_ranks(around, with_ucx, seen, Confidence.LIKELY)
+                yield of_ranks(around, with_ucx, seen, Confidence.LIKELY)
 
 
-def _ptrace(around: Circumstances) -> Iterator[Sighting | Unread]:
+def _ptrace(around: Circumstances) -> Found:
     """Handing on descriptors, which PyTorch's expandable segments need to share GPU memory."""
     for _, ranks in _nodes(around):
         asking = [
@@ -116,9 +108,9 @@ def _ptrace(around: Circumstances) -> Iterator[Sighting | Unread]:
         if refused:
             scope = refused[0].ptrace_scope
             seen = "pidfd_getfd is refused" if refused[0].pidfd_getfd is False else f"ptrace_scope is {scope}"
-            yield _of_ranks(around, refused, f"{seen}, and expandable_segments is on", Confidence.LIKELY)
+            yield of_ranks(around, refused, f"{seen}, and expandable_segments is on", Confidence.LIKELY)
         elif asking and all(each.pidfd_getfd is None for each in asking):
-            yield Unread(_ranks(asking), asking[0].unknown.get("pidfd_getfd", "pidfd_getfd was not tried"))
+            yield Unread(rank_names(asking), asking[0].unknown.get("pidfd_getfd", "pidfd_getfd was not tried"))
 
 
 def _is_kept_from_ptrace(facts: RankFacts) -> bool:
@@ -131,36 +123,36 @@ def _gpu_files(facts: RankFacts) -> tuple[str, ...] | None:
     return files or None
 
 
-def _gpus_hidden(around: Circumstances) -> Iterator[Sighting | Unread]:
+def _gpus_hidden(around: Circumstances) -> Found:
     """Ranks of one host that have device files of different GPUs cannot open each other's memory."""
     for _, ranks in _nodes(around):
         groups = _groups(ranks, _gpu_files)
         if len(groups) > 1:
-            shown = joined([f"{_ranks(members)}: {joined(files)}" for files, members in groups.items()], 2)
-            yield _of_ranks(around, ranks, f"device files differ ({shown})", Confidence.LIKELY)
+            shown = joined([f"{rank_names(members)}: {joined(files)}" for files, members in groups.items()], 2)
+            yield of_ranks(around, ranks, f"device files differ ({shown})", Confidence.LIKELY)
 
 
-def _denied(around: Circumstances) -> Iterator[Sighting | Unread]:
+def _denied(around: Circumstances) -> Found:
     for _, ranks in _nodes(around):
         groups = _groups(
             ranks, lambda each: tuple(file for file in each.denied_device_files if "/nvidia" in file) or None
         )
         for files, members in groups.items():
             seen = f"may not open {joined(files)}: its mode, or the device list of its control group"
-            yield _of_ranks(around, members, seen, Confidence.LIKELY)
+            yield of_ranks(around, members, seen, Confidence.LIKELY)
 
 
-def _visible(around: Circumstances) -> Iterator[Sighting | Unread]:
+def _visible(around: Circumstances) -> Found:
     """Where MPI or UCX moves GPU memory by itself: NCCL reaches GPUs that CUDA_VISIBLE_DEVICES hides."""
     for _, ranks in _nodes(around):
         with_ucx = [each for each in ranks if "libucp" in each.libraries]
         groups = _groups(with_ucx, lambda each: each.visible_devices)
         if len(groups) > 1:
             seen = f"CUDA_VISIBLE_DEVICES differs: {joined(list(groups))}, with UCX loaded"
-            yield _of_ranks(around, with_ucx, seen, Confidence.WEAK)
+            yield of_ranks(around, with_ucx, seen, Confidence.WEAK)
 
 
-def _memlock(around: Circumstances) -> Iterator[Sighting | Unread]:
+def _memlock(around: Circumstances) -> Found:
     """Locked memory, of ranks on nodes with RDMA NICs: verbs cannot register buffers beyond it."""
     for number, ranks in _nodes(around):
         node = around.nodes.get(number)
@@ -175,7 +167,7 @@ def _memlock(around: Circumstances) -> Iterator[Sighting | Unread]:
         ]
         if low:
             seen = f"{(low[0].memlock_bytes or 0) // 1024:,} KiB of memory may be locked (ulimit -l)"
-            yield _of_ranks(around, low, seen, Confidence.LIKELY)
+            yield of_ranks(around, low, seen, Confidence.LIKELY)
 
 
 _INSIDE = (Effect.NETWORK_INSIDE, Effect.STAGED)
@@ -185,20 +177,24 @@ CONTAINER = Family(
     "container",
     "Containers and processes",
     (
-        Cause(
+        Condition(
             id="shm-not-shared",
             title="Ranks of one host in separate containers share no /dev/shm: NCCL uses NET/Socket inside the node",
             seen_as=("via NET/Socket/0",),
             effects=_INSIDE,
             detection="st_dev of /dev/shm differs between ranks of one host; in NCCL's log `via NET` inside a node",
             settles="stat -c %d /dev/shm in every rank",
+            check="ranks_alike",
+            severity=Verdict.FAIL,
+            expected="one /dev/shm for all ranks of a host",
+            likely="a container of its own for each rank: NCCL then uses the network inside the host",
             cure="run the ranks in one container, or share it: docker run --ipc=host, hostIPC: true in Kubernetes",
             link="https://github.com/NVIDIA/nccl/pull/248",
             look=_shm_not_shared,
             in_log=_log_shm_not_shared,
             implies=("namespaces-differ", "gpus-not-visible", "nccl-net-in-node"),
         ),
-        Cause(
+        Condition(
             id="shm-too-small",
             title="/dev/shm is too small (Docker's 64 MB): NCCL `failed to extend /dev/shm`, no shared memory",
             seen_as=(
@@ -214,7 +210,7 @@ CONTAINER = Family(
             link=_DATA_SHARING,
             look=_shm_small,
         ),
-        Cause(
+        Condition(
             id="gpus-not-visible",
             title="One GPU per container: ranks cannot open each other's GPU memory (cuMemImport, IPC error 101)",
             effects=(Effect.STAGED,),
@@ -224,7 +220,7 @@ CONTAINER = Family(
             link="https://github.com/NVIDIA/nccl/issues/1647",
             look=_gpus_hidden,
         ),
-        Cause(
+        Condition(
             id="device-file-denied",
             title="A rank may not open /dev/nvidiaN: permission denied (cgroup devices, file mode)",
             seen_as=("Failed to initialize NVML: Insufficient Permissions", "No CUDA GPUs are available"),
@@ -235,7 +231,7 @@ CONTAINER = Family(
             link="https://github.com/NVIDIA/nccl/issues/324",
             look=_denied,
         ),
-        Cause(
+        Condition(
             id="memlock-limited",
             title="Locked memory is limited (ulimit -l, RLIMIT_MEMLOCK): RDMA cannot register memory",
             seen_as=("Call to ibv_reg_mr failed", "Call to ibv_create_cq failed", "Cannot allocate memory"),
@@ -246,7 +242,7 @@ CONTAINER = Family(
             link=_DATA_SHARING,
             look=_memlock,
         ),
-        Cause(
+        Condition(
             id="namespaces-differ",
             title="Different PID or IPC namespaces: UCX refuses cuda_ipc and falls back to TCP",
             effects=(Effect.APPLICATION,),
@@ -256,7 +252,7 @@ CONTAINER = Family(
             link="https://github.com/vllm-project/vllm/pull/55906",
             look=_namespaces,
         ),
-        Cause(
+        Condition(
             id="ptrace-blocked",
             title="pidfd_getfd: Operation not permitted: PyTorch expandable_segments cannot share memory (IPC)",
             effects=(Effect.APPLICATION,),
@@ -267,7 +263,7 @@ CONTAINER = Family(
             link="https://github.com/pytorch/pytorch/issues/130890",
             look=_ptrace,
         ),
-        Cause(
+        Condition(
             id="visible-devices-differ",
             title="CUDA_VISIBLE_DEVICES differs between ranks: MPI and UCX cannot use CUDA IPC, GPU indices differ",
             effects=(Effect.APPLICATION,),

@@ -1,16 +1,17 @@
 """Peer access that is granted and not kept, or refused without a reason of its own."""
 
-from collections.abc import Callable, Iterator
-
-from gpubench.conditions.cause import Cause, Family, Sighting, Unread, joined, nothing_in_facts
 from gpubench.conditions.circumstances import Circumstances
-from gpubench.conditions.log_evidence import Reason, Staged
+from gpubench.conditions.condition import Condition, Family, Found, Sighting, joined, nothing_in_facts
+from gpubench.conditions.log_evidence import Reason, Staged, remark_in_log
+from gpubench.conditions.nvlink import NVLINK
+from gpubench.conditions.peer_access import PEER_ACCESS
 from gpubench.conditions.sightings import of_pairs
 from gpubench.model.paths.evidence import Confidence
 from gpubench.model.paths.nccl_log import RemarkKind
 from gpubench.model.paths.peer_policy import Refusal
 from gpubench.model.paths.selection import Pair
 from gpubench.model.results.rows.causes import Effect
+from gpubench.model.terms.verdict import Verdict
 
 _REFUSED = "peer-access-refused"
 
@@ -19,42 +20,61 @@ _CUDA_REFUSES = "0"
 _SHOWS_REASON = "gpubench topo shows the driver's reason"
 
 
-def _disagree(around: Circumstances) -> Iterator[Sighting | Unread]:
-    pairs = frozenset(pair for pair in around.inside if around.wiring.peer_access(pair).contradicts)
-    if pairs:
-        yield of_pairs(
-            around, pairs, joined([around.wiring.peer_access(pair).reason for pair in sorted(pairs)]), Confidence.LIKELY
-        )
+def _disagree(around: Circumstances) -> Found:
+    by_reason = dict[str, list[Pair]]()
+    for pair in around.inside:
+        access = around.wiring.peer_access(pair)
+        if access.contradicts:
+            by_reason.setdefault(access.reason, []).append(pair)
+    for reason, pairs in by_reason.items():
+        named = tuple(around.named_pair(pair) for pair in pairs)
+        yield of_pairs(around, pairs, reason, Confidence.LIKELY, names=named)
 
 
-def _corrupts(around: Circumstances) -> Iterator[Sighting | Unread]:
+def _corrupts(around: Circumstances) -> Found:
     pairs = frozenset(pair for pair in around.wrong if around.wiring.peer_access(pair).possible)
     if pairs:
-        yield of_pairs(around, pairs, "peer access is granted, and wrong data arrived", Confidence.PROVEN)
+        yield of_pairs(around, pairs, "peer access is granted, and wrong data arrived")
 
 
-def _despite_grant(around: Circumstances) -> Iterator[Sighting | Unread]:
+def _despite_grant(around: Circumstances) -> Found:
     for pair, shown in (around.copied or {}).items():
         if around.wiring.peer_access(pair).possible:
             yield of_pairs(around, [pair], f"the driver grants peer access, yet {shown}", Confidence.LIKELY)
 
 
-def _any_refusal(around: Circumstances) -> Iterator[Sighting | Unread]:
-    by_reason = dict[tuple[str, Refusal], set[Pair]]()
+def _any_refusal(around: Circumstances) -> Found:
+    """One for each kind of refusal on a node, with what explains that kind, and its cure."""
+    found = dict[tuple[int, Refusal, str], list[Pair]]()
     for pair, refusal in around.refusals.items():
-        by_reason.setdefault((around.wiring.peer_access(pair).reason, refusal), set()).add(pair)
-    for (reason, _), pairs in by_reason.items():
-        yield of_pairs(around, pairs, f"no peer access: {reason}", Confidence.LIKELY)
+        access = around.wiring.peer_access(pair)
+        if not access.contradicts:
+            found.setdefault((around.wiring.gpus[pair[0]].node, refusal, access.reason), []).append(pair)
+    kinds = [(each, _touched(each.look(around))) for each in _OF_REFUSALS] if found else []
+    for (node, refusal, reason), pairs in found.items():
+        why = next((each for each, (all_of, of) in kinds if all(p in all_of or of & {*p} for p in pairs)), None)
+        gpus = len(around.gpus_of(node))
+        everybody = len(pairs) == gpus * (gpus - 1)
+        names = joined(around.pair_name(pair).removeprefix(f"{around.host(node)} ") for pair in pairs)
+        said = f"NVML says {refusal.status} ({reason})" if refusal.status else reason
+        yield of_pairs(
+            around,
+            pairs,
+            f"no peer access: {said}; copies go through host memory",
+            Confidence.LIKELY,
+            heading=f"{around.host(node)} {f'all {len(pairs)} GPU pairs' if everybody else names}".strip(),
+            severity=Verdict.SKIP if refusal.by_design else Verdict.FAIL if refusal.wired else Verdict.WARN,
+            expected="host memory, by design" if refusal.by_design else "peer access",
+            likely=why.title if why else "",
+            cure=why.cure if why else "",
+        )
 
 
-def _log_remark(kind: RemarkKind, advice: str) -> Callable[[Staged], Reason | None]:
-    def find(staged: Staged) -> Reason | None:
-        found = staged.found(kind)
-        if not staged.inside or staged.network is not None or not found:
-            return None
-        return f"NCCL says: {found[0].gist}", advice
-
-    return find
+def _touched(found: Found) -> tuple[frozenset[Pair], frozenset[int]]:
+    """The pairs, and the GPUs with all their pairs, that are touched by what was found."""
+    sightings = [each for each in found if isinstance(each, Sighting)]
+    pairs = frozenset(pair for each in sightings for pair in each.pairs or ())
+    return pairs, frozenset(gpu for each in sightings if each.pairs is None for gpu in each.gpus or ())
 
 
 def _log_refused(staged: Staged) -> Reason | None:
@@ -73,6 +93,7 @@ def _log_refused(staged: Staged) -> Reason | None:
     return None
 
 
+_OF_REFUSALS = (*PEER_ACCESS.conditions, *(each for each in NVLINK.conditions if each.id == "fabric-not-ready"))
 _OF_PAIRS = (Effect.STAGED,)
 
 _WAIVED = "https://github.com/NVIDIA/nvbandwidth/issues/13"
@@ -82,19 +103,25 @@ DISPUTED_ACCESS = Family(
     "disputed_access",
     "Peer access that is in dispute",
     (
-        Cause(
+        Condition(
             id="cuda-nvml-disagree",
             title="cudaDeviceCanAccessPeer and nvidia-smi topo -p2p disagree about P2P",
             effects=_OF_PAIRS,
             detection="cuDeviceCanAccessPeer against nvmlDeviceGetP2PStatus for every ordered pair",
             settles="gpubench p2p on these GPUs: it verifies every byte, and reads the counters",
+            check="peer_access",
+            severity=Verdict.WARN,
+            expected="CUDA and NVML agree",
+            likely="a container or virtual machine shows another topology than the driver has, a fabric that is not "
+            "ready, or a driver bug: believe neither before data has arrived",
+            aliases=("peer-access-contradiction",),
             cure="look for another driver inside the container, for a fabric that is not ready, for MIG; restart the "
             "container after the driver changed",
             link="https://github.com/pytorch/pytorch/issues/84803",
             look=_disagree,
             implies=(_REFUSED,),
         ),
-        Cause(
+        Condition(
             id="peer-access-corrupts",
             title="P2P is granted and data arrive wrong, as NaN or zeros, or NCCL hangs (passthrough, IOMMU, ACS)",
             seen_as=("AMD-Vi: Event logged [IO_PAGE_FAULT]",),
@@ -106,7 +133,7 @@ DISPUTED_ACCESS = Family(
             link="https://github.com/NVIDIA/nccl/issues/2335",
             look=_corrupts,
         ),
-        Cause(
+        Condition(
             id="cuda-ipc-refused",
             title="Legacy CUDA IPC not supported (WSL, containers): cudaIpcOpenMemHandle fails",
             seen_as=("Legacy IPC not supported", "CUDA error 101", "CUDA error 201", "CUDA error 217"),
@@ -116,12 +143,12 @@ DISPUTED_ACCESS = Family(
             cure="unset NCCL_CUMEM_ENABLE, or use a newer NCCL, which needs no legacy IPC",
             link="https://github.com/NVIDIA/TensorRT-LLM/pull/17034",
             look=nothing_in_facts,
-            in_log=_log_remark(
+            in_log=remark_in_log(
                 RemarkKind.LEGACY_IPC_REFUSED,
                 "CUDA IPC does not work here: unset NCCL_CUMEM_ENABLE, or use a newer NCCL",
             ),
         ),
-        Cause(
+        Condition(
             id="staged-despite-grant",
             title="cudaMemcpyPeer as slow as without P2P although peer access is granted",
             effects=_OF_PAIRS,
@@ -132,7 +159,7 @@ DISPUTED_ACCESS = Family(
             look=_despite_grant,
             general=True,
         ),
-        Cause(
+        Condition(
             id=_REFUSED,
             title="P2P access is refused (cudaDeviceCanAccessPeer = 0): copies go through host memory",
             seen_as=(
@@ -144,6 +171,8 @@ DISPUTED_ACCESS = Family(
             detection="cuDeviceCanAccessPeer and nvmlDeviceGetP2PStatus; `P2P is disabled between connected GPUs`, "
             "`Could not enable P2P`, `peer query failed` in NCCL's log",
             settles="nvidia-smi topo -p2p r",
+            check="peer_access",
+            likely="the driver supports it for none of these GPUs, or gives no reason",
             cure="nvidia-smi topo -p2p r; nvidia-smi -q | grep -A 3 MIG; nvidia-smi -q | grep -A 12 Fabric",
             link=_WAIVED,
             look=_any_refusal,

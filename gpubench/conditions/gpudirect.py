@@ -1,18 +1,19 @@
 """RDMA that goes through host memory because it does not reach the GPUs' memory."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from gpubench.conditions.cause import Cause, Family, Sighting, Unread, joined
 from gpubench.conditions.circumstances import Circumstances
+from gpubench.conditions.condition import Condition, Family, Found, Unread, joined
 from gpubench.conditions.log_evidence import SOCKET, Reason, Staged
 from gpubench.conditions.nccl_settings import blame, in_log
-from gpubench.conditions.sightings import of_node, of_pairs
+from gpubench.conditions.sightings import of_gpu, of_node, of_pairs, unread
 from gpubench.model.paths.evidence import Confidence, State
 from gpubench.model.paths.nccl_log import RemarkKind
 from gpubench.model.paths.path_types import allows, is_within, level, nccl_type
 from gpubench.model.paths.selection import Pair
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.rows.causes import Effect
+from gpubench.model.terms.verdict import Verdict
 
 _LEVEL, _READ, _DMABUF = "NCCL_NET_GDR_LEVEL", "NCCL_NET_GDR_READ", "NCCL_DMABUF_ENABLE"
 _DENIES = "2"
@@ -20,6 +21,13 @@ _DENIES = "2"
 
 def _has_rdma(node: Topology) -> bool:
     return bool(node.gpus) and any(nic.rdma for nic in node.nics)
+
+
+def _nodes(around: Circumstances) -> Iterator[tuple[int, Topology, dict[str, tuple[bool | None, str]]]]:
+    """Nodes with GPUs and RDMA NICs, with what is known of GPUDirect RDMA through each NIC."""
+    for number, node in around.nodes.items():
+        if _has_rdma(node):
+            yield number, node, {nic.name: node.gpudirect(nic) for nic in node.nics if nic.rdma}
 
 
 def _across(around: Circumstances) -> frozenset[Pair] | None:
@@ -30,18 +38,18 @@ def _any_rdma(around: Circumstances) -> bool:
     return any(map(_has_rdma, around.nodes.values()))
 
 
-def _disabled(around: Circumstances) -> Iterator[Sighting | Unread]:
+def _disabled(around: Circumstances) -> Found:
     values = [value for value in around.values(_LEVEL) if level(value) == "LOC"]
     if values and _any_rdma(around):
         yield blame(around, {_LEVEL: values}, Confidence.PROVEN, _across(around))
 
 
-def _no_read(around: Circumstances) -> Iterator[Sighting | Unread]:
+def _no_read(around: Circumstances) -> Found:
     if "0" in around.values(_READ) and _any_rdma(around):
         yield blame(around, {_READ: ("0",)}, Confidence.PROVEN, _across(around))
 
 
-def _no_dmabuf(around: Circumstances) -> Iterator[Sighting | Unread]:
+def _no_dmabuf(around: Circumstances) -> Found:
     """Only where no kernel module does what dma-buf would."""
     without = [number for number, node in around.nodes.items() if _has_rdma(node) and not _peermem(node)]
     if "0" in around.values(_DMABUF) and without:
@@ -52,37 +60,35 @@ def _peermem(node: Topology) -> bool:
     return bool(node.snapshot.gpudirect.peermem or node.snapshot.gpudirect.efa_peermem)
 
 
-def _override(around: Circumstances) -> Iterator[Sighting | Unread]:
-    for number, node in around.nodes.items():
+def _override(around: Circumstances) -> Found:
+    for number, node, _ in _nodes(around):
         settings = node.snapshot.driver_settings
-        if not _has_rdma(node):
-            continue
         if (settings.parameters or {}).get("GrdmaPciTopoCheckOverride") == _DENIES:
-            seen = "GrdmaPciTopoCheckOverride: 2 in the driver's parameters"
-            yield of_node(around, number, seen, Confidence.PROVEN)
-        elif "parameters" in settings.unknown:
-            yield Unread(around.on(number), settings.unknown["parameters"])
+            yield of_node(around, number, "GrdmaPciTopoCheckOverride: 2 in the driver's parameters")
+        else:
+            yield from unread(around.on(number), settings.unknown, "parameters")
 
 
-def _not_registered(around: Circumstances) -> Iterator[Sighting | Unread]:
-    for number, node in around.nodes.items():
+def _not_registered(around: Circumstances) -> Found:
+    for number, node, _ in _nodes(around):
         facts = node.snapshot.gpudirect
-        if _has_rdma(node) and facts.peermem and facts.peermem_registered is False and not facts.dma_buf:
+        if facts.peermem and facts.peermem_registered is False and not facts.dma_buf:
             seen = "nvidia-peermem is loaded and has not registered with the RDMA core"
             yield of_node(around, number, seen, Confidence.LIKELY)
 
 
-def _no_module(around: Circumstances) -> Iterator[Sighting | Unread]:
-    for number, node in around.nodes.items():
-        answers = [node.gpudirect(nic) for nic in node.nics if nic.rdma] if _has_rdma(node) else []
-        refused = [reason for possible, reason in answers if possible is False]
+def _no_module(around: Circumstances) -> Found:
+    for number, _, answers in _nodes(around):
+        refused = {name: reason for name, (possible, reason) in answers.items() if possible is False}
         if refused:
-            yield of_node(around, number, joined(refused), Confidence.PROVEN)
-        elif answers and all(possible is None for possible, _ in answers):
-            yield Unread(around.on(number), joined([reason for _, reason in answers]))
+            names = tuple(" ".join(filter(None, (around.host(number), name))) for name in refused)
+            heading = " ".join(filter(None, (around.host(number), ", ".join(refused))))
+            yield of_node(around, number, joined(refused.values()), names=names, heading=heading)
+        elif all(possible is None for possible, _ in answers.values()):
+            yield Unread(around.on(number), joined(reason for _, reason in answers.values()))
 
 
-def _too_far(around: Circumstances) -> Iterator[Sighting | Unread]:
+def _too_far(around: Circumstances) -> Found:
     """GPUs whose nearest RDMA NIC is beyond what NCCL takes, of nodes that have to do with others."""
     levels = around.values(_LEVEL)
     ends = {gpu for pair in around.across for gpu in pair}
@@ -91,28 +97,19 @@ def _too_far(around: Circumstances) -> Iterator[Sighting | Unread]:
         types = [each for each in map(nccl_type, paths) if each is not None]
         taken = any(is_within(each) for each in types) or any(allows(value, path) for value in levels for path in paths)
         if types and len(types) == len(paths) and not taken and position in ends:
-            yield Sighting(
-                subject=around.name(position),
-                seen=f"its nearest RDMA NIC is {min(paths, key=lambda path: ('PHB', 'NODE', 'SYS').index(path))} away",
-                confidence=Confidence.LIKELY,
-                gpus=frozenset((position,)),
-            )
+            nearest = min(paths, key=lambda path: ("PHB", "NODE", "SYS").index(path))
+            yield of_gpu(around, position, f"its nearest RDMA NIC is {nearest} away", Confidence.LIKELY)
 
 
-def _one_side(around: Circumstances) -> Iterator[Sighting | Unread]:
-    able = {
-        number: any(node.gpudirect(nic)[0] for nic in node.nics if nic.rdma)
-        for number, node in around.nodes.items()
-        if _has_rdma(node)
-    }
-    if len(set(able.values())) < 2:
-        return
-    for number, possible in able.items():
+def _one_side(around: Circumstances) -> Found:
+    able = {number: any(possible for possible, _ in answers.values()) for number, _, answers in _nodes(around)}
+    for number, possible in able.items() if len(set(able.values())) > 1 else ():
         if not possible:
-            yield of_node(around, number, "GPUDirect RDMA is possible on other nodes, not here", Confidence.PROVEN)
+            seen = "GPUDirect RDMA is possible on other nodes, and not known to be here"
+            yield of_node(around, number, seen, Confidence.LIKELY)
 
 
-def _any_refusal(around: Circumstances) -> Iterator[Sighting | Unread]:
+def _any_refusal(around: Circumstances) -> Found:
     by_reason = dict[str, list[Pair]]()
     for pair in around.across:
         capability = around.wiring.capability(pair)
@@ -126,18 +123,13 @@ def _by_rdma(staged: Staged) -> bool:
     return not staged.inside and staged.network not in (None, SOCKET)
 
 
-def _log_disabled(staged: Staged) -> Reason | None:
-    if not _by_rdma(staged):
-        return None
-    return in_log((_LEVEL, value) for value in staged.settings(_LEVEL) if level(value) == "LOC")
+def _log_setting(name: str, wrong: Callable[[str], bool]) -> Callable[[Staged], Reason | None]:
+    """For a variable with a value that keeps RDMA off GPUs' memory."""
 
+    def find(staged: Staged) -> Reason | None:
+        return in_log((name, each) for each in staged.settings(name) if wrong(each)) if _by_rdma(staged) else None
 
-def _log_no_read(staged: Staged) -> Reason | None:
-    return in_log((_READ, "0") for value in staged.settings(_READ) if value == "0") if _by_rdma(staged) else None
-
-
-def _log_no_dmabuf(staged: Staged) -> Reason | None:
-    return in_log((_DMABUF, "0") for value in staged.settings(_DMABUF) if value == "0") if _by_rdma(staged) else None
+    return find
 
 
 def _log_far(staged: Staged) -> Reason | None:
@@ -174,7 +166,7 @@ GPUDIRECT = Family(
     "gpudirect",
     "GPUDirect RDMA",
     (
-        Cause(
+        Condition(
             id="nccl-gdr-disabled",
             title="NCCL_NET_GDR_LEVEL=LOC (or 0) switches off GPUDirect RDMA: no /GDRDMA in NCCL's log",
             effects=_EFFECTS,
@@ -183,9 +175,9 @@ GPUDIRECT = Family(
             cure="unset NCCL_NET_GDR_LEVEL",
             link="https://github.com/awslabs/awsome-distributed-ai/issues/1106",
             look=_disabled,
-            in_log=_log_disabled,
+            in_log=_log_setting(_LEVEL, lambda value: level(value) == "LOC"),
         ),
-        Cause(
+        Condition(
             id="nccl-gdr-read",
             title="NCCL_NET_GDR_READ=0: sends go through host memory, receives use GPUDirect RDMA",
             effects=_EFFECTS,
@@ -194,9 +186,9 @@ GPUDIRECT = Family(
             cure="unset NCCL_NET_GDR_READ",
             link=_ENV,
             look=_no_read,
-            in_log=_log_no_read,
+            in_log=_log_setting(_READ, "0".__eq__),
         ),
-        Cause(
+        Condition(
             id="nccl-dmabuf-disabled",
             title="NCCL_DMABUF_ENABLE=0 without nvidia-peermem: GPU Direct RDMA Disabled",
             effects=_EFFECTS,
@@ -205,21 +197,26 @@ GPUDIRECT = Family(
             cure="unset NCCL_DMABUF_ENABLE",
             link=_ENV,
             look=_no_dmabuf,
-            in_log=_log_no_dmabuf,
+            in_log=_log_setting(_DMABUF, "0".__eq__),
         ),
-        Cause(
+        Condition(
             id="gpudirect-module-missing",
             title="GPU Direct RDMA Disabled for HCA: nvidia-peermem is not loaded, and no dma-buf",
             seen_as=("GPU Direct RDMA Disabled for HCA",),
             effects=_EFFECTS,
             detection="/sys/module/nvidia_peermem, /sys/kernel/mm/memory_peers, CUDA's DMA_BUF_SUPPORTED attribute",
+            check="gpudirect",
+            severity=Verdict.WARN,
+            expected="nvidia-peermem, or dma-buf",
+            likely="the module was not loaded after the network driver, or the closed kernel module is in use",
+            aliases=("gpudirect-rdma-unavailable",),
             settles=_MODULES,
             cure="modprobe nvidia-peermem after the network's driver, or the driver's open kernel modules, for dma-buf",
             link=_PEERMEM,
             look=_no_module,
             implies=(_ONE_SIDE, _REFUSED),
         ),
-        Cause(
+        Condition(
             id="peermem-not-registered",
             title="nvidia-peermem is loaded and does nothing: built without the RDMA core's symbols (MLNX_OFED)",
             seen_as=("modprobe: ERROR: could not insert 'nvidia_peermem': Invalid argument",),
@@ -230,7 +227,7 @@ GPUDIRECT = Family(
             link="https://github.com/NVIDIA/nccl/issues/1939",
             look=_not_registered,
         ),
-        Cause(
+        Condition(
             id="grdma-override",
             title="NVreg_GrdmaPciTopoCheckOverride=2 denies GPUDirect RDMA",
             effects=_EFFECTS,
@@ -241,7 +238,7 @@ GPUDIRECT = Family(
             look=_override,
             implies=(_ONE_SIDE,),
         ),
-        Cause(
+        Condition(
             id="gpudirect-too-far",
             title="GPU Direct RDMA Disabled for GPU / HCA (distance): the NIC is PHB, NODE or SYS away",
             effects=_EFFECTS,
@@ -254,18 +251,19 @@ GPUDIRECT = Family(
             in_log=_log_far,
             by_design=True,
         ),
-        Cause(
+        Condition(
             id=_ONE_SIDE,
             title="GPUDirect RDMA on one side only: one node lacks nvidia-peermem or dma-buf",
             effects=_EFFECTS,
             detection="GPUDirect RDMA is possible on some nodes of the job and not on others",
+            severity=Verdict.WARN,
             settles="`/GDRDMA` on one end of a connection and not on the other in NCCL's log",
             cure="make the named node like the others: modprobe nvidia-peermem",
             link="https://github.com/NVIDIA/nccl/issues/897",
             look=_one_side,
             implies=(_REFUSED,),
         ),
-        Cause(
+        Condition(
             id=_REFUSED,
             title="RDMA without GPUDirect: NET/IB without /GDRDMA",
             effects=_EFFECTS,

@@ -1,5 +1,6 @@
 """What NCCL's log says of two ranks that reach each other through host memory: what causes are looked for in."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpubench.model.paths.nccl_log import Note, RemarkKind
@@ -60,3 +61,15 @@ class Staged:
 
 Reason = tuple[str, str]
 """Evidence and advice."""
+
+
+def remark_in_log(kind: RemarkKind, advice: str) -> Callable[[Staged], Reason | None]:
+    """For what NCCL itself remarks of GPUs of one node that go through shared memory."""
+
+    def find(staged: Staged) -> Reason | None:
+        found = staged.found(kind)
+        if not staged.inside or staged.network is not None or not found:
+            return None
+        return f"NCCL says: {found[0].gist}", advice
+
+    return find

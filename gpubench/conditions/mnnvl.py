@@ -1,16 +1,14 @@
 """NVLinks between nodes (MNNVL) that are there and not used."""
 
-from collections.abc import Iterator
-
-from gpubench.conditions.cause import Cause, Family, Sighting, Unread, joined
 from gpubench.conditions.circumstances import Circumstances, places_of, removal
+from gpubench.conditions.condition import Condition, Family, Found, Sighting, joined
 from gpubench.conditions.log_evidence import Reason, Staged
-from gpubench.conditions.sightings import of_node
+from gpubench.conditions.sightings import of_node, unread
 from gpubench.model.paths.evidence import Confidence
 from gpubench.model.paths.nccl_log import RemarkKind
 from gpubench.model.results.rows.causes import Effect
 
-_FABRIC_MANAGER, _IMEX = "nv-fabricmanager", "nvidia-imex"
+_IMEX = "nvidia-imex"
 
 _NO_CLUSTER = ("", "0", "00000000-0000-0000-0000-000000000000")
 
@@ -30,7 +28,7 @@ def _in_clusters(around: Circumstances) -> list[int]:
     return sorted({number for nodes in _clusters(around).values() for number in nodes})
 
 
-def _imex_channel(around: Circumstances) -> Iterator[Sighting | Unread]:
+def _imex_channel(around: Circumstances) -> Found:
     for number in _in_clusters(around):
         for rank in around.ranks_of(number):
             if rank.imex_channels == () or (rank.imex_channels is None and "imex_channels" in rank.unknown):
@@ -38,18 +36,17 @@ def _imex_channel(around: Circumstances) -> Iterator[Sighting | Unread]:
                 yield of_node(around, number, seen, Confidence.LIKELY)
 
 
-def _imex_service(around: Circumstances) -> Iterator[Sighting | Unread]:
+def _imex_service(around: Circumstances) -> Found:
     for number in _in_clusters(around):
         settings = around.nodes[number].snapshot.driver_settings
         service = settings.services.get(_IMEX)
         if service is not None and service.running is False:
             yield of_node(around, number, "nvidia-imex does not run", Confidence.LIKELY)
         elif service is None or service.running is None:
-            reason = settings.unknown.get(f"services.{_IMEX}.running")
-            yield from [Unread(around.on(number), reason)] if reason else []
+            yield from unread(around.on(number), settings.unknown, f"services.{_IMEX}.running")
 
 
-def _cliques(around: Circumstances) -> Iterator[Sighting | Unread]:
+def _cliques(around: Circumstances) -> Found:
     for uuid, nodes in _clusters(around).items():
         cliques = {clique for found in nodes.values() for clique in found}
         if len(cliques) > 1:
@@ -60,7 +57,7 @@ def _cliques(around: Circumstances) -> Iterator[Sighting | Unread]:
             )
 
 
-def _cumem(around: Circumstances) -> Iterator[Sighting | Unread]:
+def _cumem(around: Circumstances) -> Found:
     if "0" not in around.values("NCCL_CUMEM_ENABLE"):
         return
     names = ("NCCL_CUMEM_ENABLE",)
@@ -69,7 +66,6 @@ def _cumem(around: Circumstances) -> Iterator[Sighting | Unread]:
         yield Sighting(
             subject=around.on(number),
             seen=f"NCCL_CUMEM_ENABLE=0 in {' and '.join(places)}",
-            confidence=Confidence.PROVEN,
             gpus=around.gpus_of(number),
             cure=removal(names, places),
         )
@@ -91,7 +87,7 @@ MNNVL = Family(
     "mnnvl",
     "NVLinks between nodes",
     (
-        Cause(
+        Condition(
             id="imex-service-stopped",
             title="MNNVL is not used between nodes: the nvidia-imex service is down or not working",
             effects=_BETWEEN,
@@ -104,7 +100,7 @@ MNNVL = Family(
             in_log=_log_mnnvl,
             implies=("imex-channel-missing",),
         ),
-        Cause(
+        Condition(
             id="imex-channel-missing",
             title="No IMEX channel in the container: CUDA_ERROR_NOT_PERMITTED for fabric handles, MNNVL 0",
             effects=_BETWEEN,
@@ -114,7 +110,7 @@ MNNVL = Family(
             link="https://github.com/NVIDIA/nvbandwidth/issues/39",
             look=_imex_channel,
         ),
-        Cause(
+        Condition(
             id="mnnvl-clique-differs",
             title="Nodes of one NVLink cluster have different clique ids, so NCCL uses the network (MNNVL 0)",
             effects=_BETWEEN,
@@ -124,7 +120,7 @@ MNNVL = Family(
             link=_AZURE,
             look=_cliques,
         ),
-        Cause(
+        Condition(
             id="nccl-cumem-disabled",
             title="NCCL_CUMEM_ENABLE=0 switches off NVLinks between nodes (MNNVL 0)",
             effects=_BETWEEN,

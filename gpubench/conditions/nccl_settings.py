@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-from gpubench.conditions.cause import Cause, Family, Sighting, Unread, joined
 from gpubench.conditions.circumstances import Circumstances, places_of, removal
+from gpubench.conditions.condition import Condition, Family, Found, Look, Sighting, joined
 from gpubench.conditions.log_evidence import OFF, Reason, Staged
 from gpubench.conditions.sightings import of_pairs
 from gpubench.model.paths.evidence import Confidence
@@ -54,7 +54,7 @@ def in_log(blamed: Iterable[tuple[str, str]]) -> Reason | None:
     return f"{', '.join(shown)} set by the environment", advice
 
 
-def _p2p(around: Circumstances) -> Iterator[Sighting | Unread]:
+def _p2p(around: Circumstances) -> Found:
     """Variables that keep NCCL off peer access that it would take by default."""
     if not around.asked_of_nccl:
         return
@@ -82,7 +82,7 @@ def _keeping_off(around: Circumstances, pair: Pair) -> Iterator[str]:
         yield P2P_LEVEL
 
 
-def _shm(around: Circumstances) -> Iterator[Sighting | Unread]:
+def _shm(around: Circumstances) -> Found:
     if around.asked_of_nccl and around.switched_on(SHM_DISABLE):
         yield blame(around, {SHM_DISABLE: around.values(SHM_DISABLE)}, Confidence.PROVEN, _inside(around))
 
@@ -91,7 +91,7 @@ def _inside(around: Circumstances) -> frozenset[Pair]:
     return frozenset(around.inside)
 
 
-def _hostid(around: Circumstances) -> Iterator[Sighting | Unread]:
+def _hostid(around: Circumstances) -> Found:
     """NCCL takes ranks of one host for strangers where their values differ, or some have none."""
     values = around.values(HOSTID)
     if not around.asked_of_nccl or not any(values):
@@ -102,7 +102,7 @@ def _hostid(around: Circumstances) -> Iterator[Sighting | Unread]:
     yield blame(around, {HOSTID: values}, Confidence.PROVEN, _inside(around))
 
 
-def _policy(around: Circumstances) -> Iterator[Sighting | Unread]:
+def _policy(around: Circumstances) -> Found:
     """Pairs that could have peer access, and that NCCL keeps off it by default."""
     if not around.asked_of_nccl:
         return
@@ -115,17 +115,17 @@ def _policy(around: Circumstances) -> Iterator[Sighting | Unread]:
     if paths:
         found = joined(list(paths.values()))
         seen = f"{NCCL_POLICY}, and {'this is' if ',' not in found else 'these are'} {found}"
-        yield of_pairs(around, paths, seen, Confidence.PROVEN)
+        yield of_pairs(around, paths, seen)
 
 
-def _network_taken(around: Circumstances) -> Iterator[Sighting | Unread]:
+def _network_taken(around: Circumstances) -> Found:
     by_network = {pair for pair in around.inside if any(each.network for each in (around.staged or {}).get(pair, ()))}
     if by_network and not around.values("NCCL_NET_DISABLE_INTRA"):
         seen = "NCCL took a network inside the node"
         yield of_pairs(around, by_network, seen, Confidence.WEAK)
 
 
-def _slow(around: Circumstances) -> Iterator[Sighting | Unread]:
+def _slow(around: Circumstances) -> Found:
     blamed: dict[str, Iterable[str]] = {
         name: around.values(name)
         for name, value in _FOR_TESTS.items()
@@ -198,13 +198,13 @@ def _variable(
     id_: str,
     title: str,
     effects: tuple[Effect, ...],
-    look: Callable[[Circumstances], Iterator[Sighting | Unread]],
+    look: Look,
     log: Callable[[Staged], Reason | None],
     names: str,
     *implies: str,
-) -> Cause:
+) -> Condition:
     """What variables that forbid a path have in common."""
-    return Cause(
+    return Condition(
         id=id_,
         title=title,
         effects=effects,
@@ -251,7 +251,7 @@ NCCL_SETTINGS = Family(
             HOSTID,
             _NETWORK_TAKEN,
         ),
-        Cause(
+        Condition(
             id="nccl-default-level",
             title="NCCL uses SHM although P2P works: GPUs are PHB, NODE or SYS apart (default NCCL_P2P_LEVEL is PXB)",
             effects=(Effect.STAGED,),
@@ -264,7 +264,7 @@ NCCL_SETTINGS = Family(
             in_log=_log_policy,
             by_design=True,
         ),
-        Cause(
+        Condition(
             id="nccl-slow-settings",
             title="NCCL is pinned to slow settings: NCCL_ALGO, NCCL_PROTO, few channels, NCCL_NVLS_ENABLE=0",
             effects=(Effect.SLOW,),
@@ -274,7 +274,7 @@ NCCL_SETTINGS = Family(
             link=_ENV,
             look=_slow,
         ),
-        Cause(
+        Condition(
             id=_NETWORK_TAKEN,
             title="NCCL uses NET inside one node without being told to",
             effects=(Effect.NETWORK_INSIDE,),

@@ -1,9 +1,7 @@
 """Sockets between nodes although there is RDMA, or because there is none."""
 
-from collections.abc import Iterator
-
-from gpubench.conditions.cause import Cause, Family, Sighting, Unread, joined
 from gpubench.conditions.circumstances import Circumstances
+from gpubench.conditions.condition import Condition, Family, Found, Sighting, Unread, joined
 from gpubench.conditions.log_evidence import SOCKET, Reason, Staged
 from gpubench.conditions.nccl_settings import blame, in_log
 from gpubench.conditions.sightings import nodes_with_rdma, of_node, of_pairs, rdma_nics
@@ -21,7 +19,7 @@ _DRIVER_PROVIDERS = {"mlx5_core": "mlx5", "mlx4_core": "mlx4", "bnxt_en": "bnxt_
 """The driver in libibverbs that serves a NIC of a kernel driver (rdma-core's providers)."""
 
 
-def _disabled(around: Circumstances) -> Iterator[Sighting | Unread]:
+def _disabled(around: Circumstances) -> Found:
     blamed = {"NCCL_IB_DISABLE": around.values("NCCL_IB_DISABLE")} if around.switched_on("NCCL_IB_DISABLE") else {}
     networks = tuple(value for value in around.values("NCCL_NET") if value.lower() == "socket")
     blamed |= {"NCCL_NET": networks} if networks else {}
@@ -29,13 +27,13 @@ def _disabled(around: Circumstances) -> Iterator[Sighting | Unread]:
         yield blame(around, dict(blamed), Confidence.PROVEN, frozenset(around.across) or None)
 
 
-def _filtered(around: Circumstances) -> Iterator[Sighting | Unread]:
+def _filtered(around: Circumstances) -> Found:
     for number, node, _ in nodes_with_rdma(around):
         for value in around.values(_IB_HCA):
             names = [nic.name for nic in rdma_nics(node)]
             if value and not any(_matches(value, name) for name in names):
                 seen = f"{_IB_HCA}={value} matches none of {joined(names)}"
-                yield of_node(around, number, seen, Confidence.PROVEN)
+                yield of_node(around, number, seen)
 
 
 def _matches(value: str, nic: str) -> bool:
@@ -50,7 +48,7 @@ def _matches(value: str, nic: str) -> bool:
     return found is not excluding
 
 
-def _no_verbs(around: Circumstances) -> Iterator[Sighting | Unread]:
+def _no_verbs(around: Circumstances) -> Found:
     for number, _, ranks in nodes_with_rdma(around):
         without = [each for each in ranks if _VERBS in each.loadable and each.loadable[_VERBS] is None]
         if without:
@@ -62,7 +60,7 @@ def _no_verbs(around: Circumstances) -> Iterator[Sighting | Unread]:
             yield Unread(around.on(number), next(r.unknown["loadable"] for r in ranks if "loadable" in r.unknown))
 
 
-def _no_provider(around: Circumstances) -> Iterator[Sighting | Unread]:
+def _no_provider(around: Circumstances) -> Found:
     for number, node, ranks in nodes_with_rdma(around):
         wanted = {_DRIVER_PROVIDERS.get(nic.driver or "") for nic in rdma_nics(node)} - {None}
         for rank in ranks:
@@ -75,7 +73,7 @@ def _no_provider(around: Circumstances) -> Iterator[Sighting | Unread]:
                 yield of_node(around, number, seen, Confidence.LIKELY)
 
 
-def _no_device_files(around: Circumstances) -> Iterator[Sighting | Unread]:
+def _no_device_files(around: Circumstances) -> Found:
     for number, node, ranks in nodes_with_rdma(around):
         up = {nic.name for nic in rdma_nics(node) if nic.state == "active"}
         files = [port.device_file for port in node.snapshot.rdma_ports if port.device_file and port.nic in up]
@@ -87,10 +85,10 @@ def _no_device_files(around: Circumstances) -> Iterator[Sighting | Unread]:
             if usable.isdisjoint(files):
                 denied = not set(rank.denied_device_files).isdisjoint(files)
                 seen = f"rank {rank.rank} {'may not open' if denied else 'has no'} {joined(files)}"
-                yield of_node(around, number, seen, Confidence.PROVEN)
+                yield of_node(around, number, seen)
 
 
-def _efa(around: Circumstances) -> Iterator[Sighting | Unread]:
+def _efa(around: Circumstances) -> Found:
     for number, node, ranks in nodes_with_rdma(around):
         if not any(nic.kind is NicKind.EFA for nic in node.nics):
             continue
@@ -108,18 +106,16 @@ def _efa(around: Circumstances) -> Iterator[Sighting | Unread]:
             yield Unread(around.on(number), "no process of this node was looked at")
 
 
-def _no_nic(around: Circumstances) -> Iterator[Sighting | Unread]:
+def _no_nic(around: Circumstances) -> Found:
     """Of nodes that have to do with others."""
     bare = {number for number, node in around.nodes.items() if not rdma_nics(node)}
     pairs = frozenset(pair for pair in around.across if bare & {around.wiring.gpus[gpu].node for gpu in pair})
     if pairs:
         hosts = joined([around.on(number) for number in sorted(bare)])
-        yield Sighting(
-            subject=hosts, seen=f"no RDMA NIC is active on {hosts}", confidence=Confidence.PROVEN, pairs=pairs
-        )
+        yield Sighting(subject=hosts, seen=f"no RDMA NIC is active on {hosts}", pairs=pairs)
 
 
-def _despite(around: Circumstances) -> Iterator[Sighting | Unread]:
+def _despite(around: Circumstances) -> Found:
     by_nic = dict[str, list[Pair]]()
     for pair in around.across:
         nics = [nic.name for gpu in pair for nic in around.wiring.rdma_nics(gpu)]
@@ -197,7 +193,7 @@ NETWORK = Family(
     "network",
     "Networks between nodes",
     (
-        Cause(
+        Condition(
             id="nccl-ib-disabled",
             title="NCCL_IB_DISABLE=1 or NCCL_NET=Socket: NCCL uses network Socket although InfiniBand or RoCE is there",
             effects=_SOCKETS,
@@ -209,7 +205,7 @@ NETWORK = Family(
             in_log=_log_disabled,
             implies=("sockets-despite-rdma",),
         ),
-        Cause(
+        Condition(
             id="nccl-ib-hca",
             title="NCCL_IB_HCA matches no device: NET/IB : No device found, network Socket",
             effects=_SOCKETS,
@@ -221,7 +217,7 @@ NETWORK = Family(
             in_log=_log_filtered,
             implies=("sockets-despite-rdma",),
         ),
-        Cause(
+        Condition(
             id="libibverbs-missing",
             title="Failed to open libibverbs.so: NCCL uses network Socket (rdma-core is not in the container)",
             effects=_SOCKETS,
@@ -233,7 +229,7 @@ NETWORK = Family(
             in_log=_log_no_verbs,
             implies=("verbs-provider-missing", "sockets-despite-rdma"),
         ),
-        Cause(
+        Condition(
             id="verbs-provider-missing",
             title="libibverbs: no userspace device-specific driver found for the NIC (ibverbs-providers)",
             seen_as=("libibverbs: Warning: couldn't load driver", "no userspace device-specific driver found"),
@@ -245,7 +241,7 @@ NETWORK = Family(
             look=_no_provider,
             implies=("sockets-despite-rdma",),
         ),
-        Cause(
+        Condition(
             id="infiniband-files-missing",
             title="No /dev/infiniband/uverbs in the container: NET/IB : No device found, network Socket",
             seen_as=("NET/IB : No device found.", "Using network Socket"),
@@ -257,7 +253,7 @@ NETWORK = Family(
             look=_no_device_files,
             implies=("sockets-despite-rdma",),
         ),
-        Cause(
+        Condition(
             id="efa-plugin-missing",
             title="EFA without the aws-ofi-nccl plugin: NCCL uses network Socket on AWS",
             effects=_SOCKETS,
@@ -268,7 +264,7 @@ NETWORK = Family(
             look=_efa,
             implies=("sockets-despite-rdma",),
         ),
-        Cause(
+        Condition(
             id="no-rdma-nic",
             title="No RDMA NIC (InfiniBand, RoCE, EFA): NCCL uses network Socket between nodes",
             effects=(*_SOCKETS, Effect.NO_GPUDIRECT),
@@ -281,7 +277,7 @@ NETWORK = Family(
             in_log=_log_no_nic,
             by_design=True,
         ),
-        Cause(
+        Condition(
             id="sockets-despite-rdma",
             title="NCCL uses network Socket although RDMA devices are there",
             effects=_SOCKETS,

@@ -1,219 +1,159 @@
-"""PCIe on the way between GPUs, NICs and CPUs: links that trained low, redirection (ACS), translation, errors."""
+"""PCIe links between GPUs, NICs and CPUs: trained low, counting errors, or shared by several pairs at once."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Sequence
 
-from gpubench.conditions.cause import Cause, Family, Sighting, Unread, joined
 from gpubench.conditions.circumstances import Circumstances
-from gpubench.conditions.sightings import sureness
+from gpubench.conditions.condition import Condition, Family, Found, Look
+from gpubench.conditions.sightings import of_device, of_node, of_pairs, sureness
 from gpubench.model.facts.error_counts import FEW_MEANWHILE, pcie_errors
 from gpubench.model.facts.pci_capabilities import PciKind
-from gpubench.model.facts.snapshot import GpuFacts, NicKind, PciDevice, PcieLink
+from gpubench.model.facts.snapshot import GpuFacts, NicKind, PcieLink
 from gpubench.model.paths.evidence import Confidence
 from gpubench.model.paths.selection import Pair
 from gpubench.model.paths.topology import Device, Topology
 from gpubench.model.results.rows.causes import Effect
+from gpubench.model.terms.verdict import Verdict
 
-_REDIRECTS = ("request_redirect", "completion_redirect", "upstream_forwarding")
-_DIRECT = "direct_translated"
-_TRANSLATES = ("DMA", "DMA-FQ")
 _BELOW_ONE_SWITCH = ("PIX", "PXB")
 
+_COLLAPSED = 2.0
+"""So many times as fast as writes, reads by the same pairs show that it is not the links. Where links are all that
+counts, the two differ by a third at most (H200, over NVLink)."""
 
-def _place(around: Circumstances, number: int, device: Device) -> frozenset[int]:
-    """The positions that a device's trouble touches: of a GPU its own, of a NIC all of the node."""
-    if isinstance(device, GpuFacts):
-        found = [position for position, node, gpu in around.gpus() if gpu is device and node is around.nodes[number]]
-        return frozenset(found)
-    return around.gpus_of(number)
+_SEVERAL = 2
 
 
-def _devices(node: Topology) -> Iterator[Device]:
-    """The GPUs, and the NICs that carry GPUs' data: onboard Ethernet hangs on fewer lanes than its chip has."""
-    yield from node.gpus
-    yield from (nic for nic in node.nics if nic.kind is not NicKind.ETHERNET)
+def _links(node: Topology) -> Iterator[tuple[Device, PcieLink]]:
+    """Those of GPUs, and of NICs that carry their data: onboard Ethernet hangs on fewer lanes than its chip has."""
+    yield from ((gpu, gpu.pcie) for gpu in node.gpus)
+    yield from ((nic, nic.pcie) for nic in node.nics if nic.kind is not NicKind.ETHERNET)
 
 
-def _width(around: Circumstances) -> Iterator[Sighting | Unread]:
+def _width(around: Circumstances) -> Found:
     for number, node in around.nodes.items():
-        for device in _devices(node):
-            link = device.pcie
-            if link.width and link.max_width and link.width < link.max_width:
-                yield Sighting(
-                    subject=around.on(number, device.device),
-                    seen=f"PCIe x{link.width} of x{link.max_width}",
-                    confidence=Confidence.PROVEN,
-                    gpus=_place(around, number, device),
-                )
+        for device, link in _links(node):
+            if _is_narrow(link):
+                yield of_device(around, number, device, f"PCIe trained to {link.width} of {link.max_width} lanes")
 
 
-def _generation(around: Circumstances) -> Iterator[Sighting | Unread]:
+def _generation(around: Circumstances) -> Found:
     """Of busy GPUs and of NICs: an idle GPU lowers its generation to save power."""
     for number, node in around.nodes.items():
-        for device in _devices(node):
-            busy = not isinstance(device, GpuFacts) or device.idle is False
-            if busy and _is_slow(device.pcie):
-                yield Sighting(
-                    subject=around.on(number, device.device),
-                    seen=f"PCIe generation {device.pcie.generation} of {device.pcie.max_generation}",
-                    confidence=Confidence.LIKELY,
-                    gpus=_place(around, number, device),
-                )
+        for device, link in _links(node):
+            if _is_slow(link) and (not isinstance(device, GpuFacts) or device.idle is False):
+                seen = f"PCIe trained to generation {link.generation} of {link.max_generation}"
+                yield of_device(around, number, device, seen, Confidence.LIKELY)
+
+
+def _is_narrow(link: PcieLink) -> bool:
+    return bool(link.width and link.max_width and link.width < link.max_width)
 
 
 def _is_slow(link: PcieLink) -> bool:
     return bool(link.generation and link.max_generation and link.generation < link.max_generation)
 
 
-def _uplink(around: Circumstances) -> Iterator[Sighting | Unread]:
+def _uplink(around: Circumstances) -> Found:
     for number, node in around.nodes.items():
         links = {switch.bus_id: switch.link for switch in node.snapshot.switches}
         ports = (each for each in node.snapshot.pci_devices if each.kind is PciKind.UPSTREAM_PORT)
         links |= {each.bus_id: each.link for each in ports}
         for bus_id, link in links.items():
-            narrow = bool(link.width and link.max_width and link.width < link.max_width)
+            narrow = _is_narrow(link)
             if narrow or _is_slow(link):
-                below = [gpu.bus_id for gpu in node.gpus if bus_id in gpu.place.switches]
-                gpus = [position for position, of, gpu in around.gpus() if of is node and gpu.bus_id in below]
-                yield Sighting(
-                    subject=around.on(number, f"uplink of switch {bus_id}"),
-                    seen=f"PCIe {link.generation or '?'} x{link.width or '?'} of {link.max_generation or '?'} "
-                    f"x{link.max_width or '?'}",
-                    confidence=Confidence.PROVEN if narrow else Confidence.LIKELY,
-                    gpus=frozenset(gpus) or around.gpus_of(number),
+                now, most = ((link.generation, link.width), (link.max_generation, link.max_width))
+                yield of_node(
+                    around,
+                    number,
+                    "PCIe trained to {} x{} of {} x{}".format(*("?" if each is None else each for each in now + most)),
+                    Confidence.PROVEN if narrow else Confidence.LIKELY,
+                    f"the uplink of switch {bus_id}",
+                    severity=Verdict.FAIL if narrow else Verdict.WARN,
+                    gpus=_below(around, number, bus_id) or around.gpus_of(number),
                 )
 
 
-def _errors(around: Circumstances) -> Iterator[Sighting | Unread]:
+def _below(around: Circumstances, number: int, switch: str) -> frozenset[int]:
+    known = ((position, around.wiring.gpu(position)) for position in around.gpus_of(number))
+    return frozenset(position for position, gpu in known if gpu is not None and switch in gpu.place.switches)
+
+
+def _errors(around: Circumstances) -> Found:
     for number, node in around.nodes.items():
         gpus = {gpu.device: gpu for gpu in node.gpus}
         kinds = {each.bus_id: each.kind.replace("_", " ") for each in node.snapshot.pci_devices}
         for errors in pcie_errors(node.snapshot):
-            gpu, kind = gpus.get(errors.device), kinds.get(errors.device, "")
-            yield Sighting(
-                subject=around.on(number, *filter(None, (kind, errors.device))),
-                seen=errors.seen,
-                confidence=sureness(errors),
-                gpus=around.gpus_of(number) if gpu is None else _place(around, number, gpu),
+            gpu, sure = gpus.get(errors.device), sureness(errors)
+            if gpu is not None:
+                yield of_device(around, number, gpu, errors.seen, sure, expected=errors.expected)
+            else:
+                words = filter(None, (kinds.get(errors.device), errors.device))
+                yield of_node(around, number, errors.seen, sure, *words, expected=errors.expected)
+
+
+def _shared_uplink(around: Circumstances) -> Found:
+    for pair in around.staged or ():
+        refusal = around.refusals.get(pair)
+        if refusal is not None and refusal.by_design and around.wiring.path(pair) in _BELOW_ONE_SWITCH:
+            yield of_pairs(
+                around,
+                [pair],
+                f"{around.wiring.path(pair)}, and through host memory: up and down the same uplink",
+                Confidence.LIKELY,
             )
 
 
-def _above(devices: Mapping[str, PciDevice], bus_id: str | None) -> list[PciDevice]:
-    """The bridges above a device, the nearest first."""
-    found: list[PciDevice] = []
-    device = devices.get(bus_id or "")
-    while device is not None and device.above and len(found) < len(devices):
-        device = devices.get(device.above)
-        found += [device] if device is not None else []
-    return found
+def _write_collapse(around: Circumstances) -> Found:
+    """Of copies that were made at once both ways: by the sources, which write, and by the destinations, which read."""
+    for each in around.together:
+        pairs = _converging(around, each.pairs)
+        if pairs and each.read_gb_s > _COLLAPSED * each.write_gb_s:
+            seen = f"{each.pattern}: together writes reach {each.write_gb_s:.3g} GB/s, reads {each.read_gb_s:.3g}"
+            yield of_pairs(around, pairs, seen, Confidence.LIKELY)
 
 
-def _between(devices: Mapping[str, PciDevice], one: str | None, other: str | None) -> list[PciDevice]:
-    """The bridges that what two devices below a common switch send each other passes; none where they share none."""
-    mine, theirs = _above(devices, one), _above(devices, other)
-    shared = {each.bus_id for each in mine} & {each.bus_id for each in theirs}
-    if not any(each.bus_id in shared and each.kind is not PciKind.ROOT_PORT for each in mine):
-        return []
-    return [each for each in (*mine, *theirs) if each.bus_id not in shared]
-
-
-def _is_translated(devices: Mapping[str, PciDevice], bridge: PciDevice, *ends: str | None) -> bool:
-    """Whether a bridge lets through what both devices had translated before, redirection or not."""
-    control = bridge.access_control
-    asked = all((device := devices.get(end or "")) is not None and device.address_translation for end in ends)
-    return asked and control is not None and _DIRECT in control.enabled
-
-
-def _redirected(
-    around: Circumstances, number: int, one: Device, other: Device, gpus: frozenset[int], pair: Pair | None
-) -> Iterator[Sighting | Unread]:
-    """Bridges between two devices that send their traffic up to the root: by their registers, else by IOMMU groups."""
-    devices = around.pci_devices[number]
-    bridges = _between(devices, one.bus_id, other.bus_id)
-    subject = around.on(number, f"{one.device} – {other.device}")
-    pairs = None if pair is None else frozenset((pair, pair[::-1]))
-    unread = {}
-    for bridge in bridges:
-        control = bridge.access_control
-        if control is None:
-            unread[bridge.bus_id] = bridge.unknown.get("access_control", "its access control was not read")
+def _converging(around: Circumstances, pairs: Sequence[Pair]) -> list[Pair]:
+    """The pairs over PCIe whose sources share a switch and write to GPUs below several root complexes."""
+    by_switch: dict[tuple[int, str], list[Pair]] = {}
+    for pair in pairs:
+        source, destination = (around.wiring.gpu(gpu) for gpu in pair)
+        if source is None or destination is None or around.wiring.has_nvlinks(pair):
             continue
-        found = [each for each in _REDIRECTS if each in control.enabled]
-        if found and not _is_translated(devices, bridge, one.bus_id, other.bus_id):
-            seen = f"ACS of {bridge.bus_id}: {joined(found).replace('_', ' ')}"
-            cure = f"setpci -s {bridge.bus_id} ECAP_ACS+0x6.w=0000"
-            yield Sighting(subject=subject, seen=seen, confidence=Confidence.PROVEN, gpus=gpus, pairs=pairs, cure=cure)
-            return
-    groups = [devices[each].iommu_group if each in devices else None for each in (one.bus_id or "", other.bus_id or "")]
-    if unread and None not in groups and groups[0] != groups[1]:
-        seen = f"two devices of one switch are in IOMMU groups {groups[0]} and {groups[1]}, which ACS splits"
-        yield Sighting(subject=subject, seen=seen, confidence=Confidence.LIKELY, gpus=gpus, pairs=pairs)
-    elif unread:
-        yield Unread(subject, f"ACS of {joined(list(unread))}: {joined(list(unread.values()))}")
+        for switch in source.place.switches[:1]:
+            if switch not in destination.place.switches and destination.place.host_bridge is not None:
+                by_switch.setdefault((around.wiring.gpus[pair[0]].node, switch), []).append(pair)
+    return [
+        pair
+        for members in by_switch.values()
+        if len({source for source, _ in members}) >= _SEVERAL and len(_roots(around, members)) >= _SEVERAL
+        for pair in members
+    ]
 
 
-def _acs(around: Circumstances) -> Iterator[Sighting | Unread]:
-    """Between GPUs that reach each other over PCIe switches."""
-    found = list(around.gpus())
-    for place, (position, node, gpu) in enumerate(found):
-        for other, of, peer in found[place + 1 :]:
-            pair = (position, other)
-            if of is node and node.path(gpu, peer) in _BELOW_ONE_SWITCH:
-                number = around.wiring.gpus[position].node
-                yield from _redirected(around, number, gpu, peer, frozenset(pair), pair)
-
-
-def _acs_nic(around: Circumstances) -> Iterator[Sighting | Unread]:
-    """Between GPUs and the RDMA NICs beside them."""
-    for position, node, gpu in around.gpus():
-        number = around.wiring.gpus[position].node
-        for nic in node.nics:
-            if nic.rdma and node.path(gpu, nic) in _BELOW_ONE_SWITCH:
-                yield from _redirected(around, number, gpu, nic, frozenset((position,)), None)
-
-
-def _translating(around: Circumstances) -> Iterator[Sighting | Unread]:
-    """GPUs behind a translating IOMMU that reach others over PCIe: NVLink's bytes do not pass it."""
-    for position, node, gpu in around.gpus():
-        kernel = node.snapshot.kernel
-        device = around.pci_devices[around.wiring.gpus[position].node].get(gpu.bus_id or "")
-        over_pcie = any(nic.rdma for nic in node.nics) or any(
-            not node.nvlinks(gpu, other) and node.peer_access(gpu, other).possible
-            for other in node.gpus
-            if other is not gpu
-        )
-        if device is None or device.iommu_group is None or not over_pcie:
-            continue
-        kind = kernel.iommu.group_types.get(str(device.iommu_group))
-        if kind in _TRANSLATES:
-            yield Sighting(
-                subject=around.name(position),
-                seen=f"IOMMU group {device.iommu_group} has type {kind}: it translates",
-                confidence=Confidence.LIKELY,
-                gpus=frozenset((position,)),
-            )
-        elif kind is None:
-            reason = kernel.iommu.unknown.get("group_types", "the type of its group was not read")
-            yield Unread(around.name(position), reason)
+def _roots(around: Circumstances, pairs: Sequence[Pair]) -> set[str]:
+    found = (around.wiring.gpu(destination) for _, destination in pairs)
+    return {gpu.place.host_bridge for gpu in found if gpu is not None and gpu.place.host_bridge is not None}
 
 
 _SLOW = (Effect.SLOW,)
-_TROUBLESHOOTING = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html"
-_ACS_CURE = (
-    "for b in $(lspci -D | awk '/PCI bridge/{print $1}'); do setpci -s $b ECAP_ACS+0x6.w=0000; done as root on bare "
-    "metal; better, ACS off in the BIOS. Not inside a VM"
-)
 
 
-def _link(id_: str, title: str, detection: str, look: Callable[..., Iterator[Sighting | Unread]], link: str) -> Cause:
+def _link(id_: str, title: str, detection: str, look: Look, link: str, severity: Verdict, *aliases: str) -> Condition:
     """What links that trained low have in common."""
-    return Cause(
+    return Condition(
         id=id_,
         title=title,
         seen_as=("LnkSta: Speed 16GT/s (downgraded), Width x8 (downgraded)",),
         effects=_SLOW,
         detection=detection,
         settles="lspci -vv -s BUS_ID | grep -E 'LnkCap|LnkSta' while gpubench p2p runs",
-        cure="reseat the card or riser, look for the slot's lanes and generation in the BIOS and the board's manual",
+        check="pcie_link",
+        severity=severity,
+        expected="what both ends of the link can do",
+        likely="a riser or slot with fewer lanes, a card not seated, a BIOS setting, dirt on the contacts",
+        aliases=aliases,
+        cure="lspci -vv -s BUS_ID | grep -E 'LnkCap|LnkSta'; reseat the card or riser, look for the slot's lanes and "
+        "generation in the BIOS and the board's manual",
         link=link,
         look=look,
     )
@@ -221,47 +161,15 @@ def _link(id_: str, title: str, detection: str, look: Callable[..., Iterator[Sig
 
 PCIE = Family(
     "pcie",
-    "PCIe",
+    "PCIe links",
     (
-        Cause(
-            id="acs-redirect",
-            title="PCIe ACS redirects P2P between GPUs through the CPU's root port: half the bandwidth, or a hang",
-            effects=(Effect.SLOW, Effect.WRONG),
-            detection="request redirect, completion redirect or upstream forwarding in the ACS registers of the "
-            "bridges between two GPUs (needs root); else two GPUs of one switch in different IOMMU groups",
-            settles="sudo gpubench topo --causes; sudo lspci -vvv | grep ACSCtl",
-            cure=_ACS_CURE,
-            link=f"{_TROUBLESHOOTING}#pci-access-control-services-acs",
-            look=_acs,
-        ),
-        Cause(
-            id="acs-nic-redirect",
-            title="PCIe ACS redirects GPUDirect RDMA between GPU and NIC: InfiniBand bandwidth halved",
-            effects=_SLOW,
-            detection="the ACS registers of the bridges between a GPU and an RDMA NIC below one switch (needs root), "
-            "or their IOMMU groups",
-            settles="ib_write_bw with and without --use_cuda; sudo lspci -vvv | grep ACSCtl",
-            cure=f"{_ACS_CURE}: there, ATS on NIC and GPU",
-            link="https://github.com/NVIDIA/nccl/issues/949",
-            look=_acs_nic,
-        ),
-        Cause(
-            id="iommu-translating",
-            title="The IOMMU translates (not iommu=pt): P2P over PCIe slow, corrupt or hanging",
-            seen_as=("AMD-Vi: Event logged [IO_PAGE_FAULT]", "DMAR: [DMA Write] Request device"),
-            effects=(Effect.SLOW, Effect.WRONG),
-            detection="/sys/kernel/iommu_groups/N/type of a GPU that reaches others over PCIe: DMA or DMA-FQ",
-            settles="cat /proc/cmdline; dmesg | grep -i 'IO_PAGE_FAULT\\|DMAR'",
-            cure="boot with iommu=pt (or off in the BIOS), then see that gpubench p2p verifies all data",
-            link="https://github.com/NVIDIA/nccl/issues/606",
-            look=_translating,
-        ),
         _link(
             "pcie-width",
             "A GPU or NIC runs on fewer PCIe lanes than it has (LnkSta: Width x8, downgraded)",
             "current against maximal width, NVML and /sys current_link_width",
             _width,
             "https://github.com/NVIDIA/nccl/issues/2397",
+            Verdict.FAIL,
         ),
         _link(
             "pcie-uplink",
@@ -269,6 +177,9 @@ PCIE = Family(
             "current against maximal width and generation of every upstream port above GPUs and NICs",
             _uplink,
             "https://github.com/local-inference-lab/rtx6kpro/pull/88",
+            Verdict.FAIL,
+            "pcie-width",
+            "pcie-generation",
         ),
         _link(
             "pcie-generation",
@@ -276,8 +187,9 @@ PCIE = Family(
             "current against maximal generation, of GPUs that are not idle",
             _generation,
             "https://github.com/NVIDIA/NVSentinel/issues/890",
+            Verdict.WARN,
         ),
-        Cause(
+        Condition(
             id="pcie-errors",
             title="PCIe replays or AER errors (BadTLP, ACSViol, correctable errors) on the way of a GPU",
             seen_as=("PCIe Bus Error: severity=Corrected", "Replays Since Reset"),
@@ -286,9 +198,36 @@ PCIE = Family(
             f"{FEW_MEANWHILE} that come while p2p or check runs, or any that cannot be corrected; weak where they were "
             "read once: totals far above those of siblings, or fatal ones",
             settles="the same again after gpubench p2p: do they grow? dmesg | grep AER",
+            check="pcie_errors",
+            severity=Verdict.WARN,
+            likely="a riser, a slot, dirt on the contacts, or a card that is not seated",
             cure="reseat the card, riser or cable; a slower generation in the BIOS where errors go on",
             link="https://github.com/NVIDIA/NVSentinel/issues/890",
             look=_errors,
+        ),
+        Condition(
+            id="posted-write-collapse",
+            title="P2P writes collapse when several GPUs below one PCIe switch write to several root complexes; reads "
+            "do not",
+            effects=(Effect.SLOW,),
+            detection="gpubench p2p's patterns: the same pairs at once, over PCIe, read more than twice as fast as "
+            "they write",
+            settles="gpubench p2p: the lines `all to all`, write and read; pair by pair both are fine",
+            cure="have NCCL read: NCCL_P2P_READ_ENABLE=1 gpubench alltoall, and without; else spread the cards over "
+            "root complexes",
+            link="https://github.com/local-inference-lab/rtx6kpro",
+            look=_write_collapse,
+        ),
+        Condition(
+            id="staging-shares-uplink",
+            title="Pairs under one PCIe switch are slower through host memory than pairs under two",
+            effects=(Effect.SLOW,),
+            detection="pairs without P2P by design, through host memory, below one switch",
+            settles="gpubench p2p: PIX pairs slower than SYS pairs",
+            cure="nothing to repair: both ways share the switch's uplink; spread such ranks over switches",
+            link="https://github.com/NVIDIA/nccl/issues/1086",
+            look=_shared_uplink,
+            by_design=True,
         ),
     ),
 )

@@ -1,12 +1,11 @@
 """Peer access between GPUs of a node that chipset, GPU, driver or its settings refuse."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-from gpubench.conditions.cause import Cause, Family, Sighting, Unread, joined
 from gpubench.conditions.circumstances import Circumstances
-from gpubench.conditions.log_evidence import Reason, Staged
-from gpubench.conditions.sightings import of_pairs
-from gpubench.model.facts.snapshot import GpuFacts
+from gpubench.conditions.condition import Condition, Family, Found, Look, joined
+from gpubench.conditions.log_evidence import Reason, Staged, remark_in_log
+from gpubench.conditions.sightings import of_gpu, of_node, of_pairs, unread
 from gpubench.model.paths.evidence import Confidence
 from gpubench.model.paths.nccl_log import RemarkKind
 from gpubench.model.paths.path_types import is_nvlink
@@ -14,113 +13,81 @@ from gpubench.model.paths.peer_policy import Refusal
 from gpubench.model.paths.selection import Pair
 from gpubench.model.paths.topology import P2P_STATUS
 from gpubench.model.results.rows.causes import Effect
+from gpubench.model.terms.verdict import Verdict
 
 _REFUSED = "peer-access-refused"
 
 _MIB = 2**20
 
 
-def _refused(
-    around: Circumstances, seen: str, holds: Callable[[Pair, Refusal], bool], confidence: Confidence
-) -> Iterator[Sighting]:
-    """One sighting for all pairs whose refusal is of some kind."""
-    pairs = frozenset(pair for pair, refusal in around.refusals.items() if holds(pair, refusal))
-    if pairs:
-        yield of_pairs(around, pairs, seen, confidence)
+def _of_refusal(seen: str, holds: Callable[[Refusal], bool], *, virtual: bool | None = None) -> Look:
+    """For all pairs whose refusal is of some kind; `virtual`: of virtual machines, or of bare metal, alone."""
 
-
-def _status(status: str) -> Callable[[Circumstances], Iterator[Sighting | Unread]]:
-    """For what NVML says of pairs that no NVLink joins, in a word."""
-
-    def look(around: Circumstances) -> Iterator[Sighting | Unread]:
-        seen = f"NVML says {status}: {P2P_STATUS[status]}"
-        return _refused(around, seen, lambda _, each: each.status == status and _over_pcie(each), Confidence.PROVEN)
+    def look(around: Circumstances) -> Found:
+        pairs = [
+            pair
+            for pair, refusal in around.refusals.items()
+            if holds(refusal) and virtual in (None, bool(around.node_of(pair).snapshot.machine.virtual_machine))
+        ]
+        yield from [of_pairs(around, pairs, seen)] if pairs else []
 
     return look
+
+
+def _status(status: str, where: str = "", *, virtual: bool | None = None) -> Look:
+    """For what NVML says of pairs that no NVLink joins, in a word."""
+    seen = f"NVML says {status}: {P2P_STATUS[status]}{where}"
+    return _of_refusal(seen, lambda each: each.status == status and _over_pcie(each), virtual=virtual)
 
 
 def _over_pcie(refusal: Refusal) -> bool:
     return not (refusal.wired or refusal.mig or refusal.mesh)
 
 
-def _mig(around: Circumstances) -> Iterator[Sighting | Unread]:
-    for position, _, gpu in around.gpus():
+def _mig(around: Circumstances) -> Found:
+    """A finding of its own where the profile or a sibling has it off."""
+    for position, node, gpu in around.gpus():
         if gpu.mig:
-            yield Sighting(
-                subject=around.name(position),
-                seen="MIG is on",
-                confidence=Confidence.PROVEN,
-                gpus=frozenset((position,)),
-            )
+            profile = around.exact_profile(around.wiring.gpus[position].node)
+            sibling = any(each.mig is False for each in node.gpus)
+            odd = sibling or (profile is not None and profile.gpu.mig is False)
+            expected = f"off, as {'its siblings have' if sibling else 'the profile has'} it"
+            yield of_gpu(around, position, "MIG is on", severity=Verdict.WARN if odd else None, expected=expected)
 
 
-def _confidential(around: Circumstances) -> Iterator[Sighting | Unread]:
+def _confidential(around: Circumstances) -> Found:
     for number, node in around.nodes.items():
         settings = node.snapshot.driver_settings
         computing = settings.confidential_computing
         if computing is None:
-            yield from _why(around, number, settings.unknown.get("confidential_computing"))
+            yield from unread(around.on(number), settings.unknown, "confidential_computing")
         elif computing.enabled and computing.multi_gpu not in ("protected_pcie", "nvle"):
-            yield Sighting(
-                subject=around.on(number),
-                seen="confidential computing is on, without protected PCIe",
-                confidence=Confidence.LIKELY,
-                gpus=around.gpus_of(number),
-            )
+            yield of_node(around, number, "confidential computing is on, without protected PCIe", Confidence.LIKELY)
 
 
-def _why(around: Circumstances, node: int, reason: str | None) -> Iterator[Unread]:
-    if reason:
-        yield Unread(around.on(node), reason)
-
-
-def _registry_key(around: Circumstances) -> Iterator[Sighting | Unread]:
-    holds = Confidence.PROVEN
+def _registry_key(around: Circumstances) -> Found:
     keys = joined(
-        [
-            f"{name}={value}"
-            for node in around.nodes.values()
-            for name, value in (node.snapshot.driver_settings.registry_keys or {}).items()
-            if "p2p" in name.lower()
-        ]
+        f"{name}={value}"
+        for node in around.nodes.values()
+        for name, value in (node.snapshot.driver_settings.registry_keys or {}).items()
+        if "p2p" in name.lower()
     )
     seen = "NVML says DR: disabled by a driver registry key" + (f" ({keys})" if keys else "")
-    yield from _refused(around, seen, lambda _, each: each.status == "DR" and not each.mig, holds)
+    return _of_refusal(seen, lambda each: each.status == "DR" and not each.mig)(around)
 
 
-def _chipset(*, virtual: bool) -> Callable[[Circumstances], Iterator[Sighting | Unread]]:
-    def look(around: Circumstances) -> Iterator[Sighting | Unread]:
-        def holds(pair: Pair, refusal: Refusal) -> bool:
-            node = around.nodes[around.wiring.gpus[pair[0]].node]
-            here = bool(node.snapshot.machine.virtual_machine)
-            return refusal.status == "CNS" and _over_pcie(refusal) and here is virtual
-
-        where = " in a virtual machine" if virtual else ""
-        yield from _refused(around, f"NVML says CNS: chipset not supported{where}", holds, Confidence.PROVEN)
-
-    return look
-
-
-def _mesh(around: Circumstances) -> Iterator[Sighting | Unread]:
-    seen = "NVML says TNS, and NVLinks join each of these GPUs to others"
-    yield from _refused(around, seen, lambda _, each: each.mesh and not each.wired and not each.mig, Confidence.PROVEN)
-
-
-def _mixed(around: Circumstances) -> Iterator[Sighting | Unread]:
+def _mixed(around: Circumstances) -> Found:
     """Refused between models, and granted between two of a model."""
-    granted = {
-        around.wiring.gpus[pair[0]].node
-        for pair in around.inside
-        if around.wiring.peer_access(pair).possible and not _models_differ(around, pair)
-    }
-    yield from _refused(
-        around,
-        "GPUs of different models have no peer access, those of one model have",
-        lambda pair, each: (
-            _over_pcie(each) and _models_differ(around, pair) and around.wiring.gpus[pair[0]].node in granted
-        ),
-        Confidence.LIKELY,
-    )
+    alike = [pair for pair in around.inside if not _models_differ(around, pair)]
+    granted = {around.wiring.gpus[pair[0]].node for pair in alike if around.wiring.peer_access(pair).possible}
+    pairs = [
+        pair
+        for pair, refusal in around.refusals.items()
+        if _over_pcie(refusal) and around.wiring.gpus[pair[0]].node in granted and _models_differ(around, pair)
+    ]
+    if pairs:
+        seen = "GPUs of different models have no peer access, those of one model have"
+        yield of_pairs(around, pairs, seen, Confidence.LIKELY)
 
 
 def _models_differ(around: Circumstances, pair: Pair) -> bool:
@@ -128,25 +95,16 @@ def _models_differ(around: Circumstances, pair: Pair) -> bool:
     return one is not None and other is not None and None not in (one.name, other.name) and one.name != other.name
 
 
-def _bar1(around: Circumstances) -> Iterator[Sighting | Unread]:
+def _bar1(around: Circumstances) -> Found:
     ends = {gpu for pair, refusal in around.refusals.items() if _over_pcie(refusal) for gpu in pair}
-    for position, node, gpu in around.gpus():
-        devices = {each.bus_id: each for each in node.snapshot.pci_devices}
-        device = devices.get(gpu.bus_id or "")
+    for position, _, gpu in around.gpus():
+        device = around.pci_devices[around.wiring.gpus[position].node].get(gpu.bus_id or "")
         window = gpu.bar1_bytes or (device.bar1_bytes if device else None)
         most = device.bar1_most_bytes if device else None
         if position in ends and window and gpu.memory_bytes and window < gpu.memory_bytes:
             could = f", and could be {most // _MIB:,} MiB" if most and most > window else ""
-            yield Sighting(
-                subject=around.name(position),
-                seen=f"BAR 1 shows {window // _MIB:,} MiB of {_memory(gpu)} MiB of memory{could}",
-                confidence=Confidence.LIKELY if could else Confidence.WEAK,
-                gpus=frozenset((position,)),
-            )
-
-
-def _memory(gpu: GpuFacts) -> str:
-    return f"{(gpu.memory_bytes or 0) // _MIB:,}"
+            seen = f"BAR 1 shows {window // _MIB:,} MiB of {gpu.memory_bytes // _MIB:,} MiB of memory{could}"
+            yield of_gpu(around, position, seen, Confidence.LIKELY if could else Confidence.WEAK)
 
 
 def has_nvlinks(staged: Staged) -> bool:
@@ -166,16 +124,6 @@ def _log_without_nvlinks(staged: Staged) -> Reason | None:
     )
 
 
-def _log_remark(kind: RemarkKind, advice: str) -> Callable[[Staged], Reason | None]:
-    def find(staged: Staged) -> Reason | None:
-        found = staged.found(kind)
-        if not staged.inside or staged.network is not None or not found:
-            return None
-        return f"NCCL says: {found[0].gist}", advice
-
-    return find
-
-
 _OF_PAIRS = (Effect.STAGED,)
 
 _WAIVED = "https://github.com/NVIDIA/nvbandwidth/issues/13"
@@ -185,20 +133,22 @@ PEER_ACCESS = Family(
     "peer_access",
     "Peer access",
     (
-        Cause(
+        Condition(
             id="mig-on",
             title="MIG is enabled, so GPUs have no peer-to-peer (P2P) access by PCIe or NVLink",
             seen_as=("MIG Mode : Current : Enabled",),
             effects=_OF_PAIRS,
             detection="nvmlDeviceGetMigMode",
             settles="nvidia-smi -q | grep -A 3 'MIG Mode'",
+            check="mig",
+            likely="somebody split it; its instances reach no other GPU but through host memory",
             cure="nothing to repair; nvidia-smi -i GPU -mig 0 gives peer access back, and takes the instances away",
             link="https://github.com/NVIDIA/nccl/issues/1716",
             look=_mig,
             implies=("cuda-nvml-disagree", _REFUSED),
             by_design=True,
         ),
-        Cause(
+        Condition(
             id="confidential-computing",
             title="Confidential computing (CC) is on: transfers go through encrypted bounce buffers, P2P is off",
             effects=_OF_PAIRS,
@@ -207,12 +157,12 @@ PEER_ACCESS = Family(
             cure="protected PCIe mode (PPCIE) gives all GPUs of a board to one confidential VM; else switch CC off",
             link="https://github.com/NVIDIA/open-gpu-kernel-modules",
             look=_confidential,
-            in_log=_log_remark(
+            in_log=remark_in_log(
                 RemarkKind.CONFIDENTIAL, "confidential computing encrypts transfers through host memory"
             ),
             implies=(_REFUSED,),
         ),
-        Cause(
+        Condition(
             id="gpu-without-pcie-p2p",
             title="GNS: this GPU model has no P2P over PCIe (GeForce RTX 4090, 5090, most 30xx)",
             seen_as=("GNS = GPU not supported", "Device=0 CANNOT Access Peer Device=1"),
@@ -228,7 +178,7 @@ PEER_ACCESS = Family(
             implies=("cuda-nvml-disagree", "bar1-small", _REFUSED),
             by_design=True,
         ),
-        Cause(
+        Condition(
             id="nvlink-mesh",
             title="TNS between GPUs that NVLinks join to others (DGX-1, hybrid cube mesh): no direct path",
             effects=_OF_PAIRS,
@@ -237,11 +187,14 @@ PEER_ACCESS = Family(
             cure="nothing to repair: NCCL takes the NVLinks of a GPU between. NCCL_NVB_DISABLE=1 gpubench alltoall, "
             "and without, shows what they are worth",
             link="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html",
-            look=_mesh,
+            look=_of_refusal(
+                "NVML says TNS, and NVLinks join each of these GPUs to others",
+                lambda each: each.mesh and not each.wired and not each.mig,
+            ),
             implies=("cuda-nvml-disagree", _REFUSED),
             by_design=True,
         ),
-        Cause(
+        Condition(
             id="p2p-registry-key",
             title="DR: a driver registry key disables P2P (ForceP2P, RMForceP2PType, NVreg_RegistryDwords)",
             effects=_OF_PAIRS,
@@ -252,7 +205,7 @@ PEER_ACCESS = Family(
             look=_registry_key,
             implies=("fabric-not-ready", "cuda-nvml-disagree", "bar1-small", _REFUSED),
         ),
-        Cause(
+        Condition(
             id="p2p-virtual-machine",
             title="CNS in a virtual machine: the hypervisor does not say that GPUs may reach each other (P2P clique)",
             seen_as=("CNS = Chipset not supported", "Device=0 CANNOT Access Peer Device=1"),
@@ -261,10 +214,10 @@ PEER_ACCESS = Family(
             settles="nvidia-smi topo -p2p r in the guest and on the host",
             cure="QEMU: x-nv-gpudirect-clique=0 for each vfio-pci GPU that shares a PCIe switch on the host",
             link="https://github.com/cloud-hypervisor/cloud-hypervisor/pull/6235",
-            look=_chipset(virtual=True),
+            look=_status("CNS", " in a virtual machine", virtual=True),
             implies=("cuda-nvml-disagree", "mixed-gpu-models", "bar1-small", _REFUSED),
         ),
-        Cause(
+        Condition(
             id="p2p-chipset",
             title="CNS: chipset not supported for P2P, no common PCIe switch",
             seen_as=("CNS = Chipset not supported", "Device=0 CANNOT Access Peer Device=1"),
@@ -273,10 +226,10 @@ PEER_ACCESS = Family(
             settles="nvidia-smi topo -p2p r; lspci -tv shows what is between them",
             cure="put the GPUs under one PCIe switch, or into slots of one CPU that the driver knows",
             link=_WAIVED,
-            look=_chipset(virtual=False),
+            look=_status("CNS", virtual=False),
             implies=("cuda-nvml-disagree", "mixed-gpu-models", "bar1-small", _REFUSED),
         ),
-        Cause(
+        Condition(
             id="p2p-across-sockets",
             title="TNS: P2P topology not supported, GPUs on different sockets or I/O hubs",
             effects=_OF_PAIRS,
@@ -287,7 +240,7 @@ PEER_ACCESS = Family(
             look=_status("TNS"),
             implies=("cuda-nvml-disagree", "mixed-gpu-models", "bar1-small", _REFUSED),
         ),
-        Cause(
+        Condition(
             id="mixed-gpu-models",
             title="GPUs of different models or generations have no P2P with each other",
             effects=_OF_PAIRS,
@@ -298,7 +251,7 @@ PEER_ACCESS = Family(
             look=_mixed,
             implies=("bar1-small", _REFUSED),
         ),
-        Cause(
+        Condition(
             id="bar1-small",
             title="BAR1 is smaller than the GPU's memory: Resizable BAR or Above 4G Decoding is off",
             effects=_OF_PAIRS,

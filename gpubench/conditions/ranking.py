@@ -3,14 +3,15 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gpubench.conditions.cause import Cause, Sighting, Unread, joined, joined_seen
 from gpubench.conditions.circumstances import Circumstances
+from gpubench.conditions.condition import BESIDE, Condition, Sighting, Unread, joined, joined_seen
 from gpubench.conditions.log_evidence import Staged
 from gpubench.model.paths.evidence import Confidence
 from gpubench.model.paths.selection import Pair
 from gpubench.model.paths.transport import Transport
 from gpubench.model.results.explanation import Explanation
 from gpubench.model.results.rows.causes import Effect
+from gpubench.model.terms.verdict import Verdict, overall
 
 UNKNOWN = Explanation(
     "unknown",
@@ -36,7 +37,7 @@ shared memory was to be had."""
 class Named:
     """A cause that holds: where it was seen, and the causes that follow from it."""
 
-    cause: Cause
+    cause: Condition
     sightings: tuple[Sighting, ...]
     implied: "tuple[Named, ...]" = ()
 
@@ -50,6 +51,15 @@ class Named:
         """What it does where it was seen, in the order of the catalogue."""
         found = {effect for each in self.sightings for effect in each.effects or self.cause.effects}
         return tuple(effect for effect in self.cause.effects if effect in found)
+
+    @property
+    def gravity(self) -> Verdict:
+        """How grave it is: as it was seen, else by what it does to paths."""
+        if self.cause.by_design:
+            return Verdict.SKIP
+        said = [each.severity or self.cause.severity for each in self.sightings]
+        by_effects = Verdict.WARN if set(self.effects) <= set(BESIDE) else Verdict.FAIL
+        return overall(each or by_effects for each in said)
 
     @property
     def seen(self) -> str:
@@ -116,7 +126,7 @@ def _explained(named: Named, symptoms: Mapping[Pair, Effect]) -> tuple[Named | N
     return (named.touching(pairs) if pairs else None), pairs
 
 
-def _does(cause: Cause, sighting: Sighting, seen: Effect) -> bool:
+def _does(cause: Condition, sighting: Sighting, seen: Effect) -> bool:
     """Whether a cause, as it was seen here, does what is seen of a path."""
     effects = set(sighting.effects or cause.effects)
     # By design a node goes through shared memory: no design has it take a network.
@@ -131,9 +141,9 @@ def _surest(named: Named) -> tuple[int, bool]:
     return _SUREST_FIRST.index(named.confidence), named.cause.general
 
 
-def diagnose(causes: Iterable[Cause], around: Circumstances) -> Diagnosis:
+def diagnose(causes: Iterable[Condition], around: Circumstances) -> Diagnosis:
     """Look for all causes. The surest come first, and of equally sure ones in the order of the catalogue."""
-    seen: dict[Cause, list[Sighting]] = {}
+    seen: dict[Condition, list[Sighting]] = {}
     unread: dict[str, tuple[Unread, ...]] = {}
     for cause in causes:
         found = list(cause.look(around))
@@ -147,9 +157,9 @@ def diagnose(causes: Iterable[Cause], around: Circumstances) -> Diagnosis:
     return Diagnosis(tuple(sorted((each for each in named if each.sightings), key=_surest)), unread)
 
 
-def _take_implied(seen: Mapping[Cause, list[Sighting]]) -> dict[Cause, list[Named]]:
+def _take_implied(seen: Mapping[Condition, list[Sighting]]) -> dict[Condition, list[Named]]:
     """Take out of `seen` what follows from something else that is seen; by cause, what follows from it."""
-    below: dict[Cause, list[Named]] = {}
+    below: dict[Condition, list[Named]] = {}
     by_id = {cause.id: cause for cause in seen}
     for cause, sightings in seen.items():
         for other in (by_id[name] for name in cause.implies if name in by_id):
@@ -182,7 +192,7 @@ def _symptom(around: Circumstances, pair: Pair, transports: Sequence[Transport])
     return Effect.SOCKETS if _SOCKET in networks else Effect.NO_GPUDIRECT
 
 
-def explain(causes: Iterable[Cause], staged: Staged) -> Explanation | None:
+def explain(causes: Iterable[Condition], staged: Staged) -> Explanation | None:
     """The first cause that NCCL's log shows, the special ones before the general; None where it shows none."""
     for cause in sorted(causes, key=lambda each: each.general):
         reason = None if cause.in_log is None else cause.in_log(staged)

@@ -1,18 +1,16 @@
-"""Sightings on nodes, GPUs and pairs, named as people know them."""
+"""Sightings on nodes, devices, pairs and ranks, named as people know them."""
 
-from collections.abc import Collection, Iterator
-from heapq import nsmallest
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
 
-from gpubench.conditions.cause import Sighting
 from gpubench.conditions.circumstances import Circumstances
+from gpubench.conditions.condition import Sighting, Unread, joined
 from gpubench.model.facts.error_counts import Errors
 from gpubench.model.facts.rank_facts import RankFacts
-from gpubench.model.facts.snapshot import NicFacts
+from gpubench.model.facts.snapshot import GpuFacts, NicFacts
 from gpubench.model.paths.evidence import Confidence
 from gpubench.model.paths.selection import Pair
-from gpubench.model.paths.topology import Topology
-
-_MOST_NAMED = 4
+from gpubench.model.paths.topology import Device, Topology
 
 
 def sureness(errors: Errors) -> Confidence:
@@ -22,22 +20,79 @@ def sureness(errors: Errors) -> Confidence:
     return Confidence.PROVEN if errors.grave else Confidence.LIKELY
 
 
-def of_node(around: Circumstances, number: int, seen: str, confidence: Confidence, *words: str) -> Sighting:
+def of_node(
+    around: Circumstances, number: int, seen: str, confidence: Confidence = Confidence.PROVEN, *words: str, **more: Any
+) -> Sighting:
     """On a node, which touches the paths of all its GPUs; `words` name what on it."""
-    return Sighting(subject=around.on(number, *words), seen=seen, confidence=confidence, gpus=around.gpus_of(number))
+    more = {"gpus": around.gpus_of(number), "names": () if words else (around.named(number),), **more}
+    return Sighting(subject=around.on(number, *words), seen=seen, confidence=confidence, **more)
 
 
-def of_gpu(around: Circumstances, position: int, seen: str, confidence: Confidence) -> Sighting:
+def of_gpu(
+    around: Circumstances, position: int, seen: str, confidence: Confidence = Confidence.PROVEN, **more: Any
+) -> Sighting:
     """On one GPU."""
-    return Sighting(subject=around.name(position), seen=seen, confidence=confidence, gpus=frozenset((position,)))
+    known, node = around.wiring.gpu(position), around.wiring.gpus[position].node
+    names = () if known is None else (around.named(node, known),)
+    here = frozenset((position,))
+    return Sighting(
+        subject=around.name(position), seen=seen, confidence=confidence, gpus=here, **{"names": names, **more}
+    )
 
 
-def of_pairs(around: Circumstances, pairs: Collection[Pair], seen: str, confidence: Confidence) -> Sighting:
+def of_device(
+    around: Circumstances,
+    number: int,
+    device: Device,
+    seen: str,
+    confidence: Confidence = Confidence.PROVEN,
+    **more: Any,
+) -> Sighting:
+    """On a device of a node: a GPU's trouble is its own, a NIC's is that of all GPUs of the node."""
+    gpus = around.gpus_of(number)
+    if isinstance(device, GpuFacts):
+        gpus = frozenset(each for each in gpus if around.wiring.gpu(each) is device)
+    names = (around.named(number, device),)
+    subject = around.on(number, device.device)
+    return Sighting(subject=subject, seen=seen, confidence=confidence, gpus=gpus, **{"names": names, **more})
+
+
+def of_pairs(
+    around: Circumstances,
+    pairs: Collection[Pair],
+    seen: str,
+    confidence: Confidence = Confidence.PROVEN,
+    **more: Any,
+) -> Sighting:
     """Between ordered pairs of GPUs."""
-    shown = nsmallest(_MOST_NAMED, pairs)
-    more = len(pairs) - len(shown)
-    subject = ", ".join(map(around.pair_name, shown)) + (f" and {more} more" if more else "")
-    return Sighting(subject=subject, seen=seen, confidence=confidence, pairs=frozenset(pairs))
+    names = tuple(map(around.pair_name, sorted(pairs)))
+    return Sighting(
+        subject=joined(names), seen=seen, confidence=confidence, pairs=frozenset(pairs), **{"names": names, **more}
+    )
+
+
+def of_ranks(
+    around: Circumstances,
+    ranks: Sequence[RankFacts],
+    seen: str,
+    confidence: Confidence = Confidence.PROVEN,
+    **more: Any,
+) -> Sighting:
+    """On ranks of one node."""
+    gpus = frozenset(gpu for each in ranks for gpu in around.gpus_of_rank(each))
+    subject = around.on(ranks[0].node, rank_names(ranks))
+    return Sighting(subject=subject, seen=seen, confidence=confidence, **{"gpus": gpus, **more})
+
+
+def rank_names(ranks: Sequence[RankFacts]) -> str:
+    """'rank 3', 'ranks 0, 1'."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {joined(str(each.rank) for each in ranks)}"
+
+
+def unread(subject: str, known: Mapping[str, str], name: str) -> Iterator[Unread]:
+    """Why a fact could not be read, where that is known."""
+    if known.get(name):
+        yield Unread(subject, known[name])
 
 
 def rdma_nics(node: Topology) -> list[NicFacts]:

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from gpubench.conditions.checks import CHECKS, WIRING, Facts, run
-from gpubench.conditions.checks.check import join_subjects
+from gpubench.conditions.checks import CHECKS, WIRING, run
+from gpubench.conditions.circumstances import Facts
+from gpubench.conditions.condition import joined
 from gpubench.hardware.simulated.machine import SimulatedMachine, parse_machine, snapshots
 from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.facts.snapshot import (
@@ -83,16 +84,16 @@ def test_healthy_machines_have_no_findings(profile: Any) -> None:
     ("fault", "found"),
     [
         ("gpu3:nvlink=12", ("nvlink-down", "FAIL")),
-        ("gpu3:nvlink=0", ("nvlink-down", "FAIL")),
+        ("gpu3:nvlink=0", ("nvlinks-all-down", "FAIL")),
         ("gpu3:width=8", ("pcie-width", "FAIL")),
         ("gpu3:generation=3", ("pcie-generation", "WARN")),
         ("gpu3:lost=yes", ("gpu-lost", "FAIL")),
         ("gpu3:throttle=hw_thermal_slowdown", ("gpu-throttled", "WARN")),
         ("gpu3:rows=pending", ("row-remap-pending", "WARN")),
         ("gpu3:rows=failure", ("row-remap-failed", "FAIL")),
-        ("gpu3:health=route_unhealthy", ("fabric-not-ready", "FAIL")),
-        ("gpu3:health=incorrect_configuration", ("fabric-not-ready", "FAIL")),
-        ("gpu3:health=fabric_manager_disconnected", ("fabric-not-ready", "FAIL")),
+        ("gpu3:health=route_unhealthy", ("fabric-unhealthy", "FAIL")),
+        ("gpu3:health=incorrect_configuration", ("fabric-unhealthy", "FAIL")),
+        ("gpu3:health=fabric_manager_disconnected", ("fabric-unhealthy", "FAIL")),
     ],
 )
 def test_a_fault_of_a_gpu_is_found_and_nothing_else(fault: str, found: tuple[str, str]) -> None:
@@ -103,9 +104,9 @@ def test_a_fault_of_a_gpu_is_found_and_nothing_else(fault: str, found: tuple[str
 @pytest.mark.parametrize(
     ("fault", "found"),
     [
-        ("nic3:state=down", ("nic-down", "WARN")),
-        ("nic3:state=init", ("nic-down", "WARN")),
-        ("nic3:rate=200", ("nic-rate", "WARN")),
+        ("nic3:state=down", ("rdma-port-down", "WARN")),
+        ("nic3:state=init", ("rdma-port-down", "WARN")),
+        ("nic3:rate=200", ("rdma-port-slow", "WARN")),
         ("nic3:width=4", ("pcie-width", "FAIL")),
         ("nic3:generation=3", ("pcie-generation", "WARN")),
     ],
@@ -179,10 +180,10 @@ def test_a_gpu_without_a_bridge_is_a_warning() -> None:
     (node,) = machine("hgx-h200-2")
     bridged = tuple(replace(link, peer=NvlinkPeer.GPU) for link in node.gpus[0].nvlinks or ())
     gpus = (
-        *(replace(gpu, nvlinks=bridged) for gpu in node.gpus),
-        replace(node.gpus[0], index=2, nvlinks=down(bridged)),
+        *(replace(gpu, nvlinks=bridged, fabric=None) for gpu in node.gpus),
+        replace(node.gpus[0], index=2, bus_id="0000:ff:00.0", nvlinks=down(bridged), fabric=None),
     )
-    found = [each for each in examined([replace(node, gpus=gpus, pairs=())]) if each.id == "nvlink-down"]
+    found = [each for each in examined([replace(node, gpus=gpus, pairs=(), nvswitches=())]) if "nvlink" in each.id]
     assert [(each.severity, each.cause) for each in found] == [
         ("WARN", "this GPU has no bridge, or one that is not seated")
     ]
@@ -195,11 +196,14 @@ def down(links: Sequence[NvLink]) -> tuple[NvLink, ...]:
 def test_all_links_down_are_found_where_there_is_a_switch() -> None:
     nvlinks = down(GPU0.nvlinks or ())
     switched = examined([with_gpus(nvlinks=nvlinks, fabric=None)])
-    assert said(switched) == [("nvlink-down", "FAIL", join_subjects([subject_of(gpu) for gpu in HEALTHY.gpus]))]
+    assert said(switched) == [("nvlinks-all-down", "FAIL", joined([subject_of(gpu) for gpu in HEALTHY.gpus]))]
     assert switched[0].expected == "all 18"
     registered = replace(with_gpus(nvlinks=nvlinks), nvswitches=())
-    assert [finding.id for finding in examined([registered])] == ["nvlink-down"]
-    bare = replace(with_gpus(nvlinks=nvlinks, fabric=None), nvswitches=())
+    assert [finding.id for finding in examined([registered])] == ["nvlinks-all-down"]
+    shown = replace(with_gpus(nvlinks=nvlinks, fabric=None), nvswitches=())
+    assert [finding.id for finding in examined([shown])] == ["nvlinks-all-down"]
+    hidden = tuple(replace(link, peer=None) for link in nvlinks)
+    bare = replace(with_gpus(nvlinks=hidden, fabric=None), nvswitches=())
     assert examined([bare]) == ()
 
 
@@ -259,18 +263,24 @@ def test_errors_of_links_are_counted_by_link() -> None:
         (Fabric(state="completed", status="success", health_mask=0x1AA), None),
         (Fabric(state="not_started"), "fabric state not started"),
         (Fabric(state="in_progress", status="success"), "fabric state in progress"),
-        (Fabric(state="completed", status="Insufficient Resources"), "status Insufficient Resources"),
-        (Fabric(state="completed", status="success", health_mask=0xA9), "health: degraded bandwidth"),
-        (
-            Fabric(state="in_progress", status="Unknown Error", health_mask=0xA6),
-            "fabric state in progress, status Unknown Error, health: route recovery",
-        ),
+        (Fabric(state="completed", status="Insufficient Resources"), "fabric status Insufficient Resources"),
+        (Fabric(state="in_progress", status="Unknown Error"), "fabric state in progress, fabric status Unknown Error"),
     ],
 )
 def test_the_fabric_s_opinion(fabric: Fabric, seen: str | None) -> None:
     found = examined([with_gpu(1, fabric=fabric)])
     assert [finding.seen for finding in found] == ([] if seen is None else [seen])
     assert all(finding.id == "fabric-not-ready" for finding in found)
+
+
+def test_a_fabric_that_is_unhealthy_is_so_whether_it_is_ready_or_not() -> None:
+    (found,) = examined([with_gpu(1, fabric=Fabric(state="completed", status="success", health_mask=0xA9))])
+    assert (found.id, found.severity, found.seen) == ("fabric-unhealthy", "FAIL", "fabric health: degraded bandwidth")
+    both = examined([with_gpu(1, fabric=Fabric(state="in_progress", health_mask=0xA6))])
+    assert [(each.id, each.seen) for each in both] == [
+        ("fabric-not-ready", "fabric state in progress"),
+        ("fabric-unhealthy", "fabric health: route recovery"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -325,7 +335,7 @@ def test_pcie_links_lose_lanes_or_speed(link: PcieLink, idle: bool | None, found
 def test_the_uplink_of_a_switch_is_a_link_too() -> None:
     narrow = PciSwitch(bus_id="0000:97:00.0", link=PcieLink(generation=4, width=8, max_generation=4, max_width=16))
     switched = replace(HEALTHY, switches=(narrow,))
-    assert said(examined([switched])) == [("pcie-width", "FAIL", "the uplink of switch 0000:97:00.0")]
+    assert said(examined([switched])) == [("pcie-uplink", "FAIL", "the uplink of switch 0000:97:00.0")]
     assert said(examined([switched, replace(switched, host="node1")]))[0][2] == (
         "node0 the uplink of switch 0000:97:00.0, node1 the uplink of switch 0000:97:00.0"
     )
@@ -337,9 +347,9 @@ def test_the_uplink_of_a_switch_is_a_link_too() -> None:
         ({"state": None}, []),
         ({"state": "down", "kind": NicKind.ETHERNET}, []),
         ({"rate_gbit_s": 10.0, "kind": NicKind.ETHERNET}, []),
-        ({"state": "down", "kind": NicKind.ROCE}, [("nic-down", "port is down")]),
-        ({"state": "init"}, [("nic-down", "port is init")]),
-        ({"rate_gbit_s": 200.0}, [("nic-rate", "200 Gb/s")]),
+        ({"state": "down", "kind": NicKind.ROCE}, [("rdma-port-down", "port is down")]),
+        ({"state": "init"}, [("rdma-port-down", "port is init")]),
+        ({"rate_gbit_s": 200.0}, [("rdma-port-slow", "200 Gb/s")]),
         ({"rate_gbit_s": None}, []),
         ({"rate_gbit_s": 800.0}, []),
         ({"rate_gbit_s": 100.0, "model": "another"}, []),
@@ -352,7 +362,7 @@ def test_ports_are_active_and_as_fast_as_their_siblings(facts: dict[str, Any], f
 def test_gpudirect_is_missed_only_where_there_is_something_to_miss() -> None:
     without = GpuDirectFacts(peermem=False, dma_buf=False)
     (finding,) = examined([replace(HEALTHY, gpudirect=without)])
-    assert (finding.id, finding.severity) == ("gpudirect-rdma-unavailable", "WARN")
+    assert (finding.id, finding.severity) == ("gpudirect-module-missing", "WARN")
     rdma = [nic.name for nic in HEALTHY.nics if nic.rdma]
     assert finding.subject == ", ".join(rdma)
     assert examined([replace(HEALTHY, gpudirect=without, gpus=(), pairs=())]) == ()
@@ -373,8 +383,8 @@ UNWIRED = replace(with_gpus(nvlinks=(), fabric=None), nvswitches=())
 @pytest.mark.parametrize(
     ("status", "severity", "likely"),
     [
-        ("GNS", "SKIP", "by design, not a fault"),
-        ("CNS", "WARN", "hypervisor"),
+        ("GNS", "SKIP", "this GPU model has no P2P"),
+        ("CNS", "WARN", "chipset not supported"),
         ("TNS", "WARN", "different sockets"),
         ("DR", "WARN", "registry key"),
         ("NS", "WARN", "none of these GPUs"),
@@ -391,20 +401,20 @@ def test_a_refusal_has_its_cause(status: str, severity: str, likely: str) -> Non
 
 def test_cuda_alone_can_refuse() -> None:
     (finding,) = examined([replace(UNWIRED, pairs=pairs_saying(cuda=False, read=None, write=None))])
-    assert finding.seen.startswith("peer access refused: CUDA refuses it")
+    assert finding.seen == "no peer access: refused by CUDA; copies go through host memory"
 
 
 def test_a_refusal_between_linked_gpus_is_the_fabric_s() -> None:
     (finding,) = examined([replace(HEALTHY, pairs=pairs_saying(cuda=False, read="NS", write="NS"))])
     assert (finding.severity, finding.subject) == ("FAIL", "all 56 GPU pairs")
-    assert "fabric manager" in finding.cause
+    assert "fabric is not ready" in finding.cause
 
 
 def test_mig_refuses_by_design() -> None:
     mig = with_gpus(mig=True)
     (finding,) = examined([replace(mig, pairs=pairs_saying(cuda=False, read="NS", write="NS"))])
     assert finding.severity is Verdict.SKIP
-    assert finding.cause.startswith("MIG is on")
+    assert finding.cause.startswith("MIG is enabled")
 
 
 def test_a_mesh_of_nvlinks_has_pairs_without_by_design() -> None:
@@ -432,7 +442,8 @@ def test_a_mesh_of_nvlinks_has_pairs_without_by_design() -> None:
     assert "DGX-1" in finding.cause
     bare = tuple(replace(gpu, nvlinks=()) for gpu in gpus)
     (finding,) = examined([replace(node, gpus=bare, pairs=pairs)])
-    assert (finding.severity, finding.cause) == ("WARN", "the GPUs hang on different sockets or I/O hubs")
+    assert finding.severity == "WARN"
+    assert "different sockets or I/O hubs" in finding.cause
 
 
 def test_a_driver_that_does_not_know_refuses_nothing() -> None:
@@ -451,7 +462,7 @@ def test_some_pairs_are_named_and_others_counted() -> None:
 
 def test_a_contradiction_is_a_warning_for_each_pair() -> None:
     found = examined(machine("hgx-h200-2", "gpu1:cuda_peer=no"))
-    assert [(finding.id, finding.severity) for finding in found] == [("peer-access-contradiction", "WARN")]
+    assert [(finding.id, finding.severity) for finding in found] == [("cuda-nvml-disagree", "WARN")]
     gpus = machine("hgx-h200-2")[0].gpus
     one, other = (subject_of(gpu) for gpu in gpus)
     assert found[0].subject == f"{one} → {other}, {other} → {one}"
@@ -519,15 +530,15 @@ def test_hosts_are_named_where_there_are_several() -> None:
 
 
 def test_subjects_are_cut_after_four() -> None:
-    assert join_subjects(["a"]) == "a"
-    assert join_subjects(list("abcd")) == "a, b, c, d"
-    assert join_subjects(list("abcde")) == "a, b, c, d and 1 more"
+    assert joined(["a"]) == "a"
+    assert joined(list("abcd")) == "a, b, c, d"
+    assert joined(list("abcde")) == "a, b, c, d and 1 more"
 
 
 def test_a_subject_without_a_bus_id_is_its_name() -> None:
     node = Topology(HEALTHY)
-    assert Facts([node]).subject(node, GpuFacts(index=2)) == "GPU2"
-    assert Facts([node]).subject(node) == "node0"
+    assert Facts([node]).around.named(0, GpuFacts(index=2)) == "GPU2"
+    assert Facts([node]).around.named(0) == "node0"
 
 
 def rank(number: int, node: int = 0, **facts: Any) -> RankFacts:
@@ -544,7 +555,7 @@ def test_ranks_alike_have_no_findings() -> None:
 def test_ranks_of_a_host_share_memory() -> None:
     ranks = [rank(0, 0, shm_device=1), rank(1, 1, shm_device=3), rank(2, 0, shm_device=2)]
     (finding,) = examined([HEALTHY], ranks)
-    assert said([finding]) == [("shm-not-shared", "WARN", "ranks 0, 2 on n0")]
+    assert said([finding]) == [("shm-not-shared", "FAIL", "ranks 0, 2 on n0")]
     assert finding.seen == "2 different /dev/shm among 2 ranks of one host"
 
 

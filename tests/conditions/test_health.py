@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from gpubench.conditions.checks import CHECKS, Facts
+from gpubench.conditions.checks import CHECKS
+from gpubench.conditions.circumstances import Facts
 from gpubench.errors import UsageError
 from gpubench.measure.check.health import judge
 from gpubench.model.facts.rank_facts import RankFacts
@@ -79,7 +80,7 @@ def test_the_health_mask_0xaa_is_healthy_and_its_bits_are_read_in_twos() -> None
     assert {gpu.fabric.health_mask for gpu in HEALTHY.gpus if gpu.fabric} == {0xAA}
     assert ids(report([HEALTHY])) == []
     degraded = machine("hgx-h100-8", "gpu1:health=degraded_bandwidth")
-    assert ids(report(degraded)) == [("fabric-not-ready", "FAIL")]
+    assert ids(report(degraded)) == [("fabric-unhealthy", "FAIL")]
 
 
 def test_a_limit_that_cannot_fail_or_cannot_pass_is_no_profile() -> None:
@@ -113,7 +114,7 @@ def test_an_unknown_gpu_is_said_to_be_that_and_still_has_siblings() -> None:
 def test_all_links_down_on_all_gpus_is_found() -> None:
     """DCGM's level 2 passes there."""
     down = machine("hgx-h100-8", *(f"gpu{index}:nvlink=0" for index in range(8)))
-    assert ("nvlink-down", "FAIL") in ids(report(down))
+    assert ("nvlinks-all-down", "FAIL") in ids(report(down))
 
 
 @pytest.mark.parametrize("stage", ["nvml", "cuda", "sysfs"])
@@ -199,9 +200,9 @@ def test_ecc_off_on_all_is_found_by_the_profile_alone() -> None:
 @pytest.mark.parametrize(
     ("fault", "expected"),
     [
-        ("node0:acs=on", ("acs-redirects", "WARN")),
-        ("node0:iommu=on", ("iommu-translates", "WARN")),
-        ("nic3:errors=5000", ("nic-errors", "WARN")),
+        ("node0:acs=on", ("acs-nic-redirect", "WARN")),
+        ("node0:iommu=on", ("iommu-translating", "WARN")),
+        ("nic3:errors=5000", ("rdma-port-errors", "WARN")),
     ],
 )
 def test_what_lies_around_the_gpus_is_looked_at(fault: str, expected: tuple[str, str]) -> None:
@@ -426,7 +427,7 @@ def test_settings_that_will_keep_nccl_off_direct_paths_fail_the_check() -> None:
         rank=0, host="node0", node=0, local_rank=0, pid=1, shm_device=1, environment={"NCCL_P2P_DISABLE": "1"}
     )
     found = report([HEALTHY], ranks=[rank])
-    assert ids(found) == [("fallback-expected", "FAIL")]
+    assert ids(found) == [("nccl-p2p-disabled", "FAIL")]
     assert "NCCL_P2P_DISABLE=1" in found.findings[0].seen
 
 

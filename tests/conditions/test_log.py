@@ -2,9 +2,9 @@
 
 import pytest
 
-from gpubench.conditions import CAUSES
 from gpubench.conditions.log_evidence import Staged, Teller
 from gpubench.conditions.ranking import explain
+from gpubench.conditions.registry import CAUSES
 from gpubench.model.paths.nccl_log import Note, RemarkKind
 
 Kind = RemarkKind

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpubench.conditions import CAUSES
+from gpubench.conditions.registry import CAUSES
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.measure.topo.fallback import survey
 from gpubench.model.facts.rank_facts import RankFacts

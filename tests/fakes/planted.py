@@ -5,9 +5,9 @@ from dataclasses import dataclass, field, replace
 from itertools import permutations
 from typing import Any
 
-from gpubench.conditions import CAUSES
 from gpubench.conditions.circumstances import Circumstances, Together, users_settings
 from gpubench.conditions.ranking import Diagnosis, diagnose
+from gpubench.conditions.registry import CAUSES
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.model.facts.driver_settings import ConfidentialComputing, Service
 from gpubench.model.facts.error_counts import REPLAYS
@@ -560,7 +560,8 @@ PLANTS: tuple[Plant, ...] = (
         ),
     ),
     Plant("gpu-throttled", lambda: simulated("hgx-h200-4", "gpu0:throttle=hw_slowdown")),
-    Plant("memory-rows-pending", lambda: simulated("hgx-h200-4", "gpu0:rows=pending")),
+    Plant("row-remap-pending", lambda: simulated("hgx-h200-4", "gpu0:rows=pending")),
+    Plant("row-remap-failed", lambda: simulated("hgx-h200-4", "gpu0:rows=failure")),
     Plant("numa-far", lambda: with_ranks(_two(), lambda each: replace(each, affinity="112-113"), 1)),
 )
 """`beside` are causes that such a machine has as well, before this one."""

@@ -4,7 +4,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from gpubench.conditions.checks.check import join_subjects, merged
+from gpubench.conditions.checks import merged
+from gpubench.conditions.condition import joined
+from gpubench.conditions.registry import ids_now
 from gpubench.measure.compare.judge import Rules
 from gpubench.model.results.result_file import ResultFile
 from gpubench.model.results.rows.checks import VerdictRow
@@ -31,6 +33,7 @@ def findings_told(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> bool
 def finding_changes(base: Sequence[ResultFile], new: Sequence[ResultFile], rules: Rules) -> list[FindingChangeRow]:
     """A row a finding and thing that it is on, the gravest first; of several runs of a side the gravest counts."""
     before, after = _found(base), _found(new)
+    before = {_key_now(key, after): finding for key, finding in before.items()}
     rows = [_row(before.get(key), after.get(key), rules) for key in {**after, **before}]
     return sorted(rows, key=lambda row: (_grave(row.verdict), _STATUSES.index(FindingStatus(row.status))))
 
@@ -43,6 +46,12 @@ def _found(files: Sequence[ResultFile]) -> _Found:
             if known is finding or _grave(finding.severity) < _grave(known.severity):
                 found[_key(finding.id, subject)] = replace(finding, subject=subject, subjects=())
     return found
+
+
+def _key_now(key: tuple[str, str], after: _Found) -> tuple[str, str]:
+    """Under what the new results have a finding of old ones: conditions were renamed, and some were split."""
+    now = ((id_, key[1]) for id_ in ids_now(key[0]))
+    return key if key in after else next((each for each in now if each in after), key)
 
 
 def _key(finding: str, subject: str) -> tuple[str, str]:
@@ -105,7 +114,7 @@ def _devices_gone(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Iter
         yield Finding(
             id=GONE,
             severity=Verdict.FAIL,
-            subject=join_subjects(gone),
+            subject=joined(gone),
             seen="was there before, and is not now" if len(gone) == 1 else "were there before, and are not now",
             expected="every GPU and NIC of the old results",
             cause="a device fell off the bus (Xid 79), was hidden from this process, or was taken out",
@@ -135,7 +144,7 @@ def _not_looked_at(base: Sequence[ResultFile], new: Sequence[ResultFile], rules:
         yield Finding(
             id=NOT_LOOKED_AT,
             severity=rules.doubt,
-            subject=join_subjects(lost),
+            subject=joined(lost),
             seen="looked at before, and not now: what they found may be there still",
             expected="every check of the old results",
             cause="--quick, another launcher, or something that could not be measured any more",

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from gpubench.conditions import CAUSES
-from gpubench.conditions.cause import joined
+from gpubench.conditions.condition import joined
+from gpubench.conditions.registry import CAUSES
 from gpubench.measure.explain.findings import findings_of
 from gpubench.measure.explain.pairs import JudgedPair, PairJudge, Scope
 from gpubench.measure.explain.summary import JobSummary, summarise

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gpubench.conditions import CAUSES
+from gpubench.conditions.registry import CAUSES
 from gpubench.measure.explain.pairs import JudgedPair, PairGroup, PairJudge, Scope, is_half_heard
 from gpubench.model.paths.nccl_log import Communicator, LogFacts
 from gpubench.model.results.explanation import Explanation

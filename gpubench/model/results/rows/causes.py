@@ -25,9 +25,9 @@ class CauseRow(Record):
     """A cause that holds, those to look at first first: what shows it, what to do, how many paths it explains.
 
     `paths` counts those that were seen to go through host memory; 0 where it explains none of them and may slow others
-    down, or where nothing was sent. `verdict` is SKIP by design, WARN where it only slows down. `subject` is on what;
-    `implied_by` the id of the cause that it follows from; `settles` what would settle a doubt. docs/causes.md has the
-    whole catalogue.
+    down, or where nothing was sent. `verdict` is SKIP by design, else how grave the condition is. `subject` is on what;
+    `implied_by` the id of the cause that it follows from; `settles` what would settle a doubt. docs/conditions.md has
+    the whole catalogue.
     """
 
     id: str
