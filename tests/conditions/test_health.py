@@ -24,6 +24,7 @@ from gpubench.model.terms.verdict import WRONG_DATA, Finding, Verdict, exit_code
 from gpubench.profiles import files as profiles
 from gpubench.profiles import matching
 from tests.conditions.test_checks import machine
+from tests.fakes.measured_rows import pair, row
 
 H100 = profiles.load("hgx-h100-8")
 
@@ -253,31 +254,9 @@ def test_a_profile_that_was_asked_for_is_taken_at_its_word() -> None:
     assert ids(report(slow, asked=True)) == [("nic-below-profile", "FAIL")]
 
 
-def pair(source: int, destination: int, gb_s: float | None, **changes: Any) -> PairRow:
-    ends = [HEALTHY.gpus[source], HEALTHY.gpus[destination]]
-    row = PairRow(
-        source=ends[0].device,
-        destination=ends[1].device,
-        source_bus_id=ends[0].bus_id,
-        destination_bus_id=ends[1].bus_id,
-        source_node="node0",
-        destination_node="node0",
-        scope="process",
-        origin="measured",
-        direction="write",
-        engine="ce",
-        peer="on",
-        size_bytes=2**28,
-        bandwidth_gb_s=gb_s,
-        limit_gb_s=450.0,
-        path_class="NV18",
-    )
-    return replace(row, **changes)
-
-
 def copies(figures: dict[tuple[int, int], float], usual: float = 376.0) -> Measurements:
     every = [(one, other) for one in range(8) for other in range(8) if one != other]
-    return Measurements(pairs=tuple(pair(*ends, figures.get(ends, usual)) for ends in every))
+    return Measurements(pairs=tuple(pair(HEALTHY, *ends, figures.get(ends, usual)) for ends in every))
 
 
 def test_one_slow_gpu_is_named_and_not_its_56_pairs() -> None:
@@ -299,9 +278,9 @@ def test_one_slow_direction_is_named_once() -> None:
 
 def test_two_gpus_without_siblings_are_compared_with_each_other_and_the_profile() -> None:
     node = replace(HEALTHY, gpus=HEALTHY.gpus[:2], pairs=(), nvswitches=())
-    one_way = Measurements(pairs=(pair(0, 1, 376.0), pair(1, 0, 300.0)))
+    one_way = Measurements(pairs=(pair(HEALTHY, 0, 1, 376.0), pair(HEALTHY, 1, 0, 300.0)))
     assert "p2p-slow" in dict(ids(report([node], measurements=one_way)))
-    both = Measurements(pairs=(pair(0, 1, 250.0), pair(1, 0, 250.0)))
+    both = Measurements(pairs=(pair(HEALTHY, 0, 1, 250.0), pair(HEALTHY, 1, 0, 250.0)))
     assert ids(report([node], measurements=both)) == [("p2p-slow", "FAIL")]
     assert ids(report([node], None, measurements=both)) == []
 
@@ -313,7 +292,8 @@ def test_a_derived_figure_warns_and_only_the_limit_fails() -> None:
     def measured(gb_s: float) -> Measurements:
         ends = [(one, other) for one in node.gpus for other in node.gpus if one is not other]
         found = [
-            pair(0, 1, gb_s, source_bus_id=a.bus_id, destination_bus_id=b.bus_id, limit_gb_s=900.0) for a, b in ends
+            pair(HEALTHY, 0, 1, gb_s, source_bus_id=a.bus_id, destination_bus_id=b.bus_id, limit_gb_s=900.0)
+            for a, b in ends
         ]
         return Measurements(pairs=tuple(found))
 
@@ -329,7 +309,7 @@ def test_a_gpu_that_somebody_uses_is_not_judged_by_its_figures() -> None:
 
 
 def to_host(index: int, gb_s: float) -> PairRow:
-    copied = pair(index, (index + 1) % 8, gb_s, size_bytes=2**26, note="pinned host memory", peer=None)
+    copied = pair(HEALTHY, index, (index + 1) % 8, gb_s, size_bytes=2**26, note="pinned host memory", peer=None)
     return replace(copied, destination="host", destination_bus_id=None)
 
 
@@ -342,36 +322,6 @@ def test_slow_host_copies_are_found_by_siblings_and_by_the_profile() -> None:
     all_slow = Measurements(pairs=tuple(to_host(index, 26.0) for index in range(8)))
     (finding,) = report([HEALTHY], measurements=all_slow).findings
     assert len(finding.subjects) == 8
-
-
-def row(size_bytes: int, time_us: float, busbw: float, **changes: Any) -> CollectiveRow:
-    made = CollectiveRow(
-        collective="allreduce",
-        backend="nccl",
-        origin="measured",
-        ranks=8,
-        nodes=1,
-        size_bytes=size_bytes,
-        count=1,
-        dtype="float32",
-        op="sum",
-        root=None,
-        placement="out_of_place",
-        mode="throughput",
-        graph=0,
-        iterations=20,
-        time_us=time_us,
-        time_us_fastest_rank=time_us,
-        time_us_slowest_rank=time_us,
-        slowest_rank=3,
-        algbw_gb_s=1.0,
-        busbw_gb_s=busbw,
-        limit_gb_s=450.0,
-        wrong=0,
-        verified="last",
-        verdict="PASS",
-    )
-    return replace(made, **changes)
 
 
 @pytest.mark.parametrize(

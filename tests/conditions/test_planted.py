@@ -1,11 +1,11 @@
-"""Every cause planted alone is named first; what is healthy yields none; pairs that come together keep their order."""
+"""Every condition planted alone is found; what is healthy yields none; those that come together keep their order."""
 
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from gpubench.conditions.registry import CAUSES
+from gpubench.conditions.registry import CAUSES, CONDITIONS
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.measure.topo.fallback import survey
 from gpubench.model.facts.rank_facts import RankFacts
@@ -14,7 +14,7 @@ from gpubench.model.paths.nodes import group
 from gpubench.model.paths.topology import Topology
 from gpubench.model.terms.verdict import Verdict
 from gpubench.profiles import files as profiles
-from tests.fakes.planted import PLANTS, Job, Plant, simulated, with_ranks
+from tests.fakes.planted import CHECKED, PLANTS, Job, Plant, simulated, with_ranks
 from tests.machines.test_machines import read
 
 HEALTHY_MACHINES = (
@@ -38,8 +38,26 @@ def test_a_planted_cause_is_named_first(plant: Plant) -> None:
     assert first.cure
 
 
-def test_every_cause_is_planted() -> None:
+def test_every_condition_is_planted() -> None:
     assert {plant.id for plant in PLANTS} == {cause.id for cause in CAUSES} - LOG_ALONE - BY_OTHERS
+    assert {plant.id for plant in CHECKED} == {each.id for each in CONDITIONS} - {cause.id for cause in CAUSES}
+
+
+BY_ID = {condition.id: condition for condition in CONDITIONS}
+
+
+@pytest.mark.parametrize(
+    "plant", [each for each in (*PLANTS, *CHECKED) if BY_ID[each.id].check], ids=lambda plant: plant.id
+)
+def test_a_planted_condition_is_a_finding_of_its_check_once(plant: Plant) -> None:
+    """Under its own id, or as what explains that peer access is refused."""
+    known = BY_ID[plant.id]
+    found = [each for each in plant.make().findings() if plant.id == each.id or each.cause == known.title]
+    assert found
+    subjects = [subject for each in found for subject in each.subjects]
+    assert len(subjects) == len(set(subjects))
+    for each in found:
+        assert all((each.subject, each.seen, each.expected, each.cause, each.next_command))
 
 
 def faults(nodes: list[Snapshot], ranks: list[RankFacts]) -> list[str]:
@@ -97,12 +115,3 @@ def test_what_follows_from_a_cause_is_listed_below_it(cause: str, implied: set[s
     named = job.diagnosis().named
     assert [each.cause.id for each in named if not each.cause.by_design or each.cause.id == cause] == [cause]
     assert {each.cause.id for each in named[0].implied} == implied
-
-
-def test_ids_links_and_titles() -> None:
-    assert len({cause.id for cause in CAUSES}) == len(CAUSES) >= 40
-    for cause in CAUSES:
-        assert cause.link.startswith("https://"), cause.id
-        assert all((cause.title, cause.detection, cause.settles, cause.cure, cause.effects)), cause.id
-        assert set(cause.implies) <= {each.id for each in CAUSES}, cause.id
-        assert not cause.by_design or "nothing to repair" in cause.cure, cause.id
