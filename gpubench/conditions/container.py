@@ -84,18 +84,22 @@ def _shm_small(around: Circumstances) -> Found:
             yield of_ranks(around, small, f"/dev/shm has {size} MiB", Confidence.WEAK)
 
 
-def _namespaces(around: Circumstances) -> Found:
-    """Of ranks that use UCX: it takes no CUDA IPC between PID namespaces. NCCL does."""
+def _differ_with_ucx(
+    around: Circumstances, what: str, key: Callable[[RankFacts], Any], confidence: Confidence
+) -> Found:
+    """Ranks of a host that use UCX and differ: NCCL would not mind."""
     for _, ranks in _nodes(around):
         with_ucx = [each for each in ranks if "libucp" in each.libraries]
-        for kind in ("pid", "ipc"):
-            groups: dict[int, list[RankFacts]] = {}
-            for each in with_ucx:
-                if kind in each.namespaces:
-                    groups.setdefault(each.namespaces[kind], []).append(each)
-            if len(groups) > 1:
-                seen = f"{len(groups)} {kind} namespaces among ranks of one host, with UCX loaded"
-                yield of_ranks(around, with_ucx, seen, Confidence.LIKELY)
+        groups = _groups(with_ucx, key)
+        if len(groups) > 1:
+            seen = f"{len(groups)} {what} among ranks of one host, with UCX loaded"
+            yield of_ranks(around, with_ucx, seen, confidence)
+
+
+def _namespaces(around: Circumstances) -> Found:
+    """UCX takes no CUDA IPC between PID namespaces."""
+    yield from _differ_with_ucx(around, "pid namespaces", lambda each: each.namespaces.get("pid"), Confidence.LIKELY)
+    yield from _differ_with_ucx(around, "ipc namespaces", lambda each: each.namespaces.get("ipc"), Confidence.LIKELY)
 
 
 def _ptrace(around: Circumstances) -> Found:
@@ -144,12 +148,8 @@ def _denied(around: Circumstances) -> Found:
 
 def _visible(around: Circumstances) -> Found:
     """Where MPI or UCX moves GPU memory by itself: NCCL reaches GPUs that CUDA_VISIBLE_DEVICES hides."""
-    for _, ranks in _nodes(around):
-        with_ucx = [each for each in ranks if "libucp" in each.libraries]
-        groups = _groups(with_ucx, lambda each: each.visible_devices)
-        if len(groups) > 1:
-            seen = f"CUDA_VISIBLE_DEVICES differs: {joined(list(groups))}, with UCX loaded"
-            yield of_ranks(around, with_ucx, seen, Confidence.WEAK)
+    what = "values of CUDA_VISIBLE_DEVICES"
+    return _differ_with_ucx(around, what, lambda each: each.visible_devices, Confidence.WEAK)
 
 
 def _memlock(around: Circumstances) -> Found:

@@ -14,9 +14,7 @@ from gpubench.model.results.rows.causes import Effect
 from gpubench.model.terms.verdict import Verdict
 
 _REFUSED = "peer-access-refused"
-
 _CUDA_REFUSES = "0"
-
 _SHOWS_REASON = "gpubench topo shows the driver's reason"
 
 

@@ -5,8 +5,9 @@ from statistics import median
 
 from gpubench.conditions.circumstances import Circumstances
 from gpubench.conditions.condition import Condition, Family, Found, Look, joined
-from gpubench.conditions.sightings import of_gpu
+from gpubench.conditions.sightings import of_every_gpu, of_gpu
 from gpubench.model.facts.error_counts import MEMORY_ERRORS, ErrorCounts
+from gpubench.model.facts.snapshot import GpuFacts
 from gpubench.model.results.measured_copies import is_busy
 from gpubench.model.results.rows.causes import Effect
 from gpubench.model.terms.verdict import Verdict
@@ -24,34 +25,20 @@ _MOST_USED_SHARE = 0.02
 """Of the memory of a GPU that nobody uses; the driver's own part is not counted as used."""
 
 
-def _lost(around: Circumstances) -> Found:
-    return (of_gpu(around, position, gpu.lost) for position, _, gpu in around.gpus() if gpu.lost)
+def _throttled(gpu: GpuFacts) -> str:
+    reasons = [reason for reason in gpu.throttle_reasons or () if reason in _HARMFUL]
+    return f"clocks are lowered: {joined(reasons).replace('_', ' ')}" if reasons else ""
 
 
-def _throttled(around: Circumstances) -> Found:
-    for position, _, gpu in around.gpus():
-        reasons = [reason for reason in gpu.throttle_reasons or () if reason in _HARMFUL]
-        if reasons:
-            yield of_gpu(around, position, f"clocks are lowered: {joined(reasons).replace('_', ' ')}")
+def _row(*, failed: bool) -> Look:
+    """Of rows that wait for a reset, or could not be remapped, which is said alone."""
+    seen = "a memory row could not be remapped" if failed else "a memory row waits to be remapped"
 
-
-def _rows_pending(around: Circumstances) -> Found:
-    for position, _, gpu in around.gpus():
+    def found(gpu: GpuFacts) -> str:
         rows = gpu.remapped_rows
-        if rows is not None and rows.pending and not rows.failure:
-            yield of_gpu(around, position, "a memory row waits to be remapped")
+        return seen if rows is not None and (rows.failure if failed else rows.pending and not rows.failure) else ""
 
-
-def _rows_failed(around: Circumstances) -> Found:
-    for position, _, gpu in around.gpus():
-        if gpu.remapped_rows is not None and gpu.remapped_rows.failure:
-            yield of_gpu(around, position, "a memory row could not be remapped")
-
-
-def _retiring(around: Circumstances) -> Found:
-    for position, _, gpu in around.gpus():
-        if gpu.retirement_pending:
-            yield of_gpu(around, position, "a memory page waits to be retired")
+    return of_every_gpu(found)
 
 
 def _ecc_off(around: Circumstances) -> Found:
@@ -104,18 +91,15 @@ def _hot(around: Circumstances) -> Found:
             yield of_gpu(around, position, f"{gpu.temperature_c} °C", expected=expected)
 
 
-def _in_use(around: Circumstances) -> Found:
-    for position, _, gpu in around.gpus():
-        if is_busy(gpu):
-            users = (f"process {each.pid}" + (f" ({each.name})" if each.name else "") for each in gpu.processes or ())
-            yield of_gpu(around, position, f"in use by {', '.join(users)}")
+def _in_use(gpu: GpuFacts) -> str:
+    users = (f"process {each.pid}" + (f" ({each.name})" if each.name else "") for each in gpu.processes or ())
+    return f"in use by {', '.join(users)}" if is_busy(gpu) else ""
 
 
-def _memory_kept(around: Circumstances) -> Found:
-    for position, _, gpu in around.gpus():
-        used, total = gpu.memory_used_bytes or 0, gpu.memory_bytes
-        if total and used > _MOST_USED_SHARE * total and not gpu.processes:
-            yield of_gpu(around, position, f"{used / 2**30:.1f} GiB in use, and no process is seen")
+def _memory_kept(gpu: GpuFacts) -> str:
+    used, total = gpu.memory_used_bytes or 0, gpu.memory_bytes
+    kept = bool(total) and used > _MOST_USED_SHARE * (total or 0) and not gpu.processes
+    return f"{used / 2**30:.1f} GiB in use, and no process is seen" if kept else ""
 
 
 _MEMORY = "https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/index.html"
@@ -151,7 +135,7 @@ GPU = Family(
             likely="it fell off the bus (Xid 79): power, temperature, a PCIe fault, or a failed GPU",
             cure="dmesg | grep Xid; a reboot or power cycle brings it back, or it has to be replaced",
             link="https://docs.nvidia.com/deploy/xid-errors/index.html",
-            look=_lost,
+            look=of_every_gpu(lambda gpu: gpu.lost),
         ),
         Condition(
             id="gpu-throttled",
@@ -166,7 +150,7 @@ GPU = Family(
             likely="cooling, or the power supply's brake signal",
             cure="nvidia-smi -q -d PERFORMANCE,TEMPERATURE; then cooling, or the power supply whose brake signal is on",
             link="https://github.com/NVIDIA/NVSentinel/issues/890",
-            look=_throttled,
+            look=of_every_gpu(_throttled),
         ),
         Condition(
             id="row-remap-failed",
@@ -181,7 +165,7 @@ GPU = Family(
             likely="uncorrectable memory errors, and no spare row left",
             cure="replace the GPU (RMA)",
             link=_MEMORY,
-            look=_rows_failed,
+            look=_row(failed=True),
             aliases=("memory-rows-pending",),
         ),
         Condition(
@@ -197,7 +181,7 @@ GPU = Family(
             likely="an uncorrectable memory error since the last reset",
             cure="nvidia-smi --gpu-reset -i GPU, when nobody uses it, or reboot",
             link="https://github.com/NVIDIA/DCGM/issues/198",
-            look=_rows_pending,
+            look=_row(failed=False),
             aliases=("memory-rows-pending",),
         ),
         Condition(
@@ -209,7 +193,7 @@ GPU = Family(
             likely="memory errors since the last reset",
             cure="nvidia-smi -q -d PAGE_RETIREMENT; nvidia-smi --gpu-reset -i GPU, when nobody uses it",
             link="https://docs.nvidia.com/deploy/dynamic-page-retirement/index.html",
-            look=_retiring,
+            look=of_every_gpu(lambda gpu: "a memory page waits to be retired" if gpu.retirement_pending else ""),
         ),
         Condition(
             id="ecc-off",
@@ -260,14 +244,14 @@ GPU = Family(
             "A GPU is in use by another process",
             "processes that NVML lists on a GPU that is not idle; what is measured there is not judged",
             "nobody",
-            _in_use,
+            of_every_gpu(_in_use),
         ),
         _used_by_somebody(
             "memory-in-use",
             "GPU memory is used although no process is shown (nvidia-smi: No running processes found)",
             f"more than {_MOST_USED_SHARE:.0%} of a GPU's memory, and no process",
             "free memory",
-            _memory_kept,
+            of_every_gpu(_memory_kept),
         ),
     ),
 )

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterator
 
 from gpubench.conditions.circumstances import Circumstances
-from gpubench.conditions.condition import Condition, Family, Found, Unread, joined
+from gpubench.conditions.condition import Condition, Family, Found, Look, Unread, joined
 from gpubench.conditions.log_evidence import SOCKET, Reason, Staged
 from gpubench.conditions.nccl_settings import blame, in_log
-from gpubench.conditions.sightings import of_gpu, of_node, of_pairs, unread
+from gpubench.conditions.sightings import of_gpu, of_node, of_pairs, rdma_nics, unread
 from gpubench.model.paths.evidence import Confidence, State
 from gpubench.model.paths.nccl_log import RemarkKind
 from gpubench.model.paths.path_types import allows, is_within, level, nccl_type
@@ -19,45 +19,29 @@ _LEVEL, _READ, _DMABUF = "NCCL_NET_GDR_LEVEL", "NCCL_NET_GDR_READ", "NCCL_DMABUF
 _DENIES = "2"
 
 
-def _has_rdma(node: Topology) -> bool:
-    return bool(node.gpus) and any(nic.rdma for nic in node.nics)
-
-
 def _nodes(around: Circumstances) -> Iterator[tuple[int, Topology, dict[str, tuple[bool | None, str]]]]:
     """Nodes with GPUs and RDMA NICs, with what is known of GPUDirect RDMA through each NIC."""
     for number, node in around.nodes.items():
-        if _has_rdma(node):
+        if node.gpus and rdma_nics(node):
             yield number, node, {nic.name: node.gpudirect(nic) for nic in node.nics if nic.rdma}
 
 
-def _across(around: Circumstances) -> frozenset[Pair] | None:
-    return frozenset(around.across) or None
+def _is_off(value: str) -> bool:
+    return level(value) == "LOC"
 
 
-def _any_rdma(around: Circumstances) -> bool:
-    return any(map(_has_rdma, around.nodes.values()))
+def _set(name: str, wrong: Callable[[str], bool], *, without_module: bool = False) -> Look:
+    """For a variable with a value that keeps RDMA off GPUs' memory; where only dma-buf is kept off, of nodes without
+    the kernel module that does what it would.
+    """
 
+    def look(around: Circumstances) -> Found:
+        values = [value for value in around.values(name) if wrong(value)]
+        facts = (node.snapshot.gpudirect for _, node, _ in _nodes(around))
+        if values and any(not (without_module and (each.peermem or each.efa_peermem)) for each in facts):
+            yield blame(around, {name: values}, Confidence.PROVEN, frozenset(around.across) or None)
 
-def _disabled(around: Circumstances) -> Found:
-    values = [value for value in around.values(_LEVEL) if level(value) == "LOC"]
-    if values and _any_rdma(around):
-        yield blame(around, {_LEVEL: values}, Confidence.PROVEN, _across(around))
-
-
-def _no_read(around: Circumstances) -> Found:
-    if "0" in around.values(_READ) and _any_rdma(around):
-        yield blame(around, {_READ: ("0",)}, Confidence.PROVEN, _across(around))
-
-
-def _no_dmabuf(around: Circumstances) -> Found:
-    """Only where no kernel module does what dma-buf would."""
-    without = [number for number, node in around.nodes.items() if _has_rdma(node) and not _peermem(node)]
-    if "0" in around.values(_DMABUF) and without:
-        yield blame(around, {_DMABUF: ("0",)}, Confidence.PROVEN, _across(around))
-
-
-def _peermem(node: Topology) -> bool:
-    return bool(node.snapshot.gpudirect.peermem or node.snapshot.gpudirect.efa_peermem)
+    return look
 
 
 def _override(around: Circumstances) -> Found:
@@ -174,8 +158,8 @@ GPUDIRECT = Family(
             settles=_UNSET,
             cure="unset NCCL_NET_GDR_LEVEL",
             link="https://github.com/awslabs/awsome-distributed-ai/issues/1106",
-            look=_disabled,
-            in_log=_log_setting(_LEVEL, lambda value: level(value) == "LOC"),
+            look=_set(_LEVEL, _is_off),
+            in_log=_log_setting(_LEVEL, _is_off),
         ),
         Condition(
             id="nccl-gdr-read",
@@ -185,7 +169,7 @@ GPUDIRECT = Family(
             settles=_UNSET,
             cure="unset NCCL_NET_GDR_READ",
             link=_ENV,
-            look=_no_read,
+            look=_set(_READ, "0".__eq__),
             in_log=_log_setting(_READ, "0".__eq__),
         ),
         Condition(
@@ -196,7 +180,7 @@ GPUDIRECT = Family(
             settles=_MODULES,
             cure="unset NCCL_DMABUF_ENABLE",
             link=_ENV,
-            look=_no_dmabuf,
+            look=_set(_DMABUF, "0".__eq__, without_module=True),
             in_log=_log_setting(_DMABUF, "0".__eq__),
         ),
         Condition(

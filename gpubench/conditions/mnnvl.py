@@ -9,7 +9,6 @@ from gpubench.model.paths.nccl_log import RemarkKind
 from gpubench.model.results.rows.causes import Effect
 
 _IMEX = "nvidia-imex"
-
 _NO_CLUSTER = ("", "0", "00000000-0000-0000-0000-000000000000")
 
 

@@ -1,10 +1,12 @@
 """Sockets between nodes although there is RDMA, or because there is none."""
 
+from itertools import islice
+
 from gpubench.conditions.circumstances import Circumstances
 from gpubench.conditions.condition import Condition, Family, Found, Sighting, Unread, joined
 from gpubench.conditions.log_evidence import SOCKET, Reason, Staged
 from gpubench.conditions.nccl_settings import blame, in_log
-from gpubench.conditions.sightings import nodes_with_rdma, of_node, of_pairs, rdma_nics
+from gpubench.conditions.sightings import nodes_with_rdma, of_node, of_pairs, rdma_nics, unread
 from gpubench.model.facts.snapshot import NicKind
 from gpubench.model.paths.evidence import Confidence
 from gpubench.model.paths.nccl_log import RemarkKind
@@ -12,9 +14,7 @@ from gpubench.model.paths.selection import Pair
 from gpubench.model.results.rows.causes import Effect
 
 _IB_HCA = "NCCL_IB_HCA"
-
 _VERBS, _PLUGIN = "libibverbs.so.1", "libnccl-net.so"
-
 _DRIVER_PROVIDERS = {"mlx5_core": "mlx5", "mlx4_core": "mlx4", "bnxt_en": "bnxt_re", "efa": "efa", "irdma": "irdma"}
 """The driver in libibverbs that serves a NIC of a kernel driver (rdma-core's providers)."""
 
@@ -56,8 +56,8 @@ def _no_verbs(around: Circumstances) -> Found:
             yield of_node(around, number, seen, Confidence.LIKELY)
         elif not ranks:
             yield Unread(around.on(number), "no process of this node was looked at")
-        elif any("loadable" in each.unknown for each in ranks):
-            yield Unread(around.on(number), next(r.unknown["loadable"] for r in ranks if "loadable" in r.unknown))
+        else:
+            yield from islice((why for r in ranks for why in unread(around.on(number), r.unknown, "loadable")), 1)
 
 
 def _no_provider(around: Circumstances) -> Found:
@@ -65,8 +65,8 @@ def _no_provider(around: Circumstances) -> Found:
         wanted = {_DRIVER_PROVIDERS.get(nic.driver or "") for nic in rdma_nics(node)} - {None}
         for rank in ranks:
             have = rank.verbs_providers
-            if have is None and "verbs_providers" in rank.unknown:
-                yield Unread(around.on(number, f"rank {rank.rank}"), rank.unknown["verbs_providers"])
+            if have is None:
+                yield from unread(around.on(number, f"rank {rank.rank}"), rank.unknown, "verbs_providers")
             missing = sorted(each for each in wanted if each and have is not None and each not in have)
             if have and missing and rank.loadable.get(_VERBS, "unknown") is not None:
                 seen = f"rank {rank.rank}: libibverbs has drivers for {joined(have)}, and none for {joined(missing)}"
@@ -183,9 +183,7 @@ def _log_despite(staged: Staged) -> Reason | None:
 _SOCKETS, _SLOW = (Effect.SOCKETS,), (Effect.SLOW,)
 
 _ENV = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
-
 _AREAL = "https://github.com/areal-project/AReaL/issues/639"
-
 _NET_LINES = "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,ENV gpubench allreduce"
 
 

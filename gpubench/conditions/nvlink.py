@@ -1,11 +1,12 @@
 """NVLinks inside a node that are down, limited or without their fabric."""
 
 from collections import Counter
+from functools import partial
 
 from gpubench.conditions.circumstances import Circumstances
 from gpubench.conditions.condition import Condition, Family, Found, joined
 from gpubench.conditions.log_evidence import Reason, Staged
-from gpubench.conditions.sightings import of_gpu, of_node, of_pairs, sureness, unread
+from gpubench.conditions.sightings import of_every_gpu, of_gpu, of_node, of_pairs, sureness, unread
 from gpubench.model.facts.error_counts import nvlink_errors
 from gpubench.model.facts.fabric_health import decode_health, describe_health
 from gpubench.model.facts.snapshot import GpuFacts, NvlinkPeer
@@ -18,7 +19,6 @@ from gpubench.model.results.rows.causes import Effect
 from gpubench.model.terms.verdict import Verdict
 
 _REFUSED, _NOT_READY, _DOWN = "peer-access-refused", "fabric-not-ready", "nvlink-down"
-
 _FABRIC_MANAGER = "nv-fabricmanager"
 _MODES = ("min", "half", "3quarter")
 
@@ -106,19 +106,9 @@ def _manager(around: Circumstances, *, stopped: bool) -> Found:
             yield of_node(around, number, seen)
 
 
-def _stopped(around: Circumstances) -> Found:
-    return _manager(around, stopped=True)
-
-
-def _other_version(around: Circumstances) -> Found:
-    return _manager(around, stopped=False)
-
-
-def _unhealthy(around: Circumstances) -> Found:
-    for position, _, gpu in around.gpus():
-        mask = gpu.fabric.health_mask if gpu.fabric is not None and gpu.fabric.state != "not_supported" else None
-        if mask is not None and any(decode_health(mask).values()):
-            yield of_gpu(around, position, f"fabric health: {describe_health(mask)}")
+def _unhealthy(gpu: GpuFacts) -> str:
+    mask = gpu.fabric.health_mask if gpu.fabric is not None and gpu.fabric.state != "not_supported" else None
+    return f"fabric health: {describe_health(mask)}" if mask is not None and any(decode_health(mask).values()) else ""
 
 
 def _down(around: Circumstances) -> Found:
@@ -184,9 +174,7 @@ def _log_nvlink_refused(staged: Staged) -> Reason | None:
 
 
 _DSTACK = "https://github.com/Dstack-TEE/dstack/pull/1167"
-
 _AZURE = "https://github.com/Azure/azhpc-images/pull/506"
-
 _FOLLOWS = (_NOT_READY, "cuda-nvml-disagree", "bar1-small", _REFUSED)
 
 
@@ -218,7 +206,7 @@ NVLINK = Family(
             settles="systemctl status nvidia-fabricmanager",
             cure="systemctl enable --now nvidia-fabricmanager, of the driver's version",
             link=_DSTACK,
-            look=_stopped,
+            look=partial(_manager, stopped=True),
             implies=_FOLLOWS,
         ),
         Condition(
@@ -229,7 +217,7 @@ NVLINK = Family(
             settles="nv-fabricmanager --version; nvidia-smi",
             cure="install nvidia-fabricmanager of the driver's version, then restart it",
             link=_DSTACK,
-            look=_other_version,
+            look=partial(_manager, stopped=False),
             implies=_FOLLOWS,
         ),
         Condition(
@@ -303,7 +291,7 @@ NVLINK = Family(
             aliases=(_NOT_READY,),
             cure="systemctl restart nvidia-fabricmanager; then replace what its log names",
             link="https://github.com/NVIDIA/nccl/issues/2186",
-            look=_unhealthy,
+            look=of_every_gpu(_unhealthy),
             implies=(_DOWN,),
         ),
         Condition(

@@ -16,7 +16,6 @@ from gpubench.model.results.rows.causes import Effect
 from gpubench.model.terms.verdict import Verdict
 
 _REFUSED = "peer-access-refused"
-
 _MIB = 2**20
 
 

@@ -95,7 +95,6 @@ def _nics_differ(around: Circumstances) -> Found:
 _SOCKETS, _SLOW = (Effect.SOCKETS,), (Effect.SLOW,)
 
 _ENV = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
-
 _AREAL = "https://github.com/areal-project/AReaL/issues/639"
 
 

@@ -1,7 +1,6 @@
 """What sends the traffic of PCIe peers up to the CPU: access control (ACS), and an IOMMU that translates."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import permutations
 
 from gpubench.conditions.circumstances import Circumstances
@@ -10,7 +9,6 @@ from gpubench.conditions.sightings import of_gpu
 from gpubench.model.facts.pci_capabilities import PciKind
 from gpubench.model.facts.snapshot import PciDevice
 from gpubench.model.paths.evidence import Confidence
-from gpubench.model.paths.selection import Pair
 from gpubench.model.paths.topology import Device, Topology
 from gpubench.model.results.rows.causes import Effect
 from gpubench.model.terms.verdict import Verdict
@@ -53,65 +51,54 @@ def _is_translated(devices: Mapping[str, PciDevice], bridge: PciDevice, *ends: s
     return asked and control is not None and _DIRECT in control.enabled
 
 
-@dataclass
-class _Couples:
-    """Couples of devices of a node that fare alike: their names, their GPUs by position, and what shows it."""
-
-    names: list[str] = field(default_factory=list)
-    gpus: set[int] = field(default_factory=set)
-    pairs: set[Pair] = field(default_factory=set)
-    seen: dict[str, str] = field(default_factory=dict)
-
-    def add(self, name: str, gpus: tuple[int, ...], seen: Mapping[str, str]) -> None:
-        """Take in a couple; two positions are a pair both ways."""
-        self.names.append(name)
-        self.gpus.update(gpus)
-        self.pairs.update(permutations(gpus, 2))
-        self.seen.update(seen)
-
-    def sighting(self, seen: str, confidence: Confidence, cure: str = "") -> Sighting:
-        """On all of them."""
-        return Sighting(
-            subject=joined(self.names),
-            seen=seen,
-            confidence=confidence,
-            gpus=frozenset(self.gpus),
-            pairs=frozenset(self.pairs) or None,
-            names=tuple(self.names),
-            cure=cure,
-        )
-
-
 def _redirected(around: Circumstances, number: int, couples: Iterable[tuple[Device, Device, tuple[int, ...]]]) -> Found:
     """Couples below a switch whose traffic bridges send up to the root: by their registers, else by IOMMU groups."""
     devices = around.pci_devices[number]
-    redirected, split, unread = _Couples(), _Couples(), _Couples()
+    redirected, split, hidden = (dict[tuple[str, tuple[int, ...]], dict[str, str]]() for _ in range(3))
     for one, other, gpus in couples:
-        name = around.on(number, f"{one.device} – {other.device}")
         bridges = _between(devices, one.bus_id, other.bus_id)
         found = {each.bus_id: joined(_redirects(devices, each, one, other)).replace("_", " ") for each in bridges}
-        hidden = {
-            each.bus_id: each.unknown.get("access_control", "its access control was not read")
-            for each in bridges
-            if each.access_control is None
+        closed = {
+            each.bus_id: each.unknown.get("access_control", _UNREAD) for each in bridges if not each.access_control
         }
-        ends = [devices.get(each.bus_id or "") for each in (one, other)]
-        groups = [str(each.iommu_group) for each in ends if each is not None and each.iommu_group is not None]
+        ends = (devices.get(each.bus_id or "") for each in (one, other))
+        groups = {str(each.iommu_group) for each in ends if each is not None and each.iommu_group is not None}
+        couple = around.on(number, f"{one.device} – {other.device}"), gpus
         if any(found.values()):
-            redirected.add(name, gpus, {bridge: said for bridge, said in found.items() if said})
-        elif hidden and len(set(groups)) > 1:
-            split.add(name, gpus, dict.fromkeys(groups, ""))
-        elif hidden:
-            unread.add(name, gpus, hidden)
-    if redirected.names:
-        seen = f"ACS of {joined(redirected.seen)}: {joined(redirected.seen.values())}"
-        cure = "; ".join(f"setpci -s {bridge} ECAP_ACS+0x6.w=0000" for bridge in list(redirected.seen)[:_MOST_CURED])
-        yield redirected.sighting(seen, Confidence.PROVEN, cure if len(redirected.seen) <= _MOST_CURED else "")
-    if split.names:
-        seen = f"devices of one switch are in IOMMU groups {joined(split.seen)}, which ACS splits"
-        yield split.sighting(seen, Confidence.LIKELY)
-    if unread.names:
-        yield Unread(joined(unread.names), f"ACS of {joined(unread.seen)}: {joined(unread.seen.values())}")
+            redirected[couple] = {bridge: said for bridge, said in found.items() if said}
+        elif closed:
+            (split if len(groups) > 1 else hidden)[couple] = (
+                dict.fromkeys(sorted(groups), "") if len(groups) > 1 else closed
+            )
+    if redirected:
+        bridges_seen = dict(pair for each in redirected.values() for pair in each.items())
+        seen = f"ACS of {joined(bridges_seen)}: {joined(bridges_seen.values())}"
+        cures = [f"setpci -s {bridge} ECAP_ACS+0x6.w=0000" for bridge in bridges_seen]
+        yield _of_couples(redirected, seen, Confidence.PROVEN, "; ".join(cures) if len(cures) <= _MOST_CURED else "")
+    if split:
+        groups_seen = joined(group for each in split.values() for group in each)
+        yield _of_couples(
+            split, f"devices of one switch are in IOMMU groups {groups_seen}, which ACS splits", Confidence.LIKELY
+        )
+    if hidden:
+        reasons = dict(pair for each in hidden.values() for pair in each.items())
+        yield Unread(joined(name for name, _ in hidden), f"ACS of {joined(reasons)}: {joined(reasons.values())}")
+
+
+def _of_couples(
+    couples: Collection[tuple[str, tuple[int, ...]]], seen: str, confidence: Confidence, cure: str = ""
+) -> Sighting:
+    """On couples of devices, by name and with the GPUs among them; two GPUs are a pair both ways."""
+    names = tuple(name for name, _ in couples)
+    return Sighting(
+        subject=joined(names),
+        seen=seen,
+        confidence=confidence,
+        gpus=frozenset(gpu for _, gpus in couples for gpu in gpus),
+        pairs=frozenset(pair for _, gpus in couples for pair in permutations(gpus, 2)) or None,
+        names=names,
+        cure=cure,
+    )
 
 
 def _redirects(devices: Mapping[str, PciDevice], bridge: PciDevice, one: Device, other: Device) -> list[str]:
@@ -170,6 +157,7 @@ def _translating(around: Circumstances) -> Found:
 
 
 _MOST_CURED = 4
+_UNREAD = "its access control was not read"
 _TROUBLESHOOTING = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html"
 _ACS_CURE = (
     "for b in $(lspci -D | awk '/PCI bridge/{print $1}'); do setpci -s $b ECAP_ACS+0x6.w=0000; done as root on bare "

@@ -1,6 +1,6 @@
 """Sightings on nodes, devices, pairs and ranks, named as people know them."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from gpubench.conditions.circumstances import Circumstances
@@ -38,6 +38,11 @@ def of_gpu(
     return Sighting(
         subject=around.name(position), seen=seen, confidence=confidence, gpus=here, **{"names": names, **more}
     )
+
+
+def of_every_gpu(seen: Callable[[GpuFacts], str | None]) -> Callable[[Circumstances], Iterator[Sighting]]:
+    """A detector that looks at each GPU by itself: what is seen of it, empty where nothing is."""
+    return lambda around: (of_gpu(around, at, found) for at, _, gpu in around.gpus() if (found := seen(gpu)))
 
 
 def of_device(

@@ -359,6 +359,24 @@ def test_ports_are_active_and_as_fast_as_their_siblings(facts: dict[str, Any], f
     assert [(each.id, each.seen) for each in examined([with_nic(2, **facts)])] == found
 
 
+def test_a_port_that_is_down_is_not_slow_as_well_and_no_measure_of_others() -> None:
+    (found,) = examined([with_nic(2, state="down", rate_gbit_s=10.0)])
+    assert found.id == "rdma-port-down"
+    nics = [
+        replace(nic, state="down", rate_gbit_s=800.0) if number > 1 else nic for number, nic in enumerate(HEALTHY.nics)
+    ]
+    assert {each.id for each in examined([replace(HEALTHY, nics=tuple(nics))])} == {"rdma-port-down"}
+
+
+def test_gpus_of_unknown_links_are_no_measure_of_others() -> None:
+    silent = tuple(replace(link, active=None) for link in GPU0.nvlinks or ())
+    gpus = [replace(gpu, nvlinks=silent) if gpu.index > 1 else gpu for gpu in HEALTHY.gpus]
+    gpus[1] = replace(gpus[1], nvlinks=(*(GPU0.nvlinks or ())[:12], *down((GPU0.nvlinks or ())[12:])))
+    assert said(examined([replace(HEALTHY, gpus=tuple(gpus))])) == [
+        ("nvlink-down", "FAIL", subject_of(HEALTHY.gpus[1]))
+    ]
+
+
 def test_gpudirect_is_missed_only_where_there_is_something_to_miss() -> None:
     without = GpuDirectFacts(peermem=False, dma_buf=False)
     (finding,) = examined([replace(HEALTHY, gpudirect=without)])

@@ -8,13 +8,14 @@ import pytest
 from gpubench.conditions.registry import CAUSES, CONDITIONS
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.measure.topo.fallback import survey
+from gpubench.measure.topo.report import examine
 from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.paths.nodes import group
 from gpubench.model.paths.topology import Topology
 from gpubench.model.terms.verdict import Verdict
 from gpubench.profiles import files as profiles
-from tests.fakes.planted import CHECKED, PLANTS, Job, Plant, simulated, with_ranks
+from tests.fakes.planted import CHECKED, PLANTS, Job, Plant, simulated, with_nodes, with_ranks
 from tests.machines.test_machines import read
 
 HEALTHY_MACHINES = (
@@ -76,6 +77,36 @@ def test_healthy_profiles_yield_none(profile: str, nodes: int) -> None:
     assert faults(snapshots(parse_machine(f"{profile}*{nodes}"), []), []) == []
     job = simulated(f"{profile}*{nodes}")
     assert faults(list(job.nodes), list(job.ranks)) == []
+
+
+def test_what_both_devices_had_translated_is_not_redirected() -> None:
+    """Direct translated P2P on the bridge, and address translation (ATS) on at both ends."""
+    job = planted("acs-redirect")
+
+    def translated(node: Snapshot) -> Snapshot:
+        devices = (
+            replace(
+                each,
+                address_translation=True,
+                access_control=each.access_control
+                and replace(each.access_control, enabled=(*each.access_control.enabled, "direct_translated")),
+            )
+            for each in node.pci_devices
+        )
+        return replace(node, pci_devices=tuple(devices))
+
+    assert {each.id for each in job.findings()} >= {"acs-redirect", "acs-nic-redirect"}
+    assert not {each.id for each in with_nodes(job, translated).findings()} & {"acs-redirect", "acs-nic-redirect"}
+    virtual = with_nodes(job, lambda node: replace(node, machine=replace(node.machine, virtual_machine=True)))
+    assert not {each.id for each in virtual.findings()} & {"acs-redirect", "acs-nic-redirect"}
+
+
+def test_what_a_check_tells_of_is_not_told_again_as_standing_in_the_way() -> None:
+    for id_, told in (("shm-not-shared", ["shm-not-shared"]), ("nccl-p2p-disabled", ["nccl-p2p-disabled"])):
+        job = planted(id_)
+        nodes = [Topology(node) for node in job.nodes]
+        report = examine(nodes, job.ranks, strict=True)
+        assert [each.id for each in report.findings] == told
 
 
 def planted(id_: str, **settings: str) -> Job:
