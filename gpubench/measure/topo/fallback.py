@@ -111,8 +111,7 @@ def findings(rows: Sequence[FallbackRow], explained: Explained, told: Iterable[F
             )
     several = len(explained.around.nodes) > 1
     for named in explained.diagnosis.of_effect(*_BETWEEN_NODES) if several else ():
-        between = named.gravity is Verdict.FAIL and named.effects[0] in _BETWEEN_NODES
-        if between and known.isdisjoint((named.cause.id, *named.cause.implies)):
+        if named.gravity is Verdict.FAIL and named.effects[0] in _BETWEEN_NODES:
             yield Finding(
                 id=named.cause.id,
                 severity=Verdict.FAIL,

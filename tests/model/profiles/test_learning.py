@@ -14,7 +14,8 @@ from gpubench.model.terms.plain import to_plain
 from gpubench.model.terms.toml_text import toml_text
 from gpubench.profiles import files as profiles
 from gpubench.readers.documents.json_lines import json_line
-from tests.conditions.test_health import pair, row
+from tests.conditions.test_checks import HEALTHY
+from tests.fakes.measured_rows import pair, row
 
 KEY = LearningKey("p2p.write_gb_s", 8)
 
@@ -151,7 +152,7 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_copy_without_peer_access_is_another_quantity() -> None:
-    pairs = (pair(0, 1, 395.0), pair(1, 0, 37.0, peer="off"))
+    pairs = (pair(HEALTHY, 0, 1, 395.0), pair(HEALTHY, 1, 0, 37.0, peer="off"))
     found = samples_of(ResultFile(name="a.json", kind="made", circumstances=FileCircumstances(tool=""), pairs=pairs))
     assert [(each.key.quantity, each.value) for each in found] == [("p2p.write_gb_s", 395.0), ("p2p.staged_gb_s", 37.0)]
 
@@ -159,6 +160,10 @@ def test_a_copy_without_peer_access_is_another_quantity() -> None:
 def test_a_check_has_rows_and_pairs_to_learn_from() -> None:
     told = FileCircumstances(tool="", models=("NVIDIA H200",))
     both = ResultFile(
-        name="a.json", kind="made", circumstances=told, rows=(row(2**28, 1357.0, 346.0),), pairs=(pair(0, 1, 395.0),)
+        name="a.json",
+        kind="made",
+        circumstances=told,
+        rows=(row(2**28, 1357.0, 346.0),),
+        pairs=(pair(HEALTHY, 0, 1, 395.0),),
     )
     assert [each.key.quantity for each in samples_of(both)] == ["allreduce.busbw_gb_s", "p2p.write_gb_s"]
