@@ -22,8 +22,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from gpubench.causes import CAUSES
-from gpubench.causes.ranking import Diagnosis
+from gpubench.conditions.ranking import Diagnosis
+from gpubench.conditions.registry import CAUSES
 from gpubench.model.facts.error_counts import REPLAYS
 from gpubench.model.facts.kernel_settings import KernelSettings
 from gpubench.model.facts.pci_capabilities import PcieErrors

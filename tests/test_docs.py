@@ -11,8 +11,8 @@ from typing import Annotated
 import pytest
 
 from docs import generate
-from gpubench.causes import FAMILIES
-from gpubench.causes.catalogue import catalogue
+from gpubench.conditions.catalogue import catalogue
+from gpubench.conditions.registry import FAMILIES
 from gpubench.hardware.simulated import times
 from gpubench.measure.check.health import SECTIONS as CHECK_SECTIONS
 from gpubench.measure.compare.report import SECTIONS as COMPARE_SECTIONS
@@ -65,8 +65,9 @@ def test_the_decision_table_is_documented() -> None:
     assert not lines[start + 2 + len(RULES)].startswith("|")
 
 
-def test_the_catalogue_of_causes_is_the_code_s() -> None:
-    assert (ROOT / "docs" / "causes.md").read_text() == catalogue(FAMILIES), "python -m gpubench.causes.catalogue"
+def test_the_page_of_conditions_is_the_code_s() -> None:
+    """`python -m gpubench.conditions.catalogue` writes it."""
+    assert (ROOT / "docs" / "conditions.md").read_text() == catalogue(FAMILIES)
 
 
 def test_the_readme_shows_what_explain_prints() -> None:

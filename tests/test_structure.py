@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 import gpubench
-from gpubench.causes import FAMILIES
-from gpubench.checks import CHECKS
 from gpubench.collectives.registry import COLLECTIVES
+from gpubench.conditions.registry import FAMILIES
 from gpubench.formats.registry import FORMATS
 from gpubench.hardware.mpi.one_process import AloneGroup
 from gpubench.profiles.files import all_profiles, folder
@@ -17,8 +16,10 @@ from gpubench.readers.results.registry import RESULT_READERS
 
 PACKAGE = Path(gpubench.__file__).parent
 SUPPORT = {
-    "checks": {"__init__", "check"},
-    "causes": {"__init__", "catalogue", "cause", "circumstances", "log_evidence", "ranking", "sightings"},
+    "conditions": {
+        *("__init__", "registry", "condition", "checks", "circumstances", "sightings", "log_evidence", "ranking"),
+        "catalogue",
+    },
     "collectives": {"__init__", "registry", "hierarchical", "movement", "record", "request", "pattern"},
     "formats": {
         "__init__",
@@ -42,8 +43,7 @@ SUPPORT = {
 @pytest.mark.parametrize(
     ("plugs", "names"),
     [
-        ("checks", {each.name for each in CHECKS}),
-        ("causes", {each.name for each in FAMILIES}),
+        ("conditions", {each.name for each in FAMILIES}),
         ("collectives", {each.name for each in COLLECTIVES}),
         ("formats", {each.name for each in FORMATS}),
         ("readers/machines", {each.module.split(".")[3] for each in READERS}),
@@ -75,7 +75,7 @@ def test_modules_and_functions_stay_small() -> None:
 
 
 def test_no_folder_is_too_full_to_read() -> None:
-    for folder_ in {path.parent for path in PACKAGE.rglob("*.py")} - {PACKAGE / "checks"}:
+    for folder_ in {path.parent for path in PACKAGE.rglob("*.py")}:
         assert len(list(folder_.glob("*.py"))) - 1 <= 25, folder_
 
 

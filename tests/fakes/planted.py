@@ -1,13 +1,14 @@
-"""Machines with one thing wrong: every cause of the catalogue, planted into a healthy machine."""
+"""Machines with one thing wrong: every condition, planted into a healthy machine."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import permutations
 from typing import Any
 
-from gpubench.causes import CAUSES
-from gpubench.causes.circumstances import Circumstances, Together, users_settings
-from gpubench.causes.ranking import Diagnosis, diagnose
+from gpubench.conditions.checks import CHECKS, run
+from gpubench.conditions.circumstances import Circumstances, Facts, Together, users_settings
+from gpubench.conditions.ranking import Diagnosis, diagnose
+from gpubench.conditions.registry import CAUSES
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.model.facts.driver_settings import ConfidentialComputing, Service
 from gpubench.model.facts.error_counts import REPLAYS
@@ -28,15 +29,23 @@ from gpubench.model.facts.snapshot import (
     PciDevice,
     PcieLink,
     PciPlace,
+    ProbeFailure,
     Snapshot,
 )
 from gpubench.model.facts.topology_file import TopologyFile
+from gpubench.model.paths.nodes import group
 from gpubench.model.paths.selection import Pair
 from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.transport import parse_transport
 from gpubench.model.paths.wiring import Wiring
 from gpubench.model.profiles.fault import parse_fault
+from gpubench.model.profiles.profile import Profile
+from gpubench.model.results.measured_copies import of_host_memory
+from gpubench.model.results.measurements import QUICK, Measurements, Need
 from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.model.terms.verdict import Finding
+from gpubench.profiles import files as profiles
+from tests.fakes.measured_rows import pair, row
 
 GIB = 2**30
 RANKS_A_NODE = 2
@@ -52,6 +61,15 @@ class Job:
     copied: Mapping[Pair, str] | None = None
     wrong: frozenset[Pair] = frozenset()
     together: tuple[Together, ...] = ()
+    profile: Profile | None = None
+    asked: bool = False
+    measurements: Measurements = QUICK
+
+    def findings(self) -> tuple[Finding, ...]:
+        """What checks say of the nodes, each of which matches the profile."""
+        nodes = [Topology(node) for node in self.nodes]
+        profiles = [self.profile] * len(nodes)
+        return run(CHECKS, Facts(nodes, group(nodes), self.ranks, profiles, self.measurements, self.asked))
 
     def circumstances(self) -> Circumstances:
         """What causes are looked for in; ranks have the GPUs."""
@@ -281,7 +299,7 @@ def _ranks_apart(**facts: Any) -> Job:
 
 @dataclass(frozen=True)
 class Plant:
-    """What plants a cause, and the cause."""
+    """What plants a condition, and the condition."""
 
     id: str
     make: Callable[[], Job]
@@ -560,10 +578,106 @@ PLANTS: tuple[Plant, ...] = (
         ),
     ),
     Plant("gpu-throttled", lambda: simulated("hgx-h200-4", "gpu0:throttle=hw_slowdown")),
-    Plant("memory-rows-pending", lambda: simulated("hgx-h200-4", "gpu0:rows=pending")),
+    Plant("row-remap-pending", lambda: simulated("hgx-h200-4", "gpu0:rows=pending")),
+    Plant("row-remap-failed", lambda: simulated("hgx-h200-4", "gpu0:rows=failure")),
     Plant("numa-far", lambda: with_ranks(_two(), lambda each: replace(each, affinity="112-113"), 1)),
 )
-"""`beside` are causes that such a machine has as well, before this one."""
+"""Of conditions that explain paths. `beside` are causes that such a machine has as well, before this one."""
+
+
+def _h100(*faults: str, asked: bool = False, **facts: Any) -> Job:
+    """A machine with the profile that it matches; `facts` are GPU 1's."""
+    job = replace(simulated("hgx-h100-8", *faults), profile=profiles.load("hgx-h100-8"), asked=asked)
+    return with_nodes(job, lambda node: _gpu(node, 1, **facts)) if facts else job
+
+
+def _failing(error: str) -> Job:
+    return with_nodes(_h100(), lambda node: replace(node, failures=(ProbeFailure(stage="cuda", error=error),)))
+
+
+def _measured(job: Job, **rows: Any) -> Job:
+    return replace(job, measurements=Measurements(**rows))
+
+
+def _copies(slow: Mapping[Pair, float]) -> Job:
+    job = _h100()
+    pairs = permutations(range(8), 2)
+    return _measured(job, pairs=tuple(pair(job.nodes[0], *ends, slow.get(ends, 376.0)) for ends in pairs))
+
+
+def _memory_copies() -> Job:
+    job = simulated("hgx-h100-8*3")
+    seconds = zip(job.nodes, (1.0, 1.0, 1.5), strict=True)
+    return _measured(job, pairs=tuple(of_host_memory(node.host, 2**26, each) for node, each in seconds))
+
+
+CHECKED: tuple[Plant, ...] = (
+    Plant("driver-silent", lambda: _h100("node0:silent=nvml")),
+    Plant("cuda-refuses", lambda: _failing("cuInit answered CUDA_ERROR_SYSTEM_NOT_READY (802)")),
+    Plant("probe-failed", lambda: _failing("killed by SIGSEGV")),
+    Plant("driver-missing", lambda: _h100("node0:driver_missing=yes")),
+    Plant("node-differs", lambda: simulated("hgx-h100-8*4", "node2:cuda=12.8")),
+    Plant(
+        "settings-differ",
+        lambda: with_ranks(_board(), lambda each: replace(each, environment={"NCCL_ALGO": "Ring"}), 1),
+    ),
+    Plant("driver-differs", lambda: simulated("hgx-h100-8*4", "node2:driver=570.1")),
+    Plant("library-differs", lambda: _ranks_apart(libraries={"libnccl": "/opt/old.so"})),
+    Plant("gpu-lost", lambda: _h100("gpu6:lost=yes")),
+    Plant("page-retirement-pending", lambda: _h100(retirement_pending=True)),
+    Plant("ecc-off", lambda: _h100("gpu6:ecc=off")),
+    Plant("memory-errors", lambda: _h100("gpu3:errors=2")),
+    Plant("clock-limited", lambda: with_nodes(_h100(), _slow_clock)),
+    Plant("gpu-hot", lambda: _h100("gpu3:temperature=75")),
+    Plant("gpu-in-use", lambda: _h100("gpu3:busy=4711")),
+    Plant("memory-in-use", lambda: _h100(memory_used_bytes=4 * GIB)),
+    Plant("gpu-missing", lambda: _h100("gpu6:missing=yes")),
+    Plant("gpu-model", lambda: _h100(name="NVIDIA H200")),
+    Plant("profile-unknown", lambda: replace(_h100(), profile=profiles.load("generic-nvlink"))),
+    Plant("below-profile", lambda: _h100(pcie=PcieLink(generation=3, width=16, max_generation=3, max_width=16))),
+    Plant("nic-below-profile", lambda: _h100("nic2:missing=yes", asked=True)),
+    Plant("p2p-slow", lambda: _copies({(0, 3): 200.0, (3, 0): 200.0})),
+    Plant("p2p-asymmetric", lambda: _one_way()),
+    Plant("host-copies-slow", lambda: _host_copies()),
+    Plant("host-memory-slow", _memory_copies),
+    Plant("collective-slow", lambda: _measured(_h100(), collectives=(row(2**28, 1357.0, 10.0),))),
+    Plant("wrong-data", lambda: _measured(_h100(), collectives=(row(2**28, 1.0, 480.0, wrong=7),))),
+    Plant(
+        "straggler",
+        lambda: _measured(_h100(), collectives=(row(2**28, 1357.0, 346.1, time_us_slowest_rank=1700.0),)),
+    ),
+    Plant("not-measured", lambda: _measured(_h100(), failed={Need.PEER_COPIES: "did not end within 120 s"})),
+)
+"""Of conditions that a check alone reports."""
+
+
+def _slow_clock(node: Snapshot) -> Snapshot:
+    return _gpu(_gpus(node, lambda gpu: replace(gpu, most_clock_mhz=1980)), 6, most_clock_mhz=1200)
+
+
+def _one_way() -> Job:
+    """A direction that is faster than all others: only the way back tells."""
+    job = simulated("hgx-h200-4")
+    figures = {ends: 340.0 if ends == (0, 1) else 300.0 for ends in permutations(range(4), 2)}
+    return _measured(job, pairs=tuple(pair(job.nodes[0], *ends, figures[ends], limit_gb_s=None) for ends in figures))
+
+
+def _host_copies() -> Job:
+    job = _h100()
+    node = job.nodes[0]
+    rows = (
+        pair(
+            node,
+            each,
+            (each + 1) % 8,
+            26.0 if each == 2 else 52.0,
+            size_bytes=2**26,
+            note="pinned host memory",
+            peer=None,
+        )
+        for each in range(8)
+    )
+    return _measured(job, pairs=tuple(replace(each, destination="host", destination_bus_id=None) for each in rows))
 
 
 def _roots() -> Job:

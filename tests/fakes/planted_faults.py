@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from gpubench.checks import Facts
+from gpubench.conditions.circumstances import Facts
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.jobs.check.measuring import measured
 from gpubench.jobs.check.plan import Depth
@@ -23,7 +23,7 @@ PLANTED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("hgx-h100-8", "gpu2:width=8", ("pcie-width", "host-copies-slow")),
     ("hgx-h100-8", "gpu2:generation=3", ("pcie-generation", "host-copies-slow")),
     ("hgx-h100-8", "gpu1:p2p=CNS", ("peer-access-refused",)),
-    ("hgx-h100-8", "gpu1:cuda_peer=no", ("peer-access-contradiction",)),
+    ("hgx-h100-8", "gpu1:cuda_peer=no", ("cuda-nvml-disagree",)),
     ("hgx-h100-8", "gpu6:lost=yes", ("gpu-lost",)),
     ("hgx-h100-8", "gpu6:missing=yes", ("gpu-missing", "gpu-model")),
     ("l4-8", "gpu6:missing=yes", ("gpu-model",)),
@@ -33,7 +33,7 @@ PLANTED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("hgx-h100-8", "gpu3:rows=pending", ("row-remap-pending",)),
     ("hgx-h100-8", "gpu3:rows=failure", ("row-remap-failed",)),
     ("hgx-h100-8", "gpu3:fabric=not_started", ("fabric-not-ready",)),
-    ("hgx-h100-8", "gpu3:health=degraded_bandwidth", ("fabric-not-ready",)),
+    ("hgx-h100-8", "gpu3:health=degraded_bandwidth", ("fabric-unhealthy",)),
     ("hgx-h100-8", "gpu3:speed=0.8", ("p2p-slow",)),
     ("hgx-h100-8", "gpu3:speed=0.5", ("p2p-slow",)),
     ("l40s-8", "gpu3:speed=0.8", ("p2p-slow",)),
@@ -41,11 +41,11 @@ PLANTED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("hgx-h100-8", "gpu3:temperature=75", ("gpu-hot",)),
     ("hgx-h100-8", "gpu3:replays=5000", ("pcie-errors",)),
     ("hgx-h100-8", "gpu3:busy=4711", ("gpu-in-use",)),
-    ("hgx-h100-8", "nic2:state=down", ("nic-down",)),
-    ("hgx-h100-8", "nic2:rate=200", ("nic-rate", "nic-below-profile")),
+    ("hgx-h100-8", "nic2:state=down", ("rdma-port-down",)),
+    ("hgx-h100-8", "nic2:rate=200", ("rdma-port-slow", "nic-below-profile")),
     ("hgx-h100-8", "nic2:width=8", ("pcie-width",)),
     ("hgx-h100-8", "nic2:generation=4", ("pcie-generation",)),
-    ("hgx-h100-8", "nic2:errors=5000", ("nic-errors",)),
+    ("hgx-h100-8", "nic2:errors=5000", ("rdma-port-errors",)),
     ("hgx-h100-8", "nic2:missing=yes", ("nic-below-profile",)),
     ("hgx-a100-4", "link0-1:nvlink=2", ("nvlink-down",)),
     ("hgx-h100-8", "link0-3:p2p=CNS", ("peer-access-refused",)),
@@ -56,8 +56,8 @@ PLANTED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("hgx-h100-8*4", "node2:driver=570.1", ("driver-differs",)),
     ("hgx-h100-8*4", "node2:cuda=12.8", ("node-differs",)),
     ("hgx-h100-8*4", "node2:peermem=no", ("node-differs",)),
-    ("hgx-h100-8", "node0:acs=on", ("acs-redirects",)),
-    ("hgx-h100-8", "node0:iommu=on", ("iommu-translates",)),
+    ("hgx-h100-8", "node0:acs=on", ("acs-nic-redirect",)),
+    ("hgx-h100-8", "node0:iommu=on", ("iommu-translating",)),
     ("hgx-h100-8", "node0:silent=nvml", ("driver-silent",)),
     ("hgx-h100-8", "node0:silent=cuda", ("driver-silent",)),
     ("hgx-h100-8", "node0:silent=sysfs", ("driver-silent",)),

@@ -72,9 +72,9 @@ def test_an_odd_node_among_many_is_named() -> None:
                 simulated("hgx-h100-8*2"), lambda node: replace(node, gpudirect=GpuDirectFacts(peermem=False)), 1
             ),
             (
-                "node1 → other nodes would fall back, because GPUDirect RDMA is possible on other nodes, not here: "
-                "RDMA through host memory, gpudirect-one-side; make the named node like the others: modprobe "
-                "nvidia-peermem"
+                "node1 → other nodes would fall back, because GPUDirect RDMA is possible on other nodes, and not "
+                "known to be here: RDMA through host memory, gpudirect-one-side; make the named node like the others: "
+                "modprobe nvidia-peermem"
             ),
         ),
     ],
@@ -89,7 +89,7 @@ def test_nodes_whose_way_to_others_would_fall_back(job: Job, said: str) -> None:
 def test_one_port_of_many_that_is_down_is_slow_and_no_fallback() -> None:
     one = simulated("hgx-h100-8*2", "node1.nic2:state=down")
     assert len(lines(one)) == 1
-    assert others(one) == ["node1 would be slow, because mlx5_2 is down (rdma-port-down)"]
+    assert others(one) == ["node1 mlx5_2 would be slow, because port is down (rdma-port-down)"]
     every = simulated("hgx-h100-8*2", *(f"node1.nic{number}:state=down" for number in range(8)))
     assert "node1 → other nodes would fall back, because" in lines(every)[1]
 
@@ -112,7 +112,7 @@ def test_what_does_not_stage_is_worded_otherwise(job: Job, said: str) -> None:
 
 def test_settings_between_nodes_are_findings_where_there_are_several() -> None:
     job = set_on(simulated("hgx-h100-8*2"), NCCL_IB_DISABLE="1")
-    (finding,) = [each for each in looked_at(job).findings if each.id == "fallback-expected"]
+    (finding,) = [each for each in looked_at(job).findings if each.id == "nccl-ib-disabled"]
     assert (finding.severity, finding.next_command) == (Verdict.WARN, "unset NCCL_IB_DISABLE")
     alone = set_on(simulated("hgx-h100-8"), NCCL_IB_DISABLE="1")
     assert [each.id for each in looked_at(alone).findings] == []

@@ -51,7 +51,7 @@ def unwell(document: dict[str, Any]) -> dict[str, set[str]]:
         pytest.param(0, ".gpu3:missing=yes", "gpu-missing", {"node"}, marks=pytest.mark.slow),
         (1, ".gpu5:nvlink=12", "nvlink-down", {"node", "gpu"}),
         pytest.param(0, ":driver=570.86.10", "driver-differs", {"node"}, marks=pytest.mark.slow),
-        pytest.param(1, ".nic2:rate=100", "nic-rate", {"node", "nic"}, marks=pytest.mark.slow),
+        pytest.param(1, ".nic2:rate=100", "rdma-port-slow", {"node", "nic"}, marks=pytest.mark.slow),
     ],
 )
 def test_of_two_hosts_the_one_that_differs_is_named(

@@ -54,7 +54,8 @@ def with_faults_around(node: Snapshot, faults: Iterable[Fault]) -> Snapshot:
             )
             node = replace(node, pci_devices=tuple(devices))
         if fault.subject is Subject.NODE and fault.get("iommu"):
-            node = replace(node, kernel=replace(node.kernel, iommu=_TRANSLATING))
+            grouped = tuple(replace(each, iommu_group=1) for each in node.pci_devices)
+            node = replace(node, kernel=replace(node.kernel, iommu=_TRANSLATING), pci_devices=grouped)
         if fault.subject is Subject.NIC and (errors := fault.get("errors")) and fault.index is not None:
             node = replace(
                 node, rdma_ports=tuple(_counted(each, node.nics, fault.index, int(errors)) for each in node.rdma_ports)

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gpubench.checks import Facts
-from gpubench.checks.host_memory import HOST_MEMORY
 from gpubench.collectives.record import Collective
+from gpubench.conditions.circumstances import Facts
+from gpubench.conditions.measured import HOST_MEMORY_SLOW
 from gpubench.errors import CouldNotMeasureError
 from gpubench.hardware.launch.interpreter import module_command, with_package
 from gpubench.hardware.mpi.one_process import AloneGroup as OneProcessGroup
@@ -88,7 +88,7 @@ def measured_memory(group: Group, nodes: Sequence[Topology], node: int | None) -
             fastest[number] = min(seconds, fastest[number])
         rows = [of_host_memory(nodes[each].snapshot.host, MEMORY_BYTES, fastest[each]) for each in fastest]
         found = Measurements(pairs=tuple(rows))
-        if not any(HOST_MEMORY.find(Facts(nodes, measurements=found))):
+        if not any(HOST_MEMORY_SLOW.look(Facts(nodes, measurements=found).around)):
             break
     return found
 

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gpubench.causes.circumstances import Circumstances
+from gpubench.conditions.circumstances import Circumstances
 from gpubench.errors import UsageError
 from gpubench.formats.delivery import delivering
 from gpubench.formats.presenter import Presenter, terminal_style

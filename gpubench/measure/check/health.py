@@ -1,9 +1,10 @@
 """Every check on some machines and what was measured of them: findings, and a verdict by check, node, GPU and link."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from gpubench.checks import CHECKS, Check, Facts, merged
+from gpubench.conditions.checks import CHECKS, Check, found_by, merged
+from gpubench.conditions.circumstances import Facts
 from gpubench.measure.topo.fallback import findings as prospect_findings
 from gpubench.measure.topo.fallback import prospects, survey
 from gpubench.model.paths.topology import Topology
@@ -34,10 +35,10 @@ class _Outcome:
 
 def judge(facts: Facts, *, strict: bool = False, checks: Sequence[Check] = CHECKS) -> Report:
     """The report of `gpubench check`: all checks judge always; with `strict` a warning fails too."""
-    outcomes = [_Outcome(check, tuple(check.find(facts))) for check in checks]
+    outcomes = [_Outcome(check, found_by(check, facts)) for check in checks]
     every = [finding for outcome in outcomes for finding in outcome.findings]
-    every += settings_in_the_way(facts)
-    found = _gravest_first(merged(_without_doubles(every)))
+    every += in_the_way(facts, every)
+    found = _gravest_first(merged(every))
     verdict = overall([Verdict.PASS, *(finding.severity for finding in found)])
     if strict and verdict is Verdict.WARN:
         verdict = Verdict.FAIL
@@ -54,25 +55,10 @@ def judge(facts: Facts, *, strict: bool = False, checks: Sequence[Check] = CHECK
     return Report(verdict=verdict, complete=True, findings=found, sections=sections, main=FINDINGS_SECTION)
 
 
-def settings_in_the_way(facts: Facts) -> list[Finding]:
-    """Settings that will keep NCCL off direct paths, with their causes: the one place that asks the catalogue."""
+def in_the_way(facts: Facts, told: Sequence[Finding]) -> list[Finding]:
+    """What will keep NCCL off direct paths, and no check tells of."""
     explained = survey(facts.nodes, facts.kinds, facts.ranks)
-    return list(prospect_findings(prospects(facts.nodes, facts.kinds, explained), explained))
-
-
-def _without_doubles(findings: Iterable[Finding]) -> list[Finding]:
-    """Findings without those that repeat another, as a pair that is slow is asymmetric as well."""
-    taken = list(findings)
-    slow = {subject for each in taken if each.id == "p2p-slow" for subject in each.subjects or (each.subject,)}
-    slow_gpus = [subject for subject in slow if " → " not in subject]
-
-    def repeats(finding: Finding) -> bool:
-        if finding.id != "p2p-asymmetric":
-            return False
-        ends = finding.subject.split(" → ")
-        return finding.subject in slow or any(gpu in end or end in gpu for gpu in slow_gpus for end in ends)
-
-    return [each for each in taken if not repeats(each)]
+    return list(prospect_findings(prospects(facts.nodes, facts.kinds, explained), explained, told))
 
 
 _ORDER = (Verdict.FAIL, Verdict.ERROR, Verdict.INCONCLUSIVE, Verdict.WARN, Verdict.SKIP, Verdict.PASS)
@@ -118,10 +104,10 @@ def _verdict_rows(facts: Facts, findings: Sequence[Finding]) -> Iterator[Verdict
     for finding in findings:
         for subject in finding.subjects or (finding.subject,):
             by_subject.setdefault(subject, []).append(finding)
-    for node in facts.nodes:
+    for number, node in enumerate(facts.nodes):
         own: list[Finding] = []
         rows = []
-        for scope, subject, names in _subjects(facts, node):
+        for scope, subject, names in _subjects(facts, number, node):
             found = [finding for name in names for finding in by_subject.get(name, ())]
             own += found
             rows.append(_row(node, scope, subject, found))
@@ -130,17 +116,16 @@ def _verdict_rows(facts: Facts, findings: Sequence[Finding]) -> Iterator[Verdict
         yield from rows
 
 
-def _subjects(facts: Facts, node: Topology) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+def _subjects(facts: Facts, number: int, node: Topology) -> Iterator[tuple[str, str, tuple[str, ...]]]:
     """What can be named on a node: scope, its name in rows, and the names that findings have for it."""
+    around = facts.around
     for gpu in node.gpus:
-        name = facts.subject(node, gpu)
+        name = around.named(number, gpu)
         yield "gpu", name, (name,)
     for nic in node.nics:
-        name = facts.subject(node, nic)
-        bare = f"{facts.subject(node)} {nic.name}" if len(facts.nodes) > 1 else nic.name
-        yield "nic", name, (name, bare)
+        name = around.named(number, nic)
+        yield "nic", name, (name, around.on(number, nic.name))
     by_bus_id = {gpu.bus_id: gpu for gpu in node.gpus}
-    lead = f"{facts.subject(node)} " if len(facts.nodes) > 1 else ""
     measured = {
         (row.source_bus_id, row.destination_bus_id)
         for row in facts.measurements.pairs
@@ -149,8 +134,8 @@ def _subjects(facts: Facts, node: Topology) -> Iterator[tuple[str, str, tuple[st
     for source, destination in sorted(measured, key=str):
         if source in by_bus_id and destination in by_bus_id:
             one, other = by_bus_id[source], by_bus_id[destination]
-            name = facts.subject(node, one, other)
-            yield "link", name, (name, f"{lead}{one.device} → {other.device}", f"{one.device} → {other.device}")
+            name, bare = around.named(number, one, other), f"{one.device} → {other.device}"
+            yield "link", name, (name, around.on(number, bare), bare)
 
 
 def _of_whole(facts: Facts, node: Topology, by_subject: Mapping[str, Sequence[Finding]]) -> list[Finding]:

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from gpubench.causes.circumstances import Circumstances
 from gpubench.collectives.request import SweepRequest
+from gpubench.conditions.circumstances import Circumstances
 from gpubench.measure.collective.cases import Case
 from gpubench.measure.collective.counting import Counting
 from gpubench.measure.collective.logged_choices import LoggedChoices, read_choices

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from gpubench.causes.circumstances import Circumstances
 from gpubench.collectives.request import Asked
+from gpubench.conditions.circumstances import Circumstances
 from gpubench.measure.collective.cases import Case
 from gpubench.measure.collective.counting import Traffic
 from gpubench.measure.collective.path_evidence import PathObservations

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from gpubench.causes.circumstances import Circumstances
 from gpubench.collectives.record import Collective
 from gpubench.collectives.request import SweepRequest
+from gpubench.conditions.circumstances import Circumstances
 from gpubench.errors import UsageError, advising
 from gpubench.measure.collective.cases import JobFacts
 from gpubench.measure.collective.path_evidence import unwatched

@@ -4,7 +4,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from gpubench.checks.check import merged
+from gpubench.conditions.checks import merged
+from gpubench.conditions.registry import ids_now
 from gpubench.measure.compare.judge import Rules
 from gpubench.model.results.result_file import ResultFile
 from gpubench.model.results.rows.checks import VerdictRow
@@ -32,6 +33,7 @@ def all_have_findings(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> 
 def finding_changes(base: Sequence[ResultFile], new: Sequence[ResultFile], rules: Rules) -> list[FindingChangeRow]:
     """A row a finding and thing that it is on, the gravest first; of several runs of a side the gravest counts."""
     before, after = _found(base), _found(new)
+    before = {_key_now(key, after): finding for key, finding in before.items()}
     rows = [_row(before.get(key), after.get(key), rules) for key in {**after, **before}]
     return sorted(rows, key=lambda row: (gravity(row.verdict), _STATUSES.index(FindingStatus(row.status))))
 
@@ -44,6 +46,12 @@ def _found(files: Sequence[ResultFile]) -> _FindingsBySubject:
             if known is finding or gravity(finding.severity) < gravity(known.severity):
                 found[_key(finding.id, subject)] = replace(finding, subject=subject, subjects=())
     return found
+
+
+def _key_now(key: tuple[str, str], after: _FindingsBySubject) -> tuple[str, str]:
+    """Under what the new results have a finding of old ones: conditions were renamed, and some were split."""
+    now = ((id_, key[1]) for id_ in ids_now(key[0]))
+    return key if key in after else next((each for each in now if each in after), key)
 
 
 def _key(finding: str, subject: str) -> tuple[str, str]:

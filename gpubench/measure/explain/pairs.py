@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from gpubench.causes import CAUSES
-from gpubench.causes.log_evidence import ASK_FOR_MORE, Staged, Teller
-from gpubench.causes.ranking import explain
+from gpubench.conditions.log_evidence import ASK_FOR_MORE, Staged, Teller
+from gpubench.conditions.ranking import explain
+from gpubench.conditions.registry import CAUSES
 from gpubench.model.paths.connections import PairRoutes
 from gpubench.model.paths.nccl_log import Communicator, LogFacts, Member, Note, Remark, RemarkKind
 from gpubench.model.paths.transport import Route, TransportKind

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from gpubench.causes import CAUSES
-from gpubench.causes.cause import joined
+from gpubench.conditions.condition import joined
+from gpubench.conditions.registry import CAUSES
 from gpubench.measure.explain.findings import findings_of
 from gpubench.measure.explain.pairs import JudgedRoute, PairJudge, Scope
 from gpubench.measure.explain.summary import JobSummary, summarise

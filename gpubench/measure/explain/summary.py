@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gpubench.causes import CAUSES
+from gpubench.conditions.registry import CAUSES
 from gpubench.measure.explain.pairs import JudgedPair, JudgedRoute, PairGroup, PairJudge, Scope, is_one_ended
 from gpubench.model.paths.nccl_log import Communicator, LogFacts
 from gpubench.model.results.explanation import Explanation

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from gpubench.causes.circumstances import Circumstances, Together, users_settings
+from gpubench.conditions.circumstances import Circumstances, Together, users_settings
 from gpubench.measure.p2p.findings import Cells, Figures, staged_pairs
 from gpubench.measure.p2p.rows import NETWORK, Machine
 from gpubench.measure.paths.diagnosis import Explained

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from gpubench.causes.circumstances import Together
+from gpubench.conditions.circumstances import Together
 from gpubench.measure.p2p.bench import Bench, P2pRequest, PatternResult, host_copies, label, steps
 from gpubench.measure.p2p.evidence import conclude
 from gpubench.measure.p2p.findings import findings_of

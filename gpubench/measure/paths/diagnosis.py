@@ -5,20 +5,17 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import islice
 
-from gpubench.causes import CAUSES
-from gpubench.causes.circumstances import Circumstances
-from gpubench.causes.ranking import UNKNOWN, Diagnosis, Named, diagnose, symptoms
+from gpubench.conditions.circumstances import Circumstances
+from gpubench.conditions.condition import BESIDE
+from gpubench.conditions.ranking import UNKNOWN, Diagnosis, Named, diagnose, symptoms
+from gpubench.conditions.registry import CAUSES
 from gpubench.model.paths.selection import Pair
 from gpubench.model.paths.transport import Transport
 from gpubench.model.results.explanation import Explanation
-from gpubench.model.results.rows.causes import CauseRow, Effect, UnreadRow
-from gpubench.model.terms.verdict import Verdict
+from gpubench.model.results.rows.causes import CauseRow, UnreadRow
 
 _MOST_ASKED = 2000
 """Of pairs that fare alike, so many are asked what explains them: a job of a thousand ranks has a million."""
-
-_BESIDE = (Effect.SLOW, Effect.WRONG, Effect.APPLICATION)
-"""Effects that are worth knowing where they explain no host memory."""
 
 
 class Explained:
@@ -46,13 +43,13 @@ class Explained:
         staged = self.around.staged or {}
         explaining = self.explaining(staged)
         ids = {named.cause.id for named in explaining}
-        beside = [each for each in self.diagnosis.of_effect(*_BESIDE) if each.cause.id not in ids]
+        beside = [each for each in self.diagnosis.of_effect(*BESIDE) if each.cause.id not in ids]
         rows = [row for named in explaining for row in self._rows(named, staged)]
         return rows + [row for named in beside for row in self._rows(named, {})]
 
     def conditions(self) -> list[CauseRow]:
         """All that holds, of machines that nothing was sent between: what takes direct paths away, then the rest."""
-        ordered = sorted(self.diagnosis.named, key=lambda named: _verdict(named) is Verdict.WARN)
+        ordered = sorted(self.diagnosis.named, key=lambda named: set(named.effects) <= set(BESIDE))
         return [row for named in ordered for row in self._rows(named, {})]
 
     def unread(self) -> list[UnreadRow]:
@@ -66,7 +63,7 @@ class Explained:
     def _rows(self, named: Named, staged: Mapping[Pair, object]) -> Iterator[CauseRow]:
         yield self._row(named, staged)
         for below in named.implied:
-            yield replace(self._row(below, staged), verdict=_verdict(named), implied_by=named.cause.id)
+            yield replace(self._row(below, staged), verdict=named.gravity, implied_by=named.cause.id)
 
     def _row(self, named: Named, staged: Mapping[Pair, object]) -> CauseRow:
         cause = named.cause
@@ -75,7 +72,7 @@ class Explained:
             evidence=named.seen,
             advice=named.cure,
             paths=sum(any(each.touches(pair) for each in named.sightings) for pair in staged),
-            verdict=_verdict(named),
+            verdict=named.gravity,
             hosts=self._hosts(named),
             title=cause.title,
             confidence=named.confidence,
@@ -94,12 +91,6 @@ class Explained:
             gpus = pairs or (range(len(wiring.gpus)) if sighting.gpus is None else sighting.gpus)
             found.update(dict.fromkeys(wiring.host(gpu) for gpu in sorted(gpus)))
         return tuple(found)
-
-
-def _verdict(named: Named) -> Verdict:
-    if named.cause.by_design:
-        return Verdict.SKIP
-    return Verdict.WARN if set(named.effects) <= set(_BESIDE) else Verdict.FAIL
 
 
 def first_cause(staged: Mapping[Pair, Sequence[Transport]], around: Circumstances) -> Explanation:

@@ -1,15 +1,11 @@
 """What is to be expected of every pair before anything is sent: a direct path, or what stands in its way."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from gpubench.causes.circumstances import Circumstances, users_settings
-from gpubench.causes.container import CONTAINER
-from gpubench.causes.gpudirect import GPUDIRECT
-from gpubench.causes.mnnvl import MNNVL
-from gpubench.causes.nccl_settings import NCCL_SETTINGS
-from gpubench.causes.network import NETWORK
-from gpubench.causes.ranking import UNKNOWN
+from gpubench.conditions.circumstances import Circumstances, users_settings
+from gpubench.conditions.ranking import UNKNOWN
+from gpubench.conditions.registry import CAUSES
 from gpubench.measure.paths.diagnosis import Explained
 from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.facts.snapshot import GpuFacts
@@ -24,15 +20,8 @@ from gpubench.model.results.rows.causes import Effect
 from gpubench.model.results.rows.evidence import FallbackRow
 from gpubench.model.terms.verdict import Finding, Verdict
 
-FALLBACK_EXPECTED = "fallback-expected"
-
-_FOUND_BY_A_CHECK = "shm-not-shared"
-_SET_BY_SOMEBODY = {cause.id for cause in (*NCCL_SETTINGS.causes, *CONTAINER.causes)} - {_FOUND_BY_A_CHECK}
 _BETWEEN_NODES = (Effect.SOCKETS, Effect.NO_GPUDIRECT)
-_FOUND_BY_CHECKS = {"gpudirect-module-missing", "gpudirect-one-side", "gpudirect-refused"}
-_SET_BETWEEN_NODES = {
-    cause.id for family in (CONTAINER, MNNVL, NETWORK, GPUDIRECT) for cause in family.causes
-} - _FOUND_BY_CHECKS
+_BY_ID = {cause.id: cause for cause in CAUSES}
 _MOST_NAMED = 1000
 _MOST_SURVEYED = 64
 _ORDER = (Conclusion.IMPOSSIBLE, Conclusion.UNKNOWN, Conclusion.POSSIBLE)
@@ -101,15 +90,17 @@ def prospects(nodes: Sequence[Topology], kinds: Sequence[MachineKind], explained
     return sorted(rows, key=lambda row: (_ORDER.index(Conclusion(row.conclusion)), row.verdict == Verdict.SKIP))
 
 
-def findings(rows: Sequence[FallbackRow], explained: Explained) -> Iterator[Finding]:
-    """What no check of the wiring or of the processes finds: settings that stand in the way, in a node or between.
+def findings(rows: Sequence[FallbackRow], explained: Explained, told: Iterable[Finding]) -> Iterator[Finding]:
+    """What stands in the way of paths, in a node or between, and was not told by a check, nor anything that follows.
 
     Of a node that has to do with no other, its network is nobody's fault: containers for one node have no RDMA.
     """
+    known = {each.id for each in told}
     for row in rows:
-        if row.cause in _SET_BY_SOMEBODY and row.verdict == Verdict.FAIL:
+        cause = _BY_ID.get(row.cause or "")
+        if cause is not None and row.verdict == Verdict.FAIL and known.isdisjoint((cause.id, *cause.implies)):
             yield Finding(
-                id=FALLBACK_EXPECTED,
+                id=cause.id,
                 severity=Verdict.FAIL,
                 subject=shown(row),
                 seen=str(row.cause_seen),
@@ -120,10 +111,9 @@ def findings(rows: Sequence[FallbackRow], explained: Explained) -> Iterator[Find
             )
     several = len(explained.around.nodes) > 1
     for named in explained.diagnosis.of_effect(*_BETWEEN_NODES) if several else ():
-        cause = named.cause
-        if cause.id in _SET_BETWEEN_NODES and not cause.by_design and named.effects[0] in _BETWEEN_NODES:
+        if named.gravity is Verdict.FAIL and named.effects[0] in _BETWEEN_NODES:
             yield Finding(
-                id=FALLBACK_EXPECTED,
+                id=named.cause.id,
                 severity=Verdict.FAIL,
                 subject=f"{named.subject} → other nodes",
                 seen=named.seen,

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from gpubench.checks import WIRING, Facts, run
+from gpubench.conditions.checks import WIRING, run
+from gpubench.conditions.circumstances import Facts
 from gpubench.measure.topo.fallback import findings as prospect_findings
 from gpubench.measure.topo.fallback import prospects, survey
 from gpubench.model.facts.rank_facts import RankFacts
@@ -40,7 +41,8 @@ def examine(
     kinds = group(nodes)
     explained = survey(nodes, kinds, ranks)
     expected = prospects(nodes, kinds, explained)
-    found = (*run(WIRING, Facts(nodes, kinds, ranks, profiles)), *prospect_findings(expected, explained))
+    found = run(WIRING, Facts(nodes, kinds, ranks, profiles))
+    found += tuple(prospect_findings(expected, explained, found))
     findings = found if strict else tuple(finding.softened() for finding in found)
     verdict = overall([Verdict.PASS, *(finding.severity for finding in findings)])
     if strict and verdict is Verdict.WARN:

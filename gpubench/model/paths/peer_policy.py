@@ -1,6 +1,5 @@
 """Pairs of GPUs without peer access, or kept off it by NCCL: which of them go through host memory by design."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpubench.model.facts.snapshot import GpuFacts, NvlinkPeer
@@ -9,33 +8,6 @@ from gpubench.model.paths.path_types import DEFAULT_LEVEL, amd_takes_all, is_wit
 from gpubench.model.paths.topology import P2P_STATUS, PeerAccess, Topology
 
 NCCL_POLICY = f"NCCL takes peer access up to path class {DEFAULT_LEVEL} (NCCL_P2P_LEVEL)"
-
-_REFUSALS: Mapping[str, tuple[str, str]] = {
-    "GNS": (
-        "this GPU model has no peer-to-peer over PCIe with NVIDIA's driver (GeForce): by design, not a fault",
-        "nothing to repair: NCCL goes through shared memory here",
-    ),
-    "CNS": (
-        "the driver does not trust this chipset, or the hypervisor does not say that the GPUs may reach each other",
-        "bare metal: put the GPUs under one PCIe switch; virtual machine: set x-nv-gpudirect-clique",
-    ),
-    "TNS": ("the GPUs hang on different sockets or I/O hubs", "move the cards to one socket"),
-    "DR": (
-        "a registry key of the driver forbids it (ForceP2P, RMForceP2PType)",
-        "grep RegistryDwords /proc/driver/nvidia/params; remove the key and reload the driver",
-    ),
-    "NS": ("the driver supports it for none of these GPUs", "nvidia-smi topo -p2p r; nvidia-smi -q | grep -A 3 MIG"),
-}
-_MESH = (
-    "NVLinks join each of these GPUs to others, not to each other, and PCIe cannot: by design, as on DGX-1",
-    "nothing to repair: NCCL takes the NVLinks of a GPU between",
-)
-_MIG = ("MIG is on: the driver offers no peer access to MIG instances, by design", "nvidia-smi -mig 0, or accept it")
-_FABRIC = (
-    "NVLinks are active, yet the driver refuses: the fabric manager is not ready",
-    "systemctl status nvidia-fabricmanager; nvidia-smi -q | grep -A 12 Fabric",
-)
-_OTHER = ("the driver gives no reason", "nvidia-smi topo -p2p r")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,13 +36,6 @@ class Refusal:
         if self.mesh and not self.wired:
             return "NVLinks join each of these GPUs to others"
         return P2P_STATUS.get(self.status, self.status) or "CUDA refuses peer access"
-
-    @property
-    def cause_and_advice(self) -> tuple[str, str]:
-        """The reason in a sentence, and the cure."""
-        if self.mig or self.wired:
-            return _MIG if self.mig else _FABRIC
-        return _MESH if self.mesh else _REFUSALS.get(self.status, _OTHER)
 
 
 def refusal_of(node: Topology, source: GpuFacts, destination: GpuFacts, access: PeerAccess) -> Refusal:
@@ -103,12 +68,21 @@ def nccl_keeps_off(node: Topology, source: GpuFacts, destination: GpuFacts) -> s
     GPUs that lost all their NVLinks to NVSwitches are no matter of policy.
     """
     path = node.path(source, destination)
-    if not is_beyond_policy(node, path) or any(_lost_its_switches(node, gpu) for gpu in (source, destination)):
+    if not is_beyond_policy(node, path) or any(lost_its_switches(node, gpu) for gpu in (source, destination)):
         return ""
     return f"{NCCL_POLICY}, and this is {path}"
 
 
-def _lost_its_switches(node: Topology, gpu: GpuFacts) -> bool:
-    """True if a GPU has NVLinks to NVSwitches and none is active; one without a bridge just has none."""
-    switched = bool(node.snapshot.nvswitches) or any(link.peer is NvlinkPeer.SWITCH for link in gpu.nvlinks or ())
-    return switched and bool(gpu.nvlinks) and active_links(gpu) == 0
+def lost_its_switches(node: Topology, gpu: GpuFacts) -> bool:
+    """Whether a GPU has NVLinks to NVSwitches and none is active; one without a bridge just has none."""
+    return is_switched(node, gpu) and bool(gpu.nvlinks) and active_links(gpu) == 0
+
+
+def is_switched(node: Topology, gpu: GpuFacts) -> bool:
+    """Whether NVLinks of a GPU lead to NVSwitches: it sees one, or they show one, or its fabric was ready.
+
+    Virtual machines do not see the switches of a board of which they have all GPUs.
+    """
+    registered = gpu.fabric is not None and gpu.fabric.state == "completed"
+    leads = any(link.peer is NvlinkPeer.SWITCH for link in gpu.nvlinks or ())
+    return bool(node.snapshot.nvswitches) or leads or registered

@@ -192,9 +192,11 @@ class Wiring:
 
     @cached_property
     def _found(self) -> list[GpuFacts | None]:
-        """The facts of each GPU by its bus id: CUDA's and the driver's indices differ between ranks."""
-        facts = {number: {gpu.bus_id: gpu for gpu in node.gpus} for number, node in self.nodes.items()}
-        return [facts.get(gpu.node, {}).get(bus_id(gpu.gpu_bus_id or "")) for gpu in self.gpus]
+        """What is known of each GPU, by its bus id, else its name: indices differ between ranks, CUDA and NVML."""
+        by_id = {
+            number: {gpu.bus_id or bus_id(gpu.device): gpu for gpu in node.gpus} for number, node in self.nodes.items()
+        }
+        return [by_id.get(gpu.node, {}).get(bus_id(gpu.gpu_bus_id or "")) for gpu in self.gpus]
 
     def _node(self, pair: Pair) -> Topology:
         return self.nodes[self.gpus[pair[0]].node]

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpubench.causes.circumstances import Circumstances
 from gpubench.collectives.allreduce import ALLREDUCE
 from gpubench.collectives.record import Collective
 from gpubench.collectives.registry import COLLECTIVES
 from gpubench.collectives.request import SweepRequest
+from gpubench.conditions.circumstances import Circumstances
 from gpubench.errors import UsageError
 from gpubench.hardware.cuda.device import open_device
 from gpubench.hardware.nccl.backend import NcclBackend, NcclLibrary

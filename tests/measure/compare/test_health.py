@@ -163,3 +163,20 @@ def test_what_is_new_one_way_is_gone_the_other(before: list[Finding], after: lis
 
     assert statuses(before, after, "new") == statuses(after, before, "gone")
     assert statuses(before, after, "graver") == statuses(after, before, "milder")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("nic-down", "rdma-port-down"),
+        ("acs-redirects", "acs-nic-redirect"),
+        ("fallback-expected", "nccl-p2p-disabled"),
+        ("nvlink-down", "nvlinks-all-down"),
+    ],
+)
+def test_a_condition_that_had_another_id_is_the_same_condition(old: str, new: str) -> None:
+    found = compare([checked(replace(HOT, id=old))], [checked(replace(HOT, id=new))], Rules())
+    assert [(row.finding, row.status, row.verdict) for row in rows_of(found)] == [(new, "same", Verdict.PASS)]
+    elsewhere = replace(HOT, id=new, subject="GPU4 (0000:0a:00.0)")
+    found = compare([checked(replace(HOT, id=old))], [checked(elsewhere)], Rules())
+    assert {(row.finding, row.status) for row in rows_of(found)} == {(new, "new"), (old, "gone")}

@@ -23,7 +23,7 @@ from gpubench.model.results.rows.evidence import EVIDENCE_SECTION, FALLBACK_SECT
 from gpubench.model.terms.copies import CopyGpu, CopyPattern, Direction
 from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.verdict import Verdict
-from tests.causes.test_together import collapsing
+from tests.conditions.test_together import collapsing
 from tests.fakes.copies import Broken, FakeCopies
 
 SIZE = 2**16

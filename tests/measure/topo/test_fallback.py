@@ -62,7 +62,7 @@ def test_a_variable_that_keeps_nccl_off_nvlinks_is_named(environment: dict[str, 
     name, value = next(iter(environment.items()))
     assert (row.conclusion, row.cause, row.advice) == ("direct impossible", "nccl-p2p-disabled", f"unset {name}")
     assert row.cause_seen == f"{name}={value} in the environment"
-    (finding,) = [each for each in report.findings if each.id == "fallback-expected"]
+    (finding,) = [each for each in report.findings if each.id == "nccl-p2p-disabled"]
     assert (finding.severity, len(finding.subjects)) == (Verdict.FAIL, 12)
     assert report.verdict is Verdict.FAIL
     assert looked_at(h200s(), facts(environment)).verdict is Verdict.WARN
@@ -122,7 +122,7 @@ def test_what_the_driver_refuses_comes_with_its_cure() -> None:
     assert (row.cause, row.verdict) == ("fabric-not-ready", "FAIL")
     assert "NVSwitches are active, yet the driver refuses" in str(row.cause_seen)
     assert "nvidia-fabricmanager" in str(row.advice)
-    assert "fallback-expected" not in {finding.id for finding in report.findings}
+    assert [finding.id for finding in report.findings] == ["peer-access-refused"]
 
 
 def test_nothing_known_is_nothing_fine() -> None:

@@ -19,7 +19,7 @@ from gpubench.model.profiles.expectation import (
 from gpubench.model.profiles.profile import LARGE_BYTES, Expected, ExpectedKind, Generic, Profile
 from gpubench.model.terms.verdict import Verdict
 from gpubench.profiles.files import load
-from tests.checks.test_health import row
+from tests.fakes.measured_rows import row
 
 FIRM, DERIVED = Expectation(400.0, firm=True, whose="ours"), Expectation(400.0, firm=False, whose="theirs")
 

@@ -16,7 +16,8 @@ from gpubench.model.terms.plain import to_plain
 from gpubench.model.terms.toml_text import toml_text
 from gpubench.profiles import files as profiles
 from gpubench.readers.documents.json_lines import json_line
-from tests.checks.test_health import pair, row
+from tests.conditions.test_checks import HEALTHY
+from tests.fakes.measured_rows import pair, row
 
 KEY = LearningKey("p2p.write_gb_s", 8)
 
@@ -153,7 +154,7 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_copy_without_peer_access_is_another_quantity() -> None:
-    pairs = (pair(0, 1, 395.0), pair(1, 0, 37.0, peer="off"))
+    pairs = (pair(HEALTHY, 0, 1, 395.0), pair(HEALTHY, 1, 0, 37.0, peer="off"))
     found = samples_of(ResultFile(name="a.json", kind="made", circumstances=FileCircumstances(tool=""), pairs=pairs))
     assert [(each.key.quantity, each.value) for each in found] == [("p2p.write_gb_s", 395.0), ("p2p.staged_gb_s", 37.0)]
 
@@ -161,7 +162,11 @@ def test_a_copy_without_peer_access_is_another_quantity() -> None:
 def test_a_check_has_rows_and_pairs_to_learn_from() -> None:
     told = FileCircumstances(tool="", models=("NVIDIA H200",))
     both = ResultFile(
-        name="a.json", kind="made", circumstances=told, rows=(row(2**28, 1357.0, 346.0),), pairs=(pair(0, 1, 395.0),)
+        name="a.json",
+        kind="made",
+        circumstances=told,
+        rows=(row(2**28, 1357.0, 346.0),),
+        pairs=(pair(HEALTHY, 0, 1, 395.0),),
     )
     assert [each.key.quantity for each in samples_of(both)] == ["allreduce.busbw_gb_s", "p2p.write_gb_s"]
 
@@ -209,16 +214,16 @@ def test_small_rows_have_a_time_and_large_ones_a_bandwidth() -> None:
 
 
 def test_a_copy_between_gpus_counts_from_the_size_on_that_pairs_are_judged_by() -> None:
-    assert quantities(pair(0, 1, 395.0, size_bytes=JUDGED_FROM_BYTES)) == [("p2p.write_gb_s", 395.0, None)]
-    assert quantities(pair(0, 1, 395.0, size_bytes=JUDGED_FROM_BYTES - 1)) == []
+    assert quantities(pair(HEALTHY, 0, 1, 395.0, size_bytes=JUDGED_FROM_BYTES)) == [("p2p.write_gb_s", 395.0, None)]
+    assert quantities(pair(HEALTHY, 0, 1, 395.0, size_bytes=JUDGED_FROM_BYTES - 1)) == []
 
 
 def test_pairs_of_several_path_classes_are_kept_apart() -> None:
-    assert quantities(pair(0, 1, 395.0), pair(0, 2, 394.0)) == [
+    assert quantities(pair(HEALTHY, 0, 1, 395.0), pair(HEALTHY, 0, 2, 394.0)) == [
         ("p2p.write_gb_s", 395.0, None),
         ("p2p.write_gb_s", 394.0, None),
     ]
-    assert quantities(pair(0, 1, 395.0), pair(0, 2, 25.0, path_class="PHB")) == [
+    assert quantities(pair(HEALTHY, 0, 1, 395.0), pair(HEALTHY, 0, 2, 25.0, path_class="PHB")) == [
         ("p2p.write_gb_s", 395.0, "NV18"),
         ("p2p.write_gb_s", 25.0, "PHB"),
     ]
@@ -227,11 +232,11 @@ def test_pairs_of_several_path_classes_are_kept_apart() -> None:
 def test_copies_to_and_from_pinned_memory_of_the_host() -> None:
     pinned = "pinned host memory"
     assert quantities(
-        pair(0, 1, 55.6, source_bus_id=None, note=pinned),
-        pair(0, 1, 55.4, destination_bus_id=None, note=pinned, size_bytes=JUDGED_FROM_BYTES),
-        pair(0, 1, 21.6, source_bus_id=None, note="pageable host memory"),
-        pair(0, 1, 9.0, source_bus_id=None, note=pinned, size_bytes=JUDGED_FROM_BYTES - 1),
-        pair(0, 1, None, source_bus_id=None, note=pinned),
+        pair(HEALTHY, 0, 1, 55.6, source_bus_id=None, note=pinned),
+        pair(HEALTHY, 0, 1, 55.4, destination_bus_id=None, note=pinned, size_bytes=JUDGED_FROM_BYTES),
+        pair(HEALTHY, 0, 1, 21.6, source_bus_id=None, note="pageable host memory"),
+        pair(HEALTHY, 0, 1, 9.0, source_bus_id=None, note=pinned, size_bytes=JUDGED_FROM_BYTES - 1),
+        pair(HEALTHY, 0, 1, None, source_bus_id=None, note=pinned),
     ) == [("host_to_device_gb_s", 55.6, None), ("device_to_host_gb_s", 55.4, None)]
 
 

@@ -25,7 +25,7 @@ class Effect(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CauseRow(Record):
-    """A cause that holds, those to look at first first. docs/causes.md has the whole catalogue."""
+    """A cause that holds, those to look at first first. docs/conditions.md has the whole catalogue."""
 
     id: str  #: stable
     evidence: str  #: what shows it

@@ -1,0 +1,109 @@
+"""The checks of `gpubench check`: groups of conditions under the names that reports list, and what they need."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+
+from gpubench.conditions.circumstances import Facts
+from gpubench.conditions.condition import joined
+from gpubench.conditions.registry import CONDITIONS
+from gpubench.model.results.measurements import Need
+from gpubench.model.terms.verdict import WRONG_DATA, Finding, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A check: its name, what it looks for, what has to be measured for it, whether it says something of machines
+    without GPUs too, and whether `gpubench topo` has it beside the wiring that it shows.
+    """
+
+    name: str
+    summary: str
+    needs: Need = Need.FACTS
+    without_gpus: bool = False
+    of_wiring: bool = False
+
+
+def _wiring(name: str, summary: str, *, without_gpus: bool = False) -> Check:
+    return Check(name, summary, without_gpus=without_gpus, of_wiring=True)
+
+
+CHECKS: tuple[Check, ...] = (
+    _wiring("driver", "the driver answers, and sees what is on the PCI bus", without_gpus=True),
+    _wiring("gpu_present", "every GPU of the machine answers"),
+    _wiring("nvlink_active", "as many NVLinks are active as on sibling GPUs"),
+    _wiring("nvlink_errors", "NVLinks count no errors while they are used, and few before"),
+    _wiring("fabric", "every GPU has joined its NVLink fabric, which is healthy"),
+    _wiring("peer_access", "every GPU pair has peer access, and CUDA and NVML agree on it"),
+    _wiring("pcie_link", "PCIe links run at full width, and at full speed under load"),
+    _wiring("profile", "links are as many and as fast as on healthy machines of this type"),
+    _wiring("memory_rows", "no memory row waits to be remapped, or cannot be"),
+    _wiring("throttle", "no GPU is slowed down by heat or power supply"),
+    _wiring("nic_state", "RDMA ports are active, at the rate of their siblings", without_gpus=True),
+    _wiring("gpudirect", "RDMA NICs can reach GPU memory"),
+    _wiring("nodes_alike", "nodes of a kind are alike", without_gpus=True),
+    _wiring("ranks_alike", "ranks of a host share memory, and all ranks their settings", without_gpus=True),
+    Check("gpu_model", "GPUs are of one model, and of the profile's"),
+    Check("mig", "no GPU is split that should be whole"),
+    Check("ecc", "error correction is on, and had no error that it could not correct"),
+    Check("clocks", "GPUs of one model have the same highest clock"),
+    Check("temperature", "no GPU is much hotter than its siblings"),
+    Check("gpu_free", "nobody uses the GPUs, and their memory is free"),
+    Check("pcie_errors", "PCIe links count no errors while they are used, and few before"),
+    Check(
+        "nic_errors",
+        "RDMA ports count no errors while they are used, and no more than their siblings before",
+        without_gpus=True,
+    ),
+    Check("nic_profile", "as many RDMA ports, as fast, as the profile that was asked for has", without_gpus=True),
+    Check("redirection", "neither ACS nor the IOMMU stands between GPUs and NICs"),
+    Check("versions", "drivers and libraries are alike on all nodes", without_gpus=True),
+    Check("paths", "no path goes through host memory that could be direct", Need.PEER_COPIES),
+    Check("p2p_bandwidth", "copies are as fast as between siblings, and as expected", Need.PEER_COPIES),
+    Check("p2p_symmetry", "copies are as fast there as back", Need.PEER_COPIES),
+    Check("host_bandwidth", "copies with host memory are as fast as expected", Need.HOST_COPIES),
+    Check("host_memory", "nodes copy in their memory as fast as the others", Need.HOST_MEMORY, without_gpus=True),
+    Check(
+        "collective_bandwidth", "all-reduce takes as long as on healthy machines", Need.ALL_REDUCE, without_gpus=True
+    ),
+    Check("data_correct", "all data arrive as they were sent", Need.VERIFIED_DATA, without_gpus=True),
+    Check("stragglers", "no rank takes longer than the others", Need.ALL_REDUCE, without_gpus=True),
+    Check("measured", "all that was to be measured was", without_gpus=True),
+)
+"""In the order in which reports have them."""
+
+WIRING = tuple(check for check in CHECKS if check.of_wiring)
+
+
+def found_by(check: Check, facts: Facts) -> tuple[Finding, ...]:
+    """What a check finds: what measuring found out that belongs to it, then its conditions."""
+    measured = (each for each in facts.measurements.findings if _check_of(each) == check.name)
+    own = (each.findings(facts.around) for each in CONDITIONS if each.check == check.name)
+    return (*measured, *chain.from_iterable(own))
+
+
+def _check_of(finding: Finding) -> str:
+    """The check that reports what measuring found out by itself."""
+    if finding.severity is Verdict.ERROR:
+        return "measured"
+    return "data_correct" if finding.id == WRONG_DATA else "paths"
+
+
+def run(checks: Sequence[Check], facts: Facts) -> tuple[Finding, ...]:
+    """The findings of all checks; those that say the same of several subjects become one."""
+    return merged(finding for check in checks for finding in found_by(check, facts))
+
+
+def merged(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Findings in which those that say the same of several subjects became one."""
+    same: dict[Finding, list[Finding]] = {}
+    for finding in findings:
+        same.setdefault(replace(finding, subject="", subjects=()), []).append(finding)
+    return tuple(
+        replace(
+            finding,
+            subject=joined(each.subject for each in found),
+            subjects=tuple(subject for each in found for subject in each.subjects or (each.subject,)),
+        )
+        for finding, found in same.items()
+    )

@@ -1,0 +1,230 @@
+"""What conditions are looked for in: machines, processes, settings and figures of a run, and the paths it took."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+
+from gpubench.model.facts.rank_facts import ENVIRONMENT, RankFacts
+from gpubench.model.facts.snapshot import GpuFacts, PciDevice
+from gpubench.model.paths.nodes import MachineKind
+from gpubench.model.paths.peer_policy import Refusal
+from gpubench.model.paths.selection import Pair
+from gpubench.model.paths.topology import Device, Topology
+from gpubench.model.paths.transport import Transport
+from gpubench.model.paths.wiring import GpuPlace, Wiring
+from gpubench.model.profiles.profile import Profile
+from gpubench.model.results.measurements import QUICK, Measurements
+from gpubench.model.terms.rank_identity import RankIdentity
+
+_OFF = ("", "0")
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """Pairs that copied at once, in GB/s all together: written by their sources, and read by their destinations."""
+
+    pattern: str
+    pairs: tuple[Pair, ...]
+    write_gb_s: float
+    read_gb_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Circumstances:
+    """What may explain what paths do. Positions of GPUs are those of `wiring`; where ranks have them, the rank's.
+
+    `settings` are the user's, by variable: the distinct values that ranks have, without what gpubench set itself.
+    `staged` are the pairs that go through host memory, with what they take; None where nothing was sent, and only
+    conditions are looked for. `copied` says of such pairs what showed it, where CUDA made the copies and NCCL's policy
+    and settings mean nothing. `wrong` are pairs along which wrong data arrived, `together` those that were measured at
+    once. `profiles` are those that nodes match, by number; with `profile_asked_for` somebody named it, and then the
+    machine has to be the profile's in everything. `measurements` are what a check measured.
+    """
+
+    wiring: Wiring
+    facts: Sequence[RankFacts] = ()
+    settings: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    staged: Mapping[Pair, Sequence[Transport]] | None = None
+    copied: Mapping[Pair, str] | None = None
+    wrong: frozenset[Pair] = frozenset()
+    together: Sequence[Together] = ()
+    kinds: Sequence[MachineKind] = ()
+    profiles: Mapping[int, Profile] = field(default_factory=dict)
+    profile_asked_for: bool = False
+    measurements: Measurements = QUICK
+
+    @property
+    def nodes(self) -> Mapping[int, Topology]:
+        """The nodes that something is known of, by number."""
+        return self.wiring.nodes
+
+    @property
+    def asked_of_nccl(self) -> bool:
+        """Whether NCCL moves, or would move, the bytes."""
+        return self.copied is None
+
+    def values(self, name: str) -> tuple[str, ...]:
+        """The values that ranks have of a variable."""
+        return tuple(self.settings.get(name, ()))
+
+    def switched_on(self, name: str) -> bool:
+        """Whether any rank has a variable set to something that is neither empty nor 0."""
+        return any(value not in _OFF for value in self.values(name))
+
+    def host(self, node: int) -> str:
+        """The name of a node where there are several, else ''."""
+        return self.nodes[node].snapshot.host if len(self.nodes) > 1 and node in self.nodes else ""
+
+    def on(self, node: int, *words: str) -> str:
+        """A subject: these words with their node where there are several; the node alone without words."""
+        named = " ".join(filter(None, (self.host(node), *words)))
+        return named or (self.nodes[node].snapshot.host if node in self.nodes else f"node {node}")
+
+    def name(self, gpu: int) -> str:
+        """A GPU as people know it: 'node1 GPU3'."""
+        known, node = self.wiring.gpu(gpu), self.wiring.gpus[gpu].node
+        return self.on(node, f"GPU {gpu}" if known is None else known.device)
+
+    def pair_name(self, pair: Pair) -> str:
+        """Both ends of a pair: ranks where ranks have the GPUs."""
+        one, other = (self.wiring.gpus[gpu] for gpu in pair)
+        if isinstance(one, RankIdentity):
+            return f"ranks {pair[0]} → {pair[1]}"
+        known = self.wiring.gpu(pair[1])
+        together = one.node == other.node and known is not None
+        return f"{self.name(pair[0])} → {known.device if together and known else self.name(pair[1])}"
+
+    def named(self, node: int, *devices: Device) -> str:
+        """Devices as findings name them: with their bus ids, and their host where there are several or no device."""
+        names = " → ".join(f"{each.device} ({each.bus_id})" if each.bus_id else each.device for each in devices)
+        return " ".join(filter(None, (self.host(node) if devices else self.nodes[node].snapshot.host, names)))
+
+    def named_pair(self, pair: Pair) -> str:
+        """The same of two GPUs of a node."""
+        known = [gpu for gpu in map(self.wiring.gpu, pair) if gpu is not None]
+        return self.named(self.wiring.gpus[pair[0]].node, *known)
+
+    def exact_profile(self, node: int) -> Profile | None:
+        """The profile of a node, where it is of this machine and not one that stands in for all of its kind."""
+        profile = self.profiles.get(node)
+        return profile if profile is not None and profile.match.generic is None else None
+
+    @cached_property
+    def pci_devices(self) -> Mapping[int, Mapping[str, PciDevice]]:
+        """The PCI devices of every node by bus id."""
+        return {
+            number: {each.bus_id: each for each in node.snapshot.pci_devices} for number, node in self.nodes.items()
+        }
+
+    @cached_property
+    def _by_node(self) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {}
+        for position, gpu in enumerate(self.wiring.gpus):
+            found.setdefault(gpu.node, []).append(position)
+        return found
+
+    def node_of(self, pair: Pair) -> Topology:
+        """The node of a pair's source, of which something is known."""
+        return self.nodes[self.wiring.gpus[pair[0]].node]
+
+    def gpus_of(self, node: int) -> frozenset[int]:
+        """The positions of a node's GPUs."""
+        return frozenset(self._by_node.get(node, ()))
+
+    def gpus_of_rank(self, facts: RankFacts) -> frozenset[int]:
+        """The GPU of a rank where each has one, else those of its node."""
+        position = facts.rank
+        known = self.wiring.gpus[position] if position < len(self.wiring.gpus) else None
+        if isinstance(known, RankIdentity) and known.rank == facts.rank:
+            return frozenset((position,))
+        return self.gpus_of(facts.node)
+
+    def gpus(self) -> Iterator[tuple[int, Topology, GpuFacts]]:
+        """Every GPU that something is known of: its position, its node, and its facts."""
+        for position, place in enumerate(self.wiring.gpus):
+            known = self.wiring.gpu(position)
+            if known is not None:
+                yield position, self.nodes[place.node], known
+
+    @cached_property
+    def inside(self) -> tuple[Pair, ...]:
+        """The ordered pairs inside nodes that are asked about: those that are staged, or all where nothing was sent."""
+        if self.staged is not None:
+            return tuple(pair for pair in self.staged if self.wiring.together(pair))
+        return tuple(
+            (one, other) for members in self._by_node.values() for one in members for other in members if one != other
+        )
+
+    @cached_property
+    def across(self) -> tuple[Pair, ...]:
+        """The same between nodes; where nothing was sent, one pair for any two neighbouring nodes."""
+        if self.staged is not None:
+            return tuple(pair for pair in self.staged if not self.wiring.together(pair))
+        first = [members[0] for members in self._by_node.values()]
+        return tuple((one, other) for one, other in pairwise(first))
+
+    @cached_property
+    def refusals(self) -> Mapping[Pair, Refusal]:
+        """The pairs inside nodes that have no peer access, and how it is refused."""
+        found = ((pair, self.wiring.refusal(pair)) for pair in self.inside)
+        return {pair: refusal for pair, refusal in found if refusal is not None}
+
+    def ranks_of(self, node: int) -> list[RankFacts]:
+        """What is known of a node's processes."""
+        return [each for each in self.facts if each.node == node]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a check looks at: every node, the kinds they form, every rank, and the profile that each node matches."""
+
+    nodes: Sequence[Topology]
+    kinds: Sequence[MachineKind] = ()
+    ranks: Sequence[RankFacts] = ()
+    profiles: Sequence[Profile | None] = ()
+    measurements: Measurements = QUICK
+    asked: bool = False
+
+    @cached_property
+    def around(self) -> Circumstances:
+        """The same, as conditions are looked for in it: all GPUs of all nodes, by their places."""
+        places = [
+            GpuPlace(node.snapshot.host, number, gpu.bus_id or gpu.device)
+            for number, node in enumerate(self.nodes)
+            for gpu in node.gpus
+        ]
+        return Circumstances(
+            wiring=Wiring(places, dict(enumerate(self.nodes))),
+            facts=self.ranks,
+            settings=users_settings(self.ranks),
+            kinds=self.kinds,
+            profiles={number: each for number, each in enumerate(self.profiles) if each is not None},
+            profile_asked_for=self.asked,
+            measurements=self.measurements,
+        )
+
+
+def places_of(names: Collection[str], facts: Sequence[RankFacts]) -> list[str]:
+    """Where variables of NCCL's stand: the environment, files."""
+    known = [each.nccl_settings for each in facts]
+    found = {settings[name].place: None for settings in known for name in names if name in settings}
+    return list(found) or [ENVIRONMENT]
+
+
+def removal(names: Collection[str], places: Sequence[str]) -> str:
+    """How to be rid of variables."""
+    files = [place for place in places if place != ENVIRONMENT]
+    unset = [f"unset {' '.join(names)}"] if ENVIRONMENT in places else []
+    return "; ".join([*unset, *([f"take {' '.join(names)} out of {' and '.join(files)}"] if files else [])])
+
+
+def users_settings(facts: Sequence[RankFacts], said: Sequence[Mapping[str, str]] = ()) -> dict[str, tuple[str, ...]]:
+    """The user's variables as ranks have them in their environment, or NCCL took them from a configuration file."""
+    found: dict[str, dict[str, None]] = {}
+    known = ({name: setting.value for name, setting in each.nccl_settings.items()} for each in facts)
+    others = ({name: value for name, value in each.environment.items() if name[:5] != "NCCL_"} for each in facts)
+    for variables in (*known, *others, *said):
+        for name, value in variables.items():
+            found.setdefault(name, {})[value] = None
+    return {name: tuple(values) for name, values in sorted(found.items())}

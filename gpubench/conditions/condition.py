@@ -1,0 +1,139 @@
+"""A condition: one thing that can be wrong, with its only detector, severity and cure."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from gpubench.conditions.circumstances import Circumstances
+from gpubench.conditions.log_evidence import Reason, Staged
+from gpubench.model.paths.evidence import Confidence
+from gpubench.model.paths.selection import Pair
+from gpubench.model.results.rows.causes import Effect
+from gpubench.model.terms.verdict import Finding, Verdict
+
+BESIDE = (Effect.SLOW, Effect.WRONG, Effect.APPLICATION)
+"""Effects that are worth knowing where they explain no host memory."""
+
+_MOST_SUBJECTS = 4
+_MOST_SEEN = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sighting:
+    """A condition as it was met somewhere.
+
+    `gpus` are the positions of the GPUs whose paths it touches, None for all of the run; `pairs` the ordered pairs
+    alone that it touches, where it is a matter of pairs. `names` are what it is on, one by one, as findings name it,
+    and `heading` what stands for all of them. Cure, severity and so on are said where they are not the condition's:
+    one port that is down of eight takes no node off its network.
+    """
+
+    subject: str
+    seen: str
+    confidence: Confidence = Confidence.PROVEN
+    gpus: frozenset[int] | None = None
+    pairs: frozenset[Pair] | None = None
+    names: tuple[str, ...] = ()
+    heading: str = ""
+    effects: tuple[Effect, ...] = ()
+    severity: Verdict | None = None
+    expected: str = ""
+    likely: str = ""
+    cure: str = ""
+
+    def touches(self, pair: Pair) -> bool:
+        """Whether a pair's path is touched."""
+        if self.pairs is not None:
+            return pair in self.pairs
+        return self.gpus is None or not self.gpus.isdisjoint(pair)
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """Why it is not known whether a condition is there: on what, and what could not be read."""
+
+    subject: str
+    reason: str
+
+
+Found = Iterator[Sighting | Unread]
+Look = Callable[[Circumstances], Found]
+
+
+def nothing_in_facts(_around: Circumstances) -> Found:
+    """For conditions that only a log shows."""
+    return iter(())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """One thing that can be wrong with a machine, a setting or a job.
+
+    `title` is in the words that people search for, `seen_as` what programs print where it holds; `detection` says what
+    `look` looks at; `cure` is a command or setting; `link` the source. `aliases` are ids that it had.
+
+    As a check: `check` is the name of the check that reports it, with `severity`, what was `expected` instead and what
+    is `likely` behind it. Without a check it is told where it stands in the way of a path.
+
+    As a cause: `effects` are what it does to paths, none where it explains nothing of them; `settles` what would
+    settle a doubt; `in_log` finds it in NCCL's log of a pair; `implies` are the ids of those that follow from it and
+    are listed below it. `by_design` marks policies and hardware: nothing to repair. `general` marks what is said where
+    nothing more special is found.
+    """
+
+    id: str
+    title: str
+    detection: str
+    cure: str
+    link: str
+    look: Look
+    check: str = ""
+    severity: Verdict | None = None
+    expected: str = "none"
+    likely: str = ""
+    effects: tuple[Effect, ...] = ()
+    settles: str = ""
+    seen_as: tuple[str, ...] = ()
+    in_log: Callable[[Staged], Reason | None] | None = None
+    implies: tuple[str, ...] = ()
+    by_design: bool = False
+    general: bool = False
+    aliases: tuple[str, ...] = ()
+
+    def findings(self, around: Circumstances) -> Iterator[Finding]:
+        """What the check of this condition says; what somebody may want by design is no finding of its own."""
+        for each in self.look(around):
+            severity = self.severity if isinstance(each, Unread) else each.severity or self.severity
+            if isinstance(each, Sighting) and severity is not None:
+                yield Finding(
+                    id=self.id,
+                    severity=severity,
+                    subject=each.heading or joined(each.names) or each.subject,
+                    seen=each.seen,
+                    expected=each.expected or self.expected,
+                    cause=each.likely or self.likely or self.title,
+                    next_command=each.cure or self.cure,
+                    subjects=each.names or (each.subject,),
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Conditions of one kind: the module's name, its title, and its conditions, those to look at first first."""
+
+    name: str
+    title: str
+    conditions: tuple[Condition, ...]
+
+
+def joined(texts: Iterable[str], most: int = _MOST_SUBJECTS) -> str:
+    """The first few of some texts, each once, and how many more there are."""
+    distinct = list(dict.fromkeys(filter(None, texts)))
+    rest = len(distinct) - most
+    return ", ".join(distinct[:most]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def joined_seen(texts: Sequence[str]) -> str:
+    """The same of what was seen, in sentences."""
+    distinct = list(dict.fromkeys(filter(None, texts)))
+    more = len(distinct) - _MOST_SEEN
+    return "; ".join(distinct[:_MOST_SEEN]) + (f"; and {more} more" if more > 0 else "")

@@ -1,0 +1,257 @@
+"""GPUs by themselves: lost, hot, slowed down, in use, with memory that wears out or is not corrected."""
+
+from collections import Counter
+from statistics import median
+
+from gpubench.conditions.circumstances import Circumstances
+from gpubench.conditions.condition import Condition, Family, Found, Look, joined
+from gpubench.conditions.sightings import of_every_gpu, of_gpu
+from gpubench.model.facts.error_counts import MEMORY_ERRORS, ErrorCounts
+from gpubench.model.facts.snapshot import GpuFacts
+from gpubench.model.results.measured_copies import is_busy
+from gpubench.model.results.rows.causes import Effect
+from gpubench.model.terms.verdict import Verdict
+
+_HARMFUL = ("hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake")
+"""Reasons that mean trouble; a power cap is how a busy GPU runs."""
+
+_MOST_ABOVE_SIBLINGS_C = 20
+"""Idle GPUs of one server differ by some 10 °C from the first to the last in the air."""
+
+_HOT_C = 85
+"""Below the slowdown of data centre GPUs, 87 to 93 °C (nvidia-smi -q -d TEMPERATURE)."""
+
+_MOST_USED_SHARE = 0.02
+"""Of the memory of a GPU that nobody uses; the driver's own part is not counted as used."""
+
+
+def _throttled(gpu: GpuFacts) -> str:
+    reasons = [reason for reason in gpu.throttle_reasons or () if reason in _HARMFUL]
+    return f"clocks are lowered: {joined(reasons).replace('_', ' ')}" if reasons else ""
+
+
+def _row(*, failed: bool) -> Look:
+    """Of rows that wait for a reset, or could not be remapped, which is said alone."""
+    seen = "a memory row could not be remapped" if failed else "a memory row waits to be remapped"
+
+    def found(gpu: GpuFacts) -> str:
+        rows = gpu.remapped_rows
+        return seen if rows is not None and (rows.failure if failed else rows.pending and not rows.failure) else ""
+
+    return of_every_gpu(found)
+
+
+def _ecc_off(around: Circumstances) -> Found:
+    """Off where the profile or a sibling has it on."""
+    for position, node, gpu in around.gpus():
+        profile = around.exact_profile(around.wiring.gpus[position].node)
+        sibling = any(other.ecc for other in node.gpus if other.name == gpu.name)
+        if gpu.ecc is False and (sibling or (profile is not None and profile.gpu.ecc is True)):
+            has_it = "its siblings have it" if sibling else "the profile has it"
+            yield of_gpu(around, position, "ECC is off", expected=f"ECC on, as {has_it}")
+
+
+def _memory_errors(around: Circumstances) -> Found:
+    for position, node, gpu in around.gpus():
+        if gpu.memory_errors:
+            yield of_gpu(around, position, _when(gpu.memory_errors, node.snapshot.errors_grown, gpu.device))
+
+
+def _when(total: int, grown: ErrorCounts | None, device: str) -> str:
+    """A total, and what of it came during the run: each of them may have stopped a program, so old ones count too."""
+    since = f"{total} {MEMORY_ERRORS} since the driver was loaded"
+    if grown is None:
+        return f"{since}, when is not known"
+    return f"{since}, {grown.get(device, {}).get(MEMORY_ERRORS, 0)} of them during this run"
+
+
+def _low_clocks(around: Circumstances) -> Found:
+    """Another highest clock than GPUs of the same model have, over all nodes."""
+    every = [gpu for _, _, gpu in around.gpus() if gpu.most_clock_mhz]
+    by_model = {
+        name: Counter(gpu.most_clock_mhz for gpu in every if gpu.name == name) for name in {g.name for g in every}
+    }
+    usual = {name: clocks.most_common(1)[0][0] or 0 for name, clocks in by_model.items()}
+    for position, _, gpu in around.gpus():
+        if gpu.most_clock_mhz and gpu.most_clock_mhz < usual[gpu.name]:
+            expected = f"{usual[gpu.name]} MHz, as GPUs of its model have"
+            yield of_gpu(around, position, f"at most {gpu.most_clock_mhz} MHz", expected=expected)
+
+
+def _hot(around: Circumstances) -> Found:
+    """Far above the middle of its siblings, or near its slowdown."""
+    for position, node, gpu in around.gpus():
+        if gpu.temperature_c is None:
+            continue
+        others = [each.temperature_c for each in node.gpus if each.temperature_c is not None and each is not gpu]
+        usual = median(others) if others else gpu.temperature_c
+        above = gpu.temperature_c - usual
+        if above > _MOST_ABOVE_SIBLINGS_C or gpu.temperature_c >= _HOT_C:
+            expected = f"about {usual:g} °C, as its siblings have" if above > 0 else f"below {_HOT_C} °C"
+            yield of_gpu(around, position, f"{gpu.temperature_c} °C", expected=expected)
+
+
+def _in_use(gpu: GpuFacts) -> str:
+    users = (f"process {each.pid}" + (f" ({each.name})" if each.name else "") for each in gpu.processes or ())
+    return f"in use by {', '.join(users)}" if is_busy(gpu) else ""
+
+
+def _memory_kept(gpu: GpuFacts) -> str:
+    used, total = gpu.memory_used_bytes or 0, gpu.memory_bytes
+    kept = bool(total) and used > _MOST_USED_SHARE * (total or 0) and not gpu.processes
+    return f"{used / 2**30:.1f} GiB in use, and no process is seen" if kept else ""
+
+
+_MEMORY = "https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/index.html"
+_SMI = "https://docs.nvidia.com/deploy/nvidia-smi/index.html"
+
+
+def _used_by_somebody(id_: str, title: str, detection: str, expected: str, look: Look) -> Condition:
+    return Condition(
+        id=id_,
+        title=title,
+        detection=detection,
+        check="gpu_free",
+        severity=Verdict.WARN,
+        expected=expected,
+        likely="a job that was not ended, or one in another container, whose processes are not visible here",
+        cure="nvidia-smi; fuser -v /dev/nvidia*",
+        link=_SMI,
+        look=look,
+    )
+
+
+GPU = Family(
+    "gpu",
+    "GPUs",
+    (
+        Condition(
+            id="gpu-lost",
+            title="GPU has fallen off the bus (Xid 79), GPU is lost",
+            detection="NVML's answer for every GPU",
+            check="gpu_present",
+            severity=Verdict.FAIL,
+            expected="a GPU that answers",
+            likely="it fell off the bus (Xid 79): power, temperature, a PCIe fault, or a failed GPU",
+            cure="dmesg | grep Xid; a reboot or power cycle brings it back, or it has to be replaced",
+            link="https://docs.nvidia.com/deploy/xid-errors/index.html",
+            look=of_every_gpu(lambda gpu: gpu.lost),
+        ),
+        Condition(
+            id="gpu-throttled",
+            title="GPU clocks are throttled (HW Slowdown, SW Thermal Slowdown, Power Brake)",
+            seen_as=("HW Slowdown : Active", "SW Thermal Slowdown : Active", "HW Power Brake Slowdown : Active"),
+            effects=(Effect.SLOW,),
+            detection="nvmlDeviceGetCurrentClocksEventReasons, without idling and power caps",
+            settles="nvidia-smi -q -d PERFORMANCE,TEMPERATURE",
+            check="throttle",
+            severity=Verdict.WARN,
+            expected="no slowdown by heat or power",
+            likely="cooling, or the power supply's brake signal",
+            cure="nvidia-smi -q -d PERFORMANCE,TEMPERATURE; then cooling, or the power supply whose brake signal is on",
+            link="https://github.com/NVIDIA/NVSentinel/issues/890",
+            look=of_every_gpu(_throttled),
+        ),
+        Condition(
+            id="row-remap-failed",
+            title="Row remapping failed: no spare memory row is left (uncorrectable ECC errors)",
+            seen_as=("Remapping Failure Occurred : Yes", "Xid 64"),
+            effects=(Effect.SLOW,),
+            detection="nvmlDeviceGetRemappedRows",
+            settles="nvidia-smi -q -d ROW_REMAPPER",
+            check="memory_rows",
+            severity=Verdict.FAIL,
+            expected="no row pending or failed",
+            likely="uncorrectable memory errors, and no spare row left",
+            cure="replace the GPU (RMA)",
+            link=_MEMORY,
+            look=_row(failed=True),
+            aliases=("memory-rows-pending",),
+        ),
+        Condition(
+            id="row-remap-pending",
+            title="Row remapping pending: a memory row is replaced at the next reset (uncorrectable ECC error)",
+            seen_as=("Pending : Yes", "Xid 63"),
+            effects=(Effect.SLOW,),
+            detection="nvmlDeviceGetRemappedRows",
+            settles="nvidia-smi -q -d ROW_REMAPPER",
+            check="memory_rows",
+            severity=Verdict.WARN,
+            expected="no row pending or failed",
+            likely="an uncorrectable memory error since the last reset",
+            cure="nvidia-smi --gpu-reset -i GPU, when nobody uses it, or reboot",
+            link="https://github.com/NVIDIA/DCGM/issues/198",
+            look=_row(failed=False),
+            aliases=("memory-rows-pending",),
+        ),
+        Condition(
+            id="page-retirement-pending",
+            title="Page retirement pending: a memory page is retired at the next reset (double bit ECC error)",
+            detection="nvmlDeviceGetRetiredPagesPendingStatus",
+            check="memory_rows",
+            severity=Verdict.WARN,
+            likely="memory errors since the last reset",
+            cure="nvidia-smi -q -d PAGE_RETIREMENT; nvidia-smi --gpu-reset -i GPU, when nobody uses it",
+            link="https://docs.nvidia.com/deploy/dynamic-page-retirement/index.html",
+            look=of_every_gpu(lambda gpu: "a memory page waits to be retired" if gpu.retirement_pending else ""),
+        ),
+        Condition(
+            id="ecc-off",
+            title="ECC is disabled on a GPU",
+            detection="nvmlDeviceGetEccMode against siblings and the profile",
+            check="ecc",
+            severity=Verdict.FAIL,
+            likely="somebody switched it off",
+            cure="nvidia-smi -e 1 -i GPU, then reboot",
+            link=_SMI,
+            look=_ecc_off,
+        ),
+        Condition(
+            id="memory-errors",
+            title="Uncorrectable ECC memory errors",
+            detection="nvmlDeviceGetTotalEccErrors, uncorrected and volatile; what came during the run",
+            check="ecc",
+            severity=Verdict.WARN,
+            likely="a cell of its memory fails, or a particle hit it once",
+            cure="nvidia-smi -q -d ECC,ROW_REMAPPER; nvidia-smi --gpu-reset -i GPU, when nobody uses it",
+            link=_MEMORY,
+            look=_memory_errors,
+        ),
+        Condition(
+            id="clock-limited",
+            title="A GPU's highest clock is below that of others of its model",
+            detection="nvmlDeviceGetMaxClockInfo of GPUs of one model, over all nodes",
+            check="clocks",
+            severity=Verdict.WARN,
+            likely="another VBIOS or power limit",
+            cure="nvidia-smi -q -d CLOCK,POWER -i GPU; nvidia-smi -q | grep VBIOS",
+            link=_SMI,
+            look=_low_clocks,
+        ),
+        Condition(
+            id="gpu-hot",
+            title="A GPU is much hotter than its siblings, or near its slowdown temperature",
+            detection=f"more than {_MOST_ABOVE_SIBLINGS_C} °C above the middle of its siblings, or {_HOT_C} °C",
+            check="temperature",
+            severity=Verdict.WARN,
+            likely="a fan, a cold plate or its paste, a blocked duct; or it alone is at work",
+            cure="nvidia-smi -q -d TEMPERATURE,PERFORMANCE -i GPU",
+            link=_SMI,
+            look=_hot,
+        ),
+        _used_by_somebody(
+            "gpu-in-use",
+            "A GPU is in use by another process",
+            "processes that NVML lists on a GPU that is not idle; what is measured there is not judged",
+            "nobody",
+            of_every_gpu(_in_use),
+        ),
+        _used_by_somebody(
+            "memory-in-use",
+            "GPU memory is used although no process is shown (nvidia-smi: No running processes found)",
+            f"more than {_MOST_USED_SHARE:.0%} of a GPU's memory, and no process",
+            "free memory",
+            of_every_gpu(_memory_kept),
+        ),
+    ),
+)

@@ -1,0 +1,75 @@
+"""What NCCL's log says of two ranks that reach each other through host memory: what causes are looked for in."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gpubench.model.paths.nccl_log import Note, RemarkKind
+
+OFF = ("", "0")
+SOCKET = "Socket"
+
+ASK_FOR_MORE = "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,ENV,GRAPH,NET,P2P,SHM"
+
+
+@dataclass(frozen=True, slots=True)
+class Teller:
+    """What one process says of itself: its settings by name, and lines that explain something."""
+
+    settings: tuple[tuple[str, str], ...] = ()
+    notes: tuple[Note, ...] = ()
+
+    def setting(self, name: str) -> str | None:
+        """The value of a variable, None where it is not set."""
+        return dict(self.settings).get(name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staged:
+    """Ranks that reach each other through host memory, and all that the log says of it.
+
+    `one_node` is whether NCCL takes both for ranks of one machine, `same_host` whether their hosts have one name.
+    `network` carries the bytes, None where shared memory does. `path` is NCCL's type of path between the GPUs
+    ('PIX', 'SYS'), None where it is not said; `gpus` how many it found on the host, 0 if not said. `notes` are about
+    these two GPUs. `rdma` is whether any process of the job found an RDMA device.
+    """
+
+    one_node: bool
+    same_host: bool
+    network: str | None
+    path: str | None = None
+    gpus: int = 0
+    notes: tuple[Note, ...] = ()
+    source: Teller = Teller()
+    destination: Teller = Teller()
+    rdma: bool = False
+
+    @property
+    def inside(self) -> bool:
+        """Whether both run on one machine, also where NCCL_HOSTID tells NCCL otherwise."""
+        return self.one_node or (self.same_host and bool(self.settings("NCCL_HOSTID")))
+
+    def settings(self, name: str) -> tuple[str, ...]:
+        """The values that the two have of a variable."""
+        values = (teller.setting(name) for teller in (self.source, self.destination))
+        return tuple(dict.fromkeys(value for value in values if value is not None))
+
+    def found(self, *kinds: RemarkKind) -> tuple[Note, ...]:
+        """Lines of these kinds, about the two GPUs first, then of either process."""
+        notes = (*self.notes, *self.source.notes, *self.destination.notes)
+        return tuple(dict.fromkeys(note for kind in kinds for note in notes if note.kind is kind))
+
+
+Reason = tuple[str, str]
+"""Evidence and advice."""
+
+
+def remark_in_log(kind: RemarkKind, advice: str) -> Callable[[Staged], Reason | None]:
+    """For what NCCL itself remarks of GPUs of one node that go through shared memory."""
+
+    def find(staged: Staged) -> Reason | None:
+        found = staged.found(kind)
+        if not staged.inside or staged.network is not None or not found:
+            return None
+        return f"NCCL says: {found[0].gist}", advice
+
+    return find

@@ -1,0 +1,274 @@
+"""What measuring shows: copies, collectives and ranks that are slower than siblings, a profile or a limit has them."""
+
+from collections.abc import Mapping
+
+from gpubench.conditions.circumstances import Circumstances
+from gpubench.conditions.condition import Condition, Family, Found, Sighting, joined
+from gpubench.model.paths.p2p import FAILED_SHARE, SLOW_SHARE, Oddity, Pair, odd_ones
+from gpubench.model.profiles.expectation import Expectation, judge_bandwidth, judge_row, odd_among, of_copy
+from gpubench.model.results.measured_copies import host_rows, memory_row, peer_rows
+from gpubench.model.results.report import PairRow
+from gpubench.model.terms.units import format_size
+from gpubench.model.terms.verdict import STRAGGLER, WRONG_DATA, Verdict, overall
+
+_SLOW_MEMORY_SHARE, _FAILED_MEMORY_SHARE = 0.75, 0.5
+"""Of what nodes with the same CPU reach. Wider than for GPUs: others use the same memory, and one thread copies at the
+clock of its core."""
+
+_LATE_SHARE = 1.2
+"""Ranks of a collective wait for each other: on H200 the slowest takes 1 % longer than the fastest."""
+
+_LATE_FROM_BYTES = 16 * 2**20
+
+
+def _slow_pairs(around: Circumstances) -> Found:
+    """Below 90 or 75 % of what siblings reach, by GPU or pair; else against the profile.
+
+    Pairs over different paths are compared by their share of what is expected of their path. Those that go through
+    host memory are said to do that elsewhere, and a GPU that somebody uses is not judged.
+    """
+    for number, node in around.nodes.items():
+        rows = peer_rows(around.measurements, node)
+        profile = around.profiles.get(number)
+        due = {pair: of_copy(profile, "p2p.write_gb_s", row.limit_gb_s, row.path_class) for pair, row in rows.items()}
+        shares = {pair: (row.bandwidth_gb_s or 0) / _due_gb_s(due[pair], row) for pair, row in rows.items()}
+        oddities = odd_ones(shares, len(node.gpus))
+        yield from (_odd(around, number, oddity, rows) for oddity in oddities)
+        explained = {gpu for oddity in oddities for gpu in oddity.gpus}
+        judged = {
+            pair: verdict
+            for pair, row in rows.items()
+            if not explained & set(pair)
+            and (verdict := judge_bandwidth(row.bandwidth_gb_s or 0, due[pair], row.limit_gb_s)) is not None
+        }
+        if judged:
+            _, seen, expected = judged[min(judged, key=lambda pair: shares[pair])]
+            names = tuple(around.named(number, *(node.gpus[gpu] for gpu in pair)) for pair in sorted(judged))
+            severity = overall(each[0] for each in judged.values())
+            yield Sighting(subject=joined(names), seen=seen, names=names, severity=severity, expected=expected)
+
+
+def _due_gb_s(due: Expectation | None, row: PairRow) -> float:
+    """What makes pairs over different paths comparable: what is expected of the path, else the limit, else one."""
+    return due.value if due is not None else row.limit_gb_s or 1.0
+
+
+def _odd(around: Circumstances, number: int, oddity: Oddity, rows: Mapping[Pair, PairRow]) -> Sighting:
+    share = oddity.figure / oddity.usual
+    name = around.named(number, *(around.nodes[number].gpus[gpu] for gpu in oddity.gpus))
+    own = [row.bandwidth_gb_s for pair, row in rows.items() if set(oddity.gpus) <= set(pair)]
+    role = "" if oddity.role == "pair" else f" {oddity.role}"
+    slowest = min(figure for figure in own if figure is not None)
+    return Sighting(
+        subject=name,
+        seen=f"{slowest:.4g} GB/s{role}, {share:.0%} of what its siblings reach",
+        severity=Verdict.FAIL if share < FAILED_SHARE else Verdict.WARN,
+    )
+
+
+def _asymmetric(around: Circumstances) -> Found:
+    """Below 90 or 75 % of the other direction, of pairs and GPUs that are not called slow already."""
+    slow = {
+        name for each in _slow_pairs(around) if isinstance(each, Sighting) for name in each.names or (each.subject,)
+    }
+    for number, node in around.nodes.items():
+        rows = peer_rows(around.measurements, node)
+        for (source, destination), row in rows.items():
+            back = rows.get((destination, source))
+            if back is None or not back.bandwidth_gb_s or row.bandwidth_gb_s is None:
+                continue
+            share = row.bandwidth_gb_s / back.bandwidth_gb_s
+            ends = node.gpus[source], node.gpus[destination]
+            name = around.named(number, *ends)
+            if share < SLOW_SHARE and slow.isdisjoint((name, *(around.named(number, each) for each in ends))):
+                yield Sighting(
+                    subject=name,
+                    seen=f"{row.bandwidth_gb_s:.4g} GB/s, and {back.bandwidth_gb_s:.4g} the other way",
+                    severity=Verdict.FAIL if share < FAILED_SHARE else Verdict.WARN,
+                )
+
+
+def _host_copies(around: Circumstances) -> Found:
+    """Below 90 or 75 % of siblings; else against the profile."""
+    for number, node in around.nodes.items():
+        for to_gpu, quantity in ((True, "host_to_device_gb_s"), (False, "device_to_host_gb_s")):
+            rows = host_rows(around.measurements, node, to_gpu=to_gpu)
+            figures = {gpu.device: row.bandwidth_gb_s or 0.0 for gpu, row in rows}
+            odd = odd_among(figures)
+            for gpu, row in rows:
+                figure = figures[gpu.device]
+                judged = judge_bandwidth(
+                    figure, of_copy(around.profiles.get(number), quantity, row.limit_gb_s), row.limit_gb_s
+                )
+                if gpu.device in odd:
+                    verdict, share, usual = odd[gpu.device]
+                    judged = verdict, f"{figure:.4g} GB/s, {share:.0%}", f"{usual:.4g} GB/s, as its siblings reach"
+                if judged is not None:
+                    severity, seen, expected = judged
+                    seen = f"{seen}, {'from' if to_gpu else 'to'} host memory"
+                    name = around.named(number, gpu)
+                    yield Sighting(subject=name, seen=seen, severity=severity, expected=expected)
+
+
+def _host_memory(around: Circumstances) -> Found:
+    """Below 75 or 50 % of what nodes with the same CPU copy in their memory."""
+    by_cpu: dict[str | None, dict[str, float]] = {}
+    for node in around.nodes.values():
+        row = memory_row(around.measurements, node.snapshot.host)
+        if row is not None and row.bandwidth_gb_s is not None:
+            by_cpu.setdefault(node.snapshot.machine.cpu, {})[node.snapshot.host] = row.bandwidth_gb_s
+    for figures in by_cpu.values():
+        for host, (_, share, usual) in odd_among(figures).items():
+            if share < _SLOW_MEMORY_SHARE:
+                yield Sighting(
+                    subject=host,
+                    seen=f"{figures[host]:.4g} GB/s, {share:.0%}: one thread, copying in host memory",
+                    severity=Verdict.FAIL if share < _FAILED_MEMORY_SHARE else Verdict.WARN,
+                    expected=f"{usual:.4g} GB/s, as nodes with the same CPU reach",
+                )
+
+
+def _collectives(around: Circumstances) -> Found:
+    """By size, busbw of large ones and time of small ones, against the profile of the first node, else the limit."""
+    hosts = tuple(node.snapshot.host for node in around.nodes.values())
+    for row in around.measurements.collectives:
+        judged = judge_row(around.profiles.get(0), row)
+        if judged is not None:
+            severity, seen, expected = judged
+            yield Sighting(
+                subject=joined(hosts),
+                heading=f"{row.collective} of {format_size(row.size_bytes)} on {row.ranks} ranks of {joined(hosts)}",
+                names=hosts,
+                seen=f"{seen}; the last was rank {row.slowest_rank}",
+                severity=severity,
+                expected=expected,
+                cure=f"gpubench p2p; NCCL_DEBUG=INFO gpubench {row.collective}, then gpubench explain",
+            )
+
+
+def _wrong(around: Circumstances) -> Found:
+    for row in around.measurements.collectives:
+        if row.wrong:
+            subject = f"{row.collective} of {format_size(row.size_bytes)} on {row.ranks} ranks"
+            yield Sighting(subject=subject, seen=f"{row.wrong} wrong elements")
+
+
+def _late(around: Circumstances) -> Found:
+    """The slowest rank, where it took a fifth longer than the fastest."""
+    ranks = {each.rank: str(each) for each in around.measurements.ranks}
+    for row in around.measurements.collectives:
+        slowest, fastest, rank = row.time_us_slowest_rank, row.time_us_fastest_rank, row.slowest_rank
+        if slowest is None or not fastest or rank is None or row.size_bytes < _LATE_FROM_BYTES:
+            continue
+        if slowest / fastest > _LATE_SHARE:
+            of = f"{row.collective} of {format_size(row.size_bytes)}"
+            seen = f"{slowest / fastest:.2f} times as long as the fastest rank, {of}"
+            yield Sighting(subject=ranks.get(rank, f"rank {rank}"), seen=seen)
+
+
+def _not_measured(around: Circumstances) -> Found:
+    for need, reason in around.measurements.failed.items():
+        yield Sighting(subject=str(need), seen=reason, expected=f"{need}, measured")
+
+
+_LINES, _EVIDENCE = "check.md", "evidence.md"
+HOST_MEMORY_SLOW = Condition(
+    id="host-memory-slow",
+    title="A node copies in its host memory more slowly than nodes with the same CPU",
+    detection="64 MiB copied within host memory by one thread, of nodes with the same CPU",
+    check="host_memory",
+    severity=Verdict.WARN,
+    likely="CPU clocks held down, memory channels without modules, or others who use CPUs and memory",
+    cure="lscpu; dmidecode -t memory; top, on that node",
+    link=_LINES,
+    look=_host_memory,
+)
+
+MEASURED = Family(
+    "measured",
+    "What measuring shows",
+    (
+        Condition(
+            id="p2p-slow",
+            title="Copies between GPUs are slower than between siblings, or than on healthy machines",
+            detection="`gpubench p2p`: every ordered pair against its siblings, the profile and the limit",
+            check="p2p_bandwidth",
+            severity=Verdict.WARN,
+            expected="what pairs over such a path reach",
+            likely="links down or noisy, lanes lost, clocks held down, or somebody else's traffic",
+            cure="gpubench p2p; nvidia-smi nvlink -e; nvidia-smi -q -d PERFORMANCE",
+            link=_LINES,
+            look=_slow_pairs,
+        ),
+        Condition(
+            id="p2p-asymmetric",
+            title="Copies between two GPUs are slower in one direction than in the other",
+            detection="`gpubench p2p`: both directions of every pair that is not slow otherwise",
+            check="p2p_symmetry",
+            severity=Verdict.WARN,
+            expected="the same both ways",
+            likely="a link that repeats packets in one direction, or a port that sends them another way",
+            cure="gpubench p2p --pairs I-J,J-I; nvidia-smi nvlink -e",
+            link=_LINES,
+            look=_asymmetric,
+        ),
+        Condition(
+            id="host-copies-slow",
+            title="Copies between host memory and a GPU are slow (H2D, D2H bandwidth)",
+            detection="`gpubench p2p`: pinned host memory to and from every GPU, against siblings and the profile",
+            check="host_bandwidth",
+            severity=Verdict.WARN,
+            likely="a PCIe link with fewer lanes or a lower generation, a slot of the other socket, a loaded memory",
+            cure="gpubench topo shows the link; nvidia-smi -q | grep -A 6 'GPU Link Info' while it copies",
+            link=_LINES,
+            look=_host_copies,
+        ),
+        HOST_MEMORY_SLOW,
+        Condition(
+            id="collective-slow",
+            title="A collective takes longer than on healthy machines (low busbw)",
+            detection="`gpubench allreduce`: busbw of large sizes and time of small ones, against profile and limit",
+            check="collective_bandwidth",
+            severity=Verdict.WARN,
+            likely="one slow GPU or link slows all of them, or NCCL took another way than on healthy machines",
+            cure="gpubench p2p; NCCL_DEBUG=INFO gpubench allreduce, then gpubench explain",
+            link=_LINES,
+            look=_collectives,
+        ),
+        Condition(
+            id=WRONG_DATA,
+            title="Data arrive damaged: wrong elements after a copy or a collective",
+            detection="every destination compares what arrived with what was sent",
+            check="data_correct",
+            severity=Verdict.FAIL,
+            expected="every element exact",
+            likely="data damaged on the way: a GPU, a link, ACS or IOMMU between peers, or a bug in the library",
+            cure="gpubench p2p; then NCCL_P2P_DISABLE=1: if that is clean, peer copies are at fault",
+            link=_EVIDENCE,
+            look=_wrong,
+        ),
+        Condition(
+            id=STRAGGLER,
+            title="One rank takes longer than the others for the same collective",
+            detection=f"time of the slowest rank over that of the fastest, from {format_size(_LATE_FROM_BYTES)} on",
+            check="stragglers",
+            severity=Verdict.WARN,
+            expected=f"at most {_LATE_SHARE:g} times",
+            likely="its process is held up: CPUs shared with others, clocks held down, a busy GPU",
+            cure="top and nvidia-smi on that host; mpirun --bind-to numa",
+            link=_LINES,
+            look=_late,
+        ),
+        Condition(
+            id="not-measured",
+            title="Something that was to be measured could not be: neither healthy nor faulty",
+            detection="how gpubench's own measurements ended",
+            check="measured",
+            severity=Verdict.ERROR,
+            likely="the driver, a library or a rank kept it from happening: that says nothing of the links",
+            cure="gpubench allreduce, or gpubench p2p, shows it alone",
+            link=_LINES,
+            look=_not_measured,
+        ),
+    ),
+)

@@ -1,0 +1,133 @@
+"""NVLinks between nodes (MNNVL) that are there and not used."""
+
+from gpubench.conditions.circumstances import Circumstances, places_of, removal
+from gpubench.conditions.condition import Condition, Family, Found, Sighting, joined
+from gpubench.conditions.log_evidence import Reason, Staged
+from gpubench.conditions.sightings import of_node, unread
+from gpubench.model.paths.evidence import Confidence
+from gpubench.model.paths.nccl_log import RemarkKind
+from gpubench.model.results.rows.causes import Effect
+
+_IMEX = "nvidia-imex"
+_NO_CLUSTER = ("", "0", "00000000-0000-0000-0000-000000000000")
+
+
+def _clusters(around: Circumstances) -> dict[str, dict[int, set[int | None]]]:
+    """NVLink clusters of several nodes: by uuid the cliques of each node's GPUs."""
+    found: dict[str, dict[int, set[int | None]]] = {}
+    for number, node in around.nodes.items():
+        for gpu in node.gpus:
+            uuid = gpu.fabric.cluster_uuid if gpu.fabric is not None else None
+            if gpu.fabric is not None and uuid is not None and uuid not in _NO_CLUSTER:
+                found.setdefault(uuid, {}).setdefault(number, set()).add(gpu.fabric.clique)
+    return {uuid: nodes for uuid, nodes in found.items() if len(nodes) > 1}
+
+
+def _in_clusters(around: Circumstances) -> list[int]:
+    return sorted({number for nodes in _clusters(around).values() for number in nodes})
+
+
+def _imex_channel(around: Circumstances) -> Found:
+    for number in _in_clusters(around):
+        for rank in around.ranks_of(number):
+            if rank.imex_channels == () or (rank.imex_channels is None and "imex_channels" in rank.unknown):
+                seen = f"rank {rank.rank} has no channel below /dev/nvidia-caps-imex-channels"
+                yield of_node(around, number, seen, Confidence.LIKELY)
+
+
+def _imex_service(around: Circumstances) -> Found:
+    for number in _in_clusters(around):
+        settings = around.nodes[number].snapshot.driver_settings
+        service = settings.services.get(_IMEX)
+        if service is not None and service.running is False:
+            yield of_node(around, number, "nvidia-imex does not run", Confidence.LIKELY)
+        elif service is None or service.running is None:
+            yield from unread(around.on(number), settings.unknown, f"services.{_IMEX}.running")
+
+
+def _cliques(around: Circumstances) -> Found:
+    for uuid, nodes in _clusters(around).items():
+        cliques = {clique for found in nodes.values() for clique in found}
+        if len(cliques) > 1:
+            gpus = frozenset(gpu for number in nodes for gpu in around.gpus_of(number))
+            shown = joined([f"{around.on(number)}: {sorted(map(str, found))}" for number, found in nodes.items()])
+            yield Sighting(
+                subject=f"cluster {uuid}", seen=f"cliques differ: {shown}", confidence=Confidence.LIKELY, gpus=gpus
+            )
+
+
+def _cumem(around: Circumstances) -> Found:
+    if "0" not in around.values("NCCL_CUMEM_ENABLE"):
+        return
+    names = ("NCCL_CUMEM_ENABLE",)
+    places = places_of(names, around.facts)
+    for number in _in_clusters(around):
+        yield Sighting(
+            subject=around.on(number),
+            seen=f"NCCL_CUMEM_ENABLE=0 in {' and '.join(places)}",
+            gpus=around.gpus_of(number),
+            cure=removal(names, places),
+        )
+
+
+def _log_mnnvl(staged: Staged) -> Reason | None:
+    broken = staged.found(RemarkKind.MNNVL_BROKEN)
+    if staged.inside or not broken:
+        return None
+    return f"NCCL says: {broken[0].text}", "look at the IMEX service of every node: nvidia-imex-ctl -N"
+
+
+_BETWEEN = (Effect.SOCKETS, Effect.NO_GPUDIRECT)
+
+_AZURE = "https://github.com/Azure/azhpc-images/pull/506"
+
+
+MNNVL = Family(
+    "mnnvl",
+    "NVLinks between nodes",
+    (
+        Condition(
+            id="imex-service-stopped",
+            title="MNNVL is not used between nodes: the nvidia-imex service is down or not working",
+            effects=_BETWEEN,
+            detection="no process nvidia-imex on a node of an NVLink cluster; `MNNVL ... is available but not working` "
+            "in NCCL's log",
+            settles="nvidia-imex-ctl -N",
+            cure="systemctl enable --now nvidia-imex on every node, with all of them in nodes_config.cfg",
+            link=_AZURE,
+            look=_imex_service,
+            in_log=_log_mnnvl,
+            implies=("imex-channel-missing",),
+        ),
+        Condition(
+            id="imex-channel-missing",
+            title="No IMEX channel in the container: CUDA_ERROR_NOT_PERMITTED for fabric handles, MNNVL 0",
+            effects=_BETWEEN,
+            detection="/dev/nvidia-caps-imex-channels of every rank on a node of an NVLink cluster",
+            settles="ls /dev/nvidia-caps-imex-channels; grep imex /proc/devices",
+            cure="nvidia-modprobe -c 0 -s, and give the container /dev/nvidia-caps-imex-channels/channel0",
+            link="https://github.com/NVIDIA/nvbandwidth/issues/39",
+            look=_imex_channel,
+        ),
+        Condition(
+            id="mnnvl-clique-differs",
+            title="Nodes of one NVLink cluster have different clique ids, so NCCL uses the network (MNNVL 0)",
+            effects=_BETWEEN,
+            detection="cluster uuid and clique of every GPU's fabric, over all nodes",
+            settles="nvidia-smi -q | grep -E 'CliqueId|ClusterUUID' on every node",
+            cure="put the nodes into one partition (nvlsm, or the provider's), or run the job inside one clique",
+            link=_AZURE,
+            look=_cliques,
+        ),
+        Condition(
+            id="nccl-cumem-disabled",
+            title="NCCL_CUMEM_ENABLE=0 switches off NVLinks between nodes (MNNVL 0)",
+            effects=_BETWEEN,
+            detection="the variable, of ranks on nodes of one NVLink cluster",
+            settles="run with it unset: P2P/MNNVL in NCCL's log",
+            cure="unset NCCL_CUMEM_ENABLE",
+            link="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html",
+            look=_cumem,
+        ),
+    ),
+)

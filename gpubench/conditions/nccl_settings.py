@@ -1,0 +1,289 @@
+"""NCCL's policy, and variables of the environment or of NCCL's files that keep it off a direct path."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+
+from gpubench.conditions.circumstances import Circumstances, places_of, removal
+from gpubench.conditions.condition import Condition, Family, Found, Look, Sighting, joined
+from gpubench.conditions.log_evidence import OFF, Reason, Staged
+from gpubench.conditions.sightings import of_pairs
+from gpubench.model.paths.evidence import Confidence
+from gpubench.model.paths.nccl_log import RemarkKind
+from gpubench.model.paths.path_types import DEFAULT_LEVEL, allows, amd_takes_all, is_within, level, nccl_type
+from gpubench.model.paths.peer_policy import NCCL_POLICY, is_beyond_policy
+from gpubench.model.paths.selection import Pair
+from gpubench.model.results.rows.causes import Effect
+
+P2P_DISABLE, P2P_LEVEL, SHM_DISABLE, HOSTID = "NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE", "NCCL_HOSTID"
+
+_AMD = "1/2"
+_FEW_CHANNELS = 8
+_FOR_TESTS = {
+    "NCCL_ALGO": None,
+    "NCCL_PROTO": None,
+    "NCCL_P2P_DIRECT_DISABLE": "1",
+    "NCCL_P2P_USE_CUDA_MEMCPY": "1",
+    "NCCL_NTHREADS": None,
+}
+"""Variables that make NCCL slower and nothing staged, with the value that does; None for any."""
+
+
+def blame(
+    around: Circumstances, blamed: dict[str, Iterable[str]], confidence: Confidence, pairs: frozenset[Pair] | None
+) -> Sighting:
+    """A sighting of variables: their values, where they stand, and how to be rid of them."""
+    places = places_of(blamed, around.facts)
+    shown = " ".join(f"{name}={','.join(values)}" for name, values in blamed.items())
+    seen = f"{shown} in {' and '.join(places)}"
+    cure = removal(list(blamed), places)
+    if pairs:
+        return replace(of_pairs(around, pairs, seen, confidence), cure=cure)
+    subject = "all nodes" if len(around.nodes) > 1 else "this job"
+    return Sighting(subject=subject, seen=seen, confidence=confidence, cure=cure)
+
+
+def in_log(blamed: Iterable[tuple[str, str]]) -> Reason | None:
+    """The same of what a log says was set."""
+    values: dict[str, dict[str, None]] = {}
+    for name, value in blamed:
+        values.setdefault(name, {})[value] = None
+    if not values:
+        return None
+    shown = [f"{name}={next(iter(found)) if len(found) == 1 else '(differs)'}" for name, found in values.items()]
+    advice = f"unset {' '.join(values)}; it may also stand in /etc/nccl.conf or ~/.nccl.conf"
+    return f"{', '.join(shown)} set by the environment", advice
+
+
+def _p2p(around: Circumstances) -> Found:
+    """Variables that keep NCCL off peer access that it would take by default."""
+    if not around.asked_of_nccl:
+        return
+    by_variables: dict[tuple[str, ...], set[Pair]] = {}
+    for pair in around.inside:
+        names = tuple(_keeping_off(around, pair))
+        if names:
+            by_variables.setdefault(names, set()).add(pair)
+    for names, pairs in by_variables.items():
+        blamed: dict[str, Iterable[str]] = {name: around.values(name) for name in names}
+        yield blame(around, blamed, Confidence.PROVEN, frozenset(pairs))
+
+
+def _keeping_off(around: Circumstances, pair: Pair) -> Iterator[str]:
+    path = around.wiring.path(pair)
+    node = around.nodes.get(around.wiring.gpus[pair[0]].node)
+    if node is not None and is_beyond_policy(node, path):
+        return
+    if around.switched_on(P2P_DISABLE):
+        yield P2P_DISABLE
+    # Of a path that nobody knows, only what forbids all of them is blamed.
+    longest = nccl_type(path) or "NVL"
+    limits = (limit for value in around.values(P2P_LEVEL) if (limit := level(value)) is not None)
+    if any(not is_within(longest, limit) for limit in limits):
+        yield P2P_LEVEL
+
+
+def _shm(around: Circumstances) -> Found:
+    if around.asked_of_nccl and around.switched_on(SHM_DISABLE):
+        yield blame(around, {SHM_DISABLE: around.values(SHM_DISABLE)}, Confidence.PROVEN, _inside(around))
+
+
+def _inside(around: Circumstances) -> frozenset[Pair]:
+    return frozenset(around.inside)
+
+
+def _hostid(around: Circumstances) -> Found:
+    """NCCL takes ranks of one host for strangers where their values differ, or some have none."""
+    values = around.values(HOSTID)
+    if not around.asked_of_nccl or not any(values):
+        return
+    by_rank = {each.rank: each.environment.get(HOSTID) for each in around.facts}
+    if around.staged is None and len(set(by_rank.values())) < 2:
+        return
+    yield blame(around, {HOSTID: values}, Confidence.PROVEN, _inside(around))
+
+
+def _policy(around: Circumstances) -> Found:
+    """Pairs that could have peer access, and that NCCL keeps off it by default."""
+    if not around.asked_of_nccl:
+        return
+    paths: dict[Pair, str] = {}
+    for pair in around.inside:
+        path = around.wiring.path(pair)
+        raised = any(allows(value, path) for value in around.values(P2P_LEVEL))
+        if not raised and around.wiring.kept_off(pair) and around.wiring.peer_access(pair).possible:
+            paths[pair] = path
+    if paths:
+        found = joined(list(paths.values()))
+        seen = f"{NCCL_POLICY}, and {'this is' if ',' not in found else 'these are'} {found}"
+        yield of_pairs(around, paths, seen)
+
+
+def _network_taken(around: Circumstances) -> Found:
+    by_network = {pair for pair in around.inside if any(each.network for each in (around.staged or {}).get(pair, ()))}
+    if by_network and not around.values("NCCL_NET_DISABLE_INTRA"):
+        seen = "NCCL took a network inside the node"
+        yield of_pairs(around, by_network, seen, Confidence.WEAK)
+
+
+def _slow(around: Circumstances) -> Found:
+    blamed: dict[str, Iterable[str]] = {
+        name: around.values(name)
+        for name, value in _FOR_TESTS.items()
+        if any(each not in ("",) and value in (None, each) for each in around.values(name))
+    }
+    for name in ("NCCL_MAX_NCHANNELS", "NCCL_MAX_CTAS"):
+        few = [value for value in around.values(name) if value.isdecimal() and 0 < int(value) < _FEW_CHANNELS]
+        if few:
+            blamed[name] = few
+    multicast = any(gpu.cuda_features.get("multicast") for _, _, gpu in around.gpus())
+    if multicast and "0" in around.values("NCCL_NVLS_ENABLE"):
+        blamed["NCCL_NVLS_ENABLE"] = ("0",)
+    if blamed and around.asked_of_nccl:
+        yield blame(around, blamed, Confidence.WEAK, None)
+
+
+def _log_p2p(staged: Staged) -> Reason | None:
+    if not staged.inside or not (staged.path is None or is_within(staged.path)):
+        return None
+    found = list(_other_than(staged, P2P_DISABLE, OFF))
+    found += [
+        (P2P_LEVEL, value) for value in staged.settings(P2P_LEVEL) if _is_below_default(level(value), staged.path)
+    ]
+    return in_log(found)
+
+
+def _is_below_default(limit: str | None, path: str | None) -> bool:
+    """Whether a limit keeps NCCL off a path, where one is known, that it takes by default."""
+    if limit is None or limit == DEFAULT_LEVEL or not is_within(limit):
+        return False
+    return path is None or not is_within(path, limit)
+
+
+def _log_shm(staged: Staged) -> Reason | None:
+    by_network = staged.inside and staged.network is not None
+    return in_log(_other_than(staged, SHM_DISABLE, OFF)) if by_network else None
+
+
+def _log_hostid(staged: Staged) -> Reason | None:
+    by_network = staged.inside and staged.network is not None
+    return in_log(_other_than(staged, HOSTID, ("",))) if by_network and not staged.one_node else None
+
+
+def _other_than(staged: Staged, name: str, values: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    return ((name, value) for value in staged.settings(name) if value not in values)
+
+
+def _log_policy(staged: Staged) -> Reason | None:
+    """A path that NCCL takes for too long."""
+    path = staged.path
+    if not staged.inside or staged.network is not None or path is None or is_within(path):
+        return None
+    limits = [limit for value in staged.settings(P2P_LEVEL) if (limit := level(value))]
+    if any(is_within(path, limit) for limit in limits):
+        return None
+    is_amd = any(note.about == (_AMD,) for note in staged.found(RemarkKind.PROCESSOR))
+    if is_amd and amd_takes_all(staged.gpus):
+        return None
+    return (
+        f"GPUs whose path is {path}: NCCL uses peer access over PCIe switches only, up to {DEFAULT_LEVEL}",
+        "nothing to repair; NCCL_P2P_LEVEL=SYS tries peer access, which may be faster or slower",
+    )
+
+
+_NETWORK_TAKEN = "nccl-net-in-node"
+_ENV = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
+
+
+def _variable(
+    id_: str,
+    title: str,
+    effects: tuple[Effect, ...],
+    look: Look,
+    log: Callable[[Staged], Reason | None],
+    names: str,
+    *implies: str,
+) -> Condition:
+    """What variables that forbid a path have in common."""
+    return Condition(
+        id=id_,
+        title=title,
+        effects=effects,
+        seen_as=tuple(f"{name} set by environment to" for name in names.split()),
+        detection=f"{names.replace(' ', ' or ')} in the environment of every rank, NCCL_CONF_FILE, ~/.nccl.conf, "
+        "/etc/nccl.conf; `set by environment to` in NCCL's log",
+        settles=f"gpubench allreduce, and the same without: env {' '.join(f'-u {name}' for name in names.split())} "
+        "gpubench allreduce",
+        cure=f"unset {names}, or take it out of the file that sets it",
+        link=_ENV,
+        look=look,
+        in_log=log,
+        implies=implies,
+    )
+
+
+NCCL_SETTINGS = Family(
+    "nccl_settings",
+    "NCCL's settings and policy",
+    (
+        _variable(
+            "nccl-p2p-disabled",
+            "NCCL_P2P_DISABLE=1 or a low NCCL_P2P_LEVEL: NCCL uses SHM instead of P2P, without a warning",
+            (Effect.STAGED,),
+            _p2p,
+            _log_p2p,
+            f"{P2P_DISABLE} {P2P_LEVEL}",
+        ),
+        _variable(
+            "nccl-shm-disabled",
+            "NCCL_SHM_DISABLE=1: NCCL uses NET/Socket between GPUs of one host",
+            (Effect.NETWORK_INSIDE,),
+            _shm,
+            _log_shm,
+            SHM_DISABLE,
+            _NETWORK_TAKEN,
+        ),
+        _variable(
+            "nccl-hostid",
+            "NCCL_HOSTID makes NCCL take ranks of one host for ranks of several: NET/Socket inside a node",
+            (Effect.NETWORK_INSIDE, Effect.STAGED),
+            _hostid,
+            _log_hostid,
+            HOSTID,
+            _NETWORK_TAKEN,
+        ),
+        Condition(
+            id="nccl-default-level",
+            title="NCCL uses SHM although P2P works: GPUs are PHB, NODE or SYS apart (default NCCL_P2P_LEVEL is PXB)",
+            effects=(Effect.STAGED,),
+            detection="path class beyond PXB, peer access possible, NCCL_P2P_LEVEL not raised",
+            settles="gpubench allreduce --evidence, and the same with NCCL_P2P_LEVEL=SYS",
+            cure="nothing to repair. Whether to override it, an A/B run says: gpubench allreduce --sizes 64M:1G, then "
+            "NCCL_P2P_LEVEL=SYS gpubench allreduce --sizes 64M:1G; keep what is faster and verifies",
+            link="https://github.com/NVIDIA/nccl/issues/1817",
+            look=_policy,
+            in_log=_log_policy,
+            by_design=True,
+        ),
+        Condition(
+            id="nccl-slow-settings",
+            title="NCCL is pinned to slow settings: NCCL_ALGO, NCCL_PROTO, few channels, NCCL_NVLS_ENABLE=0",
+            effects=(Effect.SLOW,),
+            detection="the variables of every rank; NCCL_NVLS_ENABLE=0 counts where the GPUs can do multicast",
+            settles="gpubench allreduce, and the same with them unset",
+            cure="unset them: NCCL's own choice is measured per size",
+            link=_ENV,
+            look=_slow,
+        ),
+        Condition(
+            id=_NETWORK_TAKEN,
+            title="NCCL uses NET inside one node without being told to",
+            effects=(Effect.NETWORK_INSIDE,),
+            detection="`via NET/` between ranks of one node, and no variable or /dev/shm explains it",
+            settles="NCCL_NET_DISABLE_INTRA=1 gpubench allreduce: does it fail, or take another way?",
+            cure="NCCL_NET_DISABLE_INTRA=1, where that run is faster",
+            link=_ENV,
+            look=_network_taken,
+            general=True,
+        ),
+    ),
+)

@@ -1,0 +1,291 @@
+"""Sockets between nodes although there is RDMA, or because there is none."""
+
+from itertools import islice
+
+from gpubench.conditions.circumstances import Circumstances
+from gpubench.conditions.condition import Condition, Family, Found, Sighting, Unread, joined
+from gpubench.conditions.log_evidence import SOCKET, Reason, Staged
+from gpubench.conditions.nccl_settings import blame, in_log
+from gpubench.conditions.sightings import nodes_with_rdma, of_node, of_pairs, rdma_nics, unread
+from gpubench.model.facts.snapshot import NicKind
+from gpubench.model.paths.evidence import Confidence
+from gpubench.model.paths.nccl_log import RemarkKind
+from gpubench.model.paths.selection import Pair
+from gpubench.model.results.rows.causes import Effect
+
+_IB_HCA = "NCCL_IB_HCA"
+_VERBS, _PLUGIN = "libibverbs.so.1", "libnccl-net.so"
+_DRIVER_PROVIDERS = {"mlx5_core": "mlx5", "mlx4_core": "mlx4", "bnxt_en": "bnxt_re", "efa": "efa", "irdma": "irdma"}
+"""The driver in libibverbs that serves a NIC of a kernel driver (rdma-core's providers)."""
+
+
+def _disabled(around: Circumstances) -> Found:
+    blamed = {"NCCL_IB_DISABLE": around.values("NCCL_IB_DISABLE")} if around.switched_on("NCCL_IB_DISABLE") else {}
+    networks = tuple(value for value in around.values("NCCL_NET") if value.lower() == "socket")
+    blamed |= {"NCCL_NET": networks} if networks else {}
+    if blamed and any(rdma_nics(node) for node in around.nodes.values()):
+        yield blame(around, dict(blamed), Confidence.PROVEN, frozenset(around.across) or None)
+
+
+def _filtered(around: Circumstances) -> Found:
+    for number, node, _ in nodes_with_rdma(around):
+        for value in around.values(_IB_HCA):
+            names = [nic.name for nic in rdma_nics(node)]
+            if value and not any(_matches(value, name) for name in names):
+                seen = f"{_IB_HCA}={value} matches none of {joined(names)}"
+                yield of_node(around, number, seen)
+
+
+def _matches(value: str, nic: str) -> bool:
+    """NCCL's filter: ^ excludes, = compares whole names, else prefixes; a colon names a port."""
+    excluding, exact = value.startswith("^"), value.lstrip("^").startswith("=")
+    name, _, port = nic.partition(":")
+    found = False
+    for each in value.lstrip("^=").split(","):
+        wanted, _, wanted_port = each.strip().partition(":")
+        same = name == wanted if exact else bool(wanted) and name.startswith(wanted)
+        found = found or (same and wanted_port in ("", port or "1"))
+    return found is not excluding
+
+
+def _no_verbs(around: Circumstances) -> Found:
+    for number, _, ranks in nodes_with_rdma(around):
+        without = [each for each in ranks if _VERBS in each.loadable and each.loadable[_VERBS] is None]
+        if without:
+            seen = f"the loader finds no {_VERBS} for rank {joined([str(each.rank) for each in without])}"
+            yield of_node(around, number, seen, Confidence.LIKELY)
+        elif not ranks:
+            yield Unread(around.on(number), "no process of this node was looked at")
+        else:
+            yield from islice((why for r in ranks for why in unread(around.on(number), r.unknown, "loadable")), 1)
+
+
+def _no_provider(around: Circumstances) -> Found:
+    for number, node, ranks in nodes_with_rdma(around):
+        wanted = {_DRIVER_PROVIDERS.get(nic.driver or "") for nic in rdma_nics(node)} - {None}
+        for rank in ranks:
+            have = rank.verbs_providers
+            if have is None:
+                yield from unread(around.on(number, f"rank {rank.rank}"), rank.unknown, "verbs_providers")
+            missing = sorted(each for each in wanted if each and have is not None and each not in have)
+            if have and missing and rank.loadable.get(_VERBS, "unknown") is not None:
+                seen = f"rank {rank.rank}: libibverbs has drivers for {joined(have)}, and none for {joined(missing)}"
+                yield of_node(around, number, seen, Confidence.LIKELY)
+
+
+def _no_device_files(around: Circumstances) -> Found:
+    for number, node, ranks in nodes_with_rdma(around):
+        up = {nic.name for nic in rdma_nics(node) if nic.state == "active"}
+        files = [port.device_file for port in node.snapshot.rdma_ports if port.device_file and port.nic in up]
+        for rank in ranks if files else ():
+            if not rank.device_files:
+                yield Unread(around.on(number, f"rank {rank.rank}"), "no device file of it is known, not even a GPU's")
+                continue
+            usable = set(rank.device_files) - set(rank.denied_device_files)
+            if usable.isdisjoint(files):
+                denied = not set(rank.denied_device_files).isdisjoint(files)
+                seen = f"rank {rank.rank} {'may not open' if denied else 'has no'} {joined(files)}"
+                yield of_node(around, number, seen)
+
+
+def _efa(around: Circumstances) -> Found:
+    for number, node, ranks in nodes_with_rdma(around):
+        if not any(nic.kind is NicKind.EFA for nic in node.nics):
+            continue
+        without = [
+            each
+            for each in ranks
+            if _PLUGIN in each.loadable
+            and not any(name.startswith("libnccl-net") and path for name, path in each.loadable.items())
+            and not any(name.startswith("libnccl-net") for name in each.libraries)
+        ]
+        if without:
+            seen = f"EFA, and the loader finds no {_PLUGIN} for rank {joined([str(each.rank) for each in without])}"
+            yield of_node(around, number, seen, Confidence.LIKELY)
+        elif not ranks:
+            yield Unread(around.on(number), "no process of this node was looked at")
+
+
+def _no_nic(around: Circumstances) -> Found:
+    """Of nodes that have to do with others."""
+    bare = {number for number, node in around.nodes.items() if not rdma_nics(node)}
+    pairs = frozenset(pair for pair in around.across if bare & {around.wiring.gpus[gpu].node for gpu in pair})
+    if pairs:
+        hosts = joined([around.on(number) for number in sorted(bare)])
+        yield Sighting(subject=hosts, seen=f"no RDMA NIC is active on {hosts}", pairs=pairs)
+
+
+def _despite(around: Circumstances) -> Found:
+    by_nic = dict[str, list[Pair]]()
+    for pair in around.across:
+        nics = [nic.name for gpu in pair for nic in around.wiring.rdma_nics(gpu)]
+        if nics and any(each.network == SOCKET for each in (around.staged or {}).get(pair, ())):
+            by_nic.setdefault(nics[0], []).append(pair)
+    for name, pairs in by_nic.items():
+        yield of_pairs(around, pairs, f"sockets between the nodes, although {name} is up", Confidence.WEAK)
+
+
+def _by_sockets(staged: Staged) -> bool:
+    return not staged.inside and staged.network == SOCKET
+
+
+def _log_disabled(staged: Staged) -> Reason | None:
+    if not _by_sockets(staged):
+        return None
+    found = [("NCCL_IB_DISABLE", value) for value in staged.settings("NCCL_IB_DISABLE") if value not in ("", "0")]
+    found += [("NCCL_NET", value) for value in staged.settings("NCCL_NET") if value.lower() == "socket"]
+    return in_log(found)
+
+
+def _log_filtered(staged: Staged) -> Reason | None:
+    if not _by_sockets(staged) or not staged.found(RemarkKind.NO_RDMA_DEVICE):
+        return None
+    return in_log((_IB_HCA, value) for value in staged.settings(_IB_HCA) if value)
+
+
+def _log_no_verbs(staged: Staged) -> Reason | None:
+    missing = staged.found(RemarkKind.NO_VERBS_LIBRARY)
+    if not _by_sockets(staged) or not missing:
+        return None
+    return f"sockets between nodes: {missing[0].text}", "install libibverbs (rdma-core) where the ranks run"
+
+
+def _log_no_nic(staged: Staged) -> Reason | None:
+    """No RDMA device anywhere in the job."""
+    if not _by_sockets(staged) or staged.rdma or staged.found(RemarkKind.NO_VERBS_LIBRARY):
+        return None
+    tellers = (staged.source, staged.destination)
+    if not all(any(note.kind is RemarkKind.NO_RDMA_DEVICE for note in teller.notes) for teller in tellers):
+        return None
+    return (
+        "sockets between nodes on which NCCL found no RDMA device",
+        "nothing to repair unless the nodes have InfiniBand or RoCE: a container needs /dev/infiniband",
+    )
+
+
+def _log_despite(staged: Staged) -> Reason | None:
+    if not _by_sockets(staged):
+        return None
+    devices = staged.found(RemarkKind.RDMA_DEVICES)
+    if devices:
+        return (
+            f"sockets between nodes, although there are RDMA devices: {devices[0].text}",
+            "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,ENV shows why NCCL does not use them",
+        )
+    if staged.rdma:
+        return (
+            "sockets between nodes that found no RDMA device, in a job in which others did",
+            "see that these nodes' ports are up (gpubench topo), and that their containers have /dev/infiniband",
+        )
+    return None
+
+
+_SOCKETS, _SLOW = (Effect.SOCKETS,), (Effect.SLOW,)
+
+_ENV = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
+_AREAL = "https://github.com/areal-project/AReaL/issues/639"
+_NET_LINES = "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,ENV gpubench allreduce"
+
+
+NETWORK = Family(
+    "network",
+    "Networks between nodes",
+    (
+        Condition(
+            id="nccl-ib-disabled",
+            title="NCCL_IB_DISABLE=1 or NCCL_NET=Socket: NCCL uses network Socket although InfiniBand or RoCE is there",
+            effects=_SOCKETS,
+            detection="the variables of every rank and of NCCL's files, on nodes with RDMA NICs; NCCL's log",
+            settles="gpubench allreduce over two nodes, and the same with them unset",
+            cure="unset NCCL_IB_DISABLE NCCL_NET",
+            link=_ENV,
+            look=_disabled,
+            in_log=_log_disabled,
+            implies=("sockets-despite-rdma",),
+        ),
+        Condition(
+            id="nccl-ib-hca",
+            title="NCCL_IB_HCA matches no device: NET/IB : No device found, network Socket",
+            effects=_SOCKETS,
+            detection="NCCL_IB_HCA (^ excludes, = is exact, else prefixes) against the RDMA devices of every node",
+            settles="ibdev2netdev; ls /sys/class/infiniband",
+            cure="unset NCCL_IB_HCA, or name devices that this node has",
+            link=_ENV,
+            look=_filtered,
+            in_log=_log_filtered,
+            implies=("sockets-despite-rdma",),
+        ),
+        Condition(
+            id="libibverbs-missing",
+            title="Failed to open libibverbs.so: NCCL uses network Socket (rdma-core is not in the container)",
+            effects=_SOCKETS,
+            detection="where the loader would find libibverbs.so.1, of every rank on a node with RDMA NICs; NCCL's log",
+            settles="ldconfig -p | grep libibverbs inside the container",
+            cure="apt install libibverbs1 ibverbs-providers, or dnf install rdma-core, where the ranks run",
+            link="https://github.com/NVIDIA/nccl/issues/489",
+            look=_no_verbs,
+            in_log=_log_no_verbs,
+            implies=("verbs-provider-missing", "sockets-despite-rdma"),
+        ),
+        Condition(
+            id="verbs-provider-missing",
+            title="libibverbs: no userspace device-specific driver found for the NIC (ibverbs-providers)",
+            seen_as=("libibverbs: Warning: couldn't load driver", "no userspace device-specific driver found"),
+            effects=_SOCKETS,
+            detection="/etc/libibverbs.d of every rank against the kernel drivers of the RDMA NICs",
+            settles="ibv_devices inside the container",
+            cure="apt install ibverbs-providers where the ranks run",
+            link="https://github.com/NVIDIA/nccl/issues/465",
+            look=_no_provider,
+            implies=("sockets-despite-rdma",),
+        ),
+        Condition(
+            id="infiniband-files-missing",
+            title="No /dev/infiniband/uverbs in the container: NET/IB : No device found, network Socket",
+            seen_as=("NET/IB : No device found.", "Using network Socket"),
+            effects=_SOCKETS,
+            detection="the device file of every active port against those that a rank has and may open",
+            settles="ls -l /dev/infiniband inside the container",
+            cure="docker run --device=/dev/infiniband --ulimit memlock=-1; in Kubernetes the RDMA device plugin",
+            link=_AREAL,
+            look=_no_device_files,
+            implies=("sockets-despite-rdma",),
+        ),
+        Condition(
+            id="efa-plugin-missing",
+            title="EFA without the aws-ofi-nccl plugin: NCCL uses network Socket on AWS",
+            effects=_SOCKETS,
+            detection="EFA devices, and no libnccl-net.so that the loader finds",
+            settles=f"{_NET_LINES}: `NET/OFI Selected Provider is efa`",
+            cure="install aws-ofi-nccl and put it into LD_LIBRARY_PATH; FI_PROVIDER=efa",
+            link="https://github.com/aws/aws-ofi-nccl",
+            look=_efa,
+            implies=("sockets-despite-rdma",),
+        ),
+        Condition(
+            id="no-rdma-nic",
+            title="No RDMA NIC (InfiniBand, RoCE, EFA): NCCL uses network Socket between nodes",
+            effects=(*_SOCKETS, Effect.NO_GPUDIRECT),
+            detection="no active RDMA device on a node of several; `NET/IB : No device found` on both in NCCL's log",
+            settles="ls /sys/class/infiniband; lspci | grep -i mellanox",
+            cure="nothing to repair, unless the nodes have InfiniBand or RoCE. Sockets do better with "
+            "NCCL_SOCKET_NTHREADS and NCCL_NSOCKS_PERTHREAD: gpubench allreduce with 4 and without says whether",
+            link=_ENV,
+            look=_no_nic,
+            in_log=_log_no_nic,
+            by_design=True,
+        ),
+        Condition(
+            id="sockets-despite-rdma",
+            title="NCCL uses network Socket although RDMA devices are there",
+            effects=_SOCKETS,
+            detection="`via NET/Socket` between nodes whose RDMA NICs are up, or that NCCL's log lists",
+            settles=_NET_LINES,
+            cure="NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET shows why: libibverbs or /dev/infiniband may be missing",
+            link=_AREAL,
+            look=_despite,
+            in_log=_log_despite,
+            general=True,
+        ),
+    ),
+)

@@ -1,0 +1,264 @@
+"""Nodes and their processes: what hides or binds GPUs there, and in what nodes and ranks differ from each other."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from gpubench.conditions.circumstances import Circumstances
+from gpubench.conditions.condition import Condition, Family, Found, Look, Sighting, joined
+from gpubench.conditions.sightings import of_gpu, of_node, unread
+from gpubench.model.facts.rank_facts import RankFacts
+from gpubench.model.paths.evidence import Confidence
+from gpubench.model.paths.nodes import condense
+from gpubench.model.paths.topology import Topology
+from gpubench.model.results.rows.causes import Effect
+from gpubench.model.terms.units import compress_names
+from gpubench.model.terms.verdict import Verdict
+
+_MOST_CPUS = 65_536
+
+
+def _wsl(around: Circumstances) -> Found:
+    for number, node in around.nodes.items():
+        kernel = node.snapshot.kernel
+        if kernel.wsl:
+            yield of_node(around, number, "the kernel is Microsoft's, or /dev/dxg is there")
+        elif kernel.wsl is None:
+            yield from unread(around.on(number), kernel.unknown, "wsl")
+
+
+def cpus_in(ranges: str) -> set[int] | None:
+    """The numbers in a list of ranges ('0-31,64'); None for what is none, or is too long to be one."""
+    found: set[int] = set()
+    for part in ranges.split(","):
+        first, _, last = part.strip().partition("-")
+        if not first.isdecimal() or not (last or first).isdecimal():
+            return None
+        if not int(first) <= int(last or first) < _MOST_CPUS:
+            return None
+        found.update(range(int(first), int(last or first) + 1))
+    return found
+
+
+def _numa(around: Circumstances) -> Found:
+    """Processes bound to CPUs of which none is near their GPU, or near one of those whose copies they make."""
+    for facts in around.facts:
+        node = around.nodes.get(facts.node)
+        own = cpus_in(facts.affinity or "")
+        gpus = around.gpus_of_rank(facts)
+        makes_copies = not around.asked_of_nccl
+        if node is None or own is None or not (len(gpus) == 1 or makes_copies):
+            if node is not None:
+                yield from unread(around.on(facts.node, f"rank {facts.rank}"), facts.unknown, "affinity")
+            continue
+        for position in sorted(gpus):
+            gpu = around.wiring.gpu(position)
+            near = None if gpu is None else _near(node, gpu.place.numa_node)
+            if near and own.isdisjoint(near):
+                seen = f"bound to CPUs {facts.affinity}, its GPU is on NUMA node {gpu and gpu.place.numa_node}"
+                yield of_gpu(around, position, seen)
+
+
+def _near(node: Topology, numa_node: int | None) -> set[int] | None:
+    memory = {each.number: each.cpus for each in node.snapshot.machine.numa_nodes}
+    return cpus_in(memory[numa_node]) if numa_node in memory else None
+
+
+def _topology_file(around: Circumstances) -> Found:
+    """A file that NCCL takes for the machine: unusable, or of another one."""
+    seen: set[tuple[int, str]] = set()
+    for facts in around.facts:
+        file, node = facts.topology_file, around.nodes.get(facts.node)
+        if file is None or node is None or (facts.node, file.path) in seen:
+            continue
+        seen.add((facts.node, file.path))
+        there = {gpu.bus_id for gpu in node.gpus} | {nic.bus_id for nic in node.nics}
+        missing = sorted(each for each in {gpu.bus_id for gpu in node.gpus} if each and each not in file.links)
+        if file.unusable:
+            yield of_node(around, facts.node, f"{file.path} ({file.by}): {file.unusable}", Confidence.LIKELY)
+        elif file.links and missing and there.isdisjoint(file.links):
+            said = f"{file.path} ({file.by}) has none of this machine's devices: {joined(missing)}"
+            yield of_node(around, facts.node, said)
+
+
+def _flat(around: Circumstances) -> Found:
+    """A virtual machine with RDMA NICs whose tree says nothing of which GPU is near which."""
+    for number, node in around.nodes.items():
+        snapshot = node.snapshot
+        nics = [nic for nic in node.nics if nic.rdma]
+        has_file = any(facts.topology_file is not None for facts in around.ranks_of(number))
+        if not snapshot.machine.virtual_machine or has_file:
+            continue
+        if {node.path(gpu, nic) for gpu in node.gpus for nic in nics} == {"PHB"}:
+            seen = f"all {len(node.gpus)} GPUs and {len(nics)} RDMA NICs hang on one host bridge"
+            yield of_node(around, number, seen, Confidence.LIKELY)
+
+
+def _node_differs(around: Circumstances) -> Found:
+    """Every node that differs from its kind, and every further kind with the same GPU models."""
+    sizes = {kind.name: len(kind.alike) for kind in around.kinds}
+    for kind in around.kinds:
+        if kind.differs_from is not None:
+            hosts = tuple(around.nodes[number].snapshot.host for number in kind.alike)
+            others = f"what the {sizes[kind.differs_from]} nodes of kind {kind.differs_from} have"
+            yield Sighting(
+                subject=f"kind {kind.name}: {compress_names(hosts)}",
+                heading=f"kind {kind.name}: {compress_names(hosts)}",
+                names=hosts,
+                seen="; ".join(condense(kind.differs)),
+                expected=f"{others}, which have the same GPUs",
+            )
+        count = len(kind.alike)
+        usual = f"what {count} other nodes of kind {kind.name} have" if count > 1 else "what the other node has"
+        for number, differs in kind.odd.items():
+            yield of_node(around, number, "; ".join(condense(differs)), expected=usual)
+
+
+def _settings_differ(around: Circumstances) -> Found:
+    """On the hosts of ranks that have another value than most; of two that are as frequent, unset is usual."""
+    for name in sorted({name for rank in around.facts for name in rank.environment if name.startswith("NCCL_")}):
+        values: dict[str | None, list[RankFacts]] = {}
+        for rank in around.facts:
+            values.setdefault(rank.environment.get(name), []).append(rank)
+        if len(values) > 1:
+            usual = max(values, key=lambda value: (len(values[value]), value is None))
+            shown = (f"{value or 'unset'} on {joined(map(_rank_on, who))}" for value, who in values.items())
+            odd = dict.fromkeys(rank.host for rank in around.facts if rank.environment.get(name) != usual)
+            cure = f"mpirun -x {name} ..., or srun --export=ALL"
+            yield Sighting(subject=name, heading=name, names=tuple(odd), seen="; ".join(shown), cure=cure)
+
+
+def _rank_on(rank: RankFacts) -> str:
+    return f"rank {rank.rank} on {rank.host}"
+
+
+def _driver_differs(around: Circumstances) -> Found:
+    drivers = {node.snapshot.host: node.snapshot.driver.version for node in around.nodes.values()}
+    for host, version, usual in _odd({host: each for host, each in drivers.items() if each}):
+        yield Sighting(subject=host, seen=f"driver {version}", expected=f"{usual}, as on the other nodes")
+
+
+def _library_differs(around: Circumstances) -> Found:
+    """Without libraries that belong to the driver, of which the driver's own version tells."""
+    for name in sorted({name for rank in around.facts for name in rank.libraries} - {"cuda_driver", "nvml"}):
+        files = {_rank_on(rank): rank.libraries[name] for rank in around.facts if name in rank.libraries}
+        for where, file, usual in _odd(files):
+            yield Sighting(subject=where, seen=f"{name} is {file}", expected=f"{usual}, as on the others")
+
+
+def _odd(found: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+    """What is not as most have it: where, what, and what most have; of equally frequent versions, the newest."""
+    tally = Counter(found.values())
+    usual = max(tally, key=lambda version: (tally[version], _numbers(version)), default="")
+    yield from ((where, version, usual) for where, version in found.items() if version != usual)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".") if part.isdecimal())
+
+
+_COMPARE = "check.md"
+
+
+def _differs(id_: str, title: str, detection: str, severity: Verdict, look: Look) -> Condition:
+    """What drivers and libraries that differ between nodes have in common."""
+    return Condition(
+        id=id_,
+        title=title,
+        detection=detection,
+        check="versions",
+        severity=severity,
+        likely="a node that was updated, or not; another image, module or LD_LIBRARY_PATH",
+        cure="nvidia-smi --version; ldconfig -p | grep nccl, on both nodes",
+        link=_COMPARE,
+        look=look,
+    )
+
+
+NODE = Family(
+    "node",
+    "Nodes and processes",
+    (
+        Condition(
+            id="wsl",
+            title="WSL2 (Windows): no P2P between GPUs, no CUDA IPC; NCCL uses SHM",
+            effects=(Effect.STAGED,),
+            detection="/proc/version names Microsoft, or /dev/dxg is there",
+            settles="uname -r",
+            cure="nothing to repair under WSL: boot Linux itself for P2P",
+            link="https://github.com/NVIDIA/TensorRT-LLM/pull/17034",
+            look=_wsl,
+            implies=("cuda-ipc-refused", "cuda-nvml-disagree", "peer-access-refused"),
+            by_design=True,
+        ),
+        Condition(
+            id="vm-flat-topology",
+            title="A virtual machine hides the PCIe topology: all GPUs and NICs are PHB, NUMA node -1",
+            effects=(Effect.NO_GPUDIRECT, Effect.SLOW),
+            detection="a virtual machine whose GPUs and RDMA NICs all hang on one host bridge, without NCCL_TOPO_FILE",
+            severity=Verdict.WARN,
+            settles="nvidia-smi topo -m; NCCL_TOPO_DUMP_FILE=/tmp/topo.xml gpubench allreduce",
+            cure="NCCL_TOPO_FILE=the provider's file (Azure: /opt/microsoft/*.xml; AWS: aws-ofi-nccl brings it)",
+            link="https://github.com/NVIDIA/nccl-tests/issues/86",
+            look=_flat,
+            implies=("gpudirect-too-far",),
+        ),
+        Condition(
+            id="topology-file-wrong",
+            title="NCCL_TOPO_FILE is of another machine, or cannot be read",
+            effects=(Effect.SLOW, Effect.NO_GPUDIRECT),
+            detection="bus ids in the file against those of the node's GPUs and NICs",
+            settles="gpubench topo --from FILE beside gpubench topo",
+            cure="unset NCCL_TOPO_FILE, or take the file made for this machine type",
+            link="https://github.com/NVIDIA/nccl/issues/749",
+            look=_topology_file,
+        ),
+        Condition(
+            id="numa-far",
+            title="A rank is bound to CPUs far from its GPU (NUMA): slow host copies and launches",
+            effects=(Effect.SLOW,),
+            detection="sched_getaffinity of every rank against the CPUs of its GPU's NUMA node; of p2p in one process "
+            "against those of every GPU",
+            settles="gpubench p2p --pairs 0-1 under numactl --cpunodebind of either node: host memory to GPU",
+            cure="mpirun --bind-to numa --map-by numa, or srun --cpu-bind with the GPU's CPUs",
+            link="https://github.com/NVIDIA/nccl/issues/1674",
+            look=_numa,
+        ),
+        Condition(
+            id="node-differs",
+            title="A node differs from the others of its kind",
+            detection="devices, links, settings and versions of nodes with the same GPUs",
+            check="nodes_alike",
+            severity=Verdict.WARN,
+            likely="a fault, or another image, firmware or setting than on the other nodes",
+            cure="gpubench topo on that node alone",
+            link=_COMPARE,
+            look=_node_differs,
+        ),
+        Condition(
+            id="settings-differ",
+            title="NCCL_ variables are not the same on all ranks",
+            detection="the environment of every rank",
+            check="ranks_alike",
+            severity=Verdict.WARN,
+            expected="the same on every rank",
+            likely="the launcher does not pass it on, or a host's profile sets it",
+            cure="mpirun -x NAME ..., or srun --export=ALL",
+            link="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html",
+            look=_settings_differ,
+        ),
+        _differs(
+            "driver-differs",
+            "Nodes have different versions of the NVIDIA driver",
+            "the driver's version on every node; of two the older one is named",
+            Verdict.FAIL,
+            _driver_differs,
+        ),
+        _differs(
+            "library-differs",
+            "Ranks load different files of a library (NCCL, MPI, UCX)",
+            "the libraries that every rank has loaded",
+            Verdict.WARN,
+            _library_differs,
+        ),
+    ),
+)

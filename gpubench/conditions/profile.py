@@ -1,0 +1,154 @@
+"""Machines that have other or fewer parts than healthy ones of their type, all alike, so that siblings do not tell."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from gpubench.conditions.circumstances import Circumstances
+from gpubench.conditions.condition import Condition, Family, Found, joined
+from gpubench.conditions.sightings import of_gpu, of_node
+from gpubench.model.facts.snapshot import GpuFacts, NicKind
+from gpubench.model.paths.links import active_links, pcie_gb_s
+from gpubench.model.profiles.profile import Profile
+from gpubench.model.terms.units import counted
+from gpubench.model.terms.verdict import Verdict
+
+
+def _missing(around: Circumstances) -> Found:
+    """GPUs that left no trace on a board whose NVSwitches are all here; in virtual machines a part of it is normal."""
+    for number, profile in around.profiles.items():
+        snapshot = around.nodes[number].snapshot
+        count, board = len(snapshot.gpus) + snapshot.gpus_of_others, profile.match.board
+        if snapshot.machine.virtual_machine is False and snapshot.nvswitches and count < board:
+            expected = f"{counted(board, 'GPU')}, as profile {profile.name} has it"
+            yield of_node(around, number, f"{counted(count, 'GPU')}, the board has {board}", expected=expected)
+
+
+def _model(around: Circumstances) -> Found:
+    """Another number or model than a profile that was asked for; the odd model among siblings."""
+    for number, node in around.nodes.items():
+        profile = around.exact_profile(number) if around.profile_asked_for else None
+        if profile is not None and len(node.gpus) != profile.match.visible:
+            expected = f"{counted(profile.match.visible, 'GPU')}, as profile {profile.name} has it"
+            yield of_node(around, number, counted(len(node.gpus), "GPU"), severity=Verdict.FAIL, expected=expected)
+    for position, node, gpu in around.gpus():
+        profile = around.exact_profile(around.wiring.gpus[position].node) if around.profile_asked_for else None
+        if profile is not None and gpu.name and gpu.name not in profile.match.gpus:
+            expected = " or ".join(profile.match.gpus)
+            yield of_gpu(around, position, gpu.name, severity=Verdict.FAIL, expected=expected)
+        usual = Counter(each.name for each in node.gpus if each.name).most_common(1)
+        if gpu.name and gpu.name != usual[0][0]:
+            yield of_gpu(around, position, gpu.name, expected=f"{usual[0][0]}, as its siblings are")
+
+
+def _unknown(around: Circumstances) -> Found:
+    for number, profile in around.profiles.items():
+        gpus = around.nodes[number].gpus
+        if profile.match.generic is not None and not around.profile_asked_for and gpus:
+            names = ", ".join(sorted({gpu.name or "?" for gpu in gpus}))
+            seen = f"no profile names {len(gpus)} of {names}"
+            yield of_node(around, number, seen, likely=f"profile {profile.name} stands in")
+
+
+def _below(around: Circumstances) -> Found:
+    most = {
+        number: max((active_links(gpu) or 0 for gpu in node.gpus), default=0) for number, node in around.nodes.items()
+    }
+    for position, _, gpu in around.gpus():
+        number = around.wiring.gpus[position].node
+        profile = around.exact_profile(number)
+        for seen, expected in _shortfalls(gpu, most[number], profile) if profile is not None else ():
+            yield of_gpu(around, position, seen, expected=f"{expected}, as profile {profile and profile.name} has it")
+
+
+def _shortfalls(gpu: GpuFacts, most: int, profile: Profile) -> Iterator[tuple[str, str]]:
+    """What all GPUs lack; what only some of them lack is found by comparing siblings."""
+    if profile.nvlink is not None and active_links(gpu) == most < profile.nvlink.links:
+        yield f"{most} NVLinks active on every GPU", f"{profile.nvlink.links} NVLinks"
+    link = gpu.pcie
+    reaches = pcie_gb_s(link.max_generation, link.max_width)
+    if reaches is not None and reaches < profile.gpu.pcie_gb_s:
+        expected = f"{profile.gpu.pcie_generation} x{profile.gpu.pcie_width}"
+        yield f"PCIe at most {link.max_generation} x{link.max_width}", f"PCIe {expected}"
+
+
+def _nics_below(around: Circumstances) -> Found:
+    """Only of a profile that was asked for: an HGX board says nothing of the NICs around it, and clouds have others."""
+    for number, node in around.nodes.items() if around.profile_asked_for else ():
+        profile = around.exact_profile(number)
+        nics = () if profile is None else profile.nic
+        wanted = [nic.rate_gbit_s or 0.0 for nic in nics if nic.kind is not NicKind.ETHERNET]
+        have = [nic.rate_gbit_s or 0.0 for nic in node.nics if nic.rdma]
+        enough = len(have) >= len(wanted) and (not wanted or min(sorted(have)[-len(wanted) :]) >= min(wanted))
+        if profile is not None and not enough:
+            expected = f"{len(wanted)} of {_rates(wanted)}, as profile {profile.name} has it"
+            yield of_node(around, number, f"{len(have)} RDMA ports of {_rates(have)}", expected=expected)
+
+
+def _rates(rates: list[float]) -> str:
+    return f"{joined([f'{rate:g}' for rate in sorted(set(rates))], 99)} Gb/s" if rates else "any rate"
+
+
+_PROFILES = "../profiles/README.md"
+
+PROFILE = Family(
+    "profile",
+    "Machines beside their profile",
+    (
+        Condition(
+            id="gpu-missing",
+            title="A GPU of the board is not on the PCI bus (lspci shows fewer GPUs)",
+            detection="GPUs on a board whose NVSwitches are there, on bare metal, against the profile",
+            check="gpu_present",
+            severity=Verdict.FAIL,
+            likely="a GPU that does not train its PCIe link any more is not even on the bus; or somebody took it out",
+            cure="lspci -d 10de: | grep -c 3D; a power cycle, then the server's log (ipmitool sel list)",
+            link=_PROFILES,
+            look=_missing,
+        ),
+        Condition(
+            id="gpu-model",
+            title="Another number or model of GPUs than the machine should have",
+            detection="models among siblings; number and model against a profile that was asked for",
+            check="gpu_model",
+            severity=Verdict.WARN,
+            likely="another machine than was thought, a GPU that was replaced by another model, or one that is gone",
+            cure="nvidia-smi -L; gpubench profiles match",
+            link=_PROFILES,
+            look=_model,
+        ),
+        Condition(
+            id="profile-unknown",
+            title="No profile names these GPUs: only siblings and shares of the limits judge them",
+            detection="the models that profiles name",
+            check="gpu_model",
+            severity=Verdict.WARN,
+            expected="a profile of this machine: only siblings and shares of the limits judge it without one",
+            cure="gpubench profiles learn RESULT... on healthy machines, then check --profile FILE",
+            link=_PROFILES,
+            look=_unknown,
+        ),
+        Condition(
+            id="below-profile",
+            title="All GPUs have fewer NVLinks or a narrower PCIe link than healthy machines of this type",
+            detection="active NVLinks and maximal PCIe link of every GPU against the profile",
+            check="profile",
+            severity=Verdict.FAIL,
+            likely="a setting that limits the links (NVreg_NvLinkDisable, NVreg_RmNvlinkBandwidth, the slot's "
+            "generation in the BIOS), or another machine than the profile's",
+            cure="grep -i nvlink /proc/driver/nvidia/params; nvidia-smi nvlink -s",
+            link=_PROFILES,
+            look=_below,
+        ),
+        Condition(
+            id="nic-below-profile",
+            title="Fewer or slower RDMA NICs than the profile has",
+            detection="rates of RDMA ports against a profile that was asked for",
+            check="nic_profile",
+            severity=Verdict.FAIL,
+            likely="a NIC that is gone, a cable of a lower rate, or another machine than the profile's",
+            cure="ibstat; lspci -d 15b3:",
+            link=_PROFILES,
+            look=_nics_below,
+        ),
+    ),
+)

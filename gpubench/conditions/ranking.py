@@ -1,0 +1,201 @@
+"""Which causes hold, in the order in which to look at them, and what follows from which."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from gpubench.conditions.circumstances import Circumstances
+from gpubench.conditions.condition import BESIDE, Condition, Sighting, Unread, joined, joined_seen
+from gpubench.conditions.log_evidence import Staged
+from gpubench.model.paths.evidence import Confidence
+from gpubench.model.paths.selection import Pair
+from gpubench.model.paths.transport import Transport
+from gpubench.model.results.explanation import Explanation
+from gpubench.model.results.rows.causes import Effect
+from gpubench.model.terms.verdict import Verdict, overall
+
+UNKNOWN = Explanation(
+    "unknown",
+    "no setting, process, driver, machine or policy explains it",
+    "NCCL_DEBUG=INFO shows what NCCL found; gpubench topo --causes shows what could not be read",
+)
+"""What is said where nothing was found: no cause is named without evidence."""
+
+_SUREST_FIRST = (Confidence.PROVEN, Confidence.LIKELY, Confidence.WEAK, Confidence.NONE)
+_SOCKET = "Socket"
+
+_EXPLAINS: Mapping[Effect, tuple[Effect, ...]] = {
+    Effect.STAGED: (Effect.STAGED,),
+    Effect.NETWORK_INSIDE: (Effect.NETWORK_INSIDE, Effect.STAGED),
+    Effect.SOCKETS: (Effect.SOCKETS,),
+    Effect.NO_GPUDIRECT: (Effect.NO_GPUDIRECT,),
+}
+"""By what is seen of a path, which effects explain it: a network inside a node means that neither peer access nor
+shared memory was to be had."""
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A cause that holds: where it was seen, and the causes that follow from it."""
+
+    cause: Condition
+    sightings: tuple[Sighting, ...]
+    implied: "tuple[Named, ...]" = ()
+
+    @property
+    def confidence(self) -> Confidence:
+        """As sure as its surest sighting."""
+        return min((each.confidence for each in self.sightings), key=_SUREST_FIRST.index)
+
+    @property
+    def effects(self) -> tuple[Effect, ...]:
+        """What it does where it was seen, in the order of the catalogue."""
+        found = {effect for each in self.sightings for effect in each.effects or self.cause.effects}
+        return tuple(effect for effect in self.cause.effects if effect in found)
+
+    @property
+    def gravity(self) -> Verdict:
+        """How grave it is: as it was seen, else by what it does to paths."""
+        if self.cause.by_design:
+            return Verdict.SKIP
+        said = [each.severity or self.cause.severity for each in self.sightings]
+        by_effects = Verdict.WARN if set(self.effects) <= set(BESIDE) else Verdict.FAIL
+        return overall(each or by_effects for each in said)
+
+    @property
+    def seen(self) -> str:
+        """What shows it."""
+        return joined_seen([each.seen for each in self.sightings])
+
+    @property
+    def subject(self) -> str:
+        """On what."""
+        return joined([each.subject for each in self.sightings])
+
+    @property
+    def cure(self) -> str:
+        """What to do."""
+        return joined_seen([each.cure for each in self.sightings]) or self.cause.cure
+
+    @property
+    def explanation(self) -> Explanation:
+        """In few words."""
+        return Explanation(self.cause.id, self.seen, self.cure, self.cause.by_design)
+
+    def touching(self, pairs: Iterable[Pair]) -> "Named | None":
+        """The same of what touches any of these pairs; None where nothing does."""
+        wanted = tuple(pairs)
+        touching = tuple(each for each in self.sightings if any(map(each.touches, wanted)))
+        implied = tuple(each for each in (below.touching(wanted) for below in self.implied) if each is not None)
+        return replace(self, sightings=touching, implied=implied) if touching else None
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """The causes that hold, those to look at first first, and by cause why it is not known whether others do."""
+
+    named: tuple[Named, ...]
+    unread: Mapping[str, tuple[Unread, ...]]
+
+    def explaining(self, symptoms: Mapping[Pair, Effect]) -> tuple[Named, ...]:
+        """The causes that explain what is seen of some pairs, the likeliest first.
+
+        A policy, or hardware without a direct path, comes first where it explains all of them, and last where it does
+        not. Of others the surest come first, then what is not general, then what explains most pairs.
+        """
+        asked = {effect for seen in symptoms.values() for effect in _EXPLAINS[seen]}
+        able = [named for named in self.named if asked & set(named.cause.effects)]
+        found = [(named, *_explained(named, symptoms)) for named in able]
+        ranked = sorted(
+            ((touching, len(pairs)) for _, touching, pairs in found if touching is not None),
+            key=lambda each: (_place_of_design(each[0], each[1] == len(symptoms)), *_surest(each[0]), -each[1]),
+        )
+        return tuple(named for named, _ in ranked)
+
+    def of_effect(self, *effects: Effect) -> tuple[Named, ...]:
+        """The causes that have one of these effects."""
+        return tuple(named for named in self.named if set(effects) & set(named.effects))
+
+
+def _explained(named: Named, symptoms: Mapping[Pair, Effect]) -> tuple[Named | None, list[Pair]]:
+    """The cause as far as it explains any of these, and which."""
+    pairs = [
+        pair
+        for pair, seen in symptoms.items()
+        if any(each.touches(pair) and _does(named.cause, each, seen) for each in named.sightings)
+    ]
+    return (named.touching(pairs) if pairs else None), pairs
+
+
+def _does(cause: Condition, sighting: Sighting, seen: Effect) -> bool:
+    """Whether a cause, as it was seen here, does what is seen of a path."""
+    effects = set(sighting.effects or cause.effects)
+    # By design a node goes through shared memory: no design has it take a network.
+    return bool(effects & set(_EXPLAINS[seen])) and (seen in effects or not cause.by_design)
+
+
+def _place_of_design(named: Named, whole: bool) -> int:  # noqa: FBT001 - how much of it is explained
+    return (0 if whole else 2) if named.cause.by_design else 1
+
+
+def _surest(named: Named) -> tuple[int, bool]:
+    return _SUREST_FIRST.index(named.confidence), named.cause.general
+
+
+def diagnose(causes: Iterable[Condition], around: Circumstances) -> Diagnosis:
+    """Look for all causes. The surest come first, and of equally sure ones in the order of the catalogue."""
+    seen: dict[Condition, list[Sighting]] = {}
+    unread: dict[str, tuple[Unread, ...]] = {}
+    for cause in causes:
+        found = list(cause.look(around))
+        sightings = [each for each in found if isinstance(each, Sighting)]
+        if sightings:
+            seen[cause] = sightings
+        elif found:
+            unread[cause.id] = tuple(each for each in found if isinstance(each, Unread))
+    below = _take_implied(seen)
+    named = [Named(cause, tuple(sightings), tuple(below.get(cause, ()))) for cause, sightings in seen.items()]
+    return Diagnosis(tuple(sorted((each for each in named if each.sightings), key=_surest)), unread)
+
+
+def _take_implied(seen: Mapping[Condition, list[Sighting]]) -> dict[Condition, list[Named]]:
+    """Take out of `seen` what follows from something else that is seen; by cause, what follows from it."""
+    below: dict[Condition, list[Named]] = {}
+    by_id = {cause.id: cause for cause in seen}
+    for cause, sightings in seen.items():
+        for other in (by_id[name] for name in cause.implies if name in by_id):
+            covered = [each for each in seen[other] if _covered(each, sightings)]
+            if covered:
+                below.setdefault(cause, []).append(Named(other, tuple(covered)))
+                seen[other][:] = [each for each in seen[other] if each not in covered]
+    return below
+
+
+def _covered(other: Sighting, by: Sequence[Sighting]) -> bool:
+    """Whether all that a sighting touches is touched by some of others."""
+    if other.pairs is not None:
+        return all(any(mine.touches(pair) for mine in by) for pair in other.pairs)
+    wide = [each for each in by if each.pairs is None]
+    if any(each.gpus is None for each in wide):
+        return True
+    return other.gpus is not None and other.gpus <= frozenset[int]().union(*(each.gpus or () for each in wide))
+
+
+def symptoms(around: Circumstances, staged: Mapping[Pair, Sequence[Transport]]) -> dict[Pair, Effect]:
+    """What is seen of pairs that go through host memory."""
+    return {pair: _symptom(around, pair, transports) for pair, transports in staged.items()}
+
+
+def _symptom(around: Circumstances, pair: Pair, transports: Sequence[Transport]) -> Effect:
+    networks = [each.network for each in transports if each.network is not None]
+    if around.wiring.together(pair):
+        return Effect.NETWORK_INSIDE if networks else Effect.STAGED
+    return Effect.SOCKETS if _SOCKET in networks else Effect.NO_GPUDIRECT
+
+
+def explain(causes: Iterable[Condition], staged: Staged) -> Explanation | None:
+    """The first cause that NCCL's log shows, the special ones before the general; None where it shows none."""
+    for cause in sorted(causes, key=lambda each: each.general):
+        reason = None if cause.in_log is None else cause.in_log(staged)
+        if reason is not None:
+            return Explanation(cause.id, *reason, by_design=cause.by_design)
+    return None

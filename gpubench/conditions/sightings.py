@@ -1,0 +1,112 @@
+"""Sightings on nodes, devices, pairs and ranks, named as people know them."""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from gpubench.conditions.circumstances import Circumstances
+from gpubench.conditions.condition import Sighting, Unread, joined
+from gpubench.model.facts.error_counts import Errors
+from gpubench.model.facts.rank_facts import RankFacts
+from gpubench.model.facts.snapshot import GpuFacts, NicFacts
+from gpubench.model.paths.evidence import Confidence
+from gpubench.model.paths.selection import Pair
+from gpubench.model.paths.topology import Device, Topology
+
+
+def sureness(errors: Errors) -> Confidence:
+    """How sure it is that counted errors slow anything down now: totals do not say when they were counted."""
+    if not errors.meanwhile:
+        return Confidence.WEAK
+    return Confidence.PROVEN if errors.grave else Confidence.LIKELY
+
+
+def of_node(
+    around: Circumstances, number: int, seen: str, confidence: Confidence = Confidence.PROVEN, *words: str, **more: Any
+) -> Sighting:
+    """On a node, which touches the paths of all its GPUs; `words` name what on it."""
+    more = {"gpus": around.gpus_of(number), "names": () if words else (around.named(number),), **more}
+    return Sighting(subject=around.on(number, *words), seen=seen, confidence=confidence, **more)
+
+
+def of_gpu(
+    around: Circumstances, position: int, seen: str, confidence: Confidence = Confidence.PROVEN, **more: Any
+) -> Sighting:
+    """On one GPU."""
+    known, node = around.wiring.gpu(position), around.wiring.gpus[position].node
+    names = () if known is None else (around.named(node, known),)
+    here = frozenset((position,))
+    return Sighting(
+        subject=around.name(position), seen=seen, confidence=confidence, gpus=here, **{"names": names, **more}
+    )
+
+
+def of_every_gpu(seen: Callable[[GpuFacts], str | None]) -> Callable[[Circumstances], Iterator[Sighting]]:
+    """A detector that looks at each GPU by itself: what is seen of it, empty where nothing is."""
+    return lambda around: (of_gpu(around, at, found) for at, _, gpu in around.gpus() if (found := seen(gpu)))
+
+
+def of_device(
+    around: Circumstances,
+    number: int,
+    device: Device,
+    seen: str,
+    confidence: Confidence = Confidence.PROVEN,
+    **more: Any,
+) -> Sighting:
+    """On a device of a node: a GPU's trouble is its own, a NIC's is that of all GPUs of the node."""
+    gpus = around.gpus_of(number)
+    if isinstance(device, GpuFacts):
+        gpus = frozenset(each for each in gpus if around.wiring.gpu(each) is device)
+    names = (around.named(number, device),)
+    subject = around.on(number, device.device)
+    return Sighting(subject=subject, seen=seen, confidence=confidence, gpus=gpus, **{"names": names, **more})
+
+
+def of_pairs(
+    around: Circumstances,
+    pairs: Collection[Pair],
+    seen: str,
+    confidence: Confidence = Confidence.PROVEN,
+    **more: Any,
+) -> Sighting:
+    """Between ordered pairs of GPUs."""
+    names = tuple(map(around.pair_name, sorted(pairs)))
+    return Sighting(
+        subject=joined(names), seen=seen, confidence=confidence, pairs=frozenset(pairs), **{"names": names, **more}
+    )
+
+
+def of_ranks(
+    around: Circumstances,
+    ranks: Sequence[RankFacts],
+    seen: str,
+    confidence: Confidence = Confidence.PROVEN,
+    **more: Any,
+) -> Sighting:
+    """On ranks of one node."""
+    gpus = frozenset(gpu for each in ranks for gpu in around.gpus_of_rank(each))
+    subject = around.on(ranks[0].node, rank_names(ranks))
+    return Sighting(subject=subject, seen=seen, confidence=confidence, **{"gpus": gpus, **more})
+
+
+def rank_names(ranks: Sequence[RankFacts]) -> str:
+    """'rank 3', 'ranks 0, 1'."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {joined(str(each.rank) for each in ranks)}"
+
+
+def unread(subject: str, known: Mapping[str, str], name: str) -> Iterator[Unread]:
+    """Why a fact could not be read, where that is known."""
+    if known.get(name):
+        yield Unread(subject, known[name])
+
+
+def rdma_nics(node: Topology) -> list[NicFacts]:
+    """The NICs of a node that can do RDMA, up or not."""
+    return [nic for nic in node.nics if nic.rdma]
+
+
+def nodes_with_rdma(around: Circumstances) -> Iterator[tuple[int, Topology, list[RankFacts]]]:
+    """Nodes with RDMA NICs, and their processes."""
+    for number, node in around.nodes.items():
+        if rdma_nics(node):
+            yield number, node, around.ranks_of(number)

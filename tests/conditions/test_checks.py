@@ -1,0 +1,654 @@
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gpubench.conditions.checks import CHECKS, WIRING, run
+from gpubench.conditions.circumstances import Facts
+from gpubench.conditions.condition import joined
+from gpubench.hardware.simulated.machine import SimulatedMachine, parse_machine, snapshots
+from gpubench.model.facts.rank_facts import RankFacts
+from gpubench.model.facts.snapshot import (
+    DriverFacts,
+    Fabric,
+    GpuDirectFacts,
+    GpuFacts,
+    NicFacts,
+    NicKind,
+    NvLink,
+    NvlinkPeer,
+    PairFacts,
+    PcieLink,
+    PciSwitch,
+    ProbeFailure,
+    RemappedRows,
+    Snapshot,
+)
+from gpubench.model.paths.nodes import group
+from gpubench.model.paths.topology import Topology
+from gpubench.model.profiles.fault import parse_fault
+from gpubench.model.profiles.profile import Profile
+from gpubench.model.terms.verdict import Finding, Verdict
+from gpubench.profiles import files as profiles
+
+
+def examined(nodes: Sequence[Snapshot], ranks: Sequence[RankFacts] = ()) -> tuple[Finding, ...]:
+    topologies = [Topology(node) for node in nodes]
+    return run(WIRING, Facts(topologies, group(topologies), ranks))
+
+
+def machine(name: str, *faults: str) -> list[Snapshot]:
+    return snapshots(parse_machine(name), [parse_fault(fault) for fault in faults])
+
+
+HEALTHY = machine("hgx-h100-8")[0]
+GPU0, NIC0 = HEALTHY.gpus[0], HEALTHY.nics[0]
+
+
+def said(findings: Sequence[Finding]) -> list[tuple[str, str, str]]:
+    return [(finding.id, finding.severity, finding.subject) for finding in findings]
+
+
+def with_gpus(**facts: Any) -> Snapshot:
+    return replace(HEALTHY, gpus=tuple(replace(gpu, **facts) for gpu in HEALTHY.gpus))
+
+
+def with_gpu(index: int, **facts: Any) -> Snapshot:
+    gpus = [replace(gpu, **facts) if gpu.index == index else gpu for gpu in HEALTHY.gpus]
+    return replace(HEALTHY, gpus=tuple(gpus))
+
+
+def with_nic(index: int, **facts: Any) -> Snapshot:
+    nics = [replace(nic, **facts) if number == index else nic for number, nic in enumerate(HEALTHY.nics)]
+    return replace(HEALTHY, nics=tuple(nics))
+
+
+def subject_of(device: GpuFacts | NicFacts) -> str:
+    return f"{device.device} ({device.bus_id})"
+
+
+BY_DESIGN = {"rtx-4090-2", "rtx-5090-2", "dgx-1-v100"}
+
+
+@pytest.mark.parametrize("profile", profiles.all_profiles(), ids=lambda each: each.name)
+def test_healthy_machines_have_no_findings(profile: Any) -> None:
+    found = examined(snapshots(SimulatedMachine(profile)))
+    assert [finding for finding in found if finding.severity is not Verdict.SKIP] == []
+    assert ([finding.id for finding in found] == ["peer-access-refused"]) is (profile.name in BY_DESIGN)
+    assert not examined(snapshots(SimulatedMachine(profile, nodes=3))[1:]) or profile.name in BY_DESIGN
+
+
+@pytest.mark.parametrize(
+    ("fault", "found"),
+    [
+        ("gpu3:nvlink=12", ("nvlink-down", "FAIL")),
+        ("gpu3:nvlink=0", ("nvlinks-all-down", "FAIL")),
+        ("gpu3:width=8", ("pcie-width", "FAIL")),
+        ("gpu3:generation=3", ("pcie-generation", "WARN")),
+        ("gpu3:lost=yes", ("gpu-lost", "FAIL")),
+        ("gpu3:throttle=hw_thermal_slowdown", ("gpu-throttled", "WARN")),
+        ("gpu3:rows=pending", ("row-remap-pending", "WARN")),
+        ("gpu3:rows=failure", ("row-remap-failed", "FAIL")),
+        ("gpu3:health=route_unhealthy", ("fabric-unhealthy", "FAIL")),
+        ("gpu3:health=incorrect_configuration", ("fabric-unhealthy", "FAIL")),
+        ("gpu3:health=fabric_manager_disconnected", ("fabric-unhealthy", "FAIL")),
+    ],
+)
+def test_a_fault_of_a_gpu_is_found_and_nothing_else(fault: str, found: tuple[str, str]) -> None:
+    (finding,) = examined(machine("hgx-h100-8", fault))
+    assert (finding.id, finding.severity, finding.subject) == (*found, subject_of(HEALTHY.gpus[3]))
+
+
+@pytest.mark.parametrize(
+    ("fault", "found"),
+    [
+        ("nic3:state=down", ("rdma-port-down", "WARN")),
+        ("nic3:state=init", ("rdma-port-down", "WARN")),
+        ("nic3:rate=200", ("rdma-port-slow", "WARN")),
+        ("nic3:width=4", ("pcie-width", "FAIL")),
+        ("nic3:generation=3", ("pcie-generation", "WARN")),
+    ],
+)
+def test_a_fault_of_a_nic_is_found_and_nothing_else(fault: str, found: tuple[str, str]) -> None:
+    (finding,) = examined(machine("hgx-h100-8", fault))
+    assert (finding.id, finding.severity, finding.subject) == (*found, subject_of(HEALTHY.nics[3]))
+
+
+@pytest.mark.parametrize("fault", ["gpu3:ecc=off", "gpu3:busy=77", "gpu3:throttle=sw_power_cap"])
+def test_what_somebody_may_want_is_no_finding(fault: str) -> None:
+    assert examined(machine("hgx-h100-8", fault)) == ()
+
+
+def test_a_fabric_that_is_not_ready_refuses_peer_access_too() -> None:
+    fabric, refused = examined(machine("hgx-h100-8", "gpu3:fabric=in_progress"))
+    assert said([fabric]) == [("fabric-not-ready", "FAIL", subject_of(HEALTHY.gpus[3]))]
+    assert (refused.id, refused.severity, len(refused.subjects)) == ("peer-access-refused", "FAIL", 14)
+
+
+def test_mig_takes_peer_access_away_by_design() -> None:
+    (refused,) = examined(machine("hgx-h100-8", "gpu3:mig=on"))
+    assert (refused.id, refused.severity, len(refused.subjects)) == ("peer-access-refused", "SKIP", 14)
+
+
+@pytest.mark.parametrize("stage", ["nvml", "cuda", "sysfs"])
+def test_a_silent_source_is_an_error(stage: str) -> None:
+    found = examined(machine("hgx-h100-8", f"node0:silent={stage}"))
+    assert said(found)[0] == ("driver-silent", "ERROR", f"node0, {stage}")
+    assert [finding.severity for finding in found] == ["ERROR"]
+
+
+def broken(*stages: str, error: str) -> tuple[Finding, ...]:
+    failures = tuple(ProbeFailure(stage=stage, error=error) for stage in stages)
+    return examined([replace(HEALTHY, failures=failures)])
+
+
+@pytest.mark.parametrize(("stage", "cause"), [("nvml", "libnvidia-ml"), ("cuda", "libcuda"), ("sysfs", "/sys")])
+def test_a_source_that_broke_is_an_error_with_a_cause_of_its_own(stage: str, cause: str) -> None:
+    (finding,) = broken(stage, error="killed by SIGSEGV")
+    assert said([finding]) == [("probe-failed", "ERROR", f"node0, {stage}")]
+    assert finding.seen == "killed by SIGSEGV"
+    assert cause in finding.cause
+    assert "fabric" not in finding.cause
+    assert "a bug" in broken("other", error="broke")[0].cause
+
+
+def test_cuda_that_is_not_ready_is_an_answer_about_the_machine() -> None:
+    (finding,) = broken("cuda", error="cuInit answered CUDA_ERROR_SYSTEM_NOT_READY (802)")
+    assert said([finding]) == [("cuda-refuses", "FAIL", "node0, cuda")]
+    assert "fabric manager" in finding.cause
+    both = broken("nvml", "cuda", error="CUDA_ERROR_SYSTEM_NOT_READY")
+    assert {(each.id, each.severity) for each in both} == {("probe-failed", "ERROR")}
+
+
+def test_gpus_without_a_driver_are_a_warning() -> None:
+    (finding,) = examined(machine("hgx-h100-8", "node0:driver_missing=yes"))
+    assert said([finding]) == [("driver-missing", "WARN", "node0")]
+    assert finding.seen.startswith("8 NVIDIA GPUs on the PCI bus, and ")
+    laptop = replace(HEALTHY, gpus=(), nics=(), pairs=(), driver=DriverFacts(absent="none"))
+    assert examined([laptop]) == ()
+
+
+def test_links_that_are_down_are_numbered() -> None:
+    (finding,) = examined(machine("hgx-h100-8", "gpu3:nvlink=16"))
+    assert finding.seen == "16 NVLinks active; down: link 16, 17"
+    assert finding.expected == "18, as its siblings have"
+
+
+def test_a_gpu_without_a_bridge_is_a_warning() -> None:
+    (node,) = machine("hgx-h200-2")
+    bridged = tuple(replace(link, peer=NvlinkPeer.GPU) for link in node.gpus[0].nvlinks or ())
+    gpus = (
+        *(replace(gpu, nvlinks=bridged, fabric=None) for gpu in node.gpus),
+        replace(node.gpus[0], index=2, bus_id="0000:ff:00.0", nvlinks=down(bridged), fabric=None),
+    )
+    found = [each for each in examined([replace(node, gpus=gpus, pairs=(), nvswitches=())]) if "nvlink" in each.id]
+    assert [(each.severity, each.cause) for each in found] == [
+        ("WARN", "this GPU has no bridge, or one that is not seated")
+    ]
+
+
+def down(links: Sequence[NvLink]) -> tuple[NvLink, ...]:
+    return tuple(replace(link, active=False) for link in links)
+
+
+def test_all_links_down_are_found_where_there_is_a_switch() -> None:
+    nvlinks = down(GPU0.nvlinks or ())
+    switched = examined([with_gpus(nvlinks=nvlinks, fabric=None)])
+    assert said(switched) == [("nvlinks-all-down", "FAIL", joined([subject_of(gpu) for gpu in HEALTHY.gpus]))]
+    assert switched[0].expected == "all 18"
+    registered = replace(with_gpus(nvlinks=nvlinks), nvswitches=())
+    assert [finding.id for finding in examined([registered])] == ["nvlinks-all-down"]
+    shown = replace(with_gpus(nvlinks=nvlinks, fabric=None), nvswitches=())
+    assert [finding.id for finding in examined([shown])] == ["nvlinks-all-down"]
+    hidden = tuple(replace(link, peer=None) for link in nvlinks)
+    bare = replace(with_gpus(nvlinks=hidden, fabric=None), nvswitches=())
+    assert examined([bare]) == ()
+
+
+def test_twelve_of_eighteen_on_all_is_an_h100_nvl() -> None:
+    active = (*(GPU0.nvlinks or ())[:12], *down((GPU0.nvlinks or ())[12:]))
+    assert examined([with_gpus(nvlinks=active)]) == ()
+
+
+def test_siblings_are_of_one_model_and_the_larger_of_two_counts_is_usual() -> None:
+    fewer = (GPU0.nvlinks or ())[:4]
+    mixed = [replace(gpu, name="NVIDIA Other", nvlinks=fewer) if gpu.index >= 4 else gpu for gpu in HEALTHY.gpus]
+    assert examined([replace(HEALTHY, gpus=tuple(mixed))]) == ()
+    two = machine("hgx-h200-2", "gpu1:nvlink=9")
+    assert said(examined(two)) == [("nvlink-down", "FAIL", subject_of(two[0].gpus[1]))]
+
+
+def test_links_nobody_counted_are_no_finding() -> None:
+    assert examined([with_gpu(2, nvlinks=None)]) == ()
+    counted = tuple(replace(link, active=None) for link in GPU0.nvlinks or ())
+    assert examined([with_gpu(2, nvlinks=counted)]) == ()
+
+
+def test_a_link_of_unknown_state_is_not_called_down() -> None:
+    first, second, *rest = GPU0.nvlinks or ()
+    silent = (replace(first, active=None), replace(second, active=False), *rest)
+    assert examined([with_gpu(2, nvlinks=silent)]) == ()
+    assert below(profiles.load("hgx-h100-8"), with_gpus(nvlinks=silent)) == []
+
+
+def test_no_nvlink_at_all_is_no_finding() -> None:
+    assert examined([replace(with_gpus(nvlinks=(), fabric=None), nvswitches=())]) == ()
+    assert examined([replace(with_gpus(nvlinks=None, fabric=None), nvswitches=())]) == ()
+
+
+def test_hidden_far_ends_are_no_finding() -> None:
+    hidden = tuple(replace(link, peer=None, peer_bus_id=None) for link in GPU0.nvlinks or ())
+    assert examined([with_gpus(nvlinks=hidden)]) == ()
+
+
+def test_errors_of_links_are_counted_by_link() -> None:
+    first, second, *rest = GPU0.nvlinks or ()
+    nvlinks = (replace(first, errors={"replay": 2, "recovery": 0, "crc_flit": 700}), second, *rest)
+    (finding,) = examined([with_gpu(4, nvlinks=nvlinks)])
+    assert said([finding]) == [("nvlink-errors", "WARN", subject_of(HEALTHY.gpus[4]))]
+    assert finding.seen == "2 replay on link 0, 700 crc_flit on link 0 since boot, when is not known"
+    assert finding.expected == "few; its siblings have 0"
+
+
+@pytest.mark.parametrize(
+    ("fabric", "seen"),
+    [
+        (Fabric(state="not_supported", health_mask=1), None),
+        (Fabric(), None),
+        (Fabric(state="completed"), None),
+        (Fabric(state="completed", status="success", health_mask=0xAA), None),
+        (Fabric(state="completed", status="success", health_mask=0), None),
+        (Fabric(state="completed", status="success", health_mask=0x1AA), None),
+        (Fabric(state="not_started"), "fabric state not started"),
+        (Fabric(state="in_progress", status="success"), "fabric state in progress"),
+        (Fabric(state="completed", status="Insufficient Resources"), "fabric status Insufficient Resources"),
+        (Fabric(state="in_progress", status="Unknown Error"), "fabric state in progress, fabric status Unknown Error"),
+    ],
+)
+def test_the_fabric_s_opinion(fabric: Fabric, seen: str | None) -> None:
+    found = examined([with_gpu(1, fabric=fabric)])
+    assert [finding.seen for finding in found] == ([] if seen is None else [seen])
+    assert all(finding.id == "fabric-not-ready" for finding in found)
+
+
+def test_a_fabric_that_is_unhealthy_is_so_whether_it_is_ready_or_not() -> None:
+    (found,) = examined([with_gpu(1, fabric=Fabric(state="completed", status="success", health_mask=0xA9))])
+    assert (found.id, found.severity, found.seen) == ("fabric-unhealthy", "FAIL", "fabric health: degraded bandwidth")
+    both = examined([with_gpu(1, fabric=Fabric(state="in_progress", health_mask=0xA6))])
+    assert [(each.id, each.seen) for each in both] == [
+        ("fabric-not-ready", "fabric state in progress"),
+        ("fabric-unhealthy", "fabric health: route recovery"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rows", "found"),
+    [
+        (RemappedRows(correctable=9, uncorrectable=3, pending=False, failure=False), []),
+        (RemappedRows(correctable=0, uncorrectable=1, pending=True, failure=False), [("row-remap-pending", "WARN")]),
+        (RemappedRows(correctable=0, uncorrectable=1, pending=False, failure=True), [("row-remap-failed", "FAIL")]),
+        (RemappedRows(correctable=0, uncorrectable=1, pending=True, failure=True), [("row-remap-failed", "FAIL")]),
+        (None, []),
+    ],
+)
+def test_rows_that_wait_or_cannot(rows: RemappedRows | None, found: list[tuple[str, str]]) -> None:
+    assert [(each.id, each.severity) for each in examined([with_gpu(6, remapped_rows=rows)])] == found
+
+
+@pytest.mark.parametrize(
+    ("reasons", "found"),
+    [
+        (("sw_power_cap", "sync_boost"), []),
+        ((), []),
+        (None, []),
+        (("sw_power_cap", "hw_slowdown", "hw_power_brake"), ["clocks are lowered: hw slowdown, hw power brake"]),
+        (("sw_thermal_slowdown",), ["clocks are lowered: sw thermal slowdown"]),
+    ],
+)
+def test_heat_and_power_are_trouble_and_a_power_cap_is_not(reasons: tuple[str, ...] | None, found: list[str]) -> None:
+    assert [each.seen for each in examined([with_gpu(6, throttle_reasons=reasons)])] == found
+
+
+@pytest.mark.parametrize(
+    ("link", "idle", "found"),
+    [
+        (PcieLink(generation=1, width=16, max_generation=5, max_width=16), True, []),
+        (PcieLink(generation=1, width=16, max_generation=5, max_width=16), None, []),
+        (PcieLink(generation=1, width=16, max_generation=5, max_width=16), False, ["generation 1 of 5"]),
+        (PcieLink(generation=1, width=8, max_generation=5, max_width=16), True, ["8 of 16 lanes"]),
+        (
+            PcieLink(generation=4, width=8, max_generation=5, max_width=16),
+            False,
+            ["8 of 16 lanes", "generation 4 of 5"],
+        ),
+        (PcieLink(generation=4, width=8), False, []),
+        (PcieLink(), False, []),
+    ],
+)
+def test_pcie_links_lose_lanes_or_speed(link: PcieLink, idle: bool | None, found: list[str]) -> None:
+    seen = [each.seen for each in examined([with_gpu(1, pcie=link, idle=idle)])]
+    assert seen == [f"PCIe trained to {each}" for each in found]
+
+
+def test_the_uplink_of_a_switch_is_a_link_too() -> None:
+    narrow = PciSwitch(bus_id="0000:97:00.0", link=PcieLink(generation=4, width=8, max_generation=4, max_width=16))
+    switched = replace(HEALTHY, switches=(narrow,))
+    assert said(examined([switched])) == [("pcie-uplink", "FAIL", "the uplink of switch 0000:97:00.0")]
+    assert said(examined([switched, replace(switched, host="node1")]))[0][2] == (
+        "node0 the uplink of switch 0000:97:00.0, node1 the uplink of switch 0000:97:00.0"
+    )
+
+
+@pytest.mark.parametrize(
+    ("facts", "found"),
+    [
+        ({"state": None}, []),
+        ({"state": "down", "kind": NicKind.ETHERNET}, []),
+        ({"rate_gbit_s": 10.0, "kind": NicKind.ETHERNET}, []),
+        ({"state": "down", "kind": NicKind.ROCE}, [("rdma-port-down", "port is down")]),
+        ({"state": "init"}, [("rdma-port-down", "port is init")]),
+        ({"rate_gbit_s": 200.0}, [("rdma-port-slow", "200 Gb/s")]),
+        ({"rate_gbit_s": None}, []),
+        ({"rate_gbit_s": 800.0}, []),
+        ({"rate_gbit_s": 100.0, "model": "another"}, []),
+    ],
+)
+def test_ports_are_active_and_as_fast_as_their_siblings(facts: dict[str, Any], found: list[tuple[str, str]]) -> None:
+    assert [(each.id, each.seen) for each in examined([with_nic(2, **facts)])] == found
+
+
+def test_a_port_that_is_down_is_not_slow_as_well_and_no_measure_of_others() -> None:
+    (found,) = examined([with_nic(2, state="down", rate_gbit_s=10.0)])
+    assert found.id == "rdma-port-down"
+    nics = [
+        replace(nic, state="down", rate_gbit_s=800.0) if number > 1 else nic for number, nic in enumerate(HEALTHY.nics)
+    ]
+    assert {each.id for each in examined([replace(HEALTHY, nics=tuple(nics))])} == {"rdma-port-down"}
+
+
+def test_gpus_of_unknown_links_are_no_measure_of_others() -> None:
+    silent = tuple(replace(link, active=None) for link in GPU0.nvlinks or ())
+    gpus = [replace(gpu, nvlinks=silent) if gpu.index > 1 else gpu for gpu in HEALTHY.gpus]
+    gpus[1] = replace(gpus[1], nvlinks=(*(GPU0.nvlinks or ())[:12], *down((GPU0.nvlinks or ())[12:])))
+    assert said(examined([replace(HEALTHY, gpus=tuple(gpus))])) == [
+        ("nvlink-down", "FAIL", subject_of(HEALTHY.gpus[1]))
+    ]
+
+
+def test_gpudirect_is_missed_only_where_there_is_something_to_miss() -> None:
+    without = GpuDirectFacts(peermem=False, dma_buf=False)
+    (finding,) = examined([replace(HEALTHY, gpudirect=without)])
+    assert (finding.id, finding.severity) == ("gpudirect-module-missing", "WARN")
+    rdma = [nic.name for nic in HEALTHY.nics if nic.rdma]
+    assert finding.subject == ", ".join(rdma)
+    assert examined([replace(HEALTHY, gpudirect=without, gpus=(), pairs=())]) == ()
+    assert examined([replace(HEALTHY, gpudirect=GpuDirectFacts(peermem=False))]) == ()
+    ethernet = tuple(replace(nic, kind=NicKind.ETHERNET) for nic in HEALTHY.nics)
+    assert examined([replace(HEALTHY, gpudirect=without, nics=ethernet)]) == ()
+    both = examined([replace(HEALTHY, gpudirect=without), replace(HEALTHY, gpudirect=without, host="node1")])
+    assert both[0].subject.startswith(f"node0 {rdma[0]}, ")
+
+
+def pairs_saying(**facts: Any) -> tuple[PairFacts, ...]:
+    return tuple(replace(pair, **facts) for pair in HEALTHY.pairs)
+
+
+UNWIRED = replace(with_gpus(nvlinks=(), fabric=None), nvswitches=())
+
+
+@pytest.mark.parametrize(
+    ("status", "severity", "likely"),
+    [
+        ("GNS", "SKIP", "this GPU model has no P2P"),
+        ("CNS", "WARN", "chipset not supported"),
+        ("TNS", "WARN", "different sockets"),
+        ("DR", "WARN", "registry key"),
+        ("NS", "WARN", "none of these GPUs"),
+        ("XYZ", "WARN", "no reason"),
+    ],
+)
+def test_a_refusal_has_its_cause(status: str, severity: str, likely: str) -> None:
+    (finding,) = examined([replace(UNWIRED, pairs=pairs_saying(cuda=False, read=status, write=status))])
+    assert said([finding]) == [("peer-access-refused", severity, "all 56 GPU pairs")]
+    assert likely in finding.cause
+    assert f"NVML says {status} (" in finding.seen
+    assert (finding.expected == "host memory, by design") is (severity == "SKIP")
+
+
+def test_cuda_alone_can_refuse() -> None:
+    (finding,) = examined([replace(UNWIRED, pairs=pairs_saying(cuda=False, read=None, write=None))])
+    assert finding.seen == "no peer access: refused by CUDA; copies go through host memory"
+
+
+def test_a_refusal_between_linked_gpus_is_the_fabric_s() -> None:
+    (finding,) = examined([replace(HEALTHY, pairs=pairs_saying(cuda=False, read="NS", write="NS"))])
+    assert (finding.severity, finding.subject) == ("FAIL", "all 56 GPU pairs")
+    assert "fabric is not ready" in finding.cause
+
+
+def test_mig_refuses_by_design() -> None:
+    mig = with_gpus(mig=True)
+    (finding,) = examined([replace(mig, pairs=pairs_saying(cuda=False, read="NS", write="NS"))])
+    assert finding.severity is Verdict.SKIP
+    assert finding.cause.startswith("MIG is enabled")
+
+
+def test_a_mesh_of_nvlinks_has_pairs_without_by_design() -> None:
+    """A DGX-1: of four GPUs in a ring, those across from each other have TNS."""
+    (node,) = machine("hgx-h200-4")
+    ring = {0: (1, 3), 1: (0, 2), 2: (1, 3), 3: (0, 2)}
+    gpus = tuple(
+        replace(
+            gpu,
+            fabric=None,
+            nvlinks=tuple(
+                NvLink(number=i, active=True, peer=NvlinkPeer.GPU, peer_bus_id=node.gpus[other].bus_id)
+                for i, other in enumerate(ring[gpu.index])
+            ),
+        )
+        for gpu in node.gpus
+    )
+    across = {("GPU0", "GPU2"), ("GPU2", "GPU0"), ("GPU1", "GPU3"), ("GPU3", "GPU1")}
+    pairs = tuple(
+        replace(pair, cuda=False, read="TNS", write="TNS") if (pair.source, pair.destination) in across else pair
+        for pair in node.pairs
+    )
+    (finding,) = examined([replace(node, gpus=gpus, pairs=pairs)])
+    assert (finding.id, finding.severity) == ("peer-access-refused", "SKIP")
+    assert "DGX-1" in finding.cause
+    bare = tuple(replace(gpu, nvlinks=()) for gpu in gpus)
+    (finding,) = examined([replace(node, gpus=bare, pairs=pairs)])
+    assert finding.severity == "WARN"
+    assert "different sockets or I/O hubs" in finding.cause
+
+
+def test_a_driver_that_does_not_know_refuses_nothing() -> None:
+    silent = pairs_saying(cuda=True, read="U", write="U")
+    assert examined([replace(UNWIRED, pairs=silent)]) == ()
+    assert examined([replace(UNWIRED, pairs=tuple(replace(pair, cuda=None) for pair in silent))]) == ()
+
+
+def test_some_pairs_are_named_and_others_counted() -> None:
+    (finding,) = examined(machine("hgx-h100-8", "gpu3:p2p=TNS"))
+    assert finding.subject == "GPU0 → GPU3, GPU1 → GPU3, GPU2 → GPU3, GPU3 → GPU0 and 10 more"
+    (elsewhere, differs) = examined(machine("hgx-h100-8*4", "node2.link0-1:p2p=TNS"))
+    assert elsewhere.subject == "node2 GPU0 → GPU1, GPU1 → GPU0"
+    assert differs.id == "node-differs"
+
+
+def test_a_contradiction_is_a_warning_for_each_pair() -> None:
+    found = examined(machine("hgx-h200-2", "gpu1:cuda_peer=no"))
+    assert [(finding.id, finding.severity) for finding in found] == [("cuda-nvml-disagree", "WARN")]
+    gpus = machine("hgx-h200-2")[0].gpus
+    one, other = (subject_of(gpu) for gpu in gpus)
+    assert found[0].subject == f"{one} → {other}, {other} → {one}"
+    assert found[0].seen == "CUDA says refused, NVML says possible"
+
+
+def test_access_nobody_asked_about_is_no_finding() -> None:
+    assert examined([replace(HEALTHY, pairs=())]) == ()
+
+
+def test_an_odd_node_is_named_with_what_differs() -> None:
+    found = examined(machine("hgx-h100-8*4", "node2.gpu5:ecc=off"))
+    assert said(found) == [("node-differs", "WARN", "node2")]
+    assert found[0].seen == "GPU5 ECC off (others on)"
+    assert found[0].expected == "what 3 other nodes of kind A have"
+
+
+def test_a_second_kind_of_the_same_gpus_is_one_warning() -> None:
+    nodes = machine("hgx-h100-8*12")
+    others = [replace(node, driver=replace(node.driver, version="1.2")) for node in nodes[:6]]
+    (finding,) = examined([*others, *nodes[6:]])
+    assert said([finding]) == [("node-differs", "WARN", "kind B: node6-11")]
+    assert finding.seen == f"driver {HEALTHY.driver.version} (others 1.2)"
+    assert finding.expected == "what the 6 nodes of kind A have, which have the same GPUs"
+    assert finding.subjects == tuple(f"node{number}" for number in range(6, 12))
+
+
+def test_a_node_without_gpus_among_many_is_found() -> None:
+    bare = replace(HEALTHY, host="login", gpus=(), pairs=())
+    (finding,) = examined([bare, *machine("hgx-h100-8*4")])
+    assert (finding.id, finding.subject) == ("node-differs", "login")
+    assert finding.seen.startswith("GPU models none (others ")
+
+
+def test_all_subjects_are_kept_where_the_text_counts_them() -> None:
+    (finding,) = examined([with_gpus(throttle_reasons=("hw_slowdown",))])
+    assert finding.subject.endswith(" and 4 more")
+    assert finding.subjects == tuple(subject_of(gpu) for gpu in HEALTHY.gpus)
+    (pairs,) = examined(machine("hgx-h100-8", "gpu3:p2p=TNS"))
+    assert len(pairs.subjects) == 14
+    assert pairs.subjects[:2] == ("GPU0 → GPU3", "GPU1 → GPU3")
+    (nics,) = examined([replace(HEALTHY, gpudirect=GpuDirectFacts(peermem=False, dma_buf=False))])
+    assert nics.subjects == tuple(nic.name for nic in HEALTHY.nics if nic.rdma)
+
+
+def test_a_link_of_plain_ethernet_is_no_finding() -> None:
+    narrow = PcieLink(generation=2, width=1, max_generation=4, max_width=8)
+    assert examined([with_nic(0, pcie=narrow, kind=NicKind.ETHERNET)]) == ()
+    assert len(examined([with_nic(0, pcie=narrow)])) == 2
+
+
+def test_equal_findings_become_one() -> None:
+    found = examined(machine("hgx-h100-8*2", *(f"node{node}.gpu{gpu}:width=8" for node in (0, 1) for gpu in (1, 2, 6))))
+    assert [finding.id for finding in found] == ["pcie-width"]
+    assert found[0].subject.endswith("and 2 more")
+    everywhere = examined(machine("hgx-h100-8", *(f"gpu{gpu}:lost=yes" for gpu in range(6))))
+    assert [finding.id for finding in everywhere] == ["gpu-lost"]
+    assert everywhere[0].subject.endswith(f"{subject_of(HEALTHY.gpus[3])} and 2 more")
+    assert everywhere[0].subject.count("GPU") == 4
+
+
+def test_hosts_are_named_where_there_are_several() -> None:
+    found = examined(machine("hgx-h100-8*4", "node2.gpu5:lost=yes"))
+    assert found[0].subject == f"node2 {subject_of(HEALTHY.gpus[5])}"
+
+
+def test_subjects_are_cut_after_four() -> None:
+    assert joined(["a"]) == "a"
+    assert joined(list("abcd")) == "a, b, c, d"
+    assert joined(list("abcde")) == "a, b, c, d and 1 more"
+
+
+def test_a_subject_without_a_bus_id_is_its_name() -> None:
+    node = Topology(HEALTHY)
+    assert Facts([node]).around.named(0, GpuFacts(index=2)) == "GPU2"
+    assert Facts([node]).around.named(0) == "node0"
+
+
+def rank(number: int, node: int = 0, **facts: Any) -> RankFacts:
+    return RankFacts(rank=number, host=f"n{node}", node=node, local_rank=number, pid=number, **facts)
+
+
+def test_ranks_alike_have_no_findings() -> None:
+    ranks = [rank(number, number // 2, shm_device=7, environment={"NCCL_ALGO": "Ring"}) for number in range(4)]
+    assert examined([HEALTHY], ranks) == ()
+    separate = [rank(0, 0, shm_device=1), rank(1, 1, shm_device=2), rank(2, 1)]
+    assert examined([HEALTHY], separate) == ()
+
+
+def test_ranks_of_a_host_share_memory() -> None:
+    ranks = [rank(0, 0, shm_device=1), rank(1, 1, shm_device=3), rank(2, 0, shm_device=2)]
+    (finding,) = examined([HEALTHY], ranks)
+    assert said([finding]) == [("shm-not-shared", "FAIL", "ranks 0, 2 on n0")]
+    assert finding.seen == "2 different /dev/shm among 2 ranks of one host"
+
+
+def test_settings_of_nccl_are_the_same_on_all_ranks() -> None:
+    ranks = [rank(number, environment={"NCCL_ALGO": "Ring", "PATH": str(number)}) for number in range(6)]
+    ranks.append(rank(6, 1, environment={"NCCL_DEBUG": "INFO"}))
+    algo, debug = examined([HEALTHY], ranks)
+    assert (algo.id, algo.severity, algo.subject) == ("settings-differ", "WARN", "NCCL_ALGO")
+    shown = ", ".join(f"rank {number} on n0" for number in range(4))
+    assert algo.seen == f"Ring on {shown} and 2 more; unset on rank 6 on n1"
+    assert debug.subject == "NCCL_DEBUG"
+    assert algo.subjects == debug.subjects == ("n1",)
+
+
+def below(profile: Profile | None, *nodes: Snapshot) -> list[tuple[str, str, str, str]]:
+    topologies = [Topology(node) for node in nodes]
+    found = run(CHECKS, Facts(topologies, group(topologies), (), [profile] * len(nodes)))
+    return [(each.id, each.severity, each.seen, each.expected) for each in found if each.id == "below-profile"]
+
+
+def test_what_all_gpus_lack_is_found_against_the_profile() -> None:
+    profile = profiles.load("hgx-h100-8")
+    fewer = with_gpus(nvlinks=(*(GPU0.nvlinks or ())[:12], *down((GPU0.nvlinks or ())[12:])))
+    seen = ("12 NVLinks active on every GPU", "18 NVLinks, as profile hgx-h100-8 has it")
+    assert set(below(profile, fewer)) == {("below-profile", "FAIL", *seen)}
+    slow = with_gpus(pcie=PcieLink(generation=4, width=16, max_generation=4, max_width=16))
+    seen = ("PCIe at most 4 x16", "PCIe 5 x16, as profile hgx-h100-8 has it")
+    assert set(below(profile, slow)) == {("below-profile", "FAIL", *seen)}
+    assert below(None, fewer) == below(None, slow) == []
+
+
+def test_a_profile_has_nothing_to_say_of_what_some_lack_or_nobody_knows() -> None:
+    profile = profiles.load("hgx-h100-8")
+    assert below(profile, HEALTHY) == []
+    assert below(profile, machine("hgx-h100-8", "gpu3:nvlink=12")[0]) == []
+    assert below(profile, with_gpus(nvlinks=None, pcie=PcieLink())) == []
+    assert below(profile, replace(HEALTHY, gpus=(), nics=(), pairs=())) == []
+    assert below(profiles.load("rtx-4090-2"), machine("rtx-4090-2")[0]) == []
+
+
+def test_checks_have_names_of_their_own_and_say_what_they_look_for() -> None:
+    assert len({check.name for check in CHECKS}) == len(CHECKS)
+    assert all(check.summary for check in CHECKS)
+    assert all(re.fullmatch(r"[a-z0-9_]+", check.name) for check in CHECKS)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    ["gpu3:nvlink=12", "gpu3:lost=yes", "gpu3:p2p=CNS", "node0:peermem=no", "node0:silent=nvml", "nic3:state=down"],
+)
+def test_every_finding_says_all_that_a_person_needs(fault: str) -> None:
+    for finding in examined(machine("hgx-h100-8*3", fault)):
+        assert all((finding.subject, finding.seen, finding.expected, finding.cause, finding.next_command))
+
+
+def test_a_bridged_pair_has_links_and_peers() -> None:
+    def bridged(index: int, other: str) -> GpuFacts:
+        link = NvLink(number=0, active=True, version="3.0", raw_gb_s=25.0, peer=NvlinkPeer.GPU, peer_bus_id=other)
+        return GpuFacts(index=index, name="A100", bus_id=f"0000:0{index}:00.0", nvlinks=(link,) * 12)
+
+    pair = (bridged(0, "0000:01:00.0"), bridged(1, "0000:00:00.0"))
+    assert examined([replace(HEALTHY, gpus=pair, pairs=(), nvswitches=())]) == ()
+
+
+def missing(node: Snapshot, profile: str = "hgx-h100-8") -> list[str]:
+    found = run(CHECKS, Facts([Topology(node)], (), (), [profiles.load(profile)]))
+    return [f"{each.severity} {each.seen}" for each in found if each.id == "gpu-missing"]
+
+
+def test_a_gpu_that_left_no_trace_is_missed_on_a_board() -> None:
+    (seven,) = machine("hgx-h100-8", "gpu7:missing=yes")
+    assert missing(seven) == ["FAIL 7 GPUs, the board has 8"]
+    assert missing(HEALTHY) == []
+    assert missing(replace(seven, gpus_of_others=1)) == []
+    assert missing(replace(seven, nvswitches=())) == []
+    assert missing(replace(seven, machine=replace(seven.machine, virtual_machine=True))) == []
+    assert missing(replace(seven, machine=replace(seven.machine, virtual_machine=None))) == []
+    assert run(CHECKS, Facts([Topology(seven)])) == ()

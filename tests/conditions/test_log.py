@@ -1,0 +1,149 @@
+"""What a log says of a staged pair, and the cause that follows: by design only where something shows it."""
+
+import pytest
+
+from gpubench.conditions.log_evidence import Staged, Teller
+from gpubench.conditions.ranking import explain
+from gpubench.conditions.registry import CAUSES
+from gpubench.model.paths.nccl_log import Note, RemarkKind
+
+Kind = RemarkKind
+
+
+def told(*notes: Note, **settings: str) -> Teller:
+    return Teller(tuple(settings.items()), notes)
+
+
+def note(kind: RemarkKind, *about: str) -> Note:
+    return Note(kind, about, f"{kind} {' '.join(about)}")
+
+
+def inside(
+    *notes: Note,
+    path: str | None = None,
+    gpus: int = 8,
+    teller: Teller | None = None,
+    network: str | None = None,
+    one_node: bool = True,
+) -> Staged:
+    teller = teller or Teller()
+    return Staged(
+        one_node=one_node,
+        same_host=True,
+        network=network,
+        path=path,
+        gpus=gpus,
+        notes=notes,
+        source=teller,
+        destination=teller,
+    )
+
+
+def across(
+    teller: Teller, other: Teller | None = None, *notes: Note, network: str = "Socket", rdma: bool = False
+) -> Staged:
+    return Staged(
+        one_node=False,
+        same_host=False,
+        network=network,
+        notes=notes,
+        source=teller,
+        destination=other or teller,
+        rdma=rdma,
+    )
+
+
+NOTHING = Teller()
+NO_RDMA = told(note(Kind.NO_RDMA_DEVICE))
+RDMA = told(note(Kind.RDMA_DEVICES))
+POLICY = told(note(Kind.P2P_TYPE, "0", "1"))
+NO_CUDA = told(note(Kind.P2P_TYPE, "0", "0"))
+AMD = told(note(Kind.PROCESSOR, "1/2"))
+INTEL = told(note(Kind.PROCESSOR, "1/1"))
+REFUSED = note(Kind.DRIVER_REFUSED, "0", "1")
+FAR, NEAR = note(Kind.GDR_FAR, "0000:1a:00.0", "0"), note(Kind.GDR_NEAR, "0000:1a:00.0", "1")
+
+
+@pytest.mark.parametrize(
+    ("staged", "cause"),
+    [
+        (inside(), "unknown"),
+        (inside(teller=POLICY), "unknown"),
+        (inside(path="NVL"), "unknown"),
+        (inside(path="PIX"), "unknown"),
+        (inside(path="XYZ"), "nccl-default-level"),
+        (inside(path="PHB"), "nccl-default-level"),
+        (inside(path="SYS"), "nccl-default-level"),
+        (inside(path="SYS", gpus=2, teller=INTEL), "nccl-default-level"),
+        (inside(path="SYS", gpus=2, teller=AMD), "unknown"),
+        (inside(path="SYS", gpus=4, teller=AMD), "nccl-default-level"),
+        (inside(path="PHB", teller=told(NCCL_P2P_LEVEL="SYS")), "unknown"),
+        (inside(path="SYS", teller=told(NCCL_P2P_LEVEL="PHB")), "nccl-default-level"),
+        (inside(path="SYS", teller=told(NCCL_P2P_LEVEL="4")), "unknown"),
+        (inside(path="SYS", teller=told(NCCL_P2P_LEVEL="nonsense")), "nccl-default-level"),
+        (inside(teller=told(NCCL_P2P_DISABLE="1")), "nccl-p2p-disabled"),
+        (inside(teller=told(NCCL_P2P_DISABLE="0")), "unknown"),
+        (inside(path="NVL", teller=told(NCCL_P2P_DISABLE="1")), "nccl-p2p-disabled"),
+        (inside(path="SYS", teller=told(NCCL_P2P_DISABLE="1")), "nccl-default-level"),
+        (inside(teller=told(NCCL_P2P_LEVEL="NVL")), "nccl-p2p-disabled"),
+        (inside(path="PIX", teller=told(NCCL_P2P_LEVEL="NVL")), "nccl-p2p-disabled"),
+        (inside(path="NVL", teller=told(NCCL_P2P_LEVEL="NVL")), "unknown"),
+        (inside(teller=told(NCCL_P2P_LEVEL="PXB")), "unknown"),
+        (inside(teller=told(NCCL_P2P_LEVEL="0")), "nccl-p2p-disabled"),
+        (inside(teller=told(NCCL_P2P_LEVEL="1")), "nccl-p2p-disabled"),
+        (inside(teller=told(NCCL_P2P_LEVEL="2")), "unknown"),
+        (inside(REFUSED), "gpu-without-pcie-p2p"),
+        (inside(REFUSED, path="NVL"), "peer-access-refused"),
+        (inside(REFUSED, teller=told(note(Kind.MULTICAST, "", "0"))), "peer-access-refused"),
+        (inside(REFUSED, teller=told(note(Kind.MULTICAST, "not ", "0"))), "gpu-without-pcie-p2p"),
+        (inside(note(Kind.NVLINK_REFUSED, "0", "1")), "fabric-not-ready"),
+        (inside(note(Kind.PEER_ACCESS_REFUSED, "a", "b")), "peer-access-refused"),
+        (inside(teller=told(note(Kind.LEGACY_IPC_REFUSED))), "cuda-ipc-refused"),
+        (inside(teller=told(note(Kind.CONFIDENTIAL))), "confidential-computing"),
+        (inside(teller=NO_CUDA), "peer-access-refused"),
+        (inside(network="Socket"), "shm-not-shared"),
+        (inside(network="IB", path="SYS"), "shm-not-shared"),
+        (inside(network="Socket", teller=told(NCCL_SHM_DISABLE="1")), "nccl-shm-disabled"),
+        (inside(network="Socket", teller=told(NCCL_HOSTID="a"), one_node=False), "nccl-hostid"),
+        (inside(network="Socket", teller=NO_RDMA, one_node=False), "no-rdma-nic"),
+        (across(NOTHING), "unknown"),
+        (across(NO_RDMA), "no-rdma-nic"),
+        (across(NO_RDMA, NOTHING), "unknown"),
+        (across(NO_RDMA, RDMA, rdma=True), "sockets-despite-rdma"),
+        (across(NO_RDMA, rdma=True), "sockets-despite-rdma"),
+        (across(RDMA, rdma=True), "sockets-despite-rdma"),
+        (across(told(note(Kind.NO_RDMA_DEVICE), note(Kind.NO_VERBS_LIBRARY))), "libibverbs-missing"),
+        (across(told(note(Kind.NO_RDMA_DEVICE), NCCL_IB_DISABLE="1")), "nccl-ib-disabled"),
+        (across(told(note(Kind.RDMA_DEVICES), NCCL_NET="Socket")), "nccl-ib-disabled"),
+        (across(told(note(Kind.NO_RDMA_DEVICE), NCCL_IB_HCA="mlx9")), "nccl-ib-hca"),
+        (across(told(note(Kind.RDMA_DEVICES), NCCL_IB_HCA="mlx9"), rdma=True), "sockets-despite-rdma"),
+        (across(told(note(Kind.MNNVL_BROKEN)), network="IB"), "imex-service-stopped"),
+        (across(RDMA, network="IB", rdma=True), "unknown"),
+        (across(told(note(Kind.GDR_DISABLED, "0", "mlx5_0")), network="IB"), "gpudirect-refused"),
+        (across(NOTHING, NOTHING, FAR, network="IB"), "gpudirect-too-far"),
+        (across(NOTHING, NOTHING, FAR, NEAR, network="IB"), "unknown"),
+        (across(told(note(Kind.GDR_DISABLED, "0", "mlx5_0")), None, FAR, network="IB"), "gpudirect-refused"),
+        (across(told(NCCL_NET_GDR_LEVEL="LOC"), network="IB"), "nccl-gdr-disabled"),
+        (across(told(NCCL_NET_GDR_LEVEL="SYS"), network="IB"), "unknown"),
+        (across(told(NCCL_NET_GDR_READ="0"), network="IB"), "nccl-gdr-read"),
+        (across(told(NCCL_NET_GDR_READ="1"), network="IB"), "unknown"),
+        (across(told(NCCL_P2P_DISABLE="1"), network="IB"), "unknown"),
+    ],
+)
+def test_the_first_cause(staged: Staged, cause: str) -> None:
+    found = explain(CAUSES, staged)
+    if cause == "unknown":
+        assert found is None
+        return
+    assert found is not None
+    assert found.id == cause
+    assert found.evidence
+    assert found.advice
+    assert found.by_design == next(each.by_design for each in CAUSES if each.id == cause)
+
+
+def test_what_was_seen_and_what_to_do_are_named() -> None:
+    found = explain(CAUSES, inside(teller=told(NCCL_P2P_DISABLE="1", NCCL_P2P_LEVEL="LOC")))
+    assert found is not None
+    assert found.evidence == "NCCL_P2P_DISABLE=1, NCCL_P2P_LEVEL=LOC set by the environment"
+    assert found.advice.startswith("unset NCCL_P2P_DISABLE NCCL_P2P_LEVEL;")

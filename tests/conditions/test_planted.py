@@ -1,0 +1,148 @@
+"""Every condition planted alone is found; what is healthy yields none; those that come together keep their order."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from gpubench.conditions.registry import CAUSES, CONDITIONS
+from gpubench.hardware.simulated.machine import parse_machine, snapshots
+from gpubench.measure.topo.fallback import survey
+from gpubench.measure.topo.report import examine
+from gpubench.model.facts.rank_facts import RankFacts
+from gpubench.model.facts.snapshot import Snapshot
+from gpubench.model.paths.nodes import group
+from gpubench.model.paths.topology import Topology
+from gpubench.model.terms.verdict import Verdict
+from gpubench.profiles import files as profiles
+from tests.fakes.planted import CHECKED, PLANTS, Job, Plant, simulated, with_nodes, with_ranks
+from tests.machines.test_machines import read
+
+HEALTHY_MACHINES = (
+    *("a100-mig", "a100-pcie-bridged", "h100x8-nic8", "h200x1-vm", "h200x2-vm", "h200x4-nccl-xml"),
+    *("h200x4-smi-text", "h200x4-vm", "no-gpu"),
+)
+"""Those of tests/machines that nothing is wrong with: MIG and bridges of two are as somebody wanted them."""
+
+LOG_ALONE = {"cuda-ipc-refused"}
+BY_OTHERS = {"gpudirect-refused"}
+"""Said where nothing more special is found: such a machine has another cause as well."""
+
+
+@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.id)
+def test_a_planted_cause_is_named_first(plant: Plant) -> None:
+    named = [each.cause.id for each in plant.make().diagnosis().named]
+    assert [each for each in named if each not in plant.beside][0] == plant.id  # noqa: RUF015 - a list shows what there is
+    first = next(each for each in plant.make().diagnosis().named if each.cause.id == plant.id)
+    assert first.seen
+    assert first.subject
+    assert first.cure
+
+
+def test_every_condition_is_planted() -> None:
+    assert {plant.id for plant in PLANTS} == {cause.id for cause in CAUSES} - LOG_ALONE - BY_OTHERS
+    assert {plant.id for plant in CHECKED} == {each.id for each in CONDITIONS} - {cause.id for cause in CAUSES}
+
+
+BY_ID = {condition.id: condition for condition in CONDITIONS}
+
+
+@pytest.mark.parametrize(
+    "plant", [each for each in (*PLANTS, *CHECKED) if BY_ID[each.id].check], ids=lambda plant: plant.id
+)
+def test_a_planted_condition_is_a_finding_of_its_check_once(plant: Plant) -> None:
+    """Under its own id, or as what explains that peer access is refused."""
+    known = BY_ID[plant.id]
+    found = [each for each in plant.make().findings() if plant.id == each.id or each.cause == known.title]
+    assert found
+    subjects = [subject for each in found for subject in each.subjects]
+    assert len(subjects) == len(set(subjects))
+    for each in found:
+        assert all((each.subject, each.seen, each.expected, each.cause, each.next_command))
+
+
+def faults(nodes: list[Snapshot], ranks: list[RankFacts]) -> list[str]:
+    topologies = [Topology(node) for node in nodes]
+    return [row.id for row in survey(topologies, group(topologies), ranks).conditions() if row.verdict != Verdict.SKIP]
+
+
+@pytest.mark.parametrize("machine", HEALTHY_MACHINES)
+def test_healthy_machines_yield_none(machine: str) -> None:
+    assert faults(*read(machine)) == []
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+@pytest.mark.parametrize("profile", [profile.name for profile in profiles.all_profiles()])
+def test_healthy_profiles_yield_none(profile: str, nodes: int) -> None:
+    assert faults(snapshots(parse_machine(f"{profile}*{nodes}"), []), []) == []
+    job = simulated(f"{profile}*{nodes}")
+    assert faults(list(job.nodes), list(job.ranks)) == []
+
+
+def test_what_both_devices_had_translated_is_not_redirected() -> None:
+    """Direct translated P2P on the bridge, and address translation (ATS) on at both ends."""
+    job = planted("acs-redirect")
+
+    def translated(node: Snapshot) -> Snapshot:
+        devices = (
+            replace(
+                each,
+                address_translation=True,
+                access_control=each.access_control
+                and replace(each.access_control, enabled=(*each.access_control.enabled, "direct_translated")),
+            )
+            for each in node.pci_devices
+        )
+        return replace(node, pci_devices=tuple(devices))
+
+    assert {each.id for each in job.findings()} >= {"acs-redirect", "acs-nic-redirect"}
+    assert not {each.id for each in with_nodes(job, translated).findings()} & {"acs-redirect", "acs-nic-redirect"}
+    virtual = with_nodes(job, lambda node: replace(node, machine=replace(node.machine, virtual_machine=True)))
+    assert not {each.id for each in virtual.findings()} & {"acs-redirect", "acs-nic-redirect"}
+
+
+def test_what_a_check_tells_of_is_not_told_again_as_standing_in_the_way() -> None:
+    for id_, told in (("shm-not-shared", ["shm-not-shared"]), ("nccl-p2p-disabled", ["nccl-p2p-disabled"])):
+        job = planted(id_)
+        nodes = [Topology(node) for node in job.nodes]
+        report = examine(nodes, job.ranks, strict=True)
+        assert [each.id for each in report.findings] == told
+
+
+def planted(id_: str, **settings: str) -> Job:
+    """The plant of a cause, and variables on all its ranks."""
+    job = next(plant for plant in PLANTS if plant.id == id_).make()
+    return with_ranks(job, lambda each: replace(each, environment={**each.environment, **settings}))
+
+
+@pytest.mark.parametrize(
+    ("job", "order"),
+    [
+        (lambda: planted("fabric-not-ready", NCCL_P2P_DISABLE="1"), ["fabric-not-ready", "nccl-p2p-disabled"]),
+        (lambda: planted("nccl-p2p-disabled", NCCL_SHM_DISABLE="1"), ["nccl-p2p-disabled", "nccl-shm-disabled"]),
+        (lambda: planted("shm-not-shared", NCCL_P2P_DISABLE="1"), ["nccl-p2p-disabled", "shm-not-shared"]),
+        (lambda: planted("mig-on", NCCL_P2P_DISABLE="1"), ["mig-on", "nccl-p2p-disabled"]),
+        (lambda: planted("libibverbs-missing", NCCL_IB_DISABLE="1"), ["nccl-ib-disabled", "libibverbs-missing"]),
+    ],
+)
+def test_causes_that_come_together(job: Callable[[], Job], order: list[str]) -> None:
+    assert [each.cause.id for each in job().diagnosis().named] == order
+
+
+@pytest.mark.parametrize(
+    ("cause", "implied"),
+    [
+        ("mig-on", {"peer-access-refused"}),
+        ("fabric-manager-stopped", {"fabric-not-ready", "peer-access-refused"}),
+        ("p2p-registry-key", {"peer-access-refused"}),
+        ("bar1-small", {"peer-access-refused"}),
+        ("nvlink-disabled", {"nvlinks-all-down"}),
+        ("rdma-port-down", {"nics-differ"}),
+        ("gpudirect-module-missing", {"gpudirect-refused"}),
+    ],
+)
+def test_what_follows_from_a_cause_is_listed_below_it(cause: str, implied: set[str]) -> None:
+    job = next(plant for plant in PLANTS if plant.id == cause).make()
+    named = job.diagnosis().named
+    assert [each.cause.id for each in named if not each.cause.by_design or each.cause.id == cause] == [cause]
+    assert {each.cause.id for each in named[0].implied} == implied

@@ -1,0 +1,61 @@
+"""Rows as measuring makes them."""
+
+from dataclasses import replace
+from typing import Any
+
+from gpubench.model.facts.snapshot import Snapshot
+from gpubench.model.results.report import CollectiveRow, PairRow
+
+
+def pair(node: Snapshot, source: int, destination: int, gb_s: float | None, **changes: Any) -> PairRow:
+    """A large copy from GPU to GPU of a node, written by the source."""
+    ends = node.gpus[source], node.gpus[destination]
+    made = PairRow(
+        source=ends[0].device,
+        destination=ends[1].device,
+        source_bus_id=ends[0].bus_id,
+        destination_bus_id=ends[1].bus_id,
+        source_node=node.host,
+        destination_node=node.host,
+        scope="process",
+        origin="measured",
+        direction="write",
+        engine="ce",
+        peer="on",
+        size_bytes=2**28,
+        bandwidth_gb_s=gb_s,
+        limit_gb_s=450.0,
+        path_class="NV18",
+    )
+    return replace(made, **changes)
+
+
+def row(size_bytes: int, time_us: float, busbw: float, **changes: Any) -> CollectiveRow:
+    """An all-reduce on eight ranks."""
+    made = CollectiveRow(
+        collective="allreduce",
+        backend="nccl",
+        origin="measured",
+        ranks=8,
+        nodes=1,
+        size_bytes=size_bytes,
+        count=1,
+        dtype="float32",
+        op="sum",
+        root=None,
+        placement="out_of_place",
+        mode="throughput",
+        graph=0,
+        iterations=20,
+        time_us=time_us,
+        time_us_fastest_rank=time_us,
+        time_us_slowest_rank=time_us,
+        slowest_rank=3,
+        algbw_gb_s=1.0,
+        busbw_gb_s=busbw,
+        limit_gb_s=450.0,
+        wrong=0,
+        verified="last",
+        verdict="PASS",
+    )
+    return replace(made, **changes)
