@@ -26,7 +26,7 @@ _LOADED_AHEAD = (
         f"gpubench.{name}"
         for name in (
             *("cli.app", "jobs.collective.launch", "jobs.collective.simulated", "jobs.topo"),
-            *("jobs.p2p.here", "jobs.p2p.replayed", "jobs.check.here"),
+            *("jobs.p2p.job", "jobs.check.here"),
         )
     ),
     *(f"gpubench.measure.{name}.report" for name in ("compare", "explain", "topo")),

@@ -13,8 +13,8 @@ from gpubench.cli.commands.p2p import parse_p2p_options
 from gpubench.hardware.node.nvml.library import Driver
 from gpubench.hardware.process.facts import read_rank_facts
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
-from gpubench.jobs.p2p import here as p2p_job
-from gpubench.jobs.p2p.replayed import run_replayed
+from gpubench.jobs import sources
+from gpubench.jobs.p2p import job as p2p_job
 from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.terms.copies import CopyGpu
@@ -45,7 +45,7 @@ class Copies(FakeCopies):
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two GPUs that copy, on a machine whose facts are a simulated one's; the process is this one."""
     monkeypatch.setattr(p2p_job, "read_driver", lambda _: Driver(version="580", gpus=2, visible=2))
-    monkeypatch.setattr(p2p_job, "probe", lambda *_: here())
+    monkeypatch.setattr(sources, "probe", lambda *_: here())
     monkeypatch.setattr(p2p_job, "watch_errors", lambda before, *_: replace(before, errors_grown={}))
     monkeypatch.setattr("gpubench.hardware.cuda.device.check_installed", lambda _: None)
     copies = Copies()
@@ -66,7 +66,7 @@ def processes(monkeypatch: pytest.MonkeyPatch, **facts: Any) -> None:
     def read(rank: int, node: int, local_rank: int, environment: Mapping[str, str]) -> RankFacts:
         return replace(read_rank_facts(rank, node, local_rank, environment), **facts)
 
-    monkeypatch.setattr(p2p_job, "read_rank_facts", read)
+    monkeypatch.setattr(sources, "read_rank_facts", read)
 
 
 def causes(document: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -102,7 +102,7 @@ def test_errors_that_come_while_it_runs_are_named_and_old_ones_are_not(
     assert (row["id"], row["subject"], row["confidence"]) == ("pcie-errors", "GPU1", "likely")
     assert row["evidence"] == "400 PCIe replays during this run"
     options = parse_p2p_options(DEFAULTS | {"replay": str(recording), "output": [str(output)]})
-    assert run_replayed(options, recording, ["p2p"]) == 0
+    assert p2p_job.run_alone(options, ["p2p"]) == 0
     assert json.loads(output.read_text())["causes"] == document["causes"]
 
 
@@ -115,6 +115,6 @@ def test_the_facts_are_recorded_and_replayed(
     first = measured(tmp_path, record=str(recording))
     assert len((recording / "ranks.jsonl").read_text().splitlines()) == 1
     options = parse_p2p_options(DEFAULTS | {"replay": str(recording), "output": [str(output)]})
-    assert run_replayed(options, recording, ["p2p"]) == 0
+    assert p2p_job.run_alone(options, ["p2p"]) == 0
     assert causes(json.loads(output.read_text())) == causes(first) == [("numa-far", "GPU0, GPU1")]
     assert "numa-far" not in capsys.readouterr().out, "it explains no path that was staged"

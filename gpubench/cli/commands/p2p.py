@@ -97,6 +97,7 @@ def parse_p2p_options(given: dict[str, Any]) -> P2pPlan:
     Raises:
         UsageError: anything that cannot be, with the next step.
     """
+    from gpubench.jobs.sources import source_of
     from gpubench.measure.p2p.run import SECTIONS
     from gpubench.model.paths.p2p import parse_pairs
 
@@ -111,7 +112,12 @@ def parse_p2p_options(given: dict[str, Any]) -> P2pPlan:
             expected="two different GPUs, as nvidia-smi numbers them: 0-1,3-5",
             next_step="nvidia-smi -L lists them; --pairs 0-1",
         ) from None
+    recording = parse_recording(
+        given, {f"--{name}": given[name] for name in ("simulate", "record", "sizes", "pairs")} | {"--as": given["like"]}
+    )
     return P2pPlan(
+        source=source_of(given["timeout"], simulation=parse_simulation(given), replay=recording.replay),
+        recording=recording,
         sizes=None if given["sizes"] is None else parse_sizes(given["sizes"]),
         pairs=pairs,
         like=like,
@@ -121,11 +127,6 @@ def parse_p2p_options(given: dict[str, Any]) -> P2pPlan:
         strict=given["strict"],
         evidence=EvidenceUse.SHOWN if given["evidence"] else EvidenceUse.KEPT,
         timeout_s=given["timeout"],
-        simulation=parse_simulation(given),
-        recording=parse_recording(
-            given,
-            {f"--{name}": given[name] for name in ("simulate", "record", "sizes", "pairs")} | {"--as": given["like"]},
-        ),
         presentation=parse_presentation(given, SECTIONS),
     )
 
@@ -135,10 +136,12 @@ def run(given: dict[str, Any]) -> None:
     options = parse_p2p_options(given)
     launch = launched_by(os.environ)
     if launch is None or launch.size == 1:
-        raise typer.Exit(_run_alone(options))
-    if options.simulation is not None or options.recording.replay is not None:
+        from gpubench.jobs.p2p.job import run_alone
+
+        raise typer.Exit(run_alone(options, sys.argv[1:]))
+    if options.source.text is not None:
         raise UsageError(
-            f"p2p {'--replay' if options.simulation is None else '--simulate'} under {launch.launcher}",
+            f"p2p {options.source.text.split()[0]} under {launch.launcher}",
             expected="one process, which shows all GPUs of that machine",
             reason="ranks measure what is there; pairs of ranks of a simulated machine are not measured yet",
             next_step="the same without the launcher",
@@ -150,16 +153,6 @@ def run(given: dict[str, Any]) -> None:
         return P2pRanksJob(group, progress, options, sys.argv[1:])
 
     raise typer.Exit(rank.run(make_job, launch, options.timeout_s))
-
-
-def _run_alone(options: P2pPlan) -> int:
-    if options.recording.replay is not None:
-        from gpubench.jobs.p2p.replayed import run_replayed
-
-        return run_replayed(options, options.recording.replay, sys.argv[1:])
-    from gpubench.jobs.p2p.here import run_alone
-
-    return run_alone(options, sys.argv[1:])
 
 
 PARAMETERS: tuple[tuple[str, Any, Any], ...] = (

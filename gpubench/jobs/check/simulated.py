@@ -1,21 +1,21 @@
 """What `gpubench check` would measure on a machine that does not exist."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 
 from gpubench.collectives.record import Collective
 from gpubench.errors import GpubenchError
-from gpubench.hardware.simulated.copies import NoCounters, SimulatedCopies
+from gpubench.hardware.simulated.copies import SimulatedCopies
 from gpubench.hardware.simulated.machine import SimulatedMachine
 from gpubench.hardware.simulated.times import CollectiveTimes
 from gpubench.jobs.check.plan import CheckMeasurements
 from gpubench.jobs.check.repeats import measure_with_repeats
-from gpubench.jobs.p2p.here import machine_of
+from gpubench.jobs.p2p import job as p2p_job
 from gpubench.measure.check.documents import findings_beside_speed, together
 from gpubench.measure.collective.cases import SweepRequest
 from gpubench.measure.collective.simulated import simulate
-from gpubench.measure.p2p.bench import CopyBench, Method, P2pRequest, default_series
-from gpubench.measure.p2p.run import P2pRun
+from gpubench.measure.p2p.request import Method, P2pRequest, default_series
 from gpubench.measure.paths.report import PathOutcome
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.paths.topology import Topology
@@ -25,7 +25,7 @@ from gpubench.model.results.measurements import Measurements, Need
 from gpubench.model.results.report import CollectiveRow, Metadata, PairRow, Report, Table
 from gpubench.model.results.rows.evidence import EVIDENCE_SECTION, EvidenceRow
 from gpubench.model.terms.copies import CopyPattern
-from gpubench.model.terms.origin import Origin
+from gpubench.profiles.nodes import profile_for
 
 _PAIR_BYTES, _HOST_BYTES = 256 * 2**20, 64 * 2**20
 
@@ -103,8 +103,9 @@ def _copies(
         check=False,
     )
     heard = _Rows()
-    own = machine_of(snapshot, copies.gpus, Origin.SIMULATED)
-    report = P2pRun(request, CopyBench(request, copies, NoCounters()), own, heard).run(strict=True)
+    node = Topology(snapshot)
+    matched = profile_for(node, os.environ)
+    report = p2p_job.measured(copies, node, None if matched is None else matched.profile, request, heard)
     section = report.sections[EVIDENCE_SECTION]
     rows = section.rows() if isinstance(section, Table) else ()
     return Measurements(

@@ -1,20 +1,20 @@
 """What a run of copies says of each path: how it is known, and why where it goes through host memory."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import pytest
 
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.measure.p2p import evidence as p2p_evidence
-from gpubench.measure.p2p import findings as p2p_findings
-from gpubench.measure.p2p import run as p2p_run
-from gpubench.measure.p2p.bench import CopyBench, Method, P2pRequest, PatternResult, default_series
-from gpubench.measure.p2p.rows import Machine
+from gpubench.measure.p2p.machine import CopyMachine
+from gpubench.measure.p2p.one_process import CopyBench, unreachable_pairs
+from gpubench.measure.p2p.request import Copy, Method, P2pRequest, PatternCopy, default_series
 from gpubench.measure.p2p.run import P2pRun
 from gpubench.measure.paths import counters as p2p_counters
 from gpubench.model.facts.snapshot import PairFacts, PcieLink, Snapshot
-from gpubench.model.paths.p2p import Pair
+from gpubench.model.paths import p2p
+from gpubench.model.paths.p2p import Cell, Pair
 from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.wiring import GpuPlace, Wiring
 from gpubench.model.results.report import Metadata, PairRow, Report, Table
@@ -32,7 +32,7 @@ Edit = Callable[[Snapshot], Snapshot]
 
 @pytest.fixture(autouse=True)
 def small_sizes_are_judged(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (p2p_run, p2p_findings, p2p_evidence):
+    for module in (p2p, p2p_evidence):
         monkeypatch.setattr(module, "JUDGED_FROM_BYTES", SIZE)
     monkeypatch.setattr(p2p_counters, "_COUNTED_FROM_BYTES", SIZE)
 
@@ -63,12 +63,13 @@ def measured(copies: FakeCopies, edit: Edit = lambda node: node, *, check: bool 
         method=Method(warmup=1, samples=3, repeats=2),
         check=check,
     )
-    machine = Machine(
+    machine = CopyMachine(
         wiring=Wiring([GpuPlace(node.host, 0, gpu.bus_id) for gpu in node.gpus], {0: Topology(node)}),
         profile=None,
         busy={},
         origin=Origin.MEASURED,
         gpus=copies.gpus,
+        unreachable=unreachable_pairs(copies),
     )
     return P2pRun(request, CopyBench(request, copies, copies), machine, Nobody()).run(strict=strict)
 
@@ -76,11 +77,10 @@ def measured(copies: FakeCopies, edit: Edit = lambda node: node, *, check: bool 
 class SlowWrites(CopyBench):
     """GPUs that write slowly to many at once."""
 
-    def measure_pattern(self, pattern: CopyPattern, direction: Direction) -> PatternResult:
-        result = super().measure_pattern(pattern, direction)
-        times = 9 if direction is Direction.WRITE and pattern is CopyPattern.ALL_TO_ALL else 1
-        seconds = tuple(each * times for each in result.cell.seconds)
-        return replace(result, cell=replace(result.cell, seconds=seconds))
+    def measure(self, copies: Sequence[Copy]) -> Iterator[Cell]:
+        for copy, cell in zip(copies, super().measure(copies), strict=True):
+            is_slow = copy == PatternCopy(CopyPattern.ALL_TO_ALL, Direction.WRITE)
+            yield replace(cell, seconds=tuple(each * (9 if is_slow else 1) for each in cell.seconds))
 
 
 def test_writes_that_collapse_together_are_named_though_every_pair_is_fine() -> None:
@@ -92,7 +92,7 @@ def test_writes_that_collapse_together_are_named_though_every_pair_is_fine() -> 
         patterns=(CopyPattern.RING, CopyPattern.ALL_TO_ALL),
         pattern_bytes=SIZE, method=Method(warmup=1, samples=1, repeats=1), check=False,
     )  # fmt: skip
-    machine = Machine(
+    machine = CopyMachine(
         wiring=Wiring([GpuPlace(node.host, 0, gpu.bus_id) for gpu in gpus], {0: Topology(node)}),
         profile=None, busy={}, origin=Origin.MEASURED, gpus=gpus,
     )  # fmt: skip

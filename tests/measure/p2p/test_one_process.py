@@ -6,14 +6,13 @@ from typing import Any
 import pytest
 
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
-from gpubench.measure.p2p import bench as p2p
-from gpubench.measure.p2p import findings as p2p_findings
 from gpubench.measure.p2p import rows as p2p_rows
-from gpubench.measure.p2p import run as p2p_run
-from gpubench.measure.p2p.bench import CopyBench, Method, P2pRequest, default_series, steps, sweep_series
-from gpubench.measure.p2p.rows import Machine
+from gpubench.measure.p2p.machine import CopyMachine
+from gpubench.measure.p2p.one_process import CopyBench, unreachable_pairs
+from gpubench.measure.p2p.request import NVBANDWIDTH, HostCopy, Method, P2pRequest, default_series, sweep_series
 from gpubench.measure.p2p.run import SECTIONS, P2pRun
 from gpubench.measure.paths import counters as p2p_counters
+from gpubench.model.paths import p2p
 from gpubench.model.paths.p2p import LATENCY_BYTES, Carried, Cell, Series
 from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.wiring import GpuPlace, Wiring
@@ -39,7 +38,7 @@ METHOD = Method(warmup=1, samples=3, repeats=2)
 
 @pytest.fixture(autouse=True)
 def small_sizes_are_judged(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (p2p_run, p2p_rows, p2p_findings):
+    for module in (p2p, p2p_rows):
         monkeypatch.setattr(module, "JUDGED_FROM_BYTES", SIZE)
     monkeypatch.setattr(p2p_counters, "_COUNTED_FROM_BYTES", SIZE)
 
@@ -76,15 +75,16 @@ def request(gpus: int, **changes: Any) -> P2pRequest:
     return replace(everything, **changes)
 
 
-def machine_of(copies: FakeCopies, busy: dict[int, str] | None = None, profile: str = "") -> Machine:
+def machine_of(copies: FakeCopies, busy: dict[int, str] | None = None, profile: str = "") -> CopyMachine:
     node = snapshots(parse_machine(f"hgx-h200-{len(copies.gpus)}"))[0]
     places = [GpuPlace(node.host, 0, gpu.bus_id) for gpu in node.gpus]
-    return Machine(
+    return CopyMachine(
         wiring=Wiring(places, {0: Topology(node)}),
         profile=load(profile) if profile else None,
         busy=busy or {},
         origin=Origin.MEASURED,
         gpus=copies.gpus,
+        unreachable=unreachable_pairs(copies),
     )
 
 
@@ -119,7 +119,7 @@ def test_a_healthy_machine_passes_and_every_copy_is_verified() -> None:
     assert {row.verdict for row in of(rows, peer="on", size_bytes=SIZE)} == {Verdict.PASS}
     assert {row.verdict for row in of(rows, peer="off")} == {None}
     assert recorder.steps == [(n, len(recorder.steps)) for n in range(len(recorder.steps))]
-    assert len(recorder.steps) == steps(request(4), 4)
+    assert len(recorder.steps) == request(4).steps(4)
     assert report.main == PAIRS_SECTION
     assert set(report.sections) == set(SECTIONS) - {PAIRS_SECTION, "findings"}
 
@@ -340,7 +340,7 @@ def test_host_memory_both_kinds_both_ways() -> None:
 
 def test_bytes_for_host_memory_need_no_nvlink() -> None:
     still = Cell(seconds=(SIZE / 55e9,), wrong=0, carried=Carried(nvlink_bytes=0, nvlink_share=0.0))
-    row = p2p_rows.host_row(machine_of(FakeCopies(1)), HostMemory.PINNED, 0, still, SIZE, to_gpu=True)
+    row = p2p_rows.host_row(machine_of(FakeCopies(1)), HostCopy(HostMemory.PINNED, 0, to_gpu=True), still, SIZE)
     assert row.verdict is Verdict.PASS
 
 
@@ -362,7 +362,7 @@ def test_a_sample_lasts_as_long_as_it_should() -> None:
     assert Method().repeats_for(1e-3) == 10
     assert Method().repeats_for(1e-7) == 100
     assert Method().repeats_for(1.0) == 1
-    assert p2p.NVBANDWIDTH.repeats_for(1.0) == 16
+    assert NVBANDWIDTH.repeats_for(1.0) == 16
 
 
 @pytest.mark.parametrize(
