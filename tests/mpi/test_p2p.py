@@ -28,6 +28,7 @@ from gpubench.jobs.p2p.plan import P2pPlan
 from gpubench.jobs.p2p.ranks import P2pRanksJob
 from gpubench.jobs.p2p.requests import request_for_ranks
 from gpubench.measure.p2p.machine import CopyMachine, machine_of_ranks
+from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.facts.snapshot import GpuProcess, Snapshot
 from gpubench.model.paths.topology import Topology
 from gpubench.model.terms.hang import Phase
@@ -272,7 +273,11 @@ def test_what_is_asked_for(monkeypatch: pytest.MonkeyPatch, given: dict[str, Any
 
 
 def machine_of(nodes: Sequence[Snapshot], *identities: RankIdentity) -> CopyMachine:
-    return machine_of_ranks([Topology(node) for node in nodes], identities, (), None, Origin.MEASURED)
+    own = [
+        RankFacts(rank=each.rank, host=each.host, node=each.node, local_rank=each.local_rank, pid=each.pid)
+        for each in identities
+    ]
+    return machine_of_ranks([Topology(node) for node in nodes], identities, own, None, Origin.MEASURED)
 
 
 def rank_of(node: Snapshot, rank: int, number: int) -> RankIdentity:
@@ -286,7 +291,7 @@ def test_a_gpu_that_others_use_is_known_and_ranks_are_no_others() -> None:
     users = ((GpuProcess(pid=100),), (GpuProcess(pid=7, name="train.py"), GpuProcess(pid=8)))
     used = [replace(gpu, processes=processes, idle=False) for gpu, processes in zip(node.gpus, users, strict=True)]
     machine = machine_of([replace(node, gpus=tuple(used))], rank_of(node, 0, 0), rank_of(node, 1, 0))
-    assert machine.busy == {1: "process 7 (train.py), process 8"}
+    assert machine.users(0) == ""
     assert machine.users(0, 1) == "rank 1 is in use by process 7 (train.py), process 8"
 
 

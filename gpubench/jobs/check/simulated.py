@@ -104,8 +104,7 @@ def _copies(
     )
     heard = _Rows()
     node = Topology(snapshot)
-    matched = profile_for(node, os.environ)
-    report = p2p_job.measured(copies, node, None if matched is None else matched.profile, request, heard)
+    report = p2p_job.measured(copies, node, profile_for(node, os.environ), request, heard)
     section = report.sections[EVIDENCE_SECTION]
     rows = section.rows() if isinstance(section, Table) else ()
     return Measurements(

@@ -20,17 +20,17 @@ from gpubench.jobs.p2p.replayed import replayed
 from gpubench.jobs.p2p.requests import request_for_process
 from gpubench.jobs.p2p.setup import CopySetup
 from gpubench.jobs.sources import Here, Replayed, Simulated
-from gpubench.measure.p2p.machine import CopyMachine, machine_of_process
+from gpubench.measure.p2p.machine import CopyMachine, wiring_of_process
 from gpubench.measure.p2p.one_process import CopyBench, unreachable_pairs
 from gpubench.measure.p2p.request import P2pRequest
 from gpubench.measure.p2p.run import LookAgain, P2pRun
 from gpubench.model.paths.topology import Topology
-from gpubench.model.profiles.profile import Profile
 from gpubench.model.results.report import PAIR_COLUMNS, PairRow, Report
 from gpubench.model.terms.origin import Origin
 from gpubench.ports.copies import Copies
 from gpubench.ports.link_counters import LinkCounters
 from gpubench.ports.listener import Listener
+from gpubench.profiles.matching import ProfileMatch
 from gpubench.profiles.nodes import profile_for
 
 _SECONDS_A_CELL = 0.07
@@ -63,10 +63,15 @@ def run_alone(plan: P2pPlan, arguments: Sequence[str]) -> int:
 
 
 def measured(
-    copies: SimulatedCopies, node: Topology, profile: Profile | None, request: P2pRequest, listener: Listener[PairRow]
+    copies: SimulatedCopies,
+    node: Topology,
+    matched: ProfileMatch | None,
+    request: P2pRequest,
+    listener: Listener[PairRow],
 ) -> Report:
     """Copies of a simulated node that are part of another job: rows go to the listener, the report is strict."""
-    machine = machine_of_process(node, copies.gpus, (), profile, Origin.SIMULATED, unreachable_pairs(copies))
+    wiring = wiring_of_process(node, copies.gpus)
+    machine = CopyMachine(wiring, copies.gpus, (), matched, Origin.SIMULATED, unreachable_pairs(copies))
     return P2pRun(request, CopyBench(request, copies, NoCounters()), machine, listener).run(strict=True)
 
 
@@ -129,12 +134,11 @@ def _setup(
     matched = profile_for(node, os.environ, plan.profile)
     request = request_for_process(plan, copies.gpus)
     origin = Origin.SIMULATED if machines.source is not None else Origin.MEASURED
-    profile = None if matched is None else matched.profile
+    wiring, apart = wiring_of_process(node, copies.gpus), unreachable_pairs(copies)
     return CopySetup(
         plan=plan,
         machines=machines,
-        machine=machine_of_process(node, copies.gpus, machines.processes, profile, origin, unreachable_pairs(copies)),
-        matched=matched,
+        machine=CopyMachine(wiring, copies.gpus, machines.processes, matched, origin, apart),
         request=request,
         bench=CopyBench(request, copies, counters),
         libraries=libraries,
@@ -148,7 +152,7 @@ def _looking_again(plan: P2pPlan) -> LookAgain:
         (node,) = machine.nodes
         snapshot = watch_errors(node.snapshot, plan.timeout_s, os.environ)
         if plan.recording.record is not None:
-            recorded.write_recording(plan.recording.record, [snapshot], machine.facts)
+            recorded.write_recording(plan.recording.record, [snapshot], machine.processes)
         return replace(machine, wiring=replace(machine.wiring, nodes={0: Topology(snapshot)}))
 
     return look_again

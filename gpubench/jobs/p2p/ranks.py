@@ -25,14 +25,13 @@ from gpubench.jobs.p2p.setup import CopySetup
 from gpubench.jobs.rank import own_identity
 from gpubench.jobs.sources import gathered, own_process
 from gpubench.measure.p2p.between_ranks import RankBench
-from gpubench.measure.p2p.machine import CopyMachine, machine_of_ranks
+from gpubench.measure.p2p.machine import machine_of_ranks
 from gpubench.measure.p2p.request import P2pRequest
 from gpubench.measure.p2p.run import P2pRun
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.results.report import PAIR_COLUMNS
 from gpubench.model.terms.hang import Phase
 from gpubench.model.terms.origin import Origin
-from gpubench.model.terms.rank_identity import RankIdentity
 from gpubench.model.terms.verdict import exit_code
 from gpubench.profiles.matching import ProfileMatch
 from gpubench.profiles.nodes import profile_for
@@ -62,13 +61,14 @@ class P2pRanksJob:
         driver = agree(group, usable_driver, place=str(self.identity))
         # The first rank of a node reads it before any rank puts something on its GPUs.
         snapshots = agree(group, self._own_snapshots, place=str(self.identity))
-        machines = gathered(group, snapshots, own_process(self.identity))
+        read = gathered(group, snapshots, own_process(self.identity))
         self._progress.enter(Phase.OPENING)
         device, self.identity = open_gpu(group, self.identity, self._ranks_on_node, driver)
         identities = group.gather(self.identity)
         self._progress.know(identities)
-        known = agree(group, lambda: None if machines is None else _matched(machines, identities, plan))
-        machines, machine, matched = group.broadcast(known)
+        # The profile of the first rank: by others, ranks would measure other pairs again than it, and wait for ever.
+        machines, matched = group.broadcast(agree(group, lambda: _with_profile(read, plan)))
+        machine = machine_of_ranks(machines.nodes, identities, machines.processes, matched, Origin.MEASURED)
         with ExitStack() as stack:
             request = request_for_ranks(plan, pairs, machine)
             copies = self._copies(device, request, stack)
@@ -78,7 +78,6 @@ class P2pRanksJob:
                 plan=plan,
                 machines=machines,
                 machine=machine,
-                matched=matched,
                 request=request,
                 bench=bench,
                 libraries={**copies.libraries(), "MPI": mpi.library_version()},
@@ -120,11 +119,5 @@ class P2pRanksJob:
         return agree(group, lambda: CudaRankCopies(device, network), place=place)
 
 
-def _matched(
-    machines: Machines, identities: Sequence[RankIdentity], plan: P2pPlan
-) -> tuple[Machines, CopyMachine, ProfileMatch | None]:
-    """The machine that ranks run on, judged by the profile of its first node."""
-    matched = profile_for(machines.nodes[0], os.environ, plan.profile)
-    profile = None if matched is None else matched.profile
-    machine = machine_of_ranks(machines.nodes, identities, machines.processes, profile, Origin.MEASURED)
-    return machines, machine, matched
+def _with_profile(machines: Machines | None, plan: P2pPlan) -> tuple[Machines, ProfileMatch | None] | None:
+    return None if machines is None else (machines, profile_for(machines.nodes[0], os.environ, plan.profile))

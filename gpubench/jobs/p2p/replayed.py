@@ -10,7 +10,7 @@ from gpubench.jobs.machines import Machines
 from gpubench.jobs.p2p.plan import NAME, P2pPlan
 from gpubench.jobs.p2p.setup import CopySetup
 from gpubench.jobs.sources import Replayed
-from gpubench.measure.p2p.machine import machine_of_process, machine_of_ranks
+from gpubench.measure.p2p.machine import CopyMachine, machine_of_ranks, wiring_of_process
 from gpubench.measure.p2p.recording import FILE, RecordedP2p, ReplayedBench, read_samples
 from gpubench.model.terms.origin import Origin
 from gpubench.profiles.nodes import profile_for
@@ -25,19 +25,17 @@ def replayed(plan: P2pPlan, source: Replayed) -> CopySetup:
     machines = source.machines()
     found, samples = read_samples(recorded.read_samples(source.directory, FILE, NAME), source.text)
     machines = _of_samples(machines, found, source.directory)
-    nodes, facts = machines.nodes, machines.processes
-    matched = profile_for(nodes[0], os.environ, plan.profile)
-    profile = None if matched is None else matched.profile
+    matched = profile_for(machines.nodes[0], os.environ, plan.profile)
     origin = Origin.RECORDED if found.origin is Origin.MEASURED else found.origin
     if found.ranks:
-        machine = machine_of_ranks(nodes, found.ranks, facts, profile, origin)
+        machine = machine_of_ranks(machines.nodes, found.ranks, machines.processes, matched, origin)
     else:
-        machine = machine_of_process(nodes[0], found.gpus, facts, profile, origin, frozenset(found.unreachable))
+        wiring, apart = wiring_of_process(machines.nodes[0], found.gpus), frozenset(found.unreachable)
+        machine = CopyMachine(wiring, found.gpus, machines.processes, matched, origin, apart)
     return CopySetup(
         plan=replace(plan, strict=plan.strict or found.strict, like=found.like),
         machines=machines,
         machine=machine,
-        matched=matched,
         request=found.request,
         bench=ReplayedBench(found, samples),
         libraries=found.libraries,

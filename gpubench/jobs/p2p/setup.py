@@ -13,7 +13,6 @@ from gpubench.measure.p2p.recording import FILE, VERSION, RecordedP2p, Recording
 from gpubench.measure.p2p.request import Bench, P2pRequest
 from gpubench.model.results.report import Metadata
 from gpubench.model.terms.rank_identity import RankIdentity
-from gpubench.profiles.matching import ProfileMatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +22,6 @@ class CopySetup:
     plan: P2pPlan
     machines: Machines
     machine: CopyMachine
-    matched: ProfileMatch | None
     request: P2pRequest
     bench: Bench
     libraries: Mapping[str, str]
@@ -36,7 +34,7 @@ class CopySetup:
             arguments,
             NAME,
             machines=self.machines,
-            matched=self.matched,
+            matched=machine.matched,
             asked_profile=plan.profile is not None,
             origin=machine.origin,
             ranks=self.ranks,
@@ -64,7 +62,7 @@ class CopySetup:
         if directory is None:
             yield self.bench
             return
-        recorded.write_recording(directory, self.machines.snapshots, machine.facts)
+        recorded.write_recording(directory, self.machines.snapshots, machine.processes)
         with recorded.recording_samples(directory, FILE) as write:
             write(
                 RecordedP2p(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar, cast
 
 from gpubench.errors import CouldNotMeasureError
@@ -190,35 +191,27 @@ class _Round:
 
     def _copies(self, pair: Pair, repeats: int, samples: int) -> tuple[float, ...]:
         """Seconds a copy in each sample, on the rank that makes them; on its partner nothing, but over a network."""
-        bench, series, rank = self._bench, self._series, self._bench.group.rank
-        source, destination = pair
-        sent, arrived = self._buffers
+        copies, series, (source, destination) = self._bench.copies, self._series, pair
+        is_source = self._bench.group.rank == source
+        own = self._buffers[0 if is_source else 1]
         if series.network:
-            own, peer = (sent, destination) if rank == source else (arrived, source)
-            return tuple(
-                bench.copies.exchange(own, peer, series.size_bytes, repeats, sends=rank == source) / repeats
-                for _ in range(samples)
-            )
-        if rank != (source if series.direction is Direction.WRITE else destination):
+            peer = destination if is_source else source
+            copy = partial(copies.exchange, own, peer, series.size_bytes, repeats, sends=is_source)
+        elif is_source == (series.direction is Direction.WRITE):
+            other = self._bench.offers[destination].arrived if is_source else self._bench.offers[source].sent
+            copy = partial(copies.copy, own, other, series.direction, series.size_bytes, repeats)
+        else:
             return ()
-        own, other = (
-            (sent, bench.offers[destination].arrived) if rank == source else (arrived, bench.offers[source].sent)
-        )
-        return tuple(
-            bench.copies.copy(own, other, series.direction, series.size_bytes, repeats) / repeats
-            for _ in range(samples)
-        )
+        return tuple(copy() / repeats for _ in range(samples))
 
     def _prepare(self, pair: Pair) -> None:
         """Fresh data to send, and nothing that could pass for it where it is to arrive."""
-        sent, arrived = self._buffers
-        if self._bench.request.check:
-            if self._bench.group.rank == pair[0]:
-                data, block = self._data()
-                sent.fill_sent(data, block, pair[0])
-            else:
-                arrived.fill_byte(self._series.size_bytes, POISON)
-        if self._bench.group.rank == pair[0] and not self._series.network:
+        (sent, arrived), is_source = self._buffers, self._bench.group.rank == pair[0]
+        if self._bench.request.check and is_source:
+            sent.fill_sent(*self._data(), pair[0])
+        elif self._bench.request.check:
+            arrived.fill_byte(self._series.size_bytes, POISON)
+        if is_source and not self._series.network:
             self._reading = self._bench.meter.read(_OWN_GPU)
 
     def _carried(self, pair: Pair, repeats: int) -> Carried | None:

@@ -67,7 +67,7 @@ class _PairObservations:
 
     def circumstances(self, paths: Sequence[KnownPath]) -> Circumstances:
         """What may explain the paths; NCCL's policy and settings mean nothing to copies that CUDA makes."""
-        facts, staged = self._machine.facts, self.staged(paths)
+        facts, staged = self._machine.processes, self.staged(paths)
         return Circumstances(
             wiring=self._machine.wiring,
             facts=facts,

@@ -1,36 +1,37 @@
 """What is known of GPUs before they copy: who drives them, how they are wired, what is expected, who else uses them."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.facts.snapshot import bus_id
 from gpubench.model.paths.p2p import Pair, Series
 from gpubench.model.paths.topology import Limit, Topology
 from gpubench.model.paths.wiring import GpuPlace, Wiring
-from gpubench.model.profiles.profile import SHARE, Profile
+from gpubench.model.profiles.profile import SHARE
 from gpubench.model.terms.copies import CopyGpu, Direction
 from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.profiles.matching import ProfileMatch
 
 PROCESS, IPC, NETWORK = "process", "ipc", "network"
 """Scopes of a pair: one process drives both GPUs, two processes of a node do, or two of different nodes."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class CopyMachine:
     """The GPUs that copy, by position: driven by one process, or each by the rank of that number where `is_ranks`.
 
-    `busy` says who else uses a GPU; `facts` are of the processes. `unreachable` are pairs of which CUDA told the one
-    process that they have no peer access.
+    `processes` are what is known of these; `matched` is the profile to judge by. `unreachable` are pairs of which CUDA
+    told the one process that they have no peer access.
     """
 
     wiring: Wiring
-    profile: Profile | None
-    busy: Mapping[int, str]
-    origin: Origin
     gpus: Sequence[CopyGpu]
-    facts: Sequence[RankFacts] = ()
+    processes: Sequence[RankFacts]
+    matched: ProfileMatch | None
+    origin: Origin
     unreachable: frozenset[Pair] = frozenset()
     is_ranks: bool = False
 
@@ -41,11 +42,12 @@ class CopyMachine:
 
     def expected(self, quantity: str | None, limit_gb_s: float | None, path: str | None = None) -> float | None:
         """What the profile expects, None where it says nothing; one for any machine has a share of the limit."""
-        if self.profile is None or quantity is None:
+        if self.matched is None or quantity is None:
             return None
-        if self.profile.match.generic is None:
-            return self.profile.typical(quantity, path)
-        share = self.profile.typical(quantity.removesuffix("_gb_s") + SHARE)
+        profile = self.matched.profile
+        if profile.match.generic is None:
+            return profile.typical(quantity, path)
+        share = profile.typical(quantity.removesuffix("_gb_s") + SHARE)
         return None if share is None or limit_gb_s is None else share * limit_gb_s
 
     def limit(self, series: Series, pair: Pair) -> Limit:
@@ -85,72 +87,48 @@ class CopyMachine:
 
     def users(self, *gpus: int) -> str:
         """Who else uses these GPUs; empty where nobody does."""
-        return ", ".join(f"{self.gpus[gpu].device} is in use by {self.busy[gpu]}" for gpu in gpus if gpu in self.busy)
+        return ", ".join(f"{self.gpus[gpu].device} is in use by {self._busy[gpu]}" for gpu in gpus if gpu in self._busy)
+
+    @cached_property
+    def _busy(self) -> dict[int, str]:
+        """Whose work was on each GPU before this run touched it.
+
+        A process that merely holds a context, as a desktop does, leaves a GPU idle. An MPI that knows CUDA may have
+        put the ranks on their GPUs already.
+        """
+        own = {(each.node, each.pid) for each in self.processes}
+        busy = {}
+        for position, place in enumerate(self.wiring.gpus):
+            gpu = self.wiring.gpu(position)
+            held = gpu.processes or () if gpu is not None and gpu.idle is not True else ()
+            others = [each for each in held if (place.node, each.pid) not in own]
+            if others:
+                named = (f"process {each.pid}" + (f" ({each.name})" if each.name else "") for each in others)
+                busy[position] = ", ".join(named)
+        return busy
 
 
-def machine_of_process(
-    node: Topology,
-    gpus: Sequence[CopyGpu],
-    facts: Sequence[RankFacts],
-    profile: Profile | None,
-    origin: Origin,
-    unreachable: frozenset[Pair],
-) -> CopyMachine:
-    """Those GPUs of a node that one process drives."""
-    wiring = Wiring([GpuPlace(node.snapshot.host, 0, gpu.bus_id) for gpu in gpus], {0: node})
-    return CopyMachine(
-        wiring=wiring,
-        profile=profile,
-        busy=_other_users(wiring),
-        origin=origin,
-        gpus=gpus,
-        facts=facts,
-        unreachable=unreachable,
-    )
+def wiring_of_process(node: Topology, gpus: Sequence[CopyGpu]) -> Wiring:
+    """The wiring of those GPUs of a node that one process drives."""
+    return Wiring([GpuPlace(node.snapshot.host, 0, gpu.bus_id) for gpu in gpus], {0: node})
 
 
 def machine_of_ranks(
     nodes: Sequence[Topology],
-    identities: Sequence[RankIdentity],
-    facts: Sequence[RankFacts],
-    profile: Profile | None,
+    ranks: Sequence[RankIdentity],
+    processes: Sequence[RankFacts],
+    matched: ProfileMatch | None,
     origin: Origin,
 ) -> CopyMachine:
     """The GPUs of all ranks, on nodes in their order."""
-    wiring = Wiring(identities, dict(enumerate(nodes)))
-    return CopyMachine(
-        wiring=wiring,
-        profile=profile,
-        busy=_other_users(wiring, {(identity.node, identity.pid) for identity in identities}),
-        origin=origin,
-        gpus=tuple(
-            CopyGpu(
-                device=f"rank {identity.rank}",
-                index=identity.gpu_index or 0,
-                bus_id=bus_id(identity.gpu_bus_id or ""),
-                uuid=identity.gpu_uuid or "",
-                name=identity.gpu or "",
-            )
-            for identity in identities
-        ),
-        facts=facts,
-        is_ranks=True,
-    )
-
-
-def _other_users(wiring: Wiring, own: Collection[tuple[int, int]] = ()) -> dict[int, str]:
-    """Whose work is on each GPU, as it was read before this run touched it; `own` processes are node and pid.
-
-    A process that merely holds a context, as a desktop does, leaves a GPU idle. An MPI that knows CUDA may have put
-    the ranks on their GPUs already.
-    """
-    users = {}
-    for position, place in enumerate(wiring.gpus):
-        gpu = wiring.gpu(position)
-        if gpu is None or gpu.idle is True:
-            continue
-        others = [each for each in gpu.processes or () if (place.node, each.pid) not in own]
-        if others:
-            named = (f"process {each.pid}" + (f" ({each.name})" if each.name else "") for each in others)
-            users[position] = ", ".join(named)
-    return users
+    gpus = [
+        CopyGpu(
+            device=f"rank {rank.rank}",
+            index=rank.gpu_index or 0,
+            bus_id=bus_id(rank.gpu_bus_id or ""),
+            uuid=rank.gpu_uuid or "",
+            name=rank.gpu or "",
+        )
+        for rank in ranks
+    ]
+    return CopyMachine(Wiring(ranks, dict(enumerate(nodes))), gpus, processes, matched, origin, is_ranks=True)

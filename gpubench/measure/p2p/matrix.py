@@ -31,3 +31,14 @@ def bandwidth_gb_s(series: Series, cell: Cell) -> float:
     """The bandwidth of a cell, of both directions together where both are copied."""
     copies = 2 if series.direction is Direction.BOTH else 1
     return copies * series.size_bytes / cell.typical_seconds / BYTES_PER_GB
+
+
+def verdict_without_bandwidth(cell: Cell, users: str, *, is_judged: bool) -> Judged | None:
+    """The verdict on a cell whatever its bandwidth: failed, wrong, not judged; None where that counts."""
+    if cell.error:
+        return Verdict.ERROR, cell.error
+    if cell.wrong:
+        return Verdict.FAIL, f"{cell.wrong} wrong elements"
+    if not is_judged:
+        return None, ""
+    return (Verdict.SKIP, f"not judged: {users}") if users else None

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from gpubench.measure.p2p.machine import PROCESS, CopyMachine
-from gpubench.measure.p2p.matrix import Judged, bandwidth_gb_s
+from gpubench.measure.p2p.matrix import Judged, bandwidth_gb_s, verdict_without_bandwidth
 from gpubench.measure.p2p.request import HostCopy
 from gpubench.model.paths.p2p import JUDGED_FROM_BYTES, Carried, Cell, Pair, Reference, Series, judge
 from gpubench.model.paths.selection import is_staged, names
@@ -82,14 +82,10 @@ def host_row(machine: CopyMachine, copy: HostCopy, cell: Cell, size_bytes: int) 
 
 
 def _host_verdict(machine: CopyMachine, copy: HostCopy, cell: Cell, bandwidth: float | None, size_bytes: int) -> Judged:
-    if cell.error or bandwidth is None:
-        return Verdict.ERROR, cell.error or "not measured"
-    if cell.wrong:
-        return Verdict.FAIL, f"{cell.wrong} wrong elements"
-    if copy.memory is HostMemory.PAGEABLE or size_bytes < JUDGED_FROM_BYTES:
-        return None, ""
-    if users := machine.users(copy.gpu):
-        return Verdict.SKIP, f"not judged: {users}"
+    is_judged = copy.memory is HostMemory.PINNED and size_bytes >= JUDGED_FROM_BYTES
+    known = verdict_without_bandwidth(cell, machine.users(copy.gpu), is_judged=is_judged)
+    if known is not None or bandwidth is None:
+        return known or (Verdict.ERROR, "not measured")
     limit = machine.wiring.to_host(copy.gpu).gb_s
     expected = machine.expected("host_to_device_gb_s" if copy.to_gpu else "device_to_host_gb_s", limit)
     # Bytes for host memory do not go over NVLink, and that is no staging.

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from gpubench.measure.p2p.evidence import conclude
 from gpubench.measure.p2p.findings import findings_of
 from gpubench.measure.p2p.machine import NETWORK, CopyMachine
-from gpubench.measure.p2p.matrix import CopyMatrix, Judged, bandwidth_gb_s
+from gpubench.measure.p2p.matrix import CopyMatrix, Judged, bandwidth_gb_s, verdict_without_bandwidth
 from gpubench.measure.p2p.patterns import PatternRow, measured_both_ways, pattern_rows
 from gpubench.measure.p2p.request import Bench, P2pRequest, PairCopy, PatternCopy, label
 from gpubench.measure.p2p.rows import host_row, pair_row
@@ -19,14 +19,8 @@ from gpubench.model.terms.verdict import Verdict, overall
 from gpubench.ports.listener import Listener
 
 SECTIONS = (
-    PAIRS_SECTION,
-    "matrices",
-    "ratios",
-    "patterns",
-    EVIDENCE_SECTION,
-    FALLBACK_SECTION,
-    CAUSES_SECTION,
-    "findings",
+    *(PAIRS_SECTION, "matrices", "ratios", "patterns"),
+    *(EVIDENCE_SECTION, FALLBACK_SECTION, CAUSES_SECTION, "findings"),
 )
 _MOST_REPEATS = 3
 
@@ -136,17 +130,10 @@ class P2pRun:
         return Reference(limit, siblings_gb_s(gb_s, self._paths, pair), expected)
 
     def _verdict(self, series: Series, pair: Pair, cell: Cell, gb_s: Mapping[Pair, float]) -> Judged:
-        if cell.error:
-            return Verdict.ERROR, cell.error
-        if not cell.seconds:
+        if not (cell.seconds or cell.error):
             return Verdict.SKIP, f"no peer access: {self._machine.wiring.peer_access(pair).reason}"
-        if cell.wrong:
-            return Verdict.FAIL, f"{cell.wrong} wrong elements"
-        if not series.is_judged:
-            return None, ""
-        if users := self._machine.users(*pair):
-            return Verdict.SKIP, f"not judged: {users}"
-        return judge(gb_s[pair], cell, self._reference(series, pair, gb_s))
+        known = verdict_without_bandwidth(cell, self._machine.users(*pair), is_judged=series.is_judged)
+        return known or judge(gb_s[pair], cell, self._reference(series, pair, gb_s))
 
     def _report(self, *, strict: bool) -> Report:
         if self._look_again is not None:

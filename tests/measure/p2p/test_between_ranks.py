@@ -92,17 +92,11 @@ def machine(ranks: int, per_node: int) -> CopyMachine:
         GpuPlace(nodes[rank // per_node].snapshot.host, rank // per_node, nodes[0].gpus[rank % per_node].bus_id)
         for rank in range(ranks)
     ]
-    return CopyMachine(
-        wiring=Wiring(places, dict(enumerate(nodes))),
-        profile=None,
-        busy={},
-        origin=Origin.MEASURED,
-        gpus=tuple(
-            CopyGpu(f"rank {rank}", rank, str(nodes[0].gpus[rank % per_node].bus_id), f"GPU-{rank}", "NVIDIA H200")
-            for rank in range(ranks)
-        ),
-        is_ranks=True,
-    )
+    gpus = [
+        CopyGpu(f"rank {rank}", rank, str(nodes[0].gpus[rank % per_node].bus_id), f"GPU-{rank}", "NVIDIA H200")
+        for rank in range(ranks)
+    ]
+    return CopyMachine(Wiring(places, dict(enumerate(nodes))), gpus, (), None, Origin.MEASURED, is_ranks=True)
 
 
 def request(ranks: int, *series: Series, **changes: Any) -> P2pRequest:

@@ -7,7 +7,7 @@ import pytest
 
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.measure.p2p import evidence as p2p_evidence
-from gpubench.measure.p2p.machine import CopyMachine
+from gpubench.measure.p2p.machine import CopyMachine, wiring_of_process
 from gpubench.measure.p2p.one_process import CopyBench, unreachable_pairs
 from gpubench.measure.p2p.request import Copy, Method, P2pRequest, PatternCopy, default_series
 from gpubench.measure.p2p.run import P2pRun
@@ -63,14 +63,8 @@ def measured(copies: FakeCopies, edit: Edit = lambda node: node, *, check: bool 
         method=Method(warmup=1, samples=3, repeats=2),
         check=check,
     )
-    machine = CopyMachine(
-        wiring=Wiring([GpuPlace(node.host, 0, gpu.bus_id) for gpu in node.gpus], {0: Topology(node)}),
-        profile=None,
-        busy={},
-        origin=Origin.MEASURED,
-        gpus=copies.gpus,
-        unreachable=unreachable_pairs(copies),
-    )
+    wiring = Wiring([GpuPlace(node.host, 0, gpu.bus_id) for gpu in node.gpus], {0: Topology(node)})
+    machine = CopyMachine(wiring, copies.gpus, (), None, Origin.MEASURED, unreachable_pairs(copies))
     return P2pRun(request, CopyBench(request, copies, copies), machine, Nobody()).run(strict=strict)
 
 
@@ -92,10 +86,7 @@ def test_writes_that_collapse_together_are_named_though_every_pair_is_fine() -> 
         patterns=(CopyPattern.RING, CopyPattern.ALL_TO_ALL),
         pattern_bytes=SIZE, method=Method(warmup=1, samples=1, repeats=1), check=False,
     )  # fmt: skip
-    machine = CopyMachine(
-        wiring=Wiring([GpuPlace(node.host, 0, gpu.bus_id) for gpu in gpus], {0: Topology(node)}),
-        profile=None, busy={}, origin=Origin.MEASURED, gpus=gpus,
-    )  # fmt: skip
+    machine = CopyMachine(wiring_of_process(Topology(node), gpus), gpus, (), None, Origin.MEASURED)
     report = P2pRun(request, SlowWrites(request, copies, copies), machine, Nobody()).run(strict=False)
     table = report.sections["causes"]
     assert isinstance(table, Table)

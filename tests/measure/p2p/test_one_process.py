@@ -12,6 +12,7 @@ from gpubench.measure.p2p.one_process import CopyBench, unreachable_pairs
 from gpubench.measure.p2p.request import NVBANDWIDTH, HostCopy, Method, P2pRequest, default_series, sweep_series
 from gpubench.measure.p2p.run import SECTIONS, P2pRun
 from gpubench.measure.paths import counters as p2p_counters
+from gpubench.model.facts.snapshot import GpuProcess
 from gpubench.model.paths import p2p
 from gpubench.model.paths.p2p import LATENCY_BYTES, Carried, Cell, Series
 from gpubench.model.paths.topology import Topology
@@ -21,6 +22,7 @@ from gpubench.model.terms.copies import CopyPattern, Direction, Engine, HostMemo
 from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.verdict import Finding, Verdict
 from gpubench.profiles.files import load
+from gpubench.profiles.matching import ProfileMatch
 from tests.fakes.copies import (
     DIRECT_GB_S,
     DIRECT_SECONDS,
@@ -75,17 +77,14 @@ def request(gpus: int, **changes: Any) -> P2pRequest:
     return replace(everything, **changes)
 
 
-def machine_of(copies: FakeCopies, busy: dict[int, str] | None = None, profile: str = "") -> CopyMachine:
+def machine_of(copies: FakeCopies, busy: dict[int, int] | None = None, profile: str = "") -> CopyMachine:
     node = snapshots(parse_machine(f"hgx-h200-{len(copies.gpus)}"))[0]
-    places = [GpuPlace(node.host, 0, gpu.bus_id) for gpu in node.gpus]
-    return CopyMachine(
-        wiring=Wiring(places, {0: Topology(node)}),
-        profile=load(profile) if profile else None,
-        busy=busy or {},
-        origin=Origin.MEASURED,
-        gpus=copies.gpus,
-        unreachable=unreachable_pairs(copies),
-    )
+    used = {gpu: (GpuProcess(pid=pid),) for gpu, pid in (busy or {}).items()}
+    gpus = [replace(gpu, processes=used.get(gpu.index, ()), idle=gpu.index not in used) for gpu in node.gpus]
+    node = replace(node, gpus=tuple(gpus))
+    matched = ProfileMatch(load(profile), len(gpus)) if profile else None
+    wiring = Wiring([GpuPlace(node.host, 0, gpu.bus_id) for gpu in node.gpus], {0: Topology(node)})
+    return CopyMachine(wiring, copies.gpus, (), matched, Origin.MEASURED, unreachable_pairs(copies))
 
 
 def run(
@@ -93,7 +92,7 @@ def run(
     asked: P2pRequest,
     *,
     strict: bool = False,
-    busy: dict[int, str] | None = None,
+    busy: dict[int, int] | None = None,
     profile: str = "",
 ) -> tuple[Report, list[PairRow], Recorder]:
     machine = machine_of(copies, busy, profile)
@@ -260,7 +259,7 @@ def test_a_gpu_without_memory_costs_its_own_pairs() -> None:
 
 def test_a_gpu_in_use_is_not_judged() -> None:
     slow = {(1, 2): 0.1}
-    _, rows, _ = run(FakeCopies(4, Broken(slow=slow)), request(4), busy={1: "process 4711"})
+    _, rows, _ = run(FakeCopies(4, Broken(slow=slow)), request(4), busy={1: 4711})
     (row,) = of(rows, source="GPU1", destination="GPU2", engine="ce", direction="write", peer="on", size_bytes=SIZE)
     assert row.verdict is Verdict.SKIP
     assert row.note == "not judged: GPU1 is in use by process 4711"
