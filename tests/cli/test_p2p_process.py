@@ -118,3 +118,34 @@ def test_the_facts_are_recorded_and_replayed(
     assert p2p_job.run_alone(options, ["p2p"]) == 0
     assert causes(json.loads(output.read_text())) == causes(first) == [("numa-far", "GPU0, GPU1")]
     assert "numa-far" not in capsys.readouterr().out, "it explains no path that was staged"
+
+
+def test_a_users_own_profile_is_the_one_to_judge_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = Path("profiles/hgx-h100-8.toml").read_text().replace('name = "hgx-h100-8"', 'name = "ours"')
+    (tmp_path / "ours.toml").write_text(text)
+    assert measured(tmp_path)["metadata"]["profile"]["name"] != "ours"
+    monkeypatch.setenv("GPUBENCH_PROFILES", str(tmp_path))
+    assert measured(tmp_path)["metadata"]["profile"]["name"] == "ours"
+
+
+def test_a_profile_that_is_asked_for_is_the_one_to_judge_by(tmp_path: Path) -> None:
+    output = tmp_path / "p2p.json"
+    plan = parse_p2p_options(DEFAULTS | QUICK | {"output": [str(output)]})
+    assert p2p_job.run_alone(replace(plan, profile="hgx-b200-8", strict=True), ["p2p"]) == 1
+    document = json.loads(output.read_text())
+    profile = document["metadata"]["profile"]
+    assert (profile["name"], profile["note"]) == ("hgx-b200-8", "asked for")
+    slow = [row["verdict"] for row in document["pairs"] if row["size_bytes"] == 2**26 and row["peer"] == "on"]
+    assert slow == ["FAIL"]
+
+
+def test_gpus_of_a_model_that_nobody_knows_are_judged_by_the_profile_of_any_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = here()
+    unknown = replace(node, gpus=tuple(replace(gpu, name="NVIDIA X1") for gpu in node.gpus))
+    monkeypatch.setattr(sources, "probe", lambda *_: unknown)
+    document = measured(tmp_path)
+    assert document["metadata"]["profile"]["name"] == "generic-nvlink"
+    judged = [row["verdict"] for row in document["pairs"] if row["size_bytes"] == 2**26 and row["peer"] == "on"]
+    assert judged == ["PASS"]

@@ -206,6 +206,29 @@ def test_ranks_of_two_nodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     assert document["metadata"]["profile"]["name"] == "hgx-h200-2"
 
 
+def profile_of_ranks(monkeypatch: pytest.MonkeyPatch, output: Path, **given: Any) -> dict[str, str]:
+    """Of two A100s of a board with NVSwitches: without those they would be half of a board of four."""
+    cluster = Cluster(monkeypatch, 1)
+    board = snapshots(parse_machine("hgx-a100-8"))[0]
+    cluster.node = replace(board, gpus=board.gpus[:2], pairs=board.pairs[:1])
+    assert cluster.run(output=[str(output)], **given) == 0
+    return dict(json.loads(output.read_text())["metadata"]["profile"])
+
+
+def test_ranks_are_judged_by_the_profile_of_a_board_with_their_switches(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    profile = profile_of_ranks(monkeypatch, tmp_path / "p2p.json")
+    assert (profile["name"], profile["note"]) == ("hgx-a100-8", "2 of 8 GPUs: a slice of the board")
+
+
+def test_ranks_are_judged_by_a_users_own_profile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    text = Path("profiles/hgx-a100-8.toml").read_text().replace('name = "hgx-a100-8"', 'name = "ours"')
+    (tmp_path / "ours.toml").write_text(text)
+    monkeypatch.setenv("GPUBENCH_PROFILES", str(tmp_path))
+    assert profile_of_ranks(monkeypatch, tmp_path / "p2p.json")["name"] == "ours"
+
+
 def test_chosen_pairs_of_ranks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert Cluster(monkeypatch, 2).run(pairs=["3-2"], format_name="csv") == 0
     assert [(row["source"], row["destination"]) for row in rows(capsys.readouterr().out)] == [("3", "2")]

@@ -24,7 +24,7 @@ from gpubench.model.terms.copies import CopyGpu, CopyPattern, Direction
 from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.verdict import Verdict
 from tests.causes.test_together import collapsing
-from tests.fakes.copies import Broken, FakeCopies
+from tests.fakes.copies import DIRECT_GB_S, DIRECT_SECONDS, Broken, FakeCopies
 
 SIZE = 2**16
 Edit = Callable[[Snapshot], Snapshot]
@@ -134,6 +134,11 @@ def test_counters_and_checked_data_prove_that_a_path_is_direct() -> None:
     assert seen.correctness_seen == "the destination compared what arrived, and it was right"
     assert (seen.capability, seen.selection, seen.path_class, seen.host_staged) == ("present", "absent", "NV18", False)
     assert report.findings == ()
+
+
+def test_the_bandwidth_of_a_path_is_what_was_written_with_peer_access() -> None:
+    (row,) = fallback(measured(FakeCopies(4, counts=False)))
+    assert row.bandwidth_gb_s == pytest.approx(SIZE / (DIRECT_SECONDS + SIZE / (DIRECT_GB_S * 1e9)) / 1e9)
 
 
 def test_without_counters_a_bandwidth_above_that_of_host_memory_shows_it() -> None:
