@@ -62,8 +62,6 @@ def request_for_ranks(plan: P2pPlan, pairs: Sequence[Pair], machine: CopyMachine
     return P2pRequest(
         pairs=tuple(pairs),
         series=tuple(series),
-        host_bytes=None,
-        patterns=(),
         pattern_bytes=size_bytes,
         method=method,
         check=plan.check,

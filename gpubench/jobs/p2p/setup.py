@@ -51,7 +51,7 @@ class CopySetup:
                 "strict": plan.strict,
                 "evidence": plan.evidence.value,
                 "gpus": {machine.label(gpu): machine.describe(gpu) for gpu in range(len(machine.gpus))},
-                **({"timeout_s": plan.timeout_s} if machine.is_ranks else {}),
+                **({"timeout_s": plan.timeout_s} if machine.is_ranks and plan.source.text is None else {}),
             },
         )
 

@@ -82,8 +82,8 @@ class P2pRequest:
 
     pairs: tuple[Pair, ...]
     series: tuple[Series, ...]
-    host_bytes: int | None
-    patterns: tuple[CopyPattern, ...]
+    host_bytes: int | None = None
+    patterns: tuple[CopyPattern, ...] = ()
     pattern_bytes: int
     method: Method
     check: bool

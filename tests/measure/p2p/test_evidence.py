@@ -23,6 +23,7 @@ from gpubench.model.results.rows.evidence import EVIDENCE_SECTION, FALLBACK_SECT
 from gpubench.model.terms.copies import CopyGpu, CopyPattern, Direction
 from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.verdict import Verdict
+from gpubench.ports.link_counters import Counted
 from tests.causes.test_together import collapsing
 from tests.fakes.copies import DIRECT_GB_S, DIRECT_SECONDS, Broken, FakeCopies
 
@@ -147,12 +148,22 @@ def test_without_counters_a_bandwidth_above_that_of_host_memory_shows_it() -> No
     assert (seen.measurement, seen.conclusion) == ("present", "direct")
 
 
+def test_pcie_counters_that_stand_still_show_a_direct_path_where_none_count_nvlink() -> None:
+    class OnlyPcie(FakeCopies):
+        def read(self, gpu: int) -> Counted:
+            return replace(super().read(gpu), nvlink_sent=None, nvlink_received=None)
+
+    seen = evidence(measured(OnlyPcie(4)))
+    assert seen.measurement_seen == "PCIe counters stood still while it was copied"
+    assert (seen.measurement, seen.conclusion) == ("present", "direct")
+
+
 def test_without_either_the_gain_over_peer_access_off_does() -> None:
     def without_pcie(node: Snapshot) -> Snapshot:
         return replace(node, gpus=tuple(replace(gpu, pcie=PcieLink()) for gpu in node.gpus))
 
     seen = evidence(measured(FakeCopies(4, counts=False), without_pcie))
-    assert "times as fast as with peer access off" in seen.measurement_seen
+    assert seen.measurement_seen == "10.2 times as fast as with peer access off"
     assert seen.conclusion == "direct"
 
 

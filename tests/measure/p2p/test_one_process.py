@@ -23,6 +23,7 @@ from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.verdict import Finding, Verdict
 from gpubench.profiles.files import load
 from gpubench.profiles.matching import ProfileMatch
+from tests.fakes import copies as fake_copies
 from tests.fakes.copies import (
     DIRECT_GB_S,
     DIRECT_SECONDS,
@@ -114,6 +115,7 @@ def test_a_healthy_machine_passes_and_every_copy_is_verified() -> None:
     report, rows, recorder = run(copies, request(4))
     assert report.verdict is Verdict.PASS
     assert report.findings == ()
+    assert report.complete
     assert {row.verified for row in rows} == {"last"}
     assert {row.verdict for row in of(rows, peer="on", size_bytes=SIZE)} == {Verdict.PASS}
     assert {row.verdict for row in of(rows, peer="off")} == {None}
@@ -335,6 +337,35 @@ def test_host_memory_both_kinds_both_ways() -> None:
         ("GPU0", "host", "pageable host memory"),
     ]
     assert report.verdict is Verdict.PASS
+
+
+def host_calls(copies: FakeCopies, memory: HostMemory, gpu: int) -> int:
+    return sum(pairs == ((memory, gpu),) for pairs, _ in copies.calls)
+
+
+def test_slow_pinned_memory_is_measured_again_and_pageable_memory_never_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    healthy, slow = FakeCopies(1), FakeCopies(1)
+    asked = request(1, series=(), patterns=())
+    _, rows, _ = run(healthy, asked, profile="hgx-h200-1")
+    assert [row.verdict for row in rows] == [Verdict.PASS, Verdict.PASS, None, None]
+    assert [row.bandwidth_gb_s for row in rows] == [pytest.approx(55.0)] * 4
+    assert [row.limit_percent for row in rows] == [pytest.approx(100 * 55 / 63, rel=0.01)] * 4
+    monkeypatch.setattr(fake_copies, "HOST_GB_S", 20.0)
+    _, rows, _ = run(slow, asked, profile="hgx-h200-1")
+    assert [row.verdict for row in rows] == [Verdict.FAIL, Verdict.FAIL, None, None]
+    calls = [host_calls(each, HostMemory.PINNED, 0) for each in (healthy, slow)]
+    assert calls == [4, 4 * 4]
+    assert host_calls(slow, HostMemory.PAGEABLE, 0) == 4
+    _, rows, _ = run(FakeCopies(1), replace(asked, host_bytes=SIZE // 2), profile="hgx-h200-1")
+    assert {row.verdict for row in rows} == {None}
+
+
+def test_wrong_data_with_host_memory_fail_and_are_not_measured_again() -> None:
+    copies = FakeCopies(1, Broken(wrong_with_host=True))
+    report, rows, _ = run(copies, request(1, series=(), patterns=()))
+    assert {row.verdict for row in rows} == {Verdict.FAIL}
+    assert found(report)["wrong-data"].subjects == ("host and GPU0",)
+    assert host_calls(copies, HostMemory.PINNED, 0) == 4
 
 
 def test_bytes_for_host_memory_need_no_nvlink() -> None:
