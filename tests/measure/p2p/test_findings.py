@@ -163,3 +163,11 @@ def test_wrong_data_with_host_memory_alone_are_a_finding_too() -> None:
     (finding,) = findings_of([matrix({})], GPUS, ["GPU1", "GPU1"])
     assert (finding.id, finding.subjects) == ("wrong-data", ("host and GPU1",))
     assert finding.seen == "wrong data arrived: copies with host memory"
+
+
+@pytest.mark.parametrize(("pairs", "rest"), [(4, ""), (5, " and 1 more")])
+def test_four_pairs_are_named_in_words_and_the_rest_counted(pairs: int, rest: str) -> None:
+    broken = dict.fromkeys(PAIRS[:pairs], Cell(error="a"))
+    (finding,) = found(CopyMatrix(ON, broken, {}, {}))
+    assert finding.subject == f"GPU0 → GPU1, GPU0 → GPU2, GPU0 → GPU3, GPU1 → GPU0{rest}"
+    assert len(finding.subjects) == pairs
