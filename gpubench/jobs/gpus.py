@@ -1,11 +1,12 @@
 """The GPU of every rank: opened, and no GPU by two of them."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gpubench.errors import more_ranks_than_gpus, shared_gpu
+from gpubench.errors import more_ranks_than_gpus, no_gpu, shared_gpu
 from gpubench.hardware.cuda import device as cuda
-from gpubench.hardware.node.nvml.library import Driver
+from gpubench.hardware.node.nvml.library import Driver, read_driver
 from gpubench.jobs.agreement import agree
 from gpubench.model.terms.rank_identity import RankIdentity
 from gpubench.ports.group import Group
@@ -45,3 +46,18 @@ def check_one_rank_a_gpu(identities: Sequence[RankIdentity], gpus_on_host: int) 
         if ranks > gpus_on_host:
             raise more_ranks_than_gpus(ranks, gpus_on_host, identity.host)
         raise shared_gpu(f"rank {owner.rank}", f"rank {identity.rank} on {identity.host}", str(identity.gpu_bus_id))
+
+
+def usable_driver(for_what: str) -> Driver:
+    """The driver of this host.
+
+    Raises:
+        CouldNotMeasureError: no GPU is visible, or what is needed to use one is not installed.
+    """
+    from gpubench.hardware.cuda.device import check_installed
+
+    driver = read_driver(os.environ)
+    if not driver.visible:
+        raise no_gpu(driver.hidden_gpus() or driver.absent or "the driver finds none on this host", for_what=for_what)
+    check_installed(driver)
+    return driver

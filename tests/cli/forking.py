@@ -29,7 +29,7 @@ _LOADED_AHEAD = (
         for name in (
             *("cli.app", *(f"cli.commands.{name}" for name in {each.module for each in COMMANDS})),
             *("jobs.collective.launch", "jobs.collective.simulated", "jobs.topo"),
-            *("jobs.p2p.here", "jobs.p2p.replayed", "jobs.check.job", "jobs.explain", "jobs.compare"),
+            *("jobs.p2p.job", "jobs.check.job", "jobs.explain", "jobs.compare"),
         )
     ),
     *(f"gpubench.measure.{name}.report" for name in ("compare", "explain", "topo")),

@@ -250,7 +250,7 @@ def test_help_fits_eighty_columns() -> None:
 def test_ranks_cannot_be_simulated_and_the_message_comes_once() -> None:
     result = mpirun(2, *MACHINE)
     assert result.returncode == 2
-    assert (result.stderr + result.stdout).count("not measured yet") == 1
+    assert (result.stderr + result.stdout).count("nothing is measured here") == 1
 
 
 def test_colours_show_what_is_slow() -> None:

@@ -13,8 +13,8 @@ from gpubench.cli.signature import options_from
 from gpubench.hardware.node.nvml.library import Driver
 from gpubench.hardware.process.facts import read_rank_facts
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
-from gpubench.jobs.p2p import here as p2p_job
-from gpubench.jobs.p2p.replayed import run_replayed
+from gpubench.jobs import sources
+from gpubench.jobs.p2p import job as p2p_job
 from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.terms.copies import CopyGpu
@@ -43,8 +43,8 @@ class Copies(FakeCopies):
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two GPUs that copy, on a machine whose facts are a simulated one's; the process is this one."""
-    monkeypatch.setattr(p2p_job, "read_driver", lambda _: Driver(version="580", gpus=2, visible=2))
-    monkeypatch.setattr(p2p_job, "probe", lambda *_: here())
+    monkeypatch.setattr("gpubench.jobs.gpus.read_driver", lambda _: Driver(version="580", gpus=2, visible=2))
+    monkeypatch.setattr(sources, "probe", lambda *_: here())
     monkeypatch.setattr(p2p_job, "watch_errors", lambda before, *_: replace(before, errors_grown={}))
     monkeypatch.setattr("gpubench.hardware.cuda.device.check_installed", lambda _: None)
     copies = Copies()
@@ -65,7 +65,7 @@ def processes(monkeypatch: pytest.MonkeyPatch, **facts: Any) -> None:
     def read(rank: int, node: int, local_rank: int, environment: Mapping[str, str]) -> RankFacts:
         return replace(read_rank_facts(rank, node, local_rank, environment), **facts)
 
-    monkeypatch.setattr(p2p_job, "read_rank_facts", read)
+    monkeypatch.setattr(sources, "read_rank_facts", read)
 
 
 def causes(document: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -101,7 +101,7 @@ def test_errors_that_come_while_it_runs_are_named_and_old_ones_are_not(
     assert (row["id"], row["subject"], row["confidence"]) == ("pcie-errors", "GPU1", "likely")
     assert row["evidence"] == "400 PCIe replays during this run"
     options = options_from(P2pOptions, {"replay": str(recording), "output": [str(output)]}).plan()
-    assert run_replayed(options, recording, ["p2p"]) == 0
+    assert p2p_job.run_alone(options, ["p2p"]) == 0
     assert json.loads(output.read_text())["causes"] == document["causes"]
 
 
@@ -114,6 +114,37 @@ def test_the_facts_are_recorded_and_replayed(
     first = measured(tmp_path, record=str(recording))
     assert len((recording / "ranks.jsonl").read_text().splitlines()) == 1
     options = options_from(P2pOptions, {"replay": str(recording), "output": [str(output)]}).plan()
-    assert run_replayed(options, recording, ["p2p"]) == 0
+    assert p2p_job.run_alone(options, ["p2p"]) == 0
     assert causes(json.loads(output.read_text())) == causes(first) == [("numa-far", "GPU0, GPU1")]
     assert "numa-far" not in capsys.readouterr().out, "it explains no path that was staged"
+
+
+def test_a_users_own_profile_is_the_one_to_judge_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = Path("profiles/hgx-h100-8.toml").read_text().replace('name = "hgx-h100-8"', 'name = "ours"')
+    (tmp_path / "ours.toml").write_text(text)
+    assert measured(tmp_path)["metadata"]["profile"]["name"] != "ours"
+    monkeypatch.setenv("GPUBENCH_PROFILES", str(tmp_path))
+    assert measured(tmp_path)["metadata"]["profile"]["name"] == "ours"
+
+
+def test_a_profile_that_is_asked_for_is_the_one_to_judge_by(tmp_path: Path) -> None:
+    output = tmp_path / "p2p.json"
+    plan = options_from(P2pOptions, QUICK | {"output": [str(output)]}).plan()
+    assert p2p_job.run_alone(replace(plan, profile="hgx-b200-8", strict=True), ["p2p"]) == 1
+    document = json.loads(output.read_text())
+    profile = document["metadata"]["profile"]
+    assert (profile["name"], profile["note"]) == ("hgx-b200-8", "asked for")
+    slow = [row["verdict"] for row in document["pairs"] if row["size_bytes"] == 2**26 and row["peer"] == "on"]
+    assert slow == ["FAIL"]
+
+
+def test_gpus_of_a_model_that_nobody_knows_are_judged_by_the_profile_of_any_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = here()
+    unknown = replace(node, gpus=tuple(replace(gpu, name="NVIDIA X1") for gpu in node.gpus))
+    monkeypatch.setattr(sources, "probe", lambda *_: unknown)
+    document = measured(tmp_path)
+    assert document["metadata"]["profile"]["name"] == "generic-nvlink"
+    judged = [row["verdict"] for row in document["pairs"] if row["size_bytes"] == 2**26 and row["peer"] == "on"]
+    assert judged == ["PASS"]

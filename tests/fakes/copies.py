@@ -26,6 +26,7 @@ class Broken:
     staged: set[Pair] = field(default_factory=set)
     slow: dict[Pair, float] = field(default_factory=dict)
     wrong: set[Pair] = field(default_factory=set)
+    wrong_with_host: bool = False
     failing: set[Pair] = field(default_factory=set)
     full: set[int] = field(default_factory=set)
     noise: dict[Pair, list[float]] = field(default_factory=dict)
@@ -43,7 +44,7 @@ class FakeCopies:
         self.broken = broken or Broken()
         self.enabled: set[Pair] = set()
         self.closed = False
-        self.calls: list[tuple[tuple[Pair, ...], int]] = []
+        self.calls: list[tuple[tuple[tuple[Place, Place], ...], int]] = []
         self._places: dict[int, Place] = {}
         self._counted: dict[str, Counter[int]] = defaultdict(Counter)
         self._counts = counts
@@ -65,7 +66,7 @@ class FakeCopies:
 
     def seconds(self, streams: Sequence[CopyStream], repeats: int) -> float:
         pairs = tuple((self._place(each.source.memory), self._place(each.destination.memory)) for each in streams)
-        self.calls.append((pairs, repeats))  # type: ignore[arg-type]
+        self.calls.append((pairs, repeats))
         lasted = 0.0
         for stream, pair in zip(streams, pairs, strict=True):
             lasted = max(lasted, repeats * self._copy(stream, pair))
@@ -96,6 +97,9 @@ class FakeCopies:
         stream.destination.memory.array(stream.destination.offset_bytes, size, "uint8")[:] = data
         if not isinstance(source, int) or not isinstance(destination, int):
             self._count("pcie", pair, size)
+            stream.destination.memory.array(stream.destination.offset_bytes, 1, "uint8")[:] ^= (
+                self.broken.wrong_with_host
+            )
             return size / (HOST_GB_S * 1e9)
         ends = (source, destination)
         if ends in self.broken.failing:

@@ -3,7 +3,7 @@
 import csv
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from importlib.resources import files
@@ -20,12 +20,17 @@ from gpubench.cli.signature import options_from
 from gpubench.hardware.cuda.device import GpuIdentity
 from gpubench.hardware.node.nvml.library import Driver
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
+from gpubench.jobs import sources
 from gpubench.jobs.agreement import AgreedError
 from gpubench.jobs.gpus import identify
 from gpubench.jobs.p2p import ranks as p2p_ranks
 from gpubench.jobs.p2p.plan import P2pPlan
-from gpubench.jobs.p2p.ranks import P2pRanksJob, machine_of
+from gpubench.jobs.p2p.ranks import P2pRanksJob
+from gpubench.jobs.p2p.requests import request_for_ranks
+from gpubench.measure.p2p.machine import CopyMachine, machine_of_ranks
+from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.facts.snapshot import GpuProcess, Snapshot
+from gpubench.model.paths.topology import Topology
 from gpubench.model.terms.hang import Phase
 from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.rank_identity import RankIdentity
@@ -108,10 +113,10 @@ class Cluster:
         self.via = "NET/Socket/0"
         monkeypatch.setattr("gpubench.hardware.mpi.group.nodes", lambda group: (places, group.rank % 2))
         monkeypatch.setattr("gpubench.hardware.mpi.group.library_version", lambda: "Open MPI of a test")
+        monkeypatch.setattr("gpubench.hardware.cuda.device.check_installed", lambda _driver: None)
+        monkeypatch.setattr("gpubench.jobs.gpus.read_driver", lambda _environment: self.driver)
+        monkeypatch.setattr(sources, "probe", lambda _seconds, _environment: self.node)
         stubs: dict[str, Any] = {
-            "read_driver": lambda _environment: self.driver,
-            "check_installed": lambda _driver: None,
-            "probe": lambda _seconds, _environment: self.node,
             "open_gpu": self.open_gpu,
             "NcclLibrary": lambda: SimpleNamespace(trouble=str, abort=lambda: None),
             "NcclLog": lambda *_: nullcontext(FakeLog(sent_between(across, self.via))),
@@ -201,6 +206,29 @@ def test_ranks_of_two_nodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     assert document["metadata"]["profile"]["name"] == "hgx-h200-2"
 
 
+def profile_of_ranks(monkeypatch: pytest.MonkeyPatch, output: Path, **given: Any) -> dict[str, str]:
+    """Of two A100s of a board with NVSwitches: without those they would be half of a board of four."""
+    cluster = Cluster(monkeypatch, 1)
+    board = snapshots(parse_machine("hgx-a100-8"))[0]
+    cluster.node = replace(board, gpus=board.gpus[:2], pairs=board.pairs[:1])
+    assert cluster.run(output=[str(output)], **given) == 0
+    return dict(json.loads(output.read_text())["metadata"]["profile"])
+
+
+def test_ranks_are_judged_by_the_profile_of_a_board_with_their_switches(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    profile = profile_of_ranks(monkeypatch, tmp_path / "p2p.json")
+    assert (profile["name"], profile["note"]) == ("hgx-a100-8", "2 of 8 GPUs: a slice of the board")
+
+
+def test_ranks_are_judged_by_a_users_own_profile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    text = Path("profiles/hgx-a100-8.toml").read_text().replace('name = "hgx-a100-8"', 'name = "ours"')
+    (tmp_path / "ours.toml").write_text(text)
+    monkeypatch.setenv("GPUBENCH_PROFILES", str(tmp_path))
+    assert profile_of_ranks(monkeypatch, tmp_path / "p2p.json")["name"] == "ours"
+
+
 def test_chosen_pairs_of_ranks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert Cluster(monkeypatch, 2).run(pairs=["3-2"], format_name="csv") == 0
     assert [(row["source"], row["destination"]) for row in rows(capsys.readouterr().out)] == [("3", "2")]
@@ -259,14 +287,20 @@ def test_one_node_without_gpus_stops_all_ranks(monkeypatch: pytest.MonkeyPatch) 
 def test_what_is_asked_for(monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], sizes: list[int]) -> None:
     Cluster(monkeypatch, 1)
     node = snapshots(parse_machine("hgx-h200-2"))[0]
-    machine = machine_of(
-        [node, node], [rank_of(node, 0, 0), rank_of(node, 1, 0), rank_of(node, 2, 1)], (), Origin.MEASURED
-    )
-    request = p2p_ranks.request_for(options(**given), ((0, 1), (1, 2)), machine)
+    machine = machine_of([node, node], rank_of(node, 0, 0), rank_of(node, 1, 0), rank_of(node, 2, 1))
+    request = request_for_ranks(options(**given), ((0, 1), (1, 2)), machine)
     assert sorted({series.size_bytes for series in request.series}) == sizes
     assert {series.direction for series in request.series if series.network} == {"write"}
     assert (request.method.repeats == 16) == ("like" in given)
     assert request.host_bytes is None
+
+
+def machine_of(nodes: Sequence[Snapshot], *identities: RankIdentity) -> CopyMachine:
+    own = [
+        RankFacts(rank=each.rank, host=each.host, node=each.node, local_rank=each.local_rank, pid=each.pid)
+        for each in identities
+    ]
+    return machine_of_ranks([Topology(node) for node in nodes], identities, own, None, Origin.MEASURED)
 
 
 def rank_of(node: Snapshot, rank: int, number: int) -> RankIdentity:
@@ -278,11 +312,9 @@ def rank_of(node: Snapshot, rank: int, number: int) -> RankIdentity:
 def test_a_gpu_that_others_use_is_known_and_ranks_are_no_others() -> None:
     node = snapshots(parse_machine("hgx-h200-2"))[0]
     users = ((GpuProcess(pid=100),), (GpuProcess(pid=7, name="train.py"), GpuProcess(pid=8)))
-    used = [replace(gpu, processes=processes) for gpu, processes in zip(node.gpus, users, strict=True)]
-    machine = machine_of(
-        [replace(node, gpus=tuple(used))], [rank_of(node, 0, 0), rank_of(node, 1, 0)], (), Origin.MEASURED
-    )
-    assert machine.busy == {1: "process 7 (train.py), process 8"}
+    used = [replace(gpu, processes=processes, idle=False) for gpu, processes in zip(node.gpus, users, strict=True)]
+    machine = machine_of([replace(node, gpus=tuple(used))], rank_of(node, 0, 0), rank_of(node, 1, 0))
+    assert machine.users(0) == ""
     assert machine.users(0, 1) == "rank 1 is in use by process 7 (train.py), process 8"
 
 

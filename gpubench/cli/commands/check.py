@@ -1,6 +1,5 @@
 """`gpubench check`: its options, and the run."""
 
-import os
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpubench.cli.options.presentation import PresentationOptions
+from gpubench.cli.options.profile import check_profile
 from gpubench.cli.options.recording import RecordingOptions
 from gpubench.cli.options.simulation import SimulationOptions
 from gpubench.cli.signature import app_of
@@ -69,12 +69,10 @@ class CheckOptions:
         from gpubench.jobs.check.job import SECTIONS
         from gpubench.jobs.check.plan import FACTS_TIMEOUT_S, CheckPlan, Depth
         from gpubench.jobs.sources import source_of
-        from gpubench.profiles.files import find
 
         if self.quick and self.full:
             raise exclusive(("--quick", "--full"), "one of them, or neither")
-        if self.profile is not None:
-            find(self.profile, os.environ)
+        check_profile(self.profile)
         recording = self.recording.parse({"--simulate": self.simulation.simulate, "--record": self.recording.record})
         simulation, timeout_s = self.simulation.parse(), min(self.timeout, FACTS_TIMEOUT_S)
         return CheckPlan(

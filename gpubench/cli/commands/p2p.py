@@ -1,27 +1,22 @@
 """`gpubench p2p`: its options, and the run."""
 
-import os
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from gpubench.cli.options.choices import parse_choices
 from gpubench.cli.options.presentation import PLOT, PresentationOptions
+from gpubench.cli.options.profile import PROFILE, check_profile
 from gpubench.cli.options.recording import RecordingOptions
 from gpubench.cli.options.simulation import SimulationOptions
 from gpubench.cli.signature import app_of
 from gpubench.cli.table import Command
 from gpubench.errors import UsageError, exclusive
 from gpubench.jobs.p2p.plan import As, P2pPlan
-from gpubench.model.facts.launched_by import launched_by
 from gpubench.model.paths.evidence import EvidenceUse
 from gpubench.model.terms.sweep import parse_sizes
-
-if TYPE_CHECKING:
-    from gpubench.hardware.mpi.group import MpiGroup
-    from gpubench.hardware.watchdog.rank import RankProgress
 
 HELP = """
 Copies between all GPUs of this host, as nvbandwidth and p2pBandwidthLatencyTest make them: with peer access off, then
@@ -86,6 +81,7 @@ class P2pOptions:
         ),
     ] = 20.0
     plot: PLOT = False
+    profile: PROFILE = None
     simulation: SimulationOptions
     recording: RecordingOptions
     presentation: PresentationOptions
@@ -96,13 +92,26 @@ class P2pOptions:
         Raises:
             UsageError: anything that cannot be, with the next step.
         """
-        from gpubench.measure.p2p.run import SECTIONS
+        from gpubench.jobs.p2p.job import SECTIONS
+        from gpubench.jobs.sources import source_of
 
         like = None if self.like is None else parse_choices("--as", [self.like], As)[0]
         if like is not None and self.sizes is not None:
             raise exclusive(("--as nvbandwidth", "--sizes"), "one of them: nvbandwidth copies 512M")
         pairs, sizes = self._pairs(), None if self.sizes is None else parse_sizes(self.sizes)
+        check_profile(self.profile)
+        recording = self.recording.parse(
+            {
+                "--simulate": self.simulation.simulate,
+                "--record": self.recording.record,
+                "--sizes": self.sizes,
+                "--pairs": self.pairs,
+                "--as": self.like,
+            }
+        )
         return P2pPlan(
+            source=source_of(self.timeout, simulation=self.simulation.parse(), replay=recording.replay),
+            recording=recording,
             sizes=sizes,
             pairs=pairs,
             like=like,
@@ -112,16 +121,7 @@ class P2pOptions:
             strict=self.strict,
             evidence=EvidenceUse.SHOWN if self.evidence else EvidenceUse.KEPT,
             timeout_s=self.timeout,
-            simulation=self.simulation.parse(),
-            recording=self.recording.parse(
-                {
-                    "--simulate": self.simulation.simulate,
-                    "--record": self.recording.record,
-                    "--sizes": self.sizes,
-                    "--pairs": self.pairs,
-                    "--as": self.like,
-                }
-            ),
+            profile=self.profile,
             presentation=self.presentation.parse(SECTIONS, plot=self.plot),
         )
 
@@ -139,35 +139,10 @@ class P2pOptions:
 
 
 def run(options: P2pOptions) -> None:
-    """Be the command."""
-    plan = options.plan()
-    launch = launched_by(os.environ)
-    if launch is None or launch.size == 1:
-        raise typer.Exit(_run_alone(plan))
-    if plan.simulation is not None or plan.recording.replay is not None:
-        raise UsageError(
-            f"p2p {'--replay' if plan.simulation is None else '--simulate'} under {launch.launcher}",
-            expected="one process, which shows all GPUs of that machine",
-            reason="ranks measure what is there; pairs of ranks of a simulated machine are not measured yet",
-            next_step="the same without the launcher",
-        )
-    from gpubench.jobs import rank
-    from gpubench.jobs.p2p.ranks import P2pRanksJob
+    """Be the command: alone, or as one rank of a job."""
+    from gpubench.jobs.p2p import job
 
-    def make_job(group: "MpiGroup", progress: "RankProgress") -> P2pRanksJob:
-        return P2pRanksJob(group, progress, plan, sys.argv[1:])
-
-    raise typer.Exit(rank.run(make_job, launch, plan.timeout_s))
-
-
-def _run_alone(plan: "P2pPlan") -> int:
-    if plan.recording.replay is not None:
-        from gpubench.jobs.p2p.replayed import run_replayed
-
-        return run_replayed(plan, plan.recording.replay, sys.argv[1:])
-    from gpubench.jobs.p2p.here import run_alone
-
-    return run_alone(plan, sys.argv[1:])
+    raise typer.Exit(job.run(options.plan(), sys.argv[1:]))
 
 
 def app(command: Command) -> typer.Typer:

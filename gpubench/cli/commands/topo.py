@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpubench.cli.options.presentation import PresentationOptions
+from gpubench.cli.options.profile import PROFILE, check_profile
 from gpubench.cli.options.recording import RecordingOptions
 from gpubench.cli.options.simulation import SimulationOptions
 from gpubench.cli.signature import app_of
@@ -65,6 +66,7 @@ class TopoOptions:
             "--timeout", metavar="S", min=0.1, max=86400, help="Seconds in which a node's driver has to answer."
         ),
     ] = 20.0
+    profile: PROFILE = None
     presentation: PresentationOptions
 
     def plan(self) -> "TopoPlan":
@@ -80,6 +82,7 @@ class TopoOptions:
         sources = [option for option, value in named.items() if value is not None]
         if len(sources) > 1:
             raise exclusive(sources, "one machine, or the one at hand")
+        check_profile(self.profile)
         recording, simulation = self.recording.parse({}), self.simulation.parse()
         file = None if self.from_file is None else Path(self.from_file)
         return TopoPlan(
@@ -88,6 +91,7 @@ class TopoOptions:
             strict=self.strict,
             causes=self.causes,
             timeout_s=self.timeout,
+            profile=self.profile,
             presentation=self.presentation.parse(SECTIONS),
         )
 

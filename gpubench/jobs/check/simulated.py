@@ -1,20 +1,20 @@
 """The measurements of a check on a simulated machine."""
 
+import os
 from collections.abc import Sequence
 
 from gpubench.collectives.record import Collective
 from gpubench.collectives.request import SweepRequest
 from gpubench.errors import CouldNotMeasureError, GpubenchError
-from gpubench.hardware.simulated.copies import NoCounters, SimulatedCopies
+from gpubench.hardware.simulated.copies import SimulatedCopies
 from gpubench.hardware.simulated.times import CollectiveTimes
 from gpubench.jobs.check.plan import Depth
 from gpubench.jobs.listeners import ReportCollector
-from gpubench.jobs.p2p.here import machine_of
+from gpubench.jobs.p2p import job as p2p_job
 from gpubench.jobs.simulation import Simulation
 from gpubench.measure.check.documents import findings_beside_speed, together
 from gpubench.measure.collective.simulated import simulate
-from gpubench.measure.p2p.bench import CopyBench, Method, P2pRequest, default_series
-from gpubench.measure.p2p.run import P2pRun
+from gpubench.measure.p2p.request import Method, P2pRequest, default_series
 from gpubench.measure.paths.report import PathOutcome
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.paths.topology import Topology
@@ -22,7 +22,7 @@ from gpubench.model.results.measurements import Measurements, Need
 from gpubench.model.results.report import Table
 from gpubench.model.results.rows.evidence import EVIDENCE_SECTION, EvidenceRow
 from gpubench.model.terms.copies import CopyPattern
-from gpubench.model.terms.origin import Origin
+from gpubench.profiles.nodes import profile_for
 
 _PAIR_BYTES, _HOST_BYTES = 256 * 2**20, 64 * 2**20
 
@@ -92,8 +92,8 @@ class SimulatedMeasurer:
             check=False,
         )
         collector = ReportCollector()
-        own = machine_of(snapshot, copies.gpus, Origin.SIMULATED)
-        report = P2pRun(request, CopyBench(request, copies, NoCounters()), own, collector).run(strict=True)
+        node = self._nodes[number]
+        report = p2p_job.measured(copies, node, profile_for(node, os.environ), request, collector)
         section = report.sections[EVIDENCE_SECTION]
         rows = section.rows() if isinstance(section, Table) else ()
         return Measurements(

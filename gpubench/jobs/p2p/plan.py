@@ -2,11 +2,14 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from gpubench.formats.presentation import Presentation
 from gpubench.jobs.recording import Recording
-from gpubench.jobs.simulation import Simulation
 from gpubench.model.paths.evidence import EvidenceUse
+
+if TYPE_CHECKING:
+    from gpubench.jobs.sources import Source
 
 NAME = "p2p"
 
@@ -19,17 +22,22 @@ class As(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class P2pPlan:
-    """What the user asked for. `pairs` are driver indices; None is all. `sizes` of None is the default."""
+    """The machine to measure and how; `pairs` are the driver's indices or ranks, and None is all.
 
+    `sizes` of None are the default; `like` is one of As. `profile` is the name or file of the one to judge by, None for
+    a match.
+    """
+
+    source: "Source"
+    recording: Recording
     sizes: tuple[int, ...] | None
     pairs: tuple[tuple[int, int], ...] | None
-    like: As | None
+    like: str | None
     host: bool
     patterns: bool
     check: bool
     strict: bool
     evidence: EvidenceUse
     timeout_s: float
-    simulation: Simulation | None
-    recording: Recording
+    profile: str | None = None
     presentation: Presentation

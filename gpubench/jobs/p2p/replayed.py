@@ -1,95 +1,63 @@
-"""What `gpubench p2p --replay` does: the report of a recorded run, as if it were measured now."""
+"""A recorded run of copies, in the place of one that is measured now."""
 
-import sys
-from collections.abc import Sequence
+import os
 from dataclasses import replace
 from pathlib import Path
 
 from gpubench.errors import UsageError
-from gpubench.formats.delivery import delivering
-from gpubench.formats.presenter import Presenter, terminal_style
 from gpubench.hardware import recorded
-from gpubench.jobs.metadata import stamp
-from gpubench.jobs.outputs import check_writable
-from gpubench.jobs.p2p.here import describe, machine_of, profile_of
+from gpubench.jobs.machines import Machines
 from gpubench.jobs.p2p.plan import NAME, P2pPlan
-from gpubench.jobs.p2p.ranks import machine_of as machine_of_ranks
-from gpubench.measure.p2p.ranks import RankRun
-from gpubench.measure.p2p.recording import FILE, RecordedCopy, RecordedP2p, ReplayedBench, ReplayedRounds, read_samples
-from gpubench.measure.p2p.rows import Machine, RankMachine
-from gpubench.measure.p2p.run import MatrixRun, P2pRun
-from gpubench.model.facts.rank_facts import RankFacts
-from gpubench.model.facts.snapshot import Snapshot
-from gpubench.model.results.report import PAIR_COLUMNS, Metadata
+from gpubench.jobs.p2p.setup import CopySetup
+from gpubench.jobs.sources import Replayed
+from gpubench.measure.p2p.machine import CopyMachine, machine_of_ranks, wiring_of_process
+from gpubench.measure.p2p.recording import FILE, RecordedP2p, ReplayedBench, read_samples
 from gpubench.model.terms.origin import Origin
+from gpubench.profiles.nodes import profile_for
 
 
-def run_replayed(options: P2pPlan, directory: Path, arguments: Sequence[str]) -> int:
-    """Show what was recorded; the exit code.
+def replayed(plan: P2pPlan, source: Replayed) -> CopySetup:
+    """What was recorded, judged as strictly as it was then, or as the plan says.
 
     Raises:
-        GpubenchError: there is no recording of p2p, or an output cannot be written.
+        UsageError: there is no recording of p2p, or its parts do not belong together.
     """
-    shown = options.presentation
-    check_writable(shown.outputs)
-    presenter = Presenter(shown, terminal_style(shown, sys.stdout), progress=False)
-    with delivering(presenter):
-        snapshots, facts = recorded.read_recording(directory)
-        found, samples = read_samples(recorded.read_samples(directory, FILE, NAME), f"--replay {directory}")
-        machine = _machine(found, snapshots, facts, directory)
-        options = replace(options, strict=options.strict or found.strict)
-        presenter.begin(_metadata(options, arguments, directory, machine, found), PAIR_COLUMNS)
-        report = _run(found, samples, machine, presenter).run(strict=options.strict)
-        presenter.end(report)
-    return options.presentation.exit_code(report.verdict)
+    machines = source.machines()
+    found, samples = read_samples(recorded.read_samples(source.directory, FILE, NAME), source.text)
+    machines = _of_samples(machines, found, source.directory)
+    matched = profile_for(machines.nodes[0], os.environ, plan.profile)
+    origin = Origin.RECORDED if found.origin is Origin.MEASURED else found.origin
+    if found.ranks:
+        machine = machine_of_ranks(machines.nodes, found.ranks, machines.processes, matched, origin)
+    else:
+        wiring, apart = wiring_of_process(machines.nodes[0], found.gpus), frozenset(found.unreachable)
+        machine = CopyMachine(wiring, found.gpus, machines.processes, matched, origin, apart)
+    return CopySetup(
+        plan=replace(plan, strict=plan.strict or found.strict, like=found.like),
+        machines=machines,
+        machine=machine,
+        request=found.request,
+        bench=ReplayedBench(found, samples),
+        libraries=found.libraries,
+        ranks=found.ranks,
+    )
 
 
-def _machine(found: RecordedP2p, snapshots: Sequence[Snapshot], facts: Sequence[RankFacts], directory: Path) -> Machine:
-    """The machine as it was.
+def _of_samples(machines: Machines, found: RecordedP2p, directory: Path) -> Machines:
+    """The nodes that samples are of, in their order, with the settings of then.
 
     Raises:
         UsageError: samples and nodes do not belong together.
     """
-    origin = Origin.RECORDED if found.origin is Origin.MEASURED else found.origin
-    by_host = {snapshot.host: snapshot for snapshot in snapshots}
-    if missing := [host for host in found.hosts if host not in by_host]:
-        raise _strangers(directory, f"samples of {', '.join(missing)}")
-    nodes = [by_host[host] for host in found.hosts]
-    if found.ranks:
-        return machine_of_ranks(nodes, found.ranks, facts, origin)
-    known = {gpu.device for gpu in nodes[0].gpus}
-    if missing := [gpu.device for gpu in found.gpus if gpu.device not in known]:
-        raise _strangers(directory, f"samples of {', '.join(missing)}")
-    return machine_of(nodes[0], found.gpus, origin, facts)
-
-
-def _strangers(directory: Path, what: str) -> UsageError:
-    return UsageError(
-        f"--replay {directory}: {what}, which no node of the recording has",
-        expected="nodes and samples of one run",
-        reason="the folder was put together from several recordings",
-    )
-
-
-def _run(found: RecordedP2p, samples: Sequence[RecordedCopy], machine: Machine, presenter: Presenter) -> MatrixRun:
-    if isinstance(machine, RankMachine):
-        return RankRun(found.request, ReplayedRounds(found, samples), machine, presenter)
-    return P2pRun(found.request, ReplayedBench(found, samples), machine, presenter)
-
-
-def _metadata(
-    options: P2pPlan, arguments: Sequence[str], directory: Path, machine: Machine, found: RecordedP2p
-) -> Metadata:
-    return Metadata(
-        **stamp(arguments),
-        subject=NAME,
-        origin=machine.origin,
-        hosts=[node.snapshot.host for node in machine.nodes],
-        ranks=found.ranks,
-        libraries=found.libraries,
-        environment=found.environment,
-        options=describe(machine, found.request, options, found.like),
-        topology=machine.nodes[0].fingerprint(),
-        profile=profile_of(machine),
-        source=f"--replay {directory}",
-    )
+    by_host = {node.snapshot.host: node for node in machines.nodes}
+    missing = [host for host in found.hosts if host not in by_host]
+    if not missing and not found.ranks:
+        known = {gpu.device for gpu in by_host[found.hosts[0]].gpus}
+        missing = [gpu.device for gpu in found.gpus if gpu.device not in known]
+    if missing:
+        raise UsageError(
+            f"--replay {directory}: samples of {', '.join(missing)}, which no node of the recording has",
+            expected="nodes and samples of one run",
+            reason="the folder was put together from several recordings",
+        )
+    return replace(machines, nodes=[by_host[host] for host in found.hosts], environment=found.environment)

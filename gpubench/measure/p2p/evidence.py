@@ -1,11 +1,12 @@
 """What a run of copies shows of each pair's path: all four kinds of evidence, and the verdict on fallback."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from gpubench.conditions.circumstances import Circumstances, Together, users_settings
-from gpubench.measure.p2p.findings import Cells, Figures, staged_pairs
-from gpubench.measure.p2p.rows import NETWORK, Machine
+from gpubench.measure.p2p.findings import staged_pairs
+from gpubench.measure.p2p.machine import NETWORK, CopyMachine
+from gpubench.measure.p2p.matrix import CopyMatrix, bandwidth_gb_s
 from gpubench.measure.paths.diagnosis import Explained
 from gpubench.measure.paths.report import PathOutcome, report_on
 from gpubench.model.paths.evidence import Conclusion, Evidence, PathEvidence, State
@@ -16,34 +17,28 @@ from gpubench.model.results.fallback import End, KnownPath, fallback_rows
 from gpubench.model.terms.copies import Direction, Engine
 
 _ABOVE_HOST = 1.2
-"""So much more than both GPUs' links to host memory carry, a bandwidth is not that of host memory."""
+"""A bandwidth by so much above what both GPUs' links to host memory carry did not come from there."""
+
+_REFUSED_HERE = "CUDA refuses it to this process"
 
 
 def conclude(
-    machine: Machine, cells: Cells, figures: Figures, together: Sequence[Together] = (), *, strict: bool
+    machine: CopyMachine, matrices: Sequence[CopyMatrix], together: Sequence[Together] = (), *, strict: bool
 ) -> PathOutcome:
     """The verdict on the path of every pair that was asked for; `together` explains slow ones."""
-    seen = _PairObservations(machine, cells, figures)
-    paths = [seen.path(pair) for pair in dict.fromkeys(pair for row in cells.values() for pair in row)]
+    seen = _PairObservations(machine, matrices)
+    paths = [seen.path(pair) for pair in dict.fromkeys(pair for matrix in matrices for pair in matrix.cells)]
     explained = Explained(replace(seen.circumstances(paths), together=together))
     rows = fallback_rows(paths, machine.origin, lambda members: explained.first(seen.staged(members)))
     return report_on(paths, rows, machine.origin, explained.rows(), strict=strict)
 
 
-_REFUSED_HERE = "CUDA refuses it to this process"
-_FOR = {True: State.PRESENT, False: State.CONTRADICTING}
-
-
-def _is(path: KnownPath, conclusion: Conclusion) -> bool:
-    return path.judgement.conclusion is conclusion
-
-
 class _PairObservations:
-    """Puts together what was seen of each pair."""
+    """The evidence on each pair, from its cells in all matrices."""
 
-    def __init__(self, machine: Machine, cells: Cells, figures: Figures) -> None:
-        self._machine, self._cells, self._figures = machine, cells, figures
-        self._staged = staged_pairs(cells)
+    def __init__(self, machine: CopyMachine, matrices: Sequence[CopyMatrix]) -> None:
+        self._machine, self._matrices = machine, matrices
+        self._staged = staged_pairs(matrices)
         self._positions = {machine.label(gpu): gpu for gpu in range(len(machine.gpus))}
 
     def path(self, pair: Pair) -> KnownPath:
@@ -67,18 +62,19 @@ class _PairObservations:
 
     def staged(self, paths: Sequence[KnownPath]) -> dict[Pair, Sequence[Transport]]:
         """Of some paths those that go through host memory, with what they take."""
-        return {self._pair(path): path.transports for path in paths if _is(path, Conclusion.STAGED)}
+        staged = [path for path in paths if path.judgement.conclusion is Conclusion.STAGED]
+        return {self._pair(path): path.transports for path in staged}
 
     def circumstances(self, paths: Sequence[KnownPath]) -> Circumstances:
-        """What may explain the paths: copies of CUDA's know no policy of NCCL's."""
-        facts = self._machine.facts
+        """What may explain the paths; NCCL's policy and settings mean nothing to copies that CUDA makes."""
+        facts, staged = self._machine.processes, self.staged(paths)
         return Circumstances(
             wiring=self._machine.wiring,
             facts=facts,
             settings=users_settings(facts),
-            staged=self.staged(paths),
-            copied=dict.fromkeys(self.staged(paths), _REFUSED_HERE) | self._staged,
-            wrong=frozenset(self._pair(path) for path in paths if _is(path, Conclusion.WRONG)),
+            staged=staged,
+            copied=dict.fromkeys(staged, _REFUSED_HERE) | self._staged,
+            wrong=frozenset(self._pair(path) for path in paths if path.judgement.conclusion is Conclusion.WRONG),
         )
 
     def _pair(self, path: KnownPath) -> Pair:
@@ -89,34 +85,32 @@ class _PairObservations:
         return End(machine.gpus[gpu].device, machine.label(gpu), machine.host(gpu), machine.gpus[gpu].bus_id)
 
     def _by_design(self, pair: Pair) -> str:
-        """CUDA's copies know no policy: what the driver grants, they use."""
+        """Why a pair is staged where that is no fault: on a node only the driver's policy counts, not NCCL's."""
         wiring = self._machine.wiring
         return wiring.refused_by_design(pair) if wiring.together(pair) else wiring.by_design(pair)
 
     def _selection(self, pair: Pair) -> Evidence:
-        """CUDA does not say which way a copy goes; without peer access there is only one."""
-        if self._machine.scope(pair) == NETWORK:
-            return self._chosen(self._transports(pair))
-        on = [cell for _, cell in self._of(pair, peer=True)]
-        if on and not any(cell.seconds or cell.error for cell in on):
-            return Evidence(State.CONTRADICTING, "without peer access, CUDA copies through host memory")
-        return Evidence()
-
-    def _chosen(self, transports: Sequence[Transport]) -> Evidence:
-        """What NCCL says that it sends over between nodes."""
-        staged = is_staged(transports)
+        """What was chosen: CUDA does not say, but without peer access there is only host memory; NCCL says it."""
+        if self._machine.scope(pair) != NETWORK:
+            on = self._cells(pair, peer=True)
+            if on and not any(cell.seconds or cell.error for _, cell in on):
+                return Evidence(State.CONTRADICTING, "without peer access, CUDA copies through host memory")
+            return Evidence()
+        transports = self._transports(pair)
         if not transports:
             return Evidence(seen="what NCCL took between these nodes was not heard")
-        seen = f"NCCL chose {names(transports)}"
-        return Evidence(seen=seen) if staged is None else Evidence(_FOR[not staged], seen)
+        staged, seen = is_staged(transports), f"NCCL chose {names(transports)}"
+        if staged is None:
+            return Evidence(seen=seen)
+        return Evidence(State.CONTRADICTING if staged else State.PRESENT, seen)
 
     def _transports(self, pair: Pair) -> tuple[Transport, ...]:
-        return next((cell.transports for _, cell in self._of(pair, peer=True) if cell.transports), ())
+        return next((cell.transports for _, cell in self._cells(pair, peer=True) if cell.transports), ())
 
     def _measurement(self, pair: Pair) -> Evidence:
         if pair in self._staged:
             return Evidence(State.CONTRADICTING, self._staged[pair])
-        on = self._of(pair, peer=True)
+        on = self._cells(pair, peer=True)
         broken = next((cell.error for _, cell in on if cell.error), None)
         if broken:
             return Evidence(seen=broken)
@@ -134,12 +128,12 @@ class _PairObservations:
     def _faster(self, pair: Pair) -> Evidence | None:
         """What the times show of it: more than host memory carries, or sooner than without peer access."""
         through_host = self._machine.wiring.through_host_gb_s(pair)
-        best = max((self._figures[each][pair] for each, _ in self._copied(pair, peer=True)), default=None)
+        on, off = self._copied(pair, peer=True), dict(self._copied(pair, peer=False))
+        best = max((bandwidth_gb_s(series, cell) for series, cell in on), default=None)
         if best is not None and through_host is not None and best > _ABOVE_HOST * through_host:
             most = f"the way through host memory carries {through_host:.3g} at most"
             return Evidence(State.PRESENT, f"{best:.3g} GB/s, and {most}")
-        off = dict(self._copied(pair, peer=False))
-        for series, cell in self._copied(pair, peer=True):
+        for series, cell in on:
             other = off.get(replace(series, peer=False))
             if other is not None and is_sooner(cell, other):
                 times = other.typical_seconds / cell.typical_seconds
@@ -147,7 +141,7 @@ class _PairObservations:
         return None
 
     def _correctness(self, pair: Pair) -> Evidence:
-        checked = [(each, cell.wrong) for each, cell in self._of(pair, peer=None) if cell.wrong is not None]
+        checked = [(each, cell.wrong) for each, cell in self._cells(pair, peer=None) if cell.wrong is not None]
         wrong = next(((each, count) for each, count in checked if count), None)
         if wrong is not None:
             return Evidence(State.CONTRADICTING, f"{wrong[1]} wrong elements arrived, {wrong[0].name}")
@@ -156,25 +150,26 @@ class _PairObservations:
         return Evidence(State.PRESENT, "the destination compared what arrived, and it was right")
 
     def _bandwidth_gb_s(self, pair: Pair) -> float | None:
-        """What the pair delivered in its largest copies, of those that people compare: written, by copy engines."""
+        """The bandwidth that people compare: of the largest copies that engines wrote, with peer access where it is."""
         for peer in (True, False):
-            written = [each for each, _ in self._copied(pair, peer=peer) if each.direction is Direction.WRITE]
+            written = [each for each in self._copied(pair, peer=peer) if each[0].direction is Direction.WRITE]
             if written:
-                largest = max(written, key=lambda series: series.size_bytes)
-                if largest.size_bytes >= JUDGED_FROM_BYTES:
-                    return self._figures[largest][pair]
+                series, cell = max(written, key=lambda each: each[0].size_bytes)
+                if series.size_bytes >= JUDGED_FROM_BYTES:
+                    return bandwidth_gb_s(series, cell)
         return None
 
-    def _copied(self, pair: Pair, *, peer: bool) -> Iterator[tuple[Series, Cell]]:
+    def _copied(self, pair: Pair, *, peer: bool) -> list[tuple[Series, Cell]]:
         """What copy engines, or NCCL, copied."""
-        for series, cell in self._of(pair, peer=peer):
-            if series.engine is Engine.CE and cell.seconds:
-                yield series, cell
+        cells = self._cells(pair, peer=peer)
+        return [(series, cell) for series, cell in cells if series.engine is Engine.CE and cell.seconds]
 
-    def _of(self, pair: Pair, *, peer: bool | None) -> list[tuple[Series, Cell]]:
+    def _cells(self, pair: Pair, *, peer: bool | None) -> list[tuple[Series, Cell]]:
         """What is of this pair alone: copies both ways at once are of the opposite pair too."""
         return [
-            (series, row[pair])
-            for series, row in self._cells.items()
-            if pair in row and series.direction is not Direction.BOTH and (peer is None or series.peer is peer)
+            (each.series, each.cells[pair])
+            for each in self._matrices
+            if pair in each.cells
+            and each.series.direction is not Direction.BOTH
+            and (peer is None or each.series.peer is peer)
         ]

@@ -1,13 +1,15 @@
-"""What a person should know of measured copies."""
+"""Findings on measured copies: wrong data, copies that fail, slow GPUs and pairs, peer access that does not pay."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TypedDict
 
+from gpubench.measure.p2p.matrix import CopyMatrix
 from gpubench.model.paths.p2p import (
     FAILED_SHARE,
-    JUDGED_FROM_BYTES,
     LATENCY_BYTES,
     MOVED_SHARE,
+    SLOW_SHARE,
     Cell,
     Oddity,
     Pair,
@@ -21,35 +23,34 @@ from gpubench.model.terms.verdict import WRONG_DATA, Finding, Verdict, overall
 
 _MOST_PAIRS = 4
 
-Cells = Mapping[Series, Mapping[Pair, Cell]]
-Figures = Mapping[Series, Mapping[Pair, float]]
-Verdicts = Mapping[Series, Mapping[Pair, tuple[Verdict | None, str]]]
-
 
 def findings_of(
-    figures: Figures, cells: Cells, verdicts: Verdicts, gpus: Sequence[CopyGpu], host_wrong: Sequence[str]
+    matrices: Sequence[CopyMatrix], gpus: Sequence[CopyGpu], wrong_with_host: Sequence[str]
 ) -> tuple[Finding, ...]:
-    """The findings, gravest first: wrong data, failed copies, who is slow, peer access that does not pay.
+    """All findings, gravest first; `wrong_with_host` are GPUs between which and host memory wrong data arrived.
 
     What goes through host memory is said with the evidence on all paths.
     """
     return (
-        *_wrong(cells, gpus, host_wrong),
-        *_errors(cells, gpus),
-        *_slow(figures, cells, verdicts, gpus),
-        *_unprofitable(figures, gpus),
-        *_noisy(verdicts, gpus),
+        *_wrong(matrices, gpus, wrong_with_host),
+        *_errors(matrices, gpus),
+        *_slow(matrices, gpus),
+        *_unprofitable(matrices, gpus),
+        *_noisy(matrices, gpus),
     )
 
 
-def _wrong(cells: Cells, gpus: Sequence[CopyGpu], host_wrong: Sequence[str]) -> Iterator[Finding]:
+def _wrong(
+    matrices: Sequence[CopyMatrix], gpus: Sequence[CopyGpu], wrong_with_host: Sequence[str]
+) -> Iterator[Finding]:
     found = {
-        pair: f"{cell.wrong} elements, {series.name}"
-        for series, row in cells.items()
-        for pair, cell in row.items()
+        pair: f"{cell.wrong} elements, {matrix.series.name}"
+        for matrix in matrices
+        for pair, cell in matrix.cells.items()
         if cell.wrong
     }
-    subjects = [_pair(pair, gpus) for pair in found] + [f"host and {device}" for device in dict.fromkeys(host_wrong)]
+    with_host = [f"host and {device}" for device in dict.fromkeys(wrong_with_host)]
+    subjects = [_pair(pair, gpus) for pair in found] + with_host
     if subjects:
         yield Finding(
             id=WRONG_DATA,
@@ -63,17 +64,17 @@ def _wrong(cells: Cells, gpus: Sequence[CopyGpu], host_wrong: Sequence[str]) -> 
         )
 
 
-def _errors(cells: Cells, gpus: Sequence[CopyGpu]) -> Iterator[Finding]:
-    by_error: dict[str, list[str]] = {}
-    for row in cells.values():
-        for pair, cell in row.items():
-            if cell.error and _pair(pair, gpus) not in by_error.setdefault(cell.error, []):
-                by_error[cell.error].append(_pair(pair, gpus))
+def _errors(matrices: Sequence[CopyMatrix], gpus: Sequence[CopyGpu]) -> Iterator[Finding]:
+    by_error: dict[str, dict[str, None]] = {}
+    for matrix in matrices:
+        for pair, cell in matrix.cells.items():
+            if cell.error:
+                by_error.setdefault(cell.error, {})[_pair(pair, gpus)] = None
     for error, subjects in by_error.items():
         yield Finding(
             id="copy-failed",
             severity=Verdict.ERROR,
-            **_subjects(subjects),
+            **_subjects(list(subjects)),
             seen=error,
             expected="a copy that is made",
             cause="memory in use by others, or peer access that is granted and then fails",
@@ -81,27 +82,29 @@ def _errors(cells: Cells, gpus: Sequence[CopyGpu]) -> Iterator[Finding]:
         )
 
 
-def staged_pairs(cells: Cells) -> dict[Pair, str]:
+def staged_pairs(matrices: Sequence[CopyMatrix]) -> dict[Pair, str]:
     """Pairs whose copies go through host memory although peer access is on, and what shows it.
 
     The NVLink counters prove it where they moved for others; else the same bandwidth and the same latency with peer
-    access as without.
+    access as without, at the largest size that has both.
     """
-    found: dict[Pair, str] = {}
-    for series, row in cells.items():
-        for pair, cell in row.items():
-            if series.peer and cell.is_staged:
-                found[pair] = _counted(cell)
-    on, off = _written(cells, peer=True), _written(cells, peer=False)
-    for size in sorted({size for size in on if size in off and size >= JUDGED_FROM_BYTES})[-1:]:
-        soon, late = on.get(LATENCY_BYTES, {}), off.get(LATENCY_BYTES, {})
-        for pair, cell in on[size].items():
-            if (
-                pair in off[size]
-                and cell.is_staged is None
-                and looks_staged(cell, off[size][pair], soon.get(pair), late.get(pair))
-            ):
-                found.setdefault(pair, "as slow as without peer access, in bandwidth and in latency")
+    found = {
+        pair: _counted(cell)
+        for matrix in matrices
+        for pair, cell in matrix.cells.items()
+        if matrix.series.peer and cell.is_staged
+    }
+    on, off = _written(matrices, peer=True), _written(matrices, peer=False)
+    size_bytes = max((size for size in off if size in on and on[size].series.is_judged), default=None)
+    if size_bytes is None:
+        return found
+    soon, late = (way[LATENCY_BYTES].cells if LATENCY_BYTES in way else {} for way in (on, off))
+    for pair, cell in on[size_bytes].cells.items():
+        without = off[size_bytes].cells.get(pair)
+        if without is None or cell.is_staged is not None:
+            continue
+        if looks_staged(cell, without, soon.get(pair), late.get(pair)):
+            found.setdefault(pair, "as slow as without peer access, in bandwidth and in latency")
     return found
 
 
@@ -112,53 +115,67 @@ def _counted(cell: Cell) -> str:
     return f"{nvlink}; they went over PCIe" if (carried.pcie_share or 0) >= MOVED_SHARE else nvlink
 
 
-def _written(cells: Cells, *, peer: bool) -> dict[int, Mapping[Pair, Cell]]:
-    """What copy engines wrote, by size."""
+def _written(matrices: Sequence[CopyMatrix], *, peer: bool) -> dict[int, CopyMatrix]:
+    """What copy engines, or NCCL, wrote, by size."""
+    wanted = (Engine.CE, Direction.WRITE, peer)
     return {
-        series.size_bytes: row
-        for series, row in cells.items()
-        if (series.engine, series.direction, series.peer) == (Engine.CE, Direction.WRITE, peer)
+        each.series.size_bytes: each
+        for each in matrices
+        if (each.series.engine, each.series.direction, each.series.peer) == wanted
     }
 
 
-def _slow(figures: Figures, cells: Cells, verdicts: Verdicts, gpus: Sequence[CopyGpu]) -> Iterator[Finding]:
-    """Who is slow, each once with all ways of copying in which they are; host-staged pairs are said to be that."""
-    staged = set(staged_pairs(cells))
+@dataclass(frozen=True, slots=True)
+class _Slowness:
+    """A GPU or pairs that are slow in one series."""
+
+    subjects: tuple[str, ...]
+    series: Series
+    verdict: Verdict
+    seen: str
+
+
+def _slow(matrices: Sequence[CopyMatrix], gpus: Sequence[CopyGpu]) -> Iterator[Finding]:
+    """A finding for each slow GPU or pair, with all series in which it is; host-staged pairs have findings already."""
+    staged = staged_pairs(matrices)
     explained = {frozenset(pair) for pair in staged}
-    slow: dict[tuple[str, ...], list[tuple[Series, str, Verdict]]] = {}
-    for series, row in figures.items():
-        if not series.peer or series.size_bytes < JUDGED_FROM_BYTES:
+    found: dict[tuple[str, ...], list[_Slowness]] = {}
+    for matrix in matrices:
+        if not matrix.series.is_judged:
             continue
-        judged = verdicts[series]
-        # Both ways at once, a pair is as slow as its slower way, which was said already.
-        known = {pair for pair in row if frozenset(pair) in explained} if series.direction is Direction.BOTH else staged
-        bad = {pair for pair in row if judged[pair][0] in (Verdict.FAIL, Verdict.WARN) and pair not in known}
-        direct = {pair: figure for pair, figure in row.items() if pair not in known}
-        explained |= {frozenset(pair) for pair in bad}
-        oddities = [each for each in odd_ones(direct, len(gpus)) if _touches(each, bad)]
-        for oddity in oddities:
-            share = oddity.figure / oddity.usual
-            seen = f"{oddity.figure:.4g} GB/s, where others reach {oddity.usual:.4g} ({share:.0%})"
-            verdict = Verdict.FAIL if share < FAILED_SHARE else Verdict.WARN
-            slow.setdefault((_named(oddity, gpus),), []).append((series, seen, verdict))
-        if bad and not oddities:
-            worst_verdict, reason = judged[min(bad, key=row.__getitem__)]
-            subjects = tuple(_pair(pair, gpus) for pair in sorted(bad))
-            slow.setdefault(subjects, []).append((series, reason, worst_verdict or Verdict.WARN))
-    for subjects, found in slow.items():
+        known = set(staged)
+        if matrix.series.direction is Direction.BOTH:
+            # Both ways at once, a pair is as slow as its slower way, which was said already.
+            known = {pair for pair in matrix.gb_s if frozenset(pair) in explained}
+        explained |= {frozenset(pair) for pair in matrix.slow - known}
+        for each in _slow_in(matrix, known, gpus):
+            found.setdefault(each.subjects, []).append(each)
+    for subjects, slow in found.items():
         yield Finding(
             id="p2p-slow",
-            severity=overall(verdict for _, _, verdict in found),
+            severity=overall(each.verdict for each in slow),
             **_subjects(subjects),
-            seen="; ".join(f"{series.name}: {seen}" for series, seen, _ in found),
+            seen="; ".join(f"{each.series.name}: {each.seen}" for each in slow),
             expected="what pairs wired alike reach, and healthy machines of this type",
             cause="links down or noisy, lanes lost, clocks held down, or somebody else's traffic",
             next_command="gpubench topo; nvidia-smi nvlink -e; nvidia-smi -q -d PERFORMANCE",
         )
 
 
-def _touches(oddity: Oddity, bad: set[Pair]) -> bool:
-    return any(set(oddity.gpus) <= set(pair) for pair in bad)
+def _slow_in(matrix: CopyMatrix, known: set[Pair], gpus: Sequence[CopyGpu]) -> Iterator[_Slowness]:
+    """The GPUs and pairs that stand out in a matrix without `known` pairs; all slow pairs where none stands out."""
+    slow = matrix.slow - known
+    others = {pair: gb_s for pair, gb_s in matrix.gb_s.items() if pair not in known}
+    odd = [each for each in odd_ones(others, len(gpus)) if any(set(each.gpus) <= set(pair) for pair in slow)]
+    for oddity in odd:
+        share = oddity.figure / oddity.usual
+        seen = f"{oddity.figure:.4g} GB/s, where others reach {oddity.usual:.4g} ({share:.0%})"
+        verdict = Verdict.FAIL if share < FAILED_SHARE else Verdict.WARN
+        yield _Slowness((_named(oddity, gpus),), matrix.series, verdict, seen)
+    if slow and not odd:
+        verdict_of_slowest, reason = matrix.verdicts[min(slow, key=matrix.gb_s.__getitem__)]
+        subjects = tuple(_pair(pair, gpus) for pair in sorted(slow))
+        yield _Slowness(subjects, matrix.series, verdict_of_slowest or Verdict.WARN, reason)
 
 
 def _named(oddity: Oddity, gpus: Sequence[CopyGpu]) -> str:
@@ -166,34 +183,38 @@ def _named(oddity: Oddity, gpus: Sequence[CopyGpu]) -> str:
     return f"{names[0]} {oddity.role}" if oddity.role != "pair" else " → ".join(names)
 
 
-def _unprofitable(figures: Figures, gpus: Sequence[CopyGpu]) -> Iterator[Finding]:
+def _unprofitable(matrices: Sequence[CopyMatrix], gpus: Sequence[CopyGpu]) -> Iterator[Finding]:
     """Pairs whose copies are slower with peer access than through host memory."""
-    for series, row in figures.items():
-        if series.engine is not Engine.CE or series.direction is not Direction.WRITE or not series.peer:
+    off = _written(matrices, peer=False)
+    for size_bytes, matrix in _written(matrices, peer=True).items():
+        if not matrix.series.is_judged or size_bytes not in off:
             continue
-        off = next(
-            (other for each, other in figures.items() if not each.peer and each.size_bytes == series.size_bytes), {}
-        )
-        slower = [pair for pair, figure in row.items() if pair in off and figure < 0.9 * off[pair]]
-        if slower and series.size_bytes >= JUDGED_FROM_BYTES:
-            worst = min(slower, key=lambda pair: row[pair] / off[pair])
+        shares = {
+            pair: gb_s / off[size_bytes].gb_s[pair]
+            for pair, gb_s in matrix.gb_s.items()
+            if pair in off[size_bytes].gb_s
+        }
+        slower = [pair for pair, share in shares.items() if share < SLOW_SHARE]
+        if slower:
+            worst = min(slower, key=shares.__getitem__)
             yield Finding(
                 id="p2p-slower-than-staging",
                 severity=Verdict.WARN,
                 **_subjects([_pair(pair, gpus) for pair in slower]),
-                seen=f"{row[worst]:.4g} GB/s with peer access, {off[worst]:.4g} through host memory",
+                seen=f"{matrix.gb_s[worst]:.4g} GB/s with peer access, "
+                f"{off[size_bytes].gb_s[worst]:.4g} through host memory",
                 expected="peer access at least as fast",
                 cause="ACS sends peer traffic up to the root port and back, or the path has a narrow hop",
                 next_command="lspci -vvv | grep -i acsctl (as root); NCCL_P2P_LEVEL=PIX keeps NCCL off such pairs",
             )
 
 
-def _noisy(verdicts: Verdicts, gpus: Sequence[CopyGpu]) -> Iterator[Finding]:
+def _noisy(matrices: Sequence[CopyMatrix], gpus: Sequence[CopyGpu]) -> Iterator[Finding]:
     noisy = [
         _pair(pair, gpus)
-        for series, row in verdicts.items()
-        for pair, (verdict, _) in row.items()
-        if verdict is Verdict.INCONCLUSIVE and series.direction is not Direction.BOTH
+        for matrix in matrices
+        for pair, (verdict, _) in matrix.verdicts.items()
+        if verdict is Verdict.INCONCLUSIVE and matrix.series.direction is not Direction.BOTH
     ]
     if noisy:
         yield Finding(
@@ -217,5 +238,5 @@ class _Subjects(TypedDict):
 
 
 def _subjects(named: Sequence[str]) -> _Subjects:
-    """All that a finding is about, and the first few of them in words."""
+    """The subjects of a finding, and the first few of them in words."""
     return {"subject": some_of(named, _MOST_PAIRS), "subjects": tuple(named)}

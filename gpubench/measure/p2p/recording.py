@@ -1,14 +1,13 @@
 """Raw samples of a run of copies: written as they are measured, and later played in the place of GPUs or ranks."""
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpubench.errors import UsageError
-from gpubench.measure.p2p.bench import Bench, P2pRequest, PatternResult
-from gpubench.measure.p2p.ranks import Rounds
-from gpubench.model.paths.p2p import Cell, Pair, Series
-from gpubench.model.terms.copies import CopyGpu, CopyPattern, Direction, HostMemory, pairs_of
+from gpubench.measure.p2p.request import Bench, Copy, P2pRequest
+from gpubench.model.paths.p2p import Cell, Pair
+from gpubench.model.terms.copies import CopyGpu
 from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.rank_identity import RankIdentity
 from gpubench.readers.documents.json_lines import read_json_line
@@ -49,7 +48,7 @@ class RecordedCopy:
     cell: Cell
 
 
-class RecordingBench:
+class RecordingBench(Bench):
     """Writes down what another bench measures."""
 
     def __init__(self, bench: Bench, write: Write) -> None:
@@ -57,114 +56,55 @@ class RecordingBench:
         self._write = write
 
     def enable_peer_access(self) -> dict[Pair, str]:
-        """What was refused is a sample too."""
+        """Enabled by the other; a sample for each pair that was refused."""
         refused = self._bench.enable_peer_access()
         for pair, error in refused.items():
             self._write(RecordedCopy(_access(pair), Cell(error=error)))
         return refused
 
-    def can_reach(self, pair: Pair) -> bool:
-        """Not written: the first line says it of all pairs."""
-        return self._bench.can_reach(pair)
+    def measure(self, copies: Sequence[Copy]) -> Iterator[Cell]:
+        """A sample of each copy, as soon as it is measured."""
+        for copy, cell in zip(copies, self._bench.measure(copies), strict=True):
+            self._write(RecordedCopy(str(copy), cell))
+            yield cell
 
-    def measure(self, series: Series, pair: Pair) -> Cell:
-        """A sample of a pair."""
-        return self._wrote(_copy(series, pair), self._bench.measure(series, pair))
-
-    def measure_again(self, series: Series, pair: Pair, before: Cell) -> Cell:
-        """Another one of it."""
-        return self._wrote(_copy(series, pair), self._bench.measure_again(series, pair, before))
-
-    def measure_host(self, memory: HostMemory, gpu: int, *, to_gpu: bool) -> Cell:
-        """A sample of a GPU and host memory."""
-        return self._wrote(_host(memory, gpu, to_gpu=to_gpu), self._bench.measure_host(memory, gpu, to_gpu=to_gpu))
-
-    def measure_pattern(self, pattern: CopyPattern, direction: Direction) -> PatternResult:
-        """A sample of several pairs at once."""
-        result = self._bench.measure_pattern(pattern, direction)
-        self._write(RecordedCopy(_pattern(pattern, direction), result.cell))
-        return result
-
-    def _wrote(self, what: str, cell: Cell) -> Cell:
-        self._write(RecordedCopy(what, cell))
+    def measure_again(self, copy: Copy, before: Cell) -> Cell:
+        """Another sample of a copy, which holds those before."""
+        cell = self._bench.measure_again(copy, before)
+        self._write(RecordedCopy(str(copy), cell))
         return cell
 
 
-class RecordingRounds:
-    """Writes down what ranks measure."""
-
-    def __init__(self, rounds: Rounds, write: Write) -> None:
-        self._rounds = rounds
-        self._write = write
-
-    def measure(self, series: Series, pairs: Sequence[Pair]) -> dict[Pair, Cell]:
-        """A sample of each pair, once all rounds of the matrix are over."""
-        cells = self._rounds.measure(series, pairs)
-        for pair, cell in cells.items():
-            self._write(RecordedCopy(_copy(series, pair), cell))
-        return cells
-
-    def measure_again(self, series: Series, pair: Pair, before: Cell) -> Cell:
-        """Another one of a pair."""
-        cell = self._rounds.measure_again(series, pair, before)
-        self._write(RecordedCopy(_copy(series, pair), cell))
-        return cell
-
-
-class Replayed:
-    """The samples of a recording, each as often as it was measured."""
+class ReplayedBench(Bench):
+    """A recording in the place of GPUs, of one process or of ranks: each sample as often as it was measured."""
 
     def __init__(self, recorded: RecordedP2p, samples: Iterable[RecordedCopy]) -> None:
-        self._recorded = recorded
+        self._pairs = recorded.request.pairs
         self._cells: dict[str, deque[Cell]] = defaultdict(deque)
         for sample in samples:
             self._cells[sample.of].append(sample.cell)
 
-    def cell(self, what: str) -> Cell:
-        """The first sample of it; an error where the run ended before."""
-        return self._next(what) or Cell(error=_CUT_SHORT)
-
-    def measure_again(self, series: Series, pair: Pair, before: Cell) -> Cell:
-        """The next sample of a pair; the same again where it was not measured again, for thresholds change."""
-        return self._next(_copy(series, pair)) or before
-
-    def _next(self, what: str) -> Cell | None:
-        cells = self._cells[what]
-        return cells.popleft() if cells else None
-
-
-class ReplayedBench(Replayed):
-    """A recording in the place of GPUs."""
-
     def enable_peer_access(self) -> dict[Pair, str]:
-        """What was refused then."""
-        refused = {pair: self._next(_access(pair)) for pair in self._recorded.request.pairs}
+        """The errors of then."""
+        refused = {pair: self._next(_access(pair)) for pair in self._pairs}
         return {pair: cell.error for pair, cell in refused.items() if cell is not None and cell.error}
 
-    def can_reach(self, pair: Pair) -> bool:
-        """As CUDA said then."""
-        return pair not in self._recorded.unreachable
+    def measure(self, copies: Sequence[Copy]) -> Iterator[Cell]:
+        """The first sample of each copy; an error where the run ended before."""
+        return (self._next(str(copy)) or Cell(error=_CUT_SHORT) for copy in copies)
 
-    def measure(self, series: Series, pair: Pair) -> Cell:
-        """The sample of a pair."""
-        return self.cell(_copy(series, pair))
+    def measure_again(self, copy: Copy, before: Cell) -> Cell:
+        """The next sample of a copy; the same again where it was not measured again, for thresholds change."""
+        cell = self._next(str(copy))
+        if cell is None:
+            return before
+        # Of copies with host memory, recordings from before 2026 hold the new samples alone.
+        has_all = cell.seconds[: len(before.seconds)] == before.seconds
+        return cell if has_all else before.extended(cell)
 
-    def measure_host(self, memory: HostMemory, gpu: int, *, to_gpu: bool) -> Cell:
-        """The sample of a GPU and host memory."""
-        return self.cell(_host(memory, gpu, to_gpu=to_gpu))
-
-    def measure_pattern(self, pattern: CopyPattern, direction: Direction) -> PatternResult:
-        """The sample of several pairs at once."""
-        pairs = pairs_of(pattern, len(self._recorded.gpus))
-        return PatternResult(pattern, direction, self.cell(_pattern(pattern, direction)), pairs)
-
-
-class ReplayedRounds(Replayed):
-    """A recording in the place of ranks."""
-
-    def measure(self, series: Series, pairs: Sequence[Pair]) -> dict[Pair, Cell]:
-        """The samples of a matrix."""
-        return {pair: self.cell(_copy(series, pair)) for pair in pairs}
+    def _next(self, name: str) -> Cell | None:
+        cells = self._cells[name]
+        return cells.popleft() if cells else None
 
 
 def read_samples(lines: Sequence[tuple[str, str]], name: str) -> tuple[RecordedP2p, list[RecordedCopy]]:
@@ -209,17 +149,5 @@ def _check(recorded: RecordedP2p, where: str) -> None:
         raise UsageError(f"{where}: a copy of no bytes", expected="sizes above 0")
 
 
-def _copy(series: Series, pair: Pair) -> str:
-    return f"{series.name} {series.size_bytes} {pair[0]}-{pair[1]}"
-
-
 def _access(pair: Pair) -> str:
     return f"enable {pair[0]}-{pair[1]}"
-
-
-def _host(memory: HostMemory, gpu: int, *, to_gpu: bool) -> str:
-    return f"{memory} host memory {'to' if to_gpu else 'from'} {gpu}"
-
-
-def _pattern(pattern: CopyPattern, direction: Direction) -> str:
-    return f"{pattern} {direction}"

@@ -1,7 +1,7 @@
 """The judgement of measured copies against limit, sibling pairs and profile, and the GPUs and pairs that are odd."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from gpubench.model.paths.transport import Transport
@@ -54,6 +54,11 @@ class Series:
         if self.network:
             return "nccl"
         return f"{self.engine} {self.direction}" + ("" if self.peer else " peer off")
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether its bandwidths get a verdict: those of large copies with peer access do."""
+        return self.peer and self.size_bytes >= JUDGED_FROM_BYTES
 
     @property
     def quantity(self) -> str | None:
@@ -115,6 +120,13 @@ class Cell:
     def spread(self) -> float:
         """The range of the samples as a part of their median."""
         return (max(self.seconds) - min(self.seconds)) / self.typical_seconds
+
+    def extended(self, more: "Cell") -> "Cell":
+        """This cell with the samples of the same copy measured again; with what was wrong in either, or its error."""
+        if more.error:
+            return more
+        wrong = None if self.wrong is None or more.wrong is None else self.wrong + more.wrong
+        return replace(more, seconds=(*self.seconds, *more.seconds), wrong=wrong, transports=self.transports)
 
 
 @dataclass(frozen=True, slots=True)

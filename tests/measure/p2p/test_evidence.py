@@ -1,20 +1,20 @@
 """What a run of copies says of each path: how it is known, and why where it goes through host memory."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import pytest
 
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.measure.p2p import evidence as p2p_evidence
-from gpubench.measure.p2p import findings as p2p_findings
-from gpubench.measure.p2p import run as p2p_run
-from gpubench.measure.p2p.bench import CopyBench, Method, P2pRequest, PatternResult, default_series
-from gpubench.measure.p2p.rows import Machine
+from gpubench.measure.p2p.machine import CopyMachine, wiring_of_process
+from gpubench.measure.p2p.one_process import CopyBench, unreachable_pairs
+from gpubench.measure.p2p.request import Copy, Method, P2pRequest, PatternCopy, default_series
 from gpubench.measure.p2p.run import P2pRun
 from gpubench.measure.paths import counters as p2p_counters
 from gpubench.model.facts.snapshot import PairFacts, PcieLink, Snapshot
-from gpubench.model.paths.p2p import Pair
+from gpubench.model.paths import p2p
+from gpubench.model.paths.p2p import Cell, Pair
 from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.wiring import GpuPlace, Wiring
 from gpubench.model.results.report import Metadata, PairRow, Report, Table
@@ -23,8 +23,9 @@ from gpubench.model.results.rows.evidence import EVIDENCE_SECTION, FALLBACK_SECT
 from gpubench.model.terms.copies import CopyGpu, CopyPattern, Direction
 from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.verdict import Verdict
+from gpubench.ports.link_counters import LinkBytes
 from tests.conditions.test_together import collapsing
-from tests.fakes.copies import Broken, FakeCopies
+from tests.fakes.copies import DIRECT_GB_S, DIRECT_SECONDS, Broken, FakeCopies
 
 SIZE = 2**16
 Edit = Callable[[Snapshot], Snapshot]
@@ -32,7 +33,7 @@ Edit = Callable[[Snapshot], Snapshot]
 
 @pytest.fixture(autouse=True)
 def small_sizes_are_judged(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (p2p_run, p2p_findings, p2p_evidence):
+    for module in (p2p, p2p_evidence):
         monkeypatch.setattr(module, "JUDGED_FROM_BYTES", SIZE)
     monkeypatch.setattr(p2p_counters, "_COUNTED_FROM_BYTES", SIZE)
 
@@ -63,24 +64,18 @@ def measured(copies: FakeCopies, edit: Edit = lambda node: node, *, check: bool 
         method=Method(warmup=1, samples=3, repeats=2),
         check=check,
     )
-    machine = Machine(
-        wiring=Wiring([GpuPlace(node.host, 0, gpu.bus_id) for gpu in node.gpus], {0: Topology(node)}),
-        profile=None,
-        busy={},
-        origin=Origin.MEASURED,
-        gpus=copies.gpus,
-    )
+    wiring = Wiring([GpuPlace(node.host, 0, gpu.bus_id) for gpu in node.gpus], {0: Topology(node)})
+    machine = CopyMachine(wiring, copies.gpus, (), None, Origin.MEASURED, unreachable_pairs(copies))
     return P2pRun(request, CopyBench(request, copies, copies), machine, Nobody()).run(strict=strict)
 
 
 class SlowWrites(CopyBench):
     """GPUs that write slowly to many at once."""
 
-    def measure_pattern(self, pattern: CopyPattern, direction: Direction) -> PatternResult:
-        result = super().measure_pattern(pattern, direction)
-        times = 9 if direction is Direction.WRITE and pattern is CopyPattern.ALL_TO_ALL else 1
-        seconds = tuple(each * times for each in result.cell.seconds)
-        return replace(result, cell=replace(result.cell, seconds=seconds))
+    def measure(self, copies: Sequence[Copy]) -> Iterator[Cell]:
+        for copy, cell in zip(copies, super().measure(copies), strict=True):
+            is_slow = copy == PatternCopy(CopyPattern.ALL_TO_ALL, Direction.WRITE)
+            yield replace(cell, seconds=tuple(each * (9 if is_slow else 1) for each in cell.seconds))
 
 
 def test_writes_that_collapse_together_are_named_though_every_pair_is_fine() -> None:
@@ -92,10 +87,7 @@ def test_writes_that_collapse_together_are_named_though_every_pair_is_fine() -> 
         patterns=(CopyPattern.RING, CopyPattern.ALL_TO_ALL),
         pattern_bytes=SIZE, method=Method(warmup=1, samples=1, repeats=1), check=False,
     )  # fmt: skip
-    machine = Machine(
-        wiring=Wiring([GpuPlace(node.host, 0, gpu.bus_id) for gpu in gpus], {0: Topology(node)}),
-        profile=None, busy={}, origin=Origin.MEASURED, gpus=gpus,
-    )  # fmt: skip
+    machine = CopyMachine(wiring_of_process(Topology(node), gpus), gpus, (), None, Origin.MEASURED)
     report = P2pRun(request, SlowWrites(request, copies, copies), machine, Nobody()).run(strict=False)
     table = report.sections["causes"]
     assert isinstance(table, Table)
@@ -145,9 +137,24 @@ def test_counters_and_checked_data_prove_that_a_path_is_direct() -> None:
     assert report.findings == ()
 
 
+def test_the_bandwidth_of_a_path_is_what_was_written_with_peer_access() -> None:
+    (row,) = fallback(measured(FakeCopies(4, counts=False)))
+    assert row.bandwidth_gb_s == pytest.approx(SIZE / (DIRECT_SECONDS + SIZE / (DIRECT_GB_S * 1e9)) / 1e9)
+
+
 def test_without_counters_a_bandwidth_above_that_of_host_memory_shows_it() -> None:
     seen = evidence(measured(FakeCopies(4, counts=False)))
     assert "and the way through host memory carries 63 at most" in seen.measurement_seen
+    assert (seen.measurement, seen.conclusion) == ("present", "direct")
+
+
+def test_pcie_counters_that_stand_still_show_a_direct_path_where_none_count_nvlink() -> None:
+    class OnlyPcie(FakeCopies):
+        def read(self, gpu: int) -> LinkBytes:
+            return replace(super().read(gpu), nvlink_sent=None, nvlink_received=None)
+
+    seen = evidence(measured(OnlyPcie(4)))
+    assert seen.measurement_seen == "PCIe counters stood still while it was copied"
     assert (seen.measurement, seen.conclusion) == ("present", "direct")
 
 
@@ -156,7 +163,7 @@ def test_without_either_the_gain_over_peer_access_off_does() -> None:
         return replace(node, gpus=tuple(replace(gpu, pcie=PcieLink()) for gpu in node.gpus))
 
     seen = evidence(measured(FakeCopies(4, counts=False), without_pcie))
-    assert "times as fast as with peer access off" in seen.measurement_seen
+    assert seen.measurement_seen == "10.2 times as fast as with peer access off"
     assert seen.conclusion == "direct"
 
 

@@ -204,3 +204,17 @@ def test_series_name_what_they_compare_with() -> None:
     assert Series(Engine.SM, Direction.READ, peer=True, size_bytes=1).quantity is None
     assert Series(Engine.CE, Direction.WRITE, peer=False, size_bytes=1).quantity == "p2p.staged_gb_s"
     assert Series(Engine.CE, Direction.READ, peer=False, size_bytes=1).quantity is None
+
+
+@pytest.mark.parametrize(
+    ("before", "later", "together"), [(0, 0, 0), (2, 0, 2), (0, 3, 3), (1, 1, 2), (None, None, None)]
+)
+def test_a_copy_that_is_measured_again_keeps_its_samples_and_its_wrong_data(
+    before: int | None, later: int | None, together: int | None
+) -> None:
+    again = Cell((1.0, 2.0), before).extended(Cell((3.0,), later, Carried(nvlink_bytes=7)))
+    assert again == Cell((1.0, 2.0, 3.0), together, Carried(nvlink_bytes=7))
+
+
+def test_a_copy_that_breaks_when_it_is_measured_again_is_broken() -> None:
+    assert Cell((1.0,), 0).extended(Cell(error="gone")) == Cell(error="gone")

@@ -16,14 +16,14 @@ from gpubench.errors import CouldNotMeasureError
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.jobs.listeners import NullListener
 from gpubench.measure.p2p import evidence as p2p_evidence
-from gpubench.measure.p2p import findings as p2p_findings
 from gpubench.measure.p2p import rows as p2p_rows
-from gpubench.measure.p2p import run as p2p_run
-from gpubench.measure.p2p.bench import Method, P2pRequest
-from gpubench.measure.p2p.ranks import RankBench, RankRun
-from gpubench.measure.p2p.rows import RankMachine
+from gpubench.measure.p2p.between_ranks import RankBench
+from gpubench.measure.p2p.machine import CopyMachine
+from gpubench.measure.p2p.request import Method, P2pRequest
+from gpubench.measure.p2p.run import P2pRun
 from gpubench.measure.paths import counters as p2p_counters
 from gpubench.model.facts.snapshot import PairFacts, Snapshot
+from gpubench.model.paths import p2p
 from gpubench.model.paths.p2p import LATENCY_BYTES, Series, rounds
 from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.wiring import GpuPlace, Wiring
@@ -46,7 +46,7 @@ SENT = replace(WRITE, network=True)
 
 @pytest.fixture(autouse=True)
 def small_sizes_are_judged(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (p2p_run, p2p_rows, p2p_findings, p2p_evidence):
+    for module in (p2p, p2p_rows, p2p_evidence):
         monkeypatch.setattr(module, "JUDGED_FROM_BYTES", SIZE)
     monkeypatch.setattr(p2p_counters, "_COUNTED_FROM_BYTES", SIZE)
 
@@ -85,23 +85,18 @@ class Outcome:
         return {finding.id: finding.subject for finding in self.report.findings}
 
 
-def machine(ranks: int, per_node: int) -> RankMachine:
+def machine(ranks: int, per_node: int) -> CopyMachine:
     board = per_node + per_node % 2
     nodes = tuple(Topology(each) for each in snapshots(parse_machine(f"hgx-h200-{board}*{ranks // per_node}")))
     places = [
         GpuPlace(nodes[rank // per_node].snapshot.host, rank // per_node, nodes[0].gpus[rank % per_node].bus_id)
         for rank in range(ranks)
     ]
-    return RankMachine(
-        wiring=Wiring(places, dict(enumerate(nodes))),
-        profile=None,
-        busy={},
-        origin=Origin.MEASURED,
-        gpus=tuple(
-            CopyGpu(f"rank {rank}", rank, str(nodes[0].gpus[rank % per_node].bus_id), f"GPU-{rank}", "NVIDIA H200")
-            for rank in range(ranks)
-        ),
-    )
+    gpus = [
+        CopyGpu(f"rank {rank}", rank, str(nodes[0].gpus[rank % per_node].bus_id), f"GPU-{rank}", "NVIDIA H200")
+        for rank in range(ranks)
+    ]
+    return CopyMachine(Wiring(places, dict(enumerate(nodes))), gpus, (), None, Origin.MEASURED, is_ranks=True)
 
 
 def request(ranks: int, *series: Series, **changes: Any) -> P2pRequest:
@@ -120,7 +115,7 @@ def request(ranks: int, *series: Series, **changes: Any) -> P2pRequest:
 def run(
     fabric: Fabric,
     asked: P2pRequest,
-    wiring: RankMachine,
+    wiring: CopyMachine,
     *,
     strict: bool = False,
     via: str = "",
@@ -132,7 +127,7 @@ def run(
         log = FakeLog(sent_between(across, via)) if via else None
         bench = RankBench(asked, group, copies, copies, log, progress[group.rank] if progress else UNWATCHED)
         listener = Recorder()
-        report = RankRun(asked, bench, wiring, listener).run(strict=strict)
+        report = P2pRun(asked, bench, wiring, listener).run(strict=strict)
         bench.close()
         return Outcome(report, listener.rows)
 
@@ -329,7 +324,7 @@ def test_a_way_that_no_pair_takes_is_not_measured() -> None:
     assert len(outcome.rows) == 1
 
 
-def on(machine: RankMachine, node: Snapshot) -> RankMachine:
+def on(machine: CopyMachine, node: Snapshot) -> CopyMachine:
     """The same ranks on a node of which something else is known."""
     return replace(machine, wiring=replace(machine.wiring, nodes={0: Topology(node)}))
 

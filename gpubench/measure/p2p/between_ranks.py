@@ -1,28 +1,24 @@
 """Measure copies between the GPUs of every ordered pair of ranks, disjoint pairs at once, verified by their owners."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar, cast
+from functools import partial
+from typing import TypeVar, cast
 
 from gpubench.errors import CouldNotMeasureError
-from gpubench.measure.p2p.bench import P2pRequest, label
-from gpubench.measure.p2p.rows import IPC, NETWORK, RankMachine
-from gpubench.measure.p2p.run import MatrixRun
+from gpubench.measure.p2p.request import Bench, Copy, P2pRequest, PairCopy, label, random_data
 from gpubench.measure.paths.counters import CounterReading, Meter
 from gpubench.measure.paths.nccl_log_listener import NcclLogListener
 from gpubench.model.paths.p2p import LATENCY_BYTES, Carried, Cell, Pair, Series, rounds
 from gpubench.model.paths.selection import Selection
 from gpubench.model.paths.transport import Transport
-from gpubench.model.results.report import PairRow, Report
 from gpubench.model.terms.copies import Direction
 from gpubench.model.terms.data_pattern import POISON, Block, DataPattern
 from gpubench.model.terms.hang import Phase
-from gpubench.model.terms.operation import DataType
 from gpubench.model.terms.progress import UNWATCHED, Progress
 from gpubench.ports.group import Group
 from gpubench.ports.library_log import LibraryLog
 from gpubench.ports.link_counters import LinkCounters
-from gpubench.ports.listener import Listener
 from gpubench.ports.memory import Memory
 from gpubench.ports.rank_copies import RankCopies
 
@@ -45,17 +41,7 @@ class _Offer:
     refused: str = ""
 
 
-class Rounds(Protocol):
-    """What measures the cells of a run between ranks: the ranks, or a recording of them."""
-
-    def measure(self, series: Series, pairs: Sequence[Pair]) -> dict[Pair, Cell]:
-        """One matrix."""
-
-    def measure_again(self, series: Series, pair: Pair, before: Cell) -> Cell:
-        """More samples of a cell, for one that is near a threshold."""
-
-
-class RankBench(Rounds):
+class RankBench(Bench):
     """This rank's buffers, and its part in what all ranks measure together. Every rank calls every method alike."""
 
     def __init__(
@@ -78,41 +64,47 @@ class RankBench(Rounds):
         self._chosen: Mapping[Pair, tuple[Transport, ...]] | None = None
         self.offers = group.gather(self._offer())
 
-    def measure(self, series: Series, pairs: Sequence[Pair]) -> dict[Pair, Cell]:
-        """One matrix: in as few rounds as can be, in each one way, then back."""
-        if not series.network:
-            return self._matrix(series, pairs)
-        if self._chosen is None:
-            self._chosen = self._hear(series, pairs)
-        cells = self._matrix(series, pairs)
-        return {pair: replace(cell, transports=self._chosen.get(pair, ())) for pair, cell in cells.items()}
+    def enable_peer_access(self) -> dict[Pair, str]:
+        """Nothing to do: CUDA enables it with memory of another process, which is opened for the first copy."""
+        return {}
 
-    def _hear(self, series: Series, pairs: Sequence[Pair]) -> Mapping[Pair, tuple[Transport, ...]]:
-        """What NCCL connects each pair over, of which it speaks while they send for the first time, untimed."""
+    def measure(self, copies: Sequence[Copy]) -> Iterator[Cell]:
+        """One matrix: in as few rounds of disjoint pairs as can be, in each one way, then back."""
+        if not copies:
+            return iter(())
+        asked = cast("Sequence[PairCopy]", copies)  # the other kinds of copies are for one process
+        series, pairs = asked[0].series, [each.pair for each in asked]
+        if series.network and self._chosen is None:
+            self._chosen = self._connect(series, pairs)
+        cells = self._matrix(series, pairs)
+        chosen = self._chosen if series.network and self._chosen is not None else {}
+        return (replace(cells[pair], transports=chosen.get(pair, ())) for pair in pairs)
+
+    def measure_again(self, copy: Copy, before: Cell) -> Cell:
+        """One pair again while all other ranks wait."""
+        asked = cast("PairCopy", copy)
+        more = self._together("one pair again", asked.series, (asked.pair,))[asked.pair]
+        return before.extended(more)
+
+    def _connect(self, series: Series, pairs: Sequence[Pair]) -> Mapping[Pair, tuple[Transport, ...]]:
+        """Send untimed for the first time, when NCCL connects each pair and its log names the transport."""
         if self._log is None:
             return {}
-        ear = NcclLogListener(self._log)
+        listener = NcclLogListener(self._log)
         self._matrix(replace(series, size_bytes=LATENCY_BYTES), pairs, Phase.CONNECTING)
-        ear.listen()
+        listener.listen()
         self._log.switch_off()
-        return Selection(self.group.gather(ear.selection()), ()).of_sends(pairs).pairs
+        return Selection(self.group.gather(listener.selection()), ()).of_sends(pairs).pairs
 
     def _matrix(self, series: Series, pairs: Sequence[Pair], phase: Phase = Phase.OPERATION) -> dict[Pair, Cell]:
         cells: dict[Pair, Cell] = {}
-        met = rounds(self.group.size)
-        for number, pairs_of_round in enumerate(met, 1):
-            for way in (pairs_of_round, tuple((other, one) for one, other in pairs_of_round)):
-                active = tuple(pair for pair in way if pair in pairs)
+        wanted, met = set(pairs), rounds(self.group.size)
+        for number, met_now in enumerate(met, 1):
+            for way in (met_now, tuple((other, one) for one, other in met_now)):
+                active = tuple(pair for pair in way if pair in wanted)
                 if active:
                     cells |= self._together(f"round {number} of {len(met)}", series, active, phase)
-        return {pair: cells[pair] for pair in pairs}
-
-    def measure_again(self, series: Series, pair: Pair, before: Cell) -> Cell:
-        """One pair again while all other ranks wait."""
-        more = self._together("one pair again", series, (pair,))[pair]
-        if more.error:
-            return more
-        return replace(more, seconds=(*before.seconds, *more.seconds), transports=before.transports)
+        return cells
 
     def unusable(self, series: Series, rank: int) -> str:
         """Why a rank's buffers cannot be used for this; empty where they can."""
@@ -199,35 +191,27 @@ class _Round:
 
     def _copies(self, pair: Pair, repeats: int, samples: int) -> tuple[float, ...]:
         """Seconds a copy in each sample, on the rank that makes them; on its partner nothing, but over a network."""
-        bench, series, rank = self._bench, self._series, self._bench.group.rank
-        source, destination = pair
-        sent, arrived = self._buffers
+        copies, series, (source, destination) = self._bench.copies, self._series, pair
+        is_source = self._bench.group.rank == source
+        own = self._buffers[0 if is_source else 1]
         if series.network:
-            own, peer = (sent, destination) if rank == source else (arrived, source)
-            return tuple(
-                bench.copies.exchange(own, peer, series.size_bytes, repeats, sends=rank == source) / repeats
-                for _ in range(samples)
-            )
-        if rank != (source if series.direction is Direction.WRITE else destination):
+            peer = destination if is_source else source
+            copy = partial(copies.exchange, own, peer, series.size_bytes, repeats, sends=is_source)
+        elif is_source == (series.direction is Direction.WRITE):
+            other = self._bench.offers[destination].arrived if is_source else self._bench.offers[source].sent
+            copy = partial(copies.copy, own, other, series.direction, series.size_bytes, repeats)
+        else:
             return ()
-        own, other = (
-            (sent, bench.offers[destination].arrived) if rank == source else (arrived, bench.offers[source].sent)
-        )
-        return tuple(
-            bench.copies.copy(own, other, series.direction, series.size_bytes, repeats) / repeats
-            for _ in range(samples)
-        )
+        return tuple(copy() / repeats for _ in range(samples))
 
     def _prepare(self, pair: Pair) -> None:
         """Fresh data to send, and nothing that could pass for it where it is to arrive."""
-        sent, arrived = self._buffers
-        if self._bench.request.check:
-            if self._bench.group.rank == pair[0]:
-                data, block = self._data()
-                sent.fill_sent(data, block, pair[0])
-            else:
-                arrived.fill_byte(self._series.size_bytes, POISON)
-        if self._bench.group.rank == pair[0] and not self._series.network:
+        (sent, arrived), is_source = self._buffers, self._bench.group.rank == pair[0]
+        if self._bench.request.check and is_source:
+            sent.fill_sent(*self._data(), pair[0])
+        elif self._bench.request.check:
+            arrived.fill_byte(self._series.size_bytes, POISON)
+        if is_source and not self._series.network:
             self._reading = self._bench.meter.read(_OWN_GPU)
 
     def _carried(self, pair: Pair, repeats: int) -> Carried | None:
@@ -248,10 +232,7 @@ class _Round:
         return cast("tuple[Memory, Memory]", self._bench.buffers)
 
     def _data(self) -> tuple[DataPattern, Block]:
-        """Random bits over the copied bytes, as words where they divide them."""
-        word = DataType.INT64 if self._series.size_bytes % DataType.INT64.size_bytes == 0 else DataType.UINT8
-        count = self._series.size_bytes // word.size_bytes
-        return DataPattern(word, None, self._bench.group.size), Block(self._bench.row, 1, count, 0, count)
+        return random_data(self._series.size_bytes, self._bench.row, self._bench.group.size)
 
 
 def _slower(samples: Sequence[tuple[float, ...] | None], pair: Pair) -> tuple[float, ...]:
@@ -262,32 +243,3 @@ def _slower(samples: Sequence[tuple[float, ...] | None], pair: Pair) -> tuple[fl
 
 def _words(error: CouldNotMeasureError) -> str:
     return "; ".join(filter(None, (error.seen, error.reason)))
-
-
-class RankRun(MatrixRun):
-    """Measures a request between ranks and tells a listener; every rank runs it and comes to the same report."""
-
-    def __init__(self, request: P2pRequest, bench: Rounds, machine: RankMachine, listener: Listener[PairRow]) -> None:
-        super().__init__(request, machine, listener)
-        self._everything = request
-        self._ranks = bench
-        self._wiring = machine
-        self._measured: Mapping[Pair, Cell] = {}
-
-    def run(self, *, strict: bool) -> Report:
-        """All of it: each series between the pairs that it is for, on one node or across."""
-        for series in self._everything.series:
-            scope = NETWORK if series.network else IPC
-            pairs = tuple(pair for pair in self._everything.pairs if self._wiring.scope(pair) == scope)
-            if pairs:
-                reachable = [pair for pair in pairs if self._wiring.can_reach(pair)]
-                self._measured = self._ranks.measure(series, reachable)
-                self._request = replace(self._everything, pairs=pairs)
-                self._matrix(series)
-        return self._report(strict=strict)
-
-    def _cell(self, series: Series, pair: Pair) -> Cell:  # noqa: ARG002 - that of the series being shown
-        return self._measured.get(pair, Cell())
-
-    def _again(self, series: Series, pair: Pair, before: Cell) -> Cell:
-        return self._ranks.measure_again(series, pair, before)

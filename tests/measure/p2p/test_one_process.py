@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
-from gpubench.measure.p2p import bench as p2p
-from gpubench.measure.p2p import findings as p2p_findings
 from gpubench.measure.p2p import rows as p2p_rows
-from gpubench.measure.p2p import run as p2p_run
-from gpubench.measure.p2p.bench import CopyBench, Method, P2pRequest, default_series, steps, sweep_series
-from gpubench.measure.p2p.rows import Machine
+from gpubench.measure.p2p.machine import CopyMachine
+from gpubench.measure.p2p.one_process import CopyBench, unreachable_pairs
+from gpubench.measure.p2p.request import NVBANDWIDTH, HostCopy, Method, P2pRequest, default_series, sweep_series
 from gpubench.measure.p2p.run import SECTIONS, P2pRun
 from gpubench.measure.paths import counters as p2p_counters
+from gpubench.model.facts.snapshot import GpuProcess
+from gpubench.model.paths import p2p
 from gpubench.model.paths.p2p import LATENCY_BYTES, Carried, Cell, Series
 from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.wiring import GpuPlace, Wiring
@@ -22,6 +22,8 @@ from gpubench.model.terms.copies import CopyPattern, Direction, Engine, HostMemo
 from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.verdict import Finding, Verdict
 from gpubench.profiles.files import load
+from gpubench.profiles.matching import ProfileMatch
+from tests.fakes import copies as fake_copies
 from tests.fakes.copies import (
     DIRECT_GB_S,
     DIRECT_SECONDS,
@@ -39,7 +41,7 @@ METHOD = Method(warmup=1, samples=3, repeats=2)
 
 @pytest.fixture(autouse=True)
 def small_sizes_are_judged(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (p2p_run, p2p_rows, p2p_findings):
+    for module in (p2p, p2p_rows):
         monkeypatch.setattr(module, "JUDGED_FROM_BYTES", SIZE)
     monkeypatch.setattr(p2p_counters, "_COUNTED_FROM_BYTES", SIZE)
 
@@ -76,16 +78,14 @@ def request(gpus: int, **changes: Any) -> P2pRequest:
     return replace(everything, **changes)
 
 
-def machine_of(copies: FakeCopies, busy: dict[int, str] | None = None, profile: str = "") -> Machine:
+def machine_of(copies: FakeCopies, busy: dict[int, int] | None = None, profile: str = "") -> CopyMachine:
     node = snapshots(parse_machine(f"hgx-h200-{len(copies.gpus)}"))[0]
-    places = [GpuPlace(node.host, 0, gpu.bus_id) for gpu in node.gpus]
-    return Machine(
-        wiring=Wiring(places, {0: Topology(node)}),
-        profile=load(profile) if profile else None,
-        busy=busy or {},
-        origin=Origin.MEASURED,
-        gpus=copies.gpus,
-    )
+    used = {gpu: (GpuProcess(pid=pid),) for gpu, pid in (busy or {}).items()}
+    gpus = [replace(gpu, processes=used.get(gpu.index, ()), idle=gpu.index not in used) for gpu in node.gpus]
+    node = replace(node, gpus=tuple(gpus))
+    matched = ProfileMatch(load(profile), len(gpus)) if profile else None
+    wiring = Wiring([GpuPlace(node.host, 0, gpu.bus_id) for gpu in node.gpus], {0: Topology(node)})
+    return CopyMachine(wiring, copies.gpus, (), matched, Origin.MEASURED, unreachable_pairs(copies))
 
 
 def run(
@@ -93,7 +93,7 @@ def run(
     asked: P2pRequest,
     *,
     strict: bool = False,
-    busy: dict[int, str] | None = None,
+    busy: dict[int, int] | None = None,
     profile: str = "",
 ) -> tuple[Report, list[PairRow], Recorder]:
     machine = machine_of(copies, busy, profile)
@@ -115,11 +115,12 @@ def test_a_healthy_machine_passes_and_every_copy_is_verified() -> None:
     report, rows, recorder = run(copies, request(4))
     assert report.verdict is Verdict.PASS
     assert report.findings == ()
+    assert report.complete
     assert {row.verified for row in rows} == {"last"}
     assert {row.verdict for row in of(rows, peer="on", size_bytes=SIZE)} == {Verdict.PASS}
     assert {row.verdict for row in of(rows, peer="off")} == {None}
     assert recorder.steps == [(n, len(recorder.steps)) for n in range(len(recorder.steps))]
-    assert len(recorder.steps) == steps(request(4), 4)
+    assert len(recorder.steps) == request(4).steps(4)
     assert report.main == PAIRS_SECTION
     assert set(report.sections) == set(SECTIONS) - {PAIRS_SECTION, "findings"}
 
@@ -260,7 +261,7 @@ def test_a_gpu_without_memory_costs_its_own_pairs() -> None:
 
 def test_a_gpu_in_use_is_not_judged() -> None:
     slow = {(1, 2): 0.1}
-    _, rows, _ = run(FakeCopies(4, Broken(slow=slow)), request(4), busy={1: "process 4711"})
+    _, rows, _ = run(FakeCopies(4, Broken(slow=slow)), request(4), busy={1: 4711})
     (row,) = of(rows, source="GPU1", destination="GPU2", engine="ce", direction="write", peer="on", size_bytes=SIZE)
     assert row.verdict is Verdict.SKIP
     assert row.note == "not judged: GPU1 is in use by process 4711"
@@ -338,9 +339,38 @@ def test_host_memory_both_kinds_both_ways() -> None:
     assert report.verdict is Verdict.PASS
 
 
+def host_calls(copies: FakeCopies, memory: HostMemory, gpu: int) -> int:
+    return sum(pairs == ((memory, gpu),) for pairs, _ in copies.calls)
+
+
+def test_slow_pinned_memory_is_measured_again_and_pageable_memory_never_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    healthy, slow = FakeCopies(1), FakeCopies(1)
+    asked = request(1, series=(), patterns=())
+    _, rows, _ = run(healthy, asked, profile="hgx-h200-1")
+    assert [row.verdict for row in rows] == [Verdict.PASS, Verdict.PASS, None, None]
+    assert [row.bandwidth_gb_s for row in rows] == [pytest.approx(55.0)] * 4
+    assert [row.limit_percent for row in rows] == [pytest.approx(100 * 55 / 63, rel=0.01)] * 4
+    monkeypatch.setattr(fake_copies, "HOST_GB_S", 20.0)
+    _, rows, _ = run(slow, asked, profile="hgx-h200-1")
+    assert [row.verdict for row in rows] == [Verdict.FAIL, Verdict.FAIL, None, None]
+    calls = [host_calls(each, HostMemory.PINNED, 0) for each in (healthy, slow)]
+    assert calls == [4, 4 * 4]
+    assert host_calls(slow, HostMemory.PAGEABLE, 0) == 4
+    _, rows, _ = run(FakeCopies(1), replace(asked, host_bytes=SIZE // 2), profile="hgx-h200-1")
+    assert {row.verdict for row in rows} == {None}
+
+
+def test_wrong_data_with_host_memory_fail_and_are_not_measured_again() -> None:
+    copies = FakeCopies(1, Broken(wrong_with_host=True))
+    report, rows, _ = run(copies, request(1, series=(), patterns=()))
+    assert {row.verdict for row in rows} == {Verdict.FAIL}
+    assert found(report)["wrong-data"].subjects == ("host and GPU0",)
+    assert host_calls(copies, HostMemory.PINNED, 0) == 4
+
+
 def test_bytes_for_host_memory_need_no_nvlink() -> None:
     still = Cell(seconds=(SIZE / 55e9,), wrong=0, carried=Carried(nvlink_bytes=0, nvlink_share=0.0))
-    row = p2p_rows.host_row(machine_of(FakeCopies(1)), HostMemory.PINNED, 0, still, SIZE, to_gpu=True)
+    row = p2p_rows.host_row(machine_of(FakeCopies(1)), HostCopy(HostMemory.PINNED, 0, to_gpu=True), still, SIZE)
     assert row.verdict is Verdict.PASS
 
 
@@ -362,7 +392,7 @@ def test_a_sample_lasts_as_long_as_it_should() -> None:
     assert Method().repeats_for(1e-3) == 10
     assert Method().repeats_for(1e-7) == 100
     assert Method().repeats_for(1.0) == 1
-    assert p2p.NVBANDWIDTH.repeats_for(1.0) == 16
+    assert NVBANDWIDTH.repeats_for(1.0) == 16
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,104 @@
+"""Requests of copies from a plan: for the GPUs of one process, and for ranks."""
+
+from collections.abc import Sequence
+from itertools import permutations
+
+from gpubench.errors import UsageError
+from gpubench.jobs.p2p.plan import P2pPlan
+from gpubench.measure.p2p.machine import IPC, NETWORK, CopyMachine
+from gpubench.measure.p2p.request import NVBANDWIDTH, Method, P2pRequest, default_series, sweep_series
+from gpubench.model.paths.p2p import LATENCY_BYTES, Pair, Series
+from gpubench.model.terms.copies import CopyGpu, CopyPattern, Direction, Engine
+
+_BYTES, _NVBANDWIDTH_BYTES = 256 * 2**20, 512 * 2**20
+
+_HOST_BYTES = 64 * 2**20
+"""Less than between GPUs: the host fills and checks its end itself."""
+
+
+def request_for_process(plan: P2pPlan, gpus: Sequence[CopyGpu]) -> P2pRequest:
+    """What to measure on these GPUs.
+
+    Raises:
+        UsageError: `--pairs` names a GPU that is not there.
+    """
+    size_bytes, method = _size_and_method(plan)
+    if plan.like is not None:
+        ways = [(engine, way) for engine in Engine for way in (Direction.WRITE, Direction.READ)]
+        series = tuple(Series(engine, way, peer=True, size_bytes=size_bytes) for engine, way in ways)
+    else:
+        series = default_series(size_bytes) if plan.sizes is None else sweep_series(plan.sizes)
+    whole, several = plan.sizes is None and plan.pairs is None, len(gpus) > 1
+    host_bytes = _HOST_BYTES if plan.like is None else size_bytes
+    return P2pRequest(
+        pairs=_pairs_of_gpus(plan, gpus),
+        series=series if several else (),
+        host_bytes=host_bytes if plan.host and whole else None,
+        patterns=tuple(CopyPattern) if plan.patterns and whole and plan.like is None and several else (),
+        pattern_bytes=size_bytes,
+        method=method,
+        check=plan.check,
+    )
+
+
+def request_for_ranks(plan: P2pPlan, pairs: Sequence[Pair], machine: CopyMachine) -> P2pRequest:
+    """What to measure: copy engines on a node, written and read; NCCL between nodes; 16 bytes of each for the latency.
+
+    Copies with host memory, by kernels and without peer access are for one process.
+    """
+    size_bytes, method = _size_and_method(plan)
+    ways = [(Direction.WRITE, size_bytes), (Direction.READ, size_bytes)]
+    if plan.sizes is not None:
+        ways = [(Direction.WRITE, size) for size in plan.sizes]
+    elif plan.like is None:
+        ways.append((Direction.WRITE, LATENCY_BYTES))
+    scopes = {machine.scope(pair) for pair in pairs}
+    series = [Series(Engine.CE, way, peer=True, size_bytes=size) for way, size in ways if IPC in scopes]
+    series += [
+        Series(Engine.CE, way, peer=True, size_bytes=size, network=True)
+        for way, size in ways
+        if NETWORK in scopes and way is Direction.WRITE
+    ]
+    return P2pRequest(
+        pairs=tuple(pairs),
+        series=tuple(series),
+        pattern_bytes=size_bytes,
+        method=method,
+        check=plan.check,
+    )
+
+
+def pairs_of_ranks(plan: P2pPlan, ranks: int) -> tuple[Pair, ...]:
+    """The ordered pairs to measure.
+
+    Raises:
+        UsageError: `--pairs` names a rank that is not there.
+    """
+    for one, other in plan.pairs or ():
+        if max(one, other) >= ranks:
+            raise UsageError(
+                f"--pairs {one}-{other}: there is no rank {max(one, other)}",
+                expected=f"ranks from 0 to {ranks - 1}: under a launcher --pairs counts ranks",
+                next_step=f"start more of them: mpirun -n {max(one, other) + 1} ...",
+            )
+    return tuple(permutations(range(ranks), 2)) if plan.pairs is None else plan.pairs
+
+
+def _size_and_method(plan: P2pPlan) -> tuple[int, Method]:
+    return (_BYTES, Method()) if plan.like is None else (_NVBANDWIDTH_BYTES, NVBANDWIDTH)
+
+
+def _pairs_of_gpus(plan: P2pPlan, gpus: Sequence[CopyGpu]) -> tuple[Pair, ...]:
+    if plan.pairs is None:
+        return tuple(permutations(range(len(gpus)), 2))
+    positions = {gpu.device: position for position, gpu in enumerate(gpus)}
+    for pair in plan.pairs:
+        for index in pair:
+            if f"GPU{index}" not in positions:
+                raise UsageError(
+                    f"--pairs {pair[0]}-{pair[1]}: there is no GPU{index}",
+                    expected=f"GPUs among {', '.join(positions)}",
+                    reason="CUDA_VISIBLE_DEVICES hides it, or this machine has fewer",
+                    next_step="gpubench topo shows the GPUs and their numbers",
+                )
+    return tuple((positions[f"GPU{one}"], positions[f"GPU{other}"]) for one, other in plan.pairs)

@@ -1,0 +1,134 @@
+"""What is known of GPUs before they copy: who drives them, how they are wired, what is expected, who else uses them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from gpubench.model.facts.rank_facts import RankFacts
+from gpubench.model.facts.snapshot import bus_id
+from gpubench.model.paths.p2p import Pair, Series
+from gpubench.model.paths.topology import Limit, Topology
+from gpubench.model.paths.wiring import GpuPlace, Wiring
+from gpubench.model.profiles.profile import SHARE
+from gpubench.model.terms.copies import CopyGpu, Direction
+from gpubench.model.terms.origin import Origin
+from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.profiles.matching import ProfileMatch
+
+PROCESS, IPC, NETWORK = "process", "ipc", "network"
+"""Scopes of a pair: one process drives both GPUs, two processes of a node do, or two of different nodes."""
+
+
+@dataclass(frozen=True)
+class CopyMachine:
+    """The GPUs that copy, by position: driven by one process, or each by the rank of that number where `is_ranks`.
+
+    `processes` are what is known of these; `matched` is the profile to judge by. `unreachable` are pairs of which CUDA
+    told the one process that they have no peer access.
+    """
+
+    wiring: Wiring
+    gpus: Sequence[CopyGpu]
+    processes: Sequence[RankFacts]
+    matched: ProfileMatch | None
+    origin: Origin
+    unreachable: frozenset[Pair] = frozenset()
+    is_ranks: bool = False
+
+    @property
+    def nodes(self) -> tuple[Topology, ...]:
+        """The nodes of the GPUs, in their order."""
+        return tuple(self.wiring.nodes.values())
+
+    def expected(self, quantity: str | None, limit_gb_s: float | None, path: str | None = None) -> float | None:
+        """What the profile expects, None where it says nothing; one for any machine has a share of the limit."""
+        if self.matched is None or quantity is None:
+            return None
+        profile = self.matched.profile
+        if profile.match.generic is None:
+            return profile.typical(quantity, path)
+        share = profile.typical(quantity.removesuffix("_gb_s") + SHARE)
+        return None if share is None or limit_gb_s is None else share * limit_gb_s
+
+    def limit(self, series: Series, pair: Pair) -> Limit:
+        """The ceiling of a pair, for both directions together where both are copied."""
+        limit = self.wiring.limit(pair)
+        if series.direction is Direction.BOTH and limit.gb_s is not None:
+            return Limit(2 * limit.gb_s, f"{limit.note}, both ways")
+        return limit
+
+    def label(self, gpu: int) -> str:
+        """The name of a GPU in rows and matrices: the driver's, or the rank as a number."""
+        return str(gpu) if self.is_ranks else self.gpus[gpu].device
+
+    def describe(self, gpu: int) -> str:
+        """Which GPU it is, for a header."""
+        found = f"{self.gpus[gpu].bus_id} {self.gpus[gpu].name}"
+        return f"on {self.host(gpu)}: {found}" if self.is_ranks else found
+
+    def host(self, gpu: int) -> str:
+        """The host that a GPU is in."""
+        return self.wiring.host(gpu)
+
+    def scope(self, pair: Pair) -> str:
+        """What lies between the processes that drive a pair: PROCESS, IPC or NETWORK."""
+        if not self.is_ranks:
+            return PROCESS
+        return IPC if self.wiring.together(pair) else NETWORK
+
+    def can_reach(self, pair: Pair) -> bool:
+        """Whether peer access is possible: as CUDA says, NVML where CUDA was not asked; between nodes it needs none."""
+        if not self.is_ranks:
+            return pair not in self.unreachable
+        if not self.wiring.together(pair):
+            return True
+        access = self.wiring.peer_access(pair)
+        return access.possible is not False if access.cuda is None else access.cuda
+
+    def users(self, *gpus: int) -> str:
+        """Who else uses these GPUs; empty where nobody does."""
+        return ", ".join(f"{self.gpus[gpu].device} is in use by {self._busy[gpu]}" for gpu in gpus if gpu in self._busy)
+
+    @cached_property
+    def _busy(self) -> dict[int, str]:
+        """Whose work was on each GPU before this run touched it.
+
+        A process that merely holds a context, as a desktop does, leaves a GPU idle. An MPI that knows CUDA may have
+        put the ranks on their GPUs already.
+        """
+        own = {(each.node, each.pid) for each in self.processes}
+        busy = {}
+        for position, place in enumerate(self.wiring.gpus):
+            gpu = self.wiring.gpu(position)
+            held = gpu.processes or () if gpu is not None and gpu.idle is not True else ()
+            others = [each for each in held if (place.node, each.pid) not in own]
+            if others:
+                named = (f"process {each.pid}" + (f" ({each.name})" if each.name else "") for each in others)
+                busy[position] = ", ".join(named)
+        return busy
+
+
+def wiring_of_process(node: Topology, gpus: Sequence[CopyGpu]) -> Wiring:
+    """The wiring of those GPUs of a node that one process drives."""
+    return Wiring([GpuPlace(node.snapshot.host, 0, gpu.bus_id) for gpu in gpus], {0: node})
+
+
+def machine_of_ranks(
+    nodes: Sequence[Topology],
+    ranks: Sequence[RankIdentity],
+    processes: Sequence[RankFacts],
+    matched: ProfileMatch | None,
+    origin: Origin,
+) -> CopyMachine:
+    """The GPUs of all ranks, on nodes in their order."""
+    gpus = [
+        CopyGpu(
+            device=f"rank {rank.rank}",
+            index=rank.gpu_index or 0,
+            bus_id=bus_id(rank.gpu_bus_id or ""),
+            uuid=rank.gpu_uuid or "",
+            name=rank.gpu or "",
+        )
+        for rank in ranks
+    ]
+    return CopyMachine(Wiring(ranks, dict(enumerate(nodes))), gpus, processes, matched, origin, is_ranks=True)

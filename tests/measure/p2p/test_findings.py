@@ -1,0 +1,173 @@
+"""Findings on matrices that are made up: which pairs, how grave, in which words."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from gpubench.measure.p2p.findings import findings_of, staged_pairs
+from gpubench.measure.p2p.matrix import CopyMatrix, Judged, bandwidth_gb_s
+from gpubench.model.paths.p2p import LATENCY_BYTES, Carried, Cell, Pair, Series
+from gpubench.model.terms.copies import CopyGpu, Direction, Engine
+from gpubench.model.terms.verdict import Finding, Verdict
+
+SIZE = 2**28
+ON = Series(Engine.CE, Direction.WRITE, peer=True, size_bytes=SIZE)
+OFF = replace(ON, peer=False)
+READ, BOTH = replace(ON, direction=Direction.READ), replace(ON, direction=Direction.BOTH)
+GPUS = [CopyGpu(f"GPU{gpu}", gpu, f"bus{gpu}", "", "") for gpu in range(4)]
+PAIRS = [(one, other) for one in range(4) for other in range(4) if one != other]
+
+
+def cell(gb_s: float, size_bytes: int = SIZE, **others: object) -> Cell:
+    return replace(Cell((size_bytes / gb_s / 1e9,), 0), **others)  # type: ignore[arg-type]
+
+
+def matrix(
+    cells: Mapping[Pair, Cell], series: Series = ON, verdicts: Mapping[Pair, Verdict] | None = None
+) -> CopyMatrix:
+    """Of these cells, 400 GB/s elsewhere; of others than PASS the reason is the pair."""
+    every = {pair: cell(400, series.size_bytes) for pair in PAIRS} | dict(cells)
+    judged: dict[Pair, Judged] = dict.fromkeys(PAIRS, (Verdict.PASS, ""))
+    judged |= {pair: (verdict, f"{pair} is slow") for pair, verdict in (verdicts or {}).items()}
+    return CopyMatrix(series, every, {pair: bandwidth_gb_s(series, each) for pair, each in every.items()}, judged)
+
+
+def found(*matrices: CopyMatrix) -> list[Finding]:
+    return list(findings_of(matrices, GPUS, ()))
+
+
+@pytest.mark.parametrize(("gb_s", "verdict"), [(299, Verdict.FAIL), (301, Verdict.WARN), (359, Verdict.WARN)])
+def test_how_slow_a_pair_is_says_how_grave_it_is(gb_s: float, verdict: Verdict) -> None:
+    (finding,) = found(matrix({(0, 1): cell(gb_s)}, verdicts={(0, 1): Verdict.FAIL}))
+    assert (finding.id, finding.severity, finding.subject) == ("p2p-slow", verdict, "GPU0 (bus0) → GPU1 (bus1)")
+    assert finding.seen == f"ce write: {gb_s} GB/s, where others reach 400 ({gb_s / 400:.0%})"
+
+
+def test_an_odd_pair_that_nobody_judged_as_slow_is_not_named() -> None:
+    assert found(matrix({(0, 1): cell(300)})) == []
+    assert found(matrix({(0, 1): cell(300), (2, 3): cell(380)}, verdicts={(2, 3): Verdict.WARN}))[0].subject == (
+        "GPU2 → GPU3"
+    )
+
+
+def test_a_gpu_that_only_sends_slowly_is_named_with_all_ways_of_copying() -> None:
+    slow = {(2, other): 100.0 for other in range(4) if other != 2}
+    verdicts = dict.fromkeys(slow, Verdict.FAIL)
+    written = matrix({pair: cell(gb_s) for pair, gb_s in slow.items()}, verdicts=verdicts)
+    read = matrix({pair: cell(gb_s * 2) for pair, gb_s in slow.items()}, READ, verdicts)
+    (finding,) = found(written, read)
+    assert finding.subject == "GPU2 (bus2) sending"
+    assert finding.seen == (
+        "ce write: 100 GB/s, where others reach 400 (25%); ce read: 200 GB/s, where others reach 400 (50%)"
+    )
+
+
+def test_where_all_are_slow_nobody_stands_out_and_the_slowest_says_why() -> None:
+    verdicts = dict.fromkeys(PAIRS, Verdict.WARN) | {(3, 1): Verdict.FAIL}
+    (finding,) = found(matrix({(3, 1): cell(390)}, verdicts=verdicts))
+    assert (finding.severity, finding.seen) == (Verdict.FAIL, "ce write: (3, 1) is slow")
+    assert finding.subject == "GPU0 → GPU1, GPU0 → GPU2, GPU0 → GPU3, GPU1 → GPU0 and 8 more"
+    assert len(finding.subjects) == 12
+
+
+def test_small_copies_and_those_without_peer_access_are_not_slow() -> None:
+    verdicts = {(0, 1): Verdict.FAIL}
+    for series in (OFF, replace(ON, size_bytes=2**25)):
+        assert found(matrix({(0, 1): cell(100, series.size_bytes)}, series, verdicts)) == []
+
+
+def test_both_ways_at_once_a_pair_is_named_only_where_neither_way_was() -> None:
+    verdicts = {(0, 1): Verdict.FAIL}
+    slow = matrix({(0, 1): cell(100)}, verdicts=verdicts)
+    both = {(0, 1): Verdict.FAIL, (1, 0): Verdict.FAIL}
+    together = matrix({(0, 1): cell(200), (1, 0): cell(200)}, BOTH, both)
+    (finding,) = found(slow, together)
+    assert "both" not in finding.seen
+    alone = found(matrix({}), together)
+    assert {each.subject for each in alone} == {"GPU0 (bus0) → GPU1 (bus1)", "GPU1 (bus1) → GPU0 (bus0)"}
+
+
+def test_a_staged_pair_is_not_slow_as_well_not_even_both_ways() -> None:
+    carried = Carried(nvlink_share=0.1)
+    staged = matrix({(0, 1): cell(40, carried=carried)}, verdicts={(0, 1): Verdict.FAIL})
+    both = {(0, 1): Verdict.FAIL, (1, 0): Verdict.FAIL}
+    together = matrix({(0, 1): cell(40), (1, 0): cell(40)}, BOTH, both)
+    assert found(staged, together) == []
+
+
+@pytest.mark.parametrize(
+    ("pcie_share", "words"),
+    [
+        (None, "10% of the bytes went over NVLink, whose counters moved for other pairs"),
+        (0.4, "10% of the bytes went over NVLink, whose counters moved for other pairs"),
+        (
+            0.6,
+            "10% of the bytes went over NVLink, whose counters moved for other pairs; they went over PCIe",
+        ),
+    ],
+)
+def test_what_the_counters_said_of_a_staged_pair(pcie_share: float | None, words: str) -> None:
+    carried = Carried(nvlink_share=0.1, pcie_share=pcie_share)
+    assert staged_pairs([matrix({(0, 1): cell(400, carried=carried)})]) == {(0, 1): words}
+    assert staged_pairs([matrix({(0, 1): cell(400, carried=carried)}, OFF)]) == {}
+
+
+def latency(microseconds: float) -> Cell:
+    return Cell((microseconds / 1e6,), 0)
+
+
+def test_by_their_times_pairs_are_staged_at_the_largest_size_that_has_both() -> None:
+    soon, late = replace(ON, size_bytes=LATENCY_BYTES), replace(OFF, size_bytes=LATENCY_BYTES)
+    small, small_off = replace(ON, size_bytes=SIZE // 4), replace(OFF, size_bytes=SIZE // 4)
+    slow_off = matrix(dict.fromkeys(PAIRS, cell(40)), OFF)
+    fine = [slow_off, matrix({}), matrix({}, small), matrix({}, small_off)]
+    assert staged_pairs(fine) == {}, "of the smaller size both are alike"
+    staged = [slow_off, matrix({(0, 1): cell(42), (2, 1): cell(60)})]
+    assert list(staged_pairs(staged)) == [(0, 1)]
+    times = [matrix({(0, 1): latency(10)}, soon), matrix({(0, 1): latency(12)}, late)]
+    assert list(staged_pairs([*staged, *times])) == [(0, 1)]
+    times = [matrix({(0, 1): latency(2)}, soon), matrix({(0, 1): latency(12)}, late)]
+    assert staged_pairs([*staged, *times]) == {}
+    proven = matrix({(0, 1): cell(42, carried=Carried(nvlink_share=1.0))})
+    assert staged_pairs([slow_off, proven]) == {}
+    tiny = [matrix({}, replace(series, size_bytes=2**20)) for series in (ON, OFF)]
+    assert staged_pairs(tiny) == {}, "latency rules small copies"
+
+
+def test_peer_access_has_to_pay() -> None:
+    off = matrix({(0, 1): cell(100), (1, 0): cell(100), (2, 3): cell(100)}, OFF)
+    on = matrix({(0, 1): cell(80), (1, 0): cell(50), (2, 3): cell(95)}, verdicts={})
+    (finding,) = [each for each in found(off, on) if each.id == "p2p-slower-than-staging"]
+    assert finding.subject == "GPU0 → GPU1, GPU1 → GPU0"
+    assert finding.seen == "50 GB/s with peer access, 100 through host memory"
+    small = [replace(each, series=replace(each.series, size_bytes=2**20)) for each in (off, on)]
+    assert found(*small) == []
+
+
+def test_noise_is_said_once_for_a_pair_and_not_of_both_ways_at_once() -> None:
+    verdicts = {(0, 1): Verdict.INCONCLUSIVE}
+    matrices = [matrix({}, series, verdicts) for series in (ON, READ)]
+    (finding,) = found(*matrices)
+    assert (finding.id, finding.severity, finding.subjects) == ("p2p-noisy", Verdict.INCONCLUSIVE, ("GPU0 → GPU1",))
+    assert found(matrix({}, BOTH, verdicts)) == []
+
+
+def test_an_error_names_its_pairs_once_and_two_errors_are_two_findings() -> None:
+    broken = {(0, 1): Cell(error="a"), (1, 0): Cell(error="b")}
+    series = [CopyMatrix(each, broken, {}, {}) for each in (ON, READ)]
+    assert [(each.seen, each.subjects) for each in found(*series)] == [("a", ("GPU0 → GPU1",)), ("b", ("GPU1 → GPU0",))]
+
+
+def test_wrong_data_with_host_memory_alone_are_a_finding_too() -> None:
+    (finding,) = findings_of([matrix({})], GPUS, ["GPU1", "GPU1"])
+    assert (finding.id, finding.subjects) == ("wrong-data", ("host and GPU1",))
+    assert finding.seen == "wrong data arrived: copies with host memory"
+
+
+@pytest.mark.parametrize(("pairs", "rest"), [(4, ""), (5, " and 1 more")])
+def test_four_pairs_are_named_in_words_and_the_rest_counted(pairs: int, rest: str) -> None:
+    broken = dict.fromkeys(PAIRS[:pairs], Cell(error="a"))
+    (finding,) = found(CopyMatrix(ON, broken, {}, {}))
+    assert finding.subject == f"GPU0 → GPU1, GPU0 → GPU2, GPU0 → GPU3, GPU1 → GPU0{rest}"
+    assert len(finding.subjects) == pairs

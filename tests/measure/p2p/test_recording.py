@@ -1,0 +1,81 @@
+"""Recorded copies: each sample comes back as often as it was measured, also from recordings of before."""
+
+from dataclasses import replace
+
+from gpubench.measure.p2p.recording import VERSION, RecordedCopy, RecordedP2p, RecordingBench, ReplayedBench
+from gpubench.measure.p2p.request import Bench, Copy, HostCopy, Method, P2pRequest, PairCopy
+from gpubench.model.paths.p2p import Cell, Series
+from gpubench.model.terms.copies import CopyGpu, Direction, Engine, HostMemory
+from gpubench.model.terms.origin import Origin
+
+HOST = HostCopy(HostMemory.PINNED, 0, to_gpu=True)
+PAIR = PairCopy(Series(Engine.CE, Direction.WRITE, peer=True, size_bytes=64), (1, 0))
+REQUEST = P2pRequest(
+    pairs=((0, 1), (1, 0)),
+    series=(PAIR.series,),
+    host_bytes=64,
+    patterns=(),
+    pattern_bytes=64,
+    method=Method(),
+    check=True,
+)
+RECORDED = RecordedP2p(
+    schema_version=VERSION,
+    origin=Origin.MEASURED,
+    request=REQUEST,
+    hosts=("node0",),
+    gpus=tuple(CopyGpu(f"GPU{gpu}", gpu, "", "", "") for gpu in range(2)),
+)
+
+
+def replayed(*samples: tuple[object, Cell]) -> ReplayedBench:
+    return ReplayedBench(RECORDED, [RecordedCopy(str(of), cell) for of, cell in samples])
+
+
+def measured(bench: Bench, copy: Copy) -> Cell:
+    (cell,) = bench.measure([copy])
+    return cell
+
+
+def test_what_was_recorded_comes_back_in_its_order_whoever_measured_it() -> None:
+    original = replayed(
+        (PAIR, Cell((1.0,))), (PAIR, Cell((1.0, 2.0))), (HOST, Cell((3.0,))), ("enable 0-1", Cell(error="no"))
+    )
+    written: list[RecordedCopy] = []
+    recording = RecordingBench(original, written.append)  # type: ignore[arg-type]
+
+    def everything(bench: Bench) -> list[object]:
+        first = measured(bench, PAIR)
+        return [bench.enable_peer_access(), first, bench.measure_again(PAIR, first), measured(bench, HOST)]
+
+    assert everything(recording) == [{(0, 1): "no"}, Cell((1.0,)), Cell((1.0, 2.0)), Cell((3.0,))]
+    assert [each.of for each in written] == [
+        "ce write 64 1-0",
+        "enable 0-1",
+        "ce write 64 1-0",
+        "pinned host memory to 0",
+    ]
+    assert everything(ReplayedBench(RECORDED, written)) == [
+        {(0, 1): "no"},
+        Cell((1.0,)),
+        Cell((1.0, 2.0)),
+        Cell((3.0,)),
+    ]
+
+
+def test_what_was_not_measured_again_is_the_same_again() -> None:
+    bench = replayed((HOST, Cell((1.0,))))
+    first = measured(bench, HOST)
+    assert bench.measure_again(HOST, first) is first
+
+
+def test_what_was_never_measured_is_an_error() -> None:
+    assert measured(replayed(), HOST).error == "not recorded: the run was cut short"
+
+
+def test_of_host_memory_older_recordings_hold_the_new_samples_alone() -> None:
+    bench = replayed((HOST, Cell((1.0,), 0)), (HOST, Cell((2.0,), 1)), (HOST, replace(Cell((9.0,)), error="gone")))
+    first = measured(bench, HOST)
+    second = bench.measure_again(HOST, first)
+    assert second == Cell((1.0, 2.0), 1)
+    assert bench.measure_again(HOST, second).error == "gone"
