@@ -198,6 +198,6 @@ def test_the_example_of_formulas_adds_up() -> None:
 def test_examples_for_newcomers_are_python_that_works() -> None:
     text = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
     examples = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert len(examples) == 3
+    assert len(examples) == 4
     for example in examples:
         exec(compile(example, "extending.md", "exec"), {})

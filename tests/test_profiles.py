@@ -16,7 +16,7 @@ SHIPPED = profiles.all_profiles()
 
 def test_the_promised_profiles_are_there() -> None:
     assert [each.name for each in SHIPPED] == list(profiles.names())
-    assert set(profiles.names()) == {
+    assert set(profiles.names()) >= {
         *("dgx-1-v100", "hgx-a100-4", "hgx-a100-4-40gb", "hgx-a100-8", "hgx-a100-8-40gb", "a100-pcie-2"),
         *("hgx-h100-4", "hgx-h100-8", "h100-pcie-2", "h100-nvl-2"),
         *("hgx-h200-1", "hgx-h200-2", "hgx-h200-4", "hgx-h200-8", "hgx-b200-8", "gb200-nvl-4", "gb300-nvl-4"),

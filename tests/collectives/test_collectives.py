@@ -36,10 +36,6 @@ FACTORS: dict[str, Callable[[int], float]] = {
 }
 
 
-def test_there_are_nine() -> None:
-    assert [each.name for each in COLLECTIVES] == list(FACTORS)
-
-
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8, 1024])
 def test_busbw_factors(ranks: int) -> None:
     for name, factor in FACTORS.items():
