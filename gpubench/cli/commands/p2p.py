@@ -3,25 +3,17 @@
 import os
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
-
-import typer
 
 from gpubench.cli.options.choices import parse_choices
 from gpubench.cli.options.presentation import PLOT, PresentationOptions
 from gpubench.cli.options.recording import RecordingOptions
 from gpubench.cli.options.simulation import SimulationOptions
-from gpubench.cli.signature import app_of
-from gpubench.cli.table import Command
+from gpubench.cli.signature import app_of, flag, option
 from gpubench.errors import UsageError, exclusive
 from gpubench.jobs.p2p.plan import As, P2pPlan
 from gpubench.model.facts.launched_by import launched_by
 from gpubench.model.paths.evidence import EvidenceUse
 from gpubench.model.terms.sweep import parse_sizes
-
-if TYPE_CHECKING:
-    from gpubench.hardware.mpi.group import MpiGroup
-    from gpubench.hardware.watchdog.rank import RankProgress
 
 HELP = """
 Copies between all GPUs of this host, as nvbandwidth and p2pBandwidthLatencyTest make them: with peer access off, then
@@ -46,65 +38,46 @@ disjoint pairs at the same time. Host memory, kernels, patterns and peer access 
 
 @dataclass(frozen=True, kw_only=True)
 class P2pOptions:
-    """Which pairs to copy between, in which ways, and how to show it."""
+    """The pairs to copy between, in which ways, and how to show it."""
 
-    sizes: Annotated[
-        str | None,
-        typer.Option(
-            "--sizes",
-            metavar="SIZES",
-            help="Copy these sizes, written by copy engines, peer access off and on: 8:1G or 1K,64K,1M. Default: 256M "
-            "in every way, and 16 bytes for the latency.",
-        ),
-    ] = None
-    pairs: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--pairs",
-            metavar="I-J",
-            help="Only these, from GPU I to GPU J (between ranks: from rank I to rank J): 0-1,3-5. Default: all.",
-        ),
-    ] = None
-    like: Annotated[
-        str | None,
-        typer.Option(
-            "--as", metavar="|".join(As), help="With nvbandwidth's parameters: 512M, 16 copies after 4, median of 3."
-        ),
-    ] = None
-    host: Annotated[bool, typer.Option("--host/--no-host", help="Also between host memory and every GPU.")] = True
-    patterns: Annotated[bool, typer.Option("--patterns/--no-patterns", help="Also many pairs at once.")] = True
-    check: Annotated[bool, typer.Option("--check/--no-check", help="Have destinations check what arrived.")] = True
-    evidence: Annotated[bool, typer.Option("--evidence", help="Show all that is known of every pair's path.")] = False
-    strict: Annotated[bool, typer.Option("--strict", help="Exit 1 also for slow and host-staged pairs.")] = False
-    timeout: Annotated[
-        float,
-        typer.Option(
-            "--timeout",
-            metavar="S",
-            min=0.1,
-            help="Seconds in which the driver has to describe the GPUs, and a step of a run between ranks has to end.",
-        ),
-    ] = 20.0
-    plot: PLOT = False
+    sizes: str | None = option(
+        "SIZES",
+        "Copy these sizes, written by copy engines, peer access off and on: 8:1G or 1K,64K,1M. Default: 256M "
+        "in every way, and 16 bytes for the latency.",
+    )
+    pairs: list[str] | None = option(
+        "I-J", "Only these, from GPU I to GPU J (between ranks: from rank I to rank J): 0-1,3-5. Default: all."
+    )
+    like: str | None = option(
+        "|".join(As), "With nvbandwidth's parameters: 512M, 16 copies after 4, median of 3.", name="--as"
+    )
+    host: bool = flag("Also between host memory and every GPU.", name="--host/--no-host", default=True)
+    patterns: bool = flag("Also many pairs at once.", name="--patterns/--no-patterns", default=True)
+    check: bool = flag("Have destinations check what arrived.", name="--check/--no-check", default=True)
+    evidence: bool = flag("Show all that is known of every pair's path.")
+    strict: bool = flag("Exit 1 also for slow and host-staged pairs.")
+    timeout: float = option(
+        "S",
+        "Seconds in which the driver has to describe the GPUs, and a step of a run between ranks has to end.",
+        default=20.0,
+        min=0.1,
+    )
+    plot: bool = flag(PLOT)
     simulation: SimulationOptions
     recording: RecordingOptions
     presentation: PresentationOptions
 
     def plan(self) -> P2pPlan:
-        """What these options ask for.
-
-        Raises:
-            UsageError: anything that cannot be, with the next step.
-        """
+        """The plan that these options ask for; UsageError for anything that cannot be, with the next step."""
         from gpubench.measure.p2p.run import SECTIONS
 
         like = None if self.like is None else parse_choices("--as", [self.like], As)[0]
         if like is not None and self.sizes is not None:
             raise exclusive(("--as nvbandwidth", "--sizes"), "one of them: nvbandwidth copies 512M")
-        pairs, sizes = self._pairs(), None if self.sizes is None else parse_sizes(self.sizes)
+        shown = {"--simulate": self.simulation.simulate, "--record": self.recording.record, "--sizes": self.sizes}
         return P2pPlan(
-            sizes=sizes,
-            pairs=pairs,
+            pairs=self._pairs(),
+            sizes=None if self.sizes is None else parse_sizes(self.sizes),
             like=like,
             host=self.host,
             patterns=self.patterns,
@@ -113,15 +86,7 @@ class P2pOptions:
             evidence=EvidenceUse.SHOWN if self.evidence else EvidenceUse.KEPT,
             timeout_s=self.timeout,
             simulation=self.simulation.parse(),
-            recording=self.recording.parse(
-                {
-                    "--simulate": self.simulation.simulate,
-                    "--record": self.recording.record,
-                    "--sizes": self.sizes,
-                    "--pairs": self.pairs,
-                    "--as": self.like,
-                }
-            ),
+            recording=self.recording.parse(shown | {"--pairs": self.pairs, "--as": self.like}),
             presentation=self.presentation.parse(SECTIONS, plot=self.plot),
         )
 
@@ -138,12 +103,11 @@ class P2pOptions:
             ) from None
 
 
-def run(options: P2pOptions) -> None:
-    """Be the command."""
+def _run(options: P2pOptions) -> int:
     plan = options.plan()
     launch = launched_by(os.environ)
     if launch is None or launch.size == 1:
-        raise typer.Exit(_run_alone(plan))
+        return _run_alone(plan)
     if plan.simulation is not None or plan.recording.replay is not None:
         raise UsageError(
             f"p2p {'--replay' if plan.simulation is None else '--simulate'} under {launch.launcher}",
@@ -154,13 +118,10 @@ def run(options: P2pOptions) -> None:
     from gpubench.jobs import rank
     from gpubench.jobs.p2p.ranks import P2pRanksJob
 
-    def make_job(group: "MpiGroup", progress: "RankProgress") -> P2pRanksJob:
-        return P2pRanksJob(group, progress, plan, sys.argv[1:])
-
-    raise typer.Exit(rank.run(make_job, launch, plan.timeout_s))
+    return rank.run(lambda group, progress: P2pRanksJob(group, progress, plan, sys.argv[1:]), launch, plan.timeout_s)
 
 
-def _run_alone(plan: "P2pPlan") -> int:
+def _run_alone(plan: P2pPlan) -> int:
     if plan.recording.replay is not None:
         from gpubench.jobs.p2p.replayed import run_replayed
 
@@ -170,6 +131,4 @@ def _run_alone(plan: "P2pPlan") -> int:
     return run_alone(plan, sys.argv[1:])
 
 
-def app(command: Command) -> typer.Typer:
-    """The command for typer."""
-    return app_of(command, HELP, P2pOptions, run)
+app = app_of(HELP, P2pOptions, _run)
