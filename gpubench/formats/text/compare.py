@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
-from typing import Any, TypeVar
+from typing import Any
 
 from gpubench.formats.text.columns import Column, fitting, lines
-from gpubench.formats.text.page import INDENT, Page
-from gpubench.model.results.report import Metadata, Record, Report, Row, Table
+from gpubench.formats.text.page import INDENT, ReportView
+from gpubench.model.results.report import Report
 from gpubench.model.results.rows.comparison import (
     CIRCUMSTANCES_SECTION,
     COMPARISON_SECTION,
@@ -24,8 +24,6 @@ from gpubench.model.results.rows.comparison import (
 from gpubench.model.terms.units import counted, format_size, some_of
 from gpubench.model.terms.verdict import Verdict
 
-R = TypeVar("R", bound=Record)
-
 _MOST_ROWS, _MOST_FASTER = 20, 8
 _MOST_CHANGED, _MOST_FILES = 12, 4
 _MOST_REASONS, _MOST_NAMED, _MOST_GONE = 8, 2, 8
@@ -35,25 +33,17 @@ _USUAL_DOMAIN = "0000:"
 _BANDWIDTH_FROM_BYTES = 2**20
 
 
-class CompareView:
-    """Prints everything at the end: there is nothing to wait for in between."""
-
-    def __init__(self, page: Page, metadata: Metadata) -> None:
-        self._page = page
-        self._metadata = metadata
-
-    def row(self, row: Row) -> None:
-        """Nothing comes row by row."""
-        raise TypeError(f"compare has no rows of {type(row).__name__}")
+class CompareView(ReportView):
+    """Both sides, the rows that changed, findings, verdict."""
 
     def end(self, report: Report) -> None:
         """The whole; of a run that was cut short there is nothing but the verdict."""
         if report.sections:
             metadata = self._metadata
             self._page.wrap(f"gpubench {metadata.gpubench_version}  compare  ({metadata.origin.upper()})")
-            rows = list(_rows(report, COMPARISON_SECTION, ComparisonRow))
-            circumstances = list(_rows(report, CIRCUMSTANCES_SECTION, CircumstanceRow))
-            changes = list(_rows(report, FINDING_CHANGES_SECTION, FindingChangeRow))
+            rows = report.rows(COMPARISON_SECTION, ComparisonRow)
+            circumstances = report.rows(CIRCUMSTANCES_SECTION, CircumstanceRow)
+            changes = report.rows(FINDING_CHANGES_SECTION, FindingChangeRow)
             for number, series in enumerate(dict.fromkeys(file["series"] for file in metadata.options["new"])):
                 if number:
                     self._page.print("")
@@ -66,7 +56,7 @@ class CompareView:
                     self._page.print("")
                 self._findings(found)
             if HISTORY_SECTION in report.sections:
-                self._left_out(list(_rows(report, HISTORY_SECTION, HistoryRow)))
+                self._left_out(report.rows(HISTORY_SECTION, HistoryRow))
             self._page.print("")
         self._page.outcome(report)
 
@@ -213,11 +203,3 @@ def _summary(compared: Sequence[ComparisonRow]) -> Iterator[str]:
         if changes:
             figures = f"; time {_percent(median(changes))}, from {_percent(min(changes))} to {_percent(max(changes))}"
         yield f"{kind}: {counted(len(rows), 'row')} in common: {told or 'without times'}{figures}"
-
-
-def _rows(report: Report, section: str, kind: type[R]) -> Iterator[R]:
-    found = report.sections.get(section)
-    if isinstance(found, Table):
-        for row in found.rows():
-            if isinstance(row, kind):
-                yield row

@@ -8,6 +8,7 @@ from gpubench.model.results.report import CollectiveRow, PairRow
 from gpubench.model.results.result_file import ResultFile
 from gpubench.model.results.rows.comparison import RowKey
 from gpubench.model.terms.copies import HostMemory
+from gpubench.model.terms.grouping import grouped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,12 +165,8 @@ def _staged(in_row: bool | None, transport: str | None) -> bool | None:  # noqa:
 
 def siblings(keys: Iterable[RowKey]) -> Iterator[list[RowKey]]:
     """Keys that differ in size and placement alone, or of pairs in the pair alone: those with noise in common."""
-    series: dict[object, list[RowKey]] = {}
-    for key in keys:
-        if key.collective is None:
-            what: object = (key.scope, key.direction, key.engine, key.peer, key.size_bytes, key.setting)
-        else:
-            job = (key.collective, key.backend, key.group, key.ranks, key.nodes)
-            what = (*job, key.dtype, key.op, key.root, key.mode, key.graph, key.setting)
-        series.setdefault(what, []).append(key)
-    yield from series.values()
+    yield from grouped(keys, lambda key: replace(key, **(_PAIR if key.collective is None else _SIZE))).values()
+
+
+_SIZE = {"size_bytes": None, "placement": None}
+_PAIR = {"source": None, "destination": None, "source_node": None, "destination_node": None}

@@ -12,6 +12,7 @@ from gpubench.model.paths.selection import names
 from gpubench.model.paths.transport import Transport
 from gpubench.model.results.explanation import Explanation
 from gpubench.model.results.rows.evidence import EvidenceRow, FallbackRow
+from gpubench.model.terms.grouping import grouped
 from gpubench.model.terms.units import some_of
 from gpubench.model.terms.verdict import Finding, Verdict
 
@@ -24,9 +25,6 @@ FINDINGS = (HOST_STAGED, PATH_UNKNOWN, PATH_DISPUTED)
 _MOST_PAIRS = 4
 _MOST_NAMED = 1000
 _MOST_ROWS = 10_000
-_Alike = tuple[Conclusion, Verdict, str | None, float | None]
-"""Conclusion, verdict, transport and limit: the same for all paths of one line."""
-
 _LEAST_SURE_FIRST = (Confidence.NONE, Confidence.WEAK, Confidence.LIKELY, Confidence.PROVEN)
 _GRAVEST_FIRST = (Conclusion.WRONG, Conclusion.STAGED, Conclusion.DISPUTED, Conclusion.UNKNOWN, Conclusion.DIRECT)
 
@@ -117,17 +115,18 @@ def fallback_rows(
     of all, could not be observed; where no path is known at all, it stands for all of them. `without_paths` are the
     short names of ends that must have paths, and of which none is known.
     """
-    groups: dict[_Alike, list[KnownPath]] = {}
-    for path in paths:
-        judgement = path.judgement
-        alike = judgement.conclusion, judgement.verdict, names(path.transports), path.limit_gb_s
-        groups.setdefault(alike, []).append(path)
-    rows = [_row(members, origin, cause_of, not_observed) for members in groups.values()]
+    rows = [_row(members, origin, cause_of, not_observed) for members in grouped(paths, _fare_and_travel).values()]
     if without_paths:
         rows.append(unknown_row(origin, "nothing named their connections", [f"{end} → ?" for end in without_paths]))
     if not_observed and not paths:
         rows.append(unknown_row(origin, not_observed))
     return sorted(rows, key=lambda row: (_GRAVEST_FIRST.index(Conclusion(row.conclusion)), row.verdict == Verdict.SKIP))
+
+
+def _fare_and_travel(path: KnownPath) -> tuple[Conclusion, Verdict, str | None, float | None]:
+    """Conclusion, verdict, transport and limit: the same for all paths of one line."""
+    judgement = path.judgement
+    return judgement.conclusion, judgement.verdict, names(path.transports), path.limit_gb_s
 
 
 def _row(

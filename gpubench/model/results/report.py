@@ -9,7 +9,7 @@ Schema history: 1 (gpubench 0.1) collective rows, the sections of `topo`.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Protocol, TypeVar
 
 from gpubench.model.terms.operation import DataType, Placement, ReduceOp
 from gpubench.model.terms.origin import Origin
@@ -58,6 +58,9 @@ class Record:
     def columns(cls) -> tuple[str, ...]:
         """The names of its fields, in order."""
         return tuple(cls.__dataclass_fields__)  # type: ignore[attr-defined]
+
+
+R = TypeVar("R", bound=Record)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +224,11 @@ class Report:
     findings: Sequence[Finding] = field(default=())
     sections: Mapping[str, Section] = field(default_factory=dict)
     main: str = ROWS_SECTION
+
+    def rows(self, section: str, kind: type[R]) -> list[R]:
+        """The rows of a section; none where the report has no such table."""
+        table = self.sections.get(section)
+        return [row for row in table.rows() if isinstance(row, kind)] if isinstance(table, Table) else []
 
     def to_record(self) -> dict[str, Any]:
         """The outcome as plain data, without the sections."""

@@ -7,6 +7,7 @@ from signal import Signals
 from typing import Any, Self
 
 from gpubench.errors import CouldNotMeasureError
+from gpubench.model.terms.grouping import grouped
 from gpubench.model.terms.units import spans
 
 SECONDS_TO_START = 300.0
@@ -226,9 +227,7 @@ def _who(missing: Iterable[int]) -> str:
 
 def _groups(states: Iterable[RankState]) -> list[str]:
     """A line for all ranks in the same phase and operation; a few of them with their hosts and GPUs."""
-    groups: dict[str, list[RankState]] = {}
-    for state in states:
-        groups.setdefault(state.where + _stuck(state), []).append(state)
+    groups = grouped(states, lambda state: state.where + _stuck(state))
     lines = []
     for where, members in groups.items():
         named = len(members) <= _MOST_NAMED
