@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from gpubench.model.paths.transport import is_staged, parse_transport
-from gpubench.model.results.report import CollectiveRow, PairRow
+from gpubench.model.results.report import CollectiveRow, PairRow, made_of
 from gpubench.model.results.result_file import ResultFile
 from gpubench.model.results.rows.comparison import RowKey
 from gpubench.model.terms.copies import HostMemory
@@ -17,12 +17,12 @@ class RunFigures:
 
     time_us: float | None
     gb_s: float | None
-    error_of_mean: float | None
+    error_of_mean: float | None = None
     origin: str
     transport: str | None
     host_staged: bool | None
     verdict: str | None
-    wrong: int | None
+    wrong: int | None = None
     verified: bool
     path_class: str | None = None
     limit_gb_s: float | None = None
@@ -69,22 +69,8 @@ def _setting(row: CollectiveRow) -> str | None:
 
 
 def _collective_key(row: CollectiveRow) -> RowKey:
-    return RowKey(
-        collective=row.collective,
-        # A model of NCCL is compared with NCCL, where that is asked for at all.
-        backend="nccl" if row.backend == "simulated" else row.backend,
-        group=row.group,
-        ranks=row.ranks,
-        nodes=row.nodes,
-        size_bytes=row.size_bytes,
-        dtype=row.dtype,
-        op=row.op,
-        root=row.root,
-        placement=row.placement,
-        mode=row.mode,
-        graph=row.graph,
-        setting=row.setting,
-    )
+    # A model of NCCL is compared with NCCL, where that is asked for at all.
+    return made_of(RowKey, row, backend="nccl" if row.backend == "simulated" else row.backend)
 
 
 def _pair_nodes(files: Iterable[ResultFile]) -> list[str]:
@@ -103,49 +89,37 @@ def _pair_key(row: PairRow, nodes: Sequence[str] | None) -> RowKey:
         return name if nodes is None else f"node {nodes.index(name)}"
 
     memory = HostMemory.of_note(row.note)
-    return RowKey(
+    return made_of(
+        RowKey,
+        row,
         source=end(row.source, row.source_bus_id),
         destination=end(row.destination, row.destination_bus_id),
         source_node=host(row.source_node),
         destination_node=host(row.destination_node),
-        scope=row.scope,
-        direction=row.direction,
-        engine=row.engine,
-        peer=row.peer,
-        size_bytes=row.size_bytes,
         setting=memory.full_name if memory else None,
     )
 
 
 def _of_collective(row: CollectiveRow) -> RunFigures:
-    return RunFigures(
-        time_us=row.time_us,
+    return made_of(
+        RunFigures,
+        row,
         gb_s=row.busbw_gb_s,
         error_of_mean=_error_of_mean(row),
-        origin=row.origin,
-        transport=row.transport,
         host_staged=_staged(row.host_staged, row.transport),
-        verdict=row.verdict,
-        wrong=row.wrong,
         verified=row.verified != "no",
-        note=row.note,
+        limit_gb_s=None,
     )
 
 
 def _of_pair(row: PairRow) -> RunFigures:
-    return RunFigures(
+    return made_of(
+        RunFigures,
+        row,
         time_us=row.latency_us,
         gb_s=row.bandwidth_gb_s,
-        error_of_mean=None,
-        origin=row.origin,
-        transport=row.transport,
         host_staged=_staged(row.host_staged, row.transport),
-        verdict=row.verdict,
-        wrong=None,
         verified=row.verified not in (None, "no"),
-        path_class=row.path_class,
-        limit_gb_s=row.limit_gb_s,
-        note=row.note,
     )
 
 

@@ -18,6 +18,9 @@ from gpubench.model.terms.sampling import Mode
 from gpubench.model.terms.sweep import DroppedSize
 from gpubench.model.terms.verdict import Finding, Verdict
 
+R = TypeVar("R", bound="Record")
+Made = TypeVar("Made")
+
 SCHEMA_VERSION = 1
 ROWS_SECTION = "rows"
 FINDINGS_SECTION = "findings"
@@ -60,7 +63,11 @@ class Record:
         return tuple(cls.__dataclass_fields__)  # type: ignore[attr-defined]
 
 
-R = TypeVar("R", bound=Record)
+def made_of(kind: type[Made], *sources: object, **values: Any) -> Made:
+    """A dataclass of these values, and in its other fields of what the first source has under their names."""
+    names = kind.__dataclass_fields__.keys() - values.keys()  # type: ignore[attr-defined]
+    found = {name: getattr(each, name) for each in reversed(sources) for name in names if hasattr(each, name)}
+    return kind(**found, **values)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Annotated
 
-from gpubench.model.results.report import BACKENDS, SIGNED, CollectiveRow, Record
+from gpubench.model.results.report import BACKENDS, SIGNED, CollectiveRow, Record, made_of
 from gpubench.model.terms.grouping import grouped
 from gpubench.model.terms.nccl_choice import AGAIN, OWN_CHOICE, NcclChoice, taken_name
 from gpubench.model.terms.noise import Noise, robust_deviation
@@ -159,22 +159,13 @@ def _series(places: Sequence[_Place], drifts: Sequence[tuple[int, float]]) -> It
 def _winner(place: _Place, name: str, noise: float | None, displaced: str | None) -> WinnerRow:
     own, fastest = place.own, place.ways[name]
     lost = _lost(place.own_time_us, place.time_us(name))
-    return WinnerRow(
-        collective=own.collective,
+    return made_of(
+        WinnerRow,
+        fastest,
         origin=own.origin,
-        ranks=own.ranks,
-        size_bytes=own.size_bytes,
-        dtype=own.dtype,
-        op=own.op,
-        placement=own.placement,
-        mode=own.mode,
         candidates=len(place.ways),
         fastest=name,
-        backend=fastest.backend,
-        setting=fastest.setting,
         time_us=place.time_us(name),
-        algorithm=fastest.algorithm,
-        protocol=fastest.protocol,
         own_backend=own.backend,
         own_algorithm=own.algorithm,
         own_protocol=own.protocol,
