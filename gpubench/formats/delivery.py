@@ -1,4 +1,4 @@
-"""What ends a command between its first and its last line: Ctrl-C, a closed pipe, a full disk."""
+"""The ends of a command between its first and its last line: Ctrl-C, a closed pipe, a full disk."""
 
 import os
 import signal
@@ -36,11 +36,7 @@ def delivering(presenter: Presenter) -> Iterator[None]:
 
 
 def say(text: str, to: TextIO | None = None) -> None:
-    """Print some lines at once, on stdout or another stream.
-
-    Raises:
-        InterruptedRunError: nobody reads stdout any more.
-    """
+    """Print some lines at once, on stdout or another stream; InterruptedRunError where nobody reads stdout any more."""
     try:
         print(text, file=to, flush=True)
     except BrokenPipeError:

@@ -19,7 +19,7 @@ _NPD_UNKNOWN = 2
 
 
 class ExitStyle(StrEnum):
-    """Whose exit codes."""
+    """The monitoring system whose exit codes are used."""
 
     NAGIOS = "nagios"
     NPD = "npd"
@@ -36,7 +36,7 @@ class ExitStyle(StrEnum):
         return _NPD_UNKNOWN if verdict is Verdict.ERROR else exit_code(verdict)
 
     def line(self, verdict: Verdict, text: str) -> str:
-        """What to say on stdout of a run that never came to a report."""
+        """The line on stdout of a run that never came to a report."""
         if self is ExitStyle.NAGIOS:
             return nagios_line("gpubench", STATES[verdict], text)
         return npd_line(f"{verdict}: {text}")

@@ -89,12 +89,10 @@ class JsonWriter:
 
 
 def _list(items: Iterable[str]) -> Iterator[str]:
-    """A JSON array, an element a line."""
     yield from _lines("[", items, "]")
 
 
 def _object(rows: Mapping[str, Any]) -> Iterator[str]:
-    """A JSON object, a member a line."""
     yield from _lines("{", (f"{json.dumps(name)}: {json.dumps(cells)}" for name, cells in rows.items()), "}")
 
 

@@ -3,8 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from gpubench.formats.document import DocumentRun, DocumentWriter
-from gpubench.formats.writer import Style, Target
+from gpubench.formats.document import DocumentRun, documents
 from gpubench.model.terms.verdict import Finding, Verdict
 
 if TYPE_CHECKING:
@@ -70,6 +69,4 @@ def _text(words: str) -> str:
     return words.translate(_ESCAPES)
 
 
-def writer(target: Target, _style: Style) -> DocumentWriter:
-    """Writes a page of Markdown."""
-    return DocumentWriter(target, render)
+writer = documents(render)

@@ -6,8 +6,7 @@ They come with `--exit-style`, which also chooses the exit code; they are no for
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from gpubench.formats.document import DocumentRun, DocumentWriter
-from gpubench.formats.writer import Style, Target
+from gpubench.formats.document import DocumentRun, documents
 from gpubench.model.results.report import CollectiveRow, PairRow
 from gpubench.model.terms.units import format_size
 from gpubench.model.terms.verdict import Verdict
@@ -109,11 +108,4 @@ def _figures(run: DocumentRun) -> Iterator[_Figure]:
     yield _Figure("findings", len(run.report.findings))
 
 
-def nagios_writer(target: Target, _style: Style) -> DocumentWriter:
-    """Writes a Nagios plugin's line."""
-    return DocumentWriter(target, _nagios)
-
-
-def npd_writer(target: Target, _style: Style) -> DocumentWriter:
-    """Writes a node-problem-detector plugin's message."""
-    return DocumentWriter(target, _npd)
+nagios_writer, npd_writer = documents(_nagios), documents(_npd)

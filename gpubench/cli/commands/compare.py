@@ -74,7 +74,6 @@ class CompareOptions:
         )
 
     def _files(self) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
-        """Those of both sides, where there is one of each."""
         base, new = self.base_file, self.new_file
         if base is not None and new is not None:
             return tuple(map(Path, (base, *(self.base or ())))), tuple(map(Path, (new, *(self.new or ()))))

@@ -144,7 +144,6 @@ class CollectiveOptions:
         )
 
     def _placements(self, collective: "Collective") -> tuple[Placement, ...]:
-        """Out of place, in place, or both, out of place first."""
         chosen = {"--in-place": self.in_place, "--out-of-place": self.out_of_place, "--both": self.both}
         asked = [option for option, is_given in chosen.items() if is_given]
         if len(asked) > 1:
@@ -162,7 +161,6 @@ class CollectiveOptions:
         return (Placement.OUT_OF_PLACE, Placement.IN_PLACE)
 
     def _evidence(self) -> EvidenceUse:
-        """The use of evidence; kept where nobody chose."""
         if self.evidence is False and self.strict:
             raise UsageError(
                 "--strict with --no-evidence",

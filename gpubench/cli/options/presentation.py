@@ -129,7 +129,6 @@ def _is_folder(path: Path) -> bool:
 
 
 def _format_of(path: Path, text: str) -> Format:
-    """The format that a file's suffix picks."""
     by_suffix = {each.suffix: each for each in FORMATS if each.suffix}
     if path.suffix in by_suffix:
         return by_suffix[path.suffix]

@@ -57,7 +57,6 @@ class CheckView(ReportView):
             self._page.wrap(f"{verdict:<13} {', '.join(names)}: not looked at: {note}", hanging=14)
 
     def _verdicts(self, rows: Sequence[VerdictRow]) -> None:
-        """Counts of nodes, GPUs, NICs and links that are well, and the names of those that are not."""
         self._page.print("")
         for scope in ("node", "gpu", "nic", "link"):
             own = [row for row in rows if row.scope == scope]

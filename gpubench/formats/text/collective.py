@@ -126,7 +126,6 @@ class CollectiveView:
             yield (taken_name(rows[-1].algorithm, rows[-1].protocol) or "?").rjust(_TOOK)
 
     def _label(self, row: CollectiveRow) -> str:
-        """The backend, setting or group of a line, where a size has several lines."""
         return way_name(row.backend, row.setting, several=self._several_backends) if self._ways else row.group or ""
 
     def _fitting(self) -> tuple[int, Sequence[_Figure]]:

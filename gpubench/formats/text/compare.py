@@ -1,6 +1,7 @@
 """A comparison for people: both sides, what else changed, the rows that got worse first, and how the rest fared."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -153,31 +154,18 @@ def _columns(rows: Sequence[ComparisonRow]) -> list[Column]:
 
 
 def _before_and_now(row: ComparisonRow) -> str:
-    """Times where latency decides, else bandwidths."""
     if (row.size_bytes or 0) < _BANDWIDTH_FROM_BYTES:
         return f"{_figure(row.base_time_us)} → {_figure(row.new_time_us)} µs"
     return f"{_figure(row.base_gb_s)} → {_figure(row.new_gb_s)} GB/s"
 
 
 def _name(row: ComparisonRow) -> str:
-    if row.collective is None:
-        way = " ".join(filter(None, (row.direction, row.engine, "peer off" if row.peer == "off" else "", row.setting)))
-        ends = (str(end).removeprefix(_USUAL_DOMAIN) for end in (row.source, row.destination))
-        return " ".join(filter(None, (" → ".join(ends), way)))
-    parts = (
-        row.collective,
-        row.dtype if row.dtype != "float32" else "",
-        row.op if row.op != "sum" else "",
-        "in place" if row.placement == "in_place" else "",
-        row.mode if row.mode != "throughput" else "",
-        "graph" if row.graph else "",
-        row.setting,
-    )
-    return " ".join(filter(None, parts))
+    """The name without the size, which has a column, and without the part of bus ids that is always the same."""
+    source, destination = ((end or "").removeprefix(_USUAL_DOMAIN) for end in (row.source, row.destination))
+    return replace(row, size_bytes=None, root=None, group=None, source=source, destination=destination).name
 
 
 def _figure(value: float | None) -> str:
-    """Four digits, as a bandwidth or a time needs them."""
     if value is None:
         return "?"
     return f"{value:.0f}" if value >= 10_000 else f"{value:.1f}" if value >= 100 else f"{value:.2f}"

@@ -95,7 +95,6 @@ class ExplainView(ReportView):
 
 
 def _kinds(communicators: Iterable[CommunicatorRow], transports: Iterable[TransportRow]) -> Iterator[Kind]:
-    """Communicators that are alike as one, the largest first."""
     by_name = grouped(transports, lambda row: row.communicator)
     alike: dict[object, list[CommunicatorRow]] = {}
     for communicator in communicators:
@@ -142,7 +141,6 @@ def _range(least: int, most: int) -> str:
 
 
 def _total(transports: Sequence[TransportRow]) -> str:
-    """The line that matters."""
     counts = {verdict: sum(row.pairs for row in transports if row.verdict == verdict) for verdict in Verdict}
     staged = counts[Verdict.FAIL] + counts[Verdict.SKIP]
     unknown = f"; {counts[Verdict.ERROR]} not known" if counts[Verdict.ERROR] else ""

@@ -33,7 +33,6 @@ def judged_lines(report: Report, said: Collection[str] = ()) -> list[tuple[Verdi
 
 
 def _none(rows: Sequence[FallbackRow]) -> str:
-    """That all is direct, and how most of it is known."""
     pairs = sum(row.count for row in rows)
     over = " and ".join(dict.fromkeys(row.transport for row in rows if row.transport))
     most = max(rows, key=lambda row: row.count)

@@ -114,7 +114,6 @@ class P2pView:
         self._page.heat(lines_of_matrix, less_is_better=corner == _MICROSECONDS)
 
     def _lines(self, rows: Sequence[PairRow]) -> None:
-        """Rows of a few pairs."""
         self._page.print("")
         self._page.wrap(copying_way(rows[0]))
         columns = [

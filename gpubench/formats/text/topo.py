@@ -165,7 +165,6 @@ class TopoView(ReportView):
 
 
 def _machine(node: NodeRow) -> Iterator[str]:
-    """The machine in phrases."""
     if node.driver:
         cuda = f" (runs CUDA {node.cuda})" if node.cuda else ""
         module = {True: ", open kernel module", False: ", closed kernel module", None: ""}[node.open_kernel_module]

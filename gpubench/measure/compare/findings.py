@@ -22,7 +22,7 @@ from gpubench.measure.compare.judge import (
 from gpubench.measure.compare.rows import RunsByRow
 from gpubench.model.paths.evidence import Conclusion
 from gpubench.model.results.result_file import ResultFile
-from gpubench.model.results.rows.comparison import CircumstanceRow, ComparisonRow, RowKey
+from gpubench.model.results.rows.comparison import CircumstanceRow, RowKey
 from gpubench.model.terms.units import counted, format_size, some_of
 from gpubench.model.terms.verdict import Finding, Verdict, gravity, overall
 
@@ -91,7 +91,7 @@ def _finding(
 ) -> Finding:
     if finding == SLOWER:
         held = sorted(held, key=lambda each: -(each[0].row.slower_percent or 0))
-    names = tuple(name_of(each.row) for each, _ in held)
+    names = tuple(each.row.name for each, _ in held)
     texts = list(dict.fromkeys(reason.text for _, reason in held))
     return Finding(
         id=finding,
@@ -103,27 +103,6 @@ def _finding(
         next_command=command,
         subjects=names,
     )
-
-
-def name_of(row: ComparisonRow) -> str:
-    """A row in words, without defaults such as float32 or sum: 'allreduce 1M in place', 'GPU0 → GPU1 256M write ce'."""
-    size = "" if row.size_bytes is None else format_size(row.size_bytes)
-    if row.collective is None:
-        way = (row.direction, row.engine, "" if row.peer != "off" else "peer off", row.setting)
-        return " ".join(filter(None, (f"{row.source} → {row.destination}", size, *way)))
-    parts = (
-        row.collective,
-        size,
-        row.dtype if row.dtype != "float32" else "",
-        row.op if row.op != "sum" else "",
-        f"root {row.root}" if row.root else "",
-        "in place" if row.placement == "in_place" else "",
-        row.mode if row.mode != "throughput" else "",
-        "graph" if row.graph else "",
-        row.setting,
-        row.group,
-    )
-    return " ".join(filter(None, parts))
 
 
 def _of_evidence(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Iterator[Finding]:

@@ -74,7 +74,6 @@ def _collective_key(row: CollectiveRow) -> RowKey:
 
 
 def _pair_nodes(files: Iterable[ResultFile]) -> list[str]:
-    """The hosts of pairs, in their order."""
     pairs = [pair for file in files for pair in file.pairs]
     return sorted({host for pair in pairs for host in (pair.source_node, pair.destination_node)})
 

@@ -145,6 +145,5 @@ def _option(head: ResultHead, name: str) -> str:
 
 
 def _changed(name: str, one: ResultHead, other: ResultHead) -> str:
-    """An option with both values, where these are short."""
     values = [_option(head, name).replace('"', "").strip("[]") for head in (one, other)]
     return f"{name} {values[0]}, not {values[1]}" if max(map(len, values)) <= _MOST_VALUE_CHARACTERS else name

@@ -88,7 +88,6 @@ def _of_rows(group: str, records: Iterable[Mapping[str, Any]]) -> Iterator[Judge
 
 
 def _name(record: Mapping[str, Any]) -> str:
-    """The subject of a row, in the words of its columns."""
     naming: Sequence[Callable[[], str]] = (
         lambda: " ".join(str(record[name]) for name in ("node", "check", "id", "subject") if record.get(name)),
         lambda: f"{record['source']} → {record['destination']}" if record.get("source") else "",
@@ -103,7 +102,6 @@ def _name(record: Mapping[str, Any]) -> str:
 
 
 def _seen(record: Mapping[str, Any]) -> str:
-    """The figures and remarks of a row."""
     figures = (("busbw_gb_s", "GB/s busbw"), ("bandwidth_gb_s", "GB/s"), ("limit_gb_s", "GB/s limit"))
     words = [f"{record[name]:g} {unit}" for name, unit in figures if record.get(name) is not None]
     if record.get("wrong"):

@@ -1,4 +1,4 @@
-"""Which ranks form a group, where the same collective runs in several at once."""
+"""The groups of ranks, where the same collective runs in several at once."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -138,7 +138,6 @@ def _remapped(rows: RemappedRows | None) -> dict[str, Any]:
 
 
 def _far_end(node: Topology, link: NvLink) -> str:
-    """The other end of an NVLink, as a person would name it."""
     known = next((gpu.device for gpu in node.gpus if gpu.bus_id and gpu.bus_id == link.peer_bus_id), None)
     if known:
         return known
