@@ -5,14 +5,16 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from gpubench.errors import InterruptedRunError, output_failed, rows_kept
-from gpubench.formats.presenter import Presenter
+
+if TYPE_CHECKING:
+    from gpubench.formats.presenter import Presenter
 
 
 @contextmanager
-def delivering(presenter: Presenter) -> Iterator[None]:
+def delivering(presenter: "Presenter") -> Iterator[None]:
     """Turn these ends into errors of one line; what was measured stays, marked incomplete.
 
     Raises:
@@ -44,7 +46,7 @@ def say(text: str, to: TextIO | None = None) -> None:
         raise InterruptedRunError("the reader of stdout went away") from None
 
 
-def _interrupted(what: str, presenter: Presenter) -> str:
+def _interrupted(what: str, presenter: "Presenter") -> str:
     return f"{what}; the run was ended{rows_kept(presenter.rows)}"
 
 

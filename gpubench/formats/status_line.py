@@ -7,33 +7,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from gpubench.formats.document import DocumentRun, documents
+from gpubench.formats.exit_style import STATES, nagios_line, npd_line
 from gpubench.model.results.report import CollectiveRow, PairRow
 from gpubench.model.terms.units import format_size
 from gpubench.model.terms.verdict import Verdict
-
-MOST_CHARACTERS = 80
-"""Characters that node-problem-detector keeps of a message: its default `max_output_length`."""
-
-STATES = {
-    Verdict.PASS: "OK",
-    Verdict.SKIP: "OK",
-    Verdict.WARN: "WARNING",
-    Verdict.INCONCLUSIVE: "WARNING",
-    Verdict.FAIL: "CRITICAL",
-    Verdict.ERROR: "UNKNOWN",
-}
-"""Nagios' word for each verdict; what was not judged is no problem."""
-
-
-def nagios_line(subject: str, state: str, text: str) -> str:
-    """A plugin's line without figures; a bar would begin them."""
-    return f"{subject.upper()} {state} - {' '.join(text.split())}".replace("|", "/") + "\n"
-
-
-def npd_line(text: str) -> str:
-    """A message of at most 80 bytes, in ASCII, so that nothing else cuts it, least of all inside a character."""
-    words = " ".join(text.replace("→", "->").split()).encode("ascii", "replace").decode("ascii")
-    return (words if len(words) <= MOST_CHARACTERS else words[: MOST_CHARACTERS - 3] + "...") + "\n"
 
 
 class _Figure(NamedTuple):

@@ -11,7 +11,9 @@ from gpubench.formats.exit_style import OPTION, ExitStyle
 from gpubench.formats.presentation import Color, Output, Presentation
 from gpubench.formats.registry import CSV, DATED, FORMATS, TABLE
 from gpubench.formats.writer import Format
-from gpubench.model.results.history import FOLDER_MARK
+
+FOLDER_MARK = "/"
+"""The ending of `--output results/`, which names a folder; it is made where there is none."""
 
 SUFFIXES = tuple(each.suffix for each in FORMATS if each.suffix is not None)
 

@@ -11,9 +11,6 @@ from typing import Any
 from gpubench.model.results.report import Metadata
 from gpubench.model.terms.units import some_of
 
-FOLDER_MARK = "/"
-"""The endings of `--output results/`, which names a folder; it is made where there is none."""
-
 _NAME = re.compile(
     r"(?P<stamp>\d{4}-\d\d-\d\dT\d{6}Z)-(?P<command>[a-z0-9]+)-(?P<host>[\w.+-]+)(?:~(?P<number>\d{1,9}))?\.json",
     re.ASCII,
