@@ -3,13 +3,9 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from gpubench.formats.json import replace_atomically
+from gpubench.formats.json import UNFINISHED, replace_atomically
 from gpubench.formats.writer import Style, Target
 from gpubench.model.results.report import Metadata, Report, Row
-from gpubench.model.terms.verdict import Verdict
-
-UNFINISHED = Report(verdict=Verdict.ERROR, complete=False)
-"""The outcome of a run that has not ended: it runs, or it was killed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,11 +40,10 @@ def render(run: DocumentRun) -> Iterator[str]:
 
 def _finding(finding: Finding) -> Iterator[str]:
     yield f"\n**{finding.severity} {_text(finding.id)}**: {_text(finding.subject)}\n"
-    for label, words in (("seen", finding.seen), ("expected", finding.expected), ("likely", finding.cause)):
+    for label, words in finding.details:
         if words:
-            yield f"- {label}: {_text(words)}\n"
-    if finding.next_command:
-        yield f"- try: `{finding.next_command.replace('`', '')}`\n"
+            shown = f"`{words.replace('`', '')}`" if label == "try" else _text(words)
+            yield f"- {label}: {shown}\n"
 
 
 def _lines(grid: "Grid") -> Iterator[Sequence[str]]:

@@ -160,8 +160,7 @@ class Page:
     def _finding(self, finding: Finding) -> None:
         word = _SEVERITY_WORDS.get(finding.severity, finding.severity)
         self._labelled(f"{word} {finding.id}: ", finding.subject, _VERDICT_STYLES.get(finding.severity, ""))
-        details = (("seen", finding.seen), ("expected", finding.expected), ("likely", finding.cause))
-        for label, text in (*details, ("try", finding.next_command)):
+        for label, text in finding.details:
             self._labelled(f"{INDENT}{label + ':':<{_LABEL_WIDTH - len(INDENT)}}", text)
 
     def _labelled(self, label: str, text: str, style: str = "") -> None:

@@ -36,10 +36,7 @@ def lead(origin: str) -> str:
 
 
 def prospect_lines(report: Report, said: Collection[str] = ()) -> list[tuple[Verdict, str]]:
-    """The pairs of GPUs, and the nodes, that would fall back, with causes; or that none would.
-
-    Of the causes in `said` no cure is told.
-    """
+    """The pairs of GPUs and the nodes that would fall back, with causes; of those in `said` no cure is told."""
     rows = report.rows(FALLBACK_SECTION, FallbackRow)
     between = list(_between(report, said))
     alone = len(rows) == 1

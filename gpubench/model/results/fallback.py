@@ -159,10 +159,7 @@ def unknown_row(origin: str, why: str, pairs: Sequence[str] = ()) -> FallbackRow
 
 
 def findings(rows: Sequence[FallbackRow], *, strict: bool) -> tuple[Finding, ...]:
-    """The findings on fallback. Only a strict run fails for it, or because it is not known.
-
-    Wrong data are somebody else's finding, who counts them.
-    """
+    """The findings on fallback, for which only a strict run fails; wrong data have a finding of their own."""
     found = []
     for row in rows:
         conclusion = Conclusion(row.conclusion)

@@ -106,10 +106,7 @@ def is_suspended(states: Sequence[RankState]) -> bool:
 def hang_error(
     states: Sequence[RankState], silent: Mapping[int, str], seconds: float, remarks: Sequence[str] = ()
 ) -> CouldNotMeasureError:
-    """The error of a job without progress for so long.
-
-    `silent` are the ranks, by number, of which neither process nor watchdog answers.
-    """
+    """The error of a job without progress for so long; of ranks in `silent` neither process nor watchdog answers."""
     missing, cause, reason, next_step = _blame(states, silent)
     late = {state.rank for state in states if state.rank in missing}
     lines = [f"no progress for {seconds:g} s{cause}"]
