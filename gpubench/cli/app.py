@@ -42,7 +42,7 @@ class LazyCommands(TyperGroup):
         self.commands = {each.name: TyperCommand(each.name, short_help=each.summary) for each in COMMANDS}
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """What stands before the command: flags. To read one without a default, as its own, typer 0.29 loads pydantic.
+        """The flags before the command. To read one without a default, as its own, typer 0.29 loads pydantic.
 
         That takes 100 ms, more than all the rest of a help text.
         """
@@ -112,7 +112,6 @@ def run_command_line(launch: LaunchedBy | None) -> int:
 
 
 def _exit_style() -> "ExitStyle | None":
-    """The style that the command line asks for, also one that cannot be read otherwise."""
     if not any("exit-style" in word for word in sys.argv):
         return None
     from gpubench.formats.exit_style import exit_style_in
@@ -128,7 +127,6 @@ def _command_of(error: typer.TyperException) -> str:
 
 
 def _tell(error: GpubenchError, style: "ExitStyle | None") -> int:
-    """Say what is wrong, to whoever asked; the exit code."""
     print(f"gpubench: error: {error}", file=sys.stderr)  # noqa: T201
     if style is None:
         return error.exit_code

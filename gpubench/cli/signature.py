@@ -2,8 +2,8 @@
 
 import inspect
 from collections.abc import Callable, Container, Iterator, Mapping
-from dataclasses import MISSING, Field, fields, is_dataclass
-from typing import Any, TypeVar
+from dataclasses import MISSING, Field, field, fields, is_dataclass
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -13,18 +13,23 @@ from gpubench.cli.table import Command
 Options = TypeVar("Options")
 
 
-def app_of(
+def app_of(help_text: str, kind: type[Options], run: Callable[[Options], int]) -> Callable[[Command], typer.Typer]:
+    """The `app` of a command's module, which makes the command for typer; the process ends with what `run` returns."""
+    return lambda command: typer_app(command, help_text, kind, run)
+
+
+def typer_app(
     command: Command,
     help_text: str,
     kind: type[Options],
-    run: Callable[[Options], None],
+    run: Callable[[Options], int],
     *,
     without: Container[str] = (),
 ) -> typer.Typer:
     """A command for typer, which hands its options to `run`; `without` are those that mean nothing for it."""
 
     def call(**given: Any) -> None:
-        run(options_from(kind, given))
+        raise typer.Exit(run(options_from(kind, given)))
 
     call.__doc__ = showable(f"{command.summary}\n\n{help_text.strip()}")
     call.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
@@ -33,6 +38,16 @@ def app_of(
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     app.command(command.name)(call)
     return app
+
+
+def option(metavar: str | None, help_text: str, *, default: Any = None, name: str = "", **settings: Any) -> Any:
+    """A field of a dataclass that is an option for typer; its name is the field's where no other is given."""
+    return field(default=default, metadata={"name": name, "metavar": metavar, "help": help_text, **settings})
+
+
+def flag(help_text: str, *, default: bool | None = False, name: str = "") -> Any:
+    """A field that is an option without a value."""
+    return option(None, help_text, default=default, name=name)
 
 
 def option_fields(kind: Any) -> Iterator["Field[Any]"]:
@@ -66,5 +81,10 @@ def given_options(options: Any) -> Iterator[str]:
 
 
 def _parameter(each: "Field[Any]") -> inspect.Parameter:
+    annotation: Any = each.type
+    if each.metadata:
+        settings = dict(each.metadata)
+        name = settings.pop("name") or f"--{each.name.replace('_', '-')}"
+        annotation = Annotated[annotation, typer.Option(name, **settings)]
     default = inspect.Parameter.empty if each.default is MISSING else each.default
-    return inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=each.type)
+    return inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

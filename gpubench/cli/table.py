@@ -16,15 +16,9 @@ class Command(NamedTuple):
 COMMANDS = (
     Command("topo", "Devices, links, NICs, path and peer-access matrices, limits.", "topo"),
     Command("p2p", "Every ordered pair of GPUs: bandwidth, latency, peer access off and on.", "p2p"),
+    Command("check", "Is this machine healthy? Facts and measurements against its profile and its siblings.", "check"),
     Command(
-        "check",
-        "Is this machine healthy? Facts and measurements against its profile and its siblings.",
-        "check",
-    ),
-    Command(
-        "explain",
-        "Read NCCL's logs of any job: who talks to whom over what, what is host-staged, why.",
-        "explain",
+        "explain", "Read NCCL's logs of any job: who talks to whom over what, what is host-staged, why.", "explain"
     ),
     Command("compare", "Two files of results: what got slower, beyond the noise.", "compare"),
     *(Command(name, summary, "collective") for name, summary in COLLECTIVES.items()),

@@ -1,10 +1,8 @@
 """alltoall: rank r ends with block r of every rank's buffer."""
 
-from gpubench.collectives.record import Call, Collective, per_rank_count
+from gpubench.collectives.record import Collective, per_rank_count
 from gpubench.model.terms.bandwidth import all_but_own_factor
 from gpubench.model.terms.operation import DataType, Layout, Segment
-from gpubench.ports.collective_calls import CollectiveCalls
-from gpubench.ports.launch import Launch
 
 
 def layout(elements: int, dtype: DataType, ranks: int) -> Layout:
@@ -21,18 +19,13 @@ def expected(layout: Layout, rank: int, ranks: int, _root: int) -> tuple[Segment
     )
 
 
-def issue(calls: CollectiveCalls, call: Call) -> Launch:
-    """`ncclAlltoAll`."""
-    return calls.all_to_all(call.send, call.receive, call.count, call.dtype)
-
-
 ALLTOALL = Collective(
     name="alltoall",
     description="The size is each rank's whole send buffer, its own block included. busbw = algbw × (n-1)/n.",
     layout=layout,
     busbw_factor=all_but_own_factor,
     expected=expected,
-    issue=issue,
+    issue=lambda calls, call: calls.all_to_all(call.send, call.receive, call.count, call.dtype),
     in_place=False,
     point_to_point=True,
 )

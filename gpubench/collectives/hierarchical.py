@@ -27,7 +27,7 @@ class Hierarchy:
 
     @staticmethod
     def fits(count: int, dtype: DataType, ranks_a_node: int) -> bool:
-        """Whether there is a block for every rank of a node; of less nothing would be hierarchical."""
+        """True where there is a block for every rank of a node; of less nothing would be hierarchical."""
         return per_rank_count(count, dtype, ranks_a_node) > 0
 
     def all_reduce(self, call: Call) -> Launch:

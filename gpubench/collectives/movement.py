@@ -1,4 +1,4 @@
-"""What has to be moved for a collective, whatever the algorithm: derived from what each rank ends up with."""
+"""The data that a collective has to move, whatever the algorithm: derived from what each rank ends up with."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -34,7 +34,6 @@ def least_moved(collective: Collective, layout: Layout, rank: int, ranks: int, r
 
 
 def _covered(spans: Iterable[tuple[int, int]]) -> int:
-    """How many numbers lie in any of these spans."""
     covered = end = 0
     for first, last in sorted(set(spans)):
         covered += max(0, last - max(first, end))

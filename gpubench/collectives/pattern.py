@@ -47,7 +47,7 @@ class ArrayPattern:
         return self._encode(total)
 
     def wrong(self, got: Array, expected: Array) -> int:
-        """How many elements differ by more than the pattern's tolerance."""
+        """The number of elements that differ by more than the pattern's tolerance."""
         if self.data.tolerance_ulp == 0:
             return int(self.namespace.count_nonzero(got != expected))
         # Averages are of positive values, so their bits order as the values do.
@@ -88,7 +88,6 @@ class ArrayPattern:
         return left + right
 
     def _encode(self, values: Array) -> Array:
-        """The bits of int32 or float64 values in the pattern's type."""
         dtype = self.data.dtype
         storage = STORAGE[dtype.size_bytes]
         if dtype is DataType.BFLOAT16:

@@ -1,4 +1,4 @@
-"""What a collective is: a value that the measuring engine, the command line and the tests read alike."""
+"""The record of a collective: a value that the measuring engine, the command line and the tests read alike."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -18,7 +18,7 @@ SUMMARIES = {
     "scatter": "Hand each rank its block of the root's buffer.",
     "sendrecv": "Send to the next rank, receive from the previous: pipeline stages.",
 }
-"""What each is for, by its name. The file of that name has its record, under the same name in capitals."""
+"""The purpose of each, by its name. The file of that name has its record, under the same name in capitals."""
 
 
 @cache

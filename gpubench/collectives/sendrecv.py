@@ -2,14 +2,9 @@
 
 from gpubench.collectives.record import Call, Collective, whole
 from gpubench.model.terms.bandwidth import whole_factor
-from gpubench.model.terms.operation import Layout, Segment
+from gpubench.model.terms.operation import Segment
 from gpubench.ports.collective_calls import CollectiveCalls
 from gpubench.ports.launch import Launch
-
-
-def expected(layout: Layout, rank: int, ranks: int, _root: int) -> tuple[Segment, ...]:
-    """What the previous rank sent."""
-    return (Segment(offset=0, count=layout.count, start=0, source=(rank - 1) % ranks),)
 
 
 def issue(calls: CollectiveCalls, call: Call) -> Launch:
@@ -23,7 +18,9 @@ SENDRECV = Collective(
     description="The size is what each rank sends, and receives at the same time. busbw = algbw.",
     layout=whole,
     busbw_factor=whole_factor,
-    expected=expected,
+    expected=lambda layout, rank, ranks, _root: (
+        Segment(offset=0, count=layout.count, start=0, source=(rank - 1) % ranks),
+    ),
     issue=issue,
     in_place=False,
     point_to_point=True,

@@ -10,6 +10,7 @@ from gpubench.formats.text.p2p import copying_way, series_title
 from gpubench.model.results.curves import HOST, Chart, charts
 from gpubench.model.results.report import CollectiveRow, Matrix, Metadata, PairRow, Report, Table
 from gpubench.model.results.rows.evidence import EVIDENCE_SECTION
+from gpubench.model.terms.grouping import grouped
 from gpubench.model.terms.units import compress_names, format_percent, format_size, some_of
 from gpubench.model.terms.verdict import Verdict
 
@@ -129,10 +130,8 @@ def _collective(rows: Sequence[CollectiveRow]) -> Listing:
 
 def _copies(rows: Sequence[PairRow]) -> Iterator[Block]:
     """A grid for every way of copying; host memory, and pairs in more than one size, as lines."""
-    series: dict[tuple[object, ...], list[PairRow]] = {}
-    for row in rows:
-        if HOST not in (row.source, row.destination):
-            series.setdefault((row.size_bytes, row.engine, row.direction, row.peer, row.scope), []).append(row)
+    between = [row for row in rows if HOST not in (row.source, row.destination)]
+    series = grouped(between, lambda row: (row.size_bytes, row.engine, row.direction, row.peer, row.scope))
     ways = {key[1:] for key in series}
     if len(series) <= 2 * len(ways):
         yield from (_grid_of(members) for members in series.values() if len(members) > 1)

@@ -6,35 +6,20 @@ from itertools import count
 from pathlib import Path
 
 from gpubench.formats.json import JsonWriter
-from gpubench.formats.writer import Style, Target
+from gpubench.formats.writer import Target
 from gpubench.model.results.history import DatedName
-from gpubench.model.results.report import Metadata, Report, Row
+from gpubench.model.results.report import Metadata
 
 
-class DatedWriter:
+class DatedWriter(JsonWriter):
     """The JSON format in a file of its own in the folder that is its target."""
-
-    def __init__(self, target: Target, style: Style) -> None:
-        self._folder = target.path
-        self._style = style
-        self._writer: JsonWriter | None = None
 
     def begin(self, metadata: Metadata, columns: Sequence[str]) -> None:
         """A document without rows, under a name that nobody has."""
-        if self._folder is None:
+        if self._target.path is None:
             raise ValueError("dated results go to a folder")
-        self._writer = JsonWriter(Target(path=_claimed(self._folder, metadata)), self._style)
-        self._writer.begin(metadata, columns)
-
-    def row(self, row: Row) -> None:
-        """A document with one row more."""
-        if self._writer is not None:
-            self._writer.row(row)
-
-    def end(self, report: Report) -> None:
-        """The final document."""
-        if self._writer is not None:
-            self._writer.end(report)
+        self._target = Target(path=_claimed(self._target.path, metadata))
+        super().begin(metadata, columns)
 
 
 def _claimed(folder: Path, metadata: Metadata) -> Path:

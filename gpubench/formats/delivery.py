@@ -1,18 +1,20 @@
-"""What ends a command between its first and its last line: Ctrl-C, a closed pipe, a full disk."""
+"""The ends of a command between its first and its last line: Ctrl-C, a closed pipe, a full disk."""
 
 import os
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from gpubench.errors import InterruptedRunError, output_failed, rows_kept
-from gpubench.formats.presenter import Presenter
+
+if TYPE_CHECKING:
+    from gpubench.formats.presenter import Presenter
 
 
 @contextmanager
-def delivering(presenter: Presenter) -> Iterator[None]:
+def delivering(presenter: "Presenter") -> Iterator[None]:
     """Turn these ends into errors of one line; what was measured stays, marked incomplete.
 
     Raises:
@@ -36,11 +38,7 @@ def delivering(presenter: Presenter) -> Iterator[None]:
 
 
 def say(text: str, to: TextIO | None = None) -> None:
-    """Print some lines at once, on stdout or another stream.
-
-    Raises:
-        InterruptedRunError: nobody reads stdout any more.
-    """
+    """Print some lines at once, on stdout or another stream; InterruptedRunError where nobody reads stdout any more."""
     try:
         print(text, file=to, flush=True)
     except BrokenPipeError:
@@ -48,7 +46,7 @@ def say(text: str, to: TextIO | None = None) -> None:
         raise InterruptedRunError("the reader of stdout went away") from None
 
 
-def _interrupted(what: str, presenter: Presenter) -> str:
+def _interrupted(what: str, presenter: "Presenter") -> str:
     return f"{what}; the run was ended{rows_kept(presenter.rows)}"
 
 

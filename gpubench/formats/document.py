@@ -3,13 +3,9 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from gpubench.formats.json import replace_atomically
-from gpubench.formats.writer import Target
+from gpubench.formats.json import UNFINISHED, replace_atomically
+from gpubench.formats.writer import Style, Target
 from gpubench.model.results.report import Metadata, Report, Row
-from gpubench.model.terms.verdict import Verdict
-
-UNFINISHED = Report(verdict=Verdict.ERROR, complete=False)
-"""The outcome of a run that has not ended: it runs, or it was killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,3 +57,8 @@ class DocumentWriter:
         elif self._target.stream is not None:
             self._target.stream.writelines(pieces)
             self._target.stream.flush()
+
+
+def documents(render: Render, *, marks_unfinished: bool = True) -> Callable[[Target, Style], DocumentWriter]:
+    """Makes the writers of a format that `render` makes of a run."""
+    return lambda target, _style: DocumentWriter(target, render, marks_unfinished=marks_unfinished)

@@ -1,4 +1,4 @@
-"""Exit codes as monitoring wants them: `--exit-style nagios` and `--exit-style npd`.
+"""Exit codes and lines as monitoring wants them: `--exit-style nagios` and `--exit-style npd`.
 
 A Nagios plugin ends with 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN; a plugin of node-problem-detector with 0 no problem, 1
 problem, anything else unknown.
@@ -9,17 +9,29 @@ from enum import StrEnum
 from itertools import pairwise
 
 from gpubench.formats.registry import NAGIOS, NPD
-from gpubench.formats.status_line import STATES, nagios_line, npd_line
 from gpubench.formats.writer import Format
 from gpubench.model.terms.verdict import Verdict, exit_code
 
 OPTION = "--exit-style"
+MOST_CHARACTERS = 80
+"""Characters that node-problem-detector keeps of a message: its default `max_output_length`."""
+
+STATES = {
+    Verdict.PASS: "OK",
+    Verdict.SKIP: "OK",
+    Verdict.WARN: "WARNING",
+    Verdict.INCONCLUSIVE: "WARNING",
+    Verdict.FAIL: "CRITICAL",
+    Verdict.ERROR: "UNKNOWN",
+}
+"""Nagios' word for each verdict; what was not judged is no problem."""
+
 _NAGIOS_CODES = {"OK": 0, "WARNING": 1, "CRITICAL": 2, "UNKNOWN": 3}
 _NPD_UNKNOWN = 2
 
 
 class ExitStyle(StrEnum):
-    """Whose exit codes."""
+    """The monitoring system whose exit codes are used."""
 
     NAGIOS = "nagios"
     NPD = "npd"
@@ -36,10 +48,21 @@ class ExitStyle(StrEnum):
         return _NPD_UNKNOWN if verdict is Verdict.ERROR else exit_code(verdict)
 
     def line(self, verdict: Verdict, text: str) -> str:
-        """What to say on stdout of a run that never came to a report."""
+        """The line on stdout of a run that never came to a report."""
         if self is ExitStyle.NAGIOS:
             return nagios_line("gpubench", STATES[verdict], text)
         return npd_line(f"{verdict}: {text}")
+
+
+def nagios_line(subject: str, state: str, text: str) -> str:
+    """A plugin's line without figures; a bar would begin them."""
+    return f"{subject.upper()} {state} - {' '.join(text.split())}".replace("|", "/") + "\n"
+
+
+def npd_line(text: str) -> str:
+    """A message of at most 80 bytes, in ASCII, so that nothing else cuts it, least of all inside a character."""
+    words = " ".join(text.replace("→", "->").split()).encode("ascii", "replace").decode("ascii")
+    return (words if len(words) <= MOST_CHARACTERS else words[: MOST_CHARACTERS - 3] + "...") + "\n"
 
 
 def exit_style_in(arguments: Sequence[str]) -> ExitStyle | None:

@@ -12,11 +12,7 @@ if TYPE_CHECKING:
 
 
 def read_frame(path: str | Path) -> "pandas.DataFrame":
-    """The rows of a .csv, .json or .jsonl result, one a line, with pandas' nullable types.
-
-    Raises:
-        UsageError: the suffix names no format that holds rows.
-    """
+    """The rows of a .csv, .json or .jsonl result, one a line, with pandas' nullable types; UsageError for others."""
     import pandas
 
     path = Path(path)

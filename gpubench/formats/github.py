@@ -6,8 +6,7 @@ GitHub shows ten errors and ten warnings of a step. `markdown` has the whole.
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from gpubench.formats.document import DocumentRun, DocumentWriter
-from gpubench.formats.writer import Style, Target
+from gpubench.formats.document import DocumentRun, documents
 from gpubench.model.results.report import FINDINGS_SECTION
 from gpubench.model.terms.verdict import Verdict
 
@@ -60,6 +59,4 @@ def _property(text: str) -> str:
     return _data(text).replace(":", "%3A").replace(",", "%2C")
 
 
-def writer(target: Target, _style: Style) -> DocumentWriter:
-    """Writes annotations."""
-    return DocumentWriter(target, render)
+writer = documents(render)

@@ -3,16 +3,15 @@
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from gpubench.formats.writer import Style, Target
 from gpubench.model.results.report import FINDINGS_SECTION, SCHEMA_VERSION, Matrix, Metadata, Report, Row
 from gpubench.model.terms.verdict import Verdict
 
-_UNFINISHED = Report(verdict=Verdict.ERROR, complete=False)
-
+UNFINISHED = Report(verdict=Verdict.ERROR, complete=False)
+"""The outcome of a run that has not ended: it runs, or it was killed."""
 
 _AT_EVERY_ROW = 500
 """So many rows are each written as they come; of more, a file lacks at most one part in so many until the end."""
@@ -38,7 +37,7 @@ class JsonWriter:
         self._metadata = json.dumps(metadata.to_record(), indent=2).replace("\n", "\n  ")
         self._rows_section = metadata.rows_section
         self._rows = [] if columns else None
-        self._replace_file(_UNFINISHED)
+        self._replace_file(UNFINISHED)
 
     def row(self, row: Row) -> None:
         """A document with one row more, or soon with several."""
@@ -47,7 +46,7 @@ class JsonWriter:
         self._rows.append(f"\n    {json.dumps(row.to_record())}")
         rows = len(self._rows)
         if rows - self._rows_written > rows // _AT_EVERY_ROW:
-            self._replace_file(_UNFINISHED)
+            self._replace_file(UNFINISHED)
             self._rows_written = rows
 
     def end(self, report: Report) -> None:
@@ -82,23 +81,15 @@ class JsonWriter:
             yield self._rows_section, ["[", ",".join(self._rows), "\n  ]" if self._rows else "]"]
         for name, section in report.sections.items():
             if isinstance(section, Matrix):
-                yield name, _object(section.cells)
+                members = (f"{json.dumps(row)}: {json.dumps(cells)}" for row, cells in section.cells.items())
+                yield name, _lines("{", members, "}")
             else:
-                yield name, _list(json.dumps(row.to_record()) for row in section.rows())
-        yield FINDINGS_SECTION, _list(map(json.dumps, outcome["findings"]))
-
-
-def _list(items: Iterable[str]) -> Iterator[str]:
-    """A JSON array, an element a line."""
-    yield from _lines("[", items, "]")
-
-
-def _object(rows: Mapping[str, Any]) -> Iterator[str]:
-    """A JSON object, a member a line."""
-    yield from _lines("{", (f"{json.dumps(name)}: {json.dumps(cells)}" for name, cells in rows.items()), "}")
+                yield name, _lines("[", (json.dumps(row.to_record()) for row in section.rows()), "]")
+        yield FINDINGS_SECTION, _lines("[", map(json.dumps, outcome["findings"]), "]")
 
 
 def _lines(opening: str, items: Iterable[str], closing: str) -> Iterator[str]:
+    """An array or an object, an element a line."""
     separator = opening
     for item in items:
         yield f"{separator}\n    {item}"

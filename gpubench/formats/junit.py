@@ -8,8 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from gpubench.formats.document import DocumentRun, DocumentWriter
-from gpubench.formats.writer import Style, Target
+from gpubench.formats.document import DocumentRun, documents
 from gpubench.model.terms.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -85,6 +84,4 @@ def _legal(text: str) -> str:
     return re.sub(_NO_XML, "\ufffd", text)
 
 
-def writer(target: Target, _style: Style) -> DocumentWriter:
-    """Writes a JUnit document."""
-    return DocumentWriter(target, render)
+writer = documents(render)

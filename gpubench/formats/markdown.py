@@ -3,8 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from gpubench.formats.document import DocumentRun, DocumentWriter
-from gpubench.formats.writer import Style, Target
+from gpubench.formats.document import DocumentRun, documents
 from gpubench.model.terms.verdict import Finding, Verdict
 
 if TYPE_CHECKING:
@@ -41,11 +40,10 @@ def render(run: DocumentRun) -> Iterator[str]:
 
 def _finding(finding: Finding) -> Iterator[str]:
     yield f"\n**{finding.severity} {_text(finding.id)}**: {_text(finding.subject)}\n"
-    for label, words in (("seen", finding.seen), ("expected", finding.expected), ("likely", finding.cause)):
+    for label, words in finding.details:
         if words:
-            yield f"- {label}: {_text(words)}\n"
-    if finding.next_command:
-        yield f"- try: `{finding.next_command.replace('`', '')}`\n"
+            shown = f"`{words.replace('`', '')}`" if label == "try" else _text(words)
+            yield f"- {label}: {shown}\n"
 
 
 def _lines(grid: "Grid") -> Iterator[Sequence[str]]:
@@ -70,6 +68,4 @@ def _text(words: str) -> str:
     return words.translate(_ESCAPES)
 
 
-def writer(target: Target, _style: Style) -> DocumentWriter:
-    """Writes a page of Markdown."""
-    return DocumentWriter(target, render)
+writer = documents(render)

@@ -11,7 +11,7 @@ from gpubench.model.terms.verdict import Verdict, exit_code
 
 
 class Color(StrEnum):
-    """Whether the table has colours."""
+    """The choice of colours in the table."""
 
     AUTO = "auto"
     ALWAYS = "always"
@@ -28,7 +28,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Presentation:
-    """Where results go and how they look. `section`, `width` and `exit_style` are None where nobody chose."""
+    """The outputs and the look of a report. `section`, `width` and `exit_style` are None where nobody chose."""
 
     format: Format = TABLE
     outputs: tuple[Output, ...] = ()
@@ -45,5 +45,5 @@ class Presentation:
         return next((output.path for output in self.outputs if output.format is DATED), None)
 
     def exit_code(self, verdict: Verdict) -> int:
-        """What the process ends with."""
+        """The exit code of the process."""
         return exit_code(verdict) if self.exit_style is None else self.exit_style.code(verdict)

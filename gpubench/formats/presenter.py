@@ -136,7 +136,7 @@ def _progress_bar(stream: TextIO) -> "Progress":
 
 
 def terminal_style(options: Presentation, stream: TextIO, environment: Mapping[str, str] = os.environ) -> Style:
-    """How a table on `stream` looks: the terminal's width and colours, unless options or NO_COLOR say otherwise."""
+    """The look of a table on `stream`: the terminal's width and colours, unless options or NO_COLOR say otherwise."""
     terminal = stream.isatty()
     width = options.width or (shutil.get_terminal_size().columns if terminal else PLAIN_WIDTH)
     colors = terminal and not environment.get("NO_COLOR") and environment.get("TERM") != "dumb"
@@ -145,5 +145,5 @@ def terminal_style(options: Presentation, stream: TextIO, environment: Mapping[s
 
 
 def rank_style(options: Presentation) -> Style:
-    """How a table looks that a rank prints: a rank's stdout may be a pty of mpirun's, so only the options are asked."""
+    """The look of a table of a rank, by the options alone: a rank's stdout may be a pty of mpirun's."""
     return Style(options.width or PLAIN_WIDTH, options.color is Color.ALWAYS, options.section, options.plot)

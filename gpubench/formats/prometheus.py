@@ -9,8 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from gpubench.formats.document import DocumentRun, DocumentWriter
-from gpubench.formats.writer import Style, Target
+from gpubench.formats.document import DocumentRun, documents
 from gpubench.model.results.report import Metadata, Table
 from gpubench.model.terms.copies import HostMemory
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND
@@ -160,6 +159,4 @@ def _add_row(exposition: _Exposition, record: Mapping[str, Any], metadata: Metad
                 exposition.add(f"gpubench_{metric.name}", metric.help, float(value) * metric.scale, labels)
 
 
-def writer(target: Target, _style: Style) -> DocumentWriter:
-    """Writes a textfile of gauges."""
-    return DocumentWriter(target, render, marks_unfinished=False)
+writer = documents(render, marks_unfinished=False)

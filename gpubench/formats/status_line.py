@@ -6,35 +6,11 @@ They come with `--exit-style`, which also chooses the exit code; they are no for
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from gpubench.formats.document import DocumentRun, DocumentWriter
-from gpubench.formats.writer import Style, Target
+from gpubench.formats.document import DocumentRun, documents
+from gpubench.formats.exit_style import STATES, nagios_line, npd_line
 from gpubench.model.results.report import CollectiveRow, PairRow
 from gpubench.model.terms.units import format_size
 from gpubench.model.terms.verdict import Verdict
-
-MOST_CHARACTERS = 80
-"""Characters that node-problem-detector keeps of a message: its default `max_output_length`."""
-
-STATES = {
-    Verdict.PASS: "OK",
-    Verdict.SKIP: "OK",
-    Verdict.WARN: "WARNING",
-    Verdict.INCONCLUSIVE: "WARNING",
-    Verdict.FAIL: "CRITICAL",
-    Verdict.ERROR: "UNKNOWN",
-}
-"""Nagios' word for each verdict; what was not judged is no problem."""
-
-
-def nagios_line(subject: str, state: str, text: str) -> str:
-    """A plugin's line without figures; a bar would begin them."""
-    return f"{subject.upper()} {state} - {' '.join(text.split())}".replace("|", "/") + "\n"
-
-
-def npd_line(text: str) -> str:
-    """A message of at most 80 bytes, in ASCII, so that nothing else cuts it, least of all inside a character."""
-    words = " ".join(text.replace("→", "->").split()).encode("ascii", "replace").decode("ascii")
-    return (words if len(words) <= MOST_CHARACTERS else words[: MOST_CHARACTERS - 3] + "...") + "\n"
 
 
 class _Figure(NamedTuple):
@@ -109,11 +85,4 @@ def _figures(run: DocumentRun) -> Iterator[_Figure]:
     yield _Figure("findings", len(run.report.findings))
 
 
-def nagios_writer(target: Target, _style: Style) -> DocumentWriter:
-    """Writes a Nagios plugin's line."""
-    return DocumentWriter(target, _nagios)
-
-
-def npd_writer(target: Target, _style: Style) -> DocumentWriter:
-    """Writes a node-problem-detector plugin's message."""
-    return DocumentWriter(target, _npd)
+nagios_writer, npd_writer = documents(_nagios), documents(_npd)

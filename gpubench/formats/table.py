@@ -1,6 +1,7 @@
 """The table for people: each subject has a view of its own, on the same page."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Protocol
 
 from gpubench.formats.writer import Style, Target
@@ -20,6 +21,10 @@ class View(Protocol):
     def end(self, report: Report) -> None:
         """The last lines: findings, verdict."""
         ...
+
+
+_SUBJECTS = ("collective", "p2p", "compare", "check", "explain")
+"""The subjects with a view of their own; others are shown as topo is."""
 
 
 class TableWriter:
@@ -58,27 +63,10 @@ class TableWriter:
 
 
 def _view(page: "Page", metadata: Metadata) -> View:
-    """The view of the run's subject; only that one is imported."""
-    if metadata.collective is not None:
-        from gpubench.formats.text.collective import CollectiveView
-
-        return CollectiveView(page, metadata)
-    if metadata.subject == "p2p":
-        from gpubench.formats.text.p2p import P2pView
-
-        return P2pView(page, metadata)
-    if metadata.subject == "compare":
-        from gpubench.formats.text.compare import CompareView
-
-        return CompareView(page, metadata)
-    if metadata.subject == "check":
-        from gpubench.formats.text.check import CheckView
-
-        return CheckView(page, metadata)
-    if metadata.subject == "explain":
-        from gpubench.formats.text.explain import ExplainView
-
-        return ExplainView(page, metadata)
-    from gpubench.formats.text.topo import TopoView
-
-    return TopoView(page, metadata)
+    """The view of the run's subject, `P2pView` of `text.p2p`; only that one is imported."""
+    subject = "collective" if metadata.collective is not None else metadata.subject
+    name = subject if subject in _SUBJECTS else "topo"
+    make: Callable[[Page, Metadata], View] = getattr(
+        import_module(f"gpubench.formats.text.{name}"), f"{name.capitalize()}View"
+    )
+    return make(page, metadata)

@@ -15,15 +15,15 @@ OWN_MODULES_OF_HELP = 12
 """The package, the command line, its table with that of the collectives, errors, and who started us: 11."""
 
 OWN_MODULES_OF_A_COMMAND = {
-    "profiles": 48,  # what prints: the presenter of formats
-    "topo": 50,  # the formats, whose names its help lists, and the row types that these import: 30 modules
-    "check": 50,
-    "explain": 46,
-    "compare": 46,
-    "p2p": 54,
-    "collective": 73,  # and the words of its options: types, operations, algorithms, modes
+    "profiles": 19,
+    "topo": 31,  # the formats, whose names its help lists, and none of the row types that they write
+    "check": 31,
+    "explain": 26,
+    "compare": 26,
+    "p2p": 37,
+    "collective": 63,  # and the words of its options: types, operations, algorithms, modes
 }
-"""By module of `gpubench.cli.commands`; one or two above what each takes. All of the package are 400."""
+"""By module of `gpubench.cli.commands`; one above what each takes. All of the package are 400."""
 
 FOREIGN = {"rich", "pydantic", "numpy", "mpi4py", "cupy", "pandas", "pynvml"}
 """None is needed to print a help; rich and pydantic come with typer, which loads them when it needs them."""

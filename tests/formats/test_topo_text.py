@@ -447,6 +447,6 @@ def test_the_tree_is_drawn_where_it_says_more() -> None:
 
 
 def test_nothing_comes_row_by_row() -> None:
-    view = TopoView(Page(Target(stream=io.StringIO()), Style()), METADATA)
+    view = TopoView(Page(Target(stream=io.StringIO()), Style()), replace(METADATA, subject="topo"))
     with pytest.raises(TypeError, match="topo has no rows of CollectiveRow"):
         view.row(ROW)

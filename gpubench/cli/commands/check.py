@@ -2,16 +2,13 @@
 
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from gpubench.cli.options.presentation import PresentationOptions
 from gpubench.cli.options.profile import check_profile
 from gpubench.cli.options.recording import RecordingOptions
 from gpubench.cli.options.simulation import SimulationOptions
-from gpubench.cli.signature import app_of
-from gpubench.cli.table import Command
+from gpubench.cli.signature import app_of, flag, option
 from gpubench.errors import exclusive
 
 if TYPE_CHECKING:
@@ -37,35 +34,21 @@ Under mpirun, with one rank a GPU: a verdict for every node, GPU and link, and f
 
 @dataclass(frozen=True, kw_only=True)
 class CheckOptions:
-    """How much to measure, and what to judge it by."""
+    """The depth of a check, and the profile to judge by."""
 
-    quick: Annotated[bool, typer.Option("--quick", help="Facts alone, no measurement.")] = False
-    full: Annotated[bool, typer.Option("--full", help="All collectives, all ways of copying.")] = False
-    profile: Annotated[
-        str | None,
-        typer.Option(
-            "--profile",
-            metavar="NAME|FILE",
-            help="Judge by this one, and by its number of GPUs and NICs too; host: a machine without GPUs.",
-        ),
-    ] = None
-    strict: Annotated[bool, typer.Option("--strict", help="Exit 1 also where there is a warning.")] = False
-    timeout: Annotated[
-        float,
-        typer.Option(
-            "--timeout", metavar="S", min=0.1, max=86400, help="Seconds for the driver, and for each measurement."
-        ),
-    ] = 120.0
+    quick: bool = flag("Facts alone, no measurement.")
+    full: bool = flag("All collectives, all ways of copying.")
+    profile: str | None = option(
+        "NAME|FILE", "Judge by this one, and by its number of GPUs and NICs too; host: a machine without GPUs."
+    )
+    strict: bool = flag("Exit 1 also where there is a warning.")
+    timeout: float = option("S", "Seconds for the driver, and for each measurement.", default=120.0, min=0.1, max=86400)
     simulation: SimulationOptions
     recording: RecordingOptions
     presentation: PresentationOptions
 
     def plan(self) -> "CheckPlan":
-        """What these options ask for.
-
-        Raises:
-            UsageError: anything that cannot be, a broken or unknown profile included.
-        """
+        """The plan that these options ask for; UsageError for any that cannot be, or a broken profile."""
         from gpubench.jobs.check.job import SECTIONS
         from gpubench.jobs.check.plan import FACTS_TIMEOUT_S, CheckPlan, Depth
         from gpubench.jobs.sources import source_of
@@ -86,13 +69,10 @@ class CheckOptions:
         )
 
 
-def run(options: CheckOptions) -> None:
-    """Be the command: alone, or as one rank of a job."""
+def _run(options: CheckOptions) -> int:
     from gpubench.jobs.check import job
 
-    raise typer.Exit(job.run(options.plan(), sys.argv[1:]))
+    return job.run(options.plan(), sys.argv[1:])
 
 
-def app(command: Command) -> typer.Typer:
-    """The command for typer."""
-    return app_of(command, HELP, CheckOptions, run)
+app = app_of(HELP, CheckOptions, _run)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from gpubench.cli.options.collective import CollectiveOptions
-from gpubench.cli.signature import app_of
+from gpubench.cli.signature import typer_app
 from gpubench.cli.table import Command
 from gpubench.collectives.registry import collective_named
 
@@ -26,21 +26,16 @@ def app(command: Command) -> typer.Typer:
     }
     without = {option for option, has_meaning in means_something.items() if not has_meaning}
 
-    def run_collective(options: CollectiveOptions) -> None:
-        run(collective, options)
+    def run(options: CollectiveOptions) -> int:
+        from gpubench.jobs.collective import job
 
-    return app_of(command, help_of(collective), CollectiveOptions, run_collective, without=without)
+        return job.run(options.plan(collective), sys.argv[1:])
 
-
-def run(collective: "Collective", options: CollectiveOptions) -> None:
-    """Be the command: replay, simulate, launch ranks, or be one of them."""
-    from gpubench.jobs.collective import job
-
-    raise typer.Exit(job.run(options.plan(collective), sys.argv[1:]))
+    return typer_app(command, help_of(collective), CollectiveOptions, run, without=without)
 
 
 def help_of(collective: "Collective") -> str:
-    """How a collective counts its size, and three commands to start from."""
+    """The help of a collective: its size, and three commands to start from."""
     own = "--dtype bfloat16 --op sum,max" if collective.reduces else "--root 1" if collective.rooted else "--graph 10"
     return f"""{collective.description}
 

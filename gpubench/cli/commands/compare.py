@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpubench.cli.options.presentation import PresentationOptions
-from gpubench.cli.signature import app_of
-from gpubench.cli.table import Command
+from gpubench.cli.signature import app_of, flag, option
 from gpubench.errors import UsageError
 
 if TYPE_CHECKING:
@@ -44,46 +43,22 @@ _EXPECTED = "two files, BASE and NEW, or a folder of dated results with --last N
 
 @dataclass(frozen=True, kw_only=True)
 class CompareOptions:
-    """What to compare, and how to judge it."""
+    """The files to compare, and how to judge them."""
 
     base_file: Annotated[
         str | None, typer.Argument(metavar="BASE", help="Old results; with --last their folder, results/ by default.")
     ] = None
     new_file: Annotated[str | None, typer.Argument(metavar="NEW", help="New results.")] = None
-    base: Annotated[
-        list[str] | None, typer.Option("--base", metavar="FILE", help="Another run of the old side. Repeatable.")
-    ] = None
-    new: Annotated[
-        list[str] | None, typer.Option("--new", metavar="FILE", help="Another run of the new side. Repeatable.")
-    ] = None
-    last: Annotated[
-        int | None,
-        typer.Option(
-            "--last", metavar="N", min=1, help="Compare the newest results of a folder with the N before them."
-        ),
-    ] = None
-    threshold: Annotated[
-        float | None,
-        typer.Option(
-            "--threshold",
-            metavar="PERCENT",
-            min=0,
-            max=1000,
-            help="How much slower is a regression, whatever the noise.",
-        ),
-    ] = None
-    strict: Annotated[bool, typer.Option("--strict", help="Exit 1 also for missing rows and other doubts.")] = False
-    other_machine: Annotated[bool, typer.Option("--other-machine", help="Compare results of different machines.")] = (
-        False
-    )
+    base: list[str] | None = option("FILE", "Another run of the old side. Repeatable.")
+    new: list[str] | None = option("FILE", "Another run of the new side. Repeatable.")
+    last: int | None = option("N", "Compare the newest results of a folder with the N before them.", min=1)
+    threshold: float | None = option("PERCENT", "How much slower is a regression, whatever the noise.", min=0, max=1000)
+    strict: bool = flag("Exit 1 also for missing rows and other doubts.")
+    other_machine: bool = flag("Compare results of different machines.")
     presentation: PresentationOptions
 
     def plan(self) -> "ComparePlan":
-        """What these options ask for.
-
-        Raises:
-            UsageError: neither two files nor a folder, both, or an option of presentation that cannot be read.
-        """
+        """The plan that these options ask for; UsageError where the files do not fit together."""
         from gpubench.jobs.compare import SECTIONS, SECTIONS_OF_HISTORY, ComparePlan
 
         files = self._files() if self.last is None else self._no_files(self.last)
@@ -99,7 +74,6 @@ class CompareOptions:
         )
 
     def _files(self) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
-        """Those of both sides, where there is one of each."""
         base, new = self.base_file, self.new_file
         if base is not None and new is not None:
             return tuple(map(Path, (base, *(self.base or ())))), tuple(map(Path, (new, *(self.new or ()))))
@@ -117,7 +91,7 @@ class CompareOptions:
     def _no_files(self, last: int) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
         """None of either side, as it has to be where a folder is compared."""
         given = {"--base": self.base, "--new": self.new, "NEW": self.new_file, "--other-machine": self.other_machine}
-        unfit = [option for option, value in given.items() if value]
+        unfit = [name for name, value in given.items() if value]
         if unfit:
             raise UsageError(
                 f"--last and {', '.join(unfit)} exclude each other",
@@ -128,13 +102,10 @@ class CompareOptions:
         return (), ()
 
 
-def run(options: CompareOptions) -> None:
-    """Be the command."""
+def _run(options: CompareOptions) -> int:
     from gpubench.jobs import compare
 
-    raise typer.Exit(compare.run(options.plan(), sys.argv[1:]))
+    return compare.run(options.plan(), sys.argv[1:])
 
 
-def app(command: Command) -> typer.Typer:
-    """The command for typer."""
-    return app_of(command, HELP, CompareOptions, run)
+app = app_of(HELP, CompareOptions, _run)

@@ -8,7 +8,6 @@ import typer
 
 from gpubench.cli.options.presentation import PresentationOptions
 from gpubench.cli.signature import app_of
-from gpubench.cli.table import Command
 
 if TYPE_CHECKING:
     from gpubench.jobs.explain import ExplainPlan
@@ -34,29 +33,22 @@ say enough.
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainOptions:
-    """Which logs to read, and how to show what they say."""
+    """The logs to read, and how to show what they say."""
 
     logs: Annotated[list[str], typer.Argument(metavar="LOG", help="Files, folders of files, or - for standard input.")]
     presentation: PresentationOptions
 
     def plan(self) -> "ExplainPlan":
-        """What these options ask for.
-
-        Raises:
-            UsageError: an option of presentation that cannot be read.
-        """
+        """The plan that these options ask for; UsageError for an option of presentation that cannot be read."""
         from gpubench.jobs.explain import SECTIONS, ExplainPlan
 
         return ExplainPlan(logs=tuple(self.logs), presentation=self.presentation.parse(SECTIONS))
 
 
-def run(options: ExplainOptions) -> None:
-    """Be the command."""
+def _run(options: ExplainOptions) -> int:
     from gpubench.jobs import explain
 
-    raise typer.Exit(explain.run(options.plan(), sys.argv[1:]))
+    return explain.run(options.plan(), sys.argv[1:])
 
 
-def app(command: Command) -> typer.Typer:
-    """The command for typer."""
-    return app_of(command, HELP, ExplainOptions, run)
+app = app_of(HELP, ExplainOptions, _run)

@@ -2,17 +2,13 @@
 
 import sys
 from dataclasses import dataclass
-from typing import Annotated
-
-import typer
 
 from gpubench.cli.options.choices import parse_choices
 from gpubench.cli.options.presentation import PLOT, PresentationOptions
 from gpubench.cli.options.profile import PROFILE, check_profile
 from gpubench.cli.options.recording import RecordingOptions
 from gpubench.cli.options.simulation import SimulationOptions
-from gpubench.cli.signature import app_of
-from gpubench.cli.table import Command
+from gpubench.cli.signature import app_of, flag, option
 from gpubench.errors import UsageError, exclusive
 from gpubench.jobs.p2p.plan import As, P2pPlan
 from gpubench.model.paths.evidence import EvidenceUse
@@ -41,79 +37,52 @@ disjoint pairs at the same time. Host memory, kernels, patterns and peer access 
 
 @dataclass(frozen=True, kw_only=True)
 class P2pOptions:
-    """Which pairs to copy between, in which ways, and how to show it."""
+    """The pairs to copy between, in which ways, and how to show it."""
 
-    sizes: Annotated[
-        str | None,
-        typer.Option(
-            "--sizes",
-            metavar="SIZES",
-            help="Copy these sizes, written by copy engines, peer access off and on: 8:1G or 1K,64K,1M. Default: 256M "
-            "in every way, and 16 bytes for the latency.",
-        ),
-    ] = None
-    pairs: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--pairs",
-            metavar="I-J",
-            help="Only these, from GPU I to GPU J (between ranks: from rank I to rank J): 0-1,3-5. Default: all.",
-        ),
-    ] = None
-    like: Annotated[
-        str | None,
-        typer.Option(
-            "--as", metavar="|".join(As), help="With nvbandwidth's parameters: 512M, 16 copies after 4, median of 3."
-        ),
-    ] = None
-    host: Annotated[bool, typer.Option("--host/--no-host", help="Also between host memory and every GPU.")] = True
-    patterns: Annotated[bool, typer.Option("--patterns/--no-patterns", help="Also many pairs at once.")] = True
-    check: Annotated[bool, typer.Option("--check/--no-check", help="Have destinations check what arrived.")] = True
-    evidence: Annotated[bool, typer.Option("--evidence", help="Show all that is known of every pair's path.")] = False
-    strict: Annotated[bool, typer.Option("--strict", help="Exit 1 also for slow and host-staged pairs.")] = False
-    timeout: Annotated[
-        float,
-        typer.Option(
-            "--timeout",
-            metavar="S",
-            min=0.1,
-            help="Seconds in which the driver has to describe the GPUs, and a step of a run between ranks has to end.",
-        ),
-    ] = 20.0
-    plot: PLOT = False
-    profile: PROFILE = None
+    sizes: str | None = option(
+        "SIZES",
+        "Copy these sizes, written by copy engines, peer access off and on: 8:1G or 1K,64K,1M. Default: 256M "
+        "in every way, and 16 bytes for the latency.",
+    )
+    pairs: list[str] | None = option(
+        "I-J", "Only these, from GPU I to GPU J (between ranks: from rank I to rank J): 0-1,3-5. Default: all."
+    )
+    like: str | None = option(
+        "|".join(As), "With nvbandwidth's parameters: 512M, 16 copies after 4, median of 3.", name="--as"
+    )
+    host: bool = flag("Also between host memory and every GPU.", name="--host/--no-host", default=True)
+    patterns: bool = flag("Also many pairs at once.", name="--patterns/--no-patterns", default=True)
+    check: bool = flag("Have destinations check what arrived.", name="--check/--no-check", default=True)
+    evidence: bool = flag("Show all that is known of every pair's path.")
+    strict: bool = flag("Exit 1 also for slow and host-staged pairs.")
+    timeout: float = option(
+        "S",
+        "Seconds in which the driver has to describe the GPUs, and a step of a run between ranks has to end.",
+        default=20.0,
+        min=0.1,
+    )
+    plot: bool = flag(PLOT)
+    profile: str | None = option("NAME|FILE", PROFILE)
     simulation: SimulationOptions
     recording: RecordingOptions
     presentation: PresentationOptions
 
     def plan(self) -> P2pPlan:
-        """What these options ask for.
-
-        Raises:
-            UsageError: anything that cannot be, with the next step.
-        """
+        """The plan that these options ask for; UsageError for anything that cannot be, with the next step."""
         from gpubench.jobs.p2p.job import SECTIONS
         from gpubench.jobs.sources import source_of
 
         like = None if self.like is None else parse_choices("--as", [self.like], As)[0]
         if like is not None and self.sizes is not None:
             raise exclusive(("--as nvbandwidth", "--sizes"), "one of them: nvbandwidth copies 512M")
-        pairs, sizes = self._pairs(), None if self.sizes is None else parse_sizes(self.sizes)
+        shown = {"--simulate": self.simulation.simulate, "--record": self.recording.record, "--sizes": self.sizes}
         check_profile(self.profile)
-        recording = self.recording.parse(
-            {
-                "--simulate": self.simulation.simulate,
-                "--record": self.recording.record,
-                "--sizes": self.sizes,
-                "--pairs": self.pairs,
-                "--as": self.like,
-            }
-        )
+        recording = self.recording.parse(shown | {"--pairs": self.pairs, "--as": self.like})
         return P2pPlan(
             source=source_of(self.timeout, simulation=self.simulation.parse(), replay=recording.replay),
             recording=recording,
-            sizes=sizes,
-            pairs=pairs,
+            pairs=self._pairs(),
+            sizes=None if self.sizes is None else parse_sizes(self.sizes),
             like=like,
             host=self.host,
             patterns=self.patterns,
@@ -138,13 +107,10 @@ class P2pOptions:
             ) from None
 
 
-def run(options: P2pOptions) -> None:
-    """Be the command: alone, or as one rank of a job."""
+def _run(options: P2pOptions) -> int:
     from gpubench.jobs.p2p import job
 
-    raise typer.Exit(job.run(options.plan(), sys.argv[1:]))
+    return job.run(options.plan(), sys.argv[1:])
 
 
-def app(command: Command) -> typer.Typer:
-    """The command for typer."""
-    return app_of(command, HELP, P2pOptions, run)
+app = app_of(HELP, P2pOptions, _run)

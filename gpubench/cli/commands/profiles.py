@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -119,11 +120,7 @@ def learn(
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file that is never there by half.
-
-    Raises:
-        UsageError: it cannot be written.
-    """
+    """Write a file that is never there by half; UsageError where it cannot be written."""
     part = path.with_name(path.name + ".part")
     try:
         part.write_text(text, encoding="utf-8")
@@ -133,15 +130,11 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def _gpus(profile: "Profile") -> str:
-    if profile.match.generic is not None:
-        return "any"
-    return counted(profile.match.visible, "GPU")
+    return "any" if profile.match.generic is not None else counted(profile.match.visible, "GPU")
 
 
 def _kinds(profile: "Profile") -> str:
-    counts: dict[str, int] = {}
-    for each in profile.expected:
-        counts[each.kind.value] = counts.get(each.kind.value, 0) + 1
+    counts = Counter(each.kind.value for each in profile.expected)
     return ", ".join(f"{count} {kind}" for kind, count in counts.items()) or "no values"
 
 

@@ -3,16 +3,13 @@
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from gpubench.cli.options.presentation import PresentationOptions
 from gpubench.cli.options.profile import PROFILE, check_profile
 from gpubench.cli.options.recording import RecordingOptions
 from gpubench.cli.options.simulation import SimulationOptions
-from gpubench.cli.signature import app_of
-from gpubench.cli.table import Command
+from gpubench.cli.signature import app_of, flag, option
 from gpubench.errors import exclusive
 
 if TYPE_CHECKING:
@@ -37,44 +34,26 @@ named.
 
 @dataclass(frozen=True, kw_only=True)
 class TopoOptions:
-    """Which machines to show, and how."""
+    """The machines to show, and how."""
 
-    from_file: Annotated[
-        str | None,
-        typer.Option(
-            "--from",
-            metavar="FILE",
-            help="Show an NCCL topology XML, the text of `nvidia-smi topo -m` or -p2p, or a recorded snapshot.",
-        ),
-    ] = None
+    from_file: str | None = option(
+        "FILE",
+        "Show an NCCL topology XML, the text of `nvidia-smi topo -m` or -p2p, or a recorded snapshot.",
+        name="--from",
+    )
     simulation: SimulationOptions
     recording: RecordingOptions
-    strict: Annotated[bool, typer.Option("--strict", help="Exit 1 when there is a warning: for CI and node gates.")] = (
-        False
+    strict: bool = flag("Exit 1 when there is a warning: for CI and node gates.")
+    causes: bool = flag(
+        "Show what would make bytes go through host memory, or slowly, each with its cure, and what could not "
+        "be read; in place of the devices."
     )
-    causes: Annotated[
-        bool,
-        typer.Option(
-            "--causes",
-            help="Show what would make bytes go through host memory, or slowly, each with its cure, and what could not "
-            "be read; in place of the devices.",
-        ),
-    ] = False
-    timeout: Annotated[
-        float,
-        typer.Option(
-            "--timeout", metavar="S", min=0.1, max=86400, help="Seconds in which a node's driver has to answer."
-        ),
-    ] = 20.0
-    profile: PROFILE = None
+    timeout: float = option("S", "Seconds in which a node's driver has to answer.", default=20.0, min=0.1, max=86400)
+    profile: str | None = option("NAME|FILE", PROFILE)
     presentation: PresentationOptions
 
     def plan(self) -> "TopoPlan":
-        """What these options ask for.
-
-        Raises:
-            UsageError: two sources of machines, a fault without a simulated machine, anything that cannot be read.
-        """
+        """The plan that these options ask for; UsageError for two sources of machines."""
         from gpubench.jobs.sources import source_of
         from gpubench.jobs.topo import SECTIONS, TopoPlan
 
@@ -96,13 +75,10 @@ class TopoOptions:
         )
 
 
-def run(options: TopoOptions) -> None:
-    """Be the command: alone, or as one rank of a job."""
+def _run(options: TopoOptions) -> int:
     from gpubench.jobs import topo
 
-    raise typer.Exit(topo.run(options.plan(), sys.argv[1:]))
+    return topo.run(options.plan(), sys.argv[1:])
 
 
-def app(command: Command) -> typer.Typer:
-    """The command for typer."""
-    return app_of(command, HELP, TopoOptions, run)
+app = app_of(HELP, TopoOptions, _run)

@@ -11,17 +11,12 @@ Choice = TypeVar("Choice", bound=StrEnum)
 
 
 def parse_choices(option: str, texts: Iterable[str], choices: type[Choice]) -> tuple[Choice, ...]:
-    """The members that comma-separated texts name, each once, in their order.
-
-    Raises:
-        UsageError: a word that names none, with the nearest one that does.
-    """
-    chosen: dict[Choice, None] = {}
-    for word in (word.strip() for text in texts for word in text.split(",")):
+    """The members that comma-separated texts name, each once, in their order; UsageError for a word that names none."""
+    words = dict.fromkeys(word.strip() for text in texts for word in text.split(","))
+    for word in words:
         if word not in tuple(choices):
             raise unknown_word(option, word, tuple(choices))
-        chosen[choices(word)] = None
-    return tuple(chosen)
+    return tuple(map(choices, words))
 
 
 def unknown_word(option: str, word: str, choices: Sequence[str]) -> UsageError:

@@ -2,9 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from gpubench.cli.options.choices import parse_choices
 from gpubench.cli.options.presentation import PLOT, PresentationOptions
@@ -12,7 +10,7 @@ from gpubench.cli.options.recording import RecordingOptions
 from gpubench.cli.options.sampling import SamplingOptions
 from gpubench.cli.options.simulation import SimulationOptions
 from gpubench.cli.options.variants import VariantOptions, check_variants, parse_backends
-from gpubench.cli.signature import given_options
+from gpubench.cli.signature import flag, given_options, option
 from gpubench.errors import UsageError, exclusive
 from gpubench.jobs.collective.plan import BACKENDS, DEFAULT_SIZES, CollectivePlan
 from gpubench.model.paths.evidence import EvidenceUse
@@ -30,110 +28,62 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class CollectiveOptions:
-    """What to measure, with what, and how to show it."""
+    """The options of a collective: what to measure, with what, and how to show it."""
 
-    sizes: Annotated[
-        str | None,
-        typer.Option(
-            "--sizes",
-            metavar="SIZES",
-            help=f"1K:4G (x2), 1K:4G:4 (x4), 1M:64M:+1M (steps), or 1K,64K,1M. "
-            f"Default {DEFAULT_SIZES['nccl']} on GPUs, {DEFAULT_SIZES['host']} on the host backend.",
-        ),
-    ] = None
-    dtype: Annotated[
-        list[str] | None,
-        typer.Option("--dtype", metavar="TYPE", help=f"{', '.join(DataType)}; several with commas. Default float32."),
-    ] = None
-    op: Annotated[
-        list[str] | None,
-        typer.Option("--op", metavar="OP", help=f"{', '.join(ReduceOp)}; several with commas. Default sum."),
-    ] = None
-    root: Annotated[int, typer.Option("--root", metavar="RANK", help="The root rank.")] = 0
+    sizes: str | None = option(
+        "SIZES",
+        f"1K:4G (x2), 1K:4G:4 (x4), 1M:64M:+1M (steps), or 1K,64K,1M. "
+        f"Default {DEFAULT_SIZES['nccl']} on GPUs, {DEFAULT_SIZES['host']} on the host backend.",
+    )
+    dtype: list[str] | None = option("TYPE", f"{', '.join(DataType)}; several with commas. Default float32.")
+    op: list[str] | None = option("OP", f"{', '.join(ReduceOp)}; several with commas. Default sum.")
+    root: int = option("RANK", "The root rank.", default=0)
     variants: VariantOptions
-    in_place: Annotated[bool, typer.Option("--in-place", help="Only in place: the result over the input.")] = False
-    out_of_place: Annotated[bool, typer.Option("--out-of-place", help="Only out of place.")] = False
-    both: Annotated[bool, typer.Option("--both", help="Both (the default, where in place exists).")] = False
+    in_place: bool = flag("Only in place: the result over the input.")
+    out_of_place: bool = flag("Only out of place.")
+    both: bool = flag("Both (the default, where in place exists).")
     sampling: SamplingOptions
-    warmup: Annotated[int, typer.Option("--warmup", metavar="N", min=0, help="Untimed operations before a row.")] = 5
-    graph: Annotated[
-        int,
-        typer.Option(
-            "--graph",
-            metavar="N",
-            min=0,
-            help="Capture the iterations in a CUDA graph and time N replays of it.",
-            show_default=False,
-        ),
-    ] = 0
-    check: Annotated[bool, typer.Option("--check/--no-check", help="Verify every rank's data.")] = True
-    backend: Annotated[
-        str | None,
-        typer.Option(
-            "--backend",
-            metavar="|".join(BACKENDS),
-            help="nccl drives GPUs (default where there are any); host is MPI on CPU buffers; nccl,host has both.",
-        ),
-    ] = None
-    nccl_library: Annotated[
-        str | None,
-        typer.Option("--nccl-library", metavar="PATH", help="Measure this libnccl.so.2, say a training framework's."),
-    ] = None
-    allocator: Annotated[
-        str,
-        typer.Option(
-            "--allocator",
-            metavar="|".join(Allocator),
-            help="Buffers from cudaMalloc, as frameworks have them, or ncclMemAlloc, as nccl-tests.",
-        ),
-    ] = "cuda"
-    np: Annotated[
-        int | None,
-        typer.Option("--np", metavar="N", min=1, help="Ranks to launch here. Default: one a GPU; 2 without GPUs."),
-    ] = None
-    timeout: Annotated[
-        float,
-        typer.Option(
-            "--timeout",
-            metavar="S",
-            min=1,
-            help="Seconds without one completed operation after which a run that hangs is ended; while it starts, "
-            f"{SECONDS_TO_START:g}.",
-        ),
-    ] = 60.0
-    evidence: Annotated[
-        bool | None,
-        typer.Option(
-            "--evidence/--no-evidence",
-            help="Show what is known of every path; or do not listen to NCCL and count nothing.",
-        ),
-    ] = None
-    strict: Annotated[
-        bool,
-        typer.Option(
-            "--strict", help="Exit 1 when bytes go through host memory and need not; NCCL is told to refuse it."
-        ),
-    ] = False
-    split: Annotated[
-        str | None,
-        typer.Option(
-            "--split",
-            metavar="|".join(SPLITS),
-            help="The same in groups of ranks at once, a row each: by node, by place in the node, in twos, in so many. "
-            f"Not with --evidence, --strict, --simulate or --iters {AUTO}.",
-        ),
-    ] = None
-    plot: PLOT = False
+    warmup: int = option("N", "Untimed operations before a row.", default=5, min=0)
+    graph: int = option(
+        "N", "Capture the iterations in a CUDA graph and time N replays of it.", default=0, min=0, show_default=False
+    )
+    check: bool = flag("Verify every rank's data.", name="--check/--no-check", default=True)
+    backend: str | None = option(
+        "|".join(BACKENDS),
+        "nccl drives GPUs (default where there are any); host is MPI on CPU buffers; nccl,host has both.",
+    )
+    nccl_library: str | None = option("PATH", "Measure this libnccl.so.2, say a training framework's.")
+    allocator: str = option(
+        "|".join(Allocator),
+        "Buffers from cudaMalloc, as frameworks have them, or ncclMemAlloc, as nccl-tests.",
+        default="cuda",
+    )
+    np: int | None = option("N", "Ranks to launch here. Default: one a GPU; 2 without GPUs.", min=1)
+    timeout: float = option(
+        "S",
+        "Seconds without one completed operation after which a run that hangs is ended; while it starts, "
+        f"{SECONDS_TO_START:g}.",
+        default=60.0,
+        min=1,
+    )
+    evidence: bool | None = flag(
+        "Show what is known of every path; or do not listen to NCCL and count nothing.",
+        name="--evidence/--no-evidence",
+        default=None,
+    )
+    strict: bool = flag("Exit 1 when bytes go through host memory and need not; NCCL is told to refuse it.")
+    split: str | None = option(
+        "|".join(SPLITS),
+        "The same in groups of ranks at once, a row each: by node, by place in the node, in twos, in so many. "
+        f"Not with --evidence, --strict, --simulate or --iters {AUTO}.",
+    )
+    plot: bool = flag(PLOT)
     simulation: SimulationOptions
     recording: RecordingOptions
     presentation: PresentationOptions
 
     def plan(self, collective: "Collective") -> CollectivePlan:
-        """What these options ask of a collective.
-
-        Raises:
-            UsageError: anything that cannot be, with the next step.
-        """
+        """The plan for a collective; UsageError for anything that cannot be, with the next step."""
         from gpubench.jobs.sources import Simulated, source_of
 
         self._check_replay()
@@ -194,7 +144,6 @@ class CollectiveOptions:
         )
 
     def _placements(self, collective: "Collective") -> tuple[Placement, ...]:
-        """Out of place, in place, or both, out of place first."""
         chosen = {"--in-place": self.in_place, "--out-of-place": self.out_of_place, "--both": self.both}
         asked = [option for option, is_given in chosen.items() if is_given]
         if len(asked) > 1:
@@ -212,7 +161,6 @@ class CollectiveOptions:
         return (Placement.OUT_OF_PLACE, Placement.IN_PLACE)
 
     def _evidence(self) -> EvidenceUse:
-        """What to do about evidence; kept where nobody chose."""
         if self.evidence is False and self.strict:
             raise UsageError(
                 "--strict with --no-evidence",
@@ -235,30 +183,24 @@ class CollectiveOptions:
                 "groups would end at different times, and the last ones would have the links for themselves",
             ),
         }
-        for option, (is_given, expected, reason) in refused.items():
+        for name, (is_given, expected, reason) in refused.items():
             if is_given:
-                raise UsageError(
-                    f"{option} with --split {text}",
-                    expected=expected,
-                    reason=reason,
-                    next_step=f"leave {option} out"
-                    if option != f"--iters {AUTO}"
-                    else "--iters 100, or another number",
-                )
+                instead = "--iters 100, or another number" if name == f"--iters {AUTO}" else f"leave {name} out"
+                raise UsageError(f"{name} with --split {text}", expected=expected, reason=reason, next_step=instead)
 
     def _check_replay(self) -> None:
         """Raise UsageError where --replay stands beside an option that says what to measure."""
         if self.recording.replay is None:
             return
         shown = {"--replay", "--evidence", "--strict", "--plot", *given_options(self.presentation)}
-        for option in given_options(self):
-            if option not in shown:
+        for name in given_options(self):
+            if name not in shown:
                 expected = "--replay alone, or with --evidence, --strict and what says how to show it"
-                raise exclusive(("--replay", option), expected)
+                raise exclusive(("--replay", name), expected)
 
 
 def sections() -> tuple[str, ...]:
-    """What a report of a collective may have."""
+    """The sections that a report of a collective may have."""
     from gpubench.model.results.rank_times import RANK_TIMES_SECTION
     from gpubench.model.results.report import FINDINGS_SECTION, ROWS_SECTION
     from gpubench.model.results.rows.causes import CAUSES_SECTION

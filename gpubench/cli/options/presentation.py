@@ -3,69 +3,46 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from gpubench.cli.options.choices import parse_choices, unknown_word
+from gpubench.cli.signature import flag, option
 from gpubench.errors import UsageError
 from gpubench.formats.exit_style import OPTION, ExitStyle
 from gpubench.formats.presentation import Color, Output, Presentation
 from gpubench.formats.registry import CSV, DATED, FORMATS, TABLE
 from gpubench.formats.writer import Format
-from gpubench.model.results.history import FOLDER_MARK
+
+FOLDER_MARK = "/"
+"""The ending of `--output results/`, which names a folder; it is made where there is none."""
 
 SUFFIXES = tuple(each.suffix for each in FORMATS if each.suffix is not None)
 
-PLOT = Annotated[
-    bool, typer.Option("--plot", help="Draw bandwidth over size in the table, with limit and expectation.")
-]
-"""Of the commands that visit sizes."""
+PLOT = "Draw bandwidth over size in the table, with limit and expectation."
+"""The help of --plot, which commands have that visit sizes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PresentationOptions:
-    """Where results go and how they look."""
+    """The outputs, and the look of the table."""
 
-    format_name: Annotated[
-        str, typer.Option("--format", metavar="NAME", help=f"Of stdout: {', '.join(each.name for each in FORMATS)}.")
-    ] = "table"
-    output: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--output",
-            metavar="FILE",
-            help=f"Also write this file; {', '.join(SUFFIXES)} picks the format. A folder, as in results/, keeps a "
-            "dated json of every run. Repeatable.",
-        ),
-    ] = None
-    section: Annotated[
-        str | None,
-        typer.Option(
-            "--section", metavar="NAME", help="What csv shows, which shows one. Default: the command's main one."
-        ),
-    ] = None
-    color: Annotated[str, typer.Option("--color", metavar="|".join(Color), help="Colours in the table.")] = "auto"
-    width: Annotated[
-        int | None,
-        typer.Option("--width", metavar="N", min=40, help="Columns of the table. Default: the terminal's, or 100."),
-    ] = None
-    no_progress: Annotated[bool, typer.Option("--no-progress", help="No progress bar.")] = False
-    exit_style: Annotated[
-        str | None,
-        typer.Option(
-            OPTION,
-            metavar="|".join(ExitStyle),
-            help="One line and the exit codes of a Nagios or node-problem-detector plugin.",
-        ),
-    ] = None
+    format_name: str = option(
+        "NAME", f"Of stdout: {', '.join(each.name for each in FORMATS)}.", name="--format", default="table"
+    )
+    output: list[str] | None = option(
+        "FILE",
+        f"Also write this file; {', '.join(SUFFIXES)} picks the format. A folder, as in results/, keeps a "
+        "dated json of every run. Repeatable.",
+    )
+    section: str | None = option("NAME", "What csv shows, which shows one. Default: the command's main one.")
+    color: str = option("|".join(Color), "Colours in the table.", default="auto")
+    width: int | None = option("N", "Columns of the table. Default: the terminal's, or 100.", min=40)
+    no_progress: bool = flag("No progress bar.")
+    exit_style: str | None = option(
+        "|".join(ExitStyle), "One line and the exit codes of a Nagios or node-problem-detector plugin.", name=OPTION
+    )
 
     def parse(self, sections: Sequence[str], *, plot: bool = False) -> Presentation:
-        """What these options ask for; `sections` are those that the command has.
-
-        Raises:
-            UsageError: a word that is not known, an output of no format, one file twice, a section that nothing shows.
-        """
+        """The presentation; `sections` are those that the command has. UsageError for what cannot be shown."""
         if self.section is not None and self.section not in sections:
             raise unknown_word("--section", self.section, sections)
         format_, outputs = parse_format(self.format_name), parse_outputs(self.output or ())
@@ -96,11 +73,7 @@ class PresentationOptions:
 
 
 def _parse_exit_style(name: str | None, format_: Format) -> ExitStyle | None:
-    """The style of that name, which has stdout to itself.
-
-    Raises:
-        UsageError: no such style, or a format beside it.
-    """
+    """The style of that name, which has stdout to itself: UsageError where a format stands beside it."""
     if name is None:
         return None
     style = parse_choices(OPTION, [name], ExitStyle)[0]
@@ -115,17 +88,16 @@ def _parse_exit_style(name: str | None, format_: Format) -> ExitStyle | None:
 
 def parse_format(name: str) -> Format:
     """The format of that name."""
-    for each in FORMATS:
-        if each.name == name:
-            return each
-    raise unknown_word("--format", name, [each.name for each in FORMATS])
+    by_name = {each.name: each for each in FORMATS}
+    if name not in by_name:
+        raise unknown_word("--format", name, list(by_name))
+    return by_name[name]
 
 
 def parse_outputs(paths: Sequence[str]) -> tuple[Output, ...]:
     """The files to write, each with the format that its suffix picks, and the folder that keeps dated results.
 
-    Raises:
-        UsageError: an unknown suffix, one file twice, or two folders.
+    UsageError for an unknown suffix, one file twice, or two folders.
     """
     outputs: dict[Path, Output] = {}
     for text in paths:
@@ -151,7 +123,7 @@ def parse_outputs(paths: Sequence[str]) -> tuple[Output, ...]:
 
 
 def _is_folder(path: Path) -> bool:
-    """Whether it is one; what may not be looked at, or has too long a name, is refused where it is tried."""
+    """True for a folder; what may not be looked at, or has too long a name, is refused where it is written."""
     try:
         return path.is_dir()
     except OSError:
@@ -159,15 +131,13 @@ def _is_folder(path: Path) -> bool:
 
 
 def _format_of(path: Path, text: str) -> Format:
-    """The format that a file's suffix picks."""
-    for each in FORMATS:
-        if each.suffix is not None and each.suffix == path.suffix:
-            return each
-    known = ", ".join(f"{each.suffix} ({each.name})" for each in FORMATS if each.suffix)
+    by_suffix = {each.suffix: each for each in FORMATS if each.suffix}
+    if path.suffix in by_suffix:
+        return by_suffix[path.suffix]
+    known = ", ".join(f"{suffix} ({each.name})" for suffix, each in by_suffix.items())
+    folder = f"{text}/ keeps a dated result of every run in a folder"
     raise UsageError(
         f"--output {text}: the suffix names no format",
         expected=f"a file that ends in {known}",
-        next_step=f"--output {path.with_suffix('.json')}"
-        if path.suffix
-        else f"--output {text}/ keeps a dated result of every run in a folder",
+        next_step=f"--output {path.with_suffix('.json') if path.suffix else folder}",
     )

@@ -1,18 +1,8 @@
 """The option that names the profile to judge by, of the commands that judge machines."""
 
 import os
-from typing import Annotated
 
-import typer
-
-PROFILE = Annotated[
-    str | None,
-    typer.Option(
-        "--profile",
-        metavar="NAME|FILE",
-        help="Judge by this profile. Default: one of your own that matches, else one of gpubench's.",
-    ),
-]
+PROFILE = "Judge by this profile. Default: one of your own that matches, else one of gpubench's."
 
 
 def check_profile(name: str | None) -> None:

@@ -1,52 +1,33 @@
 """The options that say how often and how the operations of a collective are timed."""
 
 from dataclasses import dataclass
-from typing import Annotated
-
-import typer
 
 from gpubench.cli.options.choices import parse_choices
+from gpubench.cli.signature import option
 from gpubench.errors import UsageError
 from gpubench.model.terms.sampling import AUTO, DEFAULT_ITERATIONS, INTERVAL, Mode, Sampling
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingOptions:
-    """How the rows of a collective are timed."""
+    """The timing of the rows of a collective."""
 
-    mode: Annotated[
-        str,
-        typer.Option(
-            "--mode",
-            metavar="|".join(Mode),
-            help="Operations back to back, as nccl-tests has them, or each alone, with percentiles.",
-        ),
-    ] = "throughput"
-    iters: Annotated[
-        str | None,
-        typer.Option(
-            "--iters",
-            metavar="N|auto",
-            help=f"Timed operations a row; auto: until the mean is known within {INTERVAL:.0%}. "
-            f"Default {DEFAULT_ITERATIONS[Mode.THROUGHPUT]}, alone {DEFAULT_ITERATIONS[Mode.LATENCY]}.",
-        ),
-    ] = None
-    budget: Annotated[
-        float | None,
-        typer.Option(
-            "--budget",
-            metavar="S",
-            min=0,
-            help=f"Seconds a row that --iters auto may take. Default {Sampling().budget_seconds:g}.",
-        ),
-    ] = None
+    mode: str = option(
+        "|".join(Mode),
+        "Operations back to back, as nccl-tests has them, or each alone, with percentiles.",
+        default="throughput",
+    )
+    iters: str | None = option(
+        "N|auto",
+        f"Timed operations a row; auto: until the mean is known within {INTERVAL:.0%}. "
+        f"Default {DEFAULT_ITERATIONS[Mode.THROUGHPUT]}, alone {DEFAULT_ITERATIONS[Mode.LATENCY]}.",
+    )
+    budget: float | None = option(
+        "S", f"Seconds a row that --iters auto may take. Default {Sampling().budget_seconds:g}.", min=0
+    )
 
     def parse(self, *, graph_replays: int) -> Sampling:
-        """How rows are timed.
-
-        Raises:
-            UsageError: an unknown mode, a number of operations that is none, or a budget for a given number of them.
-        """
+        """The sampling of a row; UsageError for a number that is none, and a budget for a given number."""
         mode = parse_choices("--mode", [self.mode], Mode)[0]
         if self.iters == AUTO:
             if graph_replays:

@@ -1,10 +1,8 @@
 """The options that put a simulated machine in the place of the one at hand."""
 
 from dataclasses import dataclass
-from typing import Annotated
 
-import typer
-
+from gpubench.cli.signature import option
 from gpubench.errors import UsageError
 from gpubench.jobs.simulation import Simulation, simulation_of
 
@@ -13,30 +11,16 @@ from gpubench.jobs.simulation import Simulation, simulation_of
 class SimulationOptions:
     """A simulated machine, and what is broken in it."""
 
-    simulate: Annotated[
-        str | None,
-        typer.Option(
-            "--simulate",
-            metavar="NAME[*NODES]",
-            help="A machine that does not exist, from its profile: hgx-h200-4, or 'hgx-h100-8*16' for 16 nodes.",
-        ),
-    ] = None
-    fault: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--fault",
-            metavar="WHERE:KEY=VALUE",
-            help="Break the simulated machine, e.g. node3.gpu5:nvlink=12; counted from 0. Repeatable.",
-        ),
-    ] = None
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of the simulated noise.", show_default=False)] = 0
+    simulate: str | None = option(
+        "NAME[*NODES]", "A machine that does not exist, from its profile: hgx-h200-4, or 'hgx-h100-8*16' for 16 nodes."
+    )
+    fault: list[str] | None = option(
+        "WHERE:KEY=VALUE", "Break the simulated machine, e.g. node3.gpu5:nvlink=12; counted from 0. Repeatable."
+    )
+    seed: int = option("N", "Of the simulated noise.", default=0, show_default=False)
 
     def parse(self) -> Simulation | None:
-        """The simulated machine that was asked for, None where none was.
-
-        Raises:
-            UsageError: no such profile or fault, or a fault without a machine.
-        """
+        """The simulated machine, None where none was asked for; UsageError for a fault without a machine."""
         faults = self.fault or ()
         if self.simulate is None:
             if faults:

@@ -2,11 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from gpubench.cli.options.choices import parse_choices, unknown_word
+from gpubench.cli.signature import flag, option
 from gpubench.errors import UsageError
 from gpubench.model.terms.hierarchy import OPTION as HIERARCHICAL_OPTION
 from gpubench.model.terms.nccl_choice import Algorithm, Protocol, settings_of
@@ -17,36 +16,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class VariantOptions:
-    """What to measure beside NCCL's own choice."""
+    """The algorithms and protocols to measure beside NCCL's own choice."""
 
-    algo: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--algo",
-            metavar="ALGO",
-            help=f"Have NCCL use {', '.join(Algorithm)}; several with commas, beside its own choice.",
-        ),
-    ] = None
-    proto: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--proto", metavar="PROTO", help=f"Have NCCL use {', '.join(Protocol)}; with --algo, every combination."
-        ),
-    ] = None
-    hierarchical: Annotated[
-        bool,
-        typer.Option(
-            HIERARCHICAL_OPTION,
-            help="Also as reduce-scatter in the node, all-reduce across nodes, all-gather in the node.",
-        ),
-    ] = False
+    algo: list[str] | None = option(
+        "ALGO", f"Have NCCL use {', '.join(Algorithm)}; several with commas, beside its own choice."
+    )
+    proto: list[str] | None = option("PROTO", f"Have NCCL use {', '.join(Protocol)}; with --algo, every combination.")
+    hierarchical: bool = flag(
+        "Also as reduce-scatter in the node, all-reduce across nodes, all-gather in the node.", name=HIERARCHICAL_OPTION
+    )
 
     def parse(self, *, host_too: bool) -> "AskedVariants":
-        """The variants, of every combination of algorithm and protocol.
-
-        Raises:
-            UsageError: a word that is not known.
-        """
+        """The variants, of every combination of algorithm and protocol; UsageError for a word that is not known."""
         from gpubench.jobs.collective.plan import AskedVariants
 
         algorithms = parse_choices("--algo", self.algo or (), Algorithm)
@@ -55,11 +36,7 @@ class VariantOptions:
 
 
 def parse_backends(text: str | None) -> tuple[str, ...]:
-    """The backends that a comma-separated text names, nccl first; none where nobody chose.
-
-    Raises:
-        UsageError: a word that is none.
-    """
+    """The backends that a comma-separated text names, nccl first; none where nobody chose; UsageError for others."""
     from gpubench.jobs.collective.plan import BACKENDS
 
     words = [] if text is None else [word.strip() for word in text.split(",")]
@@ -71,9 +48,9 @@ def parse_backends(text: str | None) -> tuple[str, ...]:
 
 def check_variants(variants: "AskedVariants", excluded: Mapping[str, bool]) -> None:
     """Raise UsageError where several ways are asked for together with an option that knows one."""
-    for option in (name for name, is_given in excluded.items() if variants and is_given):
+    for other in (name for name, is_given in excluded.items() if variants and is_given):
         raise UsageError(
-            f"{variants.options[0]} with {option}",
+            f"{variants.options[0]} with {other}",
             expected="one of them: a sweep over settings is measured, and by all ranks together",
-            next_step=f"leave {option} out",
+            next_step=f"leave {other} out",
         )

@@ -1,36 +1,25 @@
 """The health of machines, for people: what was looked for, who is not well, findings, verdict."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
-from gpubench.formats.text.page import INDENT, Page
-from gpubench.model.results.report import Metadata, Record, Report, Row, Table
+from gpubench.formats.text.page import INDENT, ReportView
+from gpubench.model.results.report import Report
 from gpubench.model.results.rows.checks import CHECKS_SECTION, VERDICTS_SECTION, CheckRow, VerdictRow
 from gpubench.model.terms.units import compress_names, counted
 from gpubench.model.terms.verdict import Verdict
 
-R = TypeVar("R", bound=Record)
-
 _WORDS = {Verdict.SKIP.value: "by design"}
 
 
-class CheckView:
-    """Prints everything at the end: there is nothing to wait for in between."""
-
-    def __init__(self, page: Page, metadata: Metadata) -> None:
-        self._page = page
-        self._metadata = metadata
-
-    def row(self, row: Row) -> None:
-        """Nothing comes row by row."""
-        raise TypeError(f"check has no rows of {type(row).__name__}")
+class CheckView(ReportView):
+    """Checks, devices that are not well, findings, verdict."""
 
     def end(self, report: Report) -> None:
         """The whole; of a run that was cut short there is nothing but the verdict."""
         self._header()
         if report.sections:
-            verdicts = list(_rows(report, VERDICTS_SECTION, VerdictRow))
-            self._checks(list(_rows(report, CHECKS_SECTION, CheckRow)))
+            verdicts = report.rows(VERDICTS_SECTION, VerdictRow)
+            self._checks(report.rows(CHECKS_SECTION, CheckRow))
             self._verdicts(verdicts)
             self._page.print("")
         self._page.outcome(report)
@@ -46,8 +35,7 @@ class CheckView:
         named = "none matches" if profile is None else f"{profile['name']} ({profile['sha256']})"
         note = f": {profile['note']}" if profile and profile.get("note") else ""
         self._page.wrap(f"{INDENT}profile {named}{note}")
-        for name, value in {**metadata.libraries, **metadata.environment}.items():
-            self._page.wrap(f"{INDENT}{name} {value}" if name in metadata.libraries else f"{INDENT}{name}={value}")
+        self._page.software(metadata)
         if metadata.source:
             self._page.wrap(f"{INDENT}{metadata.source}")
         self._page.print("")
@@ -69,7 +57,6 @@ class CheckView:
             self._page.wrap(f"{verdict:<13} {', '.join(names)}: not looked at: {note}", hanging=14)
 
     def _verdicts(self, rows: Sequence[VerdictRow]) -> None:
-        """Counts of nodes, GPUs, NICs and links that are well, and the names of those that are not."""
         self._page.print("")
         for scope in ("node", "gpu", "nic", "link"):
             own = [row for row in rows if row.scope == scope]
@@ -83,9 +70,3 @@ class CheckView:
 
 
 _SCOPES = {"node": "node", "gpu": "GPU", "nic": "NIC", "link": "link"}
-
-
-def _rows(report: Report, name: str, kind: type[R]) -> Iterator[R]:
-    section = report.sections.get(name)
-    rows: Iterable[Row] = section.rows() if isinstance(section, Table) else ()
-    return (row for row in rows if isinstance(row, kind))

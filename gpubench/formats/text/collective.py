@@ -9,6 +9,7 @@ from typing import Any
 from gpubench.formats.text.page import INDENT, Page
 from gpubench.formats.text.winners import has_host_beside, way_name, way_names, winner_lines
 from gpubench.model.results.report import CollectiveRow, Metadata, Report, Row
+from gpubench.model.terms.grouping import grouped
 from gpubench.model.terms.nccl_choice import taken_name
 from gpubench.model.terms.operation import Placement
 from gpubench.model.terms.rank_identity import RankIdentity
@@ -125,7 +126,6 @@ class CollectiveView:
             yield (taken_name(rows[-1].algorithm, rows[-1].protocol) or "?").rjust(_TOOK)
 
     def _label(self, row: CollectiveRow) -> str:
-        """The backend, setting or group of a line, where a size has several lines."""
         return way_name(row.backend, row.setting, several=self._several_backends) if self._ways else row.group or ""
 
     def _fitting(self) -> tuple[int, Sequence[_Figure]]:
@@ -222,10 +222,7 @@ def _rank_lines(ranks: Sequence[RankIdentity]) -> Iterator[str]:
     """Ranks host by host, a line each; beyond 16 ranks a line a host; beyond 16 hosts one for those with equal GPUs."""
     hosts = [list(members) for _, members in groupby(ranks, key=lambda rank: rank.host)]
     if len(hosts) > _MOST_LINES:
-        by_gpus: dict[str, list[list[RankIdentity]]] = {}
-        for members in hosts:
-            by_gpus.setdefault(_gpus(members), []).append(members)
-        for gpus, alike in by_gpus.items():
+        for gpus, alike in grouped(hosts, _gpus).items():
             names = compress_names([members[0].host for members in alike])
             numbers = spans([rank.rank for members in alike for rank in members])
             yield f"{INDENT}rank {numbers} on {counted(len(alike), 'host')}: {names}" + (f": {gpus}" if gpus else "")

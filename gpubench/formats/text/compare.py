@@ -1,12 +1,13 @@
 """A comparison for people: both sides, what else changed, the rows that got worse first, and how the rest fared."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from statistics import median
-from typing import Any, TypeVar
+from typing import Any
 
 from gpubench.formats.text.columns import Column, fitting, lines
-from gpubench.formats.text.page import INDENT, Page
-from gpubench.model.results.report import Metadata, Record, Report, Row, Table
+from gpubench.formats.text.page import INDENT, ReportView
+from gpubench.model.results.report import Report
 from gpubench.model.results.rows.comparison import (
     CIRCUMSTANCES_SECTION,
     COMPARISON_SECTION,
@@ -24,8 +25,6 @@ from gpubench.model.results.rows.comparison import (
 from gpubench.model.terms.units import counted, format_size, some_of
 from gpubench.model.terms.verdict import Verdict
 
-R = TypeVar("R", bound=Record)
-
 _MOST_ROWS, _MOST_FASTER = 20, 8
 _MOST_CHANGED, _MOST_FILES = 12, 4
 _MOST_REASONS, _MOST_NAMED, _MOST_GONE = 8, 2, 8
@@ -35,25 +34,17 @@ _USUAL_DOMAIN = "0000:"
 _BANDWIDTH_FROM_BYTES = 2**20
 
 
-class CompareView:
-    """Prints everything at the end: there is nothing to wait for in between."""
-
-    def __init__(self, page: Page, metadata: Metadata) -> None:
-        self._page = page
-        self._metadata = metadata
-
-    def row(self, row: Row) -> None:
-        """Nothing comes row by row."""
-        raise TypeError(f"compare has no rows of {type(row).__name__}")
+class CompareView(ReportView):
+    """Both sides, the rows that changed, findings, verdict."""
 
     def end(self, report: Report) -> None:
         """The whole; of a run that was cut short there is nothing but the verdict."""
         if report.sections:
             metadata = self._metadata
             self._page.wrap(f"gpubench {metadata.gpubench_version}  compare  ({metadata.origin.upper()})")
-            rows = list(_rows(report, COMPARISON_SECTION, ComparisonRow))
-            circumstances = list(_rows(report, CIRCUMSTANCES_SECTION, CircumstanceRow))
-            changes = list(_rows(report, FINDING_CHANGES_SECTION, FindingChangeRow))
+            rows = report.rows(COMPARISON_SECTION, ComparisonRow)
+            circumstances = report.rows(CIRCUMSTANCES_SECTION, CircumstanceRow)
+            changes = report.rows(FINDING_CHANGES_SECTION, FindingChangeRow)
             for number, series in enumerate(dict.fromkeys(file["series"] for file in metadata.options["new"])):
                 if number:
                     self._page.print("")
@@ -66,7 +57,7 @@ class CompareView:
                     self._page.print("")
                 self._findings(found)
             if HISTORY_SECTION in report.sections:
-                self._left_out(list(_rows(report, HISTORY_SECTION, HistoryRow)))
+                self._left_out(report.rows(HISTORY_SECTION, HistoryRow))
             self._page.print("")
         self._page.outcome(report)
 
@@ -163,31 +154,18 @@ def _columns(rows: Sequence[ComparisonRow]) -> list[Column]:
 
 
 def _before_and_now(row: ComparisonRow) -> str:
-    """Times where latency decides, else bandwidths."""
     if (row.size_bytes or 0) < _BANDWIDTH_FROM_BYTES:
         return f"{_figure(row.base_time_us)} → {_figure(row.new_time_us)} µs"
     return f"{_figure(row.base_gb_s)} → {_figure(row.new_gb_s)} GB/s"
 
 
 def _name(row: ComparisonRow) -> str:
-    if row.collective is None:
-        way = " ".join(filter(None, (row.direction, row.engine, "peer off" if row.peer == "off" else "", row.setting)))
-        ends = (str(end).removeprefix(_USUAL_DOMAIN) for end in (row.source, row.destination))
-        return " ".join(filter(None, (" → ".join(ends), way)))
-    parts = (
-        row.collective,
-        row.dtype if row.dtype != "float32" else "",
-        row.op if row.op != "sum" else "",
-        "in place" if row.placement == "in_place" else "",
-        row.mode if row.mode != "throughput" else "",
-        "graph" if row.graph else "",
-        row.setting,
-    )
-    return " ".join(filter(None, parts))
+    """The name without the size, which has a column, and without the part of bus ids that is always the same."""
+    source, destination = ((end or "").removeprefix(_USUAL_DOMAIN) for end in (row.source, row.destination))
+    return replace(row, size_bytes=None, root=None, group=None, source=source, destination=destination).name
 
 
 def _figure(value: float | None) -> str:
-    """Four digits, as a bandwidth or a time needs them."""
     if value is None:
         return "?"
     return f"{value:.0f}" if value >= 10_000 else f"{value:.1f}" if value >= 100 else f"{value:.2f}"
@@ -213,11 +191,3 @@ def _summary(compared: Sequence[ComparisonRow]) -> Iterator[str]:
         if changes:
             figures = f"; time {_percent(median(changes))}, from {_percent(min(changes))} to {_percent(max(changes))}"
         yield f"{kind}: {counted(len(rows), 'row')} in common: {told or 'without times'}{figures}"
-
-
-def _rows(report: Report, section: str, kind: type[R]) -> Iterator[R]:
-    found = report.sections.get(section)
-    if isinstance(found, Table):
-        for row in found.rows():
-            if isinstance(row, kind):
-                yield row

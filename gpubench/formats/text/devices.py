@@ -1,12 +1,13 @@
 """GPUs and NICs in columns, and in sentences what all GPUs have alike."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from gpubench.formats.text.columns import Column
 from gpubench.model.facts.snapshot import PcieLink
 from gpubench.model.paths.links import pcie_text
 from gpubench.model.results.topo.rows import GpuRow, NicRow
+from gpubench.model.terms.grouping import grouped
 from gpubench.model.terms.units import compress_names, counted, format_memory
 
 _UNKNOWN = "?"
@@ -49,19 +50,11 @@ def gpu_sentences(gpus: Sequence[GpuRow], shown: Sequence[Column]) -> Iterator[s
     told = [_phrase(head, word) for head, word in common.items() if word not in ("", _UNKNOWN)]
     if told:
         yield f"{'usual' if peculiar else 'all' if len(gpus) > 1 else gpus[0].gpu}: {'; '.join(told)}"
-    yield from _grouped(peculiar)
+    for phrases, names in grouped(peculiar, lambda gpu: tuple(peculiar[gpu])).items():
+        yield f"but {compress_names(names)}: {'; '.join(phrases)}"
     if "UUID" not in heads and any(row.uuid for row in gpus):
         yield "; ".join(f"{row.gpu} {row.uuid}" for row in gpus if row.uuid)
     yield from _unknown(gpus, [head for head, word in common.items() if word == _UNKNOWN])
-
-
-def _grouped(peculiar: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    """GPUs with the same peculiarities in one sentence."""
-    same: dict[tuple[str, ...], list[str]] = {}
-    for gpu, phrases in peculiar.items():
-        same.setdefault(tuple(phrases), []).append(gpu)
-    for phrases, names in same.items():
-        yield f"but {compress_names(names)}: {'; '.join(phrases)}"
 
 
 def _unknown(gpus: Sequence[GpuRow], silent: Sequence[str]) -> Iterator[str]:

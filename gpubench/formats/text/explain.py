@@ -1,16 +1,14 @@
 """The table of `explain`: communicators that are alike once, their pairs by transport, causes, verdict."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TypeVar
 
 from gpubench.formats.text.columns import Column, fitting, lines
-from gpubench.formats.text.page import INDENT, Page
-from gpubench.model.results.report import Metadata, Record, Report, Row, Table
+from gpubench.formats.text.page import INDENT, ReportView
+from gpubench.model.results.report import Report
 from gpubench.model.results.rows.explain import CommunicatorRow, MemberRow, TransportRow, either
+from gpubench.model.terms.grouping import grouped
 from gpubench.model.terms.units import compress_names, counted
 from gpubench.model.terms.verdict import Verdict
-
-R = TypeVar("R", bound=Record)
 
 _MOST_KINDS = 10
 _MOST_RANK_LINES = 16
@@ -23,22 +21,14 @@ Kind = tuple[CommunicatorRow, list[TransportRow], int]
 """A communicator, its pairs by transport, and how many more there are that are like it."""
 
 
-class ExplainView:
-    """Prints everything at the end: there is nothing to wait for in between."""
-
-    def __init__(self, page: Page, metadata: Metadata) -> None:
-        self._page = page
-        self._metadata = metadata
-
-    def row(self, row: Row) -> None:
-        """Nothing comes row by row."""
-        raise TypeError(f"explain has no rows of {type(row).__name__}")
+class ExplainView(ReportView):
+    """Communicators, their pairs by transport, causes, verdict."""
 
     def end(self, report: Report) -> None:
         """The whole; of a run that was cut short there is nothing but the verdict."""
         if report.sections:
-            communicators = list(_rows(report, "communicators", CommunicatorRow))
-            transports = list(_rows(report, "transports", TransportRow))
+            communicators = report.rows("communicators", CommunicatorRow)
+            transports = report.rows("transports", TransportRow)
             self._header(communicators)
             kinds = list(_kinds(communicators, transports))
             for kind in kinds[:_MOST_KINDS]:
@@ -46,7 +36,7 @@ class ExplainView:
             if len(kinds) > _MOST_KINDS:
                 left = sum(1 + more for _, _, more in kinds[_MOST_KINDS:])
                 self._page.wrap(f"and {counted(left, 'communicator')} more: --format csv --section transports")
-            self._ranks(communicators, list(_rows(report, "members", MemberRow)))
+            self._ranks(communicators, report.rows("members", MemberRow))
             self._page.print("")
             if transports:
                 self._page.wrap(_total(transports))
@@ -65,10 +55,7 @@ class ExplainView:
         files = counted(options["files"], "file") + (f", {without} without a line of NCCL's" if without else "")
         self._page.wrap(f"{INDENT}{metadata.source}: {files}")
         self._page.wrap(f"{INDENT}{counted(options['lines'], 'line')}, {options['nccl_lines']} of NCCL's")
-        for name, text in metadata.libraries.items():
-            self._page.wrap(f"{INDENT}{name} {text}")
-        for name, value in metadata.environment.items():
-            self._page.wrap(f"{INDENT}{name}={value}")
+        self._page.software(metadata)
         warnings = sorted(options["warnings"].items(), key=lambda item: -item[1])
         for text, count in warnings[:_MOST_WARNINGS]:
             self._page.wrap(f"{INDENT}NCCL warns{f' {count} times' if count > 1 else ''}: {text}")
@@ -108,10 +95,7 @@ class ExplainView:
 
 
 def _kinds(communicators: Iterable[CommunicatorRow], transports: Iterable[TransportRow]) -> Iterator[Kind]:
-    """Communicators that are alike as one, the largest first."""
-    by_name: dict[str | None, list[TransportRow]] = {}
-    for row in transports:
-        by_name.setdefault(row.communicator, []).append(row)
+    by_name = grouped(transports, lambda row: row.communicator)
     alike: dict[object, list[CommunicatorRow]] = {}
     for communicator in communicators:
         own = by_name.get(communicator.id, [])
@@ -157,7 +141,6 @@ def _range(least: int, most: int) -> str:
 
 
 def _total(transports: Sequence[TransportRow]) -> str:
-    """The line that matters."""
     counts = {verdict: sum(row.pairs for row in transports if row.verdict == verdict) for verdict in Verdict}
     staged = counts[Verdict.FAIL] + counts[Verdict.SKIP]
     unknown = f"; {counts[Verdict.ERROR]} not known" if counts[Verdict.ERROR] else ""
@@ -170,11 +153,3 @@ def _total(transports: Sequence[TransportRow]) -> str:
 
 def _natural(name: str) -> tuple[int, str]:
     return len(name), name
-
-
-def _rows(report: Report, section: str, kind: type[R]) -> Iterator[R]:
-    found = report.sections[section]
-    if isinstance(found, Table):
-        for row in found.rows():
-            if isinstance(row, kind):
-                yield row

@@ -6,7 +6,7 @@ from gpubench.formats.text.columns import Column, fitting, lines
 from gpubench.formats.text.prospects import lead, prospect_lines, was_looked_at
 from gpubench.model.paths.evidence import Conclusion
 from gpubench.model.results.fallback import shown, slowdown
-from gpubench.model.results.report import Report, Table
+from gpubench.model.results.report import Report
 from gpubench.model.results.rows.evidence import EVIDENCE_SECTION, FALLBACK_SECTION, EvidenceRow, FallbackRow
 from gpubench.model.terms.verdict import Verdict
 
@@ -24,8 +24,7 @@ def judged_lines(report: Report, said: Collection[str] = ()) -> list[tuple[Verdi
     """The same lines, each with its verdict. Of the causes in `said` no more is told than their names."""
     if was_looked_at(report):
         return prospect_lines(report, said)
-    section = report.sections.get(FALLBACK_SECTION)
-    rows = [row for row in section.rows() if isinstance(row, FallbackRow)] if isinstance(section, Table) else []
+    rows = report.rows(FALLBACK_SECTION, FallbackRow)
     if rows and all(row.conclusion == Conclusion.DIRECT for row in rows):
         return [(Verdict.PASS, _none(rows))]
     if len(rows) == 1 and rows[0].conclusion == Conclusion.UNKNOWN and rows[0].count > 1:
@@ -34,7 +33,6 @@ def judged_lines(report: Report, said: Collection[str] = ()) -> list[tuple[Verdi
 
 
 def _none(rows: Sequence[FallbackRow]) -> str:
-    """That all is direct, and how most of it is known."""
     pairs = sum(row.count for row in rows)
     over = " and ".join(dict.fromkeys(row.transport for row in rows if row.transport))
     most = max(rows, key=lambda row: row.count)
@@ -64,7 +62,7 @@ def _line(row: FallbackRow, pairs: str, said: Collection[str]) -> str:
 
 def evidence_table(report: Report, width: int) -> list[str]:
     """All evidence, a line a path: + for, - against, . nothing known."""
-    rows = _evidence(report)
+    rows = report.rows(EVIDENCE_SECTION, EvidenceRow)
     if not rows:
         return ["evidence: none, no path between GPUs was watched"]
     table = [
@@ -82,7 +80,7 @@ def evidence_table(report: Report, width: int) -> list[str]:
 
 def evidence_notes(report: Report) -> list[str]:
     """The evidence of each kind, with its paths."""
-    rows = _evidence(report)
+    rows = report.rows(EVIDENCE_SECTION, EvidenceRow)
     found: dict[str, list[str]] = {}
     for kind in _KINDS:
         for row in rows:
@@ -96,8 +94,3 @@ def _named(ends: Sequence[str], total: int) -> str:
     if len(ends) == total:
         return "all"
     return ", ".join(ends[:_MOST_PAIRS]) + (" …" if len(ends) > _MOST_PAIRS else "")
-
-
-def _evidence(report: Report) -> list[EvidenceRow]:
-    section = report.sections.get(EVIDENCE_SECTION)
-    return [row for row in section.rows() if isinstance(row, EvidenceRow)] if isinstance(section, Table) else []

@@ -1,12 +1,13 @@
 """Copies for people: a matrix for every way of copying, host memory, patterns, and at the end what is odd."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 
 from gpubench.formats.text.columns import Column, lines
 from gpubench.formats.text.matrices import matrix_lines
 from gpubench.formats.text.page import INDENT, Page
-from gpubench.model.results.report import Matrix, Metadata, PairRow, Report, Row, Table
+from gpubench.model.results.report import Matrix, Metadata, PairRow, Report, Row
+from gpubench.model.results.rows.patterns import PatternRow
 from gpubench.model.terms.units import counted, format_percent, format_size
 from gpubench.model.terms.verdict import Verdict
 
@@ -43,10 +44,7 @@ class P2pView:
             page.wrap(f"{INDENT}{text}")
         if metadata.profile and metadata.origin != "simulated":
             page.wrap(f"{INDENT}profile {metadata.profile['name']}")
-        for name, text in metadata.libraries.items():
-            page.wrap(f"{INDENT}{name} {text}")
-        for name, value in metadata.environment.items():
-            page.wrap(f"{INDENT}{name}={value}")
+        page.software(metadata)
         page.wrap(f"{INDENT}{_method(metadata)}")
         if len(gpus) < 2 and not metadata.ranks:
             page.wrap(f"{INDENT}one GPU: copies with host memory only")
@@ -71,14 +69,12 @@ class P2pView:
         self._print_host()
         self._print_waiting()
         ratios = report.sections.get("ratios")
-        if isinstance(ratios, Matrix) and ratios.cells and self._is_whole(ratios.cells):
+        if isinstance(ratios, Matrix) and ratios.cells and len(ratios.cells) == len(self._names):
             cells = self._blank()
             for source, row in ratios.cells.items():
                 cells[source] |= {destination: f"{ratio:.3g}" for destination, ratio in row.items()}
             self._matrix("on / off", "bandwidth with peer access on over that with it off", cells)
-        patterns = report.sections.get("patterns")
-        if isinstance(patterns, Table):
-            self._patterns([row.to_record() for row in patterns.rows()])
+        self._patterns(report.rows("patterns", PatternRow))
         if self._shows_evidence:
             self._page.evidence(report)
         else:
@@ -117,11 +113,7 @@ class P2pView:
         lines_of_matrix = list(matrix_lines(corner, words, list(words), self._names, self._page.width))
         self._page.heat(lines_of_matrix, less_is_better=corner == _MICROSECONDS)
 
-    def _is_whole(self, cells: Iterable[str]) -> bool:
-        return len(list(cells)) == len(self._names)
-
     def _lines(self, rows: Sequence[PairRow]) -> None:
-        """Rows of a few pairs."""
         self._page.print("")
         self._page.wrap(copying_way(rows[0]))
         columns = [
@@ -148,19 +140,19 @@ class P2pView:
             columns.append(Column(head, [_word(row, latency=False) for row in members], right=True))
         self._page.table(lines(columns))
 
-    def _patterns(self, rows: Sequence[dict[str, object]]) -> None:
+    def _patterns(self, rows: Sequence[PatternRow]) -> None:
         if not rows:
             return
         self._page.print("")
-        self._page.wrap(f"many pairs at once, {format_size(int(str(rows[0]['size_bytes'])))} each, copy engine, GB/s")
+        self._page.wrap(f"many pairs at once, {format_size(rows[0].size_bytes)} each, copy engine, GB/s")
         columns = [
-            Column("pattern", [str(row["pattern"]).replace("_", " ") for row in rows]),
-            Column("", [str(row["direction"]) for row in rows]),
-            Column("pairs", [str(row["pairs"]) for row in rows], right=True),
-            Column("together", [_number(_float(row["total_gb_s"])) for row in rows], right=True),
-            Column("one at a time, summed", [_number(_float(row["parts_gb_s"])) for row in rows], right=True),
-            Column("share", [format_percent(_float(row["share_percent"]), "-") for row in rows], right=True),
-            Column("wrong", ["-" if row["wrong"] is None else str(row["wrong"]) for row in rows], right=True),
+            Column("pattern", [row.pattern.replace("_", " ") for row in rows]),
+            Column("", [row.direction for row in rows]),
+            Column("pairs", [str(row.pairs) for row in rows], right=True),
+            Column("together", [_number(row.total_gb_s) for row in rows], right=True),
+            Column("one at a time, summed", [_number(row.parts_gb_s) for row in rows], right=True),
+            Column("share", [format_percent(row.share_percent, "-") for row in rows], right=True),
+            Column("wrong", ["-" if row.wrong is None else str(row.wrong) for row in rows], right=True),
         ]
         self._page.table(lines(columns))
 
@@ -210,7 +202,3 @@ def _number(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:.1f}" if value >= 100 else f"{value:.2f}" if value >= 0.1 else f"{value:.4f}"
-
-
-def _float(value: object) -> float | None:
-    return value if isinstance(value, float) else None

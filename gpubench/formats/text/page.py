@@ -10,7 +10,7 @@ from gpubench.formats.text.fallback import evidence_notes, evidence_table, judge
 from gpubench.formats.text.plot import plot_lines
 from gpubench.formats.text.prospects import other_lines
 from gpubench.formats.writer import Style, Target
-from gpubench.model.results.report import Report
+from gpubench.model.results.report import Metadata, Report, Row
 from gpubench.model.terms.verdict import Finding, Verdict
 
 if TYPE_CHECKING:
@@ -83,6 +83,13 @@ class Page:
         lines = textwrap.wrap(text, self.width, subsequent_indent=" " * hanging, break_on_hyphens=False)
         self.print(*lines, style=style)
 
+    def software(self, metadata: Metadata) -> None:
+        """Libraries and settings of a run, a line each."""
+        for name, text in metadata.libraries.items():
+            self.wrap(f"{INDENT}{name} {text}")
+        for name, value in metadata.environment.items():
+            self.wrap(f"{INDENT}{name}={value}")
+
     def draw(self, renderable: "RenderableType") -> None:
         """Something that rich lays out."""
         self._console.print(renderable)
@@ -153,13 +160,24 @@ class Page:
     def _finding(self, finding: Finding) -> None:
         word = _SEVERITY_WORDS.get(finding.severity, finding.severity)
         self._labelled(f"{word} {finding.id}: ", finding.subject, _VERDICT_STYLES.get(finding.severity, ""))
-        details = (("seen", finding.seen), ("expected", finding.expected), ("likely", finding.cause))
-        for label, text in (*details, ("try", finding.next_command)):
+        for label, text in finding.details:
             self._labelled(f"{INDENT}{label + ':':<{_LABEL_WIDTH - len(INDENT)}}", text)
 
     def _labelled(self, label: str, text: str, style: str = "") -> None:
         lines = textwrap.wrap(label + text, self.width, subsequent_indent=" " * _LABEL_WIDTH, break_on_hyphens=False)
         self.print(*lines, style=style)
+
+
+class ReportView:
+    """A view that prints everything at the end: there is nothing to wait for in between."""
+
+    def __init__(self, page: Page, metadata: Metadata) -> None:
+        self._page = page
+        self._metadata = metadata
+
+    def row(self, row: Row) -> None:
+        """Nothing comes row by row."""
+        raise TypeError(f"{self._metadata.subject} has no rows of {type(row).__name__}")
 
 
 def _console(stream: TextIO, style: Style) -> "Console":

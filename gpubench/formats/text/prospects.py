@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from gpubench.model.paths.evidence import Conclusion, Confidence
 from gpubench.model.results.fallback import shown
-from gpubench.model.results.report import Report, Table
+from gpubench.model.results.report import Report
 from gpubench.model.results.rows.causes import CAUSES_SECTION, UNREAD_SECTION, CauseRow, Effect
 from gpubench.model.results.rows.evidence import FALLBACK_SECTION, FallbackRow
 from gpubench.model.terms.origin import Origin
@@ -36,11 +36,8 @@ def lead(origin: str) -> str:
 
 
 def prospect_lines(report: Report, said: Collection[str] = ()) -> list[tuple[Verdict, str]]:
-    """The pairs of GPUs, and the nodes, that would fall back, with causes; or that none would.
-
-    Of the causes in `said` no cure is told.
-    """
-    rows = _fallback(report)
+    """The pairs of GPUs and the nodes that would fall back, with causes; of those in `said` no cure is told."""
+    rows = report.rows(FALLBACK_SECTION, FallbackRow)
     between = list(_between(report, said))
     alone = len(rows) == 1
     return [*((Verdict(row.verdict), _line(row, said, alone=alone, nodes=bool(between))) for row in rows), *between]
@@ -48,7 +45,7 @@ def prospect_lines(report: Report, said: Collection[str] = ()) -> list[tuple[Ver
 
 def other_lines(report: Report) -> Iterator[tuple[Verdict, str]]:
     """Causes that would make paths slow, or go wrong in other ways."""
-    blamed = {row.cause for row in _fallback(report)}
+    blamed = {row.cause for row in report.rows(FALLBACK_SECTION, FallbackRow)}
     for row in _causes(report):
         said = _ELSEWHERE.get(Effect(row.effects[0]))
         if row.id not in blamed and said is not None:
@@ -83,7 +80,7 @@ def _named(row: FallbackRow) -> str:
 
 def _between(report: Report, said: Collection[str]) -> Iterator[tuple[Verdict, str]]:
     """Lines of nodes whose way to others would be sockets, or lead through host memory."""
-    origin = next((row.origin for row in _fallback(report)), "")
+    origin = next((row.origin for row in report.rows(FALLBACK_SECTION, FallbackRow)), "")
     for row in _causes(report):
         effects = [effect for effect in row.effects if effect in _BETWEEN_NODES]
         if row.effects[0] not in _BETWEEN_NODES:
@@ -98,13 +95,6 @@ def _between(report: Report, said: Collection[str]) -> Iterator[tuple[Verdict, s
         )
 
 
-def _fallback(report: Report) -> list[FallbackRow]:
-    section = report.sections.get(FALLBACK_SECTION)
-    return [row for row in section.rows() if isinstance(row, FallbackRow)] if isinstance(section, Table) else []
-
-
 def _causes(report: Report) -> Sequence[CauseRow]:
     """Those that follow from no other."""
-    section = report.sections.get(CAUSES_SECTION)
-    rows = section.rows() if isinstance(section, Table) else ()
-    return [row for row in rows if isinstance(row, CauseRow) and not row.implied_by]
+    return [row for row in report.rows(CAUSES_SECTION, CauseRow) if not row.implied_by]

@@ -1,47 +1,37 @@
 """Topology for people: kind by kind the devices, their links, matrices where pairs differ, the tree if there is one."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from gpubench.formats.text.columns import fitting, lines
 from gpubench.formats.text.devices import gpu_columns, gpu_sentences, nic_columns
 from gpubench.formats.text.matrices import matrix_lines
-from gpubench.formats.text.page import INDENT, Page
+from gpubench.formats.text.page import INDENT, ReportView
 from gpubench.formats.text.tree import draw, is_worth_drawing
 from gpubench.model.facts.snapshot import NicKind
 from gpubench.model.paths.topology import PeerAccess
-from gpubench.model.results.report import Metadata, Record, Report, Row, Table
+from gpubench.model.results.report import Report
 from gpubench.model.results.rows.causes import CAUSES_SECTION, CauseRow
 from gpubench.model.results.topo.rows import GpuRow, KindRow, NicRow, NodeRow, RankRow, TreeRow
+from gpubench.model.terms.grouping import grouped
 from gpubench.model.terms.units import compress_names, counted
-
-R = TypeVar("R", bound=Record)
 
 _MOST_ODD = 20
 
 
-class TopoView:
-    """Prints everything at the end: there is nothing to wait for in between."""
-
-    def __init__(self, page: Page, metadata: Metadata) -> None:
-        self._page = page
-        self._metadata = metadata
-
-    def row(self, row: Row) -> None:
-        """Nothing comes row by row."""
-        raise TypeError(f"topo has no rows of {type(row).__name__}")
+class TopoView(ReportView):
+    """Machines by kind: devices and matrices, or the causes of slow paths."""
 
     def end(self, report: Report) -> None:
         """The whole; of a run that was cut short there is nothing but the verdict."""
         if not report.sections:
             self._page.outcome(report)
             return
-        nodes = {row.node: row for row in _rows(report, "nodes", NodeRow)}
-        kinds = list(_rows(report, "kinds", KindRow))
-        shown = {kind.node for kind in kinds}
-        gpus = _by_node(_rows(report, "gpus", GpuRow), shown)
-        nics = _by_node(_rows(report, "nics", NicRow), shown)
-        tree = _by_node(_rows(report, "tree", TreeRow), shown)
+        nodes = {row.node: row for row in report.rows("nodes", NodeRow)}
+        kinds = report.rows("kinds", KindRow)
+        gpus = grouped(report.rows("gpus", GpuRow), lambda row: row.node)
+        nics = grouped(report.rows("nics", NicRow), lambda row: row.node)
+        tree = grouped(report.rows("tree", TreeRow), lambda row: row.node)
         total = sum(node.gpus for node in nodes.values())
         self._header(f"{counted(len(nodes), 'node')}  {counted(total, 'GPU')}")
         if self._metadata.options.get("causes"):
@@ -54,14 +44,14 @@ class TopoView:
             if is_worth_drawing(tree.get(kind.node, [])):
                 self._page.print("")
                 self._page.draw(draw(kind.node, tree[kind.node]))
-        self._ranks(list(_rows(report, "ranks", RankRow)))
+        self._ranks(report.rows("ranks", RankRow))
         self._page.print("")
         self._page.outcome(report)
 
     def _causes(self, report: Report) -> None:
         """Causes that would make bytes go through host memory, or slowly; shown in place of the devices."""
         self._page.print("")
-        if not any(_rows(report, CAUSES_SECTION, CauseRow)):
+        if not report.rows(CAUSES_SECTION, CauseRow):
             self._page.wrap("no cause of a fallback or of slow paths was found")
         self._page.prospects(report)
 
@@ -95,9 +85,7 @@ class TopoView:
 
     def _odd(self, kind: KindRow, nodes: Mapping[str, NodeRow]) -> None:
         """Nodes that differ, those that differ alike in one line."""
-        same: dict[tuple[str, ...], list[str]] = {}
-        for name in kind.odd:
-            same.setdefault(tuple(nodes[name].differences), []).append(name)
+        same = grouped(kind.odd, lambda name: tuple(nodes[name].differences))
         for found, names in list(same.items())[:_MOST_ODD]:
             self._page.wrap(f"{INDENT}and {compress_names(names)}: {'; '.join(found)}", 8)
         if len(same) > _MOST_ODD:
@@ -176,22 +164,7 @@ class TopoView:
             self._page.wrap(f"{counted(len(ranks), 'rank')}: {shared}; the section ranks has their facts")
 
 
-def _rows(report: Report, section: str, row: type[R]) -> Iterator[R]:
-    table = report.sections[section]
-    if isinstance(table, Table):
-        yield from (each for each in table.rows() if isinstance(each, row))
-
-
-def _by_node(rows: Iterable[Any], shown: set[str]) -> dict[str, list[Any]]:
-    grouped: dict[str, list[Any]] = {}
-    for row in rows:
-        if row.node in shown:
-            grouped.setdefault(row.node, []).append(row)
-    return grouped
-
-
 def _machine(node: NodeRow) -> Iterator[str]:
-    """The machine in phrases."""
     if node.driver:
         cuda = f" (runs CUDA {node.cuda})" if node.cuda else ""
         module = {True: ", open kernel module", False: ", closed kernel module", None: ""}[node.open_kernel_module]

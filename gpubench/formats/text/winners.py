@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from gpubench.formats.text.columns import Column, fitting, lines
-from gpubench.model.results.report import Metadata, Report, Row, Table
+from gpubench.model.results.report import Metadata, Report
 from gpubench.model.results.winners import REFUSED_SECTION, WINNERS_SECTION, RefusedRow, WinnerRow, crossings
 from gpubench.model.terms.nccl_choice import AGAIN, HIERARCHICAL, OWN_CHOICE, NcclChoice, taken_name
 from gpubench.model.terms.units import format_percent, format_size
@@ -38,19 +38,12 @@ def has_host_beside(metadata: Metadata) -> bool:
 
 def winner_lines(report: Report, width: int) -> Iterator[str]:
     """Tables by type, reduction and placement, each with its cross-overs; then what could not run."""
-    best = [row for row in _rows(report, WINNERS_SECTION) if isinstance(row, WinnerRow)]
+    best = report.rows(WINNERS_SECTION, WinnerRow)
     for _, series in groupby(best, key=lambda row: (row.dtype, row.op, row.placement)):
         yield from ("", *_series(list(series), width))
     if best:
         yield from ("", _legend(best))
-    for row in _rows(report, REFUSED_SECTION):
-        if isinstance(row, RefusedRow):
-            yield _refused(row)
-
-
-def _rows(report: Report, name: str) -> Sequence[Row]:
-    section = report.sections.get(name)
-    return list(section.rows()) if isinstance(section, Table) else []
+    yield from map(_refused, report.rows(REFUSED_SECTION, RefusedRow))
 
 
 def _series(rows: Sequence[WinnerRow], width: int) -> Iterator[str]:

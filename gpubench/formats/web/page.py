@@ -49,11 +49,10 @@ def render(run: DocumentRun, past: Past) -> Iterator[str]:
 def _finding(finding: Finding) -> Iterator[str]:
     yield f'<section class="finding {finding.severity}"><strong>{finding.severity} {escape(finding.id)}</strong> '
     yield f"<span>{escape(finding.subject)}</span><dl>"
-    for label, words in (("seen", finding.seen), ("expected", finding.expected), ("likely", finding.cause)):
+    for label, words in finding.details:
         if words:
-            yield f"<dt>{label}</dt><dd>{escape(words)}</dd>"
-    if finding.next_command:
-        yield f"<dt>try</dt><dd><code>{escape(finding.next_command)}</code></dd>"
+            shown = f"<code>{escape(words)}</code>" if label == "try" else escape(words)
+            yield f"<dt>{label}</dt><dd>{shown}</dd>"
     yield "</dl></section>\n"
 
 

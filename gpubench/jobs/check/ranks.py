@@ -24,7 +24,7 @@ from gpubench.jobs.sources import gathered, own_process
 from gpubench.measure.check.documents import findings_beside_speed, of_node, paths_judged, together
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.results.measurements import Measurements
-from gpubench.model.results.report import CollectiveRow, Report, Table
+from gpubench.model.results.report import CollectiveRow, Report
 from gpubench.model.results.rows.evidence import FALLBACK_SECTION, FallbackRow
 from gpubench.model.terms.rank_identity import RankIdentity
 from gpubench.model.terms.verdict import Finding
@@ -95,9 +95,7 @@ def _measurements(collector: ReportCollector) -> Measurements:
 
 
 def _paths_judged(report: Report) -> tuple[Finding, ...]:
-    section = report.sections.get(FALLBACK_SECTION)
-    rows = section.rows() if isinstance(section, Table) else ()
-    return paths_judged(findings_beside_speed(report.findings), [row for row in rows if isinstance(row, FallbackRow)])
+    return paths_judged(findings_beside_speed(report.findings), report.rows(FALLBACK_SECTION, FallbackRow))
 
 
 class CheckRankJob:

@@ -19,7 +19,6 @@ from gpubench.measure.paths.report import PathOutcome
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.measurements import Measurements, Need
-from gpubench.model.results.report import Table
 from gpubench.model.results.rows.evidence import EVIDENCE_SECTION, EvidenceRow
 from gpubench.model.terms.copies import CopyPattern
 from gpubench.profiles.nodes import profile_for
@@ -94,11 +93,9 @@ class SimulatedMeasurer:
         collector = ReportCollector()
         node = self._nodes[number]
         report = p2p_job.measured(copies, node, profile_for(node, os.environ), request, collector)
-        section = report.sections[EVIDENCE_SECTION]
-        rows = section.rows() if isinstance(section, Table) else ()
         return Measurements(
             pairs=tuple(collector.pairs),
-            evidence=tuple(row for row in rows if isinstance(row, EvidenceRow)),
+            evidence=tuple(report.rows(EVIDENCE_SECTION, EvidenceRow)),
             findings=findings_beside_speed(report.findings),
             left_out={} if several else {Need.PEER_COPIES: "one GPU: it has nobody to copy to"},
         )

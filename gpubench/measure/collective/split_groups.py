@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from gpubench.model.results.rank_times import RANK_TIMES_SECTION, RankTimeRow
-from gpubench.model.results.report import CollectiveRow, Report, Row, Table
+from gpubench.model.results.report import CollectiveRow, Report, Table
 from gpubench.model.terms.split import RankGroup
 from gpubench.model.terms.verdict import Finding, Verdict, overall
 from gpubench.ports.group import Group
@@ -35,11 +35,7 @@ class PartReport:
     @classmethod
     def of(cls, report: Report) -> "PartReport":
         """From the report of the group."""
-        section = report.sections.get(RANK_TIMES_SECTION)
-        lines: Sequence[Row] = list(section.rows()) if isinstance(section, Table) else ()
-        return cls(
-            report.verdict, tuple(report.findings), tuple(each for each in lines if isinstance(each, RankTimeRow))
-        )
+        return cls(report.verdict, tuple(report.findings), tuple(report.rows(RANK_TIMES_SECTION, RankTimeRow)))
 
 
 def named(row: CollectiveRow, part: RankGroup) -> CollectiveRow:

@@ -70,7 +70,7 @@ def describe_file(file: ResultFile) -> str:
 
 def circumstance_rows(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> list[CircumstanceRow]:
     """Every circumstance that a file tells of, those that changed first."""
-    parts: tuple[Callable[[FileCircumstances], Texts], ...] = (_single, _libraries, _options)
+    parts: tuple[Callable[[FileCircumstances], Texts], ...] = (_single, _libraries, lambda each: each.options)
     rows: list[CircumstanceRow] = []
     for texts_of in parts:
         before, after = ([texts_of(file.circumstances) for file in files] for files in (base, new))
@@ -107,7 +107,3 @@ def _single(each: FileCircumstances) -> Texts:
 def _libraries(each: FileCircumstances) -> Texts:
     """Without the file that a library was loaded from: two environments with the same version are alike."""
     return {name: text.partition(" from ")[0] for name, text in each.libraries.items()}
-
-
-def _options(each: FileCircumstances) -> Texts:
-    return each.options

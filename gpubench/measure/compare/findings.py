@@ -16,13 +16,12 @@ from gpubench.measure.compare.judge import (
     WORSE,
     WRONG,
     JudgedRow,
-    Reason,
     Rules,
 )
 from gpubench.measure.compare.rows import RunsByRow
 from gpubench.model.paths.evidence import Conclusion
 from gpubench.model.results.result_file import ResultFile
-from gpubench.model.results.rows.comparison import CircumstanceRow, ComparisonRow, RowKey
+from gpubench.model.results.rows.comparison import CircumstanceRow, RowKey
 from gpubench.model.terms.units import counted, format_size, some_of
 from gpubench.model.terms.verdict import Finding, Verdict, gravity, overall
 
@@ -80,50 +79,17 @@ def findings_of(
 
 
 def _of_rows(judged: Sequence[JudgedRow]) -> Iterator[Finding]:
-    for finding, (expected, cause, command) in _ADVICE.items():
-        held = [(each, reason) for each in judged for reason in each.reasons if reason.finding == finding]
+    for finding, advice in _ADVICE.items():
+        held = [(each.row, reason) for each in judged for reason in each.reasons if reason.finding == finding]
+        if finding == SLOWER:
+            held.sort(key=lambda each: -(each[0].slower_percent or 0))
         if held:
-            yield _finding(finding, held, expected, cause, command)
-
-
-def _finding(
-    finding: str, held: Sequence[tuple[JudgedRow, Reason]], expected: str, cause: str, command: str
-) -> Finding:
-    if finding == SLOWER:
-        held = sorted(held, key=lambda each: -(each[0].row.slower_percent or 0))
-    names = tuple(name_of(each.row) for each, _ in held)
-    texts = list(dict.fromkeys(reason.text for _, reason in held))
-    return Finding(
-        id=finding,
-        severity=overall(reason.verdict for _, reason in held),
-        subject=f"{counted(len(names), 'row')}: {some_of(names, _MOST_NAMED)}",
-        seen=texts[0] + (", the first of them" if len(texts) > 1 else ""),
-        expected=expected,
-        cause=cause,
-        next_command=command,
-        subjects=names,
-    )
-
-
-def name_of(row: ComparisonRow) -> str:
-    """A row in words, without defaults such as float32 or sum: 'allreduce 1M in place', 'GPU0 → GPU1 256M write ce'."""
-    size = "" if row.size_bytes is None else format_size(row.size_bytes)
-    if row.collective is None:
-        way = (row.direction, row.engine, "" if row.peer != "off" else "peer off", row.setting)
-        return " ".join(filter(None, (f"{row.source} → {row.destination}", size, *way)))
-    parts = (
-        row.collective,
-        size,
-        row.dtype if row.dtype != "float32" else "",
-        row.op if row.op != "sum" else "",
-        f"root {row.root}" if row.root else "",
-        "in place" if row.placement == "in_place" else "",
-        row.mode if row.mode != "throughput" else "",
-        "graph" if row.graph else "",
-        row.setting,
-        row.group,
-    )
-    return " ".join(filter(None, parts))
+            names = tuple(row.name for row, _ in held)
+            texts = list(dict.fromkeys(reason.text for _, reason in held))
+            subject = f"{counted(len(names), 'row')}: {some_of(names, _MOST_NAMED)}"
+            seen = texts[0] + (", the first of them" if len(texts) > 1 else "")
+            severity = overall(reason.verdict for _, reason in held)
+            yield Finding(finding, severity, subject, seen, *advice, subjects=names)
 
 
 def _of_evidence(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Iterator[Finding]:
@@ -166,15 +132,7 @@ def _of_files(base: Sequence[ResultFile], new: Sequence[ResultFile], rules: Rule
     for file in new:
         wrong = file.circumstances.wrong_elements
         if wrong and not any(row.wrong for row in file.rows):
-            yield Finding(
-                id=WRONG,
-                severity=Verdict.FAIL,
-                subject=file.name,
-                seen=f"out of bounds values: {wrong}",
-                expected=_ADVICE[WRONG][0],
-                cause=_ADVICE[WRONG][1],
-                next_command=_ADVICE[WRONG][2],
-            )
+            yield Finding(WRONG, Verdict.FAIL, file.name, f"out of bounds values: {wrong}", *_ADVICE[WRONG])
 
 
 def nothing_compared(base: RunsByRow, new: RunsByRow) -> Finding:

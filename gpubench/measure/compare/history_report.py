@@ -94,11 +94,4 @@ def _nothing(chosen: HistorySelection, folder: Path) -> Finding:
 
 def _of_all(reports: Mapping[str, Report], section: str, kind: type[R]) -> list[R]:
     """The rows of a section of all comparisons, each with which one it is of."""
-    found = ((name, report.sections[section]) for name, report in reports.items())
-    return [
-        replace(row, series=name)
-        for name, table in found
-        if isinstance(table, Table)
-        for row in table.rows()
-        if isinstance(row, kind)
-    ]
+    return [replace(row, series=name) for name, report in reports.items() for row in report.rows(section, kind)]

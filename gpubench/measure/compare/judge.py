@@ -215,6 +215,5 @@ def _judged(
 
 
 def _middle(figures: Sequence[float | None]) -> float | None:
-    """The median of what is known."""
     known = [each for each in figures if each]
     return median(known) if known else None

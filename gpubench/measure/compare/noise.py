@@ -142,7 +142,6 @@ class ChangeNoise:
         return changes, "differences between neighbours"
 
     def _near(self, key: RowKey) -> Iterator[RowKey]:
-        """The row and those that share its noise."""
         family = self._family[key]
         if key.collective is None:
             yield from family

@@ -44,10 +44,7 @@ class Range:
 def slower_ranges(
     before: RunsByRow, after: RunsByRow, noise: ChangeNoise, judged: Iterable[JudgedRow], rules: Rules
 ) -> Iterator[Finding]:
-    """A finding for each range that is slower as a whole, unless most of its rows are named already.
-
-    None where a fixed threshold judges.
-    """
+    """A finding for each range that is slower as a whole, unless most of its rows are named, or a threshold judges."""
     named = {each.key for each in judged if each.row.change == Change.SLOWER}
     if rules.threshold_percent is not None:
         return

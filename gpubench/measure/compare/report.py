@@ -31,8 +31,7 @@ def compare(
 ) -> Report:
     """The report on new results against old ones, the worst row first; several files of a side are its runs.
 
-    Raises:
-        UsageError: they are of machines with other GPUs, or simulated and measured, unless `other_machine` asks for it.
+    UsageError for machines with other GPUs, and for simulated against measured ones, without `other_machine`.
     """
     if not other_machine:
         check_same_machine(base, new, OTHER_MACHINE)

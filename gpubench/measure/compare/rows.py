@@ -4,10 +4,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from gpubench.model.paths.transport import is_staged, parse_transport
-from gpubench.model.results.report import CollectiveRow, PairRow
+from gpubench.model.results.report import CollectiveRow, PairRow, made_of
 from gpubench.model.results.result_file import ResultFile
 from gpubench.model.results.rows.comparison import RowKey
 from gpubench.model.terms.copies import HostMemory
+from gpubench.model.terms.grouping import grouped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,12 +17,12 @@ class RunFigures:
 
     time_us: float | None
     gb_s: float | None
-    error_of_mean: float | None
+    error_of_mean: float | None = None
     origin: str
     transport: str | None
     host_staged: bool | None
     verdict: str | None
-    wrong: int | None
+    wrong: int | None = None
     verified: bool
     path_class: str | None = None
     limit_gb_s: float | None = None
@@ -68,26 +69,11 @@ def _setting(row: CollectiveRow) -> str | None:
 
 
 def _collective_key(row: CollectiveRow) -> RowKey:
-    return RowKey(
-        collective=row.collective,
-        # A model of NCCL is compared with NCCL, where that is asked for at all.
-        backend="nccl" if row.backend == "simulated" else row.backend,
-        group=row.group,
-        ranks=row.ranks,
-        nodes=row.nodes,
-        size_bytes=row.size_bytes,
-        dtype=row.dtype,
-        op=row.op,
-        root=row.root,
-        placement=row.placement,
-        mode=row.mode,
-        graph=row.graph,
-        setting=row.setting,
-    )
+    # A model of NCCL is compared with NCCL, where that is asked for at all.
+    return made_of(RowKey, row, backend="nccl" if row.backend == "simulated" else row.backend)
 
 
 def _pair_nodes(files: Iterable[ResultFile]) -> list[str]:
-    """The hosts of pairs, in their order."""
     pairs = [pair for file in files for pair in file.pairs]
     return sorted({host for pair in pairs for host in (pair.source_node, pair.destination_node)})
 
@@ -102,49 +88,37 @@ def _pair_key(row: PairRow, nodes: Sequence[str] | None) -> RowKey:
         return name if nodes is None else f"node {nodes.index(name)}"
 
     memory = HostMemory.of_note(row.note)
-    return RowKey(
+    return made_of(
+        RowKey,
+        row,
         source=end(row.source, row.source_bus_id),
         destination=end(row.destination, row.destination_bus_id),
         source_node=host(row.source_node),
         destination_node=host(row.destination_node),
-        scope=row.scope,
-        direction=row.direction,
-        engine=row.engine,
-        peer=row.peer,
-        size_bytes=row.size_bytes,
         setting=memory.full_name if memory else None,
     )
 
 
 def _of_collective(row: CollectiveRow) -> RunFigures:
-    return RunFigures(
-        time_us=row.time_us,
+    return made_of(
+        RunFigures,
+        row,
         gb_s=row.busbw_gb_s,
         error_of_mean=_error_of_mean(row),
-        origin=row.origin,
-        transport=row.transport,
         host_staged=_staged(row.host_staged, row.transport),
-        verdict=row.verdict,
-        wrong=row.wrong,
         verified=row.verified != "no",
-        note=row.note,
+        limit_gb_s=None,
     )
 
 
 def _of_pair(row: PairRow) -> RunFigures:
-    return RunFigures(
+    return made_of(
+        RunFigures,
+        row,
         time_us=row.latency_us,
         gb_s=row.bandwidth_gb_s,
-        error_of_mean=None,
-        origin=row.origin,
-        transport=row.transport,
         host_staged=_staged(row.host_staged, row.transport),
-        verdict=row.verdict,
-        wrong=None,
         verified=row.verified not in (None, "no"),
-        path_class=row.path_class,
-        limit_gb_s=row.limit_gb_s,
-        note=row.note,
     )
 
 
@@ -164,12 +138,8 @@ def _staged(in_row: bool | None, transport: str | None) -> bool | None:  # noqa:
 
 def siblings(keys: Iterable[RowKey]) -> Iterator[list[RowKey]]:
     """Keys that differ in size and placement alone, or of pairs in the pair alone: those with noise in common."""
-    series: dict[object, list[RowKey]] = {}
-    for key in keys:
-        if key.collective is None:
-            what: object = (key.scope, key.direction, key.engine, key.peer, key.size_bytes, key.setting)
-        else:
-            job = (key.collective, key.backend, key.group, key.ranks, key.nodes)
-            what = (*job, key.dtype, key.op, key.root, key.mode, key.graph, key.setting)
-        series.setdefault(what, []).append(key)
-    yield from series.values()
+    yield from grouped(keys, lambda key: replace(key, **(_PAIR if key.collective is None else _SIZE))).values()
+
+
+_SIZE = {"size_bytes": None, "placement": None}
+_PAIR = {"source": None, "destination": None, "source_node": None, "destination_node": None}

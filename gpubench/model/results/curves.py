@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TypeVar
 
 from gpubench.model.results.report import CollectiveRow, PairRow, Row
+from gpubench.model.terms.grouping import grouped
 
 Points = tuple[tuple[int, float], ...]
 """Size in bytes and value, by ascending size."""
@@ -13,8 +13,6 @@ Points = tuple[tuple[int, float], ...]
 _MOST_LINES = 4
 _FEWEST_SIZES = 3
 HOST = "host"
-
-Member = TypeVar("Member", bound=Row)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +40,9 @@ def charts(rows: Sequence[Row]) -> list[Chart]:
     collectives = [row for row in rows if isinstance(row, CollectiveRow)]
     pairs = [row for row in rows if isinstance(row, PairRow) and HOST not in (row.source, row.destination)]
     found: list[Chart] = []
-    for members in _grouped(collectives, _series):
+    for members in grouped(collectives, _series).values():
         found += _collective(members)
-    for copies in _grouped(pairs, lambda row: (row.engine or "", row.direction or "", row.peer or "")):
+    for copies in grouped(pairs, lambda row: (row.engine, row.direction, row.peer)).values():
         found += _pairs(copies)
     return [chart for chart in found if any(len(line.points) >= _FEWEST_SIZES for line in chart.lines)]
 
@@ -85,7 +83,7 @@ def _pairs(rows: Sequence[PairRow]) -> list[Chart]:
 
 def _pair_lines(rows: Sequence[PairRow], value: Callable[[PairRow], float | None]) -> tuple[CurveLine, ...]:
     """A line a pair; of many pairs the highest and the lowest value of all."""
-    by_pair = _grouped(rows, lambda row: (row.source, row.destination))
+    by_pair = grouped(rows, lambda row: (row.source, row.destination)).values()
     if len(by_pair) <= _MOST_LINES:
         return tuple(
             CurveLine(
@@ -100,13 +98,6 @@ def _pair_lines(rows: Sequence[PairRow], value: Callable[[PairRow], float | None
         CurveLine(f"highest of {len(by_pair)} pairs", tuple((size, max(found)) for size, found in by_size)),
         CurveLine("lowest", tuple((size, min(found)) for size, found in by_size)),
     )
-
-
-def _grouped(rows: Iterable[Member], key: Callable[[Member], tuple[str, ...]]) -> list[list[Member]]:
-    groups: dict[tuple[str, ...], list[Member]] = {}
-    for row in rows:
-        groups.setdefault(key(row), []).append(row)
-    return list(groups.values())
 
 
 def _points(values: Iterable[tuple[int, float | None]]) -> Points:

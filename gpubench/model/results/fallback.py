@@ -11,7 +11,9 @@ from gpubench.model.paths.evidence import Conclusion, Confidence, Judgement, Pat
 from gpubench.model.paths.selection import names
 from gpubench.model.paths.transport import Transport
 from gpubench.model.results.explanation import Explanation
+from gpubench.model.results.report import made_of
 from gpubench.model.results.rows.evidence import EvidenceRow, FallbackRow
+from gpubench.model.terms.grouping import grouped
 from gpubench.model.terms.units import some_of
 from gpubench.model.terms.verdict import Finding, Verdict
 
@@ -24,9 +26,7 @@ FINDINGS = (HOST_STAGED, PATH_UNKNOWN, PATH_DISPUTED)
 _MOST_PAIRS = 4
 _MOST_NAMED = 1000
 _MOST_ROWS = 10_000
-_Alike = tuple[Conclusion, Verdict, str | None, float | None]
-"""Conclusion, verdict, transport and limit: the same for all paths of one line."""
-
+_KINDS = ("capability", "selection", "measurement", "correctness")
 _LEAST_SURE_FIRST = (Confidence.NONE, Confidence.WEAK, Confidence.LIKELY, Confidence.PROVEN)
 _GRAVEST_FIRST = (Conclusion.WRONG, Conclusion.STAGED, Conclusion.DISPUTED, Conclusion.UNKNOWN, Conclusion.DIRECT)
 
@@ -75,7 +75,10 @@ def evidence_rows(paths: Sequence[KnownPath], origin: str) -> list[EvidenceRow]:
 def _evidence_row(path: KnownPath, origin: str) -> EvidenceRow:
     evidence, judgement = path.evidence, path.judgement
     staged = {Conclusion.STAGED: True, Conclusion.DIRECT: False}.get(judgement.conclusion)
-    return EvidenceRow(
+    return made_of(
+        EvidenceRow,
+        path,
+        judgement,
         source=path.source.name,
         destination=path.destination.name,
         source_node=path.source.node,
@@ -83,23 +86,11 @@ def _evidence_row(path: KnownPath, origin: str) -> EvidenceRow:
         source_bus_id=path.source.bus_id,
         destination_bus_id=path.destination.bus_id,
         origin=origin,
-        path_class=path.path_class,
         transport=names(path.transports),
         host_staged=staged,
-        bandwidth_gb_s=path.bandwidth_gb_s,
-        limit_gb_s=path.limit_gb_s,
-        capability=evidence.capability.state,
-        capability_seen=evidence.capability.seen,
-        selection=evidence.selection.state,
-        selection_seen=evidence.selection.seen,
-        measurement=evidence.measurement.state,
-        measurement_seen=evidence.measurement.seen,
-        correctness=evidence.correctness.state,
-        correctness_seen=evidence.correctness.seen,
+        **{kind: getattr(evidence, kind).state for kind in _KINDS},
+        **{f"{kind}_seen": getattr(evidence, kind).seen for kind in _KINDS},
         by_design=evidence.by_design or None,
-        conclusion=judgement.conclusion,
-        confidence=judgement.confidence,
-        verdict=judgement.verdict,
         meaning=decide(evidence).meaning,
     )
 
@@ -117,17 +108,18 @@ def fallback_rows(
     of all, could not be observed; where no path is known at all, it stands for all of them. `without_paths` are the
     short names of ends that must have paths, and of which none is known.
     """
-    groups: dict[_Alike, list[KnownPath]] = {}
-    for path in paths:
-        judgement = path.judgement
-        alike = judgement.conclusion, judgement.verdict, names(path.transports), path.limit_gb_s
-        groups.setdefault(alike, []).append(path)
-    rows = [_row(members, origin, cause_of, not_observed) for members in groups.values()]
+    rows = [_row(members, origin, cause_of, not_observed) for members in grouped(paths, _fare_and_travel).values()]
     if without_paths:
         rows.append(unknown_row(origin, "nothing named their connections", [f"{end} → ?" for end in without_paths]))
     if not_observed and not paths:
         rows.append(unknown_row(origin, not_observed))
     return sorted(rows, key=lambda row: (_GRAVEST_FIRST.index(Conclusion(row.conclusion)), row.verdict == Verdict.SKIP))
+
+
+def _fare_and_travel(path: KnownPath) -> tuple[Conclusion, Verdict, str | None, float | None]:
+    """Conclusion, verdict, transport and limit: the same for all paths of one line."""
+    judgement = path.judgement
+    return judgement.conclusion, judgement.verdict, names(path.transports), path.limit_gb_s
 
 
 def _row(
@@ -138,10 +130,9 @@ def _row(
     cause = cause_of(members) if judgement.conclusion is Conclusion.STAGED else None
     slowest = min((path.bandwidth_gb_s for path in members if path.bandwidth_gb_s), default=None)
     limit = first.limit_gb_s
-    return FallbackRow(
-        conclusion=judgement.conclusion,
-        verdict=judgement.verdict,
-        confidence=judgement.confidence,
+    return made_of(
+        FallbackRow,
+        judgement,
         origin=origin,
         count=len(members),
         pairs=tuple(path.pair for path in members[:_MOST_NAMED]),
@@ -157,38 +148,18 @@ def _row(
 
 
 def _how(path: KnownPath, not_observed: str) -> str:
-    evidence = path.evidence
-    kinds = (evidence.capability, evidence.selection, evidence.measurement, evidence.correctness)
-    seen = [kind.seen for kind in kinds if kind.seen]
-    return "; ".join(dict.fromkeys([decide(evidence).meaning, *seen, *filter(None, [not_observed])]))
+    seen = [getattr(path.evidence, kind).seen for kind in _KINDS]
+    return "; ".join(dict.fromkeys(filter(None, [decide(path.evidence).meaning, *seen, not_observed])))
 
 
 def unknown_row(origin: str, why: str, pairs: Sequence[str] = ()) -> FallbackRow:
     """That nothing is known of some paths, or of any."""
-    nothing = judge(PathEvidence())
-    return FallbackRow(
-        conclusion=nothing.conclusion,
-        verdict=nothing.verdict,
-        confidence=nothing.confidence,
-        origin=origin,
-        count=len(pairs),
-        pairs=tuple(pairs[:_MOST_NAMED]),
-        transport=None,
-        bandwidth_gb_s=None,
-        limit_gb_s=None,
-        times_slower=None,
-        cause=None,
-        cause_seen=None,
-        advice=None,
-        how=why,
-    )
+    named = tuple(pairs[:_MOST_NAMED])
+    return made_of(FallbackRow, judge(PathEvidence()), origin=origin, count=len(pairs), pairs=named, how=why)
 
 
 def findings(rows: Sequence[FallbackRow], *, strict: bool) -> tuple[Finding, ...]:
-    """The findings on fallback. Only a strict run fails for it, or because it is not known.
-
-    Wrong data are somebody else's finding, who counts them.
-    """
+    """The findings on fallback, for which only a strict run fails; wrong data have a finding of their own."""
     found = []
     for row in rows:
         conclusion = Conclusion(row.conclusion)

@@ -11,9 +11,6 @@ from typing import Any
 from gpubench.model.results.report import Metadata
 from gpubench.model.terms.units import some_of
 
-FOLDER_MARK = "/"
-"""The endings of `--output results/`, which names a folder; it is made where there is none."""
-
 _NAME = re.compile(
     r"(?P<stamp>\d{4}-\d\d-\d\dT\d{6}Z)-(?P<command>[a-z0-9]+)-(?P<host>[\w.+-]+)(?:~(?P<number>\d{1,9}))?\.json",
     re.ASCII,
@@ -145,6 +142,5 @@ def _option(head: ResultHead, name: str) -> str:
 
 
 def _changed(name: str, one: ResultHead, other: ResultHead) -> str:
-    """An option with both values, where these are short."""
     values = [_option(head, name).replace('"', "").strip("[]") for head in (one, other)]
     return f"{name} {values[0]}, not {values[1]}" if max(map(len, values)) <= _MOST_VALUE_CHARACTERS else name

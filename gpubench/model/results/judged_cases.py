@@ -17,16 +17,8 @@ _CONDENSED_ELSEWHERE = (EVIDENCE_SECTION, PATHS_SECTION)
 """Of these there may be a million; `fallback` and `transports` say the same of all that fare alike."""
 
 _SIZES_AND_NAMES = (
-    "collective",
-    "dtype",
-    "op",
-    "placement",
-    "setting",
-    "group",
-    "scope",
-    "transport",
-    "conclusion",
-    "direction",
+    *("collective", "dtype", "op", "placement", "setting", "group"),
+    *("scope", "transport", "conclusion", "direction"),
 )
 _NOT_JUDGED = "not judged"
 
@@ -65,16 +57,7 @@ def _of_report(report: Report) -> Iterator[JudgedCase]:
         if isinstance(section, Table) and "verdict" in section.columns and name not in _CONDENSED_ELSEWHERE:
             yield from _of_rows(name, (row.to_record() for row in section.rows()))
     for finding in report.findings:
-        text = "\n".join(
-            f"{label}: {words}"
-            for label, words in (
-                ("seen", finding.seen),
-                ("expected", finding.expected),
-                ("likely", finding.cause),
-                ("try", finding.next_command),
-            )
-            if words
-        )
+        text = "\n".join(f"{label}: {words}" for label, words in finding.details if words)
         for subject in finding.subjects or (finding.subject,):
             yield JudgedCase(FINDINGS_SECTION, f"{finding.id}: {subject}", finding.severity, text)
 
@@ -88,7 +71,6 @@ def _of_rows(group: str, records: Iterable[Mapping[str, Any]]) -> Iterator[Judge
 
 
 def _name(record: Mapping[str, Any]) -> str:
-    """The subject of a row, in the words of its columns."""
     naming: Sequence[Callable[[], str]] = (
         lambda: " ".join(str(record[name]) for name in ("node", "check", "id", "subject") if record.get(name)),
         lambda: f"{record['source']} → {record['destination']}" if record.get("source") else "",
@@ -103,7 +85,6 @@ def _name(record: Mapping[str, Any]) -> str:
 
 
 def _seen(record: Mapping[str, Any]) -> str:
-    """The figures and remarks of a row."""
     figures = (("busbw_gb_s", "GB/s busbw"), ("bandwidth_gb_s", "GB/s"), ("limit_gb_s", "GB/s limit"))
     words = [f"{record[name]:g} {unit}" for name, unit in figures if record.get(name) is not None]
     if record.get("wrong"):

@@ -9,7 +9,7 @@ Schema history: 1 (gpubench 0.1) collective rows, the sections of `topo`.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Protocol, TypeVar
 
 from gpubench.model.terms.operation import DataType, Placement, ReduceOp
 from gpubench.model.terms.origin import Origin
@@ -17,6 +17,9 @@ from gpubench.model.terms.rank_identity import RankIdentity
 from gpubench.model.terms.sampling import Mode
 from gpubench.model.terms.sweep import DroppedSize
 from gpubench.model.terms.verdict import Finding, Verdict
+
+R = TypeVar("R", bound="Record")
+Made = TypeVar("Made")
 
 SCHEMA_VERSION = 1
 ROWS_SECTION = "rows"
@@ -58,6 +61,13 @@ class Record:
     def columns(cls) -> tuple[str, ...]:
         """The names of its fields, in order."""
         return tuple(cls.__dataclass_fields__)  # type: ignore[attr-defined]
+
+
+def made_of(kind: type[Made], *sources: object, **values: Any) -> Made:
+    """A dataclass of these values, and in its other fields of what the first source has under their names."""
+    names = kind.__dataclass_fields__.keys() - values.keys()  # type: ignore[attr-defined]
+    found = {name: getattr(each, name) for each in reversed(sources) for name in names if hasattr(each, name)}
+    return kind(**found, **values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +231,11 @@ class Report:
     findings: Sequence[Finding] = field(default=())
     sections: Mapping[str, Section] = field(default_factory=dict)
     main: str = ROWS_SECTION
+
+    def rows(self, section: str, kind: type[R]) -> list[R]:
+        """The rows of a section; none where the report has no such table."""
+        table = self.sections.get(section)
+        return [row for row in table.rows() if isinstance(row, kind)] if isinstance(table, Table) else []
 
     def to_record(self) -> dict[str, Any]:
         """The outcome as plain data, without the sections."""

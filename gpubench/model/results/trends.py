@@ -61,7 +61,6 @@ def _slowest(rows: Sequence[PairRow]) -> dict[str, float]:
 
 
 def _way(row: PairRow) -> str | None:
-    """The figure that a row belongs to."""
     if HOST in (row.source, row.destination):
         if HostMemory.of_note(row.note) is not HostMemory.PINNED:
             return None

@@ -1,12 +1,13 @@
 """The fastest way of running a collective at each size, and the loss of the library's own choice."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Annotated
 
-from gpubench.model.results.report import BACKENDS, SIGNED, CollectiveRow, Record
+from gpubench.model.results.report import BACKENDS, SIGNED, CollectiveRow, Record, made_of
+from gpubench.model.terms.grouping import grouped
 from gpubench.model.terms.nccl_choice import AGAIN, OWN_CHOICE, NcclChoice, taken_name
 from gpubench.model.terms.noise import Noise, robust_deviation
 from gpubench.model.terms.operation import DataType, Placement, ReduceOp
@@ -99,8 +100,8 @@ def winners(rows: Sequence[CollectiveRow]) -> list[WinnerRow]:
     """
     several = len({row.backend for row in rows}) > 1
     found: list[WinnerRow] = []
-    for alike in _grouped(rows, lambda row: (row.dtype, row.op)):
-        series = [_places(same, several=several) for same in _grouped(alike, lambda row: (row.placement,))]
+    for alike in grouped(rows, lambda row: (row.dtype, row.op)).values():
+        series = [_places(same, several=several) for same in grouped(alike, lambda row: row.placement).values()]
         drifts = [(place.own.size_bytes, place.drift) for places in series for place in places]
         known = [(size, drift) for size, drift in drifts if drift is not None]
         for places in series:
@@ -119,7 +120,7 @@ def _places(rows: Iterable[CollectiveRow], *, several: bool) -> list[_Place]:
     What the own choice took is a way of its own only where it is not known to be one of the others.
     """
     found = []
-    for here in _grouped(rows, lambda row: (row.size_bytes,)):
+    for here in grouped(rows, lambda row: row.size_bytes).values():
         own = next((row for row in here if row.setting is None), here[0])
         others = [row for row in here if row is not own]
         again = next((row for row in others if row.setting == AGAIN and not row.wrong), None)
@@ -158,22 +159,13 @@ def _series(places: Sequence[_Place], drifts: Sequence[tuple[int, float]]) -> It
 def _winner(place: _Place, name: str, noise: float | None, displaced: str | None) -> WinnerRow:
     own, fastest = place.own, place.ways[name]
     lost = _lost(place.own_time_us, place.time_us(name))
-    return WinnerRow(
-        collective=own.collective,
+    return made_of(
+        WinnerRow,
+        fastest,
         origin=own.origin,
-        ranks=own.ranks,
-        size_bytes=own.size_bytes,
-        dtype=own.dtype,
-        op=own.op,
-        placement=own.placement,
-        mode=own.mode,
         candidates=len(place.ways),
         fastest=name,
-        backend=fastest.backend,
-        setting=fastest.setting,
         time_us=place.time_us(name),
-        algorithm=fastest.algorithm,
-        protocol=fastest.protocol,
         own_backend=own.backend,
         own_algorithm=own.algorithm,
         own_protocol=own.protocol,
@@ -214,15 +206,6 @@ def _noise(place: _Place, fastest: CollectiveRow, drifts: Sequence[tuple[int, fl
 def _time_us(row: CollectiveRow) -> float:
     """The time that is compared: the mean; of operations timed alone the median, which late ones do not move."""
     return row.time_us if row.p50_us is None else row.p50_us
-
-
-def _grouped(
-    rows: Iterable[CollectiveRow], key: Callable[[CollectiveRow], tuple[object, ...]]
-) -> list[list[CollectiveRow]]:
-    groups: dict[tuple[object, ...], list[CollectiveRow]] = {}
-    for row in rows:
-        groups.setdefault(key(row), []).append(row)
-    return list(groups.values())
 
 
 def crossings(rows: Sequence[WinnerRow]) -> list[tuple[int, str]]:

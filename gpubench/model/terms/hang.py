@@ -7,6 +7,7 @@ from signal import Signals
 from typing import Any, Self
 
 from gpubench.errors import CouldNotMeasureError
+from gpubench.model.terms.grouping import grouped
 from gpubench.model.terms.units import spans
 
 SECONDS_TO_START = 300.0
@@ -105,10 +106,7 @@ def is_suspended(states: Sequence[RankState]) -> bool:
 def hang_error(
     states: Sequence[RankState], silent: Mapping[int, str], seconds: float, remarks: Sequence[str] = ()
 ) -> CouldNotMeasureError:
-    """The error of a job without progress for so long.
-
-    `silent` are the ranks, by number, of which neither process nor watchdog answers.
-    """
+    """The error of a job without progress for so long; of ranks in `silent` neither process nor watchdog answers."""
     missing, cause, reason, next_step = _blame(states, silent)
     late = {state.rank for state in states if state.rank in missing}
     lines = [f"no progress for {seconds:g} s{cause}"]
@@ -226,9 +224,7 @@ def _who(missing: Iterable[int]) -> str:
 
 def _groups(states: Iterable[RankState]) -> list[str]:
     """A line for all ranks in the same phase and operation; a few of them with their hosts and GPUs."""
-    groups: dict[str, list[RankState]] = {}
-    for state in states:
-        groups.setdefault(state.where + _stuck(state), []).append(state)
+    groups = grouped(states, lambda state: state.where + _stuck(state))
     lines = []
     for where, members in groups.items():
         named = len(members) <= _MOST_NAMED

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from gpubench.model.terms.grouping import grouped
+
 LEAST_OPERATIONS = 30
 """Of fewer operations no straggler is named."""
 
@@ -81,9 +83,7 @@ def straggler(rows: Sequence[tuple[Sequence[EntryTimes], float]], nodes: Sequenc
     if not rows or len(nodes) < 2:
         return None
     alone = [(rank,) for rank in range(len(nodes))]
-    members: dict[int, list[int]] = {}
-    for rank, node in enumerate(nodes):
-        members.setdefault(node, []).append(rank)
+    members = grouped(range(len(nodes)), lambda rank: nodes[rank])
     together = [tuple(ranks) for ranks in members.values() if 1 < len(ranks) < len(nodes)]
     for groups in (alone, together):
         found = [each for ranks in groups if (each := _late_group(rows, ranks, len(nodes))) is not None]

@@ -1,9 +1,10 @@
-"""Which ranks form a group, where the same collective runs in several at once."""
+"""The groups of ranks, where the same collective runs in several at once."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpubench.errors import UsageError
+from gpubench.model.terms.grouping import grouped
 from gpubench.model.terms.rank_identity import RankIdentity
 from gpubench.model.terms.units import spans
 
@@ -47,9 +48,7 @@ def check_split(text: str) -> None:
 def groups_of(text: str, identities: Sequence[RankIdentity]) -> tuple[RankGroup, ...]:
     """The groups that a split makes of ranks, by their first rank; UsageError where a rank would be alone."""
     key = _KEYS.get(text) or (lambda rank: (rank.rank // int(text), ""))
-    members: dict[int, list[RankIdentity]] = {}
-    for identity in identities:
-        members.setdefault(key(identity)[0], []).append(identity)
+    members = grouped(identities, lambda identity: key(identity)[0])
     groups = []
     for ranks in members.values():
         numbers = tuple(each.rank for each in ranks)

@@ -58,7 +58,6 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def _correlation(values: Sequence[float], mean: float) -> float:
-    """Of each value with the one before it."""
     centred = [value - mean for value in values]
     power = sum(each * each for each in centred)
     if power == 0:

@@ -1,4 +1,4 @@
-"""Which sizes a sweep visits, and which of them fit into memory."""
+"""The sizes that a sweep visits, and those of them that fit into memory."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

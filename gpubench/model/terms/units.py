@@ -16,11 +16,7 @@ _SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?|\.\d+)(?P<suffix>[KMGT]?)(?:I?B)?"
 
 
 def parse_size(text: str) -> int:
-    """Bytes of '8', '4K', '1.5M', '1GiB': a number, fractions allowed, and a 1024-based suffix.
-
-    Raises:
-        UsageError: the text is no size, or not a whole number of bytes.
-    """
+    """Bytes of '8', '4K', '1.5M', '1GiB', by 1024-based suffixes; UsageError for what is no whole number of bytes."""
     match = _SIZE.fullmatch(text.strip().upper())
     if match is None:
         raise UsageError(

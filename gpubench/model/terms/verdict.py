@@ -59,6 +59,11 @@ class Finding:
     next_command: str  #: what to type next
     subjects: tuple[str, ...] = ()  #: all that the finding is about, where `subject` shortens them
 
+    @property
+    def details(self) -> tuple[tuple[str, str], ...]:
+        """The parts below its first line, each with the label that people read."""
+        return ("seen", self.seen), ("expected", self.expected), ("likely", self.cause), ("try", self.next_command)
+
     def softened(self) -> "Finding":
         """The finding as a warning where it would fail: a benchmark fails by itself only for wrong data."""
         judged_always = self.id == WRONG_DATA

@@ -5,6 +5,7 @@ from enum import StrEnum
 from typing import Annotated
 
 from gpubench.model.results.report import SIGNED, Record
+from gpubench.model.terms.units import format_size
 from gpubench.model.terms.verdict import Verdict
 
 COMPARISON_SECTION, CIRCUMSTANCES_SECTION, HISTORY_SECTION = "comparison", "circumstances", "history"
@@ -53,6 +54,29 @@ class RowKey(Record):
     graph: int | None = None  #: replays of a captured CUDA graph
     #: what else tells rows of one file apart: algorithm and protocol of a sweep, kind of host memory
     setting: str | None = None
+
+    @property
+    def name(self) -> str:
+        """In words, without defaults such as float32 or sum: 'allreduce 1M in place', 'GPU0 → GPU1 256M write ce'."""
+        size = None if self.size_bytes is None else format_size(self.size_bytes)
+        if self.collective is None:
+            peer = "peer off" if self.peer == "off" else None
+            parts: tuple[str | None, ...] = (
+                f"{self.source} → {self.destination}",
+                size,
+                self.direction,
+                self.engine,
+                peer,
+                self.setting,
+            )
+        else:
+            usual = ("float32", "sum", "throughput")
+            dtype, op, mode = (None if each in usual else each for each in (self.dtype, self.op, self.mode))
+            root = f"root {self.root}" if self.root else None
+            place = "in place" if self.placement == "in_place" else None
+            graph = "graph" if self.graph else None
+            parts = (self.collective, size, dtype, op, root, place, mode, graph, self.setting, self.group)
+        return " ".join(filter(None, parts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

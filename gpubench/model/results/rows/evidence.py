@@ -55,11 +55,11 @@ class FallbackRow(Record):
     origin: Annotated[str, Origin]  #: measured, simulated or recorded
     count: int  #: ordered pairs that fare alike
     pairs: tuple[str, ...]  #: the first thousand of `count`
-    transport: str | None  #: what carries it, as NCCL prints it: P2P/CUMEM, SHM/direct, NET/IB/0/GDRDMA
-    bandwidth_gb_s: float | None  #: GB/s of 1e9 bytes
-    limit_gb_s: float | None  #: GB/s per direction that the links carry at most
-    times_slower: float | None  #: limit over what was delivered
-    cause: str | None  #: stable id of the first known cause
-    cause_seen: str | None  #: what shows it
-    advice: str | None  #: what to do
+    transport: str | None = None  #: what carries it, as NCCL prints it: P2P/CUMEM, SHM/direct, NET/IB/0/GDRDMA
+    bandwidth_gb_s: float | None = None  #: GB/s of 1e9 bytes
+    limit_gb_s: float | None = None  #: GB/s per direction that the links carry at most
+    times_slower: float | None = None  #: limit over what was delivered
+    cause: str | None = None  #: stable id of the first known cause
+    cause_seen: str | None = None  #: what shows it
+    advice: str | None = None  #: what to do
     how: str  #: how all this is known
