@@ -27,9 +27,8 @@ def learned(
 ) -> tuple[str, list[str]]:
     """The text of the profile, and what a person should know of it: outliers, how much was used.
 
-    Raises:
-        UsageError: a file that is no whole result of a healthy, measured machine; machines of several kinds; a profile
-            that cannot be right.
+    Raises UsageError: a file that is no whole result of a healthy, measured machine; machines of several kinds; a
+    profile that cannot be right.
     """
     files = [_healthy(path) for path in dict.fromkeys(results)]
     samples = [sample for file in files for sample in samples_of(file)]
@@ -87,8 +86,7 @@ def _outlier(sample: LearningSample) -> str:
 def _healthy(path: Path) -> ResultFile:
     """A result of gpubench.
 
-    Raises:
-        UsageError: it cannot be read, is another's, not whole, not measured, not healthy, or of a newer version.
+    Raises UsageError: it cannot be read, is another's, not whole, not measured, not healthy, or of a newer version.
     """
     file = read_results(path)
     if file.verdict is None:
@@ -115,8 +113,7 @@ def _healthy(path: Path) -> ResultFile:
 def _matching(files: Sequence[ResultFile], environment: Mapping[str, str]) -> Profile:
     """The profile whose machine the results are of.
 
-    Raises:
-        UsageError: none is, or they are of machines of several kinds.
+    Raises UsageError: none is, or they are of machines of several kinds.
     """
     kinds = {_gpus(file) for file in files}
     if len(kinds) > 1:

@@ -34,11 +34,7 @@ class Source(Protocol):
         ...
 
     def machines(self) -> Machines:
-        """Read them.
-
-        Raises:
-            GpubenchError: they cannot be read.
-        """
+        """Read them. Raises GpubenchError: they cannot be read."""
         ...
 
 

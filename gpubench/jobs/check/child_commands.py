@@ -66,8 +66,7 @@ class ChildCommands:
     def collective(self, collective: Collective, sizes: Sequence[int], attempt: int) -> Measurements:  # noqa: ARG002
         """By the command of that name, over all GPUs of this host, or two CPU ranks where there is none.
 
-        Raises:
-            CouldNotMeasureError: it does not end in time, or without a whole report.
+        Raises CouldNotMeasureError: it does not end in time, or without a whole report.
         """
         given = ["--sizes", ",".join(map(str, sizes)), "--out-of-place"]
         return of_collective(_document([collective.name, *given], self._timeout_s))
@@ -96,8 +95,7 @@ def measured_memory(group: Group, nodes: Sequence[Topology], node: int | None) -
 def _document(arguments: Sequence[str], timeout_s: float) -> Mapping[str, Any]:
     """The JSON document of a command of gpubench.
 
-    Raises:
-        CouldNotMeasureError: it does not end in time, or ends without a whole report.
+    Raises CouldNotMeasureError: it does not end in time, or ends without a whole report.
     """
     name = f"gpubench {arguments[0]}"
     command = module_command("gpubench", *arguments, "--format", "json", "--no-progress")

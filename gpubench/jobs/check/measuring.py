@@ -35,8 +35,7 @@ class CheckMeasurer(Protocol):
     def collective(self, collective: Collective, sizes: Sequence[int], attempt: int) -> Measurements:
         """A collective over all GPUs, or over CPU ranks where there are none.
 
-        Raises:
-            CouldNotMeasureError: it has no whole report.
+        Raises CouldNotMeasureError: it has no whole report.
         """
         ...
 

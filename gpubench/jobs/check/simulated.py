@@ -50,8 +50,7 @@ class SimulatedMeasurer:
     def collective(self, collective: Collective, sizes: Sequence[int], attempt: int) -> Measurements:
         """A collective over all GPUs.
 
-        Raises:
-            CouldNotMeasureError: a node's driver does not answer, or a fault leaves nothing to simulate.
+        Raises CouldNotMeasureError: a node's driver does not answer, or a fault leaves nothing to simulate.
         """
         if any(node.snapshot.failures or node.snapshot.driver.absent for node in self._nodes):
             raise CouldNotMeasureError("a node's driver does not answer")

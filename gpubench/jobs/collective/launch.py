@@ -45,8 +45,7 @@ _SECONDS_TO_FINALIZE = 30.0
 def run(options: CollectivePlan, arguments: Sequence[str]) -> int:
     """Relaunch `arguments` as ranks on this host and present what they measure; the exit code.
 
-    Raises:
-        GpubenchError: nothing can be measured, or the measurement broke; what was measured has been written.
+    Raises GpubenchError: nothing can be measured, or the measurement broke; what was measured has been written.
     """
     driver = read_driver(os.environ)
     ranks = choose_ranks(options, driver)
@@ -71,8 +70,7 @@ def run(options: CollectivePlan, arguments: Sequence[str]) -> int:
 def choose_ranks(options: CollectivePlan, driver: Driver) -> int:
     """The number of ranks to launch: one for each visible GPU, two where there is none.
 
-    Raises:
-        GpubenchError: no GPU or no CuPy for the nccl backend, more ranks than GPUs, a root that is no rank.
+    Raises GpubenchError: no GPU or no CuPy for the nccl backend, more ranks than GPUs, a root that is no rank.
     """
     ranks = options.ranks or driver.visible or HOST_RANKS
     if options.backend == "nccl" or (options.backend is None and driver.visible):

@@ -76,11 +76,7 @@ def open_kind(
     device: CudaDevice | None = None,
     library: NcclLibrary | None = None,
 ) -> MultiGroupBackend:
-    """A backend on this rank.
-
-    Raises:
-        AgreedError: it cannot reduce a type that was asked for.
-    """
+    """A backend on this rank. Raises AgreedError: it cannot reduce a type that was asked for."""
     request = plan.request
     ops = request.ops if request.collective.reduces else None
     agree(rank.group, lambda: kind.check_types(request.dtypes, ops))

@@ -124,8 +124,7 @@ class PathWatch:
     def naming_refusals(self, library: LoggingLibrary) -> Iterator[None]:
         """Turn NCCL's error 'no transport found' into one that names the two ranks and the cause.
 
-        Raises:
-            GpubenchError: with exit code 1 where that was to be found out, else 3.
+        Raises GpubenchError: with exit code 1 where that was to be found out, else 3.
         """
         try:
             yield

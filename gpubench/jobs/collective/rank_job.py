@@ -13,7 +13,7 @@ from gpubench.hardware.mpi import group as mpi
 from gpubench.hardware.registry import backend_named
 from gpubench.hardware.watchdog.rank import RankProgress
 from gpubench.jobs.agreement import agree
-from gpubench.jobs.collective.metadata import collective_metadata
+from gpubench.jobs.collective.metadata import collective_metadata, recorded_collective
 from gpubench.jobs.collective.opening import Opened, Rank, open_backend, open_kind
 from gpubench.jobs.collective.plan import HOST, CollectivePlan
 from gpubench.jobs.collective.variants import VariantMaker
@@ -23,7 +23,7 @@ from gpubench.jobs.outputs import check_writable
 from gpubench.jobs.rank import own_identity
 from gpubench.measure.collective.observers import Observers
 from gpubench.measure.collective.path_evidence import unwatched
-from gpubench.measure.collective.recording import VERSION, RecordedCollective, RunOptions
+from gpubench.measure.collective.recording import RecordedCollective
 from gpubench.measure.collective.row_collector import NO_RECORDER, Recorder
 from gpubench.measure.collective.split_groups import GroupRows, InStep
 from gpubench.measure.collective.sweep import check_root, fitting_all, fitting_sizes, measure
@@ -45,10 +45,7 @@ class CollectiveRankJob:
     def __init__(
         self, group: mpi.MpiGroup, progress: RankProgress, plan: CollectivePlan, arguments: Sequence[str]
     ) -> None:
-        self._group = group
-        self._progress = progress
-        self._plan = plan
-        self._arguments = arguments
+        self._group, self._progress, self._plan, self._arguments = group, progress, plan, arguments
         self._settings = recorded_settings(os.environ)  # before NCCL's log is listened to, which sets variables
         self._own = group
         self._part: RankGroup | None = None
@@ -58,8 +55,7 @@ class CollectiveRankJob:
     def run(self, channel: str | None) -> int:
         """Measure, tell the launcher or the terminal, and return the exit code.
 
-        Raises:
-            AgreedError: the run cannot be, and every rank knows it.
+        Raises AgreedError: the run cannot be, and every rank knows it.
         """
         agree(self._group, self._check_ranks)
         listener = agree(self._group, lambda: self._listener(channel))
@@ -182,22 +178,15 @@ class CollectiveRankJob:
         identities: Sequence[RankIdentity],
         dropped: Sequence[DroppedSize],
     ) -> RecordedCollective:
-        """The first line of a recording, of which the metadata are made too."""
-        plan, backend = self._plan, opened.backend
-        return RecordedCollective(
-            schema_version=VERSION,
-            collective=request.collective.name,
+        """The first line of a recording."""
+        backend = opened.backend
+        return recorded_collective(
+            self._plan,
+            request,
+            settings=self._plan.variants.names(backend.name),
+            split=self._plan.split,
             backend=backend.name,
             origin=Origin.MEASURED,
-            asked=request.asked,
-            options=RunOptions(
-                allocator=plan.allocator.value,
-                timeout_s=plan.timeout_s,
-                evidence=plan.evidence,
-                strict=plan.strict,
-                settings=tuple(plan.variants.names(backend.name)),
-                split=plan.split,
-            ),
             ranks=tuple(identities),
             parts=tuple(self._parts),
             dropped_sizes=tuple(dropped),

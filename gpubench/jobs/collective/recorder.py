@@ -98,8 +98,7 @@ class CollectiveRecorder:
 def written(directory: Path, first: RecordedCollective, machines: Machines) -> Iterator[Write]:
     """A recording with nodes, processes and its first line; what is called writes the others.
 
-    Raises:
-        OutputError: the folder cannot be written any more.
+    Raises OutputError: the folder cannot be written any more.
     """
     name = file_of(first.collective)
     with naming(directory):

@@ -1,30 +1,20 @@
 """A collective on a simulated machine: one process, no MPI, no GPU."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from gpubench.collectives.request import SweepRequest
 from gpubench.errors import UsageError, no_size_left
-from gpubench.formats.delivery import delivering
-from gpubench.formats.presenter import Presenter, terminal_style
 from gpubench.hardware.simulated.times import CollectiveTimes
-from gpubench.jobs.collective.metadata import collective_metadata
+from gpubench.jobs.collective.metadata import collective_metadata, recorded_collective
 from gpubench.jobs.collective.plan import CollectivePlan
 from gpubench.jobs.machines import Machines
-from gpubench.jobs.outputs import check_writable
+from gpubench.jobs.outputs import presenting
 from gpubench.jobs.simulation import Simulation
 from gpubench.jobs.sources import Simulated
 from gpubench.measure.collective.cases import cases, without_data
-from gpubench.measure.collective.recording import (
-    VERSION,
-    Model,
-    RecordedCollective,
-    RecordedRow,
-    RecordingLine,
-    RunOptions,
-)
+from gpubench.measure.collective.recording import Model, RecordedCollective, RecordedRow, RecordingLine
 from gpubench.measure.collective.row_collector import Answer, RowSample
 from gpubench.measure.collective.simulated import BACKEND, simulate, staged_paths
 from gpubench.measure.collective.sweep import check_root
@@ -33,7 +23,7 @@ from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.paths.topology import Topology
 from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.rank_identity import RankIdentity
-from gpubench.model.terms.sweep import DroppedSize, describe_dropped
+from gpubench.model.terms.sweep import describe_dropped
 
 
 def run(plan: CollectivePlan, source: Simulated, arguments: Sequence[str]) -> int:
@@ -58,17 +48,24 @@ def run(plan: CollectivePlan, source: Simulated, arguments: Sequence[str]) -> in
     name = request.collective.name
     times.seconds(name, max(kept), row=0, ranks_per_node=per_node)
     staged = times.staged_pairs(per_node)
-    check_writable(plan.presentation.outputs, plan.recording.record)
-    presenter = Presenter(plan.presentation, terminal_style(plan.presentation, sys.stdout), progress=False)
     model = Model(source=simulation.source, seed=simulation.seed, profile=simulation.profile, staged=tuple(staged))
-    described = _described(plan, replace(request, check=False), model, identities, nodes, dropped)
+    described = recorded_collective(
+        plan,
+        replace(request, check=False),
+        backend=BACKEND,
+        origin=Origin.SIMULATED,
+        ranks=tuple(identities),
+        hosts=tuple(node.host for node in nodes),
+        dropped_sizes=dropped,
+        model=model,
+    )
     made: list[Sequence[float]] = []
 
     def seconds(size: int, row: int) -> Sequence[float]:
         made.append(times.seconds(name, size, row=row, ranks_per_node=per_node))
         return made[-1]
 
-    with delivering(presenter):
+    with presenting(plan.presentation, plan.recording.record) as presenter:
         topology = Topology(nodes[0]).fingerprint()
         presenter.begin(collective_metadata(described, request.collective, arguments, topology=topology))
         paths = staged_paths(
@@ -79,34 +76,6 @@ def run(plan: CollectivePlan, source: Simulated, arguments: Sequence[str]) -> in
             _record(plan.recording.record, described, nodes, request, made)
         presenter.end(report)
     return plan.presentation.exit_code(report.verdict)
-
-
-def _described(
-    plan: CollectivePlan,
-    request: SweepRequest,
-    model: Model,
-    identities: Sequence[RankIdentity],
-    nodes: Sequence[Snapshot],
-    dropped: Sequence[DroppedSize],
-) -> RecordedCollective:
-    """The first line of a recording, of which the metadata are made too."""
-    return RecordedCollective(
-        schema_version=VERSION,
-        collective=request.collective.name,
-        backend=BACKEND,
-        origin=Origin.SIMULATED,
-        asked=request.asked,
-        options=RunOptions(
-            allocator=plan.allocator.value,
-            timeout_s=plan.timeout_s,
-            evidence=plan.evidence,
-            strict=plan.strict,
-        ),
-        ranks=tuple(identities),
-        hosts=tuple(node.host for node in nodes),
-        dropped_sizes=tuple(dropped),
-        model=model,
-    )
 
 
 def _record(

@@ -54,8 +54,7 @@ class VariantMaker:
     ) -> list[SweepVariant]:
         """The own choice of the backend first; then settings, then what is made of smaller operations, then the host.
 
-        Raises:
-            AgreedError: the ranks are not spread over nodes as a hierarchy needs it.
+        Raises AgreedError: the ranks are not spread over nodes as a hierarchy needs it.
         """
         ways = [SweepVariant(setting=None, backend=backend)]
         if library is not None:

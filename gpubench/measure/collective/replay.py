@@ -41,8 +41,7 @@ class RecordedRows:
 def read_recorded(lines: _Lines, collective: Collective, name: str) -> tuple[RecordedCollective, RecordedRows]:
     """A recording from its lines, each with its place; `name` is what to call it.
 
-    Raises:
-        UsageError: it is empty, from a newer gpubench, no recording of this collective, or contradicts itself.
+    Raises UsageError: it is empty, from a newer gpubench, no recording of this collective, or contradicts itself.
     """
     again = f"record it again: gpubench {collective.name} --record DIR"
     with advising(reason="the recording was edited by hand, or is of a newer gpubench", next_step=again):

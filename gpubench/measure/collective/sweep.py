@@ -30,10 +30,7 @@ def fitting_sizes(
     """The sizes to measure, the same on every rank, and those dropped, each with its reason.
 
     Dropped are sizes that do not fit the free memory of the tightest rank, and sizes so small that a rank's share of
-    them rounds to nothing.
-
-    Raises:
-        CouldNotMeasureError: none is left.
+    them rounds to nothing. Raises CouldNotMeasureError: none is left.
     """
     free_bytes, tightest = min(group.gather((backend.free_bytes(), str(identity))))
     fitting, dropped = split_by_memory(request.sizes, backend.buffers, free_bytes, tightest)
@@ -50,8 +47,7 @@ def fitting_all(
 ) -> tuple[tuple[int, ...], tuple[DroppedSize, ...]]:
     """The sizes that fit everywhere, from what fits and what does not in every part of a job, and the others.
 
-    Raises:
-        CouldNotMeasureError: none is left.
+    Raises CouldNotMeasureError: none is left.
     """
     kept = tuple(size for size in parts[0][0] if all(size in sizes for sizes, _ in parts))
     dropped = {each.size_bytes: each for _, left_out in parts for each in left_out}
@@ -61,11 +57,7 @@ def fitting_all(
 
 
 def check_root(collective: Collective, root: int, ranks: int) -> None:
-    """Refuse a `--root` that is no rank of the job.
-
-    Raises:
-        UsageError: it is none.
-    """
+    """Refuse a `--root` that is no rank of the job. Raises UsageError: it is none."""
     if collective.rooted and not 0 <= root < ranks:
         raise UsageError(f"--root {root} with {ranks} ranks", expected=f"a rank from 0 to {ranks - 1}")
 

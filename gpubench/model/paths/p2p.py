@@ -265,8 +265,7 @@ def rounds(ranks: int) -> tuple[tuple[Pair, ...], ...]:
 def parse_pairs(texts: Sequence[str]) -> tuple[Pair, ...]:
     """'0-1,3-5' as ordered pairs of driver indices, each once, in their order.
 
-    Raises:
-        ValueError: a text that is no pair; the text is the message.
+    Raises ValueError: a text that is no pair; the text is the message.
     """
     found: dict[Pair, None] = {}
     for word in (word.strip() for text in texts for word in text.split(",")):
