@@ -26,7 +26,7 @@ from gpubench.measure.collective.path_evidence import unwatched
 from gpubench.measure.collective.recording import RecordedCollective
 from gpubench.measure.collective.row_collector import NO_RECORDER, Recorder
 from gpubench.measure.collective.split_groups import GroupRows, InStep
-from gpubench.measure.collective.sweep import check_root, fitting_all, fitting_sizes, measure
+from gpubench.measure.collective.sweep import check_root, fitting_all, fitting_sizes
 from gpubench.measure.collective.variants import SweepVariant, measure_variants
 from gpubench.model.results.report import CollectiveRow, Report
 from gpubench.model.terms.hang import Phase
@@ -125,15 +125,12 @@ class CollectiveRankJob:
         observers: Observers,
     ) -> Report:
         """Measure, in all groups at once where there are several, or in all variants."""
-        backend = variants[0].backend
         if self._part is None:
-            if len(variants) > 1:
-                return measure_variants(request, self._group, variants, identities, listener, observers)
-            return measure(request, self._group, backend, identities, listener, observers)
+            return measure_variants(request, self._group, variants, identities, listener, observers)
         rows = GroupRows(self._part, self._own, self._group, listener)
         own = [identities[rank] for rank in self._part.ranks]
         together = InStep(self._own, self._group)
-        return rows.merged(measure(request, together, backend, own, rows, observers))
+        return rows.merged(measure_variants(request, together, variants[:1], own, rows, observers))
 
     def _recorder(self, described: RecordedCollective, opened: Opened) -> AbstractContextManager[Recorder]:
         """A recorder where one was asked for."""

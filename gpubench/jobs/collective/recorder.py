@@ -21,7 +21,7 @@ from gpubench.measure.collective.recording import (
     Write,
     file_of,
 )
-from gpubench.measure.collective.row_collector import Measured
+from gpubench.measure.collective.row_collector import MeasuredRow
 from gpubench.model.results.winners import RefusedRow
 from gpubench.model.terms.hang import Phase
 from gpubench.model.terms.progress import Progress
@@ -83,7 +83,7 @@ class CollectiveRecorder:
                 recorded.write_nccl_logs(self._directory, [zlib.decompress(text) for text in logs or ()])
         self._writer = RowWriter(write, self._collect, self._part)
 
-    def row(self, case: Case, measured: Measured) -> None:
+    def row(self, case: Case, measured: MeasuredRow) -> None:
         """A line a row, and a group."""
         if self._writer is None:
             raise ValueError("what is known before comes first")

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpubench.collectives.request import SweepRequest
-from gpubench.errors import UsageError, no_size_left
+from gpubench.errors import UsageError
 from gpubench.hardware.simulated.times import CollectiveTimes
 from gpubench.jobs.collective.metadata import collective_metadata, recorded_collective
 from gpubench.jobs.collective.plan import CollectivePlan
@@ -17,13 +17,12 @@ from gpubench.measure.collective.cases import cases, without_data
 from gpubench.measure.collective.recording import Model, RecordedCollective, RecordedRow, RecordingLine
 from gpubench.measure.collective.row_collector import Answer, RowSample
 from gpubench.measure.collective.simulated import BACKEND, simulate, staged_paths
-from gpubench.measure.collective.sweep import check_root
+from gpubench.measure.collective.sweep import check_root, sizes_left
 from gpubench.measure.collective.timing import OwnTimes
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.paths.topology import Topology
 from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.rank_identity import RankIdentity
-from gpubench.model.terms.sweep import describe_dropped
 
 
 def run(plan: CollectivePlan, source: Simulated, arguments: Sequence[str]) -> int:
@@ -41,12 +40,9 @@ def run(plan: CollectivePlan, source: Simulated, arguments: Sequence[str]) -> in
     request = plan.at_sizes_for("nccl")
     check_root(request.collective, request.root, len(identities))
     dropped = without_data(request, request.sizes, len(identities))
-    kept = tuple(size for size in request.sizes if size not in {each.size_bytes for each in dropped})
-    if not kept:
-        raise no_size_left("; ".join(describe_dropped(dropped)))
-    request = replace(request, sizes=kept)
+    request = replace(request, sizes=sizes_left(request.sizes, dropped))
     name = request.collective.name
-    times.seconds(name, max(kept), row=0, ranks_per_node=per_node)
+    times.seconds(name, max(request.sizes), row=0, ranks_per_node=per_node)
     staged = times.staged_pairs(per_node)
     model = Model(source=simulation.source, seed=simulation.seed, profile=simulation.profile, staged=tuple(staged))
     described = recorded_collective(

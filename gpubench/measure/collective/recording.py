@@ -9,7 +9,7 @@ from gpubench.measure.collective.cases import Case
 from gpubench.measure.collective.counting import Traffic
 from gpubench.measure.collective.path_evidence import PathObservations
 from gpubench.measure.collective.recorded_choices import RecordedLoggedChoices
-from gpubench.measure.collective.row_collector import Measured, RowSample
+from gpubench.measure.collective.row_collector import MeasuredRow, RowSample
 from gpubench.model.paths.evidence import EvidenceUse
 from gpubench.model.results.winners import RefusedRow
 from gpubench.model.terms.origin import Origin
@@ -151,7 +151,7 @@ class RowWriter:
         self._group = None if part is None else part.name
         self._rows = 0
 
-    def row(self, case: Case, measured: Measured) -> None:
+    def row(self, case: Case, measured: MeasuredRow) -> None:
         """Write a row, or one of every group."""
         sample, backend = measured.sample, measured.row.backend
         own = None if sample is None else RecordedRow(case, backend, sample, self._group)

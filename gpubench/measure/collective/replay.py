@@ -12,7 +12,7 @@ from gpubench.measure.collective.path_evidence import unwatched
 from gpubench.measure.collective.path_judge import PathJudge
 from gpubench.measure.collective.recording import Model, RecordedCollective, RecordedRow, RecordingLine, file_of
 from gpubench.measure.collective.recording_rules import check_recorded, check_row
-from gpubench.measure.collective.row_collector import Measured, RowCollector
+from gpubench.measure.collective.row_collector import MeasuredRow, RowCollector
 from gpubench.measure.collective.simulated import simulate, staged_paths
 from gpubench.measure.collective.split_groups import NamedRows, PartReport, together
 from gpubench.measure.collective.variants import with_winners
@@ -109,7 +109,7 @@ def _measured(
     for row in rows:
         ranks = found.ranks_of(groups[row.group])
         job = JobFacts(row.backend, Origin.RECORDED, len(ranks), len({each.node for each in ranks}))
-        measured = Measured(row.sample.row(request, row.case, job), row.sample)
+        measured = MeasuredRow(row.sample.row(request, row.case, job), row.sample)
         observed = row.backend == found.backend
         shown.append(collectors[row.group].add(row.case, measured, UNWATCHED, observed=observed))
     reports = [each.report() for each in collectors.values()]

@@ -49,7 +49,7 @@ class RowSample:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredRow:
     """A row, on every rank, with its sample on the first."""
 
     row: CollectiveRow
@@ -66,7 +66,7 @@ class Recorder(Protocol):
         """
         ...
 
-    def row(self, case: Case, measured: Measured) -> None:
+    def row(self, case: Case, measured: MeasuredRow) -> None:
         """Record a row."""
         ...
 
@@ -77,7 +77,7 @@ class NoRecorder:
     def begin(self, observations: PathObservations | None, refused: Sequence[RefusedRow] | None) -> None:
         """Nothing."""
 
-    def row(self, case: Case, measured: Measured) -> None:
+    def row(self, case: Case, measured: MeasuredRow) -> None:
         """Nothing."""
 
 
@@ -107,7 +107,7 @@ class RowCollector:
         self._failures: list[tuple[CollectiveRow, Sequence[int]]] = []
         recorder.begin(None if judge is None else judge.observations, refused)
 
-    def add(self, case: Case, measured: Measured, progress: Progress, *, observed: bool = True) -> CollectiveRow:
+    def add(self, case: Case, measured: MeasuredRow, progress: Progress, *, observed: bool = True) -> CollectiveRow:
         """Add a row; return it as the listener gets it: with what is known of its paths, if these are observed."""
         row, answers = measured.row, () if measured.sample is None else measured.sample.answers
         wrong_by_rank = [answer.wrong for answer in answers]

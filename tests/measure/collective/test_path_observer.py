@@ -22,7 +22,6 @@ from gpubench.measure.collective.logged_choices import Choice, LoggedChoices, ke
 from gpubench.measure.collective.observers import Observers
 from gpubench.measure.collective.path_evidence import PathObservations
 from gpubench.measure.collective.path_observer import ObservationSources, PathObserver
-from gpubench.measure.collective.sweep import measure
 from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.paths.selection import Used
@@ -40,6 +39,7 @@ from gpubench.ports.link_counters import LinkBytes
 from tests.cli.running import ROOT
 from tests.fakes import cupy_on_numpy, faults
 from tests.fakes.library_log import FakeLog, recorded, said
+from tests.fakes.one_variant import measure
 from tests.fakes.ranks import ThreadGroup, run_ranks
 from tests.formats.sample import ROW
 from tests.measure.collective.test_sweep import BOTH, ReceivedRows, request_for

@@ -39,7 +39,6 @@ from gpubench.measure.collective.recording import (
 from gpubench.measure.collective.replay import CUT_SHORT, read_recorded, replay
 from gpubench.measure.collective.row_collector import Recorder
 from gpubench.measure.collective.split_groups import GroupRows, InStep
-from gpubench.measure.collective.sweep import measure
 from gpubench.measure.collective.variants import SweepVariant, measure_variants
 from gpubench.model.facts.gpu_condition import GpuCondition
 from gpubench.model.paths.evidence import EvidenceUse
@@ -57,6 +56,7 @@ from gpubench.ports.group import Group
 from gpubench.readers.documents.json_lines import json_line, read_json_line
 from tests.fakes import cupy_on_numpy, faults
 from tests.fakes.library_log import FakeLog, said
+from tests.fakes.one_variant import measure
 from tests.fakes.ranks import ThreadGroup, run_ranks
 from tests.measure.collective.test_path_observer import MIB, RANKS, Job, direct, over_nvlink, over_pcie, shared_memory
 from tests.measure.collective.test_sweep import ReceivedRows, request_for
