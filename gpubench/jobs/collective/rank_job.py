@@ -84,9 +84,8 @@ class CollectiveRankJob:
         beside = open_kind(backend_named(HOST), rank, self._plan) if self._plan.variants.host_too else None
         sizes, dropped = self._sizes(request, backend, beside)
         request = replace(request, sizes=sizes)
-        variants = VariantMaker(group, self.identity, request).ways(
-            self._plan.variants, backend, opened.library, beside
-        )
+        maker = VariantMaker(group, self.identity, request)
+        variants = maker.variants(self._plan.variants, backend, opened.library, beside)
         described = self._described(opened, request, identities, dropped)
         listener.begin(collective_metadata(described, request.collective, self._arguments))
         with self._recorder(described, opened) as recorder:

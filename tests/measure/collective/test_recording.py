@@ -23,14 +23,13 @@ from gpubench.hardware.node.nvml.library import Driver
 from gpubench.hardware.recorded import MOST_SAMPLE_BYTES
 from gpubench.measure.collective import counting
 from gpubench.measure.collective.logged_choices import Choice, LoggedChoices
-from gpubench.measure.collective.observers import Observers
+from gpubench.measure.collective.observers import ObservationSources, Observers, PathObserver
 from gpubench.measure.collective.path_evidence import PathObservations
-from gpubench.measure.collective.path_observer import ObservationSources, PathObserver
 from gpubench.measure.collective.recorded_choices import RecordedLoggedChoices
-from gpubench.measure.collective.recorded_log import RecordedLog
 from gpubench.measure.collective.recording import (
     VERSION,
     RecordedCollective,
+    RecordedLog,
     RecordedObservations,
     RowWriter,
     RunOptions,
@@ -58,7 +57,7 @@ from tests.fakes import cupy_on_numpy, faults
 from tests.fakes.library_log import FakeLog, said
 from tests.fakes.one_variant import measure
 from tests.fakes.ranks import ThreadGroup, run_ranks
-from tests.measure.collective.test_path_observer import MIB, RANKS, Job, direct, over_nvlink, over_pcie, shared_memory
+from tests.measure.collective.test_observers import MIB, RANKS, Job, direct, over_nvlink, over_pcie, shared_memory
 from tests.measure.collective.test_sweep import ReceivedRows, request_for
 from tests.measure.collective.test_variants import both
 

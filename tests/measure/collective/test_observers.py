@@ -19,9 +19,8 @@ from gpubench.measure.collective import path_judge as judge
 from gpubench.measure.collective.cases import cases
 from gpubench.measure.collective.counting import Traffic
 from gpubench.measure.collective.logged_choices import Choice, LoggedChoices, key_of
-from gpubench.measure.collective.observers import Observers
+from gpubench.measure.collective.observers import ObservationSources, Observers, PathObserver
 from gpubench.measure.collective.path_evidence import PathObservations
-from gpubench.measure.collective.path_observer import ObservationSources, PathObserver
 from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.paths.selection import Used
