@@ -71,7 +71,6 @@ def _metadata(plan: ExplainPlan, arguments: Sequence[str], facts: LogFacts, file
 
 
 def _names(logs: Sequence[str]) -> list[str]:
-    """The first few of many."""
     names = ["standard input" if log == STDIN else log for log in logs]
     more = len(names) - _MOST_NAMES
     return names[:_MOST_NAMES] + ([f"{more} more"] if more > 0 else [])

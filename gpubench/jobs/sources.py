@@ -31,11 +31,9 @@ class Source(Protocol):
     @property
     def text(self) -> str | None:
         """The options that named it, None for the machine at hand."""
-        ...
 
     def machines(self) -> Machines:
         """Read them. Raises GpubenchError: they cannot be read."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

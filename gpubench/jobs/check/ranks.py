@@ -18,12 +18,10 @@ from gpubench.jobs.check.plan import CheckPlan, Depth
 from gpubench.jobs.collective.plan import CollectivePlan
 from gpubench.jobs.collective.rank_job import CollectiveRankJob
 from gpubench.jobs.listeners import NullListener, ReportCollector
-from gpubench.jobs.machines import Machines
 from gpubench.jobs.outputs import check_writable
 from gpubench.jobs.rank import own_identity
 from gpubench.jobs.sources import gathered, own_process
 from gpubench.measure.check.documents import findings_beside_speed, of_node, paths_judged, together
-from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.measurements import Measurements
 from gpubench.model.results.report import CollectiveRow, Report, Table
@@ -50,12 +48,12 @@ class _PartOfCheck(CollectiveRankJob):
 class RankMeasurer:
     """Measures a job: copies by the first rank of every node, collectives by all ranks; every rank has to call it."""
 
+    alone = ""
     group: mpi.MpiGroup
     progress: RankProgress
     identity: RankIdentity
     nodes: Sequence[Topology]
     plan: CheckPlan
-    alone = ""
 
     def copies(self) -> Measurements:
         """On every node at the same time, by a process of its own, while the other ranks wait without a context."""
@@ -104,25 +102,21 @@ class CheckRankJob:
         """
         group, plan, shown = self._group, self._plan, self._plan.presentation
         agree(group, lambda: check_writable(shown.outputs, plan.recording.record) if group.rank == 0 else None)
-        own = agree(group, self._own_snapshots, place=str(self.identity))
+        # The first rank of a node reads it, before any rank puts something on its GPUs.
+        seconds, is_first = plan.facts_timeout_s, self.identity.local_rank == 0
+        place = str(self.identity)
+        own = agree(group, lambda: [probe(seconds, os.environ)] if is_first else [], place=place)
         machines = group.broadcast(gathered(group, own, own_process(self.identity)))
         matches = agree(group, lambda: matches_of(plan, machines))
         profile = None if matches[0] is None else matches[0].profile
         by = RankMeasurer(group, self._progress, self.identity, machines.nodes, plan)
         measurements = measured(plan.depth, machines.nodes, profile, by)
         if plan.depth is not Depth.QUICK:
-            watched = group.gather([self._watched(machines)] if own else [])
+            before = machines.snapshots[self.identity.node]
+            watched = group.gather([watch_errors(before, seconds, os.environ)] if is_first else [])
             machines = machines.with_snapshots([each for node in watched for each in node])
         code = None
         if group.rank == 0:
             presenter = Presenter(shown, rank_style(shown), progress=False)
             code = deliver(plan, self._arguments, machines, matches, measurements, presenter)
         return group.broadcast(code)
-
-    def _own_snapshots(self) -> list[Snapshot]:
-        """The first rank of a node reads it, before any rank puts something on its GPUs."""
-        return [probe(self._plan.facts_timeout_s, os.environ)] if self.identity.local_rank == 0 else []
-
-    def _watched(self, machines: Machines) -> Snapshot:
-        """This rank's node with the errors that its devices counted while it was measured."""
-        return watch_errors(machines.snapshots[self.identity.node], self._plan.facts_timeout_s, os.environ)

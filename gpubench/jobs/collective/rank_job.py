@@ -132,7 +132,6 @@ class CollectiveRankJob:
         return rows.merged(measure_variants(request, together, variants[:1], own, rows, observers))
 
     def _recorder(self, described: RecordedCollective, opened: Opened) -> AbstractContextManager[Recorder]:
-        """A recorder where one was asked for."""
         directory, watch = self._plan.recording.record, opened.path_watch
         if directory is None:
             return nullcontext(NO_RECORDER)
@@ -174,7 +173,6 @@ class CollectiveRankJob:
         identities: Sequence[RankIdentity],
         dropped: Sequence[DroppedSize],
     ) -> RecordedCollective:
-        """The first line of a recording."""
         backend = opened.backend
         return recorded_collective(
             self._plan,

@@ -14,7 +14,7 @@ from gpubench.jobs.machines import Machines
 from gpubench.measure.collective import recording
 from gpubench.measure.collective.cases import Case
 from gpubench.measure.collective.path_evidence import PathObservations
-from gpubench.measure.collective.recording import RecordedCollective, RecordedRow, RowWriter, Write
+from gpubench.measure.collective.recording import RecordedCollective, RowWriter, Write
 from gpubench.measure.collective.row_collector import MeasuredRow
 from gpubench.model.results.winners import RefusedRow
 from gpubench.model.terms.hang import Phase
@@ -66,17 +66,14 @@ class CollectiveRecorder:
             write = self._stack.enter_context(written(self.directory, first, machines))
             with naming(self.directory):
                 recorded.write_nccl_logs(self.directory, [zlib.decompress(text) for text in logs or ()])
-        self._writer = RowWriter(write, self._collect, self.part)
+        # Of several groups the first rank of the job knows only the rows of its own.
+        self._writer = RowWriter(write, (lambda row: [row]) if self.part is None else self.group.collect, self.part)
 
     def row(self, case: Case, measured: MeasuredRow) -> None:
         """A line a row, and a group."""
         if self._writer is None:
             raise ValueError("what is known before comes first")
         self._writer.row(case, measured)
-
-    def _collect(self, row: RecordedRow | None) -> Sequence[RecordedRow | None] | None:
-        """The rows of all groups on the first rank of the job, which knows only those of its own."""
-        return [row] if self.part is None else self.group.collect(row)
 
 
 @contextmanager

@@ -14,9 +14,10 @@ from gpubench.jobs.outputs import presenting
 from gpubench.jobs.simulation import Simulation
 from gpubench.jobs.sources import Simulated
 from gpubench.measure.collective.cases import cases, without_data
+from gpubench.measure.collective.path_evidence import simulated
 from gpubench.measure.collective.recording import Model, RecordedCollective, RecordedRow, RecordingLine
 from gpubench.measure.collective.row_collector import Answer, RowSample
-from gpubench.measure.collective.simulated import BACKEND, simulate, staged_paths
+from gpubench.measure.collective.simulated import BACKEND, simulate
 from gpubench.measure.collective.sweep import check_root, sizes_left
 from gpubench.measure.collective.timing import OwnTimes
 from gpubench.model.facts.snapshot import Snapshot
@@ -64,9 +65,7 @@ def run(plan: CollectivePlan, source: Simulated, arguments: Sequence[str]) -> in
     with presenting(plan.presentation, plan.recording.record) as presenter:
         topology = Topology(nodes[0]).fingerprint()
         presenter.begin(collective_metadata(described, request.collective, arguments, topology=topology))
-        paths = staged_paths(
-            staged, identities, lambda node: Topology(nodes[node]), simulation.source, strict=plan.strict
-        )
+        paths = simulated(staged, identities, lambda node: Topology(nodes[node]), simulation.source, strict=plan.strict)
         report = simulate(request, len(identities), len(nodes), seconds, presenter, paths)
         if plan.recording.record is not None:
             _record(plan.recording.record, described, nodes, request, made)

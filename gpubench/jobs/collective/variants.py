@@ -31,11 +31,9 @@ class NcclErrors(Protocol):
     @property
     def error(self) -> type[Exception]:
         """The exception that a failed call of NCCL's raises."""
-        ...
 
     def last_error(self) -> str:
         """The text of its last warning."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -80,8 +80,6 @@ def measure_variants(
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """A variant that can run, and its cases."""
-
     variant: SweepVariant
     sweep: Sweep
     cases: Sequence[Case]

@@ -163,7 +163,6 @@ class Topology:
 
     @property
     def _why_silent(self) -> str:
-        """The reason why nothing is known of pairs of GPUs."""
         stages = ("nvml", "cuda")
         failed = [f"{each.stage}: {each.error}" for each in self.snapshot.failures if each.stage in stages]
         return "; ".join(failed) or self.snapshot.driver.absent or "nothing here tells"

@@ -172,7 +172,7 @@ class Wiring:
 
     @cached_property
     def _found(self) -> list[GpuFacts | None]:
-        """What is known of each GPU, by its bus id, else its name: indices differ between ranks, CUDA and NVML."""
+        """The facts of each GPU, found by its bus id, else its name: indices differ between ranks, CUDA and NVML."""
         by_id = {
             number: {gpu.bus_id or bus_id(gpu.device): gpu for gpu in node.gpus} for number, node in self.nodes.items()
         }
