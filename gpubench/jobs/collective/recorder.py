@@ -15,7 +15,7 @@ from gpubench.measure.collective import recording
 from gpubench.measure.collective.cases import Case
 from gpubench.measure.collective.path_evidence import PathObservations
 from gpubench.measure.collective.recording import RecordedCollective, RowWriter, Write
-from gpubench.measure.collective.row_collector import MeasuredRow
+from gpubench.measure.collective.row_collector import MeasuredRow, Recorder
 from gpubench.model.results.winners import RefusedRow
 from gpubench.model.terms.hang import Phase
 from gpubench.model.terms.progress import Progress
@@ -24,7 +24,7 @@ from gpubench.ports.group import Group
 
 
 @dataclass
-class CollectiveRecorder:
+class CollectiveRecorder(Recorder):
     """Writes on the first rank what all ranks know; a context, of every rank.
 
     `read_machines` returns nodes and processes on the first rank, `log_text` what NCCL logged on this rank.

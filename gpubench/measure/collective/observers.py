@@ -92,10 +92,6 @@ class PathObserver:
         return PathJudge(self.request, self._observations, strict=self.sources.strict)
 
 
-def no_gpu_to_read() -> None:
-    """The condition of CPU buffers."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observers:
     """The observers of a sweep, each with a stand-in that does nothing.
@@ -106,7 +102,7 @@ class Observers:
 
     path_observer: PathObserver | None = None
     progress: Progress = UNWATCHED
-    read_condition: ReadCondition = no_gpu_to_read
+    read_condition: ReadCondition = lambda: None
     recorder: Recorder = NO_RECORDER
 
 

@@ -155,9 +155,7 @@ class _Paths:
             ranks = range(len(self._wiring.gpus))
             pairs |= {(one, other) for one in ranks for other in ranks if one != other}
             pairs = {pair for pair in pairs if self._wiring.together(pair)}
-            pairs = {
-                pair for pair in pairs if pair in self._chosen or self._measurement(pair).state is not State.ABSENT
-            }
+            pairs &= self._chosen.keys() | {pair for pair in pairs if self._measurement(pair).state is not State.ABSENT}
         return [self._path(pair) for pair in sorted(pairs)]
 
     def _path(self, pair: Pair) -> KnownPath:

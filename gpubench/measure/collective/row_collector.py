@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from gpubench.collectives.request import SweepRequest
 from gpubench.measure.collective.cases import Case, JobFacts, describe
@@ -57,8 +56,8 @@ class MeasuredRow:
     sample: RowSample | None
 
 
-class Recorder(Protocol):
-    """Writes down what rows and verdicts are made of; every rank has to call it alike."""
+class Recorder:
+    """Writes down what rows and verdicts are made of; every rank has to call it alike. This one writes nothing."""
 
     def begin(self, observations: PathObservations | None, refused: Sequence[RefusedRow] | None) -> None:
         """Record what is known before the first row: observations of paths, on the first rank, and what was refused.
@@ -70,17 +69,7 @@ class Recorder(Protocol):
         """Record a row."""
 
 
-class NoRecorder:
-    """Nothing is written down."""
-
-    def begin(self, observations: PathObservations | None, refused: Sequence[RefusedRow] | None) -> None:
-        """Nothing."""
-
-    def row(self, case: Case, measured: MeasuredRow) -> None:
-        """Nothing."""
-
-
-NO_RECORDER = NoRecorder()
+NO_RECORDER = Recorder()
 
 
 class RowCollector:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from gpubench.model.facts.snapshot import (
@@ -39,6 +39,8 @@ P2P_STATUS = {
 
 NOT_SAID = "U"
 """The word that is no answer, neither leave nor refusal."""
+
+_CUDA_SAYS = {True: "CUDA says possible", False: "CUDA says refused", None: "CUDA says nothing"}
 
 Device = GpuFacts | NicFacts
 
@@ -150,11 +152,12 @@ class Topology:
         said = [word for word in (facts.read, facts.write) if word not in (None, NOT_SAID)]
         nvml = next((word for word in said if word != "OK"), said[0] if said else None)
         silent = [f"NVML says {P2P_STATUS[NOT_SAID]}"] if not said and NOT_SAID in (facts.read, facts.write) else []
-        if facts.cuda is not None and nvml is not None and facts.cuda != (nvml == "OK"):
-            cuda = "possible" if facts.cuda else "refused"
-            return PeerAccess(facts.cuda, nvml, f"CUDA says {cuda}, NVML says {P2P_STATUS.get(nvml, nvml)}")
         if nvml is not None:
-            return PeerAccess(facts.cuda, nvml, P2P_STATUS.get(nvml, nvml))
+            access = PeerAccess(facts.cuda, nvml, P2P_STATUS.get(nvml, nvml))
+            cuda = "possible" if facts.cuda else "refused"
+            return (
+                replace(access, reason=f"CUDA says {cuda}, NVML says {access.reason}") if access.contradicts else access
+            )
         if facts.cuda is not None:
             answer = "possible" if facts.cuda else "refused by CUDA"
             return PeerAccess(facts.cuda, None, "; ".join([answer, *silent]))

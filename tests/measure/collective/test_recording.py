@@ -87,7 +87,7 @@ class Recording:
 
 
 @dataclass
-class InMemory:
+class InMemory(Recorder):
     """A recorder whose first rank writes lines into a list."""
 
     described: RecordedCollective
