@@ -40,8 +40,6 @@ P2P_STATUS = {
 NOT_SAID = "U"
 """The word that is no answer, neither leave nor refusal."""
 
-_CUDA_SAYS = {True: "CUDA says possible", False: "CUDA says refused", None: "CUDA says nothing"}
-
 Device = GpuFacts | NicFacts
 
 
@@ -154,10 +152,8 @@ class Topology:
         silent = [f"NVML says {P2P_STATUS[NOT_SAID]}"] if not said and NOT_SAID in (facts.read, facts.write) else []
         if nvml is not None:
             access = PeerAccess(facts.cuda, nvml, P2P_STATUS.get(nvml, nvml))
-            cuda = "possible" if facts.cuda else "refused"
-            return (
-                replace(access, reason=f"CUDA says {cuda}, NVML says {access.reason}") if access.contradicts else access
-            )
+            both = f"CUDA says {'possible' if facts.cuda else 'refused'}, NVML says {access.reason}"
+            return replace(access, reason=both) if access.contradicts else access
         if facts.cuda is not None:
             answer = "possible" if facts.cuda else "refused by CUDA"
             return PeerAccess(facts.cuda, None, "; ".join([answer, *silent]))
