@@ -55,9 +55,7 @@ class TopoRankJob:
     """One rank's part in showing a cluster: the first rank of every node reads it, the first of all shows them."""
 
     def __init__(self, group: mpi.MpiGroup, plan: TopoPlan, arguments: Sequence[str]) -> None:
-        self._group = group
-        self._plan = plan
-        self._arguments = arguments
+        self._group, self._plan, self._arguments = group, plan, arguments
         self.identity, _ = own_identity(group)
 
     def run(self, channel: str | None) -> int:  # noqa: ARG002 - topo never launches itself

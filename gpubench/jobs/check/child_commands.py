@@ -41,9 +41,7 @@ class ChildCommands:
     """Measures one host by gpubench's own commands, each a process of its own that has `timeout_s` seconds."""
 
     def __init__(self, nodes: Sequence[Topology], depth: Depth, timeout_s: float) -> None:
-        self._nodes = nodes
-        self._depth = depth
-        self._timeout_s = timeout_s
+        self._nodes, self._depth, self._timeout_s = nodes, depth, timeout_s
         self.alone = "one GPU: it has nobody to talk to" if len(nodes[0].gpus) == 1 else ""
 
     def copies(self) -> Measurements:
@@ -109,11 +107,10 @@ def _document(arguments: Sequence[str], timeout_s: float) -> Mapping[str, Any]:
     ) as child:
         try:
             output, said = child.communicate(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
+        except BaseException as broken:
             _end(child)
-            raise CouldNotMeasureError(f"{name} did not end within {timeout_s:g} s") from None
-        except BaseException:
-            _end(child)
+            if isinstance(broken, subprocess.TimeoutExpired):
+                raise CouldNotMeasureError(f"{name} did not end within {timeout_s:g} s") from None
             raise
     try:
         document: Mapping[str, Any] = json.loads(output)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from gpubench.hardware.node.probe import watch_errors
 from gpubench.jobs.check.child_commands import ChildCommands
 from gpubench.jobs.check.judging import deliver, matches_of, recorded_measurements
-from gpubench.jobs.check.measuring import measured
+from gpubench.jobs.check.measuring import CheckMeasurer, measured
 from gpubench.jobs.check.plan import NAME, CheckPlan, Depth
 from gpubench.jobs.machines import Machines
 from gpubench.jobs.outputs import presenting
@@ -51,10 +51,9 @@ def _measured(plan: CheckPlan, machines: Machines, profile: Profile | None) -> M
     source = plan.source
     if isinstance(source, Replayed):
         return recorded_measurements(source.directory)
+    by: CheckMeasurer = ChildCommands(machines.nodes, plan.depth, plan.timeout_s)
     if isinstance(source, Simulated):
         from gpubench.jobs.check.simulated import SimulatedMeasurer
 
-        return measured(
-            plan.depth, machines.nodes, profile, SimulatedMeasurer(source.simulation, machines.nodes, plan.depth)
-        )
-    return measured(plan.depth, machines.nodes, profile, ChildCommands(machines.nodes, plan.depth, plan.timeout_s))
+        by = SimulatedMeasurer(source.simulation, machines.nodes, plan.depth)
+    return measured(plan.depth, machines.nodes, profile, by)

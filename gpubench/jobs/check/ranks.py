@@ -24,24 +24,9 @@ from gpubench.jobs.sources import gathered, own_process
 from gpubench.measure.check.documents import findings_beside_speed, of_node, paths_judged, together
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.measurements import Measurements
-from gpubench.model.results.report import CollectiveRow, Report, Table
+from gpubench.model.results.report import Table
 from gpubench.model.results.rows.evidence import FALLBACK_SECTION, FallbackRow
 from gpubench.model.terms.rank_identity import RankIdentity
-from gpubench.model.terms.verdict import Finding
-from gpubench.ports.listener import Listener
-
-
-class _PartOfCheck(CollectiveRankJob):
-    """A collective whose rows go to the check, and to no terminal."""
-
-    def __init__(
-        self, group: mpi.MpiGroup, progress: RankProgress, plan: CollectivePlan, listener: Listener[CollectiveRow]
-    ) -> None:
-        super().__init__(group, progress, plan, ())
-        self._collector = listener
-
-    def _listener(self, channel: str | None) -> Listener[CollectiveRow]:  # noqa: ARG002 - a check has no channel
-        return self._collector
 
 
 @dataclass(frozen=True)
@@ -70,22 +55,21 @@ class RankMeasurer:
         collector = ReportCollector() if self.group.rank == 0 else NullListener()
         plan = CollectivePlan(request=SweepRequest(collective=collective, sizes=tuple(sizes)))
         try:
-            _PartOfCheck(self.group, self.progress, plan, collector).run(None)
+            CollectiveRankJob(self.group, self.progress, plan, (), collector).run(None)
         except AgreedError as agreed:
             raise agreed.error from agreed
         return self.group.broadcast(_measurements(collector) if isinstance(collector, ReportCollector) else None)
 
 
 def _measurements(collector: ReportCollector) -> Measurements:
-    ranks = () if collector.metadata is None else tuple(collector.metadata.ranks)
-    findings = () if collector.report is None else _paths_judged(collector.report)
-    return Measurements(collectives=tuple(collector.collectives), ranks=ranks, findings=findings)
-
-
-def _paths_judged(report: Report) -> tuple[Finding, ...]:
-    section = report.sections.get(FALLBACK_SECTION)
-    rows = section.rows() if isinstance(section, Table) else ()
-    return paths_judged(findings_beside_speed(report.findings), [row for row in rows if isinstance(row, FallbackRow)])
+    metadata, report = collector.metadata, collector.report
+    section = None if report is None else report.sections.get(FALLBACK_SECTION)
+    rows = [row for row in section.rows() if isinstance(row, FallbackRow)] if isinstance(section, Table) else []
+    return Measurements(
+        collectives=tuple(collector.collectives),
+        ranks=() if metadata is None else tuple(metadata.ranks),
+        findings=() if report is None else paths_judged(findings_beside_speed(report.findings), rows),
+    )
 
 
 class CheckRankJob:

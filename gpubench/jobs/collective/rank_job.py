@@ -40,12 +40,18 @@ from gpubench.ports.listener import Listener
 
 
 class CollectiveRankJob:
-    """One rank's part in measuring a collective."""
+    """One rank's part in measuring a collective; rows go to `listener`, else to the launcher or the terminal."""
 
     def __init__(
-        self, group: mpi.MpiGroup, progress: RankProgress, plan: CollectivePlan, arguments: Sequence[str]
+        self,
+        group: mpi.MpiGroup,
+        progress: RankProgress,
+        plan: CollectivePlan,
+        arguments: Sequence[str],
+        listener: Listener[CollectiveRow] | None = None,
     ) -> None:
         self._group, self._progress, self._plan, self._arguments = group, progress, plan, arguments
+        self._given = listener
         self._settings = recorded_settings(os.environ)  # before NCCL's log is listened to, which sets variables
         self._own = group
         self._part: RankGroup | None = None
@@ -53,12 +59,12 @@ class CollectiveRankJob:
         self.identity, self._node_by_rank = own_identity(group)
 
     def run(self, channel: str | None) -> int:
-        """Measure, tell the launcher or the terminal, and return the exit code.
+        """Measure, tell the listener, and return the exit code.
 
         Raises AgreedError: the run cannot be, and every rank knows it.
         """
         agree(self._group, self._check_ranks)
-        listener = agree(self._group, lambda: self._listener(channel))
+        listener = agree(self._group, lambda: self._given or self._listener(channel))
         if self._plan.split is not None:
             self._join_group(self._plan.split)
         ranks_on_node = self._node_by_rank.count(self.identity.node)

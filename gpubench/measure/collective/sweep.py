@@ -141,12 +141,11 @@ class Sweep:
 
     def _launch(self, case: Case, buffer: int) -> Launch:
         start = buffer * case.layout.largest
-        send, receive = (
-            Region(memory, start * case.dtype.size_bytes) for memory in (self.buffers.send, self.buffers.receive)
-        )
+        ends = [(self.buffers.send, start), (self.buffers.receive, start)]
         if case.placement is Placement.IN_PLACE:
-            send = self._in_place(case, start, case.layout.in_place_send)
-            receive = self._in_place(case, start, case.layout.in_place_receive)
+            steps = case.layout.in_place_send, case.layout.in_place_receive
+            ends = [(self.buffers.receive, start + self.group.rank * step) for step in steps]
+        send, receive = (Region(memory, element * case.dtype.size_bytes) for memory, element in ends)
         call = Call(
             send=send,
             receive=receive,
@@ -158,9 +157,6 @@ class Sweep:
             ranks=self.group.size,
         )
         return self.request.collective.issue(self.backend.calls, call) if self.issue is None else self.issue(call)
-
-    def _in_place(self, case: Case, start: int, step: int) -> Region:
-        return Region(self.buffers.receive, (start + self.group.rank * step) * case.dtype.size_bytes)
 
     def _time(self, row: int, case: Case, launches: Sequence[Launch]) -> OwnTimes:
         """The times of this rank.
