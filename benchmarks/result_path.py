@@ -27,7 +27,7 @@ from gpubench.collectives.request import SweepRequest
 from gpubench.formats.registry import FORMATS
 from gpubench.formats.writer import Style, Target, Writer
 from gpubench.measure.collective.row_collector import Answer
-from gpubench.measure.collective.sweep import measure
+from gpubench.measure.collective.variants import SweepVariant, measure_variants
 from gpubench.model.results.report import COLLECTIVE_COLUMNS, CollectiveRow, Metadata
 from gpubench.model.terms.lateness import ClockOffset, EntryTimes
 from gpubench.model.terms.operation import DataType, Placement, ReduceOp
@@ -225,7 +225,8 @@ def run(ranks: int, rows: int, sampling: Sampling) -> Cost:
         outputs = Outputs(Path(folder))
         start = time.process_time()
         outputs.begin(metadata(identities, request))
-        report = measure(request, group, cast("Backend", NothingMoved()), identities, outputs)
+        own = SweepVariant(setting=None, backend=cast("Backend", NothingMoved()))
+        report = measure_variants(request, group, [own], identities, outputs)
         measured = time.process_time()
         outputs.end(report)
         end = time.process_time()

@@ -20,10 +20,8 @@ class AgreedError(Exception):
 def agree(group: Group, action: Callable[[], T], place: str = "") -> T:
     """The outcome of `action` on this rank, once it has succeeded on all.
 
-    `place` names this rank, for errors that may be one rank's own.
-
-    Raises:
-        AgreedError: on every rank, the error of the lowest rank on which it failed.
+    `place` names this rank, for errors that may be one rank's own. Raises AgreedError: on every rank, the error of the
+    lowest rank on which it failed.
     """
     outcome: T | None = None
     error: GpubenchError | None = None

@@ -1,16 +1,13 @@
 """Compare two sets of results, or the dated ones of a folder."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpubench.formats.delivery import delivering
 from gpubench.formats.presentation import Presentation
-from gpubench.formats.presenter import Presenter, terminal_style
 from gpubench.jobs.metadata import metadata_of
-from gpubench.jobs.outputs import check_writable
+from gpubench.jobs.outputs import presenting
 from gpubench.measure.compare.circumstances import describe_file
 from gpubench.measure.compare.history_report import SECTIONS_OF_HISTORY as SECTIONS_OF_HISTORY
 from gpubench.measure.compare.history_report import compare_history
@@ -49,19 +46,15 @@ class ComparePlan:
 def run(plan: ComparePlan, arguments: Sequence[str]) -> int:
     """Read both sides and show what differs; the exit code.
 
-    Raises:
-        GpubenchError: a file or folder cannot be read, a file is of another machine, or an output cannot be written.
+    Raises GpubenchError: a file or folder cannot be read, a file is of another machine, or an output cannot be written.
     """
-    shown = plan.presentation
     if plan.last is not None:
         list_results(plan.folder)
-    check_writable(shown.outputs)
-    presenter = Presenter(shown, terminal_style(shown, sys.stdout), progress=False)
-    with delivering(presenter):
+    with presenting(plan.presentation) as presenter:
         sides, report = _of_files(plan) if plan.last is None else _of_folder(plan, plan.last)
         presenter.begin(_metadata(plan, arguments, sides), ())
         presenter.end(report)
-    return shown.exit_code(report.verdict)
+    return plan.presentation.exit_code(report.verdict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpubench.formats.delivery import delivering
 from gpubench.formats.presentation import Presentation
-from gpubench.formats.presenter import Presenter, terminal_style
 from gpubench.hardware.timing.clock import no_garbage_collection
 from gpubench.jobs.metadata import metadata_of
-from gpubench.jobs.outputs import check_writable
+from gpubench.jobs.outputs import presenting
 from gpubench.measure.explain.report import SECTIONS as SECTIONS
 from gpubench.measure.explain.report import explain
 from gpubench.model.paths.nccl_log import LogFacts
@@ -34,14 +32,10 @@ class ExplainPlan:
 def run(plan: ExplainPlan, arguments: Sequence[str]) -> int:
     """Read the logs and show what they say; the exit code.
 
-    Raises:
-        GpubenchError: a log cannot be read, or an output cannot be written.
+    Raises GpubenchError: a log cannot be read, or an output cannot be written.
     """
-    shown = plan.presentation
-    check_writable(shown.outputs)
-    presenter = Presenter(shown, terminal_style(shown, sys.stdout), progress=False)
     # Nothing here makes reference cycles, and looking for them among a million pairs takes a sixth of the time.
-    with delivering(presenter), no_garbage_collection():
+    with presenting(plan.presentation) as presenter, no_garbage_collection():
         reader = NcclLogReader()
         files = read_logs(plan.logs, reader, sys.stdin.buffer)
         facts = reader.facts()
@@ -77,7 +71,6 @@ def _metadata(plan: ExplainPlan, arguments: Sequence[str], facts: LogFacts, file
 
 
 def _names(logs: Sequence[str]) -> list[str]:
-    """The first few of many."""
     names = ["standard input" if log == STDIN else log for log in logs]
     more = len(names) - _MOST_NAMES
     return names[:_MOST_NAMES] + ([f"{more} more"] if more > 0 else [])

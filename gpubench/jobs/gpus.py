@@ -17,8 +17,7 @@ def open_gpu(
 ) -> tuple[cuda.CudaDevice, RankIdentity]:
     """The GPU for this rank, and the rank with it, once every rank has one of its own.
 
-    Raises:
-        AgreedError: a rank gets no GPU, or two the same.
+    Raises AgreedError: a rank gets no GPU, or two the same.
     """
     device = agree(
         group,

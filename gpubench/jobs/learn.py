@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpubench.errors import UsageError
-from gpubench.model.profiles.learning import LearningSample, learn, samples_of
+from gpubench.model.profiles.learning import learn, samples_of
 from gpubench.model.profiles.profile import Expected, Profile
 from gpubench.model.profiles.rules import check_expected
 from gpubench.model.results.result_file import ResultFile
@@ -27,9 +27,8 @@ def learned(
 ) -> tuple[str, list[str]]:
     """The text of the profile, and what a person should know of it: outliers, how much was used.
 
-    Raises:
-        UsageError: a file that is no whole result of a healthy, measured machine; machines of several kinds; a profile
-            that cannot be right.
+    Raises UsageError: a file that is no whole result of a healthy, measured machine; machines of several kinds; a
+    profile that cannot be right.
     """
     files = [_healthy(path) for path in dict.fromkeys(results)]
     samples = [sample for file in files for sample in samples_of(file)]
@@ -45,7 +44,10 @@ def learned(
     started = sorted((file.circumstances.started_at or "")[:10] for file in files)
     text = f"{files[0].circumstances.tool}, {counted(len(files), 'result')}, {started[0]} to {started[-1]}"
     bare = replace(machine, name=name, title=f"{machine.title}, learned", sources={_SOURCE: text}, sha256="")
-    expected, refused = _believable(bare, [_shortened(each, machine.match.visible) for each in found.expected])
+    # All GPUs of the machine are what a value is for where it says nothing.
+    visible = machine.match.visible
+    values = [replace(each, gpus=None) if each.gpus == visible else each for each in found.expected]
+    expected, refused = _believable(bare, values)
     if not expected:
         raise UsageError(
             "no figure of the results can be right",
@@ -58,7 +60,11 @@ def learned(
     notes = [
         f"{counted(len(samples), 'figure')} of {counted(len(files), 'result')} became {counted(len(expected), 'value')}"
     ]
-    return written, [*notes, *(_outlier(each) for each in found.outliers), *refused]
+    far = (
+        f"left out: {each.key.quantity} {each.value:.4g}, {each.subject} of {each.file}: far from the median"
+        for each in found.outliers
+    )
+    return written, [*notes, *far, *refused]
 
 
 def _believable(profile: Profile, expected: Sequence[Expected]) -> tuple[list[Expected], list[str]]:
@@ -75,20 +81,10 @@ def _believable(profile: Profile, expected: Sequence[Expected]) -> tuple[list[Ex
     return kept, refused
 
 
-def _shortened(expected: Expected, visible: int) -> Expected:
-    """All GPUs of the machine are what a value is for where it says nothing."""
-    return replace(expected, gpus=None) if expected.gpus == visible else expected
-
-
-def _outlier(sample: LearningSample) -> str:
-    return f"left out: {sample.key.quantity} {sample.value:.4g}, {sample.subject} of {sample.file}: far from the median"
-
-
 def _healthy(path: Path) -> ResultFile:
     """A result of gpubench.
 
-    Raises:
-        UsageError: it cannot be read, is another's, not whole, not measured, not healthy, or of a newer version.
+    Raises UsageError: it cannot be read, is another's, not whole, not measured, not healthy, or of a newer version.
     """
     file = read_results(path)
     if file.verdict is None:
@@ -115,8 +111,7 @@ def _healthy(path: Path) -> ResultFile:
 def _matching(files: Sequence[ResultFile], environment: Mapping[str, str]) -> Profile:
     """The profile whose machine the results are of.
 
-    Raises:
-        UsageError: none is, or they are of machines of several kinds.
+    Raises UsageError: none is, or they are of machines of several kinds.
     """
     kinds = {_gpus(file) for file in files}
     if len(kinds) > 1:

@@ -1,12 +1,25 @@
-"""Outputs are tried before anything is measured."""
+"""Outputs are tried before anything is measured, and then presented to."""
 
+import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from gpubench.errors import unwritable_output
-from gpubench.formats.presentation import Output
+from gpubench.formats.delivery import delivering
+from gpubench.formats.presentation import Output, Presentation
+from gpubench.formats.presenter import Presenter, terminal_style
 from gpubench.formats.registry import DATED
+
+
+@contextmanager
+def presenting(shown: Presentation, recording: Path | None = None) -> Iterator[Presenter]:
+    """A presenter on this process's stdout, without a progress bar, once all outputs are known to be writable."""
+    check_writable(shown.outputs, recording)
+    presenter = Presenter(shown, terminal_style(shown, sys.stdout), progress=False)
+    with delivering(presenter):
+        yield presenter
 
 
 def check_writable(outputs: Sequence[Output], recording: Path | None = None) -> None:

@@ -35,11 +35,9 @@ class RankJob(Protocol):
     @property
     def identity(self) -> RankIdentity:
         """The identity of this rank."""
-        ...
 
     def run(self, channel: str | None) -> int:
         """Do it; the exit code, the same on every rank. `channel` leads to the gpubench that launched this one."""
-        ...
 
 
 def run(make_job: Callable[[mpi.MpiGroup, RankProgress], RankJob], launched_by: LaunchedBy, timeout_s: float) -> int:
@@ -100,7 +98,6 @@ def own_identity(group: mpi.MpiGroup) -> tuple[RankIdentity, list[int]]:
 
 
 def _located(broken: BaseException, place: str) -> GpubenchError:
-    """The error with the rank that raised it."""
     if isinstance(broken, GpubenchError):
         broken.where = broken.where or place
         return broken

@@ -32,8 +32,7 @@ class Simulation:
 def simulation_of(text: str, faults: Sequence[str], seed: int) -> Simulation:
     """The simulated machine with this text, `hgx-h100-8*16`, and these faults, `node3.gpu5:nvlink=12`.
 
-    Raises:
-        UsageError: there is no such profile or fault.
+    Raises UsageError: there is no such profile or fault.
     """
     from gpubench.hardware.simulated.machine import parse_machine
     from gpubench.model.profiles.fault import parse_fault

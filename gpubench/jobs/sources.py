@@ -4,7 +4,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from gpubench.errors import UsageError
 from gpubench.hardware import recorded
@@ -23,23 +22,6 @@ from gpubench.readers.machines.registry import read_file
 
 SECONDS_TO_READ_A_NODE = 10.0
 """Of a node that is read beside a measurement, which goes on without its facts."""
-
-
-class Source(Protocol):
-    """A source of machines."""
-
-    @property
-    def text(self) -> str | None:
-        """The options that named it, None for the machine at hand."""
-        ...
-
-    def machines(self) -> Machines:
-        """Read them.
-
-        Raises:
-            GpubenchError: they cannot be read.
-        """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +89,10 @@ class FromFile:
         return Machines.of([read_file(self.path)], (), self.text)
 
 
+Source = Here | Simulated | Replayed | FromFile
+"""A source of machines; its `text` are the options that named it, None for the machine at hand."""
+
+
 def source_of(
     timeout_s: float, *, simulation: Simulation | None = None, replay: Path | None = None, file: Path | None = None
 ) -> Source:
@@ -138,11 +124,10 @@ def gathered(
     collected = group.collect((snapshots, process))
     if collected is None:
         return None
+    text = None if source is None else source.text
+    environment = recorded_settings(os.environ) if text is None else None
     nodes = [each for own, _ in collected for each in own]
-    processes = [facts for _, facts in collected]
-    if source is None or source.text is None:
-        return Machines.of(nodes, processes, None, recorded_settings(os.environ))
-    return Machines.of(nodes, processes, source.text)
+    return Machines.of(nodes, [facts for _, facts in collected], text, environment)
 
 
 def own_process(identity: RankIdentity) -> RankFacts:

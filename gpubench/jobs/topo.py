@@ -1,19 +1,17 @@
 """Show what machines are: take them from a source, or gather them from ranks, then examine and present them."""
 
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpubench.formats.delivery import delivering
 from gpubench.formats.presentation import Presentation
-from gpubench.formats.presenter import Presenter, rank_style, terminal_style
+from gpubench.formats.presenter import Presenter, rank_style
 from gpubench.hardware import recorded
 from gpubench.hardware.mpi import group as mpi
 from gpubench.jobs.agreement import agree
 from gpubench.jobs.machines import Machines
 from gpubench.jobs.metadata import metadata_of
-from gpubench.jobs.outputs import check_writable
+from gpubench.jobs.outputs import check_writable, presenting
 from gpubench.jobs.rank import own_identity
 from gpubench.jobs.recording import Recording
 from gpubench.jobs.sources import FromFile, Replayed, Simulated, Source, gathered, own_process
@@ -42,58 +40,37 @@ class TopoPlan:
 def run(plan: TopoPlan, arguments: Sequence[str]) -> int:
     """Show machines, alone or as one rank of a job; the exit code.
 
-    Raises:
-        GpubenchError: nothing can be read, or an output cannot be written.
+    Raises GpubenchError: nothing can be read, or an output cannot be written.
     """
     launch = launched_by(os.environ)
     if launch is None:
-        return run_alone(plan, arguments)
+        with presenting(plan.presentation, plan.recording.record) as presenter:
+            return _show(plan, arguments, plan.source.machines(), presenter)
     from gpubench.jobs import rank
 
     return rank.run(lambda group, _progress: TopoRankJob(group, plan, arguments), launch, plan.timeout_s)
-
-
-def run_alone(plan: TopoPlan, arguments: Sequence[str]) -> int:
-    """Read the machines and show them; the exit code.
-
-    Raises:
-        GpubenchError: nothing can be read, or an output cannot be written.
-    """
-    shown = plan.presentation
-    presenter = Presenter(shown, terminal_style(shown, sys.stdout), progress=False)
-    check_writable(shown.outputs, plan.recording.record)
-    with delivering(presenter):
-        return _show(plan, arguments, plan.source.machines(), presenter)
 
 
 class TopoRankJob:
     """One rank's part in showing a cluster: the first rank of every node reads it, the first of all shows them."""
 
     def __init__(self, group: mpi.MpiGroup, plan: TopoPlan, arguments: Sequence[str]) -> None:
-        self._group = group
-        self._plan = plan
-        self._arguments = arguments
+        self._group, self._plan, self._arguments = group, plan, arguments
         self.identity, _ = own_identity(group)
 
     def run(self, channel: str | None) -> int:  # noqa: ARG002 - topo never launches itself
         """Read, gather, show, and return the exit code.
 
-        Raises:
-            AgreedError: a rank cannot do its part, and every rank knows it.
+        Raises AgreedError: a rank cannot do its part, and every rank knows it.
         """
-        group, plan = self._group, self._plan
-        agree(group, self._prepare)
+        group, plan, shown = self._group, self._plan, self._plan.presentation
+        agree(group, lambda: check_writable(shown.outputs, plan.recording.record) if group.rank == 0 else None)
         snapshots = agree(group, self._own_snapshots, place=str(self.identity))
         machines = gathered(group, snapshots, own_process(self.identity), plan.source)
         code = None
         if machines is not None:
-            presenter = Presenter(plan.presentation, rank_style(plan.presentation), progress=False)
-            code = _show(plan, self._arguments, machines, presenter)
+            code = _show(plan, self._arguments, machines, Presenter(shown, rank_style(shown), progress=False))
         return group.broadcast(code)
-
-    def _prepare(self) -> None:
-        if self._group.rank == 0:
-            check_writable(self._plan.presentation.outputs, self._plan.recording.record)
 
     def _own_snapshots(self) -> list[Snapshot]:
         """Of files and simulations the first rank of all brings every node, else the first of each node its own."""

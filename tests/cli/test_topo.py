@@ -157,7 +157,7 @@ def test_a_real_stage_that_hangs_is_an_error_within_the_timeout(monkeypatch: pyt
         return real({**commands, "nvml": [sys.executable, "-c", "import time; time.sleep(600)"]}, environment, 3.0)
 
     monkeypatch.setattr("gpubench.hardware.node.probe.run_stages", hanging)
-    assert topo_job.run_alone(options_from(TopoOptions, {"timeout": 7.0}).plan(), ["topo"]) == 3
+    assert topo_job.run(options_from(TopoOptions, {"timeout": 7.0}).plan(), ["topo"]) == 3
     assert asked == [7.0]
     assert "driver-silent" in capsys.readouterr().out
 

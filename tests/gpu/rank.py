@@ -15,13 +15,13 @@ from gpubench.hardware.mpi import group as mpi
 from gpubench.hardware.nccl.backend import NcclBackend, NcclLibrary
 from gpubench.hardware.node.nvml.library import read_driver
 from gpubench.jobs.listeners import NullListener
-from gpubench.measure.collective.sweep import measure
 from gpubench.model.facts.launched_by import launched_by
 from gpubench.model.terms.allocator import Allocator
 from gpubench.model.terms.operation import DataType, Placement, ReduceOp
 from gpubench.model.terms.rank_identity import RankIdentity
 from gpubench.model.terms.sampling import Sampling
 from tests.fakes import faults
+from tests.fakes.one_variant import measure
 
 if TYPE_CHECKING:
     from gpubench.ports.backend import Backend

@@ -10,11 +10,11 @@ from gpubench.collectives.request import SweepRequest
 from gpubench.hardware.mpi import group as mpi
 from gpubench.hardware.mpi import host
 from gpubench.jobs.listeners import NullListener
-from gpubench.measure.collective.sweep import measure
 from gpubench.model.facts.launched_by import LaunchedBy
 from gpubench.model.terms.operation import DataType, Placement, ReduceOp
 from gpubench.model.terms.rank_identity import RankIdentity
 from gpubench.model.terms.sampling import Sampling
+from tests.fakes.one_variant import measure
 
 
 def main(most_elements: int, sizes: tuple[int, ...]) -> None:

@@ -41,9 +41,7 @@ class ChildCommands:
     """Measures one host by gpubench's own commands, each a process of its own that has `timeout_s` seconds."""
 
     def __init__(self, nodes: Sequence[Topology], depth: Depth, timeout_s: float) -> None:
-        self._nodes = nodes
-        self._depth = depth
-        self._timeout_s = timeout_s
+        self._nodes, self._depth, self._timeout_s = nodes, depth, timeout_s
         self.alone = "one GPU: it has nobody to talk to" if len(nodes[0].gpus) == 1 else ""
 
     def copies(self) -> Measurements:
@@ -66,8 +64,7 @@ class ChildCommands:
     def collective(self, collective: Collective, sizes: Sequence[int], attempt: int) -> Measurements:  # noqa: ARG002
         """By the command of that name, over all GPUs of this host, or two CPU ranks where there is none.
 
-        Raises:
-            CouldNotMeasureError: it does not end in time, or without a whole report.
+        Raises CouldNotMeasureError: it does not end in time, or without a whole report.
         """
         given = ["--sizes", ",".join(map(str, sizes)), "--out-of-place"]
         return of_collective(_document([collective.name, *given], self._timeout_s))
@@ -96,8 +93,7 @@ def measured_memory(group: Group, nodes: Sequence[Topology], node: int | None) -
 def _document(arguments: Sequence[str], timeout_s: float) -> Mapping[str, Any]:
     """The JSON document of a command of gpubench.
 
-    Raises:
-        CouldNotMeasureError: it does not end in time, or ends without a whole report.
+    Raises CouldNotMeasureError: it does not end in time, or ends without a whole report.
     """
     name = f"gpubench {arguments[0]}"
     command = module_command("gpubench", *arguments, "--format", "json", "--no-progress")
@@ -111,11 +107,10 @@ def _document(arguments: Sequence[str], timeout_s: float) -> Mapping[str, Any]:
     ) as child:
         try:
             output, said = child.communicate(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
+        except BaseException as broken:
             _end(child)
-            raise CouldNotMeasureError(f"{name} did not end within {timeout_s:g} s") from None
-        except BaseException:
-            _end(child)
+            if isinstance(broken, subprocess.TimeoutExpired):
+                raise CouldNotMeasureError(f"{name} did not end within {timeout_s:g} s") from None
             raise
     try:
         document: Mapping[str, Any] = json.loads(output)

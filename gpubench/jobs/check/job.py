@@ -1,18 +1,15 @@
 """Check machines: as one process the one at hand, simulated or recorded ones; as ranks the nodes of a job."""
 
 import os
-import sys
 from collections.abc import Sequence
 
-from gpubench.formats.delivery import delivering
-from gpubench.formats.presenter import Presenter, terminal_style
 from gpubench.hardware.node.probe import watch_errors
 from gpubench.jobs.check.child_commands import ChildCommands
 from gpubench.jobs.check.judging import deliver, matches_of, recorded_measurements
-from gpubench.jobs.check.measuring import measured
+from gpubench.jobs.check.measuring import CheckMeasurer, measured
 from gpubench.jobs.check.plan import NAME, CheckPlan, Depth
 from gpubench.jobs.machines import Machines
-from gpubench.jobs.outputs import check_writable
+from gpubench.jobs.outputs import presenting
 from gpubench.jobs.sources import Replayed, Simulated, refuse_under_launcher
 from gpubench.measure.check.health import SECTIONS as SECTIONS
 from gpubench.model.facts.launched_by import launched_by
@@ -23,8 +20,7 @@ from gpubench.model.results.measurements import Measurements
 def run(plan: CheckPlan, arguments: Sequence[str]) -> int:
     """Check, alone or as one rank of a job; the exit code.
 
-    Raises:
-        GpubenchError: nothing can be checked, or an output cannot be written.
+    Raises GpubenchError: nothing can be checked, or an output cannot be written.
     """
     launch = launched_by(os.environ)
     refuse_under_launcher(NAME, plan.source, launch)
@@ -39,13 +35,9 @@ def run(plan: CheckPlan, arguments: Sequence[str]) -> int:
 def run_alone(plan: CheckPlan, arguments: Sequence[str]) -> int:
     """Check the machines of the plan's source; the exit code.
 
-    Raises:
-        GpubenchError: no GPU where none was said to be, a broken profile, or an output that cannot be written.
+    Raises GpubenchError: no GPU where none was said to be, a broken profile, or an output that cannot be written.
     """
-    shown = plan.presentation
-    check_writable(shown.outputs, plan.recording.record)
-    presenter = Presenter(shown, terminal_style(shown, sys.stdout), progress=False)
-    with delivering(presenter):
+    with presenting(plan.presentation, plan.recording.record) as presenter:
         machines = plan.source.machines()
         matches = matches_of(plan, machines)
         measurements = _measured(plan, machines, None if matches[0] is None else matches[0].profile)
@@ -59,10 +51,9 @@ def _measured(plan: CheckPlan, machines: Machines, profile: Profile | None) -> M
     source = plan.source
     if isinstance(source, Replayed):
         return recorded_measurements(source.directory)
+    by: CheckMeasurer = ChildCommands(machines.nodes, plan.depth, plan.timeout_s)
     if isinstance(source, Simulated):
         from gpubench.jobs.check.simulated import SimulatedMeasurer
 
-        return measured(
-            plan.depth, machines.nodes, profile, SimulatedMeasurer(source.simulation, machines.nodes, plan.depth)
-        )
-    return measured(plan.depth, machines.nodes, profile, ChildCommands(machines.nodes, plan.depth, plan.timeout_s))
+        by = SimulatedMeasurer(source.simulation, machines.nodes, plan.depth)
+    return measured(plan.depth, machines.nodes, profile, by)

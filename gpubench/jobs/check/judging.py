@@ -80,8 +80,7 @@ def deliver(
 def recorded_measurements(directory: Path) -> Measurements:
     """The measurements of a recorded check; of another command's recording nothing.
 
-    Raises:
-        UsageError: the file cannot be read, or is none that a check wrote.
+    Raises UsageError: the file cannot be read, or is none that a check wrote.
     """
     if not (directory / FILE).exists():
         reason = "the recording is of another command than check"

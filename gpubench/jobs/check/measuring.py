@@ -26,19 +26,15 @@ class CheckMeasurer(Protocol):
     @property
     def alone(self) -> str:
         """The reason why no collective can be measured, as with a single GPU; else empty."""
-        ...
 
     def copies(self) -> Measurements:
         """Copies between the GPUs of every node, and with host memory; copies within host memory."""
-        ...
 
     def collective(self, collective: Collective, sizes: Sequence[int], attempt: int) -> Measurements:
         """A collective over all GPUs, or over CPU ranks where there are none.
 
-        Raises:
-            CouldNotMeasureError: it has no whole report.
+        Raises CouldNotMeasureError: it has no whole report.
         """
-        ...
 
 
 def measured(depth: Depth, nodes: Sequence[Topology], profile: Profile | None, by: CheckMeasurer) -> Measurements:

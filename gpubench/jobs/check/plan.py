@@ -21,7 +21,6 @@ GPU_SIZES = (SMALL_BYTES, LARGE_BYTES, HUGE_BYTES)
 HOST_SIZES = (SMALL_BYTES, 2**20, 16 * 2**20)
 """The same for CPU ranks, which move their data with CPUs."""
 
-DEFAULT_TIMEOUT_S = 120.0
 FACTS_TIMEOUT_S = 20.0
 """What answers later than this hangs; a prolog has no more time."""
 

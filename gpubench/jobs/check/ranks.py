@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from gpubench.collectives.record import Collective
 from gpubench.collectives.request import SweepRequest
@@ -17,128 +18,87 @@ from gpubench.jobs.check.plan import CheckPlan, Depth
 from gpubench.jobs.collective.plan import CollectivePlan
 from gpubench.jobs.collective.rank_job import CollectiveRankJob
 from gpubench.jobs.listeners import NullListener, ReportCollector
-from gpubench.jobs.machines import Machines
 from gpubench.jobs.outputs import check_writable
 from gpubench.jobs.rank import own_identity
 from gpubench.jobs.sources import gathered, own_process
 from gpubench.measure.check.documents import findings_beside_speed, of_node, paths_judged, together
-from gpubench.model.facts.snapshot import Snapshot
+from gpubench.model.paths.topology import Topology
 from gpubench.model.results.measurements import Measurements
-from gpubench.model.results.report import CollectiveRow, Report
 from gpubench.model.results.rows.evidence import FALLBACK_SECTION, FallbackRow
 from gpubench.model.terms.rank_identity import RankIdentity
-from gpubench.model.terms.verdict import Finding
-from gpubench.ports.listener import Listener
 
 
-class _PartOfCheck(CollectiveRankJob):
-    """A collective whose rows go to the check, and to no terminal."""
-
-    def __init__(
-        self, group: mpi.MpiGroup, progress: RankProgress, plan: CollectivePlan, listener: Listener[CollectiveRow]
-    ) -> None:
-        super().__init__(group, progress, plan, ())
-        self._collector = listener
-
-    def _listener(self, channel: str | None) -> Listener[CollectiveRow]:  # noqa: ARG002 - a check has no channel
-        return self._collector
-
-
+@dataclass(frozen=True)
 class RankMeasurer:
     """Measures a job: copies by the first rank of every node, collectives by all ranks; every rank has to call it."""
 
     alone = ""
-
-    def __init__(
-        self,
-        group: mpi.MpiGroup,
-        progress: RankProgress,
-        identity: RankIdentity,
-        machines: Machines,
-        plan: CheckPlan,
-    ) -> None:
-        self._group = group
-        self._progress = progress
-        self._identity = identity
-        self._nodes = machines.nodes
-        self._plan = plan
+    group: mpi.MpiGroup
+    progress: RankProgress
+    identity: RankIdentity
+    nodes: Sequence[Topology]
+    plan: CheckPlan
 
     def copies(self) -> Measurements:
         """On every node at the same time, by a process of its own, while the other ranks wait without a context."""
-        identity, own = self._identity, None
-        memory = measured_memory(self._group, self._nodes, identity.node if identity.local_rank == 0 else None)
+        identity, own = self.identity, None
+        memory = measured_memory(self.group, self.nodes, identity.node if identity.local_rank == 0 else None)
         if identity.local_rank == 0:
-            node = self._nodes[identity.node]
-            commands = ChildCommands([node], self._plan.depth, self._plan.timeout_s)
+            node = self.nodes[identity.node]
+            commands = ChildCommands([node], self.plan.depth, self.plan.timeout_s)
             own = of_node(commands.peer_and_host_copies(), node.snapshot.host)
-        return together([memory, *(part for part in self._group.gather(own) if part is not None)])
+        return together([memory, *(part for part in self.group.gather(own) if part is not None)])
 
     def collective(self, collective: Collective, sizes: Sequence[int], attempt: int) -> Measurements:  # noqa: ARG002
-        """Over all ranks of the job.
-
-        Raises:
-            GpubenchError: on every rank, where the collective cannot be.
-        """
-        collector = ReportCollector() if self._group.rank == 0 else NullListener()
+        """Over all ranks of the job. Raises GpubenchError: on every rank, where the collective cannot be."""
+        collector = ReportCollector() if self.group.rank == 0 else NullListener()
         plan = CollectivePlan(request=SweepRequest(collective=collective, sizes=tuple(sizes)))
         try:
-            _PartOfCheck(self._group, self._progress, plan, collector).run(None)
+            CollectiveRankJob(self.group, self.progress, plan, (), collector).run(None)
         except AgreedError as agreed:
             raise agreed.error from agreed
-        return self._group.broadcast(_measurements(collector) if isinstance(collector, ReportCollector) else None)
+        return self.group.broadcast(_measurements(collector) if isinstance(collector, ReportCollector) else None)
 
 
 def _measurements(collector: ReportCollector) -> Measurements:
-    ranks = () if collector.metadata is None else tuple(collector.metadata.ranks)
-    findings = () if collector.report is None else _paths_judged(collector.report)
-    return Measurements(collectives=tuple(collector.collectives), ranks=ranks, findings=findings)
-
-
-def _paths_judged(report: Report) -> tuple[Finding, ...]:
-    return paths_judged(findings_beside_speed(report.findings), report.rows(FALLBACK_SECTION, FallbackRow))
+    metadata, report = collector.metadata, collector.report
+    rows = () if report is None else report.rows(FALLBACK_SECTION, FallbackRow)
+    return Measurements(
+        collectives=tuple(collector.collectives),
+        ranks=() if metadata is None else tuple(metadata.ranks),
+        findings=() if report is None else paths_judged(findings_beside_speed(report.findings), rows),
+    )
 
 
 class CheckRankJob:
     """One rank's part in checking a cluster: the first rank of every node measures it, the first of all judges."""
 
     def __init__(self, group: mpi.MpiGroup, progress: RankProgress, plan: CheckPlan, arguments: Sequence[str]) -> None:
-        self._group = group
-        self._progress = progress
-        self._plan = plan
-        self._arguments = arguments
+        self._group, self._progress, self._plan, self._arguments = group, progress, plan, arguments
         self.identity, _ = own_identity(group)
 
     def run(self, channel: str | None) -> int:  # noqa: ARG002 - check never launches itself
         """Read, measure, gather, judge, and return the exit code.
 
-        Raises:
-            AgreedError: a rank cannot do its part, and every rank knows it.
+        Raises AgreedError: a rank cannot do its part, and every rank knows it.
         """
-        group, plan = self._group, self._plan
-        agree(group, self._prepare)
-        own = agree(group, self._own_snapshots, place=str(self.identity))
+        group, plan, shown = self._group, self._plan, self._plan.presentation
+        agree(group, lambda: check_writable(shown.outputs, plan.recording.record) if group.rank == 0 else None)
+        # The first rank of a node reads it, before any rank puts something on its GPUs.
+        seconds, is_first = plan.facts_timeout_s, self.identity.local_rank == 0
+        place = str(self.identity)
+        own = agree(group, lambda: [probe(seconds, os.environ)] if is_first else [], place=place)
         machines = group.broadcast(gathered(group, own, own_process(self.identity)))
         matches = agree(group, lambda: matches_of(plan, machines))
         profile = None if matches[0] is None else matches[0].profile
-        by = RankMeasurer(group, self._progress, self.identity, machines, plan)
+        by = RankMeasurer(group, self._progress, self.identity, machines.nodes, plan)
         measurements = measured(plan.depth, machines.nodes, profile, by)
         if plan.depth is not Depth.QUICK:
-            watched = group.gather([self._watched(machines)] if own else [])
+            before = machines.snapshots[self.identity.node]
+            watched = group.gather([watch_errors(before, seconds, os.environ)] if is_first else [])
             machines = machines.with_snapshots([each for node in watched for each in node])
         code = None
         if group.rank == 0:
-            presenter = Presenter(plan.presentation, rank_style(plan.presentation), progress=False)
+            presenter = Presenter(shown, rank_style(shown), progress=False)
             code = deliver(plan, self._arguments, machines, matches, measurements, presenter)
         return group.broadcast(code)
-
-    def _prepare(self) -> None:
-        if self._group.rank == 0:
-            check_writable(self._plan.presentation.outputs, self._plan.recording.record)
-
-    def _own_snapshots(self) -> list[Snapshot]:
-        """The first rank of a node reads it, before any rank puts something on its GPUs."""
-        return [probe(self._plan.facts_timeout_s, os.environ)] if self.identity.local_rank == 0 else []
-
-    def _watched(self, machines: Machines) -> Snapshot:
-        """This rank's node with the errors that its devices counted while it was measured."""
-        return watch_errors(machines.snapshots[self.identity.node], self._plan.facts_timeout_s, os.environ)

@@ -33,9 +33,7 @@ class SimulatedMeasurer:
         self, simulation: Simulation, nodes: Sequence[Topology], depth: Depth, noise: float | None = None
     ) -> None:
         self._machine, self._faults, self._seed = simulation.machine, simulation.faults, simulation.seed
-        self._nodes = nodes
-        self._depth = depth
-        self._noise = noise
+        self._nodes, self._depth, self._noise = nodes, depth, noise
         self._times = CollectiveTimes(self._machine, self._faults, self._seed, noise=noise)
         self._ranks = self._times.gpus * self._machine.nodes
         self.alone = "one GPU: it has nobody to talk to" if self._ranks < 2 else ""
@@ -49,8 +47,7 @@ class SimulatedMeasurer:
     def collective(self, collective: Collective, sizes: Sequence[int], attempt: int) -> Measurements:
         """A collective over all GPUs.
 
-        Raises:
-            CouldNotMeasureError: a node's driver does not answer, or a fault leaves nothing to simulate.
+        Raises CouldNotMeasureError: a node's driver does not answer, or a fault leaves nothing to simulate.
         """
         if any(node.snapshot.failures or node.snapshot.driver.absent for node in self._nodes):
             raise CouldNotMeasureError("a node's driver does not answer")

@@ -11,8 +11,7 @@ from gpubench.model.facts.launched_by import launched_by
 def run(plan: CollectivePlan, arguments: Sequence[str]) -> int:
     """The exit code.
 
-    Raises:
-        GpubenchError: nothing can be measured, the measurement broke, or an output cannot be written.
+    Raises GpubenchError: nothing can be measured, the measurement broke, or an output cannot be written.
     """
     launch, source = launched_by(os.environ), plan.source
     refuse_under_launcher(plan.collective.name, source, launch)

@@ -42,48 +42,46 @@ count from their own start, name the rank that is missing, and so have to come f
 _SECONDS_TO_FINALIZE = 30.0
 
 
-def run(options: CollectivePlan, arguments: Sequence[str]) -> int:
+def run(plan: CollectivePlan, arguments: Sequence[str]) -> int:
     """Relaunch `arguments` as ranks on this host and present what they measure; the exit code.
 
-    Raises:
-        GpubenchError: nothing can be measured, or the measurement broke; what was measured has been written.
+    Raises GpubenchError: nothing can be measured, or the measurement broke; what was measured has been written.
     """
     driver = read_driver(os.environ)
-    ranks = choose_ranks(options, driver)
-    shown = options.presentation
-    check_writable(shown.outputs, options.recording.record)
+    ranks = choose_ranks(plan, driver)
+    shown = plan.presentation
+    check_writable(shown.outputs, plan.recording.record)
     mpirun = launcher.find_launcher()
     shows_progress = shown.show_progress and sys.stderr.isatty()
     presenter = Presenter(shown, terminal_style(shown, sys.stdout), progress=shows_progress)
-    if options.backend is None and driver.hidden_gpus():
+    if plan.backend is None and driver.hidden_gpus():
         presenter.note(f"no GPU is measured: {driver.hidden_gpus()}")
     with channel.ChannelReceiver() as ranks_channel, delivering(presenter):
-        write_plan(ranks_channel.path, options, arguments)
+        write_plan(ranks_channel.path, plan, arguments)
         environment = mpirun.environment(os.environ, ranks_channel.path)
         job = launcher.start(mpirun.command(ranks, arguments), environment)
-        ranks_channel.expect_end(limit_seconds(Phase.LAUNCH, options.timeout_s) + _SECONDS_FOR_PYTHON)
+        ranks_channel.expect_end(limit_seconds(Phase.LAUNCH, plan.timeout_s) + _SECONDS_FOR_PYTHON)
         try:
             return _LaunchedJob(presenter, shown, job).listen(ranks_channel)
         finally:
             launcher.stop(job)
 
 
-def choose_ranks(options: CollectivePlan, driver: Driver) -> int:
+def choose_ranks(plan: CollectivePlan, driver: Driver) -> int:
     """The number of ranks to launch: one for each visible GPU, two where there is none.
 
-    Raises:
-        GpubenchError: no GPU or no CuPy for the nccl backend, more ranks than GPUs, a root that is no rank.
+    Raises GpubenchError: no GPU or no CuPy for the nccl backend, more ranks than GPUs, a root that is no rank.
     """
-    ranks = options.ranks or driver.visible or HOST_RANKS
-    if options.backend == "nccl" or (options.backend is None and driver.visible):
+    ranks = plan.ranks or driver.visible or HOST_RANKS
+    if plan.backend == "nccl" or (plan.backend is None and driver.visible):
         if not driver.visible:
             raise no_gpu(driver.hidden_gpus() or driver.absent or "the driver finds none on this host")
         check_installed(driver)
         if ranks > driver.visible:
             raise more_ranks_than_gpus(ranks, driver.visible, host_name())
     else:
-        options.refuse_gpu_options("this host shows none")
-    check_root(options.collective, options.request.root, ranks)
+        plan.refuse_gpu_options("this host shows none")
+    check_root(plan.collective, plan.request.root, ranks)
     return ranks
 
 
@@ -91,9 +89,7 @@ class _LaunchedJob:
     """A launched job and what its ranks have reported so far."""
 
     def __init__(self, presenter: Presenter, shown: Presentation, job: "Popen[bytes]") -> None:
-        self._presenter = presenter
-        self._shown = shown
-        self._job = job
+        self._presenter, self._shown, self._job = presenter, shown, job
         self._error: GpubenchError | None = None
         self._ranks_spoke = False
         self._lost: list[LostRank] = []

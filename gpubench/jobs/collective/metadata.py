@@ -1,14 +1,34 @@
 """The metadata of a collective: one builder for runs that are measured, simulated or replayed."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from gpubench.collectives.record import Collective
 from gpubench.collectives.request import SweepRequest
+from gpubench.jobs.collective.plan import CollectivePlan
 from gpubench.jobs.metadata import metadata_of
-from gpubench.measure.collective.recording import RecordedCollective
+from gpubench.measure.collective.recording import VERSION, RecordedCollective, RunOptions
 from gpubench.model.results.report import Metadata
 from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.sampling import AUTO, Sampling
+
+
+def recorded_collective(
+    plan: CollectivePlan, request: SweepRequest, *, settings: Sequence[str] = (), split: str | None = None, **known: Any
+) -> RecordedCollective:
+    """The first line of a recording, of which the metadata are made too; `known` are further fields of it."""
+    options = RunOptions(
+        allocator=plan.allocator.value,
+        timeout_s=plan.timeout_s,
+        evidence=plan.evidence,
+        strict=plan.strict,
+        settings=tuple(settings),
+        split=split,
+    )
+    collective = request.collective.name
+    return RecordedCollective(
+        schema_version=VERSION, collective=collective, asked=request.asked, options=options, **known
+    )
 
 
 def describe_sampling(sampling: Sampling) -> dict[str, object]:

@@ -20,7 +20,7 @@ from gpubench.jobs.collective.plan import CollectivePlan, check_unset
 from gpubench.jobs.gpus import open_gpu
 from gpubench.jobs.machines import Machines
 from gpubench.jobs.sources import SECONDS_TO_READ_A_NODE, gathered, own_process
-from gpubench.measure.collective.observers import ReadCondition, no_gpu_to_read
+from gpubench.measure.collective.observers import ReadCondition
 from gpubench.model.paths.evidence import EvidenceUse
 from gpubench.model.terms.hang import Phase
 from gpubench.model.terms.rank_identity import RankIdentity
@@ -50,7 +50,7 @@ class Opened:
     machines: Callable[[], Machines | None]
     library: NcclLibrary | None = None
     path_watch: PathWatch | None = None
-    read_condition: ReadCondition = no_gpu_to_read
+    read_condition: ReadCondition = lambda: None
 
 
 def open_backend(rank: Rank, plan: CollectivePlan, stack: ExitStack) -> Opened:
@@ -76,11 +76,7 @@ def open_kind(
     device: CudaDevice | None = None,
     library: NcclLibrary | None = None,
 ) -> MultiGroupBackend:
-    """A backend on this rank.
-
-    Raises:
-        AgreedError: it cannot reduce a type that was asked for.
-    """
+    """A backend on this rank. Raises AgreedError: it cannot reduce a type that was asked for."""
     request = plan.request
     ops = request.ops if request.collective.reduces else None
     agree(rank.group, lambda: kind.check_types(request.dtypes, ops))

@@ -14,10 +14,11 @@ from gpubench.hardware.nccl.debug_log import NcclLog, ResettableLog
 from gpubench.hardware.node.nvml.link_counters import NvmlCounters
 from gpubench.hardware.node.probe import Probe
 from gpubench.hardware.process.nccl_settings import nccl_settings, refusals
+from gpubench.jobs.collective.variants import NcclErrors
 from gpubench.jobs.machines import Machines
 from gpubench.jobs.sources import SECONDS_TO_READ_A_NODE, own_process
-from gpubench.measure.collective.path_observer import ObservationSources, PathObserver
-from gpubench.measure.collective.recorded_log import RecordedLog
+from gpubench.measure.collective.observers import ObservationSources, PathObserver
+from gpubench.measure.collective.recording import RecordedLog
 from gpubench.measure.paths.diagnosis import first_cause
 from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.facts.snapshot import Snapshot
@@ -34,17 +35,8 @@ _MOST_SECONDS = 8.0
 """A refusal is met by both ranks of a pair, and by all ranks where all are refused: one is enough to say so."""
 
 
-class LoggingLibrary(ResettableLog, Protocol):
+class LoggingLibrary(ResettableLog, NcclErrors, Protocol):
     """An NCCL library whose log and errors are read."""
-
-    @property
-    def error(self) -> type[Exception]:
-        """The exception that a failed call of NCCL's raises."""
-        ...
-
-    def last_error(self) -> str:
-        """The text of its last warning."""
-        ...
 
 
 class _Known(NamedTuple):
@@ -63,9 +55,7 @@ class PathWatch:
     """
 
     def __init__(self, group: Group, identity: RankIdentity, *, strict: bool, keeps_log: bool = False) -> None:
-        self._group = group
-        self._strict = strict
-        self._keeps_log = keeps_log
+        self._group, self._strict, self._keeps_log = group, strict, keeps_log
         self._kept: RecordedLog | None = None
         self._settings = nccl_settings(os.environ)
         self._facts = own_process(identity)
@@ -124,8 +114,7 @@ class PathWatch:
     def naming_refusals(self, library: LoggingLibrary) -> Iterator[None]:
         """Turn NCCL's error 'no transport found' into one that names the two ranks and the cause.
 
-        Raises:
-            GpubenchError: with exit code 1 where that was to be found out, else 3.
+        Raises GpubenchError: with exit code 1 where that was to be found out, else 3.
         """
         try:
             yield
@@ -159,13 +148,9 @@ class PathWatch:
         return None if self._probe is None else self._probe.snapshot(SECONDS_TO_READ_A_NODE)
 
     def _topologies(self, snapshots: Sequence[Snapshot | None]) -> dict[int, Topology]:
-        firsts = [
-            (known.identity.node, snapshot)
-            for known, snapshot in zip(self._known, snapshots, strict=True)
-            if snapshot is not None
-        ]
-        named = with_own_names([snapshot for _, snapshot in firsts])
-        return {node: Topology(snapshot) for (node, _), snapshot in zip(firsts, named, strict=True)}
+        ends = zip(self._known, snapshots, strict=True)
+        firsts = {known.identity.node: snapshot for known, snapshot in ends if snapshot is not None}
+        return dict(zip(firsts, map(Topology, with_own_names([*firsts.values()])), strict=True))
 
     def _circumstances(self, nodes: Mapping[int, Topology]) -> Circumstances:
         facts = [each.facts for each in self._known]

@@ -1,7 +1,7 @@
 """The plan of a collective: sizes, types, backend, variants, and how they are presented."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING
 
 from gpubench.errors import UsageError
@@ -76,14 +76,12 @@ def check_unset(variants: AskedVariants, settings: Mapping[str, str]) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CollectivePlan:
-    """The request, the backend, and the presentation of a collective.
+class RankOptions:
+    """The options of a rank beside its request, as plain data.
 
-    A request without sizes visits the backend's default sweep. `backend`, `ranks` and `nccl_library` are None where the
-    machine decides.
+    `backend`, `ranks` and `nccl_library` are None where the machine decides.
     """
 
-    request: "SweepRequest"
     backend: str | None = None
     nccl_library: str | None = None
     allocator: Allocator = Allocator.CUDA
@@ -93,9 +91,21 @@ class CollectivePlan:
     strict: bool = False
     split: str | None = None
     variants: AskedVariants = AskedVariants()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectivePlan(RankOptions):
+    """The request, its options, and their presentation; without sizes it visits the backend's default sweep."""
+
+    request: "SweepRequest"
     source: "Source" = field(default_factory=_here)
     recording: Recording = field(default_factory=Recording)
     presentation: Presentation = field(default_factory=Presentation)
+
+    @property
+    def rank_options(self) -> RankOptions:
+        """The options alone."""
+        return RankOptions(**{each.name: getattr(self, each.name) for each in fields(RankOptions)})
 
     @property
     def collective(self) -> "Collective":

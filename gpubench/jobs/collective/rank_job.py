@@ -13,7 +13,7 @@ from gpubench.hardware.mpi import group as mpi
 from gpubench.hardware.registry import backend_named
 from gpubench.hardware.watchdog.rank import RankProgress
 from gpubench.jobs.agreement import agree
-from gpubench.jobs.collective.metadata import collective_metadata
+from gpubench.jobs.collective.metadata import collective_metadata, recorded_collective
 from gpubench.jobs.collective.opening import Opened, Rank, open_backend, open_kind
 from gpubench.jobs.collective.plan import HOST, CollectivePlan
 from gpubench.jobs.collective.variants import VariantMaker
@@ -23,10 +23,10 @@ from gpubench.jobs.outputs import check_writable
 from gpubench.jobs.rank import own_identity
 from gpubench.measure.collective.observers import Observers
 from gpubench.measure.collective.path_evidence import unwatched
-from gpubench.measure.collective.recording import VERSION, RecordedCollective, RunOptions
+from gpubench.measure.collective.recording import RecordedCollective
 from gpubench.measure.collective.row_collector import NO_RECORDER, Recorder
 from gpubench.measure.collective.split_groups import GroupRows, InStep
-from gpubench.measure.collective.sweep import check_root, fitting_all, fitting_sizes, measure
+from gpubench.measure.collective.sweep import check_root, fitting_all, fitting_sizes
 from gpubench.measure.collective.variants import SweepVariant, measure_variants
 from gpubench.model.results.report import CollectiveRow, Report
 from gpubench.model.terms.hang import Phase
@@ -40,15 +40,18 @@ from gpubench.ports.listener import Listener
 
 
 class CollectiveRankJob:
-    """One rank's part in measuring a collective."""
+    """One rank's part in measuring a collective; rows go to `listener`, else to the launcher or the terminal."""
 
     def __init__(
-        self, group: mpi.MpiGroup, progress: RankProgress, plan: CollectivePlan, arguments: Sequence[str]
+        self,
+        group: mpi.MpiGroup,
+        progress: RankProgress,
+        plan: CollectivePlan,
+        arguments: Sequence[str],
+        listener: Listener[CollectiveRow] | None = None,
     ) -> None:
-        self._group = group
-        self._progress = progress
-        self._plan = plan
-        self._arguments = arguments
+        self._group, self._progress, self._plan, self._arguments = group, progress, plan, arguments
+        self._given = listener
         self._settings = recorded_settings(os.environ)  # before NCCL's log is listened to, which sets variables
         self._own = group
         self._part: RankGroup | None = None
@@ -56,13 +59,12 @@ class CollectiveRankJob:
         self.identity, self._node_by_rank = own_identity(group)
 
     def run(self, channel: str | None) -> int:
-        """Measure, tell the launcher or the terminal, and return the exit code.
+        """Measure, tell the listener, and return the exit code.
 
-        Raises:
-            AgreedError: the run cannot be, and every rank knows it.
+        Raises AgreedError: the run cannot be, and every rank knows it.
         """
         agree(self._group, self._check_ranks)
-        listener = agree(self._group, lambda: self._listener(channel))
+        listener = agree(self._group, lambda: self._given or self._listener(channel))
         if self._plan.split is not None:
             self._join_group(self._plan.split)
         ranks_on_node = self._node_by_rank.count(self.identity.node)
@@ -88,9 +90,8 @@ class CollectiveRankJob:
         beside = open_kind(backend_named(HOST), rank, self._plan) if self._plan.variants.host_too else None
         sizes, dropped = self._sizes(request, backend, beside)
         request = replace(request, sizes=sizes)
-        variants = VariantMaker(group, self.identity, request).ways(
-            self._plan.variants, backend, opened.library, beside
-        )
+        maker = VariantMaker(group, self.identity, request)
+        variants = maker.variants(self._plan.variants, backend, opened.library, beside)
         described = self._described(opened, request, identities, dropped)
         listener.begin(collective_metadata(described, request.collective, self._arguments))
         with self._recorder(described, opened) as recorder:
@@ -129,18 +130,14 @@ class CollectiveRankJob:
         observers: Observers,
     ) -> Report:
         """Measure, in all groups at once where there are several, or in all variants."""
-        backend = variants[0].backend
         if self._part is None:
-            if len(variants) > 1:
-                return measure_variants(request, self._group, variants, identities, listener, observers)
-            return measure(request, self._group, backend, identities, listener, observers)
+            return measure_variants(request, self._group, variants, identities, listener, observers)
         rows = GroupRows(self._part, self._own, self._group, listener)
         own = [identities[rank] for rank in self._part.ranks]
         together = InStep(self._own, self._group)
-        return rows.merged(measure(request, together, backend, own, rows, observers))
+        return rows.merged(measure_variants(request, together, variants[:1], own, rows, observers))
 
     def _recorder(self, described: RecordedCollective, opened: Opened) -> AbstractContextManager[Recorder]:
-        """A recorder where one was asked for."""
         directory, watch = self._plan.recording.record, opened.path_watch
         if directory is None:
             return nullcontext(NO_RECORDER)
@@ -182,22 +179,14 @@ class CollectiveRankJob:
         identities: Sequence[RankIdentity],
         dropped: Sequence[DroppedSize],
     ) -> RecordedCollective:
-        """The first line of a recording, of which the metadata are made too."""
-        plan, backend = self._plan, opened.backend
-        return RecordedCollective(
-            schema_version=VERSION,
-            collective=request.collective.name,
+        backend = opened.backend
+        return recorded_collective(
+            self._plan,
+            request,
+            settings=self._plan.variants.names(backend.name),
+            split=self._plan.split,
             backend=backend.name,
             origin=Origin.MEASURED,
-            asked=request.asked,
-            options=RunOptions(
-                allocator=plan.allocator.value,
-                timeout_s=plan.timeout_s,
-                evidence=plan.evidence,
-                strict=plan.strict,
-                settings=tuple(plan.variants.names(backend.name)),
-                split=plan.split,
-            ),
             ranks=tuple(identities),
             parts=tuple(self._parts),
             dropped_sizes=tuple(dropped),

@@ -2,16 +2,14 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpubench.collectives.registry import collective_named
 from gpubench.collectives.request import Asked
-from gpubench.jobs.collective.plan import AskedVariants, CollectivePlan
+from gpubench.jobs.collective.plan import CollectivePlan, RankOptions
 from gpubench.jobs.recording import Recording
-from gpubench.model.paths.evidence import EvidenceUse
-from gpubench.model.terms.allocator import Allocator
 from gpubench.model.terms.plain import from_plain, to_plain
 
 if TYPE_CHECKING:
@@ -27,31 +25,15 @@ class RankPlan:
     arguments: tuple[str, ...]
     collective: str
     asked: Asked
-    backend: str | None
-    nccl_library: str | None
-    allocator: Allocator
-    ranks: int | None
-    timeout_s: float
-    evidence: EvidenceUse
-    strict: bool
-    split: str | None
-    variants: AskedVariants
+    options: RankOptions
     record: str | None
 
     def plan(self) -> CollectivePlan:
         """The plan that it was made of, without its presentation."""
         return CollectivePlan(
             request=self.asked.request(collective_named(self.collective)),
-            backend=self.backend,
-            nccl_library=self.nccl_library,
-            allocator=self.allocator,
-            ranks=self.ranks,
-            timeout_s=self.timeout_s,
-            evidence=self.evidence,
-            strict=self.strict,
-            split=self.split,
-            variants=self.variants,
             recording=Recording(None if self.record is None else Path(self.record)),
+            **{each.name: getattr(self.options, each.name) for each in fields(RankOptions)},
         )
 
 
@@ -62,15 +44,7 @@ def write_plan(channel: str, plan: CollectivePlan, arguments: Sequence[str]) -> 
         arguments=tuple(arguments),
         collective=plan.collective.name,
         asked=plan.request.asked,
-        backend=plan.backend,
-        nccl_library=plan.nccl_library,
-        allocator=plan.allocator,
-        ranks=plan.ranks,
-        timeout_s=plan.timeout_s,
-        evidence=plan.evidence,
-        strict=plan.strict,
-        split=plan.split,
-        variants=plan.variants,
+        options=plan.rank_options,
         record=None if record is None else str(record),
     )
     _beside(channel).write_text(json.dumps(to_plain(of_rank)))

@@ -3,7 +3,7 @@
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -11,17 +11,11 @@ from typing import Self
 from gpubench.formats.presenter import OutputError
 from gpubench.hardware import recorded
 from gpubench.jobs.machines import Machines
+from gpubench.measure.collective import recording
 from gpubench.measure.collective.cases import Case
 from gpubench.measure.collective.path_evidence import PathObservations
-from gpubench.measure.collective.recording import (
-    RecordedCollective,
-    RecordedObservations,
-    RecordedRow,
-    RowWriter,
-    Write,
-    file_of,
-)
-from gpubench.measure.collective.row_collector import Measured
+from gpubench.measure.collective.recording import RecordedCollective, RowWriter, Write
+from gpubench.measure.collective.row_collector import MeasuredRow, Recorder
 from gpubench.model.results.winners import RefusedRow
 from gpubench.model.terms.hang import Phase
 from gpubench.model.terms.progress import Progress
@@ -29,31 +23,22 @@ from gpubench.model.terms.split import RankGroup
 from gpubench.ports.group import Group
 
 
-class CollectiveRecorder:
+@dataclass
+class CollectiveRecorder(Recorder):
     """Writes on the first rank what all ranks know; a context, of every rank.
 
-    `look` returns nodes and processes on the first rank, `log_text` what NCCL said on this rank.
+    `read_machines` returns nodes and processes on the first rank, `log_text` what NCCL logged on this rank.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        described: RecordedCollective,
-        group: Group,
-        part: RankGroup | None,
-        look: Callable[[], Machines | None],
-        log_text: Callable[[], bytes] | None,
-        progress: Progress,
-    ) -> None:
-        self._directory = directory
-        self._described = described
-        self._group = group
-        self._part = part
-        self._look = look
-        self._log_text = log_text
-        self._progress = progress
-        self._stack = ExitStack()
-        self._writer: RowWriter | None = None
+    directory: Path
+    described: RecordedCollective
+    group: Group
+    part: RankGroup | None
+    read_machines: Callable[[], Machines | None]
+    log_text: Callable[[], bytes] | None
+    progress: Progress
+    _stack: ExitStack = field(default_factory=ExitStack)
+    _writer: RowWriter | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -68,40 +53,36 @@ class CollectiveRecorder:
 
     def begin(self, observations: PathObservations | None, refused: Sequence[RefusedRow] | None) -> None:
         """Everything but the rows; of many nodes that may take its time."""
-        self._progress.enter(Phase.OUTPUT)
-        logs = None if self._log_text is None else self._group.collect(zlib.compress(self._log_text()))
-        machines, write = self._look(), None
+        self.progress.enter(Phase.OUTPUT)
+        logs = None if self.log_text is None else self.group.collect(zlib.compress(self.log_text()))
+        machines, write = self.read_machines(), None
         if machines is not None:
             first = replace(
-                self._described,
+                self.described,
                 hosts=tuple(node.host for node in machines.snapshots),
-                testimony=None if observations is None else RecordedObservations.of(observations),
+                testimony=None if observations is None else recording.RecordedObservations.of(observations),
                 refused=None if refused is None else tuple(refused),
             )
-            write = self._stack.enter_context(written(self._directory, first, machines))
-            with naming(self._directory):
-                recorded.write_nccl_logs(self._directory, [zlib.decompress(text) for text in logs or ()])
-        self._writer = RowWriter(write, self._collect, self._part)
+            write = self._stack.enter_context(written(self.directory, first, machines))
+            with naming(self.directory):
+                recorded.write_nccl_logs(self.directory, [zlib.decompress(text) for text in logs or ()])
+        # Of several groups the first rank of the job knows only the rows of its own.
+        self._writer = RowWriter(write, (lambda row: [row]) if self.part is None else self.group.collect, self.part)
 
-    def row(self, case: Case, measured: Measured) -> None:
+    def row(self, case: Case, measured: MeasuredRow) -> None:
         """A line a row, and a group."""
         if self._writer is None:
             raise ValueError("what is known before comes first")
         self._writer.row(case, measured)
-
-    def _collect(self, row: RecordedRow | None) -> Sequence[RecordedRow | None] | None:
-        """The rows of all groups on the first rank of the job, which knows only those of its own."""
-        return [row] if self._part is None else self._group.collect(row)
 
 
 @contextmanager
 def written(directory: Path, first: RecordedCollective, machines: Machines) -> Iterator[Write]:
     """A recording with nodes, processes and its first line; what is called writes the others.
 
-    Raises:
-        OutputError: the folder cannot be written any more.
+    Raises OutputError: the folder cannot be written any more.
     """
-    name = file_of(first.collective)
+    name = recording.file_of(first.collective)
     with naming(directory):
         recorded.write_recording(directory, machines.snapshots, machines.processes)
     with naming(directory / name), recorded.recording_samples(directory, name) as write:

@@ -1,18 +1,15 @@
 """The report of a recorded collective, made as if it were measured now."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
 from gpubench.conditions.circumstances import Circumstances
 from gpubench.errors import UsageError
-from gpubench.formats.delivery import delivering
-from gpubench.formats.presenter import Presenter, terminal_style
 from gpubench.hardware import recorded
 from gpubench.jobs.collective.metadata import collective_metadata
 from gpubench.jobs.collective.plan import CollectivePlan
 from gpubench.jobs.machines import Machines
-from gpubench.jobs.outputs import check_writable
+from gpubench.jobs.outputs import presenting
 from gpubench.jobs.sources import Replayed
 from gpubench.measure.collective.recording import RecordedCollective, file_of
 from gpubench.measure.collective.replay import read_recorded, replay
@@ -23,13 +20,10 @@ from gpubench.model.paths.wiring import Wiring
 def run(plan: CollectivePlan, source: Replayed, arguments: Sequence[str]) -> int:
     """Show what was recorded; the exit code.
 
-    Raises:
-        GpubenchError: there is no recording of this collective, or an output cannot be written.
+    Raises GpubenchError: there is no recording of this collective, or an output cannot be written.
     """
-    collective, shown = plan.collective, plan.presentation
-    check_writable(shown.outputs)
-    presenter = Presenter(shown, terminal_style(shown, sys.stdout), progress=False)
-    with delivering(presenter):
+    collective = plan.collective
+    with presenting(plan.presentation) as presenter:
         machines = source.machines()
         lines = recorded.read_samples(source.directory, file_of(collective.name), collective.name)
         found, rows = read_recorded(lines, collective, source.text)
@@ -39,7 +33,7 @@ def run(plan: CollectivePlan, source: Replayed, arguments: Sequence[str]) -> int
         presenter.begin(collective_metadata(found, collective, arguments, topology=topology, replayed=source.text))
         report = replay(found, rows, collective, circumstances, presenter, strict=found.options.strict)
         presenter.end(report)
-    return shown.exit_code(report.verdict)
+    return plan.presentation.exit_code(report.verdict)
 
 
 def _as_asked(found: RecordedCollective, plan: CollectivePlan) -> RecordedCollective:
@@ -51,11 +45,7 @@ def _as_asked(found: RecordedCollective, plan: CollectivePlan) -> RecordedCollec
 
 
 def _circumstances(found: RecordedCollective, machines: Machines, source: str) -> Circumstances:
-    """Nodes and processes as they were.
-
-    Raises:
-        UsageError: they and the samples do not belong together.
-    """
+    """Nodes and processes as they were. Raises UsageError: they and the samples do not belong together."""
     by_host = {node.snapshot.host: node for node in machines.nodes}
     facts = machines.processes
     missing = [f"samples of {host}, which no node of the recording is" for host in found.hosts if host not in by_host]

@@ -1,39 +1,29 @@
 """A collective on a simulated machine: one process, no MPI, no GPU."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from gpubench.collectives.request import SweepRequest
-from gpubench.errors import UsageError, no_size_left
-from gpubench.formats.delivery import delivering
-from gpubench.formats.presenter import Presenter, terminal_style
+from gpubench.errors import UsageError
 from gpubench.hardware.simulated.times import CollectiveTimes
-from gpubench.jobs.collective.metadata import collective_metadata
+from gpubench.jobs.collective.metadata import collective_metadata, recorded_collective
 from gpubench.jobs.collective.plan import CollectivePlan
 from gpubench.jobs.machines import Machines
-from gpubench.jobs.outputs import check_writable
+from gpubench.jobs.outputs import presenting
 from gpubench.jobs.simulation import Simulation
 from gpubench.jobs.sources import Simulated
 from gpubench.measure.collective.cases import cases, without_data
-from gpubench.measure.collective.recording import (
-    VERSION,
-    Model,
-    RecordedCollective,
-    RecordedRow,
-    RecordingLine,
-    RunOptions,
-)
+from gpubench.measure.collective.path_evidence import simulated
+from gpubench.measure.collective.recording import Model, RecordedCollective, RecordedRow, RecordingLine
 from gpubench.measure.collective.row_collector import Answer, RowSample
-from gpubench.measure.collective.simulated import BACKEND, simulate, staged_paths
-from gpubench.measure.collective.sweep import check_root
+from gpubench.measure.collective.simulated import BACKEND, simulate
+from gpubench.measure.collective.sweep import check_root, sizes_left
 from gpubench.measure.collective.timing import OwnTimes
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.paths.topology import Topology
 from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.rank_identity import RankIdentity
-from gpubench.model.terms.sweep import DroppedSize, describe_dropped
 
 
 def run(plan: CollectivePlan, source: Simulated, arguments: Sequence[str]) -> int:
@@ -51,62 +41,36 @@ def run(plan: CollectivePlan, source: Simulated, arguments: Sequence[str]) -> in
     request = plan.at_sizes_for("nccl")
     check_root(request.collective, request.root, len(identities))
     dropped = without_data(request, request.sizes, len(identities))
-    kept = tuple(size for size in request.sizes if size not in {each.size_bytes for each in dropped})
-    if not kept:
-        raise no_size_left("; ".join(describe_dropped(dropped)))
-    request = replace(request, sizes=kept)
+    request = replace(request, sizes=sizes_left(request.sizes, dropped))
     name = request.collective.name
-    times.seconds(name, max(kept), row=0, ranks_per_node=per_node)
+    times.seconds(name, max(request.sizes), row=0, ranks_per_node=per_node)
     staged = times.staged_pairs(per_node)
-    check_writable(plan.presentation.outputs, plan.recording.record)
-    presenter = Presenter(plan.presentation, terminal_style(plan.presentation, sys.stdout), progress=False)
     model = Model(source=simulation.source, seed=simulation.seed, profile=simulation.profile, staged=tuple(staged))
-    described = _described(plan, replace(request, check=False), model, identities, nodes, dropped)
+    described = recorded_collective(
+        plan,
+        replace(request, check=False),
+        backend=BACKEND,
+        origin=Origin.SIMULATED,
+        ranks=tuple(identities),
+        hosts=tuple(node.host for node in nodes),
+        dropped_sizes=dropped,
+        model=model,
+    )
     made: list[Sequence[float]] = []
 
     def seconds(size: int, row: int) -> Sequence[float]:
         made.append(times.seconds(name, size, row=row, ranks_per_node=per_node))
         return made[-1]
 
-    with delivering(presenter):
+    with presenting(plan.presentation, plan.recording.record) as presenter:
         topology = Topology(nodes[0]).fingerprint()
         presenter.begin(collective_metadata(described, request.collective, arguments, topology=topology))
-        paths = staged_paths(
-            staged, identities, lambda node: Topology(nodes[node]), simulation.source, strict=plan.strict
-        )
+        paths = simulated(staged, identities, lambda node: Topology(nodes[node]), simulation.source, strict=plan.strict)
         report = simulate(request, len(identities), len(nodes), seconds, presenter, paths)
         if plan.recording.record is not None:
             _record(plan.recording.record, described, nodes, request, made)
         presenter.end(report)
     return plan.presentation.exit_code(report.verdict)
-
-
-def _described(
-    plan: CollectivePlan,
-    request: SweepRequest,
-    model: Model,
-    identities: Sequence[RankIdentity],
-    nodes: Sequence[Snapshot],
-    dropped: Sequence[DroppedSize],
-) -> RecordedCollective:
-    """The first line of a recording, of which the metadata are made too."""
-    return RecordedCollective(
-        schema_version=VERSION,
-        collective=request.collective.name,
-        backend=BACKEND,
-        origin=Origin.SIMULATED,
-        asked=request.asked,
-        options=RunOptions(
-            allocator=plan.allocator.value,
-            timeout_s=plan.timeout_s,
-            evidence=plan.evidence,
-            strict=plan.strict,
-        ),
-        ranks=tuple(identities),
-        hosts=tuple(node.host for node in nodes),
-        dropped_sizes=tuple(dropped),
-        model=model,
-    )
 
 
 def _record(

@@ -1,6 +1,7 @@
 """The variants of a sweep on one rank: communicators under settings, hierarchical collectives, the host backend."""
 
 import os
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -30,22 +31,20 @@ class NcclErrors(Protocol):
     @property
     def error(self) -> type[Exception]:
         """The exception that a failed call of NCCL's raises."""
-        ...
 
     def last_error(self) -> str:
         """The text of its last warning."""
-        ...
 
 
+@dataclass(frozen=True)
 class VariantMaker:
-    """Makes the ways of one rank; every rank has to make the same ones."""
+    """Makes the variants of one rank; every rank has to make the same ones."""
 
-    def __init__(self, group: Group, identity: RankIdentity, request: SweepRequest) -> None:
-        self._group = group
-        self._identity = identity
-        self._request = request
+    group: Group
+    identity: RankIdentity
+    request: SweepRequest
 
-    def ways(
+    def variants(
         self,
         asked: AskedVariants,
         backend: MultiGroupBackend,
@@ -54,21 +53,19 @@ class VariantMaker:
     ) -> list[SweepVariant]:
         """The own choice of the backend first; then settings, then what is made of smaller operations, then the host.
 
-        Raises:
-            AgreedError: the ranks are not spread over nodes as a hierarchy needs it.
+        Raises AgreedError: the ranks are not spread over nodes as a hierarchy needs it.
         """
-        ways = [SweepVariant(setting=None, backend=backend)]
+        variants = [SweepVariant(setting=None, backend=backend)]
         if library is not None:
-            ways += [self._setting(each, backend, library) for each in asked.settings]
-        hosts = [] if host is None else [host]
+            variants += [self._setting(each, backend, library) for each in asked.settings]
         levels = self._levels() if asked.hierarchical else None
         if levels is not None:
-            ways.append(self._hierarchical(backend, levels, library))
-        for each in hosts:
-            ways.append(SweepVariant(setting=None, backend=each))
+            variants.append(self._hierarchical(backend, levels, library))
+        if host is not None:
+            variants.append(SweepVariant(setting=None, backend=host))
             if levels is not None:
-                ways.append(self._hierarchical(each, levels, None))
-        return ways
+                variants.append(self._hierarchical(host, levels, None))
+        return variants
 
     def _setting(self, setting: NcclChoice, backend: MultiGroupBackend, library: NcclErrors) -> SweepVariant:
         """All ranks on a communicator of their own, made while NCCL is told what to use."""
@@ -76,8 +73,8 @@ class VariantMaker:
 
         def open_() -> Issue:
             with environment_set(setting.variables):
-                opened.append(backend.open(self._group))
-            return partial(self._request.collective.issue, opened[-1])
+                opened.append(backend.open(self.group))
+            return partial(self.request.collective.issue, opened[-1])
 
         return SweepVariant(
             setting=setting.name,
@@ -91,11 +88,11 @@ class VariantMaker:
 
     def _hierarchical(self, backend: MultiGroupBackend, levels: TwoLevels, library: NcclErrors | None) -> SweepVariant:
         opened: list[CollectiveCalls] = []
-        rank = self._group.rank
+        rank = self.group.rank
         node, place = levels.nodes[rank], levels.places[rank]
 
         def open_() -> Issue:
-            inside, across = (backend.open(self._group.split(color, rank)) for color in (node, place))
+            inside, across = (backend.open(self.group.split(color, rank)) for color in (node, place))
             opened[:] = inside, across
             return Hierarchy(backend.calls, inside, across, place, levels.ranks_a_node, backend.in_order).all_reduce
 
@@ -115,12 +112,12 @@ class VariantMaker:
 
     def _levels(self) -> TwoLevels:
         """By node as MPI sees it, and inside it by what NCCL is told to take for one."""
-        own = self._identity.node, nccl_settings(os.environ).get(_NODE_VARIABLE, "")
-        named = self._group.gather(own)
+        own = self.identity.node, nccl_settings(os.environ).get(_NODE_VARIABLE, "")
+        named = self.group.gather(own)
 
         def divide() -> TwoLevels:
             levels = TwoLevels.of(named)
-            levels.check_averages(self._request.ops, self._request.dtypes)
+            levels.check_averages(self.request.ops, self.request.dtypes)
             return levels
 
-        return agree(self._group, divide)
+        return agree(self.group, divide)

@@ -37,9 +37,7 @@ class Counting:
     """Reads the counters of this rank's GPU around operations of a sweep."""
 
     def __init__(self, counters: LinkCounters, request: SweepRequest, rank: int, ranks: int) -> None:
-        self._meter = Meter(counters)
-        self._request = request
-        self._rank, self._ranks = rank, ranks
+        self._meter, self._request, self._rank, self._ranks = Meter(counters), request, rank, ranks
         self._moved: tuple[int, int] | None = None
 
     def expected_bytes(self, case: Case) -> tuple[float, float]:
@@ -68,15 +66,12 @@ class Counting:
         return found
 
     def _since(self, before: CounterReading, case: Case, operations: int) -> Traffic:
-        """The traffic of so many operations since a reading."""
-        sent, received = (blocks * self._bytes_a_block(case) * operations for blocks in self._blocks(case))
+        bytes_a_block = case.layout.count * case.dtype.size_bytes
+        sent, received = (blocks * bytes_a_block * operations for blocks in self._blocks(case))
         return Traffic(
             sent=self._meter.since(before, sent) if sent else _NOTHING,
             received=self._meter.since(before, received, receives=True) if received else _NOTHING,
         )
-
-    def _bytes_a_block(self, case: Case) -> int:
-        return case.layout.count * case.dtype.size_bytes
 
     def _blocks(self, case: Case) -> tuple[int, int]:
         """The blocks that this rank sends and receives, of the count that NCCL is handed: the same for every size."""

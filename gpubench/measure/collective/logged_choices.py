@@ -80,7 +80,8 @@ def read_choices(
     if collected is None:
         return None
     selection = Selection(collected, nodes)
-    used = _used_by(selection, _exchanges(request, cases, group.size))
+    pairs = exchanges(request.collective, cases[0].layout, group.size, request.root)
+    used = _used_by(selection, tuple(pairs) if request.collective.point_to_point else ())
     return LoggedChoices(
         by_operation={
             key: Choice(used(None if each is None else each.algorithm), each) for key, each in tunings.items()
@@ -88,13 +89,6 @@ def read_choices(
         no_log=selection.no_log,
         no_tuning=log.no_tuning,
     )
-
-
-def _exchanges(request: SweepRequest, cases: Sequence[Case], ranks: int) -> tuple[tuple[int, int], ...]:
-    """The pairs of ranks that exchange data, where the library makes the collective of sends and receives."""
-    if not request.collective.point_to_point:
-        return ()
-    return tuple(exchanges(request.collective, cases[0].layout, ranks, request.root))
 
 
 def _used_by(selection: Selection, pairs: Sequence[tuple[int, int]]) -> Callable[[str | None], Used]:

@@ -1,19 +1,95 @@
-"""The observers of a measurement, which take no part in what is timed."""
+"""The observers of a sweep, which take no part in what is timed; of its paths before anything is."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
-from gpubench.measure.collective.path_observer import PathObserver
+from gpubench.collectives.request import SweepRequest
+from gpubench.conditions.circumstances import Circumstances
+from gpubench.measure.collective.cases import Case
+from gpubench.measure.collective.counting import Counting
+from gpubench.measure.collective.logged_choices import LoggedChoices, read_choices
+from gpubench.measure.collective.path_evidence import PathObservations
+from gpubench.measure.collective.path_judge import PathJudge
 from gpubench.measure.collective.row_collector import NO_RECORDER, Recorder
 from gpubench.model.facts.gpu_condition import GpuCondition
 from gpubench.model.terms.progress import UNWATCHED, Progress
+from gpubench.ports.group import Group
+from gpubench.ports.library_log import LibraryLog
+from gpubench.ports.link_counters import LinkCounters
 
 ReadCondition = Callable[[], GpuCondition | None]
 """Reads the condition of this rank's GPU; None where there is no GPU."""
 
+ReadCircumstances = Callable[[], Circumstances | None]
+"""Machines, processes and settings of all ranks, on the first rank; every rank has to call it."""
 
-def no_gpu_to_read() -> None:
-    """The condition of CPU buffers."""
+
+@dataclass(frozen=True, slots=True)
+class ObservationSources:
+    """The sources of a rank: the library's log, its GPU's counters, the circumstances, and every rank's node.
+
+    `strict` is whether paths are judged.
+    """
+
+    log: LibraryLog
+    counters: LinkCounters
+    read_circumstances: ReadCircumstances
+    nodes: Sequence[int]
+    strict: bool
+
+
+@dataclass(slots=True)
+class PathObserver:
+    """One rank's part in observing the paths of a sweep; the first rank has the observations."""
+
+    request: SweepRequest
+    group: Group
+    sources: ObservationSources
+    counting: Counting
+    _choices_by_setting: dict[str, LoggedChoices] = field(default_factory=dict)
+    _observations: PathObservations | None = None
+
+    @classmethod
+    def of(cls, request: SweepRequest, group: Group, sources: ObservationSources) -> "PathObserver":
+        """The observer of a request."""
+        return cls(request, group, sources, Counting(sources.counters, request, group.rank, group.size))
+
+    def try_out(
+        self, cases: Sequence[Case], try_once: Callable[[Case], object], then: Callable[[], object] = lambda: None
+    ) -> None:
+        """Run every operation, read what is logged of it and count what it moves, before any is timed.
+
+        `then` tries out settings, before the log is over. Machines and processes are read too, which may take a while.
+        """
+        sources = self.sources
+        expected_bytes = self.group.collect(self.counting.expected_bytes(cases[0]))
+        choices = self._read_choices(cases, try_once)
+        then()
+        sources.log.switch_off()
+        traffic = self.group.collect(self.counting.count(cases, try_once, self.group.barrier))
+        circumstances = sources.read_circumstances()
+        if expected_bytes is not None and traffic is not None and circumstances is not None:
+            self._observations = PathObservations(
+                choices=choices,
+                choices_by_setting=self._choices_by_setting,
+                expected_bytes=expected_bytes,
+                traffic=traffic,
+                circumstances=circumstances,
+            )
+
+    def try_setting(self, setting: str, cases: Sequence[Case], try_once: Callable[[Case], object]) -> None:
+        """Read what is logged of the same operations under a setting, for its rows; paths are not judged by it."""
+        self._choices_by_setting[setting] = self._read_choices(cases, try_once)
+
+    def _read_choices(self, cases: Sequence[Case], try_once: Callable[[Case], object]) -> LoggedChoices:
+        nodes, log = self.sources.nodes, self.sources.log
+        return read_choices(self.request, self.group, nodes, log, cases, try_once) or LoggedChoices()
+
+    def judge(self) -> PathJudge | None:
+        """The judge of what was observed, on the first rank, once all was tried out."""
+        if self._observations is None:
+            return None
+        return PathJudge(self.request, self._observations, strict=self.sources.strict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +102,7 @@ class Observers:
 
     path_observer: PathObserver | None = None
     progress: Progress = UNWATCHED
-    read_condition: ReadCondition = no_gpu_to_read
+    read_condition: ReadCondition = lambda: None
     recorder: Recorder = NO_RECORDER
 
 

@@ -1,6 +1,6 @@
 """The verdict on the paths of a sweep, from all four kinds of evidence on every pair of ranks that it used."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpubench.conditions.circumstances import Circumstances
@@ -12,6 +12,7 @@ from gpubench.model.paths.evidence import Conclusion, Evidence, PathEvidence, St
 from gpubench.model.paths.link_evidence import Flow, Speed, measured
 from gpubench.model.paths.p2p import Carried
 from gpubench.model.paths.selection import Pair, names, without_idle
+from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.transport import Transport, is_staged
 from gpubench.model.paths.wiring import Located, Wiring
 from gpubench.model.results.explanation import Explanation
@@ -22,7 +23,7 @@ from gpubench.model.terms.origin import Origin
 _Kind = tuple[bool, bool, bool | None]
 """True if a path is inside a node, over NVLinks, host-staged."""
 
-_OF_ONE_KIND = "paths of several kinds meet at these GPUs, whose counters and times do not tell them apart"
+_OF_SEVERAL_KINDS = "paths of several kinds meet at these GPUs, whose counters and times do not tell them apart"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +66,8 @@ def conclude(
     choices = observed.choices
     paths = _Paths(observed, rows).known()
     not_heard = f"NCCL's log was not heard: {choices.no_log}" if choices.no_log else ""
-    explained = Explained(replace(observed.circumstances, staged=_staged(paths), wrong=_wrong(paths)))
+    wrong = frozenset(_ranks(path) for path in paths if path.judgement.conclusion is Conclusion.WRONG)
+    explained = Explained(replace(observed.circumstances, staged=_staged(paths), wrong=wrong))
     fallback = fallback_rows(
         paths, origin, lambda members: explained.first(_staged(members)), not_heard, _unconnected(choices)
     )
@@ -80,8 +82,11 @@ def unwatched(report: Report, why: str, origin: Origin = Origin.MEASURED) -> Rep
     return replace(report, sections={**sections, **report.sections})
 
 
-def simulated(staged: Sequence[Pair], wiring: Wiring, source: str, *, strict: bool) -> PathOutcome:
-    """The verdict on the paths that a simulated machine's faults make go through host memory."""
+def simulated(
+    staged: Sequence[Pair], gpus: Sequence[Located], node: Callable[[int], Topology], source: str, *, strict: bool
+) -> PathOutcome:
+    """The verdict on the pairs of ranks that faults make go through host memory; only their nodes are read."""
+    wiring = Wiring(gpus, {number: node(number) for number in {gpus[rank].node for pair in staged for rank in pair}})
     paths = [
         KnownPath(
             source=_end(pair[0], wiring.gpus[pair[0]]),
@@ -108,7 +113,6 @@ def simulated(staged: Sequence[Pair], wiring: Wiring, source: str, *, strict: bo
 
 
 def _unconnected(choices: LoggedChoices) -> list[str]:
-    """Ranks that take part and log no connection."""
     ranks = {rank for used in distinct_uses(choices) for rank in used.unconnected}
     return [] if choices.no_log else [str(rank) for rank in sorted(ranks)]
 
@@ -116,10 +120,6 @@ def _unconnected(choices: LoggedChoices) -> list[str]:
 def _staged(paths: Sequence[KnownPath]) -> dict[Pair, Sequence[Transport]]:
     """The transports of those paths that go through host memory, by their ranks."""
     return {_ranks(path): path.transports for path in paths if path.judgement.conclusion is Conclusion.STAGED}
-
-
-def _wrong(paths: Sequence[KnownPath]) -> frozenset[Pair]:
-    return frozenset(_ranks(path) for path in paths if path.judgement.conclusion is Conclusion.WRONG)
 
 
 def _ranks(path: KnownPath) -> Pair:
@@ -134,8 +134,6 @@ def _by_design(pair: Pair, transports: Sequence[Transport], wiring: Wiring) -> s
 
 
 class _Paths:
-    """The evidence on every pair of ranks."""
-
     def __init__(self, observed: PathObservations, rows: RowObservations) -> None:
         self._observed, self._rows = observed, rows
         self._wiring, self._expected_bytes = observed.circumstances.wiring, observed.expected_bytes
@@ -156,11 +154,9 @@ class _Paths:
         if self._observed.choices.no_log:
             ranks = range(len(self._wiring.gpus))
             pairs |= {(one, other) for one in ranks for other in ranks if one != other}
-            pairs = {pair for pair in pairs if self._wiring.together(pair) and self._tells(pair)}
+            pairs = {pair for pair in pairs if self._wiring.together(pair)}
+            pairs &= self._chosen.keys() | {pair for pair in pairs if self._measurement(pair).state is not State.ABSENT}
         return [self._path(pair) for pair in sorted(pairs)]
-
-    def _tells(self, pair: Pair) -> bool:
-        return pair in self._chosen or self._measurement(pair).state is not State.ABSENT
 
     def _path(self, pair: Pair) -> KnownPath:
         transports = tuple(self._chosen.get(pair, ()))
@@ -184,8 +180,8 @@ class _Paths:
     def _measurement(self, pair: Pair) -> Evidence:
         if not self._wiring.together(pair):
             return Evidence(seen="no counter here sees what passes between nodes")
-        if not self._is_of_one_kind(pair):
-            return Evidence(seen=_OF_ONE_KIND)
+        if len(self._out.get(pair[0], set()) | self._into.get(pair[1], set())) > 1:
+            return Evidence(seen=_OF_SEVERAL_KINDS)
         flow = Flow(
             ends=self._ends(pair),
             speed=self._speed(pair),
@@ -194,10 +190,6 @@ class _Paths:
             through_host_gb_s=self._wiring.through_host_gb_s(pair),
         )
         return measured(flow)
-
-    def _is_of_one_kind(self, pair: Pair) -> bool:
-        """True if all paths out of the source, and all into the destination, are of the kind of this one."""
-        return len(self._out.get(pair[0], set()) | self._into.get(pair[1], set())) <= 1
 
     def _kind(self, pair: Pair) -> _Kind:
         wiring = self._wiring

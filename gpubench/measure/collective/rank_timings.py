@@ -95,7 +95,6 @@ class RankTimings:
         )
 
     def _remarks(self, late: Sequence[RankIdentity]) -> Iterator[str]:
-        """Remarks on the GPUs of ranks that are late."""
         for identity in late:
             condition = self._conditions.get(identity.rank)
             if condition is None:

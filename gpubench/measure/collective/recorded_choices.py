@@ -3,7 +3,6 @@
 Of a thousand ranks that send to each other there are a million pairs. Fields are named as in files.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpubench.measure.collective.logged_choices import Choice, LoggedChoices, distinct_uses
@@ -66,8 +65,8 @@ class RecordedLoggedChoices:
 
     def is_of(self, ranks: int) -> bool:
         """True if these can be the choices of so many ranks."""
-        named = (rank for each in self.uses for rank in (*each.unheard, *_ends(each)))
-        pairs = (pair for each in self.uses for alike in each.connections for pair in alike.pairs)
+        pairs = [pair for each in self.uses for alike in each.connections for pair in alike.pairs]
+        named = [rank for each in (*pairs, *(use.unheard for use in self.uses)) for rank in each]
         return (
             all(0 <= rank < ranks for rank in named)
             and all(len(pair) == 2 for pair in pairs)
@@ -87,7 +86,3 @@ def _used(recorded: RecordedUse) -> Used:
         (source, destination): each.transports for each in recorded.connections for source, destination in each.pairs
     }
     return Used({pair: pairs[pair] for pair in sorted(pairs)}, recorded.unheard)
-
-
-def _ends(use: RecordedUse) -> Sequence[int]:
-    return [rank for alike in use.connections for pair in alike.pairs for rank in pair]

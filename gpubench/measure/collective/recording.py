@@ -9,13 +9,14 @@ from gpubench.measure.collective.cases import Case
 from gpubench.measure.collective.counting import Traffic
 from gpubench.measure.collective.path_evidence import PathObservations
 from gpubench.measure.collective.recorded_choices import RecordedLoggedChoices
-from gpubench.measure.collective.row_collector import Measured, RowSample
+from gpubench.measure.collective.row_collector import MeasuredRow, RowSample
 from gpubench.model.paths.evidence import EvidenceUse
 from gpubench.model.results.winners import RefusedRow
 from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.rank_identity import RankIdentity
 from gpubench.model.terms.split import RankGroup
 from gpubench.model.terms.sweep import DroppedSize
+from gpubench.ports.library_log import LibraryLog
 
 VERSION = 1
 
@@ -151,7 +152,7 @@ class RowWriter:
         self._group = None if part is None else part.name
         self._rows = 0
 
-    def row(self, case: Case, measured: Measured) -> None:
+    def row(self, case: Case, measured: MeasuredRow) -> None:
         """Write a row, or one of every group."""
         sample, backend = measured.sample, measured.row.backend
         own = None if sample is None else RecordedRow(case, backend, sample, self._group)
@@ -164,3 +165,32 @@ class RowWriter:
         """Write the number of rows: all were measured."""
         if self._write is not None:
             self._write(RecordingLine(rows=self._rows))
+
+
+class RecordedLog:
+    """`ports.LibraryLog` over another one, whose lines it keeps."""
+
+    def __init__(self, log: LibraryLog) -> None:
+        self._log = log
+        self._kept: list[bytes] = []
+        self.is_readable, self.switch_off = log.is_readable, log.switch_off
+
+    @property
+    def no_log(self) -> str:
+        """As the log has it."""
+        return self._log.no_log
+
+    @property
+    def no_tuning(self) -> str:
+        """As the log has it."""
+        return self._log.no_tuning
+
+    def lines(self) -> list[bytes]:
+        """The new lines of the log."""
+        found = self._log.lines()
+        self._kept += found
+        return found
+
+    def text(self) -> bytes:
+        """All lines so far."""
+        return b"".join(line + b"\n" for line in self._kept)

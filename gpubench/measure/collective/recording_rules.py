@@ -32,8 +32,7 @@ CasesByGroup = Mapping[str | None, frozenset[Case]]
 def check_recorded(found: RecordedCollective, collective: Collective, where: str) -> CasesByGroup:
     """Refuse a first line that no run can have had; the cases of which there can be rows.
 
-    Raises:
-        UsageError: it is a newer one's or another collective's, or contradicts itself.
+    Raises UsageError: it is a newer one's or another collective's, or contradicts itself.
     """
     if found.schema_version != VERSION:
         raise UsageError(
@@ -63,8 +62,7 @@ def check_recorded(found: RecordedCollective, collective: Collective, where: str
 def check_row(row: RecordedRow, found: RecordedCollective, by_group: CasesByGroup, where: str) -> None:
     """Refuse a row that cannot be one of this run.
 
-    Raises:
-        UsageError: it is of another group or size, of other ranks, or its figures are none.
+    Raises UsageError: it is of another group or size, of other ranks, or its figures are none.
     """
     _check_values(row, where)
     if row.group not in by_group:

@@ -8,15 +8,14 @@ from gpubench.collectives.request import SweepRequest
 from gpubench.conditions.circumstances import Circumstances
 from gpubench.errors import UsageError, advising
 from gpubench.measure.collective.cases import JobFacts
-from gpubench.measure.collective.path_evidence import unwatched
+from gpubench.measure.collective.path_evidence import simulated, unwatched
 from gpubench.measure.collective.path_judge import PathJudge
-from gpubench.measure.collective.recording import Model, RecordedCollective, RecordedRow, RecordingLine, file_of
+from gpubench.measure.collective.recording import RecordedCollective, RecordedRow, RecordingLine, file_of
 from gpubench.measure.collective.recording_rules import check_recorded, check_row
-from gpubench.measure.collective.row_collector import Measured, RowCollector
-from gpubench.measure.collective.simulated import simulate, staged_paths
+from gpubench.measure.collective.row_collector import MeasuredRow, RowCollector
+from gpubench.measure.collective.simulated import simulate
 from gpubench.measure.collective.split_groups import NamedRows, PartReport, together
 from gpubench.measure.collective.variants import with_winners
-from gpubench.model.paths.wiring import Wiring
 from gpubench.model.results.report import CollectiveRow, Report
 from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.progress import UNWATCHED
@@ -41,8 +40,7 @@ class RecordedRows:
 def read_recorded(lines: _Lines, collective: Collective, name: str) -> tuple[RecordedCollective, RecordedRows]:
     """A recording from its lines, each with its place; `name` is what to call it.
 
-    Raises:
-        UsageError: it is empty, from a newer gpubench, no recording of this collective, or contradicts itself.
+    Raises UsageError: it is empty, from a newer gpubench, no recording of this collective, or contradicts itself.
     """
     again = f"record it again: gpubench {collective.name} --record DIR"
     with advising(reason="the recording was edited by hand, or is of a newer gpubench", next_step=again):
@@ -85,7 +83,12 @@ def replay(
     """
     request, rows = found.asked.request(collective), recorded.rows
     if found.model is not None:
-        report = _simulated(found, found.model, rows, request, circumstances.wiring, listener, strict=strict)
+        seconds = [[answer.seconds for answer in row.sample.answers] for row in rows]
+        staged = [(source, destination) for source, destination in found.model.staged]
+        node_of = circumstances.wiring.nodes.__getitem__
+        outcome = simulated(staged, found.ranks, node_of, found.model.source, strict=strict)
+        ranks, nodes = len(found.ranks), len(found.hosts)
+        report = simulate(request, ranks, nodes, lambda _, row: seconds[row], listener, outcome, most_rows=len(rows))
     else:
         judge = None
         if found.testimony is not None:
@@ -110,7 +113,7 @@ def _measured(
     for row in rows:
         ranks = found.ranks_of(groups[row.group])
         job = JobFacts(row.backend, Origin.RECORDED, len(ranks), len({each.node for each in ranks}))
-        measured = Measured(row.sample.row(request, row.case, job), row.sample)
+        measured = MeasuredRow(row.sample.row(request, row.case, job), row.sample)
         observed = row.backend == found.backend
         shown.append(collectors[row.group].add(row.case, measured, UNWATCHED, observed=observed))
     reports = [each.report() for each in collectors.values()]
@@ -118,23 +121,6 @@ def _measured(
     if found.refused is not None:
         report = with_winners(report, shown, found.refused)
     return report if judge is not None else unwatched(report, found.unwatched, Origin.RECORDED)
-
-
-def _simulated(
-    found: RecordedCollective,
-    model: Model,
-    rows: Sequence[RecordedRow],
-    request: SweepRequest,
-    wiring: Wiring,
-    listener: Listener[CollectiveRow],
-    *,
-    strict: bool,
-) -> Report:
-    seconds = [[answer.seconds for answer in row.sample.answers] for row in rows]
-    staged = [(source, destination) for source, destination in model.staged]
-    outcome = staged_paths(staged, found.ranks, wiring.nodes.__getitem__, model.source, strict=strict)
-    ranks, nodes = len(found.ranks), len(found.hosts)
-    return simulate(request, ranks, nodes, lambda _size, row: seconds[row], listener, outcome, most_rows=len(rows))
 
 
 def _cut_short(report: Report, rows: Sequence[RecordedRow], collective: Collective) -> Report:

@@ -1,8 +1,7 @@
 """The rows of a sweep: handed on as they are measured, and in the end the report on all of them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import dataclass
 
 from gpubench.collectives.request import SweepRequest
 from gpubench.measure.collective.cases import Case, JobFacts, describe
@@ -10,6 +9,7 @@ from gpubench.measure.collective.path_evidence import PathObservations
 from gpubench.measure.collective.path_judge import PathJudge
 from gpubench.measure.collective.rank_timings import RankTimings
 from gpubench.measure.collective.timing import OwnTimes
+from gpubench.measure.paths.report import PathOutcome
 from gpubench.model.facts.gpu_condition import GpuCondition
 from gpubench.model.results.report import CollectiveRow, Report
 from gpubench.model.results.winners import RefusedRow
@@ -49,39 +49,27 @@ class RowSample:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredRow:
     """A row, on every rank, with its sample on the first."""
 
     row: CollectiveRow
     sample: RowSample | None
 
 
-class Recorder(Protocol):
-    """Writes down what rows and verdicts are made of; every rank has to call it alike."""
+class Recorder:
+    """Writes down what rows and verdicts are made of; every rank has to call it alike. This one writes nothing."""
 
     def begin(self, observations: PathObservations | None, refused: Sequence[RefusedRow] | None) -> None:
         """Record what is known before the first row: observations of paths, on the first rank, and what was refused.
 
         `refused` is None where the sweep has one variant.
         """
-        ...
 
-    def row(self, case: Case, measured: Measured) -> None:
+    def row(self, case: Case, measured: MeasuredRow) -> None:
         """Record a row."""
-        ...
 
 
-class NoRecorder:
-    """Nothing is written down."""
-
-    def begin(self, observations: PathObservations | None, refused: Sequence[RefusedRow] | None) -> None:
-        """Nothing."""
-
-    def row(self, case: Case, measured: Measured) -> None:
-        """Nothing."""
-
-
-NO_RECORDER = NoRecorder()
+NO_RECORDER = Recorder()
 
 
 class RowCollector:
@@ -98,16 +86,13 @@ class RowCollector:
         recorder: Recorder = NO_RECORDER,
         refused: Sequence[RefusedRow] | None = None,
     ) -> None:
-        self._identities = identities
-        self._listener = listener
-        self._judge = judge
-        self._recorder = recorder
+        self._identities, self._listener, self._judge, self._recorder = identities, listener, judge, recorder
         self._rank_timings = RankTimings(identities)
         self._verdicts: list[Verdict] = []
         self._failures: list[tuple[CollectiveRow, Sequence[int]]] = []
         recorder.begin(None if judge is None else judge.observations, refused)
 
-    def add(self, case: Case, measured: Measured, progress: Progress, *, observed: bool = True) -> CollectiveRow:
+    def add(self, case: Case, measured: MeasuredRow, progress: Progress, *, observed: bool = True) -> CollectiveRow:
         """Add a row; return it as the listener gets it: with what is known of its paths, if these are observed."""
         row, answers = measured.row, () if measured.sample is None else measured.sample.answers
         wrong_by_rank = [answer.wrong for answer in answers]
@@ -126,28 +111,18 @@ class RowCollector:
 
     def report(self) -> Report:
         """Verdict, findings and sections."""
-        findings = (_wrong_data(self._failures, self._identities),) if self._failures else ()
-        report = _report(self._verdicts, findings, self._judge)
+        wrong = (_wrong_data(self._failures, self._identities),) if self._failures else ()
+        paths = PathOutcome({}, ()) if self._judge is None else self._judge.outcome()
+        verdict = overall([*self._verdicts, *(finding.severity for finding in paths.findings)])
+        if self._judge is not None and self._judge.strict and verdict is Verdict.WARN:
+            verdict = Verdict.FAIL  # with `strict`, a warning about paths fails
         late = self._rank_timings.findings()
-        return replace(
-            report,
-            verdict=overall([report.verdict, *(finding.severity for finding in late)]),
-            findings=(*report.findings, *late),
-            sections={**report.sections, **self._rank_timings.sections()},
+        return Report(
+            verdict=overall([verdict, *(finding.severity for finding in late)]),
+            complete=True,
+            findings=(*wrong, *paths.findings, *late),
+            sections={**paths.sections, **self._rank_timings.sections()},
         )
-
-
-def _report(verdicts: Sequence[Verdict], findings: Sequence[Finding], judge: PathJudge | None) -> Report:
-    """The report with the verdict on paths; with `strict`, a warning about them fails."""
-    if judge is None:
-        return Report(verdict=overall(verdicts), complete=True, findings=findings)
-    outcome = judge.outcome()
-    verdict = overall([*verdicts, *(finding.severity for finding in outcome.findings)])
-    if judge.strict and verdict is Verdict.WARN:
-        verdict = Verdict.FAIL
-    return Report(
-        verdict=verdict, complete=True, findings=(*findings, *outcome.findings), sections=dict(outcome.sections)
-    )
 
 
 def _wrong_data(failures: Sequence[tuple[CollectiveRow, Sequence[int]]], identities: Sequence[RankIdentity]) -> Finding:

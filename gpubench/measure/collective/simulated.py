@@ -5,14 +5,9 @@ from dataclasses import replace
 
 from gpubench.collectives.request import SweepRequest
 from gpubench.measure.collective.cases import JobFacts, cases, describe
-from gpubench.measure.collective.path_evidence import simulated
 from gpubench.measure.paths.report import PathOutcome
-from gpubench.model.paths.selection import Pair
-from gpubench.model.paths.topology import Topology
-from gpubench.model.paths.wiring import Wiring
 from gpubench.model.results.report import CollectiveRow, Report
 from gpubench.model.terms.origin import Origin
-from gpubench.model.terms.rank_identity import RankIdentity
 from gpubench.model.terms.samples import RankTimes, RowTimes
 from gpubench.model.terms.verdict import Verdict, overall
 from gpubench.ports.listener import Listener
@@ -49,17 +44,3 @@ def simulate(
         findings=outcome.findings,
         sections=dict(outcome.sections),
     )
-
-
-def staged_paths(
-    staged: Sequence[Pair],
-    identities: Sequence[RankIdentity],
-    node: Callable[[int], Topology],
-    source: str,
-    *,
-    strict: bool,
-) -> PathOutcome:
-    """The verdict on the pairs of ranks that faults make go through host memory; only their nodes are read."""
-    used = {identities[rank].node for pair in staged for rank in pair}
-    wiring = Wiring(identities, {number: node(number) for number in used})
-    return simulated(staged, wiring, source, strict=strict)

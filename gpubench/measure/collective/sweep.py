@@ -6,11 +6,10 @@ from dataclasses import dataclass, replace
 from gpubench.collectives.record import Call, Collective
 from gpubench.collectives.request import SweepRequest
 from gpubench.errors import UsageError, no_size_left
-from gpubench.measure.collective.cases import Case, JobFacts, cases, without_data
-from gpubench.measure.collective.observers import NO_OBSERVERS, Observers
-from gpubench.measure.collective.row_collector import Answer, Measured, RowCollector, RowSample
-from gpubench.measure.collective.timing import OwnTimes, Timer, around
-from gpubench.model.results.report import CollectiveRow, Report
+from gpubench.measure.collective.cases import Case, JobFacts, without_data
+from gpubench.measure.collective.observers import Observers
+from gpubench.measure.collective.row_collector import Answer, MeasuredRow, RowSample
+from gpubench.measure.collective.timing import OwnTimes, Timer, in_turn
 from gpubench.model.terms.data_pattern import POISON, Block, DataPattern
 from gpubench.model.terms.hang import Phase
 from gpubench.model.terms.operation import Placement, ReduceOp
@@ -20,7 +19,6 @@ from gpubench.model.terms.sweep import DroppedSize, describe_dropped, split_by_m
 from gpubench.ports.backend import Backend
 from gpubench.ports.group import Group
 from gpubench.ports.launch import Launch
-from gpubench.ports.listener import Listener
 from gpubench.ports.memory import Memory, Region
 
 
@@ -30,19 +28,21 @@ def fitting_sizes(
     """The sizes to measure, the same on every rank, and those dropped, each with its reason.
 
     Dropped are sizes that do not fit the free memory of the tightest rank, and sizes so small that a rank's share of
-    them rounds to nothing.
-
-    Raises:
-        CouldNotMeasureError: none is left.
+    them rounds to nothing. Raises CouldNotMeasureError: none is left.
     """
     free_bytes, tightest = min(group.gather((backend.free_bytes(), str(identity))))
     fitting, dropped = split_by_memory(request.sizes, backend.buffers, free_bytes, tightest)
-    empty = without_data(request, fitting, group.size)
-    dropped += empty
-    kept = tuple(size for size in fitting if size not in {each.size_bytes for each in empty})
+    dropped += without_data(request, fitting, group.size)
+    return sizes_left(fitting, dropped), dropped
+
+
+def sizes_left(sizes: Sequence[int], dropped: Sequence[DroppedSize]) -> tuple[int, ...]:
+    """The sizes that were not dropped. Raises CouldNotMeasureError: none is left."""
+    without = {each.size_bytes for each in dropped}
+    kept = tuple(size for size in sizes if size not in without)
     if not kept:
         raise no_size_left("; ".join(describe_dropped(dropped)))
-    return kept, dropped
+    return kept
 
 
 def fitting_all(
@@ -50,53 +50,16 @@ def fitting_all(
 ) -> tuple[tuple[int, ...], tuple[DroppedSize, ...]]:
     """The sizes that fit everywhere, from what fits and what does not in every part of a job, and the others.
 
-    Raises:
-        CouldNotMeasureError: none is left.
+    Raises CouldNotMeasureError: none is left.
     """
-    kept = tuple(size for size in parts[0][0] if all(size in sizes for sizes, _ in parts))
     dropped = {each.size_bytes: each for _, left_out in parts for each in left_out}
-    if not kept:
-        raise no_size_left("; ".join(describe_dropped(tuple(dropped.values()))))
-    return kept, tuple(dropped[size] for size in sorted(dropped))
+    return sizes_left(parts[0][0], tuple(dropped.values())), tuple(dropped[size] for size in sorted(dropped))
 
 
 def check_root(collective: Collective, root: int, ranks: int) -> None:
-    """Refuse a `--root` that is no rank of the job.
-
-    Raises:
-        UsageError: it is none.
-    """
+    """Refuse a `--root` that is no rank of the job. Raises UsageError: it is none."""
     if collective.rooted and not 0 <= root < ranks:
         raise UsageError(f"--root {root} with {ranks} ranks", expected=f"a rank from 0 to {ranks - 1}")
-
-
-def measure(
-    request: SweepRequest,
-    group: Group,
-    backend: Backend,
-    identities: Sequence[RankIdentity],
-    listener: Listener[CollectiveRow],
-    observers: Observers = NO_OBSERVERS,
-) -> Report:
-    """Measure every case of the request; rows go to `listener` as they are measured, on every rank alike.
-
-    The report of the first rank has the verdict on paths.
-    """
-    path_observer, progress = observers.path_observer, observers.progress
-    sweep = Sweep(
-        request, group, backend, job_facts(backend, identities), Buffers.of(backend, max(request.sizes)), observers
-    )
-    every_case = tuple(cases(request, group.size))
-    if path_observer is not None:
-        path_observer.try_out(every_case, sweep.try_once)
-    sweep.warm_up(every_case)
-    collector = RowCollector(
-        identities, listener, None if path_observer is None else path_observer.judge(), observers.recorder
-    )
-    for number, case in enumerate(every_case):
-        listener.progress(number, len(every_case), f"{request.collective.name} {case.label}")
-        collector.add(case, sweep.row(number, case), progress)
-    return collector.report()
 
 
 def job_facts(backend: Backend, identities: Sequence[RankIdentity]) -> JobFacts:
@@ -136,7 +99,7 @@ class Sweep:
     observers: Observers
     issue: Issue | None = None
 
-    def row(self, number: int, case: Case) -> Measured:
+    def row(self, number: int, case: Case) -> MeasuredRow:
         """Measure and verify one case; the data differ for every `number`.
 
         Only the first rank holds an answer of each of thousands of ranks.
@@ -148,7 +111,7 @@ class Sweep:
         answers = self.group.collect(Answer(own.seconds, own.entries, wrong, condition))
         sample = None if answers is None else RowSample(own, tuple(answers))
         row = None if sample is None else sample.row(self.request, case, self.job)
-        return Measured(self.group.broadcast(row), sample)
+        return MeasuredRow(self.group.broadcast(row), sample)
 
     def try_once(self, case: Case) -> None:
         """Run one operation of a case, untimed; the first connects ranks."""
@@ -169,7 +132,7 @@ class Sweep:
 
     def _warm_up_row(self, launches: Sequence[Launch]) -> float:
         """Seconds an operation took; 0 without a warm-up."""
-        seconds = self.backend.seconds(self.backend.bind(around(launches, self.request.warmup), 0))
+        seconds = self.backend.seconds(self.backend.bind(in_turn(launches, self.request.warmup), 0))
         return seconds / self.request.warmup if self.request.warmup else 0.0
 
     def _rotated(self, case: Case) -> int:
@@ -178,13 +141,11 @@ class Sweep:
 
     def _launch(self, case: Case, buffer: int) -> Launch:
         start = buffer * case.layout.largest
-        send, receive = (
-            Region(self.buffers.send, start * case.dtype.size_bytes),
-            Region(self.buffers.receive, start * case.dtype.size_bytes),
-        )
+        ends = [(self.buffers.send, start), (self.buffers.receive, start)]
         if case.placement is Placement.IN_PLACE:
-            send = self._in_place(case, start, case.layout.in_place_send)
-            receive = self._in_place(case, start, case.layout.in_place_receive)
+            steps = case.layout.in_place_send, case.layout.in_place_receive
+            ends = [(self.buffers.receive, start + self.group.rank * step) for step in steps]
+        send, receive = (Region(memory, element * case.dtype.size_bytes) for memory, element in ends)
         call = Call(
             send=send,
             receive=receive,
@@ -196,9 +157,6 @@ class Sweep:
             ranks=self.group.size,
         )
         return self.request.collective.issue(self.backend.calls, call) if self.issue is None else self.issue(call)
-
-    def _in_place(self, case: Case, start: int, step: int) -> Region:
-        return Region(self.buffers.receive, (start + self.group.rank * step) * case.dtype.size_bytes)
 
     def _time(self, row: int, case: Case, launches: Sequence[Launch]) -> OwnTimes:
         """The times of this rank.
@@ -227,11 +185,8 @@ class Sweep:
             self.group.barrier()
             self.backend.seconds(self.backend.bind(launches[:1], min(1, self.request.graph_replays)))
         blocks = [
-            (
-                Block(row, buffers, layout.largest, offset + segment.offset, segment.count, segment.start),
-                segment.source,
-            )
-            for segment in self.request.collective.expected(layout, rank, ranks, self.request.root)
+            (Block(row, buffers, layout.largest, offset + each.offset, each.count, each.start), each.source)
+            for each in self.request.collective.expected(layout, rank, ranks, self.request.root)
         ]
         return self.buffers.receive.count_wrong(self._pattern(case), blocks)
 

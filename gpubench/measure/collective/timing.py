@@ -67,7 +67,7 @@ class Timer:
         (seconds,) = self.group.largest([warm_seconds])
         if seconds < _SECONDS_TO_LEARN:
             count = min(_MOST_TO_LEARN, max(1, int(_SECONDS_TO_LEARN / seconds))) if seconds else 1
-            learnt = self.backend.seconds(self.backend.bind(around(launches, count), 0)) / count
+            learnt = self.backend.seconds(self.backend.bind(in_turn(launches, count), 0)) / count
             (seconds,) = self.group.largest([learnt])
         return seconds
 
@@ -81,7 +81,7 @@ class Timer:
 
     def _at_once(self, launches: Sequence[Launch], iterations: int) -> OwnTimes:
         """nccl-tests' loop: one time for all."""
-        timed = self.backend.bind(around(launches, iterations), self.graph_replays)
+        timed = self.backend.bind(in_turn(launches, iterations), self.graph_replays)
         operations = iterations * max(1, self.graph_replays)
         self.group.barrier()
         return OwnTimes(self.backend.seconds(timed) / operations, iterations)
@@ -96,7 +96,7 @@ class Timer:
         more = FIRST_BATCHES
         while True:
             count = (more + 1) * a_batch
-            timed = self.backend.in_batches(around(launches, count), a_batch)
+            timed = self.backend.in_batches(in_turn(launches, count), a_batch)
             self.group.barrier()
             seconds += self.backend.seconds(timed)
             operations += count
@@ -177,6 +177,6 @@ class Timer:
         return f"95 % interval ±{100 * interval:.1f} %, budget {self.sampling.budget_seconds:g} s; {needed}"
 
 
-def around(launches: Sequence[Launch], count: int) -> list[Launch]:
-    """So many launches that go round those that there are."""
+def in_turn(launches: Sequence[Launch], count: int) -> list[Launch]:
+    """So many launches, each of those that there are in its turn."""
     return list(islice(cycle(launches), count))

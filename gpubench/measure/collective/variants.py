@@ -57,13 +57,15 @@ def measure_variants(
 ) -> Report:
     """Measure every case in all variants, one after the other, the first once more at the end; then the next case.
 
-    So the variants of a case are neighbours in time, and the two times of the first show how much a time varies. A
+    Rows go to `listener` as they are measured, on every rank alike; the first rank's report has the verdict on paths.
+    The variants of a case are neighbours in time, and the two times of the first show how much a time varies. A
     variant that cannot run is left out on every rank alike, with the reason.
     """
     preparation = _Preparation(request, group, identities, observers)
     runs = preparation.prepare(variants)
     judge = None if observers.path_observer is None else observers.path_observer.judge()
-    collector = RowCollector(identities, listener, judge, observers.recorder, preparation.refused)
+    refused = preparation.refused if len(variants) > 1 else None
+    collector = RowCollector(identities, listener, judge, observers.recorder, refused)
     rows: list[CollectiveRow] = []
     plan = list(_plan(runs))
     for number, (run, case) in enumerate(plan):
@@ -73,13 +75,11 @@ def measure_variants(
         observed = run.variant.backend is variants[0].backend
         rows.append(collector.add(case, measured, observers.progress, observed=observed))
     report = collector.report()
-    return report if group.rank != 0 else with_winners(report, rows, preparation.refused)
+    return report if group.rank != 0 or refused is None else with_winners(report, rows, refused)
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """A variant that can run, and its cases."""
-
     variant: SweepVariant
     sweep: Sweep
     cases: Sequence[Case]

@@ -169,7 +169,6 @@ class PairJudge:
         )
 
     def _notes(self, one: Member, other: Member, path: str | None) -> Iterator[Note]:
-        """The lines about the GPUs of two ranks."""
         if one.host == other.host and None not in (one.nvml_index, other.nvml_index):
             indices = str(one.nvml_index), str(other.nvml_index)
             for key in (indices, indices[::-1]):
@@ -215,7 +214,6 @@ def _near_ranks(members: Sequence[Member]) -> dict[int, frozenset[int]]:
 
 
 def _tellers(facts: LogFacts) -> Mapping[str, Teller]:
-    """The settings and notes that each process logs."""
     settings: dict[str, list[tuple[str, str]]] = {}
     notes: dict[str, list[Note]] = {}
     for setting in facts.settings:

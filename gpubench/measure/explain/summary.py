@@ -83,8 +83,6 @@ class _TransportCounts:
 
 
 class _PairCounts:
-    """Counts the pairs of one communicator."""
-
     def __init__(self, number: int, communicator: Communicator, staged: dict[Explanation, StagedPaths]) -> None:
         self._number = number
         self._communicator = communicator

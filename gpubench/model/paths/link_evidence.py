@@ -51,15 +51,14 @@ def _counted(ends: tuple[Carried, ...]) -> Evidence | None:
     """The evidence of both ends' counters; None where they neither clearly moved nor stood still."""
     nvlink = [end.nvlink_share for end in ends if end.nvlink_share is not None]
     if nvlink and min(nvlink) >= MOVED_SHARE:
-        moved = min(nvlink)
-        return Evidence(State.PRESENT, f"NVLink counters moved by {_times(moved)} the bytes that had to pass")
+        return Evidence(State.PRESENT, f"NVLink counters moved by {min(nvlink):.2g} times the bytes that had to pass")
     if nvlink and max(nvlink) < STILL_SHARE:
         return Evidence(State.CONTRADICTING, "NVLink counters, which moved elsewhere in this run, stood still here")
     if nvlink:
         return None
     pcie = [end.pcie_share for end in ends if end.pcie_share is not None and _nvlink_stood_still(end)]
     if pcie and len(pcie) == len(ends) and min(pcie) >= MOVED_SHARE:
-        seen = f"PCIe counters moved by {_times(min(pcie))} the bytes that had to pass, NVLink counters did not"
+        seen = f"PCIe counters moved by {min(pcie):.2g} times the bytes that had to pass, NVLink counters did not"
         return Evidence(State.CONTRADICTING, seen)
     return None
 
@@ -69,10 +68,6 @@ def _nvlink_stood_still(end: Carried) -> bool:
     if end.nvlink_bytes is None or end.pcie_bytes is None:
         return False
     return end.nvlink_bytes < STILL_SHARE * end.pcie_bytes
-
-
-def _times(share: float) -> str:
-    return f"{share:.2g} times"
 
 
 def _timed(flow: Flow) -> Evidence:

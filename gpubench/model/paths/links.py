@@ -57,18 +57,19 @@ def loaded_link(device: GpuFacts | NicFacts) -> PcieLink:
 
 def pcie_text(link: PcieLink, *, idle: bool | None = None) -> str | None:
     """A link now, and at most where that differs: '4 x16', '1 x16 (idle; 5 x16)', '5 x8 of 5 x16', 'at most 5 x16'."""
-    now = _generation_and_width(link.generation, link.width)
+    now = generation_and_width(link.generation, link.width)
     if now is None:
-        most = _generation_and_width(link.max_generation, link.max_width)
+        most = generation_and_width(link.max_generation, link.max_width)
         return most and f"at most {most}"
-    most = _generation_and_width(link.max_generation or link.generation, link.max_width or link.width)
+    most = generation_and_width(link.max_generation or link.generation, link.max_width or link.width)
     if now == most:
         return now
     is_wide = link.width == (link.max_width or link.width)
     return f"{now} (idle; {most})" if is_wide and idle else f"{now} of {most}"
 
 
-def _generation_and_width(generation: int | None, width: int | None) -> str | None:
+def generation_and_width(generation: int | None, width: int | None) -> str | None:
+    """'5 x16'; None where either is unknown."""
     return None if generation is None or width is None else f"{generation} x{width}"
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cmp_to_key
 
 from gpubench.model.facts.snapshot import GpuFacts, NicFacts, Snapshot
-from gpubench.model.paths.links import active_links
+from gpubench.model.paths.links import active_links, generation_and_width
 from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.usual_node import Traits, points
 from gpubench.model.terms.units import compress_names
@@ -63,26 +63,22 @@ def group(topologies: Sequence[Topology]) -> tuple[MachineKind, ...]:
     make no kind beside a larger one: such nodes are odd ones of the largest. Of equally large variants the one with
     more of a healthy machine counts as larger: of two nodes the one with a GPU less is odd, whichever comes first.
     """
+    traits_of = [node_traits(topology) for topology in topologies]
+    models = [_models(topology.snapshot) for topology in topologies]
     variants: dict[tuple[tuple[str, object], ...], list[int]] = {}
-    traits_of: list[Traits] = []
-    for position, topology in enumerate(topologies):
-        traits = node_traits(topology)
-        traits_of.append(traits)
+    for position, traits in enumerate(traits_of):
         variants.setdefault(tuple(traits.items()), []).append(position)
-    by_models: dict[object, list[list[int]]] = {}
+    by_models: dict[Models, list[list[int]]] = {}
 
     def smaller(one: list[int], other: list[int]) -> int:
         return len(other) - len(one) or points(traits_of[other[0]], traits_of[one[0]])
 
     for members in sorted(variants.values(), key=cmp_to_key(smaller)):
-        by_models.setdefault(_models(topologies[members[0]].snapshot), []).append(members)
-    models = [_models(topology.snapshot) for topology in topologies]
-    groups: list[_Group] = []
-    for same_models in by_models.values():
-        groups += _kinds_of(same_models, traits_of)
+        by_models.setdefault(models[members[0]], []).append(members)
+    groups = [kind for same_models in by_models.values() for kind in _kinds_of(same_models, traits_of)]
     groups.sort(key=_size_and_place)
     groups = sorted(_without_strays(groups, models, traits_of), key=_size_and_place)
-    kinds: dict[object, MachineKind] = {}
+    kinds: dict[Models, MachineKind] = {}
     named = []
     for number, (alike, odd) in enumerate(groups):
         first = kinds.get(models[alike[0]])
@@ -192,15 +188,11 @@ def _gpu_traits(gpu: GpuFacts) -> dict[str, object]:
         "fabric": gpu.fabric and gpu.fabric.state,
         "fabric health": gpu.fabric and gpu.fabric.health_mask,
         "PCIe width": gpu.pcie.width,
-        "PCIe at most": _pcie(gpu.pcie.max_generation, gpu.pcie.max_width),
+        "PCIe at most": generation_and_width(gpu.pcie.max_generation, gpu.pcie.max_width),
         "NUMA node": gpu.place.numa_node,
         "row remapping pending": gpu.remapped_rows and gpu.remapped_rows.pending,
         "row remapping failed": gpu.remapped_rows and gpu.remapped_rows.failure,
     }
-
-
-def _pcie(generation: int | None, width: int | None) -> str | None:
-    return None if generation is None or width is None else f"{generation} x{width}"
 
 
 def _nic_traits(nic: NicFacts) -> dict[str, object]:
@@ -210,7 +202,7 @@ def _nic_traits(nic: NicFacts) -> dict[str, object]:
         "rate": nic.rate_gbit_s,
         "model": nic.model,
         "firmware": nic.firmware,
-        "PCIe": _pcie(nic.pcie.generation, nic.pcie.width),
+        "PCIe": generation_and_width(nic.pcie.generation, nic.pcie.width),
         "NUMA node": nic.place.numa_node,
     }
 
@@ -273,6 +265,6 @@ def with_own_names(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
     named = []
     for snapshot in snapshots:
         seen[snapshot.host] += 1
-        number = seen[snapshot.host]
-        named.append(snapshot if number == 1 else replace(snapshot, host=f"{snapshot.host}~{number}"))
+        again = seen[snapshot.host] > 1
+        named.append(replace(snapshot, host=f"{snapshot.host}~{seen[snapshot.host]}") if again else snapshot)
     return named

@@ -199,14 +199,17 @@ def judge(figure: float, cell: Cell, reference: Reference) -> tuple[Verdict, str
         return Verdict.INCONCLUSIVE, f"samples differ by {cell.spread:.0%} near a threshold"
     compared = [
         (figure / other, other, whose)
-        for other, whose in ((reference.siblings_gb_s, "pairs wired alike"), (reference.expected_gb_s, "the profile"))
+        for other, whose in (
+            (reference.siblings_gb_s, "pairs wired alike reach"),
+            (reference.expected_gb_s, "the profile expects"),
+        )
         if other is not None
     ]
     if compared:
         share, other, whose = min(compared)
         if share < SLOW_SHARE:
             verdict = Verdict.FAIL if share < FAILED_SHARE else Verdict.WARN
-            return verdict, f"{share:.0%} of {other:.4g} GB/s, which {whose} {_reach(whose)}"
+            return verdict, f"{share:.0%} of {other:.4g} GB/s, which {whose}"
         return Verdict.PASS, ""
     if reference.limit_gb_s is None:
         return Verdict.SKIP, "nothing to compare with"
@@ -214,10 +217,6 @@ def judge(figure: float, cell: Cell, reference: Reference) -> tuple[Verdict, str
     if share < LIMIT_WARN_SHARE:
         return Verdict.FAIL if share < LIMIT_FAIL_SHARE else Verdict.WARN, f"{share:.0%} of the limit"
     return Verdict.PASS, ""
-
-
-def _reach(whose: str) -> str:
-    return "expects" if whose == "the profile" else "reach"
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,8 +276,7 @@ def rounds(ranks: int) -> tuple[tuple[Pair, ...], ...]:
 def parse_pairs(texts: Sequence[str]) -> tuple[Pair, ...]:
     """'0-1,3-5' as ordered pairs of driver indices, each once, in their order.
 
-    Raises:
-        ValueError: a text that is no pair; the text is the message.
+    Raises ValueError: a text that is no pair; the text is the message.
     """
     found: dict[Pair, None] = {}
     for word in (word.strip() for text in texts for word in text.split(",")):

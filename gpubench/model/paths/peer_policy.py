@@ -74,12 +74,12 @@ def nccl_keeps_off(node: Topology, source: GpuFacts, destination: GpuFacts) -> s
 
 
 def lost_its_switches(node: Topology, gpu: GpuFacts) -> bool:
-    """Whether a GPU has NVLinks to NVSwitches and none is active; one without a bridge just has none."""
+    """True if a GPU has NVLinks to NVSwitches and none is active; one without a bridge just has none."""
     return is_switched(node, gpu) and bool(gpu.nvlinks) and active_links(gpu) == 0
 
 
 def is_switched(node: Topology, gpu: GpuFacts) -> bool:
-    """Whether NVLinks of a GPU lead to NVSwitches: it sees one, or they show one, or its fabric was ready.
+    """True if NVLinks of a GPU lead to NVSwitches: it sees one, or they show one, or its fabric was ready.
 
     Virtual machines do not see the switches of a board of which they have all GPUs.
     """

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from gpubench.model.facts.snapshot import (
@@ -150,11 +150,10 @@ class Topology:
         said = [word for word in (facts.read, facts.write) if word not in (None, NOT_SAID)]
         nvml = next((word for word in said if word != "OK"), said[0] if said else None)
         silent = [f"NVML says {P2P_STATUS[NOT_SAID]}"] if not said and NOT_SAID in (facts.read, facts.write) else []
-        if facts.cuda is not None and nvml is not None and facts.cuda != (nvml == "OK"):
-            cuda = "possible" if facts.cuda else "refused"
-            return PeerAccess(facts.cuda, nvml, f"CUDA says {cuda}, NVML says {P2P_STATUS.get(nvml, nvml)}")
         if nvml is not None:
-            return PeerAccess(facts.cuda, nvml, P2P_STATUS.get(nvml, nvml))
+            access = PeerAccess(facts.cuda, nvml, P2P_STATUS.get(nvml, nvml))
+            both = f"CUDA says {'possible' if facts.cuda else 'refused'}, NVML says {access.reason}"
+            return replace(access, reason=both) if access.contradicts else access
         if facts.cuda is not None:
             answer = "possible" if facts.cuda else "refused by CUDA"
             return PeerAccess(facts.cuda, None, "; ".join([answer, *silent]))
@@ -163,7 +162,6 @@ class Topology:
 
     @property
     def _why_silent(self) -> str:
-        """The reason why nothing is known of pairs of GPUs."""
         stages = ("nvml", "cuda")
         failed = [f"{each.stage}: {each.error}" for each in self.snapshot.failures if each.stage in stages]
         return "; ".join(failed) or self.snapshot.driver.absent or "nothing here tells"
@@ -197,13 +195,13 @@ class Topology:
 
     def pcie_total(self, device: Device) -> Limit:
         """GB/s per direction of a device's PCIe path to the CPU: of the narrowest of its link and those above."""
-        return self._narrowest({_label(device): loaded_link(device)} | self._above(device.place, 0), device)
+        return self._narrowest({device.device: loaded_link(device)} | self._above(device.place, 0), device)
 
     def nearest_gpus(self, nic: NicFacts) -> tuple[GpuFacts, ...]:
         """The GPUs with the shortest PCIe path to a NIC; none where no path is known."""
-        ranks = {gpu.index: _rank(self.pcie_path(gpu, nic)) for gpu in self.gpus}
-        best = min((rank for rank in ranks.values() if rank is not None), default=None)
-        return tuple(gpu for gpu in self.gpus if best is not None and ranks[gpu.index] == best)
+        paths = {gpu.index: self.pcie_path(gpu, nic) for gpu in self.gpus}
+        nearest = next((each for each in PATH_CLASSES if each in paths.values()), None)
+        return tuple(gpu for gpu in self.gpus if nearest is not None and paths[gpu.index] == nearest)
 
     def gpudirect(self, nic: NicFacts) -> tuple[bool | None, str]:
         """True where GPUDirect RDMA is possible through a NIC, and by what; False or None, and why.
@@ -250,8 +248,8 @@ class Topology:
 
     def _pcie_limit(self, source: Device, destination: Device) -> Limit:
         shared = _shared_switches(source.place, destination.place)
-        hops = {_label(source): loaded_link(source)} | self._above(source.place, shared)
-        hops |= self._above(destination.place, shared) | {_label(destination): loaded_link(destination)}
+        hops = {source.device: loaded_link(source)} | self._above(source.place, shared)
+        hops |= self._above(destination.place, shared) | {destination.device: loaded_link(destination)}
         return self._narrowest(hops, source, destination)
 
     def _above(self, place: PciPlace, shared: int) -> dict[str, PcieLink]:
@@ -264,8 +262,8 @@ class Topology:
     def _narrowest(self, hops: Mapping[str, PcieLink], *ends: Device) -> Limit:
         ceilings = {name: pcie_ceiling_gb_s(link) for name, link in hops.items()}
         for device in ends:
-            if ceilings[_label(device)] is None:
-                return Limit(None, device.unknown.get("pcie", f"the PCIe link of {_label(device)} is not known"))
+            if ceilings[device.device] is None:
+                return Limit(None, device.unknown.get("pcie", f"the PCIe link of {device.device} is not known"))
         known = [(gb_s, name) for name, gb_s in ceilings.items() if gb_s is not None]
         lowest, name = min(known, key=lambda hop: hop[0])
         link = hops[name]
@@ -327,14 +325,6 @@ def _same_fabric(one: GpuFacts, other: GpuFacts) -> bool:
     if mine is None or theirs is None or mine.clique is None or theirs.clique is None:
         return True
     return (mine.cluster_uuid, mine.clique) == (theirs.cluster_uuid, theirs.clique)
-
-
-def _rank(path: str | None) -> int | None:
-    return PATH_CLASSES.index(path) if path in PATH_CLASSES else None
-
-
-def _label(device: Device) -> str:
-    return device.device
 
 
 def _rate_limit(nic: NicFacts) -> Limit:

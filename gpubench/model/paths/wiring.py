@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
 
 from gpubench.model.facts.snapshot import GpuFacts, NicFacts, bus_id
 from gpubench.model.paths.evidence import Evidence, State
 from gpubench.model.paths.peer_policy import Refusal, nccl_keeps_off, refusal_of
 from gpubench.model.paths.selection import Pair
 from gpubench.model.paths.topology import UNKNOWN_PATH, Limit, PeerAccess, Topology
+from gpubench.model.terms.rank_identity import RankIdentity
 
 NETWORK = "NET"
 
@@ -17,32 +17,17 @@ _ACTIVE = "active"
 _NOT_DESCRIBED = "nothing described these GPUs"
 
 
-class Located(Protocol):
-    """A GPU of a run by where it is: a rank with its GPU is one, and so is any GPU of a process that has several."""
-
-    @property
-    def host(self) -> str:
-        """The name of its node."""
-        ...
-
-    @property
-    def node(self) -> int:
-        """The number of its node."""
-        ...
-
-    @property
-    def gpu_bus_id(self) -> str | None:
-        """The PCI bus id by which it is known there, if any."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class GpuPlace:
-    """A GPU that is no rank's own."""
+    """A GPU of a process that has several, by host, number of the node, and PCI bus id, if any is known."""
 
     host: str
     node: int
     gpu_bus_id: str | None
+
+
+Located = RankIdentity | GpuPlace
+"""A GPU of a run by where it is: a rank with its GPU, or a GPU that is no rank's own."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +95,8 @@ class Wiring:
     def capability(self, pair: Pair) -> Evidence:
         """The evidence that the path of a pair could be direct, or could not."""
         if not self.together(pair):
-            return self._capability_between_nodes(pair)
+            nodes = self.gpus[pair[0]].node, self.gpus[pair[1]].node
+            return self._between_nodes.get(nodes) or self._between_nodes.setdefault(nodes, self._of_nodes(pair))
         access = self.peer_access(pair)
         if access.possible is None:
             return Evidence(seen=access.reason)
@@ -156,16 +142,10 @@ class Wiring:
 
     @cached_property
     def _between_nodes(self) -> dict[tuple[int, int], Evidence]:
-        """Facts of pairs of nodes that are the same for all their ranks, kept once found out."""
+        """Evidence on pairs of nodes, which is the same for all their ranks, kept once found out."""
         return {}
 
-    def _capability_between_nodes(self, pair: Pair) -> Evidence:
-        nodes = self.gpus[pair[0]].node, self.gpus[pair[1]].node
-        if nodes not in self._between_nodes:
-            self._between_nodes[nodes] = self._capability_of_nodes(pair)
-        return self._between_nodes[nodes]
-
-    def _capability_of_nodes(self, pair: Pair) -> Evidence:
+    def _of_nodes(self, pair: Pair) -> Evidence:
         bare = self._nodes_without_rdma(pair)
         if bare:
             return Evidence(State.CONTRADICTING, f"no RDMA NIC is active on {', '.join(bare)}")
@@ -192,7 +172,7 @@ class Wiring:
 
     @cached_property
     def _found(self) -> list[GpuFacts | None]:
-        """What is known of each GPU, by its bus id, else its name: indices differ between ranks, CUDA and NVML."""
+        """The facts of each GPU, found by its bus id, else its name: indices differ between ranks, CUDA and NVML."""
         by_id = {
             number: {gpu.bus_id or bus_id(gpu.device): gpu for gpu in node.gpus} for number, node in self.nodes.items()
         }

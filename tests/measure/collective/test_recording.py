@@ -23,14 +23,13 @@ from gpubench.hardware.node.nvml.library import Driver
 from gpubench.hardware.recorded import MOST_SAMPLE_BYTES
 from gpubench.measure.collective import counting
 from gpubench.measure.collective.logged_choices import Choice, LoggedChoices
-from gpubench.measure.collective.observers import Observers
+from gpubench.measure.collective.observers import ObservationSources, Observers, PathObserver
 from gpubench.measure.collective.path_evidence import PathObservations
-from gpubench.measure.collective.path_observer import ObservationSources, PathObserver
 from gpubench.measure.collective.recorded_choices import RecordedLoggedChoices
-from gpubench.measure.collective.recorded_log import RecordedLog
 from gpubench.measure.collective.recording import (
     VERSION,
     RecordedCollective,
+    RecordedLog,
     RecordedObservations,
     RowWriter,
     RunOptions,
@@ -39,7 +38,6 @@ from gpubench.measure.collective.recording import (
 from gpubench.measure.collective.replay import CUT_SHORT, read_recorded, replay
 from gpubench.measure.collective.row_collector import Recorder
 from gpubench.measure.collective.split_groups import GroupRows, InStep
-from gpubench.measure.collective.sweep import measure
 from gpubench.measure.collective.variants import SweepVariant, measure_variants
 from gpubench.model.facts.gpu_condition import GpuCondition
 from gpubench.model.paths.evidence import EvidenceUse
@@ -57,8 +55,9 @@ from gpubench.ports.group import Group
 from gpubench.readers.documents.json_lines import json_line, read_json_line
 from tests.fakes import cupy_on_numpy, faults
 from tests.fakes.library_log import FakeLog, said
+from tests.fakes.one_variant import measure
 from tests.fakes.ranks import ThreadGroup, run_ranks
-from tests.measure.collective.test_path_observer import MIB, RANKS, Job, direct, over_nvlink, over_pcie, shared_memory
+from tests.measure.collective.test_observers import MIB, RANKS, Job, direct, over_nvlink, over_pcie, shared_memory
 from tests.measure.collective.test_sweep import ReceivedRows, request_for
 from tests.measure.collective.test_variants import both
 
@@ -88,7 +87,7 @@ class Recording:
 
 
 @dataclass
-class InMemory:
+class InMemory(Recorder):
     """A recorder whose first rank writes lines into a list."""
 
     described: RecordedCollective

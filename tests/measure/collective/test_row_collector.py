@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from gpubench.collectives.allreduce import ALLREDUCE
 from gpubench.measure.collective.cases import JobFacts, cases
-from gpubench.measure.collective.row_collector import Answer, Measured, RowCollector, RowSample
+from gpubench.measure.collective.row_collector import Answer, MeasuredRow, RowCollector, RowSample
 from gpubench.measure.collective.timing import OwnTimes
 from gpubench.model.results.report import Report
 from gpubench.model.terms.origin import Origin
@@ -29,7 +29,7 @@ def report_of(*wrong_by_row: tuple[int, ...]) -> tuple[Report, ReceivedRows]:
         answers = tuple(Answer((rank + 1) * 1e-6, wrong=each) for rank, each in enumerate(wrong))
         sample = RowSample(OwnTimes(1e-6, 20), answers)
         job = JobFacts("nccl", Origin.MEASURED, RANKS, 1)
-        collector.add(case, Measured(sample.row(request, case, job), sample), UNWATCHED)
+        collector.add(case, MeasuredRow(sample.row(request, case, job), sample), UNWATCHED)
     return collector.report(), shown
 
 

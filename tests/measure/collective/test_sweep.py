@@ -17,7 +17,7 @@ from gpubench.hardware.nccl.backend import NcclBackend, NcclLibrary
 from gpubench.hardware.nccl.calls import NcclLaunch
 from gpubench.hardware.node.nvml.library import Driver
 from gpubench.measure.collective.observers import Observers
-from gpubench.measure.collective.sweep import check_root, fitting_sizes, measure
+from gpubench.measure.collective.sweep import check_root, fitting_sizes
 from gpubench.model.facts.gpu_condition import GpuCondition
 from gpubench.model.results.report import CollectiveRow, Metadata, Report, Table
 from gpubench.model.terms.allocator import Allocator
@@ -30,6 +30,7 @@ from gpubench.ports.backend import Backend
 from gpubench.ports.group import Group
 from gpubench.ports.launch import BatchedLaunch, Launch
 from tests.fakes import cupy_on_numpy, faults
+from tests.fakes.one_variant import measure
 from tests.fakes.progress import FakeProgress
 from tests.fakes.ranks import ThreadGroup, run_ranks
 

@@ -196,3 +196,8 @@ def test_operations_alone_until_they_are_known_well_enough_or_time_is_up() -> No
 def test_replays_of_a_graph_alone_count_for_all_that_they_hold() -> None:
     (own,), _ = timed(Sampling(Mode.LATENCY, 5), [Clocked(steady(8e-6))], replays=4)
     assert own.seconds == pytest.approx(2e-6)
+
+
+def test_replays_of_a_graph_in_one_loop_count_for_all_that_they_hold() -> None:
+    (own,), _ = timed(Sampling(iterations=4), [Clocked(steady(8e-6))], replays=5)
+    assert own.seconds == pytest.approx(8e-6 / 5)

@@ -266,6 +266,8 @@ def test_many_ranges_of_missing_ranks_and_exactly_as_many_transports_as_are_name
     assert finding.seen == "no log of rank 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23 and 20 more ranges"
     (finding,) = report_of(*logs[:40:2], *logs[40:]).findings
     assert finding.seen.endswith("21, 23 and 8 more ranges")
+    (finding,) = report_of(*logs[:24:2], *logs[24:]).findings
+    assert finding.seen == "no log of rank 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23", "exactly as many as are named"
     names = iter(f"NEW/{number}" for number in range(4))
     report = report_of(
         *Job(ranks=4, per_node=4, via=lambda a, b, r: None if r or b != (a + 1) % 4 else next(names)).logs()
@@ -480,7 +482,15 @@ def test_many_pairs_are_a_few_lines() -> None:
         ("node", "P2P/CUMEM", 112),
         ("network", "NET/IB/GDRDMA", 16),
     ]
+    assert [len(list(row["first"])) for row in found] == [8, 8]  # type: ignore[call-overload]
     assert report.verdict is Verdict.PASS
+
+
+def test_pairs_with_fewer_channels_than_others_count_for_the_least() -> None:
+    logs = Job(per_node=4, channels=3, via=lambda _a, _b, received: None if received else "P2P/CUMEM").logs()
+    fewer = "\n".join(line for line in logs[2].splitlines() if "Channel 01" not in line and "Channel 02" not in line)
+    (row,) = rows(report_of(*logs[:2], fewer, logs[3]), "transports")
+    assert (row["channels_least"], row["channels_most"], row["pairs"]) == (1, 3, 8)
 
 
 def test_sections_are_those_that_the_command_offers() -> None:

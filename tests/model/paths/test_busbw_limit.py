@@ -57,6 +57,12 @@ def test_a_tree_is_bound_by_the_mean() -> None:
     assert limit.gb_s == pytest.approx((450 + 450 + 300 + 300) / 4)
 
 
+def test_the_mean_is_that_of_ranks_that_send() -> None:
+    limit = busbw_limit("TREE", [(0, 2), (1, 2)], machine("hgx-h200-4", "gpu0:nvlink=12"))
+    assert limit.gb_s == pytest.approx((300 + 450) / 2)
+    assert limit.note == "mean of 2 ranks' links"
+
+
 @pytest.mark.parametrize("name", ["alltoall", "gather", "scatter", "sendrecv"])
 def test_exchanges_over_nvswitch_reach_a_gpus_links(name: str) -> None:
     work, pairs = work_of(name, 4)

@@ -19,19 +19,19 @@ from gpubench.measure.collective import path_judge as judge
 from gpubench.measure.collective.cases import cases
 from gpubench.measure.collective.counting import Traffic
 from gpubench.measure.collective.logged_choices import Choice, LoggedChoices, key_of
-from gpubench.measure.collective.observers import Observers
-from gpubench.measure.collective.path_evidence import PathObservations
-from gpubench.measure.collective.path_observer import ObservationSources, PathObserver
-from gpubench.measure.collective.sweep import measure
+from gpubench.measure.collective.observers import ObservationSources, Observers, PathObserver
+from gpubench.measure.collective.path_evidence import PathObservations, RowObservations, conclude, simulated
 from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.paths.selection import Used
 from gpubench.model.paths.topology import Limit, Topology
-from gpubench.model.paths.transport import Tuning
+from gpubench.model.paths.transport import Transport, TransportKind, Tuning
 from gpubench.model.paths.wiring import Wiring
+from gpubench.model.profiles.fault import parse_fault
 from gpubench.model.results.report import CollectiveRow, Report, Table
 from gpubench.model.results.rows.causes import CauseRow
 from gpubench.model.results.rows.evidence import EvidenceRow, FallbackRow
+from gpubench.model.terms.operation import DataType
 from gpubench.model.terms.rank_identity import RankIdentity
 from gpubench.model.terms.sampling import Sampling
 from gpubench.model.terms.verdict import Verdict
@@ -40,6 +40,7 @@ from gpubench.ports.link_counters import LinkBytes
 from tests.cli.running import ROOT
 from tests.fakes import cupy_on_numpy, faults
 from tests.fakes.library_log import FakeLog, recorded, said
+from tests.fakes.one_variant import measure
 from tests.fakes.ranks import ThreadGroup, run_ranks
 from tests.formats.sample import ROW
 from tests.measure.collective.test_sweep import BOTH, ReceivedRows, request_for
@@ -196,6 +197,7 @@ def test_a_healthy_job_is_direct_and_says_how_it_knows(monkeypatch: pytest.Monke
         assert (row.path_class, row.limit_gb_s, row.conclusion, row.confidence) == ("NV18", 450, "direct", "proven")
     (verdict,) = result.fallback
     assert set(verdict.pairs) == RING
+    assert "no algorithms" not in verdict.how
     assert (result.report.verdict, result.report.complete) == (Verdict.PASS, True)
     assert result.report.findings == ()
 
@@ -455,6 +457,42 @@ def test_paths_of_two_kinds_at_one_gpu_are_not_told_apart_by_its_counters(monkey
         ("staged", "likely", 2),
         ("direct", "likely", 10),
     ]
+
+
+@pytest.mark.parametrize("expected_bytes", [((1.0, 0.0), (0.0, 0.1)), ((0.1, 0.0), (0.0, 1.0))])
+def test_what_passed_is_the_more_of_what_one_end_sends_and_the_other_receives(
+    expected_bytes: tuple[tuple[float, float], ...],
+) -> None:
+    used = Used({(0, 1): (Transport("P2P/CUMEM", TransportKind.P2P),)})
+    choices = LoggedChoices({(DataType.FLOAT32, None, MIB): Choice(used, None)})
+    observed = PathObservations(
+        choices=choices,
+        expected_bytes=[*expected_bytes, (0.0, 0.0), (0.0, 0.0)],
+        traffic=[Traffic()] * RANKS,
+        circumstances=Job(direct).circumstances(),
+    )
+    rows = RowObservations()
+    rows.add(replace(ROW, size_bytes=MIB, algbw_gb_s=100.0, busbw_gb_s=100.0), [0] * RANKS)
+    section = conclude(observed, rows, strict=False).sections["evidence"]
+    assert isinstance(section, Table)
+    (row,) = section.rows()
+    assert "100 GB/s passed" in str(row.to_record()), "more than host memory carries"
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause", "evidence"),
+    [("gpu2:nvlink=0", "nvlinks-all-down", "0 NVLinks active"), ("", "simulated", "--simulate hgx-h200-4")],
+)
+def test_a_simulated_path_is_explained_by_facts_else_by_its_fault(fault: str, cause: str, evidence: str) -> None:
+    node = snapshots(parse_machine("hgx-h200-4"), [parse_fault(fault)] if fault else [])[0]
+    gpus = Job(direct).identities
+    outcome = simulated([(2, 1)], gpus, lambda _: Topology(node), "--simulate hgx-h200-4", strict=False)
+    section = outcome.sections["fallback"]
+    assert isinstance(section, Table)
+    (row,) = section.rows()
+    assert isinstance(row, FallbackRow)
+    assert list(row.pairs) == ["2 → 1"]
+    assert (row.cause, evidence in str(row)) == (cause, True)
 
 
 def test_an_nccl_that_names_no_algorithm_is_known_by_all_connections(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,25 @@
+"""A sweep in the backend's own choice alone."""
+
+from collections.abc import Sequence
+
+from gpubench.collectives.request import SweepRequest
+from gpubench.measure.collective.observers import NO_OBSERVERS, Observers
+from gpubench.measure.collective.variants import SweepVariant, measure_variants
+from gpubench.model.results.report import CollectiveRow, Report
+from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.ports.backend import Backend
+from gpubench.ports.group import Group
+from gpubench.ports.listener import Listener
+
+
+def measure(
+    request: SweepRequest,
+    group: Group,
+    backend: Backend,
+    identities: Sequence[RankIdentity],
+    listener: Listener[CollectiveRow],
+    observers: Observers = NO_OBSERVERS,
+) -> Report:
+    return measure_variants(
+        request, group, [SweepVariant(setting=None, backend=backend)], identities, listener, observers
+    )
