@@ -7,7 +7,6 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
-from gpubench.hardware.cpus import cpu_ranges
 from gpubench.hardware.process.kernel_calls import may_call, memory_policy, pidfd_getfd
 from gpubench.hardware.process.library_search import verbs_providers
 from gpubench.hardware.process.mpi_facts import read_mpi
@@ -16,6 +15,7 @@ from gpubench.hardware.process.user_files import read_user_files
 from gpubench.hardware.system_files import UnknownFields, below, names_in, number_of, printable, text_of
 from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.facts.snapshot import bus_id
+from gpubench.model.terms.cpu_ranges import ranges_of
 
 UNLIMITED = -1
 """`memlock_bytes` of a process that may lock all memory."""
@@ -58,7 +58,7 @@ def read_rank_facts(
         visible_devices=environment.get("CUDA_VISIBLE_DEVICES"),
         device_files=device_files,
         memlock_bytes=UNLIMITED if memlock == resource.RLIM_INFINITY else memlock,
-        affinity=cpu_ranges(os.sched_getaffinity(0)),
+        affinity=ranges_of(sum(1 << cpu for cpu in os.sched_getaffinity(0))),
         ptrace_scope=number_of(root / "proc/sys/kernel/yama/ptrace_scope"),
         seccomp=filtered,
         libraries=libraries,

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from itertools import permutations
 from typing import Any
 
-from gpubench.hardware.cpus import cpu_ranges
 from gpubench.hardware.node.cuda_driver import version_text
 from gpubench.hardware.node.nvml.answers import Answers, text
 from gpubench.hardware.node.nvml.nvlink import read_nvlinks
@@ -24,6 +23,7 @@ from gpubench.model.facts.snapshot import (
     RemappedRows,
     bus_id,
 )
+from gpubench.model.terms.cpu_ranges import ranges_of
 
 _MEMORY_VERSION = 0x02000028
 """nvmlMemory_v2: it counts what the driver keeps for itself as reserved and not as used, as nvidia-smi does."""
@@ -176,7 +176,7 @@ def _pcie(answers: Answers) -> PcieLink:
 def _cpu_affinity(answers: Answers, cpus: int) -> str | None:
     words = answers.ask("cpu_affinity", "nvmlDeviceGetCpuAffinity", -(-cpus // _BITS_PER_WORD))
     mask = sum(int(word) << _BITS_PER_WORD * position for position, word in enumerate(words or ()))
-    return cpu_ranges(cpu for cpu in range(mask.bit_length()) if mask >> cpu & 1) or None
+    return ranges_of(mask) or None
 
 
 def _fabric(answers: Answers) -> Fabric | None:
