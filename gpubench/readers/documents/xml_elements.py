@@ -72,11 +72,7 @@ class Parser:
         self._expat.EntityDeclHandler = self._refuse_doctype
 
     def root_of(self, text: str) -> Element:
-        """The outermost element of a text.
-
-        Raises:
-            UsageError: broken XML, another program's, entities; with its line.
-        """
+        """The outermost element; UsageError, with its line, for broken XML, another program's, or entities."""
         document = self._open[0]
         try:
             self._expat.Parse(text.encode("utf-8", "surrogatepass"), True)  # noqa: FBT003
