@@ -100,11 +100,9 @@ class ChannelReceiver:
                 # Once the job is gone, one more look without waiting finds what it had still sent.
                 waits = listens_until == math.inf or (_has_lines(selector) and time.monotonic() < listens_until)
                 events = selector.select(_SECONDS_BETWEEN_LOOKS if waits else 0)
-                # What a rank says of its end comes before what mpirun says of it, which waits for another look.
-                rank_speaks = any(key.fileobj is not job.stdout for key, _ in events)
-                for key, _ in events:
-                    if rank_speaks and key.fileobj is job.stdout:
-                        continue
+                # A rank's message about its end comes before mpirun's, which waits for another look.
+                of_ranks = [key for key, _ in events if key.fileobj is not job.stdout]
+                for key in of_ranks or [key for key, _ in events]:
                     if key.data is None:
                         connection, _ = self._listener.accept()
                         selector.register(connection, selectors.EVENT_READ, _Lines())
@@ -141,19 +139,14 @@ class _Lines:
 
 
 def _read(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> Iterator[Message | PrintedLine]:
-    source, lines = key.fileobj, key.data
-    from_rank = isinstance(source, socket.socket)
-    data = source.recv(_READ_BYTES) if isinstance(source, socket.socket) else _read_pipe(source)
+    source: Any = key.fileobj
+    lines, from_rank = key.data, isinstance(source, socket.socket)
+    data = source.recv(_READ_BYTES) if from_rank else source.read1(_READ_BYTES)
     # What a rank had not finished saying when it died is no message.
     complete = lines.feed(data) if data else [] if from_rank else lines.rest()
     if not data:
         selector.unregister(source)
-        if isinstance(source, socket.socket):
+        if from_rank:
             source.close()
     for line in complete:
         yield json.loads(line) if from_rank else PrintedLine(line.decode(errors="replace"))
-
-
-def _read_pipe(source: Any) -> bytes:
-    data: bytes = source.read1(_READ_BYTES)
-    return data

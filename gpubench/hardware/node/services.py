@@ -1,4 +1,4 @@
-"""Which of the programs run that NVLink fabrics and memory shared between nodes need, and their versions.
+"""The programs that NVLink fabrics and memory shared between nodes need: whether they run, and their versions.
 
 Of IMEX and the subnet manager neither was seen on hardware.
 """
@@ -58,7 +58,7 @@ def _why_hidden(root: Path) -> str:
 
 
 def _running(root: Path) -> tuple[set[str], bool]:
-    """Which of the programs run, and whether all processes were looked at that could be one of them."""
+    """The programs that run, and whether all processes were looked at that could be one of them."""
     wanted = {name[:_KERNELS_LENGTH]: name for name in _PROGRAMS}
     found: set[str] = set()
     for looked_at, pid in enumerate(_pids(root)):

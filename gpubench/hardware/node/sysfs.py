@@ -110,8 +110,8 @@ def _gpus(folders: Sequence[Path], pages: Mapping[str, Mapping[str, str]]) -> tu
 
 def _minors(pages: Mapping[str, Mapping[str, str]]) -> dict[str, int]:
     """The numbers of the GPUs' device files, by bus id."""
-    said = {address: information.get("Device Minor", "") for address, information in pages.items()}
-    return {address: int(text) for address, text in said.items() if _MINOR.fullmatch(text)}
+    minors = {address: information.get("Device Minor", "") for address, information in pages.items()}
+    return {address: int(text) for address, text in minors.items() if _MINOR.fullmatch(text)}
 
 
 def _driver_pages(root: Path) -> dict[str, dict[str, str]]:

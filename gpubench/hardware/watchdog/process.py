@@ -126,7 +126,7 @@ class Watchdog:
             self._end()
         except RankIsGoneError:
             if not self._block.left():
-                self._report_loss(LostRank(self.state(), self._clock(), _status_of(self._watched.pid)))
+                self._report_loss(LostRank(self.state(), self._clock(), _exit_status(self._watched.pid)))
 
     def state(self) -> RankState:
         """The rank at this moment."""
@@ -143,7 +143,7 @@ class Watchdog:
             done=reading.done,
             total=reading.total,
             idle_seconds=now - self._since,
-            process=_process_state(self._watched.pid),
+            process=_stat(self._watched.pid)[0],
             trouble=self._trouble,
         )
 
@@ -304,15 +304,11 @@ def _is_parent(pid: int) -> bool:
     return os.getppid() == pid
 
 
-def _process_state(pid: int) -> str:
-    return _stat(pid)[0]
-
-
 def _parent_of(pid: int) -> str:
     return _stat(pid)[1]
 
 
-def _status_of(pid: int) -> int:
+def _exit_status(pid: int) -> int:
     """The exit status of a process that is just ending, as wait(2) has it; 0 where its launcher has taken it."""
     return int(_stat(pid)[-1] or 0)
 
