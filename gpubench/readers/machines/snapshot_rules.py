@@ -45,8 +45,8 @@ _MOST = {
 def check_snapshot(snapshot: Snapshot) -> None:
     """Refuse a snapshot that contradicts itself, or is none of a machine.
 
-    Raises:
-        UsageError: names that are not unique or cannot be printed, a path that is none, more devices than a node has.
+    Raises UsageError for names that are not unique or cannot be printed, a path that is none, more devices than a node
+    has.
     """
     for name, most in _MOST.items():
         count = len(getattr(snapshot, name))
@@ -71,8 +71,7 @@ def check_snapshot(snapshot: Snapshot) -> None:
 def check_rank(rank: RankFacts, where: str) -> None:
     """Refuse facts of a process with texts in them that no output can show.
 
-    Raises:
-        UsageError: there is one; `where` leads to it.
+    Raises UsageError where there is one; `where` leads to it.
     """
     for field in _SAID_OF_RANKS:
         check_printable(to_plain(getattr(rank, field)), f"{where}: {field}")

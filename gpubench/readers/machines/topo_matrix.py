@@ -62,10 +62,8 @@ def read(text: str, name: str) -> Snapshot:
     Which of `topo -p2p r|w|n|a|p` a matrix is cannot be seen from it. It is taken from the command line above it where
     the text has one. Those without are taken in the order of nvidia-smi's help, leaving out what a command line names:
     the first is `read`, the second `write`, and `nvlink` comes next only because it does there. Where the same matrix
-    comes twice the last one counts, and so do the last UUID, driver and NVLink lines of a GPU.
-
-    Raises:
-        UsageError: there is no matrix, or one that is cut off, or contradicts itself; with its line.
+    comes twice the last one counts, and so do the last UUID, driver and NVLink lines of a GPU. Raises UsageError where
+    there is no matrix, or one that is cut off, or contradicts itself; with its line.
     """
     lines = [_DECORATION.sub(" ", line) if len(line) <= _LONGEST_LINE else "" for line in text.split("\n")]
     fields = _by_field(_matrices(lines, name))

@@ -15,8 +15,7 @@ def result_file(
 ) -> ResultFile:
     """The rows of all runs, with the circumstances of the first that has rows.
 
-    Raises:
-        UsageError: nothing says of how many ranks, or of which collective, rows are.
+    Raises UsageError where nothing says of how many ranks, or of which collective, rows are.
     """
     measured = [run for run in runs if run.lines]
     rows = tuple(row for run in measured for row in run.rows(name))

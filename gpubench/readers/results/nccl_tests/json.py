@@ -52,8 +52,7 @@ def recognises(text: str) -> bool:
 def read(text: str, name: str) -> ResultFile:
     """The rows of the run in a text.
 
-    Raises:
-        UsageError: it is damaged, of a version that is not known, or has no rows.
+    Raises UsageError where it is damaged, of a version that is not known, or has no rows.
     """
     document, whole = _loaded(text, name)
     version = document.get("version")

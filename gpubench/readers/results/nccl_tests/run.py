@@ -111,8 +111,8 @@ class NcclTestsRun:
     def rows(self, where: str) -> list[CollectiveRow]:
         """Its lines as rows, two each.
 
-        Raises:
-            UsageError: nothing says how many ranks there were, or which collective it was; `where` names the file.
+        Raises UsageError where nothing says how many ranks there were, or which collective it was; `where` names the
+        file.
         """
         if not self.lines:
             return []
@@ -219,8 +219,7 @@ def _ci95_percent(each: PerIteration) -> float | None:
 def _named_by_shape(lines: Sequence[OutputLine], ranks: int, where: str) -> str:
     """The collective of an output that does not name it (nccl-tests before 2.17), where the rows leave only one.
 
-    Raises:
-        UsageError: several have such rows, as alltoall and allgather, gather and scatter.
+    Raises UsageError where several have such rows, as alltoall and allgather, gather and scatter.
     """
     line = max(lines, key=lambda each: each.size_bytes)
     blocks = line.size_bytes == line.count * ELEMENT_TYPES[line.element_type][1] * ranks and ranks > 1

@@ -59,8 +59,7 @@ def recognises(text: str) -> bool:
 def read(text: str, name: str) -> ResultFile:
     """The rows of every run in a text.
 
-    Raises:
-        UsageError: there are no rows, or nothing says of how many ranks or of which collective they are.
+    Raises UsageError where there are no rows, or nothing says of how many ranks or of which collective they are.
     """
     parser = _Parser()
     for line in re.split(r"\r?\n|\r", text):
