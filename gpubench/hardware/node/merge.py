@@ -38,6 +38,7 @@ def merge(
     kernel = sysfs or SysfsFacts()
     gpus = tuple(_with_cuda(gpu, cuda) for gpu in _gpus(kernel, nvml))
     all_failures = (*failures, *_cuda_failure(gpus, nvml, cuda))
+    shown = {gpu.bus_id for gpu in gpus}
     dma_buf = [gpu.dma_buf for gpu in (cuda.gpus if cuda is not None else ()) if gpu.dma_buf is not None]
     return Snapshot(
         host=host,
@@ -49,7 +50,7 @@ def merge(
         driver_settings=_driver_settings(kernel.driver_settings, nvml, failures),
         gpudirect=replace(kernel.gpudirect, dma_buf=all(dma_buf) if dma_buf else None),
         gpus=gpus,
-        gpus_of_others=_gpus_of_others(kernel, gpus),
+        gpus_of_others=sum(gpu.bus_id not in shown for gpu in kernel.gpus),
         nics=kernel.nics,
         switches=kernel.switches,
         pci_devices=kernel.pci_devices,
@@ -97,12 +98,6 @@ def _gpus(kernel: SysfsFacts, nvml: NvmlFacts | None) -> list[GpuFacts]:
     following = max((gpu.index for gpu in gpus), default=-1) + 1
     lost = [gpu for gpu in unlisted if not _belongs_to_others(gpu, kernel, listed=len(nvml.gpus))]
     return [*gpus, *(replace(gpu, index=following + i, lost=UNLISTED) for i, gpu in enumerate(lost))]
-
-
-def _gpus_of_others(kernel: SysfsFacts, gpus: Sequence[GpuFacts]) -> int:
-    """GPUs on the bus that were left out: whoever counts a board's GPUs has to know of them."""
-    shown = {gpu.bus_id for gpu in gpus}
-    return sum(gpu.bus_id not in shown for gpu in kernel.gpus)
 
 
 def _belongs_to_others(gpu: GpuFacts, kernel: SysfsFacts, *, listed: int) -> bool:

@@ -67,8 +67,9 @@ def place_of(device: Path) -> PciPlace:
         return PciPlace()
     bridges = ports[:-1]
     numa_node = number_of(ports[-1] / "numa_node")
+    host_bridge = ports[0].parent.name
     return PciPlace(
-        host_bridge=_host_bridge(ports[0]),
+        host_bridge=host_bridge if _HOST_BRIDGE.fullmatch(host_bridge) else None,
         root_port=bus_id(bridges[0].name) if bridges else None,
         switches=tuple(bus_id(port.name) for port in bridges[1::2]),
         numa_node=None if numa_node is None or numa_node < 0 else numa_node,
@@ -136,10 +137,6 @@ def _ports_on(path: str) -> tuple[Path, ...]:
         if _ADDRESS.fullmatch(parts[end - 1]):
             ports.insert(0, Path("/".join(parts[:end])))
     return tuple(ports)
-
-
-def _host_bridge(outermost: Path) -> str | None:
-    return outermost.parent.name if _HOST_BRIDGE.fullmatch(outermost.parent.name) else None
 
 
 def _best(own: int | None, above: int | None, now: int | None) -> int | None:
