@@ -16,6 +16,7 @@ from gpubench.hardware.timing.clock import no_garbage_collection
 from gpubench.hardware.timing.native_loop import CallFailedError, CallTable, native_loop
 from gpubench.hardware.timing.stream_marks import MarkedLaunch, Marks
 from gpubench.model.terms.allocator import Allocator
+from gpubench.model.terms.nccl_choice import nccl_version
 from gpubench.model.terms.progress import UNWATCHED, Progress
 from gpubench.ports.collective_calls import CollectiveCalls
 from gpubench.ports.group import Group
@@ -61,10 +62,8 @@ class NcclLibrary:
 
     @property
     def version(self) -> str:
-        """'2.28.9', from NCCL's number: 22809, and 2708 before NCCL 2.9."""
-        number = self.nccl.get_version()
-        thousand = 10_000 if number >= 10_000 else 1_000
-        return f"{number // thousand}.{number % thousand // 100}.{number % 100}"
+        """'2.28.9'."""
+        return nccl_version(self.nccl.get_version())
 
     def allocate(self, size_bytes: int) -> int:
         """The address of memory that NCCL allocated, as nccl-tests has it do.

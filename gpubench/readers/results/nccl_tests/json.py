@@ -11,6 +11,7 @@ from typing import Any
 from gpubench.errors import UsageError
 from gpubench.model.facts.snapshot import bus_id
 from gpubench.model.results.result_file import ResultFile
+from gpubench.model.terms.nccl_choice import nccl_version
 from gpubench.model.terms.operation import Placement
 from gpubench.readers.documents.json_lines import load_json
 from gpubench.readers.results.nccl_tests.file import result_file
@@ -23,7 +24,6 @@ from gpubench.readers.results.nccl_tests.run import (
     OutputLine,
     PerIteration,
     Placed,
-    nccl_version,
 )
 
 NEWEST_VERSION = 3
@@ -65,7 +65,8 @@ def read(text: str, name: str) -> ResultFile:
         )
     try:
         run = _run(document, complete=whole)
-        environment = _environment(document.get("env", ()))
+        pairs = (str(line).partition("=") for line in document.get("env", ()))
+        environment = {key: value for key, _, value in pairs if key.startswith(_RECORDED)}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         what = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
         raise UsageError(
@@ -187,9 +188,3 @@ def _line(result: Mapping[str, Any], placed: tuple[Placed, ...]) -> OutputLine:
         root=int(result["root"]),
         placed=placed,
     )
-
-
-def _environment(lines: Sequence[Any]) -> dict[str, str]:
-    """Of the whole environment, what changes results."""
-    pairs = (str(line).partition("=") for line in lines)
-    return {key: value for key, _, value in pairs if key.startswith(_RECORDED)}

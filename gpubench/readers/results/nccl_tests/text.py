@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from gpubench.errors import UsageError
 from gpubench.model.facts.snapshot import bus_id
 from gpubench.model.results.result_file import ResultFile
+from gpubench.model.terms.nccl_choice import nccl_version
 from gpubench.model.terms.operation import Placement
 from gpubench.readers.results.nccl_tests.file import result_file
 from gpubench.readers.results.nccl_tests.run import (
@@ -18,7 +19,6 @@ from gpubench.readers.results.nccl_tests.run import (
     OutputLine,
     PerIteration,
     Placed,
-    nccl_version,
 )
 
 _CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07]*\x07|[\x00-\x08\x0b-\x1f]")
