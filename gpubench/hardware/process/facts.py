@@ -42,6 +42,8 @@ def read_rank_facts(
     hints = container_hints(root)
     libraries, device_files = _libraries(root / "proc/self/maps"), _device_files(root)
     files = read_user_files(environment, libraries, root)
+    channels = unknown.names("imex_channels", root / "dev" / _IMEX)
+    driver_gpus = unknown.names("driver_gpus", root / "proc/driver/nvidia/gpus")
     shm_device, shm_bytes, shm_free_bytes = _shared_memory(root / "dev/shm")
     memlock = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     return RankFacts(
@@ -66,8 +68,8 @@ def read_rank_facts(
         nccl_files=files.nccl_files,
         topology_file=files.topology_file,
         denied_device_files=denied(device_files, root),
-        imex_channels=_names("imex_channels", root / "dev" / _IMEX, unknown),
-        driver_gpus=_driver_gpus(root, unknown),
+        imex_channels=None if channels is None else tuple(sorted(map(printable, channels))),
+        driver_gpus=None if driver_gpus is None else tuple(map(bus_id, sorted(map(printable, driver_gpus)))),
         container=hints,
         capabilities=capabilities(status, unknown),
         pidfd_getfd=pidfd_getfd(unknown, allowed=may_call(filtered, hints)),
@@ -110,20 +112,6 @@ def _device_files(root: Path) -> tuple[str, ...]:
     gpus.sort(key=lambda name: int(name.removeprefix("nvidia")))
     verbs = names_in(root / "dev/infiniband")
     return (*(f"/dev/{name}" for name in gpus), *(f"/dev/infiniband/{name}" for name in verbs))
-
-
-def _names(field: str, folder: Path, unknown: UnknownFields) -> tuple[str, ...] | None:
-    """The names in a folder; None, with the reason kept, where it cannot be read."""
-    try:
-        return tuple(sorted(printable(path.name) for path in folder.iterdir()))
-    except OSError as error:
-        unknown.reasons[field] = f"{folder.name}: {error.strerror}"
-        return None
-
-
-def _driver_gpus(root: Path, unknown: UnknownFields) -> tuple[str, ...] | None:
-    names = _names("driver_gpus", root / "proc/driver/nvidia/gpus", unknown)
-    return None if names is None else tuple(map(bus_id, names))
 
 
 def _ucx_cuda(library: str | None, root: Path, unknown: UnknownFields) -> bool | None:
