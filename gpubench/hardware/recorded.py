@@ -1,5 +1,5 @@
 """Machines on disk: a folder with a snapshot a node (`nodes/HOST.json`), the facts of every rank (`ranks.jsonl`), and
-what was measured there, a file a command (`p2p.jsonl`), with what NCCL said on every rank (`nccl/rank0.log`).
+what was measured there, a file a command (`p2p.jsonl`), with NCCL's log of every rank (`nccl/rank0.log`).
 """
 
 import contextlib
@@ -73,7 +73,7 @@ def write_recording(directory: Path, snapshots: Sequence[Snapshot], ranks: Seque
 
 
 def write_nccl_logs(directory: Path, texts: Sequence[bytes]) -> None:
-    """Add to a recording what NCCL said on every rank, for people and for `gpubench explain`."""
+    """Add to a recording NCCL's log of every rank, for people and for `gpubench explain`."""
     for rank, text in enumerate(texts):
         if text:
             (directory / _LOGS).mkdir(exist_ok=True)

@@ -127,15 +127,11 @@ def _has_lines(selector: selectors.BaseSelector) -> bool:
 class _Lines:
     """Bytes that arrive in pieces, given out in whole lines."""
 
-    def __init__(self) -> None:
-        self._rest = b""
+    rest = b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        *lines, self.rest = (self.rest + data).split(b"\n")
         return lines
-
-    def rest(self) -> list[bytes]:
-        return [self._rest] if self._rest else []
 
 
 def _read(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> Iterator[Message | PrintedLine]:
@@ -143,7 +139,7 @@ def _read(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> Itera
     lines, from_rank = key.data, isinstance(source, socket.socket)
     data = source.recv(_READ_BYTES) if from_rank else source.read1(_READ_BYTES)
     # What a rank had not finished saying when it died is no message.
-    complete = lines.feed(data) if data else [] if from_rank else lines.rest()
+    complete = lines.feed(data) if data else [lines.rest] if lines.rest and not from_rank else []
     if not data:
         selector.unregister(source)
         if from_rank:

@@ -81,7 +81,7 @@ class NcclLibrary:
         self.issue(CallTable([(self.address("ncclMemFree"), address)]))
 
     def issue(self, launch: Launch) -> None:
-        """Make the calls of a launch; what NCCL says of one that failed is raised as CuPy's NcclError."""
+        """Make the calls of a launch; NCCL's word for one that failed is raised as CuPy's NcclError."""
         try:
             launch()
         except CallFailedError as error:

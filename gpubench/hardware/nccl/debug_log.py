@@ -63,7 +63,7 @@ class NcclLog:
         self._offset = 0
         self._rest = b""
         self._warnings: list[bytes] = []
-        self._withheld: list[bytes] = []
+        self._users_lines: list[bytes] = []
 
     def __enter__(self) -> Self:
         """Have NCCL write its log to a file of this process."""
@@ -80,10 +80,10 @@ class NcclLog:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Restore log and environment, and give the user the lines that were withheld from him."""
+        """Restore log and environment, and give the user the lines that he had asked for."""
         self.switch_off()
         self.lines()
-        self._write_withheld()
+        self._write_users_lines()
         self._set(self._before)
         if self._descriptor is not None:
             os.close(self._descriptor)
@@ -115,7 +115,7 @@ class NcclLog:
         *found, self._rest = self._rest.split(b"\n")
         self._warnings += [line.partition(_WARN)[2] for line in found if _WARN in line]
         if self._plan.how is LogAccess.PRIVATE:
-            self._withheld += lines_at_user_level(self._settings, found)
+            self._users_lines += lines_at_user_level(self._settings, found)
         return found
 
     def warnings(self) -> list[str]:
@@ -135,7 +135,7 @@ class NcclLog:
         if self._library.can_reset_log:
             self._library.reset_log()
         if not self._settings.get(DEBUG_FILE):
-            self._write_withheld()
+            self._write_users_lines()
 
     def _set(self, variables: Mapping[str, str | None]) -> None:
         for name, value in variables.items():
@@ -155,9 +155,9 @@ class NcclLog:
         except OSError as error:
             self.no_log = f"{path}, where NCCL logs to, cannot be read: {os.strerror(error.errno or 0)}"
 
-    def _write_withheld(self) -> None:
-        """Write the withheld lines to where the user has his log."""
-        text, self._withheld = b"".join(line + b"\n" for line in self._withheld), []
+    def _write_users_lines(self) -> None:
+        """Write the lines that the user asked for to where he has his log."""
+        text, self._users_lines = b"".join(line + b"\n" for line in self._users_lines), []
         file = self._settings.get(DEBUG_FILE)
         if not text:
             return

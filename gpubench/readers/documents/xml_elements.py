@@ -50,13 +50,13 @@ class Element:
             raise self.wrong(f"{attribute} is {value!r}", "a whole number")
         return int(value, 16 if "x" in value.lower() else 10)
 
-    def wrong(self, what: str, expected: str = _EXPECTED) -> UsageError:
+    def wrong(self, seen: str, expected: str = _EXPECTED) -> UsageError:
         """The error about something in this element."""
-        return _refused(self.file, self.line, f"<{self.tag}>: {what}", _DAMAGED, expected)
+        return _refused(self.file, self.line, f"<{self.tag}>: {seen}", _DAMAGED, expected)
 
 
-def _refused(file: str, line: int, what: str, reason: str, expected: str = _EXPECTED) -> UsageError:
-    return UsageError(f"{file}, line {line}: {what}", expected=expected, reason=reason, next_step=_NEXT_STEP)
+def _refused(file: str, line: int, seen: str, reason: str, expected: str = _EXPECTED) -> UsageError:
+    return UsageError(f"{file}, line {line}: {seen}", expected=expected, reason=reason, next_step=_NEXT_STEP)
 
 
 class Parser:

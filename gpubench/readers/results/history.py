@@ -67,7 +67,7 @@ def read_head(path: Path) -> ResultHead:
 
     Raises UsageError where it cannot be read, is none of gpubench's, or of a newer version.
     """
-    with _said_of(path):
+    with _naming(path):
         document = load_json(_beginning(path))
         if not isinstance(document, dict):
             raise ValueError("no JSON object")
@@ -81,7 +81,7 @@ def read_head(path: Path) -> ResultHead:
 
 
 @contextmanager
-def _said_of(path: Path) -> Iterator[None]:
+def _naming(path: Path) -> Iterator[None]:
     """Turn any error about a file into a UsageError that names it."""
     try:
         yield

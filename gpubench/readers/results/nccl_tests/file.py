@@ -20,16 +20,16 @@ def result_file(
     measured = [run for run in runs if run.lines]
     rows = tuple(row for run in measured for row in run.rows(name))
     unfinished = sum(not run.complete for run in measured)
-    said = [f"{unfinished} of {len(measured)} runs did not end"] if unfinished else []
+    more = [f"{unfinished} of {len(measured)} runs did not end"] if unfinished else []
     empty = sum(not run.lines and bool(run.settings) for run in runs)
-    said += [f"{empty} runs without a row"] if empty else []
+    more += [f"{empty} runs without a row"] if empty else []
     return ResultFile(
         name=name,
         kind=kind,
         circumstances=_circumstances(measured, environment),
         rows=rows,
         complete=not unfinished and not empty,
-        remarks=(*remarks, *said),
+        remarks=(*remarks, *more),
     )
 
 
