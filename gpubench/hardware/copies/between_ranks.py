@@ -33,15 +33,11 @@ class Network:
 
     def __init__(self, group: Group, library: NcclLibrary) -> None:
         self._library = library
+        self.described = f"{library.version} from {library.path}"
         self.aborted = False
         unique_id = group.broadcast(library.nccl.get_unique_id() if group.rank == 0 else None)
         with cuda_errors("connecting the ranks by NCCL"):
             self._communicator = library.nccl.NcclCommunicator(group.size, unique_id, group.rank)
-
-    @property
-    def described(self) -> str:
-        """The version of NCCL and the file it was loaded from."""
-        return f"{self._library.version} from {self._library.path}"
 
     def transfer(self, address: int, size_bytes: int, peer: int, stream: int, *, sends: bool) -> None:
         """Enqueue `ncclSend` or `ncclRecv` of bytes."""

@@ -39,7 +39,10 @@ class _SymbolOrigin(ctypes.Structure):
 
 
 class NcclLibrary:
-    """The libnccl that CuPy uses, which is the one asked for, if one was."""
+    """The libnccl that CuPy uses, which is the one asked for, if one was.
+
+    `version` is '2.28.9', `error` the exception of a failed call.
+    """
 
     def __init__(self, asked: str | None = None) -> None:
         if asked is not None:
@@ -55,15 +58,12 @@ class NcclLibrary:
             detail = str(caught[-1].message).strip().splitlines()[0] if caught else "libnccl.so.2 is not found"
             raise errors.missing_nccl(detail)
         self.nccl: Any = nccl
+        self.version = nccl_version(nccl.get_version())
+        self.error: type[Exception] = nccl.NcclError
         self.path = _origin_of_nccl()
         self._native = _load(self.path)
         if asked is not None and Path(asked).resolve() != Path(self.path).resolve():
             raise errors.nccl_library_not_used(asked, self.path)
-
-    @property
-    def version(self) -> str:
-        """'2.28.9'."""
-        return nccl_version(self.nccl.get_version())
 
     def allocate(self, size_bytes: int) -> int:
         """The address of memory that NCCL allocated, as nccl-tests has it do.
@@ -87,12 +87,6 @@ class NcclLibrary:
         except CallFailedError as error:
             self.nccl.check_status(error.status)
             raise
-
-    @property
-    def error(self) -> type[Exception]:
-        """The exception of a failed NCCL call."""
-        failed: type[Exception] = self.nccl.NcclError
-        return failed
 
     @property
     def can_reset_log(self) -> bool:

@@ -39,7 +39,8 @@ class ResettableLog(Protocol):
 class NcclLog:
     """NCCL's log of this process, a context that has to begin before NCCL's first call.
 
-    `no_log` is the reason why there is no log, and is empty while there may be one.
+    `no_log` is the reason why there is no log, and is empty while there may be one; `no_tuning` the reason for which
+    it names no algorithm, empty where it names them.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class NcclLog:
         self._stdout = stdout
         self._plan = plan_log(settings, ranks_on_node, can_reset=library.can_reset_log)
         self.no_log = self._plan.why_not
+        self.no_tuning = self._plan.no_tuning
         self._is_ours = self._plan.how in (LogAccess.PRIVATE, LogAccess.FORWARDED)
         self._before: dict[str, str | None] = {}
         self._descriptor: int | None = None
@@ -99,11 +101,6 @@ class NcclLog:
         elif self._is_ours and self._descriptor is not None and not _is_open_twice(self._descriptor):
             self.no_log = "NCCL did not open the log that gpubench gave it, and wrote to stdout instead"
         return not self.no_log
-
-    @property
-    def no_tuning(self) -> str:
-        """The reason for which the log names no algorithm; empty where it names them."""
-        return self._plan.no_tuning
 
     def lines(self) -> list[bytes]:
         """The whole lines that NCCL has written since the last call."""

@@ -3,7 +3,6 @@
 Of IMEX and the subnet manager neither was seen on hardware.
 """
 
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -88,16 +87,8 @@ def _children(root: Path, pid: str) -> list[str]:
 
 
 def _name(root: Path, pid: str) -> str:
-    try:
-        file = os.open(f"{root}/proc/{pid}/comm", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return ""
-    try:
-        return os.read(file, _KERNELS_LENGTH + 1).decode(errors="replace").strip()
-    except OSError:
-        return ""
-    finally:
-        os.close(file)
+    name = UnknownFields().tail("", root / f"proc/{pid}/comm", _KERNELS_LENGTH + 1) or b""
+    return name.decode(errors="replace").strip()
 
 
 def _version(root: Path, name: str) -> tuple[str | None, str]:
