@@ -126,7 +126,10 @@ def _run(document: Mapping[str, Any], *, complete: bool) -> NcclTestsRun:
         placed = tuple(_placed(result, run.settings.get("iterations", 0) - skipped))
         run.cpu_time = run.cpu_time or any("cpu_time" in (result.get(each) or ()) for each in _KEYS.values())
         if placed:
-            run.lines.append(_line(result, placed))
+            line = OutputLine.of(result, placed)
+            if line.element_type not in ELEMENT_TYPES or line.reduction not in REDUCTIONS:
+                raise ValueError(f"type {line.element_type!r} with redop {line.reduction!r}")
+            run.lines.append(line)
     return run
 
 
@@ -173,18 +176,4 @@ def _per_iteration(plain: Mapping[str, Any], samples: int) -> PerIteration:
         cv_percent=float(plain["cv_pct"]),
         samples=len(plain["times_us"]) - skipped if "times_us" in plain else samples,
         mean_us_by_process=tuple(sum(times) / len(times) for times in kept) if kept and all(kept) else (),
-    )
-
-
-def _line(result: Mapping[str, Any], placed: tuple[Placed, ...]) -> OutputLine:
-    kind, reduction = str(result["type"]), str(result["redop"])
-    if kind not in ELEMENT_TYPES or reduction not in REDUCTIONS:
-        raise ValueError(f"type {kind!r} with redop {reduction!r}")
-    return OutputLine(
-        size_bytes=int(result["size"]),
-        count=int(result["count"]),
-        element_type=kind,
-        reduction=reduction,
-        root=int(result["root"]),
-        placed=placed,
     )

@@ -6,6 +6,7 @@ Names, units and formulas are those of nccl-tests 2.10 to 2.19 (src/common.cu, s
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Self
 
 from gpubench.errors import UsageError
 from gpubench.model.results.report import CollectiveRow, Verified
@@ -90,6 +91,18 @@ class OutputLine:
     reduction: str
     root: int
     placed: tuple[Placed, ...]
+
+    @classmethod
+    def of(cls, cells: Mapping[str, Any], placed: tuple[Placed, ...]) -> Self:
+        """The line of these cells, named as in nccl-tests' JSON."""
+        return cls(
+            size_bytes=int(cells["size"]),
+            count=int(cells["count"]),
+            element_type=str(cells["type"]),
+            reduction=str(cells["redop"]),
+            root=int(cells["root"]),
+            placed=placed,
+        )
 
 
 @dataclass(slots=True, kw_only=True)
