@@ -7,7 +7,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -51,13 +51,6 @@ def report_in(message: Message) -> Report:
     return replace(Report.from_record(message["report"]), sections=sections)
 
 
-@dataclass(frozen=True, slots=True)
-class PrintedLine:
-    """A line that mpirun or a rank printed."""
-
-    text: str
-
-
 class ChannelReceiver:
     """The launcher's end, usable as a context: a socket in a private directory that any rank may connect to."""
 
@@ -89,7 +82,7 @@ class ChannelReceiver:
         """True where the job has outlived what was expected."""
         return time.monotonic() > self._ends_at
 
-    def messages(self, job: "Popen[bytes]") -> Iterator[Message | PrintedLine]:
+    def messages(self, job: "Popen[bytes]") -> Iterator[Message | str]:
         """Messages and printed lines of the ranks as they arrive, until the job is late, or over and hung up."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._listener, selectors.EVENT_READ, None)
@@ -134,7 +127,7 @@ class _Lines:
         return lines
 
 
-def _read(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> Iterator[Message | PrintedLine]:
+def _read(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> Iterator[Message | str]:
     source: Any = key.fileobj
     lines, from_rank = key.data, isinstance(source, socket.socket)
     data = source.recv(_READ_BYTES) if from_rank else source.read1(_READ_BYTES)
@@ -145,4 +138,4 @@ def _read(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> Itera
         if from_rank:
             source.close()
     for line in complete:
-        yield json.loads(line) if from_rank else PrintedLine(line.decode(errors="replace"))
+        yield json.loads(line) if from_rank else line.decode(errors="replace")

@@ -1,6 +1,6 @@
 """One snapshot from what the kernel, NVML and CUDA each say of a node. The bus id is what joins them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from itertools import permutations
@@ -38,6 +38,7 @@ def merge(
     kernel = sysfs or SysfsFacts()
     gpus = tuple(_with_cuda(gpu, cuda) for gpu in _gpus(kernel, nvml))
     all_failures = (*failures, *_cuda_failure(gpus, nvml, cuda))
+    driver = nvml.driver if nvml is not None else DriverFacts()
     shown = {gpu.bus_id for gpu in gpus}
     dma_buf = [gpu.dma_buf for gpu in (cuda.gpus if cuda is not None else ()) if gpu.dma_buf is not None]
     return Snapshot(
@@ -46,7 +47,12 @@ def merge(
         source=f"gpubench {__version__}",
         taken_at=datetime.now(UTC).isoformat(timespec="seconds"),
         machine=kernel.machine,
-        driver=_driver(kernel.driver, nvml),
+        # The kernel names the version of a driver that does not answer, and alone knows which module it is.
+        driver=replace(
+            driver,
+            version=driver.version or kernel.driver.version,
+            open_kernel_module=kernel.driver.open_kernel_module,
+        ),
         driver_settings=_driver_settings(kernel.driver_settings, nvml, failures),
         gpudirect=replace(kernel.gpudirect, dma_buf=all(dma_buf) if dma_buf else None),
         gpus=gpus,
@@ -57,15 +63,9 @@ def merge(
         rdma_ports=kernel.rdma_ports,
         kernel=kernel.kernel,
         nvswitches=kernel.nvswitches,
-        pairs=_pairs(gpus, nvml, cuda, all_failures),
+        pairs=tuple(_pairs(gpus, nvml, cuda, all_failures)),
         failures=all_failures,
     )
-
-
-def _driver(kernel: DriverFacts, nvml: NvmlFacts | None) -> DriverFacts:
-    """The kernel names the version of a driver that does not answer, and alone knows which module it is."""
-    driver = nvml.driver if nvml is not None else DriverFacts()
-    return replace(driver, version=driver.version or kernel.version, open_kernel_module=kernel.open_kernel_module)
 
 
 def _driver_settings(
@@ -138,10 +138,9 @@ def _in_cuda(gpu: GpuFacts, cuda: CudaFacts | None) -> CudaGpu | None:
 
 def _pairs(
     gpus: Sequence[GpuFacts], nvml: NvmlFacts | None, cuda: CudaFacts | None, failures: Sequence[ProbeFailure]
-) -> tuple[PairFacts, ...]:
+) -> Iterator[PairFacts]:
     """Every ordered pair of GPUs of which NVML or CUDA knows something."""
     by_names = {(pair.source, pair.destination): pair for pair in nvml.pairs} if nvml is not None else {}
-    pairs = []
     for source, destination in permutations(gpus, 2):
         names = source.device, destination.device
         access = None
@@ -152,10 +151,9 @@ def _pairs(
         pair = by_names.get(names, PairFacts(source=names[0], destination=names[1]))
         if access is None:
             reason = _why_not_in_cuda((source, destination), cuda, failures)
-            pairs.append(replace(pair, unknown={**pair.unknown, "cuda": reason}))
+            yield replace(pair, unknown={**pair.unknown, "cuda": reason})
         else:
-            pairs.append(replace(pair, cuda=access))
-    return tuple(pairs)
+            yield replace(pair, cuda=access)
 
 
 def _why_not_in_cuda(pair: Sequence[GpuFacts], cuda: CudaFacts | None, failures: Sequence[ProbeFailure]) -> str:
