@@ -102,15 +102,10 @@ def trained_link(device: Path) -> PcieLink:
 
 def switches_above(devices: Iterable[Path]) -> tuple[PciSwitch, ...]:
     """The PCIe switches above some devices, each once, in the order of their bus ids."""
-    switches: dict[str, PciSwitch] = {}
-    for device in devices:
-        bridges = ports_of(device)[:-1]
-        for position in range(1, len(bridges), 2):
-            name = bus_id(bridges[position].name)
-            if name not in switches:
-                link = trained_link(bridges[position])
-                switches[name] = PciSwitch(bus_id=name, link=link, place=place_of(bridges[position]))
-    return tuple(switches[name] for name in sorted(switches))
+    ports = {bus_id(port.name): port for device in devices for port in ports_of(device)[1:-1:2]}
+    return tuple(
+        PciSwitch(bus_id=name, link=trained_link(port), place=place_of(port)) for name, port in sorted(ports.items())
+    )
 
 
 def driver_of(device: Path) -> str | None:

@@ -87,7 +87,6 @@ class _Parser:
         self._command: tuple[str | None, int | None] = (None, None)
 
     def line(self, text: str) -> None:
-        """One line, without its end."""
         plain = _NCCL_LINE.sub("", text)
         if found := _PREAMBLE.search(plain):
             self.drop_pending()
