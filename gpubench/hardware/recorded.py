@@ -1,5 +1,5 @@
 """Machines on disk: a folder with a snapshot a node (`nodes/HOST.json`), the facts of every rank (`ranks.jsonl`), and
-what was measured there, a file a command (`p2p.jsonl`), with what NCCL said on every rank (`nccl/rank0.log`).
+what was measured there, a file a command (`p2p.jsonl`), with NCCL's log of every rank (`nccl/rank0.log`).
 """
 
 import contextlib
@@ -73,7 +73,7 @@ def write_recording(directory: Path, snapshots: Sequence[Snapshot], ranks: Seque
 
 
 def write_nccl_logs(directory: Path, texts: Sequence[bytes]) -> None:
-    """Add to a recording what NCCL said on every rank, for people and for `gpubench explain`."""
+    """Add to a recording NCCL's log of every rank, for people and for `gpubench explain`."""
     for rank, text in enumerate(texts):
         if text:
             (directory / _LOGS).mkdir(exist_ok=True)
@@ -97,7 +97,7 @@ def read_recording(directory: Path, host: str | None = None) -> tuple[list[Snaps
             next_step=f"the same on the machine in question, with --record {directory}",
         )
     snapshots = [read_snapshot(_text(path), str(path)) for path in paths]
-    ranks = _read_ranks(directory / _RANKS)
+    ranks = list(_read_ranks(directory / _RANKS))
     if host is None:
         return snapshots, ranks
     mine = [snapshot for snapshot in snapshots if snapshot.host == host]
@@ -111,15 +111,11 @@ def read_recording(directory: Path, host: str | None = None) -> tuple[list[Snaps
     return mine, [rank for rank in ranks if rank.host == host]
 
 
-def _read_ranks(path: Path) -> list[RankFacts]:
-    if not path.exists():
-        return []
-    ranks = []
-    for number, line in enumerate(_text(path).splitlines(), 1):
+def _read_ranks(path: Path) -> Iterator[RankFacts]:
+    for number, line in enumerate(_text(path).splitlines() if path.exists() else (), 1):
         rank = read_json_line(RankFacts, line, f"{path}, line {number}")
         check_rank(rank, f"{path}, line {number}")
-        ranks.append(rank)
-    return ranks
+        yield rank
 
 
 @contextlib.contextmanager

@@ -53,10 +53,7 @@ def printable(text: str) -> str:
 
 def names_in(folder: Path) -> list[str]:
     """The names in a folder, sorted; none where it cannot be read."""
-    try:
-        return sorted(os.listdir(folder))  # noqa: PTH208 - four times as fast as iterdir, for folders of thousands
-    except OSError:
-        return []
+    return UnknownFields().names("", folder) or []
 
 
 def _content(path: Path) -> bytes:
@@ -88,6 +85,14 @@ class UnknownFields:
         if not text:
             self.reasons[field] = f"{path.name} is empty"
         return text or None
+
+    def names(self, field: str, folder: Path) -> list[str] | None:
+        """The names in a folder, sorted; None, with the reason kept, where it cannot be read."""
+        try:
+            return sorted(os.listdir(folder))  # noqa: PTH208 - four times as fast as iterdir, for folders of thousands
+        except OSError as error:
+            self.reasons[field] = f"{folder.name}: {error.strerror}"
+            return None
 
     def tail(self, field: str, path: Path, most_bytes: int) -> bytes | None:
         """The end of a file that may be long, a log's; None, with the reason kept, where it cannot be read."""

@@ -13,9 +13,8 @@ from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.model.facts.driver_settings import ConfidentialComputing, Service
 from gpubench.model.facts.error_counts import REPLAYS
 from gpubench.model.facts.kernel_settings import IommuFacts
-from gpubench.model.facts.mpi_facts import MpiFacts
 from gpubench.model.facts.pci_capabilities import AccessControl, PcieErrors, PciKind
-from gpubench.model.facts.rank_facts import RankFacts
+from gpubench.model.facts.rank_facts import MpiFacts, RankFacts, TopologyFile
 from gpubench.model.facts.rdma_port import Gid
 from gpubench.model.facts.snapshot import (
     Fabric,
@@ -32,7 +31,6 @@ from gpubench.model.facts.snapshot import (
     ProbeFailure,
     Snapshot,
 )
-from gpubench.model.facts.topology_file import TopologyFile
 from gpubench.model.paths.nodes import group
 from gpubench.model.paths.selection import Pair
 from gpubench.model.paths.topology import Topology

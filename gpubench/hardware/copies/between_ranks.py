@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, cast
 
 from gpubench.errors import CouldNotMeasureError
-from gpubench.hardware.copies.device import CopyDevice, CopyQueue, cuda_errors
+from gpubench.hardware.copies.device import ANY_DIRECTION, CopyDevice, CopyQueue, cuda_errors
 from gpubench.hardware.copies.memory import GpuMemory
 from gpubench.hardware.cuda.device import CudaDevice, opening
 from gpubench.hardware.cuda.gate import HeldStream, StreamGate
@@ -16,9 +16,6 @@ from gpubench.model.terms.copies import Direction
 from gpubench.model.terms.units import format_size
 from gpubench.ports.group import Group
 from gpubench.ports.memory import Memory
-
-_ANY_DIRECTION = 4
-"""cudaMemcpyDefault: the addresses tell which memory is whose."""
 
 _BLOCK_BYTES = 2 * 2**20
 """cudaMalloc takes smaller allocations from larger blocks, and a handle then names the whole block: only multiples of
@@ -36,15 +33,11 @@ class Network:
 
     def __init__(self, group: Group, library: NcclLibrary) -> None:
         self._library = library
+        self.described = f"{library.version} from {library.path}"
         self.aborted = False
         unique_id = group.broadcast(library.nccl.get_unique_id() if group.rank == 0 else None)
         with cuda_errors("connecting the ranks by NCCL"):
             self._communicator = library.nccl.NcclCommunicator(group.size, unique_id, group.rank)
-
-    @property
-    def described(self) -> str:
-        """The version of NCCL and the file it was loaded from."""
-        return f"{self._library.version} from {self._library.path}"
 
     def transfer(self, address: int, size_bytes: int, peer: int, stream: int, *, sends: bool) -> None:
         """Enqueue `ncclSend` or `ncclRecv` of bytes."""
@@ -104,7 +97,7 @@ class CudaRankCopies:
         theirs, mine = self._address(other), cast("GpuMemory", own).address
         to, origin = (theirs, mine) if direction is Direction.WRITE else (mine, theirs)
         queue = self._device.queue(0)
-        copy = partial(self._runtime.memcpyAsync, to, origin, size_bytes, _ANY_DIRECTION, queue.stream.ptr)
+        copy = partial(self._runtime.memcpyAsync, to, origin, size_bytes, ANY_DIRECTION, queue.stream.ptr)
         with cuda_errors(f"copying {size_bytes} bytes through CUDA IPC ({direction} by {self._device.name})"):
             return self._seconds(queue, copy, repeats, gated=True)
 

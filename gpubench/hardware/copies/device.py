@@ -1,4 +1,4 @@
-"""One of the GPUs that a process copies between: its streams, its kernels, and what CUDA says when it fails."""
+"""One of the GPUs that a process copies between: its streams, its kernels, and the errors of CUDA."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +12,9 @@ from gpubench.hardware.cuda.memory import PatternKernels
 _THREADS = 512
 _VECTOR_BYTES = 16
 """Threads a block, and bytes that each of them moves at once: as in nvbandwidth's kernel, with a block an SM."""
+
+ANY_DIRECTION = 4
+"""cudaMemcpyDefault: the addresses tell which memory is whose."""
 
 _STICKY = (
     *("IllegalAddress", "IllegalInstruction", "MisalignedAddress", "InvalidAddressSpace", "InvalidPc", "LaunchFailure"),
@@ -100,7 +103,7 @@ class CopyDevice:
 
 @contextmanager
 def cuda_errors(doing: str) -> Iterator[None]:
-    """Turn errors of CUDA and CuPy into CouldNotMeasureError that says what was being done."""
+    """Turn errors of CUDA and CuPy into CouldNotMeasureError that names what was being done."""
     try:
         yield
     except RuntimeError as error:

@@ -10,41 +10,35 @@ from gpubench.model.terms.data_pattern import Block, DataPattern
 from gpubench.ports.arrays import Array
 
 
-class GpuMemory:
+class GpuMemory(CudaMemory):
     """An allocation of no pool on the GPU at a position; its owner fills and checks it, and is done on return."""
 
     pageable = False
 
     def __init__(self, device: CopyDevice, gpu: int, address: int, size_bytes: int, free: Callable[[int], object]):
+        super().__init__(device.patterns, address, size_bytes, free)
         self.gpu: int | None = gpu
-        self.address = address
-        self.size_bytes = size_bytes
         self._device = device
-        self._memory = CudaMemory(device.patterns, address, size_bytes, free)
 
     def array(self, offset_bytes: int, count: int, dtype: str) -> Array:
         """`count` elements from `offset_bytes` on, as a writable view."""
         with self._device.settled():
-            return self._memory.array(offset_bytes, count, dtype)
+            return super().array(offset_bytes, count, dtype)
 
     def fill_sent(self, data: DataPattern, block: Block, rank: int) -> None:
         """Write what `rank` sends into a block."""
         with self._device.settled():
-            self._memory.fill_sent(data, block, rank)
+            super().fill_sent(data, block, rank)
 
     def fill_byte(self, size_bytes: int, value: int) -> None:
         """Set the first bytes to a value."""
         with self._device.settled():
-            self._memory.fill_byte(size_bytes, value)
+            super().fill_byte(size_bytes, value)
 
     def count_wrong(self, data: DataPattern, blocks: Sequence[tuple[Block, int | None]]) -> int:
         """Elements that differ from what their block must hold."""
         with self._device.settled():
-            return self._memory.count_wrong(data, blocks)
-
-    def free(self) -> None:
-        """Give it back."""
-        self._memory.free()
+            return super().count_wrong(data, blocks)
 
 
 class PageableMemory(NumpyMemory):

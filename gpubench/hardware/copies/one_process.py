@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from gpubench import errors
 from gpubench.errors import CouldNotMeasureError
-from gpubench.hardware.copies.device import CopyDevice, CopyQueue, cuda_errors
+from gpubench.hardware.copies.device import ANY_DIRECTION, CopyDevice, CopyQueue, cuda_errors
 from gpubench.hardware.copies.memory import CopyMemory, GpuMemory, PageableMemory, PinnedMemory
 from gpubench.hardware.cuda.device import identify, library_versions, load_cupy, opening
 from gpubench.hardware.cuda.gate import HeldStream, StreamGate
@@ -25,9 +25,6 @@ from gpubench.ports.memory import Memory, Region
 _STAGED_PLACES = 4
 _STAGED_PIECE_BYTES = 64 * 1024
 """A copy through host memory is several operations, and more the larger it is; how many, CUDA does not say."""
-
-_ANY_DIRECTION = 4
-"""cudaMemcpyDefault: the addresses tell which memory is whose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +59,7 @@ class CudaCopies:
         return library_versions(self._cupy, self._driver)
 
     def can_reach(self, source: int, destination: int) -> bool:
-        """True where CUDA says that one GPU may address another's memory."""
+        """True where, for CUDA, one GPU may address another's memory."""
         with cuda_errors(f"asking whether {self._name(source)} can address {self._name(destination)}"):
             return bool(self._runtime.deviceCanAccessPeer(self.gpus[source].index, self.gpus[destination].index))
 
@@ -106,7 +103,10 @@ class CudaCopies:
                     )
                     return self._time(streams[0].by, work, repeats, gated=gated)
             except BaseException:
-                self._drain(work)
+                # The next measurement must not run beside what was enqueued before something failed.
+                for each in work:
+                    with contextlib.suppress(RuntimeError):
+                        each.queue.stream.synchronize()
                 raise
 
     def close(self) -> None:
@@ -197,7 +197,7 @@ class CudaCopies:
             device = self._device(stream.by)
             return _Work(queue, partial(device.copy_by_kernel, queue, write, read, stream.size_bytes), 1)
         if source.gpu is None or destination.gpu is None or source.gpu == destination.gpu:
-            copy = partial(self._runtime.memcpyAsync, write, read, stream.size_bytes, _ANY_DIRECTION, queue.stream.ptr)
+            copy = partial(self._runtime.memcpyAsync, write, read, stream.size_bytes, ANY_DIRECTION, queue.stream.ptr)
             return _Work(queue, copy, 1)
         to, origin = self.gpus[destination.gpu].index, self.gpus[source.gpu].index
         peer = partial(self._runtime.memcpyPeerAsync, write, to, read, origin, stream.size_bytes, queue.stream.ptr)
@@ -231,12 +231,6 @@ class CudaCopies:
         stop.synchronize()
         milliseconds: float = self._cupy.cuda.get_elapsed_time(start, stop)
         return milliseconds / 1e3
-
-    def _drain(self, work: Sequence[_Work]) -> None:
-        """Wait for what was enqueued before something failed: the next measurement must not run beside it."""
-        for each in work:
-            with contextlib.suppress(RuntimeError):
-                each.queue.stream.synchronize()
 
 
 def open_copies(driver: Driver, device_names: Mapping[str, str] = MappingProxyType({})) -> CudaCopies:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
+from uuid import UUID
 
 from gpubench import errors
 from gpubench.hardware.cuda.memory import CudaMemory, PatternKernels
@@ -127,9 +128,8 @@ def opening(runtime: Any) -> Iterator[None]:
 def open_device(local_rank: int, ranks_on_host: int, host: str, driver: Driver) -> CudaDevice:
     """The GPU for a rank: the only one it sees, or the one that its place on the host selects.
 
-    Raises:
-        CouldNotMeasureError: no driver, no GPU, no CuPy, one of another CUDA, or one without NVRTC.
-        UsageError: more ranks on the host than GPUs.
+    Raises CouldNotMeasureError for no driver, no GPU, no CuPy, one of another CUDA, or one without NVRTC, and
+    UsageError for more ranks on the host than GPUs.
     """
     cupy = load_cupy(driver)
     runtime = cupy.cuda.runtime
@@ -147,7 +147,7 @@ def identify(runtime: Any, index: int) -> GpuIdentity:
         name=properties["name"].decode(),
         index=index,
         bus_id=runtime.deviceGetPCIBusId(index).lower(),
-        uuid=_uuid_text(bytes(properties["uuid"])),
+        uuid=f"GPU-{UUID(bytes=bytes(properties['uuid']))}",
     )
 
 
@@ -156,8 +156,3 @@ def library_versions(cupy: Any, driver: Driver) -> dict[str, str]:
     runtime = version_text(cupy.cuda.runtime.runtimeGetVersion())
     runs = version_text(cupy.cuda.runtime.driverGetVersion())
     return {"driver": f"{driver.version} (runs CUDA {runs})", "CuPy": f"{cupy.__version__} (CUDA {runtime})"}
-
-
-def _uuid_text(uuid: bytes) -> str:
-    digits = uuid.hex()
-    return f"GPU-{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"

@@ -7,7 +7,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -51,13 +51,6 @@ def report_in(message: Message) -> Report:
     return replace(Report.from_record(message["report"]), sections=sections)
 
 
-@dataclass(frozen=True, slots=True)
-class PrintedLine:
-    """A line that mpirun or a rank printed."""
-
-    text: str
-
-
 class ChannelReceiver:
     """The launcher's end, usable as a context: a socket in a private directory that any rank may connect to."""
 
@@ -89,7 +82,7 @@ class ChannelReceiver:
         """True where the job has outlived what was expected."""
         return time.monotonic() > self._ends_at
 
-    def messages(self, job: "Popen[bytes]") -> Iterator[Message | PrintedLine]:
+    def messages(self, job: "Popen[bytes]") -> Iterator[Message | str]:
         """Messages and printed lines of the ranks as they arrive, until the job is late, or over and hung up."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._listener, selectors.EVENT_READ, None)
@@ -100,11 +93,9 @@ class ChannelReceiver:
                 # Once the job is gone, one more look without waiting finds what it had still sent.
                 waits = listens_until == math.inf or (_has_lines(selector) and time.monotonic() < listens_until)
                 events = selector.select(_SECONDS_BETWEEN_LOOKS if waits else 0)
-                # What a rank says of its end comes before what mpirun says of it, which waits for another look.
-                rank_speaks = any(key.fileobj is not job.stdout for key, _ in events)
-                for key, _ in events:
-                    if rank_speaks and key.fileobj is job.stdout:
-                        continue
+                # A rank's message about its end comes before mpirun's, which waits for another look.
+                of_ranks = [key for key, _ in events if key.fileobj is not job.stdout]
+                for key in of_ranks or [key for key, _ in events]:
                     if key.data is None:
                         connection, _ = self._listener.accept()
                         selector.register(connection, selectors.EVENT_READ, _Lines())
@@ -129,31 +120,22 @@ def _has_lines(selector: selectors.BaseSelector) -> bool:
 class _Lines:
     """Bytes that arrive in pieces, given out in whole lines."""
 
-    def __init__(self) -> None:
-        self._rest = b""
+    rest = b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        *lines, self.rest = (self.rest + data).split(b"\n")
         return lines
 
-    def rest(self) -> list[bytes]:
-        return [self._rest] if self._rest else []
 
-
-def _read(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> Iterator[Message | PrintedLine]:
-    source, lines = key.fileobj, key.data
-    from_rank = isinstance(source, socket.socket)
-    data = source.recv(_READ_BYTES) if isinstance(source, socket.socket) else _read_pipe(source)
+def _read(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> Iterator[Message | str]:
+    source: Any = key.fileobj
+    lines, from_rank = key.data, isinstance(source, socket.socket)
+    data = source.recv(_READ_BYTES) if from_rank else source.read1(_READ_BYTES)
     # What a rank had not finished saying when it died is no message.
-    complete = lines.feed(data) if data else [] if from_rank else lines.rest()
+    complete = lines.feed(data) if data else [lines.rest] if lines.rest and not from_rank else []
     if not data:
         selector.unregister(source)
-        if isinstance(source, socket.socket):
+        if from_rank:
             source.close()
     for line in complete:
-        yield json.loads(line) if from_rank else PrintedLine(line.decode(errors="replace"))
-
-
-def _read_pipe(source: Any) -> bytes:
-    data: bytes = source.read1(_READ_BYTES)
-    return data
+        yield json.loads(line) if from_rank else line.decode(errors="replace")

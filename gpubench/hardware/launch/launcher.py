@@ -14,6 +14,7 @@ from pathlib import Path
 
 from gpubench.errors import missing_mpi_launcher, unusable_mpi_launcher
 from gpubench.hardware.launch.interpreter import module_command, with_package
+from gpubench.hardware.system_files import text_of
 from gpubench.model.facts.launched_by import CHANNEL_VARIABLE, as_if_alone
 
 OWN_SETTINGS_VARIABLE = "GPUBENCH_SETTINGS"
@@ -130,21 +131,9 @@ class RankWatch:
 
 
 def _has_living_child(pid: int) -> bool:
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            children = path.read_text().split()
-        except OSError:
-            continue
-        if any(_is_alive(child) for child in children):
-            return True
-    return False
-
-
-def _is_alive(pid: str) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
+    lists = (text_of(path) or "" for path in Path(f"/proc/{pid}/task").glob("*/children"))
+    stats = (text_of(Path(f"/proc/{child}/stat")) for children in lists for child in children.split())
+    return any(stat is not None and stat.rpartition(")")[2].split()[0] not in "ZX" for stat in stats)
 
 
 def stop(job: subprocess.Popen[bytes], seconds_to_end: float = 3.0) -> int:

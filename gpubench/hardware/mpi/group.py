@@ -91,15 +91,13 @@ def start(launched_by: LaunchedBy) -> MpiGroup:
 
     mpi4py.rc.initialize = False
     mpi4py.rc.finalize = False
-    try:
-        with warnings.catch_warnings():
-            # mpi4py warns of a launcher of another MPI; the check below says the same, with what to do.
-            warnings.simplefilter("ignore", RuntimeWarning)
-            from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
-        raise missing_mpi_library(str(error).splitlines()[0]) from error
     with warnings.catch_warnings():
+        # mpi4py warns of a launcher of another MPI; the check below is for the same, with what to do.
         warnings.simplefilter("ignore", RuntimeWarning)
+        try:
+            from mpi4py import MPI
+        except (ImportError, RuntimeError) as error:
+            raise missing_mpi_library(str(error).splitlines()[0]) from error
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
     group = MpiGroup(MPI.COMM_WORLD)
     if group.size == 1 and launched_by.size > 1:

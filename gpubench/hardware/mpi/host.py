@@ -198,13 +198,7 @@ class HostCalls:
         self._most_elements = most_elements
         self._types = _mpi_types()
         self._block = MPI.BYTE.Create_contiguous(_BLOCK_BYTES).Commit()
-        self._ops = {
-            ReduceOp.SUM: MPI.SUM,
-            ReduceOp.PROD: MPI.PROD,
-            ReduceOp.MAX: MPI.MAX,
-            ReduceOp.MIN: MPI.MIN,
-            ReduceOp.AVG: MPI.SUM,
-        }
+        self._ops = {op: MPI.SUM if op is ReduceOp.AVG else getattr(MPI, op.name) for op in ReduceOp}
 
     def all_reduce(self, send: Region, receive: Region, count: int, dtype: DataType, op: ReduceOp) -> Launch:
         """`MPI_Allreduce`, an average divided by hand."""
@@ -327,6 +321,5 @@ class HostCalls:
         if op is not ReduceOp.AVG:
             return ()
         values = receive.memory.array(receive.offset_bytes, count, dtype.value)
-        if dtype in (DataType.FLOAT16, DataType.FLOAT32, DataType.FLOAT64):
-            return (partial(values.__itruediv__, self._ranks),)
-        return (partial(values.__ifloordiv__, self._ranks),)
+        is_float = dtype in (DataType.FLOAT16, DataType.FLOAT32, DataType.FLOAT64)
+        return (partial(values.__itruediv__ if is_float else values.__ifloordiv__, self._ranks),)

@@ -16,6 +16,7 @@ from gpubench.hardware.timing.clock import no_garbage_collection
 from gpubench.hardware.timing.native_loop import CallFailedError, CallTable, native_loop
 from gpubench.hardware.timing.stream_marks import MarkedLaunch, Marks
 from gpubench.model.terms.allocator import Allocator
+from gpubench.model.terms.nccl_choice import nccl_version
 from gpubench.model.terms.progress import UNWATCHED, Progress
 from gpubench.ports.collective_calls import CollectiveCalls
 from gpubench.ports.group import Group
@@ -38,7 +39,10 @@ class _SymbolOrigin(ctypes.Structure):
 
 
 class NcclLibrary:
-    """The libnccl that CuPy uses, which is the one asked for, if one was."""
+    """The libnccl that CuPy uses, which is the one asked for, if one was.
+
+    `version` is '2.28.9', `error` the exception of a failed call.
+    """
 
     def __init__(self, asked: str | None = None) -> None:
         if asked is not None:
@@ -54,17 +58,12 @@ class NcclLibrary:
             detail = str(caught[-1].message).strip().splitlines()[0] if caught else "libnccl.so.2 is not found"
             raise errors.missing_nccl(detail)
         self.nccl: Any = nccl
+        self.version = nccl_version(nccl.get_version())
+        self.error: type[Exception] = nccl.NcclError
         self.path = _origin_of_nccl()
         self._native = _load(self.path)
         if asked is not None and Path(asked).resolve() != Path(self.path).resolve():
             raise errors.nccl_library_not_used(asked, self.path)
-
-    @property
-    def version(self) -> str:
-        """'2.28.9', from NCCL's number: 22809, and 2708 before NCCL 2.9."""
-        number = self.nccl.get_version()
-        thousand = 10_000 if number >= 10_000 else 1_000
-        return f"{number // thousand}.{number % thousand // 100}.{number % 100}"
 
     def allocate(self, size_bytes: int) -> int:
         """The address of memory that NCCL allocated, as nccl-tests has it do.
@@ -82,18 +81,12 @@ class NcclLibrary:
         self.issue(CallTable([(self.address("ncclMemFree"), address)]))
 
     def issue(self, launch: Launch) -> None:
-        """Make the calls of a launch; what NCCL says of one that failed is raised as CuPy's NcclError."""
+        """Make the calls of a launch; NCCL's word for one that failed is raised as CuPy's NcclError."""
         try:
             launch()
         except CallFailedError as error:
             self.nccl.check_status(error.status)
             raise
-
-    @property
-    def error(self) -> type[Exception]:
-        """The exception of a failed NCCL call."""
-        failed: type[Exception] = self.nccl.NcclError
-        return failed
 
     @property
     def can_reset_log(self) -> bool:

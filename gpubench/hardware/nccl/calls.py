@@ -38,23 +38,8 @@ class NcclCalls:
         self._tail: tuple[int, int] = (communicator.comm, stream)
         self._rank: int = communicator.rank_id()
         self._ranks: int = communicator.size()
-        self._types: dict[DataType, int] = {
-            DataType.INT8: nccl.NCCL_INT8,
-            DataType.UINT8: nccl.NCCL_UINT8,
-            DataType.INT32: nccl.NCCL_INT32,
-            DataType.INT64: nccl.NCCL_INT64,
-            DataType.FLOAT16: nccl.NCCL_FLOAT16,
-            DataType.BFLOAT16: nccl.NCCL_BFLOAT16,
-            DataType.FLOAT32: nccl.NCCL_FLOAT32,
-            DataType.FLOAT64: nccl.NCCL_FLOAT64,
-        }
-        self._ops: dict[ReduceOp, int] = {
-            ReduceOp.SUM: nccl.NCCL_SUM,
-            ReduceOp.PROD: nccl.NCCL_PROD,
-            ReduceOp.MAX: nccl.NCCL_MAX,
-            ReduceOp.MIN: nccl.NCCL_MIN,
-            ReduceOp.AVG: nccl.NCCL_AVG,
-        }
+        self._types: dict[DataType, int] = {dtype: getattr(nccl, f"NCCL_{dtype.name}") for dtype in DataType}
+        self._ops: dict[ReduceOp, int] = {op: getattr(nccl, f"NCCL_{op.name}") for op in ReduceOp}
 
     def all_reduce(self, send: Region, receive: Region, count: int, dtype: DataType, op: ReduceOp) -> Launch:
         """`ncclAllReduce`."""

@@ -39,7 +39,8 @@ class ResettableLog(Protocol):
 class NcclLog:
     """NCCL's log of this process, a context that has to begin before NCCL's first call.
 
-    `no_log` is the reason why there is no log, and is empty while there may be one.
+    `no_log` is the reason why there is no log, and is empty while there may be one; `no_tuning` the reason for which
+    it names no algorithm, empty where it names them.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class NcclLog:
         self._stdout = stdout
         self._plan = plan_log(settings, ranks_on_node, can_reset=library.can_reset_log)
         self.no_log = self._plan.why_not
+        self.no_tuning = self._plan.no_tuning
         self._is_ours = self._plan.how in (LogAccess.PRIVATE, LogAccess.FORWARDED)
         self._before: dict[str, str | None] = {}
         self._descriptor: int | None = None
@@ -63,7 +65,7 @@ class NcclLog:
         self._offset = 0
         self._rest = b""
         self._warnings: list[bytes] = []
-        self._withheld: list[bytes] = []
+        self._users_lines: list[bytes] = []
 
     def __enter__(self) -> Self:
         """Have NCCL write its log to a file of this process."""
@@ -80,10 +82,10 @@ class NcclLog:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Restore log and environment, and give the user the lines that were withheld from him."""
+        """Restore log and environment, and give the user the lines that he had asked for."""
         self.switch_off()
         self.lines()
-        self._write_withheld()
+        self._write_users_lines()
         self._set(self._before)
         if self._descriptor is not None:
             os.close(self._descriptor)
@@ -100,11 +102,6 @@ class NcclLog:
             self.no_log = "NCCL did not open the log that gpubench gave it, and wrote to stdout instead"
         return not self.no_log
 
-    @property
-    def no_tuning(self) -> str:
-        """The reason for which the log names no algorithm; empty where it names them."""
-        return self._plan.no_tuning
-
     def lines(self) -> list[bytes]:
         """The whole lines that NCCL has written since the last call."""
         if self._descriptor is None:
@@ -115,7 +112,7 @@ class NcclLog:
         *found, self._rest = self._rest.split(b"\n")
         self._warnings += [line.partition(_WARN)[2] for line in found if _WARN in line]
         if self._plan.how is LogAccess.PRIVATE:
-            self._withheld += lines_at_user_level(self._settings, found)
+            self._users_lines += lines_at_user_level(self._settings, found)
         return found
 
     def warnings(self) -> list[str]:
@@ -135,7 +132,7 @@ class NcclLog:
         if self._library.can_reset_log:
             self._library.reset_log()
         if not self._settings.get(DEBUG_FILE):
-            self._write_withheld()
+            self._write_users_lines()
 
     def _set(self, variables: Mapping[str, str | None]) -> None:
         for name, value in variables.items():
@@ -155,9 +152,9 @@ class NcclLog:
         except OSError as error:
             self.no_log = f"{path}, where NCCL logs to, cannot be read: {os.strerror(error.errno or 0)}"
 
-    def _write_withheld(self) -> None:
-        """Write the withheld lines to where the user has his log."""
-        text, self._withheld = b"".join(line + b"\n" for line in self._withheld), []
+    def _write_users_lines(self) -> None:
+        """Write the lines that the user asked for to where he has his log."""
+        text, self._users_lines = b"".join(line + b"\n" for line in self._users_lines), []
         file = self._settings.get(DEBUG_FILE)
         if not text:
             return

@@ -35,15 +35,12 @@ def read_driver_settings(root: Path) -> DriverSettings:
     """The settings below `root`; what NVML has to tell of them is left open."""
     unknown = UnknownFields()
     lines = _lines(unknown.text("parameters", root / "proc/driver/nvidia/params"))
-    parameters, registry_keys = None, None
     if lines is None:
         unknown.reasons["registry_keys"] = unknown.reasons["parameters"]
-    else:
-        parameters, registry_keys = _allowed(lines), _registry_keys(lines)
     services, reasons = read_services(root)
     return DriverSettings(
-        parameters=parameters,
-        registry_keys=registry_keys,
+        parameters=None if lines is None else _allowed(lines),
+        registry_keys=None if lines is None else _registry_keys(lines),
         configured=_configured(root, unknown),
         services=services,
         unknown=unknown.reasons | reasons,
@@ -54,12 +51,8 @@ def _lines(text: str | None) -> dict[str, str] | None:
     """'Name: value' lines, texts in quotation marks (nv_procfs_read_params of the open kernel module)."""
     if text is None:
         return None
-    found = {}
-    for line in text.splitlines():
-        name, colon, value = line.partition(":")
-        if colon:
-            found[name.strip()] = value.strip().strip('"')
-    return found
+    settings = (line.partition(":") for line in text.splitlines())
+    return {name.strip(): value.strip().strip('"') for name, colon, value in settings if colon}
 
 
 def _allowed(settings: dict[str, str]) -> dict[str, str]:

@@ -21,16 +21,17 @@ _EFA_PEERMEM = "sys/module/efa_nv_peermem"
 def read_machine(root: Path) -> HostFacts:
     """Processors, memory nodes, kernel and firmware names."""
     text = text_of(root / "proc/cpuinfo") or ""
-    models = _said_of_processors("model name", text)
-    sockets = set(_said_of_processors("physical id", text))
+    models = _values_of_processors("model name", text)
+    sockets = set(_values_of_processors("physical id", text))
+    names = [text_of(root / "sys/class/dmi/id" / name) for name in ("sys_vendor", "product_name")]
     return HostFacts(
         kernel=text_of(root / "proc/sys/kernel/osrelease"),
         cpu=models[0] if models else None,
-        cpus=len(_said_of_processors("processor", text)) or None,
+        cpus=len(_values_of_processors("processor", text)) or None,
         sockets=len(sockets) or None,
         numa_nodes=_numa_nodes(root / "sys/devices/system/node"),
-        virtual_machine=_virtual_machine(root, _said_of_processors("flags", text)),
-        product=_product(root / "sys/class/dmi/id"),
+        virtual_machine=_virtual_machine(root, _values_of_processors("flags", text)),
+        product=" ".join(filter(None, names)) or None,
         boot_id=text_of(root / "proc/sys/kernel/random/boot_id"),
     )
 
@@ -65,7 +66,7 @@ def _registered(root: Path) -> bool | None:
     return "nvidia_peermem" in users
 
 
-def _said_of_processors(field: str, text: str) -> list[str]:
+def _values_of_processors(field: str, text: str) -> list[str]:
     """The values of one name in /proc/cpuinfo, one a processor; names differ between architectures.
 
     Only what is asked for is taken out of it: the page of four thousand processors has six megabytes.
@@ -83,8 +84,3 @@ def _virtual_machine(root: Path, flags: list[str]) -> bool | None:
     if text_of(root / "sys/hypervisor/type"):
         return True
     return "hypervisor" in flags[0].split() if flags else None
-
-
-def _product(folder: Path) -> str | None:
-    names = [text_of(folder / name) for name in ("sys_vendor", "product_name")]
-    return " ".join(name for name in names if name) or None

@@ -75,7 +75,7 @@ def _iommu(root: Path, groups: Iterable[int]) -> IommuFacts:
         unknown.reasons["units"] = "sys/class/iommu is not there"
     types = {}
     for group in sorted(groups):
-        said = unknown.text("group_types", root / f"sys/kernel/iommu_groups/{group}/type")
-        if said is not None:
-            types[str(group)] = printable(said)
+        kind = unknown.text("group_types", root / f"sys/kernel/iommu_groups/{group}/type")
+        if kind is not None:
+            types[str(group)] = printable(kind)
     return IommuFacts(units=units, group_types=types, unknown=unknown.reasons)

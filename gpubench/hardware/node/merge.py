@@ -1,7 +1,7 @@
 """One snapshot from what the kernel, NVML and CUDA each say of a node. The bus id is what joins them."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from itertools import permutations
 
@@ -12,7 +12,6 @@ from gpubench.hardware.node.sysfs import SysfsFacts
 from gpubench.model.facts.driver_settings import DriverSettings
 from gpubench.model.facts.snapshot import (
     DriverFacts,
-    GpuDirectFacts,
     GpuFacts,
     PairFacts,
     PcieLink,
@@ -39,50 +38,47 @@ def merge(
     kernel = sysfs or SysfsFacts()
     gpus = tuple(_with_cuda(gpu, cuda) for gpu in _gpus(kernel, nvml))
     all_failures = (*failures, *_cuda_failure(gpus, nvml, cuda))
+    driver = nvml.driver if nvml is not None else DriverFacts()
+    shown = {gpu.bus_id for gpu in gpus}
+    dma_buf = [gpu.dma_buf for gpu in (cuda.gpus if cuda is not None else ()) if gpu.dma_buf is not None]
     return Snapshot(
         host=host,
         origin=Origin.MEASURED,
         source=f"gpubench {__version__}",
         taken_at=datetime.now(UTC).isoformat(timespec="seconds"),
         machine=kernel.machine,
-        driver=_driver(kernel.driver, nvml),
+        # The kernel names the version of a driver that does not answer, and alone knows which module it is.
+        driver=replace(
+            driver,
+            version=driver.version or kernel.driver.version,
+            open_kernel_module=kernel.driver.open_kernel_module,
+        ),
         driver_settings=_driver_settings(kernel.driver_settings, nvml, failures),
-        gpudirect=_gpudirect(kernel.gpudirect, cuda),
+        gpudirect=replace(kernel.gpudirect, dma_buf=all(dma_buf) if dma_buf else None),
         gpus=gpus,
-        gpus_of_others=_gpus_of_others(kernel, gpus),
+        gpus_of_others=sum(gpu.bus_id not in shown for gpu in kernel.gpus),
         nics=kernel.nics,
         switches=kernel.switches,
         pci_devices=kernel.pci_devices,
         rdma_ports=kernel.rdma_ports,
         kernel=kernel.kernel,
         nvswitches=kernel.nvswitches,
-        pairs=_pairs(gpus, nvml, cuda, all_failures),
+        pairs=tuple(_pairs(gpus, nvml, cuda, all_failures)),
         failures=all_failures,
     )
-
-
-def _driver(kernel: DriverFacts, nvml: NvmlFacts | None) -> DriverFacts:
-    """The kernel names the version of a driver that does not answer, and alone knows which module it is."""
-    said = nvml.driver if nvml is not None else DriverFacts()
-    return replace(said, version=said.version or kernel.version, open_kernel_module=kernel.open_kernel_module)
 
 
 def _driver_settings(
     kernel: DriverSettings, nvml: NvmlFacts | None, failures: Sequence[ProbeFailure]
 ) -> DriverSettings:
     """The settings in the kernel's files, with those that NVML alone knows."""
-    said = nvml.settings if nvml is not None else DriverSettings()
+    settings = nvml.settings if nvml is not None else DriverSettings()
     reason = next((failure.error for failure in failures if failure.stage == "nvml"), "NVML was not asked")
     if nvml is not None:
         reason = nvml.driver.absent or reason
-    values = {name: getattr(said, name) for name in NVML_ALONE}
-    silent = {name: said.unknown.get(name, reason) for name, value in values.items() if value is None}
-    return replace(kernel, **values, unknown={**kernel.unknown, **silent})
-
-
-def _gpudirect(kernel: GpuDirectFacts, cuda: CudaFacts | None) -> GpuDirectFacts:
-    said = [gpu.dma_buf for gpu in cuda.gpus if gpu.dma_buf is not None] if cuda is not None else []
-    return replace(kernel, dma_buf=all(said) if said else None)
+    values = {name: getattr(settings, name) for name in NVML_ALONE}
+    unknown = {name: settings.unknown.get(name, reason) for name, value in values.items() if value is None}
+    return replace(kernel, **values, unknown={**kernel.unknown, **unknown})
 
 
 def _gpus(kernel: SysfsFacts, nvml: NvmlFacts | None) -> list[GpuFacts]:
@@ -93,22 +89,15 @@ def _gpus(kernel: SysfsFacts, nvml: NvmlFacts | None) -> list[GpuFacts]:
     listed = {gpu.bus_id for gpu in nvml.gpus if gpu.bus_id is not None}
     unlisted = [gpu for gpu in kernel.gpus if gpu.bus_id not in listed]
     nameless = [gpu for gpu in nvml.gpus if gpu.bus_id is None]
+    names: dict[int, str | None] = {}
     if nameless and len(nameless) == len(unlisted):
         # NVML counts GPUs in the order of their bus ids, also those that it lost before it could name them.
-        names = {gpu.index: other.bus_id for gpu, other in zip(nameless, unlisted, strict=True)}
+        names.update((gpu.index, other.bus_id) for gpu, other in zip(nameless, unlisted, strict=True))
         unlisted = []
-    else:
-        names = {}
     gpus = [_with_place(replace(gpu, bus_id=gpu.bus_id or names.get(gpu.index)), on_bus) for gpu in nvml.gpus]
     following = max((gpu.index for gpu in gpus), default=-1) + 1
     lost = [gpu for gpu in unlisted if not _belongs_to_others(gpu, kernel, listed=len(nvml.gpus))]
     return [*gpus, *(replace(gpu, index=following + i, lost=UNLISTED) for i, gpu in enumerate(lost))]
-
-
-def _gpus_of_others(kernel: SysfsFacts, gpus: Sequence[GpuFacts]) -> int:
-    """GPUs on the bus that were left out: whoever counts a board's GPUs has to know of them."""
-    shown = {gpu.bus_id for gpu in gpus}
-    return sum(gpu.bus_id not in shown for gpu in kernel.gpus)
 
 
 def _belongs_to_others(gpu: GpuFacts, kernel: SysfsFacts, *, listed: int) -> bool:
@@ -125,32 +114,19 @@ def _with_place(gpu: GpuFacts, on_bus: dict[str | None, GpuFacts]) -> GpuFacts:
     other = on_bus.get(gpu.bus_id)
     if gpu.bus_id is None or other is None:
         return gpu
-    return replace(
-        gpu,
-        name=gpu.name or other.name,
-        uuid=gpu.uuid or other.uuid,
-        place=other.place,
-        pcie=_completed(gpu.pcie, other.pcie),
-    )
-
-
-def _completed(said: PcieLink, kernel: PcieLink) -> PcieLink:
-    return PcieLink(
-        generation=said.generation or kernel.generation,
-        width=said.width or kernel.width,
-        max_generation=said.max_generation or kernel.max_generation,
-        max_width=said.max_width or kernel.max_width,
-    )
+    links = asdict(gpu.pcie), asdict(other.pcie)
+    pcie = PcieLink(**{name: value or links[1][name] for name, value in links[0].items()})
+    return replace(gpu, name=gpu.name or other.name, uuid=gpu.uuid or other.uuid, place=other.place, pcie=pcie)
 
 
 def _with_cuda(gpu: GpuFacts, cuda: CudaFacts | None) -> GpuFacts:
     found = _in_cuda(gpu, cuda)
     if found is None:
         return gpu
+    gpu = replace(gpu, cuda_index=found.index, cuda_features=found.features)
     if gpu.mig:
-        unknown = {**gpu.unknown, "multiprocessors": "under MIG CUDA counts those of an instance"}
-        return replace(gpu, cuda_index=found.index, cuda_features=found.features, unknown=unknown)
-    return replace(gpu, cuda_index=found.index, cuda_features=found.features, multiprocessors=found.multiprocessors)
+        return replace(gpu, unknown={**gpu.unknown, "multiprocessors": "under MIG CUDA counts those of an instance"})
+    return replace(gpu, multiprocessors=found.multiprocessors)
 
 
 def _in_cuda(gpu: GpuFacts, cuda: CudaFacts | None) -> CudaGpu | None:
@@ -162,24 +138,22 @@ def _in_cuda(gpu: GpuFacts, cuda: CudaFacts | None) -> CudaGpu | None:
 
 def _pairs(
     gpus: Sequence[GpuFacts], nvml: NvmlFacts | None, cuda: CudaFacts | None, failures: Sequence[ProbeFailure]
-) -> tuple[PairFacts, ...]:
-    """Every ordered pair of GPUs of which NVML or CUDA said something."""
-    said = {(pair.source, pair.destination): pair for pair in nvml.pairs} if nvml is not None else {}
-    pairs = []
+) -> Iterator[PairFacts]:
+    """Every ordered pair of GPUs of which NVML or CUDA knows something."""
+    by_names = {(pair.source, pair.destination): pair for pair in nvml.pairs} if nvml is not None else {}
     for source, destination in permutations(gpus, 2):
         names = source.device, destination.device
         access = None
         if cuda is not None and source.bus_id is not None and destination.bus_id is not None:
             access = cuda.peers.get(source.bus_id, {}).get(destination.bus_id)
-        if access is None and names not in said:
+        if access is None and names not in by_names:
             continue
-        pair = said.get(names, PairFacts(source=names[0], destination=names[1]))
+        pair = by_names.get(names, PairFacts(source=names[0], destination=names[1]))
         if access is None:
             reason = _why_not_in_cuda((source, destination), cuda, failures)
-            pairs.append(replace(pair, unknown={**pair.unknown, "cuda": reason}))
+            yield replace(pair, unknown={**pair.unknown, "cuda": reason})
         else:
-            pairs.append(replace(pair, cuda=access))
-    return tuple(pairs)
+            yield replace(pair, cuda=access)
 
 
 def _why_not_in_cuda(pair: Sequence[GpuFacts], cuda: CudaFacts | None, failures: Sequence[ProbeFailure]) -> str:

@@ -1,13 +1,14 @@
 """NICs from /sys/class/infiniband and /sys/class/net. One odd device never hides the others."""
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpubench.hardware.node.pci.tree import driver_of, pci_address, pci_folder, place_of, trained_link
+from gpubench.hardware.node.rdma_ports import port_folders, port_word
 from gpubench.hardware.system_files import UnknownFields, exists, is_link, names_in, number_of, text_of
-from gpubench.model.facts.snapshot import SOFTWARE_RDMA, NicFacts, NicKind, PcieLink, PciPlace
+from gpubench.model.facts.snapshot import SOFTWARE_RDMA, NicFacts, NicKind
 
 _AMAZON = 0x1D0F
 _EFA_FAMILY = 0xEFA
@@ -30,7 +31,7 @@ _MODELS = {
     "MT41686": "BlueField-2",
     "MT41692": "BlueField-3",
 }
-"""Names for what `hca_type` says: MT and the PCI device id in decimal (pci.ids, vendor 15b3)."""
+"""Names by `hca_type`: MT and the PCI device id in decimal (pci.ids, vendor 15b3)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,18 +42,6 @@ class _Interface:
     folder: Path
     address: str | None
     port: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Hardware:
-    """The device behind one or more ports; `folder` is the PCI device's, None for one that has none."""
-
-    folder: Path | None
-    address: str | None
-    driver: str | None
-    model: str | None
-    place: PciPlace
-    pcie: PcieLink
 
 
 def read_nics(root: Path) -> tuple[NicFacts, ...]:
@@ -82,27 +71,19 @@ def _interfaces(folder: Path) -> list[_Interface]:
     return found
 
 
-def _rdma_ports(device: Path, interfaces: Sequence[_Interface]) -> list[NicFacts]:
-    numbers = sorted((name for name in names_in(device / "ports") if name.isdecimal()), key=int)
+def _rdma_ports(device: Path, interfaces: Sequence[_Interface]) -> Iterator[NicFacts]:
     hardware = _hardware(device / "device", hca_type=text_of(device / "hca_type"), name=device.name)
-    own = [each for each in interfaces if each.address is not None and each.address == hardware.address]
-    if len(numbers) < 2:
-        return [_rdma_port(device, device.name, numbers[0] if numbers else "1", hardware, own)]
-    return [
-        _rdma_port(device, f"{device.name}:{number}", number, hardware, _of_port(own, int(number)))
-        for number in numbers
-    ]
+    own = [each for each in interfaces if each.address is not None and each.address == hardware.bus_id]
+    ports = port_folders(device)
+    for name, port in ports.items():
+        # InfiniBand counts ports from 1, the network from 0.
+        of_port = own if len(ports) == 1 else [each for each in own if each.port == int(port.name) - 1]
+        yield _rdma_port(device, port, replace(hardware, name=name), of_port)
 
 
-def _of_port(interfaces: Sequence[_Interface], number: int) -> list[_Interface]:
-    """The interfaces of one port: InfiniBand counts ports from 1, the network from 0."""
-    return [each for each in interfaces if each.port == number - 1]
-
-
-def _rdma_port(device: Path, name: str, number: str, hardware: _Hardware, interfaces: Sequence[_Interface]) -> NicFacts:
-    port = device / "ports" / number
+def _rdma_port(device: Path, port: Path, hardware: NicFacts, interfaces: Sequence[_Interface]) -> NicFacts:
     unknown = UnknownFields()
-    state = _word(unknown.text("state", port / "state"))
+    state = port_word(unknown.text("state", port / "state"))
     rate_text = unknown.text("rate_gbit_s", port / "rate")
     rate = _RATE.match(rate_text or "")
     if state == "down":
@@ -110,19 +91,17 @@ def _rdma_port(device: Path, name: str, number: str, hardware: _Hardware, interf
         unknown.reasons["rate_gbit_s"], rate = "the port is down", None
     elif rate_text is not None and rate is None:
         unknown.reasons["rate_gbit_s"] = f"rate is {rate_text!r}"
-    return NicFacts(
-        name=name,
-        kind=_kind(unknown.text("kind", port / "link_layer"), hardware),
+    is_infiniband = unknown.text("kind", port / "link_layer") == "InfiniBand"
+    # EFA's link layer does not tell it; what is RDMA and not InfiniBand runs over Ethernet.
+    kind = NicKind.EFA if hardware.kind is NicKind.EFA else NicKind.INFINIBAND if is_infiniband else NicKind.ROCE
+    return replace(
+        hardware,
+        kind=kind,
         state=state,
         rate_gbit_s=float(rate[1]) if rate else None,
         interfaces=tuple(each.name for each in interfaces),
-        bus_id=hardware.address,
-        model=hardware.model,
-        driver=hardware.driver,
         firmware=unknown.text("firmware", device / "fw_ver"),
         mtu=number_of(interfaces[0].folder / "mtu") if interfaces else None,
-        pcie=hardware.pcie,
-        place=hardware.place,
         unknown=unknown.reasons,
     )
 
@@ -134,49 +113,38 @@ def _ethernet(interface: _Interface) -> NicFacts:
     speed = number_of(interface.folder / "speed")
     if speed_text is not None and (speed is None or speed in _NO_SPEED):
         unknown.reasons["rate_gbit_s"], speed = f"speed is {speed_text}", None
-    hardware = _hardware(interface.folder / "device", hca_type=None, name="")
-    return NicFacts(
+    return replace(
+        _hardware(interface.folder / "device", hca_type=None, name=""),
         name=interface.name,
         kind=NicKind.ETHERNET,
         state="active" if operational == "up" else operational,
         rate_gbit_s=None if speed is None else speed / 1000,
         interfaces=(interface.name,),
-        bus_id=hardware.address,
-        model=hardware.model,
-        driver=hardware.driver,
         mtu=number_of(interface.folder / "mtu"),
-        pcie=hardware.pcie,
-        place=hardware.place,
         unknown=unknown.reasons,
     )
 
 
-def _hardware(device: Path, *, hca_type: str | None, name: str) -> _Hardware:
-    """The device behind a NIC. An emulated one may hang below the interface it runs over, and is not that one's."""
+def _hardware(device: Path, *, hca_type: str | None, name: str) -> NicFacts:
+    """The facts of the device behind a NIC, whose kind is EFA or left open.
+
+    An emulated one may hang below the interface it runs over, and is not that one's.
+    """
     folder = None if name.startswith(_SOFTWARE_NAMES) else pci_folder(device)
     if folder is None:
         model = SOFTWARE_RDMA if name and (exists(device.parent) or name.startswith(_SOFTWARE_NAMES)) else None
-        return _Hardware(None, None, None if name else driver_of(device), model, PciPlace(), PcieLink())
-    vendor, number = number_of(folder / "vendor"), number_of(folder / "device")
+        return NicFacts(name=name, kind=NicKind.ETHERNET, driver=None if name else driver_of(device), model=model)
+    vendor, number, driver = number_of(folder / "vendor"), number_of(folder / "device"), driver_of(device)
     model = None if vendor is None or number is None else f"PCI {vendor:04x}:{number:04x}"
     if hca_type is not None:
         model = f"{_MODELS[hca_type]} ({hca_type})" if hca_type in _MODELS else hca_type
-    return _Hardware(folder, pci_address(device), driver_of(device), model, place_of(device), trained_link(folder))
-
-
-def _kind(link_layer: str | None, hardware: _Hardware) -> NicKind:
-    """EFA says no link layer that would tell it; what is RDMA and not InfiniBand runs over Ethernet."""
-    if hardware.driver == "efa" or _is_efa(hardware.folder):
-        return NicKind.EFA
-    return NicKind.INFINIBAND if link_layer == "InfiniBand" else NicKind.ROCE
-
-
-def _is_efa(folder: Path | None) -> bool:
-    if folder is None or number_of(folder / "vendor") != _AMAZON:
-        return False
-    return (number_of(folder / "device") or 0) >> 4 == _EFA_FAMILY
-
-
-def _word(state: str | None) -> str | None:
-    """'4: ACTIVE' → 'active'."""
-    return None if state is None else state.rpartition(":")[2].strip().lower()
+    is_efa = driver == "efa" or (vendor == _AMAZON and (number or 0) >> 4 == _EFA_FAMILY)
+    return NicFacts(
+        name=name,
+        kind=NicKind.EFA if is_efa else NicKind.ETHERNET,
+        bus_id=pci_address(device),
+        model=model,
+        driver=driver,
+        pcie=trained_link(folder),
+        place=place_of(device),
+    )

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import TypeVar
 
 from gpubench.errors import CouldNotMeasureError, GpubenchError, UsageError
 from gpubench.hardware.launch.interpreter import module_command, with_package
@@ -64,31 +64,23 @@ def watch_errors(
     return replace(before, errors_grown=growth(error_counts(before), error_counts(after)))
 
 
-class Probe:
-    """A probe that runs while something else is done here: it begins when this is made. Usable as a context."""
+class Probe(Stages):
+    """A probe that runs while something else is done here: it begins when this is made."""
 
     def __init__(self, environment: Mapping[str, str], stages: Mapping[str, Sequence[str]] | None = None) -> None:
-        self._stages = Stages(stages or stage_commands(), with_package(environment))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self._stages.__exit__()
+        super().__init__(stages or stage_commands(), with_package(environment))
 
     def snapshot(self, timeout_s: float) -> Snapshot:
         """This node; what has not answered, and does not within the time from now on, is in its `failures`."""
-        return _put_together(self._stages.results(timeout_s))
+        return _put_together(self.results(timeout_s))
 
 
 def _put_together(results: Mapping[str, StageResult]) -> Snapshot:
     failures: list[ProbeFailure] = []
-    facts = (
-        _understood(SysfsFacts, SYSFS, results, failures),
-        _understood(NvmlFacts, NVML, results, failures),
-        _understood(CudaFacts, CUDA, results, failures),
-    )
-    return merge(socket.gethostname().split(".")[0], *facts, failures)
+    sysfs = _understood(SysfsFacts, SYSFS, results, failures)
+    nvml = _understood(NvmlFacts, NVML, results, failures)
+    cuda = _understood(CudaFacts, CUDA, results, failures)
+    return merge(socket.gethostname().split(".")[0], sysfs, nvml, cuda, failures)
 
 
 def stage_commands(root: Path = Path("/")) -> dict[str, list[str]]:

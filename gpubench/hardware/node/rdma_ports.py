@@ -31,38 +31,44 @@ _MOST_GIDS = 16
 
 
 def read_rdma_ports(root: Path) -> tuple[RdmaPort, ...]:
-    """Every port of every RDMA device, named as its NIC is: mlx5_0, or mlx5_0:2 where there are several."""
+    """Every port of every RDMA device, named as its NIC is."""
     folder = root / "sys/class/infiniband"
     files = _device_files(root / "sys/class/infiniband_verbs")
-    return tuple(port for name in names_in(folder) for port in _ports(folder / name, files.get(name)))
+    return tuple(
+        _port(port, nic, files.get(name))
+        for name in names_in(folder)
+        for nic, port in port_folders(folder / name).items()
+    )
 
 
 def _device_files(folder: Path) -> dict[str, str]:
     """The device file of each RDMA device: /sys/class/infiniband_verbs/uverbs0/ibdev holds the device's name."""
-    found = {}
-    for name in names_in(folder):
-        device = text_of(folder / name / "ibdev")
-        if device is not None:
-            found[device] = f"/dev/infiniband/{printable(name)}"
-    return found
+    devices = {name: text_of(folder / name / "ibdev") for name in names_in(folder)}
+    return {device: f"/dev/infiniband/{printable(name)}" for name, device in devices.items() if device is not None}
 
 
-def _ports(device: Path, device_file: str | None) -> list[RdmaPort]:
+def port_folders(device: Path) -> dict[str, Path]:
+    """The folders of a device's ports by the NICs' names: mlx5_0, or mlx5_0:2 where there are several."""
     numbers = sorted((name for name in names_in(device / "ports") if name.isdecimal()), key=int)
     if len(numbers) < 2:
-        return [_port(device / "ports" / (numbers[0] if numbers else "1"), device.name, device_file)]
-    return [_port(device / "ports" / number, f"{device.name}:{number}", device_file) for number in numbers]
+        return {device.name: device / "ports" / (numbers[0] if numbers else "1")}
+    return {f"{device.name}:{number}": device / "ports" / number for number in numbers}
+
+
+def port_word(text: str | None) -> str | None:
+    """'4: ACTIVE' → 'active'."""
+    return None if text is None else text.rpartition(":")[2].strip().lower()
 
 
 def _port(folder: Path, nic: str, device_file: str | None) -> RdmaPort:
     unknown = UnknownFields()
-    state = unknown.text("physical_state", folder / "phys_state")
+    state = port_word(unknown.text("physical_state", folder / "phys_state"))
     layer = unknown.text("link_layer", folder / "link_layer")
     if device_file is None:
         unknown.reasons["device_file"] = "no verbs device of the kernel belongs to it: ib_uverbs may not be loaded"
     return RdmaPort(
         nic=printable(nic),
-        physical_state=None if state is None else printable(state.rpartition(":")[2].strip().lower()),
+        physical_state=None if state is None else printable(state),
         link_layer=None if layer is None else printable(layer),
         counters=_counters("counters", folder / "counters", _COUNTERS, unknown),
         hardware_counters=_counters("hardware_counters", folder / "hw_counters", _HARDWARE_COUNTERS, unknown),

@@ -1,9 +1,8 @@
-"""Which of the programs run that NVLink fabrics and memory shared between nodes need, and their versions.
+"""The programs that NVLink fabrics and memory shared between nodes need: whether they run, and their versions.
 
 Of IMEX and the subnet manager neither was seen on hardware.
 """
 
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,7 +57,7 @@ def _why_hidden(root: Path) -> str:
 
 
 def _running(root: Path) -> tuple[set[str], bool]:
-    """Which of the programs run, and whether all processes were looked at that could be one of them."""
+    """The programs that run, and whether all processes were looked at that could be one of them."""
     wanted = {name[:_KERNELS_LENGTH]: name for name in _PROGRAMS}
     found: set[str] = set()
     for looked_at, pid in enumerate(_pids(root)):
@@ -88,16 +87,8 @@ def _children(root: Path, pid: str) -> list[str]:
 
 
 def _name(root: Path, pid: str) -> str:
-    try:
-        file = os.open(f"{root}/proc/{pid}/comm", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return ""
-    try:
-        return os.read(file, _KERNELS_LENGTH + 1).decode(errors="replace").strip()
-    except OSError:
-        return ""
-    finally:
-        os.close(file)
+    name = UnknownFields().tail("", root / f"proc/{pid}/comm", _KERNELS_LENGTH + 1) or b""
+    return name.decode(errors="replace").strip()
 
 
 def _version(root: Path, name: str) -> tuple[str | None, str]:

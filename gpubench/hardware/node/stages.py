@@ -55,31 +55,26 @@ class Stages:
 
     def results(self, timeout_s: float) -> dict[str, StageResult]:
         """Their answers so far and within the time from now on, by name."""
-        _collect(list(self._children.values()), time.monotonic() + timeout_s)
+        deadline = time.monotonic() + timeout_s
+        with selectors.DefaultSelector() as selector:
+            for child in self._children.values():
+                if child.output is not None:
+                    selector.register(child.output, selectors.EVENT_READ, child)
+            while selector.get_map():
+                left = deadline - time.monotonic()
+                for key, _ in selector.select(max(left, 0.0)):
+                    if key.data.read():
+                        selector.unregister(key.fileobj)
+                if left <= 0:
+                    break  # with what lay there, though this process may have come late to it
         return {name: child.result(timeout_s) for name, child in self._children.items()}
-
-
-def _collect(children: list["_Child"], deadline: float) -> None:
-    """Read from the children until every one of them is done."""
-    with selectors.DefaultSelector() as selector:
-        for child in children:
-            if child.output is not None:
-                selector.register(child.output, selectors.EVENT_READ, child)
-        while selector.get_map():
-            left = deadline - time.monotonic()
-            for key, _ in selector.select(max(left, 0.0)):
-                child = key.data
-                if child.read():
-                    selector.unregister(key.fileobj)
-            if left <= 0:
-                return  # with what lay there, though this process may have come late to it
 
 
 class _Child:
     """A process, and what it has written so far.
 
     A line that is JSON is its answer. The end of its output is not waited for: a thread that hangs in a driver keeps it
-    open after everything has been said.
+    open after everything has been written.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -129,18 +124,14 @@ class _Child:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_SECONDS_TO_EXIT)
         code = process.returncode
-        complaint = self._last_complaint()
+        self._complaints.seek(0)
+        *_, complaint = "", *self._complaints.read().decode(errors="replace").strip().splitlines()
         if code is not None and code < 0:
             name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
             return f"killed by {name}" + (f": {complaint}" if complaint else "")
         if complaint and code != 0:
             return complaint
         return "it ended without an answer" + (f" (exit code {code})" if code else "")
-
-    def _last_complaint(self) -> str:
-        self._complaints.seek(0)
-        lines = self._complaints.read().decode(errors="replace").strip().splitlines()
-        return lines[-1].strip() if lines else ""
 
     def end(self) -> None:
         """End the process where it still runs, and close its files."""

@@ -2,7 +2,7 @@
 
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -77,7 +77,7 @@ def read_sysfs(root: Path = Path("/")) -> SysfsFacts:
         driver=read_kernel_driver(root),
         driver_settings=read_driver_settings(root),
         gpudirect=read_gpudirect(root),
-        gpus=_gpus(devices.gpus, pages),
+        gpus=tuple(_gpus(devices.gpus, pages)),
         nics=read_nics(root),
         switches=switches_above((*devices.gpus, *nics)),
         pci_devices=pci_devices,
@@ -89,29 +89,25 @@ def read_sysfs(root: Path = Path("/")) -> SysfsFacts:
     )
 
 
-def _gpus(folders: Sequence[Path], pages: Mapping[str, Mapping[str, str]]) -> tuple[GpuFacts, ...]:
-    gpus = []
+def _gpus(folders: Sequence[Path], pages: Mapping[str, Mapping[str, str]]) -> Iterator[GpuFacts]:
     for index, folder in enumerate(folders):
         address = pci_address(folder) or bus_id(folder.name)
         information = pages.get(address, {})
         uuid = information.get("GPU UUID", "")
-        gpus.append(
-            GpuFacts(
-                index=index,
-                bus_id=address,
-                name=information.get("Model") or f"NVIDIA GPU 0x{number_of(folder / 'device') or 0:04x}",
-                uuid=uuid if uuid and "?" not in uuid else None,
-                pcie=trained_link(folder),
-                place=place_of(folder),
-            )
+        yield GpuFacts(
+            index=index,
+            bus_id=address,
+            name=information.get("Model") or f"NVIDIA GPU 0x{number_of(folder / 'device') or 0:04x}",
+            uuid=uuid if uuid and "?" not in uuid else None,
+            pcie=trained_link(folder),
+            place=place_of(folder),
         )
-    return tuple(gpus)
 
 
 def _minors(pages: Mapping[str, Mapping[str, str]]) -> dict[str, int]:
     """The numbers of the GPUs' device files, by bus id."""
-    said = {address: information.get("Device Minor", "") for address, information in pages.items()}
-    return {address: int(text) for address, text in said.items() if _MINOR.fullmatch(text)}
+    minors = {address: information.get("Device Minor", "") for address, information in pages.items()}
+    return {address: int(text) for address, text in minors.items() if _MINOR.fullmatch(text)}
 
 
 def _driver_pages(root: Path) -> dict[str, dict[str, str]]:

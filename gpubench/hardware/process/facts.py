@@ -7,7 +7,6 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
-from gpubench.hardware.cpus import cpu_ranges
 from gpubench.hardware.process.kernel_calls import may_call, memory_policy, pidfd_getfd
 from gpubench.hardware.process.library_search import verbs_providers
 from gpubench.hardware.process.mpi_facts import read_mpi
@@ -16,6 +15,7 @@ from gpubench.hardware.process.user_files import read_user_files
 from gpubench.hardware.system_files import UnknownFields, below, names_in, number_of, printable, text_of
 from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.facts.snapshot import bus_id
+from gpubench.model.terms.cpu_ranges import ranges_of
 
 UNLIMITED = -1
 """`memlock_bytes` of a process that may lock all memory."""
@@ -42,6 +42,8 @@ def read_rank_facts(
     hints = container_hints(root)
     libraries, device_files = _libraries(root / "proc/self/maps"), _device_files(root)
     files = read_user_files(environment, libraries, root)
+    channels = unknown.names("imex_channels", root / "dev" / _IMEX)
+    driver_gpus = unknown.names("driver_gpus", root / "proc/driver/nvidia/gpus")
     shm_device, shm_bytes, shm_free_bytes = _shared_memory(root / "dev/shm")
     memlock = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     return RankFacts(
@@ -58,7 +60,7 @@ def read_rank_facts(
         visible_devices=environment.get("CUDA_VISIBLE_DEVICES"),
         device_files=device_files,
         memlock_bytes=UNLIMITED if memlock == resource.RLIM_INFINITY else memlock,
-        affinity=cpu_ranges(os.sched_getaffinity(0)),
+        affinity=ranges_of(sum(1 << cpu for cpu in os.sched_getaffinity(0))),
         ptrace_scope=number_of(root / "proc/sys/kernel/yama/ptrace_scope"),
         seccomp=filtered,
         libraries=libraries,
@@ -66,8 +68,8 @@ def read_rank_facts(
         nccl_files=files.nccl_files,
         topology_file=files.topology_file,
         denied_device_files=denied(device_files, root),
-        imex_channels=_names("imex_channels", root / "dev" / _IMEX, unknown),
-        driver_gpus=_driver_gpus(root, unknown),
+        imex_channels=None if channels is None else tuple(sorted(map(printable, channels))),
+        driver_gpus=None if driver_gpus is None else tuple(map(bus_id, sorted(map(printable, driver_gpus)))),
         container=hints,
         capabilities=capabilities(status, unknown),
         pidfd_getfd=pidfd_getfd(unknown, allowed=may_call(filtered, hints)),
@@ -110,20 +112,6 @@ def _device_files(root: Path) -> tuple[str, ...]:
     gpus.sort(key=lambda name: int(name.removeprefix("nvidia")))
     verbs = names_in(root / "dev/infiniband")
     return (*(f"/dev/{name}" for name in gpus), *(f"/dev/infiniband/{name}" for name in verbs))
-
-
-def _names(field: str, folder: Path, unknown: UnknownFields) -> tuple[str, ...] | None:
-    """The names in a folder; None, with the reason kept, where it cannot be read."""
-    try:
-        return tuple(sorted(printable(path.name) for path in folder.iterdir()))
-    except OSError as error:
-        unknown.reasons[field] = f"{folder.name}: {error.strerror}"
-        return None
-
-
-def _driver_gpus(root: Path, unknown: UnknownFields) -> tuple[str, ...] | None:
-    names = _names("driver_gpus", root / "proc/driver/nvidia/gpus", unknown)
-    return None if names is None else tuple(map(bus_id, names))
 
 
 def _ucx_cuda(library: str | None, root: Path, unknown: UnknownFields) -> bool | None:

@@ -1,6 +1,9 @@
 """The host memory that this process may still take."""
 
+import re
 from pathlib import Path
+
+from gpubench.hardware.system_files import number_of, text_of
 
 SHARE = 0.8
 """Of what is free, the part that buffers may take: the rest is for libraries, temporaries and the page cache."""
@@ -11,25 +14,14 @@ def free_bytes(root: Path = Path("/")) -> int:
 
     `root` is where /proc and /sys are found, so that a recorded tree is a test.
     """
-    limits = [_available(root / "proc/meminfo"), *_control_group_limits(root)]
-    return max(0, min(limits))
-
-
-def _available(meminfo: Path) -> int:
-    for line in meminfo.read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return 0
+    available = re.search(r"^MemAvailable:\s+(\d+)", (root / "proc/meminfo").read_text(), re.MULTILINE)
+    return max(0, min([int(available[1]) * 1024 if available else 0, *_control_group_limits(root)]))
 
 
 def _control_group_limits(root: Path) -> list[int]:
     """Room below the memory limit of this process's control group and of each group above it, versions 1 and 2."""
-    try:
-        entries = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
     limits: list[int] = []
-    for entry in entries:
+    for entry in (text_of(root / "proc/self/cgroup") or "").splitlines():
         _, controllers, path = entry.split(":", 2)
         if controllers == "":
             limits += _walk(root / "sys/fs/cgroup", path, "memory.max", "memory.current")
@@ -45,11 +37,7 @@ def _walk(mount: Path, path: str, limit_file: str, usage_file: str) -> list[int]
     for directory in (group, *group.parents):
         if not directory.is_relative_to(mount):
             break
-        try:
-            limit = (directory / limit_file).read_text().strip()
-            usage = int((directory / usage_file).read_text())
-        except (OSError, ValueError):
-            continue
-        if limit != "max":
-            limits.append(int(limit) - usage)
+        limit, usage = number_of(directory / limit_file), number_of(directory / usage_file)
+        if limit is not None and usage is not None:
+            limits.append(limit - usage)
     return limits

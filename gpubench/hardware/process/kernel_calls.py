@@ -9,9 +9,9 @@ import os
 import platform
 from collections.abc import Iterable
 
-from gpubench.hardware.cpus import cpu_ranges
 from gpubench.hardware.process.rights import RUNTIMES
 from gpubench.hardware.system_files import UnknownFields
+from gpubench.model.terms.cpu_ranges import ranges_of
 
 _PIDFD_OPEN, _PIDFD_GETFD = 434, 438
 """Call numbers, alike on every architecture. Python may have been built without its own pidfd_open."""
@@ -65,12 +65,7 @@ def memory_policy(unknown: UnknownFields, *, allowed: bool) -> str | None:
     if library.syscall(number, ctypes.byref(mode), words, _MOST_NODES, None, 0):
         unknown.reasons["memory_policy"] = f"get_mempolicy: {os.strerror(ctypes.get_errno())}"
         return None
-    nodes = cpu_ranges(
-        position * _BITS_PER_WORD + bit
-        for position, word in enumerate(words)
-        for bit in range(_BITS_PER_WORD if word else 0)
-        if word >> bit & 1
-    )
+    nodes = ranges_of(sum(word << _BITS_PER_WORD * position for position, word in enumerate(words)))
     policy = mode.value & _MODE_BITS
     name = _POLICIES[policy] if policy < len(_POLICIES) else f"policy {policy}"
     return f"{name} {nodes}".rstrip()

@@ -66,13 +66,10 @@ def can_look(root: Path) -> bool:
 
 
 def verbs_providers(root: Path, unknown: UnknownFields) -> tuple[str, ...] | None:
-    """The drivers that libibverbs is told to load ('mlx5', 'efa'); None where it has no folder of them."""
-    folder = root / _PROVIDERS
-    try:
-        return tuple(sorted(printable(path.stem) for path in folder.iterdir() if path.suffix == ".driver"))
-    except OSError as error:
-        unknown.reasons["verbs_providers"] = f"{folder.name}: {error.strerror}"
-        return None
+    """The drivers that libibverbs is configured to load ('mlx5', 'efa'); None where it has no folder of them."""
+    names = unknown.names("verbs_providers", root / _PROVIDERS)
+    paths = [path for path in map(Path, names or ()) if path.suffix == ".driver"]
+    return None if names is None else tuple(sorted(printable(path.stem) for path in paths))
 
 
 def _cache(root: Path) -> bytes:

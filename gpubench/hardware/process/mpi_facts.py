@@ -9,7 +9,7 @@ import os
 from typing import Any
 
 from gpubench.hardware.system_files import printable
-from gpubench.model.facts.mpi_facts import MpiFacts
+from gpubench.model.facts.rank_facts import MpiFacts
 
 _LONGEST_VERSION = 8192
 _CUDA = 0

@@ -1,17 +1,19 @@
 """NCCL's variables as NCCL will see them: those of the environment, then those of its configuration files."""
 
+import errno
 import os
 import pwd
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from gpubench.hardware.system_files import text_of
+from gpubench.hardware.system_files import UnknownFields, below, printable, text_of
 
 DEBUG, DEBUG_FILE, DEBUG_SUBSYSTEMS = "NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS"
 
 _CONF_FILE = "NCCL_CONF_FILE"
 _SYSTEM_CONF = Path("/etc/nccl.conf")
+_OF_HOME = "~/.nccl.conf"
 
 REFUSALS = {"NCCL_SHM_DISABLE": "1", "NCCL_NET_DISABLE_INTRA": "1"}
 """With these, NCCL has no way left inside a node but the direct one, and fails instead of going through host memory
@@ -42,6 +44,40 @@ def configuration_files(environment: Mapping[str, str]) -> tuple[Path, ...]:
     except KeyError:
         return (_SYSTEM_CONF,)
     return Path(home) / ".nccl.conf", _SYSTEM_CONF
+
+
+def read_nccl_files(environment: Mapping[str, str], root: Path) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
+    """The NCCL_ variables of each file that is there, in NCCL's order, and why one that is there cannot be read.
+
+    What the environment sets counts before any file, and an earlier file before a later one.
+    """
+    found, unknown = {}, {}
+    for path in configuration_files(environment):
+        name = _OF_HOME if path.name == ".nccl.conf" and str(path) != environment.get("NCCL_CONF_FILE") else str(path)
+        place = below(root, path)
+        try:
+            place.stat()
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR):
+                unknown[f"nccl_files.{printable(name)}"] = str(error.strerror)
+            continue
+        reader = UnknownFields()
+        if reader.text("file", place) is None and not reader.reasons["file"].endswith("is empty"):
+            unknown[f"nccl_files.{printable(name)}"] = reader.reasons["file"]
+            continue
+        settings = nccl_settings({}, [place])
+        found[printable(name)] = {
+            printable(key): printable(value) for key, value in settings.items() if key.startswith("NCCL_")
+        }
+    return found, unknown
+
+
+def effective(environment: Mapping[str, str], files: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+    """NCCL's variables as it will see them."""
+    merged: dict[str, str] = {}
+    for settings in (environment, *files.values()):
+        merged = {name: value for name, value in settings.items() if name.startswith("NCCL_")} | merged
+    return merged
 
 
 @contextmanager

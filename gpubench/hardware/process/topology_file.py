@@ -5,8 +5,8 @@ from pathlib import Path
 
 from gpubench.errors import UsageError
 from gpubench.hardware.system_files import UnknownFields, below, printable
+from gpubench.model.facts.rank_facts import TopologyFile
 from gpubench.model.facts.snapshot import bus_id
-from gpubench.model.facts.topology_file import TopologyFile
 from gpubench.readers.documents.xml_elements import Element, Parser
 
 _SETTING = "NCCL_TOPO_FILE"

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpubench.hardware.process.library_search import can_look, find_libraries, wanted_libraries
-from gpubench.hardware.process.nccl_files import effective, read_nccl_files
+from gpubench.hardware.process.nccl_settings import effective, read_nccl_files
 from gpubench.hardware.process.topology_file import read_topology_file
-from gpubench.model.facts.topology_file import TopologyFile
+from gpubench.model.facts.rank_facts import TopologyFile
 
 SECONDS_TO_ANSWER = 2.0
 

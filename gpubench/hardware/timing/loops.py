@@ -1,6 +1,7 @@
 """Blocking launches made one after another in Python, with progress reports or times between them."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import islice, pairwise
 from time import perf_counter
 
@@ -20,24 +21,23 @@ def in_order(launches: Sequence[Launch]) -> Launch:
     return launch_all
 
 
+@dataclass(eq=False)
 class HostClockedLaunch:
     """Launches in groups of so many, which knows how long each group took."""
 
-    def __init__(self, launches: Sequence[Launch], groups: Sequence[int], progress: Progress) -> None:
-        self._launches = launches
-        self._groups = groups
-        self._progress = progress
-        self._times: list[float] = []
+    launches: Sequence[Launch]
+    groups: Sequence[int]
+    progress: Progress
 
     def __call__(self) -> None:
         """Make them."""
-        rest = iter(self._launches)
-        self._times = []
-        for count in self._groups:
+        rest = iter(self.launches)
+        self._times: list[float] = []
+        for count in self.groups:
             for launch in islice(rest, count):
                 launch()
             self._times.append(perf_counter())
-            self._progress.completed(count)
+            self.progress.completed(count)
 
     def batch_seconds(self) -> Sequence[float]:
         """Seconds of every group but the first."""

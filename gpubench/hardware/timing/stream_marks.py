@@ -6,6 +6,8 @@ loop shorter than that. What 20 ms are is known from the warm-up of the same ope
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from gpubench.hardware.timing.pace import Pace
@@ -16,7 +18,7 @@ SECONDS_BETWEEN_MARKS = 0.02
 
 
 class Marks:
-    """The marks of one stream of CuPy's: `groups` says where they are to be, from what was `measured` before."""
+    """The marks of one stream of CuPy's: `groups` places them, from what was `measured` before."""
 
     def __init__(self, cupy: Any, stream: Any, progress: Progress) -> None:
         self._cupy = cupy
@@ -43,53 +45,38 @@ class Marks:
         return StreamClockedLaunch(parts, events, self._stream.record, self._progress, self._cupy.cuda.get_elapsed_time)
 
 
+@dataclass(eq=False)
 class MarkedLaunch:
     """Makes its launches, and knows which of them the stream has completed."""
 
-    def __init__(
-        self,
-        parts: Sequence[tuple[Launch, int]],
-        events: Sequence[Any],
-        record: Callable[[Any], object],
-        progress: Progress,
-    ) -> None:
-        self._parts = tuple(zip(parts, events, strict=True))
-        self._record = record
-        self._progress = progress
+    parts: Sequence[tuple[Launch, int]]
+    events: Sequence[Any]
+    record: Callable[[Any], object]
+    progress: Progress
+
+    def __post_init__(self) -> None:
         self._under_way: deque[tuple[int, Any]] = deque()
 
     def __call__(self) -> None:
         """Make them. Where the stream is full and a part has to wait, progress made meanwhile is reported after it."""
-        for (part, operations), event in self._parts:
+        for (part, operations), event in zip(self.parts, self.events, strict=True):
             part()
-            self._record(event)
+            self.record(event)
             self._under_way.append((operations, event))
             self.look()
 
     def look(self) -> None:
         """Report the parts that are complete."""
         while self._under_way and self._under_way[0][1].done:
-            self._progress.completed(self._under_way.popleft()[0])
+            self.progress.completed(self._under_way.popleft()[0])
 
 
+@dataclass(eq=False)
 class StreamClockedLaunch(MarkedLaunch):
     """Marks that keep the time, by the clock of the GPU."""
 
-    def __init__(
-        self,
-        parts: Sequence[tuple[Launch, int]],
-        events: Sequence[Any],
-        record: Callable[[Any], object],
-        progress: Progress,
-        elapsed_milliseconds: Callable[[Any, Any], float],
-    ) -> None:
-        super().__init__(parts, events, record, progress)
-        self._events = events
-        self._elapsed_milliseconds = elapsed_milliseconds
+    elapsed_milliseconds: Callable[[Any, Any], float]
 
     def batch_seconds(self) -> Sequence[float]:
         """Seconds of every part but the first, once the stream is idle."""
-        return [
-            self._elapsed_milliseconds(start, end) / 1e3
-            for start, end in zip(self._events, self._events[1:], strict=False)
-        ]
+        return [self.elapsed_milliseconds(start, end) / 1e3 for start, end in pairwise(self.events)]

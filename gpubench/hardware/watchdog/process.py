@@ -126,7 +126,7 @@ class Watchdog:
             self._end()
         except RankIsGoneError:
             if not self._block.left():
-                self._report_loss(LostRank(self.state(), self._clock(), _status_of(self._watched.pid)))
+                self._report_loss(LostRank(self.state(), self._clock(), _exit_status(self._watched.pid)))
 
     def state(self) -> RankState:
         """The rank at this moment."""
@@ -143,7 +143,7 @@ class Watchdog:
             done=reading.done,
             total=reading.total,
             idle_seconds=now - self._since,
-            process=_process_state(self._watched.pid),
+            process=_stat(self._watched.pid)[0],
             trouble=self._trouble,
         )
 
@@ -192,12 +192,12 @@ class Watchdog:
             self._reporter.error(not_started_error(states, self._watched.ranks, round(idle)))
         else:
             answered = {each.rank for each in states}
-            silent = {rank: address.place for rank, address in enumerate(self._watchdogs) if rank not in answered}
+            unanswered = {rank: address.place for rank, address in enumerate(self._watchdogs) if rank not in answered}
             # Where datagrams never got through (a firewall), silence proves nothing until much later.
-            known = set(silent) <= peers.reached if self._watched.rank == 0 else 0 in peers.reached
-            if silent and not known and idle < limit_seconds(Phase.LAUNCH, timeout_s):
+            known = set(unanswered) <= peers.reached if self._watched.rank == 0 else 0 in peers.reached
+            if unanswered and not known and idle < limit_seconds(Phase.LAUNCH, timeout_s):
                 return False
-            self._reporter.error(hang_error(states, silent, round(idle), self._ras_lines()))
+            self._reporter.error(hang_error(states, unanswered, round(idle), self._ras_lines()))
         self._block.leave()
         peers.claim_first()
         self._wait(_SECONDS_TO_REPORT)
@@ -220,18 +220,18 @@ class Watchdog:
                     os.kill(self._watched.pid, signal.SIGCONT)
             self._wait(_SECONDS_TO_END)
 
-    def _ask_rank(self, what: str, seconds: float) -> str:
+    def _ask_rank(self, request: str, seconds: float) -> str:
         """The answer of the rank's thread for such requests; empty where there is none in time."""
         if not self._rank_answers:
             return ""
         self._answers.clear()
         with contextlib.suppress(OSError):
-            self._control.sendall(json.dumps({"kind": what}).encode() + b"\n")
+            self._control.sendall(json.dumps({"kind": request}).encode() + b"\n")
         deadline = self._clock() + seconds
         while (left := deadline - self._clock()) > 0:
             self._wait(left, until_answer=True)
             for answer in self._answers:
-                if answer["kind"] == what:
+                if answer["kind"] == request:
                     return str(answer["text"])
         return ""
 
@@ -304,15 +304,11 @@ def _is_parent(pid: int) -> bool:
     return os.getppid() == pid
 
 
-def _process_state(pid: int) -> str:
-    return _stat(pid)[0]
-
-
 def _parent_of(pid: int) -> str:
     return _stat(pid)[1]
 
 
-def _status_of(pid: int) -> int:
+def _exit_status(pid: int) -> int:
     """The exit status of a process that is just ending, as wait(2) has it; 0 where its launcher has taken it."""
     return int(_stat(pid)[-1] or 0)
 

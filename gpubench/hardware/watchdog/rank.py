@@ -41,11 +41,11 @@ class RankProgress:
         """Give the watchdogs of all ranks each other's addresses; every rank of the job calls it."""
         secret = group.broadcast(secrets.token_hex(16) if group.rank == 0 else None)
         address = (self._own.place, self._own.host, self._own.port, list(self._own.addresses))
-        self._say({"kind": "met", "secret": secret, "cards": group.gather(address)})
+        self._send({"kind": "met", "secret": secret, "cards": group.gather(address)})
 
     def name_ranks(self, places: Sequence[object]) -> None:
         """Give the watchdog the ranks in words, once they have GPUs."""
-        self._say({"kind": "places", "places": [str(place) for place in places]})
+        self._send({"kind": "places", "places": [str(place) for place in places]})
 
     def answer_watchdog(self, trouble: Callable[[], str], abort: Callable[[], object]) -> None:
         """Start a thread that answers the watchdog of a rank that hangs: with the library's error, and with an abort.
@@ -56,7 +56,7 @@ class RankProgress:
         self._answers = {"trouble": trouble, "abort": abort}
         if is_first:
             threading.Thread(target=self._answer, name="gpubench-abort", daemon=True).start()
-            self._say({"kind": "helps"})
+            self._send({"kind": "helps"})
 
     @property
     def is_ending(self) -> bool:
@@ -66,7 +66,7 @@ class RankProgress:
     def leave(self) -> None:
         """Note that this rank ends with an error that it reports itself, so that no watchdog has to."""
         self._block.leave()
-        self._say({"kind": "breaks"})
+        self._send({"kind": "breaks"})
 
     def close(self) -> None:
         """End the watchdog, after the last thing that may hang."""
@@ -76,7 +76,7 @@ class RankProgress:
         self._control.close()
         self._watchdog.wait()
 
-    def _say(self, message: dict[str, object]) -> None:
+    def _send(self, message: dict[str, object]) -> None:
         # Without a watchdog, which somebody may have killed, the run goes on.
         with suppress(OSError):
             self._control.sendall(json.dumps(message).encode() + b"\n")
@@ -85,7 +85,7 @@ class RankProgress:
         with suppress(OSError), self._control.makefile("rb") as questions:
             for line in questions:
                 kind = json.loads(line)["kind"]
-                self._say({"kind": kind, "text": str(self._answers[kind]() or "")})
+                self._send({"kind": kind, "text": str(self._answers[kind]() or "")})
 
 
 def start(rank: int, ranks: int, host: str, timeout_s: float, channel: str | None) -> RankProgress:

@@ -98,8 +98,8 @@ class _LaunchedJob:
     def listen(self, ranks: channel.ChannelReceiver) -> int:
         """Present messages until the job is over; its exit code."""
         for message in ranks.messages(self._job):
-            if isinstance(message, channel.PrintedLine):
-                self._take_line(message.text)
+            if isinstance(message, str):
+                self._take_line(message)
             else:
                 self._take(message)
                 self._set_deadline(ranks)

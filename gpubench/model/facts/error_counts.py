@@ -1,6 +1,6 @@
 """Errors that devices of a node counted: which are worth a word, of one reading or of what came between two.
 
-A counter that was read once says nothing of when: drivers stay loaded for months, links train, cables are plugged, and
+A counter that was read once does not tell when: drivers stay loaded for months, links train, cables are plugged, and
 a bus is searched at boot. So a total counts only where it stands out from those of siblings, and is weak; growth during
 a run shows a fault that is there now. Links correct errors by design (PCIe allows one bit in 10^12, which is one in two
 seconds on a busy x16 of generation 5), so a few that were corrected are nothing either.
@@ -109,10 +109,7 @@ def pcie_errors(snapshot: Snapshot) -> Iterator[Errors]:
         if grown is not None:
             counts = grown.get(device.bus_id, {})
             grave = {name: counts[name] for name in _GRAVE if counts.get(name)}
-            if grave:
-                yield Errors(device.bus_id, grave, meanwhile=True, grave=True)
-            else:
-                yield from _many(device.bus_id, {CORRECTED: counts.get(CORRECTED, 0)})
+            yield from _many(device.bus_id, grave or {CORRECTED: counts.get(CORRECTED, 0)}, grave=bool(grave))
         elif device.errors is not None:
             yield from _counted_once(device.bus_id, device.errors)
 
@@ -136,11 +133,8 @@ def nvlink_errors(snapshot: Snapshot) -> Iterator[Errors]:
             yield from _standing_out(device, counts, others, MOST_LINK_ERRORS)
         else:
             came = {name: count for name, count in grown.get(device, {}).items() if name not in _OF_GPUS}
-            recovered = {name: count for name, count in came.items() if count and name.startswith("recovery ")}
-            if recovered:
-                yield Errors(device, came, meanwhile=True, grave=True)
-            else:
-                yield from _many(device, came)
+            recovered = any(count and name.startswith("recovery ") for name, count in came.items())
+            yield from _many(device, came, grave=recovered)
 
 
 def port_errors(snapshot: Snapshot) -> Iterator[Errors]:
@@ -153,16 +147,13 @@ def port_errors(snapshot: Snapshot) -> Iterator[Errors]:
             yield from _standing_out(nic, counts, others, MOST_PORT_ERRORS)
         else:
             came = {name: count for name, count in grown.get(nic, {}).items() if count}
-            if came.get("link_downed"):
-                yield Errors(nic, came, meanwhile=True, grave=True)
-            else:
-                yield from _many(nic, came)
+            yield from _many(nic, came, grave="link_downed" in came)
 
 
-def _many(device: str, counts: Mapping[str, int]) -> Iterator[Errors]:
-    """Corrected errors during a run, where they are more than a few."""
-    if sum(counts.values()) > FEW_MEANWHILE:
-        yield Errors(device, counts, meanwhile=True)
+def _many(device: str, counts: Mapping[str, int], *, grave: bool = False) -> Iterator[Errors]:
+    """Errors during a run: grave ones, and corrected ones where they are more than a few."""
+    if grave or sum(counts.values()) > FEW_MEANWHILE:
+        yield Errors(device, counts, meanwhile=True, grave=grave)
 
 
 def _standing_out(device: str, counts: Mapping[str, int], others: list[int], most: int) -> Iterator[Errors]:

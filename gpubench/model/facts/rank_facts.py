@@ -4,9 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from gpubench.model.facts.mpi_facts import MpiFacts
-from gpubench.model.facts.topology_file import TopologyFile
-
 ENVIRONMENT = "the environment"
 
 
@@ -15,6 +12,39 @@ class PlacedValue(NamedTuple):
 
     value: str
     place: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MpiFacts:
+    """The MPI library that is loaded and started. None is unknown, and `unknown` says why, by field.
+
+    `cuda_built` says whether it was built for memory of GPUs, `cuda_aware` whether it takes such memory in this run:
+    one that does not copies through the host, or crashes. `pml` and `accelerator` are the components that Open MPI
+    chose: `ucx`, `ob1` or `cm` carry the messages, and `null` means that no accelerator is supported.
+    """
+
+    version: str | None = None
+    cuda_built: bool | None = None
+    cuda_aware: bool | None = None
+    pml: str | None = None
+    accelerator: str | None = None
+    unknown: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopologyFile:
+    """The file from which NCCL takes a machine's topology; `by` says who names it (NCCL_TOPO_FILE, or NCCL's default).
+
+    `links` are the PCI devices in it with their links as they are written ('32.0 GT/s PCIe x16'), by bus id: a file of
+    another machine names devices that are not there. `numa_nodes` are its memory nodes, -1 for none. `unusable` says
+    why it could not be read, which NCCL itself only logs.
+    """
+
+    path: str
+    by: str
+    links: Mapping[str, str] = field(default_factory=dict)
+    numa_nodes: tuple[int, ...] = ()
+    unusable: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,10 +33,7 @@ def of_copy(
     if profile is None:
         return None
     if profile.match.generic is not None:
-        share = profile.typical(quantity.removesuffix("_gb_s") + SHARE)
-        if share is None or limit_gb_s is None:
-            return None
-        return Expectation(share * limit_gb_s, firm=False, whose=f"{share:.0%} of the limit")
+        return _of_limit(profile.typical(quantity.removesuffix("_gb_s") + SHARE), limit_gb_s)
     value = profile.typical(quantity, path)
     if value is None:
         return None
@@ -54,10 +51,8 @@ def of_collective(profile: Profile | None, row: CollectiveRow) -> Expectation | 
         return None
     gpus = row.ranks // row.nodes
     if profile.match.generic is not None:
-        share = profile.typical(f"{row.collective}.busbw{SHARE}")
-        if share is None or row.limit_gb_s is None or row.nodes > 1 or row.size_bytes < LARGE_BYTES:
-            return None
-        return Expectation(share * row.limit_gb_s, firm=False, whose=f"{share:.0%} of the limit")
+        is_judged = row.nodes == 1 and row.size_bytes >= LARGE_BYTES
+        return _of_limit(profile.typical(f"{row.collective}.busbw{SHARE}"), row.limit_gb_s) if is_judged else None
     quantity = BUSBW if row.size_bytes >= LARGE_BYTES else TIME
     found = [
         each
@@ -75,6 +70,12 @@ def of_collective(profile: Profile | None, row: CollectiveRow) -> Expectation | 
     return Expectation(chosen.value, chosen.kind is ExpectedKind.MEASURED, f"profile {profile.name}")
 
 
+def _of_limit(share: float | None, limit_gb_s: float | None) -> Expectation | None:
+    if share is None or limit_gb_s is None:
+        return None
+    return Expectation(share * limit_gb_s, firm=False, whose=f"{share:.0%} of the limit")
+
+
 def _is_for(expected: Expected, row: CollectiveRow) -> bool:
     same = row.algorithm is None or expected.algorithm is None or expected.algorithm == row.algorithm.upper()
     large_enough = expected.size_bytes is not None and LARGE_BYTES <= expected.size_bytes <= row.size_bytes
@@ -84,7 +85,7 @@ def _is_for(expected: Expected, row: CollectiveRow) -> bool:
 def judge_bandwidth(
     gb_s: float, expectation: Expectation | None, limit_gb_s: float | None
 ) -> tuple[Verdict, str, str] | None:
-    """The verdict with what was seen and what was expected; None where nothing speaks against the figure."""
+    """The verdict with what was seen and what was expected; None where the figure is well."""
     if expectation is not None and gb_s < SLOW_SHARE * expectation.value:
         share = gb_s / expectation.value
         below_limit = limit_gb_s is not None and gb_s < LIMIT_FAIL_SHARE * limit_gb_s
@@ -105,11 +106,8 @@ def judge_row(profile: Profile | None, row: CollectiveRow) -> tuple[Verdict, str
     if expectation is None or row.time_us < LATE_TIMES * expectation.value:
         return None
     times = row.time_us / expectation.value
-    return (
-        Verdict.WARN,
-        f"{row.time_us:.4g} µs, {times:.2g} times as long",
-        f"{expectation.value:.4g} µs, {expectation.whose}",
-    )
+    seen = f"{row.time_us:.4g} µs, {times:.2g} times as long"
+    return Verdict.WARN, seen, f"{expectation.value:.4g} µs, {expectation.whose}"
 
 
 def is_near_line(profile: Profile | None, row: CollectiveRow) -> bool:

@@ -24,7 +24,6 @@ _SUBJECT = re.compile(
     re.ASCII,
 )
 _NUMBER = re.compile(r"\d{1,9}(?:\.\d+)?|\.\d+", re.ASCII)
-_COUNT = re.compile(r"\d{1,9}", re.ASCII)
 _REFUSALS = P2P_STATUSES[1:]
 _WIDTHS = ("1", "2", "4", "8", "16")
 _GENERATIONS = ("1", "2", "3", "4", "5", "6")
@@ -49,6 +48,15 @@ class ValueKind(StrEnum):
     VERSION = "VERSION"
 
 
+_FORMS = {
+    ValueKind.COUNT: (re.compile(r"\d{1,9}", re.ASCII), None, "a whole number"),
+    ValueKind.FACTOR: (_NUMBER, 1.0, "above 0 and at most 1"),
+    ValueKind.RATE: (_NUMBER, float("inf"), "Gb/s, above 0"),
+    ValueKind.VERSION: (re.compile(r"\d+(\.\d+)*", re.ASCII), None, "numbers with dots"),
+}
+"""The form of a value; of what is above 0 the most that it may be; and both in words."""
+
+
 @dataclass(frozen=True, slots=True)
 class FaultKey:
     """One thing that can be broken: on which subject, by what values, with what effect."""
@@ -66,15 +74,10 @@ class FaultKey:
 
     def accepts(self, value: str) -> bool:
         """True where the value has the right form; the machine's number of links is looked at when it is applied."""
-        if self.kind is ValueKind.COUNT:
-            return _COUNT.fullmatch(value) is not None
-        if self.kind is ValueKind.FACTOR:
-            return bool(_NUMBER.fullmatch(value)) and 0 < float(value) <= 1
-        if self.kind is ValueKind.RATE:
-            return bool(_NUMBER.fullmatch(value)) and float(value) > 0
-        if self.kind is ValueKind.VERSION:
-            return re.fullmatch(r"\d+(\.\d+)*", value, re.ASCII) is not None
-        return value in self.words
+        if self.kind is ValueKind.WORD:
+            return value in self.words
+        form, most, _ = _FORMS[self.kind]
+        return form.fullmatch(value) is not None and (most is None or 0 < float(value) <= most)
 
 
 FAULT_KEYS = (
@@ -192,13 +195,7 @@ def _parse_settings(text: str, subject: Subject, settings: str) -> tuple[tuple[s
 
 
 def _described(key: FaultKey) -> str:
-    hints = {
-        ValueKind.COUNT: "a whole number",
-        ValueKind.FACTOR: "above 0 and at most 1",
-        ValueKind.RATE: "Gb/s, above 0",
-        ValueKind.VERSION: "numbers with dots",
-    }
-    return f"{key.values} ({key.effect}{'; ' + hints[key.kind] if key.kind in hints else ''})"
+    return f"{key.values} ({key.effect}{'; ' + _FORMS[key.kind][2] if key.kind in _FORMS else ''})"
 
 
 def _unknown_key(text: str, subject: Subject, key: str, known: tuple[str, ...]) -> UsageError:

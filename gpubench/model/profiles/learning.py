@@ -53,7 +53,7 @@ class Learned:
 
 
 def learn(samples: Iterable[LearningSample], source: str) -> Learned:
-    """The median of each key's values without outliers, its spread in the note; outliers are told and not used."""
+    """The median of each key's values without outliers, its spread in the note; outliers are named and not used."""
     by_key: dict[LearningKey, list[LearningSample]] = {}
     for sample in samples:
         by_key.setdefault(sample.key, []).append(sample)

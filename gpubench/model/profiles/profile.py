@@ -31,7 +31,7 @@ class ExpectedKind(StrEnum):
 
 
 class Generic(StrEnum):
-    """Which machines a profile is for that names no GPU model; `host` is one without GPUs, and only asked for."""
+    """The machines of a profile that names no GPU model; `host` is one without GPUs, and only asked for."""
 
     NVLINK = "nvlink"
     PCIE = "pcie"
@@ -40,7 +40,7 @@ class Generic(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatchRule:
-    """Which machines a profile is for: NVML's names of the GPU model, and how many GPUs are visible.
+    """The machines that a profile is for: NVML's names of the GPU model, and how many GPUs are visible.
 
     `board_gpus` counts the GPUs of the whole board where a part of it is handed out, as clouds do. A `generic` one is
     for models that no other profile names: its `[gpu]` and the rest are an example, with which nothing is compared.

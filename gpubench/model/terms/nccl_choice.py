@@ -16,6 +16,12 @@ AGAIN = "again"
 OWN_CHOICE = "own choice"
 
 
+def nccl_version(code: int) -> str:
+    """22809 → '2.28.9', and before NCCL 2.9 2708 → '2.7.8', as NCCL_VERSION_CODE encodes it."""
+    thousand = 10_000 if code >= 10_000 else 1_000
+    return f"{code // thousand}.{code % thousand // 100}.{code % 100}"
+
+
 class Algorithm(StrEnum):
     """NCCL's algorithms, by the names that NCCL_ALGO takes in any case."""
 

@@ -23,22 +23,14 @@ def leaves(plain: Any, where: str) -> Iterator[tuple[str, Any]]:
 
 
 def check_text(plain: Any, where: str) -> None:
-    """Refuse half characters anywhere in a document: JSON can spell them, and no output can hold them.
-
-    Raises:
-        UsageError: there is one; `where` leads to it.
-    """
+    """Raise UsageError for half characters anywhere in a document: JSON can spell them, and no output can hold them."""
     for place, text in leaves(plain, where):
         if isinstance(text, str) and _SURROGATE.search(text):
             raise UsageError(f"{place} has half a character in it: {text[:40]!a}", expected="text that UTF-8 can hold")
 
 
 def check_printable(plain: Any, where: str) -> None:
-    """Refuse texts that a terminal cannot show.
-
-    Raises:
-        UsageError: there is one; `where` leads to it.
-    """
+    """Raise UsageError for a text that a terminal cannot show; `where` leads to it."""
     for place, text in leaves(plain, where):
         if isinstance(text, str) and not text.isprintable():
             raise UsageError(f"{place} is {text[:40]!a}", expected="printable characters")

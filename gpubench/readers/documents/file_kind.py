@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Generic, TypeVar
 
 from gpubench.readers.documents.text_files import Wanted, read_text
@@ -25,22 +24,18 @@ class FileKind(Generic[T]):
 
     def recognises(self, text: str) -> bool:
         """True if a text looks like this kind of file."""
-        return bool(self._reader().recognises(text))
+        return bool(import_module(self.module).recognises(text))
 
     def read(self, text: str, name: str) -> T:
         """The value in a text of the file `name`."""
-        value: T = self._reader().read(text, name)
+        value: T = import_module(self.module).read(text, name)
         return value
-
-    def _reader(self) -> ModuleType:
-        return import_module(self.module)
 
 
 def read_file_of(kinds: Sequence[FileKind[T]], path: Path, wanted: Wanted) -> T:
     """The value in a file, read by the first of `kinds` that recognises it.
 
-    Raises:
-        UsageError: there is no such file, it is no text, no kind recognises it, or its reader finds it wrong.
+    Raises UsageError where there is no such file, it is no text, no kind recognises it, or its reader finds it wrong.
     """
     text, name = read_text(path, wanted), str(path)
     for kind in kinds:

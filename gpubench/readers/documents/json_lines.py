@@ -19,8 +19,7 @@ def json_line(value: object) -> str:
 def read_json_line(kind: type[T], line: str, where: str) -> T:
     """The dataclass in a line; `where` names file and line.
 
-    Raises:
-        UsageError: it is no JSON, holds what is no number or no character, or is of another kind.
+    Raises UsageError where it is no JSON, holds what is no number or no character, or is of another kind.
     """
     try:
         plain = load_json(line)
@@ -37,19 +36,13 @@ def read_json_line(kind: type[T], line: str, where: str) -> T:
 def load_json(text: str) -> Any:
     """The value of a JSON text, without the NaN and infinity that Python would accept.
 
-    Raises:
-        ValueError: it is no JSON, or holds such a number.
-        RecursionError: it is nested too deeply.
+    Raises ValueError where it is no JSON, or holds such a number, and RecursionError where it is nested too deeply.
     """
     return json.loads(text, parse_constant=_no_number, parse_float=finite)
 
 
 def finite(text: str) -> float:
-    """A number, but no NaN and no infinity.
-
-    Raises:
-        ValueError: it is one of them, or no number.
-    """
+    """A number; ValueError for NaN, infinity, and what is no number."""
     value = float(text)
     return value if math.isfinite(value) else _no_number(text)
 

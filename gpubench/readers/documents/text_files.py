@@ -32,11 +32,20 @@ class Wanted:
         )
 
 
+def unreadable(name: str, error: Exception, expected: str, next_step: str = "") -> UsageError:
+    """The error of a file that is not there, or that its rights or its disk keep from being read."""
+    if isinstance(error, FileNotFoundError):
+        seen, reason = f"{name} does not exist", "the path is mistyped, or relative to another directory"
+    else:
+        seen = f"{name} cannot be read: {getattr(error, 'strerror', None) or error}"
+        reason = "its owner or mode forbids it, or its disk fails"
+    return UsageError(seen, expected=expected, reason=reason, next_step=next_step)
+
+
 def read_text(path: Path, wanted: Wanted) -> str:
     """The text of a file, which has at least one line.
 
-    Raises:
-        UsageError: there is no such file, it is no text, it is empty, or larger than what is wanted can be.
+    Raises UsageError where there is no such file, it is no text, it is empty, or larger than what is wanted can be.
     """
     name = str(path)
     text = _decoded(_bytes_of(path, name, wanted), name, wanted)
@@ -57,15 +66,8 @@ def _bytes_of(path: Path, name: str, wanted: Wanted) -> bytes:
         with path.open("rb") as file:
             # A pipe, as `--from <(nvidia-smi topo -m)` gives one, has no size to ask for.
             content = file.read(wanted.most_bytes + 1)
-    except FileNotFoundError:
-        raise wanted.unfit(
-            f"{name} does not exist", reason="the path is mistyped, or relative to another directory"
-        ) from None
     except (OSError, ValueError) as error:
-        detail = getattr(error, "strerror", None) or str(error)
-        raise wanted.unfit(
-            f"{name} cannot be read: {detail}", reason="its owner or mode forbids it, or its disk fails"
-        ) from None
+        raise unreadable(name, error, wanted.kinds, wanted.how_to_make_one) from None
     if len(content) > wanted.most_bytes:
         raise _too_large(name, f"more than {wanted.most_bytes // 2**20} MiB", wanted)
     return content

@@ -50,13 +50,13 @@ class Element:
             raise self.wrong(f"{attribute} is {value!r}", "a whole number")
         return int(value, 16 if "x" in value.lower() else 10)
 
-    def wrong(self, what: str, expected: str = _EXPECTED) -> UsageError:
+    def wrong(self, seen: str, expected: str = _EXPECTED) -> UsageError:
         """The error about something in this element."""
-        return _refused(self.file, self.line, f"<{self.tag}>: {what}", _DAMAGED, expected)
+        return _refused(self.file, self.line, f"<{self.tag}>: {seen}", _DAMAGED, expected)
 
 
-def _refused(file: str, line: int, what: str, reason: str, expected: str = _EXPECTED) -> UsageError:
-    return UsageError(f"{file}, line {line}: {what}", expected=expected, reason=reason, next_step=_NEXT_STEP)
+def _refused(file: str, line: int, seen: str, reason: str, expected: str = _EXPECTED) -> UsageError:
+    return UsageError(f"{file}, line {line}: {seen}", expected=expected, reason=reason, next_step=_NEXT_STEP)
 
 
 class Parser:
@@ -72,11 +72,7 @@ class Parser:
         self._expat.EntityDeclHandler = self._refuse_doctype
 
     def root_of(self, text: str) -> Element:
-        """The outermost element of a text.
-
-        Raises:
-            UsageError: broken XML, another program's, entities; with its line.
-        """
+        """The outermost element; UsageError, with its line, for broken XML, another program's, or entities."""
         document = self._open[0]
         try:
             self._expat.Parse(text.encode("utf-8", "surrogatepass"), True)  # noqa: FBT003

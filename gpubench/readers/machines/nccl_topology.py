@@ -20,6 +20,7 @@ from gpubench.model.facts.snapshot import (
     bus_id,
 )
 from gpubench.model.paths.links import PCIE_GENERATION_OF_GT_S
+from gpubench.model.terms.cpu_ranges import ranges_of
 from gpubench.model.terms.origin import Origin
 from gpubench.readers.documents.xml_elements import Element, Parser
 from gpubench.readers.machines.snapshot_rules import MOST_GPUS, MOST_NICS, MOST_SWITCHES
@@ -56,8 +57,7 @@ def read(text: str, name: str) -> Snapshot:
     and `max_width`. Of GPUs newer NCCL writes what NVML says of the moment, on an idle GPU less than it can do, so
     theirs are taken for `generation` and `width`; from an older NCCL's file they may be too good.
 
-    Raises:
-        UsageError: broken XML, another program's, entities, a value that is no number; each with its line.
+    Raises UsageError, with its line, for broken XML, another program's, entities, and a value that is no number.
     """
     return _Node(Parser(name).root_of(text)).snapshot()
 
@@ -107,7 +107,7 @@ class _Node:
         return HostFacts(
             cpu=next((model for model in map(_cpu_model, cpus) if model), None),
             cpus=self._all_cpus.bit_count() or None,
-            numa_nodes=tuple(NumaNode(number=node, cpus=_ranges(self._masks[node])) for node in sorted(self._masks)),
+            numa_nodes=tuple(NumaNode(number=node, cpus=ranges_of(self._masks[node])) for node in sorted(self._masks)),
         )
 
     def _numbered(self) -> tuple[GpuFacts, ...]:
@@ -131,7 +131,7 @@ class _Node:
             self._masks[node] = self._masks.get(node, 0) | mask
         place = PciPlace(host_bridge=bridge, numa_node=node)
         for pci in cpu.named("pci"):
-            self._pci(pci, place, _ranges(mask) or None)
+            self._pci(pci, place, ranges_of(mask) or None)
         if nics := cpu.named("nic"):
             self._nic(cpu, nics, NicFacts(name="", kind=NicKind.ETHERNET, place=place))
 
@@ -276,9 +276,3 @@ def _mask(cpu: Element) -> int:
     if not _MASK.fullmatch(text):
         raise cpu.wrong(f"affinity is {text[:80]!r}", "hexadecimal words of 32 bits with commas between")
     return int("".join(word.rjust(8, "0") for word in text.split(",")), 16)
-
-
-def _ranges(mask: int) -> str:
-    """The set bits of a mask as a list of ranges: 0b1011 → '0-1,3'."""
-    runs = [(run.start(), run.end() - 1) for run in re.finditer("1+", f"{mask:b}"[::-1])]
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)

@@ -27,8 +27,7 @@ _WANTED = Wanted(
 def read_file(path: Path) -> Snapshot:
     """The machine that a file describes; named after the file where its text names no host.
 
-    Raises:
-        UsageError: there is no such file, it is no text, none of READERS knows it, or the one that does finds it wrong.
+    Raises UsageError where there is no such text, none of READERS knows it, or the one that does finds it wrong.
     """
     snapshot = read_file_of(READERS, path, _WANTED)
     return snapshot if snapshot.host else replace(snapshot, host=path.stem)

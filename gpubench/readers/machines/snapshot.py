@@ -25,8 +25,8 @@ def recognises(text: str) -> bool:
 def read(text: str, name: str) -> Snapshot:
     """The snapshot in a text of the file `name`. What was measured when it was written is recorded now.
 
-    Raises:
-        UsageError: it is no JSON (with line and column), no snapshot (with the field), or one of a newer gpubench.
+    Raises UsageError where it is no JSON (with line and column), no snapshot (with the field), or one of a newer
+    gpubench.
     """
     document = _parsed(text.lstrip("\ufeff"), name)
     _check_version(document, name)

@@ -2,11 +2,10 @@
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
 from gpubench.errors import UsageError
 from gpubench.model.facts.rank_facts import RankFacts
-from gpubench.model.facts.snapshot import GpuFacts, NicFacts, PciSwitch, Snapshot
+from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.paths.topology import PATH_CLASSES, SELF
 from gpubench.model.terms.plain import to_plain
 from gpubench.readers.documents.characters import check_printable
@@ -45,8 +44,8 @@ _MOST = {
 def check_snapshot(snapshot: Snapshot) -> None:
     """Refuse a snapshot that contradicts itself, or is none of a machine.
 
-    Raises:
-        UsageError: names that are not unique or cannot be printed, a path that is none, more devices than a node has.
+    Raises UsageError for names that are not unique or cannot be printed, a path that is none, more devices than a node
+    has.
     """
     for name, most in _MOST.items():
         count = len(getattr(snapshot, name))
@@ -54,7 +53,10 @@ def check_snapshot(snapshot: Snapshot) -> None:
             raise UsageError(f"snapshot.{name} has {count} entries", expected=f"one node, with {most} {name} at most")
     check_printable(snapshot.host, "snapshot.host")
     for field in _DEVICES:
-        check_printable([_names(device) for device in getattr(snapshot, field)], f"snapshot.{field}")
+        names = [
+            {each: to_plain(getattr(device, each, None)) for each in _NAMES} for device in getattr(snapshot, field)
+        ]
+        check_printable(names, f"snapshot.{field}")
     for field in _SAID:
         check_printable(to_plain(getattr(snapshot, field)), f"snapshot.{field}")
     _check_bridges(snapshot)
@@ -71,8 +73,7 @@ def check_snapshot(snapshot: Snapshot) -> None:
 def check_rank(rank: RankFacts, where: str) -> None:
     """Refuse facts of a process with texts in them that no output can show.
 
-    Raises:
-        UsageError: there is one; `where` leads to it.
+    Raises UsageError where there is one; `where` leads to it.
     """
     for field in _SAID_OF_RANKS:
         check_printable(to_plain(getattr(rank, field)), f"{where}: {field}")
@@ -85,10 +86,6 @@ def _check_paths(snapshot: Snapshot) -> None:
             raise UsageError(f"{where}.path is {pair.path!a}", expected=f"NV18, {', '.join(PATH_CLASSES)} or {SELF}")
         if pair.pcie_path is not None and pair.pcie_path not in PATH_CLASSES:
             raise UsageError(f"{where}.pcie_path is {pair.pcie_path!a}", expected=f"one of {', '.join(PATH_CLASSES)}")
-
-
-def _names(device: GpuFacts | NicFacts | PciSwitch) -> dict[str, Any]:
-    return {name: to_plain(getattr(device, name)) for name in _NAMES if hasattr(device, name)}
 
 
 def _check_bridges(snapshot: Snapshot) -> None:

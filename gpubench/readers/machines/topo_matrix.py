@@ -62,10 +62,8 @@ def read(text: str, name: str) -> Snapshot:
     Which of `topo -p2p r|w|n|a|p` a matrix is cannot be seen from it. It is taken from the command line above it where
     the text has one. Those without are taken in the order of nvidia-smi's help, leaving out what a command line names:
     the first is `read`, the second `write`, and `nvlink` comes next only because it does there. Where the same matrix
-    comes twice the last one counts, and so do the last UUID, driver and NVLink lines of a GPU.
-
-    Raises:
-        UsageError: there is no matrix, or one that is cut off, or contradicts itself; with its line.
+    comes twice the last one counts, and so do the last UUID, driver and NVLink lines of a GPU. Raises UsageError where
+    there is no matrix, or one that is cut off, or contradicts itself; with its line.
     """
     lines = [_DECORATION.sub(" ", line) if len(line) <= _LONGEST_LINE else "" for line in text.split("\n")]
     fields = _by_field(_matrices(lines, name))
@@ -220,7 +218,7 @@ def _row(words: Sequence[str], columns: Sequence[str]) -> tuple[str, Sequence[st
 
 
 def _by_field(matrices: Sequence[_Matrix]) -> dict[str, _Matrix]:
-    """The matrix that says each field of PairFacts."""
+    """The matrix of each field of PairFacts."""
     fields: dict[str, _Matrix] = {}
     named = [(matrix, _named_fields(matrix)) for matrix in matrices]
     taken = {each for _, names in named for each in names}
@@ -244,15 +242,15 @@ def _named_fields(matrix: _Matrix) -> tuple[str, ...]:
 
 
 def _pairs(fields: Mapping[str, _Matrix], nic_names: Mapping[str, str]) -> tuple[PairFacts, ...]:
-    said: dict[tuple[str, str], dict[str, str]] = {}
+    pairs: dict[tuple[str, str], dict[str, str]] = {}
     for each, matrix in fields.items():
         for device in matrix.columns:
             for other, cell in zip(matrix.columns, matrix.rows[device].cells, strict=True):
                 if other != device:
                     source, destination = nic_names.get(device, device), nic_names.get(other, other)
-                    words = said.setdefault((source, destination), {"source": source, "destination": destination})
+                    words = pairs.setdefault((source, destination), {"source": source, "destination": destination})
                     words[each] = _OLD_WORDS.get(cell, cell)
-    return tuple(from_plain(PairFacts, words) for words in said.values())
+    return tuple(from_plain(PairFacts, words) for words in pairs.values())
 
 
 def _gpus(fields: Mapping[str, _Matrix], known: Mapping[int, GpuFacts]) -> tuple[GpuFacts, ...]:
@@ -276,11 +274,8 @@ def _gpus(fields: Mapping[str, _Matrix], known: Mapping[int, GpuFacts]) -> tuple
 
 
 def _with_reasons(gpu: GpuFacts) -> GpuFacts:
-    unknown = {}
-    if gpu.nvlinks is None:
-        unknown["nvlinks"] = "the text has no output of nvidia-smi nvlink -s"
-    if gpu.bus_id is None:
-        unknown["bus_id"] = "the text has no table of nvidia-smi"
+    missing = {"nvlinks": "output of nvidia-smi nvlink -s", "bus_id": "table of nvidia-smi"}
+    unknown = {name: f"the text has no {what}" for name, what in missing.items() if getattr(gpu, name) is None}
     return replace(gpu, unknown=unknown)
 
 

@@ -5,9 +5,6 @@ process with the writer's rank and GPU. Of several such comms it is the one that
 else the one without that channel, for NCCL logs each once. What is still ambiguous waits until every log is read.
 """
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
-
 from gpubench.model.paths.connections import ChannelSets, RankConnections, channel_code
 from gpubench.readers.nccl_log.lines import (
     CommunicatorLine,
@@ -19,16 +16,10 @@ from gpubench.readers.nccl_log.lines import (
 )
 from gpubench.readers.nccl_log.threads import AmbiguousChannel, Comm, Process, Thread
 
-if TYPE_CHECKING:
-    from gpubench.model.paths.transport import Tuning
-
-Parsed = TypeVar("Parsed")
-
 _MOST_TUNINGS = 4096
 """Of a communicator: every size is kept once, and a job whose sizes all differ must not fill the memory."""
 
 _MOST_CACHED = 2**16
-_MOST_MESSAGES = 2**13
 
 ARROW = b" -> "
 
@@ -45,9 +36,6 @@ class Attribution:
         self.processes: dict[tuple[str, int], Process] = {}
         self.left_sides: dict[bytes, int] = {}
         self.right_sides: dict[bytes, tuple[int, int, bool]] = {}
-        self._connections: dict[bytes, Connection | None] = {}
-        self._communicators: dict[bytes, CommunicatorLine | None] = {}
-        self._tunings: dict[bytes, Tuning | None] = {}
 
     def thread(self, source: LineSource) -> Thread:
         """The thread that a line comes from."""
@@ -61,7 +49,7 @@ class Attribution:
 
     def add_connection(self, thread: Thread, place: tuple[int, int], text: bytes, *, cut: bool) -> bool:
         """Add a channel, of NCCL's connection 0 or 1, from its text; False where that cannot be read."""
-        connection = parse_connection(text, cut=True) if cut else _parsed(self._connections, text, parse_connection)
+        connection = parse_connection(text, cut=cut)
         if connection is None:
             return False
         line_code = self.sets.line_code(connection.transport, received=connection.received)
@@ -75,7 +63,7 @@ class Attribution:
 
     def add_communicator(self, thread: Thread, message: bytes) -> None:
         """Take a message that names a comm: its init, its shape, or its end."""
-        line = _parsed(self._communicators, message, parse_communicator)
+        line = parse_communicator(message)
         if line is None:
             return
         process = thread.process
@@ -105,7 +93,7 @@ class Attribution:
 
     def add_tuning(self, thread: Thread, message: bytes, line: bytes) -> None:
         """Take algorithm and protocol of an operation, which rank 0 logs. `line` is all of it, if that is all in it."""
-        tuning = _parsed(self._tunings, message, parse_tuning)
+        tuning = parse_tuning(message)
         if tuning is None:
             return
         process = thread.process
@@ -166,12 +154,3 @@ def _comm_id(process: Process, line: CommunicatorLine) -> str | None:
         process.splits[parent.comm_id] += 1
     split = process.splits[parent.comm_id] if line.split is None else line.split
     return f"{parent.comm_id}/split{split}/color{line.color}"
-
-
-def _parsed(cached: dict[bytes, Parsed], message: bytes, parse: Callable[[bytes], Parsed]) -> Parsed:
-    """A message parsed, once for as long as it is cached."""
-    if message not in cached:
-        if len(cached) >= _MOST_MESSAGES:
-            cached.clear()
-        cached[message] = parse(message)
-    return cached[message]

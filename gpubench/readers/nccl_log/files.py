@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from gpubench.errors import CouldNotMeasureError, UsageError
+from gpubench.readers.documents.text_files import unreadable
 from gpubench.readers.nccl_log.stream import NcclLogReader
 
 STDIN = "-"
@@ -39,11 +40,8 @@ class LogFile:
 def read_logs(names: Sequence[str], reader: NcclLogReader, stdin: BinaryIO) -> tuple[LogFile, ...]:
     """Have `reader` read all of these: '-' is `stdin`, and a folder is every file in it but hidden ones.
 
-    A file that is named twice is read once.
-
-    Raises:
-        UsageError: something is not there, cannot be opened, or is packed in another way than by gzip.
-        CouldNotMeasureError: a gzip is damaged.
+    A file that is named twice is read once. Raises UsageError where something is not there, cannot be opened, or is
+    packed in another way than by gzip, and CouldNotMeasureError where a gzip is damaged.
     """
     found = []
     for name in _files(names):
@@ -55,7 +53,7 @@ def read_logs(names: Sequence[str], reader: NcclLogReader, stdin: BinaryIO) -> t
                 with Path(name).open("rb") as stream:
                     _read(reader, stream, name)
             except (OSError, ValueError) as error:
-                raise _unreadable(name, error) from None
+                raise unreadable(name, error, _EXPECTED) from None
         found.append(LogFile(name, reader.nccl_lines - before))
     return tuple(found)
 
@@ -82,7 +80,7 @@ def _opened(name: str) -> list[str]:
         entries = sorted(entry for entry in Path(name).iterdir() if not entry.name.startswith("."))
         files = [str(entry) for entry in entries if entry.is_file()]
     except (OSError, ValueError) as error:
-        raise _unreadable(name, error) from None
+        raise unreadable(name, error, _EXPECTED) from None
     if not files:
         raise UsageError(
             f"{name} is a folder without files" + (", but with folders in it" if entries else ""),
@@ -116,16 +114,3 @@ def _read(reader: NcclLogReader, stream: io.BufferedReader, name: str) -> None:
             reason="it was cut off while it was written or copied",
             next_step=f"gzip -dc {name} | gpubench explain -  reads as much of it as there is",
         ) from None
-
-
-def _unreadable(name: str, error: Exception) -> UsageError:
-    if isinstance(error, FileNotFoundError):
-        return UsageError(
-            f"{name} does not exist",
-            expected=_EXPECTED,
-            reason="the path is mistyped, or relative to another directory",
-        )
-    detail = getattr(error, "strerror", None) or str(error)
-    return UsageError(
-        f"{name} cannot be read: {detail}", expected=_EXPECTED, reason="its owner or mode forbids it, or its disk fails"
-    )

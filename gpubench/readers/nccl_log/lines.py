@@ -15,6 +15,7 @@ MOST_RANKS = 2**20
 INFO, WARN = b" NCCL INFO ", b" NCCL WARN "
 
 _MOST_CACHED = 4096
+_MOST_MESSAGES = 2**13
 _LONGEST_HEAD = 512
 _LONGEST_NAME = 60
 
@@ -106,6 +107,7 @@ def parse_channel(text: bytes) -> tuple[int, int] | None:
     return int(found[1]), int(found[2] or 0)
 
 
+@lru_cache(_MOST_MESSAGES)
 def parse_connection(text: bytes, *, cut: bool = False) -> Connection | None:
     """'0[0] -> 1[1] via P2P/CUMEM'; None where the text is cut off or garbled. `cut` says that it may well be."""
     found = _CONNECTION.fullmatch(text)
@@ -138,6 +140,7 @@ def _transport(via: bytes, *, cut: bool) -> Transport | None:
     return Transport(text[:_LONGEST_NAME], TransportKind.UNKNOWN)
 
 
+@lru_cache(_MOST_MESSAGES)
 def parse_communicator(message: bytes) -> CommunicatorLine | None:
     """A line of a communicator's beginning, its shape, or its end."""
     found = _COMMUNICATOR.search(message)
@@ -166,6 +169,7 @@ def _number(text: bytes | None) -> int | None:
     return None if text is None else int(text)
 
 
+@lru_cache(_MOST_MESSAGES)
 def parse_tuning(message: bytes) -> Tuning | None:
     """'AllReduce: 1024 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..0}' and its forms since NCCL 2.20.
 

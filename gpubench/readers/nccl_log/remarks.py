@@ -9,7 +9,6 @@ from gpubench.readers.nccl_log.lines import bus_id
 
 _LONGEST = 300
 
-
 _Form = tuple[RemarkKind, re.Pattern[str]]
 
 
@@ -18,11 +17,8 @@ def _form(kind: RemarkKind, pattern: str) -> _Form:
 
 
 _PAIR_OF_DEVICES = r" between dev -?\d{1,6}\(=([0-9a-f]{1,12})\) and dev -?\d{1,6}\(=([0-9a-f]{1,12})\)"
-_BUS_IDS = {
-    RemarkKind.PEER_ACCESS_REFUSED: 2,
-    RemarkKind.PEER_QUERY_FAILED: 2,
-}
-"""The number of first groups that are bus ids."""
+_ABOUT_BUS_IDS = (RemarkKind.PEER_ACCESS_REFUSED, RemarkKind.PEER_QUERY_FAILED)
+"""Of these all groups are bus ids."""
 
 _ABOUT_OWN_GPU = (RemarkKind.GDR_FAR, RemarkKind.GDR_NEAR)
 """Of these NCCL 2.24 and later name the GPU by its rank, which only the communicator at hand tells from a bus id."""
@@ -98,8 +94,7 @@ def parse_remark(message: bytes, own: OwnGpu | None = None) -> Note | None:
             if kind in _ABOUT_OWN_GPU:
                 bus = _own_bus(groups[0], own)
                 return None if bus is None else Note(kind, (bus_id(bus), groups[1]), text)
-            bus_ids = _BUS_IDS.get(kind, 0)
-            about = (*(bus_id(int(group, 16)) for group in groups[:bus_ids]), *groups[bus_ids:])
+            about = tuple(bus_id(int(group, 16)) for group in groups) if kind in _ABOUT_BUS_IDS else groups
             return Note(kind, about, text)
     return None
 

@@ -50,7 +50,10 @@ class Readable(Protocol):
 
 
 class NcclLogReader:
-    """Reads the logs of a job, line by line or as streams, in any order; `facts` is what they say together."""
+    """Reads the logs of a job, line by line or as streams, in any order; `facts` is what they hold together.
+
+    `lines` counts the lines that were read.
+    """
 
     def __init__(self) -> None:
         self._attribution = Attribution()
@@ -58,19 +61,14 @@ class NcclLogReader:
         self._channel_codes: dict[bytes, int] = {}
         self._known_lines: set[bytes] = set()
         self._notes = Notes()
-        self._lines = 0
+        self.lines = 0
         self._other_lines = 0
         self._unreadable = 0
 
     @property
-    def lines(self) -> int:
-        """The number of lines that were read."""
-        return self._lines
-
-    @property
     def nccl_lines(self) -> int:
         """The number of lines of NCCL."""
-        return self._lines - self._other_lines
+        return self.lines - self._other_lines
 
     def read(self, stream: Readable) -> None:
         """Read a stream to its end. Its last line, where it has no end, may have been cut off."""
@@ -84,7 +82,7 @@ class NcclLogReader:
                 rest = b""
             self._read_lines(block[:end])
         if rest:
-            self._lines += 1
+            self.lines += 1
             self._read_messages(_LOST_COLOR.sub(b"", _COLOR.sub(b"", rest)), cut=True)
 
     def facts(self) -> LogFacts:
@@ -106,7 +104,7 @@ class NcclLogReader:
     def _read_lines(self, block: bytes) -> None:
         """Read whole lines: most are connections whose parts were all in earlier lines, if of other pairs."""
         lines = _cleaned(block).split(b"\n")[:-1]
-        self._lines += len(lines)
+        self.lines += len(lines)
         left_sides, right_sides = self._attribution.left_sides, self._attribution.right_sides
         threads, channel_codes, empty = self._threads, self._channel_codes, self._attribution.sets.empty
         known_lines = self._known_lines
@@ -221,7 +219,7 @@ class NcclLogReader:
         self._unreadable += not self._attribution.add_connection(thread, place, text, cut=cut)
 
     def _remember(self, line: bytes) -> None:
-        """Remember a line that says nothing new when it comes again; an empty one is none."""
+        """Remember a line that is nothing new when it comes again; an empty one is none."""
         if line:
             if len(self._known_lines) >= _MOST_KNOWN_LINES:
                 self._known_lines.clear()

@@ -41,7 +41,7 @@ class Comm:
         )
 
     def update(self, line: CommunicatorLine, comm_id: str | None) -> None:
-        """Take from a line what it says of this comm."""
+        """Take the facts of this comm from a line."""
         self.comm_id = self.comm_id or comm_id
         self.nodes = self.nodes if line.nodes is None else line.nodes
         self.local_rank = self.local_rank if line.local_rank is None else line.local_rank

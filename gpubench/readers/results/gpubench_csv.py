@@ -22,8 +22,7 @@ def recognises(text: str) -> bool:
 def read(text: str, name: str) -> ResultFile:
     """The rows of a text.
 
-    Raises:
-        UsageError: a column that is not known, missing or twice; a line of another length; a cell that cannot be.
+    Raises UsageError for a column that is not known, missing or twice; a line of another length; a cell that cannot be.
     """
     header, *lines = _cells(text, name)
     kind: type[CollectiveRow] | type[PairRow] = CollectiveRow if "collective" in header else PairRow

@@ -35,8 +35,7 @@ def recognises(text: str) -> bool:
 def read(text: str, name: str) -> ResultFile:
     """The rows of a document, or of lines, of which a last one that was cut off is left out.
 
-    Raises:
-        UsageError: it is damaged, of a newer version, or holds a value that cannot be.
+    Raises UsageError where it is damaged, of a newer version, or holds a value that cannot be.
     """
     if _LINES.match(text):
         return _result_file(_document_of_lines(text, name), "gpubench JSON Lines", name)

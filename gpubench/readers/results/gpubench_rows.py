@@ -44,8 +44,7 @@ def check_version(version: Any, name: str) -> None:
 def row_from_json(kind: type[R], record: Any, where: str) -> R:
     """A row of a JSON file; `where` names file and place.
 
-    Raises:
-        UsageError: a field that is unknown, missing or of another type, or a value that cannot be.
+    Raises UsageError for a field that is unknown, missing or of another type, or a value that cannot be.
     """
     check_text(record, where)
     row = from_plain(kind, record, where)
@@ -57,8 +56,7 @@ def row_from_json(kind: type[R], record: Any, where: str) -> R:
 def row_from_cells(kind: type[R], cells: Mapping[str, str], where: str) -> R:
     """A row of a CSV file, of its cells by column; `where` names file and line.
 
-    Raises:
-        UsageError: a cell that its column cannot have; the column is named.
+    Raises UsageError for a cell that its column cannot have; the column is named.
     """
     values = {name: _value(text, _TYPES[kind][name], name, where) for name, text in cells.items()}
     row = kind(**values)
@@ -112,8 +110,7 @@ def _unfit(where: str, column: str, text: str, expected: str) -> NoReturn:
 def circumstances(metadata: Mapping[str, Any], gpus: Sequence[Any], name: str) -> FileCircumstances:
     """The machine, libraries and settings in a file's metadata; `gpus` is its section of GPUs, as `topo` writes one.
 
-    Raises:
-        UsageError: they are not as gpubench writes them.
+    Raises UsageError where they are not as gpubench writes them.
     """
     try:
         models = [str(rank["gpu"]) for rank in metadata["ranks"] if rank["gpu"]]

@@ -37,8 +37,7 @@ class Kept:
 def list_results(folder: Path) -> Kept:
     """The results in a folder, by their names alone. Hidden files, which are being written, are passed over.
 
-    Raises:
-        UsageError: there is no such folder, or it cannot be read.
+    Raises UsageError where there is no such folder, or it cannot be read.
     """
     try:
         with os.scandir(folder) as entries:
@@ -66,10 +65,9 @@ def _no_folder(folder: Path, error: OSError) -> UsageError:
 def read_head(path: Path) -> ResultHead:
     """A result's metadata and verdict; of a file that gpubench wrote, rows are not read.
 
-    Raises:
-        UsageError: it cannot be read, is none of gpubench's, or of a newer version.
+    Raises UsageError where it cannot be read, is none of gpubench's, or of a newer version.
     """
-    with _said_of(path):
+    with _naming(path):
         document = load_json(_beginning(path))
         if not isinstance(document, dict):
             raise ValueError("no JSON object")
@@ -83,7 +81,7 @@ def read_head(path: Path) -> ResultHead:
 
 
 @contextmanager
-def _said_of(path: Path) -> Iterator[None]:
+def _naming(path: Path) -> Iterator[None]:
     """Turn any error about a file into a UsageError that names it."""
     try:
         yield

@@ -1,6 +1,7 @@
 """The past runs of one machine in a folder of dated results, for the trend on a page."""
 
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 
 from gpubench.errors import UsageError
@@ -34,12 +35,11 @@ def past_runs(folder: Path, metadata: Metadata) -> list[PastRun]:
     for name in kept.names:
         if name.host == host:
             by_command.setdefault(name.command, []).append(name)
-    return [run for command, names in by_command.items() for run in _runs(kept, command, names, own)]
+    return [run for command, names in by_command.items() for run in islice(_runs(kept, command, names, own), MOST_RUNS)]
 
 
 def _runs(kept: Kept, command: str, names: list[DatedName], own: ResultHead) -> Iterator[PastRun]:
     kind = own.kind if command == own.command else None
-    found = 0
     for name in names[:MOST_LOOKED_AT]:
         try:
             head = read_head(kept.path(name))
@@ -53,9 +53,6 @@ def _runs(kept: Kept, command: str, names: list[DatedName], own: ResultHead) -> 
             continue
         kind = head.kind
         yield head.started_at, Verdict(head.verdict), figures
-        found += 1
-        if found == MOST_RUNS:
-            return
 
 
 def _is_past(head: ResultHead, own: ResultHead) -> bool:

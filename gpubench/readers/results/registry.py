@@ -27,10 +27,6 @@ _WANTED = Wanted(
 
 
 def read_results(path: Path) -> ResultFile:
-    """The rows of a file, whichever of RESULT_READERS reads it.
-
-    Raises:
-        UsageError: there is no such file, none of RESULT_READERS knows it, or the one that does finds it wrong.
-    """
+    """The rows of a file; UsageError where there is none, no reader knows it, or the one that does finds it wrong."""
     with advising(reason="the file was cut off, or edited by hand", next_step="the same command again, with --output"):
         return read_file_of(RESULT_READERS, path, _WANTED)

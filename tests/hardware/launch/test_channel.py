@@ -11,7 +11,7 @@ from gpubench.cli.options.collective import sections
 from gpubench.errors import CouldNotMeasureError, GpubenchError
 from gpubench.formats.text.fallback import fallback_lines
 from gpubench.hardware.launch import launcher
-from gpubench.hardware.launch.channel import ChannelReceiver, PrintedLine, report_in
+from gpubench.hardware.launch.channel import ChannelReceiver, report_in
 from gpubench.model.results.rank_times import RANK_TIMES_SECTION, RankTimeRow
 from gpubench.model.results.report import FINDINGS_SECTION, ROWS_SECTION, CollectiveRow, Table
 from gpubench.model.results.rows.causes import CAUSES_SECTION, CauseRow
@@ -72,8 +72,8 @@ def test_everything_arrives_in_order(rows: int) -> None:
         environment = dict(os.environ) | {"PYTHONPATH": os.getcwd()}  # noqa: PTH109
         job = launcher.start([sys.executable, "-c", SPEAKER, channel.path, str(rows)], environment)
         for message in channel.messages(job):
-            if isinstance(message, PrintedLine):
-                chatter.append(message.text)
+            if isinstance(message, str):
+                chatter.append(message)
             else:
                 heard.append(message)
         assert job.stdout is not None

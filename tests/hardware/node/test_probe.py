@@ -258,7 +258,7 @@ def test_what_was_answered_in_time_counts_though_it_is_read_late() -> None:
 def wait_for(probing: Probe, *stages: str) -> None:
     """Returns once these children have answered and ended."""
     for stage in stages:
-        process = probing._stages._children[stage]._process
+        process = probing._children[stage]._process
         assert process is not None
         assert process.wait(60) == 0
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpubench.hardware.process.mpi_facts import read_library, read_mpi
-from gpubench.model.facts.mpi_facts import MpiFacts
+from gpubench.model.facts.rank_facts import MpiFacts
 
 
 class Running:

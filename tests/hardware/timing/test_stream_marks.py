@@ -54,7 +54,7 @@ def test_a_mark_every_20_ms_of_work_and_none_in_a_shorter_loop(
     bench = Bench(monkeypatch)
     bench.warmed_up(seconds)
     launch = bench.backend.bind(bench.launches, 0)
-    assert (len(launch._parts) if isinstance(launch, MarkedLaunch) else 0) == marks
+    assert (len(launch.parts) if isinstance(launch, MarkedLaunch) else 0) == marks
     assert bench.done_after(launch) == 10
 
 
@@ -71,7 +71,7 @@ def test_marks_between_replays_of_a_graph(monkeypatch: pytest.MonkeyPatch, secon
     bench = Bench(monkeypatch)
     bench.warmed_up(seconds * (2 if marks == 5 else 5 if marks else 1))
     launch = bench.backend.bind(bench.launches, 5)
-    assert (len(launch._parts) if isinstance(launch, MarkedLaunch) else 0) == marks
+    assert (len(launch.parts) if isinstance(launch, MarkedLaunch) else 0) == marks
     assert bench.done_after(launch) == 50
 
 
@@ -88,9 +88,9 @@ def test_batches_of_launches_that_go_round_share_their_tables(monkeypatch: pytes
     round_trip = bench.launches[:3]
     launch = bench.backend.in_batches(round_trip * 4_000, 4)
     assert isinstance(launch, StreamClockedLaunch)
-    assert len(launch._parts) == 3_000
-    assert len({id(table) for (table, _), _ in launch._parts}) == 3
-    assert [operations for (_, operations), _ in launch._parts] == [4] * 3_000
+    assert len(launch.parts) == 3_000
+    assert len({id(table) for table, _ in launch.parts}) == 3
+    assert [operations for _, operations in launch.parts] == [4] * 3_000
 
 
 def test_the_time_of_a_batch_is_that_between_two_events() -> None:

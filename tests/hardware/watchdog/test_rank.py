@@ -468,20 +468,20 @@ def test_a_watchdog_has_a_session_and_a_name_of_its_own() -> None:
 
 
 def test_what_is_said_over_a_channel() -> None:
-    from gpubench.hardware.launch.channel import ChannelReceiver, PrintedLine
+    from gpubench.hardware.launch.channel import ChannelReceiver
 
     def sleeping(path: str, how: str) -> "subprocess.Popen[bytes]":
         command = [sys.executable, "-c", SCRIPT, path, how]
         return subprocess.Popen(command, stdout=subprocess.PIPE, env=environment(), cwd=ROOT)
 
     with ChannelReceiver() as channel, sleeping(channel.path, "hang") as rank:
-        heard = [each for each in channel.messages(rank) if not isinstance(each, PrintedLine)]
+        heard = [each for each in channel.messages(rank) if not isinstance(each, str)]
     assert [each["kind"] for each in heard] == ["hello", "error"]
     with ChannelReceiver() as channel, sleeping(channel.path, "wait") as rank:
         assert rank.stdout is not None
         wait_until_it_watches(int(rank.stdout.readline()))
         rank.kill()
-        heard = [each for each in channel.messages(rank) if not isinstance(each, PrintedLine)]
+        heard = [each for each in channel.messages(rank) if not isinstance(each, str)]
     assert [each["kind"] for each in heard] == ["lost"]
     assert heard[0]["state"]["place"] in ("rank 0 on n0", "rank 0 on n0 (GPU 3)")
 

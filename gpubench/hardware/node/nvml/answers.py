@@ -1,6 +1,6 @@
 """Asking NVML about one GPU: each question on its own, so that one it does not answer costs one fact."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 INVALID_ARGUMENT = 2
@@ -25,7 +25,7 @@ class Reply(NamedTuple):
 class Answers:
     """Questions about one GPU, and why some had no answer: `unknown`, by the name of the fact.
 
-    Once NVML says that the GPU is lost, `lost` says so, and NVML is not asked again: every call would wait for it.
+    Once NVML says that the GPU is lost, `lost` holds that, and NVML is not asked again: every call would wait for it.
     """
 
     def __init__(self, library: Any, handle: object) -> None:
@@ -73,6 +73,11 @@ class Answers:
             for key, each in zip(asked, answered, strict=False)
             if each.nvmlReturn == 0 and each.valueType < len(_VALUE_BY_TYPE)
         }
+
+
+def word_of(words: Sequence[str], number: int | None) -> str | None:
+    """The word for a number of one of NVML's enumerations, which count from 0; None for a number without one."""
+    return words[number] if number is not None and 0 <= number < len(words) else None
 
 
 def text(answer: str | bytes | None) -> str | None:

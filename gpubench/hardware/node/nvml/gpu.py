@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from itertools import permutations
 from typing import Any
 
-from gpubench.hardware.cpus import cpu_ranges
 from gpubench.hardware.node.cuda_driver import version_text
-from gpubench.hardware.node.nvml.answers import Answers, text
+from gpubench.hardware.node.nvml.answers import Answers, text, word_of
 from gpubench.hardware.node.nvml.nvlink import read_nvlinks
 from gpubench.hardware.node.nvml.settings import read_settings
 from gpubench.model.facts.driver_settings import DriverSettings
@@ -24,6 +23,7 @@ from gpubench.model.facts.snapshot import (
     RemappedRows,
     bus_id,
 )
+from gpubench.model.terms.cpu_ranges import ranges_of
 
 _MEMORY_VERSION = 0x02000028
 """nvmlMemory_v2: it counts what the driver keeps for itself as reserved and not as used, as nvidia-smi does."""
@@ -62,15 +62,14 @@ class NvmlFacts:
 def read_node(library: Any, cpus: int) -> NvmlFacts:
     """Driver, GPUs and pairs, from a pynvml that is initialised; `cpus` is how many the machine can have."""
     handles: dict[int, object] = {}
-    lost: dict[int, str] = {}
+    gone: list[GpuFacts] = []
     for index in range(library.nvmlDeviceGetCount()):
         try:
             handles[index] = library.nvmlDeviceGetHandleByIndex(index)
         except library.NVMLError as error:
-            lost[index] = str(error)
+            gone.append(GpuFacts(index=index, lost=str(error)))
     gpus = read_gpus(library, handles, cpus)
     alive = {gpu.index: handles[gpu.index] for gpu in gpus if gpu.lost is None}
-    gone = [GpuFacts(index=index, lost=reason) for index, reason in lost.items()]
     return NvmlFacts(
         driver=DriverFacts(
             version=text(library.nvmlSystemGetDriverVersion()),
@@ -157,10 +156,7 @@ def _remapped_rows(answers: Answers) -> RemappedRows | None:
     rows = answers.ask("remapped_rows", "nvmlDeviceGetRemappedRows")
     if rows is None:
         return None
-    correctable, uncorrectable, pending, failure = rows
-    return RemappedRows(
-        correctable=correctable, uncorrectable=uncorrectable, pending=bool(pending), failure=bool(failure)
-    )
+    return RemappedRows(correctable=rows[0], uncorrectable=rows[1], pending=bool(rows[2]), failure=bool(rows[3]))
 
 
 def _pcie(answers: Answers) -> PcieLink:
@@ -176,7 +172,7 @@ def _pcie(answers: Answers) -> PcieLink:
 def _cpu_affinity(answers: Answers, cpus: int) -> str | None:
     words = answers.ask("cpu_affinity", "nvmlDeviceGetCpuAffinity", -(-cpus // _BITS_PER_WORD))
     mask = sum(int(word) << _BITS_PER_WORD * position for position, word in enumerate(words or ()))
-    return cpu_ranges(cpu for cpu in range(mask.bit_length()) if mask >> cpu & 1) or None
+    return ranges_of(mask) or None
 
 
 def _fabric(answers: Answers) -> Fabric | None:
@@ -184,24 +180,20 @@ def _fabric(answers: Answers) -> Fabric | None:
 
     nvml.h: the status is to be looked at only where the state is completed.
     """
-    info = None
     for structure, function in (
         ("c_nvmlGpuFabricInfo_v3_t", "nvmlDeviceGetGpuFabricInfoV"),
         ("c_nvmlGpuFabricInfo_v2_t", "nvmlDeviceGetGpuFabricInfoV"),
         ("c_nvmlGpuFabricInfo_t", "nvmlDeviceGetGpuFabricInfo"),
     ):
         form = getattr(answers.library, structure, None)
-        if form is None:
-            continue
-        asked = form()
-        if answers.ask("fabric", function, ctypes.byref(asked)) is not None:
-            info = asked
+        info = None if form is None else form()
+        if info is not None and answers.ask("fabric", function, ctypes.byref(info)) is not None:
             answers.unknown.pop("fabric", None)
             break
-    if info is None:
+    else:
         answers.unknown.setdefault("fabric", "this nvidia-ml-py does not know of it")
         return None
-    state = _FABRIC_STATES[info.state] if info.state < len(_FABRIC_STATES) else None
+    state = word_of(_FABRIC_STATES, info.state)
     if state != "completed":
         return Fabric(state=state)
     return Fabric(
@@ -244,25 +236,10 @@ def read_pairs(library: Any, handles: Mapping[int, object]) -> tuple[PairFacts, 
         if both not in paths:
             level = answers.ask("pcie_path", "nvmlDeviceGetTopologyCommonAncestor", handles[destination])
             paths[both] = _PCIE_PATHS.get(level)
-        words = {
-            name: _p2p_word(answers.ask(name, "nvmlDeviceGetP2PStatus", handles[destination], number))
+        words: dict[str, Any] = {
+            name: word_of(_P2P_WORDS, answers.ask(name, "nvmlDeviceGetP2PStatus", handles[destination], number))
             for name, number in _P2P_QUESTIONS.items()
         }
-        pairs.append(
-            PairFacts(
-                source=f"GPU{source}",
-                destination=f"GPU{destination}",
-                pcie_path=paths[both],
-                read=words["read"],
-                write=words["write"],
-                nvlink=words["nvlink"],
-                atomics=words["atomics"],
-                pci=words["pci"],
-                unknown=answers.unknown,
-            )
-        )
+        words |= {"source": f"GPU{source}", "destination": f"GPU{destination}", "pcie_path": paths[both]}
+        pairs.append(PairFacts(**words, unknown=answers.unknown))
     return tuple(pairs)
-
-
-def _p2p_word(status: int | None) -> str | None:
-    return _P2P_WORDS[status] if status is not None and status < len(_P2P_WORDS) else None

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +81,7 @@ def read_nvml() -> NvmlFacts:
         # Affinity masks are indexed by CPU number, and processors that are off have numbers too.
         return read_node(pynvml, cpus=os.sysconf("SC_NPROCESSORS_CONF"))
     except pynvml.NVMLError as error:
-        message = f"NVML does not answer ({error})"
-        raise CouldNotMeasureError(message) from error
+        raise CouldNotMeasureError(f"NVML does not answer ({error})") from error
     finally:
         pynvml.nvmlShutdown()
 
@@ -101,10 +101,6 @@ def visible_count(gpus: int, setting: str | None) -> int:
     """The number of GPUs that CUDA_VISIBLE_DEVICES leaves: CUDA reads it up to the first entry it does not know."""
     if setting is None:
         return gpus
-    count = 0
-    for entry in setting.split(","):
-        name = entry.strip()
-        if not (name.startswith(("GPU-", "MIG-")) or (name.isdecimal() and int(name) < gpus)):
-            break
-        count += 1
-    return count
+    names = (entry.strip() for entry in setting.split(","))
+    known = (name.startswith(("GPU-", "MIG-")) or (name.isdecimal() and int(name) < gpus) for name in names)
+    return sum(takewhile(bool, known))

@@ -1,5 +1,7 @@
 """The NVLinks of one GPU, in two calls for all links and two more for each of them."""
 
+from dataclasses import dataclass, field
+
 from gpubench.hardware.node.nvml.answers import INVALID_ARGUMENT, NOT_SUPPORTED, Answers, text
 from gpubench.model.facts.snapshot import NvLink, NvlinkPeer, bus_id
 
@@ -33,7 +35,7 @@ def read_nvlinks(answers: Answers, capability: tuple[int, int] | None) -> tuple[
         return None if count is None else ()
     wanted = (_STATE, _SPEED, _VERSION, *_ERRORS.values())
     fields = answers.fields((number, link) for link in range(count) for number in wanted)
-    reader = _LinkReader(answers, fields, common.get((_COMMON_SPEED, 0)), capability)
+    reader = _LinkReader(answers, fields, common.get((_COMMON_SPEED, 0)), capability or (0, 0))
     return tuple(reader.read(link) for link in range(count))
 
 
@@ -50,31 +52,24 @@ def _count_by_asking(answers: Answers) -> int | None:
     return most
 
 
+@dataclass(slots=True)
 class _LinkReader:
     """Reads the links of one GPU from the fields that were had at once, and asks for what they lack."""
 
-    def __init__(
-        self,
-        answers: Answers,
-        fields: dict[tuple[int, int], int],
-        common_speed_mb_s: int | None,
-        capability: tuple[int, int] | None,
-    ) -> None:
-        self._answers = answers
-        self._fields = fields
-        self._common_speed_mb_s = common_speed_mb_s
-        # NCCL, too, asks the field first from Hopper on and the function first before.
-        self._state_by_field = capability is not None and capability >= _HOPPER
-        self._counters = dict(_ERROR_COUNTERS)
+    answers: Answers
+    fields: dict[tuple[int, int], int]
+    common_speed_mb_s: int | None
+    capability: tuple[int, int]
+    counters: dict[str, int] = field(default_factory=_ERROR_COUNTERS.copy)
 
     def read(self, link: int) -> NvLink:
         """One link. What an inactive one does not answer stays unknown."""
         state = self._state(link)
-        speed_mb_s = self._fields.get((_SPEED, link), self._common_speed_mb_s)
-        version = self._fields.get((_VERSION, link))
+        speed_mb_s = self.fields.get((_SPEED, link), self.common_speed_mb_s)
+        version = self.fields.get((_VERSION, link))
         if version is None:
-            version = self._answers.ask("nvlinks.version", "nvmlDeviceGetNvLinkVersion", link)
-        peer = self._answers.ask("nvlinks.peer", "nvmlDeviceGetNvLinkRemoteDeviceType", link)
+            version = self.answers.ask("nvlinks.version", "nvmlDeviceGetNvLinkVersion", link)
+        peer = self.answers.ask("nvlinks.peer", "nvmlDeviceGetNvLinkRemoteDeviceType", link)
         return NvLink(
             number=link,
             active=None if state is None else bool(state),
@@ -86,34 +81,35 @@ class _LinkReader:
         )
 
     def _state(self, link: int) -> int | None:
-        by_field = self._fields.get((_STATE, link))
-        if self._state_by_field and by_field is not None:
+        by_field = self.fields.get((_STATE, link))
+        # NCCL, too, asks the field first from Hopper on and the function first before.
+        if self.capability >= _HOPPER and by_field is not None:
             return by_field
-        reply = self._answers.call("nvmlDeviceGetNvLinkState", link)
+        reply = self.answers.call("nvmlDeviceGetNvLinkState", link)
         state: int | None = by_field if reply.value is None else reply.value
         if state is None:
-            self._answers.unknown.setdefault("nvlinks.active", reply.reason)
+            self.answers.unknown.setdefault("nvlinks.active", reply.reason)
         return state
 
     def _peer_bus_id(self, link: int) -> str | None:
         """The device at the other end; a virtual machine hides it behind an address of ones."""
-        remote = self._answers.ask("nvlinks.peer_bus_id", "nvmlDeviceGetNvLinkRemotePciInfo", link)
+        remote = self.answers.ask("nvlinks.peer_bus_id", "nvmlDeviceGetNvLinkRemotePciInfo", link)
         address = bus_id(text(remote.busId) or "") if remote is not None else ""
         if address.startswith("ffffffff:"):
-            self._answers.unknown.setdefault("nvlinks.peer_bus_id", "this virtual machine hides it")
+            self.answers.unknown.setdefault("nvlinks.peer_bus_id", "this virtual machine hides it")
         return address if address and not address.startswith("ffffffff:") else None
 
     def _errors(self, link: int) -> dict[str, int]:
         """The counters that could be read; one that is not supported on a link is not asked for on the next."""
         counts = {}
-        for name, field in _ERRORS.items():
-            count = self._fields.get((field, link))
-            if count is None and name in self._counters:
-                reply = self._answers.call("nvmlDeviceGetNvLinkErrorCounter", link, self._counters[name])
+        for name, number in _ERRORS.items():
+            count = self.fields.get((number, link))
+            if count is None and name in self.counters:
+                reply = self.answers.call("nvmlDeviceGetNvLinkErrorCounter", link, self.counters[name])
                 count = reply.value
                 if count is None:
-                    del self._counters[name]
-                    self._answers.unknown.setdefault(f"nvlinks.errors.{name}", reply.reason)
+                    del self.counters[name]
+                    self.answers.unknown.setdefault(f"nvlinks.errors.{name}", reply.reason)
             if count is not None:
                 counts[name] = count
         return counts

@@ -8,13 +8,15 @@ import ctypes
 from collections.abc import Mapping
 from typing import Any
 
-from gpubench.hardware.node.nvml.answers import Answers
+from gpubench.hardware.node.nvml.answers import Answers, word_of
 from gpubench.model.facts.driver_settings import ConfidentialComputing, DriverSettings
 
 _ENVIRONMENTS = ("unavailable", "simulation", "production")
 _MULTI_GPU = ("none", "protected_pcie", "nvle")
 _BANDWIDTH_MODES = ("full", "off", "min", "half", "3quarter")
 """NVML_CC_SYSTEM_ENVIRONMENT_*, NVML_CC_SYSTEM_MULTIGPU_* and NVML_GPU_NVLINK_BW_MODE_* in nvml.h, from 0 on."""
+
+_UNKNOWN_TO_PYNVML = "this nvidia-ml-py does not know of it"
 
 
 def read_settings(library: Any, handles: Mapping[int, object]) -> DriverSettings:
@@ -29,17 +31,23 @@ def read_settings(library: Any, handles: Mapping[int, object]) -> DriverSettings
 
 
 def _confidential_computing(library: Any, unknown: dict[str, str]) -> ConfidentialComputing | None:
-    """Its settings, else its state, which older drivers know, without what is said about several GPUs."""
+    """Its settings, else its state, which older drivers know, without the mode of several GPUs."""
     with contextlib.suppress(AttributeError, library.NVMLError):
         form = library.c_nvmlSystemConfComputeSettings_v1_t()
         if library.nvmlSystemGetConfComputeSettings(ctypes.byref(form)) == 0:
-            return _conf_compute(form, _word(_MULTI_GPU, form.multiGpuMode))
+            return _conf_compute(form, word_of(_MULTI_GPU, form.multiGpuMode))
+    state = _answer(library, "nvmlSystemGetConfComputeState", "confidential_computing", unknown)
+    return None if state is None else _conf_compute(state, None)
+
+
+def _answer(library: Any, function: str, setting: str, unknown: dict[str, str]) -> Any:
+    """The answer to a question about the whole system; None, with the reason kept, where there is none."""
     try:
-        return _conf_compute(library.nvmlSystemGetConfComputeState(), None)
+        return getattr(library, function)()
     except AttributeError:
-        unknown["confidential_computing"] = "this nvidia-ml-py does not know of it"
+        unknown[setting] = _UNKNOWN_TO_PYNVML
     except library.NVMLError as error:
-        unknown["confidential_computing"] = str(error)
+        unknown[setting] = str(error)
     return None
 
 
@@ -47,22 +55,15 @@ def _conf_compute(form: Any, multi_gpu: str | None) -> ConfidentialComputing:
     return ConfidentialComputing(
         enabled=form.ccFeature == 1,
         developer_tools=form.devToolsMode == 1,
-        environment=_word(_ENVIRONMENTS, form.environment),
+        environment=word_of(_ENVIRONMENTS, form.environment),
         multi_gpu=multi_gpu,
     )
 
 
 def _bandwidth_mode(library: Any, unknown: dict[str, str]) -> str | None:
-    try:
-        mode = library.nvmlSystemGetNvlinkBwMode()
-    except AttributeError:
-        unknown["nvlink_bandwidth_mode"] = "this nvidia-ml-py does not know of it"
-        return None
-    except library.NVMLError as error:
-        unknown["nvlink_bandwidth_mode"] = str(error)
-        return None
-    word = _word(_BANDWIDTH_MODES, mode)
-    if word is None:
+    mode = _answer(library, "nvmlSystemGetNvlinkBwMode", "nvlink_bandwidth_mode", unknown)
+    word = word_of(_BANDWIDTH_MODES, mode)
+    if mode is not None and word is None:
         unknown["nvlink_bandwidth_mode"] = f"NVML answers {mode}, which nvml.h does not name"
     return word
 
@@ -71,7 +72,7 @@ def _bandwidth_reduced(library: Any, handles: Mapping[int, object], unknown: dic
     """The GPUs whose own mode is not the best one; None where no GPU has modes of its own (before Blackwell)."""
     form = getattr(library, "c_nvmlNvlinkGetBwMode_v1_t", None)
     if form is None:
-        unknown["nvlink_bandwidth_reduced"] = "this nvidia-ml-py does not know of it"
+        unknown["nvlink_bandwidth_reduced"] = _UNKNOWN_TO_PYNVML
         return None
     is_best: dict[int, bool] = {}
     reason = "there is no GPU that answers"
@@ -86,7 +87,3 @@ def _bandwidth_reduced(library: Any, handles: Mapping[int, object], unknown: dic
         unknown["nvlink_bandwidth_reduced"] = reason
         return None
     return tuple(f"GPU{index}" for index, best in is_best.items() if not best)
-
-
-def _word(words: tuple[str, ...], number: int) -> str | None:
-    return words[number] if 0 <= number < len(words) else None

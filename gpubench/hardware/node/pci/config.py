@@ -51,17 +51,14 @@ def _capability(device: Path, identity: int, field: str, unknown: UnknownFields)
     """
     try:
         file = os.open(device / "config", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        unknown.reasons[field] = f"config: {error.strerror}"
-        return None
-    try:
-        return _found(file, identity)
+        try:
+            return _found(file, identity)
+        finally:
+            os.close(file)
     except OSError as error:
         unknown.reasons[field] = f"config: {error.strerror}"
     except _UnreadableError as unreadable:
         unknown.reasons[field] = str(unreadable)
-    finally:
-        os.close(file)
     return None
 
 

@@ -67,8 +67,9 @@ def place_of(device: Path) -> PciPlace:
         return PciPlace()
     bridges = ports[:-1]
     numa_node = number_of(ports[-1] / "numa_node")
+    host_bridge = ports[0].parent.name
     return PciPlace(
-        host_bridge=_host_bridge(ports[0]),
+        host_bridge=host_bridge if _HOST_BRIDGE.fullmatch(host_bridge) else None,
         root_port=bus_id(bridges[0].name) if bridges else None,
         switches=tuple(bus_id(port.name) for port in bridges[1::2]),
         numa_node=None if numa_node is None or numa_node < 0 else numa_node,
@@ -101,15 +102,10 @@ def trained_link(device: Path) -> PcieLink:
 
 def switches_above(devices: Iterable[Path]) -> tuple[PciSwitch, ...]:
     """The PCIe switches above some devices, each once, in the order of their bus ids."""
-    switches: dict[str, PciSwitch] = {}
-    for device in devices:
-        bridges = ports_of(device)[:-1]
-        for position in range(1, len(bridges), 2):
-            name = bus_id(bridges[position].name)
-            if name not in switches:
-                link = trained_link(bridges[position])
-                switches[name] = PciSwitch(bus_id=name, link=link, place=place_of(bridges[position]))
-    return tuple(switches[name] for name in sorted(switches))
+    ports = {bus_id(port.name): port for device in devices for port in ports_of(device)[1:-1:2]}
+    return tuple(
+        PciSwitch(bus_id=name, link=trained_link(port), place=place_of(port)) for name, port in sorted(ports.items())
+    )
 
 
 def driver_of(device: Path) -> str | None:
@@ -136,10 +132,6 @@ def _ports_on(path: str) -> tuple[Path, ...]:
         if _ADDRESS.fullmatch(parts[end - 1]):
             ports.insert(0, Path("/".join(parts[:end])))
     return tuple(ports)
-
-
-def _host_bridge(outermost: Path) -> str | None:
-    return outermost.parent.name if _HOST_BRIDGE.fullmatch(outermost.parent.name) else None
 
 
 def _best(own: int | None, above: int | None, now: int | None) -> int | None:

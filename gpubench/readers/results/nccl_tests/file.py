@@ -15,22 +15,21 @@ def result_file(
 ) -> ResultFile:
     """The rows of all runs, with the circumstances of the first that has rows.
 
-    Raises:
-        UsageError: nothing says of how many ranks, or of which collective, rows are.
+    Raises UsageError where nothing says of how many ranks, or of which collective, rows are.
     """
     measured = [run for run in runs if run.lines]
     rows = tuple(row for run in measured for row in run.rows(name))
     unfinished = sum(not run.complete for run in measured)
-    said = [f"{unfinished} of {len(measured)} runs did not end"] if unfinished else []
+    more = [f"{unfinished} of {len(measured)} runs did not end"] if unfinished else []
     empty = sum(not run.lines and bool(run.settings) for run in runs)
-    said += [f"{empty} runs without a row"] if empty else []
+    more += [f"{empty} runs without a row"] if empty else []
     return ResultFile(
         name=name,
         kind=kind,
         circumstances=_circumstances(measured, environment),
         rows=rows,
         complete=not unfinished and not empty,
-        remarks=(*remarks, *said),
+        remarks=(*remarks, *more),
     )
 
 

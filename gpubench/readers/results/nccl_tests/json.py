@@ -11,6 +11,7 @@ from typing import Any
 from gpubench.errors import UsageError
 from gpubench.model.facts.snapshot import bus_id
 from gpubench.model.results.result_file import ResultFile
+from gpubench.model.terms.nccl_choice import nccl_version
 from gpubench.model.terms.operation import Placement
 from gpubench.readers.documents.json_lines import load_json
 from gpubench.readers.results.nccl_tests.file import result_file
@@ -23,7 +24,6 @@ from gpubench.readers.results.nccl_tests.run import (
     OutputLine,
     PerIteration,
     Placed,
-    nccl_version,
 )
 
 NEWEST_VERSION = 3
@@ -52,8 +52,7 @@ def recognises(text: str) -> bool:
 def read(text: str, name: str) -> ResultFile:
     """The rows of the run in a text.
 
-    Raises:
-        UsageError: it is damaged, of a version that is not known, or has no rows.
+    Raises UsageError where it is damaged, of a version that is not known, or has no rows.
     """
     document, whole = _loaded(text, name)
     version = document.get("version")
@@ -66,7 +65,8 @@ def read(text: str, name: str) -> ResultFile:
         )
     try:
         run = _run(document, complete=whole)
-        environment = _environment(document.get("env", ()))
+        pairs = (str(line).partition("=") for line in document.get("env", ()))
+        environment = {key: value for key, _, value in pairs if key.startswith(_RECORDED)}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         what = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
         raise UsageError(
@@ -126,7 +126,10 @@ def _run(document: Mapping[str, Any], *, complete: bool) -> NcclTestsRun:
         placed = tuple(_placed(result, run.settings.get("iterations", 0) - skipped))
         run.cpu_time = run.cpu_time or any("cpu_time" in (result.get(each) or ()) for each in _KEYS.values())
         if placed:
-            run.lines.append(_line(result, placed))
+            line = OutputLine.of(result, placed)
+            if line.element_type not in ELEMENT_TYPES or line.reduction not in REDUCTIONS:
+                raise ValueError(f"type {line.element_type!r} with redop {line.reduction!r}")
+            run.lines.append(line)
     return run
 
 
@@ -174,23 +177,3 @@ def _per_iteration(plain: Mapping[str, Any], samples: int) -> PerIteration:
         samples=len(plain["times_us"]) - skipped if "times_us" in plain else samples,
         mean_us_by_process=tuple(sum(times) / len(times) for times in kept) if kept and all(kept) else (),
     )
-
-
-def _line(result: Mapping[str, Any], placed: tuple[Placed, ...]) -> OutputLine:
-    kind, reduction = str(result["type"]), str(result["redop"])
-    if kind not in ELEMENT_TYPES or reduction not in REDUCTIONS:
-        raise ValueError(f"type {kind!r} with redop {reduction!r}")
-    return OutputLine(
-        size_bytes=int(result["size"]),
-        count=int(result["count"]),
-        element_type=kind,
-        reduction=reduction,
-        root=int(result["root"]),
-        placed=placed,
-    )
-
-
-def _environment(lines: Sequence[Any]) -> dict[str, str]:
-    """Of the whole environment, what changes results."""
-    pairs = (str(line).partition("=") for line in lines)
-    return {key: value for key, _, value in pairs if key.startswith(_RECORDED)}

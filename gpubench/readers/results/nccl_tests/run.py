@@ -6,6 +6,7 @@ Names, units and formulas are those of nccl-tests 2.10 to 2.19 (src/common.cu, s
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Self
 
 from gpubench.errors import UsageError
 from gpubench.model.results.report import CollectiveRow, Verified
@@ -34,6 +35,11 @@ ELEMENT_TYPES = {
 
 REDUCTIONS = ("sum", "prod", "max", "min", "avg", "mulsum", "none")
 _MOVES_ONLY = ("allgather", "broadcast", "alltoall", "alltoallv", "gather", "scatter", "sendrecv", "hypercube")
+_AVERAGES: Mapping[int | None, str] = {
+    0: "time of rank 0 (-a 0)",
+    2: "time of the fastest rank (-a 2)",
+    3: "time of the slowest rank (-a 3)",
+}
 _MOST_RANKS = 2**20
 _Z95 = 1.96
 
@@ -86,6 +92,18 @@ class OutputLine:
     root: int
     placed: tuple[Placed, ...]
 
+    @classmethod
+    def of(cls, cells: Mapping[str, Any], placed: tuple[Placed, ...]) -> Self:
+        """The line of these cells, named as in nccl-tests' JSON."""
+        return cls(
+            size_bytes=int(cells["size"]),
+            count=int(cells["count"]),
+            element_type=str(cells["type"]),
+            reduction=str(cells["redop"]),
+            root=int(cells["root"]),
+            placed=placed,
+        )
+
 
 @dataclass(slots=True, kw_only=True)
 class NcclTestsRun:
@@ -111,16 +129,15 @@ class NcclTestsRun:
     def rows(self, where: str) -> list[CollectiveRow]:
         """Its lines as rows, two each.
 
-        Raises:
-            UsageError: nothing says how many ranks there were, or which collective it was; `where` names the file.
+        Raises UsageError where nothing says how many ranks there were, or which collective it was; `where` names the
+        file.
         """
         if not self.lines:
             return []
         ranks, nodes, group = self._shape(where)
         collective = self.collective or _named_by_shape(self.lines, ranks, where)
-        return [
-            self._row(collective, (ranks, nodes, group), line, placed) for line in self.lines for placed in line.placed
-        ]
+        shape = ranks, nodes, group
+        return [self._row(collective, shape, line, placed) for line in self.lines for placed in line.placed]
 
     def _shape(self, where: str) -> tuple[int, int, str | None]:
         """Ranks and nodes of a communicator, and which part of the job it is; None where it is the whole."""
@@ -194,19 +211,16 @@ class NcclTestsRun:
         )
 
     def _note(self, collective: str, placed: Placed) -> str | None:
-        which = {0: "time of rank 0 (-a 0)", 2: "time of the fastest rank (-a 2)", 3: "time of the slowest rank (-a 3)"}
+        each = placed.per_iteration
+        slowest = ", slowest GPU of each" if each and each.mean_us_by_process else ""
         notes = (
-            which.get(self.average, "") if self.average is not None else "",
+            _AVERAGES.get(self.average, ""),
             "time of the CPU alone (-C)" if self.cpu_time else "",
             "waits after each operation (-z)" if self.blocking else "",
-            f"statistics of single operations between CUDA events{_slowest_of(placed)}" if placed.per_iteration else "",
+            f"statistics of single operations between CUDA events{slowest}" if each else "",
             "" if self.collective else f"{collective} by the shape of its rows: nccl-tests did not name it",
         )
         return "; ".join(filter(None, notes)) or None
-
-
-def _slowest_of(placed: Placed) -> str:
-    return ", slowest GPU of each" if placed.per_iteration and placed.per_iteration.mean_us_by_process else ""
 
 
 def _ci95_percent(each: PerIteration) -> float | None:
@@ -219,8 +233,7 @@ def _ci95_percent(each: PerIteration) -> float | None:
 def _named_by_shape(lines: Sequence[OutputLine], ranks: int, where: str) -> str:
     """The collective of an output that does not name it (nccl-tests before 2.17), where the rows leave only one.
 
-    Raises:
-        UsageError: several have such rows, as alltoall and allgather, gather and scatter.
+    Raises UsageError where several have such rows, as alltoall and allgather, gather and scatter.
     """
     line = max(lines, key=lambda each: each.size_bytes)
     blocks = line.size_bytes == line.count * ELEMENT_TYPES[line.element_type][1] * ranks and ranks > 1
@@ -241,9 +254,3 @@ def _named_by_shape(lines: Sequence[OutputLine], ranks: int, where: str) -> str:
         reason="an older nccl-tests, and several collectives have rows of this shape",
         next_step="write that line into the file, above the line '# nThread'",
     )
-
-
-def nccl_version(code: int) -> str:
-    """22809 → '2.28.9', 2708 → '2.7.8', as NCCL_VERSION_CODE encodes it."""
-    thousand = 10_000 if code >= 10_000 else 1_000
-    return f"{code // thousand}.{code % thousand // 100}.{code % 100}"

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from gpubench.errors import UsageError
 from gpubench.model.facts.snapshot import bus_id
 from gpubench.model.results.result_file import ResultFile
+from gpubench.model.terms.nccl_choice import nccl_version
 from gpubench.model.terms.operation import Placement
 from gpubench.readers.results.nccl_tests.file import result_file
 from gpubench.readers.results.nccl_tests.run import (
@@ -18,7 +19,6 @@ from gpubench.readers.results.nccl_tests.run import (
     OutputLine,
     PerIteration,
     Placed,
-    nccl_version,
 )
 
 _CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07]*\x07|[\x00-\x08\x0b-\x1f]")
@@ -27,7 +27,7 @@ _NCCL_LINE = re.compile(
 )
 _PREAMBLE = re.compile(
     r"(?<![\w.])(?P<size>\d{1,18})\s+(?P<count>\d{1,18})\s+"
-    rf"(?P<type>{'|'.join(sorted(ELEMENT_TYPES, key=len, reverse=True))})\s+(?P<op>{'|'.join(REDUCTIONS)})\s+"
+    rf"(?P<type>{'|'.join(sorted(ELEMENT_TYPES, key=len, reverse=True))})\s+(?P<redop>{'|'.join(REDUCTIONS)})\s+"
     r"(?P<root>-1|\d{1,7})(?P<rest>.*)"
 )
 _VALUE = r"(?:\d{1,15}(?:\.\d{1,6})?(?:e[+-]?\d{1,3})?|N/A|-?inf|-?nan)"
@@ -59,8 +59,7 @@ def recognises(text: str) -> bool:
 def read(text: str, name: str) -> ResultFile:
     """The rows of every run in a text.
 
-    Raises:
-        UsageError: there are no rows, or nothing says of how many ranks or of which collective they are.
+    Raises UsageError where there are no rows, or nothing says of how many ranks or of which collective they are.
     """
     parser = _Parser()
     for line in re.split(r"\r?\n|\r", text):
@@ -78,7 +77,7 @@ def read(text: str, name: str) -> ResultFile:
 
 
 class _Parser:
-    """Takes a file line by line and sorts what it says into runs."""
+    """Takes a file line by line and sorts it into runs."""
 
     def __init__(self) -> None:
         self.runs = [NcclTestsRun()]
@@ -88,7 +87,6 @@ class _Parser:
         self._command: tuple[str | None, int | None] = (None, None)
 
     def line(self, text: str) -> None:
-        """One line, without its end."""
         plain = _NCCL_LINE.sub("", text)
         if found := _PREAMBLE.search(plain):
             self.drop_pending()
@@ -116,7 +114,7 @@ class _Parser:
         return self.runs[-1]
 
     def _header(self, text: str) -> bool:
-        """True if this is one of nccl-tests' own lines; what it says is kept."""
+        """True if this is one of nccl-tests' own lines; its facts are kept."""
         run = self.runs[-1]
         if found := _VERSION.search(text):
             run = self._begin()
@@ -179,16 +177,7 @@ def _device(found: re.Match[str]) -> Device:
 def _line(found: re.Match[str], values: list[str], each: int, run: NcclTestsRun) -> OutputLine | None:
     """A row; None where its numbers are none, as of a time of zero, or where nothing was timed."""
     placed = tuple(_placed(values, each, run))
-    if len(placed) != len(Placement):
-        return None
-    return OutputLine(
-        size_bytes=int(found["size"]),
-        count=int(found["count"]),
-        element_type=found["type"],
-        reduction=found["op"],
-        root=int(found["root"]),
-        placed=placed,
-    )
+    return OutputLine.of(found.groupdict(), placed) if len(placed) == len(Placement) else None
 
 
 def _placed(values: list[str], each: int, run: NcclTestsRun) -> Iterator[Placed]:

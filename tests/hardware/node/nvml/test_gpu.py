@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpubench.errors import CouldNotMeasureError
-from gpubench.hardware.cpus import cpu_ranges
 from gpubench.hardware.node.nvml.gpu import NvmlFacts, read_node
 from gpubench.hardware.node.nvml.library import read_nvml
 from gpubench.model.facts.snapshot import Fabric, GpuFacts, GpuProcess, NvlinkPeer, PcieLink, RemappedRows
+from gpubench.model.terms.cpu_ranges import ranges_of
 from tests.fakes.nvml import FabricV1, FabricV2, FakeGpu, FakeNvml, NVMLError, fields, process
 
 
@@ -346,8 +346,9 @@ def test_affinity_beyond_the_first_word() -> None:
 @given(st.sets(st.integers(0, 600)))
 def test_ranges_say_exactly_the_cpus(cpus: set[int]) -> None:
     said: set[int] = set()
-    for part in filter(None, cpu_ranges(cpus).split(",")):
+    ranges = ranges_of(sum(1 << cpu for cpu in cpus))
+    for part in filter(None, ranges.split(",")):
         first, _, last = part.partition("-")
         said |= set(range(int(first), int(last or first) + 1))
     assert said == cpus
-    assert cpu_ranges(cpus).count(",") == max(sum(cpu - 1 not in cpus for cpu in cpus) - 1, 0)
+    assert ranges.count(",") == max(sum(cpu - 1 not in cpus for cpu in cpus) - 1, 0)
