@@ -64,6 +64,15 @@ def nothing_in_facts(_around: Circumstances) -> Found:
     return iter(())
 
 
+def in_each_node(look: Look) -> Look:
+    """A detector that compares no node with another: those with another's facts are looked at where that has it."""
+
+    def found(around: Circumstances) -> Found:
+        return look(around) if any(True for _ in look(around.distinct)) else iter(())
+
+    return found
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
     """One thing that can be wrong with a machine, a setting or a job.

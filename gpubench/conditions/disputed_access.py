@@ -1,7 +1,7 @@
 """Peer access that is granted and not kept, or refused without a reason of its own."""
 
 from gpubench.conditions.circumstances import Circumstances
-from gpubench.conditions.condition import Condition, Family, Found, Sighting, joined, nothing_in_facts
+from gpubench.conditions.condition import Condition, Family, Found, Sighting, in_each_node, joined, nothing_in_facts
 from gpubench.conditions.log_evidence import Reason, Staged, remark_in_log
 from gpubench.conditions.nvlink import NVLINK
 from gpubench.conditions.peer_access import PEER_ACCESS
@@ -18,6 +18,7 @@ _CUDA_REFUSES = "0"
 _SHOWS_REASON = "gpubench topo shows the driver's reason"
 
 
+@in_each_node
 def _disagree(around: Circumstances) -> Found:
     by_reason = dict[str, list[Pair]]()
     for pair in around.inside:
@@ -41,6 +42,7 @@ def _despite_grant(around: Circumstances) -> Found:
             yield of_pairs(around, [pair], f"the driver grants peer access, yet {shown}", Confidence.LIKELY)
 
 
+@in_each_node
 def _any_refusal(around: Circumstances) -> Found:
     """One for each kind of refusal on a node, with what explains that kind, and its cure."""
     found = dict[tuple[int, Refusal, str], list[Pair]]()

@@ -4,7 +4,7 @@ from collections import Counter
 from statistics import median
 
 from gpubench.conditions.circumstances import Circumstances
-from gpubench.conditions.condition import Condition, Family, Found, Look, joined
+from gpubench.conditions.condition import Condition, Family, Found, Look, in_each_node, joined
 from gpubench.conditions.sightings import of_every_gpu, of_gpu
 from gpubench.model.facts.error_counts import MEMORY_ERRORS, ErrorCounts
 from gpubench.model.facts.snapshot import GpuFacts
@@ -41,6 +41,7 @@ def _row(*, failed: bool) -> Look:
     return of_every_gpu(found)
 
 
+@in_each_node
 def _ecc_off(around: Circumstances) -> Found:
     """Off where the profile or a sibling has it on."""
     for position, node, gpu in around.gpus():
@@ -51,6 +52,7 @@ def _ecc_off(around: Circumstances) -> Found:
             yield of_gpu(around, position, "ECC is off", expected=f"ECC on, as {has_it}")
 
 
+@in_each_node
 def _memory_errors(around: Circumstances) -> Found:
     for position, node, gpu in around.gpus():
         if gpu.memory_errors:
@@ -78,6 +80,7 @@ def _low_clocks(around: Circumstances) -> Found:
             yield of_gpu(around, position, f"at most {gpu.most_clock_mhz} MHz", expected=expected)
 
 
+@in_each_node
 def _hot(around: Circumstances) -> Found:
     """Far above the middle of its siblings, or near its slowdown."""
     for position, node, gpu in around.gpus():

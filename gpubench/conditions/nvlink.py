@@ -4,7 +4,7 @@ from collections import Counter
 from functools import partial
 
 from gpubench.conditions.circumstances import Circumstances
-from gpubench.conditions.condition import Condition, Family, Found, joined
+from gpubench.conditions.condition import Condition, Family, Found, in_each_node, joined
 from gpubench.conditions.log_evidence import Reason, Staged
 from gpubench.conditions.sightings import of_every_gpu, of_gpu, of_node, of_pairs, sureness, unread
 from gpubench.model.facts.error_counts import nvlink_errors
@@ -23,6 +23,7 @@ _FABRIC_MANAGER = "nv-fabricmanager"
 _MODES = ("min", "half", "3quarter")
 
 
+@in_each_node
 def _disabled(around: Circumstances) -> Found:
     for number, node in around.nodes.items():
         settings = node.snapshot.driver_settings
@@ -35,6 +36,7 @@ def _disabled(around: Circumstances) -> Found:
             yield from unread(around.on(number), settings.unknown, "parameters")
 
 
+@in_each_node
 def _limited(around: Circumstances) -> Found:
     for number, node in around.nodes.items():
         settings = node.snapshot.driver_settings
@@ -58,6 +60,7 @@ def _fabric_trouble(gpu: GpuFacts) -> str:
     return joined((state, status))
 
 
+@in_each_node
 def _not_ready(around: Circumstances) -> Found:
     """By the fabric's own word; else by refusals, which the check of peer access reports."""
     troubled = {position: trouble for position, _, gpu in around.gpus() if (trouble := _fabric_trouble(gpu))}
@@ -111,6 +114,7 @@ def _unhealthy(gpu: GpuFacts) -> str:
     return f"fabric health: {describe_health(mask)}" if mask is not None and any(decode_health(mask).values()) else ""
 
 
+@in_each_node
 def _down(around: Circumstances) -> Found:
     """Fewer active links than most GPUs of the model on the node.
 
@@ -134,6 +138,7 @@ def _down(around: Circumstances) -> Found:
         )
 
 
+@in_each_node
 def _all_down(around: Circumstances) -> Found:
     for position, node, gpu in around.gpus():
         if lost_its_switches(node, gpu):
@@ -152,6 +157,7 @@ def _usual(node: Topology, model: str | None) -> int:
     return max(tally, key=lambda count: (tally[count], count)) if tally else 0
 
 
+@in_each_node
 def _errors(around: Circumstances) -> Found:
     found = {
         (number, errors.device): errors

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from gpubench.conditions.circumstances import Circumstances
-from gpubench.conditions.condition import Condition, Family, Found, Look
+from gpubench.conditions.condition import Condition, Family, Found, Look, in_each_node
 from gpubench.conditions.sightings import of_device, of_node, of_pairs, sureness
 from gpubench.model.facts.error_counts import FEW_MEANWHILE, pcie_errors
 from gpubench.model.facts.pci_capabilities import PciKind
@@ -29,6 +29,7 @@ def _links(node: Topology) -> Iterator[tuple[Device, PcieLink]]:
     yield from ((nic, nic.pcie) for nic in node.nics if nic.kind is not NicKind.ETHERNET)
 
 
+@in_each_node
 def _width(around: Circumstances) -> Found:
     for number, node in around.nodes.items():
         for device, link in _links(node):
@@ -36,6 +37,7 @@ def _width(around: Circumstances) -> Found:
                 yield of_device(around, number, device, f"PCIe trained to {link.width} of {link.max_width} lanes")
 
 
+@in_each_node
 def _generation(around: Circumstances) -> Found:
     """Of busy GPUs and of NICs: an idle GPU lowers its generation to save power."""
     for number, node in around.nodes.items():
@@ -53,6 +55,7 @@ def _is_slow(link: PcieLink) -> bool:
     return bool(link.generation and link.max_generation and link.generation < link.max_generation)
 
 
+@in_each_node
 def _uplink(around: Circumstances) -> Found:
     for number, node in around.nodes.items():
         links = {switch.bus_id: switch.link for switch in node.snapshot.switches}
@@ -78,6 +81,7 @@ def _below(around: Circumstances, number: int, switch: str) -> frozenset[int]:
     return frozenset(position for position, gpu in known if gpu is not None and switch in gpu.place.switches)
 
 
+@in_each_node
 def _errors(around: Circumstances) -> Found:
     for number, node in around.nodes.items():
         gpus = {gpu.device: gpu for gpu in node.gpus}

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from gpubench.conditions.circumstances import Circumstances
-from gpubench.conditions.condition import Condition, Family, Found, Look, joined
+from gpubench.conditions.condition import Condition, Family, Found, Look, in_each_node, joined
 from gpubench.conditions.log_evidence import Reason, Staged, remark_in_log
 from gpubench.conditions.sightings import of_gpu, of_node, of_pairs, unread
 from gpubench.model.paths.evidence import Confidence
@@ -22,6 +22,7 @@ _MIB = 2**20
 def _of_refusal(seen: str, holds: Callable[[Refusal], bool], *, virtual: bool | None = None) -> Look:
     """For all pairs whose refusal is of some kind; `virtual`: of virtual machines, or of bare metal, alone."""
 
+    @in_each_node
     def look(around: Circumstances) -> Found:
         pairs = [
             pair
@@ -43,6 +44,7 @@ def _over_pcie(refusal: Refusal) -> bool:
     return not (refusal.wired or refusal.mig or refusal.mesh)
 
 
+@in_each_node
 def _mig(around: Circumstances) -> Found:
     """A finding of its own where the profile or a sibling has it off."""
     for position, node, gpu in around.gpus():
@@ -54,6 +56,7 @@ def _mig(around: Circumstances) -> Found:
             yield of_gpu(around, position, "MIG is on", severity=Verdict.WARN if odd else None, expected=expected)
 
 
+@in_each_node
 def _confidential(around: Circumstances) -> Found:
     for number, node in around.nodes.items():
         settings = node.snapshot.driver_settings
@@ -75,6 +78,7 @@ def _registry_key(around: Circumstances) -> Found:
     return _of_refusal(seen, lambda each: each.status == "DR" and not each.mig)(around)
 
 
+@in_each_node
 def _mixed(around: Circumstances) -> Found:
     """Refused between models, and granted between two of a model."""
     alike = [pair for pair in around.inside if not _models_differ(around, pair)]
@@ -94,6 +98,7 @@ def _models_differ(around: Circumstances, pair: Pair) -> bool:
     return one is not None and other is not None and None not in (one.name, other.name) and one.name != other.name
 
 
+@in_each_node
 def _bar1(around: Circumstances) -> Found:
     ends = {gpu for pair, refusal in around.refusals.items() if _over_pcie(refusal) for gpu in pair}
     for position, _, gpu in around.gpus():

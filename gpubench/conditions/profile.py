@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from gpubench.conditions.circumstances import Circumstances
-from gpubench.conditions.condition import Condition, Family, Found, joined
+from gpubench.conditions.condition import Condition, Family, Found, in_each_node, joined
 from gpubench.conditions.sightings import of_gpu, of_node
 from gpubench.model.facts.snapshot import GpuFacts, NicKind
 from gpubench.model.paths.links import active_links, pcie_gb_s
@@ -13,6 +13,7 @@ from gpubench.model.terms.units import counted
 from gpubench.model.terms.verdict import Verdict
 
 
+@in_each_node
 def _missing(around: Circumstances) -> Found:
     """GPUs that left no trace on a board whose NVSwitches are all here; in virtual machines a part of it is normal."""
     for number, profile in around.profiles.items():
@@ -23,6 +24,7 @@ def _missing(around: Circumstances) -> Found:
             yield of_node(around, number, f"{counted(count, 'GPU')}, the board has {board}", expected=expected)
 
 
+@in_each_node
 def _model(around: Circumstances) -> Found:
     """Another number or model than a profile that was asked for; the odd model among siblings."""
     for number, node in around.nodes.items():
@@ -49,6 +51,7 @@ def _unknown(around: Circumstances) -> Found:
             yield of_node(around, number, seen, likely=f"profile {profile.name} stands in")
 
 
+@in_each_node
 def _below(around: Circumstances) -> Found:
     most = {
         number: max((active_links(gpu) or 0 for gpu in node.gpus), default=0) for number, node in around.nodes.items()
@@ -71,6 +74,7 @@ def _shortfalls(gpu: GpuFacts, most: int, profile: Profile) -> Iterator[tuple[st
         yield f"PCIe at most {link.max_generation} x{link.max_width}", f"PCIe {expected}"
 
 
+@in_each_node
 def _nics_below(around: Circumstances) -> Found:
     """Only of a profile that was asked for: an HGX board says nothing of the NICs around it, and clouds have others."""
     for number, node in around.nodes.items() if around.profile_asked_for else ():

@@ -3,7 +3,7 @@
 from collections import Counter
 
 from gpubench.conditions.circumstances import Circumstances
-from gpubench.conditions.condition import Condition, Family, Found, Unread, joined
+from gpubench.conditions.condition import Condition, Family, Found, Unread, in_each_node, joined
 from gpubench.conditions.sightings import nodes_with_rdma, of_device, of_node, rdma_nics, sureness
 from gpubench.model.facts.error_counts import port_errors
 from gpubench.model.facts.rdma_port import RDMA_MTUS, roce_mtu_bytes
@@ -19,6 +19,7 @@ _NOT_ACTIVE = ("down", "init", "armed", "defer", "nop")
 _ROCE_V2 = "RoCE v2"
 
 
+@in_each_node
 def _ports_down(around: Circumstances) -> Found:
     """One for each port; where another is left, it takes no node off its network."""
     for number, node, _ in nodes_with_rdma(around):
@@ -34,6 +35,7 @@ def _ports_down(around: Circumstances) -> Found:
             yield of_device(around, number, nic, seen, confidence, effects=() if every else _SLOW)
 
 
+@in_each_node
 def _ports_slow(around: Circumstances) -> Found:
     """Beside active ports of the same model: those that are down say no rate, or their lowest."""
     for number, node, _ in nodes_with_rdma(around):
@@ -49,6 +51,7 @@ def _ports_slow(around: Circumstances) -> Found:
                 yield of_device(around, number, nic, f"{nic.rate_gbit_s:g} Gb/s", expected=expected)
 
 
+@in_each_node
 def _port_errors(around: Circumstances) -> Found:
     for number, node, _ in nodes_with_rdma(around):
         nics = {nic.name: nic for nic in node.nics}
@@ -58,6 +61,7 @@ def _port_errors(around: Circumstances) -> Found:
                 yield of_device(around, number, nic, errors.seen, sure, expected=errors.expected)
 
 
+@in_each_node
 def _roce_mtu(around: Circumstances) -> Found:
     for number, node, _ in nodes_with_rdma(around):
         for nic in rdma_nics(node):

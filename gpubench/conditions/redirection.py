@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import permutations
 
 from gpubench.conditions.circumstances import Circumstances
-from gpubench.conditions.condition import Condition, Family, Found, Sighting, Unread, joined
+from gpubench.conditions.condition import Condition, Family, Found, Sighting, Unread, in_each_node, joined
 from gpubench.conditions.sightings import of_gpu
 from gpubench.model.facts.pci_capabilities import PciKind
 from gpubench.model.facts.snapshot import PciDevice
@@ -108,6 +108,7 @@ def _redirects(devices: Mapping[str, PciDevice], bridge: PciDevice, one: Device,
     return [each for each in _REDIRECTS if each in control.enabled]
 
 
+@in_each_node
 def _acs(around: Circumstances) -> Found:
     """Between GPUs that reach each other over PCIe switches."""
     for number, node in _on_metal(around):
@@ -121,6 +122,7 @@ def _acs(around: Circumstances) -> Found:
         yield from _redirected(around, number, couples)
 
 
+@in_each_node
 def _acs_nic(around: Circumstances) -> Found:
     """Between GPUs and the RDMA NICs beside them."""
     for number, node in _on_metal(around):
@@ -134,6 +136,7 @@ def _acs_nic(around: Circumstances) -> Found:
         yield from _redirected(around, number, couples)
 
 
+@in_each_node
 def _translating(around: Circumstances) -> Found:
     """GPUs behind a translating IOMMU that reach others over PCIe: NVLink's bytes do not pass it."""
     metal = dict(_on_metal(around))

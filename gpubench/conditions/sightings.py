@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from gpubench.conditions.circumstances import Circumstances
-from gpubench.conditions.condition import Sighting, Unread, joined
+from gpubench.conditions.condition import Look, Sighting, Unread, in_each_node, joined
 from gpubench.model.facts.error_counts import Errors
 from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.facts.snapshot import GpuFacts, NicFacts
@@ -40,9 +40,11 @@ def of_gpu(
     )
 
 
-def of_every_gpu(seen: Callable[[GpuFacts], str | None]) -> Callable[[Circumstances], Iterator[Sighting]]:
+def of_every_gpu(seen: Callable[[GpuFacts], str | None]) -> Look:
     """A detector that looks at each GPU by itself: what is seen of it, empty where nothing is."""
-    return lambda around: (of_gpu(around, at, found) for at, _, gpu in around.gpus() if (found := seen(gpu)))
+    return in_each_node(
+        lambda around: (of_gpu(around, at, found) for at, _, gpu in around.gpus() if (found := seen(gpu)))
+    )
 
 
 def of_device(
