@@ -1,7 +1,18 @@
 """Peer access that is granted and not kept, or refused without a reason of its own."""
 
+from collections.abc import Sequence
+
 from gpubench.conditions.circumstances import Circumstances
-from gpubench.conditions.condition import Condition, Family, Found, Sighting, in_each_node, joined, nothing_in_facts
+from gpubench.conditions.condition import (
+    Condition,
+    Family,
+    Found,
+    Sighting,
+    in_each_node,
+    joined,
+    nothing_in_facts,
+    with_ids,
+)
 from gpubench.conditions.log_evidence import Reason, Staged, remark_in_log
 from gpubench.conditions.nvlink import NVLINK
 from gpubench.conditions.peer_access import PEER_ACCESS
@@ -50,9 +61,12 @@ def _any_refusal(around: Circumstances) -> Found:
         access = around.wiring.peer_access(pair)
         if not access.contradicts:
             found.setdefault((around.wiring.gpus[pair[0]].node, refusal, access.reason), []).append(pair)
-    kinds = [(each, _touched(each.look(around))) for each in _OF_REFUSALS] if found else []
+    seen = {each: [it for it in each.look(around) if isinstance(it, Sighting)] for each in _OF_REFUSALS if found}
+    touched = {each: _touched(sightings) for each, sightings in seen.items()}
     for (node, refusal, reason), pairs in found.items():
-        why = next((each for each, (all_of, of) in kinds if all(p in all_of or of & {*p} for p in pairs)), None)
+        why = next(
+            (each for each, (all_of, of) in touched.items() if all(p in all_of or of & {*p} for p in pairs)), None
+        )
         gpus = len(around.gpus_of(node))
         everybody = len(pairs) == gpus * (gpus - 1)
         names = joined(around.pair_name(pair).removeprefix(f"{around.host(node)} ") for pair in pairs)
@@ -66,13 +80,12 @@ def _any_refusal(around: Circumstances) -> Found:
             severity=Verdict.SKIP if refusal.by_design else Verdict.FAIL if refusal.wired else Verdict.WARN,
             expected="host memory, by design" if refusal.by_design else "peer access",
             likely=why.title if why else "",
-            cure=why.cure if why else "",
+            cure=with_ids(why.cure, [name for each in seen[why] for name in each.names]) if why else "",
         )
 
 
-def _touched(found: Found) -> tuple[frozenset[Pair], frozenset[int]]:
-    """The pairs, and the GPUs with all their pairs, that are touched by what was found."""
-    sightings = [each for each in found if isinstance(each, Sighting)]
+def _touched(sightings: Sequence[Sighting]) -> tuple[frozenset[Pair], frozenset[int]]:
+    """The pairs, and the GPUs with all their pairs, that are touched by what was seen."""
     pairs = frozenset(pair for each in sightings for pair in each.pairs or ())
     return pairs, frozenset(gpu for each in sightings if each.pairs is None for gpu in each.gpus or ())
 

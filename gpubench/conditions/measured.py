@@ -81,9 +81,11 @@ def _asymmetric(around: Circumstances) -> Found:
             ends = node.gpus[source], node.gpus[destination]
             name = around.named(number, *ends)
             if share < SLOW_SHARE and slow.isdisjoint((name, *(around.named(number, each) for each in ends))):
+                one, other = (each.index for each in ends)
                 yield Sighting(
                     subject=name,
                     seen=f"{row.bandwidth_gb_s:.4g} GB/s, and {back.bandwidth_gb_s:.4g} the other way",
+                    cure=f"gpubench p2p --pairs {one}-{other},{other}-{one}; nvidia-smi nvlink -e",
                     severity=Verdict.FAIL if share < FAILED_SHARE else Verdict.WARN,
                 )
 

@@ -68,7 +68,9 @@ def _roce_mtu(around: Circumstances) -> Found:
             size = roce_mtu_bytes(nic.mtu) if nic.kind is NicKind.ROCE and nic.mtu else None
             if size is not None and size < RDMA_MTUS[-1]:
                 seen = f"MTU {nic.mtu} of its interface leaves RoCE {size} bytes of {RDMA_MTUS[-1]}"
-                yield of_node(around, number, seen, Confidence.LIKELY, nic.name)
+                interface = next(iter(nic.interfaces), f"$(ls /sys/class/infiniband/{nic.name}/device/net)")
+                cure = f"ip link set {interface} mtu 9000, on switches too: 4200 is the least for 4096"
+                yield of_node(around, number, seen, Confidence.LIKELY, nic.name, cure=cure)
 
 
 def _roce_gid(around: Circumstances) -> Found:

@@ -1,5 +1,6 @@
 """Every condition planted alone is found; what is healthy yields none; those that come together keep their order."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -7,6 +8,7 @@ import pytest
 
 from gpubench.conditions.checks import CHECKS, run
 from gpubench.conditions.circumstances import Facts
+from gpubench.conditions.condition import with_ids
 from gpubench.conditions.registry import CAUSES, CONDITIONS
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.measure.topo.fallback import survey
@@ -75,6 +77,41 @@ def test_what_nodes_with_the_same_facts_have_is_found_on_all_of_them(plant: Plan
         return run(CHECKS, facts), survey(nodes, kinds, ()).conditions()
 
     assert found(topologies(nodes)) == found([Topology(node) for node in nodes])
+
+
+PLACEHOLDER = re.compile(r"(-i GPU|-d DEVICE|-s BUS_ID|I-J|INTERFACE)\b")
+
+
+@pytest.mark.parametrize("plant", [*PLANTS, *CHECKED], ids=lambda plant: plant.id)
+def test_commands_have_real_ids(plant: Plant) -> None:
+    job = plant.make()
+    nodes = [Topology(node) for node in job.nodes]
+    rows = survey(nodes, group(nodes), job.ranks).conditions()
+    commands = [each.next_command for each in job.findings()]
+    commands += [text for row in rows for text in (row.advice, row.settles)]
+    commands += [each.next_command for each in examine(nodes, job.ranks).findings]
+    assert [each for each in commands if PLACEHOLDER.search(each)] == []
+
+
+@pytest.mark.parametrize(
+    ("command", "subjects", "filled"),
+    [
+        ("nvidia-smi -i GPU", ["GPU3 (0000:1b:00.0)"], "nvidia-smi -i 0000:1b:00.0"),
+        ("a -i GPU -s BUS_ID", ["GPU3 (0000:1b:00.0)", "GPU4 (0000:2b:00.0)"], None),
+        ("mlxlink -d DEVICE: cable", ["node1 mlx5_0 (0000:18:00.0)"], "mlxlink -d mlx5_0: cable"),
+        ("lspci -s BUS_ID", ["the uplink of switch 0000:97:00.0"], "lspci -s 0000:97:00.0"),
+        ("lspci -s BUS_ID", ["node1 the uplink of switch 0000:97:00.0"], "lspci -s 0000:97:00.0"),
+        ("a -i GPU", ["n1 GPU3 (0000:1b:00.0)", "n2 GPU4 (0000:2b:00.0)", "n1 GPU5 (0000:3b:00.0)"], "several"),
+        ("nvidia-smi -i GPU", ["GPU3"], "nvidia-smi -i 3"),
+        ("lspci -s BUS_ID", ["GPU3"], "lspci -s BUS_ID"),
+        ("nvidia-smi -i GPU", ["node1"], "nvidia-smi -i GPU"),
+        ("the GPU", ["GPU3 (0000:1b:00.0)"], "the GPU"),
+    ],
+)
+def test_ids_are_those_of_the_subjects(command: str, subjects: list[str], filled: str | None) -> None:
+    several = {None: "a -i 0000:1b:00.0,0000:2b:00.0 -s 0000:1b:00.0"}
+    several["several"] = "on n1: a -i 0000:1b:00.0,0000:3b:00.0; likewise on n2"
+    assert with_ids(command, subjects) == several.get(filled, filled)
 
 
 def test_of_nodes_with_the_same_facts_one_is_looked_at() -> None:
