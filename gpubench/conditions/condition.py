@@ -134,6 +134,11 @@ class Family:
     title: str
     conditions: tuple[Condition, ...]
 
+    @classmethod
+    def of(cls, name: str, title: str, *conditions: Condition) -> "Family":
+        """A family of some conditions."""
+        return cls(name, title, conditions)
+
 
 _PLACEHOLDER = re.compile(r"(?<=-i )GPU\b|(?<=-d )DEVICE\b|(?<=-s )BUS_ID\b")
 _NAMED = re.compile(
