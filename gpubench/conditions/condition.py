@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpubench.conditions.circumstances import Circumstances
 from gpubench.conditions.log_evidence import Reason, Staged
@@ -94,8 +94,8 @@ class Condition:
     title: str
     detection: str
     cure: str
-    link: str
     look: Look
+    link: str = ""
     check: str = ""
     severity: Verdict | None = None
     expected: str = "none"
@@ -135,9 +135,12 @@ class Family:
     conditions: tuple[Condition, ...]
 
     @classmethod
-    def of(cls, name: str, title: str, *conditions: Condition) -> "Family":
-        """A family of some conditions."""
-        return cls(name, title, conditions)
+    def of(
+        cls, name: str, title: str, *conditions: Condition, effects: tuple[Effect, ...] = (), link: str = ""
+    ) -> "Family":
+        """A family of some conditions: effects and link are those of all that name none of their own."""
+        full = (replace(each, effects=each.effects or effects, link=each.link or link) for each in conditions)
+        return cls(name, title, tuple(full))
 
 
 _PLACEHOLDER = re.compile(r"(?<=-i )GPU\b|(?<=-d )DEVICE\b|(?<=-s )BUS_ID\b")

@@ -244,7 +244,6 @@ CONTAINER = Family.of(
     Condition(
         id="namespaces-differ",
         title="Different PID or IPC namespaces: UCX refuses cuda_ipc and falls back to TCP",
-        effects=(Effect.APPLICATION,),
         detection="/proc/self/ns/pid and ipc of ranks of one host, where UCX is loaded",
         settles="UCX_PROTO_INFO=y prints the protocol that UCX chose",
         cure="docker run --pid=host --ipc=host, or one container a host",
@@ -254,7 +253,6 @@ CONTAINER = Family.of(
     Condition(
         id="ptrace-blocked",
         title="pidfd_getfd: Operation not permitted: PyTorch expandable_segments cannot share memory (IPC)",
-        effects=(Effect.APPLICATION,),
         detection="pidfd_getfd tried on the process itself, yama's ptrace_scope, CapEff; where expandable_segments "
         "is asked for",
         settles="cat /proc/sys/kernel/yama/ptrace_scope; grep -E 'Seccomp|CapEff' /proc/self/status",
@@ -265,11 +263,11 @@ CONTAINER = Family.of(
     Condition(
         id="visible-devices-differ",
         title="CUDA_VISIBLE_DEVICES differs between ranks: MPI and UCX cannot use CUDA IPC, GPU indices differ",
-        effects=(Effect.APPLICATION,),
         detection="CUDA_VISIBLE_DEVICES of ranks of one host, where UCX is loaded",
         settles="UCX_PROTO_INFO=y; gpubench topo numbers GPUs as the driver does",
         cure="show every rank all GPUs, in CUDA_DEVICE_ORDER=PCI_BUS_ID, and choose by local rank",
         link="https://github.com/openucx/ucx/issues/5022",
         look=_visible,
     ),
+    effects=(Effect.APPLICATION,),
 )

@@ -107,7 +107,6 @@ def _log_refused(staged: Staged) -> Reason | None:
 
 
 _OF_REFUSALS = (*PEER_ACCESS.conditions, *(each for each in NVLINK.conditions if each.id == "fabric-not-ready"))
-_OF_PAIRS = (Effect.STAGED,)
 
 _WAIVED = "https://github.com/NVIDIA/nvbandwidth/issues/13"
 
@@ -118,7 +117,6 @@ DISPUTED_ACCESS = Family.of(
     Condition(
         id="cuda-nvml-disagree",
         title="cudaDeviceCanAccessPeer and nvidia-smi topo -p2p disagree about P2P",
-        effects=_OF_PAIRS,
         detection="cuDeviceCanAccessPeer against nvmlDeviceGetP2PStatus for every ordered pair",
         settles="gpubench p2p on these GPUs: it verifies every byte, and reads the counters",
         check="peer_access",
@@ -149,7 +147,6 @@ DISPUTED_ACCESS = Family.of(
         id="cuda-ipc-refused",
         title="Legacy CUDA IPC not supported (WSL, containers): cudaIpcOpenMemHandle fails",
         seen_as=("Legacy IPC not supported", "CUDA error 101", "CUDA error 201", "CUDA error 217"),
-        effects=_OF_PAIRS,
         detection="`Legacy IPC not supported` in NCCL's log",
         settles="mpirun -n 2 gpubench p2p opens handles between two processes",
         cure="unset NCCL_CUMEM_ENABLE, or use a newer NCCL, which needs no legacy IPC",
@@ -163,7 +160,6 @@ DISPUTED_ACCESS = Family.of(
     Condition(
         id="staged-despite-grant",
         title="cudaMemcpyPeer as slow as without P2P although peer access is granted",
-        effects=_OF_PAIRS,
         detection="NVLink counters that stand still, or bandwidth and latency with peer access on as with it off",
         settles="nvidia-smi topo -p2p n; gpubench p2p --pairs on these GPUs",
         cure="restart the fabric manager: systemctl restart nvidia-fabricmanager; then dmesg | grep -i Xid",
@@ -179,7 +175,6 @@ DISPUTED_ACCESS = Family.of(
             "peer access is not supported between these two devices",
             "cudaErrorPeerAccessUnsupported",
         ),
-        effects=_OF_PAIRS,
         detection="cuDeviceCanAccessPeer and nvmlDeviceGetP2PStatus; `P2P is disabled between connected GPUs`, "
         "`Could not enable P2P`, `peer query failed` in NCCL's log",
         settles="nvidia-smi topo -p2p r",
@@ -191,4 +186,5 @@ DISPUTED_ACCESS = Family.of(
         in_log=_log_refused,
         general=True,
     ),
+    effects=(Effect.STAGED,),
 )

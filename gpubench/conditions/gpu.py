@@ -119,7 +119,6 @@ def _used_by_somebody(id_: str, title: str, detection: str, expected: str, look:
         expected=expected,
         likely="a job that was not ended, or one in another container, whose processes are not visible here",
         cure="nvidia-smi; fuser -v /dev/nvidia*",
-        link=_SMI,
         look=look,
     )
 
@@ -205,7 +204,6 @@ GPU = Family.of(
         severity=Verdict.FAIL,
         likely="somebody switched it off",
         cure="nvidia-smi -e 1 -i GPU, then reboot",
-        link=_SMI,
         look=_ecc_off,
     ),
     Condition(
@@ -227,7 +225,6 @@ GPU = Family.of(
         severity=Verdict.WARN,
         likely="another VBIOS or power limit",
         cure="nvidia-smi -q -d CLOCK,POWER -i GPU; nvidia-smi -q | grep VBIOS",
-        link=_SMI,
         look=_low_clocks,
     ),
     Condition(
@@ -238,7 +235,6 @@ GPU = Family.of(
         severity=Verdict.WARN,
         likely="a fan, a cold plate or its paste, a blocked duct; or it alone is at work",
         cure="nvidia-smi -q -d TEMPERATURE,PERFORMANCE -i GPU",
-        link=_SMI,
         look=_hot,
     ),
     _used_by_somebody(
@@ -255,4 +251,5 @@ GPU = Family.of(
         "free memory",
         of_every_gpu(_memory_kept),
     ),
+    link=_SMI,
 )

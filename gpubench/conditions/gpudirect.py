@@ -132,7 +132,6 @@ _log_refused = remark_in_log(
 )
 
 
-_EFFECTS = (Effect.NO_GPUDIRECT,)
 _ENV = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
 _PEERMEM = "https://github.com/NVIDIA/nccl/issues/1537"
 _COMPARE = "ib_write_bw with and without --use_cuda; /GDRDMA in NCCL's log"
@@ -146,7 +145,6 @@ GPUDIRECT = Family.of(
     Condition(
         id="nccl-gdr-disabled",
         title="NCCL_NET_GDR_LEVEL=LOC (or 0) switches off GPUDirect RDMA: no /GDRDMA in NCCL's log",
-        effects=_EFFECTS,
         detection="the variable of every rank and of NCCL's files, on nodes with RDMA NICs; NCCL's log",
         settles=_UNSET,
         cure="unset NCCL_NET_GDR_LEVEL",
@@ -157,7 +155,6 @@ GPUDIRECT = Family.of(
     Condition(
         id="nccl-gdr-read",
         title="NCCL_NET_GDR_READ=0: sends go through host memory, receives use GPUDirect RDMA",
-        effects=_EFFECTS,
         detection="the variable of every rank, or in NCCL's log",
         settles=_UNSET,
         cure="unset NCCL_NET_GDR_READ",
@@ -168,7 +165,6 @@ GPUDIRECT = Family.of(
     Condition(
         id="nccl-dmabuf-disabled",
         title="NCCL_DMABUF_ENABLE=0 without nvidia-peermem: GPU Direct RDMA Disabled",
-        effects=_EFFECTS,
         detection="the variable of every rank, on nodes where no nvidia-peermem is loaded; or in NCCL's log",
         settles=_MODULES,
         cure="unset NCCL_DMABUF_ENABLE",
@@ -180,7 +176,6 @@ GPUDIRECT = Family.of(
         id="gpudirect-module-missing",
         title="GPU Direct RDMA Disabled for HCA: nvidia-peermem is not loaded, and no dma-buf",
         seen_as=("GPU Direct RDMA Disabled for HCA",),
-        effects=_EFFECTS,
         detection="/sys/module/nvidia_peermem, /sys/kernel/mm/memory_peers, CUDA's DMA_BUF_SUPPORTED attribute",
         check="gpudirect",
         severity=Verdict.WARN,
@@ -197,7 +192,6 @@ GPUDIRECT = Family.of(
         id="peermem-not-registered",
         title="nvidia-peermem is loaded and does nothing: built without the RDMA core's symbols (MLNX_OFED)",
         seen_as=("modprobe: ERROR: could not insert 'nvidia_peermem': Invalid argument",),
-        effects=_EFFECTS,
         detection="nvidia-peermem is loaded, and ib_core does not list it as user",
         settles="lsmod | grep peermem; dmesg | grep -i peermem",
         cure="install the driver again after MLNX_OFED or DOCA, then modprobe nvidia-peermem; or the open modules",
@@ -207,7 +201,6 @@ GPUDIRECT = Family.of(
     Condition(
         id="grdma-override",
         title="NVreg_GrdmaPciTopoCheckOverride=2 denies GPUDirect RDMA",
-        effects=_EFFECTS,
         detection="/proc/driver/nvidia/params, on nodes with RDMA NICs",
         settles=_COMPARE,
         cure="take GrdmaPciTopoCheckOverride out of /etc/modprobe.d, reload the driver",
@@ -218,7 +211,6 @@ GPUDIRECT = Family.of(
     Condition(
         id="gpudirect-too-far",
         title="GPU Direct RDMA Disabled for GPU / HCA (distance): the NIC is PHB, NODE or SYS away",
-        effects=_EFFECTS,
         detection="path class from a GPU to its nearest RDMA NIC beyond PXB; `distance` in NCCL's log",
         settles="gpubench topo: the matrix of GPUs and NICs",
         cure="nothing to repair: give the rank a NIC below the same switch. Whether to override it, an A/B run "
@@ -231,7 +223,6 @@ GPUDIRECT = Family.of(
     Condition(
         id=_ONE_SIDE,
         title="GPUDirect RDMA on one side only: one node lacks nvidia-peermem or dma-buf",
-        effects=_EFFECTS,
         detection="GPUDirect RDMA is possible on some nodes of the job and not on others",
         severity=Verdict.WARN,
         settles="`/GDRDMA` on one end of a connection and not on the other in NCCL's log",
@@ -243,7 +234,6 @@ GPUDIRECT = Family.of(
     Condition(
         id=_REFUSED,
         title="RDMA without GPUDirect: NET/IB without /GDRDMA",
-        effects=_EFFECTS,
         detection="`GPU Direct RDMA Disabled for HCA` in NCCL's log; nodes of which one allows none",
         settles=_COMPARE,
         cure="modprobe nvidia-peermem, or the driver's open kernel modules; gpubench topo shows what is missing",
@@ -252,4 +242,5 @@ GPUDIRECT = Family.of(
         in_log=_log_refused,
         general=True,
     ),
+    effects=(Effect.NO_GPUDIRECT,),
 )

@@ -198,7 +198,6 @@ MEASURED = Family.of(
         expected="what pairs over such a path reach",
         likely="links down or noisy, lanes lost, clocks held down, or somebody else's traffic",
         cure="gpubench p2p; nvidia-smi nvlink -e; nvidia-smi -q -d PERFORMANCE",
-        link=_LINES,
         look=_slow_pairs,
     ),
     Condition(
@@ -210,7 +209,6 @@ MEASURED = Family.of(
         expected="the same both ways",
         likely="a link that repeats packets in one direction, or a port that sends them another way",
         cure="gpubench p2p --pairs I-J,J-I; nvidia-smi nvlink -e",
-        link=_LINES,
         look=_asymmetric,
     ),
     Condition(
@@ -221,7 +219,6 @@ MEASURED = Family.of(
         severity=Verdict.WARN,
         likely="a PCIe link with fewer lanes or a lower generation, a slot of the other socket, a loaded memory",
         cure="gpubench topo shows the link; nvidia-smi -q | grep -A 6 'GPU Link Info' while it copies",
-        link=_LINES,
         look=_host_copies,
     ),
     HOST_MEMORY_SLOW,
@@ -233,7 +230,6 @@ MEASURED = Family.of(
         severity=Verdict.WARN,
         likely="one slow GPU or link slows all of them, or NCCL took another way than on healthy machines",
         cure="gpubench p2p; NCCL_DEBUG=INFO gpubench allreduce, then gpubench explain",
-        link=_LINES,
         look=_collectives,
     ),
     Condition(
@@ -257,7 +253,6 @@ MEASURED = Family.of(
         expected=f"at most {_LATE_SHARE:g} times",
         likely="its process is held up: CPUs shared with others, clocks held down, a busy GPU",
         cure="top and nvidia-smi on that host; mpirun --bind-to numa",
-        link=_LINES,
         look=_late,
     ),
     Condition(
@@ -268,7 +263,7 @@ MEASURED = Family.of(
         severity=Verdict.ERROR,
         likely="the driver, a library or a rank kept it from happening: that says nothing of the links",
         cure="gpubench allreduce, or gpubench p2p, shows it alone",
-        link=_LINES,
         look=_not_measured,
     ),
+    link=_LINES,
 )

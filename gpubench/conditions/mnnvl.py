@@ -78,8 +78,6 @@ _log_mnnvl = remark_in_log(
 )
 
 
-_BETWEEN = (Effect.SOCKETS, Effect.NO_GPUDIRECT)
-
 _AZURE = "https://github.com/Azure/azhpc-images/pull/506"
 
 
@@ -89,7 +87,6 @@ MNNVL = Family.of(
     Condition(
         id="imex-service-stopped",
         title="MNNVL is not used between nodes: the nvidia-imex service is down or not working",
-        effects=_BETWEEN,
         detection="no process nvidia-imex on a node of an NVLink cluster; `MNNVL ... is available but not working` "
         "in NCCL's log",
         settles="nvidia-imex-ctl -N",
@@ -102,7 +99,6 @@ MNNVL = Family.of(
     Condition(
         id="imex-channel-missing",
         title="No IMEX channel in the container: CUDA_ERROR_NOT_PERMITTED for fabric handles, MNNVL 0",
-        effects=_BETWEEN,
         detection="/dev/nvidia-caps-imex-channels of every rank on a node of an NVLink cluster",
         settles="ls /dev/nvidia-caps-imex-channels; grep imex /proc/devices",
         cure="nvidia-modprobe -c 0 -s, and give the container /dev/nvidia-caps-imex-channels/channel0",
@@ -112,7 +108,6 @@ MNNVL = Family.of(
     Condition(
         id="mnnvl-clique-differs",
         title="Nodes of one NVLink cluster have different clique ids, so NCCL uses the network (MNNVL 0)",
-        effects=_BETWEEN,
         detection="cluster uuid and clique of every GPU's fabric, over all nodes",
         settles="nvidia-smi -q | grep -E 'CliqueId|ClusterUUID' on every node",
         cure="put the nodes into one partition (nvlsm, or the provider's), or run the job inside one clique",
@@ -122,11 +117,11 @@ MNNVL = Family.of(
     Condition(
         id="nccl-cumem-disabled",
         title="NCCL_CUMEM_ENABLE=0 switches off NVLinks between nodes (MNNVL 0)",
-        effects=_BETWEEN,
         detection="the variable, of ranks on nodes of one NVLink cluster",
         settles="run with it unset: P2P/MNNVL in NCCL's log",
         cure="unset NCCL_CUMEM_ENABLE",
         link="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html",
         look=_cumem,
     ),
+    effects=(Effect.SOCKETS, Effect.NO_GPUDIRECT),
 )

@@ -72,7 +72,6 @@ def _has_peer_access(around: Circumstances, node: int) -> bool:
     return any(around.wiring.peer_access(pair).possible for pair in pairs)
 
 
-_EFFECTS = (Effect.APPLICATION,)
 _OPEN_MPI = "https://www.open-mpi.org/faq/?category=runcuda"
 
 MPI = Family.of(
@@ -81,7 +80,6 @@ MPI = Family.of(
     Condition(
         id="mpi-cuda-off",
         title="MPI's GPU support is built and switched off (opal_cuda_support, MPICH_GPU_SUPPORT_ENABLED=0)",
-        effects=_EFFECTS,
         detection="the variables of every rank; what the loaded library says it was built with and does now",
         settles="ompi_info --parsable --all | grep mpi_built_with_cuda_support",
         cure="export OMPI_MCA_opal_cuda_support=true (conda), MPICH_GPU_SUPPORT_ENABLED=1 (Cray), MV2_USE_CUDA=1",
@@ -92,7 +90,6 @@ MPI = Family.of(
     Condition(
         id="ucx-tls",
         title="UCX_TLS leaves out cuda_copy and cuda_ipc: GPU memory is staged, or the program crashes",
-        effects=_EFFECTS,
         detection="UCX_TLS and UCX_IB_GPU_DIRECT_RDMA of every rank",
         settles="UCX_PROTO_INFO=y prints the protocol that UCX chose",
         cure="unset UCX_TLS, or add cuda_copy,cuda_ipc; unset UCX_IB_GPU_DIRECT_RDMA",
@@ -102,7 +99,6 @@ MPI = Family.of(
     Condition(
         id="ucx-without-cuda",
         title="UCX was built without CUDA (ucx_info -d shows no cuda)",
-        effects=_EFFECTS,
         detection="libuct_cuda.so beside the UCX that a rank has loaded",
         settles="ucx_info -v; ucx_info -d | grep cuda",
         cure="install UCX built --with-cuda, or the package ucx-cuda",
@@ -113,7 +109,6 @@ MPI = Family.of(
         id="mpi-not-cuda-aware",
         title="MPI is not CUDA-aware: GPU buffers crash it, or are copied through the host",
         seen_as=("mpi_built_with_cuda_support:value:false", "Segmentation fault: address not mapped to object"),
-        effects=_EFFECTS,
         detection="MPIX_Query_cuda_support or MPIX_GPU_query_support of the loaded library",
         settles="ompi_info --parsable --all | grep mpi_built_with_cuda_support; mpichversion",
         cure="an MPI built with CUDA, for programs that hand it GPU memory; NCCL needs none",
@@ -124,7 +119,6 @@ MPI = Family.of(
         id="peer-access-not-enabled",
         title="Peer access is possible and the program never enables it (cudaDeviceEnablePeerAccess; llama.cpp "
         "without GGML_CUDA_P2P=1): cudaMemcpyPeer goes through host memory",
-        effects=(Effect.APPLICATION,),
         detection="llama.cpp's variables (GGML_CUDA_...) without GGML_CUDA_P2P, where peer access is possible. "
         "What other programs enable, nobody but themselves can see",
         settles="gpubench p2p: bandwidth with peer access on over that with it off is what there is to gain; "
@@ -133,4 +127,5 @@ MPI = Family.of(
         link="https://github.com/ggml-org/llama.cpp/issues/21910",
         look=_not_enabled,
     ),
+    effects=(Effect.APPLICATION,),
 )

@@ -214,7 +214,6 @@ def _variable(
         settles=f"gpubench allreduce, and the same without: env {' '.join(f'-u {name}' for name in names.split())} "
         "gpubench allreduce",
         cure=f"unset {names}, or take it out of the file that sets it",
-        link=_ENV,
         look=look,
         in_log=log,
         implies=implies,
@@ -270,7 +269,6 @@ NCCL_SETTINGS = Family.of(
         detection="the variables of every rank; NCCL_NVLS_ENABLE=0 counts where the GPUs can do multicast",
         settles="gpubench allreduce, and the same with them unset",
         cure="unset them: NCCL's own choice is measured per size",
-        link=_ENV,
         look=_slow,
     ),
     Condition(
@@ -280,8 +278,8 @@ NCCL_SETTINGS = Family.of(
         detection="`via NET/` between ranks of one node, and no variable or /dev/shm explains it",
         settles="NCCL_NET_DISABLE_INTRA=1 gpubench allreduce: does it fail, or take another way?",
         cure="NCCL_NET_DISABLE_INTRA=1, where that run is faster",
-        link=_ENV,
         look=_network_taken,
         general=True,
     ),
+    link=_ENV,
 )

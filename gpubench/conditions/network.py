@@ -190,11 +190,9 @@ NETWORK = Family.of(
     Condition(
         id="nccl-ib-disabled",
         title="NCCL_IB_DISABLE=1 or NCCL_NET=Socket: NCCL uses network Socket although InfiniBand or RoCE is there",
-        effects=_SOCKETS,
         detection="the variables of every rank and of NCCL's files, on nodes with RDMA NICs; NCCL's log",
         settles="gpubench allreduce over two nodes, and the same with them unset",
         cure="unset NCCL_IB_DISABLE NCCL_NET",
-        link=_ENV,
         look=_disabled,
         in_log=_log_disabled,
         implies=("sockets-despite-rdma",),
@@ -202,11 +200,9 @@ NETWORK = Family.of(
     Condition(
         id="nccl-ib-hca",
         title="NCCL_IB_HCA matches no device: NET/IB : No device found, network Socket",
-        effects=_SOCKETS,
         detection="NCCL_IB_HCA (^ excludes, = is exact, else prefixes) against the RDMA devices of every node",
         settles="ibdev2netdev; ls /sys/class/infiniband",
         cure="unset NCCL_IB_HCA, or name devices that this node has",
-        link=_ENV,
         look=_filtered,
         in_log=_log_filtered,
         implies=("sockets-despite-rdma",),
@@ -214,7 +210,6 @@ NETWORK = Family.of(
     Condition(
         id="libibverbs-missing",
         title="Failed to open libibverbs.so: NCCL uses network Socket (rdma-core is not in the container)",
-        effects=_SOCKETS,
         detection="where the loader would find libibverbs.so.1, of every rank on a node with RDMA NICs; NCCL's log",
         settles="ldconfig -p | grep libibverbs inside the container",
         cure="apt install libibverbs1 ibverbs-providers, or dnf install rdma-core, where the ranks run",
@@ -227,7 +222,6 @@ NETWORK = Family.of(
         id="verbs-provider-missing",
         title="libibverbs: no userspace device-specific driver found for the NIC (ibverbs-providers)",
         seen_as=("libibverbs: Warning: couldn't load driver", "no userspace device-specific driver found"),
-        effects=_SOCKETS,
         detection="/etc/libibverbs.d of every rank against the kernel drivers of the RDMA NICs",
         settles="ibv_devices inside the container",
         cure="apt install ibverbs-providers where the ranks run",
@@ -239,7 +233,6 @@ NETWORK = Family.of(
         id="infiniband-files-missing",
         title="No /dev/infiniband/uverbs in the container: NET/IB : No device found, network Socket",
         seen_as=("NET/IB : No device found.", "Using network Socket"),
-        effects=_SOCKETS,
         detection="the device file of every active port against those that a rank has and may open",
         settles="ls -l /dev/infiniband inside the container",
         cure="docker run --device=/dev/infiniband --ulimit memlock=-1; in Kubernetes the RDMA device plugin",
@@ -250,7 +243,6 @@ NETWORK = Family.of(
     Condition(
         id="efa-plugin-missing",
         title="EFA without the aws-ofi-nccl plugin: NCCL uses network Socket on AWS",
-        effects=_SOCKETS,
         detection="EFA devices, and no libnccl-net.so that the loader finds",
         settles=f"{_NET_LINES}: `NET/OFI Selected Provider is efa`",
         cure="install aws-ofi-nccl and put it into LD_LIBRARY_PATH; FI_PROVIDER=efa",
@@ -266,7 +258,6 @@ NETWORK = Family.of(
         settles="ls /sys/class/infiniband; lspci | grep -i mellanox",
         cure="nothing to repair, unless the nodes have InfiniBand or RoCE. Sockets do better with "
         "NCCL_SOCKET_NTHREADS and NCCL_NSOCKS_PERTHREAD: gpubench allreduce with 4 and without says whether",
-        link=_ENV,
         look=_no_nic,
         in_log=_log_no_nic,
         by_design=True,
@@ -274,7 +265,6 @@ NETWORK = Family.of(
     Condition(
         id="sockets-despite-rdma",
         title="NCCL uses network Socket although RDMA devices are there",
-        effects=_SOCKETS,
         detection="`via NET/Socket` between nodes whose RDMA NICs are up, or that NCCL's log lists",
         settles=_NET_LINES,
         cure="NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET shows why: libibverbs or /dev/infiniband may be missing",
@@ -283,4 +273,6 @@ NETWORK = Family.of(
         in_log=_log_despite,
         general=True,
     ),
+    effects=_SOCKETS,
+    link=_ENV,
 )

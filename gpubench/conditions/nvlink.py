@@ -247,7 +247,6 @@ NVLINK = Family.of(
         id=_DOWN,
         title="NVLinks are down or inactive on a GPU (nvidia-smi nvlink -s, Xid 74)",
         seen_as=("Link 4: <inactive>", "Xid 74"),
-        effects=(Effect.SLOW,),
         detection="active links of each GPU against those of its siblings",
         check="nvlink_active",
         severity=Verdict.FAIL,
@@ -261,7 +260,6 @@ NVLINK = Family.of(
     Condition(
         id="nvlink-bandwidth-limited",
         title="NVLink bandwidth mode is reduced (NVreg_RmNvlinkBandwidth=MIN, HALF, 3QUARTER)",
-        effects=(Effect.SLOW,),
         detection="nvmlSystemGetNvlinkBwMode, nvmlDeviceGetNvlinkBwMode",
         settles="grep -i nvlink /etc/modprobe.d/*",
         cure="take NVreg_RmNvlinkBandwidth out of /etc/modprobe.d and reboot",
@@ -272,7 +270,6 @@ NVLINK = Family.of(
     Condition(
         id="fabric-unhealthy",
         title="The NVLink fabric reports degraded bandwidth or an unhealthy route (health mask)",
-        effects=(Effect.SLOW,),
         detection="the two-bit fields of nvmlGpuFabricInfo's health mask: 0xaa is healthy",
         settles="nvidia-smi -q | grep -A 12 Fabric",
         check="fabric",
@@ -288,7 +285,6 @@ NVLINK = Family.of(
     Condition(
         id="nvlink-errors",
         title="NVLinks count replay, recovery or CRC errors",
-        effects=(Effect.SLOW,),
         detection="the error counters of every link: what comes while p2p or check runs; weak where they were read "
         "once: totals far above those of siblings",
         settles="nvidia-smi nvlink -e, again after gpubench p2p: do they grow?",
@@ -298,4 +294,5 @@ NVLINK = Family.of(
         link="https://github.com/NVIDIA/DCGM/issues/198",
         look=_errors,
     ),
+    effects=(Effect.SLOW,),
 )

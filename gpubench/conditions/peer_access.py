@@ -123,8 +123,6 @@ def _log_without_nvlinks(staged: Staged) -> Reason | None:
     )
 
 
-_OF_PAIRS = (Effect.STAGED,)
-
 _WAIVED = "https://github.com/NVIDIA/nvbandwidth/issues/13"
 
 
@@ -135,7 +133,6 @@ PEER_ACCESS = Family.of(
         id="mig-on",
         title="MIG is enabled, so GPUs have no peer-to-peer (P2P) access by PCIe or NVLink",
         seen_as=("MIG Mode : Current : Enabled",),
-        effects=_OF_PAIRS,
         detection="nvmlDeviceGetMigMode",
         settles="nvidia-smi -q | grep -A 3 'MIG Mode'",
         check="mig",
@@ -149,7 +146,6 @@ PEER_ACCESS = Family.of(
     Condition(
         id="confidential-computing",
         title="Confidential computing (CC) is on: transfers go through encrypted bounce buffers, P2P is off",
-        effects=_OF_PAIRS,
         detection="nvmlSystemGetConfComputeSettings; `CC On` in NCCL's log",
         settles="nvidia-smi conf-compute -f; nvidia-smi topo -p2p r",
         cure="protected PCIe mode (PPCIE) gives all GPUs of a board to one confidential VM; else switch CC off",
@@ -162,7 +158,6 @@ PEER_ACCESS = Family.of(
         id="gpu-without-pcie-p2p",
         title="GNS: this GPU model has no P2P over PCIe (GeForce RTX 4090, 5090, most 30xx)",
         seen_as=("GNS = GPU not supported", "Device=0 CANNOT Access Peer Device=1"),
-        effects=_OF_PAIRS,
         detection="nvmlDeviceGetP2PStatus says GNS (GPU not supported) for GPUs without NVLinks; or NCCL's log "
         "has the driver's refusal for GPUs on PCIe",
         settles="nvidia-smi topo -p2p r",
@@ -177,7 +172,6 @@ PEER_ACCESS = Family.of(
     Condition(
         id="nvlink-mesh",
         title="TNS between GPUs that NVLinks join to others (DGX-1, hybrid cube mesh): no direct path",
-        effects=_OF_PAIRS,
         detection="nvmlDeviceGetP2PStatus says TNS, both GPUs have active NVLinks to other GPUs",
         settles="nvidia-smi topo -m",
         cure="nothing to repair: NCCL takes the NVLinks of a GPU between. NCCL_NVB_DISABLE=1 gpubench alltoall, "
@@ -193,7 +187,6 @@ PEER_ACCESS = Family.of(
     Condition(
         id="p2p-registry-key",
         title="DR: a driver registry key disables P2P (ForceP2P, RMForceP2PType, NVreg_RegistryDwords)",
-        effects=_OF_PAIRS,
         detection="nvmlDeviceGetP2PStatus says DR; RegistryDwords in /proc/driver/nvidia/params",
         settles="grep RegistryDwords /proc/driver/nvidia/params /etc/modprobe.d/*",
         cure="take the key out of /etc/modprobe.d, then rmmod nvidia and modprobe nvidia, or reboot",
@@ -205,7 +198,6 @@ PEER_ACCESS = Family.of(
         id="p2p-virtual-machine",
         title="CNS in a virtual machine: the hypervisor does not say that GPUs may reach each other (P2P clique)",
         seen_as=("CNS = Chipset not supported", "Device=0 CANNOT Access Peer Device=1"),
-        effects=_OF_PAIRS,
         detection="nvmlDeviceGetP2PStatus says CNS, and the CPU has the hypervisor flag",
         settles="nvidia-smi topo -p2p r in the guest and on the host",
         cure="QEMU: x-nv-gpudirect-clique=0 for each vfio-pci GPU that shares a PCIe switch on the host",
@@ -217,7 +209,6 @@ PEER_ACCESS = Family.of(
         id="p2p-chipset",
         title="CNS: chipset not supported for P2P, no common PCIe switch",
         seen_as=("CNS = Chipset not supported", "Device=0 CANNOT Access Peer Device=1"),
-        effects=_OF_PAIRS,
         detection="nvmlDeviceGetP2PStatus says CNS on bare metal",
         settles="nvidia-smi topo -p2p r; lspci -tv shows what is between them",
         cure="put the GPUs under one PCIe switch, or into slots of one CPU that the driver knows",
@@ -228,7 +219,6 @@ PEER_ACCESS = Family.of(
     Condition(
         id="p2p-across-sockets",
         title="TNS: P2P topology not supported, GPUs on different sockets or I/O hubs",
-        effects=_OF_PAIRS,
         detection="nvmlDeviceGetP2PStatus says TNS for GPUs without NVLinks",
         settles="nvidia-smi topo -m: SYS between them",
         cure="move the cards to one socket",
@@ -239,7 +229,6 @@ PEER_ACCESS = Family.of(
     Condition(
         id="mixed-gpu-models",
         title="GPUs of different models or generations have no P2P with each other",
-        effects=_OF_PAIRS,
         detection="pairs of different models are refused, pairs of one model on the node are not",
         settles="nvidia-smi topo -p2p r",
         cure="group ranks by model: CUDA_VISIBLE_DEVICES with GPUs of one model",
@@ -250,7 +239,6 @@ PEER_ACCESS = Family.of(
     Condition(
         id="bar1-small",
         title="BAR1 is smaller than the GPU's memory: Resizable BAR or Above 4G Decoding is off",
-        effects=_OF_PAIRS,
         detection="BAR 1 (NVML, or /sys resource) against memory, of GPUs whose P2P over PCIe is refused; "
         "resource1_resize says how large it could be",
         settles="nvidia-smi -q | grep -A 3 BAR1; in a guest the host's reading counts",
@@ -259,4 +247,5 @@ PEER_ACCESS = Family.of(
         look=_bar1,
         implies=(_REFUSED,),
     ),
+    effects=(Effect.STAGED,),
 )

@@ -105,7 +105,6 @@ PROFILE = Family.of(
         severity=Verdict.FAIL,
         likely="a GPU that does not train its PCIe link any more is not even on the bus; or somebody took it out",
         cure="lspci -d 10de: | grep -c 3D; a power cycle, then the server's log (ipmitool sel list)",
-        link=_PROFILES,
         look=_missing,
     ),
     Condition(
@@ -116,7 +115,6 @@ PROFILE = Family.of(
         severity=Verdict.WARN,
         likely="another machine than was thought, a GPU that was replaced by another model, or one that is gone",
         cure="nvidia-smi -L; gpubench profiles match",
-        link=_PROFILES,
         look=_model,
     ),
     Condition(
@@ -127,7 +125,6 @@ PROFILE = Family.of(
         severity=Verdict.WARN,
         expected="a profile of this machine: only siblings and shares of the limits judge it without one",
         cure="gpubench profiles learn RESULT... on healthy machines, then check --profile FILE",
-        link=_PROFILES,
         look=_unknown,
     ),
     Condition(
@@ -139,7 +136,6 @@ PROFILE = Family.of(
         likely="a setting that limits the links (NVreg_NvLinkDisable, NVreg_RmNvlinkBandwidth, the slot's "
         "generation in the BIOS), or another machine than the profile's",
         cure="grep -i nvlink /proc/driver/nvidia/params; nvidia-smi nvlink -s",
-        link=_PROFILES,
         look=_below,
     ),
     Condition(
@@ -150,7 +146,7 @@ PROFILE = Family.of(
         severity=Verdict.FAIL,
         likely="a NIC that is gone, a cable of a lower rate, or another machine than the profile's",
         cure="ibstat; lspci -d 15b3:",
-        link=_PROFILES,
         look=_nics_below,
     ),
+    link=_PROFILES,
 )

@@ -128,7 +128,6 @@ RDMA_PORTS = Family.of(
     Condition(
         id="rdma-port-slow",
         title="InfiniBand or RoCE port runs at a lower rate than its siblings",
-        effects=_SLOW,
         detection="/sys/class/infiniband/*/ports/*/rate against active ports of the same model on the node",
         check="nic_state",
         severity=Verdict.WARN,
@@ -142,7 +141,6 @@ RDMA_PORTS = Family.of(
     Condition(
         id="rdma-port-errors",
         title="InfiniBand port counts link_downed, symbol_error or receive errors",
-        effects=_SLOW,
         detection="/sys/class/infiniband/*/ports/*/counters: what comes while p2p or check runs; weak where they "
         "were read once: totals far above those of siblings",
         settles="the same after gpubench allreduce over these nodes: do they grow?",
@@ -158,7 +156,6 @@ RDMA_PORTS = Family.of(
     Condition(
         id="roce-mtu-small",
         title="RoCE MTU is 1024 because the interface's MTU is 1500",
-        effects=_SLOW,
         detection="MTU of a RoCE port's interface: RoCE takes the largest of 256 to 4096 that fits with headers",
         settles="ibv_devinfo | grep active_mtu",
         cure="ip link set INTERFACE mtu 9000, on switches too: 4200 is the least for 4096",
@@ -179,11 +176,11 @@ RDMA_PORTS = Family.of(
     Condition(
         id="nics-differ",
         title="One node has fewer active RDMA NICs than the others",
-        effects=_SLOW,
         detection="active RDMA NICs of every node",
         settles="gpubench topo under mpirun names the odd node",
         cure="take the node out of the job until its ports are up",
         link="https://github.com/NVIDIA/nccl/issues/349",
         look=_nics_differ,
     ),
+    effects=_SLOW,
 )

@@ -93,25 +93,27 @@ def test_commands_have_real_ids(plant: Plant) -> None:
     assert [each for each in commands if PLACEHOLDER.search(each)] == []
 
 
+BOTH = "a -i 0000:1b:00.0,0000:2b:00.0 -s 0000:1b:00.0"
+ON_TWO = "on n1: a -i 0000:1b:00.0,0000:3b:00.0; likewise on n2"
+
+
 @pytest.mark.parametrize(
     ("command", "subjects", "filled"),
     [
         ("nvidia-smi -i GPU", ["GPU3 (0000:1b:00.0)"], "nvidia-smi -i 0000:1b:00.0"),
-        ("a -i GPU -s BUS_ID", ["GPU3 (0000:1b:00.0)", "GPU4 (0000:2b:00.0)"], None),
+        ("a -i GPU -s BUS_ID", ["GPU3 (0000:1b:00.0)", "GPU4 (0000:2b:00.0)"], BOTH),
         ("mlxlink -d DEVICE: cable", ["node1 mlx5_0 (0000:18:00.0)"], "mlxlink -d mlx5_0: cable"),
         ("lspci -s BUS_ID", ["the uplink of switch 0000:97:00.0"], "lspci -s 0000:97:00.0"),
         ("lspci -s BUS_ID", ["node1 the uplink of switch 0000:97:00.0"], "lspci -s 0000:97:00.0"),
-        ("a -i GPU", ["n1 GPU3 (0000:1b:00.0)", "n2 GPU4 (0000:2b:00.0)", "n1 GPU5 (0000:3b:00.0)"], "several"),
+        ("a -i GPU", ["n1 GPU3 (0000:1b:00.0)", "n2 GPU4 (0000:2b:00.0)", "n1 GPU5 (0000:3b:00.0)"], ON_TWO),
         ("nvidia-smi -i GPU", ["GPU3"], "nvidia-smi -i 3"),
         ("lspci -s BUS_ID", ["GPU3"], "lspci -s BUS_ID"),
         ("nvidia-smi -i GPU", ["node1"], "nvidia-smi -i GPU"),
         ("the GPU", ["GPU3 (0000:1b:00.0)"], "the GPU"),
     ],
 )
-def test_ids_are_those_of_the_subjects(command: str, subjects: list[str], filled: str | None) -> None:
-    several = {None: "a -i 0000:1b:00.0,0000:2b:00.0 -s 0000:1b:00.0"}
-    several["several"] = "on n1: a -i 0000:1b:00.0,0000:3b:00.0; likewise on n2"
-    assert with_ids(command, subjects) == several.get(filled, filled)
+def test_ids_are_those_of_the_subjects(command: str, subjects: list[str], filled: str) -> None:
+    assert with_ids(command, subjects) == filled
 
 
 def test_of_nodes_with_the_same_facts_one_is_looked_at() -> None:
