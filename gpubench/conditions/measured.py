@@ -108,8 +108,7 @@ def _host_copies(around: Circumstances) -> Found:
                 if judged is not None:
                     severity, seen, expected = judged
                     seen = f"{seen}, {'from' if to_gpu else 'to'} host memory"
-                    name = around.named(number, gpu)
-                    yield Sighting(subject=name, seen=seen, severity=severity, expected=expected)
+                    yield Sighting(subject=around.named(number, gpu), seen=seen, severity=severity, expected=expected)
 
 
 def _host_memory(around: Circumstances) -> Found:

@@ -121,8 +121,7 @@ def _policy(around: Circumstances) -> Found:
 def _network_taken(around: Circumstances) -> Found:
     by_network = {pair for pair in around.inside if any(each.network for each in (around.staged or {}).get(pair, ()))}
     if by_network and not around.values("NCCL_NET_DISABLE_INTRA"):
-        seen = "NCCL took a network inside the node"
-        yield of_pairs(around, by_network, seen, Confidence.WEAK)
+        yield of_pairs(around, by_network, "NCCL took a network inside the node", Confidence.WEAK)
 
 
 def _slow(around: Circumstances) -> Found:

@@ -1,5 +1,6 @@
 """Sockets between nodes although there is RDMA, or because there is none."""
 
+from collections.abc import Sequence
 from itertools import islice
 
 from gpubench.conditions.circumstances import Circumstances
@@ -7,6 +8,7 @@ from gpubench.conditions.condition import Condition, Family, Found, Sighting, Un
 from gpubench.conditions.log_evidence import SOCKET, Reason, Staged, by_sockets, remark_in_log
 from gpubench.conditions.nccl_settings import blame, in_log
 from gpubench.conditions.sightings import nodes_with_rdma, of_node, of_pairs, rdma_nics, unread
+from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.facts.snapshot import NicKind
 from gpubench.model.paths.evidence import Confidence
 from gpubench.model.paths.nccl_log import RemarkKind
@@ -32,8 +34,7 @@ def _filtered(around: Circumstances) -> Found:
         for value in around.values(_IB_HCA):
             names = [nic.name for nic in rdma_nics(node)]
             if value and not any(_matches(value, name) for name in names):
-                seen = f"{_IB_HCA}={value} matches none of {joined(names)}"
-                yield of_node(around, number, seen)
+                yield of_node(around, number, f"{_IB_HCA}={value} matches none of {joined(names)}")
 
 
 def _matches(value: str, nic: str) -> bool:
@@ -48,16 +49,23 @@ def _matches(value: str, nic: str) -> bool:
     return found is not excluding
 
 
+def _not_loadable(
+    around: Circumstances, number: int, ranks: Sequence[RankFacts], without: Sequence[RankFacts], said: str
+) -> Found:
+    """Of processes of a node, for some of which the loader does not find a library."""
+    if without:
+        seen = f"{said} for rank {joined(str(each.rank) for each in without)}"
+        yield of_node(around, number, seen, Confidence.LIKELY)
+    elif not ranks:
+        yield Unread(around.on(number), "no process of this node was looked at")
+    else:
+        yield from islice((why for r in ranks for why in unread(around.on(number), r.unknown, "loadable")), 1)
+
+
 def _no_verbs(around: Circumstances) -> Found:
     for number, _, ranks in nodes_with_rdma(around):
         without = [each for each in ranks if _VERBS in each.loadable and each.loadable[_VERBS] is None]
-        if without:
-            seen = f"the loader finds no {_VERBS} for rank {joined([str(each.rank) for each in without])}"
-            yield of_node(around, number, seen, Confidence.LIKELY)
-        elif not ranks:
-            yield Unread(around.on(number), "no process of this node was looked at")
-        else:
-            yield from islice((why for r in ranks for why in unread(around.on(number), r.unknown, "loadable")), 1)
+        yield from _not_loadable(around, number, ranks, without, f"the loader finds no {_VERBS}")
 
 
 def _no_provider(around: Circumstances) -> Found:
@@ -99,11 +107,7 @@ def _efa(around: Circumstances) -> Found:
             and not any(name.startswith("libnccl-net") and path for name, path in each.loadable.items())
             and not any(name.startswith("libnccl-net") for name in each.libraries)
         ]
-        if without:
-            seen = f"EFA, and the loader finds no {_PLUGIN} for rank {joined([str(each.rank) for each in without])}"
-            yield of_node(around, number, seen, Confidence.LIKELY)
-        elif not ranks:
-            yield Unread(around.on(number), "no process of this node was looked at")
+        yield from _not_loadable(around, number, ranks, without, f"EFA, and the loader finds no {_PLUGIN}")
 
 
 def _no_nic(around: Circumstances) -> Found:

@@ -94,8 +94,7 @@ def _manager(around: Circumstances, *, stopped: bool) -> Found:
         elif stopped and service.running is False:
             yield of_node(around, number, "nv-fabricmanager does not run")
         elif not stopped and service.running and service.version and driver and service.version != driver:
-            seen = f"the fabric manager is {service.version}, the driver {driver}"
-            yield of_node(around, number, seen)
+            yield of_node(around, number, f"the fabric manager is {service.version}, the driver {driver}")
 
 
 def _unhealthy(gpu: GpuFacts) -> str:

@@ -94,8 +94,7 @@ def _nics_differ(around: Circumstances) -> Found:
         return
     for number, count in counts.items():
         if count < most:
-            seen = f"{count} RDMA NICs are up, on other nodes {most}"
-            yield of_node(around, number, seen, Confidence.LIKELY)
+            yield of_node(around, number, f"{count} RDMA NICs are up, on other nodes {most}", Confidence.LIKELY)
 
 
 _SOCKETS, _SLOW = (Effect.SOCKETS,), (Effect.SLOW,)

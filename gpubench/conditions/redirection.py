@@ -155,8 +155,7 @@ def _translating(around: Circumstances) -> Found:
         if kind in _TRANSLATES:
             yield of_gpu(around, position, f"its IOMMU group has type {kind}: it translates", Confidence.LIKELY)
         elif kind is None:
-            reason = iommu.unknown.get("group_types", "the type of its group was not read")
-            yield Unread(around.name(position), reason)
+            yield Unread(around.name(position), iommu.unknown.get("group_types", "the type of its group was not read"))
 
 
 _MOST_CURED = 4
