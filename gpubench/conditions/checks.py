@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from gpubench.conditions.circumstances import Facts
-from gpubench.conditions.condition import joined
+from gpubench.conditions.condition import joined, with_ids
 from gpubench.conditions.registry import CONDITIONS
 from gpubench.model.results.measurements import Need
 from gpubench.model.terms.verdict import WRONG_DATA, Finding, Verdict
@@ -99,11 +99,14 @@ def merged(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     same: dict[Finding, list[Finding]] = {}
     for finding in findings:
         same.setdefault(replace(finding, subject="", subjects=()), []).append(finding)
-    return tuple(
-        replace(
-            finding,
-            subject=joined(each.subject for each in found),
-            subjects=tuple(subject for each in found for subject in each.subjects or (each.subject,)),
-        )
-        for finding, found in same.items()
+    return tuple(_of_all(found) for found in same.values())
+
+
+def _of_all(same: Sequence[Finding]) -> Finding:
+    subjects = tuple(subject for each in same for subject in each.subjects or (each.subject,))
+    return replace(
+        same[0],
+        subject=joined(each.subject for each in same),
+        subjects=subjects,
+        next_command=with_ids(same[0].next_command, subjects),
     )

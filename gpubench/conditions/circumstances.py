@@ -1,7 +1,7 @@
 """What conditions are looked for in: machines, processes, settings and figures of a run, and the paths it took."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -169,6 +169,24 @@ class Circumstances:
         """The pairs inside nodes that have no peer access, and how it is refused."""
         found = ((pair, self.wiring.refusal(pair)) for pair in self.inside)
         return {pair: refusal for pair, refusal in found if refusal is not None}
+
+    @cached_property
+    def distinct(self) -> "Circumstances":
+        """The same without nodes that have the facts of another, for what looks at every node by itself.
+
+        All of it where processes or paths are known, which differ although their nodes do not.
+        """
+        if self.facts or self.staged is not None:
+            return self
+        kept: dict[int, Topology] = {}
+        before: tuple[Topology, Profile | None] | None = None
+        for number, node in self.nodes.items():
+            facts = node.like, self.profiles.get(number)
+            kept |= {} if facts == before else {number: node}
+            before = facts
+        gpus = [gpu for gpu in self.wiring.gpus if gpu.node in kept]
+        profiles = {number: profile for number, profile in self.profiles.items() if number in kept}
+        return replace(self, wiring=Wiring(gpus, kept), profiles=profiles)
 
     def ranks_of(self, node: int) -> list[RankFacts]:
         """What is known of a node's processes."""

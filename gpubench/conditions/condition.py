@@ -1,7 +1,8 @@
 """A condition: one thing that can be wrong, with its only detector, severity and cure."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpubench.conditions.circumstances import Circumstances
 from gpubench.conditions.log_evidence import Reason, Staged
@@ -64,6 +65,15 @@ def nothing_in_facts(_around: Circumstances) -> Found:
     return iter(())
 
 
+def in_each_node(look: Look) -> Look:
+    """A detector that compares no node with another: those with another's facts are looked at where that has it."""
+
+    def found(around: Circumstances) -> Found:
+        return look(around) if any(True for _ in look(around.distinct)) else iter(())
+
+    return found
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
     """One thing that can be wrong with a machine, a setting or a job.
@@ -84,8 +94,8 @@ class Condition:
     title: str
     detection: str
     cure: str
-    link: str
     look: Look
+    link: str = ""
     check: str = ""
     severity: Verdict | None = None
     expected: str = "none"
@@ -123,6 +133,35 @@ class Family:
     name: str
     title: str
     conditions: tuple[Condition, ...]
+
+    @classmethod
+    def of(
+        cls, name: str, title: str, *conditions: Condition, effects: tuple[Effect, ...] = (), link: str = ""
+    ) -> "Family":
+        """A family of some conditions: effects and link are those of all that name none of their own."""
+        full = (replace(each, effects=each.effects or effects, link=each.link or link) for each in conditions)
+        return cls(name, title, tuple(full))
+
+
+_PLACEHOLDER = re.compile(r"(?<=-i )GPU\b|(?<=-d )DEVICE\b|(?<=-s )BUS_ID\b")
+_NAMED = re.compile(
+    r"(?:(?P<host>\S+) )?(?:GPU(?P<index>\d+)|(?P<device>\S+|the uplink of switch) "
+    r"\(?(?P<bus_id>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])\)?)"
+)
+
+
+def with_ids(command: str, subjects: Iterable[str]) -> str:
+    """A command with the ids of the devices it is for: all GPUs of one node, or one device where it takes only one."""
+    if not _PLACEHOLDER.search(command):
+        return command
+    devices = [named for each in subjects if (named := _NAMED.fullmatch(each))]
+    if not devices:
+        return command
+    hosts = list(dict.fromkeys(each["host"] for each in devices))
+    gpus = ",".join(dict.fromkeys(each["bus_id"] or each["index"] for each in devices if each["host"] == hosts[0]))
+    ids = {"GPU": gpus, "DEVICE": devices[0]["device"], "BUS_ID": devices[0]["bus_id"]}
+    filled = _PLACEHOLDER.sub(lambda found: ids[found[0]] or found[0], command)
+    return f"on {hosts[0]}: {filled}; likewise on {joined(filter(None, hosts[1:]))}" if len(hosts) > 1 else filled
 
 
 def joined(texts: Iterable[str], most: int = _MOST_SUBJECTS) -> str:

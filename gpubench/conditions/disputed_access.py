@@ -1,7 +1,18 @@
 """Peer access that is granted and not kept, or refused without a reason of its own."""
 
+from collections.abc import Sequence
+
 from gpubench.conditions.circumstances import Circumstances
-from gpubench.conditions.condition import Condition, Family, Found, Sighting, joined, nothing_in_facts
+from gpubench.conditions.condition import (
+    Condition,
+    Family,
+    Found,
+    Sighting,
+    in_each_node,
+    joined,
+    nothing_in_facts,
+    with_ids,
+)
 from gpubench.conditions.log_evidence import Reason, Staged, remark_in_log
 from gpubench.conditions.nvlink import NVLINK
 from gpubench.conditions.peer_access import PEER_ACCESS
@@ -18,6 +29,7 @@ _CUDA_REFUSES = "0"
 _SHOWS_REASON = "gpubench topo shows the driver's reason"
 
 
+@in_each_node
 def _disagree(around: Circumstances) -> Found:
     by_reason = dict[str, list[Pair]]()
     for pair in around.inside:
@@ -41,6 +53,7 @@ def _despite_grant(around: Circumstances) -> Found:
             yield of_pairs(around, [pair], f"the driver grants peer access, yet {shown}", Confidence.LIKELY)
 
 
+@in_each_node
 def _any_refusal(around: Circumstances) -> Found:
     """One for each kind of refusal on a node, with what explains that kind, and its cure."""
     found = dict[tuple[int, Refusal, str], list[Pair]]()
@@ -48,9 +61,12 @@ def _any_refusal(around: Circumstances) -> Found:
         access = around.wiring.peer_access(pair)
         if not access.contradicts:
             found.setdefault((around.wiring.gpus[pair[0]].node, refusal, access.reason), []).append(pair)
-    kinds = [(each, _touched(each.look(around))) for each in _OF_REFUSALS] if found else []
+    seen = {each: [it for it in each.look(around) if isinstance(it, Sighting)] for each in _OF_REFUSALS if found}
+    touched = {each: _touched(sightings) for each, sightings in seen.items()}
     for (node, refusal, reason), pairs in found.items():
-        why = next((each for each, (all_of, of) in kinds if all(p in all_of or of & {*p} for p in pairs)), None)
+        why = next(
+            (each for each, (all_of, of) in touched.items() if all(p in all_of or of & {*p} for p in pairs)), None
+        )
         gpus = len(around.gpus_of(node))
         everybody = len(pairs) == gpus * (gpus - 1)
         names = joined(around.pair_name(pair).removeprefix(f"{around.host(node)} ") for pair in pairs)
@@ -64,13 +80,12 @@ def _any_refusal(around: Circumstances) -> Found:
             severity=Verdict.SKIP if refusal.by_design else Verdict.FAIL if refusal.wired else Verdict.WARN,
             expected="host memory, by design" if refusal.by_design else "peer access",
             likely=why.title if why else "",
-            cure=why.cure if why else "",
+            cure=with_ids(why.cure, [name for each in seen[why] for name in each.names]) if why else "",
         )
 
 
-def _touched(found: Found) -> tuple[frozenset[Pair], frozenset[int]]:
-    """The pairs, and the GPUs with all their pairs, that are touched by what was found."""
-    sightings = [each for each in found if isinstance(each, Sighting)]
+def _touched(sightings: Sequence[Sighting]) -> tuple[frozenset[Pair], frozenset[int]]:
+    """The pairs, and the GPUs with all their pairs, that are touched by what was seen."""
     pairs = frozenset(pair for each in sightings for pair in each.pairs or ())
     return pairs, frozenset(gpu for each in sightings if each.pairs is None for gpu in each.gpus or ())
 
@@ -92,90 +107,84 @@ def _log_refused(staged: Staged) -> Reason | None:
 
 
 _OF_REFUSALS = (*PEER_ACCESS.conditions, *(each for each in NVLINK.conditions if each.id == "fabric-not-ready"))
-_OF_PAIRS = (Effect.STAGED,)
 
 _WAIVED = "https://github.com/NVIDIA/nvbandwidth/issues/13"
 
 
-DISPUTED_ACCESS = Family(
+DISPUTED_ACCESS = Family.of(
     "disputed_access",
     "Peer access that is in dispute",
-    (
-        Condition(
-            id="cuda-nvml-disagree",
-            title="cudaDeviceCanAccessPeer and nvidia-smi topo -p2p disagree about P2P",
-            effects=_OF_PAIRS,
-            detection="cuDeviceCanAccessPeer against nvmlDeviceGetP2PStatus for every ordered pair",
-            settles="gpubench p2p on these GPUs: it verifies every byte, and reads the counters",
-            check="peer_access",
-            severity=Verdict.WARN,
-            expected="CUDA and NVML agree",
-            likely="a container or virtual machine shows another topology than the driver has, a fabric that is not "
-            "ready, or a driver bug: believe neither before data has arrived",
-            aliases=("peer-access-contradiction",),
-            cure="look for another driver inside the container, for a fabric that is not ready, for MIG; restart the "
-            "container after the driver changed",
-            link="https://github.com/pytorch/pytorch/issues/84803",
-            look=_disagree,
-            implies=(_REFUSED,),
-        ),
-        Condition(
-            id="peer-access-corrupts",
-            title="P2P is granted and data arrive wrong, as NaN or zeros, or NCCL hangs (passthrough, IOMMU, ACS)",
-            seen_as=("AMD-Vi: Event logged [IO_PAGE_FAULT]",),
-            effects=(Effect.WRONG,),
-            detection="the destination compared what arrived, between GPUs with peer access",
-            settles="NCCL_P2P_DISABLE=1 gpubench allreduce: clean without peer access, wrong with it",
-            cure="NCCL_P2P_DISABLE=1 until iommu=pt or off is booted, ACS redirection is off, or the hypervisor's P2P "
-            "clique is right",
-            link="https://github.com/NVIDIA/nccl/issues/2335",
-            look=_corrupts,
-        ),
-        Condition(
-            id="cuda-ipc-refused",
-            title="Legacy CUDA IPC not supported (WSL, containers): cudaIpcOpenMemHandle fails",
-            seen_as=("Legacy IPC not supported", "CUDA error 101", "CUDA error 201", "CUDA error 217"),
-            effects=_OF_PAIRS,
-            detection="`Legacy IPC not supported` in NCCL's log",
-            settles="mpirun -n 2 gpubench p2p opens handles between two processes",
-            cure="unset NCCL_CUMEM_ENABLE, or use a newer NCCL, which needs no legacy IPC",
-            link="https://github.com/NVIDIA/TensorRT-LLM/pull/17034",
-            look=nothing_in_facts,
-            in_log=remark_in_log(
-                RemarkKind.LEGACY_IPC_REFUSED,
-                "CUDA IPC does not work here: unset NCCL_CUMEM_ENABLE, or use a newer NCCL",
-            ),
-        ),
-        Condition(
-            id="staged-despite-grant",
-            title="cudaMemcpyPeer as slow as without P2P although peer access is granted",
-            effects=_OF_PAIRS,
-            detection="NVLink counters that stand still, or bandwidth and latency with peer access on as with it off",
-            settles="nvidia-smi topo -p2p n; gpubench p2p --pairs on these GPUs",
-            cure="restart the fabric manager: systemctl restart nvidia-fabricmanager; then dmesg | grep -i Xid",
-            link="https://github.com/NVIDIA/nccl/issues/814",
-            look=_despite_grant,
-            general=True,
-        ),
-        Condition(
-            id=_REFUSED,
-            title="P2P access is refused (cudaDeviceCanAccessPeer = 0): copies go through host memory",
-            seen_as=(
-                "P2P is disabled between connected GPUs",
-                "peer access is not supported between these two devices",
-                "cudaErrorPeerAccessUnsupported",
-            ),
-            effects=_OF_PAIRS,
-            detection="cuDeviceCanAccessPeer and nvmlDeviceGetP2PStatus; `P2P is disabled between connected GPUs`, "
-            "`Could not enable P2P`, `peer query failed` in NCCL's log",
-            settles="nvidia-smi topo -p2p r",
-            check="peer_access",
-            likely="the driver supports it for none of these GPUs, or gives no reason",
-            cure="nvidia-smi topo -p2p r; nvidia-smi -q | grep -A 3 MIG; nvidia-smi -q | grep -A 12 Fabric",
-            link=_WAIVED,
-            look=_any_refusal,
-            in_log=_log_refused,
-            general=True,
+    Condition(
+        id="cuda-nvml-disagree",
+        title="cudaDeviceCanAccessPeer and nvidia-smi topo -p2p disagree about P2P",
+        detection="cuDeviceCanAccessPeer against nvmlDeviceGetP2PStatus for every ordered pair",
+        settles="gpubench p2p on these GPUs: it verifies every byte, and reads the counters",
+        check="peer_access",
+        severity=Verdict.WARN,
+        expected="CUDA and NVML agree",
+        likely="a container or virtual machine shows another topology than the driver has, a fabric that is not "
+        "ready, or a driver bug: believe neither before data has arrived",
+        aliases=("peer-access-contradiction",),
+        cure="look for another driver inside the container, for a fabric that is not ready, for MIG; restart the "
+        "container after the driver changed",
+        link="https://github.com/pytorch/pytorch/issues/84803",
+        look=_disagree,
+        implies=(_REFUSED,),
+    ),
+    Condition(
+        id="peer-access-corrupts",
+        title="P2P is granted and data arrive wrong, as NaN or zeros, or NCCL hangs (passthrough, IOMMU, ACS)",
+        seen_as=("AMD-Vi: Event logged [IO_PAGE_FAULT]",),
+        effects=(Effect.WRONG,),
+        detection="the destination compared what arrived, between GPUs with peer access",
+        settles="NCCL_P2P_DISABLE=1 gpubench allreduce: clean without peer access, wrong with it",
+        cure="NCCL_P2P_DISABLE=1 until iommu=pt or off is booted, ACS redirection is off, or the hypervisor's P2P "
+        "clique is right",
+        link="https://github.com/NVIDIA/nccl/issues/2335",
+        look=_corrupts,
+    ),
+    Condition(
+        id="cuda-ipc-refused",
+        title="Legacy CUDA IPC not supported (WSL, containers): cudaIpcOpenMemHandle fails",
+        seen_as=("Legacy IPC not supported", "CUDA error 101", "CUDA error 201", "CUDA error 217"),
+        detection="`Legacy IPC not supported` in NCCL's log",
+        settles="mpirun -n 2 gpubench p2p opens handles between two processes",
+        cure="unset NCCL_CUMEM_ENABLE, or use a newer NCCL, which needs no legacy IPC",
+        link="https://github.com/NVIDIA/TensorRT-LLM/pull/17034",
+        look=nothing_in_facts,
+        in_log=remark_in_log(
+            RemarkKind.LEGACY_IPC_REFUSED,
+            "CUDA IPC does not work here: unset NCCL_CUMEM_ENABLE, or use a newer NCCL",
         ),
     ),
+    Condition(
+        id="staged-despite-grant",
+        title="cudaMemcpyPeer as slow as without P2P although peer access is granted",
+        detection="NVLink counters that stand still, or bandwidth and latency with peer access on as with it off",
+        settles="nvidia-smi topo -p2p n; gpubench p2p --pairs on these GPUs",
+        cure="restart the fabric manager: systemctl restart nvidia-fabricmanager; then dmesg | grep -i Xid",
+        link="https://github.com/NVIDIA/nccl/issues/814",
+        look=_despite_grant,
+        general=True,
+    ),
+    Condition(
+        id=_REFUSED,
+        title="P2P access is refused (cudaDeviceCanAccessPeer = 0): copies go through host memory",
+        seen_as=(
+            "P2P is disabled between connected GPUs",
+            "peer access is not supported between these two devices",
+            "cudaErrorPeerAccessUnsupported",
+        ),
+        detection="cuDeviceCanAccessPeer and nvmlDeviceGetP2PStatus; `P2P is disabled between connected GPUs`, "
+        "`Could not enable P2P`, `peer query failed` in NCCL's log",
+        settles="nvidia-smi topo -p2p r",
+        check="peer_access",
+        likely="the driver supports it for none of these GPUs, or gives no reason",
+        cure="nvidia-smi topo -p2p r; nvidia-smi -q | grep -A 3 MIG; nvidia-smi -q | grep -A 12 Fabric",
+        link=_WAIVED,
+        look=_any_refusal,
+        in_log=_log_refused,
+        general=True,
+    ),
+    effects=(Effect.STAGED,),
 )

@@ -5,8 +5,9 @@ from dataclasses import replace
 
 from gpubench.conditions.circumstances import Circumstances
 from gpubench.conditions.condition import Condition, Family, Found
-from gpubench.conditions.sightings import of_node
+from gpubench.conditions.sightings import of_every_node, of_node
 from gpubench.model.facts.snapshot import ProbeFailure, Snapshot
+from gpubench.model.paths.topology import Topology
 from gpubench.model.terms.verdict import Verdict
 
 _NOT_READY = "CUDA_ERROR_SYSTEM_NOT_READY"
@@ -23,12 +24,9 @@ _BROKEN: Mapping[str, tuple[str, str]] = {
 """What is likely where a source of facts broke, and the next command where it is a special one."""
 
 
-def _missing(around: Circumstances) -> Found:
-    for number, node in around.nodes.items():
-        snapshot = node.snapshot
-        if snapshot.gpus and snapshot.driver.absent:
-            seen = f"{len(snapshot.gpus)} NVIDIA GPUs on the PCI bus, and {snapshot.driver.absent}"
-            yield of_node(around, number, seen)
+def _missing(node: Topology) -> str:
+    absent = node.snapshot.driver.absent
+    return f"{len(node.gpus)} NVIDIA GPUs on the PCI bus, and {absent}" if node.gpus and absent else ""
 
 
 def _failures(around: Circumstances, holds: Callable[[ProbeFailure, Snapshot], bool], lead: str = "") -> Found:
@@ -62,56 +60,54 @@ def _broken(around: Circumstances) -> Found:
 
 _XID = "https://docs.nvidia.com/deploy/xid-errors/index.html"
 
-DRIVER = Family(
+DRIVER = Family.of(
     "driver",
     "The driver",
-    (
-        Condition(
-            id="driver-silent",
-            title="nvidia-smi hangs: the NVIDIA driver does not answer",
-            detection="every source of facts is read in a process of its own with a deadline",
-            check="driver",
-            severity=Verdict.ERROR,
-            expected="an answer within the time-out",
-            likely="a GPU fell off the bus, or the driver hangs in the kernel",
-            cure=f"{_KERNEL_LOG}; then nvidia-smi, which may hang the same way",
-            link=_XID,
-            look=_silent,
-        ),
-        Condition(
-            id="cuda-refuses",
-            title="CUDA error 802: system not yet initialized, although nvidia-smi works",
-            detection="cuInit answers CUDA_ERROR_SYSTEM_NOT_READY, and NVML answers",
-            check="driver",
-            severity=Verdict.FAIL,
-            expected="CUDA on every GPU that NVML lists",
-            likely="the fabric manager is not up, or of another version than the driver",
-            cure=f"systemctl status nvidia-fabricmanager; {_KERNEL_LOG}",
-            link="https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/index.html",
-            look=_cuda_refuses,
-        ),
-        Condition(
-            id="probe-failed",
-            title="NVML, CUDA or /sys cannot be read (library crashed, or of another driver version)",
-            detection="how the process ends that reads them",
-            check="driver",
-            severity=Verdict.ERROR,
-            expected="facts",
-            cure=f"nvidia-smi; {_KERNEL_LOG}",
-            link=_XID,
-            look=_broken,
-        ),
-        Condition(
-            id="driver-missing",
-            title="NVIDIA GPUs on the PCI bus and no driver loaded (NVIDIA-SMI has failed)",
-            detection="NVIDIA devices in /sys/bus/pci, and whether libnvidia-ml finds a driver",
-            check="driver",
-            severity=Verdict.WARN,
-            expected="the NVIDIA driver, loaded",
-            likely="the driver is not installed or its module failed to load; a container was started without GPUs",
-            cure="modprobe nvidia && nvidia-smi; in a container: docker run --gpus all",
-            link="https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/index.html",
-            look=_missing,
-        ),
+    Condition(
+        id="driver-silent",
+        title="nvidia-smi hangs: the NVIDIA driver does not answer",
+        detection="every source of facts is read in a process of its own with a deadline",
+        check="driver",
+        severity=Verdict.ERROR,
+        expected="an answer within the time-out",
+        likely="a GPU fell off the bus, or the driver hangs in the kernel",
+        cure=f"{_KERNEL_LOG}; then nvidia-smi, which may hang the same way",
+        link=_XID,
+        look=_silent,
+    ),
+    Condition(
+        id="cuda-refuses",
+        title="CUDA error 802: system not yet initialized, although nvidia-smi works",
+        detection="cuInit answers CUDA_ERROR_SYSTEM_NOT_READY, and NVML answers",
+        check="driver",
+        severity=Verdict.FAIL,
+        expected="CUDA on every GPU that NVML lists",
+        likely="the fabric manager is not up, or of another version than the driver",
+        cure=f"systemctl status nvidia-fabricmanager; {_KERNEL_LOG}",
+        link="https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/index.html",
+        look=_cuda_refuses,
+    ),
+    Condition(
+        id="probe-failed",
+        title="NVML, CUDA or /sys cannot be read (library crashed, or of another driver version)",
+        detection="how the process ends that reads them",
+        check="driver",
+        severity=Verdict.ERROR,
+        expected="facts",
+        cure=f"nvidia-smi; {_KERNEL_LOG}",
+        link=_XID,
+        look=_broken,
+    ),
+    Condition(
+        id="driver-missing",
+        title="NVIDIA GPUs on the PCI bus and no driver loaded (NVIDIA-SMI has failed)",
+        detection="NVIDIA devices in /sys/bus/pci, and whether libnvidia-ml finds a driver",
+        check="driver",
+        severity=Verdict.WARN,
+        expected="the NVIDIA driver, loaded",
+        likely="the driver is not installed or its module failed to load; a container was started without GPUs",
+        cure="modprobe nvidia && nvidia-smi; in a container: docker run --gpus all",
+        link="https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/index.html",
+        look=of_every_node(_missing),
     ),
 )

@@ -4,7 +4,7 @@ from collections import Counter
 from statistics import median
 
 from gpubench.conditions.circumstances import Circumstances
-from gpubench.conditions.condition import Condition, Family, Found, Look, joined
+from gpubench.conditions.condition import Condition, Family, Found, Look, in_each_node, joined
 from gpubench.conditions.sightings import of_every_gpu, of_gpu
 from gpubench.model.facts.error_counts import MEMORY_ERRORS, ErrorCounts
 from gpubench.model.facts.snapshot import GpuFacts
@@ -41,6 +41,7 @@ def _row(*, failed: bool) -> Look:
     return of_every_gpu(found)
 
 
+@in_each_node
 def _ecc_off(around: Circumstances) -> Found:
     """Off where the profile or a sibling has it on."""
     for position, node, gpu in around.gpus():
@@ -51,6 +52,7 @@ def _ecc_off(around: Circumstances) -> Found:
             yield of_gpu(around, position, "ECC is off", expected=f"ECC on, as {has_it}")
 
 
+@in_each_node
 def _memory_errors(around: Circumstances) -> Found:
     for position, node, gpu in around.gpus():
         if gpu.memory_errors:
@@ -78,6 +80,7 @@ def _low_clocks(around: Circumstances) -> Found:
             yield of_gpu(around, position, f"at most {gpu.most_clock_mhz} MHz", expected=expected)
 
 
+@in_each_node
 def _hot(around: Circumstances) -> Found:
     """Far above the middle of its siblings, or near its slowdown."""
     for position, node, gpu in around.gpus():
@@ -116,142 +119,137 @@ def _used_by_somebody(id_: str, title: str, detection: str, expected: str, look:
         expected=expected,
         likely="a job that was not ended, or one in another container, whose processes are not visible here",
         cure="nvidia-smi; fuser -v /dev/nvidia*",
-        link=_SMI,
         look=look,
     )
 
 
-GPU = Family(
+GPU = Family.of(
     "gpu",
     "GPUs",
-    (
-        Condition(
-            id="gpu-lost",
-            title="GPU has fallen off the bus (Xid 79), GPU is lost",
-            detection="NVML's answer for every GPU",
-            check="gpu_present",
-            severity=Verdict.FAIL,
-            expected="a GPU that answers",
-            likely="it fell off the bus (Xid 79): power, temperature, a PCIe fault, or a failed GPU",
-            cure="dmesg | grep Xid; a reboot or power cycle brings it back, or it has to be replaced",
-            link="https://docs.nvidia.com/deploy/xid-errors/index.html",
-            look=of_every_gpu(lambda gpu: gpu.lost),
-        ),
-        Condition(
-            id="gpu-throttled",
-            title="GPU clocks are throttled (HW Slowdown, SW Thermal Slowdown, Power Brake)",
-            seen_as=("HW Slowdown : Active", "SW Thermal Slowdown : Active", "HW Power Brake Slowdown : Active"),
-            effects=(Effect.SLOW,),
-            detection="nvmlDeviceGetCurrentClocksEventReasons, without idling and power caps",
-            settles="nvidia-smi -q -d PERFORMANCE,TEMPERATURE",
-            check="throttle",
-            severity=Verdict.WARN,
-            expected="no slowdown by heat or power",
-            likely="cooling, or the power supply's brake signal",
-            cure="nvidia-smi -q -d PERFORMANCE,TEMPERATURE; then cooling, or the power supply whose brake signal is on",
-            link="https://github.com/NVIDIA/NVSentinel/issues/890",
-            look=of_every_gpu(_throttled),
-        ),
-        Condition(
-            id="row-remap-failed",
-            title="Row remapping failed: no spare memory row is left (uncorrectable ECC errors)",
-            seen_as=("Remapping Failure Occurred : Yes", "Xid 64"),
-            effects=(Effect.SLOW,),
-            detection="nvmlDeviceGetRemappedRows",
-            settles="nvidia-smi -q -d ROW_REMAPPER",
-            check="memory_rows",
-            severity=Verdict.FAIL,
-            expected="no row pending or failed",
-            likely="uncorrectable memory errors, and no spare row left",
-            cure="replace the GPU (RMA)",
-            link=_MEMORY,
-            look=_row(failed=True),
-            aliases=("memory-rows-pending",),
-        ),
-        Condition(
-            id="row-remap-pending",
-            title="Row remapping pending: a memory row is replaced at the next reset (uncorrectable ECC error)",
-            seen_as=("Pending : Yes", "Xid 63"),
-            effects=(Effect.SLOW,),
-            detection="nvmlDeviceGetRemappedRows",
-            settles="nvidia-smi -q -d ROW_REMAPPER",
-            check="memory_rows",
-            severity=Verdict.WARN,
-            expected="no row pending or failed",
-            likely="an uncorrectable memory error since the last reset",
-            cure="nvidia-smi --gpu-reset -i GPU, when nobody uses it, or reboot",
-            link="https://github.com/NVIDIA/DCGM/issues/198",
-            look=_row(failed=False),
-            aliases=("memory-rows-pending",),
-        ),
-        Condition(
-            id="page-retirement-pending",
-            title="Page retirement pending: a memory page is retired at the next reset (double bit ECC error)",
-            detection="nvmlDeviceGetRetiredPagesPendingStatus",
-            check="memory_rows",
-            severity=Verdict.WARN,
-            likely="memory errors since the last reset",
-            cure="nvidia-smi -q -d PAGE_RETIREMENT; nvidia-smi --gpu-reset -i GPU, when nobody uses it",
-            link="https://docs.nvidia.com/deploy/dynamic-page-retirement/index.html",
-            look=of_every_gpu(lambda gpu: "a memory page waits to be retired" if gpu.retirement_pending else ""),
-        ),
-        Condition(
-            id="ecc-off",
-            title="ECC is disabled on a GPU",
-            detection="nvmlDeviceGetEccMode against siblings and the profile",
-            check="ecc",
-            severity=Verdict.FAIL,
-            likely="somebody switched it off",
-            cure="nvidia-smi -e 1 -i GPU, then reboot",
-            link=_SMI,
-            look=_ecc_off,
-        ),
-        Condition(
-            id="memory-errors",
-            title="Uncorrectable ECC memory errors",
-            detection="nvmlDeviceGetTotalEccErrors, uncorrected and volatile; what came during the run",
-            check="ecc",
-            severity=Verdict.WARN,
-            likely="a cell of its memory fails, or a particle hit it once",
-            cure="nvidia-smi -q -d ECC,ROW_REMAPPER; nvidia-smi --gpu-reset -i GPU, when nobody uses it",
-            link=_MEMORY,
-            look=_memory_errors,
-        ),
-        Condition(
-            id="clock-limited",
-            title="A GPU's highest clock is below that of others of its model",
-            detection="nvmlDeviceGetMaxClockInfo of GPUs of one model, over all nodes",
-            check="clocks",
-            severity=Verdict.WARN,
-            likely="another VBIOS or power limit",
-            cure="nvidia-smi -q -d CLOCK,POWER -i GPU; nvidia-smi -q | grep VBIOS",
-            link=_SMI,
-            look=_low_clocks,
-        ),
-        Condition(
-            id="gpu-hot",
-            title="A GPU is much hotter than its siblings, or near its slowdown temperature",
-            detection=f"more than {_MOST_ABOVE_SIBLINGS_C} °C above the middle of its siblings, or {_HOT_C} °C",
-            check="temperature",
-            severity=Verdict.WARN,
-            likely="a fan, a cold plate or its paste, a blocked duct; or it alone is at work",
-            cure="nvidia-smi -q -d TEMPERATURE,PERFORMANCE -i GPU",
-            link=_SMI,
-            look=_hot,
-        ),
-        _used_by_somebody(
-            "gpu-in-use",
-            "A GPU is in use by another process",
-            "processes that NVML lists on a GPU that is not idle; what is measured there is not judged",
-            "nobody",
-            of_every_gpu(_in_use),
-        ),
-        _used_by_somebody(
-            "memory-in-use",
-            "GPU memory is used although no process is shown (nvidia-smi: No running processes found)",
-            f"more than {_MOST_USED_SHARE:.0%} of a GPU's memory, and no process",
-            "free memory",
-            of_every_gpu(_memory_kept),
-        ),
+    Condition(
+        id="gpu-lost",
+        title="GPU has fallen off the bus (Xid 79), GPU is lost",
+        detection="NVML's answer for every GPU",
+        check="gpu_present",
+        severity=Verdict.FAIL,
+        expected="a GPU that answers",
+        likely="it fell off the bus (Xid 79): power, temperature, a PCIe fault, or a failed GPU",
+        cure="dmesg | grep Xid; a reboot or power cycle brings it back, or it has to be replaced",
+        link="https://docs.nvidia.com/deploy/xid-errors/index.html",
+        look=of_every_gpu(lambda gpu: gpu.lost),
     ),
+    Condition(
+        id="gpu-throttled",
+        title="GPU clocks are throttled (HW Slowdown, SW Thermal Slowdown, Power Brake)",
+        seen_as=("HW Slowdown : Active", "SW Thermal Slowdown : Active", "HW Power Brake Slowdown : Active"),
+        effects=(Effect.SLOW,),
+        detection="nvmlDeviceGetCurrentClocksEventReasons, without idling and power caps",
+        settles="nvidia-smi -q -d PERFORMANCE,TEMPERATURE",
+        check="throttle",
+        severity=Verdict.WARN,
+        expected="no slowdown by heat or power",
+        likely="cooling, or the power supply's brake signal",
+        cure="nvidia-smi -q -d PERFORMANCE,TEMPERATURE; then cooling, or the power supply whose brake signal is on",
+        link="https://github.com/NVIDIA/NVSentinel/issues/890",
+        look=of_every_gpu(_throttled),
+    ),
+    Condition(
+        id="row-remap-failed",
+        title="Row remapping failed: no spare memory row is left (uncorrectable ECC errors)",
+        seen_as=("Remapping Failure Occurred : Yes", "Xid 64"),
+        effects=(Effect.SLOW,),
+        detection="nvmlDeviceGetRemappedRows",
+        settles="nvidia-smi -q -d ROW_REMAPPER",
+        check="memory_rows",
+        severity=Verdict.FAIL,
+        expected="no row pending or failed",
+        likely="uncorrectable memory errors, and no spare row left",
+        cure="replace the GPU (RMA)",
+        link=_MEMORY,
+        look=_row(failed=True),
+        aliases=("memory-rows-pending",),
+    ),
+    Condition(
+        id="row-remap-pending",
+        title="Row remapping pending: a memory row is replaced at the next reset (uncorrectable ECC error)",
+        seen_as=("Pending : Yes", "Xid 63"),
+        effects=(Effect.SLOW,),
+        detection="nvmlDeviceGetRemappedRows",
+        settles="nvidia-smi -q -d ROW_REMAPPER",
+        check="memory_rows",
+        severity=Verdict.WARN,
+        expected="no row pending or failed",
+        likely="an uncorrectable memory error since the last reset",
+        cure="nvidia-smi --gpu-reset -i GPU, when nobody uses it, or reboot",
+        link="https://github.com/NVIDIA/DCGM/issues/198",
+        look=_row(failed=False),
+        aliases=("memory-rows-pending",),
+    ),
+    Condition(
+        id="page-retirement-pending",
+        title="Page retirement pending: a memory page is retired at the next reset (double bit ECC error)",
+        detection="nvmlDeviceGetRetiredPagesPendingStatus",
+        check="memory_rows",
+        severity=Verdict.WARN,
+        likely="memory errors since the last reset",
+        cure="nvidia-smi -q -d PAGE_RETIREMENT; nvidia-smi --gpu-reset -i GPU, when nobody uses it",
+        link="https://docs.nvidia.com/deploy/dynamic-page-retirement/index.html",
+        look=of_every_gpu(lambda gpu: "a memory page waits to be retired" if gpu.retirement_pending else ""),
+    ),
+    Condition(
+        id="ecc-off",
+        title="ECC is disabled on a GPU",
+        detection="nvmlDeviceGetEccMode against siblings and the profile",
+        check="ecc",
+        severity=Verdict.FAIL,
+        likely="somebody switched it off",
+        cure="nvidia-smi -e 1 -i GPU, then reboot",
+        look=_ecc_off,
+    ),
+    Condition(
+        id="memory-errors",
+        title="Uncorrectable ECC memory errors",
+        detection="nvmlDeviceGetTotalEccErrors, uncorrected and volatile; what came during the run",
+        check="ecc",
+        severity=Verdict.WARN,
+        likely="a cell of its memory fails, or a particle hit it once",
+        cure="nvidia-smi -q -d ECC,ROW_REMAPPER; nvidia-smi --gpu-reset -i GPU, when nobody uses it",
+        link=_MEMORY,
+        look=_memory_errors,
+    ),
+    Condition(
+        id="clock-limited",
+        title="A GPU's highest clock is below that of others of its model",
+        detection="nvmlDeviceGetMaxClockInfo of GPUs of one model, over all nodes",
+        check="clocks",
+        severity=Verdict.WARN,
+        likely="another VBIOS or power limit",
+        cure="nvidia-smi -q -d CLOCK,POWER -i GPU; nvidia-smi -q | grep VBIOS",
+        look=_low_clocks,
+    ),
+    Condition(
+        id="gpu-hot",
+        title="A GPU is much hotter than its siblings, or near its slowdown temperature",
+        detection=f"more than {_MOST_ABOVE_SIBLINGS_C} °C above the middle of its siblings, or {_HOT_C} °C",
+        check="temperature",
+        severity=Verdict.WARN,
+        likely="a fan, a cold plate or its paste, a blocked duct; or it alone is at work",
+        cure="nvidia-smi -q -d TEMPERATURE,PERFORMANCE -i GPU",
+        look=_hot,
+    ),
+    _used_by_somebody(
+        "gpu-in-use",
+        "A GPU is in use by another process",
+        "processes that NVML lists on a GPU that is not idle; what is measured there is not judged",
+        "nobody",
+        of_every_gpu(_in_use),
+    ),
+    _used_by_somebody(
+        "memory-in-use",
+        "GPU memory is used although no process is shown (nvidia-smi: No running processes found)",
+        f"more than {_MOST_USED_SHARE:.0%} of a GPU's memory, and no process",
+        "free memory",
+        of_every_gpu(_memory_kept),
+    ),
+    link=_SMI,
 )

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 from gpubench.conditions.circumstances import Circumstances
 from gpubench.conditions.condition import Condition, Family, Found, Look, Unread, joined
-from gpubench.conditions.log_evidence import SOCKET, Reason, Staged
+from gpubench.conditions.log_evidence import Reason, Staged, by_rdma, remark_in_log
 from gpubench.conditions.nccl_settings import blame, in_log
 from gpubench.conditions.sightings import of_gpu, of_node, of_pairs, rdma_nics, unread
 from gpubench.model.paths.evidence import Confidence, State
@@ -103,15 +103,11 @@ def _any_refusal(around: Circumstances) -> Found:
         yield of_pairs(around, pairs, reason, Confidence.LIKELY)
 
 
-def _by_rdma(staged: Staged) -> bool:
-    return not staged.inside and staged.network not in (None, SOCKET)
-
-
 def _log_setting(name: str, wrong: Callable[[str], bool]) -> Callable[[Staged], Reason | None]:
     """For a variable with a value that keeps RDMA off GPUs' memory."""
 
     def find(staged: Staged) -> Reason | None:
-        return in_log((name, each) for each in staged.settings(name) if wrong(each)) if _by_rdma(staged) else None
+        return in_log((name, each) for each in staged.settings(name) if wrong(each)) if by_rdma(staged) else None
 
     return find
 
@@ -120,7 +116,7 @@ def _log_far(staged: Staged) -> Reason | None:
     """A GPU far from every NIC."""
     near = {note.about[0] for note in staged.notes if note.kind is RemarkKind.GDR_NEAR}
     far = [note for note in staged.notes if note.kind is RemarkKind.GDR_FAR and note.about[0] not in near]
-    if not _by_rdma(staged) or not far or staged.found(RemarkKind.GDR_DISABLED):
+    if not by_rdma(staged) or not far or staged.found(RemarkKind.GDR_DISABLED):
         return None
     return (
         f"NICs too far from the GPUs for NCCL to use GPUDirect RDMA {far[0].text[far[0].text.find('(') :]}",
@@ -128,17 +124,14 @@ def _log_far(staged: Staged) -> Reason | None:
     )
 
 
-def _log_refused(staged: Staged) -> Reason | None:
-    disabled = staged.found(RemarkKind.GDR_DISABLED)
-    if not _by_rdma(staged) or not disabled:
-        return None
-    return (
-        f"NCCL says: {disabled[0].text}",
-        "modprobe nvidia-peermem, or the driver's open kernel modules; gpubench topo shows what is missing",
-    )
+_log_refused = remark_in_log(
+    RemarkKind.GDR_DISABLED,
+    "modprobe nvidia-peermem, or the driver's open kernel modules; gpubench topo shows what is missing",
+    by_rdma,
+    "NCCL says: {.text}",
+)
 
 
-_EFFECTS = (Effect.NO_GPUDIRECT,)
 _ENV = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
 _PEERMEM = "https://github.com/NVIDIA/nccl/issues/1537"
 _COMPARE = "ib_write_bw with and without --use_cuda; /GDRDMA in NCCL's log"
@@ -146,118 +139,108 @@ _MODULES = "cat /sys/module/nvidia_peermem/version; cat /proc/driver/nvidia/vers
 _UNSET = "gpubench allreduce over two nodes, and the same with it unset"
 _REFUSED, _ONE_SIDE = "gpudirect-refused", "gpudirect-one-side"
 
-GPUDIRECT = Family(
+GPUDIRECT = Family.of(
     "gpudirect",
     "GPUDirect RDMA",
-    (
-        Condition(
-            id="nccl-gdr-disabled",
-            title="NCCL_NET_GDR_LEVEL=LOC (or 0) switches off GPUDirect RDMA: no /GDRDMA in NCCL's log",
-            effects=_EFFECTS,
-            detection="the variable of every rank and of NCCL's files, on nodes with RDMA NICs; NCCL's log",
-            settles=_UNSET,
-            cure="unset NCCL_NET_GDR_LEVEL",
-            link="https://github.com/awslabs/awsome-distributed-ai/issues/1106",
-            look=_set(_LEVEL, _is_off),
-            in_log=_log_setting(_LEVEL, _is_off),
-        ),
-        Condition(
-            id="nccl-gdr-read",
-            title="NCCL_NET_GDR_READ=0: sends go through host memory, receives use GPUDirect RDMA",
-            effects=_EFFECTS,
-            detection="the variable of every rank, or in NCCL's log",
-            settles=_UNSET,
-            cure="unset NCCL_NET_GDR_READ",
-            link=_ENV,
-            look=_set(_READ, "0".__eq__),
-            in_log=_log_setting(_READ, "0".__eq__),
-        ),
-        Condition(
-            id="nccl-dmabuf-disabled",
-            title="NCCL_DMABUF_ENABLE=0 without nvidia-peermem: GPU Direct RDMA Disabled",
-            effects=_EFFECTS,
-            detection="the variable of every rank, on nodes where no nvidia-peermem is loaded; or in NCCL's log",
-            settles=_MODULES,
-            cure="unset NCCL_DMABUF_ENABLE",
-            link=_ENV,
-            look=_set(_DMABUF, "0".__eq__, without_module=True),
-            in_log=_log_setting(_DMABUF, "0".__eq__),
-        ),
-        Condition(
-            id="gpudirect-module-missing",
-            title="GPU Direct RDMA Disabled for HCA: nvidia-peermem is not loaded, and no dma-buf",
-            seen_as=("GPU Direct RDMA Disabled for HCA",),
-            effects=_EFFECTS,
-            detection="/sys/module/nvidia_peermem, /sys/kernel/mm/memory_peers, CUDA's DMA_BUF_SUPPORTED attribute",
-            check="gpudirect",
-            severity=Verdict.WARN,
-            expected="nvidia-peermem, or dma-buf",
-            likely="the module was not loaded after the network driver, or the closed kernel module is in use",
-            aliases=("gpudirect-rdma-unavailable",),
-            settles=_MODULES,
-            cure="modprobe nvidia-peermem after the network's driver, or the driver's open kernel modules, for dma-buf",
-            link=_PEERMEM,
-            look=_no_module,
-            implies=(_ONE_SIDE, _REFUSED),
-        ),
-        Condition(
-            id="peermem-not-registered",
-            title="nvidia-peermem is loaded and does nothing: built without the RDMA core's symbols (MLNX_OFED)",
-            seen_as=("modprobe: ERROR: could not insert 'nvidia_peermem': Invalid argument",),
-            effects=_EFFECTS,
-            detection="nvidia-peermem is loaded, and ib_core does not list it as user",
-            settles="lsmod | grep peermem; dmesg | grep -i peermem",
-            cure="install the driver again after MLNX_OFED or DOCA, then modprobe nvidia-peermem; or the open modules",
-            link="https://github.com/NVIDIA/nccl/issues/1939",
-            look=_not_registered,
-        ),
-        Condition(
-            id="grdma-override",
-            title="NVreg_GrdmaPciTopoCheckOverride=2 denies GPUDirect RDMA",
-            effects=_EFFECTS,
-            detection="/proc/driver/nvidia/params, on nodes with RDMA NICs",
-            settles=_COMPARE,
-            cure="take GrdmaPciTopoCheckOverride out of /etc/modprobe.d, reload the driver",
-            link="https://github.com/NVIDIA/open-gpu-kernel-modules",
-            look=_override,
-            implies=(_ONE_SIDE,),
-        ),
-        Condition(
-            id="gpudirect-too-far",
-            title="GPU Direct RDMA Disabled for GPU / HCA (distance): the NIC is PHB, NODE or SYS away",
-            effects=_EFFECTS,
-            detection="path class from a GPU to its nearest RDMA NIC beyond PXB; `distance` in NCCL's log",
-            settles="gpubench topo: the matrix of GPUs and NICs",
-            cure="nothing to repair: give the rank a NIC below the same switch. Whether to override it, an A/B run "
-            "says: gpubench allreduce, then NCCL_NET_GDR_LEVEL=SYS gpubench allreduce",
-            link="https://github.com/NVIDIA/nccl/issues/897",
-            look=_too_far,
-            in_log=_log_far,
-            by_design=True,
-        ),
-        Condition(
-            id=_ONE_SIDE,
-            title="GPUDirect RDMA on one side only: one node lacks nvidia-peermem or dma-buf",
-            effects=_EFFECTS,
-            detection="GPUDirect RDMA is possible on some nodes of the job and not on others",
-            severity=Verdict.WARN,
-            settles="`/GDRDMA` on one end of a connection and not on the other in NCCL's log",
-            cure="make the named node like the others: modprobe nvidia-peermem",
-            link="https://github.com/NVIDIA/nccl/issues/897",
-            look=_one_side,
-            implies=(_REFUSED,),
-        ),
-        Condition(
-            id=_REFUSED,
-            title="RDMA without GPUDirect: NET/IB without /GDRDMA",
-            effects=_EFFECTS,
-            detection="`GPU Direct RDMA Disabled for HCA` in NCCL's log; nodes of which one allows none",
-            settles=_COMPARE,
-            cure="modprobe nvidia-peermem, or the driver's open kernel modules; gpubench topo shows what is missing",
-            link="https://github.com/NVIDIA/nccl/issues/1510",
-            look=_any_refusal,
-            in_log=_log_refused,
-            general=True,
-        ),
+    Condition(
+        id="nccl-gdr-disabled",
+        title="NCCL_NET_GDR_LEVEL=LOC (or 0) switches off GPUDirect RDMA: no /GDRDMA in NCCL's log",
+        detection="the variable of every rank and of NCCL's files, on nodes with RDMA NICs; NCCL's log",
+        settles=_UNSET,
+        cure="unset NCCL_NET_GDR_LEVEL",
+        link="https://github.com/awslabs/awsome-distributed-ai/issues/1106",
+        look=_set(_LEVEL, _is_off),
+        in_log=_log_setting(_LEVEL, _is_off),
     ),
+    Condition(
+        id="nccl-gdr-read",
+        title="NCCL_NET_GDR_READ=0: sends go through host memory, receives use GPUDirect RDMA",
+        detection="the variable of every rank, or in NCCL's log",
+        settles=_UNSET,
+        cure="unset NCCL_NET_GDR_READ",
+        link=_ENV,
+        look=_set(_READ, "0".__eq__),
+        in_log=_log_setting(_READ, "0".__eq__),
+    ),
+    Condition(
+        id="nccl-dmabuf-disabled",
+        title="NCCL_DMABUF_ENABLE=0 without nvidia-peermem: GPU Direct RDMA Disabled",
+        detection="the variable of every rank, on nodes where no nvidia-peermem is loaded; or in NCCL's log",
+        settles=_MODULES,
+        cure="unset NCCL_DMABUF_ENABLE",
+        link=_ENV,
+        look=_set(_DMABUF, "0".__eq__, without_module=True),
+        in_log=_log_setting(_DMABUF, "0".__eq__),
+    ),
+    Condition(
+        id="gpudirect-module-missing",
+        title="GPU Direct RDMA Disabled for HCA: nvidia-peermem is not loaded, and no dma-buf",
+        seen_as=("GPU Direct RDMA Disabled for HCA",),
+        detection="/sys/module/nvidia_peermem, /sys/kernel/mm/memory_peers, CUDA's DMA_BUF_SUPPORTED attribute",
+        check="gpudirect",
+        severity=Verdict.WARN,
+        expected="nvidia-peermem, or dma-buf",
+        likely="the module was not loaded after the network driver, or the closed kernel module is in use",
+        aliases=("gpudirect-rdma-unavailable",),
+        settles=_MODULES,
+        cure="modprobe nvidia-peermem after the network's driver, or the driver's open kernel modules, for dma-buf",
+        link=_PEERMEM,
+        look=_no_module,
+        implies=(_ONE_SIDE, _REFUSED),
+    ),
+    Condition(
+        id="peermem-not-registered",
+        title="nvidia-peermem is loaded and does nothing: built without the RDMA core's symbols (MLNX_OFED)",
+        seen_as=("modprobe: ERROR: could not insert 'nvidia_peermem': Invalid argument",),
+        detection="nvidia-peermem is loaded, and ib_core does not list it as user",
+        settles="lsmod | grep peermem; dmesg | grep -i peermem",
+        cure="install the driver again after MLNX_OFED or DOCA, then modprobe nvidia-peermem; or the open modules",
+        link="https://github.com/NVIDIA/nccl/issues/1939",
+        look=_not_registered,
+    ),
+    Condition(
+        id="grdma-override",
+        title="NVreg_GrdmaPciTopoCheckOverride=2 denies GPUDirect RDMA",
+        detection="/proc/driver/nvidia/params, on nodes with RDMA NICs",
+        settles=_COMPARE,
+        cure="take GrdmaPciTopoCheckOverride out of /etc/modprobe.d, reload the driver",
+        link="https://github.com/NVIDIA/open-gpu-kernel-modules",
+        look=_override,
+        implies=(_ONE_SIDE,),
+    ),
+    Condition(
+        id="gpudirect-too-far",
+        title="GPU Direct RDMA Disabled for GPU / HCA (distance): the NIC is PHB, NODE or SYS away",
+        detection="path class from a GPU to its nearest RDMA NIC beyond PXB; `distance` in NCCL's log",
+        settles="gpubench topo: the matrix of GPUs and NICs",
+        cure="nothing to repair: give the rank a NIC below the same switch. Whether to override it, an A/B run "
+        "says: gpubench allreduce, then NCCL_NET_GDR_LEVEL=SYS gpubench allreduce",
+        link="https://github.com/NVIDIA/nccl/issues/897",
+        look=_too_far,
+        in_log=_log_far,
+        by_design=True,
+    ),
+    Condition(
+        id=_ONE_SIDE,
+        title="GPUDirect RDMA on one side only: one node lacks nvidia-peermem or dma-buf",
+        detection="GPUDirect RDMA is possible on some nodes of the job and not on others",
+        severity=Verdict.WARN,
+        settles="`/GDRDMA` on one end of a connection and not on the other in NCCL's log",
+        cure="make the named node like the others: modprobe nvidia-peermem",
+        link="https://github.com/NVIDIA/nccl/issues/897",
+        look=_one_side,
+        implies=(_REFUSED,),
+    ),
+    Condition(
+        id=_REFUSED,
+        title="RDMA without GPUDirect: NET/IB without /GDRDMA",
+        detection="`GPU Direct RDMA Disabled for HCA` in NCCL's log; nodes of which one allows none",
+        settles=_COMPARE,
+        cure="modprobe nvidia-peermem, or the driver's open kernel modules; gpubench topo shows what is missing",
+        link="https://github.com/NVIDIA/nccl/issues/1510",
+        look=_any_refusal,
+        in_log=_log_refused,
+        general=True,
+    ),
+    effects=(Effect.NO_GPUDIRECT,),
 )

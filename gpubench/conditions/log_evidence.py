@@ -63,13 +63,28 @@ Reason = tuple[str, str]
 """Evidence and advice."""
 
 
-def remark_in_log(kind: RemarkKind, advice: str) -> Callable[[Staged], Reason | None]:
-    """For what NCCL itself remarks of GPUs of one node that go through shared memory."""
+def through_shm(staged: Staged) -> bool:
+    """Whether GPUs of one node go through shared memory."""
+    return staged.inside and staged.network is None
+
+
+def by_sockets(staged: Staged) -> bool:
+    """Whether nodes reach each other by sockets."""
+    return not staged.inside and staged.network == SOCKET
+
+
+def by_rdma(staged: Staged) -> bool:
+    """Whether nodes reach each other by RDMA."""
+    return not staged.inside and staged.network not in (None, SOCKET)
+
+
+def remark_in_log(
+    kind: RemarkKind, advice: str, where: Callable[[Staged], bool] = through_shm, said: str = "NCCL says: {.gist}"
+) -> Callable[[Staged], Reason | None]:
+    """For what NCCL itself remarks of GPUs that are in some place to each other."""
 
     def find(staged: Staged) -> Reason | None:
-        found = staged.found(kind)
-        if not staged.inside or staged.network is not None or not found:
-            return None
-        return f"NCCL says: {found[0].gist}", advice
+        found = staged.found(kind) if where(staged) else ()
+        return (said.format(found[0]), advice) if found else None
 
     return find

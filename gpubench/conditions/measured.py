@@ -81,9 +81,11 @@ def _asymmetric(around: Circumstances) -> Found:
             ends = node.gpus[source], node.gpus[destination]
             name = around.named(number, *ends)
             if share < SLOW_SHARE and slow.isdisjoint((name, *(around.named(number, each) for each in ends))):
+                one, other = (each.index for each in ends)
                 yield Sighting(
                     subject=name,
                     seen=f"{row.bandwidth_gb_s:.4g} GB/s, and {back.bandwidth_gb_s:.4g} the other way",
+                    cure=f"gpubench p2p --pairs {one}-{other},{other}-{one}; nvidia-smi nvlink -e",
                     severity=Verdict.FAIL if share < FAILED_SHARE else Verdict.WARN,
                 )
 
@@ -106,8 +108,7 @@ def _host_copies(around: Circumstances) -> Found:
                 if judged is not None:
                     severity, seen, expected = judged
                     seen = f"{seen}, {'from' if to_gpu else 'to'} host memory"
-                    name = around.named(number, gpu)
-                    yield Sighting(subject=name, seen=seen, severity=severity, expected=expected)
+                    yield Sighting(subject=around.named(number, gpu), seen=seen, severity=severity, expected=expected)
 
 
 def _host_memory(around: Circumstances) -> Found:
@@ -184,91 +185,84 @@ HOST_MEMORY_SLOW = Condition(
     look=_host_memory,
 )
 
-MEASURED = Family(
+MEASURED = Family.of(
     "measured",
     "What measuring shows",
-    (
-        Condition(
-            id="p2p-slow",
-            title="Copies between GPUs are slower than between siblings, or than on healthy machines",
-            detection="`gpubench p2p`: every ordered pair against its siblings, the profile and the limit",
-            check="p2p_bandwidth",
-            severity=Verdict.WARN,
-            expected="what pairs over such a path reach",
-            likely="links down or noisy, lanes lost, clocks held down, or somebody else's traffic",
-            cure="gpubench p2p; nvidia-smi nvlink -e; nvidia-smi -q -d PERFORMANCE",
-            link=_LINES,
-            look=_slow_pairs,
-        ),
-        Condition(
-            id="p2p-asymmetric",
-            title="Copies between two GPUs are slower in one direction than in the other",
-            detection="`gpubench p2p`: both directions of every pair that is not slow otherwise",
-            check="p2p_symmetry",
-            severity=Verdict.WARN,
-            expected="the same both ways",
-            likely="a link that repeats packets in one direction, or a port that sends them another way",
-            cure="gpubench p2p --pairs I-J,J-I; nvidia-smi nvlink -e",
-            link=_LINES,
-            look=_asymmetric,
-        ),
-        Condition(
-            id="host-copies-slow",
-            title="Copies between host memory and a GPU are slow (H2D, D2H bandwidth)",
-            detection="`gpubench p2p`: pinned host memory to and from every GPU, against siblings and the profile",
-            check="host_bandwidth",
-            severity=Verdict.WARN,
-            likely="a PCIe link with fewer lanes or a lower generation, a slot of the other socket, a loaded memory",
-            cure="gpubench topo shows the link; nvidia-smi -q | grep -A 6 'GPU Link Info' while it copies",
-            link=_LINES,
-            look=_host_copies,
-        ),
-        HOST_MEMORY_SLOW,
-        Condition(
-            id="collective-slow",
-            title="A collective takes longer than on healthy machines (low busbw)",
-            detection="`gpubench allreduce`: busbw of large sizes and time of small ones, against profile and limit",
-            check="collective_bandwidth",
-            severity=Verdict.WARN,
-            likely="one slow GPU or link slows all of them, or NCCL took another way than on healthy machines",
-            cure="gpubench p2p; NCCL_DEBUG=INFO gpubench allreduce, then gpubench explain",
-            link=_LINES,
-            look=_collectives,
-        ),
-        Condition(
-            id=WRONG_DATA,
-            title="Data arrive damaged: wrong elements after a copy or a collective",
-            detection="every destination compares what arrived with what was sent",
-            check="data_correct",
-            severity=Verdict.FAIL,
-            expected="every element exact",
-            likely="data damaged on the way: a GPU, a link, ACS or IOMMU between peers, or a bug in the library",
-            cure="gpubench p2p; then NCCL_P2P_DISABLE=1: if that is clean, peer copies are at fault",
-            link=_EVIDENCE,
-            look=_wrong,
-        ),
-        Condition(
-            id=STRAGGLER,
-            title="One rank takes longer than the others for the same collective",
-            detection=f"time of the slowest rank over that of the fastest, from {format_size(_LATE_FROM_BYTES)} on",
-            check="stragglers",
-            severity=Verdict.WARN,
-            expected=f"at most {_LATE_SHARE:g} times",
-            likely="its process is held up: CPUs shared with others, clocks held down, a busy GPU",
-            cure="top and nvidia-smi on that host; mpirun --bind-to numa",
-            link=_LINES,
-            look=_late,
-        ),
-        Condition(
-            id="not-measured",
-            title="Something that was to be measured could not be: neither healthy nor faulty",
-            detection="how gpubench's own measurements ended",
-            check="measured",
-            severity=Verdict.ERROR,
-            likely="the driver, a library or a rank kept it from happening: that says nothing of the links",
-            cure="gpubench allreduce, or gpubench p2p, shows it alone",
-            link=_LINES,
-            look=_not_measured,
-        ),
+    Condition(
+        id="p2p-slow",
+        title="Copies between GPUs are slower than between siblings, or than on healthy machines",
+        detection="`gpubench p2p`: every ordered pair against its siblings, the profile and the limit",
+        check="p2p_bandwidth",
+        severity=Verdict.WARN,
+        expected="what pairs over such a path reach",
+        likely="links down or noisy, lanes lost, clocks held down, or somebody else's traffic",
+        cure="gpubench p2p; nvidia-smi nvlink -e; nvidia-smi -q -d PERFORMANCE",
+        look=_slow_pairs,
     ),
+    Condition(
+        id="p2p-asymmetric",
+        title="Copies between two GPUs are slower in one direction than in the other",
+        detection="`gpubench p2p`: both directions of every pair that is not slow otherwise",
+        check="p2p_symmetry",
+        severity=Verdict.WARN,
+        expected="the same both ways",
+        likely="a link that repeats packets in one direction, or a port that sends them another way",
+        cure="gpubench p2p --pairs I-J,J-I; nvidia-smi nvlink -e",
+        look=_asymmetric,
+    ),
+    Condition(
+        id="host-copies-slow",
+        title="Copies between host memory and a GPU are slow (H2D, D2H bandwidth)",
+        detection="`gpubench p2p`: pinned host memory to and from every GPU, against siblings and the profile",
+        check="host_bandwidth",
+        severity=Verdict.WARN,
+        likely="a PCIe link with fewer lanes or a lower generation, a slot of the other socket, a loaded memory",
+        cure="gpubench topo shows the link; nvidia-smi -q | grep -A 6 'GPU Link Info' while it copies",
+        look=_host_copies,
+    ),
+    HOST_MEMORY_SLOW,
+    Condition(
+        id="collective-slow",
+        title="A collective takes longer than on healthy machines (low busbw)",
+        detection="`gpubench allreduce`: busbw of large sizes and time of small ones, against profile and limit",
+        check="collective_bandwidth",
+        severity=Verdict.WARN,
+        likely="one slow GPU or link slows all of them, or NCCL took another way than on healthy machines",
+        cure="gpubench p2p; NCCL_DEBUG=INFO gpubench allreduce, then gpubench explain",
+        look=_collectives,
+    ),
+    Condition(
+        id=WRONG_DATA,
+        title="Data arrive damaged: wrong elements after a copy or a collective",
+        detection="every destination compares what arrived with what was sent",
+        check="data_correct",
+        severity=Verdict.FAIL,
+        expected="every element exact",
+        likely="data damaged on the way: a GPU, a link, ACS or IOMMU between peers, or a bug in the library",
+        cure="gpubench p2p; then NCCL_P2P_DISABLE=1: if that is clean, peer copies are at fault",
+        link=_EVIDENCE,
+        look=_wrong,
+    ),
+    Condition(
+        id=STRAGGLER,
+        title="One rank takes longer than the others for the same collective",
+        detection=f"time of the slowest rank over that of the fastest, from {format_size(_LATE_FROM_BYTES)} on",
+        check="stragglers",
+        severity=Verdict.WARN,
+        expected=f"at most {_LATE_SHARE:g} times",
+        likely="its process is held up: CPUs shared with others, clocks held down, a busy GPU",
+        cure="top and nvidia-smi on that host; mpirun --bind-to numa",
+        look=_late,
+    ),
+    Condition(
+        id="not-measured",
+        title="Something that was to be measured could not be: neither healthy nor faulty",
+        detection="how gpubench's own measurements ended",
+        check="measured",
+        severity=Verdict.ERROR,
+        likely="the driver, a library or a rank kept it from happening: that says nothing of the links",
+        cure="gpubench allreduce, or gpubench p2p, shows it alone",
+        look=_not_measured,
+    ),
+    link=_LINES,
 )

@@ -2,7 +2,7 @@
 
 from gpubench.conditions.circumstances import Circumstances, places_of, removal
 from gpubench.conditions.condition import Condition, Family, Found, Sighting, joined
-from gpubench.conditions.log_evidence import Reason, Staged
+from gpubench.conditions.log_evidence import remark_in_log
 from gpubench.conditions.sightings import of_node, unread
 from gpubench.model.paths.evidence import Confidence
 from gpubench.model.paths.nccl_log import RemarkKind
@@ -70,64 +70,58 @@ def _cumem(around: Circumstances) -> Found:
         )
 
 
-def _log_mnnvl(staged: Staged) -> Reason | None:
-    broken = staged.found(RemarkKind.MNNVL_BROKEN)
-    if staged.inside or not broken:
-        return None
-    return f"NCCL says: {broken[0].text}", "look at the IMEX service of every node: nvidia-imex-ctl -N"
+_log_mnnvl = remark_in_log(
+    RemarkKind.MNNVL_BROKEN,
+    "look at the IMEX service of every node: nvidia-imex-ctl -N",
+    lambda staged: not staged.inside,
+    "NCCL says: {.text}",
+)
 
-
-_BETWEEN = (Effect.SOCKETS, Effect.NO_GPUDIRECT)
 
 _AZURE = "https://github.com/Azure/azhpc-images/pull/506"
 
 
-MNNVL = Family(
+MNNVL = Family.of(
     "mnnvl",
     "NVLinks between nodes",
-    (
-        Condition(
-            id="imex-service-stopped",
-            title="MNNVL is not used between nodes: the nvidia-imex service is down or not working",
-            effects=_BETWEEN,
-            detection="no process nvidia-imex on a node of an NVLink cluster; `MNNVL ... is available but not working` "
-            "in NCCL's log",
-            settles="nvidia-imex-ctl -N",
-            cure="systemctl enable --now nvidia-imex on every node, with all of them in nodes_config.cfg",
-            link=_AZURE,
-            look=_imex_service,
-            in_log=_log_mnnvl,
-            implies=("imex-channel-missing",),
-        ),
-        Condition(
-            id="imex-channel-missing",
-            title="No IMEX channel in the container: CUDA_ERROR_NOT_PERMITTED for fabric handles, MNNVL 0",
-            effects=_BETWEEN,
-            detection="/dev/nvidia-caps-imex-channels of every rank on a node of an NVLink cluster",
-            settles="ls /dev/nvidia-caps-imex-channels; grep imex /proc/devices",
-            cure="nvidia-modprobe -c 0 -s, and give the container /dev/nvidia-caps-imex-channels/channel0",
-            link="https://github.com/NVIDIA/nvbandwidth/issues/39",
-            look=_imex_channel,
-        ),
-        Condition(
-            id="mnnvl-clique-differs",
-            title="Nodes of one NVLink cluster have different clique ids, so NCCL uses the network (MNNVL 0)",
-            effects=_BETWEEN,
-            detection="cluster uuid and clique of every GPU's fabric, over all nodes",
-            settles="nvidia-smi -q | grep -E 'CliqueId|ClusterUUID' on every node",
-            cure="put the nodes into one partition (nvlsm, or the provider's), or run the job inside one clique",
-            link=_AZURE,
-            look=_cliques,
-        ),
-        Condition(
-            id="nccl-cumem-disabled",
-            title="NCCL_CUMEM_ENABLE=0 switches off NVLinks between nodes (MNNVL 0)",
-            effects=_BETWEEN,
-            detection="the variable, of ranks on nodes of one NVLink cluster",
-            settles="run with it unset: P2P/MNNVL in NCCL's log",
-            cure="unset NCCL_CUMEM_ENABLE",
-            link="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html",
-            look=_cumem,
-        ),
+    Condition(
+        id="imex-service-stopped",
+        title="MNNVL is not used between nodes: the nvidia-imex service is down or not working",
+        detection="no process nvidia-imex on a node of an NVLink cluster; `MNNVL ... is available but not working` "
+        "in NCCL's log",
+        settles="nvidia-imex-ctl -N",
+        cure="systemctl enable --now nvidia-imex on every node, with all of them in nodes_config.cfg",
+        link=_AZURE,
+        look=_imex_service,
+        in_log=_log_mnnvl,
+        implies=("imex-channel-missing",),
     ),
+    Condition(
+        id="imex-channel-missing",
+        title="No IMEX channel in the container: CUDA_ERROR_NOT_PERMITTED for fabric handles, MNNVL 0",
+        detection="/dev/nvidia-caps-imex-channels of every rank on a node of an NVLink cluster",
+        settles="ls /dev/nvidia-caps-imex-channels; grep imex /proc/devices",
+        cure="nvidia-modprobe -c 0 -s, and give the container /dev/nvidia-caps-imex-channels/channel0",
+        link="https://github.com/NVIDIA/nvbandwidth/issues/39",
+        look=_imex_channel,
+    ),
+    Condition(
+        id="mnnvl-clique-differs",
+        title="Nodes of one NVLink cluster have different clique ids, so NCCL uses the network (MNNVL 0)",
+        detection="cluster uuid and clique of every GPU's fabric, over all nodes",
+        settles="nvidia-smi -q | grep -E 'CliqueId|ClusterUUID' on every node",
+        cure="put the nodes into one partition (nvlsm, or the provider's), or run the job inside one clique",
+        link=_AZURE,
+        look=_cliques,
+    ),
+    Condition(
+        id="nccl-cumem-disabled",
+        title="NCCL_CUMEM_ENABLE=0 switches off NVLinks between nodes (MNNVL 0)",
+        detection="the variable, of ranks on nodes of one NVLink cluster",
+        settles="run with it unset: P2P/MNNVL in NCCL's log",
+        cure="unset NCCL_CUMEM_ENABLE",
+        link="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html",
+        look=_cumem,
+    ),
+    effects=(Effect.SOCKETS, Effect.NO_GPUDIRECT),
 )

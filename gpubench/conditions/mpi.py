@@ -4,7 +4,8 @@ from itertools import permutations
 
 from gpubench.conditions.circumstances import Circumstances
 from gpubench.conditions.condition import Condition, Family, Found, joined
-from gpubench.conditions.sightings import of_ranks, unread
+from gpubench.conditions.sightings import of_every_rank, of_ranks, unread
+from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.paths.evidence import Confidence
 from gpubench.model.results.rows.causes import Effect
 
@@ -21,8 +22,7 @@ def _switched_off(around: Circumstances) -> Found:
     for facts in around.facts:
         off = [name for name in _SWITCHES if facts.environment.get(name, "").lower() in _OFF_VALUES]
         if off:
-            seen = joined([f"{name}={facts.environment[name]}" for name in off])
-            yield of_ranks(around, [facts], seen)
+            yield of_ranks(around, [facts], joined(f"{name}={facts.environment[name]}" for name in off))
         elif facts.mpi is not None and facts.mpi.cuda_built and facts.mpi.cuda_aware is False:
             seen = f"{facts.mpi.version or 'MPI'} was built for CUDA, and has it off in this run"
             yield of_ranks(around, [facts], seen, Confidence.LIKELY)
@@ -51,11 +51,8 @@ def _ucx_tls(around: Circumstances) -> Found:
             yield of_ranks(around, [facts], f"{_UCX_RDMA}={facts.environment[_UCX_RDMA]}", Confidence.LIKELY)
 
 
-def _ucx_cuda(around: Circumstances) -> Found:
-    for facts in around.facts:
-        if facts.ucx_cuda is False:
-            seen = "beside the loaded UCX lies no libuct_cuda.so"
-            yield of_ranks(around, [facts], seen, Confidence.LIKELY)
+def _ucx_cuda(facts: RankFacts) -> str:
+    return "beside the loaded UCX lies no libuct_cuda.so" if facts.ucx_cuda is False else ""
 
 
 def _not_enabled(around: Circumstances) -> Found:
@@ -75,67 +72,60 @@ def _has_peer_access(around: Circumstances, node: int) -> bool:
     return any(around.wiring.peer_access(pair).possible for pair in pairs)
 
 
-_EFFECTS = (Effect.APPLICATION,)
 _OPEN_MPI = "https://www.open-mpi.org/faq/?category=runcuda"
 
-MPI = Family(
+MPI = Family.of(
     "mpi",
     "MPI, UCX and other programs",
-    (
-        Condition(
-            id="mpi-cuda-off",
-            title="MPI's GPU support is built and switched off (opal_cuda_support, MPICH_GPU_SUPPORT_ENABLED=0)",
-            effects=_EFFECTS,
-            detection="the variables of every rank; what the loaded library says it was built with and does now",
-            settles="ompi_info --parsable --all | grep mpi_built_with_cuda_support",
-            cure="export OMPI_MCA_opal_cuda_support=true (conda), MPICH_GPU_SUPPORT_ENABLED=1 (Cray), MV2_USE_CUDA=1",
-            link=_OPEN_MPI,
-            look=_switched_off,
-            implies=("mpi-not-cuda-aware",),
-        ),
-        Condition(
-            id="ucx-tls",
-            title="UCX_TLS leaves out cuda_copy and cuda_ipc: GPU memory is staged, or the program crashes",
-            effects=_EFFECTS,
-            detection="UCX_TLS and UCX_IB_GPU_DIRECT_RDMA of every rank",
-            settles="UCX_PROTO_INFO=y prints the protocol that UCX chose",
-            cure="unset UCX_TLS, or add cuda_copy,cuda_ipc; unset UCX_IB_GPU_DIRECT_RDMA",
-            link="https://github.com/openucx/ucx/issues/10929",
-            look=_ucx_tls,
-        ),
-        Condition(
-            id="ucx-without-cuda",
-            title="UCX was built without CUDA (ucx_info -d shows no cuda)",
-            effects=_EFFECTS,
-            detection="libuct_cuda.so beside the UCX that a rank has loaded",
-            settles="ucx_info -v; ucx_info -d | grep cuda",
-            cure="install UCX built --with-cuda, or the package ucx-cuda",
-            link="https://github.com/openucx/ucx/issues/3156",
-            look=_ucx_cuda,
-        ),
-        Condition(
-            id="mpi-not-cuda-aware",
-            title="MPI is not CUDA-aware: GPU buffers crash it, or are copied through the host",
-            seen_as=("mpi_built_with_cuda_support:value:false", "Segmentation fault: address not mapped to object"),
-            effects=_EFFECTS,
-            detection="MPIX_Query_cuda_support or MPIX_GPU_query_support of the loaded library",
-            settles="ompi_info --parsable --all | grep mpi_built_with_cuda_support; mpichversion",
-            cure="an MPI built with CUDA, for programs that hand it GPU memory; NCCL needs none",
-            link=_OPEN_MPI,
-            look=_not_aware,
-        ),
-        Condition(
-            id="peer-access-not-enabled",
-            title="Peer access is possible and the program never enables it (cudaDeviceEnablePeerAccess; llama.cpp "
-            "without GGML_CUDA_P2P=1): cudaMemcpyPeer goes through host memory",
-            effects=(Effect.APPLICATION,),
-            detection="llama.cpp's variables (GGML_CUDA_...) without GGML_CUDA_P2P, where peer access is possible. "
-            "What other programs enable, nobody but themselves can see",
-            settles="gpubench p2p: bandwidth with peer access on over that with it off is what there is to gain; "
-            "nsys profile: `[CUDA memcpy Peer-to-Peer]` against Device-to-Host and Host-to-Device",
-            cure="GGML_CUDA_P2P=1 for llama.cpp; cudaDeviceEnablePeerAccess in a program of your own",
-            link="https://github.com/ggml-org/llama.cpp/issues/21910",
-            look=_not_enabled,
-        ),
+    Condition(
+        id="mpi-cuda-off",
+        title="MPI's GPU support is built and switched off (opal_cuda_support, MPICH_GPU_SUPPORT_ENABLED=0)",
+        detection="the variables of every rank; what the loaded library says it was built with and does now",
+        settles="ompi_info --parsable --all | grep mpi_built_with_cuda_support",
+        cure="export OMPI_MCA_opal_cuda_support=true (conda), MPICH_GPU_SUPPORT_ENABLED=1 (Cray), MV2_USE_CUDA=1",
+        link=_OPEN_MPI,
+        look=_switched_off,
+        implies=("mpi-not-cuda-aware",),
     ),
+    Condition(
+        id="ucx-tls",
+        title="UCX_TLS leaves out cuda_copy and cuda_ipc: GPU memory is staged, or the program crashes",
+        detection="UCX_TLS and UCX_IB_GPU_DIRECT_RDMA of every rank",
+        settles="UCX_PROTO_INFO=y prints the protocol that UCX chose",
+        cure="unset UCX_TLS, or add cuda_copy,cuda_ipc; unset UCX_IB_GPU_DIRECT_RDMA",
+        link="https://github.com/openucx/ucx/issues/10929",
+        look=_ucx_tls,
+    ),
+    Condition(
+        id="ucx-without-cuda",
+        title="UCX was built without CUDA (ucx_info -d shows no cuda)",
+        detection="libuct_cuda.so beside the UCX that a rank has loaded",
+        settles="ucx_info -v; ucx_info -d | grep cuda",
+        cure="install UCX built --with-cuda, or the package ucx-cuda",
+        link="https://github.com/openucx/ucx/issues/3156",
+        look=of_every_rank(_ucx_cuda, Confidence.LIKELY),
+    ),
+    Condition(
+        id="mpi-not-cuda-aware",
+        title="MPI is not CUDA-aware: GPU buffers crash it, or are copied through the host",
+        seen_as=("mpi_built_with_cuda_support:value:false", "Segmentation fault: address not mapped to object"),
+        detection="MPIX_Query_cuda_support or MPIX_GPU_query_support of the loaded library",
+        settles="ompi_info --parsable --all | grep mpi_built_with_cuda_support; mpichversion",
+        cure="an MPI built with CUDA, for programs that hand it GPU memory; NCCL needs none",
+        link=_OPEN_MPI,
+        look=_not_aware,
+    ),
+    Condition(
+        id="peer-access-not-enabled",
+        title="Peer access is possible and the program never enables it (cudaDeviceEnablePeerAccess; llama.cpp "
+        "without GGML_CUDA_P2P=1): cudaMemcpyPeer goes through host memory",
+        detection="llama.cpp's variables (GGML_CUDA_...) without GGML_CUDA_P2P, where peer access is possible. "
+        "What other programs enable, nobody but themselves can see",
+        settles="gpubench p2p: bandwidth with peer access on over that with it off is what there is to gain; "
+        "nsys profile: `[CUDA memcpy Peer-to-Peer]` against Device-to-Host and Host-to-Device",
+        cure="GGML_CUDA_P2P=1 for llama.cpp; cudaDeviceEnablePeerAccess in a program of your own",
+        link="https://github.com/ggml-org/llama.cpp/issues/21910",
+        look=_not_enabled,
+    ),
+    effects=(Effect.APPLICATION,),
 )

@@ -121,8 +121,7 @@ def _policy(around: Circumstances) -> Found:
 def _network_taken(around: Circumstances) -> Found:
     by_network = {pair for pair in around.inside if any(each.network for each in (around.staged or {}).get(pair, ()))}
     if by_network and not around.values("NCCL_NET_DISABLE_INTRA"):
-        seen = "NCCL took a network inside the node"
-        yield of_pairs(around, by_network, seen, Confidence.WEAK)
+        yield of_pairs(around, by_network, "NCCL took a network inside the node", Confidence.WEAK)
 
 
 def _slow(around: Circumstances) -> Found:
@@ -214,76 +213,72 @@ def _variable(
         settles=f"gpubench allreduce, and the same without: env {' '.join(f'-u {name}' for name in names.split())} "
         "gpubench allreduce",
         cure=f"unset {names}, or take it out of the file that sets it",
-        link=_ENV,
         look=look,
         in_log=log,
         implies=implies,
     )
 
 
-NCCL_SETTINGS = Family(
+NCCL_SETTINGS = Family.of(
     "nccl_settings",
     "NCCL's settings and policy",
-    (
-        _variable(
-            "nccl-p2p-disabled",
-            "NCCL_P2P_DISABLE=1 or a low NCCL_P2P_LEVEL: NCCL uses SHM instead of P2P, without a warning",
-            (Effect.STAGED,),
-            _p2p,
-            _log_p2p,
-            f"{P2P_DISABLE} {P2P_LEVEL}",
-        ),
-        _variable(
-            "nccl-shm-disabled",
-            "NCCL_SHM_DISABLE=1: NCCL uses NET/Socket between GPUs of one host",
-            (Effect.NETWORK_INSIDE,),
-            _shm,
-            _log_shm,
-            SHM_DISABLE,
-            _NETWORK_TAKEN,
-        ),
-        _variable(
-            "nccl-hostid",
-            "NCCL_HOSTID makes NCCL take ranks of one host for ranks of several: NET/Socket inside a node",
-            (Effect.NETWORK_INSIDE, Effect.STAGED),
-            _hostid,
-            _log_hostid,
-            HOSTID,
-            _NETWORK_TAKEN,
-        ),
-        Condition(
-            id="nccl-default-level",
-            title="NCCL uses SHM although P2P works: GPUs are PHB, NODE or SYS apart (default NCCL_P2P_LEVEL is PXB)",
-            effects=(Effect.STAGED,),
-            detection="path class beyond PXB, peer access possible, NCCL_P2P_LEVEL not raised",
-            settles="gpubench allreduce --evidence, and the same with NCCL_P2P_LEVEL=SYS",
-            cure="nothing to repair. Whether to override it, an A/B run says: gpubench allreduce --sizes 64M:1G, then "
-            "NCCL_P2P_LEVEL=SYS gpubench allreduce --sizes 64M:1G; keep what is faster and verifies",
-            link="https://github.com/NVIDIA/nccl/issues/1817",
-            look=_policy,
-            in_log=_log_policy,
-            by_design=True,
-        ),
-        Condition(
-            id="nccl-slow-settings",
-            title="NCCL is pinned to slow settings: NCCL_ALGO, NCCL_PROTO, few channels, NCCL_NVLS_ENABLE=0",
-            effects=(Effect.SLOW,),
-            detection="the variables of every rank; NCCL_NVLS_ENABLE=0 counts where the GPUs can do multicast",
-            settles="gpubench allreduce, and the same with them unset",
-            cure="unset them: NCCL's own choice is measured per size",
-            link=_ENV,
-            look=_slow,
-        ),
-        Condition(
-            id=_NETWORK_TAKEN,
-            title="NCCL uses NET inside one node without being told to",
-            effects=(Effect.NETWORK_INSIDE,),
-            detection="`via NET/` between ranks of one node, and no variable or /dev/shm explains it",
-            settles="NCCL_NET_DISABLE_INTRA=1 gpubench allreduce: does it fail, or take another way?",
-            cure="NCCL_NET_DISABLE_INTRA=1, where that run is faster",
-            link=_ENV,
-            look=_network_taken,
-            general=True,
-        ),
+    _variable(
+        "nccl-p2p-disabled",
+        "NCCL_P2P_DISABLE=1 or a low NCCL_P2P_LEVEL: NCCL uses SHM instead of P2P, without a warning",
+        (Effect.STAGED,),
+        _p2p,
+        _log_p2p,
+        f"{P2P_DISABLE} {P2P_LEVEL}",
     ),
+    _variable(
+        "nccl-shm-disabled",
+        "NCCL_SHM_DISABLE=1: NCCL uses NET/Socket between GPUs of one host",
+        (Effect.NETWORK_INSIDE,),
+        _shm,
+        _log_shm,
+        SHM_DISABLE,
+        _NETWORK_TAKEN,
+    ),
+    _variable(
+        "nccl-hostid",
+        "NCCL_HOSTID makes NCCL take ranks of one host for ranks of several: NET/Socket inside a node",
+        (Effect.NETWORK_INSIDE, Effect.STAGED),
+        _hostid,
+        _log_hostid,
+        HOSTID,
+        _NETWORK_TAKEN,
+    ),
+    Condition(
+        id="nccl-default-level",
+        title="NCCL uses SHM although P2P works: GPUs are PHB, NODE or SYS apart (default NCCL_P2P_LEVEL is PXB)",
+        effects=(Effect.STAGED,),
+        detection="path class beyond PXB, peer access possible, NCCL_P2P_LEVEL not raised",
+        settles="gpubench allreduce --evidence, and the same with NCCL_P2P_LEVEL=SYS",
+        cure="nothing to repair. Whether to override it, an A/B run says: gpubench allreduce --sizes 64M:1G, then "
+        "NCCL_P2P_LEVEL=SYS gpubench allreduce --sizes 64M:1G; keep what is faster and verifies",
+        link="https://github.com/NVIDIA/nccl/issues/1817",
+        look=_policy,
+        in_log=_log_policy,
+        by_design=True,
+    ),
+    Condition(
+        id="nccl-slow-settings",
+        title="NCCL is pinned to slow settings: NCCL_ALGO, NCCL_PROTO, few channels, NCCL_NVLS_ENABLE=0",
+        effects=(Effect.SLOW,),
+        detection="the variables of every rank; NCCL_NVLS_ENABLE=0 counts where the GPUs can do multicast",
+        settles="gpubench allreduce, and the same with them unset",
+        cure="unset them: NCCL's own choice is measured per size",
+        look=_slow,
+    ),
+    Condition(
+        id=_NETWORK_TAKEN,
+        title="NCCL uses NET inside one node without being told to",
+        effects=(Effect.NETWORK_INSIDE,),
+        detection="`via NET/` between ranks of one node, and no variable or /dev/shm explains it",
+        settles="NCCL_NET_DISABLE_INTRA=1 gpubench allreduce: does it fail, or take another way?",
+        cure="NCCL_NET_DISABLE_INTRA=1, where that run is faster",
+        look=_network_taken,
+        general=True,
+    ),
+    link=_ENV,
 )

@@ -1,12 +1,14 @@
 """Sockets between nodes although there is RDMA, or because there is none."""
 
+from collections.abc import Sequence
 from itertools import islice
 
 from gpubench.conditions.circumstances import Circumstances
 from gpubench.conditions.condition import Condition, Family, Found, Sighting, Unread, joined
-from gpubench.conditions.log_evidence import SOCKET, Reason, Staged
+from gpubench.conditions.log_evidence import SOCKET, Reason, Staged, by_sockets, remark_in_log
 from gpubench.conditions.nccl_settings import blame, in_log
 from gpubench.conditions.sightings import nodes_with_rdma, of_node, of_pairs, rdma_nics, unread
+from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.facts.snapshot import NicKind
 from gpubench.model.paths.evidence import Confidence
 from gpubench.model.paths.nccl_log import RemarkKind
@@ -32,8 +34,7 @@ def _filtered(around: Circumstances) -> Found:
         for value in around.values(_IB_HCA):
             names = [nic.name for nic in rdma_nics(node)]
             if value and not any(_matches(value, name) for name in names):
-                seen = f"{_IB_HCA}={value} matches none of {joined(names)}"
-                yield of_node(around, number, seen)
+                yield of_node(around, number, f"{_IB_HCA}={value} matches none of {joined(names)}")
 
 
 def _matches(value: str, nic: str) -> bool:
@@ -48,16 +49,23 @@ def _matches(value: str, nic: str) -> bool:
     return found is not excluding
 
 
+def _not_loadable(
+    around: Circumstances, number: int, ranks: Sequence[RankFacts], without: Sequence[RankFacts], said: str
+) -> Found:
+    """Of processes of a node, for some of which the loader does not find a library."""
+    if without:
+        seen = f"{said} for rank {joined(str(each.rank) for each in without)}"
+        yield of_node(around, number, seen, Confidence.LIKELY)
+    elif not ranks:
+        yield Unread(around.on(number), "no process of this node was looked at")
+    else:
+        yield from islice((why for r in ranks for why in unread(around.on(number), r.unknown, "loadable")), 1)
+
+
 def _no_verbs(around: Circumstances) -> Found:
     for number, _, ranks in nodes_with_rdma(around):
         without = [each for each in ranks if _VERBS in each.loadable and each.loadable[_VERBS] is None]
-        if without:
-            seen = f"the loader finds no {_VERBS} for rank {joined([str(each.rank) for each in without])}"
-            yield of_node(around, number, seen, Confidence.LIKELY)
-        elif not ranks:
-            yield Unread(around.on(number), "no process of this node was looked at")
-        else:
-            yield from islice((why for r in ranks for why in unread(around.on(number), r.unknown, "loadable")), 1)
+        yield from _not_loadable(around, number, ranks, without, f"the loader finds no {_VERBS}")
 
 
 def _no_provider(around: Circumstances) -> Found:
@@ -99,11 +107,7 @@ def _efa(around: Circumstances) -> Found:
             and not any(name.startswith("libnccl-net") and path for name, path in each.loadable.items())
             and not any(name.startswith("libnccl-net") for name in each.libraries)
         ]
-        if without:
-            seen = f"EFA, and the loader finds no {_PLUGIN} for rank {joined([str(each.rank) for each in without])}"
-            yield of_node(around, number, seen, Confidence.LIKELY)
-        elif not ranks:
-            yield Unread(around.on(number), "no process of this node was looked at")
+        yield from _not_loadable(around, number, ranks, without, f"EFA, and the loader finds no {_PLUGIN}")
 
 
 def _no_nic(around: Circumstances) -> Found:
@@ -125,12 +129,8 @@ def _despite(around: Circumstances) -> Found:
         yield of_pairs(around, pairs, f"sockets between the nodes, although {name} is up", Confidence.WEAK)
 
 
-def _by_sockets(staged: Staged) -> bool:
-    return not staged.inside and staged.network == SOCKET
-
-
 def _log_disabled(staged: Staged) -> Reason | None:
-    if not _by_sockets(staged):
+    if not by_sockets(staged):
         return None
     found = [("NCCL_IB_DISABLE", value) for value in staged.settings("NCCL_IB_DISABLE") if value not in ("", "0")]
     found += [("NCCL_NET", value) for value in staged.settings("NCCL_NET") if value.lower() == "socket"]
@@ -138,21 +138,22 @@ def _log_disabled(staged: Staged) -> Reason | None:
 
 
 def _log_filtered(staged: Staged) -> Reason | None:
-    if not _by_sockets(staged) or not staged.found(RemarkKind.NO_RDMA_DEVICE):
+    if not by_sockets(staged) or not staged.found(RemarkKind.NO_RDMA_DEVICE):
         return None
     return in_log((_IB_HCA, value) for value in staged.settings(_IB_HCA) if value)
 
 
-def _log_no_verbs(staged: Staged) -> Reason | None:
-    missing = staged.found(RemarkKind.NO_VERBS_LIBRARY)
-    if not _by_sockets(staged) or not missing:
-        return None
-    return f"sockets between nodes: {missing[0].text}", "install libibverbs (rdma-core) where the ranks run"
+_log_no_verbs = remark_in_log(
+    RemarkKind.NO_VERBS_LIBRARY,
+    "install libibverbs (rdma-core) where the ranks run",
+    by_sockets,
+    "sockets between nodes: {.text}",
+)
 
 
 def _log_no_nic(staged: Staged) -> Reason | None:
     """No RDMA device anywhere in the job."""
-    if not _by_sockets(staged) or staged.rdma or staged.found(RemarkKind.NO_VERBS_LIBRARY):
+    if not by_sockets(staged) or staged.rdma or staged.found(RemarkKind.NO_VERBS_LIBRARY):
         return None
     tellers = (staged.source, staged.destination)
     if not all(any(note.kind is RemarkKind.NO_RDMA_DEVICE for note in teller.notes) for teller in tellers):
@@ -164,7 +165,7 @@ def _log_no_nic(staged: Staged) -> Reason | None:
 
 
 def _log_despite(staged: Staged) -> Reason | None:
-    if not _by_sockets(staged):
+    if not by_sockets(staged):
         return None
     devices = staged.found(RemarkKind.RDMA_DEVICES)
     if devices:
@@ -187,105 +188,95 @@ _AREAL = "https://github.com/areal-project/AReaL/issues/639"
 _NET_LINES = "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,ENV gpubench allreduce"
 
 
-NETWORK = Family(
+NETWORK = Family.of(
     "network",
     "Networks between nodes",
-    (
-        Condition(
-            id="nccl-ib-disabled",
-            title="NCCL_IB_DISABLE=1 or NCCL_NET=Socket: NCCL uses network Socket although InfiniBand or RoCE is there",
-            effects=_SOCKETS,
-            detection="the variables of every rank and of NCCL's files, on nodes with RDMA NICs; NCCL's log",
-            settles="gpubench allreduce over two nodes, and the same with them unset",
-            cure="unset NCCL_IB_DISABLE NCCL_NET",
-            link=_ENV,
-            look=_disabled,
-            in_log=_log_disabled,
-            implies=("sockets-despite-rdma",),
-        ),
-        Condition(
-            id="nccl-ib-hca",
-            title="NCCL_IB_HCA matches no device: NET/IB : No device found, network Socket",
-            effects=_SOCKETS,
-            detection="NCCL_IB_HCA (^ excludes, = is exact, else prefixes) against the RDMA devices of every node",
-            settles="ibdev2netdev; ls /sys/class/infiniband",
-            cure="unset NCCL_IB_HCA, or name devices that this node has",
-            link=_ENV,
-            look=_filtered,
-            in_log=_log_filtered,
-            implies=("sockets-despite-rdma",),
-        ),
-        Condition(
-            id="libibverbs-missing",
-            title="Failed to open libibverbs.so: NCCL uses network Socket (rdma-core is not in the container)",
-            effects=_SOCKETS,
-            detection="where the loader would find libibverbs.so.1, of every rank on a node with RDMA NICs; NCCL's log",
-            settles="ldconfig -p | grep libibverbs inside the container",
-            cure="apt install libibverbs1 ibverbs-providers, or dnf install rdma-core, where the ranks run",
-            link="https://github.com/NVIDIA/nccl/issues/489",
-            look=_no_verbs,
-            in_log=_log_no_verbs,
-            implies=("verbs-provider-missing", "sockets-despite-rdma"),
-        ),
-        Condition(
-            id="verbs-provider-missing",
-            title="libibverbs: no userspace device-specific driver found for the NIC (ibverbs-providers)",
-            seen_as=("libibverbs: Warning: couldn't load driver", "no userspace device-specific driver found"),
-            effects=_SOCKETS,
-            detection="/etc/libibverbs.d of every rank against the kernel drivers of the RDMA NICs",
-            settles="ibv_devices inside the container",
-            cure="apt install ibverbs-providers where the ranks run",
-            link="https://github.com/NVIDIA/nccl/issues/465",
-            look=_no_provider,
-            implies=("sockets-despite-rdma",),
-        ),
-        Condition(
-            id="infiniband-files-missing",
-            title="No /dev/infiniband/uverbs in the container: NET/IB : No device found, network Socket",
-            seen_as=("NET/IB : No device found.", "Using network Socket"),
-            effects=_SOCKETS,
-            detection="the device file of every active port against those that a rank has and may open",
-            settles="ls -l /dev/infiniband inside the container",
-            cure="docker run --device=/dev/infiniband --ulimit memlock=-1; in Kubernetes the RDMA device plugin",
-            link=_AREAL,
-            look=_no_device_files,
-            implies=("sockets-despite-rdma",),
-        ),
-        Condition(
-            id="efa-plugin-missing",
-            title="EFA without the aws-ofi-nccl plugin: NCCL uses network Socket on AWS",
-            effects=_SOCKETS,
-            detection="EFA devices, and no libnccl-net.so that the loader finds",
-            settles=f"{_NET_LINES}: `NET/OFI Selected Provider is efa`",
-            cure="install aws-ofi-nccl and put it into LD_LIBRARY_PATH; FI_PROVIDER=efa",
-            link="https://github.com/aws/aws-ofi-nccl",
-            look=_efa,
-            implies=("sockets-despite-rdma",),
-        ),
-        Condition(
-            id="no-rdma-nic",
-            title="No RDMA NIC (InfiniBand, RoCE, EFA): NCCL uses network Socket between nodes",
-            effects=(*_SOCKETS, Effect.NO_GPUDIRECT),
-            detection="no active RDMA device on a node of several; `NET/IB : No device found` on both in NCCL's log",
-            settles="ls /sys/class/infiniband; lspci | grep -i mellanox",
-            cure="nothing to repair, unless the nodes have InfiniBand or RoCE. Sockets do better with "
-            "NCCL_SOCKET_NTHREADS and NCCL_NSOCKS_PERTHREAD: gpubench allreduce with 4 and without says whether",
-            link=_ENV,
-            look=_no_nic,
-            in_log=_log_no_nic,
-            by_design=True,
-        ),
-        Condition(
-            id="sockets-despite-rdma",
-            title="NCCL uses network Socket although RDMA devices are there",
-            effects=_SOCKETS,
-            detection="`via NET/Socket` between nodes whose RDMA NICs are up, or that NCCL's log lists",
-            settles=_NET_LINES,
-            cure="NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET shows why: libibverbs or /dev/infiniband may be missing",
-            link=_AREAL,
-            look=_despite,
-            in_log=_log_despite,
-            general=True,
-        ),
+    Condition(
+        id="nccl-ib-disabled",
+        title="NCCL_IB_DISABLE=1 or NCCL_NET=Socket: NCCL uses network Socket although InfiniBand or RoCE is there",
+        detection="the variables of every rank and of NCCL's files, on nodes with RDMA NICs; NCCL's log",
+        settles="gpubench allreduce over two nodes, and the same with them unset",
+        cure="unset NCCL_IB_DISABLE NCCL_NET",
+        look=_disabled,
+        in_log=_log_disabled,
+        implies=("sockets-despite-rdma",),
     ),
+    Condition(
+        id="nccl-ib-hca",
+        title="NCCL_IB_HCA matches no device: NET/IB : No device found, network Socket",
+        detection="NCCL_IB_HCA (^ excludes, = is exact, else prefixes) against the RDMA devices of every node",
+        settles="ibdev2netdev; ls /sys/class/infiniband",
+        cure="unset NCCL_IB_HCA, or name devices that this node has",
+        look=_filtered,
+        in_log=_log_filtered,
+        implies=("sockets-despite-rdma",),
+    ),
+    Condition(
+        id="libibverbs-missing",
+        title="Failed to open libibverbs.so: NCCL uses network Socket (rdma-core is not in the container)",
+        detection="where the loader would find libibverbs.so.1, of every rank on a node with RDMA NICs; NCCL's log",
+        settles="ldconfig -p | grep libibverbs inside the container",
+        cure="apt install libibverbs1 ibverbs-providers, or dnf install rdma-core, where the ranks run",
+        link="https://github.com/NVIDIA/nccl/issues/489",
+        look=_no_verbs,
+        in_log=_log_no_verbs,
+        implies=("verbs-provider-missing", "sockets-despite-rdma"),
+    ),
+    Condition(
+        id="verbs-provider-missing",
+        title="libibverbs: no userspace device-specific driver found for the NIC (ibverbs-providers)",
+        seen_as=("libibverbs: Warning: couldn't load driver", "no userspace device-specific driver found"),
+        detection="/etc/libibverbs.d of every rank against the kernel drivers of the RDMA NICs",
+        settles="ibv_devices inside the container",
+        cure="apt install ibverbs-providers where the ranks run",
+        link="https://github.com/NVIDIA/nccl/issues/465",
+        look=_no_provider,
+        implies=("sockets-despite-rdma",),
+    ),
+    Condition(
+        id="infiniband-files-missing",
+        title="No /dev/infiniband/uverbs in the container: NET/IB : No device found, network Socket",
+        seen_as=("NET/IB : No device found.", "Using network Socket"),
+        detection="the device file of every active port against those that a rank has and may open",
+        settles="ls -l /dev/infiniband inside the container",
+        cure="docker run --device=/dev/infiniband --ulimit memlock=-1; in Kubernetes the RDMA device plugin",
+        link=_AREAL,
+        look=_no_device_files,
+        implies=("sockets-despite-rdma",),
+    ),
+    Condition(
+        id="efa-plugin-missing",
+        title="EFA without the aws-ofi-nccl plugin: NCCL uses network Socket on AWS",
+        detection="EFA devices, and no libnccl-net.so that the loader finds",
+        settles=f"{_NET_LINES}: `NET/OFI Selected Provider is efa`",
+        cure="install aws-ofi-nccl and put it into LD_LIBRARY_PATH; FI_PROVIDER=efa",
+        link="https://github.com/aws/aws-ofi-nccl",
+        look=_efa,
+        implies=("sockets-despite-rdma",),
+    ),
+    Condition(
+        id="no-rdma-nic",
+        title="No RDMA NIC (InfiniBand, RoCE, EFA): NCCL uses network Socket between nodes",
+        effects=(*_SOCKETS, Effect.NO_GPUDIRECT),
+        detection="no active RDMA device on a node of several; `NET/IB : No device found` on both in NCCL's log",
+        settles="ls /sys/class/infiniband; lspci | grep -i mellanox",
+        cure="nothing to repair, unless the nodes have InfiniBand or RoCE. Sockets do better with "
+        "NCCL_SOCKET_NTHREADS and NCCL_NSOCKS_PERTHREAD: gpubench allreduce with 4 and without says whether",
+        look=_no_nic,
+        in_log=_log_no_nic,
+        by_design=True,
+    ),
+    Condition(
+        id="sockets-despite-rdma",
+        title="NCCL uses network Socket although RDMA devices are there",
+        detection="`via NET/Socket` between nodes whose RDMA NICs are up, or that NCCL's log lists",
+        settles=_NET_LINES,
+        cure="NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET shows why: libibverbs or /dev/infiniband may be missing",
+        link=_AREAL,
+        look=_despite,
+        in_log=_log_despite,
+        general=True,
+    ),
+    effects=_SOCKETS,
+    link=_ENV,
 )

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 
 from gpubench.conditions.circumstances import Circumstances
 from gpubench.conditions.condition import Condition, Family, Found, Look, Sighting, joined
-from gpubench.conditions.sightings import of_gpu, of_node, unread
+from gpubench.conditions.sightings import of_every_node, of_gpu, of_node, unread
 from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.paths.evidence import Confidence
 from gpubench.model.paths.nodes import condense
@@ -17,13 +17,8 @@ from gpubench.model.terms.verdict import Verdict
 _MOST_CPUS = 65_536
 
 
-def _wsl(around: Circumstances) -> Found:
-    for number, node in around.nodes.items():
-        kernel = node.snapshot.kernel
-        if kernel.wsl:
-            yield of_node(around, number, "the kernel is Microsoft's, or /dev/dxg is there")
-        elif kernel.wsl is None:
-            yield from unread(around.on(number), kernel.unknown, "wsl")
+def _wsl(node: Topology) -> str:
+    return "the kernel is Microsoft's, or /dev/dxg is there" if node.snapshot.kernel.wsl else ""
 
 
 def cpus_in(ranges: str) -> set[int] | None:
@@ -174,91 +169,89 @@ def _differs(id_: str, title: str, detection: str, severity: Verdict, look: Look
     )
 
 
-NODE = Family(
+NODE = Family.of(
     "node",
     "Nodes and processes",
-    (
-        Condition(
-            id="wsl",
-            title="WSL2 (Windows): no P2P between GPUs, no CUDA IPC; NCCL uses SHM",
-            effects=(Effect.STAGED,),
-            detection="/proc/version names Microsoft, or /dev/dxg is there",
-            settles="uname -r",
-            cure="nothing to repair under WSL: boot Linux itself for P2P",
-            link="https://github.com/NVIDIA/TensorRT-LLM/pull/17034",
-            look=_wsl,
-            implies=("cuda-ipc-refused", "cuda-nvml-disagree", "peer-access-refused"),
-            by_design=True,
-        ),
-        Condition(
-            id="vm-flat-topology",
-            title="A virtual machine hides the PCIe topology: all GPUs and NICs are PHB, NUMA node -1",
-            effects=(Effect.NO_GPUDIRECT, Effect.SLOW),
-            detection="a virtual machine whose GPUs and RDMA NICs all hang on one host bridge, without NCCL_TOPO_FILE",
-            severity=Verdict.WARN,
-            settles="nvidia-smi topo -m; NCCL_TOPO_DUMP_FILE=/tmp/topo.xml gpubench allreduce",
-            cure="NCCL_TOPO_FILE=the provider's file (Azure: /opt/microsoft/*.xml; AWS: aws-ofi-nccl brings it)",
-            link="https://github.com/NVIDIA/nccl-tests/issues/86",
-            look=_flat,
-            implies=("gpudirect-too-far",),
-        ),
-        Condition(
-            id="topology-file-wrong",
-            title="NCCL_TOPO_FILE is of another machine, or cannot be read",
-            effects=(Effect.SLOW, Effect.NO_GPUDIRECT),
-            detection="bus ids in the file against those of the node's GPUs and NICs",
-            settles="gpubench topo --from FILE beside gpubench topo",
-            cure="unset NCCL_TOPO_FILE, or take the file made for this machine type",
-            link="https://github.com/NVIDIA/nccl/issues/749",
-            look=_topology_file,
-        ),
-        Condition(
-            id="numa-far",
-            title="A rank is bound to CPUs far from its GPU (NUMA): slow host copies and launches",
-            effects=(Effect.SLOW,),
-            detection="sched_getaffinity of every rank against the CPUs of its GPU's NUMA node; of p2p in one process "
-            "against those of every GPU",
-            settles="gpubench p2p --pairs 0-1 under numactl --cpunodebind of either node: host memory to GPU",
-            cure="mpirun --bind-to numa --map-by numa, or srun --cpu-bind with the GPU's CPUs",
-            link="https://github.com/NVIDIA/nccl/issues/1674",
-            look=_numa,
-        ),
-        Condition(
-            id="node-differs",
-            title="A node differs from the others of its kind",
-            detection="devices, links, settings and versions of nodes with the same GPUs",
-            check="nodes_alike",
-            severity=Verdict.WARN,
-            likely="a fault, or another image, firmware or setting than on the other nodes",
-            cure="gpubench topo on that node alone",
-            link=_COMPARE,
-            look=_node_differs,
-        ),
-        Condition(
-            id="settings-differ",
-            title="NCCL_ variables are not the same on all ranks",
-            detection="the environment of every rank",
-            check="ranks_alike",
-            severity=Verdict.WARN,
-            expected="the same on every rank",
-            likely="the launcher does not pass it on, or a host's profile sets it",
-            cure="mpirun -x NAME ..., or srun --export=ALL",
-            link="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html",
-            look=_settings_differ,
-        ),
-        _differs(
-            "driver-differs",
-            "Nodes have different versions of the NVIDIA driver",
-            "the driver's version on every node; of two the older one is named",
-            Verdict.FAIL,
-            _driver_differs,
-        ),
-        _differs(
-            "library-differs",
-            "Ranks load different files of a library (NCCL, MPI, UCX)",
-            "the libraries that every rank has loaded",
-            Verdict.WARN,
-            _library_differs,
-        ),
+    Condition(
+        id="wsl",
+        title="WSL2 (Windows): no P2P between GPUs, no CUDA IPC; NCCL uses SHM",
+        effects=(Effect.STAGED,),
+        detection="/proc/version names Microsoft, or /dev/dxg is there",
+        settles="uname -r",
+        cure="nothing to repair under WSL: boot Linux itself for P2P",
+        link="https://github.com/NVIDIA/TensorRT-LLM/pull/17034",
+        look=of_every_node(_wsl, unknown="wsl"),
+        implies=("cuda-ipc-refused", "cuda-nvml-disagree", "peer-access-refused"),
+        by_design=True,
+    ),
+    Condition(
+        id="vm-flat-topology",
+        title="A virtual machine hides the PCIe topology: all GPUs and NICs are PHB, NUMA node -1",
+        effects=(Effect.NO_GPUDIRECT, Effect.SLOW),
+        detection="a virtual machine whose GPUs and RDMA NICs all hang on one host bridge, without NCCL_TOPO_FILE",
+        severity=Verdict.WARN,
+        settles="nvidia-smi topo -m; NCCL_TOPO_DUMP_FILE=/tmp/topo.xml gpubench allreduce",
+        cure="NCCL_TOPO_FILE=the provider's file (Azure: /opt/microsoft/*.xml; AWS: aws-ofi-nccl brings it)",
+        link="https://github.com/NVIDIA/nccl-tests/issues/86",
+        look=_flat,
+        implies=("gpudirect-too-far",),
+    ),
+    Condition(
+        id="topology-file-wrong",
+        title="NCCL_TOPO_FILE is of another machine, or cannot be read",
+        effects=(Effect.SLOW, Effect.NO_GPUDIRECT),
+        detection="bus ids in the file against those of the node's GPUs and NICs",
+        settles="gpubench topo --from FILE beside gpubench topo",
+        cure="unset NCCL_TOPO_FILE, or take the file made for this machine type",
+        link="https://github.com/NVIDIA/nccl/issues/749",
+        look=_topology_file,
+    ),
+    Condition(
+        id="numa-far",
+        title="A rank is bound to CPUs far from its GPU (NUMA): slow host copies and launches",
+        effects=(Effect.SLOW,),
+        detection="sched_getaffinity of every rank against the CPUs of its GPU's NUMA node; of p2p in one process "
+        "against those of every GPU",
+        settles="gpubench p2p --pairs 0-1 under numactl --cpunodebind of either node: host memory to GPU",
+        cure="mpirun --bind-to numa --map-by numa, or srun --cpu-bind with the GPU's CPUs",
+        link="https://github.com/NVIDIA/nccl/issues/1674",
+        look=_numa,
+    ),
+    Condition(
+        id="node-differs",
+        title="A node differs from the others of its kind",
+        detection="devices, links, settings and versions of nodes with the same GPUs",
+        check="nodes_alike",
+        severity=Verdict.WARN,
+        likely="a fault, or another image, firmware or setting than on the other nodes",
+        cure="gpubench topo on that node alone",
+        link=_COMPARE,
+        look=_node_differs,
+    ),
+    Condition(
+        id="settings-differ",
+        title="NCCL_ variables are not the same on all ranks",
+        detection="the environment of every rank",
+        check="ranks_alike",
+        severity=Verdict.WARN,
+        expected="the same on every rank",
+        likely="the launcher does not pass it on, or a host's profile sets it",
+        cure="mpirun -x NAME ..., or srun --export=ALL",
+        link="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html",
+        look=_settings_differ,
+    ),
+    _differs(
+        "driver-differs",
+        "Nodes have different versions of the NVIDIA driver",
+        "the driver's version on every node; of two the older one is named",
+        Verdict.FAIL,
+        _driver_differs,
+    ),
+    _differs(
+        "library-differs",
+        "Ranks load different files of a library (NCCL, MPI, UCX)",
+        "the libraries that every rank has loaded",
+        Verdict.WARN,
+        _library_differs,
     ),
 )

@@ -4,9 +4,9 @@ from collections import Counter
 from functools import partial
 
 from gpubench.conditions.circumstances import Circumstances
-from gpubench.conditions.condition import Condition, Family, Found, joined
-from gpubench.conditions.log_evidence import Reason, Staged
-from gpubench.conditions.sightings import of_every_gpu, of_gpu, of_node, of_pairs, sureness, unread
+from gpubench.conditions.condition import Condition, Family, Found, in_each_node, joined
+from gpubench.conditions.log_evidence import remark_in_log
+from gpubench.conditions.sightings import of_every_gpu, of_every_node, of_gpu, of_node, of_pairs, sureness, unread
 from gpubench.model.facts.error_counts import nvlink_errors
 from gpubench.model.facts.fabric_health import decode_health, describe_health
 from gpubench.model.facts.snapshot import GpuFacts, NvlinkPeer
@@ -23,29 +23,20 @@ _FABRIC_MANAGER = "nv-fabricmanager"
 _MODES = ("min", "half", "3quarter")
 
 
-def _disabled(around: Circumstances) -> Found:
-    for number, node in around.nodes.items():
-        settings = node.snapshot.driver_settings
-        parameter = (settings.parameters or {}).get("NvLinkDisable")
-        if parameter not in (None, "", "0"):
-            yield of_node(around, number, f"NvLinkDisable: {parameter} in the driver's parameters")
-        elif settings.nvlink_bandwidth_mode == "off":
-            yield of_node(around, number, "NVML says that the NVLink bandwidth mode is off")
-        else:
-            yield from unread(around.on(number), settings.unknown, "parameters")
+def _disabled(node: Topology) -> str:
+    settings = node.snapshot.driver_settings
+    parameter = (settings.parameters or {}).get("NvLinkDisable")
+    if parameter not in (None, "", "0"):
+        return f"NvLinkDisable: {parameter} in the driver's parameters"
+    return "NVML says that the NVLink bandwidth mode is off" if settings.nvlink_bandwidth_mode == "off" else ""
 
 
-def _limited(around: Circumstances) -> Found:
-    for number, node in around.nodes.items():
-        settings = node.snapshot.driver_settings
-        if settings.nvlink_bandwidth_mode in _MODES:
-            seen = f"the NVLink bandwidth mode is {settings.nvlink_bandwidth_mode}"
-            yield of_node(around, number, seen)
-        elif settings.nvlink_bandwidth_reduced:
-            seen = f"{joined(settings.nvlink_bandwidth_reduced)} below the best NVLink bandwidth mode"
-            yield of_node(around, number, seen)
-        elif settings.nvlink_bandwidth_mode is None:
-            yield from unread(around.on(number), settings.unknown, "nvlink_bandwidth_mode")
+def _limited(node: Topology) -> str:
+    settings = node.snapshot.driver_settings
+    if settings.nvlink_bandwidth_mode in _MODES:
+        return f"the NVLink bandwidth mode is {settings.nvlink_bandwidth_mode}"
+    reduced = joined(settings.nvlink_bandwidth_reduced or ())
+    return f"{reduced} below the best NVLink bandwidth mode" if reduced else ""
 
 
 def _fabric_trouble(gpu: GpuFacts) -> str:
@@ -58,6 +49,7 @@ def _fabric_trouble(gpu: GpuFacts) -> str:
     return joined((state, status))
 
 
+@in_each_node
 def _not_ready(around: Circumstances) -> Found:
     """By the fabric's own word; else by refusals, which the check of peer access reports."""
     troubled = {position: trouble for position, _, gpu in around.gpus() if (trouble := _fabric_trouble(gpu))}
@@ -102,8 +94,7 @@ def _manager(around: Circumstances, *, stopped: bool) -> Found:
         elif stopped and service.running is False:
             yield of_node(around, number, "nv-fabricmanager does not run")
         elif not stopped and service.running and service.version and driver and service.version != driver:
-            seen = f"the fabric manager is {service.version}, the driver {driver}"
-            yield of_node(around, number, seen)
+            yield of_node(around, number, f"the fabric manager is {service.version}, the driver {driver}")
 
 
 def _unhealthy(gpu: GpuFacts) -> str:
@@ -111,6 +102,7 @@ def _unhealthy(gpu: GpuFacts) -> str:
     return f"fabric health: {describe_health(mask)}" if mask is not None and any(decode_health(mask).values()) else ""
 
 
+@in_each_node
 def _down(around: Circumstances) -> Found:
     """Fewer active links than most GPUs of the model on the node.
 
@@ -134,6 +126,7 @@ def _down(around: Circumstances) -> Found:
         )
 
 
+@in_each_node
 def _all_down(around: Circumstances) -> Found:
     for position, node, gpu in around.gpus():
         if lost_its_switches(node, gpu):
@@ -152,6 +145,7 @@ def _usual(node: Topology, model: str | None) -> int:
     return max(tally, key=lambda count: (tally[count], count)) if tally else 0
 
 
+@in_each_node
 def _errors(around: Circumstances) -> Found:
     found = {
         (number, errors.device): errors
@@ -165,12 +159,9 @@ def _errors(around: Circumstances) -> Found:
             yield of_gpu(around, position, errors.seen, sureness(errors), expected=errors.expected, likely=likely)
 
 
-def _log_nvlink_refused(staged: Staged) -> Reason | None:
-    refused = staged.found(RemarkKind.NVLINK_REFUSED)
-    if not staged.inside or staged.network is not None or not refused:
-        return None
-    advice = "NVLinks without peer access are a fault: is the fabric manager running? gpubench topo"
-    return f"NCCL says: {refused[0].gist}", advice
+_log_nvlink_refused = remark_in_log(
+    RemarkKind.NVLINK_REFUSED, "NVLinks without peer access are a fault: is the fabric manager running? gpubench topo"
+)
 
 
 _DSTACK = "https://github.com/Dstack-TEE/dstack/pull/1167"
@@ -178,134 +169,129 @@ _AZURE = "https://github.com/Azure/azhpc-images/pull/506"
 _FOLLOWS = (_NOT_READY, "cuda-nvml-disagree", "bar1-small", _REFUSED)
 
 
-NVLINK = Family(
+NVLINK = Family.of(
     "nvlink",
     "NVLink and its fabric",
-    (
-        Condition(
-            id="nvlink-disabled",
-            title="NVLink is switched off by a driver setting (NVreg_NvLinkDisable=1, NVreg_RmNvlinkBandwidth=OFF)",
-            effects=(Effect.STAGED, Effect.SLOW),
-            detection="/proc/driver/nvidia/params; nvmlSystemGetNvlinkBwMode",
-            settles="grep -i nvlink /proc/driver/nvidia/params /etc/modprobe.d/*",
-            cure="take the setting out of /etc/modprobe.d and reboot",
-            link="https://github.com/NVIDIA/open-gpu-kernel-modules",
-            look=_disabled,
-            implies=("nvlinks-all-down", _DOWN, *_FOLLOWS),
-        ),
-        Condition(
-            id="fabric-manager-stopped",
-            title="NVSwitch without a running fabric manager: links are active, P2P refused, CUDA error 802",
-            seen_as=(
-                "CUDA error 802: system not yet initialized",
-                "cudaErrorSystemNotReady",
-                "Fabric State : In Progress",
-            ),
-            effects=(Effect.STAGED,),
-            detection="no process nv-fabricmanager on a host with NVSwitches whose GPUs' fabric is not ready",
-            settles="systemctl status nvidia-fabricmanager",
-            cure="systemctl enable --now nvidia-fabricmanager, of the driver's version",
-            link=_DSTACK,
-            look=partial(_manager, stopped=True),
-            implies=_FOLLOWS,
-        ),
-        Condition(
-            id="fabric-manager-version",
-            title="Fabric manager version does not match the NVIDIA driver version",
-            effects=(Effect.STAGED,),
-            detection="the version in its log against the driver's, where the GPUs' fabric is not ready",
-            settles="nv-fabricmanager --version; nvidia-smi",
-            cure="install nvidia-fabricmanager of the driver's version, then restart it",
-            link=_DSTACK,
-            look=partial(_manager, stopped=False),
-            implies=_FOLLOWS,
-        ),
-        Condition(
-            id=_NOT_READY,
-            title="The NVLink fabric is not ready: fabric state is not Completed, P2P over NVLink refused (NS)",
-            effects=(Effect.STAGED,),
-            detection="nvmlDeviceGetGpuFabricInfo; or the driver's refusal between GPUs whose links to NVSwitches are "
-            "active; `P2P is disabled between NVLINK connected GPUs` in NCCL's log",
-            settles="nvidia-smi -q | grep -A 12 Fabric",
-            check="fabric",
-            expected="state completed, status success",
-            likely="the fabric manager is not running or is of another version than the driver; links may be active "
-            "all the same, and peer access is refused",
-            cure="systemctl status nvidia-fabricmanager; systemctl restart nvidia-fabricmanager",
-            link=_AZURE,
-            look=_not_ready,
-            in_log=_log_nvlink_refused,
-            implies=_FOLLOWS[1:],
-        ),
-        Condition(
-            id="nvlinks-all-down",
-            title="All NVLinks of a GPU are inactive on a board with NVSwitches",
-            effects=(Effect.STAGED, Effect.SLOW),
-            detection="no active link of a GPU that has some, beside NVSwitches, or whose fabric was ready",
-            check="nvlink_active",
-            severity=Verdict.FAIL,
-            likely="the board, its driver settings (NVreg_NvLinkDisable, NVreg_RmNvlinkBandwidth), or Xid 74",
-            aliases=(_DOWN,),
-            settles="nvidia-smi nvlink -s; grep -i nvlink /proc/driver/nvidia/params; dmesg | grep 'Xid.*74'",
-            cure="systemctl restart nvidia-fabricmanager, then nvidia-smi --gpu-reset; else have the board looked at",
-            link="https://github.com/NVIDIA/DCGM/issues/198",
-            look=_all_down,
-            implies=(_DOWN, *_FOLLOWS),
-        ),
-        Condition(
-            id=_DOWN,
-            title="NVLinks are down or inactive on a GPU (nvidia-smi nvlink -s, Xid 74)",
-            seen_as=("Link 4: <inactive>", "Xid 74"),
-            effects=(Effect.SLOW,),
-            detection="active links of each GPU against those of its siblings",
-            check="nvlink_active",
-            severity=Verdict.FAIL,
-            likely="a bridge or board not seated, a failed link (Xid 74), or a setting (NVreg_NvLinkDisable, "
-            "NVreg_RmNvlinkBandwidth)",
-            settles="nvidia-smi nvlink -s; nvidia-smi nvlink -e; dmesg | grep 'Xid.*74'",
-            cure="nvidia-smi --gpu-reset -i GPU; if a link stays down, reseat the board or bridge, or have it replaced",
-            link="https://github.com/NVIDIA/nccl/issues/2329",
-            look=_down,
-        ),
-        Condition(
-            id="nvlink-bandwidth-limited",
-            title="NVLink bandwidth mode is reduced (NVreg_RmNvlinkBandwidth=MIN, HALF, 3QUARTER)",
-            effects=(Effect.SLOW,),
-            detection="nvmlSystemGetNvlinkBwMode, nvmlDeviceGetNvlinkBwMode",
-            settles="grep -i nvlink /etc/modprobe.d/*",
-            cure="take NVreg_RmNvlinkBandwidth out of /etc/modprobe.d and reboot",
-            link="https://github.com/NVIDIA/open-gpu-kernel-modules",
-            look=_limited,
-            implies=(_DOWN,),
-        ),
-        Condition(
-            id="fabric-unhealthy",
-            title="The NVLink fabric reports degraded bandwidth or an unhealthy route (health mask)",
-            effects=(Effect.SLOW,),
-            detection="the two-bit fields of nvmlGpuFabricInfo's health mask: 0xaa is healthy",
-            settles="nvidia-smi -q | grep -A 12 Fabric",
-            check="fabric",
-            severity=Verdict.FAIL,
-            expected="no bad health bit",
-            likely="links, switches or routes of the fabric that failed",
-            aliases=(_NOT_READY,),
-            cure="systemctl restart nvidia-fabricmanager; then replace what its log names",
-            link="https://github.com/NVIDIA/nccl/issues/2186",
-            look=of_every_gpu(_unhealthy),
-            implies=(_DOWN,),
-        ),
-        Condition(
-            id="nvlink-errors",
-            title="NVLinks count replay, recovery or CRC errors",
-            effects=(Effect.SLOW,),
-            detection="the error counters of every link: what comes while p2p or check runs; weak where they were read "
-            "once: totals far above those of siblings",
-            settles="nvidia-smi nvlink -e, again after gpubench p2p: do they grow?",
-            check="nvlink_errors",
-            severity=Verdict.WARN,
-            cure="nvidia-smi nvlink -e, again after gpubench p2p: reseat or replace the link whose counters grow",
-            link="https://github.com/NVIDIA/DCGM/issues/198",
-            look=_errors,
-        ),
+    Condition(
+        id="nvlink-disabled",
+        title="NVLink is switched off by a driver setting (NVreg_NvLinkDisable=1, NVreg_RmNvlinkBandwidth=OFF)",
+        effects=(Effect.STAGED, Effect.SLOW),
+        detection="/proc/driver/nvidia/params; nvmlSystemGetNvlinkBwMode",
+        settles="grep -i nvlink /proc/driver/nvidia/params /etc/modprobe.d/*",
+        cure="take the setting out of /etc/modprobe.d and reboot",
+        link="https://github.com/NVIDIA/open-gpu-kernel-modules",
+        look=of_every_node(_disabled, unknown="parameters"),
+        implies=("nvlinks-all-down", _DOWN, *_FOLLOWS),
     ),
+    Condition(
+        id="fabric-manager-stopped",
+        title="NVSwitch without a running fabric manager: links are active, P2P refused, CUDA error 802",
+        seen_as=(
+            "CUDA error 802: system not yet initialized",
+            "cudaErrorSystemNotReady",
+            "Fabric State : In Progress",
+        ),
+        effects=(Effect.STAGED,),
+        detection="no process nv-fabricmanager on a host with NVSwitches whose GPUs' fabric is not ready",
+        settles="systemctl status nvidia-fabricmanager",
+        cure="systemctl enable --now nvidia-fabricmanager, of the driver's version",
+        link=_DSTACK,
+        look=partial(_manager, stopped=True),
+        implies=_FOLLOWS,
+    ),
+    Condition(
+        id="fabric-manager-version",
+        title="Fabric manager version does not match the NVIDIA driver version",
+        effects=(Effect.STAGED,),
+        detection="the version in its log against the driver's, where the GPUs' fabric is not ready",
+        settles="nv-fabricmanager --version; nvidia-smi",
+        cure="install nvidia-fabricmanager of the driver's version, then restart it",
+        link=_DSTACK,
+        look=partial(_manager, stopped=False),
+        implies=_FOLLOWS,
+    ),
+    Condition(
+        id=_NOT_READY,
+        title="The NVLink fabric is not ready: fabric state is not Completed, P2P over NVLink refused (NS)",
+        effects=(Effect.STAGED,),
+        detection="nvmlDeviceGetGpuFabricInfo; or the driver's refusal between GPUs whose links to NVSwitches are "
+        "active; `P2P is disabled between NVLINK connected GPUs` in NCCL's log",
+        settles="nvidia-smi -q | grep -A 12 Fabric",
+        check="fabric",
+        expected="state completed, status success",
+        likely="the fabric manager is not running or is of another version than the driver; links may be active "
+        "all the same, and peer access is refused",
+        cure="systemctl status nvidia-fabricmanager; systemctl restart nvidia-fabricmanager",
+        link=_AZURE,
+        look=_not_ready,
+        in_log=_log_nvlink_refused,
+        implies=_FOLLOWS[1:],
+    ),
+    Condition(
+        id="nvlinks-all-down",
+        title="All NVLinks of a GPU are inactive on a board with NVSwitches",
+        effects=(Effect.STAGED, Effect.SLOW),
+        detection="no active link of a GPU that has some, beside NVSwitches, or whose fabric was ready",
+        check="nvlink_active",
+        severity=Verdict.FAIL,
+        likely="the board, its driver settings (NVreg_NvLinkDisable, NVreg_RmNvlinkBandwidth), or Xid 74",
+        aliases=(_DOWN,),
+        settles="nvidia-smi nvlink -s; grep -i nvlink /proc/driver/nvidia/params; dmesg | grep 'Xid.*74'",
+        cure="systemctl restart nvidia-fabricmanager, then nvidia-smi --gpu-reset; else have the board looked at",
+        link="https://github.com/NVIDIA/DCGM/issues/198",
+        look=_all_down,
+        implies=(_DOWN, *_FOLLOWS),
+    ),
+    Condition(
+        id=_DOWN,
+        title="NVLinks are down or inactive on a GPU (nvidia-smi nvlink -s, Xid 74)",
+        seen_as=("Link 4: <inactive>", "Xid 74"),
+        detection="active links of each GPU against those of its siblings",
+        check="nvlink_active",
+        severity=Verdict.FAIL,
+        likely="a bridge or board not seated, a failed link (Xid 74), or a setting (NVreg_NvLinkDisable, "
+        "NVreg_RmNvlinkBandwidth)",
+        settles="nvidia-smi nvlink -s; nvidia-smi nvlink -e; dmesg | grep 'Xid.*74'",
+        cure="nvidia-smi --gpu-reset -i GPU; if a link stays down, reseat the board or bridge, or have it replaced",
+        link="https://github.com/NVIDIA/nccl/issues/2329",
+        look=_down,
+    ),
+    Condition(
+        id="nvlink-bandwidth-limited",
+        title="NVLink bandwidth mode is reduced (NVreg_RmNvlinkBandwidth=MIN, HALF, 3QUARTER)",
+        detection="nvmlSystemGetNvlinkBwMode, nvmlDeviceGetNvlinkBwMode",
+        settles="grep -i nvlink /etc/modprobe.d/*",
+        cure="take NVreg_RmNvlinkBandwidth out of /etc/modprobe.d and reboot",
+        link="https://github.com/NVIDIA/open-gpu-kernel-modules",
+        look=of_every_node(_limited, unknown="nvlink_bandwidth_mode"),
+        implies=(_DOWN,),
+    ),
+    Condition(
+        id="fabric-unhealthy",
+        title="The NVLink fabric reports degraded bandwidth or an unhealthy route (health mask)",
+        detection="the two-bit fields of nvmlGpuFabricInfo's health mask: 0xaa is healthy",
+        settles="nvidia-smi -q | grep -A 12 Fabric",
+        check="fabric",
+        severity=Verdict.FAIL,
+        expected="no bad health bit",
+        likely="links, switches or routes of the fabric that failed",
+        aliases=(_NOT_READY,),
+        cure="systemctl restart nvidia-fabricmanager; then replace what its log names",
+        link="https://github.com/NVIDIA/nccl/issues/2186",
+        look=of_every_gpu(_unhealthy),
+        implies=(_DOWN,),
+    ),
+    Condition(
+        id="nvlink-errors",
+        title="NVLinks count replay, recovery or CRC errors",
+        detection="the error counters of every link: what comes while p2p or check runs; weak where they were read "
+        "once: totals far above those of siblings",
+        settles="nvidia-smi nvlink -e, again after gpubench p2p: do they grow?",
+        check="nvlink_errors",
+        severity=Verdict.WARN,
+        cure="nvidia-smi nvlink -e, again after gpubench p2p: reseat or replace the link whose counters grow",
+        link="https://github.com/NVIDIA/DCGM/issues/198",
+        look=_errors,
+    ),
+    effects=(Effect.SLOW,),
 )

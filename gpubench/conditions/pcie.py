@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from gpubench.conditions.circumstances import Circumstances
-from gpubench.conditions.condition import Condition, Family, Found, Look
+from gpubench.conditions.condition import Condition, Family, Found, Look, in_each_node
 from gpubench.conditions.sightings import of_device, of_node, of_pairs, sureness
 from gpubench.model.facts.error_counts import FEW_MEANWHILE, pcie_errors
 from gpubench.model.facts.pci_capabilities import PciKind
@@ -29,6 +29,7 @@ def _links(node: Topology) -> Iterator[tuple[Device, PcieLink]]:
     yield from ((nic, nic.pcie) for nic in node.nics if nic.kind is not NicKind.ETHERNET)
 
 
+@in_each_node
 def _width(around: Circumstances) -> Found:
     for number, node in around.nodes.items():
         for device, link in _links(node):
@@ -36,6 +37,7 @@ def _width(around: Circumstances) -> Found:
                 yield of_device(around, number, device, f"PCIe trained to {link.width} of {link.max_width} lanes")
 
 
+@in_each_node
 def _generation(around: Circumstances) -> Found:
     """Of busy GPUs and of NICs: an idle GPU lowers its generation to save power."""
     for number, node in around.nodes.items():
@@ -53,6 +55,7 @@ def _is_slow(link: PcieLink) -> bool:
     return bool(link.generation and link.max_generation and link.generation < link.max_generation)
 
 
+@in_each_node
 def _uplink(around: Circumstances) -> Found:
     for number, node in around.nodes.items():
         links = {switch.bus_id: switch.link for switch in node.snapshot.switches}
@@ -78,6 +81,7 @@ def _below(around: Circumstances, number: int, switch: str) -> frozenset[int]:
     return frozenset(position for position, gpu in known if gpu is not None and switch in gpu.place.switches)
 
 
+@in_each_node
 def _errors(around: Circumstances) -> Found:
     for number, node in around.nodes.items():
         gpus = {gpu.device: gpu for gpu in node.gpus}
@@ -159,75 +163,73 @@ def _link(id_: str, title: str, detection: str, look: Look, link: str, severity:
     )
 
 
-PCIE = Family(
+PCIE = Family.of(
     "pcie",
     "PCIe links",
-    (
-        _link(
-            "pcie-width",
-            "A GPU or NIC runs on fewer PCIe lanes than it has (LnkSta: Width x8, downgraded)",
-            "current against maximal width, NVML and /sys current_link_width",
-            _width,
-            "https://github.com/NVIDIA/nccl/issues/2397",
-            Verdict.FAIL,
-        ),
-        _link(
-            "pcie-uplink",
-            "The uplink of a PCIe switch runs at a lower width or generation than it could",
-            "current against maximal width and generation of every upstream port above GPUs and NICs",
-            _uplink,
-            "https://github.com/local-inference-lab/rtx6kpro/pull/88",
-            Verdict.FAIL,
-            "pcie-width",
-            "pcie-generation",
-        ),
-        _link(
-            "pcie-generation",
-            "A GPU under load, or a NIC, runs at a lower PCIe generation than it could (LnkSta: Speed 8GT/s)",
-            "current against maximal generation, of GPUs that are not idle",
-            _generation,
-            "https://github.com/NVIDIA/NVSentinel/issues/890",
-            Verdict.WARN,
-        ),
-        Condition(
-            id="pcie-errors",
-            title="PCIe replays or AER errors (BadTLP, ACSViol, correctable errors) on the way of a GPU",
-            seen_as=("PCIe Bus Error: severity=Corrected", "Replays Since Reset"),
-            effects=_SLOW,
-            detection="aer_dev_* in /sys of every hop, and NVML's replay counter: more than "
-            f"{FEW_MEANWHILE} that come while p2p or check runs, or any that cannot be corrected; weak where they were "
-            "read once: totals far above those of siblings, or fatal ones",
-            settles="the same again after gpubench p2p: do they grow? dmesg | grep AER",
-            check="pcie_errors",
-            severity=Verdict.WARN,
-            likely="a riser, a slot, dirt on the contacts, or a card that is not seated",
-            cure="reseat the card, riser or cable; a slower generation in the BIOS where errors go on",
-            link="https://github.com/NVIDIA/NVSentinel/issues/890",
-            look=_errors,
-        ),
-        Condition(
-            id="posted-write-collapse",
-            title="P2P writes collapse when several GPUs below one PCIe switch write to several root complexes; reads "
-            "do not",
-            effects=(Effect.SLOW,),
-            detection="gpubench p2p's patterns: the same pairs at once, over PCIe, read more than twice as fast as "
-            "they write",
-            settles="gpubench p2p: the lines `all to all`, write and read; pair by pair both are fine",
-            cure="have NCCL read: NCCL_P2P_READ_ENABLE=1 gpubench alltoall, and without; else spread the cards over "
-            "root complexes",
-            link="https://github.com/local-inference-lab/rtx6kpro",
-            look=_write_collapse,
-        ),
-        Condition(
-            id="staging-shares-uplink",
-            title="Pairs under one PCIe switch are slower through host memory than pairs under two",
-            effects=(Effect.SLOW,),
-            detection="pairs without P2P by design, through host memory, below one switch",
-            settles="gpubench p2p: PIX pairs slower than SYS pairs",
-            cure="nothing to repair: both ways share the switch's uplink; spread such ranks over switches",
-            link="https://github.com/NVIDIA/nccl/issues/1086",
-            look=_shared_uplink,
-            by_design=True,
-        ),
+    _link(
+        "pcie-width",
+        "A GPU or NIC runs on fewer PCIe lanes than it has (LnkSta: Width x8, downgraded)",
+        "current against maximal width, NVML and /sys current_link_width",
+        _width,
+        "https://github.com/NVIDIA/nccl/issues/2397",
+        Verdict.FAIL,
+    ),
+    _link(
+        "pcie-uplink",
+        "The uplink of a PCIe switch runs at a lower width or generation than it could",
+        "current against maximal width and generation of every upstream port above GPUs and NICs",
+        _uplink,
+        "https://github.com/local-inference-lab/rtx6kpro/pull/88",
+        Verdict.FAIL,
+        "pcie-width",
+        "pcie-generation",
+    ),
+    _link(
+        "pcie-generation",
+        "A GPU under load, or a NIC, runs at a lower PCIe generation than it could (LnkSta: Speed 8GT/s)",
+        "current against maximal generation, of GPUs that are not idle",
+        _generation,
+        "https://github.com/NVIDIA/NVSentinel/issues/890",
+        Verdict.WARN,
+    ),
+    Condition(
+        id="pcie-errors",
+        title="PCIe replays or AER errors (BadTLP, ACSViol, correctable errors) on the way of a GPU",
+        seen_as=("PCIe Bus Error: severity=Corrected", "Replays Since Reset"),
+        effects=_SLOW,
+        detection="aer_dev_* in /sys of every hop, and NVML's replay counter: more than "
+        f"{FEW_MEANWHILE} that come while p2p or check runs, or any that cannot be corrected; weak where they were "
+        "read once: totals far above those of siblings, or fatal ones",
+        settles="the same again after gpubench p2p: do they grow? dmesg | grep AER",
+        check="pcie_errors",
+        severity=Verdict.WARN,
+        likely="a riser, a slot, dirt on the contacts, or a card that is not seated",
+        cure="reseat the card, riser or cable; a slower generation in the BIOS where errors go on",
+        link="https://github.com/NVIDIA/NVSentinel/issues/890",
+        look=_errors,
+    ),
+    Condition(
+        id="posted-write-collapse",
+        title="P2P writes collapse when several GPUs below one PCIe switch write to several root complexes; reads "
+        "do not",
+        effects=(Effect.SLOW,),
+        detection="gpubench p2p's patterns: the same pairs at once, over PCIe, read more than twice as fast as "
+        "they write",
+        settles="gpubench p2p: the lines `all to all`, write and read; pair by pair both are fine",
+        cure="have NCCL read: NCCL_P2P_READ_ENABLE=1 gpubench alltoall, and without; else spread the cards over "
+        "root complexes",
+        link="https://github.com/local-inference-lab/rtx6kpro",
+        look=_write_collapse,
+    ),
+    Condition(
+        id="staging-shares-uplink",
+        title="Pairs under one PCIe switch are slower through host memory than pairs under two",
+        effects=(Effect.SLOW,),
+        detection="pairs without P2P by design, through host memory, below one switch",
+        settles="gpubench p2p: PIX pairs slower than SYS pairs",
+        cure="nothing to repair: both ways share the switch's uplink; spread such ranks over switches",
+        link="https://github.com/NVIDIA/nccl/issues/1086",
+        look=_shared_uplink,
+        by_design=True,
     ),
 )

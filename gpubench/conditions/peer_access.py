@@ -3,15 +3,15 @@
 from collections.abc import Callable
 
 from gpubench.conditions.circumstances import Circumstances
-from gpubench.conditions.condition import Condition, Family, Found, Look, joined
+from gpubench.conditions.condition import Condition, Family, Found, Look, in_each_node, joined
 from gpubench.conditions.log_evidence import Reason, Staged, remark_in_log
-from gpubench.conditions.sightings import of_gpu, of_node, of_pairs, unread
+from gpubench.conditions.sightings import of_every_node, of_gpu, of_pairs
 from gpubench.model.paths.evidence import Confidence
 from gpubench.model.paths.nccl_log import RemarkKind
 from gpubench.model.paths.path_types import is_nvlink
 from gpubench.model.paths.peer_policy import Refusal
 from gpubench.model.paths.selection import Pair
-from gpubench.model.paths.topology import P2P_STATUS
+from gpubench.model.paths.topology import P2P_STATUS, Topology
 from gpubench.model.results.rows.causes import Effect
 from gpubench.model.terms.verdict import Verdict
 
@@ -22,6 +22,7 @@ _MIB = 2**20
 def _of_refusal(seen: str, holds: Callable[[Refusal], bool], *, virtual: bool | None = None) -> Look:
     """For all pairs whose refusal is of some kind; `virtual`: of virtual machines, or of bare metal, alone."""
 
+    @in_each_node
     def look(around: Circumstances) -> Found:
         pairs = [
             pair
@@ -43,6 +44,7 @@ def _over_pcie(refusal: Refusal) -> bool:
     return not (refusal.wired or refusal.mig or refusal.mesh)
 
 
+@in_each_node
 def _mig(around: Circumstances) -> Found:
     """A finding of its own where the profile or a sibling has it off."""
     for position, node, gpu in around.gpus():
@@ -54,14 +56,10 @@ def _mig(around: Circumstances) -> Found:
             yield of_gpu(around, position, "MIG is on", severity=Verdict.WARN if odd else None, expected=expected)
 
 
-def _confidential(around: Circumstances) -> Found:
-    for number, node in around.nodes.items():
-        settings = node.snapshot.driver_settings
-        computing = settings.confidential_computing
-        if computing is None:
-            yield from unread(around.on(number), settings.unknown, "confidential_computing")
-        elif computing.enabled and computing.multi_gpu not in ("protected_pcie", "nvle"):
-            yield of_node(around, number, "confidential computing is on, without protected PCIe", Confidence.LIKELY)
+def _confidential(node: Topology) -> str:
+    computing = node.snapshot.driver_settings.confidential_computing
+    bounces = computing is not None and computing.enabled and computing.multi_gpu not in ("protected_pcie", "nvle")
+    return "confidential computing is on, without protected PCIe" if bounces else ""
 
 
 def _registry_key(around: Circumstances) -> Found:
@@ -75,6 +73,7 @@ def _registry_key(around: Circumstances) -> Found:
     return _of_refusal(seen, lambda each: each.status == "DR" and not each.mig)(around)
 
 
+@in_each_node
 def _mixed(around: Circumstances) -> Found:
     """Refused between models, and granted between two of a model."""
     alike = [pair for pair in around.inside if not _models_differ(around, pair)]
@@ -94,6 +93,7 @@ def _models_differ(around: Circumstances, pair: Pair) -> bool:
     return one is not None and other is not None and None not in (one.name, other.name) and one.name != other.name
 
 
+@in_each_node
 def _bar1(around: Circumstances) -> Found:
     ends = {gpu for pair, refusal in around.refusals.items() if _over_pcie(refusal) for gpu in pair}
     for position, _, gpu in around.gpus():
@@ -123,144 +123,129 @@ def _log_without_nvlinks(staged: Staged) -> Reason | None:
     )
 
 
-_OF_PAIRS = (Effect.STAGED,)
-
 _WAIVED = "https://github.com/NVIDIA/nvbandwidth/issues/13"
 
 
-PEER_ACCESS = Family(
+PEER_ACCESS = Family.of(
     "peer_access",
     "Peer access",
-    (
-        Condition(
-            id="mig-on",
-            title="MIG is enabled, so GPUs have no peer-to-peer (P2P) access by PCIe or NVLink",
-            seen_as=("MIG Mode : Current : Enabled",),
-            effects=_OF_PAIRS,
-            detection="nvmlDeviceGetMigMode",
-            settles="nvidia-smi -q | grep -A 3 'MIG Mode'",
-            check="mig",
-            likely="somebody split it; its instances reach no other GPU but through host memory",
-            cure="nothing to repair; nvidia-smi -i GPU -mig 0 gives peer access back, and takes the instances away",
-            link="https://github.com/NVIDIA/nccl/issues/1716",
-            look=_mig,
-            implies=("cuda-nvml-disagree", _REFUSED),
-            by_design=True,
-        ),
-        Condition(
-            id="confidential-computing",
-            title="Confidential computing (CC) is on: transfers go through encrypted bounce buffers, P2P is off",
-            effects=_OF_PAIRS,
-            detection="nvmlSystemGetConfComputeSettings; `CC On` in NCCL's log",
-            settles="nvidia-smi conf-compute -f; nvidia-smi topo -p2p r",
-            cure="protected PCIe mode (PPCIE) gives all GPUs of a board to one confidential VM; else switch CC off",
-            link="https://github.com/NVIDIA/open-gpu-kernel-modules",
-            look=_confidential,
-            in_log=remark_in_log(
-                RemarkKind.CONFIDENTIAL, "confidential computing encrypts transfers through host memory"
-            ),
-            implies=(_REFUSED,),
-        ),
-        Condition(
-            id="gpu-without-pcie-p2p",
-            title="GNS: this GPU model has no P2P over PCIe (GeForce RTX 4090, 5090, most 30xx)",
-            seen_as=("GNS = GPU not supported", "Device=0 CANNOT Access Peer Device=1"),
-            effects=_OF_PAIRS,
-            detection="nvmlDeviceGetP2PStatus says GNS (GPU not supported) for GPUs without NVLinks; or NCCL's log "
-            "has the driver's refusal for GPUs on PCIe",
-            settles="nvidia-smi topo -p2p r",
-            cure="nothing to repair: shared memory is the way here. A patched open kernel module exists; if you try "
-            "it, `gpubench p2p` before and after says whether it is faster, and whether the data are right",
-            link="https://github.com/tinygrad/open-gpu-kernel-modules/issues/44",
-            look=_status("GNS"),
-            in_log=_log_without_nvlinks,
-            implies=("cuda-nvml-disagree", "bar1-small", _REFUSED),
-            by_design=True,
-        ),
-        Condition(
-            id="nvlink-mesh",
-            title="TNS between GPUs that NVLinks join to others (DGX-1, hybrid cube mesh): no direct path",
-            effects=_OF_PAIRS,
-            detection="nvmlDeviceGetP2PStatus says TNS, both GPUs have active NVLinks to other GPUs",
-            settles="nvidia-smi topo -m",
-            cure="nothing to repair: NCCL takes the NVLinks of a GPU between. NCCL_NVB_DISABLE=1 gpubench alltoall, "
-            "and without, shows what they are worth",
-            link="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html",
-            look=_of_refusal(
-                "NVML says TNS, and NVLinks join each of these GPUs to others",
-                lambda each: each.mesh and not each.wired and not each.mig,
-            ),
-            implies=("cuda-nvml-disagree", _REFUSED),
-            by_design=True,
-        ),
-        Condition(
-            id="p2p-registry-key",
-            title="DR: a driver registry key disables P2P (ForceP2P, RMForceP2PType, NVreg_RegistryDwords)",
-            effects=_OF_PAIRS,
-            detection="nvmlDeviceGetP2PStatus says DR; RegistryDwords in /proc/driver/nvidia/params",
-            settles="grep RegistryDwords /proc/driver/nvidia/params /etc/modprobe.d/*",
-            cure="take the key out of /etc/modprobe.d, then rmmod nvidia and modprobe nvidia, or reboot",
-            link="https://github.com/noonghunna/club-3090/pull/926",
-            look=_registry_key,
-            implies=("fabric-not-ready", "cuda-nvml-disagree", "bar1-small", _REFUSED),
-        ),
-        Condition(
-            id="p2p-virtual-machine",
-            title="CNS in a virtual machine: the hypervisor does not say that GPUs may reach each other (P2P clique)",
-            seen_as=("CNS = Chipset not supported", "Device=0 CANNOT Access Peer Device=1"),
-            effects=_OF_PAIRS,
-            detection="nvmlDeviceGetP2PStatus says CNS, and the CPU has the hypervisor flag",
-            settles="nvidia-smi topo -p2p r in the guest and on the host",
-            cure="QEMU: x-nv-gpudirect-clique=0 for each vfio-pci GPU that shares a PCIe switch on the host",
-            link="https://github.com/cloud-hypervisor/cloud-hypervisor/pull/6235",
-            look=_status("CNS", " in a virtual machine", virtual=True),
-            implies=("cuda-nvml-disagree", "mixed-gpu-models", "bar1-small", _REFUSED),
-        ),
-        Condition(
-            id="p2p-chipset",
-            title="CNS: chipset not supported for P2P, no common PCIe switch",
-            seen_as=("CNS = Chipset not supported", "Device=0 CANNOT Access Peer Device=1"),
-            effects=_OF_PAIRS,
-            detection="nvmlDeviceGetP2PStatus says CNS on bare metal",
-            settles="nvidia-smi topo -p2p r; lspci -tv shows what is between them",
-            cure="put the GPUs under one PCIe switch, or into slots of one CPU that the driver knows",
-            link=_WAIVED,
-            look=_status("CNS", virtual=False),
-            implies=("cuda-nvml-disagree", "mixed-gpu-models", "bar1-small", _REFUSED),
-        ),
-        Condition(
-            id="p2p-across-sockets",
-            title="TNS: P2P topology not supported, GPUs on different sockets or I/O hubs",
-            effects=_OF_PAIRS,
-            detection="nvmlDeviceGetP2PStatus says TNS for GPUs without NVLinks",
-            settles="nvidia-smi topo -m: SYS between them",
-            cure="move the cards to one socket",
-            link="https://github.com/NVIDIA/nvbandwidth/issues/45",
-            look=_status("TNS"),
-            implies=("cuda-nvml-disagree", "mixed-gpu-models", "bar1-small", _REFUSED),
-        ),
-        Condition(
-            id="mixed-gpu-models",
-            title="GPUs of different models or generations have no P2P with each other",
-            effects=_OF_PAIRS,
-            detection="pairs of different models are refused, pairs of one model on the node are not",
-            settles="nvidia-smi topo -p2p r",
-            cure="group ranks by model: CUDA_VISIBLE_DEVICES with GPUs of one model",
-            link="https://github.com/NVIDIA/open-gpu-kernel-modules",
-            look=_mixed,
-            implies=("bar1-small", _REFUSED),
-        ),
-        Condition(
-            id="bar1-small",
-            title="BAR1 is smaller than the GPU's memory: Resizable BAR or Above 4G Decoding is off",
-            effects=_OF_PAIRS,
-            detection="BAR 1 (NVML, or /sys resource) against memory, of GPUs whose P2P over PCIe is refused; "
-            "resource1_resize says how large it could be",
-            settles="nvidia-smi -q | grep -A 3 BAR1; in a guest the host's reading counts",
-            cure="switch on Resizable BAR and Above 4G Decoding in the BIOS",
-            link="https://github.com/NVIDIA/open-gpu-kernel-modules",
-            look=_bar1,
-            implies=(_REFUSED,),
-        ),
+    Condition(
+        id="mig-on",
+        title="MIG is enabled, so GPUs have no peer-to-peer (P2P) access by PCIe or NVLink",
+        seen_as=("MIG Mode : Current : Enabled",),
+        detection="nvmlDeviceGetMigMode",
+        settles="nvidia-smi -q | grep -A 3 'MIG Mode'",
+        check="mig",
+        likely="somebody split it; its instances reach no other GPU but through host memory",
+        cure="nothing to repair; nvidia-smi -i GPU -mig 0 gives peer access back, and takes the instances away",
+        link="https://github.com/NVIDIA/nccl/issues/1716",
+        look=_mig,
+        implies=("cuda-nvml-disagree", _REFUSED),
+        by_design=True,
     ),
+    Condition(
+        id="confidential-computing",
+        title="Confidential computing (CC) is on: transfers go through encrypted bounce buffers, P2P is off",
+        detection="nvmlSystemGetConfComputeSettings; `CC On` in NCCL's log",
+        settles="nvidia-smi conf-compute -f; nvidia-smi topo -p2p r",
+        cure="protected PCIe mode (PPCIE) gives all GPUs of a board to one confidential VM; else switch CC off",
+        link="https://github.com/NVIDIA/open-gpu-kernel-modules",
+        look=of_every_node(_confidential, Confidence.LIKELY, "confidential_computing"),
+        in_log=remark_in_log(RemarkKind.CONFIDENTIAL, "confidential computing encrypts transfers through host memory"),
+        implies=(_REFUSED,),
+    ),
+    Condition(
+        id="gpu-without-pcie-p2p",
+        title="GNS: this GPU model has no P2P over PCIe (GeForce RTX 4090, 5090, most 30xx)",
+        seen_as=("GNS = GPU not supported", "Device=0 CANNOT Access Peer Device=1"),
+        detection="nvmlDeviceGetP2PStatus says GNS (GPU not supported) for GPUs without NVLinks; or NCCL's log "
+        "has the driver's refusal for GPUs on PCIe",
+        settles="nvidia-smi topo -p2p r",
+        cure="nothing to repair: shared memory is the way here. A patched open kernel module exists; if you try "
+        "it, `gpubench p2p` before and after says whether it is faster, and whether the data are right",
+        link="https://github.com/tinygrad/open-gpu-kernel-modules/issues/44",
+        look=_status("GNS"),
+        in_log=_log_without_nvlinks,
+        implies=("cuda-nvml-disagree", "bar1-small", _REFUSED),
+        by_design=True,
+    ),
+    Condition(
+        id="nvlink-mesh",
+        title="TNS between GPUs that NVLinks join to others (DGX-1, hybrid cube mesh): no direct path",
+        detection="nvmlDeviceGetP2PStatus says TNS, both GPUs have active NVLinks to other GPUs",
+        settles="nvidia-smi topo -m",
+        cure="nothing to repair: NCCL takes the NVLinks of a GPU between. NCCL_NVB_DISABLE=1 gpubench alltoall, "
+        "and without, shows what they are worth",
+        link="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html",
+        look=_of_refusal(
+            "NVML says TNS, and NVLinks join each of these GPUs to others",
+            lambda each: each.mesh and not each.wired and not each.mig,
+        ),
+        implies=("cuda-nvml-disagree", _REFUSED),
+        by_design=True,
+    ),
+    Condition(
+        id="p2p-registry-key",
+        title="DR: a driver registry key disables P2P (ForceP2P, RMForceP2PType, NVreg_RegistryDwords)",
+        detection="nvmlDeviceGetP2PStatus says DR; RegistryDwords in /proc/driver/nvidia/params",
+        settles="grep RegistryDwords /proc/driver/nvidia/params /etc/modprobe.d/*",
+        cure="take the key out of /etc/modprobe.d, then rmmod nvidia and modprobe nvidia, or reboot",
+        link="https://github.com/noonghunna/club-3090/pull/926",
+        look=_registry_key,
+        implies=("fabric-not-ready", "cuda-nvml-disagree", "bar1-small", _REFUSED),
+    ),
+    Condition(
+        id="p2p-virtual-machine",
+        title="CNS in a virtual machine: the hypervisor does not say that GPUs may reach each other (P2P clique)",
+        seen_as=("CNS = Chipset not supported", "Device=0 CANNOT Access Peer Device=1"),
+        detection="nvmlDeviceGetP2PStatus says CNS, and the CPU has the hypervisor flag",
+        settles="nvidia-smi topo -p2p r in the guest and on the host",
+        cure="QEMU: x-nv-gpudirect-clique=0 for each vfio-pci GPU that shares a PCIe switch on the host",
+        link="https://github.com/cloud-hypervisor/cloud-hypervisor/pull/6235",
+        look=_status("CNS", " in a virtual machine", virtual=True),
+        implies=("cuda-nvml-disagree", "mixed-gpu-models", "bar1-small", _REFUSED),
+    ),
+    Condition(
+        id="p2p-chipset",
+        title="CNS: chipset not supported for P2P, no common PCIe switch",
+        seen_as=("CNS = Chipset not supported", "Device=0 CANNOT Access Peer Device=1"),
+        detection="nvmlDeviceGetP2PStatus says CNS on bare metal",
+        settles="nvidia-smi topo -p2p r; lspci -tv shows what is between them",
+        cure="put the GPUs under one PCIe switch, or into slots of one CPU that the driver knows",
+        link=_WAIVED,
+        look=_status("CNS", virtual=False),
+        implies=("cuda-nvml-disagree", "mixed-gpu-models", "bar1-small", _REFUSED),
+    ),
+    Condition(
+        id="p2p-across-sockets",
+        title="TNS: P2P topology not supported, GPUs on different sockets or I/O hubs",
+        detection="nvmlDeviceGetP2PStatus says TNS for GPUs without NVLinks",
+        settles="nvidia-smi topo -m: SYS between them",
+        cure="move the cards to one socket",
+        link="https://github.com/NVIDIA/nvbandwidth/issues/45",
+        look=_status("TNS"),
+        implies=("cuda-nvml-disagree", "mixed-gpu-models", "bar1-small", _REFUSED),
+    ),
+    Condition(
+        id="mixed-gpu-models",
+        title="GPUs of different models or generations have no P2P with each other",
+        detection="pairs of different models are refused, pairs of one model on the node are not",
+        settles="nvidia-smi topo -p2p r",
+        cure="group ranks by model: CUDA_VISIBLE_DEVICES with GPUs of one model",
+        link="https://github.com/NVIDIA/open-gpu-kernel-modules",
+        look=_mixed,
+        implies=("bar1-small", _REFUSED),
+    ),
+    Condition(
+        id="bar1-small",
+        title="BAR1 is smaller than the GPU's memory: Resizable BAR or Above 4G Decoding is off",
+        detection="BAR 1 (NVML, or /sys resource) against memory, of GPUs whose P2P over PCIe is refused; "
+        "resource1_resize says how large it could be",
+        settles="nvidia-smi -q | grep -A 3 BAR1; in a guest the host's reading counts",
+        cure="switch on Resizable BAR and Above 4G Decoding in the BIOS",
+        link="https://github.com/NVIDIA/open-gpu-kernel-modules",
+        look=_bar1,
+        implies=(_REFUSED,),
+    ),
+    effects=(Effect.STAGED,),
 )

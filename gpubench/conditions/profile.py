@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from gpubench.conditions.circumstances import Circumstances
-from gpubench.conditions.condition import Condition, Family, Found, joined
+from gpubench.conditions.condition import Condition, Family, Found, in_each_node, joined
 from gpubench.conditions.sightings import of_gpu, of_node
 from gpubench.model.facts.snapshot import GpuFacts, NicKind
 from gpubench.model.paths.links import active_links, pcie_gb_s
@@ -13,6 +13,7 @@ from gpubench.model.terms.units import counted
 from gpubench.model.terms.verdict import Verdict
 
 
+@in_each_node
 def _missing(around: Circumstances) -> Found:
     """GPUs that left no trace on a board whose NVSwitches are all here; in virtual machines a part of it is normal."""
     for number, profile in around.profiles.items():
@@ -23,6 +24,7 @@ def _missing(around: Circumstances) -> Found:
             yield of_node(around, number, f"{counted(count, 'GPU')}, the board has {board}", expected=expected)
 
 
+@in_each_node
 def _model(around: Circumstances) -> Found:
     """Another number or model than a profile that was asked for; the odd model among siblings."""
     for number, node in around.nodes.items():
@@ -49,6 +51,7 @@ def _unknown(around: Circumstances) -> Found:
             yield of_node(around, number, seen, likely=f"profile {profile.name} stands in")
 
 
+@in_each_node
 def _below(around: Circumstances) -> Found:
     most = {
         number: max((active_links(gpu) or 0 for gpu in node.gpus), default=0) for number, node in around.nodes.items()
@@ -71,6 +74,7 @@ def _shortfalls(gpu: GpuFacts, most: int, profile: Profile) -> Iterator[tuple[st
         yield f"PCIe at most {link.max_generation} x{link.max_width}", f"PCIe {expected}"
 
 
+@in_each_node
 def _nics_below(around: Circumstances) -> Found:
     """Only of a profile that was asked for: an HGX board says nothing of the NICs around it, and clouds have others."""
     for number, node in around.nodes.items() if around.profile_asked_for else ():
@@ -90,65 +94,59 @@ def _rates(rates: list[float]) -> str:
 
 _PROFILES = "../profiles/README.md"
 
-PROFILE = Family(
+PROFILE = Family.of(
     "profile",
     "Machines beside their profile",
-    (
-        Condition(
-            id="gpu-missing",
-            title="A GPU of the board is not on the PCI bus (lspci shows fewer GPUs)",
-            detection="GPUs on a board whose NVSwitches are there, on bare metal, against the profile",
-            check="gpu_present",
-            severity=Verdict.FAIL,
-            likely="a GPU that does not train its PCIe link any more is not even on the bus; or somebody took it out",
-            cure="lspci -d 10de: | grep -c 3D; a power cycle, then the server's log (ipmitool sel list)",
-            link=_PROFILES,
-            look=_missing,
-        ),
-        Condition(
-            id="gpu-model",
-            title="Another number or model of GPUs than the machine should have",
-            detection="models among siblings; number and model against a profile that was asked for",
-            check="gpu_model",
-            severity=Verdict.WARN,
-            likely="another machine than was thought, a GPU that was replaced by another model, or one that is gone",
-            cure="nvidia-smi -L; gpubench profiles match",
-            link=_PROFILES,
-            look=_model,
-        ),
-        Condition(
-            id="profile-unknown",
-            title="No profile names these GPUs: only siblings and shares of the limits judge them",
-            detection="the models that profiles name",
-            check="gpu_model",
-            severity=Verdict.WARN,
-            expected="a profile of this machine: only siblings and shares of the limits judge it without one",
-            cure="gpubench profiles learn RESULT... on healthy machines, then check --profile FILE",
-            link=_PROFILES,
-            look=_unknown,
-        ),
-        Condition(
-            id="below-profile",
-            title="All GPUs have fewer NVLinks or a narrower PCIe link than healthy machines of this type",
-            detection="active NVLinks and maximal PCIe link of every GPU against the profile",
-            check="profile",
-            severity=Verdict.FAIL,
-            likely="a setting that limits the links (NVreg_NvLinkDisable, NVreg_RmNvlinkBandwidth, the slot's "
-            "generation in the BIOS), or another machine than the profile's",
-            cure="grep -i nvlink /proc/driver/nvidia/params; nvidia-smi nvlink -s",
-            link=_PROFILES,
-            look=_below,
-        ),
-        Condition(
-            id="nic-below-profile",
-            title="Fewer or slower RDMA NICs than the profile has",
-            detection="rates of RDMA ports against a profile that was asked for",
-            check="nic_profile",
-            severity=Verdict.FAIL,
-            likely="a NIC that is gone, a cable of a lower rate, or another machine than the profile's",
-            cure="ibstat; lspci -d 15b3:",
-            link=_PROFILES,
-            look=_nics_below,
-        ),
+    Condition(
+        id="gpu-missing",
+        title="A GPU of the board is not on the PCI bus (lspci shows fewer GPUs)",
+        detection="GPUs on a board whose NVSwitches are there, on bare metal, against the profile",
+        check="gpu_present",
+        severity=Verdict.FAIL,
+        likely="a GPU that does not train its PCIe link any more is not even on the bus; or somebody took it out",
+        cure="lspci -d 10de: | grep -c 3D; a power cycle, then the server's log (ipmitool sel list)",
+        look=_missing,
     ),
+    Condition(
+        id="gpu-model",
+        title="Another number or model of GPUs than the machine should have",
+        detection="models among siblings; number and model against a profile that was asked for",
+        check="gpu_model",
+        severity=Verdict.WARN,
+        likely="another machine than was thought, a GPU that was replaced by another model, or one that is gone",
+        cure="nvidia-smi -L; gpubench profiles match",
+        look=_model,
+    ),
+    Condition(
+        id="profile-unknown",
+        title="No profile names these GPUs: only siblings and shares of the limits judge them",
+        detection="the models that profiles name",
+        check="gpu_model",
+        severity=Verdict.WARN,
+        expected="a profile of this machine: only siblings and shares of the limits judge it without one",
+        cure="gpubench profiles learn RESULT... on healthy machines, then check --profile FILE",
+        look=_unknown,
+    ),
+    Condition(
+        id="below-profile",
+        title="All GPUs have fewer NVLinks or a narrower PCIe link than healthy machines of this type",
+        detection="active NVLinks and maximal PCIe link of every GPU against the profile",
+        check="profile",
+        severity=Verdict.FAIL,
+        likely="a setting that limits the links (NVreg_NvLinkDisable, NVreg_RmNvlinkBandwidth, the slot's "
+        "generation in the BIOS), or another machine than the profile's",
+        cure="grep -i nvlink /proc/driver/nvidia/params; nvidia-smi nvlink -s",
+        look=_below,
+    ),
+    Condition(
+        id="nic-below-profile",
+        title="Fewer or slower RDMA NICs than the profile has",
+        detection="rates of RDMA ports against a profile that was asked for",
+        check="nic_profile",
+        severity=Verdict.FAIL,
+        likely="a NIC that is gone, a cable of a lower rate, or another machine than the profile's",
+        cure="ibstat; lspci -d 15b3:",
+        look=_nics_below,
+    ),
+    link=_PROFILES,
 )

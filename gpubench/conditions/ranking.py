@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpubench.conditions.circumstances import Circumstances
-from gpubench.conditions.condition import BESIDE, Condition, Sighting, Unread, joined, joined_seen
+from gpubench.conditions.condition import BESIDE, Condition, Sighting, Unread, joined, joined_seen, with_ids
 from gpubench.conditions.log_evidence import Staged
 from gpubench.model.paths.evidence import Confidence
 from gpubench.model.paths.selection import Pair
@@ -76,6 +76,10 @@ class Named:
         """What to do."""
         return joined_seen([each.cure for each in self.sightings]) or self.cause.cure
 
+    def with_ids(self, command: str) -> str:
+        """A command with the ids of the devices that have it."""
+        return with_ids(command, [name for each in self.sightings for name in each.names or (each.subject,)])
+
     @property
     def explanation(self) -> Explanation:
         """In few words."""
@@ -110,6 +114,11 @@ class Diagnosis:
             key=lambda each: (_place_of_design(each[0], each[1] == len(symptoms)), *_surest(each[0]), -each[1]),
         )
         return tuple(named for named, _ in ranked)
+
+    def with_ids(self, explanation: Explanation) -> Explanation:
+        """The same, its advice with the ids of all devices that have the cause."""
+        found = (named for named in self.named if named.cause.id == explanation.id)
+        return next((replace(explanation, advice=each.with_ids(explanation.advice)) for each in found), explanation)
 
     def of_effect(self, *effects: Effect) -> tuple[Named, ...]:
         """The causes that have one of these effects."""

@@ -3,7 +3,7 @@
 from collections import Counter
 
 from gpubench.conditions.circumstances import Circumstances
-from gpubench.conditions.condition import Condition, Family, Found, Unread, joined
+from gpubench.conditions.condition import Condition, Family, Found, Unread, in_each_node, joined
 from gpubench.conditions.sightings import nodes_with_rdma, of_device, of_node, rdma_nics, sureness
 from gpubench.model.facts.error_counts import port_errors
 from gpubench.model.facts.rdma_port import RDMA_MTUS, roce_mtu_bytes
@@ -19,6 +19,7 @@ _NOT_ACTIVE = ("down", "init", "armed", "defer", "nop")
 _ROCE_V2 = "RoCE v2"
 
 
+@in_each_node
 def _ports_down(around: Circumstances) -> Found:
     """One for each port; where another is left, it takes no node off its network."""
     for number, node, _ in nodes_with_rdma(around):
@@ -34,6 +35,7 @@ def _ports_down(around: Circumstances) -> Found:
             yield of_device(around, number, nic, seen, confidence, effects=() if every else _SLOW)
 
 
+@in_each_node
 def _ports_slow(around: Circumstances) -> Found:
     """Beside active ports of the same model: those that are down say no rate, or their lowest."""
     for number, node, _ in nodes_with_rdma(around):
@@ -49,6 +51,7 @@ def _ports_slow(around: Circumstances) -> Found:
                 yield of_device(around, number, nic, f"{nic.rate_gbit_s:g} Gb/s", expected=expected)
 
 
+@in_each_node
 def _port_errors(around: Circumstances) -> Found:
     for number, node, _ in nodes_with_rdma(around):
         nics = {nic.name: nic for nic in node.nics}
@@ -58,13 +61,16 @@ def _port_errors(around: Circumstances) -> Found:
                 yield of_device(around, number, nic, errors.seen, sure, expected=errors.expected)
 
 
+@in_each_node
 def _roce_mtu(around: Circumstances) -> Found:
     for number, node, _ in nodes_with_rdma(around):
         for nic in rdma_nics(node):
             size = roce_mtu_bytes(nic.mtu) if nic.kind is NicKind.ROCE and nic.mtu else None
             if size is not None and size < RDMA_MTUS[-1]:
                 seen = f"MTU {nic.mtu} of its interface leaves RoCE {size} bytes of {RDMA_MTUS[-1]}"
-                yield of_node(around, number, seen, Confidence.LIKELY, nic.name)
+                interface = next(iter(nic.interfaces), f"$(ls /sys/class/infiniband/{nic.name}/device/net)")
+                cure = f"ip link set {interface} mtu 9000, on switches too: 4200 is the least for 4096"
+                yield of_node(around, number, seen, Confidence.LIKELY, nic.name, cure=cure)
 
 
 def _roce_gid(around: Circumstances) -> Found:
@@ -88,8 +94,7 @@ def _nics_differ(around: Circumstances) -> Found:
         return
     for number, count in counts.items():
         if count < most:
-            seen = f"{count} RDMA NICs are up, on other nodes {most}"
-            yield of_node(around, number, seen, Confidence.LIKELY)
+            yield of_node(around, number, f"{count} RDMA NICs are up, on other nodes {most}", Confidence.LIKELY)
 
 
 _SOCKETS, _SLOW = (Effect.SOCKETS,), (Effect.SLOW,)
@@ -98,88 +103,83 @@ _ENV = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
 _AREAL = "https://github.com/areal-project/AReaL/issues/639"
 
 
-RDMA_PORTS = Family(
+RDMA_PORTS = Family.of(
     "rdma_ports",
     "RDMA ports",
-    (
-        Condition(
-            id="rdma-port-down",
-            title="InfiniBand or RoCE port is down (state INIT or DOWN, phys_state Polling)",
-            seen_as=("State: Down", "Physical state: Polling", "State: Initializing"),
-            effects=(Effect.SOCKETS, Effect.SLOW),
-            detection="/sys/class/infiniband/*/ports/*/state of every RDMA NIC",
-            check="nic_state",
-            severity=Verdict.WARN,
-            expected="active",
-            likely="cable, transceiver or switch port; without a subnet manager a port stays in init",
-            aliases=("nic-down",),
-            settles="ibstat; the switch's log",
-            cure="ibstat; mlxlink -d DEVICE; the switch's log: cable, transceiver or switch port; in state INIT a "
-            "subnet manager is missing",
-            link=_AREAL,
-            look=_ports_down,
-            implies=("nics-differ",),
-        ),
-        Condition(
-            id="rdma-port-slow",
-            title="InfiniBand or RoCE port runs at a lower rate than its siblings",
-            effects=_SLOW,
-            detection="/sys/class/infiniband/*/ports/*/rate against active ports of the same model on the node",
-            check="nic_state",
-            severity=Verdict.WARN,
-            likely="cable, transceiver or switch port",
-            aliases=("nic-rate",),
-            settles="ibstat; mlxlink -d DEVICE",
-            cure="ibstat; mlxlink -d DEVICE: cable, transceiver, or the switch port's configured speed",
-            link="https://github.com/NVIDIA/nccl/issues/2397",
-            look=_ports_slow,
-        ),
-        Condition(
-            id="rdma-port-errors",
-            title="InfiniBand port counts link_downed, symbol_error or receive errors",
-            effects=_SLOW,
-            detection="/sys/class/infiniband/*/ports/*/counters: what comes while p2p or check runs; weak where they "
-            "were read once: totals far above those of siblings",
-            settles="the same after gpubench allreduce over these nodes: do they grow?",
-            check="nic_errors",
-            severity=Verdict.WARN,
-            likely="cable, transceiver or switch port",
-            aliases=("nic-errors",),
-            cure="perfquery -x, again after some traffic: clean or replace cable and transceiver of a port whose "
-            "counters grow",
-            link="https://github.com/NVIDIA/nccl-tests/issues/112",
-            look=_port_errors,
-        ),
-        Condition(
-            id="roce-mtu-small",
-            title="RoCE MTU is 1024 because the interface's MTU is 1500",
-            effects=_SLOW,
-            detection="MTU of a RoCE port's interface: RoCE takes the largest of 256 to 4096 that fits with headers",
-            settles="ibv_devinfo | grep active_mtu",
-            cure="ip link set INTERFACE mtu 9000, on switches too: 4200 is the least for 4096",
-            link="https://github.com/NVIDIA/nccl-tests/issues/112",
-            look=_roce_mtu,
-        ),
-        Condition(
-            id="roce-gid-index",
-            title="NCCL_IB_GID_INDEX names a GID that is no RoCE v2 address",
-            seen_as=("Got completion with error 12, opcode 0, len 0, vendor err 129", "Call to ibv_modify_qp failed"),
-            effects=(Effect.SLOW, Effect.WRONG),
-            detection="NCCL_IB_GID_INDEX against gid_attrs/types of every RoCE port",
-            settles="show_gids",
-            cure="unset NCCL_IB_GID_INDEX: NCCL 2.21 and later finds the address",
-            link=_ENV,
-            look=_roce_gid,
-        ),
-        Condition(
-            id="nics-differ",
-            title="One node has fewer active RDMA NICs than the others",
-            effects=_SLOW,
-            detection="active RDMA NICs of every node",
-            settles="gpubench topo under mpirun names the odd node",
-            cure="take the node out of the job until its ports are up",
-            link="https://github.com/NVIDIA/nccl/issues/349",
-            look=_nics_differ,
-        ),
+    Condition(
+        id="rdma-port-down",
+        title="InfiniBand or RoCE port is down (state INIT or DOWN, phys_state Polling)",
+        seen_as=("State: Down", "Physical state: Polling", "State: Initializing"),
+        effects=(Effect.SOCKETS, Effect.SLOW),
+        detection="/sys/class/infiniband/*/ports/*/state of every RDMA NIC",
+        check="nic_state",
+        severity=Verdict.WARN,
+        expected="active",
+        likely="cable, transceiver or switch port; without a subnet manager a port stays in init",
+        aliases=("nic-down",),
+        settles="ibstat; the switch's log",
+        cure="ibstat; mlxlink -d DEVICE; the switch's log: cable, transceiver or switch port; in state INIT a "
+        "subnet manager is missing",
+        link=_AREAL,
+        look=_ports_down,
+        implies=("nics-differ",),
     ),
+    Condition(
+        id="rdma-port-slow",
+        title="InfiniBand or RoCE port runs at a lower rate than its siblings",
+        detection="/sys/class/infiniband/*/ports/*/rate against active ports of the same model on the node",
+        check="nic_state",
+        severity=Verdict.WARN,
+        likely="cable, transceiver or switch port",
+        aliases=("nic-rate",),
+        settles="ibstat; mlxlink -d DEVICE",
+        cure="ibstat; mlxlink -d DEVICE: cable, transceiver, or the switch port's configured speed",
+        link="https://github.com/NVIDIA/nccl/issues/2397",
+        look=_ports_slow,
+    ),
+    Condition(
+        id="rdma-port-errors",
+        title="InfiniBand port counts link_downed, symbol_error or receive errors",
+        detection="/sys/class/infiniband/*/ports/*/counters: what comes while p2p or check runs; weak where they "
+        "were read once: totals far above those of siblings",
+        settles="the same after gpubench allreduce over these nodes: do they grow?",
+        check="nic_errors",
+        severity=Verdict.WARN,
+        likely="cable, transceiver or switch port",
+        aliases=("nic-errors",),
+        cure="perfquery -x, again after some traffic: clean or replace cable and transceiver of a port whose "
+        "counters grow",
+        link="https://github.com/NVIDIA/nccl-tests/issues/112",
+        look=_port_errors,
+    ),
+    Condition(
+        id="roce-mtu-small",
+        title="RoCE MTU is 1024 because the interface's MTU is 1500",
+        detection="MTU of a RoCE port's interface: RoCE takes the largest of 256 to 4096 that fits with headers",
+        settles="ibv_devinfo | grep active_mtu",
+        cure="ip link set INTERFACE mtu 9000, on switches too: 4200 is the least for 4096",
+        link="https://github.com/NVIDIA/nccl-tests/issues/112",
+        look=_roce_mtu,
+    ),
+    Condition(
+        id="roce-gid-index",
+        title="NCCL_IB_GID_INDEX names a GID that is no RoCE v2 address",
+        seen_as=("Got completion with error 12, opcode 0, len 0, vendor err 129", "Call to ibv_modify_qp failed"),
+        effects=(Effect.SLOW, Effect.WRONG),
+        detection="NCCL_IB_GID_INDEX against gid_attrs/types of every RoCE port",
+        settles="show_gids",
+        cure="unset NCCL_IB_GID_INDEX: NCCL 2.21 and later finds the address",
+        link=_ENV,
+        look=_roce_gid,
+    ),
+    Condition(
+        id="nics-differ",
+        title="One node has fewer active RDMA NICs than the others",
+        detection="active RDMA NICs of every node",
+        settles="gpubench topo under mpirun names the odd node",
+        cure="take the node out of the job until its ports are up",
+        link="https://github.com/NVIDIA/nccl/issues/349",
+        look=_nics_differ,
+    ),
+    effects=_SLOW,
 )

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import permutations
 
 from gpubench.conditions.circumstances import Circumstances
-from gpubench.conditions.condition import Condition, Family, Found, Sighting, Unread, joined
+from gpubench.conditions.condition import Condition, Family, Found, Sighting, Unread, in_each_node, joined
 from gpubench.conditions.sightings import of_gpu
 from gpubench.model.facts.pci_capabilities import PciKind
 from gpubench.model.facts.snapshot import PciDevice
@@ -108,6 +108,7 @@ def _redirects(devices: Mapping[str, PciDevice], bridge: PciDevice, one: Device,
     return [each for each in _REDIRECTS if each in control.enabled]
 
 
+@in_each_node
 def _acs(around: Circumstances) -> Found:
     """Between GPUs that reach each other over PCIe switches."""
     for number, node in _on_metal(around):
@@ -121,6 +122,7 @@ def _acs(around: Circumstances) -> Found:
         yield from _redirected(around, number, couples)
 
 
+@in_each_node
 def _acs_nic(around: Circumstances) -> Found:
     """Between GPUs and the RDMA NICs beside them."""
     for number, node in _on_metal(around):
@@ -134,6 +136,7 @@ def _acs_nic(around: Circumstances) -> Found:
         yield from _redirected(around, number, couples)
 
 
+@in_each_node
 def _translating(around: Circumstances) -> Found:
     """GPUs behind a translating IOMMU that reach others over PCIe: NVLink's bytes do not pass it."""
     metal = dict(_on_metal(around))
@@ -152,8 +155,7 @@ def _translating(around: Circumstances) -> Found:
         if kind in _TRANSLATES:
             yield of_gpu(around, position, f"its IOMMU group has type {kind}: it translates", Confidence.LIKELY)
         elif kind is None:
-            reason = iommu.unknown.get("group_types", "the type of its group was not read")
-            yield Unread(around.name(position), reason)
+            yield Unread(around.name(position), iommu.unknown.get("group_types", "the type of its group was not read"))
 
 
 _MOST_CURED = 4
@@ -165,57 +167,55 @@ _ACS_CURE = (
 )
 _ACS_LIKELY = "the BIOS, or a kernel that isolates devices: peer traffic goes up to the root port and back"
 
-REDIRECTION = Family(
+REDIRECTION = Family.of(
     "redirection",
     "PCIe traffic by way of the CPU",
-    (
-        Condition(
-            id="acs-redirect",
-            title="PCIe ACS redirects P2P between GPUs through the CPU's root port: half the bandwidth, or a hang",
-            effects=(Effect.SLOW, Effect.WRONG),
-            detection="request redirect, completion redirect or upstream forwarding in the ACS registers of the "
-            "bridges between two GPUs (needs root); else two GPUs of one switch in different IOMMU groups",
-            settles="sudo gpubench topo --causes; sudo lspci -vvv | grep ACSCtl",
-            check="redirection",
-            severity=Verdict.WARN,
-            expected="off below the switches between GPUs",
-            likely=_ACS_LIKELY,
-            aliases=("acs-redirects",),
-            cure=_ACS_CURE,
-            link=f"{_TROUBLESHOOTING}#pci-access-control-services-acs",
-            look=_acs,
-        ),
-        Condition(
-            id="acs-nic-redirect",
-            title="PCIe ACS redirects GPUDirect RDMA between GPU and NIC: InfiniBand bandwidth halved",
-            effects=(Effect.SLOW,),
-            detection="the ACS registers of the bridges between a GPU and an RDMA NIC below one switch (needs root), "
-            "or their IOMMU groups",
-            settles="ib_write_bw with and without --use_cuda; sudo lspci -vvv | grep ACSCtl",
-            check="redirection",
-            severity=Verdict.WARN,
-            expected="off below the switches between GPUs and NICs",
-            likely=_ACS_LIKELY,
-            aliases=("acs-redirects",),
-            cure=f"{_ACS_CURE}: there, ATS on NIC and GPU",
-            link="https://github.com/NVIDIA/nccl/issues/949",
-            look=_acs_nic,
-        ),
-        Condition(
-            id="iommu-translating",
-            title="The IOMMU translates (not iommu=pt): P2P over PCIe slow, corrupt or hanging",
-            seen_as=("AMD-Vi: Event logged [IO_PAGE_FAULT]", "DMAR: [DMA Write] Request device"),
-            effects=(Effect.SLOW, Effect.WRONG),
-            detection="/sys/kernel/iommu_groups/N/type of a GPU that reaches others over PCIe: DMA or DMA-FQ",
-            check="redirection",
-            severity=Verdict.WARN,
-            expected="identity: iommu=pt, or no IOMMU",
-            likely="the kernel's default: peer copies may be slow, or arrive damaged",
-            aliases=("iommu-translates",),
-            settles="cat /proc/cmdline; dmesg | grep -i 'IO_PAGE_FAULT\\|DMAR'",
-            cure="boot with iommu=pt (or off in the BIOS), then see that gpubench p2p verifies all data",
-            link="https://github.com/NVIDIA/nccl/issues/606",
-            look=_translating,
-        ),
+    Condition(
+        id="acs-redirect",
+        title="PCIe ACS redirects P2P between GPUs through the CPU's root port: half the bandwidth, or a hang",
+        effects=(Effect.SLOW, Effect.WRONG),
+        detection="request redirect, completion redirect or upstream forwarding in the ACS registers of the "
+        "bridges between two GPUs (needs root); else two GPUs of one switch in different IOMMU groups",
+        settles="sudo gpubench topo --causes; sudo lspci -vvv | grep ACSCtl",
+        check="redirection",
+        severity=Verdict.WARN,
+        expected="off below the switches between GPUs",
+        likely=_ACS_LIKELY,
+        aliases=("acs-redirects",),
+        cure=_ACS_CURE,
+        link=f"{_TROUBLESHOOTING}#pci-access-control-services-acs",
+        look=_acs,
+    ),
+    Condition(
+        id="acs-nic-redirect",
+        title="PCIe ACS redirects GPUDirect RDMA between GPU and NIC: InfiniBand bandwidth halved",
+        effects=(Effect.SLOW,),
+        detection="the ACS registers of the bridges between a GPU and an RDMA NIC below one switch (needs root), "
+        "or their IOMMU groups",
+        settles="ib_write_bw with and without --use_cuda; sudo lspci -vvv | grep ACSCtl",
+        check="redirection",
+        severity=Verdict.WARN,
+        expected="off below the switches between GPUs and NICs",
+        likely=_ACS_LIKELY,
+        aliases=("acs-redirects",),
+        cure=f"{_ACS_CURE}: there, ATS on NIC and GPU",
+        link="https://github.com/NVIDIA/nccl/issues/949",
+        look=_acs_nic,
+    ),
+    Condition(
+        id="iommu-translating",
+        title="The IOMMU translates (not iommu=pt): P2P over PCIe slow, corrupt or hanging",
+        seen_as=("AMD-Vi: Event logged [IO_PAGE_FAULT]", "DMAR: [DMA Write] Request device"),
+        effects=(Effect.SLOW, Effect.WRONG),
+        detection="/sys/kernel/iommu_groups/N/type of a GPU that reaches others over PCIe: DMA or DMA-FQ",
+        check="redirection",
+        severity=Verdict.WARN,
+        expected="identity: iommu=pt, or no IOMMU",
+        likely="the kernel's default: peer copies may be slow, or arrive damaged",
+        aliases=("iommu-translates",),
+        settles="cat /proc/cmdline; dmesg | grep -i 'IO_PAGE_FAULT\\|DMAR'",
+        cure="boot with iommu=pt (or off in the BIOS), then see that gpubench p2p verifies all data",
+        link="https://github.com/NVIDIA/nccl/issues/606",
+        look=_translating,
     ),
 )

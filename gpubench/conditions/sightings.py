@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from gpubench.conditions.circumstances import Circumstances
-from gpubench.conditions.condition import Sighting, Unread, joined
+from gpubench.conditions.condition import Found, Look, Sighting, Unread, in_each_node, joined
 from gpubench.model.facts.error_counts import Errors
 from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.facts.snapshot import GpuFacts, NicFacts
@@ -40,9 +40,36 @@ def of_gpu(
     )
 
 
-def of_every_gpu(seen: Callable[[GpuFacts], str | None]) -> Callable[[Circumstances], Iterator[Sighting]]:
+def of_every_node(
+    seen: Callable[[Topology], str | None], confidence: Confidence = Confidence.PROVEN, unknown: str = ""
+) -> Look:
+    """A detector that looks at each node by itself: what is seen of it, empty where nothing is; where nothing is, why
+    a fact of the driver's settings, or the kernel's, is not known.
+    """
+
+    @in_each_node
+    def look(around: Circumstances) -> Found:
+        for number, node in around.nodes.items():
+            found = seen(node)
+            if found:
+                yield of_node(around, number, found, confidence)
+            else:
+                reasons = node.snapshot.driver_settings.unknown, node.snapshot.kernel.unknown
+                yield from (each for known in reasons for each in unread(around.on(number), known, unknown))
+
+    return look
+
+
+def of_every_rank(seen: Callable[[RankFacts], str | None], confidence: Confidence = Confidence.PROVEN) -> Look:
+    """A detector that looks at each process by itself."""
+    return lambda around: (of_ranks(around, [it], found, confidence) for it in around.facts if (found := seen(it)))
+
+
+def of_every_gpu(seen: Callable[[GpuFacts], str | None]) -> Look:
     """A detector that looks at each GPU by itself: what is seen of it, empty where nothing is."""
-    return lambda around: (of_gpu(around, at, found) for at, _, gpu in around.gpus() if (found := seen(gpu)))
+    return in_each_node(
+        lambda around: (of_gpu(around, at, found) for at, _, gpu in around.gpus() if (found := seen(gpu)))
+    )
 
 
 def of_device(

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.facts.snapshot import Snapshot
-from gpubench.model.paths.nodes import with_own_names
+from gpubench.model.paths.nodes import topologies, with_own_names
 from gpubench.model.paths.topology import Topology
 from gpubench.model.terms.origin import Origin
 
@@ -31,7 +31,7 @@ class Machines:
         environment: Mapping[str, str] | None = None,
     ) -> "Machines":
         """Nodes with the same name get names of their own."""
-        return cls([Topology(each) for each in with_own_names(snapshots)], processes, source, environment or {})
+        return cls(topologies(with_own_names(snapshots)), processes, source, environment or {})
 
     @property
     def origin(self) -> Origin:
@@ -41,7 +41,7 @@ class Machines:
 
     def with_snapshots(self, snapshots: Sequence[Snapshot]) -> "Machines":
         """The same machines, their nodes read again."""
-        return replace(self, nodes=[Topology(each) for each in snapshots])
+        return replace(self, nodes=topologies(snapshots))
 
     @property
     def snapshots(self) -> list[Snapshot]:

@@ -1,17 +1,21 @@
 """Every condition planted alone is found; what is healthy yields none; those that come together keep their order."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
+from gpubench.conditions.checks import CHECKS, run
+from gpubench.conditions.circumstances import Facts
+from gpubench.conditions.condition import with_ids
 from gpubench.conditions.registry import CAUSES, CONDITIONS
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.measure.topo.fallback import survey
 from gpubench.measure.topo.report import examine
 from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.facts.snapshot import Snapshot
-from gpubench.model.paths.nodes import group
+from gpubench.model.paths.nodes import group, topologies, with_own_names
 from gpubench.model.paths.topology import Topology
 from gpubench.model.terms.verdict import Verdict
 from gpubench.profiles import files as profiles
@@ -59,6 +63,71 @@ def test_a_planted_condition_is_a_finding_of_its_check_once(plant: Plant) -> Non
     assert len(subjects) == len(set(subjects))
     for each in found:
         assert all((each.subject, each.seen, each.expected, each.cause, each.next_command))
+
+
+@pytest.mark.parametrize("plant", [*PLANTS, *CHECKED], ids=lambda plant: plant.id)
+def test_what_nodes_with_the_same_facts_have_is_found_on_all_of_them(plant: Plant) -> None:
+    """As it is where no node is known to be like another."""
+    job = plant.make()
+    nodes = with_own_names([each for node in job.nodes for each in (node, node)])
+    kinds = group(topologies(nodes))
+
+    def found(nodes: list[Topology]) -> tuple[object, ...]:
+        facts = Facts(nodes, kinds, (), [job.profile] * len(nodes), job.measurements, job.asked)
+        return run(CHECKS, facts), survey(nodes, kinds, ()).conditions()
+
+    assert found(topologies(nodes)) == found([Topology(node) for node in nodes])
+
+
+PLACEHOLDER = re.compile(r"(-i GPU|-d DEVICE|-s BUS_ID|I-J|INTERFACE)\b")
+
+
+@pytest.mark.parametrize("plant", [*PLANTS, *CHECKED], ids=lambda plant: plant.id)
+def test_commands_have_real_ids(plant: Plant) -> None:
+    job = plant.make()
+    nodes = [Topology(node) for node in job.nodes]
+    rows = survey(nodes, group(nodes), job.ranks).conditions()
+    commands = [each.next_command for each in job.findings()]
+    commands += [text for row in rows for text in (row.advice, row.settles)]
+    commands += [each.next_command for each in examine(nodes, job.ranks).findings]
+    assert [each for each in commands if PLACEHOLDER.search(each)] == []
+
+
+BOTH = "a -i 0000:1b:00.0,0000:2b:00.0 -s 0000:1b:00.0"
+ON_TWO = "on n1: a -i 0000:1b:00.0,0000:3b:00.0; likewise on n2"
+
+
+@pytest.mark.parametrize(
+    ("command", "subjects", "filled"),
+    [
+        ("nvidia-smi -i GPU", ["GPU3 (0000:1b:00.0)"], "nvidia-smi -i 0000:1b:00.0"),
+        ("a -i GPU -s BUS_ID", ["GPU3 (0000:1b:00.0)", "GPU4 (0000:2b:00.0)"], BOTH),
+        ("mlxlink -d DEVICE: cable", ["node1 mlx5_0 (0000:18:00.0)"], "mlxlink -d mlx5_0: cable"),
+        ("lspci -s BUS_ID", ["the uplink of switch 0000:97:00.0"], "lspci -s 0000:97:00.0"),
+        ("lspci -s BUS_ID", ["node1 the uplink of switch 0000:97:00.0"], "lspci -s 0000:97:00.0"),
+        ("a -i GPU", ["n1 GPU3 (0000:1b:00.0)", "n2 GPU4 (0000:2b:00.0)", "n1 GPU5 (0000:3b:00.0)"], ON_TWO),
+        ("nvidia-smi -i GPU", ["GPU3"], "nvidia-smi -i 3"),
+        ("lspci -s BUS_ID", ["GPU3"], "lspci -s BUS_ID"),
+        ("nvidia-smi -i GPU", ["node1"], "nvidia-smi -i GPU"),
+        ("the GPU", ["GPU3 (0000:1b:00.0)"], "the GPU"),
+    ],
+)
+def test_ids_are_those_of_the_subjects(command: str, subjects: list[str], filled: str) -> None:
+    assert with_ids(command, subjects) == filled
+
+
+def test_of_nodes_with_the_same_facts_one_is_looked_at() -> None:
+    nodes = topologies(simulated("hgx-h100-8*6", "node3.gpu1:temperature=70").nodes)
+    profile = profiles.load("hgx-h100-8")
+
+    def looked_at(*ranks: RankFacts, matched: int = 6) -> list[int]:
+        around = Facts(nodes, (), ranks, [profile] * matched + [None] * (6 - matched)).around.distinct
+        assert {gpu.node for gpu in around.wiring.gpus} == set(around.nodes)
+        return list(around.nodes)
+
+    assert looked_at() == [0, 3, 4]
+    assert looked_at(matched=2) == [0, 2, 3, 4]
+    assert looked_at(*simulated("hgx-h100-8*6").ranks) == [0, 1, 2, 3, 4, 5]
 
 
 def faults(nodes: list[Snapshot], ranks: list[RankFacts]) -> list[str]:

@@ -1,9 +1,11 @@
 """Seconds of a healthy collective inside one node, over size, from the expected values of a profile."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from gpubench.collectives.record import Collective
+from gpubench.collectives.registry import collective_named
 from gpubench.errors import UsageError
 from gpubench.model.profiles.profile import BUSBW, TIME, Expected, ExpectedKind, Profile
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND
@@ -37,25 +39,43 @@ class Curve:
 def curve(profile: Profile, collective: Collective, gpus: int, ranks: int) -> Curve:
     """The curve for `gpus` GPUs of a node out of `ranks` ranks in all.
 
+    A collective of which the profile expects nothing takes the points of all-reduce, at the same latency and above it
+    at the same busbw, which is by definition what the links carry (nccl-tests, doc/PERFORMANCE.md); but none of NVLS,
+    which reduces in the switches and so reaches a busbw beyond the links.
+    Raises UsageError where the profile expects nothing of all-reduce either at a known size.
+    """
+    known = _known(profile, collective)
+    if known:
+        return _through(known, profile, collective, gpus, ranks)
+    all_reduce = collective_named("allreduce")
+    known = [each for each in _known(profile, all_reduce) if not each.nvls]
+    if not known:
+        raise UsageError(
+            f"the profile {profile.name} expects no time of {collective.name}, so there is none to simulate",
+            expected="an expected value with size_bytes for it, or for allreduce",
+            reason="one GPU has nobody to talk to" if profile.match.visible == 1 else "",
+            next_step="another machine: --simulate hgx-h200-4",
+        )
+    usual = _through(known, profile, all_reduce, gpus, ranks)
+    ratio = collective.busbw_factor(ranks) / all_reduce.busbw_factor(ranks)
+    points = ((size, usual.latency + (seconds - usual.latency) * ratio) for size, seconds in usual.points)
+    return Curve(tuple(points), usual.limit_gb_s)
+
+
+def _known(profile: Profile, collective: Collective) -> list[Expected]:
+    """What the profile expects of a collective at known sizes."""
+    found = (each for quantity in (TIME, BUSBW) for each in profile.find(f"{collective.name}.{quantity}"))
+    return [each for each in found if each.size_bytes is not None]
+
+
+def _through(known: Sequence[Expected], profile: Profile, collective: Collective, gpus: int, ranks: int) -> Curve:
+    """The curve through expected values.
+
     Points of this very number of GPUs are taken, else those of the nearest number, scaled by the ratio of the busbw
     factors; reductions in NVSwitches (NVLS) are not carried over to another number. For this number they take the
     place of the bandwidths of rings, which NCCL then does not pick. Of several values for one size a measured one
     comes first, then the fastest.
-    Raises UsageError where the profile expects nothing of this collective at a known size.
     """
-    known = [
-        each
-        for quantity in (TIME, BUSBW)
-        for each in profile.find(f"{collective.name}.{quantity}")
-        if each.size_bytes is not None
-    ]
-    if not known:
-        raise UsageError(
-            f"the profile {profile.name} expects no time of {collective.name}, so there is none to simulate",
-            expected="an expected value with size_bytes for it",
-            reason="one GPU has nobody to talk to" if profile.match.visible == 1 else "",
-            next_step="another machine: --simulate hgx-h200-4",
-        )
     nearest = min({profile.gpus_of(each) for each in known}, key=lambda count: (abs(count - gpus), -count))
     taken = [each for each in known if profile.gpus_of(each) == nearest]
     nvls = nearest == gpus and any(each.nvls for each in taken)

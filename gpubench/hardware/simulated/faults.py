@@ -29,6 +29,9 @@ from gpubench.model.profiles.fault import Fault, Subject
 _LOST = "GPU is lost"
 _NO_DRIVER = "NVML does not start (Driver Not Loaded)"
 _NO_ANSWER = "no answer (simulated)"
+_WITHOUT_NVML = ("index", "bus_id", "name", "uuid", "cuda_index", "multiprocessors", "pcie", "place")
+"""Facts of a GPU that sysfs and CUDA tell."""
+
 _HEALTH_SHIFTS = range(0, 16, 2)
 
 
@@ -238,19 +241,7 @@ def _without_nvml(node: Snapshot) -> Snapshot:
     return replace(
         node,
         driver=replace(node.driver, cuda=None),
-        gpus=tuple(
-            GpuFacts(
-                index=gpu.index,
-                bus_id=gpu.bus_id,
-                name=gpu.name,
-                uuid=gpu.uuid,
-                cuda_index=gpu.cuda_index,
-                multiprocessors=gpu.multiprocessors,
-                pcie=gpu.pcie,
-                place=gpu.place,
-            )
-            for gpu in node.gpus
-        ),
+        gpus=tuple(GpuFacts(**{name: getattr(gpu, name) for name in _WITHOUT_NVML}) for gpu in node.gpus),
         pairs=tuple(PairFacts(source=pair.source, destination=pair.destination, cuda=pair.cuda) for pair in node.pairs),
     )
 

@@ -36,7 +36,7 @@ class Explained:
 
     def first(self, staged: Mapping[Pair, Sequence[Transport]]) -> Explanation:
         """The likeliest of them; without evidence none is named."""
-        return next((named.explanation for named in self.explaining(staged)), UNKNOWN)
+        return next((self.diagnosis.with_ids(named.explanation) for named in self.explaining(staged)), UNKNOWN)
 
     def rows(self) -> list[CauseRow]:
         """What explains paths that were seen, then what may slow others down, each with what follows from it."""
@@ -70,7 +70,7 @@ class Explained:
         return CauseRow(
             id=cause.id,
             evidence=named.seen,
-            advice=named.cure,
+            advice=named.with_ids(named.cure),
             paths=sum(any(each.touches(pair) for each in named.sightings) for pair in staged),
             verdict=named.gravity,
             hosts=self._hosts(named),
@@ -79,7 +79,7 @@ class Explained:
             effects=named.effects,
             subject=named.subject,
             implied_by=None,
-            settles=cause.settles,
+            settles=named.with_ids(cause.settles),
             link=cause.link,
         )
 

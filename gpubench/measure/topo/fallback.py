@@ -86,7 +86,7 @@ def prospects(nodes: Sequence[Topology], kinds: Sequence[MachineKind], explained
                 if first:
                     usual[seen.name] = prospect
     origin = nodes[0].snapshot.origin if nodes else ""
-    rows = [_row(prospect, pairs, origin) for prospect, pairs in groups.items()]
+    rows = [_row(prospect, pairs, origin, explained) for prospect, pairs in groups.items()]
     return sorted(rows, key=lambda row: (_ORDER.index(Conclusion(row.conclusion)), row.verdict == Verdict.SKIP))
 
 
@@ -119,7 +119,7 @@ def findings(rows: Sequence[FallbackRow], explained: Explained, told: Iterable[F
                 seen=named.seen,
                 expected="nothing in the way of RDMA from GPU to GPU",
                 cause=f"NCCL will take {' or '.join(named.effects)} instead, and not say so",
-                next_command=named.cure,
+                next_command=named.with_ids(named.cure),
             )
 
 
@@ -166,8 +166,8 @@ def _pairs(devices: dict[int, GpuFacts]) -> Iterator[tuple[Pair, tuple[str, str]
                 yield (one, other), (source.device, destination.device)
 
 
-def _row(prospect: _Prospect, pairs: Sequence[_FallbackPairs], origin: str) -> FallbackRow:
-    cause = prospect.cause
+def _row(prospect: _Prospect, pairs: Sequence[_FallbackPairs], origin: str, explained: Explained) -> FallbackRow:
+    cause = None if prospect.cause is None else explained.diagnosis.with_ids(prospect.cause)
     paths, access = (", ".join(dict.fromkeys(seen)) for seen in zip(*(each[1:3] for each in pairs), strict=True))
     return FallbackRow(
         conclusion=prospect.conclusion,

@@ -1,11 +1,12 @@
 """Nodes grouped by what they are, so that a thousand alike are one line and the odd one stands out."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cmp_to_key
+from operator import attrgetter
 
-from gpubench.model.facts.snapshot import GpuFacts, NicFacts, Snapshot
+from gpubench.model.facts.snapshot import GpuFacts, HostFacts, NicFacts, Snapshot
 from gpubench.model.paths.links import active_links, generation_and_width
 from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.usual_node import Traits, points
@@ -54,7 +55,7 @@ class MachineKind:
         return self.alike[0]
 
 
-def group(topologies: Sequence[Topology]) -> tuple[MachineKind, ...]:
+def group(nodes: Sequence[Topology]) -> tuple[MachineKind, ...]:
     """The kinds of some nodes, the largest first.
 
     Nodes with equal traits form a variant. The largest variant of each set of GPU models is a kind, and so is every
@@ -63,10 +64,14 @@ def group(topologies: Sequence[Topology]) -> tuple[MachineKind, ...]:
     make no kind beside a larger one: such nodes are odd ones of the largest. Of equally large variants the one with
     more of a healthy machine counts as larger: of two nodes the one with a GPU less is odd, whichever comes first.
     """
-    traits_of = [node_traits(topology) for topology in topologies]
-    models = [_models(topology.snapshot) for topology in topologies]
+    models = [_models(topology.snapshot) for topology in nodes]
     variants: dict[tuple[tuple[str, object], ...], list[int]] = {}
-    for position, traits in enumerate(traits_of):
+    traits_of: list[Traits] = []
+    known: dict[int, Traits] = {}
+    for position, topology in enumerate(nodes):
+        like = id(topology.like)
+        traits = known[like] = known[like] if like in known else node_traits(topology)
+        traits_of.append(traits)
         variants.setdefault(tuple(traits.items()), []).append(position)
     by_models: dict[Models, list[list[int]]] = {}
 
@@ -144,6 +149,30 @@ def _kinds_of(variants: Sequence[list[int]], traits_of: Sequence[Traits]) -> lis
         fewest, odd = min(against, key=lambda each: len(each[0]))
         odd.update(dict.fromkeys(members, fewest))
     return kinds
+
+
+def _all_but(kind: type, *left_out: str) -> Callable[[object], tuple[object, ...]]:
+    """The values of a dataclass's fields, but for some."""
+    return attrgetter(*(each.name for each in fields(kind) if each.name not in left_out))
+
+
+_GPU_FACTS = _all_but(GpuFacts, "uuid")
+_HOST_FACTS = _all_but(HostFacts, "boot_id")
+_NODE_FACTS = _all_but(Snapshot, "host", "taken_at", "machine", "gpus")
+
+
+def topologies(snapshots: Sequence[Snapshot]) -> list[Topology]:
+    """Nodes of which each knows the first of those in a row before it that have its facts, all but names.
+
+    Nodes that were measured differ in temperatures and counters; simulated ones do not.
+    """
+    found: list[Topology] = []
+    facts: list[tuple[object, ...]] = []
+    for snapshot in snapshots:
+        own = [_NODE_FACTS(snapshot), _HOST_FACTS(snapshot.machine), *map(_GPU_FACTS, snapshot.gpus)]
+        found.append(Topology(snapshot, found[-1].like if own == facts else None))
+        facts = own
+    return found
 
 
 def node_traits(topology: Topology) -> Traits:

@@ -83,10 +83,11 @@ class PeerAccess:
 
 
 class Topology:
-    """The answers that a snapshot implies. Devices are its GPUs, then its NICs, by their names in matrices."""
+    """The answers that a snapshot implies of its GPUs and NICs; `like` is a node with the same facts, or itself."""
 
-    def __init__(self, snapshot: Snapshot) -> None:
+    def __init__(self, snapshot: Snapshot, like: "Topology | None" = None) -> None:
         self.snapshot = snapshot
+        self.like = like or self
         self.gpus = snapshot.gpus
         self.nics = snapshot.nics
         self.devices: tuple[Device, ...] = (*snapshot.gpus, *snapshot.nics)
@@ -113,10 +114,8 @@ class Topology:
         if own is None or others is None:
             return None
         direct = own.get(destination.bus_id, 0) if destination.bus_id else 0
-        if direct:
-            return direct
         through_switch = min(own.get(NvlinkPeer.SWITCH, 0), others.get(NvlinkPeer.SWITCH, 0))
-        return through_switch if _same_fabric(source, destination) else 0
+        return direct or (through_switch if _same_fabric(source, destination) else 0)
 
     @cached_property
     def _links(self) -> dict[int, dict[str | None, int] | None]:
@@ -229,6 +228,8 @@ class Topology:
     @cached_property
     def matrix(self) -> dict[str, dict[str, str]]:
         """Path classes between all devices, by name."""
+        if self.like is not self:
+            return self.like.matrix
         return {
             source.device: {destination.device: self.path(source, destination) for destination in self.devices}
             for source in self.devices
@@ -236,6 +237,10 @@ class Topology:
 
     def fingerprint(self) -> str:
         """12 hexadecimal digits of the models, links and wiring of the machine; not of serial numbers or load."""
+        return self._fingerprint if self.like is self else self.like.fingerprint()
+
+    @cached_property
+    def _fingerprint(self) -> str:
         described = {
             "gpus": [(gpu.name, gpu.memory_bytes, len(gpu.nvlinks or ())) for gpu in self.gpus],
             "nics": [(nic.name, nic.kind, nic.rate_gbit_s) for nic in self.nics],

@@ -1,12 +1,14 @@
 import math
+import sys
 from dataclasses import replace
-from typing import Any
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubench.collectives.registry import COLLECTIVES
+from gpubench.collectives.registry import COLLECTIVES, SUMMARIES, collective_named
 from gpubench.errors import CouldNotMeasureError, UsageError
 from gpubench.hardware.simulated.machine import MOST_NODES, SimulatedMachine, parse_machine, snapshots
 from gpubench.hardware.simulated.node import healthy_node
@@ -481,6 +483,26 @@ def test_one_rank_a_node_uses_the_network_alone() -> None:
         1.25 * NIC_EFFICIENCY, rel=0.01
     )
     assert len(model.seconds("allreduce", size, row=0, ranks_per_node=1)) == 2
+
+
+@pytest.mark.parametrize("machine", ["hgx-h100-8", "hgx-h200-4", "l40s-8", "hgx-h100-8*4"])
+@pytest.mark.parametrize("share", [1.0, 0.25])
+def test_a_collective_that_no_profile_knows_takes_the_points_of_all_reduce(
+    machine: str, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At its latency, and at the busbw of rings: that of NVLS is more than the links carry."""
+    made_up = replace(
+        collective_named("allgather"), name="swap", busbw_factor=lambda ranks: share * 2 * (ranks - 1) / ranks
+    )
+    monkeypatch.setitem(SUMMARIES, "swap", "Made up.")
+    monkeypatch.setitem(sys.modules, "gpubench.collectives.swap", cast("ModuleType", SimpleNamespace(SWAP=made_up)))
+    collective_named.cache_clear()
+    parsed = parse_machine(machine)
+    rings = tuple(each for each in parsed.profile.expected if not each.nvls)
+    ringed = CollectiveTimes(replace(parsed, profile=replace(parsed.profile, expected=rings)))
+    usual, model = ringed.ideal_seconds, times(machine).ideal_seconds
+    assert model("swap", 8) == pytest.approx(usual("allreduce", 8))
+    assert model("swap", 2**34) == pytest.approx(share * usual("allreduce", 2**34), rel=0.02)
 
 
 def test_what_cannot_be_simulated_says_why() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.model.facts.snapshot import DriverFacts, GpuFacts, PairFacts, PcieLink, ProbeFailure, Snapshot
-from gpubench.model.paths.nodes import Difference, MachineKind, condense, differences, group, node_traits
+from gpubench.model.paths.nodes import Difference, MachineKind, condense, differences, group, node_traits, topologies
 from gpubench.model.paths.topology import Topology
 from gpubench.model.profiles.fault import parse_fault
 
@@ -207,6 +207,16 @@ def test_links_of_a_gpu_count() -> None:
     assert {each.trait for each in differences(traits, node_traits(Topology(HEALTHY)))} == {
         *("GPU0 NVLinks active", "GPU0 NVLinks", "GPU0 PCIe width", "GPU0 PCIe at most"),
     }
+
+
+def test_a_node_is_like_the_one_before_it_with_the_same_facts() -> None:
+    renamed = replace(with_gpu(0, uuid="GPU-other"), host="other", machine=replace(HEALTHY.machine, boot_id="other"))
+    hot, grown = with_gpu(1, temperature_c=90), replace(HEALTHY, errors_grown={"GPU1": {"replays": 1}})
+    kernel = replace(HEALTHY, machine=replace(HEALTHY.machine, kernel="9.9"))
+    nodes = topologies([HEALTHY, renamed, hot, hot, grown, kernel, HEALTHY])
+    assert [nodes.index(node.like) for node in nodes] == [0, 0, 2, 2, 4, 5, 6]
+    assert nodes[1].matrix is nodes[0].matrix
+    assert [node.fingerprint() for node in nodes] == [Topology(node.snapshot).fingerprint() for node in nodes]
 
 
 VERSIONS = st.sampled_from(["535", "550", "560", None])

@@ -1,0 +1,226 @@
+"""What just holds and what just does not: limits of conditions, and what is next to them and no fault."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gpubench.conditions.circumstances import Facts
+from gpubench.conditions.condition import Unread, joined_seen
+from gpubench.conditions.log_evidence import Staged, Teller
+from gpubench.conditions.ranking import explain
+from gpubench.conditions.registry import CAUSES
+from gpubench.hardware.simulated.machine import parse_machine, snapshots
+from gpubench.measure.check.health import judge
+from gpubench.measure.topo.report import examine
+from gpubench.model.facts.rank_facts import MpiFacts
+from gpubench.model.facts.snapshot import NicKind, Snapshot
+from gpubench.model.paths.nodes import group
+from gpubench.model.paths.selection import Pair
+from gpubench.model.paths.topology import Topology
+from gpubench.model.results.rows.causes import Effect
+from gpubench.model.results.rows.checks import CHECKS_SECTION
+from gpubench.model.terms.verdict import Verdict
+from tests.fakes.planted import CHECKED, PLANTS, Job, below_a_switch, job_of, simulated, with_nodes, with_ranks
+
+MIB = 2**20
+
+
+def board() -> Job:
+    return simulated("hgx-h200-4")
+
+
+def two() -> Job:
+    return simulated("hgx-h100-8*2")
+
+
+def planted(id_: str) -> Job:
+    return next(each for each in (*PLANTS, *CHECKED) if each.id == id_).make()
+
+
+def with_variables(job: Job, **values: str) -> Job:
+    return with_ranks(job, lambda each: replace(each, environment={**each.environment, **values}))
+
+
+def on_roce(mtu: int) -> Job:
+    def edit(node: Snapshot) -> Snapshot:
+        return replace(node, nics=tuple(replace(nic, kind=NicKind.ROCE, mtu=mtu) for nic in node.nics))
+
+    return with_nodes(two(), edit)
+
+
+def in_state(node: Snapshot, state: str) -> Snapshot:
+    """The first NIC of a node in some state."""
+    return replace(node, nics=(replace(node.nics[0], state=state), *node.nics[1:]))
+
+
+def with_files(state: str) -> Job:
+    """Ranks have the device file of the first port alone, whose state is this."""
+
+    file = two().nodes[0].rdma_ports[0].device_file
+    job = with_nodes(two(), lambda node: in_state(node, state))
+    return with_ranks(job, lambda each: replace(each, device_files=("/dev/nvidia0", file or "")))
+
+
+def expanding(**facts: Any) -> Job:
+    """Ranks that ask for expandable segments, and may hand on descriptors."""
+    return with_ranks(planted("ptrace-blocked"), lambda each: replace(each, pidfd_getfd=True, **facts))
+
+
+def beside_ethernet() -> Job:
+    """The plant of redirection, whose only NIC cannot do RDMA."""
+
+    def edit(node: Snapshot) -> Snapshot:
+        return replace(node, nics=tuple(replace(nic, kind=NicKind.ETHERNET) for nic in node.nics))
+
+    return with_nodes(planted("acs-nic-redirect"), edit)
+
+
+def without_bridges() -> Job:
+    """The plant of writes that collapse, where nobody knows the host bridges."""
+
+    def edit(node: Snapshot) -> Snapshot:
+        gpus = (replace(gpu, place=replace(gpu.place, host_bridge=None)) for gpu in node.gpus)
+        return replace(node, gpus=tuple(gpus))
+
+    return with_nodes(planted("posted-write-collapse"), edit)
+
+
+@pytest.mark.parametrize(
+    ("make", "id_", "holds"),
+    [
+        (lambda: with_ranks(board(), lambda each: replace(each, shm_bytes=64 * MIB)), "shm-too-small", True),
+        (lambda: with_ranks(board(), lambda each: replace(each, shm_bytes=64 * MIB + 1)), "shm-too-small", False),
+        (lambda: with_variables(board(), NCCL_MAX_NCHANNELS="7"), "nccl-slow-settings", True),
+        (lambda: with_variables(board(), NCCL_MAX_NCHANNELS="8"), "nccl-slow-settings", False),
+        (lambda: with_variables(board(), NCCL_MAX_CTAS="1"), "nccl-slow-settings", True),
+        (lambda: with_variables(board(), NCCL_MAX_CTAS="0"), "nccl-slow-settings", False),
+        (lambda: with_variables(two(), NCCL_IB_HCA=""), "nccl-ib-hca", False),
+        (lambda: on_roce(4200), "roce-mtu-small", False),
+        (lambda: on_roce(3000), "roce-mtu-small", True),
+        (lambda: with_files("active"), "infiniband-files-missing", False),
+        (lambda: with_files("down"), "infiniband-files-missing", True),
+        (lambda: planted("acs-nic-redirect"), "acs-nic-redirect", True),
+        (beside_ethernet, "acs-nic-redirect", False),
+        (lambda: planted("posted-write-collapse"), "posted-write-collapse", True),
+        (without_bridges, "posted-write-collapse", False),
+        (expanding, "ptrace-blocked", False),
+        (lambda: expanding(ptrace_scope=2), "ptrace-blocked", True),
+        (lambda: expanding(ptrace_scope=1), "ptrace-blocked", False),
+        (lambda: expanding(ptrace_scope=2, capabilities=None), "ptrace-blocked", False),
+        (lambda: expanding(ptrace_scope=2, capabilities=("SYS_PTRACE",)), "ptrace-blocked", False),
+        (
+            lambda: with_ranks(planted("imex-channel-missing"), lambda each: replace(each, imex_channels=None)),
+            "imex-channel-missing",
+            False,
+        ),
+        (
+            lambda: with_ranks(
+                planted("imex-channel-missing"),
+                lambda each: replace(each, imex_channels=None, unknown={"imex_channels": "no such folder"}),
+            ),
+            "imex-channel-missing",
+            True,
+        ),
+    ],
+)
+def test_a_limit_is_where_it_is(make: Callable[[], Job], id_: str, *, holds: bool) -> None:
+    assert (id_ in {each.cause.id for each in make().diagnosis().named}) is holds
+
+
+def test_why_something_is_not_known_is_the_reason_that_is_known() -> None:
+    blind = with_ranks(two(), lambda each: replace(each, loadable={}, unknown={"loadable": "no loader"}), 0, 1)
+    assert blind.diagnosis().unread["libibverbs-missing"] == (Unread("node0", "no loader"),)
+    nobody = replace(two(), ranks=two().ranks[:2])
+    assert nobody.diagnosis().unread["libibverbs-missing"] == (
+        Unread("node1", "no process of this node was looked at"),
+    )
+    assert "iommu-translating" not in job_of(below_a_switch()).diagnosis().unread
+
+
+def test_a_policy_comes_first_where_it_explains_all_and_else_last() -> None:
+    job = with_variables(planted("nccl-default-level"), NCCL_SHM_DISABLE="1", NCCL_PROTO="LL")
+    diagnosis = with_ranks(job, lambda each: replace(each, shm_device=each.rank)).diagnosis()
+    staged = dict.fromkeys(((0, 1), (1, 0)), Effect.STAGED)
+    assert [each.cause.id for each in diagnosis.explaining(staged)][0] == "nccl-default-level"  # noqa: RUF015
+    network = {**staged, (0, 1): Effect.NETWORK_INSIDE}
+    assert [each.cause.id for each in diagnosis.explaining(network)][-1] == "nccl-default-level"
+
+
+def test_checks_that_say_something_of_machines_without_gpus() -> None:
+    node = Topology(replace(snapshots(parse_machine("hgx-h100-8"))[0], gpus=(), pairs=(), nvswitches=()))
+    report = judge(Facts([node], group([node])))
+    verdicts = {row.check: row.verdict for row in report.sections[CHECKS_SECTION].rows()}  # type: ignore[union-attr]
+    judged = {name for name, verdict in verdicts.items() if verdict is not Verdict.SKIP}
+    assert judged == {
+        *("driver", "nic_state", "nic_errors", "nic_profile", "nodes_alike", "ranks_alike", "versions", "measured"),
+    }
+    assert {row.origin for row in report.sections[CHECKS_SECTION].rows()} == {"simulated"}  # type: ignore[union-attr]
+
+
+def test_a_list_of_what_was_seen_ends_where_it_gets_long() -> None:
+    assert joined_seen(["a", "b", "", "c", "a"]) == "a; b; c"
+    assert joined_seen(["a", "b", "c", "d"]) == "a; b; c; and 1 more"
+
+
+def explained(job: Job, *pairs: Pair, by: Effect = Effect.STAGED) -> list[tuple[str, list[str]]]:
+    found = job.diagnosis().explaining(dict.fromkeys(pairs, by))
+    return [(each.cause.id, [below.cause.id for below in each.implied]) for each in found]
+
+
+def test_a_cause_explains_the_pairs_that_it_touches_and_what_follows_from_it_stays_below() -> None:
+    job = simulated("hgx-h200-4*2", "node0.gpu0:fabric=in_progress")
+    assert explained(job, (0, 1)) == [("fabric-not-ready", ["peer-access-refused"])]
+    assert explained(job, (2, 3)) == []
+
+
+def test_a_network_inside_a_node_is_explained_by_what_takes_peer_access_away_and_by_no_policy() -> None:
+    network = Effect.NETWORK_INSIDE
+    assert explained(planted("nccl-p2p-disabled"), (0, 1), by=network) == [("nccl-p2p-disabled", [])]
+    assert explained(planted("nccl-default-level"), (0, 1), by=network) == []
+
+
+def test_what_keeps_nodes_apart_is_found_between_two() -> None:
+    job = with_variables(two(), NCCL_IB_DISABLE="1")
+    nodes = [Topology(node) for node in job.nodes]
+    assert [each.id for each in examine(nodes, job.ranks).findings] == ["nccl-ib-disabled"]
+    assert [each.id for each in examine(nodes[:1], job.ranks[:2]).findings] == []
+
+
+def test_mpi_that_is_built_for_cuda_and_uses_it_is_well() -> None:
+    def named(*, aware: bool) -> set[str]:
+        mpi = MpiFacts(version="Open MPI 5.0.8", cuda_built=True, cuda_aware=aware)
+        job = with_ranks(board(), lambda each: replace(each, mpi=mpi))
+        return {each.cause.id for each in job.diagnosis().named}
+
+    assert "mpi-cuda-off" in named(aware=False)
+    assert "mpi-cuda-off" not in named(aware=True)
+
+
+def test_a_port_in_a_state_that_nobody_knows_is_not_known() -> None:
+    def unread(state: str) -> tuple[Unread, ...]:
+        return with_nodes(two(), lambda node: in_state(node, state), 1).diagnosis().unread.get("rdma-port-down", ())
+
+    assert unread("weird") == (Unread("node1", f"no state of a port: {two().nodes[1].nics[0].name} says 'weird'"),)
+    assert unread("active") == ()
+
+
+def test_variables_that_a_log_shows_count_where_they_matter() -> None:
+    teller = Teller((("NCCL_SHM_DISABLE", "1"),))
+
+    def told(network: str | None, *, one_node: bool) -> str | None:
+        found = explain(CAUSES, Staged(one_node=one_node, same_host=one_node, network=network, source=teller))
+        return None if found is None else found.id
+
+    assert told("Socket", one_node=True) == "nccl-shm-disabled"
+    assert told(None, one_node=True) != "nccl-shm-disabled"
+    assert told("Socket", one_node=False) != "nccl-shm-disabled"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"), [(2, "what the other node has"), (3, "what 2 other nodes of kind A have")]
+)
+def test_the_odd_node_is_compared_with_as_many_as_there_are(nodes: int, expected: str) -> None:
+    found = simulated(f"hgx-h100-8*{nodes}", "node1.gpu0:ecc=off").findings()
+    assert [each.expected for each in found if each.id == "node-differs"] == [expected]

@@ -1,0 +1,40 @@
+"""What is said of every planted condition, as it was last approved (`pytest tests/conditions --golden` writes it)."""
+
+from pathlib import Path
+
+import pytest
+
+from gpubench.measure.topo.fallback import survey
+from gpubench.model.paths.nodes import group
+from gpubench.model.paths.topology import Topology
+from tests.fakes.planted import CHECKED, PLANTS, Plant
+
+APPROVED = Path(__file__).parent / "said.txt"
+
+
+def said(plant: Plant) -> list[str]:
+    """Findings, causes of the ranks' paths and of the machines, and what could not be looked at."""
+    job = plant.make()
+    nodes = [Topology(node) for node in job.nodes]
+    lines = [
+        f"finding {each.id} {each.severity}: {each.subject} | {each.seen} | {each.expected} | {each.cause} | "
+        f"{each.next_command} | {', '.join(each.subjects)}"
+        for each in job.findings()
+    ]
+    named = job.diagnosis().named
+    lines += [
+        f"cause {each.cause.id} {each.gravity} {each.confidence}, {'; '.join(each.effects)}: "
+        f"{each.subject} | {each.seen} | {each.with_ids(each.cure)}"
+        for top in named
+        for each in (top, *top.implied)
+    ]
+    rows = survey(nodes, group(nodes), job.ranks).conditions()
+    lines += [f"machine {row.id} {row.verdict} {row.confidence}: {row.subject} | {row.evidence}" for row in rows]
+    return lines
+
+
+def test_everything_is_said_as_approved(request: pytest.FixtureRequest) -> None:
+    text = "\n".join(line for plant in (*PLANTS, *CHECKED) for line in (f"# {plant.id}", *said(plant), ""))
+    if request.config.getoption("--golden"):
+        APPROVED.write_text(text, encoding="utf-8")
+    assert text == APPROVED.read_text(encoding="utf-8")
