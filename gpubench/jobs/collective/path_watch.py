@@ -4,7 +4,6 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from types import TracebackType
 from typing import NamedTuple, Protocol, Self
 
 from gpubench.collectives.request import SweepRequest
@@ -71,9 +70,7 @@ class PathWatch:
         os.environ.update(self._refusals)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Everything as it was."""
         self._stack.close()
         for name in self._refusals:
