@@ -224,3 +224,15 @@ def test_variables_that_a_log_shows_count_where_they_matter() -> None:
 def test_the_odd_node_is_compared_with_as_many_as_there_are(nodes: int, expected: str) -> None:
     found = simulated(f"hgx-h100-8*{nodes}", "node1.gpu0:ecc=off").findings()
     assert [each.expected for each in found if each.id == "node-differs"] == [expected]
+
+
+def test_ports_of_which_none_is_left_say_so_where_there_are_several() -> None:
+    def seen(job: Job) -> set[str]:
+        return {each.seen for each in job.findings() if each.id == "rdma-port-down"}
+
+    def all_down(node: Snapshot) -> Snapshot:
+        return replace(node, nics=tuple(replace(nic, state="down") for nic in node.nics))
+
+    assert seen(with_nodes(two(), all_down)) == {"port is down: none of the node is left"}
+    assert seen(with_nodes(two(), lambda node: in_state(node, "down"))) == {"port is down"}
+    assert seen(with_nodes(job_of(below_a_switch()), all_down)) == {"port is down"}
