@@ -78,7 +78,7 @@ WIRING = tuple(check for check in CHECKS if check.of_wiring)
 def found_by(check: Check, facts: Facts) -> tuple[Finding, ...]:
     """What a check finds: what measuring found out that belongs to it, then its conditions."""
     measured = (each for each in facts.measurements.findings if _check_of(each) == check.name)
-    own = (each.findings(facts.around) for each in CONDITIONS if each.check == check.name)
+    own = (each.findings(facts.circumstances) for each in CONDITIONS if each.check == check.name)
     return (*measured, *chain.from_iterable(own))
 
 

@@ -205,7 +205,7 @@ class Facts:
     asked: bool = False
 
     @cached_property
-    def around(self) -> Circumstances:
+    def circumstances(self) -> Circumstances:
         """The same, as conditions are looked for in it: all GPUs of all nodes, by their places."""
         places = [
             GpuPlace(node.snapshot.host, number, gpu.bus_id or gpu.device)

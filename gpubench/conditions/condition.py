@@ -68,8 +68,8 @@ def nothing_in_facts(_around: Circumstances) -> Found:
 def in_each_node(look: Look) -> Look:
     """A detector that compares no node with another: those with another's facts are looked at where that has it."""
 
-    def found(around: Circumstances) -> Found:
-        return look(around) if any(True for _ in look(around.distinct)) else iter(())
+    def found(run: Circumstances) -> Found:
+        return look(run) if any(True for _ in look(run.distinct)) else iter(())
 
     return found
 
@@ -109,9 +109,9 @@ class Condition:
     general: bool = False
     aliases: tuple[str, ...] = ()
 
-    def findings(self, around: Circumstances) -> Iterator[Finding]:
+    def findings(self, run: Circumstances) -> Iterator[Finding]:
         """What the check of this condition says; what somebody may want by design is no finding of its own."""
-        for each in self.look(around):
+        for each in self.look(run):
             severity = self.severity if isinstance(each, Unread) else each.severity or self.severity
             if isinstance(each, Sighting) and severity is not None:
                 yield Finding(

@@ -34,14 +34,14 @@ def _groups(ranks: list[RankFacts], key: Callable[[RankFacts], Any]) -> dict[Any
     return found
 
 
-def _nodes(around: Circumstances) -> Iterator[tuple[int, list[RankFacts]]]:
-    for number in dict.fromkeys(each.node for each in around.facts):
-        yield number, around.ranks_of(number)
+def _nodes(run: Circumstances) -> Iterator[tuple[int, list[RankFacts]]]:
+    for number in dict.fromkeys(each.node for each in run.facts):
+        yield number, run.ranks_of(number)
 
 
-def _apart(around: Circumstances, groups: dict[Any, list[RankFacts]]) -> frozenset[Pair]:
+def _apart(run: Circumstances, groups: dict[Any, list[RankFacts]]) -> frozenset[Pair]:
     """The ordered pairs of GPUs whose ranks are in different groups."""
-    sides = [frozenset(gpu for each in ranks for gpu in around.gpus_of_rank(each)) for ranks in groups.values()]
+    sides = [frozenset(gpu for each in ranks for gpu in run.gpus_of_rank(each)) for ranks in groups.values()]
     return frozenset(
         (one, other)
         for mine in sides
@@ -53,16 +53,16 @@ def _apart(around: Circumstances, groups: dict[Any, list[RankFacts]]) -> frozens
     )
 
 
-def _shm_not_shared(around: Circumstances) -> Found:
-    for _, ranks in _nodes(around):
+def _shm_not_shared(run: Circumstances) -> Found:
+    for _, ranks in _nodes(run):
         groups = _groups(ranks, lambda each: each.shm_device)
         if len(groups) > 1:
             yield of_ranks(
-                around,
+                run,
                 ranks,
                 f"{len(groups)} different /dev/shm among {len(ranks)} ranks of one host",
                 gpus=None,
-                pairs=_apart(around, groups),
+                pairs=_apart(run, groups),
                 names=(f"ranks {', '.join(str(rank.rank) for rank in ranks)} on {ranks[0].host}",),
             )
 
@@ -76,35 +76,33 @@ def _log_shm_not_shared(staged: Staged) -> Reason | None:
     )
 
 
-def _shm_small(around: Circumstances) -> Found:
-    for _, ranks in _nodes(around):
+def _shm_small(run: Circumstances) -> Found:
+    for _, ranks in _nodes(run):
         small = [each for each in ranks if each.shm_bytes is not None and each.shm_bytes <= _SMALLEST_SHM_BYTES]
         if small:
             size = (small[0].shm_bytes or 0) // 2**20
-            yield of_ranks(around, small, f"/dev/shm has {size} MiB", Confidence.WEAK)
+            yield of_ranks(run, small, f"/dev/shm has {size} MiB", Confidence.WEAK)
 
 
-def _differ_with_ucx(
-    around: Circumstances, what: str, key: Callable[[RankFacts], Any], confidence: Confidence
-) -> Found:
+def _differ_with_ucx(run: Circumstances, what: str, key: Callable[[RankFacts], Any], confidence: Confidence) -> Found:
     """Ranks of a host that use UCX and differ: NCCL would not mind."""
-    for _, ranks in _nodes(around):
+    for _, ranks in _nodes(run):
         with_ucx = [each for each in ranks if "libucp" in each.libraries]
         groups = _groups(with_ucx, key)
         if len(groups) > 1:
             seen = f"{len(groups)} {what} among ranks of one host, with UCX loaded"
-            yield of_ranks(around, with_ucx, seen, confidence)
+            yield of_ranks(run, with_ucx, seen, confidence)
 
 
-def _namespaces(around: Circumstances) -> Found:
+def _namespaces(run: Circumstances) -> Found:
     """UCX takes no CUDA IPC between PID namespaces."""
-    yield from _differ_with_ucx(around, "pid namespaces", lambda each: each.namespaces.get("pid"), Confidence.LIKELY)
-    yield from _differ_with_ucx(around, "ipc namespaces", lambda each: each.namespaces.get("ipc"), Confidence.LIKELY)
+    yield from _differ_with_ucx(run, "pid namespaces", lambda each: each.namespaces.get("pid"), Confidence.LIKELY)
+    yield from _differ_with_ucx(run, "ipc namespaces", lambda each: each.namespaces.get("ipc"), Confidence.LIKELY)
 
 
-def _ptrace(around: Circumstances) -> Found:
+def _ptrace(run: Circumstances) -> Found:
     """Handing on descriptors, which PyTorch's expandable segments need to share GPU memory."""
-    for _, ranks in _nodes(around):
+    for _, ranks in _nodes(run):
         asking = [
             each for each in ranks if any(_EXPANDABLE in each.environment.get(name, "").lower() for name in _ALLOCATORS)
         ]
@@ -112,7 +110,7 @@ def _ptrace(around: Circumstances) -> Found:
         if refused:
             scope = refused[0].ptrace_scope
             seen = "pidfd_getfd is refused" if refused[0].pidfd_getfd is False else f"ptrace_scope is {scope}"
-            yield of_ranks(around, refused, f"{seen}, and expandable_segments is on", Confidence.LIKELY)
+            yield of_ranks(run, refused, f"{seen}, and expandable_segments is on", Confidence.LIKELY)
         elif asking and all(each.pidfd_getfd is None for each in asking):
             yield Unread(rank_names(asking), asking[0].unknown.get("pidfd_getfd", "pidfd_getfd was not tried"))
 
@@ -127,35 +125,35 @@ def _gpu_files(facts: RankFacts) -> tuple[str, ...] | None:
     return files or None
 
 
-def _gpus_hidden(around: Circumstances) -> Found:
+def _gpus_hidden(run: Circumstances) -> Found:
     """Ranks of one host that have device files of different GPUs cannot open each other's memory."""
-    for _, ranks in _nodes(around):
+    for _, ranks in _nodes(run):
         groups = _groups(ranks, _gpu_files)
         if len(groups) > 1:
             shown = joined([f"{rank_names(members)}: {joined(files)}" for files, members in groups.items()], 2)
-            yield of_ranks(around, ranks, f"device files differ ({shown})", Confidence.LIKELY)
+            yield of_ranks(run, ranks, f"device files differ ({shown})", Confidence.LIKELY)
 
 
-def _denied(around: Circumstances) -> Found:
-    for _, ranks in _nodes(around):
+def _denied(run: Circumstances) -> Found:
+    for _, ranks in _nodes(run):
         groups = _groups(
             ranks, lambda each: tuple(file for file in each.denied_device_files if "/nvidia" in file) or None
         )
         for files, members in groups.items():
             seen = f"may not open {joined(files)}: its mode, or the device list of its control group"
-            yield of_ranks(around, members, seen, Confidence.LIKELY)
+            yield of_ranks(run, members, seen, Confidence.LIKELY)
 
 
-def _visible(around: Circumstances) -> Found:
+def _visible(run: Circumstances) -> Found:
     """Where MPI or UCX moves GPU memory by itself: NCCL reaches GPUs that CUDA_VISIBLE_DEVICES hides."""
     what = "values of CUDA_VISIBLE_DEVICES"
-    return _differ_with_ucx(around, what, lambda each: each.visible_devices, Confidence.WEAK)
+    return _differ_with_ucx(run, what, lambda each: each.visible_devices, Confidence.WEAK)
 
 
-def _memlock(around: Circumstances) -> Found:
+def _memlock(run: Circumstances) -> Found:
     """Locked memory, of ranks on nodes with RDMA NICs: verbs cannot register buffers beyond it."""
-    for number, ranks in _nodes(around):
-        node = around.nodes.get(number)
+    for number, ranks in _nodes(run):
+        node = run.nodes.get(number)
         if node is None or not any(nic.rdma for nic in node.nics):
             continue
         low = [
@@ -167,7 +165,7 @@ def _memlock(around: Circumstances) -> Found:
         ]
         if low:
             seen = f"{(low[0].memlock_bytes or 0) // 1024:,} KiB of memory may be locked (ulimit -l)"
-            yield of_ranks(around, low, seen, Confidence.LIKELY)
+            yield of_ranks(run, low, seen, Confidence.LIKELY)
 
 
 _INSIDE = (Effect.NETWORK_INSIDE, Effect.STAGED)

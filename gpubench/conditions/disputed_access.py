@@ -30,53 +30,53 @@ _SHOWS_REASON = "gpubench topo shows the driver's reason"
 
 
 @in_each_node
-def _disagree(around: Circumstances) -> Found:
+def _disagree(run: Circumstances) -> Found:
     by_reason = dict[str, list[Pair]]()
-    for pair in around.inside:
-        access = around.wiring.peer_access(pair)
+    for pair in run.inside:
+        access = run.wiring.peer_access(pair)
         if access.contradicts:
             by_reason.setdefault(access.reason, []).append(pair)
     for reason, pairs in by_reason.items():
-        named = tuple(around.named_pair(pair) for pair in pairs)
-        yield of_pairs(around, pairs, reason, Confidence.LIKELY, names=named)
+        named = tuple(run.named_pair(pair) for pair in pairs)
+        yield of_pairs(run, pairs, reason, Confidence.LIKELY, names=named)
 
 
-def _corrupts(around: Circumstances) -> Found:
-    pairs = frozenset(pair for pair in around.wrong if around.wiring.peer_access(pair).possible)
+def _corrupts(run: Circumstances) -> Found:
+    pairs = frozenset(pair for pair in run.wrong if run.wiring.peer_access(pair).possible)
     if pairs:
-        yield of_pairs(around, pairs, "peer access is granted, and wrong data arrived")
+        yield of_pairs(run, pairs, "peer access is granted, and wrong data arrived")
 
 
-def _despite_grant(around: Circumstances) -> Found:
-    for pair, shown in (around.copied or {}).items():
-        if around.wiring.peer_access(pair).possible:
-            yield of_pairs(around, [pair], f"the driver grants peer access, yet {shown}", Confidence.LIKELY)
+def _despite_grant(run: Circumstances) -> Found:
+    for pair, shown in (run.copied or {}).items():
+        if run.wiring.peer_access(pair).possible:
+            yield of_pairs(run, [pair], f"the driver grants peer access, yet {shown}", Confidence.LIKELY)
 
 
 @in_each_node
-def _any_refusal(around: Circumstances) -> Found:
+def _any_refusal(run: Circumstances) -> Found:
     """One for each kind of refusal on a node, with what explains that kind, and its cure."""
     found = dict[tuple[int, Refusal, str], list[Pair]]()
-    for pair, refusal in around.refusals.items():
-        access = around.wiring.peer_access(pair)
+    for pair, refusal in run.refusals.items():
+        access = run.wiring.peer_access(pair)
         if not access.contradicts:
-            found.setdefault((around.wiring.gpus[pair[0]].node, refusal, access.reason), []).append(pair)
-    seen = {each: [it for it in each.look(around) if isinstance(it, Sighting)] for each in _OF_REFUSALS if found}
+            found.setdefault((run.wiring.gpus[pair[0]].node, refusal, access.reason), []).append(pair)
+    seen = {each: [it for it in each.look(run) if isinstance(it, Sighting)] for each in _OF_REFUSALS if found}
     touched = {each: _touched(sightings) for each, sightings in seen.items()}
     for (node, refusal, reason), pairs in found.items():
         why = next(
             (each for each, (all_of, of) in touched.items() if all(p in all_of or of & {*p} for p in pairs)), None
         )
-        gpus = len(around.gpus_of(node))
+        gpus = len(run.gpus_of(node))
         everybody = len(pairs) == gpus * (gpus - 1)
-        names = joined(around.pair_name(pair).removeprefix(f"{around.host(node)} ") for pair in pairs)
+        names = joined(run.pair_name(pair).removeprefix(f"{run.host(node)} ") for pair in pairs)
         said = f"NVML says {refusal.status} ({reason})" if refusal.status else reason
         yield of_pairs(
-            around,
+            run,
             pairs,
             f"no peer access: {said}; copies go through host memory",
             Confidence.LIKELY,
-            heading=f"{around.host(node)} {f'all {len(pairs)} GPU pairs' if everybody else names}".strip(),
+            heading=f"{run.host(node)} {f'all {len(pairs)} GPU pairs' if everybody else names}".strip(),
             severity=Verdict.SKIP if refusal.by_design else Verdict.FAIL if refusal.wired else Verdict.WARN,
             expected="host memory, by design" if refusal.by_design else "peer access",
             likely=why.title if why else "",

@@ -29,19 +29,19 @@ def _missing(node: Topology) -> str:
     return f"{len(node.gpus)} NVIDIA GPUs on the PCI bus, and {absent}" if node.gpus and absent else ""
 
 
-def _failures(around: Circumstances, holds: Callable[[ProbeFailure, Snapshot], bool], lead: str = "") -> Found:
-    for number, node in around.nodes.items():
+def _failures(run: Circumstances, holds: Callable[[ProbeFailure, Snapshot], bool], lead: str = "") -> Found:
+    for number, node in run.nodes.items():
         for failure in node.snapshot.failures:
             if holds(failure, node.snapshot):
                 likely, cure = _BROKEN.get(failure.stage, ("a bug in gpubench", ""))
-                names = (f"{around.named(number)}, {failure.stage}",)
-                sighting = of_node(around, number, f"{lead}{failure.error}", names=names)
+                names = (f"{run.named(number)}, {failure.stage}",)
+                sighting = of_node(run, number, f"{lead}{failure.error}", names=names)
                 known = failure.timed_out or bool(lead)
                 yield sighting if known else replace(sighting, likely=likely, cure=cure)
 
 
-def _silent(around: Circumstances) -> Found:
-    return _failures(around, lambda failure, _: failure.timed_out)
+def _silent(run: Circumstances) -> Found:
+    return _failures(run, lambda failure, _: failure.timed_out)
 
 
 def _refuses(failure: ProbeFailure, snapshot: Snapshot) -> bool:
@@ -50,12 +50,12 @@ def _refuses(failure: ProbeFailure, snapshot: Snapshot) -> bool:
     return not failure.timed_out and _NOT_READY in failure.error and answers
 
 
-def _cuda_refuses(around: Circumstances) -> Found:
-    return _failures(around, _refuses, "NVML answers, and CUDA does not start: ")
+def _cuda_refuses(run: Circumstances) -> Found:
+    return _failures(run, _refuses, "NVML answers, and CUDA does not start: ")
 
 
-def _broken(around: Circumstances) -> Found:
-    return _failures(around, lambda failure, snapshot: not failure.timed_out and not _refuses(failure, snapshot))
+def _broken(run: Circumstances) -> Found:
+    return _failures(run, lambda failure, snapshot: not failure.timed_out and not _refuses(failure, snapshot))
 
 
 _XID = "https://docs.nvidia.com/deploy/xid-errors/index.html"

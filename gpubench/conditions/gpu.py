@@ -42,21 +42,21 @@ def _row(*, failed: bool) -> Look:
 
 
 @in_each_node
-def _ecc_off(around: Circumstances) -> Found:
+def _ecc_off(run: Circumstances) -> Found:
     """Off where the profile or a sibling has it on."""
-    for position, node, gpu in around.gpus():
-        profile = around.exact_profile(around.wiring.gpus[position].node)
+    for position, node, gpu in run.gpus():
+        profile = run.exact_profile(run.wiring.gpus[position].node)
         sibling = any(other.ecc for other in node.gpus if other.name == gpu.name)
         if gpu.ecc is False and (sibling or (profile is not None and profile.gpu.ecc is True)):
             has_it = "its siblings have it" if sibling else "the profile has it"
-            yield of_gpu(around, position, "ECC is off", expected=f"ECC on, as {has_it}")
+            yield of_gpu(run, position, "ECC is off", expected=f"ECC on, as {has_it}")
 
 
 @in_each_node
-def _memory_errors(around: Circumstances) -> Found:
-    for position, node, gpu in around.gpus():
+def _memory_errors(run: Circumstances) -> Found:
+    for position, node, gpu in run.gpus():
         if gpu.memory_errors:
-            yield of_gpu(around, position, _when(gpu.memory_errors, node.snapshot.errors_grown, gpu.device))
+            yield of_gpu(run, position, _when(gpu.memory_errors, node.snapshot.errors_grown, gpu.device))
 
 
 def _when(total: int, grown: ErrorCounts | None, device: str) -> str:
@@ -67,23 +67,23 @@ def _when(total: int, grown: ErrorCounts | None, device: str) -> str:
     return f"{since}, {grown.get(device, {}).get(MEMORY_ERRORS, 0)} of them during this run"
 
 
-def _low_clocks(around: Circumstances) -> Found:
+def _low_clocks(run: Circumstances) -> Found:
     """Another highest clock than GPUs of the same model have, over all nodes."""
-    every = [gpu for _, _, gpu in around.gpus() if gpu.most_clock_mhz]
+    every = [gpu for _, _, gpu in run.gpus() if gpu.most_clock_mhz]
     by_model = {
         name: Counter(gpu.most_clock_mhz for gpu in every if gpu.name == name) for name in {g.name for g in every}
     }
     usual = {name: clocks.most_common(1)[0][0] or 0 for name, clocks in by_model.items()}
-    for position, _, gpu in around.gpus():
+    for position, _, gpu in run.gpus():
         if gpu.most_clock_mhz and gpu.most_clock_mhz < usual[gpu.name]:
             expected = f"{usual[gpu.name]} MHz, as GPUs of its model have"
-            yield of_gpu(around, position, f"at most {gpu.most_clock_mhz} MHz", expected=expected)
+            yield of_gpu(run, position, f"at most {gpu.most_clock_mhz} MHz", expected=expected)
 
 
 @in_each_node
-def _hot(around: Circumstances) -> Found:
+def _hot(run: Circumstances) -> Found:
     """Far above the middle of its siblings, or near its slowdown."""
-    for position, node, gpu in around.gpus():
+    for position, node, gpu in run.gpus():
         if gpu.temperature_c is None:
             continue
         others = [each.temperature_c for each in node.gpus if each.temperature_c is not None and each is not gpu]
@@ -91,7 +91,7 @@ def _hot(around: Circumstances) -> Found:
         above = gpu.temperature_c - usual
         if above > _MOST_ABOVE_SIBLINGS_C or gpu.temperature_c >= _HOT_C:
             expected = f"about {usual:g} °C, as its siblings have" if above > 0 else f"below {_HOT_C} °C"
-            yield of_gpu(around, position, f"{gpu.temperature_c} °C", expected=expected)
+            yield of_gpu(run, position, f"{gpu.temperature_c} °C", expected=expected)
 
 
 def _in_use(gpu: GpuFacts) -> str:

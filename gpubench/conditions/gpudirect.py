@@ -19,9 +19,9 @@ _LEVEL, _READ, _DMABUF = "NCCL_NET_GDR_LEVEL", "NCCL_NET_GDR_READ", "NCCL_DMABUF
 _DENIES = "2"
 
 
-def _nodes(around: Circumstances) -> Iterator[tuple[int, Topology, dict[str, tuple[bool | None, str]]]]:
+def _nodes(run: Circumstances) -> Iterator[tuple[int, Topology, dict[str, tuple[bool | None, str]]]]:
     """Nodes with GPUs and RDMA NICs, with what is known of GPUDirect RDMA through each NIC."""
-    for number, node in around.nodes.items():
+    for number, node in run.nodes.items():
         if node.gpus and rdma_nics(node):
             yield number, node, {nic.name: node.gpudirect(nic) for nic in node.nics if nic.rdma}
 
@@ -35,72 +35,72 @@ def _set(name: str, wrong: Callable[[str], bool], *, without_module: bool = Fals
     the kernel module that does what it would.
     """
 
-    def look(around: Circumstances) -> Found:
-        values = [value for value in around.values(name) if wrong(value)]
-        facts = (node.snapshot.gpudirect for _, node, _ in _nodes(around))
+    def look(run: Circumstances) -> Found:
+        values = [value for value in run.values(name) if wrong(value)]
+        facts = (node.snapshot.gpudirect for _, node, _ in _nodes(run))
         if values and any(not (without_module and (each.peermem or each.efa_peermem)) for each in facts):
-            yield blame(around, {name: values}, Confidence.PROVEN, frozenset(around.across) or None)
+            yield blame(run, {name: values}, Confidence.PROVEN, frozenset(run.across) or None)
 
     return look
 
 
-def _override(around: Circumstances) -> Found:
-    for number, node, _ in _nodes(around):
+def _override(run: Circumstances) -> Found:
+    for number, node, _ in _nodes(run):
         settings = node.snapshot.driver_settings
         if (settings.parameters or {}).get("GrdmaPciTopoCheckOverride") == _DENIES:
-            yield of_node(around, number, "GrdmaPciTopoCheckOverride: 2 in the driver's parameters")
+            yield of_node(run, number, "GrdmaPciTopoCheckOverride: 2 in the driver's parameters")
         else:
-            yield from unread(around.on(number), settings.unknown, "parameters")
+            yield from unread(run.on(number), settings.unknown, "parameters")
 
 
-def _not_registered(around: Circumstances) -> Found:
-    for number, node, _ in _nodes(around):
+def _not_registered(run: Circumstances) -> Found:
+    for number, node, _ in _nodes(run):
         facts = node.snapshot.gpudirect
         if facts.peermem and facts.peermem_registered is False and not facts.dma_buf:
             seen = "nvidia-peermem is loaded and has not registered with the RDMA core"
-            yield of_node(around, number, seen, Confidence.LIKELY)
+            yield of_node(run, number, seen, Confidence.LIKELY)
 
 
-def _no_module(around: Circumstances) -> Found:
-    for number, _, answers in _nodes(around):
+def _no_module(run: Circumstances) -> Found:
+    for number, _, answers in _nodes(run):
         refused = {name: reason for name, (possible, reason) in answers.items() if possible is False}
         if refused:
-            names = tuple(" ".join(filter(None, (around.host(number), name))) for name in refused)
-            heading = " ".join(filter(None, (around.host(number), ", ".join(refused))))
-            yield of_node(around, number, joined(refused.values()), names=names, heading=heading)
+            names = tuple(" ".join(filter(None, (run.host(number), name))) for name in refused)
+            heading = " ".join(filter(None, (run.host(number), ", ".join(refused))))
+            yield of_node(run, number, joined(refused.values()), names=names, heading=heading)
         elif all(possible is None for possible, _ in answers.values()):
-            yield Unread(around.on(number), joined(reason for _, reason in answers.values()))
+            yield Unread(run.on(number), joined(reason for _, reason in answers.values()))
 
 
-def _too_far(around: Circumstances) -> Found:
+def _too_far(run: Circumstances) -> Found:
     """GPUs whose nearest RDMA NIC is beyond what NCCL takes, of nodes that have to do with others."""
-    levels = around.values(_LEVEL)
-    ends = {gpu for pair in around.across for gpu in pair}
-    for position, node, gpu in around.gpus():
+    levels = run.values(_LEVEL)
+    ends = {gpu for pair in run.across for gpu in pair}
+    for position, node, gpu in run.gpus():
         paths = [node.path(gpu, nic) for nic in node.nics if nic.rdma]
         types = [each for each in map(nccl_type, paths) if each is not None]
         taken = any(is_within(each) for each in types) or any(allows(value, path) for value in levels for path in paths)
         if types and len(types) == len(paths) and not taken and position in ends:
             nearest = min(paths, key=lambda path: ("PHB", "NODE", "SYS").index(path))
-            yield of_gpu(around, position, f"its nearest RDMA NIC is {nearest} away", Confidence.LIKELY)
+            yield of_gpu(run, position, f"its nearest RDMA NIC is {nearest} away", Confidence.LIKELY)
 
 
-def _one_side(around: Circumstances) -> Found:
-    able = {number: any(possible for possible, _ in answers.values()) for number, _, answers in _nodes(around)}
+def _one_side(run: Circumstances) -> Found:
+    able = {number: any(possible for possible, _ in answers.values()) for number, _, answers in _nodes(run)}
     for number, possible in able.items() if len(set(able.values())) > 1 else ():
         if not possible:
             seen = "GPUDirect RDMA is possible on other nodes, and not known to be here"
-            yield of_node(around, number, seen, Confidence.LIKELY)
+            yield of_node(run, number, seen, Confidence.LIKELY)
 
 
-def _any_refusal(around: Circumstances) -> Found:
+def _any_refusal(run: Circumstances) -> Found:
     by_reason = dict[str, list[Pair]]()
-    for pair in around.across:
-        capability = around.wiring.capability(pair)
-        if capability.state is State.CONTRADICTING and all(map(around.wiring.rdma_nics, pair)):
+    for pair in run.across:
+        capability = run.wiring.capability(pair)
+        if capability.state is State.CONTRADICTING and all(map(run.wiring.rdma_nics, pair)):
             by_reason.setdefault(capability.seen, []).append(pair)
     for reason, pairs in by_reason.items():
-        yield of_pairs(around, pairs, reason, Confidence.LIKELY)
+        yield of_pairs(run, pairs, reason, Confidence.LIKELY)
 
 
 def _log_setting(name: str, wrong: Callable[[str], bool]) -> Callable[[Staged], Reason | None]:

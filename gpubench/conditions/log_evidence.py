@@ -12,7 +12,7 @@ ASK_FOR_MORE = "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,ENV,GRAPH,NET,P
 
 
 @dataclass(frozen=True, slots=True)
-class Teller:
+class ProcessLog:
     """What one process says of itself: its settings by name, and lines that explain something."""
 
     settings: tuple[tuple[str, str], ...] = ()
@@ -39,8 +39,8 @@ class Staged:
     path: str | None = None
     gpus: int = 0
     notes: tuple[Note, ...] = ()
-    source: Teller = Teller()
-    destination: Teller = Teller()
+    source: ProcessLog = ProcessLog()
+    destination: ProcessLog = ProcessLog()
     rdma: bool = False
 
     @property
@@ -50,7 +50,7 @@ class Staged:
 
     def settings(self, name: str) -> tuple[str, ...]:
         """The values that the two have of a variable."""
-        values = (teller.setting(name) for teller in (self.source, self.destination))
+        values = (process.setting(name) for process in (self.source, self.destination))
         return tuple(dict.fromkeys(value for value in values if value is not None))
 
     def found(self, *kinds: RemarkKind) -> tuple[Note, ...]:

@@ -21,19 +21,19 @@ _LATE_SHARE = 1.2
 _LATE_FROM_BYTES = 16 * 2**20
 
 
-def _slow_pairs(around: Circumstances) -> Found:
+def _slow_pairs(run: Circumstances) -> Found:
     """Below 90 or 75 % of what siblings reach, by GPU or pair; else against the profile.
 
     Pairs over different paths are compared by their share of what is expected of their path. Those that go through
     host memory are said to do that elsewhere, and a GPU that somebody uses is not judged.
     """
-    for number, node in around.nodes.items():
-        rows = peer_rows(around.measurements, node)
-        profile = around.profiles.get(number)
+    for number, node in run.nodes.items():
+        rows = peer_rows(run.measurements, node)
+        profile = run.profiles.get(number)
         due = {pair: of_copy(profile, "p2p.write_gb_s", row.limit_gb_s, row.path_class) for pair, row in rows.items()}
         shares = {pair: (row.bandwidth_gb_s or 0) / _due_gb_s(due[pair], row) for pair, row in rows.items()}
         oddities = odd_ones(shares, len(node.gpus))
-        yield from (_odd(around, number, oddity, rows) for oddity in oddities)
+        yield from (_odd(run, number, oddity, rows) for oddity in oddities)
         explained = {gpu for oddity in oddities for gpu in oddity.gpus}
         judged = {
             pair: verdict
@@ -43,7 +43,7 @@ def _slow_pairs(around: Circumstances) -> Found:
         }
         if judged:
             _, seen, expected = judged[min(judged, key=lambda pair: shares[pair])]
-            names = tuple(around.named(number, *(node.gpus[gpu] for gpu in pair)) for pair in sorted(judged))
+            names = tuple(run.named(number, *(node.gpus[gpu] for gpu in pair)) for pair in sorted(judged))
             severity = overall(each[0] for each in judged.values())
             yield Sighting(subject=joined(names), seen=seen, names=names, severity=severity, expected=expected)
 
@@ -53,9 +53,9 @@ def _due_gb_s(due: Expectation | None, row: PairRow) -> float:
     return due.value if due is not None else row.limit_gb_s or 1.0
 
 
-def _odd(around: Circumstances, number: int, oddity: Oddity, rows: Mapping[Pair, PairRow]) -> Sighting:
+def _odd(run: Circumstances, number: int, oddity: Oddity, rows: Mapping[Pair, PairRow]) -> Sighting:
     share = oddity.figure / oddity.usual
-    name = around.named(number, *(around.nodes[number].gpus[gpu] for gpu in oddity.gpus))
+    name = run.named(number, *(run.nodes[number].gpus[gpu] for gpu in oddity.gpus))
     own = [row.bandwidth_gb_s for pair, row in rows.items() if set(oddity.gpus) <= set(pair)]
     role = "" if oddity.role == "pair" else f" {oddity.role}"
     slowest = min(figure for figure in own if figure is not None)
@@ -66,21 +66,19 @@ def _odd(around: Circumstances, number: int, oddity: Oddity, rows: Mapping[Pair,
     )
 
 
-def _asymmetric(around: Circumstances) -> Found:
+def _asymmetric(run: Circumstances) -> Found:
     """Below 90 or 75 % of the other direction, of pairs and GPUs that are not called slow already."""
-    slow = {
-        name for each in _slow_pairs(around) if isinstance(each, Sighting) for name in each.names or (each.subject,)
-    }
-    for number, node in around.nodes.items():
-        rows = peer_rows(around.measurements, node)
+    slow = {name for each in _slow_pairs(run) if isinstance(each, Sighting) for name in each.names or (each.subject,)}
+    for number, node in run.nodes.items():
+        rows = peer_rows(run.measurements, node)
         for (source, destination), row in rows.items():
             back = rows.get((destination, source))
             if back is None or not back.bandwidth_gb_s or row.bandwidth_gb_s is None:
                 continue
             share = row.bandwidth_gb_s / back.bandwidth_gb_s
             ends = node.gpus[source], node.gpus[destination]
-            name = around.named(number, *ends)
-            if share < SLOW_SHARE and slow.isdisjoint((name, *(around.named(number, each) for each in ends))):
+            name = run.named(number, *ends)
+            if share < SLOW_SHARE and slow.isdisjoint((name, *(run.named(number, each) for each in ends))):
                 one, other = (each.index for each in ends)
                 yield Sighting(
                     subject=name,
@@ -90,17 +88,17 @@ def _asymmetric(around: Circumstances) -> Found:
                 )
 
 
-def _host_copies(around: Circumstances) -> Found:
+def _host_copies(run: Circumstances) -> Found:
     """Below 90 or 75 % of siblings; else against the profile."""
-    for number, node in around.nodes.items():
+    for number, node in run.nodes.items():
         for to_gpu, quantity in ((True, "host_to_device_gb_s"), (False, "device_to_host_gb_s")):
-            rows = host_rows(around.measurements, node, to_gpu=to_gpu)
+            rows = host_rows(run.measurements, node, to_gpu=to_gpu)
             figures = {gpu.device: row.bandwidth_gb_s or 0.0 for gpu, row in rows}
             odd = odd_among(figures)
             for gpu, row in rows:
                 figure = figures[gpu.device]
                 judged = judge_bandwidth(
-                    figure, of_copy(around.profiles.get(number), quantity, row.limit_gb_s), row.limit_gb_s
+                    figure, of_copy(run.profiles.get(number), quantity, row.limit_gb_s), row.limit_gb_s
                 )
                 if gpu.device in odd:
                     verdict, share, usual = odd[gpu.device]
@@ -108,14 +106,14 @@ def _host_copies(around: Circumstances) -> Found:
                 if judged is not None:
                     severity, seen, expected = judged
                     seen = f"{seen}, {'from' if to_gpu else 'to'} host memory"
-                    yield Sighting(subject=around.named(number, gpu), seen=seen, severity=severity, expected=expected)
+                    yield Sighting(subject=run.named(number, gpu), seen=seen, severity=severity, expected=expected)
 
 
-def _host_memory(around: Circumstances) -> Found:
+def _host_memory(run: Circumstances) -> Found:
     """Below 75 or 50 % of what nodes with the same CPU copy in their memory."""
     by_cpu: dict[str | None, dict[str, float]] = {}
-    for node in around.nodes.values():
-        row = memory_row(around.measurements, node.snapshot.host)
+    for node in run.nodes.values():
+        row = memory_row(run.measurements, node.snapshot.host)
         if row is not None and row.bandwidth_gb_s is not None:
             by_cpu.setdefault(node.snapshot.machine.cpu, {})[node.snapshot.host] = row.bandwidth_gb_s
     for figures in by_cpu.values():
@@ -129,11 +127,11 @@ def _host_memory(around: Circumstances) -> Found:
                 )
 
 
-def _collectives(around: Circumstances) -> Found:
+def _collectives(run: Circumstances) -> Found:
     """By size, busbw of large ones and time of small ones, against the profile of the first node, else the limit."""
-    hosts = tuple(node.snapshot.host for node in around.nodes.values())
-    for row in around.measurements.collectives:
-        judged = judge_row(around.profiles.get(0), row)
+    hosts = tuple(node.snapshot.host for node in run.nodes.values())
+    for row in run.measurements.collectives:
+        judged = judge_row(run.profiles.get(0), row)
         if judged is not None:
             severity, seen, expected = judged
             yield Sighting(
@@ -147,17 +145,17 @@ def _collectives(around: Circumstances) -> Found:
             )
 
 
-def _wrong(around: Circumstances) -> Found:
-    for row in around.measurements.collectives:
+def _wrong(run: Circumstances) -> Found:
+    for row in run.measurements.collectives:
         if row.wrong:
             subject = f"{row.collective} of {format_size(row.size_bytes)} on {row.ranks} ranks"
             yield Sighting(subject=subject, seen=f"{row.wrong} wrong elements")
 
 
-def _late(around: Circumstances) -> Found:
+def _late(run: Circumstances) -> Found:
     """The slowest rank, where it took a fifth longer than the fastest."""
-    ranks = {each.rank: str(each) for each in around.measurements.ranks}
-    for row in around.measurements.collectives:
+    ranks = {each.rank: str(each) for each in run.measurements.ranks}
+    for row in run.measurements.collectives:
         slowest, fastest, rank = row.time_us_slowest_rank, row.time_us_fastest_rank, row.slowest_rank
         if slowest is None or not fastest or rank is None or row.size_bytes < _LATE_FROM_BYTES:
             continue
@@ -167,8 +165,8 @@ def _late(around: Circumstances) -> Found:
             yield Sighting(subject=ranks.get(rank, f"rank {rank}"), seen=seen)
 
 
-def _not_measured(around: Circumstances) -> Found:
-    for need, reason in around.measurements.failed.items():
+def _not_measured(run: Circumstances) -> Found:
+    for need, reason in run.measurements.failed.items():
         yield Sighting(subject=str(need), seen=reason, expected=f"{need}, measured")
 
 

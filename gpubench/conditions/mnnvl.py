@@ -12,10 +12,10 @@ _IMEX = "nvidia-imex"
 _NO_CLUSTER = ("", "0", "00000000-0000-0000-0000-000000000000")
 
 
-def _clusters(around: Circumstances) -> dict[str, dict[int, set[int | None]]]:
+def _clusters(run: Circumstances) -> dict[str, dict[int, set[int | None]]]:
     """NVLink clusters of several nodes: by uuid the cliques of each node's GPUs."""
     found: dict[str, dict[int, set[int | None]]] = {}
-    for number, node in around.nodes.items():
+    for number, node in run.nodes.items():
         for gpu in node.gpus:
             uuid = gpu.fabric.cluster_uuid if gpu.fabric is not None else None
             if gpu.fabric is not None and uuid is not None and uuid not in _NO_CLUSTER:
@@ -23,49 +23,49 @@ def _clusters(around: Circumstances) -> dict[str, dict[int, set[int | None]]]:
     return {uuid: nodes for uuid, nodes in found.items() if len(nodes) > 1}
 
 
-def _in_clusters(around: Circumstances) -> list[int]:
-    return sorted({number for nodes in _clusters(around).values() for number in nodes})
+def _in_clusters(run: Circumstances) -> list[int]:
+    return sorted({number for nodes in _clusters(run).values() for number in nodes})
 
 
-def _imex_channel(around: Circumstances) -> Found:
-    for number in _in_clusters(around):
-        for rank in around.ranks_of(number):
+def _imex_channel(run: Circumstances) -> Found:
+    for number in _in_clusters(run):
+        for rank in run.ranks_of(number):
             if rank.imex_channels == () or (rank.imex_channels is None and "imex_channels" in rank.unknown):
                 seen = f"rank {rank.rank} has no channel below /dev/nvidia-caps-imex-channels"
-                yield of_node(around, number, seen, Confidence.LIKELY)
+                yield of_node(run, number, seen, Confidence.LIKELY)
 
 
-def _imex_service(around: Circumstances) -> Found:
-    for number in _in_clusters(around):
-        settings = around.nodes[number].snapshot.driver_settings
+def _imex_service(run: Circumstances) -> Found:
+    for number in _in_clusters(run):
+        settings = run.nodes[number].snapshot.driver_settings
         service = settings.services.get(_IMEX)
         if service is not None and service.running is False:
-            yield of_node(around, number, "nvidia-imex does not run", Confidence.LIKELY)
+            yield of_node(run, number, "nvidia-imex does not run", Confidence.LIKELY)
         elif service is None or service.running is None:
-            yield from unread(around.on(number), settings.unknown, f"services.{_IMEX}.running")
+            yield from unread(run.on(number), settings.unknown, f"services.{_IMEX}.running")
 
 
-def _cliques(around: Circumstances) -> Found:
-    for uuid, nodes in _clusters(around).items():
+def _cliques(run: Circumstances) -> Found:
+    for uuid, nodes in _clusters(run).items():
         cliques = {clique for found in nodes.values() for clique in found}
         if len(cliques) > 1:
-            gpus = frozenset(gpu for number in nodes for gpu in around.gpus_of(number))
-            shown = joined([f"{around.on(number)}: {sorted(map(str, found))}" for number, found in nodes.items()])
+            gpus = frozenset(gpu for number in nodes for gpu in run.gpus_of(number))
+            shown = joined([f"{run.on(number)}: {sorted(map(str, found))}" for number, found in nodes.items()])
             yield Sighting(
                 subject=f"cluster {uuid}", seen=f"cliques differ: {shown}", confidence=Confidence.LIKELY, gpus=gpus
             )
 
 
-def _cumem(around: Circumstances) -> Found:
-    if "0" not in around.values("NCCL_CUMEM_ENABLE"):
+def _cumem(run: Circumstances) -> Found:
+    if "0" not in run.values("NCCL_CUMEM_ENABLE"):
         return
     names = ("NCCL_CUMEM_ENABLE",)
-    places = places_of(names, around.facts)
-    for number in _in_clusters(around):
+    places = places_of(names, run.facts)
+    for number in _in_clusters(run):
         yield Sighting(
-            subject=around.on(number),
+            subject=run.on(number),
             seen=f"NCCL_CUMEM_ENABLE=0 in {' and '.join(places)}",
-            gpus=around.gpus_of(number),
+            gpus=run.gpus_of(number),
             cure=removal(names, places),
         )
 

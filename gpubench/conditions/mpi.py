@@ -18,58 +18,58 @@ _LLAMA, _LLAMA_SWITCH = "GGML_CUDA_", "GGML_CUDA_P2P"
 _UCX_TLS, _UCX_RDMA = "UCX_TLS", "UCX_IB_GPU_DIRECT_RDMA"
 
 
-def _switched_off(around: Circumstances) -> Found:
-    for facts in around.facts:
+def _switched_off(run: Circumstances) -> Found:
+    for facts in run.facts:
         off = [name for name in _SWITCHES if facts.environment.get(name, "").lower() in _OFF_VALUES]
         if off:
-            yield of_ranks(around, [facts], joined(f"{name}={facts.environment[name]}" for name in off))
+            yield of_ranks(run, [facts], joined(f"{name}={facts.environment[name]}" for name in off))
         elif facts.mpi is not None and facts.mpi.cuda_built and facts.mpi.cuda_aware is False:
             seen = f"{facts.mpi.version or 'MPI'} was built for CUDA, and has it off in this run"
-            yield of_ranks(around, [facts], seen, Confidence.LIKELY)
+            yield of_ranks(run, [facts], seen, Confidence.LIKELY)
 
 
-def _not_aware(around: Circumstances) -> Found:
+def _not_aware(run: Circumstances) -> Found:
     """Only a program that hands GPU memory to MPI has to care, so it is never more than weak."""
-    for facts in around.facts:
+    for facts in run.facts:
         if facts.mpi is None:
             continue
         if facts.mpi.cuda_aware is False:
             seen = f"{facts.mpi.version or 'MPI'} says that it takes no GPU memory"
-            yield of_ranks(around, [facts], seen, Confidence.WEAK)
+            yield of_ranks(run, [facts], seen, Confidence.WEAK)
         elif facts.mpi.cuda_aware is None:
-            yield from unread(around.on(facts.node, f"rank {facts.rank}"), facts.mpi.unknown, "cuda_aware")
+            yield from unread(run.on(facts.node, f"rank {facts.rank}"), facts.mpi.unknown, "cuda_aware")
 
 
-def _ucx_tls(around: Circumstances) -> Found:
-    for facts in around.facts:
+def _ucx_tls(run: Circumstances) -> Found:
+    for facts in run.facts:
         listed = facts.environment.get(_UCX_TLS, "")
         names = [each.strip() for each in listed.split(",") if each.strip()]
         allowed = listed.startswith("^") or any(each == "all" or each.startswith("cuda") for each in names)
         if names and not allowed:
-            yield of_ranks(around, [facts], f"{_UCX_TLS}={listed} has no cuda_copy and no cuda_ipc", Confidence.LIKELY)
+            yield of_ranks(run, [facts], f"{_UCX_TLS}={listed} has no cuda_copy and no cuda_ipc", Confidence.LIKELY)
         if facts.environment.get(_UCX_RDMA, "").lower() in _OFF_VALUES:
-            yield of_ranks(around, [facts], f"{_UCX_RDMA}={facts.environment[_UCX_RDMA]}", Confidence.LIKELY)
+            yield of_ranks(run, [facts], f"{_UCX_RDMA}={facts.environment[_UCX_RDMA]}", Confidence.LIKELY)
 
 
 def _ucx_cuda(facts: RankFacts) -> str:
     return "beside the loaded UCX lies no libuct_cuda.so" if facts.ucx_cuda is False else ""
 
 
-def _not_enabled(around: Circumstances) -> Found:
+def _not_enabled(run: Circumstances) -> Found:
     """Where somebody has set up llama.cpp, whose peer access is off unless it is asked for, and there is some to have.
 
     Which version it is, and older ones enabled it by themselves, is not known: so it is weak.
     """
-    for facts in around.facts:
+    for facts in run.facts:
         set_up = [name for name in facts.environment if name.startswith(_LLAMA) and name != _LLAMA_SWITCH]
-        if set_up and not facts.environment.get(_LLAMA_SWITCH) and _has_peer_access(around, facts.node):
+        if set_up and not facts.environment.get(_LLAMA_SWITCH) and _has_peer_access(run, facts.node):
             seen = f"{joined(set_up)} set, {_LLAMA_SWITCH} not, and the GPUs could have peer access"
-            yield of_ranks(around, [facts], seen, Confidence.WEAK)
+            yield of_ranks(run, [facts], seen, Confidence.WEAK)
 
 
-def _has_peer_access(around: Circumstances, node: int) -> bool:
-    pairs = permutations(sorted(around.gpus_of(node)), 2)
-    return any(around.wiring.peer_access(pair).possible for pair in pairs)
+def _has_peer_access(run: Circumstances, node: int) -> bool:
+    pairs = permutations(sorted(run.gpus_of(node)), 2)
+    return any(run.wiring.peer_access(pair).possible for pair in pairs)
 
 
 _OPEN_MPI = "https://www.open-mpi.org/faq/?category=runcuda"

@@ -29,16 +29,19 @@ _FOR_TESTS = {
 
 
 def blame(
-    around: Circumstances, blamed: dict[str, Iterable[str]], confidence: Confidence, pairs: frozenset[Pair] | None
+    run: Circumstances,
+    blamed: dict[str, Iterable[str]],
+    confidence: Confidence,
+    pairs: frozenset[Pair] | None,
 ) -> Sighting:
     """A sighting of variables: their values, where they stand, and how to be rid of them."""
-    places = places_of(blamed, around.facts)
+    places = places_of(blamed, run.facts)
     shown = " ".join(f"{name}={','.join(values)}" for name, values in blamed.items())
     seen = f"{shown} in {' and '.join(places)}"
     cure = removal(list(blamed), places)
     if pairs:
-        return replace(of_pairs(around, pairs, seen, confidence), cure=cure)
-    subject = "all nodes" if len(around.nodes) > 1 else "this job"
+        return replace(of_pairs(run, pairs, seen, confidence), cure=cure)
+    subject = "all nodes" if len(run.nodes) > 1 else "this job"
     return Sighting(subject=subject, seen=seen, confidence=confidence, cure=cure)
 
 
@@ -54,91 +57,91 @@ def in_log(blamed: Iterable[tuple[str, str]]) -> Reason | None:
     return f"{', '.join(shown)} set by the environment", advice
 
 
-def _p2p(around: Circumstances) -> Found:
+def _p2p(run: Circumstances) -> Found:
     """Variables that keep NCCL off peer access that it would take by default."""
-    if not around.asked_of_nccl:
+    if not run.asked_of_nccl:
         return
     by_variables: dict[tuple[str, ...], set[Pair]] = {}
-    for pair in around.inside:
-        names = tuple(_keeping_off(around, pair))
+    for pair in run.inside:
+        names = tuple(_keeping_off(run, pair))
         if names:
             by_variables.setdefault(names, set()).add(pair)
     for names, pairs in by_variables.items():
-        blamed: dict[str, Iterable[str]] = {name: around.values(name) for name in names}
-        yield blame(around, blamed, Confidence.PROVEN, frozenset(pairs))
+        blamed: dict[str, Iterable[str]] = {name: run.values(name) for name in names}
+        yield blame(run, blamed, Confidence.PROVEN, frozenset(pairs))
 
 
-def _keeping_off(around: Circumstances, pair: Pair) -> Iterator[str]:
-    path = around.wiring.path(pair)
-    node = around.nodes.get(around.wiring.gpus[pair[0]].node)
+def _keeping_off(run: Circumstances, pair: Pair) -> Iterator[str]:
+    path = run.wiring.path(pair)
+    node = run.nodes.get(run.wiring.gpus[pair[0]].node)
     if node is not None and is_beyond_policy(node, path):
         return
-    if around.switched_on(P2P_DISABLE):
+    if run.switched_on(P2P_DISABLE):
         yield P2P_DISABLE
     # Of a path that nobody knows, only what forbids all of them is blamed.
     longest = nccl_type(path) or "NVL"
-    limits = (limit for value in around.values(P2P_LEVEL) if (limit := level(value)) is not None)
+    limits = (limit for value in run.values(P2P_LEVEL) if (limit := level(value)) is not None)
     if any(not is_within(longest, limit) for limit in limits):
         yield P2P_LEVEL
 
 
-def _shm(around: Circumstances) -> Found:
-    if around.asked_of_nccl and around.switched_on(SHM_DISABLE):
-        yield blame(around, {SHM_DISABLE: around.values(SHM_DISABLE)}, Confidence.PROVEN, _inside(around))
+def _shm(run: Circumstances) -> Found:
+    if run.asked_of_nccl and run.switched_on(SHM_DISABLE):
+        yield blame(run, {SHM_DISABLE: run.values(SHM_DISABLE)}, Confidence.PROVEN, _inside(run))
 
 
-def _inside(around: Circumstances) -> frozenset[Pair]:
-    return frozenset(around.inside)
+def _inside(run: Circumstances) -> frozenset[Pair]:
+    return frozenset(run.inside)
 
 
-def _hostid(around: Circumstances) -> Found:
+def _hostid(run: Circumstances) -> Found:
     """NCCL takes ranks of one host for strangers where their values differ, or some have none."""
-    values = around.values(HOSTID)
-    if not around.asked_of_nccl or not any(values):
+    values = run.values(HOSTID)
+    if not run.asked_of_nccl or not any(values):
         return
-    by_rank = {each.rank: each.environment.get(HOSTID) for each in around.facts}
-    if around.staged is None and len(set(by_rank.values())) < 2:
+    by_rank = {each.rank: each.environment.get(HOSTID) for each in run.facts}
+    if run.staged is None and len(set(by_rank.values())) < 2:
         return
-    yield blame(around, {HOSTID: values}, Confidence.PROVEN, _inside(around))
+    yield blame(run, {HOSTID: values}, Confidence.PROVEN, _inside(run))
 
 
-def _policy(around: Circumstances) -> Found:
+def _policy(run: Circumstances) -> Found:
     """Pairs that could have peer access, and that NCCL keeps off it by default."""
-    if not around.asked_of_nccl:
+    if not run.asked_of_nccl:
         return
     paths: dict[Pair, str] = {}
-    for pair in around.inside:
-        path = around.wiring.path(pair)
-        raised = any(allows(value, path) for value in around.values(P2P_LEVEL))
-        if not raised and around.wiring.kept_off(pair) and around.wiring.peer_access(pair).possible:
+    for pair in run.inside:
+        path = run.wiring.path(pair)
+        raised = any(allows(value, path) for value in run.values(P2P_LEVEL))
+        if not raised and run.wiring.kept_off(pair) and run.wiring.peer_access(pair).possible:
             paths[pair] = path
     if paths:
         found = joined(list(paths.values()))
         seen = f"{NCCL_POLICY}, and {'this is' if ',' not in found else 'these are'} {found}"
-        yield of_pairs(around, paths, seen)
+        yield of_pairs(run, paths, seen)
 
 
-def _network_taken(around: Circumstances) -> Found:
-    by_network = {pair for pair in around.inside if any(each.network for each in (around.staged or {}).get(pair, ()))}
-    if by_network and not around.values("NCCL_NET_DISABLE_INTRA"):
-        yield of_pairs(around, by_network, "NCCL took a network inside the node", Confidence.WEAK)
+def _network_taken(run: Circumstances) -> Found:
+    by_network = {pair for pair in run.inside if any(each.network for each in (run.staged or {}).get(pair, ()))}
+    if by_network and not run.values("NCCL_NET_DISABLE_INTRA"):
+        yield of_pairs(run, by_network, "NCCL took a network inside the node", Confidence.WEAK)
 
 
-def _slow(around: Circumstances) -> Found:
+def _slow(run: Circumstances) -> Found:
     blamed: dict[str, Iterable[str]] = {
-        name: around.values(name)
+        name: run.values(name)
         for name, value in _FOR_TESTS.items()
-        if any(each not in ("",) and value in (None, each) for each in around.values(name))
+        if any(each not in ("",) and value in (None, each) for each in run.values(name))
     }
     for name in ("NCCL_MAX_NCHANNELS", "NCCL_MAX_CTAS"):
-        few = [value for value in around.values(name) if value.isdecimal() and 0 < int(value) < _FEW_CHANNELS]
+        few = [value for value in run.values(name) if value.isdecimal() and 0 < int(value) < _FEW_CHANNELS]
         if few:
             blamed[name] = few
-    multicast = any(gpu.cuda_features.get("multicast") for _, _, gpu in around.gpus())
-    if multicast and "0" in around.values("NCCL_NVLS_ENABLE"):
+    multicast = any(gpu.cuda_features.get("multicast") for _, _, gpu in run.gpus())
+    if multicast and "0" in run.values("NCCL_NVLS_ENABLE"):
         blamed["NCCL_NVLS_ENABLE"] = ("0",)
-    if blamed and around.asked_of_nccl:
-        yield blame(around, blamed, Confidence.WEAK, None)
+    if blamed and run.asked_of_nccl:
+        yield blame(run, blamed, Confidence.WEAK, None)
 
 
 def _log_p2p(staged: Staged) -> Reason | None:

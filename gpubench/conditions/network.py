@@ -21,20 +21,20 @@ _DRIVER_PROVIDERS = {"mlx5_core": "mlx5", "mlx4_core": "mlx4", "bnxt_en": "bnxt_
 """The driver in libibverbs that serves a NIC of a kernel driver (rdma-core's providers)."""
 
 
-def _disabled(around: Circumstances) -> Found:
-    blamed = {"NCCL_IB_DISABLE": around.values("NCCL_IB_DISABLE")} if around.switched_on("NCCL_IB_DISABLE") else {}
-    networks = tuple(value for value in around.values("NCCL_NET") if value.lower() == "socket")
+def _disabled(run: Circumstances) -> Found:
+    blamed = {"NCCL_IB_DISABLE": run.values("NCCL_IB_DISABLE")} if run.switched_on("NCCL_IB_DISABLE") else {}
+    networks = tuple(value for value in run.values("NCCL_NET") if value.lower() == "socket")
     blamed |= {"NCCL_NET": networks} if networks else {}
-    if blamed and any(rdma_nics(node) for node in around.nodes.values()):
-        yield blame(around, dict(blamed), Confidence.PROVEN, frozenset(around.across) or None)
+    if blamed and any(rdma_nics(node) for node in run.nodes.values()):
+        yield blame(run, dict(blamed), Confidence.PROVEN, frozenset(run.across) or None)
 
 
-def _filtered(around: Circumstances) -> Found:
-    for number, node, _ in nodes_with_rdma(around):
-        for value in around.values(_IB_HCA):
+def _filtered(run: Circumstances) -> Found:
+    for number, node, _ in nodes_with_rdma(run):
+        for value in run.values(_IB_HCA):
             names = [nic.name for nic in rdma_nics(node)]
             if value and not any(_matches(value, name) for name in names):
-                yield of_node(around, number, f"{_IB_HCA}={value} matches none of {joined(names)}")
+                yield of_node(run, number, f"{_IB_HCA}={value} matches none of {joined(names)}")
 
 
 def _matches(value: str, nic: str) -> bool:
@@ -50,54 +50,54 @@ def _matches(value: str, nic: str) -> bool:
 
 
 def _not_loadable(
-    around: Circumstances, number: int, ranks: Sequence[RankFacts], without: Sequence[RankFacts], said: str
+    run: Circumstances, number: int, ranks: Sequence[RankFacts], without: Sequence[RankFacts], said: str
 ) -> Found:
     """Of processes of a node, for some of which the loader does not find a library."""
     if without:
         seen = f"{said} for rank {joined(str(each.rank) for each in without)}"
-        yield of_node(around, number, seen, Confidence.LIKELY)
+        yield of_node(run, number, seen, Confidence.LIKELY)
     elif not ranks:
-        yield Unread(around.on(number), "no process of this node was looked at")
+        yield Unread(run.on(number), "no process of this node was looked at")
     else:
-        yield from islice((why for r in ranks for why in unread(around.on(number), r.unknown, "loadable")), 1)
+        yield from islice((why for r in ranks for why in unread(run.on(number), r.unknown, "loadable")), 1)
 
 
-def _no_verbs(around: Circumstances) -> Found:
-    for number, _, ranks in nodes_with_rdma(around):
+def _no_verbs(run: Circumstances) -> Found:
+    for number, _, ranks in nodes_with_rdma(run):
         without = [each for each in ranks if _VERBS in each.loadable and each.loadable[_VERBS] is None]
-        yield from _not_loadable(around, number, ranks, without, f"the loader finds no {_VERBS}")
+        yield from _not_loadable(run, number, ranks, without, f"the loader finds no {_VERBS}")
 
 
-def _no_provider(around: Circumstances) -> Found:
-    for number, node, ranks in nodes_with_rdma(around):
+def _no_provider(run: Circumstances) -> Found:
+    for number, node, ranks in nodes_with_rdma(run):
         wanted = {_DRIVER_PROVIDERS.get(nic.driver or "") for nic in rdma_nics(node)} - {None}
         for rank in ranks:
             have = rank.verbs_providers
             if have is None:
-                yield from unread(around.on(number, f"rank {rank.rank}"), rank.unknown, "verbs_providers")
+                yield from unread(run.on(number, f"rank {rank.rank}"), rank.unknown, "verbs_providers")
             missing = sorted(each for each in wanted if each and have is not None and each not in have)
             if have and missing and rank.loadable.get(_VERBS, "unknown") is not None:
                 seen = f"rank {rank.rank}: libibverbs has drivers for {joined(have)}, and none for {joined(missing)}"
-                yield of_node(around, number, seen, Confidence.LIKELY)
+                yield of_node(run, number, seen, Confidence.LIKELY)
 
 
-def _no_device_files(around: Circumstances) -> Found:
-    for number, node, ranks in nodes_with_rdma(around):
+def _no_device_files(run: Circumstances) -> Found:
+    for number, node, ranks in nodes_with_rdma(run):
         up = {nic.name for nic in rdma_nics(node) if nic.state == "active"}
         files = [port.device_file for port in node.snapshot.rdma_ports if port.device_file and port.nic in up]
         for rank in ranks if files else ():
             if not rank.device_files:
-                yield Unread(around.on(number, f"rank {rank.rank}"), "no device file of it is known, not even a GPU's")
+                yield Unread(run.on(number, f"rank {rank.rank}"), "no device file of it is known, not even a GPU's")
                 continue
             usable = set(rank.device_files) - set(rank.denied_device_files)
             if usable.isdisjoint(files):
                 denied = not set(rank.denied_device_files).isdisjoint(files)
                 seen = f"rank {rank.rank} {'may not open' if denied else 'has no'} {joined(files)}"
-                yield of_node(around, number, seen)
+                yield of_node(run, number, seen)
 
 
-def _efa(around: Circumstances) -> Found:
-    for number, node, ranks in nodes_with_rdma(around):
+def _efa(run: Circumstances) -> Found:
+    for number, node, ranks in nodes_with_rdma(run):
         if not any(nic.kind is NicKind.EFA for nic in node.nics):
             continue
         without = [
@@ -107,26 +107,26 @@ def _efa(around: Circumstances) -> Found:
             and not any(name.startswith("libnccl-net") and path for name, path in each.loadable.items())
             and not any(name.startswith("libnccl-net") for name in each.libraries)
         ]
-        yield from _not_loadable(around, number, ranks, without, f"EFA, and the loader finds no {_PLUGIN}")
+        yield from _not_loadable(run, number, ranks, without, f"EFA, and the loader finds no {_PLUGIN}")
 
 
-def _no_nic(around: Circumstances) -> Found:
+def _no_nic(run: Circumstances) -> Found:
     """Of nodes that have to do with others."""
-    bare = {number for number, node in around.nodes.items() if not rdma_nics(node)}
-    pairs = frozenset(pair for pair in around.across if bare & {around.wiring.gpus[gpu].node for gpu in pair})
+    bare = {number for number, node in run.nodes.items() if not rdma_nics(node)}
+    pairs = frozenset(pair for pair in run.across if bare & {run.wiring.gpus[gpu].node for gpu in pair})
     if pairs:
-        hosts = joined([around.on(number) for number in sorted(bare)])
+        hosts = joined([run.on(number) for number in sorted(bare)])
         yield Sighting(subject=hosts, seen=f"no RDMA NIC is active on {hosts}", pairs=pairs)
 
 
-def _despite(around: Circumstances) -> Found:
+def _despite(run: Circumstances) -> Found:
     by_nic = dict[str, list[Pair]]()
-    for pair in around.across:
-        nics = [nic.name for gpu in pair for nic in around.wiring.rdma_nics(gpu)]
-        if nics and any(each.network == SOCKET for each in (around.staged or {}).get(pair, ())):
+    for pair in run.across:
+        nics = [nic.name for gpu in pair for nic in run.wiring.rdma_nics(gpu)]
+        if nics and any(each.network == SOCKET for each in (run.staged or {}).get(pair, ())):
             by_nic.setdefault(nics[0], []).append(pair)
     for name, pairs in by_nic.items():
-        yield of_pairs(around, pairs, f"sockets between the nodes, although {name} is up", Confidence.WEAK)
+        yield of_pairs(run, pairs, f"sockets between the nodes, although {name} is up", Confidence.WEAK)
 
 
 def _log_disabled(staged: Staged) -> Reason | None:
@@ -155,8 +155,8 @@ def _log_no_nic(staged: Staged) -> Reason | None:
     """No RDMA device anywhere in the job."""
     if not by_sockets(staged) or staged.rdma or staged.found(RemarkKind.NO_VERBS_LIBRARY):
         return None
-    tellers = (staged.source, staged.destination)
-    if not all(any(note.kind is RemarkKind.NO_RDMA_DEVICE for note in teller.notes) for teller in tellers):
+    processes = (staged.source, staged.destination)
+    if not all(any(note.kind is RemarkKind.NO_RDMA_DEVICE for note in process.notes) for process in processes):
         return None
     return (
         "sockets between nodes on which NCCL found no RDMA device",

@@ -34,23 +34,23 @@ def cpus_in(ranges: str) -> set[int] | None:
     return found
 
 
-def _numa(around: Circumstances) -> Found:
+def _numa(run: Circumstances) -> Found:
     """Processes bound to CPUs of which none is near their GPU, or near one of those whose copies they make."""
-    for facts in around.facts:
-        node = around.nodes.get(facts.node)
+    for facts in run.facts:
+        node = run.nodes.get(facts.node)
         own = cpus_in(facts.affinity or "")
-        gpus = around.gpus_of_rank(facts)
-        makes_copies = not around.asked_of_nccl
+        gpus = run.gpus_of_rank(facts)
+        makes_copies = not run.asked_of_nccl
         if node is None or own is None or not (len(gpus) == 1 or makes_copies):
             if node is not None:
-                yield from unread(around.on(facts.node, f"rank {facts.rank}"), facts.unknown, "affinity")
+                yield from unread(run.on(facts.node, f"rank {facts.rank}"), facts.unknown, "affinity")
             continue
         for position in sorted(gpus):
-            gpu = around.wiring.gpu(position)
+            gpu = run.wiring.gpu(position)
             near = None if gpu is None else _near(node, gpu.place.numa_node)
             if near and own.isdisjoint(near):
                 seen = f"bound to CPUs {facts.affinity}, its GPU is on NUMA node {gpu and gpu.place.numa_node}"
-                yield of_gpu(around, position, seen)
+                yield of_gpu(run, position, seen)
 
 
 def _near(node: Topology, numa_node: int | None) -> set[int] | None:
@@ -58,42 +58,42 @@ def _near(node: Topology, numa_node: int | None) -> set[int] | None:
     return cpus_in(memory[numa_node]) if numa_node in memory else None
 
 
-def _topology_file(around: Circumstances) -> Found:
+def _topology_file(run: Circumstances) -> Found:
     """A file that NCCL takes for the machine: unusable, or of another one."""
     seen: set[tuple[int, str]] = set()
-    for facts in around.facts:
-        file, node = facts.topology_file, around.nodes.get(facts.node)
+    for facts in run.facts:
+        file, node = facts.topology_file, run.nodes.get(facts.node)
         if file is None or node is None or (facts.node, file.path) in seen:
             continue
         seen.add((facts.node, file.path))
         there = {gpu.bus_id for gpu in node.gpus} | {nic.bus_id for nic in node.nics}
         missing = sorted(each for each in {gpu.bus_id for gpu in node.gpus} if each and each not in file.links)
         if file.unusable:
-            yield of_node(around, facts.node, f"{file.path} ({file.by}): {file.unusable}", Confidence.LIKELY)
+            yield of_node(run, facts.node, f"{file.path} ({file.by}): {file.unusable}", Confidence.LIKELY)
         elif file.links and missing and there.isdisjoint(file.links):
             said = f"{file.path} ({file.by}) has none of this machine's devices: {joined(missing)}"
-            yield of_node(around, facts.node, said)
+            yield of_node(run, facts.node, said)
 
 
-def _flat(around: Circumstances) -> Found:
+def _flat(run: Circumstances) -> Found:
     """A virtual machine with RDMA NICs whose tree says nothing of which GPU is near which."""
-    for number, node in around.nodes.items():
+    for number, node in run.nodes.items():
         snapshot = node.snapshot
         nics = [nic for nic in node.nics if nic.rdma]
-        has_file = any(facts.topology_file is not None for facts in around.ranks_of(number))
+        has_file = any(facts.topology_file is not None for facts in run.ranks_of(number))
         if not snapshot.machine.virtual_machine or has_file:
             continue
         if {node.path(gpu, nic) for gpu in node.gpus for nic in nics} == {"PHB"}:
             seen = f"all {len(node.gpus)} GPUs and {len(nics)} RDMA NICs hang on one host bridge"
-            yield of_node(around, number, seen, Confidence.LIKELY)
+            yield of_node(run, number, seen, Confidence.LIKELY)
 
 
-def _node_differs(around: Circumstances) -> Found:
+def _node_differs(run: Circumstances) -> Found:
     """Every node that differs from its kind, and every further kind with the same GPU models."""
-    sizes = {kind.name: len(kind.alike) for kind in around.kinds}
-    for kind in around.kinds:
+    sizes = {kind.name: len(kind.alike) for kind in run.kinds}
+    for kind in run.kinds:
         if kind.differs_from is not None:
-            hosts = tuple(around.nodes[number].snapshot.host for number in kind.alike)
+            hosts = tuple(run.nodes[number].snapshot.host for number in kind.alike)
             others = f"what the {sizes[kind.differs_from]} nodes of kind {kind.differs_from} have"
             yield Sighting(
                 subject=f"kind {kind.name}: {compress_names(hosts)}",
@@ -105,19 +105,19 @@ def _node_differs(around: Circumstances) -> Found:
         count = len(kind.alike)
         usual = f"what {count} other nodes of kind {kind.name} have" if count > 1 else "what the other node has"
         for number, differs in kind.odd.items():
-            yield of_node(around, number, "; ".join(condense(differs)), expected=usual)
+            yield of_node(run, number, "; ".join(condense(differs)), expected=usual)
 
 
-def _settings_differ(around: Circumstances) -> Found:
+def _settings_differ(run: Circumstances) -> Found:
     """On the hosts of ranks that have another value than most; of two that are as frequent, unset is usual."""
-    for name in sorted({name for rank in around.facts for name in rank.environment if name.startswith("NCCL_")}):
+    for name in sorted({name for rank in run.facts for name in rank.environment if name.startswith("NCCL_")}):
         values: dict[str | None, list[RankFacts]] = {}
-        for rank in around.facts:
+        for rank in run.facts:
             values.setdefault(rank.environment.get(name), []).append(rank)
         if len(values) > 1:
             usual = max(values, key=lambda value: (len(values[value]), value is None))
             shown = (f"{value or 'unset'} on {joined(map(_rank_on, who))}" for value, who in values.items())
-            odd = dict.fromkeys(rank.host for rank in around.facts if rank.environment.get(name) != usual)
+            odd = dict.fromkeys(rank.host for rank in run.facts if rank.environment.get(name) != usual)
             cure = f"mpirun -x {name} ..., or srun --export=ALL"
             yield Sighting(subject=name, heading=name, names=tuple(odd), seen="; ".join(shown), cure=cure)
 
@@ -126,16 +126,16 @@ def _rank_on(rank: RankFacts) -> str:
     return f"rank {rank.rank} on {rank.host}"
 
 
-def _driver_differs(around: Circumstances) -> Found:
-    drivers = {node.snapshot.host: node.snapshot.driver.version for node in around.nodes.values()}
+def _driver_differs(run: Circumstances) -> Found:
+    drivers = {node.snapshot.host: node.snapshot.driver.version for node in run.nodes.values()}
     for host, version, usual in _odd({host: each for host, each in drivers.items() if each}):
         yield Sighting(subject=host, seen=f"driver {version}", expected=f"{usual}, as on the other nodes")
 
 
-def _library_differs(around: Circumstances) -> Found:
+def _library_differs(run: Circumstances) -> Found:
     """Without libraries that belong to the driver, of which the driver's own version tells."""
-    for name in sorted({name for rank in around.facts for name in rank.libraries} - {"cuda_driver", "nvml"}):
-        files = {_rank_on(rank): rank.libraries[name] for rank in around.facts if name in rank.libraries}
+    for name in sorted({name for rank in run.facts for name in rank.libraries} - {"cuda_driver", "nvml"}):
+        files = {_rank_on(rank): rank.libraries[name] for rank in run.facts if name in rank.libraries}
         for where, file, usual in _odd(files):
             yield Sighting(subject=where, seen=f"{name} is {file}", expected=f"{usual}, as on the others")
 

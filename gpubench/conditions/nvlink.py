@@ -50,28 +50,28 @@ def _fabric_trouble(gpu: GpuFacts) -> str:
 
 
 @in_each_node
-def _not_ready(around: Circumstances) -> Found:
+def _not_ready(run: Circumstances) -> Found:
     """By the fabric's own word; else by refusals, which the check of peer access reports."""
-    troubled = {position: trouble for position, _, gpu in around.gpus() if (trouble := _fabric_trouble(gpu))}
+    troubled = {position: trouble for position, _, gpu in run.gpus() if (trouble := _fabric_trouble(gpu))}
     for position, trouble in troubled.items():
-        yield of_gpu(around, position, trouble, severity=Verdict.FAIL)
-    refused = _wired_and_refused(around)
+        yield of_gpu(run, position, trouble, severity=Verdict.FAIL)
+    refused = _wired_and_refused(run)
     pairs = frozenset(pair for pair in refused if troubled.keys().isdisjoint(pair))
     if pairs:
-        reasons = joined(around.wiring.peer_access(pair).reason for pair in sorted(pairs))
+        reasons = joined(run.wiring.peer_access(pair).reason for pair in sorted(pairs))
         seen = f"NVLinks to NVSwitches are active, yet the driver refuses peer access: {reasons}"
-        yield of_pairs(around, pairs, seen, Confidence.LIKELY)
+        yield of_pairs(run, pairs, seen, Confidence.LIKELY)
 
 
-def _wired_and_refused(around: Circumstances) -> list[tuple[int, int]]:
+def _wired_and_refused(run: Circumstances) -> list[tuple[int, int]]:
     """Pairs that NVSwitches join and the driver refuses although no key and no instance explains it."""
     return [
         pair
-        for pair, refusal in around.refusals.items()
+        for pair, refusal in run.refusals.items()
         if refusal.wired
         and not refusal.mig
         and refusal.status not in ("", "OK", "DR")
-        and all(known is not None and _leads_to_switch(known) for known in map(around.wiring.gpu, pair))
+        and all(known is not None and _leads_to_switch(known) for known in map(run.wiring.gpu, pair))
     ]
 
 
@@ -79,10 +79,10 @@ def _leads_to_switch(gpu: GpuFacts) -> bool:
     return any(link.active and link.peer is NvlinkPeer.SWITCH for link in gpu.nvlinks or ())
 
 
-def _manager(around: Circumstances, *, stopped: bool) -> Found:
+def _manager(run: Circumstances, *, stopped: bool) -> Found:
     """The fabric manager, of nodes whose fabric is not ready: with it ready, nobody misses the program."""
-    refused = {around.wiring.gpus[gpu].node for pair in _wired_and_refused(around) for gpu in pair}
-    for number, node in around.nodes.items():
+    refused = {run.wiring.gpus[gpu].node for pair in _wired_and_refused(run) for gpu in pair}
+    for number, node in run.nodes.items():
         waiting = any(_fabric_trouble(gpu) for gpu in node.gpus) or number in refused
         if not waiting or not any(is_switched(node, gpu) for gpu in node.gpus):
             continue
@@ -90,11 +90,11 @@ def _manager(around: Circumstances, *, stopped: bool) -> Found:
         service = settings.services.get(_FABRIC_MANAGER)
         driver = node.snapshot.driver.version
         if service is None or service.running is None:
-            yield from unread(around.on(number), settings.unknown, f"services.{_FABRIC_MANAGER}.running")
+            yield from unread(run.on(number), settings.unknown, f"services.{_FABRIC_MANAGER}.running")
         elif stopped and service.running is False:
-            yield of_node(around, number, "nv-fabricmanager does not run")
+            yield of_node(run, number, "nv-fabricmanager does not run")
         elif not stopped and service.running and service.version and driver and service.version != driver:
-            yield of_node(around, number, f"the fabric manager is {service.version}, the driver {driver}")
+            yield of_node(run, number, f"the fabric manager is {service.version}, the driver {driver}")
 
 
 def _unhealthy(gpu: GpuFacts) -> str:
@@ -103,20 +103,20 @@ def _unhealthy(gpu: GpuFacts) -> str:
 
 
 @in_each_node
-def _down(around: Circumstances) -> Found:
+def _down(run: Circumstances) -> Found:
     """Fewer active links than most GPUs of the model on the node.
 
     Siblings judge, not the number of links a chip has: 12 of 18 are all there is on an H100 NVL. A GPU without any,
     whose siblings are joined by bridges, may just have no bridge.
     """
-    for position, node, gpu in around.gpus():
+    for position, node, gpu in run.gpus():
         active, usual = active_links(gpu), _usual(node, gpu.name)
         if active is None or active >= usual or lost_its_switches(node, gpu):
             continue
         bridged = any(link.peer is NvlinkPeer.GPU for each in node.gpus for link in each.nvlinks or ())
         bare = active == 0 and bridged
         yield of_gpu(
-            around,
+            run,
             position,
             _seen(gpu, active),
             Confidence.WEAK if bare else Confidence.PROVEN,
@@ -127,10 +127,10 @@ def _down(around: Circumstances) -> Found:
 
 
 @in_each_node
-def _all_down(around: Circumstances) -> Found:
-    for position, node, gpu in around.gpus():
+def _all_down(run: Circumstances) -> Found:
+    for position, node, gpu in run.gpus():
         if lost_its_switches(node, gpu):
-            yield of_gpu(around, position, _seen(gpu, 0), expected=f"all {len(gpu.nvlinks or ())}")
+            yield of_gpu(run, position, _seen(gpu, 0), expected=f"all {len(gpu.nvlinks or ())}")
 
 
 def _seen(gpu: GpuFacts, active: int) -> str:
@@ -146,17 +146,15 @@ def _usual(node: Topology, model: str | None) -> int:
 
 
 @in_each_node
-def _errors(around: Circumstances) -> Found:
+def _errors(run: Circumstances) -> Found:
     found = {
-        (number, errors.device): errors
-        for number, node in around.nodes.items()
-        for errors in nvlink_errors(node.snapshot)
+        (number, errors.device): errors for number, node in run.nodes.items() for errors in nvlink_errors(node.snapshot)
     }
-    for position, _, gpu in around.gpus():
-        errors = found.get((around.wiring.gpus[position].node, gpu.device))
+    for position, _, gpu in run.gpus():
+        errors = found.get((run.wiring.gpus[position].node, gpu.device))
         if errors is not None:
             likely = f"a link that is about to fail{'' if errors.meanwhile else ', or was disturbed once'}"
-            yield of_gpu(around, position, errors.seen, sureness(errors), expected=errors.expected, likely=likely)
+            yield of_gpu(run, position, errors.seen, sureness(errors), expected=errors.expected, likely=likely)
 
 
 _log_nvlink_refused = remark_in_log(

@@ -30,21 +30,21 @@ def _links(node: Topology) -> Iterator[tuple[Device, PcieLink]]:
 
 
 @in_each_node
-def _width(around: Circumstances) -> Found:
-    for number, node in around.nodes.items():
+def _width(run: Circumstances) -> Found:
+    for number, node in run.nodes.items():
         for device, link in _links(node):
             if _is_narrow(link):
-                yield of_device(around, number, device, f"PCIe trained to {link.width} of {link.max_width} lanes")
+                yield of_device(run, number, device, f"PCIe trained to {link.width} of {link.max_width} lanes")
 
 
 @in_each_node
-def _generation(around: Circumstances) -> Found:
+def _generation(run: Circumstances) -> Found:
     """Of busy GPUs and of NICs: an idle GPU lowers its generation to save power."""
-    for number, node in around.nodes.items():
+    for number, node in run.nodes.items():
         for device, link in _links(node):
             if _is_slow(link) and (not isinstance(device, GpuFacts) or device.idle is False):
                 seen = f"PCIe trained to generation {link.generation} of {link.max_generation}"
-                yield of_device(around, number, device, seen, Confidence.LIKELY)
+                yield of_device(run, number, device, seen, Confidence.LIKELY)
 
 
 def _is_narrow(link: PcieLink) -> bool:
@@ -56,8 +56,8 @@ def _is_slow(link: PcieLink) -> bool:
 
 
 @in_each_node
-def _uplink(around: Circumstances) -> Found:
-    for number, node in around.nodes.items():
+def _uplink(run: Circumstances) -> Found:
+    for number, node in run.nodes.items():
         links = {switch.bus_id: switch.link for switch in node.snapshot.switches}
         ports = (each for each in node.snapshot.pci_devices if each.kind is PciKind.UPSTREAM_PORT)
         links |= {each.bus_id: each.link for each in ports}
@@ -66,76 +66,76 @@ def _uplink(around: Circumstances) -> Found:
             if narrow or _is_slow(link):
                 now, most = ((link.generation, link.width), (link.max_generation, link.max_width))
                 yield of_node(
-                    around,
+                    run,
                     number,
                     "PCIe trained to {} x{} of {} x{}".format(*("?" if each is None else each for each in now + most)),
                     Confidence.PROVEN if narrow else Confidence.LIKELY,
                     f"the uplink of switch {bus_id}",
                     severity=Verdict.FAIL if narrow else Verdict.WARN,
-                    gpus=_below(around, number, bus_id) or around.gpus_of(number),
+                    gpus=_below(run, number, bus_id) or run.gpus_of(number),
                 )
 
 
-def _below(around: Circumstances, number: int, switch: str) -> frozenset[int]:
-    known = ((position, around.wiring.gpu(position)) for position in around.gpus_of(number))
+def _below(run: Circumstances, number: int, switch: str) -> frozenset[int]:
+    known = ((position, run.wiring.gpu(position)) for position in run.gpus_of(number))
     return frozenset(position for position, gpu in known if gpu is not None and switch in gpu.place.switches)
 
 
 @in_each_node
-def _errors(around: Circumstances) -> Found:
-    for number, node in around.nodes.items():
+def _errors(run: Circumstances) -> Found:
+    for number, node in run.nodes.items():
         gpus = {gpu.device: gpu for gpu in node.gpus}
         kinds = {each.bus_id: each.kind.replace("_", " ") for each in node.snapshot.pci_devices}
         for errors in pcie_errors(node.snapshot):
             gpu, sure = gpus.get(errors.device), sureness(errors)
             if gpu is not None:
-                yield of_device(around, number, gpu, errors.seen, sure, expected=errors.expected)
+                yield of_device(run, number, gpu, errors.seen, sure, expected=errors.expected)
             else:
                 words = filter(None, (kinds.get(errors.device), errors.device))
-                yield of_node(around, number, errors.seen, sure, *words, expected=errors.expected)
+                yield of_node(run, number, errors.seen, sure, *words, expected=errors.expected)
 
 
-def _shared_uplink(around: Circumstances) -> Found:
-    for pair in around.staged or ():
-        refusal = around.refusals.get(pair)
-        if refusal is not None and refusal.by_design and around.wiring.path(pair) in _BELOW_ONE_SWITCH:
+def _shared_uplink(run: Circumstances) -> Found:
+    for pair in run.staged or ():
+        refusal = run.refusals.get(pair)
+        if refusal is not None and refusal.by_design and run.wiring.path(pair) in _BELOW_ONE_SWITCH:
             yield of_pairs(
-                around,
+                run,
                 [pair],
-                f"{around.wiring.path(pair)}, and through host memory: up and down the same uplink",
+                f"{run.wiring.path(pair)}, and through host memory: up and down the same uplink",
                 Confidence.LIKELY,
             )
 
 
-def _write_collapse(around: Circumstances) -> Found:
+def _write_collapse(run: Circumstances) -> Found:
     """Of copies that were made at once both ways: by the sources, which write, and by the destinations, which read."""
-    for each in around.together:
-        pairs = _converging(around, each.pairs)
+    for each in run.together:
+        pairs = _converging(run, each.pairs)
         if pairs and each.read_gb_s > _COLLAPSED * each.write_gb_s:
             seen = f"{each.pattern}: together writes reach {each.write_gb_s:.3g} GB/s, reads {each.read_gb_s:.3g}"
-            yield of_pairs(around, pairs, seen, Confidence.LIKELY)
+            yield of_pairs(run, pairs, seen, Confidence.LIKELY)
 
 
-def _converging(around: Circumstances, pairs: Sequence[Pair]) -> list[Pair]:
+def _converging(run: Circumstances, pairs: Sequence[Pair]) -> list[Pair]:
     """The pairs over PCIe whose sources share a switch and write to GPUs below several root complexes."""
     by_switch: dict[tuple[int, str], list[Pair]] = {}
     for pair in pairs:
-        source, destination = (around.wiring.gpu(gpu) for gpu in pair)
-        if source is None or destination is None or around.wiring.has_nvlinks(pair):
+        source, destination = (run.wiring.gpu(gpu) for gpu in pair)
+        if source is None or destination is None or run.wiring.has_nvlinks(pair):
             continue
         for switch in source.place.switches[:1]:
             if switch not in destination.place.switches and destination.place.host_bridge is not None:
-                by_switch.setdefault((around.wiring.gpus[pair[0]].node, switch), []).append(pair)
+                by_switch.setdefault((run.wiring.gpus[pair[0]].node, switch), []).append(pair)
     return [
         pair
         for members in by_switch.values()
-        if len({source for source, _ in members}) >= _SEVERAL and len(_roots(around, members)) >= _SEVERAL
+        if len({source for source, _ in members}) >= _SEVERAL and len(_roots(run, members)) >= _SEVERAL
         for pair in members
     ]
 
 
-def _roots(around: Circumstances, pairs: Sequence[Pair]) -> set[str]:
-    found = (around.wiring.gpu(destination) for _, destination in pairs)
+def _roots(run: Circumstances, pairs: Sequence[Pair]) -> set[str]:
+    found = (run.wiring.gpu(destination) for _, destination in pairs)
     return {gpu.place.host_bridge for gpu in found if gpu is not None and gpu.place.host_bridge is not None}
 
 

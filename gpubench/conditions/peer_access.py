@@ -23,13 +23,13 @@ def _of_refusal(seen: str, holds: Callable[[Refusal], bool], *, virtual: bool | 
     """For all pairs whose refusal is of some kind; `virtual`: of virtual machines, or of bare metal, alone."""
 
     @in_each_node
-    def look(around: Circumstances) -> Found:
+    def look(run: Circumstances) -> Found:
         pairs = [
             pair
-            for pair, refusal in around.refusals.items()
-            if holds(refusal) and virtual in (None, bool(around.node_of(pair).snapshot.machine.virtual_machine))
+            for pair, refusal in run.refusals.items()
+            if holds(refusal) and virtual in (None, bool(run.node_of(pair).snapshot.machine.virtual_machine))
         ]
-        yield from [of_pairs(around, pairs, seen)] if pairs else []
+        yield from [of_pairs(run, pairs, seen)] if pairs else []
 
     return look
 
@@ -45,15 +45,15 @@ def _over_pcie(refusal: Refusal) -> bool:
 
 
 @in_each_node
-def _mig(around: Circumstances) -> Found:
+def _mig(run: Circumstances) -> Found:
     """A finding of its own where the profile or a sibling has it off."""
-    for position, node, gpu in around.gpus():
+    for position, node, gpu in run.gpus():
         if gpu.mig:
-            profile = around.exact_profile(around.wiring.gpus[position].node)
+            profile = run.exact_profile(run.wiring.gpus[position].node)
             sibling = any(each.mig is False for each in node.gpus)
             odd = sibling or (profile is not None and profile.gpu.mig is False)
             expected = f"off, as {'its siblings have' if sibling else 'the profile has'} it"
-            yield of_gpu(around, position, "MIG is on", severity=Verdict.WARN if odd else None, expected=expected)
+            yield of_gpu(run, position, "MIG is on", severity=Verdict.WARN if odd else None, expected=expected)
 
 
 def _confidential(node: Topology) -> str:
@@ -62,48 +62,48 @@ def _confidential(node: Topology) -> str:
     return "confidential computing is on, without protected PCIe" if bounces else ""
 
 
-def _registry_key(around: Circumstances) -> Found:
+def _registry_key(run: Circumstances) -> Found:
     keys = joined(
         f"{name}={value}"
-        for node in around.nodes.values()
+        for node in run.nodes.values()
         for name, value in (node.snapshot.driver_settings.registry_keys or {}).items()
         if "p2p" in name.lower()
     )
     seen = "NVML says DR: disabled by a driver registry key" + (f" ({keys})" if keys else "")
-    return _of_refusal(seen, lambda each: each.status == "DR" and not each.mig)(around)
+    return _of_refusal(seen, lambda each: each.status == "DR" and not each.mig)(run)
 
 
 @in_each_node
-def _mixed(around: Circumstances) -> Found:
+def _mixed(run: Circumstances) -> Found:
     """Refused between models, and granted between two of a model."""
-    alike = [pair for pair in around.inside if not _models_differ(around, pair)]
-    granted = {around.wiring.gpus[pair[0]].node for pair in alike if around.wiring.peer_access(pair).possible}
+    alike = [pair for pair in run.inside if not _models_differ(run, pair)]
+    granted = {run.wiring.gpus[pair[0]].node for pair in alike if run.wiring.peer_access(pair).possible}
     pairs = [
         pair
-        for pair, refusal in around.refusals.items()
-        if _over_pcie(refusal) and around.wiring.gpus[pair[0]].node in granted and _models_differ(around, pair)
+        for pair, refusal in run.refusals.items()
+        if _over_pcie(refusal) and run.wiring.gpus[pair[0]].node in granted and _models_differ(run, pair)
     ]
     if pairs:
         seen = "GPUs of different models have no peer access, those of one model have"
-        yield of_pairs(around, pairs, seen, Confidence.LIKELY)
+        yield of_pairs(run, pairs, seen, Confidence.LIKELY)
 
 
-def _models_differ(around: Circumstances, pair: Pair) -> bool:
-    one, other = (around.wiring.gpu(gpu) for gpu in pair)
+def _models_differ(run: Circumstances, pair: Pair) -> bool:
+    one, other = (run.wiring.gpu(gpu) for gpu in pair)
     return one is not None and other is not None and None not in (one.name, other.name) and one.name != other.name
 
 
 @in_each_node
-def _bar1(around: Circumstances) -> Found:
-    ends = {gpu for pair, refusal in around.refusals.items() if _over_pcie(refusal) for gpu in pair}
-    for position, _, gpu in around.gpus():
-        device = around.pci_devices[around.wiring.gpus[position].node].get(gpu.bus_id or "")
+def _bar1(run: Circumstances) -> Found:
+    ends = {gpu for pair, refusal in run.refusals.items() if _over_pcie(refusal) for gpu in pair}
+    for position, _, gpu in run.gpus():
+        device = run.pci_devices[run.wiring.gpus[position].node].get(gpu.bus_id or "")
         window = gpu.bar1_bytes or (device.bar1_bytes if device else None)
         most = device.bar1_most_bytes if device else None
         if position in ends and window and gpu.memory_bytes and window < gpu.memory_bytes:
             could = f", and could be {most // _MIB:,} MiB" if most and most > window else ""
             seen = f"BAR 1 shows {window // _MIB:,} MiB of {gpu.memory_bytes // _MIB:,} MiB of memory{could}"
-            yield of_gpu(around, position, seen, Confidence.LIKELY if could else Confidence.WEAK)
+            yield of_gpu(run, position, seen, Confidence.LIKELY if could else Confidence.WEAK)
 
 
 def has_nvlinks(staged: Staged) -> bool:

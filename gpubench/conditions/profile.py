@@ -14,53 +14,51 @@ from gpubench.model.terms.verdict import Verdict
 
 
 @in_each_node
-def _missing(around: Circumstances) -> Found:
+def _missing(run: Circumstances) -> Found:
     """GPUs that left no trace on a board whose NVSwitches are all here; in virtual machines a part of it is normal."""
-    for number, profile in around.profiles.items():
-        snapshot = around.nodes[number].snapshot
+    for number, profile in run.profiles.items():
+        snapshot = run.nodes[number].snapshot
         count, board = len(snapshot.gpus) + snapshot.gpus_of_others, profile.match.board
         if snapshot.machine.virtual_machine is False and snapshot.nvswitches and count < board:
             expected = f"{counted(board, 'GPU')}, as profile {profile.name} has it"
-            yield of_node(around, number, f"{counted(count, 'GPU')}, the board has {board}", expected=expected)
+            yield of_node(run, number, f"{counted(count, 'GPU')}, the board has {board}", expected=expected)
 
 
 @in_each_node
-def _model(around: Circumstances) -> Found:
+def _model(run: Circumstances) -> Found:
     """Another number or model than a profile that was asked for; the odd model among siblings."""
-    for number, node in around.nodes.items():
-        profile = around.exact_profile(number) if around.profile_asked_for else None
+    for number, node in run.nodes.items():
+        profile = run.exact_profile(number) if run.profile_asked_for else None
         if profile is not None and len(node.gpus) != profile.match.visible:
             expected = f"{counted(profile.match.visible, 'GPU')}, as profile {profile.name} has it"
-            yield of_node(around, number, counted(len(node.gpus), "GPU"), severity=Verdict.FAIL, expected=expected)
-    for position, node, gpu in around.gpus():
-        profile = around.exact_profile(around.wiring.gpus[position].node) if around.profile_asked_for else None
+            yield of_node(run, number, counted(len(node.gpus), "GPU"), severity=Verdict.FAIL, expected=expected)
+    for position, node, gpu in run.gpus():
+        profile = run.exact_profile(run.wiring.gpus[position].node) if run.profile_asked_for else None
         if profile is not None and gpu.name and gpu.name not in profile.match.gpus:
             expected = " or ".join(profile.match.gpus)
-            yield of_gpu(around, position, gpu.name, severity=Verdict.FAIL, expected=expected)
+            yield of_gpu(run, position, gpu.name, severity=Verdict.FAIL, expected=expected)
         usual = Counter(each.name for each in node.gpus if each.name).most_common(1)
         if gpu.name and gpu.name != usual[0][0]:
-            yield of_gpu(around, position, gpu.name, expected=f"{usual[0][0]}, as its siblings are")
+            yield of_gpu(run, position, gpu.name, expected=f"{usual[0][0]}, as its siblings are")
 
 
-def _unknown(around: Circumstances) -> Found:
-    for number, profile in around.profiles.items():
-        gpus = around.nodes[number].gpus
-        if profile.match.generic is not None and not around.profile_asked_for and gpus:
+def _unknown(run: Circumstances) -> Found:
+    for number, profile in run.profiles.items():
+        gpus = run.nodes[number].gpus
+        if profile.match.generic is not None and not run.profile_asked_for and gpus:
             names = ", ".join(sorted({gpu.name or "?" for gpu in gpus}))
             seen = f"no profile names {len(gpus)} of {names}"
-            yield of_node(around, number, seen, likely=f"profile {profile.name} stands in")
+            yield of_node(run, number, seen, likely=f"profile {profile.name} stands in")
 
 
 @in_each_node
-def _below(around: Circumstances) -> Found:
-    most = {
-        number: max((active_links(gpu) or 0 for gpu in node.gpus), default=0) for number, node in around.nodes.items()
-    }
-    for position, _, gpu in around.gpus():
-        number = around.wiring.gpus[position].node
-        profile = around.exact_profile(number)
+def _below(run: Circumstances) -> Found:
+    most = {number: max((active_links(gpu) or 0 for gpu in node.gpus), default=0) for number, node in run.nodes.items()}
+    for position, _, gpu in run.gpus():
+        number = run.wiring.gpus[position].node
+        profile = run.exact_profile(number)
         for seen, expected in _shortfalls(gpu, most[number], profile) if profile is not None else ():
-            yield of_gpu(around, position, seen, expected=f"{expected}, as profile {profile and profile.name} has it")
+            yield of_gpu(run, position, seen, expected=f"{expected}, as profile {profile and profile.name} has it")
 
 
 def _shortfalls(gpu: GpuFacts, most: int, profile: Profile) -> Iterator[tuple[str, str]]:
@@ -75,17 +73,17 @@ def _shortfalls(gpu: GpuFacts, most: int, profile: Profile) -> Iterator[tuple[st
 
 
 @in_each_node
-def _nics_below(around: Circumstances) -> Found:
+def _nics_below(run: Circumstances) -> Found:
     """Only of a profile that was asked for: an HGX board says nothing of the NICs around it, and clouds have others."""
-    for number, node in around.nodes.items() if around.profile_asked_for else ():
-        profile = around.exact_profile(number)
+    for number, node in run.nodes.items() if run.profile_asked_for else ():
+        profile = run.exact_profile(number)
         nics = () if profile is None else profile.nic
         wanted = [nic.rate_gbit_s or 0.0 for nic in nics if nic.kind is not NicKind.ETHERNET]
         have = [nic.rate_gbit_s or 0.0 for nic in node.nics if nic.rdma]
         enough = len(have) >= len(wanted) and (not wanted or min(sorted(have)[-len(wanted) :]) >= min(wanted))
         if profile is not None and not enough:
             expected = f"{len(wanted)} of {_rates(wanted)}, as profile {profile.name} has it"
-            yield of_node(around, number, f"{len(have)} RDMA ports of {_rates(have)}", expected=expected)
+            yield of_node(run, number, f"{len(have)} RDMA ports of {_rates(have)}", expected=expected)
 
 
 def _rates(rates: list[float]) -> str:

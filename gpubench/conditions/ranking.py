@@ -150,12 +150,12 @@ def _surest(named: Named) -> tuple[int, bool]:
     return _SUREST_FIRST.index(named.confidence), named.cause.general
 
 
-def diagnose(causes: Iterable[Condition], around: Circumstances) -> Diagnosis:
+def diagnose(causes: Iterable[Condition], run: Circumstances) -> Diagnosis:
     """Look for all causes. The surest come first, and of equally sure ones in the order of the catalogue."""
     seen: dict[Condition, list[Sighting]] = {}
     unread: dict[str, tuple[Unread, ...]] = {}
     for cause in causes:
-        found = list(cause.look(around))
+        found = list(cause.look(run))
         sightings = [each for each in found if isinstance(each, Sighting)]
         if sightings:
             seen[cause] = sightings
@@ -189,14 +189,14 @@ def _covered(other: Sighting, by: Sequence[Sighting]) -> bool:
     return other.gpus is not None and other.gpus <= frozenset[int]().union(*(each.gpus or () for each in wide))
 
 
-def symptoms(around: Circumstances, staged: Mapping[Pair, Sequence[Transport]]) -> dict[Pair, Effect]:
+def symptoms(run: Circumstances, staged: Mapping[Pair, Sequence[Transport]]) -> dict[Pair, Effect]:
     """What is seen of pairs that go through host memory."""
-    return {pair: _symptom(around, pair, transports) for pair, transports in staged.items()}
+    return {pair: _symptom(run, pair, transports) for pair, transports in staged.items()}
 
 
-def _symptom(around: Circumstances, pair: Pair, transports: Sequence[Transport]) -> Effect:
+def _symptom(run: Circumstances, pair: Pair, transports: Sequence[Transport]) -> Effect:
     networks = [each.network for each in transports if each.network is not None]
-    if around.wiring.together(pair):
+    if run.wiring.together(pair):
         return Effect.NETWORK_INSIDE if networks else Effect.STAGED
     return Effect.SOCKETS if _SOCKET in networks else Effect.NO_GPUDIRECT
 

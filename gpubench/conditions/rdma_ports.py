@@ -20,25 +20,25 @@ _ROCE_V2 = "RoCE v2"
 
 
 @in_each_node
-def _ports_down(around: Circumstances) -> Found:
+def _ports_down(run: Circumstances) -> Found:
     """One for each port; where another is left, it takes no node off its network."""
-    for number, node, _ in nodes_with_rdma(around):
+    for number, node, _ in nodes_with_rdma(run):
         states = [(nic, nic.state) for nic in rdma_nics(node)]
         down = [nic for nic, state in states if state in _NOT_ACTIVE]
         odd = [f"{nic.name} says {state!r}" for nic, state in states if state not in (*_NOT_ACTIVE, "active", None)]
         if odd and not down:
-            yield Unread(around.on(number), f"no state of a port: {joined(odd)}")
+            yield Unread(run.on(number), f"no state of a port: {joined(odd)}")
         for nic in down:
             every = len(down) == len(states)
             seen = f"port is {nic.state}" + (": none of the node is left" if every and len(down) > 1 else "")
             confidence = Confidence.PROVEN if every else Confidence.LIKELY
-            yield of_device(around, number, nic, seen, confidence, effects=() if every else _SLOW)
+            yield of_device(run, number, nic, seen, confidence, effects=() if every else _SLOW)
 
 
 @in_each_node
-def _ports_slow(around: Circumstances) -> Found:
+def _ports_slow(run: Circumstances) -> Found:
     """Beside active ports of the same model: those that are down say no rate, or their lowest."""
-    for number, node, _ in nodes_with_rdma(around):
+    for number, node, _ in nodes_with_rdma(run):
         rates: dict[tuple[str | None, NicKind], Counter[float]] = {}
         active = [nic for nic in rdma_nics(node) if nic.rate_gbit_s and nic.state == "active"]
         for nic in active:
@@ -48,34 +48,34 @@ def _ports_slow(around: Circumstances) -> Found:
             usual = max(siblings, key=lambda rate: (siblings[rate], rate))
             if (nic.rate_gbit_s or 0.0) < usual:
                 expected = f"{usual:g} Gb/s, as its siblings have"
-                yield of_device(around, number, nic, f"{nic.rate_gbit_s:g} Gb/s", expected=expected)
+                yield of_device(run, number, nic, f"{nic.rate_gbit_s:g} Gb/s", expected=expected)
 
 
 @in_each_node
-def _port_errors(around: Circumstances) -> Found:
-    for number, node, _ in nodes_with_rdma(around):
+def _port_errors(run: Circumstances) -> Found:
+    for number, node, _ in nodes_with_rdma(run):
         nics = {nic.name: nic for nic in node.nics}
         for errors in port_errors(node.snapshot):
             if errors.device in nics:
                 nic, sure = nics[errors.device], sureness(errors)
-                yield of_device(around, number, nic, errors.seen, sure, expected=errors.expected)
+                yield of_device(run, number, nic, errors.seen, sure, expected=errors.expected)
 
 
 @in_each_node
-def _roce_mtu(around: Circumstances) -> Found:
-    for number, node, _ in nodes_with_rdma(around):
+def _roce_mtu(run: Circumstances) -> Found:
+    for number, node, _ in nodes_with_rdma(run):
         for nic in rdma_nics(node):
             size = roce_mtu_bytes(nic.mtu) if nic.kind is NicKind.ROCE and nic.mtu else None
             if size is not None and size < RDMA_MTUS[-1]:
                 seen = f"MTU {nic.mtu} of its interface leaves RoCE {size} bytes of {RDMA_MTUS[-1]}"
                 interface = next(iter(nic.interfaces), f"$(ls /sys/class/infiniband/{nic.name}/device/net)")
                 cure = f"ip link set {interface} mtu 9000, on switches too: 4200 is the least for 4096"
-                yield of_node(around, number, seen, Confidence.LIKELY, nic.name, cure=cure)
+                yield of_node(run, number, seen, Confidence.LIKELY, nic.name, cure=cure)
 
 
-def _roce_gid(around: Circumstances) -> Found:
-    indices = {int(value) for value in around.values(_GID_INDEX) if value.isdecimal()}
-    for number, node, _ in nodes_with_rdma(around):
+def _roce_gid(run: Circumstances) -> Found:
+    indices = {int(value) for value in run.values(_GID_INDEX) if value.isdecimal()}
+    for number, node, _ in nodes_with_rdma(run):
         roce = {nic.name for nic in rdma_nics(node) if nic.kind is NicKind.ROCE}
         for port in node.snapshot.rdma_ports:
             if port.nic not in roce or port.gids is None:
@@ -84,17 +84,17 @@ def _roce_gid(around: Circumstances) -> Found:
             for index in sorted(indices):
                 if kinds.get(index) != _ROCE_V2:
                     seen = f"{_GID_INDEX}={index}, which is {kinds.get(index, 'not set')} on {port.nic}"
-                    yield of_node(around, number, seen, Confidence.PROVEN, port.nic)
+                    yield of_node(run, number, seen, Confidence.PROVEN, port.nic)
 
 
-def _nics_differ(around: Circumstances) -> Found:
-    counts = {number: sum(nic.state == "active" for nic in rdma_nics(node)) for number, node in around.nodes.items()}
+def _nics_differ(run: Circumstances) -> Found:
+    counts = {number: sum(nic.state == "active" for nic in rdma_nics(node)) for number, node in run.nodes.items()}
     most = max(counts.values(), default=0)
     if min(counts.values(), default=0) == most:
         return
     for number, count in counts.items():
         if count < most:
-            yield of_node(around, number, f"{count} RDMA NICs are up, on other nodes {most}", Confidence.LIKELY)
+            yield of_node(run, number, f"{count} RDMA NICs are up, on other nodes {most}", Confidence.LIKELY)
 
 
 _SOCKETS, _SLOW = (Effect.SOCKETS,), (Effect.SLOW,)

@@ -19,9 +19,9 @@ _TRANSLATES = ("DMA", "DMA-FQ")
 _BELOW_ONE_SWITCH = ("PIX", "PXB")
 
 
-def _on_metal(around: Circumstances) -> Iterator[tuple[int, Topology]]:
+def _on_metal(run: Circumstances) -> Iterator[tuple[int, Topology]]:
     """Nodes that are no virtual machines: a hypervisor needs redirection and translation, and shows neither truly."""
-    found = around.nodes.items()
+    found = run.nodes.items()
     return ((number, node) for number, node in found if not node.snapshot.machine.virtual_machine)
 
 
@@ -51,9 +51,9 @@ def _is_translated(devices: Mapping[str, PciDevice], bridge: PciDevice, *ends: s
     return asked and control is not None and _DIRECT in control.enabled
 
 
-def _redirected(around: Circumstances, number: int, couples: Iterable[tuple[Device, Device, tuple[int, ...]]]) -> Found:
+def _redirected(run: Circumstances, number: int, couples: Iterable[tuple[Device, Device, tuple[int, ...]]]) -> Found:
     """Couples below a switch whose traffic bridges send up to the root: by their registers, else by IOMMU groups."""
-    devices = around.pci_devices[number]
+    devices = run.pci_devices[number]
     redirected, split, hidden = (dict[tuple[str, tuple[int, ...]], dict[str, str]]() for _ in range(3))
     for one, other, gpus in couples:
         bridges = _between(devices, one.bus_id, other.bus_id)
@@ -63,7 +63,7 @@ def _redirected(around: Circumstances, number: int, couples: Iterable[tuple[Devi
         }
         ends = (devices.get(each.bus_id or "") for each in (one, other))
         groups = {str(each.iommu_group) for each in ends if each is not None and each.iommu_group is not None}
-        couple = around.on(number, f"{one.device} – {other.device}"), gpus
+        couple = run.on(number, f"{one.device} – {other.device}"), gpus
         if any(found.values()):
             redirected[couple] = {bridge: said for bridge, said in found.items() if said}
         elif closed:
@@ -109,40 +109,40 @@ def _redirects(devices: Mapping[str, PciDevice], bridge: PciDevice, one: Device,
 
 
 @in_each_node
-def _acs(around: Circumstances) -> Found:
+def _acs(run: Circumstances) -> Found:
     """Between GPUs that reach each other over PCIe switches."""
-    for number, node in _on_metal(around):
-        gpus = [(each, gpu) for each in sorted(around.gpus_of(number)) if (gpu := around.wiring.gpu(each)) is not None]
+    for number, node in _on_metal(run):
+        gpus = [(each, gpu) for each in sorted(run.gpus_of(number)) if (gpu := run.wiring.gpu(each)) is not None]
         couples = (
             (gpu, peer, (one, other))
             for place, (one, gpu) in enumerate(gpus)
             for other, peer in gpus[place + 1 :]
             if node.path(gpu, peer) in _BELOW_ONE_SWITCH
         )
-        yield from _redirected(around, number, couples)
+        yield from _redirected(run, number, couples)
 
 
 @in_each_node
-def _acs_nic(around: Circumstances) -> Found:
+def _acs_nic(run: Circumstances) -> Found:
     """Between GPUs and the RDMA NICs beside them."""
-    for number, node in _on_metal(around):
+    for number, node in _on_metal(run):
         couples = (
             (gpu, nic, (position,))
-            for position in sorted(around.gpus_of(number))
-            if (gpu := around.wiring.gpu(position)) is not None
+            for position in sorted(run.gpus_of(number))
+            if (gpu := run.wiring.gpu(position)) is not None
             for nic in node.nics
             if nic.rdma and node.path(gpu, nic) in _BELOW_ONE_SWITCH
         )
-        yield from _redirected(around, number, couples)
+        yield from _redirected(run, number, couples)
 
 
 @in_each_node
-def _translating(around: Circumstances) -> Found:
+def _translating(run: Circumstances) -> Found:
     """GPUs behind a translating IOMMU that reach others over PCIe: NVLink's bytes do not pass it."""
-    metal = dict(_on_metal(around))
-    for position, node, gpu in around.gpus():
-        number = around.wiring.gpus[position].node
-        device = around.pci_devices[number].get(gpu.bus_id or "")
+    metal = dict(_on_metal(run))
+    for position, node, gpu in run.gpus():
+        number = run.wiring.gpus[position].node
+        device = run.pci_devices[number].get(gpu.bus_id or "")
         over_pcie = any(nic.rdma for nic in node.nics) or any(
             not node.nvlinks(gpu, other) and node.peer_access(gpu, other).possible
             for other in node.gpus
@@ -153,9 +153,9 @@ def _translating(around: Circumstances) -> Found:
         iommu = node.snapshot.kernel.iommu
         kind = iommu.group_types.get(str(device.iommu_group))
         if kind in _TRANSLATES:
-            yield of_gpu(around, position, f"its IOMMU group has type {kind}: it translates", Confidence.LIKELY)
+            yield of_gpu(run, position, f"its IOMMU group has type {kind}: it translates", Confidence.LIKELY)
         elif kind is None:
-            yield Unread(around.name(position), iommu.unknown.get("group_types", "the type of its group was not read"))
+            yield Unread(run.name(position), iommu.unknown.get("group_types", "the type of its group was not read"))
 
 
 _MOST_CURED = 4

@@ -21,23 +21,26 @@ def sureness(errors: Errors) -> Confidence:
 
 
 def of_node(
-    around: Circumstances, number: int, seen: str, confidence: Confidence = Confidence.PROVEN, *words: str, **more: Any
+    run: Circumstances,
+    number: int,
+    seen: str,
+    confidence: Confidence = Confidence.PROVEN,
+    *words: str,
+    **more: Any,
 ) -> Sighting:
     """On a node, which touches the paths of all its GPUs; `words` name what on it."""
-    more = {"gpus": around.gpus_of(number), "names": () if words else (around.named(number),), **more}
-    return Sighting(subject=around.on(number, *words), seen=seen, confidence=confidence, **more)
+    more = {"gpus": run.gpus_of(number), "names": () if words else (run.named(number),), **more}
+    return Sighting(subject=run.on(number, *words), seen=seen, confidence=confidence, **more)
 
 
 def of_gpu(
-    around: Circumstances, position: int, seen: str, confidence: Confidence = Confidence.PROVEN, **more: Any
+    run: Circumstances, position: int, seen: str, confidence: Confidence = Confidence.PROVEN, **more: Any
 ) -> Sighting:
     """On one GPU."""
-    known, node = around.wiring.gpu(position), around.wiring.gpus[position].node
-    names = () if known is None else (around.named(node, known),)
+    known, node = run.wiring.gpu(position), run.wiring.gpus[position].node
+    names = () if known is None else (run.named(node, known),)
     here = frozenset((position,))
-    return Sighting(
-        subject=around.name(position), seen=seen, confidence=confidence, gpus=here, **{"names": names, **more}
-    )
+    return Sighting(subject=run.name(position), seen=seen, confidence=confidence, gpus=here, **{"names": names, **more})
 
 
 def of_every_node(
@@ -48,32 +51,30 @@ def of_every_node(
     """
 
     @in_each_node
-    def look(around: Circumstances) -> Found:
-        for number, node in around.nodes.items():
+    def look(run: Circumstances) -> Found:
+        for number, node in run.nodes.items():
             found = seen(node)
             if found:
-                yield of_node(around, number, found, confidence)
+                yield of_node(run, number, found, confidence)
             else:
                 reasons = node.snapshot.driver_settings.unknown, node.snapshot.kernel.unknown
-                yield from (each for known in reasons for each in unread(around.on(number), known, unknown))
+                yield from (each for known in reasons for each in unread(run.on(number), known, unknown))
 
     return look
 
 
 def of_every_rank(seen: Callable[[RankFacts], str | None], confidence: Confidence = Confidence.PROVEN) -> Look:
     """A detector that looks at each process by itself."""
-    return lambda around: (of_ranks(around, [it], found, confidence) for it in around.facts if (found := seen(it)))
+    return lambda run: (of_ranks(run, [it], found, confidence) for it in run.facts if (found := seen(it)))
 
 
 def of_every_gpu(seen: Callable[[GpuFacts], str | None]) -> Look:
     """A detector that looks at each GPU by itself: what is seen of it, empty where nothing is."""
-    return in_each_node(
-        lambda around: (of_gpu(around, at, found) for at, _, gpu in around.gpus() if (found := seen(gpu)))
-    )
+    return in_each_node(lambda run: (of_gpu(run, at, found) for at, _, gpu in run.gpus() if (found := seen(gpu))))
 
 
 def of_device(
-    around: Circumstances,
+    run: Circumstances,
     number: int,
     device: Device,
     seen: str,
@@ -81,38 +82,38 @@ def of_device(
     **more: Any,
 ) -> Sighting:
     """On a device of a node: a GPU's trouble is its own, a NIC's is that of all GPUs of the node."""
-    gpus = around.gpus_of(number)
+    gpus = run.gpus_of(number)
     if isinstance(device, GpuFacts):
-        gpus = frozenset(each for each in gpus if around.wiring.gpu(each) is device)
-    names = (around.named(number, device),)
-    subject = around.on(number, device.device)
+        gpus = frozenset(each for each in gpus if run.wiring.gpu(each) is device)
+    names = (run.named(number, device),)
+    subject = run.on(number, device.device)
     return Sighting(subject=subject, seen=seen, confidence=confidence, gpus=gpus, **{"names": names, **more})
 
 
 def of_pairs(
-    around: Circumstances,
+    run: Circumstances,
     pairs: Collection[Pair],
     seen: str,
     confidence: Confidence = Confidence.PROVEN,
     **more: Any,
 ) -> Sighting:
     """Between ordered pairs of GPUs."""
-    names = tuple(map(around.pair_name, sorted(pairs)))
+    names = tuple(map(run.pair_name, sorted(pairs)))
     return Sighting(
         subject=joined(names), seen=seen, confidence=confidence, pairs=frozenset(pairs), **{"names": names, **more}
     )
 
 
 def of_ranks(
-    around: Circumstances,
+    run: Circumstances,
     ranks: Sequence[RankFacts],
     seen: str,
     confidence: Confidence = Confidence.PROVEN,
     **more: Any,
 ) -> Sighting:
     """On ranks of one node."""
-    gpus = frozenset(gpu for each in ranks for gpu in around.gpus_of_rank(each))
-    subject = around.on(ranks[0].node, rank_names(ranks))
+    gpus = frozenset(gpu for each in ranks for gpu in run.gpus_of_rank(each))
+    subject = run.on(ranks[0].node, rank_names(ranks))
     return Sighting(subject=subject, seen=seen, confidence=confidence, **{"gpus": gpus, **more})
 
 
@@ -132,8 +133,8 @@ def rdma_nics(node: Topology) -> list[NicFacts]:
     return [nic for nic in node.nics if nic.rdma]
 
 
-def nodes_with_rdma(around: Circumstances) -> Iterator[tuple[int, Topology, list[RankFacts]]]:
+def nodes_with_rdma(run: Circumstances) -> Iterator[tuple[int, Topology, list[RankFacts]]]:
     """Nodes with RDMA NICs, and their processes."""
-    for number, node in around.nodes.items():
+    for number, node in run.nodes.items():
         if rdma_nics(node):
-            yield number, node, around.ranks_of(number)
+            yield number, node, run.ranks_of(number)

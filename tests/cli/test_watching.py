@@ -87,10 +87,10 @@ def test_what_was_set_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
         assert os.environ["NCCL_DEBUG"] == "INFO"
         assert not set(REFUSALS) & set(os.environ)
         path_observer = watch.path_observer(request_for(ALLREDUCE))
-        around = path_observer.sources.read_circumstances()
-        assert around is not None
-        assert around.settings == {"NCCL_ALGO": ("Ring",)}
-        assert len(around.wiring.nodes) == 1
+        circumstances = path_observer.sources.read_circumstances()
+        assert circumstances is not None
+        assert circumstances.settings == {"NCCL_ALGO": ("Ring",)}
+        assert len(circumstances.wiring.nodes) == 1
     assert dict(os.environ) == before
     assert library.resets == 1
     assert Probe.ended > 0
@@ -101,9 +101,9 @@ def test_strict_takes_the_ways_through_host_memory_away_but_what_the_user_set(mo
     with PathWatch(AloneGroup(), identity(0), strict=True) as watch:
         assert [os.environ.get(name) for name in REFUSALS] == ["0", "1"]
         watch.begin(Library(), identity(0))
-        around = watch.path_observer(request_for(ALLREDUCE)).sources.read_circumstances()
-        assert around is not None
-        assert around.settings == {"NCCL_SHM_DISABLE": ("0",)}
+        circumstances = watch.path_observer(request_for(ALLREDUCE)).sources.read_circumstances()
+        assert circumstances is not None
+        assert circumstances.settings == {"NCCL_SHM_DISABLE": ("0",)}
     assert [os.environ.get(name) for name in REFUSALS] == ["0", None]
 
 

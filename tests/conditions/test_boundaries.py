@@ -8,7 +8,7 @@ import pytest
 
 from gpubench.conditions.circumstances import Facts
 from gpubench.conditions.condition import Unread, joined_seen
-from gpubench.conditions.log_evidence import Staged, Teller
+from gpubench.conditions.log_evidence import ProcessLog, Staged
 from gpubench.conditions.ranking import explain
 from gpubench.conditions.registry import CAUSES
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
@@ -207,10 +207,10 @@ def test_a_port_in_a_state_that_nobody_knows_is_not_known() -> None:
 
 
 def test_variables_that_a_log_shows_count_where_they_matter() -> None:
-    teller = Teller((("NCCL_SHM_DISABLE", "1"),))
+    process = ProcessLog((("NCCL_SHM_DISABLE", "1"),))
 
     def told(network: str | None, *, one_node: bool) -> str | None:
-        found = explain(CAUSES, Staged(one_node=one_node, same_host=one_node, network=network, source=teller))
+        found = explain(CAUSES, Staged(one_node=one_node, same_host=one_node, network=network, source=process))
         return None if found is None else found.id
 
     assert told("Socket", one_node=True) == "nccl-shm-disabled"

@@ -555,8 +555,8 @@ def test_subjects_are_cut_after_four() -> None:
 
 def test_a_subject_without_a_bus_id_is_its_name() -> None:
     node = Topology(HEALTHY)
-    assert Facts([node]).around.named(0, GpuFacts(index=2)) == "GPU2"
-    assert Facts([node]).around.named(0) == "node0"
+    assert Facts([node]).circumstances.named(0, GpuFacts(index=2)) == "GPU2"
+    assert Facts([node]).circumstances.named(0) == "node0"
 
 
 def rank(number: int, node: int = 0, **facts: Any) -> RankFacts:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpubench.conditions.log_evidence import Staged, Teller
+from gpubench.conditions.log_evidence import ProcessLog, Staged
 from gpubench.conditions.ranking import explain
 from gpubench.conditions.registry import CAUSES
 from gpubench.model.paths.nccl_log import Note, RemarkKind
@@ -10,8 +10,8 @@ from gpubench.model.paths.nccl_log import Note, RemarkKind
 Kind = RemarkKind
 
 
-def told(*notes: Note, **settings: str) -> Teller:
-    return Teller(tuple(settings.items()), notes)
+def told(*notes: Note, **settings: str) -> ProcessLog:
+    return ProcessLog(tuple(settings.items()), notes)
 
 
 def note(kind: RemarkKind, *about: str) -> Note:
@@ -22,11 +22,11 @@ def inside(
     *notes: Note,
     path: str | None = None,
     gpus: int = 8,
-    teller: Teller | None = None,
+    process: ProcessLog | None = None,
     network: str | None = None,
     one_node: bool = True,
 ) -> Staged:
-    teller = teller or Teller()
+    process = process or ProcessLog()
     return Staged(
         one_node=one_node,
         same_host=True,
@@ -34,26 +34,26 @@ def inside(
         path=path,
         gpus=gpus,
         notes=notes,
-        source=teller,
-        destination=teller,
+        source=process,
+        destination=process,
     )
 
 
 def across(
-    teller: Teller, other: Teller | None = None, *notes: Note, network: str = "Socket", rdma: bool = False
+    process: ProcessLog, other: ProcessLog | None = None, *notes: Note, network: str = "Socket", rdma: bool = False
 ) -> Staged:
     return Staged(
         one_node=False,
         same_host=False,
         network=network,
         notes=notes,
-        source=teller,
-        destination=other or teller,
+        source=process,
+        destination=other or process,
         rdma=rdma,
     )
 
 
-NOTHING = Teller()
+NOTHING = ProcessLog()
 NO_RDMA = told(note(Kind.NO_RDMA_DEVICE))
 RDMA = told(note(Kind.RDMA_DEVICES))
 POLICY = told(note(Kind.P2P_TYPE, "0", "1"))
@@ -68,44 +68,44 @@ FAR, NEAR = note(Kind.GDR_FAR, "0000:1a:00.0", "0"), note(Kind.GDR_NEAR, "0000:1
     ("staged", "cause"),
     [
         (inside(), "unknown"),
-        (inside(teller=POLICY), "unknown"),
+        (inside(process=POLICY), "unknown"),
         (inside(path="NVL"), "unknown"),
         (inside(path="PIX"), "unknown"),
         (inside(path="XYZ"), "nccl-default-level"),
         (inside(path="PHB"), "nccl-default-level"),
         (inside(path="SYS"), "nccl-default-level"),
-        (inside(path="SYS", gpus=2, teller=INTEL), "nccl-default-level"),
-        (inside(path="SYS", gpus=2, teller=AMD), "unknown"),
-        (inside(path="SYS", gpus=4, teller=AMD), "nccl-default-level"),
-        (inside(path="PHB", teller=told(NCCL_P2P_LEVEL="SYS")), "unknown"),
-        (inside(path="SYS", teller=told(NCCL_P2P_LEVEL="PHB")), "nccl-default-level"),
-        (inside(path="SYS", teller=told(NCCL_P2P_LEVEL="4")), "unknown"),
-        (inside(path="SYS", teller=told(NCCL_P2P_LEVEL="nonsense")), "nccl-default-level"),
-        (inside(teller=told(NCCL_P2P_DISABLE="1")), "nccl-p2p-disabled"),
-        (inside(teller=told(NCCL_P2P_DISABLE="0")), "unknown"),
-        (inside(path="NVL", teller=told(NCCL_P2P_DISABLE="1")), "nccl-p2p-disabled"),
-        (inside(path="SYS", teller=told(NCCL_P2P_DISABLE="1")), "nccl-default-level"),
-        (inside(teller=told(NCCL_P2P_LEVEL="NVL")), "nccl-p2p-disabled"),
-        (inside(path="PIX", teller=told(NCCL_P2P_LEVEL="NVL")), "nccl-p2p-disabled"),
-        (inside(path="NVL", teller=told(NCCL_P2P_LEVEL="NVL")), "unknown"),
-        (inside(teller=told(NCCL_P2P_LEVEL="PXB")), "unknown"),
-        (inside(teller=told(NCCL_P2P_LEVEL="0")), "nccl-p2p-disabled"),
-        (inside(teller=told(NCCL_P2P_LEVEL="1")), "nccl-p2p-disabled"),
-        (inside(teller=told(NCCL_P2P_LEVEL="2")), "unknown"),
+        (inside(path="SYS", gpus=2, process=INTEL), "nccl-default-level"),
+        (inside(path="SYS", gpus=2, process=AMD), "unknown"),
+        (inside(path="SYS", gpus=4, process=AMD), "nccl-default-level"),
+        (inside(path="PHB", process=told(NCCL_P2P_LEVEL="SYS")), "unknown"),
+        (inside(path="SYS", process=told(NCCL_P2P_LEVEL="PHB")), "nccl-default-level"),
+        (inside(path="SYS", process=told(NCCL_P2P_LEVEL="4")), "unknown"),
+        (inside(path="SYS", process=told(NCCL_P2P_LEVEL="nonsense")), "nccl-default-level"),
+        (inside(process=told(NCCL_P2P_DISABLE="1")), "nccl-p2p-disabled"),
+        (inside(process=told(NCCL_P2P_DISABLE="0")), "unknown"),
+        (inside(path="NVL", process=told(NCCL_P2P_DISABLE="1")), "nccl-p2p-disabled"),
+        (inside(path="SYS", process=told(NCCL_P2P_DISABLE="1")), "nccl-default-level"),
+        (inside(process=told(NCCL_P2P_LEVEL="NVL")), "nccl-p2p-disabled"),
+        (inside(path="PIX", process=told(NCCL_P2P_LEVEL="NVL")), "nccl-p2p-disabled"),
+        (inside(path="NVL", process=told(NCCL_P2P_LEVEL="NVL")), "unknown"),
+        (inside(process=told(NCCL_P2P_LEVEL="PXB")), "unknown"),
+        (inside(process=told(NCCL_P2P_LEVEL="0")), "nccl-p2p-disabled"),
+        (inside(process=told(NCCL_P2P_LEVEL="1")), "nccl-p2p-disabled"),
+        (inside(process=told(NCCL_P2P_LEVEL="2")), "unknown"),
         (inside(REFUSED), "gpu-without-pcie-p2p"),
         (inside(REFUSED, path="NVL"), "peer-access-refused"),
-        (inside(REFUSED, teller=told(note(Kind.MULTICAST, "", "0"))), "peer-access-refused"),
-        (inside(REFUSED, teller=told(note(Kind.MULTICAST, "not ", "0"))), "gpu-without-pcie-p2p"),
+        (inside(REFUSED, process=told(note(Kind.MULTICAST, "", "0"))), "peer-access-refused"),
+        (inside(REFUSED, process=told(note(Kind.MULTICAST, "not ", "0"))), "gpu-without-pcie-p2p"),
         (inside(note(Kind.NVLINK_REFUSED, "0", "1")), "fabric-not-ready"),
         (inside(note(Kind.PEER_ACCESS_REFUSED, "a", "b")), "peer-access-refused"),
-        (inside(teller=told(note(Kind.LEGACY_IPC_REFUSED))), "cuda-ipc-refused"),
-        (inside(teller=told(note(Kind.CONFIDENTIAL))), "confidential-computing"),
-        (inside(teller=NO_CUDA), "peer-access-refused"),
+        (inside(process=told(note(Kind.LEGACY_IPC_REFUSED))), "cuda-ipc-refused"),
+        (inside(process=told(note(Kind.CONFIDENTIAL))), "confidential-computing"),
+        (inside(process=NO_CUDA), "peer-access-refused"),
         (inside(network="Socket"), "shm-not-shared"),
         (inside(network="IB", path="SYS"), "shm-not-shared"),
-        (inside(network="Socket", teller=told(NCCL_SHM_DISABLE="1")), "nccl-shm-disabled"),
-        (inside(network="Socket", teller=told(NCCL_HOSTID="a"), one_node=False), "nccl-hostid"),
-        (inside(network="Socket", teller=NO_RDMA, one_node=False), "no-rdma-nic"),
+        (inside(network="Socket", process=told(NCCL_SHM_DISABLE="1")), "nccl-shm-disabled"),
+        (inside(network="Socket", process=told(NCCL_HOSTID="a"), one_node=False), "nccl-hostid"),
+        (inside(network="Socket", process=NO_RDMA, one_node=False), "no-rdma-nic"),
         (across(NOTHING), "unknown"),
         (across(NO_RDMA), "no-rdma-nic"),
         (across(NO_RDMA, NOTHING), "unknown"),
@@ -143,7 +143,7 @@ def test_the_first_cause(staged: Staged, cause: str) -> None:
 
 
 def test_what_was_seen_and_what_to_do_are_named() -> None:
-    found = explain(CAUSES, inside(teller=told(NCCL_P2P_DISABLE="1", NCCL_P2P_LEVEL="LOC")))
+    found = explain(CAUSES, inside(process=told(NCCL_P2P_DISABLE="1", NCCL_P2P_LEVEL="LOC")))
     assert found is not None
     assert found.evidence == "NCCL_P2P_DISABLE=1, NCCL_P2P_LEVEL=LOC set by the environment"
     assert found.advice.startswith("unset NCCL_P2P_DISABLE NCCL_P2P_LEVEL;")

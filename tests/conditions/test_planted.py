@@ -121,9 +121,9 @@ def test_of_nodes_with_the_same_facts_one_is_looked_at() -> None:
     profile = profiles.load("hgx-h100-8")
 
     def looked_at(*ranks: RankFacts, matched: int = 6) -> list[int]:
-        around = Facts(nodes, (), ranks, [profile] * matched + [None] * (6 - matched)).around.distinct
-        assert {gpu.node for gpu in around.wiring.gpus} == set(around.nodes)
-        return list(around.nodes)
+        circumstances = Facts(nodes, (), ranks, [profile] * matched + [None] * (6 - matched)).circumstances.distinct
+        assert {gpu.node for gpu in circumstances.wiring.gpus} == set(circumstances.nodes)
+        return list(circumstances.nodes)
 
     assert looked_at() == [0, 3, 4]
     assert looked_at(matched=2) == [0, 2, 3, 4]

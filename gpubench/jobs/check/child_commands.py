@@ -85,7 +85,7 @@ def measured_memory(group: Group, nodes: Sequence[Topology], node: int | None) -
             fastest[number] = min(seconds, fastest[number])
         rows = [of_host_memory(nodes[each].snapshot.host, MEMORY_BYTES, fastest[each]) for each in fastest]
         found = Measurements(pairs=tuple(rows))
-        if not any(HOST_MEMORY_SLOW.look(Facts(nodes, measurements=found).around)):
+        if not any(HOST_MEMORY_SLOW.look(Facts(nodes, measurements=found).circumstances)):
             break
     return found
 

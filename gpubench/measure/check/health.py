@@ -118,13 +118,13 @@ def _verdict_rows(facts: Facts, findings: Sequence[Finding]) -> Iterator[Verdict
 
 def _subjects(facts: Facts, number: int, node: Topology) -> Iterator[tuple[str, str, tuple[str, ...]]]:
     """What can be named on a node: scope, its name in rows, and the names that findings have for it."""
-    around = facts.around
+    circumstances = facts.circumstances
     for gpu in node.gpus:
-        name = around.named(number, gpu)
+        name = circumstances.named(number, gpu)
         yield "gpu", name, (name,)
     for nic in node.nics:
-        name = around.named(number, nic)
-        yield "nic", name, (name, around.on(number, nic.name))
+        name = circumstances.named(number, nic)
+        yield "nic", name, (name, circumstances.on(number, nic.name))
     by_bus_id = {gpu.bus_id: gpu for gpu in node.gpus}
     measured = {
         (row.source_bus_id, row.destination_bus_id)
@@ -134,8 +134,8 @@ def _subjects(facts: Facts, number: int, node: Topology) -> Iterator[tuple[str, 
     for source, destination in sorted(measured, key=str):
         if source in by_bus_id and destination in by_bus_id:
             one, other = by_bus_id[source], by_bus_id[destination]
-            name, bare = around.named(number, one, other), f"{one.device} → {other.device}"
-            yield "link", name, (name, around.on(number, bare), bare)
+            name, bare = circumstances.named(number, one, other), f"{one.device} → {other.device}"
+            yield "link", name, (name, circumstances.on(number, bare), bare)
 
 
 def _of_whole(facts: Facts, node: Topology, by_subject: Mapping[str, Sequence[Finding]]) -> list[Finding]:

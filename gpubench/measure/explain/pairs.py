@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from gpubench.conditions.log_evidence import ASK_FOR_MORE, Staged, Teller
+from gpubench.conditions.log_evidence import ASK_FOR_MORE, ProcessLog, Staged
 from gpubench.conditions.ranking import explain
 from gpubench.conditions.registry import CAUSES
 from gpubench.model.paths.connections import PairRoutes
@@ -143,13 +143,13 @@ class PairJudge:
         ends = [end for route in pair.routes for end in (route.sent, route.received) if end and end.host_staged]
         networks = {end.network for end in ends if end.network is not None}
         network = "Socket" if "Socket" in networks else min(networks, default=None)
-        tellers = [self._tellers.get(end.process, Teller()) for end in (source, destination) if end is not None]
+        processes = [self._tellers.get(end.process, ProcessLog()) for end in (source, destination) if end is not None]
         if source is None or destination is None:
             return Staged(
                 one_node=network is None,
                 same_host=False,
                 network=network,
-                source=tellers[0] if tellers else Teller(),
+                source=processes[0] if processes else ProcessLog(),
                 rdma=self._has_rdma,
             )
         same_host = source.host == destination.host and source is not destination
@@ -163,8 +163,8 @@ class PairJudge:
             path=path,
             gpus=len(self._gpus.get(source.host, ())) if same_host else 0,
             notes=tuple(dict.fromkeys(self._notes(source, destination, path))),
-            source=tellers[0],
-            destination=tellers[1],
+            source=processes[0],
+            destination=processes[1],
             rdma=self._has_rdma,
         )
 
@@ -213,7 +213,7 @@ def _near_ranks(members: Sequence[Member]) -> dict[int, frozenset[int]]:
     return {member.rank: frozenset(hosts[member.host] | nodes[member.node]) for member in members}
 
 
-def _tellers(facts: LogFacts) -> Mapping[str, Teller]:
+def _tellers(facts: LogFacts) -> Mapping[str, ProcessLog]:
     settings: dict[str, list[tuple[str, str]]] = {}
     notes: dict[str, list[Note]] = {}
     for setting in facts.settings:
@@ -224,7 +224,7 @@ def _tellers(facts: LogFacts) -> Mapping[str, Teller]:
             for process in remark.processes:
                 notes.setdefault(process, []).append(remark.note)
     return {
-        process: Teller(tuple(settings.get(process, ())), tuple(notes.get(process, ())))
+        process: ProcessLog(tuple(settings.get(process, ())), tuple(notes.get(process, ())))
         for process in settings.keys() | notes.keys()
     }
 

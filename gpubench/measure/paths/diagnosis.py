@@ -21,18 +21,18 @@ _MOST_ASKED = 2000
 class Explained:
     """The causes of a run, looked for once, and asked for pairs that fare alike."""
 
-    def __init__(self, around: Circumstances) -> None:
-        self.around = around
+    def __init__(self, circumstances: Circumstances) -> None:
+        self.circumstances = circumstances
 
     @cached_property
     def diagnosis(self) -> Diagnosis:
         """All causes that hold."""
-        return diagnose(CAUSES, self.around)
+        return diagnose(CAUSES, self.circumstances)
 
     def explaining(self, staged: Mapping[Pair, Sequence[Transport]]) -> tuple[Named, ...]:
         """The causes that explain why these pairs go through host memory, the likeliest first."""
         asked = dict(islice(staged.items(), _MOST_ASKED))
-        return self.diagnosis.explaining(symptoms(self.around, asked))
+        return self.diagnosis.explaining(symptoms(self.circumstances, asked))
 
     def first(self, staged: Mapping[Pair, Sequence[Transport]]) -> Explanation:
         """The likeliest of them; without evidence none is named."""
@@ -40,7 +40,7 @@ class Explained:
 
     def rows(self) -> list[CauseRow]:
         """What explains paths that were seen, then what may slow others down, each with what follows from it."""
-        staged = self.around.staged or {}
+        staged = self.circumstances.staged or {}
         explaining = self.explaining(staged)
         ids = {named.cause.id for named in explaining}
         beside = [each for each in self.diagnosis.of_effect(*BESIDE) if each.cause.id not in ids]
@@ -54,7 +54,7 @@ class Explained:
 
     def unread(self) -> list[UnreadRow]:
         """Why it is not known whether other causes hold; of machines without GPUs nobody asks."""
-        if not self.around.wiring.gpus:
+        if not self.circumstances.wiring.gpus:
             return []
         titles = {cause.id: cause.title for cause in CAUSES}
         found = [(id_, each) for id_, unread in self.diagnosis.unread.items() for each in unread]
@@ -84,7 +84,7 @@ class Explained:
         )
 
     def _hosts(self, named: Named) -> tuple[str, ...]:
-        wiring = self.around.wiring
+        wiring = self.circumstances.wiring
         found: dict[str, None] = {}
         for sighting in named.sightings:
             pairs = {gpu for pair in sighting.pairs or () for gpu in pair}
@@ -93,6 +93,6 @@ class Explained:
         return tuple(found)
 
 
-def first_cause(staged: Mapping[Pair, Sequence[Transport]], around: Circumstances) -> Explanation:
+def first_cause(staged: Mapping[Pair, Sequence[Transport]], circumstances: Circumstances) -> Explanation:
     """The likeliest cause of what some pairs do."""
-    return Explained(replace(around, staged=staged)).first(staged)
+    return Explained(replace(circumstances, staged=staged)).first(staged)

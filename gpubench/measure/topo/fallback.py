@@ -109,7 +109,7 @@ def findings(rows: Sequence[FallbackRow], explained: Explained, told: Iterable[F
                 next_command=str(row.advice),
                 subjects=row.pairs,
             )
-    several = len(explained.around.nodes) > 1
+    several = len(explained.circumstances.nodes) > 1
     for named in explained.diagnosis.of_effect(*_BETWEEN_NODES) if several else ():
         if named.gravity is Verdict.FAIL and named.effects[0] in _BETWEEN_NODES:
             yield Finding(
@@ -125,7 +125,7 @@ def findings(rows: Sequence[FallbackRow], explained: Explained, told: Iterable[F
 
 def _prospect(explained: Explained, pair: Pair) -> _Prospect:
     """What is to be expected of a pair: a cause that is no more than weak does not take a granted path away."""
-    possible = explained.around.wiring.peer_access(pair).possible
+    possible = explained.circumstances.wiring.peer_access(pair).possible
     if possible is None:
         return _Prospect(Conclusion.UNKNOWN, Verdict.ERROR, None, Confidence.NONE)
     found = explained.diagnosis.explaining({pair: Effect.STAGED})
@@ -138,8 +138,8 @@ def _prospect(explained: Explained, pair: Pair) -> _Prospect:
 
 def _seen(nodes: Sequence[Topology], number: int, explained: Explained) -> Iterator[tuple[_FallbackPairs, _Prospect]]:
     """The ordered pairs of a node, and what is to be expected of each."""
-    wiring = explained.around.wiring
-    positions = zip(sorted(explained.around.gpus_of(number)), nodes[number].gpus, strict=True)
+    wiring = explained.circumstances.wiring
+    positions = zip(sorted(explained.circumstances.gpus_of(number)), nodes[number].gpus, strict=True)
     for pair, ends in _pairs(dict(positions)):
         yield _FallbackPairs(ends, wiring.path(pair), wiring.peer_access(pair).reason), _prospect(explained, pair)
 
@@ -147,7 +147,7 @@ def _seen(nodes: Sequence[Topology], number: int, explained: Explained) -> Itera
 def _looked_at(kind: MachineKind, explained: Explained) -> list[int]:
     """The nodes of a kind whose GPUs were looked at, its representative first."""
     others = sorted({*kind.alike, *kind.odd} - {kind.representative})
-    return [kind.representative, *(number for number in others if explained.around.gpus_of(number))]
+    return [kind.representative, *(number for number in others if explained.circumstances.gpus_of(number))]
 
 
 def _is_alike(prospect: _Prospect, usual: _Prospect | None) -> bool:
