@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterable
 
-from gpubench.conditions.condition import Condition, Family, nothing_in_facts
+from gpubench.conditions.definition.condition import Condition, Family, nothing_in_facts
 from gpubench.conditions.registry import FAMILIES
 
 _HEAD = """\

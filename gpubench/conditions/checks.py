@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from gpubench.conditions.circumstances import Facts
-from gpubench.conditions.condition import joined, with_ids
+from gpubench.conditions.definition.circumstances import Facts
+from gpubench.conditions.definition.condition import joined, with_ids
 from gpubench.conditions.registry import CONDITIONS
 from gpubench.model.results.measurements import Need
 from gpubench.model.terms.verdict import WRONG_DATA, Finding, Verdict

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from gpubench.conditions.circumstances import Circumstances
-from gpubench.conditions.condition import Condition, Family, Found, Unread, joined
-from gpubench.conditions.log_evidence import Reason, Staged
-from gpubench.conditions.sightings import of_ranks, rank_names
+from gpubench.conditions.definition.circumstances import Circumstances
+from gpubench.conditions.definition.condition import Condition, Family, Found, Unread, joined
+from gpubench.conditions.definition.log_evidence import Reason, Staged
+from gpubench.conditions.definition.sightings import of_ranks, rank_names
 from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.paths.evidence import Confidence
 from gpubench.model.paths.selection import Pair

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from gpubench.conditions.circumstances import Circumstances
-from gpubench.conditions.condition import (
+from gpubench.conditions.definition.circumstances import Circumstances
+from gpubench.conditions.definition.condition import (
     Condition,
     Family,
     Found,
@@ -13,10 +13,10 @@ from gpubench.conditions.condition import (
     nothing_in_facts,
     with_ids,
 )
-from gpubench.conditions.log_evidence import Reason, Staged, remark_in_log
+from gpubench.conditions.definition.log_evidence import Reason, Staged, remark_in_log
+from gpubench.conditions.definition.sightings import of_pairs
 from gpubench.conditions.nvlink import NVLINK
 from gpubench.conditions.peer_access import PEER_ACCESS
-from gpubench.conditions.sightings import of_pairs
 from gpubench.model.paths.evidence import Confidence
 from gpubench.model.paths.nccl_log import RemarkKind
 from gpubench.model.paths.peer_policy import Refusal

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from gpubench.conditions.circumstances import Circumstances
-from gpubench.conditions.condition import Condition, Family, Found
-from gpubench.conditions.sightings import of_every_node, of_node
+from gpubench.conditions.definition.circumstances import Circumstances
+from gpubench.conditions.definition.condition import Condition, Family, Found
+from gpubench.conditions.definition.sightings import of_every_node, of_node
 from gpubench.model.facts.snapshot import ProbeFailure, Snapshot
 from gpubench.model.paths.topology import Topology
 from gpubench.model.terms.verdict import Verdict

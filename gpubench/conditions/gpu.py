@@ -3,9 +3,9 @@
 from collections import Counter
 from statistics import median
 
-from gpubench.conditions.circumstances import Circumstances
-from gpubench.conditions.condition import Condition, Family, Found, Look, in_each_node, joined
-from gpubench.conditions.sightings import of_every_gpu, of_gpu
+from gpubench.conditions.definition.circumstances import Circumstances
+from gpubench.conditions.definition.condition import Condition, Family, Found, Look, in_each_node, joined
+from gpubench.conditions.definition.sightings import of_every_gpu, of_gpu
 from gpubench.model.facts.error_counts import MEMORY_ERRORS, ErrorCounts
 from gpubench.model.facts.snapshot import GpuFacts
 from gpubench.model.results.measured_copies import is_busy

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Iterator
 
-from gpubench.conditions.circumstances import Circumstances
-from gpubench.conditions.condition import Condition, Family, Found, Look, Unread, joined
-from gpubench.conditions.log_evidence import Reason, Staged, by_rdma, remark_in_log
+from gpubench.conditions.definition.circumstances import Circumstances
+from gpubench.conditions.definition.condition import Condition, Family, Found, Look, Unread, joined
+from gpubench.conditions.definition.log_evidence import Reason, Staged, by_rdma, remark_in_log
+from gpubench.conditions.definition.sightings import of_gpu, of_node, of_pairs, rdma_nics, unread
 from gpubench.conditions.nccl_settings import blame, in_log
-from gpubench.conditions.sightings import of_gpu, of_node, of_pairs, rdma_nics, unread
 from gpubench.model.paths.evidence import Confidence, State
 from gpubench.model.paths.nccl_log import RemarkKind
 from gpubench.model.paths.path_types import allows, is_within, level, nccl_type

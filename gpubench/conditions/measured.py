@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from gpubench.conditions.circumstances import Circumstances
-from gpubench.conditions.condition import Condition, Family, Found, Sighting, joined
+from gpubench.conditions.definition.circumstances import Circumstances
+from gpubench.conditions.definition.condition import Condition, Family, Found, Sighting, joined
 from gpubench.model.paths.p2p import FAILED_SHARE, SLOW_SHARE, Oddity, Pair, odd_ones
 from gpubench.model.profiles.expectation import Expectation, judge_bandwidth, judge_row, odd_among, of_copy
 from gpubench.model.results.measured_copies import host_rows, memory_row, peer_rows

@@ -1,9 +1,9 @@
 """NVLinks between nodes (MNNVL) that are there and not used."""
 
-from gpubench.conditions.circumstances import Circumstances, places_of, removal
-from gpubench.conditions.condition import Condition, Family, Found, Sighting, joined
-from gpubench.conditions.log_evidence import remark_in_log
-from gpubench.conditions.sightings import of_node, unread
+from gpubench.conditions.definition.circumstances import Circumstances, places_of, removal
+from gpubench.conditions.definition.condition import Condition, Family, Found, Sighting, joined
+from gpubench.conditions.definition.log_evidence import remark_in_log
+from gpubench.conditions.definition.sightings import of_node, unread
 from gpubench.model.paths.evidence import Confidence
 from gpubench.model.paths.nccl_log import RemarkKind
 from gpubench.model.results.rows.causes import Effect

@@ -2,9 +2,9 @@
 
 from itertools import permutations
 
-from gpubench.conditions.circumstances import Circumstances
-from gpubench.conditions.condition import Condition, Family, Found, joined
-from gpubench.conditions.sightings import of_every_rank, of_ranks, unread
+from gpubench.conditions.definition.circumstances import Circumstances
+from gpubench.conditions.definition.condition import Condition, Family, Found, joined
+from gpubench.conditions.definition.sightings import of_every_rank, of_ranks, unread
 from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.paths.evidence import Confidence
 from gpubench.model.results.rows.causes import Effect

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-from gpubench.conditions.circumstances import Circumstances, places_of, removal
-from gpubench.conditions.condition import Condition, Family, Found, Look, Sighting, joined
-from gpubench.conditions.log_evidence import OFF, Reason, Staged
-from gpubench.conditions.sightings import of_pairs
+from gpubench.conditions.definition.circumstances import Circumstances, places_of, removal
+from gpubench.conditions.definition.condition import Condition, Family, Found, Look, Sighting, joined
+from gpubench.conditions.definition.log_evidence import OFF, Reason, Staged
+from gpubench.conditions.definition.sightings import of_pairs
 from gpubench.model.paths.evidence import Confidence
 from gpubench.model.paths.nccl_log import RemarkKind
 from gpubench.model.paths.path_types import DEFAULT_LEVEL, allows, amd_takes_all, is_within, level, nccl_type

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from itertools import islice
 
-from gpubench.conditions.circumstances import Circumstances
-from gpubench.conditions.condition import Condition, Family, Found, Sighting, Unread, joined
-from gpubench.conditions.log_evidence import SOCKET, Reason, Staged, by_sockets, remark_in_log
+from gpubench.conditions.definition.circumstances import Circumstances
+from gpubench.conditions.definition.condition import Condition, Family, Found, Sighting, Unread, joined
+from gpubench.conditions.definition.log_evidence import SOCKET, Reason, Staged, by_sockets, remark_in_log
+from gpubench.conditions.definition.sightings import nodes_with_rdma, of_node, of_pairs, rdma_nics, unread
 from gpubench.conditions.nccl_settings import blame, in_log
-from gpubench.conditions.sightings import nodes_with_rdma, of_node, of_pairs, rdma_nics, unread
 from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.facts.snapshot import NicKind
 from gpubench.model.paths.evidence import Confidence

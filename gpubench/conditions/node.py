@@ -3,9 +3,9 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from gpubench.conditions.circumstances import Circumstances
-from gpubench.conditions.condition import Condition, Family, Found, Look, Sighting, joined
-from gpubench.conditions.sightings import of_every_node, of_gpu, of_node, unread
+from gpubench.conditions.definition.circumstances import Circumstances
+from gpubench.conditions.definition.condition import Condition, Family, Found, Look, Sighting, joined
+from gpubench.conditions.definition.sightings import of_every_node, of_gpu, of_node, unread
 from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.paths.evidence import Confidence
 from gpubench.model.paths.nodes import condense

@@ -3,10 +3,18 @@
 from collections import Counter
 from functools import partial
 
-from gpubench.conditions.circumstances import Circumstances
-from gpubench.conditions.condition import Condition, Family, Found, in_each_node, joined
-from gpubench.conditions.log_evidence import remark_in_log
-from gpubench.conditions.sightings import of_every_gpu, of_every_node, of_gpu, of_node, of_pairs, sureness, unread
+from gpubench.conditions.definition.circumstances import Circumstances
+from gpubench.conditions.definition.condition import Condition, Family, Found, in_each_node, joined
+from gpubench.conditions.definition.log_evidence import remark_in_log
+from gpubench.conditions.definition.sightings import (
+    of_every_gpu,
+    of_every_node,
+    of_gpu,
+    of_node,
+    of_pairs,
+    sureness,
+    unread,
+)
 from gpubench.model.facts.error_counts import nvlink_errors
 from gpubench.model.facts.fabric_health import decode_health, describe_health
 from gpubench.model.facts.snapshot import GpuFacts, NvlinkPeer

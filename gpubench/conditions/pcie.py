@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
-from gpubench.conditions.circumstances import Circumstances
-from gpubench.conditions.condition import Condition, Family, Found, Look, in_each_node
-from gpubench.conditions.sightings import of_device, of_node, of_pairs, sureness
+from gpubench.conditions.definition.circumstances import Circumstances
+from gpubench.conditions.definition.condition import Condition, Family, Found, Look, in_each_node
+from gpubench.conditions.definition.sightings import of_device, of_node, of_pairs, sureness
 from gpubench.model.facts.error_counts import FEW_MEANWHILE, pcie_errors
 from gpubench.model.facts.pci_capabilities import PciKind
 from gpubench.model.facts.snapshot import GpuFacts, NicKind, PcieLink

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
-from gpubench.conditions.circumstances import Circumstances
-from gpubench.conditions.condition import Condition, Family, Found, Look, in_each_node, joined
-from gpubench.conditions.log_evidence import Reason, Staged, remark_in_log
-from gpubench.conditions.sightings import of_every_node, of_gpu, of_pairs
+from gpubench.conditions.definition.circumstances import Circumstances
+from gpubench.conditions.definition.condition import Condition, Family, Found, Look, in_each_node, joined
+from gpubench.conditions.definition.log_evidence import Reason, Staged, remark_in_log
+from gpubench.conditions.definition.sightings import of_every_node, of_gpu, of_pairs
 from gpubench.model.paths.evidence import Confidence
 from gpubench.model.paths.nccl_log import RemarkKind
 from gpubench.model.paths.path_types import is_nvlink

@@ -3,9 +3,9 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from gpubench.conditions.circumstances import Circumstances
-from gpubench.conditions.condition import Condition, Family, Found, in_each_node, joined
-from gpubench.conditions.sightings import of_gpu, of_node
+from gpubench.conditions.definition.circumstances import Circumstances
+from gpubench.conditions.definition.condition import Condition, Family, Found, in_each_node, joined
+from gpubench.conditions.definition.sightings import of_gpu, of_node
 from gpubench.model.facts.snapshot import GpuFacts, NicKind
 from gpubench.model.paths.links import active_links, pcie_gb_s
 from gpubench.model.profiles.profile import Profile

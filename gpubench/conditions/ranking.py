@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gpubench.conditions.circumstances import Circumstances
-from gpubench.conditions.condition import BESIDE, Condition, Sighting, Unread, joined, joined_seen, with_ids
-from gpubench.conditions.log_evidence import Staged
+from gpubench.conditions.definition.circumstances import Circumstances
+from gpubench.conditions.definition.condition import BESIDE, Condition, Sighting, Unread, joined, joined_seen, with_ids
+from gpubench.conditions.definition.log_evidence import Staged
 from gpubench.model.paths.evidence import Confidence
 from gpubench.model.paths.selection import Pair
 from gpubench.model.paths.transport import Transport

@@ -3,9 +3,9 @@
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import permutations
 
-from gpubench.conditions.circumstances import Circumstances
-from gpubench.conditions.condition import Condition, Family, Found, Sighting, Unread, in_each_node, joined
-from gpubench.conditions.sightings import of_gpu
+from gpubench.conditions.definition.circumstances import Circumstances
+from gpubench.conditions.definition.condition import Condition, Family, Found, Sighting, Unread, in_each_node, joined
+from gpubench.conditions.definition.sightings import of_gpu
 from gpubench.model.facts.pci_capabilities import PciKind
 from gpubench.model.facts.snapshot import PciDevice
 from gpubench.model.paths.evidence import Confidence

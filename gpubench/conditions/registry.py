@@ -4,8 +4,8 @@ They are in the order in which to look at them where they are equally sure: what
 somebody set, since a setting is often somebody's answer to it.
 """
 
-from gpubench.conditions.condition import Condition, Family
 from gpubench.conditions.container import CONTAINER
+from gpubench.conditions.definition.condition import Condition, Family
 from gpubench.conditions.disputed_access import DISPUTED_ACCESS
 from gpubench.conditions.driver import DRIVER
 from gpubench.conditions.gpu import GPU

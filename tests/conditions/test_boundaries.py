@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from gpubench.conditions.circumstances import Facts
-from gpubench.conditions.condition import Unread, joined_seen
-from gpubench.conditions.log_evidence import ProcessLog, Staged
+from gpubench.conditions.definition.circumstances import Facts
+from gpubench.conditions.definition.condition import Unread, joined_seen
+from gpubench.conditions.definition.log_evidence import ProcessLog, Staged
 from gpubench.conditions.ranking import explain
 from gpubench.conditions.registry import CAUSES
 from gpubench.hardware.simulated.machine import parse_machine, snapshots

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpubench.conditions.checks import CHECKS
-from gpubench.conditions.condition import Condition
+from gpubench.conditions.definition.condition import Condition
 from gpubench.conditions.registry import CONDITIONS, ids_now
 
 DOCS = Path(__file__).parents[2] / "docs"

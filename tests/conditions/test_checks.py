@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from gpubench.conditions.checks import CHECKS, WIRING, run
-from gpubench.conditions.circumstances import Facts
-from gpubench.conditions.condition import joined
+from gpubench.conditions.definition.circumstances import Facts
+from gpubench.conditions.definition.condition import joined
 from gpubench.hardware.simulated.machine import SimulatedMachine, parse_machine, snapshots
 from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.facts.snapshot import (

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpubench.conditions.checks import CHECKS
-from gpubench.conditions.circumstances import Facts
+from gpubench.conditions.definition.circumstances import Facts
 from gpubench.errors import UsageError
 from gpubench.measure.check.health import judge
 from gpubench.model.facts.rank_facts import RankFacts

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpubench.conditions.log_evidence import ProcessLog, Staged
+from gpubench.conditions.definition.log_evidence import ProcessLog, Staged
 from gpubench.conditions.ranking import explain
 from gpubench.conditions.registry import CAUSES
 from gpubench.model.paths.nccl_log import Note, RemarkKind

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from gpubench.conditions.checks import CHECKS, run
-from gpubench.conditions.circumstances import Facts
-from gpubench.conditions.condition import with_ids
+from gpubench.conditions.definition.circumstances import Facts
+from gpubench.conditions.definition.condition import with_ids
 from gpubench.conditions.registry import CAUSES, CONDITIONS
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.measure.topo.fallback import survey

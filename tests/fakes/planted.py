@@ -6,7 +6,7 @@ from itertools import permutations
 from typing import Any
 
 from gpubench.conditions.checks import CHECKS, run
-from gpubench.conditions.circumstances import Circumstances, Facts, Together, users_settings
+from gpubench.conditions.definition.circumstances import Circumstances, Facts, Together, users_settings
 from gpubench.conditions.ranking import Diagnosis, diagnose
 from gpubench.conditions.registry import CAUSES
 from gpubench.hardware.simulated.machine import parse_machine, snapshots

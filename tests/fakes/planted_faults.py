@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from gpubench.conditions.circumstances import Facts
+from gpubench.conditions.definition.circumstances import Facts
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.jobs.check.measuring import measured
 from gpubench.jobs.check.plan import Depth

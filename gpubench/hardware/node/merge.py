@@ -10,14 +10,7 @@ from gpubench.hardware.node.cuda_driver import CudaFacts, CudaGpu
 from gpubench.hardware.node.nvml.gpu import NvmlFacts
 from gpubench.hardware.node.sysfs import SysfsFacts
 from gpubench.model.facts.driver_settings import DriverSettings
-from gpubench.model.facts.snapshot import (
-    DriverFacts,
-    GpuFacts,
-    PairFacts,
-    PcieLink,
-    ProbeFailure,
-    Snapshot,
-)
+from gpubench.model.facts.snapshot import DriverFacts, GpuFacts, PairFacts, PcieLink, ProbeFailure, Snapshot
 from gpubench.model.terms.origin import Origin
 
 NVML_ALONE = ("confidential_computing", "nvlink_bandwidth_mode", "nvlink_bandwidth_reduced")

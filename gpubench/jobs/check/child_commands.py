@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from gpubench.collectives.record import Collective
-from gpubench.conditions.circumstances import Facts
+from gpubench.conditions.definition.circumstances import Facts
 from gpubench.conditions.measured import HOST_MEMORY_SLOW
 from gpubench.errors import CouldNotMeasureError
 from gpubench.hardware.launch.interpreter import module_command, with_package

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from gpubench.conditions.circumstances import Facts
+from gpubench.conditions.definition.circumstances import Facts
 from gpubench.errors import no_gpu
 from gpubench.formats.presenter import Presenter
 from gpubench.hardware import recorded

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from typing import NamedTuple, Protocol, Self
 
 from gpubench.collectives.request import SweepRequest
-from gpubench.conditions.circumstances import Circumstances, users_settings
+from gpubench.conditions.definition.circumstances import Circumstances, users_settings
 from gpubench.errors import GpubenchError, no_direct_path, no_path
 from gpubench.hardware.nccl.debug_log import NcclLog, ResettableLog
 from gpubench.hardware.node.nvml.link_counters import NvmlCounters

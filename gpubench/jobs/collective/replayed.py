@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gpubench.conditions.circumstances import Circumstances
+from gpubench.conditions.definition.circumstances import Circumstances
 from gpubench.errors import UsageError
 from gpubench.hardware import recorded
 from gpubench.jobs.collective.metadata import collective_metadata

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpubench.conditions.checks import CHECKS, Check, found_by, merged
-from gpubench.conditions.circumstances import Facts
+from gpubench.conditions.definition.circumstances import Facts
 from gpubench.measure.topo.fallback import findings as prospect_findings
 from gpubench.measure.topo.fallback import prospects, survey
 from gpubench.model.paths.topology import Topology

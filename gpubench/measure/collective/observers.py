@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gpubench.collectives.request import SweepRequest
-from gpubench.conditions.circumstances import Circumstances
+from gpubench.conditions.definition.circumstances import Circumstances
 from gpubench.measure.collective.cases import Case
 from gpubench.measure.collective.counting import Counting
 from gpubench.measure.collective.logged_choices import LoggedChoices, read_choices

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from gpubench.conditions.circumstances import Circumstances
+from gpubench.conditions.definition.circumstances import Circumstances
 from gpubench.measure.collective.counting import Traffic
 from gpubench.measure.collective.logged_choices import LoggedChoices, distinct_uses
 from gpubench.measure.paths.diagnosis import Explained

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpubench.collectives.request import Asked
-from gpubench.conditions.circumstances import Circumstances
+from gpubench.conditions.definition.circumstances import Circumstances
 from gpubench.measure.collective.cases import Case
 from gpubench.measure.collective.counting import Traffic
 from gpubench.measure.collective.path_evidence import PathObservations

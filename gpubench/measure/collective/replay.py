@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from gpubench.collectives.record import Collective
 from gpubench.collectives.request import SweepRequest
-from gpubench.conditions.circumstances import Circumstances
+from gpubench.conditions.definition.circumstances import Circumstances
 from gpubench.errors import UsageError, advising
 from gpubench.measure.collective.cases import JobFacts
 from gpubench.measure.collective.path_evidence import simulated, unwatched

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from gpubench.conditions.log_evidence import ASK_FOR_MORE, ProcessLog, Staged
+from gpubench.conditions.definition.log_evidence import ASK_FOR_MORE, ProcessLog, Staged
 from gpubench.conditions.ranking import explain
 from gpubench.conditions.registry import CAUSES
 from gpubench.model.paths.connections import PairRoutes

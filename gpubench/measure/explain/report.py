@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from gpubench.conditions.condition import joined
+from gpubench.conditions.definition.condition import joined
 from gpubench.conditions.registry import CAUSES
 from gpubench.measure.explain.findings import findings_of
 from gpubench.measure.explain.pairs import JudgedRoute, PairJudge, Scope

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gpubench.conditions.circumstances import Circumstances, Together, users_settings
+from gpubench.conditions.definition.circumstances import Circumstances, Together, users_settings
 from gpubench.measure.p2p.findings import staged_pairs
 from gpubench.measure.p2p.machine import NETWORK, CopyMachine
 from gpubench.measure.p2p.matrix import CopyMatrix, bandwidth_gb_s

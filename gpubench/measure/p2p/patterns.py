@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from gpubench.conditions.circumstances import Together
+from gpubench.conditions.definition.circumstances import Together
 from gpubench.measure.p2p.machine import CopyMachine
 from gpubench.measure.p2p.matrix import CopyMatrix
 from gpubench.measure.p2p.request import P2pRequest, PatternCopy

@@ -5,8 +5,8 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import islice
 
-from gpubench.conditions.circumstances import Circumstances
-from gpubench.conditions.condition import BESIDE
+from gpubench.conditions.definition.circumstances import Circumstances
+from gpubench.conditions.definition.condition import BESIDE
 from gpubench.conditions.ranking import UNKNOWN, Diagnosis, Named, diagnose, symptoms
 from gpubench.conditions.registry import CAUSES
 from gpubench.model.paths.selection import Pair

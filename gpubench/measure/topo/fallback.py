@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from gpubench.conditions.circumstances import Circumstances, users_settings
+from gpubench.conditions.definition.circumstances import Circumstances, users_settings
 from gpubench.conditions.ranking import UNKNOWN
 from gpubench.conditions.registry import CAUSES
 from gpubench.measure.paths.diagnosis import Explained

@@ -8,7 +8,7 @@ import pytest
 from gpubench.collectives.allreduce import ALLREDUCE
 from gpubench.collectives.record import Collective
 from gpubench.collectives.registry import COLLECTIVES
-from gpubench.conditions.circumstances import Circumstances
+from gpubench.conditions.definition.circumstances import Circumstances
 from gpubench.hardware.cuda.device import open_device
 from gpubench.hardware.nccl.backend import NcclBackend, NcclLibrary
 from gpubench.hardware.node.nvml.library import Driver

@@ -15,7 +15,7 @@ from gpubench.collectives.allreduce import ALLREDUCE
 from gpubench.collectives.record import Collective
 from gpubench.collectives.registry import COLLECTIVES
 from gpubench.collectives.request import SweepRequest
-from gpubench.conditions.circumstances import Circumstances
+from gpubench.conditions.definition.circumstances import Circumstances
 from gpubench.errors import UsageError
 from gpubench.hardware.cuda.device import open_device
 from gpubench.hardware.nccl.backend import NcclBackend, NcclLibrary

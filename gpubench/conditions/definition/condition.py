@@ -4,8 +4,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from gpubench.conditions.circumstances import Circumstances
-from gpubench.conditions.log_evidence import Reason, Staged
+from gpubench.conditions.definition.circumstances import Circumstances
+from gpubench.conditions.definition.log_evidence import Reason, Staged
 from gpubench.model.paths.evidence import Confidence
 from gpubench.model.paths.selection import Pair
 from gpubench.model.results.rows.causes import Effect

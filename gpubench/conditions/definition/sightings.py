@@ -3,8 +3,8 @@
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from gpubench.conditions.circumstances import Circumstances
-from gpubench.conditions.condition import Found, Look, Sighting, Unread, in_each_node, joined
+from gpubench.conditions.definition.circumstances import Circumstances
+from gpubench.conditions.definition.condition import Found, Look, Sighting, Unread, in_each_node, joined
 from gpubench.model.facts.error_counts import Errors
 from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.facts.snapshot import GpuFacts, NicFacts
