@@ -76,7 +76,7 @@ WIRING = tuple(check for check in CHECKS if check.of_wiring)
 
 
 def found_by(check: Check, facts: Facts) -> tuple[Finding, ...]:
-    """What a check finds: what measuring found out that belongs to it, then its conditions."""
+    """The findings of a check: those that measuring made and that belong to it, then those of its conditions."""
     measured = (each for each in facts.measurements.findings if _check_of(each) == check.name)
     own = (each.findings(facts.circumstances) for each in CONDITIONS if each.check == check.name)
     return (*measured, *chain.from_iterable(own))

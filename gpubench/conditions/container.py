@@ -1,4 +1,4 @@
-"""What a container or a process may not do: shared memory, namespaces, devices, locked memory, rights."""
+"""Limits of containers and processes: shared memory, namespaces, devices, locked memory, rights."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -145,7 +145,7 @@ def _denied(run: Circumstances) -> Found:
 
 
 def _visible(run: Circumstances) -> Found:
-    """Where MPI or UCX moves GPU memory by itself: NCCL reaches GPUs that CUDA_VISIBLE_DEVICES hides."""
+    """Only where MPI or UCX moves GPU memory by itself: NCCL reaches GPUs that CUDA_VISIBLE_DEVICES hides."""
     what = "values of CUDA_VISIBLE_DEVICES"
     return _differ_with_ucx(run, what, lambda each: each.visible_devices, Confidence.WEAK)
 

@@ -91,7 +91,7 @@ def _touched(sightings: Sequence[Sighting]) -> tuple[frozenset[Pair], frozenset[
 
 
 def _log_refused(staged: Staged) -> Reason | None:
-    """What the driver or CUDA refuses although the GPUs could have it."""
+    """Access that the driver or CUDA refuses although the GPUs could have it."""
     if not staged.inside or staged.network is not None:
         return None
     kinds = (RemarkKind.DRIVER_REFUSED, RemarkKind.PEER_ACCESS_REFUSED, RemarkKind.PEER_QUERY_FAILED)

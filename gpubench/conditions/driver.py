@@ -45,7 +45,7 @@ def _silent(run: Circumstances) -> Found:
 
 
 def _refuses(failure: ProbeFailure, snapshot: Snapshot) -> bool:
-    """Whether CUDA's refusal tells something of the machine, and is no failure to ask: the driver itself answers."""
+    """True if CUDA's refusal tells something of the machine, and is no failure to ask: the driver itself answers."""
     answers = not any(each.stage == "nvml" for each in snapshot.failures)
     return not failure.timed_out and _NOT_READY in failure.error and answers
 

@@ -1,4 +1,4 @@
-"""What measuring shows: copies, collectives and ranks that are slower than siblings, a profile or a limit has them."""
+"""Conditions that only figures show: copies, collectives and ranks slower than siblings, profile or limit."""
 
 from collections.abc import Mapping
 
@@ -49,7 +49,7 @@ def _slow_pairs(run: Circumstances) -> Found:
 
 
 def _due_gb_s(due: Expectation | None, row: PairRow) -> float:
-    """What makes pairs over different paths comparable: what is expected of the path, else the limit, else one."""
+    """The scale on which pairs over different paths compare: the expectation of the path, else the limit, else one."""
     return due.value if due is not None else row.limit_gb_s or 1.0
 
 

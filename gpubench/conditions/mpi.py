@@ -56,7 +56,7 @@ def _ucx_cuda(facts: RankFacts) -> str:
 
 
 def _not_enabled(run: Circumstances) -> Found:
-    """Where somebody has set up llama.cpp, whose peer access is off unless it is asked for, and there is some to have.
+    """Only where llama.cpp is set up, whose peer access is off unless it is asked for, and there is some to have.
 
     Which version it is, and older ones enabled it by themselves, is not known: so it is weak.
     """

@@ -155,7 +155,7 @@ def _log_p2p(staged: Staged) -> Reason | None:
 
 
 def _is_below_default(limit: str | None, path: str | None) -> bool:
-    """Whether a limit keeps NCCL off a path, where one is known, that it takes by default."""
+    """True if a limit keeps NCCL off a path, where one is known, that it takes by default."""
     if limit is None or limit == DEFAULT_LEVEL or not is_within(limit):
         return False
     return path is None or not is_within(path, limit)
@@ -205,7 +205,7 @@ def _variable(
     names: str,
     *implies: str,
 ) -> Condition:
-    """What variables that forbid a path have in common."""
+    """A condition of a variable that forbids a path."""
     return Condition(
         id=id_,
         title=title,

@@ -141,7 +141,7 @@ def _library_differs(run: Circumstances) -> Found:
 
 
 def _odd(found: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
-    """What is not as most have it: where, what, and what most have; of equally frequent versions, the newest."""
+    """Values that differ from the most frequent one: place, value, and that one; of several, the newest version."""
     tally = Counter(found.values())
     usual = max(tally, key=lambda version: (tally[version], _numbers(version)), default="")
     yield from ((where, version, usual) for where, version in found.items() if version != usual)
@@ -155,7 +155,7 @@ _COMPARE = "check.md"
 
 
 def _differs(id_: str, title: str, detection: str, severity: Verdict, look: Look) -> Condition:
-    """What drivers and libraries that differ between nodes have in common."""
+    """A condition of drivers or libraries that differ between nodes."""
     return Condition(
         id=id_,
         title=title,

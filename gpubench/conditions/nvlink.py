@@ -48,7 +48,7 @@ def _limited(node: Topology) -> str:
 
 
 def _fabric_trouble(gpu: GpuFacts) -> str:
-    """What is not ready in a GPU's registration with its fabric; empty where all is, or nothing is known."""
+    """The part of a GPU's registration with its fabric that is not ready; empty where all is, or nothing is known."""
     fabric = gpu.fabric
     if fabric is None or fabric.state in (None, "not_supported"):
         return ""

@@ -143,7 +143,7 @@ _SLOW = (Effect.SLOW,)
 
 
 def _link(id_: str, title: str, detection: str, look: Look, link: str, severity: Verdict, *aliases: str) -> Condition:
-    """What links that trained low have in common."""
+    """A condition of links that trained low."""
     return Condition(
         id=id_,
         title=title,

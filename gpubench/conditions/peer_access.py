@@ -107,7 +107,7 @@ def _bar1(run: Circumstances) -> Found:
 
 
 def has_nvlinks(staged: Staged) -> bool:
-    """Whether anything in the log shows that the GPUs have NVLinks."""
+    """True if anything in the log shows that the GPUs have NVLinks."""
     switched = any(note.about[0] == "" for note in staged.found(RemarkKind.MULTICAST))
     return switched or is_nvlink(staged.path) or bool(staged.found(RemarkKind.NVLINK_REFUSED))
 

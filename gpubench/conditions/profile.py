@@ -62,7 +62,7 @@ def _below(run: Circumstances) -> Found:
 
 
 def _shortfalls(gpu: GpuFacts, most: int, profile: Profile) -> Iterator[tuple[str, str]]:
-    """What all GPUs lack; what only some of them lack is found by comparing siblings."""
+    """Shortfalls of all GPUs against the profile; those of some are found by comparing siblings."""
     if profile.nvlink is not None and active_links(gpu) == most < profile.nvlink.links:
         yield f"{most} NVLinks active on every GPU", f"{profile.nvlink.links} NVLinks"
     link = gpu.pcie

@@ -1,4 +1,4 @@
-"""Which causes hold, in the order in which to look at them, and what follows from which."""
+"""The causes that hold, in the order in which to look at them, each with those that follow from it."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -48,13 +48,13 @@ class Named:
 
     @property
     def effects(self) -> tuple[Effect, ...]:
-        """What it does where it was seen, in the order of the catalogue."""
+        """Its effects where it was seen, in the order of the catalogue."""
         found = {effect for each in self.sightings for effect in each.effects or self.cause.effects}
         return tuple(effect for effect in self.cause.effects if effect in found)
 
     @property
     def gravity(self) -> Verdict:
-        """How grave it is: as it was seen, else by what it does to paths."""
+        """Its severity: as it was seen, else by its effects on paths."""
         if self.cause.by_design:
             return Verdict.SKIP
         said = [each.severity or self.cause.severity for each in self.sightings]
@@ -63,7 +63,7 @@ class Named:
 
     @property
     def seen(self) -> str:
-        """What shows it."""
+        """The evidence for it."""
         return joined_seen([each.seen for each in self.sightings])
 
     @property
@@ -73,7 +73,7 @@ class Named:
 
     @property
     def cure(self) -> str:
-        """What to do."""
+        """The command or setting that ends it."""
         return joined_seen([each.cure for each in self.sightings]) or self.cause.cure
 
     def with_ids(self, command: str) -> str:
@@ -136,7 +136,7 @@ def _explained(named: Named, symptoms: Mapping[Pair, Effect]) -> tuple[Named | N
 
 
 def _does(cause: Condition, sighting: Sighting, seen: Effect) -> bool:
-    """Whether a cause, as it was seen here, does what is seen of a path."""
+    """True if a cause, as it was seen here, does what is seen of a path."""
     effects = set(sighting.effects or cause.effects)
     # By design a node goes through shared memory: no design has it take a network.
     return bool(effects & set(_EXPLAINS[seen])) and (seen in effects or not cause.by_design)
@@ -180,7 +180,7 @@ def _take_implied(seen: Mapping[Condition, list[Sighting]]) -> dict[Condition, l
 
 
 def _covered(other: Sighting, by: Sequence[Sighting]) -> bool:
-    """Whether all that a sighting touches is touched by some of others."""
+    """True if all that a sighting touches is touched by some of others."""
     if other.pairs is not None:
         return all(any(mine.touches(pair) for mine in by) for pair in other.pairs)
     wide = [each for each in by if each.pairs is None]
@@ -190,7 +190,7 @@ def _covered(other: Sighting, by: Sequence[Sighting]) -> bool:
 
 
 def symptoms(run: Circumstances, staged: Mapping[Pair, Sequence[Transport]]) -> dict[Pair, Effect]:
-    """What is seen of pairs that go through host memory."""
+    """The symptoms of pairs that go through host memory."""
     return {pair: _symptom(run, pair, transports) for pair, transports in staged.items()}
 
 

@@ -1,4 +1,4 @@
-"""What sends the traffic of PCIe peers up to the CPU: access control (ACS), and an IOMMU that translates."""
+"""Redirection of traffic between PCIe peers up to the CPU: access control (ACS), and an IOMMU that translates."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import permutations
@@ -45,7 +45,7 @@ def _between(devices: Mapping[str, PciDevice], one: str | None, other: str | Non
 
 
 def _is_translated(devices: Mapping[str, PciDevice], bridge: PciDevice, *ends: str | None) -> bool:
-    """Whether a bridge lets through what both devices had translated before, redirection or not."""
+    """True if a bridge lets through what both devices had translated before, redirection or not."""
     control = bridge.access_control
     asked = all((device := devices.get(end or "")) is not None and device.address_translation for end in ends)
     return asked and control is not None and _DIRECT in control.enabled

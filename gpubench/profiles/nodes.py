@@ -39,7 +39,7 @@ def profiles_for(
 
 
 class _Traits(NamedTuple):
-    """What a profile is chosen by."""
+    """The traits by which a profile is chosen."""
 
     models: tuple[str, ...]
     gpus: int

@@ -1,4 +1,4 @@
-"""What conditions are looked for in: machines, processes, settings and figures of a run, and the paths it took."""
+"""The run in which conditions are looked for: machines, processes, settings, figures, and the paths it took."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,7 +32,7 @@ class Together:
 
 @dataclass(frozen=True, kw_only=True)
 class Circumstances:
-    """What may explain what paths do. Positions of GPUs are those of `wiring`; where ranks have them, the rank's.
+    """The run, and its paths. Positions of GPUs are those of `wiring`; where ranks have them, the rank's.
 
     `settings` are the user's, by variable: the distinct values that ranks have, without what gpubench set itself.
     `staged` are the pairs that go through host memory, with what they take; None where nothing was sent, and only
@@ -61,7 +61,7 @@ class Circumstances:
 
     @property
     def asked_of_nccl(self) -> bool:
-        """Whether NCCL moves, or would move, the bytes."""
+        """True if NCCL moves, or would move, the bytes."""
         return self.copied is None
 
     def values(self, name: str) -> tuple[str, ...]:
@@ -69,7 +69,7 @@ class Circumstances:
         return tuple(self.settings.get(name, ()))
 
     def switched_on(self, name: str) -> bool:
-        """Whether any rank has a variable set to something that is neither empty nor 0."""
+        """True if any rank has a variable set to something that is neither empty nor 0."""
         return any(value not in _OFF for value in self.values(name))
 
     def host(self, node: int) -> str:
@@ -189,13 +189,13 @@ class Circumstances:
         return replace(self, wiring=Wiring(gpus, kept), profiles=profiles)
 
     def ranks_of(self, node: int) -> list[RankFacts]:
-        """What is known of a node's processes."""
+        """The processes of a node."""
         return [each for each in self.facts if each.node == node]
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What a check looks at: every node, the kinds they form, every rank, and the profile that each node matches."""
+    """The input of all checks: every node, the kinds they form, every rank, and the profile that each node matches."""
 
     nodes: Sequence[Topology]
     kinds: Sequence[MachineKind] = ()
@@ -224,14 +224,14 @@ class Facts:
 
 
 def places_of(names: Collection[str], facts: Sequence[RankFacts]) -> list[str]:
-    """Where variables of NCCL's stand: the environment, files."""
+    """The places that set variables of NCCL: the environment, files."""
     known = [each.nccl_settings for each in facts]
     found = {settings[name].place: None for settings in known for name in names if name in settings}
     return list(found) or [ENVIRONMENT]
 
 
 def removal(names: Collection[str], places: Sequence[str]) -> str:
-    """How to be rid of variables."""
+    """The command that removes variables."""
     files = [place for place in places if place != ENVIRONMENT]
     unset = [f"unset {' '.join(names)}"] if ENVIRONMENT in places else []
     return "; ".join([*unset, *([f"take {' '.join(names)} out of {' and '.join(files)}"] if files else [])])

@@ -42,7 +42,7 @@ class Sighting:
     cure: str = ""
 
     def touches(self, pair: Pair) -> bool:
-        """Whether a pair's path is touched."""
+        """True if a pair's path is touched."""
         if self.pairs is not None:
             return pair in self.pairs
         return self.gpus is None or not self.gpus.isdisjoint(pair)
@@ -50,7 +50,7 @@ class Sighting:
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """Why it is not known whether a condition is there: on what, and what could not be read."""
+    """The reason why it is not known whether a condition is there: on what, and what could not be read."""
 
     subject: str
     reason: str
@@ -110,7 +110,7 @@ class Condition:
     aliases: tuple[str, ...] = ()
 
     def findings(self, run: Circumstances) -> Iterator[Finding]:
-        """What the check of this condition says; what somebody may want by design is no finding of its own."""
+        """The findings of this condition's check; a design that somebody may want is none."""
         for each in self.look(run):
             severity = self.severity if isinstance(each, Unread) else each.severity or self.severity
             if isinstance(each, Sighting) and severity is not None:

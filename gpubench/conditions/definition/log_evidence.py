@@ -1,4 +1,4 @@
-"""What NCCL's log says of two ranks that reach each other through host memory: what causes are looked for in."""
+"""NCCL's log of two ranks that reach each other through host memory, in which causes are looked for."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ ASK_FOR_MORE = "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,ENV,GRAPH,NET,P
 
 @dataclass(frozen=True, slots=True)
 class ProcessLog:
-    """What one process says of itself: its settings by name, and lines that explain something."""
+    """The log of one process: its settings by name, and lines that explain something."""
 
     settings: tuple[tuple[str, str], ...] = ()
     notes: tuple[Note, ...] = ()
@@ -45,7 +45,7 @@ class Staged:
 
     @property
     def inside(self) -> bool:
-        """Whether both run on one machine, also where NCCL_HOSTID tells NCCL otherwise."""
+        """True if both run on one machine, also where NCCL_HOSTID tells NCCL otherwise."""
         return self.one_node or (self.same_host and bool(self.settings("NCCL_HOSTID")))
 
     def settings(self, name: str) -> tuple[str, ...]:
@@ -64,17 +64,17 @@ Reason = tuple[str, str]
 
 
 def through_shm(staged: Staged) -> bool:
-    """Whether GPUs of one node go through shared memory."""
+    """True if GPUs of one node go through shared memory."""
     return staged.inside and staged.network is None
 
 
 def by_sockets(staged: Staged) -> bool:
-    """Whether nodes reach each other by sockets."""
+    """True if nodes reach each other by sockets."""
     return not staged.inside and staged.network == SOCKET
 
 
 def by_rdma(staged: Staged) -> bool:
-    """Whether nodes reach each other by RDMA."""
+    """True if nodes reach each other by RDMA."""
     return not staged.inside and staged.network not in (None, SOCKET)
 
 

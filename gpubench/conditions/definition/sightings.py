@@ -14,7 +14,7 @@ from gpubench.model.paths.topology import Device, Topology
 
 
 def sureness(errors: Errors) -> Confidence:
-    """How sure it is that counted errors slow anything down now: totals do not say when they were counted."""
+    """The confidence that counted errors slow anything down now: totals do not say when they were counted."""
     if not errors.meanwhile:
         return Confidence.WEAK
     return Confidence.PROVEN if errors.grave else Confidence.LIKELY
@@ -123,7 +123,7 @@ def rank_names(ranks: Sequence[RankFacts]) -> str:
 
 
 def unread(subject: str, known: Mapping[str, str], name: str) -> Iterator[Unread]:
-    """Why a fact could not be read, where that is known."""
+    """The reason why a fact could not be read, where that is known."""
     if known.get(name):
         yield Unread(subject, known[name])
 

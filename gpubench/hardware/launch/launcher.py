@@ -38,7 +38,7 @@ _OPEN_MPI_SETTINGS = {
 
 
 class Flavour(StrEnum):
-    """Whose mpirun it is."""
+    """The MPI that an mpirun belongs to."""
 
     OPEN_MPI = "Open MPI"
     MPICH = "MPICH"

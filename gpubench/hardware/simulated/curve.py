@@ -63,7 +63,7 @@ def curve(profile: Profile, collective: Collective, gpus: int, ranks: int) -> Cu
 
 
 def _known(profile: Profile, collective: Collective) -> list[Expected]:
-    """What the profile expects of a collective at known sizes."""
+    """The profile's expectations of a collective at known sizes."""
     found = (each for quantity in (TIME, BUSBW) for each in profile.find(f"{collective.name}.{quantity}"))
     return [each for each in found if each.size_bytes is not None]
 

@@ -34,12 +34,12 @@ class NodeLinks:
     nics_gb_s: tuple[float, ...]
 
     def slowest(self, ranks: int) -> tuple[int, float]:
-        """Which of the first `ranks` GPUs has the smallest share, and that share."""
+        """The one of the first `ranks` GPUs with the smallest share, and that share."""
         position = min(range(ranks), key=lambda each: self.gpus[each].share)
         return position, self.gpus[position].share
 
     def staged(self, ranks: int) -> int | None:
-        """Which of the first `ranks` GPUs talks to another of them through host memory, None where none does."""
+        """The first of the first `ranks` GPUs that reaches another through host memory; None where none does."""
         taking_part = {gpu.index for gpu in self.gpus[:ranks]}
         return next((n for n, gpu in enumerate(self.gpus[:ranks]) if gpu.staged_with & taking_part), None)
 

@@ -15,7 +15,7 @@ NAME = "p2p"
 
 
 class As(StrEnum):
-    """Whose parameters to use."""
+    """Programs whose parameters can be used."""
 
     NVBANDWIDTH = "nvbandwidth"
 

@@ -106,7 +106,7 @@ class P2pRanksJob:
         return self._plan.source.machines().snapshots if self.identity.local_rank == 0 else []
 
     def _copies(self, device: CudaDevice, request: P2pRequest, stack: ExitStack) -> CudaRankCopies:
-        """What copies, with NCCL where a pair is on two nodes: its log is read until `stack` ends."""
+        """The copies of this rank, with NCCL where a pair is on two nodes: its log is read until `stack` ends."""
         group, place = self._group, str(self.identity)
         network = None
         if any(series.network for series in request.series):

@@ -17,7 +17,7 @@ from gpubench.profiles.nodes import profile_for
 
 
 def replayed(plan: P2pPlan, source: Replayed) -> CopySetup:
-    """What was recorded, judged as strictly as it was then, or as the plan says.
+    """A recorded run, judged as strictly as it was then, or as the plan says.
 
     Raises:
         UsageError: there is no recording of p2p, or its parts do not belong together.

@@ -17,7 +17,7 @@ _HOST_BYTES = 64 * 2**20
 
 
 def request_for_process(plan: P2pPlan, gpus: Sequence[CopyGpu]) -> P2pRequest:
-    """What to measure on these GPUs.
+    """The request for the GPUs of one process.
 
     Raises:
         UsageError: `--pairs` names a GPU that is not there.
@@ -42,7 +42,7 @@ def request_for_process(plan: P2pPlan, gpus: Sequence[CopyGpu]) -> P2pRequest:
 
 
 def request_for_ranks(plan: P2pPlan, pairs: Sequence[Pair], machine: CopyMachine) -> P2pRequest:
-    """What to measure: copy engines on a node, written and read; NCCL between nodes; 16 bytes of each for the latency.
+    """The request for ranks: copy engines on a node, written and read; NCCL between nodes; 16 bytes for latency.
 
     Copies with host memory, by kernels and without peer access are for one process.
     """

@@ -17,7 +17,7 @@ from gpubench.model.terms.rank_identity import RankIdentity
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopySetup:
-    """What is measured, by what and on which machine; `ranks` where they measure."""
+    """A run ready to be measured: request, bench and machine; `ranks` where they measure."""
 
     plan: P2pPlan
     machines: Machines
@@ -28,7 +28,7 @@ class CopySetup:
     ranks: Sequence[RankIdentity] = ()
 
     def metadata(self, arguments: Sequence[str]) -> Metadata:
-        """What a reader needs to know of the run."""
+        """The metadata of the run."""
         machine, request, plan = self.machine, self.request, self.plan
         return metadata_of(
             arguments,

@@ -1,4 +1,4 @@
-"""What gpubench's own commands wrote as JSON, as measurements for checks."""
+"""The JSON of gpubench's own commands as measurements for checks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -38,7 +38,7 @@ def of_collective(document: Mapping[str, Any]) -> Measurements:
 
 
 def of_node(measured: Measurements, host: str) -> Measurements:
-    """What a process measured on one of several nodes, by the name that the node has among them."""
+    """The measurements of one of several nodes, by the name that the node has among them."""
     return replace(
         measured,
         pairs=tuple(replace(row, source_node=host, destination_node=host) for row in measured.pairs),
@@ -68,12 +68,12 @@ def together(parts: Sequence[Measurements]) -> Measurements:
 
 
 def findings_beside_speed(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """What a command found out that no check finds in its rows."""
+    """The findings of a command that no check makes from its rows."""
     return tuple(each for each in findings if each.id not in JUDGED_BY_CHECKS)
 
 
 def paths_judged(findings: Sequence[Finding], rows: Sequence[FallbackRow]) -> tuple[Finding, ...]:
-    """What a collective found out, its paths judged as --strict does, and without wrong data, which stand in its rows.
+    """The findings of a collective, its paths judged as by --strict, and without wrong data, which stand in its rows.
 
     The collective itself is not run with --strict, by which NCCL refuses to fall back: a job that NCCL refuses is cut
     short, and has neither pairs nor figures.

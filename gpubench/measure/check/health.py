@@ -27,7 +27,7 @@ SECTIONS = (CHECKS_SECTION, VERDICTS_SECTION, PAIRS_SECTION, ROWS_SECTION, FINDI
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """What one check found."""
+    """The findings of one check."""
 
     check: Check
     findings: tuple[Finding, ...]
@@ -56,7 +56,7 @@ def judge(facts: Facts, *, strict: bool = False, checks: Sequence[Check] = CHECK
 
 
 def in_the_way(facts: Facts, told: Sequence[Finding]) -> list[Finding]:
-    """What will keep NCCL off direct paths, and no check tells of."""
+    """Findings of what keeps NCCL off direct paths that no check reports."""
     explained = survey(facts.nodes, facts.kinds, facts.ranks)
     return list(prospect_findings(prospects(facts.nodes, facts.kinds, explained), explained, told))
 
@@ -117,7 +117,7 @@ def _verdict_rows(facts: Facts, findings: Sequence[Finding]) -> Iterator[Verdict
 
 
 def _subjects(facts: Facts, number: int, node: Topology) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """What can be named on a node: scope, its name in rows, and the names that findings have for it."""
+    """The devices of a node: scope, name in rows, and the names that findings have for it."""
     circumstances = facts.circumstances
     for gpu in node.gpus:
         name = circumstances.named(number, gpu)

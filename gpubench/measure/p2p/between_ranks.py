@@ -33,7 +33,7 @@ _STEPS = 6
 
 @dataclass(frozen=True, slots=True)
 class _Offer:
-    """What a rank tells the others of its two buffers: how to open them, or why nobody can use or open them."""
+    """The two buffers of a rank, as the others get them: handles, or the reason why they cannot be used."""
 
     sent: bytes = b""
     arrived: bytes = b""
@@ -107,7 +107,7 @@ class RankBench(Bench):
         return cells
 
     def unusable(self, series: Series, rank: int) -> str:
-        """Why a rank's buffers cannot be used for this; empty where they can."""
+        """The reason why a rank's buffers cannot be used for this; empty where they can."""
         offer = self.offers[rank]
         return offer.unusable or ("" if series.network else offer.refused)
 
@@ -150,7 +150,7 @@ class _Round:
         self._reading: CounterReading | None = None
 
     def cells(self) -> dict[Pair, Cell]:
-        """What was measured of each pair, the same on every rank.
+        """The cells of each pair, the same on every rank.
 
         Fresh data are sent in the last sample, into a destination that was overwritten before.
         """
@@ -172,7 +172,7 @@ class _Round:
         return [pair for pair in self._pairs if pair not in self._errors]
 
     def _step(self, action: Callable[[Pair], T]) -> list[T | None]:
-        """What `action` returned on each rank; None where a rank has no pair, or one that is broken."""
+        """The result of `action` on each rank; None where a rank has no pair, or one that is broken."""
         answer: T | None = None
         error = ""
         if self._own is not None and self._own not in self._errors:
@@ -215,7 +215,7 @@ class _Round:
             self._reading = self._bench.meter.read(_OWN_GPU)
 
     def _carried(self, pair: Pair, repeats: int) -> Carried | None:
-        """What the links of the source counted, on its rank; nothing of what NCCL sends its own way."""
+        """The count of the source's links, on its rank; none of what NCCL sends its own way."""
         if self._bench.group.rank != pair[0] or self._reading is None:
             return None
         return self._bench.meter.since(self._reading, repeats * self._series.size_bytes)

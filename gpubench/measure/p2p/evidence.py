@@ -1,4 +1,4 @@
-"""What a run of copies shows of each pair's path: all four kinds of evidence, and the verdict on fallback."""
+"""The evidence of each pair's path from a run of copies, of all four kinds, and the verdict on fallback."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -66,7 +66,7 @@ class _PairObservations:
         return {self._pair(path): path.transports for path in staged}
 
     def circumstances(self, paths: Sequence[KnownPath]) -> Circumstances:
-        """What may explain the paths; NCCL's policy and settings mean nothing to copies that CUDA makes."""
+        """The run to look for conditions in; NCCL's policy and settings mean nothing to copies that CUDA makes."""
         facts, staged = self._machine.processes, self.staged(paths)
         return Circumstances(
             wiring=self._machine.wiring,
@@ -85,12 +85,12 @@ class _PairObservations:
         return End(machine.gpus[gpu].device, machine.label(gpu), machine.host(gpu), machine.gpus[gpu].bus_id)
 
     def _by_design(self, pair: Pair) -> str:
-        """Why a pair is staged where that is no fault: on a node only the driver's policy counts, not NCCL's."""
+        """The reason why staging is no fault: on a node only the driver's policy counts, not NCCL's."""
         wiring = self._machine.wiring
         return wiring.refused_by_design(pair) if wiring.together(pair) else wiring.by_design(pair)
 
     def _selection(self, pair: Pair) -> Evidence:
-        """What was chosen: CUDA does not say, but without peer access there is only host memory; NCCL says it."""
+        """The choice of a path: CUDA logs none, but without peer access there is only host memory; NCCL logs it."""
         if self._machine.scope(pair) != NETWORK:
             on = self._cells(pair, peer=True)
             if on and not any(cell.seconds or cell.error for _, cell in on):
@@ -117,7 +117,7 @@ class _PairObservations:
         return self._counted(on) or self._faster(pair) or Evidence(seen="nothing was measured that would tell")
 
     def _counted(self, on: Sequence[tuple[Series, Cell]]) -> Evidence | None:
-        """What counters show of a path that is not staged."""
+        """The evidence of counters for a path that is not staged."""
         shares = [cell.carried.nvlink_share for _, cell in on if cell.carried.nvlink_share is not None]
         if shares:
             return Evidence(State.PRESENT, f"NVLink counters moved by {min(shares):.0%} of what was copied")
@@ -126,7 +126,7 @@ class _PairObservations:
         return None
 
     def _faster(self, pair: Pair) -> Evidence | None:
-        """What the times show of it: more than host memory carries, or sooner than without peer access."""
+        """The evidence of times for it: more than host memory carries, or sooner than without peer access."""
         through_host = self._machine.wiring.through_host_gb_s(pair)
         on, off = self._copied(pair, peer=True), dict(self._copied(pair, peer=False))
         best = max((bandwidth_gb_s(series, cell) for series, cell in on), default=None)
@@ -160,12 +160,12 @@ class _PairObservations:
         return None
 
     def _copied(self, pair: Pair, *, peer: bool) -> list[tuple[Series, Cell]]:
-        """What copy engines, or NCCL, copied."""
+        """The cells that copy engines, or NCCL, copied."""
         cells = self._cells(pair, peer=peer)
         return [(series, cell) for series, cell in cells if series.engine is Engine.CE and cell.seconds]
 
     def _cells(self, pair: Pair, *, peer: bool | None) -> list[tuple[Series, Cell]]:
-        """What is of this pair alone: copies both ways at once are of the opposite pair too."""
+        """The cells of this pair alone: copies both ways at once are of the opposite pair too."""
         return [
             (each.series, each.cells[pair])
             for each in self._matrices

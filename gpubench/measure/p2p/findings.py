@@ -109,14 +109,14 @@ def staged_pairs(matrices: Sequence[CopyMatrix]) -> dict[Pair, str]:
 
 
 def _counted(cell: Cell) -> str:
-    """What the counters said of a copy that did not go over NVLink."""
+    """The counters of a copy that did not go over NVLink, in words."""
     carried = cell.carried
     nvlink = f"{carried.nvlink_share:.0%} of the bytes went over NVLink, whose counters moved for other pairs"
     return f"{nvlink}; they went over PCIe" if (carried.pcie_share or 0) >= MOVED_SHARE else nvlink
 
 
 def _written(matrices: Sequence[CopyMatrix], *, peer: bool) -> dict[int, CopyMatrix]:
-    """What copy engines, or NCCL, wrote, by size."""
+    """The cells that copy engines, or NCCL, wrote, by size."""
     wanted = (Engine.CE, Direction.WRITE, peer)
     return {
         each.series.size_bytes: each

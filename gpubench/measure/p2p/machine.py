@@ -1,4 +1,4 @@
-"""What is known of GPUs before they copy: who drives them, how they are wired, what is expected, who else uses them."""
+"""The GPUs of a run before they copy: drivers, wiring, expectation, and other users."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class CopyMachine:
         return tuple(self.wiring.nodes.values())
 
     def expected(self, quantity: str | None, limit_gb_s: float | None, path: str | None = None) -> float | None:
-        """What the profile expects, None where it says nothing; one for any machine has a share of the limit."""
+        """The profile's expectation, None where it has none; one for any machine has a share of the limit."""
         if self.matched is None or quantity is None:
             return None
         profile = self.matched.profile
@@ -62,7 +62,7 @@ class CopyMachine:
         return str(gpu) if self.is_ranks else self.gpus[gpu].device
 
     def describe(self, gpu: int) -> str:
-        """Which GPU it is, for a header."""
+        """A GPU in words, for a header."""
         found = f"{self.gpus[gpu].bus_id} {self.gpus[gpu].name}"
         return f"on {self.host(gpu)}: {found}" if self.is_ranks else found
 
@@ -71,13 +71,13 @@ class CopyMachine:
         return self.wiring.host(gpu)
 
     def scope(self, pair: Pair) -> str:
-        """What lies between the processes that drive a pair: PROCESS, IPC or NETWORK."""
+        """The way between the processes that drive a pair: PROCESS, IPC or NETWORK."""
         if not self.is_ranks:
             return PROCESS
         return IPC if self.wiring.together(pair) else NETWORK
 
     def can_reach(self, pair: Pair) -> bool:
-        """Whether peer access is possible: as CUDA says, NVML where CUDA was not asked; between nodes it needs none."""
+        """True if peer access is possible: as CUDA says, NVML where CUDA was not asked; between nodes it needs none."""
         if not self.is_ranks:
             return pair not in self.unreachable
         if not self.wiring.together(pair):
@@ -86,12 +86,12 @@ class CopyMachine:
         return access.possible is not False if access.cuda is None else access.cuda
 
     def users(self, *gpus: int) -> str:
-        """Who else uses these GPUs; empty where nobody does."""
+        """Other users of these GPUs; empty where there are none."""
         return ", ".join(f"{self.gpus[gpu].device} is in use by {self._busy[gpu]}" for gpu in gpus if gpu in self._busy)
 
     @cached_property
     def _busy(self) -> dict[int, str]:
-        """Whose work was on each GPU before this run touched it.
+        """The processes that used each GPU before this run touched it.
 
         A process that merely holds a context, as a desktop does, leaves a GPU idle. An MPI that knows CUDA may have
         put the ranks on their GPUs already.

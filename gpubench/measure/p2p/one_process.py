@@ -65,7 +65,7 @@ class CopyBench(Bench):
             return Cell(error=error.seen)
 
     def _streams(self, copy: Copy) -> list[CopyStream]:
-        """What is copied at once, each stream into a place of its own at its destination."""
+        """Copies made at once, each stream into a place of its own at its destination."""
         if isinstance(copy, PairCopy):
             series, (source, destination) = copy.series, copy.pair
             back = [(destination, source)] if series.direction is Direction.BOTH else []

@@ -1,4 +1,4 @@
-"""What a run of copies measures: series between pairs of GPUs, copies with host memory, many pairs at once."""
+"""The request for a run of copies: series between pairs of GPUs, copies with host memory, many pairs at once."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ _MOST_REPEATS = 100
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """How long to copy: `repeats` copies a sample, or as many as last `sample_seconds`; the median of `samples`."""
+    """The length of samples: `repeats` copies, or as many as last `sample_seconds`; the median of `samples` counts."""
 
     warmup: int = 4
     samples: int = 3
@@ -78,7 +78,7 @@ Copy = PairCopy | HostCopy | PatternCopy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class P2pRequest:
-    """What to measure. `pairs` are positions of GPUs; `series` come in this order, those without peer access first."""
+    """A request. `pairs` are positions of GPUs; `series` come in this order, those without peer access first."""
 
     pairs: tuple[Pair, ...]
     series: tuple[Series, ...]
@@ -127,7 +127,7 @@ class Bench(Protocol):
 
 
 def default_series(size_bytes: int, *, sm: bool = True) -> tuple[Series, ...]:
-    """What p2pBandwidthLatencyTest and nvbandwidth measure: peer access off, then on, and a 16-byte copy with each."""
+    """The series of p2pBandwidthLatencyTest and nvbandwidth: peer access off, then on, and a 16-byte copy with each."""
     write, read, both = Direction.WRITE, Direction.READ, Direction.BOTH
     off = [Series(Engine.CE, write, peer=False, size_bytes=size) for size in (size_bytes, LATENCY_BYTES)]
     on = [Series(Engine.CE, way, peer=True, size_bytes=size_bytes) for way in (write, read, both)]

@@ -1,1 +1,1 @@
-"""What is known of paths, and why they are as they are; shared by collectives and copies."""
+"""Evidence of paths and its causes; shared by collectives and copies."""

@@ -1,4 +1,4 @@
-"""What explains the paths of a run: the causes that hold, for the verdict on fallback and as rows."""
+"""The causes that explain the paths of a run, for the verdict on fallback and as rows."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -39,7 +39,7 @@ class Explained:
         return next((self.diagnosis.with_ids(named.explanation) for named in self.explaining(staged)), UNKNOWN)
 
     def rows(self) -> list[CauseRow]:
-        """What explains paths that were seen, then what may slow others down, each with what follows from it."""
+        """Causes of paths that were seen, then of others that may be slow, each with those that follow from it."""
         staged = self.circumstances.staged or {}
         explaining = self.explaining(staged)
         ids = {named.cause.id for named in explaining}
@@ -53,7 +53,7 @@ class Explained:
         return [row for named in ordered for row in self._rows(named, {})]
 
     def unread(self) -> list[UnreadRow]:
-        """Why it is not known whether other causes hold; of machines without GPUs nobody asks."""
+        """The reason why it is not known whether other causes hold; of machines without GPUs nobody asks."""
         if not self.circumstances.wiring.gpus:
             return []
         titles = {cause.id: cause.title for cause in CAUSES}

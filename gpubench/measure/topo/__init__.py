@@ -1,1 +1,1 @@
-"""What machines are, and which fallbacks are to be expected on them."""
+"""The report on machines, and the fallbacks to expect on them."""

@@ -1,4 +1,4 @@
-"""What is to be expected of every pair before anything is sent: a direct path, or what stands in its way."""
+"""The expected path of every pair before anything is sent: direct, or with what stands in its way."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -28,7 +28,7 @@ _ORDER = (Conclusion.IMPOSSIBLE, Conclusion.UNKNOWN, Conclusion.POSSIBLE)
 
 
 class _Prospect(NamedTuple):
-    """What is to be expected of a pair, and why; what is seen of it is another thing."""
+    """The expected path of a pair, and why; what is seen of it is another thing."""
 
     conclusion: Conclusion
     verdict: Verdict
@@ -53,7 +53,7 @@ class _FallbackPairs(NamedTuple):
 
 
 def survey(nodes: Sequence[Topology], kinds: Sequence[MachineKind], ranks: Sequence[RankFacts]) -> Explained:
-    """What explains how bytes would travel. Of nodes that are alike, the GPUs of the first ones are looked at."""
+    """The causes of how bytes would travel. Of nodes that are alike, the GPUs of the first ones are looked at."""
     looked_at = dict.fromkeys(kind.representative for kind in kinds)
     looked_at |= dict.fromkeys([node for kind in kinds for node in kind.odd][:_MOST_SURVEYED])
     looked_at |= dict.fromkeys([each.node for each in ranks if each.local_rank][:_MOST_SURVEYED])
@@ -91,7 +91,7 @@ def prospects(nodes: Sequence[Topology], kinds: Sequence[MachineKind], explained
 
 
 def findings(rows: Sequence[FallbackRow], explained: Explained, told: Iterable[Finding]) -> Iterator[Finding]:
-    """What stands in the way of paths, in a node or between, and was not told by a check, nor anything that follows.
+    """Conditions in the way of paths, in a node or between, that no check reported, nor anything that follows.
 
     Of a node that has to do with no other, its network is nobody's fault: containers for one node have no RDMA.
     """
@@ -124,7 +124,7 @@ def findings(rows: Sequence[FallbackRow], explained: Explained, told: Iterable[F
 
 
 def _prospect(explained: Explained, pair: Pair) -> _Prospect:
-    """What is to be expected of a pair: a cause that is no more than weak does not take a granted path away."""
+    """The expected path of a pair: a cause that is no more than weak does not take a granted path away."""
     possible = explained.circumstances.wiring.peer_access(pair).possible
     if possible is None:
         return _Prospect(Conclusion.UNKNOWN, Verdict.ERROR, None, Confidence.NONE)
@@ -151,7 +151,7 @@ def _looked_at(kind: MachineKind, explained: Explained) -> list[int]:
 
 
 def _is_alike(prospect: _Prospect, usual: _Prospect | None) -> bool:
-    """Whether a pair of another node of a kind is to be expected to do what that of the first does, for one cause."""
+    """True if a pair of another node of a kind is to be expected to do what that of the first does, for one cause."""
     if usual is None:
         return prospect.conclusion is Conclusion.POSSIBLE
     causes = [None if each.cause is None else each.cause.id for each in (prospect, usual)]

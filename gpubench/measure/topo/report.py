@@ -1,4 +1,4 @@
-"""What the machines are: snapshots in, a report with matrices, limits and findings out."""
+"""The report on machines: snapshots in, matrices, limits and findings out."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 

@@ -1,1 +1,1 @@
-"""How devices are wired, what a library chose between them, and what is known of each path."""
+"""The wiring of devices, the choices of a library between them, and the evidence for each path."""

@@ -57,7 +57,7 @@ class Series:
 
     @property
     def is_judged(self) -> bool:
-        """Whether its bandwidths get a verdict: those of large copies with peer access do."""
+        """True if its bandwidths get a verdict: those of large copies with peer access do."""
         return self.peer and self.size_bytes >= JUDGED_FROM_BYTES
 
     @property
