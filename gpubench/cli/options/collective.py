@@ -12,7 +12,7 @@ from gpubench.cli.options.simulation import SimulationOptions
 from gpubench.cli.options.variants import VariantOptions, check_variants, parse_backends
 from gpubench.cli.signature import flag, given_options, option
 from gpubench.errors import UsageError, exclusive
-from gpubench.jobs.collective.plan import BACKENDS, DEFAULT_SIZES, CollectivePlan
+from gpubench.jobs.collective.plan import BACKEND_SUMMARIES, BACKENDS, DEFAULT_SIZES, CollectivePlan
 from gpubench.model.paths.evidence import EvidenceUse
 from gpubench.model.terms.allocator import Allocator
 from gpubench.model.terms.hang import SECONDS_TO_START
@@ -50,7 +50,7 @@ class CollectiveOptions:
     check: bool = flag("Verify every rank's data.", name="--check/--no-check", default=True)
     backend: str | None = option(
         "|".join(BACKENDS),
-        "nccl drives GPUs (default where there are any); host is MPI on CPU buffers; nccl,host has both.",
+        f"{BACKEND_SUMMARIES}; nccl,host has both.",
     )
     nccl_library: str | None = option("PATH", "Measure this libnccl.so.2, say a training framework's.")
     allocator: str = option(

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 NCCL, HOST = "nccl", "host"
 BACKENDS = tuple(each.name for each in BACKEND_KINDS)
+BACKEND_SUMMARIES = "; ".join(each.summary for each in BACKEND_KINDS)
 DEFAULT_SIZES = {each.name: each.default_sizes for each in BACKEND_KINDS}
 FACTS_TIMEOUT_S = 20.0
 
