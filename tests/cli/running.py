@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gpubench.hardware.launch.launcher import find_launcher
+from gpubench.hardware.launch.launcher import DAEMON_FAILED, find_launcher
 from tests.cli import forking
 
 ROOT = Path(__file__).parents[2]
@@ -50,10 +50,6 @@ def mpirun_command(ranks: int, *arguments: str) -> Sequence[str]:
     return [find_launcher().path, "-n", str(ranks), sys.executable, "-m", "gpubench", *arguments]
 
 
-_LAUNCHER_FAILED = 213
-"""Open MPI 5's prterun where its own daemon did not start: seen once in thousands of jobs, on a busy machine."""
-
-
 def mpirun(ranks: int, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """A job under an mpirun of the test's, which is tried again where it could not start anything."""
     command, variables = mpirun_command(ranks, *arguments), dict(env or environment()) | MPI_ENVIRONMENT
@@ -62,4 +58,4 @@ def mpirun(ranks: int, *arguments: str, env: Mapping[str, str] | None = None) ->
         return subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False, env=variables)
 
     first = run()
-    return run() if first.returncode == _LAUNCHER_FAILED else first
+    return run() if first.returncode == DAEMON_FAILED else first

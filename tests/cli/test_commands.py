@@ -1,6 +1,7 @@
 """The command line without ranks: help, options, and one clear message for everything that cannot be."""
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from gpubench.errors import CouldNotMeasureError, GpubenchError, UsageError
 from gpubench.formats.presentation import Color
 from gpubench.formats.presenter import rank_style, terminal_style
 from gpubench.formats.writer import Style
+from gpubench.hardware.launch import launcher
 from gpubench.hardware.node.nvml.library import Driver
 from gpubench.jobs.collective import launch as alone
 from gpubench.jobs.collective.plan import CollectivePlan
@@ -299,3 +301,22 @@ def test_what_an_encoding_cannot_show_is_spelled_out(arguments: tuple[str, ...])
     assert result.stdout.isascii()
     assert "18 of 18 x 25" in result.stdout or "time us" in result.stdout
     assert "?" not in result.stdout.replace("  ?", "")
+
+
+@pytest.mark.parametrize(("code", "starts"), [(launcher.DAEMON_FAILED, 2), (1, 1)])
+def test_a_launcher_whose_own_daemon_did_not_start_is_started_once_more(
+    code: int, starts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs: list[Any] = []
+    real = launcher.start
+
+    def start(_command: Any, environment: Any) -> Any:
+        jobs.append(real([sys.executable, "-c", f"raise SystemExit({code})"], environment))
+        return jobs[-1]
+
+    monkeypatch.setattr(launcher, "start", start)
+    with pytest.raises(CouldNotMeasureError, match=f"mpirun ended with exit code {code} before any rank started"):
+        alone.run(options(backend="host", sizes="1K"), ["allreduce"])
+    assert len(jobs) == starts
+    for job in jobs:
+        job.stdout.close()

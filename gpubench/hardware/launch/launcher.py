@@ -89,6 +89,10 @@ def _flavour(path: str) -> Flavour:
     raise unusable_mpi_launcher(path, answer.strip()[:80])
 
 
+DAEMON_FAILED = 213
+"""Exit code of Open MPI 5's prterun where its own daemon did not start: on a busy host one start in some hundreds."""
+
+
 def start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Start the job in a session of its own, so that Ctrl-C reaches this process alone, which then ends the job."""
     return subprocess.Popen(

@@ -59,12 +59,17 @@ def run(plan: CollectivePlan, arguments: Sequence[str]) -> int:
     with channel.ChannelReceiver() as ranks_channel, delivering(presenter):
         write_plan(ranks_channel.path, plan, arguments)
         environment = mpirun.environment(os.environ, ranks_channel.path)
-        job = launcher.start(mpirun.command(ranks, arguments), environment)
-        ranks_channel.expect_end(limit_seconds(Phase.LAUNCH, plan.timeout_s) + _SECONDS_FOR_PYTHON)
-        try:
-            return _LaunchedJob(presenter, shown, job).listen(ranks_channel)
-        finally:
-            launcher.stop(job)
+        code = None
+        for is_last in (False, True):
+            job = launcher.start(mpirun.command(ranks, arguments), environment)
+            ranks_channel.expect_end(limit_seconds(Phase.LAUNCH, plan.timeout_s) + _SECONDS_FOR_PYTHON)
+            try:
+                code = _LaunchedJob(presenter, shown, job).listen(ranks_channel, may_start_again=not is_last)
+            finally:
+                launcher.stop(job)
+            if code is not None:
+                break
+        return code or 0
 
 
 def choose_ranks(plan: CollectivePlan, driver: Driver) -> int:
@@ -95,8 +100,11 @@ class _LaunchedJob:
         self._lost: list[LostRank] = []
         self._kept_lines: list[str] = []
 
-    def listen(self, ranks: channel.ChannelReceiver) -> int:
-        """Present messages until the job is over; its exit code."""
+    def listen(self, ranks: channel.ChannelReceiver, *, may_start_again: bool) -> int | None:
+        """Present messages until the job is over; its exit code, None where it is to be started again.
+
+        Raises GpubenchError: it ended without a report.
+        """
         for message in ranks.messages(self._job):
             if isinstance(message, str):
                 self._take_line(message)
@@ -104,9 +112,16 @@ class _LaunchedJob:
                 self._take(message)
                 self._set_deadline(ranks)
         if self._presenter.report is None:
+            if may_start_again and self._started_nothing():
+                return None
             self._presenter.cut_short(failed=self._error is not None and self._error.exit_code == JUDGED_AND_FAILED)
             raise self._error or self._died(launcher.stop(self._job), is_late=ranks.is_late)
         return self._shown.exit_code(self._presenter.report.verdict)
+
+    def _started_nothing(self) -> bool:
+        """True if mpirun could not start its own daemon, and so no rank."""
+        spoke = self._ranks_spoke or self._lost or self._error is not None
+        return not spoke and launcher.stop(self._job) == launcher.DAEMON_FAILED
 
     def _set_deadline(self, ranks: channel.ChannelReceiver) -> None:
         """Once a rank has spoken, watchdogs see to an end; once they have said that it comes, it has to come soon."""
