@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -270,3 +271,22 @@ def test_nccls_last_words_and_its_log_are_asked_for_by_name(monkeypatch: pytest.
     assert library.can_reset_log
     library.reset_log()
     assert resets == [1]
+
+
+@pytest.mark.parametrize("whole", [bytes(range(1, 17)), b"\x07\x00" + bytes(range(2, 16))])
+def test_a_uuid_with_a_zero_byte_is_asked_of_the_driver(whole: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Libcuda:
+        def cuDeviceGet(self, _device: Any, index: int) -> int:  # noqa: N802 - the driver's name
+            assert index == 1
+            return 0
+
+        def cuDeviceGetUuid(self, found: Any, _device: Any) -> int:  # noqa: N802 - the driver's name
+            found.raw = whole
+            return 0
+
+    monkeypatch.setattr(cuda, "load_cuda", Libcuda)
+    runtime = SimpleNamespace(
+        getDeviceProperties=lambda _index: {"name": b"GPU", "uuid": whole.split(b"\x00")[0]},
+        deviceGetPCIBusId=lambda _index: "0000:01:00.0",
+    )
+    assert cuda.identify(runtime, 1).uuid == f"GPU-{UUID(bytes=whole)}"

@@ -10,12 +10,15 @@ from uuid import UUID
 
 from gpubench import errors
 from gpubench.hardware.cuda.memory import CudaMemory, PatternKernels
-from gpubench.hardware.node.cuda_driver import version_text
+from gpubench.hardware.node.cuda_driver import device_uuid, load_cuda, version_text
 from gpubench.hardware.node.nvml.library import Driver
 from gpubench.ports.launch import Launch
 
 _HEADROOM_BYTES = 2 * 2**30
 """Left free for NCCL's own buffers, which it takes at the first collective, and for other processes."""
+
+
+_UUID_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,11 +146,14 @@ def open_device(local_rank: int, ranks_on_host: int, host: str, driver: Driver) 
 def identify(runtime: Any, index: int) -> GpuIdentity:
     """The names of the GPU that CUDA counts as `index`; needs no context on it."""
     properties = runtime.getDeviceProperties(index)
+    uuid = bytes(properties["uuid"])
+    if len(uuid) != _UUID_BYTES:
+        uuid = device_uuid(load_cuda(), index)  # CuPy ends it at its first zero byte: one UUID in 16 has one
     return GpuIdentity(
         name=properties["name"].decode(),
         index=index,
         bus_id=runtime.deviceGetPCIBusId(index).lower(),
-        uuid=f"GPU-{UUID(bytes=bytes(properties['uuid']))}",
+        uuid=f"GPU-{UUID(bytes=uuid)}",
     )
 
 

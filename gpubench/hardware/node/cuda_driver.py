@@ -10,7 +10,7 @@ from gpubench.model.facts.snapshot import bus_id
 
 _LIBRARY = "libcuda.so.1"
 _NO_DEVICE = 100
-_BUS_ID_BYTES = 32
+_BUS_ID_BYTES, _UUID_BYTES = 32, 16
 _MULTIPROCESSORS = 16
 _DMA_BUF_SUPPORTED = 124
 """CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT and CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED in cuda.h."""
@@ -63,6 +63,15 @@ def load_cuda() -> Any:
         return ctypes.CDLL(_LIBRARY)
     except OSError as error:
         raise CudaUnavailableError(f"{_LIBRARY} cannot be loaded ({error})", absent=True) from error
+
+
+def device_uuid(library: Any, index: int) -> bytes:
+    """The 16 bytes of a GPU's UUID; CudaUnavailableError where the driver does not tell them."""
+    device, found = ctypes.c_int(), ctypes.create_string_buffer(_UUID_BYTES)
+    status = library.cuDeviceGet(ctypes.byref(device), index) or library.cuDeviceGetUuid(found, device)
+    if status:
+        raise CudaUnavailableError(f"cuDeviceGetUuid answers {status}")
+    return found.raw
 
 
 def read_cuda(library: Any, visible_devices: str | None = None) -> CudaFacts:
