@@ -129,12 +129,16 @@ class CollectiveRow(Record):
     channels: int | None = None  #: as NCCL counts them
     transport: str | None = None  #: as NCCL names it
     host_staged: bool | None = None  #: whether data went through host memory
-    expected_gb_s: float | None = None  #: what a healthy machine of this kind reaches
+    expected_gb_s: float | None = None  #: busbw that a healthy machine of this kind reaches at this size
     verdict: Annotated[str | None, Verdict]  #: null: not judged
     note: str | None = None  #: anything to know of this row
     #: what was asked of the library: ring/ll, ring, ll, ...; hierarchical: made of smaller ones; again: the first way
     #: of all once more; null: its own choice
     setting: str | None = None
+    expected_us: float | None = None  #: the time that goes with expected_gb_s
+    expected_percent: float | None = None  #: expected time over time: 100 is as expected, less is slower
+    #: where that is from: a profile, siblings, this machine's past, a share of the limit; null: speed not judged
+    expected_source: str | None = None
 
 
 COLLECTIVE_COLUMNS = CollectiveRow.columns()
@@ -169,6 +173,11 @@ class PairRow(Record):
     verified: str | None = None  #: whose output was compared: last, repeat, no
     verdict: str | None = None  #: PASS, WARN, FAIL, SKIP, ERROR or INCONCLUSIVE
     note: str | None = None  #: what else has to be said
+    expected_gb_s: float | None = None  #: bandwidth that healthy machines, or its siblings here, reach
+    expected_us: float | None = None  #: time of one copy there; null: the source has none for this size
+    expected_percent: float | None = None  #: bandwidth over the expected one, or expected time over time
+    #: where that is from: a profile, siblings, this machine's past, a share of the limit; null: speed not judged
+    expected_source: str | None = None
 
 
 PAIR_COLUMNS = PairRow.columns()
