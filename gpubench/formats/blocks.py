@@ -121,7 +121,7 @@ def _collective(rows: Sequence[CollectiveRow]) -> Listing:
             *(format_size(row.size_bytes), str(row.count), " ".join(filter(None, (row.dtype, row.op)))),
             *(row.placement.replace("_", " "), word(row.time_us), word(row.algbw_gb_s), word(row.busbw_gb_s)),
             *(format_percent(row.limit_percent), word(row.expected_gb_s), row.transport or "", word(row.wrong)),
-            row.verdict or "not judged",
+            row.verdict or Verdict.SKIP.value,
         )
         for row in rows
     ]
@@ -145,7 +145,7 @@ def _copies(rows: Sequence[PairRow]) -> Iterator[Block]:
             (
                 *(row.source, row.destination, format_size(row.size_bytes or 0), copying_way(row)),
                 *(word(row.bandwidth_gb_s), word(row.latency_us), format_percent(row.limit_percent)),
-                *(row.path_class or "", row.verdict or "not judged", row.note or ""),
+                *(row.path_class or "", row.verdict or Verdict.SKIP.value, row.note or ""),
             )
             for row in listed[:_MOST_LINES]
         ]
@@ -263,5 +263,5 @@ def _without_empty(listing: Listing) -> Listing:
 
 
 def outcome(run: DocumentRun) -> str:
-    """The verdict in a line."""
-    return f"{run.report.verdict}" + ("" if run.report.complete else ": the run has not ended, or was cut short")
+    """The verdict in a sentence."""
+    return run.report.sentence or f"{run.report.verdict}"

@@ -18,16 +18,16 @@ MOST_CHARACTERS = 80
 
 STATES = {
     Verdict.PASS: "OK",
-    Verdict.SKIP: "OK",
+    Verdict.SKIP: "UNKNOWN",
     Verdict.WARN: "WARNING",
     Verdict.INCONCLUSIVE: "WARNING",
     Verdict.FAIL: "CRITICAL",
     Verdict.ERROR: "UNKNOWN",
 }
-"""Nagios' word for each verdict; what was not judged is no problem."""
+"""Nagios' word for each verdict; what was not judged is never OK."""
 
 _NAGIOS_CODES = {"OK": 0, "WARNING": 1, "CRITICAL": 2, "UNKNOWN": 3}
-_NPD_UNKNOWN = 2
+_NPD_PROBLEM, _NPD_UNKNOWN = 1, 2
 
 
 class ExitStyle(StrEnum):
@@ -41,11 +41,13 @@ class ExitStyle(StrEnum):
         """The line that belongs on stdout."""
         return NAGIOS if self is ExitStyle.NAGIOS else NPD
 
-    def code(self, verdict: Verdict) -> int:
+    def code(self, verdict: Verdict, *, strict: bool = False) -> int:
         """The exit code of a verdict. A warning is no problem to node-problem-detector: `--strict` makes it one."""
         if self is ExitStyle.NAGIOS:
             return _NAGIOS_CODES[STATES[verdict]]
-        return _NPD_UNKNOWN if verdict is Verdict.ERROR else exit_code(verdict)
+        if verdict in (Verdict.ERROR, Verdict.SKIP):
+            return _NPD_UNKNOWN
+        return _NPD_PROBLEM if strict and verdict is not Verdict.PASS else exit_code(verdict)
 
     def line(self, verdict: Verdict, text: str) -> str:
         """The line on stdout of a run that never came to a report."""

@@ -27,7 +27,7 @@ def render(run: DocumentRun) -> Iterator[str]:
     worst = worst_first(_annotated(run))
     for case in worst[:_MOST]:
         yield _command(_COMMANDS.get(case.verdict, "warning"), f"{name}: {case.name}", f"{case.verdict}\n{case.text}")
-    lines = [f"verdict: {outcome(run)}", *fallback_lines(run.report)]
+    lines = [outcome(run), *fallback_lines(run.report)]
     if len(worst) > _MOST:
         lines.insert(1, f"{len(worst) - _MOST} more than the {_MOST} annotations shown; --output summary.md has all")
     yield _command("notice", name, "\n".join(lines))

@@ -10,7 +10,9 @@ from gpubench.formats.writer import Style, Target
 from gpubench.model.results.report import FINDINGS_SECTION, SCHEMA_VERSION, Matrix, Metadata, Report, Row
 from gpubench.model.terms.verdict import Verdict
 
-UNFINISHED = Report(verdict=Verdict.ERROR, complete=False)
+UNFINISHED = Report(
+    verdict=Verdict.ERROR, complete=False, sentence=f"{Verdict.ERROR}: the run has not ended, or was killed"
+)
 """The outcome of a run that has not ended: it runs, or it was killed."""
 
 _AT_EVERY_ROW = 500
@@ -74,6 +76,7 @@ class JsonWriter:
     def _sections(self, metadata: str, report: Report) -> Iterator[tuple[str, Iterable[str]]]:
         outcome = report.to_record()
         head = {"schema_version": SCHEMA_VERSION, "complete": outcome["complete"], "verdict": outcome["verdict"]}
+        head |= {"sentence": outcome["sentence"]}
         for name, value in head.items():
             yield name, [json.dumps(value)]
         yield "metadata", [metadata]

@@ -57,6 +57,7 @@ def render(run: DocumentRun) -> Iterator[str]:
         ("command", " ".join(metadata.command)),
         ("origin", metadata.origin),
         ("verdict", run.report.verdict.value),
+        ("sentence", run.report.sentence),
     ):
         SubElement(properties, "property", {"name": key, "value": _legal(value)})
     for case in found:

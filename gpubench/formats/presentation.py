@@ -3,11 +3,14 @@
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpubench.formats.exit_style import ExitStyle
 from gpubench.formats.registry import DATED, TABLE
 from gpubench.formats.writer import Format
-from gpubench.model.terms.verdict import Verdict, exit_code
+
+if TYPE_CHECKING:
+    from gpubench.model.results.report import Metadata, Report
 
 
 class Color(StrEnum):
@@ -44,6 +47,10 @@ class Presentation:
         """The folder that keeps dated results."""
         return next((output.path for output in self.outputs if output.format is DATED), None)
 
-    def exit_code(self, verdict: Verdict) -> int:
+    def exit_code(self, metadata: "Metadata", report: "Report") -> int:
         """The exit code of the process."""
-        return exit_code(verdict) if self.exit_style is None else self.exit_style.code(verdict)
+        from gpubench.model.results.ending import exit_code_of, is_strict
+
+        if self.exit_style is None:
+            return exit_code_of(metadata, report)
+        return self.exit_style.code(report.verdict, strict=is_strict(metadata.options))

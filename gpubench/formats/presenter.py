@@ -8,10 +8,22 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, TextIO
 
+from gpubench.errors import COULD_NOT_MEASURE
 from gpubench.formats.presentation import Color, Presentation
 from gpubench.formats.text.fallback import fallback_lines
 from gpubench.formats.writer import Style, Target, Writer
-from gpubench.model.results.report import COLLECTIVE_COLUMNS, CollectiveRow, Metadata, Report, Row
+from gpubench.model.results.figures import SpeedFigures
+from gpubench.model.results.report import (
+    COLLECTIVE_COLUMNS,
+    PAIRS_SECTION,
+    ROWS_SECTION,
+    CollectiveRow,
+    Metadata,
+    PairRow,
+    Report,
+    Row,
+)
+from gpubench.model.results.sentence import sentence
 from gpubench.model.terms.sweep import describe_dropped
 from gpubench.model.terms.verdict import Verdict
 
@@ -35,6 +47,9 @@ class Presenter:
         self.rows = 0
         self.report: Report | None = None
         self._wrong = False
+        self._metadata: Metadata | None = None
+        self._figures = SpeedFigures()
+        self._options = options
         self._is_table = options.format.name == "table"
         style = replace(style, history=options.history)
         plain = replace(style, width=style.width if options.width else PLAIN_WIDTH, color=False)
@@ -46,7 +61,7 @@ class Presenter:
 
     def begin(self, metadata: Metadata, columns: Sequence[str] = COLLECTIVE_COLUMNS) -> None:
         """The run is set up: headers, and on stderr what stdout has no room for."""
-        self._begun = True
+        self._begun, self._metadata = True, metadata
         with self._bar_hidden():
             self._write(lambda writer: writer.begin(metadata, columns))
             if not self._is_table:
@@ -65,12 +80,13 @@ class Presenter:
         """Hand a row to every output."""
         self.rows += 1
         self._wrong = self._wrong or (isinstance(row, CollectiveRow) and bool(row.wrong))
+        self._figures.add(row)
         with self._bar_hidden():
             self._write(lambda writer: writer.row(row))
 
     def end(self, report: Report) -> None:
         """Footers and verdict; what must be seen of fallback also where stdout is for programs."""
-        self.report = report
+        report = self.report = self._with_sentence(report)
         if self._progress is not None:
             self._progress.stop()
         self._write(lambda writer: writer.end(report))
@@ -87,10 +103,29 @@ class Presenter:
             self._progress.stop()
         if not self._begun or self.report is not None:
             return
-        self.report = Report(verdict=Verdict.FAIL if failed or self._wrong else Verdict.ERROR, complete=False)
+        report = Report(verdict=Verdict.FAIL if failed or self._wrong else Verdict.ERROR, complete=False)
+        self.report = self._with_sentence(report)
         for writer in self._writers.values():
             with suppress(OSError):
                 writer.end(self.report)
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of the process once the run has ended."""
+        if self._metadata is None or self.report is None:
+            return COULD_NOT_MEASURE
+        return self._options.exit_code(self._metadata, self.report)
+
+    def _with_sentence(self, report: Report) -> Report:
+        """The report with its last line, told from the rows that were presented and those in its sections."""
+        if self._metadata is None:
+            return report
+        if self._metadata.subject != "topo":
+            for name in (PAIRS_SECTION, ROWS_SECTION):
+                for row in (*report.rows(name, PairRow), *report.rows(name, CollectiveRow)):
+                    self._figures.add(row)
+        remark = self._options.exit_style is None
+        return replace(report, sentence=sentence(self._metadata, report, self._figures, remark=remark))
 
     def note(self, text: str) -> None:
         """Narration on stderr."""

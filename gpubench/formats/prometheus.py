@@ -10,10 +10,11 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from gpubench.formats.document import DocumentRun, documents
+from gpubench.model.results.ending import exit_code_of
 from gpubench.model.results.report import Metadata, Table
 from gpubench.model.terms.copies import HostMemory
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND
-from gpubench.model.terms.verdict import Verdict, exit_code
+from gpubench.model.terms.verdict import Verdict
 
 _ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 _ESCAPES_OF_HELP = str.maketrans({"\\": r"\\", "\n": r"\n"})
@@ -119,7 +120,7 @@ def render(run: DocumentRun) -> Iterator[str]:
     for name, help_text, value in (
         ("last_run_timestamp_seconds", "Unix time at which the last run began.", started),
         ("last_run_complete", "0 where the last run was cut short.", float(report.complete)),
-        ("last_run_exit_code", "0 healthy, 1 judged and failed, 3 could not measure.", exit_code(report.verdict)),
+        ("last_run_exit_code", "0 healthy, 1 judged and failed, 3 could not measure.", exit_code_of(metadata, report)),
     ):
         exposition.add(f"gpubench_{name}", help_text, value, {})
     for verdict in Verdict:

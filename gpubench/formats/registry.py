@@ -23,3 +23,6 @@ DATED = Format("dated json", None, "a json of every run, in a folder", "dated:Da
 NAGIOS = Format("nagios", None, "a Nagios plugin's line", "status_line:nagios_writer")
 NPD = Format("npd", None, "a node-problem-detector plugin's message", "status_line:npd_writer")
 """The formats of `--exit-style`, for stdout."""
+
+SUMMARY = Format("summary", None, "the last sentence alone", "summary:writer")
+"""The format of `--summary`, for stdout."""

@@ -9,8 +9,6 @@ from typing import NamedTuple
 from gpubench.formats.document import DocumentRun, documents
 from gpubench.formats.exit_style import STATES, nagios_line, npd_line
 from gpubench.model.results.report import CollectiveRow, PairRow
-from gpubench.model.terms.units import format_size
-from gpubench.model.terms.verdict import Verdict
 
 
 class _Figure(NamedTuple):
@@ -41,27 +39,8 @@ def _npd(run: DocumentRun) -> Iterator[str]:
 
 
 def summary(run: DocumentRun) -> str:
-    """The outcome in a sentence: the gravest finding, else the fallback there is, else the figures."""
-    from gpubench.formats.text.fallback import fallback_lines
-
-    report = run.report
-    order = (Verdict.FAIL, Verdict.ERROR, Verdict.INCONCLUSIVE, Verdict.WARN)
-    gravest = sorted(
-        (each for each in report.findings if each.severity in order), key=lambda f: order.index(f.severity)
-    )
-    if gravest:
-        more = f"; {len(gravest) - 1} more" if len(gravest) > 1 else ""
-        return f"{gravest[0].id}: {gravest[0].subject}: {gravest[0].seen}{more}"
-    rows = [row for row in run.rows if isinstance(row, CollectiveRow)]
-    if rows:
-        peak = max(rows, key=lambda row: row.busbw_gb_s)
-        return f"peak busbw {peak.busbw_gb_s:.2f} GB/s at {format_size(peak.size_bytes)}, {_checked(rows)}"
-    return next(iter(fallback_lines(report)), "no finding")
-
-
-def _checked(rows: list[CollectiveRow]) -> str:
-    checked = [row.wrong for row in rows if row.wrong is not None]
-    return f"{sum(checked)} wrong elements" if checked else "data not checked"
+    """The report's sentence without its verdict, which the line has already."""
+    return run.report.sentence.removeprefix(f"{run.report.verdict}: ")
 
 
 def _figures(run: DocumentRun) -> Iterator[_Figure]:

@@ -40,7 +40,7 @@ class ComparePlan:
     @property
     def rules(self) -> Rules:
         """The rules that rows are judged by."""
-        return Rules(threshold_percent=self.threshold_percent, strict=self.strict)
+        return Rules(threshold_percent=self.threshold_percent)
 
 
 def run(plan: ComparePlan, arguments: Sequence[str]) -> int:
@@ -52,9 +52,10 @@ def run(plan: ComparePlan, arguments: Sequence[str]) -> int:
         list_results(plan.folder)
     with presenting(plan.presentation) as presenter:
         sides, report = _of_files(plan) if plan.last is None else _of_folder(plan, plan.last)
-        presenter.begin(_metadata(plan, arguments, sides), ())
+        metadata = _metadata(plan, arguments, sides)
+        presenter.begin(metadata, ())
         presenter.end(report)
-    return plan.presentation.exit_code(report.verdict)
+    return plan.presentation.exit_code(metadata, report)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ def _metadata(plan: ComparePlan, arguments: Sequence[str], sides: Sequence[_Side
             "new": [_described(file, side.series) for side in sides for file in side.new],
             "last": plan.last,
             "threshold": plan.rules.threshold_percent,
-            "strict": plan.rules.strict,
+            "strict": plan.strict,
             "other_machine": plan.other_machine,
         },
         source=source or str(plan.folder),

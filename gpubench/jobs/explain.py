@@ -39,10 +39,11 @@ def run(plan: ExplainPlan, arguments: Sequence[str]) -> int:
         reader = NcclLogReader()
         files = read_logs(plan.logs, reader, sys.stdin.buffer)
         facts = reader.facts()
-        presenter.begin(_metadata(plan, arguments, facts, files), ())
+        metadata = _metadata(plan, arguments, facts, files)
+        presenter.begin(metadata, ())
         report = explain(facts, _names(plan.logs))
         presenter.end(report)
-    return plan.presentation.exit_code(report.verdict)
+    return plan.presentation.exit_code(metadata, report)
 
 
 def _metadata(plan: ExplainPlan, arguments: Sequence[str], facts: LogFacts, files: Sequence[LogFile]) -> Metadata:

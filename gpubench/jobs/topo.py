@@ -90,7 +90,7 @@ def _show(plan: TopoPlan, arguments: Sequence[str], machines: Machines, presente
         recorded.write_recording(plan.recording.record, machines.snapshots, machines.processes)
     matches = profiles_for(nodes, os.environ, plan.profile)
     profiles = [None if found is None else found.profile for found in matches]
-    report = examine(nodes, machines.processes, profiles, strict=plan.strict)
+    report = examine(nodes, machines.processes, profiles)
     metadata = metadata_of(
         arguments,
         NAME,
@@ -101,4 +101,4 @@ def _show(plan: TopoPlan, arguments: Sequence[str], machines: Machines, presente
     )
     presenter.begin(metadata, ())
     presenter.end(report)
-    return plan.presentation.exit_code(report.verdict)
+    return plan.presentation.exit_code(metadata, report)

@@ -36,11 +36,10 @@ def report(
     *,
     ranks: Sequence[RankFacts] = (),
     asked: bool = False,
-    strict: bool = False,
 ) -> Report:
     shown = [Topology(node) for node in nodes]
     facts = Facts(shown, group(shown), ranks, [profile] * len(nodes), measurements, asked)
-    return judge(facts, strict=strict)
+    return judge(facts)
 
 
 def ids(found: Report) -> list[tuple[str, str]]:
@@ -104,7 +103,7 @@ def test_an_unknown_gpu_is_said_to_be_that_and_still_has_siblings() -> None:
     assert match is not None
     assert match.profile.name == "generic-nvlink"
     assert ids(report([node], match.profile)) == [("profile-unknown", "WARN")]
-    assert exit_code(report([node], match.profile, strict=True).verdict) == 1
+    assert report([node], match.profile).verdict is Verdict.WARN
     odd = changed(node, 5, nvlinks=(node.gpus[5].nvlinks or ())[:12])
     assert ids(report([odd], match.profile)) == [("nvlink-down", "FAIL"), ("profile-unknown", "WARN")]
     cards = matching.match_any(["NVIDIA X999"], 8, switched=None, joined=False)

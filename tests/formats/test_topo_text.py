@@ -36,7 +36,6 @@ def shown(
     *,
     width: int = 100,
     color: bool = False,
-    strict: bool = False,
     **metadata: Any,
 ) -> str:
     described = Metadata(
@@ -54,7 +53,7 @@ def shown(
     stream = io.StringIO()
     writer = TABLE.writer(Target(stream=stream), Style(width=width, color=color))
     writer.begin(described, ())
-    writer.end(examine([Topology(node) for node in nodes], ranks, strict=strict))
+    writer.end(examine([Topology(node) for node in nodes], ranks))
     return stream.getvalue()
 
 
@@ -432,8 +431,8 @@ def test_the_verdict_ends_the_page() -> None:
     faulty = machine("hgx-h100-8", "gpu3:nvlink=12")
     assert shown([HEALTHY]).endswith("\nverdict: PASS\n")
     assert shown(faulty).endswith("\nverdict: WARN\n")
-    assert shown(faulty, strict=True).endswith("\nverdict: FAIL\n")
-    assert "FAIL nvlink-down: GPU3" in shown(faulty, strict=True)
+    assert shown(faulty).endswith("\nverdict: FAIL\n")
+    assert "FAIL nvlink-down: GPU3" in shown(faulty)
     assert "BY DESIGN peer-access-refused: all 2 GPU pairs" in shown(machine("rtx-4090-2"))
 
 

@@ -6,11 +6,13 @@ from pathlib import Path
 
 from gpubench.cli.options.choices import parse_choices, unknown_word
 from gpubench.cli.signature import flag, option
-from gpubench.errors import UsageError
+from gpubench.errors import UsageError, exclusive
 from gpubench.formats.exit_style import OPTION, ExitStyle
 from gpubench.formats.presentation import Color, Output, Presentation
-from gpubench.formats.registry import CSV, DATED, FORMATS, TABLE
+from gpubench.formats.registry import CSV, DATED, FORMATS, SUMMARY, TABLE
 from gpubench.formats.writer import Format
+
+SUMMARY_OPTION = "--summary"
 
 FOLDER_MARK = "/"
 """The ending of `--output results/`, which names a folder; it is made where there is none."""
@@ -36,6 +38,7 @@ class PresentationOptions:
     section: str | None = option("NAME", "What csv shows, which shows one. Default: the command's main one.")
     color: str = option("|".join(Color), "Colours in the table.", default="auto")
     width: int | None = option("N", "Columns of the table. Default: the terminal's, or 100.", min=40)
+    summary: bool = flag("The last sentence alone: verdict, worst root cause or best figures.", name=SUMMARY_OPTION)
     no_progress: bool = flag("No progress bar.")
     exit_style: str | None = option(
         "|".join(ExitStyle), "One line and the exit codes of a Nagios or node-problem-detector plugin.", name=OPTION
@@ -60,8 +63,12 @@ class PresentationOptions:
                 next_step="--output result.html has curves too",
             )
         style = _parse_exit_style(self.exit_style, format_)
+        if self.summary and (style is not None or format_ is not TABLE):
+            beside = f"{OPTION} {self.exit_style}" if style is not None else f"--format {format_.name}"
+            raise exclusive((SUMMARY_OPTION, beside), "one of them: each has stdout to itself")
+        line = SUMMARY if self.summary else None if style is None else style.line_format
         return Presentation(
-            format=format_ if style is None else style.line_format,
+            format=line or format_,
             outputs=outputs,
             section=self.section,
             color=parse_choices("--color", [self.color], Color)[0],

@@ -1,5 +1,6 @@
-"""The health of machines, for people: what was looked for, who is not well, findings, verdict."""
+"""The health of machines, for people: what was looked for, what does not pass, findings, verdict."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from gpubench.formats.text.page import INDENT, ReportView
@@ -8,11 +9,9 @@ from gpubench.model.results.rows.checks import CHECKS_SECTION, VERDICTS_SECTION,
 from gpubench.model.terms.units import compress_names, counted
 from gpubench.model.terms.verdict import Verdict
 
-_WORDS = {Verdict.SKIP.value: "by design"}
-
 
 class CheckView(ReportView):
-    """Checks, devices that are not well, findings, verdict."""
+    """Checks, devices that do not pass, findings, verdict."""
 
     def end(self, report: Report) -> None:
         """The whole; of a run that was cut short there is nothing but the verdict."""
@@ -51,8 +50,8 @@ class CheckView(ReportView):
             self._page.wrap(f"{'PASS':<13} {', '.join(passed)}", hanging=14)
         for row in rows:
             if row.verdict != Verdict.PASS and not row.note:
-                word = _WORDS.get(row.verdict, row.verdict)
-                self._page.wrap(f"{word:<13} {row.check}: {counted(row.findings, 'finding')}", hanging=14)
+                found = counted(row.findings, "finding") + (", by design" if row.verdict == Verdict.SKIP else "")
+                self._page.wrap(f"{row.verdict:<13} {row.check}: {found}", hanging=14)
         for (verdict, note), names in alike.items():
             self._page.wrap(f"{verdict:<13} {', '.join(names)}: not looked at: {note}", hanging=14)
 
@@ -62,11 +61,13 @@ class CheckView(ReportView):
             own = [row for row in rows if row.scope == scope]
             if not own:
                 continue
-            well = sum(row.verdict in (Verdict.PASS, Verdict.SKIP) for row in own)
-            self._page.print(f"{counted(len(own), _SCOPES[scope])}: {well} well")
+            fare = Counter(row.verdict for row in own)
+            fared = ", ".join(f"{fare[verdict]} {verdict}" for verdict in _BEST_FIRST if fare[verdict])
+            self._page.print(f"{counted(len(own), _SCOPES[scope])}: {fared}")
             for row in own:
                 if row.verdict not in (Verdict.PASS, Verdict.SKIP):
                     self._page.wrap(f"{INDENT}{row.verdict:<5} {row.subject}: {', '.join(row.findings)}", hanging=8)
 
 
+_BEST_FIRST = (Verdict.PASS, Verdict.SKIP, Verdict.WARN, Verdict.INCONCLUSIVE, Verdict.ERROR, Verdict.FAIL)
 _SCOPES = {"node": "node", "gpu": "GPU", "nic": "NIC", "link": "link"}

@@ -36,7 +36,6 @@ _WORD_STYLES = {
 }
 _NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?!\w)")
 _HEAT = ((0.95, "green"), (0.9, "cyan"), (0.75, "yellow"), (0.5, "magenta"), (0.0, "bold red"))
-_SEVERITY_WORDS = {Verdict.SKIP: "BY DESIGN"}
 
 
 class Page:
@@ -137,8 +136,8 @@ class Page:
             self.wrap(line, style=_VERDICT_STYLES.get(verdict, ""))
 
     def _verdict(self, report: Report) -> None:
-        cut_short = "" if report.complete else ": the run was cut short, the rows above were measured"
-        self.wrap(f"verdict: {report.verdict}{cut_short}", style=_VERDICT_STYLES.get(report.verdict, ""))
+        # One line, however wide: it is there to be pasted.
+        self.print(report.sentence or f"{report.verdict}", style=_VERDICT_STYLES.get(report.verdict, ""))
 
     def _plot(self) -> None:
         if self.charts is not None and not self.charts:
@@ -158,8 +157,7 @@ class Page:
             self._console.file.close()
 
     def _finding(self, finding: Finding) -> None:
-        word = _SEVERITY_WORDS.get(finding.severity, finding.severity)
-        self._labelled(f"{word} {finding.id}: ", finding.subject, _VERDICT_STYLES.get(finding.severity, ""))
+        self._labelled(f"{finding.severity} {finding.id}: ", finding.subject, _VERDICT_STYLES.get(finding.severity, ""))
         before = ""
         for label, text in finding.details:
             shown = "" if label == before else f"{label}:"

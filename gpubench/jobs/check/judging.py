@@ -58,7 +58,7 @@ def deliver(
             write(measurements)
     profiles = [None if found is None else found.profile for found in matches]
     facts = Facts(nodes, group(nodes), machines.processes, profiles, measurements, plan.profile is not None)
-    report = judge(facts, strict=plan.strict)
+    report = judge(facts)
     metadata = metadata_of(
         arguments,
         NAME,
@@ -74,7 +74,7 @@ def deliver(
     )
     presenter.begin(metadata, ())
     presenter.end(report)
-    return plan.presentation.exit_code(report.verdict)
+    return plan.presentation.exit_code(metadata, report)
 
 
 def recorded_measurements(directory: Path) -> Measurements:

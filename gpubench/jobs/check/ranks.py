@@ -21,10 +21,9 @@ from gpubench.jobs.listeners import NullListener, ReportCollector
 from gpubench.jobs.outputs import check_writable
 from gpubench.jobs.rank import own_identity
 from gpubench.jobs.sources import gathered, own_process
-from gpubench.measure.check.documents import findings_beside_speed, of_node, paths_judged, together
+from gpubench.measure.check.documents import findings_beside_speed, of_node, together, without_wrong_data
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.measurements import Measurements
-from gpubench.model.results.rows.evidence import FALLBACK_SECTION, FallbackRow
 from gpubench.model.terms.rank_identity import RankIdentity
 
 
@@ -62,11 +61,10 @@ class RankMeasurer:
 
 def _measurements(collector: ReportCollector) -> Measurements:
     metadata, report = collector.metadata, collector.report
-    rows = () if report is None else report.rows(FALLBACK_SECTION, FallbackRow)
     return Measurements(
         collectives=tuple(collector.collectives),
         ranks=() if metadata is None else tuple(metadata.ranks),
-        findings=() if report is None else paths_judged(findings_beside_speed(report.findings), rows),
+        findings=() if report is None else without_wrong_data(findings_beside_speed(report.findings)),
     )
 
 

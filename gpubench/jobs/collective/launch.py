@@ -116,7 +116,7 @@ class _LaunchedJob:
                 return None
             self._presenter.cut_short(failed=self._error is not None and self._error.exit_code == JUDGED_AND_FAILED)
             raise self._error or self._died(launcher.stop(self._job), is_late=ranks.is_late)
-        return self._shown.exit_code(self._presenter.report.verdict)
+        return self._presenter.exit_code
 
     def _started_nothing(self) -> bool:
         """True if mpirun could not start its own daemon, and so no rank."""

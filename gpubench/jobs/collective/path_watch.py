@@ -93,7 +93,7 @@ class PathWatch:
         nodes = [each.identity.node for each in self._known]
         if self._keeps_log:
             self._kept = RecordedLog(self._log)
-        sources = ObservationSources(self._kept or self._log, counters, self._look_around, nodes, self._strict)
+        sources = ObservationSources(self._kept or self._log, counters, self._look_around, nodes)
         return PathObserver.of(request, self._group, sources)
 
     def machines(self) -> Machines | None:

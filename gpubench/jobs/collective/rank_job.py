@@ -28,13 +28,13 @@ from gpubench.measure.collective.row_collector import NO_RECORDER, Recorder
 from gpubench.measure.collective.split_groups import GroupRows, InStep
 from gpubench.measure.collective.sweep import check_root, fitting_all, fitting_sizes
 from gpubench.measure.collective.variants import SweepVariant, measure_variants
+from gpubench.model.results.ending import exit_code_of
 from gpubench.model.results.report import CollectiveRow, Report
 from gpubench.model.terms.hang import Phase
 from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.rank_identity import RankIdentity
 from gpubench.model.terms.split import RankGroup, groups_of
 from gpubench.model.terms.sweep import DroppedSize
-from gpubench.model.terms.verdict import exit_code
 from gpubench.ports.backend import Backend
 from gpubench.ports.listener import Listener
 
@@ -93,7 +93,8 @@ class CollectiveRankJob:
         maker = VariantMaker(group, self.identity, request)
         variants = maker.variants(self._plan.variants, backend, opened.library, beside)
         described = self._described(opened, request, identities, dropped)
-        listener.begin(collective_metadata(described, request.collective, self._arguments))
+        metadata = collective_metadata(described, request.collective, self._arguments)
+        listener.begin(metadata)
         with self._recorder(described, opened) as recorder:
             observers = Observers(
                 path_observer=None if opened.path_watch is None else opened.path_watch.path_observer(request),
@@ -108,7 +109,7 @@ class CollectiveRankJob:
         self._progress.enter(Phase.OUTPUT)
         if group.rank == 0:
             listener.end(report)
-        return exit_code(group.broadcast(report.verdict))
+        return group.broadcast(exit_code_of(metadata, report))
 
     def _sizes(
         self, request: SweepRequest, backend: Backend, beside: Backend | None

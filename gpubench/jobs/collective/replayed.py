@@ -30,10 +30,11 @@ def run(plan: CollectivePlan, source: Replayed, arguments: Sequence[str]) -> int
         found = _as_asked(found, plan)
         circumstances = _circumstances(found, machines, source.text)
         topology = None if found.model is None else circumstances.wiring.nodes[0].fingerprint()
-        presenter.begin(collective_metadata(found, collective, arguments, topology=topology, replayed=source.text))
-        report = replay(found, rows, collective, circumstances, presenter, strict=found.options.strict)
+        metadata = collective_metadata(found, collective, arguments, topology=topology, replayed=source.text)
+        presenter.begin(metadata)
+        report = replay(found, rows, collective, circumstances, presenter)
         presenter.end(report)
-    return plan.presentation.exit_code(report.verdict)
+    return plan.presentation.exit_code(metadata, report)
 
 
 def _as_asked(found: RecordedCollective, plan: CollectivePlan) -> RecordedCollective:

@@ -64,13 +64,14 @@ def run(plan: CollectivePlan, source: Simulated, arguments: Sequence[str]) -> in
 
     with presenting(plan.presentation, plan.recording.record) as presenter:
         topology = Topology(nodes[0]).fingerprint()
-        presenter.begin(collective_metadata(described, request.collective, arguments, topology=topology))
-        paths = simulated(staged, identities, lambda node: Topology(nodes[node]), simulation.source, strict=plan.strict)
+        metadata = collective_metadata(described, request.collective, arguments, topology=topology)
+        presenter.begin(metadata)
+        paths = simulated(staged, identities, lambda node: Topology(nodes[node]), simulation.source)
         report = simulate(request, len(identities), len(nodes), seconds, presenter, paths)
         if plan.recording.record is not None:
             _record(plan.recording.record, described, nodes, request, made)
         presenter.end(report)
-    return plan.presentation.exit_code(report.verdict)
+    return plan.presentation.exit_code(metadata, report)
 
 
 def _record(

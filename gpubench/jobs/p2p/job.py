@@ -74,9 +74,9 @@ def run_alone(plan: P2pPlan, arguments: Sequence[str]) -> int:
                 presenter.note(f"{cells} copies to time: about {max(2, round(cells * _SECONDS_A_CELL))} s")
             look_again = _looking_again(plan) if is_here else None
             run = P2pRun(setup.request, bench, setup.machine, presenter, look_again)
-            report = run.run(strict=setup.plan.strict)
+            report = run.run()
         presenter.end(report)
-    return shown.exit_code(report.verdict)
+    return shown.exit_code(metadata, report)
 
 
 def measured(
@@ -86,10 +86,10 @@ def measured(
     request: P2pRequest,
     listener: Listener[PairRow],
 ) -> Report:
-    """Copies of a simulated node that are part of another job: rows go to the listener, the report is strict."""
+    """Copies of a simulated node that are part of another job: rows go to the listener."""
     wiring = wiring_of_process(node, copies.gpus)
     machine = CopyMachine(wiring, copies.gpus, (), matched, Origin.SIMULATED, unreachable_pairs(copies))
-    return P2pRun(request, CopyBench(request, copies, NoCounters()), machine, listener).run(strict=True)
+    return P2pRun(request, CopyBench(request, copies, NoCounters()), machine, listener).run()
 
 
 @contextmanager

@@ -28,10 +28,10 @@ from gpubench.measure.p2p.machine import machine_of_ranks
 from gpubench.measure.p2p.request import P2pRequest
 from gpubench.measure.p2p.run import P2pRun
 from gpubench.model.facts.snapshot import Snapshot
+from gpubench.model.results.ending import exit_code_of
 from gpubench.model.results.report import PAIR_COLUMNS
 from gpubench.model.terms.hang import Phase
 from gpubench.model.terms.origin import Origin
-from gpubench.model.terms.verdict import exit_code
 from gpubench.profiles.matching import ProfileMatch
 from gpubench.profiles.nodes import profile_for
 
@@ -87,12 +87,12 @@ class P2pRanksJob:
             if presenter is not None:
                 presenter.begin(metadata, PAIR_COLUMNS)
             with setup.recorded_bench(metadata) if presenter is not None else nullcontext(bench) as recorded:
-                report = P2pRun(request, recorded, machine, listener).run(strict=plan.strict)
+                report = P2pRun(request, recorded, machine, listener).run()
             bench.close()
             counters.close()
         self._progress.enter(Phase.OUTPUT)
         listener.end(report)
-        return exit_code(group.broadcast(report.verdict))
+        return group.broadcast(exit_code_of(metadata, report))
 
     def _presenter(self) -> Presenter | None:
         """The presenter of the rows, on the first rank."""

@@ -4,10 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from gpubench.model.results import fallback
 from gpubench.model.results.measurements import Measurements
 from gpubench.model.results.report import PAIRS_SECTION, ROWS_SECTION, CollectiveRow, PairRow, Report
-from gpubench.model.results.rows.evidence import EVIDENCE_SECTION, FALLBACK_SECTION, EvidenceRow, FallbackRow
+from gpubench.model.results.rows.evidence import EVIDENCE_SECTION, EvidenceRow
 from gpubench.model.terms.plain import from_plain
 from gpubench.model.terms.rank_identity import RankIdentity
 from gpubench.model.terms.verdict import STRAGGLER, WRONG_DATA, Finding
@@ -29,11 +28,10 @@ def of_p2p(document: Mapping[str, Any]) -> Measurements:
 
 def of_collective(document: Mapping[str, Any]) -> Measurements:
     """The rows of a collective and its ranks, and what it found out of paths; wrong elements stand in the rows."""
-    rows = _rows(document, FALLBACK_SECTION, FallbackRow)
     return Measurements(
         collectives=_rows(document, ROWS_SECTION, CollectiveRow),
         ranks=tuple(RankIdentity(**rank) for rank in document["metadata"]["ranks"]),
-        findings=paths_judged(_findings(document), rows),
+        findings=without_wrong_data(_findings(document)),
     )
 
 
@@ -72,14 +70,13 @@ def findings_beside_speed(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     return tuple(each for each in findings if each.id not in JUDGED_BY_CHECKS)
 
 
-def paths_judged(findings: Sequence[Finding], rows: Sequence[FallbackRow]) -> tuple[Finding, ...]:
-    """The findings of a collective, its paths judged as by --strict, and without wrong data, which stand in its rows.
+def without_wrong_data(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """The findings of a collective without wrong data, which stand in its rows.
 
     The collective itself is not run with --strict, by which NCCL refuses to fall back: a job that NCCL refuses is cut
     short, and has neither pairs nor figures.
     """
-    kept = [each for each in findings if each.id not in (*fallback.FINDINGS, WRONG_DATA)]
-    return (*kept, *fallback.findings(rows, strict=True))
+    return tuple(each for each in findings if each.id != WRONG_DATA)
 
 
 def _findings(document: Mapping[str, Any]) -> tuple[Finding, ...]:

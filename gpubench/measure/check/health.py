@@ -33,15 +33,13 @@ class _Outcome:
     findings: tuple[Finding, ...]
 
 
-def judge(facts: Facts, *, strict: bool = False, checks: Sequence[Check] = CHECKS) -> Report:
-    """The report of `gpubench check`: all checks judge always; with `strict` a warning fails too."""
+def judge(facts: Facts, *, checks: Sequence[Check] = CHECKS) -> Report:
+    """The report of `gpubench check`: all checks judge always."""
     outcomes = [_Outcome(check, found_by(check, facts)) for check in checks]
     every = [finding for outcome in outcomes for finding in outcome.findings]
     every += in_the_way(facts, every)
     found = _gravest_first(merged(every))
     verdict = overall([Verdict.PASS, *(finding.severity for finding in found)])
-    if strict and verdict is Verdict.WARN:
-        verdict = Verdict.FAIL
     origin = facts.nodes[0].snapshot.origin if facts.nodes else ""
     check_rows = tuple(_check_row(facts, outcome, origin) for outcome in outcomes)
     verdict_rows = tuple(_verdict_rows(facts, every))

@@ -26,16 +26,12 @@ ReadCircumstances = Callable[[], Circumstances | None]
 
 @dataclass(frozen=True, slots=True)
 class ObservationSources:
-    """The sources of a rank: the library's log, its GPU's counters, the circumstances, and every rank's node.
-
-    `strict` is whether paths are judged.
-    """
+    """The sources of a rank: the library's log, its GPU's counters, the circumstances, and every rank's node."""
 
     log: LibraryLog
     counters: LinkCounters
     read_circumstances: ReadCircumstances
     nodes: Sequence[int]
-    strict: bool
 
 
 @dataclass(slots=True)
@@ -89,7 +85,7 @@ class PathObserver:
         """The judge of what was observed, on the first rank, once all was tried out."""
         if self._observations is None:
             return None
-        return PathJudge(self.request, self._observations, strict=self.sources.strict)
+        return PathJudge(self.request, self._observations)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

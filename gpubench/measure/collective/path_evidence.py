@@ -59,9 +59,7 @@ class RowObservations:
             self.largest = row
 
 
-def conclude(
-    observed: PathObservations, rows: RowObservations, *, strict: bool, origin: Origin = Origin.MEASURED
-) -> PathOutcome:
+def conclude(observed: PathObservations, rows: RowObservations, *, origin: Origin = Origin.MEASURED) -> PathOutcome:
     """The verdict on all paths."""
     choices = observed.choices
     paths = _Paths(observed, rows).known()
@@ -73,7 +71,7 @@ def conclude(
     )
     if fallback and choices.no_tuning and not choices.no_log:
         fallback[0] = replace(fallback[0], how=f"{fallback[0].how}; no algorithms: {choices.no_tuning}")
-    return report_on(paths, fallback, origin, explained.rows(), strict=strict)
+    return report_on(paths, fallback, origin, explained.rows())
 
 
 def unwatched(report: Report, why: str, origin: Origin = Origin.MEASURED) -> Report:
@@ -83,7 +81,7 @@ def unwatched(report: Report, why: str, origin: Origin = Origin.MEASURED) -> Rep
 
 
 def simulated(
-    staged: Sequence[Pair], gpus: Sequence[Located], node: Callable[[int], Topology], source: str, *, strict: bool
+    staged: Sequence[Pair], gpus: Sequence[Located], node: Callable[[int], Topology], source: str
 ) -> PathOutcome:
     """The verdict on the pairs of ranks that faults make go through host memory; only their nodes are read."""
     wiring = Wiring(gpus, {number: node(number) for number in {gpus[rank].node for pair in staged for rank in pair}})
@@ -109,7 +107,7 @@ def simulated(
         return found[0].explanation if found else fault
 
     rows = fallback_rows(paths, Origin.SIMULATED, cause_of)
-    return report_on(paths, rows, Origin.SIMULATED, explained.rows(), strict=strict)
+    return report_on(paths, rows, Origin.SIMULATED, explained.rows())
 
 
 def _unconnected(choices: LoggedChoices) -> list[str]:

@@ -18,13 +18,12 @@ from gpubench.model.terms.origin import Origin
 
 
 class PathJudge:
-    """Fills in what is known of each row's paths, and judges them in the end; with `strict` their verdict counts."""
+    """Fills in what is known of each row's paths, and judges them in the end."""
 
     def __init__(
-        self, request: SweepRequest, observations: PathObservations, *, strict: bool, origin: Origin = Origin.MEASURED
+        self, request: SweepRequest, observations: PathObservations, *, origin: Origin = Origin.MEASURED
     ) -> None:
         self.observations = observations
-        self.strict = strict
         self._request = request
         self._origin = origin
         self._rows = RowObservations()
@@ -63,7 +62,7 @@ class PathJudge:
 
     def outcome(self) -> PathOutcome:
         """The verdict on all paths."""
-        return conclude(self.observations, self._rows, strict=self.strict, origin=self._origin)
+        return conclude(self.observations, self._rows, origin=self._origin)
 
 
 def _remarked(row: CollectiveRow) -> CollectiveRow:

@@ -74,25 +74,23 @@ def replay(
     collective: Collective,
     circumstances: Circumstances,
     listener: Listener[CollectiveRow],
-    *,
-    strict: bool,
 ) -> Report:
     """Hand the rows to the listener as if they were measured now; the report is the same as then.
 
-    `circumstances` are the nodes and processes of the recording. With `strict` paths are judged.
+    `circumstances` are the nodes and processes of the recording.
     """
     request, rows = found.asked.request(collective), recorded.rows
     if found.model is not None:
         seconds = [[answer.seconds for answer in row.sample.answers] for row in rows]
         staged = [(source, destination) for source, destination in found.model.staged]
         node_of = circumstances.wiring.nodes.__getitem__
-        outcome = simulated(staged, found.ranks, node_of, found.model.source, strict=strict)
+        outcome = simulated(staged, found.ranks, node_of, found.model.source)
         ranks, nodes = len(found.ranks), len(found.hosts)
         report = simulate(request, ranks, nodes, lambda _, row: seconds[row], listener, outcome, most_rows=len(rows))
     else:
         judge = None
         if found.testimony is not None:
-            judge = PathJudge(request, found.testimony.restored(circumstances), strict=strict, origin=Origin.RECORDED)
+            judge = PathJudge(request, found.testimony.restored(circumstances), origin=Origin.RECORDED)
         report = _measured(found, rows, request, listener, judge)
     return report if recorded.is_whole else _cut_short(report, rows, collective)
 

@@ -114,8 +114,6 @@ class RowCollector:
         wrong = (_wrong_data(self._failures, self._identities),) if self._failures else ()
         paths = PathOutcome({}, ()) if self._judge is None else self._judge.outcome()
         verdict = overall([*self._verdicts, *(finding.severity for finding in paths.findings)])
-        if self._judge is not None and self._judge.strict and verdict is Verdict.WARN:
-            verdict = Verdict.FAIL  # with `strict`, a warning about paths fails
         late = self._rank_timings.findings()
         return Report(
             verdict=overall([verdict, *(finding.severity for finding in late)]),

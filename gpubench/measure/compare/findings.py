@@ -16,7 +16,6 @@ from gpubench.measure.compare.judge import (
     WORSE,
     WRONG,
     JudgedRow,
-    Rules,
 )
 from gpubench.measure.compare.rows import RunsByRow
 from gpubench.model.paths.evidence import Conclusion
@@ -58,15 +57,14 @@ def findings_of(
     ranges: Sequence[Finding],
     sides: tuple[Sequence[ResultFile], Sequence[ResultFile]],
     circumstances: Sequence[CircumstanceRow],
-    rules: Rules,
 ) -> list[Finding]:
     """The findings of rows that were compared, of ranges of them, and of the files of both sides."""
-    found = [*_of_evidence(*sides), *_of_rows(judged), *ranges, *_of_files(*sides, rules)]
+    found = [*_of_evidence(*sides), *_of_rows(judged), *ranges, *_of_files(*sides)]
     changed = [row for row in circumstances if row.changed and row.name == TOPOLOGY]
     found += [
         Finding(
             id="topology-changed",
-            severity=rules.doubt,
+            severity=Verdict.WARN,
             subject="the machine's wiring",
             seen=f"fingerprint {row.new}",
             expected=f"{row.base}, as before",
@@ -117,12 +115,12 @@ def _of_evidence(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Itera
 _BAD = (Conclusion.STAGED, Conclusion.WRONG, Conclusion.IMPOSSIBLE)
 
 
-def _of_files(base: Sequence[ResultFile], new: Sequence[ResultFile], rules: Rules) -> Iterator[Finding]:
+def _of_files(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Iterator[Finding]:
     for file in (*base, *new):
         if not file.complete:
             yield Finding(
                 id="incomplete",
-                severity=rules.doubt,
+                severity=Verdict.WARN,
                 subject=file.name,
                 seen="; ".join(file.remarks) or "the run was cut short",
                 expected="results of a run that ended",

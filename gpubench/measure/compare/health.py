@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from gpubench.conditions.checks import merged
 from gpubench.conditions.registry import ids_now
-from gpubench.measure.compare.judge import Rules
 from gpubench.model.results.result_file import ResultFile
 from gpubench.model.results.rows.checks import VerdictRow
 from gpubench.model.results.rows.comparison import FindingChangeRow, FindingStatus
@@ -30,11 +29,11 @@ def all_have_findings(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> 
     return all(file.findings is not None for file in (*base, *new))
 
 
-def finding_changes(base: Sequence[ResultFile], new: Sequence[ResultFile], rules: Rules) -> list[FindingChangeRow]:
+def finding_changes(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> list[FindingChangeRow]:
     """A row a finding and thing that it is on, the gravest first; of several runs of a side the gravest counts."""
     before, after = _found(base), _found(new)
     before = {_key_now(key, after): finding for key, finding in before.items()}
-    rows = [_row(before.get(key), after.get(key), rules) for key in {**after, **before}]
+    rows = [_row(before.get(key), after.get(key)) for key in {**after, **before}]
     return sorted(rows, key=lambda row: (gravity(row.verdict), _STATUSES.index(FindingStatus(row.status))))
 
 
@@ -58,7 +57,7 @@ def _key(finding: str, subject: str) -> tuple[str, str]:
     return finding, _INDEX.sub("", subject)
 
 
-def _row(before: Finding | None, after: Finding | None, rules: Rules) -> FindingChangeRow:
+def _row(before: Finding | None, after: Finding | None) -> FindingChangeRow:
     if after is None:
         status = FindingStatus.GONE
     elif before is None:
@@ -74,7 +73,7 @@ def _row(before: Finding | None, after: Finding | None, rules: Rules) -> Finding
         finding=named.id,
         subject=named.subject,
         status=status,
-        verdict=_verdict(named.severity, rules) if worse else Verdict.PASS,
+        verdict=_verdict(named.severity) if worse else Verdict.PASS,
         base_severity=before.severity if before is not None else None,
         new_severity=after.severity if after is not None else None,
         base_seen=before.seen if before is not None else None,
@@ -82,13 +81,13 @@ def _row(before: Finding | None, after: Finding | None, rules: Rules) -> Finding
     )
 
 
-def _verdict(severity: Verdict, rules: Rules) -> Verdict:
-    """The verdict on a finding that was not there before: its own, but a warning is a doubt, and SKIP no change."""
-    return rules.doubt if severity is Verdict.WARN else Verdict.PASS if severity is Verdict.SKIP else severity
+def _verdict(severity: Verdict) -> Verdict:
+    """The verdict on a finding that was not there before: its own, but SKIP is no change."""
+    return Verdict.PASS if severity is Verdict.SKIP else severity
 
 
 def health_findings(
-    base: Sequence[ResultFile], new: Sequence[ResultFile], rows: Sequence[FindingChangeRow], rules: Rules
+    base: Sequence[ResultFile], new: Sequence[ResultFile], rows: Sequence[FindingChangeRow]
 ) -> Iterator[Finding]:
     """Findings that are new or graver, in the words of the new results; devices that are gone; checks left out."""
     after = _found(new)
@@ -97,7 +96,7 @@ def health_findings(
         for found in merged(_as_now(after[_key(row.finding, row.subject)], row) for row in worse):
             yield replace(found, id=name, subject=f"{found.id}: {found.subject}")
     yield from _devices_gone(base, new)
-    yield from _not_looked_at(base, new, rules)
+    yield from _not_looked_at(base, new)
 
 
 def _devices_gone(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Iterator[Finding]:
@@ -131,14 +130,14 @@ def _before(row: FindingChangeRow) -> str:
     return "not found before" if row.base_severity is None else f"{row.base_severity} before, {row.base_seen}"
 
 
-def _not_looked_at(base: Sequence[ResultFile], new: Sequence[ResultFile], rules: Rules) -> Iterator[Finding]:
+def _not_looked_at(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Iterator[Finding]:
     before = {name for file in base for name, verdict in file.checks.items() if verdict in _LOOKED_AT}
     after = {name for file in new for name, verdict in file.checks.items() if verdict in _LOOKED_AT}
     lost = sorted(before - after)
     if lost and any(file.checks for file in new):
         yield Finding(
             id=NOT_LOOKED_AT,
-            severity=rules.doubt,
+            severity=Verdict.WARN,
             subject=some_of(lost),
             seen="looked at before, and not now: what they found may be there still",
             expected="every check of the old results",

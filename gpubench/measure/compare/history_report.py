@@ -29,7 +29,7 @@ R = TypeVar("R", ComparisonRow, CircumstanceRow, FindingChangeRow)
 def compare_history(chosen: HistorySelection, folder: Path, rules: Rules) -> Report:
     """The report on all comparisons of a folder, each as `compare` makes it, and on what was left out."""
     reports = {each.name: compare(each.base, [each.new], rules, other_machine=True) for each in chosen.series}
-    findings = sorted([*_labelled(reports, folder), *_doubts(chosen, rules)], key=lambda each: gravity(each.severity))
+    findings = sorted([*_labelled(reports, folder), *_doubts(chosen)], key=lambda each: gravity(each.severity))
     if not reports:
         findings.append(_nothing(chosen, folder))
     comparison = _of_all(reports, COMPARISON_SECTION, ComparisonRow)
@@ -65,11 +65,11 @@ def _labelled(reports: Mapping[str, Report], folder: Path) -> Iterator[Finding]:
             yield replace(finding, subject=subject, next_command=again)
 
 
-def _doubts(chosen: HistorySelection, rules: Rules) -> Iterator[Finding]:
+def _doubts(chosen: HistorySelection) -> Iterator[Finding]:
     for name, reason in chosen.doubts:
         yield Finding(
             id="newest-left-out",
-            severity=rules.doubt,
+            severity=Verdict.WARN,
             subject=name,
             seen=reason,
             expected="a result that is whole, of the same GPUs and options as those before it",

@@ -50,20 +50,14 @@ class JudgedRow:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The options that decide verdicts: a fixed bound in percent in the place of noise; `strict` makes doubts fail."""
+    """The option that decides verdicts: a fixed bound in percent in the place of noise."""
 
     threshold_percent: float | None = None
-    strict: bool = False
-
-    @property
-    def doubt(self) -> Verdict:
-        """The verdict on a change that is no fault in itself: a warning, which fails a strict comparison."""
-        return Verdict.FAIL if self.strict else Verdict.WARN
 
 
-def judge_missing(key: RowKey, base: Runs, rules: Rules) -> JudgedRow:
+def judge_missing(key: RowKey, base: Runs) -> JudgedRow:
     """A row that only the old side has."""
-    reason = Reason(MISSING, rules.doubt, "not in the new results")
+    reason = Reason(MISSING, Verdict.WARN, "not in the new results")
     return _judged(key, Status.MISSING, base, (), (reason,))
 
 
@@ -75,9 +69,9 @@ def judge_added(key: RowKey, new: Runs) -> JudgedRow:
 
 def judge(key: RowKey, base: Runs, new: Runs, noise: ChangeNoise, rules: Rules) -> JudgedRow:
     """A row that both sides have."""
-    reasons = [*_wrong(new), *_path(base, new, rules), *_limit(base, new), *_verdict(base, new, rules)]
+    reasons = [*_wrong(new), *_path(base, new), *_limit(base, new), *_verdict(base, new)]
     if any(each.verified for each in base) and not any(each.verified for each in new):
-        reasons.append(Reason(UNVERIFIED, rules.doubt, "its data are no longer verified"))
+        reasons.append(Reason(UNVERIFIED, Verdict.WARN, "its data are no longer verified"))
     change = noise.change(key)
     if change is None:
         reasons += _unmeasured(base, new)
@@ -108,8 +102,7 @@ def _time(slower: float, bound: NoiseBound, rules: Rules, *, alone: bool) -> Ite
         yield Reason(SLOWER, Verdict.FAIL, f"{how_much} than before")
     elif alone:
         # A run hiccups at times, by any factor: what one row alone shows in few runs is to be repeated.
-        verdict = Verdict.FAIL if rules.strict else Verdict.INCONCLUSIVE
-        yield Reason(UNSURE, verdict, f"{figures}; its neighbours are not, and runs are few")
+        yield Reason(UNSURE, Verdict.INCONCLUSIVE, f"{figures}; its neighbours are not, and runs are few")
     else:
         yield Reason(SLOWER, Verdict.FAIL, figures)
 
@@ -120,18 +113,18 @@ def _wrong(new: Runs) -> Iterator[Reason]:
         yield Reason(WRONG, Verdict.FAIL, f"{wrong} wrong elements")
 
 
-def _path(base: Runs, new: Runs, rules: Rules) -> Iterator[Reason]:
+def _path(base: Runs, new: Runs) -> Iterator[Reason]:
     before, after = staged(base), staged(new)
     if after and before is False:
         yield Reason(STAGED, Verdict.FAIL, "direct before, through host memory now")
     elif after and before is None and any(each.host_staged is not None for each in new):
-        yield Reason(PATH, rules.doubt, "through host memory now; nothing says whether it was before")
+        yield Reason(PATH, Verdict.WARN, "through host memory now; nothing says whether it was before")
     for what, one, other in (
         ("transport", transport(base), transport(new)),
         ("path", _first(each.path_class for each in base), _first(each.path_class for each in new)),
     ):
         if one is not None and other is not None and one != other and not _more_links(one, other):
-            yield Reason(PATH, rules.doubt, f"{what} {one} before, {other} now")
+            yield Reason(PATH, Verdict.WARN, f"{what} {one} before, {other} now")
 
 
 def _more_links(one: str, other: str) -> bool:
@@ -147,13 +140,12 @@ def _limit(base: Runs, new: Runs) -> Iterator[Reason]:
         yield Reason(NARROWER, Verdict.FAIL, f"limit {min(before):.4g} GB/s before, {min(after):.4g} now")
 
 
-def _verdict(base: Runs, new: Runs, rules: Rules) -> Iterator[Reason]:
+def _verdict(base: Runs, new: Runs) -> Iterator[Reason]:
     before, after = worst(base), worst(new)
     if before is None or after is None or gravity(after) >= min(gravity(before), gravity(Verdict.PASS)):
         return
     why = next((f": {each.note}" for each in new if each.verdict == after and each.note), "")
-    verdict = rules.doubt if after is Verdict.WARN else after
-    yield Reason(WORSE, verdict, f"{before} before, {after} now{why}")
+    yield Reason(WORSE, after, f"{before} before, {after} now{why}")
 
 
 def _unmeasured(base: Runs, new: Runs) -> Iterator[Reason]:

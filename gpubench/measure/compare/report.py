@@ -40,10 +40,10 @@ def compare(
     judged = sorted(_judged(before, after, noise, rules), key=_worst_first)
     circumstances = circumstance_rows(base, new)
     ranges = list(slower_ranges(before, after, noise, judged, rules))
-    findings = findings_of(judged, ranges, (base, new), circumstances, rules)
+    findings = findings_of(judged, ranges, (base, new), circumstances)
     have_findings = all_have_findings(base, new)
-    changes = finding_changes(base, new, rules) if have_findings else []
-    findings = sorted([*health_findings(base, new, changes, rules), *findings], key=lambda each: gravity(each.severity))
+    changes = finding_changes(base, new) if have_findings else []
+    findings = sorted([*health_findings(base, new, changes), *findings], key=lambda each: gravity(each.severity))
     if not before.keys() & after.keys() and not have_findings:
         findings = [nothing_compared(before, after)]
         verdict = Verdict.ERROR
@@ -62,7 +62,7 @@ def compare(
 def _judged(before: RunsByRow, after: RunsByRow, noise: ChangeNoise, rules: Rules) -> list[JudgedRow]:
     return [
         *(judge(key, before[key], after[key], noise, rules) for key in before if key in after),
-        *(judge_missing(key, before[key], rules) for key in before if key not in after),
+        *(judge_missing(key, before[key]) for key in before if key not in after),
         *(judge_added(key, after[key]) for key in after if key not in before),
     ]
 

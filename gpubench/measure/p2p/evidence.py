@@ -22,15 +22,13 @@ _ABOVE_HOST = 1.2
 _REFUSED_HERE = "CUDA refuses it to this process"
 
 
-def conclude(
-    machine: CopyMachine, matrices: Sequence[CopyMatrix], together: Sequence[Together] = (), *, strict: bool
-) -> PathOutcome:
+def conclude(machine: CopyMachine, matrices: Sequence[CopyMatrix], together: Sequence[Together] = ()) -> PathOutcome:
     """The verdict on the path of every pair that was asked for; `together` explains slow ones."""
     seen = _PairObservations(machine, matrices)
     paths = [seen.path(pair) for pair in dict.fromkeys(pair for matrix in matrices for pair in matrix.cells)]
     explained = Explained(replace(seen.circumstances(paths), together=together))
     rows = fallback_rows(paths, machine.origin, lambda members: explained.first(seen.staged(members)))
-    return report_on(paths, rows, machine.origin, explained.rows(), strict=strict)
+    return report_on(paths, rows, machine.origin, explained.rows())
 
 
 class _PairObservations:

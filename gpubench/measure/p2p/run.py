@@ -53,7 +53,7 @@ class P2pRun:
         self._done = 0
         self._total = request.steps(len(machine.gpus))
 
-    def run(self, *, strict: bool) -> Report:
+    def run(self) -> Report:
         """All of it. Peer access is off until every matrix without it is measured."""
         self._measure_host()
         self._measure_series(peer=False)
@@ -65,7 +65,7 @@ class P2pRun:
         for copy in copies:
             self._tell(str(copy).replace("_", " "))
             self._patterns[copy] = next(measured)
-        return self._report(strict=strict)
+        return self._report()
 
     def _tell(self, what: str) -> None:
         self._listener.progress(self._done, self._total, what)
@@ -136,19 +136,15 @@ class P2pRun:
         known = verdict_without_bandwidth(cell, self._machine.users(*pair), is_judged=series.is_judged)
         return known or judge(gb_s[pair], cell, self._reference(series, pair, gb_s))
 
-    def _report(self, *, strict: bool) -> Report:
+    def _report(self) -> Report:
         if self._look_again is not None:
             self._machine = self._look_again(self._machine)
         machine = self._machine
         findings = findings_of(self._matrices, machine.gpus, self._wrong_with_host)
-        if not strict:
-            findings = tuple(each.softened() for each in findings)
         together = measured_both_ways(self._request, self._patterns, len(machine.gpus))
-        paths = conclude(machine, self._matrices, together, strict=strict)
+        paths = conclude(machine, self._matrices, together)
         findings += paths.findings
         verdict = overall([Verdict.PASS, *(finding.severity for finding in findings)])
-        if strict and verdict is Verdict.WARN:
-            verdict = Verdict.FAIL
         sections: dict[str, Section] = {
             "matrices": Matrix({_title(each.series): self._named(each.gb_s) for each in self._matrices}),
             "ratios": Matrix(self._named(_ratios(self._matrices))),

@@ -20,10 +20,10 @@ class PathOutcome:
 
 
 def report_on(
-    paths: Sequence[KnownPath], rows: Sequence[FallbackRow], origin: Origin, causes: Sequence[CauseRow], *, strict: bool
+    paths: Sequence[KnownPath], rows: Sequence[FallbackRow], origin: Origin, causes: Sequence[CauseRow]
 ) -> PathOutcome:
     """The verdict on all paths, whose sections `fallback` and `causes` have these rows."""
-    return PathOutcome(path_sections(evidence_rows(paths, origin), rows, causes), findings(rows, strict=strict))
+    return PathOutcome(path_sections(evidence_rows(paths, origin), rows, causes), findings(rows))
 
 
 def path_sections(

@@ -30,23 +30,17 @@ def examine(
     nodes: Sequence[Topology],
     ranks: Sequence[RankFacts] = (),
     profiles: Sequence[Profile | None] = (),
-    *,
-    strict: bool = False,
 ) -> Report:
     """The report on some nodes, each with the profile that it matches.
 
-    Matrices are those of the largest kind of node; the section `kinds` has every kind's. Wiring is a capability, not a
-    measurement, so a finding that would fail the machine is a warning here, unless `strict`.
+    Matrices are those of the largest kind of node; the section `kinds` has every kind's.
     """
     kinds = group(nodes)
     explained = survey(nodes, kinds, ranks)
     expected = prospects(nodes, kinds, explained)
-    found = run(WIRING, Facts(nodes, kinds, ranks, profiles))
-    found += tuple(prospect_findings(expected, explained, found))
-    findings = found if strict else tuple(finding.softened() for finding in found)
+    findings = run(WIRING, Facts(nodes, kinds, ranks, profiles))
+    findings += tuple(prospect_findings(expected, explained, findings))
     verdict = overall([Verdict.PASS, *(finding.severity for finding in findings)])
-    if strict and verdict is Verdict.WARN:
-        verdict = Verdict.FAIL
     first = nodes[kinds[0].representative]
     sections: dict[str, Section] = {
         "gpus": _table(GpuRow, lambda: _each(nodes, gpu_rows)),

@@ -5,7 +5,7 @@ sections, and the findings, from here.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gpubench.model.paths.evidence import Conclusion, Confidence, Judgement, PathEvidence, decide, judge
 from gpubench.model.paths.selection import names
@@ -158,8 +158,8 @@ def unknown_row(origin: str, why: str, pairs: Sequence[str] = ()) -> FallbackRow
     return made_of(FallbackRow, judge(PathEvidence()), origin=origin, count=len(pairs), pairs=named, how=why)
 
 
-def findings(rows: Sequence[FallbackRow], *, strict: bool) -> tuple[Finding, ...]:
-    """The findings on fallback, for which only a strict run fails; wrong data have a finding of their own."""
+def findings(rows: Sequence[FallbackRow]) -> tuple[Finding, ...]:
+    """The findings on fallback; wrong data have a finding of their own."""
     found = []
     for row in rows:
         conclusion = Conclusion(row.conclusion)
@@ -167,14 +167,9 @@ def findings(rows: Sequence[FallbackRow], *, strict: bool) -> tuple[Finding, ...
             found.append(_staged(row))
         elif conclusion is Conclusion.DISPUTED:
             found.append(_finding(PATH_DISPUTED, row, "evidence that agrees", "a counter, a driver or a log is wrong"))
-        elif conclusion is Conclusion.UNKNOWN and (strict or row.pairs):
+        elif conclusion is Conclusion.UNKNOWN:
             found.append(_finding(PATH_UNKNOWN, row, "to know which way the bytes go", "what is needed was not said"))
-    return tuple(found if strict else (_softened(each) for each in found))
-
-
-def _softened(finding: Finding) -> Finding:
-    """A benchmark that is not strict has not been asked about paths: what it could not find out is no error of its."""
-    return replace(finding, severity=Verdict.WARN) if finding.severity is Verdict.ERROR else finding.softened()
+    return tuple(found)
 
 
 def _staged(row: FallbackRow) -> Finding:

@@ -103,8 +103,7 @@ def _with_own_names(found: Iterable[JudgedCase]) -> Iterator[JudgedCase]:
 
 def _run(metadata: Metadata, report: Report, found: Sequence[JudgedCase]) -> JudgedCase:
     if not report.complete:
-        return JudgedCase(RUN, metadata.subject, report.verdict, "the run was cut short")
+        return JudgedCase(RUN, metadata.subject, report.verdict, report.sentence or "the run was cut short")
     in_a_case = exit_code(report.verdict) in {0, *(exit_code(case.verdict) for case in found)}
-    return JudgedCase(
-        RUN, metadata.subject, Verdict.PASS if in_a_case else report.verdict, f"verdict: {report.verdict}"
-    )
+    verdict = Verdict.PASS if in_a_case else report.verdict
+    return JudgedCase(RUN, metadata.subject, verdict, report.sentence or f"verdict: {report.verdict}")

@@ -232,7 +232,7 @@ class Report:
     """The outcome of a run. `complete` is false while it runs and when it was cut short.
 
     `sections` are what is not handed over row by row, in the order in which formats show them; `main` is the one that
-    formats show which show only one.
+    formats show which show only one; `sentence` the last line, empty until the report is presented.
     """
 
     verdict: Verdict
@@ -240,6 +240,7 @@ class Report:
     findings: Sequence[Finding] = field(default=())
     sections: Mapping[str, Section] = field(default_factory=dict)
     main: str = ROWS_SECTION
+    sentence: str = ""
 
     def rows(self, section: str, kind: type[R]) -> list[R]:
         """The rows of a section; none where the report has no such table."""
@@ -251,6 +252,7 @@ class Report:
         return {
             "verdict": self.verdict.value,
             "complete": self.complete,
+            "sentence": self.sentence,
             "findings": [asdict(finding) for finding in self.findings],
         }
 
@@ -265,4 +267,9 @@ class Report:
             )
             for each in record["findings"]
         )
-        return cls(verdict=Verdict(record["verdict"]), complete=record["complete"], findings=findings)
+        return cls(
+            verdict=Verdict(record["verdict"]),
+            complete=record["complete"],
+            findings=findings,
+            sentence=record.get("sentence", ""),
+        )

@@ -1,7 +1,7 @@
 """Verdicts, findings, and the exit code they lead to."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
 from gpubench import errors
@@ -33,20 +33,27 @@ def overall(verdicts: Iterable[Verdict]) -> Verdict:
 
 
 def exit_code(verdict: Verdict) -> int:
-    """FAIL → 1, ERROR → 3, everything else → 0."""
+    """The exit code that a verdict stands for: FAIL → 1, ERROR → 3, everything else → 0."""
     if verdict is Verdict.FAIL:
         return errors.JUDGED_AND_FAILED
     return errors.COULD_NOT_MEASURE if verdict is Verdict.ERROR else errors.DONE
 
 
 WRONG_DATA = "wrong-data"
-"""The finding that fails a run whether or not it is strict."""
+"""The finding that fails every command, strict or not."""
 
 STRAGGLER = "straggler"
 """The finding that names the rank that the others wait for."""
 
 _MOST_CONSEQUENCES = 3
 """Consequences of a finding that people are shown; files have all."""
+
+
+FIGURES = (
+    *("host-staged", "p2p-slow", "p2p-asymmetric", "p2p-slower-than-staging", "host-copies-slow"),
+    *("collective-slow", "slow-unexplained", STRAGGLER),
+)
+"""Findings that are figures: the likely reason of one is worth saying, and a condition may explain it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +77,6 @@ class Finding:
             *(("seen", self.seen), ("expected", self.expected), ("likely", self.cause), ("try", self.next_command)),
             *(("explains", line) for line in _shortened(self.consequences)),
         )
-
-    def softened(self) -> "Finding":
-        """The finding as a warning where it would fail: a benchmark fails by itself only for wrong data."""
-        judged_always = self.id == WRONG_DATA
-        return replace(self, severity=Verdict.WARN) if self.severity is Verdict.FAIL and not judged_always else self
 
 
 def _shortened(lines: tuple[str, ...]) -> tuple[str, ...]:

@@ -75,7 +75,6 @@ class Job:
     settings: Mapping[str, Sequence[str]] = field(default_factory=dict)
     shm_devices: Sequence[int] = (1, 1, 1, 1)
     nodes: Sequence[int] = (0, 0, 0, 0)
-    strict: bool = False
     check: bool = True
     wrap: Callable[[Backend, int], Backend] = lambda backend, _rank: backend
     machine: Snapshot = H200S
@@ -139,7 +138,7 @@ def run(
         def look_around() -> Circumstances | None:
             return circumstances if group.collect(None) is not None else None
 
-        sources = ObservationSources(logs[group.rank], job.counters(group.rank), look_around, job.nodes, job.strict)
+        sources = ObservationSources(logs[group.rank], job.counters(group.rank), look_around, job.nodes)
         recorder = ReceivedRows()
         report = measure(
             request,
@@ -213,9 +212,7 @@ def test_a_job_through_shared_memory_is_named_with_its_cause(monkeypatch: pytest
     assert verdict.times_slower is not None
     assert verdict.times_slower > 1
     assert [finding.id for finding in result.report.findings] == ["host-staged"]
-    assert result.report.verdict is Verdict.WARN
-    strict = run(monkeypatch, Job(shared_memory, over_pcie, strict=True))
-    assert strict.report.verdict is Verdict.FAIL
+    assert result.report.verdict is Verdict.FAIL
 
 
 def test_a_real_machine_has_nothing_in_the_way_and_a_setting_is_named_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,8 +287,7 @@ def test_what_cannot_be_heard_is_empty_and_said_so(monkeypatch: pytest.MonkeyPat
     (verdict,) = result.fallback
     assert verdict.conclusion == "unknown"
     assert "rank 2: NCCL_DEBUG_SUBSYS=COLL leaves INIT out" in verdict.how
-    assert (result.report.verdict, result.report.findings) == (Verdict.PASS, ())
-    assert run(monkeypatch, Job(silent, strict=True)).report.verdict is Verdict.ERROR
+    assert [(each.id, each.severity) for each in result.report.findings] == [("path-unknown", Verdict.ERROR)]
 
 
 def test_a_ceiling_that_is_not_known_takes_no_other_words_away(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,9 +305,7 @@ def test_a_single_rank_has_no_link_to_be_limited_by() -> None:
     observations = PathObservations(
         choices=choices, expected_bytes=[(0.0, 0.0)], traffic=[Traffic()], circumstances=circumstances
     )
-    row = judge.PathJudge(request, observations, strict=True).row(
-        case, replace(ROW, setting=None, limit_gb_s=None, note=None), [0]
-    )
+    row = judge.PathJudge(request, observations).row(case, replace(ROW, setting=None, limit_gb_s=None, note=None), [0])
     assert (row.limit_gb_s, row.note) == (None, "one rank: nothing passes a link")
 
 
@@ -330,7 +324,7 @@ def test_a_row_has_the_choice_that_was_made_under_its_setting() -> None:
         traffic=[Traffic()],
         circumstances=Circumstances(wiring=Wiring([], {}), facts=[], settings={}),
     )
-    path_judge = judge.PathJudge(request, observations, strict=True)
+    path_judge = judge.PathJudge(request, observations)
     found = {
         setting: path_judge.row(
             replace(case, setting=setting), replace(ROW, setting=setting, algorithm=None, protocol=None, note=None), [0]
@@ -375,7 +369,7 @@ def test_a_rank_that_names_nobody_is_not_passed_over(monkeypatch: pytest.MonkeyP
         ("direct", ("0 → 1", "1 → 2", "3 → 0")),
     ]
     assert [finding.id for finding in result.report.findings] == ["path-unknown"]
-    assert run(monkeypatch, Job(without_third, over_nvlink, strict=True)).report.verdict is Verdict.ERROR
+    assert run(monkeypatch, Job(without_third, over_nvlink)).report.verdict is Verdict.ERROR
 
 
 def test_a_transport_that_nobody_knows_is_not_fine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -386,7 +380,7 @@ def test_a_transport_that_nobody_knows_is_not_fine(monkeypatch: pytest.MonkeyPat
     assert {(row.transport, row.host_staged) for row in result.rows} == {("WARP/9", None)}
     assert {row.selection for row in result.evidence.values()} == {"absent"}
     assert "NCCL chose WARP/9, of which gpubench does not know" in result.fallback[0].how
-    assert [(finding.id, finding.severity) for finding in result.report.findings] == [("path-unknown", Verdict.WARN)]
+    assert [(finding.id, finding.severity) for finding in result.report.findings] == [("path-unknown", Verdict.ERROR)]
     assert run(monkeypatch, Job(strange, over_nvlink)).fallback[0].conclusion == "direct"
 
 
@@ -401,7 +395,6 @@ def test_a_counter_against_the_log_is_a_dispute(monkeypatch: pytest.MonkeyPatch)
     result = run(monkeypatch, Job(direct, over_pcie))
     assert [row.conclusion for row in result.fallback] == ["disputed"]
     assert result.report.verdict is Verdict.WARN
-    assert run(monkeypatch, Job(direct, over_pcie, strict=True)).report.verdict is Verdict.FAIL
 
 
 def test_wrong_data_outvote_every_path(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -473,7 +466,7 @@ def test_what_passed_is_the_more_of_what_one_end_sends_and_the_other_receives(
     )
     rows = RowObservations()
     rows.add(replace(ROW, size_bytes=MIB, algbw_gb_s=100.0, busbw_gb_s=100.0), [0] * RANKS)
-    section = conclude(observed, rows, strict=False).sections["evidence"]
+    section = conclude(observed, rows).sections["evidence"]
     assert isinstance(section, Table)
     (row,) = section.rows()
     assert "100 GB/s passed" in str(row.to_record()), "more than host memory carries"
@@ -486,7 +479,7 @@ def test_what_passed_is_the_more_of_what_one_end_sends_and_the_other_receives(
 def test_a_simulated_path_is_explained_by_facts_else_by_its_fault(fault: str, cause: str, evidence: str) -> None:
     node = snapshots(parse_machine("hgx-h200-4"), [parse_fault(fault)] if fault else [])[0]
     gpus = Job(direct).identities
-    outcome = simulated([(2, 1)], gpus, lambda _: Topology(node), "--simulate hgx-h200-4", strict=False)
+    outcome = simulated([(2, 1)], gpus, lambda _: Topology(node), "--simulate hgx-h200-4")
     section = outcome.sections["fallback"]
     assert isinstance(section, Table)
     (row,) = section.rows()

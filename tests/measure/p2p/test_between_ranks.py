@@ -117,7 +117,6 @@ def run(
     asked: P2pRequest,
     wiring: CopyMachine,
     *,
-    strict: bool = False,
     via: str = "",
     progress: Sequence[FakeProgress] = (),
 ) -> Outcome:
@@ -127,7 +126,7 @@ def run(
         log = FakeLog(sent_between(across, via)) if via else None
         bench = RankBench(asked, group, copies, copies, log, progress[group.rank] if progress else UNWATCHED)
         listener = Recorder()
-        report = P2pRun(asked, bench, wiring, listener).run(strict=strict)
+        report = P2pRun(asked, bench, wiring, listener).run()
         bench.close()
         return Outcome(report, listener.rows)
 
@@ -217,7 +216,7 @@ def test_between_nodes_the_path_is_known_by_the_word_of_nccl(via: str, staged: b
 
 
 def test_a_slow_pair_between_nodes_is_named_alone() -> None:
-    outcome = run(Fabric(slow={(3, 0): 0.4}), request(4, WRITE, SENT), machine(4, 2), strict=True)
+    outcome = run(Fabric(slow={(3, 0): 0.4}), request(4, WRITE, SENT), machine(4, 2))
     assert outcome.report.verdict is Verdict.FAIL
     assert outcome.row((3, 0), SENT).verdict == "FAIL"
     assert outcome.row((0, 3), SENT).verdict == "PASS"

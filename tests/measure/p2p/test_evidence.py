@@ -52,7 +52,7 @@ class Nobody:
         raise AssertionError(report)
 
 
-def measured(copies: FakeCopies, edit: Edit = lambda node: node, *, check: bool = True, strict: bool = False) -> Report:
+def measured(copies: FakeCopies, edit: Edit = lambda node: node, *, check: bool = True) -> Report:
     gpus = len(copies.gpus)
     node = edit(snapshots(parse_machine(f"hgx-h200-{gpus}"))[0])
     request = P2pRequest(
@@ -66,7 +66,7 @@ def measured(copies: FakeCopies, edit: Edit = lambda node: node, *, check: bool 
     )
     wiring = Wiring([GpuPlace(node.host, 0, gpu.bus_id) for gpu in node.gpus], {0: Topology(node)})
     machine = CopyMachine(wiring, copies.gpus, (), None, Origin.MEASURED, unreachable_pairs(copies))
-    return P2pRun(request, CopyBench(request, copies, copies), machine, Nobody()).run(strict=strict)
+    return P2pRun(request, CopyBench(request, copies, copies), machine, Nobody()).run()
 
 
 class SlowWrites(CopyBench):
@@ -88,7 +88,7 @@ def test_writes_that_collapse_together_are_named_though_every_pair_is_fine() -> 
         pattern_bytes=SIZE, method=Method(warmup=1, samples=1, repeats=1), check=False,
     )  # fmt: skip
     machine = CopyMachine(wiring_of_process(Topology(node), gpus), gpus, (), None, Origin.MEASURED)
-    report = P2pRun(request, SlowWrites(request, copies, copies), machine, Nobody()).run(strict=False)
+    report = P2pRun(request, SlowWrites(request, copies, copies), machine, Nobody()).run()
     table = report.sections["causes"]
     assert isinstance(table, Table)
     (row,) = [row for row in table.rows() if isinstance(row, CauseRow)]
@@ -182,7 +182,7 @@ def test_wrong_data_outrank_everything() -> None:
 
 
 def test_a_pair_that_the_driver_stages_although_it_grants_peer_access() -> None:
-    report = measured(FakeCopies(4, Broken(staged={(0, 3)})), strict=True)
+    report = measured(FakeCopies(4, Broken(staged={(0, 3)})))
     staged, direct = fallback(report)
     assert (staged.conclusion, staged.pairs, staged.cause) == ("staged", ("GPU0 → GPU3",), "staged-despite-grant")
     assert staged.times_slower is not None
@@ -204,7 +204,7 @@ def test_pairs_that_the_driver_refuses_are_staged_and_it_says_why() -> None:
 
 def test_what_is_so_by_design_is_no_fault() -> None:
     pairs = {(0, 1), (1, 0)}
-    report = measured(FakeCopies(2, Broken(unreachable=pairs)), refused("GNS", pairs), strict=True)
+    report = measured(FakeCopies(2, Broken(unreachable=pairs)), refused("GNS", pairs))
     (row,) = fallback(report)
     assert (row.verdict, row.cause, row.cause_seen) == (
         *("SKIP", "gpu-without-pcie-p2p", "NVML says GNS: GPU not supported"),

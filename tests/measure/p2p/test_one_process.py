@@ -92,13 +92,12 @@ def run(
     copies: FakeCopies,
     asked: P2pRequest,
     *,
-    strict: bool = False,
     busy: dict[int, int] | None = None,
     profile: str = "",
 ) -> tuple[Report, list[PairRow], Recorder]:
     machine = machine_of(copies, busy, profile)
     recorder = Recorder()
-    report = P2pRun(asked, CopyBench(asked, copies, copies), machine, recorder).run(strict=strict)
+    report = P2pRun(asked, CopyBench(asked, copies, copies), machine, recorder).run()
     return report, recorder.rows, recorder
 
 
@@ -178,8 +177,8 @@ def test_a_staged_pair_is_proven_by_the_counters() -> None:
         "the driver grants peer access, yet 0% of the bytes went over NVLink, whose counters moved for other pairs; "
         "they went over PCIe"
     )
-    assert finding.severity is Verdict.WARN
-    assert run(FakeCopies(4, Broken(staged={(0, 3)})), request(4), strict=True)[0].verdict is Verdict.FAIL
+    assert finding.severity is Verdict.FAIL
+    assert run(FakeCopies(4, Broken(staged={(0, 3)})), request(4))[0].verdict is Verdict.FAIL
     assert "p2p-slow" not in found(report)
 
 
@@ -202,9 +201,7 @@ def test_a_bad_gpu_is_named_and_not_its_pairs() -> None:
     finding = found(report)["p2p-slow"]
     assert finding.subject == "GPU2 (0000:02:00.0) both ways"
     assert finding.seen.count("ce write:") == 1
-    assert report.verdict is Verdict.WARN
-    strict, _, _ = run(FakeCopies(4, Broken(slow=slow)), request(4), strict=True)
-    assert strict.verdict is Verdict.FAIL
+    assert report.verdict is Verdict.FAIL
 
 
 def test_a_bad_pair_is_named() -> None:

@@ -30,8 +30,8 @@ def rows(report: Report) -> list[FallbackRow]:
     return [row for row in section.rows() if isinstance(row, FallbackRow)]
 
 
-def looked_at(node: Snapshot, *ranks: RankFacts, strict: bool = False) -> Report:
-    return examine([Topology(node)], ranks, strict=strict)
+def looked_at(node: Snapshot, *ranks: RankFacts) -> Report:
+    return examine([Topology(node)], ranks)
 
 
 def h200s(gpus: int = 4) -> Snapshot:
@@ -57,7 +57,7 @@ def test_what_is_possible_is_not_called_direct() -> None:
 
 @pytest.mark.parametrize("environment", [{"NCCL_P2P_DISABLE": "1"}, {"NCCL_P2P_LEVEL": "LOC"}])
 def test_a_variable_that_keeps_nccl_off_nvlinks_is_named(environment: dict[str, str]) -> None:
-    report = looked_at(h200s(), facts(environment), strict=True)
+    report = looked_at(h200s(), facts(environment))
     (row,) = rows(report)
     name, value = next(iter(environment.items()))
     assert (row.conclusion, row.cause, row.advice) == ("direct impossible", "nccl-p2p-disabled", f"unset {name}")
@@ -65,7 +65,7 @@ def test_a_variable_that_keeps_nccl_off_nvlinks_is_named(environment: dict[str, 
     (finding,) = [each for each in report.findings if each.id == "nccl-p2p-disabled"]
     assert (finding.severity, len(finding.subjects)) == (Verdict.FAIL, 12)
     assert report.verdict is Verdict.FAIL
-    assert looked_at(h200s(), facts(environment)).verdict is Verdict.WARN
+    assert looked_at(h200s(), facts(environment)).verdict is Verdict.FAIL
 
 
 def test_a_configuration_file_is_blamed_unless_the_environment_overrides_it() -> None:

@@ -64,39 +64,22 @@ def test_matrices_are_of_the_largest_kind() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "verdict", "strict"),
-    [
-        (None, "PASS", "PASS"),
-        ("gpu3:nvlink=12", "WARN", "FAIL"),
-        ("gpu3:rows=pending", "WARN", "FAIL"),
-        ("node0:silent=nvml", "ERROR", "ERROR"),
-    ],
+    ("fault", "verdict"),
+    [(None, "PASS"), ("gpu3:nvlink=12", "FAIL"), ("gpu3:rows=pending", "WARN"), ("node0:silent=nvml", "ERROR")],
 )
-def test_the_verdict_is_softened_unless_strict(fault: str | None, verdict: str, strict: str) -> None:
-    nodes = cluster("hgx-h100-8", *([fault] if fault else []))
-    assert examine(nodes).verdict == verdict
-    assert examine(nodes, strict=True).verdict == strict
+def test_the_verdict_follows_from_the_findings(fault: str | None, verdict: str) -> None:
+    assert examine(cluster("hgx-h100-8", *([fault] if fault else []))).verdict == verdict
 
 
-def test_what_is_by_design_passes_even_when_strict() -> None:
-    nodes = cluster("rtx-4090-2")
-    for strict in (False, True):
-        report = examine(nodes, strict=strict)
-        assert report.verdict is Verdict.PASS
-        assert [finding.severity for finding in report.findings] == [Verdict.SKIP]
+def test_what_is_by_design_passes() -> None:
+    report = examine(cluster("rtx-4090-2"))
+    assert report.verdict is Verdict.PASS
+    assert [finding.severity for finding in report.findings] == [Verdict.SKIP]
 
 
-def test_a_failing_finding_keeps_all_but_its_severity() -> None:
-    nodes = cluster("hgx-h100-8", "gpu3:nvlink=12")
-    (strict,), (soft,) = examine(nodes, strict=True).findings, examine(nodes).findings
-    assert (strict.severity, soft.severity) == (Verdict.FAIL, Verdict.WARN)
-    assert replace(strict, severity=Verdict.WARN) == soft
-
-
-def test_an_error_outranks_warnings_and_strict_failures_outrank_it() -> None:
+def test_a_failure_outranks_an_error() -> None:
     nodes = cluster("hgx-h100-8*2", "node0:silent=cuda", "node1.gpu1:lost=yes")
-    assert examine(nodes).verdict is Verdict.ERROR
-    assert examine(nodes, strict=True).verdict is Verdict.FAIL
+    assert examine(nodes).verdict is Verdict.FAIL
 
 
 def test_ranks_are_checked_too() -> None:

@@ -65,7 +65,7 @@ def test_direct_paths_are_one_line() -> None:
     assert (row.transport, row.cause, row.advice) == ("P2P/CUMEM", None, None)
     assert "the figures agree" in row.how
     assert "counters moved" in row.how
-    assert findings(rows, strict=True) == ()
+    assert findings(rows) == ()
 
 
 def test_staged_paths_come_first_with_how_slow_and_why() -> None:
@@ -76,36 +76,33 @@ def test_staged_paths_come_first_with_how_slow_and_why() -> None:
     assert (staged.bandwidth_gb_s, staged.limit_gb_s) == (28.9, 450.0)
     assert staged.times_slower == pytest.approx(15.57, abs=0.01)
     assert (staged.cause, staged.cause_seen, staged.advice) == (CAUSE.id, CAUSE.evidence, CAUSE.advice)
-    (finding,) = findings([staged, direct], strict=False)
-    assert (finding.id, finding.severity, finding.subjects) == (HOST_STAGED, Verdict.WARN, staged.pairs)
+    (finding,) = findings([staged, direct])
+    assert (finding.id, finding.severity, finding.subjects) == (HOST_STAGED, Verdict.FAIL, staged.pairs)
     assert "28.9 of 450 GB/s, 15.6 times slower" in finding.seen
     assert finding.cause == CAUSE.evidence
-    assert findings([staged, direct], strict=True)[0].severity is Verdict.FAIL
 
 
 def test_what_is_staged_by_design_fails_nobody() -> None:
     paths = [path(0, 1, replace(STAGED, by_design="GPU not supported"), 20.0), path(1, 0, STAGED, 20.0)]
     fault, design = fallback_rows(paths, "measured", cause_of)
     assert (fault.verdict, design.verdict) == ("FAIL", "SKIP")
-    assert [each.severity for each in findings([design], strict=True)] == [Verdict.SKIP]
+    assert [each.severity for each in findings([design])] == [Verdict.SKIP]
     assert overall([Verdict.PASS, Verdict.SKIP]) is Verdict.PASS
 
 
 def test_disputed_paths_are_warnings() -> None:
     rows = fallback_rows([path(0, 1, DISPUTED)], "measured", cause_of)
-    assert [(each.id, each.severity) for each in findings(rows, strict=False)] == [(PATH_DISPUTED, Verdict.WARN)]
+    assert [(each.id, each.severity) for each in findings(rows)] == [(PATH_DISPUTED, Verdict.WARN)]
     assert "counters stood still" in rows[0].how
 
 
-def test_unknown_paths_are_errors_only_where_paths_are_judged() -> None:
+def test_unknown_paths_are_errors() -> None:
     rows = fallback_rows([path(0, 1, UNKNOWN)], "measured", cause_of)
-    assert [(each.id, each.severity) for each in findings(rows, strict=False)] == [(PATH_UNKNOWN, Verdict.WARN)]
-    assert [each.severity for each in findings(rows, strict=True)] == [Verdict.ERROR]
+    assert [(each.id, each.severity) for each in findings(rows)] == [(PATH_UNKNOWN, Verdict.ERROR)]
     silent = fallback_rows([], "measured", cause_of, "rank 0: NCCL_DEBUG_SUBSYS=COLL leaves INIT out")
     assert [(row.conclusion, row.pairs) for row in silent] == [("unknown", ())]
     assert "leaves INIT out" in silent[0].how
-    assert findings(silent, strict=False) == ()
-    assert [each.subject for each in findings(silent, strict=True)] == ["all paths"]
+    assert [each.subject for each in findings(silent)] == ["all paths"]
     assert fallback_rows([], "measured", cause_of) == []
 
 
@@ -113,9 +110,9 @@ def test_a_path_without_a_limit_is_as_slow_as_it_is() -> None:
     slow = replace(path(0, 1, STAGED, 4.5), limit_gb_s=None)
     (row,) = fallback_rows([slow], "measured", cause_of)
     assert row.times_slower is None
-    assert findings([row], strict=True)[0].seen.endswith(": 4.5 GB/s")
+    assert findings([row])[0].seen.endswith(": 4.5 GB/s")
     (unmeasured,) = fallback_rows([replace(slow, bandwidth_gb_s=None)], "measured", cause_of)
-    assert findings([unmeasured], strict=True)[0].seen == "SHM/direct through host memory"
+    assert findings([unmeasured])[0].seen == "SHM/direct through host memory"
 
 
 def test_of_very_many_paths_those_are_listed_that_matter() -> None:

@@ -135,7 +135,7 @@ class FindingChangeRow(Record):
     finding: str  #: its id
     subject: str  #: what it is on
     status: Annotated[str, FindingStatus]  #: new, graver or milder than before, the same, or gone
-    #: on the change: a finding that is new or graver has its own, which for a warning is FAIL with --strict
+    #: on the change: a finding that is new or graver has its own
     verdict: Annotated[str, Verdict]
     base_severity: str | None  #: null: not found before
     new_severity: str | None  #: null: not found now

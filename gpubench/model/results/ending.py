@@ -1,0 +1,54 @@
+"""The exit code of a run: a verdict follows from findings and rows, the code from the command and --strict too."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from gpubench import errors
+from gpubench.model.results.fallback import PATH_UNKNOWN
+from gpubench.model.results.report import Metadata, Report
+from gpubench.model.terms.verdict import WRONG_DATA, Verdict, exit_code
+
+JUDGING_COMMANDS = ("check", "scan", "compare", "explain")
+"""Commands that are there to judge: FAIL is exit code 1 whether or not they are strict."""
+
+_DOUBTS = (Verdict.WARN, Verdict.INCONCLUSIVE)
+_STRICT = "strict"
+
+
+def is_strict(options: Mapping[str, Any]) -> bool:
+    """True if the options of a run say --strict."""
+    return options.get(_STRICT) is True
+
+
+def exit_code_of(metadata: Metadata, report: Report) -> int:
+    """The exit code of a run.
+
+    With --strict every doubt is 1, and nothing judged is 3. Without, a benchmark and `topo` end with 1 for wrong data
+    alone, and with 3 for what could not be measured; a path that nobody saw is none of their measurements.
+    """
+    strict, verdict = is_strict(metadata.options), report.verdict
+    judges = metadata.subject in JUDGING_COMMANDS
+    if verdict is Verdict.SKIP:
+        return errors.COULD_NOT_MEASURE if strict or judges else errors.DONE
+    if verdict in _DOUBTS:
+        return errors.JUDGED_AND_FAILED if strict else errors.DONE
+    if strict or judges or not report.complete:
+        return exit_code(verdict)
+    return _code_of_measuring(report)
+
+
+def _code_of_measuring(report: Report) -> int:
+    if any(each.id == WRONG_DATA and each.severity is Verdict.FAIL for each in report.findings):
+        return errors.JUDGED_AND_FAILED
+    failed = [each for each in report.findings if each.severity is Verdict.ERROR]
+    if any(each.id != PATH_UNKNOWN for each in failed) or (report.verdict is Verdict.ERROR and not failed):
+        return errors.COULD_NOT_MEASURE
+    return errors.DONE
+
+
+def remark_on_code(metadata: Metadata, report: Report) -> str:
+    """'exit code 0 without --strict' where the code is not what the word says; else nothing."""
+    code = exit_code_of(metadata, report)
+    if code == exit_code(report.verdict):
+        return ""
+    return f"exit code {code} {'without' if code == errors.DONE else 'with'} --strict"

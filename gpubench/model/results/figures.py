@@ -1,0 +1,109 @@
+"""The figures of a run that its last sentence tells, kept as rows come: of a million rows a few."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from gpubench.model.results.curves import HOST
+from gpubench.model.results.report import CollectiveRow, PairRow, Row
+from gpubench.model.terms.copies import Direction, Engine
+from gpubench.model.terms.units import percent
+from gpubench.model.terms.verdict import Verdict
+
+PEER_COPIES = "p2p"
+_NAMES = {
+    "allreduce": "all-reduce",
+    "allgather": "all-gather",
+    "reducescatter": "reduce-scatter",
+    "alltoall": "all-to-all",
+    "sendrecv": "send and receive",
+}
+_BAD = (Verdict.FAIL, Verdict.WARN)
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedFigure:
+    """What was measured, GB/s of it, and what was expected; `is_judged` is whether anything was expected at all."""
+
+    what: str
+    gb_s: float
+    expected_gb_s: float | None
+    limit_percent: float | None
+    is_judged: bool
+    hosts: tuple[str, ...] = ()
+
+    @property
+    def expected_percent(self) -> float | None:
+        """Reached of what is expected."""
+        return percent(self.gb_s, self.expected_gb_s)
+
+
+@dataclass(slots=True)
+class SpeedFigures:
+    """Of each collective its best row, of copies the slowest pair at the largest size; and what is far too slow."""
+
+    slowest: SpeedFigure | None = None
+    checked: bool = False
+    wrong: int = 0
+    _best: dict[str, SpeedFigure] = field(default_factory=dict)
+    _pairs: dict[tuple[bool, int, bool], SpeedFigure] = field(default_factory=dict)
+
+    def add(self, row: Row) -> None:
+        """A row more."""
+        if isinstance(row, CollectiveRow):
+            self._add_collective(row)
+        elif isinstance(row, PairRow):
+            self._add_pair(row)
+
+    def all(self) -> Iterator[SpeedFigure]:
+        """Copies between GPUs first, then collectives, in the order in which they came."""
+        if self._pairs:
+            yield self._pairs[max(self._pairs)]
+        yield from self._best.values()
+
+    def _add_collective(self, row: CollectiveRow) -> None:
+        self.checked = self.checked or row.wrong is not None
+        self.wrong += row.wrong or 0
+        figure = SpeedFigure(
+            what=_NAMES.get(row.collective, row.collective),
+            gb_s=row.busbw_gb_s,
+            expected_gb_s=row.expected_gb_s,
+            limit_percent=row.limit_percent,
+            is_judged=row.expected_source is not None,
+        )
+        self._note_slow(figure, row.verdict)
+        best = self._best.get(figure.what)
+        if best is None or figure.gb_s > best.gb_s:
+            judged_before = best is not None and best.is_judged
+            self._best[figure.what] = replace(figure, is_judged=figure.is_judged or judged_before)
+
+    def _add_pair(self, row: PairRow) -> None:
+        self.checked = self.checked or row.verified in ("last", "repeat")
+        if row.bandwidth_gb_s is None or row.direction == Direction.BOTH or HOST in (row.source, row.destination):
+            return
+        figure = SpeedFigure(
+            what=PEER_COPIES,
+            gb_s=row.bandwidth_gb_s,
+            expected_gb_s=row.expected_gb_s,
+            limit_percent=row.limit_percent,
+            is_judged=row.verdict not in (None, Verdict.SKIP),
+            hosts=tuple(dict.fromkeys((row.source_node, row.destination_node))),
+        )
+        self._note_slow(figure, row.verdict)
+        is_usual = (row.engine, row.direction) == (Engine.CE, Direction.WRITE)
+        key = row.peer != "off", row.size_bytes or 0, is_usual
+        slowest = self._pairs.get(key)
+        if slowest is None or figure.gb_s < slowest.gb_s:
+            self._pairs[key] = figure
+
+    def _note_slow(self, figure: SpeedFigure, verdict: str | None) -> None:
+        """Keep what is furthest from what was expected; a collective says more than the copies that make it slow."""
+        if verdict not in _BAD or figure.expected_percent is None:
+            return
+        known = self.slowest
+        if known is None or _slower(figure, known):
+            self.slowest = figure
+
+
+def _slower(one: SpeedFigure, other: SpeedFigure) -> bool:
+    copies = one.what == PEER_COPIES, other.what == PEER_COPIES
+    return copies[1] if copies[0] != copies[1] else (one.expected_percent or 0) < (other.expected_percent or 0)

@@ -1,0 +1,164 @@
+"""The last line of a report: one sentence that can be pasted to a colleague, with the verdict first."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from gpubench.model.paths.evidence import Conclusion
+from gpubench.model.results.ending import remark_on_code
+from gpubench.model.results.figures import SpeedFigure, SpeedFigures
+from gpubench.model.results.report import Metadata, Report
+from gpubench.model.results.result_file import MODELS
+from gpubench.model.results.rows.checks import CHECKS_SECTION, VERDICTS_SECTION, CheckRow, VerdictRow
+from gpubench.model.results.rows.comparison import COMPARISON_SECTION, ComparisonRow, Status
+from gpubench.model.results.rows.evidence import FALLBACK_SECTION, FallbackRow
+from gpubench.model.results.rows.explain import CommunicatorRow, TransportRow
+from gpubench.model.results.topo.rows import GpuRow
+from gpubench.model.terms.units import compress_names, counted
+from gpubench.model.terms.verdict import FIGURES, WRONG_DATA, Finding, Verdict, gravity
+
+_ENDED_EARLY = "the run was cut short, the rows before were measured"
+_GOOD = (Verdict.PASS, Verdict.SKIP)
+_VENDOR = "NVIDIA "
+_OF_FILES = ("explain", "compare")
+
+
+def sentence(metadata: Metadata, report: Report, figures: SpeedFigures, *, remark: bool = True) -> str:
+    """The sentence of a report; `remark` is whether to say where the exit code is not what the verdict says."""
+    parts = [_said(metadata, report, figures)]
+    parts += [remark_on_code(metadata, report)] if remark and report.complete else []
+    return " ".join(f"{report.verdict}: {'; '.join(filter(None, parts))}".split())
+
+
+def _said(metadata: Metadata, report: Report, figures: SpeedFigures) -> str:
+    if not report.complete:
+        return _ENDED_EARLY
+    root = worst(report.findings)
+    if report.verdict in _GOOD or (root is None and figures.slowest is None):
+        parts = _machine(metadata, report), ", ".join(_well(report, figures)), _speed(metadata, figures)
+        return "; ".join(filter(None, parts))
+    if root is None:
+        return _reached(metadata, figures)
+    others = sum(each.severity is root.severity for each in report.findings) - 1
+    said = _of_finding(metadata, root, figures)
+    return f"{said}; and {counted(others, 'more finding')}" if others else said
+
+
+def worst(findings: Sequence[Finding]) -> Finding | None:
+    """The gravest finding: wrong data first, then what explains most."""
+    wrong = [each for each in findings if each.severity not in _GOOD]
+    return min(
+        wrong,
+        key=lambda each: (gravity(each.severity), each.id != WRONG_DATA, each.id in FIGURES, -len(each.consequences)),
+        default=None,
+    )
+
+
+def _of_finding(metadata: Metadata, root: Finding, figures: SpeedFigures) -> str:
+    """What it is, where, why, and what to do."""
+    is_figure = root.id in FIGURES
+    if figures.slowest is not None and (is_figure or root.consequences):
+        what, why = _reached(metadata, figures), root.cause if is_figure else root.seen
+    else:
+        what, why = f"{_with_place(metadata, root.subject)}: {root.seen}", root.cause if is_figure else ""
+    return "; ".join(filter(None, (f"{what}: {why}" if why else what, root.next_command.partition("; ")[0])))
+
+
+def _with_place(metadata: Metadata, subject: str) -> str:
+    hosts = list(dict.fromkeys(metadata.hosts))
+    named = not subject or len(hosts) != 1 or hosts[0] in subject
+    return subject if named else f"{subject} on {hosts[0]}"
+
+
+def _reached(metadata: Metadata, figures: SpeedFigures) -> str:
+    """'all-reduce reaches 25 of 340 GB/s (7 %) on node3'."""
+    slow = figures.slowest
+    if slow is None or slow.expected_gb_s is None:
+        return ""
+    hosts = list(slow.hosts or dict.fromkeys(metadata.hosts))
+    of_it = f"{_gb_s(slow.gb_s)} of {_gb_s(slow.expected_gb_s)} GB/s ({slow.expected_percent:.0f} %)"
+    return f"{slow.what} reaches {of_it} on {compress_names(hosts)}"
+
+
+def _machine(metadata: Metadata, report: Report) -> str:
+    """'4 × H200', 'no GPU' where it is known that there is none; nothing where it is not known."""
+    names = [rank.gpu for rank in metadata.ranks if rank.gpu]
+    names = names or [row.name or "GPU" for row in report.rows("gpus", GpuRow)]
+    described = metadata.options.get("gpus")
+    if not names and isinstance(described, dict):
+        names = [str(each).partition(" ")[2] for each in described.values()]
+    if not names:
+        names = _checked(metadata, report)
+    if not names:
+        return _job(report)
+    return ", ".join(f"{count} × {model}" for model, count in Counter(map(_model, names)).items())
+
+
+def _checked(metadata: Metadata, report: Report) -> list[str]:
+    """The model of every GPU that `check` judged."""
+    models = metadata.options.get(MODELS) or ["GPU"]
+    return [" and ".join(models) for row in report.rows(VERDICTS_SECTION, VerdictRow) if row.scope == "gpu"]
+
+
+def _model(name: str) -> str:
+    return name[name.find(_VENDOR) + len(_VENDOR) :] if _VENDOR in name else name
+
+
+def _job(report: Report) -> str:
+    """What `explain` read, or how much `compare` compared."""
+    communicators = report.rows("communicators", CommunicatorRow)
+    if communicators:
+        pairs = sum(each.pairs for each in communicators)
+        return f"{counted(pairs, 'pair')} of {counted(len(communicators), 'communicator')}"
+    compared = [each for each in report.rows(COMPARISON_SECTION, ComparisonRow) if each.status == Status.COMPARED]
+    return f"{counted(len(compared), 'row')} compared" if compared else ""
+
+
+def _well(report: Report, figures: SpeedFigures) -> Iterator[str]:
+    """The figures, then data and paths."""
+    unit = " GB/s"
+    of_what = " of expected"
+    for figure in figures.all():
+        yield f"{figure.what} {_gb_s(figure.gb_s)}{unit}{_share(figure, of_what)}"
+        unit, of_what = "", "" if figure.expected_percent is not None else of_what
+    if figures.checked:
+        yield "data right" if not figures.wrong else "data wrong"
+    elif any(True for _ in figures.all()):
+        yield "data not checked"
+    yield from _paths(report)
+
+
+def _share(figure: SpeedFigure, of_what: str) -> str:
+    if figure.expected_percent is not None:
+        return f" ({figure.expected_percent:.0f} %{of_what})"
+    return "" if figure.limit_percent is None else f" ({figure.limit_percent:.0f} % of limit)"
+
+
+def _paths(report: Report) -> Iterator[str]:
+    """What is known of paths: one word where all fare alike."""
+    staged = {row.host_staged for row in report.rows("transports", TransportRow)}
+    conclusions = {row.conclusion for row in report.rows(FALLBACK_SECTION, FallbackRow)}
+    judged = any(row.check == "paths" and row.verdict == Verdict.PASS for row in report.rows(CHECKS_SECTION, CheckRow))
+    if judged or staged == {False} or conclusions == {Conclusion.DIRECT}:
+        yield "all direct"
+    elif conclusions == {Conclusion.POSSIBLE}:
+        yield "all paths can be direct"
+    elif conclusions & {Conclusion.STAGED, Conclusion.IMPOSSIBLE}:
+        yield "host memory by design"
+    elif Conclusion.UNKNOWN in conclusions:
+        yield "paths not seen"
+
+
+def _speed(metadata: Metadata, figures: SpeedFigures) -> str:
+    """That speed was not judged, and why; nothing where all of it was."""
+    measured = list(figures.all())
+    unjudged = [figure.what for figure in measured if not figure.is_judged]
+    if not unjudged:
+        return "" if measured or metadata.subject in _OF_FILES else "speed not measured"
+    why = "no profile, no past results" if metadata.profile is None else "nothing is expected of these sizes"
+    of_what = "" if len(unjudged) == len(measured) else f" of {' and '.join(unjudged)}"
+    return f"speed{of_what} not judged: {why}"
+
+
+def _gb_s(value: float) -> str:
+    """Three digits, whole from a hundred on."""
+    return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
