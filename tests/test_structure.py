@@ -31,6 +31,7 @@ SUPPORT = {
         "presentation",
         "delivery",
         "exit_style",
+        "summary",
     },
     "readers/machines": {"__init__", "registry", "snapshot_rules", "smi_lines"},
     "readers/results": {"__init__", "registry", "gpubench_rows", "history", "past_runs"},

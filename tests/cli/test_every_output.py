@@ -57,16 +57,18 @@ def test_all_formats_of_a_run_agree(arguments: tuple[str, ...], tmp_path: Path) 
     document = json.loads(written["json"])
     VALIDATOR.validate(document)
     verdict = document["verdict"]
-    assert code == {"FAIL": 1, "ERROR": 3}.get(verdict, 0)
+    sentence = document["sentence"]
+    assert sentence.startswith(f"{verdict}: ")
+    assert code == {"FAIL": 1, "ERROR": 3}.get(verdict, 0) or f"exit code {code} with" in sentence
     lines = [json.loads(line) for line in written["jsonl"].splitlines()]
-    assert lines[-1]["verdict"] == verdict
-    assert f"verdict: {verdict}" in written["table"]
+    assert (lines[-1]["verdict"], lines[-1]["sentence"]) == (verdict, sentence)
+    assert written["table"].splitlines()[-1] == sentence
     assert f": {verdict}</title>" in written["html"]
-    assert written["markdown"].splitlines()[0].endswith(verdict)
-    assert f"verdict: {verdict}" in written["github"]
+    assert f"{verdict}: " in written["markdown"].splitlines()[0]
+    assert sentence.replace("%", "%25") in written["github"]
     suite = ElementTree.fromstring(written["junit"])[0].attrib
-    assert (suite["failures"] != "0") == (code == 1)
-    assert (suite["errors"] != "0") >= (code == 3)
+    assert (suite["failures"] != "0") == (verdict == "FAIL")
+    assert (suite["errors"] != "0") >= (verdict == "ERROR")
     scraped = samples(written["prometheus"])
     assert [labels for (_, labels), value in scraped.items() if f',verdict="{verdict}"' in labels and value == 1]
     cells = {len(row) for row in csv.reader(io.StringIO(written["csv"]))}

@@ -20,14 +20,14 @@ FIGURE = re.compile(r"'[^'=]{1,40}'=-?[\d.e+-]+;;;0;[\d.e+]*")
     ("arguments", "state", "code"),
     [
         (HEALTHY, "OK", 0),
-        (STAGED, "WARNING", 1),
+        (STAGED, "CRITICAL", 2),
         ((*STAGED, "--strict"), "CRITICAL", 2),
         (("topo", "--replay", "tests/machines/driver-silent"), "UNKNOWN", 3),
         (("topo", "--replay", "nowhere"), "UNKNOWN", 3),
         (("topo", "--width", "wide"), "UNKNOWN", 3),
         (("explain", "tests/logs/h200x4-p2p-disabled"), "CRITICAL", 2),
     ],
-    ids=["healthy", "warning", "strict", "silent", "nowhere", "usage", "explain"],
+    ids=["healthy", "staged", "strict", "silent", "nowhere", "usage", "explain"],
 )
 def test_nagios_gets_a_line_and_its_code(arguments: tuple[str, ...], state: str, code: int) -> None:
     result = gpubench(*arguments, "--exit-style", "nagios")
@@ -40,8 +40,8 @@ def test_nagios_gets_a_line_and_its_code(arguments: tuple[str, ...], state: str,
 
 @pytest.mark.parametrize(
     ("arguments", "code"),
-    [(HEALTHY, 0), (STAGED, 0), ((*STAGED, "--strict"), 1), (("topo", "--replay", "nowhere"), 2), (("topo", "--x"), 2)],
-    ids=["healthy", "warning", "strict", "nowhere", "usage"],
+    [(HEALTHY, 0), (STAGED, 1), ((*STAGED, "--strict"), 1), (("topo", "--replay", "nowhere"), 2), (("topo", "--x"), 2)],
+    ids=["healthy", "staged", "strict", "nowhere", "usage"],
 )
 def test_node_problem_detector_gets_eighty_bytes_and_its_code(arguments: tuple[str, ...], code: int) -> None:
     result = gpubench(*arguments, "--exit-style=npd")
@@ -54,7 +54,7 @@ def test_node_problem_detector_gets_eighty_bytes_and_its_code(arguments: tuple[s
 def test_every_verdict_has_a_code() -> None:
     assert {verdict: ExitStyle.NAGIOS.code(verdict) for verdict in Verdict} == {
         Verdict.PASS: 0,
-        Verdict.SKIP: 0,
+        Verdict.SKIP: 3,
         Verdict.WARN: 1,
         Verdict.INCONCLUSIVE: 1,
         Verdict.FAIL: 2,
@@ -89,7 +89,7 @@ def test_a_launcher_has_exit_codes_of_its_own() -> None:
 def test_a_job_of_our_own_ends_with_the_style_s_code() -> None:
     result = gpubench("allreduce", "--backend", "host", "--sizes", "1K", "--exit-style", "nagios")
     assert result.returncode == 0, result.stderr
-    assert result.stdout.startswith("GPUBENCH ALLREDUCE OK - peak busbw")
+    assert result.stdout.startswith("GPUBENCH ALLREDUCE OK - all-reduce")
     assert "'wrong_elements'=0;;;0;" in result.stdout
 
 

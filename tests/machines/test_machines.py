@@ -23,7 +23,9 @@ from gpubench.measure.topo.report import SECTIONS, examine
 from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.paths.topology import PATH_CLASSES, Topology
+from gpubench.model.results.figures import SpeedFigures
 from gpubench.model.results.report import PAIR_COLUMNS, Metadata, Report
+from gpubench.model.results.sentence import sentence
 from gpubench.readers.machines.registry import read_file
 from tests.formats.sample import JSON, JSONL
 
@@ -56,7 +58,8 @@ def examined(machine: str) -> tuple[Metadata, Report]:
         topology=nodes[0].fingerprint(),
         source=machine,
     )
-    return metadata, examine(nodes, ranks)
+    report = examine(nodes, ranks)
+    return metadata, replace(report, sentence=sentence(metadata, report, SpeedFigures()))
 
 
 def written(machine: str, format_: Format, section: str | None = None) -> str:
@@ -83,7 +86,7 @@ def test_output_is_as_approved(machine: str, format_: Format, request: pytest.Fi
 def test_json_holds_every_section_and_validates(machine: str) -> None:
     document = json.loads(written(machine, JSON))
     jsonschema.validate(document, SCHEMA)
-    assert list(document)[4:] == list(SECTIONS)
+    assert list(document)[5:] == list(SECTIONS)
     names = set(document["matrix"])
     for source, row in document["matrix"].items():
         assert set(row) == names
