@@ -95,10 +95,6 @@ class CollectiveTimes:
             times[slowest] = max(times) * (1 + spread * _RANK_SPREAD)
         return times
 
-    def ideal_seconds(self, name: str, size_bytes: int, *, ranks_per_node: int | None = None) -> float:
-        """Seconds without noise, ascending with size, and never shorter than the links allow. Raises as `seconds`."""
-        return self._model(name, ranks_per_node).seconds(size_bytes)
-
     def staged_pairs(self, ranks_per_node: int) -> list[tuple[int, int]]:
         """Ordered pairs of ranks, node after node, whose copies a fault makes go through host memory."""
         return [
