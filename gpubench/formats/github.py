@@ -40,7 +40,8 @@ def _annotated(run: DocumentRun) -> Iterator["JudgedCase"]:
     findings = run.report.findings
     for finding in findings:
         words = (finding.seen, f"expected: {finding.expected}", f"likely: {finding.cause}", finding.next_command)
-        text = "\n".join(each for each in words if each and not each.endswith(": "))
+        explained = (f"explains: {line}" for label, line in finding.details if label == "explains")
+        text = "\n".join(each for each in (*words, *explained) if each and not each.endswith(": "))
         yield JudgedCase(FINDINGS_SECTION, f"{finding.id}: {finding.subject}", finding.severity, text)
     if not findings or not run.report.complete:
         yield from (case for case in cases(run.metadata, run.rows, run.report) if case.group != FINDINGS_SECTION)

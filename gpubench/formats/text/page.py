@@ -160,8 +160,11 @@ class Page:
     def _finding(self, finding: Finding) -> None:
         word = _SEVERITY_WORDS.get(finding.severity, finding.severity)
         self._labelled(f"{word} {finding.id}: ", finding.subject, _VERDICT_STYLES.get(finding.severity, ""))
+        before = ""
         for label, text in finding.details:
-            self._labelled(f"{INDENT}{label + ':':<{_LABEL_WIDTH - len(INDENT)}}", text)
+            shown = "" if label == before else f"{label}:"
+            self._labelled(f"{INDENT}{shown:<{_LABEL_WIDTH - len(INDENT)}}", text)
+            before = label
 
     def _labelled(self, label: str, text: str, style: str = "") -> None:
         lines = textwrap.wrap(label + text, self.width, subsequent_indent=" " * _LABEL_WIDTH, break_on_hyphens=False)

@@ -258,7 +258,11 @@ class Report:
     def from_record(cls, record: Mapping[str, Any]) -> "Report":
         """The inverse of `to_record`."""
         findings = tuple(
-            Finding(**(each | {"severity": Verdict(each["severity"]), "subjects": tuple(each["subjects"])}))
+            Finding(
+                **each
+                | {"severity": Verdict(each["severity"])}
+                | {name: tuple(each.get(name, ())) for name in ("subjects", "consequences")}
+            )
             for each in record["findings"]
         )
         return cls(verdict=Verdict(record["verdict"]), complete=record["complete"], findings=findings)

@@ -45,6 +45,9 @@ WRONG_DATA = "wrong-data"
 STRAGGLER = "straggler"
 """The finding that names the rank that the others wait for."""
 
+_MOST_CONSEQUENCES = 3
+"""Consequences of a finding that people are shown; files have all."""
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -58,13 +61,22 @@ class Finding:
     cause: str  #: the likely reason
     next_command: str  #: what to type next
     subjects: tuple[str, ...] = ()  #: all that the finding is about, where `subject` shortens them
+    consequences: tuple[str, ...] = ()  #: what follows from it, a line each
 
     @property
     def details(self) -> tuple[tuple[str, str], ...]:
-        """The parts below its first line, each with the label that people read."""
-        return ("seen", self.seen), ("expected", self.expected), ("likely", self.cause), ("try", self.next_command)
+        """The parts below its first line, each with the label that people read; of many consequences a few."""
+        return (
+            *(("seen", self.seen), ("expected", self.expected), ("likely", self.cause), ("try", self.next_command)),
+            *(("explains", line) for line in _shortened(self.consequences)),
+        )
 
     def softened(self) -> "Finding":
         """The finding as a warning where it would fail: a benchmark fails by itself only for wrong data."""
         judged_always = self.id == WRONG_DATA
         return replace(self, severity=Verdict.WARN) if self.severity is Verdict.FAIL and not judged_always else self
+
+
+def _shortened(lines: tuple[str, ...]) -> tuple[str, ...]:
+    left_out = len(lines) - _MOST_CONSEQUENCES
+    return lines if left_out <= 0 else (*lines[:_MOST_CONSEQUENCES], f"and {left_out} more")
