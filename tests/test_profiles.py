@@ -38,7 +38,7 @@ def test_a_shipped_profile_is_named_like_its_file_and_hashed(name: str) -> None:
 def test_expected_values_name_collectives_that_exist_and_derivations(profile: Profile) -> None:
     known = {f"{each.name}.{quantity}" for each in COLLECTIVES for quantity in (TIME, BUSBW)} | set(COPY_QUANTITIES)
     known |= set(SHARE_QUANTITIES) if profile.match.generic else set()
-    for each in profile.expected:
+    for each in profile.all_expected:
         assert each.quantity in known
         assert each.note or each.kind is not ExpectedKind.DERIVED
         ceiling = ceiling_gb_s(profile, each)
@@ -135,9 +135,17 @@ def test_a_profile_of_ones_own_is_read_and_refused_by_name(tmp_path: Path) -> No
     path.write_text(text.replace("multiprocessors", "multiprocesors"))
     with pytest.raises(UsageError, match=r"mine\.toml\.gpu has an unknown field 'multiprocesors'"):
         profiles.read_file(path)
-    path.write_text(text.replace("value = 354.6", "value = 654.6"))
-    with pytest.raises(UsageError, match=r"mine\.toml\.expected\[\d+\] \(allreduce\.busbw_gb_s\)\.value is 654\.6"):
+    path.write_text(text.replace("value = 396.1", "value = 696.1"))
+    with pytest.raises(UsageError, match=r"mine\.toml\.expected\[\d+\] \(p2p\.write_gb_s\)\.value is 696\.1"):
         profiles.read_file(path)
+    for point, message in (
+        ("[1_024, 0.001]", r"mine\.toml\.curve\[0\] \(allreduce\), the point of 1024 bytes,\.value is 0\.001 µs"),
+        ("[1_024, 463]", r"mine\.toml\.curve\[0\] \(allreduce\)\.points do not ascend"),
+        ("[1_024]", r"mine\.toml\.curve\[0\] \(allreduce\)\.points are no points"),
+    ):
+        path.write_text(text.replace("[1_024, 10.11]", point, 1))
+        with pytest.raises(UsageError, match=message):
+            profiles.read_file(path)
 
 
 @pytest.mark.parametrize(

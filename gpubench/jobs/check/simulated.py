@@ -9,11 +9,12 @@ from gpubench.errors import CouldNotMeasureError, GpubenchError
 from gpubench.hardware.simulated.copies import SimulatedCopies
 from gpubench.hardware.simulated.times import CollectiveTimes
 from gpubench.jobs.check.plan import Depth
+from gpubench.jobs.collective.speed import judge_of_model
 from gpubench.jobs.listeners import ReportCollector
 from gpubench.jobs.p2p import job as p2p_job
 from gpubench.jobs.simulation import Simulation
 from gpubench.measure.check.documents import findings_beside_speed, together
-from gpubench.measure.collective.simulated import simulate
+from gpubench.measure.collective.simulated import MOST_ROWS, simulate
 from gpubench.measure.p2p.request import Method, P2pRequest, default_series
 from gpubench.measure.paths.report import PathOutcome
 from gpubench.model.facts.snapshot import Snapshot
@@ -36,6 +37,7 @@ class SimulatedMeasurer:
         self._nodes, self._depth, self._noise = nodes, depth, noise
         self._times = CollectiveTimes(self._machine, self._faults, self._seed, noise=noise)
         self._ranks = self._times.gpus * self._machine.nodes
+        self._hosts = [node.snapshot.host for node in nodes]
         self.alone = "one GPU: it has nobody to talk to" if self._ranks < 2 else ""
 
     def copies(self) -> Measurements:
@@ -44,7 +46,7 @@ class SimulatedMeasurer:
         no_data = "no data are moved on a simulated machine"
         return together([*parts, Measurements(left_out=dict.fromkeys((Need.VERIFIED_DATA, Need.HOST_MEMORY), no_data))])
 
-    def collective(self, collective: Collective, sizes: Sequence[int], attempt: int) -> Measurements:
+    def collective(self, collective: Collective, sizes: Sequence[int]) -> Measurements:
         """A collective over all GPUs.
 
         Raises CouldNotMeasureError: a node's driver does not answer, or a fault leaves nothing to simulate.
@@ -52,14 +54,16 @@ class SimulatedMeasurer:
         if any(node.snapshot.failures or node.snapshot.driver.absent for node in self._nodes):
             raise CouldNotMeasureError("a node's driver does not answer")
         collector = ReportCollector()
+        speed = judge_of_model(collective, self._times, self._hosts, self._times.gpus, self._machine.profile)
         try:
             simulate(
                 SweepRequest(collective=collective, sizes=tuple(sizes), check=False),
                 self._ranks,
                 self._machine.nodes,
-                lambda size, row: self._times.seconds(collective.name, size, row=1000 * attempt + row),
+                lambda size, row, attempt: self._times.seconds(collective.name, size, row=row + attempt * MOST_ROWS),
                 collector,
                 PathOutcome({}, ()),
+                speed,
             )
         except GpubenchError as error:
             raise CouldNotMeasureError(error.seen) from error

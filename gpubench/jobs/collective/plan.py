@@ -80,7 +80,8 @@ def check_unset(variants: AskedVariants, settings: Mapping[str, str]) -> None:
 class RankOptions:
     """The options of a rank beside its request, as plain data.
 
-    `backend`, `ranks` and `nccl_library` are None where the machine decides.
+    `backend`, `ranks` and `nccl_library` are None where the machine decides; `profile` is the name or file of the one
+    to judge speed by, None for a match.
     """
 
     backend: str | None = None
@@ -92,6 +93,7 @@ class RankOptions:
     strict: bool = False
     split: str | None = None
     variants: AskedVariants = AskedVariants()
+    profile: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -73,7 +73,8 @@ def conclude(
     )
     if fallback and choices.no_tuning and not choices.no_log:
         fallback[0] = replace(fallback[0], how=f"{fallback[0].how}; no algorithms: {choices.no_tuning}")
-    return report_on(paths, fallback, origin, explained.rows(), strict=strict)
+    outcome = report_on(paths, fallback, origin, explained.rows(), strict=strict)
+    return replace(outcome, explained=explained)
 
 
 def unwatched(report: Report, why: str, origin: Origin = Origin.MEASURED) -> Report:
@@ -109,7 +110,8 @@ def simulated(
         return found[0].explanation if found else fault
 
     rows = fallback_rows(paths, Origin.SIMULATED, cause_of)
-    return report_on(paths, rows, Origin.SIMULATED, explained.rows(), strict=strict)
+    outcome = report_on(paths, rows, Origin.SIMULATED, explained.rows(), strict=strict)
+    return replace(outcome, explained=explained)
 
 
 def _unconnected(choices: LoggedChoices) -> list[str]:

@@ -16,6 +16,7 @@ from gpubench.model.profiles.profile import (
     Expected,
     Generic,
     Profile,
+    TimeCurve,
 )
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, counted
 
@@ -72,7 +73,9 @@ def check_profile(profile: Profile, where: str) -> None:
     _check_places(profile, where)
     for number, expected in enumerate(profile.expected):
         check_expected(profile, expected, f"{where}.expected[{number}] ({expected.quantity})")
-    unused = sorted(set(profile.sources) - {each.source for each in profile.expected})
+    for number, curve in enumerate(profile.curve):
+        _check_curve(profile, curve, f"{where}.curve[{number}] ({curve.collective})")
+    unused = sorted(set(profile.sources) - {each.source for each in profile.all_expected})
     if unused:
         raise UsageError(f"{where}.sources.{unused[0]} is used by no expected value", next_step="remove it, or use it")
 
@@ -187,6 +190,17 @@ def _check_places(profile: Profile, where: str) -> None:
     twice = [name for name in names if names.count(name) > 1]
     if twice:
         raise UsageError(f"{where}.nic {twice[0]!r} is there twice")
+
+
+def _check_curve(profile: Profile, curve: TimeCurve, where: str) -> None:
+    """Points of two numbers each, both ascending: a larger size never takes less time on a healthy machine."""
+    if not curve.points or any(len(point) != 2 or point[0] % 1 for point in curve.points):
+        raise UsageError(f"{where}.points are no points", expected="[size in bytes, µs], at least one")
+    sizes, times = zip(*curve.points, strict=True)
+    if list(sizes) != sorted(set(sizes)) or list(times) != sorted(times):
+        raise UsageError(f"{where}.points do not ascend", expected="larger sizes below smaller ones, none faster")
+    for size_bytes, expected in zip(sizes, curve.expected, strict=True):
+        check_expected(profile, expected, f"{where}, the point of {size_bytes:.0f} bytes,")
 
 
 def check_expected(profile: Profile, expected: Expected, where: str) -> None:

@@ -42,6 +42,9 @@ def exit_code(verdict: Verdict) -> int:
 WRONG_DATA = "wrong-data"
 """The finding that fails a run whether or not it is strict."""
 
+SLOW_UNEXPLAINED = "slow-unexplained"
+"""The finding on figures that are slower than expected, and that nothing explains."""
+
 STRAGGLER = "straggler"
 """The finding that names the rank that the others wait for."""
 
