@@ -1,4 +1,5 @@
 import hashlib
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -133,11 +134,31 @@ def test_a_profile_of_ones_own_is_read_and_refused_by_name(tmp_path: Path) -> No
     path.write_text(text)
     assert profiles.read_file(path).expected == profiles.load("hgx-h200-4").expected
     path.write_text(text.replace("multiprocessors", "multiprocesors"))
-    with pytest.raises(UsageError, match=r"mine\.toml\.gpu has an unknown field 'multiprocesors'"):
+    with pytest.raises(UsageError, match=r"mine\.toml line 18: gpu has an unknown field 'multiprocesors'"):
         profiles.read_file(path)
     path.write_text(text.replace("value = 354.6", "value = 654.6"))
-    with pytest.raises(UsageError, match=r"mine\.toml\.expected\[\d+\] \(allreduce\.busbw_gb_s\)\.value is 654\.6"):
+    with pytest.raises(UsageError, match=r"line \d+: expected\[\d+\] \(allreduce\.busbw_gb_s\)\.value is 654\.6"):
         profiles.read_file(path)
+
+
+@pytest.mark.parametrize(
+    ("sound", "value"),
+    [
+        *(("value = 354.6", each) for each in ("0", "-354.6", "nan", "inf", "480.0", "0.3546", "354_600", "'fast'")),
+        *(("value = 9.55", each) for each in ("0.0", "-9.55", "nan", "0.00955", "9550.0", "1e-5")),
+        *(("value = 99.5", each) for each in ("0.0995", "99_500.0", "-inf")),
+        *(("value = 2.2", each) for each in ("0.0022", "2200", "true")),
+    ],
+)
+def test_an_expectation_that_is_nonsense_is_refused_with_its_line(sound: str, value: str) -> None:
+    text = (profiles.folder() / "hgx-h200-4.toml").read_text()
+    assert f"{sound}\n" in text
+    line = text[: text.index(f"{sound}\n")].count("\n") + 1
+    with pytest.raises(UsageError) as refused:
+        profiles.read_profile(text.replace(f"{sound}\n", f"value = {value}\n", 1).encode(), "mine.toml")
+    assert re.match(rf"mine\.toml line {line}: expected\[\d+\]( \([a-z0-9_.]+\))?\.value is ", refused.value.seen)
+    assert refused.value.expected
+    assert str(refused.value).startswith(refused.value.seen)
 
 
 @pytest.mark.parametrize(
