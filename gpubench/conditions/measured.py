@@ -168,6 +168,8 @@ def _late(run: Circumstances) -> Found:
 def _not_measured(run: Circumstances) -> Found:
     for need, reason in run.measurements.failed.items():
         yield Sighting(subject=str(need), seen=reason, expected=f"{need}, measured")
+    for each in run.measurements.failed_on:
+        yield Sighting(subject=f"{each.node}, {each.need}", seen=each.reason, expected=f"{each.need}, measured")
 
 
 _LINES, _EVIDENCE = "check.md", "evidence.md"

@@ -16,7 +16,7 @@ from gpubench.model.paths.nodes import group
 from gpubench.model.paths.topology import Topology
 from gpubench.model.profiles.profile import Profile
 from gpubench.model.results.measured_copies import of_host_memory
-from gpubench.model.results.measurements import QUICK, Measurements, Need
+from gpubench.model.results.measurements import QUICK, FailedOnNode, Measurements, Need
 from gpubench.model.results.report import PairRow, Report, Table
 from gpubench.model.results.rows.checks import CHECKS_SECTION, VERDICTS_SECTION, CheckRow, VerdictRow
 from gpubench.model.results.speed import MEASURED, ExpectedTime, judged
@@ -126,6 +126,36 @@ def test_a_time_out_is_neither_healthy_nor_faulty(stage: str) -> None:
     assert ("driver-silent", "ERROR") in ids(found)
     assert found.verdict is Verdict.ERROR
     assert exit_code(found.verdict) == 3
+
+
+@pytest.mark.parametrize(("stage", "nics"), [("nvml", {"nic": "PASS"}), ("cuda", {"nic": "PASS"}), ("sysfs", {})])
+def test_a_silent_node_is_an_error_by_name_and_the_others_are_judged(stage: str, nics: dict[str, str]) -> None:
+    found = report(machine("hgx-h100-8*3", f"node1:silent={stage}", "node2.gpu3:nvlink=12"))
+    checks = {row.check: row for row in rows(found, CHECKS_SECTION, CheckRow)}
+    assert (checks["ecc"].verdict, checks["ecc"].nodes_in_error) == ("PASS", ("node1",))
+    assert (checks["nvlink_active"].verdict, checks["nvlink_active"].nodes_in_error) == ("FAIL", ("node1",))
+    assert (checks["driver"].verdict, checks["driver"].nodes_in_error) == ("ERROR", ())
+    verdicts = rows(found, VERDICTS_SECTION, VerdictRow)
+    silent = {row.scope: row.verdict for row in verdicts if row.node == "node1"}
+    assert silent == {"node": "ERROR", "gpu": "ERROR", **nics}
+    assert {row.verdict for row in verdicts if row.node == "node0"} == {"PASS"}
+    assert sum(row.verdict == "ERROR" for row in verdicts if row.scope == "gpu") == 8
+
+
+def test_where_all_nodes_are_silent_no_check_is_judged() -> None:
+    found = report(machine("hgx-h100-8*2", "node0:silent=nvml", "node1:silent=nvml"))
+    checks = {row.check: row for row in rows(found, CHECKS_SECTION, CheckRow)}
+    assert (checks["ecc"].verdict, checks["ecc"].note) == ("ERROR", "the driver did not tell")
+
+
+def test_what_one_node_could_not_measure_is_an_error_there_alone() -> None:
+    broken = FailedOnNode(node="node1", need=Need.HOST_COPIES, reason="did not end within 120 s")
+    found = report(machine("hgx-h100-8*2"), measurements=Measurements(failed_on=(broken,)))
+    assert [(each.id, each.subject) for each in found.findings] == [("not-measured", "node1, host copies")]
+    (check,) = (row for row in rows(found, CHECKS_SECTION, CheckRow) if row.check == "host_bandwidth")
+    assert (check.verdict, check.nodes_in_error) == ("PASS", ("node1",))
+    nodes = {row.node: row.verdict for row in rows(found, VERDICTS_SECTION, VerdictRow) if row.scope == "node"}
+    assert nodes == {"node0": "PASS", "node1": "ERROR"}
 
 
 @pytest.mark.parametrize("need", [Need.PEER_COPIES, Need.HOST_COPIES, Need.ALL_REDUCE])

@@ -21,7 +21,7 @@ from gpubench.jobs.listeners import NullListener, ReportCollector
 from gpubench.jobs.outputs import check_writable
 from gpubench.jobs.rank import own_identity
 from gpubench.jobs.sources import gathered, own_process
-from gpubench.measure.check.documents import findings_beside_speed, of_node, paths_judged, together
+from gpubench.measure.check.documents import findings_beside_speed, of_node, of_nodes, paths_judged, together
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.measurements import Measurements
 from gpubench.model.results.rows.evidence import FALLBACK_SECTION, FallbackRow
@@ -47,7 +47,9 @@ class RankMeasurer:
             node = self.nodes[identity.node]
             commands = ChildCommands([node], self.plan.depth, self.plan.timeout_s, self.plan.profile)
             own = of_node(commands.peer_and_host_copies(), node.snapshot.host)
-        return together([memory, *(part for part in self.group.gather(own) if part is not None)])
+        parts = [part for part in self.group.gather(own) if part is not None]
+        hosts = [node.snapshot.host for node in self.nodes]
+        return together([memory, of_nodes(dict(zip(hosts, parts, strict=True)))])
 
     def collective(self, collective: Collective, sizes: Sequence[int]) -> Measurements:
         """Over all ranks of the job. Raises GpubenchError: on every rank, where the collective cannot be."""

@@ -3,7 +3,8 @@
 import json
 from typing import Any
 
-from gpubench.measure.check.documents import of_collective, together
+from gpubench.measure.check.documents import of_collective, of_nodes, together
+from gpubench.model.results.measurements import FailedOnNode, Measurements, Need
 from gpubench.model.terms.verdict import Verdict
 from tests.cli.running import ROOT
 
@@ -32,3 +33,18 @@ def test_a_path_that_is_not_known_is_an_error_and_one_that_nobody_watched_nothin
     assert (finding.id, finding.severity) == ("path-unknown", Verdict.ERROR)
     document["fallback"] = []
     assert of_collective(document).findings == ()
+
+
+def test_what_some_nodes_lack_is_missing_there_and_what_all_lack_everywhere() -> None:
+    peer, host, memory = Need.PEER_COPIES, Need.HOST_COPIES, Need.HOST_MEMORY
+    found = of_nodes(
+        {
+            "n0": Measurements(failed={peer: "late"}, left_out={memory: "off"}),
+            "n1": Measurements(failed={peer: "gone"}, left_out={memory: "off", host: "no GPU"}),
+            "n2": Measurements(failed={peer: "late", host: "broken"}, left_out={memory: "off"}),
+        }
+    )
+    assert found.failed == {peer: "late; gone"}
+    assert found.left_out == {memory: "off"}
+    assert found.failed_on == (FailedOnNode(node="n2", need=host, reason="broken"),)
+    assert of_nodes({"n0": Measurements(failed={peer: "late"})}).failed == {peer: "late"}
