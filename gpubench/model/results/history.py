@@ -153,12 +153,13 @@ class ResultHead:
     def obstacles_to(self, other: "ResultHead") -> Iterator[str]:
         """Why the rows of this are no measure of another's of the same command: 'another driver: 570.1, not 580.2'.
 
-        Which rows there are may differ; what a file does not tell of its topology cannot.
+        Which rows there are may differ. So may the topology where the GPUs are the same: a lost link is what the past
+        is to show.
         """
         yield from self._of_machines(other)
         if self.places != other.places:
-            yield f"other ranks or GPUs: {_places(self)}, not {_places(other)}"
-        if None not in (self.topology, other.topology) and self.topology != other.topology:
+            yield f"other ranks or GPUs: {_place_beside(self, other)}, not {_place_beside(other, self)}"
+        if not self.places and self.is_wired_otherwise(other):
             yield f"another topology: {self.topology}, not {other.topology}"
         for name in dict.fromkeys((*self.libraries, *other.libraries)):
             if name not in _MOVE_NO_DATA and self.libraries.get(name) != other.libraries.get(name):
@@ -170,6 +171,10 @@ class ResultHead:
             changed = [name for name in {**own, **others} if own.get(name) != others.get(name)]
             if changed:
                 yield f"other {what}: " + "; ".join(f"{name} {_against(name, own, others)}" for name in changed)
+
+    def is_wired_otherwise(self, other: "ResultHead") -> bool:
+        """True where both tell of a topology, and it is not the same."""
+        return None not in (self.topology, other.topology) and self.topology != other.topology
 
     def _of_machines(self, other: "ResultHead") -> Iterator[str]:
         if self.origin != other.origin:
@@ -191,8 +196,11 @@ def _beside_rows(options: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in options.items() if name not in _TOLD_BY_ROWS}
 
 
-def _places(head: ResultHead) -> str:
-    return some_of([shortened(place) for place in head.places], 2) or "none"
+def _place_beside(head: ResultHead, other: ResultHead) -> str:
+    """The first place that only one of two has; how many there are, where their numbers differ."""
+    if len(head.places) != len(other.places):
+        return str(len(head.places))
+    return shortened(next(place for place in head.places if head.places.count(place) > other.places.count(place)))
 
 
 def _against(name: str, own: Mapping[str, str], other: Mapping[str, str]) -> str:

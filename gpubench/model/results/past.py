@@ -69,10 +69,14 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class PastFigures:
-    """What the rows of a run may be held against. `used` results had rows; `problem` is why a folder tells nothing."""
+    """What the rows of a run may be held against. `problem` is why a folder tells nothing.
+
+    `used` is the number of results, of which `wired_otherwise` have another topology than the run.
+    """
 
     folder: str
     used: int = 0
+    wired_otherwise: int = 0
     left_out: tuple[LeftOut, ...] = ()
     problem: str = ""
     figures: Mapping[RowKey, PastFigure] = field(default_factory=dict)
@@ -88,7 +92,13 @@ class PastFigures:
         newest_first = sorted(results, key=lambda each: each.head.started_at, reverse=True)
         unfit = [reason for each in newest_first if (reason := why_unfit(each.head, own)) is not None]
         fit = [each for each in newest_first if why_unfit(each.head, own) is None]
-        return cls(folder, len(fit), (*left_out, *tallied(unfit)), figures=_figures(fit[::-1], folder))
+        return cls(
+            folder,
+            used=len(fit),
+            wired_otherwise=sum(each.head.is_wired_otherwise(own) for each in fit),
+            left_out=(*left_out, *tallied(unfit)),
+            figures=_figures(fit[::-1], folder),
+        )
 
     def time_of(self, row: CollectiveRow) -> PastFigure | None:
         """The level of a row of a collective; None where too few results have it."""
@@ -108,6 +118,8 @@ class PastFigures:
         told = f"this machine's past: {counted(self.used, 'result')} of {self.folder}"
         if self.used < LEAST_RESULTS:
             told += f", and {LEAST_RESULTS} are the least that a row is judged by"
+        if self.wired_otherwise:
+            told += f"; since {self.wired_otherwise} of them links or NICs came or went (another topology)"
         return told + (f"; left out: {', '.join(map(str, self.left_out))}" if self.left_out else "")
 
 

@@ -159,6 +159,7 @@ def test_a_copy_that_has_only_a_time() -> None:
 
 
 UUIDS = tuple(replace(each, gpu_uuid=f"GPU-9{each.rank}") for each in METADATA.ranks)
+HOST_RANKS = tuple(replace(each, gpu=None, gpu_uuid=None, gpu_bus_id=None) for each in METADATA.ranks)
 WITH_DRIVER = replace(OWN_METADATA, libraries={**METADATA.libraries, "driver": "580.1 (runs CUDA 13.0)"})
 
 
@@ -167,7 +168,7 @@ WITH_DRIVER = replace(OWN_METADATA, libraries={**METADATA.libraries, "driver": "
     [
         (head(replace(METADATA, hosts=("n2",))), OWN, "of another machine", "n2, not n1"),
         (head(replace(METADATA, origin="simulated")), OWN, "of another origin", "simulated, not measured"),
-        (head(replace(METADATA, ranks=UUIDS)), OWN, "of other ranks or GPUs", "GPU-90, GPU-91, not GPU-0, GPU-1"),
+        (head(replace(METADATA, ranks=UUIDS)), OWN, "of other ranks or GPUs", "GPU-90, not GPU-0"),
         (
             head(replace(METADATA, ranks=METADATA.ranks[:1])),
             OWN,
@@ -175,8 +176,14 @@ WITH_DRIVER = replace(OWN_METADATA, libraries={**METADATA.libraries, "driver": "
             "1 × NVIDIA H200, not 2 × NVIDIA H200",
         ),
         (
-            head(replace(METADATA, topology="a")),
-            head(replace(OWN_METADATA, topology="b")),
+            head(replace(METADATA, ranks=HOST_RANKS[:1])),
+            head(replace(OWN_METADATA, ranks=HOST_RANKS)),
+            "of other ranks or GPUs",
+            "1, not 2",
+        ),
+        (
+            head(replace(METADATA, topology="a", ranks=())),
+            head(replace(OWN_METADATA, topology="b", ranks=())),
             "of another topology",
             "a, not b",
         ),
@@ -233,6 +240,16 @@ def test_other_circumstances_are_left_out_and_named(
 )
 def test_what_changes_no_row_leaves_nothing_out(metadata: Metadata) -> None:
     assert why_unfit(head(metadata), OWN) is None
+
+
+def test_a_lost_link_is_held_against_the_days_before() -> None:
+    own = head(replace(OWN_METADATA, topology="b"))
+    results = [PastResult(head(on_day(day, topology="b" if day == 5 else "a")), [ROW]) for day in range(6)]
+    found = PastFigures.of(results, own, "results/")
+    assert found.time_of(ROW) is not None
+    assert found.note == (
+        "this machine's past: 6 results of results/; since 5 of them links or NICs came or went (another topology)"
+    )
 
 
 def test_a_warned_run_counts_with_its_good_rows() -> None:
