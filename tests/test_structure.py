@@ -33,7 +33,7 @@ SUPPORT = {
         "exit_style",
     },
     "readers/machines": {"__init__", "registry", "snapshot_rules", "smi_lines"},
-    "readers/results": {"__init__", "registry", "gpubench_rows", "history", "past_runs"},
+    "readers/results": {"__init__", "registry", "gpubench_rows", "history", "past_runs", "past_results"},
 }
 
 

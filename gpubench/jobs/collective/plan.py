@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpubench.errors import UsageError
@@ -98,12 +99,21 @@ class RankOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectivePlan(RankOptions):
-    """The request, its options, and their presentation; without sizes it visits the backend's default sweep."""
+    """The request, its options, and their presentation; without sizes it visits the backend's default sweep.
+
+    `results_folder` is what a rank has instead of the presentation of the process that launched it.
+    """
 
     request: "SweepRequest"
     source: "Source" = field(default_factory=_here)
     recording: Recording = field(default_factory=Recording)
     presentation: Presentation = field(default_factory=Presentation)
+    results_folder: Path | None = None
+
+    @property
+    def history(self) -> Path | None:
+        """The folder of dated results that this run's own is kept in; None where it is not."""
+        return self.results_folder or self.presentation.history
 
     @property
     def rank_options(self) -> RankOptions:
