@@ -1,4 +1,5 @@
 import hashlib
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,7 +39,7 @@ def test_a_shipped_profile_is_named_like_its_file_and_hashed(name: str) -> None:
 def test_expected_values_name_collectives_that_exist_and_derivations(profile: Profile) -> None:
     known = {f"{each.name}.{quantity}" for each in COLLECTIVES for quantity in (TIME, BUSBW)} | set(COPY_QUANTITIES)
     known |= set(SHARE_QUANTITIES) if profile.match.generic else set()
-    for each in profile.expected:
+    for each in profile.all_expected:
         assert each.quantity in known
         assert each.note or each.kind is not ExpectedKind.DERIVED
         ceiling = ceiling_gb_s(profile, each)
@@ -133,11 +134,46 @@ def test_a_profile_of_ones_own_is_read_and_refused_by_name(tmp_path: Path) -> No
     path.write_text(text)
     assert profiles.read_file(path).expected == profiles.load("hgx-h200-4").expected
     path.write_text(text.replace("multiprocessors", "multiprocesors"))
-    with pytest.raises(UsageError, match=r"mine\.toml\.gpu has an unknown field 'multiprocesors'"):
+    with pytest.raises(UsageError, match=r"mine\.toml line 18: gpu has an unknown field 'multiprocesors'"):
         profiles.read_file(path)
-    path.write_text(text.replace("value = 354.6", "value = 654.6"))
-    with pytest.raises(UsageError, match=r"mine\.toml\.expected\[\d+\] \(allreduce\.busbw_gb_s\)\.value is 654\.6"):
+    path.write_text(text.replace("value = 396.1", "value = 696.1"))
+    with pytest.raises(UsageError, match=r"line \d+: expected\[\d+\] \(p2p\.write_gb_s\)\.value is 696\.1"):
         profiles.read_file(path)
+    for point, message in (
+        ("[1_024, 0.001]", r"curve\[0\] \(allreduce\), the point of 1024 bytes,\.value is 0\.001 µs"),
+        ("[1_024, 463]", r"curve\[0\] \(allreduce\)\.points do not ascend"),
+        ("[1_024]", r"curve\[0\] \(allreduce\)\.points are no points"),
+    ):
+        path.write_text(text.replace("[1_024, 10.11]", point, 1))
+        with pytest.raises(UsageError, match=message):
+            profiles.read_file(path)
+
+
+@pytest.mark.parametrize(
+    ("sound", "value"),
+    [
+        *(("value = 354.6", each) for each in ("0", "-354.6", "nan", "inf", "480.0", "0.3546", "354_600", "'fast'")),
+        *(("value = 16.84", each) for each in ("0.0", "-16.84", "nan", "0.01684", "16840.0", "1e-5")),
+        *(("value = 213.1", each) for each in ("0.2131", "213_100.0", "-inf")),
+    ],
+)
+def test_an_expectation_that_is_nonsense_is_refused_with_its_line(sound: str, value: str) -> None:
+    text = (profiles.folder() / "hgx-h200-8.toml").read_text()
+    assert f"{sound}\n" in text
+    line = text[: text.index(f"{sound}\n")].count("\n") + 1
+    with pytest.raises(UsageError) as refused:
+        profiles.read_profile(text.replace(f"{sound}\n", f"value = {value}\n", 1).encode(), "mine.toml")
+    assert re.match(rf"mine\.toml line {line}: expected\[\d+\]( \([a-z0-9_.]+\))?\.value is ", refused.value.seen)
+    assert refused.value.expected
+    assert str(refused.value).startswith(refused.value.seen)
+
+
+@pytest.mark.parametrize("value", ["0.0022", "2200", "true"])
+def test_a_latency_of_another_unit_is_refused(value: str) -> None:
+    text = (profiles.folder() / "hgx-h200-4.toml").read_text()
+    assert "value = 2.2\n" in text
+    with pytest.raises(UsageError, match=r"mine\.toml line \d+: expected\[\d+\]( \(p2p\.latency_us\))?\.value is "):
+        profiles.read_profile(text.replace("value = 2.2\n", f"value = {value}\n", 1).encode(), "mine.toml")
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ SUPPORT = {
         "summary",
     },
     "readers/machines": {"__init__", "registry", "snapshot_rules", "smi_lines"},
-    "readers/results": {"__init__", "registry", "gpubench_rows", "history", "past_runs"},
+    "readers/results": {"__init__", "registry", "gpubench_rows", "history", "past_runs", "past_results"},
 }
 
 

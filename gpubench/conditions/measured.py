@@ -5,9 +5,11 @@ from collections.abc import Mapping
 from gpubench.conditions.definition.circumstances import Circumstances
 from gpubench.conditions.definition.condition import Condition, Family, Found, Sighting, joined
 from gpubench.model.paths.p2p import FAILED_SHARE, SLOW_SHARE, Oddity, Pair, odd_ones
-from gpubench.model.profiles.expectation import Expectation, judge_bandwidth, judge_row, odd_among, of_copy
+from gpubench.model.profiles.expectation import Expectation, judge_bandwidth, odd_among, of_copy
 from gpubench.model.results.measured_copies import host_rows, memory_row, peer_rows
 from gpubench.model.results.report import PairRow
+from gpubench.model.results.speed import Slowness, is_slow
+from gpubench.model.terms.grouping import grouped
 from gpubench.model.terms.units import format_size
 from gpubench.model.terms.verdict import STRAGGLER, WRONG_DATA, Verdict, overall
 
@@ -128,21 +130,19 @@ def _host_memory(run: Circumstances) -> Found:
 
 
 def _collectives(run: Circumstances) -> Found:
-    """By size, busbw of large ones and time of small ones, against the profile of the first node, else the limit."""
+    """Rows whose speed was judged when they were measured, those of a collective together, by the slowest."""
     hosts = tuple(node.snapshot.host for node in run.nodes.values())
-    for row in run.measurements.collectives:
-        judged = judge_row(run.profiles.get(0), row)
-        if judged is not None:
-            severity, seen, expected = judged
-            yield Sighting(
-                subject=joined(hosts),
-                heading=f"{row.collective} of {format_size(row.size_bytes)} on {row.ranks} ranks of {joined(hosts)}",
-                names=hosts,
-                seen=f"{seen}; the last was rank {row.slowest_rank}",
-                severity=severity,
-                expected=expected,
-                cure=f"gpubench p2p; NCCL_DEBUG=INFO gpubench {row.collective}, then gpubench explain",
-            )
+    for rows in grouped(filter(is_slow, run.measurements.collectives), lambda row: row.collective).values():
+        slowness = Slowness.of(rows)
+        yield Sighting(
+            subject=joined(hosts),
+            heading=slowness.subject(joined(hosts)),
+            names=hosts,
+            seen=f"{slowness.seen}; the last was rank {slowness.worst.slowest_rank}",
+            severity=slowness.severity,
+            expected=slowness.expected,
+            cure=f"gpubench p2p; NCCL_DEBUG=INFO gpubench {rows[0].collective}, then gpubench explain",
+        )
 
 
 def _wrong(run: Circumstances) -> Found:
@@ -168,6 +168,8 @@ def _late(run: Circumstances) -> Found:
 def _not_measured(run: Circumstances) -> Found:
     for need, reason in run.measurements.failed.items():
         yield Sighting(subject=str(need), seen=reason, expected=f"{need}, measured")
+    for each in run.measurements.failed_on:
+        yield Sighting(subject=f"{each.node}, {each.need}", seen=each.reason, expected=f"{each.need}, measured")
 
 
 _LINES, _EVIDENCE = "check.md", "evidence.md"

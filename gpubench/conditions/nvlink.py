@@ -1,7 +1,7 @@
 """NVLinks inside a node that are down, limited or without their fabric."""
 
-from collections import Counter
 from functools import partial
+from itertools import permutations
 
 from gpubench.conditions.definition.circumstances import Circumstances
 from gpubench.conditions.definition.condition import Condition, Family, Found, in_each_node, joined
@@ -19,9 +19,9 @@ from gpubench.model.facts.error_counts import nvlink_errors
 from gpubench.model.facts.fabric_health import decode_health, describe_health
 from gpubench.model.facts.snapshot import GpuFacts, NvlinkPeer
 from gpubench.model.paths.evidence import Confidence
-from gpubench.model.paths.links import active_links
+from gpubench.model.paths.links import active_links, usual_active_links
 from gpubench.model.paths.nccl_log import RemarkKind
-from gpubench.model.paths.peer_policy import is_switched, lost_its_switches
+from gpubench.model.paths.peer_policy import is_switched, lost_its_switches, lost_links_between
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.rows.causes import Effect
 from gpubench.model.terms.verdict import Verdict
@@ -115,10 +115,10 @@ def _down(run: Circumstances) -> Found:
     """Fewer active links than most GPUs of the model on the node.
 
     Siblings judge, not the number of links a chip has: 12 of 18 are all there is on an H100 NVL. A GPU without any,
-    whose siblings are joined by bridges, may just have no bridge.
+    whose siblings are joined by bridges, may just have no bridge. Pairs that are left without any link are named too.
     """
     for position, node, gpu in run.gpus():
-        active, usual = active_links(gpu), _usual(node, gpu.name)
+        active, usual = active_links(gpu), usual_active_links(node.gpus, gpu.name)
         if active is None or active >= usual or lost_its_switches(node, gpu):
             continue
         bridged = any(link.peer is NvlinkPeer.GPU for each in node.gpus for link in each.nvlinks or ())
@@ -131,7 +131,25 @@ def _down(run: Circumstances) -> Found:
             expected=f"{usual}, as its siblings have",
             severity=Verdict.WARN if bare else None,
             likely="this GPU has no bridge, or one that is not seated" if bare else "",
+            effects=(Effect.SLOW,),
         )
+    yield from _pairs_without(run)
+
+
+def _pairs_without(run: Circumstances) -> Found:
+    """Pairs of GPUs that no NVLink joins, and that both lost some: the links between them, where they had any."""
+    for number, node in run.nodes.items():
+        gpus = {position: gpu for position in sorted(run.gpus_of(number)) if (gpu := run.wiring.gpu(position))}
+        pairs = [pair for pair in permutations(gpus, 2) if lost_links_between(node, *(gpus[each] for each in pair))]
+        if pairs:
+            yield of_pairs(
+                run,
+                pairs,
+                "no NVLink joins them, and both have fewer than their siblings",
+                Confidence.LIKELY,
+                names=tuple(map(run.named_pair, pairs)),
+                expected="an NVLink between them, where healthy machines of this kind have one",
+            )
 
 
 @in_each_node
@@ -144,13 +162,6 @@ def _all_down(run: Circumstances) -> Found:
 def _seen(gpu: GpuFacts, active: int) -> str:
     down = [str(link.number) for link in gpu.nvlinks or () if link.active is False]
     return f"{active} NVLinks active" + (f"; down: link {', '.join(down)}" if down else "")
-
-
-def _usual(node: Topology, model: str | None) -> int:
-    """The most frequent count of active links; between equally frequent ones the larger."""
-    known = [active_links(gpu) for gpu in node.gpus if gpu.name == model]
-    tally = Counter(count for count in known if count is not None)
-    return max(tally, key=lambda count: (tally[count], count)) if tally else 0
 
 
 @in_each_node
@@ -252,7 +263,8 @@ NVLINK = Family.of(
         id=_DOWN,
         title="NVLinks are down or inactive on a GPU (nvidia-smi nvlink -s, Xid 74)",
         seen_as=("Link 4: <inactive>", "Xid 74"),
-        detection="active links of each GPU against those of its siblings",
+        effects=(Effect.STAGED, Effect.SLOW),
+        detection="active links of each GPU, and of pairs, against those of its siblings",
         check="nvlink_active",
         severity=Verdict.FAIL,
         likely="a bridge or board not seated, a failed link (Xid 74), or a setting (NVreg_NvLinkDisable, "

@@ -43,7 +43,7 @@ def learned(
     found = learn(samples, _SOURCE)
     started = sorted((file.circumstances.started_at or "")[:10] for file in files)
     text = f"{files[0].circumstances.tool}, {counted(len(files), 'result')}, {started[0]} to {started[-1]}"
-    bare = replace(machine, name=name, title=f"{machine.title}, learned", sources={_SOURCE: text}, sha256="")
+    bare = replace(machine, name=name, title=f"{machine.title}, learned", sources={_SOURCE: text}, curve=(), sha256="")
     # All GPUs of the machine are what a value is for where it says nothing.
     visible = machine.match.visible
     values = [replace(each, gpus=None) if each.gpus == visible else each for each in found.expected]

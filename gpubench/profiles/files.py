@@ -3,10 +3,12 @@
 A user's own lie in the folder that GPUBENCH_PROFILES names, else in $XDG_CONFIG_HOME/gpubench/profiles, and come first.
 """
 
+import contextlib
 import difflib
 import hashlib
+import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -15,6 +17,7 @@ from gpubench.errors import UsageError, advising
 from gpubench.model.profiles.profile import Profile
 from gpubench.model.profiles.rules import check_profile
 from gpubench.model.terms.plain import from_plain
+from gpubench.profiles.lines import line_of, path_in
 
 FOLDER_VARIABLE = "GPUBENCH_PROFILES"
 
@@ -23,6 +26,8 @@ _REASON, _ADVICE = (
     "profiles/README.md has every key; gpubench profiles lint FILE",
 )
 """Of errors in a profile that say no more than what is wrong."""
+
+_UNKNOWN_FIELD = re.compile(r"has an unknown field '(.*)'")
 
 _PACKAGE = Path(__file__).parents[1]
 _HASH_DIGITS = 12
@@ -41,14 +46,31 @@ def read_profile(data: bytes, where: str) -> Profile:
     """
     with advising(reason=_REASON, next_step=_ADVICE):
         try:
-            plain = tomllib.loads(data.decode())
+            text = data.decode()
+            plain = tomllib.loads(text)
         except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise UsageError(f"{where} is no TOML: {error}", expected="a profile, in TOML") from None
         if "sha256" in plain:
             raise UsageError(f"{where} has an unknown field 'sha256'", reason="it is computed from the file")
-        profile = from_plain(Profile, plain, where)
-        check_profile(profile, where)
+        with _naming_the_line(text, where):
+            profile = from_plain(Profile, plain, where)
+            check_profile(profile, where)
     return replace(profile, sha256=hashlib.sha256(data).hexdigest()[:_HASH_DIGITS])
+
+
+@contextlib.contextmanager
+def _naming_the_line(text: str, where: str) -> Iterator[None]:
+    """Have errors that name a key of a file name its line too: 'mine.toml line 123: expected[4] (...).value is 0'."""
+    try:
+        yield
+    except UsageError as error:
+        words = error.seen.removeprefix(where)
+        unknown = _UNKNOWN_FIELD.search(words)
+        line = line_of(text, (*path_in(words), *(unknown.groups() if unknown else ())))
+        if line is not None and words != error.seen:
+            error.seen = f"{where} line {line}: {words.removeprefix('.').lstrip()}"
+            error.args = (error.seen,)
+        raise
 
 
 def read_file(path: Path) -> Profile:

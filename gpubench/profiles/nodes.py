@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from gpubench.model.paths.links import leads_to_switches
 from gpubench.model.paths.topology import Topology
+from gpubench.model.profiles.profile import Profile
 from gpubench.profiles.files import find, own_profiles
 from gpubench.profiles.matching import ProfileMatch, match_any
 
@@ -36,6 +37,22 @@ def profiles_for(
         for each in dict.fromkeys(traits)
     }
     return [known[each] for each in traits]
+
+
+def profile_of_gpus(
+    models: Sequence[str], count: int, node: Topology | None, environment: Mapping[str, str], asked: str | None
+) -> Profile | None:
+    """The profile for so many GPUs of a node, which may have more; without `node` by the names of their models alone.
+
+    Raises:
+        UsageError: as there.
+    """
+    if asked is not None:
+        return find(asked, environment)
+    switched = None if node is None else leads_to_switches(node.gpus)
+    joined = node is None or _traits(node).joined
+    found = match_any(models, count, switched=switched, joined=joined, own=own_profiles(environment))
+    return None if found is None else found.profile
 
 
 class _Traits(NamedTuple):

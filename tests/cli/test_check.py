@@ -162,11 +162,11 @@ def test_what_cannot_be_is_refused_with_exit_code_2(arguments: tuple[str, ...], 
 
 def test_a_broken_profile_of_ones_own_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
     broken = tmp_path / "mine.toml"
-    broken.write_text((profiles.folder() / "hgx-h200-4.toml").read_text().replace("value = 354.6", "value = 3546"))
+    broken.write_text((profiles.folder() / "hgx-h200-4.toml").read_text().replace("value = 396.1", "value = 3961"))
     output = tmp_path / "out.json"
     result = gpubench("check", "--simulate", "hgx-h200-4", "--profile", str(broken), "--output", str(output))
     assert result.returncode == 2
-    assert "value is 3546 GB/s" in result.stderr
+    assert "value is 3961 GB/s" in result.stderr
     assert not output.exists()
 
 
@@ -192,7 +192,7 @@ def test_a_measurement_that_hangs_is_an_error_and_is_ended(monkeypatch: pytest.M
     started = time.monotonic()
     found = ChildCommands([node], Depth.DEFAULT, 0.2).peer_and_host_copies()
     assert found.failed == dict.fromkeys((Need.PEER_COPIES, Need.HOST_COPIES), "gpubench p2p did not end within 0.2 s")
-    reduced = measured(Depth.DEFAULT, [node], None, ChildCommands([node], Depth.DEFAULT, 0.2))
+    reduced = measured(Depth.DEFAULT, [node], ChildCommands([node], Depth.DEFAULT, 0.2))
     assert reduced.failed[Need.ALL_REDUCE] == "gpubench allreduce did not end within 0.2 s"
     assert time.monotonic() - started < 60
 
@@ -201,7 +201,7 @@ def test_what_eight_real_gpus_reported_is_judged(monkeypatch: pytest.MonkeyPatch
     staged = "tests/results/h200x8/allreduce-p2p-disabled.json"
     monkeypatch.setattr(check_measure, "module_command", lambda *_: ["cat", staged])
     node = Topology(snapshots(parse_machine("hgx-h200-8"))[0])
-    found = ChildCommands([node], Depth.DEFAULT, 20.0).collective(ALLREDUCE, GPU_SIZES, 0)
+    found = ChildCommands([node], Depth.DEFAULT, 20.0).collective(ALLREDUCE, GPU_SIZES)
     assert [(each.id, each.severity) for each in found.findings] == [("host-staged", Verdict.FAIL)]
     assert {row.busbw_gb_s < 11 for row in found.collectives} == {True}
 

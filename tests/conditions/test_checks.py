@@ -27,7 +27,8 @@ from gpubench.model.facts.snapshot import (
     Snapshot,
 )
 from gpubench.model.paths.nodes import group
-from gpubench.model.paths.topology import Topology
+from gpubench.model.paths.peer_policy import nccl_keeps_off, refusal_of
+from gpubench.model.paths.topology import PeerAccess, Topology
 from gpubench.model.profiles.fault import parse_fault
 from gpubench.model.profiles.profile import Profile
 from gpubench.model.terms.verdict import Finding, Verdict
@@ -218,6 +219,26 @@ def test_siblings_are_of_one_model_and_the_larger_of_two_counts_is_usual() -> No
     assert examined([replace(HEALTHY, gpus=tuple(mixed))]) == ()
     two = machine("hgx-h200-2", "gpu1:nvlink=9")
     assert said(examined(two)) == [("nvlink-down", "FAIL", subject_of(two[0].gpus[1]))]
+
+
+def test_a_pair_that_lost_its_links_to_each_other_is_no_matter_of_policy() -> None:
+    lost = machine("dgx-1-v100", "link1-2:nvlink=0")
+    ends = "GPU1 (0000:0b:00.0) → GPU2 (0000:0c:00.0)", "GPU2 (0000:0c:00.0) → GPU1 (0000:0b:00.0)"
+    pair = next(each for each in examined(lost) if each.id == "nvlink-down" and "→" in each.subject)
+    assert (pair.severity, pair.subjects) == (Verdict.FAIL, ends)
+    assert "-i 0000:0b:00.0,0000:0c:00.0;" in pair.next_command
+    node = Topology(lost[0])
+    assert not nccl_keeps_off(node, node.gpus[1], node.gpus[2])
+    healthy = Topology(machine("dgx-1-v100")[0])
+    assert nccl_keeps_off(healthy, healthy.gpus[1], healthy.gpus[4]), "no link is missing there"
+    tns = PeerAccess(cuda=False, nvml="TNS", reason="TNS")
+    assert not refusal_of(node, node.gpus[1], node.gpus[2], tns).by_design
+    assert refusal_of(node, node.gpus[1], node.gpus[4], tns).by_design
+
+
+def test_two_cards_without_a_bridge_may_never_have_had_one() -> None:
+    bare = machine("hgx-a100-4", "gpu0:nvlink=0", "gpu1:nvlink=0")
+    assert not any("→" in each.subject for each in examined(bare) if each.id == "nvlink-down")
 
 
 def test_links_nobody_counted_are_no_finding() -> None:

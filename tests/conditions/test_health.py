@@ -16,9 +16,10 @@ from gpubench.model.paths.nodes import group
 from gpubench.model.paths.topology import Topology
 from gpubench.model.profiles.profile import Profile
 from gpubench.model.results.measured_copies import of_host_memory
-from gpubench.model.results.measurements import QUICK, Measurements, Need
-from gpubench.model.results.report import CollectiveRow, PairRow, Report, Table
+from gpubench.model.results.measurements import QUICK, FailedOnNode, Measurements, Need
+from gpubench.model.results.report import PairRow, Report, Table
 from gpubench.model.results.rows.checks import CHECKS_SECTION, VERDICTS_SECTION, CheckRow, VerdictRow
+from gpubench.model.results.speed import MEASURED, ExpectedTime, judged
 from gpubench.model.terms.rank_identity import RankIdentity
 from gpubench.model.terms.verdict import WRONG_DATA, Finding, Verdict, exit_code
 from gpubench.profiles import files as profiles
@@ -51,6 +52,7 @@ def changed(node: Snapshot, index: int | None = None, **facts: Any) -> Snapshot:
     return replace(node, gpus=tuple(replace(gpu, **facts) if index in (None, gpu.index) else gpu for gpu in node.gpus))
 
 
+EXPECTED = ExpectedTime(1357.0, "profile ours", MEASURED)
 HEALTHY = machine("hgx-h100-8")[0]
 
 
@@ -123,6 +125,36 @@ def test_a_time_out_is_neither_healthy_nor_faulty(stage: str) -> None:
     assert ("driver-silent", "ERROR") in ids(found)
     assert found.verdict is Verdict.ERROR
     assert exit_code(found.verdict) == 3
+
+
+@pytest.mark.parametrize(("stage", "nics"), [("nvml", {"nic": "PASS"}), ("cuda", {"nic": "PASS"}), ("sysfs", {})])
+def test_a_silent_node_is_an_error_by_name_and_the_others_are_judged(stage: str, nics: dict[str, str]) -> None:
+    found = report(machine("hgx-h100-8*3", f"node1:silent={stage}", "node2.gpu3:nvlink=12"))
+    checks = {row.check: row for row in rows(found, CHECKS_SECTION, CheckRow)}
+    assert (checks["ecc"].verdict, checks["ecc"].nodes_in_error) == ("PASS", ("node1",))
+    assert (checks["nvlink_active"].verdict, checks["nvlink_active"].nodes_in_error) == ("FAIL", ("node1",))
+    assert (checks["driver"].verdict, checks["driver"].nodes_in_error) == ("ERROR", ())
+    verdicts = rows(found, VERDICTS_SECTION, VerdictRow)
+    silent = {row.scope: row.verdict for row in verdicts if row.node == "node1"}
+    assert silent == {"node": "ERROR", "gpu": "ERROR", **nics}
+    assert {row.verdict for row in verdicts if row.node == "node0"} == {"PASS"}
+    assert sum(row.verdict == "ERROR" for row in verdicts if row.scope == "gpu") == 8
+
+
+def test_where_all_nodes_are_silent_no_check_is_judged() -> None:
+    found = report(machine("hgx-h100-8*2", "node0:silent=nvml", "node1:silent=nvml"))
+    checks = {row.check: row for row in rows(found, CHECKS_SECTION, CheckRow)}
+    assert (checks["ecc"].verdict, checks["ecc"].note) == ("ERROR", "the driver did not tell")
+
+
+def test_what_one_node_could_not_measure_is_an_error_there_alone() -> None:
+    broken = FailedOnNode(node="node1", need=Need.HOST_COPIES, reason="did not end within 120 s")
+    found = report(machine("hgx-h100-8*2"), measurements=Measurements(failed_on=(broken,)))
+    assert [(each.id, each.subject) for each in found.findings] == [("not-measured", "node1, host copies")]
+    (check,) = (row for row in rows(found, CHECKS_SECTION, CheckRow) if row.check == "host_bandwidth")
+    assert (check.verdict, check.nodes_in_error) == ("PASS", ("node1",))
+    nodes = {row.node: row.verdict for row in rows(found, VERDICTS_SECTION, VerdictRow) if row.scope == "node"}
+    assert nodes == {"node0": "PASS", "node1": "ERROR"}
 
 
 @pytest.mark.parametrize("need", [Need.PEER_COPIES, Need.HOST_COPIES, Need.ALL_REDUCE])
@@ -328,24 +360,18 @@ def test_slow_host_copies_are_found_by_siblings_and_by_the_profile() -> None:
     assert len(finding.subjects) == 8
 
 
-@pytest.mark.parametrize(
-    ("measured", "expected"),
-    [
-        (row(2**28, 1357.0, 346.1), []),
-        (row(2**28, 1357.0, 290.0), [("collective-slow", "WARN")]),
-        (row(2**28, 1357.0, 10.0), [("collective-slow", "FAIL")]),
-        (row(2**10, 20.0, 0.1), []),
-        (row(2**10, 36.0, 0.1), [("collective-slow", "WARN")]),
-        (row(2**34, 1.0, 370.0, algorithm="RING"), []),
-        (row(2**34, 1.0, 370.0, algorithm="NVLS"), [("collective-slow", "WARN")]),
-        (row(2**28, 1.0, 100.0, nodes=2, ranks=16, limit_gb_s=None), []),
-        (row(2**28, 1.0, 100.0, collective="gather"), [("collective-slow", "FAIL")]),
-    ],
-)
-def test_all_reduce_is_judged_by_size_and_algorithm(measured: CollectiveRow, expected: list[tuple[str, str]]) -> None:
-    profile = profiles.load("hgx-h200-8")
-    found = report(machine("hgx-h200-8"), profile, Measurements(collectives=(measured,)))
-    assert ids(found) == expected
+def test_collectives_are_slow_where_their_rows_say_so_each_once() -> None:
+    fast, slow = judged(row(2**28, 1357.0, 346.1), EXPECTED), judged(row(2**28, 13570.0, 34.6), EXPECTED)
+    assert ids(report(machine("hgx-h200-8"), measurements=Measurements(collectives=(fast,)))) == []
+    sizes = (slow, replace(slow, size_bytes=2**30), replace(slow, collective="gather"))
+    found = report(machine("hgx-h200-8"), measurements=Measurements(collectives=sizes))
+    assert ids(found) == [("collective-slow", "FAIL")] * 2
+    assert found.findings[0].subject.startswith("allreduce of 256M to 1G, 8 ranks on ")
+    assert found.findings[0].expected.endswith("profile ours")
+    warned = judged(row(2**28, 1550.0, 300.0), EXPECTED)
+    assert ids(report(machine("hgx-h200-8"), measurements=Measurements(collectives=(warned,)))) == [
+        ("collective-slow", "WARN")
+    ]
 
 
 def test_a_straggler_is_named_as_rank_host_and_gpu() -> None:

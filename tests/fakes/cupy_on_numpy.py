@@ -98,7 +98,7 @@ class Runtime:
             raise CudaError(self.fail[function])
 
     def getDeviceProperties(self, index: int) -> dict[str, Any]:
-        return {"name": b"Fake GPU", "uuid": bytes([index] * 16), "multiProcessorCount": 132}
+        return {"name": b"Fake GPU", "multiProcessorCount": 132}
 
     def deviceGetPCIBusId(self, index: int) -> str:
         return f"0000:{index + 0xA:02X}:00.0"
@@ -335,6 +335,33 @@ class Stream:
             return True
 
         self.enqueue(arrived)
+
+
+class CudaDriver:
+    """libcuda, as far as a GPU's UUID needs it: all 16 bytes of it are the GPU's index. `fail` answers an error."""
+
+    def __init__(self, fail: int = 0) -> None:
+        self.fail = fail
+        self.started = False
+
+    def cuInit(self, _flags: int) -> int:
+        self.started = True
+        return self.fail
+
+    def cuDeviceGet(self, device: Any, ordinal: int) -> int:
+        assert self.started
+        device._obj.value = ordinal
+        return 0
+
+    def cuDeviceGetUuid(self, found: Any, device: int) -> int:
+        found.raw = self.uuid(device)
+        return 0
+
+    def cuGetErrorName(self, _status: int, _name: Any) -> int:
+        return 1
+
+    def uuid(self, device: int) -> bytes:
+        return bytes([device] * 16)
 
 
 class Cuda:
@@ -734,6 +761,7 @@ def install(
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     monkeypatch.setitem(sys.modules, "cupy.cuda", cupy.cuda)
     monkeypatch.setattr(cuda_adapter, "find_spec", lambda _name: object())
+    monkeypatch.setattr(cuda_adapter, "load_cuda", CudaDriver)
 
     def load_cuda() -> Cuda:
         if cuda is None:

@@ -5,6 +5,7 @@ from typing import Any
 
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.results.report import CollectiveRow, PairRow
+from gpubench.model.results.speed import MEASURED, ExpectedTime, judged
 
 
 def pair(node: Snapshot, source: int, destination: int, gb_s: float | None, **changes: Any) -> PairRow:
@@ -59,3 +60,8 @@ def row(size_bytes: int, time_us: float, busbw: float, **changes: Any) -> Collec
         verdict="PASS",
     )
     return replace(made, **changes)
+
+
+def slow_row(size_bytes: int, time_us: float, busbw: float) -> CollectiveRow:
+    """An all-reduce that takes ten times as long as a profile has it."""
+    return judged(row(size_bytes, time_us, busbw), ExpectedTime(time_us / 10, "profile hgx-h200-8", MEASURED))

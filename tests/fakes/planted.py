@@ -43,7 +43,7 @@ from gpubench.model.results.measurements import QUICK, Measurements, Need
 from gpubench.model.terms.rank_identity import RankIdentity
 from gpubench.model.terms.verdict import Finding
 from gpubench.profiles import files as profiles
-from tests.fakes.measured_rows import pair, row
+from tests.fakes.measured_rows import pair, row, slow_row
 
 GIB = 2**30
 RANKS_A_NODE = 2
@@ -638,7 +638,7 @@ CHECKED: tuple[Plant, ...] = (
     Plant("p2p-asymmetric", lambda: _one_way()),
     Plant("host-copies-slow", lambda: _host_copies()),
     Plant("host-memory-slow", _memory_copies),
-    Plant("collective-slow", lambda: _measured(_h100(), collectives=(row(2**28, 1357.0, 10.0),))),
+    Plant("collective-slow", lambda: _measured(_h100(), collectives=(slow_row(2**28, 13570.0, 10.0),))),
     Plant("wrong-data", lambda: _measured(_h100(), collectives=(row(2**28, 1.0, 480.0, wrong=7),))),
     Plant(
         "straggler",

@@ -74,6 +74,6 @@ def findings(machine_text: str, faults: Sequence[str], seed: int) -> tuple[Findi
     shown = [Topology(node) for node in nodes]
     simulation = Simulation(machine_text, machine, tuple(planted), seed)
     by = SimulatedMeasurer(simulation, shown, Depth.DEFAULT, noise=NOISE)
-    taken = measured(Depth.DEFAULT, shown, machine.profile, by)
+    taken = measured(Depth.DEFAULT, shown, by)
     report = judge(Facts(shown, group(shown), (), [machine.profile] * len(nodes), taken, asked=True))
     return tuple(each for each in report.findings if each.severity is not Verdict.SKIP)

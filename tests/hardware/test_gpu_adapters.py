@@ -274,19 +274,15 @@ def test_nccls_last_words_and_its_log_are_asked_for_by_name(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("whole", [bytes(range(1, 17)), b"\x07\x00" + bytes(range(2, 16))])
-def test_a_uuid_with_a_zero_byte_is_asked_of_the_driver(whole: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Libcuda:
-        def cuDeviceGet(self, _device: Any, index: int) -> int:  # noqa: N802 - the driver's name
-            assert index == 1
-            return 0
-
-        def cuDeviceGetUuid(self, found: Any, _device: Any) -> int:  # noqa: N802 - the driver's name
-            found.raw = whole
-            return 0
-
-    monkeypatch.setattr(cuda, "load_cuda", Libcuda)
-    runtime = SimpleNamespace(
-        getDeviceProperties=lambda _index: {"name": b"GPU", "uuid": whole.split(b"\x00")[0]},
-        deviceGetPCIBusId=lambda _index: "0000:01:00.0",
-    )
+def test_a_uuid_is_asked_of_the_driver(whole: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CuPy ends it at its first zero byte."""
+    cupy_on_numpy.install(monkeypatch, runtime := cupy_on_numpy.Runtime(2))
+    monkeypatch.setattr(cupy_on_numpy.CudaDriver, "uuid", lambda _self, _device: whole)
     assert cuda.identify(runtime, 1).uuid == f"GPU-{UUID(bytes=whole)}"
+
+
+def test_a_driver_that_does_not_tell_a_uuid_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    cupy_on_numpy.install(monkeypatch, cupy_on_numpy.Runtime(1))
+    monkeypatch.setattr(cuda, "load_cuda", lambda: cupy_on_numpy.CudaDriver(fail=802))
+    with pytest.raises(CouldNotMeasureError, match="no usable GPU: cuInit answered error 802"):
+        cuda.open_device(0, 1, "n0", Driver())

@@ -92,7 +92,7 @@ def lint(files: _FILES = None) -> None:
 
     checked = [read_file(path) for path in files] if files else [*all_profiles(), *own_profiles(os.environ)]
     for profile in checked:
-        say(f"{profile.name}: {len(profile.expected)} values, nothing wrong")
+        say(f"{profile.name}: {len(profile.all_expected)} values, nothing wrong")
 
 
 @_app.command("learn")
@@ -134,7 +134,7 @@ def _gpus(profile: "Profile") -> str:
 
 
 def _kinds(profile: "Profile") -> str:
-    counts = Counter(each.kind.value for each in profile.expected)
+    counts = Counter(each.kind.value for each in profile.all_expected)
     return ", ".join(f"{count} {kind}" for kind, count in counts.items()) or "no values"
 
 
@@ -150,8 +150,8 @@ def _described(profile: "Profile") -> Iterator[str]:
         links = f"{profile.nvlink.links} a GPU to {profile.nvlink.to}"
         yield f"  NVLink {profile.nvlink.version}: {links}, {profile.link_gb_s:g} GB/s"
     yield f"  machine: {profile.facts.kind}: {profile.facts.source}"
-    yield from _values(profile.expected)
-    if profile.expected:
+    yield from _values(profile.all_expected)
+    if profile.all_expected:
         yield "sources"
     for key, source in profile.sources.items():
         yield f"  {key}: {source}"

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from gpubench.cli.options.choices import parse_choices
 from gpubench.cli.options.presentation import PLOT, PresentationOptions
+from gpubench.cli.options.profile import PROFILE, check_profile
 from gpubench.cli.options.recording import RecordingOptions
 from gpubench.cli.options.sampling import SamplingOptions
 from gpubench.cli.options.simulation import SimulationOptions
@@ -72,6 +73,7 @@ class CollectiveOptions:
         default=None,
     )
     strict: bool = flag("Exit 1 when bytes go through host memory and need not; NCCL is told to refuse it.")
+    profile: str | None = option("NAME|FILE", PROFILE)
     split: str | None = option(
         "|".join(SPLITS),
         "The same in groups of ranks at once, a row each: by node, by place in the node, in twos, in so many. "
@@ -87,6 +89,7 @@ class CollectiveOptions:
         from gpubench.jobs.sources import Simulated, source_of
 
         self._check_replay()
+        check_profile(self.profile)
         backends, allocator = parse_backends(self.backend), parse_choices("--allocator", [self.allocator], Allocator)[0]
         if self.nccl_library is not None and not Path(self.nccl_library).is_file():
             from gpubench.errors import unreadable_nccl_library
@@ -103,6 +106,7 @@ class CollectiveOptions:
             evidence=self._evidence(),
             strict=self.strict,
             split=self.split,
+            profile=self.profile,
             variants=self.variants.parse(host_too=len(backends) > 1),
             source=source_of(self.timeout, simulation=self.simulation.parse(), replay=recording.replay),
             recording=recording,

@@ -154,7 +154,7 @@ def with_ids(command: str, subjects: Iterable[str]) -> str:
     """A command with the ids of the devices it is for: all GPUs of one node, or one device where it takes only one."""
     if not _PLACEHOLDER.search(command):
         return command
-    devices = [named for each in subjects if (named := _NAMED.fullmatch(each))]
+    devices = [named for each in subjects for end in _ends(each) if (named := _NAMED.fullmatch(end))]
     if not devices:
         return command
     hosts = list(dict.fromkeys(each["host"] for each in devices))
@@ -162,6 +162,13 @@ def with_ids(command: str, subjects: Iterable[str]) -> str:
     ids = {"GPU": gpus, "DEVICE": devices[0]["device"], "BUS_ID": devices[0]["bus_id"]}
     filled = _PLACEHOLDER.sub(lambda found: ids[found[0]] or found[0], command)
     return f"on {hosts[0]}: {filled}; likewise on {joined(filter(None, hosts[1:]))}" if len(hosts) > 1 else filled
+
+
+def _ends(subject: str) -> list[str]:
+    """Both GPUs of a pair, each with the host that leads the first; of anything else the subject itself."""
+    first, *others = subject.split(" → ")
+    host = first.rpartition(" GPU")[0]
+    return [first, *(f"{host} {each}".strip() for each in others)]
 
 
 def joined(texts: Iterable[str], most: int = _MOST_SUBJECTS) -> str:

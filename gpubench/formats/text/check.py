@@ -54,6 +54,17 @@ class CheckView(ReportView):
                 self._page.wrap(f"{row.verdict:<13} {row.check}: {found}", hanging=14)
         for (verdict, note), names in alike.items():
             self._page.wrap(f"{verdict:<13} {', '.join(names)}: not looked at: {note}", hanging=14)
+        self._nodes_in_error(rows)
+
+    def _nodes_in_error(self, rows: Sequence[CheckRow]) -> None:
+        """The nodes that checks could not look at, while they judged others."""
+        alike: dict[tuple[str, ...], list[str]] = {}
+        for row in rows:
+            if row.nodes_in_error and row.verdict != Verdict.ERROR:
+                alike.setdefault(row.nodes_in_error, []).append(row.check)
+        for hosts, names in alike.items():
+            on = f"on {compress_names(hosts)}: {', '.join(names)}: not looked at there"
+            self._page.wrap(f"{Verdict.ERROR:<13} {on}", hanging=14)
 
     def _verdicts(self, rows: Sequence[VerdictRow]) -> None:
         self._page.print("")

@@ -10,15 +10,12 @@ from uuid import UUID
 
 from gpubench import errors
 from gpubench.hardware.cuda.memory import CudaMemory, PatternKernels
-from gpubench.hardware.node.cuda_driver import device_uuid, load_cuda, version_text
+from gpubench.hardware.node.cuda_driver import CudaUnavailableError, device_uuid, load_cuda, version_text
 from gpubench.hardware.node.nvml.library import Driver
 from gpubench.ports.launch import Launch
 
 _HEADROOM_BYTES = 2 * 2**30
 """Left free for NCCL's own buffers, which it takes at the first collective, and for other processes."""
-
-
-_UUID_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +119,7 @@ def opening(runtime: Any) -> Iterator[None]:
     """Turn errors while GPUs are opened into CouldNotMeasureError: of the GPU itself, or of CuPy without NVRTC."""
     try:
         yield
-    except runtime.CUDARuntimeError as error:
+    except (runtime.CUDARuntimeError, CudaUnavailableError) as error:
         raise errors.no_gpu(str(error)) from error
     except (RuntimeError, ImportError, OSError) as error:
         raise errors.no_kernels(str(error).strip().splitlines()[0]) from error
@@ -144,16 +141,16 @@ def open_device(local_rank: int, ranks_on_host: int, host: str, driver: Driver) 
 
 
 def identify(runtime: Any, index: int) -> GpuIdentity:
-    """The names of the GPU that CUDA counts as `index`; needs no context on it."""
-    properties = runtime.getDeviceProperties(index)
-    uuid = bytes(properties["uuid"])
-    if len(uuid) != _UUID_BYTES:
-        uuid = device_uuid(load_cuda(), index)  # CuPy ends it at its first zero byte: one UUID in 16 has one
+    """The names of the GPU that CUDA counts as `index`; needs no context on it.
+
+    Its UUID is the driver's answer: CuPy ends it at its first zero byte, and one UUID in 16 has one.
+    Raises CudaUnavailableError where the driver does not tell it.
+    """
     return GpuIdentity(
-        name=properties["name"].decode(),
+        name=runtime.getDeviceProperties(index)["name"].decode(),
         index=index,
         bus_id=runtime.deviceGetPCIBusId(index).lower(),
-        uuid=f"GPU-{UUID(bytes=uuid)}",
+        uuid=f"GPU-{UUID(bytes=device_uuid(load_cuda(), index))}",
     )
 
 

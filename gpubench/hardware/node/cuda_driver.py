@@ -67,10 +67,9 @@ def load_cuda() -> Any:
 
 def device_uuid(library: Any, index: int) -> bytes:
     """The 16 bytes of a GPU's UUID; CudaUnavailableError where the driver does not tell them."""
-    device, found = ctypes.c_int(), ctypes.create_string_buffer(_UUID_BYTES)
-    status = library.cuDeviceGet(ctypes.byref(device), index) or library.cuDeviceGetUuid(found, device)
-    if status:
-        raise CudaUnavailableError(f"cuDeviceGetUuid answers {status}")
+    _check(library, "cuInit", 0)
+    found = ctypes.create_string_buffer(_UUID_BYTES)
+    _check(library, "cuDeviceGetUuid", found, _integer(library, "cuDeviceGet", index))
     return found.raw
 
 

@@ -11,10 +11,10 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from gpubench.collectives.curve import Curve, curve
 from gpubench.collectives.record import Collective
 from gpubench.collectives.registry import SUMMARIES, collective_named
 from gpubench.errors import CouldNotMeasureError, UsageError, invalid_choice
-from gpubench.hardware.simulated.curve import Curve, curve
 from gpubench.hardware.simulated.links import NodeLinks, node_links
 from gpubench.hardware.simulated.machine import SimulatedMachine, check_nodes
 from gpubench.model.profiles.fault import Fault
@@ -95,9 +95,10 @@ class CollectiveTimes:
             times[slowest] = max(times) * (1 + spread * _RANK_SPREAD)
         return times
 
-    def ideal_seconds(self, name: str, size_bytes: int, *, ranks_per_node: int | None = None) -> float:
-        """Seconds without noise, ascending with size, and never shorter than the links allow. Raises as `seconds`."""
-        return self._model(name, ranks_per_node).seconds(size_bytes)
+    def healthy_seconds(self, name: str, size_bytes: int, *, ranks_per_node: int | None = None) -> float:
+        """Seconds on the same machine without faults and noise. Raises as `seconds`."""
+        healthy = CollectiveTimes(self._machine, noise=0.0)
+        return healthy.seconds(name, size_bytes, row=0, ranks_per_node=ranks_per_node)[0]
 
     def staged_pairs(self, ranks_per_node: int) -> list[tuple[int, int]]:
         """Ordered pairs of ranks, node after node, whose copies a fault makes go through host memory."""

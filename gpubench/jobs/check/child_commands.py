@@ -38,10 +38,14 @@ _SECONDS_TO_END = 5.0
 
 
 class ChildCommands:
-    """Measures one host by gpubench's own commands, each a process of its own that has `timeout_s` seconds."""
+    """Measures one host by gpubench's own commands, each a process of its own that has `timeout_s` seconds.
 
-    def __init__(self, nodes: Sequence[Topology], depth: Depth, timeout_s: float) -> None:
+    `profile` is the name or file of the one to judge by, None for a match.
+    """
+
+    def __init__(self, nodes: Sequence[Topology], depth: Depth, timeout_s: float, profile: str | None = None) -> None:
         self._nodes, self._depth, self._timeout_s = nodes, depth, timeout_s
+        self._judged_by = () if profile is None else ("--profile", profile)
         self.alone = "one GPU: it has nobody to talk to" if len(nodes[0].gpus) == 1 else ""
 
     def copies(self) -> Measurements:
@@ -54,19 +58,19 @@ class ChildCommands:
         gpus = len(self._nodes[0].gpus)
         if not gpus:
             return Measurements(left_out=dict.fromkeys(needs, "no GPU"))
-        arguments = ["p2p", "--strict", *(() if self._depth is Depth.FULL else ("--no-patterns",))]
+        arguments = ["p2p", "--strict", *self._judged_by, *(() if self._depth is Depth.FULL else ("--no-patterns",))]
         try:
             found = of_p2p(_document(arguments, self._timeout_s))
         except CouldNotMeasureError as error:
             return Measurements(failed=dict.fromkeys(needs, str(error)))
         return replace(found, left_out={Need.PEER_COPIES: "one GPU: it has nobody to copy to"} if gpus == 1 else {})
 
-    def collective(self, collective: Collective, sizes: Sequence[int], attempt: int) -> Measurements:  # noqa: ARG002
+    def collective(self, collective: Collective, sizes: Sequence[int]) -> Measurements:
         """By the command of that name, over all GPUs of this host, or two CPU ranks where there is none.
 
         Raises CouldNotMeasureError: it does not end in time, or without a whole report.
         """
-        given = ["--sizes", ",".join(map(str, sizes)), "--out-of-place"]
+        given = ["--sizes", ",".join(map(str, sizes)), "--out-of-place", *self._judged_by]
         return of_collective(_document([collective.name, *given], self._timeout_s))
 
 

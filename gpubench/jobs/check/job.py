@@ -13,7 +13,6 @@ from gpubench.jobs.outputs import presenting
 from gpubench.jobs.sources import Replayed, Simulated, refuse_under_launcher
 from gpubench.measure.check.health import SECTIONS as SECTIONS
 from gpubench.model.facts.launched_by import launched_by
-from gpubench.model.profiles.profile import Profile
 from gpubench.model.results.measurements import Measurements
 
 
@@ -40,20 +39,20 @@ def run_alone(plan: CheckPlan, arguments: Sequence[str]) -> int:
     with presenting(plan.presentation, plan.recording.record) as presenter:
         machines = plan.source.machines()
         matches = matches_of(plan, machines)
-        measurements = _measured(plan, machines, None if matches[0] is None else matches[0].profile)
+        measurements = _measured(plan, machines)
         if plan.source.text is None and plan.depth is not Depth.QUICK:
             watched = [watch_errors(each, plan.facts_timeout_s, os.environ) for each in machines.snapshots]
             machines = machines.with_snapshots(watched)
         return deliver(plan, arguments, machines, matches, measurements, presenter)
 
 
-def _measured(plan: CheckPlan, machines: Machines, profile: Profile | None) -> Measurements:
+def _measured(plan: CheckPlan, machines: Machines) -> Measurements:
     source = plan.source
     if isinstance(source, Replayed):
-        return recorded_measurements(source.directory)
-    by: CheckMeasurer = ChildCommands(machines.nodes, plan.depth, plan.timeout_s)
+        return recorded_measurements(source.directory, machines.nodes[0], plan.profile)
+    by: CheckMeasurer = ChildCommands(machines.nodes, plan.depth, plan.timeout_s, plan.profile)
     if isinstance(source, Simulated):
         from gpubench.jobs.check.simulated import SimulatedMeasurer
 
-        by = SimulatedMeasurer(source.simulation, machines.nodes, plan.depth)
-    return measured(plan.depth, machines.nodes, profile, by)
+        by = SimulatedMeasurer(source.simulation, machines.nodes, plan.depth, profile=plan.profile)
+    return measured(plan.depth, machines.nodes, by)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from gpubench.collectives.registry import collective_named
 from gpubench.conditions.definition.circumstances import Facts
 from gpubench.errors import no_gpu
 from gpubench.formats.presenter import Presenter
@@ -14,13 +15,16 @@ from gpubench.jobs.machines import Machines
 from gpubench.jobs.metadata import metadata_of
 from gpubench.measure.check.documents import together
 from gpubench.measure.check.health import judge
+from gpubench.measure.collective.speed_judge import ExpectedTimes, SpeedJudge
 from gpubench.model.paths.nodes import group
+from gpubench.model.paths.topology import Topology
 from gpubench.model.profiles.profile import Generic
 from gpubench.model.results.measurements import QUICK, Measurements
+from gpubench.model.results.report import CollectiveRow
 from gpubench.model.results.result_file import MODELS
 from gpubench.model.terms.origin import Origin
 from gpubench.profiles.matching import ProfileMatch
-from gpubench.profiles.nodes import profiles_for
+from gpubench.profiles.nodes import profile_of_gpus, profiles_for
 from gpubench.readers.documents.json_lines import read_json_line
 
 FILE = "check.jsonl"
@@ -77,8 +81,11 @@ def deliver(
     return plan.presentation.exit_code(metadata, report)
 
 
-def recorded_measurements(directory: Path) -> Measurements:
+def recorded_measurements(directory: Path, node: Topology, asked: str | None) -> Measurements:
     """The measurements of a recorded check; of another command's recording nothing.
+
+    `node` is the first, and `asked` the profile to judge by: recordings of before rows had what is expected of them get
+    it now.
 
     Raises UsageError: the file cannot be read, or is none that a check wrote.
     """
@@ -90,8 +97,18 @@ def recorded_measurements(directory: Path) -> Measurements:
     return replace(
         found,
         pairs=tuple(replace(row, origin=_as_recorded(row.origin)) for row in found.pairs),
-        collectives=tuple(replace(row, origin=_as_recorded(row.origin)) for row in found.collectives),
+        collectives=tuple(
+            replace(_with_expected(row, node, asked), origin=_as_recorded(row.origin)) for row in found.collectives
+        ),
     )
+
+
+def _with_expected(row: CollectiveRow, node: Topology, asked: str | None) -> CollectiveRow:
+    if row.expected_us is not None or row.ranks % row.nodes:
+        return row
+    models = sorted({gpu.name for gpu in node.gpus if gpu.name})
+    profile = profile_of_gpus(models, row.ranks // row.nodes, node, os.environ, asked)
+    return SpeedJudge(ExpectedTimes(collective=collective_named(row.collective), profile=profile), ()).row(row)
 
 
 def _as_recorded(origin: str) -> str:

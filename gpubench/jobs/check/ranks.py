@@ -21,7 +21,7 @@ from gpubench.jobs.listeners import NullListener, ReportCollector
 from gpubench.jobs.outputs import check_writable
 from gpubench.jobs.rank import own_identity
 from gpubench.jobs.sources import gathered, own_process
-from gpubench.measure.check.documents import findings_beside_speed, of_node, together, without_wrong_data
+from gpubench.measure.check.documents import findings_beside_speed, of_node, of_nodes, together, without_wrong_data
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.measurements import Measurements
 from gpubench.model.terms.rank_identity import RankIdentity
@@ -44,14 +44,17 @@ class RankMeasurer:
         memory = measured_memory(self.group, self.nodes, identity.node if identity.local_rank == 0 else None)
         if identity.local_rank == 0:
             node = self.nodes[identity.node]
-            commands = ChildCommands([node], self.plan.depth, self.plan.timeout_s)
+            commands = ChildCommands([node], self.plan.depth, self.plan.timeout_s, self.plan.profile)
             own = of_node(commands.peer_and_host_copies(), node.snapshot.host)
-        return together([memory, *(part for part in self.group.gather(own) if part is not None)])
+        parts = [part for part in self.group.gather(own) if part is not None]
+        hosts = [node.snapshot.host for node in self.nodes]
+        return together([memory, of_nodes(dict(zip(hosts, parts, strict=True)))])
 
-    def collective(self, collective: Collective, sizes: Sequence[int], attempt: int) -> Measurements:  # noqa: ARG002
+    def collective(self, collective: Collective, sizes: Sequence[int]) -> Measurements:
         """Over all ranks of the job. Raises GpubenchError: on every rank, where the collective cannot be."""
         collector = ReportCollector() if self.group.rank == 0 else NullListener()
-        plan = CollectivePlan(request=SweepRequest(collective=collective, sizes=tuple(sizes)))
+        request = SweepRequest(collective=collective, sizes=tuple(sizes))
+        plan = CollectivePlan(request=request, profile=self.plan.profile)
         try:
             CollectiveRankJob(self.group, self.progress, plan, (), collector).run(None)
         except AgreedError as agreed:
@@ -88,9 +91,8 @@ class CheckRankJob:
         own = agree(group, lambda: [probe(seconds, os.environ)] if is_first else [], place=place)
         machines = group.broadcast(gathered(group, own, own_process(self.identity)))
         matches = agree(group, lambda: matches_of(plan, machines))
-        profile = None if matches[0] is None else matches[0].profile
         by = RankMeasurer(group, self._progress, self.identity, machines.nodes, plan)
-        measurements = measured(plan.depth, machines.nodes, profile, by)
+        measurements = measured(plan.depth, machines.nodes, by)
         if plan.depth is not Depth.QUICK:
             before = machines.snapshots[self.identity.node]
             watched = group.gather([watch_errors(before, seconds, os.environ)] if is_first else [])

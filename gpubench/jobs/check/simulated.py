@@ -9,14 +9,14 @@ from gpubench.errors import CouldNotMeasureError, GpubenchError
 from gpubench.hardware.simulated.copies import SimulatedCopies
 from gpubench.hardware.simulated.times import CollectiveTimes
 from gpubench.jobs.check.plan import Depth
+from gpubench.jobs.collective.speed import judge_of_model
 from gpubench.jobs.listeners import ReportCollector
 from gpubench.jobs.p2p import job as p2p_job
 from gpubench.jobs.simulation import Simulation
-from gpubench.measure.check.documents import findings_beside_speed, together
-from gpubench.measure.collective.simulated import simulate
+from gpubench.measure.check.documents import findings_beside_speed, of_nodes, together
+from gpubench.measure.collective.simulated import MOST_ROWS, simulate
 from gpubench.measure.p2p.request import Method, P2pRequest, default_series
 from gpubench.measure.paths.report import PathOutcome
-from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.measurements import Measurements, Need
 from gpubench.model.results.rows.evidence import EVIDENCE_SECTION, EvidenceRow
@@ -27,24 +27,36 @@ _PAIR_BYTES, _HOST_BYTES = 256 * 2**20, 64 * 2**20
 
 
 class SimulatedMeasurer:
-    """Makes the figures of a simulated machine; `noise` is the spread of every sample, None for the model's own."""
+    """Makes the figures of a simulated machine; `noise` is the spread of every sample, None for the model's own.
+
+    `profile` is the name or file of the one to judge copies by, None for a match.
+    """
 
     def __init__(
-        self, simulation: Simulation, nodes: Sequence[Topology], depth: Depth, noise: float | None = None
+        self,
+        simulation: Simulation,
+        nodes: Sequence[Topology],
+        depth: Depth,
+        noise: float | None = None,
+        profile: str | None = None,
     ) -> None:
+        self._profile = profile
         self._machine, self._faults, self._seed = simulation.machine, simulation.faults, simulation.seed
         self._nodes, self._depth, self._noise = nodes, depth, noise
         self._times = CollectiveTimes(self._machine, self._faults, self._seed, noise=noise)
         self._ranks = self._times.gpus * self._machine.nodes
+        self._hosts = [node.snapshot.host for node in nodes]
         self.alone = "one GPU: it has nobody to talk to" if self._ranks < 2 else ""
 
     def copies(self) -> Measurements:
         """Copies on every node; a model moves no data, and knows no host memory."""
-        parts = [self._node_copies(number, node.snapshot) for number, node in enumerate(self._nodes)]
+        hosts = {node.snapshot.host: self._node_copies(number, node) for number, node in enumerate(self._nodes)}
         no_data = "no data are moved on a simulated machine"
-        return together([*parts, Measurements(left_out=dict.fromkeys((Need.VERIFIED_DATA, Need.HOST_MEMORY), no_data))])
+        return together(
+            [of_nodes(hosts), Measurements(left_out=dict.fromkeys((Need.VERIFIED_DATA, Need.HOST_MEMORY), no_data))]
+        )
 
-    def collective(self, collective: Collective, sizes: Sequence[int], attempt: int) -> Measurements:
+    def collective(self, collective: Collective, sizes: Sequence[int]) -> Measurements:
         """A collective over all GPUs.
 
         Raises CouldNotMeasureError: a node's driver does not answer, or a fault leaves nothing to simulate.
@@ -52,24 +64,27 @@ class SimulatedMeasurer:
         if any(node.snapshot.failures or node.snapshot.driver.absent for node in self._nodes):
             raise CouldNotMeasureError("a node's driver does not answer")
         collector = ReportCollector()
+        speed = judge_of_model(collective, self._times, self._hosts, self._times.gpus, self._machine.profile)
         try:
             simulate(
                 SweepRequest(collective=collective, sizes=tuple(sizes), check=False),
                 self._ranks,
                 self._machine.nodes,
-                lambda size, row: self._times.seconds(collective.name, size, row=1000 * attempt + row),
+                lambda size, row, attempt: self._times.seconds(collective.name, size, row=row + attempt * MOST_ROWS),
                 collector,
                 PathOutcome({}, ()),
+                speed,
             )
         except GpubenchError as error:
             raise CouldNotMeasureError(error.seen) from error
         return Measurements(collectives=tuple(collector.collectives))
 
-    def _node_copies(self, number: int, snapshot: Snapshot) -> Measurements:
+    def _node_copies(self, number: int, node: Topology) -> Measurements:
         """Copies on one node; a node whose driver is silent cannot be measured."""
+        snapshot = node.snapshot
         if snapshot.failures or snapshot.driver.absent:
             return Measurements(
-                failed=dict.fromkeys((Need.PEER_COPIES, Need.HOST_COPIES), f"{snapshot.host}: no driver")
+                failed=dict.fromkeys((Need.PEER_COPIES, Need.HOST_COPIES), "its driver does not answer")
             )
         spread = {} if self._noise is None else {"noise": self._noise}
         copies = SimulatedCopies(self._machine, self._faults, self._seed, node=number, **spread)
@@ -88,8 +103,7 @@ class SimulatedMeasurer:
             check=False,
         )
         collector = ReportCollector()
-        node = self._nodes[number]
-        report = p2p_job.measured(copies, node, profile_for(node, os.environ), request, collector)
+        report = p2p_job.measured(copies, node, profile_for(node, os.environ, self._profile), request, collector)
         return Measurements(
             pairs=tuple(collector.pairs),
             evidence=tuple(report.rows(EVIDENCE_SECTION, EvidenceRow)),

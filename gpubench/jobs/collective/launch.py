@@ -59,17 +59,17 @@ def run(plan: CollectivePlan, arguments: Sequence[str]) -> int:
     with channel.ChannelReceiver() as ranks_channel, delivering(presenter):
         write_plan(ranks_channel.path, plan, arguments)
         environment = mpirun.environment(os.environ, ranks_channel.path)
-        code = None
-        for is_last in (False, True):
-            job = launcher.start(mpirun.command(ranks, arguments), environment)
+
+        def launch() -> _LaunchedJob:
+            job = _LaunchedJob(presenter, shown, launcher.start(mpirun.command(ranks, arguments), environment))
             ranks_channel.expect_end(limit_seconds(Phase.LAUNCH, plan.timeout_s) + _SECONDS_FOR_PYTHON)
-            try:
-                code = _LaunchedJob(presenter, shown, job).listen(ranks_channel, may_start_again=not is_last)
-            finally:
-                launcher.stop(job)
-            if code is not None:
-                break
-        return code or 0
+            job.listen(ranks_channel)
+            return job
+
+        job = launch()
+        if job.started_nothing:
+            job = launch()
+        return job.exit_code()
 
 
 def choose_ranks(plan: CollectivePlan, driver: Driver) -> int:
@@ -99,29 +99,34 @@ class _LaunchedJob:
         self._ranks_spoke = False
         self._lost: list[LostRank] = []
         self._kept_lines: list[str] = []
+        self._launcher_code = 0
+        self._is_late = False
 
-    def listen(self, ranks: channel.ChannelReceiver, *, may_start_again: bool) -> int | None:
-        """Present messages until the job is over; its exit code, None where it is to be started again.
+    def listen(self, ranks: channel.ChannelReceiver) -> None:
+        """Present messages until the job is over, and then end what is left of it."""
+        try:
+            for message in ranks.messages(self._job):
+                if isinstance(message, str):
+                    self._take_line(message)
+                else:
+                    self._take(message)
+                    self._set_deadline(ranks)
+        finally:
+            self._is_late = ranks.is_late
+            self._launcher_code = launcher.stop(self._job)
 
-        Raises GpubenchError: it ended without a report.
-        """
-        for message in ranks.messages(self._job):
-            if isinstance(message, str):
-                self._take_line(message)
-            else:
-                self._take(message)
-                self._set_deadline(ranks)
-        if self._presenter.report is None:
-            if may_start_again and self._started_nothing():
-                return None
-            self._presenter.cut_short(failed=self._error is not None and self._error.exit_code == JUDGED_AND_FAILED)
-            raise self._error or self._died(launcher.stop(self._job), is_late=ranks.is_late)
-        return self._presenter.exit_code
-
-    def _started_nothing(self) -> bool:
+    @property
+    def started_nothing(self) -> bool:
         """True if mpirun could not start its own daemon, and so no rank."""
-        spoke = self._ranks_spoke or self._lost or self._error is not None
-        return not spoke and launcher.stop(self._job) == launcher.DAEMON_FAILED
+        spoke = self._presenter.report is not None or self._ranks_spoke or self._lost or self._error is not None
+        return not spoke and self._launcher_code == launcher.DAEMON_FAILED
+
+    def exit_code(self) -> int:
+        """The exit code of a job that is over. Raises GpubenchError: it ended without a report."""
+        if self._presenter.report is None:
+            self._presenter.cut_short(failed=self._error is not None and self._error.exit_code == JUDGED_AND_FAILED)
+            raise self._error or self._died()
+        return self._presenter.exit_code
 
     def _set_deadline(self, ranks: channel.ChannelReceiver) -> None:
         """Once a rank has spoken, watchdogs see to an end; once they have said that it comes, it has to come soon."""
@@ -163,17 +168,17 @@ class _LaunchedJob:
         elif self._error is None and self._presenter.report is None and not self._lost:
             self._presenter.note(line)
 
-    def _died(self, code: int, *, is_late: bool) -> GpubenchError:
+    def _died(self) -> GpubenchError:
         """The reason why there is no result: the first rank that was killed or crashed, as launchers end the others."""
         first = first_lost(self._lost)
         if first is None and self._ranks_spoke:
-            return ranks_ended_early(code, self._presenter.rows)
+            return ranks_ended_early(self._launcher_code, self._presenter.rows)
         if not self._ranks_spoke:
             self._kept_lines = self._kept_lines[-_MOST_KEPT_LINES:]
             self._show_kept_lines()
         if first is not None and (self._ranks_spoke or not first.exited):
             return first.error(rows_kept(self._presenter.rows))
-        return no_rank_started() if is_late else launcher_failed(code)
+        return no_rank_started() if self._is_late else launcher_failed(self._launcher_code)
 
     def _show_kept_lines(self) -> None:
         for line in self._kept_lines:

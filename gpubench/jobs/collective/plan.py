@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpubench.errors import UsageError
@@ -80,7 +81,8 @@ def check_unset(variants: AskedVariants, settings: Mapping[str, str]) -> None:
 class RankOptions:
     """The options of a rank beside its request, as plain data.
 
-    `backend`, `ranks` and `nccl_library` are None where the machine decides.
+    `backend`, `ranks` and `nccl_library` are None where the machine decides; `profile` is the name or file of the one
+    to judge speed by, None for a match.
     """
 
     backend: str | None = None
@@ -92,16 +94,26 @@ class RankOptions:
     strict: bool = False
     split: str | None = None
     variants: AskedVariants = AskedVariants()
+    profile: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectivePlan(RankOptions):
-    """The request, its options, and their presentation; without sizes it visits the backend's default sweep."""
+    """The request, its options, and their presentation; without sizes it visits the backend's default sweep.
+
+    `results_folder` is what a rank has instead of the presentation of the process that launched it.
+    """
 
     request: "SweepRequest"
     source: "Source" = field(default_factory=_here)
     recording: Recording = field(default_factory=Recording)
     presentation: Presentation = field(default_factory=Presentation)
+    results_folder: Path | None = None
+
+    @property
+    def history(self) -> Path | None:
+        """The folder of dated results that this run's own is kept in; None where it is not."""
+        return self.results_folder or self.presentation.history
 
     @property
     def rank_options(self) -> RankOptions:

@@ -16,6 +16,7 @@ from gpubench.jobs.agreement import agree
 from gpubench.jobs.collective.metadata import collective_metadata, recorded_collective
 from gpubench.jobs.collective.opening import Opened, Rank, open_backend, open_kind
 from gpubench.jobs.collective.plan import HOST, CollectivePlan
+from gpubench.jobs.collective.speed import speed_judge_of
 from gpubench.jobs.collective.variants import VariantMaker
 from gpubench.jobs.listeners import NullListener
 from gpubench.jobs.metadata import recorded_settings
@@ -101,6 +102,10 @@ class CollectiveRankJob:
                 progress=self._progress,
                 read_condition=opened.read_condition,
                 recorder=recorder,
+                make_speed_judge=speed_judge_of(
+                    request.collective, self._measuring(identities), described.libraries.get("NCCL"), self._plan.profile
+                ),
+                measures_again=self._part is None,
             )
             report = self._rows(request, variants, identities, listener, observers)
         if opened.path_watch is None:
@@ -110,6 +115,10 @@ class CollectiveRankJob:
         if group.rank == 0:
             listener.end(report)
         return group.broadcast(exit_code_of(metadata, report))
+
+    def _measuring(self, identities: Sequence[RankIdentity]) -> Sequence[RankIdentity]:
+        """The ranks that measure with this one: of its group, or all."""
+        return identities if self._part is None else [identities[rank] for rank in self._part.ranks]
 
     def _sizes(
         self, request: SweepRequest, backend: Backend, beside: Backend | None
@@ -134,8 +143,8 @@ class CollectiveRankJob:
         if self._part is None:
             return measure_variants(request, self._group, variants, identities, listener, observers)
         rows = GroupRows(self._part, self._own, self._group, listener)
-        own = [identities[rank] for rank in self._part.ranks]
         together = InStep(self._own, self._group)
+        own = self._measuring(identities)
         return rows.merged(measure_variants(request, together, variants[:1], own, rows, observers))
 
     def _recorder(self, described: RecordedCollective, opened: Opened) -> AbstractContextManager[Recorder]:

@@ -20,32 +20,38 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RankPlan:
-    """The plan of a launched rank as plain data; what it measures is presented by the process that launched it."""
+    """The plan of a launched rank as plain data; what it measures is presented by the process that launched it.
+
+    `history` is the folder of dated results of that process, whose working directory ranks share.
+    """
 
     arguments: tuple[str, ...]
     collective: str
     asked: Asked
     options: RankOptions
     record: str | None
+    history: str | None = None
 
     def plan(self) -> CollectivePlan:
         """The plan that it was made of, without its presentation."""
         return CollectivePlan(
             request=self.asked.request(collective_named(self.collective)),
             recording=Recording(None if self.record is None else Path(self.record)),
+            results_folder=None if self.history is None else Path(self.history),
             **{each.name: getattr(self.options, each.name) for each in fields(RankOptions)},
         )
 
 
 def write_plan(channel: str, plan: CollectivePlan, arguments: Sequence[str]) -> None:
     """Write the plan beside the socket of the channel, in its private directory, for the ranks that are launched."""
-    record = plan.recording.record
+    record, history = plan.recording.record, plan.history
     of_rank = RankPlan(
         arguments=tuple(arguments),
         collective=plan.collective.name,
         asked=plan.request.asked,
         options=plan.rank_options,
         record=None if record is None else str(record),
+        history=None if history is None else str(history),
     )
     _beside(channel).write_text(json.dumps(to_plain(of_rank)))
 

@@ -6,15 +6,21 @@ from dataclasses import replace
 from gpubench.conditions.definition.circumstances import Circumstances
 from gpubench.errors import UsageError
 from gpubench.hardware import recorded
+from gpubench.hardware.simulated.machine import SimulatedMachine
+from gpubench.hardware.simulated.times import CollectiveTimes
 from gpubench.jobs.collective.metadata import collective_metadata
 from gpubench.jobs.collective.plan import CollectivePlan
+from gpubench.jobs.collective.speed import judge_of_model, speed_judge_of
 from gpubench.jobs.machines import Machines
 from gpubench.jobs.outputs import presenting
 from gpubench.jobs.sources import Replayed
 from gpubench.measure.collective.recording import RecordedCollective, file_of
 from gpubench.measure.collective.replay import read_recorded, replay
+from gpubench.measure.collective.speed_judge import SpeedJudge
 from gpubench.model.paths.evidence import EvidenceUse
 from gpubench.model.paths.wiring import Wiring
+from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.profiles.files import load
 
 
 def run(plan: CollectivePlan, source: Replayed, arguments: Sequence[str]) -> int:
@@ -32,7 +38,15 @@ def run(plan: CollectivePlan, source: Replayed, arguments: Sequence[str]) -> int
         topology = None if found.model is None else circumstances.wiring.nodes[0].fingerprint()
         metadata = collective_metadata(found, collective, arguments, topology=topology, replayed=source.text)
         presenter.begin(metadata)
-        report = replay(found, rows, collective, circumstances, presenter)
+
+        def speed_judge(ranks: Sequence[RankIdentity]) -> SpeedJudge:
+            if found.model is None:
+                return speed_judge_of(collective, ranks, found.libraries.get("NCCL"), plan.profile)(circumstances)
+            machine = SimulatedMachine(load(found.model.profile["name"]), len(found.hosts))
+            per_node = len(found.ranks) // len(found.hosts)
+            return judge_of_model(collective, CollectiveTimes(machine), found.hosts, per_node, machine.profile)
+
+        report = replay(found, rows, collective, circumstances, presenter, speed_judge)
         presenter.end(report)
     return plan.presentation.exit_code(metadata, report)
 

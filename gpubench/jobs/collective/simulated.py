@@ -9,6 +9,7 @@ from gpubench.errors import UsageError
 from gpubench.hardware.simulated.times import CollectiveTimes
 from gpubench.jobs.collective.metadata import collective_metadata, recorded_collective
 from gpubench.jobs.collective.plan import CollectivePlan
+from gpubench.jobs.collective.speed import judge_of_model
 from gpubench.jobs.machines import Machines
 from gpubench.jobs.outputs import presenting
 from gpubench.jobs.simulation import Simulation
@@ -17,7 +18,7 @@ from gpubench.measure.collective.cases import cases, without_data
 from gpubench.measure.collective.path_evidence import simulated
 from gpubench.measure.collective.recording import Model, RecordedCollective, RecordedRow, RecordingLine
 from gpubench.measure.collective.row_collector import Answer, RowSample
-from gpubench.measure.collective.simulated import BACKEND, simulate
+from gpubench.measure.collective.simulated import BACKEND, MOST_ROWS, simulate
 from gpubench.measure.collective.sweep import check_root, sizes_left
 from gpubench.measure.collective.timing import OwnTimes
 from gpubench.model.facts.snapshot import Snapshot
@@ -58,16 +59,16 @@ def run(plan: CollectivePlan, source: Simulated, arguments: Sequence[str]) -> in
     )
     made: list[Sequence[float]] = []
 
-    def seconds(size: int, row: int) -> Sequence[float]:
-        made.append(times.seconds(name, size, row=row, ranks_per_node=per_node))
-        return made[-1]
+    def seconds(size: int, row: int, attempt: int) -> Sequence[float]:
+        return times.seconds(name, size, row=row + attempt * MOST_ROWS, ranks_per_node=per_node)
 
     with presenting(plan.presentation, plan.recording.record) as presenter:
         topology = Topology(nodes[0]).fingerprint()
         metadata = collective_metadata(described, request.collective, arguments, topology=topology)
         presenter.begin(metadata)
         paths = simulated(staged, identities, lambda node: Topology(nodes[node]), simulation.source)
-        report = simulate(request, len(identities), len(nodes), seconds, presenter, paths)
+        speed = judge_of_model(request.collective, times, described.hosts, per_node, simulation.machine.profile)
+        report = simulate(request, len(identities), len(nodes), seconds, presenter, paths, speed, made.append)
         if plan.recording.record is not None:
             _record(plan.recording.record, described, nodes, request, made)
         presenter.end(report)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from gpubench.model.results.measurements import Measurements
+from gpubench.model.results.measurements import FailedOnNode, Measurements, Need
 from gpubench.model.results.report import PAIRS_SECTION, ROWS_SECTION, CollectiveRow, PairRow, Report
 from gpubench.model.results.rows.evidence import EVIDENCE_SECTION, EvidenceRow
 from gpubench.model.terms.plain import from_plain
@@ -62,6 +62,29 @@ def together(parts: Sequence[Measurements]) -> Measurements:
         findings=tuple(dict.fromkeys(finding for part in parts for finding in part.findings)),
         left_out={need: reason for part in parts for need, reason in part.left_out.items()},
         failed={need: reason for part in parts for need, reason in part.failed.items()},
+        failed_on=tuple(each for part in parts for each in part.failed_on),
+    )
+
+
+def of_nodes(parts: Mapping[str, Measurements]) -> Measurements:
+    """The measurements of several nodes, by host: what some of them lack is missing there, and what all lack in all."""
+    failed_on = [
+        FailedOnNode(node=host, need=need, reason=reason)
+        for host, part in parts.items()
+        for need, reason in part.failed.items()
+    ]
+    nowhere = {need: found for need in Need if (found := [each for each in failed_on if each.need is need])}
+    nowhere = {need: found for need, found in nowhere.items() if len(found) == len(parts)}
+    measured = together(tuple(parts.values()))
+    return replace(
+        measured,
+        left_out={
+            need: reason
+            for need, reason in measured.left_out.items()
+            if all(need in part.left_out or need in part.failed for part in parts.values())
+        },
+        failed={need: "; ".join(dict.fromkeys(each.reason for each in found)) for need, found in nowhere.items()},
+        failed_on=tuple(each for each in failed_on if each.need not in nowhere),
     )
 
 

@@ -22,6 +22,9 @@ from gpubench.model.results.report import (
 from gpubench.model.results.rows.checks import CHECKS_SECTION, VERDICTS_SECTION, CheckRow, VerdictRow
 from gpubench.model.terms.verdict import Finding, Verdict, overall
 
+_OF_SILENCE = ("driver", "measured")
+"""Checks that say who did not answer."""
+
 SECTIONS = (CHECKS_SECTION, VERDICTS_SECTION, PAIRS_SECTION, ROWS_SECTION, FINDINGS_SECTION)
 
 
@@ -70,6 +73,7 @@ def _check_row(facts: Facts, outcome: _Outcome, origin: str) -> CheckRow:
     check = outcome.check
     missing = facts.measurements.left_out.get(check.needs)
     failed = facts.measurements.failed.get(check.needs)
+    in_error = _nodes_in_error(facts, check)
     if outcome.findings:
         verdict, note = overall(finding.severity for finding in outcome.findings), None
     elif failed is not None:
@@ -78,8 +82,8 @@ def _check_row(facts: Facts, outcome: _Outcome, origin: str) -> CheckRow:
         verdict, note = Verdict.SKIP, missing
     elif not check.without_gpus and not any(node.gpus for node in facts.nodes):
         verdict, note = Verdict.SKIP, "no GPU"
-    elif check.needs is Need.FACTS and check.name != "driver" and _has_no_facts(facts):
-        verdict, note = Verdict.ERROR, "the driver of a node did not tell"
+    elif in_error and len(in_error) == len(facts.nodes):
+        verdict, note = Verdict.ERROR, "the driver did not tell"
     else:
         verdict, note = Verdict.PASS, None
     return CheckRow(
@@ -89,11 +93,17 @@ def _check_row(facts: Facts, outcome: _Outcome, origin: str) -> CheckRow:
         looks_for=check.summary,
         note=note,
         origin=origin,
+        nodes_in_error=in_error,
     )
 
 
-def _has_no_facts(facts: Facts) -> bool:
-    return any(node.snapshot.failures for node in facts.nodes)
+def _nodes_in_error(facts: Facts, check: Check) -> tuple[str, ...]:
+    """The hosts that a check could not look at: those whose driver did not tell, or that could not be measured."""
+    if check.needs is not Need.FACTS:
+        return tuple(each.node for each in facts.measurements.failed_on if each.need is check.needs)
+    if check.name in _OF_SILENCE:
+        return ()
+    return tuple(node.snapshot.host for node in facts.nodes if node.snapshot.failures)
 
 
 def _verdict_rows(facts: Facts, findings: Sequence[Finding]) -> Iterator[VerdictRow]:
@@ -117,9 +127,10 @@ def _verdict_rows(facts: Facts, findings: Sequence[Finding]) -> Iterator[Verdict
 def _subjects(facts: Facts, number: int, node: Topology) -> Iterator[tuple[str, str, tuple[str, ...]]]:
     """The devices of a node: scope, name in rows, and the names that findings have for it."""
     circumstances = facts.circumstances
+    silent = [f"{node.snapshot.host}, {each.stage}" for each in node.snapshot.failures]
     for gpu in node.gpus:
         name = circumstances.named(number, gpu)
-        yield "gpu", name, (name,)
+        yield "gpu", name, (name, *silent)
     for nic in node.nics:
         name = circumstances.named(number, nic)
         yield "nic", name, (name, circumstances.on(number, nic.name))

@@ -11,6 +11,7 @@ from gpubench.measure.collective.logged_choices import LoggedChoices, read_choic
 from gpubench.measure.collective.path_evidence import PathObservations
 from gpubench.measure.collective.path_judge import PathJudge
 from gpubench.measure.collective.row_collector import NO_RECORDER, Recorder
+from gpubench.measure.collective.speed_judge import SpeedJudge
 from gpubench.model.facts.gpu_condition import GpuCondition
 from gpubench.model.terms.progress import UNWATCHED, Progress
 from gpubench.ports.group import Group
@@ -22,6 +23,14 @@ ReadCondition = Callable[[], GpuCondition | None]
 
 ReadCircumstances = Callable[[], Circumstances | None]
 """Machines, processes and settings of all ranks, on the first rank; every rank has to call it."""
+
+
+MakeSpeedJudge = Callable[[Circumstances | None], SpeedJudge | None]
+"""Makes the judge of speed on the first rank, from what is known of machines; None where nobody judges."""
+
+
+def _judging_no_speed(_circumstances: Circumstances | None) -> None:
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +102,17 @@ class Observers:
     """The observers of a sweep, each with a stand-in that does nothing.
 
     `path_observer` finds out over which paths the bytes go, `progress` is told of every phase, so that a hang is seen,
-    `read_condition` is called between rows, `recorder` gets the samples that rows and verdicts are made of.
+    `read_condition` is called between rows, `recorder` gets the samples that rows and verdicts are made of. The first
+    rank makes a judge of speed; a row that it doubts is measured again, where `measures_again`: not where groups have
+    to keep in step.
     """
 
     path_observer: PathObserver | None = None
     progress: Progress = UNWATCHED
     read_condition: ReadCondition = lambda: None
     recorder: Recorder = NO_RECORDER
+    make_speed_judge: MakeSpeedJudge = _judging_no_speed
+    measures_again: bool = True
 
 
 NO_OBSERVERS = Observers()

@@ -71,7 +71,8 @@ def conclude(observed: PathObservations, rows: RowObservations, *, origin: Origi
     )
     if fallback and choices.no_tuning and not choices.no_log:
         fallback[0] = replace(fallback[0], how=f"{fallback[0].how}; no algorithms: {choices.no_tuning}")
-    return report_on(paths, fallback, origin, explained.rows())
+    outcome = report_on(paths, fallback, origin, explained.rows())
+    return replace(outcome, explained=explained)
 
 
 def unwatched(report: Report, why: str, origin: Origin = Origin.MEASURED) -> Report:
@@ -107,7 +108,8 @@ def simulated(
         return found[0].explanation if found else fault
 
     rows = fallback_rows(paths, Origin.SIMULATED, cause_of)
-    return report_on(paths, rows, Origin.SIMULATED, explained.rows())
+    outcome = report_on(paths, rows, Origin.SIMULATED, explained.rows())
+    return replace(outcome, explained=explained)
 
 
 def _unconnected(choices: LoggedChoices) -> list[str]:

@@ -30,9 +30,13 @@ class PathJudge:
         self._limits: dict[tuple[str | None, str | None], Limit] = {}
 
     def row(self, case: Case, row: CollectiveRow, wrong_by_rank: Sequence[int]) -> CollectiveRow:
-        """The row with what is known of its paths."""
+        """The row with what is known of its paths, which are judged by it too."""
         if case.setting is None:
             self._rows.add(row, wrong_by_rank)
+        return self.described(case, row)
+
+    def described(self, case: Case, row: CollectiveRow) -> CollectiveRow:
+        """The row with the choices of the library, and its limit."""
         setting = None if case.setting == AGAIN else case.setting
         choices = self.observations.choices
         if setting is not None:

@@ -1,6 +1,6 @@
 """The report of a recorded collective, made of its raw samples as it is of measured ones."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from gpubench.collectives.record import Collective
@@ -14,11 +14,13 @@ from gpubench.measure.collective.recording import RecordedCollective, RecordedRo
 from gpubench.measure.collective.recording_rules import check_recorded, check_row
 from gpubench.measure.collective.row_collector import MeasuredRow, RowCollector
 from gpubench.measure.collective.simulated import simulate
+from gpubench.measure.collective.speed_judge import SpeedJudge
 from gpubench.measure.collective.split_groups import NamedRows, PartReport, together
 from gpubench.measure.collective.variants import with_winners
 from gpubench.model.results.report import CollectiveRow, Report
 from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.progress import UNWATCHED
+from gpubench.model.terms.rank_identity import RankIdentity
 from gpubench.model.terms.units import counted
 from gpubench.model.terms.verdict import Finding, Verdict, overall
 from gpubench.ports.listener import Listener
@@ -27,6 +29,9 @@ from gpubench.readers.documents.json_lines import read_json_line
 CUT_SHORT = "recording-cut-short"
 
 _Lines = Sequence[tuple[str, str]]
+
+SpeedJudgeOf = Callable[[Sequence[RankIdentity]], SpeedJudge | None]
+"""Makes the judge of the speed of what some ranks measured; None where nobody judges it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +79,7 @@ def replay(
     collective: Collective,
     circumstances: Circumstances,
     listener: Listener[CollectiveRow],
+    speed_judge_of: SpeedJudgeOf,
 ) -> Report:
     """Hand the rows to the listener as if they were measured now; the report is the same as then.
 
@@ -86,12 +92,15 @@ def replay(
         node_of = circumstances.wiring.nodes.__getitem__
         outcome = simulated(staged, found.ranks, node_of, found.model.source)
         ranks, nodes = len(found.ranks), len(found.hosts)
-        report = simulate(request, ranks, nodes, lambda _, row: seconds[row], listener, outcome, most_rows=len(rows))
+        speed = speed_judge_of(found.ranks)
+        report = simulate(
+            request, ranks, nodes, lambda _, row, _try: seconds[row], listener, outcome, speed, most_rows=len(rows)
+        )
     else:
         judge = None
         if found.testimony is not None:
             judge = PathJudge(request, found.testimony.restored(circumstances), origin=Origin.RECORDED)
-        report = _measured(found, rows, request, listener, judge)
+        report = _measured(found, rows, request, listener, judge, speed_judge_of)
     return report if recorded.is_whole else _cut_short(report, rows, collective)
 
 
@@ -101,10 +110,16 @@ def _measured(
     request: SweepRequest,
     listener: Listener[CollectiveRow],
     judge: PathJudge | None,
+    speed_judge_of: SpeedJudgeOf,
 ) -> Report:
     groups = {None if part is None else part.name: part for part in found.groups}
     collectors = {
-        name: RowCollector(found.ranks_of(part), listener if part is None else NamedRows(part, listener), judge)
+        name: RowCollector(
+            found.ranks_of(part),
+            listener if part is None else NamedRows(part, listener),
+            judge,
+            speed=speed_judge_of(found.ranks_of(part)),
+        )
         for name, part in groups.items()
     }
     shown = []

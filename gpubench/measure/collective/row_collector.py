@@ -8,6 +8,7 @@ from gpubench.measure.collective.cases import Case, JobFacts, describe
 from gpubench.measure.collective.path_evidence import PathObservations
 from gpubench.measure.collective.path_judge import PathJudge
 from gpubench.measure.collective.rank_timings import RankTimings
+from gpubench.measure.collective.speed_judge import SpeedJudge
 from gpubench.measure.collective.timing import OwnTimes
 from gpubench.measure.paths.report import PathOutcome
 from gpubench.model.facts.gpu_condition import GpuCondition
@@ -75,7 +76,8 @@ NO_RECORDER = Recorder()
 class RowCollector:
     """Hands rows on as they are measured, and makes the report on all of them.
 
-    Only the first rank has a judge of paths. `refused` are the variants that could not run, None where there is one.
+    Only the first rank has judges, of paths and of speed. `refused` are the variants that could not run, None where
+    there is one.
     """
 
     def __init__(
@@ -85,12 +87,23 @@ class RowCollector:
         judge: PathJudge | None,
         recorder: Recorder = NO_RECORDER,
         refused: Sequence[RefusedRow] | None = None,
+        speed: SpeedJudge | None = None,
     ) -> None:
         self._identities, self._listener, self._judge, self._recorder = identities, listener, judge, recorder
+        self._speed = speed
         self._rank_timings = RankTimings(identities)
         self._verdicts: list[Verdict] = []
         self._failures: list[tuple[CollectiveRow, Sequence[int]]] = []
         recorder.begin(None if judge is None else judge.observations, refused)
+
+    def wants_another(self, case: Case, tries: Sequence[MeasuredRow], *, observed: bool = True) -> bool:
+        """True if a case should be measured once more: its speed is near the threshold, or two tries disagree."""
+        if self._speed is None:
+            return False
+        rows = [each.row for each in tries]
+        if self._judge is not None and observed:
+            rows = [self._judge.described(case, row) for row in rows]
+        return self._speed.wants_another(rows)
 
     def add(self, case: Case, measured: MeasuredRow, progress: Progress, *, observed: bool = True) -> CollectiveRow:
         """Add a row; return it as the listener gets it: with what is known of its paths, if these are observed."""
@@ -103,6 +116,8 @@ class RowCollector:
         self._recorder.row(case, measured)
         if self._judge is not None and observed:
             row = self._judge.row(case, row, wrong_by_rank)
+        if self._speed is not None:
+            row = self._speed.row(row)
         self._listener.row(row)
         self._verdicts.append(Verdict(row.verdict) if row.verdict else Verdict.SKIP)
         if row.wrong and answers:
@@ -113,12 +128,13 @@ class RowCollector:
         """Verdict, findings and sections."""
         wrong = (_wrong_data(self._failures, self._identities),) if self._failures else ()
         paths = PathOutcome({}, ()) if self._judge is None else self._judge.outcome()
-        verdict = overall([*self._verdicts, *(finding.severity for finding in paths.findings)])
+        found = paths.findings if self._speed is None else self._speed.findings(paths.findings, paths.explained)
+        verdict = overall([*self._verdicts, *(finding.severity for finding in found)])
         late = self._rank_timings.findings()
         return Report(
             verdict=overall([verdict, *(finding.severity for finding in late)]),
             complete=True,
-            findings=(*wrong, *paths.findings, *late),
+            findings=(*wrong, *found, *late),
             sections={**paths.sections, **self._rank_timings.sections()},
         )
 

@@ -9,7 +9,8 @@ from gpubench.collectives.request import SweepRequest
 from gpubench.measure.collective.cases import Case, cases
 from gpubench.measure.collective.logged_choices import OperationKey, key_of
 from gpubench.measure.collective.observers import NO_OBSERVERS, Observers
-from gpubench.measure.collective.row_collector import RowCollector
+from gpubench.measure.collective.row_collector import MeasuredRow, RowCollector
+from gpubench.measure.collective.speed_judge import middle
 from gpubench.measure.collective.sweep import Buffers, Issue, Sweep, job_facts
 from gpubench.model.results.report import CollectiveRow, Report, Section, Table
 from gpubench.model.results.winners import REFUSED_SECTION, WINNERS_SECTION, RefusedRow, WinnerRow, winners
@@ -65,17 +66,36 @@ def measure_variants(
     runs = preparation.prepare(variants)
     judge = None if observers.path_observer is None else observers.path_observer.judge()
     refused = preparation.refused if len(variants) > 1 else None
-    collector = RowCollector(identities, listener, judge, observers.recorder, refused)
+    speed = None
+    if group.rank == 0:
+        speed = observers.make_speed_judge(None if judge is None else judge.observations.circumstances)
+    collector = RowCollector(identities, listener, judge, observers.recorder, refused, speed)
     rows: list[CollectiveRow] = []
     plan = list(_plan(runs))
     for number, (run, case) in enumerate(plan):
         listener.progress(number, len(plan), f"{request.collective.name} {case.label}")
-        # Data differ for every number: nothing that another variant left in the buffers can pass for its result.
-        measured = run.sweep.row(number, case)
         observed = run.variant.backend is variants[0].backend
+        tries: list[MeasuredRow] = []
+        while not tries or (
+            observers.measures_again
+            and group.broadcast(group.rank == 0 and collector.wants_another(case, tries, observed=observed))
+        ):
+            # Data differ for every number: nothing that another variant left in the buffers can pass for its result.
+            tries.append(run.sweep.row(number + len(tries) * len(plan), case))
+        measured = _chosen(tries)
         rows.append(collector.add(case, measured, observers.progress, observed=observed))
     report = collector.report()
     return report if group.rank != 0 or refused is None else with_winners(report, rows, refused)
+
+
+def _chosen(tries: Sequence[MeasuredRow]) -> MeasuredRow:
+    """Of several tries of a row the middle one; one with wrong data comes first of all."""
+    wrong = [each for each in tries if each.row.wrong]
+    if wrong or len(tries) == 1:
+        return (wrong or tries)[0]
+    chosen = middle(tries, lambda each: each.row.time_us)
+    note = "; ".join(filter(None, (chosen.row.note, f"measured {len(tries)} times")))
+    return replace(chosen, row=replace(chosen.row, note=note))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from itertools import combinations
 from statistics import median
 
-from gpubench.measure.compare.rows import RunFigures, RunsByRow, siblings
+from gpubench.measure.compare.rows import RunFigures, RunsByRow
 from gpubench.model.results.measured_copies import BY_CPU
+from gpubench.model.results.row_keys import siblings
 from gpubench.model.results.rows.comparison import RowKey
 from gpubench.model.terms.copies import HostMemory
 from gpubench.model.terms.noise import Noise, robust_deviation

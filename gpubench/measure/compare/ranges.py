@@ -20,7 +20,8 @@ from gpubench.measure.compare.noise import (
     logs_of,
     single_run_floor,
 )
-from gpubench.measure.compare.rows import RunsByRow, siblings
+from gpubench.measure.compare.rows import RunsByRow
+from gpubench.model.results.row_keys import siblings
 from gpubench.model.results.rows.comparison import Change, RowKey
 from gpubench.model.terms.noise import Noise
 from gpubench.model.terms.units import format_size

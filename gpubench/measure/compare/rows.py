@@ -1,14 +1,13 @@
 """The rows of both sides by key, each with the figures of every run."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from gpubench.model.paths.transport import is_staged, parse_transport
 from gpubench.model.results.report import CollectiveRow, PairRow, made_of
 from gpubench.model.results.result_file import ResultFile
+from gpubench.model.results.row_keys import collective_key, pair_key
 from gpubench.model.results.rows.comparison import RowKey
-from gpubench.model.terms.copies import HostMemory
-from gpubench.model.terms.grouping import grouped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,12 +42,12 @@ def gather(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> tuple[RunsB
         nodes = _pair_nodes(files)
         for file in files:
             for row in file.rows:
-                key = _collective_key(row)
+                key = collective_key(row)
                 if key in settings:
                     key = replace(key, setting=_setting(row))
                 measured.setdefault(key, []).append(_of_collective(row))
             for pair in file.pairs:
-                measured.setdefault(_pair_key(pair, None if same_hosts else nodes), []).append(_of_pair(pair))
+                measured.setdefault(pair_key(pair, None if same_hosts else nodes), []).append(_of_pair(pair))
         sides.append(measured)
     return sides[0], sides[1]
 
@@ -59,7 +58,7 @@ def _swept(files: Iterable[ResultFile]) -> set[RowKey]:
     for file in files:
         settings: dict[RowKey, set[str | None]] = {}
         for row in file.rows:
-            settings.setdefault(_collective_key(row), set()).add(_setting(row))
+            settings.setdefault(collective_key(row), set()).add(_setting(row))
         found |= {key for key, each in settings.items() if len(each) > 1}
     return found
 
@@ -68,35 +67,9 @@ def _setting(row: CollectiveRow) -> str | None:
     return " ".join(filter(None, (row.algorithm, row.protocol))) or None
 
 
-def _collective_key(row: CollectiveRow) -> RowKey:
-    # A model of NCCL is compared with NCCL, where that is asked for at all.
-    return made_of(RowKey, row, backend="nccl" if row.backend == "simulated" else row.backend)
-
-
 def _pair_nodes(files: Iterable[ResultFile]) -> list[str]:
     pairs = [pair for file in files for pair in file.pairs]
     return sorted({host for pair in pairs for host in (pair.source_node, pair.destination_node)})
-
-
-def _pair_key(row: PairRow, nodes: Sequence[str] | None) -> RowKey:
-    """`nodes` are the hosts of a side where the other side has others: then their places count."""
-
-    def end(device: str, bus_id: str | None) -> str:
-        return bus_id if nodes is None and bus_id is not None else device
-
-    def host(name: str) -> str:
-        return name if nodes is None else f"node {nodes.index(name)}"
-
-    memory = HostMemory.of_note(row.note)
-    return made_of(
-        RowKey,
-        row,
-        source=end(row.source, row.source_bus_id),
-        destination=end(row.destination, row.destination_bus_id),
-        source_node=host(row.source_node),
-        destination_node=host(row.destination_node),
-        setting=memory.full_name if memory else None,
-    )
 
 
 def _of_collective(row: CollectiveRow) -> RunFigures:
@@ -134,12 +107,3 @@ def _staged(in_row: bool | None, transport: str | None) -> bool | None:  # noqa:
     if in_row is not None or not transport:
         return in_row
     return is_staged([parse_transport(each) for each in transport.split("+")])
-
-
-def siblings(keys: Iterable[RowKey]) -> Iterator[list[RowKey]]:
-    """Keys that differ in size and placement alone, or of pairs in the pair alone: those with noise in common."""
-    yield from grouped(keys, lambda key: replace(key, **(_PAIR if key.collective is None else _SIZE))).values()
-
-
-_SIZE = {"size_bytes": None, "placement": None}
-_PAIR = {"source": None, "destination": None, "source_node": None, "destination_node": None}

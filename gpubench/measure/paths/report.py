@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from gpubench.measure.paths.diagnosis import Explained
 from gpubench.model.results.fallback import KnownPath, evidence_rows, findings
 from gpubench.model.results.report import Section, Table
 from gpubench.model.results.rows.causes import CAUSES_SECTION, CauseRow
@@ -13,10 +14,11 @@ from gpubench.model.terms.verdict import Finding
 
 @dataclass(frozen=True, slots=True)
 class PathOutcome:
-    """The verdict on paths: three sections, and findings."""
+    """The verdict on paths: three sections, findings, and the causes of the run; None where nothing was looked at."""
 
     sections: Mapping[str, Section]
     findings: tuple[Finding, ...]
+    explained: Explained | None = None
 
 
 def report_on(

@@ -3,6 +3,7 @@
 GB/s is 1e9 bytes/s.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -77,6 +78,12 @@ def active_links(gpu: GpuFacts) -> int | None:
     """The number of a GPU's active NVLinks; None where the state of any is unknown, which might be one more."""
     states = None if gpu.nvlinks is None else [link.active for link in gpu.nvlinks]
     return None if states is None or None in states else states.count(True)
+
+
+def usual_active_links(gpus: Iterable[GpuFacts], model: str | None) -> int:
+    """The most frequent count of active links among GPUs of a model; between equally frequent ones the larger."""
+    tally = Counter(count for gpu in gpus if gpu.name == model and (count := active_links(gpu)) is not None)
+    return max(tally, key=lambda count: (tally[count], count), default=0)
 
 
 def leads_to_switches(gpus: Iterable[GpuFacts]) -> bool | None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from gpubench.model.facts.snapshot import GpuFacts, NvlinkPeer
-from gpubench.model.paths.links import active_links
+from gpubench.model.paths.links import active_links, usual_active_links
 from gpubench.model.paths.path_types import DEFAULT_LEVEL, amd_takes_all, is_within, nccl_type
 from gpubench.model.paths.topology import P2P_STATUS, PeerAccess, Topology
 
@@ -43,7 +43,10 @@ def refusal_of(node: Topology, source: GpuFacts, destination: GpuFacts, access: 
     return Refusal(
         status=access.nvml or "",
         wired=bool(node.nvlinks(source, destination)),
-        mesh=access.nvml == "TNS" and _has_peers(source) and _has_peers(destination),
+        mesh=access.nvml == "TNS"
+        and _has_peers(source)
+        and _has_peers(destination)
+        and not lost_links_between(node, source, destination),
         mig=bool(source.mig or destination.mig),
     )
 
@@ -65,10 +68,12 @@ def is_beyond_policy(node: Topology, path_class: str) -> bool:
 def nccl_keeps_off(node: Topology, source: GpuFacts, destination: GpuFacts) -> str:
     """The reason why NCCL, without settings, does not use the peer access of a pair; empty where it does.
 
-    GPUs that lost all their NVLinks to NVSwitches are no matter of policy.
+    GPUs that lost all their NVLinks to NVSwitches, or those that may have joined them, are no matter of policy.
     """
     path = node.path(source, destination)
     if not is_beyond_policy(node, path) or any(lost_its_switches(node, gpu) for gpu in (source, destination)):
+        return ""
+    if lost_links_between(node, source, destination):
         return ""
     return f"{NCCL_POLICY}, and this is {path}"
 
@@ -76,6 +81,18 @@ def nccl_keeps_off(node: Topology, source: GpuFacts, destination: GpuFacts) -> s
 def lost_its_switches(node: Topology, gpu: GpuFacts) -> bool:
     """True if a GPU has NVLinks to NVSwitches and none is active; one without a bridge just has none."""
     return is_switched(node, gpu) and bool(gpu.nvlinks) and active_links(gpu) == 0
+
+
+def lost_links_between(node: Topology, source: GpuFacts, destination: GpuFacts) -> bool:
+    """True if no NVLink joins two GPUs, and both have fewer to others than their siblings: some may have joined them.
+
+    GPUs without any may just have no bridge.
+    """
+    return node.nvlinks(source, destination) == 0 and all(_lost_some(node, gpu) for gpu in (source, destination))
+
+
+def _lost_some(node: Topology, gpu: GpuFacts) -> bool:
+    return 0 < (active_links(gpu) or 0) < usual_active_links(node.gpus, gpu.name) and not is_switched(node, gpu)
 
 
 def is_switched(node: Topology, gpu: GpuFacts) -> bool:

@@ -10,15 +10,13 @@ from enum import StrEnum
 
 from gpubench.model.facts.snapshot import NicKind, NvLink, NvlinkPeer
 from gpubench.model.paths.links import nvlink_gb_s, pcie_gb_s
+from gpubench.model.results.speed import LARGE_BYTES as LARGE_BYTES
 
 PROFILE_SCHEMA = 1
 SHARE = "_share"
 TIME = "time_us"
 BUSBW = "busbw_gb_s"
 P2P_OK = "OK"
-
-LARGE_BYTES = 64 * 2**20
-"""From this size on a collective is judged by its bandwidth, below by its time."""
 
 
 class ExpectedKind(StrEnum):
@@ -202,8 +200,43 @@ class Expected:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TimeCurve:
+    """The times of one collective by size, as `points` of bytes and µs; the rest as in `Expected`."""
+
+    collective: str
+    points: tuple[tuple[float, ...], ...]
+    kind: ExpectedKind
+    source: str
+    gpus: int | None = None
+    nccl: str | None = None
+    algorithm: str | None = None
+    note: str | None = None
+
+    @property
+    def expected(self) -> tuple[Expected, ...]:
+        """An expected time a point."""
+        return tuple(
+            Expected(
+                quantity=f"{self.collective}.{TIME}",
+                value=time_us,
+                kind=self.kind,
+                source=self.source,
+                gpus=self.gpus,
+                size_bytes=int(size_bytes),
+                nccl=self.nccl,
+                algorithm=self.algorithm,
+                note=self.note,
+            )
+            for size_bytes, time_us in self.points
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """One machine type. `sha256` is of the file's bytes, its first 12 hexadecimal digits."""
+    """One machine type. `sha256` is of the file's bytes, its first 12 hexadecimal digits.
+
+    `all_expected` and what is found have the points of curves too, `expected` has them not.
+    """
 
     schema: int
     name: str
@@ -219,12 +252,18 @@ class Profile:
     nic: tuple[NicKindOfMachine, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
     expected: tuple[Expected, ...] = ()
+    curve: tuple[TimeCurve, ...] = ()
     sha256: str = ""
 
     @property
     def link_gb_s(self) -> float:
         """The most that a GPU can send to its peers, in GB/s: over all its NVLinks, or over PCIe where it has none."""
         return self.nvlink.links * self.nvlink.link_gb_s if self.nvlink else self.gpu.pcie_gb_s
+
+    @property
+    def all_expected(self) -> tuple[Expected, ...]:
+        """Every expected value, those of curves last."""
+        return (*self.expected, *(point for each in self.curve for point in each.expected))
 
     def gpus_of(self, expected: Expected) -> int:
         """GPUs of a node that an expected value is for."""
@@ -241,8 +280,9 @@ class Profile:
 
     def find(self, quantity: str, *, gpus: int | None = None, nodes: int = 1) -> tuple[Expected, ...]:
         """Every expected value of a quantity for that many GPUs a node (None: any number) and nodes."""
+        points = (point for each in self.curve if f"{each.collective}.{TIME}" == quantity for point in each.expected)
         return tuple(
             each
-            for each in self.expected
+            for each in (*self.expected, *points)
             if each.quantity == quantity and each.nodes == nodes and gpus in (None, self.gpus_of(each))
         )

@@ -16,6 +16,7 @@ from gpubench.model.profiles.profile import (
     Expected,
     Generic,
     Profile,
+    TimeCurve,
 )
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, counted
 
@@ -47,9 +48,16 @@ SHARE_QUANTITIES = (
 LEAST_SHARE = 0.4
 """Of what the links carry: a floor below it fails nobody, for host-staged transfers on PCIe reach 43 %."""
 
-MOST_LATENCY_US = 1000.0
-"""Of one small copy: host-staged ones take 20 µs, so more than this is another unit."""
+LEAST_LATENCY_US, MOST_LATENCY_US = 0.1, 1000.0
+"""Of one small copy: direct ones take 2 µs on H200, host-staged ones 20 µs, so what is beyond these is another unit."""
 
+LEAST_TIME_US = 1.0
+"""Of a collective: to start its kernel takes longer, and the fastest that is known (broadcast on 2 H200) 5 µs."""
+
+_MOST_BUSBW_FACTOR = 2.0
+"""No collective's busbw is more than twice its algbw (all-reduce)."""
+
+_ANOTHER_UNIT = "another unit than µs"
 _NVLINK_PATH = re.compile(r"NV([1-9]\d*)", re.ASCII)
 _OF_COLLECTIVE = re.compile(r"[a-z][a-z0-9_]*\.(?:time_us|busbw_gb_s)", re.ASCII)
 _BITS_PER_BYTE = 8
@@ -72,7 +80,9 @@ def check_profile(profile: Profile, where: str) -> None:
     _check_places(profile, where)
     for number, expected in enumerate(profile.expected):
         check_expected(profile, expected, f"{where}.expected[{number}] ({expected.quantity})")
-    unused = sorted(set(profile.sources) - {each.source for each in profile.expected})
+    for number, curve in enumerate(profile.curve):
+        _check_curve(profile, curve, f"{where}.curve[{number}] ({curve.collective})")
+    unused = sorted(set(profile.sources) - {each.source for each in profile.all_expected})
     if unused:
         raise UsageError(f"{where}.sources.{unused[0]} is used by no expected value", next_step="remove it, or use it")
 
@@ -189,6 +199,17 @@ def _check_places(profile: Profile, where: str) -> None:
         raise UsageError(f"{where}.nic {twice[0]!r} is there twice")
 
 
+def _check_curve(profile: Profile, curve: TimeCurve, where: str) -> None:
+    """Points of two numbers each, both ascending: a larger size never takes less time on a healthy machine."""
+    if not curve.points or any(len(point) != 2 or point[0] % 1 for point in curve.points):
+        raise UsageError(f"{where}.points are no points", expected="[size in bytes, µs], at least one")
+    sizes, times = zip(*curve.points, strict=True)
+    if list(sizes) != sorted(set(sizes)) or list(times) != sorted(times):
+        raise UsageError(f"{where}.points do not ascend", expected="larger sizes below smaller ones, none faster")
+    for size_bytes, expected in zip(sizes, curve.expected, strict=True):
+        check_expected(profile, expected, f"{where}, the point of {size_bytes:.0f} bytes,")
+
+
 def check_expected(profile: Profile, expected: Expected, where: str) -> None:
     """Raise UsageError for a value that no machine of the profile can have, or that none could fail."""
     copies = (*COPY_QUANTITIES, *(SHARE_QUANTITIES if profile.match.generic else ()))
@@ -219,8 +240,12 @@ def _check_range(profile: Profile, expected: Expected, where: str) -> None:
     """Neither more than the links carry, nor so little that no machine could fail it: a wrong unit is mostly either."""
     if expected.quantity.endswith(SHARE) and not LEAST_SHARE <= expected.value <= 1:
         raise UsageError(f"{where}.value is {expected.value:g}", expected=f"a part of the limit, {LEAST_SHARE:g} to 1")
-    if expected.quantity.endswith("latency_us") and expected.value > MOST_LATENCY_US:
-        raise UsageError(f"{where}.value is {expected.value:g} µs", expected=f"µs, at most {MOST_LATENCY_US:g}")
+    if expected.quantity.endswith("latency_us") and not LEAST_LATENCY_US <= expected.value <= MOST_LATENCY_US:
+        raise UsageError(
+            f"{where}.value is {expected.value:g} µs",
+            expected=f"{LEAST_LATENCY_US:g} to {MOST_LATENCY_US:g} µs",
+            reason=_ANOTHER_UNIT,
+        )
     ceiling = ceiling_gb_s(profile, expected)
     if ceiling is None:
         return
@@ -254,8 +279,18 @@ def _check_collective(profile: Profile, expected: Expected, where: str) -> None:
     least_bytes = expected.size_bytes * (ranks - 1) / ranks
     ceiling = _busbw_ceiling(profile, profile.gpus_of(expected), expected.nodes, nvls=expected.nvls)
     least_us = least_bytes / (ceiling * BYTES_PER_GB) * MICROSECONDS_PER_SECOND if ceiling else float("inf")
-    if expected.value < least_us:
+    if expected.value < max(least_us, LEAST_TIME_US):
+        needs = "the links of this profile need" if least_us > LEAST_TIME_US else "no collective stays below"
         raise UsageError(
             f"{where}.value is {expected.value:g} µs",
-            expected=f"at least {least_us:.1f} µs, which the links of this profile need",
+            expected=f"at least {max(least_us, LEAST_TIME_US):.1f} µs, which {needs}",
+            reason=_ANOTHER_UNIT,
+        )
+    slowest = expected.size_bytes * _MOST_BUSBW_FACTOR / (LEAST_SHARE * ceiling * BYTES_PER_GB)
+    most_us = MOST_LATENCY_US + slowest * MICROSECONDS_PER_SECOND
+    if expected.nodes == 1 and expected.value > most_us:
+        raise UsageError(
+            f"{where}.value is {expected.value:g} µs",
+            expected=f"at most {most_us:.4g} µs, at {LEAST_SHARE:.0%} of what the profile's links carry",
+            reason=_ANOTHER_UNIT,
         )

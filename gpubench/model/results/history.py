@@ -4,11 +4,12 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 from gpubench.model.results.report import Metadata
+from gpubench.model.results.result_file import SHOWN_BY_ROWS
 from gpubench.model.terms.units import some_of
 
 _NAME = re.compile(
@@ -22,6 +23,22 @@ _MOST_VALUE_CHARACTERS = 40
 _NO_KIND = ("strict", "evidence", "seed", "timeout_s", "gpus")
 """Options that change no number: how it is judged and told, a simulation's noise, how long a driver may think. `gpus`
 are devices and no option; which models they are counts by itself."""
+
+_TOLD_BY_ROWS = (
+    *SHOWN_BY_ROWS,
+    *("mode", "graph", "settings", "groups", "ranks", "backend", "check"),
+)
+"""Options that say which rows there are, and so change none of them; nor does it whether data are verified, which
+happens after the clock has stopped."""
+
+_MOVE_NO_DATA = ("numpy", "CuPy")
+"""Libraries that hold buffers, and are not asked while the clock runs."""
+
+_NO_SETTING = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES", "NCCL_DEBUG_FILE")
+"""Variables that change no number: which GPUs they leave counts by itself."""
+
+_DEBUG, _DEBUG_SUBSYSTEMS, _COSTLY_DEBUG = "NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "TRACE"
+"""NCCL's log costs time in an operation only where it has a line a call; gpubench has it written up to INFO itself."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -65,6 +82,7 @@ class ResultHead:
     """The metadata of a result, which stand before its rows: they decide which other results it may be compared with.
 
     `models` are its GPUs' in order of name, one a GPU, none where it does not tell; `options` has values as JSON.
+    `places` are the UUIDs or bus ids of its GPUs, of a rank without one its host; `libraries` have no file names.
     """
 
     name: str
@@ -77,6 +95,10 @@ class ResultHead:
     hosts: tuple[str, ...]
     models: tuple[str, ...]
     options: Mapping[str, str]
+    places: tuple[str, ...] = ()
+    libraries: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, str] = field(default_factory=dict)
+    topology: str | None = None
 
     @classmethod
     def of(cls, metadata: Mapping[str, Any], name: str, verdict: str, *, complete: bool) -> "ResultHead":
@@ -87,7 +109,8 @@ class ResultHead:
         """
         options = dict(metadata["options"])
         models = [str(rank["gpu"]) for rank in metadata["ranks"] if rank["gpu"]]
-        models = models or [str(text).partition(" ")[2] for text in options.get("gpus", {}).values()]
+        described = [str(text).partition(" ") for text in options.get("gpus", {}).values()]
+        places = [rank["gpu_uuid"] or rank["gpu_bus_id"] or rank["host"] for rank in metadata["ranks"]]
         if "sizes" in options:
             # What was asked for is the kind; how much memory was free decides what is dropped of it.
             dropped = [each["size_bytes"] for each in metadata["dropped_sizes"]]
@@ -102,8 +125,12 @@ class ResultHead:
             complete=complete,
             origin=str(metadata["origin"]),
             hosts=tuple(sorted({str(host) for host in metadata["hosts"]})),
-            models=tuple(sorted(models)),
+            models=tuple(sorted(models or [model for _, _, model in described])),
             options={key: json.dumps(value, sort_keys=True) for key, value in options.items() if key not in _NO_KIND},
+            places=tuple(sorted(map(str, places or [bus_id for bus_id, _, _ in described]))),
+            libraries={str(name): str(text).partition(" from ")[0] for name, text in metadata["libraries"].items()},
+            settings=_bearing_on_speed(metadata["environment"]),
+            topology=metadata["topology"],
         )
 
     @property
@@ -118,15 +145,73 @@ class ResultHead:
 
     def differences_from(self, other: "ResultHead") -> Iterator[str]:
         """In what this is another kind than a result of the same command: 'another machine: node8, not node7'."""
+        yield from self._of_machines(other)
+        changed = [name for name in {**self.options, **other.options} if _option(self, name) != _option(other, name)]
+        if changed:
+            yield "other options: " + "; ".join(_changed(name, self, other) for name in changed)
+
+    def obstacles_to(self, other: "ResultHead") -> Iterator[str]:
+        """Why the rows of this are no measure of another's of the same command: 'another driver: 570.1, not 580.2'.
+
+        Which rows there are may differ. So may the topology where the GPUs are the same: a lost link is what the past
+        is to show.
+        """
+        yield from self._of_machines(other)
+        if self.places != other.places:
+            yield f"other ranks or GPUs: {_place_beside(self, other)}, not {_place_beside(other, self)}"
+        if not self.places and self.is_wired_otherwise(other):
+            yield f"another topology: {self.topology}, not {other.topology}"
+        for name in dict.fromkeys((*self.libraries, *other.libraries)):
+            if name not in _MOVE_NO_DATA and self.libraries.get(name) != other.libraries.get(name):
+                yield f"another {name}: {_against(name, self.libraries, other.libraries)}"
+        for what, own, others in (
+            ("settings", self.settings, other.settings),
+            ("options", _beside_rows(self.options), _beside_rows(other.options)),
+        ):
+            changed = [name for name in {**own, **others} if own.get(name) != others.get(name)]
+            if changed:
+                yield f"other {what}: " + "; ".join(f"{name} {_against(name, own, others)}" for name in changed)
+
+    def is_wired_otherwise(self, other: "ResultHead") -> bool:
+        """True where both tell of a topology, and it is not the same."""
+        return None not in (self.topology, other.topology) and self.topology != other.topology
+
+    def _of_machines(self, other: "ResultHead") -> Iterator[str]:
         if self.origin != other.origin:
             yield f"another origin: {self.origin}, not {other.origin}"
         if self.hosts != other.hosts:
             yield f"another machine: {_hosts(self)}, not {_hosts(other)}"
         if self.models != other.models:
             yield f"other GPUs: {_models(self)}, not {_models(other)}"
-        changed = [name for name in {**self.options, **other.options} if _option(self, name) != _option(other, name)]
-        if changed:
-            yield "other options: " + "; ".join(_changed(name, self, other) for name in changed)
+
+
+def _bearing_on_speed(environment: Mapping[str, str]) -> dict[str, str]:
+    """The recorded settings without those that change no number."""
+    traces = str(environment.get(_DEBUG, "")).upper() == _COSTLY_DEBUG
+    silent = _NO_SETTING if traces else (*_NO_SETTING, _DEBUG, _DEBUG_SUBSYSTEMS)
+    return {str(name): str(value) for name, value in environment.items() if name not in silent}
+
+
+def _beside_rows(options: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in options.items() if name not in _TOLD_BY_ROWS}
+
+
+def _place_beside(head: ResultHead, other: ResultHead) -> str:
+    """The first place that only one of two has; how many there are, where their numbers differ."""
+    if len(head.places) != len(other.places):
+        return str(len(head.places))
+    return shortened(next(place for place in head.places if head.places.count(place) > other.places.count(place)))
+
+
+def _against(name: str, own: Mapping[str, str], other: Mapping[str, str]) -> str:
+    """'2.27, not 2.28'."""
+    values = (shortened(each.get(name, "none").replace('"', "").strip("[]")) for each in (own, other))
+    return ", not ".join(values)
+
+
+def shortened(text: str) -> str:
+    """The beginning of a value that another's file has."""
+    return text if len(text) <= _MOST_VALUE_CHARACTERS else text[: _MOST_VALUE_CHARACTERS - 1] + "…"
 
 
 def _hosts(head: ResultHead) -> str:

@@ -22,11 +22,21 @@ class Need(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FailedOnNode:
+    """Something that could not be measured on one node of several, and why."""
+
+    node: str
+    need: Need
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Measurements:
     """The measurements of a run. `findings` are what measuring itself found out: wrong data, copies that failed,
     host-staged paths with their causes.
 
-    `left_out` says why something was not to be measured (--quick, a single GPU), `failed` why it could not be.
+    `left_out` says why something was not to be measured (--quick, a single GPU), `failed` why it could not be;
+    `failed_on` the same where other nodes were measured.
     """
 
     pairs: tuple[PairRow, ...] = ()
@@ -36,6 +46,7 @@ class Measurements:
     findings: tuple[Finding, ...] = ()
     left_out: Mapping[Need, str] = field(default_factory=dict)
     failed: Mapping[Need, str] = field(default_factory=dict)
+    failed_on: tuple[FailedOnNode, ...] = ()
 
     @property
     def staged(self) -> frozenset[tuple[str, str | None, str | None]]:

@@ -11,6 +11,9 @@ from gpubench.model.terms.verdict import Finding
 MODELS = "gpu_models"
 """The option in the metadata of a check that tells the models of its GPUs."""
 
+SHOWN_BY_ROWS = ("sizes", "dtypes", "ops", "placements", "pairs", "gpus", "seed", "root", MODELS)
+"""Options that every row or device shows by itself."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileCircumstances:

@@ -42,6 +42,9 @@ def exit_code(verdict: Verdict) -> int:
 WRONG_DATA = "wrong-data"
 """The finding that fails every command, strict or not."""
 
+SLOW_UNEXPLAINED = "slow-unexplained"
+"""The finding on figures that are slower than expected, and that nothing explains."""
+
 STRAGGLER = "straggler"
 """The finding that names the rank that the others wait for."""
 
@@ -51,7 +54,7 @@ _MOST_CONSEQUENCES = 3
 
 FIGURES = (
     *("host-staged", "p2p-slow", "p2p-asymmetric", "p2p-slower-than-staging", "host-copies-slow"),
-    *("collective-slow", "slow-unexplained", STRAGGLER),
+    *("collective-slow", SLOW_UNEXPLAINED, STRAGGLER),
 )
 """Findings that are figures: the likely reason of one is worth saying, and a condition may explain it."""
 

@@ -6,7 +6,7 @@ from typing import Any, NoReturn, TypeVar, get_args, get_type_hints
 
 from gpubench.errors import UsageError
 from gpubench.model.results.report import SCHEMA_VERSION, CollectiveRow, PairRow
-from gpubench.model.results.result_file import MODELS, FileCircumstances
+from gpubench.model.results.result_file import MODELS, SHOWN_BY_ROWS, FileCircumstances
 from gpubench.model.terms.operation import Placement
 from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.plain import from_plain
@@ -25,7 +25,6 @@ _WORDS: Mapping[str, Sequence[str]] = {
 _POSITIVE = ("ranks", "nodes", "size_bytes", "time_us")
 _NOT_NEGATIVE = ("bandwidth_gb_s", "latency_us", "wrong", "batch_cv", "ci95_percent")
 _TRUTH = {"true": True, "false": False}
-_SHOWN_BY_ROWS = ("sizes", "dtypes", "ops", "placements", "pairs", "gpus", "seed", "root", MODELS)
 
 
 def check_version(version: Any, name: str) -> None:
@@ -127,7 +126,7 @@ def circumstances(metadata: Mapping[str, Any], gpus: Sequence[Any], name: str) -
             started_at=str(metadata["started_at"]),
             libraries={str(key): str(value) for key, value in metadata["libraries"].items()},
             environment={str(key): str(value) for key, value in metadata["environment"].items()},
-            options={key: str(value) for key, value in options.items() if key not in _SHOWN_BY_ROWS},
+            options={key: str(value) for key, value in options.items() if key not in SHOWN_BY_ROWS},
             topology=metadata["topology"],
             profile=None if profile is None else f"{profile['name']} ({profile['sha256']})",
         )

@@ -2,6 +2,7 @@
 
 import os
 import re
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -99,6 +100,10 @@ def _beginning(path: Path) -> str:
     """A document's JSON up to its metadata, closed; the whole of one that is laid out otherwise."""
     lines: list[str] = []
     read_bytes, within = 0, False
+    kind = path.stat().st_mode
+    if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
+        # A pipe that nobody writes would hold its reader up for ever.
+        raise ValueError("a pipe, socket or device of that name")
     with path.open(encoding="utf-8") as file:
         while read_bytes < _MOST_HEAD_BYTES and (line := file.readline(_MOST_HEAD_BYTES)):
             lines.append(line)

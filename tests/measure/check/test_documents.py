@@ -3,7 +3,8 @@
 import json
 from typing import Any
 
-from gpubench.measure.check.documents import of_collective, together
+from gpubench.measure.check.documents import of_collective, of_nodes, together
+from gpubench.model.results.measurements import FailedOnNode, Measurements, Need
 from gpubench.model.terms.verdict import Verdict
 from tests.cli.running import ROOT
 
@@ -22,3 +23,18 @@ def test_what_a_benchmark_found_of_paths_is_found_by_a_check() -> None:
     assert len(measured.ranks) == 8
     assert {row.host_staged for row in measured.collectives} == {True}
     assert together([measured, measured]).findings == (finding,), "what two measurements found is said once"
+
+
+def test_what_some_nodes_lack_is_missing_there_and_what_all_lack_everywhere() -> None:
+    peer, host, memory = Need.PEER_COPIES, Need.HOST_COPIES, Need.HOST_MEMORY
+    found = of_nodes(
+        {
+            "n0": Measurements(failed={peer: "late"}, left_out={memory: "off"}),
+            "n1": Measurements(failed={peer: "gone"}, left_out={memory: "off", host: "no GPU"}),
+            "n2": Measurements(failed={peer: "late", host: "broken"}, left_out={memory: "off"}),
+        }
+    )
+    assert found.failed == {peer: "late; gone"}
+    assert found.left_out == {memory: "off"}
+    assert found.failed_on == (FailedOnNode(node="n2", need=host, reason="broken"),)
+    assert of_nodes({"n0": Measurements(failed={peer: "late"})}).failed == {peer: "late"}

@@ -81,7 +81,8 @@ class Recording:
         recorder = ReceivedRows()
         # What settings there were is in the samples.
         circumstances = replace(self.circumstances, settings={})
-        return replay(found, rows, self.collective, circumstances, recorder), recorder.rows
+        report = replay(found, rows, self.collective, circumstances, recorder, lambda _: None)
+        return report, recorder.rows
 
 
 @dataclass

@@ -19,6 +19,7 @@ class CheckRow(Record):
     looks_for: str  #: in words
     note: str | None  #: why it was left out
     origin: str  #: measured, simulated or recorded
+    nodes_in_error: tuple[str, ...] = ()  #: hosts that it could not look at; the verdict is of the others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

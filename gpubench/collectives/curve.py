@@ -36,8 +36,11 @@ class Curve:
         return start + (end - start) * (size_bytes - low) / (high - low)
 
 
-def curve(profile: Profile, collective: Collective, gpus: int, ranks: int) -> Curve:
+def curve(profile: Profile, collective: Collective, gpus: int, ranks: int, *, nvls: bool = True) -> Curve:
     """The curve for `gpus` GPUs of a node out of `ranks` ranks in all.
+
+    Without `nvls` values of reductions in NVSwitches are left out: a row that names another algorithm, or none, is held
+    against what its own reaches.
 
     A collective of which the profile expects nothing takes the points of all-reduce, at the same latency and above it
     at the same busbw, which is by definition what the links carry (nccl-tests, doc/PERFORMANCE.md); but none of NVLS,
@@ -45,6 +48,8 @@ def curve(profile: Profile, collective: Collective, gpus: int, ranks: int) -> Cu
     Raises UsageError where the profile expects nothing of all-reduce either at a known size.
     """
     known = _known(profile, collective)
+    if not nvls:
+        known = [each for each in known if not each.nvls]
     if known:
         return _through(known, profile, collective, gpus, ranks)
     all_reduce = collective_named("allreduce")

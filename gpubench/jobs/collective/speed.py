@@ -1,0 +1,63 @@
+"""The judge of a collective's speed: the profile of its ranks' GPUs, and what else it may be held against."""
+
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from gpubench.collectives.record import Collective
+from gpubench.conditions.definition.circumstances import Circumstances
+from gpubench.hardware.simulated.times import CollectiveTimes
+from gpubench.measure.collective.speed_judge import ExpectedTimes, SpeedJudge
+from gpubench.model.paths.topology import Topology
+from gpubench.model.profiles.profile import Profile
+from gpubench.model.results.report import CollectiveRow
+from gpubench.model.results.speed import MEASURED, ExpectedTime
+from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.model.terms.units import MICROSECONDS_PER_SECOND
+from gpubench.profiles.nodes import profile_of_gpus
+
+
+def speed_judge_of(
+    collective: Collective, ranks: Sequence[RankIdentity], nccl: str | None, asked_profile: str | None
+) -> Callable[[Circumstances | None], SpeedJudge]:
+    """Makes the judge of what these ranks measure; `nccl` is its version and file, as the metadata have it."""
+    hosts = tuple(dict.fromkeys(rank.host for rank in ranks))
+
+    def make(circumstances: Circumstances | None) -> SpeedJudge:
+        node = None if circumstances is None else circumstances.nodes.get(ranks[0].node)
+        profile = profile_of_ranks(ranks, node, asked_profile)
+        version = None if nccl is None else nccl.split(" ")[0]
+        return SpeedJudge(ExpectedTimes(collective=collective, profile=profile, nccl=version), hosts)
+
+    return make
+
+
+def judge_of_model(
+    collective: Collective, times: CollectiveTimes, hosts: Sequence[str], per_node: int, profile: Profile
+) -> SpeedJudge:
+    """The judge of a simulated machine, held against its profile; of several nodes against the same without faults."""
+
+    def without_faults(row: CollectiveRow) -> ExpectedTime | None:
+        if row.nodes == 1 or profile.match.generic is not None:
+            return None
+        seconds = times.healthy_seconds(collective.name, row.size_bytes, ranks_per_node=per_node)
+        source = f"profile {profile.name}, {row.nodes} nodes by a model"
+        return ExpectedTime(seconds * MICROSECONDS_PER_SECOND, source, MEASURED)
+
+    # Its figures stand for those of the NCCL that the profile's were measured with.
+    versions = {each.nccl for each in profile.all_expected if each.quantity.startswith(f"{collective.name}.")}
+    nccl = next(iter(sorted(filter(None, versions))), None)
+    return SpeedJudge(ExpectedTimes(collective=collective, profile=profile, nccl=nccl, past=without_faults), hosts)
+
+
+def profile_of_ranks(ranks: Sequence[RankIdentity], node: Topology | None, asked: str | None) -> Profile | None:
+    """The profile for as many GPUs a node as there are ranks; None where nodes have different numbers, or no GPU.
+
+    Raises:
+        UsageError: there is none of the name asked for, or it or one of the user's own is broken.
+    """
+    models = {rank.gpu for rank in ranks}
+    counts = set(Counter(rank.node for rank in ranks).values())
+    if None in models or len(counts) > 1:
+        return None
+    return profile_of_gpus(sorted(filter(None, models)), counts.pop(), node, os.environ, asked)

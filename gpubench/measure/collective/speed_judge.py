@@ -1,0 +1,158 @@
+"""The judgement of the speed of rows: each as it is measured, and in the end why those that are slow are."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from gpubench.collectives.expected import from_limit, from_profile
+from gpubench.collectives.record import Collective
+from gpubench.conditions.ranking import Named
+from gpubench.measure.paths.diagnosis import Explained
+from gpubench.model.paths.evidence import Confidence
+from gpubench.model.profiles.profile import Profile
+from gpubench.model.results.fallback import HOST_STAGED
+from gpubench.model.results.report import CollectiveRow
+from gpubench.model.results.rows.causes import Effect
+from gpubench.model.results.speed import ExpectedTime, Slowness, compared, is_slow, judged
+from gpubench.model.terms.nccl_choice import AGAIN
+from gpubench.model.terms.units import counted
+from gpubench.model.terms.verdict import SLOW_UNEXPLAINED, Finding, Verdict
+
+_JUDGED_FROM_BYTES = 2**10
+"""Smaller operations take as long as this one, and rest on the host's clock alone."""
+
+_MOST_TRIES = 3
+
+_BY_NCCL = ("nccl", "simulated")
+"""Backends whose times profiles and limits are of."""
+
+PastTime = Callable[[CollectiveRow], ExpectedTime | None]
+
+
+def _no_past(_row: CollectiveRow) -> None:
+    return None
+
+
+T = TypeVar("T")
+
+
+def middle(tries: Sequence[T], time_of: Callable[[T], float]) -> T:
+    """Of several tries the one whose time is in the middle, the faster of two."""
+    return sorted(tries, key=time_of)[(len(tries) - 1) // 2]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedTimes:
+    """The sources of what is expected of rows, asked in their order: a profile, this machine's past, the limit.
+
+    `nccl` is the version that measures.
+    """
+
+    collective: Collective
+    profile: Profile | None = None
+    nccl: str | None = None
+    past: PastTime = _no_past
+
+    def of(self, row: CollectiveRow) -> ExpectedTime | None:
+        """The expectation of a row; None where no source has one: its speed is not judged."""
+        by_nccl = row.backend in _BY_NCCL
+        found = None
+        if by_nccl and self.profile is not None:
+            found = from_profile(self.profile, self.collective, row, nccl=self.nccl)
+        found = found or self.past(row)
+        return found or (from_limit(self.collective, row) if by_nccl else None)
+
+
+@dataclass(slots=True)
+class SpeedJudge:
+    """Judges the rows of a sweep, and explains those that are slow."""
+
+    expected: ExpectedTimes
+    hosts: Sequence[str]
+    _slow: list[CollectiveRow] = field(default_factory=list)
+
+    def wants_another(self, tries: Sequence[CollectiveRow]) -> bool:
+        """True if a row should be measured again: it is slow or nearly, or the verdicts on two tries differ.
+
+        What goes through host memory is explained, and measured once: a size may take a minute there.
+        """
+        first, *more = tries
+        expected = self.expected.of(first) if self._is_judged(first) else None
+        if expected is None or any(row.wrong or row.host_staged for row in tries) or len(tries) >= _MOST_TRIES:
+            return False
+        return (not more and expected.wants_another(first)) or len({expected.verdict(row) for row in tries}) > 1
+
+    def row(self, row: CollectiveRow) -> CollectiveRow:
+        """The row with what is expected of it, and the verdict on its speed.
+
+        Settings that somebody wants to compare are as fast as they are, and not judged.
+        """
+        expected = self.expected.of(row)
+        if expected is None:
+            return row
+        if not self._is_judged(row):
+            return compared(row, expected)
+        row = judged(row, expected)
+        if is_slow(row):
+            self._slow.append(row)
+        return row
+
+    def _is_judged(self, row: CollectiveRow) -> bool:
+        return row.size_bytes >= _JUDGED_FROM_BYTES and row.setting in (None, AGAIN)
+
+    def findings(self, found: Sequence[Finding], explained: Explained | None) -> tuple[Finding, ...]:
+        """All findings: those on paths with the slow rows that they explain, or one that says why rows are slow."""
+        if not self._slow:
+            return tuple(found)
+        slowness = Slowness.of(self._slow)
+        staged = next((each for each in found if each.id == HOST_STAGED and each.severity is Verdict.FAIL), None)
+        if staged is not None:
+            told = replace(staged, consequences=(*staged.consequences, str(slowness)))
+            return tuple(told if each is staged else each for each in found)
+        return (*found, self._finding(slowness, explained))
+
+    def _finding(self, slowness: Slowness, explained: Explained | None) -> Finding:
+        where = self.hosts[0] if len(self.hosts) == 1 else counted(len(self.hosts), "host")
+        found = Finding(
+            id=SLOW_UNEXPLAINED,
+            severity=slowness.severity,
+            subject=slowness.subject(where),
+            seen=slowness.seen,
+            expected=slowness.expected,
+            cause=_not_explained(explained),
+            next_command=_ADVICE,
+            subjects=tuple(self.hosts),
+        )
+        cause = _first_cause(explained)
+        if cause is None:
+            return found
+        return replace(
+            found,
+            id=cause.cause.id,
+            seen=cause.seen,
+            cause=cause.cause.title,
+            next_command=cause.with_ids(cause.cure),
+            consequences=(str(slowness),),
+        )
+
+
+_ADVICE = (
+    "gpubench p2p finds a slow pair; gpubench check reads clocks, links and errors; "
+    "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,TUNING gpubench allreduce shows what NCCL chose"
+)
+
+
+def _first_cause(explained: Explained | None) -> Named | None:
+    """The surest cause of slowness; a weak one explains nothing by itself."""
+    if explained is None:
+        return None
+    found = explained.diagnosis.of_effect(Effect.SLOW)
+    return next((each for each in found if each.confidence is not Confidence.WEAK), None)
+
+
+def _not_explained(explained: Explained | None) -> str:
+    if explained is None:
+        return "not known: neither paths nor settings were looked at"
+    weak = [each.seen for each in explained.diagnosis.of_effect(Effect.SLOW)]
+    perhaps = f"; perhaps {', or '.join(weak)}" if weak else ""
+    return f"no setting, process, device or link that could be read explains it{perhaps}"

@@ -1,0 +1,146 @@
+"""The verdict on the speed of a row: its time against what is expected, by how well that is known."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gpubench.model.results.report import CollectiveRow
+from gpubench.model.terms.bandwidth import algbw_gb_s
+from gpubench.model.terms.sampling import Mode
+from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, counted, format_size
+from gpubench.model.terms.verdict import Verdict, overall
+
+_NEAR_SHARE = 0.1
+"""Of the slowest time that is not slow: a row beyond that much less is measured again before it is judged."""
+
+_ALONE_US = 25.0
+"""More than among others, an operation alone takes by the host's clock: 13 µs on H200, from 5 to 20 on others."""
+
+LARGE_BYTES = 64 * 2**20
+"""From this size on a row is told by its bandwidth, below by its time."""
+
+_WARNED_FROM_BYTES = 16 * 2**20
+"""From here on H200s differ by 3 % from machine to machine; smaller operations by a half, with the host's clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """How much slower than expected healthy machines may be: `fail` and `warn` as parts of the time, and µs beside.
+
+    `warn` is None where nothing between as expected and slow is worth a word.
+    """
+
+    fail: float
+    warn: float | None = None
+    microseconds: float = 6.0
+
+
+MEASURED = Tolerance(0.25, warn=0.11)
+"""Of a figure measured on such machines with this NCCL: below 80 % of the busbw fails, below 90 % warns. The 6 µs are
+what hosts differ by: broadcast of 1 KiB took 5.2 µs on one host with 4 H200s and 9.2 on another."""
+
+OF_ANOTHER_NCCL = Tolerance(0.5, microseconds=10.0)
+"""Of one measured with another NCCL, whose algorithms and thresholds may differ: below two thirds fails."""
+
+MODELLED = Tolerance(1.0, microseconds=15.0)
+"""Of one that follows from a model, as that of another number of ranks: below half fails. From 4 H200s to 2 the model
+is wrong by a fifth."""
+
+LEAST_KNOWN = Tolerance(0.1, microseconds=15.0)
+"""Of the least that any healthy machine on record reaches."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedTime:
+    """The time that an operation takes on healthy machines, where that is from, and how far off they may be."""
+
+    time_us: float
+    source: str
+    tolerance: Tolerance
+
+    def most_us(self, row: CollectiveRow) -> float:
+        """The longest time of a row that is not slow."""
+        alone = _ALONE_US if row.mode == Mode.LATENCY else 0.0
+        return self.time_us * (1 + self.tolerance.fail) + self.tolerance.microseconds + alone
+
+    def verdict(self, row: CollectiveRow) -> Verdict:
+        """PASS, WARN or FAIL. Of a time that varies the end of its 95 % interval counts which is nearest to healthy."""
+        time_us = row.time_us * (1 - min(row.ci95_percent or 0.0, 100.0) / 100)
+        if time_us > self.most_us(row):
+            return Verdict.FAIL
+        warns = self.tolerance.warn is not None and row.size_bytes >= _WARNED_FROM_BYTES and row.mode != Mode.LATENCY
+        late = warns and time_us > self.time_us * (1 + (self.tolerance.warn or 0.0)) + self.tolerance.microseconds
+        return Verdict.WARN if late else Verdict.PASS
+
+    def wants_another(self, row: CollectiveRow) -> bool:
+        """True if a row should be measured again before it is judged: it is slow, or nearly."""
+        return self.verdict(row) is not Verdict.PASS or row.time_us > (1 - _NEAR_SHARE) * self.most_us(row)
+
+
+def compared(row: CollectiveRow, expected: ExpectedTime) -> CollectiveRow:
+    """The row with what is expected of it, not judged."""
+    factor = row.busbw_gb_s / row.algbw_gb_s if row.algbw_gb_s else 0.0
+    return replace(
+        row,
+        expected_us=expected.time_us,
+        expected_gb_s=factor * algbw_gb_s(row.size_bytes, expected.time_us / MICROSECONDS_PER_SECOND),
+        expected_percent=100 * expected.time_us / row.time_us,
+        expected_source=expected.source,
+    )
+
+
+def judged(row: CollectiveRow, expected: ExpectedTime) -> CollectiveRow:
+    """The row with what is expected of it, and the verdict on its speed beside that on its data."""
+    speed = expected.verdict(row)
+    before = [] if row.verdict is None else [Verdict(row.verdict)]
+    return replace(compared(row, expected), verdict=overall([*before, speed]))
+
+
+def is_slow(row: CollectiveRow) -> bool:
+    """True if the verdict on a row is one on its speed: its data are right, or were not checked."""
+    return row.expected_us is not None and not row.wrong and row.verdict in (Verdict.FAIL, Verdict.WARN)
+
+
+@dataclass(frozen=True, slots=True)
+class Slowness:
+    """Rows of one collective that are slow, and the one that shows it best: `worst`."""
+
+    rows: tuple[CollectiveRow, ...]
+    worst: CollectiveRow
+
+    @classmethod
+    def of(cls, rows: Sequence[CollectiveRow]) -> "Slowness":
+        """The slowest beside what is expected stands for all, a large one where there is any."""
+        large = [row for row in rows if row.size_bytes >= LARGE_BYTES]
+        return cls(tuple(rows), min(large or rows, key=lambda row: row.expected_percent or 0.0))
+
+    @property
+    def severity(self) -> Verdict:
+        """The gravest of all rows."""
+        return overall(Verdict(row.verdict or Verdict.SKIP) for row in self.rows)
+
+    @property
+    def seen(self) -> str:
+        """Bandwidth of a large size, time of a small one, and how much of what is expected that is."""
+        size = format_size(self.worst.size_bytes)
+        return f"{self._figures[0]} ({self.worst.expected_percent:.0f} % of what is expected) at {size}"
+
+    @property
+    def expected(self) -> str:
+        """The same of a healthy machine, with its source."""
+        return f"{self._figures[1]}, {self.worst.expected_source}"
+
+    def subject(self, where: str) -> str:
+        """What is slow: the sizes, the ranks, and where they are."""
+        sizes = sorted({row.size_bytes for row in self.rows})
+        span = format_size(sizes[0]) if len(sizes) == 1 else f"{format_size(sizes[0])} to {format_size(sizes[-1])}"
+        return f"{self.worst.collective} of {span}, {counted(self.worst.ranks, 'rank')} on {where}"
+
+    def __str__(self) -> str:
+        return f"{self.worst.collective}: {self.seen}"
+
+    @property
+    def _figures(self) -> tuple[str, str]:
+        row = self.worst
+        if row.size_bytes >= LARGE_BYTES:
+            return f"{row.busbw_gb_s:.4g} GB/s", f"{row.expected_gb_s:.4g} GB/s"
+        return f"{row.time_us:.4g} µs", f"{row.expected_us:.4g} µs"

@@ -1,0 +1,27 @@
+"""What a launched rank knows of the plan of the process that launched it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gpubench.collectives.registry import collective_named
+from gpubench.collectives.request import SweepRequest
+from gpubench.formats.presentation import Output, Presentation
+from gpubench.formats.registry import DATED
+from gpubench.jobs.collective.plan import CollectivePlan
+from gpubench.jobs.collective.rank_plan import RankPlan, write_plan
+from gpubench.model.terms.plain import from_plain
+
+
+@pytest.mark.parametrize("folder", [Path("results"), None])
+def test_a_rank_knows_the_folder_of_earlier_results(tmp_path: Path, folder: Path | None) -> None:
+    outputs = () if folder is None else (Output(folder, DATED),)
+    plan = CollectivePlan(
+        request=SweepRequest(collective=collective_named("allreduce"), sizes=(1024,)),
+        presentation=Presentation(outputs=outputs),
+    )
+    write_plan(str(tmp_path / "socket"), plan, ("allreduce",))
+    of_rank = from_plain(RankPlan, json.loads((tmp_path / "plan").read_text())).plan()
+    assert plan.history == of_rank.history == folder
+    assert of_rank.presentation.outputs == ()

@@ -1,0 +1,157 @@
+"""The judgement of a sweep's speed: by the first source that knows, and with the first cause that explains it."""
+
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from gpubench.collectives.registry import collective_named
+from gpubench.conditions.definition.condition import Condition, Sighting
+from gpubench.conditions.ranking import Named
+from gpubench.conditions.registry import CONDITIONS
+from gpubench.measure.collective.speed_judge import ExpectedTimes, SpeedJudge, middle
+from gpubench.measure.paths.diagnosis import Explained
+from gpubench.model.paths.evidence import Confidence
+from gpubench.model.results.report import CollectiveRow
+from gpubench.model.results.rows.causes import Effect
+from gpubench.model.results.speed import MEASURED, ExpectedTime
+from gpubench.model.terms.verdict import SLOW_UNEXPLAINED, Finding, Verdict
+from gpubench.profiles.files import load
+from tests.fakes.measured_rows import row
+
+ALLREDUCE = collective_named("allreduce")
+H200 = ExpectedTimes(collective=ALLREDUCE, profile=load("hgx-h200-4"), nccl="2.28.9")
+
+
+def four(size_bytes: int, time_us: float, **changes: Any) -> CollectiveRow:
+    busbw = size_bytes * 1.5 / time_us / 1e3
+    return replace(row(size_bytes, time_us, busbw, ranks=4), algbw_gb_s=busbw / 1.5, **changes)
+
+
+def judge(expected: ExpectedTimes = H200) -> SpeedJudge:
+    return SpeedJudge(expected, ["node3"])
+
+
+@dataclass
+class Diagnosed:
+    named: tuple[Named, ...]
+
+    def of_effect(self, *effects: Effect) -> tuple[Named, ...]:
+        return tuple(each for each in self.named if set(effects) & set(each.effects))
+
+
+def explained(*causes: tuple[str, Confidence]) -> Explained:
+    by_id: dict[str, Condition] = {each.id: each for each in CONDITIONS}
+    named = tuple(
+        Named(by_id[id_], (Sighting(subject="this job", seen=f"{id_} was seen", confidence=sure),))
+        for id_, sure in causes
+    )
+    return cast("Explained", SimpleNamespace(diagnosis=Diagnosed(named)))
+
+
+def findings(explanation: Explained | None, *rows: CollectiveRow, found: tuple[Finding, ...] = ()) -> list[Finding]:
+    judging = judge()
+    for each in rows:
+        judging.row(each)
+    return list(judging.findings(found, explanation))
+
+
+SLOW = four(2**28, 16_150.0)
+
+
+def test_the_first_source_that_knows_is_taken() -> None:
+    past = lambda _row: ExpectedTime(7.0, "the past", MEASURED)  # noqa: E731
+    assert cast("ExpectedTime", H200.of(SLOW)).source == "profile hgx-h200-4"
+    assert cast("ExpectedTime", replace(H200, past=past).of(SLOW)).source == "profile hgx-h200-4"
+    bare = ExpectedTimes(collective=ALLREDUCE, past=past)
+    assert cast("ExpectedTime", bare.of(SLOW)).source == "the past"
+    limit = ExpectedTimes(collective=ALLREDUCE)
+    assert "of the limit" in cast("ExpectedTime", limit.of(SLOW)).source
+    assert limit.of(replace(SLOW, limit_gb_s=None)) is None
+
+
+def test_mpi_on_the_host_is_held_against_its_own_past_alone() -> None:
+    host = replace(SLOW, backend="host")
+    assert H200.of(host) is None
+    assert judge().row(host) == host
+    own = replace(H200, past=lambda _row: ExpectedTime(1.0, "the past", MEASURED))
+    assert judge(own).row(host).verdict is Verdict.FAIL
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict"),
+    [
+        ({}, "FAIL"),
+        ({"setting": "again"}, "FAIL"),
+        ({"setting": "ring/ll"}, "PASS"),
+        ({"setting": "hierarchical"}, "PASS"),
+    ],
+)
+def test_a_setting_that_is_compared_is_not_judged(changes: dict[str, Any], verdict: str) -> None:
+    shown = judge().row(replace(SLOW, **changes))
+    assert shown.verdict == verdict
+    assert shown.expected_percent == pytest.approx(7.3, abs=0.1)
+
+
+def test_less_than_a_kibibyte_is_compared_and_not_judged() -> None:
+    assert judge().row(four(1020, 5000.0)).verdict == "PASS"
+    assert judge().row(four(1024, 5000.0)).verdict == "FAIL"
+
+
+def test_a_slow_row_that_nothing_explains_fails() -> None:
+    (found,) = findings(explained(("mpi-not-cuda-aware", Confidence.PROVEN)), SLOW, four(2**20, 18.0))
+    assert (found.id, found.severity) == (SLOW_UNEXPLAINED, Verdict.FAIL)
+    assert found.subject == "allreduce of 256M, 4 ranks on node3"
+    assert found.seen == "24.93 GB/s (7 % of what is expected) at 256M"
+    assert found.expected == "339.5 GB/s, profile hgx-h200-4"
+    assert "explains it" in found.cause
+    (unseen,) = findings(None, SLOW)
+    assert unseen.cause.startswith("not known: neither paths nor settings")
+
+
+def test_the_surest_cause_is_named_and_a_weak_one_only_as_perhaps() -> None:
+    (weak,) = findings(explained(("row-remap-pending", Confidence.WEAK)), SLOW)
+    assert weak.id == SLOW_UNEXPLAINED
+    assert "perhaps row-remap-pending was seen" in weak.cause
+    (found,) = findings(explained(("gpu-throttled", Confidence.PROVEN), ("row-remap-pending", Confidence.WEAK)), SLOW)
+    assert (found.id, found.severity) == ("gpu-throttled", Verdict.FAIL)
+    assert found.seen == "gpu-throttled was seen"
+    assert found.consequences[0].endswith("at 256M")
+    assert found.cause == next(each.title for each in CONDITIONS if each.id == "gpu-throttled")
+
+
+def test_host_staged_paths_explain_slow_rows() -> None:
+    staged = Finding("host-staged", Verdict.FAIL, "0 → 1", "SHM", "P2P", "NCCL_P2P_DISABLE=1", "unset it")
+    (found,) = findings(explained(), SLOW, found=(staged,))
+    assert found.id == "host-staged"
+    assert found.consequences == ("allreduce: 24.93 GB/s (7 % of what is expected) at 256M",)
+    by_design = replace(staged, severity=Verdict.SKIP)
+    assert [each.id for each in findings(explained(), SLOW, found=(by_design,))] == ["host-staged", SLOW_UNEXPLAINED]
+
+
+def test_what_is_as_expected_has_no_finding() -> None:
+    assert findings(explained(("gpu-throttled", Confidence.PROVEN)), four(2**28, 1190.0)) == []
+
+
+@pytest.mark.parametrize(
+    ("times", "again"),
+    [
+        ([1190.0], False),
+        ([16_150.0], True),
+        ([16_150.0, 16_200.0], False),
+        ([16_150.0, 1190.0], True),
+        ([16_150.0, 1190.0, 1191.0], False),
+    ],
+)
+def test_a_doubtful_row_is_measured_until_two_agree(times: list[float], *, again: bool) -> None:
+    assert judge().wants_another([four(2**28, each) for each in times]) is again
+
+
+@pytest.mark.parametrize("changes", [{"wrong": 1}, {"host_staged": True}, {"setting": "ring/ll"}, {"backend": "host"}])
+def test_what_is_judged_otherwise_is_measured_once(changes: dict[str, Any]) -> None:
+    assert judge().wants_another([replace(SLOW, **changes)]) is False
+
+
+def test_the_middle_of_several_tries() -> None:
+    assert [middle(each, float) for each in ([5.0], [5.0, 9.0], [5.0, 1.0, 9.0])] == [5.0, 5.0, 5.0]

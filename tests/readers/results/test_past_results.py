@@ -1,0 +1,106 @@
+"""A folder of dated results as what a run may expect."""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpubench.jobs.past import past_of
+from gpubench.model.results.report import CollectiveRow
+from gpubench.readers.results import past_results as module
+from gpubench.readers.results.past_results import newest_and_spread, past_figures
+from tests.formats.sample import ROW
+from tests.readers.results.test_past_runs import NOW, keep
+
+WELL = replace(ROW, verdict="PASS")
+NOW_LATE = replace(NOW, started_at="2026-11-30T08:00:00+00:00")
+
+
+def keep_well(folder: Path, day: int, row: CollectiveRow = WELL, **changes: Any) -> Path:
+    path = keep(folder, day, row, **changes)
+    path.write_text(path.read_text().replace('"verdict": "FAIL",\n', '"verdict": "PASS",\n', 1))
+    assert json.loads(path.read_text())["verdict"] == "PASS"
+    return path
+
+
+def test_results_of_the_command_on_the_machine(tmp_path: Path) -> None:
+    for day in range(1, 8):
+        keep_well(tmp_path, day, replace(WELL, time_us=9.0 + day / 10))
+    found = past_figures(tmp_path, NOW_LATE)
+    figure = found.time_of(ROW)
+    assert figure is not None
+    assert (figure.time_us, figure.runs) == (9.3, 7)
+    assert figure.source == f"this machine's past, 7 results of {tmp_path}/"
+
+
+def test_what_cannot_be_used_is_counted(tmp_path: Path) -> None:
+    for day in range(1, 6):
+        keep_well(tmp_path, day)
+    keep_well(tmp_path, 6, hosts=("n2",))
+    keep_well(tmp_path, 7, libraries={"NCCL": "2.20"})
+    keep_well(tmp_path, 8).write_text("{")
+    keep_well(tmp_path, 9).write_text("")
+    keep(tmp_path, 10)
+    keep_well(tmp_path, 11, subject="allgather")
+    keep_well(tmp_path, 12, run_id="now")
+    damaged = keep_well(tmp_path, 13)
+    damaged.write_text(damaged.read_text().replace('"time_us": 9.81', '"time_us": -1'))
+    dangling = tmp_path / "2026-11-14T080000Z-allreduce-n1.json"
+    dangling.symlink_to("nowhere")
+    (tmp_path / "2026-11-15T080000Z-allreduce-n1.json").mkdir()
+    os.mkfifo(tmp_path / "2026-11-16T080000Z-allreduce-n1.json")
+    (tmp_path / "notes.txt").write_text("x")
+    found = past_figures(tmp_path, NOW_LATE)
+    assert found.used == 5
+    assert {each.reason: each.count for each in found.left_out} == {
+        "of another machine": 1,
+        "of another NCCL": 1,
+        "whose run ended with FAIL": 1,
+        "that cannot be read": 6,
+    }
+    assert found.time_of(ROW) is not None
+
+
+def test_a_link_to_a_result_is_one(tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    path = keep_well(tmp_path / "old", 1)
+    (tmp_path / path.name).symlink_to(path)
+    assert past_figures(tmp_path, NOW_LATE).used == 1
+
+
+def test_large_files_and_slow_disks_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for day in range(1, 8):
+        keep_well(tmp_path, day)
+    monkeypatch.setattr(module, "MOST_READ", 6)
+    assert past_figures(tmp_path, NOW_LATE).note.endswith("1 not opened, for there are many or the disk is slow")
+    monkeypatch.setattr(module, "MOST_LOOKED_AT", 5)
+    assert past_figures(tmp_path, NOW_LATE).used == 5
+    monkeypatch.setattr(module, "MOST_BYTES", 10)
+    assert past_figures(tmp_path, NOW_LATE).used == 0
+    monkeypatch.setattr(module, "MOST_SECONDS", -1.0)
+    found = past_figures(tmp_path, NOW_LATE)
+    assert (found.used, [each.count for each in found.left_out]) == (0, [7])
+
+
+def test_the_newest_half_and_some_of_all_before_them() -> None:
+    assert newest_and_spread(range(5), 6) == [0, 1, 2, 3, 4]
+    assert newest_and_spread(range(100), 6) == [0, 1, 2, 3, 51, 99]
+    assert newest_and_spread(range(100), 7) == [0, 1, 2, 3, 4, 51, 99]
+    assert len(set(newest_and_spread(range(31), 30))) == 30
+
+
+def test_without_a_folder_there_is_no_past(tmp_path: Path) -> None:
+    assert past_of(None, NOW) is None
+    empty = past_of(tmp_path, NOW)
+    assert empty is not None
+    assert empty.note == ""
+
+
+def test_a_folder_that_cannot_be_read_stops_no_run(tmp_path: Path) -> None:
+    found = past_of(tmp_path / "nowhere", NOW)
+    assert found is not None
+    assert found.note == f"this machine's past is not known: there is no folder {tmp_path}/nowhere"
+    assert found.time_of(ROW) is None
