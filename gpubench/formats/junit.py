@@ -1,4 +1,4 @@
-"""JUnit XML for CI: a test case for every row that was judged, every subject of every finding, and the run itself.
+"""JUnit XML for CI: a test case for every row that was judged, every finding, and the run itself.
 
 FAIL is a failure, ERROR (could not be measured) an error; SKIP (not applicable, not judged) and INCONCLUSIVE are
 skipped; a warning passes, with its words as the case's output.
@@ -77,7 +77,7 @@ def _add(suite: "Element", subject: str, case: "JudgedCase") -> None:
     if kind == "system-out":
         SubElement(element, kind).text = _legal(f"{case.verdict}: {case.text}")
     elif kind is not None:
-        text = _legal(case.text)
+        text = _legal(case.text or f"{case.verdict}: {case.name}")
         SubElement(element, kind, {"message": text.partition("\n")[0], "type": case.verdict.value}).text = text
 
 

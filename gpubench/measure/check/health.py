@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from gpubench.conditions.checks import CHECKS, Check, found_by, merged
 from gpubench.conditions.definition.circumstances import Facts
+from gpubench.conditions.folding import folded
 from gpubench.measure.topo.fallback import findings as prospect_findings
 from gpubench.measure.topo.fallback import prospects, survey
 from gpubench.model.paths.topology import Topology
@@ -41,7 +42,9 @@ def judge(facts: Facts, *, checks: Sequence[Check] = CHECKS) -> Report:
     outcomes = [_Outcome(check, found_by(check, facts)) for check in checks]
     every = [finding for outcome in outcomes for finding in outcome.findings]
     every += in_the_way(facts, every)
-    found = _gravest_first(merged(every))
+    hosts = [node.snapshot.host for node in facts.nodes]
+    nvlinked = any(gpu.nvlinks for node in facts.nodes for gpu in node.gpus)
+    found = _gravest_first(folded(merged(every), hosts, nvlinked=nvlinked))
     verdict = overall([Verdict.PASS, *(finding.severity for finding in found)])
     origin = facts.nodes[0].snapshot.origin if facts.nodes else ""
     check_rows = tuple(_check_row(facts, outcome, origin) for outcome in outcomes)

@@ -34,16 +34,20 @@ class JudgedCase:
 
 
 def cases(metadata: Metadata, rows: Iterable[Row], report: Report) -> Iterator[JudgedCase]:
-    """Every row, every condensed section, every subject of every finding; last the run itself.
+    """Every row, every condensed section, every finding; last the run itself.
 
-    Whoever counts cases comes to the same end as who reads the exit code: a row that nothing but --strict would judge
-    is a warning, and the run itself fails, or could not be measured, where it was cut short or no other case says so.
+    A root cause is one failure: rows that fail beside a finding that does are warnings, with its figures. The run
+    itself fails, or could not be measured, where it was cut short or no other case says so.
     """
     found = [*_of_rows(metadata.rows_section, (row.to_record() for row in rows)), *_of_report(report)]
-    if report.verdict is not Verdict.FAIL:
-        found = [replace(case, verdict=Verdict.WARN) if case.verdict is Verdict.FAIL else case for case in found]
+    if report.verdict is not Verdict.FAIL or any(each.severity is Verdict.FAIL for each in report.findings):
+        found = [replace(case, verdict=Verdict.WARN) if _is_failed_row(case) else case for case in found]
     yield from _with_own_names(found)
     yield _run(metadata, report, found)
+
+
+def _is_failed_row(case: JudgedCase) -> bool:
+    return case.group != FINDINGS_SECTION and case.verdict is Verdict.FAIL
 
 
 def worst_first(found: Iterable[JudgedCase]) -> list[JudgedCase]:
@@ -57,9 +61,9 @@ def _of_report(report: Report) -> Iterator[JudgedCase]:
         if isinstance(section, Table) and "verdict" in section.columns and name not in _CONDENSED_ELSEWHERE:
             yield from _of_rows(name, (row.to_record() for row in section.rows()))
     for finding in report.findings:
-        text = "\n".join(f"{label}: {words}" for label, words in finding.details if words)
-        for subject in finding.subjects or (finding.subject,):
-            yield JudgedCase(FINDINGS_SECTION, f"{finding.id}: {subject}", finding.severity, text)
+        text = "\n".join(f"{label}: {words}" for label, words in finding.details if words and label != "explains")
+        text = "\n".join((text, *(f"explains: {line}" for line in finding.consequences)))
+        yield JudgedCase(FINDINGS_SECTION, f"{finding.id}: {finding.subject}", finding.severity, text)
 
 
 def _of_rows(group: str, records: Iterable[Mapping[str, Any]]) -> Iterator[JudgedCase]:

@@ -1,0 +1,104 @@
+"""The last sentence of a report, and the exit code that it explains."""
+
+from dataclasses import replace
+
+import pytest
+
+from gpubench.model.results.ending import exit_code_of
+from gpubench.model.results.figures import SpeedFigures
+from gpubench.model.results.report import Metadata, Report
+from gpubench.model.results.sentence import sentence
+from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.model.terms.verdict import Finding, Verdict
+from tests.formats.sample import METADATA as SAMPLE
+from tests.formats.sample import ROW
+
+RANKS = tuple(
+    RankIdentity(rank=rank, host="node3", node=0, local_rank=rank, pid=1, gpu="NVIDIA H200") for rank in range(4)
+)
+METADATA = replace(SAMPLE, subject="allreduce", hosts=["node3"], ranks=RANKS, options={})
+FAST = replace(ROW, busbw_gb_s=363.0, expected_gb_s=362.0, expected_source="profile", wrong=0, verdict="PASS")
+SLOW = replace(ROW, busbw_gb_s=25.0, expected_gb_s=340.0, expected_source="profile", wrong=0, verdict="FAIL")
+CHANNELS = Finding(
+    id="few-channels",
+    severity=Verdict.FAIL,
+    subject="allreduce of 1G",
+    seen="NCCL_MAX_NCHANNELS=1 in /etc/nccl.conf",
+    expected="none",
+    cause="few channels",
+    next_command="remove it; or raise it",
+    consequences=("allreduce: 25 GB/s",),
+)
+
+
+def said(report: Report, *rows: object, metadata: Metadata = METADATA) -> str:
+    figures = SpeedFigures()
+    for row in rows:
+        figures.add(row)  # type: ignore[arg-type]
+    return sentence(metadata, report, figures)
+
+
+def report(verdict: Verdict, *findings: Finding, complete: bool = True) -> Report:
+    return Report(verdict=verdict, complete=complete, findings=findings)
+
+
+def test_a_slow_collective_names_its_cause_and_cure() -> None:
+    strict = replace(METADATA, options={"strict": True})
+    assert said(report(Verdict.FAIL, CHANNELS), SLOW, metadata=strict) == (
+        "FAIL: all-reduce reaches 25 of 340 GB/s (7 %) on node3: NCCL_MAX_NCHANNELS=1 in /etc/nccl.conf; remove it"
+    )
+    assert said(report(Verdict.FAIL, CHANNELS), SLOW).endswith("; remove it; exit code 0 without --strict")
+
+
+def test_a_healthy_run_has_its_figures() -> None:
+    assert said(report(Verdict.PASS), FAST) == "PASS: 4 × H200; all-reduce 363 GB/s (100 % of expected), data right"
+
+
+def test_what_was_not_judged_says_so() -> None:
+    row = replace(FAST, expected_gb_s=None, expected_source=None, wrong=None)
+    unjudged = said(report(Verdict.PASS), row, metadata=replace(METADATA, profile=None))
+    assert unjudged.endswith("data not checked; speed not judged: no profile, no past results")
+
+
+def test_a_finding_without_a_figure_is_told_itself() -> None:
+    finding = replace(CHANNELS, id="gpu-lost", subject="GPU3", seen="GPU is\nlost", consequences=())
+    other = replace(finding, subject="GPU4")
+    assert said(report(Verdict.FAIL, finding, other)).startswith(
+        "FAIL: GPU3 on node3: GPU is lost; remove it; and 1 more finding"
+    )
+
+
+def test_wrong_data_come_first() -> None:
+    wrong = replace(CHANNELS, id="wrong-data", subject="rank 1", seen="2 wrong elements", consequences=())
+    assert said(report(Verdict.FAIL, CHANNELS, wrong), SLOW).startswith("FAIL: rank 1 on node3: 2 wrong elements")
+
+
+def test_a_run_that_was_cut_short_says_so() -> None:
+    assert said(report(Verdict.ERROR, complete=False)) == "ERROR: the run was cut short, the rows before were measured"
+
+
+@pytest.mark.parametrize(
+    ("command", "verdict", "id_", "codes"),
+    [
+        ("check", Verdict.FAIL, "gpu-lost", (1, 1)),
+        ("check", Verdict.WARN, "gpu-hot", (0, 1)),
+        ("topo", Verdict.FAIL, "gpu-lost", (0, 1)),
+        ("p2p", Verdict.FAIL, "wrong-data", (1, 1)),
+        ("allreduce", Verdict.FAIL, "host-staged", (0, 1)),
+        ("allreduce", Verdict.ERROR, "path-unknown", (0, 3)),
+        ("p2p", Verdict.ERROR, "copy-failed", (3, 3)),
+        ("allreduce", Verdict.SKIP, "host-staged", (0, 3)),
+        ("compare", Verdict.INCONCLUSIVE, "unsure", (0, 1)),
+        ("explain", Verdict.PASS, "", (0, 0)),
+    ],
+)
+def test_the_code_depends_on_command_and_strictness(
+    command: str, verdict: Verdict, id_: str, codes: tuple[int, int]
+) -> None:
+    findings = (replace(CHANNELS, id=id_, severity=verdict),) if id_ else ()
+    for strict, code in zip((False, True), codes, strict=True):
+        metadata = replace(METADATA, subject=command, options={"strict": strict})
+        assert exit_code_of(metadata, report(verdict, *findings)) == code
+        assert (f"exit code {code} with" in said(report(verdict, *findings), metadata=metadata)) == (
+            code != {"FAIL": 1, "ERROR": 3}.get(verdict, 0)
+        )
