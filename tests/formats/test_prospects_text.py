@@ -113,7 +113,7 @@ def test_what_does_not_stage_is_worded_otherwise(job: Job, said: str) -> None:
 def test_settings_between_nodes_are_findings_where_there_are_several() -> None:
     job = set_on(simulated("hgx-h100-8*2"), NCCL_IB_DISABLE="1")
     (finding,) = [each for each in looked_at(job).findings if each.id == "nccl-ib-disabled"]
-    assert (finding.severity, finding.next_command) == (Verdict.WARN, "unset NCCL_IB_DISABLE")
+    assert (finding.severity, finding.next_command) == (Verdict.FAIL, "unset NCCL_IB_DISABLE")
     alone = set_on(simulated("hgx-h100-8"), NCCL_IB_DISABLE="1")
     assert [each.id for each in looked_at(alone).findings] == []
     assert "node0 → other nodes would fall back" in lines(alone)[1]

@@ -137,7 +137,9 @@ class Page:
 
     def _verdict(self, report: Report) -> None:
         # One line, however wide: it is there to be pasted.
-        self.print(report.sentence or f"{report.verdict}", style=_VERDICT_STYLES.get(report.verdict, ""))
+        cut_short = "" if report.complete else ": the run was cut short, the rows above were measured"
+        line = report.sentence or f"verdict: {report.verdict}{cut_short}"
+        self.print(line, style=_VERDICT_STYLES.get(report.verdict, ""))
 
     def _plot(self) -> None:
         if self.charts is not None and not self.charts:

@@ -1,0 +1,44 @@
+"""A fault has one severity in every command; what differs between commands is the exit code."""
+
+import json
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from gpubench.cli.app import app
+
+FAULTS = (
+    *("link0-3:staged=yes", "link0-3:speed=0.4", "link3-0:speed=0.7", "link0-3:p2p=NS", "gpu5:p2p=NS"),
+    *("gpu5:nvlink=12", "gpu5:nvlink=0", "gpu5:lost=yes", "gpu5:rows=pending", "gpu5:cuda_peer=no", "gpu5:speed=0.5"),
+    *("gpu5:width=4", "gpu5:throttle=hw_slowdown", "gpu5:busy=8342", "gpu5:temperature=95", "gpu5:mig=on"),
+)
+COMMANDS = (("topo",), ("p2p",), ("check",), ("allreduce", "--sizes", "1G"))
+
+
+def document(command: tuple[str, ...], fault: str) -> tuple[dict[str, Any], int] | None:
+    """What a command says of a fault; None where there is none of that name, or nothing is left to measure."""
+    result = CliRunner().invoke(
+        app, [*command, "--simulate", "hgx-h100-8", "--fault", fault, "--format", "json"], catch_exceptions=True
+    )
+    return (json.loads(result.stdout), result.exit_code) if result.stdout.startswith("{") else None
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_has_one_severity(fault: str) -> None:
+    by_id: dict[str, set[str]] = {}
+    judged = 0
+    for command in COMMANDS:
+        found = document(command, fault)
+        if found is None:
+            continue
+        judged += 1
+        report, code = found
+        for each in report["findings"]:
+            if not each["consequences"]:
+                by_id.setdefault(each["id"], set()).add(each["severity"])
+        failed = report["verdict"] == "FAIL"
+        assert (code == 1) == (failed and command == ("check",)), (command, report["sentence"])
+        assert report["sentence"].endswith("exit code 0 without --strict") == (failed and command != ("check",))
+    assert judged
+    assert {id_: severities for id_, severities in by_id.items() if len(severities) > 1} == {}
