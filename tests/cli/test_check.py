@@ -23,7 +23,6 @@ from gpubench.jobs.check.plan import GPU_SIZES, Depth
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.measurements import Need
 from gpubench.model.results.report import FINDING_COLUMNS
-from gpubench.model.terms.verdict import Verdict
 from gpubench.profiles import files as profiles
 from tests.cli.running import environment, gpubench, mpirun
 
