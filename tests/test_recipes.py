@@ -125,9 +125,9 @@ def test_a_prolog_drains_for_what_is_broken_alone(machine: str, code: int, tmp_p
     ("machine", "reason", "expected"),
     [
         (HEALTHY, "", None),
-        (HEALTHY, "gpubench: FAIL: nvlink-down", "State=RESUME"),
+        (HEALTHY, "gpubench: FAIL: GPU5", "State=RESUME"),
         (HEALTHY, "somebody's own", None),
-        (BROKEN, "", "State=DRAIN Reason=gpubench: FAIL: nvlink-down"),
+        (BROKEN, "", "State=DRAIN Reason=gpubench: FAIL: GPU5"),
         (BROKEN, "somebody's own", None),
     ],
 )

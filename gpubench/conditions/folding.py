@@ -28,7 +28,7 @@ _FAMILY: Mapping[str, str] = {each.id: family.name for family in FAMILIES for ea
 
 
 @dataclass(frozen=True)
-class _Place:
+class _FindingPlace:
     """The hosts and GPUs that a finding names; none of a kind stands for all."""
 
     finding: Finding
@@ -47,7 +47,7 @@ class _Place:
     def _text(self) -> str:
         return ", ".join((self.finding.subject, *self.finding.subjects))
 
-    def touches(self, other: "_Place") -> bool:
+    def touches(self, other: "_FindingPlace") -> bool:
         """True if both are about a host, and where both name GPUs, about one of them."""
         shared = not self.devices or not other.devices or bool(self.devices & other.devices)
         return shared and bool(self.hosts & other.hosts)
@@ -59,7 +59,7 @@ def folded(findings: Sequence[Finding], hosts: Sequence[str], *, nvlinked: bool)
     `hosts` are all of the run; `nvlinked` is whether its GPUs have NVLinks, where PCIe explains copies with host memory
     alone. A root cause is as grave as the gravest of its consequences. Wrong data are always a finding of their own.
     """
-    places = {number: _Place(each, tuple(hosts)) for number, each in enumerate(findings)}
+    places = {number: _FindingPlace(each, tuple(hosts)) for number, each in enumerate(findings)}
     root_of = {number: _root(number, places, nvlinked=nvlinked) for number in places}
     below: dict[int, list[Finding]] = {}
     for number, each in enumerate(findings):
@@ -77,7 +77,7 @@ def _topmost(number: int, root_of: Mapping[int, int | None]) -> int:
     return number
 
 
-def _root(number: int, places: Mapping[int, _Place], *, nvlinked: bool) -> int | None:
+def _root(number: int, places: Mapping[int, _FindingPlace], *, nvlinked: bool) -> int | None:
     """The finding that explains another: a setting or device before a figure, the gravest first."""
     place = places[number]
     roots = [
@@ -88,12 +88,12 @@ def _root(number: int, places: Mapping[int, _Place], *, nvlinked: bool) -> int |
     return min(roots, key=lambda each: _first_choice(places[each], place), default=None)
 
 
-def _first_choice(root: _Place, place: _Place) -> tuple[bool, int, bool]:
+def _first_choice(root: _FindingPlace, place: _FindingPlace) -> tuple[bool, int, bool]:
     is_figure = root.finding.id in FIGURES
     return is_figure, gravity(root.finding.severity), not (root.devices & place.devices)
 
 
-def _explains(root: _Place, place: _Place, *, nvlinked: bool) -> bool:
+def _explains(root: _FindingPlace, place: _FindingPlace, *, nvlinked: bool) -> bool:
     cause, told = root.finding, place.finding
     if cause.severity not in _ROOT_VERDICTS or told.severity in (Verdict.SKIP, Verdict.ERROR):
         return False
@@ -107,7 +107,7 @@ def _explains(root: _Place, place: _Place, *, nvlinked: bool) -> bool:
     return _does(cause.id, place, nvlinked=nvlinked)
 
 
-def _does(id_: str, place: _Place, *, nvlinked: bool) -> bool:
+def _does(id_: str, place: _FindingPlace, *, nvlinked: bool) -> bool:
     """True if a condition makes what it touches do this."""
     told, family = place.finding, _FAMILY.get(id_, "")
     effects = frozenset(_BY_ID[id_].effects) if id_ in _BY_ID else frozenset()

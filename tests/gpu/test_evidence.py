@@ -63,7 +63,7 @@ def staged(document: Document) -> Document:
     (row,) = document["fallback"]
     assert row["conclusion"] == "staged"
     assert row["times_slower"] > 4
-    assert document["verdict"] == "WARN"
+    assert document["verdict"] == "FAIL"
     assert {each["host_staged"] for each in document["rows"]} == {True}
     return dict(row)
 

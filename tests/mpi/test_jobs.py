@@ -206,7 +206,7 @@ def test_a_table_for_people() -> None:
     result = gpubench("allreduce", *SMALL, "--width", "80")
     assert result.returncode == 0
     assert "backend host  2 ranks on 1 host" in result.stdout
-    assert "verdict: PASS" in result.stdout
+    assert "PASS: " in result.stdout
     assert "\x1b" not in result.stdout
     assert max(map(len, result.stdout.splitlines())) <= 80
 
@@ -223,7 +223,7 @@ def test_outputs_hold_the_same_rows(tmp_path: Path) -> None:
     assert len(rows(names[0].read_text())) == len(document["rows"]) == 8
     assert len(document["rank_times"]) == 8 * 2
     assert len(names[2].read_text().splitlines()) == 8 + 8 * 2 + 2
-    assert "verdict: PASS" in names[3].read_text()
+    assert "PASS: " in names[3].read_text()
     assert document["metadata"]["hosts"] == [host_name()]
     assert document["metadata"]["command"][:2] == ["gpubench", "allreduce"]
     assert not [name for name in document["metadata"]["environment"] if name.startswith("OMPI_MCA_btl")]
@@ -246,7 +246,7 @@ def test_nothing_that_fits_is_an_error() -> None:
 def test_under_a_users_own_mpirun() -> None:
     result = mpirun(2, "allreduce", *SMALL)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.count("verdict: PASS") == 1
+    assert result.stdout.count("PASS: ") == 1
     assert "2 ranks on 1 host" in result.stdout
     assert "\x1b" not in result.stdout
 
@@ -267,7 +267,7 @@ def test_a_users_own_mpirun_into_a_file_from_a_terminal_holds_no_escape_codes(tm
     os.close(inner)
     os.close(outer)
     text = (tmp_path / "out").read_text()
-    assert "verdict: PASS" in text
+    assert "PASS: " in text
     assert "\x1b" not in text
 
 
@@ -292,7 +292,7 @@ def test_a_terminal_gets_colours_progress_and_its_own_width() -> None:
         shown += data
     os.close(outer)
     assert process.wait() == 0
-    assert b"\x1b[1;32mverdict: PASS" in shown
+    assert b"\x1b[1;32mPASS: " in shown
     assert b"allreduce 64K" in shown
 
 
@@ -370,7 +370,7 @@ def test_a_rank_that_raises_ends_the_job_at_once_and_is_named(tmp_path: Path) ->
     assert f"rank 2 on {host_name()}: RuntimeError: planted in a test" in result.stderr
     assert "Traceback" not in result.stderr
     assert len(rows(output.read_text())) == 4
-    assert "verdict: ERROR: the run was cut short" in result.stdout
+    assert "ERROR: the run was cut short" in result.stdout
 
 
 def test_a_rank_that_raises_under_mpirun_is_named_too() -> None:
@@ -414,7 +414,7 @@ def test_an_interrupted_run_keeps_its_rows_and_leaves_no_rank_behind(tmp_path: P
     assert process.returncode == 3
     assert "interrupted; the run was ended; the 4 rows measured before are kept" in stderr
     assert "Traceback" not in stderr
-    assert "verdict: ERROR: the run was cut short" in stdout
+    assert "ERROR: the run was cut short" in stdout
     assert len(rows(output.read_text())) == 4
     until(lambda: not processes_with(marker))  # a rank's watchdog ends after it
 
