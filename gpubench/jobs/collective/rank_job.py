@@ -21,6 +21,7 @@ from gpubench.jobs.collective.variants import VariantMaker
 from gpubench.jobs.listeners import NullListener
 from gpubench.jobs.metadata import recorded_settings
 from gpubench.jobs.outputs import check_writable
+from gpubench.jobs.past import past_of
 from gpubench.jobs.rank import own_identity
 from gpubench.measure.collective.observers import Observers
 from gpubench.measure.collective.path_evidence import unwatched
@@ -94,7 +95,11 @@ class CollectiveRankJob:
         maker = VariantMaker(group, self.identity, request)
         variants = maker.variants(self._plan.variants, backend, opened.library, beside)
         described = self._described(opened, request, identities, dropped)
-        listener.begin(collective_metadata(described, request.collective, self._arguments))
+        metadata = collective_metadata(described, request.collective, self._arguments)
+        past = past_of(self._plan.history, metadata) if group.rank == 0 else None
+        if past is not None and past.note:
+            metadata = replace(metadata, options={**metadata.options, "past": past.note})
+        listener.begin(metadata)
         with self._recorder(described, opened) as recorder:
             observers = Observers(
                 path_observer=None if opened.path_watch is None else opened.path_watch.path_observer(request),
@@ -102,7 +107,11 @@ class CollectiveRankJob:
                 read_condition=opened.read_condition,
                 recorder=recorder,
                 make_speed_judge=speed_judge_of(
-                    request.collective, self._measuring(identities), described.libraries.get("NCCL"), self._plan.profile
+                    request.collective,
+                    self._measuring(identities),
+                    described.libraries.get("NCCL"),
+                    self._plan.profile,
+                    past,
                 ),
                 measures_again=self._part is None,
             )

@@ -19,6 +19,7 @@ from gpubench.jobs.p2p.plan import NAME, P2pPlan
 from gpubench.jobs.p2p.replayed import replayed
 from gpubench.jobs.p2p.requests import request_for_process
 from gpubench.jobs.p2p.setup import CopySetup
+from gpubench.jobs.past import bandwidth_of, past_of
 from gpubench.jobs.simulation import Simulation
 from gpubench.jobs.sources import Here, Replayed, Simulated, refuse_under_launcher
 from gpubench.measure.p2p.machine import CopyMachine, wiring_of_process
@@ -78,7 +79,8 @@ def run_alone(plan: P2pPlan, arguments: Sequence[str]) -> int:
                 cells = setup.request.steps(len(setup.machine.gpus))
                 presenter.note(f"{cells} copies to time: about {max(2, round(cells * _SECONDS_A_CELL))} s")
             look_again = _looking_again(plan) if is_here else None
-            run = P2pRun(setup.request, bench, setup.machine, presenter, look_again)
+            past = bandwidth_of(past_of(shown.history, metadata))
+            run = P2pRun(setup.request, bench, setup.machine, presenter, look_again, past)
             report = run.run(strict=setup.plan.strict)
         presenter.end(report)
     return shown.exit_code(report.verdict)

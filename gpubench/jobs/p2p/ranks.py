@@ -21,6 +21,7 @@ from gpubench.jobs.outputs import check_writable
 from gpubench.jobs.p2p.plan import NAME, P2pPlan
 from gpubench.jobs.p2p.requests import pairs_of_ranks, request_for_ranks
 from gpubench.jobs.p2p.setup import CopySetup
+from gpubench.jobs.past import bandwidth_of, past_of
 from gpubench.jobs.rank import own_identity
 from gpubench.jobs.sources import gathered, own_process
 from gpubench.measure.p2p.between_ranks import RankBench
@@ -86,8 +87,11 @@ class P2pRanksJob:
             listener = presenter or NullListener()
             if presenter is not None:
                 presenter.begin(metadata, PAIR_COLUMNS)
+            # Every rank judges, and measures again what is near a threshold: all have to know the same.
+            own = past_of(plan.presentation.history, metadata) if group.rank == 0 else None
+            past = bandwidth_of(group.broadcast(own))
             with setup.recorded_bench(metadata) if presenter is not None else nullcontext(bench) as recorded:
-                report = P2pRun(request, recorded, machine, listener).run(strict=plan.strict)
+                report = P2pRun(request, recorded, machine, listener, past=past).run(strict=plan.strict)
             bench.close()
             counters.close()
         self._progress.enter(Phase.OUTPUT)

@@ -113,16 +113,7 @@ class SpeedJudge:
 
     def _finding(self, slowness: Slowness, explained: Explained | None) -> Finding:
         where = self.hosts[0] if len(self.hosts) == 1 else counted(len(self.hosts), "host")
-        found = Finding(
-            id=SLOW_UNEXPLAINED,
-            severity=slowness.severity,
-            subject=slowness.subject(where),
-            seen=slowness.seen,
-            expected=slowness.expected,
-            cause=_not_explained(explained),
-            next_command=_ADVICE,
-            subjects=tuple(self.hosts),
-        )
+        found = replace(slow_unexplained(slowness, where, _not_explained(explained)), subjects=tuple(self.hosts))
         cause = _first_cause(explained)
         if cause is None:
             return found
@@ -135,10 +126,24 @@ class SpeedJudge:
         )
 
 
+_NOT_LOOKED_AT = "not known: neither paths nor settings were looked at"
 _ADVICE = (
     "gpubench p2p finds a slow pair; gpubench check reads clocks, links and errors; "
     "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,TUNING gpubench allreduce shows what NCCL chose"
 )
+
+
+def slow_unexplained(slowness: Slowness, where: str, why: str = _NOT_LOOKED_AT) -> Finding:
+    """The finding on rows that are slow for no reason that is known."""
+    return Finding(
+        id=SLOW_UNEXPLAINED,
+        severity=slowness.severity,
+        subject=slowness.subject(where),
+        seen=slowness.seen,
+        expected=slowness.expected,
+        cause=why,
+        next_command=_ADVICE,
+    )
 
 
 def _first_cause(explained: Explained | None) -> Named | None:
@@ -151,7 +156,7 @@ def _first_cause(explained: Explained | None) -> Named | None:
 
 def _not_explained(explained: Explained | None) -> str:
     if explained is None:
-        return "not known: neither paths nor settings were looked at"
+        return _NOT_LOOKED_AT
     weak = [each.seen for each in explained.diagnosis.of_effect(Effect.SLOW)]
     perhaps = f"; perhaps {', or '.join(weak)}" if weak else ""
     return f"no setting, process, device or link that could be read explains it{perhaps}"

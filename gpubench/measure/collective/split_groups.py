@@ -4,8 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from gpubench.measure.collective.speed_judge import slow_unexplained
 from gpubench.model.results.rank_times import RANK_TIMES_SECTION, RankTimeRow
 from gpubench.model.results.report import CollectiveRow, Report, Table
+from gpubench.model.results.sibling_rows import figures_of_siblings
+from gpubench.model.results.speed import OF_THE_PAST, ExpectedTime, Slowness, is_slow, judged
 from gpubench.model.terms.split import RankGroup
 from gpubench.model.terms.verdict import Finding, Verdict, overall
 from gpubench.ports.group import Group
@@ -75,14 +78,29 @@ class GroupRows(NamedRows):
         super().__init__(part, listener)
         self._own = own
         self._whole = whole
+        self._slow: list[CollectiveRow] = []
 
     def row(self, row: CollectiveRow) -> None:
-        """A row each of all groups, with the group's name. Every rank calls it."""
-        for each in self._whole.collect(named(row, self._part) if self._own.rank == 0 else None) or ():
-            if each is not None:
-                self._listener.row(each)
+        """A row each of all groups, with the group's name. Every rank calls it.
+
+        Rows of which nothing else tells what to expect are held against those of other groups.
+        """
+        collected = self._whole.collect(named(row, self._part) if self._own.rank == 0 else None) or ()
+        rows = [each for each in collected if each is not None]
+        for each, sibling in zip(rows, figures_of_siblings(rows), strict=True):
+            if each.expected_us is None and sibling is not None:
+                each = judged(each, ExpectedTime(sibling.time_us, sibling.source, OF_THE_PAST))
+                if is_slow(each):
+                    self._slow.append(each)
+            self._listener.row(each)
 
     def merged(self, report: Report) -> Report:
         """The report of the whole job, on its first rank; on others that of the group."""
         collected = self._whole.collect(PartReport.of(report) if self._own.rank == 0 else None)
-        return report if collected is None else together([each for each in collected if each is not None])
+        if collected is None:
+            return report
+        whole = together([each for each in collected if each is not None])
+        if not self._slow:
+            return whole
+        found = slow_unexplained(Slowness.of(self._slow), f"group {self._slow[0].group}")
+        return replace(whole, verdict=overall([whole.verdict, found.severity]), findings=(*whole.findings, found))

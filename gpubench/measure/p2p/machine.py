@@ -50,6 +50,14 @@ class CopyMachine:
         share = profile.typical(quantity.removesuffix("_gb_s") + SHARE)
         return None if share is None or limit_gb_s is None else share * limit_gb_s
 
+    @property
+    def whose_expectation(self) -> str:
+        """The source of `expected` in words."""
+        profile = None if self.matched is None else self.matched.profile
+        if profile is None:
+            return ""
+        return f"profile {profile.name}" + (", a share of the limit" if profile.match.generic is not None else "")
+
     def limit(self, series: Series, pair: Pair) -> Limit:
         """The ceiling of a pair, for both directions together where both are copied."""
         limit = self.wiring.limit(pair)

@@ -131,11 +131,15 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """The figures that a pair is compared with, in GB/s over both directions: its limit, sibling pairs, the profile."""
+    """The figures that a pair is compared with, in GB/s over both directions: its limit, sibling pairs, the profile.
+
+    `source` says where the expected one is from: the profile, or this machine's past.
+    """
 
     limit_gb_s: float | None
     siblings_gb_s: float | None
     expected_gb_s: float | None
+    source: str = "the profile"
 
     @property
     def thresholds(self) -> tuple[float, ...]:
@@ -201,7 +205,7 @@ def judge(figure: float, cell: Cell, reference: Reference) -> tuple[Verdict, str
         (figure / other, other, whose)
         for other, whose in (
             (reference.siblings_gb_s, "pairs wired alike reach"),
-            (reference.expected_gb_s, "the profile expects"),
+            (reference.expected_gb_s, f"{reference.source} has"),
         )
         if other is not None
     ]

@@ -217,7 +217,7 @@ def test_a_bad_pair_is_named() -> None:
 def test_what_is_slow_everywhere_is_seen_beside_the_profile() -> None:
     slow = {(a, b): 0.5 for a in range(2) for b in range(2) if a != b}
     report, _, _ = run(FakeCopies(2, Broken(slow=slow)), request(2), profile="hgx-h200-2")
-    assert "which the profile expects" in found(report)["p2p-slow"].seen
+    assert "which profile hgx-h200-2 has" in found(report)["p2p-slow"].seen
 
 
 def test_a_failing_pair_is_an_error_and_the_rest_is_measured() -> None:
