@@ -24,6 +24,7 @@ from gpubench.model.facts.launched_by import as_if_alone
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.measured_copies import of_host_memory
 from gpubench.model.results.measurements import Measurements, Need
+from gpubench.model.terms.sampling import DEFAULT_ITERATIONS, Mode
 from gpubench.ports.group import Group
 
 MEMORY_BYTES = 64 * 2**20
@@ -66,7 +67,8 @@ class ChildCommands:
 
         Raises CouldNotMeasureError: it does not end in time, or without a whole report.
         """
-        given = ["--sizes", ",".join(map(str, sizes)), "--out-of-place"]
+        iterations = DEFAULT_ITERATIONS[Mode.THROUGHPUT]
+        given = ["--sizes", ",".join(map(str, sizes)), "--out-of-place", "--iters", str(iterations)]
         return of_collective(_document([collective.name, *given], self._timeout_s))
 
 
