@@ -141,7 +141,9 @@ class CollectiveOptions:
             ops=parse_choices("--op", self.op or ["sum"], ReduceOp),
             root=self.root,
             placements=self._placements(collective),
-            sampling=self.sampling.parse(graph_replays=self.graph),
+            sampling=self.sampling.parse(
+                graph_replays=self.graph, counted=self.split is not None or self.simulation.simulate is not None
+            ),
             warmup=self.warmup,
             graph_replays=self.graph,
             check=self.check,

@@ -36,6 +36,9 @@ class PresentationOptions:
     section: str | None = option("NAME", "What csv shows, which shows one. Default: the command's main one.")
     color: str = option("|".join(Color), "Colours in the table.", default="auto")
     width: int | None = option("N", "Columns of the table. Default: the terminal's, or 100.", min=40)
+    verbose: bool = flag(
+        "Headers in full: every GPU, library and setting, not only those that bear on performance.", name="--verbose -v"
+    )
     no_progress: bool = flag("No progress bar.")
     exit_style: str | None = option(
         "|".join(ExitStyle), "One line and the exit codes of a Nagios or node-problem-detector plugin.", name=OPTION
@@ -66,6 +69,7 @@ class PresentationOptions:
             section=self.section,
             color=parse_choices("--color", [self.color], Color)[0],
             width=self.width,
+            verbose=self.verbose,
             show_progress=not self.no_progress,
             exit_style=style,
             plot=plot,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from gpubench.formats.text.causes import CauseText, all_causes, named_causes, top_causes, unread_lines
 from gpubench.formats.text.fallback import evidence_notes, evidence_table, judged_lines
+from gpubench.formats.text.header import INDENT, software_lines
 from gpubench.formats.text.plot import plot_lines
 from gpubench.formats.text.prospects import other_lines
 from gpubench.formats.writer import Style, Target
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
     from gpubench.model.results.curves import Chart
 
-INDENT = "  "
 _LABEL_WIDTH = 12
 
 _VERDICT_STYLES = {
@@ -44,6 +44,7 @@ class Page:
 
     def __init__(self, target: Target, style: Style) -> None:
         self.width = style.width
+        self.verbose = style.verbose
         self.charts: Sequence[Chart] | None = None
         self._own_file = target.path is not None
         self._console = _console(target.open(), style)
@@ -84,11 +85,9 @@ class Page:
         self.print(*lines, style=style)
 
     def software(self, metadata: Metadata) -> None:
-        """Libraries and settings of a run, a line each."""
-        for name, text in metadata.libraries.items():
-            self.wrap(f"{INDENT}{name} {text}")
-        for name, value in metadata.environment.items():
-            self.wrap(f"{INDENT}{name}={value}")
+        """Libraries and settings of a run."""
+        for line in software_lines(metadata, verbose=self.verbose):
+            self.wrap(line)
 
     def draw(self, renderable: "RenderableType") -> None:
         """Something that rich lays out."""
