@@ -50,7 +50,8 @@ def _numa(run: Circumstances) -> Found:
             near = None if gpu is None else _near(node, gpu.place.numa_node)
             if near and own.isdisjoint(near):
                 seen = f"bound to CPUs {facts.affinity}, its GPU is on NUMA node {gpu and gpu.place.numa_node}"
-                yield of_gpu(run, position, seen)
+                # Launches are a little later from there; copies to and from host memory are surely slower.
+                yield of_gpu(run, position, seen, Confidence.PROVEN if makes_copies else Confidence.LIKELY)
 
 
 def _near(node: Topology, numa_node: int | None) -> set[int] | None:
