@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from gpubench.conditions.definition.circumstances import Circumstances
-from gpubench.conditions.definition.condition import Condition, Family, Found
+from gpubench.conditions.definition.condition import Condition, Family, Found, Slowed
 from gpubench.conditions.definition.sightings import of_ranks, unread
 from gpubench.conditions.node import cpus_in
 from gpubench.model.facts.rank_facts import RankFacts
@@ -16,6 +16,10 @@ _WAITED_SHARE, _SURELY_WAITED_SHARE = 0.1, 0.3
 one percent; with three busy loops on the CPU of each it is three quarters."""
 
 
+_WIDER = (
+    "start it without taskset or numactl -C, and with mpirun --bind-to none; a job with more CPUs: "
+    "srun --cpus-per-task=8, docker run without --cpuset-cpus"
+)
 _CPUS_A_RANK = 2
 """One for the thread that launches, one for those of NCCL and MPI."""
 
@@ -26,7 +30,9 @@ def _shared(run: Circumstances) -> Found:
         for ranks, cpus in _crowded(run.ranks_of(node)):
             shown = ranges_of(sum(1 << cpu for cpu in cpus))
             count = f"CPU {shown}" if len(cpus) == 1 else f"{len(cpus)} CPUs ({shown})"
-            yield of_ranks(run, ranks, f"{len(ranks)} ranks are bound to {count}")
+            # All bound alike: that comes from outside of mpirun, which binds ranks apart.
+            outside = len(ranks) == len(run.ranks_of(node))
+            yield of_ranks(run, ranks, f"{len(ranks)} ranks are bound to {count}", cure=_WIDER if outside else "")
         for each in run.ranks_of(node):
             yield from unread(run.on(node, f"rank {each.rank}"), each.unknown, "affinity")
 
@@ -115,4 +121,5 @@ CORES = Family.of(
         link=_BINDING,
         look=_oversubscribed,
     ),
+    slows=(Slowed.LAUNCHES,),
 )

@@ -71,14 +71,14 @@ def _power_limited(run: Circumstances) -> Found:
 
 
 def _row(*, failed: bool) -> Look:
-    """Of rows that wait for a reset, or could not be remapped, which is said alone."""
+    """Of rows that wait for a reset, or could not be remapped, which is said alone. It slows down what uses them."""
     seen = "a memory row could not be remapped" if failed else "a memory row waits to be remapped"
 
     def found(gpu: GpuFacts) -> str:
         rows = gpu.remapped_rows
         return seen if rows is not None and (rows.failure if failed else rows.pending and not rows.failure) else ""
 
-    return of_every_gpu(found)
+    return of_every_gpu(found, Confidence.WEAK)
 
 
 @in_each_node
@@ -117,7 +117,7 @@ def _low_clocks(run: Circumstances) -> Found:
     for position, _, gpu in run.gpus():
         if gpu.most_clock_mhz and gpu.most_clock_mhz < usual[gpu.name]:
             expected = f"{usual[gpu.name]} MHz, as GPUs of its model have"
-            yield of_gpu(run, position, f"at most {gpu.most_clock_mhz} MHz", expected=expected)
+            yield of_gpu(run, position, f"at most {gpu.most_clock_mhz} MHz", Confidence.LIKELY, expected=expected)
 
 
 @in_each_node
@@ -131,7 +131,7 @@ def _hot(run: Circumstances) -> Found:
         above = gpu.temperature_c - usual
         if above > _MOST_ABOVE_SIBLINGS_C or gpu.temperature_c >= _HOT_C:
             expected = f"about {usual:g} °C, as its siblings have" if above > 0 else f"below {_HOT_C} °C"
-            yield of_gpu(run, position, f"{gpu.temperature_c} °C", expected=expected)
+            yield of_gpu(run, position, f"{gpu.temperature_c} °C", Confidence.WEAK, expected=expected)
 
 
 def _in_use(gpu: GpuFacts) -> str:
@@ -288,7 +288,9 @@ GPU = Family.of(
     Condition(
         id="clock-limited",
         title="A GPU's highest clock is below that of others of its model",
+        effects=(Effect.SLOW,),
         detection="nvmlDeviceGetMaxClockInfo of GPUs of one model, over all nodes",
+        settles="nvidia-smi -q -d CLOCK -i GPU, while it works",
         check="clocks",
         severity=Verdict.WARN,
         likely="another VBIOS or power limit",
@@ -298,6 +300,8 @@ GPU = Family.of(
     Condition(
         id="gpu-hot",
         title="A GPU is much hotter than its siblings, or near its slowdown temperature",
+        effects=(Effect.SLOW,),
+        settles="nvidia-smi -q -d TEMPERATURE,PERFORMANCE -i GPU, while it works",
         detection=f"more than {_MOST_ABOVE_SIBLINGS_C} °C above the middle of its siblings, or {_HOT_C} °C",
         check="temperature",
         severity=Verdict.WARN,

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from gpubench.conditions.definition.circumstances import Circumstances
-from gpubench.conditions.definition.condition import Condition, Family, Found, Look, Sighting
+from gpubench.conditions.definition.condition import BYTES, Condition, Family, Found, Look, Sighting, Slowed
 from gpubench.conditions.definition.nccl_values import Chosen, chosen, number
 from gpubench.conditions.definition.sightings import of_ranks
 from gpubench.conditions.nccl_settings import blame
@@ -235,12 +235,13 @@ _PLACES = "in the environment of every rank, NCCL_CONF_FILE, ~/.nccl.conf, /etc/
 _UNSET = "unset {}, or take it out of the file that sets it: NCCL's own choice is measured per size"
 
 
-def _slow(id_: str, title: str, detection: str, names: str, look: Look) -> Condition:
+def _slow(id_: str, title: str, detection: str, names: str, look: Look, slows: tuple[Slowed, ...] = ()) -> Condition:
     """A condition of variables that slow NCCL down."""
     return Condition(
         id=id_,
         title=title,
         effects=(Effect.SLOW,),
+        slows=slows,
         detection=f"{names.replace(' ', ', ')} {_PLACES}; {detection}",
         settles=f"gpubench allreduce, and the same without: env {' '.join(f'-u {name}' for name in names.split())} "
         "gpubench allreduce",
@@ -260,6 +261,7 @@ NCCL_TUNING = Family.of(
         f"there are few, {_OWN_CHANNELS_OVER_PCIE} over PCIe",
         " ".join((*_MOST, _MOST_OF_POINT_TO_POINT, *_OF_A_PEER)),
         _few_channels,
+        BYTES,
     ),
     _slow(
         "nccl-p2p-memcpy",
@@ -267,6 +269,7 @@ NCCL_TUNING = Family.of(
         "NCCL_P2P_DIRECT_DISABLE alone is weak: on four H200s it cost nothing",
         "NCCL_P2P_USE_CUDA_MEMCPY NCCL_P2P_DIRECT_DISABLE",
         _memcpy,
+        BYTES,
     ),
     _slow(
         "nccl-small-buffers",
@@ -274,6 +277,7 @@ NCCL_TUNING = Family.of(
         "below NCCL's own; proven from a quarter of it down. NCCL reads no units: 4M means 4 bytes",
         " ".join(_OWN_BYTES),
         _small_buffers,
+        BYTES,
     ),
     _slow(
         "nccl-algorithm-forced",
@@ -288,6 +292,7 @@ NCCL_TUNING = Family.of(
         f"multiples of {_WARP} below NCCL's own, which over PCIe is {_OWN_THREADS_OVER_PCIE}",
         "NCCL_NTHREADS NCCL_LL128_NTHREADS",
         _few_threads,
+        BYTES,
     ),
     _slow(
         "nccl-debug-trace",
@@ -295,6 +300,7 @@ NCCL_TUNING = Family.of(
         "levels and subsystems that write a line an operation; small sizes take longer",
         "NCCL_DEBUG NCCL_DEBUG_SUBSYS",
         _debug,
+        (Slowed.LAUNCHES,),
     ),
     _slow(
         "nccl-plugin",
@@ -310,6 +316,7 @@ NCCL_TUNING = Family.of(
         "counts where the GPUs can do multicast, and is weak: it costs nothing where NCCL would not use it",
         "NCCL_NVLS_ENABLE",
         _nvls_off,
+        (Slowed.NVLINK,),
     ),
     link=_ENV,
 )

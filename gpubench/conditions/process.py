@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from gpubench.conditions.definition.circumstances import Circumstances
-from gpubench.conditions.definition.condition import Condition, Family, Found, Sighting, joined
+from gpubench.conditions.definition.condition import Condition, Family, Found, Sighting, Slowed, joined
 from gpubench.conditions.definition.nccl_values import number
 from gpubench.conditions.definition.sightings import of_ranks
 from gpubench.conditions.nccl_settings import blame
@@ -89,6 +89,7 @@ PROCESS = Family.of(
         settles="gpubench allreduce, and the same without: env -u CUDA_LAUNCH_BLOCKING gpubench allreduce",
         cure="unset CUDA_LAUNCH_BLOCKING",
         link="https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html",
+        slows=(Slowed.LAUNCHES,),
         look=_blocking,
     ),
     Condition(
@@ -101,6 +102,7 @@ PROCESS = Family.of(
         settles="gpubench overlap, and the same without: env -u CUDA_DEVICE_MAX_CONNECTIONS gpubench overlap",
         cure="unset CUDA_DEVICE_MAX_CONNECTIONS, unless the framework asks for 1",
         link="https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html",
+        slows=(Slowed.LAUNCHES,),
         look=_connections,
     ),
 )

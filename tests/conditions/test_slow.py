@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from gpubench.conditions.definition.condition import Slowed
 from gpubench.conditions.definition.nccl_values import chosen, number
 from gpubench.conditions.ranking import Named
 from gpubench.conditions.registry import ids_now
@@ -257,3 +258,32 @@ def test_numbers_as_c_reads_them(text: str, value: int | None) -> None:
 def test_lists_of_algorithms() -> None:
     known = frozenset(("ring", "tree"))
     assert chosen("Ring;allreduce:^ring;broadcast:x", known) == {"": {"ring"}, "allreduce": {"tree"}}
+
+
+EVERYTHING = {
+    "NCCL_ALGO": "Tree",
+    "NCCL_MAX_CTAS": "12",
+    "CUDA_LAUNCH_BLOCKING": "1",
+    "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+}
+
+
+@pytest.mark.parametrize(
+    ("slowed", "order"),
+    [
+        (
+            (Slowed.NVLINK, Slowed.LAUNCHES),
+            ["nccl-few-channels", "nccl-algorithm-forced", "cuda-launch-blocking", "cuda-max-connections"],
+        ),
+        (
+            (Slowed.LAUNCHES, Slowed.NVLINK),
+            ["cuda-launch-blocking", "nccl-algorithm-forced", "nccl-few-channels", "cuda-max-connections"],
+        ),
+        ((Slowed.NVLINK,), ["nccl-few-channels", "nccl-algorithm-forced"]),
+        ((Slowed.PCIE,), ["pcie-width", "nccl-few-channels", "nccl-algorithm-forced"]),
+    ],
+)
+def test_slow_operations_have_the_causes_of_what_they_consist_of(slowed: tuple[Slowed, ...], order: list[str]) -> None:
+    """Lanes that are lost slow down no bytes over NVLink, and what holds up launches no large sizes first."""
+    job = with_variables(with_ranks_on_all(simulated("hgx-h200-4", "gpu0:width=8")), **EVERYTHING)
+    assert [each.cause.id for each in job.diagnosis().slowing(*slowed)] == order

@@ -7,9 +7,10 @@ from gpubench.hardware.system_files import printable, text_of
 
 _TRACER = re.compile(r"^TracerPid:\s*([1-9]\d*)$", re.ASCII | re.MULTILINE)
 _TOOLS = {
-    "compute-sanitizer": re.compile(r"libsanitizer-(collection|public)|libTreeLauncherTargetInjection"),
+    "compute-sanitizer": re.compile(r"libsanitizer-(collection|public)"),
     "Nsight Systems (nsys)": re.compile(r"libToolsInjection(Proxy)?64|libnsys[\w-]*|libQuadDCommon"),
     "Nsight Compute (ncu)": re.compile(r"libcuda-injection|libnv-nsight-cu|libInterceptorInjectionTarget"),
+    "compute-sanitizer or ncu": re.compile(r"libTreeLauncher\w*Injection"),
     "cuda-gdb": re.compile(r"libcudadebugger|libCUDBG"),
     "AddressSanitizer": re.compile(r"lib(clang_rt\.)?[at]san"),
     "Valgrind": re.compile(r"vgpreload_"),
