@@ -46,7 +46,7 @@ CHECKS: tuple[Check, ...] = (
     Check("gpu_model", "GPUs are of one model, and of the profile's"),
     Check("mig", "no GPU is split that should be whole"),
     Check("ecc", "error correction is on, and had no error that it could not correct"),
-    Check("clocks", "GPUs of one model have the same highest clock"),
+    Check("clocks", "GPUs of one model have the same highest clock, and nobody set clocks or power low"),
     Check("temperature", "no GPU is much hotter than its siblings"),
     Check("gpu_free", "nobody uses the GPUs, and their memory is free"),
     Check("pcie_errors", "PCIe links count no errors while they are used, and few before"),

@@ -1,14 +1,17 @@
 """What a rank sets up around NCCL: what it sets is taken back, and what NCCL refuses is named."""
 
 import os
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from gpubench.collectives.allreduce import ALLREDUCE
+from gpubench.conditions.definition.circumstances import Circumstances
 from gpubench.errors import CouldNotMeasureError, GpubenchError, RefusedPathError
 from gpubench.hardware.mpi.one_process import AloneGroup
+from gpubench.hardware.process.cpu_time import RunDelay
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.jobs.collective import path_watch as watching
 from gpubench.jobs.collective.path_watch import PathWatch
@@ -94,6 +97,31 @@ def test_what_was_set_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
     assert dict(os.environ) == before
     assert library.resets == 1
     assert Probe.ended > 0
+
+
+def test_how_long_a_rank_waited_for_a_cpu_is_counted_from_its_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    delays = iter((RunDelay(ran_ns=1000, waited_ns=500), RunDelay(ran_ns=2000, waited_ns=3500)))
+    monkeypatch.setattr(watching, "run_delay", lambda: next(delays))
+    with PathWatch(AloneGroup(), identity(0), strict=False) as watch:
+        watch.begin(Library(), identity(0))
+        circumstances = watch.path_observer(request_for(ALLREDUCE)).sources.read_circumstances()
+    assert circumstances is not None
+    assert circumstances.waited == {0: 0.75}
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_what_came_into_a_process_is_read_again(monkeypatch: pytest.MonkeyPatch, *, strict: bool) -> None:
+    monkeypatch.setattr(watching, "NcclLog", QuietLog)
+    monkeypatch.setattr(watching, "read_again", lambda facts: replace(facts, tracer=f"{facts.rank} (gdb)"))
+
+    def body(group: ThreadGroup) -> Circumstances | None:
+        with PathWatch(group, identity(group.rank), strict=strict) as watch:
+            watch.begin(Library(), identity(group.rank))
+            return watch.path_observer(request_for(ALLREDUCE)).sources.read_circumstances()
+
+    known = run_ranks(2, body)[0]
+    assert known is not None
+    assert [each.tracer for each in known.facts] == ["0 (gdb)", "1 (gdb)"]
 
 
 def test_strict_takes_the_ways_through_host_memory_away_but_what_the_user_set(monkeypatch: pytest.MonkeyPatch) -> None:

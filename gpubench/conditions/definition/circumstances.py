@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 
+from gpubench.model.facts.gpu_condition import GpuCondition
 from gpubench.model.facts.rank_facts import ENVIRONMENT, RankFacts
 from gpubench.model.facts.snapshot import GpuFacts, PciDevice
 from gpubench.model.paths.nodes import MachineKind
@@ -40,6 +41,8 @@ class Circumstances:
     and settings mean nothing. `wrong` are pairs along which wrong data arrived, `together` those that were measured at
     once. `profiles` are those that nodes match, by number; with `profile_asked_for` somebody named it, and then the
     machine has to be the profile's in everything. `measurements` are what a check measured.
+    `waited` is the share of its time that a rank was ready to run and waited for a CPU, and `at_work` its GPU's
+    condition right after operations, by rank.
     """
 
     wiring: Wiring
@@ -53,6 +56,8 @@ class Circumstances:
     profiles: Mapping[int, Profile] = field(default_factory=dict)
     profile_asked_for: bool = False
     measurements: Measurements = QUICK
+    waited: Mapping[int, float] = field(default_factory=dict)
+    at_work: Mapping[int, GpuCondition] = field(default_factory=dict)
 
     @property
     def nodes(self) -> Mapping[int, Topology]:

@@ -12,6 +12,8 @@ from gpubench.errors import GpubenchError, no_direct_path, no_path
 from gpubench.hardware.nccl.debug_log import NcclLog, ResettableLog
 from gpubench.hardware.node.nvml.link_counters import NvmlCounters
 from gpubench.hardware.node.probe import Probe
+from gpubench.hardware.process.cpu_time import run_delay, waited_share
+from gpubench.hardware.process.facts import read_again
 from gpubench.hardware.process.nccl_settings import nccl_settings, refusals
 from gpubench.jobs.collective.variants import NcclErrors
 from gpubench.jobs.machines import Machines
@@ -62,6 +64,8 @@ class PathWatch:
         self._probe = self._stack.enter_context(Probe(dict(os.environ))) if identity.local_rank == 0 else None
         self._refusals = refusals(self._settings) if strict else {}
         self._known: list[_Known] = []
+        self._delay_before = run_delay()
+        self._waited: dict[int, float] = {}
         self._nodes: dict[int, Topology] | None = None
         self._log: NcclLog | None = None
 
@@ -134,12 +138,22 @@ class PathWatch:
         return error(" → ".join(f"rank {rank}" for rank in pair), found.text, cause.evidence, cause.advice)
 
     def _look_around(self) -> Circumstances | None:
+        self._read_again()
         if self._nodes is None:
             collected = self._group.collect(self._own_snapshot())
             if collected is None:
                 return None
             self._nodes = self._topologies(collected)
         return self._circumstances(self._nodes)
+
+    def _read_again(self) -> None:
+        """What is loaded by now, and how long ranks have waited for a CPU; the first rank gets them."""
+        share = waited_share(self._delay_before, run_delay())
+        later = self._group.collect((read_again(self._facts), share))
+        if later is not None:
+            ends = zip(self._known, later, strict=True)
+            self._known = [known._replace(facts=facts) for known, (facts, _) in ends]
+            self._waited = {rank: waited for rank, (_, waited) in enumerate(later) if waited is not None}
 
     def _own_snapshot(self) -> Snapshot | None:
         return None if self._probe is None else self._probe.snapshot(SECONDS_TO_READ_A_NODE)
@@ -153,4 +167,4 @@ class PathWatch:
         facts = [each.facts for each in self._known]
         settings = users_settings(facts, [each.settings for each in self._known])
         wiring = Wiring([each.identity for each in self._known], nodes)
-        return Circumstances(wiring=wiring, facts=facts, settings=settings)
+        return Circumstances(wiring=wiring, facts=facts, settings=settings, waited=self._waited)

@@ -62,6 +62,7 @@ class RecordedObservations:
     due: tuple[tuple[float, ...], ...]
     traffic: tuple[Traffic, ...]
     settings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    waited: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, observed: PathObservations) -> "RecordedObservations":
@@ -72,16 +73,18 @@ class RecordedObservations:
             due=tuple(observed.expected_bytes),
             traffic=tuple(observed.traffic),
             settings={name: tuple(values) for name, values in observed.circumstances.settings.items()},
+            waited={str(rank): share for rank, share in observed.circumstances.waited.items()},
         )
 
     def restored(self, circumstances: Circumstances) -> PathObservations:
         """The observations as they were, with the nodes and processes of the recording."""
+        waited = {int(rank): share for rank, share in self.waited.items()}
         return PathObservations(
             choices=self.heard.restored(),
             choices_by_setting={name: each.restored() for name, each in self.under.items()},
             expected_bytes=[(sent, received) for sent, received in self.due],
             traffic=self.traffic,
-            circumstances=replace(circumstances, settings=self.settings),
+            circumstances=replace(circumstances, settings=self.settings, waited=waited),
         )
 
 

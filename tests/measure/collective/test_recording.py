@@ -43,10 +43,12 @@ from gpubench.model.facts.gpu_condition import GpuCondition
 from gpubench.model.paths.evidence import EvidenceUse
 from gpubench.model.paths.selection import Used
 from gpubench.model.paths.transport import Transport, Tuning, parse_transport
+from gpubench.model.paths.wiring import Wiring
 from gpubench.model.results.report import CollectiveRow, Report, Table
 from gpubench.model.results.winners import RefusedRow
 from gpubench.model.terms.operation import DataType, ReduceOp
 from gpubench.model.terms.origin import Origin
+from gpubench.model.terms.plain import from_plain, to_plain
 from gpubench.model.terms.sampling import Mode, Sampling
 from gpubench.model.terms.split import RankGroup, groups_of
 from gpubench.model.terms.verdict import Verdict
@@ -311,6 +313,13 @@ def healthy() -> Recording:
     with pytest.MonkeyPatch.context() as monkeypatch:
         request = request_for(ALLREDUCE, sampling=Sampling(Mode.LATENCY, iterations=30))
         return recording(monkeypatch, request, Job(direct, over_nvlink), watched)
+
+
+def test_how_long_ranks_waited_for_a_cpu_is_kept() -> None:
+    circumstances = Circumstances(wiring=Wiring([], {}), waited={1: 0.75})
+    observed = PathObservations(choices=LoggedChoices(), expected_bytes=[], traffic=[], circumstances=circumstances)
+    kept = from_plain(RecordedObservations, to_plain(RecordedObservations.of(observed)))
+    assert kept.restored(replace(circumstances, waited={})).circumstances.waited == {1: 0.75}
 
 
 def test_rows_of_many_ranks_stay_within_what_is_read_of_a_file() -> None:

@@ -13,6 +13,7 @@ from gpubench.hardware.node.nvml.nvlink import read_nvlinks
 from gpubench.hardware.node.nvml.settings import read_settings
 from gpubench.model.facts.driver_settings import DriverSettings
 from gpubench.model.facts.gpu_condition import THROTTLE_REASONS
+from gpubench.model.facts.gpu_limits import GpuLimits
 from gpubench.model.facts.snapshot import (
     DriverFacts,
     Fabric,
@@ -113,6 +114,7 @@ def _read_gpu(answers: Answers, index: int, cpus: int) -> GpuFacts:
         memory_errors=read_memory_errors(answers),
         temperature_c=answers.call("nvmlDeviceGetTemperature", _CHIP).value,
         most_clock_mhz=answers.call("nvmlDeviceGetMaxClockInfo", MULTIPROCESSORS).value,
+        limits=_limits(answers),
         pcie=_pcie(answers),
         pcie_replays=answers.ask("pcie_replays", "nvmlDeviceGetPcieReplayCounter"),
         cpu_affinity=_cpu_affinity(answers, cpus),
@@ -122,6 +124,18 @@ def _read_gpu(answers: Answers, index: int, cpus: int) -> GpuFacts:
         processes=read_processes(answers),
         lost=answers.lost,
         unknown=answers.unknown,
+    )
+
+
+def _limits(answers: Answers) -> GpuLimits:
+    """NVML answers milliwatts."""
+    power = answers.call("nvmlDeviceGetPowerManagementLimit").value
+    default_power = answers.call("nvmlDeviceGetPowerManagementDefaultLimit").value
+    return GpuLimits(
+        clock_mhz=answers.call("nvmlDeviceGetApplicationsClock", MULTIPROCESSORS).value,
+        default_clock_mhz=answers.call("nvmlDeviceGetDefaultApplicationsClock", MULTIPROCESSORS).value,
+        power_w=None if power is None else power / 1000,
+        default_power_w=None if default_power is None else default_power / 1000,
     )
 
 
