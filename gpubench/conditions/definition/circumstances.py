@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 
+from gpubench.model.facts.idle_gpu import IdleGpu
 from gpubench.model.facts.rank_facts import ENVIRONMENT, RankFacts
 from gpubench.model.facts.snapshot import GpuFacts, PciDevice
 from gpubench.model.paths.nodes import MachineKind
@@ -30,6 +31,15 @@ class Together:
     read_gb_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class IssueTime:
+    """The time that the host of the slowest rank takes to issue an operation, and the operation's, in microseconds."""
+
+    label: str
+    issue_us: float
+    time_us: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class Circumstances:
     """The run, and its paths. Positions of GPUs are those of `wiring`; where ranks have them, the rank's.
@@ -39,7 +49,10 @@ class Circumstances:
     conditions are looked for. `copied` says of such pairs what showed it, where CUDA made the copies and NCCL's policy
     and settings mean nothing. `wrong` are pairs along which wrong data arrived, `together` those that were measured at
     once. `profiles` are those that nodes match, by number; with `profile_asked_for` somebody named it, and then the
-    machine has to be the profile's in everything. `measurements` are what a check measured.
+    machine has to be the profile's in everything. `measurements` are what a check measured. `idle_gpus` are GPUs by
+    position as they were while this job was idle, before its first operation and after its last; `beyond` says of GPUs
+    how often their NVLinks carried the bytes that this job can have moved at most, where that is more than once;
+    `issued` are the times of rows that are slow.
     """
 
     wiring: Wiring
@@ -53,6 +66,9 @@ class Circumstances:
     profiles: Mapping[int, Profile] = field(default_factory=dict)
     profile_asked_for: bool = False
     measurements: Measurements = QUICK
+    idle_gpus: Mapping[int, IdleGpu] = field(default_factory=dict)
+    beyond: Mapping[int, float] = field(default_factory=dict)
+    issued: Sequence[IssueTime] = ()
 
     @property
     def nodes(self) -> Mapping[int, Topology]:

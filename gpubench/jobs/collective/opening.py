@@ -9,6 +9,7 @@ from gpubench.hardware.cuda.device import CudaDevice
 from gpubench.hardware.mpi import group as mpi
 from gpubench.hardware.nccl.backend import NcclLibrary
 from gpubench.hardware.node.nvml.condition import NvmlCondition
+from gpubench.hardware.node.nvml.gpu_use import NvmlUse
 from gpubench.hardware.node.nvml.library import Driver, read_driver
 from gpubench.hardware.node.probe import probe
 from gpubench.hardware.process.nccl_settings import nccl_settings
@@ -59,11 +60,14 @@ def open_backend(rank: Rank, plan: CollectivePlan, stack: ExitStack) -> Opened:
     What is begun beside it ends with `stack`. Raises AgreedError where a rank cannot.
     """
     driver = read_driver(os.environ)
+    # Before any rank has a context: the gather below makes sure of that.
+    use = NvmlUse()
+    stack.callback(use.close)
     sees_gpus = any(rank.group.gather(driver.visible > 0))
     asked = plan.backend
     kind = default_backend(gpus=sees_gpus) if asked is None else agree(rank.group, lambda: backend_named(asked))
     if kind.needs_gpus:
-        return _open_on_gpu(kind, rank, plan, driver, stack)
+        return _open_on_gpu(kind, rank, plan, driver, use, stack)
     agree(rank.group, lambda: plan.refuse_gpu_options("no rank sees one"))
     machines = _read_machines(rank, plan)
     return Opened(backend=open_kind(kind, rank, plan), identity=rank.identity, machines=lambda: machines)
@@ -92,7 +96,9 @@ def open_kind(
     )
 
 
-def _open_on_gpu(kind: BackendKind, rank: Rank, plan: CollectivePlan, driver: Driver, stack: ExitStack) -> Opened:
+def _open_on_gpu(
+    kind: BackendKind, rank: Rank, plan: CollectivePlan, driver: Driver, use: NvmlUse, stack: ExitStack
+) -> Opened:
     """NCCL on this rank's GPU. Nodes are read, and NCCL's log is listened to, before its first call."""
     group = rank.group
     path_watch, machines = None, None
@@ -100,7 +106,8 @@ def _open_on_gpu(kind: BackendKind, rank: Rank, plan: CollectivePlan, driver: Dr
         machines = _read_machines(rank, plan)
     else:
         keeps_log = plan.recording.record is not None
-        path_watch = stack.enter_context(PathWatch(group, rank.identity, strict=plan.strict, keeps_log=keeps_log))
+        watch = PathWatch(group, rank.identity, strict=plan.strict, keeps_log=keeps_log, use=use)
+        path_watch = stack.enter_context(watch)
     rank.progress.enter(Phase.OPENING)
     device, identity = open_gpu(group, rank.identity, rank.ranks_on_node, driver)
     agree(group, lambda: check_unset(plan.variants, nccl_settings(os.environ)))

@@ -103,8 +103,7 @@ class CopyMachine:
             held = gpu.processes or () if gpu is not None and gpu.idle is not True else ()
             others = [each for each in held if (place.node, each.pid) not in own]
             if others:
-                named = (f"process {each.pid}" + (f" ({each.name})" if each.name else "") for each in others)
-                busy[position] = ", ".join(named)
+                busy[position] = ", ".join(each.label for each in others)
         return busy
 
 

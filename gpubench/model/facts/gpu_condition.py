@@ -65,6 +65,5 @@ class GpuCondition:
 
 
 def _user(process: GpuProcess) -> str:
-    name = f" ({process.name})" if process.name else ""
     held = f", which holds {process.memory_bytes / 2**30:.1f} GiB," if process.memory_bytes else ""
-    return f"process {process.pid}{name}{held}"
+    return f"{process.label}{held}"
