@@ -10,6 +10,9 @@ FOREIGN_GB_S = 0.5
 links up to 0.02 GB/s; copies of another process 371 to 396 and 59.
 """
 
+FOREIGN_SHARE = 0.1
+"""Of what links carry: by so much of somebody else's traffic, their counters may have moved instead of by ours."""
+
 BUSY_PERCENT = 50
 """Of the time in which something ran on a GPU: so much, while this job is idle, is somebody else's work."""
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from math import inf
 
+from gpubench.model.facts.idle_gpu import FOREIGN_SHARE
 from gpubench.model.paths.evidence import Evidence, State
 from gpubench.model.paths.p2p import JUDGED_FROM_BYTES, MOVED_SHARE, SOMEBODY_ELSE, STILL_SHARE, Carried
 from gpubench.model.terms.units import format_size
@@ -17,9 +18,6 @@ of two children.
 
 _MOST_FRAMED = 2.2
 """Bytes that NVLinks count for one of data, at most: NCCL's protocol LL sends a flag with every 4; a tenth more."""
-
-_FOREIGN_SHARE = 0.1
-"""Of what NVLinks carry: by so much of somebody else's traffic, their counters may have moved instead of by ours."""
 
 _NARROW = 2.0
 """NVLinks of less than so many times what PCIe carries are not told from it by bandwidth."""
@@ -75,7 +73,7 @@ def _of_others(flow: Flow) -> Evidence | None:
     shares = [share for share, most in ends if share is not None and share > most]
     if shares:
         return Evidence(seen=f"counters moved by {max(shares):.2g} times our bytes: {SOMEBODY_ELSE}")
-    if flow.limit_gb_s is not None and flow.foreign_gb_s > _FOREIGN_SHARE * flow.limit_gb_s:
+    if flow.limit_gb_s is not None and flow.foreign_gb_s > FOREIGN_SHARE * flow.limit_gb_s:
         passed = f"{flow.foreign_gb_s:.3g} GB/s passed the NVLinks while this job was idle"
         return Evidence(seen=f"{passed}: {SOMEBODY_ELSE}")
     return None

@@ -111,13 +111,11 @@ class Cell:
     def is_staged(self) -> bool | None:
         """True if the counters say that it went through host memory; None where they say nothing.
 
-        What went over NVLink did not, nor what no PCIe link carried: to host memory there is no other way. Counters
-        that moved by more than was copied moved by somebody else's traffic.
+        What went over NVLink did not, nor what no PCIe link carried: to host memory there is no other way. Counters of
+        NVLinks that moved by more than was copied say nothing: somebody else's traffic moved them.
         """
         carried = self.carried
-        if carried.nvlink_share is not None and carried.nvlink_share > MOST_SHARE:
-            return None
-        if carried.nvlink_share is not None:
+        if carried.nvlink_share is not None and carried.nvlink_share <= MOST_SHARE:
             return carried.nvlink_share < MOVED_SHARE
         return False if carried.pcie_share is not None and carried.pcie_share < STILL_SHARE else None
 
