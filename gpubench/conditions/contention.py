@@ -5,8 +5,9 @@ from collections.abc import Callable, Sequence
 from gpubench.conditions.definition.circumstances import Circumstances
 from gpubench.conditions.definition.condition import Condition, Family, Found, Look, Sighting, in_each_node
 from gpubench.conditions.definition.sightings import of_gpu
+from gpubench.model.facts.gpu_process import GpuProcess
 from gpubench.model.facts.idle_gpu import BUSY_PERCENT, FOREIGN_GB_S, IdleGpu, LinkRates, is_foreign
-from gpubench.model.facts.snapshot import GpuFacts, GpuProcess
+from gpubench.model.facts.snapshot import GpuFacts
 from gpubench.model.paths.evidence import Confidence
 from gpubench.model.results.measured_copies import is_busy
 from gpubench.model.results.rows.causes import Effect

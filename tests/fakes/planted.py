@@ -12,6 +12,7 @@ from gpubench.conditions.registry import CAUSES
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.model.facts.driver_settings import ConfidentialComputing, Service
 from gpubench.model.facts.error_counts import REPLAYS
+from gpubench.model.facts.gpu_process import GpuProcess
 from gpubench.model.facts.idle_gpu import GpuUse, IdleGpu, LinkRates
 from gpubench.model.facts.kernel_settings import IommuFacts
 from gpubench.model.facts.pci_capabilities import AccessControl, PcieErrors, PciKind
@@ -21,7 +22,6 @@ from gpubench.model.facts.snapshot import (
     Fabric,
     GpuDirectFacts,
     GpuFacts,
-    GpuProcess,
     NicFacts,
     NicKind,
     NvLink,

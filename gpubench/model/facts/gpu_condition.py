@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from gpubench.model.facts.snapshot import GpuProcess
+from gpubench.model.facts.gpu_process import GpuProcess
 
 THROTTLE_REASONS = (
     *("sw_power_cap", "hw_slowdown", "sync_boost", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake"),

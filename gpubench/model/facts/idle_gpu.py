@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 
-from gpubench.model.facts.snapshot import GpuProcess
+from gpubench.model.facts.gpu_process import GpuProcess
 
 FOREIGN_GB_S = 0.5
 """So much over a link, while this job is idle, is somebody else's. On four H200s idle NVLinks carried 0.0 and idle PCIe

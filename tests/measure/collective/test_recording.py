@@ -41,8 +41,8 @@ from gpubench.measure.collective.split_groups import GroupRows, InStep
 from gpubench.measure.collective.variants import SweepVariant, measure_variants
 from gpubench.measure.paths.idle_window import IdleWindow
 from gpubench.model.facts.gpu_condition import GpuCondition
+from gpubench.model.facts.gpu_process import GpuProcess
 from gpubench.model.facts.idle_gpu import GpuUse, IdleGpu
-from gpubench.model.facts.snapshot import GpuProcess
 from gpubench.model.paths.evidence import EvidenceUse
 from gpubench.model.paths.selection import Used
 from gpubench.model.paths.transport import Transport, Tuning, parse_transport

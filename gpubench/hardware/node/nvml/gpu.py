@@ -13,11 +13,11 @@ from gpubench.hardware.node.nvml.nvlink import read_nvlinks
 from gpubench.hardware.node.nvml.settings import read_settings
 from gpubench.model.facts.driver_settings import DriverSettings
 from gpubench.model.facts.gpu_condition import THROTTLE_REASONS
+from gpubench.model.facts.gpu_process import GpuProcess
 from gpubench.model.facts.snapshot import (
     DriverFacts,
     Fabric,
     GpuFacts,
-    GpuProcess,
     PairFacts,
     PcieLink,
     RemappedRows,

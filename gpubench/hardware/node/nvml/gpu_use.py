@@ -9,8 +9,9 @@ from gpubench.hardware.node.nvml.answers import Answers, text
 from gpubench.hardware.node.nvml.gpu import MEMORY_VERSION, read_processes
 from gpubench.hardware.node.nvml.library import open_library
 from gpubench.hardware.process.names import container_of, process_name, sees_all_pids
+from gpubench.model.facts.gpu_process import GpuProcess
 from gpubench.model.facts.idle_gpu import GpuUse
-from gpubench.model.facts.snapshot import GpuProcess, bus_id
+from gpubench.model.facts.snapshot import bus_id
 
 
 class NvmlUse:
