@@ -22,9 +22,11 @@ from gpubench.jobs.gpus import open_gpu
 from gpubench.jobs.machines import Machines
 from gpubench.jobs.sources import SECONDS_TO_READ_A_NODE, gathered, own_process
 from gpubench.measure.collective.observers import ReadCondition
+from gpubench.model.facts.idle_gpu import holders
 from gpubench.model.paths.evidence import EvidenceUse
 from gpubench.model.terms.hang import Phase
 from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.model.terms.units import format_memory
 from gpubench.ports.backend import MultiGroupBackend
 
 
@@ -43,7 +45,8 @@ class Rank:
 class Opened:
     """A backend, the rank with its GPU, and what observes both.
 
-    `machines` returns nodes and processes on the first rank, for a recording, once all was tried out.
+    `machines` returns nodes and processes on the first rank, for a recording, once all was tried out; `memory_holders`
+    who else holds memory of this rank's GPU, in words.
     """
 
     backend: MultiGroupBackend
@@ -52,6 +55,7 @@ class Opened:
     library: NcclLibrary | None = None
     path_watch: PathWatch | None = None
     read_condition: ReadCondition = lambda: None
+    memory_holders: Callable[[], str] = lambda: ""
 
 
 def open_backend(rank: Rank, plan: CollectivePlan, stack: ExitStack) -> Opened:
@@ -125,6 +129,7 @@ def _open_on_gpu(
         library=library,
         path_watch=path_watch,
         read_condition=condition.read,
+        memory_holders=lambda: holders(use.read(str(identity.gpu_bus_id), {identity.pid}), format_memory),
     )
 
 

@@ -84,10 +84,12 @@ def is_foreign(gb_s: float | None) -> bool:
 
 def holders(use: GpuUse, words: Callable[[int], str]) -> str:
     """Who holds the memory of a GPU, in words; empty where nobody does. `words` are those for a number of bytes."""
-    named = [f"{each.label} {words(each.memory_bytes)}" for each in use.users if each.memory_bytes]
+    if use.held_bytes is not None and any(each.memory_bytes is None for each in use.users):
+        return f"{', '.join(each.label for each in use.users)}: {words(use.held_bytes)}"
+    named = [f"{each.label}: {words(each.memory_bytes)}" for each in use.users if each.memory_bytes]
     unseen = (use.held_bytes or 0) - sum(each.memory_bytes or 0 for each in use.users)
     if use.held_bytes is not None and unseen > LEAST_HELD_BYTES:
-        named.append(f"a process that is not visible here {words(unseen)}")
+        named.append(f"a process that is not visible here: {words(unseen)}")
     return ", ".join(named)
 
 

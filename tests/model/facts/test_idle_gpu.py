@@ -30,8 +30,10 @@ def test_who_holds_memory_is_named_and_what_nobody_shows_is_said() -> None:
     def words(size_bytes: int) -> str:
         return f"{size_bytes / GIB:g} GiB"
 
-    assert holders(GpuUse(users=(PYTHON,), held_bytes=121 * GIB), words) == "process 8342 (python) 120 GiB"
-    assert holders(GpuUse(held_bytes=130 * GIB), words) == "a process that is not visible here 130 GiB"
+    assert holders(GpuUse(users=(PYTHON,), held_bytes=121 * GIB), words) == "process 8342 (python): 120 GiB"
+    assert holders(GpuUse(held_bytes=130 * GIB), words) == "a process that is not visible here: 130 GiB"
+    silent = GpuProcess(pid=7)
+    assert holders(GpuUse(users=(silent,), held_bytes=9 * GIB), words) == "process 7: 9 GiB"
     assert holders(GpuUse(held_bytes=GIB // 2), words) == holders(GpuUse(), words) == ""
 
 
