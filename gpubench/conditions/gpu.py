@@ -1,4 +1,4 @@
-"""GPUs by themselves: lost, hot, slowed down, in use, with memory that wears out or is not corrected."""
+"""GPUs by themselves: lost, hot, slowed down, with memory that wears out or is not corrected."""
 
 from collections import Counter
 from statistics import median
@@ -10,7 +10,6 @@ from gpubench.model.facts.error_counts import MEMORY_ERRORS, ErrorCounts
 from gpubench.model.facts.gpu_condition import LEAST_CLOCK_SHARE
 from gpubench.model.facts.snapshot import GpuFacts
 from gpubench.model.paths.evidence import Confidence
-from gpubench.model.results.measured_copies import is_busy
 from gpubench.model.results.rows.causes import Effect
 from gpubench.model.terms.verdict import Verdict
 
@@ -25,9 +24,6 @@ _HOT_C = 85
 
 _LOW_POWER_SHARE = 0.6
 """Of the default limit."""
-
-_MOST_USED_SHARE = 0.02
-"""Of the memory of a GPU that nobody uses; the driver's own part is not counted as used."""
 
 
 @in_each_node
@@ -134,33 +130,8 @@ def _hot(run: Circumstances) -> Found:
             yield of_gpu(run, position, f"{gpu.temperature_c} °C", Confidence.WEAK, expected=expected)
 
 
-def _in_use(gpu: GpuFacts) -> str:
-    users = (f"process {each.pid}" + (f" ({each.name})" if each.name else "") for each in gpu.processes or ())
-    return f"in use by {', '.join(users)}" if is_busy(gpu) else ""
-
-
-def _memory_kept(gpu: GpuFacts) -> str:
-    used, total = gpu.memory_used_bytes or 0, gpu.memory_bytes
-    kept = bool(total) and used > _MOST_USED_SHARE * (total or 0) and not gpu.processes
-    return f"{used / 2**30:.1f} GiB in use, and no process is seen" if kept else ""
-
-
 _MEMORY = "https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/index.html"
 _SMI = "https://docs.nvidia.com/deploy/nvidia-smi/index.html"
-
-
-def _used_by_somebody(id_: str, title: str, detection: str, expected: str, look: Look) -> Condition:
-    return Condition(
-        id=id_,
-        title=title,
-        detection=detection,
-        check="gpu_free",
-        severity=Verdict.WARN,
-        expected=expected,
-        likely="a job that was not ended, or one in another container, whose processes are not visible here",
-        cure="nvidia-smi; fuser -v /dev/nvidia*",
-        look=look,
-    )
 
 
 GPU = Family.of(
@@ -308,20 +279,6 @@ GPU = Family.of(
         likely="a fan, a cold plate or its paste, a blocked duct; or it alone is at work",
         cure="nvidia-smi -q -d TEMPERATURE,PERFORMANCE -i GPU",
         look=_hot,
-    ),
-    _used_by_somebody(
-        "gpu-in-use",
-        "A GPU is in use by another process",
-        "processes that NVML lists on a GPU that is not idle; what is measured there is not judged",
-        "nobody",
-        of_every_gpu(_in_use),
-    ),
-    _used_by_somebody(
-        "memory-in-use",
-        "GPU memory is used although no process is shown (nvidia-smi: No running processes found)",
-        f"more than {_MOST_USED_SHARE:.0%} of a GPU's memory, and no process",
-        "free memory",
-        of_every_gpu(_memory_kept),
     ),
     link=_SMI,
 )

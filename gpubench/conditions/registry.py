@@ -5,6 +5,7 @@ somebody set, since a setting is often somebody's answer to it.
 """
 
 from gpubench.conditions.container import CONTAINER
+from gpubench.conditions.contention import CONTENTION
 from gpubench.conditions.cores import CORES
 from gpubench.conditions.definition.condition import Condition, Family
 from gpubench.conditions.disputed_access import DISPUTED_ACCESS
@@ -30,6 +31,7 @@ FAMILIES: tuple[Family, ...] = (
     DRIVER,
     NODE,
     GPU,
+    CONTENTION,
     PROFILE,
     PEER_ACCESS,
     NVLINK,

@@ -10,8 +10,9 @@ from gpubench.conditions.checks import CHECKS
 from gpubench.conditions.definition.circumstances import Facts
 from gpubench.errors import UsageError
 from gpubench.measure.check.health import judge
+from gpubench.model.facts.gpu_process import GpuProcess
 from gpubench.model.facts.rank_facts import RankFacts
-from gpubench.model.facts.snapshot import GpuProcess, NvLink, PcieLink, Snapshot
+from gpubench.model.facts.snapshot import NvLink, PcieLink, Snapshot
 from gpubench.model.paths.nodes import group
 from gpubench.model.paths.topology import Topology
 from gpubench.model.profiles.profile import Profile

@@ -6,7 +6,7 @@ from itertools import permutations
 from typing import Any
 
 from gpubench.conditions.checks import CHECKS, run
-from gpubench.conditions.definition.circumstances import Circumstances, Facts, Together, users_settings
+from gpubench.conditions.definition.circumstances import Circumstances, Facts, IssueTime, Together, users_settings
 from gpubench.conditions.ranking import Diagnosis, diagnose
 from gpubench.conditions.registry import CAUSES
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
@@ -14,6 +14,8 @@ from gpubench.model.facts.driver_settings import ConfidentialComputing, Service
 from gpubench.model.facts.error_counts import REPLAYS
 from gpubench.model.facts.gpu_condition import GpuCondition
 from gpubench.model.facts.gpu_limits import GpuLimits
+from gpubench.model.facts.gpu_process import GpuProcess
+from gpubench.model.facts.idle_gpu import GpuUse, IdleGpu, LinkRates
 from gpubench.model.facts.kernel_settings import IommuFacts
 from gpubench.model.facts.pci_capabilities import AccessControl, PcieErrors, PciKind
 from gpubench.model.facts.rank_facts import CpuQuota, MpiFacts, RankFacts, TopologyFile
@@ -66,6 +68,8 @@ class Job:
     measurements: Measurements = QUICK
     waited: Mapping[int, float] = field(default_factory=dict)
     at_work: Mapping[int, GpuCondition] = field(default_factory=dict)
+    idle_gpus: Mapping[int, IdleGpu] = field(default_factory=dict)
+    issued: tuple[IssueTime, ...] = ()
 
     def findings(self) -> tuple[Finding, ...]:
         """What checks say of the nodes, each of which matches the profile."""
@@ -97,6 +101,8 @@ class Job:
             together=self.together,
             waited=self.waited,
             at_work=self.at_work,
+            idle_gpus=self.idle_gpus,
+            issued=self.issued,
         )
 
     def diagnosis(self) -> Diagnosis:
@@ -310,7 +316,30 @@ class Plant:
     beside: tuple[str, ...] = field(default=())
 
 
+def _idle(**seen: IdleGpu) -> Job:
+    """Four H200s, two of them with ranks, as they were while the job was idle."""
+    gpus = {int(name.removeprefix("gpu")): gpu for name, gpu in seen.items()}
+    return replace(simulated("hgx-h200-4"), idle_gpus=gpus)
+
+
+def _copying() -> Job:
+    """Another process copies from the first GPU to the second."""
+    user = GpuProcess(pid=8342, name="python")
+    return _idle(
+        gpu0=IdleGpu(rates=LinkRates(nvlink_sent=371.2, nvlink_received=0.0), use=GpuUse(users=(user,))),
+        gpu1=IdleGpu(rates=LinkRates(nvlink_sent=0.0, nvlink_received=371.1)),
+    )
+
+
 PLANTS: tuple[Plant, ...] = (
+    Plant("foreign-nvlink-traffic", _copying),
+    Plant("foreign-pcie-traffic", lambda: _idle(gpu1=IdleGpu(rates=LinkRates(pcie_sent=0.01, pcie_received=59.0)))),
+    Plant("gpu-in-use", lambda: _h100("gpu1:busy=4711")),
+    Plant("memory-in-use", lambda: _h100(memory_used_bytes=4 * GIB)),
+    Plant(
+        "host-bound",
+        lambda: replace(simulated("hgx-h200-4"), issued=(IssueTime("1K out of place", 480.0, 490.0),)),
+    ),
     Plant("mig-on", lambda: simulated("hgx-h200-4", "gpu0:mig=on")),
     Plant(
         "confidential-computing",
@@ -685,8 +714,8 @@ CHECKED: tuple[Plant, ...] = (
     Plant("page-retirement-pending", lambda: _h100(retirement_pending=True)),
     Plant("ecc-off", lambda: _h100("gpu6:ecc=off")),
     Plant("memory-errors", lambda: _h100("gpu3:errors=2")),
-    Plant("gpu-in-use", lambda: _h100("gpu3:busy=4711")),
-    Plant("memory-in-use", lambda: _h100(memory_used_bytes=4 * GIB)),
+    Plant("clock-limited", lambda: with_nodes(_h100(), _slow_clock)),
+    Plant("gpu-hot", lambda: _h100("gpu3:temperature=75")),
     Plant("gpu-missing", lambda: _h100("gpu6:missing=yes")),
     Plant("gpu-model", lambda: _h100(name="NVIDIA H200")),
     Plant("profile-unknown", lambda: replace(_h100(), profile=profiles.load("generic-nvlink"))),

@@ -15,8 +15,9 @@ from gpubench.formats.writer import Style, Target
 from gpubench.hardware.recorded import read_recording
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.measure.topo.report import examine
+from gpubench.model.facts.gpu_process import GpuProcess
 from gpubench.model.facts.rank_facts import RankFacts
-from gpubench.model.facts.snapshot import DriverFacts, GpuFacts, GpuProcess, NicFacts, NicKind, PcieLink, Snapshot
+from gpubench.model.facts.snapshot import DriverFacts, GpuFacts, NicFacts, NicKind, PcieLink, Snapshot
 from gpubench.model.paths.topology import Topology
 from gpubench.model.profiles.fault import parse_fault
 from gpubench.model.results.report import Metadata, Report

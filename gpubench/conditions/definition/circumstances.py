@@ -6,6 +6,7 @@ from functools import cached_property
 from itertools import pairwise
 
 from gpubench.model.facts.gpu_condition import GpuCondition
+from gpubench.model.facts.idle_gpu import IdleGpu
 from gpubench.model.facts.rank_facts import ENVIRONMENT, RankFacts
 from gpubench.model.facts.snapshot import GpuFacts, PciDevice
 from gpubench.model.paths.nodes import MachineKind
@@ -31,6 +32,15 @@ class Together:
     read_gb_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class IssueTime:
+    """The time that the host of the slowest rank takes to issue an operation, and the operation's, in microseconds."""
+
+    label: str
+    issue_us: float
+    time_us: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class Circumstances:
     """The run, and its paths. Positions of GPUs are those of `wiring`; where ranks have them, the rank's.
@@ -40,9 +50,12 @@ class Circumstances:
     conditions are looked for. `copied` says of such pairs what showed it, where CUDA made the copies and NCCL's policy
     and settings mean nothing. `wrong` are pairs along which wrong data arrived, `together` those that were measured at
     once. `profiles` are those that nodes match, by number; with `profile_asked_for` somebody named it, and then the
-    machine has to be the profile's in everything. `measurements` are what a check measured.
-    `waited` is the share of its time that a rank was ready to run and waited for a CPU, and `at_work` its GPU's
-    condition right after operations, by rank.
+    machine has to be the profile's in everything. `measurements` are what a check measured. `waited` is the share of
+    its time that a rank was ready to run and waited for a CPU, and `at_work` its GPU's condition right after
+    operations, by rank. `idle_gpus` are GPUs by
+    position as they were while this job was idle, before its first operation and after its last; `beyond` says of GPUs
+    how often their NVLinks carried the bytes that this job can have moved at most, where that is more than once;
+    `issued` are the times of rows that are slow.
     """
 
     wiring: Wiring
@@ -58,6 +71,9 @@ class Circumstances:
     measurements: Measurements = QUICK
     waited: Mapping[int, float] = field(default_factory=dict)
     at_work: Mapping[int, GpuCondition] = field(default_factory=dict)
+    idle_gpus: Mapping[int, IdleGpu] = field(default_factory=dict)
+    beyond: Mapping[int, float] = field(default_factory=dict)
+    issued: Sequence[IssueTime] = ()
 
     @property
     def nodes(self) -> Mapping[int, Topology]:

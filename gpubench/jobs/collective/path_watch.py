@@ -10,6 +10,7 @@ from gpubench.collectives.request import SweepRequest
 from gpubench.conditions.definition.circumstances import Circumstances, users_settings
 from gpubench.errors import GpubenchError, no_direct_path, no_path
 from gpubench.hardware.nccl.debug_log import NcclLog, ResettableLog
+from gpubench.hardware.node.nvml.gpu_use import NvmlUse
 from gpubench.hardware.node.nvml.link_counters import NvmlCounters
 from gpubench.hardware.node.probe import Probe
 from gpubench.hardware.process.cpu_time import run_delay, waited_share
@@ -21,6 +22,7 @@ from gpubench.jobs.sources import SECONDS_TO_READ_A_NODE, own_process
 from gpubench.measure.collective.observers import ObservationSources, PathObserver
 from gpubench.measure.collective.recording import RecordedLog
 from gpubench.measure.paths.diagnosis import first_cause
+from gpubench.measure.paths.idle_window import IdleWindow
 from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.paths.nccl_log import RemarkKind
@@ -55,8 +57,16 @@ class PathWatch:
     through host memory inside a node, as far as the user has not told it otherwise.
     """
 
-    def __init__(self, group: Group, identity: RankIdentity, *, strict: bool, keeps_log: bool = False) -> None:
-        self._group, self._strict, self._keeps_log = group, strict, keeps_log
+    def __init__(
+        self,
+        group: Group,
+        identity: RankIdentity,
+        *,
+        strict: bool,
+        keeps_log: bool = False,
+        use: NvmlUse | None = None,
+    ) -> None:
+        self._group, self._strict, self._keeps_log, self._use = group, strict, keeps_log, use
         self._kept: RecordedLog | None = None
         self._settings = nccl_settings(os.environ)
         self._facts = own_process(identity)
@@ -97,8 +107,16 @@ class PathWatch:
         nodes = [each.identity.node for each in self._known]
         if self._keeps_log:
             self._kept = RecordedLog(self._log)
-        sources = ObservationSources(self._kept or self._log, counters, self._look_around, nodes, self._strict)
+        sources = ObservationSources(
+            self._kept or self._log, counters, self._look_around, nodes, self._strict, self._window(counters)
+        )
         return PathObserver.of(request, self._group, sources)
+
+    def _window(self, counters: NvmlCounters) -> IdleWindow:
+        own = self._known[self._group.rank].identity
+        pids = {each.facts.pid for each in self._known if each.identity.node == own.node}
+        users = None if self._use is None else self._use.of([str(own.gpu_bus_id)], pids)
+        return IdleWindow(counters, users)
 
     def machines(self) -> Machines | None:
         """Nodes and processes on the first rank, once the sweep was tried out; for a recording."""

@@ -90,7 +90,7 @@ class CollectiveRankJob:
         self._progress.name_ranks(identities)
         agree(group, lambda: check_root(request.collective, request.root, self._own.size))
         beside = open_kind(backend_named(HOST), rank, self._plan) if self._plan.variants.host_too else None
-        sizes, dropped = self._sizes(request, backend, beside)
+        sizes, dropped = self._sizes(request, opened, beside)
         request = replace(request, sizes=sizes)
         maker = VariantMaker(group, self.identity, request)
         variants = maker.variants(self._plan.variants, backend, opened.library, beside)
@@ -129,11 +129,11 @@ class CollectiveRankJob:
         return identities if self._part is None else [identities[rank] for rank in self._part.ranks]
 
     def _sizes(
-        self, request: SweepRequest, backend: Backend, beside: Backend | None
+        self, request: SweepRequest, opened: Opened, beside: Backend | None
     ) -> tuple[tuple[int, ...], tuple[DroppedSize, ...]]:
         """The sizes that fit on every rank, in every group and with every backend; the others with their reasons."""
-        group = self._group
-        sizes, dropped = agree(group, lambda: fitting_sizes(request, self._own, backend, self.identity))
+        group, backend, holders = self._group, opened.backend, opened.memory_holders
+        sizes, dropped = agree(group, lambda: fitting_sizes(request, self._own, backend, self.identity, holders))
         if beside is not None:
             own = agree(group, lambda: fitting_sizes(request, group, beside, self.identity))
             sizes, dropped = fitting_all([(sizes, dropped), own])

@@ -27,6 +27,7 @@ from gpubench.measure.p2p.one_process import CopyBench, unreachable_pairs
 from gpubench.measure.p2p.request import P2pRequest
 from gpubench.measure.p2p.run import SECTIONS as SECTIONS
 from gpubench.measure.p2p.run import LookAgain, P2pRun
+from gpubench.measure.paths.idle_window import IdleWindow
 from gpubench.model.facts.launched_by import launched_by
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.report import PAIR_COLUMNS, PairRow, Report
@@ -143,24 +144,33 @@ def _check_first_node(simulation: Simulation, node: Topology) -> None:
 def _own_gpus(plan: P2pPlan) -> Iterator[CopySetup]:
     """The GPUs of this process; facts are read before anything is put on them."""
     from gpubench.hardware.copies.one_process import open_copies
+    from gpubench.hardware.node.nvml.gpu_use import NvmlUse
     from gpubench.hardware.node.nvml.link_counters import NvmlCounters
 
     driver = usable_driver(NAME)
     machines = plan.source.machines()
+    use = NvmlUse()
     names = {gpu.bus_id: gpu.device for gpu in machines.nodes[0].gpus if gpu.bus_id}
     copies = open_copies(driver, names)
     counters = NvmlCounters([gpu.bus_id for gpu in copies.gpus])
     try:
-        yield _setup(plan, machines, copies, counters, copies.libraries())
+        users = use.of([gpu.bus_id for gpu in copies.gpus], {os.getpid()})
+        yield _setup(plan, machines, copies, counters, copies.libraries(), IdleWindow(counters, users))
     finally:
+        use.close()
         counters.close()
         copies.close()
 
 
 def _setup(
-    plan: P2pPlan, machines: Machines, copies: Copies, counters: LinkCounters, libraries: Mapping[str, str]
+    plan: P2pPlan,
+    machines: Machines,
+    copies: Copies,
+    counters: LinkCounters,
+    libraries: Mapping[str, str],
+    window: IdleWindow | None = None,
 ) -> CopySetup:
-    """A run of one process.
+    """A run of one process; `window` looks at its GPUs while it does not copy.
 
     Raises:
         UsageError: `--pairs` names a GPU that is not there, or a profile cannot be used.
@@ -175,7 +185,7 @@ def _setup(
         machines=machines,
         machine=CopyMachine(wiring, copies.gpus, machines.processes, matched, origin, apart),
         request=request,
-        bench=CopyBench(request, copies, counters),
+        bench=CopyBench(request, copies, counters, window),
         libraries=libraries,
     )
 

@@ -10,6 +10,7 @@ from gpubench.hardware.cuda.device import CudaDevice
 from gpubench.hardware.mpi import group as mpi
 from gpubench.hardware.nccl.backend import NcclLibrary
 from gpubench.hardware.nccl.debug_log import NcclLog
+from gpubench.hardware.node.nvml.gpu_use import NvmlUse
 from gpubench.hardware.node.nvml.link_counters import NvmlCounters
 from gpubench.hardware.process.nccl_settings import nccl_settings
 from gpubench.hardware.watchdog.rank import RankProgress
@@ -28,6 +29,7 @@ from gpubench.measure.p2p.between_ranks import RankBench
 from gpubench.measure.p2p.machine import machine_of_ranks
 from gpubench.measure.p2p.request import P2pRequest
 from gpubench.measure.p2p.run import P2pRun
+from gpubench.measure.paths.idle_window import IdleWindow
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.results.report import PAIR_COLUMNS
 from gpubench.model.terms.hang import Phase
@@ -59,6 +61,8 @@ class P2pRanksJob:
         pairs = agree(group, lambda: pairs_of_ranks(plan, group.size))
         presenter = agree(group, self._presenter)
         driver = agree(group, lambda: usable_driver(NAME), place=str(self.identity))
+        # Before any rank has a context: `gathered` makes sure of that.
+        use = NvmlUse()
         # The first rank of a node reads it before any rank puts something on its GPUs.
         snapshots = agree(group, self._own_snapshots, place=str(self.identity))
         read = gathered(group, snapshots, own_process(self.identity))
@@ -73,7 +77,9 @@ class P2pRanksJob:
             request = request_for_ranks(plan, pairs, machine)
             copies = self._copies(device, request, stack)
             counters = NvmlCounters([machine.gpus[group.rank].bus_id])
-            bench = RankBench(request, group, copies, counters, self._log, self._progress)
+            pids = {each.pid for each in identities if each.node == self.identity.node}
+            window = IdleWindow(counters, use.of([machine.gpus[group.rank].bus_id], pids))
+            bench = RankBench(request, group, copies, counters, self._log, self._progress, window)
             setup = CopySetup(
                 plan=plan,
                 machines=machines,
@@ -94,6 +100,7 @@ class P2pRanksJob:
                 report = P2pRun(request, recorded, machine, listener, past=past).run(strict=plan.strict)
             bench.close()
             counters.close()
+            use.close()
         self._progress.enter(Phase.OUTPUT)
         listener.end(report)
         return exit_code(group.broadcast(report.verdict))

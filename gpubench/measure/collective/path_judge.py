@@ -8,6 +8,7 @@ from gpubench.measure.collective.cases import Case
 from gpubench.measure.collective.logged_choices import Choice, LoggedChoices, key_of
 from gpubench.measure.collective.path_evidence import PathObservations, RowObservations, conclude
 from gpubench.measure.paths.report import PathOutcome
+from gpubench.model.facts.idle_gpu import IdleGpu
 from gpubench.model.paths.busbw_limit import Work, busbw_limit, exchange_limit
 from gpubench.model.paths.selection import Used, without_idle
 from gpubench.model.paths.topology import Limit
@@ -64,6 +65,10 @@ class PathJudge:
             reason = self.observations.choices.no_tuning or "NCCL named none"
             return Limit(None, f"the algorithm is not known: {reason}")
         return busbw_limit(algorithm, without_idle(used.pairs, expected_bytes), wiring)
+
+    def add_idle(self, after: Sequence[IdleGpu]) -> None:
+        """Add what was seen of the ranks' GPUs after the last row, while no operation ran."""
+        self.observations = self.observations.with_idle(after)
 
     def outcome(self) -> PathOutcome:
         """The verdict on all paths."""

@@ -11,12 +11,13 @@ from gpubench.measure.collective.cases import JobFacts
 from gpubench.measure.collective.path_evidence import simulated, unwatched
 from gpubench.measure.collective.path_judge import PathJudge
 from gpubench.measure.collective.recording import RecordedCollective, RecordedRow, RecordingLine, file_of
-from gpubench.measure.collective.recording_rules import check_recorded, check_row
+from gpubench.measure.collective.recording_rules import check_idle, check_recorded, check_row
 from gpubench.measure.collective.row_collector import MeasuredRow, RowCollector
 from gpubench.measure.collective.simulated import simulate
 from gpubench.measure.collective.speed_judge import SpeedJudge
 from gpubench.measure.collective.split_groups import NamedRows, PartReport, together
 from gpubench.measure.collective.variants import with_winners
+from gpubench.model.facts.idle_gpu import IdleGpu
 from gpubench.model.results.report import CollectiveRow, Report
 from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.progress import UNWATCHED
@@ -36,10 +37,11 @@ SpeedJudgeOf = Callable[[Sequence[RankIdentity]], SpeedJudge | None]
 
 @dataclass(frozen=True, slots=True)
 class RecordedRows:
-    """All lines but the first; `is_whole` is whether the run came to its end."""
+    """All lines but the first; `is_whole` is whether the run came to its end, `idle` what GPUs then were like."""
 
     rows: tuple[RecordedRow, ...]
     is_whole: bool
+    idle: tuple[IdleGpu, ...] = ()
 
 
 def read_recorded(lines: _Lines, collective: Collective, name: str) -> tuple[RecordedCollective, RecordedRows]:
@@ -59,7 +61,8 @@ def read_recorded(lines: _Lines, collective: Collective, name: str) -> tuple[Rec
             line = read_json_line(RecordingLine, text, where)
             if line.row is None:
                 _check_end(line, len(rows), where, is_last=(text, where) == lines[-1])
-                return found, RecordedRows(tuple(rows), is_whole=True)
+                check_idle(line.idle, found, where)
+                return found, RecordedRows(tuple(rows), is_whole=True, idle=line.idle)
             check_row(line.row, found, by_group, where)
             rows.append(line.row)
         return found, RecordedRows(tuple(rows), is_whole=False)
@@ -101,7 +104,8 @@ def replay(
     else:
         judge = None
         if found.testimony is not None:
-            judge = PathJudge(request, found.testimony.restored(circumstances), strict=strict, origin=Origin.RECORDED)
+            observations = found.testimony.restored(circumstances).with_idle(recorded.idle)
+            judge = PathJudge(request, observations, strict=strict, origin=Origin.RECORDED)
         report = _measured(found, rows, request, listener, judge, speed_judge_of)
     return report if recorded.is_whole else _cut_short(report, rows, collective)
 

@@ -12,6 +12,7 @@ from gpubench.measure.collective.speed_judge import SpeedJudge
 from gpubench.measure.collective.timing import OwnTimes
 from gpubench.measure.paths.report import PathOutcome
 from gpubench.model.facts.gpu_condition import GpuCondition
+from gpubench.model.facts.idle_gpu import IdleGpu
 from gpubench.model.results.report import CollectiveRow, Report
 from gpubench.model.results.winners import RefusedRow
 from gpubench.model.terms.hang import Phase
@@ -69,6 +70,9 @@ class Recorder:
     def row(self, case: Case, measured: MeasuredRow) -> None:
         """Record a row."""
 
+    def end(self, idle: Sequence[IdleGpu]) -> None:
+        """Record what was seen of the ranks' GPUs after the last row, while no operation ran."""
+
 
 NO_RECORDER = Recorder()
 
@@ -123,6 +127,12 @@ class RowCollector:
         if row.wrong and answers:
             self._failures.append((row, wrong_by_rank))
         return row
+
+    def after_rows(self, idle: Sequence[IdleGpu] | None) -> None:
+        """Take what was seen of the ranks' GPUs after the last row; None on ranks but the first."""
+        if idle and self._judge is not None:
+            self._judge.add_idle(idle)
+            self._recorder.end(idle)
 
     def report(self) -> Report:
         """Verdict, findings and sections."""

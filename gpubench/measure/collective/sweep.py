@@ -23,15 +23,23 @@ from gpubench.ports.memory import Memory, Region
 
 
 def fitting_sizes(
-    request: SweepRequest, group: Group, backend: Backend, identity: RankIdentity
+    request: SweepRequest,
+    group: Group,
+    backend: Backend,
+    identity: RankIdentity,
+    memory_holders: Callable[[], str] = lambda: "",
 ) -> tuple[tuple[int, ...], tuple[DroppedSize, ...]]:
     """The sizes to measure, the same on every rank, and those dropped, each with its reason.
+
+    `memory_holders` tells who else holds memory of this rank's GPU; it is asked where something does not fit.
 
     Dropped are sizes that do not fit the free memory of the tightest rank, and sizes so small that a rank's share of
     them rounds to nothing. Raises CouldNotMeasureError: none is left.
     """
-    free_bytes, tightest = min(group.gather((backend.free_bytes(), str(identity))))
-    fitting, dropped = split_by_memory(request.sizes, backend.buffers, free_bytes, tightest)
+    own_bytes = backend.free_bytes()
+    held = memory_holders() if max(request.sizes) * backend.buffers > own_bytes else ""
+    free_bytes, tightest, held = min(group.gather((own_bytes, str(identity), held)))
+    fitting, dropped = split_by_memory(request.sizes, backend.buffers, free_bytes, tightest, held)
     dropped += without_data(request, fitting, group.size)
     return sizes_left(fitting, dropped), dropped
 

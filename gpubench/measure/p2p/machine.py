@@ -1,9 +1,10 @@
 """The GPUs of a run before they copy: drivers, wiring, expectation, and other users."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
+from gpubench.model.facts.idle_gpu import IdleGpu
 from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.facts.snapshot import bus_id
 from gpubench.model.paths.p2p import Pair, Series
@@ -24,7 +25,8 @@ class CopyMachine:
     """The GPUs that copy, by position: driven by one process, or each by the rank of that number where `is_ranks`.
 
     `processes` are what is known of these; `matched` is the profile to judge by. `unreachable` are pairs of which CUDA
-    told the one process that they have no peer access.
+    told the one process that they have no peer access. `idle_gpus` are GPUs as they were before the first copy and
+    after the last, while none was made.
     """
 
     wiring: Wiring
@@ -34,6 +36,7 @@ class CopyMachine:
     origin: Origin
     unreachable: frozenset[Pair] = frozenset()
     is_ranks: bool = False
+    idle_gpus: Mapping[int, IdleGpu] = field(default_factory=dict)
 
     @property
     def nodes(self) -> tuple[Topology, ...]:
@@ -111,8 +114,7 @@ class CopyMachine:
             held = gpu.processes or () if gpu is not None and gpu.idle is not True else ()
             others = [each for each in held if (place.node, each.pid) not in own]
             if others:
-                named = (f"process {each.pid}" + (f" ({each.name})" if each.name else "") for each in others)
-                busy[position] = ", ".join(named)
+                busy[position] = ", ".join(each.label for each in others)
         return busy
 
 

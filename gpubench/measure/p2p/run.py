@@ -11,6 +11,7 @@ from gpubench.measure.p2p.matrix import CopyMatrix, Judged, bandwidth_gb_s, verd
 from gpubench.measure.p2p.patterns import measured_both_ways, pattern_rows
 from gpubench.measure.p2p.request import Bench, P2pRequest, PairCopy, PatternCopy, label
 from gpubench.measure.p2p.rows import host_row, pair_row
+from gpubench.model.facts.idle_gpu import both
 from gpubench.model.paths.p2p import LATENCY_BYTES, Cell, Pair, Reference, Series, is_near, judge, siblings_gb_s
 from gpubench.model.results.report import PAIRS_SECTION, Matrix, PairRow, Report, Section, Table
 from gpubench.model.results.rows.causes import CAUSES_SECTION
@@ -59,6 +60,7 @@ class P2pRun:
 
     def run(self, *, strict: bool) -> Report:
         """All of it. Peer access is off until every matrix without it is measured."""
+        before = self._bench.look_while_idle()
         self._measure_host()
         self._measure_series(peer=False)
         if any(series.peer for series in self._request.series) or self._request.patterns:
@@ -69,6 +71,8 @@ class P2pRun:
         for copy in copies:
             self._tell(str(copy).replace("_", " "))
             self._patterns[copy] = next(measured)
+        idle = both(before, self._bench.look_while_idle())
+        self._machine = replace(self._machine, idle_gpus=dict(enumerate(idle)))
         return self._report(strict=strict)
 
     def _tell(self, what: str) -> None:

@@ -11,6 +11,7 @@ from enum import StrEnum
 
 from gpubench.model.facts.driver_settings import DriverSettings
 from gpubench.model.facts.gpu_limits import GpuLimits
+from gpubench.model.facts.gpu_process import GpuProcess
 from gpubench.model.facts.kernel_settings import KernelSettings
 from gpubench.model.facts.pci_capabilities import AccessControl, PcieErrors, PciKind
 from gpubench.model.facts.rdma_port import RdmaPort
@@ -149,15 +150,6 @@ class RemappedRows:
     uncorrectable: int
     pending: bool
     failure: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuProcess:
-    """A process that has a context on a GPU. Inside a container its pid may be another's."""
-
-    pid: int
-    name: str | None = None
-    memory_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from gpubench.measure.p2p.one_process import CopyBench, unreachable_pairs
 from gpubench.measure.p2p.request import NVBANDWIDTH, HostCopy, Method, P2pRequest, default_series, sweep_series
 from gpubench.measure.p2p.run import SECTIONS, P2pRun
 from gpubench.measure.paths import counters as p2p_counters
-from gpubench.model.facts.snapshot import GpuProcess
+from gpubench.model.facts.gpu_process import GpuProcess
 from gpubench.model.paths import p2p
 from gpubench.model.paths.p2p import LATENCY_BYTES, Carried, Cell, Series
 from gpubench.model.paths.topology import Topology

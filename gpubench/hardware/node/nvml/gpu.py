@@ -14,11 +14,11 @@ from gpubench.hardware.node.nvml.settings import read_settings
 from gpubench.model.facts.driver_settings import DriverSettings
 from gpubench.model.facts.gpu_condition import THROTTLE_REASONS
 from gpubench.model.facts.gpu_limits import GpuLimits
+from gpubench.model.facts.gpu_process import GpuProcess
 from gpubench.model.facts.snapshot import (
     DriverFacts,
     Fabric,
     GpuFacts,
-    GpuProcess,
     PairFacts,
     PcieLink,
     RemappedRows,
@@ -26,7 +26,7 @@ from gpubench.model.facts.snapshot import (
 )
 from gpubench.model.terms.cpu_ranges import ranges_of
 
-_MEMORY_VERSION = 0x02000028
+MEMORY_VERSION = 0x02000028
 """nvmlMemory_v2: it counts what the driver keeps for itself as reserved and not as used, as nvidia-smi does."""
 
 _IDLE = 0x1
@@ -91,7 +91,7 @@ def _read_gpu(answers: Answers, index: int, cpus: int) -> GpuFacts:
     pci = answers.ask("bus_id", "nvmlDeviceGetPciInfo")
     capability = answers.ask("compute_capability", "nvmlDeviceGetCudaComputeCapability")
     memory = answers.ask_in_turn(
-        "memory_bytes", ("nvmlDeviceGetMemoryInfo", _MEMORY_VERSION), ("nvmlDeviceGetMemoryInfo",)
+        "memory_bytes", ("nvmlDeviceGetMemoryInfo", MEMORY_VERSION), ("nvmlDeviceGetMemoryInfo",)
     )
     reasons = read_clock_reasons(answers)
     bar1 = answers.ask("bar1_bytes", "nvmlDeviceGetBAR1MemoryInfo")

@@ -13,7 +13,8 @@ from gpubench.errors import CouldNotMeasureError
 from gpubench.hardware.node.nvml.gpu import NvmlFacts, read_node
 from gpubench.hardware.node.nvml.library import read_nvml
 from gpubench.model.facts.gpu_limits import GpuLimits
-from gpubench.model.facts.snapshot import Fabric, GpuFacts, GpuProcess, NvlinkPeer, PcieLink, RemappedRows
+from gpubench.model.facts.gpu_process import GpuProcess
+from gpubench.model.facts.snapshot import Fabric, GpuFacts, NvlinkPeer, PcieLink, RemappedRows
 from gpubench.model.terms.cpu_ranges import ranges_of
 from tests.fakes.nvml import FabricV1, FabricV2, FakeGpu, FakeNvml, NVMLError, fields, process
 
