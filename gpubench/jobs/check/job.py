@@ -55,5 +55,5 @@ def _measured(plan: CheckPlan, machines: Machines, profile: Profile | None) -> M
     if isinstance(source, Simulated):
         from gpubench.jobs.check.simulated import SimulatedMeasurer
 
-        by = SimulatedMeasurer(source.simulation, machines.nodes, plan.depth)
+        by = SimulatedMeasurer(source.simulation, machines.nodes, plan.depth, profile=plan.profile)
     return measured(plan.depth, machines.nodes, profile, by)

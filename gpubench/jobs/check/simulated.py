@@ -26,11 +26,20 @@ _PAIR_BYTES, _HOST_BYTES = 256 * 2**20, 64 * 2**20
 
 
 class SimulatedMeasurer:
-    """Makes the figures of a simulated machine; `noise` is the spread of every sample, None for the model's own."""
+    """Makes the figures of a simulated machine; `noise` is the spread of every sample, None for the model's own.
+
+    `profile` is the name or file of the one to judge copies by, None for a match.
+    """
 
     def __init__(
-        self, simulation: Simulation, nodes: Sequence[Topology], depth: Depth, noise: float | None = None
+        self,
+        simulation: Simulation,
+        nodes: Sequence[Topology],
+        depth: Depth,
+        noise: float | None = None,
+        profile: str | None = None,
     ) -> None:
+        self._profile = profile
         self._machine, self._faults, self._seed = simulation.machine, simulation.faults, simulation.seed
         self._nodes, self._depth, self._noise = nodes, depth, noise
         self._times = CollectiveTimes(self._machine, self._faults, self._seed, noise=noise)
@@ -90,7 +99,7 @@ class SimulatedMeasurer:
             check=False,
         )
         collector = ReportCollector()
-        report = p2p_job.measured(copies, node, profile_for(node, os.environ), request, collector)
+        report = p2p_job.measured(copies, node, profile_for(node, os.environ, self._profile), request, collector)
         return Measurements(
             pairs=tuple(collector.pairs),
             evidence=tuple(report.rows(EVIDENCE_SECTION, EvidenceRow)),

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
+from gpubench.errors import CouldNotMeasureError, UsageError, no_gpu
 from gpubench.formats.delivery import delivering
 from gpubench.formats.presenter import Presenter, terminal_style
 from gpubench.hardware import recorded
@@ -18,6 +19,7 @@ from gpubench.jobs.p2p.plan import NAME, P2pPlan
 from gpubench.jobs.p2p.replayed import replayed
 from gpubench.jobs.p2p.requests import request_for_process
 from gpubench.jobs.p2p.setup import CopySetup
+from gpubench.jobs.simulation import Simulation
 from gpubench.jobs.sources import Here, Replayed, Simulated, refuse_under_launcher
 from gpubench.measure.p2p.machine import CopyMachine, wiring_of_process
 from gpubench.measure.p2p.one_process import CopyBench, unreachable_pairs
@@ -33,6 +35,9 @@ from gpubench.ports.link_counters import LinkCounters
 from gpubench.ports.listener import Listener
 from gpubench.profiles.matching import ProfileMatch
 from gpubench.profiles.nodes import profile_for
+
+_NEEDED = ("nvml", "cuda")
+"""Sources of facts without which no copy is made."""
 
 _SECONDS_A_CELL = 0.07
 """What a cell of a matrix takes on H200: warm-up, three samples of 10 ms, filling and checking."""
@@ -98,12 +103,38 @@ def _opened(plan: P2pPlan) -> Iterator[CopySetup]:
         yield replayed(plan, plan.source)
     elif isinstance(plan.source, Simulated):
         simulation, machines = plan.source.simulation, plan.source.machines()
+        _check_first_node(simulation, machines.nodes[0])
         first = replace(machines, nodes=machines.nodes[:1])
         copies = SimulatedCopies(simulation.machine, simulation.faults, simulation.seed)
         yield _setup(replace(plan, check=False), first, copies, NoCounters(), {})
     else:
         with _own_gpus(plan) as setup:
             yield setup
+
+
+def _check_first_node(simulation: Simulation, node: Topology) -> None:
+    """Check that the node that one process measures, the first, can be measured, and that no other is broken.
+
+    Raises:
+        UsageError: a fault is on another node, which nobody would look at.
+        CouldNotMeasureError: it has no driver, or one that does not answer.
+    """
+    elsewhere = next((each for each in simulation.faults if each.node_number > 0), None)
+    if elsewhere is not None:
+        raise UsageError(
+            f"--fault {elsewhere} is on a node that p2p does not measure",
+            expected="node0: one process measures the GPUs of one host",
+            next_step=f"gpubench check {simulation.source}",
+        )
+    if node.snapshot.driver.absent:
+        raise no_gpu(node.snapshot.driver.absent, for_what=NAME)
+    silent = [each for each in node.snapshot.failures if each.stage in _NEEDED]
+    if silent:
+        raise CouldNotMeasureError(
+            f"the driver of {node.snapshot.host} does not answer: {silent[0].stage}, {silent[0].error}",
+            expected="an answer from NVML and CUDA",
+            next_step=f"gpubench check {simulation.source}",
+        )
 
 
 @contextmanager
