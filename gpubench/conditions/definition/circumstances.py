@@ -39,7 +39,8 @@ class Circumstances:
     conditions are looked for. `copied` says of such pairs what showed it, where CUDA made the copies and NCCL's policy
     and settings mean nothing. `wrong` are pairs along which wrong data arrived, `together` those that were measured at
     once. `profiles` are those that nodes match, by number; with `profile_asked_for` somebody named it, and then the
-    machine has to be the profile's in everything. `measurements` are what a check measured.
+    machine has to be the profile's in everything; `expected_gpus` is the number of GPUs that somebody said every node
+    has. `measurements` are what a check measured.
     """
 
     wiring: Wiring
@@ -52,6 +53,7 @@ class Circumstances:
     kinds: Sequence[MachineKind] = ()
     profiles: Mapping[int, Profile] = field(default_factory=dict)
     profile_asked_for: bool = False
+    expected_gpus: int | None = None
     measurements: Measurements = QUICK
 
     @property
@@ -203,6 +205,7 @@ class Facts:
     profiles: Sequence[Profile | None] = ()
     measurements: Measurements = QUICK
     asked: bool = False
+    expected_gpus: int | None = None
 
     @cached_property
     def circumstances(self) -> Circumstances:
@@ -219,6 +222,7 @@ class Facts:
             kinds=self.kinds,
             profiles={number: each for number, each in enumerate(self.profiles) if each is not None},
             profile_asked_for=self.asked,
+            expected_gpus=self.expected_gpus,
             measurements=self.measurements,
         )
 

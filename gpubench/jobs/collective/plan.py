@@ -91,6 +91,7 @@ class RankOptions:
     evidence: EvidenceUse = EvidenceUse.KEPT
     strict: bool = False
     split: str | None = None
+    expected_gpus: int | None = None
     variants: AskedVariants = AskedVariants()
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from gpubench.conditions.definition.circumstances import Circumstances
 from gpubench.errors import UsageError
 from gpubench.hardware import recorded
+from gpubench.jobs.collective.gpu_count import with_gpu_count
 from gpubench.jobs.collective.metadata import collective_metadata
 from gpubench.jobs.collective.plan import CollectivePlan
 from gpubench.jobs.machines import Machines
@@ -32,6 +33,8 @@ def run(plan: CollectivePlan, source: Replayed, arguments: Sequence[str]) -> int
         topology = None if found.model is None else circumstances.wiring.nodes[0].fingerprint()
         presenter.begin(collective_metadata(found, collective, arguments, topology=topology, replayed=source.text))
         report = replay(found, rows, collective, circumstances, presenter, strict=found.options.strict)
+        gpus = {node.snapshot.host: len(node.gpus) for node in machines.nodes}
+        report = with_gpu_count(report, gpus, plan)
         presenter.end(report)
     return plan.presentation.exit_code(report.verdict)
 

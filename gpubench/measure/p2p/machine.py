@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from gpubench.conditions.definition.circumstances import Facts
 from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.facts.snapshot import bus_id
 from gpubench.model.paths.p2p import Pair, Series
@@ -24,7 +25,8 @@ class CopyMachine:
     """The GPUs that copy, by position: driven by one process, or each by the rank of that number where `is_ranks`.
 
     `processes` are what is known of these; `matched` is the profile to judge by. `unreachable` are pairs of which CUDA
-    told the one process that they have no peer access.
+    told the one process that they have no peer access. `profile_asked_for` and `expected_gpus` are what somebody said
+    that every node has.
     """
 
     wiring: Wiring
@@ -34,6 +36,15 @@ class CopyMachine:
     origin: Origin
     unreachable: frozenset[Pair] = frozenset()
     is_ranks: bool = False
+    profile_asked_for: bool = False
+    expected_gpus: int | None = None
+
+    @property
+    def facts(self) -> Facts:
+        """The nodes, as conditions are looked for in them."""
+        profiles = [None if self.matched is None else self.matched.profile] * len(self.nodes)
+        asked = self.profile_asked_for
+        return Facts(self.nodes, profiles=profiles, asked=asked, expected_gpus=self.expected_gpus)
 
     @property
     def nodes(self) -> tuple[Topology, ...]:
