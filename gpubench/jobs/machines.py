@@ -3,11 +3,19 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from gpubench.errors import no_gpu
 from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.paths.nodes import topologies, with_own_names
 from gpubench.model.paths.topology import Topology
 from gpubench.model.terms.origin import Origin
+
+
+def check_any_gpu(nodes: Sequence[Topology], expected_gpus: int | None, for_what: str) -> None:
+    """Raise CouldNotMeasureError where GPUs are expected and no node has any; one that is silent may have some."""
+    if expected_gpus is not None and not any(node.gpus or node.snapshot.failures for node in nodes):
+        reason = nodes[0].snapshot.driver.absent or "the driver finds none on this host"
+        raise no_gpu(f"{reason}, and --expect-gpus says {expected_gpus}", for_what=for_what)
 
 
 @dataclass(frozen=True, slots=True)

@@ -241,7 +241,7 @@ def test_what_topo_recorded_has_no_samples(tmp_path: Path) -> None:
             "hgx-h100-8*4",
             "node2.gpu3:nvlink=2",
             2,
-            "--fault node2.gpu3:nvlink=2 is on a node that p2p does not measure",
+            "node2.gpu3:nvlink=2 is on a node that p2p does not measure",
         ),
     ],
 )

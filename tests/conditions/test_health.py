@@ -286,7 +286,7 @@ def test_a_profile_that_was_asked_for_is_taken_at_its_word() -> None:
     without_switches = [replace(seven[0], nvswitches=())]
     assert ids(report(without_switches)) == []
     found = report(without_switches, asked=True)
-    assert ids(found) == [("gpu-model", "FAIL"), ("nic-below-profile", "FAIL")]
+    assert ids(found) == [("gpu-missing", "FAIL"), ("nic-below-profile", "FAIL")]
     assert ids(report(machine("hgx-h200-8"), asked=True)) == [("gpu-model", "FAIL")]
     slow = machine("hgx-h100-8", *(f"nic{number}:rate=200" for number in range(8)))
     assert ids(report(slow, asked=True)) == [("nic-below-profile", "FAIL")]

@@ -50,9 +50,9 @@ class Circumstances:
     conditions are looked for. `copied` says of such pairs what showed it, where CUDA made the copies and NCCL's policy
     and settings mean nothing. `wrong` are pairs along which wrong data arrived, `together` those that were measured at
     once. `profiles` are those that nodes match, by number; with `profile_asked_for` somebody named it, and then the
-    machine has to be the profile's in everything. `measurements` are what a check measured. `waited` is the share of
-    its time that a rank was ready to run and waited for a CPU, and `at_work` its GPU's condition right after
-    operations, by rank. `idle_gpus` are GPUs by
+    machine has to be the profile's in everything; `expected_gpus` is the number of GPUs that somebody said every node
+    has. `measurements` are what a check measured. `waited` is the share of its time that a rank was ready to run and
+    waited for a CPU, and `at_work` its GPU's condition right after operations, by rank. `idle_gpus` are GPUs by
     position as they were while this job was idle, before its first operation and after its last; `beyond` says of GPUs
     how often their NVLinks carried the bytes that this job can have moved at most, where that is more than once;
     `issued` are the times of rows that are slow.
@@ -68,6 +68,7 @@ class Circumstances:
     kinds: Sequence[MachineKind] = ()
     profiles: Mapping[int, Profile] = field(default_factory=dict)
     profile_asked_for: bool = False
+    expected_gpus: int | None = None
     measurements: Measurements = QUICK
     waited: Mapping[int, float] = field(default_factory=dict)
     at_work: Mapping[int, GpuCondition] = field(default_factory=dict)
@@ -224,6 +225,7 @@ class Facts:
     profiles: Sequence[Profile | None] = ()
     measurements: Measurements = QUICK
     asked: bool = False
+    expected_gpus: int | None = None
 
     @cached_property
     def circumstances(self) -> Circumstances:
@@ -240,6 +242,7 @@ class Facts:
             kinds=self.kinds,
             profiles={number: each for number, each in enumerate(self.profiles) if each is not None},
             profile_asked_for=self.asked,
+            expected_gpus=self.expected_gpus,
             measurements=self.measurements,
         )
 

@@ -10,9 +10,11 @@ from gpubench.errors import UsageError
 from gpubench.formats.presenter import Presenter, rank_style
 from gpubench.hardware.launch.channel_sender import ChannelSender
 from gpubench.hardware.mpi import group as mpi
+from gpubench.hardware.node.nvml.library import read_driver
 from gpubench.hardware.registry import backend_named
 from gpubench.hardware.watchdog.rank import RankProgress
 from gpubench.jobs.agreement import agree
+from gpubench.jobs.collective.gpu_count import check_any, gpus_by_host, with_gpu_count
 from gpubench.jobs.collective.metadata import collective_metadata, recorded_collective
 from gpubench.jobs.collective.opening import Opened, Rank, open_backend, open_kind
 from gpubench.jobs.collective.plan import HOST, CollectivePlan
@@ -58,6 +60,7 @@ class CollectiveRankJob:
         self._own = group
         self._part: RankGroup | None = None
         self._parts: Sequence[RankGroup] = ()
+        self._listed: Sequence[int] = ()
         self.identity, self._node_by_rank = own_identity(group)
 
     def run(self, channel: str | None) -> int:
@@ -66,6 +69,9 @@ class CollectiveRankJob:
         Raises AgreedError: the run cannot be, and every rank knows it.
         """
         agree(self._group, self._check_ranks)
+        if self._plan.expected_gpus is not None:
+            self._listed = self._group.gather(read_driver(os.environ).gpus)
+            agree(self._group, lambda: check_any(self._listed, self._plan))
         listener = agree(self._group, lambda: self._given or self._listener(channel))
         if self._plan.split is not None:
             self._join_group(self._plan.split)
@@ -118,6 +124,8 @@ class CollectiveRankJob:
             report = self._rows(request, variants, identities, listener, observers)
         if opened.path_watch is None:
             report = unwatched(report, described.unwatched)
+        if self._listed:
+            report = with_gpu_count(report, gpus_by_host(identities, self._listed), self._plan)
         backend.close()
         self._progress.enter(Phase.OUTPUT)
         if group.rank == 0:

@@ -7,6 +7,7 @@ from pathlib import Path
 from gpubench.collectives.request import SweepRequest
 from gpubench.errors import UsageError
 from gpubench.hardware.simulated.times import CollectiveTimes
+from gpubench.jobs.collective.gpu_count import with_gpu_count
 from gpubench.jobs.collective.metadata import collective_metadata, recorded_collective
 from gpubench.jobs.collective.plan import CollectivePlan
 from gpubench.jobs.collective.speed import judge_of_model
@@ -68,6 +69,7 @@ def run(plan: CollectivePlan, source: Simulated, arguments: Sequence[str]) -> in
         paths = simulated(staged, identities, lambda node: Topology(nodes[node]), simulation.source, strict=plan.strict)
         speed = judge_of_model(request.collective, times, described.hosts, per_node, simulation.machine.profile)
         report = simulate(request, len(identities), len(nodes), seconds, presenter, paths, speed, made.append)
+        report = with_gpu_count(report, {node.host: len(node.gpus) for node in nodes}, plan)
         if plan.recording.record is not None:
             _record(plan.recording.record, described, nodes, request, made)
         presenter.end(report)

@@ -183,7 +183,16 @@ def _setup(
     return CopySetup(
         plan=plan,
         machines=machines,
-        machine=CopyMachine(wiring, copies.gpus, machines.processes, matched, origin, apart),
+        machine=CopyMachine(
+            wiring,
+            copies.gpus,
+            machines.processes,
+            matched,
+            origin,
+            apart,
+            profile_asked_for=plan.profile is not None,
+            expected_gpus=plan.expected_gpus,
+        ),
         request=request,
         bench=CopyBench(request, copies, counters, window),
         libraries=libraries,

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
+from dataclasses import replace
 
 from gpubench.formats.presenter import Presenter, rank_style
 from gpubench.hardware.copies.between_ranks import CudaRankCopies, Network
@@ -72,7 +73,11 @@ class P2pRanksJob:
         self._progress.name_ranks(identities)
         # The profile of the first rank: by others, ranks would measure other pairs again than it, and wait for ever.
         machines, matched = group.broadcast(agree(group, lambda: _with_profile(read, plan)))
-        machine = machine_of_ranks(machines.nodes, identities, machines.processes, matched, Origin.MEASURED)
+        machine = replace(
+            machine_of_ranks(machines.nodes, identities, machines.processes, matched, Origin.MEASURED),
+            profile_asked_for=plan.profile is not None,
+            expected_gpus=plan.expected_gpus,
+        )
         with ExitStack() as stack:
             request = request_for_ranks(plan, pairs, machine)
             copies = self._copies(device, request, stack)

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from gpubench.conditions.definition.circumstances import Facts
 from gpubench.model.facts.idle_gpu import IdleGpu
 from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.facts.snapshot import bus_id
@@ -26,7 +27,8 @@ class CopyMachine:
 
     `processes` are what is known of these; `matched` is the profile to judge by. `unreachable` are pairs of which CUDA
     told the one process that they have no peer access. `idle_gpus` are GPUs as they were before the first copy and
-    after the last, while none was made.
+    after the last, while none was made. `profile_asked_for` and `expected_gpus` are what somebody said that every node
+    has.
     """
 
     wiring: Wiring
@@ -37,6 +39,15 @@ class CopyMachine:
     unreachable: frozenset[Pair] = frozenset()
     is_ranks: bool = False
     idle_gpus: Mapping[int, IdleGpu] = field(default_factory=dict)
+    profile_asked_for: bool = False
+    expected_gpus: int | None = None
+
+    @property
+    def facts(self) -> Facts:
+        """The nodes, as conditions are looked for in them."""
+        profiles = [None if self.matched is None else self.matched.profile] * len(self.nodes)
+        asked = self.profile_asked_for
+        return Facts(self.nodes, profiles=profiles, asked=asked, expected_gpus=self.expected_gpus)
 
     @property
     def nodes(self) -> tuple[Topology, ...]:

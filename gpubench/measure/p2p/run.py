@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from gpubench.conditions.checks import on_presence
 from gpubench.measure.p2p.evidence import conclude
 from gpubench.measure.p2p.expected import PastBandwidth, expected_copy, late_verdict, no_past
 from gpubench.measure.p2p.findings import findings_of
@@ -167,7 +168,7 @@ class P2pRun:
         if self._look_again is not None:
             self._machine = self._look_again(self._machine)
         machine = self._machine
-        findings = findings_of(self._matrices, machine.gpus, self._wrong_with_host)
+        findings = (*findings_of(self._matrices, machine.gpus, self._wrong_with_host), *on_presence(machine.facts))
         if not strict:
             findings = tuple(each.softened() for each in findings)
         together = measured_both_ways(self._request, self._patterns, len(machine.gpus))

@@ -1,9 +1,11 @@
 """The report on machines: snapshots in, matrices, limits and findings out."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
-from gpubench.conditions.checks import WIRING, run
+from gpubench.conditions.checks import WIRING, merged, run
 from gpubench.conditions.definition.circumstances import Facts
+from gpubench.conditions.profile import GPU_MISSING, SURPLUS
 from gpubench.measure.topo.fallback import findings as prospect_findings
 from gpubench.measure.topo.fallback import prospects, survey
 from gpubench.model.facts.rank_facts import RankFacts
@@ -18,7 +20,7 @@ from gpubench.model.results.topo.devices import gpu_rows, link_rows, nic_rows, n
 from gpubench.model.results.topo.pairs import kind_rows, limits, pair_rows_of, peer_access
 from gpubench.model.results.topo.rows import GpuRow, KindRow, NicRow, NodeRow, NvlinkRow, RankRow, TreeRow
 from gpubench.model.results.topo.tree import tree_rows
-from gpubench.model.terms.verdict import Verdict, overall
+from gpubench.model.terms.verdict import Finding, Verdict, overall
 
 SECTIONS = (
     *("gpus", "nvlinks", "nics", "nodes", "kinds", "matrix", "peer_access", "limits", PAIRS_SECTION, "ranks", "tree"),
@@ -32,8 +34,10 @@ def examine(
     profiles: Sequence[Profile | None] = (),
     *,
     strict: bool = False,
+    asked: bool = False,
+    expected_gpus: int | None = None,
 ) -> Report:
-    """The report on some nodes, each with the profile that it matches.
+    """The report on some nodes, each with the profile that it matches, or, where that was `asked` for, has to.
 
     Matrices are those of the largest kind of node; the section `kinds` has every kind's. Wiring is a capability, not a
     measurement, so a finding that would fail the machine is a warning here, unless `strict`.
@@ -41,12 +45,15 @@ def examine(
     kinds = group(nodes)
     explained = survey(nodes, kinds, ranks)
     expected = prospects(nodes, kinds, explained)
-    found = run(WIRING, Facts(nodes, kinds, ranks, profiles))
+    facts = Facts(nodes, kinds, ranks, profiles, asked=asked, expected_gpus=expected_gpus)
+    found = run(WIRING, facts)
+    found += merged(SURPLUS.findings(facts.circumstances))
     found += tuple(prospect_findings(expected, explained, found))
-    findings = found if strict else tuple(finding.softened() for finding in found)
-    verdict = overall([Verdict.PASS, *(finding.severity for finding in findings)])
-    if strict and verdict is Verdict.WARN:
-        verdict = Verdict.FAIL
+    findings = found if strict else tuple(_without_gate(finding.softened()) for finding in found)
+    judged = Verdict.PASS if any(node.gpus for node in nodes) else Verdict.SKIP
+    verdict = overall([judged, *(finding.severity for finding in findings)])
+    if strict:
+        verdict = _BY_GATE.get(verdict, verdict)
     first = nodes[kinds[0].representative]
     sections: dict[str, Section] = {
         "gpus": _table(GpuRow, lambda: _each(nodes, gpu_rows)),
@@ -65,6 +72,16 @@ def examine(
         UNREAD_SECTION: _table(UnreadRow, explained.unread),
     }
     return Report(verdict=verdict, complete=True, findings=findings, sections=sections, main=PAIRS_SECTION)
+
+
+_BY_GATE = {Verdict.WARN: Verdict.FAIL, Verdict.SKIP: Verdict.ERROR}
+"""What a gate makes of a verdict: it never passes where nothing was judged."""
+
+
+def _without_gate(finding: Finding) -> Finding:
+    """A node without GPUs among others that have some is skipped where nobody asked for a gate."""
+    has_no_gpu = finding.id == GPU_MISSING and finding.severity is Verdict.ERROR
+    return replace(finding, severity=Verdict.SKIP) if has_no_gpu else finding
 
 
 def _table(row: type[Record], rows: Callable[[], Iterable[Record]]) -> Table:
