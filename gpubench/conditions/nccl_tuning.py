@@ -242,6 +242,7 @@ def _slow(id_: str, title: str, detection: str, names: str, look: Look, slows: t
         title=title,
         effects=(Effect.SLOW,),
         slows=slows,
+        seen_as=tuple(f"{name} set by environment to" for name in names.split()),
         detection=f"{names.replace(' ', ', ')} {_PLACES}; {detection}",
         settles=f"gpubench allreduce, and the same without: env {' '.join(f'-u {name}' for name in names.split())} "
         "gpubench allreduce",
