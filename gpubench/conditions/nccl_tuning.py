@@ -38,8 +38,6 @@ _SURELY_FEW_THREADS = 128
 _WARP = 32
 
 _ALGORITHMS = frozenset(("tree", "ring", "collnetdirect", "collnetchain", "nvls", "nvlstree", "pat"))
-_EVERYWHERE = frozenset(("tree", "ring"))
-"""The algorithms that every machine can do."""
 
 _PROTOCOLS = frozenset(("ll", "ll128", "simple"))
 _OF_LARGE_SIZES = "simple"
@@ -132,7 +130,8 @@ def _few_threads(run: Circumstances) -> Found:
 def _forced(run: Circumstances) -> Found:
     blamed: dict[str, Iterable[str]] = {}
     sure: list[Confidence] = []
-    for name, known, weigh in (("NCCL_ALGO", _ALGORITHMS, _of_algorithms), ("NCCL_PROTO", _PROTOCOLS, _of_protocols)):
+    of_algorithms = _of_algorithms_on_nodes if len(run.nodes) > 1 else _of_algorithms
+    for name, known, weigh in (("NCCL_ALGO", _ALGORITHMS, of_algorithms), ("NCCL_PROTO", _PROTOCOLS, _of_protocols)):
         found = {value: weigh(chosen(value, known)) for value in run.values(name)}
         forced = {value: confidence for value, confidence in found.items() if confidence is not None}
         if forced:
@@ -143,10 +142,19 @@ def _forced(run: Circumstances) -> Found:
 
 
 def _of_algorithms(allowed: Chosen) -> Confidence | None:
-    """Likely where one of those that every machine can do is left out; weak where others are."""
+    """Likely without rings, which carry large sizes inside a node; what else is left out may not matter there."""
+    return _without(allowed, frozenset(("ring",)))
+
+
+def _of_algorithms_on_nodes(allowed: Chosen) -> Confidence | None:
+    """Likely without trees too, on which small sizes go from node to node."""
+    return _without(allowed, frozenset(("ring", "tree")))
+
+
+def _without(allowed: Chosen, needed: frozenset[str]) -> Confidence | None:
     if all(names >= _ALGORITHMS for names in allowed.values()):
         return None
-    return Confidence.LIKELY if any(not names >= _EVERYWHERE for names in allowed.values()) else Confidence.WEAK
+    return Confidence.WEAK if all(names >= needed for names in allowed.values()) else Confidence.LIKELY
 
 
 def _of_protocols(allowed: Chosen) -> Confidence | None:
@@ -242,6 +250,7 @@ def _slow(id_: str, title: str, detection: str, names: str, look: Look, slows: t
         title=title,
         effects=(Effect.SLOW,),
         slows=slows,
+        seen_as=tuple(f"{name} set by environment to" for name in names.split()),
         detection=f"{names.replace(' ', ', ')} {_PLACES}; {detection}",
         settles=f"gpubench allreduce, and the same without: env {' '.join(f'-u {name}' for name in names.split())} "
         "gpubench allreduce",
@@ -282,7 +291,7 @@ NCCL_TUNING = Family.of(
     _slow(
         "nccl-algorithm-forced",
         "NCCL is pinned to an algorithm or protocol: NCCL_ALGO, NCCL_PROTO",
-        "whatever leaves something out of NCCL's choice; LL alone is proven, what no machine here may have is weak",
+        "whatever leaves something out of NCCL's choice; LL alone is proven, a ring alone on one node is weak",
         "NCCL_ALGO NCCL_PROTO",
         _forced,
     ),

@@ -99,8 +99,8 @@ def test_what_was_set_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Probe.ended > 0
 
 
-def test_how_long_a_rank_waited_for_a_cpu_is_counted_from_its_begin(monkeypatch: pytest.MonkeyPatch) -> None:
-    delays = iter((RunDelay(ran_ns=1000, waited_ns=500), RunDelay(ran_ns=2000, waited_ns=3500)))
+def test_how_long_a_rank_waited_for_a_cpu_is_counted_from_its_first_operation(monkeypatch: pytest.MonkeyPatch) -> None:
+    delays = iter((RunDelay(ran_ns=10**9, waited_ns=0), RunDelay(ran_ns=2 * 10**9, waited_ns=3 * 10**9)))
     monkeypatch.setattr(watching, "run_delay", lambda: next(delays))
     with PathWatch(AloneGroup(), identity(0), strict=False) as watch:
         watch.begin(Library(), identity(0))

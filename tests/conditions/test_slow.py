@@ -8,11 +8,13 @@ from gpubench.conditions.definition.condition import Slowed
 from gpubench.conditions.definition.nccl_values import chosen, number
 from gpubench.conditions.ranking import Named
 from gpubench.conditions.registry import ids_now
+from gpubench.measure.paths.diagnosis import Explained
 from gpubench.model.facts.gpu_condition import GpuCondition
 from gpubench.model.facts.gpu_limits import GpuLimits
 from gpubench.model.facts.rank_facts import CpuQuota, RankFacts
 from gpubench.model.facts.snapshot import GpuFacts, NicKind
 from gpubench.model.paths.evidence import Confidence
+from gpubench.model.paths.wiring import Wiring
 from gpubench.model.results.rows.causes import Effect
 from tests.fakes.planted import Job, simulated, with_nodes, with_ranks, with_ranks_on_all
 
@@ -77,6 +79,7 @@ def named(job: Job) -> dict[str, Confidence]:
         ({"NCCL_ALGO": "allreduce:tree"}, {"nccl-algorithm-forced": LIKELY}),
         ({"NCCL_ALGO": "^NVLS,NVLSTree"}, {"nccl-algorithm-forced": WEAK}),
         ({"NCCL_ALGO": "Ring,Tree"}, {"nccl-algorithm-forced": WEAK}),
+        ({"NCCL_ALGO": "Ring"}, {"nccl-algorithm-forced": WEAK}),
         ({"NCCL_ALGO": "nonsense"}, {}),
         ({"NCCL_P2P_USE_CUDA_MEMCPY": "1"}, {"nccl-p2p-memcpy": PROVEN}),
         ({"NCCL_P2P_USE_CUDA_MEMCPY": "0"}, {}),
@@ -161,6 +164,31 @@ def test_what_surely_explains_comes_first_and_multicast_that_is_off_last() -> No
 
 def _can_multicast(gpu: GpuFacts) -> GpuFacts:
     return replace(gpu, cuda_features={"multicast": True})
+
+
+def test_between_nodes_a_ring_alone_is_likely_to_be_slow() -> None:
+    assert named(with_variables(simulated("hgx-h100-8*2"), NCCL_ALGO="Ring")) == {"nccl-algorithm-forced": LIKELY}
+
+
+@pytest.mark.parametrize(
+    ("machine", "small", "first"),
+    [
+        ("hgx-h200-4", False, "nccl-few-channels"),
+        ("hgx-h200-4", True, "cuda-launch-blocking"),
+        ("l40s-8", False, "nccl-few-channels"),
+    ],
+)
+def test_the_links_of_the_machine_decide(machine: str, *, small: bool, first: str) -> None:
+    job = with_ranks_on_all(simulated(machine, "gpu0:width=8"))
+    job = with_variables(job, NCCL_ALGO="Tree", NCCL_MAX_CTAS="1", CUDA_LAUNCH_BLOCKING="1")
+    found = [each.cause.id for each in Explained(job.circumstances()).slowing(small=small)]
+    assert found[0] == first
+    assert ("pcie-width" in found) == (machine == "l40s-8")
+
+
+def test_of_machines_of_which_nothing_is_known_every_cause_may_be() -> None:
+    unknown = replace(board().circumstances(), wiring=Wiring([], {}), settings={"NCCL_MAX_CTAS": ("1",)})
+    assert [each.cause.id for each in Explained(unknown).slowing(small=True)] == ["nccl-few-channels"]
 
 
 def test_a_plugin_of_the_network_is_weak_and_none_where_the_fabric_needs_one() -> None:

@@ -7,6 +7,8 @@ from typing import NamedTuple
 from gpubench.hardware.system_files import exists, number_of, text_of
 from gpubench.model.facts.rank_facts import CpuQuota
 
+_LEAST_NS = 20_000_000
+
 
 class RunDelay(NamedTuple):
     """Nanoseconds that the main thread ran, and that it was ready to run and waited for a CPU."""
@@ -24,12 +26,15 @@ def run_delay(root: Path = Path("/")) -> RunDelay | None:
 
 
 def waited_share(before: RunDelay | None, after: RunDelay | None) -> float | None:
-    """The share of the time between two readings in which the thread could have run that it waited for a CPU."""
+    """The share of the time between two readings in which the thread could have run that it waited for a CPU.
+
+    None where it was ready for less than 20 ms, of which one slice of another thread is too large a part.
+    """
     if before is None or after is None:
         return None
     waited_ns = after.waited_ns - before.waited_ns
     ready_ns = after.ran_ns - before.ran_ns + waited_ns
-    return waited_ns / ready_ns if ready_ns > 0 else None
+    return waited_ns / ready_ns if ready_ns >= _LEAST_NS else None
 
 
 def cpu_quota(root: Path) -> CpuQuota | None:

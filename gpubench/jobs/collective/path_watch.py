@@ -13,7 +13,7 @@ from gpubench.hardware.nccl.debug_log import NcclLog, ResettableLog
 from gpubench.hardware.node.nvml.gpu_use import NvmlUse
 from gpubench.hardware.node.nvml.link_counters import NvmlCounters
 from gpubench.hardware.node.probe import Probe
-from gpubench.hardware.process.cpu_time import run_delay, waited_share
+from gpubench.hardware.process.cpu_time import RunDelay, run_delay, waited_share
 from gpubench.hardware.process.facts import read_again
 from gpubench.hardware.process.nccl_settings import nccl_settings, refusals
 from gpubench.jobs.collective.variants import NcclErrors
@@ -74,7 +74,7 @@ class PathWatch:
         self._probe = self._stack.enter_context(Probe(dict(os.environ))) if identity.local_rank == 0 else None
         self._refusals = refusals(self._settings) if strict else {}
         self._known: list[_Known] = []
-        self._delay_before = run_delay()
+        self._delay_before: RunDelay | None = None
         self._waited: dict[int, float] = {}
         self._nodes: dict[int, Topology] | None = None
         self._log: NcclLog | None = None
@@ -105,6 +105,8 @@ class PathWatch:
         counters = NvmlCounters([str(self._known[self._group.rank].identity.gpu_bus_id)])
         self._stack.callback(counters.close)
         nodes = [each.identity.node for each in self._known]
+        # From here on operations are issued: while NCCL starts, its threads and the reading of nodes need CPUs as well.
+        self._delay_before = run_delay()
         if self._keeps_log:
             self._kept = RecordedLog(self._log)
         sources = ObservationSources(

@@ -61,9 +61,10 @@ def test_how_long_a_thread_waited(tmp_path: Path) -> None:
     assert run_delay(tree.root) == RunDelay(ran_ns=1000, waited_ns=250)
     tree.write("proc/self/schedstat", "not counted")
     assert run_delay(tree.root) is None
-    before, after = RunDelay(1000, 250), RunDelay(2000, 3250)
+    before, after = RunDelay(10**9, 10**6), RunDelay(2 * 10**9, 3001 * 10**6)
     assert waited_share(before, after) == 0.75
     assert waited_share(before, before) is None
+    assert waited_share(RunDelay(0, 0), RunDelay(10**6, 10**6)) is None
     assert waited_share(None, after) is None
 
 
