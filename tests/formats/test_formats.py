@@ -325,14 +325,14 @@ def test_the_limit_stands_in_where_nothing_is_expected() -> None:
 def test_both_placements_with_all_that_judges_them_fit_eighty_columns() -> None:
     metadata = options_with(mode="throughput", iters="auto", budget_s=0.1)
     rows = [replace(each, ci95_percent=0.31, time_us=99999.94) for each in (HEALTHY, SLOW)]
-    text = written(TABLE, metadata=metadata, rows=rows, style=Style(80))
+    text = written(TABLE, metadata=metadata, rows=tuple(rows), style=Style(80))
     words = {"size", "time", "µs", "±%", "busbw", "%", "exp", "wrong"}
     assert words == set(next(line for line in text.splitlines() if "busbw" in line).split())
     assert max(map(len, text.splitlines())) <= 80
 
 
 def test_figures_never_run_together() -> None:
-    text = written(TABLE, rows=[replace(each, wrong=268435456) for each in (HEALTHY, SLOW)], style=Style(80))
+    text = written(TABLE, rows=tuple(replace(each, wrong=268435456) for each in (HEALTHY, SLOW)), style=Style(80))
     assert row_of(text, "1G").split().count("268435456") == 2
 
 
