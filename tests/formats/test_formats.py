@@ -321,7 +321,9 @@ def test_the_limit_stands_in_where_nothing_is_expected() -> None:
     assert "lim" not in row_of(text, "1K"), "the share of a limit says nothing of a launch"
     assert "expected          not known: speed not judged; lim: % of the limit" in text
     mixed = written(TABLE, rows=(*small, HEALTHY, SLOW))
-    assert "expected          profile hgx-h200-4; speed judged of 2 of 4 rows\n" in mixed
+    assert "expected          profile hgx-h200-4; speed judged from 1G on\n" in mixed
+    other = written(TABLE, rows=(*large, HEALTHY, SLOW))
+    assert "expected          profile hgx-h200-4; speed judged of 2 of 4 rows; lim: % of the limit\n" in other
 
 
 def test_both_placements_with_all_that_judges_them_fit_eighty_columns() -> None:
