@@ -6,7 +6,8 @@ from itertools import islice
 from typing import Any
 
 from gpubench.formats.document import DocumentRun
-from gpubench.formats.text.p2p import copying_way, expected_lines, series_title
+from gpubench.formats.text.p2p import copying_way, expected_lines, most_expected, series_title
+from gpubench.model.facts.performance_settings import bearing_on_performance
 from gpubench.model.results.curves import HOST, Chart, charts
 from gpubench.model.results.report import CollectiveRow, Matrix, Metadata, PairRow, Report, Table
 from gpubench.model.results.rows.evidence import EVIDENCE_SECTION
@@ -55,7 +56,9 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class GridCell:
-    """A cell: its words, how near it is to the best of its grid (0 to 1, None where it is no number), its verdict."""
+    """A cell: its words, how near it is to what is expected or to the best of its grid (0 to 1, None where it is no
+    number), its verdict.
+    """
 
     text: str
     share: float | None = None
@@ -91,8 +94,11 @@ def facts(metadata: Metadata) -> Iterator[tuple[str, str]]:
     if metadata.source:
         yield "source", metadata.source
     yield from metadata.libraries.items()
-    if metadata.environment:
-        yield "environment", " ".join(f"{name}={value}" for name, value in metadata.environment.items())
+    bearing = bearing_on_performance(metadata.environment)
+    others = {name: value for name, value in metadata.environment.items() if name not in bearing}
+    for label, settings in (("bears on performance", bearing), ("other settings", others)):
+        if settings:
+            yield label, " ".join(f"{name}={value}" for name, value in settings.items())
     yield "gpubench", metadata.gpubench_version
 
 
@@ -163,7 +169,7 @@ def _copies(rows: Sequence[PairRow]) -> Iterator[Block]:
 def _grid_of(rows: Sequence[PairRow]) -> Grid:
     is_latency = (rows[0].size_bytes or 0) < 64 * 2**10
     values = {(row.source, row.destination): row.latency_us if is_latency else row.bandwidth_gb_s for row in rows}
-    known = [value for value in values.values() if value]
+    known = [value for value in (*values.values(), most_expected(rows)) if value]
     best = (min if is_latency else max)(known, default=0.0)
     lines: dict[str, dict[str, GridCell]] = {}
     for row in rows:

@@ -243,6 +243,8 @@ def test_operations_alone_show_percentiles_and_no_bandwidth() -> None:
     line = next(line for line in text.splitlines() if line.lstrip().startswith("1K "))
     assert line.split() == ["1K", "9.81", "8.25", "9.50", "12345.6", "0", "9.50", "8.25", "9.50", "12345.6", "0"]
     assert "busbw" not in text
+    slow = tuple(replace(row, verdict="WARN") for row in rows)
+    assert "8.25*" in row_of(written(TABLE, metadata=options_with(mode="latency", iters=200), rows=slow), "1K")
     assert "at the smallest   8.25 µs (p50), 12345.6 µs (p99) at 1K, float32, in place" in text
     assert max(map(len, text.splitlines())) <= 100
 
@@ -319,7 +321,9 @@ def test_the_limit_stands_in_where_nothing_is_expected() -> None:
     assert "lim" not in row_of(text, "1K"), "the share of a limit says nothing of a launch"
     assert "expected          not known: speed not judged; lim: % of the limit" in text
     mixed = written(TABLE, rows=(*small, HEALTHY, SLOW))
-    assert "expected          profile hgx-h200-4; speed judged of 2 of 4 rows\n" in mixed
+    assert "expected          profile hgx-h200-4; speed judged from 1G on\n" in mixed
+    other = written(TABLE, rows=(*large, HEALTHY, SLOW))
+    assert "expected          profile hgx-h200-4; speed judged of 2 of 4 rows; lim: % of the limit\n" in other
 
 
 def test_both_placements_with_all_that_judges_them_fit_eighty_columns() -> None:

@@ -4,12 +4,14 @@ import io
 from collections.abc import Sequence
 from dataclasses import replace
 
+from gpubench.formats.blocks import Grid, blocks
+from gpubench.formats.document import DocumentRun
 from gpubench.formats.registry import TABLE
-from gpubench.formats.text.p2p import expected_lines, limit_lines
+from gpubench.formats.text.p2p import expected_lines, limit_lines, most_expected
 from gpubench.formats.writer import Style, Target
 from gpubench.model.results.report import PAIR_COLUMNS, PairRow, Report
 from gpubench.model.terms.verdict import Verdict
-from tests.formats.sample import METADATA
+from tests.formats.sample import METADATA, REPORT
 
 GPUS = {f"GPU{number}": f"0000:0{number}:00.0 NVIDIA H200" for number in range(4)}
 PAIR = PairRow(
@@ -84,6 +86,21 @@ def test_the_limit_is_for_large_copies_that_go_straight_there() -> None:
     assert list(limit_lines([PAIR])) == []
     assert list(limit_lines([replace(UNKNOWN, peer="off")])) == []
     assert list(limit_lines([replace(UNKNOWN, size_bytes=16)])) == []
+
+
+def test_figures_are_held_against_what_is_expected_also_where_all_are_slow() -> None:
+    slow = [replace(SLOW, source=f"GPU{number}") for number in (1, 2)]
+    assert most_expected(slow) == 395.0
+    assert most_expected([replace(UNKNOWN, size_bytes=2**30)]) is None
+    timed = [replace(each, size_bytes=16, expected_us=number) for number, each in enumerate(slow, start=2)]
+    assert most_expected(timed) == 2
+    (grid,) = [block for block in blocks(DocumentRun(METADATA, slow, REPORT)) if isinstance(block, Grid)]
+    assert {round(cell.share or 0, 3) for line in grid.lines.values() for cell in line.values()} == {0.063}
+    assert grid.title.endswith("; % exp: 6.3; expected: profile hgx-h200-4")
+
+
+def test_host_memory_says_what_is_expected_of_it() -> None:
+    assert "% exp: 100; expected: profile hgx-h200-4" in shown([replace(PAIR, source="host", note="pinned")] * 4)
 
 
 def test_the_header_has_alike_gpus_in_one_line() -> None:

@@ -31,7 +31,7 @@ _ALGBW: _Figure = ("algbw", 7, lambda row: _number(row.algbw_gb_s))
 _BUSBW: _Figure = ("busbw", 7, lambda row: _number(row.busbw_gb_s))
 _MARKED_BUSBW: _Figure = ("busbw", 8, lambda row: _number(row.busbw_gb_s) + _mark(row))
 _EXPECTED: _Figure = ("% exp", 8, lambda row: _share(row))
-_P50: _Figure = ("p50", 9, lambda row: _number(row.p50_us))
+_P50: _Figure = ("p50", 9, lambda row: _number(row.p50_us) + _mark(row))
 _P95: _Figure = ("p95", 9, lambda row: _number(row.p95_us))
 _P99: _Figure = ("p99", 9, lambda row: _number(row.p99_us))
 _WRONG: _Figure = ("wrong", 6, lambda row: _wrong(row.wrong))
@@ -218,10 +218,19 @@ def _wrong_line(rows: Sequence[CollectiveRow]) -> str:
 def _expected_line(rows: Sequence[CollectiveRow]) -> str:
     """Where expected figures are from, or that speed was not judged."""
     sources = dict.fromkeys(row.expected_source for row in rows if row.expected_source)
-    judged = sum(row.expected_source is not None for row in rows)
-    some = "" if judged in (0, len(rows)) else f"; speed judged of {judged} of {len(rows)} rows"
     legend = "; lim: % of the limit" if any(map(_limited, rows)) else ""
-    return f"expected          {'; '.join(sources) or 'not known: speed not judged'}{some}{legend}"
+    return f"expected          {'; '.join(sources) or 'not known: speed not judged'}{_judged_part(rows)}{legend}"
+
+
+def _judged_part(rows: Sequence[CollectiveRow]) -> str:
+    """Of which rows the speed was judged, where it was of some: from a size on, or so many of them."""
+    judged = [row.size_bytes for row in rows if row.expected_source]
+    others = [row.size_bytes for row in rows if not row.expected_source]
+    if not judged or not others:
+        return ""
+    if max(others) < min(judged):
+        return f"; speed judged from {format_size(min(judged))} on"
+    return f"; speed judged of {len(judged)} of {len(rows)} rows"
 
 
 def _slow_lines(rows: Sequence[CollectiveRow]) -> Iterator[str]:

@@ -95,7 +95,7 @@ class P2pView:
         for row in rows:
             words[row.source][row.destination] = _word(row, latency=latency)
         what = _MICROSECONDS if latency else "GB/s"
-        self._matrix(what, series_title(rows[0]), words)
+        self._matrix(what, series_title(rows[0]), words, most_expected(rows))
         for line in (*expected_lines(rows), *limit_lines(rows)):
             self._page.wrap(line)
 
@@ -111,11 +111,11 @@ class P2pView:
         """A matrix of pairs that nothing was measured of: a scope holds only those of one node, or only the others."""
         return {source: {each: "-" for each in self._names if each != source} for source in self._names}
 
-    def _matrix(self, corner: str, title: str, words: dict[str, dict[str, str]]) -> None:
+    def _matrix(self, corner: str, title: str, words: dict[str, dict[str, str]], expected: float | None = None) -> None:
         self._page.print("")
         self._page.wrap(title)
         lines_of_matrix = list(matrix_lines(corner, words, list(words), self._names, self._page.width))
-        self._page.heat(lines_of_matrix, less_is_better=corner == _MICROSECONDS)
+        self._page.heat(lines_of_matrix, expected=expected, less_is_better=corner == _MICROSECONDS)
 
     def _lines(self, rows: Sequence[PairRow]) -> None:
         self._page.print("")
@@ -145,6 +145,8 @@ class P2pView:
             head = f"{'to' if kind[1] else 'from'} GPU, {kind[0]}"
             columns.append(Column(head, [_word(row, latency=False) for row in members], right=True))
         self._page.table(lines(columns))
+        for line in expected_lines(rows):
+            self._page.wrap(line)
 
     def _patterns(self, rows: Sequence[PatternRow]) -> None:
         if not rows:
@@ -211,6 +213,13 @@ def _share(row: PairRow) -> str:
 def _limit_percent(row: PairRow) -> float | None:
     """The share of the limit; of what is shown by its time it says nothing."""
     return None if _is_timed(row) else row.limit_percent
+
+
+def most_expected(rows: Sequence[PairRow]) -> float | None:
+    """The best that is expected of rows of one size: the shortest time of small copies, else the highest bandwidth."""
+    if _is_timed(rows[0]):
+        return min((row.expected_us for row in rows if row.expected_us is not None), default=None)
+    return max((row.expected_gb_s for row in rows if row.expected_gb_s is not None), default=None)
 
 
 def expected_lines(rows: Sequence[PairRow]) -> Iterator[str]:

@@ -65,13 +65,14 @@ class Page:
                 text.highlight_regex(pattern, style)
             self._console.print(text)
 
-    def heat(self, lines: Sequence[str], *, less_is_better: bool = False) -> None:
-        """A matrix of numbers, each coloured by how near it is to the best of them."""
+    def heat(self, lines: Sequence[str], *, expected: float | None = None, less_is_better: bool = False) -> None:
+        """A matrix of numbers, each coloured by how near it is to what is expected, or to the best of them."""
         from rich.text import Text
 
         found = [[(match.span(), float(match[0])) for match in _NUMBER.finditer(line)] for line in lines]
         values = [value for row in found for _, value in row if value]
-        best = (min if less_is_better else max)(values, default=0.0)
+        known = values if expected is None else [*values, expected]
+        best = (min if less_is_better else max)(known, default=0.0)
         for line, row in zip(lines, found, strict=True):
             text = Text(line)
             for (start, end), value in row:
