@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from gpubench.conditions.checks import on_presence
+from gpubench.conditions.checks import beside_pairs
 from gpubench.measure.p2p.evidence import conclude
 from gpubench.measure.p2p.findings import findings_of
 from gpubench.measure.p2p.machine import NETWORK, CopyMachine
@@ -51,6 +51,7 @@ class P2pRun:
         self._matrices: list[CopyMatrix] = []
         self._patterns: dict[PatternCopy, Cell] = {}
         self._wrong_with_host: list[str] = []
+        self._host_rows: list[PairRow] = []
         self._done = 0
         self._total = request.steps(len(machine.gpus))
 
@@ -88,6 +89,7 @@ class P2pRun:
                 row = host_row(self._machine, copy, cell, size_bytes)
             if cell.wrong:
                 self._wrong_with_host.append(device)
+            self._host_rows.append(row)
             self._listener.row(row)
 
     def _measure_series(self, *, peer: bool) -> None:
@@ -141,7 +143,8 @@ class P2pRun:
         if self._look_again is not None:
             self._machine = self._look_again(self._machine)
         machine = self._machine
-        findings = (*findings_of(self._matrices, machine.gpus, self._wrong_with_host), *on_presence(machine.facts))
+        findings = findings_of(self._matrices, machine.gpus, self._wrong_with_host)
+        findings += beside_pairs(machine.facts(self._host_rows))
         if not strict:
             findings = tuple(each.softened() for each in findings)
         together = measured_both_ways(self._request, self._patterns, len(machine.gpus))
