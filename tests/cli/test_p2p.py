@@ -264,6 +264,9 @@ def test_what_topo_recorded_has_no_samples(tmp_path: Path) -> None:
 )
 def test_a_simulated_node_that_nobody_can_measure_is_no_pass(machine: str, fault: str, code: int, said: str) -> None:
     result = gpubench("p2p", "--simulate", machine, "--fault", fault)
+    if code == 3:
+        collective = gpubench("allreduce", "--simulate", machine, "--fault", fault, "--sizes", "1K")
+        assert (collective.returncode, said in collective.stderr) == (3, True), collective.stderr
     assert (result.returncode, said in result.stderr) == (code, True), result.stderr
     assert "verdict" not in result.stdout
 
