@@ -86,12 +86,21 @@ def found_by(check: Check, facts: Facts) -> tuple[Finding, ...]:
     return (*measured, *chain.from_iterable(own))
 
 
-_PRESENT = next(check for check in CHECKS if check.name == "gpu_present")
+_PRESENT, _HOST_COPIES = (
+    next(check for check in CHECKS if check.name == name) for name in ("gpu_present", "host_bandwidth")
+)
+_IN_USE = next(each for each in CONDITIONS if each.id == "gpu-in-use")
 
 
 def on_presence(facts: Facts) -> tuple[Finding, ...]:
     """Findings on GPUs that are lost or missing, and on nodes with more than were asked for: every command has them."""
     return merged((*found_by(_PRESENT, facts), *SURPLUS.findings(facts.circumstances)))
+
+
+def beside_pairs(facts: Facts) -> tuple[Finding, ...]:
+    """Findings beside those on pairs of GPUs: GPUs that are missing or in use, and slow copies with host memory."""
+    circumstances = facts.circumstances
+    return (*on_presence(facts), *merged((*_IN_USE.findings(circumstances), *found_by(_HOST_COPIES, facts))))
 
 
 def on_count(hosts: Mapping[str, int], expected_gpus: int | None) -> tuple[Finding, ...]:

@@ -3,12 +3,29 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from gpubench.errors import no_gpu
+from gpubench.errors import CouldNotMeasureError, no_gpu
 from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.paths.nodes import topologies, with_own_names
 from gpubench.model.paths.topology import Topology
 from gpubench.model.terms.origin import Origin
+
+_NEEDED = ("nvml", "cuda")
+"""Sources of facts without which nothing is measured."""
+
+
+def check_drivers(nodes: Sequence[Snapshot], for_what: str, source: str) -> None:
+    """Raise CouldNotMeasureError for a node without a driver, or with one that does not answer: nothing runs there."""
+    for node in nodes:
+        if node.driver.absent:
+            raise no_gpu(f"{node.host}: {node.driver.absent}", for_what=for_what)
+        silent = next((each for each in node.failures if each.stage in _NEEDED), None)
+        if silent is not None:
+            raise CouldNotMeasureError(
+                f"the driver of {node.host} does not answer: {silent.stage}, {silent.error}",
+                expected="an answer from NVML and CUDA",
+                next_step=f"gpubench check {source}",
+            )
 
 
 def check_any_gpu(nodes: Sequence[Topology], expected_gpus: int | None, for_what: str) -> None:

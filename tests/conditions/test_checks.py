@@ -165,7 +165,7 @@ def test_cuda_that_is_not_ready_is_an_answer_about_the_machine() -> None:
 
 def test_gpus_without_a_driver_are_a_warning() -> None:
     (finding,) = examined(machine("hgx-h100-8", "node0:driver_missing=yes"))
-    assert said([finding]) == [("driver-missing", "WARN", "node0")]
+    assert said([finding]) == [("driver-missing", "ERROR", "node0")]
     assert finding.seen.startswith("8 NVIDIA GPUs on the PCI bus, and ")
     laptop = replace(HEALTHY, gpus=(), nics=(), pairs=(), driver=DriverFacts(absent="none"))
     assert examined([laptop]) == ()

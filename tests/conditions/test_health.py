@@ -439,3 +439,13 @@ def test_memory_is_compared_between_hosts_with_the_same_cpu() -> None:
     older = replace(other, machine=replace(other.machine, cpu="an older one"))
     found = report([one, older], measurements=replace(QUICK, pairs=rows))
     assert "host-memory-slow" not in {each.id for each in found.findings}
+
+
+def test_a_node_whose_driver_is_not_loaded_is_an_error_with_all_its_gpus() -> None:
+    found = report(machine("hgx-h100-8*2", "node1:driver_missing=yes"))
+    assert ("driver-missing", "ERROR") in ids(found)
+    checks = {row.check: row for row in rows(found, CHECKS_SECTION, CheckRow)}
+    assert (checks["ecc"].verdict, checks["ecc"].nodes_in_error) == ("PASS", ("node1",))
+    gpus = [row for row in rows(found, VERDICTS_SECTION, VerdictRow) if row.scope == "gpu"]
+    assert [row.verdict for row in gpus] == ["PASS"] * 8 + ["ERROR"] * 8
+    assert {row.findings for row in gpus} == {(), ("driver-missing",)}

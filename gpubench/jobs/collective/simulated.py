@@ -11,7 +11,7 @@ from gpubench.jobs.collective.gpu_count import with_gpu_count
 from gpubench.jobs.collective.metadata import collective_metadata, recorded_collective
 from gpubench.jobs.collective.plan import CollectivePlan
 from gpubench.jobs.collective.speed import judge_of_model
-from gpubench.jobs.machines import Machines
+from gpubench.jobs.machines import Machines, check_drivers
 from gpubench.jobs.outputs import presenting
 from gpubench.jobs.simulation import Simulation
 from gpubench.jobs.sources import Simulated
@@ -33,11 +33,12 @@ def run(plan: CollectivePlan, source: Simulated, arguments: Sequence[str]) -> in
 
     Raises:
         UsageError: ranks that the machine cannot have, a root that is no rank.
-        CouldNotMeasureError: a fault leaves nothing to simulate.
+        CouldNotMeasureError: a fault leaves nothing to simulate, or a node's driver does not answer.
     """
     simulation = source.simulation
     times = CollectiveTimes(simulation.machine, simulation.faults, simulation.seed)
     nodes = source.machines().snapshots
+    check_drivers(nodes, plan.collective.name, simulation.source)
     per_node = _ranks_per_node(plan, simulation, times.gpus)
     identities = list(_identities(nodes, per_node))
     request = plan.at_sizes_for("nccl")

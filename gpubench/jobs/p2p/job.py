@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from gpubench.errors import CouldNotMeasureError, UsageError, no_gpu
+from gpubench.errors import UsageError
 from gpubench.formats.delivery import delivering
 from gpubench.formats.presenter import Presenter, terminal_style
 from gpubench.hardware import recorded
 from gpubench.hardware.node.probe import watch_errors
 from gpubench.hardware.simulated.copies import NoCounters, SimulatedCopies
 from gpubench.jobs.gpus import usable_driver
-from gpubench.jobs.machines import Machines
+from gpubench.jobs.machines import Machines, check_drivers
 from gpubench.jobs.outputs import check_writable
 from gpubench.jobs.p2p.plan import NAME, P2pPlan
 from gpubench.jobs.p2p.replayed import replayed
@@ -37,9 +37,6 @@ from gpubench.ports.link_counters import LinkCounters
 from gpubench.ports.listener import Listener
 from gpubench.profiles.matching import ProfileMatch
 from gpubench.profiles.nodes import profile_for
-
-_NEEDED = ("nvml", "cuda")
-"""Sources of facts without which no copy is made."""
 
 _SECONDS_A_CELL = 0.07
 """What a cell of a matrix takes on H200: warm-up, three samples of 10 ms, filling and checking."""
@@ -120,7 +117,7 @@ def _check_first_node(simulation: Simulation, node: Topology) -> None:
 
     Raises:
         UsageError: a fault is on another node, which nobody would look at.
-        CouldNotMeasureError: it has no driver, or one that does not answer.
+        CouldNotMeasureError: as `check_drivers`.
     """
     elsewhere = next((each for each in simulation.faults if each.node_number > 0), None)
     if elsewhere is not None:
@@ -129,15 +126,7 @@ def _check_first_node(simulation: Simulation, node: Topology) -> None:
             expected="node0: one process measures the GPUs of one host",
             next_step=f"gpubench check {simulation.source}",
         )
-    if node.snapshot.driver.absent:
-        raise no_gpu(node.snapshot.driver.absent, for_what=NAME)
-    silent = [each for each in node.snapshot.failures if each.stage in _NEEDED]
-    if silent:
-        raise CouldNotMeasureError(
-            f"the driver of {node.snapshot.host} does not answer: {silent[0].stage}, {silent[0].error}",
-            expected="an answer from NVML and CUDA",
-            next_step=f"gpubench check {simulation.source}",
-        )
+    check_drivers([node.snapshot], NAME, simulation.source)
 
 
 @contextmanager

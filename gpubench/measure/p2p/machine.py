@@ -1,7 +1,8 @@
 """The GPUs of a run before they copy: drivers, wiring, expectation, and other users."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from gpubench.conditions.definition.circumstances import Facts
@@ -12,6 +13,8 @@ from gpubench.model.paths.p2p import Pair, Series
 from gpubench.model.paths.topology import Limit, Topology
 from gpubench.model.paths.wiring import GpuPlace, Wiring
 from gpubench.model.profiles.profile import SHARE
+from gpubench.model.results.measurements import Measurements
+from gpubench.model.results.report import PairRow
 from gpubench.model.terms.copies import CopyGpu, Direction
 from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.rank_identity import RankIdentity
@@ -42,12 +45,18 @@ class CopyMachine:
     profile_asked_for: bool = False
     expected_gpus: int | None = None
 
-    @property
-    def facts(self) -> Facts:
-        """The nodes, as conditions are looked for in them."""
-        profiles = [None if self.matched is None else self.matched.profile] * len(self.nodes)
-        asked = self.profile_asked_for
-        return Facts(self.nodes, profiles=profiles, asked=asked, expected_gpus=self.expected_gpus)
+    def facts(self, rows: Sequence[PairRow]) -> Facts:
+        """The nodes without what this run has on their GPUs, as conditions are looked for in them, and in some rows."""
+        own: dict[int, set[int]] = {}
+        for each in self.processes:
+            own.setdefault(each.node, set()).add(each.pid)
+        return Facts(
+            [_without(own.get(number, set()), node) for number, node in self.wiring.nodes.items()],
+            profiles=[None if self.matched is None else self.matched.profile] * len(self.nodes),
+            measurements=Measurements(pairs=tuple(rows)),
+            asked=self.profile_asked_for,
+            expected_gpus=self.expected_gpus,
+        )
 
     @property
     def nodes(self) -> tuple[Topology, ...]:
@@ -127,6 +136,15 @@ class CopyMachine:
             if others:
                 busy[position] = ", ".join(each.label for each in others)
         return busy
+
+
+def _without(pids: AbstractSet[int], node: Topology) -> Topology:
+    """The node without these processes on its GPUs."""
+    gpus = tuple(
+        replace(gpu, processes=tuple(each for each in gpu.processes or () if each.pid not in pids))
+        for gpu in node.snapshot.gpus
+    )
+    return Topology(replace(node.snapshot, gpus=gpus)) if pids else node
 
 
 def wiring_of_process(node: Topology, gpus: Sequence[CopyGpu]) -> Wiring:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from gpubench.conditions.checks import on_presence
+from gpubench.conditions.checks import beside_pairs
 from gpubench.measure.p2p.evidence import conclude
 from gpubench.measure.p2p.expected import PastBandwidth, expected_copy, late_verdict, no_past
 from gpubench.measure.p2p.findings import findings_of
@@ -56,6 +56,7 @@ class P2pRun:
         self._matrices: list[CopyMatrix] = []
         self._patterns: dict[PatternCopy, Cell] = {}
         self._wrong_with_host: list[str] = []
+        self._host_rows: list[PairRow] = []
         self._done = 0
         self._total = request.steps(len(machine.gpus))
 
@@ -96,6 +97,7 @@ class P2pRun:
                 row = host_row(self._machine, copy, cell, size_bytes)
             if cell.wrong:
                 self._wrong_with_host.append(device)
+            self._host_rows.append(row)
             self._listener.row(row)
 
     def _measure_series(self, *, peer: bool) -> None:
@@ -168,7 +170,8 @@ class P2pRun:
         if self._look_again is not None:
             self._machine = self._look_again(self._machine)
         machine = self._machine
-        findings = (*findings_of(self._matrices, machine.gpus, self._wrong_with_host), *on_presence(machine.facts))
+        findings = findings_of(self._matrices, machine.gpus, self._wrong_with_host)
+        findings += beside_pairs(machine.facts(self._host_rows))
         if not strict:
             findings = tuple(each.softened() for each in findings)
         together = measured_both_ways(self._request, self._patterns, len(machine.gpus))

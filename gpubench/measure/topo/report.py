@@ -77,11 +77,14 @@ def examine(
 _BY_GATE = {Verdict.WARN: Verdict.FAIL, Verdict.SKIP: Verdict.ERROR}
 """What a gate makes of a verdict: it never passes where nothing was judged."""
 
+_NO_GATE = {GPU_MISSING: Verdict.SKIP, "driver-missing": Verdict.WARN}
+"""Errors by id that are less where there is no gate."""
+
 
 def _without_gate(finding: Finding) -> Finding:
-    """A node without GPUs among others that have some is skipped where nobody asked for a gate."""
-    has_no_gpu = finding.id == GPU_MISSING and finding.severity is Verdict.ERROR
-    return replace(finding, severity=Verdict.SKIP) if has_no_gpu else finding
+    """A node without GPUs, or without their driver, is no error of a look at wiring where nobody asked for a gate."""
+    softer = _NO_GATE.get(finding.id) if finding.severity is Verdict.ERROR else None
+    return finding if softer is None else replace(finding, severity=softer)
 
 
 def _table(row: type[Record], rows: Callable[[], Iterable[Record]]) -> Table:
