@@ -11,6 +11,7 @@ from gpubench.model.facts.snapshot import GpuFacts
 from gpubench.model.paths.evidence import Confidence
 from gpubench.model.results.measured_copies import is_busy
 from gpubench.model.results.rows.causes import Effect
+from gpubench.model.terms.units import counted
 from gpubench.model.terms.verdict import Verdict
 
 _MOST_USED_SHARE = 0.02
@@ -119,7 +120,7 @@ def _host_bound(run: Circumstances) -> Found:
     bound = [each for each in run.issued if each.issue_us >= _HOST_BOUND_SHARE * each.time_us]
     if bound:
         worst = max(bound, key=lambda each: each.time_us)
-        more = f", and of {len(bound) - 1} more rows as much" if len(bound) > 1 else ""
+        more = f", as of {counted(len(bound) - 1, 'more row')}" if len(bound) > 1 else ""
         seen = f"the host takes {worst.issue_us:.3g} of the {worst.time_us:.3g} µs of {worst.label} to issue it{more}"
         gpus = frozenset(range(len(run.wiring.gpus)))
         yield Sighting(subject="the host", seen=seen, gpus=gpus)

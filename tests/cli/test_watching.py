@@ -14,6 +14,7 @@ from gpubench.hardware.mpi.one_process import AloneGroup
 from gpubench.hardware.process.cpu_time import RunDelay
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.jobs.collective import path_watch as watching
+from gpubench.jobs.collective.opening import naming_holders
 from gpubench.jobs.collective.path_watch import PathWatch
 from gpubench.model.terms.rank_identity import RankIdentity
 from gpubench.ports.link_counters import LinkBytes
@@ -76,6 +77,17 @@ def identity(rank: int) -> RankIdentity:
     return RankIdentity(
         rank=rank, host="n0", node=0, local_rank=rank, pid=1, gpu_index=rank, gpu_bus_id=H200S.gpus[rank].bus_id
     )
+
+
+def test_memory_that_cuda_does_not_get_is_said_with_who_holds_it() -> None:
+    full = RuntimeError("cudaErrorMemoryAllocation: out of memory")
+    with pytest.raises(CouldNotMeasureError) as caught, naming_holders(lambda: "process 8342 (python): 120.0 GiB"):
+        raise full
+    assert caught.value.reason == "others hold memory of this GPU: process 8342 (python): 120.0 GiB"
+    with pytest.raises(RuntimeError, match="out of memory"), naming_holders(lambda: ""):
+        raise full
+    with pytest.raises(RuntimeError, match="else"), naming_holders(lambda: "process 8342"):
+        raise RuntimeError("something else")
 
 
 def test_what_was_set_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 """The run in which conditions are looked for: machines, processes, settings, figures, and the paths it took."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -17,7 +17,9 @@ from gpubench.model.paths.transport import Transport
 from gpubench.model.paths.wiring import GpuPlace, Wiring
 from gpubench.model.profiles.profile import Profile
 from gpubench.model.results.measurements import QUICK, Measurements
+from gpubench.model.results.report import CollectiveRow
 from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.model.terms.units import format_size
 
 _OFF = ("", "0")
 
@@ -39,6 +41,15 @@ class IssueTime:
     label: str
     issue_us: float
     time_us: float
+
+    @classmethod
+    def of(cls, rows: Iterable[CollectiveRow]) -> "tuple[IssueTime, ...]":
+        """Those of rows of which it is known: hand in the slow ones."""
+        return tuple(
+            cls(f"{format_size(row.size_bytes)} {row.placement.replace('_', ' ')}", row.issue_us, row.time_us)
+            for row in rows
+            if row.issue_us is not None
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

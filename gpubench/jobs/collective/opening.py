@@ -1,10 +1,11 @@
 """The backend of a collective on one rank, opened together with what observes it."""
 
 import os
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
+from gpubench.errors import CouldNotMeasureError
 from gpubench.hardware.cuda.device import CudaDevice
 from gpubench.hardware.mpi import group as mpi
 from gpubench.hardware.nccl.backend import NcclLibrary
@@ -28,6 +29,8 @@ from gpubench.model.terms.hang import Phase
 from gpubench.model.terms.rank_identity import RankIdentity
 from gpubench.model.terms.units import format_memory
 from gpubench.ports.backend import MultiGroupBackend
+
+_OUT_OF_MEMORY = "cudaErrorMemoryAllocation"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +120,11 @@ def _open_on_gpu(
     agree(group, lambda: check_unset(plan.variants, nccl_settings(os.environ)))
     condition = NvmlCondition(str(identity.gpu_bus_id))
     stack.callback(condition.close)
+
+    def memory_holders() -> str:
+        return holders(use.read(str(identity.gpu_bus_id), {identity.pid}), format_memory)
+
+    stack.enter_context(naming_holders(memory_holders))
     library = agree(group, lambda: NcclLibrary(plan.nccl_library), place=str(identity))
     if path_watch is not None:
         path_watch.begin(library, identity)
@@ -129,8 +137,28 @@ def _open_on_gpu(
         library=library,
         path_watch=path_watch,
         read_condition=condition.read,
-        memory_holders=lambda: holders(use.read(str(identity.gpu_bus_id), {identity.pid}), format_memory),
+        memory_holders=memory_holders,
     )
+
+
+@contextmanager
+def naming_holders(memory_holders: Callable[[], str]) -> Iterator[None]:
+    """Turn CUDA's error for memory that it does not get into one that says who holds it, where others do.
+
+    Raises CouldNotMeasureError: others hold memory of this rank's GPU.
+    """
+    try:
+        yield
+    except Exception as error:
+        held = memory_holders() if _OUT_OF_MEMORY in str(error) else ""
+        if not held:
+            raise
+        raise CouldNotMeasureError(
+            str(error),
+            expected="memory for the largest of --sizes, and for NCCL",
+            reason=f"others hold memory of this GPU: {held}",
+            next_step="end them, or give smaller --sizes",
+        ) from error
 
 
 def _read_machines(rank: Rank, plan: CollectivePlan) -> Machines | None:

@@ -160,7 +160,8 @@ def _is_of(known: RecordedObservations, ranks: int) -> bool:
 
 
 def _check_answer(answer: Answer, where: str) -> None:
-    if not _LEAST_SECONDS <= answer.seconds <= _MOST_SECONDS or answer.wrong < 0:
+    issued = answer.issue_seconds or 0.0
+    if not _LEAST_SECONDS <= answer.seconds <= _MOST_SECONDS or answer.wrong < 0 or not 0 <= issued <= _MOST_SECONDS:
         raise UsageError(
             f"{where}: an operation of {answer.seconds:g} s with {answer.wrong} wrong elements",
             expected="a time above 0, and no fewer than 0 elements",

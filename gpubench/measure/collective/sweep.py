@@ -116,7 +116,7 @@ class Sweep:
         own = self._time(number * 2, case, launches)
         condition = None if own.entries is None else self.observers.read_condition()
         wrong = self._verify(number * 2, case, launches) if self.request.check else 0
-        answers = self.group.collect(Answer(own.seconds, own.entries, wrong, condition))
+        answers = self.group.collect(Answer(own.seconds, own.entries, wrong, condition, own.issue_seconds))
         sample = None if answers is None else RowSample(own, tuple(answers))
         row = None if sample is None else sample.row(self.request, case, self.job)
         return MeasuredRow(self.group.broadcast(row), sample)

@@ -12,7 +12,7 @@ from gpubench.ports.link_counters import LinkBytes, LinkCounters
 WINDOW_SECONDS = 0.02
 """Long enough for counters that tick slowly; no PCIe link of today gets around NVML's counter in that time."""
 
-_MOST_SETTLING_SECONDS = 1.2
+_MOST_SETTLING_SECONDS = 2.0
 _SECONDS_BETWEEN_LOOKS = 0.1
 """NVML's utilization is that of the last sixth of a second to the last second: what this job did is in it for a while,
 and what others do stays.
@@ -33,7 +33,7 @@ class IdleWindow:
         self._clock, self._wait = clock, wait
 
     def look(self, gpus: Sequence[int]) -> tuple[IdleGpu, ...]:
-        """These GPUs now: it takes 20 ms, and up to 1.2 s where one of them computes."""
+        """These GPUs now: it takes 20 ms, and up to 2 s where one of them computes."""
         before = [(self._clock(), self._counters.read(gpu)) for gpu in gpus]
         self._wait(WINDOW_SECONDS)
         rates = []

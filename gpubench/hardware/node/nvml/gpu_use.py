@@ -25,10 +25,9 @@ class NvmlUse:
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
         self._library = open_library()
-        self._before: dict[str, tuple[frozenset[int], int | None]] = {}
+        self._before: dict[str, tuple[tuple[GpuProcess, ...], int | None]] = {}
         for name, answers in self._every_gpu():
-            pids = frozenset(each.pid for each in read_processes(answers) or ())
-            self._before[name] = pids, _used_bytes(answers)
+            self._before[name] = read_processes(answers) or (), _used_bytes(answers)
 
     def of(self, bus_ids: Sequence[str], own_pids: Collection[int]) -> "OthersOnGpus":
         """The use of GPUs with these PCI bus ids, without that of these processes."""
@@ -40,10 +39,12 @@ class NvmlUse:
         if answers is None:
             return GpuUse()
         rates = answers.call("nvmlDeviceGetUtilizationRates").value
-        pids, held = self._before.get(bus_id(name), (frozenset(), None))
+        before, held = self._before.get(bus_id(name), ((), None))
+        if held is not None:  # an MPI that knows CUDA may have put ranks on their GPUs already
+            held -= sum(each.memory_bytes or 0 for each in before if each.pid in own_pids)
         return GpuUse(
             utilization_percent=None if rates is None else rates.gpu,
-            users=self._others(read_processes(answers) or (), own_pids, pids),
+            users=self._others(read_processes(answers) or (), own_pids, {each.pid for each in before}),
             held_bytes=held,
         )
 

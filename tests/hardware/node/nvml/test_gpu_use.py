@@ -75,6 +75,11 @@ def test_pids_of_another_namespace_are_others_where_they_were_there_before(
     assert machine.opened(process(90001, GIB), process(90002, GIB)).users == (GpuProcess(pid=90001, memory_bytes=GIB),)
 
 
+def test_memory_that_ranks_held_before_is_nobody_elses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    machine = Machine(monkeypatch, tmp_path, [process(OWN, GIB), process(77, 120 * GIB)])
+    assert machine.opened(process(OWN, 5 * GIB), process(77, 120 * GIB)).held_bytes == 120 * GIB
+
+
 def test_in_the_namespace_of_the_host_all_pids_are_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     folder = tmp_path / "proc/self/ns"
     folder.mkdir(parents=True)
