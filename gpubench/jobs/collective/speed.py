@@ -19,6 +19,9 @@ from gpubench.model.terms.rank_identity import RankIdentity
 from gpubench.model.terms.units import MICROSECONDS_PER_SECOND
 from gpubench.profiles.nodes import profile_of_gpus
 
+_ROWS = 46
+"""Of a usual sweep, 1K to 4G in both placements: so many chances for a row to be called slow by accident."""
+
 
 def speed_judge_of(
     collective: Collective,
@@ -48,7 +51,8 @@ def _in_the_past(past: PastFigures, row: CollectiveRow) -> ExpectedTime | None:
     figure = past.time_of(row)
     if figure is None or figure.time_us is None:
         return None
-    return ExpectedTime(figure.time_us, figure.source, OF_THE_PAST.widened(figure.deviation))
+    chance = figure.slow_beyond(_ROWS) - 1
+    return ExpectedTime(figure.time_us, figure.source, replace(OF_THE_PAST, fail=max(OF_THE_PAST.fail, chance)))
 
 
 def judge_of_model(

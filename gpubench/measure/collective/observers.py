@@ -1,7 +1,7 @@
 """The observers of a sweep, which take no part in what is timed; of its paths before anything is."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpubench.collectives.request import SweepRequest
 from gpubench.conditions.definition.circumstances import Circumstances
@@ -93,14 +93,15 @@ class PathObserver:
                 idle=idle or (),
             )
 
-    def look_while_idle(self) -> tuple[IdleGpu, ...] | None:
+    def look_while_idle(self, at_work: GpuCondition | None = None) -> tuple[IdleGpu, ...] | None:
         """Every rank's GPU, on the first rank, while none of them runs an operation; empty where nobody can look.
 
-        Before the first operation and after the last row; every rank has to call it.
+        Before the first operation and after the last row, when `at_work` is the condition of this rank's GPU. Every
+        rank has to call it.
         """
         window, group = self.sources.window, self.group
         group.barrier()
-        own = None if window is None else window.look([_GPU])[0]
+        own = None if window is None else replace(window.look([_GPU])[0], at_work=at_work)
         group.barrier()
         collected = group.collect(own)
         if collected is None:

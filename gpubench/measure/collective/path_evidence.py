@@ -60,7 +60,8 @@ class PathObservations:
     @property
     def contended(self) -> Circumstances:
         """The circumstances with what others do on GPUs and links."""
-        return replace(self.circumstances, idle_gpus=dict(enumerate(self.idle)), beyond=self.beyond)
+        at_work = {rank: each.at_work for rank, each in enumerate(self.idle) if each.at_work is not None}
+        return replace(self.circumstances, idle_gpus=dict(enumerate(self.idle)), beyond=self.beyond, at_work=at_work)
 
 
 @dataclass(slots=True)

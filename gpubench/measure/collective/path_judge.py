@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gpubench.collectives.request import SweepRequest
+from gpubench.conditions.definition.circumstances import IssueTime
 from gpubench.measure.collective.cases import Case
 from gpubench.measure.collective.logged_choices import Choice, LoggedChoices, key_of
 from gpubench.measure.collective.path_evidence import PathObservations, RowObservations, conclude
@@ -70,9 +71,11 @@ class PathJudge:
         """Add what was seen of the ranks' GPUs after the last row, while no operation ran."""
         self.observations = self.observations.with_idle(after)
 
-    def outcome(self) -> PathOutcome:
-        """The verdict on all paths."""
-        return conclude(self.observations, self._rows, strict=self.strict, origin=self._origin)
+    def outcome(self, slow: Sequence[CollectiveRow] = ()) -> PathOutcome:
+        """The verdict on all paths, and the causes of what they do; of rows that are `slow` too."""
+        around = replace(self.observations.circumstances, issued=IssueTime.of(slow))
+        observed = replace(self.observations, circumstances=around)
+        return conclude(observed, self._rows, strict=self.strict, origin=self._origin)
 
 
 def _remarked(row: CollectiveRow) -> CollectiveRow:

@@ -15,7 +15,7 @@ from gpubench.measure.collective.recording_rules import check_idle, check_record
 from gpubench.measure.collective.row_collector import MeasuredRow, RowCollector
 from gpubench.measure.collective.simulated import simulate
 from gpubench.measure.collective.speed_judge import SpeedJudge
-from gpubench.measure.collective.split_groups import NamedRows, PartReport, together
+from gpubench.measure.collective.split_groups import NamedRows, PartReport, SiblingJudge, together
 from gpubench.measure.collective.variants import with_winners
 from gpubench.model.facts.idle_gpu import IdleGpu
 from gpubench.model.results.report import CollectiveRow, Report
@@ -119,10 +119,11 @@ def _measured(
     speed_judge_of: SpeedJudgeOf,
 ) -> Report:
     groups = {None if part is None else part.name: part for part in found.groups}
+    siblings = _RowsOfCases(listener, len(groups))
     collectors = {
         name: RowCollector(
             found.ranks_of(part),
-            listener if part is None else NamedRows(part, listener),
+            listener if part is None else NamedRows(part, siblings),
             judge,
             speed=speed_judge_of(found.ranks_of(part)),
         )
@@ -136,10 +137,36 @@ def _measured(
         observed = row.backend == found.backend
         shown.append(collectors[row.group].add(row.case, measured, UNWATCHED, observed=observed))
     reports = [each.report() for each in collectors.values()]
-    report = together([PartReport.of(each) for each in reports]) if found.parts else reports[0]
+    report = siblings.report([PartReport.of(each) for each in reports]) if found.parts else reports[0]
     if found.refused is not None:
         report = with_winners(report, shown, found.refused)
     return report if judge is not None else unwatched(report, found.unwatched, Origin.RECORDED)
+
+
+class _RowsOfCases:
+    """A listener that hands rows on once all groups have one of the same case: they are held against each other."""
+
+    def __init__(self, listener: Listener[CollectiveRow], groups: int) -> None:
+        self._listener, self._groups = listener, groups
+        self.begin, self.progress, self.end = listener.begin, listener.progress, listener.end
+        self._siblings = SiblingJudge()
+        self._waiting: list[CollectiveRow] = []
+
+    def row(self, row: CollectiveRow) -> None:
+        """A row of one group."""
+        self._waiting.append(row)
+        if len(self._waiting) == self._groups:
+            self._hand_on()
+
+    def report(self, parts: Sequence[PartReport]) -> Report:
+        """The report on all groups; a run that was cut short may have rows of some groups alone."""
+        self._hand_on()
+        return self._siblings.report(together(parts))
+
+    def _hand_on(self) -> None:
+        for row in self._siblings.judged(self._waiting):
+            self._listener.row(row)
+        self._waiting.clear()
 
 
 def _cut_short(report: Report, rows: Sequence[RecordedRow], collective: Collective) -> Report:

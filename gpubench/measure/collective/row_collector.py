@@ -141,7 +141,11 @@ class RowCollector:
     def report(self) -> Report:
         """Verdict, findings and sections."""
         wrong = (_wrong_data(self._failures, self._identities),) if self._failures else ()
-        paths = PathOutcome({}, ()) if self._judge is None else self._judge.outcome()
+        paths = (
+            PathOutcome({}, ())
+            if self._judge is None
+            else self._judge.outcome([] if self._speed is None else self._speed.slow)
+        )
         found = paths.findings if self._speed is None else self._speed.findings(paths.findings, paths.explained)
         verdict = overall([*self._verdicts, *(finding.severity for finding in found)])
         if self._judge is not None and self._judge.strict and verdict is Verdict.WARN:

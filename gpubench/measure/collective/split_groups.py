@@ -1,6 +1,6 @@
 """The same collective in several groups of ranks at once: they keep in step, and the first rank reports on all."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -58,6 +58,30 @@ def together(parts: Sequence[PartReport]) -> Report:
     )
 
 
+class SiblingJudge:
+    """Judges rows of which nothing else tells what to expect by those of other groups."""
+
+    def __init__(self) -> None:
+        self._slow: list[CollectiveRow] = []
+
+    def judged(self, rows: Sequence[CollectiveRow]) -> Iterator[CollectiveRow]:
+        """The rows that all groups have of one case, with what is expected of each."""
+        for row, sibling in zip(rows, figures_of_siblings(rows), strict=True):
+            if row.expected_us is not None or sibling is None:
+                yield row
+                continue
+            shown = judged(row, ExpectedTime(sibling.time_us, sibling.source, OF_THE_PAST))
+            self._slow += [shown] if is_slow(shown) else []
+            yield shown
+
+    def report(self, report: Report) -> Report:
+        """The report with a finding on the rows that are slow."""
+        if not self._slow:
+            return report
+        found = slow_unexplained(Slowness.of(self._slow), f"group {self._slow[0].group}")
+        return replace(report, verdict=overall([report.verdict, found.severity]), findings=(*report.findings, found))
+
+
 class NamedRows:
     """A listener of one group's rows: another one gets them with the group's name, and all else as it is."""
 
@@ -78,7 +102,7 @@ class GroupRows(NamedRows):
         super().__init__(part, listener)
         self._own = own
         self._whole = whole
-        self._slow: list[CollectiveRow] = []
+        self._siblings = SiblingJudge()
 
     def row(self, row: CollectiveRow) -> None:
         """A row each of all groups, with the group's name. Every rank calls it.
@@ -86,12 +110,7 @@ class GroupRows(NamedRows):
         Rows of which nothing else tells what to expect are held against those of other groups.
         """
         collected = self._whole.collect(named(row, self._part) if self._own.rank == 0 else None) or ()
-        rows = [each for each in collected if each is not None]
-        for each, sibling in zip(rows, figures_of_siblings(rows), strict=True):
-            if each.expected_us is None and sibling is not None:
-                each = judged(each, ExpectedTime(sibling.time_us, sibling.source, OF_THE_PAST))
-                if is_slow(each):
-                    self._slow.append(each)
+        for each in self._siblings.judged([each for each in collected if each is not None]):
             self._listener.row(each)
 
     def merged(self, report: Report) -> Report:
@@ -99,8 +118,4 @@ class GroupRows(NamedRows):
         collected = self._whole.collect(PartReport.of(report) if self._own.rank == 0 else None)
         if collected is None:
             return report
-        whole = together([each for each in collected if each is not None])
-        if not self._slow:
-            return whole
-        found = slow_unexplained(Slowness.of(self._slow), f"group {self._slow[0].group}")
-        return replace(whole, verdict=overall([whole.verdict, found.severity]), findings=(*whole.findings, found))
+        return self._siblings.report(together([each for each in collected if each is not None]))

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 
+from gpubench.model.facts.gpu_condition import GpuCondition
 from gpubench.model.facts.gpu_process import GpuProcess
 
 FOREIGN_GB_S = 0.5
@@ -60,14 +61,23 @@ class GpuUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleGpu:
-    """What the links of a GPU carried and who used it while this job was idle."""
+    """What the links of a GPU carried and who used it while this job was idle.
+
+    `at_work` is its condition just before, right after operations of this job; None where there were none, or nobody
+    looked.
+    """
 
     rates: LinkRates = field(default_factory=LinkRates)
     use: GpuUse = field(default_factory=GpuUse)
+    at_work: GpuCondition | None = None
 
     def together(self, later: "IdleGpu") -> "IdleGpu":
         """Two moments as one: the worse of each."""
-        return IdleGpu(rates=self.rates.together(later.rates), use=self.use.together(later.use))
+        return IdleGpu(
+            rates=self.rates.together(later.rates),
+            use=self.use.together(later.use),
+            at_work=later.at_work or self.at_work,
+        )
 
 
 def both(earlier: Sequence[IdleGpu], later: Sequence[IdleGpu]) -> tuple[IdleGpu, ...]:

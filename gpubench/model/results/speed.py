@@ -18,6 +18,9 @@ _ALONE_US = 25.0
 LARGE_BYTES = 64 * 2**20
 """From this size on a row is told by its bandwidth, below by its time."""
 
+_SMALL_BYTES = 2**20
+"""Below, an operation takes about as long as the smallest: 10 to 18 µs on 4 H200s."""
+
 _WARNED_FROM_BYTES = 16 * 2**20
 """From here on H200s differ by 3 % from machine to machine; smaller operations by a half, with the host's clock."""
 
@@ -33,12 +36,6 @@ class Tolerance:
     warn: float | None = None
     microseconds: float = 6.0
 
-    def widened(self, deviation: float) -> "Tolerance":
-        """The same of a time that varies so much from run to run, as a share of it: six deviations are not slow."""
-        return replace(self, fail=max(self.fail, _DEVIATIONS * deviation))
-
-
-_DEVIATIONS = 6.0
 
 MEASURED = Tolerance(0.25, warn=0.11)
 """Of a figure measured on such machines with this NCCL: below 80 % of the busbw fails, below 90 % warns. The 6 µs are
@@ -137,6 +134,13 @@ class Slowness:
     def expected(self) -> str:
         """The same of a healthy machine, with its source."""
         return f"{self._figures[1]}, {self.worst.expected_source}"
+
+    @property
+    def is_of_small(self) -> bool:
+        """True if small sizes, which consist of launches, are slower beside what is expected than large ones."""
+        small = [row for row in self.rows if row.size_bytes < _SMALL_BYTES]
+        slowest = min(self.rows, key=lambda row: row.expected_percent or 0.0)
+        return slowest in small
 
     def subject(self, where: str) -> str:
         """What is slow: the sizes, the ranks, and where they are."""
