@@ -32,7 +32,7 @@ def _shared(run: Circumstances) -> Found:
             count = f"CPU {shown}" if len(cpus) == 1 else f"{len(cpus)} CPUs ({shown})"
             # All bound alike: that comes from outside of mpirun, which binds ranks apart.
             outside = len(ranks) == len(run.ranks_of(node))
-            yield of_ranks(run, ranks, f"{len(ranks)} ranks are bound to {count}", cure=_WIDER if outside else "")
+            yield of_ranks(run, ranks, f"{len(ranks)} ranks may run on {count} only", cure=_WIDER if outside else "")
         for each in run.ranks_of(node):
             yield from unread(run.on(node, f"rank {each.rank}"), each.unknown, "affinity")
 

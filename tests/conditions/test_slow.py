@@ -201,12 +201,12 @@ def test_a_plugin_of_the_network_is_weak_and_none_where_the_fabric_needs_one() -
 @pytest.mark.parametrize(
     ("affinities", "seen"),
     [
-        (("0", "0", "0", "0"), "4 ranks are bound to CPU 0"),
-        (("0-2", "0-2", "0-2", "0-2"), "4 ranks are bound to 3 CPUs (0-2)"),
+        (("0", "0", "0", "0"), "4 ranks may run on CPU 0 only"),
+        (("0-2", "0-2", "0-2", "0-2"), "4 ranks may run on 3 CPUs (0-2) only"),
         (("0-3", "0-3", "0-3", "0-3"), None),
         (("0", "1", "2", "3"), None),
-        (("0", "0", "2", "3"), "2 ranks are bound to CPU 0"),
-        (("0", "0-1", "1", "3"), "3 ranks are bound to 2 CPUs (0-1)"),
+        (("0", "0", "2", "3"), "2 ranks may run on CPU 0 only"),
+        (("0", "0-1", "1", "3"), "3 ranks may run on 2 CPUs (0-1) only"),
         ((None, None, "0", "0-63"), None),
     ],
 )
