@@ -24,6 +24,9 @@ from gpubench.model.terms.origin import Origin
 _Kind = tuple[bool, bool, bool | None]
 """True if a path is inside a node, over NVLinks, host-staged."""
 
+_MOST_NODES = 64
+"""Of a simulated machine, that are read to find why it is slow."""
+
 _OF_SEVERAL_KINDS = "paths of several kinds meet at these GPUs, whose counters and times do not tell them apart"
 
 
@@ -109,8 +112,11 @@ def unwatched(report: Report, why: str, origin: Origin = Origin.MEASURED) -> Rep
 def simulated(
     staged: Sequence[Pair], gpus: Sequence[Located], node: Callable[[int], Topology], source: str, *, strict: bool
 ) -> PathOutcome:
-    """The verdict on the pairs of ranks that faults make go through host memory; only their nodes are read."""
-    wiring = Wiring(gpus, {number: node(number) for number in {gpus[rank].node for pair in staged for rank in pair}})
+    """The verdict on the pairs of ranks that faults make go through host memory; of many nodes only theirs are read."""
+    numbers = {gpu.node for gpu in gpus}
+    if len(numbers) > _MOST_NODES:
+        numbers = {gpus[rank].node for pair in staged for rank in pair}
+    wiring = Wiring(gpus, {number: node(number) for number in sorted(numbers)})
     paths = [
         KnownPath(
             source=_end(pair[0], wiring.gpus[pair[0]]),

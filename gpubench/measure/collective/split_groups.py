@@ -8,7 +8,7 @@ from gpubench.measure.collective.speed_judge import slow_unexplained
 from gpubench.model.results.rank_times import RANK_TIMES_SECTION, RankTimeRow
 from gpubench.model.results.report import CollectiveRow, Report, Table
 from gpubench.model.results.sibling_rows import figures_of_siblings
-from gpubench.model.results.speed import OF_THE_PAST, ExpectedTime, Slowness, is_slow, judged
+from gpubench.model.results.speed import AMONG_SIBLINGS, ExpectedTime, Slowness, is_slow, judged
 from gpubench.model.terms.split import RankGroup
 from gpubench.model.terms.verdict import Finding, Verdict, overall
 from gpubench.ports.group import Group
@@ -70,7 +70,7 @@ class SiblingJudge:
             if row.expected_us is not None or sibling is None:
                 yield row
                 continue
-            shown = judged(row, ExpectedTime(sibling.time_us, sibling.source, OF_THE_PAST))
+            shown = judged(row, ExpectedTime(sibling.time_us, sibling.source, AMONG_SIBLINGS))
             self._slow += [shown] if is_slow(shown) else []
             yield shown
 
