@@ -108,7 +108,7 @@ def run_own(
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "own.csv"
         sizes = f"{arguments.first}:{arguments.last}:{arguments.factor}"
-        options = ["--sizes", sizes, "--out-of-place", "--no-check", "--output", str(output)]
+        options = ["--sizes", sizes, "--out-of-place", "--no-check", "--iters", "20", "--output", str(output)]
         if graph:
             # In a graph, buffers that NCCL allocated, as the peer's are, take another path than plain ones.
             options += ["--graph", str(graph), "--allocator", "nccl"]

@@ -47,7 +47,7 @@ _HARMLESS = (
 _SETTINGS = {
     "nccl-p2p-disabled": {"NCCL_P2P_DISABLE": "1"},
     "nccl-shm-disabled": {"NCCL_SHM_DISABLE": "1"},
-    "nccl-slow-settings": {"NCCL_ALGO": "Tree"},
+    "nccl-algorithm-forced": {"NCCL_ALGO": "Tree"},
     "mpi-cuda-off": {"MPICH_GPU_SUPPORT_ENABLED": "0"},
     "ucx-tls": {"UCX_TLS": "rc,sm"},
 }

@@ -71,7 +71,8 @@ def sweep(arguments: argparse.Namespace, option: str) -> tuple[list[tuple[Key, f
     """Microseconds by size and placement of one sweep, and its seconds from start to end."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "rows.csv"
-        command = [sys.executable, "-m", "gpubench", arguments.collective, "--sizes", arguments.sizes, option]
+        asked = ["--sizes", arguments.sizes, "--iters", "20", option]
+        command = [sys.executable, "-m", "gpubench", arguments.collective, *asked]
         start = time.perf_counter()
         subprocess.run([*command, "--output", str(output)], check=True, stdout=subprocess.DEVNULL)
         seconds = time.perf_counter() - start

@@ -41,7 +41,10 @@ def typer_app(
 
 
 def option(metavar: str | None, help_text: str, *, default: Any = None, name: str = "", **settings: Any) -> Any:
-    """A field of a dataclass that is an option for typer; its name is the field's where no other is given."""
+    """A field of a dataclass that is an option for typer; its name is the field's where no other is given.
+
+    `name` may hold several, with a blank between them: '--verbose -v'.
+    """
     return field(default=default, metadata={"name": name, "metavar": metavar, "help": help_text, **settings})
 
 
@@ -84,7 +87,7 @@ def _parameter(each: "Field[Any]") -> inspect.Parameter:
     annotation: Any = each.type
     if each.metadata:
         settings = dict(each.metadata)
-        name = settings.pop("name") or f"--{each.name.replace('_', '-')}"
-        annotation = Annotated[annotation, typer.Option(name, **settings)]
+        names = (settings.pop("name") or f"--{each.name.replace('_', '-')}").split(" ")
+        annotation = Annotated[annotation, typer.Option(*names, **settings)]
     default = inspect.Parameter.empty if each.default is MISSING else each.default
     return inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 from gpubench.conditions.definition.condition import Condition, Family, nothing_in_facts
 from gpubench.conditions.registry import FAMILIES
+from gpubench.model.results.rows.causes import Effect
 
 _HEAD = """\
 # Conditions: everything that can be wrong, and why bytes go through host memory or are slow
@@ -24,6 +25,9 @@ equally sure ones a refusal by the machine before a setting, since a setting is 
 special before the general. What follows from another cause is listed below it (*implies*). *By design* are policies
 and hardware without a direct path: no fault, verdict SKIP; where there is something to override, the cure is the A/B
 run that shows whether it pays. What gpubench sets itself is never blamed.
+
+*Slows down* says of which part of a slow operation a condition is the cause; without it, of any. Rows of a small size
+are held against those of launches first, those of a large size against those of the links that carry them.
 
 *Seen as* is what programs print where a condition holds, from their documentation, source and published reports; other
 conditions may have them print the same. *Found by* is what gpubench looks at. *Once* are ids that reports of earlier
@@ -54,6 +58,7 @@ def _entry(condition: Condition) -> str:
         "check": f"`{condition.check}`{severity}" if condition.check else "",
         "seen as": ", ".join(f"`{each}`" for each in condition.seen_as),
         "explains": "; ".join(condition.effects),
+        "slows down": ", ".join(condition.slows) if Effect.SLOW in condition.effects else "",
         "found by": condition.detection,
         "likely": condition.likely,
         "settled by": condition.settles,

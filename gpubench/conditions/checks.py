@@ -1,13 +1,17 @@
 """The checks of `gpubench check`: groups of conditions under the names that reports list, and what they need."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
 from gpubench.conditions.definition.circumstances import Facts
 from gpubench.conditions.definition.condition import joined, with_ids
+from gpubench.conditions.profile import SURPLUS
 from gpubench.conditions.registry import CONDITIONS
+from gpubench.model.facts.snapshot import GpuFacts, Snapshot
+from gpubench.model.paths.topology import Topology
 from gpubench.model.results.measurements import Need
+from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.verdict import WRONG_DATA, Finding, Verdict
 
 
@@ -46,7 +50,7 @@ CHECKS: tuple[Check, ...] = (
     Check("gpu_model", "GPUs are of one model, and of the profile's"),
     Check("mig", "no GPU is split that should be whole"),
     Check("ecc", "error correction is on, and had no error that it could not correct"),
-    Check("clocks", "GPUs of one model have the same highest clock"),
+    Check("clocks", "GPUs of one model have the same highest clock, and nobody set clocks or power low"),
     Check("temperature", "no GPU is much hotter than its siblings"),
     Check("gpu_free", "nobody uses the GPUs, and their memory is free"),
     Check("pcie_errors", "PCIe links count no errors while they are used, and few before"),
@@ -80,6 +84,32 @@ def found_by(check: Check, facts: Facts) -> tuple[Finding, ...]:
     measured = (each for each in facts.measurements.findings if _check_of(each) == check.name)
     own = (each.findings(facts.circumstances) for each in CONDITIONS if each.check == check.name)
     return (*measured, *chain.from_iterable(own))
+
+
+_PRESENT, _HOST_COPIES = (
+    next(check for check in CHECKS if check.name == name) for name in ("gpu_present", "host_bandwidth")
+)
+_IN_USE = next(each for each in CONDITIONS if each.id == "gpu-in-use")
+
+
+def on_presence(facts: Facts) -> tuple[Finding, ...]:
+    """Findings on GPUs that are lost or missing, and on nodes with more than were asked for: every command has them."""
+    return merged((*found_by(_PRESENT, facts), *SURPLUS.findings(facts.circumstances)))
+
+
+def beside_pairs(facts: Facts) -> tuple[Finding, ...]:
+    """Findings beside those on pairs of GPUs: GPUs that are missing or in use, and slow copies with host memory."""
+    circumstances = facts.circumstances
+    return (*on_presence(facts), *merged((*_IN_USE.findings(circumstances), *found_by(_HOST_COPIES, facts))))
+
+
+def on_count(hosts: Mapping[str, int], expected_gpus: int | None) -> tuple[Finding, ...]:
+    """The same of hosts of which no more is known than how many GPUs each shows."""
+    snapshots = [
+        Snapshot(host=host, origin=Origin.MEASURED, source="", gpus=tuple(GpuFacts(index=each) for each in range(gpus)))
+        for host, gpus in hosts.items()
+    ]
+    return on_presence(Facts([*map(Topology, snapshots)], expected_gpus=expected_gpus))
 
 
 def _check_of(finding: Finding) -> str:

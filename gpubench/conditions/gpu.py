@@ -1,4 +1,4 @@
-"""GPUs by themselves: lost, hot, slowed down, in use, with memory that wears out or is not corrected."""
+"""GPUs by themselves: lost, hot, slowed down, with memory that wears out or is not corrected."""
 
 from collections import Counter
 from statistics import median
@@ -7,8 +7,9 @@ from gpubench.conditions.definition.circumstances import Circumstances
 from gpubench.conditions.definition.condition import Condition, Family, Found, Look, in_each_node, joined
 from gpubench.conditions.definition.sightings import of_every_gpu, of_gpu
 from gpubench.model.facts.error_counts import MEMORY_ERRORS, ErrorCounts
+from gpubench.model.facts.gpu_condition import LEAST_CLOCK_SHARE
 from gpubench.model.facts.snapshot import GpuFacts
-from gpubench.model.results.measured_copies import is_busy
+from gpubench.model.paths.evidence import Confidence
 from gpubench.model.results.rows.causes import Effect
 from gpubench.model.terms.verdict import Verdict
 
@@ -21,24 +22,59 @@ _MOST_ABOVE_SIBLINGS_C = 20
 _HOT_C = 85
 """Below the slowdown of data centre GPUs, 87 to 93 °C (nvidia-smi -q -d TEMPERATURE)."""
 
-_MOST_USED_SHARE = 0.02
-"""Of the memory of a GPU that nobody uses; the driver's own part is not counted as used."""
+_LOW_POWER_SHARE = 0.6
+"""Of the default limit."""
 
 
-def _throttled(gpu: GpuFacts) -> str:
-    reasons = [reason for reason in gpu.throttle_reasons or () if reason in _HARMFUL]
-    return f"clocks are lowered: {joined(reasons).replace('_', ' ')}" if reasons else ""
+@in_each_node
+def _throttled(run: Circumstances) -> Found:
+    """As its node was read, and as it was at work for a rank."""
+    for position, _, gpu in run.gpus():
+        then = run.at_work.get(position)
+        every = (*(gpu.throttle_reasons or ()), *(then.throttle_reasons if then else ()))
+        reasons = [reason for reason in dict.fromkeys(every) if reason in _HARMFUL]
+        if reasons:
+            yield of_gpu(run, position, f"clocks are lowered: {joined(reasons).replace('_', ' ')}")
+
+
+@in_each_node
+def _clocks_held_down(run: Circumstances) -> Found:
+    """Clocks that somebody set below the driver's, and those at work that nothing the driver tells of holds down."""
+    for position, _, gpu in run.gpus():
+        then, set_to, usual = run.at_work.get(position), gpu.limits.clock_mhz, gpu.limits.default_clock_mhz
+        if set_to and usual and set_to < usual:
+            of, seen = usual, f"applications clock {set_to} MHz, {usual} by default"
+        elif then is not None and then.clock_mhz and then.most_clock_mhz and not then.throttle_reasons:
+            set_to, of = then.clock_mhz, then.most_clock_mhz
+            seen = f"{set_to} of {of} MHz at work, and the driver throttles nothing"
+            if set_to >= LEAST_CLOCK_SHARE * of:
+                continue
+        else:
+            continue
+        sure = Confidence.PROVEN if set_to <= of / 2 else Confidence.LIKELY
+        yield of_gpu(run, position, seen, sure, expected=f"{of} MHz")
+
+
+@in_each_node
+def _power_limited(run: Circumstances) -> Found:
+    """Copies need little power: only a low limit is likely to slow them down."""
+    for position, _, gpu in run.gpus():
+        limit, usual = gpu.limits.power_w, gpu.limits.default_power_w
+        if limit and usual and limit < usual:
+            sure = Confidence.LIKELY if limit <= _LOW_POWER_SHARE * usual else Confidence.WEAK
+            seen = f"power limit {limit:g} W, {usual:g} by default"
+            yield of_gpu(run, position, seen, sure, expected=f"{usual:g} W")
 
 
 def _row(*, failed: bool) -> Look:
-    """Of rows that wait for a reset, or could not be remapped, which is said alone."""
+    """Of rows that wait for a reset, or could not be remapped, which is said alone. It slows down what uses them."""
     seen = "a memory row could not be remapped" if failed else "a memory row waits to be remapped"
 
     def found(gpu: GpuFacts) -> str:
         rows = gpu.remapped_rows
         return seen if rows is not None and (rows.failure if failed else rows.pending and not rows.failure) else ""
 
-    return of_every_gpu(found)
+    return of_every_gpu(found, Confidence.WEAK)
 
 
 @in_each_node
@@ -77,7 +113,7 @@ def _low_clocks(run: Circumstances) -> Found:
     for position, _, gpu in run.gpus():
         if gpu.most_clock_mhz and gpu.most_clock_mhz < usual[gpu.name]:
             expected = f"{usual[gpu.name]} MHz, as GPUs of its model have"
-            yield of_gpu(run, position, f"at most {gpu.most_clock_mhz} MHz", expected=expected)
+            yield of_gpu(run, position, f"at most {gpu.most_clock_mhz} MHz", Confidence.LIKELY, expected=expected)
 
 
 @in_each_node
@@ -91,36 +127,11 @@ def _hot(run: Circumstances) -> Found:
         above = gpu.temperature_c - usual
         if above > _MOST_ABOVE_SIBLINGS_C or gpu.temperature_c >= _HOT_C:
             expected = f"about {usual:g} °C, as its siblings have" if above > 0 else f"below {_HOT_C} °C"
-            yield of_gpu(run, position, f"{gpu.temperature_c} °C", expected=expected)
-
-
-def _in_use(gpu: GpuFacts) -> str:
-    users = (f"process {each.pid}" + (f" ({each.name})" if each.name else "") for each in gpu.processes or ())
-    return f"in use by {', '.join(users)}" if is_busy(gpu) else ""
-
-
-def _memory_kept(gpu: GpuFacts) -> str:
-    used, total = gpu.memory_used_bytes or 0, gpu.memory_bytes
-    kept = bool(total) and used > _MOST_USED_SHARE * (total or 0) and not gpu.processes
-    return f"{used / 2**30:.1f} GiB in use, and no process is seen" if kept else ""
+            yield of_gpu(run, position, f"{gpu.temperature_c} °C", Confidence.WEAK, expected=expected)
 
 
 _MEMORY = "https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/index.html"
 _SMI = "https://docs.nvidia.com/deploy/nvidia-smi/index.html"
-
-
-def _used_by_somebody(id_: str, title: str, detection: str, expected: str, look: Look) -> Condition:
-    return Condition(
-        id=id_,
-        title=title,
-        detection=detection,
-        check="gpu_free",
-        severity=Verdict.WARN,
-        expected=expected,
-        likely="a job that was not ended, or one in another container, whose processes are not visible here",
-        cure="nvidia-smi; fuser -v /dev/nvidia*",
-        look=look,
-    )
 
 
 GPU = Family.of(
@@ -151,7 +162,35 @@ GPU = Family.of(
         likely="cooling, or the power supply's brake signal",
         cure="nvidia-smi -q -d PERFORMANCE,TEMPERATURE; then cooling, or the power supply whose brake signal is on",
         link="https://github.com/NVIDIA/NVSentinel/issues/890",
-        look=of_every_gpu(_throttled),
+        look=_throttled,
+    ),
+    Condition(
+        id="clocks-held-down",
+        title="GPU clocks are set low: applications clocks (nvidia-smi -ac) or locked clocks (nvidia-smi -lgc)",
+        seen_as=("Applications Clocks Setting : Active",),
+        effects=(Effect.SLOW,),
+        detection="nvmlDeviceGetApplicationsClock against nvmlDeviceGetDefaultApplicationsClock; the clock right after "
+        f"operations below {LEAST_CLOCK_SHARE:.0%} of the highest, with no reason of the driver's",
+        settles="nvidia-smi -q -d CLOCK -i GPU, while it works",
+        check="clocks",
+        severity=Verdict.WARN,
+        likely="somebody set them, for even results or to save power",
+        cure="nvidia-smi -rac -i GPU; nvidia-smi -rgc -i GPU, as root",
+        look=_clocks_held_down,
+    ),
+    Condition(
+        id="power-limited",
+        title="A GPU's power limit is below its default (nvidia-smi -pl, power capping)",
+        seen_as=("SW Power Cap : Active",),
+        effects=(Effect.SLOW,),
+        detection="nvmlDeviceGetPowerManagementLimit against nvmlDeviceGetPowerManagementDefaultLimit; weak above "
+        f"{_LOW_POWER_SHARE:.0%} of it",
+        settles="nvidia-smi -q -d POWER,PERFORMANCE -i GPU, while it works",
+        check="clocks",
+        severity=Verdict.WARN,
+        likely="somebody set it, or the data centre caps its power",
+        cure="nvidia-smi -q -d POWER -i GPU; then nvidia-smi -pl with its default power limit, as root",
+        look=_power_limited,
     ),
     Condition(
         id="row-remap-failed",
@@ -220,7 +259,9 @@ GPU = Family.of(
     Condition(
         id="clock-limited",
         title="A GPU's highest clock is below that of others of its model",
+        effects=(Effect.SLOW,),
         detection="nvmlDeviceGetMaxClockInfo of GPUs of one model, over all nodes",
+        settles="nvidia-smi -q -d CLOCK -i GPU, while it works",
         check="clocks",
         severity=Verdict.WARN,
         likely="another VBIOS or power limit",
@@ -230,26 +271,14 @@ GPU = Family.of(
     Condition(
         id="gpu-hot",
         title="A GPU is much hotter than its siblings, or near its slowdown temperature",
+        effects=(Effect.SLOW,),
+        settles="nvidia-smi -q -d TEMPERATURE,PERFORMANCE -i GPU, while it works",
         detection=f"more than {_MOST_ABOVE_SIBLINGS_C} °C above the middle of its siblings, or {_HOT_C} °C",
         check="temperature",
         severity=Verdict.WARN,
         likely="a fan, a cold plate or its paste, a blocked duct; or it alone is at work",
         cure="nvidia-smi -q -d TEMPERATURE,PERFORMANCE -i GPU",
         look=_hot,
-    ),
-    _used_by_somebody(
-        "gpu-in-use",
-        "A GPU is in use by another process",
-        "processes that NVML lists on a GPU that is not idle; what is measured there is not judged",
-        "nobody",
-        of_every_gpu(_in_use),
-    ),
-    _used_by_somebody(
-        "memory-in-use",
-        "GPU memory is used although no process is shown (nvidia-smi: No running processes found)",
-        f"more than {_MOST_USED_SHARE:.0%} of a GPU's memory, and no process",
-        "free memory",
-        of_every_gpu(_memory_kept),
     ),
     link=_SMI,
 )

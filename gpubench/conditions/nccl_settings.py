@@ -1,12 +1,13 @@
 """NCCL's policy, and variables of the environment or of NCCL's files that keep it off a direct path."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from gpubench.conditions.definition.circumstances import Circumstances, places_of, removal
 from gpubench.conditions.definition.condition import Condition, Family, Found, Look, Sighting, joined
 from gpubench.conditions.definition.log_evidence import OFF, Reason, Staged
-from gpubench.conditions.definition.sightings import of_pairs
+from gpubench.conditions.definition.sightings import of_pairs, rank_names
+from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.paths.evidence import Confidence
 from gpubench.model.paths.nccl_log import RemarkKind
 from gpubench.model.paths.path_types import DEFAULT_LEVEL, allows, amd_takes_all, is_within, level, nccl_type
@@ -17,15 +18,6 @@ from gpubench.model.results.rows.causes import Effect
 P2P_DISABLE, P2P_LEVEL, SHM_DISABLE, HOSTID = "NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE", "NCCL_HOSTID"
 
 _AMD = "1/2"
-_FEW_CHANNELS = 8
-_FOR_TESTS = {
-    "NCCL_ALGO": None,
-    "NCCL_PROTO": None,
-    "NCCL_P2P_DIRECT_DISABLE": "1",
-    "NCCL_P2P_USE_CUDA_MEMCPY": "1",
-    "NCCL_NTHREADS": None,
-}
-"""Variables that make NCCL slower and nothing staged, with the value that does; None for any."""
 
 
 def blame(
@@ -34,15 +26,31 @@ def blame(
     confidence: Confidence,
     pairs: frozenset[Pair] | None,
 ) -> Sighting:
-    """A sighting of variables: their values, where they stand, and how to be rid of them."""
-    places = places_of(blamed, run.facts)
+    """A sighting of variables: their values, where they stand, on which nodes or ranks, and how to be rid of them."""
+    having = [each for each in run.facts if any(_value(each, name) in set(blamed[name]) for name in blamed)]
+    places = places_of(blamed, having)
     shown = " ".join(f"{name}={','.join(values)}" for name, values in blamed.items())
     seen = f"{shown} in {' and '.join(places)}"
     cure = removal(list(blamed), places)
     if pairs:
         return replace(of_pairs(run, pairs, seen, confidence), cure=cure)
-    subject = "all nodes" if len(run.nodes) > 1 else "this job"
-    return Sighting(subject=subject, seen=seen, confidence=confidence, cure=cure)
+    return Sighting(subject=_who(run, having), seen=seen, confidence=confidence, cure=cure)
+
+
+def _value(facts: RankFacts, name: str) -> str | None:
+    """The value of a variable that a rank has in its environment, or NCCL takes for it from a file."""
+    settings = facts.nccl_settings
+    return settings[name].value if name in settings else facts.environment.get(name)
+
+
+def _who(run: Circumstances, having: Sequence[RankFacts]) -> str:
+    """The nodes or ranks that have something, where not all do."""
+    if not having or len(having) == len(run.facts):
+        return "all nodes" if len(run.nodes) > 1 else "this job"
+    nodes = sorted({each.node for each in having})
+    if sum(len(run.ranks_of(node)) for node in nodes) == len(having):
+        return joined(run.on(node) for node in nodes)
+    return run.on(nodes[0], rank_names(having)) if len(nodes) == 1 else rank_names(having)
 
 
 def in_log(blamed: Iterable[tuple[str, str]]) -> Reason | None:
@@ -125,23 +133,6 @@ def _network_taken(run: Circumstances) -> Found:
     by_network = {pair for pair in run.inside if any(each.network for each in (run.staged or {}).get(pair, ()))}
     if by_network and not run.values("NCCL_NET_DISABLE_INTRA"):
         yield of_pairs(run, by_network, "NCCL took a network inside the node", Confidence.WEAK)
-
-
-def _slow(run: Circumstances) -> Found:
-    blamed: dict[str, Iterable[str]] = {
-        name: run.values(name)
-        for name, value in _FOR_TESTS.items()
-        if any(each not in ("",) and value in (None, each) for each in run.values(name))
-    }
-    for name in ("NCCL_MAX_NCHANNELS", "NCCL_MAX_CTAS"):
-        few = [value for value in run.values(name) if value.isdecimal() and 0 < int(value) < _FEW_CHANNELS]
-        if few:
-            blamed[name] = few
-    multicast = any(gpu.cuda_features.get("multicast") for _, _, gpu in run.gpus())
-    if multicast and "0" in run.values("NCCL_NVLS_ENABLE"):
-        blamed["NCCL_NVLS_ENABLE"] = ("0",)
-    if blamed and run.asked_of_nccl:
-        yield blame(run, blamed, Confidence.WEAK, None)
 
 
 def _log_p2p(staged: Staged) -> Reason | None:
@@ -263,15 +254,6 @@ NCCL_SETTINGS = Family.of(
         look=_policy,
         in_log=_log_policy,
         by_design=True,
-    ),
-    Condition(
-        id="nccl-slow-settings",
-        title="NCCL is pinned to slow settings: NCCL_ALGO, NCCL_PROTO, few channels, NCCL_NVLS_ENABLE=0",
-        effects=(Effect.SLOW,),
-        detection="the variables of every rank; NCCL_NVLS_ENABLE=0 counts where the GPUs can do multicast",
-        settles="gpubench allreduce, and the same with them unset",
-        cure="unset them: NCCL's own choice is measured per size",
-        look=_slow,
     ),
     Condition(
         id=_NETWORK_TAKEN,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import islice
 
 from gpubench.conditions.definition.circumstances import Circumstances
-from gpubench.conditions.definition.condition import Condition, Family, Found, Sighting, Unread, joined
+from gpubench.conditions.definition.condition import Condition, Family, Found, Sighting, Slowed, Unread, joined
 from gpubench.conditions.definition.log_evidence import SOCKET, Reason, Staged, by_sockets, remark_in_log
 from gpubench.conditions.definition.sightings import nodes_with_rdma, of_node, of_pairs, rdma_nics, unread
 from gpubench.conditions.nccl_settings import blame, in_log
@@ -278,5 +278,6 @@ NETWORK = Family.of(
         general=True,
     ),
     effects=_SOCKETS,
+    slows=(Slowed.NETWORK,),
     link=_ENV,
 )

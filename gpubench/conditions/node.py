@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from gpubench.conditions.definition.circumstances import Circumstances
-from gpubench.conditions.definition.condition import Condition, Family, Found, Look, Sighting, joined
+from gpubench.conditions.definition.condition import Condition, Family, Found, Look, Sighting, Slowed, joined
 from gpubench.conditions.definition.sightings import of_every_node, of_gpu, of_node, unread
 from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.paths.evidence import Confidence
@@ -50,7 +50,8 @@ def _numa(run: Circumstances) -> Found:
             near = None if gpu is None else _near(node, gpu.place.numa_node)
             if near and own.isdisjoint(near):
                 seen = f"bound to CPUs {facts.affinity}, its GPU is on NUMA node {gpu and gpu.place.numa_node}"
-                yield of_gpu(run, position, seen)
+                # Launches are a little later from there; copies to and from host memory are surely slower.
+                yield of_gpu(run, position, seen, Confidence.PROVEN if makes_copies else Confidence.LIKELY)
 
 
 def _near(node: Topology, numa_node: int | None) -> set[int] | None:
@@ -193,6 +194,7 @@ NODE = Family.of(
         settles="nvidia-smi topo -m; NCCL_TOPO_DUMP_FILE=/tmp/topo.xml gpubench allreduce",
         cure="NCCL_TOPO_FILE=the provider's file (Azure: /opt/microsoft/*.xml; AWS: aws-ofi-nccl brings it)",
         link="https://github.com/NVIDIA/nccl-tests/issues/86",
+        slows=(Slowed.NETWORK,),
         look=_flat,
         implies=("gpudirect-too-far",),
     ),
@@ -215,6 +217,7 @@ NODE = Family.of(
         settles="gpubench p2p --pairs 0-1 under numactl --cpunodebind of either node: host memory to GPU",
         cure="mpirun --bind-to numa --map-by numa, or srun --cpu-bind with the GPU's CPUs",
         link="https://github.com/NVIDIA/nccl/issues/1674",
+        slows=(Slowed.LAUNCHES, Slowed.PCIE),
         look=_numa,
     ),
     Condition(

@@ -4,7 +4,7 @@ from functools import partial
 from itertools import permutations
 
 from gpubench.conditions.definition.circumstances import Circumstances
-from gpubench.conditions.definition.condition import Condition, Family, Found, in_each_node, joined
+from gpubench.conditions.definition.condition import Condition, Family, Found, Slowed, in_each_node, joined
 from gpubench.conditions.definition.log_evidence import remark_in_log
 from gpubench.conditions.definition.sightings import (
     of_every_gpu,
@@ -312,4 +312,5 @@ NVLINK = Family.of(
         look=_errors,
     ),
     effects=(Effect.SLOW,),
+    slows=(Slowed.NVLINK,),
 )

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from gpubench.conditions.definition.circumstances import Circumstances
-from gpubench.conditions.definition.condition import Condition, Family, Found, Look, in_each_node
+from gpubench.conditions.definition.condition import Condition, Family, Found, Look, Slowed, in_each_node
 from gpubench.conditions.definition.sightings import of_device, of_node, of_pairs, sureness
 from gpubench.model.facts.error_counts import FEW_MEANWHILE, pcie_errors
 from gpubench.model.facts.pci_capabilities import PciKind
@@ -232,4 +232,5 @@ PCIE = Family.of(
         look=_shared_uplink,
         by_design=True,
     ),
+    slows=(Slowed.PCIE, Slowed.NETWORK),
 )

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 from gpubench.conditions.definition.circumstances import Circumstances
 from gpubench.conditions.definition.condition import Condition, Family, Found, in_each_node, joined
@@ -15,23 +16,50 @@ from gpubench.model.terms.verdict import Verdict
 
 @in_each_node
 def _missing(run: Circumstances) -> Found:
-    """GPUs that left no trace on a board whose NVSwitches are all here; in virtual machines a part of it is normal."""
-    for number, profile in run.profiles.items():
-        snapshot = run.nodes[number].snapshot
+    """Fewer GPUs than were asked for; none where other nodes have some; and those that left no trace on a board whose
+    NVSwitches are all here: in virtual machines a part of it is normal.
+    """
+    others = sum(bool(node.gpus) for node in run.nodes.values())
+    for number, node in run.nodes.items():
+        snapshot, profile, due = node.snapshot, run.profiles.get(number), _due(run, number)
+        if due is not None and len(node.gpus) < due[0] and not snapshot.failures:
+            yield of_node(run, number, counted(len(node.gpus), "GPU"), expected=due[1])
+            continue
+        if others and not node.gpus and not snapshot.failures:
+            seen = f"no GPU{f': {snapshot.driver.absent}' if snapshot.driver.absent else ''}"
+            expected, likely = f"GPUs, as {counted(others, 'other node')} {'has' if others == 1 else 'have'}", _NO_GPU
+            yield of_node(run, number, seen, severity=Verdict.ERROR, expected=expected, likely=likely)
+        if profile is None:
+            continue
         count, board = len(snapshot.gpus) + snapshot.gpus_of_others, profile.match.board
         if snapshot.machine.virtual_machine is False and snapshot.nvswitches and count < board:
             expected = f"{counted(board, 'GPU')}, as profile {profile.name} has it"
             yield of_node(run, number, f"{counted(count, 'GPU')}, the board has {board}", expected=expected)
 
 
+def _due(run: Circumstances, number: int) -> tuple[int, str] | None:
+    """The number of GPUs that a node was said to have, and by what; None where nobody said it."""
+    if run.expected_gpus is not None:
+        return run.expected_gpus, f"{counted(run.expected_gpus, 'GPU')}, as --expect-gpus says"
+    profile = run.exact_profile(number) if run.profile_asked_for else None
+    if profile is None:
+        return None
+    return profile.match.visible, f"{counted(profile.match.visible, 'GPU')}, as profile {profile.name} has it"
+
+
+@in_each_node
+def _surplus(run: Circumstances) -> Found:
+    """More GPUs than were asked for."""
+    for number, node in run.nodes.items():
+        due = _due(run, number)
+        if due is not None and len(node.gpus) > due[0]:
+            yield of_node(run, number, counted(len(node.gpus), "GPU"), severity=Verdict.FAIL, expected=due[1])
+
+
 @in_each_node
 def _model(run: Circumstances) -> Found:
-    """Another number or model than a profile that was asked for; the odd model among siblings."""
-    for number, node in run.nodes.items():
-        profile = run.exact_profile(number) if run.profile_asked_for else None
-        if profile is not None and len(node.gpus) != profile.match.visible:
-            expected = f"{counted(profile.match.visible, 'GPU')}, as profile {profile.name} has it"
-            yield of_node(run, number, counted(len(node.gpus), "GPU"), severity=Verdict.FAIL, expected=expected)
+    """More GPUs than were asked for, or of another model than the profile that was; the odd model among siblings."""
+    yield from _surplus(run)
     for position, node, gpu in run.gpus():
         profile = run.exact_profile(run.wiring.gpus[position].node) if run.profile_asked_for else None
         if profile is not None and gpu.name and gpu.name not in profile.match.gpus:
@@ -91,30 +119,37 @@ def _rates(rates: list[float]) -> str:
 
 
 _PROFILES = "../profiles/README.md"
+GPU_MISSING = "gpu-missing"
+_NO_GPU = "another kind of node than was thought, a driver that is not loaded, or a container without GPUs"
+_MODEL = Condition(
+    id="gpu-model",
+    title="Another number or model of GPUs than the machine should have",
+    detection="models among siblings; number and model against --expect-gpus and a profile that was asked for",
+    check="gpu_model",
+    severity=Verdict.WARN,
+    likely="another machine than was thought, a GPU that was replaced by another model, or one that is gone",
+    cure="nvidia-smi -L; gpubench profiles match",
+    look=_model,
+)
+SURPLUS = replace(_MODEL, look=_surplus)
+"""More GPUs than were asked for, which every command reports."""
+
 
 PROFILE = Family.of(
     "profile",
     "Machines beside their profile",
     Condition(
-        id="gpu-missing",
-        title="A GPU of the board is not on the PCI bus (lspci shows fewer GPUs)",
-        detection="GPUs on a board whose NVSwitches are there, on bare metal, against the profile",
+        id=GPU_MISSING,
+        title="Fewer GPUs than the machine should have: one is not on the PCI bus (lspci shows fewer GPUs)",
+        detection="GPUs on a board whose NVSwitches are there, on bare metal, against the profile; against "
+        "--expect-gpus and a profile that was asked for; none where other nodes have some",
         check="gpu_present",
         severity=Verdict.FAIL,
         likely="a GPU that does not train its PCIe link any more is not even on the bus; or somebody took it out",
         cure="lspci -d 10de: | grep -c 3D; a power cycle, then the server's log (ipmitool sel list)",
         look=_missing,
     ),
-    Condition(
-        id="gpu-model",
-        title="Another number or model of GPUs than the machine should have",
-        detection="models among siblings; number and model against a profile that was asked for",
-        check="gpu_model",
-        severity=Verdict.WARN,
-        likely="another machine than was thought, a GPU that was replaced by another model, or one that is gone",
-        cure="nvidia-smi -L; gpubench profiles match",
-        look=_model,
-    ),
+    _MODEL,
     Condition(
         id="profile-unknown",
         title="No profile names these GPUs: only siblings and shares of the limits judge them",

@@ -4,7 +4,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpubench.conditions.definition.circumstances import Circumstances
-from gpubench.conditions.definition.condition import BESIDE, Condition, Sighting, Unread, joined, joined_seen, with_ids
+from gpubench.conditions.definition.condition import (
+    BESIDE,
+    Condition,
+    Sighting,
+    Slowed,
+    Unread,
+    joined,
+    joined_seen,
+    with_ids,
+)
 from gpubench.conditions.definition.log_evidence import Staged
 from gpubench.model.paths.evidence import Confidence
 from gpubench.model.paths.selection import Pair
@@ -112,6 +121,23 @@ class Diagnosis:
         ranked = sorted(
             ((touching, len(pairs)) for _, touching, pairs in found if touching is not None),
             key=lambda each: (_place_of_design(each[0], each[1] == len(symptoms)), *_surest(each[0]), -each[1]),
+        )
+        return tuple(named for named, _ in ranked)
+
+    def slowing(self, *slowed: Slowed) -> tuple[Named, ...]:
+        """The causes of slow operations, the likeliest first; `slowed` is what they consist of, the most of it first.
+
+        Weak ones come last; before them those that slow down the most of it, of these the surest.
+        """
+
+        def place(named: Named) -> int:
+            slows = named.cause.slows
+            return min((number for number, each in enumerate(slowed) if not slows or each in slows), default=-1)
+
+        found = [(named, place(named)) for named in self.of_effect(Effect.SLOW)]
+        ranked = sorted(
+            ((named, number) for named, number in found if number >= 0),
+            key=lambda each: (each[0].confidence is Confidence.WEAK, each[1], *_surest(each[0])),
         )
         return tuple(named for named, _ in ranked)
 

@@ -3,7 +3,7 @@
 from collections import Counter
 
 from gpubench.conditions.definition.circumstances import Circumstances
-from gpubench.conditions.definition.condition import Condition, Family, Found, Unread, in_each_node, joined
+from gpubench.conditions.definition.condition import Condition, Family, Found, Slowed, Unread, in_each_node, joined
 from gpubench.conditions.definition.sightings import nodes_with_rdma, of_device, of_node, rdma_nics, sureness
 from gpubench.model.facts.error_counts import port_errors
 from gpubench.model.facts.rdma_port import RDMA_MTUS, roce_mtu_bytes
@@ -182,4 +182,5 @@ RDMA_PORTS = Family.of(
         look=_nics_differ,
     ),
     effects=_SLOW,
+    slows=(Slowed.NETWORK,),
 )

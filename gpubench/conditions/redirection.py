@@ -4,7 +4,16 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import permutations
 
 from gpubench.conditions.definition.circumstances import Circumstances
-from gpubench.conditions.definition.condition import Condition, Family, Found, Sighting, Unread, in_each_node, joined
+from gpubench.conditions.definition.condition import (
+    Condition,
+    Family,
+    Found,
+    Sighting,
+    Slowed,
+    Unread,
+    in_each_node,
+    joined,
+)
 from gpubench.conditions.definition.sightings import of_gpu
 from gpubench.model.facts.pci_capabilities import PciKind
 from gpubench.model.facts.snapshot import PciDevice
@@ -218,4 +227,5 @@ REDIRECTION = Family.of(
         link="https://github.com/NVIDIA/nccl/issues/606",
         look=_translating,
     ),
+    slows=(Slowed.PCIE, Slowed.NETWORK),
 )

@@ -5,6 +5,8 @@ somebody set, since a setting is often somebody's answer to it.
 """
 
 from gpubench.conditions.container import CONTAINER
+from gpubench.conditions.contention import CONTENTION
+from gpubench.conditions.cores import CORES
 from gpubench.conditions.definition.condition import Condition, Family
 from gpubench.conditions.disputed_access import DISPUTED_ACCESS
 from gpubench.conditions.driver import DRIVER
@@ -14,11 +16,13 @@ from gpubench.conditions.measured import MEASURED
 from gpubench.conditions.mnnvl import MNNVL
 from gpubench.conditions.mpi import MPI
 from gpubench.conditions.nccl_settings import NCCL_SETTINGS
+from gpubench.conditions.nccl_tuning import NCCL_TUNING
 from gpubench.conditions.network import NETWORK
 from gpubench.conditions.node import NODE
 from gpubench.conditions.nvlink import NVLINK
 from gpubench.conditions.pcie import PCIE
 from gpubench.conditions.peer_access import PEER_ACCESS
+from gpubench.conditions.process import PROCESS
 from gpubench.conditions.profile import PROFILE
 from gpubench.conditions.rdma_ports import RDMA_PORTS
 from gpubench.conditions.redirection import REDIRECTION
@@ -27,11 +31,15 @@ FAMILIES: tuple[Family, ...] = (
     DRIVER,
     NODE,
     GPU,
+    CONTENTION,
     PROFILE,
     PEER_ACCESS,
     NVLINK,
     DISPUTED_ACCESS,
     NCCL_SETTINGS,
+    NCCL_TUNING,
+    PROCESS,
+    CORES,
     CONTAINER,
     MNNVL,
     NETWORK,

@@ -6,7 +6,8 @@ from itertools import islice
 from typing import Any
 
 from gpubench.formats.document import DocumentRun
-from gpubench.formats.text.p2p import copying_way, series_title
+from gpubench.formats.text.p2p import copying_way, expected_lines, most_expected, series_title
+from gpubench.model.facts.performance_settings import bearing_on_performance
 from gpubench.model.results.curves import HOST, Chart, charts
 from gpubench.model.results.report import CollectiveRow, Matrix, Metadata, PairRow, Report, Table
 from gpubench.model.results.rows.evidence import EVIDENCE_SECTION
@@ -55,7 +56,9 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class GridCell:
-    """A cell: its words, how near it is to the best of its grid (0 to 1, None where it is no number), its verdict."""
+    """A cell: its words, how near it is to what is expected or to the best of its grid (0 to 1, None where it is no
+    number), its verdict.
+    """
 
     text: str
     share: float | None = None
@@ -91,8 +94,11 @@ def facts(metadata: Metadata) -> Iterator[tuple[str, str]]:
     if metadata.source:
         yield "source", metadata.source
     yield from metadata.libraries.items()
-    if metadata.environment:
-        yield "environment", " ".join(f"{name}={value}" for name, value in metadata.environment.items())
+    bearing = bearing_on_performance(metadata.environment)
+    others = {name: value for name, value in metadata.environment.items() if name not in bearing}
+    for label, settings in (("bears on performance", bearing), ("other settings", others)):
+        if settings:
+            yield label, " ".join(f"{name}={value}" for name, value in settings.items())
     yield "gpubench", metadata.gpubench_version
 
 
@@ -114,18 +120,24 @@ def blocks(run: DocumentRun) -> Iterator[Block]:
 
 
 def _collective(rows: Sequence[CollectiveRow]) -> Listing:
-    heads = ("size", "count", "type", "placement", "time µs", "algbw GB/s", "busbw GB/s", "of limit", "expected",
-             "transport", "wrong", "verdict")  # fmt: skip
+    heads = ("size", "type", "placement", "time µs", "algbw GB/s", "busbw GB/s", "of expected", "expected GB/s",
+             "of limit", "transport", "wrong", "verdict")  # fmt: skip
     lines = [
         (
-            *(format_size(row.size_bytes), str(row.count), " ".join(filter(None, (row.dtype, row.op)))),
+            *(format_size(row.size_bytes), " ".join(filter(None, (row.dtype, row.op)))),
             *(row.placement.replace("_", " "), word(row.time_us), word(row.algbw_gb_s), word(row.busbw_gb_s)),
-            *(format_percent(row.limit_percent), word(row.expected_gb_s), row.transport or "", word(row.wrong)),
-            row.verdict or Verdict.SKIP.value,
+            *(format_percent(row.expected_percent), word(row.expected_gb_s), format_percent(row.limit_percent)),
+            *(row.transport or "", word(row.wrong), row.verdict or Verdict.SKIP.value),
         )
         for row in rows
     ]
-    return _without_empty(Listing("Every row", heads, lines, [_verdict(row.verdict) for row in rows]))
+    return _without_empty(Listing(_of(rows, "Every row"), heads, lines, [_verdict(row.verdict) for row in rows]))
+
+
+def _of(rows: Sequence[CollectiveRow] | Sequence[PairRow], what: str) -> str:
+    """The title of rows, with where what is expected of them is from."""
+    sources = ", ".join(dict.fromkeys(row.expected_source for row in rows if row.expected_source))
+    return f"{what}; expected: {sources}" if sources else what
 
 
 def _copies(rows: Sequence[PairRow]) -> Iterator[Block]:
@@ -140,23 +152,29 @@ def _copies(rows: Sequence[PairRow]) -> Iterator[Block]:
     else:
         listed = list(rows)
     if listed:
-        heads = ("from", "to", "size", "how", "GB/s", "µs", "of limit", "path", "verdict", "note")
+        heads = ("from", "to", "size", "how", "GB/s", "µs", "of expected", "of limit", "path", "verdict", "note")
         lines = [
             (
                 *(row.source, row.destination, format_size(row.size_bytes or 0), copying_way(row)),
-                *(word(row.bandwidth_gb_s), word(row.latency_us), format_percent(row.limit_percent)),
-                *(row.path_class or "", row.verdict or Verdict.SKIP.value, row.note or ""),
+                *(word(row.bandwidth_gb_s), word(row.latency_us), format_percent(row.expected_percent)),
+                *(
+                    format_percent(row.limit_percent),
+                    row.path_class or "",
+                    row.verdict or Verdict.SKIP.value,
+                    row.note or "",
+                ),
             )
             for row in listed[:_MOST_LINES]
         ]
         verdicts = [_verdict(row.verdict) for row in listed]
-        yield _without_empty(Listing("Copies", heads, lines, verdicts, _left_out(len(listed), "pairs")))
+        what = _of(listed, "Copies")
+        yield _without_empty(Listing(what, heads, lines, verdicts, _left_out(len(listed), "pairs")))
 
 
 def _grid_of(rows: Sequence[PairRow]) -> Grid:
     is_latency = (rows[0].size_bytes or 0) < 64 * 2**10
     values = {(row.source, row.destination): row.latency_us if is_latency else row.bandwidth_gb_s for row in rows}
-    known = [value for value in values.values() if value]
+    known = [value for value in (*values.values(), most_expected(rows)) if value]
     best = (min if is_latency else max)(known, default=0.0)
     lines: dict[str, dict[str, GridCell]] = {}
     for row in rows:
@@ -165,7 +183,8 @@ def _grid_of(rows: Sequence[PairRow]) -> Grid:
         cell = GridCell(word(value) or "ERROR", share, _verdict(row.verdict))
         lines.setdefault(row.source, {})[row.destination] = cell
     names = list(dict.fromkeys(name for row in rows for name in (row.source, row.destination)))
-    return Grid(series_title(rows[0]), "µs" if is_latency else "GB/s", names[:_MOST_COLUMNS], lines)
+    way = "; ".join((series_title(rows[0]), *expected_lines(rows)))
+    return Grid(way, "µs" if is_latency else "GB/s", names[:_MOST_COLUMNS], lines)
 
 
 def _sections(report: Report) -> Iterator[Block]:

@@ -38,6 +38,7 @@ class Presentation:
     section: str | None = None
     color: Color = Color.AUTO
     width: int | None = None
+    verbose: bool = False
     show_progress: bool = True
     exit_style: ExitStyle | None = None
     plot: bool = False

@@ -176,9 +176,10 @@ def terminal_style(options: Presentation, stream: TextIO, environment: Mapping[s
     width = options.width or (shutil.get_terminal_size().columns if terminal else PLAIN_WIDTH)
     colors = terminal and not environment.get("NO_COLOR") and environment.get("TERM") != "dumb"
     colored = options.color is Color.ALWAYS or (options.color is Color.AUTO and colors)
-    return Style(width, colored, options.section, options.plot)
+    return Style(width, colored, options.section, options.plot, verbose=options.verbose)
 
 
 def rank_style(options: Presentation) -> Style:
     """The look of a table of a rank, by the options alone: a rank's stdout may be a pty of mpirun's."""
-    return Style(options.width or PLAIN_WIDTH, options.color is Color.ALWAYS, options.section, options.plot)
+    colored = options.color is Color.ALWAYS
+    return Style(options.width or PLAIN_WIDTH, colored, options.section, options.plot, verbose=options.verbose)

@@ -19,6 +19,8 @@ from gpubench.model.terms.verdict import Verdict
 _ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 _ESCAPES_OF_HELP = str.maketrans({"\\": r"\\", "\n": r"\n"})
 _PER_MICROSECOND = 1 / MICROSECONDS_PER_SECOND
+_PER_CENT = 0.01
+_OF_EXPECTED = "Speed over the expected one: 1 is as expected, less is slower."
 
 
 class Metric(NamedTuple):
@@ -48,6 +50,8 @@ _METRICS: Mapping[str, tuple[Sequence[str], Sequence[Metric]]] = {
             Metric("collective_busbw_bytes_per_second", "Bus bandwidth of nccl-tests.", "busbw_gb_s", BYTES_PER_GB),
             Metric("collective_limit_bytes_per_second", "What the links carry at most.", "limit_gb_s", BYTES_PER_GB),
             Metric("collective_expected_bytes_per_second", "Of a healthy machine.", "expected_gb_s", BYTES_PER_GB),
+            Metric("collective_expected_seconds", "Of a healthy machine.", "expected_us", _PER_MICROSECOND),
+            Metric("collective_expected_ratio", _OF_EXPECTED, "expected_percent", _PER_CENT),
             Metric("collective_wrong_elements", "Wrong elements over all ranks.", "wrong"),
             Metric("collective_host_staged", "1 where bytes went through host memory.", "host_staged"),
         ),
@@ -57,6 +61,9 @@ _METRICS: Mapping[str, tuple[Sequence[str], Sequence[Metric]]] = {
         (
             Metric("pair_bandwidth_bytes_per_second", "Copied from GPU to GPU.", "bandwidth_gb_s", BYTES_PER_GB),
             Metric("pair_latency_seconds", "Time of a copy.", "latency_us", _PER_MICROSECOND),
+            Metric("pair_expected_bytes_per_second", "Of a healthy machine.", "expected_gb_s", BYTES_PER_GB),
+            Metric("pair_expected_seconds", "Of a healthy machine.", "expected_us", _PER_MICROSECOND),
+            Metric("pair_expected_ratio", _OF_EXPECTED, "expected_percent", _PER_CENT),
             Metric("pair_host_staged", "1 where a copy went through host memory.", "host_staged"),
         ),
     ),

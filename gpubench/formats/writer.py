@@ -31,7 +31,7 @@ class Style:
     """The look of an output: columns of the terminal or page, and whether colours may be used.
 
     `section` is what formats show that show only one; None is the report's main one. `plot` adds curves to a table.
-    `history` is a folder of dated results, whose trend a page shows.
+    `history` is a folder of dated results, whose trend a page shows; `verbose` has headers in full.
     """
 
     width: int = 100
@@ -39,6 +39,7 @@ class Style:
     section: str | None = None
     plot: bool = False
     history: Path | None = None
+    verbose: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,36 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from gpubench.errors import CouldNotMeasureError, no_gpu
 from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.paths.nodes import topologies, with_own_names
 from gpubench.model.paths.topology import Topology
 from gpubench.model.terms.origin import Origin
+
+_NEEDED = ("nvml", "cuda")
+"""Sources of facts without which nothing is measured."""
+
+
+def check_drivers(nodes: Sequence[Snapshot], for_what: str, source: str) -> None:
+    """Raise CouldNotMeasureError for a node without a driver, or with one that does not answer: nothing runs there."""
+    for node in nodes:
+        if node.driver.absent:
+            raise no_gpu(f"{node.host}: {node.driver.absent}", for_what=for_what)
+        silent = next((each for each in node.failures if each.stage in _NEEDED), None)
+        if silent is not None:
+            raise CouldNotMeasureError(
+                f"the driver of {node.host} does not answer: {silent.stage}, {silent.error}",
+                expected="an answer from NVML and CUDA",
+                next_step=f"gpubench check {source}",
+            )
+
+
+def check_any_gpu(nodes: Sequence[Topology], expected_gpus: int | None, for_what: str) -> None:
+    """Raise CouldNotMeasureError where GPUs are expected and no node has any; one that is silent may have some."""
+    if expected_gpus is not None and not any(node.gpus or node.snapshot.failures for node in nodes):
+        reason = nodes[0].snapshot.driver.absent or "the driver finds none on this host"
+        raise no_gpu(f"{reason}, and --expect-gpus says {expected_gpus}", for_what=for_what)
 
 
 @dataclass(frozen=True, slots=True)

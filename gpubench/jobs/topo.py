@@ -9,7 +9,7 @@ from gpubench.formats.presenter import Presenter, rank_style
 from gpubench.hardware import recorded
 from gpubench.hardware.mpi import group as mpi
 from gpubench.jobs.agreement import agree
-from gpubench.jobs.machines import Machines
+from gpubench.jobs.machines import Machines, check_any_gpu
 from gpubench.jobs.metadata import metadata_of
 from gpubench.jobs.outputs import check_writable, presenting
 from gpubench.jobs.rank import own_identity
@@ -34,6 +34,7 @@ class TopoPlan:
     causes: bool
     timeout_s: float
     profile: str | None = None
+    expected_gpus: int | None = None
     presentation: Presentation
 
 
@@ -90,13 +91,17 @@ def _show(plan: TopoPlan, arguments: Sequence[str], machines: Machines, presente
         recorded.write_recording(plan.recording.record, machines.snapshots, machines.processes)
     matches = profiles_for(nodes, os.environ, plan.profile)
     profiles = [None if found is None else found.profile for found in matches]
-    report = examine(nodes, machines.processes, profiles)
+    asked = plan.profile is not None
+    check_any_gpu(nodes, plan.expected_gpus, NAME)
+    report = examine(
+        nodes, machines.processes, profiles, strict=plan.strict, asked=asked, expected_gpus=plan.expected_gpus
+    )
     metadata = metadata_of(
         arguments,
         NAME,
         machines=machines,
         matched=matches[0],
-        asked_profile=plan.profile is not None,
+        asked_profile=asked,
         options={"strict": plan.strict, "timeout_s": plan.timeout_s, "causes": plan.causes},
     )
     presenter.begin(metadata, ())

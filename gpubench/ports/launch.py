@@ -1,7 +1,7 @@
 """Operations that are ready to be issued, and the clock around them."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 Launch = Callable[[], object]
 """An operation with all its arguments bound: calling it issues the operation."""
@@ -28,3 +28,14 @@ class LaunchTimer(Protocol):
 
     def seconds(self, launch: Launch) -> float:
         """Wall time from issuing `launch` to the completion of all it started, in seconds."""
+
+
+@runtime_checkable
+class IssueClock(Protocol):
+    """A timer that knows how long the host took to issue what it timed last."""
+
+    def issue_seconds(self, launch: Launch, operations: int) -> float | None:
+        """Seconds of the host to issue one of the operations of a launch; None where that is not known.
+
+        It is not known of so many that the device's queue may have been full: then the host waited for the device.
+        """

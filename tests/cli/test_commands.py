@@ -126,6 +126,11 @@ def test_a_machine_without_gpus_says_so() -> None:
         ({"mode": "latency", "iters": "3"}, Sampling(Mode.LATENCY, 3)),
         ({"iters": "auto"}, Sampling(Mode.THROUGHPUT, None, 0.1)),
         ({"iters": "auto", "budget": 0.0}, Sampling(Mode.THROUGHPUT, None, 0.0)),
+        ({"budget": 2.0}, Sampling(Mode.THROUGHPUT, None, 2.0)),
+        ({"backend": "host"}, Sampling(Mode.THROUGHPUT, None, 0.1)),
+        ({"graph": 3}, Sampling(Mode.THROUGHPUT, 20)),
+        ({"split": "pairs"}, Sampling(Mode.THROUGHPUT, 20)),
+        ({"simulate": "hgx-h200-4"}, Sampling(Mode.THROUGHPUT, 20)),
     ],
 )
 def test_how_rows_are_timed(given: dict[str, Any], chosen: Sampling) -> None:
@@ -140,7 +145,9 @@ def test_how_rows_are_timed(given: dict[str, Any], chosen: Sampling) -> None:
         ({"iters": "all"}, "--iters all"),
         ({"iters": "²"}, "--iters ²"),
         ({"mode": "fast"}, "--mode 'fast' is not known"),
-        ({"budget": 2.0}, "--budget 2 without --iters auto"),
+        ({"iters": "20", "budget": 2.0}, "--budget 2 without --iters auto"),
+        ({"mode": "latency", "budget": 2.0}, "--budget 2 without --iters auto"),
+        ({"graph": 3, "budget": 2.0}, "--budget 2 without --iters auto"),
         ({"iters": "auto", "graph": 3}, "--iters auto with --graph"),
     ],
 )
@@ -178,10 +185,10 @@ def test_groups_that_mean_nothing(text: str) -> None:
         options(split=text)
 
 
-def test_defaults_are_nccl_tests() -> None:
+def test_defaults_are_nccl_tests_but_for_the_number_of_iterations() -> None:
     chosen = options()
     assert (chosen.request.warmup, chosen.request.graph_replays, chosen.request.check) == (5, 0, True)
-    assert chosen.request.sampling == Sampling(Mode.THROUGHPUT, 20)
+    assert chosen.request.sampling == Sampling(Mode.THROUGHPUT, None, 0.1)
     assert chosen.request.dtypes == (DataType.FLOAT32,)
     assert chosen.request.ops == (ReduceOp.SUM,)
     assert chosen.request.placements == (Placement.OUT_OF_PLACE, Placement.IN_PLACE)

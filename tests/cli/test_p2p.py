@@ -86,6 +86,23 @@ def test_a_gpu_in_use_is_not_judged() -> None:
         assert ("GPU1 is in use by process 4711" in row["note"]) == in_use
 
 
+@pytest.mark.parametrize(
+    ("fault", "found"),
+    [
+        ("gpu1:width=1", {("host-copies-slow", "FAIL")}),
+        ("gpu1:busy=4711", {("gpu-in-use", "WARN")}),
+        ("gpu1:lost=yes", {("gpu-lost", "FAIL")}),
+        ("gpu1:missing=yes", {("gpu-missing", "FAIL")}),
+    ],
+)
+def test_what_is_slow_missing_or_not_judged_is_no_pass(fault: str, found: set[tuple[str, str]]) -> None:
+    arguments = ("p2p", "--simulate", "hgx-h100-8", "--fault", fault, "--no-patterns", "--strict", "--format", "json")
+    result = gpubench(*arguments)
+    document = json.loads(result.stdout)
+    assert {(each["id"], each["severity"]) for each in document["findings"]} == found
+    assert (result.returncode, document["verdict"]) == (1, "FAIL")
+
+
 def test_small_copies_are_shown_by_what_they_take() -> None:
     text = gpubench(*MACHINE, "--sizes", "8K,64K").stdout.splitlines()
     corners = {title.split(",")[0]: corner.split()[0] for title, corner in pairwise(text) if ", copy engine" in title}
@@ -241,12 +258,15 @@ def test_what_topo_recorded_has_no_samples(tmp_path: Path) -> None:
             "hgx-h100-8*4",
             "node2.gpu3:nvlink=2",
             2,
-            "--fault node2.gpu3:nvlink=2 is on a node that p2p does not measure",
+            "node2.gpu3:nvlink=2 is on a node that p2p does not measure",
         ),
     ],
 )
 def test_a_simulated_node_that_nobody_can_measure_is_no_pass(machine: str, fault: str, code: int, said: str) -> None:
     result = gpubench("p2p", "--simulate", machine, "--fault", fault)
+    if code == 3:
+        collective = gpubench("allreduce", "--simulate", machine, "--fault", fault, "--sizes", "1K")
+        assert (collective.returncode, said in collective.stderr) == (3, True), collective.stderr
     assert (result.returncode, said in result.stderr) == (code, True), result.stderr
     assert "verdict" not in result.stdout
 

@@ -119,3 +119,14 @@ def test_a_launcher_is_told_that_it_is_not_needed() -> None:
     result = mpirun(2, "allreduce", "--simulate", "hgx-h200-4", env=environment())
     assert result.returncode == 2
     assert (result.stderr + result.stdout).count("the same without the launcher") == 1
+
+
+def test_a_header_in_full_is_asked_for_by_a_letter() -> None:
+    short, full = (
+        gpubench(*("allreduce", "--simulate", "hgx-h200-4", "--sizes", "1K"), *more).stdout.splitlines()
+        for more in ((), ("-v",))
+    )
+    assert "  rank 0-3 on node0: GPU 0-3, NVIDIA H200" in short
+    assert [line for line in full if line.startswith("  rank ")] == [
+        f"  rank {rank} on node0: GPU {rank} 0000:00:0{rank + 6}.0 NVIDIA H200" for rank in range(4)
+    ]

@@ -1,16 +1,20 @@
 """What a rank sets up around NCCL: what it sets is taken back, and what NCCL refuses is named."""
 
 import os
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from gpubench.collectives.allreduce import ALLREDUCE
+from gpubench.conditions.definition.circumstances import Circumstances
 from gpubench.errors import CouldNotMeasureError, GpubenchError, RefusedPathError
 from gpubench.hardware.mpi.one_process import AloneGroup
+from gpubench.hardware.process.cpu_time import RunDelay
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.jobs.collective import path_watch as watching
+from gpubench.jobs.collective.opening import naming_holders
 from gpubench.jobs.collective.path_watch import PathWatch
 from gpubench.model.terms.rank_identity import RankIdentity
 from gpubench.ports.link_counters import LinkBytes
@@ -75,6 +79,17 @@ def identity(rank: int) -> RankIdentity:
     )
 
 
+def test_memory_that_cuda_does_not_get_is_said_with_who_holds_it() -> None:
+    full = RuntimeError("cudaErrorMemoryAllocation: out of memory")
+    with pytest.raises(CouldNotMeasureError) as caught, naming_holders(lambda: "process 8342 (python): 120.0 GiB"):
+        raise full
+    assert caught.value.reason == "others hold memory of this GPU: process 8342 (python): 120.0 GiB"
+    with pytest.raises(RuntimeError, match="out of memory"), naming_holders(lambda: ""):
+        raise full
+    with pytest.raises(RuntimeError, match="else"), naming_holders(lambda: "process 8342"):
+        raise RuntimeError("something else")
+
+
 def test_what_was_set_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_ALGO", "Ring")
     before = dict(os.environ)
@@ -94,6 +109,31 @@ def test_what_was_set_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
     assert dict(os.environ) == before
     assert library.resets == 1
     assert Probe.ended > 0
+
+
+def test_how_long_a_rank_waited_for_a_cpu_is_counted_from_its_first_operation(monkeypatch: pytest.MonkeyPatch) -> None:
+    delays = iter((RunDelay(ran_ns=10**9, waited_ns=0), RunDelay(ran_ns=2 * 10**9, waited_ns=3 * 10**9)))
+    monkeypatch.setattr(watching, "run_delay", lambda: next(delays))
+    with PathWatch(AloneGroup(), identity(0), strict=False) as watch:
+        watch.begin(Library(), identity(0))
+        circumstances = watch.path_observer(request_for(ALLREDUCE)).sources.read_circumstances()
+    assert circumstances is not None
+    assert circumstances.waited == {0: 0.75}
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_what_came_into_a_process_is_read_again(monkeypatch: pytest.MonkeyPatch, *, strict: bool) -> None:
+    monkeypatch.setattr(watching, "NcclLog", QuietLog)
+    monkeypatch.setattr(watching, "read_again", lambda facts: replace(facts, tracer=f"{facts.rank} (gdb)"))
+
+    def body(group: ThreadGroup) -> Circumstances | None:
+        with PathWatch(group, identity(group.rank), strict=strict) as watch:
+            watch.begin(Library(), identity(group.rank))
+            return watch.path_observer(request_for(ALLREDUCE)).sources.read_circumstances()
+
+    known = run_ranks(2, body)[0]
+    assert known is not None
+    assert [each.tracer for each in known.facts] == ["0 (gdb)", "1 (gdb)"]
 
 
 def test_strict_takes_the_ways_through_host_memory_away_but_what_the_user_set(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,10 +92,6 @@ def without_bridges() -> Job:
     [
         (lambda: with_ranks(board(), lambda each: replace(each, shm_bytes=64 * MIB)), "shm-too-small", True),
         (lambda: with_ranks(board(), lambda each: replace(each, shm_bytes=64 * MIB + 1)), "shm-too-small", False),
-        (lambda: with_variables(board(), NCCL_MAX_NCHANNELS="7"), "nccl-slow-settings", True),
-        (lambda: with_variables(board(), NCCL_MAX_NCHANNELS="8"), "nccl-slow-settings", False),
-        (lambda: with_variables(board(), NCCL_MAX_CTAS="1"), "nccl-slow-settings", True),
-        (lambda: with_variables(board(), NCCL_MAX_CTAS="0"), "nccl-slow-settings", False),
         (lambda: with_variables(two(), NCCL_IB_HCA=""), "nccl-ib-hca", False),
         (lambda: on_roce(4200), "roce-mtu-small", False),
         (lambda: on_roce(3000), "roce-mtu-small", True),

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gpubench.conditions.checks import CHECKS, WIRING, run
+from gpubench.conditions.checks import CHECKS, WIRING, on_count, on_presence, run
 from gpubench.conditions.definition.circumstances import Facts
 from gpubench.conditions.definition.condition import joined
 from gpubench.hardware.simulated.machine import SimulatedMachine, parse_machine, snapshots
@@ -165,7 +165,7 @@ def test_cuda_that_is_not_ready_is_an_answer_about_the_machine() -> None:
 
 def test_gpus_without_a_driver_are_a_warning() -> None:
     (finding,) = examined(machine("hgx-h100-8", "node0:driver_missing=yes"))
-    assert said([finding]) == [("driver-missing", "WARN", "node0")]
+    assert said([finding]) == [("driver-missing", "ERROR", "node0")]
     assert finding.seen.startswith("8 NVIDIA GPUs on the PCI bus, and ")
     laptop = replace(HEALTHY, gpus=(), nics=(), pairs=(), driver=DriverFacts(absent="none"))
     assert examined([laptop]) == ()
@@ -531,9 +531,13 @@ def test_a_second_kind_of_the_same_gpus_is_one_warning() -> None:
 
 def test_a_node_without_gpus_among_many_is_found() -> None:
     bare = replace(HEALTHY, host="login", gpus=(), pairs=())
-    (finding,) = examined([bare, *machine("hgx-h100-8*4")])
+    missing, finding = examined([bare, *machine("hgx-h100-8*4")])
+    assert said([missing]) == [("gpu-missing", "ERROR", "login")]
+    assert (missing.seen, missing.expected) == ("no GPU", "GPUs, as 4 other nodes have")
     assert (finding.id, finding.subject) == ("node-differs", "login")
     assert finding.seen.startswith("GPU models none (others ")
+    silent = replace(bare, failures=(ProbeFailure(stage="nvml", error="no answer", timed_out=True),))
+    assert "gpu-missing" not in [each.id for each in examined([silent, HEALTHY])]
 
 
 def test_all_subjects_are_kept_where_the_text_counts_them() -> None:
@@ -657,6 +661,31 @@ def test_a_bridged_pair_has_links_and_peers() -> None:
 
     pair = (bridged(0, "0000:01:00.0"), bridged(1, "0000:00:00.0"))
     assert examined([replace(HEALTHY, gpus=pair, pairs=(), nvswitches=())]) == ()
+
+
+@pytest.mark.parametrize(
+    ("expected", "found"),
+    [
+        (8, []),
+        (9, [("gpu-missing", "FAIL", "8 GPUs", "9 GPUs, as --expect-gpus says")]),
+        (1, [("gpu-model", "FAIL", "8 GPUs", "1 GPU, as --expect-gpus says")]),
+    ],
+)
+def test_as_many_gpus_as_somebody_said(expected: int, found: list[tuple[str, str, str, str]]) -> None:
+    told = on_presence(Facts([Topology(HEALTHY)], expected_gpus=expected))
+    assert [(each.id, each.severity, each.seen, each.expected) for each in told] == found
+    counted = on_count({"n0": 8, "n1": 8}, expected)
+    assert [(each.id, each.subjects) for each in counted] == [(each[0], ("n0", "n1")) for each in found]
+
+
+def test_a_gpu_that_is_gone_is_said_once_whoever_expects_it() -> None:
+    (seven,) = machine("hgx-h100-8", "gpu7:missing=yes")
+    profile = profiles.load("hgx-h100-8")
+    for asked, expected_gpus in ((True, None), (False, 8), (True, 8)):
+        facts = Facts([Topology(seven)], profiles=[profile], asked=asked, expected_gpus=expected_gpus)
+        assert [(each.id, each.severity) for each in run(CHECKS, facts)] == [("gpu-missing", Verdict.FAIL)]
+    other = Facts([Topology(seven)], profiles=[profile], asked=True, expected_gpus=7)
+    assert [each.seen for each in on_presence(other)] == ["7 GPUs, the board has 8"]
 
 
 def missing(node: Snapshot, profile: str = "hgx-h100-8") -> list[str]:

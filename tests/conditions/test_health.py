@@ -10,8 +10,9 @@ from gpubench.conditions.checks import CHECKS
 from gpubench.conditions.definition.circumstances import Facts
 from gpubench.errors import UsageError
 from gpubench.measure.check.health import judge
+from gpubench.model.facts.gpu_process import GpuProcess
 from gpubench.model.facts.rank_facts import RankFacts
-from gpubench.model.facts.snapshot import GpuProcess, NvLink, PcieLink, Snapshot
+from gpubench.model.facts.snapshot import NvLink, PcieLink, Snapshot
 from gpubench.model.paths.nodes import group
 from gpubench.model.paths.topology import Topology
 from gpubench.model.profiles.profile import Profile
@@ -284,7 +285,7 @@ def test_a_profile_that_was_asked_for_is_taken_at_its_word() -> None:
     without_switches = [replace(seven[0], nvswitches=())]
     assert ids(report(without_switches)) == []
     found = report(without_switches, asked=True)
-    assert ids(found) == [("gpu-model", "FAIL"), ("nic-below-profile", "FAIL")]
+    assert ids(found) == [("gpu-missing", "FAIL"), ("nic-below-profile", "FAIL")]
     assert ids(report(machine("hgx-h200-8"), asked=True)) == [("gpu-model", "FAIL")]
     slow = machine("hgx-h100-8", *(f"nic{number}:rate=200" for number in range(8)))
     assert ids(report(slow, asked=True)) == [("nic-below-profile", "FAIL")]
@@ -437,3 +438,13 @@ def test_memory_is_compared_between_hosts_with_the_same_cpu() -> None:
     older = replace(other, machine=replace(other.machine, cpu="an older one"))
     found = report([one, older], measurements=replace(QUICK, pairs=rows))
     assert "host-memory-slow" not in {each.id for each in found.findings}
+
+
+def test_a_node_whose_driver_is_not_loaded_is_an_error_with_all_its_gpus() -> None:
+    found = report(machine("hgx-h100-8*2", "node1:driver_missing=yes"))
+    assert ("driver-missing", "ERROR") in ids(found)
+    checks = {row.check: row for row in rows(found, CHECKS_SECTION, CheckRow)}
+    assert (checks["ecc"].verdict, checks["ecc"].nodes_in_error) == ("PASS", ("node1",))
+    gpus = [row for row in rows(found, VERDICTS_SECTION, VerdictRow) if row.scope == "gpu"]
+    assert [row.verdict for row in gpus] == ["PASS"] * 8 + ["ERROR"] * 8
+    assert {row.findings for row in gpus} == {(), ("driver-missing",)}

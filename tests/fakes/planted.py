@@ -6,15 +6,19 @@ from itertools import permutations
 from typing import Any
 
 from gpubench.conditions.checks import CHECKS, run
-from gpubench.conditions.definition.circumstances import Circumstances, Facts, Together, users_settings
+from gpubench.conditions.definition.circumstances import Circumstances, Facts, IssueTime, Together, users_settings
 from gpubench.conditions.ranking import Diagnosis, diagnose
 from gpubench.conditions.registry import CAUSES
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.model.facts.driver_settings import ConfidentialComputing, Service
 from gpubench.model.facts.error_counts import REPLAYS
+from gpubench.model.facts.gpu_condition import GpuCondition
+from gpubench.model.facts.gpu_limits import GpuLimits
+from gpubench.model.facts.gpu_process import GpuProcess
+from gpubench.model.facts.idle_gpu import GpuUse, IdleGpu, LinkRates
 from gpubench.model.facts.kernel_settings import IommuFacts
 from gpubench.model.facts.pci_capabilities import AccessControl, PcieErrors, PciKind
-from gpubench.model.facts.rank_facts import MpiFacts, RankFacts, TopologyFile
+from gpubench.model.facts.rank_facts import CpuQuota, MpiFacts, RankFacts, TopologyFile
 from gpubench.model.facts.rdma_port import Gid
 from gpubench.model.facts.snapshot import (
     Fabric,
@@ -62,6 +66,10 @@ class Job:
     profile: Profile | None = None
     asked: bool = False
     measurements: Measurements = QUICK
+    waited: Mapping[int, float] = field(default_factory=dict)
+    at_work: Mapping[int, GpuCondition] = field(default_factory=dict)
+    idle_gpus: Mapping[int, IdleGpu] = field(default_factory=dict)
+    issued: tuple[IssueTime, ...] = ()
 
     def findings(self) -> tuple[Finding, ...]:
         """What checks say of the nodes, each of which matches the profile."""
@@ -91,6 +99,10 @@ class Job:
             copied=self.copied,
             wrong=self.wrong,
             together=self.together,
+            waited=self.waited,
+            at_work=self.at_work,
+            idle_gpus=self.idle_gpus,
+            issued=self.issued,
         )
 
     def diagnosis(self) -> Diagnosis:
@@ -304,7 +316,30 @@ class Plant:
     beside: tuple[str, ...] = field(default=())
 
 
+def _idle(**seen: IdleGpu) -> Job:
+    """Four H200s, two of them with ranks, as they were while the job was idle."""
+    gpus = {int(name.removeprefix("gpu")): gpu for name, gpu in seen.items()}
+    return replace(simulated("hgx-h200-4"), idle_gpus=gpus)
+
+
+def _copying() -> Job:
+    """Another process copies from the first GPU to the second."""
+    user = GpuProcess(pid=8342, name="python")
+    return _idle(
+        gpu0=IdleGpu(rates=LinkRates(nvlink_sent=371.2, nvlink_received=0.0), use=GpuUse(users=(user,))),
+        gpu1=IdleGpu(rates=LinkRates(nvlink_sent=0.0, nvlink_received=371.1)),
+    )
+
+
 PLANTS: tuple[Plant, ...] = (
+    Plant("foreign-nvlink-traffic", _copying),
+    Plant("foreign-pcie-traffic", lambda: _idle(gpu1=IdleGpu(rates=LinkRates(pcie_sent=0.01, pcie_received=59.0)))),
+    Plant("gpu-in-use", lambda: _h100("gpu1:busy=4711")),
+    Plant("memory-in-use", lambda: _h100(memory_used_bytes=4 * GIB)),
+    Plant(
+        "host-bound",
+        lambda: replace(simulated("hgx-h200-4"), issued=(IssueTime("1K out of place", 480.0, 490.0),)),
+    ),
     Plant("mig-on", lambda: simulated("hgx-h200-4", "gpu0:mig=on")),
     Plant(
         "confidential-computing",
@@ -395,7 +430,51 @@ PLANTS: tuple[Plant, ...] = (
     ),
     Plant("nccl-default-level", lambda: with_nodes(_board(), _far_apart)),
     Plant("nccl-net-in-node", lambda: replace(_board(), staged=dict.fromkeys(BOTH_WAYS, "NET/Socket/0"))),
-    Plant("nccl-slow-settings", lambda: _set(_board(), NCCL_PROTO="LL")),
+    Plant("nccl-few-channels", lambda: _set(_board(), NCCL_MAX_NCHANNELS="1")),
+    Plant("nccl-few-channels", lambda: _set(_board(), NCCL_MAX_CTAS="1", NCCL_NVLS_ENABLE="0")),
+    Plant(
+        "nccl-few-channels",
+        lambda: with_ranks(
+            _board(), lambda each: replace(each, nccl_files={"~/.nccl.conf": {"NCCL_MAX_P2P_NCHANNELS": "2"}})
+        ),
+    ),
+    Plant("nccl-p2p-memcpy", lambda: _set(_board(), NCCL_P2P_USE_CUDA_MEMCPY="1")),
+    Plant("nccl-small-buffers", lambda: _set(_board(), NCCL_BUFFSIZE="32768")),
+    Plant("nccl-algorithm-forced", lambda: _set(_board(), NCCL_PROTO="LL")),
+    Plant("nccl-algorithm-forced", lambda: _set(_board(), NCCL_ALGO="ring;allreduce:tree")),
+    Plant("nccl-few-threads", lambda: _set(_board(), NCCL_NTHREADS="64")),
+    Plant("nccl-debug-trace", lambda: _set(_board(), NCCL_DEBUG="TRACE")),
+    Plant("nccl-debug-trace", lambda: _set(_board(), NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="INIT,COLL")),
+    Plant("nccl-plugin", lambda: _set(_board(), NCCL_TUNER_PLUGIN="libnccl-tuner-example.so")),
+    Plant(
+        "nccl-plugin",
+        lambda: with_ranks(
+            _board(), lambda each: replace(each, libraries={"libnccl-tuner": "/opt/tuner/libnccl-tuner.so"})
+        ),
+    ),
+    Plant(
+        "nccl-nvls-off",
+        lambda: _set(
+            with_nodes(_board(), lambda node: _gpus(node, lambda gpu: replace(gpu, cuda_features={"multicast": True}))),
+            NCCL_NVLS_ENABLE="0",
+        ),
+    ),
+    Plant("tool-attached", lambda: _ranks_apart(tracer="4711 (gdb)")),
+    Plant("tool-attached", lambda: _ranks_apart(tools={"compute-sanitizer": "/opt/libsanitizer-collection.so"})),
+    Plant("tool-attached", lambda: _set(_board(), CUDA_INJECTION64_PATH="/opt/libToolsInjection64.so")),
+    Plant("cuda-launch-blocking", lambda: _set(_board(), CUDA_LAUNCH_BLOCKING="1")),
+    Plant("cuda-max-connections", lambda: _set(_board(), CUDA_DEVICE_MAX_CONNECTIONS="1")),
+    Plant(
+        "cores-shared",
+        lambda: replace(with_ranks(_board(), lambda each: replace(each, affinity="0")), waited={0: 0.5, 1: 0.5}),
+    ),
+    Plant(
+        "cpu-quota",
+        lambda: with_ranks(
+            _board(), lambda each: replace(each, cpu_quota=CpuQuota(cpus=1.5, by="/sys/fs/cgroup/cpu.max"))
+        ),
+    ),
+    Plant("cpu-oversubscribed", lambda: replace(_board(), waited={0: 0.02, 1: 0.75})),
     Plant("shm-not-shared", lambda: _ranks_apart(shm_device=28)),
     Plant("shm-too-small", lambda: _ranks_apart(shm_bytes=2**20)),
     Plant("gpus-not-visible", lambda: _ranks_apart(device_files=("/dev/nvidia1",))),
@@ -576,6 +655,16 @@ PLANTS: tuple[Plant, ...] = (
         ),
     ),
     Plant("gpu-throttled", lambda: simulated("hgx-h200-4", "gpu0:throttle=hw_slowdown")),
+    Plant(
+        "clocks-held-down",
+        lambda: with_nodes(_board(), lambda node: _gpu(node, limits=GpuLimits(clock_mhz=600, default_clock_mhz=1980))),
+    ),
+    Plant(
+        "power-limited",
+        lambda: with_nodes(_board(), lambda node: _gpu(node, limits=GpuLimits(power_w=200.0, default_power_w=700.0))),
+    ),
+    Plant("clock-limited", lambda: with_ranks_on_all(with_nodes(simulated("hgx-h100-8"), _slow_clock))),
+    Plant("gpu-hot", lambda: simulated("hgx-h200-4", "gpu1:temperature=75")),
     Plant("row-remap-pending", lambda: simulated("hgx-h200-4", "gpu0:rows=pending")),
     Plant("row-remap-failed", lambda: simulated("hgx-h200-4", "gpu0:rows=failure")),
     Plant("numa-far", lambda: with_ranks(_two(), lambda each: replace(each, affinity="112-113"), 1)),
@@ -627,8 +716,6 @@ CHECKED: tuple[Plant, ...] = (
     Plant("memory-errors", lambda: _h100("gpu3:errors=2")),
     Plant("clock-limited", lambda: with_nodes(_h100(), _slow_clock)),
     Plant("gpu-hot", lambda: _h100("gpu3:temperature=75")),
-    Plant("gpu-in-use", lambda: _h100("gpu3:busy=4711")),
-    Plant("memory-in-use", lambda: _h100(memory_used_bytes=4 * GIB)),
     Plant("gpu-missing", lambda: _h100("gpu6:missing=yes")),
     Plant("gpu-model", lambda: _h100(name="NVIDIA H200")),
     Plant("profile-unknown", lambda: replace(_h100(), profile=profiles.load("generic-nvlink"))),

@@ -40,7 +40,7 @@ def test_what_explains_the_verdict_is_named_with_its_cure() -> None:
 def test_all_causes_come_with_what_they_are_and_a_link() -> None:
     report = looked_at(planted("fabric-manager-stopped", {"NCCL_PROTO": "LL"}))
     everything = list(all_causes(report))
-    assert [cause.line.split()[1] for cause in everything] == ["fabric-manager-stopped", "nccl-slow-settings"]
+    assert [cause.line.split()[1] for cause in everything] == ["fabric-manager-stopped", "nccl-algorithm-forced"]
     assert all({"what", "on", "cure", "settle", "see"} <= set(dict(cause.details)) for cause in everything)
 
 

@@ -134,6 +134,24 @@ def test_prometheus_has_base_units_and_no_timestamps() -> None:
     assert not any(name == "gpubench_collective_limit_bytes_per_second" for name, _ in found)
 
 
+def test_prometheus_has_what_is_expected() -> None:
+    expected = replace(ROW, expected_gb_s=0.3, expected_us=4.9, expected_percent=50.0)
+    values = {name: value for (name, _), value in samples(written(PROMETHEUS, rows=(expected,))).items()}
+    assert values["gpubench_collective_expected_bytes_per_second"] == pytest.approx(3e8)
+    assert values["gpubench_collective_expected_seconds"] == pytest.approx(4.9e-6)
+    assert values["gpubench_collective_expected_ratio"] == pytest.approx(0.5)
+
+
+def test_pages_say_how_much_of_what_is_expected_was_reached() -> None:
+    expected = replace(ROW, expected_gb_s=0.3, expected_percent=50.0, expected_source="profile hgx-h200-4")
+    text = written(MARKDOWN, rows=(expected,))
+    assert "Every row; expected: profile hgx-h200-4" in text
+    head, line = (next(line for line in text.splitlines() if start in line) for start in ("of expected", "| 1K |"))
+    cells = dict(zip(*(map(str.strip, each.split("|")) for each in (head, line)), strict=True))
+    assert (cells["of expected"], cells["expected GB/s"]) == ("50%", "0.3")
+    assert "count" not in cells
+
+
 @given(st.text())
 def test_labels_of_prometheus_hold_anything(text: str) -> None:
     found = samples(written(PROMETHEUS, rows=(replace(ROW, group=text),)))

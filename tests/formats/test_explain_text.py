@@ -50,7 +50,7 @@ def test_who_talks_to_whom_inside_and_between_nodes() -> None:
     lines = shown(*Job().logs())
     assert lines[0] == "gpubench 0.1.0  explain  1 communicator  up to 4 ranks  (RECORDED)"
     assert "  x.log: 3 files, 1 without a line of NCCL's" in lines
-    assert "  NCCL_P2P_DISABLE=1" in lines
+    assert "  ! bears on performance: NCCL_P2P_DISABLE=1" in lines
     assert "communicator 0xabc1: 4 ranks on 2 nodes" in lines
     table = lines[lines.index("communicator 0xabc1: 4 ranks on 2 nodes") + 1 :][:3]
     assert table[0] == "where          transport      pairs  channels  host memory  verdict  who"

@@ -186,23 +186,22 @@ def test_a_table_cannot_be_read_back() -> None:
 
 EXPECTED_TABLE = """\
 gpubench 0.1.0  allreduce  backend nccl  2 ranks on 1 host
-  rank 0 on n1: GPU 0 0000:00:00.0 NVIDIA H200
-  rank 1 on n1: GPU 1 0000:01:00.0 NVIDIA H200
-  NCCL 2.28.9 from /lib/libnccl.so.2
-  MPI Open MPI v5.0.11
-  NCCL_ALGO=Ring
+  rank 0-1 on n1: GPU 0-1, NVIDIA H200
+  NCCL 2.28.9; MPI Open MPI v5.0.11
+  ! bears on performance: NCCL_ALGO=Ring
   float32, sum; 20 iterations after 5 to warm up; mean over ranks; every rank's data verified
-  size: larger buffer of a rank, as nccl-tests has it; K, M, G are 1024-based; GB/s is 1e9 bytes/s
+  size: larger buffer of a rank; K, M, G are 1024-based; GB/s is 1e9 bytes/s
   not measured: 8G: 2 buffers of that size do not fit
 
-                                            out of place                         in place
-       size       count   time µs   algbw   busbw  wrong   time µs   algbw   busbw  wrong
-         1K         256      9.81    0.10    0.15      0      9.50    0.10    0.15      0
-         1G   268435456    4547.9  236.10  354.15      3    4547.9  236.10  353.46      0
+                                  out of place                             in place
+     size  time µs  algbw  busbw   % exp wrong  time µs  algbw  busbw   % exp wrong
+       1K     9.81   0.10   0.15       -     0     9.50   0.10   0.15       -     0
+       1G   4547.9 236.10 354.15       -     3   4547.9 236.10 353.46       -     0
 
 peak busbw        354.15 GB/s at 1G, float32, out of place
 at the largest    354.15 GB/s busbw at 1G, float32, out of place
 at the smallest   9.50 µs at 1K, float32, in place
+expected          not known: speed not judged
 wrong elements    3
 FAIL wrong-data: rank 1 on n1 (GPU 1, 0000:01:00.0)
   seen:     3 wrong elements in 1 rows
@@ -229,7 +228,8 @@ def test_a_single_placement_shows_the_spread_over_ranks() -> None:
     metadata = replace(METADATA, options=dict(METADATA.options) | {"placements": ["in_place"]})
     text = written(TABLE, metadata=metadata, rows=(IN_PLACE,))
     assert "slowest µs" in text
-    assert text.splitlines()[12].split() == ["1K", "256", "9.50", "0.10", "0.15", "0", "9.70", "10.00", "1"]
+    line = next(line for line in text.splitlines() if line.lstrip().startswith("1K "))
+    assert line.split() == ["1K", "9.50", "0.10", "0.15", "-", "0", "9.70", "10.00", "1"]
 
 
 def options_with(**changes: object) -> Metadata:
@@ -243,6 +243,8 @@ def test_operations_alone_show_percentiles_and_no_bandwidth() -> None:
     line = next(line for line in text.splitlines() if line.lstrip().startswith("1K "))
     assert line.split() == ["1K", "9.81", "8.25", "9.50", "12345.6", "0", "9.50", "8.25", "9.50", "12345.6", "0"]
     assert "busbw" not in text
+    slow = tuple(replace(row, verdict="WARN") for row in rows)
+    assert "8.25*" in row_of(written(TABLE, metadata=options_with(mode="latency", iters=200), rows=slow), "1K")
     assert "at the smallest   8.25 µs (p50), 12345.6 µs (p99) at 1K, float32, in place" in text
     assert max(map(len, text.splitlines())) <= 100
 
@@ -254,7 +256,7 @@ def test_as_many_as_it_takes_show_how_sure_the_mean_is() -> None:
     said = "iterations until the mean is within 1% (95 %) or for 0.5 s a row after 5 to warm up"
     assert said in " ".join(text.split())
     line = next(line for line in text.splitlines() if line.lstrip().startswith("1K "))
-    assert line.split() == ["1K", "9.81", "0.42", "0.10", "0.15", "0", "9.50", "?", "0.10", "0.15", "0"]
+    assert line.split() == ["1K", "9.81", "0.42", "0.10", "0.15", "-", "0", "9.50", "?", "0.10", "0.15", "-", "0"]
     wide = written(TABLE, metadata=metadata, rows=tuple(replace(row, ci95_percent=61.7) for row in known))
     assert " 62 " in wide
 
@@ -271,10 +273,110 @@ def test_groups_have_a_line_each_and_the_slowest_is_named() -> None:
     assert [line.split()[:3] for line in lines] == [
         ["node", name[-2:], size] for size in ("1K", "1G") for name in names
     ]
-    assert lines[0].split()[3:] == ["256", "9.81", "0.10", "0.15", "0", "9.50", "0.10", "0.15", "0"]
+    assert lines[0].split()[3:] == ["9.81", "0.10", "0.15", "-", "0", "9.50", "0.10", "0.15", "-", "0"]
     assert "slowest group     node n1: 6821.8 µs, 50.0% over the median of groups" in text
     assert "GB/s at 1G, float32, out of place, node n0" in text
     assert "slowest group" not in written(TABLE)
+
+
+HEALTHY = replace(
+    LARGE,
+    wrong=0,
+    verdict="PASS",
+    limit_gb_s=450.0,
+    limit_percent=78.7,
+    expected_percent=98.4,
+    expected_source="profile hgx-h200-4",
+)
+SLOW = replace(HEALTHY, placement="in_place", busbw_gb_s=25.0, expected_percent=7.34, verdict="FAIL")
+
+
+def row_of(text: str, size: str) -> str:
+    return next(line for line in text.splitlines() if line.lstrip().startswith(f"{size} "))
+
+
+def test_a_slow_row_is_seen_without_colours_and_the_footer_says_what_was_expected() -> None:
+    for width in (80, 100):
+        text = written(TABLE, rows=(HEALTHY, SLOW), style=Style(width))
+        cells = row_of(text, "1G").split()
+        assert (cells[-2:], "98" in cells) == (["7.3!", "0"], True)
+        assert "expected          profile hgx-h200-4\n" in text
+        said = "marked rows 1 FAIL (!); the slowest at 1G, float32, in place, 7.3% of expected"
+        assert said in " ".join(text.split())
+        assert "lim" not in row_of(text, "1G")
+    assert "25.00!" in row_of(written(TABLE, rows=(HEALTHY, SLOW), style=Style(40)), "1G")
+    assert "marked rows" not in written(TABLE, rows=(HEALTHY, replace(HEALTHY, placement="in_place")))
+
+
+def test_the_limit_stands_in_where_nothing_is_expected() -> None:
+    large = [
+        replace(each, expected_percent=None, expected_source=None)
+        for each in (HEALTHY, replace(SLOW, limit_percent=5.56))
+    ]
+    small = [replace(each, size_bytes=1024, limit_percent=0.1) for each in large]
+    text = written(TABLE, rows=(*small, *large))
+    assert row_of(text, "1G").count("lim") == 2
+    assert "79 lim" in row_of(text, "1G")
+    assert "5.6!lim" in row_of(text, "1G")
+    assert "lim" not in row_of(text, "1K"), "the share of a limit says nothing of a launch"
+    assert "expected          not known: speed not judged; lim: % of the limit" in text
+    mixed = written(TABLE, rows=(*small, HEALTHY, SLOW))
+    assert "expected          profile hgx-h200-4; speed judged from 1G on\n" in mixed
+    other = written(TABLE, rows=(*large, HEALTHY, SLOW))
+    assert "expected          profile hgx-h200-4; speed judged of 2 of 4 rows; lim: % of the limit\n" in other
+
+
+def test_both_placements_with_all_that_judges_them_fit_eighty_columns() -> None:
+    metadata = options_with(mode="throughput", iters="auto", budget_s=0.1)
+    rows = tuple(replace(each, ci95_percent=0.31, time_us=99999.94) for each in (HEALTHY, SLOW))
+    text = written(TABLE, metadata=metadata, rows=rows, style=Style(80))
+    words = {"size", "time", "µs", "±%", "busbw", "%", "exp", "wrong"}
+    assert words == set(next(line for line in text.splitlines() if "busbw" in line).split())
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_figures_never_run_together() -> None:
+    text = written(TABLE, rows=tuple(replace(each, wrong=268435456) for each in (HEALTHY, SLOW)), style=Style(80))
+    assert row_of(text, "1G").split().count("268435456") == 2
+
+
+def test_a_number_of_iterations_that_auto_fell_back_to_is_explained() -> None:
+    in_graphs = " ".join(written(TABLE, metadata=options_with(graph=10)).split())
+    assert "20 iterations (--iters auto is not for graphs) in a CUDA graph, replayed 10 times, after 5" in in_graphs
+    in_groups = written(TABLE, metadata=options_with(split="node"))
+    assert "20 iterations (--iters auto is not for groups) after 5 to warm up" in in_groups
+    assert "auto" not in written(TABLE, metadata=options_with(graph=10, iters=50))
+
+
+def test_a_header_in_full_has_every_rank_library_and_setting() -> None:
+    environment = {"CUDA_VISIBLE_DEVICES": "0,1", "NCCL_ALGO": "Ring", "NCCL_DEBUG": "INFO"}
+    metadata = replace(METADATA, environment=environment)
+    full = written(TABLE, metadata=metadata, style=Style(verbose=True)).splitlines()[1:8]
+    assert full == [
+        "  rank 0 on n1: GPU 0 0000:00:00.0 NVIDIA H200",
+        "  rank 1 on n1: GPU 1 0000:01:00.0 NVIDIA H200",
+        "  NCCL 2.28.9 from /lib/libnccl.so.2",
+        "  MPI Open MPI v5.0.11",
+        "  CUDA_VISIBLE_DEVICES=0,1",
+        "  NCCL_ALGO=Ring  ! bears on performance",
+        "  NCCL_DEBUG=INFO",
+    ]
+    short = written(TABLE, metadata=metadata).splitlines()
+    assert "  ! bears on performance: NCCL_ALGO=Ring" in short
+    assert "  2 other settings: -v shows all" in short
+
+
+def test_the_header_of_a_large_job_is_a_few_lines() -> None:
+    ranks = tuple(
+        replace(METADATA.ranks[0], rank=number, host=f"n{number // 8}", node=number // 8, gpu_index=number % 8)
+        for number in range(64)
+    )
+    for width in (80, 100):
+        text = written(TABLE, metadata=replace(METADATA, ranks=ranks[:8], dropped_sizes=()), style=Style(width))
+        assert text.splitlines().index("") <= 10
+        text = written(TABLE, metadata=replace(METADATA, ranks=ranks, dropped_sizes=()), style=Style(width))
+        assert "  rank 0-63 on 8 hosts: n0-7: NVIDIA H200" in text
+        assert text.splitlines().index("") <= 10
 
 
 def test_colours_only_when_asked() -> None:
@@ -292,7 +394,7 @@ def test_unchecked_data_are_not_called_right() -> None:
 
 def test_a_run_cut_short_shows_its_last_row_and_says_so() -> None:
     text = written(TABLE, rows=ROWS[:3], report=Report(verdict=Verdict.ERROR, complete=False))
-    assert "1G   268435456" in text
+    assert "1G   4547.9" in text
     assert "verdict: ERROR: the run was cut short" in text
     empty = written(TABLE, rows=(), report=Report(verdict=Verdict.ERROR, complete=False))
     assert "no row was measured" in empty

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpubench.formats.writer import Style, Target
-from gpubench.model.results.curves import charts
+from gpubench.model.results.curves import OPEN_ENDED, charts
 from gpubench.model.results.report import COLLECTIVE_COLUMNS, Report, Row
 from tests.cli.running import gpubench
 from tests.formats.sample import FINDING, HTML, METADATA, REPORT, ROW
@@ -19,7 +19,13 @@ from tests.formats.sample import FINDING, HTML, METADATA, REPORT, ROW
 VOID = {"meta", "line"}
 SWEEP = tuple(
     replace(
-        ROW, size_bytes=2**power, busbw_gb_s=power * 10.0, time_us=2.0**power, limit_gb_s=450.0, expected_gb_s=400.0
+        ROW,
+        size_bytes=2**power,
+        busbw_gb_s=power * 10.0,
+        time_us=2.0**power,
+        limit_gb_s=450.0,
+        expected_gb_s=400.0,
+        expected_us=1.5**power,
     )
     for power in range(10, 31)
 )
@@ -84,10 +90,20 @@ def test_curves_have_limit_and_expectation() -> None:
     assert {value for _, value in bandwidth.limit} == {450.0}
     assert {value for _, value in bandwidth.expected} == {400.0}
     assert time.logarithmic
+    assert [value for _, value in time.expected] == [1.5**power for power in range(10, 31)]
     text = page()
     assert 'class="limit"' in text
     assert "limit 450" in text
     assert 'class="expected"' in text
+
+
+def test_the_axis_ends_at_what_is_known_and_not_at_a_slow_machine() -> None:
+    slow = tuple(replace(row, busbw_gb_s=25.0, limit_gb_s=None, expected_gb_s=340.0) for row in SWEEP)
+    assert charts(slow)[0].highest == 340.0
+    heights = {float(y) for y in re.findall(r'<circle class="m k0" cx="[^"]+" cy="([^"]+)" r', page(rows=slow))}
+    assert max(heights) > 225, "25 of 340 GB/s is drawn near the bottom"
+    assert OPEN_ENDED not in page(rows=slow)
+    assert OPEN_ENDED in page(rows=tuple(replace(row, expected_gb_s=None) for row in slow))
 
 
 def test_a_few_sizes_are_no_curve() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpubench.formats.text.plot import plot_lines
-from gpubench.model.results.curves import Chart, CurveLine, Points, charts
+from gpubench.model.results.curves import OPEN_ENDED, Chart, CurveLine, Points, charts
 from tests.cli.running import environment, gpubench
 from tests.formats.sample import ROW
 
@@ -29,7 +29,15 @@ def test_marks_rise_and_the_limit_lies_above() -> None:
     assert columns == sorted(columns, reverse=True)
     assert sum(line.count("o") for line in picture) == len(SWEEP)
     assert any(set(line.replace("o", "")) == {"."} for line in picture)
-    assert [line.strip() for line in lines[-3:]] == ["o out of place", "- limit", ". healthy machine"]
+    assert [line.strip() for line in lines[-3:]] == ["o out of place", "- limit", ". expected"]
+
+
+def test_a_slow_machine_is_drawn_at_the_bottom() -> None:
+    slow = [replace(row, busbw_gb_s=25.0, limit_gb_s=None) for row in SWEEP]
+    picture = [line.partition("│")[2] for line in plot_lines(charts(slow)[0], 80) if "│" in line]
+    assert [number for number, line in enumerate(picture) if "o" in line] == [13]
+    unknown = [replace(row, expected_gb_s=None) for row in slow]
+    assert OPEN_ENDED in " ".join(" ".join(plot_lines(charts(unknown)[0], 60)).split())
 
 
 @given(points, points, st.integers(26, 200))

@@ -98,7 +98,7 @@ def test_one_port_of_many_that_is_down_is_slow_and_no_fallback() -> None:
     ("job", "said"),
     [
         (simulated("hgx-h200-4", "gpu2:throttle=hw_slowdown"), "GPU2 would be slow, because clocks are lowered"),
-        (set_on(simulated("hgx-h200-4"), NCCL_PROTO="LL"), "this job might be slow, because NCCL_PROTO=LL in"),
+        (set_on(simulated("hgx-h200-4"), NCCL_ALGO="Ring"), "this job might be slow, because NCCL_ALGO=Ring in"),
         (set_on(simulated("hgx-h200-4"), NCCL_SHM_DISABLE="1"), "would take a network inside a node where there is no"),
         (set_on(simulated("hgx-h200-4"), UCX_TLS="rc,sm"), "would be copied through host memory by MPI, UCX or a"),
     ],

@@ -15,8 +15,9 @@ from gpubench.formats.writer import Style, Target
 from gpubench.hardware.recorded import read_recording
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.measure.topo.report import examine
+from gpubench.model.facts.gpu_process import GpuProcess
 from gpubench.model.facts.rank_facts import RankFacts
-from gpubench.model.facts.snapshot import DriverFacts, GpuFacts, GpuProcess, NicFacts, NicKind, PcieLink, Snapshot
+from gpubench.model.facts.snapshot import DriverFacts, GpuFacts, NicFacts, NicKind, PcieLink, Snapshot
 from gpubench.model.paths.topology import Topology
 from gpubench.model.profiles.fault import parse_fault
 from gpubench.model.results.report import Metadata, Report
@@ -124,7 +125,9 @@ def test_colour_comes_only_when_asked_for(machine: Path) -> None:
 def test_the_header_counts_and_names_the_origin() -> None:
     assert shown([HEALTHY], origin="simulated").startswith("gpubench 0  topo  1 node  8 GPUs  (SIMULATED)\n")
     several = shown(machine("hgx-h100-8*3"), origin="measured", source="a file", environment={"NCCL_ALGO": "Ring"})
-    assert several.startswith("gpubench 0  topo  3 nodes  24 GPUs\n  from a file\n  NCCL_ALGO=Ring\n")
+    assert several.startswith(
+        "gpubench 0  topo  3 nodes  24 GPUs\n  from a file\n  ! bears on performance: NCCL_ALGO=Ring\n"
+    )
 
 
 def test_the_header_names_the_profile_of_a_simulated_machine() -> None:

@@ -28,8 +28,9 @@ from gpubench.jobs.p2p.plan import P2pPlan
 from gpubench.jobs.p2p.ranks import P2pRanksJob
 from gpubench.jobs.p2p.requests import request_for_ranks
 from gpubench.measure.p2p.machine import CopyMachine, machine_of_ranks
+from gpubench.model.facts.gpu_process import GpuProcess
 from gpubench.model.facts.rank_facts import RankFacts
-from gpubench.model.facts.snapshot import GpuProcess, Snapshot
+from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.paths.topology import Topology
 from gpubench.model.terms.hang import Phase
 from gpubench.model.terms.origin import Origin

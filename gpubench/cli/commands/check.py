@@ -4,6 +4,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gpubench.cli.options.expected_gpus import expected_gpus
 from gpubench.cli.options.presentation import PresentationOptions
 from gpubench.cli.options.profile import check_profile
 from gpubench.cli.options.recording import RecordingOptions
@@ -41,6 +42,7 @@ class CheckOptions:
     profile: str | None = option(
         "NAME|FILE", "Judge by this one, and by its number of GPUs and NICs too; host: a machine without GPUs."
     )
+    expect_gpus: int | None = expected_gpus()
     strict: bool = flag("Exit 1 also where there is a warning.")
     timeout: float = option("S", "Seconds for the driver, and for each measurement.", default=120.0, min=0.1, max=86400)
     simulation: SimulationOptions
@@ -63,6 +65,7 @@ class CheckOptions:
             source=source_of(timeout_s, simulation=simulation, replay=recording.replay),
             recording=recording,
             profile=self.profile,
+            expected_gpus=self.expect_gpus,
             strict=self.strict,
             timeout_s=self.timeout,
             presentation=self.presentation.parse(SECTIONS),

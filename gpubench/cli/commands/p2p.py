@@ -4,6 +4,7 @@ import sys
 from dataclasses import dataclass
 
 from gpubench.cli.options.choices import parse_choices
+from gpubench.cli.options.expected_gpus import expected_gpus
 from gpubench.cli.options.presentation import PLOT, PresentationOptions
 from gpubench.cli.options.profile import PROFILE, check_profile
 from gpubench.cli.options.recording import RecordingOptions
@@ -63,6 +64,7 @@ class P2pOptions:
     )
     plot: bool = flag(PLOT)
     profile: str | None = option("NAME|FILE", PROFILE)
+    expect_gpus: int | None = expected_gpus()
     simulation: SimulationOptions
     recording: RecordingOptions
     presentation: PresentationOptions
@@ -91,6 +93,7 @@ class P2pOptions:
             evidence=EvidenceUse.SHOWN if self.evidence else EvidenceUse.KEPT,
             timeout_s=self.timeout,
             profile=self.profile,
+            expected_gpus=self.expect_gpus,
             presentation=self.presentation.parse(SECTIONS, plot=self.plot),
         )
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpubench.cli.options.expected_gpus import expected_gpus
 from gpubench.cli.options.presentation import PresentationOptions
 from gpubench.cli.options.profile import PROFILE, check_profile
 from gpubench.cli.options.recording import RecordingOptions
@@ -50,6 +51,7 @@ class TopoOptions:
     )
     timeout: float = option("S", "Seconds in which a node's driver has to answer.", default=20.0, min=0.1, max=86400)
     profile: str | None = option("NAME|FILE", PROFILE)
+    expect_gpus: int | None = expected_gpus()
     presentation: PresentationOptions
 
     def plan(self) -> "TopoPlan":
@@ -71,6 +73,7 @@ class TopoOptions:
             causes=self.causes,
             timeout_s=self.timeout,
             profile=self.profile,
+            expected_gpus=self.expect_gpus,
             presentation=self.presentation.parse(SECTIONS),
         )
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpubench.cli.options.choices import parse_choices
+from gpubench.cli.options.expected_gpus import expected_gpus
 from gpubench.cli.options.presentation import PLOT, PresentationOptions
 from gpubench.cli.options.profile import PROFILE, check_profile
 from gpubench.cli.options.recording import RecordingOptions
@@ -72,6 +73,7 @@ class CollectiveOptions:
         name="--evidence/--no-evidence",
         default=None,
     )
+    expect_gpus: int | None = expected_gpus()
     strict: bool = flag("Exit 1 when bytes go through host memory and need not; NCCL is told to refuse it.")
     profile: str | None = option("NAME|FILE", PROFILE)
     split: str | None = option(
@@ -107,6 +109,7 @@ class CollectiveOptions:
             strict=self.strict,
             split=self.split,
             profile=self.profile,
+            expected_gpus=self.expect_gpus,
             variants=self.variants.parse(host_too=len(backends) > 1),
             source=source_of(self.timeout, simulation=self.simulation.parse(), replay=recording.replay),
             recording=recording,
@@ -141,7 +144,9 @@ class CollectiveOptions:
             ops=parse_choices("--op", self.op or ["sum"], ReduceOp),
             root=self.root,
             placements=self._placements(collective),
-            sampling=self.sampling.parse(graph_replays=self.graph),
+            sampling=self.sampling.parse(
+                graph_replays=self.graph, counted=self.split is not None or self.simulation.simulate is not None
+            ),
             warmup=self.warmup,
             graph_replays=self.graph,
             check=self.check,
@@ -196,7 +201,7 @@ class CollectiveOptions:
         """Raise UsageError where --replay stands beside an option that says what to measure."""
         if self.recording.replay is None:
             return
-        shown = {"--replay", "--evidence", "--strict", "--plot", *given_options(self.presentation)}
+        shown = {"--replay", "--evidence", "--strict", "--plot", "--expect-gpus", *given_options(self.presentation)}
         for name in given_options(self):
             if name not in shown:
                 expected = "--replay alone, or with --evidence, --strict and what says how to show it"

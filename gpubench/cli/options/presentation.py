@@ -39,6 +39,9 @@ class PresentationOptions:
     color: str = option("|".join(Color), "Colours in the table.", default="auto")
     width: int | None = option("N", "Columns of the table. Default: the terminal's, or 100.", min=40)
     summary: bool = flag("The last sentence alone: verdict, worst root cause or best figures.", name=SUMMARY_OPTION)
+    verbose: bool = flag(
+        "Headers in full: every GPU, library and setting, not only those that bear on performance.", name="--verbose -v"
+    )
     no_progress: bool = flag("No progress bar.")
     exit_style: str | None = option(
         "|".join(ExitStyle), "One line and the exit codes of a Nagios or node-problem-detector plugin.", name=OPTION
@@ -73,6 +76,7 @@ class PresentationOptions:
             section=self.section,
             color=parse_choices("--color", [self.color], Color)[0],
             width=self.width,
+            verbose=self.verbose,
             show_progress=not self.no_progress,
             exit_style=style,
             plot=plot,

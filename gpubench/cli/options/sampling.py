@@ -19,23 +19,28 @@ class SamplingOptions:
     )
     iters: str | None = option(
         "N|auto",
-        f"Timed operations a row; auto: until the mean is known within {INTERVAL:.0%}. "
-        f"Default {DEFAULT_ITERATIONS[Mode.THROUGHPUT]}, alone {DEFAULT_ITERATIONS[Mode.LATENCY]}.",
+        f"Timed operations a row; auto: until the mean is known within {INTERVAL:.0%}. Default {AUTO}; "
+        f"{DEFAULT_ITERATIONS[Mode.THROUGHPUT]} with --graph, --split and --simulate; "
+        f"alone {DEFAULT_ITERATIONS[Mode.LATENCY]}.",
     )
     budget: float | None = option(
-        "S", f"Seconds a row that --iters auto may take. Default {Sampling().budget_seconds:g}.", min=0
+        "S", f"Seconds a row that --iters {AUTO} may take. Default {Sampling().budget_seconds:g}.", min=0
     )
 
-    def parse(self, *, graph_replays: int) -> Sampling:
-        """The sampling of a row; UsageError for a number that is none, and a budget for a given number."""
+    def parse(self, *, graph_replays: int, counted: bool = False) -> Sampling:
+        """The sampling of a row; UsageError for a number that is none, and a budget for a given number.
+
+        `counted` is whether a number is needed for another reason than a graph: groups, or a model.
+        """
         mode = parse_choices("--mode", [self.mode], Mode)[0]
-        if self.iters == AUTO:
-            if graph_replays:
-                raise UsageError(
-                    "--iters auto with --graph",
-                    expected="a number: so many operations are captured, and replays of them are timed",
-                    next_step=f"--iters {DEFAULT_ITERATIONS[Mode.THROUGHPUT]} --graph {graph_replays}",
-                )
+        if self.iters == AUTO and graph_replays:
+            raise UsageError(
+                f"--iters {AUTO} with --graph",
+                expected="a number: so many operations are captured, and replays of them are timed",
+                next_step=f"--iters {DEFAULT_ITERATIONS[Mode.THROUGHPUT]} --graph {graph_replays}",
+            )
+        needs_number = counted or graph_replays > 0 or mode is Mode.LATENCY
+        if self.iters == AUTO or (self.iters is None and not needs_number):
             return Sampling(mode, None, Sampling().budget_seconds if self.budget is None else self.budget)
         if self.budget is not None:
             raise UsageError(
@@ -43,8 +48,10 @@ class SamplingOptions:
                 expected=f"a budget for as many operations as it takes: --iters {AUTO}",
                 next_step=f"--iters {AUTO} --budget {self.budget:g}",
             )
-        if self.iters is None:
-            return Sampling(mode, DEFAULT_ITERATIONS[mode])
-        if not self.iters.isdecimal() or int(self.iters) < 1:
-            raise UsageError(f"--iters {self.iters}", expected=f"a number from 1 on, or {AUTO}", next_step="--iters 20")
-        return Sampling(mode, int(self.iters))
+        return Sampling(mode, DEFAULT_ITERATIONS[mode] if self.iters is None else self._number())
+
+    def _number(self) -> int:
+        text = self.iters or ""
+        if not text.isdecimal() or int(text) < 1:
+            raise UsageError(f"--iters {text}", expected=f"a number from 1 on, or {AUTO}", next_step="--iters 20")
+        return int(text)

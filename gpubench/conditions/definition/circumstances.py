@@ -1,10 +1,12 @@
 """The run in which conditions are looked for: machines, processes, settings, figures, and the paths it took."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 
+from gpubench.model.facts.gpu_condition import GpuCondition
+from gpubench.model.facts.idle_gpu import IdleGpu
 from gpubench.model.facts.rank_facts import ENVIRONMENT, RankFacts
 from gpubench.model.facts.snapshot import GpuFacts, PciDevice
 from gpubench.model.paths.nodes import MachineKind
@@ -15,7 +17,9 @@ from gpubench.model.paths.transport import Transport
 from gpubench.model.paths.wiring import GpuPlace, Wiring
 from gpubench.model.profiles.profile import Profile
 from gpubench.model.results.measurements import QUICK, Measurements
+from gpubench.model.results.report import CollectiveRow
 from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.model.terms.units import format_size
 
 _OFF = ("", "0")
 
@@ -30,6 +34,24 @@ class Together:
     read_gb_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class IssueTime:
+    """The time that the host of the slowest rank takes to issue an operation, and the operation's, in microseconds."""
+
+    label: str
+    issue_us: float
+    time_us: float
+
+    @classmethod
+    def of(cls, rows: Iterable[CollectiveRow]) -> "tuple[IssueTime, ...]":
+        """Those of rows of which it is known: hand in the slow ones."""
+        return tuple(
+            cls(f"{format_size(row.size_bytes)} {row.placement.replace('_', ' ')}", row.issue_us, row.time_us)
+            for row in rows
+            if row.issue_us is not None
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Circumstances:
     """The run, and its paths. Positions of GPUs are those of `wiring`; where ranks have them, the rank's.
@@ -39,7 +61,12 @@ class Circumstances:
     conditions are looked for. `copied` says of such pairs what showed it, where CUDA made the copies and NCCL's policy
     and settings mean nothing. `wrong` are pairs along which wrong data arrived, `together` those that were measured at
     once. `profiles` are those that nodes match, by number; with `profile_asked_for` somebody named it, and then the
-    machine has to be the profile's in everything. `measurements` are what a check measured.
+    machine has to be the profile's in everything; `expected_gpus` is the number of GPUs that somebody said every node
+    has. `measurements` are what a check measured. `waited` is the share of its time that a rank was ready to run and
+    waited for a CPU, and `at_work` its GPU's condition right after operations, by rank. `idle_gpus` are GPUs by
+    position as they were while this job was idle, before its first operation and after its last; `beyond` says of GPUs
+    how often their NVLinks carried the bytes that this job can have moved at most, where that is more than once;
+    `issued` are the times of rows that are slow.
     """
 
     wiring: Wiring
@@ -52,7 +79,13 @@ class Circumstances:
     kinds: Sequence[MachineKind] = ()
     profiles: Mapping[int, Profile] = field(default_factory=dict)
     profile_asked_for: bool = False
+    expected_gpus: int | None = None
     measurements: Measurements = QUICK
+    waited: Mapping[int, float] = field(default_factory=dict)
+    at_work: Mapping[int, GpuCondition] = field(default_factory=dict)
+    idle_gpus: Mapping[int, IdleGpu] = field(default_factory=dict)
+    beyond: Mapping[int, float] = field(default_factory=dict)
+    issued: Sequence[IssueTime] = ()
 
     @property
     def nodes(self) -> Mapping[int, Topology]:
@@ -203,6 +236,7 @@ class Facts:
     profiles: Sequence[Profile | None] = ()
     measurements: Measurements = QUICK
     asked: bool = False
+    expected_gpus: int | None = None
 
     @cached_property
     def circumstances(self) -> Circumstances:
@@ -219,6 +253,7 @@ class Facts:
             kinds=self.kinds,
             profiles={number: each for number, each in enumerate(self.profiles) if each is not None},
             profile_asked_for=self.asked,
+            expected_gpus=self.expected_gpus,
             measurements=self.measurements,
         )
 

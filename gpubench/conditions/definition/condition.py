@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
 from gpubench.conditions.definition.circumstances import Circumstances
 from gpubench.conditions.definition.log_evidence import Reason, Staged
@@ -13,6 +14,18 @@ from gpubench.model.terms.verdict import Finding, Verdict
 
 BESIDE = (Effect.SLOW, Effect.WRONG, Effect.APPLICATION)
 """Effects that are worth knowing where they explain no host memory."""
+
+
+class Slowed(StrEnum):
+    """The part of an operation that a cause of a slower path makes longer."""
+
+    LAUNCHES = "launches and small sizes"
+    NVLINK = "bytes over NVLink"
+    PCIE = "bytes over PCIe"
+    NETWORK = "bytes between nodes"
+
+
+BYTES = (Slowed.NVLINK, Slowed.PCIE, Slowed.NETWORK)
 
 _MOST_SUBJECTS = 4
 _MOST_SEEN = 3
@@ -84,10 +97,10 @@ class Condition:
     As a check: `check` is the name of the check that reports it, with `severity`, what was `expected` instead and what
     is `likely` behind it. Without a check it is told where it stands in the way of a path.
 
-    As a cause: `effects` are what it does to paths, none where it explains nothing of them; `settles` what would
-    settle a doubt; `in_log` finds it in NCCL's log of a pair; `implies` are the ids of those that follow from it and
-    are listed below it. `by_design` marks policies and hardware: nothing to repair. `general` marks what is said where
-    nothing more special is found.
+    As a cause: `effects` are what it does to paths, none where it explains nothing of them; `slows` what takes longer
+    where it makes them slow, all of it where nothing is said; `settles` what would settle a doubt; `in_log` finds it in
+    NCCL's log of a pair; `implies` are the ids of those that follow from it and are listed below it. `by_design` marks
+    policies and hardware: nothing to repair. `general` marks what is said where nothing more special is found.
     """
 
     id: str
@@ -101,6 +114,7 @@ class Condition:
     expected: str = "none"
     likely: str = ""
     effects: tuple[Effect, ...] = ()
+    slows: tuple[Slowed, ...] = ()
     settles: str = ""
     seen_as: tuple[str, ...] = ()
     in_log: Callable[[Staged], Reason | None] | None = None
@@ -136,10 +150,19 @@ class Family:
 
     @classmethod
     def of(
-        cls, name: str, title: str, *conditions: Condition, effects: tuple[Effect, ...] = (), link: str = ""
+        cls,
+        name: str,
+        title: str,
+        *conditions: Condition,
+        effects: tuple[Effect, ...] = (),
+        slows: tuple[Slowed, ...] = (),
+        link: str = "",
     ) -> "Family":
-        """A family of some conditions: effects and link are those of all that name none of their own."""
-        full = (replace(each, effects=each.effects or effects, link=each.link or link) for each in conditions)
+        """A family of some conditions: effects, `slows` and link are those of all that name none of their own."""
+        full = (
+            replace(each, effects=each.effects or effects, slows=each.slows or slows, link=each.link or link)
+            for each in conditions
+        )
         return cls(name, title, tuple(full))
 
 

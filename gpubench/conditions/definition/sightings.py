@@ -68,9 +68,11 @@ def of_every_rank(seen: Callable[[RankFacts], str | None], confidence: Confidenc
     return lambda run: (of_ranks(run, [it], found, confidence) for it in run.facts if (found := seen(it)))
 
 
-def of_every_gpu(seen: Callable[[GpuFacts], str | None]) -> Look:
+def of_every_gpu(seen: Callable[[GpuFacts], str | None], confidence: Confidence = Confidence.PROVEN) -> Look:
     """A detector that looks at each GPU by itself: what is seen of it, empty where nothing is."""
-    return in_each_node(lambda run: (of_gpu(run, at, found) for at, _, gpu in run.gpus() if (found := seen(gpu))))
+    return in_each_node(
+        lambda run: (of_gpu(run, at, found, confidence) for at, _, gpu in run.gpus() if (found := seen(gpu)))
+    )
 
 
 def of_device(

@@ -3,7 +3,8 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from gpubench.formats.text.page import INDENT, ReportView
+from gpubench.formats.text.header import INDENT
+from gpubench.formats.text.page import ReportView
 from gpubench.model.results.report import Report
 from gpubench.model.results.rows.checks import CHECKS_SECTION, VERDICTS_SECTION, CheckRow, VerdictRow
 from gpubench.model.terms.units import compress_names, counted

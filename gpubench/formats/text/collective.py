@@ -1,40 +1,45 @@
 """Collectives for people: a header that names machine and conventions, a line a size as it is measured, a footer."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import groupby
 from operator import attrgetter
 from statistics import median
 from typing import Any
 
-from gpubench.formats.text.page import INDENT, Page
+from gpubench.formats.text.columns import VERDICT_MARKS, verdict_mark
+from gpubench.formats.text.header import collective_lines
+from gpubench.formats.text.page import Page
 from gpubench.formats.text.winners import has_host_beside, way_name, way_names, winner_lines
 from gpubench.model.results.report import CollectiveRow, Metadata, Report, Row
-from gpubench.model.terms.grouping import grouped
 from gpubench.model.terms.nccl_choice import taken_name
 from gpubench.model.terms.operation import Placement
-from gpubench.model.terms.rank_identity import RankIdentity
-from gpubench.model.terms.sampling import INTERVAL, Mode
-from gpubench.model.terms.sweep import describe_dropped
-from gpubench.model.terms.units import compress_names, counted, format_size, spans
+from gpubench.model.terms.sampling import Mode
+from gpubench.model.terms.units import format_share, format_size
+from gpubench.model.terms.verdict import Verdict, gravity
 
-_SIZE, _COUNT, _TOOK = 11, 12, 14
+_SIZE, _TOOK = 9, 14
+
+_LIMITED_FROM_BYTES = 64 * 2**10
+"""Smaller operations take the time of a launch: their share of the limit says nothing."""
 
 _Figure = tuple[str, int, Callable[[CollectiveRow], str]]
 """A column: its head, its width, and what a row has in it."""
 
-_TIME: _Figure = ("time µs", 10, lambda row: _number(row.time_us))
-_INTERVAL: _Figure = ("±%", 6, lambda row: _percent(row.ci95_percent))
-_ALGBW: _Figure = ("algbw", 8, lambda row: _number(row.algbw_gb_s))
-_BUSBW: _Figure = ("busbw", 8, lambda row: _number(row.busbw_gb_s))
-_P50: _Figure = ("p50", 9, lambda row: _number(row.p50_us))
+_TIME: _Figure = ("time µs", 9, lambda row: _number(row.time_us))
+_INTERVAL: _Figure = ("±%", 5, lambda row: _percent(row.ci95_percent))
+_ALGBW: _Figure = ("algbw", 7, lambda row: _number(row.algbw_gb_s))
+_BUSBW: _Figure = ("busbw", 7, lambda row: _number(row.busbw_gb_s))
+_MARKED_BUSBW: _Figure = ("busbw", 8, lambda row: _number(row.busbw_gb_s) + _mark(row))
+_EXPECTED: _Figure = ("% exp", 8, lambda row: _share(row))
+_P50: _Figure = ("p50", 9, lambda row: _number(row.p50_us) + _mark(row))
 _P95: _Figure = ("p95", 9, lambda row: _number(row.p95_us))
 _P99: _Figure = ("p99", 9, lambda row: _number(row.p99_us))
-_WRONG: _Figure = ("wrong", 7, lambda row: _wrong(row.wrong))
+_WRONG: _Figure = ("wrong", 6, lambda row: _wrong(row.wrong))
 
 _NARROW_SIZE = 8
 _FOOTER_LABEL = 18
 _SPREAD = (("fastest", 10), ("slowest µs", 11), ("rank", 5))
-_MOST_LINES = 16
+_STYLES = {Verdict.FAIL: "bold red", Verdict.WARN: "yellow"}
 
 
 class CollectiveView:
@@ -59,7 +64,7 @@ class CollectiveView:
         self._group_width = max(map(len, names)) + 1 if names else 0
         self._size_width, self._figures = self._fitting()
         self._many_blocks = len(metadata.options["dtypes"]) * len(metadata.options["ops"]) > 1
-        for line in header_lines(metadata):
+        for line in collective_lines(metadata, verbose=page.verbose):
             page.wrap(line)
 
     def row(self, row: Row) -> None:
@@ -90,38 +95,29 @@ class CollectiveView:
         if block != self._block:
             self._block = block
             self._page.print("", *self._column_heads(rows[0]))
-        style = "bold red" if any(row.wrong for row in rows) else ""
-        self._page.print("".join(self._cells(rows)), style=style)
+        worst = min((Verdict(row.verdict) for row in rows if row.verdict), key=gravity, default=Verdict.SKIP)
+        self._page.print("".join(self._cells(rows)), style=_STYLES.get(worst, ""))
 
     def _column_heads(self, row: CollectiveRow) -> Iterator[str]:
         if self._many_blocks:
             yield " ".join(filter(None, (row.dtype, row.op)))
-        lead = " " * (self._group_width + self._size_width + (_COUNT if self._shows_count else 0))
+        lead = " " * (self._group_width + self._size_width)
         placed = _width(self._figures)
         yield lead + "".join(placement.replace("_", " ").rjust(placed) for placement in self._placements)
         heads = "".join(name.rjust(width) for name, width, _ in self._figures) * len(self._placements)
         spread = "".join(name.rjust(width) for name, width in _SPREAD) if self._shows_spread else ""
         head = "asked" if self._ways else "group"
         size = (head.ljust(self._group_width) if self._group_width else "") + "size".rjust(self._size_width)
-        yield (
-            size
-            + ("count".rjust(_COUNT) if self._shows_count else "")
-            + heads
-            + spread
-            + ("took".rjust(_TOOK) if self._shows_taken else "")
-        )
+        yield size + heads + spread + ("took".rjust(_TOOK) if self._shows_taken else "")
 
     def _cells(self, rows: Sequence[CollectiveRow]) -> Iterator[str]:
         yield self._label(rows[0]).ljust(self._group_width) + format_size(rows[0].size_bytes).rjust(self._size_width)
-        if self._shows_count:
-            yield str(rows[0].count).rjust(_COUNT)
         for row in rows:
-            yield from (value(row).rjust(width) for _, width, value in self._figures)
+            yield from (_cell(value(row), width) for _, width, value in self._figures)
         if self._shows_spread:
             row = rows[0]
             spread = (_number(row.time_us_fastest_rank), _number(row.time_us_slowest_rank), str(row.slowest_rank))
-            yield from (value.rjust(width) for value, (_, width) in zip(spread, _SPREAD, strict=True))
-
+            yield from (_cell(value, width) for value, (_, width) in zip(spread, _SPREAD, strict=True))
         if self._shows_taken:
             yield (taken_name(rows[-1].algorithm, rows[-1].protocol) or "?").rjust(_TOOK)
 
@@ -129,26 +125,22 @@ class CollectiveView:
         return way_name(row.backend, row.setting, several=self._several_backends) if self._ways else row.group or ""
 
     def _fitting(self) -> tuple[int, Sequence[_Figure]]:
-        """The width of sizes and the figures of a placement for the page at hand."""
-        for figures in self._choices:
-            if self._group_width + _SIZE + _width(figures) * len(self._placements) <= self._page.width:
-                return _SIZE, figures
+        """The width of sizes and the figures of a placement for the page at hand, with room for what NCCL took."""
+        taken = _TOOK if self._hears_choices else 0
+        for size in (_SIZE, _NARROW_SIZE):
+            for figures in self._choices[:-1]:
+                if self._group_width + size + _width(figures) * len(self._placements) + taken <= self._page.width:
+                    return size, figures
         return _NARROW_SIZE, self._choices[-1]
-
-    @property
-    def _shows_count(self) -> bool:
-        figures = _width(self._choices[0]) * len(self._placements)
-        return self._page.width >= self._group_width + _SIZE + _COUNT + figures
 
     @property
     def _shows_taken(self) -> bool:
         needed = self._group_width + self._size_width + _width(self._figures) * len(self._placements) + _TOOK
-        counted = _COUNT if self._shows_count else 0
-        return self._hears_choices and not self._shows_spread and self._page.width >= needed + counted
+        return self._hears_choices and not self._shows_spread and self._page.width >= needed
 
     @property
     def _shows_spread(self) -> bool:
-        needed = self._group_width + _SIZE + _COUNT + _width(self._choices[0]) + sum(width for _, width in _SPREAD)
+        needed = self._group_width + _SIZE + _width(self._choices[0]) + sum(width for _, width in _SPREAD)
         return len(self._placements) == 1 and self._page.width >= needed
 
 
@@ -160,87 +152,20 @@ def _figures(options: Mapping[str, Any]) -> Sequence[Sequence[_Figure]]:
     if options.get("mode") == Mode.LATENCY:
         return ((_TIME, _P50, _P95, _P99, _WRONG), (_P50, _P99, _WRONG), (_P50, _WRONG))
     time = (_TIME, _INTERVAL) if "budget_s" in options else (_TIME,)
+    judged = (_BUSBW, _EXPECTED, _WRONG)
+    narrower = ((_TIME, *judged), judged, (_MARKED_BUSBW, _WRONG))
     if options.get("settings"):  # with room for what NCCL took
-        return ((*time, _BUSBW, _WRONG), (_BUSBW, _WRONG))
-    return ((*time, _ALGBW, _BUSBW, _WRONG), (*time, _BUSBW, _WRONG), (_BUSBW, _WRONG))
+        return ((*time, *judged), *narrower)
+    return ((*time, _ALGBW, *judged), (*time, *judged), *narrower)
 
 
 def _width(figures: Sequence[_Figure]) -> int:
     return sum(width for _, width, _ in figures)
 
 
-def header_lines(metadata: Metadata) -> Iterator[str]:
-    """The header: the collective, the machine, the libraries, and how to read the figures."""
-    beside = " and host" if has_host_beside(metadata) else ""
-    yield (
-        f"gpubench {metadata.gpubench_version}  {metadata.collective}  backend {metadata.backend}{beside}  "
-        f"{counted(len(metadata.ranks), 'rank')} on {counted(len(metadata.hosts), 'host')}"
-        + ("" if metadata.origin == "measured" else f"  ({metadata.origin.upper()})")
-    )
-    if metadata.backend == "host":
-        yield f"{INDENT}MPI on CPU buffers: says nothing about GPUs or their links"
-    if metadata.backend == "simulated" and metadata.profile:
-        yield f"{INDENT}a model from profile {metadata.profile['name']}: nothing was measured"
-        yield f"{INDENT}{metadata.source}"
-    yield from _rank_lines(metadata.ranks)
-    for name, text in metadata.libraries.items():
-        yield f"{INDENT}{name} {text}"
-    for name, value in metadata.environment.items():
-        yield f"{INDENT}{name}={value}"
-    yield f"{INDENT}{_method(metadata)}"
-    ways = way_names(metadata)
-    if ways:
-        yield f"{INDENT}every size in {len(ways)} ways, one after the other: {', '.join(ways)}"
-    yield f"{INDENT}size: larger buffer of a rank, as nccl-tests has it; K, M, G are 1024-based; GB/s is 1e9 bytes/s"
-    for line in describe_dropped(metadata.dropped_sizes):
-        yield f"{INDENT}not measured: {line}"
-
-
-def _method(metadata: Metadata) -> str:
-    options = metadata.options
-    graph = f" in a CUDA graph, replayed {options['graph']} times" if options["graph"] else ""
-    root = f", root {options['root']}" if options["root"] is not None else ""
-    types = ", ".join((*options["dtypes"], *options["ops"]))
-    check = "every rank's data verified" if options["check"] else "data not verified"
-    if metadata.backend == "simulated":
-        return f"{types}{root}; one time a row, with noise from seed {options['seed']}; mean over ranks"
-    loop = f"{_loop(options)}{graph} after {options['warmup']} to warm up"
-    if options["allocator"] == "nccl":
-        types += ", ncclMemAlloc buffers"
-    return f"{types}{root}; {loop}; mean over ranks; {check}"
-
-
-def _loop(options: Mapping[str, Any]) -> str:
-    alone = options.get("mode") == Mode.LATENCY
-    if "budget_s" in options:
-        what = "operations, each alone," if alone else "iterations"
-        return f"{what} until the mean is within {INTERVAL:.0%} (95 %) or for {options['budget_s']:g} s a row"
-    return f"{options['iters']} " + ("operations, each alone," if alone else "iterations")
-
-
-def _rank_lines(ranks: Sequence[RankIdentity]) -> Iterator[str]:
-    """Ranks host by host, a line each; beyond 16 ranks a line a host; beyond 16 hosts one for those with equal GPUs."""
-    hosts = [list(members) for _, members in groupby(ranks, key=lambda rank: rank.host)]
-    if len(hosts) > _MOST_LINES:
-        for gpus, alike in grouped(hosts, _gpus).items():
-            names = compress_names([members[0].host for members in alike])
-            numbers = spans([rank.rank for members in alike for rank in members])
-            yield f"{INDENT}rank {numbers} on {counted(len(alike), 'host')}: {names}" + (f": {gpus}" if gpus else "")
-        return
-    for members in hosts:
-        if len(ranks) > _MOST_LINES or not _gpus(members):
-            gpus = _gpus(members)
-            numbers = spans([rank.rank for rank in members])
-            yield f"{INDENT}rank {numbers} on {members[0].host}" + (f": {gpus}" if gpus else "")
-        else:
-            yield from (
-                f"{INDENT}rank {each.rank} on {each.host}: GPU {each.gpu_index} {each.gpu_bus_id} {each.gpu}"
-                for each in members
-            )
-
-
-def _gpus(ranks: Sequence[RankIdentity]) -> str:
-    return ", ".join(dict.fromkeys(rank.gpu for rank in ranks if rank.gpu))
+def _cell(text: str, width: int) -> str:
+    """At least a blank before it: what is wider than its column still stands apart."""
+    return text.rjust(width) if len(text) < width else f" {text}"
 
 
 def footer_lines(rows: Sequence[CollectiveRow]) -> Iterator[str]:
@@ -254,10 +179,12 @@ def footer_lines(rows: Sequence[CollectiveRow]) -> Iterator[str]:
     peak = max(rows, key=lambda row: row.busbw_gb_s)
     largest = max(rows, key=lambda row: (row.size_bytes, row.busbw_gb_s))
     smallest = min(rows, key=lambda row: (row.size_bytes, row.time_us))
-    yield f"peak busbw        {_number(peak.busbw_gb_s)} GB/s at {_where(peak)}{_of_limit(peak)}"
+    yield f"peak busbw        {_number(peak.busbw_gb_s)} GB/s at {_where(peak)}{_of_expected(peak)}{_of_limit(peak)}"
     yield f"at the largest    {_number(largest.busbw_gb_s)} GB/s busbw at {_where(largest)}"
     yield f"at the smallest   {_number(smallest.time_us)} µs at {_where(smallest)}"
     yield from _slowest_group([row for row in rows if row.size_bytes == largest.size_bytes])
+    yield _expected_line(rows)
+    yield from _slow_lines(rows)
     yield _wrong_line(rows)
 
 
@@ -268,6 +195,8 @@ def _latency_footer(rows: Sequence[CollectiveRow]) -> Iterator[str]:
         times = f"{_number(row.p50_us)} µs (p50), {_number(row.p99_us)} µs (p99)"
         yield f"at the {name:<8}   {times} at {_where(row)}"
     yield from _slowest_group([row for row in rows if row.size_bytes == largest.size_bytes])
+    yield _expected_line(rows)
+    yield from _slow_lines(rows)
     yield _wrong_line(rows)
 
 
@@ -284,6 +213,59 @@ def _slowest_group(rows: Sequence[CollectiveRow]) -> Iterator[str]:
 def _wrong_line(rows: Sequence[CollectiveRow]) -> str:
     checked = [row.wrong for row in rows if row.wrong is not None]
     return f"wrong elements    {sum(checked) if checked else 'not checked'}"
+
+
+def _expected_line(rows: Sequence[CollectiveRow]) -> str:
+    """Where expected figures are from, or that speed was not judged."""
+    sources = dict.fromkeys(row.expected_source for row in rows if row.expected_source)
+    legend = "; lim: % of the limit" if any(map(_limited, rows)) else ""
+    return f"expected          {'; '.join(sources) or 'not known: speed not judged'}{_judged_part(rows)}{legend}"
+
+
+def _judged_part(rows: Sequence[CollectiveRow]) -> str:
+    """Of which rows the speed was judged, where it was of some: from a size on, or so many of them."""
+    judged = [row.size_bytes for row in rows if row.expected_source]
+    others = [row.size_bytes for row in rows if not row.expected_source]
+    if not judged or not others:
+        return ""
+    if max(others) < min(judged):
+        return f"; speed judged from {format_size(min(judged))} on"
+    return f"; speed judged of {len(judged)} of {len(rows)} rows"
+
+
+def _slow_lines(rows: Sequence[CollectiveRow]) -> Iterator[str]:
+    """The number of rows that are marked, and the slowest of them."""
+    marked = [row for row in rows if _mark(row)]
+    if not marked:
+        return
+    verdicts = Counter(Verdict(row.verdict) for row in marked if row.verdict)
+    counts = ", ".join(f"{verdicts[each]} {each} ({mark})" for each, mark in VERDICT_MARKS.items() if each in verdicts)
+    known = [row for row in marked if row.expected_percent is not None]
+    worst = min(known, key=lambda row: row.expected_percent or 0.0, default=None)
+    slowest = "" if worst is None else f"; the slowest at {_where(worst)}{_of_expected(worst)}"
+    yield f"marked rows       {counts}{slowest}"
+
+
+def _mark(row: CollectiveRow) -> str:
+    """The mark of a row that is slow; wrong elements have a column of their own."""
+    return "" if row.wrong else verdict_mark(row.verdict)
+
+
+def _limited(row: CollectiveRow) -> bool:
+    """True where the limit is all that the speed of a row can be held against."""
+    known = row.expected_percent is None and row.limit_percent is not None
+    return known and row.size_bytes >= _LIMITED_FROM_BYTES
+
+
+def _share(row: CollectiveRow) -> str:
+    """'98': percent of what is expected; '76 lim': of the limit, where nothing is."""
+    if _limited(row):
+        return f"{format_share(row.limit_percent)}{_mark(row) or ' '}lim"
+    return format_share(row.expected_percent) + _mark(row)
+
+
+def _of_expected(row: CollectiveRow) -> str:
+    return "" if row.expected_percent is None else f", {format_share(row.expected_percent)}% of expected"
 
 
 def _of_limit(row: CollectiveRow) -> str:

@@ -3,7 +3,17 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from gpubench.model.terms.verdict import Verdict
+
 _GAP = "  "
+
+VERDICT_MARKS = {Verdict.FAIL: "!", Verdict.WARN: "*", Verdict.INCONCLUSIVE: "~"}
+"""Behind a figure that is not as it should be, so that it is seen without colours too."""
+
+
+def verdict_mark(verdict: str | None) -> str:
+    """The mark of a verdict; none where nothing is wrong, or nothing was judged."""
+    return VERDICT_MARKS.get(Verdict(verdict), "") if verdict else ""
 
 
 @dataclass(frozen=True, slots=True)

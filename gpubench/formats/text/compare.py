@@ -6,7 +6,8 @@ from statistics import median
 from typing import Any
 
 from gpubench.formats.text.columns import Column, fitting, lines
-from gpubench.formats.text.page import INDENT, ReportView
+from gpubench.formats.text.header import INDENT
+from gpubench.formats.text.page import ReportView
 from gpubench.model.results.report import Report
 from gpubench.model.results.rows.comparison import (
     CIRCUMSTANCES_SECTION,

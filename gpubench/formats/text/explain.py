@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Iterator, Sequence
 
 from gpubench.formats.text.columns import Column, fitting, lines
-from gpubench.formats.text.page import INDENT, ReportView
+from gpubench.formats.text.header import INDENT
+from gpubench.formats.text.page import ReportView
 from gpubench.model.results.report import Report
 from gpubench.model.results.rows.explain import CommunicatorRow, MemberRow, TransportRow, either
 from gpubench.model.terms.grouping import grouped

@@ -1,14 +1,16 @@
 """Copies for people: a matrix for every way of copying, host memory, patterns, and at the end what is odd."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
+from operator import itemgetter
 
-from gpubench.formats.text.columns import Column, lines
+from gpubench.formats.text.columns import VERDICT_MARKS, Column, lines, verdict_mark
+from gpubench.formats.text.header import INDENT, device_lines
 from gpubench.formats.text.matrices import matrix_lines
-from gpubench.formats.text.page import INDENT, Page
+from gpubench.formats.text.page import Page
 from gpubench.model.results.report import Matrix, Metadata, PairRow, Report, Row
 from gpubench.model.results.rows.patterns import PatternRow
-from gpubench.model.terms.units import counted, format_percent, format_size
+from gpubench.model.terms.units import counted, format_percent, format_share, format_size
 from gpubench.model.terms.verdict import Verdict
 
 _LATENCY_BYTES = 16
@@ -17,7 +19,6 @@ _TIMED_BELOW_BYTES = 64 * 2**10
 
 _HOST = "host"
 _MICROSECONDS = "µs"
-_MARKS = {Verdict.FAIL: "!", Verdict.WARN: "*", Verdict.INCONCLUSIVE: "~"}
 _DIRECTIONS = {"write": "written by the source", "read": "read by the destination", "both": "both ways at once, summed"}
 _ENGINES = {"ce": "copy engine", "sm": "kernel", "nccl": "NCCL send and receive"}
 _ACCESS = {"on": "peer access on", "off": "peer access off: through host memory"}
@@ -39,9 +40,10 @@ class P2pView:
         page.wrap(f"gpubench {metadata.gpubench_version}  p2p  {_subject(metadata)}{origin}")
         if metadata.origin == "simulated" and metadata.profile:
             page.wrap(f"{INDENT}a model from profile {metadata.profile['name']}: nothing was measured")
-        label = "rank " if metadata.ranks else ""
-        for text in filter(None, (metadata.source, *(f"{label}{name} {gpu}" for name, gpu in gpus.items()))):
-            page.wrap(f"{INDENT}{text}")
+        if metadata.source:
+            page.wrap(f"{INDENT}{metadata.source}")
+        for line in device_lines(gpus, "rank " if metadata.ranks else "", verbose=page.verbose):
+            page.wrap(line)
         if metadata.profile and metadata.origin != "simulated":
             page.wrap(f"{INDENT}profile {metadata.profile['name']}")
         page.software(metadata)
@@ -88,12 +90,14 @@ class P2pView:
         if not self._shows_matrices:
             self._lines(rows)
             return
-        latency = (rows[0].size_bytes or 0) < _TIMED_BELOW_BYTES
+        latency = _is_timed(rows[0])
         words = self._blank()
         for row in rows:
             words[row.source][row.destination] = _word(row, latency=latency)
         what = _MICROSECONDS if latency else "GB/s"
-        self._matrix(what, series_title(rows[0]), words)
+        self._matrix(what, series_title(rows[0]), words, most_expected(rows))
+        for line in (*expected_lines(rows), *limit_lines(rows)):
+            self._page.wrap(line)
 
     @property
     def _shows_matrices(self) -> bool:
@@ -107,11 +111,11 @@ class P2pView:
         """A matrix of pairs that nothing was measured of: a scope holds only those of one node, or only the others."""
         return {source: {each: "-" for each in self._names if each != source} for source in self._names}
 
-    def _matrix(self, corner: str, title: str, words: dict[str, dict[str, str]]) -> None:
+    def _matrix(self, corner: str, title: str, words: dict[str, dict[str, str]], expected: float | None = None) -> None:
         self._page.print("")
         self._page.wrap(title)
         lines_of_matrix = list(matrix_lines(corner, words, list(words), self._names, self._page.width))
-        self._page.heat(lines_of_matrix, less_is_better=corner == _MICROSECONDS)
+        self._page.heat(lines_of_matrix, expected=expected, less_is_better=corner == _MICROSECONDS)
 
     def _lines(self, rows: Sequence[PairRow]) -> None:
         self._page.print("")
@@ -121,12 +125,14 @@ class P2pView:
             Column("size", [format_size(row.size_bytes or 0) for row in rows], right=True),
             Column("µs", [_number(row.latency_us) for row in rows], right=True),
             Column("GB/s", [_number(row.bandwidth_gb_s) for row in rows], right=True),
-            Column("of limit", [format_percent(row.limit_percent, "-") for row in rows], right=True),
+            _shares(rows),
             Column("path", [row.path_class or "?" for row in rows]),
             Column("verdict", [row.verdict or "" for row in rows]),
             Column("", [row.note or "" for row in rows]),
         ]
         self._page.table(lines(columns))
+        for line in expected_lines(rows):
+            self._page.wrap(line)
 
     def _print_host(self) -> None:
         rows, self._host = self._host, []
@@ -139,6 +145,8 @@ class P2pView:
             head = f"{'to' if kind[1] else 'from'} GPU, {kind[0]}"
             columns.append(Column(head, [_word(row, latency=False) for row in members], right=True))
         self._page.table(lines(columns))
+        for line in expected_lines(rows):
+            self._page.wrap(line)
 
     def _patterns(self, rows: Sequence[PatternRow]) -> None:
         if not rows:
@@ -172,7 +180,7 @@ def _method(metadata: Metadata) -> str:
     )
     loop = f"median of {options['samples']} samples, each {copies} after {options['warmup']} to warm up"
     check = "every destination checks what arrived" if options["check"] else "data not checked"
-    marks = ", ".join(f"{mark} {verdict}" for verdict, mark in _MARKS.items())
+    marks = ", ".join(f"{mark} {verdict}" for verdict, mark in VERDICT_MARKS.items())
     return f"{loop}; {check}; GB/s is 1e9 bytes/s; {marks}"
 
 
@@ -190,11 +198,60 @@ def copying_way(row: PairRow) -> str:
     return ", ".join(filter(None, (*words, _SCOPES.get(row.scope or ""))))
 
 
+def _shares(rows: Sequence[PairRow]) -> Column:
+    """Percent of what is expected; of the limit where nothing is."""
+    if any(row.expected_percent is not None for row in rows):
+        return Column("% exp", [_share(row) for row in rows], right=True)
+    return Column("% limit", [format_share(_limit_percent(row)) for row in rows], right=True)
+
+
+def _share(row: PairRow) -> str:
+    only_limit = row.expected_percent is None and _limit_percent(row) is not None
+    return f"{format_share(_limit_percent(row))} lim" if only_limit else format_share(row.expected_percent)
+
+
+def _limit_percent(row: PairRow) -> float | None:
+    """The share of the limit; of what is shown by its time it says nothing."""
+    return None if _is_timed(row) else row.limit_percent
+
+
+def most_expected(rows: Sequence[PairRow]) -> float | None:
+    """The best that is expected of rows of one size: the shortest time of small copies, else the highest bandwidth."""
+    if _is_timed(rows[0]):
+        return min((row.expected_us for row in rows if row.expected_us is not None), default=None)
+    return max((row.expected_gb_s for row in rows if row.expected_gb_s is not None), default=None)
+
+
+def expected_lines(rows: Sequence[PairRow]) -> Iterator[str]:
+    """What pairs reach of what is expected of them, and where that is from."""
+    known = [(row.expected_percent, row) for row in rows if row.expected_percent is not None]
+    if known:
+        (lowest, row), (highest, _) = (pick(known, key=itemgetter(0)) for pick in (min, max))
+        reached, sources = _range(lowest, highest), dict.fromkeys(row.expected_source for _, row in known)
+        which = f", lowest {row.source} → {row.destination}" if " to " in reached else ""
+        yield f"% exp: {reached}{which}; expected: {', '.join(filter(None, sources))}"
+
+
+def limit_lines(rows: Sequence[PairRow]) -> Iterator[str]:
+    """What pairs reach of the limit, where nothing is expected of them and bytes are meant to go straight there."""
+    limited = [share for row in rows if row.peer != "off" and (share := _limit_percent(row)) is not None]
+    if limited and all(row.expected_percent is None for row in rows):
+        yield f"% limit: {_range(min(limited), max(limited))}"
+
+
+def _is_timed(row: PairRow) -> bool:
+    return (row.size_bytes or 0) < _TIMED_BELOW_BYTES
+
+
+def _range(lowest: float, highest: float) -> str:
+    return " to ".join(dict.fromkeys((format_share(lowest), format_share(highest))))
+
+
 def _word(row: PairRow, *, latency: bool) -> str:
     value = row.latency_us if latency else row.bandwidth_gb_s
     if value is None:
         return "ERROR" if row.verdict == Verdict.ERROR else "-"
-    mark = _MARKS.get(Verdict(row.verdict), "") if row.verdict else ""
+    mark = verdict_mark(row.verdict)
     return f"{value:.2f}{mark}" if latency else f"{value:.1f}{mark}"
 
 

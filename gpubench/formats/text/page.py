@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from gpubench.formats.text.causes import CauseText, all_causes, named_causes, top_causes, unread_lines
 from gpubench.formats.text.fallback import evidence_notes, evidence_table, judged_lines
+from gpubench.formats.text.header import INDENT, software_lines
 from gpubench.formats.text.plot import plot_lines
 from gpubench.formats.text.prospects import other_lines
 from gpubench.formats.writer import Style, Target
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
     from gpubench.model.results.curves import Chart
 
-INDENT = "  "
 _LABEL_WIDTH = 12
 
 _VERDICT_STYLES = {
@@ -43,6 +43,7 @@ class Page:
 
     def __init__(self, target: Target, style: Style) -> None:
         self.width = style.width
+        self.verbose = style.verbose
         self.charts: Sequence[Chart] | None = None
         self._own_file = target.path is not None
         self._console = _console(target.open(), style)
@@ -63,13 +64,14 @@ class Page:
                 text.highlight_regex(pattern, style)
             self._console.print(text)
 
-    def heat(self, lines: Sequence[str], *, less_is_better: bool = False) -> None:
-        """A matrix of numbers, each coloured by how near it is to the best of them."""
+    def heat(self, lines: Sequence[str], *, expected: float | None = None, less_is_better: bool = False) -> None:
+        """A matrix of numbers, each coloured by how near it is to what is expected, or to the best of them."""
         from rich.text import Text
 
         found = [[(match.span(), float(match[0])) for match in _NUMBER.finditer(line)] for line in lines]
         values = [value for row in found for _, value in row if value]
-        best = (min if less_is_better else max)(values, default=0.0)
+        known = values if expected is None else [*values, expected]
+        best = (min if less_is_better else max)(known, default=0.0)
         for line, row in zip(lines, found, strict=True):
             text = Text(line)
             for (start, end), value in row:
@@ -83,11 +85,9 @@ class Page:
         self.print(*lines, style=style)
 
     def software(self, metadata: Metadata) -> None:
-        """Libraries and settings of a run, a line each."""
-        for name, text in metadata.libraries.items():
-            self.wrap(f"{INDENT}{name} {text}")
-        for name, value in metadata.environment.items():
-            self.wrap(f"{INDENT}{name}={value}")
+        """Libraries and settings of a run."""
+        for line in software_lines(metadata, verbose=self.verbose):
+            self.wrap(line)
 
     def draw(self, renderable: "RenderableType") -> None:
         """Something that rich lays out."""

@@ -7,7 +7,7 @@ import math
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from gpubench.model.results.curves import Chart, Points
+from gpubench.model.results.curves import OPEN_ENDED, Chart, Points
 from gpubench.model.terms.units import format_size
 
 _HEIGHT = 15
@@ -20,8 +20,7 @@ _LIMIT, _EXPECTED, _SEVERAL = "-", ".", "@"
 def plot_lines(chart: Chart, width: int) -> Iterator[str]:
     """The chart, its marks, and a value axis from 0; as wide as asked for, if that is wide enough for a picture."""
     columns = max(width - _LABEL - 3, _NARROWEST)
-    drawn = (*(line.points for line in chart.lines), chart.limit, chart.expected)
-    highest = max((value for points in drawn for _, value in points), default=0.0) or 1.0
+    highest = chart.highest or 1.0
     sizes = sorted({size for line in chart.lines for size, _ in line.points})
     canvas = _Canvas(columns, sizes, highest)
     canvas.across(chart.limit, _LIMIT)
@@ -35,7 +34,11 @@ def plot_lines(chart: Chart, width: int) -> Iterator[str]:
         yield f"{label:>{_LABEL}} │{''.join(cells)}".rstrip()
     yield f"{'':>{_LABEL}} └{'─' * columns}"
     yield f"{'':>{_LABEL}}  {_size_labels(sizes, canvas)}".rstrip()
-    yield from _legend(chart)
+    for words in _legend(chart):
+        indent = f"{'':>{_LABEL}}  "
+        yield from textwrap.wrap(
+            words, max(width, _NARROWEST + len(indent)), initial_indent=indent, subsequent_indent=indent
+        )
 
 
 class _Canvas:
@@ -89,5 +92,7 @@ def _legend(chart: Chart) -> Iterator[str]:
     if chart.limit:
         words.append(f"{_LIMIT} limit")
     if chart.expected:
-        words.append(f"{_EXPECTED} healthy machine")
-    yield from (f"{'':>{_LABEL}}  {word}" for word in words)
+        words.append(f"{_EXPECTED} expected")
+    if chart.is_open_ended:
+        words.append(OPEN_ENDED)
+    yield from words

@@ -5,8 +5,9 @@ from typing import Any
 
 from gpubench.formats.text.columns import fitting, lines
 from gpubench.formats.text.devices import gpu_columns, gpu_sentences, nic_columns
+from gpubench.formats.text.header import INDENT, setting_lines
 from gpubench.formats.text.matrices import matrix_lines
-from gpubench.formats.text.page import INDENT, ReportView
+from gpubench.formats.text.page import ReportView
 from gpubench.formats.text.tree import draw, is_worth_drawing
 from gpubench.model.facts.snapshot import NicKind
 from gpubench.model.paths.topology import PeerAccess
@@ -64,8 +65,8 @@ class TopoView(ReportView):
         if metadata.profile:
             note = f": {metadata.profile['note']}" if "note" in metadata.profile else ""
             self._page.wrap(f"{INDENT}profile {metadata.profile['name']}{note}")
-        for name, value in metadata.environment.items():
-            self._page.wrap(f"{INDENT}{name}={value}")
+        for line in setting_lines(metadata.environment, verbose=self._page.verbose):
+            self._page.wrap(line)
 
     def _kind(self, kind: KindRow, nodes: Mapping[str, NodeRow], *, several: bool) -> None:
         node = nodes[kind.node]

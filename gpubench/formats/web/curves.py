@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from gpubench.model.results.curves import Chart, CurveLine, Points
+from gpubench.model.results.curves import OPEN_ENDED, Chart, CurveLine, Points
 from gpubench.model.terms.units import format_size
 
 _WIDTH, _HEIGHT = 480, 290
@@ -63,7 +63,7 @@ def _scale(chart: Chart) -> _Scale:
     if chart.logarithmic:
         low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
         return _Scale(min(sizes), max(sizes), low, max(high, low + 1), logarithmic=True)
-    return _Scale(min(sizes), max(sizes), 0.0, max(values) * 1.05, logarithmic=False)
+    return _Scale(min(sizes), max(sizes), 0.0, (chart.highest or 1.0) * 1.05, logarithmic=False)
 
 
 def _axes(chart: Chart, scale: _Scale) -> Iterator[str]:
@@ -109,6 +109,8 @@ def _legend(chart: Chart) -> Iterator[str]:
     for line in (CurveLine("limit", chart.limit), CurveLine("expected of a healthy machine", chart.expected)):
         if line.points:
             yield _key(line.name.split(" ")[0], f"{line.name}{_level(line)}")
+    if chart.is_open_ended:
+        yield f"<li>{escape(OPEN_ENDED)}</li>"
 
 
 def _level(line: CurveLine) -> str:

@@ -14,7 +14,7 @@ from gpubench.hardware.cuda.device import CudaDevice
 from gpubench.hardware.nccl.calls import NcclCalls, NcclLaunch, call_table
 from gpubench.hardware.timing.clock import no_garbage_collection
 from gpubench.hardware.timing.native_loop import CallFailedError, CallTable, native_loop
-from gpubench.hardware.timing.stream_marks import MarkedLaunch, Marks
+from gpubench.hardware.timing.stream_marks import MOST_QUEUED, MarkedLaunch, Marks
 from gpubench.model.terms.allocator import Allocator
 from gpubench.model.terms.nccl_choice import nccl_version
 from gpubench.model.terms.progress import UNWATCHED, Progress
@@ -160,6 +160,7 @@ class NcclBackend:
         self._library = library
         self._communicators: dict[int, Any] = {}
         self._aborted = False
+        self._issued_seconds: float | None = None
         self.calls = self.open(group)
 
     def open(self, group: Group) -> NcclCalls:
@@ -225,6 +226,7 @@ class NcclBackend:
         with no_garbage_collection():
             start = perf_counter()
             self._library.issue(launch)
+            self._issued_seconds = perf_counter() - start
             while not stream.done:
                 next(in_turn).check_async_error()
                 if look is not None:
@@ -234,6 +236,13 @@ class NcclBackend:
             raise AbortedError
         self._marks.measured(seconds)
         return seconds
+
+    def issue_seconds(self, launch: Launch, operations: int) -> float | None:
+        """Seconds of the host to issue an operation of what was timed last; of captured graphs it is not known."""
+        if isinstance(launch, MarkedLaunch):
+            return launch.issue_seconds
+        known = isinstance(launch, CallTable) and 0 < operations <= MOST_QUEUED
+        return self._issued_seconds / operations if known and self._issued_seconds is not None else None
 
     def trouble(self) -> str:
         """NCCL's asynchronous error, empty where it has none. For a thread: an operation may be under way."""

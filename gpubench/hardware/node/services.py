@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from gpubench.hardware.process.names import FIRST_PID_NAMESPACE
 from gpubench.hardware.system_files import UnknownFields, names_in, text_of
 from gpubench.model.facts.driver_settings import Service
 
@@ -25,8 +26,6 @@ that does not match is as users quote it; the others were not seen."""
 
 _LOG_BYTES = 2**16
 _MOST_PROCESSES = 10_000
-_FIRST_PID_NAMESPACE = "pid:[4026531836]"
-"""The namespace of the host itself (PROC_PID_INIT_INO in the kernel); any other is a container's."""
 
 
 def read_services(root: Path) -> tuple[dict[str, Service], dict[str, str]]:
@@ -51,7 +50,7 @@ def _why_hidden(root: Path) -> str:
         namespace = (root / "proc/self/ns/pid").readlink().name
     except OSError as error:
         return f"/proc/self/ns/pid: {error.strerror}"
-    if namespace != _FIRST_PID_NAMESPACE:
+    if namespace != FIRST_PID_NAMESPACE:
         return "this PID namespace is a container's own: the host's processes are not visible"
     return "" if text_of(root / "proc/1/comm") is not None else "/proc hides the processes of other users"
 

@@ -5,8 +5,11 @@ import re
 import resource
 import socket
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
+from gpubench.hardware.process.attached import tools, tracer
+from gpubench.hardware.process.cpu_time import cpu_quota
 from gpubench.hardware.process.kernel_calls import may_call, memory_policy, pidfd_getfd
 from gpubench.hardware.process.library_search import verbs_providers
 from gpubench.hardware.process.mpi_facts import read_mpi
@@ -23,9 +26,11 @@ UNLIMITED = -1
 _NAMESPACE = re.compile(r"\w+:\[(\d+)\]", re.ASCII)
 _SECCOMP = re.compile(r"^Seccomp:\s*(\d+)", re.ASCII | re.MULTILINE)
 _IMEX = "nvidia-caps-imex-channels"
+_PLUGIN = "libnccl-"
 _GPU_FILE = re.compile(r"nvidia\d+", re.ASCII)
 _LIBRARY = re.compile(
-    r"(libnccl-net[\w-]*|libnccl|libmpi|libmpich|libucp|libcuda|libibverbs|libfabric)(?:-[0-9a-f]+)?\.so", re.ASCII
+    r"(libnccl-(?:net|tuner|profiler)[\w-]*|libnccl|libmpi|libmpich|libucp|libcuda|libibverbs|libfabric)(?:-[0-9a-f]+)?\.so",
+    re.ASCII,
 )
 
 
@@ -79,7 +84,21 @@ def read_rank_facts(
         verbs_providers=verbs_providers(root, unknown),
         mpi=read_mpi(libraries.get("libmpi") or libraries.get("libmpich")),
         ucx_cuda=_ucx_cuda(libraries.get("libucp"), root, unknown),
+        tracer=tracer(status, root),
+        tools=tools(root),
+        cpu_quota=cpu_quota(root),
         unknown={**unknown.reasons, **files.unknown},
+    )
+
+
+def read_again(facts: RankFacts, root: Path = Path("/")) -> RankFacts:
+    """The same with what may have come since: a debugger, and tools and NCCL's plugins, which CUDA and NCCL load."""
+    plugins = {name: file for name, file in _libraries(root / "proc/self/maps").items() if name.startswith(_PLUGIN)}
+    return replace(
+        facts,
+        libraries={**facts.libraries, **plugins},
+        tracer=tracer(text_of(root / "proc/self/status") or "", root),
+        tools=tools(root),
     )
 
 

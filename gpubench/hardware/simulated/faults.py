@@ -8,11 +8,11 @@ from dataclasses import replace
 
 from gpubench.errors import UsageError
 from gpubench.model.facts.fabric_health import decode_health
+from gpubench.model.facts.gpu_process import GpuProcess
 from gpubench.model.facts.snapshot import (
     DriverFacts,
     Fabric,
     GpuFacts,
-    GpuProcess,
     HostFacts,
     NicFacts,
     NvLink,

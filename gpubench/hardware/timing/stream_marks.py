@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from time import perf_counter
 from typing import Any
 
 from gpubench.hardware.timing.pace import Pace
@@ -15,6 +16,11 @@ from gpubench.model.terms.progress import Progress
 from gpubench.ports.launch import Launch
 
 SECONDS_BETWEEN_MARKS = 0.02
+
+MOST_QUEUED = 256
+"""Operations that surely find room in the queue of a stream, which has 1,022 places for launches: where it is full, the
+host waits for the GPU, and the time to issue them says nothing.
+"""
 
 
 class Marks:
@@ -56,14 +62,25 @@ class MarkedLaunch:
 
     def __post_init__(self) -> None:
         self._under_way: deque[tuple[int, Any]] = deque()
+        self._first_seconds: float | None = None
 
     def __call__(self) -> None:
         """Make them. Where the stream is full and a part has to wait, progress made meanwhile is reported after it."""
+        self._first_seconds = None
         for (part, operations), event in zip(self.parts, self.events, strict=True):
+            start = perf_counter()
             part()
+            if self._first_seconds is None:
+                self._first_seconds = perf_counter() - start
             self.record(event)
             self._under_way.append((operations, event))
             self.look()
+
+    @property
+    def issue_seconds(self) -> float | None:
+        """Seconds to issue an operation of the first part, which finds the stream empty; None where it is too long."""
+        operations = self.parts[0][1]
+        return None if self._first_seconds is None or operations > MOST_QUEUED else self._first_seconds / operations
 
     def look(self) -> None:
         """Report the parts that are complete."""

@@ -11,7 +11,7 @@ from gpubench.errors import no_gpu
 from gpubench.formats.presenter import Presenter
 from gpubench.hardware import recorded
 from gpubench.jobs.check.plan import NAME, CheckPlan
-from gpubench.jobs.machines import Machines
+from gpubench.jobs.machines import Machines, check_any_gpu
 from gpubench.jobs.metadata import metadata_of
 from gpubench.measure.check.documents import together
 from gpubench.measure.check.health import judge
@@ -43,6 +43,7 @@ def matches_of(plan: CheckPlan, machines: Machines) -> list[ProfileMatch | None]
     is_host = any(each is not None and each.profile.match.generic is Generic.HOST for each in matches)
     if not has_gpus and not is_host:
         raise no_gpu(machines.nodes[0].snapshot.driver.absent or "the driver finds none on this host", for_what=NAME)
+    check_any_gpu(machines.nodes, plan.expected_gpus, NAME)
     return matches
 
 
@@ -61,7 +62,9 @@ def deliver(
         with recorded.recording_samples(plan.recording.record, FILE) as write:
             write(measurements)
     profiles = [None if found is None else found.profile for found in matches]
-    facts = Facts(nodes, group(nodes), machines.processes, profiles, measurements, plan.profile is not None)
+    facts = Facts(
+        nodes, group(nodes), machines.processes, profiles, measurements, plan.profile is not None, plan.expected_gpus
+    )
     report = judge(facts)
     metadata = metadata_of(
         arguments,

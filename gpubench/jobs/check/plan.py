@@ -46,6 +46,7 @@ class CheckPlan:
     source: Source
     recording: Recording
     profile: str | None
+    expected_gpus: int | None = None
     strict: bool
     timeout_s: float
     presentation: Presentation

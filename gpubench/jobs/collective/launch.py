@@ -22,6 +22,7 @@ from gpubench.hardware.cuda.device import check_installed
 from gpubench.hardware.launch import channel, launcher
 from gpubench.hardware.mpi.group import host_name
 from gpubench.hardware.node.nvml.library import Driver, read_driver
+from gpubench.jobs.collective.gpu_count import check_any
 from gpubench.jobs.collective.plan import CollectivePlan
 from gpubench.jobs.collective.rank_plan import write_plan
 from gpubench.jobs.outputs import check_writable
@@ -77,6 +78,7 @@ def choose_ranks(plan: CollectivePlan, driver: Driver) -> int:
 
     Raises GpubenchError: no GPU or no CuPy for the nccl backend, more ranks than GPUs, a root that is no rank.
     """
+    check_any([driver.visible], plan)
     ranks = plan.ranks or driver.visible or HOST_RANKS
     if plan.backend == "nccl" or (plan.backend is None and driver.visible):
         if not driver.visible:

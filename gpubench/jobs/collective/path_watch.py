@@ -10,8 +10,11 @@ from gpubench.collectives.request import SweepRequest
 from gpubench.conditions.definition.circumstances import Circumstances, users_settings
 from gpubench.errors import GpubenchError, no_direct_path, no_path
 from gpubench.hardware.nccl.debug_log import NcclLog, ResettableLog
+from gpubench.hardware.node.nvml.gpu_use import NvmlUse
 from gpubench.hardware.node.nvml.link_counters import NvmlCounters
 from gpubench.hardware.node.probe import Probe
+from gpubench.hardware.process.cpu_time import RunDelay, run_delay, waited_share
+from gpubench.hardware.process.facts import read_again
 from gpubench.hardware.process.nccl_settings import nccl_settings, refusals
 from gpubench.jobs.collective.variants import NcclErrors
 from gpubench.jobs.machines import Machines
@@ -19,6 +22,7 @@ from gpubench.jobs.sources import SECONDS_TO_READ_A_NODE, own_process
 from gpubench.measure.collective.observers import ObservationSources, PathObserver
 from gpubench.measure.collective.recording import RecordedLog
 from gpubench.measure.paths.diagnosis import first_cause
+from gpubench.measure.paths.idle_window import IdleWindow
 from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.paths.nccl_log import RemarkKind
@@ -53,8 +57,16 @@ class PathWatch:
     through host memory inside a node, as far as the user has not told it otherwise.
     """
 
-    def __init__(self, group: Group, identity: RankIdentity, *, strict: bool, keeps_log: bool = False) -> None:
-        self._group, self._strict, self._keeps_log = group, strict, keeps_log
+    def __init__(
+        self,
+        group: Group,
+        identity: RankIdentity,
+        *,
+        strict: bool,
+        keeps_log: bool = False,
+        use: NvmlUse | None = None,
+    ) -> None:
+        self._group, self._strict, self._keeps_log, self._use = group, strict, keeps_log, use
         self._kept: RecordedLog | None = None
         self._settings = nccl_settings(os.environ)
         self._facts = own_process(identity)
@@ -62,6 +74,8 @@ class PathWatch:
         self._probe = self._stack.enter_context(Probe(dict(os.environ))) if identity.local_rank == 0 else None
         self._refusals = refusals(self._settings) if strict else {}
         self._known: list[_Known] = []
+        self._delay_before: RunDelay | None = None
+        self._waited: dict[int, float] = {}
         self._nodes: dict[int, Topology] | None = None
         self._log: NcclLog | None = None
 
@@ -91,10 +105,20 @@ class PathWatch:
         counters = NvmlCounters([str(self._known[self._group.rank].identity.gpu_bus_id)])
         self._stack.callback(counters.close)
         nodes = [each.identity.node for each in self._known]
+        # From here on operations are issued: while NCCL starts, its threads and the reading of nodes need CPUs as well.
+        self._delay_before = run_delay()
         if self._keeps_log:
             self._kept = RecordedLog(self._log)
-        sources = ObservationSources(self._kept or self._log, counters, self._look_around, nodes)
+        sources = ObservationSources(
+            self._kept or self._log, counters, self._look_around, nodes, self._window(counters)
+        )
         return PathObserver.of(request, self._group, sources)
+
+    def _window(self, counters: NvmlCounters) -> IdleWindow:
+        own = self._known[self._group.rank].identity
+        pids = {each.facts.pid for each in self._known if each.identity.node == own.node}
+        users = None if self._use is None else self._use.of([str(own.gpu_bus_id)], pids)
+        return IdleWindow(counters, users)
 
     def machines(self) -> Machines | None:
         """Nodes and processes on the first rank, once the sweep was tried out; for a recording."""
@@ -134,12 +158,22 @@ class PathWatch:
         return error(" → ".join(f"rank {rank}" for rank in pair), found.text, cause.evidence, cause.advice)
 
     def _look_around(self) -> Circumstances | None:
+        self._read_again()
         if self._nodes is None:
             collected = self._group.collect(self._own_snapshot())
             if collected is None:
                 return None
             self._nodes = self._topologies(collected)
         return self._circumstances(self._nodes)
+
+    def _read_again(self) -> None:
+        """What is loaded by now, and how long ranks have waited for a CPU; the first rank gets them."""
+        share = waited_share(self._delay_before, run_delay())
+        later = self._group.collect((read_again(self._facts), share))
+        if later is not None:
+            ends = zip(self._known, later, strict=True)
+            self._known = [known._replace(facts=facts) for known, (facts, _) in ends]
+            self._waited = {rank: waited for rank, (_, waited) in enumerate(later) if waited is not None}
 
     def _own_snapshot(self) -> Snapshot | None:
         return None if self._probe is None else self._probe.snapshot(SECONDS_TO_READ_A_NODE)
@@ -153,4 +187,4 @@ class PathWatch:
         facts = [each.facts for each in self._known]
         settings = users_settings(facts, [each.settings for each in self._known])
         wiring = Wiring([each.identity for each in self._known], nodes)
-        return Circumstances(wiring=wiring, facts=facts, settings=settings)
+        return Circumstances(wiring=wiring, facts=facts, settings=settings, waited=self._waited)

@@ -93,6 +93,7 @@ class RankOptions:
     evidence: EvidenceUse = EvidenceUse.KEPT
     strict: bool = False
     split: str | None = None
+    expected_gpus: int | None = None
     variants: AskedVariants = AskedVariants()
     profile: str | None = None
 

@@ -10,9 +10,11 @@ from gpubench.errors import UsageError
 from gpubench.formats.presenter import Presenter, rank_style
 from gpubench.hardware.launch.channel_sender import ChannelSender
 from gpubench.hardware.mpi import group as mpi
+from gpubench.hardware.node.nvml.library import read_driver
 from gpubench.hardware.registry import backend_named
 from gpubench.hardware.watchdog.rank import RankProgress
 from gpubench.jobs.agreement import agree
+from gpubench.jobs.collective.gpu_count import check_any, gpus_by_host, with_gpu_count
 from gpubench.jobs.collective.metadata import collective_metadata, recorded_collective
 from gpubench.jobs.collective.opening import Opened, Rank, open_backend, open_kind
 from gpubench.jobs.collective.plan import HOST, CollectivePlan
@@ -21,6 +23,7 @@ from gpubench.jobs.collective.variants import VariantMaker
 from gpubench.jobs.listeners import NullListener
 from gpubench.jobs.metadata import recorded_settings
 from gpubench.jobs.outputs import check_writable
+from gpubench.jobs.past import past_of
 from gpubench.jobs.rank import own_identity
 from gpubench.measure.collective.observers import Observers
 from gpubench.measure.collective.path_evidence import unwatched
@@ -57,6 +60,7 @@ class CollectiveRankJob:
         self._own = group
         self._part: RankGroup | None = None
         self._parts: Sequence[RankGroup] = ()
+        self._listed: Sequence[int] = ()
         self.identity, self._node_by_rank = own_identity(group)
 
     def run(self, channel: str | None) -> int:
@@ -65,6 +69,9 @@ class CollectiveRankJob:
         Raises AgreedError: the run cannot be, and every rank knows it.
         """
         agree(self._group, self._check_ranks)
+        if self._plan.expected_gpus is not None:
+            self._listed = self._group.gather(read_driver(os.environ).gpus)
+            agree(self._group, lambda: check_any(self._listed, self._plan))
         listener = agree(self._group, lambda: self._given or self._listener(channel))
         if self._plan.split is not None:
             self._join_group(self._plan.split)
@@ -89,12 +96,15 @@ class CollectiveRankJob:
         self._progress.name_ranks(identities)
         agree(group, lambda: check_root(request.collective, request.root, self._own.size))
         beside = open_kind(backend_named(HOST), rank, self._plan) if self._plan.variants.host_too else None
-        sizes, dropped = self._sizes(request, backend, beside)
+        sizes, dropped = self._sizes(request, opened, beside)
         request = replace(request, sizes=sizes)
         maker = VariantMaker(group, self.identity, request)
         variants = maker.variants(self._plan.variants, backend, opened.library, beside)
         described = self._described(opened, request, identities, dropped)
         metadata = collective_metadata(described, request.collective, self._arguments)
+        past = past_of(self._plan.history, metadata) if group.rank == 0 else None
+        if past is not None and past.note:
+            metadata = replace(metadata, options={**metadata.options, "past": past.note})
         listener.begin(metadata)
         with self._recorder(described, opened) as recorder:
             observers = Observers(
@@ -103,13 +113,19 @@ class CollectiveRankJob:
                 read_condition=opened.read_condition,
                 recorder=recorder,
                 make_speed_judge=speed_judge_of(
-                    request.collective, self._measuring(identities), described.libraries.get("NCCL"), self._plan.profile
+                    request.collective,
+                    self._measuring(identities),
+                    described.libraries.get("NCCL"),
+                    self._plan.profile,
+                    past,
                 ),
                 measures_again=self._part is None,
             )
             report = self._rows(request, variants, identities, listener, observers)
         if opened.path_watch is None:
             report = unwatched(report, described.unwatched)
+        if self._listed:
+            report = with_gpu_count(report, gpus_by_host(identities, self._listed), self._plan)
         backend.close()
         self._progress.enter(Phase.OUTPUT)
         if group.rank == 0:
@@ -121,11 +137,11 @@ class CollectiveRankJob:
         return identities if self._part is None else [identities[rank] for rank in self._part.ranks]
 
     def _sizes(
-        self, request: SweepRequest, backend: Backend, beside: Backend | None
+        self, request: SweepRequest, opened: Opened, beside: Backend | None
     ) -> tuple[tuple[int, ...], tuple[DroppedSize, ...]]:
         """The sizes that fit on every rank, in every group and with every backend; the others with their reasons."""
-        group = self._group
-        sizes, dropped = agree(group, lambda: fitting_sizes(request, self._own, backend, self.identity))
+        group, backend, holders = self._group, opened.backend, opened.memory_holders
+        sizes, dropped = agree(group, lambda: fitting_sizes(request, self._own, backend, self.identity, holders))
         if beside is not None:
             own = agree(group, lambda: fitting_sizes(request, group, beside, self.identity))
             sizes, dropped = fitting_all([(sizes, dropped), own])

@@ -15,6 +15,7 @@ from gpubench.measure.collective.cases import Case
 from gpubench.measure.collective.path_evidence import PathObservations
 from gpubench.measure.collective.recording import RecordedCollective, RowWriter, Write
 from gpubench.measure.collective.row_collector import MeasuredRow, Recorder
+from gpubench.model.facts.idle_gpu import IdleGpu
 from gpubench.model.results.winners import RefusedRow
 from gpubench.model.terms.hang import Phase
 from gpubench.model.terms.progress import Progress
@@ -71,6 +72,11 @@ class CollectiveRecorder(Recorder):
         if self._writer is None:
             raise ValueError("what is known before comes first")
         self._writer.row(case, measured)
+
+    def end(self, idle: Sequence[IdleGpu]) -> None:
+        """What was seen of GPUs after the last row comes with the last line."""
+        if self._writer is not None:
+            self._writer.after_rows(idle)
 
 
 @contextmanager

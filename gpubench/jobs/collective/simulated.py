@@ -7,10 +7,11 @@ from pathlib import Path
 from gpubench.collectives.request import SweepRequest
 from gpubench.errors import UsageError
 from gpubench.hardware.simulated.times import CollectiveTimes
+from gpubench.jobs.collective.gpu_count import with_gpu_count
 from gpubench.jobs.collective.metadata import collective_metadata, recorded_collective
 from gpubench.jobs.collective.plan import CollectivePlan
 from gpubench.jobs.collective.speed import judge_of_model
-from gpubench.jobs.machines import Machines
+from gpubench.jobs.machines import Machines, check_drivers
 from gpubench.jobs.outputs import presenting
 from gpubench.jobs.simulation import Simulation
 from gpubench.jobs.sources import Simulated
@@ -32,11 +33,12 @@ def run(plan: CollectivePlan, source: Simulated, arguments: Sequence[str]) -> in
 
     Raises:
         UsageError: ranks that the machine cannot have, a root that is no rank.
-        CouldNotMeasureError: a fault leaves nothing to simulate.
+        CouldNotMeasureError: a fault leaves nothing to simulate, or a node's driver does not answer.
     """
     simulation = source.simulation
     times = CollectiveTimes(simulation.machine, simulation.faults, simulation.seed)
     nodes = source.machines().snapshots
+    check_drivers(nodes, plan.collective.name, simulation.source)
     per_node = _ranks_per_node(plan, simulation, times.gpus)
     identities = list(_identities(nodes, per_node))
     request = plan.at_sizes_for("nccl")
@@ -69,6 +71,7 @@ def run(plan: CollectivePlan, source: Simulated, arguments: Sequence[str]) -> in
         paths = simulated(staged, identities, lambda node: Topology(nodes[node]), simulation.source)
         speed = judge_of_model(request.collective, times, described.hosts, per_node, simulation.machine.profile)
         report = simulate(request, len(identities), len(nodes), seconds, presenter, paths, speed, made.append)
+        report = with_gpu_count(report, {node.host: len(node.gpus) for node in nodes}, plan)
         if plan.recording.record is not None:
             _record(plan.recording.record, described, nodes, request, made)
         presenter.end(report)

@@ -3,6 +3,8 @@
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 
 from gpubench.collectives.record import Collective
 from gpubench.conditions.definition.circumstances import Circumstances
@@ -10,26 +12,47 @@ from gpubench.hardware.simulated.times import CollectiveTimes
 from gpubench.measure.collective.speed_judge import ExpectedTimes, SpeedJudge
 from gpubench.model.paths.topology import Topology
 from gpubench.model.profiles.profile import Profile
+from gpubench.model.results.past import PastFigures
 from gpubench.model.results.report import CollectiveRow
-from gpubench.model.results.speed import MEASURED, ExpectedTime
+from gpubench.model.results.speed import MEASURED, OF_THE_PAST, ExpectedTime
 from gpubench.model.terms.rank_identity import RankIdentity
 from gpubench.model.terms.units import MICROSECONDS_PER_SECOND
 from gpubench.profiles.nodes import profile_of_gpus
 
+_ROWS = 46
+"""Of a usual sweep, 1K to 4G in both placements: so many chances for a row to be called slow by accident."""
+
 
 def speed_judge_of(
-    collective: Collective, ranks: Sequence[RankIdentity], nccl: str | None, asked_profile: str | None
+    collective: Collective,
+    ranks: Sequence[RankIdentity],
+    nccl: str | None,
+    asked_profile: str | None,
+    past: PastFigures | None = None,
 ) -> Callable[[Circumstances | None], SpeedJudge]:
-    """Makes the judge of what these ranks measure; `nccl` is its version and file, as the metadata have it."""
+    """Makes the judge of what these ranks measure; `nccl` is its version and file, as the metadata have it.
+
+    `past` are earlier results of these machines, None where there are none.
+    """
     hosts = tuple(dict.fromkeys(rank.host for rank in ranks))
 
     def make(circumstances: Circumstances | None) -> SpeedJudge:
         node = None if circumstances is None else circumstances.nodes.get(ranks[0].node)
         profile = profile_of_ranks(ranks, node, asked_profile)
         version = None if nccl is None else nccl.split(" ")[0]
-        return SpeedJudge(ExpectedTimes(collective=collective, profile=profile, nccl=version), hosts)
+        sources = ExpectedTimes(collective=collective, profile=profile, nccl=version)
+        return SpeedJudge(sources if past is None else replace(sources, past=partial(_in_the_past, past)), hosts)
 
     return make
+
+
+def _in_the_past(past: PastFigures, row: CollectiveRow) -> ExpectedTime | None:
+    """What earlier results reached, and as far off as they were from each other."""
+    figure = past.time_of(row)
+    if figure is None or figure.time_us is None:
+        return None
+    chance = figure.slow_beyond(_ROWS) - 1
+    return ExpectedTime(figure.time_us, figure.source, replace(OF_THE_PAST, fail=max(OF_THE_PAST.fail, chance)))
 
 
 def judge_of_model(

@@ -6,19 +6,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from gpubench.errors import CouldNotMeasureError, UsageError, no_gpu
+from gpubench.errors import UsageError
 from gpubench.formats.delivery import delivering
 from gpubench.formats.presenter import Presenter, terminal_style
 from gpubench.hardware import recorded
 from gpubench.hardware.node.probe import watch_errors
 from gpubench.hardware.simulated.copies import NoCounters, SimulatedCopies
 from gpubench.jobs.gpus import usable_driver
-from gpubench.jobs.machines import Machines
+from gpubench.jobs.machines import Machines, check_drivers
 from gpubench.jobs.outputs import check_writable
 from gpubench.jobs.p2p.plan import NAME, P2pPlan
 from gpubench.jobs.p2p.replayed import replayed
 from gpubench.jobs.p2p.requests import request_for_process
 from gpubench.jobs.p2p.setup import CopySetup
+from gpubench.jobs.past import bandwidth_of, past_of
 from gpubench.jobs.simulation import Simulation
 from gpubench.jobs.sources import Here, Replayed, Simulated, refuse_under_launcher
 from gpubench.measure.p2p.machine import CopyMachine, wiring_of_process
@@ -26,6 +27,7 @@ from gpubench.measure.p2p.one_process import CopyBench, unreachable_pairs
 from gpubench.measure.p2p.request import P2pRequest
 from gpubench.measure.p2p.run import SECTIONS as SECTIONS
 from gpubench.measure.p2p.run import LookAgain, P2pRun
+from gpubench.measure.paths.idle_window import IdleWindow
 from gpubench.model.facts.launched_by import launched_by
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.report import PAIR_COLUMNS, PairRow, Report
@@ -35,9 +37,6 @@ from gpubench.ports.link_counters import LinkCounters
 from gpubench.ports.listener import Listener
 from gpubench.profiles.matching import ProfileMatch
 from gpubench.profiles.nodes import profile_for
-
-_NEEDED = ("nvml", "cuda")
-"""Sources of facts without which no copy is made."""
 
 _SECONDS_A_CELL = 0.07
 """What a cell of a matrix takes on H200: warm-up, three samples of 10 ms, filling and checking."""
@@ -78,7 +77,8 @@ def run_alone(plan: P2pPlan, arguments: Sequence[str]) -> int:
                 cells = setup.request.steps(len(setup.machine.gpus))
                 presenter.note(f"{cells} copies to time: about {max(2, round(cells * _SECONDS_A_CELL))} s")
             look_again = _looking_again(plan) if is_here else None
-            run = P2pRun(setup.request, bench, setup.machine, presenter, look_again)
+            past = bandwidth_of(past_of(shown.history, metadata))
+            run = P2pRun(setup.request, bench, setup.machine, presenter, look_again, past)
             report = run.run()
         presenter.end(report)
     return shown.exit_code(metadata, report)
@@ -117,7 +117,7 @@ def _check_first_node(simulation: Simulation, node: Topology) -> None:
 
     Raises:
         UsageError: a fault is on another node, which nobody would look at.
-        CouldNotMeasureError: it has no driver, or one that does not answer.
+        CouldNotMeasureError: as `check_drivers`.
     """
     elsewhere = next((each for each in simulation.faults if each.node_number > 0), None)
     if elsewhere is not None:
@@ -126,39 +126,40 @@ def _check_first_node(simulation: Simulation, node: Topology) -> None:
             expected="node0: one process measures the GPUs of one host",
             next_step=f"gpubench check {simulation.source}",
         )
-    if node.snapshot.driver.absent:
-        raise no_gpu(node.snapshot.driver.absent, for_what=NAME)
-    silent = [each for each in node.snapshot.failures if each.stage in _NEEDED]
-    if silent:
-        raise CouldNotMeasureError(
-            f"the driver of {node.snapshot.host} does not answer: {silent[0].stage}, {silent[0].error}",
-            expected="an answer from NVML and CUDA",
-            next_step=f"gpubench check {simulation.source}",
-        )
+    check_drivers([node.snapshot], NAME, simulation.source)
 
 
 @contextmanager
 def _own_gpus(plan: P2pPlan) -> Iterator[CopySetup]:
     """The GPUs of this process; facts are read before anything is put on them."""
     from gpubench.hardware.copies.one_process import open_copies
+    from gpubench.hardware.node.nvml.gpu_use import NvmlUse
     from gpubench.hardware.node.nvml.link_counters import NvmlCounters
 
     driver = usable_driver(NAME)
     machines = plan.source.machines()
+    use = NvmlUse()
     names = {gpu.bus_id: gpu.device for gpu in machines.nodes[0].gpus if gpu.bus_id}
     copies = open_copies(driver, names)
     counters = NvmlCounters([gpu.bus_id for gpu in copies.gpus])
     try:
-        yield _setup(plan, machines, copies, counters, copies.libraries())
+        users = use.of([gpu.bus_id for gpu in copies.gpus], {os.getpid()})
+        yield _setup(plan, machines, copies, counters, copies.libraries(), IdleWindow(counters, users))
     finally:
+        use.close()
         counters.close()
         copies.close()
 
 
 def _setup(
-    plan: P2pPlan, machines: Machines, copies: Copies, counters: LinkCounters, libraries: Mapping[str, str]
+    plan: P2pPlan,
+    machines: Machines,
+    copies: Copies,
+    counters: LinkCounters,
+    libraries: Mapping[str, str],
+    window: IdleWindow | None = None,
 ) -> CopySetup:
-    """A run of one process.
+    """A run of one process; `window` looks at its GPUs while it does not copy.
 
     Raises:
         UsageError: `--pairs` names a GPU that is not there, or a profile cannot be used.
@@ -171,9 +172,18 @@ def _setup(
     return CopySetup(
         plan=plan,
         machines=machines,
-        machine=CopyMachine(wiring, copies.gpus, machines.processes, matched, origin, apart),
+        machine=CopyMachine(
+            wiring,
+            copies.gpus,
+            machines.processes,
+            matched,
+            origin,
+            apart,
+            profile_asked_for=plan.profile is not None,
+            expected_gpus=plan.expected_gpus,
+        ),
         request=request,
-        bench=CopyBench(request, copies, counters),
+        bench=CopyBench(request, copies, counters, window),
         libraries=libraries,
     )
 

@@ -40,4 +40,5 @@ class P2pPlan:
     evidence: EvidenceUse
     timeout_s: float
     profile: str | None = None
+    expected_gpus: int | None = None
     presentation: Presentation

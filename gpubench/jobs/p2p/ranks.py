@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
+from dataclasses import replace
 
 from gpubench.formats.presenter import Presenter, rank_style
 from gpubench.hardware.copies.between_ranks import CudaRankCopies, Network
@@ -10,6 +11,7 @@ from gpubench.hardware.cuda.device import CudaDevice
 from gpubench.hardware.mpi import group as mpi
 from gpubench.hardware.nccl.backend import NcclLibrary
 from gpubench.hardware.nccl.debug_log import NcclLog
+from gpubench.hardware.node.nvml.gpu_use import NvmlUse
 from gpubench.hardware.node.nvml.link_counters import NvmlCounters
 from gpubench.hardware.process.nccl_settings import nccl_settings
 from gpubench.hardware.watchdog.rank import RankProgress
@@ -21,12 +23,14 @@ from gpubench.jobs.outputs import check_writable
 from gpubench.jobs.p2p.plan import NAME, P2pPlan
 from gpubench.jobs.p2p.requests import pairs_of_ranks, request_for_ranks
 from gpubench.jobs.p2p.setup import CopySetup
+from gpubench.jobs.past import bandwidth_of, past_of
 from gpubench.jobs.rank import own_identity
 from gpubench.jobs.sources import gathered, own_process
 from gpubench.measure.p2p.between_ranks import RankBench
 from gpubench.measure.p2p.machine import machine_of_ranks
 from gpubench.measure.p2p.request import P2pRequest
 from gpubench.measure.p2p.run import P2pRun
+from gpubench.measure.paths.idle_window import IdleWindow
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.results.ending import exit_code_of
 from gpubench.model.results.report import PAIR_COLUMNS
@@ -58,6 +62,8 @@ class P2pRanksJob:
         pairs = agree(group, lambda: pairs_of_ranks(plan, group.size))
         presenter = agree(group, self._presenter)
         driver = agree(group, lambda: usable_driver(NAME), place=str(self.identity))
+        # Before any rank has a context: `gathered` makes sure of that.
+        use = NvmlUse()
         # The first rank of a node reads it before any rank puts something on its GPUs.
         snapshots = agree(group, self._own_snapshots, place=str(self.identity))
         read = gathered(group, snapshots, own_process(self.identity))
@@ -67,12 +73,18 @@ class P2pRanksJob:
         self._progress.name_ranks(identities)
         # The profile of the first rank: by others, ranks would measure other pairs again than it, and wait for ever.
         machines, matched = group.broadcast(agree(group, lambda: _with_profile(read, plan)))
-        machine = machine_of_ranks(machines.nodes, identities, machines.processes, matched, Origin.MEASURED)
+        machine = replace(
+            machine_of_ranks(machines.nodes, identities, machines.processes, matched, Origin.MEASURED),
+            profile_asked_for=plan.profile is not None,
+            expected_gpus=plan.expected_gpus,
+        )
         with ExitStack() as stack:
             request = request_for_ranks(plan, pairs, machine)
             copies = self._copies(device, request, stack)
             counters = NvmlCounters([machine.gpus[group.rank].bus_id])
-            bench = RankBench(request, group, copies, counters, self._log, self._progress)
+            pids = {each.pid for each in identities if each.node == self.identity.node}
+            window = IdleWindow(counters, use.of([machine.gpus[group.rank].bus_id], pids))
+            bench = RankBench(request, group, copies, counters, self._log, self._progress, window)
             setup = CopySetup(
                 plan=plan,
                 machines=machines,
@@ -86,10 +98,14 @@ class P2pRanksJob:
             listener = presenter or NullListener()
             if presenter is not None:
                 presenter.begin(metadata, PAIR_COLUMNS)
+            # Every rank judges, and measures again what is near a threshold: all have to know the same.
+            own = past_of(plan.presentation.history, metadata) if group.rank == 0 else None
+            past = bandwidth_of(group.broadcast(own))
             with setup.recorded_bench(metadata) if presenter is not None else nullcontext(bench) as recorded:
-                report = P2pRun(request, recorded, machine, listener).run()
+                report = P2pRun(request, recorded, machine, listener, past=past).run()
             bench.close()
             counters.close()
+            use.close()
         self._progress.enter(Phase.OUTPUT)
         listener.end(report)
         return group.broadcast(exit_code_of(metadata, report))

@@ -32,6 +32,7 @@ def replayed(plan: P2pPlan, source: Replayed) -> CopySetup:
     else:
         wiring, apart = wiring_of_process(machines.nodes[0], found.gpus), frozenset(found.unreachable)
         machine = CopyMachine(wiring, found.gpus, machines.processes, matched, origin, apart)
+    machine = replace(machine, profile_asked_for=plan.profile is not None, expected_gpus=plan.expected_gpus)
     return CopySetup(
         plan=replace(plan, strict=plan.strict or found.strict, like=found.like),
         machines=machines,

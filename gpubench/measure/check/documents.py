@@ -13,7 +13,7 @@ from gpubench.model.terms.verdict import STRAGGLER, WRONG_DATA, Finding
 
 T = TypeVar("T")
 
-JUDGED_BY_CHECKS = ("p2p-slow", STRAGGLER)
+JUDGED_BY_CHECKS = ("p2p-slow", STRAGGLER, "gpu-lost", "gpu-missing", "gpu-model", "gpu-in-use", "host-copies-slow")
 """Findings of the commands that checks make themselves, from the rows."""
 
 

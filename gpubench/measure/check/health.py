@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from gpubench.conditions.checks import CHECKS, Check, found_by, merged
 from gpubench.conditions.definition.circumstances import Facts
 from gpubench.conditions.folding import folded
+from gpubench.conditions.registry import CONDITIONS
 from gpubench.measure.topo.fallback import findings as prospect_findings
 from gpubench.measure.topo.fallback import prospects, survey
 from gpubench.model.paths.topology import Topology
@@ -23,6 +24,7 @@ from gpubench.model.results.report import (
 from gpubench.model.results.rows.checks import CHECKS_SECTION, VERDICTS_SECTION, CheckRow, VerdictRow
 from gpubench.model.terms.verdict import Finding, Verdict, overall
 
+_DRIVER_IDS = {each.id for each in CONDITIONS if each.check == "driver"}
 _OF_SILENCE = ("driver", "measured")
 """Checks that say who did not answer."""
 
@@ -106,7 +108,12 @@ def _nodes_in_error(facts: Facts, check: Check) -> tuple[str, ...]:
         return tuple(each.node for each in facts.measurements.failed_on if each.need is check.needs)
     if check.name in _OF_SILENCE:
         return ()
-    return tuple(node.snapshot.host for node in facts.nodes if node.snapshot.failures)
+    return tuple(node.snapshot.host for node in facts.nodes if _is_silent(node))
+
+
+def _is_silent(node: Topology) -> bool:
+    """True if the driver, or another source of facts, tells nothing of GPUs that are there."""
+    return bool(node.snapshot.failures or (node.gpus and node.snapshot.driver.absent))
 
 
 def _verdict_rows(facts: Facts, findings: Sequence[Finding]) -> Iterator[VerdictRow]:
@@ -118,8 +125,10 @@ def _verdict_rows(facts: Facts, findings: Sequence[Finding]) -> Iterator[Verdict
     for number, node in enumerate(facts.nodes):
         own: list[Finding] = []
         rows = []
+        unanswered = _unanswered(node, by_subject) if _is_silent(node) else []
         for scope, subject, names in _subjects(facts, number, node):
             found = [finding for name in names for finding in by_subject.get(name, ())]
+            found += unanswered if scope == "gpu" else ()
             own += found
             rows.append(_row(node, scope, subject, found))
         own += _of_whole(facts, node, by_subject)
@@ -130,10 +139,9 @@ def _verdict_rows(facts: Facts, findings: Sequence[Finding]) -> Iterator[Verdict
 def _subjects(facts: Facts, number: int, node: Topology) -> Iterator[tuple[str, str, tuple[str, ...]]]:
     """The devices of a node: scope, name in rows, and the names that findings have for it."""
     circumstances = facts.circumstances
-    silent = [f"{node.snapshot.host}, {each.stage}" for each in node.snapshot.failures]
     for gpu in node.gpus:
         name = circumstances.named(number, gpu)
-        yield "gpu", name, (name, *silent)
+        yield "gpu", name, (name,)
     for nic in node.nics:
         name = circumstances.named(number, nic)
         yield "nic", name, (name, circumstances.on(number, nic.name))
@@ -148,6 +156,13 @@ def _subjects(facts: Facts, number: int, node: Topology) -> Iterator[tuple[str, 
             one, other = by_bus_id[source], by_bus_id[destination]
             name, bare = circumstances.named(number, one, other), f"{one.device} → {other.device}"
             yield "link", name, (name, circumstances.on(number, bare), bare)
+
+
+def _unanswered(node: Topology, by_subject: Mapping[str, Sequence[Finding]]) -> list[Finding]:
+    """Findings of a driver that tells nothing of a node's GPUs."""
+    host = node.snapshot.host
+    found = [each for subject in by_subject if subject.startswith(host) for each in by_subject[subject]]
+    return [each for each in found if each.id in _DRIVER_IDS and each.subject.partition(",")[0] == host]
 
 
 def _of_whole(facts: Facts, node: Topology, by_subject: Mapping[str, Sequence[Finding]]) -> list[Finding]:

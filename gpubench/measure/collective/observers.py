@@ -1,7 +1,7 @@
 """The observers of a sweep, which take no part in what is timed; of its paths before anything is."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpubench.collectives.request import SweepRequest
 from gpubench.conditions.definition.circumstances import Circumstances
@@ -12,11 +12,15 @@ from gpubench.measure.collective.path_evidence import PathObservations
 from gpubench.measure.collective.path_judge import PathJudge
 from gpubench.measure.collective.row_collector import NO_RECORDER, Recorder
 from gpubench.measure.collective.speed_judge import SpeedJudge
+from gpubench.measure.paths.idle_window import IdleWindow
 from gpubench.model.facts.gpu_condition import GpuCondition
+from gpubench.model.facts.idle_gpu import IdleGpu
 from gpubench.model.terms.progress import UNWATCHED, Progress
 from gpubench.ports.group import Group
 from gpubench.ports.library_log import LibraryLog
 from gpubench.ports.link_counters import LinkCounters
+
+_GPU = 0
 
 ReadCondition = Callable[[], GpuCondition | None]
 """Reads the condition of this rank's GPU; None where there is no GPU."""
@@ -35,12 +39,16 @@ def _judging_no_speed(_circumstances: Circumstances | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ObservationSources:
-    """The sources of a rank: the library's log, its GPU's counters, the circumstances, and every rank's node."""
+    """The sources of a rank: the library's log, its GPU's counters, the circumstances, and every rank's node.
+
+    `window` looks at the rank's GPU while nothing of this job runs.
+    """
 
     log: LibraryLog
     counters: LinkCounters
     read_circumstances: ReadCircumstances
     nodes: Sequence[int]
+    window: IdleWindow | None = None
 
 
 @dataclass(slots=True)
@@ -67,6 +75,7 @@ class PathObserver:
         `then` tries out settings, before the log is over. Machines and processes are read too, which may take a while.
         """
         sources = self.sources
+        idle = self.look_while_idle()
         expected_bytes = self.group.collect(self.counting.expected_bytes(cases[0]))
         choices = self._read_choices(cases, try_once)
         then()
@@ -80,7 +89,24 @@ class PathObserver:
                 expected_bytes=expected_bytes,
                 traffic=traffic,
                 circumstances=circumstances,
+                idle=idle or (),
             )
+
+    def look_while_idle(self, at_work: GpuCondition | None = None) -> tuple[IdleGpu, ...] | None:
+        """Every rank's GPU, on the first rank, while none of them runs an operation; empty where nobody can look.
+
+        Before the first operation and after the last row, when `at_work` is the condition of this rank's GPU. Every
+        rank has to call it.
+        """
+        window, group = self.sources.window, self.group
+        group.barrier()
+        own = None if window is None else replace(window.look([_GPU])[0], at_work=at_work)
+        group.barrier()
+        collected = group.collect(own)
+        if collected is None:
+            return None
+        idle = tuple(each for each in collected if each is not None)
+        return idle if len(idle) == len(collected) else ()
 
     def try_setting(self, setting: str, cases: Sequence[Case], try_once: Callable[[Case], object]) -> None:
         """Read what is logged of the same operations under a setting, for its rows; paths are not judged by it."""

@@ -8,8 +8,9 @@ from gpubench.measure.collective.counting import Traffic
 from gpubench.measure.collective.logged_choices import LoggedChoices, distinct_uses
 from gpubench.measure.paths.diagnosis import Explained
 from gpubench.measure.paths.report import PathOutcome, path_sections, report_on
+from gpubench.model.facts.idle_gpu import IdleGpu, both
 from gpubench.model.paths.evidence import Conclusion, Evidence, PathEvidence, State
-from gpubench.model.paths.link_evidence import Flow, Speed, measured
+from gpubench.model.paths.link_evidence import Flow, Speed, measured, most_share
 from gpubench.model.paths.p2p import Carried
 from gpubench.model.paths.selection import Pair, names, without_idle
 from gpubench.model.paths.topology import Topology
@@ -23,6 +24,9 @@ from gpubench.model.terms.origin import Origin
 _Kind = tuple[bool, bool, bool | None]
 """True if a path is inside a node, over NVLinks, host-staged."""
 
+_MOST_NODES = 64
+"""Of a simulated machine, that are read to find why it is slow."""
+
 _OF_SEVERAL_KINDS = "paths of several kinds meet at these GPUs, whose counters and times do not tell them apart"
 
 
@@ -31,7 +35,7 @@ class PathObservations:
     """All that was observed of paths before anything was timed, on the first rank.
 
     `expected_bytes` are each rank's sent and received bytes for a byte of the size, at least; `traffic` is what each
-    rank's GPU counted.
+    rank's GPU counted; `idle` are the ranks' GPUs while no operation ran, empty where nobody looked.
     """
 
     choices: LoggedChoices
@@ -39,6 +43,28 @@ class PathObservations:
     expected_bytes: Sequence[tuple[float, float]]
     traffic: Sequence[Traffic]
     circumstances: Circumstances
+    idle: Sequence[IdleGpu] = ()
+
+    def with_idle(self, later: Sequence[IdleGpu]) -> "PathObservations":
+        """The same with what was seen after the last row, too."""
+        return replace(self, idle=both(self.idle, later))
+
+    @property
+    def beyond(self) -> dict[int, float]:
+        """How often the NVLinks of ranks carried the bytes that they can have moved at most, where more than once."""
+        found = {}
+        for rank, (traffic, expected) in enumerate(zip(self.traffic, self.expected_bytes, strict=True)):
+            ends = zip((traffic.sent, traffic.received), map(most_share, expected), strict=True)
+            times = [end.nvlink_share / most for end, most in ends if end.nvlink_share is not None]
+            if max(times, default=0.0) > 1:
+                found[rank] = max(times)
+        return found
+
+    @property
+    def contended(self) -> Circumstances:
+        """The circumstances with what others do on GPUs and links."""
+        at_work = {rank: each.at_work for rank, each in enumerate(self.idle) if each.at_work is not None}
+        return replace(self.circumstances, idle_gpus=dict(enumerate(self.idle)), beyond=self.beyond, at_work=at_work)
 
 
 @dataclass(slots=True)
@@ -65,7 +91,7 @@ def conclude(observed: PathObservations, rows: RowObservations, *, origin: Origi
     paths = _Paths(observed, rows).known()
     not_heard = f"NCCL's log was not heard: {choices.no_log}" if choices.no_log else ""
     wrong = frozenset(_ranks(path) for path in paths if path.judgement.conclusion is Conclusion.WRONG)
-    explained = Explained(replace(observed.circumstances, staged=_staged(paths), wrong=wrong))
+    explained = Explained(replace(observed.contended, staged=_staged(paths), wrong=wrong))
     fallback = fallback_rows(
         paths, origin, lambda members: explained.first(_staged(members)), not_heard, _unconnected(choices)
     )
@@ -84,8 +110,11 @@ def unwatched(report: Report, why: str, origin: Origin = Origin.MEASURED) -> Rep
 def simulated(
     staged: Sequence[Pair], gpus: Sequence[Located], node: Callable[[int], Topology], source: str
 ) -> PathOutcome:
-    """The verdict on the pairs of ranks that faults make go through host memory; only their nodes are read."""
-    wiring = Wiring(gpus, {number: node(number) for number in {gpus[rank].node for pair in staged for rank in pair}})
+    """The verdict on the pairs of ranks that faults make go through host memory; of many nodes only theirs are read."""
+    numbers = {gpu.node for gpu in gpus}
+    if len(numbers) > _MOST_NODES:
+        numbers = {gpus[rank].node for pair in staged for rank in pair}
+    wiring = Wiring(gpus, {number: node(number) for number in sorted(numbers)})
     paths = [
         KnownPath(
             source=_end(pair[0], wiring.gpus[pair[0]]),
@@ -184,6 +213,8 @@ class _Paths:
             return Evidence(seen=_OF_SEVERAL_KINDS)
         flow = Flow(
             ends=self._ends(pair),
+            most_shares=self._most_shares(pair),
+            foreign_gb_s=self._foreign_gb_s(pair),
             speed=self._speed(pair),
             has_nvlinks=self._wiring.has_nvlinks(pair),
             limit_gb_s=self._wiring.limit(pair).gb_s,
@@ -200,6 +231,18 @@ class _Paths:
         source, destination = (self._observed.traffic[rank] for rank in pair)
         sent, received = self._expected_bytes[pair[0]][0], self._expected_bytes[pair[1]][1]
         return (*([source.sent] if sent else []), *([destination.received] if received else []))
+
+    def _most_shares(self, pair: Pair) -> tuple[float, ...]:
+        """How often the bytes that had to pass, at least, can have passed at each of these ends."""
+        sent, received = self._expected_bytes[pair[0]][0], self._expected_bytes[pair[1]][1]
+        return tuple(most_share(each) for each in (sent, received) if each)
+
+    def _foreign_gb_s(self, pair: Pair) -> float:
+        """What others sent from the one GPU or to the other over NVLink while this job was idle."""
+        idle = self._observed.idle
+        if not idle:
+            return 0.0
+        return max(idle[pair[0]].rates.nvlink_sent or 0.0, idle[pair[1]].rates.nvlink_received or 0.0)
 
     def _speed(self, pair: Pair) -> Speed | None:
         row = self._rows.largest

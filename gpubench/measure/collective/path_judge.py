@@ -4,10 +4,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gpubench.collectives.request import SweepRequest
+from gpubench.conditions.definition.circumstances import IssueTime
 from gpubench.measure.collective.cases import Case
 from gpubench.measure.collective.logged_choices import Choice, LoggedChoices, key_of
 from gpubench.measure.collective.path_evidence import PathObservations, RowObservations, conclude
 from gpubench.measure.paths.report import PathOutcome
+from gpubench.model.facts.idle_gpu import IdleGpu
 from gpubench.model.paths.busbw_limit import Work, busbw_limit, exchange_limit
 from gpubench.model.paths.selection import Used, without_idle
 from gpubench.model.paths.topology import Limit
@@ -64,9 +66,15 @@ class PathJudge:
             return Limit(None, f"the algorithm is not known: {reason}")
         return busbw_limit(algorithm, without_idle(used.pairs, expected_bytes), wiring)
 
-    def outcome(self) -> PathOutcome:
-        """The verdict on all paths."""
-        return conclude(self.observations, self._rows, origin=self._origin)
+    def add_idle(self, after: Sequence[IdleGpu]) -> None:
+        """Add what was seen of the ranks' GPUs after the last row, while no operation ran."""
+        self.observations = self.observations.with_idle(after)
+
+    def outcome(self, slow: Sequence[CollectiveRow] = ()) -> PathOutcome:
+        """The verdict on all paths, and the causes of what they do; of rows that are `slow` too."""
+        around = replace(self.observations.circumstances, issued=IssueTime.of(slow))
+        observed = replace(self.observations, circumstances=around)
+        return conclude(observed, self._rows, origin=self._origin)
 
 
 def _remarked(row: CollectiveRow) -> CollectiveRow:

@@ -10,6 +10,7 @@ from gpubench.measure.collective.counting import Traffic
 from gpubench.measure.collective.path_evidence import PathObservations
 from gpubench.measure.collective.recorded_choices import RecordedLoggedChoices
 from gpubench.measure.collective.row_collector import MeasuredRow, RowSample
+from gpubench.model.facts.idle_gpu import IdleGpu
 from gpubench.model.paths.evidence import EvidenceUse
 from gpubench.model.results.winners import RefusedRow
 from gpubench.model.terms.origin import Origin
@@ -62,6 +63,8 @@ class RecordedObservations:
     due: tuple[tuple[float, ...], ...]
     traffic: tuple[Traffic, ...]
     settings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    waited: Mapping[str, float] = field(default_factory=dict)
+    idle: tuple[IdleGpu, ...] = ()
 
     @classmethod
     def of(cls, observed: PathObservations) -> "RecordedObservations":
@@ -72,16 +75,20 @@ class RecordedObservations:
             due=tuple(observed.expected_bytes),
             traffic=tuple(observed.traffic),
             settings={name: tuple(values) for name, values in observed.circumstances.settings.items()},
+            waited={str(rank): share for rank, share in observed.circumstances.waited.items()},
+            idle=tuple(observed.idle),
         )
 
     def restored(self, circumstances: Circumstances) -> PathObservations:
         """The observations as they were, with the nodes and processes of the recording."""
+        waited = {int(rank): share for rank, share in self.waited.items()}
         return PathObservations(
             choices=self.heard.restored(),
             choices_by_setting={name: each.restored() for name, each in self.under.items()},
             expected_bytes=[(sent, received) for sent, received in self.due],
             traffic=self.traffic,
-            circumstances=replace(circumstances, settings=self.settings),
+            circumstances=replace(circumstances, settings=self.settings, waited=waited),
+            idle=self.idle,
         )
 
 
@@ -133,10 +140,14 @@ class RecordedRow:
 
 @dataclass(frozen=True, slots=True)
 class RecordingLine:
-    """Every other line: a row, or the number of rows in the last line of a run that came to its end."""
+    """Every other line: a row, or the number of rows in the last line of a run that came to its end.
+
+    With the number comes what was seen of the ranks' GPUs after the last row, while no operation ran.
+    """
 
     row: RecordedRow | None = None
     rows: int | None = None
+    idle: tuple[IdleGpu, ...] = ()
 
 
 Collect = Callable[[RecordedRow | None], Sequence[RecordedRow | None] | None]
@@ -151,6 +162,7 @@ class RowWriter:
         self._collect = collect
         self._group = None if part is None else part.name
         self._rows = 0
+        self._idle: tuple[IdleGpu, ...] = ()
 
     def row(self, case: Case, measured: MeasuredRow) -> None:
         """Write a row, or one of every group."""
@@ -161,10 +173,14 @@ class RowWriter:
                 self._write(RecordingLine(row=row))
                 self._rows += 1
 
+    def after_rows(self, idle: Sequence[IdleGpu]) -> None:
+        """Keep what was seen of the ranks' GPUs after the last row, for the last line."""
+        self._idle = tuple(idle)
+
     def end(self) -> None:
         """Write the number of rows: all were measured."""
         if self._write is not None:
-            self._write(RecordingLine(rows=self._rows))
+            self._write(RecordingLine(rows=self._rows, idle=self._idle))
 
 
 class RecordedLog:

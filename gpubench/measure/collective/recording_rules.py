@@ -9,6 +9,7 @@ from gpubench.errors import UsageError
 from gpubench.measure.collective.cases import Case, cases, without_data
 from gpubench.measure.collective.recording import VERSION, RecordedCollective, RecordedObservations, RecordedRow
 from gpubench.measure.collective.row_collector import Answer
+from gpubench.model.facts.idle_gpu import IdleGpu
 from gpubench.model.terms.operation import Placement
 from gpubench.model.terms.plain import to_plain
 from gpubench.model.terms.split import RankGroup
@@ -80,6 +81,17 @@ def check_row(row: RecordedRow, found: RecordedCollective, by_group: CasesByGrou
         raise UsageError(f"{where}: {row.sample.own.iterations} iterations", expected="at least 1")
 
 
+def check_idle(idle: Sequence[IdleGpu], found: RecordedCollective, where: str) -> None:
+    """Refuse GPUs after the last row that are not those of the ranks.
+
+    Raises UsageError: they are of other ranks, or were not looked at before the first row.
+    """
+    for each in idle:
+        _check_values(each, where)
+    if idle and (found.testimony is None or len(idle) != len(found.ranks)):
+        raise UsageError(f"{where}: {len(idle)} GPUs after the last row", expected=_OF_RANKS)
+
+
 def _check_values(value: object, where: str, but: Collection[str] = ()) -> None:
     """Refuse numbers so large that results would overflow, and texts that no output can show.
 
@@ -141,13 +153,15 @@ _OF_RANKS = "pairs, bytes and counts of the ranks of the job"
 def _is_of(known: RecordedObservations, ranks: int) -> bool:
     return (
         len(known.due) == len(known.traffic) == ranks
+        and len(known.idle) in (0, ranks)
         and all(len(each) == 2 and min(each) >= 0 for each in known.due)
         and all(heard.is_of(ranks) for heard in (known.heard, *known.under.values()))
     )
 
 
 def _check_answer(answer: Answer, where: str) -> None:
-    if not _LEAST_SECONDS <= answer.seconds <= _MOST_SECONDS or answer.wrong < 0:
+    issued = answer.issue_seconds or 0.0
+    if not _LEAST_SECONDS <= answer.seconds <= _MOST_SECONDS or answer.wrong < 0 or not 0 <= issued <= _MOST_SECONDS:
         raise UsageError(
             f"{where}: an operation of {answer.seconds:g} s with {answer.wrong} wrong elements",
             expected="a time above 0, and no fewer than 0 elements",

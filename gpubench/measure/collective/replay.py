@@ -11,12 +11,13 @@ from gpubench.measure.collective.cases import JobFacts
 from gpubench.measure.collective.path_evidence import simulated, unwatched
 from gpubench.measure.collective.path_judge import PathJudge
 from gpubench.measure.collective.recording import RecordedCollective, RecordedRow, RecordingLine, file_of
-from gpubench.measure.collective.recording_rules import check_recorded, check_row
+from gpubench.measure.collective.recording_rules import check_idle, check_recorded, check_row
 from gpubench.measure.collective.row_collector import MeasuredRow, RowCollector
 from gpubench.measure.collective.simulated import simulate
 from gpubench.measure.collective.speed_judge import SpeedJudge
-from gpubench.measure.collective.split_groups import NamedRows, PartReport, together
+from gpubench.measure.collective.split_groups import NamedRows, PartReport, SiblingJudge, together
 from gpubench.measure.collective.variants import with_winners
+from gpubench.model.facts.idle_gpu import IdleGpu
 from gpubench.model.results.report import CollectiveRow, Report
 from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.progress import UNWATCHED
@@ -36,10 +37,11 @@ SpeedJudgeOf = Callable[[Sequence[RankIdentity]], SpeedJudge | None]
 
 @dataclass(frozen=True, slots=True)
 class RecordedRows:
-    """All lines but the first; `is_whole` is whether the run came to its end."""
+    """All lines but the first; `is_whole` is whether the run came to its end, `idle` what GPUs then were like."""
 
     rows: tuple[RecordedRow, ...]
     is_whole: bool
+    idle: tuple[IdleGpu, ...] = ()
 
 
 def read_recorded(lines: _Lines, collective: Collective, name: str) -> tuple[RecordedCollective, RecordedRows]:
@@ -59,7 +61,8 @@ def read_recorded(lines: _Lines, collective: Collective, name: str) -> tuple[Rec
             line = read_json_line(RecordingLine, text, where)
             if line.row is None:
                 _check_end(line, len(rows), where, is_last=(text, where) == lines[-1])
-                return found, RecordedRows(tuple(rows), is_whole=True)
+                check_idle(line.idle, found, where)
+                return found, RecordedRows(tuple(rows), is_whole=True, idle=line.idle)
             check_row(line.row, found, by_group, where)
             rows.append(line.row)
         return found, RecordedRows(tuple(rows), is_whole=False)
@@ -99,7 +102,8 @@ def replay(
     else:
         judge = None
         if found.testimony is not None:
-            judge = PathJudge(request, found.testimony.restored(circumstances), origin=Origin.RECORDED)
+            observations = found.testimony.restored(circumstances).with_idle(recorded.idle)
+            judge = PathJudge(request, observations, origin=Origin.RECORDED)
         report = _measured(found, rows, request, listener, judge, speed_judge_of)
     return report if recorded.is_whole else _cut_short(report, rows, collective)
 
@@ -113,10 +117,11 @@ def _measured(
     speed_judge_of: SpeedJudgeOf,
 ) -> Report:
     groups = {None if part is None else part.name: part for part in found.groups}
+    siblings = _RowsOfCases(listener, len(groups))
     collectors = {
         name: RowCollector(
             found.ranks_of(part),
-            listener if part is None else NamedRows(part, listener),
+            listener if part is None else NamedRows(part, siblings),
             judge,
             speed=speed_judge_of(found.ranks_of(part)),
         )
@@ -130,10 +135,36 @@ def _measured(
         observed = row.backend == found.backend
         shown.append(collectors[row.group].add(row.case, measured, UNWATCHED, observed=observed))
     reports = [each.report() for each in collectors.values()]
-    report = together([PartReport.of(each) for each in reports]) if found.parts else reports[0]
+    report = siblings.report([PartReport.of(each) for each in reports]) if found.parts else reports[0]
     if found.refused is not None:
         report = with_winners(report, shown, found.refused)
     return report if judge is not None else unwatched(report, found.unwatched, Origin.RECORDED)
+
+
+class _RowsOfCases:
+    """A listener that hands rows on once all groups have one of the same case: they are held against each other."""
+
+    def __init__(self, listener: Listener[CollectiveRow], groups: int) -> None:
+        self._listener, self._groups = listener, groups
+        self.begin, self.progress, self.end = listener.begin, listener.progress, listener.end
+        self._siblings = SiblingJudge()
+        self._waiting: list[CollectiveRow] = []
+
+    def row(self, row: CollectiveRow) -> None:
+        """A row of one group."""
+        self._waiting.append(row)
+        if len(self._waiting) == self._groups:
+            self._hand_on()
+
+    def report(self, parts: Sequence[PartReport]) -> Report:
+        """The report on all groups; a run that was cut short may have rows of some groups alone."""
+        self._hand_on()
+        return self._siblings.report(together(parts))
+
+    def _hand_on(self) -> None:
+        for row in self._siblings.judged(self._waiting):
+            self._listener.row(row)
+        self._waiting.clear()
 
 
 def _cut_short(report: Report, rows: Sequence[RecordedRow], collective: Collective) -> Report:

@@ -1,7 +1,7 @@
 """The rows of a sweep: handed on as they are measured, and in the end the report on all of them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpubench.collectives.request import SweepRequest
 from gpubench.measure.collective.cases import Case, JobFacts, describe
@@ -12,13 +12,14 @@ from gpubench.measure.collective.speed_judge import SpeedJudge
 from gpubench.measure.collective.timing import OwnTimes
 from gpubench.measure.paths.report import PathOutcome
 from gpubench.model.facts.gpu_condition import GpuCondition
+from gpubench.model.facts.idle_gpu import IdleGpu
 from gpubench.model.results.report import CollectiveRow, Report
 from gpubench.model.results.winners import RefusedRow
 from gpubench.model.terms.hang import Phase
 from gpubench.model.terms.lateness import EntryTimes
 from gpubench.model.terms.progress import Progress
 from gpubench.model.terms.rank_identity import RankIdentity
-from gpubench.model.terms.units import counted, format_size, some_of
+from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, counted, format_size, some_of
 from gpubench.model.terms.verdict import WRONG_DATA, Finding, Verdict, overall
 from gpubench.ports.listener import Listener
 
@@ -27,13 +28,15 @@ from gpubench.ports.listener import Listener
 class Answer:
     """A rank's part of a row: its seconds an operation, when it entered them, and its wrong elements.
 
-    `condition` is that of its GPU, read only where it is known when it entered operations.
+    `condition` is that of its GPU, read only where it is known when it entered operations; `issue_seconds` are those
+    that its host takes to issue an operation, where that is known.
     """
 
     seconds: float
     entries: EntryTimes | None = None
     wrong: int = 0
     condition: GpuCondition | None = None
+    issue_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,9 @@ class RowSample:
     def row(self, request: SweepRequest, case: Case, job: JobFacts) -> CollectiveRow:
         """The row of a case."""
         times = self.own.with_others([answer.seconds for answer in self.answers])
-        return describe(request, case, job, times, sum(answer.wrong for answer in self.answers))
+        row = describe(request, case, job, times, sum(answer.wrong for answer in self.answers))
+        issued = [answer.issue_seconds for answer in self.answers if answer.issue_seconds is not None]
+        return replace(row, issue_us=MICROSECONDS_PER_SECOND * max(issued)) if issued else row
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +73,9 @@ class Recorder:
 
     def row(self, case: Case, measured: MeasuredRow) -> None:
         """Record a row."""
+
+    def end(self, idle: Sequence[IdleGpu]) -> None:
+        """Record what was seen of the ranks' GPUs after the last row, while no operation ran."""
 
 
 NO_RECORDER = Recorder()
@@ -124,10 +132,20 @@ class RowCollector:
             self._failures.append((row, wrong_by_rank))
         return row
 
+    def after_rows(self, idle: Sequence[IdleGpu] | None) -> None:
+        """Take what was seen of the ranks' GPUs after the last row; None on ranks but the first."""
+        if idle and self._judge is not None:
+            self._judge.add_idle(idle)
+            self._recorder.end(idle)
+
     def report(self) -> Report:
         """Verdict, findings and sections."""
         wrong = (_wrong_data(self._failures, self._identities),) if self._failures else ()
-        paths = PathOutcome({}, ()) if self._judge is None else self._judge.outcome()
+        paths = (
+            PathOutcome({}, ())
+            if self._judge is None
+            else self._judge.outcome([] if self._speed is None else self._speed.slow)
+        )
         found = paths.findings if self._speed is None else self._speed.findings(paths.findings, paths.explained)
         verdict = overall([*self._verdicts, *(finding.severity for finding in found)])
         late = self._rank_timings.findings()

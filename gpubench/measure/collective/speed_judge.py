@@ -65,11 +65,11 @@ class ExpectedTimes:
 
 @dataclass(slots=True)
 class SpeedJudge:
-    """Judges the rows of a sweep, and explains those that are slow."""
+    """Judges the rows of a sweep, and explains those that are slow; `slow` are these."""
 
     expected: ExpectedTimes
     hosts: Sequence[str]
-    _slow: list[CollectiveRow] = field(default_factory=list)
+    slow: list[CollectiveRow] = field(default_factory=list)
 
     def wants_another(self, tries: Sequence[CollectiveRow]) -> bool:
         """True if a row should be measured again: it is slow or nearly, or the verdicts on two tries differ.
@@ -94,7 +94,7 @@ class SpeedJudge:
             return compared(row, expected)
         row = judged(row, expected)
         if is_slow(row):
-            self._slow.append(row)
+            self.slow.append(row)
         return row
 
     def _is_judged(self, row: CollectiveRow) -> bool:
@@ -102,9 +102,9 @@ class SpeedJudge:
 
     def findings(self, found: Sequence[Finding], explained: Explained | None) -> tuple[Finding, ...]:
         """All findings: those on paths with the slow rows that they explain, or one that says why rows are slow."""
-        if not self._slow:
+        if not self.slow:
             return tuple(found)
-        slowness = Slowness.of(self._slow)
+        slowness = Slowness.of(self.slow)
         staged = next((each for each in found if each.id == HOST_STAGED and each.severity is Verdict.FAIL), None)
         if staged is not None:
             told = replace(staged, consequences=(*staged.consequences, str(slowness)))
@@ -113,17 +113,9 @@ class SpeedJudge:
 
     def _finding(self, slowness: Slowness, explained: Explained | None) -> Finding:
         where = self.hosts[0] if len(self.hosts) == 1 else counted(len(self.hosts), "host")
-        found = Finding(
-            id=SLOW_UNEXPLAINED,
-            severity=slowness.severity,
-            subject=slowness.subject(where),
-            seen=slowness.seen,
-            expected=slowness.expected,
-            cause=_not_explained(explained),
-            next_command=_ADVICE,
-            subjects=tuple(self.hosts),
-        )
-        cause = _first_cause(explained)
+        why = _NOT_LOOKED_AT if explained is None else _not_explained(explained)
+        found = replace(slow_unexplained(slowness, where, why), subjects=tuple(self.hosts))
+        cause = None if explained is None else _first_cause(explained, slowness)
         if cause is None:
             return found
         return replace(
@@ -136,23 +128,33 @@ class SpeedJudge:
         )
 
 
+_NOT_LOOKED_AT = "not known: neither paths nor settings were looked at"
 _ADVICE = (
     "gpubench p2p finds a slow pair; gpubench check reads clocks, links and errors; "
     "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,TUNING gpubench allreduce shows what NCCL chose"
 )
 
 
-def _first_cause(explained: Explained | None) -> Named | None:
-    """The surest cause of slowness; a weak one explains nothing by itself."""
-    if explained is None:
-        return None
-    found = explained.diagnosis.of_effect(Effect.SLOW)
+def slow_unexplained(slowness: Slowness, where: str, why: str = _NOT_LOOKED_AT) -> Finding:
+    """The finding on rows that are slow for no reason that is known."""
+    return Finding(
+        id=SLOW_UNEXPLAINED,
+        severity=slowness.severity,
+        subject=slowness.subject(where),
+        seen=slowness.seen,
+        expected=slowness.expected,
+        cause=why,
+        next_command=_ADVICE,
+    )
+
+
+def _first_cause(explained: Explained, slowness: Slowness) -> Named | None:
+    """The likeliest cause of slowness; a weak one explains nothing by itself."""
+    found = explained.slowing(small=slowness.is_of_small)
     return next((each for each in found if each.confidence is not Confidence.WEAK), None)
 
 
-def _not_explained(explained: Explained | None) -> str:
-    if explained is None:
-        return "not known: neither paths nor settings were looked at"
+def _not_explained(explained: Explained) -> str:
     weak = [each.seen for each in explained.diagnosis.of_effect(Effect.SLOW)]
     perhaps = f"; perhaps {', or '.join(weak)}" if weak else ""
     return f"no setting, process, device or link that could be read explains it{perhaps}"

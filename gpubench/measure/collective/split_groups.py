@@ -1,11 +1,14 @@
 """The same collective in several groups of ranks at once: they keep in step, and the first rank reports on all."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from gpubench.measure.collective.speed_judge import slow_unexplained
 from gpubench.model.results.rank_times import RANK_TIMES_SECTION, RankTimeRow
 from gpubench.model.results.report import CollectiveRow, Report, Table
+from gpubench.model.results.sibling_rows import figures_of_siblings
+from gpubench.model.results.speed import AMONG_SIBLINGS, ExpectedTime, Slowness, is_slow, judged
 from gpubench.model.terms.split import RankGroup
 from gpubench.model.terms.verdict import Finding, Verdict, overall
 from gpubench.ports.group import Group
@@ -55,6 +58,30 @@ def together(parts: Sequence[PartReport]) -> Report:
     )
 
 
+class SiblingJudge:
+    """Judges rows of which nothing else tells what to expect by those of other groups."""
+
+    def __init__(self) -> None:
+        self._slow: list[CollectiveRow] = []
+
+    def judged(self, rows: Sequence[CollectiveRow]) -> Iterator[CollectiveRow]:
+        """The rows that all groups have of one case, with what is expected of each."""
+        for row, sibling in zip(rows, figures_of_siblings(rows), strict=True):
+            if row.expected_us is not None or sibling is None:
+                yield row
+                continue
+            shown = judged(row, ExpectedTime(sibling.time_us, sibling.source, AMONG_SIBLINGS))
+            self._slow += [shown] if is_slow(shown) else []
+            yield shown
+
+    def report(self, report: Report) -> Report:
+        """The report with a finding on the rows that are slow."""
+        if not self._slow:
+            return report
+        found = slow_unexplained(Slowness.of(self._slow), f"group {self._slow[0].group}")
+        return replace(report, verdict=overall([report.verdict, found.severity]), findings=(*report.findings, found))
+
+
 class NamedRows:
     """A listener of one group's rows: another one gets them with the group's name, and all else as it is."""
 
@@ -75,14 +102,20 @@ class GroupRows(NamedRows):
         super().__init__(part, listener)
         self._own = own
         self._whole = whole
+        self._siblings = SiblingJudge()
 
     def row(self, row: CollectiveRow) -> None:
-        """A row each of all groups, with the group's name. Every rank calls it."""
-        for each in self._whole.collect(named(row, self._part) if self._own.rank == 0 else None) or ():
-            if each is not None:
-                self._listener.row(each)
+        """A row each of all groups, with the group's name. Every rank calls it.
+
+        Rows of which nothing else tells what to expect are held against those of other groups.
+        """
+        collected = self._whole.collect(named(row, self._part) if self._own.rank == 0 else None) or ()
+        for each in self._siblings.judged([each for each in collected if each is not None]):
+            self._listener.row(each)
 
     def merged(self, report: Report) -> Report:
         """The report of the whole job, on its first rank; on others that of the group."""
         collected = self._whole.collect(PartReport.of(report) if self._own.rank == 0 else None)
-        return report if collected is None else together([each for each in collected if each is not None])
+        if collected is None:
+            return report
+        return self._siblings.report(together([each for each in collected if each is not None]))

@@ -23,15 +23,23 @@ from gpubench.ports.memory import Memory, Region
 
 
 def fitting_sizes(
-    request: SweepRequest, group: Group, backend: Backend, identity: RankIdentity
+    request: SweepRequest,
+    group: Group,
+    backend: Backend,
+    identity: RankIdentity,
+    memory_holders: Callable[[], str] = lambda: "",
 ) -> tuple[tuple[int, ...], tuple[DroppedSize, ...]]:
     """The sizes to measure, the same on every rank, and those dropped, each with its reason.
+
+    `memory_holders` tells who else holds memory of this rank's GPU; it is asked where something does not fit.
 
     Dropped are sizes that do not fit the free memory of the tightest rank, and sizes so small that a rank's share of
     them rounds to nothing. Raises CouldNotMeasureError: none is left.
     """
-    free_bytes, tightest = min(group.gather((backend.free_bytes(), str(identity))))
-    fitting, dropped = split_by_memory(request.sizes, backend.buffers, free_bytes, tightest)
+    own_bytes = backend.free_bytes()
+    held = memory_holders() if max(request.sizes) * backend.buffers > own_bytes else ""
+    free_bytes, tightest, held = min(group.gather((own_bytes, str(identity), held)))
+    fitting, dropped = split_by_memory(request.sizes, backend.buffers, free_bytes, tightest, held)
     dropped += without_data(request, fitting, group.size)
     return sizes_left(fitting, dropped), dropped
 
@@ -108,7 +116,7 @@ class Sweep:
         own = self._time(number * 2, case, launches)
         condition = None if own.entries is None else self.observers.read_condition()
         wrong = self._verify(number * 2, case, launches) if self.request.check else 0
-        answers = self.group.collect(Answer(own.seconds, own.entries, wrong, condition))
+        answers = self.group.collect(Answer(own.seconds, own.entries, wrong, condition, own.issue_seconds))
         sample = None if answers is None else RowSample(own, tuple(answers))
         row = None if sample is None else sample.row(self.request, case, self.job)
         return MeasuredRow(self.group.broadcast(row), sample)

@@ -11,7 +11,7 @@ from gpubench.model.terms.samples import BatchTimes, Percentiles, RankTimes, Row
 from gpubench.model.terms.sampling import FIRST_BATCHES, INTERVAL, Effort, Mode, Sampling, operations_a_batch
 from gpubench.model.terms.spread import Spread
 from gpubench.ports.group import Group
-from gpubench.ports.launch import Launch, LaunchTimer
+from gpubench.ports.launch import IssueClock, Launch, LaunchTimer
 
 _SECONDS_TO_LEARN = 2e-3
 """Of operations back to back, to learn how long one takes: a short warm-up says too much of the first of them."""
@@ -30,7 +30,7 @@ class OwnTimes:
     """A rank's times of a row: its seconds an operation, how many of them, and what all ranks agreed on.
 
     `samples` are the first of the seconds that this rests on, where there are several: of this rank's batches, or of
-    operations alone by their slowest rank.
+    operations alone by their slowest rank. `issue_seconds` are those that this rank's host takes to issue an operation.
     """
 
     seconds: float
@@ -41,6 +41,7 @@ class OwnTimes:
     note: str | None = None
     entries: EntryTimes | None = None
     samples: tuple[float, ...] = ()
+    issue_seconds: float | None = None
 
     def with_others(self, seconds_by_rank: Sequence[float]) -> RowTimes:
         """The row's, once every rank's seconds are known."""
@@ -84,7 +85,13 @@ class Timer:
         timed = self.backend.bind(in_turn(launches, iterations), self.graph_replays)
         operations = iterations * max(1, self.graph_replays)
         self.group.barrier()
-        return OwnTimes(self.backend.seconds(timed) / operations, iterations)
+        seconds = self.backend.seconds(timed) / operations
+        return OwnTimes(seconds, iterations, issue_seconds=self._issue_seconds(timed, operations))
+
+    def _issue_seconds(self, timed: Launch, operations: int) -> float | None:
+        """Seconds of this rank's host to issue an operation of what was timed last, where that is known."""
+        clock = self.backend
+        return clock.issue_seconds(timed, operations) if isinstance(clock, IssueClock) else None
 
     @property
     def _in_batches(self) -> bool:
@@ -92,7 +99,7 @@ class Timer:
 
     def _batches(self, launches: Sequence[Launch], a_batch: int) -> OwnTimes:
         """Loops of batches of so many operations, until their mean is known well enough or the budget is spent."""
-        seconds, operations, values = 0.0, 0, list[float]()
+        seconds, operations, values, issued = 0.0, 0, list[float](), list[float]()
         more = FIRST_BATCHES
         while True:
             count = (more + 1) * a_batch
@@ -101,6 +108,8 @@ class Timer:
             seconds += self.backend.seconds(timed)
             operations += count
             values += timed.batch_seconds()
+            each = self._issue_seconds(timed, count)
+            issued += [] if each is None else [each]
             batches, effort = self._agree(values, a_batch, seconds)
             more = effort.further(self.sampling.budget_seconds)
             if not more:
@@ -111,6 +120,7 @@ class Timer:
                     interval=batches.interval,
                     note=self._note(effort),
                     samples=tuple(values[:_MOST_SAMPLES]),
+                    issue_seconds=min(issued, default=None),
                 )
 
     def _agree(self, values: Sequence[float], a_batch: int, seconds: float) -> tuple[BatchTimes, Effort]:

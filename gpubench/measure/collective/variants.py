@@ -84,6 +84,8 @@ def measure_variants(
             tries.append(run.sweep.row(number + len(tries) * len(plan), case))
         measured = _chosen(tries)
         rows.append(collector.add(case, measured, observers.progress, observed=observed))
+    if observers.path_observer is not None:
+        collector.after_rows(observers.path_observer.look_while_idle(observers.read_condition()))
     report = collector.report()
     return report if group.rank != 0 or refused is None else with_winners(report, rows, refused)
 

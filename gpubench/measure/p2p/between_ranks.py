@@ -8,7 +8,9 @@ from typing import TypeVar, cast
 from gpubench.errors import CouldNotMeasureError
 from gpubench.measure.p2p.request import Bench, Copy, P2pRequest, PairCopy, label, random_data
 from gpubench.measure.paths.counters import CounterReading, Meter
+from gpubench.measure.paths.idle_window import IdleWindow
 from gpubench.measure.paths.nccl_log_listener import NcclLogListener
+from gpubench.model.facts.idle_gpu import IdleGpu
 from gpubench.model.paths.p2p import LATENCY_BYTES, Carried, Cell, Pair, Series, rounds
 from gpubench.model.paths.selection import Selection
 from gpubench.model.paths.transport import Transport
@@ -52,8 +54,10 @@ class RankBench(Bench):
         counters: LinkCounters,
         log: LibraryLog | None = None,
         progress: Progress = UNWATCHED,
+        window: IdleWindow | None = None,
     ) -> None:
         self.request = request
+        self._window = window
         self.group = group
         self.copies = copies
         self.progress = progress
@@ -85,6 +89,15 @@ class RankBench(Bench):
         asked = cast("PairCopy", copy)
         more = self._together("one pair again", asked.series, (asked.pair,))[asked.pair]
         return before.extended(more)
+
+    def look_while_idle(self) -> tuple[IdleGpu, ...]:
+        """Every rank its own GPU, while all of them wait."""
+        if self._window is None:
+            return ()
+        self.group.barrier()
+        (own,) = self._window.look([0])
+        self.group.barrier()
+        return tuple(self.group.gather(own))
 
     def _connect(self, series: Series, pairs: Sequence[Pair]) -> Mapping[Pair, tuple[Transport, ...]]:
         """Send untimed for the first time, when NCCL connects each pair and its log names the transport."""

@@ -9,8 +9,18 @@ from gpubench.measure.p2p.machine import NETWORK, CopyMachine
 from gpubench.measure.p2p.matrix import CopyMatrix, bandwidth_gb_s
 from gpubench.measure.paths.diagnosis import Explained
 from gpubench.measure.paths.report import PathOutcome, report_on
+from gpubench.model.facts.idle_gpu import FOREIGN_SHARE
 from gpubench.model.paths.evidence import Conclusion, Evidence, PathEvidence, State
-from gpubench.model.paths.p2p import JUDGED_FROM_BYTES, Cell, Pair, Series, is_sooner
+from gpubench.model.paths.p2p import (
+    JUDGED_FROM_BYTES,
+    MOST_SHARE,
+    SOMEBODY_ELSE,
+    STILL_SHARE,
+    Cell,
+    Pair,
+    Series,
+    is_sooner,
+)
 from gpubench.model.paths.selection import names
 from gpubench.model.paths.transport import Transport, is_staged
 from gpubench.model.results.fallback import End, KnownPath, fallback_rows
@@ -73,7 +83,18 @@ class _PairObservations:
             staged=staged,
             copied=dict.fromkeys(staged, _REFUSED_HERE) | self._staged,
             wrong=frozenset(self._pair(path) for path in paths if path.judgement.conclusion is Conclusion.WRONG),
+            idle_gpus=self._machine.idle_gpus,
+            beyond=self._beyond(),
         )
+
+    def _beyond(self) -> dict[int, float]:
+        """By how many times what was copied the NVLinks of a source moved, where that is more than they can."""
+        found: dict[int, float] = {}
+        for (source, _), cell in ((pair, cell) for each in self._matrices for pair, cell in each.cells.items()):
+            share = cell.carried.nvlink_share or 0.0
+            if share > max(MOST_SHARE, found.get(source, 0.0)):
+                found[source] = share
+        return found
 
     def _pair(self, path: KnownPath) -> Pair:
         return self._positions[path.source.short], self._positions[path.destination.short]
@@ -112,11 +133,32 @@ class _PairObservations:
         broken = next((cell.error for _, cell in on if cell.error), None)
         if broken:
             return Evidence(seen=broken)
-        return self._counted(on) or self._faster(pair) or Evidence(seen="nothing was measured that would tell")
+        found = self._of_others(pair, on) or self._counted(on) or self._faster(pair)
+        return found or Evidence(seen="nothing was measured that would tell")
+
+    def _of_others(self, pair: Pair, on: Sequence[tuple[Series, Cell]]) -> Evidence | None:
+        """Evidence where others moved the NVLink counters: of PCIe counters, which others do not make stand still."""
+        seen = self._sent_by_others(pair, on)
+        if not seen:
+            return None
+        if any(cell.carried.pcie_share is not None and cell.carried.pcie_share < STILL_SHARE for _, cell in on):
+            return Evidence(State.PRESENT, f"PCIe counters stood still while it was copied; {seen}")
+        return Evidence(seen=seen)
+
+    def _sent_by_others(self, pair: Pair, on: Sequence[tuple[Series, Cell]]) -> str:
+        """What shows that others send over the NVLinks of the source; empty where nothing does."""
+        shares = [cell.carried.nvlink_share for _, cell in on if cell.carried.nvlink_share is not None]
+        if max(shares, default=0.0) > MOST_SHARE:
+            return f"NVLink counters moved by {max(shares):.2g} times our bytes: {SOMEBODY_ELSE}"
+        idle, limit_gb_s = self._machine.idle_gpus.get(pair[0]), self._machine.wiring.limit(pair).gb_s
+        foreign_gb_s = 0.0 if idle is None else idle.rates.nvlink_sent or 0.0
+        if limit_gb_s is None or foreign_gb_s <= FOREIGN_SHARE * limit_gb_s:
+            return ""
+        return f"{foreign_gb_s:.3g} GB/s left over NVLink while this job was idle: {SOMEBODY_ELSE}"
 
     def _counted(self, on: Sequence[tuple[Series, Cell]]) -> Evidence | None:
         """The evidence of counters for a path that is not staged."""
-        shares = [cell.carried.nvlink_share for _, cell in on if cell.carried.nvlink_share is not None]
+        shares = [share for _, cell in on if (share := cell.carried.nvlink_share) is not None and share <= MOST_SHARE]
         if shares:
             return Evidence(State.PRESENT, f"NVLink counters moved by {min(shares):.0%} of what was copied")
         if any(cell.is_staged is False for _, cell in on):

@@ -1,6 +1,6 @@
 """Findings on measured copies: wrong data, copies that fail, slow GPUs and pairs, peer access that does not pay."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
@@ -18,7 +18,7 @@ from gpubench.model.paths.p2p import (
     odd_ones,
 )
 from gpubench.model.terms.copies import CopyGpu, Direction, Engine
-from gpubench.model.terms.units import some_of
+from gpubench.model.terms.units import format_size, some_of
 from gpubench.model.terms.verdict import WRONG_DATA, Finding, Verdict, overall
 
 _MOST_PAIRS = 4
@@ -150,6 +150,8 @@ def _slow(matrices: Sequence[CopyMatrix], gpus: Sequence[CopyGpu]) -> Iterator[F
         explained |= {frozenset(pair) for pair in matrix.slow - known}
         for each in _slow_in(matrix, known, gpus):
             found.setdefault(each.subjects, []).append(each)
+    for late in _late(matrices, staged, gpus):
+        found.setdefault(late.subjects, []).append(late)
     for subjects, slow in found.items():
         yield Finding(
             id="p2p-slow",
@@ -160,6 +162,17 @@ def _slow(matrices: Sequence[CopyMatrix], gpus: Sequence[CopyGpu]) -> Iterator[F
             cause="links down or noisy, lanes lost, clocks held down, or somebody else's traffic",
             next_command="gpubench topo; nvidia-smi nvlink -e; nvidia-smi -q -d PERFORMANCE",
         )
+
+
+def _late(matrices: Sequence[CopyMatrix], staged: Collection[Pair], gpus: Sequence[CopyGpu]) -> Iterator[_Slowness]:
+    """The pairs whose small copies take too long, a line a series, the latest pair first."""
+    for matrix in matrices:
+        late = sorted(matrix.slow - set(staged), key=matrix.gb_s.__getitem__)
+        if late and not matrix.series.is_judged:
+            verdict, reason = matrix.verdicts[late[0]]
+            subjects = tuple(_pair(pair, gpus) for pair in late)
+            seen = f"{format_size(matrix.series.size_bytes)}: {reason}"
+            yield _Slowness(subjects, matrix.series, verdict or Verdict.WARN, seen)
 
 
 def _slow_in(matrix: CopyMatrix, known: set[Pair], gpus: Sequence[CopyGpu]) -> Iterator[_Slowness]:

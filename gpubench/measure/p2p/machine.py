@@ -1,15 +1,20 @@
 """The GPUs of a run before they copy: drivers, wiring, expectation, and other users."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from gpubench.conditions.definition.circumstances import Facts
+from gpubench.model.facts.idle_gpu import IdleGpu
 from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.facts.snapshot import bus_id
 from gpubench.model.paths.p2p import Pair, Series
 from gpubench.model.paths.topology import Limit, Topology
 from gpubench.model.paths.wiring import GpuPlace, Wiring
 from gpubench.model.profiles.profile import SHARE
+from gpubench.model.results.measurements import Measurements
+from gpubench.model.results.report import PairRow
 from gpubench.model.terms.copies import CopyGpu, Direction
 from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.rank_identity import RankIdentity
@@ -24,7 +29,9 @@ class CopyMachine:
     """The GPUs that copy, by position: driven by one process, or each by the rank of that number where `is_ranks`.
 
     `processes` are what is known of these; `matched` is the profile to judge by. `unreachable` are pairs of which CUDA
-    told the one process that they have no peer access.
+    told the one process that they have no peer access. `idle_gpus` are GPUs as they were before the first copy and
+    after the last, while none was made. `profile_asked_for` and `expected_gpus` are what somebody said that every node
+    has.
     """
 
     wiring: Wiring
@@ -34,6 +41,22 @@ class CopyMachine:
     origin: Origin
     unreachable: frozenset[Pair] = frozenset()
     is_ranks: bool = False
+    idle_gpus: Mapping[int, IdleGpu] = field(default_factory=dict)
+    profile_asked_for: bool = False
+    expected_gpus: int | None = None
+
+    def facts(self, rows: Sequence[PairRow]) -> Facts:
+        """The nodes without what this run has on their GPUs, as conditions are looked for in them, and in some rows."""
+        own: dict[int, set[int]] = {}
+        for each in self.processes:
+            own.setdefault(each.node, set()).add(each.pid)
+        return Facts(
+            [_without(own.get(number, set()), node) for number, node in self.wiring.nodes.items()],
+            profiles=[None if self.matched is None else self.matched.profile] * len(self.nodes),
+            measurements=Measurements(pairs=tuple(rows)),
+            asked=self.profile_asked_for,
+            expected_gpus=self.expected_gpus,
+        )
 
     @property
     def nodes(self) -> tuple[Topology, ...]:
@@ -49,6 +72,14 @@ class CopyMachine:
             return profile.typical(quantity, path)
         share = profile.typical(quantity.removesuffix("_gb_s") + SHARE)
         return None if share is None or limit_gb_s is None else share * limit_gb_s
+
+    @property
+    def whose_expectation(self) -> str:
+        """The source of `expected` in words."""
+        profile = None if self.matched is None else self.matched.profile
+        if profile is None:
+            return ""
+        return f"profile {profile.name}" + (", a share of the limit" if profile.match.generic is not None else "")
 
     def limit(self, series: Series, pair: Pair) -> Limit:
         """The ceiling of a pair, for both directions together where both are copied."""
@@ -103,9 +134,17 @@ class CopyMachine:
             held = gpu.processes or () if gpu is not None and gpu.idle is not True else ()
             others = [each for each in held if (place.node, each.pid) not in own]
             if others:
-                named = (f"process {each.pid}" + (f" ({each.name})" if each.name else "") for each in others)
-                busy[position] = ", ".join(named)
+                busy[position] = ", ".join(each.label for each in others)
         return busy
+
+
+def _without(pids: AbstractSet[int], node: Topology) -> Topology:
+    """The node without these processes on its GPUs."""
+    gpus = tuple(
+        replace(gpu, processes=tuple(each for each in gpu.processes or () if each.pid not in pids))
+        for gpu in node.snapshot.gpus
+    )
+    return Topology(replace(node.snapshot, gpus=gpus)) if pids else node
 
 
 def wiring_of_process(node: Topology, gpus: Sequence[CopyGpu]) -> Wiring:

@@ -7,6 +7,8 @@ from itertools import permutations
 from gpubench.errors import CouldNotMeasureError
 from gpubench.measure.p2p.request import Bench, Copy, HostCopy, P2pRequest, PairCopy, random_data
 from gpubench.measure.paths.counters import Meter
+from gpubench.measure.paths.idle_window import IdleWindow
+from gpubench.model.facts.idle_gpu import IdleGpu
 from gpubench.model.paths.p2p import Carried, Cell, Pair
 from gpubench.model.terms.copies import Direction, Engine, HostMemory, Place, pairs_of
 from gpubench.model.terms.data_pattern import POISON
@@ -26,8 +28,11 @@ class CopyBench(Bench):
     Those of host memory are made when they are first needed.
     """
 
-    def __init__(self, request: P2pRequest, copies: Copies, counters: LinkCounters) -> None:
+    def __init__(
+        self, request: P2pRequest, copies: Copies, counters: LinkCounters, window: IdleWindow | None = None
+    ) -> None:
         self._request = request
+        self._window = window
         self._copies = copies
         self._meter = Meter(counters)
         self._row = 0
@@ -57,6 +62,10 @@ class CopyBench(Bench):
     def measure_again(self, copy: Copy, before: Cell) -> Cell:
         """The same copy, its samples added to those before."""
         return before.extended(self._cell(copy))
+
+    def look_while_idle(self) -> tuple[IdleGpu, ...]:
+        """All GPUs at once, none of which copies."""
+        return () if self._window is None else self._window.look(range(len(self._copies.gpus)))
 
     def _cell(self, copy: Copy) -> Cell:
         try:

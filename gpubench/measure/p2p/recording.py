@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from gpubench.errors import UsageError
 from gpubench.measure.p2p.request import Bench, Copy, P2pRequest
+from gpubench.model.facts.idle_gpu import IdleGpu
 from gpubench.model.paths.p2p import Cell, Pair
 from gpubench.model.terms.copies import CopyGpu
 from gpubench.model.terms.origin import Origin
@@ -14,6 +15,7 @@ from gpubench.readers.documents.json_lines import read_json_line
 
 FILE = "p2p.jsonl"
 VERSION = 1
+_IDLE = "idle GPUs"
 _CUT_SHORT = "not recorded: the run was cut short"
 
 Write = Callable[[object], None]
@@ -42,10 +44,14 @@ class RecordedP2p:
 
 @dataclass(frozen=True, slots=True)
 class RecordedCopy:
-    """Every other line: what was measured, and the cell; a cell that was measured again comes again, with all of it."""
+    """Every other line: what was measured, and the cell; a cell that was measured again comes again, with all of it.
+
+    Before the first copy and after the last, `idle` are the GPUs while none was made.
+    """
 
     of: str
     cell: Cell
+    idle: tuple[IdleGpu, ...] = ()
 
 
 class RecordingBench(Bench):
@@ -74,6 +80,13 @@ class RecordingBench(Bench):
         self._write(RecordedCopy(str(copy), cell))
         return cell
 
+    def look_while_idle(self) -> tuple[IdleGpu, ...]:
+        """A sample of all GPUs, where the other can look."""
+        idle = self._bench.look_while_idle()
+        if idle:
+            self._write(RecordedCopy(_IDLE, Cell(), idle))
+        return idle
+
 
 class ReplayedBench(Bench):
     """A recording in the place of GPUs, of one process or of ranks: each sample as often as it was measured."""
@@ -81,8 +94,12 @@ class ReplayedBench(Bench):
     def __init__(self, recorded: RecordedP2p, samples: Iterable[RecordedCopy]) -> None:
         self._pairs = recorded.request.pairs
         self._cells: dict[str, deque[Cell]] = defaultdict(deque)
+        self._idle: deque[tuple[IdleGpu, ...]] = deque()
         for sample in samples:
-            self._cells[sample.of].append(sample.cell)
+            if sample.of == _IDLE:
+                self._idle.append(sample.idle)
+            else:
+                self._cells[sample.of].append(sample.cell)
 
     def enable_peer_access(self) -> dict[Pair, str]:
         """The errors of then."""
@@ -101,6 +118,10 @@ class ReplayedBench(Bench):
         # Of copies with host memory, recordings from before 2026 hold the new samples alone.
         has_all = cell.seconds[: len(before.seconds)] == before.seconds
         return cell if has_all else before.extended(cell)
+
+    def look_while_idle(self) -> tuple[IdleGpu, ...]:
+        """The GPUs of then; nothing where the run was cut short, or nobody looked."""
+        return self._idle.popleft() if self._idle else ()
 
     def _next(self, name: str) -> Cell | None:
         cells = self._cells[name]
@@ -122,6 +143,8 @@ def read_samples(lines: Sequence[tuple[str, str]], name: str) -> tuple[RecordedP
         sample = read_json_line(RecordedCopy, line, where)
         if not all(seconds > 0 for seconds in sample.cell.seconds):
             raise UsageError(f"{where}: a copy that took no time", expected="seconds above 0")
+        if len(sample.idle) not in (0, len(recorded.gpus or recorded.ranks)):
+            raise UsageError(f"{where}: {len(sample.idle)} idle GPUs", expected="those of the first line")
         samples.append(sample)
     return recorded, samples
 

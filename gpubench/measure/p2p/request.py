@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from gpubench.model.facts.idle_gpu import IdleGpu
 from gpubench.model.paths.p2p import LATENCY_BYTES, Cell, Pair, Series
 from gpubench.model.terms.copies import CopyPattern, Direction, Engine, HostMemory
 from gpubench.model.terms.data_pattern import Block, DataPattern
@@ -124,6 +125,10 @@ class Bench(Protocol):
     def measure_again(self, copy: Copy, before: Cell) -> Cell:
         """Measure one of them again: the cell with all samples, or with the error."""
         ...
+
+    def look_while_idle(self) -> tuple[IdleGpu, ...]:
+        """The GPUs while nothing of this run is copied, in their order; empty where nobody can look."""
+        return ()
 
 
 def default_series(size_bytes: int, *, sm: bool = True) -> tuple[Series, ...]:

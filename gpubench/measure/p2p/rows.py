@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from gpubench.measure.p2p.expected import ExpectedCopy
 from gpubench.measure.p2p.machine import PROCESS, CopyMachine
 from gpubench.measure.p2p.matrix import Judged, bandwidth_gb_s, verdict_without_bandwidth
 from gpubench.measure.p2p.request import HostCopy
@@ -58,7 +59,8 @@ def host_row(machine: CopyMachine, copy: HostCopy, cell: Cell, size_bytes: int) 
     limit = machine.wiring.to_host(copy.gpu).gb_s
     bandwidth = size_bytes / cell.typical_seconds / BYTES_PER_GB if cell.seconds else None
     verdict, note = _host_verdict(machine, copy, cell, bandwidth, size_bytes)
-    return PairRow(
+    expected = _host_expected(machine, copy, size_bytes)
+    row = PairRow(
         source=HOST if to_gpu else own.device,
         destination=own.device if to_gpu else HOST,
         source_bus_id=None if to_gpu else own.bus_id,
@@ -80,6 +82,15 @@ def host_row(machine: CopyMachine, copy: HostCopy, cell: Cell, size_bytes: int) 
         verdict=verdict,
         note="; ".join(filter(None, (copy.memory.full_name, note))),
     )
+    return row if expected is None else ExpectedCopy(expected, machine.whose_expectation).compared(row, 1)
+
+
+def _host_expected(machine: CopyMachine, copy: HostCopy, size_bytes: int) -> float | None:
+    """GB/s that the profile has of large copies of pinned memory."""
+    if copy.memory is not HostMemory.PINNED or size_bytes < JUDGED_FROM_BYTES:
+        return None
+    quantity = "host_to_device_gb_s" if copy.to_gpu else "device_to_host_gb_s"
+    return machine.expected(quantity, machine.wiring.to_host(copy.gpu).gb_s)
 
 
 def _host_verdict(machine: CopyMachine, copy: HostCopy, cell: Cell, bandwidth: float | None, size_bytes: int) -> Judged:
@@ -88,10 +99,10 @@ def _host_verdict(machine: CopyMachine, copy: HostCopy, cell: Cell, bandwidth: f
     if known is not None or bandwidth is None:
         return known or (Verdict.ERROR, "not measured")
     limit = machine.wiring.to_host(copy.gpu).gb_s
-    expected = machine.expected("host_to_device_gb_s" if copy.to_gpu else "device_to_host_gb_s", limit)
+    expected = _host_expected(machine, copy, size_bytes)
     # Bytes for host memory do not go over NVLink, and that is no staging.
     uncounted = replace(cell, carried=Carried())
-    return judge(bandwidth, uncounted, Reference(limit, None, expected))
+    return judge(bandwidth, uncounted, Reference(limit, None, expected, machine.whose_expectation))
 
 
 def _microseconds(cell: Cell) -> float | None:

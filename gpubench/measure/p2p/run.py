@@ -1,14 +1,18 @@
 """A run of copies: matrix by matrix, each judged when all its pairs are known, and what is odd at the end."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
+from gpubench.conditions.checks import beside_pairs
 from gpubench.measure.p2p.evidence import conclude
+from gpubench.measure.p2p.expected import PastBandwidth, expected_copy, late_verdict, no_past
 from gpubench.measure.p2p.findings import findings_of
 from gpubench.measure.p2p.machine import NETWORK, CopyMachine
 from gpubench.measure.p2p.matrix import CopyMatrix, Judged, bandwidth_gb_s, verdict_without_bandwidth
 from gpubench.measure.p2p.patterns import measured_both_ways, pattern_rows
 from gpubench.measure.p2p.request import Bench, P2pRequest, PairCopy, PatternCopy, label
 from gpubench.measure.p2p.rows import host_row, pair_row
+from gpubench.model.facts.idle_gpu import both
 from gpubench.model.paths.p2p import LATENCY_BYTES, Cell, Pair, Reference, Series, is_near, judge, siblings_gb_s
 from gpubench.model.results.report import PAIRS_SECTION, Matrix, PairRow, Report, Section, Table
 from gpubench.model.results.rows.causes import CAUSES_SECTION
@@ -39,22 +43,26 @@ class P2pRun:
         machine: CopyMachine,
         listener: Listener[PairRow],
         look_again: LookAgain | None = None,
+        past: PastBandwidth = no_past,
     ) -> None:
         self._request = request
         self._bench = bench
         self._machine = machine
         self._listener = listener
         self._look_again = look_again
+        self._past = past
         self._paths = {pair: machine.wiring.path(pair) for pair in request.pairs}
         self._refused: Mapping[Pair, str] = {}
         self._matrices: list[CopyMatrix] = []
         self._patterns: dict[PatternCopy, Cell] = {}
         self._wrong_with_host: list[str] = []
+        self._host_rows: list[PairRow] = []
         self._done = 0
         self._total = request.steps(len(machine.gpus))
 
     def run(self) -> Report:
         """All of it. Peer access is off until every matrix without it is measured."""
+        before = self._bench.look_while_idle()
         self._measure_host()
         self._measure_series(peer=False)
         if any(series.peer for series in self._request.series) or self._request.patterns:
@@ -65,6 +73,8 @@ class P2pRun:
         for copy in copies:
             self._tell(str(copy).replace("_", " "))
             self._patterns[copy] = next(measured)
+        idle = both(before, self._bench.look_while_idle())
+        self._machine = replace(self._machine, idle_gpus=dict(enumerate(idle)))
         return self._report()
 
     def _tell(self, what: str) -> None:
@@ -87,6 +97,7 @@ class P2pRun:
                 row = host_row(self._machine, copy, cell, size_bytes)
             if cell.wrong:
                 self._wrong_with_host.append(device)
+            self._host_rows.append(row)
             self._listener.row(row)
 
     def _measure_series(self, *, peer: bool) -> None:
@@ -112,10 +123,25 @@ class P2pRun:
                 if cells[pair].error:
                     break
                 gb_s[pair] = bandwidth_gb_s(series, cells[pair])
-        verdicts = {pair: self._verdict(series, pair, cell, gb_s) for pair, cell in cells.items()}
+        rows = {pair: self._row(series, pair, cell, gb_s) for pair, cell in cells.items()}
+        verdicts = {
+            pair: (None if row.verdict is None else Verdict(row.verdict), row.note or "") for pair, row in rows.items()
+        }
         self._matrices.append(CopyMatrix(series, cells, gb_s, verdicts))
-        for pair, cell in cells.items():
-            self._listener.row(pair_row(self._machine, series, pair, cell, verdicts[pair]))
+        for row in rows.values():
+            self._listener.row(row)
+
+    def _row(self, series: Series, pair: Pair, cell: Cell, gb_s: Mapping[Pair, float]) -> PairRow:
+        """The row of a cell, with what is expected of it and the verdict."""
+        row = pair_row(self._machine, series, pair, cell, self._verdict(series, pair, cell, gb_s))
+        expected = expected_copy(self._machine, series, pair, self._reference(series, pair, gb_s))
+        if expected is None or row.bandwidth_gb_s is None:
+            return row
+        row = expected.compared(row, 2 if series.direction is Direction.BOTH else 1)
+        late = late_verdict(series, row) if row.verdict is None else None
+        if late is None:
+            return row
+        return replace(row, verdict=late[0], note="; ".join(filter(None, (late[1], row.note))) or None)
 
     def _without_peer_access(self, series: Series, pair: Pair) -> Cell | None:
         """The cell of a pair that needs peer access and has none: with the error, or empty; None of others."""
@@ -127,8 +153,12 @@ class P2pRun:
 
     def _reference(self, series: Series, pair: Pair, gb_s: Mapping[Pair, float]) -> Reference:
         limit = self._machine.limit(series, pair).gb_s
+        siblings = siblings_gb_s(gb_s, self._paths, pair)
         expected = self._machine.expected(series.quantity, limit, self._paths[pair])
-        return Reference(limit, siblings_gb_s(gb_s, self._paths, pair), expected)
+        if expected is not None:
+            return Reference(limit, siblings, expected, self._machine.whose_expectation)
+        known = None if siblings is not None else self._past(pair_row(self._machine, series, pair, Cell(), (None, "")))
+        return Reference(limit, siblings, *(known or (None,)))
 
     def _verdict(self, series: Series, pair: Pair, cell: Cell, gb_s: Mapping[Pair, float]) -> Judged:
         if not (cell.seconds or cell.error):
@@ -141,6 +171,7 @@ class P2pRun:
             self._machine = self._look_again(self._machine)
         machine = self._machine
         findings = findings_of(self._matrices, machine.gpus, self._wrong_with_host)
+        findings += beside_pairs(machine.facts(self._host_rows))
         together = measured_both_ways(self._request, self._patterns, len(machine.gpus))
         paths = conclude(machine, self._matrices, together)
         findings += paths.findings

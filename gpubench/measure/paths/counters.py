@@ -10,15 +10,15 @@ from gpubench.ports.link_counters import LinkBytes, LinkCounters
 _COUNTED_FROM_BYTES = 2**20
 """NVLink counters tick in KiB, and other traffic ticks too."""
 
-_PCIE_COUNTS_TO = 2**32
+PCIE_COUNTS_TO = 2**32
 """NVML's PCIe byte counters start again from 0 there."""
 
-_MOST_PCIE_BYTES = _PCIE_COUNTS_TO / 2.5
+_MOST_PCIE_BYTES = PCIE_COUNTS_TO / 2.5
 """Bytes that may be expected, however long it takes, without going once around the counter: collectives move up to
 twice of that, and H200s count 1.09 bytes for each that is sent, 1.08 for each that is received, headers included.
 """
 
-_SURELY_ONCE_SECONDS = _PCIE_COUNTS_TO / 128e9
+_SURELY_ONCE_SECONDS = PCIE_COUNTS_TO / 128e9
 """Time in which no PCIe link of a GPU gets around the counter: PCIe 6 x16, the fastest, carries 121 GB/s one way."""
 
 
@@ -54,7 +54,7 @@ class Meter:
             pcie = _moved(before.pcie_sent, after.pcie_sent)
         if pcie is not None:
             is_once = expected_bytes <= _MOST_PCIE_BYTES or self._clock() - since < _SURELY_ONCE_SECONDS
-            pcie = pcie % _PCIE_COUNTS_TO if is_once else None
+            pcie = pcie % PCIE_COUNTS_TO if is_once else None
         return Carried(
             nvlink_bytes=nvlink,
             nvlink_share=self._share((gpu, "nvlink"), nvlink, expected_bytes),

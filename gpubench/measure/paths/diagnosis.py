@@ -6,7 +6,7 @@ from functools import cached_property
 from itertools import islice
 
 from gpubench.conditions.definition.circumstances import Circumstances
-from gpubench.conditions.definition.condition import BESIDE
+from gpubench.conditions.definition.condition import BESIDE, BYTES, Slowed
 from gpubench.conditions.ranking import UNKNOWN, Diagnosis, Named, diagnose, symptoms
 from gpubench.conditions.registry import CAUSES
 from gpubench.model.paths.selection import Pair
@@ -37,6 +37,25 @@ class Explained:
     def first(self, staged: Mapping[Pair, Sequence[Transport]]) -> Explanation:
         """The likeliest of them; without evidence none is named."""
         return next((self.diagnosis.with_ids(named.explanation) for named in self.explaining(staged)), UNKNOWN)
+
+    def slowing(self, *, small: bool) -> tuple[Named, ...]:
+        """The causes of slow operations, the likeliest first: small ones consist of launches, large ones of bytes."""
+        links = self._links()
+        return self.diagnosis.slowing(*((Slowed.LAUNCHES, *links) if small else (*links, Slowed.LAUNCHES)))
+
+    def _links(self) -> tuple[Slowed, ...]:
+        """What carries the bytes, the slowest first; where no GPU is known, all that may."""
+        run = self.circumstances
+        gpus = [gpu for _, _, gpu in run.gpus()]
+        if not gpus:
+            return tuple(reversed(BYTES))
+        nvlinks = all(any(link.active for link in gpu.nvlinks or ()) for gpu in gpus)
+        used = {
+            Slowed.NETWORK: len(run.nodes) > 1,
+            Slowed.PCIE: not nvlinks or bool(run.staged),
+            Slowed.NVLINK: nvlinks,
+        }
+        return tuple(each for each, holds in used.items() if holds)
 
     def rows(self) -> list[CauseRow]:
         """Causes of paths that were seen, then of others that may be slow, each with those that follow from it."""

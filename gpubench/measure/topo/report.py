@@ -1,9 +1,11 @@
 """The report on machines: snapshots in, matrices, limits and findings out."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
-from gpubench.conditions.checks import WIRING, run
+from gpubench.conditions.checks import WIRING, merged, run
 from gpubench.conditions.definition.circumstances import Facts
+from gpubench.conditions.profile import GPU_MISSING, SURPLUS
 from gpubench.measure.topo.fallback import findings as prospect_findings
 from gpubench.measure.topo.fallback import prospects, survey
 from gpubench.model.facts.rank_facts import RankFacts
@@ -18,7 +20,7 @@ from gpubench.model.results.topo.devices import gpu_rows, link_rows, nic_rows, n
 from gpubench.model.results.topo.pairs import kind_rows, limits, pair_rows_of, peer_access
 from gpubench.model.results.topo.rows import GpuRow, KindRow, NicRow, NodeRow, NvlinkRow, RankRow, TreeRow
 from gpubench.model.results.topo.tree import tree_rows
-from gpubench.model.terms.verdict import Verdict, overall
+from gpubench.model.terms.verdict import Finding, Verdict, overall
 
 SECTIONS = (
     *("gpus", "nvlinks", "nics", "nodes", "kinds", "matrix", "peer_access", "limits", PAIRS_SECTION, "ranks", "tree"),
@@ -30,17 +32,26 @@ def examine(
     nodes: Sequence[Topology],
     ranks: Sequence[RankFacts] = (),
     profiles: Sequence[Profile | None] = (),
+    *,
+    strict: bool = False,
+    asked: bool = False,
+    expected_gpus: int | None = None,
 ) -> Report:
-    """The report on some nodes, each with the profile that it matches.
+    """The report on some nodes, each with the profile that it matches, or, where that was `asked` for, has to.
 
-    Matrices are those of the largest kind of node; the section `kinds` has every kind's.
+    Matrices are those of the largest kind of node; the section `kinds` has every kind's. With `strict`
+    a node without GPUs is an error, else it is not judged.
     """
     kinds = group(nodes)
     explained = survey(nodes, kinds, ranks)
     expected = prospects(nodes, kinds, explained)
-    findings = run(WIRING, Facts(nodes, kinds, ranks, profiles))
-    findings += tuple(prospect_findings(expected, explained, findings))
-    verdict = overall([Verdict.PASS, *(finding.severity for finding in findings)])
+    facts = Facts(nodes, kinds, ranks, profiles, asked=asked, expected_gpus=expected_gpus)
+    found = run(WIRING, facts)
+    found += merged(SURPLUS.findings(facts.circumstances))
+    found += tuple(prospect_findings(expected, explained, found))
+    findings = found if strict else tuple(map(_without_gate, found))
+    judged = Verdict.PASS if any(node.gpus for node in nodes) else Verdict.SKIP
+    verdict = overall([judged, *(finding.severity for finding in findings)])
     first = nodes[kinds[0].representative]
     sections: dict[str, Section] = {
         "gpus": _table(GpuRow, lambda: _each(nodes, gpu_rows)),
@@ -59,6 +70,16 @@ def examine(
         UNREAD_SECTION: _table(UnreadRow, explained.unread),
     }
     return Report(verdict=verdict, complete=True, findings=findings, sections=sections, main=PAIRS_SECTION)
+
+
+_NO_GATE = {GPU_MISSING: Verdict.SKIP, "driver-missing": Verdict.WARN}
+"""Errors by id that are less where there is no gate."""
+
+
+def _without_gate(finding: Finding) -> Finding:
+    """A node without GPUs, or without their driver, is no error of a look at wiring where nobody asked for a gate."""
+    softer = _NO_GATE.get(finding.id) if finding.severity is Verdict.ERROR else None
+    return finding if softer is None else replace(finding, severity=softer)
 
 
 def _table(row: type[Record], rows: Callable[[], Iterable[Record]]) -> Table:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from gpubench.model.facts.snapshot import GpuProcess
+from gpubench.model.facts.gpu_process import GpuProcess
 
 THROTTLE_REASONS = (
     *("sw_power_cap", "hw_slowdown", "sync_boost", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake"),
@@ -65,6 +65,5 @@ class GpuCondition:
 
 
 def _user(process: GpuProcess) -> str:
-    name = f" ({process.name})" if process.name else ""
     held = f", which holds {process.memory_bytes / 2**30:.1f} GiB," if process.memory_bytes else ""
-    return f"process {process.pid}{name}{held}"
+    return f"{process.label}{held}"

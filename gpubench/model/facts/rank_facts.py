@@ -48,6 +48,14 @@ class TopologyFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CpuQuota:
+    """The time that a control group grants its processes together: `cpus` of so many CPUs, by the file that says it."""
+
+    cpus: float
+    by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankFacts:
     """One rank. None is unknown.
 
@@ -62,6 +70,8 @@ class RankFacts:
     `container` are signs of what contains the process. `memory_nodes` are the ranges that it may take memory from,
     `memory_policy` what it was told to ('bind 0'). `loadable` says where the
     dynamic loader would find libraries, None for nowhere; `verbs_providers` which NICs libibverbs has drivers for.
+    `tracer` is the process that traces it ('4711 (gdb)'), `tools` the files of libraries of sanitizers and profilers in
+    it, by the tool's name. `cpu_quota` is the least that its control groups grant, None for without limit.
     `unknown` says why a field is None or empty.
     """
 
@@ -97,6 +107,9 @@ class RankFacts:
     verbs_providers: tuple[str, ...] | None = None
     mpi: MpiFacts | None = None
     ucx_cuda: bool | None = None
+    tracer: str | None = None
+    tools: Mapping[str, str] = field(default_factory=dict)
+    cpu_quota: CpuQuota | None = None
     unknown: Mapping[str, str] = field(default_factory=dict)
 
     @property

@@ -1,8 +1,7 @@
 """Facts of one node: its GPUs, links, NICs and PCI tree as they were read, before any arithmetic.
 
-A snapshot is plain frozen data, whoever read it: NVML and sysfs, a file of another tool, a recording, a simulated
-machine. What is unknown is None, and `unknown` says why, by field name. Bus ids are in lower case with four digits of
-domain (0000:1b:00.0) wherever they come from; `bus_id` makes them so.
+A snapshot is plain frozen data, whoever read it. What is unknown is None, and `unknown` says why, by field name. Bus
+ids are in lower case with four digits of domain (0000:1b:00.0) wherever they come from; `bus_id` makes them so.
 """
 
 import re
@@ -11,6 +10,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from gpubench.model.facts.driver_settings import DriverSettings
+from gpubench.model.facts.gpu_limits import GpuLimits
+from gpubench.model.facts.gpu_process import GpuProcess
 from gpubench.model.facts.kernel_settings import KernelSettings
 from gpubench.model.facts.pci_capabilities import AccessControl, PcieErrors, PciKind
 from gpubench.model.facts.rdma_port import RdmaPort
@@ -152,24 +153,14 @@ class RemappedRows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GpuProcess:
-    """A process that has a context on a GPU. Inside a container its pid may be another's."""
-
-    pid: int
-    name: str | None = None
-    memory_bytes: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GpuFacts:
     """One GPU. `index` is the driver's (nvidia-smi's), `cuda_index` this process's CUDA's; the bus id identifies it.
 
-    `idle` is true where the GPU's clocks say that nothing runs: it then trains its PCIe link down to save power.
-    `throttle_reasons` leaves out idling and clocks that somebody asked for. `cuda_features` are what CUDA says that the
-    GPU supports, by name (`virtual_memory`, `fabric_handles`, `gpu_direct_rdma`, `multicast`); a driver that does not
-    know a feature leaves it out. `temperature_c` is its chip's, `most_clock_mhz` the highest clock of its
-    multiprocessors, `memory_errors` the uncorrectable ones since the driver was loaded; `retirement_pending` is what
-    GPUs before Ampere have in the place of remapped rows.
+    `idle` is true where clocks say that nothing runs: it then trains its PCIe link down. `throttle_reasons` leaves out
+    idling and clocks that somebody asked for. `cuda_features` are what CUDA says that it supports, by name
+    (`fabric_handles`, `multicast`); a driver that does not know one leaves it out. `temperature_c` is its chip's,
+    `most_clock_mhz` the highest clock of its multiprocessors, `memory_errors` the uncorrectable ones since the driver
+    was loaded; `retirement_pending` is what GPUs before Ampere have in the place of remapped rows.
     """
 
     index: int
@@ -191,6 +182,7 @@ class GpuFacts:
     memory_errors: int | None = None
     temperature_c: int | None = None
     most_clock_mhz: int | None = None
+    limits: GpuLimits = field(default_factory=GpuLimits)
     pcie: PcieLink = PcieLink()
     pcie_replays: int | None = None
     place: PciPlace = PciPlace()

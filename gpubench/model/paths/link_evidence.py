@@ -1,13 +1,23 @@
 """Evidence of the kind `measurement` on the path between two GPUs, from counters and bandwidth."""
 
 from dataclasses import dataclass
+from math import inf
 
+from gpubench.model.facts.idle_gpu import FOREIGN_SHARE
 from gpubench.model.paths.evidence import Evidence, State
-from gpubench.model.paths.p2p import JUDGED_FROM_BYTES, MOVED_SHARE, STILL_SHARE, Carried
+from gpubench.model.paths.p2p import JUDGED_FROM_BYTES, MOVED_SHARE, SOMEBODY_ELSE, STILL_SHARE, Carried
 from gpubench.model.terms.units import format_size
 
 _ABOVE_HOST = 1.2
 """So much more than the PCIe links carry, a bandwidth is not that of host memory."""
+
+_MOST_COPIES = 3.0
+"""Of the buffer that a rank of any algorithm sends, or receives: in a tree it sends one to its parent and one to each
+of two children.
+"""
+
+_MOST_FRAMED = 2.2
+"""Bytes that NVLinks count for one of data, at most: NCCL's protocol LL sends a flag with every 4; a tenth more."""
 
 _NARROW = 2.0
 """NVLinks of less than so many times what PCIe carries are not told from it by bandwidth."""
@@ -31,6 +41,8 @@ class Flow:
 
     `ends` are the counts of the GPUs at its ends, of those through which something had to pass. `has_nvlinks` is
     whether NVLinks join them; `limit_gb_s` what these carry, `through_host_gb_s` what the way to host memory does.
+    `most_shares` are the shares of each end that the operation can have moved at most, none where they are not known;
+    `foreign_gb_s` is what passed these ends' NVLinks while this job was idle.
     """
 
     ends: tuple[Carried, ...]
@@ -38,13 +50,33 @@ class Flow:
     has_nvlinks: bool
     limit_gb_s: float | None
     through_host_gb_s: float | None
+    most_shares: tuple[float, ...] = ()
+    foreign_gb_s: float = 0.0
+
+
+def most_share(expected: float) -> float:
+    """How often the bytes that have to pass an end, at least, may pass it: these as a part of the operation's size."""
+    return _MOST_COPIES * _MOST_FRAMED / expected if expected else inf
 
 
 def measured(flow: Flow) -> Evidence:
     """Counters first; where these say nothing, bandwidth."""
     if not flow.has_nvlinks:
         return Evidence(seen="without NVLinks, counters and bandwidth do not tell direct from staged")
-    return _counted(flow.ends) or _timed(flow)
+    return _of_others(flow) or _counted(flow.ends) or _timed(flow)
+
+
+def _of_others(flow: Flow) -> Evidence | None:
+    """No evidence, where counters moved by what was not ours; None where nothing says so. Times were contended too."""
+    counted = (end.pcie_share if end.nvlink_share is None else end.nvlink_share for end in flow.ends)
+    ends = zip(counted, flow.most_shares, strict=False)
+    shares = [share for share, most in ends if share is not None and share > most]
+    if shares:
+        return Evidence(seen=f"counters moved by {max(shares):.2g} times our bytes: {SOMEBODY_ELSE}")
+    if flow.limit_gb_s is not None and flow.foreign_gb_s > FOREIGN_SHARE * flow.limit_gb_s:
+        passed = f"{flow.foreign_gb_s:.3g} GB/s passed the NVLinks while this job was idle"
+        return Evidence(seen=f"{passed}: {SOMEBODY_ELSE}")
+    return None
 
 
 def _counted(ends: tuple[Carried, ...]) -> Evidence | None:

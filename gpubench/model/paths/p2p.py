@@ -31,6 +31,13 @@ MOVED_SHARE, STILL_SHARE = 0.5, 0.1
 still.
 """
 
+MOST_SHARE = 1.1
+"""Of what was copied: links that carried more than this carried what is not ours. NVLink counters move by exactly what
+was copied, those of PCIe by up to 1.094 of it.
+"""
+
+SOMEBODY_ELSE = "somebody else uses these links"
+
 NOISY_SHARE = 0.1
 """Samples that differ by more than this part of their median say nothing about a figure near a threshold."""
 
@@ -104,10 +111,11 @@ class Cell:
     def is_staged(self) -> bool | None:
         """True if the counters say that it went through host memory; None where they say nothing.
 
-        What went over NVLink did not, nor what no PCIe link carried: to host memory there is no other way.
+        What went over NVLink did not, nor what no PCIe link carried: to host memory there is no other way. Counters of
+        NVLinks that moved by more than was copied say nothing: somebody else's traffic moved them.
         """
         carried = self.carried
-        if carried.nvlink_share is not None:
+        if carried.nvlink_share is not None and carried.nvlink_share <= MOST_SHARE:
             return carried.nvlink_share < MOVED_SHARE
         return False if carried.pcie_share is not None and carried.pcie_share < STILL_SHARE else None
 
@@ -131,11 +139,15 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """The figures that a pair is compared with, in GB/s over both directions: its limit, sibling pairs, the profile."""
+    """The figures that a pair is compared with, in GB/s over both directions: its limit, sibling pairs, the profile.
+
+    `source` says where the expected one is from: the profile, or this machine's past.
+    """
 
     limit_gb_s: float | None
     siblings_gb_s: float | None
     expected_gb_s: float | None
+    source: str = "the profile"
 
     @property
     def thresholds(self) -> tuple[float, ...]:
@@ -201,7 +213,7 @@ def judge(figure: float, cell: Cell, reference: Reference) -> tuple[Verdict, str
         (figure / other, other, whose)
         for other, whose in (
             (reference.siblings_gb_s, "pairs wired alike reach"),
-            (reference.expected_gb_s, "the profile expects"),
+            (reference.expected_gb_s, f"{reference.source} has"),
         )
         if other is not None
     ]

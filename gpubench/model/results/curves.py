@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from operator import attrgetter
 
 from gpubench.model.results.report import CollectiveRow, PairRow, Row
 from gpubench.model.terms.grouping import grouped
@@ -13,6 +14,7 @@ Points = tuple[tuple[int, float], ...]
 _MOST_LINES = 4
 _FEWEST_SIZES = 3
 HOST = "host"
+OPEN_ENDED = "neither limit nor expectation is known: the axis ends at the highest measured"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,17 @@ class Chart:
     limit: Points = ()
     expected: Points = ()
     logarithmic: bool = False
+
+    @property
+    def highest(self) -> float:
+        """The highest value of all, what curves are held against included: 25 of 340 GB/s is seen as 25 of 340."""
+        drawn = (*(line.points for line in self.lines), self.limit, self.expected)
+        return max((value for points in drawn for _, value in points), default=0.0)
+
+    @property
+    def is_open_ended(self) -> bool:
+        """True where nothing is known to hold the curves against: the highest of them may still be low."""
+        return not (self.limit or self.expected or self.logarithmic)
 
 
 def charts(rows: Sequence[Row]) -> list[Chart]:
@@ -65,9 +78,10 @@ def _collective(rows: Sequence[CollectiveRow]) -> list[Chart]:
     )
     limit = _points((row.size_bytes, row.limit_gb_s) for row in rows)
     expected = _points((row.size_bytes, row.expected_gb_s) for row in rows)
+    expected_times = _points((row.size_bytes, row.expected_us) for row in rows)
     return [
         Chart(f"{what}: bus bandwidth", "GB/s", bandwidth, limit, expected),
-        Chart(f"{what}: time", "µs", times, logarithmic=True),
+        Chart(f"{what}: time", "µs", times, expected=expected_times, logarithmic=True),
     ]
 
 
@@ -75,9 +89,12 @@ def _pairs(rows: Sequence[PairRow]) -> list[Chart]:
     access = f"peer access {rows[0].peer}" if rows[0].peer else ""
     what = "copies: " + ", ".join(filter(None, (rows[0].engine, rows[0].direction, access)))
     limit = _points((row.size_bytes or 0, row.limit_gb_s) for row in rows)
+    expected = _points((row.size_bytes or 0, row.expected_gb_s) for row in rows)
+    expected_times = _points((row.size_bytes or 0, row.expected_us) for row in rows)
+    bandwidth, times = (_pair_lines(rows, attrgetter(name)) for name in ("bandwidth_gb_s", "latency_us"))
     return [
-        Chart(f"{what}: bandwidth", "GB/s", _pair_lines(rows, lambda row: row.bandwidth_gb_s), limit),
-        Chart(f"{what}: time", "µs", _pair_lines(rows, lambda row: row.latency_us), logarithmic=True),
+        Chart(f"{what}: bandwidth", "GB/s", bandwidth, limit, expected),
+        Chart(f"{what}: time", "µs", times, expected=expected_times, logarithmic=True),
     ]
 
 

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from statistics import median
+from statistics import NormalDist, median
 
 from gpubench.model.results.history import ResultHead
 from gpubench.model.results.report import CollectiveRow, PairRow
@@ -22,6 +22,18 @@ and four steps from run to run say how steady the row is; `gpubench compare` too
 
 _NEAR_SIZES = 64
 """Rows up to so many times larger or smaller lend a row their noise: it grows from large sizes to small ones."""
+
+_MEDIAN_EFFICIENCY = 0.37
+"""How much of its figures a median makes use of where it tells their spread."""
+
+_QUARTILE = NormalDist().inv_cdf(0.75)
+"""The middle of the fastest half is the fastest quarter: so many deviations below the usual time."""
+
+_MOST_LOG = 20.0
+"""Five results of a busy host know so little of their noise that no time at all stands out."""
+
+CUT_SHORT = "cut short, or still running", ""
+"""Why a result without an end is left out."""
 
 _BAD_RUN = (Verdict.FAIL, Verdict.ERROR)
 _WELL = (None, Verdict.PASS, Verdict.SKIP)
@@ -53,6 +65,13 @@ class PastFigure:
     def deviation(self) -> float:
         """The standard deviation from run to run, as a share of the time."""
         return math.expm1(self.noise.deviation)
+
+    def slow_beyond(self, rows: int) -> float:
+        """How many times the level a time has to exceed for chance not to explain it, in a run of so many rows.
+
+        The usual time is that much above the level which the middle of the fastest half lies below it.
+        """
+        return math.exp(min(_MOST_LOG, _QUARTILE * self.noise.deviation + self.noise.bound(rows)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +145,7 @@ class PastFigures:
 def why_unfit(head: ResultHead, own: ResultHead) -> tuple[str, str] | None:
     """Why a result says nothing of what the run `own` should reach, and the values that differ; None where it does."""
     if not head.complete:
-        return "cut short, or still running", ""
+        return CUT_SHORT
     if head.started_at > own.started_at:
         return "begun after this run", ""
     if head.verdict in _BAD_RUN:
@@ -202,12 +221,18 @@ def _between_runs(runs: Sequence[_Measured]) -> Noise:
 
 
 def _with_neighbours(noise: Mapping[RowKey, Noise]) -> dict[RowKey, Noise]:
-    """The noise of every row, and no less than that of most rows beside it: a few steps may be alike by chance."""
+    """The noise of every row, no less than that of most rows beside it, and known as well as all of these tell it.
+
+    A few steps may be alike by chance. Rows of one run have a part of their noise in common, so that only half of what
+    the others tell is new.
+    """
     found: dict[RowKey, Noise] = {}
     for family in siblings(noise):
         for key in family:
-            near = median(noise[each].deviation for each in family if _is_near(each, key))
-            found[key] = Noise(max(noise[key].deviation, near), noise[key].freedom)
+            near = [noise[each] for each in family if _is_near(each, key)]
+            deviation = max(noise[key].deviation, median(each.deviation for each in near))
+            told = _MEDIAN_EFFICIENCY * sum(each.freedom for each in near) / 2
+            found[key] = Noise(deviation, max(noise[key].freedom, told))
     return found
 
 

@@ -139,6 +139,7 @@ class CollectiveRow(Record):
     expected_percent: float | None = None  #: expected time over time: 100 is as expected, less is slower
     #: where that is from: a profile, siblings, this machine's past, a share of the limit; null: speed not judged
     expected_source: str | None = None
+    issue_us: float | None = None  #: host time to issue one operation, on the slowest rank; null: not known
 
 
 COLLECTIVE_COLUMNS = CollectiveRow.columns()

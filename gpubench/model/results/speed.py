@@ -18,6 +18,9 @@ _ALONE_US = 25.0
 LARGE_BYTES = 64 * 2**20
 """From this size on a row is told by its bandwidth, below by its time."""
 
+_SMALL_BYTES = 2**20
+"""Below, an operation takes about as long as the smallest: 10 to 18 µs on 4 H200s."""
+
 _WARNED_FROM_BYTES = 16 * 2**20
 """From here on H200s differ by 3 % from machine to machine; smaller operations by a half, with the host's clock."""
 
@@ -44,6 +47,12 @@ OF_ANOTHER_NCCL = Tolerance(0.5, microseconds=10.0)
 MODELLED = Tolerance(1.0, microseconds=15.0)
 """Of one that follows from a model, as that of another number of ranks: below half fails. From 4 H200s to 2 the model
 is wrong by a fifth."""
+
+OF_THE_PAST = Tolerance(0.25)
+"""Of what this machine reached before, and more where it varies."""
+
+AMONG_SIBLINGS = Tolerance(1.0, microseconds=15.0)
+"""Of what other groups of ranks reach at the same time: below half of it fails. They are not measured again."""
 
 LEAST_KNOWN = Tolerance(0.1, microseconds=15.0)
 """Of the least that any healthy machine on record reaches."""
@@ -128,6 +137,13 @@ class Slowness:
     def expected(self) -> str:
         """The same of a healthy machine, with its source."""
         return f"{self._figures[1]}, {self.worst.expected_source}"
+
+    @property
+    def is_of_small(self) -> bool:
+        """True if small sizes, which consist of launches, are slower beside what is expected than large ones."""
+        small = [row for row in self.rows if row.size_bytes < _SMALL_BYTES]
+        slowest = min(self.rows, key=lambda row: row.expected_percent or 0.0)
+        return slowest in small
 
     def subject(self, where: str) -> str:
         """What is slow: the sizes, the ranks, and where they are."""

@@ -28,7 +28,7 @@ class Mode(StrEnum):
 
 
 DEFAULT_ITERATIONS = {Mode.THROUGHPUT: 20, Mode.LATENCY: 200}
-"""nccl-tests' 20; of single operations so many that the 99th percentile is not the largest."""
+"""Where a number is needed: nccl-tests' 20; alone so many that the 99th percentile is not the largest."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,15 +103,17 @@ def _parse_factor(text: str, factor_text: str) -> "Fraction":
 
 
 def split_by_memory(
-    sizes: Sequence[int], buffers: int, free_bytes: int, where: str
+    sizes: Sequence[int], buffers: int, free_bytes: int, where: str, held: str = ""
 ) -> tuple[tuple[int, ...], tuple[DroppedSize, ...]]:
     """The sizes of which `buffers` buffers fit into `free_bytes`, and those that do not, with the reason.
 
-    `where` names the memory of the tightest rank for the reason, e.g. 'rank 3 on n1 (GPU memory)'.
+    `where` names the memory of the tightest rank for the reason, e.g. 'rank 3 on n1 (GPU memory)', `held` who else
+    holds some of it.
     """
+    room = f"{where} can take {format_memory(free_bytes)}" + (f"; others hold its memory: {held}" if held else "")
     fitting = tuple(size for size in sizes if size * buffers <= free_bytes)
     dropped = tuple(
-        DroppedSize(size, f"{buffers} buffers of that size do not fit; {where} can take {format_memory(free_bytes)}")
+        DroppedSize(size, f"{buffers} buffers of that size do not fit; {room}")
         for size in sizes
         if size * buffers > free_bytes
     )

@@ -93,6 +93,13 @@ def format_percent(value: float | None, unknown: str = "", digits: int = 0) -> s
     return unknown if value is None else f"{value:.{digits}f}%"
 
 
+def format_share(percent: float | None) -> str:
+    """'98', '7.3': a percentage in a column that says what of; '-' where it is not known."""
+    if percent is None:
+        return "-"
+    return f"{percent:.1f}" if percent < 9.95 else f"{percent:.0f}"
+
+
 def counted(number: int, what: str) -> str:
     """'1 GPU', '4 GPUs'."""
     return f"{number} {what}{'' if number == 1 else 's'}"

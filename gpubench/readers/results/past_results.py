@@ -2,12 +2,13 @@
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
 from gpubench.errors import UsageError
 from gpubench.model.results.history import DatedName, ResultHead
-from gpubench.model.results.past import LeftOut, PastFigures, PastResult, tallied, why_unfit
+from gpubench.model.results.past import CUT_SHORT, LeftOut, PastFigures, PastResult, tallied, why_unfit
 from gpubench.model.results.report import Metadata
 from gpubench.model.terms.verdict import Verdict
 from gpubench.readers.results.history import Kept, list_results, read_head
@@ -97,12 +98,20 @@ class _Reader:
         try:
             head = read_head(self._kept.path(name))
         except UsageError:
-            self._reasons.append(("that cannot be read", str(name)))
+            self._reasons.append(self._why_unread(name))
             return None
         unfit = why_unfit(head, self.own)
         if unfit is not None and head.run_id != self.own.run_id:
             self._reasons.append(unfit)
         return (name, head) if unfit is None and head.run_id != self.own.run_id else None
+
+    def _why_unread(self, name: DatedName) -> tuple[str, str]:
+        """Why a head could not be read: the file of a run that begins is empty for a moment, this one's own too."""
+        path = self._kept.path(name)
+        with suppress(OSError):
+            if path.is_file() and path.stat().st_size == 0:
+                return CUT_SHORT
+        return "that cannot be read", str(name)
 
     def _read(self, name: DatedName, head: ResultHead) -> Iterator[PastResult]:
         path = self._kept.path(name)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpubench.hardware.process import user_files
-from gpubench.hardware.process.facts import UNLIMITED, read_rank_facts
+from gpubench.hardware.process.facts import UNLIMITED, read_again, read_rank_facts
 from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.terms.plain import from_plain, to_plain
 from tests.fakes.sysfs import Tree
@@ -108,6 +108,42 @@ def test_libraries_are_the_first_of_each_name(tree: Tree) -> None:
         "libcuda": "/usr/lib/libcuda.so.580.159.04",
         "libucp": "/venv/lib/libucp-0a1b2c3d.so.0",
     }
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, None),
+        ({"proc/self/status": "TracerPid:\t0"}, None),
+        ({"proc/self/status": "Name:\tpython\nTracerPid:\t4711", "proc/4711/comm": "gdb"}, "4711 (gdb)"),
+        ({"proc/self/status": "TracerPid:\t4711"}, "4711"),
+    ],
+)
+def test_who_traces_this_process(tree: Tree, files: dict[str, str], expected: str | None) -> None:
+    for path, text in files.items():
+        tree.write(path, text)
+    assert read(tree).tracer == expected
+
+
+def test_tools_and_plugins_that_come_later_are_read_again(tree: Tree) -> None:
+    tree.write("proc/self/maps", MAPS)
+    first = read(tree)
+    assert first.tools == {}
+    more = (
+        "7f12-7f13 r-xp 00000000 08:01 3 /opt/compute-sanitizer/libsanitizer-collection.so",
+        "7f14-7f15 r-xp 00000000 08:01 3 /opt/with space/target/libToolsInjection64.so (deleted)",
+        "7f16-7f17 r-xp 00000000 08:01 3 /opt/tuner/libnccl-tuner-example.so",
+        "7f18-7f19 r-xp 00000000 08:01 3 /usr/lib/libfabric.so.1",
+    )
+    tree.write("proc/self/maps", "\n".join((MAPS, *more)))
+    tree.write("proc/self/status", "TracerPid:\t7")
+    later = read_again(first, tree.root)
+    assert later.tools == {
+        "compute-sanitizer": "/opt/compute-sanitizer/libsanitizer-collection.so",
+        "Nsight Systems (nsys)": "/opt/with space/target/libToolsInjection64.so",
+    }
+    assert later.libraries == {**first.libraries, "libnccl-tuner-example": "/opt/tuner/libnccl-tuner-example.so"}
+    assert later.tracer == "7"
 
 
 def test_settings_are_taken_as_they_are_given(tree: Tree) -> None:

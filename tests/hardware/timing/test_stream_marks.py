@@ -9,10 +9,11 @@ from gpubench.hardware.cuda.device import open_device
 from gpubench.hardware.mpi.one_process import AloneGroup
 from gpubench.hardware.nccl.backend import AbortedError, NcclBackend, NcclLibrary
 from gpubench.hardware.node.nvml.library import Driver
+from gpubench.hardware.timing import stream_marks
 from gpubench.hardware.timing.stream_marks import MarkedLaunch, StreamClockedLaunch
 from gpubench.model.terms.hang import Phase
 from gpubench.model.terms.operation import DataType, ReduceOp
-from gpubench.ports.launch import Launch
+from gpubench.ports.launch import IssueClock, Launch
 from gpubench.ports.memory import Region
 from tests.fakes import cupy_on_numpy
 from tests.fakes.progress import FakeProgress
@@ -107,6 +108,41 @@ def test_the_time_of_a_batch_is_that_between_two_events() -> None:
     launch = StreamClockedLaunch([(list, 4)] * 3, events, lambda _event: None, FakeProgress(), elapsed)
     launch()
     assert launch.batch_seconds() == pytest.approx([2e-3, 3e-3])
+
+
+def test_the_time_to_issue_an_operation_is_that_of_the_first_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which finds the stream empty: later ones may wait for room in its queue."""
+    clock = iter([0.0, 40e-6, *range(100)])
+    monkeypatch.setattr(stream_marks, "perf_counter", clock.__next__)
+
+    class Event:
+        done = True
+
+    def launch(operations: int) -> MarkedLaunch:
+        return MarkedLaunch([(list, operations)] * 3, [Event()] * 3, lambda _event: None, FakeProgress())
+
+    short, long = launch(8), launch(stream_marks.MOST_QUEUED + 1)
+    assert short.issue_seconds is None
+    short()
+    long()
+    assert short.issue_seconds == pytest.approx(5e-6)
+    assert long.issue_seconds is None
+
+
+def test_a_backend_knows_the_time_to_issue_what_it_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch)
+    assert isinstance(bench.backend, IssueClock)
+    loop = bench.backend.bind(bench.launches, 0)
+    assert bench.backend.issue_seconds(loop, 10) is None
+    seconds = bench.backend.seconds(loop)
+    assert 0 < (bench.backend.issue_seconds(loop, 10) or 0.0) <= seconds / 10
+    assert bench.backend.issue_seconds(loop, stream_marks.MOST_QUEUED + 1) is None
+    batches = bench.backend.in_batches(bench.launches, 3)
+    bench.backend.seconds(batches)
+    assert bench.backend.issue_seconds(batches, 10) is not None
+    graph = bench.backend.bind(bench.launches, 1)
+    bench.backend.seconds(graph)
+    assert bench.backend.issue_seconds(graph, 10) is None
 
 
 def test_what_is_complete_is_seen_while_more_is_issued() -> None:

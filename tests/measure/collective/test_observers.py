@@ -21,8 +21,10 @@ from gpubench.measure.collective.counting import Traffic
 from gpubench.measure.collective.logged_choices import Choice, LoggedChoices, key_of
 from gpubench.measure.collective.observers import ObservationSources, Observers, PathObserver
 from gpubench.measure.collective.path_evidence import PathObservations, RowObservations, conclude, simulated
+from gpubench.model.facts.idle_gpu import GpuUse, IdleGpu, LinkRates
 from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.facts.snapshot import Snapshot
+from gpubench.model.paths.p2p import Carried
 from gpubench.model.paths.selection import Used
 from gpubench.model.paths.topology import Limit, Topology
 from gpubench.model.paths.transport import Transport, TransportKind, Tuning
@@ -66,9 +68,20 @@ class FakeCounters:
         return LinkBytes(nvlink, nvlink, pcie, pcie)
 
 
+class Users:
+    """Uses of a GPU by others, one after another; the last stays."""
+
+    def __init__(self, *uses: GpuUse) -> None:
+        self._uses = list(uses)
+
+    def read(self, gpu: int) -> GpuUse:
+        assert gpu == 0
+        return self._uses.pop(0) if len(self._uses) > 1 else self._uses[0]
+
+
 @dataclass
 class Job:
-    """How a job fares. `logs` are the ranks' logs."""
+    """How a job fares. `logs` are the ranks' logs, `users` what others do on their GPUs while it is idle."""
 
     logs: Callable[[int], FakeLog]
     counters: Callable[[int], FakeCounters] = lambda _rank: FakeCounters()
@@ -79,6 +92,7 @@ class Job:
     wrap: Callable[[Backend, int], Backend] = lambda backend, _rank: backend
     machine: Snapshot = H200S
     process: RankFacts | None = None
+    users: Callable[[int], Sequence[GpuUse]] | None = None
 
     @property
     def identities(self) -> list[RankIdentity]:
@@ -174,7 +188,7 @@ def sockets(rank: int) -> FakeLog:
 
 
 def over_nvlink(_rank: int) -> FakeCounters:
-    return FakeCounters(nvlink=64 * MIB, pcie=1000)
+    return FakeCounters(nvlink=8 * MIB, pcie=1000)
 
 
 def over_pcie(_rank: int) -> FakeCounters:
@@ -395,6 +409,36 @@ def test_a_counter_against_the_log_is_a_dispute(monkeypatch: pytest.MonkeyPatch)
     result = run(monkeypatch, Job(direct, over_pcie))
     assert [row.conclusion for row in result.fallback] == ["disputed"]
     assert result.report.verdict is Verdict.WARN
+
+
+def test_traffic_of_others_is_no_proof_of_a_path_and_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on four H200s: another process copied from GPU 0 to GPU 1, and their counters moved by 16 times our bytes."""
+    counters = {0: FakeCounters(nvlink=32 * MIB), 1: FakeCounters(nvlink=32 * MIB)}
+    result = run(monkeypatch, Job(direct, lambda rank: counters.get(rank) or over_nvlink(rank)))
+    assert {pair: row.measurement for pair, row in result.evidence.items()} == {
+        **dict.fromkeys(RING - {"2 → 3"}, "absent"),
+        "2 → 3": "present",
+    }
+    assert "16 times our bytes: somebody else" in result.evidence["0 → 1"].measurement_seen
+    assert result.evidence["0 → 1"].confidence == "likely"
+    assert causes(result) == [("foreign-nvlink-traffic", 0, None)]
+
+
+def test_what_passes_while_the_job_is_idle_is_no_proof_either() -> None:
+    used = Used({(0, 1): (Transport("P2P/CUMEM", TransportKind.P2P),)})
+    ours = Carried(nvlink_bytes=2 * MIB, nvlink_share=2.0)
+    observed = PathObservations(
+        choices=LoggedChoices({(DataType.FLOAT32, None, MIB): Choice(used, None)}),
+        expected_bytes=[(1.0, 1.0)] * RANKS,
+        traffic=[Traffic(ours, ours)] * RANKS,
+        circumstances=Job(direct).circumstances(),
+    )
+    busy = IdleGpu(rates=LinkRates(nvlink_sent=371.0))
+    for idle, state in (((), "present"), ((busy, *[IdleGpu()] * 3), "absent")):
+        section = conclude(observed.with_idle(idle), RowObservations()).sections["evidence"]
+        assert isinstance(section, Table)
+        (row,) = [row for row in section.rows() if isinstance(row, EvidenceRow)]
+        assert row.measurement == state
 
 
 def test_wrong_data_outvote_every_path(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,14 +39,19 @@ from gpubench.measure.collective.replay import CUT_SHORT, read_recorded, replay
 from gpubench.measure.collective.row_collector import Recorder
 from gpubench.measure.collective.split_groups import GroupRows, InStep
 from gpubench.measure.collective.variants import SweepVariant, measure_variants
+from gpubench.measure.paths.idle_window import IdleWindow
 from gpubench.model.facts.gpu_condition import GpuCondition
+from gpubench.model.facts.gpu_process import GpuProcess
+from gpubench.model.facts.idle_gpu import GpuUse, IdleGpu
 from gpubench.model.paths.evidence import EvidenceUse
 from gpubench.model.paths.selection import Used
 from gpubench.model.paths.transport import Transport, Tuning, parse_transport
+from gpubench.model.paths.wiring import Wiring
 from gpubench.model.results.report import CollectiveRow, Report, Table
 from gpubench.model.results.winners import RefusedRow
 from gpubench.model.terms.operation import DataType, ReduceOp
 from gpubench.model.terms.origin import Origin
+from gpubench.model.terms.plain import from_plain, to_plain
 from gpubench.model.terms.sampling import Mode, Sampling
 from gpubench.model.terms.split import RankGroup, groups_of
 from gpubench.model.terms.verdict import Verdict
@@ -57,7 +62,16 @@ from tests.fakes import cupy_on_numpy, faults
 from tests.fakes.library_log import FakeLog, said
 from tests.fakes.one_variant import measure
 from tests.fakes.ranks import ThreadGroup, run_ranks
-from tests.measure.collective.test_observers import MIB, RANKS, Job, direct, over_nvlink, over_pcie, shared_memory
+from tests.measure.collective.test_observers import (
+    MIB,
+    RANKS,
+    Job,
+    Users,
+    direct,
+    over_nvlink,
+    over_pcie,
+    shared_memory,
+)
 from tests.measure.collective.test_sweep import ReceivedRows, request_for
 from tests.measure.collective.test_variants import both
 
@@ -111,6 +125,10 @@ class InMemory(Recorder):
         assert self.writer is not None
         self.writer.row(case, measured)
 
+    def end(self, idle: Sequence[IdleGpu]) -> None:
+        assert self.writer is not None
+        self.writer.after_rows(idle)
+
 
 def recording(
     monkeypatch: pytest.MonkeyPatch,
@@ -158,7 +176,11 @@ def observer_of(request: SweepRequest, job: Job, group: ThreadGroup) -> PathObse
         return circumstances if group.collect(None) is not None else None
 
     log = RecordedLog(job.logs(group.rank))
-    return PathObserver.of(request, group, ObservationSources(log, job.counters(group.rank), look_around, job.nodes))
+    counters, window = job.counters(group.rank), None
+    if job.users is not None:
+        window = IdleWindow(counters, Users(*job.users(group.rank)), wait=lambda _seconds: None)
+    sources = ObservationSources(log, counters, look_around, job.nodes, window)
+    return PathObserver.of(request, group, sources)
 
 
 def watched(request: SweepRequest, job: Job) -> Measure:
@@ -258,6 +280,36 @@ def test_every_way_of_timing(monkeypatch: pytest.MonkeyPatch, sampling: Sampling
     check_same(recorded)
 
 
+def test_what_others_did_before_and_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who begins in between is seen after the last row, and is in the last line."""
+    recorded = recording(monkeypatch, request_for(ALLREDUCE), Job(direct, users=comes_late), watched)
+    first, last = json.loads(recorded.lines[0])["testimony"]["idle"], json.loads(recorded.lines[-1])["idle"]
+    assert [each["use"]["utilization_percent"] for each in (first[2], last[2])] == [0, 100]
+    causes = plain(recorded.report, ())["sections"]["causes"]
+    assert [(each["id"], each["confidence"]) for each in causes] == [("gpu-in-use", "proven")]
+    assert causes[0]["evidence"].startswith("GPU2 is in use by process 8342 (python), 12.0 GiB: 100 % busy")
+    check_same(recorded)
+
+
+def test_where_nobody_looked_at_idle_gpus_recordings_are_as_those_of_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = recording(monkeypatch, request_for(ALLREDUCE), Job(direct, over_nvlink), watched)
+    assert not any("idle" in line for line in recorded.lines)
+    check_same(recorded)
+
+
+def test_gpus_of_other_ranks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = recording(monkeypatch, request_for(ALLREDUCE), Job(direct, users=comes_late), watched)
+    last = json.loads(recorded.lines[-1])
+    with pytest.raises(UsageError, match="3 GPUs after the last row"):
+        recorded.replayed([*recorded.lines[:-1], json.dumps(last | {"idle": last["idle"][1:]})])
+
+
+def comes_late(rank: int) -> tuple[GpuUse, GpuUse]:
+    user = GpuProcess(pid=8342, name="python", memory_bytes=12 * 2**30)
+    idle = GpuUse(utilization_percent=0)
+    return idle, GpuUse(utilization_percent=100, users=(user,)) if rank == 2 else idle
+
+
 def test_wrong_data_and_who_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job(
         direct,
@@ -301,6 +353,13 @@ def healthy() -> Recording:
     with pytest.MonkeyPatch.context() as monkeypatch:
         request = request_for(ALLREDUCE, sampling=Sampling(Mode.LATENCY, iterations=30))
         return recording(monkeypatch, request, Job(direct, over_nvlink), watched)
+
+
+def test_how_long_ranks_waited_for_a_cpu_is_kept() -> None:
+    circumstances = Circumstances(wiring=Wiring([], {}), waited={1: 0.75})
+    observed = PathObservations(choices=LoggedChoices(), expected_bytes=[], traffic=[], circumstances=circumstances)
+    kept = from_plain(RecordedObservations, to_plain(RecordedObservations.of(observed)))
+    assert kept.restored(replace(circumstances, waited={})).circumstances.waited == {1: 0.75}
 
 
 def test_rows_of_many_ranks_stay_within_what_is_read_of_a_file() -> None:

@@ -1,20 +1,20 @@
 """The judgement of a sweep's speed: by the first source that knows, and with the first cause that explains it."""
 
-from dataclasses import dataclass, replace
-from types import SimpleNamespace
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 
 from gpubench.collectives.registry import collective_named
+from gpubench.conditions.definition.circumstances import Circumstances
 from gpubench.conditions.definition.condition import Condition, Sighting
-from gpubench.conditions.ranking import Named
+from gpubench.conditions.ranking import Diagnosis, Named
 from gpubench.conditions.registry import CONDITIONS
 from gpubench.measure.collective.speed_judge import ExpectedTimes, SpeedJudge, middle
 from gpubench.measure.paths.diagnosis import Explained
 from gpubench.model.paths.evidence import Confidence
+from gpubench.model.paths.wiring import Wiring
 from gpubench.model.results.report import CollectiveRow
-from gpubench.model.results.rows.causes import Effect
 from gpubench.model.results.speed import MEASURED, ExpectedTime
 from gpubench.model.terms.verdict import SLOW_UNEXPLAINED, Finding, Verdict
 from gpubench.profiles.files import load
@@ -33,21 +33,15 @@ def judge(expected: ExpectedTimes = H200) -> SpeedJudge:
     return SpeedJudge(expected, ["node3"])
 
 
-@dataclass
-class Diagnosed:
-    named: tuple[Named, ...]
-
-    def of_effect(self, *effects: Effect) -> tuple[Named, ...]:
-        return tuple(each for each in self.named if set(effects) & set(each.effects))
-
-
 def explained(*causes: tuple[str, Confidence]) -> Explained:
     by_id: dict[str, Condition] = {each.id: each for each in CONDITIONS}
     named = tuple(
         Named(by_id[id_], (Sighting(subject="this job", seen=f"{id_} was seen", confidence=sure),))
         for id_, sure in causes
     )
-    return cast("Explained", SimpleNamespace(diagnosis=Diagnosed(named)))
+    explanation = Explained(Circumstances(wiring=Wiring((), {})))
+    explanation.__dict__["diagnosis"] = Diagnosis(named, {})
+    return explanation
 
 
 def findings(explanation: Explained | None, *rows: CollectiveRow, found: tuple[Finding, ...] = ()) -> list[Finding]:

@@ -75,3 +75,25 @@ def test_sizes_have_to_fit_every_group() -> None:
     assert fitting_all([((8, 64, 4096), ()), ((64, 4096), (small,)), ((8, 64), (large,))]) == ((64,), (small, large))
     with pytest.raises(CouldNotMeasureError, match="no size is left"):
         fitting_all([((8,), ()), ((64,), (small,))])
+
+
+def test_groups_are_held_against_each_other_where_nothing_else_tells() -> None:
+    heard = ReceivedRows()
+    parts = groups_of("2", [replace(each, rank=rank) for rank, each in enumerate(FIVE[:4])])
+
+    def body(group: ThreadGroup) -> Report:
+        color = group.rank // 2
+        own = group.split(color, group.rank)
+        rows = GroupRows(parts[color], own, group, heard if group.rank == 0 else ReceivedRows())
+        rows.row(replace(ROW, ranks=2, expected_us=None, wrong=0, verdict="PASS", time_us=200.0 if color else 50.0))
+        return rows.merged(Report(verdict=Verdict.PASS, complete=True))
+
+    report = run_ranks(4, body)[0]
+    assert [(row.group, row.verdict, row.expected_us) for row in heard.rows] == [
+        ("ranks 0-1", "PASS", 50.0),
+        ("ranks 2-3", "FAIL", 50.0),
+    ]
+    assert report.verdict is Verdict.FAIL
+    (finding,) = report.findings
+    assert (finding.id, finding.severity) == ("slow-unexplained", Verdict.FAIL)
+    assert finding.subject.endswith("on group ranks 2-3")

@@ -314,6 +314,25 @@ def test_sizes_that_do_not_fit_the_tightest_rank_are_dropped_by_name() -> None:
         assert reasons == ["2 buffers of that size do not fit; rank 1 on n0 (GPU 1, 0000:1) can take 4.0 KiB"]
 
 
+def test_who_holds_the_memory_of_the_tightest_rank_is_named() -> None:
+    """Only where something does not fit: a rank that has room asks nobody."""
+    request = request_for(ALLREDUCE, sizes=(1024, 4096))
+
+    def body(group: ThreadGroup) -> Sequence[str]:
+        backend, asked = Room(4096 if group.rank == 1 else 10**9), []
+
+        def held() -> str:
+            asked.append(group.rank)
+            return "process 8342 (python): 120.0 GiB"
+
+        _, dropped = fitting_sizes(request, group, backend, identity(group.rank), held)  # type: ignore[arg-type]
+        assert asked == ([1] if group.rank == 1 else [])
+        return [each.reason for each in dropped]
+
+    for (reason,) in run_ranks(3, body):
+        assert reason.endswith("can take 4.0 KiB; others hold its memory: process 8342 (python): 120.0 GiB")
+
+
 def test_sizes_that_round_to_nothing_are_dropped_by_name() -> None:
     request = request_for(COLLECTIVES[1], sizes=(8, 48, 1024))
 

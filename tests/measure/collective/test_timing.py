@@ -100,6 +100,38 @@ def test_a_given_number_is_one_loop_and_nothing_else() -> None:
     assert launched == [3, 2, 2]
 
 
+class Issuing(Clocked):
+    """The host takes so long to issue an operation, of a loop that is short enough to tell."""
+
+    def __init__(self, seconds: float, *issued: float | None) -> None:
+        super().__init__(steady(seconds))
+        self.asked: list[int] = []
+        self._issued = list(issued)
+
+    def issue_seconds(self, launch: Batched, operations: int) -> float | None:
+        assert len(launch.launches) == operations
+        self.asked.append(operations)
+        return self._issued.pop(0) if len(self._issued) > 1 else self._issued[0]
+
+
+def test_the_time_to_issue_an_operation_is_that_of_the_loop_that_is_timed() -> None:
+    backend = Issuing(9e-6, 6e-6)
+    (own,), _ = timed(Sampling(iterations=7), [backend])
+    assert (own.issue_seconds, backend.asked) == (6e-6, [7])
+    (own,), _ = timed(Sampling(iterations=7), [Issuing(9e-6, None)])
+    assert own.issue_seconds is None
+    (own,), _ = timed(Sampling(iterations=7), [Clocked(steady(9e-6))])
+    assert own.issue_seconds is None
+
+
+def test_of_several_loops_the_quickest_to_issue_counts() -> None:
+    """What the host surely needs: the first of them finds caches cold."""
+    (own,), _ = timed(AUTO, [Issuing(10e-6, 9e-6)], warm=10e-6)
+    assert own.issue_seconds == 9e-6
+    (own,), _ = timed(Sampling(Mode.LATENCY, iterations=5), [Issuing(10e-6, 9e-6)])
+    assert own.issue_seconds is None, "operations alone are waited for"
+
+
 def test_what_does_not_vary_is_timed_for_as_many_batches_as_are_needed_to_know_it() -> None:
     backend = Clocked(steady(10e-6))
     (own,), launched = timed(AUTO, [backend], buffers=5, warm=30e-6)

@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import combinations, permutations
+from itertools import combinations, count, permutations, repeat
 from typing import Any
 
 import pytest
@@ -22,17 +22,20 @@ from gpubench.measure.p2p.machine import CopyMachine
 from gpubench.measure.p2p.request import Method, P2pRequest
 from gpubench.measure.p2p.run import P2pRun
 from gpubench.measure.paths import counters as p2p_counters
+from gpubench.measure.paths.idle_window import IdleWindow
 from gpubench.model.facts.snapshot import PairFacts, Snapshot
 from gpubench.model.paths import p2p
 from gpubench.model.paths.p2p import LATENCY_BYTES, Series, rounds
 from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.wiring import GpuPlace, Wiring
 from gpubench.model.results.report import PairRow, Report
+from gpubench.model.results.rows.causes import CauseRow
 from gpubench.model.terms.copies import CopyGpu, Direction, Engine
 from gpubench.model.terms.hang import hang_error
 from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.progress import UNWATCHED
 from gpubench.model.terms.verdict import Verdict
+from gpubench.ports.link_counters import LinkBytes
 from tests.fakes.library_log import FakeLog, sent_between
 from tests.fakes.progress import FakeProgress
 from tests.fakes.rank_copies import IPC_GB_S, LATENCY_SECONDS, NETWORK_GB_S, Fabric, FakeRankCopies, Pair
@@ -85,6 +88,17 @@ class Outcome:
         return {finding.id: finding.subject for finding in self.report.findings}
 
 
+class Sending:
+    """NVLink counters that move by so much with every reading."""
+
+    def __init__(self, step: int) -> None:
+        self._sent = count(0, step) if step else repeat(0)
+
+    def read(self, gpu: int) -> LinkBytes:
+        assert gpu == 0
+        return LinkBytes(nvlink_sent=next(self._sent))
+
+
 def machine(ranks: int, per_node: int) -> CopyMachine:
     board = per_node + per_node % 2
     nodes = tuple(Topology(each) for each in snapshots(parse_machine(f"hgx-h200-{board}*{ranks // per_node}")))
@@ -119,12 +133,19 @@ def run(
     *,
     via: str = "",
     progress: Sequence[FakeProgress] = (),
+    foreign: int | None = None,
 ) -> Outcome:
+    """`foreign` is the rank from whose GPU somebody else sends."""
+
     def body(group: ThreadGroup) -> Outcome:
         copies = FakeRankCopies(fabric, group.rank)
         across = [pair for pair in asked.pairs if wiring.scope(pair) == "network"]
         log = FakeLog(sent_between(across, via)) if via else None
-        bench = RankBench(asked, group, copies, copies, log, progress[group.rank] if progress else UNWATCHED)
+        shown = progress[group.rank] if progress else UNWATCHED
+        window = None
+        if foreign is not None:
+            window = IdleWindow(Sending(4 * 10**9 if group.rank == foreign else 0), wait=lambda _seconds: None)
+        bench = RankBench(asked, group, copies, copies, log, shown, window)
         listener = Recorder()
         report = P2pRun(asked, bench, wiring, listener).run()
         bench.close()
@@ -373,3 +394,12 @@ def test_in_a_round_that_does_not_end_the_rank_that_all_wait_for_is_behind() -> 
         assert outcome.result(60).report.verdict is Verdict.PASS
     assert f"missing:  rank 1 (pid 1), in operation {label}, 0 of 6 done, for 20 s" in said
     assert f"arrived:  rank 0, rank 2, rank 3: in operation {label}, 1 of 6 done" in said
+
+
+def test_every_rank_looks_at_its_gpu_and_all_know_who_sends() -> None:
+    asked = request(4)
+    outcome = run(Fabric(), asked, machine(4, 4), foreign=2)
+    (cause,) = outcome.report.rows("causes", CauseRow)
+    assert (cause.id, cause.confidence) == ("foreign-nvlink-traffic", "proven")
+    assert "GB/s over NVLink while this job is idle" in cause.evidence
+    assert cause.subject == "GPU2"

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import count
 
 import pytest
 
@@ -12,6 +13,7 @@ from gpubench.measure.p2p.one_process import CopyBench, unreachable_pairs
 from gpubench.measure.p2p.request import Copy, Method, P2pRequest, PatternCopy, default_series
 from gpubench.measure.p2p.run import P2pRun
 from gpubench.measure.paths import counters as p2p_counters
+from gpubench.measure.paths.idle_window import IdleWindow
 from gpubench.model.facts.snapshot import PairFacts, PcieLink, Snapshot
 from gpubench.model.paths import p2p
 from gpubench.model.paths.p2p import Cell, Pair
@@ -23,7 +25,7 @@ from gpubench.model.results.rows.evidence import EVIDENCE_SECTION, FALLBACK_SECT
 from gpubench.model.terms.copies import CopyGpu, CopyPattern, Direction
 from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.verdict import Verdict
-from gpubench.ports.link_counters import LinkBytes
+from gpubench.ports.link_counters import LinkBytes, LinkCounters
 from tests.conditions.test_together import collapsing
 from tests.fakes.copies import DIRECT_GB_S, DIRECT_SECONDS, Broken, FakeCopies
 
@@ -52,7 +54,14 @@ class Nobody:
         raise AssertionError(report)
 
 
-def measured(copies: FakeCopies, edit: Edit = lambda node: node, *, check: bool = True) -> Report:
+def measured(
+    copies: FakeCopies,
+    edit: Edit = lambda node: node,
+    *,
+    check: bool = True,
+    counters: LinkCounters | None = None,
+    window: IdleWindow | None = None,
+) -> Report:
     gpus = len(copies.gpus)
     node = edit(snapshots(parse_machine(f"hgx-h200-{gpus}"))[0])
     request = P2pRequest(
@@ -66,7 +75,50 @@ def measured(copies: FakeCopies, edit: Edit = lambda node: node, *, check: bool 
     )
     wiring = Wiring([GpuPlace(node.host, 0, gpu.bus_id) for gpu in node.gpus], {0: Topology(node)})
     machine = CopyMachine(wiring, copies.gpus, (), None, Origin.MEASURED, unreachable_pairs(copies))
-    return P2pRun(request, CopyBench(request, copies, copies), machine, Nobody()).run()
+    return P2pRun(request, CopyBench(request, copies, counters or copies, window), machine, Nobody()).run()
+
+
+class Crowded:
+    """Counters of copies, and of somebody else who sends so much more from the first GPU with every reading."""
+
+    def __init__(self, copies: FakeCopies, nvlink_bytes: int) -> None:
+        self._copies, self._bytes, self._readings = copies, nvlink_bytes, 0
+
+    def read(self, gpu: int) -> LinkBytes:
+        self._readings += 1
+        found = self._copies.read(gpu)
+        more = self._bytes * self._readings if gpu == 0 else 0
+        return replace(found, nvlink_sent=(found.nvlink_sent or 0) + more, pcie_sent=None, pcie_received=None)
+
+
+def test_what_others_send_is_no_proof_of_a_path_and_is_named() -> None:
+    copies = FakeCopies(4)
+    report = measured(copies, counters=Crowded(copies, 16 * SIZE * 2))
+    row = evidence(report)
+    assert row.measurement == "absent"
+    assert "times our bytes: somebody else uses these links" in row.measurement_seen
+    assert evidence(report, "GPU1", "GPU0").measurement == "present"
+    table = report.sections["causes"]
+    assert isinstance(table, Table)
+    (cause,) = [row for row in table.rows() if isinstance(row, CauseRow)]
+    assert (cause.id, cause.confidence, cause.subject) == ("foreign-nvlink-traffic", "proven", "GPU0")
+
+
+def test_what_passes_while_nothing_is_copied_is_named_and_no_proof_either() -> None:
+    copies = FakeCopies(4)
+    clock = count(0.0, 0.01).__next__
+    window = IdleWindow(Crowded(copies, 4 * 10**9), clock=clock, wait=lambda _seconds: None)
+    report = measured(copies, window=window)
+    assert evidence(report).measurement == "present"
+    assert evidence(report).measurement_seen.startswith("PCIe counters stood still while it was copied; ")
+    report = measured(copies, counters=Crowded(copies, 0), window=window)
+    assert evidence(report).measurement == "absent"
+    assert "left over NVLink while this job was idle: somebody else" in evidence(report).measurement_seen
+    table = report.sections["causes"]
+    assert isinstance(table, Table)
+    (cause,) = [row for row in table.rows() if isinstance(row, CauseRow)]
+    assert cause.id == "foreign-nvlink-traffic"
+    assert cause.evidence.startswith("GPU0 sends ")
 
 
 class SlowWrites(CopyBench):

@@ -71,10 +71,13 @@ def test_where_all_are_slow_nobody_stands_out_and_the_slowest_says_why() -> None
     assert len(finding.subjects) == 12
 
 
-def test_small_copies_and_those_without_peer_access_are_not_slow() -> None:
-    verdicts = {(0, 1): Verdict.FAIL}
-    for series in (OFF, replace(ON, size_bytes=2**25)):
-        assert found(matrix({(0, 1): cell(100, series.size_bytes)}, series, verdicts)) == []
+def test_copies_without_peer_access_are_not_slow_and_small_ones_by_their_own_verdict() -> None:
+    small, slow = replace(ON, size_bytes=2**25), {(0, 1): cell(100, 2**25)}
+    assert found(matrix({(0, 1): cell(100, OFF.size_bytes)}, OFF, {})) == []
+    assert found(matrix(slow, small, {})) == [], "no sibling judges small copies"
+    (finding,) = found(matrix(slow, small, {(0, 1): Verdict.FAIL}))
+    assert (finding.id, finding.severity, finding.subject) == ("p2p-slow", Verdict.FAIL, "GPU0 → GPU1")
+    assert finding.seen == "ce write: 32M: (0, 1) is slow"
 
 
 def test_both_ways_at_once_a_pair_is_named_only_where_neither_way_was() -> None:

@@ -12,7 +12,7 @@ from gpubench.measure.p2p.one_process import CopyBench, unreachable_pairs
 from gpubench.measure.p2p.request import NVBANDWIDTH, HostCopy, Method, P2pRequest, default_series, sweep_series
 from gpubench.measure.p2p.run import SECTIONS, P2pRun
 from gpubench.measure.paths import counters as p2p_counters
-from gpubench.model.facts.snapshot import GpuProcess
+from gpubench.model.facts.gpu_process import GpuProcess
 from gpubench.model.paths import p2p
 from gpubench.model.paths.p2p import LATENCY_BYTES, Carried, Cell, Series
 from gpubench.model.paths.topology import Topology
@@ -214,7 +214,7 @@ def test_a_bad_pair_is_named() -> None:
 def test_what_is_slow_everywhere_is_seen_beside_the_profile() -> None:
     slow = {(a, b): 0.5 for a in range(2) for b in range(2) if a != b}
     report, _, _ = run(FakeCopies(2, Broken(slow=slow)), request(2), profile="hgx-h200-2")
-    assert "which the profile expects" in found(report)["p2p-slow"].seen
+    assert "which profile hgx-h200-2 has" in found(report)["p2p-slow"].seen
 
 
 def test_a_failing_pair_is_an_error_and_the_rest_is_measured() -> None:

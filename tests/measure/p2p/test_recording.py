@@ -2,11 +2,23 @@
 
 from dataclasses import replace
 
-from gpubench.measure.p2p.recording import VERSION, RecordedCopy, RecordedP2p, RecordingBench, ReplayedBench
+import pytest
+
+from gpubench.errors import UsageError
+from gpubench.measure.p2p.recording import (
+    VERSION,
+    RecordedCopy,
+    RecordedP2p,
+    RecordingBench,
+    ReplayedBench,
+    read_samples,
+)
 from gpubench.measure.p2p.request import Bench, Copy, HostCopy, Method, P2pRequest, PairCopy
+from gpubench.model.facts.idle_gpu import IdleGpu, LinkRates
 from gpubench.model.paths.p2p import Cell, Series
 from gpubench.model.terms.copies import CopyGpu, Direction, Engine, HostMemory
 from gpubench.model.terms.origin import Origin
+from gpubench.readers.documents.json_lines import json_line
 
 HOST = HostCopy(HostMemory.PINNED, 0, to_gpu=True)
 PAIR = PairCopy(Series(Engine.CE, Direction.WRITE, peer=True, size_bytes=64), (1, 0))
@@ -61,6 +73,19 @@ def test_what_was_recorded_comes_back_in_its_order_whoever_measured_it() -> None
         Cell((1.0, 2.0)),
         Cell((3.0,)),
     ]
+
+
+def test_gpus_before_the_first_copy_and_after_the_last_come_back() -> None:
+    busy, idle = IdleGpu(rates=LinkRates(nvlink_sent=371.0)), IdleGpu()
+    samples = [RecordedCopy("idle GPUs", Cell(), each) for each in ((idle, idle), (busy, idle))]
+    written: list[RecordedCopy] = []
+    recording = RecordingBench(ReplayedBench(RECORDED, samples), written.append)  # type: ignore[arg-type]
+    assert [recording.look_while_idle() for _ in range(3)] == [(idle, idle), (busy, idle), ()]
+    lines = [(json_line(each), "") for each in (RECORDED, *written)]
+    again = ReplayedBench(*read_samples(lines, "recorded"))
+    assert [again.look_while_idle() for _ in range(3)] == [(idle, idle), (busy, idle), ()]
+    with pytest.raises(UsageError, match="1 idle GPUs"):
+        read_samples([*lines, (json_line(RecordedCopy("idle GPUs", Cell(), (idle,))), "")], "recorded")
 
 
 def test_what_was_not_measured_again_is_the_same_again() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from gpubench.model.facts.gpu_condition import GpuCondition
-from gpubench.model.facts.snapshot import GpuProcess
+from gpubench.model.facts.gpu_process import GpuProcess
 
 JOB = GpuProcess(pid=77, name="python3", memory_bytes=30 * 2**30)
 

@@ -1,11 +1,12 @@
 """Counters and bandwidth as evidence, with figures as four H200s give them."""
 
 from dataclasses import replace
+from math import inf
 
 import pytest
 
 from gpubench.model.paths.evidence import State
-from gpubench.model.paths.link_evidence import Flow, Speed, measured
+from gpubench.model.paths.link_evidence import Flow, Speed, measured, most_share
 from gpubench.model.paths.p2p import Carried
 
 OVER_NVLINK = Carried(nvlink_bytes=2**31, nvlink_share=1.5, pcie_bytes=2**15)
@@ -44,6 +45,45 @@ def test_what_figures_say(ends: tuple[Carried, ...], speed: Speed | None, state:
     evidence = measured(replace(FLOW, ends=ends, speed=speed))
     assert evidence.state is state
     assert said in evidence.seen
+
+
+TIMES_16 = replace(OVER_NVLINK, nvlink_share=16.0)
+
+
+@pytest.mark.parametrize(
+    ("ends", "most_shares", "said"),
+    [
+        ((TIMES_16, TIMES_16), (6.6, 6.6), "counters moved by 16 times our bytes: somebody else uses these links"),
+        ((OVER_NVLINK, TIMES_16), (6.6, 6.6), "16 times"),
+        ((replace(OVER_PCIE, pcie_share=40.0),), (6.6,), "40 times"),
+    ],
+)
+def test_counters_that_moved_by_more_than_was_ours_prove_nothing(
+    ends: tuple[Carried, ...], most_shares: tuple[float, ...], said: str
+) -> None:
+    """However fast it was: what was timed was contended."""
+    for speed in (FAST, SLOW, None):
+        evidence = measured(replace(FLOW, ends=ends, most_shares=most_shares, speed=speed))
+        assert evidence.state is SILENT
+        assert said in evidence.seen
+
+
+def test_the_pcie_counters_of_somebody_else_take_nothing_from_nvlinks_that_moved() -> None:
+    busy = replace(OVER_NVLINK, pcie_share=40.0)
+    assert measured(replace(FLOW, ends=(busy, busy), most_shares=(6.6, 6.6))).state is YES
+
+
+@pytest.mark.parametrize(("foreign_gb_s", "state"), [(0.02, YES), (40.0, YES), (371.0, SILENT)])
+def test_traffic_of_others_as_large_as_ours_may_be_what_was_counted(foreign_gb_s: float, state: State) -> None:
+    evidence = measured(replace(FLOW, ends=(OVER_NVLINK,), most_shares=(6.6,), foreign_gb_s=foreign_gb_s))
+    assert evidence.state is state
+    assert ("371 GB/s passed the NVLinks while this job was idle" in evidence.seen) == (state is SILENT)
+
+
+@pytest.mark.parametrize(("expected", "most"), [(1.0, 6.6), (0.25, 26.4), (0.0, inf)])
+def test_an_algorithm_sends_three_times_the_buffer_at_most(expected: float, most: float) -> None:
+    """In LL twice the bytes: flags; an all-gather has to send one block alone, and a ring forwards the others."""
+    assert most_share(expected) == pytest.approx(most)
 
 
 def test_gpus_without_nvlinks_are_not_told_apart() -> None:

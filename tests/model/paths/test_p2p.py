@@ -96,7 +96,7 @@ def test_thresholds_are_those_of_siblings_and_profile_and_only_without_them_of_t
 
 
 def test_the_worse_comparison_is_named_in_words() -> None:
-    assert judge(340, STEADY, Reference(450, 396, 400)) == (Verdict.WARN, "85% of 400 GB/s, which the profile expects")
+    assert judge(340, STEADY, Reference(450, 396, 400)) == (Verdict.WARN, "85% of 400 GB/s, which the profile has")
     assert judge(200, STEADY, Reference(450, 400, 396)) == (
         Verdict.FAIL,
         "50% of 400 GB/s, which pairs wired alike reach",

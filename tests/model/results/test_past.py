@@ -106,6 +106,30 @@ def test_noise_of_a_row_is_at_least_that_of_rows_beside_it() -> None:
     assert far.deviation == 0
 
 
+@pytest.mark.parametrize(("noise", "runs"), [(0.01, 5), (0.05, 8), (0.2, 5)])
+def test_chance_is_not_slow_and_half_as_fast_is(noise: float, runs: int) -> None:
+    chance, sizes = random.Random(7), [2**power for power in range(10, 30)]
+    alarms, found_slow, judged = 0, 0, 0
+    for _ in range(10):
+        days = [
+            PastResult(
+                head(on_day(day)), [timed(10 * chance.lognormvariate(0, noise), size_bytes=each) for each in sizes]
+            )
+            for day in range(runs)
+        ]
+        past = PastFigures.of(days, OWN, "results/")
+        for size in sizes:
+            figure = past.time_of(replace(ROW, size_bytes=size))
+            assert figure is not None
+            assert figure.time_us is not None
+            times = 10 * chance.lognormvariate(0, noise) / figure.time_us
+            alarms += times > figure.slow_beyond(len(sizes))
+            found_slow += 2 * times > figure.slow_beyond(len(sizes))
+            judged += 1
+    assert alarms == 0
+    assert found_slow > 0.9 * judged or noise > 0.1
+
+
 @pytest.mark.parametrize("bad", [{"verdict": "FAIL"}, {"verdict": "WARN"}, {"verdict": "INCONCLUSIVE"}, {"wrong": 1}])
 def test_slow_and_wrong_rows_are_no_norm(bad: dict[str, Any]) -> None:
     assert of_times([10.0] * 6, **bad).time_of(ROW) is None

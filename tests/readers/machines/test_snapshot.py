@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from gpubench.errors import UsageError
 from gpubench.model.facts.driver_settings import ConfidentialComputing, DriverSettings, Service
+from gpubench.model.facts.gpu_process import GpuProcess
 from gpubench.model.facts.kernel_settings import IommuFacts, KernelSettings
 from gpubench.model.facts.pci_capabilities import AccessControl, PcieErrors, PciKind
 from gpubench.model.facts.rdma_port import Gid, RdmaPort
@@ -16,7 +17,6 @@ from gpubench.model.facts.snapshot import (
     DriverFacts,
     Fabric,
     GpuFacts,
-    GpuProcess,
     HostFacts,
     NicFacts,
     NicKind,

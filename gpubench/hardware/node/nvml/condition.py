@@ -14,7 +14,7 @@ from gpubench.hardware.node.nvml.gpu import (
 )
 from gpubench.hardware.node.nvml.library import open_library
 from gpubench.model.facts.gpu_condition import GpuCondition
-from gpubench.model.facts.snapshot import GpuProcess
+from gpubench.model.facts.gpu_process import GpuProcess
 
 _ALL = "throttling, clocks and other users"
 

@@ -13,11 +13,12 @@ from gpubench.hardware.node.nvml.nvlink import read_nvlinks
 from gpubench.hardware.node.nvml.settings import read_settings
 from gpubench.model.facts.driver_settings import DriverSettings
 from gpubench.model.facts.gpu_condition import THROTTLE_REASONS
+from gpubench.model.facts.gpu_limits import GpuLimits
+from gpubench.model.facts.gpu_process import GpuProcess
 from gpubench.model.facts.snapshot import (
     DriverFacts,
     Fabric,
     GpuFacts,
-    GpuProcess,
     PairFacts,
     PcieLink,
     RemappedRows,
@@ -25,7 +26,7 @@ from gpubench.model.facts.snapshot import (
 )
 from gpubench.model.terms.cpu_ranges import ranges_of
 
-_MEMORY_VERSION = 0x02000028
+MEMORY_VERSION = 0x02000028
 """nvmlMemory_v2: it counts what the driver keeps for itself as reserved and not as used, as nvidia-smi does."""
 
 _IDLE = 0x1
@@ -90,7 +91,7 @@ def _read_gpu(answers: Answers, index: int, cpus: int) -> GpuFacts:
     pci = answers.ask("bus_id", "nvmlDeviceGetPciInfo")
     capability = answers.ask("compute_capability", "nvmlDeviceGetCudaComputeCapability")
     memory = answers.ask_in_turn(
-        "memory_bytes", ("nvmlDeviceGetMemoryInfo", _MEMORY_VERSION), ("nvmlDeviceGetMemoryInfo",)
+        "memory_bytes", ("nvmlDeviceGetMemoryInfo", MEMORY_VERSION), ("nvmlDeviceGetMemoryInfo",)
     )
     reasons = read_clock_reasons(answers)
     bar1 = answers.ask("bar1_bytes", "nvmlDeviceGetBAR1MemoryInfo")
@@ -113,6 +114,7 @@ def _read_gpu(answers: Answers, index: int, cpus: int) -> GpuFacts:
         memory_errors=read_memory_errors(answers),
         temperature_c=answers.call("nvmlDeviceGetTemperature", _CHIP).value,
         most_clock_mhz=answers.call("nvmlDeviceGetMaxClockInfo", MULTIPROCESSORS).value,
+        limits=_limits(answers),
         pcie=_pcie(answers),
         pcie_replays=answers.ask("pcie_replays", "nvmlDeviceGetPcieReplayCounter"),
         cpu_affinity=_cpu_affinity(answers, cpus),
@@ -122,6 +124,18 @@ def _read_gpu(answers: Answers, index: int, cpus: int) -> GpuFacts:
         processes=read_processes(answers),
         lost=answers.lost,
         unknown=answers.unknown,
+    )
+
+
+def _limits(answers: Answers) -> GpuLimits:
+    """NVML answers milliwatts."""
+    power = answers.call("nvmlDeviceGetPowerManagementLimit").value
+    default_power = answers.call("nvmlDeviceGetPowerManagementDefaultLimit").value
+    return GpuLimits(
+        clock_mhz=answers.call("nvmlDeviceGetApplicationsClock", MULTIPROCESSORS).value,
+        default_clock_mhz=answers.call("nvmlDeviceGetDefaultApplicationsClock", MULTIPROCESSORS).value,
+        power_w=None if power is None else power / 1000,
+        default_power_w=None if default_power is None else default_power / 1000,
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from gpubench.hardware.node.nvml.condition import NvmlCondition, others
 from gpubench.model.facts.gpu_condition import GpuCondition
-from gpubench.model.facts.snapshot import GpuProcess
+from gpubench.model.facts.gpu_process import GpuProcess
 from tests.fakes.nvml import FakeGpu, FakeNvml, NVMLError, process
 
 SW_POWER_CAP, IDLE = 0x4, 0x1

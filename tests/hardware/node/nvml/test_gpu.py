@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from gpubench.errors import CouldNotMeasureError
 from gpubench.hardware.node.nvml.gpu import NvmlFacts, read_node
 from gpubench.hardware.node.nvml.library import read_nvml
-from gpubench.model.facts.snapshot import Fabric, GpuFacts, GpuProcess, NvlinkPeer, PcieLink, RemappedRows
+from gpubench.model.facts.gpu_limits import GpuLimits
+from gpubench.model.facts.gpu_process import GpuProcess
+from gpubench.model.facts.snapshot import Fabric, GpuFacts, NvlinkPeer, PcieLink, RemappedRows
 from gpubench.model.terms.cpu_ranges import ranges_of
 from tests.fakes.nvml import FabricV1, FabricV2, FakeGpu, FakeNvml, NVMLError, fields, process
 
@@ -42,6 +44,20 @@ def test_a_healthy_node() -> None:
     assert gpu.cpu_affinity == "0-31"
     assert gpu.lost is None
     assert gpu.unknown == {"nvlinks.peer_bus_id": "this virtual machine hides it"}
+
+
+def test_clocks_and_power_that_somebody_set() -> None:
+    """Of a GPU that answers none of it no limit is known."""
+    assert node(FakeNvml()).gpus[0].limits == GpuLimits()
+    answers: dict[str, Any] = {
+        "nvmlDeviceGetApplicationsClock": 600,
+        "nvmlDeviceGetDefaultApplicationsClock": 1980,
+        "nvmlDeviceGetPowerManagementLimit": 500_000,
+        "nvmlDeviceGetPowerManagementDefaultLimit": 700_000,
+    }
+    assert only(FakeGpu(replies=answers)).limits == GpuLimits(
+        clock_mhz=600, default_clock_mhz=1980, power_w=500.0, default_power_w=700.0
+    )
 
 
 def test_links_behind_a_switch() -> None:

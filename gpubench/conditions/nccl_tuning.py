@@ -1,0 +1,331 @@
+"""Variables, of the environment or of NCCL's files, and plugins that make NCCL slower over a path that stays direct."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from gpubench.conditions.definition.circumstances import Circumstances
+from gpubench.conditions.definition.condition import BYTES, Condition, Family, Found, Look, Sighting, Slowed
+from gpubench.conditions.definition.nccl_values import Chosen, chosen, number
+from gpubench.conditions.definition.sightings import of_ranks
+from gpubench.conditions.nccl_settings import blame
+from gpubench.model.facts.snapshot import GpuFacts, NicKind
+from gpubench.model.paths.evidence import Confidence
+from gpubench.model.results.rows.causes import Effect
+
+Weighed = Callable[[int], Confidence | None]
+"""How sure it is that a value slows NCCL down; None where it does not."""
+
+_OWN_CHANNELS = 16
+"""The channels that NCCL takes by itself where GPUs have many NVLinks: 16 to 24 on HGX A100, H100 and H200."""
+
+_OWN_CHANNELS_OVER_PCIE = 2
+_CHANNELS_PER_LINK = 2
+
+_MOST = ("NCCL_MAX_NCHANNELS", "NCCL_MAX_CTAS", "NCCL_MAX_NRINGS")
+_LEAST = ("NCCL_MIN_NCHANNELS", "NCCL_MIN_CTAS", "NCCL_MIN_NRINGS")
+_MOST_OF_POINT_TO_POINT = "NCCL_MAX_P2P_NCHANNELS"
+_OF_A_PEER = {"NCCL_NCHANNELS_PER_PEER": 2, "NCCL_NCHANNELS_PER_NET_PEER": 2}
+"""Channels for one peer of sends and receives, with the fewest that NCCL takes by itself."""
+
+_OWN_BYTES = {"NCCL_BUFFSIZE": 4 * 2**20, "NCCL_LL128_BUFFSIZE": 4800 * 2**10, "NCCL_LL_BUFFSIZE": 512 * 2**10}
+"""NCCL's own sizes of the buffers of its protocols Simple, LL128 and LL (computeBuffSizes in src/init.cc)."""
+
+_SURELY_SLOW_SHARE = 1 / 4
+"""Of NCCL's own buffer: below it a channel waits for its peer at every step."""
+
+_OWN_THREADS, _OWN_LL128_THREADS = 512, 640
+_OWN_THREADS_OVER_PCIE = 256
+_SURELY_FEW_THREADS = 128
+_WARP = 32
+
+_ALGORITHMS = frozenset(("tree", "ring", "collnetdirect", "collnetchain", "nvls", "nvlstree", "pat"))
+
+_PROTOCOLS = frozenset(("ll", "ll128", "simple"))
+_OF_LARGE_SIZES = "simple"
+
+_EVERY_CALL = frozenset(("COLL", "CALL", "TUNING", "ALL"))
+"""The subsystems of NCCL's log that write a line for every operation; those of its start write none."""
+
+_DEFAULT_SUBSYSTEMS = frozenset(("INIT", "BOOTSTRAP", "ENV"))
+
+
+def _lines(run: Circumstances, weighed: Mapping[str, Weighed]) -> Found:
+    """One sighting of all variables that slow NCCL down, as sure as the surest of them."""
+    blamed: dict[str, Iterable[str]] = {}
+    sure: list[Confidence] = []
+    for name, weigh in weighed.items():
+        found = {value: weigh(count) for value in run.values(name) if (count := number(value)) is not None}
+        slow = {value: confidence for value, confidence in found.items() if confidence is not None}
+        if slow:
+            blamed[name] = list(slow)
+            sure += slow.values()
+    if blamed and run.asked_of_nccl:
+        yield blame(run, blamed, _surest(sure), None)
+
+
+def _surest(found: Iterable[Confidence]) -> Confidence:
+    return min(found, key=(Confidence.PROVEN, Confidence.LIKELY, Confidence.WEAK).index)
+
+
+def _gpus(run: Circumstances) -> Iterator[GpuFacts]:
+    return (gpu for _, _, gpu in run.gpus())
+
+
+def _own_channels(run: Circumstances) -> int:
+    """The fewest channels that NCCL takes by itself on such GPUs: by their NVLinks, many where nobody knows them."""
+    links = [sum(bool(link.active) for link in gpu.nvlinks) for gpu in _gpus(run) if gpu.nvlinks is not None]
+    most = max(links, default=_OWN_CHANNELS)
+    return min(_OWN_CHANNELS, most * _CHANNELS_PER_LINK) if most else _OWN_CHANNELS_OVER_PCIE
+
+
+def _few_channels(run: Circumstances) -> Found:
+    """Fewer than NCCL's own. NCCL takes the larger where a least number is above the most, and 1 for what is below 1;
+    of NCCL_MAX_CTAS it ignores what is below 1.
+    """
+    own = _own_channels(run)
+    least = max((count for name in _LEAST for value in run.values(name) if (count := number(value))), default=0)
+
+    def few(count: int) -> Confidence | None:
+        taken = max(count, least, 1)
+        return None if taken >= own else Confidence.PROVEN if taken <= own / 2 else Confidence.LIKELY
+
+    def few_blocks(count: int) -> Confidence | None:
+        return few(count) if count > 0 else None
+
+    def few_of_a_peer(name: str) -> Weighed:
+        return lambda count: Confidence.WEAK if 0 < count < _OF_A_PEER[name] else None
+
+    weighed = {name: few_blocks if name.endswith("CTAS") else few for name in _MOST}
+    point_to_point = {_MOST_OF_POINT_TO_POINT: lambda count: few(count) and Confidence.LIKELY}
+    yield from _lines(run, {**weighed, **point_to_point, **{name: few_of_a_peer(name) for name in _OF_A_PEER}})
+
+
+def _small_buffers(run: Circumstances) -> Found:
+    def small(own: int) -> Weighed:
+        def weigh(size: int) -> Confidence | None:
+            if size < 0 or size >= own:
+                return None
+            return Confidence.PROVEN if size <= own * _SURELY_SLOW_SHARE else Confidence.LIKELY
+
+        return weigh
+
+    yield from _lines(run, {name: small(own) for name, own in _OWN_BYTES.items()})
+
+
+def _few_threads(run: Circumstances) -> Found:
+    """Fewer than NCCL's own: it takes those where a value is no multiple of 32."""
+    over_nvlink = any(link.active for gpu in _gpus(run) for link in gpu.nvlinks or ())
+
+    def few(own: int) -> Weighed:
+        def weigh(count: int) -> Confidence | None:
+            if count <= 0 or count % _WARP or count >= own:
+                return None
+            return Confidence.PROVEN if count <= _SURELY_FEW_THREADS else Confidence.LIKELY
+
+        return weigh
+
+    own = _OWN_THREADS if over_nvlink else _OWN_THREADS_OVER_PCIE
+    yield from _lines(run, {"NCCL_NTHREADS": few(own), "NCCL_LL128_NTHREADS": few(_OWN_LL128_THREADS)})
+
+
+def _forced(run: Circumstances) -> Found:
+    blamed: dict[str, Iterable[str]] = {}
+    sure: list[Confidence] = []
+    of_algorithms = _of_algorithms_on_nodes if len(run.nodes) > 1 else _of_algorithms
+    for name, known, weigh in (("NCCL_ALGO", _ALGORITHMS, of_algorithms), ("NCCL_PROTO", _PROTOCOLS, _of_protocols)):
+        found = {value: weigh(chosen(value, known)) for value in run.values(name)}
+        forced = {value: confidence for value, confidence in found.items() if confidence is not None}
+        if forced:
+            blamed[name] = list(forced)
+            sure += forced.values()
+    if blamed and run.asked_of_nccl:
+        yield blame(run, blamed, _surest(sure), None)
+
+
+def _of_algorithms(allowed: Chosen) -> Confidence | None:
+    """Likely without rings, which carry large sizes inside a node; what else is left out may not matter there."""
+    return _without(allowed, frozenset(("ring",)))
+
+
+def _of_algorithms_on_nodes(allowed: Chosen) -> Confidence | None:
+    """Likely without trees too, on which small sizes go from node to node."""
+    return _without(allowed, frozenset(("ring", "tree")))
+
+
+def _without(allowed: Chosen, needed: frozenset[str]) -> Confidence | None:
+    if all(names >= _ALGORITHMS for names in allowed.values()):
+        return None
+    return Confidence.WEAK if all(names >= needed for names in allowed.values()) else Confidence.LIKELY
+
+
+def _of_protocols(allowed: Chosen) -> Confidence | None:
+    """Proven where LL alone is left for all collectives: half of what it writes are flags."""
+    if all(names >= _PROTOCOLS for names in allowed.values()):
+        return None
+    return Confidence.PROVEN if set(allowed.values()) == {frozenset(("ll",))} else Confidence.LIKELY
+
+
+def _memcpy(run: Circumstances) -> Found:
+    if not run.asked_of_nccl:
+        return
+    for name, confidence in (
+        ("NCCL_P2P_USE_CUDA_MEMCPY", Confidence.PROVEN),
+        ("NCCL_P2P_DIRECT_DISABLE", Confidence.WEAK),
+    ):
+        on = [value for value in run.values(name) if number(value)]
+        if on:
+            yield blame(run, {name: on}, confidence, None)
+
+
+def _nvls_off(run: Circumstances) -> Found:
+    multicast = any(gpu.cuda_features.get("multicast") for gpu in _gpus(run))
+    if multicast and run.asked_of_nccl and "0" in run.values("NCCL_NVLS_ENABLE"):
+        yield blame(run, {"NCCL_NVLS_ENABLE": ("0",)}, Confidence.WEAK, None)
+
+
+def _debug(run: Circumstances) -> Found:
+    """A line of the log for every operation, which a rank formats and writes before it goes on."""
+    levels = [value for value in run.values("NCCL_DEBUG") if value.upper() in ("INFO", "TRACE")]
+    subsystems = run.values("NCCL_DEBUG_SUBSYS")
+    traced = [value for value in levels if value.upper() == "TRACE"]
+    blamed: dict[str, Iterable[str]] = {}
+    if traced:
+        blamed["NCCL_DEBUG"] = traced
+    elif levels and any(_subsystems(value) & _EVERY_CALL for value in subsystems):
+        blamed = {"NCCL_DEBUG": levels, "NCCL_DEBUG_SUBSYS": subsystems}
+    if blamed and run.asked_of_nccl:
+        yield blame(run, blamed, Confidence.PROVEN, None)
+
+
+def _subsystems(value: str) -> frozenset[str]:
+    """What is logged: those named, or after ^ all of NCCL's own choice and of every call but those named."""
+    named = frozenset(value.lstrip("^").upper().split(","))
+    return (_DEFAULT_SUBSYSTEMS | _EVERY_CALL) - named if value.startswith("^") else named
+
+
+_PLUGINS = {"NCCL_TUNER_PLUGIN": Confidence.LIKELY, "NCCL_TUNER_CONFIG_FILE": Confidence.LIKELY}
+_PROFILER = "NCCL_PROFILER_PLUGIN"
+_NET_PLUGIN = "NCCL_NET_PLUGIN"
+_NO_PLUGIN = ("", "none", "STATIC_PLUGIN")
+_LOADED = {"libnccl-tuner": "chooses NCCL's algorithms", "libnccl-profiler": "is told of every operation"}
+
+
+def _plugin(run: Circumstances) -> Found:
+    """Plugins that choose algorithms or listen; one for the network where that carries bytes and is no EFA."""
+    if not run.asked_of_nccl:
+        return
+    weighed = {**_PLUGINS, _PROFILER: Confidence.LIKELY}
+    efa = any(nic.kind is NicKind.EFA for node in run.nodes.values() for nic in node.nics)
+    if len(run.nodes) > 1 and not efa:
+        weighed[_NET_PLUGIN] = Confidence.WEAK
+    for name, confidence in weighed.items():
+        values = [value for value in run.values(name) if value not in _NO_PLUGIN]
+        if values:
+            yield blame(run, {name: values}, confidence, None)
+    yield from _loaded_plugins(run)
+
+
+def _loaded_plugins(run: Circumstances) -> Iterator[Sighting]:
+    for name, does in _LOADED.items():
+        for node in sorted({each.node for each in run.facts}):
+            having = [each for each in run.ranks_of(node) if _library(each.libraries, name)]
+            if having:
+                file = _library(having[0].libraries, name)
+                cure = "NCCL_TUNER_PLUGIN=none" if name == "libnccl-tuner" else "NCCL_PROFILER_PLUGIN=none"
+                yield of_ranks(run, having, f"{file} is loaded, which {does}", Confidence.LIKELY, cure=cure)
+
+
+def _library(loaded: Mapping[str, str], name: str) -> str:
+    return next((file for known, file in loaded.items() if known.startswith(name)), "")
+
+
+_ENV = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
+_PLACES = "in the environment of every rank, NCCL_CONF_FILE, ~/.nccl.conf, /etc/nccl.conf"
+_UNSET = "unset {}, or take it out of the file that sets it: NCCL's own choice is measured per size"
+
+
+def _slow(id_: str, title: str, detection: str, names: str, look: Look, slows: tuple[Slowed, ...] = ()) -> Condition:
+    """A condition of variables that slow NCCL down."""
+    return Condition(
+        id=id_,
+        title=title,
+        effects=(Effect.SLOW,),
+        slows=slows,
+        seen_as=tuple(f"{name} set by environment to" for name in names.split()),
+        detection=f"{names.replace(' ', ', ')} {_PLACES}; {detection}",
+        settles=f"gpubench allreduce, and the same without: env {' '.join(f'-u {name}' for name in names.split())} "
+        "gpubench allreduce",
+        cure=_UNSET.format(names),
+        look=look,
+        aliases=("nccl-slow-settings",),
+    )
+
+
+NCCL_TUNING = Family.of(
+    "nccl_tuning",
+    "NCCL's settings that slow it down",
+    _slow(
+        "nccl-few-channels",
+        "NCCL uses few channels or CTAs: NCCL_MAX_NCHANNELS, NCCL_MAX_CTAS; low busbw over a direct path",
+        f"below what NCCL takes by itself: {_OWN_CHANNELS} over NVSwitch, {_CHANNELS_PER_LINK} for an NVLink where "
+        f"there are few, {_OWN_CHANNELS_OVER_PCIE} over PCIe",
+        " ".join((*_MOST, _MOST_OF_POINT_TO_POINT, *_OF_A_PEER)),
+        _few_channels,
+        BYTES,
+    ),
+    _slow(
+        "nccl-p2p-memcpy",
+        "NCCL_P2P_USE_CUDA_MEMCPY=1: copy engines instead of kernels carry NCCL's bytes; NCCL_P2P_DIRECT_DISABLE=1",
+        "NCCL_P2P_DIRECT_DISABLE alone is weak: on four H200s it cost nothing",
+        "NCCL_P2P_USE_CUDA_MEMCPY NCCL_P2P_DIRECT_DISABLE",
+        _memcpy,
+        BYTES,
+    ),
+    _slow(
+        "nccl-small-buffers",
+        "NCCL's buffers are small: NCCL_BUFFSIZE below 4 MiB, NCCL_LL128_BUFFSIZE, NCCL_LL_BUFFSIZE",
+        "below NCCL's own; proven from a quarter of it down. NCCL reads no units: 4M means 4 bytes",
+        " ".join(_OWN_BYTES),
+        _small_buffers,
+        BYTES,
+    ),
+    _slow(
+        "nccl-algorithm-forced",
+        "NCCL is pinned to an algorithm or protocol: NCCL_ALGO, NCCL_PROTO",
+        "whatever leaves something out of NCCL's choice; LL alone is proven, a ring alone on one node is weak",
+        "NCCL_ALGO NCCL_PROTO",
+        _forced,
+    ),
+    _slow(
+        "nccl-few-threads",
+        "NCCL's kernels have few threads: NCCL_NTHREADS below 512, NCCL_LL128_NTHREADS below 640",
+        f"multiples of {_WARP} below NCCL's own, which over PCIe is {_OWN_THREADS_OVER_PCIE}",
+        "NCCL_NTHREADS NCCL_LL128_NTHREADS",
+        _few_threads,
+        BYTES,
+    ),
+    _slow(
+        "nccl-debug-trace",
+        "NCCL logs every operation: NCCL_DEBUG=TRACE, or INFO with NCCL_DEBUG_SUBSYS=COLL, CALL, TUNING or ALL",
+        "levels and subsystems that write a line an operation; small sizes take longer",
+        "NCCL_DEBUG NCCL_DEBUG_SUBSYS",
+        _debug,
+        (Slowed.LAUNCHES,),
+    ),
+    _slow(
+        "nccl-plugin",
+        "A plugin chooses NCCL's algorithms, listens to it, or carries its bytes: NCCL_TUNER_PLUGIN, libnccl-tuner.so",
+        "libnccl-tuner and libnccl-profiler in /proc/self/maps; a plugin for the network where there are several nodes "
+        "and no EFA",
+        " ".join((*_PLUGINS, _PROFILER, _NET_PLUGIN)),
+        _plugin,
+    ),
+    _slow(
+        "nccl-nvls-off",
+        "NCCL_NVLS_ENABLE=0: NVSwitches do not reduce (NVLink SHARP)",
+        "counts where the GPUs can do multicast, and is weak: it costs nothing where NCCL would not use it",
+        "NCCL_NVLS_ENABLE",
+        _nvls_off,
+        (Slowed.NVLINK,),
+    ),
+    link=_ENV,
+)

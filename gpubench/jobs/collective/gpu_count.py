@@ -1,0 +1,35 @@
+"""The number of GPUs that every node of a collective has, beside the one that was asked for."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from gpubench.conditions.checks import on_count
+from gpubench.errors import no_gpu
+from gpubench.jobs.collective.plan import CollectivePlan
+from gpubench.model.results.report import Report
+from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.model.terms.verdict import overall
+
+
+def gpus_by_host(identities: Sequence[RankIdentity], listed: Sequence[int]) -> dict[str, int]:
+    """GPUs by host: as many as the driver lists to any of its ranks, or as they drive where each is shown its own."""
+    found: dict[str, int] = {}
+    for identity, gpus in zip(identities, listed, strict=True):
+        driven = {each.gpu_uuid for each in identities if each.host == identity.host and each.gpu_uuid}
+        found[identity.host] = max(found.get(identity.host, 0), gpus, len(driven))
+    return found
+
+
+def check_any(listed: Sequence[int], plan: CollectivePlan) -> None:
+    """Raise CouldNotMeasureError where GPUs were asked for and no rank sees one."""
+    if plan.expected_gpus is not None and not any(listed):
+        raise no_gpu(f"--expect-gpus says {plan.expected_gpus}, and there is none", for_what="--expect-gpus")
+
+
+def with_gpu_count(report: Report, gpus: Mapping[str, int], plan: CollectivePlan) -> Report:
+    """The report with a finding on the hosts that have fewer or more GPUs than were asked for."""
+    if plan.expected_gpus is None:
+        return report
+    found = on_count(gpus, plan.expected_gpus)
+    verdict = overall([report.verdict, *(each.severity for each in found)])
+    return replace(report, verdict=verdict, findings=(*report.findings, *found))

@@ -1,0 +1,110 @@
+"""Copies for people: what pairs reach of what is expected of them, or else of the limit."""
+
+import io
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gpubench.formats.blocks import Grid, blocks
+from gpubench.formats.document import DocumentRun
+from gpubench.formats.registry import TABLE
+from gpubench.formats.text.p2p import expected_lines, limit_lines, most_expected
+from gpubench.formats.writer import Style, Target
+from gpubench.model.results.report import PAIR_COLUMNS, PairRow, Report
+from gpubench.model.terms.verdict import Verdict
+from tests.formats.sample import METADATA, REPORT
+
+GPUS = {f"GPU{number}": f"0000:0{number}:00.0 NVIDIA H200" for number in range(4)}
+PAIR = PairRow(
+    source="GPU0",
+    destination="GPU1",
+    source_bus_id="0000:00:00.0",
+    destination_bus_id="0000:01:00.0",
+    source_node="n1",
+    destination_node="n1",
+    origin="measured",
+    direction="write",
+    engine="ce",
+    peer="on",
+    size_bytes=2**28,
+    bandwidth_gb_s=395.0,
+    latency_us=680.0,
+    limit_gb_s=450.0,
+    limit_percent=87.8,
+    path_class="NV18",
+    verdict="PASS",
+    expected_gb_s=395.0,
+    expected_percent=100.0,
+    expected_source="profile hgx-h200-4",
+)
+SLOW = replace(PAIR, source="GPU2", destination="GPU0", bandwidth_gb_s=25.0, expected_percent=6.33, verdict="FAIL")
+UNKNOWN = replace(PAIR, expected_gb_s=None, expected_percent=None, expected_source=None)
+
+
+def shown(rows: Sequence[PairRow], *, width: int = 80, verbose: bool = False) -> str:
+    options = {
+        "gpus": GPUS, "pairs": [[each.source, each.destination] for each in rows], "check": True,
+        "repeats": None, "sample_seconds": 0.01, "samples": 3, "warmup": 4,
+    }  # fmt: skip
+    metadata = replace(METADATA, subject="p2p", collective=None, backend=None, ranks=(), options=options)
+    stream = io.StringIO()
+    writer = TABLE.writer(Target(stream=stream), Style(width, verbose=verbose))
+    writer.begin(metadata, PAIR_COLUMNS)
+    for row in rows:
+        writer.row(row)
+    writer.end(Report(verdict=Verdict.PASS, complete=True, main="pairs"))
+    return stream.getvalue()
+
+
+def test_a_matrix_says_what_is_expected_of_it_and_who_is_lowest() -> None:
+    rows = [
+        replace(
+            SLOW if (source, destination) == (2, 0) else PAIR, source=f"GPU{source}", destination=f"GPU{destination}"
+        )
+        for source in range(4)
+        for destination in range(4)
+        if source != destination
+    ]
+    text = shown(rows)
+    assert "\n% exp: 6.3 to 100, lowest GPU2 → GPU0; expected: profile hgx-h200-4\n" in text
+    assert "25.0!" in text
+    assert "limit" not in text
+
+
+def test_pairs_in_lines_have_a_column_for_what_is_expected() -> None:
+    sizes = [replace(PAIR, size_bytes=size, expected_percent=99.6) for size in (2**20, 2**28)]
+    text = shown([*sizes, replace(UNKNOWN, size_bytes=2**30)])
+    assert "% exp" in text
+    cells = [line.split() for line in text.splitlines() if line.startswith("GPU0 → GPU1")]
+    assert [each[6] for each in cells] == ["100", "100", "88"]
+    assert cells[2][7] == "lim"
+    assert "% limit" in shown([UNKNOWN])
+
+
+def test_the_limit_is_for_large_copies_that_go_straight_there() -> None:
+    assert list(expected_lines([UNKNOWN])) == []
+    assert list(limit_lines([UNKNOWN, replace(UNKNOWN, limit_percent=12.0)])) == ["% limit: 12 to 88"]
+    assert list(limit_lines([PAIR])) == []
+    assert list(limit_lines([replace(UNKNOWN, peer="off")])) == []
+    assert list(limit_lines([replace(UNKNOWN, size_bytes=16)])) == []
+
+
+def test_figures_are_held_against_what_is_expected_also_where_all_are_slow() -> None:
+    slow = [replace(SLOW, source=f"GPU{number}") for number in (1, 2)]
+    assert most_expected(slow) == 395.0
+    assert most_expected([replace(UNKNOWN, size_bytes=2**30)]) is None
+    timed = [replace(each, size_bytes=16, expected_us=number) for number, each in enumerate(slow, start=2)]
+    assert most_expected(timed) == 2
+    (grid,) = [block for block in blocks(DocumentRun(METADATA, slow, REPORT)) if isinstance(block, Grid)]
+    assert {round(cell.share or 0, 3) for line in grid.lines.values() for cell in line.values()} == {0.063}
+    assert grid.title.endswith("; % exp: 6.3; expected: profile hgx-h200-4")
+
+
+def test_host_memory_says_what_is_expected_of_it() -> None:
+    assert "% exp: 100; expected: profile hgx-h200-4" in shown([replace(PAIR, source="host", note="pinned")] * 4)
+
+
+def test_the_header_has_alike_gpus_in_one_line() -> None:
+    text = shown([PAIR])
+    assert "  GPU0-3: NVIDIA H200\n" in text
+    assert text.splitlines().index("") <= 10
+    assert "  GPU2 0000:02:00.0 NVIDIA H200\n" in shown([PAIR], verbose=True)

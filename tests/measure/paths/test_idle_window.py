@@ -1,0 +1,82 @@
+"""GPUs looked at while a job is idle: rates of links, and use that outlasts what the job did itself."""
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from gpubench.measure.paths.idle_window import IdleWindow
+from gpubench.model.facts.idle_gpu import GpuUse, IdleGpu, LinkRates
+from gpubench.ports.link_counters import LinkBytes
+
+GB = 10**9
+
+
+@dataclass
+class Clocked:
+    """Counters that move by so many GB/s on a clock that only waiting advances; readings tell of use in turn."""
+
+    nvlink_sent: float | None = None
+    pcie_received: float | None = None
+    pcie_before: int = 0
+    percents: list[int | None] = field(default_factory=lambda: [0])
+    seconds: float = 0.0
+
+    def read(self, gpu: int) -> LinkBytes:
+        assert gpu in (0, 1)
+        sent = None if self.nvlink_sent is None else round(self.nvlink_sent * GB * self.seconds)
+        received = (
+            None if self.pcie_received is None else self.pcie_before + round(self.pcie_received * GB * self.seconds)
+        )
+        return LinkBytes(nvlink_sent=sent, pcie_received=None if received is None else received % 2**32)
+
+    def wait(self, seconds: float) -> None:
+        self.seconds += seconds
+
+    def clock(self) -> float:
+        return self.seconds
+
+    def window(self) -> IdleWindow:
+        return IdleWindow(self, _Users(self.percents), clock=self.clock, wait=self.wait)
+
+
+class _Users:
+    def __init__(self, percents: list[int | None]) -> None:
+        self._percents = percents
+
+    def read(self, gpu: int) -> GpuUse:
+        assert gpu in (0, 1)
+        percent = self._percents.pop(0) if len(self._percents) > 1 else self._percents[0]
+        return GpuUse(utilization_percent=percent)
+
+
+def test_rates_are_bytes_over_the_time_between_readings() -> None:
+    (gpu,) = Clocked(nvlink_sent=371.0, pcie_received=59.0).window().look([0])
+    assert gpu.rates.nvlink_sent == pytest.approx(371.0)
+    assert gpu.rates.pcie_received == pytest.approx(59.0)
+    assert (gpu.rates.nvlink_received, gpu.rates.pcie_sent) == (None, None)
+
+
+def test_a_pcie_counter_that_began_again_is_no_less() -> None:
+    (gpu,) = Clocked(pcie_received=59.0, pcie_before=2**32 - 1000).window().look([0])
+    assert gpu.rates.pcie_received == pytest.approx(59.0)
+
+
+def test_what_the_job_did_itself_is_forgotten_and_what_others_do_stays() -> None:
+    own = Clocked(percents=[100, 80, 0])
+    assert own.window().look([0])[0].use.utilization_percent == 0
+    assert own.seconds == pytest.approx(0.22)
+    others = Clocked(percents=[100])
+    assert others.window().look([0])[0].use.utilization_percent == 100
+    assert 2.0 <= others.seconds < 2.2
+
+
+def test_a_gpu_that_nobody_uses_takes_20_ms() -> None:
+    idle = Clocked()
+    assert idle.window().look([0, 1]) == (IdleGpu(rates=LinkRates(), use=GpuUse(utilization_percent=0)),) * 2
+    assert idle.seconds == pytest.approx(0.02)
+
+
+def test_links_alone_may_be_known() -> None:
+    clocked = Clocked(nvlink_sent=0.0)
+    (gpu,) = IdleWindow(clocked, clock=clocked.clock, wait=clocked.wait).look([0])
+    assert gpu == IdleGpu(rates=LinkRates(nvlink_sent=0.0))
