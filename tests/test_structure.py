@@ -16,7 +16,7 @@ from gpubench.readers.results.registry import RESULT_READERS
 
 PACKAGE = Path(gpubench.__file__).parent
 SUPPORT = {
-    "conditions": {"__init__", "registry", "checks", "ranking", "catalogue", "folding"},
+    "conditions": {"__init__", "registry", "checks", "ranking", "catalogue"},
     "collectives": {"__init__", "registry", "hierarchical", "movement", "record", "request", "pattern"},
     "formats": {
         "__init__",

@@ -100,7 +100,7 @@ def test_what_is_slow_missing_or_not_judged_is_no_pass(fault: str, found: set[tu
     result = gpubench(*arguments)
     document = json.loads(result.stdout)
     assert {(each["id"], each["severity"]) for each in document["findings"]} == found
-    assert (result.returncode, document["verdict"]) == (1, "FAIL")
+    assert (result.returncode, document["verdict"]) == (1, "WARN" if ("gpu-in-use", "WARN") in found else "FAIL")
 
 
 def test_small_copies_are_shown_by_what_they_take() -> None:

@@ -16,12 +16,12 @@ OWN_MODULES_OF_HELP = 12
 
 OWN_MODULES_OF_A_COMMAND = {
     "profiles": 19,
-    "topo": 31,  # the formats, whose names its help lists, and none of the row types that they write
-    "check": 31,
+    "topo": 32,  # the formats, whose names its help lists, and none of the row types that they write
+    "check": 32,
     "explain": 26,
     "compare": 26,
-    "p2p": 37,
-    "collective": 63,  # and the words of its options: types, operations, algorithms, modes
+    "p2p": 38,
+    "collective": 64,  # and the words of its options: types, operations, algorithms, modes
 }
 """By module of `gpubench.cli.commands`; one above what each takes. All of the package are 400."""
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from gpubench.conditions.checks import CHECKS, Check, found_by, merged
 from gpubench.conditions.definition.circumstances import Facts
-from gpubench.conditions.folding import folded
 from gpubench.conditions.registry import CONDITIONS
+from gpubench.measure.check.folding import folded
 from gpubench.measure.topo.fallback import findings as prospect_findings
 from gpubench.measure.topo.fallback import prospects, survey
 from gpubench.model.paths.topology import Topology

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpubench.conditions.folding import folded
+from gpubench.measure.check.folding import folded
 from gpubench.model.terms.verdict import Finding, Verdict
 
 FAIL, WARN = Verdict.FAIL, Verdict.WARN
