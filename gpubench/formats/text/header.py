@@ -52,8 +52,9 @@ def device_lines(devices: Mapping[str, str], label: str, *, verbose: bool) -> It
         yield from (f"{INDENT}{label}{name} {text}" for name, text in devices.items())
         return
     alike = grouped(devices, lambda name: _without_address(devices[name]))
+    mark = "" if label else ":"  # of a rank 'on node0: NVIDIA H200' follows
     for model, names in list(alike.items())[:_MOST_KINDS]:
-        yield f"{INDENT}{label}{compress_names(names)}: {model}"
+        yield f"{INDENT}{label}{compress_names(names)}{mark} {model}"
     if len(alike) > _MOST_KINDS:
         yield f"{INDENT}and {len(alike) - _MOST_KINDS} more kinds: -v shows all"
 
