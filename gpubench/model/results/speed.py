@@ -34,11 +34,11 @@ class Tolerance:
 
     fail: float
     warn: float | None = None
-    microseconds: float = 6.0
+    microseconds: float = 7.0
 
 
 MEASURED = Tolerance(0.25, warn=0.11)
-"""Of a figure measured on such machines with this NCCL: below 80 % of the busbw fails, below 90 % warns. The 6 µs are
+"""Of a figure measured on such machines with this NCCL: below 80 % of the busbw fails, below 90 % warns. The 7 µs are
 what hosts differ by: broadcast of 1 KiB took 5.2 µs on one host with 4 H200s and 9.2 on another."""
 
 OF_ANOTHER_NCCL = Tolerance(0.5, microseconds=10.0)
