@@ -17,7 +17,17 @@ from gpubench.readers.results.registry import RESULT_READERS
 PACKAGE = Path(gpubench.__file__).parent
 SUPPORT = {
     "conditions": {"__init__", "registry", "checks", "ranking", "catalogue"},
-    "collectives": {"__init__", "registry", "hierarchical", "movement", "record", "request", "pattern"},
+    "collectives": {
+        "__init__",
+        "registry",
+        "hierarchical",
+        "movement",
+        "record",
+        "request",
+        "pattern",
+        "curve",
+        "expected",
+    },
     "formats": {
         "__init__",
         "registry",

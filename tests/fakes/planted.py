@@ -714,8 +714,6 @@ CHECKED: tuple[Plant, ...] = (
     Plant("page-retirement-pending", lambda: _h100(retirement_pending=True)),
     Plant("ecc-off", lambda: _h100("gpu6:ecc=off")),
     Plant("memory-errors", lambda: _h100("gpu3:errors=2")),
-    Plant("clock-limited", lambda: with_nodes(_h100(), _slow_clock)),
-    Plant("gpu-hot", lambda: _h100("gpu3:temperature=75")),
     Plant("gpu-missing", lambda: _h100("gpu6:missing=yes")),
     Plant("gpu-model", lambda: _h100(name="NVIDIA H200")),
     Plant("profile-unknown", lambda: replace(_h100(), profile=profiles.load("generic-nvlink"))),

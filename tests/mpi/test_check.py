@@ -63,8 +63,8 @@ def test_of_two_hosts_the_one_that_differs_is_named(
     assert unwell(document) == {hosts.names[place]: scopes}
     assert finding in {each["id"] for each in document["findings"]}
     assert [row["subject"] for row in document["verdicts"] if row["scope"] == "node"] == list(hosts.names)
-    assert "2 nodes: 1 well" in text
-    judged = text.partition("2 nodes: 1 well")[2].partition("verdict:")[0]
+    assert "2 nodes: 1 PASS, 1 FAIL" in text
+    judged = text.partition("2 nodes: 1 PASS, 1 FAIL")[2].partition("\n\n")[0]
     assert hosts.names[place] in judged
     assert hosts.names[1 - place] not in judged
 

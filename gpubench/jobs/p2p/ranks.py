@@ -100,7 +100,8 @@ class P2pRanksJob:
                 presenter.begin(metadata, PAIR_COLUMNS)
             # Every rank judges, and measures again what is near a threshold: all have to know the same.
             own = past_of(plan.presentation.history, metadata) if group.rank == 0 else None
-            past = bandwidth_of(group.broadcast(own))
+            (figures,) = group.broadcast((own,))
+            past = bandwidth_of(figures)
             with setup.recorded_bench(metadata) if presenter is not None else nullcontext(bench) as recorded:
                 report = P2pRun(request, recorded, machine, listener, past=past).run()
             bench.close()

@@ -121,7 +121,7 @@ class SpeedJudge:
         return replace(
             found,
             id=cause.cause.id,
-            seen=cause.seen,
+            seen=_seen_where(cause),
             cause=cause.cause.title,
             next_command=cause.with_ids(cause.cure),
             consequences=(str(slowness),),
@@ -152,6 +152,12 @@ def _first_cause(explained: Explained, slowness: Slowness) -> Named | None:
     """The likeliest cause of slowness; a weak one explains nothing by itself."""
     found = explained.slowing(small=slowness.is_of_small)
     return next((each for each in found if each.confidence is not Confidence.WEAK), None)
+
+
+def _seen_where(cause: Named) -> str:
+    """The evidence for a cause, with the device that it is on."""
+    is_on_device = any(each.gpus is not None or each.pairs is not None for each in cause.sightings)
+    return f"{cause.subject}: {cause.seen}" if is_on_device and cause.subject not in cause.seen else cause.seen
 
 
 def _not_explained(explained: Explained) -> str:
