@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from gpubench.model.results.curves import HOST
 from gpubench.model.results.report import CollectiveRow, PairRow, Row
+from gpubench.model.results.speed import LARGE_BYTES
 from gpubench.model.terms.copies import Direction, Engine
 from gpubench.model.terms.units import percent
 from gpubench.model.terms.verdict import Verdict
@@ -22,7 +23,10 @@ _BAD = (Verdict.FAIL, Verdict.WARN)
 
 @dataclass(frozen=True, slots=True)
 class SpeedFigure:
-    """What was measured, GB/s of it, and what was expected; `is_judged` is whether anything was expected at all."""
+    """What was measured, GB/s of it, and what was expected; `is_judged` is whether anything was expected at all.
+
+    Of a size below 64 MiB the time tells more than the bandwidth: `time_us` and `expected_us` are known of it alone.
+    """
 
     what: str
     gb_s: float
@@ -30,6 +34,14 @@ class SpeedFigure:
     limit_percent: float | None
     is_judged: bool
     hosts: tuple[str, ...] = ()
+    size_bytes: int = LARGE_BYTES
+    time_us: float | None = None
+    expected_us: float | None = None
+
+    @property
+    def is_small(self) -> bool:
+        """True if its time tells more than its bandwidth."""
+        return self.size_bytes < LARGE_BYTES
 
     @property
     def expected_percent(self) -> float | None:
@@ -69,6 +81,9 @@ class SpeedFigures:
             expected_gb_s=row.expected_gb_s,
             limit_percent=row.limit_percent,
             is_judged=row.expected_source is not None,
+            size_bytes=row.size_bytes,
+            time_us=row.time_us,
+            expected_us=row.expected_us,
         )
         self._note_slow(figure, row.verdict)
         best = self._best.get(figure.what)
@@ -87,6 +102,9 @@ class SpeedFigures:
             limit_percent=row.limit_percent,
             is_judged=row.verdict not in (None, Verdict.SKIP),
             hosts=tuple(dict.fromkeys((row.source_node, row.destination_node))),
+            size_bytes=row.size_bytes or 0,
+            time_us=row.latency_us,
+            expected_us=row.expected_us,
         )
         self._note_slow(figure, row.verdict)
         is_usual = (row.engine, row.direction) == (Engine.CE, Direction.WRITE)
@@ -96,7 +114,7 @@ class SpeedFigures:
             self._pairs[key] = figure
 
     def _note_slow(self, figure: SpeedFigure, verdict: str | None) -> None:
-        """Keep what is furthest from what was expected; a collective says more than the copies that make it slow."""
+        """Keep what shows best that the run is slow."""
         if verdict not in _BAD or figure.expected_percent is None:
             return
         known = self.slowest
@@ -105,5 +123,9 @@ class SpeedFigures:
 
 
 def _slower(one: SpeedFigure, other: SpeedFigure) -> bool:
-    copies = one.what == PEER_COPIES, other.what == PEER_COPIES
-    return copies[1] if copies[0] != copies[1] else (one.expected_percent or 0) < (other.expected_percent or 0)
+    return _rank(one) < _rank(other)
+
+
+def _rank(figure: SpeedFigure) -> tuple[bool, bool, float]:
+    """A collective says more than copies, a large size more than a small one, and then what is slowest."""
+    return figure.what == PEER_COPIES, figure.is_small, figure.expected_percent or 0.0

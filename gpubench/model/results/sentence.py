@@ -13,7 +13,7 @@ from gpubench.model.results.rows.comparison import COMPARISON_SECTION, Compariso
 from gpubench.model.results.rows.evidence import FALLBACK_SECTION, FallbackRow
 from gpubench.model.results.rows.explain import CommunicatorRow, TransportRow
 from gpubench.model.results.topo.rows import GpuRow
-from gpubench.model.terms.units import compress_names, counted
+from gpubench.model.terms.units import compress_names, counted, format_size
 from gpubench.model.terms.verdict import FIGURES, WRONG_DATA, Finding, Verdict, gravity
 
 _ENDED_EARLY = "the run was cut short, the rows before were measured"
@@ -70,11 +70,14 @@ def _with_place(metadata: Metadata, subject: str) -> str:
 
 
 def _reached(metadata: Metadata, figures: SpeedFigures) -> str:
-    """'all-reduce reaches 25 of 340 GB/s (7 %) on node3'."""
+    """'all-reduce reaches 25 of 340 GB/s (7 %) on node3', of a small size the time that it takes."""
     slow = figures.slowest
     if slow is None or slow.expected_gb_s is None:
         return ""
     hosts = list(slow.hosts or dict.fromkeys(metadata.hosts))
+    if slow.is_small and slow.time_us is not None and slow.expected_us is not None:
+        took = f"takes {slow.time_us:.3g} µs, {slow.expected_us:.3g} expected ({slow.expected_percent:.0f} %),"
+        return f"{slow.what} of {format_size(slow.size_bytes)} {took} on {compress_names(hosts)}"
     of_it = f"{_gb_s(slow.gb_s)} of {_gb_s(slow.expected_gb_s)} GB/s ({slow.expected_percent:.0f} %)"
     return f"{slow.what} reaches {of_it} on {compress_names(hosts)}"
 
