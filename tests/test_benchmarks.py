@@ -16,6 +16,8 @@ SMALL = {
     "check_verdicts": ["--seeds", "1", "--fault-seeds", "1"],
     "compare_alarms": ["--seeds", "1", "--only", "nothing"],
     "evidence_cost": ["--help"],
+    "healthy_speed": ["--help"],
+    "provoked_causes": ["--help"],
     "explain_speed": ["--ranks", "16", "--megabytes", "1"],
     "read_large_machine": ["--help"],
     "result_path": ["--ranks", "8,16"],

@@ -7,10 +7,11 @@ from itertools import chain
 from gpubench.conditions.definition.circumstances import Facts
 from gpubench.conditions.definition.condition import joined, with_ids
 from gpubench.conditions.profile import SURPLUS
-from gpubench.conditions.registry import CONDITIONS
+from gpubench.conditions.registry import CAUSES, CONDITIONS
 from gpubench.model.facts.snapshot import GpuFacts, Snapshot
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.measurements import Need
+from gpubench.model.results.rows.causes import Effect
 from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.verdict import WRONG_DATA, Finding, Verdict
 
@@ -116,7 +117,10 @@ def _check_of(finding: Finding) -> str:
     """The check that reports what measuring found out by itself."""
     if finding.severity is Verdict.ERROR:
         return "measured"
-    return "data_correct" if finding.id == WRONG_DATA else "paths"
+    if finding.id == WRONG_DATA:
+        return "data_correct"
+    effects = next((each.effects for each in CAUSES if each.id == finding.id), ())
+    return "collective_bandwidth" if effects == (Effect.SLOW,) else "paths"
 
 
 def run(checks: Sequence[Check], facts: Facts) -> tuple[Finding, ...]:

@@ -11,7 +11,7 @@ from gpubench.model.results.report import PairRow
 from gpubench.model.results.speed import Slowness, is_slow
 from gpubench.model.terms.grouping import grouped
 from gpubench.model.terms.units import format_size
-from gpubench.model.terms.verdict import STRAGGLER, WRONG_DATA, Verdict, overall
+from gpubench.model.terms.verdict import SLOW_UNEXPLAINED, STRAGGLER, WRONG_DATA, Verdict, overall
 
 _SLOW_MEMORY_SHARE, _FAILED_MEMORY_SHARE = 0.75, 0.5
 """Of what nodes with the same CPU reach. Wider than for GPUs: others use the same memory, and one thread copies at the
@@ -222,14 +222,16 @@ MEASURED = Family.of(
     ),
     HOST_MEMORY_SLOW,
     Condition(
-        id="collective-slow",
-        title="A collective takes longer than on healthy machines (low busbw)",
-        detection="`gpubench allreduce`: busbw of large sizes and time of small ones, against profile and limit",
+        id=SLOW_UNEXPLAINED,
+        title="A collective takes longer than on healthy machines (low busbw), and nothing that was read explains it",
+        detection="`gpubench allreduce` and the others: the time of every size from 1 KiB on against what is expected; "
+        "with a cause of slowness in sight the finding is that cause's",
         check="collective_bandwidth",
         severity=Verdict.WARN,
         likely="one slow GPU or link slows all of them, or NCCL took another way than on healthy machines",
         cure="gpubench p2p; NCCL_DEBUG=INFO gpubench allreduce, then gpubench explain",
         look=_collectives,
+        aliases=("collective-slow",),
     ),
     Condition(
         id=WRONG_DATA,

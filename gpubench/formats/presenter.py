@@ -12,6 +12,7 @@ from gpubench.errors import COULD_NOT_MEASURE
 from gpubench.formats.presentation import Color, Presentation
 from gpubench.formats.text.fallback import fallback_lines
 from gpubench.formats.writer import Style, Target, Writer
+from gpubench.model.results.ending import gated
 from gpubench.model.results.figures import SpeedFigures
 from gpubench.model.results.report import (
     COLLECTIVE_COLUMNS,
@@ -124,8 +125,9 @@ class Presenter:
             for name in (PAIRS_SECTION, ROWS_SECTION):
                 for row in (*report.rows(name, PairRow), *report.rows(name, CollectiveRow)):
                     self._figures.add(row)
-        remark = self._options.exit_style is None
-        return replace(report, sentence=sentence(self._metadata, report, self._figures, remark=remark))
+        has_style = self._options.exit_style is not None
+        report = gated(self._metadata, report, self._figures, exit_style=has_style)
+        return replace(report, sentence=sentence(self._metadata, report, self._figures, remark=not has_style))
 
     def note(self, text: str) -> None:
         """Narration on stderr."""

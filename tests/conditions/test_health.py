@@ -366,12 +366,12 @@ def test_collectives_are_slow_where_their_rows_say_so_each_once() -> None:
     assert ids(report(machine("hgx-h200-8"), measurements=Measurements(collectives=(fast,)))) == []
     sizes = (slow, replace(slow, size_bytes=2**30), replace(slow, collective="gather"))
     found = report(machine("hgx-h200-8"), measurements=Measurements(collectives=sizes))
-    assert ids(found) == [("collective-slow", "FAIL")] * 2
+    assert ids(found) == [("slow-unexplained", "FAIL")] * 2
     assert found.findings[0].subject.startswith("allreduce of 256M to 1G, 8 ranks on ")
     assert found.findings[0].expected.endswith("profile ours")
     warned = judged(row(2**28, 1550.0, 300.0), EXPECTED)
     assert ids(report(machine("hgx-h200-8"), measurements=Measurements(collectives=(warned,)))) == [
-        ("collective-slow", "WARN")
+        ("slow-unexplained", "WARN")
     ]
 
 

@@ -723,7 +723,7 @@ CHECKED: tuple[Plant, ...] = (
     Plant("p2p-asymmetric", lambda: _one_way()),
     Plant("host-copies-slow", lambda: _host_copies()),
     Plant("host-memory-slow", _memory_copies),
-    Plant("collective-slow", lambda: _measured(_h100(), collectives=(slow_row(2**28, 13570.0, 10.0),))),
+    Plant("slow-unexplained", lambda: _measured(_h100(), collectives=(slow_row(2**28, 13570.0, 10.0),))),
     Plant("wrong-data", lambda: _measured(_h100(), collectives=(row(2**28, 1.0, 480.0, wrong=7),))),
     Plant(
         "straggler",

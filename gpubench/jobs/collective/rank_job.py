@@ -130,7 +130,8 @@ class CollectiveRankJob:
         self._progress.enter(Phase.OUTPUT)
         if group.rank == 0:
             listener.end(report)
-        return group.broadcast(exit_code_of(metadata, report))
+        code = listener.exit_code if isinstance(listener, Presenter) else exit_code_of(metadata, report)
+        return group.broadcast(code)
 
     def _measuring(self, identities: Sequence[RankIdentity]) -> Sequence[RankIdentity]:
         """The ranks that measure with this one: of its group, or all."""

@@ -51,7 +51,7 @@ def run(plan: CollectivePlan, source: Replayed, arguments: Sequence[str]) -> int
         gpus = {node.snapshot.host: len(node.gpus) for node in machines.nodes}
         report = with_gpu_count(report, gpus, plan)
         presenter.end(report)
-    return plan.presentation.exit_code(metadata, report)
+    return presenter.exit_code
 
 
 def _as_asked(found: RecordedCollective, plan: CollectivePlan) -> RecordedCollective:

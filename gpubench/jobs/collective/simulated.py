@@ -75,7 +75,7 @@ def run(plan: CollectivePlan, source: Simulated, arguments: Sequence[str]) -> in
         if plan.recording.record is not None:
             _record(plan.recording.record, described, nodes, request, made)
         presenter.end(report)
-    return plan.presentation.exit_code(metadata, report)
+    return presenter.exit_code
 
 
 def _record(

@@ -81,7 +81,7 @@ def run_alone(plan: P2pPlan, arguments: Sequence[str]) -> int:
             run = P2pRun(setup.request, bench, setup.machine, presenter, look_again, past)
             report = run.run()
         presenter.end(report)
-    return shown.exit_code(metadata, report)
+    return presenter.exit_code
 
 
 def measured(

@@ -109,7 +109,8 @@ class P2pRanksJob:
             use.close()
         self._progress.enter(Phase.OUTPUT)
         listener.end(report)
-        return group.broadcast(exit_code_of(metadata, report))
+        code = listener.exit_code if isinstance(listener, Presenter) else exit_code_of(metadata, report)
+        return group.broadcast(code)
 
     def _presenter(self) -> Presenter | None:
         """The presenter of the rows, on the first rank."""

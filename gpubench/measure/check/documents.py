@@ -9,11 +9,14 @@ from gpubench.model.results.report import PAIRS_SECTION, ROWS_SECTION, Collectiv
 from gpubench.model.results.rows.evidence import EVIDENCE_SECTION, EvidenceRow
 from gpubench.model.terms.plain import from_plain
 from gpubench.model.terms.rank_identity import RankIdentity
-from gpubench.model.terms.verdict import STRAGGLER, WRONG_DATA, Finding
+from gpubench.model.terms.verdict import SLOW_UNEXPLAINED, STRAGGLER, WRONG_DATA, Finding
 
 T = TypeVar("T")
 
-JUDGED_BY_CHECKS = ("p2p-slow", STRAGGLER, "gpu-lost", "gpu-missing", "gpu-model", "gpu-in-use", "host-copies-slow")
+JUDGED_BY_CHECKS = (
+    *("p2p-slow", "host-copies-slow", SLOW_UNEXPLAINED, STRAGGLER),
+    *("gpu-lost", "gpu-missing", "gpu-model", "gpu-in-use"),
+)
 """Findings of the commands that checks make themselves, from the rows."""
 
 

@@ -10,7 +10,7 @@ from gpubench.model.results.rows.causes import Effect
 from gpubench.model.terms.verdict import FIGURES, SLOW_UNEXPLAINED, STRAGGLER, Finding, Verdict, gravity, overall
 
 _HOST_STAGED = "host-staged"
-_OF_NCCL = (_HOST_STAGED, "collective-slow", SLOW_UNEXPLAINED, STRAGGLER)
+_OF_NCCL = (_HOST_STAGED, SLOW_UNEXPLAINED, STRAGGLER)
 """Figures of what NCCL does; its settings explain no others."""
 
 _SLOWING = ("gpu-in-use", "clock-limited", "gpu-hot", "below-profile")
@@ -19,7 +19,7 @@ _SLOWING = ("gpu-in-use", "clock-limited", "gpu-hot", "below-profile")
 _WEAK = ("row-remap-pending", "row-remap-failed")
 """Conditions that may be, and seldom are, why something is slow."""
 
-_NCCL_SETTINGS, _PCIE = "nccl_settings", "pcie"
+_NCCL_SETTINGS, _PCIE = ("nccl_settings", "nccl_tuning"), "pcie"
 _BETWEEN_NODES = ("network", "rdma_ports", "gpudirect", "mnnvl")
 _ROOT_VERDICTS = (Verdict.FAIL, Verdict.WARN)
 _DEVICE = re.compile(r"\bGPU\d+\b|\b[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b")
@@ -112,12 +112,12 @@ def _does(id_: str, place: _FindingPlace, *, nvlinked: bool) -> bool:
     told, family = place.finding, _FAMILY.get(id_, "")
     effects = frozenset(_BY_ID[id_].effects) if id_ in _BY_ID else frozenset()
     if told.id == _HOST_STAGED:
-        of_nccl = family != _NCCL_SETTINGS or _is_nccl_s(told)
+        of_nccl = family not in _NCCL_SETTINGS or _is_nccl_s(told)
         return of_nccl and bool(effects & {Effect.STAGED, Effect.NETWORK_INSIDE})
     slows = id_ in _SLOWING or bool(effects & {Effect.STAGED, Effect.NETWORK_INSIDE, Effect.SLOW})
     if not slows or id_ in _WEAK:
         return False
-    if family == _NCCL_SETTINGS:
+    if family in _NCCL_SETTINGS:
         return told.id in _OF_NCCL
     if family == _PCIE and nvlinked:
         return told.id == "host-copies-slow"

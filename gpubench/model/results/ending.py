@@ -1,10 +1,12 @@
 """The exit code of a run: a verdict follows from findings and rows, the code from the command and --strict too."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from gpubench import errors
 from gpubench.model.results.fallback import PATH_UNKNOWN
+from gpubench.model.results.figures import SpeedFigures
 from gpubench.model.results.report import Metadata, Report
 from gpubench.model.terms.verdict import WRONG_DATA, Verdict, exit_code
 
@@ -35,6 +37,14 @@ def exit_code_of(metadata: Metadata, report: Report) -> int:
     if strict or judges or not report.complete:
         return exit_code(verdict)
     return _code_of_measuring(report)
+
+
+def gated(metadata: Metadata, report: Report, figures: SpeedFigures, *, exit_style: bool) -> Report:
+    """The report of a gate, which passes nothing whose speed nobody judged: SKIP in place of PASS."""
+    is_gate = exit_style or is_strict(metadata.options)
+    if is_gate and report.complete and report.verdict is Verdict.PASS and figures.is_unjudged:
+        return replace(report, verdict=Verdict.SKIP)
+    return report
 
 
 def _code_of_measuring(report: Report) -> int:

@@ -66,6 +66,12 @@ class SpeedFigures:
         elif isinstance(row, PairRow):
             self._add_pair(row)
 
+    @property
+    def is_unjudged(self) -> bool:
+        """True if something was measured, and the speed of none of it judged."""
+        every = list(self.all())
+        return bool(every) and not any(each.is_judged for each in every)
+
     def all(self) -> Iterator[SpeedFigure]:
         """Copies between GPUs first, then collectives, in the order in which they came."""
         if self._pairs:

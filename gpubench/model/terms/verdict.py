@@ -54,7 +54,7 @@ _MOST_CONSEQUENCES = 3
 
 FIGURES = (
     *("host-staged", "p2p-slow", "p2p-asymmetric", "p2p-slower-than-staging", "host-copies-slow"),
-    *("collective-slow", SLOW_UNEXPLAINED, STRAGGLER),
+    *(SLOW_UNEXPLAINED, STRAGGLER),
 )
 """Findings that are figures: the likely reason of one is worth saying, and a condition may explain it."""
 

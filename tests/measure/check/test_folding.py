@@ -16,7 +16,7 @@ NO_P2P = finding("nccl-p2p-disabled", FAIL, "GPU0 → GPU1", "GPU1 → GPU0")
 BUSY = finding("gpu-in-use", WARN, "GPU2 (0000:08:00.0)")
 RANKS = finding("host-staged", FAIL, "0 → 1", "1 → 0")
 COPIES = finding("host-staged", FAIL, "GPU0 → GPU1")
-SLOW = finding("collective-slow", FAIL, "vm")
+SLOW = finding("slow-unexplained", FAIL, "vm")
 LATE = finding("straggler", WARN, "rank 2 on vm (GPU 2, 0000:08:00.0)")
 PAIR = finding("p2p-slow", FAIL, "GPU2 → GPU3")
 OTHER_PAIR = finding("p2p-slow", FAIL, "GPU0 → GPU1")
@@ -59,7 +59,7 @@ def test_a_node_explains_nothing_of_another() -> None:
     busy = finding("gpu-in-use", WARN, "node0 GPU2 (0000:08:00.0)")
     pair = finding("p2p-slow", FAIL, "node1 GPU2 → GPU3")
     assert len(folded([busy, pair], ["node0", "node1"], nvlinked=True)) == 2
-    whole = finding("collective-slow", FAIL, "node0", "node1")
+    whole = finding("slow-unexplained", FAIL, "node0", "node1")
     assert len(folded([busy, whole], ["node0", "node1"], nvlinked=True)) == 1
 
 
