@@ -81,7 +81,6 @@ def provocations(*, etc: bool) -> list[Provocation]:
         Provocation("another process computes on GPU 1", ("gpu-in-use",), beside=(_GEMM.format(gpu=1),)),
         Provocation("another process copies GPU 0 → 1", ("foreign-nvlink-traffic",), beside=(_COPIES,)),
         Provocation("all ranks on one core", ("cores-shared",), prefix=("taskset", "-c", "0")),
-        Provocation("all ranks on two cores", ("cores-shared",), prefix=("taskset", "-c", "0,1")),
         Provocation(
             "three busy loops a core",
             ("cpu-oversubscribed",),

@@ -110,7 +110,12 @@ class PathWatch:
         if self._keeps_log:
             self._kept = RecordedLog(self._log)
         sources = ObservationSources(
-            self._kept or self._log, counters, self._look_around, nodes, self._window(counters)
+            log=self._kept or self._log,
+            counters=counters,
+            read_circumstances=self._look_around,
+            nodes=nodes,
+            window=self._window(counters),
+            read_waited=lambda: waited_share(self._delay_before, run_delay()),
         )
         return PathObserver.of(request, self._group, sources)
 

@@ -134,6 +134,13 @@ def _is_nccl_s(staged: Finding) -> bool:
 def _with(root: Finding, below: Sequence[Finding]) -> Finding:
     if not below:
         return root
-    lines = [line for each in below for line in (f"{each.id}: {each.subject}: {each.seen}", *each.consequences)]
+    lines = [line for each in below for line in _lines(each, root)]
     severity = overall([root.severity, *(each.severity for each in below)])
     return replace(root, severity=severity, consequences=tuple(dict.fromkeys((*root.consequences, *lines))))
+
+
+def _lines(below: Finding, root: Finding) -> tuple[str, ...]:
+    """A finding below another in words: what is slow is explained by now, and said once."""
+    if below.id != SLOW_UNEXPLAINED:
+        return f"{below.id}: {below.subject}: {below.seen}", *below.consequences
+    return () if root.consequences else (f"{below.subject}: {below.seen}", *below.consequences)

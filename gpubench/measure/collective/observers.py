@@ -41,7 +41,8 @@ def _judging_no_speed(_circumstances: Circumstances | None) -> None:
 class ObservationSources:
     """The sources of a rank: the library's log, its GPU's counters, the circumstances, and every rank's node.
 
-    `window` looks at the rank's GPU while nothing of this job runs.
+    `window` looks at the rank's GPU while nothing of this job runs; `read_waited` is the share of its time that the
+    rank waited for a CPU since its first operation.
     """
 
     log: LibraryLog
@@ -49,6 +50,7 @@ class ObservationSources:
     read_circumstances: ReadCircumstances
     nodes: Sequence[int]
     window: IdleWindow | None = None
+    read_waited: Callable[[], float | None] = lambda: None
 
 
 @dataclass(slots=True)
@@ -100,7 +102,8 @@ class PathObserver:
         """
         window, group = self.sources.window, self.group
         group.barrier()
-        own = None if window is None else replace(window.look([_GPU])[0], at_work=at_work)
+        waited = None if at_work is None else self.sources.read_waited()
+        own = None if window is None else replace(window.look([_GPU])[0], at_work=at_work, waited=waited)
         group.barrier()
         collected = group.collect(own)
         if collected is None:

@@ -64,7 +64,14 @@ class PathObservations:
     def contended(self) -> Circumstances:
         """The circumstances with what others do on GPUs and links."""
         at_work = {rank: each.at_work for rank, each in enumerate(self.idle) if each.at_work is not None}
-        return replace(self.circumstances, idle_gpus=dict(enumerate(self.idle)), beyond=self.beyond, at_work=at_work)
+        waited = {rank: each.waited for rank, each in enumerate(self.idle) if each.waited is not None}
+        return replace(
+            self.circumstances,
+            idle_gpus=dict(enumerate(self.idle)),
+            beyond=self.beyond,
+            at_work=at_work,
+            waited={**self.circumstances.waited, **waited},
+        )
 
 
 @dataclass(slots=True)

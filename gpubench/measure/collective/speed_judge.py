@@ -157,7 +157,8 @@ def _first_cause(explained: Explained, slowness: Slowness) -> Named | None:
 def _seen_where(cause: Named) -> str:
     """The evidence for a cause, with the device that it is on."""
     is_on_device = any(each.gpus is not None or each.pairs is not None for each in cause.sightings)
-    return f"{cause.subject}: {cause.seen}" if is_on_device and cause.subject not in cause.seen else cause.seen
+    is_told = all(each.subject in each.seen for each in cause.sightings)
+    return f"{cause.subject}: {cause.seen}" if is_on_device and not is_told else cause.seen
 
 
 def _not_explained(explained: Explained) -> str:

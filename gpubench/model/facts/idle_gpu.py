@@ -63,13 +63,14 @@ class GpuUse:
 class IdleGpu:
     """What the links of a GPU carried and who used it while this job was idle.
 
-    `at_work` is its condition just before, right after operations of this job; None where there were none, or nobody
-    looked.
+    `at_work` is its condition just before, right after operations of this job, and `waited` the share of the time since
+    the first of them that its rank was ready to run and waited for a CPU; None where there were none, or nobody looked.
     """
 
     rates: LinkRates = field(default_factory=LinkRates)
     use: GpuUse = field(default_factory=GpuUse)
     at_work: GpuCondition | None = None
+    waited: float | None = None
 
     def together(self, later: "IdleGpu") -> "IdleGpu":
         """Two moments as one: the worse of each."""
@@ -77,6 +78,7 @@ class IdleGpu:
             rates=self.rates.together(later.rates),
             use=self.use.together(later.use),
             at_work=later.at_work or self.at_work,
+            waited=_greatest((self.waited, later.waited)),
         )
 
 

@@ -1,5 +1,7 @@
 """Findings that follow from others are told below them."""
 
+from dataclasses import replace
+
 import pytest
 
 from gpubench.measure.check.folding import folded
@@ -47,7 +49,13 @@ def test_a_root_cause_stands_alone(given: list[Finding], left: list[Finding]) ->
     found = folded(given, ["vm"], nvlinked=True)
     assert [each.id for each in found] == [each.id for each in left]
     told = " ".join(line for each in found for line in each.consequences)
-    assert all(f"{each.id}: {each.subject}: {each.seen}" in told for each in given if each not in left)
+    assert all(f"{each.subject}: {each.seen}" in told for each in given if each not in left)
+    assert f"{SLOW.id}:" not in told, "it is explained by now"
+
+
+def test_what_is_slow_is_said_once() -> None:
+    staged = replace(RANKS, consequences=("allreduce: 27 GB/s",))
+    assert folded([staged, SLOW], ["vm"], nvlinked=True) == (staged,)
 
 
 def test_a_root_cause_is_as_grave_as_what_follows_from_it() -> None:
