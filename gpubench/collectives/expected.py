@@ -4,13 +4,22 @@ docs/profiles.md names the order of the sources and the record that the least re
 """
 
 import math
+from collections.abc import Sequence
 
-from gpubench.collectives.curve import curve
+from gpubench.collectives.curve import Curve, curve
 from gpubench.collectives.record import Collective
 from gpubench.errors import UsageError
-from gpubench.model.profiles.profile import ExpectedKind, Profile
+from gpubench.model.profiles.profile import BUSBW, TIME, Expected, ExpectedKind, Profile
 from gpubench.model.results.report import CollectiveRow
-from gpubench.model.results.speed import LEAST_KNOWN, MEASURED, MODELLED, OF_ANOTHER_NCCL, ExpectedTime, Tolerance
+from gpubench.model.results.speed import (
+    LEAST_KNOWN,
+    MEASURED,
+    MODELLED,
+    MODELLED_SENDS,
+    OF_ANOTHER_NCCL,
+    ExpectedTime,
+    Tolerance,
+)
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND
 
 _LEAST_SHARE, _LEAST_SHARE_OF_SENDS = 0.33, 0.15
@@ -22,9 +31,6 @@ _MOST_LATENCY_US, _MOST_LATENCY_US_A_RANK = 10.0, 2.0
 
 _HOP_US = 15.0
 """Of one hop between nodes: 5 µs over InfiniBand, three times that over a network that is slow to answer."""
-
-_FEWEST_POINTS = 4
-"""Measured sizes that make a curve; between fewer, straight lines are far from what protocols do."""
 
 _NVLS = "NVLS"
 
@@ -46,15 +52,20 @@ def from_profile(
     except UsageError:
         return None
     time_us = points.at(row.size_bytes) * MICROSECONDS_PER_SECOND
-    tolerance = _tolerance(profile, collective, row.ranks, nccl)
-    kind = "" if tolerance is not MODELLED else ", by a model"
+    measured = _measured(profile, collective, row.ranks)
+    model = MODELLED_SENDS if collective.point_to_point and collective.busbw_factor(row.ranks) == 1.0 else MODELLED
+    tolerance = _tolerance(points, measured, row.size_bytes, nccl, model)
+    kind = ", by a model" if tolerance is model else ""
     return ExpectedTime(time_us, f"profile {profile.name}{kind}", tolerance)
 
 
 def from_limit(collective: Collective, row: CollectiveRow) -> ExpectedTime | None:
-    """The longest time of healthy machines with such links, whatever they are; None where the limit is not known."""
+    """The longest time of healthy machines with such links; None where the limit is not known.
+
+    Nothing is known of what goes through host memory: where that is by design, links are no measure of it.
+    """
     factor = collective.busbw_factor(row.ranks)
-    if not row.limit_gb_s or not factor:
+    if not row.limit_gb_s or not factor or row.host_staged:
         return None
     hops = 2 * math.ceil(math.log2(row.nodes)) * _HOP_US
     latency_us = _MOST_LATENCY_US + _MOST_LATENCY_US_A_RANK * row.ranks / row.nodes + hops
@@ -64,18 +75,34 @@ def from_limit(collective: Collective, row: CollectiveRow) -> ExpectedTime | Non
     return ExpectedTime(latency_us + seconds * MICROSECONDS_PER_SECOND, source, LEAST_KNOWN)
 
 
-def _tolerance(profile: Profile, collective: Collective, ranks: int, nccl: str | None) -> Tolerance:
-    """By the origin of the profile's points for this very number of GPUs."""
-    found = [
+def _measured(profile: Profile, collective: Collective, ranks: int) -> list[Expected]:
+    """What was measured of a collective with this very number of GPUs, at known sizes."""
+    return [
         each
-        for quantity in ("time_us", "busbw_gb_s")
+        for quantity in (TIME, BUSBW)
         for each in profile.find(f"{collective.name}.{quantity}", gpus=ranks)
         if each.size_bytes is not None and each.kind is ExpectedKind.MEASURED and not each.nvls
     ]
-    if len(found) < _FEWEST_POINTS:
-        return MODELLED
-    versions = {_release(each.nccl) for each in found}
-    return MEASURED if nccl is not None and versions == {_release(nccl)} else OF_ANOTHER_NCCL
+
+
+def _tolerance(
+    points: Curve, measured: Sequence[Expected], size_bytes: int, nccl: str | None, model: Tolerance
+) -> Tolerance:
+    """That of a measured size, by the NCCL that measured it; between two of them wider, up to that of a model.
+
+    A protocol may change anywhere between them. But no size takes longer than a larger one: what the next measured size
+    may take, this one may.
+    """
+    own = [each for each in measured if nccl is not None and _release(each.nccl) == _release(nccl)]
+    known, taken = (MEASURED, own) if len(own) > 1 else (OF_ANOTHER_NCCL, measured)
+    sizes = [each.size_bytes or 0 for each in taken]
+    larger = min((size for size in sizes if size >= size_bytes), default=None)
+    if len(sizes) < 2 or (model is MODELLED_SENDS and known is OF_ANOTHER_NCCL):
+        return model
+    if larger is None or larger == size_bytes or size_bytes <= min(sizes):
+        return known
+    fail = (1 + known.fail) * points.at(larger) / points.at(size_bytes) - 1
+    return model if fail >= model.fail else Tolerance(fail, microseconds=known.microseconds)
 
 
 def _release(version: str | None) -> str:

@@ -7,7 +7,9 @@ import pytest
 
 from gpubench.collectives.expected import from_limit, from_profile
 from gpubench.collectives.registry import SUMMARIES, collective_named
-from gpubench.model.results.speed import LEAST_KNOWN, MEASURED, MODELLED, OF_ANOTHER_NCCL, Tolerance
+from gpubench.model.profiles.profile import Expected, ExpectedKind, Profile
+from gpubench.model.results.report import CollectiveRow
+from gpubench.model.results.speed import LEAST_KNOWN, MEASURED, MODELLED, MODELLED_SENDS, OF_ANOTHER_NCCL, Tolerance
 from gpubench.profiles.files import load
 from tests.fakes.measured_rows import row
 
@@ -104,3 +106,80 @@ def test_an_all_reduce_far_below_its_limit_is_slow_on_any_machine(busbw: float, 
     assert found.verdict(measured) == verdict
     assert from_limit(ALLREDUCE, replace(measured, limit_gb_s=None)) is None
     assert from_limit(ALLREDUCE, replace(measured, ranks=1)) is None
+
+
+def _row(name: str, ranks: int, point: Expected) -> CollectiveRow:
+    return row(point.size_bytes or 0, point.value, 1.0, collective=name, ranks=ranks)
+
+
+def _points(name: str, ranks: int) -> list[Expected]:
+    curves = load(f"hgx-h200-{ranks}").curve
+    return [point for each in curves if each.collective == name for point in each.expected]
+
+
+@pytest.mark.parametrize("name", SUMMARIES)
+@pytest.mark.parametrize(("known", "ranks"), [(4, 2), (2, 4)])
+def test_what_another_number_of_gpus_took_is_within_the_model(known: int, ranks: int, name: str) -> None:
+    for point in _points(name, ranks):
+        measured = _row(name, ranks, point)
+        found = from_profile(load(f"hgx-h200-{known}"), collective_named(name), measured, nccl="2.28.9")
+        assert found is not None
+        assert found.tolerance in (MODELLED, MODELLED_SENDS)
+        assert found.verdict(measured) == "PASS", (point.size_bytes, point.value, found.time_us)
+
+
+@pytest.mark.parametrize("name", SUMMARIES)
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_no_healthy_time_is_slow_beside_two_derived_points(ranks: int, name: str) -> None:
+    """As profiles have them of machines that nobody measured: a latency, and the bandwidth of the largest size."""
+    points = _points(name, ranks)
+    derived = tuple(replace(each, kind=ExpectedKind.DERIVED) for each in (points[0], points[-1]))
+    profile = replace(load(f"hgx-h200-{ranks}"), curve=(), expected=derived)
+    for point in points:
+        measured = _row(name, ranks, point)
+        found = from_profile(profile, collective_named(name), measured, nccl="2.28.9")
+        assert found is not None
+        assert found.verdict(measured) == "PASS", (point.size_bytes, point.value, found.time_us)
+
+
+def test_host_memory_by_design_is_not_held_against_the_links() -> None:
+    measured = replace(row(2**28, 1e5, 4.0, ranks=4), limit_gb_s=31.5)
+    assert from_limit(ALLREDUCE, replace(measured, host_staged=True)) is None
+    assert from_limit(ALLREDUCE, replace(measured, host_staged=False)) is not None
+
+
+def _thinned(name: str, ranks: int, gap: int) -> Profile:
+    """The measured profile with points that are so many times apart."""
+    points = _points(name, ranks)
+    kept: list[Expected] = []
+    for each in points:
+        if not kept or each is points[-1] or (each.size_bytes or 0) >= gap * (kept[-1].size_bytes or 1):
+            kept.append(each)
+    return replace(load(f"hgx-h200-{ranks}"), curve=(), expected=tuple(kept))
+
+
+@pytest.mark.parametrize("name", SUMMARIES)
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("gap", [4, 8, 16, 64, 256])
+def test_no_healthy_time_between_measured_points_is_slow(gap: int, ranks: int, name: str) -> None:
+    profile = _thinned(name, ranks, gap)
+    for point in _points(name, ranks):
+        measured = _row(name, ranks, point)
+        found = from_profile(profile, collective_named(name), measured, nccl="2.28.9")
+        assert found is not None
+        assert found.verdict(measured) == "PASS", (point.size_bytes, point.value, found)
+
+
+def test_between_measured_sizes_a_row_may_take_what_the_next_may() -> None:
+    def tolerance(profile: str, size_bytes: int, ranks: int) -> Tolerance:
+        measured = row(size_bytes, 1.0, 1.0, ranks=ranks)
+        found = from_profile(load(profile), collective_named("allgather"), measured, nccl="2.28.9")
+        assert found is not None
+        return found.tolerance
+
+    assert tolerance("hgx-h200-4", 2**26, 4) is MEASURED
+    between = tolerance("hgx-h200-4", 3 * 2**25, 4)
+    assert between.fail == pytest.approx(1.25 * 347.3 / ((189.2 + 347.3) / 2) - 1)
+    assert between.warn is None
+    assert [tolerance("hgx-h200-8", size, 8) for size in (2**10, 2**20, 2**33)] == [MEASURED] * 3
+    assert tolerance("hgx-h200-8", 2**22, 8) is MODELLED
