@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from gpubench.model.results.report import CollectiveRow
 from gpubench.model.results.speed import (
     LEAST_KNOWN,
     MEASURED,
@@ -17,7 +18,13 @@ from gpubench.model.results.speed import (
     judged,
 )
 from gpubench.model.terms.verdict import Verdict
-from tests.fakes.measured_rows import row
+from tests.fakes import measured_rows
+
+
+def row(size_bytes: int, time_us: float, busbw: float) -> CollectiveRow:
+    """A row whose mean is known to the last digit."""
+    return replace(measured_rows.row(size_bytes, time_us, busbw), ci95_percent=0.0)
+
 
 EXPECTED = ExpectedTime(1000.0, "profile x", MEASURED)
 LARGE, SMALL = 2**26, 2**20
@@ -102,3 +109,9 @@ def test_the_slowest_large_row_stands_for_all() -> None:
     assert small.subject("node3") == "allreduce of 1M, 8 ranks on node3"
     assert (small.seen, small.expected) == ("9000 µs (11 % of what is expected) at 1M", "1000 µs, profile x")
     assert small.severity is Verdict.FAIL
+
+
+def test_few_iterations_whose_noise_nobody_knows_may_take_longer() -> None:
+    few = replace(row(SMALL, 1265.0, 1.0), ci95_percent=None)
+    assert EXPECTED.verdict(few) is Verdict.PASS
+    assert EXPECTED.verdict(replace(few, time_us=1265.1)) is Verdict.FAIL
