@@ -20,6 +20,7 @@ from gpubench.model.results.speed import (
     ExpectedTime,
     Tolerance,
 )
+from gpubench.model.terms.operation import DataType, ReduceOp
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND
 
 _LEAST_SHARE, _LEAST_SHARE_OF_SENDS = 0.33, 0.15
@@ -36,25 +37,28 @@ _NVLS = "NVLS"
 
 
 def from_profile(
-    profile: Profile, collective: Collective, row: CollectiveRow, *, nccl: str | None
+    profile: Profile, collective: Collective, row: CollectiveRow, *, nccl: str | None, like_model: bool = False
 ) -> ExpectedTime | None:
     """The time by the profile's points for this collective, number of GPUs and algorithm; None where it has none.
 
     Between points straight lines hold, below the smallest its time, beyond the largest its bandwidth. From another
-    number of GPUs it is scaled by the bytes that pass a link. `nccl` is the version that measured the row. In place is
-    expected to take as long as out of place: on 4 H200s it takes 0 to 5 % less.
+    number of GPUs it is scaled by the bytes that pass a link. `nccl` is the version that measured the row; a simulated
+    one is `like_model`, which reduces in NVSwitches where the profile has that. In place is expected to take as long as
+    out of place: on 4 H200s it takes 0 to 5 % less. Of other types than float32, and of other reductions than sums, what
+    was measured is no more than a model.
     """
     if profile.match.generic is not None or row.nodes > 1 or row.ranks < 2:
         return None
-    nvls = (row.algorithm or "").upper().startswith(_NVLS)
+    nvls = like_model or (row.algorithm or "").upper().startswith(_NVLS)
     try:
         points = curve(profile, collective, row.ranks, row.ranks, nvls=nvls)
     except UsageError:
         return None
     time_us = points.at(row.size_bytes) * MICROSECONDS_PER_SECOND
-    measured = _measured(profile, collective, row.ranks)
+    measured = [each for each in _measured(profile, collective, row.ranks) if each.nvls == nvls or like_model]
     model = MODELLED_SENDS if collective.point_to_point and collective.busbw_factor(row.ranks) == 1.0 else MODELLED
-    tolerance = _tolerance(points, measured, row.size_bytes, nccl, model)
+    is_usual = row.dtype == DataType.FLOAT32 and row.op in (None, ReduceOp.SUM)
+    tolerance = _tolerance(points, measured, row.size_bytes, nccl, model) if is_usual else model
     kind = ", by a model" if tolerance is model else ""
     return ExpectedTime(time_us, f"profile {profile.name}{kind}", tolerance)
 
@@ -81,7 +85,7 @@ def _measured(profile: Profile, collective: Collective, ranks: int) -> list[Expe
         each
         for quantity in (TIME, BUSBW)
         for each in profile.find(f"{collective.name}.{quantity}", gpus=ranks)
-        if each.size_bytes is not None and each.kind is ExpectedKind.MEASURED and not each.nvls
+        if each.size_bytes is not None and each.kind is ExpectedKind.MEASURED
     ]
 
 

@@ -87,8 +87,8 @@ def found_by(check: Check, facts: Facts) -> tuple[Finding, ...]:
     return (*measured, *chain.from_iterable(own))
 
 
-_PRESENT, _HOST_COPIES = (
-    next(check for check in CHECKS if check.name == name) for name in ("gpu_present", "host_bandwidth")
+_PRESENT, _NVLINKS, _HOST_COPIES = (
+    next(check for check in CHECKS if check.name == name) for name in ("gpu_present", "nvlink_active", "host_bandwidth")
 )
 _IN_USE = next(each for each in CONDITIONS if each.id == "gpu-in-use")
 
@@ -99,9 +99,9 @@ def on_presence(facts: Facts) -> tuple[Finding, ...]:
 
 
 def beside_pairs(facts: Facts) -> tuple[Finding, ...]:
-    """Findings beside those on pairs of GPUs: GPUs that are missing or in use, and slow copies with host memory."""
-    circumstances = facts.circumstances
-    return (*on_presence(facts), *merged((*_IN_USE.findings(circumstances), *found_by(_HOST_COPIES, facts))))
+    """Findings beside those on pairs: GPUs that are missing or in use, NVLinks that are down, slow host copies."""
+    own = (*_IN_USE.findings(facts.circumstances), *found_by(_NVLINKS, facts), *found_by(_HOST_COPIES, facts))
+    return (*on_presence(facts), *merged(own))
 
 
 def on_count(hosts: Mapping[str, int], expected_gpus: int | None) -> tuple[Finding, ...]:

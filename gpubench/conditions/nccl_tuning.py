@@ -40,7 +40,6 @@ _WARP = 32
 _ALGORITHMS = frozenset(("tree", "ring", "collnetdirect", "collnetchain", "nvls", "nvlstree", "pat"))
 
 _PROTOCOLS = frozenset(("ll", "ll128", "simple"))
-_OF_LARGE_SIZES = "simple"
 
 _EVERY_CALL = frozenset(("COLL", "CALL", "TUNING", "ALL"))
 """The subsystems of NCCL's log that write a line for every operation; those of its start write none."""

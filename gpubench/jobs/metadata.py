@@ -15,7 +15,6 @@ from gpubench.profiles.matching import ProfileMatch
 
 _SETTINGS = (
     *("NCCL_", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES", "UCX_", "FI_", "MPI4PY_"),
-    *("CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_INJECTION64_PATH"),
     *(f"OMPI_MCA_{framework}" for framework in ("pml", "btl", "mtl", "coll", "smsc", "osc", "accelerator")),
     *("OMPI_MCA_opal_cuda", "OMPI_MCA_mpi_cuda", "MPIR_CVAR_ENABLE_GPU", "MPICH_GPU_", "MPICH_RDMA_ENABLED_CUDA"),
     *("MV2_USE_CUDA", "MVP_USE_CUDA", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "OFI_NCCL_", "GGML_CUDA_"),

@@ -125,7 +125,7 @@ def test_the_cpu_side_is_checked_where_that_was_asked_for() -> None:
     result = gpubench("check", "--profile", "host", "--format", "json")
     document = json.loads(result.stdout)
     jsonschema.validate(document, SCHEMA)
-    assert result.returncode in (0, 1), result.stderr
+    assert (result.returncode, document["verdict"]) == (3, "SKIP"), "a gate passes no speed that nobody judged"
     assert [row["wrong"] for row in document["rows"]] == [0, 0, 0]
     assert {row["backend"] for row in document["rows"]} == {"host"}
 
@@ -134,7 +134,7 @@ def test_the_cpu_side_is_checked_where_that_was_asked_for() -> None:
 def test_ranks_of_a_launcher_check_their_host_together() -> None:
     result = mpirun(2, "check", "--profile", "host", "--format", "json")
     document = json.loads(result.stdout)
-    assert result.returncode == 0, result.stderr
+    assert (result.returncode, document["verdict"]) == (3, "SKIP"), result.stderr
     assert (len(document["rows"]), document["rows"][0]["ranks"]) == (3, 2)
     assert [row["scope"] for row in document["verdicts"]].count("node") == 1
     quick = mpirun(2, "check", "--quick", "--profile", "host")

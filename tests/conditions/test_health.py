@@ -322,7 +322,7 @@ def test_two_gpus_without_siblings_are_compared_with_each_other_and_the_profile(
     assert ids(report([node], None, measurements=both)) == []
 
 
-def test_a_derived_figure_warns_and_only_the_limit_fails() -> None:
+def test_a_derived_figure_judges_as_p2p_does() -> None:
     profile = profiles.load("hgx-b200-8")
     (node,) = machine("hgx-b200-8")
 
@@ -335,7 +335,8 @@ def test_a_derived_figure_warns_and_only_the_limit_fails() -> None:
         return Measurements(pairs=tuple(found))
 
     assert ids(report([node], profile, measured(747.0))) == []
-    assert ids(report([node], profile, measured(500.0))) == [("p2p-slow", "WARN")]
+    assert ids(report([node], profile, measured(600.0))) == [("p2p-slow", "WARN")]
+    assert ids(report([node], profile, measured(500.0))) == [("p2p-slow", "FAIL")]
     assert ids(report([node], profile, measured(300.0))) == [("p2p-slow", "FAIL")]
 
 

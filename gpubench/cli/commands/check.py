@@ -4,9 +4,8 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpubench.cli.options.expected_gpus import expected_gpus
 from gpubench.cli.options.presentation import PresentationOptions
-from gpubench.cli.options.profile import check_profile
+from gpubench.cli.options.profile import check_profile, expected_gpus
 from gpubench.cli.options.recording import RecordingOptions
 from gpubench.cli.options.simulation import SimulationOptions
 from gpubench.cli.signature import app_of, flag, option

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpubench.cli.options.expected_gpus import expected_gpus
 from gpubench.cli.options.presentation import PresentationOptions
-from gpubench.cli.options.profile import PROFILE, check_profile
+from gpubench.cli.options.profile import PROFILE, check_profile, expected_gpus
 from gpubench.cli.options.recording import RecordingOptions
 from gpubench.cli.options.simulation import SimulationOptions
 from gpubench.cli.signature import app_of, flag, option
@@ -44,7 +43,7 @@ class TopoOptions:
     )
     simulation: SimulationOptions
     recording: RecordingOptions
-    strict: bool = flag("Exit 1 when there is a warning: for CI and node gates.")
+    strict: bool = flag("Exit 1 for what is not PASS, 3 where nothing was judged: for CI and node gates.")
     causes: bool = flag(
         "Show what would make bytes go through host memory, or slowly, each with its cure, and what could not "
         "be read; in place of the devices."

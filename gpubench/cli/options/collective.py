@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpubench.cli.options.choices import parse_choices
-from gpubench.cli.options.expected_gpus import expected_gpus
 from gpubench.cli.options.presentation import PLOT, PresentationOptions
-from gpubench.cli.options.profile import PROFILE, check_profile
+from gpubench.cli.options.profile import PROFILE, check_profile, expected_gpus
 from gpubench.cli.options.recording import RecordingOptions
 from gpubench.cli.options.sampling import SamplingOptions
 from gpubench.cli.options.simulation import SimulationOptions
@@ -74,7 +73,9 @@ class CollectiveOptions:
         default=None,
     )
     expect_gpus: int | None = expected_gpus()
-    strict: bool = flag("Exit 1 when bytes go through host memory and need not; NCCL is told to refuse it.")
+    strict: bool = flag(
+        "Exit 1 for whatever is not PASS, 3 where speed was not judged; NCCL is told to refuse host memory."
+    )
     profile: str | None = option("NAME|FILE", PROFILE)
     split: str | None = option(
         "|".join(SPLITS),
@@ -201,10 +202,20 @@ class CollectiveOptions:
         """Raise UsageError where --replay stands beside an option that says what to measure."""
         if self.recording.replay is None:
             return
-        shown = {"--replay", "--evidence", "--strict", "--plot", "--expect-gpus", *given_options(self.presentation)}
+        shown = {
+            "--replay",
+            "--evidence",
+            "--strict",
+            "--plot",
+            "--expect-gpus",
+            "--profile",
+            *given_options(self.presentation),
+        }
         for name in given_options(self):
             if name not in shown:
-                expected = "--replay alone, or with --evidence, --strict and what says how to show it"
+                expected = (
+                    "--replay alone, or with what judges it (--strict, --profile, --expect-gpus) or says how to show it"
+                )
                 raise exclusive(("--replay", name), expected)
 
 

@@ -81,7 +81,7 @@ def deliver(
     )
     presenter.begin(metadata, ())
     presenter.end(report)
-    return plan.presentation.exit_code(metadata, report)
+    return presenter.exit_code
 
 
 def recorded_measurements(directory: Path, node: Topology, asked: str | None) -> Measurements:

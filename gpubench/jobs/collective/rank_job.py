@@ -14,7 +14,7 @@ from gpubench.hardware.node.nvml.library import read_driver
 from gpubench.hardware.registry import backend_named
 from gpubench.hardware.watchdog.rank import RankProgress
 from gpubench.jobs.agreement import agree
-from gpubench.jobs.collective.gpu_count import check_any, gpus_by_host, with_gpu_count
+from gpubench.jobs.collective.gpu_count import check_any, gpus_by_host, with_gpu_count, with_presence
 from gpubench.jobs.collective.metadata import collective_metadata, recorded_collective
 from gpubench.jobs.collective.opening import Opened, Rank, open_backend, open_kind
 from gpubench.jobs.collective.plan import HOST, CollectivePlan
@@ -124,6 +124,9 @@ class CollectiveRankJob:
             report = self._rows(request, variants, identities, listener, observers)
         if opened.path_watch is None:
             report = unwatched(report, described.unwatched)
+        machines = None if opened.path_watch is None else opened.path_watch.machines()
+        if machines is not None:
+            report = with_presence(report, machines.nodes, self._plan)
         if self._listed:
             report = with_gpu_count(report, gpus_by_host(identities, self._listed), self._plan)
         backend.close()

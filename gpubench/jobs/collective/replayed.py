@@ -8,7 +8,7 @@ from gpubench.errors import UsageError
 from gpubench.hardware import recorded
 from gpubench.hardware.simulated.machine import SimulatedMachine
 from gpubench.hardware.simulated.times import CollectiveTimes
-from gpubench.jobs.collective.gpu_count import with_gpu_count
+from gpubench.jobs.collective.gpu_count import with_gpu_count, with_presence
 from gpubench.jobs.collective.metadata import collective_metadata
 from gpubench.jobs.collective.plan import CollectivePlan
 from gpubench.jobs.collective.speed import judge_of_model, speed_judge_of
@@ -48,8 +48,8 @@ def run(plan: CollectivePlan, source: Replayed, arguments: Sequence[str]) -> int
             return judge_of_model(collective, CollectiveTimes(machine), found.hosts, per_node, machine.profile)
 
         report = replay(found, rows, collective, circumstances, presenter, speed_judge)
-        gpus = {node.snapshot.host: len(node.gpus) for node in machines.nodes}
-        report = with_gpu_count(report, gpus, plan)
+        working = {node.snapshot.host: sum(not gpu.lost for gpu in node.gpus) for node in machines.nodes}
+        report = with_gpu_count(with_presence(report, machines.nodes, plan), working, plan)
         presenter.end(report)
     return presenter.exit_code
 

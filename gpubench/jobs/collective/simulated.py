@@ -1,5 +1,6 @@
 """A collective on a simulated machine: one process, no MPI, no GPU."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 from gpubench.collectives.request import SweepRequest
 from gpubench.errors import UsageError
 from gpubench.hardware.simulated.times import CollectiveTimes
-from gpubench.jobs.collective.gpu_count import with_gpu_count
+from gpubench.jobs.collective.gpu_count import with_gpu_count, with_presence
 from gpubench.jobs.collective.metadata import collective_metadata, recorded_collective
 from gpubench.jobs.collective.plan import CollectivePlan
 from gpubench.jobs.collective.speed import judge_of_model
@@ -26,6 +27,7 @@ from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.paths.topology import Topology
 from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.profiles.files import find
 
 
 def run(plan: CollectivePlan, source: Simulated, arguments: Sequence[str]) -> int:
@@ -69,9 +71,11 @@ def run(plan: CollectivePlan, source: Simulated, arguments: Sequence[str]) -> in
         metadata = collective_metadata(described, request.collective, arguments, topology=topology)
         presenter.begin(metadata)
         paths = simulated(staged, identities, lambda node: Topology(nodes[node]), simulation.source)
-        speed = judge_of_model(request.collective, times, described.hosts, per_node, simulation.machine.profile)
+        judged_by = simulation.machine.profile if plan.profile is None else find(plan.profile, os.environ)
+        speed = judge_of_model(request.collective, times, described.hosts, per_node, judged_by)
         report = simulate(request, len(identities), len(nodes), seconds, presenter, paths, speed, made.append)
-        report = with_gpu_count(report, {node.host: len(node.gpus) for node in nodes}, plan)
+        working = {node.host: sum(not gpu.lost for gpu in node.gpus) for node in nodes}
+        report = with_gpu_count(with_presence(report, [Topology(node) for node in nodes], plan), working, plan)
         if plan.recording.record is not None:
             _record(plan.recording.record, described, nodes, request, made)
         presenter.end(report)

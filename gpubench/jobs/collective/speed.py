@@ -19,6 +19,9 @@ from gpubench.model.terms.rank_identity import RankIdentity
 from gpubench.model.terms.units import MICROSECONDS_PER_SECOND
 from gpubench.profiles.nodes import profile_of_gpus
 
+_MOST_CHANCE = 1.0
+"""Beyond its level: a past that varies so much that twice its time may be chance judges nothing."""
+
 _ROWS = 46
 """Of a usual sweep, 1K to 4G in both placements: so many chances for a row to be called slow by accident."""
 
@@ -52,6 +55,8 @@ def _in_the_past(past: PastFigures, row: CollectiveRow) -> ExpectedTime | None:
     if figure is None or figure.time_us is None:
         return None
     chance = figure.slow_beyond(_ROWS) - 1
+    if chance > _MOST_CHANCE:
+        return None
     return ExpectedTime(figure.time_us, figure.source, replace(OF_THE_PAST, fail=max(OF_THE_PAST.fail, chance)))
 
 

@@ -4,20 +4,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from gpubench.conditions.registry import CONDITIONS
 from gpubench.model.results.measurements import FailedOnNode, Measurements, Need
 from gpubench.model.results.report import PAIRS_SECTION, ROWS_SECTION, CollectiveRow, PairRow, Report
 from gpubench.model.results.rows.evidence import EVIDENCE_SECTION, EvidenceRow
 from gpubench.model.terms.plain import from_plain
 from gpubench.model.terms.rank_identity import RankIdentity
-from gpubench.model.terms.verdict import SLOW_UNEXPLAINED, STRAGGLER, WRONG_DATA, Finding
+from gpubench.model.terms.verdict import WRONG_DATA, Finding
 
 T = TypeVar("T")
 
-JUDGED_BY_CHECKS = (
-    *("p2p-slow", "host-copies-slow", SLOW_UNEXPLAINED, STRAGGLER),
-    *("gpu-lost", "gpu-missing", "gpu-model", "gpu-in-use"),
-)
-"""Findings of the commands that checks make themselves, from the rows."""
+JUDGED_BY_CHECKS = frozenset(each.id for each in CONDITIONS if each.check and not each.effects) - {WRONG_DATA}
+JUDGED_BY_CHECKS |= {"gpu-lost", "gpu-in-use", *(each.id for each in CONDITIONS if each.check == "nvlink_active")}
+"""Findings of the commands that checks make themselves, from rows and facts."""
 
 
 def of_p2p(document: Mapping[str, Any]) -> Measurements:

@@ -102,6 +102,8 @@ def _explains(root: _FindingPlace, place: _FindingPlace, *, nvlinked: bool) -> b
         return True
     if told.id not in FIGURES or cause.id == told.id:
         return False
+    if cause.id == "p2p-slow" and told.id in (SLOW_UNEXPLAINED, STRAGGLER):
+        return True
     if cause.id in FIGURES:
         return cause.id == _HOST_STAGED and _is_nccl_s(cause) == (told.id in _OF_NCCL) and told.id != _HOST_STAGED
     return _does(cause.id, place, nvlinked=nvlinked)

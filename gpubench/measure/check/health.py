@@ -22,13 +22,17 @@ from gpubench.model.results.report import (
     Table,
 )
 from gpubench.model.results.rows.checks import CHECKS_SECTION, VERDICTS_SECTION, CheckRow, VerdictRow
-from gpubench.model.terms.verdict import Finding, Verdict, overall
+from gpubench.model.terms.verdict import SLOW_UNEXPLAINED, STRAGGLER, Finding, Verdict, overall
 
 _DRIVER_IDS = {each.id for each in CONDITIONS if each.check == "driver"}
 _OF_SILENCE = ("driver", "measured")
 """Checks that say who did not answer."""
 
 SECTIONS = (CHECKS_SECTION, VERDICTS_SECTION, PAIRS_SECTION, ROWS_SECTION, FINDINGS_SECTION)
+
+
+_OF_ALL_RANKS = (SLOW_UNEXPLAINED, STRAGGLER)
+"""Findings on a whole job: what explains them says on which node it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +54,9 @@ def judge(facts: Facts, *, checks: Sequence[Check] = CHECKS) -> Report:
     verdict = overall([Verdict.PASS, *(finding.severity for finding in found)])
     origin = facts.nodes[0].snapshot.origin if facts.nodes else ""
     check_rows = tuple(_check_row(facts, outcome, origin) for outcome in outcomes)
-    verdict_rows = tuple(_verdict_rows(facts, every))
+    told = {each.id for each in found}
+    own = [each for each in every if each.id not in _OF_ALL_RANKS or each.id in told]
+    verdict_rows = tuple(_verdict_rows(facts, own))
     measured = facts.measurements
     sections: dict[str, Section] = {
         CHECKS_SECTION: Table(CheckRow.columns(), lambda: check_rows),
@@ -66,8 +72,6 @@ def in_the_way(facts: Facts, told: Sequence[Finding]) -> list[Finding]:
     explained = survey(facts.nodes, facts.kinds, facts.ranks)
     return list(prospect_findings(prospects(facts.nodes, facts.kinds, explained), explained, told))
 
-
-_OF_SPEED = "collective_bandwidth"
 
 _ORDER = (Verdict.FAIL, Verdict.ERROR, Verdict.INCONCLUSIVE, Verdict.WARN, Verdict.SKIP, Verdict.PASS)
 
@@ -91,7 +95,7 @@ def _check_row(facts: Facts, outcome: _Outcome, origin: str) -> CheckRow:
         verdict, note = Verdict.SKIP, "no GPU"
     elif in_error and len(in_error) == len(facts.nodes):
         verdict, note = Verdict.ERROR, "the driver did not tell"
-    elif check.name == _OF_SPEED and not any(row.expected_us for row in facts.measurements.collectives):
+    elif not _is_judged(facts, check):
         verdict, note = Verdict.SKIP, "speed not judged: no profile, no past results, and no limit that is known"
     else:
         verdict, note = Verdict.PASS, None
@@ -104,6 +108,16 @@ def _check_row(facts: Facts, outcome: _Outcome, origin: str) -> CheckRow:
         origin=origin,
         nodes_in_error=in_error,
     )
+
+
+def _is_judged(facts: Facts, check: Check) -> bool:
+    """False for a check of speed whose rows nobody could judge."""
+    if check.name == "collective_bandwidth":
+        return any(row.expected_us for row in facts.measurements.collectives)
+    if check.name == "p2p_bandwidth":
+        rows = [row for row in facts.measurements.pairs if row.peer == "on" and row.verdict is not None]
+        return not rows or any(row.verdict != Verdict.SKIP for row in rows)
+    return True
 
 
 def _nodes_in_error(facts: Facts, check: Check) -> tuple[str, ...]:

@@ -41,15 +41,21 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class RowSample:
-    """The sample behind a row: the times of its first rank, and each rank's answer, in rank order."""
+    """The sample behind a row: the times of its first rank, and each rank's answer, in rank order.
+
+    `tries` is how often the row was measured; this is the one that counts.
+    """
 
     own: OwnTimes
     answers: tuple[Answer, ...]
+    tries: int = 1
 
     def row(self, request: SweepRequest, case: Case, job: JobFacts) -> CollectiveRow:
         """The row of a case."""
         times = self.own.with_others([answer.seconds for answer in self.answers])
         row = describe(request, case, job, times, sum(answer.wrong for answer in self.answers))
+        if self.tries > 1:
+            row = replace(row, note="; ".join(filter(None, (row.note, f"measured {self.tries} times"))))
         issued = [answer.issue_seconds for answer in self.answers if answer.issue_seconds is not None]
         return replace(row, issue_us=MICROSECONDS_PER_SECOND * max(issued)) if issued else row
 

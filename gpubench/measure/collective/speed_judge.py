@@ -13,17 +13,14 @@ from gpubench.model.profiles.profile import Profile
 from gpubench.model.results.fallback import HOST_STAGED
 from gpubench.model.results.report import CollectiveRow
 from gpubench.model.results.rows.causes import Effect
-from gpubench.model.results.speed import ExpectedTime, Slowness, compared, is_slow, judged
-from gpubench.model.terms.nccl_choice import AGAIN
+from gpubench.model.results.speed import ExpectedTime, Slowness, compared, is_judged, is_slow, judged
 from gpubench.model.terms.units import counted
 from gpubench.model.terms.verdict import SLOW_UNEXPLAINED, Finding, Verdict
 
-_JUDGED_FROM_BYTES = 2**10
-"""Smaller operations take as long as this one, and rest on the host's clock alone."""
-
 _MOST_TRIES = 3
 
-_BY_NCCL = ("nccl", "simulated")
+_SIMULATED = "simulated"
+_BY_NCCL = ("nccl", _SIMULATED)
 """Backends whose times profiles and limits are of."""
 
 PastTime = Callable[[CollectiveRow], ExpectedTime | None]
@@ -58,7 +55,8 @@ class ExpectedTimes:
         by_nccl = row.backend in _BY_NCCL
         found = None
         if by_nccl and self.profile is not None:
-            found = from_profile(self.profile, self.collective, row, nccl=self.nccl)
+            like_model = row.backend == _SIMULATED
+            found = from_profile(self.profile, self.collective, row, nccl=self.nccl, like_model=like_model)
         found = found or self.past(row)
         return found or (from_limit(self.collective, row) if by_nccl else None)
 
@@ -77,7 +75,7 @@ class SpeedJudge:
         What goes through host memory is explained, and measured once: a size may take a minute there.
         """
         first, *more = tries
-        expected = self.expected.of(first) if self._is_judged(first) else None
+        expected = self.expected.of(first) if is_judged(first) else None
         if expected is None or any(row.wrong or row.host_staged for row in tries) or len(tries) >= _MOST_TRIES:
             return False
         return (not more and expected.wants_another(first)) or len({expected.verdict(row) for row in tries}) > 1
@@ -90,15 +88,12 @@ class SpeedJudge:
         expected = self.expected.of(row)
         if expected is None:
             return row
-        if not self._is_judged(row):
+        if not is_judged(row):
             return compared(row, expected)
         row = judged(row, expected)
         if is_slow(row):
             self.slow.append(row)
         return row
-
-    def _is_judged(self, row: CollectiveRow) -> bool:
-        return row.size_bytes >= _JUDGED_FROM_BYTES and row.setting in (None, AGAIN)
 
     def findings(self, found: Sequence[Finding], explained: Explained | None) -> tuple[Finding, ...]:
         """All findings: those on paths with the slow rows that they explain, or one that says why rows are slow."""

@@ -96,8 +96,11 @@ def _chosen(tries: Sequence[MeasuredRow]) -> MeasuredRow:
     if wrong or len(tries) == 1:
         return (wrong or tries)[0]
     chosen = middle(tries, lambda each: each.row.time_us)
+    if chosen.sample is None:
+        return chosen
+    sample = replace(chosen.sample, tries=len(tries))
     note = "; ".join(filter(None, (chosen.row.note, f"measured {len(tries)} times")))
-    return replace(chosen, row=replace(chosen.row, note=note))
+    return MeasuredRow(replace(chosen.row, note=note), sample)
 
 
 @dataclass(frozen=True, slots=True)

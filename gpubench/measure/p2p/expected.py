@@ -13,9 +13,9 @@ from gpubench.model.terms.verdict import Verdict
 PastBandwidth = Callable[[PairRow], tuple[float, str] | None]
 """GB/s that earlier results of this machine have of a pair, with their source; None where they have none."""
 
-_LATE_SHARE, _LATE_MICROSECONDS = 1.0, 8.0
-"""A small copy is late beyond twice its time and these µs: direct ones of 16 bytes take 2 µs, those through host memory
-12 to 19."""
+_LATE_SHARE, _LATE_MICROSECONDS = 0.3, 8.0
+"""A small copy is late beyond so much of its time and these µs: direct ones of 16 bytes take 2 µs, those through host
+memory 12 to 19."""
 
 
 def no_past(_row: PairRow) -> None:

@@ -6,7 +6,6 @@ from typing import TypedDict
 
 from gpubench.measure.p2p.matrix import CopyMatrix
 from gpubench.model.paths.p2p import (
-    FAILED_SHARE,
     LATENCY_BYTES,
     MOVED_SHARE,
     SLOW_SHARE,
@@ -25,15 +24,20 @@ _MOST_PAIRS = 4
 
 
 def findings_of(
-    matrices: Sequence[CopyMatrix], gpus: Sequence[CopyGpu], wrong_with_host: Sequence[str]
+    matrices: Sequence[CopyMatrix],
+    gpus: Sequence[CopyGpu],
+    wrong_with_host: Sequence[str],
+    others: Sequence[tuple[str, Cell]] = (),
 ) -> tuple[Finding, ...]:
     """All findings, gravest first; `wrong_with_host` are GPUs between which and host memory wrong data arrived.
+
+    `others` are copies that are in no matrix, by name: with host memory, and of many pairs at once.
 
     What goes through host memory is said with the evidence on all paths.
     """
     return (
-        *_wrong(matrices, gpus, wrong_with_host),
-        *_errors(matrices, gpus),
+        *_wrong(matrices, gpus, wrong_with_host, others),
+        *_errors(matrices, gpus, others),
         *_slow(matrices, gpus),
         *_unprofitable(matrices, gpus),
         *_noisy(matrices, gpus),
@@ -41,7 +45,10 @@ def findings_of(
 
 
 def _wrong(
-    matrices: Sequence[CopyMatrix], gpus: Sequence[CopyGpu], wrong_with_host: Sequence[str]
+    matrices: Sequence[CopyMatrix],
+    gpus: Sequence[CopyGpu],
+    wrong_with_host: Sequence[str],
+    others: Sequence[tuple[str, Cell]],
 ) -> Iterator[Finding]:
     found = {
         pair: f"{cell.wrong} elements, {matrix.series.name}"
@@ -50,13 +57,14 @@ def _wrong(
         if cell.wrong
     }
     with_host = [f"host and {device}" for device in dict.fromkeys(wrong_with_host)]
-    subjects = [_pair(pair, gpus) for pair in found] + with_host
+    at_once = [name for name, cell in others if cell.wrong and not with_host]
+    subjects = [_pair(pair, gpus) for pair in found] + with_host + at_once
     if subjects:
         yield Finding(
             id=WRONG_DATA,
             severity=Verdict.FAIL,
             **_subjects(subjects),
-            seen=f"wrong data arrived: {next(iter(found.values()), 'copies with host memory')}",
+            seen=f"wrong data arrived: {next(iter(found.values()), subjects[0])}",
             expected="what the source sent, as the destination reads it",
             cause="an IOMMU or ACS between the GPUs, a hypervisor that grants peer access it cannot give, or a damaged "
             "link or memory: however fast these copies are, they are worthless",
@@ -64,12 +72,17 @@ def _wrong(
         )
 
 
-def _errors(matrices: Sequence[CopyMatrix], gpus: Sequence[CopyGpu]) -> Iterator[Finding]:
+def _errors(
+    matrices: Sequence[CopyMatrix], gpus: Sequence[CopyGpu], others: Sequence[tuple[str, Cell]]
+) -> Iterator[Finding]:
     by_error: dict[str, dict[str, None]] = {}
     for matrix in matrices:
         for pair, cell in matrix.cells.items():
             if cell.error:
                 by_error.setdefault(cell.error, {})[_pair(pair, gpus)] = None
+    for name, cell in others:
+        if cell.error:
+            by_error.setdefault(cell.error, {})[name] = None
     for error, subjects in by_error.items():
         yield Finding(
             id="copy-failed",
@@ -183,7 +196,8 @@ def _slow_in(matrix: CopyMatrix, known: set[Pair], gpus: Sequence[CopyGpu]) -> I
     for oddity in odd:
         share = oddity.figure / oddity.usual
         seen = f"{oddity.figure:.4g} GB/s, where others reach {oddity.usual:.4g} ({share:.0%})"
-        verdict = Verdict.FAIL if share < FAILED_SHARE else Verdict.WARN
+        rows = [matrix.verdicts[pair][0] for pair in slow if set(oddity.gpus) <= set(pair)]
+        verdict = overall([Verdict.WARN, *(each for each in rows if each is not None)])
         yield _Slowness((_named(oddity, gpus),), matrix.series, verdict, seen)
     if slow and not odd:
         verdict_of_slowest, reason = matrix.verdicts[min(slow, key=matrix.gb_s.__getitem__)]

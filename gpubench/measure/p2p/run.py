@@ -10,7 +10,7 @@ from gpubench.measure.p2p.findings import findings_of
 from gpubench.measure.p2p.machine import NETWORK, CopyMachine
 from gpubench.measure.p2p.matrix import CopyMatrix, Judged, bandwidth_gb_s, verdict_without_bandwidth
 from gpubench.measure.p2p.patterns import measured_both_ways, pattern_rows
-from gpubench.measure.p2p.request import Bench, P2pRequest, PairCopy, PatternCopy, label
+from gpubench.measure.p2p.request import Bench, HostCopy, P2pRequest, PairCopy, PatternCopy, label
 from gpubench.measure.p2p.rows import host_row, pair_row
 from gpubench.model.facts.idle_gpu import both
 from gpubench.model.paths.p2p import LATENCY_BYTES, Cell, Pair, Reference, Series, is_near, judge, siblings_gb_s
@@ -56,6 +56,7 @@ class P2pRun:
         self._matrices: list[CopyMatrix] = []
         self._patterns: dict[PatternCopy, Cell] = {}
         self._wrong_with_host: list[str] = []
+        self._host_cells: list[tuple[HostCopy, Cell]] = []
         self._host_rows: list[PairRow] = []
         self._done = 0
         self._total = request.steps(len(machine.gpus))
@@ -95,6 +96,7 @@ class P2pRun:
                     break
                 cell = self._bench.measure_again(copy, cell)
                 row = host_row(self._machine, copy, cell, size_bytes)
+            self._host_cells.append((copy, cell))
             if cell.wrong:
                 self._wrong_with_host.append(device)
             self._host_rows.append(row)
@@ -170,12 +172,15 @@ class P2pRun:
         if self._look_again is not None:
             self._machine = self._look_again(self._machine)
         machine = self._machine
-        findings = findings_of(self._matrices, machine.gpus, self._wrong_with_host)
+        others = [(copy.label, cell) for copy, cell in self._host_cells]
+        others += [(str(copy).replace("_", " "), cell) for copy, cell in self._patterns.items()]
+        findings = findings_of(self._matrices, machine.gpus, self._wrong_with_host, others)
         findings += beside_pairs(machine.facts(self._host_rows))
         together = measured_both_ways(self._request, self._patterns, len(machine.gpus))
         paths = conclude(machine, self._matrices, together)
         findings += paths.findings
-        verdict = overall([Verdict.PASS, *(finding.severity for finding in findings)])
+        measured = [Verdict.PASS] if machine.gpus else [Verdict.SKIP]
+        verdict = overall([*measured, *(finding.severity for finding in findings)])
         sections: dict[str, Section] = {
             "matrices": Matrix({_title(each.series): self._named(each.gb_s) for each in self._matrices}),
             "ratios": Matrix(self._named(_ratios(self._matrices))),

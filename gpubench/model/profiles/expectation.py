@@ -1,23 +1,22 @@
 """Verdicts on copies by what is expected: a profile's value or share, siblings, the limit of the links.
 
-A figure that somebody measured on such a machine may fail one; a derived one only warns, for it may be wrong itself.
-Thresholds of others judge nobody: they were made for other sizes, tools and counts.
+Below 90 % of it warns, below 75 % fails. Thresholds of others judge nobody: they were made for other sizes, tools and
+counts.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpubench.model.paths.p2p import FAILED_SHARE, LIMIT_FAIL_SHARE, SLOW_SHARE, usual
-from gpubench.model.profiles.profile import SHARE, ExpectedKind, Profile
+from gpubench.model.profiles.profile import SHARE, Profile
 from gpubench.model.terms.verdict import Verdict
 
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """The expected value of a figure, in GB/s or µs; `firm` where it was measured; `whose` is its source in words."""
+    """The expected value of a copy, in GB/s; `whose` is its source in words."""
 
     value: float
-    firm: bool
     whose: str
 
 
@@ -32,14 +31,13 @@ def of_copy(
     value = profile.typical(quantity, path)
     if value is None:
         return None
-    firm = any(each.value == value and each.kind is ExpectedKind.MEASURED for each in profile.find(quantity))
-    return Expectation(value, firm, f"profile {profile.name}")
+    return Expectation(value, f"profile {profile.name}")
 
 
 def _of_limit(share: float | None, limit_gb_s: float | None) -> Expectation | None:
     if share is None or limit_gb_s is None:
         return None
-    return Expectation(share * limit_gb_s, firm=False, whose=f"{share:.0%} of the limit")
+    return Expectation(share * limit_gb_s, whose=f"{share:.0%} of the limit")
 
 
 def judge_bandwidth(
@@ -49,7 +47,7 @@ def judge_bandwidth(
     if expectation is not None and gb_s < SLOW_SHARE * expectation.value:
         share = gb_s / expectation.value
         below_limit = limit_gb_s is not None and gb_s < LIMIT_FAIL_SHARE * limit_gb_s
-        fails = (expectation.firm and share < FAILED_SHARE) or below_limit
+        fails = share < FAILED_SHARE or below_limit
         seen = f"{gb_s:.4g} GB/s, {share:.0%} of what is expected"
         return Verdict.FAIL if fails else Verdict.WARN, seen, f"{expectation.value:.4g} GB/s, {expectation.whose}"
     if expectation is None and limit_gb_s is not None and gb_s < LIMIT_FAIL_SHARE * limit_gb_s:

@@ -41,7 +41,7 @@ def exit_code_of(metadata: Metadata, report: Report) -> int:
 
 def gated(metadata: Metadata, report: Report, figures: SpeedFigures, *, exit_style: bool) -> Report:
     """The report of a gate, which passes nothing whose speed nobody judged: SKIP in place of PASS."""
-    is_gate = exit_style or is_strict(metadata.options)
+    is_gate = exit_style or is_strict(metadata.options) or metadata.subject == "check"
     if is_gate and report.complete and report.verdict is Verdict.PASS and figures.is_unjudged:
         return replace(report, verdict=Verdict.SKIP)
     return report
@@ -61,4 +61,6 @@ def remark_on_code(metadata: Metadata, report: Report) -> str:
     code = exit_code_of(metadata, report)
     if code == exit_code(report.verdict):
         return ""
-    return f"exit code {code} {'without' if code == errors.DONE else 'with'} --strict"
+    if code == errors.DONE:
+        return f"exit code {code} without --strict"
+    return f"exit code {code} with --strict" if is_strict(metadata.options) else f"exit code {code}"

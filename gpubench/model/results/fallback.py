@@ -20,7 +20,6 @@ from gpubench.model.terms.verdict import Finding, Verdict
 HOST_STAGED = "host-staged"
 PATH_UNKNOWN = "path-unknown"
 PATH_DISPUTED = "path-disputed"
-FINDINGS = (HOST_STAGED, PATH_UNKNOWN, PATH_DISPUTED)
 """The ids of the findings that `findings` makes."""
 
 _MOST_PAIRS = 4

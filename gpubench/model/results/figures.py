@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from gpubench.model.results.curves import HOST
 from gpubench.model.results.report import CollectiveRow, PairRow, Row
-from gpubench.model.results.speed import LARGE_BYTES
+from gpubench.model.results.speed import LARGE_BYTES, is_judged
 from gpubench.model.terms.copies import Direction, Engine
 from gpubench.model.terms.units import percent
 from gpubench.model.terms.verdict import Verdict
@@ -57,6 +57,7 @@ class SpeedFigures:
     checked: bool = False
     wrong: int = 0
     _best: dict[str, SpeedFigure] = field(default_factory=dict)
+    _largest: dict[str, SpeedFigure] = field(default_factory=dict)
     _pairs: dict[tuple[bool, int, bool], SpeedFigure] = field(default_factory=dict)
 
     def add(self, row: Row) -> None:
@@ -68,9 +69,10 @@ class SpeedFigures:
 
     @property
     def is_unjudged(self) -> bool:
-        """True if something was measured, and the speed of none of it judged."""
+        """True if something was measured, and the speed of a largest size was not judged."""
         every = list(self.all())
-        return bool(every) and not any(each.is_judged for each in every)
+        copies = every[:1] if self._pairs else []
+        return bool(every) and not all(each.is_judged for each in (*copies, *self._largest.values()))
 
     def all(self) -> Iterator[SpeedFigure]:
         """Copies between GPUs first, then collectives, in the order in which they came."""
@@ -86,12 +88,15 @@ class SpeedFigures:
             gb_s=row.busbw_gb_s,
             expected_gb_s=row.expected_gb_s,
             limit_percent=row.limit_percent,
-            is_judged=row.expected_source is not None,
+            is_judged=row.expected_source is not None and is_judged(row),
             size_bytes=row.size_bytes,
             time_us=row.time_us,
             expected_us=row.expected_us,
         )
         self._note_slow(figure, row.verdict)
+        largest = self._largest.get(figure.what)
+        if largest is None or (figure.size_bytes, figure.is_judged) > (largest.size_bytes, largest.is_judged):
+            self._largest[figure.what] = figure
         best = self._best.get(figure.what)
         if best is None or figure.gb_s > best.gb_s:
             judged_before = best is not None and best.is_judged

@@ -20,8 +20,9 @@ _NOT_IN_NAMES = re.compile(r"[^\w.-]", re.ASCII)
 _MOST_HOST_CHARACTERS = 100
 _MOST_VALUE_CHARACTERS = 40
 
-_NO_KIND = ("strict", "evidence", "seed", "timeout_s", "gpus")
-"""Options that change no number: how it is judged and told, a simulation's noise, how long a driver may think. `gpus`
+_NO_KIND = ("strict", "evidence", "seed", "timeout_s", "gpus", "past")
+"""Options that change no number: how it is judged and told, by which past, a simulation's noise, how long a driver may
+think. `gpus`
 are devices and no option; which models they are counts by itself."""
 
 _TOLD_BY_ROWS = (

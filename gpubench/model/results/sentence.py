@@ -13,6 +13,7 @@ from gpubench.model.results.rows.comparison import COMPARISON_SECTION, Compariso
 from gpubench.model.results.rows.evidence import FALLBACK_SECTION, FallbackRow
 from gpubench.model.results.rows.explain import CommunicatorRow, TransportRow
 from gpubench.model.results.topo.rows import GpuRow
+from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.units import compress_names, counted, format_size
 from gpubench.model.terms.verdict import FIGURES, WRONG_DATA, Finding, Verdict, gravity
 
@@ -25,6 +26,7 @@ _OF_FILES = ("explain", "compare")
 def sentence(metadata: Metadata, report: Report, figures: SpeedFigures, *, remark: bool = True) -> str:
     """The sentence of a report; `remark` is whether to say where the exit code is not what the verdict says."""
     parts = [_said(metadata, report, figures)]
+    parts += [metadata.origin] if metadata.origin == Origin.SIMULATED else []
     parts += [remark_on_code(metadata, report)] if remark and report.complete else []
     return " ".join(f"{report.verdict}: {'; '.join(filter(None, parts))}".split())
 
@@ -57,7 +59,7 @@ def _of_finding(metadata: Metadata, root: Finding, figures: SpeedFigures) -> str
     """What it is, where, why, and what to do."""
     is_figure = root.id in FIGURES
     if figures.slowest is not None and (is_figure or root.consequences):
-        what, why = _reached(metadata, figures), root.cause if is_figure else root.seen
+        what, why = _reached(metadata, figures, root), root.cause if is_figure else root.seen
     else:
         what, why = f"{_with_place(metadata, root.subject)}: {root.seen}", root.cause if is_figure else ""
     return "; ".join(filter(None, (f"{what}: {why}" if why else what, root.next_command.partition("; ")[0])))
@@ -69,12 +71,15 @@ def _with_place(metadata: Metadata, subject: str) -> str:
     return subject if named else f"{subject} on {hosts[0]}"
 
 
-def _reached(metadata: Metadata, figures: SpeedFigures) -> str:
+def _reached(metadata: Metadata, figures: SpeedFigures, root: Finding | None = None) -> str:
     """'all-reduce reaches 25 of 340 GB/s (7 %) on node3', of a small size the time that it takes."""
     slow = figures.slowest
     if slow is None or slow.expected_gb_s is None:
         return ""
     hosts = list(slow.hosts or dict.fromkeys(metadata.hosts))
+    if root is not None:
+        words = " ".join((root.subject, *root.subjects)).replace(",", " ").split()
+        hosts = [host for host in hosts if host in words] or hosts
     if slow.is_small and slow.time_us is not None and slow.expected_us is not None:
         took = f"takes {slow.time_us:.3g} µs, {slow.expected_us:.3g} expected ({slow.expected_percent:.0f} %),"
         return f"{slow.what} of {format_size(slow.size_bytes)} {took} on {compress_names(hosts)}"

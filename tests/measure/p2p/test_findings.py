@@ -37,9 +37,9 @@ def found(*matrices: CopyMatrix) -> list[Finding]:
     return list(findings_of(matrices, GPUS, ()))
 
 
-@pytest.mark.parametrize(("gb_s", "verdict"), [(299, Verdict.FAIL), (301, Verdict.WARN), (359, Verdict.WARN)])
-def test_how_slow_a_pair_is_says_how_grave_it_is(gb_s: float, verdict: Verdict) -> None:
-    (finding,) = found(matrix({(0, 1): cell(gb_s)}, verdicts={(0, 1): Verdict.FAIL}))
+@pytest.mark.parametrize(("gb_s", "verdict"), [(299, Verdict.FAIL), (301, Verdict.WARN), (359, Verdict.FAIL)])
+def test_a_slow_pair_is_as_grave_as_its_row(gb_s: float, verdict: Verdict) -> None:
+    (finding,) = found(matrix({(0, 1): cell(gb_s)}, verdicts={(0, 1): verdict}))
     assert (finding.id, finding.severity, finding.subject) == ("p2p-slow", verdict, "GPU0 (bus0) → GPU1 (bus1)")
     assert finding.seen == f"ce write: {gb_s} GB/s, where others reach 400 ({gb_s / 400:.0%})"
 
@@ -165,7 +165,14 @@ def test_an_error_names_its_pairs_once_and_two_errors_are_two_findings() -> None
 def test_wrong_data_with_host_memory_alone_are_a_finding_too() -> None:
     (finding,) = findings_of([matrix({})], GPUS, ["GPU1", "GPU1"])
     assert (finding.id, finding.subjects) == ("wrong-data", ("host and GPU1",))
-    assert finding.seen == "wrong data arrived: copies with host memory"
+    assert finding.seen == "wrong data arrived: host and GPU1"
+
+
+def test_copies_of_many_pairs_and_with_host_memory_are_not_passed_over() -> None:
+    others = [("ring write", Cell(seconds=(1.0,), wrong=3)), ("to GPU, pinned", Cell(error="launch failed"))]
+    wrong, failed = findings_of([matrix({})], GPUS, (), others)
+    assert (wrong.id, wrong.severity, wrong.subjects) == ("wrong-data", Verdict.FAIL, ("ring write",))
+    assert (failed.id, failed.severity, failed.subjects) == ("copy-failed", Verdict.ERROR, ("to GPU, pinned",))
 
 
 @pytest.mark.parametrize(("pairs", "rest"), [(4, ""), (5, " and 1 more")])

@@ -10,7 +10,7 @@ from gpubench.model.profiles.profile import Expected, ExpectedKind, Generic, Pro
 from gpubench.model.terms.verdict import Verdict
 from gpubench.profiles.files import load
 
-FIRM, DERIVED = Expectation(400.0, firm=True, whose="ours"), Expectation(400.0, firm=False, whose="theirs")
+EXPECTED = Expectation(400.0, whose="ours")
 
 
 def expecting(*values: tuple[str, float, dict[str, Any]]) -> Profile:
@@ -27,14 +27,12 @@ def generic(**shares: float) -> Profile:
 @pytest.mark.parametrize(
     ("gb_s", "expectation", "limit", "verdict"),
     [
-        (360.0, FIRM, None, None),
-        (359.9, FIRM, None, Verdict.WARN),
-        (300.0, FIRM, None, Verdict.WARN),
-        (299.9, FIRM, None, Verdict.FAIL),
-        (299.9, DERIVED, None, Verdict.WARN),
-        (299.9, DERIVED, 749.0, Verdict.WARN),
-        (299.9, DERIVED, 751.0, Verdict.FAIL),
-        (180.0, DERIVED, 450.0, Verdict.WARN),
+        (360.0, EXPECTED, None, None),
+        (359.9, EXPECTED, None, Verdict.WARN),
+        (300.0, EXPECTED, None, Verdict.WARN),
+        (299.9, EXPECTED, None, Verdict.FAIL),
+        (310.0, EXPECTED, 749.0, Verdict.WARN),
+        (310.0, EXPECTED, 776.0, Verdict.FAIL),
         (180.0, None, 450.0, None),
         (179.9, None, 450.0, Verdict.FAIL),
         (1.0, None, None, None),
@@ -48,19 +46,23 @@ def test_bandwidths_at_the_lines(
 
 
 def test_a_verdict_says_what_was_seen_and_what_is_expected() -> None:
-    assert judge_bandwidth(200.0, FIRM, None) == (Verdict.FAIL, "200 GB/s, 50% of what is expected", "400 GB/s, ours")
+    assert judge_bandwidth(200.0, EXPECTED, None) == (
+        Verdict.FAIL,
+        "200 GB/s, 50% of what is expected",
+        "400 GB/s, ours",
+    )
     seen = (Verdict.FAIL, "90 GB/s, 20% of the limit", "at least 40% of 450 GB/s, which the links carry")
     assert judge_bandwidth(90.0, None, 450.0) == seen
 
 
 def test_what_is_expected_of_copies() -> None:
     profile = expecting(("p2p.write_gb_s", 390.0, {}), ("p2p.read_gb_s", 380.0, {"kind": ExpectedKind.DERIVED}))
-    assert of_copy(profile, "p2p.write_gb_s", 450.0) == Expectation(390.0, True, "profile hgx-h200-8")
-    assert of_copy(profile, "p2p.read_gb_s", 450.0) == Expectation(380.0, False, "profile hgx-h200-8")
+    assert of_copy(profile, "p2p.write_gb_s", 450.0) == Expectation(390.0, "profile hgx-h200-8")
+    assert of_copy(profile, "p2p.read_gb_s", 450.0) == Expectation(380.0, "profile hgx-h200-8")
     assert of_copy(profile, "p2p.staged_gb_s", 450.0) is None
     assert of_copy(None, "p2p.write_gb_s", 450.0) is None
     shares = generic(p2p__write=0.8)
-    assert of_copy(shares, "p2p.write_gb_s", 100.0) == Expectation(80.0, False, "80% of the limit")
+    assert of_copy(shares, "p2p.write_gb_s", 100.0) == Expectation(80.0, "80% of the limit")
     assert of_copy(shares, "p2p.write_gb_s", None) is None
     assert of_copy(shares, "p2p.read_gb_s", 100.0) is None
 
