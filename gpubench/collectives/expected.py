@@ -44,8 +44,8 @@ def from_profile(
     Between points straight lines hold, below the smallest its time, beyond the largest its bandwidth. From another
     number of GPUs it is scaled by the bytes that pass a link. `nccl` is the version that measured the row; a simulated
     one is `like_model`, which reduces in NVSwitches where the profile has that. In place is expected to take as long as
-    out of place: on 4 H200s it takes 0 to 5 % less. Of other types than float32, and of other reductions than sums, what
-    was measured is no more than a model.
+    out of place: on 4 H200s it takes 0 to 5 % less. Of other types than float32, and of other reductions than sums,
+    what was measured is no more than a model.
     """
     if profile.match.generic is not None or row.nodes > 1 or row.ranks < 2:
         return None
