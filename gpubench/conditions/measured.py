@@ -227,7 +227,7 @@ MEASURED = Family.of(
         detection="`gpubench allreduce` and the others: the time of every size from 1 KiB on against what is expected; "
         "with a cause of slowness in sight the finding is that cause's",
         check="collective_bandwidth",
-        severity=Verdict.WARN,
+        severity=Verdict.FAIL,
         likely="one slow GPU or link slows all of them, or NCCL took another way than on healthy machines",
         cure="gpubench p2p; NCCL_DEBUG=INFO gpubench allreduce, then gpubench explain",
         look=_collectives,

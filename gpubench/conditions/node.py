@@ -106,6 +106,8 @@ def _node_differs(run: Circumstances) -> Found:
         count = len(kind.alike)
         usual = f"what {count} other nodes of kind {kind.name} have" if count > 1 else "what the other node has"
         for number, differs in kind.odd.items():
+            if run.nodes[number].snapshot.failures:
+                continue  # what it did not answer is no difference, and is told as such
             yield of_node(run, number, "; ".join(condense(differs)), expected=usual)
 
 

@@ -37,6 +37,9 @@ def _missing(run: Circumstances) -> Found:
             yield of_node(run, number, f"{counted(count, 'GPU')}, the board has {board}", expected=expected)
 
 
+_MORE_GPUS = "another machine than was thought, or a number that was mistyped"
+
+
 def _due(run: Circumstances, number: int) -> tuple[int, str] | None:
     """The number of GPUs that a node was said to have, and by what; None where nobody said it."""
     if run.expected_gpus is not None:
@@ -53,7 +56,8 @@ def _surplus(run: Circumstances) -> Found:
     for number, node in run.nodes.items():
         due = _due(run, number)
         if due is not None and len(node.gpus) > due[0]:
-            yield of_node(run, number, counted(len(node.gpus), "GPU"), severity=Verdict.FAIL, expected=due[1])
+            seen = f"{counted(len(node.gpus), 'GPU')}, {due[0]} expected"
+            yield of_node(run, number, seen, severity=Verdict.FAIL, expected=due[1], likely=_MORE_GPUS)
 
 
 @in_each_node

@@ -75,7 +75,7 @@ def _add(suite: "Element", subject: str, case: "JudgedCase") -> None:
     element = SubElement(suite, "testcase", attributes)
     kind = _OUTCOMES.get(case.verdict)
     if kind == "system-out":
-        SubElement(element, kind).text = _legal(f"{case.verdict}: {case.text}")
+        SubElement(element, kind).text = _legal(f"{case.verdict}: {case.text or case.name}")
     elif kind is not None:
         text = _legal(case.text or f"{case.verdict}: {case.name}")
         SubElement(element, kind, {"message": text.partition("\n")[0], "type": case.verdict.value}).text = text

@@ -668,7 +668,7 @@ def test_a_bridged_pair_has_links_and_peers() -> None:
     [
         (8, []),
         (9, [("gpu-missing", "FAIL", "8 GPUs", "9 GPUs, as --expect-gpus says")]),
-        (1, [("gpu-model", "FAIL", "8 GPUs", "1 GPU, as --expect-gpus says")]),
+        (1, [("gpu-model", "FAIL", "8 GPUs, 1 expected", "1 GPU, as --expect-gpus says")]),
     ],
 )
 def test_as_many_gpus_as_somebody_said(expected: int, found: list[tuple[str, str, str, str]]) -> None:

@@ -88,10 +88,16 @@ def match_machine(simulate: _SIMULATE = None, timeout: _TIMEOUT = 20.0) -> None:
 @_app.command("lint")
 def lint(files: _FILES = None) -> None:
     """Refuse what cannot be right: exit 2 for the first file that is, with its key."""
+    from gpubench.collectives.registry import SUMMARIES
+    from gpubench.errors import invalid_choice
     from gpubench.profiles.files import all_profiles, own_profiles, read_file
 
     checked = [read_file(path) for path in files] if files else [*all_profiles(), *own_profiles(os.environ)]
     for profile in checked:
+        for each in profile.all_expected:
+            name, _, quantity = each.quantity.partition(".")
+            if quantity in ("time_us", "busbw_gb_s") and name not in SUMMARIES:
+                raise invalid_choice("collective", name, tuple(SUMMARIES))
         say(f"{profile.name}: {len(profile.all_expected)} values, nothing wrong")
 
 
