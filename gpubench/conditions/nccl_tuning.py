@@ -7,6 +7,7 @@ from gpubench.conditions.definition.condition import BYTES, Condition, Family, F
 from gpubench.conditions.definition.nccl_values import Chosen, chosen, number
 from gpubench.conditions.definition.sightings import of_ranks
 from gpubench.conditions.nccl_settings import blame
+from gpubench.model.facts.performance_settings import logs_every_operation
 from gpubench.model.facts.snapshot import GpuFacts, NicKind
 from gpubench.model.paths.evidence import Confidence
 from gpubench.model.results.rows.causes import Effect
@@ -40,11 +41,6 @@ _WARP = 32
 _ALGORITHMS = frozenset(("tree", "ring", "collnetdirect", "collnetchain", "nvls", "nvlstree", "pat"))
 
 _PROTOCOLS = frozenset(("ll", "ll128", "simple"))
-
-_EVERY_CALL = frozenset(("COLL", "CALL", "TUNING", "ALL"))
-"""The subsystems of NCCL's log that write a line for every operation; those of its start write none."""
-
-_DEFAULT_SUBSYSTEMS = frozenset(("INIT", "BOOTSTRAP", "ENV"))
 
 
 def _lines(run: Circumstances, weighed: Mapping[str, Weighed]) -> Found:
@@ -183,22 +179,15 @@ def _nvls_off(run: Circumstances) -> Found:
 
 def _debug(run: Circumstances) -> Found:
     """A line of the log for every operation, which a rank formats and writes before it goes on."""
-    levels = [value for value in run.values("NCCL_DEBUG") if value.upper() in ("INFO", "TRACE")]
+    levels = run.values("NCCL_DEBUG")
     subsystems = run.values("NCCL_DEBUG_SUBSYS")
-    traced = [value for value in levels if value.upper() == "TRACE"]
     blamed: dict[str, Iterable[str]] = {}
-    if traced:
+    if traced := [level for level in levels if logs_every_operation(level, "")]:
         blamed["NCCL_DEBUG"] = traced
-    elif levels and any(_subsystems(value) & _EVERY_CALL for value in subsystems):
+    elif any(logs_every_operation(level, listed) for level in levels for listed in subsystems):
         blamed = {"NCCL_DEBUG": levels, "NCCL_DEBUG_SUBSYS": subsystems}
     if blamed and run.asked_of_nccl:
         yield blame(run, blamed, Confidence.PROVEN, None)
-
-
-def _subsystems(value: str) -> frozenset[str]:
-    """What is logged: those named, or after ^ all of NCCL's own choice and of every call but those named."""
-    named = frozenset(value.lstrip("^").upper().split(","))
-    return (_DEFAULT_SUBSYSTEMS | _EVERY_CALL) - named if value.startswith("^") else named
 
 
 _PLUGINS = {"NCCL_TUNER_PLUGIN": Confidence.LIKELY, "NCCL_TUNER_CONFIG_FILE": Confidence.LIKELY}

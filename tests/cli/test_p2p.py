@@ -268,7 +268,7 @@ def test_a_simulated_node_that_nobody_can_measure_is_no_pass(machine: str, fault
         collective = gpubench("allreduce", "--simulate", machine, "--fault", fault, "--sizes", "1K")
         assert (collective.returncode, said in collective.stderr) == (3, True), collective.stderr
     assert (result.returncode, said in result.stderr) == (code, True), result.stderr
-    assert "verdict" not in result.stdout
+    assert not result.stdout
 
 
 def test_a_machine_without_gpus_says_what_it_needs() -> None:

@@ -7,10 +7,18 @@ from functools import cached_property
 
 from gpubench.conditions.registry import CONDITIONS, FAMILIES
 from gpubench.model.results.rows.causes import Effect
-from gpubench.model.terms.verdict import FIGURES, SLOW_UNEXPLAINED, STRAGGLER, Finding, Verdict, gravity, overall
+from gpubench.model.terms.verdict import (
+    FIGURES,
+    HOST_STAGED,
+    SLOW_UNEXPLAINED,
+    STRAGGLER,
+    Finding,
+    Verdict,
+    gravity,
+    overall,
+)
 
-_HOST_STAGED = "host-staged"
-_OF_NCCL = (_HOST_STAGED, SLOW_UNEXPLAINED, STRAGGLER)
+_OF_NCCL = (HOST_STAGED, SLOW_UNEXPLAINED, STRAGGLER)
 """Figures of what NCCL does; its settings explain no others."""
 
 _SLOWING = ("gpu-in-use", "clock-limited", "gpu-hot", "below-profile")
@@ -105,7 +113,7 @@ def _explains(root: _FindingPlace, place: _FindingPlace, *, nvlinked: bool) -> b
     if cause.id == "p2p-slow" and told.id in (SLOW_UNEXPLAINED, STRAGGLER):
         return True
     if cause.id in FIGURES:
-        return cause.id == _HOST_STAGED and _is_nccl_s(cause) == (told.id in _OF_NCCL) and told.id != _HOST_STAGED
+        return cause.id == HOST_STAGED and _is_nccl_s(cause) == (told.id in _OF_NCCL) and told.id != HOST_STAGED
     return _does(cause.id, place, nvlinked=nvlinked)
 
 
@@ -113,7 +121,7 @@ def _does(id_: str, place: _FindingPlace, *, nvlinked: bool) -> bool:
     """True if a condition makes what it touches do this."""
     told, family = place.finding, _FAMILY.get(id_, "")
     effects = frozenset(_BY_ID[id_].effects) if id_ in _BY_ID else frozenset()
-    if told.id == _HOST_STAGED:
+    if told.id == HOST_STAGED:
         of_nccl = family not in _NCCL_SETTINGS or _is_nccl_s(told)
         return of_nccl and bool(effects & {Effect.STAGED, Effect.NETWORK_INSIDE})
     slows = id_ in _SLOWING or bool(effects & {Effect.STAGED, Effect.NETWORK_INSIDE, Effect.SLOW})

@@ -10,12 +10,11 @@ from gpubench.conditions.ranking import Named
 from gpubench.measure.paths.diagnosis import Explained
 from gpubench.model.paths.evidence import Confidence
 from gpubench.model.profiles.profile import Profile
-from gpubench.model.results.fallback import HOST_STAGED
 from gpubench.model.results.report import CollectiveRow
 from gpubench.model.results.rows.causes import Effect
 from gpubench.model.results.speed import ExpectedTime, Slowness, compared, is_judged, is_slow, judged
 from gpubench.model.terms.units import counted
-from gpubench.model.terms.verdict import SLOW_UNEXPLAINED, Finding, Verdict
+from gpubench.model.terms.verdict import HOST_STAGED, SLOW_UNEXPLAINED, Finding, Verdict
 
 _MOST_TRIES = 3
 

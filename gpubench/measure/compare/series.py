@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from gpubench.errors import UsageError
-from gpubench.model.results.history import DatedName, ResultHead
+from gpubench.model.results.history import CUT_SHORT, DatedName, ResultHead
 from gpubench.model.results.result_file import ResultFile
 from gpubench.model.results.rows.comparison import HistoryRow, Use
 from gpubench.model.terms.verdict import Verdict, gravity
@@ -18,7 +18,6 @@ MOST_SERIES = 64
 """Kinds of results that are compared: more are those of a cluster, which needs a folder a machine."""
 
 _MEASURES_NOTHING = ("compare", "explain")
-CUT_SHORT = "cut short, or still running"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,8 @@ from gpubench.model.paths.nccl_log import Communicator, LogFacts, RemarkKind
 from gpubench.model.results.explanation import Explanation
 from gpubench.model.results.rows.explain import either
 from gpubench.model.terms.units import compress_names, counted, some_of
-from gpubench.model.terms.verdict import Finding, Verdict
+from gpubench.model.terms.verdict import HOST_STAGED, Finding, Verdict
 
-HOST_STAGED = "host-staged"
 PATH_UNKNOWN = "path-unknown"
 NO_CONNECTIONS = "no-connections"
 

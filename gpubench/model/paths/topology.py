@@ -156,7 +156,7 @@ class Topology:
         if facts.cuda is not None:
             answer = "possible" if facts.cuda else "refused by CUDA"
             return PeerAccess(facts.cuda, None, "; ".join([answer, *silent]))
-        unknown = "; ".join([*silent, *facts.unknown.values()]) or source.lost or destination.lost
+        unknown = "; ".join(dict.fromkeys([*silent, *facts.unknown.values()])) or source.lost or destination.lost
         return PeerAccess(None, None, unknown or self._why_silent)
 
     @property

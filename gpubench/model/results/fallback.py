@@ -15,12 +15,11 @@ from gpubench.model.results.report import made_of
 from gpubench.model.results.rows.evidence import EvidenceRow, FallbackRow
 from gpubench.model.terms.grouping import grouped
 from gpubench.model.terms.units import some_of
-from gpubench.model.terms.verdict import Finding, Verdict
+from gpubench.model.terms.verdict import HOST_STAGED, Finding, Verdict
 
-HOST_STAGED = "host-staged"
 PATH_UNKNOWN = "path-unknown"
 PATH_DISPUTED = "path-disputed"
-"""The ids of the findings that `findings` makes."""
+"""Ids of findings that `findings` makes beside HOST_STAGED."""
 
 _MOST_PAIRS = 4
 _MOST_NAMED = 1000

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from gpubench.model.facts.performance_settings import logs_every_operation
 from gpubench.model.results.report import Metadata
 from gpubench.model.results.result_file import SHOWN_BY_ROWS
 from gpubench.model.terms.units import some_of
@@ -25,6 +26,9 @@ _NO_KIND = ("strict", "evidence", "seed", "timeout_s", "gpus", "past")
 think. `gpus`
 are devices and no option; which models they are counts by itself."""
 
+CUT_SHORT = "cut short, or still running"
+"""Why a result without an end is left out."""
+
 _TOLD_BY_ROWS = (
     *SHOWN_BY_ROWS,
     *("mode", "graph", "settings", "groups", "ranks", "backend", "check"),
@@ -38,8 +42,8 @@ _MOVE_NO_DATA = ("numpy", "CuPy")
 _NO_SETTING = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES", "NCCL_DEBUG_FILE")
 """Variables that change no number: which GPUs they leave counts by itself."""
 
-_DEBUG, _DEBUG_SUBSYSTEMS, _COSTLY_DEBUG = "NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "TRACE"
-"""NCCL's log costs time in an operation only where it has a line a call; gpubench has it written up to INFO itself."""
+_LOG = ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS")
+"""They change a number only where NCCL logs every operation; gpubench has its start logged itself."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -188,8 +192,8 @@ class ResultHead:
 
 def _bearing_on_speed(environment: Mapping[str, str]) -> dict[str, str]:
     """The recorded settings without those that change no number."""
-    traces = str(environment.get(_DEBUG, "")).upper() == _COSTLY_DEBUG
-    silent = _NO_SETTING if traces else (*_NO_SETTING, _DEBUG, _DEBUG_SUBSYSTEMS)
+    level, subsystems = (str(environment.get(name, "")) for name in _LOG)
+    silent = _NO_SETTING if logs_every_operation(level, subsystems) else (*_NO_SETTING, *_LOG)
     return {str(name): str(value) for name, value in environment.items() if name not in silent}
 
 

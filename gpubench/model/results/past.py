@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import NormalDist, median
 
-from gpubench.model.results.history import ResultHead
+from gpubench.model.results.history import CUT_SHORT, ResultHead
 from gpubench.model.results.report import CollectiveRow, PairRow
 from gpubench.model.results.row_keys import collective_key, pair_key, siblings
 from gpubench.model.results.rows.comparison import RowKey
@@ -31,9 +31,6 @@ _QUARTILE = NormalDist().inv_cdf(0.75)
 
 _MOST_LOG = 20.0
 """Five results of a busy host know so little of their noise that no time at all stands out."""
-
-CUT_SHORT = "cut short, or still running", ""
-"""Why a result without an end is left out."""
 
 _BAD_RUN = (Verdict.FAIL, Verdict.ERROR)
 _WELL = (None, Verdict.PASS, Verdict.SKIP)
@@ -145,7 +142,7 @@ class PastFigures:
 def why_unfit(head: ResultHead, own: ResultHead) -> tuple[str, str] | None:
     """Why a result says nothing of what the run `own` should reach, and the values that differ; None where it does."""
     if not head.complete:
-        return CUT_SHORT
+        return CUT_SHORT, ""
     if head.started_at > own.started_at:
         return "begun after this run", ""
     if head.verdict in _BAD_RUN:

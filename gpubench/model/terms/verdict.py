@@ -42,6 +42,9 @@ def exit_code(verdict: Verdict) -> int:
 WRONG_DATA = "wrong-data"
 """The finding that fails every command, strict or not."""
 
+HOST_STAGED = "host-staged"
+"""The finding that transfers go through host memory."""
+
 SLOW_UNEXPLAINED = "slow-unexplained"
 """The finding on figures that are slower than expected, and that nothing explains."""
 
@@ -53,7 +56,7 @@ _MOST_CONSEQUENCES = 3
 
 
 FIGURES = (
-    *("host-staged", "p2p-slow", "p2p-asymmetric", "p2p-slower-than-staging", "host-copies-slow"),
+    *(HOST_STAGED, "p2p-slow", "p2p-asymmetric", "p2p-slower-than-staging", "host-copies-slow"),
     *(SLOW_UNEXPLAINED, STRAGGLER),
 )
 """Findings that are figures: the likely reason of one is worth saying, and a condition may explain it."""

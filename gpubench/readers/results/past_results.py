@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from gpubench.errors import UsageError
-from gpubench.model.results.history import DatedName, ResultHead
-from gpubench.model.results.past import CUT_SHORT, LeftOut, PastFigures, PastResult, tallied, why_unfit
+from gpubench.model.results.history import CUT_SHORT, DatedName, ResultHead
+from gpubench.model.results.past import LeftOut, PastFigures, PastResult, tallied, why_unfit
 from gpubench.model.results.report import Metadata
 from gpubench.model.terms.verdict import Verdict
 from gpubench.readers.results.history import Kept, list_results, read_head
@@ -110,7 +110,7 @@ class _Reader:
         path = self._kept.path(name)
         with suppress(OSError):
             if path.is_file() and path.stat().st_size == 0:
-                return CUT_SHORT
+                return CUT_SHORT, ""
         return "that cannot be read", str(name)
 
     def _read(self, name: DatedName, head: ResultHead) -> Iterator[PastResult]:

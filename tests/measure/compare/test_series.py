@@ -13,8 +13,8 @@ from gpubench.formats.writer import Style, Target
 from gpubench.measure.compare import series as history
 from gpubench.measure.compare.history_report import compare_history
 from gpubench.measure.compare.judge import Rules
-from gpubench.measure.compare.series import CUT_SHORT, HistorySelection, choose
-from gpubench.model.results.history import ResultHead
+from gpubench.measure.compare.series import HistorySelection, choose
+from gpubench.model.results.history import CUT_SHORT, ResultHead
 from gpubench.model.results.report import COLLECTIVE_COLUMNS, Metadata, Report, Table
 from gpubench.model.results.rows.comparison import HISTORY_SECTION, HistoryRow, Use
 from gpubench.model.terms.verdict import Verdict

@@ -9,7 +9,6 @@ from gpubench.model.paths.evidence import Evidence, PathEvidence, State
 from gpubench.model.paths.transport import parse_transport
 from gpubench.model.results.explanation import Explanation
 from gpubench.model.results.fallback import (
-    HOST_STAGED,
     PATH_DISPUTED,
     PATH_UNKNOWN,
     End,
@@ -19,7 +18,7 @@ from gpubench.model.results.fallback import (
     findings,
     shown,
 )
-from gpubench.model.terms.verdict import Verdict, overall
+from gpubench.model.terms.verdict import HOST_STAGED, Verdict, overall
 
 P2P, SHM = parse_transport("P2P/CUMEM"), parse_transport("SHM/direct/direct")
 CAUSE = Explanation("environment", "NCCL_P2P_DISABLE=1 in the environment", "unset NCCL_P2P_DISABLE")
