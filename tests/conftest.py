@@ -3,6 +3,7 @@
 import importlib
 import os
 import pkgutil
+import signal
 import sys
 
 import pytest
@@ -14,6 +15,10 @@ from tests.examples import USUAL
 # Tests start hundreds of processes: without bytecode, which some environments forbid to write, each compiles all anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# A shell without job control has SIGINT ignored in what stands before an &, and each process of a test inherits that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How fast a machine is, or how busy, is no test: neither an example nor the making of one has a deadline.
 _NOT_TIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
