@@ -7,8 +7,9 @@ import pytest
 
 from gpubench.collectives.registry import COLLECTIVES
 from gpubench.errors import UsageError
-from gpubench.model.profiles.profile import BUSBW, LARGE_BYTES, TIME, ExpectedKind, Generic, Profile
+from gpubench.model.profiles.profile import BUSBW, TIME, ExpectedKind, Generic, Profile
 from gpubench.model.profiles.rules import COPY_QUANTITIES, SHARE_QUANTITIES, ceiling_gb_s
+from gpubench.model.results.speed import LARGE_BYTES
 from gpubench.profiles import files as profiles
 from gpubench.profiles import matching
 

@@ -5,9 +5,10 @@ from dataclasses import asdict, dataclass
 from statistics import median
 
 from gpubench.model.paths.p2p import JUDGED_FROM_BYTES, LATENCY_BYTES
-from gpubench.model.profiles.profile import BUSBW, LARGE_BYTES, TIME, Expected, ExpectedKind
+from gpubench.model.profiles.profile import BUSBW, TIME, Expected, ExpectedKind
 from gpubench.model.results.report import CollectiveRow, PairRow
 from gpubench.model.results.result_file import ResultFile
+from gpubench.model.results.speed import LARGE_BYTES
 from gpubench.model.terms.copies import HostMemory
 from gpubench.model.terms.units import counted
 

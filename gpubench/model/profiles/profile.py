@@ -10,7 +10,6 @@ from enum import StrEnum
 
 from gpubench.model.facts.snapshot import NicKind, NvLink, NvlinkPeer
 from gpubench.model.paths.links import nvlink_gb_s, pcie_gb_s
-from gpubench.model.results.speed import LARGE_BYTES as LARGE_BYTES
 
 PROFILE_SCHEMA = 1
 SHARE = "_share"

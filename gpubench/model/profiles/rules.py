@@ -7,7 +7,6 @@ from gpubench.errors import UsageError
 from gpubench.model.facts.snapshot import NvlinkPeer
 from gpubench.model.profiles.profile import (
     BUSBW,
-    LARGE_BYTES,
     NO_GPU,
     P2P_OK,
     PROFILE_SCHEMA,
@@ -18,6 +17,7 @@ from gpubench.model.profiles.profile import (
     Profile,
     TimeCurve,
 )
+from gpubench.model.results.speed import LARGE_BYTES
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, counted
 
 P2P_STATUSES = (P2P_OK, "CNS", "GNS", "TNS", "DR", "NS", "U")
