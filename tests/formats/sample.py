@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from gpubench.formats.registry import FORMATS
-from gpubench.model.results.report import CollectiveRow, Metadata, Report
+from gpubench.model.results.report import CollectiveRow, Metadata, PairRow, Report
 from gpubench.model.terms.rank_identity import RankIdentity
 from gpubench.model.terms.sweep import DroppedSize
 from gpubench.model.terms.verdict import Finding, Verdict
@@ -42,6 +42,23 @@ LARGE = replace(
     ROW, size_bytes=2**30, count=2**28, time_us=4547.85, algbw_gb_s=236.1, busbw_gb_s=354.15, wrong=3, verdict="FAIL"
 )
 LARGE_IN_PLACE = replace(LARGE, placement="in_place", wrong=0, verdict="PASS", busbw_gb_s=353.46)
+PAIR = PairRow(
+    source="GPU0",
+    destination="GPU1",
+    source_bus_id="0000:00:00.0",
+    destination_bus_id="0000:01:00.0",
+    source_node="n1",
+    destination_node="n1",
+    origin="measured",
+    direction="write",
+    engine="ce",
+    peer="on",
+    size_bytes=2**28,
+    bandwidth_gb_s=390.0,
+    latency_us=700.0,
+    limit_gb_s=450.0,
+    path_class="NV18",
+)
 ROWS = (ROW, IN_PLACE, LARGE, LARGE_IN_PLACE)
 
 METADATA = Metadata(

@@ -12,25 +12,14 @@ from gpubench.formats.writer import Style, Target
 from gpubench.model.results.report import PAIR_COLUMNS, PairRow, Report
 from gpubench.model.terms.verdict import Verdict
 from tests.formats.sample import METADATA, REPORT
+from tests.formats.sample import PAIR as SAMPLE_PAIR
 
 GPUS = {f"GPU{number}": f"0000:0{number}:00.0 NVIDIA H200" for number in range(4)}
-PAIR = PairRow(
-    source="GPU0",
-    destination="GPU1",
-    source_bus_id="0000:00:00.0",
-    destination_bus_id="0000:01:00.0",
-    source_node="n1",
-    destination_node="n1",
-    origin="measured",
-    direction="write",
-    engine="ce",
-    peer="on",
-    size_bytes=2**28,
+PAIR = replace(
+    SAMPLE_PAIR,
     bandwidth_gb_s=395.0,
     latency_us=680.0,
-    limit_gb_s=450.0,
     limit_percent=87.8,
-    path_class="NV18",
     verdict="PASS",
     expected_gb_s=395.0,
     expected_percent=100.0,

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from gpubench.model.results.curves import HOST
-from gpubench.model.results.report import CollectiveRow, PairRow, Row
+from gpubench.model.results.report import CollectiveRow, PairRow, Row, Verified
 from gpubench.model.results.speed import LARGE_BYTES, is_judged
 from gpubench.model.terms.copies import Direction, Engine
 from gpubench.model.terms.units import percent
@@ -51,10 +51,14 @@ class SpeedFigure:
 
 @dataclass(slots=True)
 class SpeedFigures:
-    """Of each collective its best row, of copies the slowest pair at the largest size; and what is far too slow."""
+    """Of each collective its best row, of copies the slowest pair at the largest size; and what is far too slow.
+
+    `checked` is whether the data of any row were verified, `unchecked` whether those of any were not.
+    """
 
     slowest: SpeedFigure | None = None
     checked: bool = False
+    unchecked: bool = False
     wrong: int = 0
     _best: dict[str, SpeedFigure] = field(default_factory=dict)
     _largest: dict[str, SpeedFigure] = field(default_factory=dict)
@@ -81,7 +85,7 @@ class SpeedFigures:
         yield from self._best.values()
 
     def _add_collective(self, row: CollectiveRow) -> None:
-        self.checked = self.checked or row.wrong is not None
+        self._note_data(are_verified=row.wrong is not None)
         self.wrong += row.wrong or 0
         figure = SpeedFigure(
             what=_NAMES.get(row.collective, row.collective),
@@ -103,7 +107,8 @@ class SpeedFigures:
             self._best[figure.what] = replace(figure, is_judged=figure.is_judged or judged_before)
 
     def _add_pair(self, row: PairRow) -> None:
-        self.checked = self.checked or row.verified in ("last", "repeat")
+        if row.bandwidth_gb_s is not None:
+            self._note_data(are_verified=row.verified in (Verified.LAST, Verified.REPEAT))
         if row.bandwidth_gb_s is None or row.direction == Direction.BOTH or HOST in (row.source, row.destination):
             return
         figure = SpeedFigure(
@@ -120,9 +125,13 @@ class SpeedFigures:
         self._note_slow(figure, row.verdict)
         is_usual = (row.engine, row.direction) == (Engine.CE, Direction.WRITE)
         key = row.peer != "off", row.size_bytes or 0, is_usual
-        slowest = self._pairs.get(key)
-        if slowest is None or figure.gb_s < slowest.gb_s:
-            self._pairs[key] = figure
+        known = self._pairs.get(key, figure)
+        slower = min(known, figure, key=lambda each: each.gb_s)
+        self._pairs[key] = replace(slower, is_judged=known.is_judged and figure.is_judged)
+
+    def _note_data(self, *, are_verified: bool) -> None:
+        self.checked = self.checked or are_verified
+        self.unchecked = self.unchecked or not are_verified
 
     def _note_slow(self, figure: SpeedFigure, verdict: str | None) -> None:
         """Keep what shows best that the run is slow."""

@@ -129,7 +129,8 @@ def _well(report: Report, figures: SpeedFigures) -> Iterator[str]:
         yield f"{figure.what} {_gb_s(figure.gb_s)}{unit}{_share(figure, of_what)}"
         unit, of_what = "", "" if figure.expected_percent is not None else of_what
     if figures.checked:
-        yield "data right" if not figures.wrong else "data wrong"
+        right = "data right where they were checked" if figures.unchecked else "data right"
+        yield right if not figures.wrong else "data wrong"
     elif any(True for _ in figures.all()):
         yield "data not checked"
     yield from _paths(report)
@@ -168,5 +169,5 @@ def _speed(metadata: Metadata, figures: SpeedFigures) -> str:
 
 
 def _gb_s(value: float) -> str:
-    """Three digits, whole from a hundred on."""
+    """Two digits, whole from ten on."""
     return f"{value:.0f}" if value >= 10 else f"{value:.2g}"

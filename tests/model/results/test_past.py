@@ -10,28 +10,11 @@ import pytest
 
 from gpubench.model.results.history import ResultHead
 from gpubench.model.results.past import LEAST_RESULTS, PastFigures, PastResult, why_unfit
-from gpubench.model.results.report import CollectiveRow, Metadata, PairRow
+from gpubench.model.results.report import CollectiveRow, Metadata
 from gpubench.model.terms.verdict import Verdict
-from tests.formats.sample import METADATA, ROW
+from tests.formats.sample import METADATA, PAIR, ROW
 
 OWN_METADATA = replace(METADATA, run_id="now", started_at="2026-12-01T08:00:00+00:00")
-PAIR = PairRow(
-    source="GPU0",
-    destination="GPU1",
-    source_bus_id="0000:00:00.0",
-    destination_bus_id="0000:01:00.0",
-    source_node="n1",
-    destination_node="n1",
-    origin="measured",
-    direction="write",
-    engine="ce",
-    peer="on",
-    size_bytes=2**28,
-    bandwidth_gb_s=390.0,
-    latency_us=700.0,
-    limit_gb_s=450.0,
-    path_class="NV18",
-)
 
 
 def head(metadata: Metadata = METADATA, verdict: str = "PASS", *, complete: bool = True, **options: Any) -> ResultHead:

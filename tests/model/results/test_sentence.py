@@ -102,3 +102,10 @@ def test_the_code_depends_on_command_and_strictness(
         assert (f"exit code {code} with" in said(report(verdict, *findings), metadata=metadata)) == (
             code != {"FAIL": 1, "ERROR": 3}.get(verdict, 0)
         )
+
+
+def test_data_that_were_checked_in_part_are_not_said_to_be_right() -> None:
+    figures = SpeedFigures()
+    figures.add(FAST)
+    figures.add(replace(FAST, wrong=None))
+    assert ", data right where they were checked" in sentence(METADATA, report(Verdict.PASS), figures)

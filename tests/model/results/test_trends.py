@@ -5,28 +5,12 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubench.model.results.report import PairRow
 from gpubench.model.results.trends import headline_figures, trends
 from gpubench.model.terms.verdict import Verdict
 from tests.formats.sample import LARGE, ROW, ROWS
+from tests.formats.sample import PAIR as SAMPLE_PAIR
 
-PAIR = PairRow(
-    source="GPU0",
-    destination="GPU1",
-    source_bus_id=None,
-    destination_bus_id=None,
-    source_node="n1",
-    destination_node="n1",
-    scope="process",
-    origin="measured",
-    direction="write",
-    engine="ce",
-    peer="on",
-    size_bytes=2**28,
-    bandwidth_gb_s=390.0,
-    limit_gb_s=450.0,
-    path_class="NV18",
-)
+PAIR = replace(SAMPLE_PAIR, source_bus_id=None, destination_bus_id=None, scope="process", latency_us=None)
 TO_GPU = replace(PAIR, source="host", destination="GPU0", peer=None, bandwidth_gb_s=55.0, note="pinned host memory")
 
 
