@@ -14,6 +14,9 @@ links up to 0.02 GB/s; copies of another process 371 to 396 and 59.
 FOREIGN_SHARE = 0.1
 """Of what links carry: by so much of somebody else's traffic, their counters may have moved instead of by ours."""
 
+LEAST_HELD_BYTES = 2**30
+"""A process without data holds some 500 MiB of a GPU: its context."""
+
 BUSY_PERCENT = 50
 """Of the time in which something ran on a GPU: so much, while this job is idle, is somebody else's work."""
 
@@ -103,10 +106,6 @@ def holders(use: GpuUse, words: Callable[[int], str]) -> str:
     if use.held_bytes is not None and unseen > LEAST_HELD_BYTES:
         named.append(f"a process that is not visible here: {words(unseen)}")
     return ", ".join(named)
-
-
-LEAST_HELD_BYTES = 2**30
-"""A process without data holds some 500 MiB of a GPU: its context."""
 
 
 def _greatest(values: Iterable[float | None]) -> float | None:

@@ -164,9 +164,7 @@ class Slowness:
     @property
     def is_of_small(self) -> bool:
         """True if small sizes, which consist of launches, are slower beside what is expected than large ones."""
-        small = [row for row in self.rows if row.size_bytes < _SMALL_BYTES]
-        slowest = min(self.rows, key=_percent)
-        return slowest in small
+        return min(self.rows, key=_percent).size_bytes < _SMALL_BYTES
 
     def subject(self, where: str) -> str:
         """What is slow: the sizes, the ranks, and where they are."""
