@@ -131,7 +131,7 @@ def test_copies_of_another_process_are_named_and_no_proof_of_a_path(command: tup
     cause = of_others(document)["foreign-nvlink-traffic"]
     assert cause["confidence"] == "proven"
     assert "GPU0 sends" in cause["evidence"]
-    assert "GPU1 receives" in cause["evidence"]
+    assert re.search(r"GPU1 (sends [\d.]+ and )?receives", cause["evidence"])
     assert min(rates(cause)) > 100
     source, destination = ("0", "1") if not command else ("GPU0", "GPU1")
     (row,) = [
@@ -146,7 +146,7 @@ def test_copies_of_another_process_are_named_and_no_proof_of_a_path(command: tup
 def test_copies_from_host_memory_are_named() -> None:
     with another(FROM_HOST):
         cause = of_others(measured())["foreign-pcie-traffic"]
-    assert "GPU1 receives" in cause["evidence"]
+    assert re.search(r"GPU1 (sends [\d.]+ and )?receives", cause["evidence"])
     assert max(rates(cause)) > 10
 
 
@@ -161,6 +161,7 @@ def test_who_holds_the_memory_is_said_where_a_size_does_not_fit() -> None:
 def test_the_time_to_issue_is_known_and_is_all_of_it_where_launches_block() -> None:
     healthy, blocked = (measured(**variables)["rows"] for variables in ({}, {"CUDA_LAUNCH_BLOCKING": "1"}))
     small, large = healthy[0], healthy[-1]
-    assert 0 < small["issue_us"] < small["time_us"]
+    # The slowest rank's time to issue, beside the mean of all ranks: where the host bounds, they are about equal.
+    assert 0 < small["issue_us"] < 1.2 * small["time_us"]
     assert large["issue_us"] < 0.2 * large["time_us"]
     assert all(row["issue_us"] > 0.8 * row["time_us"] for row in blocked)

@@ -184,7 +184,7 @@ def test_another_nccl_is_measured_and_named() -> None:
     from gpubench.hardware.nccl.backend import NcclLibrary
 
     own = NcclLibrary().path
-    result = gpubench("allreduce", "--sizes", "1K", "--nccl-library", own)
+    result = gpubench("allreduce", "--sizes", "1K", "--nccl-library", own, "-v")
     assert result.returncode == 0, result.stderr
     assert f"from {own}" in result.stdout
 

@@ -5,7 +5,7 @@ loop shorter than that. What 20 ms are is known from the warm-up of the same ope
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from time import perf_counter
@@ -62,25 +62,38 @@ class MarkedLaunch:
 
     def __post_init__(self) -> None:
         self._under_way: deque[tuple[int, Any]] = deque()
-        self._first_seconds: float | None = None
+        self._issue_seconds: list[float] = []
 
     def __call__(self) -> None:
         """Make them. Where the stream is full and a part has to wait, progress made meanwhile is reported after it."""
-        self._first_seconds = None
+        self._issue_seconds = []
         for (part, operations), event in zip(self.parts, self.events, strict=True):
             start = perf_counter()
             part()
-            if self._first_seconds is None:
-                self._first_seconds = perf_counter() - start
+            self._issue_seconds.append(perf_counter() - start)
             self.record(event)
             self._under_way.append((operations, event))
             self.look()
 
     @property
     def issue_seconds(self) -> float | None:
-        """Seconds to issue an operation of the first part, which finds the stream empty; None where it is too long."""
-        operations = self.parts[0][1]
-        return None if self._first_seconds is None or operations > MOST_QUEUED else self._first_seconds / operations
+        """Mean seconds to issue an operation of the parts that surely found room in the queue; None where none did.
+
+        As in the times of batches, the first part, which has the beginning in it, counts only where it is alone.
+        """
+        known = list(self._surely_queued())
+        counted = known[1:] or known
+        operations = sum(number for _, number in counted)
+        return sum(seconds for seconds, _ in counted) / operations if operations else None
+
+    def _surely_queued(self) -> Iterator[tuple[float, int]]:
+        """Seconds to issue, and number of operations, of the parts before which and with which the queue has room."""
+        queued = 0
+        for seconds, (_, operations) in zip(self._issue_seconds, self.parts, strict=False):
+            queued += operations
+            if queued > MOST_QUEUED:
+                return
+            yield seconds, operations
 
     def look(self) -> None:
         """Report the parts that are complete."""

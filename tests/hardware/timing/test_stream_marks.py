@@ -110,23 +110,31 @@ def test_the_time_of_a_batch_is_that_between_two_events() -> None:
     assert launch.batch_seconds() == pytest.approx([2e-3, 3e-3])
 
 
-def test_the_time_to_issue_an_operation_is_that_of_the_first_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which finds the stream empty: later ones may wait for room in its queue."""
-    clock = iter([0.0, 40e-6, *range(100)])
+@pytest.mark.parametrize(
+    ("operations", "parts", "seconds"),
+    [
+        pytest.param(8, 1, 5e-6, id="one part: with the beginning in it"),
+        pytest.param(8, 3, 2e-6, id="without the first"),
+        pytest.param(stream_marks.MOST_QUEUED // 2, 5, 16e-6 / (stream_marks.MOST_QUEUED // 2), id="two have room"),
+        pytest.param(stream_marks.MOST_QUEUED, 5, 40e-6 / stream_marks.MOST_QUEUED, id="one has room"),
+        pytest.param(stream_marks.MOST_QUEUED + 1, 3, None, id="none surely has room"),
+    ],
+)
+def test_the_time_to_issue_is_of_operations_that_found_room_in_the_queue(
+    monkeypatch: pytest.MonkeyPatch, operations: int, parts: int, seconds: float | None
+) -> None:
+    """Of parts that take 40, 16, 16, then, where the host waits for the GPU, a million microseconds."""
+    spent = iter([40e-6, 16e-6, 16e-6, 1.0, 1.0])
+    clock = (instant for each in spent for instant in (0.0, each))
     monkeypatch.setattr(stream_marks, "perf_counter", clock.__next__)
 
     class Event:
         done = True
 
-    def launch(operations: int) -> MarkedLaunch:
-        return MarkedLaunch([(list, operations)] * 3, [Event()] * 3, lambda _event: None, FakeProgress())
-
-    short, long = launch(8), launch(stream_marks.MOST_QUEUED + 1)
-    assert short.issue_seconds is None
-    short()
-    long()
-    assert short.issue_seconds == pytest.approx(5e-6)
-    assert long.issue_seconds is None
+    launch = MarkedLaunch([(list, operations)] * parts, [Event()] * parts, lambda _event: None, FakeProgress())
+    assert launch.issue_seconds is None
+    launch()
+    assert launch.issue_seconds == (seconds if seconds is None else pytest.approx(seconds))
 
 
 def test_a_backend_knows_the_time_to_issue_what_it_timed(monkeypatch: pytest.MonkeyPatch) -> None:
