@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from gpubench.conditions.definition.circumstances import Circumstances
+from gpubench.conditions.definition.complaints import complained
 from gpubench.conditions.definition.condition import Condition, Family, Found, Unread, joined
-from gpubench.conditions.definition.log_evidence import Reason, Staged
+from gpubench.conditions.definition.log_evidence import LoggedReason, Staged
 from gpubench.conditions.definition.sightings import of_ranks, rank_names
 from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.paths.evidence import Confidence
@@ -67,11 +68,12 @@ def _shm_not_shared(run: Circumstances) -> Found:
             )
 
 
-def _log_shm_not_shared(staged: Staged) -> Reason | None:
-    if not staged.one_node or staged.network is None:
+def _log_shm_not_shared(staged: Staged) -> LoggedReason | None:
+    if not staged.inside or staged.network is None or staged.settings("NCCL_HOSTID"):
         return None
-    return (
-        "ranks of one host use the network, as they do in containers that share no /dev/shm",
+    counted = "" if staged.one_node else ", for NCCL they are of several"
+    return LoggedReason(
+        f"ranks of one host use the network, as they do in containers that share no /dev/shm{counted}",
         "run the ranks in one container, or share it: docker run --ipc=host",
     )
 
@@ -203,9 +205,14 @@ CONTAINER = Family.of(
         effects=(Effect.NETWORK_INSIDE,),
         detection="size of /dev/shm of every rank, at most 64 MiB",
         settles="df -h /dev/shm; NCCL_DEBUG=WARN prints `Error while creating shared memory segment`",
-        cure="docker run --shm-size=1g --ulimit memlock=-1, or --ipc=host",
+        expected="room for NCCL's segments, up to 33 MB each",
+        likely="Docker gives a container 64 MB of /dev/shm unless told otherwise; or segments of dead jobs fill it",
+        cure="docker run --shm-size=1g --ulimit memlock=-1, or --ipc=host; df -h /dev/shm shows what is left",
         link=_DATA_SHARING,
         look=_shm_small,
+        in_job=complained(
+            r"no space left|failed to extend|posix_fallocate|shared memory segment|shm_open|/dev/shm/nccl"
+        ),
     ),
     Condition(
         id="gpus-not-visible",

@@ -13,7 +13,7 @@ from gpubench.conditions.definition.condition import (
     nothing_in_facts,
     with_ids,
 )
-from gpubench.conditions.definition.log_evidence import Reason, Staged, remark_in_log
+from gpubench.conditions.definition.log_evidence import LoggedReason, Staged, remark_in_log
 from gpubench.conditions.definition.sightings import of_pairs
 from gpubench.conditions.nvlink import NVLINK
 from gpubench.conditions.peer_access import PEER_ACCESS
@@ -90,16 +90,16 @@ def _touched(sightings: Sequence[Sighting]) -> tuple[frozenset[Pair], frozenset[
     return pairs, frozenset(gpu for each in sightings if each.pairs is None for gpu in each.gpus or ())
 
 
-def _log_refused(staged: Staged) -> Reason | None:
+def _log_refused(staged: Staged) -> LoggedReason | None:
     """Access that the driver or CUDA refuses although the GPUs could have it."""
     if not staged.inside or staged.network is not None:
         return None
     kinds = (RemarkKind.DRIVER_REFUSED, RemarkKind.PEER_ACCESS_REFUSED, RemarkKind.PEER_QUERY_FAILED)
     for note in staged.found(*kinds):
-        return f"NCCL says: {note.gist}", _SHOWS_REASON
+        return LoggedReason(f"NCCL says: {note.gist}", _SHOWS_REASON)
     for note in staged.found(RemarkKind.P2P_TYPE):
         if note.about[1] == _CUDA_REFUSES:
-            return (
+            return LoggedReason(
                 f"CUDA refuses peer access between GPUs of the node: {note.text}",
                 "gpubench topo shows which, and the driver's reason",
             )

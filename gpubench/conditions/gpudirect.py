@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 from gpubench.conditions.definition.circumstances import Circumstances
 from gpubench.conditions.definition.condition import Condition, Family, Found, Look, Unread, joined
-from gpubench.conditions.definition.log_evidence import Reason, Staged, by_rdma, remark_in_log
+from gpubench.conditions.definition.log_evidence import LoggedReason, Staged, by_rdma, remark_in_log
 from gpubench.conditions.definition.sightings import of_gpu, of_node, of_pairs, rdma_nics, unread
 from gpubench.conditions.nccl_settings import blame, in_log
 from gpubench.model.paths.evidence import Confidence, State
@@ -103,25 +103,54 @@ def _any_refusal(run: Circumstances) -> Found:
         yield of_pairs(run, pairs, reason, Confidence.LIKELY)
 
 
-def _log_setting(name: str, wrong: Callable[[str], bool]) -> Callable[[Staged], Reason | None]:
+def _log_setting(name: str, wrong: Callable[[str], bool]) -> Callable[[Staged], LoggedReason | None]:
     """For a variable with a value that keeps RDMA off GPUs' memory."""
 
-    def find(staged: Staged) -> Reason | None:
+    def find(staged: Staged) -> LoggedReason | None:
         return in_log((name, each) for each in staged.settings(name) if wrong(each)) if by_rdma(staged) else None
 
     return find
 
 
-def _log_far(staged: Staged) -> Reason | None:
+def _log_far(staged: Staged) -> LoggedReason | None:
     """A GPU far from every NIC."""
     near = {note.about[0] for note in staged.notes if note.kind is RemarkKind.GDR_NEAR}
     far = [note for note in staged.notes if note.kind is RemarkKind.GDR_FAR and note.about[0] not in near]
+    far += staged.found(RemarkKind.GDR_DISTANT)
     if not by_rdma(staged) or not far or staged.found(RemarkKind.GDR_DISABLED):
         return None
-    return (
+    return LoggedReason(
         f"NICs too far from the GPUs for NCCL to use GPUDirect RDMA {far[0].text[far[0].text.find('(') :]}",
-        "give the rank a NIC behind the same PCIe switch; NCCL_NET_GDR_LEVEL=SYS tries it over any path",
+        "give the rank a NIC behind the same PCIe switch; NCCL_NET_GDR_LEVEL=SYS tries it over any path: gpubench "
+        "allreduce with it and without says what it is worth",
+        is_proven=False,
     )
+
+
+_GB10 = "GB10"
+_GB10_BUS_ID = "000f:01:00.0"
+"""Of the GPU in NVIDIA's GB10 chips (DGX Spark and its siblings), of which a machine has one."""
+
+
+def _log_gb10(staged: Staged) -> LoggedReason | None:
+    by_model = bool(staged.models) and all(_GB10 in model for model in staged.models)
+    by_place = not staged.models and set(staged.bus_ids) == {_GB10_BUS_ID}
+    if not by_rdma(staged) or not (by_model or by_place):
+        return None
+    return LoggedReason(
+        f"GB10 has no GPUDirect RDMA ({_GB10 if by_model else f'the GPU is at {_GB10_BUS_ID}, as in these'})",
+        "nothing to repair: GPU and processor share one memory",
+    )
+
+
+def _gb10(run: Circumstances) -> Found:
+    pairs = [
+        pair
+        for pair in run.across
+        if all((gpu := run.wiring.gpu(each)) is not None and _GB10 in (gpu.name or "") for each in pair)
+    ]
+    if pairs:
+        yield of_pairs(run, pairs, "GB10 has no GPUDirect RDMA")
 
 
 _log_refused = remark_in_log(
@@ -207,6 +236,18 @@ GPUDIRECT = Family.of(
         link="https://github.com/NVIDIA/open-gpu-kernel-modules",
         look=_override,
         implies=(_ONE_SIDE,),
+    ),
+    Condition(
+        id="gb10-no-gpudirect",
+        title="GB10 (DGX Spark) has no GPUDirect RDMA: GPU Direct RDMA Disabled for HCA, NET/IB without /GDRDMA",
+        detection="the GPUs' model, or their only bus id in NCCL's log",
+        settles="nvidia-smi -L",
+        cure="nothing to repair: GPU and processor share one memory",
+        link="https://forums.developer.nvidia.com/t/dgx-spark-gpudirect-rdma/348787",
+        look=_gb10,
+        in_log=_log_gb10,
+        implies=("gpudirect-module-missing", _REFUSED),
+        by_design=True,
     ),
     Condition(
         id="gpudirect-too-far",

@@ -5,8 +5,9 @@ from dataclasses import replace
 
 from gpubench.conditions.definition.circumstances import Circumstances, places_of, removal
 from gpubench.conditions.definition.condition import Condition, Family, Found, Look, Sighting, joined
-from gpubench.conditions.definition.log_evidence import OFF, Reason, Staged
+from gpubench.conditions.definition.log_evidence import ASK_FOR_MORE, OFF, LoggedReason, Staged
 from gpubench.conditions.definition.sightings import of_pairs, rank_names
+from gpubench.conditions.peer_access import has_nvlinks
 from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.paths.evidence import Confidence
 from gpubench.model.paths.nccl_log import RemarkKind
@@ -53,7 +54,7 @@ def _who(run: Circumstances, having: Sequence[RankFacts]) -> str:
     return run.on(nodes[0], rank_names(having)) if len(nodes) == 1 else rank_names(having)
 
 
-def in_log(blamed: Iterable[tuple[str, str]]) -> Reason | None:
+def in_log(blamed: Iterable[tuple[str, str]]) -> LoggedReason | None:
     """The same of what a log says was set."""
     values: dict[str, dict[str, None]] = {}
     for name, value in blamed:
@@ -62,7 +63,7 @@ def in_log(blamed: Iterable[tuple[str, str]]) -> Reason | None:
         return None
     shown = [f"{name}={next(iter(found)) if len(found) == 1 else '(differs)'}" for name, found in values.items()]
     advice = f"unset {' '.join(values)}; it may also stand in /etc/nccl.conf or ~/.nccl.conf"
-    return f"{', '.join(shown)} set by the environment", advice
+    return LoggedReason(f"{', '.join(shown)} set by the environment", advice)
 
 
 def _p2p(run: Circumstances) -> Found:
@@ -135,8 +136,9 @@ def _network_taken(run: Circumstances) -> Found:
         yield of_pairs(run, by_network, "NCCL took a network inside the node", Confidence.WEAK)
 
 
-def _log_p2p(staged: Staged) -> Reason | None:
-    if not staged.inside or not (staged.path is None or is_within(staged.path)):
+def _log_p2p(staged: Staged) -> LoggedReason | None:
+    """Variables that keep NCCL off peer access. What path it prints is no excuse: it does so after it kept off."""
+    if not staged.inside:
         return None
     found = list(_other_than(staged, P2P_DISABLE, OFF))
     found += [
@@ -146,18 +148,17 @@ def _log_p2p(staged: Staged) -> Reason | None:
 
 
 def _is_below_default(limit: str | None, path: str | None) -> bool:
-    """True if a limit keeps NCCL off a path, where one is known, that it takes by default."""
-    if limit is None or limit == DEFAULT_LEVEL or not is_within(limit):
-        return False
-    return path is None or not is_within(path, limit)
+    """True if a limit keeps NCCL off paths that it takes by default, and may have made this one what it is."""
+    is_low = limit is not None and limit != DEFAULT_LEVEL and is_within(limit)
+    return is_low and (path is None or not is_within(path, limit or ""))
 
 
-def _log_shm(staged: Staged) -> Reason | None:
+def _log_shm(staged: Staged) -> LoggedReason | None:
     by_network = staged.inside and staged.network is not None
     return in_log(_other_than(staged, SHM_DISABLE, OFF)) if by_network else None
 
 
-def _log_hostid(staged: Staged) -> Reason | None:
+def _log_hostid(staged: Staged) -> LoggedReason | None:
     by_network = staged.inside and staged.network is not None
     return in_log(_other_than(staged, HOSTID, ("",))) if by_network and not staged.one_node else None
 
@@ -166,20 +167,45 @@ def _other_than(staged: Staged, name: str, values: tuple[str, ...]) -> Iterator[
     return ((name, value) for value in staged.settings(name) if value not in values)
 
 
-def _log_policy(staged: Staged) -> Reason | None:
-    """A path that NCCL takes for too long."""
+def _log_policy(staged: Staged) -> LoggedReason | None:
+    """A path that NCCL takes for too long.
+
+    NCCL prints its matrix after it led refused pairs through the processor: PHB between two GPUs is a path only where
+    nothing refused, no variable forbids, and no NVLink is to be seen.
+    """
     path = staged.path
-    if not staged.inside or staged.network is not None or path is None or is_within(path):
+    if not staged.inside or staged.network is not None or (path is not None and is_within(path)):
+        return None
+    if list(_other_than(staged, P2P_DISABLE, OFF)) or has_nvlinks(staged):
         return None
     limits = [limit for value in staged.settings(P2P_LEVEL) if (limit := level(value))]
-    if any(is_within(path, limit) for limit in limits):
+    if any(is_within(limit) or (path is not None and is_within(path, limit)) for limit in limits):
         return None
+    if path is None:
+        return _what_lies_between(staged)
     is_amd = any(note.about == (_AMD,) for note in staged.found(RemarkKind.PROCESSOR))
     if is_amd and amd_takes_all(staged.gpus):
         return None
-    return (
-        f"GPUs whose path is {path}: NCCL uses peer access over PCIe switches only, up to {DEFAULT_LEVEL}",
-        "nothing to repair; NCCL_P2P_LEVEL=SYS tries peer access, which may be faster or slower",
+    seen = f"GPUs whose path is {path}: NCCL uses peer access over PCIe switches only, up to {DEFAULT_LEVEL}"
+    if limits:
+        return LoggedReason(f"GPUs whose path is {path}, beyond NCCL_P2P_LEVEL", "NCCL_P2P_LEVEL=SYS", is_proven=False)
+    if staged.virtual:
+        return LoggedReason(
+            f"{seen}; in a virtual machine this may not be the machine's own path",
+            "NCCL_P2P_LEVEL=SYS tries peer access; gpubench topo and gpubench p2p show what it gives",
+            is_proven=False,
+        )
+    return LoggedReason(seen, "nothing to repair; NCCL_P2P_LEVEL=SYS tries peer access, which may be faster or slower")
+
+
+def _what_lies_between(staged: Staged) -> LoggedReason | None:
+    """GPUs that use peer access to others, and not to each other: that is no setting's doing, nor the driver's."""
+    if not staged.peers_elsewhere:
+        return None
+    return LoggedReason(
+        "both GPUs use peer access to others and not to each other, as across PCIe switches or sockets",
+        f"run it again with {ASK_FOR_MORE}, or gpubench topo: beyond {DEFAULT_LEVEL} there is nothing to repair",
+        is_proven=False,
     )
 
 
@@ -192,7 +218,7 @@ def _variable(
     title: str,
     effects: tuple[Effect, ...],
     look: Look,
-    log: Callable[[Staged], Reason | None],
+    log: Callable[[Staged], LoggedReason | None],
     names: str,
     *implies: str,
 ) -> Condition:

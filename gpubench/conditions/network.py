@@ -1,11 +1,12 @@
 """Sockets between nodes although there is RDMA, or because there is none."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from gpubench.conditions.definition.circumstances import Circumstances
 from gpubench.conditions.definition.condition import Condition, Family, Found, Sighting, Slowed, Unread, joined
-from gpubench.conditions.definition.log_evidence import SOCKET, Reason, Staged, by_sockets, remark_in_log
+from gpubench.conditions.definition.log_evidence import SOCKET, LoggedReason, Staged, by_sockets, remark_in_log
 from gpubench.conditions.definition.sightings import nodes_with_rdma, of_node, of_pairs, rdma_nics, unread
 from gpubench.conditions.nccl_settings import blame, in_log
 from gpubench.model.facts.rank_facts import RankFacts
@@ -129,7 +130,7 @@ def _despite(run: Circumstances) -> Found:
         yield of_pairs(run, pairs, f"sockets between the nodes, although {name} is up", Confidence.WEAK)
 
 
-def _log_disabled(staged: Staged) -> Reason | None:
+def _log_disabled(staged: Staged) -> LoggedReason | None:
     if not by_sockets(staged):
         return None
     found = [("NCCL_IB_DISABLE", value) for value in staged.settings("NCCL_IB_DISABLE") if value not in ("", "0")]
@@ -137,7 +138,7 @@ def _log_disabled(staged: Staged) -> Reason | None:
     return in_log(found)
 
 
-def _log_filtered(staged: Staged) -> Reason | None:
+def _log_filtered(staged: Staged) -> LoggedReason | None:
     if not by_sockets(staged) or not staged.found(RemarkKind.NO_RDMA_DEVICE):
         return None
     return in_log((_IB_HCA, value) for value in staged.settings(_IB_HCA) if value)
@@ -151,30 +152,51 @@ _log_no_verbs = remark_in_log(
 )
 
 
-def _log_no_nic(staged: Staged) -> Reason | None:
-    """No RDMA device anywhere in the job."""
+_RDMA_INTERFACE = re.compile(r"(?:hsn|ib|efa|mlx|roce|opa)\w*\d", re.ASCII)
+"""Interfaces of networks for RDMA: HPE Slingshot's, IP over InfiniBand, and those that people name so."""
+
+
+def _signs_of_rdma(staged: Staged) -> Iterator[str]:
+    """What shows that there is a network for RDMA although NCCL found no device of it."""
+    for name in staged.interfaces:
+        if _RDMA_INTERFACE.match(name):
+            yield f"the interface {name} is one of a network for RDMA"
+    if staged.plugin:
+        yield "a plugin for such a network is loaded"
+    devices = staged.found(RemarkKind.RDMA_DEVICES)
+    if devices:
+        yield f"there are RDMA devices: {devices[0].text}"
+
+
+def _log_no_nic(staged: Staged) -> LoggedReason | None:
+    """No RDMA device anywhere in the job, which is also what a container without /dev/infiniband prints."""
     if not by_sockets(staged) or staged.rdma or staged.found(RemarkKind.NO_VERBS_LIBRARY):
         return None
-    processes = (staged.source, staged.destination)
+    processes = [each for each in (staged.source, staged.destination) if each.notes]
+    if not processes or any(_signs_of_rdma(staged)):
+        return None
     if not all(any(note.kind is RemarkKind.NO_RDMA_DEVICE for note in process.notes) for process in processes):
         return None
-    return (
-        "sockets between nodes on which NCCL found no RDMA device",
-        "nothing to repair unless the nodes have InfiniBand or RoCE: a container needs /dev/infiniband",
+    return LoggedReason(
+        "sockets between nodes on which NCCL found no RDMA device, as in a container without /dev/infiniband",
+        "ls /sys/class/infiniband on the nodes: where it is empty there is nothing to repair, else give the container "
+        "/dev/infiniband",
+        is_proven=False,
     )
 
 
-def _log_despite(staged: Staged) -> Reason | None:
+def _log_despite(staged: Staged) -> LoggedReason | None:
     if not by_sockets(staged):
         return None
-    devices = staged.found(RemarkKind.RDMA_DEVICES)
-    if devices:
-        return (
-            f"sockets between nodes, although there are RDMA devices: {devices[0].text}",
-            "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,ENV shows why NCCL does not use them",
+    sign = next(_signs_of_rdma(staged), None)
+    if sign is not None:
+        return LoggedReason(
+            f"sockets between nodes, although {sign}",
+            "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,ENV shows why NCCL does not use it: /dev/infiniband in the "
+            "container, libibverbs, or the network's plugin may be missing",
         )
     if staged.rdma:
-        return (
+        return LoggedReason(
             "sockets between nodes that found no RDMA device, in a job in which others did",
             "see that these nodes' ports are up (gpubench topo), and that their containers have /dev/infiniband",
         )

@@ -1,10 +1,11 @@
 """Peer access between GPUs of a node that chipset, GPU, driver or its settings refuse."""
 
+import re
 from collections.abc import Callable
 
 from gpubench.conditions.definition.circumstances import Circumstances
 from gpubench.conditions.definition.condition import Condition, Family, Found, Look, in_each_node, joined
-from gpubench.conditions.definition.log_evidence import Reason, Staged, remark_in_log
+from gpubench.conditions.definition.log_evidence import LoggedReason, Staged, remark_in_log
 from gpubench.conditions.definition.sightings import of_every_node, of_gpu, of_pairs
 from gpubench.model.paths.evidence import Confidence
 from gpubench.model.paths.nccl_log import RemarkKind
@@ -106,20 +107,46 @@ def _bar1(run: Circumstances) -> Found:
             yield of_gpu(run, position, seen, Confidence.LIKELY if could else Confidence.WEAK)
 
 
+_WITHOUT_PEER_ACCESS = re.compile(r"GeForce|\bTITAN\b|\bGTX\b")
+"""GPUs of which the driver gives none peer access over PCIe."""
+
+_NEVER_WITH_PEER_ACCESS = re.compile(r"GeForce RTX [345]0\d\d")
+"""Those of which no driver of NVIDIA's ever gave any; CUDA grants it where somebody patched the driver."""
+
+_GRANTED = "1"
+
+_WITH_NVLINKS = re.compile(r"SXM|\bNVL\b|\bH[12]00\b(?! PCIe)|\bH20\b|\bH800\b(?! PCIe)|\bB[23]00\b|\bGB[23]00\b")
+"""GPUs on boards whose NVLinks join all of them."""
+
+
 def has_nvlinks(staged: Staged) -> bool:
     """True if anything in the log shows that the GPUs have NVLinks."""
     switched = any(note.about[0] == "" for note in staged.found(RemarkKind.MULTICAST))
-    return switched or is_nvlink(staged.path) or bool(staged.found(RemarkKind.NVLINK_REFUSED))
+    refused = bool(staged.found(RemarkKind.NVLINK_REFUSED))
+    by_model = any(map(_WITH_NVLINKS.search, staged.models))
+    return staged.nvlinks or switched or refused or by_model or is_nvlink(staged.path)
 
 
-def _log_without_nvlinks(staged: Staged) -> Reason | None:
+def _log_without_nvlinks(staged: Staged) -> LoggedReason | None:
     """GPUs on PCIe that the driver gives none; where there are NVLinks, that is a fault."""
     refused = [note for note in staged.notes if note.kind is RemarkKind.DRIVER_REFUSED]
-    if not staged.inside or staged.network is not None or not refused or has_nvlinks(staged):
+    if not staged.inside or staged.network is not None or has_nvlinks(staged):
         return None
-    return (
-        f"the driver gives these GPUs no peer access: {refused[0].gist}",
-        "GeForce GPUs have none over PCIe; for others gpubench topo shows the driver's reason",
+    models = ", ".join(staged.models)
+    if not refused:
+        granted = any(note.about[1] == _GRANTED for note in staged.found(RemarkKind.P2P_TYPE))
+        never = bool(models) and all(map(_NEVER_WITH_PEER_ACCESS.search, staged.models))
+        seen = f"{models} have no peer access over PCIe"
+        return LoggedReason(seen, "nothing to repair") if never and not granted else None
+    known = bool(models) and all(map(_WITHOUT_PEER_ACCESS.search, staged.models))
+    seen = f"the driver gives these GPUs no peer access: {refused[0].gist}"
+    if known and not staged.virtual:
+        return LoggedReason(f"{seen}; {models} have none over PCIe", "nothing to repair")
+    unknown = "in a virtual machine the hypervisor may be the reason" if staged.virtual else "of others it is a fault"
+    return LoggedReason(
+        f"{seen}; GeForce GPUs have none over PCIe, {unknown}",
+        "gpubench topo shows the GPUs' model and the driver's reason",
+        is_proven=False,
     )
 
 

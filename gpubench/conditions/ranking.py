@@ -232,5 +232,11 @@ def explain(causes: Iterable[Condition], staged: Staged) -> Explanation | None:
     for cause in sorted(causes, key=lambda each: each.general):
         reason = None if cause.in_log is None else cause.in_log(staged)
         if reason is not None:
-            return Explanation(cause.id, *reason, by_design=cause.by_design)
+            return Explanation(
+                cause.id,
+                reason.evidence,
+                reason.advice,
+                by_design=cause.by_design and reason.is_proven,
+                in_doubt=cause.by_design and not reason.is_proven,
+            )
     return None

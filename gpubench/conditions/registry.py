@@ -10,6 +10,9 @@ from gpubench.conditions.cores import CORES
 from gpubench.conditions.definition.condition import Condition, Family
 from gpubench.conditions.disputed_access import DISPUTED_ACCESS
 from gpubench.conditions.driver import DRIVER
+from gpubench.conditions.failures.nccl_diagnostics import NCCL_DIAGNOSTICS
+from gpubench.conditions.failures.nccl_start import NCCL_START
+from gpubench.conditions.failures.nccl_transfers import NCCL_TRANSFERS
 from gpubench.conditions.gpu import GPU
 from gpubench.conditions.gpudirect import GPUDIRECT
 from gpubench.conditions.measured import MEASURED
@@ -49,6 +52,9 @@ FAMILIES: tuple[Family, ...] = (
     PCIE,
     MPI,
     MEASURED,
+    NCCL_DIAGNOSTICS,
+    NCCL_TRANSFERS,
+    NCCL_START,
 )
 
 CONDITIONS: tuple[Condition, ...] = tuple(condition for family in FAMILIES for condition in family.conditions)

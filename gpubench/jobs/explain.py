@@ -23,10 +23,11 @@ _MOST_NAMES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplainPlan:
-    """The logs to read, and how to present the report."""
+    """The logs to read, how to present the report, and whether every doubt fails (`strict`)."""
 
     logs: tuple[str, ...]
     presentation: Presentation
+    strict: bool = False
 
 
 def run(plan: ExplainPlan, arguments: Sequence[str]) -> int:
@@ -38,12 +39,12 @@ def run(plan: ExplainPlan, arguments: Sequence[str]) -> int:
     with presenting(plan.presentation) as presenter, no_garbage_collection():
         reader = NcclLogReader()
         files = read_logs(plan.logs, reader, sys.stdin.buffer)
-        facts = reader.facts()
+        facts = reader.facts(tuple(file.name for file in files if file.is_damaged))
         metadata = _metadata(plan, arguments, facts, files)
         presenter.begin(metadata, ())
         report = explain(facts, _names(plan.logs))
         presenter.end(report)
-    return plan.presentation.exit_code(metadata, report)
+    return presenter.exit_code
 
 
 def _metadata(plan: ExplainPlan, arguments: Sequence[str], facts: LogFacts, files: Sequence[LogFile]) -> Metadata:
@@ -61,11 +62,12 @@ def _metadata(plan: ExplainPlan, arguments: Sequence[str], facts: LogFacts, file
         },
         environment={name: " or ".join(found) for name, found in values.items()},
         options={
+            "strict": plan.strict,
             "files": len(files),
             "files_without_nccl": sum(not file.nccl_lines for file in files),
             "lines": facts.lines,
             "nccl_lines": facts.nccl_lines,
-            "warnings": dict(facts.warnings),
+            "warnings": {each.text: each.count for each in facts.complaints},
         },
         source=", ".join(_names(plan.logs)),
     )

@@ -206,7 +206,7 @@ def test_variables_that_a_log_shows_count_where_they_matter() -> None:
     process = ProcessLog((("NCCL_SHM_DISABLE", "1"),))
 
     def told(network: str | None, *, one_node: bool) -> str | None:
-        found = explain(CAUSES, Staged(one_node=one_node, same_host=one_node, network=network, source=process))
+        found = explain(CAUSES, Staged(one_node=one_node, same_machine=one_node, network=network, source=process))
         return None if found is None else found.id
 
     assert told("Socket", one_node=True) == "nccl-shm-disabled"

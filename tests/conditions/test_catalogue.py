@@ -13,7 +13,9 @@ DOCS = Path(__file__).parents[2] / "docs"
 _LINK = re.compile(
     r"https://(github\.com/[\w.-]+/[\w.-]+(/(issues|pull)/\d+)?"
     r"|docs\.nvidia\.com/[\w./-]+\.html(#[\w-]+)?"
-    r"|www\.open-mpi\.org/faq/\?category=runcuda)"
+    r"|www\.open-mpi\.org/faq/\?category=runcuda"
+    r"|forums\.developer\.nvidia\.com/t/[\w-]+/\d+"
+    r"|pytorch\.org/docs/stable/\w+\.html)"
 )
 
 
@@ -23,7 +25,7 @@ def test_an_entry_is_whole(condition: Condition) -> None:
     assert all((condition.title, condition.detection, condition.cure, condition.expected))
     assert _LINK.fullmatch(condition.link) or (DOCS / condition.link).exists(), condition.link
     assert all(word and "`" not in word for word in condition.seen_as)
-    assert condition.check or condition.effects, "nobody tells of it"
+    assert condition.check or condition.effects or condition.in_job, "nobody tells of it"
     assert bool(condition.effects) == bool(condition.settles)
     assert not condition.check or condition.check in {check.name for check in CHECKS}
     assert not condition.by_design or "nothing to repair" in condition.cure

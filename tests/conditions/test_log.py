@@ -1,5 +1,7 @@
 """What a log says of a staged pair, and the cause that follows: by design only where something shows it."""
 
+from dataclasses import replace
+
 import pytest
 
 from gpubench.conditions.definition.log_evidence import ProcessLog, Staged
@@ -29,7 +31,7 @@ def inside(
     process = process or ProcessLog()
     return Staged(
         one_node=one_node,
-        same_host=True,
+        same_machine=True,
         network=network,
         path=path,
         gpus=gpus,
@@ -44,7 +46,7 @@ def across(
 ) -> Staged:
     return Staged(
         one_node=False,
-        same_host=False,
+        same_machine=False,
         network=network,
         notes=notes,
         source=process,
@@ -84,7 +86,9 @@ FAR, NEAR = note(Kind.GDR_FAR, "0000:1a:00.0", "0"), note(Kind.GDR_NEAR, "0000:1
         (inside(process=told(NCCL_P2P_DISABLE="1")), "nccl-p2p-disabled"),
         (inside(process=told(NCCL_P2P_DISABLE="0")), "unknown"),
         (inside(path="NVL", process=told(NCCL_P2P_DISABLE="1")), "nccl-p2p-disabled"),
-        (inside(path="SYS", process=told(NCCL_P2P_DISABLE="1")), "nccl-default-level"),
+        (inside(path="SYS", process=told(NCCL_P2P_DISABLE="1")), "nccl-p2p-disabled"),
+        (inside(path="PHB", process=told(NCCL_P2P_LEVEL="NVL")), "nccl-p2p-disabled"),
+        (inside(path="PHB", process=told(NCCL_P2P_LEVEL="PXB")), "unknown"),
         (inside(process=told(NCCL_P2P_LEVEL="NVL")), "nccl-p2p-disabled"),
         (inside(path="PIX", process=told(NCCL_P2P_LEVEL="NVL")), "nccl-p2p-disabled"),
         (inside(path="NVL", process=told(NCCL_P2P_LEVEL="NVL")), "unknown"),
@@ -105,10 +109,11 @@ FAR, NEAR = note(Kind.GDR_FAR, "0000:1a:00.0", "0"), note(Kind.GDR_NEAR, "0000:1
         (inside(network="IB", path="SYS"), "shm-not-shared"),
         (inside(network="Socket", process=told(NCCL_SHM_DISABLE="1")), "nccl-shm-disabled"),
         (inside(network="Socket", process=told(NCCL_HOSTID="a"), one_node=False), "nccl-hostid"),
-        (inside(network="Socket", process=NO_RDMA, one_node=False), "no-rdma-nic"),
+        (inside(network="Socket", process=NO_RDMA, one_node=False), "shm-not-shared"),
         (across(NOTHING), "unknown"),
         (across(NO_RDMA), "no-rdma-nic"),
-        (across(NO_RDMA, NOTHING), "unknown"),
+        (across(NO_RDMA, NOTHING), "no-rdma-nic"),
+        (across(NOTHING, NOTHING), "unknown"),
         (across(NO_RDMA, RDMA, rdma=True), "sockets-despite-rdma"),
         (across(NO_RDMA, rdma=True), "sockets-despite-rdma"),
         (across(RDMA, rdma=True), "sockets-despite-rdma"),
@@ -128,6 +133,24 @@ FAR, NEAR = note(Kind.GDR_FAR, "0000:1a:00.0", "0"), note(Kind.GDR_NEAR, "0000:1
         (across(told(NCCL_NET_GDR_READ="0"), network="IB"), "nccl-gdr-read"),
         (across(told(NCCL_NET_GDR_READ="1"), network="IB"), "unknown"),
         (across(told(NCCL_P2P_DISABLE="1"), network="IB"), "unknown"),
+        (across(told(note(Kind.GDR_DISTANT)), network="IB"), "gpudirect-too-far"),
+        (replace(across(NO_RDMA), interfaces=("hsn0", "lo")), "sockets-despite-rdma"),
+        (replace(across(NO_RDMA), interfaces=("ibs85f0",)), "sockets-despite-rdma"),
+        (replace(across(NO_RDMA), interfaces=("eth0", "bond0")), "no-rdma-nic"),
+        (replace(across(NO_RDMA), plugin=True), "sockets-despite-rdma"),
+        (replace(inside(path="PHB"), nvlinks=True), "unknown"),
+        (replace(inside(path="PHB"), models=("NVIDIA A100-SXM4-40GB",)), "unknown"),
+        (replace(inside(REFUSED), models=("NVIDIA H200",)), "peer-access-refused"),
+        (replace(inside(), models=("NVIDIA GeForce RTX 4090",)), "gpu-without-pcie-p2p"),
+        (replace(inside(), models=("NVIDIA GeForce RTX 2080 Ti",)), "unknown"),
+        (replace(inside(), models=("NVIDIA GeForce RTX 4090", "NVIDIA L40S")), "unknown"),
+        (replace(inside(process=NO_CUDA), models=("NVIDIA GeForce RTX 4090",)), "gpu-without-pcie-p2p"),
+        (replace(inside(process=POLICY), models=("NVIDIA GeForce RTX 4090",)), "unknown"),
+        (replace(inside(), peers_elsewhere=True), "nccl-default-level"),
+        (replace(inside(), peers_elsewhere=True, nvlinks=True), "unknown"),
+        (replace(across(NOTHING, network="IB"), models=("NVIDIA GB10",)), "gb10-no-gpudirect"),
+        (replace(across(NOTHING, network="IB"), bus_ids=("000f:01:00.0",) * 2), "gb10-no-gpudirect"),
+        (replace(across(NOTHING, network="IB"), bus_ids=("000f:01:00.0", "0000:01:00.0")), "unknown"),
     ],
 )
 def test_the_first_cause(staged: Staged, cause: str) -> None:
@@ -139,7 +162,36 @@ def test_the_first_cause(staged: Staged, cause: str) -> None:
     assert found.id == cause
     assert found.evidence
     assert found.advice
-    assert found.by_design == next(each.by_design for each in CAUSES if each.id == cause)
+    assert (found.by_design or found.in_doubt) == next(each.by_design for each in CAUSES if each.id == cause)
+
+
+GEFORCE = ("NVIDIA GeForce RTX 3090",)
+VIRTUAL = ("0000:00:05.0", "0000:00:06.0")
+
+
+@pytest.mark.parametrize(
+    ("staged", "is_proven"),
+    [
+        pytest.param(replace(inside(REFUSED), models=GEFORCE), True, id="GeForce that the driver refuses"),
+        pytest.param(inside(REFUSED), False, id="refused, of a model that nobody names"),
+        pytest.param(replace(inside(REFUSED), models=("NVIDIA L40S",)), False, id="refused, and no GeForce"),
+        pytest.param(
+            replace(inside(REFUSED), models=GEFORCE, bus_ids=VIRTUAL), False, id="GeForce in a virtual machine"
+        ),
+        pytest.param(replace(inside(), models=GEFORCE), True, id="a model that never has any"),
+        pytest.param(inside(path="PHB"), True, id="a path beyond the default level"),
+        pytest.param(replace(inside(path="PHB"), bus_ids=VIRTUAL), False, id="such a path in a virtual machine"),
+        pytest.param(inside(path="SYS", process=told(NCCL_P2P_LEVEL="PHB")), False, id="a level that was raised"),
+        pytest.param(replace(inside(), peers_elsewhere=True), False, id="peers elsewhere"),
+        pytest.param(across(NO_RDMA), False, id="no RDMA device, as in a container without its files"),
+        pytest.param(across(NOTHING, NOTHING, FAR, network="IB"), False, id="a far NIC"),
+        pytest.param(replace(across(NOTHING, network="IB"), models=("NVIDIA GB10",)), True, id="GB10"),
+    ],
+)
+def test_by_design_is_what_is_proven(staged: Staged, is_proven: bool) -> None:
+    found = explain(CAUSES, staged)
+    assert found is not None
+    assert (found.by_design, found.in_doubt) == (is_proven, not is_proven)
 
 
 def test_what_was_seen_and_what_to_do_are_named() -> None:

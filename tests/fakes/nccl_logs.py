@@ -25,7 +25,10 @@ def between(
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One communicator of a job, connected in a ring in both directions; ranks fill nodes one after another."""
+    """One communicator of a job, connected in a ring in both directions; ranks fill nodes one after another.
+
+    On `one_machine` the GPUs of what NCCL takes for nodes differ.
+    """
 
     version: tuple[int, int] = (2, 28)
     ranks: int = 4
@@ -35,6 +38,7 @@ class Job:
     id: str = "0xabc1"
     handle: int = 0x5000
     hosts: Sequence[str] = ("nodeA", "nodeB", "nodeC", "nodeD")
+    one_machine: bool = False
     first_pid: int = 100
     notes: Sequence[str] = ()
     notes_of: Mapping[int, Sequence[str]] = field(default_factory=dict)
@@ -46,10 +50,13 @@ class Job:
         return f"{host}:{pid}:{pid} [{rank % self.per_node}] NCCL INFO "
 
     def bus(self, rank: int) -> int:
-        return 0x1A000 + (rank % self.per_node) * 0x1000
+        return 0x1A000 + self.gpu(rank) * 0x1000
+
+    def gpu(self, rank: int) -> int:
+        return rank if self.one_machine else rank % self.per_node
 
     def device(self, rank: int) -> str:
-        return str(rank % self.per_node) if self.version >= (2, 18) else f"{self.bus(rank):x}"
+        return str(self.gpu(rank)) if self.version >= (2, 18) else f"{self.bus(rank):x}"
 
     def messages(self, rank: int) -> Iterable[str]:
         """What a rank's process says, in NCCL's order."""
@@ -79,7 +86,7 @@ class Job:
         if self.version < (2, 16):
             text = f"comm {handle:#x} rank {rank} nranks {self.ranks} cudaDev {rank % self.per_node} busId {bus:x}"
             return f"{text} - {event}"
-        nvml = f" nvmlDev {rank % self.per_node}" if self.version >= (2, 18) else ""
+        nvml = f" nvmlDev {self.gpu(rank)}" if self.version >= (2, 18) else ""
         name = "ncclCommInitRankConfig" if self.version >= (2, 25) else "ncclCommInitRank"
         prefix = f"{name} " if self.version >= (2, 21) else ""
         return (

@@ -573,6 +573,7 @@ PLANTS: tuple[Plant, ...] = (
         "grdma-override",
         lambda: with_nodes(_two(), lambda node: _settings(node, parameters={"GrdmaPciTopoCheckOverride": "2"})),
     ),
+    Plant("gb10-no-gpudirect", lambda: with_nodes(_two(), _gb10)),
     Plant("gpudirect-too-far", lambda: with_nodes(_two(), _far_nics)),
     Plant(
         "gpudirect-one-side",
@@ -831,6 +832,11 @@ def _on_roce(node: Snapshot, mtu: int) -> Snapshot:
         nics=tuple(replace(nic, kind=NicKind.ROCE, mtu=mtu) for nic in node.nics),
         rdma_ports=tuple(replace(port, gids=gids) for port in node.rdma_ports),
     )
+
+
+def _gb10(node: Snapshot) -> Snapshot:
+    named = _gpus(node, lambda gpu: replace(gpu, name="NVIDIA GB10"))
+    return replace(named, gpudirect=GpuDirectFacts(peermem=False))
 
 
 def _far_nics(node: Snapshot) -> Snapshot:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpubench.cli.options.presentation import PresentationOptions
-from gpubench.cli.signature import app_of
+from gpubench.cli.signature import app_of, flag
 
 if TYPE_CHECKING:
     from gpubench.jobs.explain import ExplainPlan
@@ -26,8 +26,12 @@ collect it, will do too, and so will gzip.
 
   zcat slurm-4711.out.gz | gpubench explain -
 
-Exit codes: 0 nothing goes through host memory, or only by design; 1 something does and need not; 3 the logs do not
-say enough.
+What holds of a part of a log holds of that part: WARN says what is missing.
+
+  gpubench explain logs/ --strict
+
+Exit codes: 0 nothing goes through host memory, or only by design; 1 something does and need not, the job failed, or
+with --strict there is any doubt; 3 the logs do not say enough.
 """
 
 
@@ -36,13 +40,14 @@ class ExplainOptions:
     """The logs to read, and how to show what they say."""
 
     logs: Annotated[list[str], typer.Argument(metavar="LOG", help="Files, folders of files, or - for standard input.")]
+    strict: bool = flag("Exit 1 also where there is a doubt: for gates.")
     presentation: PresentationOptions
 
     def plan(self) -> "ExplainPlan":
         """The plan that these options ask for; UsageError for an option of presentation that cannot be read."""
         from gpubench.jobs.explain import SECTIONS, ExplainPlan
 
-        return ExplainPlan(logs=tuple(self.logs), presentation=self.presentation.parse(SECTIONS))
+        return ExplainPlan(logs=tuple(self.logs), presentation=self.presentation.parse(SECTIONS), strict=self.strict)
 
 
 def _run(options: ExplainOptions) -> int:

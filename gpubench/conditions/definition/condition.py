@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from gpubench.conditions.definition.circumstances import Circumstances
-from gpubench.conditions.definition.log_evidence import Reason, Staged
+from gpubench.conditions.definition.log_evidence import LoggedReason, Staged
 from gpubench.model.paths.evidence import Confidence
+from gpubench.model.paths.nccl_log import LogFacts
 from gpubench.model.paths.selection import Pair
 from gpubench.model.results.rows.causes import Effect
 from gpubench.model.terms.verdict import Finding, Verdict
@@ -99,8 +100,9 @@ class Condition:
 
     As a cause: `effects` are what it does to paths, none where it explains nothing of them; `slows` what takes longer
     where it makes them slow, all of it where nothing is said; `settles` what would settle a doubt; `in_log` finds it in
-    NCCL's log of a pair; `implies` are the ids of those that follow from it and are listed below it. `by_design` marks
-    policies and hardware: nothing to repair. `general` marks what is said where nothing more special is found.
+    NCCL's log of a pair, `in_job` in all that a job logs, where it ended the job; `implies` are the ids of those that
+    follow from it and are listed below it. `by_design` marks policies and hardware: nothing to repair. `general` marks
+    what is said where nothing more special is found.
     """
 
     id: str
@@ -117,7 +119,8 @@ class Condition:
     slows: tuple[Slowed, ...] = ()
     settles: str = ""
     seen_as: tuple[str, ...] = ()
-    in_log: Callable[[Staged], Reason | None] | None = None
+    in_log: Callable[[Staged], LoggedReason | None] | None = None
+    in_job: Callable[[LogFacts], Iterator[Sighting]] | None = None
     implies: tuple[str, ...] = ()
     by_design: bool = False
     general: bool = False
@@ -125,9 +128,17 @@ class Condition:
 
     def findings(self, run: Circumstances) -> Iterator[Finding]:
         """The findings of this condition's check; a design that somebody may want is none."""
-        for each in self.look(run):
-            severity = self.severity if isinstance(each, Unread) else each.severity or self.severity
-            if isinstance(each, Sighting) and severity is not None:
+        yield from self._told(each for each in self.look(run) if isinstance(each, Sighting))
+
+    def findings_in_log(self, facts: LogFacts) -> Iterator[Finding]:
+        """The findings of this condition in a job's log, where that shows what ended the job."""
+        if self.in_job is not None:
+            yield from self._told(self.in_job(facts))
+
+    def _told(self, sightings: Iterable[Sighting]) -> Iterator[Finding]:
+        for each in sightings:
+            severity = each.severity or self.severity
+            if severity is not None:
                 yield Finding(
                     id=self.id,
                     severity=severity,

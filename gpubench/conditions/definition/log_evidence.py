@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpubench.model.paths.nccl_log import Note, RemarkKind
 
@@ -27,26 +28,40 @@ class ProcessLog:
 class Staged:
     """Ranks that reach each other through host memory, and all that the log says of it.
 
-    `one_node` is whether NCCL takes both for ranks of one machine, `same_host` whether their hosts have one name.
+    `one_node` is whether NCCL takes both for ranks of one machine, `same_machine` whether the log shows that they are.
     `network` carries the bytes, None where shared memory does. `path` is NCCL's type of path between the GPUs
     ('PIX', 'SYS'), None where it is not said; `gpus` how many it found on the host, 0 if not said. `notes` are about
-    these two GPUs. `rdma` is whether any process of the job found an RDMA device.
+    these two GPUs, `bus_ids` theirs. `nvlinks` is whether anything shows NVLinks on the machine, `models` are GPUs that
+    the text names anywhere, `interfaces` those over which processes meet. `rdma` is whether any process of the job
+    found an RDMA device, `plugin` whether any has a plugin for a network. `peers_elsewhere` is whether both GPUs have
+    peer access to others of the machine.
     """
 
     one_node: bool
-    same_host: bool
+    same_machine: bool
     network: str | None
     path: str | None = None
     gpus: int = 0
     notes: tuple[Note, ...] = ()
     source: ProcessLog = ProcessLog()
     destination: ProcessLog = ProcessLog()
+    bus_ids: tuple[str, ...] = ()
+    nvlinks: bool = False
+    models: tuple[str, ...] = ()
+    interfaces: tuple[str, ...] = ()
     rdma: bool = False
+    plugin: bool = False
+    peers_elsewhere: bool = False
 
     @property
     def inside(self) -> bool:
-        """True if both run on one machine, also where NCCL_HOSTID tells NCCL otherwise."""
-        return self.one_node or (self.same_host and bool(self.settings("NCCL_HOSTID")))
+        """True if both run on one machine, also where NCCL takes it for several."""
+        return self.one_node or self.same_machine
+
+    @property
+    def virtual(self) -> bool:
+        """True if the GPUs are on bus 0, where hypervisors put devices, and no server has a slot."""
+        return any(bus_id[5:7] == "00" for bus_id in self.bus_ids)
 
     def settings(self, name: str) -> tuple[str, ...]:
         """The values that the two have of a variable."""
@@ -59,8 +74,12 @@ class Staged:
         return tuple(dict.fromkeys(note for kind in kinds for note in notes if note.kind is kind))
 
 
-Reason = tuple[str, str]
-"""Evidence and advice."""
+class LoggedReason(NamedTuple):
+    """Evidence and advice; of a condition that is by design, whether the log proves that it is."""
+
+    evidence: str
+    advice: str
+    is_proven: bool = True
 
 
 def through_shm(staged: Staged) -> bool:
@@ -80,11 +99,11 @@ def by_rdma(staged: Staged) -> bool:
 
 def remark_in_log(
     kind: RemarkKind, advice: str, where: Callable[[Staged], bool] = through_shm, said: str = "NCCL says: {.gist}"
-) -> Callable[[Staged], Reason | None]:
+) -> Callable[[Staged], LoggedReason | None]:
     """For what NCCL itself remarks of GPUs that are in some place to each other."""
 
-    def find(staged: Staged) -> Reason | None:
+    def find(staged: Staged) -> LoggedReason | None:
         found = staged.found(kind) if where(staged) else ()
-        return (said.format(found[0]), advice) if found else None
+        return LoggedReason(said.format(found[0]), advice) if found else None
 
     return find

@@ -3,9 +3,13 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from gpubench.conditions.definition.condition import joined
+from gpubench.conditions.registry import CAUSES
+from gpubench.measure.explain.failures import failures_of
 from gpubench.measure.explain.pairs import Scope
 from gpubench.measure.explain.summary import Examples, JobSummary, Part, StagedPaths
 from gpubench.model.paths.nccl_log import Communicator, LogFacts, RemarkKind
+from gpubench.model.results.ending import EXCERPT, NOTHING_TO_CONNECT
 from gpubench.model.results.explanation import Explanation
 from gpubench.model.results.rows.explain import either
 from gpubench.model.terms.units import compress_names, counted, some_of
@@ -24,9 +28,15 @@ _WITH_CONNECTIONS = ("RING", "TREE", "COLLNET_DIRECT", "COLLNET_CHAIN", "PAT")
 
 
 def findings_of(facts: LogFacts, summary: JobSummary, logs: Sequence[str]) -> tuple[Finding, ...]:
-    """The findings: what is staged, first causes first, then what is not known."""
-    staged = (_staged(summary, explanation, paths) for explanation, paths in summary.staged.items())
-    return (*staged, *_not_known(facts, summary, logs))
+    """The findings: what ended the job, what is staged, first causes first, then what is not known.
+
+    Of a job that failed nobody expects all connections.
+    """
+    failures = failures_of(facts)
+    staged = tuple(_staged(summary, explanation, paths) for explanation, paths in summary.staged.items())
+    failed = tuple(each for each in failures if each.severity is Verdict.FAIL)
+    doubted = tuple(each for each in failures if each.severity is not Verdict.FAIL)
+    return (*failed, *staged, *doubted, *(() if failed else _not_known(facts, summary, logs)))
 
 
 def _staged(summary: JobSummary, explanation: Explanation, staged: StagedPaths) -> Finding:
@@ -41,7 +51,8 @@ def _staged(summary: JobSummary, explanation: Explanation, staged: StagedPaths) 
         seen=f"through host memory: {_listed(list(staged.transports))}; on {compress_names(sorted(staged.hosts))}",
         expected="this, by design"
         if staged.verdict is Verdict.SKIP
-        else some_of([_DIRECT[each] for each in staged.scopes]),
+        else some_of([_DIRECT[each] for each in staged.scopes])
+        + (", unless this is by design" if staged.verdict is Verdict.WARN else ""),
         cause=f"{explanation.id}: {explanation.evidence}",
         next_command=explanation.advice,
         subjects=tuple(subjects),
@@ -50,28 +61,53 @@ def _staged(summary: JobSummary, explanation: Explanation, staged: StagedPaths) 
 
 def _not_known(facts: LogFacts, summary: JobSummary, logs: Sequence[str]) -> Iterator[Finding]:
     if not any(part.pairs for part in summary.parts):
+        yield from _said_without_connections(facts)
         yield _no_connections(facts, logs)
     else:
         yield from _unknown_transports(summary.parts)
         yield from _missing(summary.parts)
-    refused = [remark.note for remark in facts.remarks if remark.note.kind is RemarkKind.NO_TRANSPORT]
-    if refused:
-        yield _error(
-            "no-transport",
-            some_of([" → ".join(filter(None, note.about)) or "ranks" for note in refused]),
-            f"NCCL gave up: {refused[0].text}",
-            "a transport for every pair",
-            "every transport was refused or switched off: NCCL_SHM_DISABLE, NCCL_NET_DISABLE_INTRA, NCCL_P2P_DISABLE",
-            "gpubench topo shows peer access; with fewer such variables NCCL falls back",
-        )
     if facts.unreadable:
-        yield _error(
+        yield _doubt(
             "lines-unreadable",
             _listed(logs),
             f"{counted(facts.unreadable, 'line')} of connections, cut off or garbled",
             "whole lines",
             "processes that write into one file at a time, or a log that ends in the middle",
             _LOGS_OF_ALL,
+        )
+    if facts.left_out:
+        yield _doubt(
+            "lines-left-out",
+            _listed(logs),
+            f"Ray left out {counted(facts.left_out, 'line')} as repetitions, of other ranks too",
+            "every rank's lines",
+            "Ray's collector shows one of several lines that differ by numbers alone",
+            "RAY_DEDUP_LOGS=0 in the environment of the driver, then the same job again",
+        )
+    if facts.cut_files:
+        yield _doubt(
+            "log-cut-off",
+            _listed(facts.cut_files),
+            "a gzip that ends before its end",
+            "a whole gzip",
+            "it was cut off while it was written or copied",
+            f"gzip -t {facts.cut_files[0]}",
+        )
+
+
+def _said_without_connections(facts: LogFacts) -> Iterator[Finding]:
+    """Lines that tell of a fault although nothing was connected yet."""
+    refused = [each.note for each in facts.remarks if each.note.kind is RemarkKind.GDR_DISABLED]
+    if refused and not all(each.nodes == 1 for each in facts.communicators):
+        condition = next(each for each in CAUSES if each.id == "gpudirect-refused")
+        yield Finding(
+            id=condition.id,
+            severity=Verdict.FAIL,
+            subject=joined([note.about[1] for note in refused]),
+            seen=f"NCCL says: {refused[0].text}",
+            expected="RDMA into GPU memory (GDRDMA)",
+            cause=condition.title,
+            next_command=condition.cure,
         )
 
 
@@ -81,9 +117,21 @@ def _no_connections(facts: LogFacts, logs: Sequence[str]) -> Finding:
     elif not facts.communicators:
         seen = f"{counted(facts.nccl_lines, 'line')} of NCCL's, none of a connection"
         cause = "NCCL_DEBUG was VERSION or WARN, NCCL_DEBUG_SUBSYS left INIT out, or the job ended too early"
+    elif all(each.size == 1 for each in facts.communicators):
+        return Finding(
+            id=NOTHING_TO_CONNECT,
+            severity=Verdict.SKIP,
+            subject=_listed(logs),
+            seen=f"{counted(len(facts.communicators), 'communicator')} of one rank each",
+            expected="two ranks or more",
+            cause="one rank has nobody to be connected to",
+            next_command="gpubench allreduce measures all GPUs of a node",
+        )
     else:
         seen = f"{counted(len(facts.communicators), 'communicator')}, none of them connected"
-        cause = "NCCL connects ranks when they first communicate, and the job did not get there; or there is one rank"
+        cause = (
+            "NCCL connects ranks when they first communicate, and the job did not get there, or the text ends before"
+        )
     return _error(
         NO_CONNECTIONS, _listed(logs), seen, "lines of connections: ... via P2P/CUMEM", cause, _CONNECTIONS_TOO
     )
@@ -140,13 +188,44 @@ def _missing(parts: Sequence[Part]) -> Iterator[Finding]:
         if not part.pairs and any(each.algorithm in _WITH_CONNECTIONS for each in part.communicator.tunings)
     }
     yield from _merged(NO_CONNECTIONS, unused, "connections", "logs are cut off")
-    strange = {
-        name_of(part.communicator): f"{counted(part.pairs, 'pair')} of ranks, of how many the log does not say"
+    yield from _ambiguous(parts)
+    yield from _nameless(parts)
+
+
+def _ambiguous(parts: Sequence[Part]) -> Iterator[Finding]:
+    """Connections that several communicators may have."""
+    fit = {
+        name_of(part.communicator): f"{counted(part.pairs, 'pair')} of ranks that may be of either"
         for part in parts
-        if part.pairs and part.communicator.id is None and not part.communicator.candidates
+        if part.pairs and part.communicator.candidates
     }
-    cause = "the beginning of the logs is missing, or NCCL_DEBUG_SUBSYS left INIT out"
-    yield from _merged("communicator-unknown", strange, "lines that name the communicator", cause)
+    cause = "several communicators of one process have these ranks, and NCCL's lines do not name theirs"
+    yield from _merged("communicator-ambiguous", fit, "connections of one communicator", cause)
+
+
+def _nameless(parts: Sequence[Part]) -> Iterator[Finding]:
+    """Connections without the lines that begin a communicator: all of the text, as in an excerpt, or a part of it."""
+    nameless = [
+        part for part in parts if part.pairs and part.communicator.id is None and not part.communicator.candidates
+    ]
+    if not nameless:
+        return
+    seen = {name_of(part.communicator): f"{counted(part.pairs, 'pair')} of ranks" for part in nameless}
+    if len(nameless) == len(parts):
+        yield Finding(
+            id=EXCERPT,
+            severity=Verdict.SKIP,
+            subject=some_of(list(seen)),
+            seen=f"{'; '.join(dict.fromkeys(seen.values()))}, of how many the text does not say: it has no line that "
+            "begins a communicator",
+            expected="the log from its beginning",
+            cause="a part of a log, or NCCL_DEBUG_SUBSYS left INIT out: this holds of the pairs in the text alone",
+            next_command=f"give the logs of all ranks: {_LOGS_OF_ALL}",
+            subjects=tuple(seen),
+        )
+    else:
+        cause = "the beginning of the logs is missing, or NCCL_DEBUG_SUBSYS left INIT out"
+        yield from _merged("communicator-unknown", seen, "lines that name the communicator", cause)
 
 
 def _merged(id_: str, seen_by_subject: Mapping[str, str], expected: str, cause: str) -> Iterator[Finding]:
@@ -155,12 +234,17 @@ def _merged(id_: str, seen_by_subject: Mapping[str, str], expected: str, cause: 
     for subject, seen in seen_by_subject.items():
         same.setdefault(seen, []).append(subject)
     for seen, subjects in same.items():
-        error = _error(id_, some_of(subjects), seen, expected, cause, f"give the logs of all ranks: {_LOGS_OF_ALL}")
-        yield replace(error, subjects=tuple(subjects))
+        doubt = _doubt(id_, some_of(subjects), seen, expected, cause, f"give the logs of all ranks: {_LOGS_OF_ALL}")
+        yield replace(doubt, subjects=tuple(subjects))
 
 
 def _error(id_: str, subject: str, seen: str, expected: str, cause: str, next_command: str) -> Finding:
     return Finding(id_, Verdict.ERROR, subject, seen, expected, cause, next_command)
+
+
+def _doubt(id_: str, subject: str, seen: str, expected: str, cause: str, next_command: str) -> Finding:
+    """A finding on what the text leaves out, where it shows something."""
+    return Finding(id_, Verdict.WARN, subject, seen, expected, cause, next_command)
 
 
 def name_of(communicator: Communicator) -> str:

@@ -1,11 +1,12 @@
 """The verdict on every pair of ranks in a job's log: direct, through host memory and why, or unknown."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
 
 from gpubench.conditions.definition.log_evidence import ASK_FOR_MORE, ProcessLog, Staged
+from gpubench.conditions.nccl_settings import NCCL_SETTINGS
 from gpubench.conditions.ranking import explain
 from gpubench.conditions.registry import CAUSES
 from gpubench.model.paths.connections import PairRoutes
@@ -21,6 +22,8 @@ _ABOUT_TWO_INDICES = (RemarkKind.DRIVER_REFUSED, RemarkKind.NVLINK_REFUSED)
 _ABOUT_TWO_BUS_IDS = (RemarkKind.PEER_ACCESS_REFUSED, RemarkKind.PEER_QUERY_FAILED)
 _ABOUT_A_BUS_ID = (RemarkKind.GDR_FAR, RemarkKind.GDR_NEAR)
 _ABOUT_DEVICES = (*_ABOUT_TWO_INDICES, *_ABOUT_TWO_BUS_IDS, *_ABOUT_A_BUS_ID)
+_ABOUT_THE_JOB = (RemarkKind.BOOTSTRAP, RemarkKind.SOCKET_INTERFACES, RemarkKind.NETWORK_PLUGIN)
+"""Of these every process has its own, and what they say is asked of the job as a whole."""
 
 _NoteOfHosts = tuple[Note, frozenset[str]]
 _Alike = tuple[PairRoutes, int | None, int | None]
@@ -67,11 +70,14 @@ class PairJudge:
         self._facts = facts
         self._tellers = _tellers(facts)
         self._device_notes = _device_notes(facts.remarks)
-        self._has_rdma = any(remark.note.kind is RemarkKind.RDMA_DEVICES for remark in facts.remarks)
+        kinds = {remark.note.kind for remark in facts.remarks}
+        self._has_rdma, self._has_plugin = RemarkKind.RDMA_DEVICES in kinds, RemarkKind.NETWORK_PLUGIN in kinds
+        self._interfaces = _interfaces(facts.remarks)
         self._gpus: dict[str, set[str]] = {}
         for host, source, _ in facts.paths:
             self._gpus.setdefault(host, set()).add(source)
         self._refused = _refused(facts.remarks)
+        self._with_peers: frozenset[int] = frozenset()
         self._explanations: dict[Staged, Explanation] = {}
 
     def groups(self, communicator: Communicator) -> Iterator[tuple[int, list[PairGroup]]]:
@@ -79,6 +85,7 @@ class PairJudge:
         members = {member.rank: member for member in communicator.members}
         kinds = self._kinds(communicator.members)
         near = _near_ranks(communicator.members)
+        self._with_peers = _ranks_with_peers(communicator)
         known: dict[_Alike, JudgedPair] = {}
         for src, by_destination in communicator.connections.by_source():
             beside = near.get(src, frozenset())
@@ -112,7 +119,7 @@ class PairJudge:
         pair = alike[0]
         if not any(route.host_staged for route in pair.routes):
             alike = pair, None, None
-        elif source is None or destination is None or source.host == destination.host:
+        elif source is None or destination is None or source.machine == destination.machine:
             known = {}
         if alike not in known:
             known[alike] = JudgedPair(tuple(self._judged(route, pair, source, destination) for route in pair.routes))
@@ -134,38 +141,45 @@ class PairJudge:
             return JudgedRoute(route, route.family, Verdict.PASS)
         staged = self._staged(pair, source, destination)
         if staged not in self._explanations:
-            self._explanations[staged] = explain(CAUSES, staged) or _unexplained(staged)
+            is_known = source is not None and destination is not None
+            found = explain(CAUSES, staged) if is_known or staged.network is None else _anywhere(staged)
+            self._explanations[staged] = found or _unexplained(staged)
         found = self._explanations[staged]
-        return JudgedRoute(route, route.family, Verdict.SKIP if found.by_design else Verdict.FAIL, found)
+        verdict = Verdict.SKIP if found.by_design else Verdict.WARN if found.in_doubt else Verdict.FAIL
+        return JudgedRoute(route, route.family, verdict, found)
 
     def _staged(self, pair: PairRoutes, source: Member | None, destination: Member | None) -> Staged:
         """The evidence in the log on two ranks that reach each other through host memory."""
-        ends = [end for route in pair.routes for end in (route.sent, route.received) if end and end.host_staged]
-        networks = {end.network for end in ends if end.network is not None}
+        used = [end for route in pair.routes for end in (route.sent, route.received) if end and end.host_staged]
+        networks = {end.network for end in used if end.network is not None}
         network = "Socket" if "Socket" in networks else min(networks, default=None)
         processes = [self._tellers.get(end.process, ProcessLog()) for end in (source, destination) if end is not None]
-        if source is None or destination is None:
-            return Staged(
-                one_node=network is None,
-                same_host=False,
-                network=network,
-                source=processes[0] if processes else ProcessLog(),
-                rdma=self._has_rdma,
-            )
-        same_host = source.host == destination.host and source is not destination
-        path = (
-            self._facts.paths.get((source.host, source.bus_id or "", destination.bus_id or "")) if same_host else None
-        )
-        return Staged(
-            one_node=_scope(source, destination) is Scope.INSIDE,
-            same_host=same_host,
+        ends = [end for end in (source, destination) if end is not None]
+        of_job = Staged(
+            one_node=network is None,
+            same_machine=False,
             network=network,
-            path=path,
-            gpus=len(self._gpus.get(source.host, ())) if same_host else 0,
-            notes=tuple(dict.fromkeys(self._notes(source, destination, path))),
-            source=processes[0],
-            destination=processes[1],
+            source=processes[0] if processes else ProcessLog(),
+            bus_ids=tuple(end.bus_id for end in ends if end.bus_id is not None),
+            nvlinks=any(end.host in self._facts.nvlink_hosts for end in ends),
+            models=self._facts.gpu_models,
+            interfaces=self._interfaces,
             rdma=self._has_rdma,
+            plugin=self._has_plugin,
+        )
+        if source is None or destination is None:
+            return of_job
+        same_machine = source.machine == destination.machine and source is not destination
+        path = self._facts.paths.get((source.host, source.bus_id or "", destination.bus_id or ""))
+        return replace(
+            of_job,
+            one_node=_scope(source, destination) is Scope.INSIDE,
+            same_machine=same_machine,
+            path=path if same_machine else None,
+            gpus=len(self._gpus.get(source.host, ())) if same_machine else 0,
+            notes=tuple(dict.fromkeys(self._notes(source, destination, path if same_machine else None))),
+            destination=processes[1],
+            peers_elsewhere=same_machine and {source.rank, destination.rank} <= self._with_peers,
         )
 
     def _notes(self, one: Member, other: Member, path: str | None) -> Iterator[Note]:
@@ -192,6 +206,33 @@ def _scope(one: Member | None, other: Member | None) -> Scope:
     return Scope.INSIDE if one.node == other.node and one is not other else Scope.ACROSS
 
 
+def _anywhere(staged: Staged) -> Explanation | None:
+    """What explains a network between two ranks of which one has no log.
+
+    Inside a machine only a variable has NCCL take a network. Where one is set, that and what explains it between
+    machines hold whichever it is; where none is, the two are on different machines.
+    """
+    inside = explain(NCCL_SETTINGS.conditions, replace(staged, one_node=True, same_machine=True))
+    across = explain(CAUSES, staged)
+    if inside is None or inside.id == UNKNOWN:
+        return across
+    if across is None or across.by_design or across.in_doubt:
+        return None
+    evidence = " and ".join(dict.fromkeys((inside.evidence, across.evidence)))
+    return replace(inside, evidence=evidence, advice="; ".join(dict.fromkeys((inside.advice, across.advice))))
+
+
+def _interfaces(remarks: Iterable[Remark]) -> tuple[str, ...]:
+    """The interfaces over which processes meet, or that sockets use."""
+    names = [
+        name
+        for remark in remarks
+        for name in (remark.note.about[:1] if remark.note.kind is RemarkKind.BOOTSTRAP else remark.note.about)
+        if remark.note.kind in (RemarkKind.BOOTSTRAP, RemarkKind.SOCKET_INTERFACES)
+    ]
+    return tuple(sorted(set(names)))
+
+
 def _unexplained(staged: Staged) -> Explanation:
     """The explanation where the log has none: how to learn more."""
     more = f"run it again with {ASK_FOR_MORE}"
@@ -203,14 +244,30 @@ def _unexplained(staged: Staged) -> Explanation:
     return Explanation(UNKNOWN, seen, f"{more}; gpubench topo shows {shows}")
 
 
+def _ranks_with_peers(communicator: Communicator) -> frozenset[int]:
+    """Ranks that have peer access to another one, or it to them."""
+    by_rank = communicator.connections.by_rank
+    different = {channels for peers in by_rank.values() for channels in peers.values()}
+    p2p = {each for each in different if any(logged.transport.kind is TransportKind.P2P for logged in each.logged)}
+    if not p2p or p2p == different:
+        return frozenset()
+    return frozenset(
+        end
+        for rank, peers in by_rank.items()
+        for peer, channels in peers.items()
+        if channels in p2p
+        for end in (rank, peer)
+    )
+
+
 def _near_ranks(members: Sequence[Member]) -> dict[int, frozenset[int]]:
-    """The ranks on the host or node of each rank."""
-    hosts: dict[str, set[int]] = {}
+    """The ranks on the machine or node of each rank."""
+    machines: dict[str, set[int]] = {}
     nodes: dict[str, set[int]] = {}
     for member in members:
-        hosts.setdefault(member.host, set()).add(member.rank)
+        machines.setdefault(member.machine, set()).add(member.rank)
         nodes.setdefault(member.node, set()).add(member.rank)
-    return {member.rank: frozenset(hosts[member.host] | nodes[member.node]) for member in members}
+    return {member.rank: frozenset(machines[member.machine] | nodes[member.node]) for member in members}
 
 
 def _tellers(facts: LogFacts) -> Mapping[str, ProcessLog]:
@@ -220,7 +277,7 @@ def _tellers(facts: LogFacts) -> Mapping[str, ProcessLog]:
         for process in setting.processes:
             settings.setdefault(process, []).append((setting.name, setting.value))
     for remark in facts.remarks:
-        if remark.note.kind not in _ABOUT_DEVICES:
+        if remark.note.kind not in (*_ABOUT_DEVICES, *_ABOUT_THE_JOB):
             for process in remark.processes:
                 notes.setdefault(process, []).append(remark.note)
     return {

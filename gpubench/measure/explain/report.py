@@ -29,7 +29,8 @@ def explain(facts: LogFacts, logs: Sequence[str]) -> Report:
         "communicators": Table(CommunicatorRow.columns(), lambda: communicator_rows(summary)),
         "members": Table(MemberRow.columns(), lambda: member_rows(facts)),
     }
-    verdict = overall([Verdict.PASS, *(finding.severity for finding in findings)])
+    heard = [Verdict.PASS] if any(part.pairs for part in summary.parts) else []
+    verdict = overall([*heard, *(finding.severity for finding in findings)])
     return Report(verdict=verdict, complete=True, findings=findings, sections=sections, main=PATHS_SECTION)
 
 

@@ -131,6 +131,11 @@ class Connections:
 
     by_rank: Mapping[int, Mapping[int, ChannelSet]] = field(default_factory=dict)
 
+    @property
+    def joins_ranks(self) -> bool:
+        """True if any rank is connected with another one; a switch that reduces is none."""
+        return any(peer != rank for rank, peers in self.by_rank.items() for peer in peers)
+
     def by_source(self) -> Iterator[tuple[int, dict[int, PairRoutes]]]:
         """Every source with its destinations, both in order, and the routes to each."""
         joined = cache(_routes)

@@ -14,7 +14,8 @@ class Member:
     """A rank of a communicator. None is not logged.
 
     `bus_id` is written as lspci does. `nvml_index` counts as nvidia-smi does, whatever CUDA_VISIBLE_DEVICES says.
-    `node` is what NCCL takes for the machine: the host, or NCCL_HOSTID where that is set. `process` is `host:pid`.
+    `node` is what NCCL takes for the machine: the host, or NCCL_HOSTID where that is set; `machine` is the one that it
+    is, as far as the log shows. `process` is `host:pid`.
     """
 
     rank: int
@@ -23,6 +24,7 @@ class Member:
     bus_id: str | None = None
     nvml_index: int | None = None
     node: str = ""
+    machine: str = ""
     local_rank: int | None = None
 
     @property
@@ -37,13 +39,15 @@ class Communicator:
 
     `id` is NCCL's commId; of a split one its parent's with the colour; of NCCL before 2.17, which prints none, one made
     up from its order and size. None is that of lines whose communicator is not known. `size` and `nodes` are None where
-    no line says them. `candidates` are the ids of the communicators that ambiguous lines may be of.
+    no line says them. `unfinished_ranks` log the start of their init and not its end. `candidates` are the ids of the
+    communicators that ambiguous lines may be of.
     """
 
     id: str | None
     size: int | None
     nodes: int | None = None
     members: tuple[Member, ...] = ()
+    unfinished_ranks: tuple[int, ...] = ()
     connections: Connections = field(default_factory=Connections)
     tunings: tuple[Tuning, ...] = ()
     candidates: tuple[str, ...] = ()
@@ -76,6 +80,7 @@ class RemarkKind(StrEnum):
     """(HCA number, HCA name)"""
     GDR_NEAR = "gdr-near"
     """(bus id, HCA number)"""
+    GDR_DISTANT = "gdr-distant"
     GDR_FAR = "gdr-far"
     """(bus id, HCA number)"""
     DMA_BUF = "dma-buf"
@@ -94,6 +99,11 @@ class RemarkKind(StrEnum):
     MULTICAST = "multicast"
     """('not ' or '', CUDA device)"""
     CONFIDENTIAL = "confidential"
+    BOOTSTRAP = "bootstrap"
+    """(interface, address)"""
+    NETWORK_PLUGIN = "network-plugin"
+    SOCKET_INTERFACES = "socket-interfaces"
+    """(interfaces)"""
     NO_TRANSPORT = "no-transport"
     """(two ranks, or '')"""
     MNNVL_BROKEN = "mnnvl-broken"
@@ -126,14 +136,35 @@ class Remark:
     processes: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Complaint:
+    """A warning of NCCL's, or an error that a program reports of it: how often, and the processes that wrote it."""
+
+    text: str
+    count: int
+    processes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FailedCall:
+    """A function of NCCL's that returned an error: its place in the source, the code, and the processes."""
+
+    place: str
+    code: int
+    processes: tuple[str, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogFacts:
     """The facts in the logs of a job.
 
     `versions` are NCCL's; `networks` has the number of processes by network. `paths` is NCCL's own matrix of path types
-    by host and bus ids, where the GRAPH subsystem printed it. `warnings` are the texts of NCCL WARN lines with their
-    count. `lines` are all that were read, `nccl_lines` those of NCCL, `unreadable` those of connections that were cut
-    or garbled.
+    by host and bus ids, where the GRAPH subsystem printed it, and `nvlink_hosts` are those of which any line shows
+    NVLinks. `complaints` and `failed_calls` are from before the end
+    of the communicators: what closes them fails in healthy jobs too. `gpu_models` are those that other programs name
+    in the same text. `lines` are all that were read, `nccl_lines` those of NCCL, `unreadable` those of connections that
+    were cut or garbled; `left_out` counts lines that a collector left out as repetitions, `cut_files` are those that
+    end before their end.
     """
 
     versions: tuple[str, ...] = ()
@@ -142,7 +173,12 @@ class LogFacts:
     networks: Mapping[str, int] = field(default_factory=dict)
     remarks: tuple[Remark, ...] = ()
     paths: Mapping[tuple[str, str, str], str] = field(default_factory=dict)
-    warnings: Mapping[str, int] = field(default_factory=dict)
+    nvlink_hosts: frozenset[str] = frozenset()
+    complaints: tuple[Complaint, ...] = ()
+    failed_calls: tuple[FailedCall, ...] = ()
+    gpu_models: tuple[str, ...] = ()
     lines: int = 0
     nccl_lines: int = 0
     unreadable: int = 0
+    left_out: int = 0
+    cut_files: tuple[str, ...] = ()

@@ -13,6 +13,12 @@ from gpubench.model.terms.verdict import WRONG_DATA, Verdict, exit_code
 JUDGING_COMMANDS = ("check", "scan", "compare", "explain")
 """Commands that are there to judge: FAIL is exit code 1 whether or not they are strict."""
 
+EXCERPT = "excerpt"
+"""The finding that a log is a part of one: what is in it was judged, and nothing is said of the rest."""
+
+NOTHING_TO_CONNECT = "nothing-to-connect"
+"""The finding that a log is of ranks that are alone."""
+
 _DOUBTS = (Verdict.WARN, Verdict.INCONCLUSIVE)
 _STRICT = "strict"
 
@@ -40,9 +46,10 @@ def exit_code_of(metadata: Metadata, report: Report) -> int:
 
 
 def gated(metadata: Metadata, report: Report, figures: SpeedFigures, *, exit_style: bool) -> Report:
-    """The report of a gate, which passes nothing whose speed nobody judged: SKIP in place of PASS."""
+    """The report of a gate, which passes nothing whose speed nobody judged, and no part of a log: SKIP, not PASS."""
     is_gate = exit_style or is_strict(metadata.options) or metadata.subject == "check"
-    if is_gate and report.complete and report.verdict is Verdict.PASS and figures.is_unjudged:
+    is_part = any(each.id == EXCERPT for each in report.findings)
+    if is_gate and report.complete and report.verdict is Verdict.PASS and (figures.is_unjudged or is_part):
         return replace(report, verdict=Verdict.SKIP)
     return report
 

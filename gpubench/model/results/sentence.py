@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from gpubench.model.paths.evidence import Conclusion
-from gpubench.model.results.ending import remark_on_code
+from gpubench.model.results.ending import EXCERPT, NOTHING_TO_CONNECT, remark_on_code
 from gpubench.model.results.figures import SpeedFigure, SpeedFigures
 from gpubench.model.results.report import Metadata, Report
 from gpubench.model.results.result_file import MODELS
@@ -114,9 +114,14 @@ def _model(name: str) -> str:
 def _job(report: Report) -> str:
     """What `explain` read, or how much `compare` compared."""
     communicators = report.rows("communicators", CommunicatorRow)
+    found = {each.id for each in report.findings}
+    if NOTHING_TO_CONNECT in found:
+        return "nothing to connect: one rank"
     if communicators:
-        pairs = sum(each.pairs for each in communicators)
-        return f"{counted(pairs, 'pair')} of {counted(len(communicators), 'communicator')}"
+        pairs = counted(sum(each.pairs for each in communicators), "pair")
+        if EXCERPT in found:
+            return f"{pairs} in this part of a log, of how many it does not say"
+        return f"{pairs} of {counted(len(communicators), 'communicator')}"
     compared = [each for each in report.rows(COMPARISON_SECTION, ComparisonRow) if each.status == Status.COMPARED]
     return f"{counted(len(compared), 'row')} compared" if compared else ""
 

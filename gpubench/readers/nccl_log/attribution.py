@@ -2,7 +2,8 @@
 
 Lines of connections name ranks, ranks count within a communicator, and a process has many. A line is of a comm of its
 process with the writer's rank and GPU. Of several such comms it is the one that the thread initialises or named last;
-else the one without that channel, for NCCL logs each once. What is still ambiguous waits until every log is read.
+else the only one whose rings are not set up yet; else the one without that channel, for NCCL logs each once. What is
+still ambiguous waits until every log is read.
 """
 
 from gpubench.model.paths.connections import ChannelSets, RankConnections, channel_code
@@ -20,6 +21,7 @@ _MOST_TUNINGS = 4096
 """Of a communicator: every size is kept once, and a job whose sizes all differ must not fill the memory."""
 
 _MOST_CACHED = 2**16
+_MOST_LOST = 2**12
 
 ARROW = b" -> "
 
@@ -28,12 +30,14 @@ class Attribution:
     """The processes of a job with their comms, to which lines are added one by one.
 
     For speed it remembers the two sides of ` -> ` in connections: left, the source rank; right, the destination rank,
-    the line's code, and whether the receiver wrote it.
+    the line's code, and whether the receiver wrote it. `lost` are connections whose writer is not known, with the codes
+    of their channels.
     """
 
     def __init__(self) -> None:
         self.sets = ChannelSets()
         self.processes: dict[tuple[str, int], Process] = {}
+        self.lost: list[tuple[Connection, int]] = []
         self.left_sides: dict[bytes, int] = {}
         self.right_sides: dict[bytes, tuple[int, int, bool]] = {}
 
@@ -54,12 +58,44 @@ class Attribution:
             return False
         line_code = self.sets.line_code(connection.transport, received=connection.received)
         code = line_code + channel_code(*place)
+        if connection.handle is not None and connection.size is not None:
+            self._name(thread.process, connection.handle, connection.rank, connection.size).connections.add(
+                connection.peer, code
+            )
+            return True
         connections = self._connections_for(thread, connection, code, of_sends=place[1] == 1)
         if connections is not None:
             connections.add(connection.peer, code)
             if not cut:
                 self._remember(thread, connection, text, line_code)
         return True
+
+    def add_lost(self, place: tuple[int, int], text: bytes) -> None:
+        """Keep a channel whose writer was cut away, unless it cannot be read, or there are too many."""
+        connection = parse_connection(text)
+        if connection is not None and len(self.lost) < _MOST_LOST:
+            line_code = self.sets.line_code(connection.transport, received=connection.received)
+            self.lost.append((connection, line_code + channel_code(*place)))
+
+    def connected(self, thread: Thread) -> None:
+        """Take a line that says that rings or trees are set up, which names no communicator."""
+        waiting = [
+            comm for comm in thread.process.comms if comm.is_alive and comm.connections and not comm.is_connected
+        ]
+        comm = thread.comm or thread.newest or (waiting[0] if len(waiting) == 1 else None)
+        if comm is not None:
+            comm.is_connected = True
+        thread.newest = None
+
+    def _name(self, process: Process, handle: bytes, rank: int, size: int) -> Comm:
+        """The comm that a line of a connection names by its address, as RCCL's do: known, or new."""
+        comm = process.comm_by_address.get(handle)
+        if comm is None or (comm.rank, comm.size) != (rank, size):
+            line = CommunicatorLine(handle, rank, size, None, None, None, None, None, None, None, None, "")
+            comm = process.comm_by_address[handle] = Comm(process, line, self.sets)
+            process.comms.append(comm)
+            process.forget_caches()
+        return comm
 
     def add_communicator(self, thread: Thread, message: bytes) -> None:
         """Take a message that names a comm: its init, its shape, or its end."""
@@ -76,7 +112,10 @@ class Attribution:
             process.comms.append(comm)
             process.forget_caches()
         comm.update(line, comm_id)
+        comm.began = comm.began or line.event == "Init START"
         if line.event == "Init COMPLETE":
+            comm.is_complete = True
+            thread.newest = comm
             # NCCL up to 2.17 names a communicator only now; later lines of this thread may be of any.
             process.has_bus_ids = line.nvml_index is None and line.bus is not None
             thread.assign_early([comm])
@@ -116,6 +155,9 @@ class Attribution:
             return thread.comm.connections
         if not comms or (process.has_bus_ids and not of_sends):
             return thread.early_connections(connection, self.sets)
+        unconnected = [comm for comm in comms if not comm.is_connected]
+        if len(unconnected) == 1:
+            return unconnected[0].connections_for(connection)
         if len(comms) > 1:
             comms = [comm for comm in comms if not comm.connections.of(connection.peer).has(code)]
         if len(comms) == 1:

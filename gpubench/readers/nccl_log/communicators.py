@@ -12,19 +12,24 @@ from dataclasses import dataclass, field
 from gpubench.model.paths.connections import ChannelSets, Connections, RankConnections
 from gpubench.model.paths.nccl_log import Communicator, Member
 from gpubench.model.paths.transport import Tuning
-from gpubench.readers.nccl_log.lines import MOST_RANKS, bus_id
+from gpubench.readers.nccl_log.attribution import Attribution
+from gpubench.readers.nccl_log.lines import MOST_RANKS, Connection, bus_id
+from gpubench.readers.nccl_log.machines import is_inside, machines, nodes
 from gpubench.readers.nccl_log.threads import AmbiguousChannel, Comm, Process
+
+_SHORTEST_BUS_ID = 4
+"""Digits of a bus id in brackets, where NCCL 2.18 and later have a small number."""
 
 
 @dataclass(slots=True, eq=False)
 class _Builder:
-    """A communicator to be. `without_init` are the processes of ranks of which no line names the communicator."""
+    """A communicator to be. `without_init` are ranks of which no line names the communicator: process and device."""
 
     sets: ChannelSets
     id: str | None = None
     size: int | None = None
     comms: dict[int, Comm] = field(default_factory=dict)
-    without_init: dict[int, Process] = field(default_factory=dict)
+    without_init: dict[int, tuple[Process, str]] = field(default_factory=dict)
     by_rank: dict[int, RankConnections] = field(default_factory=dict)
     tunings: dict[Tuning, None] = field(default_factory=dict)
     candidates: tuple[str, ...] = ()
@@ -54,18 +59,26 @@ class _Builder:
                 comm.is_on(other.peer_devices.get(comm.rank, ""))
                 and other.is_on(comm.peer_devices.get(other.rank, ""))
                 and not (other.process.host == comm.process.host and other.bus == comm.bus is not None)
+                and not (other.process.host != comm.process.host and _reach_inside(comm, other))
                 for other in self.comms.values()
             )
         )
 
 
+def _reach_inside(one: Comm, other: Comm) -> bool:
+    """True if either says that it reaches the other's rank in a way that only ranks of one machine can."""
+    return is_inside(one.connections, other.rank) or is_inside(other.connections, one.rank)
+
+
 def communicators(
-    processes: Sequence[Process], sets: ChannelSets, host_ids: Mapping[str, str]
+    attribution: Attribution, host_ids: Mapping[str, str], addresses: Mapping[str, str]
 ) -> tuple[Communicator, ...]:
     """All communicators in order of appearance, then those without an id.
 
-    `host_ids` are the values of NCCL_HOSTID by process: where it is set, NCCL takes it for the machine.
+    `host_ids` are the values of NCCL_HOSTID by process: where it is set, NCCL takes it for the machine. `addresses` are
+    those of the interfaces over which processes meet.
     """
+    processes, sets = tuple(attribution.processes.values()), attribution.sets
     for process in processes:
         comms = process.comms or _comms_of_namesake(process, processes)
         for thread in process.threads.values():
@@ -81,8 +94,17 @@ def communicators(
         # Operations that several communicators may have run tell something only where none of these is connected.
         if process.tunings and not any(peers for root in roots for peers in root.by_rank.values()):
             _ambiguous(ambiguous, roots, sets).tunings |= process.tunings
-    found = (*builders, *ambiguous.values(), *_without_init(processes, sets))
-    return tuple(_communicator(builder, host_ids) for builder in found)
+    found = [*builders, *ambiguous.values(), *_without_init(processes, sets, builders)]
+    if len(found) == 1:
+        _add_lost(found[0], attribution.lost)
+    return tuple(_communicator(builder, host_ids, addresses) for builder in found)
+
+
+def _add_lost(builder: _Builder, lost: Sequence[tuple[Connection, int]]) -> None:
+    """Add channels whose writer was cut away to the only communicator that there is: their ends name the writer."""
+    for connection, code in lost:
+        if builder.size is None or max(connection.rank, connection.peer) < builder.size:
+            builder.of_rank(connection.rank).add(connection.peer, code)
 
 
 def _comms_of_namesake(process: Process, processes: Sequence[Process]) -> list[Comm]:
@@ -134,14 +156,22 @@ def _assign(
         if builder_of[comm].comms.get(connection.peer, comm).is_on(connection.peer_device)
         and not comm.connections.of(connection.peer).has(code)
     ]
+    silent = [comm for comm in lacking if not comm.connections and _others_are_connected(comm, builder_of[comm])]
     if count == len(comms):
         builders = [builder_of[comm] for comm in comms]
+    elif len(silent) == 1:
+        # In rings and trees every rank sends: without these channels this one would be the only rank that does not.
+        builders = [builder_of[silent[0]]]
     elif len(lacking) == 1:
         builders = [builder_of[lacking[0]]]
     else:
         builders = [_ambiguous(ambiguous, [builder_of[comm] for comm in lacking or comms], sets)]
     for builder in builders:
         builder.of_rank(connection.rank).add(connection.peer, code)
+
+
+def _others_are_connected(comm: Comm, builder: _Builder) -> bool:
+    return any(other.connections for other in builder.comms.values() if other is not comm)
 
 
 def _ambiguous(found: dict[tuple[str, ...], _Builder], candidates: Sequence[_Builder], sets: ChannelSets) -> _Builder:
@@ -156,61 +186,60 @@ def _ambiguous(found: dict[tuple[str, ...], _Builder], candidates: Sequence[_Bui
     return found[ids]
 
 
-def _without_init(processes: Sequence[Process], sets: ChannelSets) -> list[_Builder]:
-    """Connections of processes that name no communicator: put together as long as no two have the same rank."""
-    builders: list[_Builder] = []
+def _without_init(processes: Sequence[Process], sets: ChannelSets, builders: Sequence[_Builder]) -> list[_Builder]:
+    """Connections of processes that name no communicator: of the only one that there is, where its ranks can be theirs;
+    else put together as long as no two have the same rank.
+    """
+    found: list[_Builder] = []
     for process in processes:
         early = [pair for thread in process.threads.values() for pair in thread.early.items()]
         if not early:
             continue
-        ranks = {rank for (rank, _), _ in early}
-        builder = next((each for each in builders if not ranks & each.without_init.keys()), None)
-        if builder is None:
-            builder = _Builder(sets)
-            builders.append(builder)
-        builder.without_init |= dict.fromkeys(ranks, process)
+        ranks = {rank: device for (rank, device), _ in early}
+        largest = max((*ranks, *(peer for _, each in early for peer in each.connections)))
+        only = builders[0] if len(builders) == 1 and not process.comms else None
+        if (
+            only is not None
+            and largest < (only.size or 0)
+            and not ranks.keys() & (only.comms | only.without_init).keys()
+        ):
+            builder = only
+        else:
+            known = next((each for each in found if not ranks.keys() & each.without_init.keys()), None)
+            builder = known or _Builder(sets)
+            found += [] if known else [builder]
+        builder.without_init |= {rank: (process, device) for rank, device in ranks.items()}
         for (rank, _), each in early:
             builder.of_rank(rank).add_all(each.connections)
-    return builders
+    return found
 
 
-def _communicator(builder: _Builder, host_ids: Mapping[str, str]) -> Communicator:
+def _communicator(builder: _Builder, host_ids: Mapping[str, str], addresses: Mapping[str, str]) -> Communicator:
     comms = [comm for _, comm in sorted(builder.comms.items())]
     count = max((comm.nodes for comm in comms if comm.nodes is not None), default=None)
-    members = [_member(comm, node) for comm, node in zip(comms, _nodes(comms, count, host_ids), strict=True)]
+    by_node = nodes(comms, count, host_ids)
+    places = Counter((process.host, device) for process, device in builder.without_init.values())
+    repeated = {host for (host, _), times in places.items() if times > 1}
+    by_machine = machines(comms, by_node, builder.by_rank, addresses)
+    members = [_member(comm, *places) for comm, *places in zip(comms, by_node, by_machine, strict=True)]
     members += [
-        Member(rank=rank, host=process.host, pid=process.pid, node=host_ids.get(process.name, process.host))
-        for rank, process in builder.without_init.items()
+        _member_without_init(rank, process, device, host_ids, is_told=is_told)
+        for rank, (process, device) in builder.without_init.items()
+        for is_told in [process.host not in repeated]
     ]
     return Communicator(
         id=builder.id,
         size=builder.size,
         nodes=count,
         members=tuple(sorted(members, key=lambda member: member.rank)),
+        unfinished_ranks=tuple(comm.rank for comm in comms if comm.began and not comm.is_complete),
         connections=Connections(builder.by_rank),
         tunings=tuple(builder.tunings),
         candidates=builder.candidates,
     )
 
 
-def _nodes(comms: Sequence[Comm], count: int | None, host_ids: Mapping[str, str]) -> list[str]:
-    """The machine of every rank as NCCL tells them apart: by name, or NCCL_HOSTID.
-
-    Machines may share a name, as virtual ones do. Where NCCL counts more of them than there are names, a new one begins
-    with every local rank 0, if that gives as many as NCCL counts.
-    """
-    names = [host_ids.get(comm.process.name, comm.process.host) for comm in comms]
-    if count is None or len(set(names)) >= count:
-        return names
-    seen: Counter[str] = Counter()
-    numbered = []
-    for name, comm in zip(names, comms, strict=True):
-        seen[name] += comm.local_rank == 0
-        numbered.append(f"{name}~{seen[name]}" if seen[name] > 1 else name)
-    return numbered if len(set(numbered)) == count else names
-
-
-def _member(comm: Comm, node: str) -> Member:
+def _member(comm: Comm, node: str, machine: str) -> Member:
     return Member(
         rank=comm.rank,
         host=comm.process.host,
@@ -218,5 +247,26 @@ def _member(comm: Comm, node: str) -> Member:
         bus_id=None if comm.bus is None else bus_id(comm.bus),
         nvml_index=comm.nvml_index,
         node=node,
+        machine=machine,
         local_rank=comm.local_rank,
+    )
+
+
+def _member_without_init(
+    rank: int, process: Process, device: str, host_ids: Mapping[str, str], *, is_told: bool
+) -> Member:
+    """A rank of which connections alone are known, with its GPU as they have it in brackets.
+
+    Where a name of a host has one GPU twice it is that of several machines, and does not tell which (`is_told`).
+    """
+    is_bus_id = len(device) >= _SHORTEST_BUS_ID
+    machine = process.host if is_told else f"{process.host}~{rank}"
+    return Member(
+        rank=rank,
+        host=process.host,
+        pid=process.pid,
+        bus_id=bus_id(int(device, 16)) if is_bus_id else None,
+        nvml_index=int(device) if device.isdigit() and not is_bus_id else None,
+        node=host_ids.get(process.name, machine),
+        machine=machine,
     )

@@ -1,6 +1,5 @@
 """NCCL's logs as they lie on disks: files, folders of files, standard input, any of them packed by gzip."""
 
-import gzip
 import io
 import os
 import stat
@@ -8,11 +7,11 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
-from gpubench.errors import CouldNotMeasureError, UsageError
+from gpubench.errors import UsageError
 from gpubench.readers.documents.text_files import unreadable
-from gpubench.readers.nccl_log.stream import NcclLogReader
+from gpubench.readers.nccl_log.stream import NcclLogReader, Readable
 
 STDIN = "-"
 
@@ -26,35 +25,44 @@ _UNPACKERS = {
     b"\xfe\xff": "iconv -f UTF-16 -t UTF-8",
 }
 _LONGEST_MAGIC = 6
+_PACKED_BYTES = 2**10
+"""Little at a time: what is unpacked together with the damage is lost."""
+
+_MOST_AT_ONCE = 2**18
+_WITH_HEADER = 16
+"""What zlib takes for the header of a gzip."""
+
 _EXPECTED = "NCCL's log, as NCCL_DEBUG=INFO NCCL_DEBUG_FILE=/tmp/nccl.%h.%p.log writes one for every rank"
 
 
 @dataclass(frozen=True, slots=True)
 class LogFile:
-    """A file that was read, and how many of its lines are NCCL's."""
+    """A file that was read, how many of its lines are NCCL's, and whether it is a gzip that ends before its end."""
 
     name: str
     nccl_lines: int
+    is_damaged: bool = False
 
 
 def read_logs(names: Sequence[str], reader: NcclLogReader, stdin: BinaryIO) -> tuple[LogFile, ...]:
     """Have `reader` read all of these: '-' is `stdin`, and a folder is every file in it but hidden ones.
 
     A file that is named twice is read once. Raises UsageError where something is not there, cannot be opened, or is
-    packed in another way than by gzip, and CouldNotMeasureError where a gzip is damaged.
+    packed in another way than by gzip.
     """
     found = []
     for name in _files(names):
         before = reader.nccl_lines
         if name == STDIN:
-            _read(reader, io.BufferedReader(stdin) if not hasattr(stdin, "peek") else stdin, "standard input")  # type: ignore[arg-type]
+            peekable = io.BufferedReader(stdin) if not hasattr(stdin, "peek") else stdin  # type: ignore[type-var]
+            is_damaged = _read(reader, cast("io.BufferedReader", peekable), "standard input")
         else:
             try:
                 with Path(name).open("rb") as stream:
-                    _read(reader, stream, name)
+                    is_damaged = _read(reader, stream, name)
             except (OSError, ValueError) as error:
                 raise unreadable(name, error, _EXPECTED) from None
-        found.append(LogFile(name, reader.nccl_lines - before))
+        found.append(LogFile(name, reader.nccl_lines - before, is_damaged))
     return tuple(found)
 
 
@@ -91,7 +99,8 @@ def _opened(name: str) -> list[str]:
     return files
 
 
-def _read(reader: NcclLogReader, stream: io.BufferedReader, name: str) -> None:
+def _read(reader: NcclLogReader, stream: io.BufferedReader, name: str) -> bool:
+    """Read a file; whether it is a gzip that ends before its end."""
     magic = stream.peek(_LONGEST_MAGIC)[:_LONGEST_MAGIC]
     for beginning, unpacker in _UNPACKERS.items():
         if magic.startswith(beginning):
@@ -102,15 +111,52 @@ def _read(reader: NcclLogReader, stream: io.BufferedReader, name: str) -> None:
             )
     if not magic.startswith(_GZIP):
         reader.read(stream)
-        return
-    lines = reader.lines
-    try:
-        with gzip.GzipFile(fileobj=stream) as unpacked:
-            reader.read(unpacked)
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise CouldNotMeasureError(
-            f"{name} is a damaged gzip, behind line {reader.lines - lines}: {error}",
-            expected="a whole gzip",
-            reason="it was cut off while it was written or copied",
-            next_step=f"gzip -dc {name} | gpubench explain -  reads as much of it as there is",
-        ) from None
+        return False
+    unpacked = _Gunzipped(stream)
+    reader.read(unpacked)
+    return unpacked.is_damaged
+
+
+class _Gunzipped:
+    """The text of a gzip, of several behind each other, or as much of a damaged one as there is."""
+
+    def __init__(self, stream: Readable) -> None:
+        self._stream = stream
+        self._packed = b""
+        self._unpacker = _unpacker()
+        self.is_damaged = False
+
+    def read(self, size: int, /) -> bytes:
+        """At least that many bytes, as long as there are; none at the end, or where the damage begins."""
+        parts, length = [], 0
+        while length < size and (text := self._text()):
+            parts.append(text)
+            length += len(text)
+        return b"".join(parts)
+
+    def _text(self) -> bytes:
+        while not self.is_damaged:
+            if self._unpacker.eof:
+                self._packed, self._unpacker = self._unpacker.unused_data.lstrip(b"\0"), _unpacker()
+                if not (self._packed or self._more()):
+                    return b""
+            elif not (self._packed or self._more()):
+                self.is_damaged = True
+                return b""
+            try:
+                text = self._unpacker.decompress(self._packed, _MOST_AT_ONCE)
+            except zlib.error:
+                self.is_damaged = True
+                return b""
+            self._packed = self._unpacker.unconsumed_tail
+            if text:
+                return text
+        return b""
+
+    def _more(self) -> bool:
+        self._packed = self._stream.read(_PACKED_BYTES)
+        return bool(self._packed)
+
+
+def _unpacker() -> "zlib._Decompress":
+    return zlib.decompressobj(wbits=zlib.MAX_WBITS | _WITH_HEADER)

@@ -1,6 +1,7 @@
-"""The lines of NCCL's log on communicators, connections and algorithms, from NCCL 2.10 to 2.32, parsed from bytes.
+"""The lines of NCCL's log on communicators, connections and algorithms, from NCCL 2.4 to 2.32, parsed from bytes.
 
 Every line is `host:pid:tid [cudaDev] NCCL INFO message`, behind whatever a launcher, a clock or a collector puts first.
+People who post logs take parts of that away: the thread, the name of the host, or all of it.
 """
 
 import re
@@ -19,15 +20,45 @@ _MOST_MESSAGES = 2**13
 _LONGEST_HEAD = 512
 _LONGEST_NAME = 60
 
-_HEAD = re.compile(rb"([\w.-]{1,255}):(\d{1,10}):(\d{1,10}) \[-?\d{1,9}\](?: [^ ]+:\d{1,9}(?: \([^()]*\))?)?$")
-_ENDS = rb"(?P<src>\d{1,7})\[(?P<src_device>-?[0-9a-f]{1,12})\] -> (?P<dst>\d{1,7})\[(?P<dst_device>-?[0-9a-f]{1,12})\]"
-_CONNECTION = re.compile(rb"(?:" + _ENDS + rb"|(?P<rank>\d{1,7}))(?: \[(?P<end>send|receive)\])? via (?P<via>.*)", re.S)
-_CHANNEL = re.compile(rb"(?:Channel|CollNet) (\d{1,4})(?:/([01]))?")
+_PLACE = rb"(?: [^ ]+:\d{1,9}(?: \([^()]*\))?)?$"
+"""What a warning has behind the device: the place in NCCL's source, and the function in brackets."""
+
+_HOST = rb"([\w.-]{1,255}|<[^<>:]{1,255}>|\[[\w.-]{1,255}\])"
+"""A name, a placeholder, or a Kubernetes tag in its place."""
+
+_HEADS = (
+    re.compile(_HOST + rb":(\d{1,10}):(\d{1,10}) \[-?\d{1,9}\]" + _PLACE),
+    re.compile(rb"(?:^|(?<= ))" + _HOST + rb":(\d{1,10})() \[-?\d{1,9}\]" + _PLACE),
+    re.compile(rb"(?:^|(?<= ))():(\d{1,10}):(\d{1,10}) \[-?\d{1,9}\]" + _PLACE),
+)
+"""Host, process, and thread; some leave out the last, some the first."""
+
+_NAMELESS_HEAD = re.compile(
+    rb"(?:\(\w{1,60} (?:pid|rank)=[^()]{1,60}\) )?(?:\[[\d :T.+-]{8,40}\] )?(?:\[(-?\d{1,9})\])?" + _PLACE
+)
+"""Of a line whose writer was cut away: the device at most, behind a clock's time or Ray's tag."""
+
+NAMELESS = "anonymous"
+"""The host of such lines, whose process nobody knows."""
+
+_ENDS = (
+    rb"(?P<src>\d{1,7})(?:\[(?P<src_device>-?[0-9a-f]{1,12})\])? -> "
+    rb"(?P<dst>\d{1,7})(?:\[(?P<dst_device>-?[0-9a-f]{1,12})\])?"
+)
+_CONNECTION = re.compile(
+    rb"(?:" + _ENDS + rb"|(?P<rank>\d{1,7}))(?: \[(?P<end>send|receive)\])? +via (?P<via>.*?)"
+    rb"(?: comm (?P<handle>0x[0-9a-f]{1,16}) nRanks (?P<size>\d{1,7}))?",
+    re.S,
+)
+"""RCCL names the communicator behind the transport. NCCL 2.4 has no devices in brackets between nodes."""
+
+_HIDDEN_COMM = re.compile(rb" comm 0x\.{2,3} nRanks \d{1,7}$")
+_CHANNEL = re.compile(rb"(?:Channel|CollNet|Ring) (\d{1,4})(?:/([01]))?")
 _CUT_OFF = re.compile(r"P2P/(?:direct pointer|IPC|CUMEM|MNNVL)|SHM/direct|direct shared memory|NET/[^/]+/\d+/GDRDMA")
 _COMMUNICATOR = re.compile(
     rb"comm (?P<handle>0x[0-9a-f]{1,16}) rank (?P<rank>\d{1,7}) n[Rr]anks (?P<size>\d{1,7})"
     rb"(?: nNodes (?P<nodes>\d{1,7}) localRanks \d{1,7} localRank (?P<local_rank>\d{1,7})(?: MNNVL \d)?)?"
-    rb"(?: cudaDev -?\d{1,6})?(?: nvmlDev (?P<nvml>-?\d{1,6}))?(?: busId (?P<bus>[0-9a-f]{1,12}))?"
+    rb"(?: cudaDev -?\d{1,6})?(?: nvmlDev (?P<nvml>-?\d{1,6}))?(?: busId (?P<bus>[0-9a-f]{1,12}))?(?: used \d+ bytes)?"
     rb"(?: parent (?P<parent>0x[0-9a-f]{1,16})(?: (?:split|child)Count (?P<split>\d{1,9}))? color (?P<color>-?\d{1,10})"
     rb" key -?\d{1,10})?(?: commId (?P<id>0x[0-9a-f]{1,16}))?(?: ?- (?P<event>[A-Z][\w ]{1,40}))?"
 )
@@ -53,7 +84,10 @@ class LineSource(NamedTuple):
 
 
 class Connection(NamedTuple):
-    """One end's line of a connection. Devices are as in brackets: NVML's index, up to NCCL 2.17 the bus id."""
+    """One end's line of a connection. Devices are as in brackets: NVML's index, up to NCCL 2.17 the bus id.
+
+    `handle` and `size` are of its communicator, where the line names that, as RCCL's do.
+    """
 
     src: int
     dst: int
@@ -61,6 +95,8 @@ class Connection(NamedTuple):
     transport: Transport
     device: str
     peer_device: str
+    handle: bytes | None = None
+    size: int | None = None
 
     @property
     def rank(self) -> int:
@@ -91,11 +127,18 @@ class CommunicatorLine(NamedTuple):
 
 
 def parse_head(head: bytes) -> LineSource | None:
-    """The thread that wrote a line, from the text before ` NCCL INFO ` or ` NCCL WARN `."""
-    found = _HEAD.search(head[-_LONGEST_HEAD:])
-    if found is None:
-        return None
-    return LineSource(found[1].decode("ascii", "replace"), int(found[2]), int(found[3]))
+    """The thread that wrote a line, from the text before ` NCCL INFO ` or ` NCCL WARN `.
+
+    A line without host and process is of an anonymous one, in which devices stand for threads.
+    """
+    end = head[-_LONGEST_HEAD:]
+    for form in _HEADS:
+        if found := form.search(end):
+            host = found[1].decode("ascii", "replace").strip("<>[]") or NAMELESS
+            return LineSource(host, int(found[2]), int(found[3] or found[2]))
+    if found := _NAMELESS_HEAD.fullmatch(head):
+        return LineSource(NAMELESS, 0, int(found[1] or -1))
+    return None
 
 
 @lru_cache(_MOST_CACHED)
@@ -110,7 +153,7 @@ def parse_channel(text: bytes) -> tuple[int, int] | None:
 @lru_cache(_MOST_MESSAGES)
 def parse_connection(text: bytes, *, cut: bool = False) -> Connection | None:
     """'0[0] -> 1[1] via P2P/CUMEM'; None where the text is cut off or garbled. `cut` says that it may well be."""
-    found = _CONNECTION.fullmatch(text)
+    found = _CONNECTION.fullmatch(_HIDDEN_COMM.sub(b"", text))
     if found is None or bool(found["rank"]) != (b"COLLNET/" in found["via"]):
         return None
     transport = _transport(found["via"], cut=cut)
@@ -122,7 +165,16 @@ def parse_connection(text: bytes, *, cut: bool = False) -> Connection | None:
         return None
     received = found["end"] == b"receive"
     devices = [(found[name] or b"").decode() for name in ("src_device", "dst_device")]
-    return Connection(src, dst, received, transport, devices[received], devices[not received])
+    return Connection(
+        src,
+        dst,
+        received,
+        transport,
+        devices[received],
+        devices[not received],
+        found["handle"],
+        _number(found["size"]),
+    )
 
 
 @lru_cache(_MOST_CACHED)

@@ -4,15 +4,20 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TypeVar
 
-from gpubench.model.paths.nccl_log import LoggedSetting, Note, Remark, RemarkKind
+from gpubench.model.paths.nccl_log import Complaint, FailedCall, LoggedSetting, Note, Remark, RemarkKind
 from gpubench.readers.nccl_log.remarks import (
     FIRST_WORDS,
     OwnGpu,
+    ReturnedError,
+    parse_diagnostic,
+    parse_gpu_model,
     parse_network,
     parse_paths,
+    parse_program_error,
     parse_remark,
     parse_setting,
     parse_version,
+    shows_nvlinks,
 )
 
 Key = TypeVar("Key")
@@ -24,10 +29,12 @@ _MOST_PATHS = 2**16
 """The GPUs of a thousand nodes."""
 
 _MOST_VERSIONS = 32
-_MOST_WARNINGS = 32
+_MOST_COMPLAINTS = 256
+_MOST_MODELS = 32
 _LONGEST_WARNING = 300
 
-_BEGINNINGS = (b"NCCL_", b"Using ", b"GPU/", b"CPU/", b"NET/", b"NCCL version ")
+_OF_TOPOLOGY = (b"GPU/", b"+ ", b"  ", b"Pattern ")
+_BEGINNINGS = (b"NCCL_", b"Using ", b"CPU/", b"NET/", b"NCCL version ", *_OF_TOPOLOGY)
 
 
 def may_be_noted(message: bytes) -> bool:
@@ -36,12 +43,15 @@ def may_be_noted(message: bytes) -> bool:
 
 
 class Notes:
-    """The settings, networks, remarks, paths and warnings of a log."""
+    """The settings, networks, remarks, paths, complaints and failed calls of a log."""
 
     def __init__(self) -> None:
         self.versions: dict[str, None] = {}
         self.paths: dict[tuple[str, str, str], str] = {}
-        self.warnings: Counter[str] = Counter()
+        self.models: dict[str, None] = {}
+        self.nvlink_hosts: dict[str, None] = {}
+        self._complaints: dict[str, Counter[str]] = {}
+        self._failed_calls: dict[ReturnedError, dict[str, None]] = {}
         self._settings: dict[tuple[str, str], dict[str, None]] = {}
         self._networks: dict[str, dict[str, None]] = {}
         self._remarks: dict[tuple[RemarkKind, tuple[str, ...]], tuple[Note, dict[str, None]]] = {}
@@ -54,7 +64,9 @@ class Notes:
             _keep(self._networks, parse_network(message), process)
         elif message.startswith(b"NCCL version "):
             self.add_version(message)
-        elif message.startswith(b"GPU/"):
+        elif message.startswith(_OF_TOPOLOGY):
+            if shows_nvlinks(message):
+                self.nvlink_hosts[host] = None
             if len(self.paths) < _MOST_PATHS:
                 self.paths |= {(host, *pair): path for pair, path in parse_paths(message).items()}
         elif note := parse_remark(message, own):
@@ -70,10 +82,27 @@ class Notes:
 
     def add_warning(self, host: str, process: str, message: bytes) -> None:
         """Keep a message of level WARN."""
-        text = message[:_LONGEST_WARNING].decode("utf-8", "replace").strip()
-        if text in self.warnings or len(self.warnings) < _MOST_WARNINGS:
-            self.warnings[text] += 1
+        self._complain(message[:_LONGEST_WARNING].decode("utf-8", "replace").strip(), process)
         self.add(host, process, message)
+
+    def add_failed_call(self, process: str, call: ReturnedError) -> None:
+        """Keep the error that a function of NCCL's returned."""
+        _keep(self._failed_calls, call, process)
+
+    def add_other(self, line: bytes) -> None:
+        """Keep what a line of another program says of the GPUs, or of calls of NCCL's that failed."""
+        if diagnostic := parse_diagnostic(line):
+            process, text = diagnostic
+            self._complain(text, process)
+        elif error := parse_program_error(line):
+            self._complain(error, "")
+        model = parse_gpu_model(line)
+        if model is not None and len(self.models) < _MOST_MODELS:
+            self.models[model] = None
+
+    def _complain(self, text: str, process: str) -> None:
+        if text in self._complaints or len(self._complaints) < _MOST_COMPLAINTS:
+            self._complaints.setdefault(text, Counter())[process] += 1
 
     @property
     def host_ids(self) -> dict[str, str]:
@@ -83,6 +112,25 @@ class Notes:
             for (name, value), processes in self._settings.items()
             for process in processes
             if name == "NCCL_HOSTID"
+        }
+
+    def complaints(self) -> tuple[Complaint, ...]:
+        """The warnings and reported errors in order of appearance."""
+        return tuple(
+            Complaint(text, counts.total(), tuple(filter(None, counts))) for text, counts in self._complaints.items()
+        )
+
+    def failed_calls(self) -> tuple[FailedCall, ...]:
+        """The calls that failed, in order of appearance."""
+        return tuple(FailedCall(*key, tuple(processes)) for key, processes in self._failed_calls.items())
+
+    def addresses(self) -> Mapping[str, str]:
+        """The address of the interface over which a process meets the others, by process."""
+        return {
+            process: note.about[1]
+            for note, processes in self._remarks.values()
+            if note.kind is RemarkKind.BOOTSTRAP
+            for process in processes
         }
 
     def settings(self) -> tuple[LoggedSetting, ...]:

@@ -9,6 +9,8 @@ from gpubench.readers.nccl_log.lines import bus_id
 
 _LONGEST = 300
 
+_BOOTSTRAP = r"Bootstrap ?: Using (?:\[\d+\])?([\w.@-]{1,60}):\[?([\da-fA-F.:]{2,60})(?:%\w+)?\]?<"
+
 _Form = tuple[RemarkKind, re.Pattern[str]]
 
 
@@ -26,9 +28,20 @@ _ABOUT_OWN_GPU = (RemarkKind.GDR_FAR, RemarkKind.GDR_NEAR)
 _FORMS: Mapping[str, tuple[_Form, ...]] = {
     "NET/IB": (
         _form(RemarkKind.NO_RDMA_DEVICE, r"NET/IB ?: No device found"),
+        _form(
+            RemarkKind.GDR_DISTANT, r"NET/IB ?: GPU Direct RDMA Disabled for GPU \w+(?:\[\w+\])? / HCA \d+ \(distance"
+        ),
         _form(RemarkKind.RDMA_DEVICES, r"NET/IB ?: Using(?: \[\d+\]\S+)+"),
     ),
-    "NET/OFI": (_form(RemarkKind.RDMA_DEVICES, r"NET/OFI .*\b[Pp]rovider is (efa|verbs|cxi|psm\d?)\b"),),
+    "NET/OFI": (
+        _form(RemarkKind.RDMA_DEVICES, r"NET/OFI .*\b[Pp]rovider is (efa|verbs|cxi|psm\d?)\b"),
+        _form(RemarkKind.GDR_DISABLED, r"NET/OFI .*(?:disabling GDR|GDR (?:is )?not supported)()()"),
+        _form(RemarkKind.NETWORK_PLUGIN, r"NET/OFI "),
+    ),
+    "NET/Plugin": (_form(RemarkKind.NETWORK_PLUGIN, r"NET/Plugin ?: (?:Loaded|Using)\b"),),
+    "Bootstrap": (_form(RemarkKind.BOOTSTRAP, _BOOTSTRAP),),
+    "Bootstrap:": (_form(RemarkKind.BOOTSTRAP, _BOOTSTRAP),),
+    "NET/Socket": (_form(RemarkKind.SOCKET_INTERFACES, r"NET/Socket ?: Using \[\d+\]"),),
     "Failed": (_form(RemarkKind.NO_VERBS_LIBRARY, r"Failed to open libibverbs\.so"),),
     "DMA-BUF": (_form(RemarkKind.DMA_BUF, r"DMA-BUF is available on GPU device (\d{1,6})"),),
     "Check": (
@@ -39,6 +52,7 @@ _FORMS: Mapping[str, tuple[_Form, ...]] = {
     ),
     "P2P": (
         _form(RemarkKind.DRIVER_REFUSED, r"P2P is disabled between connected GPUs (\d{1,6}) and (\d{1,6})"),
+        _form(RemarkKind.DRIVER_REFUSED, r"P2P not supported between GPU(\d{1,6}) and GPU(\d{1,6})"),
         _form(RemarkKind.NVLINK_REFUSED, r"P2P is disabled between NVLINK connected GPUs (\d{1,6}) and (\d{1,6})"),
     ),
     "Could": (_form(RemarkKind.PEER_ACCESS_REFUSED, "Could not enable P2P" + _PAIR_OF_DEVICES),),
@@ -63,14 +77,34 @@ _FORMS: Mapping[str, tuple[_Form, ...]] = {
 
 FIRST_WORDS = frozenset(word.encode() for word in _FORMS)
 
+_INTERFACE = re.compile(r"\[\d+\]([\w.@-]{1,60}):", re.ASCII)
 _SHORTEST_BUS_ID = 4
+_IN_PROGRESS = b"7"
 
 _GDR = re.compile(r"NET/[^:]{1,60}: GPU Direct RDMA (Enabled|Disabled) for HCA (\d{1,6}) '([^']{0,60})'", re.ASCII)
+_DIAGNOSTIC = re.compile(rb"(?:([\w.-]{1,255}:\d{1,10}) )?(NCCL DIAG \[INFO\] .*)", re.ASCII)
 _SETTING = re.compile(rb"(NCCL_\w{1,60}) set (?:by environment )?to (.*)", re.S)
+_FAILED_CALL = re.compile(rb"(?:\[[\w ]{1,60}\] )?([\w./-]{1,120}\.(?:cc|cu|cpp|c|h):\d{1,6}) -> ([1-9]\d?)\b")
+_MODELS = (
+    re.compile(rb"#\s+Rank\s+\d+ .{1,300}\bdevice\s+\d+ \[[\w:.]+\] ([\w][\w .+-]{3,80})"),
+    re.compile(rb"\bGPU \d+: ((?:NVIDIA|Tesla|GeForce|Quadro) [\w .+-]{3,80}?)(?: \(|\s*$)"),
+)
+"""GPUs in nccl-tests' header, and as nvidia-smi -L lists them."""
+
+_PROGRAM_ERROR = re.compile(
+    rb"Test (?:NCCL |CUDA )?failure\b.*|NCCL (?:failure|error)\b.*"
+    rb"|nccl(?:UnhandledCuda|System|Internal|Remote)Error\b.*|Watchdog caught collective operation timeout.*"
+    rb"|CUDA error: .*|CUDA out of memory.*|ChildFailedError.*|Segmentation fault.*|Bus error.*"
+    rb"|noticed that process rank \d+ .*exited on signal.*|\bexited on signal \d+.*|Exited with exit code [1-9].*"
+    rb"|\(exitcode: -?[1-9]\d*\) .*local_rank.*"
+)
+"""What nccl-tests, PyTorch and launchers print where a call returned an error, or did not return, or a rank died."""
+
 _NETWORK = re.compile(rb"Using network (.{1,60})")
 _VERSION = re.compile(rb"NCCL version (\d[\w.]{0,30}(?:\+cuda[\d.]{1,10})?)")
 _PATHS = re.compile(rb"GPU/(?:[0-9a-fA-F]{1,4}-)?([0-9a-fA-F]{1,14}) :")
 _PATH = re.compile(rb"GPU/(?:[0-9a-fA-F]{1,4}-)?([0-9a-fA-F]{1,14}) \(\d+/[\d.]+/([A-Z0-9]{2,4})\)")
+_NVLINK_SIGNS = (b"+ NVL[", b"NVS/", b"/NVL)", b"/NVB)", b"/C2C)", b", type NVL/")
 _LOCAL_BITS = (1 << 40) - 1
 """NCCL 2.30 numbers several ranks on one GPU above the bus id."""
 
@@ -82,6 +116,13 @@ class OwnGpu(NamedTuple):
     bus: int
 
 
+class ReturnedError(NamedTuple):
+    """A place in NCCL's source, and the error that it hands on: 1 CUDA, 2 system, 3 internal, 6 a remote process."""
+
+    place: str
+    code: int
+
+
 def parse_remark(message: bytes, own: OwnGpu | None = None) -> Note | None:
     """The note in a message; None where it is none of these lines, or about the GPU of another process."""
     text = message[:_LONGEST].decode("ascii", "replace").rstrip()
@@ -90,6 +131,8 @@ def parse_remark(message: bytes, own: OwnGpu | None = None) -> Note | None:
         return Note(kind, (found[2], found[3]), text)
     for kind, pattern in _FORMS.get("CPU/" if text.startswith("CPU/") else text.partition(" ")[0], ()):
         if found := pattern.match(text):
+            if kind is RemarkKind.SOCKET_INTERFACES:
+                return Note(kind, tuple(_INTERFACE.findall(text)), text)
             groups = tuple(group or "" for group in found.groups())
             if kind in _ABOUT_OWN_GPU:
                 bus = _own_bus(groups[0], own)
@@ -116,6 +159,37 @@ def parse_setting(message: bytes) -> tuple[str, str] | None:
     return found[1].decode(), number if number.lstrip("-").isdigit() else value
 
 
+def parse_failed_call(message: bytes) -> ReturnedError | None:
+    """'transport/shm.cc:551 -> 2'; 7 is no error but an operation in progress."""
+    found = _FAILED_CALL.match(message)
+    if found is None or found[2] == _IN_PROGRESS:
+        return None
+    return ReturnedError(found[1].decode(), int(found[2]))
+
+
+def parse_program_error(line: bytes) -> str | None:
+    """What a program that calls NCCL reports of a call that failed."""
+    found = _PROGRAM_ERROR.search(line)
+    return None if found is None else found[0][:_LONGEST].decode("utf-8", "replace").strip()
+
+
+def parse_diagnostic(line: bytes) -> tuple[str, str] | None:
+    """What NCCL 2.31 and later report of their own checks where one did not go well: the process, and the text.
+
+    `host:pid NCCL DIAG [INFO] check: …`; `[OK]` says nothing that is worth keeping.
+    """
+    found = _DIAGNOSTIC.search(line)
+    if found is None:
+        return None
+    return (found[1] or b"").decode("ascii", "replace"), found[2][:_LONGEST].decode("utf-8", "replace").strip()
+
+
+def parse_gpu_model(line: bytes) -> str | None:
+    """The model of a GPU in a line of another program."""
+    found = next((found for form in _MODELS if (found := form.search(line))), None)
+    return None if found is None else found[1].decode("ascii", "replace").strip()
+
+
 def parse_network(message: bytes) -> str | None:
     """'Using network IB'."""
     found = _NETWORK.match(message)
@@ -126,6 +200,11 @@ def parse_version(line: bytes) -> str | None:
     """'NCCL version 2.28.9+cuda13.0', which has no prefix below the level INFO, anywhere in a line."""
     found = _VERSION.search(line)
     return None if found is None else found[1].decode()
+
+
+def shows_nvlinks(message: bytes) -> bool:
+    """True if a line of NCCL's topology, its matrix, or its search shows NVLinks, of whatever GPUs of the node."""
+    return any(sign in message for sign in _NVLINK_SIGNS)
 
 
 def parse_paths(message: bytes) -> dict[tuple[str, str], str]:

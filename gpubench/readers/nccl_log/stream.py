@@ -12,7 +12,7 @@ from gpubench.readers.nccl_log.attribution import ARROW, Attribution
 from gpubench.readers.nccl_log.communicators import communicators
 from gpubench.readers.nccl_log.lines import INFO, parse_channel, parse_head
 from gpubench.readers.nccl_log.notes import Notes, may_be_noted
-from gpubench.readers.nccl_log.remarks import OwnGpu
+from gpubench.readers.nccl_log.remarks import OwnGpu, parse_failed_call
 from gpubench.readers.nccl_log.threads import Thread
 
 _BLOCK_BYTES = 2**20
@@ -30,12 +30,27 @@ _STAMP = re.compile(rb"^\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\d.,:+-]{0,20}Z?\]?
 _STAMPED_BYTES = 4096
 """True if lines begin with a clock's time is seen in that many."""
 
+_REPEATED = re.compile(rb" ?\[repeated (\d{1,9})x across cluster\][^\n]*")
+"""What Ray puts behind a line in place of those that are alike but for numbers, of other ranks too."""
+
+_BARE = re.compile(rb"^(?=NCCL (?:INFO|WARN) )", re.M)
+"""The beginning of a line of which nothing but the level is left."""
+
 _CHANNEL = INFO + b"Channel "
 _MESSAGE = re.compile(rb" NCCL (INFO|WARN) ")
 _OPERATION = b": opCount "
 _ADDRESS = b" comm 0x"
 _REMNANT = b"] via "
 """In what is left of a connection's line whose beginning another line took away."""
+
+_RETURNED = b" -> "
+_INTERNAL_ERROR = 3
+
+_WORDS_OF_OTHERS = (
+    *(b"NVIDIA ", b"Tesla ", b"GeForce ", b"Quadro ", b"NCCL", b"nccl", b"Watchdog caught", b"Test ", b"CUDA "),
+    *(b"xited ", b"exitcode", b"ChildFailedError", b"Segmentation fault", b"Bus error"),
+)
+_LONGEST_OF_OTHERS = 1024
 
 _LONGEST_NAME = 50
 _SIZE = b" Bytes -> "
@@ -64,6 +79,7 @@ class NcclLogReader:
         self.lines = 0
         self._other_lines = 0
         self._unreadable = 0
+        self._left_out = 0
 
     @property
     def nccl_lines(self) -> int:
@@ -85,25 +101,30 @@ class NcclLogReader:
             self.lines += 1
             self._read_messages(_LOST_COLOR.sub(b"", _COLOR.sub(b"", rest)), cut=True)
 
-    def facts(self) -> LogFacts:
-        """All that was read so far."""
+    def facts(self, cut_files: tuple[str, ...] = ()) -> LogFacts:
+        """All that was read so far; `cut_files` ended before their end."""
         attribution, notes = self._attribution, self._notes
         return LogFacts(
             versions=tuple(notes.versions),
             settings=notes.settings(),
-            communicators=communicators(tuple(attribution.processes.values()), attribution.sets, notes.host_ids),
+            communicators=communicators(attribution, notes.host_ids, notes.addresses()),
             networks=notes.networks(),
             remarks=notes.remarks(),
             paths=dict(notes.paths),
-            warnings=dict(notes.warnings),
+            nvlink_hosts=frozenset(notes.nvlink_hosts),
+            complaints=notes.complaints(),
+            failed_calls=notes.failed_calls(),
+            gpu_models=tuple(notes.models),
             lines=self.lines,
             nccl_lines=self.nccl_lines,
             unreadable=self._unreadable,
+            left_out=self._left_out,
+            cut_files=cut_files,
         )
 
     def _read_lines(self, block: bytes) -> None:
         """Read whole lines: most are connections whose parts were all in earlier lines, if of other pairs."""
-        lines = _cleaned(block).split(b"\n")[:-1]
+        lines = self._with_what_was_left_out(_cleaned(block)).split(b"\n")[:-1]
         self.lines += len(lines)
         left_sides, right_sides = self._attribution.left_sides, self._attribution.right_sides
         threads, channel_codes, empty = self._threads, self._channel_codes, self._attribution.sets.empty
@@ -127,6 +148,13 @@ class NcclLogReader:
             if line not in known_lines:
                 self._read_line(line)
 
+    def _with_what_was_left_out(self, block: bytes) -> bytes:
+        """Count the lines that Ray left out, and read those that it wrote in their place."""
+        if b"x across cluster]" in block:
+            self._left_out += sum(int(found[1]) for found in _REPEATED.finditer(block))
+            return _REPEATED.sub(b"", block)
+        return block
+
     def _read_line(self, line: bytes) -> None:
         """Read a line that is not known; in long logs most are operations, and what NCCL runs them with."""
         head, _, message = line.partition(INFO)
@@ -146,6 +174,7 @@ class NcclLogReader:
         if b"NCCL" not in line:
             self._other_lines += 1
             self._unreadable += _REMNANT in line
+            self._read_other(line)
             return
         if b"[0m" in line:
             line = _LOST_COLOR.sub(b"", line)
@@ -166,7 +195,9 @@ class NcclLogReader:
         if b"NCCL version " in line:
             self._notes.add_version(line)
         start, found = 0, list(_MESSAGE.finditer(line))
-        self._other_lines += not found
+        if not found:
+            self._other_lines += 1
+            self._read_other(line)
         before = line[: found[0].start()] if found else line
         self._unreadable += _REMNANT in before
         for number, each in enumerate(found, 1):
@@ -177,8 +208,10 @@ class NcclLogReader:
             message = line[start : len(line) if is_last else found[number].start()]
             if thread is None:
                 self._unreadable += b" via " in message
+                self._lost(message)
             elif each[1] == b"WARN":
-                self._notes.add_warning(thread.process.host, thread.process.name, message)
+                if not thread.process.is_closing:
+                    self._notes.add_warning(thread.process.host, thread.process.name, message)
             else:
                 self._info(thread, message, b"", cut=cut or not is_last)
 
@@ -193,23 +226,49 @@ class NcclLogReader:
 
     def _info(self, thread: Thread, message: bytes, line: bytes, *, cut: bool = False) -> None:
         """Read a message of level INFO. `line` is its whole line, empty where that has more in it or may be cut off."""
-        if message.startswith((b"Channel ", b"CollNet ")):
+        if message.startswith((b"Channel ", b"CollNet ", b"Ring ")):
             self._channel(thread, message, line, cut=cut)
+        elif message.startswith(b"Connected all "):
+            self._attribution.connected(thread)
         elif _SIZE in message:
             self._attribution.add_tuning(thread, message, line)
         elif _ADDRESS[1:] not in message or _OPERATION in message:
             if may_be_noted(message):
                 self._notes.add(thread.process.host, thread.process.name, message, _own_gpu(thread))
+            if _RETURNED in message and self._failed(thread, message):
+                return
             self._remember(line)
         else:
             self._attribution.add_communicator(thread, message)
+
+    def _failed(self, thread: Thread, message: bytes) -> bool:
+        """Keep a call that failed; False where the message is none."""
+        process, call = thread.process, parse_failed_call(message)
+        if call is None:
+            return False
+        # Sockets' readers hand on an internal error when communicators are taken down, in healthy jobs too.
+        if not process.is_closing and (call.code != _INTERNAL_ERROR or process.is_starting):
+            self._notes.add_failed_call(process.name, call)
+        return True
+
+    def _lost(self, message: bytes) -> None:
+        """Keep a connection whose writer was cut away, if its line is whole from there on."""
+        channel, _, text = message.partition(b" : ")
+        place = parse_channel(channel)
+        if place is not None:
+            self._attribution.add_lost(place, text)
+
+    def _read_other(self, line: bytes) -> None:
+        """Read a line of another program: the models of GPUs, or a call of NCCL's that failed."""
+        if any(word in line for word in _WORDS_OF_OTHERS):
+            self._notes.add_other(line[:_LONGEST_OF_OTHERS])
 
     def _channel(self, thread: Thread, message: bytes, line: bytes, *, cut: bool) -> None:
         """Read a channel of a connection; 'Channel 03/24 : 0 1 2' is the order of a ring and no connection."""
         channel, _, text = message.partition(b" : ")
         place = parse_channel(channel)
         if place is None or b" via " not in text:
-            is_damaged = b" -> " in text or b" via " in text
+            is_damaged = b" via " in text or (b" -> " in text and not message.startswith(b"Ring "))
             self._unreadable += is_damaged
             self._remember(b"" if is_damaged else line)
             return
@@ -238,4 +297,6 @@ def _cleaned(block: bytes) -> bytes:
         block = block.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     if b"\x1b" in block:
         block = _COLOR.sub(b"", block)
-    return _STAMP.sub(b"", block) if _STAMP.search(block, 0, _STAMPED_BYTES) else block
+    if _STAMP.search(block, 0, _STAMPED_BYTES):
+        block = _STAMP.sub(b"", block)
+    return _BARE.sub(b" ", block) if block.startswith(b"NCCL ") or b"\nNCCL " in block else block

@@ -17,6 +17,7 @@ class Comm:
 
     `comm_id` names the communicator in every process, None where no line does; `peer_devices` are the GPUs of peers,
     which tell communicators without an id apart. `tuning_lines` are the whole lines that `tunings` were read from.
+    `began` and `is_complete` are the start and the end of its init, `is_connected` whether rings or trees were set up.
     """
 
     def __init__(self, process: "Process", line: CommunicatorLine, sets: ChannelSets) -> None:
@@ -29,6 +30,9 @@ class Comm:
         self.nvml_index: int | None = None
         self.bus: int | None = None
         self.is_alive = True
+        self.began = False
+        self.is_complete = False
+        self.is_connected = False
         self.connections = RankConnections(sets, line.size)
         self.peer_devices: dict[int, str] = {}
         self.tunings: dict[Tuning, None] = {}
@@ -106,6 +110,16 @@ class Process:
         """As settings and remarks name it."""
         return f"{self.host}:{self.pid}"
 
+    @property
+    def is_closing(self) -> bool:
+        """True if it had communicators, and has none any more: what it closes then may fail in a healthy job too."""
+        return bool(self.comms) and not any(comm.is_alive for comm in self.comms)
+
+    @property
+    def is_starting(self) -> bool:
+        """True if the init of any of its communicators began and did not end, or none is known."""
+        return not self.comms or any(comm.is_alive and not comm.is_complete for comm in self.comms)
+
     def comms_of(self, rank: int, device: str, most_rank: int) -> list[Comm]:
         """The living comms that have this rank on this GPU, and a rank `most_rank`."""
         return [comm for comm in self.comms if comm.is_alive and most_rank < comm.size and comm.is_rank(rank, device)]
@@ -122,7 +136,8 @@ class Process:
 
 @dataclass(slots=True, eq=False)
 class Thread:
-    """One thread: the comm that it initialises or named last, and connections logged before any was named.
+    """One thread: the comm that it initialises or named last, the `newest` of those that it completed, and connections
+    logged before any was named.
 
     For speed, until the comms of the process change: `connections` has where a connection is added, by the text of the
     writer's end of it; `tuning_lines` are lines that say nothing new of `comm`.
@@ -130,6 +145,7 @@ class Thread:
 
     process: Process
     comm: Comm | None = None
+    newest: Comm | None = None
     early: dict[tuple[int, str], EarlyConnections] = field(default_factory=dict)
     connections: dict[bytes, RankConnections] = field(default_factory=dict)
     tuning_lines: set[bytes] = field(default_factory=set)

@@ -169,7 +169,24 @@ def test_who_writes_behind_whatever_a_launcher_puts_first(head: bytes) -> None:
     assert (source.host, source.pid, source.tid) == ("node-1.cluster", 77, 78)
 
 
-@pytest.mark.parametrize("head", [b"", b"node:1", b"node:1:2", b"node:1:2 [x]", b"node:x:2 [0]", b"a" * 5000])
+@pytest.mark.parametrize(
+    ("head", "host", "pid", "tid"),
+    [
+        pytest.param(b"node-1:77 [3]", "node-1", 77, 77, id="no thread"),
+        pytest.param(b"<cluster_name>:919:1150 [0]", "cluster_name", 919, 1150, id="placeholder"),
+        pytest.param(b"[worker-0]:919:1150 [0]", "worker-0", 919, 1150, id="tag of a pod"),
+        pytest.param(b"(RayWorkerWrapper pid=539) vllm-0:539:540 [6]", "vllm-0", 539, 540, id="Ray"),
+        pytest.param(b"", "anonymous", 0, -1, id="nothing at all"),
+        pytest.param(b"[3]", "anonymous", 0, 3, id="device alone"),
+        pytest.param(b"[1] misc/shmutils.cc:103", "anonymous", 0, 1, id="device and place"),
+        pytest.param(b"(RayWorkerWrapper pid=539, ip=10.0.0.2) [1]", "anonymous", 0, 1, id="Ray and device"),
+    ],
+)
+def test_what_people_cut_away_from_heads(head: bytes, host: str, pid: int, tid: int) -> None:
+    assert parse_head(head) == (host, pid, tid)
+
+
+@pytest.mark.parametrize("head", [b"node:1", b"node:1:2", b"node:1:2 [x]", b"node:x:2 [0]", b"x [0]", b"a" * 5000])
 def test_what_is_no_head(head: bytes) -> None:
     assert parse_head(head) is None
 

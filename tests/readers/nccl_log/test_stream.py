@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpubench.model.paths.nccl_log import Communicator, LogFacts, RemarkKind
+from gpubench.model.paths.nccl_log import Communicator, Complaint, LogFacts, RemarkKind
 from gpubench.readers.nccl_log.stream import NcclLogReader
 from tests.examples import examples
 from tests.fakes.nccl_logs import Job, between, direct, interleaved
@@ -364,7 +364,7 @@ def test_warnings_are_counted() -> None:
     job = Job(ranks=2)
     warning = f"\n{job.head(0).replace(' INFO ', ' WARN ').replace('[0]', '[0] net.cc:1')}Call to connect failed\n"
     facts = read(*job.logs(), warning, warning)
-    assert facts.warnings == {"Call to connect failed": 2}
+    assert facts.complaints == (Complaint("Call to connect failed", 2, ("nodeA:100",)),)
 
 
 def test_lines_one_by_one_say_the_same() -> None:

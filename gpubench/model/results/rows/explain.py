@@ -10,7 +10,7 @@ PATHS_SECTION = "paths"
 
 _MOST_CANDIDATES = 3
 _SCOPES = ("node", "network", "unknown")
-_VERDICTS = ("PASS", "FAIL", "SKIP", "ERROR")
+_VERDICTS = ("PASS", "WARN", "FAIL", "SKIP", "ERROR")
 
 
 def either(candidates: Sequence[str]) -> str:
@@ -40,7 +40,7 @@ class PathRow(Record):
     channels: int  #: channels that travel alike
     peer_to_peer: bool  #: for send and receive; else for collectives
     proxy_rank: int | None  #: the rank whose NIC is used (PXN)
-    verdict: Annotated[str, _VERDICTS]  #: SKIP: through host memory by design; ERROR: not known
+    verdict: Annotated[str, _VERDICTS]  #: through host memory SKIP by design, WARN perhaps so; ERROR: not known
     cause: str | None  #: id of the cause where host_staged
 
 
@@ -55,7 +55,7 @@ class TransportRow(Record):
     channels_least: int  #: of a pair
     channels_most: int  #: of a pair
     host_staged: bool | None  #: whether bytes pass through host memory
-    verdict: Annotated[str, _VERDICTS]  #: SKIP: through host memory by design; ERROR: not known
+    verdict: Annotated[str, _VERDICTS]  #: through host memory SKIP by design, WARN perhaps so; ERROR: not known
     first: tuple[tuple[int, int], ...]  #: the first of the pairs
 
 

@@ -1,0 +1,65 @@
+"""Detectors of conditions that end a job, by what NCCL or the program that called it complains of."""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from gpubench.conditions.definition.condition import Sighting, joined
+from gpubench.model.paths.nccl_log import Complaint, LogFacts
+from gpubench.model.terms.verdict import Verdict
+
+_LONGEST_SEEN = 200
+
+_OUTERMOST = re.compile(r"(?:^|/)(?:init|group|enqueue|collectives|bootstrap|proxy|transport|channel)\.(?:cc|cu):")
+"""Where errors arrive that nobody below took care of: a plugin or GDRCopy that is not there is taken care of."""
+
+REMOTE = 6
+"""The error code of a remote process that went away, which is none of this one's."""
+
+_CODES = {
+    1: "a call of CUDA's failed",
+    2: "a call of the system failed",
+    3: "an internal check failed",
+    4: "an argument is invalid",
+    5: "the program calls it wrongly",
+    REMOTE: "a remote process exited, or the network to it failed",
+}
+"""ncclResult_t, as NCCL's functions hand it on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Complained:
+    """Finds the complaints that `form` matches, and calls that returned one of `codes`; all are one sighting."""
+
+    form: re.Pattern[str]
+    codes: frozenset[int] = frozenset()
+    severity: Verdict = Verdict.FAIL
+
+    def __call__(self, facts: LogFacts) -> Iterator[Sighting]:
+        """The sighting in a job's log, where there is one."""
+        found = [each for each in facts.complaints if self._is_one(each)]
+        calls = [each for each in facts.failed_calls if each.code in self.codes]
+        if REMOTE not in self.codes and not any(_OUTERMOST.search(each.place) for each in calls):
+            calls = []
+        if not found and not calls:
+            return
+        writers = [*(each.processes for each in found), *(each.processes for each in calls)]
+        who = joined(name for names in writers for name in names) or "a program that uses NCCL"
+        if found:
+            count = sum(each.count for each in found)
+            seen = found[0].text[:_LONGEST_SEEN] + (f" ({count} times, or alike)" if count > 1 else "")
+        else:
+            seen = f"{calls[0].place} -> {calls[0].code}: {_CODES.get(calls[0].code, 'it failed')}"
+        yield Sighting(subject=who, seen=seen, severity=self.severity)
+
+    def without(self, facts: LogFacts) -> LogFacts:
+        """The same log without these complaints, which are explained."""
+        return replace(facts, complaints=tuple(each for each in facts.complaints if not self._is_one(each)))
+
+    def _is_one(self, complaint: Complaint) -> bool:
+        return self.form.search(complaint.text) is not None
+
+
+def complained(pattern: str, codes: Iterable[int] = (), severity: Verdict = Verdict.FAIL) -> Complained:
+    """For complaints in some words, in upper or lower case, and for error codes."""
+    return Complained(re.compile(pattern, re.ASCII | re.IGNORECASE), frozenset(codes), severity)

@@ -1,0 +1,179 @@
+"""Jobs that NCCL ended while data moved: RDMA that failed, ranks that died, calls that returned errors."""
+
+import re
+from collections.abc import Iterator
+
+from gpubench.conditions.definition.complaints import REMOTE, complained
+from gpubench.conditions.definition.condition import Condition, Family, Sighting, joined, nothing_in_facts
+from gpubench.model.paths.nccl_log import LogFacts
+from gpubench.model.terms.verdict import Verdict
+
+_ENV = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
+_TROUBLE = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html"
+_RESULTS = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api/types.html"
+
+_DIAGNOSTICS = "NCCL DIAG "
+"""What NCCL's own checks only remark on."""
+
+_HARMLESS = re.compile(
+    r"failed to open libibverbs|libnccl-(?:net|tuner|profiler)|no plugin found|could not find|couldn't find"
+    r"|iommu=pt|numa auto balancing|kernel (?:command line|version)|missing .* from kernel|is set to|has been set to"
+    r"|ignor(?:ed|ing)|deprecated|datatypes not supported|cannot initialize collnet|failed to find reverse path"
+    r"|attribute \w+ of node \w+ not found|could not get|P2P is disabled between|MNNVL .* is available but not working"
+    r"|unable to open device|affinity|greater than the maximum allowed|GID table changed|non-fatal async event"
+    r"|failed to initialize NET plugin|unknown (?:CPU|link)|gdrcopy|RAS |cudaGetDriverEntryPoint"
+    r"|NVLS multicast support|lib wrapper not initialized"
+    r"|NET/OFI .*(?:only \w+ provider|initializ|not supported|symbol|no eligible)",
+    re.ASCII | re.IGNORECASE,
+)
+"""Warnings after which NCCL goes on, another way or just so."""
+
+
+def _unknown_warnings(facts: LogFacts) -> Iterator[Sighting]:
+    """Warnings that are none of the others, nor harmless."""
+    found = [each for each in facts.complaints if each.processes and not _HARMLESS.search(each.text)]
+    found = [each for each in found if not each.text.startswith(_DIAGNOSTICS)]
+    if found:
+        more = f"; and of {len(found) - 1} more" if len(found) > 1 else ""
+        yield Sighting(subject=joined(found[0].processes), seen=f"NCCL warns: {found[0].text}{more}")
+
+
+NCCL_TRANSFERS = Family.of(
+    "nccl_transfers",
+    "Jobs that NCCL ends",
+    Condition(
+        id="rdma-registration-failed",
+        title="Call to ibv_reg_mr failed: memory cannot be registered for RDMA",
+        seen_as=("Call to ibv_reg_mr failed", "Cannot allocate memory"),
+        detection="the warning in NCCL's log",
+        severity=Verdict.FAIL,
+        expected="memory that the NIC may use",
+        likely="the limit of locked memory (ulimit -l) in the container, or nvidia-peermem for memory of a GPU",
+        cure="docker run --ulimit memlock=-1, IPC_LOCK in Kubernetes; for `Bad address`: modprobe nvidia-peermem",
+        link=_TROUBLE,
+        look=nothing_in_facts,
+        in_job=complained(
+            r"ibv_(?:reg|create|alloc)\w* failed|regMr failed|unable to register memory|register(?:ing)? memory.*fail"
+        ),
+    ),
+    Condition(
+        id="network-plugin-failed",
+        title="A call of the network plugin failed (NET/OFI, aws-ofi-nccl): RC: -22 and others",
+        seen_as=("NET/OFI", "RC: -22"),
+        detection="a return code in the plugin's warning in NCCL's log",
+        severity=Verdict.FAIL,
+        expected="a plugin that works",
+        likely="a plugin that does not fit libfabric, NCCL or the instance, or a security group that blocks",
+        cure="FI_LOG_LEVEL=warn; fi_info -p efa; take plugin, libfabric and NCCL from one release of EFA's installer",
+        link="https://github.com/aws/aws-ofi-nccl",
+        look=nothing_in_facts,
+        in_job=complained(r"NET/\w+ .*\bRC: -?[1-9]\d*|unresponsive receiver"),
+    ),
+    Condition(
+        id="rdma-retry-exceeded",
+        title="Got completion with error 12: the other side did not answer over RDMA (IBV_WC_RETRY_EXC_ERR)",
+        seen_as=("Got completion with error 12", "status=12", "vendor err 129"),
+        detection="completion status 12 in NCCL's log",
+        severity=Verdict.FAIL,
+        expected="completions without an error",
+        likely="a wrong GID index on RoCE, a port or cable that is down, a fabric that drops (no PFC or ECN), or a "
+        "rank that died",
+        cure="show_gids, then NCCL_IB_GID_INDEX of the RoCE v2 address; ib_write_bw between the two; "
+        "NCCL_IB_TIMEOUT=22 outlasts congestion",
+        link="https://github.com/NVIDIA/nccl/issues/426",
+        look=nothing_in_facts,
+        in_job=complained(
+            r"got completion .*(?:error|status)[= ](?:\w+\()?12\b|RETRY_EXC|transport retry counter exceeded"
+        ),
+    ),
+    Condition(
+        id="rdma-completion-error",
+        title="Got completion with an error: an RDMA operation failed",
+        seen_as=("Got completion with error", "Got completion from peer"),
+        detection="a completion with another status in NCCL's log",
+        severity=Verdict.FAIL,
+        expected="completions without an error",
+        likely="4, 10, 11: memory or addresses (driver, nvidia-peermem); 5: flushed after another error; 13: a "
+        "receiver that was not ready",
+        cure="look at the first error of all ranks' logs; dmesg and the ports' counters on both nodes",
+        link=_TROUBLE,
+        look=nothing_in_facts,
+        in_job=complained(r"got completion .*(?:error|status)|(?<!non-fatal )async (?:fatal )?event|ibv_\w+ failed"),
+    ),
+    Condition(
+        id="collective-timed-out",
+        title="Watchdog caught collective operation timeout: a collective did not end",
+        seen_as=("Watchdog caught collective operation timeout",),
+        detection="PyTorch's watchdog, or a time-out in NCCL's log",
+        severity=Verdict.FAIL,
+        expected="collectives that end",
+        likely="a rank that died, stopped, or called something else; seldom the network",
+        cure="TORCH_NCCL_DUMP_ON_TIMEOUT=1 with TORCH_NCCL_TRACE_BUFFER_SIZE=2000 names the rank that is behind",
+        link="https://pytorch.org/docs/stable/torch_nccl_environment_variables.html",
+        look=nothing_in_facts,
+        in_job=complained(r"watchdog caught|timed? ?out"),
+        general=True,
+    ),
+    Condition(
+        id="remote-process-exited",
+        title="Connection closed by remote peer, ncclRemoteError: another rank went away",
+        seen_as=("Connection closed by remote peer", "remote process exited or there was a network error"),
+        detection="the warning, or the error code 6, in NCCL's log before communicators are closed",
+        severity=Verdict.FAIL,
+        expected="ranks that stay until the end",
+        likely="that rank died first: its own log and the program's output say of what",
+        cure="look for the first error of all ranks; dmesg -T | grep -i -E 'oom|xid' on its node",
+        link=_RESULTS,
+        look=nothing_in_facts,
+        in_job=complained(
+            r"remote (?:peer|process)|closed by (?:remote )?peer|connection reset|broken pipe|ncclRemoteError"
+            r"|could not receive type from localRank|peer .* (?:closed|exited)",
+            codes=(REMOTE,),
+        ),
+        general=True,
+    ),
+    Condition(
+        id="program-failed",
+        title="The program that uses NCCL ended with an error",
+        seen_as=("Test CUDA failure", "exited on signal", "ChildFailedError"),
+        detection="what nccl-tests, PyTorch, mpirun and srun print in the same text",
+        severity=Verdict.FAIL,
+        expected="ranks that stay until the end",
+        likely="a fault of the program, or of a GPU; a bus error is often a full /dev/shm",
+        cure="look for the first error of all ranks; dmesg -T | grep -i -E 'oom|xid' on its node",
+        link=_TROUBLE,
+        look=nothing_in_facts,
+        in_job=complained(
+            r"^Test (?:CUDA )?failure|^CUDA error|^CUDA out of memory|ChildFailedError|exited on signal"
+            r"|exited with exit code|exitcode:|segmentation fault|bus error"
+        ),
+        general=True,
+    ),
+    Condition(
+        id="nccl-call-failed",
+        title="A call of NCCL's failed: unhandled system error, internal error",
+        seen_as=("unhandled system error", "ncclInternalError", "NCCL failure"),
+        detection="`file.cc:123 -> 2` in NCCL's log, or the error that the program reports",
+        severity=Verdict.FAIL,
+        expected="calls that return",
+        likely="what the warning before it says; without one NCCL_DEBUG=WARN shows it",
+        cure="NCCL_DEBUG=INFO on all ranks: the first warning of any rank is the reason",
+        link=_RESULTS,
+        look=nothing_in_facts,
+        in_job=complained(r"unhandled|NCCL (?:failure|error)|nccl\w+Error", codes=(1, 2, 3, 4, 5)),
+        general=True,
+    ),
+    Condition(
+        id="nccl-warning",
+        title="NCCL warns of something that gpubench does not know",
+        detection="any other warning in NCCL's log; those after which it goes on as well are left out",
+        severity=Verdict.WARN,
+        expected="no warnings",
+        likely="see the words",
+        cure="search for the warning's words in NVIDIA/nccl's issues",
+        link="https://github.com/NVIDIA/nccl",
+        look=nothing_in_facts,
+        in_job=_unknown_warnings,
+        general=True,
+    ),
+)

@@ -1,0 +1,167 @@
+"""What ends a job, planted into a log that is healthy but for it: named first, and never passed."""
+
+import pytest
+
+from gpubench.conditions.registry import CONDITIONS
+from gpubench.model.terms.verdict import Verdict
+from tests.fakes.nccl_logs import Job
+from tests.measure.explain.test_report import ids, report_of, via
+
+JOB = Job()
+WARNED = JOB.head(0).replace(" INFO ", " transport/net.cc:120 NCCL WARN ").replace(" NCCL transport", " transport")
+FAILED = {
+    "shm-too-small": [
+        f"{WARNED}Error: failed to extend /dev/shm/nccl-AbCdEf to 33030532 bytes, error: No space left on device (28)",
+        f"{WARNED}Call to posix_fallocate failed : No space left on device",
+        f"{WARNED}Error while creating shared memory segment /dev/shm/nccl-AbCdEf (size 9637888)",
+    ],
+    "nccl-version-mismatch": [
+        f"{WARNED}Mismatched NCCL version detected : rank 0 version 22809 rank 1 version 22703",
+        f"{WARNED}NCCL version mismatch with remote peer 10.0.0.2<4000> (local: 2.28.9, remote 2.27.3)",
+    ],
+    "nccl-duplicate-gpu": [f"{WARNED}Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 1a000"],
+    "nccl-no-socket-interface": [f"{WARNED}Bootstrap : no socket interface found"],
+    "nccl-connect-failed": [
+        f"{WARNED}socketStartConnect: Connect to 10.0.0.2<4000> failed : Software caused connection abort",
+        f"{WARNED}socketPollConnect: connect to 10.0.0.2<4000> returned Connection refused, exceeded error retry count",
+        f"{WARNED}Call to connect to 10.0.0.2<4000> failed : No route to host",
+    ],
+    "nccl-no-transport": [f"{WARNED}No transport found for rank 0[1a000] -> rank 1[1b000]"],
+    "cuda-out-of-memory": [
+        f"{WARNED}Cuda failure 2 'out of memory'",
+        f"{WARNED}Failed to CUDA malloc 8388608 bytes",
+    ],
+    "nvls-setup-failed": [
+        f"{WARNED}Failed to bind NVLink SHARP (NVLS) Multicast memory of size 1 : CUDA error 1 'invalid argument'."
+    ],
+    "nccl-cuda-call-failed": [
+        f"{WARNED}Cuda failure 'unspecified launch failure'",
+        "nodeA: Test CUDA failure common.cu:297 'an illegal memory access was encountered'",
+    ],
+    "nccl-invalid-usage": [
+        f"{WARNED}Bootstrap Root : rank 1 of 4 ranks has already checked in",
+        f"{WARNED}Message truncated : received 1024 bytes instead of 256",
+        f"{WARNED}AllReduce : invalid root 9 (root should be in the 0..4 range)",
+    ],
+    "rdma-registration-failed": [f"{WARNED}Call to ibv_reg_mr failed with error Cannot allocate memory"],
+    "network-plugin-failed": [f"{WARNED}NET/OFI Couldn't open AV. RC: -22, ERROR: Invalid argument"],
+    "rdma-retry-exceeded": [
+        f"{WARNED}NET/IB : Got completion with error 12, opcode 0, len 0, vendor err 129",
+        f"{WARNED}NET/IB : Got completion from peer 10.0.0.2<4000> with status=12 opcode=1 len=0 vendor err 129 (Send)",
+        f"{WARNED}NET/IB: Got completion from peer 10.0.0.2<4000> with status=IBV_WC_RETRY_EXC_ERR(12)",
+    ],
+    "rdma-completion-error": [f"{WARNED}NET/IB : Got completion with error 4, opcode 0, len 0, vendor err 81"],
+    "collective-timed-out": [
+        "[rank6]:[E ProcessGroupNCCL.cpp:563] [Rank 6] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5)"
+    ],
+    "remote-process-exited": [
+        f"{WARNED}socketProgress: Connection closed by remote peer nodeB<4000>",
+        f"{JOB.head(0)}misc/socket.cc:749 -> 6",
+        "DistBackendError: NCCL error in: init.cpp:3, remote process exited or there was a network error",
+    ],
+    "program-failed": [
+        "mpirun noticed that process rank 1 with PID 7 on node nodeA exited on signal 9 (Killed).",
+        "srun: error: nodeA: task 0: Exited with exit code 1",
+        "Bus error (core dumped)",
+    ],
+    "nccl-call-failed": [
+        f"{JOB.head(0)}transport/shm.cc:590 -> 2\n{JOB.head(0)}transport.cc:183 -> 2\n{JOB.head(0)}group.cc:73 -> 2",
+        "nodeA: Test NCCL failure common.cu:958 'unhandled system error (run with NCCL_DEBUG=INFO for details) / '",
+    ],
+    "nccl-diag-p2p": [
+        "nodeA:100 NCCL DIAG [INFO] p2p: only 52/56 GPU-to-GPU peer accesses passed verification",
+        "nodeA:100 NCCL DIAG [INFO] p2p: read mismatch rank=0 peer=1 expected=0x01 got=0x00; inspect",
+    ],
+    "nccl-diag-hardware": [
+        "nodeA:100 NCCL DIAG [INFO] ECC: 2 uncorrected volatile errors on rank(s) {3} in comm 0x1234",
+        "NCCL DIAG [INFO] NVLink: 17 of 18 link(s) active on rank(s) {3} in comm 0x1234",
+    ],
+    "nccl-diag-network": [
+        "nodeA:100 NCCL DIAG [INFO] net bw: cross-nic rank 3 (node0): 265.1 Gbit/s, >30% off median 391.5 Gbit/s",
+        "nodeA:100 NCCL DIAG [INFO] net bw: required external tool missing in comm 0x1234",
+    ],
+    "nccl-diag-ranks-differ": [
+        "nodeA:100 NCCL DIAG [INFO] NCCL environment: mismatch across 8 ranks in comm 0x1234 for NCCL_DEBUG"
+    ],
+    "nccl-warning": [f"{WARNED}something that nobody wrote yet"],
+}
+DOUBTS = ("nccl-warning", "nccl-diag-network", "nccl-diag-ranks-differ")
+WITHOUT_LINES = {"nccl-init-unfinished"}
+
+
+def test_every_condition_that_ends_a_job_is_planted() -> None:
+    assert FAILED.keys() | WITHOUT_LINES == {each.id for each in CONDITIONS if each.in_job is not None}
+
+
+@pytest.mark.parametrize(("id_", "text"), [(id_, text) for id_, texts in FAILED.items() for text in texts])
+def test_what_ends_a_job_is_named_first(id_: str, text: str) -> None:
+    report = report_of(*JOB.logs(), text + "\n")
+    assert (ids(report)[0], len(report.findings)) == (id_, 1)
+    assert report.verdict is (Verdict.WARN if id_ in DOUBTS else Verdict.FAIL)
+    finding = report.findings[0]
+    assert all((finding.seen, finding.cause, finding.expected, finding.next_command, finding.subject))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{WARNED}Failed to open libibverbs.so[.1]",
+        f"{WARNED}NET/OFI Only EFA provider is supported",
+        f'{WARNED}Missing "iommu=pt" from kernel command line which can lead to system instablity or hang!',
+        f"{WARNED}NET/IB : nodeA:1 Got non-fatal async event: port error(10)",
+        f"{JOB.head(0)}include/net.h:24 -> 2",
+        f"{JOB.head(0)}misc/gdrwrap.cc:56 -> 3",
+        f"{JOB.head(0)}enqueue.cc:12 -> 7",
+        f"{JOB.head(0)}misc/socket.cc:47 -> 3",
+        "Test NCCL was a success; 0 failures",
+        "nodeA:100 NCCL DIAG [OK]   p2p: verified P2P access in both directions between every GPU pair (12 accesses)",
+        "nodeA:100 NCCL DIAG [INFO] net bw: net devices are shared across ranks",
+        "nodeA:100 NCCL DIAG NCCL diagnostics completed in 245.3 ms across 4 ranks",
+        "nodeA: Exited with exit code 0",
+        "NCCL_DEBUG=INFO mpirun all_reduce_perf",
+    ],
+)
+def test_what_nccl_goes_on_after_is_no_failure(text: str) -> None:
+    report = report_of(*JOB.logs(), text + "\n")
+    assert (report.verdict, ids(report)) == (Verdict.PASS, [])
+
+
+def test_what_fails_while_communicators_are_closed_is_no_failure() -> None:
+    """Ranks end one after another, and the last find the others gone."""
+    ends = "".join(f"{JOB.head(rank)}{JOB.communicator(rank, 'Destroy COMPLETE')}\n" for rank in range(4))
+    closed = f"{WARNED}[Service thread] Could not receive type from localRank 1, res=3, closed=0\n"
+    closed += f"{JOB.head(0)}misc/socket.cc:749 -> 6\n{JOB.head(0)}proxy.cc:9 -> 2\n"
+    assert report_of(*JOB.logs(), ends, closed).verdict is Verdict.PASS
+    assert report_of(*JOB.logs(), closed).verdict is Verdict.FAIL
+
+
+def test_a_reason_comes_with_what_followed_from_it() -> None:
+    lines = [FAILED[id_][0] for id_ in ("remote-process-exited", "nccl-call-failed", "shm-too-small")]
+    report = report_of(*Job(via=via(inside="SHM/direct")).logs()[:3], "\n".join(lines) + "\n")
+    assert ids(report) == ["shm-too-small", "host-staged"]
+    followed = [line.partition(":")[0] for line in report.findings[0].consequences]
+    assert followed == ["remote-process-exited", "nccl-call-failed"]
+
+
+@pytest.mark.parametrize(
+    ("kept", "verdict"),
+    [
+        pytest.param(("Init START", "nRanks"), Verdict.FAIL, id="nothing after it, on all ranks"),
+        pytest.param(("Init START", "nRanks", " via "), Verdict.WARN, id="ranks were connected: the text may end here"),
+    ],
+)
+def test_an_init_that_does_not_end(kept: tuple[str, ...], verdict: Verdict) -> None:
+    logs = [
+        "".join(line for line in log.splitlines(keepends=True) if any(word in line for word in kept))
+        for log in JOB.logs()
+    ]
+    report = report_of(*logs)
+    assert (report.verdict, ids(report)[0]) == (verdict, "nccl-init-unfinished")
+    assert report.findings[0].seen == "rank 0-3 of 4 began its init and did not end it"
+
+
+def test_the_init_of_another_communicator_that_does_not_end_is_a_doubt() -> None:
+    other = Job(id="0xabc2", handle=0x9000)
+    started = "".join(f"{other.head(rank)}{other.communicator(rank, 'Init START')}\n" for rank in range(4))
+    report = report_of(*JOB.logs(), started)
+    assert (report.verdict, ids(report)) == (Verdict.WARN, ["nccl-init-unfinished"])
