@@ -12,6 +12,7 @@ RESULT_READERS: tuple[FileKind[ResultFile], ...] = (
     FileKind("gpubench.readers.results.gpubench_csv", "its CSV"),
     FileKind("gpubench.readers.results.nccl_tests.json", "nccl-tests' JSON", takes=("collective",)),
     FileKind("gpubench.readers.results.nccl_tests.text", "nccl-tests' text", takes=("collective",)),
+    FileKind("gpubench.readers.results.osu", "OSU's text of a collective, or of osu_bw"),
 )
 
 MOST_BYTES = 256 * 2**20

@@ -1,37 +1,18 @@
-"""The lines of a log as nccl-tests wrote them: without launchers' tags, control characters and lines of NCCL's own."""
+"""The lines of a log as nccl-tests wrote them: without lines of NCCL's own, which tear rows apart."""
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
 from gpubench.readers.results.nccl_tests.names import ELEMENT_TYPES, REDUCTIONS
 
 TORN = "\ufffd"
 """Stands where digits may be of a row or of a host's name. No value looks like it, so that such a row is damaged."""
 
-_CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07]*\x07|[\x00-\x08\x0b-\x1f]")
-_TAG = re.compile(r"(\[[^\]\[\s]{1,80},\d{1,7}\]<std(?:out|err)>:)")
-"""Open MPI's --tag-output puts one before every piece of output, and a piece may be the middle of a row."""
-
 _NCCL_LINE = re.compile(
     r"(?:\[?\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[\d.]*\]? )?(?P<glued>(?<![\w.-])[\w.-]{0,280}):\d{1,10}:\d{1,10} "
     r"\[-?\d{1,9}\](?: \S+:\d{1,9}(?: \([^()]*\))?)? NCCL [A-Z]+ .*"
 )
 _CELL = re.compile(rf"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?|N/A|{'|'.join((*REDUCTIONS, *ELEMENT_TYPES))}")
-
-
-def pieces(line: str) -> Iterator[tuple[str, str]]:
-    """The text of a line by launcher's tag, "" without one: pieces of one process that follow each other are one."""
-    head, *tagged = _TAG.split(_CONTROL.sub("", line))
-    if head.strip() or not tagged:
-        yield "", head
-    tag, text = "", ""
-    for next_tag, piece in zip(tagged[::2], tagged[1::2], strict=True):
-        if next_tag != tag and tag:
-            yield tag, text
-            text = ""
-        tag, text = next_tag, text + piece
-    if tag:
-        yield tag, text
 
 
 def without_nccl(text: str, hosts: Collection[str]) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from gpubench.model.terms.operation import Placement
+from gpubench.readers.documents.launcher_tags import behind_prefix, prefix_shape
 from gpubench.readers.results.nccl_tests.names import ELEMENT_TYPES, REDUCTIONS, OutputLine, PerIteration, Placed
 
 HEADER = re.compile(r"#\s+(?P<size>size|bytes)\s+(?:count|N)\s+type\s(?P<others>.*)")
@@ -68,7 +69,7 @@ class TableRow:
         self._cells = found.groupdict()
         self._columns = columns
         self._values: list[str] = []
-        self._prefix = _shape(found.string[: found.start()])
+        self._prefix = prefix_shape(found.string[: found.start()])
         words = _words(found["rest"])
         self._cells["redop"] = words.pop(0) if columns.reduction and words and words[0] in REDUCTIONS else "none"
         self._cells["root"] = -1
@@ -84,10 +85,8 @@ class TableRow:
 
     def goes_on(self, text: str) -> bool:
         """True if a line goes on with this row: behind the same prefix it has values, and nothing else."""
-        words = _words(text)
-        behind = len(self._prefix.split())
-        values = words[behind:]
-        if _shape(" ".join(words[:behind])) != self._prefix or not values or not all(map(_VALUE.fullmatch, values)):
+        values = behind_prefix(_TIMESTAMP.sub("", text), self._prefix)
+        if not values or not all(map(_VALUE.fullmatch, values)):
             return False
         self._take(values)
         return True
@@ -134,11 +133,6 @@ class TableRow:
 
 def _words(text: str) -> list[str]:
     return _TIMESTAMP.sub("", text).split()
-
-
-def _shape(prefix: str) -> str:
-    """What a launcher or a clock puts before a line, with all numbers alike."""
-    return re.sub(r"\d+", "0", " ".join(prefix.split()))
 
 
 def _number(text: str) -> float | None:

@@ -5,8 +5,9 @@ import re
 from gpubench.model.facts.snapshot import bus_id
 from gpubench.model.results.result_file import ResultFile
 from gpubench.model.terms.nccl_choice import nccl_version
+from gpubench.readers.documents.launcher_tags import pieces
 from gpubench.readers.results.nccl_tests.file import result_file
-from gpubench.readers.results.nccl_tests.lines import pieces, without_nccl
+from gpubench.readers.results.nccl_tests.lines import without_nccl
 from gpubench.readers.results.nccl_tests.names import COLLECTIVE_NAMES, Device
 from gpubench.readers.results.nccl_tests.run import NcclTestsRun
 from gpubench.readers.results.nccl_tests.table import HEADER, ROW, Columns, TableRow

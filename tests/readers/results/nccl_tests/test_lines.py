@@ -5,30 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from gpubench.readers.results.nccl_tests.lines import TORN, pieces, without_nccl
+from gpubench.readers.results.nccl_tests.lines import TORN, without_nccl
 from gpubench.readers.results.nccl_tests.text import read
 from tests.fakes.old_nccl_tests import old_output
 
 SAID = "NCCL INFO Channel 00/0 : 3[3] -> 0[0] via P2P/CUMEM"
 TEXT = old_output("all_reduce")
 """Its only host is 38ab0."""
-
-
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("64 16 float", [("", "64 16 float")]),
-        ("[1,0]<stdout>:64[1,0]<stdout>:  16", [("[1,0]<stdout>:", "64  16")]),
-        ("[1,0]<stdout>:6[1,0]<stdout>:4", [("[1,0]<stdout>:", "64")]),
-        ("[1,3]<stderr>:warn[1,0]<stdout>:64", [("[1,3]<stderr>:", "warn"), ("[1,0]<stdout>:", "64")]),
-        ("job 7[1,0]<stdout>:64", [("", "job 7"), ("[1,0]<stdout>:", "64")]),
-        ("[prterun-n1-7@1,0]<stdout>: 64", [("[prterun-n1-7@1,0]<stdout>:", " 64")]),
-        ("\x1b[32m64\x1b[0m\r", [("", "64")]),
-        ("", [("", "")]),
-    ],
-)
-def test_pieces(line: str, expected: list[tuple[str, str]]) -> None:
-    assert list(pieces(line)) == expected
 
 
 @pytest.mark.parametrize(
