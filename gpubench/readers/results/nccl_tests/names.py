@@ -70,7 +70,10 @@ class Placed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputLine:
-    """One line of the table, in nccl-tests' own words."""
+    """One line of the table, in nccl-tests' own words.
+
+    `names_reduction` and `names_root` are whether the table has such a column, as all have since 2.11.
+    """
 
     size_bytes: int
     count: int
@@ -78,6 +81,8 @@ class OutputLine:
     reduction: str
     root: int
     placed: tuple[Placed, ...]
+    names_reduction: bool = True
+    names_root: bool = True
 
     @classmethod
     def of(cls, cells: Mapping[str, Any], placed: tuple[Placed, ...]) -> Self:

@@ -59,7 +59,18 @@ def _possible(line: OutputLine, ranks: int) -> list[str]:
         for name, shape in _SHAPES.items()
         if all(None in (one, other) or one == other for one, other in zip(shape, seen, strict=True))
     ]
+    if not (line.names_reduction and line.names_root):
+        possible = [name for name in possible if name in _before_2_11(line)]
     figures = line.placed[0]
-    if "allreduce" in possible and ranks > 2 and figures.algbw_gb_s > 0:
+    if {"allreduce", "sendrecv"} <= set(possible) and ranks > 2 and figures.algbw_gb_s > 0:
         possible.remove("sendrecv" if figures.busbw_gb_s > _FACTOR_OF_THREE_RANKS * figures.algbw_gb_s else "allreduce")
     return possible
+
+
+def _before_2_11(line: OutputLine) -> tuple[str, ...]:
+    """The collectives whose programs printed these columns: alltoall's redop was blank, and sendrecv had none."""
+    if line.names_root:
+        return ("reduce",) if line.names_reduction else ("broadcast", "gather", "scatter")
+    if line.names_reduction:
+        return ("alltoall",) if line.reduction == "none" else ("allreduce", "reducescatter")
+    return "allgather", "sendrecv", "hypercube"

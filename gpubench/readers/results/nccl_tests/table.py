@@ -7,7 +7,7 @@ moved. 1.x counted milliseconds. rccl-tests can leave one placement out (-O).
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from gpubench.model.terms.operation import Placement
@@ -99,13 +99,17 @@ class TableRow:
     def line(self, iterations: int | None) -> OutputLine | None:
         """The row; None where its numbers are none, as of a time of zero, or where nothing was timed."""
         placed = tuple(self._placed(iterations))
-        return OutputLine.of(self._cells, placed) if len(placed) == len(self._columns.placements) else None
+        return self._line_of(placed) if len(placed) == len(self._columns.placements) else None
 
     def first_half(self, iterations: int | None) -> OutputLine | None:
         """The row's first placement, where that and no value more was printed."""
         whole = not self.is_damaged and len(self._values) == self._columns.each
         placed = tuple(self._placed(iterations)) if whole else ()
-        return OutputLine.of(self._cells, placed) if placed else None
+        return self._line_of(placed) if placed else None
+
+    def _line_of(self, placed: tuple[Placed, ...]) -> OutputLine:
+        line = OutputLine.of(self._cells, placed)
+        return replace(line, names_reduction=self._columns.reduction, names_root=self._columns.root)
 
     def _placed(self, iterations: int | None) -> Iterator[Placed]:
         each, factor = self._columns.each, _US_PER_MS if self._columns.milliseconds else 1.0

@@ -5,6 +5,8 @@ import pytest
 from gpubench.errors import UsageError
 from gpubench.readers.results.nccl_tests.names import OutputLine, Placed
 from gpubench.readers.results.nccl_tests.shape import collective_of
+from gpubench.readers.results.nccl_tests.text import read
+from tests.fakes.old_nccl_tests import old_output
 
 
 def a_line(count: int = 256, reduction: str = "none", root: int = -1, factor: float = 1.0) -> OutputLine:
@@ -43,6 +45,28 @@ def test_several_collectives_need_a_person(line: OutputLine, ranks: int, possibl
         collective_of([line], ranks, None, "x")
     for name in possible.split(", "):
         assert collective_of([line], ranks, name, "x") == name
+
+
+@pytest.mark.parametrize(
+    ("program", "ranks", "found"),
+    [
+        ("all_reduce", 2, "allreduce"),
+        ("reduce_scatter", 2, "reducescatter"),
+        ("alltoall", 8, "alltoall"),
+        ("sendrecv", 8, "sendrecv"),
+        ("broadcast", 8, "broadcast"),
+        ("reduce", 8, "reduce"),
+        ("all_gather", 8, "allgather, hypercube"),
+        ("gather", 8, "gather, scatter"),
+    ],
+)
+def test_columns_of_older_versions_tell_more(program: str, ranks: int, found: str) -> None:
+    text = old_output(program, ranks=ranks)
+    if ", " in found:
+        with pytest.raises(UsageError, match=f"rows like these are of {found}$|rows like these are of {found}\n"):
+            read(text, "x")
+    else:
+        assert {row.collective for row in read(text, "x").rows} == {found}
 
 
 def test_what_a_person_says_has_to_fit() -> None:
