@@ -99,6 +99,7 @@ def read(text: str, name: str) -> ResultFile:
         circumstances=FileCircumstances(tool=parser.tool, wrong_elements=failed or None),
         latencies=tuple(rows),
         pairs=tuple(pairs),
+        complete=not parser.damaged,
         remarks=tuple(remarks),
     )
 
@@ -110,6 +111,13 @@ def _nothing(parser: "_OsuText", name: str) -> UsageError:
             expected=f"one of {', '.join((*_COLLECTIVES, *_BANDWIDTHS))}",
             reason="its figures have no row that they could be compared in",
             next_step="osu_allreduce or osu_bw in its place",
+        )
+    if parser.damaged:
+        return UsageError(
+            f"{name} has no whole row: {counted(parser.damaged, 'row')} damaged",
+            expected="as many values as its columns have names",
+            reason="values are missing, or other output stands among them",
+            next_step=f"cat {name}",
         )
     return UsageError(
         f"{name} has nothing that was measured",

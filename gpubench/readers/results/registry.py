@@ -1,4 +1,4 @@
-"""Files of results, of gpubench's own and of nccl-tests. A new kind is one file and one line here."""
+"""Files of results, of gpubench's own and of other programs. A new kind is one file and one line here."""
 
 from pathlib import Path
 

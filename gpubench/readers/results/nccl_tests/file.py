@@ -17,16 +17,18 @@ def result_file(
     environment: Mapping[str, str] | None = None,
     *,
     told: str | None = None,
+    damaged: int = 0,
 ) -> ResultFile:
     """The rows of all runs, with the circumstances of the first that has rows; `kind` is text or JSON.
 
-    `told` is the collective as a person says, of runs that name none. Raises UsageError where nothing was measured, or
-    nothing says of how many ranks, or of which collective, rows are.
+    `told` is the collective as a person says, of runs that name none; `damaged` lines were left out. Raises UsageError
+    where nothing was measured, or nothing says of how many ranks, or of which collective, rows are.
     """
     measured = [run for run in runs if run.measured]
     if not measured:
-        _refuse(runs, name)
+        _refuse(runs, name, damaged)
     rows = tuple(row for run in measured for row in run.rows(name, told))
+    left_out = [f"{damaged} damaged lines left out"] if damaged else []
     unfinished = sum(not run.complete for run in measured)
     more = [f"{unfinished} of {len(measured)} runs did not end"] if unfinished else []
     empty = sum(not run.lines and bool(run.settings) for run in runs)
@@ -40,14 +42,17 @@ def result_file(
         circumstances=_circumstances(measured, environment),
         rows=rows,
         complete=not unfinished and not empty,
-        remarks=(*remarks, *more),
+        remarks=(*remarks, *left_out, *more),
     )
 
 
-def _refuse(runs: Sequence[NcclTestsRun], name: str) -> NoReturn:
+def _refuse(runs: Sequence[NcclTestsRun], name: str, damaged: int) -> NoReturn:
     """Refuse a file without a row that says anything."""
     seen, reason = f"{name} has nothing that was measured", "the run ended before its first size"
-    if any(run.lines for run in runs):
+    if damaged:
+        seen = f"{name} has no whole row: {counted(damaged, 'row')} damaged"
+        reason = "values are missing, or other output stands among them"
+    elif any(run.lines for run in runs):
         seen, reason = f"{name} has rows of size 0 alone", "with many ranks small sizes are rounded down to nothing"
     raise UsageError(
         seen,

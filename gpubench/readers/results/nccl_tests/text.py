@@ -49,8 +49,7 @@ def read(text: str, name: str, collective: str | None = None) -> ResultFile:
     for line in re.split(r"\r?\n|\r", text):
         parser.line(line)
     parser.drop_row()
-    remarks = [f"{parser.damaged} damaged lines left out"] if parser.damaged else []
-    return result_file(parser.runs, name, "text", [*parser.remarks, *remarks], told=collective)
+    return result_file(parser.runs, name, "text", parser.remarks, told=collective, damaged=parser.damaged)
 
 
 class _Parser:

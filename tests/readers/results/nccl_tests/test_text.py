@@ -295,6 +295,7 @@ def test_wrong_elements_are_counted() -> None:
     ("text", "said"),
     [
         ("# Using devices\n", "has nothing that was measured"),
+        ("1024 256 float sum -1 20.0 1.0\n", "has no whole row: 1 row damaged"),
         ("1024 256 float sum -1 20.0 1.0 1.0 0 20.0 1.0 1.0 0\n", "how many ranks there were"),
     ],
 )
