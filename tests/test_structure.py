@@ -43,7 +43,7 @@ SUPPORT = {
         "exit_style",
         "summary",
     },
-    "readers/machines": {"__init__", "registry", "snapshot_rules", "smi_lines"},
+    "readers/machines": {"joined_columns", "__init__", "registry", "snapshot_rules", "smi_lines"},
     "readers/results": {"__init__", "registry", "gpubench_rows", "history", "past_runs", "past_results"},
 }
 

@@ -115,14 +115,14 @@ def _hostid(run: Circumstances) -> Found:
 
 
 def _policy(run: Circumstances) -> Found:
-    """Pairs that could have peer access, and that NCCL keeps off it by default."""
+    """Pairs that NCCL keeps off peer access by default, which they have, or nobody says that they have not."""
     if not run.asked_of_nccl:
         return
     paths: dict[Pair, str] = {}
     for pair in run.inside:
         path = run.wiring.path(pair)
         raised = any(allows(value, path) for value in run.values(P2P_LEVEL))
-        if not raised and run.wiring.kept_off(pair) and run.wiring.peer_access(pair).possible:
+        if not raised and run.wiring.stays_off(pair):
             paths[pair] = path
     if paths:
         found = joined(list(paths.values()))

@@ -26,7 +26,10 @@ NAME = "compare"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparePlan:
-    """The files of both sides, or `last` results of a folder, None where files were named."""
+    """The files of both sides, or `last` results of a folder, None where files were named.
+
+    `collective` is the one of files that do not name theirs.
+    """
 
     base: tuple[Path, ...]
     new: tuple[Path, ...]
@@ -35,6 +38,7 @@ class ComparePlan:
     threshold_percent: float | None
     strict: bool
     other_machine: bool
+    collective: str | None
     presentation: Presentation
 
     @property
@@ -68,7 +72,7 @@ class _Sides:
 
 
 def _of_files(plan: ComparePlan) -> tuple[list[_Sides], Report]:
-    base, new = ([read_results(path) for path in paths] for paths in (plan.base, plan.new))
+    base, new = ([read_results(path, plan.collective) for path in paths] for paths in (plan.base, plan.new))
     return [_Sides(None, base, new)], compare(base, new, plan.rules, other_machine=plan.other_machine)
 
 
@@ -81,7 +85,7 @@ def _of_folder(plan: ComparePlan, last: int) -> tuple[list[_Sides], Report]:
 def _metadata(plan: ComparePlan, arguments: Sequence[str], sides: Sequence[_Sides]) -> Metadata:
     files = [file for side in sides for file in (*side.base, *side.new)]
     hosts = dict.fromkeys(host for file in files for host in file.circumstances.hosts)
-    origins = {row.origin for file in files for row in file.rows} | {row.origin for file in files for row in file.pairs}
+    origins = {row.origin for file in files for row in file.measured}
     origins |= {file.circumstances.origin for file in files if file.circumstances.origin is not None}
     source = ", ".join(map(str, (*plan.base, *plan.new)))
     return metadata_of(
@@ -96,6 +100,7 @@ def _metadata(plan: ComparePlan, arguments: Sequence[str], sides: Sequence[_Side
             "threshold": plan.rules.threshold_percent,
             "strict": plan.strict,
             "other_machine": plan.other_machine,
+            "collective": plan.collective,
         },
         source=source or str(plan.folder),
     )
@@ -106,7 +111,7 @@ def _described(file: ResultFile, series: str | None) -> dict[str, Any]:
         "file": file.name,
         "kind": file.kind,
         "told": describe_file(file),
-        "rows": len(file.rows) + len(file.pairs),
+        "rows": len(file.measured),
         "complete": file.complete,
         "remarks": list(file.remarks),
         "series": series,

@@ -19,6 +19,7 @@ from gpubench.model.results.rows.comparison import (
     HistoryRow,
 )
 from tests.cli.running import ROOT, environment, gpubench
+from tests.fakes.old_nccl_tests import old_output
 
 RECORDED = "tests/results/h200x4"
 SCHEMA: dict[str, Any] = json.loads(files("gpubench.formats").joinpath("report.schema.json").read_text())
@@ -241,6 +242,7 @@ def test_the_usual_folder_and_one_without_anything_to_compare(tmp_path: Path) ->
         (("--last", "0", "tests"), "--last"),
         (("--last", "5", "tests", "other"), "--last and NEW exclude each other"),
         (("--last", "5", "--new", "a.json", "--other-machine"), "--last and --new, --other-machine exclude each other"),
+        (("--last", "5", "--collective", "reduce"), "--last and --collective exclude each other"),
         (("a.json", "b.json", "--format", "csv", "--section", "history"), "--section 'history' is not known"),
     ],
     ids=lambda each: " ".join(each)[:40] if isinstance(each, tuple) else "",
@@ -250,6 +252,21 @@ def test_a_folder_or_two_files(arguments: tuple[str, ...], said: str) -> None:
     assert (result.returncode, result.stdout) == (2, "")
     assert said in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_a_person_says_which_collective_a_file_is_of(tmp_path: Path) -> None:
+    path = tmp_path / "old.txt"
+    path.write_text(old_output("all_gather"))
+    refused = gpubench("compare", str(path), str(path))
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "nothing says which collective this is" in refused.stderr
+    assert "--collective allgather" in refused.stderr
+    for name in ("allgather", "all_gather", "all_gather_perf"):
+        result = gpubench("compare", str(path), str(path), "--collective", name)
+        assert (result.returncode, "allgather: 4 rows in common" in result.stdout) == (0, True)
+    for name, said in (("broadcast", "its rows are not of broadcast"), ("allgatter", "--collective allgather")):
+        refused = gpubench("compare", str(path), str(path), "--collective", name)
+        assert (refused.returncode, said in refused.stderr) == (2, True)
 
 
 CHECKED = ("check", "--simulate", "hgx-h200-4")

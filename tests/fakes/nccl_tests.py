@@ -78,10 +78,7 @@ class Output:
                 for each in self.devices()
             ),
             "#",
-            (
-                f"#       size         count      type   redop    root  {'cputime' if self.cpu_time else 'time':>7s}"
-                f"   algbw   busbw  #wrong{'    i_min    i_max    i_p99    i_cv%' if self.per_iteration else ''}"
-            ),
+            f"#       size         count      type   redop    root{2 * self._columns()}",
             "#        (B)    (elements)                               (us)  (GB/s)  (GB/s)",
             *map(self._line, self.results),
             "# Out of bounds values : 0 OK",
@@ -90,6 +87,10 @@ class Output:
             f"# Collective test concluded: {self.program}_perf",
         ]
         return "\n".join(lines) + "\n"
+
+    def _columns(self) -> str:
+        statistics = "    i_min    i_max    i_p99    i_cv%" if self.per_iteration else ""
+        return f"  {'cputime' if self.cpu_time else 'time':>7s}   algbw   busbw  #wrong{statistics}"
 
     def _line(self, result: Result) -> str:
         text = f"{result.size:12d}  {result.count:12d}  {result.kind:>8s}  {result.op:>6s}  {result.root:6d}"

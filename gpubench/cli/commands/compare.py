@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from gpubench.jobs.compare import ComparePlan
 
 HELP = """
-Files may be gpubench's (.json, .jsonl, .csv) or nccl-tests' (text, or -J), also one of each. Rows are brought together
-by what they measured. What counts as slower is what chance does not explain: with single runs 5 % or 0.5 µs, 2 % from
-16 MiB on, and more where the figures are noisier; with three or more runs a side from 1 % on, as the runs show.
+Files may be gpubench's (.json, .jsonl, .csv), nccl-tests' (text, or -J), rccl-tests' or OSU's, also one of each. Rows
+are brought together by what they measured. What counts as slower is what chance does not explain: with single runs 5 %
+or 0.5 µs, 2 % from 16 MiB on, and more where the figures are noisier; with three or more runs a side from 1 % on, as
+the runs show.
 Of two checks the findings are compared too: what is new, graver or gone.
 
   gpubench compare base.json new.json
@@ -25,6 +26,8 @@ Of two checks the findings are compared too: what is new, graver or gone.
   gpubench compare base1.json new1.json --base base2.json --base base3.json --new new2.json --new new3.json
 
   gpubench compare before.txt after.txt --threshold 5 --strict
+
+  gpubench compare old.txt new.txt --collective allgather     # their nccl-tests did not say what ran
 
   gpubench compare last-week.json now.json     # of gpubench check --output: did this machine get worse?
 
@@ -55,6 +58,7 @@ class CompareOptions:
     threshold: float | None = option("PERCENT", "How much slower is a regression, whatever the noise.", min=0, max=1000)
     strict: bool = flag("Exit 1 also for missing rows and other doubts.")
     other_machine: bool = flag("Compare results of different machines.")
+    collective: str | None = option("NAME", "What ran, of files that do not say: nccl-tests before 2.17.")
     presentation: PresentationOptions
 
     def plan(self) -> "ComparePlan":
@@ -70,6 +74,7 @@ class CompareOptions:
             threshold_percent=self.threshold,
             strict=self.strict,
             other_machine=self.other_machine,
+            collective=self._collective(),
             presentation=self.presentation.parse(SECTIONS if self.last is None else SECTIONS_OF_HISTORY),
         )
 
@@ -88,9 +93,23 @@ class CompareOptions:
             next_step=f"gpubench compare --last 5 {base}" if is_folder else f"gpubench compare {base} new.json",
         )
 
+    def _collective(self) -> str | None:
+        """The collective as gpubench calls it, of its own name or nccl-tests'."""
+        from gpubench.cli.options.choices import unknown_word
+        from gpubench.readers.results.nccl_tests.names import COLLECTIVE_NAMES
+
+        if self.collective is None:
+            return None
+        word = self.collective.lower().removesuffix("_perf")
+        name = COLLECTIVE_NAMES.get(word, word)
+        if name not in COLLECTIVE_NAMES.values():
+            raise unknown_word("--collective", self.collective, tuple(COLLECTIVE_NAMES.values()))
+        return name
+
     def _no_files(self, last: int) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
         """None of either side, as it has to be where a folder is compared."""
         given = {"--base": self.base, "--new": self.new, "NEW": self.new_file, "--other-machine": self.other_machine}
+        given["--collective"] = self.collective
         unfit = [name for name, value in given.items() if value]
         if unfit:
             raise UsageError(

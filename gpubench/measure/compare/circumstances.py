@@ -51,7 +51,7 @@ def _counted(models: Sequence[str]) -> str:
 
 
 def _simulated(file: ResultFile) -> bool | None:
-    origins = {row.origin for row in file.rows} | {row.origin for row in file.pairs}
+    origins = {row.origin for row in file.measured}
     if not origins and file.circumstances.origin is not None:
         origins = {file.circumstances.origin}
     return Origin.SIMULATED in origins if origins else None

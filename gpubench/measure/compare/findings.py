@@ -129,7 +129,7 @@ def _of_files(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Iterator
             )
     for file in new:
         wrong = file.circumstances.wrong_elements
-        if wrong and not any(row.wrong for row in file.rows):
+        if wrong and not (any(row.wrong for row in file.rows) or any(row.wrong for row in file.latencies)):
             yield Finding(WRONG, Verdict.FAIL, file.name, f"out of bounds values: {wrong}", *_ADVICE[WRONG])
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from gpubench.model.paths.transport import is_staged, parse_transport
+from gpubench.model.results.latencies import LatencyRow
 from gpubench.model.results.report import CollectiveRow, PairRow, made_of
 from gpubench.model.results.result_file import ResultFile
 from gpubench.model.results.row_keys import collective_key, pair_key
@@ -46,6 +47,8 @@ def gather(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> tuple[RunsB
                 if key in settings:
                     key = replace(key, setting=_setting(row))
                 measured.setdefault(key, []).append(_of_collective(row))
+            for latency in file.latencies:
+                measured.setdefault(made_of(RowKey, latency), []).append(_of_latency(latency))
             for pair in file.pairs:
                 measured.setdefault(pair_key(pair, None if same_hosts else nodes), []).append(_of_pair(pair))
         sides.append(measured)
@@ -84,15 +87,32 @@ def _of_collective(row: CollectiveRow) -> RunFigures:
     )
 
 
+def _of_latency(row: LatencyRow) -> RunFigures:
+    return made_of(
+        RunFigures,
+        row,
+        gb_s=row.busbw_gb_s,
+        transport=None,
+        host_staged=None,
+        verdict=None,
+        verified=row.verified != "no",
+    )
+
+
 def _of_pair(row: PairRow) -> RunFigures:
     return made_of(
         RunFigures,
         row,
-        time_us=row.latency_us,
+        time_us=row.latency_us if row.latency_us is not None else _time_us(row),
         gb_s=row.bandwidth_gb_s,
         host_staged=_staged(row.host_staged, row.transport),
         verified=row.verified not in (None, "no"),
     )
+
+
+def _time_us(row: PairRow) -> float | None:
+    """The time that a copy of many at once takes, where only their bandwidth was measured."""
+    return row.size_bytes / row.bandwidth_gb_s / 1e3 if row.size_bytes and row.bandwidth_gb_s else None
 
 
 def _error_of_mean(row: CollectiveRow) -> float | None:

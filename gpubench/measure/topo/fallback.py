@@ -59,7 +59,7 @@ def survey(nodes: Sequence[Topology], kinds: Sequence[MachineKind], ranks: Seque
     looked_at |= dict.fromkeys([each.node for each in ranks if each.local_rank][:_MOST_SURVEYED])
     looked_at |= dict.fromkeys(range(min(len(nodes), 2)))
     places = [
-        GpuPlace(nodes[node].snapshot.host, node, gpu.bus_id)
+        GpuPlace(nodes[node].snapshot.host, node, gpu.bus_id or gpu.device)
         for node in sorted(looked_at)
         if node < len(nodes)
         for gpu in nodes[node].gpus
@@ -126,10 +126,13 @@ def findings(rows: Sequence[FallbackRow], explained: Explained, told: Iterable[F
 def _prospect(explained: Explained, pair: Pair) -> _Prospect:
     """The expected path of a pair: a cause that is no more than weak does not take a granted path away."""
     possible = explained.circumstances.wiring.peer_access(pair).possible
-    if possible is None:
-        return _Prospect(Conclusion.UNKNOWN, Verdict.ERROR, None, Confidence.NONE)
     found = explained.diagnosis.explaining({pair: Effect.STAGED})
     sure = [named for named in found if named.confidence in (Confidence.PROVEN, Confidence.LIKELY)]
+    if possible is None:
+        # What NCCL keeps off peer access anyway needs none; nothing else is known of such a pair.
+        sure = [named for named in sure if named.explanation.by_design]
+    if possible is None and not sure:
+        return _Prospect(Conclusion.UNKNOWN, Verdict.ERROR, None, Confidence.NONE)
     if possible and not sure:
         return _Prospect(Conclusion.POSSIBLE, Verdict.PASS)
     cause = sure[0].explanation if sure else UNKNOWN

@@ -17,13 +17,17 @@ ACCESS_CONTROLS = (
 
 
 class PciKind(StrEnum):
-    """The kind of a device between a GPU or NIC and the CPU. Ports differ by their place in the tree."""
+    """The kind of a device between a GPU or NIC and the CPU. Ports differ by their place in the tree.
+
+    UNKNOWN is one that somebody lists without its class.
+    """
 
     GPU = "gpu"
     NIC = "nic"
     ROOT_PORT = "root_port"
     UPSTREAM_PORT = "upstream_port"
     DOWNSTREAM_PORT = "downstream_port"
+    UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -93,6 +93,7 @@ class PciDevice:
     this end of it says: of a GPU, a NIC and an upstream port the link towards the CPU, of the other ports the one below
     them. Ports have access control, devices address translation (ATS). Of a GPU, `bar1_bytes` is its window onto its
     memory (BAR 1), `bar1_most_bytes` the widest that it could be, `minor` the number of its device file (/dev/nvidia0).
+    `place` is that of a device of unknown kind: GPUs, NICs and switches have theirs.
     """
 
     bus_id: str
@@ -107,6 +108,7 @@ class PciDevice:
     bar1_bytes: int | None = None
     bar1_most_bytes: int | None = None
     minor: int | None = None
+    place: PciPlace | None = None
     unknown: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -78,6 +78,14 @@ def nccl_keeps_off(node: Topology, source: GpuFacts, destination: GpuFacts) -> s
     return f"{NCCL_POLICY}, and this is {path}"
 
 
+def is_policy_known(node: Topology, source: GpuFacts, destination: GpuFacts) -> bool:
+    """True where nothing is missing that `nccl_keeps_off` rests on: the path as the driver said it, and for two GPUs
+    the processor. A topology file may leave NVLinks out, or where they lead.
+    """
+    on_known = node.snapshot.machine.cpu is not None or not amd_takes_all(len(node.gpus))
+    return on_known and node.states_path(source, destination)
+
+
 def lost_its_switches(node: Topology, gpu: GpuFacts) -> bool:
     """True if a GPU has NVLinks to NVSwitches and none is active; one without a bridge just has none."""
     return is_switched(node, gpu) and bool(gpu.nvlinks) and active_links(gpu) == 0

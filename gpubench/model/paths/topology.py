@@ -117,6 +117,10 @@ class Topology:
         through_switch = min(own.get(NvlinkPeer.SWITCH, 0), others.get(NvlinkPeer.SWITCH, 0))
         return direct or (through_switch if _same_fabric(source, destination) else 0)
 
+    def states_path(self, source: Device, destination: Device) -> bool:
+        """True where somebody said the path class of a pair, as `nvidia-smi topo -m` does."""
+        return self._stated(source, destination).path is not None
+
     @cached_property
     def _links(self) -> dict[int, dict[str | None, int] | None]:
         """Active NVLinks of each GPU by where they lead: a GPU's bus id, or the switch. None: not known."""

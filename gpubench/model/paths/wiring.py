@@ -6,7 +6,7 @@ from functools import cached_property
 
 from gpubench.model.facts.snapshot import GpuFacts, NicFacts, bus_id
 from gpubench.model.paths.evidence import Evidence, State
-from gpubench.model.paths.peer_policy import Refusal, nccl_keeps_off, refusal_of
+from gpubench.model.paths.peer_policy import Refusal, is_policy_known, nccl_keeps_off, refusal_of
 from gpubench.model.paths.selection import Pair
 from gpubench.model.paths.topology import UNKNOWN_PATH, Limit, PeerAccess, Topology
 from gpubench.model.terms.rank_identity import RankIdentity
@@ -128,6 +128,13 @@ class Wiring:
         """The reason why NCCL, by default, does not use the peer access of a pair of one node; empty where it does."""
         facts = self._facts(pair)
         return "" if facts is None else nccl_keeps_off(self._node(pair), *facts)
+
+    def stays_off(self, pair: Pair) -> bool:
+        """True where NCCL, by default, does not use peer access of a pair, whether or not there is any."""
+        facts, possible = self._facts(pair), self.peer_access(pair).possible
+        if facts is None or possible is False or not self.kept_off(pair):
+            return False
+        return possible is True or is_policy_known(self._node(pair), *facts)
 
     def rdma_nics(self, gpu: int) -> list[NicFacts]:
         """The RDMA NICs of a GPU's node that are up."""

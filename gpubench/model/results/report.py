@@ -26,7 +26,7 @@ ROWS_SECTION = "rows"
 FINDINGS_SECTION = "findings"
 PAIRS_SECTION = "pairs"
 FINDING_COLUMNS = tuple(each.name for each in fields(Finding))
-BACKENDS = ("nccl", "host", "simulated")
+BACKENDS = ("nccl", "rccl", "mpi", "host", "simulated")
 
 SIGNED = "signed"
 """Beside the type of a column: it may be negative. All other numbers are 0 or more."""

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from gpubench.model.results.latencies import LatencyRow
 from gpubench.model.results.report import CollectiveRow, PairRow
 from gpubench.model.results.rows.checks import VerdictRow
 from gpubench.model.results.rows.evidence import EvidenceRow
@@ -39,16 +40,18 @@ class FileCircumstances:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultFile:
-    """Rows of one file. `kind` says who wrote it; `remarks` are what a reader had to leave out, in sentences.
+    """Rows of one file; `latencies` are of collectives, too, and lack something that `rows` have.
 
-    `verdict` is that of the run, None where the file does not tell. `findings` are those of commands that judge a
-    machine, None of others; of a check, `checks` are the verdicts by check, and `devices` its GPUs and NICs.
+    `kind` says who wrote it; `remarks` are what a reader had to leave out, in sentences. `verdict` is that of the run,
+    None where the file does not tell. `findings` are those of commands that judge a machine, None of others; of a
+    check, `checks` are the verdicts by check, and `devices` its GPUs and NICs.
     """
 
     name: str
     kind: str
     circumstances: FileCircumstances
     rows: tuple[CollectiveRow, ...] = ()
+    latencies: tuple[LatencyRow, ...] = ()
     pairs: tuple[PairRow, ...] = ()
     evidence: tuple[EvidenceRow, ...] = ()
     findings: tuple[Finding, ...] | None = None
@@ -57,3 +60,8 @@ class ResultFile:
     complete: bool = True
     verdict: str | None = None
     remarks: tuple[str, ...] = ()
+
+    @property
+    def measured(self) -> tuple[CollectiveRow | LatencyRow | PairRow, ...]:
+        """All its rows."""
+        return (*self.rows, *self.latencies, *self.pairs)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain, count
 
+from gpubench.model.facts.pci_capabilities import PciKind
 from gpubench.model.facts.snapshot import (
     GpuFacts,
     HostFacts,
@@ -13,6 +14,7 @@ from gpubench.model.facts.snapshot import (
     NumaNode,
     NvLink,
     NvlinkPeer,
+    PciDevice,
     PcieLink,
     PciPlace,
     PciSwitch,
@@ -22,8 +24,9 @@ from gpubench.model.facts.snapshot import (
 from gpubench.model.paths.links import PCIE_GENERATION_OF_GT_S
 from gpubench.model.terms.cpu_ranges import ranges_of
 from gpubench.model.terms.origin import Origin
+from gpubench.model.terms.units import counted
 from gpubench.readers.documents.xml_elements import Element, Parser
-from gpubench.readers.machines.snapshot_rules import MOST_GPUS, MOST_NICS, MOST_SWITCHES
+from gpubench.readers.machines.snapshot_rules import MOST_GPUS, MOST_NICS, MOST_PCI_DEVICES, MOST_SWITCHES
 
 _MOST_NVLINKS = 36
 _WIDEST = 32
@@ -52,10 +55,11 @@ def recognises(text: str) -> bool:
 def read(text: str, name: str) -> Snapshot:
     """The node in a text of the file `name`; its `host` is left empty, for the XML names none.
 
-    Vendors' files have no `<gpu>`: PCI classes then say what a device is. NCCL writes the speed and width that both
-    ends of a link can reach, as sysfs has them, whatever the link is trained to: they are taken for `max_generation`
-    and `max_width`. Of GPUs newer NCCL writes what NVML says of the moment, on an idle GPU less than it can do, so
-    theirs are taken for `generation` and `width`; from an older NCCL's file they may be too good.
+    Vendors' files have no `<gpu>`: PCI classes then say what a device is, and without one it is of unknown kind. NCCL
+    writes the speed and width that both ends of a link can reach, as sysfs has them, whatever the link is trained to:
+    they are taken for `max_generation` and `max_width`. Of GPUs newer NCCL writes what NVML says of the moment, on an
+    idle GPU less than it can do, so theirs are taken for `generation` and `width`; from an older NCCL's file they may
+    be too good.
 
     Raises UsageError, with its line, for broken XML, another program's, entities, and a value that is no number.
     """
@@ -71,6 +75,7 @@ class _Node:
         self._nics: dict[str, NicFacts] = {}
         self._ports: set[tuple[object, ...]] = set()
         self._switches: list[PciSwitch] = []
+        self._others: list[PciDevice] = []
         self._bridges: set[str] = set()
         self._masks: dict[int, int] = {}
         self._all_cpus = 0
@@ -81,7 +86,7 @@ class _Node:
         cpus = self._root.named("cpu")
         for position, cpu in enumerate(cpus):
             self._cpu(position, cpu)
-        if not (self._gpus or self._nics or self._switches):
+        if not (self._gpus or self._nics or self._switches or self._others):
             raise self._root.wrong("it has no <cpu> with a GPU or another <pci> in it")
         gpus = self._numbered()
         far_ends = [(link.peer, link.peer_bus_id) for gpu in gpus for link in gpu.nvlinks or ()]
@@ -93,12 +98,14 @@ class _Node:
             gpus=gpus,
             nics=tuple(self._nics.values()),
             switches=tuple(self._switches),
+            pci_devices=tuple(self._others),
             nvswitches=tuple(dict.fromkeys(end for peer, end in far_ends if peer is NvlinkPeer.SWITCH and end)),
         )
 
     def _source(self, cpus: Sequence[Element]) -> str:
         hosts = {cpu.text("host_hash") for cpu in cpus} - {None}
         notes = ["RCCL: nvlinks are AMD xGMI"] if self._xgmi else []
+        notes += [f"{counted(len(self._others), 'device')} without a class: GPUs or NICs"] if self._others else []
         notes += [f"{len(hosts)} hosts in one file, shown as one"] if len(hosts) > 1 else []
         return f"NCCL topology {self._root.file}" + (f" ({'; '.join(notes)})" if notes else "")
 
@@ -152,6 +159,9 @@ class _Node:
         elif below or kind.startswith(_SWITCH_CLASS):
             self._switches.append(PciSwitch(bus_id=address, link=most, place=place))
             place = replace(place, switches=(*place.switches, address))
+        else:
+            # Vendors list devices that NCCL finds on the machine itself, and say of them only where they are.
+            self._others.append(PciDevice(bus_id=address, kind=PciKind.UNKNOWN, link=most, place=place, unknown=why))
         self._check_size(pci)
         for each in below:
             self._pci(each, place, affinity)
@@ -162,6 +172,7 @@ class _Node:
             (self._gpus, MOST_GPUS, "GPUs"),
             (self._nics, MOST_NICS, "NICs"),
             (self._switches, MOST_SWITCHES, "PCIe switches"),
+            (self._others, MOST_PCI_DEVICES, "other devices"),
         ):
             if len(held) > most:
                 raise read.wrong(f"the file has more than {most} {what}", f"one node, with {most} {what} at most")

@@ -15,6 +15,16 @@ from gpubench.model.facts.snapshot import DriverFacts, GpuFacts, NicFacts, NicKi
 from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.plain import from_plain
 from gpubench.model.terms.units import counted
+from gpubench.readers.machines.joined_columns import (
+    P2P_WORDS,
+    PATH_WORDS,
+    SELF,
+    begins_with_cells,
+    cells_apart,
+    header_apart,
+    joined_in,
+    row_apart,
+)
 from gpubench.readers.machines.smi_lines import gpus_in_lines
 from gpubench.readers.machines.snapshot_rules import MOST_GPUS, MOST_NICS
 
@@ -30,9 +40,8 @@ _MOST_PREFIX_WORDS = 10
 _DECORATION = re.compile(r"(?:\x1b|\^\[|␛)?\[[0-9;]*m|[\r\xa0\ufeff]")
 """Underlining, which nvidia-smi puts around the header, also where the escape character got lost on the way."""
 
-_PATH_WORD = re.compile(r"NV\d{1,2}|PIX|PXB|PHB|NODE|SYS|SOC", re.ASCII)
-_P2P_WORD = re.compile(r"OK|CNS|GNS|TNS|DR|NS|U")
-_SELF = "X"
+_PATH_WORD = re.compile(PATH_WORDS, re.ASCII)
+_P2P_WORD = re.compile(P2P_WORDS)
 _OLD_WORDS = {"SOC": "SYS"}
 """Old drivers' word for the link between sockets."""
 
@@ -68,12 +77,7 @@ def read(text: str, name: str) -> Snapshot:
     lines = [_DECORATION.sub(" ", line) if len(line) <= _LONGEST_LINE else "" for line in text.split("\n")]
     fields = _by_field(_matrices(lines, name))
     if not fields:
-        raise UsageError(
-            f"{name}, line {len(lines)}: the text ends without a matrix",
-            expected=_EXPECTED,
-            reason="it is the output of another nvidia-smi command, or nvidia-smi failed",
-            next_step=_NEXT_STEP,
-        )
+        raise _no_matrix(lines, name)
     nic_names = {found[1]: found[2] for line in lines if (found := _LEGEND.search(line))}
     devices = dict.fromkeys(device for matrix in fields.values() for device in matrix.columns)
     nics = [nic_names.get(device, device) for device in devices if not _GPU.fullmatch(device)]
@@ -86,6 +90,24 @@ def read(text: str, name: str) -> Snapshot:
         gpus=_gpus(fields, gpus_in_lines(lines)),
         nics=tuple(map(_nic, nics)),
         pairs=_pairs(fields, nic_names),
+    )
+
+
+def _no_matrix(lines: Sequence[str], name: str) -> UsageError:
+    """The error of a text without a matrix, or with one whose columns nobody can tell from each other."""
+    for number, line in enumerate(lines, 1):
+        if (joined := joined_in(line)) is not None:
+            return UsageError(
+                f"{name}, line {number}: columns run together: {joined[:80]!r}",
+                expected=_EXPECTED,
+                reason="the text lost its tabs, as where it was pasted, and these names do not say where one ends",
+                next_step=_NEXT_STEP,
+            )
+    return UsageError(
+        f"{name}, line {len(lines)}: the text ends without a matrix",
+        expected=_EXPECTED,
+        reason="it is the output of another nvidia-smi command, or nvidia-smi failed",
+        next_step=_NEXT_STEP,
     )
 
 
@@ -115,6 +137,9 @@ class _Matrix:
         """Take a row; `words` are those behind its device."""
         cells = tuple(takewhile(_is_cell, words))
         if len(cells) != len(self.columns):
+            words = cells_apart(words)
+            cells = tuple(takewhile(_is_cell, words))
+        if len(cells) != len(self.columns):
             odd = f", then {words[len(cells)]!r}" if len(words) > len(cells) else ""
             raise self.wrong(
                 number,
@@ -122,7 +147,7 @@ class _Matrix:
                 f"the header on line {self.line} names {counted(len(self.columns), 'device')}",
             )
         for column, cell in zip(self.columns, cells, strict=True):
-            if (cell == _SELF) != (column == device):
+            if (cell == SELF) != (column == device):
                 raise self.wrong(
                     number, f"the row of {device} has {cell} under {column}; X stands for the device itself"
                 )
@@ -160,7 +185,7 @@ class _Matrix:
 
 
 def _is_cell(word: str) -> bool:
-    return word == _SELF or bool(_PATH_WORD.fullmatch(word) or _P2P_WORD.fullmatch(word))
+    return word == SELF or bool(_PATH_WORD.fullmatch(word) or _P2P_WORD.fullmatch(word))
 
 
 def _bare(word: str) -> str:
@@ -180,7 +205,7 @@ def _matrices(lines: Sequence[str], name: str) -> list[_Matrix]:
             commands, current = named, None
         elif current is not None and (row := _row(words, current.columns)):
             current.add(number, *row)
-        elif header := _header(words):
+        elif header := _header(words) or _header(header_apart(line).split()):
             current = _Matrix(name, number, *header, commands)
             # Commands of one line (`topo -m; nvidia-smi topo -p2p r`) print their matrices one after another.
             commands = commands[1:]
@@ -211,10 +236,12 @@ def _row(words: Sequence[str], columns: Sequence[str]) -> tuple[str, Sequence[st
     """The device of a row and the words behind it, None where a line is no row."""
     start = next((i for i, word in enumerate(words[:_MOST_PREFIX_WORDS]) if _bare(word) in columns), None)
     if start is None:
-        return None
+        words, start = row_apart(words, columns), 0
+        if not words or words[0] not in columns:
+            return None
     device, behind = _bare(words[start]), words[start + 1 :]
     cut_off = not behind and len(columns) > 1
-    return (device, behind) if cut_off or (behind and _is_cell(behind[0])) else None
+    return (device, behind) if cut_off or (behind and (_is_cell(behind[0]) or begins_with_cells(behind[0]))) else None
 
 
 def _by_field(matrices: Sequence[_Matrix]) -> dict[str, _Matrix]:

@@ -1,4 +1,4 @@
-"""Files of results, of gpubench's own and of nccl-tests. A new kind is one file and one line here."""
+"""Files of results, of gpubench's own and of other programs. A new kind is one file and one line here."""
 
 from pathlib import Path
 
@@ -10,8 +10,9 @@ from gpubench.readers.documents.text_files import Wanted
 RESULT_READERS: tuple[FileKind[ResultFile], ...] = (
     FileKind("gpubench.readers.results.gpubench_json", "gpubench's JSON, or its JSON Lines"),
     FileKind("gpubench.readers.results.gpubench_csv", "its CSV"),
-    FileKind("gpubench.readers.results.nccl_tests.json", "nccl-tests' JSON"),
-    FileKind("gpubench.readers.results.nccl_tests.text", "nccl-tests' text"),
+    FileKind("gpubench.readers.results.nccl_tests.json", "nccl-tests' JSON", takes=("collective",)),
+    FileKind("gpubench.readers.results.nccl_tests.text", "nccl-tests' text", takes=("collective",)),
+    FileKind("gpubench.readers.results.osu", "OSU's text of a collective, or of osu_bw"),
 )
 
 MOST_BYTES = 256 * 2**20
@@ -26,7 +27,10 @@ _WANTED = Wanted(
 )
 
 
-def read_results(path: Path) -> ResultFile:
-    """The rows of a file; UsageError where there is none, no reader knows it, or the one that does finds it wrong."""
+def read_results(path: Path, collective: str | None = None) -> ResultFile:
+    """The rows of a file; `collective` is what a person says of rows that do not name theirs.
+
+    Raises UsageError where there is no such file, no reader knows it, or the one that does finds it wrong.
+    """
     with advising(reason="the file was cut off, or edited by hand", next_step="the same command again, with --output"):
-        return read_file_of(RESULT_READERS, path, _WANTED)
+        return read_file_of(RESULT_READERS, path, _WANTED, collective=collective)

@@ -13,6 +13,7 @@ from gpubench.model.paths.topology import Topology
 from gpubench.model.results.report import Report, Table
 from gpubench.model.results.rows.evidence import FallbackRow
 from gpubench.model.terms.verdict import Verdict
+from gpubench.readers.machines.topo_matrix import read as read_topo_matrix
 
 
 def facts(
@@ -135,3 +136,35 @@ def test_pairs_of_several_kinds_of_nodes_are_named_with_their_node() -> None:
     found = rows(examine(nodes))
     assert sum(row.count for row in found) == 2 + 56
     assert all(pair.count("node") == 2 for row in found for pair in row.pairs)
+
+
+TEXT = """\tGPU0\tGPU1\tGPU2
+GPU0\t X \tPXB\tSYS
+GPU1\tPXB\t X \tPHB
+GPU2\tSYS\tPHB\t X
+"""
+
+
+def test_a_text_of_topo_m_says_which_pairs_nccl_keeps_off_peer_access() -> None:
+    off, other = rows(looked_at(read_topo_matrix(TEXT, "topo.txt")))
+    assert (off.conclusion, off.verdict, off.cause) == ("direct impossible", "SKIP", "nccl-default-level")
+    assert set(off.pairs) == {"GPU0 → GPU2", "GPU2 → GPU0", "GPU1 → GPU2", "GPU2 → GPU1"}
+    assert "NCCL takes peer access up to path class PXB" in str(off.cause_seen)
+    assert (other.conclusion, set(other.pairs)) == ("unknown", {"GPU0 → GPU1", "GPU1 → GPU0"})
+    assert other.how.startswith("PXB;")
+
+
+def test_two_gpus_on_a_processor_that_nobody_names_may_be_on_amd() -> None:
+    node = read_topo_matrix("\tGPU0\tGPU1\nGPU0\t X \tSYS\nGPU1\tSYS\t X\n", "topo.txt")
+    (row,) = rows(looked_at(node))
+    assert (row.conclusion, row.cause) == ("unknown", None)
+    on_intel = replace(node, machine=replace(node.machine, cpu="GenuineIntel family 6"))
+    (row,) = rows(looked_at(on_intel))
+    assert (row.conclusion, row.cause) == ("direct impossible", "nccl-default-level")
+
+
+def test_a_topology_file_may_leave_nvlinks_out_and_says_nothing_of_policy() -> None:
+    node = replace(over_pcie("SYS"), pairs=())
+    places = [PciPlace(host_bridge=f"cpu{n}", numa_node=n) for n in range(2)]
+    gpus = tuple(replace(gpu, place=place) for gpu, place in zip(node.gpus, places, strict=True))
+    assert {row.conclusion for row in rows(looked_at(replace(node, gpus=gpus)))} == {"unknown"}

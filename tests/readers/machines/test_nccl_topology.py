@@ -17,6 +17,8 @@ from gpubench.model.facts.snapshot import (
     PciSwitch,
     Snapshot,
 )
+from gpubench.model.paths.topology import Topology
+from gpubench.model.results.topo.tree import tree_rows
 from gpubench.model.terms.origin import Origin
 from gpubench.readers.machines.nccl_topology import read as read_nccl_topology
 from gpubench.readers.machines.nccl_topology import recognises
@@ -130,6 +132,28 @@ def test_switches_and_what_hangs_below_them() -> None:
     assert snapshot.gpus[1].place.switches == ("ffff:ff:01.0", "ffff:ff:02.0")
     assert snapshot.gpus[1].pcie == PcieLink(generation=1, width=1)
     assert snapshot.gpus[2].pcie == PcieLink(generation=6, width=4)
+
+
+def test_a_device_without_a_class_is_one_of_unknown_kind_where_it_hangs() -> None:
+    leaf = "<pci busid='0000:00:{}.0'/>"
+    text = (
+        "<system version='1'><cpu numaid='0'>" + leaf.format("16") + leaf.format("17") + "</cpu><cpu numaid='1'>"
+        "<pci busid='0000:45:00.0'><pci busid='0000:4f:00.0' link_speed='16 GT/s' link_width='8'/></pci></cpu></system>"
+    )
+    found = read(text)
+    assert (found.gpus, found.nics, [switch.bus_id for switch in found.switches]) == ((), (), ["0000:45:00.0"])
+    assert [(each.bus_id, each.kind, each.place) for each in found.pci_devices] == [
+        ("0000:00:16.0", "unknown", PciPlace(host_bridge="cpu0", numa_node=0)),
+        ("0000:00:17.0", "unknown", PciPlace(host_bridge="cpu0", numa_node=0)),
+        ("0000:4f:00.0", "unknown", PciPlace(host_bridge="cpu1", numa_node=1, switches=("0000:45:00.0",))),
+    ]
+    assert found.pci_devices[2].link == PcieLink(max_generation=4, max_width=8)
+    assert "3 devices without a class: GPUs or NICs" in found.source
+    assert [(row.depth, row.element, row.what, row.gb_s) for row in tree_rows(Topology(found))][2:4] == [
+        (2, "0000:00:16.0", "device of unknown kind", None),
+        (2, "0000:00:17.0", "device of unknown kind", None),
+    ]
+    assert list(tree_rows(Topology(found)))[-1].gb_s == 15.754
 
 
 def test_numa_nodes_and_their_cpus() -> None:

@@ -1,8 +1,11 @@
 """A file of nccl-tests, text or JSON, as a file of results."""
 
 from collections.abc import Mapping, Sequence
+from typing import NoReturn
 
+from gpubench.errors import UsageError
 from gpubench.model.results.result_file import FileCircumstances, ResultFile
+from gpubench.model.terms.units import counted
 from gpubench.readers.results.nccl_tests.run import NcclTestsRun
 
 
@@ -12,24 +15,50 @@ def result_file(
     kind: str,
     remarks: Sequence[str],
     environment: Mapping[str, str] | None = None,
+    *,
+    told: str | None = None,
+    damaged: int = 0,
 ) -> ResultFile:
-    """The rows of all runs, with the circumstances of the first that has rows.
+    """The rows of all runs, with the circumstances of the first that has rows; `kind` is text or JSON.
 
-    Raises UsageError where nothing says of how many ranks, or of which collective, rows are.
+    `told` is the collective as a person says, of runs that name none; `damaged` lines were left out. Raises UsageError
+    where nothing was measured, or nothing says of how many ranks, or of which collective, rows are.
     """
-    measured = [run for run in runs if run.lines]
-    rows = tuple(row for run in measured for row in run.rows(name))
+    measured = [run for run in runs if run.measured]
+    if not measured:
+        _refuse(runs, name, damaged)
+    rows = tuple(row for run in measured for row in run.rows(name, told))
+    left_out = [f"{damaged} damaged lines left out"] if damaged else []
     unfinished = sum(not run.complete for run in measured)
     more = [f"{unfinished} of {len(measured)} runs did not end"] if unfinished else []
     empty = sum(not run.lines and bool(run.settings) for run in runs)
     more += [f"{empty} runs without a row"] if empty else []
+    zero = sum(len(run.lines) - len(run.measured) for run in runs)
+    more += [f"{counted(zero, 'row')} of size 0 left out: nothing moved"] if zero else []
+    more += ["its rows have one half, taken for out of place"] if any(run.lines is run.halves for run in runs) else []
     return ResultFile(
         name=name,
-        kind=kind,
+        kind=f"{measured[0].program} {kind}",
         circumstances=_circumstances(measured, environment),
         rows=rows,
         complete=not unfinished and not empty,
-        remarks=(*remarks, *more),
+        remarks=(*remarks, *left_out, *more),
+    )
+
+
+def _refuse(runs: Sequence[NcclTestsRun], name: str, damaged: int) -> NoReturn:
+    """Refuse a file without a row that says anything."""
+    seen, reason = f"{name} has nothing that was measured", "the run ended before its first size"
+    if damaged:
+        seen = f"{name} has no whole row: {counted(damaged, 'row')} damaged"
+        reason = "values are missing, or other output stands among them"
+    elif any(run.lines for run in runs):
+        seen, reason = f"{name} has rows of size 0 alone", "with many ranks small sizes are rounded down to nothing"
+    raise UsageError(
+        seen,
+        expected="rows of nccl-tests: size, count, type, redop, root, time, algbw, busbw, #wrong",
+        reason=reason,
+        next_step=f"tail {name} shows how the run ended; -e 1G makes it measure larger sizes",
     )
 
 
@@ -40,12 +69,12 @@ def _circumstances(runs: Sequence[NcclTestsRun], environment: Mapping[str, str] 
     each = 1
     processes = {(device.host, device.pid) for device in first.devices}
     if len(first.devices) == len(processes):
-        each = first.settings.get("threads", 1) * first.settings.get("gpus", 1)
+        each = first.ranks_a_process
     return FileCircumstances(
-        tool=f"nccl-tests {first.version}" if first.version else "nccl-tests",
+        tool=" ".join(filter(None, (first.program, first.version))),
         hosts=tuple(dict.fromkeys(device.host for device in first.devices)),
         gpus=tuple(device.name for device in first.devices for _ in range(each)),
-        libraries={"NCCL": first.nccl} if first.nccl else {},
+        libraries=dict([first.library]) if first.library else {},
         environment=environment,
         options={key: str(first.settings[key]) for key in ("warmup", "validation") if key in first.settings},
         wrong_elements=sum(bounds) if bounds else None,

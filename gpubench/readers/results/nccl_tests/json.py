@@ -15,16 +15,16 @@ from gpubench.model.terms.nccl_choice import nccl_version
 from gpubench.model.terms.operation import Placement
 from gpubench.readers.documents.json_lines import load_json
 from gpubench.readers.results.nccl_tests.file import result_file
-from gpubench.readers.results.nccl_tests.run import (
+from gpubench.readers.results.nccl_tests.names import (
     COLLECTIVE_NAMES,
     ELEMENT_TYPES,
     REDUCTIONS,
     Device,
-    NcclTestsRun,
     OutputLine,
     PerIteration,
     Placed,
 )
+from gpubench.readers.results.nccl_tests.run import NcclTestsRun
 
 NEWEST_VERSION = 3
 
@@ -49,8 +49,8 @@ def recognises(text: str) -> bool:
     return re.match(r'\s*\{\s*"version"\s*:\s*\d+\s*,\s*"start_time"', text) is not None
 
 
-def read(text: str, name: str) -> ResultFile:
-    """The rows of the run in a text.
+def read(text: str, name: str, collective: str | None = None) -> ResultFile:
+    """The rows of the run in a text; `collective` is what a person says, where it does not name one.
 
     Raises UsageError where it is damaged, of a version that is not known, or has no rows.
     """
@@ -74,10 +74,8 @@ def read(text: str, name: str) -> ResultFile:
             expected="what its -J FILE writes",
             reason="it was edited by hand, or damaged",
         ) from None
-    if not run.lines:
-        raise UsageError(f"{name} has nothing that was measured", reason="the run ended before its first size")
     remarks = [] if whole else ["the file has no end: the run was killed"]
-    return result_file([run], name, "nccl-tests JSON", remarks, environment)
+    return result_file([run], name, "JSON", remarks, environment, told=collective)
 
 
 def _loaded(text: str, name: str) -> tuple[dict[str, Any], bool]:
@@ -112,10 +110,9 @@ def _run(document: Mapping[str, Any], *, complete: bool) -> NcclTestsRun:
     bounds = document.get("out_of_bounds")
     run = NcclTestsRun(
         collective=COLLECTIVE_NAMES.get(named[1]) if named else None,
-        nccl=nccl_version(int(document["nccl_version"])) if "nccl_version" in document else None,
+        library=("NCCL", nccl_version(int(document["nccl_version"]))) if "nccl_version" in document else None,
         settings={own: int(config[theirs]) for theirs, own in _SETTINGS.items() if theirs in config},
         blocking=config.get("blocking_collectives") == "true",
-        per_iteration=config.get("per_iter_timing") == "true",
         average=int(average[1]) if average else None,
         devices=[_device(each) for each in config["devices"]],
         out_of_bounds=int(bounds["count"]) if bounds else None,

@@ -1,0 +1,266 @@
+"""The text of the OSU micro-benchmarks: collectives (osu_allreduce and its like), osu_bw and osu_bibw.
+
+Of MPI on CPU or device buffers, and of NCCL or RCCL (osu_xccl_*), versions 3 to 7. Latencies are means over ranks of
+operations that were timed one by one, in microseconds; bandwidths of a pair are MB/s of 1e6 bytes. The output tells
+neither ranks nor nodes: a launcher's command line above it may. Formats: util/osu_util_mpi.c and each program.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from gpubench.errors import UsageError
+from gpubench.model.results.latencies import LatencyRow
+from gpubench.model.results.report import PairRow, Verified
+from gpubench.model.results.result_file import FileCircumstances, ResultFile
+from gpubench.model.terms.bandwidth import algbw_gb_s, all_but_own_factor, ring_allreduce_factor, whole_factor
+from gpubench.model.terms.operation import DataType, Placement
+from gpubench.model.terms.origin import Origin
+from gpubench.model.terms.sampling import Mode
+from gpubench.model.terms.units import counted
+from gpubench.model.terms.verdict import Verdict
+from gpubench.readers.documents.launcher_tags import behind_prefix, pieces, prefix_shape
+
+
+@dataclass(frozen=True, slots=True)
+class _Program:
+    """A collective as OSU has it; `a_block` where its size is that of one rank's block."""
+
+    name: str
+    factor: Callable[[int], float]
+    a_block: bool = False
+    reduces: bool = False
+    rooted: bool = False
+
+
+_COLLECTIVES: Mapping[str, _Program] = {
+    "Allreduce": _Program("allreduce", ring_allreduce_factor, reduces=True),
+    "Reduce": _Program("reduce", whole_factor, reduces=True, rooted=True),
+    "Broadcast": _Program("broadcast", whole_factor, rooted=True),
+    "Reduce_scatter": _Program("reducescatter", all_but_own_factor, reduces=True),
+    "Reduce_scatter_block": _Program("reducescatter", all_but_own_factor, reduces=True),
+    "Allgather": _Program("allgather", all_but_own_factor, a_block=True),
+    "All-to-All Personalized Exchange": _Program("alltoall", all_but_own_factor, a_block=True),
+    "Gather": _Program("gather", all_but_own_factor, a_block=True, rooted=True),
+    "Scatter": _Program("scatter", all_but_own_factor, a_block=True, rooted=True),
+}
+_BANDWIDTHS = {"Bandwidth": None, "Bi-Directional Bandwidth": "both"}
+"""The direction of a pair's row, by OSU's name."""
+
+_TYPES = {
+    **{f"MPI_{name}": kind for name, kind in (("CHAR", "int8"), ("INT", "int32"), ("FLOAT", "float32"))},
+    "MPI_DOUBLE": "float64",
+}
+_BACKENDS = {"MPI": "host", "NCCL": "nccl", "RCCL": "rccl"}
+_HEADER = re.compile(
+    r"# OSU (?P<library>MPI|NCCL|RCCL)(?P<device>-[A-Z]+)? (?P<name>\S.{0,60}?) (?:Latency )?Test"
+    r"(?: v(?P<version>\S{1,20}))?\s*$"
+)
+_COLUMNS = re.compile(r"# Size\s+(?P<names>(?:Avg )?(?:Latency|Bandwidth) ?\(\S+.*)")
+_DATATYPE = re.compile(r"# Datatype: (?P<name>MPI_\w{1,40})")
+_BUFFERS = re.compile(
+    r"# Send Buffer on (?P<send>HOST|DEVICE|MANAGED)\b.* Receive Buffer on (?P<receive>HOST|DEVICE|MANAGED)\b"
+)
+_COMMAND = re.compile(r"\bosu_(?:xccl_)?\w+(?P<options>(?:\s.*)?$)")
+_RANKS = re.compile(r"\s(?:-np?|--np|--n|--ntasks)[ =]?(?P<ranks>\d{1,7})(?!\S)")
+_ENDS = re.compile(r"\s(?P<send>[DHM]) (?P<receive>[DHM])\s*$")
+_MEMORY = {"D": "device", "H": "host", "M": "managed"}
+_WHOLE, _FIGURE, _CHECKED = re.compile(r"\d{1,18}"), re.compile(r"\d{1,15}\.\d\d"), re.compile(r"Pass|Fail")
+_LIKE_A_CELL = re.compile(r"[\d.]+|Pass|Fail")
+_MB_PER_GB = 1e3
+_UNKNOWN_NODE = "unknown"
+
+
+def recognises(text: str) -> bool:
+    """True if a text has the first line that OSU's programs print."""
+    return re.search(r"# OSU (?:MPI|NCCL|RCCL)\S* ", text) is not None
+
+
+def read(text: str, name: str) -> ResultFile:
+    """The rows of every run in a text.
+
+    Raises UsageError where it has none, or none of a program that is read.
+    """
+    parser = _OsuText()
+    for line in re.split(r"\r?\n|\r", text):
+        for tag, piece in pieces(line):
+            parser.line(piece, tag)
+    rows, pairs = parser.latencies, parser.pairs
+    if not (rows or pairs):
+        raise _nothing(parser, name)
+    failed = sum(row.wrong or 0 for row in rows) + sum(row.verdict == Verdict.FAIL for row in pairs)
+    remarks = [f"{counted(parser.damaged, 'damaged line')} left out"] if parser.damaged else []
+    remarks += [f"left out: {', '.join(dict.fromkeys(parser.others))}"] if parser.others else []
+    if any(row.ranks is None for row in rows):
+        remarks.append("nothing says how many ranks there were, so bus bandwidths are not known")
+    return ResultFile(
+        name=name,
+        kind="OSU text",
+        circumstances=FileCircumstances(tool=parser.tool, wrong_elements=failed or None),
+        latencies=tuple(rows),
+        pairs=tuple(pairs),
+        complete=not parser.damaged,
+        remarks=tuple(remarks),
+    )
+
+
+def _nothing(parser: "_OsuText", name: str) -> UsageError:
+    if parser.others:
+        return UsageError(
+            f"{name} is of OSU's {', '.join(dict.fromkeys(parser.others))} test",
+            expected=f"one of {', '.join((*_COLLECTIVES, *_BANDWIDTHS))}",
+            reason="its figures have no row that they could be compared in",
+            next_step="osu_allreduce or osu_bw in its place",
+        )
+    if parser.damaged:
+        return UsageError(
+            f"{name} has no whole row: {counted(parser.damaged, 'row')} damaged",
+            expected="as many values as its columns have names",
+            reason="values are missing, or other output stands among them",
+            next_step=f"cat {name}",
+        )
+    return UsageError(
+        f"{name} has nothing that was measured",
+        expected="rows of an OSU micro-benchmark: size, latency or bandwidth",
+        reason="the run ended before its first size; the end of the file may say why",
+        next_step=f"tail {name}",
+    )
+
+
+@dataclass(slots=True)
+class _OsuRun:
+    """A run while it is read: what its first line, its columns and the command above say."""
+
+    program: str = ""
+    backend: str = "host"
+    dtype: str | None = None
+    columns: tuple[str, ...] = ()
+    prefix: str = ""
+    tag: str = ""
+    ranks: int | None = None
+    ends: tuple[str, str] | None = None
+
+
+@dataclass(slots=True)
+class _OsuText:
+    """Takes a file line by line."""
+
+    tool: str = "OSU"
+    latencies: list[LatencyRow] = field(default_factory=list)
+    pairs: list[PairRow] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)
+    damaged: int = 0
+    _run: _OsuRun = field(default_factory=_OsuRun)
+    _ranks: int | None = None
+    _ends: tuple[str, str] | None = None
+
+    def line(self, text: str, tag: str) -> None:
+        run = self._run
+        if found := _HEADER.search(text):
+            self._begin(found)
+        elif found := _COLUMNS.search(text):
+            run.columns = tuple(re.split(r"\s{2,}", found["names"].strip()))
+            run.prefix, run.tag = prefix_shape(text[: found.start()]), tag
+        elif found := _DATATYPE.search(text):
+            run.dtype, run.columns = _TYPES.get(found["name"], found["name"]), ()
+        elif found := _BUFFERS.search(text):
+            run.ends = found["send"].lower(), found["receive"].lower()
+        elif found := _COMMAND.search(text):
+            ranks, ends = _RANKS.search(text[: found.start()]), _ENDS.search(found["options"])
+            self._ranks = int(ranks["ranks"]) if ranks else None
+            self._ends = (_MEMORY[ends["send"]], _MEMORY[ends["receive"]]) if ends else None
+        elif run.columns and tag == run.tag:
+            self._values(behind_prefix(text, run.prefix) or [])
+
+    def _begin(self, found: re.Match[str]) -> None:
+        """The run that a first line is of; what the command above it said is of this run alone."""
+        backend = _BACKENDS[found["library"]]
+        if backend == "host" and found["device"]:
+            backend = "mpi"
+        self._run = _OsuRun(found["name"], backend, ranks=self._ranks, ends=self._ends)
+        self._ranks = self._ends = None
+        if found["version"]:
+            self.tool = f"OSU {found['version']}"
+        if found["name"] not in (*_COLLECTIVES, *_BANDWIDTHS):
+            self.others.append(found["name"])
+
+    def _values(self, words: list[str]) -> None:
+        """A row, of which the first word is a size; a line that begins otherwise is another program's."""
+        run = self._run
+        is_row = bool(words) and bool(_WHOLE.fullmatch(words[0])) and all(map(_LIKE_A_CELL.fullmatch, words))
+        kind = "Bandwidth" if run.program in _BANDWIDTHS else "Latency" if run.program in _COLLECTIVES else None
+        if not is_row or kind is None or kind not in run.columns[0]:
+            return
+        cells = dict(zip(run.columns, words[1:], strict=False))
+        fits = len(words) == 1 + len(run.columns) and all(_fits(name, cell) for name, cell in cells.items())
+        size, value = int(words[0]), cells.get(run.columns[0], "")
+        if not fits or float(value) <= 0:
+            self.damaged += 1
+        elif size > 0 and run.program in _BANDWIDTHS:
+            self.pairs.append(_pair(run, size, float(value) / _MB_PER_GB, cells))
+        elif size > 0:
+            self.latencies.append(_latency(run, _COLLECTIVES[run.program], size, cells))
+
+
+def _fits(column: str, cell: str) -> bool:
+    kinds = {"Validation": _CHECKED, "Iterations": _WHOLE, "Transmit Size": _WHOLE}
+    return kinds.get(column, _FIGURE).fullmatch(cell) is not None
+
+
+def _latency(run: _OsuRun, program: _Program, size: int, cells: Mapping[str, str]) -> LatencyRow:
+    time_us, ranks = float(cells[run.columns[0]]), run.ranks
+    whole = size if not program.a_block else size * ranks if ranks else size
+    busbw = None
+    if ranks:
+        busbw = algbw_gb_s(whole, time_us / 1e6) * program.factor(ranks)
+    checked = cells.get("Validation")
+    notes = (
+        "its type by OSU's default: the output does not say it" if run.dtype is None else "",
+        "size of one rank's block: nothing says how many ranks" if program.a_block and not ranks else "",
+        "validation failed, of OSU does not say how many elements" if checked == "Fail" else "",
+    )
+    fastest, slowest = (cells.get(f"{which} Latency(us)") for which in ("Min", "Max"))
+    return LatencyRow(
+        collective=program.name,
+        backend=run.backend,
+        origin=Origin.RECORDED,
+        ranks=ranks,
+        size_bytes=whole,
+        dtype=run.dtype or (DataType.FLOAT32 if program.reduces else DataType.INT8),
+        op="sum" if program.reduces else None,
+        root=0 if program.rooted else None,
+        placement=Placement.OUT_OF_PLACE,
+        mode=Mode.LATENCY,
+        iterations=int(cells["Iterations"]) if "Iterations" in cells else None,
+        time_us=time_us,
+        time_us_fastest_rank=float(fastest) if fastest else None,
+        time_us_slowest_rank=float(slowest) if slowest else None,
+        busbw_gb_s=busbw,
+        wrong=None if checked is None else int(checked == "Fail"),
+        verified=Verified.NO if checked is None else Verified.LAST,
+        note="; ".join(filter(None, notes)) or None,
+    )
+
+
+def _pair(run: _OsuRun, size: int, gb_s: float, cells: Mapping[str, str]) -> PairRow:
+    """A row of the two ranks of osu_bw. Which devices, nodes and links they are is not in its output."""
+    checked = cells.get("Validation")
+    failed = checked == "Fail"
+    send, receive = (f"rank {rank} ({run.ends[rank]})" if run.ends else f"rank {rank}" for rank in range(2))
+    return PairRow(
+        source=send,
+        destination=receive,
+        source_bus_id=None,
+        destination_bus_id=None,
+        source_node=_UNKNOWN_NODE,
+        destination_node=_UNKNOWN_NODE,
+        origin=Origin.RECORDED,
+        direction=_BANDWIDTHS[run.program],
+        size_bytes=size,
+        bandwidth_gb_s=None if failed else gb_s,
+        limit_gb_s=None,
+        path_class=None,
+        verified=Verified.NO if checked is None else Verified.LAST,
+        verdict=Verdict.FAIL if failed else None,
+        note=f"validation failed at {gb_s:.4g} GB/s" if failed else None,
+    )
