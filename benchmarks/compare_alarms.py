@@ -1,27 +1,57 @@
 """How often `gpubench compare` is right: results with noise and a slowdown of known size, many seeds.
 
     python -m benchmarks.compare_alarms --seeds 1000
+    python -m benchmarks.compare_alarms --real FOLDER
 
-The results are made (tests/fakes/noisy_results.py), not measured. A comparison of results between which nothing changed
-is a false alarm where it fails; one with a planted slowdown is a miss where it does not.
+Without `--real` the results are made (tests/fakes/noisy_results.py), not measured. A comparison of results between
+which nothing changed is a false alarm where it fails; one with a planted slowdown is a miss where it does not.
+
+FOLDER holds a folder for each kind of machine, with a file for each run or each healthy sibling: what nccl-tests or
+gpubench wrote, measured. Every file is compared with every other, as it is and with slowdowns planted into the new one.
 """
 
 import argparse
+import random
+import sys
 import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import permutations
+from pathlib import Path
 
+from gpubench.errors import GpubenchError
 from gpubench.measure.compare.judge import Rules
 from gpubench.measure.compare.report import compare
+from gpubench.model.results.report import CollectiveRow
+from gpubench.model.results.result_file import ResultFile
 from gpubench.model.terms.verdict import Verdict
+from gpubench.readers.results.registry import read_results
 from tests.fakes.noisy_results import SCENARIOS, Scenario
+
+Slowdown = Callable[[CollectiveRow], float]
+"""What the time of a row is multiplied with."""
+
+PLANTED = ("nothing", "all 5 %", "one collective 10 %", "four of its sizes 15 %")
 
 
 def main() -> None:
-    """Print a line a scenario."""
+    """Print a line a scenario, or a kind of machine."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else "")
     parser.add_argument("--seeds", type=int, default=1000)
-    parser.add_argument("--only", default="", help="scenarios whose name begins so")
+    parser.add_argument("--only", default="", help="scenarios, or folders, whose name begins so")
+    parser.add_argument("--real", type=Path, metavar="FOLDER", help="a folder a kind of machine, a file a run")
+    parser.add_argument("--pairs", type=int, default=400, help="at most so many comparisons a kind, picked evenly")
     arguments = parser.parse_args()
-    seeds, chosen = arguments.seeds, [each for each in SCENARIOS if each.name.startswith(arguments.only)]
+    if arguments.real:
+        print_real(arguments.real, arguments.only, arguments.pairs)
+    else:
+        print_made(arguments.seeds, arguments.only)
+
+
+def print_made(seeds: int, only: str) -> None:
+    """A line a scenario: how many comparisons of made results fail."""
+    chosen = [each for each in SCENARIOS if each.name.startswith(only)]
     start = time.monotonic()
     print(f"{'planted, runs a side, noise':<66}  failed  of {seeds}")
     for scenario in chosen:
@@ -37,6 +67,63 @@ def failures(scenario: Scenario, seeds: int) -> int:
         base, new = scenario.sides(seed)
         found += compare(base, new, Rules()).verdict is Verdict.FAIL
     return found
+
+
+def print_real(folder: Path, only: str, most: int) -> None:
+    """A line a kind: how many comparisons of measured results failed, and of those that did not, were inconclusive."""
+    print("failed + inconclusive, by what was planted into the new side")
+    print(f"{'kind':<40} files  rows  compared  " + "  ".join(f"{each:>24}" for each in PLANTED))
+    for kind in sorted(each for each in folder.iterdir() if each.is_dir() and each.name.startswith(only)):
+        files = list(readable(sorted(kind.iterdir())))
+        if len(files) < 2:
+            print(f"{kind.name:<40} {len(files):5}  nothing to compare", flush=True)
+            continue
+        counts = real_counts(files, most)
+        compared = counts[0].total()
+        figures = "  ".join(f"{each[Verdict.FAIL]:>15} + {each[Verdict.INCONCLUSIVE]:<6}" for each in counts)
+        print(f"{kind.name:<40} {len(files):5} {len(files[0].rows):5}  {compared:8}  {figures}", flush=True)
+
+
+def readable(paths: Sequence[Path]) -> Iterator[ResultFile]:
+    """The results among these files; what cannot be read is named on stderr."""
+    for path in paths:
+        try:
+            yield read_results(path)
+        except GpubenchError as error:
+            print(f"{path}: {str(error).splitlines()[0]}", file=sys.stderr)
+
+
+def real_counts(files: Sequence[ResultFile], most: int) -> list[Counter[Verdict]]:
+    """The verdicts of comparing each file with each other, in both directions, for everything in `PLANTED`."""
+    sides = list(permutations(range(len(files)), 2))
+    random.Random(0).shuffle(sides)
+    counts: list[Counter[Verdict]] = [Counter() for _ in PLANTED]
+    for place, (base, new) in enumerate(sides[:most]):
+        for count, slowdown in zip(counts, slowdowns(files[new], place), strict=True):
+            report = compare([files[base]], [slower(files[new], slowdown)], Rules(), other_machine=True)
+            count[report.verdict] += 1
+    return counts
+
+
+def slowdowns(file: ResultFile, place: int) -> list[Slowdown]:
+    """Everything in `PLANTED`; `place` picks the collective and the sizes, so that all of them get their turn."""
+    collectives = sorted({row.collective for row in file.rows})
+    chosen = collectives[place % len(collectives)]
+    sizes = sorted({row.size_bytes for row in file.rows if row.collective == chosen and row.time_us})
+    first = place // len(collectives) % max(1, len(sizes) - 3)
+    four = set(sizes[first : first + 4])
+    return [
+        lambda _row: 1.0,
+        lambda _row: 1.05,
+        lambda row: 1.10 if row.collective == chosen else 1.0,
+        lambda row: 1.15 if row.collective == chosen and row.size_bytes in four else 1.0,
+    ]
+
+
+def slower(file: ResultFile, slowdown: Slowdown) -> ResultFile:
+    """The results with longer times."""
+    rows = (replace(row, time_us=row.time_us * slowdown(row)) if row.time_us else row for row in file.rows)
+    return replace(file, rows=tuple(rows))
 
 
 if __name__ == "__main__":

@@ -34,3 +34,22 @@ def test_a_small_run_ends_well(name: str) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout
+
+
+def test_real_runs_are_compared_by_kind_of_machine(tmp_path: Path) -> None:
+    text = Path(ROOT, "tests/results/h200x4/all_reduce.txt").read_text()
+    for name, content in (
+        ("one/a.txt", text),
+        ("one/b.txt", text),
+        ("one/notes.txt", "no results"),
+        ("two/a.txt", text),
+    ):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(content)
+    command = [sys.executable, "-m", "benchmarks.compare_alarms", "--real", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    one, two = done.stdout.splitlines()[2:]
+    assert one.split() == ["one", "2", "24", "2", "0", "+", "0", "2", "+", "0", "2", "+", "0", "2", "+", "0"]
+    assert two.split() == ["two", "1", "nothing", "to", "compare"]
+    assert "notes.txt" in done.stderr

@@ -57,6 +57,12 @@ def _simulated(file: ResultFile) -> bool | None:
     return Origin.SIMULATED in origins if origins else None
 
 
+def are_other_hosts(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> bool:
+    """True where both sides name their hosts, and these are not the same: what lies between them may differ."""
+    before, after = ({host for file in side for host in file.circumstances.hosts} for side in (base, new))
+    return bool(before) and bool(after) and before != after
+
+
 def describe_file(file: ResultFile) -> str:
     """A file in words: the tool that wrote it, NCCL's version, GPUs and hosts, or that these are not known."""
     known = file.circumstances

@@ -18,7 +18,7 @@ WRONG, STAGED, SLOWER, WORSE, NARROWER, LOST, UNSURE, PATH, UNVERIFIED = (
 MISSING = "missing-rows"
 
 UNSURE_FROM = 0.1
-"""A slowdown that noise of more than this hides, and that is more than half of it, is neither shown nor ruled out."""
+"""A slowdown of more than this that noise hides, and that is more than half of it, is neither shown nor ruled out."""
 
 _LIMIT_FALLS = 0.99
 _NVLINKS = re.compile(r"NV(\d+)", re.ASCII)
@@ -96,7 +96,7 @@ def _time(slower: float, bound: NoiseBound, rules: Rules, *, alone: bool) -> Ite
     how_much = f"{100 * slower:.1f} % slower" if slower < _TIMES else f"{1 + slower:.1f} times as long"
     figures = f"{how_much}; {100 * bound.share:.1f} % is noise ({bound.source})"
     if slower <= bound.share:
-        if rules.threshold_percent is None and bound.share > UNSURE_FROM and slower > bound.share / 2:
+        if rules.threshold_percent is None and slower > max(UNSURE_FROM, bound.share / 2):
             yield Reason(UNSURE, Verdict.INCONCLUSIVE, figures)
     elif rules.threshold_percent is not None:
         yield Reason(SLOWER, Verdict.FAIL, f"{how_much} than before")

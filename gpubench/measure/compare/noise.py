@@ -12,10 +12,9 @@ from itertools import combinations
 from statistics import median
 
 from gpubench.measure.compare.rows import RunFigures, RunsByRow
-from gpubench.model.results.measured_copies import BY_CPU
+from gpubench.measure.compare.single_runs import is_over_network, single_run_floor, with_usual_noise
 from gpubench.model.results.row_keys import siblings
 from gpubench.model.results.rows.comparison import RowKey
-from gpubench.model.terms.copies import HostMemory
 from gpubench.model.terms.noise import Noise, robust_deviation
 
 NEIGHBOURS = 6
@@ -33,20 +32,14 @@ TESTS = 2
 SETTLED_RUNS = 5
 """From so many runs a side on, a row that is slower alone is slower."""
 
+DENSE_ROWS, _APART = 8, math.sqrt(2)
+"""A sweep is one of small steps where so many rows are within half an octave of a size."""
+
 FLOOR = 0.01
 """A smaller change is none that anybody looks for."""
 
-LARGE_BYTES = 16 * 2**20
-_SINGLE_LARGE, _SINGLE_SMALL, _SINGLE_SMALL_US = 0.02, 0.05, 0.5
-"""By how much one run may differ from another as a whole, which single runs cannot show: on four H200s medians of
-NCCL's collectives kept within 2 % from 16 MiB on, and within 5 % or 0.5 µs below (README, "Beside nccl-tests")."""
-
-_SINGLE_BY_CPU = 0.25
-"""Of copies that a CPU makes in host memory: others use both, and `gpubench check` looks no closer either."""
-
-_SINGLE_WITH_HOST = {HostMemory.PINNED.full_name: 0.08, HostMemory.PAGEABLE.full_name: 2.0}
-"""Of copies between GPU and host, by `setting`. In seven runs on healthy machines of one kind (H200s, 2026-11-20) those
-of pinned memory took 51.4 to 55.4 GB/s, and of pageable memory, which a CPU copies first, 5.7 to 16.7."""
+_USUAL = "what single runs usually differ by"
+"""The source of noise where the files do not show enough."""
 
 _NORMAL_MEDIAN, _MEDIAN_EFFICIENCY = 1.4826, 0.37
 """A normal deviation over the median distance from its centre, and how much of the figures that median makes use of."""
@@ -61,9 +54,17 @@ class NoiseBound:
 
 
 class ChangeNoise:
-    """The noise of every row that both sides have."""
+    """The noise of every row that both sides have.
 
-    def __init__(self, base: RunsByRow, new: RunsByRow) -> None:
+    `files` is how many files either side has, None where every run is one: what a file repeats is of one process, and
+    does not show what one run differs by from another as a whole. `other_hosts`: the sides ran elsewhere.
+    """
+
+    def __init__(
+        self, base: RunsByRow, new: RunsByRow, *, other_hosts: bool = False, files: tuple[int, int] | None = None
+    ) -> None:
+        self._other_hosts = other_hosts
+        self._files = files
         self._logs = {
             key: (logs_of(base[key]), logs_of(new[key]))
             for key in base
@@ -77,6 +78,19 @@ class ChangeNoise:
     def keys(self) -> Collection[RowKey]:
         """The rows that have times on both sides."""
         return self._logs.keys()
+
+    def runs(self, key: RowKey) -> tuple[int, int]:
+        """The runs of both sides; what one file repeats is one."""
+        base, new = map(len, self._logs[key])
+        return (base, new) if self._files is None else (min(base, self._files[0]), min(new, self._files[1]))
+
+    def shows_whole_runs(self, key: RowKey) -> bool:
+        """True where both sides have runs enough to show what whole runs differ by: not what other nodes do."""
+        return min(self.runs(key)) >= REPEATED_RUNS and not (self._other_hosts and is_over_network(key))
+
+    def floor(self, key: RowKey, time_us: float) -> float:
+        """By how much single runs of a row differ as a whole; `time_us` is what it takes."""
+        return single_run_floor(key, time_us, other_hosts=self._other_hosts)
 
     def of_change(self, key: RowKey) -> Noise | None:
         """The noise of a row's change; None where too few rows tell."""
@@ -105,29 +119,39 @@ class ChangeNoise:
     def is_isolated(self, key: RowKey) -> bool:
         """True where a row of a collective is slower, and neither its other placement nor the next sizes are.
 
-        False where there are no such rows to ask, or so many runs that no two hiccups make their median.
+        In a sweep of small steps also where these are, and most rows of about its size are not: what is measured one
+        after the other has a hiccup in common. False where there are no such rows to ask, or so many runs that no two
+        hiccups make their median.
         """
         base, new = self._logs[key]
         if key.collective is None or min(len(base), len(new)) >= SETTLED_RUNS:
             return False
+        half = (self.change(key) or 0.0) / 2
+        beside = [(self.change(each) or 0.0) >= half for each in self._beside(key)]
+        if beside and not any(beside):
+            return True
+        near = [(self.change(each) or 0.0) >= half for each in self._half_an_octave(key)]
+        return len(near) >= DENSE_ROWS and sum(near) < len(near) / 4
+
+    def _beside(self, key: RowKey) -> Iterator[RowKey]:
+        """The other placement of a row, and the next sizes of the same placement."""
         sizes = sorted({each.size_bytes or 0 for each in self._family[key]})
         place = sizes.index(key.size_bytes or 0)
         beside = set(sizes[max(0, place - 1) : place + 2])
-        others = [
-            each
-            for each in self._family[key]
-            if each != key
-            and (each.size_bytes == key.size_bytes or each.placement == key.placement)
-            and each.size_bytes in beside
-        ]
-        half = (self.change(key) or 0.0) / 2
-        return bool(others) and all((self.change(each) or 0.0) < half for each in others)
+        for each in self._family[key]:
+            alike = each.size_bytes == key.size_bytes or each.placement == key.placement
+            if each != key and alike and each.size_bytes in beside:
+                yield each
+
+    def _half_an_octave(self, key: RowKey) -> Iterator[RowKey]:
+        """All rows whose size is not far off, whatever the placement."""
+        size = key.size_bytes or 0
+        return (each for each in self._family[key] if size / _APART <= (each.size_bytes or 0) <= size * _APART)
 
     def _floor(self, key: RowKey, time_us: float) -> tuple[float, str]:
-        base, new = self._logs[key]
-        if min(len(base), len(new)) >= REPEATED_RUNS:
+        if self.shows_whole_runs(key):
             return FLOOR, "the least that counts"
-        return single_run_floor(key, time_us), "the least that single runs show"
+        return self.floor(key, time_us), "the least that single runs show"
 
     def _noise(self, key: RowKey) -> tuple[Noise | None, str]:
         """The noise of a row's change, from the runs of its neighbours where there are enough, else from changes."""
@@ -137,10 +161,16 @@ class ChangeNoise:
             self._found[place] = self._between_runs(near), self._between_changes(near)
         runs, changes = self._found[place]
         base, new = self._logs[key]
-        if runs is not None:
-            share = math.sqrt(_part_of_variance(len(base)) + _part_of_variance(len(new)))
-            return Noise(runs.deviation * share, runs.freedom), "differences between runs"
-        return changes, "differences between neighbours"
+        usual = None
+        if max(self.runs(key)) < REPEATED_RUNS:
+            usual = with_usual_noise(key, changes if runs is None else None)
+        if runs is None:
+            return usual or changes, _USUAL if changes is None else "differences between neighbours"
+        share = math.sqrt(_part_of_variance(len(base)) + _part_of_variance(len(new)))
+        between = Noise(runs.deviation * share, runs.freedom)
+        if usual is not None and usual.deviation > between.deviation:
+            return usual, _USUAL
+        return between, "differences between runs"
 
     def _near(self, key: RowKey) -> Iterator[RowKey]:
         family = self._family[key]
@@ -205,14 +235,3 @@ def _within(base: Sequence[RunFigures], new: Sequence[RunFigures]) -> float | No
     sides = [[each.error_of_mean for each in side if each.error_of_mean is not None] for side in (base, new)]
     squares = [sum(error**2 for error in errors) / len(errors) ** 2 for errors in sides if errors]
     return math.sqrt(sum(squares)) if squares else None
-
-
-def single_run_floor(key: RowKey, time_us: float) -> float:
-    """By how much single runs of the same differ as a whole, as a part of the time; `time_us` is what a row takes."""
-    if key.engine == BY_CPU:
-        return _SINGLE_BY_CPU
-    if key.setting in _SINGLE_WITH_HOST:
-        return _SINGLE_WITH_HOST[key.setting]
-    if (key.size_bytes or 0) >= LARGE_BYTES:
-        return _SINGLE_LARGE
-    return max(_SINGLE_SMALL, _SINGLE_SMALL_US / time_us)

@@ -12,15 +12,14 @@ from statistics import fmean, median
 from gpubench.measure.compare.judge import JudgedRow, Rules
 from gpubench.measure.compare.noise import (
     FLOOR,
-    LARGE_BYTES,
     LEAST_VALUES,
     REPEATED_RUNS,
     TESTS,
     ChangeNoise,
     logs_of,
-    single_run_floor,
 )
 from gpubench.measure.compare.rows import RunsByRow
+from gpubench.measure.compare.single_runs import LARGE_BYTES
 from gpubench.model.results.row_keys import siblings
 from gpubench.model.results.rows.comparison import Change, RowKey
 from gpubench.model.terms.noise import Noise
@@ -72,9 +71,9 @@ def _range(
     if known:
         error = _MEDIAN_WIDTH * median(each.deviation for each in known) / math.sqrt(len(keys))
         typical = Noise(error, median(each.freedom for each in known))
-        bounds.append(max(_floor(keys, before), typical.bound(TESTS * ranges)))
+        bounds.append(max(_floor(keys, before, noise), typical.bound(TESTS * ranges)))
     runs = [_run_middles(side, keys) for side in (before, after)]
-    if min(map(len, runs)) >= REPEATED_RUNS:
+    if min(map(len, runs)) >= REPEATED_RUNS and noise.shows_whole_runs(keys[0]):
         freedom = sum(map(len, runs)) - len(runs)
         squares = sum((each - fmean(side)) ** 2 for side in runs for each in side)
         error = math.sqrt(squares / freedom * sum(1 / len(side) for side in runs))
@@ -82,9 +81,9 @@ def _range(
     return Range(tuple(keys), middle, min(bounds)) if bounds else None
 
 
-def _floor(keys: Sequence[RowKey], before: RunsByRow) -> float:
+def _floor(keys: Sequence[RowKey], before: RunsByRow, noise: ChangeNoise) -> float:
     typical_us = math.exp(median(median(logs_of(before[key])) for key in keys))
-    return math.log1p(single_run_floor(keys[0], typical_us))
+    return math.log1p(noise.floor(keys[0], typical_us))
 
 
 def _run_middles(side: RunsByRow, keys: Sequence[RowKey]) -> list[float]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from gpubench.measure.compare.circumstances import check_same_machine, circumstance_rows
+from gpubench.measure.compare.circumstances import are_other_hosts, check_same_machine, circumstance_rows
 from gpubench.measure.compare.findings import findings_of, nothing_compared
 from gpubench.measure.compare.health import all_have_findings, finding_changes, health_findings
 from gpubench.measure.compare.judge import JudgedRow, Rules, judge, judge_added, judge_missing
@@ -36,7 +36,7 @@ def compare(
     if not other_machine:
         check_same_machine(base, new, OTHER_MACHINE)
     before, after = gather(base, new)
-    noise = ChangeNoise(before, after)
+    noise = ChangeNoise(before, after, other_hosts=are_other_hosts(base, new), files=(len(base), len(new)))
     judged = sorted(_judged(before, after, noise, rules), key=_worst_first)
     circumstances = circumstance_rows(base, new)
     ranges = list(slower_ranges(before, after, noise, judged, rules))

@@ -1,0 +1,165 @@
+"""What single runs of healthy machines differ by, and what is found all the same."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from gpubench.measure.compare.judge import Rules
+from gpubench.measure.compare.report import compare
+from gpubench.measure.compare.single_runs import single_run_floor, with_usual_noise
+from gpubench.model.results.report import CollectiveRow
+from gpubench.model.results.result_file import FileCircumstances, ResultFile
+from gpubench.model.results.rows.comparison import RowKey
+from gpubench.model.terms.noise import Noise
+from gpubench.model.terms.verdict import Verdict
+from tests.fakes.noisy_results import collective_row
+from tests.fakes.sibling_nodes import Slowdown, node_run, unchanged
+
+SEEDS = 60
+
+
+def failures(slowdown: Slowdown) -> int:
+    sides = [([node_run(f"{seed} old")], [node_run(f"{seed} new", slowdown)]) for seed in range(SEEDS)]
+    return sum(compare(*each, Rules()).verdict is Verdict.FAIL for each in sides)
+
+
+def test_healthy_siblings_do_not_fail() -> None:
+    assert failures(unchanged) <= 1
+
+
+@pytest.mark.parametrize(
+    "slowdown",
+    [
+        lambda _collective, _size: 1.05,
+        lambda collective, _size: 1.10 if collective == "alltoall" else 1.0,
+        lambda collective, _size: 1.10 if collective == "allgather" else 1.0,
+        lambda collective, size: 1.15 if collective == "alltoall" and size >= 2**31 else 1.0,
+        lambda collective, size: 1.15 if collective == "allreduce" and 2**27 <= size <= 2**30 else 1.0,
+        lambda collective, size: 1.25 if collective == "allreduce" and size == 2**30 else 1.0,
+    ],
+    ids=["all 5 %", "alltoall 10 %", "allgather 10 %", "large alltoall 15 %", "four sizes 15 %", "one size 25 %"],
+)
+def test_slowdowns_between_siblings_are_found(slowdown: Slowdown) -> None:
+    assert failures(slowdown) >= 0.9 * SEEDS
+
+
+def key(collective: str | None = "allreduce", size: int = 2**28, **columns: object) -> RowKey:
+    return replace(RowKey(collective=collective, size_bytes=size), **columns)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("row", "other_hosts", "floor"),
+    [
+        (key(), False, 0.02),
+        (key(size=2**20), False, 0.05),
+        (key(nodes=1), True, 0.02),
+        (key(nodes=2), False, 0.02),
+        (key(nodes=2, size=2**20), False, 0.10),
+        (key(nodes=2), True, 0.15),
+        (key(nodes=2, size=2**20), True, 0.15),
+        (key(None, engine="cpu"), False, 0.25),
+    ],
+)
+def test_what_runs_differ_by_as_a_whole(row: RowKey, *, other_hosts: bool, floor: float) -> None:
+    assert single_run_floor(row, 100.0, other_hosts=other_hosts) == floor
+
+
+def test_the_shortest_rows_differ_by_half_a_microsecond() -> None:
+    assert single_run_floor(key(size=8), 4.0) == 0.125
+
+
+@pytest.mark.parametrize(
+    ("row", "usual"),
+    [
+        (key(), 0.01),
+        (key("sendrecv"), 0.01),
+        (key("alltoall"), 0.03),
+        (key("gather"), 0.03),
+        (key("alltoall", 2**31), 0.01),
+    ],
+)
+def test_the_usual_noise_stands_where_nothing_else_tells(row: RowKey, usual: float) -> None:
+    found = with_usual_noise(row, None)
+    assert found is not None
+    assert found.deviation == usual
+
+
+@pytest.mark.parametrize("row", [key(None), key(size=2**20)])
+def test_pairs_and_small_sizes_have_a_floor_alone(row: RowKey) -> None:
+    assert with_usual_noise(row, None) is None
+    assert with_usual_noise(row, Noise(0.001, 10)) == Noise(0.001, 10)
+
+
+def test_few_quiet_rows_are_drawn_to_the_usual_noise() -> None:
+    found = with_usual_noise(key("alltoall"), Noise(0.01, 10))
+    assert found is not None
+    assert found.deviation == pytest.approx(math.sqrt((10 * 0.01**2 + 20 * 0.03**2) / 30))
+    assert found.freedom == 30
+
+
+def test_a_machine_that_is_noisier_than_usual_stays_so() -> None:
+    assert with_usual_noise(key(), Noise(0.05, 10)) == Noise(0.05, 10)
+
+
+def test_three_runs_of_one_side_show_what_runs_differ_by() -> None:
+    """As of a folder of nightly results: the newest alone is one run, and those before it are known to agree."""
+    quiet, slow = (result_file([collective_row(2**28, time_us=time_us)]) for time_us in (1000.0, 1025.0))
+    assert compare([quiet] * 3, [slow], Rules()).verdict is Verdict.FAIL
+    assert compare([quiet], [slow], Rules()).verdict is Verdict.PASS
+
+
+def of_rows(times_us: list[float], nodes: int = 1) -> ResultFile:
+    """A sweep in steps of 1 MiB from 64 MiB on."""
+    rows = [collective_row((64 + step) * 2**20, time_us=time, nodes=nodes) for step, time in enumerate(times_us)]
+    return result_file(rows)
+
+
+def result_file(rows: Sequence[CollectiveRow]) -> ResultFile:
+    return ResultFile(name="f", kind="made", circumstances=FileCircumstances(tool=""), rows=tuple(rows))
+
+
+@pytest.mark.parametrize(
+    ("slow", "verdict"), [(3, Verdict.INCONCLUSIVE), (30, Verdict.FAIL)], ids=["a hiccup", "a third of them"]
+)
+def test_rows_measured_one_after_the_other_have_a_hiccup_in_common(slow: int, verdict: Verdict) -> None:
+    base = [1000.0 + step for step in range(90)]
+    new = [time * (1.5 if 40 <= step < 40 + slow else 1.0) for step, time in enumerate(base)]
+    assert compare([of_rows(base)], [of_rows(new)], Rules()).verdict is verdict
+
+
+@pytest.mark.parametrize(("slower", "verdict"), [(1.09, Verdict.PASS), (1.105, Verdict.INCONCLUSIVE)])
+def test_what_noise_hides_is_unsure_from_ten_percent_on(slower: float, verdict: Verdict) -> None:
+    """Five sizes of an all-to-all, where 12 % is noise."""
+    base = [collective_row(2**power, time_us=1000.0, collective="alltoall") for power in range(25, 30)]
+    new = [replace(row, time_us=1000.0 * slower) for row in base]
+    assert compare([result_file(base)], [result_file(new)], Rules()).verdict is verdict
+
+
+def test_what_one_file_repeats_does_not_show_what_runs_differ_by() -> None:
+    def side(time_us: float, files: int, repeats: int) -> list[ResultFile]:
+        file = of_rows([time_us])
+        return [replace(file, rows=file.rows * repeats)] * files
+
+    def verdict(files: int, repeats: int) -> Verdict:
+        return compare(side(1000.0, files, repeats), side(1015.0, files, repeats), Rules()).verdict
+
+    assert verdict(files=1, repeats=5) is Verdict.PASS
+    assert verdict(files=5, repeats=1) is Verdict.FAIL
+
+
+@pytest.mark.parametrize(
+    ("hosts", "verdict"),
+    [(("n1", "n2"), Verdict.FAIL), (("n1", "n3"), Verdict.INCONCLUSIVE), ((), Verdict.FAIL)],
+    ids=["same nodes", "other nodes", "unknown"],
+)
+@pytest.mark.parametrize("runs", [1, 3])
+def test_between_other_nodes_lies_another_part_of_the_network(
+    hosts: tuple[str, ...], verdict: Verdict, runs: int
+) -> None:
+    def side(time_us: float, hosts: tuple[str, ...]) -> list[ResultFile]:
+        file = of_rows([time_us] * 4, nodes=2)
+        return [replace(file, circumstances=FileCircumstances(tool="", hosts=hosts))] * runs
+
+    assert compare(side(1000.0, ("n1", "n2")), side(1120.0, hosts), Rules()).verdict is verdict
