@@ -46,11 +46,8 @@ class ExplainView(ReportView):
     def _header(self, communicators: Sequence[CommunicatorRow]) -> None:
         metadata, options = self._metadata, self._metadata.options
         largest = max((row.ranks or 0 for row in communicators), default=0)
-        job = (
-            f"{counted(len(communicators), 'communicator')}  up to {counted(largest, 'rank')}  "
-            if communicators
-            else ""
-        )
+        job = f"{counted(len(communicators), 'communicator')}  " if communicators else ""
+        job += f"up to {counted(largest, 'rank')}  " if largest else ""
         self._page.wrap(f"gpubench {metadata.gpubench_version}  explain  {job}({metadata.origin.upper()})")
         without = options["files_without_nccl"]
         files = counted(options["files"], "file") + (f", {without} without a line of NCCL's" if without else "")
