@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from gpubench.conditions.definition.condition import Sighting, joined
+from gpubench.conditions.definition.condition import Condition, Sighting, joined, nothing_in_facts
 from gpubench.model.paths.nccl_log import Complaint, LogFacts
 from gpubench.model.terms.verdict import Verdict
 
@@ -60,6 +60,38 @@ class Complained:
         return self.form.search(complaint.text) is not None
 
 
-def complained(pattern: str, codes: Iterable[int] = (), severity: Verdict = Verdict.FAIL) -> Complained:
+def complained(pattern: str, codes: Iterable[int] = ()) -> Complained:
     """For complaints in some words, in upper or lower case, and for error codes."""
-    return Complained(re.compile(pattern, re.ASCII | re.IGNORECASE), frozenset(codes), severity)
+    return Complained(re.compile(pattern, re.ASCII | re.IGNORECASE), frozenset(codes))
+
+
+def complaint(
+    id_: str,
+    title: str,
+    pattern: str,
+    *,
+    cure: str,
+    likely: str,
+    expected: str,
+    link: str,
+    seen_as: tuple[str, ...],
+    codes: Iterable[int] = (),
+    severity: Verdict = Verdict.FAIL,
+    detection: str = "NCCL's log, or the error that the program reports",
+    general: bool = False,
+) -> Condition:
+    """A condition that shows in complaints of some words, or in error codes, and in no fact of a machine."""
+    return Condition(
+        id=id_,
+        title=title,
+        seen_as=seen_as,
+        detection=detection,
+        severity=severity,
+        expected=expected,
+        likely=likely,
+        cure=cure,
+        link=link,
+        look=nothing_in_facts,
+        in_job=replace(complained(pattern, codes), severity=severity),
+        general=general,
+    )

@@ -3,8 +3,8 @@
 The forms are those of the library's own text in NCCL 2.32.3; nothing of it ran here, where NCCL is 2.28.9.
 """
 
-from gpubench.conditions.definition.complaints import complained
-from gpubench.conditions.definition.condition import Condition, Family, nothing_in_facts
+from gpubench.conditions.definition.complaints import complaint
+from gpubench.conditions.definition.condition import Condition, Family
 from gpubench.model.terms.verdict import Verdict
 
 _GUIDE = "https://github.com/NVIDIA/nccl"
@@ -14,18 +14,17 @@ def _reported(
     id_: str, title: str, pattern: str, severity: Verdict, *, expected: str, likely: str, cure: str
 ) -> Condition:
     """A condition that NCCL's checks report in some words."""
-    return Condition(
-        id=id_,
-        title=title,
-        seen_as=("NCCL DIAG [INFO]",),
-        detection="`NCCL DIAG [INFO]` lines of NCCL 2.31 and later",
-        severity=severity,
-        expected=expected,
-        likely=likely,
+    return complaint(
+        id_,
+        title,
+        rf"^NCCL DIAG \[INFO\] {pattern}",
         cure=cure,
+        likely=likely,
+        expected=expected,
         link=_GUIDE,
-        look=nothing_in_facts,
-        in_job=complained(rf"^NCCL DIAG \[INFO\] {pattern}", severity=severity),
+        seen_as=("NCCL DIAG [INFO]",),
+        severity=severity,
+        detection="`NCCL DIAG [INFO]` lines of NCCL 2.31 and later",
     )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from gpubench.conditions.definition.complaints import complained
+from gpubench.conditions.definition.complaints import complaint
 from gpubench.conditions.definition.condition import Condition, Family, Sighting, nothing_in_facts
 from gpubench.model.paths.nccl_log import LogFacts
 from gpubench.model.terms.units import compress_names
@@ -33,28 +33,11 @@ def _unfinished(facts: LogFacts) -> Iterator[Sighting]:
 
 
 def _failed(
-    id_: str,
-    title: str,
-    pattern: str,
-    cure: str,
-    *,
-    likely: str = "",
-    seen_as: tuple[str, ...] = (),
-    link: str = _TROUBLE,
+    id_: str, title: str, pattern: str, cure: str, *, likely: str, seen_as: tuple[str, ...], link: str = _TROUBLE
 ) -> Condition:
-    """A condition that NCCL complains of in some words."""
-    return Condition(
-        id=id_,
-        title=title,
-        seen_as=seen_as,
-        detection="NCCL's log, or the error that the program reports",
-        severity=Verdict.FAIL,
-        expected="a job that starts",
-        likely=likely,
-        cure=cure,
-        link=link,
-        look=nothing_in_facts,
-        in_job=complained(pattern),
+    """A condition that keeps a job from starting."""
+    return complaint(
+        id_, title, pattern, cure=cure, likely=likely, expected="a job that starts", link=link, seen_as=seen_as
     )
 
 

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from gpubench.conditions.definition.complaints import REMOTE, complained
+from gpubench.conditions.definition.complaints import REMOTE, complaint
 from gpubench.conditions.definition.condition import Condition, Family, Sighting, joined, nothing_in_facts
 from gpubench.model.paths.nccl_log import LogFacts
 from gpubench.model.terms.verdict import Verdict
@@ -41,126 +41,103 @@ def _unknown_warnings(facts: LogFacts) -> Iterator[Sighting]:
 NCCL_TRANSFERS = Family.of(
     "nccl_transfers",
     "Jobs that NCCL ends",
-    Condition(
-        id="rdma-registration-failed",
-        title="Call to ibv_reg_mr failed: memory cannot be registered for RDMA",
-        seen_as=("Call to ibv_reg_mr failed", "Cannot allocate memory"),
-        detection="the warning in NCCL's log",
-        severity=Verdict.FAIL,
+    complaint(
+        "rdma-registration-failed",
+        "Call to ibv_reg_mr failed: memory cannot be registered for RDMA",
+        r"ibv_(?:reg|create|alloc)\w* failed|regMr failed|unable to register memory|register(?:ing)? memory.*fail",
         expected="memory that the NIC may use",
         likely="the limit of locked memory (ulimit -l) in the container, or nvidia-peermem for memory of a GPU",
         cure="docker run --ulimit memlock=-1, IPC_LOCK in Kubernetes; for `Bad address`: modprobe nvidia-peermem",
         link=_TROUBLE,
-        look=nothing_in_facts,
-        in_job=complained(
-            r"ibv_(?:reg|create|alloc)\w* failed|regMr failed|unable to register memory|register(?:ing)? memory.*fail"
-        ),
+        seen_as=("Call to ibv_reg_mr failed", "Cannot allocate memory"),
+        detection="the warning in NCCL's log",
     ),
-    Condition(
-        id="network-plugin-failed",
-        title="A call of the network plugin failed (NET/OFI, aws-ofi-nccl): RC: -22 and others",
-        seen_as=("NET/OFI", "RC: -22"),
-        detection="a return code in the plugin's warning in NCCL's log",
-        severity=Verdict.FAIL,
+    complaint(
+        "network-plugin-failed",
+        "A call of the network plugin failed (NET/OFI, aws-ofi-nccl): RC: -22 and others",
+        r"NET/\w+ .*\bRC: -?[1-9]\d*|unresponsive receiver",
         expected="a plugin that works",
         likely="a plugin that does not fit libfabric, NCCL or the instance, or a security group that blocks",
         cure="FI_LOG_LEVEL=warn; fi_info -p efa; take plugin, libfabric and NCCL from one release of EFA's installer",
         link="https://github.com/aws/aws-ofi-nccl",
-        look=nothing_in_facts,
-        in_job=complained(r"NET/\w+ .*\bRC: -?[1-9]\d*|unresponsive receiver"),
+        seen_as=("NET/OFI", "RC: -22"),
+        detection="a return code in the plugin's warning in NCCL's log",
     ),
-    Condition(
-        id="rdma-retry-exceeded",
-        title="Got completion with error 12: the other side did not answer over RDMA (IBV_WC_RETRY_EXC_ERR)",
-        seen_as=("Got completion with error 12", "status=12", "vendor err 129"),
-        detection="completion status 12 in NCCL's log",
-        severity=Verdict.FAIL,
+    complaint(
+        "rdma-retry-exceeded",
+        "Got completion with error 12: the other side did not answer over RDMA (IBV_WC_RETRY_EXC_ERR)",
+        r"got completion .*(?:error|status)[= ](?:\w+\()?12\b|RETRY_EXC|transport retry counter exceeded",
         expected="completions without an error",
         likely="a wrong GID index on RoCE, a port or cable that is down, a fabric that drops (no PFC or ECN), or a "
         "rank that died",
         cure="show_gids, then NCCL_IB_GID_INDEX of the RoCE v2 address; ib_write_bw between the two; "
         "NCCL_IB_TIMEOUT=22 outlasts congestion",
         link="https://github.com/NVIDIA/nccl/issues/426",
-        look=nothing_in_facts,
-        in_job=complained(
-            r"got completion .*(?:error|status)[= ](?:\w+\()?12\b|RETRY_EXC|transport retry counter exceeded"
-        ),
+        seen_as=("Got completion with error 12", "status=12", "vendor err 129"),
+        detection="completion status 12 in NCCL's log",
     ),
-    Condition(
-        id="rdma-completion-error",
-        title="Got completion with an error: an RDMA operation failed",
-        seen_as=("Got completion with error", "Got completion from peer"),
-        detection="a completion with another status in NCCL's log",
-        severity=Verdict.FAIL,
+    complaint(
+        "rdma-completion-error",
+        "Got completion with an error: an RDMA operation failed",
+        r"got completion .*(?:error|status)|(?<!non-fatal )async (?:fatal )?event|ibv_\w+ failed",
         expected="completions without an error",
         likely="4, 10, 11: memory or addresses (driver, nvidia-peermem); 5: flushed after another error; 13: a "
         "receiver that was not ready",
         cure="look at the first error of all ranks' logs; dmesg and the ports' counters on both nodes",
         link=_TROUBLE,
-        look=nothing_in_facts,
-        in_job=complained(r"got completion .*(?:error|status)|(?<!non-fatal )async (?:fatal )?event|ibv_\w+ failed"),
+        seen_as=("Got completion with error", "Got completion from peer"),
+        detection="a completion with another status in NCCL's log",
     ),
-    Condition(
-        id="collective-timed-out",
-        title="Watchdog caught collective operation timeout: a collective did not end",
-        seen_as=("Watchdog caught collective operation timeout",),
-        detection="PyTorch's watchdog, or a time-out in NCCL's log",
-        severity=Verdict.FAIL,
+    complaint(
+        "collective-timed-out",
+        "Watchdog caught collective operation timeout: a collective did not end",
+        r"watchdog caught|timed? ?out",
         expected="collectives that end",
         likely="a rank that died, stopped, or called something else; seldom the network",
         cure="TORCH_NCCL_DUMP_ON_TIMEOUT=1 with TORCH_NCCL_TRACE_BUFFER_SIZE=2000 names the rank that is behind",
         link="https://pytorch.org/docs/stable/torch_nccl_environment_variables.html",
-        look=nothing_in_facts,
-        in_job=complained(r"watchdog caught|timed? ?out"),
+        seen_as=("Watchdog caught collective operation timeout",),
+        detection="PyTorch's watchdog, or a time-out in NCCL's log",
         general=True,
     ),
-    Condition(
-        id="remote-process-exited",
-        title="Connection closed by remote peer, ncclRemoteError: another rank went away",
-        seen_as=("Connection closed by remote peer", "remote process exited or there was a network error"),
-        detection="the warning, or the error code 6, in NCCL's log before communicators are closed",
-        severity=Verdict.FAIL,
+    complaint(
+        "remote-process-exited",
+        "Connection closed by remote peer, ncclRemoteError: another rank went away",
+        r"remote (?:peer|process)|closed by (?:remote )?peer|connection reset|broken pipe|ncclRemoteError"
+        r"|could not receive type from localRank|peer .* (?:closed|exited)",
         expected="ranks that stay until the end",
         likely="that rank died first: its own log and the program's output say of what",
         cure="look for the first error of all ranks; dmesg -T | grep -i -E 'oom|xid' on its node",
         link=_RESULTS,
-        look=nothing_in_facts,
-        in_job=complained(
-            r"remote (?:peer|process)|closed by (?:remote )?peer|connection reset|broken pipe|ncclRemoteError"
-            r"|could not receive type from localRank|peer .* (?:closed|exited)",
-            codes=(REMOTE,),
-        ),
+        seen_as=("Connection closed by remote peer", "remote process exited or there was a network error"),
+        detection="the warning, or the error code 6, in NCCL's log before communicators are closed",
+        codes=(REMOTE,),
         general=True,
     ),
-    Condition(
-        id="program-failed",
-        title="The program that uses NCCL ended with an error",
-        seen_as=("Test CUDA failure", "exited on signal", "ChildFailedError"),
-        detection="what nccl-tests, PyTorch, mpirun and srun print in the same text",
-        severity=Verdict.FAIL,
+    complaint(
+        "program-failed",
+        "The program that uses NCCL ended with an error",
+        r"^Test (?:CUDA )?failure|^CUDA error|^CUDA out of memory|ChildFailedError|exited on signal"
+        r"|exited with exit code|exitcode:|segmentation fault|bus error",
         expected="ranks that stay until the end",
         likely="a fault of the program, or of a GPU; a bus error is often a full /dev/shm",
         cure="look for the first error of all ranks; dmesg -T | grep -i -E 'oom|xid' on its node",
         link=_TROUBLE,
-        look=nothing_in_facts,
-        in_job=complained(
-            r"^Test (?:CUDA )?failure|^CUDA error|^CUDA out of memory|ChildFailedError|exited on signal"
-            r"|exited with exit code|exitcode:|segmentation fault|bus error"
-        ),
+        seen_as=("Test CUDA failure", "exited on signal", "ChildFailedError"),
+        detection="what nccl-tests, PyTorch, mpirun and srun print in the same text",
         general=True,
     ),
-    Condition(
-        id="nccl-call-failed",
-        title="A call of NCCL's failed: unhandled system error, internal error",
-        seen_as=("unhandled system error", "ncclInternalError", "NCCL failure"),
-        detection="`file.cc:123 -> 2` in NCCL's log, or the error that the program reports",
-        severity=Verdict.FAIL,
+    complaint(
+        "nccl-call-failed",
+        "A call of NCCL's failed: unhandled system error, internal error",
+        r"unhandled|NCCL (?:failure|error)|nccl\w+Error",
         expected="calls that return",
         likely="what the warning before it says; without one NCCL_DEBUG=WARN shows it",
         cure="NCCL_DEBUG=INFO on all ranks: the first warning of any rank is the reason",
         link=_RESULTS,
-        look=nothing_in_facts,
-        in_job=complained(r"unhandled|NCCL (?:failure|error)|nccl\w+Error", codes=(1, 2, 3, 4, 5)),
+        seen_as=("unhandled system error", "ncclInternalError", "NCCL failure"),
+        detection="`file.cc:123 -> 2` in NCCL's log, or the error that the program reports",
+        codes=(1, 2, 3, 4, 5),
         general=True,
     ),
     Condition(
