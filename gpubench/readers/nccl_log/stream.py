@@ -88,14 +88,21 @@ class NcclLogReader:
 
     def read(self, stream: Readable) -> None:
         """Read a stream to its end. Its last line, where it has no end, may have been cut off."""
-        rest = b""
+        rest, is_endless = b"", False
         while block := stream.read(_BLOCK_BYTES):
+            if is_endless:
+                _, is_ended, block = block.partition(b"\n")
+                if not is_ended:
+                    continue
+                is_endless = False
             block = rest + block
             end = max(block.rfind(b"\n"), block.rfind(b"\r")) + 1
             rest = block[end:]
             if len(rest) > _LONGEST_LINE:
                 self._unreadable += _REMNANT in rest
-                rest = b""
+                rest, is_endless = b"", True
+                self.lines += 1
+                self._other_lines += 1
             self._read_lines(block[:end])
         if rest:
             self.lines += 1

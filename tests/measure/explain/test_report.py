@@ -439,6 +439,23 @@ def test_an_excerpt_passes_for_what_is_in_it() -> None:
     assert (report.verdict, ids(report)) == (Verdict.WARN, ["communicator-unknown"])
 
 
+@pytest.mark.parametrize("version", [(2, 12), (2, 28)])
+def test_two_jobs_in_one_file(version: tuple[int, int]) -> None:
+    jobs = Job(version=version), Job(version=version, id="0xabc2", handle=0x9000, first_pid=300)
+    report = report_of("".join(log for job in jobs for log in job.logs()))
+    assert (report.verdict, ids(report)) == (Verdict.PASS, [])
+    assert [row["pairs"] for row in rows(report, "communicators")] == [8, 8]
+
+
+def test_ranks_that_were_started_again() -> None:
+    """The first try began its init and did not end it; the second did."""
+    first, second = Job(), Job(id="0xabc2", handle=0x9000, first_pid=300)
+    begun = "".join(f"{first.head(rank)}{first.communicator(rank, 'Init START')}\n" for rank in range(4))
+    report = report_of(begun + "".join(second.logs()))
+    assert (report.verdict, ids(report)) == (Verdict.WARN, ["nccl-init-unfinished"])
+    assert report.findings[0].subject == "communicator 0xabc1"
+
+
 def test_a_switch_that_reduces_is_between_nodes() -> None:
     job = Job(ranks=2, per_node=1, via=lambda a, b, r: "NET/IB/0/GDRDMA")
     more = "".join(f"{job.head(0)}CollNet 00/0 : 0 [{end}] via COLLNET/SHARP/0\n" for end in ("send", "receive"))

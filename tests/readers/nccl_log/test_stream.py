@@ -354,6 +354,12 @@ def test_connections_lost_in_a_line_without_end_are_noticed(end: str) -> None:
     assert read(f"{glued}{end}").unreadable > 0
 
 
+def test_a_line_without_end_is_one_line() -> None:
+    facts = read("x" * 2**22 + "\n" + "".join(Job().logs()))
+    assert (facts.lines, facts.nccl_lines) == (read(*Job().logs()).lines + 1, read(*Job().logs()).nccl_lines)
+    assert len(facts.communicators) == 1
+
+
 def test_remarks_do_not_fill_the_memory() -> None:
     head = Job().head(0).replace(" INFO ", " WARN ")
     lines = (f"{head}No transport found for rank {rank}[1000] -> rank 0[2000]\n" for rank in range(20_000))
