@@ -7,6 +7,7 @@ from gpubench.conditions.checks import CHECKS, Check, found_by, merged
 from gpubench.conditions.definition.circumstances import Facts
 from gpubench.conditions.registry import CONDITIONS
 from gpubench.measure.check.folding import folded
+from gpubench.measure.check.unread import unread_facts
 from gpubench.measure.topo.fallback import findings as prospect_findings
 from gpubench.measure.topo.fallback import prospects, survey
 from gpubench.model.paths.topology import Topology
@@ -45,7 +46,7 @@ class _Outcome:
 
 def judge(facts: Facts, *, checks: Sequence[Check] = CHECKS) -> Report:
     """The report of `gpubench check`: all checks judge always."""
-    outcomes = [_Outcome(check, found_by(check, facts)) for check in checks]
+    outcomes = [_Outcome(check, (*found_by(check, facts), *unread_facts(check, facts))) for check in checks]
     every = [finding for outcome in outcomes for finding in outcome.findings]
     every += in_the_way(facts, every)
     hosts = [node.snapshot.host for node in facts.nodes]

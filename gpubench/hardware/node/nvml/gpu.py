@@ -112,8 +112,8 @@ def _read_gpu(answers: Answers, index: int, cpus: int) -> GpuFacts:
         remapped_rows=_remapped_rows(answers),
         retirement_pending=_current([answers.call("nvmlDeviceGetRetiredPagesPendingStatus").value]),
         memory_errors=read_memory_errors(answers),
-        temperature_c=answers.call("nvmlDeviceGetTemperature", _CHIP).value,
-        most_clock_mhz=answers.call("nvmlDeviceGetMaxClockInfo", MULTIPROCESSORS).value,
+        temperature_c=answers.ask("temperature_c", "nvmlDeviceGetTemperature", _CHIP),
+        most_clock_mhz=answers.ask("most_clock_mhz", "nvmlDeviceGetMaxClockInfo", MULTIPROCESSORS),
         limits=_limits(answers),
         pcie=_pcie(answers),
         pcie_replays=answers.ask("pcie_replays", "nvmlDeviceGetPcieReplayCounter"),
@@ -153,7 +153,9 @@ def read_clock_reasons(answers: Answers) -> int | None:
 
 def read_memory_errors(answers: Answers) -> int | None:
     """Uncorrectable errors since the driver was loaded."""
-    return answers.call("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE).value  # type: ignore[no-any-return]
+    return answers.ask(  # type: ignore[no-any-return]
+        "memory_errors", "nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE
+    )
 
 
 def is_idle(reasons: int | None) -> bool | None:
@@ -226,7 +228,7 @@ def read_processes(answers: Answers) -> tuple[GpuProcess, ...] | None:
         return None
     found = {each.pid: each for each in computing}
     for function in ("nvmlDeviceGetGraphicsRunningProcesses", "nvmlDeviceGetMPSComputeRunningProcesses"):
-        found |= {each.pid: each for each in answers.call(function).value or () if each.pid not in found}
+        found |= {each.pid: each for each in answers.ask("processes", function) or () if each.pid not in found}
     return tuple(
         GpuProcess(pid=pid, name=_process_name(answers.library, pid), memory_bytes=found[pid].usedGpuMemory)
         for pid in sorted(found)

@@ -66,7 +66,7 @@ def test_what_nvml_does_not_say_is_not_read(monkeypatch: pytest.MonkeyPatch) -> 
         sys.modules, "pynvml", ByBusId(FakeGpu(replies={f"nvmlDeviceGet{name}": refused for name in functions}))
     )
     seen = NvmlCondition("06").read()
-    assert set(seen.unread) == {"throttle_reasons", "clock", "processes"}
+    assert set(seen.unread) == {"throttle_reasons", "clock", "processes", "memory_errors"}
     assert list(seen.remarks()) == []
 
 
