@@ -31,13 +31,14 @@ class Attribution:
 
     For speed it remembers the two sides of ` -> ` in connections: left, the source rank; right, the destination rank,
     the line's code, and whether the receiver wrote it. `lost` are connections whose writer is not known, with the codes
-    of their channels.
+    of their channels; `cut_heads` counts processes whose host's name lost its beginning.
     """
 
     def __init__(self) -> None:
         self.sets = ChannelSets()
         self.processes: dict[tuple[str, int], Process] = {}
         self.lost: list[tuple[Connection, int]] = []
+        self.cut_heads = 0
         self.left_sides: dict[bytes, int] = {}
         self.right_sides: dict[bytes, tuple[int, int, bool]] = {}
 

@@ -79,10 +79,12 @@ def communicators(
     those of the interfaces over which processes meet.
     """
     processes, sets = tuple(attribution.processes.values()), attribution.sets
+    attribution.cut_heads = 0
     for process in processes:
-        comms = process.comms or _comms_of_namesake(process, processes)
+        namesake = None if process.comms else _namesake(process, processes)
+        attribution.cut_heads += namesake is not None and len(process.host) < len(namesake.host)
         for thread in process.threads.values():
-            thread.assign_early(comms)
+            thread.assign_early(process.comms if namesake is None else namesake.comms)
     builders = [*_with_id(processes, sets), *_without_id(processes, sets)]
     builder_of = {comm: builder for builder in builders for comm in builder.comms.values()}
     ambiguous: dict[tuple[str, ...], _Builder] = {}
@@ -107,10 +109,16 @@ def _add_lost(builder: _Builder, lost: Sequence[tuple[Connection, int]]) -> None
             builder.of_rank(connection.rank).add(connection.peer, code)
 
 
-def _comms_of_namesake(process: Process, processes: Sequence[Process]) -> list[Comm]:
-    """The comms of the one process that this one is, whose host's name stands behind text without a line end."""
-    found = [each for each in processes if each.pid == process.pid and each.comms and process.host.endswith(each.host)]
-    return found[0].comms if len(found) == 1 else []
+def _namesake(process: Process, processes: Sequence[Process]) -> Process | None:
+    """The one process that this one is: its host's name stands behind other text, or lost its beginning."""
+    found = [
+        each
+        for each in processes
+        if each.pid == process.pid
+        and each.comms
+        and (process.host.endswith(each.host) or each.host.endswith(process.host))
+    ]
+    return found[0] if len(found) == 1 else None
 
 
 def _with_id(processes: Sequence[Process], sets: ChannelSets) -> Iterable[_Builder]:

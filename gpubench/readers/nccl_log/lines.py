@@ -20,8 +20,8 @@ _MOST_MESSAGES = 2**13
 _LONGEST_HEAD = 512
 _LONGEST_NAME = 60
 
-_PLACE = rb"(?: [^ ]+:\d{1,9}(?: \([^()]*\))?)?$"
-"""What a warning has behind the device: the place in NCCL's source, and the function in brackets."""
+_PLACE = rb"(?:(?: \w{1,80}\(\),)? [^ ]+:\d{1,9}(?: \([^()]*\))?)?$"
+"""What a warning has behind the device: the place in NCCL's source, and the function, before it or in brackets."""
 
 _HOST = rb"([\w.-]{1,255}|<[^<>:]{1,255}>|\[[\w.-]{1,255}\])"
 """A name, a placeholder, or a Kubernetes tag in its place."""

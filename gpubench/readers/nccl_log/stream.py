@@ -111,10 +111,11 @@ class NcclLogReader:
     def facts(self, cut_files: tuple[str, ...] = ()) -> LogFacts:
         """All that was read so far; `cut_files` ended before their end."""
         attribution, notes = self._attribution, self._notes
+        found = communicators(attribution, notes.host_ids, notes.addresses())
         return LogFacts(
             versions=tuple(notes.versions),
             settings=notes.settings(),
-            communicators=communicators(attribution, notes.host_ids, notes.addresses()),
+            communicators=found,
             networks=notes.networks(),
             remarks=notes.remarks(),
             paths=dict(notes.paths),
@@ -124,7 +125,7 @@ class NcclLogReader:
             gpu_models=tuple(notes.models),
             lines=self.lines,
             nccl_lines=self.nccl_lines,
-            unreadable=self._unreadable,
+            unreadable=self._unreadable + attribution.cut_heads,
             left_out=self._left_out,
             cut_files=cut_files,
         )

@@ -160,6 +160,7 @@ def test_channels(text: bytes, place: tuple[int, int] | None) -> None:
         *(b"[default3]:node-1.cluster:77:78 [3]", b"[2026-11-20 10:00:00] node-1.cluster:77:78 [3]"),
         *(b"2026-11-20T10:00:00.123Z node-1.cluster:77:78 [3]", b'{"log":"node-1.cluster:77:78 [3]'),
         *(b"node-1.cluster:77:78 [3] transport/net.cc:120", b"node-1.cluster:77:78 [3] init.cc:12 (initTransports)"),
+        b"node-1.cluster:77:78 [3] recvSetup(), transport/net.cc:263",
         b"\x00\xffgarbage node-1.cluster:77:78 [3]",
     ],
 )

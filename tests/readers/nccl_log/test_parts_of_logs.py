@@ -52,6 +52,14 @@ def test_processes_without_init_lines_are_of_the_only_communicator_that_there_is
     assert unknown.id is None
 
 
+def test_a_host_whose_name_lost_its_beginning_is_the_one_with_its_process() -> None:
+    logs = JOB.logs()
+    cut = logs[1].replace("nodeA:101:101 [1] NCCL INFO Channel", "deA:101:101 [1] NCCL INFO Channel")
+    facts = read(logs[0], cut)
+    assert [paths(each) for each in facts.communicators] == [BOTH_WAYS]
+    assert facts.unreadable == 1
+
+
 def test_what_ray_left_out_is_counted_and_what_it_wrote_is_read() -> None:
     logs = [log.replace("- Init COMPLETE", "- Init COMPLETE [repeated 15x across cluster]") for log in JOB.logs()]
     facts = read(*logs)
