@@ -138,13 +138,14 @@ def _network_taken(run: Circumstances) -> Found:
 
 def _log_p2p(staged: Staged) -> LoggedReason | None:
     """Variables that keep NCCL off peer access. What path it prints is no excuse: it does so after it kept off."""
-    if not staged.inside:
-        return None
-    found = list(_other_than(staged, P2P_DISABLE, OFF))
-    found += [
-        (P2P_LEVEL, value) for value in staged.settings(P2P_LEVEL) if _is_below_default(level(value), staged.path)
-    ]
-    return in_log(found)
+    return in_log(_against_peer_access(staged)) if staged.inside and staged.network is None else None
+
+
+def _against_peer_access(staged: Staged) -> Iterator[tuple[str, str]]:
+    yield from _other_than(staged, P2P_DISABLE, OFF)
+    for value in staged.settings(P2P_LEVEL):
+        if _is_below_default(level(value), staged.path):
+            yield P2P_LEVEL, value
 
 
 def _is_below_default(limit: str | None, path: str | None) -> bool:
@@ -154,8 +155,10 @@ def _is_below_default(limit: str | None, path: str | None) -> bool:
 
 
 def _log_shm(staged: Staged) -> LoggedReason | None:
+    """Shared memory is what NCCL takes where something keeps it off peer access: that is named beside."""
+    found = list(_other_than(staged, SHM_DISABLE, OFF))
     by_network = staged.inside and staged.network is not None
-    return in_log(_other_than(staged, SHM_DISABLE, OFF)) if by_network else None
+    return in_log([*found, *_against_peer_access(staged)]) if by_network and found else None
 
 
 def _log_hostid(staged: Staged) -> LoggedReason | None:

@@ -108,6 +108,7 @@ FAR, NEAR = note(Kind.GDR_FAR, "0000:1a:00.0", "0"), note(Kind.GDR_NEAR, "0000:1
         (inside(network="Socket"), "shm-not-shared"),
         (inside(network="IB", path="SYS"), "shm-not-shared"),
         (inside(network="Socket", process=told(NCCL_SHM_DISABLE="1")), "nccl-shm-disabled"),
+        (inside(network="Socket", process=told(NCCL_P2P_DISABLE="1")), "shm-not-shared"),
         (inside(network="Socket", process=told(NCCL_HOSTID="a"), one_node=False), "nccl-hostid"),
         (inside(network="Socket", process=NO_RDMA, one_node=False), "shm-not-shared"),
         (across(NOTHING), "unknown"),
@@ -192,6 +193,15 @@ def test_by_design_is_what_is_proven(staged: Staged, is_proven: bool) -> None:
     found = explain(CAUSES, staged)
     assert found is not None
     assert (found.by_design, found.in_doubt) == (is_proven, not is_proven)
+
+
+def test_both_variables_are_named_that_leave_the_network_alone() -> None:
+    found = explain(CAUSES, inside(network="Socket", process=told(NCCL_P2P_DISABLE="1", NCCL_SHM_DISABLE="1")))
+    assert found is not None
+    assert (found.id, found.evidence) == (
+        "nccl-shm-disabled",
+        "NCCL_SHM_DISABLE=1, NCCL_P2P_DISABLE=1 set by the environment",
+    )
 
 
 def test_what_was_seen_and_what_to_do_are_named() -> None:

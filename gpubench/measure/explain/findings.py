@@ -11,6 +11,7 @@ from gpubench.measure.explain.summary import Examples, JobSummary, Part, StagedP
 from gpubench.model.paths.nccl_log import Communicator, LogFacts, RemarkKind
 from gpubench.model.results.ending import EXCERPT, NOTHING_TO_CONNECT
 from gpubench.model.results.explanation import Explanation
+from gpubench.model.results.rows.causes import Effect
 from gpubench.model.results.rows.explain import either
 from gpubench.model.terms.units import compress_names, counted, some_of
 from gpubench.model.terms.verdict import HOST_STAGED, Finding, Verdict
@@ -49,14 +50,21 @@ def _staged(summary: JobSummary, explanation: Explanation, staged: StagedPaths) 
         severity=staged.verdict,
         subject=some_of(subjects),
         seen=f"through host memory: {_listed(list(staged.transports))}; on {compress_names(sorted(staged.hosts))}",
-        expected="this, by design"
-        if staged.verdict is Verdict.SKIP
-        else some_of([_DIRECT[each] for each in staged.scopes])
-        + (", unless this is by design" if staged.verdict is Verdict.WARN else ""),
+        expected=_expected(explanation, staged),
         cause=f"{explanation.id}: {explanation.evidence}",
         next_command=explanation.advice,
         subjects=tuple(subjects),
     )
+
+
+def _expected(explanation: Explanation, staged: StagedPaths) -> str:
+    """What should carry the bytes; also where NCCL takes one machine for several."""
+    if staged.verdict is Verdict.SKIP:
+        return "this, by design"
+    effects = next((each.effects for each in CAUSES if each.id == explanation.id), ())
+    scopes = [Scope.INSIDE] if Effect.NETWORK_INSIDE in effects else list(staged.scopes)
+    unless = ", unless this is by design" if staged.verdict is Verdict.WARN else ""
+    return some_of([_DIRECT[each] for each in scopes]) + unless
 
 
 def _not_known(facts: LogFacts, summary: JobSummary, logs: Sequence[str]) -> Iterator[Finding]:

@@ -101,6 +101,20 @@ def test_a_run_kept_off_nvlink() -> None:
     assert report.findings[0].subject.startswith("0 → 1, 1 → 2, 2 → 3, 3 → 0 of communicator 0x123e")
 
 
+def test_process_groups_of_pytorch() -> None:
+    """A healthy job: all ranks, two of them, and the other two, each made when its first collective ran."""
+    report = recorded("h200x4-torch-subgroups")
+    assert (report.verdict, ids(report)) == (Verdict.PASS, [])
+    assert [(row["ranks"], row["pairs"]) for row in rows(report, "communicators")] == [(4, 4), (2, 2), (2, 2)]
+
+
+def test_a_variable_is_no_design_though_the_matrix_says_phb() -> None:
+    """Four H200s with NVSwitch that NCCL_P2P_DISABLE kept apart: NCCL prints PHB between them."""
+    report = recorded("h200x4-p2p-disabled-one-process")
+    assert report.verdict is Verdict.FAIL
+    assert [row["id"] for row in rows(report, "causes")] == ["nccl-p2p-disabled"]
+
+
 @pytest.mark.parametrize(
     ("job", "verdict", "causes"),
     [
