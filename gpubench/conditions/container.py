@@ -191,6 +191,7 @@ CONTAINER = Family.of(
         link="https://github.com/NVIDIA/nccl/pull/248",
         look=_shm_not_shared,
         in_log=_log_shm_not_shared,
+        in_job=complained(r"attaching to shared memory segment|could not map /dev/shm"),
         implies=("namespaces-differ", "gpus-not-visible", "nccl-net-in-node"),
     ),
     Condition(
@@ -210,9 +211,7 @@ CONTAINER = Family.of(
         cure="docker run --shm-size=1g --ulimit memlock=-1, or --ipc=host; df -h /dev/shm shows what is left",
         link=_DATA_SHARING,
         look=_shm_small,
-        in_job=complained(
-            r"no space left|failed to extend|posix_fallocate|shared memory segment|shm_open|/dev/shm/nccl"
-        ),
+        in_job=complained(r"no space left|failed to extend|posix_fallocate|(?:creating|create) shared memory|shm_open"),
     ),
     Condition(
         id="gpus-not-visible",

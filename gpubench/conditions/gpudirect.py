@@ -9,7 +9,7 @@ from gpubench.conditions.definition.sightings import of_gpu, of_node, of_pairs, 
 from gpubench.conditions.nccl_settings import blame, in_log
 from gpubench.model.paths.evidence import Confidence, State
 from gpubench.model.paths.nccl_log import RemarkKind
-from gpubench.model.paths.path_types import allows, is_within, level, nccl_type
+from gpubench.model.paths.path_types import DEFAULT_LEVEL, allows, is_within, level, nccl_type
 from gpubench.model.paths.selection import Pair
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.rows.causes import Effect
@@ -24,6 +24,12 @@ def _nodes(run: Circumstances) -> Iterator[tuple[int, Topology, dict[str, tuple[
     for number, node in run.nodes.items():
         if node.gpus and rdma_nics(node):
             yield number, node, {nic.name: node.gpudirect(nic) for nic in node.nics if nic.rdma}
+
+
+def _is_low(value: str) -> bool:
+    """True of a level below the default: where bytes go through host memory, it may be why."""
+    limit = level(value)
+    return limit is not None and limit != DEFAULT_LEVEL and is_within(limit)
 
 
 def _is_off(value: str) -> bool:
@@ -179,7 +185,7 @@ GPUDIRECT = Family.of(
         cure="unset NCCL_NET_GDR_LEVEL",
         link="https://github.com/awslabs/awsome-distributed-ai/issues/1106",
         look=_set(_LEVEL, _is_off),
-        in_log=_log_setting(_LEVEL, _is_off),
+        in_log=_log_setting(_LEVEL, _is_low),
     ),
     Condition(
         id="nccl-gdr-read",

@@ -1,6 +1,7 @@
 """NVLinks between nodes (MNNVL) that are there and not used."""
 
 from gpubench.conditions.definition.circumstances import Circumstances, places_of, removal
+from gpubench.conditions.definition.complaints import doubted
 from gpubench.conditions.definition.condition import Condition, Family, Found, Sighting, joined
 from gpubench.conditions.definition.log_evidence import remark_in_log
 from gpubench.conditions.definition.sightings import of_node, unread
@@ -94,6 +95,7 @@ MNNVL = Family.of(
         link=_AZURE,
         look=_imex_service,
         in_log=_log_mnnvl,
+        in_job=doubted(r"MNNVL .*is available but not working"),
         implies=("imex-channel-missing",),
     ),
     Condition(

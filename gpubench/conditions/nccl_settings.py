@@ -190,6 +190,13 @@ def _log_policy(staged: Staged) -> LoggedReason | None:
     if is_amd and amd_takes_all(staged.gpus):
         return None
     seen = f"GPUs whose path is {path}: NCCL uses peer access over PCIe switches only, up to {DEFAULT_LEVEL}"
+    hidden = next((name for name in _BLINDING if any(value not in OFF for value in staged.settings(name))), None)
+    if hidden is not None:
+        return LoggedReason(
+            f"{seen}; {hidden} is set, which hides what NCCL would say of them",
+            f"unset {hidden}, then run it again with {ASK_FOR_MORE}",
+            is_proven=False,
+        )
     if limits:
         return LoggedReason(f"GPUs whose path is {path}, beyond NCCL_P2P_LEVEL", "NCCL_P2P_LEVEL=SYS", is_proven=False)
     if staged.virtual:
@@ -199,6 +206,10 @@ def _log_policy(staged: Staged) -> LoggedReason | None:
             is_proven=False,
         )
     return LoggedReason(seen, "nothing to repair; NCCL_P2P_LEVEL=SYS tries peer access, which may be faster or slower")
+
+
+_BLINDING = ("NCCL_IGNORE_DISABLED_P2P", "NCCL_TOPO_FILE")
+"""With the first NCCL does not say that the driver refused; with the second paths are those of a file."""
 
 
 def _what_lies_between(staged: Staged) -> LoggedReason | None:

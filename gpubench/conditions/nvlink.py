@@ -4,6 +4,7 @@ from functools import partial
 from itertools import permutations
 
 from gpubench.conditions.definition.circumstances import Circumstances
+from gpubench.conditions.definition.complaints import doubted
 from gpubench.conditions.definition.condition import Condition, Family, Found, Slowed, in_each_node, joined
 from gpubench.conditions.definition.log_evidence import remark_in_log
 from gpubench.conditions.definition.sightings import (
@@ -242,6 +243,7 @@ NVLINK = Family.of(
         link=_AZURE,
         look=_not_ready,
         in_log=_log_nvlink_refused,
+        in_job=doubted(r"P2P is disabled between NVLINK connected GPUs"),
         implies=_FOLLOWS[1:],
     ),
     Condition(

@@ -107,15 +107,15 @@ def _bar1(run: Circumstances) -> Found:
             yield of_gpu(run, position, seen, Confidence.LIKELY if could else Confidence.WEAK)
 
 
-_WITHOUT_PEER_ACCESS = re.compile(r"GeForce|\bTITAN\b|\bGTX\b")
-"""GPUs of which the driver gives none peer access over PCIe."""
+_WITHOUT_PEER_ACCESS = re.compile(r"RTX [2345]0\d\d\b|GTX 16\d\d\b|TITAN RTX")
+"""GPUs of which the driver gives none peer access over PCIe; those before had it."""
 
 _NEVER_WITH_PEER_ACCESS = re.compile(r"GeForce RTX [345]0\d\d")
 """Those of which no driver of NVIDIA's ever gave any; CUDA grants it where somebody patched the driver."""
 
 _GRANTED = "1"
 
-_WITH_NVLINKS = re.compile(r"SXM|\bNVL\b|\bH[12]00\b(?! PCIe)|\bH20\b|\bH800\b(?! PCIe)|\bB[23]00\b|\bGB[23]00\b")
+_WITH_NVLINKS = re.compile(r"SXM|DGXS|\bNVL\b|\bH[12]00\b(?! PCIe)|\bH20\b|\bH800\b(?! PCIe)|\bB[23]00\b|\bGB[23]00\b")
 """GPUs on boards whose NVLinks join all of them."""
 
 
@@ -123,7 +123,7 @@ def has_nvlinks(staged: Staged) -> bool:
     """True if anything in the log shows that the GPUs have NVLinks."""
     switched = any(note.about[0] == "" for note in staged.found(RemarkKind.MULTICAST))
     refused = bool(staged.found(RemarkKind.NVLINK_REFUSED))
-    by_model = any(map(_WITH_NVLINKS.search, staged.models))
+    by_model = any(map(_WITH_NVLINKS.search, (*staged.models, *staged.listed_models)))
     return staged.nvlinks or switched or refused or by_model or is_nvlink(staged.path)
 
 

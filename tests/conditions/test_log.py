@@ -131,6 +131,9 @@ FAR, NEAR = note(Kind.GDR_FAR, "0000:1a:00.0", "0"), note(Kind.GDR_NEAR, "0000:1
         (across(told(note(Kind.GDR_DISABLED, "0", "mlx5_0")), None, FAR, network="IB"), "gpudirect-refused"),
         (across(told(NCCL_NET_GDR_LEVEL="LOC"), network="IB"), "nccl-gdr-disabled"),
         (across(told(NCCL_NET_GDR_LEVEL="SYS"), network="IB"), "unknown"),
+        (across(told(NCCL_NET_GDR_LEVEL="PIX"), None, FAR, network="IB"), "nccl-gdr-disabled"),
+        (across(told(NCCL_NET_GDR_LEVEL="PXB"), None, FAR, network="IB"), "gpudirect-too-far"),
+        (inside(path="PHB", process=told(NCCL_TOPO_FILE="/etc/topo.xml")), "nccl-default-level"),
         (across(told(NCCL_NET_GDR_READ="0"), network="IB"), "nccl-gdr-read"),
         (across(told(NCCL_NET_GDR_READ="1"), network="IB"), "unknown"),
         (across(told(NCCL_P2P_DISABLE="1"), network="IB"), "unknown"),
@@ -183,6 +186,11 @@ VIRTUAL = ("0000:00:05.0", "0000:00:06.0")
         pytest.param(inside(path="PHB"), True, id="a path beyond the default level"),
         pytest.param(replace(inside(path="PHB"), bus_ids=VIRTUAL), False, id="such a path in a virtual machine"),
         pytest.param(inside(path="SYS", process=told(NCCL_P2P_LEVEL="PHB")), False, id="a level that was raised"),
+        pytest.param(inside(path="PHB", process=told(NCCL_IGNORE_DISABLED_P2P="1")), False, id="refusals are not said"),
+        pytest.param(inside(path="PHB", process=told(NCCL_TOPO_FILE="/t.xml")), False, id="paths are those of a file"),
+        pytest.param(
+            replace(inside(REFUSED), models=("NVIDIA GeForce GTX 1080 Ti",)), False, id="a GeForce that had it"
+        ),
         pytest.param(replace(inside(), peers_elsewhere=True), False, id="peers elsewhere"),
         pytest.param(across(NO_RDMA), False, id="no RDMA device, as in a container without its files"),
         pytest.param(across(NOTHING, NOTHING, FAR, network="IB"), False, id="a far NIC"),

@@ -31,10 +31,10 @@ class Staged:
     `one_node` is whether NCCL takes both for ranks of one machine, `same_machine` whether the log shows that they are.
     `network` carries the bytes, None where shared memory does. `path` is NCCL's type of path between the GPUs
     ('PIX', 'SYS'), None where it is not said; `gpus` how many it found on the host, 0 if not said. `notes` are about
-    these two GPUs, `bus_ids` theirs. `nvlinks` is whether anything shows NVLinks on the machine, `models` are GPUs that
-    the text names anywhere, `interfaces` those over which processes meet. `rdma` is whether any process of the job
-    found an RDMA device, `plugin` whether any has a plugin for a network. `peers_elsewhere` is whether both GPUs have
-    peer access to others of the machine.
+    these two GPUs, `bus_ids` theirs. `nvlinks` is whether anything shows NVLinks on the machine, `models` are the
+    ranks' GPUs where the text names them, `listed_models` others that it names, `interfaces` those over which processes
+    meet. `rdma` is whether any process of the job found an RDMA device, `plugin` whether any has a plugin for a
+    network. `peers_elsewhere` is whether both GPUs have peer access to others of the machine.
     """
 
     one_node: bool
@@ -48,6 +48,7 @@ class Staged:
     bus_ids: tuple[str, ...] = ()
     nvlinks: bool = False
     models: tuple[str, ...] = ()
+    listed_models: tuple[str, ...] = ()
     interfaces: tuple[str, ...] = ()
     rdma: bool = False
     plugin: bool = False

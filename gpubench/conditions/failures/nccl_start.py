@@ -72,8 +72,9 @@ NCCL_START = Family.of(
     _failed(
         "nccl-connect-failed",
         "A rank cannot connect to another: refused, no route, timed out",
-        r"connect(?: to .*)? (?:failed|returned)\b|wrong (?:type|magic)\b|connection (?:refused|timed out)"
-        r"|no route to host|network is unreachable|exceeded error retry count",
+        r"connect(?: to .*)? (?:failed|returned)\b|wrong type\b|connection (?:refused|timed out)|socketStartConnect"
+        r"|DistNetworkError|RendezvousConnectionError|exceeded timeouts|no route to host|network is unreachable"
+        r"|exceeded error retry count",
         "nc -vz HOST PORT from that node; NCCL_SOCKET_IFNAME chooses an interface that all nodes reach",
         likely="a firewall between the nodes, an interface that the others do not reach (docker0), or a rank that died",
         seen_as=("Call to connect returned Connection refused", "Connection timed out"),
@@ -91,7 +92,7 @@ NCCL_START = Family.of(
     _failed(
         "cuda-out-of-memory",
         "CUDA out of memory while NCCL sets up its buffers",
-        r"cuda failure.*out of memory|failed to CUDA (?:host )?(?:c|m)?alloc",
+        r"(?:cuda failure|OutOfMemoryError|^CUDA).*out of memory|failed to CUDA (?:host )?(?:c|m)?alloc",
         "nvidia-smi: end what else holds memory, give the program less; NCCL_BUFFSIZE takes less for NCCL",
         likely="the program, or another one, holds nearly all of the GPU's memory",
         seen_as=("Cuda failure 'out of memory'",),
@@ -108,8 +109,8 @@ NCCL_START = Family.of(
     _failed(
         "nccl-cuda-call-failed",
         "A call of CUDA's failed inside NCCL",
-        r"^cuda (?:failure|driver)|unhandled cuda error|ncclUnhandledCudaError|cudaIpc\w+ failed|illegal memory"
-        r"|failed to open libnvidia-ml|nvml\w* failed",
+        r"\bcuda (?:failure|error: (?!no error)|driver error)|unhandled cuda error|ncclUnhandledCudaError"
+        r"|cudaIpc\w+ failed|illegal memory|failed to open libnvidia-ml|nvml\w* failed",
         "dmesg | grep -i xid; compute-sanitizer on the program; a driver at least as new as NCCL's CUDA",
         likely="an error of a kernel before, a GPU that fell off the bus, or a driver that is too old",
         seen_as=("Cuda failure", "unhandled cuda error"),

@@ -16,17 +16,18 @@ _DIAGNOSTICS = "NCCL DIAG "
 """What NCCL's own checks only remark on."""
 
 _HARMLESS = re.compile(
-    r"failed to open libibverbs|libnccl-(?:net|tuner|profiler)|no plugin found|could not find|couldn't find"
-    r"|iommu=pt|numa auto balancing|kernel (?:command line|version)|missing .* from kernel|is set to|has been set to"
-    r"|ignor(?:ed|ing)|deprecated|datatypes not supported|cannot initialize collnet|failed to find reverse path"
-    r"|attribute \w+ of node \w+ not found|could not get|P2P is disabled between|MNNVL .* is available but not working"
-    r"|unable to open device|affinity|greater than the maximum allowed|GID table changed|non-fatal async event"
-    r"|failed to initialize NET plugin|unknown (?:CPU|link)|gdrcopy|RAS |cudaGetDriverEntryPoint"
-    r"|NVLS multicast support|lib wrapper not initialized"
-    r"|NET/OFI .*(?:only \w+ provider|initializ|not supported|symbol|no eligible)",
+    r"^(?:Failed to open lib(?:ibverbs|mlx5)|NET/Plugin|TUNER/Plugin|PROFILER/Plugin|Could not find: lib"
+    r"|Could not find real path of|Missing \"?(?:iommu=pt|amd_iommu)|NUMA auto balancing|NET/IB ?: No device found"
+    r"|NET/IB : Unable to (?:open|query)|(?:\S+ )?lib wrapper not initialized|Cannot initialize CollNet"
+    r"|NET/OFI (?:Only \w+ provider|Failed to initialize|Could not find ncclGetVersion|aws-ofi-nccl init)"
+    r"|NET/OFI (?:Initializing plugin failed|No eligible)|SHARP .*datatypes? not supported"
+    r"|NET/IB : \S+ Got (?:non-fatal )?async event|NET/IB : \S+ GID table changed|Got async event"
+    r"|NET/Socket : NCCL_\w+ is greater|NCCL_\w+ (?:is|environment variable is) deprecated|ignoring\b"
+    r"|\w*: wrong magic|unknown CPU|Attribute \w+ of node nic not found|(?:Call to )?ibv_open_device failed"
+    r"|NCCL_IB_\w+ is set|(?:Linux )?kernel version)",
     re.ASCII | re.IGNORECASE,
 )
-"""Warnings after which NCCL goes on, another way or just so."""
+"""Warnings after which NCCL goes on, another way or just so: by their beginnings, since the same words end others."""
 
 
 def _unknown_warnings(facts: LogFacts) -> Iterator[Sighting]:
@@ -64,6 +65,28 @@ NCCL_TRANSFERS = Family.of(
         detection="a return code in the plugin's warning in NCCL's log",
     ),
     complaint(
+        "rdma-connect-failed",
+        "Call to ibv_modify_qp failed: two NICs cannot be connected for RDMA",
+        r"ibv_(?:modify_qp|query_gid|create_ah)\w* failed",
+        expected="queue pairs that connect",
+        likely="a wrong GID index or no RoCE route between the nodes (error 110, 113, 22), or MTUs that differ",
+        cure="show_gids on both nodes, then NCCL_IB_GID_INDEX of the RoCE v2 address; ib_write_bw between the two",
+        link="https://github.com/NVIDIA/nccl/issues/426",
+        seen_as=("Call to ibv_modify_qp failed with error Connection timed out",),
+        detection="the warning in NCCL's log",
+    ),
+    complaint(
+        "nccl-tests-wrong-data",
+        "nccl-tests counted wrong elements: Out of bounds values ... FAILED",
+        r"^out of bounds values",
+        expected="data that arrive as they were sent",
+        likely="peer access that corrupts data, or a GPU, link or NIC that does",
+        cure="gpubench p2p names the pair; NCCL_P2P_DISABLE=1 gpubench allreduce says whether peer access is to blame",
+        link="https://github.com/NVIDIA/nccl/issues/2335",
+        seen_as=("Out of bounds values : 8 FAILED",),
+        detection="nccl-tests' last lines in the same text",
+    ),
+    complaint(
         "rdma-retry-exceeded",
         "Got completion with error 12: the other side did not answer over RDMA (IBV_WC_RETRY_EXC_ERR)",
         r"got completion .*(?:error|status)[= ](?:\w+\()?12\b|RETRY_EXC|transport retry counter exceeded",
@@ -79,7 +102,7 @@ NCCL_TRANSFERS = Family.of(
     complaint(
         "rdma-completion-error",
         "Got completion with an error: an RDMA operation failed",
-        r"got completion .*(?:error|status)|(?<!non-fatal )async (?:fatal )?event|ibv_\w+ failed",
+        r"got completion .*(?:error|status)|async fatal event",
         expected="completions without an error",
         likely="4, 10, 11: memory or addresses (driver, nvidia-peermem); 5: flushed after another error; 13: a "
         "receiver that was not ready",
@@ -115,22 +138,9 @@ NCCL_TRANSFERS = Family.of(
         general=True,
     ),
     complaint(
-        "program-failed",
-        "The program that uses NCCL ended with an error",
-        r"^Test (?:CUDA )?failure|^CUDA error|^CUDA out of memory|ChildFailedError|exited on signal"
-        r"|exited with exit code|exitcode:|segmentation fault|bus error",
-        expected="ranks that stay until the end",
-        likely="a fault of the program, or of a GPU; a bus error is often a full /dev/shm",
-        cure="look for the first error of all ranks; dmesg -T | grep -i -E 'oom|xid' on its node",
-        link=_TROUBLE,
-        seen_as=("Test CUDA failure", "exited on signal", "ChildFailedError"),
-        detection="what nccl-tests, PyTorch, mpirun and srun print in the same text",
-        general=True,
-    ),
-    complaint(
         "nccl-call-failed",
         "A call of NCCL's failed: unhandled system error, internal error",
-        r"unhandled|NCCL (?:failure|error)|nccl\w+Error",
+        r"unhandled|NCCL (?:failure|error|operation)|nccl\w+Error|NcclError|NCCL:",
         expected="calls that return",
         likely="what the warning before it says; without one NCCL_DEBUG=WARN shows it",
         cure="NCCL_DEBUG=INFO on all ranks: the first warning of any rank is the reason",
@@ -138,6 +148,36 @@ NCCL_TRANSFERS = Family.of(
         seen_as=("unhandled system error", "ncclInternalError", "NCCL failure"),
         detection="`file.cc:123 -> 2` in NCCL's log, or the error that the program reports",
         codes=(1, 2, 3, 4, 5),
+        general=True,
+    ),
+    complaint(
+        "program-failed",
+        "The program that uses NCCL ended with an error",
+        r"^Test |^Failed: |terminate called|Fatal Python|ChildFailedError|exitcode|death signal|noticed that process"
+        r"|detected that one or more|MPI_ABORT|lost communication|BAD TERMINATION|Process received|\btask \d"
+        r"|CANCELLED AT|oom_kill|step aborted|exit code|OOMKilled|died|Killed|Aborted|Segmentation fault|Bus error|NVRM: Xid"
+        r"|SignalException|ProcessGroupNCCL|OutOfMemoryError|out of memory|NCCL",
+        expected="ranks that stay until the end",
+        likely="a fault of the program, or of a GPU; a bus error is often a full /dev/shm",
+        cure="look for the first error of all ranks; dmesg -T | grep -i -E 'oom|xid' on its node",
+        link=_TROUBLE,
+        seen_as=("Test CUDA failure", "exited on signal", "ChildFailedError"),
+        detection="what nccl-tests, PyTorch, mpirun, srun and Kubernetes print in the same text",
+        of_programs=True,
+        general=True,
+    ),
+    complaint(
+        "program-exception",
+        "The program that uses NCCL printed an exception",
+        r"(?:Error|Exception)\w*: ",
+        expected="none",
+        likely="it ended with it, or went on after it: the text does not say",
+        cure="look whether every rank came to its end",
+        link=_TROUBLE,
+        seen_as=("RuntimeError:",),
+        detection="the last line of a traceback in the same text",
+        severity=Verdict.WARN,
+        of_programs=True,
         general=True,
     ),
     Condition(

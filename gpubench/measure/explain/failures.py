@@ -5,7 +5,7 @@ from dataclasses import replace
 from gpubench.conditions.definition.complaints import Complained
 from gpubench.conditions.registry import CONDITIONS
 from gpubench.model.paths.nccl_log import LogFacts
-from gpubench.model.terms.verdict import Finding
+from gpubench.model.terms.verdict import Finding, gravity
 
 
 def failures_of(facts: LogFacts) -> tuple[Finding, ...]:
@@ -23,4 +23,6 @@ def failures_of(facts: LogFacts) -> tuple[Finding, ...]:
     if not reasons:
         return ()
     lines = tuple(f"{each.id}: {each.seen}" for each in others)
-    return (replace(reasons[0], consequences=lines), *reasons[1:])
+    worst = min((each.severity for each in (*special, *general)), key=gravity)
+    # What is a doubt by itself is the reason where the job failed of nothing else that is known.
+    return (replace(reasons[0], severity=worst, consequences=lines), *reasons[1:])

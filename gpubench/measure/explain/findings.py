@@ -1,5 +1,6 @@
 """The findings on a job's log: what is staged and why, and what the log does not say."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -19,6 +20,8 @@ from gpubench.model.terms.verdict import HOST_STAGED, Finding, Verdict
 PATH_UNKNOWN = "path-unknown"
 NO_CONNECTIONS = "no-connections"
 
+_RELEASE = re.compile(r"(\d+)\.(\d+)")
+_LAZY_SINCE = (2, 22)
 _MOST_SUBJECTS = 4
 _MOST_NUMBERS = 12
 _TO_READ_THEM = "NCCL_DEBUG_FILE=/tmp/nccl.%h.%p.log in every rank's environment; gpubench explain /tmp/nccl.*.log"
@@ -73,7 +76,7 @@ def _not_known(facts: LogFacts, summary: JobSummary, logs: Sequence[str]) -> Ite
         yield _no_connections(facts, logs)
     else:
         yield from _unknown_transports(summary.parts)
-        yield from _missing(summary.parts)
+        yield from _missing(facts, summary.parts)
     if facts.unreadable:
         yield _doubt(
             "lines-unreadable",
@@ -170,7 +173,7 @@ def _unknown_transports(parts: Sequence[Part]) -> Iterator[Finding]:
         )
 
 
-def _missing(parts: Sequence[Part]) -> Iterator[Finding]:
+def _missing(facts: LogFacts, parts: Sequence[Part]) -> Iterator[Finding]:
     """Ranks, ends and communicators whose lines are missing."""
     missing = {
         name_of(part.communicator): f"no log of rank {_numbers(part.communicator.missing_ranks)}"
@@ -196,8 +199,22 @@ def _missing(parts: Sequence[Part]) -> Iterator[Finding]:
         if not part.pairs and any(each.algorithm in _WITH_CONNECTIONS for each in part.communicator.tunings)
     }
     yield from _merged(NO_CONNECTIONS, unused, "connections", "logs are cut off")
+    unheard = {
+        name_of(part.communicator): "no connection of any rank"
+        for part in parts
+        if not part.pairs and (part.communicator.size or 0) > 1 and _connects_at_once(facts.versions)
+    }
+    cause = "NCCL before 2.22 connects ranks while it makes a communicator: the lines are lost"
+    yield from _merged("ranks-silent", unheard, "connections of every rank", cause)
     yield from _ambiguous(parts)
-    yield from _nameless(parts)
+    has_beginning = any(each.note.kind is RemarkKind.BOOTSTRAP for each in facts.remarks) and bool(facts.versions)
+    yield from _nameless(parts, has_beginning=has_beginning)
+
+
+def _connects_at_once(versions: Sequence[str]) -> bool:
+    """True of NCCL before 2.22, where it connects ranks whether or not they communicate."""
+    numbers = [tuple(map(int, found.groups())) for each in versions if (found := _RELEASE.match(each))]
+    return bool(numbers) and max(numbers) < _LAZY_SINCE
 
 
 def _ambiguous(parts: Sequence[Part]) -> Iterator[Finding]:
@@ -211,7 +228,7 @@ def _ambiguous(parts: Sequence[Part]) -> Iterator[Finding]:
     yield from _merged("communicator-ambiguous", fit, "connections of one communicator", cause)
 
 
-def _nameless(parts: Sequence[Part]) -> Iterator[Finding]:
+def _nameless(parts: Sequence[Part], *, has_beginning: bool) -> Iterator[Finding]:
     """Connections without the lines that begin a communicator: all of the text, as in an excerpt, or a part of it."""
     nameless = [
         part for part in parts if part.pairs and part.communicator.id is None and not part.communicator.candidates
@@ -219,7 +236,14 @@ def _nameless(parts: Sequence[Part]) -> Iterator[Finding]:
     if not nameless:
         return
     seen = {name_of(part.communicator): f"{counted(part.pairs, 'pair')} of ranks" for part in nameless}
-    if len(nameless) == len(parts):
+    if len(nameless) == len(parts) and has_beginning:
+        yield from _merged(
+            "nccl-init-unfinished",
+            seen,
+            "a line that ends the init of a communicator",
+            "the text has NCCL's first lines and not these: the job hangs or died there, or lines were left out",
+        )
+    elif len(nameless) == len(parts):
         yield Finding(
             id=EXCERPT,
             severity=Verdict.SKIP,

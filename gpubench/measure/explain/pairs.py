@@ -163,6 +163,7 @@ class PairJudge:
             bus_ids=tuple(end.bus_id for end in ends if end.bus_id is not None),
             nvlinks=any(end.host in self._facts.nvlink_hosts for end in ends),
             models=self._facts.gpu_models,
+            listed_models=self._facts.listed_models,
             interfaces=self._interfaces,
             rdma=self._has_rdma,
             plugin=self._has_plugin,

@@ -160,11 +160,11 @@ class LogFacts:
 
     `versions` are NCCL's; `networks` has the number of processes by network. `paths` is NCCL's own matrix of path types
     by host and bus ids, where the GRAPH subsystem printed it, and `nvlink_hosts` are those of which any line shows
-    NVLinks. `complaints` and `failed_calls` are from before the end
-    of the communicators: what closes them fails in healthy jobs too. `gpu_models` are those that other programs name
-    in the same text. `lines` are all that were read, `nccl_lines` those of NCCL, `unreadable` those of connections that
-    were cut or garbled; `left_out` counts lines that a collector left out as repetitions, `cut_files` are those that
-    end before their end.
+    NVLinks. `complaints` and `failed_calls` are from before the end of the communicators: what closes them fails in
+    healthy jobs too. `gpu_models` are those of the ranks where a program says so, `listed_models` others in the same
+    text, maybe of another machine. `lines` are all that were read, `nccl_lines` those of NCCL, `unreadable` those of
+    connections that were cut or garbled; `left_out` counts lines that a collector left out as repetitions, `cut_files`
+    are those that end before their end.
     """
 
     versions: tuple[str, ...] = ()
@@ -177,6 +177,7 @@ class LogFacts:
     complaints: tuple[Complaint, ...] = ()
     failed_calls: tuple[FailedCall, ...] = ()
     gpu_models: tuple[str, ...] = ()
+    listed_models: tuple[str, ...] = ()
     lines: int = 0
     nccl_lines: int = 0
     unreadable: int = 0

@@ -123,6 +123,8 @@ class Attribution:
             thread.use(None)
         else:
             thread.use(None if ends else comm)
+        if ends:
+            process.begins_again = False
         if comm.is_alive == ends:
             comm.is_alive = not ends
             process.forget_caches()

@@ -20,8 +20,10 @@ _MOST_MESSAGES = 2**13
 _LONGEST_HEAD = 512
 _LONGEST_NAME = 60
 
-_PLACE = rb"(?:(?: \w{1,80}\(\),)? [^ ]+:\d{1,9}(?: \([^()]*\))?)?$"
-"""What a warning has behind the device: the place in NCCL's source, and the function, before it or in brackets."""
+_PLACE = rb"(?: (?:\w{1,80}\(\), )?[^ ]+:\d{1,9}(?: \([^()]*\))?| [\w:]{1,40} [^\n]{1,400}\)[^\n]{0,40}:\d{1,9})?$"
+"""What a warning has behind the device: the place in NCCL's source, and the function, before it or in brackets; of a
+plugin in C++ the function as its compiler spells it.
+"""
 
 _HOST = rb"([\w.-]{1,255}|<[^<>:]{1,255}>|\[[\w.-]{1,255}\])"
 """A name, a placeholder, or a Kubernetes tag in its place."""
@@ -53,7 +55,7 @@ _CONNECTION = re.compile(
 """RCCL names the communicator behind the transport. NCCL 2.4 has no devices in brackets between nodes."""
 
 _HIDDEN_COMM = re.compile(rb" comm 0x\.{2,3} nRanks \d{1,7}$")
-_CHANNEL = re.compile(rb"(?:Channel|CollNet|Ring) (\d{1,4})(?:/([01]))?")
+_CHANNEL = re.compile(rb"(?:Channel|CollNet|Coll|Ring) (\d{1,4})(?:/([01]))?")
 _CUT_OFF = re.compile(r"P2P/(?:direct pointer|IPC|CUMEM|MNNVL)|SHM/direct|direct shared memory|NET/[^/]+/\d+/GDRDMA")
 _COMMUNICATOR = re.compile(
     rb"comm (?P<handle>0x[0-9a-f]{1,16}) rank (?P<rank>\d{1,7}) n[Rr]anks (?P<size>\d{1,7})"

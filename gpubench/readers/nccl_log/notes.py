@@ -1,5 +1,6 @@
 """The lines of a log that explain something, each kept once with the processes that wrote it."""
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from typing import TypeVar
@@ -29,7 +30,10 @@ _MOST_PATHS = 2**16
 """The GPUs of a thousand nodes."""
 
 _MOST_VERSIONS = 32
-_MOST_COMPLAINTS = 256
+_MOST_COMPLAINTS = 4096
+_NUMBERS = re.compile(r"\b(?:0x)?[0-9a-f]*\d[0-9a-f]*\b")
+"""Complaints that differ by numbers alone are one."""
+
 _MOST_MODELS = 32
 _LONGEST_WARNING = 300
 
@@ -49,8 +53,9 @@ class Notes:
         self.versions: dict[str, None] = {}
         self.paths: dict[tuple[str, str, str], str] = {}
         self.models: dict[str, None] = {}
+        self.listed_models: dict[str, None] = {}
         self.nvlink_hosts: dict[str, None] = {}
-        self._complaints: dict[str, Counter[str]] = {}
+        self._complaints: dict[str, tuple[str, Counter[str]]] = {}
         self._failed_calls: dict[ReturnedError, dict[str, None]] = {}
         self._settings: dict[tuple[str, str], dict[str, None]] = {}
         self._networks: dict[str, dict[str, None]] = {}
@@ -96,13 +101,16 @@ class Notes:
             self._complain(text, process)
         elif error := parse_program_error(line):
             self._complain(error, "")
-        model = parse_gpu_model(line)
-        if model is not None and len(self.models) < _MOST_MODELS:
-            self.models[model] = None
+        if model := parse_gpu_model(line):
+            name, is_of_rank = model
+            models = self.models if is_of_rank else self.listed_models
+            if len(models) < _MOST_MODELS:
+                models[name] = None
 
     def _complain(self, text: str, process: str) -> None:
-        if text in self._complaints or len(self._complaints) < _MOST_COMPLAINTS:
-            self._complaints.setdefault(text, Counter())[process] += 1
+        gist = _NUMBERS.sub("#", text)
+        if gist in self._complaints or len(self._complaints) < _MOST_COMPLAINTS:
+            self._complaints.setdefault(gist, (text, Counter()))[1][process] += 1
 
     @property
     def host_ids(self) -> dict[str, str]:
@@ -117,7 +125,7 @@ class Notes:
     def complaints(self) -> tuple[Complaint, ...]:
         """The warnings and reported errors in order of appearance."""
         return tuple(
-            Complaint(text, counts.total(), tuple(filter(None, counts))) for text, counts in self._complaints.items()
+            Complaint(text, counts.total(), tuple(filter(None, counts))) for text, counts in self._complaints.values()
         )
 
     def failed_calls(self) -> tuple[FailedCall, ...]:

@@ -10,7 +10,7 @@ from gpubench.model.paths.connections import channel_code
 from gpubench.model.paths.nccl_log import LogFacts
 from gpubench.readers.nccl_log.attribution import ARROW, Attribution
 from gpubench.readers.nccl_log.communicators import communicators
-from gpubench.readers.nccl_log.lines import INFO, parse_channel, parse_head
+from gpubench.readers.nccl_log.lines import INFO, NAMELESS, parse_channel, parse_head
 from gpubench.readers.nccl_log.notes import Notes, may_be_noted
 from gpubench.readers.nccl_log.remarks import OwnGpu, parse_failed_call
 from gpubench.readers.nccl_log.threads import Thread
@@ -43,12 +43,29 @@ _ADDRESS = b" comm 0x"
 _REMNANT = b"] via "
 """In what is left of a connection's line whose beginning another line took away."""
 
+_AT_EXIT = b"driver shutting down"
 _RETURNED = b" -> "
+_OF_A_START = (b"Using network ", b"Bootstrap", b"Channel ", b"Trees ", b"Ring ")
+"""What a process writes while it makes communicators; after the end of all it had, it makes more."""
+
 _INTERNAL_ERROR = 3
 
 _WORDS_OF_OTHERS = (
-    *(b"NVIDIA ", b"Tesla ", b"GeForce ", b"Quadro ", b"NCCL", b"nccl", b"Watchdog caught", b"Test ", b"CUDA "),
-    *(b"xited ", b"exitcode", b"ChildFailedError", b"Segmentation fault", b"Bus error"),
+    *(b"NVIDIA ", b"Tesla ", b"GeForce ", b"Quadro ", b"NCCL", b"Watchdog caught", b"Test ", b"Error", b"Exception"),
+    *(
+        b"xited ",
+        b"exitcode",
+        b"exit code",
+        b"fault",
+        b"Bus error",
+        b"Killed",
+        b"Aborted",
+        b"error: ",
+        b"rror ",
+        b" Xid ",
+    ),
+    *(b"terminate called", b"death signal", b"noticed that", b"detected that", b"MPI_ABORT", b"lost communication"),
+    *(b"BAD TERMINATION", b"*** Process", b"CANCELLED", b"oom_kill", b"step aborted", b"died", b"FAILED"),
 )
 _LONGEST_OF_OTHERS = 1024
 
@@ -123,6 +140,7 @@ class NcclLogReader:
             complaints=notes.complaints(),
             failed_calls=notes.failed_calls(),
             gpu_models=tuple(notes.models),
+            listed_models=tuple(notes.listed_models),
             lines=self.lines,
             nccl_lines=self.nccl_lines,
             unreadable=self._unreadable + attribution.cut_heads,
@@ -214,10 +232,14 @@ class NcclLogReader:
             thread = self._thread(line[start : each.start()], behind_text=behind_text)
             start = each.end()
             message = line[start : len(line) if is_last else found[number].start()]
-            if thread is None:
+            if thread is None and each[1] == b"WARN":
+                self._notes.add_warning(NAMELESS, NAMELESS, message)
+            elif thread is None:
                 self._unreadable += b" via " in message
                 self._lost(message)
             elif each[1] == b"WARN":
+                if _AT_EXIT in message:
+                    thread.process.is_exiting = True
                 if not thread.process.is_closing:
                     self._notes.add_warning(thread.process.host, thread.process.name, message)
             else:
@@ -234,7 +256,9 @@ class NcclLogReader:
 
     def _info(self, thread: Thread, message: bytes, line: bytes, *, cut: bool = False) -> None:
         """Read a message of level INFO. `line` is its whole line, empty where that has more in it or may be cut off."""
-        if message.startswith((b"Channel ", b"CollNet ", b"Ring ")):
+        if message.startswith(_OF_A_START):
+            thread.process.begins_again = True
+        if message.startswith((b"Channel ", b"CollNet ", b"Ring ", b"Coll ")):
             self._channel(thread, message, line, cut=cut)
         elif message.startswith(b"Connected all "):
             self._attribution.connected(thread)
@@ -255,7 +279,8 @@ class NcclLogReader:
         if call is None:
             return False
         # Sockets' readers hand on an internal error when communicators are taken down, in healthy jobs too.
-        if not process.is_closing and (call.code != _INTERNAL_ERROR or process.is_starting):
+        is_of_the_end = call.code == _INTERNAL_ERROR and call.is_of_sockets and not process.is_starting
+        if not process.is_closing and not is_of_the_end:
             self._notes.add_failed_call(process.name, call)
         return True
 

@@ -102,6 +102,10 @@ class Process:
     ambiguous: dict[AmbiguousChannel, int] = field(default_factory=dict)
     tunings: dict[Tuning, None] = field(default_factory=dict)
     splits: Counter[str] = field(default_factory=Counter)
+    is_exiting: bool = False
+    begins_again: bool = False
+    """It writes what communicators begin with, after the end of all that it had."""
+
     has_bus_ids: bool = False
     """NCCL up to 2.17: bus ids in brackets, and a communicator is named only when its init is complete."""
 
@@ -113,7 +117,9 @@ class Process:
     @property
     def is_closing(self) -> bool:
         """True if it had communicators, and has none any more: what it closes then may fail in a healthy job too."""
-        return bool(self.comms) and not any(comm.is_alive for comm in self.comms)
+        if self.is_exiting:
+            return True
+        return bool(self.comms) and not self.begins_again and not any(comm.is_alive for comm in self.comms)
 
     @property
     def is_starting(self) -> bool:

@@ -44,7 +44,11 @@ FAILED = {
         f"{WARNED}AllReduce : invalid root 9 (root should be in the 0..4 range)",
     ],
     "rdma-registration-failed": [f"{WARNED}Call to ibv_reg_mr failed with error Cannot allocate memory"],
-    "network-plugin-failed": [f"{WARNED}NET/OFI Couldn't open AV. RC: -22, ERROR: Invalid argument"],
+    "network-plugin-failed": [
+        "nodeA:1:2 [0] int cm_error(nccl_net_ofi_context_t*, fid_cq*):46 NCCL WARN NET/OFI Request failed. RC: 103",
+        "worker-0: [0] x.cc:10 NCCL WARN NET/OFI Request failed. RC: 103",
+        f"{WARNED}NET/OFI Couldn't open AV. RC: -22, ERROR: Invalid argument",
+    ],
     "rdma-retry-exceeded": [
         f"{WARNED}NET/IB : Got completion with error 12, opcode 0, len 0, vendor err 129",
         f"{WARNED}NET/IB : Got completion from peer 10.0.0.2<4000> with status=12 opcode=1 len=0 vendor err 129 (Send)",
@@ -60,13 +64,25 @@ FAILED = {
         "DistBackendError: NCCL error in: init.cpp:3, remote process exited or there was a network error",
     ],
     "program-failed": [
+        "srun: error: nodeA: task 3: Killed",
+        "slurmstepd: error: *** STEP 1.0 ON nodeA CANCELLED AT 2025-01-01T10:00:00 DUE TO TIME LIMIT ***",
+        "slurmstepd: error: Detected 1 oom_kill event in StepId=123.0. Some of the step tasks have been OOM Killed.",
+        "mpirun detected that one or more processes exited with non-zero status, thus causing the job to end",
+        "command terminated with exit code 137",
+        "terminate called after throwing an instance of 'c10::DistBackendError'",
+        "[rank0]:[F1 ProcessGroupNCCL.cpp:1413] [PG 0] Terminating the process after attempting to dump debug info",
+        "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.",
         "mpirun noticed that process rank 1 with PID 7 on node nodeA exited on signal 9 (Killed).",
         "srun: error: nodeA: task 0: Exited with exit code 1",
         "Bus error (core dumped)",
     ],
     "nccl-call-failed": [
         f"{JOB.head(0)}transport/shm.cc:590 -> 2\n{JOB.head(0)}transport.cc:183 -> 2\n{JOB.head(0)}group.cc:73 -> 2",
-        "nodeA: Test NCCL failure common.cu:958 'unhandled system error (run with NCCL_DEBUG=INFO for details) / '",
+        f"{JOB.head(0)}init.cc:1234 (initTransportsRank) -> 2",
+        f"{JOB.head(0)}include/net.h:25 -> 2\n{JOB.head(0)}transport/net.cc:515 -> 2",
+        f"{JOB.head(0)}transport/p2p.cc:9 -> 3\n{JOB.head(0)}enqueue.cc:9 -> 3",
+        "RuntimeError: NCCL Error 1: unhandled system error (run with NCCL_DEBUG=INFO for details)",
+        "jaxlib.XlaRuntimeError: INTERNAL: NCCL operation ncclGroupEnd() failed: unhandled system error.",
     ],
     "nccl-diag-p2p": [
         "nodeA:100 NCCL DIAG [INFO] p2p: only 52/56 GPU-to-GPU peer accesses passed verification",
@@ -83,9 +99,20 @@ FAILED = {
     "nccl-diag-ranks-differ": [
         "nodeA:100 NCCL DIAG [INFO] NCCL environment: mismatch across 8 ranks in comm 0x1234 for NCCL_DEBUG"
     ],
+    "shm-not-shared": [
+        f"{WARNED}Error while attaching to shared memory segment /dev/shm/nccl-AbCdEf (size 0), error: No such file (2)"
+    ],
+    "imex-service-stopped": [f"{WARNED}MNNVL (cliqueSize 8) is available but not working on this system. Check IMEX"],
+    "fabric-not-ready": [f"{WARNED}P2P is disabled between NVLINK connected GPUs 0 and 1. This should not be the case"],
+    "rdma-connect-failed": [f"{WARNED}Call to ibv_modify_qp failed with 110 Connection timed out"],
+    "nccl-tests-wrong-data": ["# Out of bounds values : 8 FAILED"],
+    "program-exception": ["ValueError: shapes differ"],
     "nccl-warning": [f"{WARNED}something that nobody wrote yet"],
 }
-DOUBTS = ("nccl-warning", "nccl-diag-network", "nccl-diag-ranks-differ")
+DOUBTS = (
+    *("nccl-warning", "nccl-diag-network", "nccl-diag-ranks-differ", "program-exception"),
+    *("imex-service-stopped", "fabric-not-ready"),
+)
 WITHOUT_LINES = {"nccl-init-unfinished"}
 
 
@@ -114,6 +141,14 @@ def test_what_ends_a_job_is_named_first(id_: str, text: str) -> None:
         f"{JOB.head(0)}enqueue.cc:12 -> 7",
         f"{JOB.head(0)}misc/socket.cc:47 -> 3",
         "Test NCCL was a success; 0 failures",
+        "epoch 3: no NCCL error so far; Segmentation fault handler installed; Bus error counter: 0",
+        "WARNING: batch size 64: CUDA out of memory. Retrying with 32",
+        "NCCL failure detection enabled",
+        f"{WARNED}NET/IB : mlx5_0:1 Got async event : client reregistration",
+        f"{WARNED}socketAcceptPeer: wrong magic 1 != 2",
+        f"{JOB.head(0)}misc/socket.cc:806 -> 6\n{JOB.head(0)}ras/ras.cc:300 -> 6",
+        f"{WARNED}Cuda failure 4 'driver shutting down'\n{JOB.head(0)}init.cc:12 -> 1",
+        f"{WARNED}Could not find real path of /sys/class/net/eth0/device",
         "nodeA:100 NCCL DIAG [OK]   p2p: verified P2P access in both directions between every GPU pair (12 accesses)",
         "nodeA:100 NCCL DIAG [INFO] net bw: net devices are shared across ranks",
         "nodeA:100 NCCL DIAG NCCL diagnostics completed in 245.3 ms across 4 ranks",
@@ -133,6 +168,40 @@ def test_what_fails_while_communicators_are_closed_is_no_failure() -> None:
     closed += f"{JOB.head(0)}misc/socket.cc:749 -> 6\n{JOB.head(0)}proxy.cc:9 -> 2\n"
     assert report_of(*JOB.logs(), ends, closed).verdict is Verdict.PASS
     assert report_of(*JOB.logs(), closed).verdict is Verdict.FAIL
+
+
+def test_what_is_a_doubt_by_itself_is_the_reason_where_the_job_failed() -> None:
+    warning = FAILED["fabric-not-ready"][0]
+    report = report_of(*JOB.logs(), f"{warning}\n{JOB.head(0)}graph/paths.cc:9 -> 1\n{JOB.head(0)}init.cc:7 -> 1\n")
+    assert (report.verdict, ids(report)) == (Verdict.FAIL, ["fabric-not-ready"])
+
+
+def test_a_communicator_that_is_made_after_the_end_of_another_may_fail() -> None:
+    """Up to NCCL 2.17 it has a name only when it is complete."""
+    job = Job(version=(2, 14))
+    ends = "".join(f"{job.head(rank)}{job.communicator(rank, 'Destroy COMPLETE')}\n" for rank in range(4))
+    again = f"{job.head(0)}Using network IB\n{WARNED}Error while creating shared memory segment /dev/shm/nccl-A\n"
+    assert report_of(*job.logs(), ends).verdict is Verdict.PASS
+    assert report_of(*job.logs(), ends, again).verdict is Verdict.FAIL
+
+
+def test_nccl_before_2_18_that_did_not_end_its_init_is_no_excerpt() -> None:
+    job = Job(version=(2, 14))
+    begin = "NCCL version 2.14.3+cuda11.7\n" + f"{job.head(0)}Bootstrap : Using eth0:10.0.0.1<0>\n"
+    logs = ["".join(line for line in log.splitlines(keepends=True) if "COMPLETE" not in line) for log in job.logs()]
+    report = report_of(begin, *logs)
+    assert (report.verdict, ids(report)) == (Verdict.WARN, ["nccl-init-unfinished"])
+
+
+def test_a_communicator_of_which_no_connection_was_heard_is_a_doubt_where_nccl_connects_at_once() -> None:
+    silent = Job(version=(2, 18), id="0xabc2", handle=0x9000, via=lambda *_: None)
+    report = report_of(*(one + other for one, other in zip(Job(version=(2, 18)).logs(), silent.logs(), strict=True)))
+    assert (report.verdict, ids(report)) == (Verdict.WARN, ["ranks-silent"])
+
+
+def test_many_warnings_take_no_place_from_what_ended_the_job() -> None:
+    many = "".join(f"{WARNED}Could not find real path of /sys/{number}\n" for number in range(9999))
+    assert ids(report_of(*JOB.logs(), many, FAILED["shm-too-small"][0] + "\n"))[0] == "shm-too-small"
 
 
 def test_a_reason_comes_with_what_followed_from_it() -> None:

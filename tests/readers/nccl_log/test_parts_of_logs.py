@@ -145,7 +145,8 @@ def test_models_of_gpus_that_other_programs_name() -> None:
         "GPU 0: NVIDIA GeForce RTX 4090 (UUID: GPU-1234)",
         "the NVIDIA driver is loaded",
     )
-    assert facts.gpu_models == ("NVIDIA H200", "Tesla V100-SXM2-32GB", "NVIDIA GeForce RTX 4090")
+    assert facts.gpu_models == ("NVIDIA H200", "Tesla V100-SXM2-32GB")
+    assert facts.listed_models == ("NVIDIA GeForce RTX 4090",)
 
 
 def test_calls_that_failed_before_the_end_and_complaints_of_programs() -> None:
