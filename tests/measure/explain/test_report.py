@@ -596,3 +596,23 @@ def test_a_mangled_log_has_a_report(data: st.DataObject) -> None:
     report = report_of(bytes(log))
     for section in report.sections:
         rows(report, section)
+
+
+@pytest.mark.parametrize(
+    ("variables", "cause"),
+    [
+        pytest.param(("NCCL_IB_DISABLE",), "nccl-ib-disabled", id="between machines, where no variable forbids more"),
+        pytest.param(("NCCL_SHM_DISABLE", "NCCL_IB_DISABLE"), "nccl-shm-disabled", id="wherever the other rank is"),
+        pytest.param(("NCCL_SHM_DISABLE",), "unknown", id="inside alone, and nobody knows where the other is"),
+    ],
+)
+def test_ranks_without_a_log_take_away_no_cause_that_the_others_prove(variables: tuple[str, ...], cause: str) -> None:
+    job = Job(
+        ranks=2,
+        per_node=1,
+        via=lambda *_: "NET/Socket/0",
+        notes=[f"{name} set by environment to 1" for name in variables],
+    )
+    report = report_of(job.log(0))
+    assert [row["id"] for row in rows(report, "causes")] == [cause]
+    assert report.verdict is Verdict.FAIL
