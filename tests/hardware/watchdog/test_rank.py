@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,9 @@ import pytest
 from gpubench.errors import GpubenchError
 from gpubench.hardware.watchdog import main as watchdog_main
 from gpubench.hardware.watchdog import process as watchdog_process
-from gpubench.hardware.watchdog.peers import local_name
+from gpubench.hardware.watchdog.addresses import UdpAddress, local_name
+from gpubench.hardware.watchdog.datagrams import SealedDatagrams
+from gpubench.hardware.watchdog.messages import MessageKind, WatchdogMessage
 from gpubench.hardware.watchdog.process import Watchdog, Watched
 from gpubench.hardware.watchdog.progress_block import ProgressBlock
 from gpubench.model.terms import hang
@@ -31,6 +33,9 @@ NEVER = 1000.0
 
 SECONDS = 60
 """What has to happen happens long before."""
+
+
+Card = tuple[str, str, list[UdpAddress]]
 
 
 class Clock:
@@ -106,12 +111,11 @@ class Rank:
         self.control, other = socket.socketpair()
         datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         datagrams.bind(("127.0.0.1", 0))
-        local = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        local.bind(local_name(job, rank))
+        local = watchdog_main._local_socket(job, rank)
         self.sockets = [self.control, other, datagrams, local]
-        self.card: tuple[str, str, int, list[str]] = (f"rank {rank} on n0", "n0", datagrams.getsockname()[1], [])
+        self.card: Card = (f"rank {rank} on n0", "n0", [datagrams.getsockname()])
         watched = Watched(rank, ranks, self.card[0], "n0", self.process.pid, timeout_s)
-        self.watchdog = Watchdog(watched, self.block, other, local, job, datagrams, self.heard, clock)
+        self.watchdog = Watchdog(watched, self.block, other, local, job, [datagrams], self.heard, clock)
         self.thread = threading.Thread(target=self.watchdog.run)
 
     def say(self, **message: Any) -> None:
@@ -181,11 +185,14 @@ def ranks(clock: Clock) -> Iterator[Ranks]:
         rank.close()
 
 
-def meet(ranks: list[Rank], secret: str = "s") -> None:
+SECRET = "5e" * 32
+
+
+def meet(ranks: list[Rank], cards: Sequence[Card] = ()) -> None:
     for rank in ranks:
         rank.thread.start()
         rank.block.enter(Phase.OPERATION, "64K", 20)
-        rank.say(kind="met", secret=secret, cards=[each.card for each in ranks])
+        rank.say(kind="met", job="j", secret=SECRET, cards=cards or [each.card for each in ranks])
 
 
 def ended(ranks: list[Rank]) -> list[int]:
@@ -247,16 +254,17 @@ def test_a_watchdog_that_is_told_to_end_while_it_asks_does_not_speak_too(ranks: 
     """The one that spoke was asked whether it is there, and had ended."""
     two = ranks(2)
     two[1].block.enter(Phase.OPERATION, "64K", 20)
-    two[1].say(kind="met", secret="s", cards=[each.card for each in two])
+    two[1].say(kind="met", job="j", secret=SECRET, cards=[each.card for each in two])
     two[1].watchdog._receive()
     peers = two[1].watchdog._peers
     assert peers is not None
     asking = threading.Event()
-    peers._send = lambda *_: asking.set()  # type: ignore[method-assign]
+    peers._put = lambda *_, **__: asking.set()  # type: ignore[method-assign]
     two[1].thread.start()
     assert asking.wait(SECONDS)
-    order = json.dumps({"secret": "s", "rank": 0, "kind": "end"}).encode()
-    two[0].sockets[2].sendto(order, ("127.0.0.1", two[1].card[2]))
+    (address,) = two[1].card[2]
+    datagrams = SealedDatagrams([two[0].sockets[2]], 0, {1: [address]}, SECRET, "j")
+    datagrams.send(WatchdogMessage(MessageKind.END, 0, 1, 1), datagrams.candidates(1)[0])
     assert ended([two[1]]) == [3]
     assert two[1].heard.errors == []
 
@@ -278,8 +286,8 @@ def test_silence_that_proves_nothing_takes_longer(ranks: Ranks, clock: Clock, mo
     """A firewall between two hosts: what never answered is not called dead before launch would be."""
     monkeypatch.setattr(hang, "SECONDS_TO_START", 4 * TIMEOUT)
     (one, other) = ranks(2)
-    other.card = (other.card[0], "n1", other.card[2], [])
-    meet([one, other])
+    other.card = (other.card[0], "n1", other.card[2])
+    meet([one], [one.card, other.card])
     clock.pass_by(2 * TIMEOUT)
     assert one.process.poll() is None
     assert ended([one]) == [3]
