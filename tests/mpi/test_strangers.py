@@ -32,11 +32,17 @@ def output(tmp_path: Path) -> Path:
     return tmp_path / "result.json"
 
 
-def test_a_flood_of_every_watchdog_hides_no_stopped_rank(output: Path) -> None:
+def test_neither_killed_watchdogs_nor_a_flood_of_the_next_hide_a_stopped_rank(output: Path) -> None:
     run = start(MPIRUN, output, *LONG)
     run.wait_for_rows(1)
-    watchdogs = watchdogs_of(output)
-    assert len(watchdogs) == 3
+    killed = watchdogs_of(output)
+    assert len(killed) == 3
+    for pid in killed:
+        os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + 30
+    while len(watchdogs := watchdogs_of(output)) < 3 or set(watchdogs) & set(killed):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
     addresses = [address for pid in watchdogs for address in strangers.udp_addresses(pid)]
     names = [name for pid in watchdogs for name in strangers.local_names(pid)]
     with strangers.flood(addresses), strangers.local_flood(names, os.getuid()):

@@ -417,7 +417,7 @@ import sys, time
 from gpubench.hardware.watchdog import rank as watchdog
 from gpubench.hardware.mpi.one_process import AloneGroup
 from gpubench.model.terms.hang import Phase
-progress = watchdog.start(0, 1, "n0", 0.5 if sys.argv[2] == "hang" else 1000.0, sys.argv[1] or None)
+progress = watchdog.start(0, 1, "n0", {"hang": 0.5, "hang later": 3.0}.get(sys.argv[2], 1000.0), sys.argv[1] or None)
 progress.exchange_addresses(AloneGroup())
 progress.name_ranks(["rank 0 on n0 (GPU 3)"])
 print(progress._watchdog.pid, flush=True)
@@ -463,6 +463,41 @@ def test_a_process_that_ends_takes_its_watchdog_along() -> None:
     stdout, stderr = rank.communicate(timeout=60)
     assert (rank.returncode, stderr) == (0, "")
     assert is_gone(int(stdout))
+
+
+def test_a_watchdog_that_is_killed_is_followed_by_one_that_knows_as_much() -> None:
+    """It names the rank with its GPU, asks for the library's error and has the communicator aborted."""
+    rank = script("", "hang later")
+    assert rank.stdout is not None
+    first = int(rank.stdout.readline())
+    wait_until_it_watches(first)
+    os.kill(first, signal.SIGKILL)
+    stdout, stderr = rank.communicate(timeout=60)
+    assert rank.returncode == 3
+    assert "gpubench: note: the watchdog of rank 0 on n0 was killed by signal 9; another one was started" in stderr
+    assert "library:  rank 0 on n0 (GPU 3): bad" in stderr
+    assert "aborted" in stdout
+
+
+def test_where_watchdogs_are_killed_again_and_again_the_rank_says_so() -> None:
+    rank = script("", "wait")
+    assert rank.stdout is not None
+    assert rank.stderr is not None
+    pid = int(rank.stdout.readline())
+    said = ""
+    while "without one" not in said:
+        wait_until_it_watches(pid)
+        os.kill(pid, signal.SIGKILL)
+        said = rank.stderr.readline()
+        pid = next(iter(children_of(rank.pid)), 0)
+    assert "was killed by signal 9; without one, nobody ends this rank if it hangs" in said
+    rank.kill()
+    rank.communicate()
+
+
+def children_of(pid: int) -> list[int]:
+    threads = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for thread in threads for child in thread.read_text().split()]
 
 
 def test_a_watchdog_has_a_session_and_a_name_of_its_own() -> None:
