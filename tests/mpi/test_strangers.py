@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.hardware.watchdog import strangers
+from tests.mpi.hosts import command, connected
 from tests.mpi.test_faults import LONG, MPIRUN, TIMEOUT, processes_of, start
+from tests.mpi.test_host_faults import WORDS
 
 pytestmark = pytest.mark.mpi
 
@@ -57,3 +59,20 @@ def test_neither_killed_watchdogs_nor_a_flood_of_the_next_hide_a_stopped_rank(ou
     assert said.count("missing:") == 1
     assert "".join(line for line in said.splitlines() if "arrived:" in line).count("rank ") == 2
     assert seconds < TIMEOUT + SECONDS_MORE
+
+
+def test_watchdogs_that_a_firewall_parts_say_so_and_hear_no_bridge(tmp_path: Path) -> None:
+    """Each host has a bridge for containers too, with the same address everywhere, which is kept from Open MPI."""
+    output = tmp_path / "result.json"
+    with connected(2, tmp_path) as hosts:
+        for name in hosts.names:
+            command("ip", "-n", name, "link", "add", "docker0", "type", "bridge")
+            command("ip", "-n", name, "addr", "add", "172.17.0.1/16", "dev", "docker0")
+            command("ip", "-n", name, "link", "set", "docker0", "up")
+            command("ip", "-n", name, "rule", "add", "ipproto", "udp", "blackhole")
+        with hosts.job(*WORDS, "--iters", "2000", f"--output={output}", OMPI_MCA_btl_tcp_if_include="eth0") as job:
+            said = job.wait_for("do not answer")
+            heard = {address for pid in watchdogs_of(output) for address, _ in strangers.udp_addresses(pid)}
+    assert heard == {"127.0.0.1", *hosts.addresses}
+    assert f"note: the watchdogs of rank 2-3 on {hosts.names[1]} do not answer that of rank 0" in said
+    assert "a hang is noticed after 300 s, not after 3 s" in said

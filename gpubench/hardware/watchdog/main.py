@@ -58,6 +58,10 @@ class _StderrReporter:
         """Print it: not every mpirun names the rank that was killed."""
         self.error(lost.error("; rows measured before are in the outputs"))
 
+    def note(self, text: str) -> None:
+        """Print it."""
+        write_stderr_line(f"note: {text}")
+
 
 class _ChannelReporter:
     """Reports to the gpubench that launched this rank, over a line that is open for as long as this process lives."""
@@ -76,6 +80,10 @@ class _ChannelReporter:
         """Send it; the launcher names the first rank that was killed, and not those that ended with it."""
         with suppress(OSError):
             ChannelSender(self._line, alive=False).lost(lost)
+
+    def note(self, text: str) -> None:
+        """Print it: the launcher passes on what ranks print."""
+        write_stderr_line(f"note: {text}")
 
 
 if __name__ == "__main__":

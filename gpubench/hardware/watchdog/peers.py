@@ -73,6 +73,11 @@ class Peers:
         self._exchange(MessageKind.ASK, None, wanted, seconds, lambda: len(self._states) >= needed)
         return [self._states[rank] for rank in sorted(self._states)]
 
+    def probe(self, ranks: Iterable[int]) -> None:
+        """Ask ranks without waiting; who answers is in `reached` later."""
+        for rank in ranks:
+            self._ask_everywhere(rank)
+
     def is_first_lost(self, at_seconds: float) -> bool:
         """True where this rank was the first that was lost, as the first rank's watchdog decides.
 

@@ -17,6 +17,7 @@ from gpubench.errors import GpubenchError
 from gpubench.hardware.nccl.ras import ask_ras
 from gpubench.hardware.watchdog.addresses import WatchdogAddress
 from gpubench.hardware.watchdog.datagrams import SameUserDatagrams, SealedDatagrams
+from gpubench.hardware.watchdog.hearing import HearingCheck
 from gpubench.hardware.watchdog.peers import SECONDS_OF_DROPPING, Peers
 from gpubench.hardware.watchdog.progress_block import ProgressBlock, ProgressReading
 from gpubench.model.terms.hang import (
@@ -62,6 +63,9 @@ class FailureReporter(Protocol):
     def lost(self, lost: LostRank) -> None:
         """Report a rank that ended without an error of its own."""
 
+    def note(self, text: str) -> None:
+        """Say something that ends nothing."""
+
 
 @dataclass(frozen=True, slots=True)
 class Watched:
@@ -106,6 +110,7 @@ class Watchdog:
         self._reporter = reporter
         self._clock = clock
         self._peers: Peers | None = None
+        self._hearing: HearingCheck | None = None
         self._watchdogs: Sequence[WatchdogAddress] = ()
         self._place = watched.place
         self._parent = _parent_of(watched.pid)
@@ -120,6 +125,7 @@ class Watchdog:
         """Watch until the rank is gone, and report that where the rank did not end on its own."""
         try:
             while not self._must_end():
+                self._look_who_hears()
                 before = self._clock()
                 self._wait(SECONDS_BETWEEN_LOOKS)
                 slept = self._clock() - before
@@ -148,6 +154,12 @@ class Watchdog:
             process=_stat(self._watched.pid)[0],
             trouble=self._trouble,
         )
+
+    def _look_who_hears(self) -> None:
+        if self._hearing is not None and (text := self._hearing.complaint(self._clock())) is not None:
+            self._hearing = None
+            if text:
+                self._reporter.note(text)
 
     def _report_loss(self, lost: LostRank) -> None:
         """Report the first rank that was lost, and no other: launchers kill all ranks as soon as one is lost."""
@@ -293,6 +305,7 @@ class Watchdog:
         self._peers = Peers(sealed, self._watched.rank, self.state, self._clock)
         if self._watched.rank == 0:
             self._peers.ask(range(self._watched.ranks), _SECONDS_FOR_ANSWERS)
+            self._hearing = HearingCheck(self._peers, self._watchdogs, self._watched.timeout_s, self._clock())
 
 
 def _batches(rank: int) -> Iterator[range]:

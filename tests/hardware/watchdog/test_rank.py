@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from gpubench.errors import GpubenchError
+from gpubench.hardware.watchdog import hearing
 from gpubench.hardware.watchdog import main as watchdog_main
 from gpubench.hardware.watchdog import process as watchdog_process
 from gpubench.hardware.watchdog.addresses import UdpAddress, local_name
@@ -85,12 +86,16 @@ class Heard:
     def __init__(self) -> None:
         self.errors: list[GpubenchError] = []
         self.losses: list[LostRank] = []
+        self.notes: list[str] = []
 
     def error(self, error: GpubenchError) -> None:
         self.errors.append(error)
 
     def lost(self, lost: LostRank) -> None:
         self.losses.append(lost)
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
 
 
 class Rank:
@@ -285,12 +290,14 @@ def test_before_they_have_met_the_ranks_of_a_host_find_each_other(ranks: Ranks) 
 def test_silence_that_proves_nothing_takes_longer(ranks: Ranks, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """A firewall between two hosts: what never answered is not called dead before launch would be."""
     monkeypatch.setattr(hang, "SECONDS_TO_START", 4 * TIMEOUT)
+    monkeypatch.setattr(hearing, "SECONDS_TO_HEAR", TIMEOUT)
     (one, other) = ranks(2)
     other.card = (other.card[0], "n1", other.card[2])
     meet([one], [one.card, other.card])
     clock.pass_by(2 * TIMEOUT)
     assert one.process.poll() is None
     assert ended([one]) == [3]
+    assert one.heard.notes[0].startswith("the watchdogs of rank 1 on n1 do not answer that of rank 0: a firewall drops")
     assert "rank 1 on n0: neither it nor its watchdog answers" in str(one.heard.errors[0])
 
 
