@@ -3,22 +3,20 @@
 import ctypes
 import json
 import os
-import select
 import socket
 import sys
 from contextlib import suppress
 
 from gpubench.errors import GpubenchError
 from gpubench.hardware.launch.channel_sender import ChannelSender
-from gpubench.hardware.watchdog.peers import local_name
+from gpubench.hardware.watchdog.addresses import local_name
 from gpubench.hardware.watchdog.process import Watchdog, Watched
 from gpubench.hardware.watchdog.progress_block import ProgressBlock
+from gpubench.hardware.watchdog.stderr_line import write_stderr_line
 from gpubench.model.terms.hang import LostRank
 
 _PR_SET_NAME = 15
 _PROCESS_NAME = b"gpubench-watch"
-_SECONDS_TO_WRITE = 2.0
-_STDERR = 2
 
 
 def main() -> None:
@@ -30,7 +28,8 @@ def main() -> None:
     watched = Watched(**setup["watched"])
     job = setup["job"]
     block = ProgressBlock(setup["block"])
-    control, datagrams = socket.socket(fileno=setup["control"]), socket.socket(fileno=setup["datagrams"])
+    control = socket.socket(fileno=setup["control"])
+    datagrams = [socket.socket(fileno=each) for each in setup["datagrams"]]
     reporter = _ChannelReporter(socket.socket(fileno=setup["channel"])) if "channel" in setup else _StderrReporter()
     Watchdog(watched, block, control, _local_socket(job, watched.rank), job, datagrams, reporter).run()
 
@@ -38,6 +37,7 @@ def main() -> None:
 def _local_socket(job: str, rank: int) -> socket.socket:
     """The socket that other watchdogs of this host ask; a nameless one where its name is taken."""
     local = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    local.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # before it has a name: no sender stays unknown
     try:
         local.bind(local_name(job, rank))
     except OSError:
@@ -51,15 +51,16 @@ class _StderrReporter:
     sees_all_losses = False
 
     def error(self, error: GpubenchError) -> None:
-        """Print it, unless stderr is full and nobody reads it."""
-        _, writable, _ = select.select([], [_STDERR], [], _SECONDS_TO_WRITE)
-        if writable:
-            with suppress(OSError):
-                os.write(_STDERR, f"gpubench: error: {error}\n".encode(errors="replace"))
+        """Print it."""
+        write_stderr_line(f"error: {error}")
 
     def lost(self, lost: LostRank) -> None:
         """Print it: not every mpirun names the rank that was killed."""
         self.error(lost.error("; rows measured before are in the outputs"))
+
+    def note(self, text: str) -> None:
+        """Print it."""
+        write_stderr_line(f"note: {text}")
 
 
 class _ChannelReporter:
@@ -79,6 +80,10 @@ class _ChannelReporter:
         """Send it; the launcher names the first rank that was killed, and not those that ended with it."""
         with suppress(OSError):
             ChannelSender(self._line, alive=False).lost(lost)
+
+    def note(self, text: str) -> None:
+        """Print it: the launcher passes on what ranks print."""
+        write_stderr_line(f"note: {text}")
 
 
 if __name__ == "__main__":

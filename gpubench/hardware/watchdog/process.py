@@ -1,6 +1,7 @@
 """The watchdog: a process beside each rank that notices a hang, reports it, and ends the rank."""
 
 import contextlib
+import itertools
 import json
 import os
 import select
@@ -14,7 +15,10 @@ from typing import Any, Protocol
 
 from gpubench.errors import GpubenchError
 from gpubench.hardware.nccl.ras import ask_ras
-from gpubench.hardware.watchdog.peers import Address, Peers, WatchdogAddress, local_name
+from gpubench.hardware.watchdog.addresses import WatchdogAddress
+from gpubench.hardware.watchdog.datagrams import SameUserDatagrams, SealedDatagrams
+from gpubench.hardware.watchdog.hearing import HearingCheck
+from gpubench.hardware.watchdog.peers import SECONDS_OF_DROPPING, Peers
 from gpubench.hardware.watchdog.progress_block import ProgressBlock, ProgressReading
 from gpubench.model.terms.hang import (
     LostRank,
@@ -59,6 +63,9 @@ class FailureReporter(Protocol):
     def lost(self, lost: LostRank) -> None:
         """Report a rank that ended without an error of its own."""
 
+    def note(self, text: str) -> None:
+        """Say something that ends nothing."""
+
 
 @dataclass(frozen=True, slots=True)
 class Watched:
@@ -79,7 +86,7 @@ class RankIsGoneError(Exception):
 class Watchdog:
     """Reads the progress of a rank twice a second until the rank is gone.
 
-    `local` is the datagram socket for watchdogs of this host, `datagrams` the one for all hosts. Only the watchdog of
+    `local` is the datagram socket for watchdogs of this host, `datagrams` are those for all hosts. Only the watchdog of
     the lowest rank that can be reached decides that a job hangs, and only where no rank made progress for as long as
     its phase may take. The others end their ranks when it orders them to.
     """
@@ -91,19 +98,19 @@ class Watchdog:
         control: socket.socket,
         local: socket.socket,
         job: str,
-        datagrams: socket.socket,
+        datagrams: Sequence[socket.socket],
         reporter: FailureReporter,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._watched = watched
         self._block = block
         self._control = control
-        names = {rank: [local_name(job, rank)] for rank in range(watched.ranks)}
-        self._local = Peers(local, watched.rank, names, "", self.state, clock)
+        self._local = Peers(SameUserDatagrams(local, job, watched.ranks), watched.rank, self.state, clock)
         self._datagrams = datagrams
         self._reporter = reporter
         self._clock = clock
         self._peers: Peers | None = None
+        self._hearing: HearingCheck | None = None
         self._watchdogs: Sequence[WatchdogAddress] = ()
         self._place = watched.place
         self._parent = _parent_of(watched.pid)
@@ -118,6 +125,7 @@ class Watchdog:
         """Watch until the rank is gone, and report that where the rank did not end on its own."""
         try:
             while not self._must_end():
+                self._look_who_hears()
                 before = self._clock()
                 self._wait(SECONDS_BETWEEN_LOOKS)
                 slept = self._clock() - before
@@ -146,6 +154,12 @@ class Watchdog:
             process=_stat(self._watched.pid)[0],
             trouble=self._trouble,
         )
+
+    def _look_who_hears(self) -> None:
+        if self._hearing is not None and (text := self._hearing.complaint(self._clock())) is not None:
+            self._hearing = None
+            if text:
+                self._reporter.note(text)
 
     def _report_loss(self, lost: LostRank) -> None:
         """Report the first rank that was lost, and no other: launchers kill all ranks as soon as one is lost."""
@@ -240,9 +254,11 @@ class Watchdog:
         deadline = self._clock() + seconds
         while (left := deadline - self._clock()) > 0:
             every = [peers for peers in (self._local, self._peers) if peers is not None]
-            readable, _, _ = select.select([self._control, *(peers.socket for peers in every)], [], [], left)
-            for peers in every:
-                if peers.socket in readable:
+            waited_for = [peers.sockets for peers in every]
+            patience = left if all(waited_for) else min(left, SECONDS_OF_DROPPING)
+            readable, _, _ = select.select([self._control, *itertools.chain(*waited_for)], [], [], patience)
+            for peers, sockets in zip(every, waited_for, strict=True):
+                if set(sockets) & set(readable):
                     peers.receive()
             if self._control in readable:
                 self._receive()
@@ -270,7 +286,7 @@ class Watchdog:
         elif kind == "places":
             self._place = message["places"][self._watched.rank]
             self._watchdogs = [
-                WatchdogAddress(place, address.host, address.port, address.addresses)
+                WatchdogAddress(place, address.host, address.addresses)
                 for place, address in zip(message["places"], self._watchdogs, strict=True)
             ]
         elif kind == "helps":
@@ -284,12 +300,12 @@ class Watchdog:
         """Take the addresses of all watchdogs; the first one asks at once which of them it can reach."""
         self._watchdogs = [WatchdogAddress(*address) for address in message["cards"]]
         self._place = self._watchdogs[self._watched.rank].place
-        addresses: dict[int, Sequence[Address]] = {
-            rank: address.addresses_from(self._watched.host) for rank, address in enumerate(self._watchdogs)
-        }
-        self._peers = Peers(self._datagrams, self._watched.rank, addresses, message["secret"], self.state, self._clock)
+        addresses = {rank: each.addresses_from(self._watched.host) for rank, each in enumerate(self._watchdogs)}
+        sealed = SealedDatagrams(self._datagrams, self._watched.rank, addresses, message["secret"], message["job"])
+        self._peers = Peers(sealed, self._watched.rank, self.state, self._clock)
         if self._watched.rank == 0:
             self._peers.ask(range(self._watched.ranks), _SECONDS_FOR_ANSWERS)
+            self._hearing = HearingCheck(self._peers, self._watchdogs, self._watched.timeout_s, self._clock())
 
 
 def _batches(rank: int) -> Iterator[range]:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,12 @@ from typing import Any
 import pytest
 
 from gpubench.errors import GpubenchError
+from gpubench.hardware.watchdog import hearing
 from gpubench.hardware.watchdog import main as watchdog_main
 from gpubench.hardware.watchdog import process as watchdog_process
-from gpubench.hardware.watchdog.peers import local_name
+from gpubench.hardware.watchdog.addresses import UdpAddress, local_name
+from gpubench.hardware.watchdog.datagrams import SealedDatagrams
+from gpubench.hardware.watchdog.messages import MessageKind, WatchdogMessage
 from gpubench.hardware.watchdog.process import Watchdog, Watched
 from gpubench.hardware.watchdog.progress_block import ProgressBlock
 from gpubench.model.terms import hang
@@ -31,6 +34,9 @@ NEVER = 1000.0
 
 SECONDS = 60
 """What has to happen happens long before."""
+
+
+Card = tuple[str, str, list[UdpAddress]]
 
 
 class Clock:
@@ -80,12 +86,16 @@ class Heard:
     def __init__(self) -> None:
         self.errors: list[GpubenchError] = []
         self.losses: list[LostRank] = []
+        self.notes: list[str] = []
 
     def error(self, error: GpubenchError) -> None:
         self.errors.append(error)
 
     def lost(self, lost: LostRank) -> None:
         self.losses.append(lost)
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
 
 
 class Rank:
@@ -106,12 +116,11 @@ class Rank:
         self.control, other = socket.socketpair()
         datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         datagrams.bind(("127.0.0.1", 0))
-        local = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        local.bind(local_name(job, rank))
+        local = watchdog_main._local_socket(job, rank)
         self.sockets = [self.control, other, datagrams, local]
-        self.card: tuple[str, str, int, list[str]] = (f"rank {rank} on n0", "n0", datagrams.getsockname()[1], [])
+        self.card: Card = (f"rank {rank} on n0", "n0", [datagrams.getsockname()])
         watched = Watched(rank, ranks, self.card[0], "n0", self.process.pid, timeout_s)
-        self.watchdog = Watchdog(watched, self.block, other, local, job, datagrams, self.heard, clock)
+        self.watchdog = Watchdog(watched, self.block, other, local, job, [datagrams], self.heard, clock)
         self.thread = threading.Thread(target=self.watchdog.run)
 
     def say(self, **message: Any) -> None:
@@ -181,11 +190,14 @@ def ranks(clock: Clock) -> Iterator[Ranks]:
         rank.close()
 
 
-def meet(ranks: list[Rank], secret: str = "s") -> None:
+SECRET = "5e" * 32
+
+
+def meet(ranks: list[Rank], cards: Sequence[Card] = ()) -> None:
     for rank in ranks:
         rank.thread.start()
         rank.block.enter(Phase.OPERATION, "64K", 20)
-        rank.say(kind="met", secret=secret, cards=[each.card for each in ranks])
+        rank.say(kind="met", job="j", secret=SECRET, cards=cards or [each.card for each in ranks])
 
 
 def ended(ranks: list[Rank]) -> list[int]:
@@ -247,16 +259,17 @@ def test_a_watchdog_that_is_told_to_end_while_it_asks_does_not_speak_too(ranks: 
     """The one that spoke was asked whether it is there, and had ended."""
     two = ranks(2)
     two[1].block.enter(Phase.OPERATION, "64K", 20)
-    two[1].say(kind="met", secret="s", cards=[each.card for each in two])
+    two[1].say(kind="met", job="j", secret=SECRET, cards=[each.card for each in two])
     two[1].watchdog._receive()
     peers = two[1].watchdog._peers
     assert peers is not None
     asking = threading.Event()
-    peers._send = lambda *_: asking.set()  # type: ignore[method-assign]
+    peers._put = lambda *_, **__: asking.set()  # type: ignore[method-assign]
     two[1].thread.start()
     assert asking.wait(SECONDS)
-    order = json.dumps({"secret": "s", "rank": 0, "kind": "end"}).encode()
-    two[0].sockets[2].sendto(order, ("127.0.0.1", two[1].card[2]))
+    (address,) = two[1].card[2]
+    datagrams = SealedDatagrams([two[0].sockets[2]], 0, {1: [address]}, SECRET, "j")
+    datagrams.send(WatchdogMessage(MessageKind.END, 0, 1, 1), datagrams.candidates(1)[0])
     assert ended([two[1]]) == [3]
     assert two[1].heard.errors == []
 
@@ -277,12 +290,14 @@ def test_before_they_have_met_the_ranks_of_a_host_find_each_other(ranks: Ranks) 
 def test_silence_that_proves_nothing_takes_longer(ranks: Ranks, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """A firewall between two hosts: what never answered is not called dead before launch would be."""
     monkeypatch.setattr(hang, "SECONDS_TO_START", 4 * TIMEOUT)
+    monkeypatch.setattr(hearing, "SECONDS_TO_HEAR", TIMEOUT)
     (one, other) = ranks(2)
-    other.card = (other.card[0], "n1", other.card[2], [])
-    meet([one, other])
+    other.card = (other.card[0], "n1", other.card[2])
+    meet([one], [one.card, other.card])
     clock.pass_by(2 * TIMEOUT)
     assert one.process.poll() is None
     assert ended([one]) == [3]
+    assert one.heard.notes[0].startswith("the watchdogs of rank 1 on n1 do not answer that of rank 0: a firewall drops")
     assert "rank 1 on n0: neither it nor its watchdog answers" in str(one.heard.errors[0])
 
 
@@ -409,7 +424,7 @@ import sys, time
 from gpubench.hardware.watchdog import rank as watchdog
 from gpubench.hardware.mpi.one_process import AloneGroup
 from gpubench.model.terms.hang import Phase
-progress = watchdog.start(0, 1, "n0", 0.5 if sys.argv[2] == "hang" else 1000.0, sys.argv[1] or None)
+progress = watchdog.start(0, 1, "n0", {"hang": 0.5, "hang later": 3.0}.get(sys.argv[2], 1000.0), sys.argv[1] or None)
 progress.exchange_addresses(AloneGroup())
 progress.name_ranks(["rank 0 on n0 (GPU 3)"])
 print(progress._watchdog.pid, flush=True)
@@ -455,6 +470,41 @@ def test_a_process_that_ends_takes_its_watchdog_along() -> None:
     stdout, stderr = rank.communicate(timeout=60)
     assert (rank.returncode, stderr) == (0, "")
     assert is_gone(int(stdout))
+
+
+def test_a_watchdog_that_is_killed_is_followed_by_one_that_knows_as_much() -> None:
+    """It names the rank with its GPU, asks for the library's error and has the communicator aborted."""
+    rank = script("", "hang later")
+    assert rank.stdout is not None
+    first = int(rank.stdout.readline())
+    wait_until_it_watches(first)
+    os.kill(first, signal.SIGKILL)
+    stdout, stderr = rank.communicate(timeout=60)
+    assert rank.returncode == 3
+    assert "gpubench: note: the watchdog of rank 0 on n0 was killed by signal 9; another one was started" in stderr
+    assert "library:  rank 0 on n0 (GPU 3): bad" in stderr
+    assert "aborted" in stdout
+
+
+def test_where_watchdogs_are_killed_again_and_again_the_rank_says_so() -> None:
+    rank = script("", "wait")
+    assert rank.stdout is not None
+    assert rank.stderr is not None
+    pid = int(rank.stdout.readline())
+    said = ""
+    while "without one" not in said:
+        wait_until_it_watches(pid)
+        os.kill(pid, signal.SIGKILL)
+        said = rank.stderr.readline()
+        pid = next(iter(children_of(rank.pid)), 0)
+    assert "was killed by signal 9; without one, nobody ends this rank if it hangs" in said
+    rank.kill()
+    rank.communicate()
+
+
+def children_of(pid: int) -> list[int]:
+    threads = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for thread in threads for child in thread.read_text().split()]
 
 
 def test_a_watchdog_has_a_session_and_a_name_of_its_own() -> None:

@@ -1,0 +1,78 @@
+"""Strangers on the hosts and the network of a job: none of them costs it its verdict."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.hardware.watchdog import strangers
+from tests.mpi.hosts import command, connected
+from tests.mpi.test_faults import LONG, MPIRUN, TIMEOUT, processes_of, start
+from tests.mpi.test_host_faults import WORDS
+
+pytestmark = pytest.mark.mpi
+
+SECONDS_MORE = 5
+"""Beyond its time-out a stop may take so long to be told, whatever strangers send."""
+
+
+def watchdogs_of(output: Path) -> list[int]:
+    return [pid for pid in processes_of(output) if name_of(pid) == "gpubench-watch"]
+
+
+def name_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    return tmp_path / "result.json"
+
+
+def test_neither_killed_watchdogs_nor_a_flood_of_the_next_hide_a_stopped_rank(output: Path) -> None:
+    run = start(MPIRUN, output, *LONG)
+    run.wait_for_rows(1)
+    killed = watchdogs_of(output)
+    assert len(killed) == 3
+    for pid in killed:
+        os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + 30
+    while len(watchdogs := watchdogs_of(output)) < 3 or set(watchdogs) & set(killed):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    addresses = [address for pid in watchdogs for address in strangers.udp_addresses(pid)]
+    names = [name for pid in watchdogs for name in strangers.local_names(pid)]
+    with strangers.flood(addresses), strangers.local_flood(names, os.getuid()):
+        time.sleep(0.5)
+        os.kill(run.pid(1), signal.SIGSTOP)
+        since = time.monotonic()
+        while watchdogs_of(output) and time.monotonic() < since + 30:
+            time.sleep(0.05)
+        seconds = time.monotonic() - since
+    said = run.end()
+    assert "the others wait for rank 1" in said
+    assert said.count("missing:") == 1
+    assert "".join(line for line in said.splitlines() if "arrived:" in line).count("rank ") == 2
+    assert seconds < TIMEOUT + SECONDS_MORE
+
+
+def test_watchdogs_that_a_firewall_parts_say_so_and_hear_no_bridge(tmp_path: Path) -> None:
+    """Each host has a bridge for containers too, with the same address everywhere, which is kept from Open MPI."""
+    output = tmp_path / "result.json"
+    with connected(2, tmp_path) as hosts:
+        for name in hosts.names:
+            command("ip", "-n", name, "link", "add", "docker0", "type", "bridge")
+            command("ip", "-n", name, "addr", "add", "172.17.0.1/16", "dev", "docker0")
+            command("ip", "-n", name, "link", "set", "docker0", "up")
+            command("ip", "-n", name, "rule", "add", "ipproto", "udp", "blackhole")
+        with hosts.job(*WORDS, "--iters", "2000", f"--output={output}", OMPI_MCA_btl_tcp_if_include="eth0") as job:
+            said = job.wait_for("do not answer")
+            heard = {address for pid in watchdogs_of(output) for address, _ in strangers.udp_addresses(pid)}
+    assert heard == {"127.0.0.1", *hosts.addresses}
+    assert f"note: the watchdogs of rank 2-3 on {hosts.names[1]} do not answer that of rank 0" in said
+    assert "a hang is noticed after 300 s, not after 3 s" in said
