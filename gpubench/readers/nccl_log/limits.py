@@ -37,7 +37,7 @@ MOST_THREADS_OF_A_PROCESS = 2**12
 """All of them forget what they remember of lines whenever a communicator begins."""
 
 MOST_PAIRS = 2**23
-"""Of a rank and its peer, from both ends: 2,048 ranks that all talk to all, in 1 GB."""
+"""Of a rank and its peer, from both ends: 2,048 ranks that all talk to all, in 400 MB."""
 
 MOST_AMBIGUOUS = 2**20
 """Channels that several communicators of a process may have, once for each: 64 to each of 1,000 ranks in three are a

@@ -54,7 +54,7 @@ def read(*parts: str) -> LogFacts:
         ("MOST_COMMS_OF_A_PROCESS", (init(n) for n in range(9)), "4 communicators of a process"),
         ("MOST_COMMUNICATORS", (init(n) for n in range(9)), "4 communicators, of "),
         ("MOST_PLACES", (init(n) for n in range(9)), "communicators, of 4 ranks together"),
-        ("MOST_RANKS", [init(1, size=9)], "4 ranks of one communicator"),
+        ("MOST_RANKS", [init(77, size=9)], "4 ranks of one communicator"),
         ("MOST_WITHOUT_ID", map(without_id, range(9)), "4 communicators without an id"),
         ("MOST_WITHOUT_ID", (channel(0, 1, pid=n) for n in range(9)), "4 communicators without an id"),
         ("MOST_EARLY_OF_A_THREAD", (channel(n, n + 1) for n in range(9)), "4 ranks that no communicator"),
