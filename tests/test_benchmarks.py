@@ -17,6 +17,7 @@ SMALL = {
     "compare_alarms": ["--seeds", "1", "--only", "nothing"],
     "evidence_cost": ["--help"],
     "healthy_speed": ["--help"],
+    "hostile_files": ["--only", "profiles", "--name", "dotted"],
     "provoked_causes": ["--help"],
     "explain_speed": ["--ranks", "16", "--megabytes", "1"],
     "read_large_machine": ["--help"],

@@ -43,8 +43,17 @@ SUPPORT = {
         "exit_style",
         "summary",
     },
-    "readers/machines": {"joined_columns", "__init__", "registry", "snapshot_rules", "smi_lines"},
-    "readers/results": {"__init__", "registry", "gpubench_rows", "history", "past_runs", "past_results"},
+    "readers/machines": {"joined_columns", "limits", "__init__", "registry", "snapshot_rules", "smi_lines"},
+    "readers/results": {
+        "__init__",
+        "limits",
+        "lines_of_text",
+        "registry",
+        "gpubench_rows",
+        "history",
+        "past_runs",
+        "past_results",
+    },
 }
 
 

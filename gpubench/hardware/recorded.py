@@ -7,12 +7,15 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from itertools import count, islice
 from pathlib import Path
 
 from gpubench.errors import UsageError, advising
 from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.readers.documents.json_lines import json_line, read_json_line
+from gpubench.readers.documents.opened import opened
+from gpubench.readers.machines import limits
 from gpubench.readers.machines.snapshot import read as read_snapshot
 from gpubench.readers.machines.snapshot import write_snapshot
 from gpubench.readers.machines.snapshot_rules import check_rank
@@ -20,12 +23,7 @@ from gpubench.readers.machines.snapshot_rules import check_rank
 _NODES = "nodes"
 _RANKS = "ranks.jsonl"
 _LOGS = "nccl"
-MOST_BYTES = 128 * 2**20
-"""Of one file of a recording: the facts of thirty thousand ranks."""
-
-MOST_SAMPLE_BYTES = 8 * MOST_BYTES
-"""Of one file of samples: thirty thousand ranks that say of fifty rows when they came."""
-
+_EXPECTED = "a file that --record wrote"
 _DIGITS = re.compile(r"(\d+)", re.ASCII)
 
 _REASON, _ADVICE = (
@@ -86,7 +84,7 @@ def read_recording(directory: Path, host: str | None = None) -> tuple[list[Snaps
 
     Raises UsageError for no such folder, no recording in it, a file that cannot be read, or a host that is not in it.
     """
-    paths = sorted((directory / _NODES).glob("*.json"), key=lambda path: _natural(path.stem))
+    paths = sorted(_node_files(directory), key=lambda path: _natural(path.stem))
     if not paths:
         raise UsageError(
             f"--replay {directory} holds no recording",
@@ -96,7 +94,7 @@ def read_recording(directory: Path, host: str | None = None) -> tuple[list[Snaps
             else "there is no such folder: it is mistyped, or relative to another directory",
             next_step=f"the same on the machine in question, with --record {directory}",
         )
-    snapshots = [read_snapshot(_text(path), str(path)) for path in paths]
+    snapshots = list(_read_nodes(paths, directory))
     ranks = list(_read_ranks(directory / _RANKS))
     if host is None:
         return snapshots, ranks
@@ -111,10 +109,31 @@ def read_recording(directory: Path, host: str | None = None) -> tuple[list[Snaps
     return mine, [rank for rank in ranks if rank.host == host]
 
 
+def _node_files(directory: Path) -> list[Path]:
+    """The files of nodes, none where there is no folder of them; UsageError for more than a recording has."""
+    with contextlib.suppress(OSError), os.scandir(directory / _NODES) as entries:
+        names = (entry.name for entry in entries if entry.name.endswith(".json"))
+        found = list(islice(names, limits.MOST_NODES + 1))
+        if len(found) > limits.MOST_NODES:
+            raise _too_much(f"{directory / _NODES} has more than {limits.MOST_NODES} nodes")
+        return [directory / _NODES / name for name in found]
+    return []
+
+
+def _read_nodes(paths: Sequence[Path], directory: Path) -> Iterator[Snapshot]:
+    left = limits.MOST_NODES_BYTES
+    for path in paths:
+        text = "".join(line for line, _ in _lines(path, limits.MOST_NODE_BYTES, limits.MOST_NODE_BYTES))
+        left -= len(text)
+        if left < 0:
+            raise _too_much(f"the nodes of {directory} have more than {_mib(limits.MOST_NODES_BYTES)}")
+        yield read_snapshot(text, str(path))
+
+
 def _read_ranks(path: Path) -> Iterator[RankFacts]:
-    for number, line in enumerate(_text(path).splitlines() if path.exists() else (), 1):
-        rank = read_json_line(RankFacts, line, f"{path}, line {number}")
-        check_rank(rank, f"{path}, line {number}")
+    for line, where in _lines(path, limits.MOST_RANKS_BYTES, limits.MOST_RANKS) if path.exists() else ():
+        rank = read_json_line(RankFacts, line, where)
+        check_rank(rank, where)
         yield rank
 
 
@@ -139,22 +158,39 @@ def read_samples(directory: Path, name: str, command: str) -> list[tuple[str, st
             next_step=f"gpubench {command} --record {directory}-{command} on the machine in question",
         )
     with advising(reason=_REASON, next_step=_ADVICE):
-        *lines, _ = _text(path, MOST_SAMPLE_BYTES).split("\n")
-    return [(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
+        lines = _lines(path, limits.MOST_SAMPLES_BYTES, limits.MOST_SAMPLES)
+        return [(line[:-1], where) for line, where in lines if line.endswith("\n")]
 
 
-def _text(path: Path, most_bytes: int = MOST_BYTES) -> str:
+def _lines(path: Path, most_bytes: int, most_lines: int) -> Iterator[tuple[str, str]]:
+    """The lines of a file, each with its end and its place, read one at a time: the whole may be large."""
+    left = most_bytes
     try:
-        with path.open("rb") as file:
-            content = file.read(most_bytes + 1)
-        if len(content) > most_bytes:
-            raise UsageError(
-                f"{path} has more than {most_bytes // 2**20} MiB, the most that is read",
-                expected="a file that --record wrote",
-            )
-        return content.decode()
+        with opened(path, _EXPECTED, pipes=False) as file:
+            for number in count(1):
+                line = file.readline(left + 1)
+                left -= len(line)
+                if left < 0:
+                    raise _too_much(f"{path} has more than {_mib(most_bytes)}")
+                if not line:
+                    return
+                if number > most_lines:
+                    raise _too_much(f"{path} has more than {most_lines} lines")
+                yield line.decode(), f"{path}, line {number}"
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} cannot be read: {error}", expected="a file that --record wrote") from error
+        raise UsageError(f"{path} cannot be read: {error}", expected=_EXPECTED) from error
+
+
+def _too_much(seen: str) -> UsageError:
+    return UsageError(
+        f"{seen}, the most that is read",
+        expected=_EXPECTED,
+        reason="it is no recording, or of more machines than one run has",
+    )
+
+
+def _mib(size_bytes: int) -> str:
+    return f"{size_bytes // 2**20} MiB"
 
 
 def _file_name(host: str, taken: set[str]) -> str:

@@ -6,9 +6,10 @@ import pytest
 
 from gpubench.errors import UsageError
 from gpubench.hardware.process.facts import read_rank_facts
-from gpubench.hardware.recorded import MOST_BYTES, check_recordable, read_recording, write_recording
+from gpubench.hardware.recorded import check_recordable, read_recording, write_recording
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.terms.origin import Origin
+from gpubench.readers.machines import limits
 
 NODE = Snapshot(host="node1", origin=Origin.SIMULATED, source="a test")
 
@@ -42,8 +43,8 @@ def test_a_folder_in_a_file_cannot_be_written(tmp_path: Path, inner: str) -> Non
 def test_a_recording_is_read_up_to_a_size(tmp_path: Path) -> None:
     write_recording(tmp_path, [NODE], [])
     with (tmp_path / "nodes" / "node1.json").open("ab") as file:
-        file.truncate(MOST_BYTES + 1)
-    with pytest.raises(UsageError, match=r"node1\.json has more than 128 MiB"):
+        file.truncate(limits.MOST_NODE_BYTES + 1)
+    with pytest.raises(UsageError, match=r"node1\.json has more than 16 MiB"):
         read_recording(tmp_path)
 
 
@@ -66,4 +67,4 @@ def test_texts_of_a_rank_that_cannot_be_shown_are_refused(tmp_path: Path) -> Non
 
 def test_thirty_thousand_ranks_fit(tmp_path: Path) -> None:
     write_recording(tmp_path, [NODE], [read_rank_facts(0, 0, 0, {})])
-    assert (tmp_path / "ranks.jsonl").stat().st_size * 30_000 < MOST_BYTES
+    assert (tmp_path / "ranks.jsonl").stat().st_size * 30_000 < limits.MOST_RANKS_BYTES

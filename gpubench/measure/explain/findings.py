@@ -40,7 +40,22 @@ def findings_of(facts: LogFacts, summary: JobSummary, logs: Sequence[str]) -> tu
     staged = tuple(_staged(summary, explanation, paths) for explanation, paths in summary.staged.items())
     failed = tuple(each for each in failures if each.severity is Verdict.FAIL)
     doubted = tuple(each for each in failures if each.severity is not Verdict.FAIL)
-    return (*failed, *staged, *doubted, *(() if failed else _not_known(facts, summary, logs)))
+    unread = tuple(_unread(facts, logs))
+    return (*failed, *staged, *doubted, *(() if failed else _not_known(facts, summary, logs)), *unread)
+
+
+def _unread(facts: LogFacts, logs: Sequence[str]) -> Iterator[Finding]:
+    """What was left unread behind a limit, which may be anything: of a job that failed its reason too."""
+    for limit in facts.limits:
+        times = f" ({limit.times} times)" if limit.times > 1 else ""
+        yield _doubt(
+            "log-limit",
+            _listed(logs),
+            f"{limit.seen}{times}: what was read until then is reported",
+            f"at most {limit.most}",
+            "logs of several jobs in one, a damaged log, or one that was made to hold up who reads it",
+            "give the logs of one job alone, and of fewer ranks",
+        )
 
 
 def _staged(summary: JobSummary, explanation: Explanation, staged: StagedPaths) -> Finding:

@@ -1,6 +1,6 @@
 """The verdict on every pair of ranks in a job's log: direct, through host memory and why, or unknown."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
@@ -88,11 +88,12 @@ class PairJudge:
         self._with_peers = _ranks_with_peers(communicator)
         known: dict[_Alike, JudgedPair] = {}
         for src, by_destination in communicator.connections.by_source():
-            beside = near.get(src, frozenset())
+            on_machine, on_node = near.get(src, (frozenset(), frozenset()))
             groups: dict[tuple[int | None, PairRoutes], list[int]] = {}
             for dst, pair in by_destination.items():
                 # Of two ranks on one host the judgement may depend on their GPUs; a kind is no rank, but negative.
-                groups.setdefault((dst if dst in beside else kinds.get(dst), pair), []).append(dst)
+                is_beside = dst in on_machine or dst in on_node
+                groups.setdefault((dst if is_beside else kinds.get(dst), pair), []).append(dst)
             yield (
                 src,
                 [
@@ -261,14 +262,14 @@ def _ranks_with_peers(communicator: Communicator) -> frozenset[int]:
     )
 
 
-def _near_ranks(members: Sequence[Member]) -> dict[int, frozenset[int]]:
-    """The ranks on the machine or node of each rank."""
+def _near_ranks(members: Sequence[Member]) -> dict[int, tuple[Set[int], Set[int]]]:
+    """The ranks on the machine and on the node of each rank; those of one machine share one set."""
     machines: dict[str, set[int]] = {}
     nodes: dict[str, set[int]] = {}
     for member in members:
         machines.setdefault(member.machine, set()).add(member.rank)
         nodes.setdefault(member.node, set()).add(member.rank)
-    return {member.rank: frozenset(machines[member.machine] | nodes[member.node]) for member in members}
+    return {member.rank: (machines[member.machine], nodes[member.node]) for member in members}
 
 
 def _tellers(facts: LogFacts) -> Mapping[str, ProcessLog]:

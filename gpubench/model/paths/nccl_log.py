@@ -154,6 +154,15 @@ class FailedCall:
     processes: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class ReachedLimit:
+    """A limit that the log went beyond: what was seen first, the most that is read, and how often there was more."""
+
+    seen: str
+    most: str
+    times: int = 1
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogFacts:
     """The facts in the logs of a job.
@@ -164,7 +173,7 @@ class LogFacts:
     healthy jobs too. `gpu_models` are those of the ranks where a program says so, `listed_models` others in the same
     text, maybe of another machine. `lines` are all that were read, `nccl_lines` those of NCCL, `unreadable` those of
     connections that were cut or garbled; `left_out` counts lines that a collector left out as repetitions, `cut_files`
-    are those that end before their end.
+    are those that end before their end, `limits` those behind which something was left unread.
     """
 
     versions: tuple[str, ...] = ()
@@ -183,3 +192,4 @@ class LogFacts:
     unreadable: int = 0
     left_out: int = 0
     cut_files: tuple[str, ...] = ()
+    limits: tuple[ReachedLimit, ...] = ()

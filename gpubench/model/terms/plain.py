@@ -12,6 +12,9 @@ from gpubench.errors import UsageError
 
 T = TypeVar("T")
 
+_LONGEST_SHOWN = 80
+"""Characters of a value in a message."""
+
 
 def to_plain(value: Any) -> Any:
     """A dataclass as dicts and lists, without fields that hold their default."""
@@ -66,7 +69,7 @@ def _read(kind: Any, plain: Any, where: str) -> Any:
             return kind(plain)
         except ValueError:
             words = ", ".join(str(each.value) for each in kind)
-            raise UsageError(f"{where} is {plain!r}", expected=f"one of {words}") from None
+            raise UsageError(f"{where} is {_shown(plain)}", expected=f"one of {words}") from None
     if kind is float and isinstance(plain, int) and not isinstance(plain, bool):
         return _read_whole_number(plain, where)
     _expect(kind, plain, where)
@@ -101,4 +104,12 @@ def _read_dataclass(kind: Any, plain: Any, where: str) -> Any:
 
 def _expect(kind: type, plain: Any, where: str) -> None:
     if not isinstance(plain, kind) or (isinstance(plain, bool) and kind is not bool):
-        raise UsageError(f"{where} is {plain!r}", expected=f"a value of type {kind.__name__}")
+        raise UsageError(f"{where} is {_shown(plain)}", expected=f"a value of type {kind.__name__}")
+
+
+def _shown(plain: Any) -> str:
+    """A value in a message: of lists and dictionaries the kind alone, for they may be a whole document."""
+    if isinstance(plain, (dict, list)) and plain:
+        return f"{'an object' if isinstance(plain, dict) else 'a list'} of {len(plain)}"
+    text = repr(plain)
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"

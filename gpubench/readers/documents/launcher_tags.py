@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-_CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07]*\x07|[\x00-\x08\x0b-\x1f]")
+_CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*\x07|[\x00-\x08\x0b-\x1f]")
 _TAG = re.compile(r"(\[[^\]\[\s]{1,80},\d{1,7}\]<std(?:out|err)>:)")
 """Open MPI's --tag-output puts one before every piece of output, and a piece may be the middle of a line."""
 

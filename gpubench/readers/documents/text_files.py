@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpubench.errors import UsageError
+from gpubench.readers.documents.opened import opened
 
 _OTHER_ENCODINGS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)
 
@@ -60,12 +61,14 @@ def _bytes_of(path: Path, name: str, wanted: Wanted) -> bytes:
     try:
         if path.is_dir():
             raise wanted.unfit(f"{name} is a directory", reason="a file in it was meant", next_step=f"ls {name}")
-        size_bytes = path.stat().st_size
-        if size_bytes > wanted.most_bytes:
-            raise _too_large(name, f"{size_bytes / 2**20:.0f} MiB", wanted)
-        with path.open("rb") as file:
+        with opened(path, wanted.kinds) as file:
+            size_bytes = path.stat().st_size
+            if size_bytes > wanted.most_bytes:
+                raise _too_large(name, f"{size_bytes / 2**20:.0f} MiB", wanted)
             # A pipe, as `--from <(nvidia-smi topo -m)` gives one, has no size to ask for.
             content = file.read(wanted.most_bytes + 1)
+            # Behind the last bytes of a pipe whose writer fell silent this is the error.
+            content += file.read(1)
     except (OSError, ValueError) as error:
         raise unreadable(name, error, wanted.kinds, wanted.how_to_make_one) from None
     if len(content) > wanted.most_bytes:

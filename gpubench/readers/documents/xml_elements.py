@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from xml.parsers import expat
 
 from gpubench.errors import UsageError
+from gpubench.readers.documents import limits
 
 _EXPECTED = "NCCL's topology XML: <system> with <cpu>, <pci> and <gpu> in it"
 _NEXT_STEP = "NCCL_TOPO_DUMP_FILE=topo.xml, set for any NCCL program, writes a whole one"
@@ -19,7 +20,6 @@ _OTHER_ROOTS = {
     "topology": "it is hwloc's topology (lstopo), not NCCL's",
     "nvidia_smi_log": "it is the output of nvidia-smi -q -x",
 }
-_DEEPEST = 64
 _INTEGER = re.compile(r"-?(?:0[xX][0-9a-fA-F]{1,16}|\d{1,18})", re.ASCII)
 
 
@@ -60,10 +60,11 @@ def _refused(file: str, line: int, seen: str, reason: str, expected: str = _EXPE
 
 
 class Parser:
-    """Expat with every door closed: no document type, no entities, no deep nesting."""
+    """Expat with every door closed: no document type, no entities, no deep nesting, at most so many elements."""
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self._elements = 0
         self._open = [Element(name, 0, "", {})]
         self._expat = expat.ParserCreate("utf-8")
         self._expat.StartElementHandler = self._start
@@ -89,8 +90,11 @@ class Parser:
         if len(self._open) == 1 and tag != "system":
             reason = _OTHER_ROOTS.get(tag, "it is another program's XML")
             raise _refused(element.file, element.line, f"<{tag}> where <system> belongs", reason)
-        if len(self._open) > _DEEPEST:
-            raise element.wrong(f"elements are nested more than {_DEEPEST} deep")
+        if len(self._open) > limits.MOST_DEPTH:
+            raise element.wrong(f"elements are nested more than {limits.MOST_DEPTH} deep")
+        self._elements += 1
+        if self._elements > limits.MOST_ELEMENTS:
+            raise element.wrong(f"the file has more than {limits.MOST_ELEMENTS} elements")
         self._open[-1].children.append(element)
         self._open.append(element)
 

@@ -26,7 +26,7 @@ from gpubench.model.terms.cpu_ranges import ranges_of
 from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.units import counted
 from gpubench.readers.documents.xml_elements import Element, Parser
-from gpubench.readers.machines.snapshot_rules import MOST_GPUS, MOST_NICS, MOST_PCI_DEVICES, MOST_SWITCHES
+from gpubench.readers.machines import limits
 
 _MOST_NVLINKS = 36
 _WIDEST = 32
@@ -169,10 +169,10 @@ class _Node:
     def _check_size(self, read: Element) -> None:
         """Refuse more devices than a node has: every pair of them would be a row."""
         for held, most, what in (
-            (self._gpus, MOST_GPUS, "GPUs"),
-            (self._nics, MOST_NICS, "NICs"),
-            (self._switches, MOST_SWITCHES, "PCIe switches"),
-            (self._others, MOST_PCI_DEVICES, "other devices"),
+            (self._gpus, limits.MOST_GPUS, "GPUs"),
+            (self._nics, limits.MOST_NICS, "NICs"),
+            (self._switches, limits.MOST_SWITCHES, "PCIe switches"),
+            (self._others, limits.MOST_PCI_DEVICES, "other devices"),
         ):
             if len(held) > most:
                 raise read.wrong(f"the file has more than {most} {what}", f"one node, with {most} {what} at most")

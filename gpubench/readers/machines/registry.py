@@ -6,6 +6,7 @@ from pathlib import Path
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.readers.documents.file_kind import FileKind, read_file_of
 from gpubench.readers.documents.text_files import Wanted
+from gpubench.readers.machines import limits
 
 READERS: tuple[FileKind[Snapshot], ...] = (
     FileKind("gpubench.readers.machines.nccl_topology", "NCCL's topology XML"),
@@ -13,13 +14,10 @@ READERS: tuple[FileKind[Snapshot], ...] = (
     FileKind("gpubench.readers.machines.topo_matrix", "the text of nvidia-smi topo -m"),
 )
 
-MOST_BYTES = 4 * 2**20
-"""Far more than the description of a node takes: nvidia-smi -q of eight GPUs is below 1 MiB."""
-
 _WANTED = Wanted(
     kinds=", or ".join(each.summary for each in READERS),
     how_to_make_one="nvidia-smi topo -m > topo.txt, or NCCL_TOPO_DUMP_FILE=topo.xml set for any NCCL program",
-    most_bytes=MOST_BYTES,
+    most_bytes=limits.MOST_BYTES,
     example="topo.txt",
 )
 

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 from gpubench.model.facts.snapshot import GpuFacts, NvLink, NvlinkPeer, bus_id
 
-_GPU_LINE = re.compile(r"\bGPU (\d{1,4}): (\S.*?) \(UUID: (GPU-[0-9a-fA-F-]+)\)", re.ASCII)
+_GPU_LINE = re.compile(r"\bGPU (\d{1,4}): (\S.{0,100}?) \(UUID: (GPU-[0-9a-fA-F-]+)\)", re.ASCII)
 _LINK_LINE = re.compile(
     r"\bLink (\d{1,2}): (?:(?P<rate>\d{1,6}(?:\.\d{1,6})?) GB/s|(?P<down><inactive>)|"
     r"Remote Device (?P<peer>[0-9a-fA-F:.]+): )",
     re.ASCII,
 )
 _TABLE_ROW = re.compile(
-    r"\|\s+(\d{1,4})\s+(\S.*?)\s+(?:On|Off|N/A)\s*\|\s+([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7])\s",
+    r"\|\s+(\d{1,4})\s+(\S.{0,100}?)\s+(?:On|Off|N/A)\s*\|\s+([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7])\s",
     re.ASCII,
 )
 _HIDDEN_BUS_ID = re.compile(r"f{4,8}:ff:ff\.[0-9a-f]")

@@ -83,8 +83,6 @@ def _parsed(text: str, name: str) -> dict[str, Any]:
             f"{name}, line {error.lineno}: the JSON is broken at column {error.colno}: {error.msg}",
             reason="the file was cut off, or edited by hand",
         ) from None
-    except RecursionError:
-        raise _refused(f"{name}: the JSON is nested too deeply", reason="it is another program's JSON") from None
     except ValueError as error:
         raise _refused(f"{name}: the JSON has {error}", reason="it was edited by hand") from None
     if not isinstance(document, dict):

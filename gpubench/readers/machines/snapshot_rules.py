@@ -9,16 +9,7 @@ from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.paths.topology import PATH_CLASSES, SELF
 from gpubench.model.terms.plain import to_plain
 from gpubench.readers.documents.characters import check_printable
-
-MOST_GPUS, MOST_NICS, MOST_SWITCHES = 128, 512, 1024
-"""Of a node in a file: several times what the largest machines have. A file with more is none of a machine, and its
-pairs would take hours."""
-
-MOST_SWITCHES_ABOVE = 64
-"""Of one device."""
-
-MOST_PCI_DEVICES, MOST_BRIDGES_ABOVE = 4096, 64
-"""Of a node, and of one device."""
+from gpubench.readers.machines import limits
 
 _DEVICES = ("gpus", "nics", "switches")
 _NAMES = ("name", "bus_id", "model", "place")
@@ -33,12 +24,14 @@ _NVLINK_PATH = re.compile(r"NV\d{1,3}", re.ASCII)
 
 
 _MOST = {
-    "gpus": MOST_GPUS,
-    "nics": MOST_NICS,
-    "switches": MOST_SWITCHES,
-    "pci_devices": MOST_PCI_DEVICES,
-    "rdma_ports": MOST_NICS,
+    "gpus": "MOST_GPUS",
+    "nics": "MOST_NICS",
+    "switches": "MOST_SWITCHES",
+    "pci_devices": "MOST_PCI_DEVICES",
+    "rdma_ports": "MOST_NICS",
+    "pairs": "MOST_PAIRS",
 }
+"""The limit of each field."""
 
 
 def check_snapshot(snapshot: Snapshot) -> None:
@@ -47,8 +40,8 @@ def check_snapshot(snapshot: Snapshot) -> None:
     Raises UsageError for names that are not unique or cannot be printed, a path that is none, more devices than a node
     has.
     """
-    for name, most in _MOST.items():
-        count = len(getattr(snapshot, name))
+    for name, limit in _MOST.items():
+        count, most = len(getattr(snapshot, name)), getattr(limits, limit)
         if count > most:
             raise UsageError(f"snapshot.{name} has {count} entries", expected=f"one node, with {most} {name} at most")
     check_printable(snapshot.host, "snapshot.host")
@@ -64,9 +57,9 @@ def check_snapshot(snapshot: Snapshot) -> None:
     _check_unique("nics", [nic.device for nic in snapshot.nics], {gpu.device for gpu in snapshot.gpus})
     for field in _DEVICES:
         for number, device in enumerate(getattr(snapshot, field)):
-            if len(above := device.place.switches) > MOST_SWITCHES_ABOVE:
+            if len(above := device.place.switches) > limits.MOST_SWITCHES_ABOVE:
                 where = f"snapshot.{field}[{number}].place.switches"
-                raise UsageError(f"{where} has {len(above)} entries", expected=f"at most {MOST_SWITCHES_ABOVE}")
+                raise UsageError(f"{where} has {len(above)} entries", expected=f"at most {limits.MOST_SWITCHES_ABOVE}")
     _check_paths(snapshot)
 
 
@@ -98,8 +91,9 @@ def _check_bridges(snapshot: Snapshot) -> None:
             if bridge not in above:
                 raise UsageError(f"{where} leads to {bridge}, which is not there", expected="a device of pci_devices")
             bridge, hops = above[bridge], hops + 1
-            if hops > MOST_BRIDGES_ABOVE:
-                raise UsageError(f"{where} goes on and on", expected=f"at most {MOST_BRIDGES_ABOVE} bridges to the CPU")
+            if hops > limits.MOST_BRIDGES_ABOVE:
+                most = f"at most {limits.MOST_BRIDGES_ABOVE} bridges to the CPU"
+                raise UsageError(f"{where} goes on and on", expected=most)
 
 
 def _check_unique(field: str, names: Sequence[str], others: set[str]) -> None:

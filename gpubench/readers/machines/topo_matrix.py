@@ -15,6 +15,7 @@ from gpubench.model.facts.snapshot import DriverFacts, GpuFacts, NicFacts, NicKi
 from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.plain import from_plain
 from gpubench.model.terms.units import counted
+from gpubench.readers.machines import limits
 from gpubench.readers.machines.joined_columns import (
     P2P_WORDS,
     PATH_WORDS,
@@ -26,13 +27,9 @@ from gpubench.readers.machines.joined_columns import (
     row_apart,
 )
 from gpubench.readers.machines.smi_lines import gpus_in_lines
-from gpubench.readers.machines.snapshot_rules import MOST_GPUS, MOST_NICS
 
 _EXPECTED = "a whole matrix of nvidia-smi topo -m or topo -p2p, with a row for each device of its header"
 _NEXT_STEP = "nvidia-smi topo -m > topo.txt writes one that is neither wrapped nor cut"
-
-_LONGEST_LINE = 8192
-"""Characters. A row of 16 GPUs and 32 NICs takes some 400; what is longer is no output of nvidia-smi."""
 
 _MOST_PREFIX_WORDS = 10
 """A launcher's, a collector's and a clock's prefix together have fewer."""
@@ -74,10 +71,10 @@ def read(text: str, name: str) -> Snapshot:
     comes twice the last one counts, and so do the last UUID, driver and NVLink lines of a GPU. Raises UsageError where
     there is no matrix, or one that is cut off, or contradicts itself; with its line.
     """
-    lines = [_DECORATION.sub(" ", line) if len(line) <= _LONGEST_LINE else "" for line in text.split("\n")]
+    lines = [_DECORATION.sub(" ", line) if len(line) <= limits.LONGEST_LINE else "" for line in text.split("\n")]
     fields = _by_field(_matrices(lines, name))
     if not fields:
-        raise _no_matrix(lines, name)
+        raise _no_matrix(lines, text, name)
     nic_names = {found[1]: found[2] for line in lines if (found := _LEGEND.search(line))}
     devices = dict.fromkeys(device for matrix in fields.values() for device in matrix.columns)
     nics = [nic_names.get(device, device) for device in devices if not _GPU.fullmatch(device)]
@@ -93,8 +90,17 @@ def read(text: str, name: str) -> Snapshot:
     )
 
 
-def _no_matrix(lines: Sequence[str], name: str) -> UsageError:
+def _no_matrix(lines: Sequence[str], text: str, name: str) -> UsageError:
     """The error of a text without a matrix, or with one whose columns nobody can tell from each other."""
+    longest = max(text.split("\n"), key=len)
+    if len(longest) > limits.LONGEST_LINE:
+        number = text.count("\n", 0, text.index(longest)) + 1
+        return UsageError(
+            f"{name}, line {number}: {len(longest)} characters, and {limits.LONGEST_LINE} are the most that is read",
+            expected=_EXPECTED,
+            reason="it is no output of nvidia-smi, or the text lost its line ends",
+            next_step=_NEXT_STEP,
+        )
     for number, line in enumerate(lines, 1):
         if (joined := joined_in(line)) is not None:
             return UsageError(
@@ -158,11 +164,11 @@ class _Matrix:
     def check(self) -> None:
         """Refuse a matrix that lacks rows, mixes the words of two commands, or is of no one node."""
         gpus = sum(_GPU.fullmatch(device) is not None for device in self.columns)
-        if gpus > MOST_GPUS or len(self.columns) - gpus > MOST_NICS:
+        if gpus > limits.MOST_GPUS or len(self.columns) - gpus > limits.MOST_NICS:
             raise self.wrong(
                 self.line,
                 f"the header names {gpus} GPUs and {len(self.columns) - gpus} other devices, "
-                f"more than the {MOST_GPUS} and {MOST_NICS} that one node may have",
+                f"more than the {limits.MOST_GPUS} and {limits.MOST_NICS} that one node may have",
             )
         missing = [device for device in self.columns if device not in self.rows]
         if missing:

@@ -6,15 +6,20 @@ else the only one whose rings are not set up yet; else the one without that chan
 still ambiguous waits until every log is read.
 """
 
+from collections.abc import Sequence
+
 from gpubench.model.paths.connections import ChannelSets, RankConnections, channel_code
+from gpubench.readers.nccl_log import limits
 from gpubench.readers.nccl_log.lines import (
     CommunicatorLine,
     Connection,
     LineSource,
+    claimed_ranks,
     parse_communicator,
     parse_connection,
     parse_tuning,
 )
+from gpubench.readers.nccl_log.reached import ReachedLimits
 from gpubench.readers.nccl_log.threads import AmbiguousChannel, Comm, Process, Thread
 
 _MOST_TUNINGS = 4096
@@ -22,6 +27,7 @@ _MOST_TUNINGS = 4096
 
 _MOST_CACHED = 2**16
 _MOST_LOST = 2**12
+_MOST_NAMESAKES = 64
 
 ARROW = b" -> "
 
@@ -31,12 +37,17 @@ class Attribution:
 
     For speed it remembers the two sides of ` -> ` in connections: left, the source rank; right, the destination rank,
     the line's code, and whether the receiver wrote it. `lost` are connections whose writer is not known, with the codes
-    of their channels; `cut_heads` counts processes whose host's name lost its beginning.
+    of their channels; `cut_heads` counts processes whose host's name lost its beginning. Beyond a limit `reached` says
+    so, and reading has to end.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, reached: ReachedLimits) -> None:
+        self.reached = reached
         self.sets = ChannelSets()
         self.processes: dict[tuple[str, int], Process] = {}
+        self._by_pid: dict[int, list[Process]] = {}
+        self._comms = 0
+        self._ambiguous = 0
         self.lost: list[tuple[Connection, int]] = []
         self.cut_heads = 0
         self.left_sides: dict[bytes, int] = {}
@@ -44,12 +55,37 @@ class Attribution:
 
     def thread(self, source: LineSource) -> Thread:
         """The thread that a line comes from."""
-        process = self.processes.setdefault((source.host, source.pid), Process(source.host, source.pid))
-        return process.threads.setdefault(source.tid, Thread(process))
+        process = self.processes.get((source.host, source.pid))
+        if process is None:
+            process = self.processes[source.host, source.pid] = Process(source.host, source.pid)
+            self._by_pid.setdefault(source.pid, []).append(process)
+            self._end_beyond(len(self.processes), limits.MOST_PROCESSES, "processes")
+        if source.tid not in process.threads:
+            process.threads[source.tid] = Thread(process)
+            self._end_beyond(len(process.threads), limits.MOST_THREADS_OF_A_PROCESS, "threads of a process")
+        return process.threads[source.tid]
+
+    def of_pid(self, pid: int) -> Sequence[Process]:
+        """The processes that have this number; none where so many have it that it tells nothing."""
+        found = self._by_pid.get(pid, ())
+        return found if len(found) <= _MOST_NAMESAKES else ()
+
+    def pairs(self) -> int:
+        """The number of connections of a rank with a peer, from either end."""
+        return sum(
+            sum(len(comm.connections) for comm in process.comms)
+            + sum(len(early.connections) for thread in process.threads.values() for early in thread.early.values())
+            for process in self.processes.values()
+        )
+
+    def _end_beyond(self, count: int, most: int, what: str) -> None:
+        """Have reading end where there is more of something than is read."""
+        if count > most:
+            self.reached.end(f"more than {most} {what}", f"{most} {what}")
 
     def without_text(self, source: LineSource) -> LineSource:
         """The known process that is meant where other text without a line end stands before the host's name."""
-        known = {host for host, pid in self.processes if pid == source.pid and source.host.endswith(host)}
+        known = {each.host for each in self.of_pid(source.pid) if source.host.endswith(each.host)}
         return source._replace(host=min(known, key=len)) if len(known) == 1 else source
 
     def add_connection(self, thread: Thread, place: tuple[int, int], text: bytes, *, cut: bool) -> bool:
@@ -93,15 +129,27 @@ class Attribution:
         comm = process.comm_by_address.get(handle)
         if comm is None or (comm.rank, comm.size) != (rank, size):
             line = CommunicatorLine(handle, rank, size, None, None, None, None, None, None, None, None, "")
-            comm = process.comm_by_address[handle] = Comm(process, line, self.sets)
-            process.comms.append(comm)
-            process.forget_caches()
+            comm = self._begin_comm(process, line)
+        return comm
+
+    def _begin_comm(self, process: Process, line: CommunicatorLine) -> Comm:
+        comm = process.comm_by_address[line.handle] = Comm(process, line, self.sets)
+        process.comms.append(comm)
+        process.forget_caches()
+        self._comms += 1
+        self._end_beyond(self._comms, limits.MOST_COMMS, "ranks of communicators")
+        self._end_beyond(len(process.comms), limits.MOST_COMMS_OF_A_PROCESS, "communicators of a process")
         return comm
 
     def add_communicator(self, thread: Thread, message: bytes) -> None:
         """Take a message that names a comm: its init, its shape, or its end."""
         line = parse_communicator(message)
         if line is None:
+            ranks = claimed_ranks(message)
+            if ranks is not None and ranks > limits.MOST_RANKS:
+                self.reached.pass_over(
+                    f"a communicator of {ranks} ranks", f"{limits.MOST_RANKS} ranks of one communicator"
+                )
             return
         process = thread.process
         comm_id, ends = _comm_id(process, line), line.event.startswith(("Destroy", "Abort", "Revoke"))
@@ -109,9 +157,7 @@ class Attribution:
         if comm is None or not comm.is_same(line, comm_id):
             if comm is not None:
                 comm.is_alive = False
-            comm = process.comm_by_address[line.handle] = Comm(process, line, self.sets)
-            process.comms.append(comm)
-            process.forget_caches()
+            comm = self._begin_comm(process, line)
         comm.update(line, comm_id)
         comm.began = comm.began or line.event == "Init START"
         if line.event == "Init COMPLETE":
@@ -157,6 +203,7 @@ class Attribution:
         if thread.comm in comms:
             return thread.comm.connections
         if not comms or (process.has_bus_ids and not of_sends):
+            self._end_beyond(len(thread.early), limits.MOST_EARLY_OF_A_THREAD, "ranks that no communicator is named of")
             return thread.early_connections(connection, self.sets)
         unconnected = [comm for comm in comms if not comm.is_connected]
         if len(unconnected) == 1:
@@ -165,8 +212,9 @@ class Attribution:
             comms = [comm for comm in comms if not comm.connections.of(connection.peer).has(code)]
         if len(comms) == 1:
             return comms[0].connections_for(connection)
-        if comms:
-            process.add_ambiguous(AmbiguousChannel(connection, code, tuple(comms)))
+        if comms and process.add_ambiguous(AmbiguousChannel(connection, code, tuple(comms))):
+            self._ambiguous += len(comms)
+            self._end_beyond(self._ambiguous, limits.MOST_AMBIGUOUS, "channels that several communicators may have")
         return None
 
     def _remember(self, thread: Thread, connection: Connection, text: bytes, line_code: int) -> None:

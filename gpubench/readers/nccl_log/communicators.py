@@ -8,13 +8,16 @@ without an id; so do connections of processes whose log has no init.
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from gpubench.model.paths.connections import ChannelSets, Connections, RankConnections
 from gpubench.model.paths.nccl_log import Communicator, Member
 from gpubench.model.paths.transport import Tuning
+from gpubench.readers.nccl_log import limits
 from gpubench.readers.nccl_log.attribution import Attribution
-from gpubench.readers.nccl_log.lines import MOST_RANKS, Connection, bus_id
+from gpubench.readers.nccl_log.lines import Connection, bus_id
 from gpubench.readers.nccl_log.machines import is_inside, machines, nodes
+from gpubench.readers.nccl_log.reached import ReachedLimits
 from gpubench.readers.nccl_log.threads import AmbiguousChannel, Comm, Process
 
 _SHORTEST_BUS_ID = 4
@@ -46,7 +49,7 @@ class _Builder:
         """The connections of a rank, to be added to: a copy where they are those of its comm."""
         held = self.by_rank.get(rank)
         if held is None or (rank in self.comms and held is self.comms[rank].connections):
-            self.by_rank[rank] = RankConnections(self.sets, self.size or MOST_RANKS)
+            self.by_rank[rank] = RankConnections(self.sets, self.size or limits.MOST_RANKS)
             self.by_rank[rank].update(held or {})
         return self.by_rank[rank]
 
@@ -81,11 +84,12 @@ def communicators(
     processes, sets = tuple(attribution.processes.values()), attribution.sets
     attribution.cut_heads = 0
     for process in processes:
-        namesake = None if process.comms else _namesake(process, processes)
+        namesake = None if process.comms else _namesake(process, attribution.of_pid(process.pid))
         attribution.cut_heads += namesake is not None and len(process.host) < len(namesake.host)
         for thread in process.threads.values():
             thread.assign_early(process.comms if namesake is None else namesake.comms)
-    builders = [*_with_id(processes, sets), *_without_id(processes, sets)]
+    builders = [*_with_id(processes, sets), *_without_id(processes, attribution)]
+    builders = _within_limits(builders, attribution.reached)
     builder_of = {comm: builder for builder in builders for comm in builder.comms.values()}
     ambiguous: dict[tuple[str, ...], _Builder] = {}
     for process in processes:
@@ -96,7 +100,7 @@ def communicators(
         # Operations that several communicators may have run tell something only where none of these is connected.
         if process.tunings and not any(peers for root in roots for peers in root.by_rank.values()):
             _ambiguous(ambiguous, roots, sets).tunings |= process.tunings
-    found = [*builders, *ambiguous.values(), *_without_init(processes, sets, builders)]
+    found = [*builders, *ambiguous.values(), *_without_init(processes, attribution, builders)]
     if len(found) == 1:
         _add_lost(found[0], attribution.lost)
     return tuple(_communicator(builder, host_ids, addresses) for builder in found)
@@ -109,14 +113,27 @@ def _add_lost(builder: _Builder, lost: Sequence[tuple[Connection, int]]) -> None
             builder.of_rank(connection.rank).add(connection.peer, code)
 
 
-def _namesake(process: Process, processes: Sequence[Process]) -> Process | None:
+def _within_limits(builders: Sequence[_Builder], reached: ReachedLimits) -> list[_Builder]:
+    """The first communicators, as many as are reported, with no more ranks in all than are."""
+    kept, places = list[_Builder](), 0
+    for builder in builders:
+        places += builder.size or 0
+        if len(kept) == limits.MOST_COMMUNICATORS or places > limits.MOST_PLACES:
+            reached.pass_over(
+                f"{len(builders) - len(kept)} communicators beyond these",
+                f"{limits.MOST_COMMUNICATORS} communicators, of {limits.MOST_PLACES} ranks together",
+            )
+            break
+        kept.append(builder)
+    return kept
+
+
+def _namesake(process: Process, of_its_pid: Sequence[Process]) -> Process | None:
     """The one process that this one is: its host's name stands behind other text, or lost its beginning."""
     found = [
         each
-        for each in processes
-        if each.pid == process.pid
-        and each.comms
-        and (process.host.endswith(each.host) or each.host.endswith(process.host))
+        for each in of_its_pid
+        if each.comms and (process.host.endswith(each.host) or each.host.endswith(process.host))
     ]
     return found[0] if len(found) == 1 else None
 
@@ -131,21 +148,30 @@ def _with_id(processes: Sequence[Process], sets: ChannelSets) -> Iterable[_Build
     return builders.values()
 
 
-def _without_id(processes: Sequence[Process], sets: ChannelSets) -> list[_Builder]:
+def _without_id(processes: Sequence[Process], attribution: Attribution) -> list[_Builder]:
     """Ranks without a commId: the nth of a size in its process is tried first in the nth communicator of that size."""
     builders: list[_Builder] = []
+    by_size: dict[int, list[_Builder]] = {}
     for process in processes:
         counts: Counter[int] = Counter()
         for comm in process.comms:
             if comm.comm_id is None:
                 nth, counts[comm.size] = counts[comm.size], counts[comm.size] + 1
-                alike = [each for each in builders if each.size == comm.size]
-                builder = next((each for each in (*alike[nth:], *alike[:nth]) if each.fits(comm)), None)
+                alike = by_size.setdefault(comm.size, [])
+                builder = next((each for each in chain(alike[nth:], alike[:nth]) if each.fits(comm)), None)
+                if builder is None and len(builders) == limits.MOST_WITHOUT_ID:
+                    _pass_over_without_id(attribution, f"a communicator without an id in {process.name}")
+                    return builders
                 if builder is None:
-                    builder = _Builder(sets, f"{comm.size} ranks, number {len(alike) + 1}", comm.size)
+                    builder = _Builder(attribution.sets, f"{comm.size} ranks, number {len(alike) + 1}", comm.size)
                     builders.append(builder)
+                    alike.append(builder)
                 builder.add(comm)
     return builders
+
+
+def _pass_over_without_id(attribution: Attribution, seen: str) -> None:
+    attribution.reached.pass_over(seen, f"{limits.MOST_WITHOUT_ID} communicators without an id")
 
 
 def _assign(
@@ -194,7 +220,9 @@ def _ambiguous(found: dict[tuple[str, ...], _Builder], candidates: Sequence[_Bui
     return found[ids]
 
 
-def _without_init(processes: Sequence[Process], sets: ChannelSets, builders: Sequence[_Builder]) -> list[_Builder]:
+def _without_init(
+    processes: Sequence[Process], attribution: Attribution, builders: Sequence[_Builder]
+) -> list[_Builder]:
     """Connections of processes that name no communicator: of the only one that there is, where its ranks can be theirs;
     else put together as long as no two have the same rank.
     """
@@ -214,7 +242,10 @@ def _without_init(processes: Sequence[Process], sets: ChannelSets, builders: Seq
             builder = only
         else:
             known = next((each for each in found if not ranks.keys() & each.without_init.keys()), None)
-            builder = known or _Builder(sets)
+            if known is None and len(found) == limits.MOST_WITHOUT_ID:
+                _pass_over_without_id(attribution, f"connections of {process.name} without a communicator")
+                return found
+            builder = known or _Builder(attribution.sets)
             found += [] if known else [builder]
         builder.without_init |= {rank: (process, device) for rank, device in ranks.items()}
         for (rank, _), each in early:

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from gpubench.errors import UsageError
+from gpubench.readers.documents.opened import SilentPipeError, opened
 from gpubench.readers.documents.text_files import unreadable
-from gpubench.readers.nccl_log.stream import NcclLogReader, Readable
+from gpubench.readers.nccl_log import limits
+from gpubench.readers.nccl_log.stream import EndlessLineError, NcclLogReader, Readable
 
 STDIN = "-"
 
@@ -32,6 +34,7 @@ _MOST_AT_ONCE = 2**18
 _WITH_HEADER = 16
 """What zlib takes for the header of a gzip."""
 
+_MIB_WITHOUT_LINE_END = limits.MOST_BYTES_WITHOUT_LINE_END // 2**20
 _EXPECTED = "NCCL's log, as NCCL_DEBUG=INFO NCCL_DEBUG_FILE=/tmp/nccl.%h.%p.log writes one for every rank"
 
 
@@ -47,23 +50,51 @@ class LogFile:
 def read_logs(names: Sequence[str], reader: NcclLogReader, stdin: BinaryIO) -> tuple[LogFile, ...]:
     """Have `reader` read all of these: '-' is `stdin`, and a folder is every file in it but hidden ones.
 
-    A file that is named twice is read once. Raises UsageError where something is not there, cannot be opened, or is
-    packed in another way than by gzip.
+    A file that is named twice is read once. Behind a limit nothing more is read, which `reader.reached` says. Raises
+    UsageError where something is not there, cannot be opened, or is packed in another way than by gzip, and where
+    nothing of NCCL was read before a line or a pipe that does not end.
     """
-    found = []
+    found: list[LogFile] = []
+    unended: list[UsageError] = []
     for name in _files(names):
-        before = reader.nccl_lines
-        if name == STDIN:
-            peekable = io.BufferedReader(stdin) if not hasattr(stdin, "peek") else stdin  # type: ignore[type-var]
-            is_damaged = _read(reader, cast("io.BufferedReader", peekable), "standard input")
-        else:
-            try:
-                with Path(name).open("rb") as stream:
-                    is_damaged = _read(reader, stream, name)
-            except (OSError, ValueError) as error:
-                raise unreadable(name, error, _EXPECTED) from None
+        if len(found) == limits.MOST_FILES:
+            reader.reached.end(f"{name}, and more", f"{limits.MOST_FILES} files")
+        if reader.reached.ends_reading:
+            break
+        before, is_damaged = reader.nccl_lines, False
+        try:
+            is_damaged = _read_file(name, reader, stdin)
+        except EndlessLineError:
+            unended.append(_endless(name))
+            reader.reached.pass_over(unended[-1].seen, f"{_MIB_WITHOUT_LINE_END} MiB without the end of a line")
+        except SilentPipeError as error:
+            unended.append(error)
+            reader.reached.pass_over(error.seen, "a pipe as long as its writer says something")
         found.append(LogFile(name, reader.nccl_lines - before, is_damaged))
+    if unended and not reader.nccl_lines:
+        raise unended[0]
     return tuple(found)
+
+
+def _endless(name: str) -> UsageError:
+    return UsageError(
+        f"{name} has no line end in {_MIB_WITHOUT_LINE_END} MiB",
+        expected=_EXPECTED,
+        reason="it is no text: a device, a core dump, or a file that was made to hold up who reads it",
+        next_step=f"head -c 200 {name} | od -c",
+    )
+
+
+def _read_file(name: str, reader: NcclLogReader, stdin: BinaryIO) -> bool:
+    """Read a file, or standard input; whether it is a gzip that ends before its end."""
+    if name == STDIN:
+        peekable = io.BufferedReader(stdin) if not hasattr(stdin, "peek") else stdin  # type: ignore[type-var]
+        return _read(reader, cast("io.BufferedReader", peekable), "standard input")
+    try:
+        with opened(Path(name), _EXPECTED) as stream:
+            return _read(reader, stream, name)
+    except (OSError, ValueError) as error:
+        raise unreadable(name, error, _EXPECTED) from None
 
 
 def _files(names: Sequence[str]) -> Iterator[str]:
@@ -85,8 +116,9 @@ def _opened(name: str) -> list[str]:
         mode = Path(name).stat().st_mode
         if not stat.S_ISDIR(mode):
             return [name]
-        entries = sorted(entry for entry in Path(name).iterdir() if not entry.name.startswith("."))
-        files = [str(entry) for entry in entries if entry.is_file()]
+        with os.scandir(name) as found:
+            entries = sorted((each for each in found if not each.name.startswith(".")), key=lambda each: each.name)
+        files = [each.path for each in entries if each.is_file()]
     except (OSError, ValueError) as error:
         raise unreadable(name, error, _EXPECTED) from None
     if not files:

@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 from gpubench.model.paths.connections import MOST_CHANNELS
 from gpubench.model.paths.transport import Transport, TransportKind, Tuning, begins_a_transport, parse_transport
-
-MOST_RANKS = 2**20
+from gpubench.readers.nccl_log import limits
 
 INFO, WARN = b" NCCL INFO ", b" NCCL WARN "
 
@@ -28,8 +27,13 @@ plugin in C++ the function as its compiler spells it.
 _HOST = rb"([\w.-]{1,255}|<[^<>:]{1,255}>|\[[\w.-]{1,255}\])"
 """A name, a placeholder, or a Kubernetes tag in its place."""
 
+_OF_NAMES = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-"
+_LONGEST_HOST = 255
+_BEHIND_HOST = re.compile(rb":(\d{1,10}):(\d{1,10}) \[-?\d{1,9}\]" + _PLACE)
+_NO_NAME = re.compile(rb"(?:<[^<>:]{1,255}>|\[[\w.-]{1,255}\])$")
+"""What stands in a host's place. Its name is taken from its end: a search would try every letter of a long word."""
+
 _HEADS = (
-    re.compile(_HOST + rb":(\d{1,10}):(\d{1,10}) \[-?\d{1,9}\]" + _PLACE),
     re.compile(rb"(?:^|(?<= ))" + _HOST + rb":(\d{1,10})() \[-?\d{1,9}\]" + _PLACE),
     re.compile(rb"(?:^|(?<= ))():(\d{1,10}):(\d{1,10}) \[-?\d{1,9}\]" + _PLACE),
 )
@@ -64,6 +68,7 @@ _COMMUNICATOR = re.compile(
     rb"(?: parent (?P<parent>0x[0-9a-f]{1,16})(?: (?:split|child)Count (?P<split>\d{1,9}))? color (?P<color>-?\d{1,10})"
     rb" key -?\d{1,10})?(?: commId (?P<id>0x[0-9a-f]{1,16}))?(?: ?- (?P<event>[A-Z][\w ]{1,40}))?"
 )
+_CLAIMED_RANKS = re.compile(rb"comm 0x[0-9a-f]{1,16} rank \d{1,30} n[Rr]anks (\d{1,30})\b")
 _TUNING = re.compile(
     rb"(?:(?P<function>\w{1,40})(?: \[(?P<kind>[\w ]{1,30})\])?: )?(?P<size>\d{1,18}) Bytes -> "
     rb"(?:Algo (?P<algorithm>\w{1,30}) proto (?P<protocol>\w{1,30})(?: channel\{Lo\.\.Hi\}=\{(?P<low>\d{1,5})\.\."
@@ -134,6 +139,8 @@ def parse_head(head: bytes) -> LineSource | None:
     A line without host and process is of an anonymous one, in which devices stand for threads.
     """
     end = head[-_LONGEST_HEAD:]
+    if (found := _BEHIND_HOST.search(end)) and (name := _last_name(end[: found.start()])):
+        return LineSource(name.decode("ascii", "replace").strip("<>[]"), int(found[1]), int(found[2]))
     for form in _HEADS:
         if found := form.search(end):
             host = found[1].decode("ascii", "replace").strip("<>[]") or NAMELESS
@@ -141,6 +148,15 @@ def parse_head(head: bytes) -> LineSource | None:
     if found := _NAMELESS_HEAD.fullmatch(head):
         return LineSource(NAMELESS, 0, int(found[1] or -1))
     return None
+
+
+def _last_name(text: bytes) -> bytes:
+    """The host's name at the end of a text, or what stands in its place; empty where there is none."""
+    name = text[len(text.rstrip(_OF_NAMES)) :][-_LONGEST_HOST:]
+    if name:
+        return name
+    found = _NO_NAME.search(text)
+    return found[0] if found else b""
 
 
 @lru_cache(_MOST_CACHED)
@@ -163,7 +179,7 @@ def parse_connection(text: bytes, *, cut: bool = False) -> Connection | None:
         return None
     rank = found["rank"]
     src, dst = (int(rank), int(rank)) if rank else (int(found["src"]), int(found["dst"]))
-    if max(src, dst) >= MOST_RANKS:
+    if max(src, dst) >= limits.MOST_RANKS:
         return None
     received = found["end"] == b"receive"
     devices = [(found[name] or b"").decode() for name in ("src_device", "dst_device")]
@@ -201,7 +217,7 @@ def parse_communicator(message: bytes) -> CommunicatorLine | None:
     if found is None:
         return None
     rank, size = int(found["rank"]), int(found["size"])
-    if not rank < size <= MOST_RANKS:
+    if not rank < size <= limits.MOST_RANKS:
         return None
     return CommunicatorLine(
         handle=found["handle"],
@@ -217,6 +233,12 @@ def parse_communicator(message: bytes) -> CommunicatorLine | None:
         id=None if found["id"] in (None, b"0x0") else found["id"].decode(),
         event=(found["event"] or b"").decode(),
     )
+
+
+def claimed_ranks(message: bytes) -> int | None:
+    """The number of ranks that a line of a communicator says, however large; None where it says none."""
+    found = _CLAIMED_RANKS.search(message)
+    return None if found is None else int(found[1])
 
 
 def _number(text: bytes | None) -> int | None:

@@ -87,15 +87,33 @@ def _joined(comms: Sequence[Comm], names: list[str], connections: Mapping[int, R
     place_of = {comm.rank: place for place, comm in enumerate(comms)}
     if len(set(names)) == 1:
         return names
-    joined = {name: name for name in names}
+    joined = _JoinedNames()
     for comm in comms:
         own = names[place_of[comm.rank]]
         for peer in connections.get(comm.rank, {}):
             place = place_of.get(peer)
             if place is not None and joined[names[place]] != joined[own] and is_inside(connections[comm.rank], peer):
-                old, new = joined[names[place]], joined[own]
-                joined = {name: new if known == old else known for name, known in joined.items()}
+                joined.join(names[place], own)
     return [joined[name] for name in names]
+
+
+class _JoinedNames:
+    """Names of machines, of which several turn out to be one: a tree a machine, whose root is its name."""
+
+    def __init__(self) -> None:
+        self._above: dict[str, str] = {}
+
+    def __getitem__(self, name: str) -> str:
+        root = name
+        while root in self._above:
+            root = self._above[root]
+        while name != root:
+            self._above[name], name = root, self._above[name]
+        return root
+
+    def join(self, old: str, new: str) -> None:
+        """Have the machine of one name be that of another."""
+        self._above[self[old]] = self[new]
 
 
 def is_inside(connections: RankConnections, peer: int) -> bool:

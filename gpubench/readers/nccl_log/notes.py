@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from gpubench.model.paths.nccl_log import Complaint, FailedCall, LoggedSetting, Note, Remark, RemarkKind
+from gpubench.readers.nccl_log import limits
+from gpubench.readers.nccl_log.reached import ReachedLimits
 from gpubench.readers.nccl_log.remarks import (
     FIRST_WORDS,
     OwnGpu,
@@ -23,19 +25,16 @@ from gpubench.readers.nccl_log.remarks import (
 
 Key = TypeVar("Key")
 
-_MOST = 2**14
-"""Different settings and remarks that are kept: more than a job of thousands of ranks has."""
-
 _MOST_PATHS = 2**16
 """The GPUs of a thousand nodes."""
 
 _MOST_VERSIONS = 32
-_MOST_COMPLAINTS = 4096
 _NUMBERS = re.compile(r"\b(?:0x)?[0-9a-f]*\d[0-9a-f]*\b")
 """Complaints that differ by numbers alone are one."""
 
 _MOST_MODELS = 32
 _LONGEST_WARNING = 300
+_LONGEST_SHOWN = 60
 
 _OF_TOPOLOGY = (b"GPU/", b"+ ", b"  ", b"Pattern ")
 _BEGINNINGS = (b"NCCL_", b"Using ", b"CPU/", b"NET/", b"NCCL version ", *_OF_TOPOLOGY)
@@ -47,9 +46,11 @@ def may_be_noted(message: bytes) -> bool:
 
 
 class Notes:
-    """The settings, networks, remarks, paths, complaints and failed calls of a log."""
+    """The settings, networks, remarks, paths, complaints and failed calls of a log; `reached` says what is left out."""
 
-    def __init__(self) -> None:
+    def __init__(self, reached: ReachedLimits) -> None:
+        self._reached = reached
+        self._tellers = 0
         self.versions: dict[str, None] = {}
         self.paths: dict[tuple[str, str, str], str] = {}
         self.models: dict[str, None] = {}
@@ -64,9 +65,9 @@ class Notes:
     def add(self, host: str, process: str, message: bytes, own: OwnGpu | None = None) -> None:
         """Keep a message of level INFO that is one of these."""
         if message.startswith(b"NCCL_"):
-            _keep(self._settings, parse_setting(message), process)
+            self._keep(self._settings, parse_setting(message), process)
         elif message.startswith(b"Using "):
-            _keep(self._networks, parse_network(message), process)
+            self._keep(self._networks, parse_network(message), process)
         elif message.startswith(b"NCCL version "):
             self.add_version(message)
         elif message.startswith(_OF_TOPOLOGY):
@@ -76,8 +77,8 @@ class Notes:
                 self.paths |= {(host, *pair): path for pair, path in parse_paths(message).items()}
         elif note := parse_remark(message, own):
             key = note.kind, note.about
-            if key in self._remarks or len(self._remarks) < _MOST:
-                self._remarks.setdefault(key, (note, {}))[1][process] = None
+            if key in self._remarks or self._has_room(len(self._remarks), limits.MOST_REMARKS, "remarks", note.text):
+                self._tell(self._remarks.setdefault(key, (note, {}))[1], process)
 
     def add_version(self, line: bytes) -> None:
         """Keep NCCL's version, which the level VERSION prints without host and process."""
@@ -92,7 +93,7 @@ class Notes:
 
     def add_failed_call(self, process: str, call: ReturnedError) -> None:
         """Keep the error that a function of NCCL's returned."""
-        _keep(self._failed_calls, call, process)
+        self._keep(self._failed_calls, call, process)
 
     def add_other(self, line: bytes) -> None:
         """Keep what a line of another program says of the GPUs, or of calls of NCCL's that failed."""
@@ -109,8 +110,35 @@ class Notes:
 
     def _complain(self, text: str, process: str) -> None:
         gist = _NUMBERS.sub("#", text)
-        if gist in self._complaints or len(self._complaints) < _MOST_COMPLAINTS:
-            self._complaints.setdefault(gist, (text, Counter()))[1][process] += 1
+        if gist in self._complaints or self._has_room(
+            len(self._complaints), limits.MOST_WARNINGS, "different warnings", text
+        ):
+            _, tellers = self._complaints.setdefault(gist, (text, Counter()))
+            self._tellers += process not in tellers
+            tellers[process] += 1
+            self._check_tellers()
+
+    def _keep(self, kept: dict[Key, dict[str, None]], key: Key | None, process: str) -> None:
+        if key is not None and (
+            key in kept or self._has_room(len(kept), limits.MOST_SETTINGS, "different settings", f"{key}")
+        ):
+            self._tell(kept.setdefault(key, {}), process)
+
+    def _tell(self, tellers: dict[str, None], process: str) -> None:
+        self._tellers += process not in tellers
+        tellers[process] = None
+        self._check_tellers()
+
+    def _check_tellers(self) -> None:
+        if self._tellers > limits.MOST_TELLERS:
+            most = f"{limits.MOST_TELLERS} lines of different processes that say something of their own"
+            self._reached.end(f"more than {most}", most)
+
+    def _has_room(self, count: int, most: int, what: str, text: str) -> bool:
+        """True where one more of something may be kept."""
+        if count >= most:
+            self._reached.pass_over(f"one more: {text[:_LONGEST_SHOWN]}", f"{most} {what}")
+        return count < most
 
     @property
     def host_ids(self) -> dict[str, str]:
@@ -152,8 +180,3 @@ class Notes:
     def remarks(self) -> tuple[Remark, ...]:
         """The remarks in order of appearance."""
         return tuple(Remark(note, tuple(processes)) for note, processes in self._remarks.values())
-
-
-def _keep(kept: dict[Key, dict[str, None]], key: Key | None, process: str) -> None:
-    if key is not None and (key in kept or len(kept) < _MOST):
-        kept.setdefault(key, {})[process] = None

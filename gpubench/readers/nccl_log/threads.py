@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from gpubench.model.paths.connections import ChannelSets, RankConnections
 from gpubench.model.paths.transport import Tuning
-from gpubench.readers.nccl_log.lines import MOST_RANKS, CommunicatorLine, Connection
+from gpubench.readers.nccl_log import limits
+from gpubench.readers.nccl_log.lines import CommunicatorLine, Connection
 
 _MOST_ENDS = 1024
 """Of a thread: its own end of connections is its rank in each communicator, and with each NIC."""
@@ -75,7 +76,7 @@ class EarlyConnections:
     """Connections that a rank logs before, or without, a line that names its communicator."""
 
     def __init__(self, sets: ChannelSets) -> None:
-        self.connections = RankConnections(sets, MOST_RANKS)
+        self.connections = RankConnections(sets, limits.MOST_RANKS)
         self.peer_devices: dict[int, str] = {}
 
 
@@ -130,9 +131,11 @@ class Process:
         """The living comms that have this rank on this GPU, and a rank `most_rank`."""
         return [comm for comm in self.comms if comm.is_alive and most_rank < comm.size and comm.is_rank(rank, device)]
 
-    def add_ambiguous(self, channel: AmbiguousChannel) -> None:
-        """Count a channel that several comms may have."""
-        self.ambiguous[channel] = min(self.ambiguous.get(channel, 0) + 1, len(channel.comms))
+    def add_ambiguous(self, channel: AmbiguousChannel) -> bool:
+        """Count a channel that several comms may have; True for a new one."""
+        before = self.ambiguous.get(channel, 0)
+        self.ambiguous[channel] = min(before + 1, len(channel.comms))
+        return not before
 
     def forget_caches(self) -> None:
         """Drop what threads remember of lines: the comms changed."""

@@ -6,6 +6,7 @@ import re
 from gpubench.errors import UsageError
 from gpubench.model.results.report import CollectiveRow, PairRow
 from gpubench.model.results.result_file import FileCircumstances, ResultFile
+from gpubench.readers.results import limits
 from gpubench.readers.results.gpubench_rows import row_from_cells
 
 _REQUIRED = {
@@ -57,11 +58,15 @@ def read(text: str, name: str) -> ResultFile:
 
 
 def _cells(text: str, name: str) -> list[list[str]]:
+    columns, cells = text.partition("\n")[0].count(",") + 1, text.count(",") + text.count("\n")
+    for count, most, what in ((columns, limits.MOST_COLUMNS, "columns"), (cells, limits.MOST_CELLS, "cells")):
+        if count > most:
+            raise UsageError(f"{name} has {count} {what}", expected=f"at most {most}, as gpubench writes them")
     try:
-        cells = list(csv.reader(text.lstrip("\n\r").splitlines(), strict=True))
-        if not cells:
+        rows = list(csv.reader(text.lstrip("\n\r").splitlines(), strict=True))
+        if not rows:
             raise UsageError(f"{name} is empty", expected="the columns that gpubench writes, and rows")
-        return cells
+        return rows
     except csv.Error as error:
         raise UsageError(f"{name}: no CSV ({error})", reason="the file was edited by hand, or cut off") from None
 

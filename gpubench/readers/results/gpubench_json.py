@@ -15,6 +15,7 @@ from gpubench.model.terms.verdict import Finding
 from gpubench.readers.documents.characters import check_text
 from gpubench.readers.documents.json_lines import load_json
 from gpubench.readers.results.gpubench_rows import check_version, circumstances, row_from_json
+from gpubench.readers.results.lines_of_text import lines_of
 
 T = TypeVar("T")
 
@@ -47,7 +48,7 @@ def read(text: str, name: str) -> ResultFile:
 def _document_of_lines(text: str, name: str) -> dict[str, Any]:
     """The lines put together as the document that the same run writes."""
     document: dict[str, Any] = {"complete": False, **{section: [] for section in _SECTIONS}}
-    lines = text.splitlines()
+    lines = lines_of(text, name)
     for number, line in enumerate(lines, 1):
         is_cut_off = number == len(lines) and not text.endswith("\n") and not line.rstrip().endswith("}")
         if is_cut_off or not line.strip():
@@ -70,7 +71,7 @@ def _document_of_lines(text: str, name: str) -> dict[str, Any]:
 def _loaded(text: str, where: str) -> dict[str, Any]:
     try:
         value = load_json(text)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         place = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) and error.lineno > 1 else ""
         raise UsageError(
             f"{where}{place}: no JSON ({error})",

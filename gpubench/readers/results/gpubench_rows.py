@@ -12,7 +12,7 @@ from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.plain import from_plain
 from gpubench.model.terms.verdict import Verdict
 from gpubench.readers.documents.characters import check_text
-from gpubench.readers.documents.json_lines import finite
+from gpubench.readers.documents.json_lines import finite, whole
 
 R = TypeVar("R", bound=CollectiveRow | PairRow)
 
@@ -78,7 +78,7 @@ def _value(text: str, declared: Any, column: str, where: str) -> Any:
     if kind is bool:
         return _TRUTH[text] if text in _TRUTH else _unfit(where, column, text, "true, false or nothing")
     try:
-        return int(text) if kind is int else finite(text)
+        return whole(text) if kind is int else finite(text)
     except ValueError:
         return _unfit(where, column, text, "a whole number" if kind is int else "a number with a decimal point")
 

@@ -88,7 +88,7 @@ def _naming(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {os.strerror(error.errno or 0)}", expected=_EXPECTED) from None
-    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise UsageError(
             f"{path} is no result: {type(error).__name__}: {error}",
             expected=_EXPECTED,

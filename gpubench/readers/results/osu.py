@@ -20,6 +20,7 @@ from gpubench.model.terms.sampling import Mode
 from gpubench.model.terms.units import counted
 from gpubench.model.terms.verdict import Verdict
 from gpubench.readers.documents.launcher_tags import behind_prefix, pieces, prefix_shape
+from gpubench.readers.results.lines_of_text import lines_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ _HEADER = re.compile(
 _COLUMNS = re.compile(r"# Size\s+(?P<names>(?:Avg )?(?:Latency|Bandwidth) ?\(\S+.*)")
 _DATATYPE = re.compile(r"# Datatype: (?P<name>MPI_\w{1,40})")
 _BUFFERS = re.compile(
-    r"# Send Buffer on (?P<send>HOST|DEVICE|MANAGED)\b.* Receive Buffer on (?P<receive>HOST|DEVICE|MANAGED)\b"
+    r"# Send Buffer on (?P<send>HOST|DEVICE|MANAGED)\b.{0,80} Receive Buffer on (?P<receive>HOST|DEVICE|MANAGED)\b"
 )
 _COMMAND = re.compile(r"\bosu_(?:xccl_)?\w+(?P<options>(?:\s.*)?$)")
 _RANKS = re.compile(r"\s(?:-np?|--np|--n|--ntasks)[ =]?(?P<ranks>\d{1,7})(?!\S)")
@@ -82,7 +83,7 @@ def read(text: str, name: str) -> ResultFile:
     Raises UsageError where it has none, or none of a program that is read.
     """
     parser = _OsuText()
-    for line in re.split(r"\r?\n|\r", text):
+    for line in lines_of(text, name):
         for tag, piece in pieces(line):
             parser.line(piece, tag)
     rows, pairs = parser.latencies, parser.pairs

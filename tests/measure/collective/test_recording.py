@@ -20,7 +20,6 @@ from gpubench.errors import UsageError
 from gpubench.hardware.cuda.device import open_device
 from gpubench.hardware.nccl.backend import NcclBackend, NcclLibrary
 from gpubench.hardware.node.nvml.library import Driver
-from gpubench.hardware.recorded import MOST_SAMPLE_BYTES
 from gpubench.measure.collective import counting
 from gpubench.measure.collective.logged_choices import Choice, LoggedChoices
 from gpubench.measure.collective.observers import ObservationSources, Observers, PathObserver
@@ -58,6 +57,7 @@ from gpubench.model.terms.verdict import Verdict
 from gpubench.ports.backend import Backend
 from gpubench.ports.group import Group
 from gpubench.readers.documents.json_lines import json_line, read_json_line
+from gpubench.readers.machines import limits
 from tests.fakes import cupy_on_numpy, faults
 from tests.fakes.library_log import FakeLog, said
 from tests.fakes.one_variant import measure
@@ -365,7 +365,7 @@ def test_how_long_ranks_waited_for_a_cpu_is_kept() -> None:
 def test_rows_of_many_ranks_stay_within_what_is_read_of_a_file() -> None:
     answers = [json.dumps(each) for each in json.loads(healthy().lines[1])["row"]["sample"]["answers"]]
     assert "entries" in answers[0]
-    assert max(map(len, answers)) * 30_000 * 50 < MOST_SAMPLE_BYTES
+    assert max(map(len, answers)) * 30_000 * 50 < limits.MOST_SAMPLES_BYTES
 
 
 @pytest.mark.parametrize(("kept", "said"), [(0, "0 rows, for it ended"), (1, "1 row, "), (3, "3 rows, ")])

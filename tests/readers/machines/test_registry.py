@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from gpubench.errors import UsageError
 from gpubench.model.facts.snapshot import GpuFacts, Snapshot
 from gpubench.model.terms.origin import Origin
-from gpubench.readers.machines.registry import MOST_BYTES, read_file
+from gpubench.readers.machines.limits import MOST_BYTES
+from gpubench.readers.machines.registry import read_file
 from gpubench.readers.machines.snapshot import write_snapshot
 from tests.examples import examples
 
@@ -81,7 +82,7 @@ def test_a_forbidden_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def forbidden(*_arguments: object) -> None:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(Path, "open", forbidden)
+    monkeypatch.setattr(os, "open", forbidden)
     assert refusal(path).seen == f"{path} cannot be read: Permission denied"
 
 
@@ -115,8 +116,8 @@ def test_a_large_file_is_refused_before_it_is_read(tmp_path: Path, monkeypatch: 
     assert refusal(path).seen == f"{path} has 40 MiB, and 4 MiB are the most that is read"
 
 
-def test_an_endless_file_is_read_no_further_than_that() -> None:
-    assert refusal(Path("/dev/zero")).seen == "/dev/zero has more than 4 MiB, and 4 MiB are the most that is read"
+def test_an_endless_file_is_not_opened() -> None:
+    assert refusal(Path("/dev/zero")).seen == "/dev/zero is a device, and no file"
     assert MOST_BYTES == 4 * 2**20
 
 

@@ -135,7 +135,7 @@ def test_a_recording_cut_in_half_is_refused_with_its_last_line() -> None:
             '{"schema_version": 1, "host": "a", "origin": "recorded", "source": "b", "gpus": [{"index": "0"}]}',
             "node.json: snapshot.gpus[0].index is '0'",
         ),
-        ("[" * 100_000, "node.json: the JSON is nested too deeply"),
+        ("[" * 100_000, "node.json: the JSON has lists nested more than 64 deep"),
     ],
 )
 def test_what_is_no_snapshot_is_refused_by_what_is_wrong(text: str, seen: str) -> None:

@@ -82,12 +82,12 @@ def _loaded(text: str, name: str) -> tuple[dict[str, Any], bool]:
     """The document, and whether it was whole; of one without an end, what was finished."""
     try:
         return _object(load_json(text)), True
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         last = text.find("}", text.rfind(_LAST_OF_A_RESULT))
         if _LAST_OF_A_RESULT in text and last > 0:
             try:
                 return _object(load_json(text[: last + 1] + "]}")), False
-            except (ValueError, RecursionError):
+            except ValueError:
                 pass
         raise UsageError(
             f"{name}: no JSON ({error})",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from gpubench.errors import UsageError
 from gpubench.model.results.report import CollectiveRow, Verified
 from gpubench.model.terms.origin import Origin
+from gpubench.readers.results import limits
 from gpubench.readers.results.nccl_tests.names import ELEMENT_TYPES, Device, OutputLine, PerIteration, Placed
 from gpubench.readers.results.nccl_tests.shape import collective_of
 
@@ -16,7 +17,6 @@ _AVERAGES: Mapping[int | None, str] = {
     2: "time of the fastest rank (-a 2)",
     3: "time of the slowest rank (-a 3)",
 }
-_MOST_RANKS = 2**20
 _Z95 = 1.96
 
 
@@ -77,8 +77,8 @@ class NcclTestsRun:
         # A list of devices is cut at 2 kB a process, and JSON names only the first of each.
         processes = len({(device.host, device.pid) for device in own})
         ranks = max(len(own), processes * self.ranks_a_process)
-        if not 0 < ranks <= _MOST_RANKS:
-            raise UsageError(f"{where}: a run of {ranks} ranks", expected=f"1 to {_MOST_RANKS}")
+        if not 0 < ranks <= limits.MOST_RANKS:
+            raise UsageError(f"{where}: a run of {ranks} ranks", expected=f"1 to {limits.MOST_RANKS}")
         return ranks, nodes, f"each of {len(groups)} groups, as one" if len(groups) > 1 else None
 
     @property

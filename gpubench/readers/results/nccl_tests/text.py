@@ -1,11 +1,14 @@
 """The text of nccl-tests: run after run, behind launchers' tags, among NCCL's own lines, cut off anywhere."""
 
 import re
+from itertools import islice
 
 from gpubench.model.facts.snapshot import bus_id
 from gpubench.model.results.result_file import ResultFile
 from gpubench.model.terms.nccl_choice import nccl_version
 from gpubench.readers.documents.launcher_tags import pieces
+from gpubench.readers.results import limits
+from gpubench.readers.results.lines_of_text import lines_of
 from gpubench.readers.results.nccl_tests.file import result_file
 from gpubench.readers.results.nccl_tests.lines import without_nccl
 from gpubench.readers.results.nccl_tests.names import COLLECTIVE_NAMES, Device
@@ -37,7 +40,7 @@ def recognises(text: str) -> bool:
 
 
 def _has_row(text: str) -> bool:
-    return any(ROW.search(line) for line in text.splitlines())
+    return any(ROW.search(line) for line in islice(text.splitlines(), limits.MOST_LINES))
 
 
 def read(text: str, name: str, collective: str | None = None) -> ResultFile:
@@ -46,7 +49,7 @@ def read(text: str, name: str, collective: str | None = None) -> ResultFile:
     Raises UsageError where there are no rows, or nothing says of how many ranks or of which collective they are.
     """
     parser = _Parser()
-    for line in re.split(r"\r?\n|\r", text):
+    for line in lines_of(text, name):
         parser.line(line)
     parser.drop_row()
     return result_file(parser.runs, name, "text", parser.remarks, told=collective, damaged=parser.damaged)

@@ -1,0 +1,95 @@
+"""Files that a stranger made to break who reads them: refused by name, in time, in little memory, never a traceback."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from benchmarks import hostile_files
+from gpubench.profiles import limits as profile_limits
+from gpubench.readers.documents import limits as document_limits
+from gpubench.readers.machines import limits as machine_limits
+from gpubench.readers.nccl_log import limits as log_limits
+from gpubench.readers.results import limits as result_limits
+from tests.cli.running import ROOT, gpubench
+from tests.fakes.hostile_files import HOSTILE, NEVER, HostileFile
+
+ALL = [(kind, attack) for kind, attacks in HOSTILE.items() for attack in attacks]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attack", [attack for _, attack in ALL], ids=[f"{kind}: {each.name}" for kind, each in ALL])
+def test_every_attack_ends_in_words_in_time_and_in_little_memory(attack: HostileFile) -> None:
+    assert hostile_files.measured(attack, seconds=60, gigabytes=8).is_well
+
+
+def test_a_log_of_too_many_ranks_is_reported_and_the_rest_of_it_too(tmp_path: Path) -> None:
+    logs = ROOT / "tests" / "logs" / "h200x4-normal"
+    for path in logs.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    line = "a:1:1 [0] NCCL INFO comm 0x1 rank 0 nranks 2000000000 cudaDev 0 busId 1a000 commId 0x2 - Init START\n"
+    (tmp_path / "zz.log").write_text(line)
+    result = gpubench("explain", str(tmp_path))
+    assert (result.returncode, NEVER in result.stderr) == (0, False)
+    assert "WARN log-limit" in result.stdout
+    assert "a communicator of 2000000000 ranks" in result.stdout
+    assert "0→1, 1→2, 2→3, 3→0" in result.stdout
+
+
+def test_a_pipe_of_a_shell_is_read() -> None:
+    """`explain <(cat ...)` and `compare <(cat ...) FILE`."""
+    command = f"{sys.executable} -m gpubench"
+    log, results = "tests/logs/h200x4-normal/normal.4310.log", "tests/results/h200x4/all_reduce.txt"
+    for line in (f"explain <(cat {log})", f"cat {log} | {command} explain -", f"compare <(cat {results}) {results}"):
+        line = line if line.startswith("cat") else f"{command} {line}"
+        done = subprocess.run(["bash", "-c", line], cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("command", ["explain", "compare"])
+def test_a_pipe_by_name_waits_for_its_writer(command: str, tmp_path: Path) -> None:
+    source = {"explain": "logs/h200x4-normal/normal.4310.log", "compare": "results/h200x4/all_reduce.txt"}[command]
+    content, pipe = (ROOT / "tests" / source).read_bytes(), tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = Thread(target=pipe.write_bytes, args=(content,))
+    writer.start()
+    others = [str(ROOT / "tests" / source)] if command == "compare" else []
+    result = gpubench(command, str(pipe), *others)
+    writer.join()
+    assert result.returncode == 0, result.stderr
+
+
+def the_limits() -> dict[str, object]:
+    """Every limit by the name that docs/security.md has."""
+    modules = {
+        "any": document_limits,
+        "logs": log_limits,
+        "machines": machine_limits,
+        "profiles": profile_limits,
+        "results": result_limits,
+    }
+    return {
+        f"{kind} {name}": value
+        for kind, module in modules.items()
+        for name, value in vars(module).items()
+        if name.isupper()
+    }
+
+
+def test_the_limits_are_documented() -> None:
+    text = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+    section = text.partition("## Files from strangers\n")[2].partition("\n## ")[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in section.splitlines() if line.startswith("| ")]
+    documented = {f"{kind} {name.strip('`')}": said for kind, name, said, *_ in rows[1:]}
+    assert documented == {name: shown(value) for name, value in the_limits().items()}
+
+
+def shown(value: object) -> str:
+    """A limit as the page has it."""
+    if isinstance(value, float):
+        return f"{value:g} s"
+    assert isinstance(value, int)
+    return f"{value:,}"
