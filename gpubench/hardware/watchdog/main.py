@@ -13,6 +13,7 @@ from gpubench.hardware.launch.channel_sender import ChannelSender
 from gpubench.hardware.watchdog.peers import local_name
 from gpubench.hardware.watchdog.process import Watchdog, Watched
 from gpubench.hardware.watchdog.progress_block import ProgressBlock
+from gpubench.model.terms.foreign_text import error_text
 from gpubench.model.terms.hang import LostRank
 
 _PR_SET_NAME = 15
@@ -55,7 +56,7 @@ class _StderrReporter:
         _, writable, _ = select.select([], [_STDERR], [], _SECONDS_TO_WRITE)
         if writable:
             with suppress(OSError):
-                os.write(_STDERR, f"gpubench: error: {error}\n".encode(errors="replace"))
+                os.write(_STDERR, f"{error_text(error)}\n".encode())
 
     def lost(self, lost: LostRank) -> None:
         """Print it: not every mpirun names the rank that was killed."""
