@@ -2,10 +2,10 @@
 
 import errno
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 DONE = 0
 JUDGED_AND_FAILED = 1
@@ -20,37 +20,37 @@ _INSTALL_CUDA = "pip install 'gpubench[cuda12]' or '[cuda13]'"
 class GpubenchError(Exception):
     """One thing that stops a run: what was seen, what was expected, the likely reason, the next command.
 
-    `where` names the rank, host and GPU it happened on, when it happened on one. Every field is plain text, so that an
-    error can travel from a rank to the process that prints it.
+    `where` names the rank, host and GPU it happened on, if on one; `details` are lines below `seen`. All is plain text,
+    so that an error can travel from a rank to the process that prints it.
     """
 
     exit_code = COULD_NOT_MEASURE
+    details: Sequence[str] = ()
 
     def __init__(
         self, seen: str, *, expected: str = "", reason: str = "", next_step: str = "", where: str = ""
     ) -> None:
         super().__init__(seen)
-        self.seen = seen
-        self.expected = expected
-        self.reason = reason
-        self.next_step = next_step
-        self.where = where
+        self.seen, self.expected, self.reason, self.next_step, self.where = seen, expected, reason, next_step, where
 
     def __str__(self) -> str:
-        lines = [f"{self.where}: {self.seen}" if self.where else self.seen]
-        labelled = (("expected", self.expected), ("likely", self.reason), ("try", self.next_step))
-        lines += [f"  {label + ':':<10}{text}" for label, text in labelled if text]
-        return "\n".join(lines)
+        return "\n".join(self.lines())
 
-    def to_record(self) -> dict[str, str | int]:
+    def lines(self) -> list[str]:
+        """All that it says, a thing a line; what others wrote may have line ends of its own."""
+        labelled = (("expected", self.expected), ("likely", self.reason), ("try", self.next_step))
+        below = (f"  {label + ':':<10}{text}" for label, text in labelled if text)
+        return [f"{self.where}: {self.seen}" if self.where else self.seen, *self.details, *below]
+
+    def to_record(self) -> dict[str, Any]:
         """The error as plain data; `from_record` is the inverse."""
-        return {name: getattr(self, name) for name in (*_TEXTS, "exit_code")}
+        return {name: getattr(self, name) for name in (*_TEXTS, "details", "exit_code")}
 
     @classmethod
-    def from_record(cls, record: dict[str, str | int]) -> Self:
+    def from_record(cls, record: Mapping[str, Any]) -> Self:
         """The error that `to_record` described; the exit code is kept, the subclass is not."""
         error = cls(**{name: str(record[name]) for name in _TEXTS})
-        error.exit_code = int(record["exit_code"])
+        error.details, error.exit_code = record["details"], int(record["exit_code"])
         return error
 
 

@@ -127,6 +127,25 @@ def test_foreign_libraries_are_imported_in_their_own_file_alone() -> None:
     assert found == homes
 
 
+def test_text_has_one_way_into_each_output() -> None:
+    """What could send a terminal, a page or a document the text of others is called where that is made harmless."""
+    homes = {
+        "print": {"formats/delivery.py", "cli/app.py", "hardware/recorded.py"},
+        "Text": {"formats/text/line.py"},
+        "escape": {"formats/web/html_text.py"},
+        "SubElement": {"formats/junit.py"},
+        "writerows": {"formats/csv.py"},
+    }
+    found: dict[str, list[str]] = {name: [] for name in homes}
+    for path in PACKAGE.rglob("*.py"):
+        calls = [node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+        own = {each.id for each in calls if isinstance(each, ast.Name)}
+        own |= {each.attr for each in calls if isinstance(each, ast.Attribute) and each.attr == "writerows"}
+        for name in own & set(homes):
+            found[name].append(str(path.relative_to(PACKAGE)))
+    assert {name: set(paths) for name, paths in found.items()} == homes
+
+
 def test_a_group_of_one_needs_no_mpi() -> None:
     group = AloneGroup()
     assert group.gather("x") == ["x"]

@@ -127,7 +127,9 @@ def _command_of(error: typer.TyperException) -> str:
 
 
 def _tell(error: GpubenchError, style: "ExitStyle | None") -> int:
-    print(f"gpubench: error: {error}", file=sys.stderr)  # noqa: T201
+    from gpubench.formats.delivery import tell
+
+    tell(error, sys.stderr)
     if style is None:
         return error.exit_code
     from gpubench.model.terms.verdict import Verdict

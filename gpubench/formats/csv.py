@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 from gpubench.formats.writer import Style, Target
+from gpubench.model.results.csv_text import marked_text
 from gpubench.model.results.report import FINDING_COLUMNS, FINDINGS_SECTION, Matrix, Metadata, Report, Row
 
 
@@ -65,12 +66,17 @@ def lines(report: Report, name: str) -> Iterator[Sequence[Any]]:
 
 
 def _cell(value: object) -> object:
-    if value is None:
-        return ""
-    if isinstance(value, (str, float)):
+    """A cell: numbers and truths as they are, everything else as text that does nothing."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (int, float)):
         return value
+    return marked_text(_text(value))
+
+
+def _text(value: object) -> str:
     if isinstance(value, (list, tuple)) and all(isinstance(each, (str, int)) for each in value):
         return ";".join(map(str, value))
     if isinstance(value, (list, tuple, Mapping)):
         return json.dumps(value) if value else ""
-    return str(value).lower() if isinstance(value, bool) else value
+    return "" if value is None else str(value)

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
-from gpubench.errors import InterruptedRunError, output_failed, rows_kept
+from gpubench.errors import GpubenchError, InterruptedRunError, output_failed, rows_kept
+from gpubench.model.terms.foreign_text import error_text, printable_line
 
 if TYPE_CHECKING:
     from gpubench.formats.presenter import Presenter
@@ -37,13 +38,21 @@ def delivering(presenter: "Presenter") -> Iterator[None]:
         presenter.cut_short()
 
 
-def say(text: str, to: TextIO | None = None) -> None:
-    """Print some lines at once, on stdout or another stream; InterruptedRunError where nobody reads stdout any more."""
+def say(*lines: str, to: TextIO | None = None) -> None:
+    """Print some lines at once, on stdout or another stream; InterruptedRunError where nobody reads stdout any more.
+
+    Each is one line that nothing obeys, whatever others wrote into it.
+    """
     try:
-        print(text, file=to, flush=True)
+        print(*map(printable_line, lines), sep="\n", file=to, flush=True)
     except BrokenPipeError:
         _forget_stdout()
         raise InterruptedRunError("the reader of stdout went away") from None
+
+
+def tell(error: GpubenchError, to: TextIO) -> None:
+    """Print an error on stderr."""
+    print(error_text(error), file=to, flush=True)
 
 
 def _interrupted(what: str, presenter: "Presenter") -> str:

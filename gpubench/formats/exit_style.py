@@ -10,11 +10,18 @@ from itertools import pairwise
 
 from gpubench.formats.registry import NAGIOS, NPD
 from gpubench.formats.writer import Format
+from gpubench.model.terms.foreign_text import printable_line
 from gpubench.model.terms.verdict import Verdict, exit_code
 
 OPTION = "--exit-style"
 MOST_CHARACTERS = 80
 """Characters that node-problem-detector keeps of a message: its default `max_output_length`."""
+
+MOST_BYTES = 1024
+"""Bytes of a line that every way to Nagios carries, its end included: those of NRPE 2."""
+
+_SPELLED = str.maketrans({"|": "/", "\\": "/", "%": " percent", "`": "'", "$": "?"})
+"""A bar begins figures; the others mean something to printf, to shells or to Nagios' macros."""
 
 STATES = {
     Verdict.PASS: "OK",
@@ -56,15 +63,27 @@ class ExitStyle(StrEnum):
         return npd_line(f"{verdict}: {text}")
 
 
-def nagios_line(subject: str, state: str, text: str) -> str:
-    """A plugin's line without figures; a bar would begin them."""
-    return f"{subject.upper()} {state} - {' '.join(text.split())}".replace("|", "/") + "\n"
+def nagios_line(subject: str, state: str, text: str, figures: str = "") -> str:
+    """A plugin's line with performance figures."""
+    behind = f" | {figures}" if figures else ""
+    return f"{_cut(_inert(f'{subject.upper()} {state} - {text}'), MOST_BYTES - len(behind) - 1)}{behind}\n"
 
 
 def npd_line(text: str) -> str:
     """A message of at most 80 bytes, in ASCII, so that nothing else cuts it, least of all inside a character."""
-    words = " ".join(text.replace("→", "->").split()).encode("ascii", "replace").decode("ascii")
-    return (words if len(words) <= MOST_CHARACTERS else words[: MOST_CHARACTERS - 3] + "...") + "\n"
+    words = _inert(text.replace("→", "->")).encode("ascii", "replace").decode("ascii")
+    return _cut(words, MOST_CHARACTERS) + "\n"
+
+
+def _inert(text: str) -> str:
+    """A text that monitoring passes on: no figure begins in it, and no shell, macro or printf takes it for more."""
+    return " ".join(printable_line(" ".join(text.split())).translate(_SPELLED).split())
+
+
+def _cut(text: str, most_bytes: int) -> str:
+    if len(text.encode()) <= most_bytes:
+        return text
+    return text.encode()[: most_bytes - 3].decode(errors="ignore") + "..."
 
 
 def exit_style_in(arguments: Sequence[str]) -> ExitStyle | None:

@@ -2,10 +2,11 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args, get_type_hints
 
 from gpubench.errors import UsageError
-from gpubench.model.results.report import ROWS_SECTION
+from gpubench.model.results.csv_text import unmarked_text
+from gpubench.model.results.report import ROWS_SECTION, CollectiveRow
 
 if TYPE_CHECKING:
     import pandas
@@ -17,7 +18,13 @@ def read_frame(path: str | Path) -> "pandas.DataFrame":
 
     path = Path(path)
     if path.suffix == ".csv":
-        return pandas.read_csv(path).convert_dtypes()
+        # Of text, pandas would take 'NA' and '007' for what they are not.
+        texts = {
+            name: "string" for name, kind in get_type_hints(CollectiveRow).items() if str in (kind, *get_args(kind))
+        }
+        frame = pandas.read_csv(path, dtype=texts, keep_default_na=False, na_values=[""]).convert_dtypes()
+        marked = [str(name) for name in frame.columns if isinstance(frame[name].dtype, pandas.StringDtype)]
+        return frame.assign(**{name: frame[name].map(unmarked_text, na_action="ignore") for name in marked})
     if path.suffix == ".json":
         return pandas.DataFrame(json.loads(path.read_text())[ROWS_SECTION]).convert_dtypes()
     if path.suffix == ".jsonl":

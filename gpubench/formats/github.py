@@ -3,11 +3,12 @@
 GitHub shows ten errors and ten warnings of a step. `markdown` has the whole.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from gpubench.formats.document import DocumentRun, documents
 from gpubench.model.results.report import FINDINGS_SECTION
+from gpubench.model.terms.foreign_text import printable_line
 from gpubench.model.terms.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -26,11 +27,11 @@ def render(run: DocumentRun) -> Iterator[str]:
     name = title(run.metadata)
     worst = worst_first(_annotated(run))
     for case in worst[:_MOST]:
-        yield _command(_COMMANDS.get(case.verdict, "warning"), f"{name}: {case.name}", f"{case.verdict}\n{case.text}")
+        yield _command(_COMMANDS.get(case.verdict, "warning"), f"{name}: {case.name}", (case.verdict, *case.lines))
     lines = [outcome(run), *fallback_lines(run.report)]
     if len(worst) > _MOST:
         lines.insert(1, f"{len(worst) - _MOST} more than the {_MOST} annotations shown; --output summary.md has all")
-    yield _command("notice", name, "\n".join(lines))
+    yield _command("notice", name, lines)
 
 
 def _annotated(run: DocumentRun) -> Iterator["JudgedCase"]:
@@ -41,23 +42,20 @@ def _annotated(run: DocumentRun) -> Iterator["JudgedCase"]:
     for finding in findings:
         words = (finding.seen, f"expected: {finding.expected}", f"likely: {finding.cause}", finding.next_command)
         explained = (f"explains: {line}" for label, line in finding.details if label == "explains")
-        text = "\n".join(each for each in (*words, *explained) if each and not each.endswith(": "))
-        yield JudgedCase(FINDINGS_SECTION, f"{finding.id}: {finding.subject}", finding.severity, text)
+        lines = [each for each in (*words, *explained) if each and not each.endswith(": ")]
+        yield JudgedCase(FINDINGS_SECTION, f"{finding.id}: {finding.subject}", finding.severity, lines)
     if not findings or not run.report.complete:
         yield from (case for case in cases(run.metadata, run.rows, run.report) if case.group != FINDINGS_SECTION)
 
 
-def _command(kind: str, title_: str, message: str) -> str:
-    return f"::{kind} title={_property(title_)}::{_data(message)}\n"
+def _command(kind: str, title_: str, lines: Sequence[str]) -> str:
+    """The only lines of this format: none of its texts can end one, or begin another command.
 
-
-def _data(text: str) -> str:
-    """Text of a workflow command: a percent sign and line ends are what it cannot hold."""
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-def _property(text: str) -> str:
-    return _data(text).replace(":", "%3A").replace(",", "%2C")
+    A percent sign and line ends are what a message cannot hold, and a property colons and commas besides.
+    """
+    title_ = printable_line(title_).replace("%", "%25").replace(":", "%3A").replace(",", "%2C")
+    message = "%0A".join(printable_line(line).replace("%", "%25") for line in lines)
+    return f"::{kind} title={title_}::{message}\n"
 
 
 writer = documents(render)

@@ -1,9 +1,9 @@
 """JSON Lines: one object a line, `kind` first: metadata, rows as they come or section by section, then the report."""
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
+from gpubench.formats.json import json_text
 from gpubench.formats.writer import Style, Target
 from gpubench.model.results.report import SCHEMA_VERSION, Matrix, Metadata, Report, Row
 
@@ -41,5 +41,5 @@ class JsonLinesWriter:
 
     def _write(self, kind: str, record: Mapping[str, Any]) -> None:
         if self._stream is not None:
-            self._stream.write(json.dumps({"kind": kind, **record}) + "\n")
+            self._stream.write(json_text({"kind": kind, **record}) + "\n")
             self._stream.flush()

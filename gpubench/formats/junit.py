@@ -4,11 +4,11 @@ FAIL is a failure, ERROR (could not be measured) an error; SKIP (not applicable,
 skipped; a warning passes, with its words as the case's output.
 """
 
-import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from gpubench.formats.document import DocumentRun, documents
+from gpubench.model.terms.foreign_text import printable_line
 from gpubench.model.terms.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -16,9 +16,6 @@ if TYPE_CHECKING:
 
     from gpubench.model.results.judged_cases import JudgedCase
 
-
-_NO_XML = "[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
-"""Characters that XML 1.0 cannot hold, not even escaped."""
 
 _OUTCOMES = {
     Verdict.FAIL: "failure",
@@ -31,7 +28,7 @@ _OUTCOMES = {
 
 def render(run: DocumentRun) -> Iterator[str]:
     """The document."""
-    from xml.etree.ElementTree import Element, SubElement, indent, tostring
+    from xml.etree.ElementTree import indent, tostring
 
     from gpubench.model.results.judged_cases import cases
 
@@ -44,14 +41,14 @@ def render(run: DocumentRun) -> Iterator[str]:
         "errors": str(sum(each.verdict is Verdict.ERROR for each in found)),
     }
     skipped = str(sum(_OUTCOMES.get(each.verdict) == "skipped" for each in found))
-    suites = Element("testsuites", {"name": "gpubench", **counts})
-    suite = SubElement(
+    suites = _element(None, "testsuites", {"name": "gpubench", **counts})
+    suite = _element(
         suites,
         "testsuite",
         {"name": name, **counts, "skipped": skipped, "timestamp": metadata.started_at[:19]}
         | {"hostname": ",".join(metadata.hosts[:1]), "time": "0"},
     )
-    properties = SubElement(suite, "properties")
+    properties = _element(suite, "properties", {})
     for key, value in (
         ("version", metadata.gpubench_version),
         ("command", " ".join(metadata.command)),
@@ -59,7 +56,7 @@ def render(run: DocumentRun) -> Iterator[str]:
         ("verdict", run.report.verdict.value),
         ("sentence", run.report.sentence),
     ):
-        SubElement(properties, "property", {"name": key, "value": _legal(value)})
+        _element(properties, "property", {"name": key, "value": value})
     for case in found:
         _add(suite, metadata.subject, case)
     indent(suites)
@@ -69,20 +66,25 @@ def render(run: DocumentRun) -> Iterator[str]:
 
 
 def _add(suite: "Element", subject: str, case: "JudgedCase") -> None:
-    from xml.etree.ElementTree import SubElement
-
-    attributes = {"classname": f"gpubench.{subject}.{case.group}", "name": _legal(case.name), "time": "0"}
-    element = SubElement(suite, "testcase", attributes)
+    attributes = {"classname": f"gpubench.{subject}.{case.group}", "name": case.name, "time": "0"}
+    element = _element(suite, "testcase", attributes)
     kind = _OUTCOMES.get(case.verdict)
     if kind == "system-out":
-        SubElement(element, kind).text = _legal(f"{case.verdict}: {case.text or case.name}")
+        first, *others = case.lines or (case.name,)
+        _element(element, kind, {}, (f"{case.verdict}: {first}", *others))
     elif kind is not None:
-        text = _legal(case.text or f"{case.verdict}: {case.name}")
-        SubElement(element, kind, {"message": text.partition("\n")[0], "type": case.verdict.value}).text = text
+        lines = case.lines or (f"{case.verdict}: {case.name}",)
+        _element(element, kind, {"message": lines[0], "type": case.verdict.value}, lines)
 
 
-def _legal(text: str) -> str:
-    return re.sub(_NO_XML, "\ufffd", text)
+def _element(parent: "Element | None", tag: str, attributes: Mapping[str, str], lines: Sequence[str] = ()) -> "Element":
+    """An element, the only way for text into the document: XML cannot hold control characters, not even escaped."""
+    from xml.etree.ElementTree import Element, SubElement
+
+    shown = {name: printable_line(value) for name, value in attributes.items()}
+    element = Element(tag, shown) if parent is None else SubElement(parent, tag, shown)
+    element.text = "\n".join(map(printable_line, lines)) or None
+    return element
 
 
 writer = documents(render)

@@ -1,9 +1,11 @@
 """Markdown: the verdict, what was found, and the figures, for `$GITHUB_STEP_SUMMARY`, issues and merge requests."""
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from gpubench.formats.document import DocumentRun, documents
+from gpubench.model.terms.foreign_text import printable_line
 from gpubench.model.terms.verdict import Finding, Verdict
 
 if TYPE_CHECKING:
@@ -11,7 +13,12 @@ if TYPE_CHECKING:
 
 _SIGNS = {Verdict.PASS: "✅", Verdict.FAIL: "❌", Verdict.WARN: "⚠️", Verdict.ERROR: "🟣", Verdict.SKIP: "⏭️"}
 _MARKS = {Verdict.FAIL: " **!**", Verdict.WARN: " **\\***", Verdict.INCONCLUSIVE: " **~**"}
-_ESCAPES = str.maketrans({"|": r"\|", "<": "&lt;", ">": "&gt;", "\n": " ", "*": r"\*", "_": r"\_", "`": r"\`"})
+_ESCAPES = str.maketrans({each: f"\\{each}" for each in "\\`*_[]|~$"} | {"<": "&lt;", ">": "&gt;", "&": "&amp;"})
+_BLOCK = re.compile(r"^(?P<space> *)(?P<mark>[-+=#]|\d+(?=[.)](?: |$)))")
+"""The beginning of a heading, a list, a rule."""
+
+_LINK = re.compile(r"(?P<before>(?i:https?|ftp)(?=://)|(?i:\bwww)(?=\.)|(?i:mailto|xmpp)(?=:))|(?P<at>@)")
+"""What GitHub makes a link of, or a mention, without any markup."""
 
 
 def render(run: DocumentRun) -> Iterator[str]:
@@ -20,7 +27,7 @@ def render(run: DocumentRun) -> Iterator[str]:
     from gpubench.formats.text.fallback import fallback_lines
 
     sign = _SIGNS.get(run.report.verdict, "")
-    yield f"# {_text(title(run.metadata))}: {' '.join(filter(None, (sign, outcome(run))))}\n"
+    yield f"# {_text(title(run.metadata))}: {' '.join(filter(None, (sign, _text(outcome(run)))))}\n"
     for line in fallback_lines(run.report):
         yield f"\n{_text(line)}\n"
     for finding in run.report.findings:
@@ -42,7 +49,7 @@ def _finding(finding: Finding) -> Iterator[str]:
     yield f"\n**{finding.severity} {_text(finding.id)}**: {_text(finding.subject)}\n"
     for label, words in finding.details:
         if words:
-            shown = f"`{words.replace('`', '')}`" if label == "try" else _text(words)
+            shown = _code(words) if label == "try" else _text(words)
             yield f"- {label}: {shown}\n"
 
 
@@ -65,7 +72,23 @@ def _table(heads: Sequence[str], lines: Sequence[Sequence[str]], *, marked: bool
 
 
 def _text(words: str) -> str:
-    return words.translate(_ESCAPES)
+    """Words as Markdown that shows them: the only way for text into the document, but for `_code`."""
+    escaped = printable_line(words).translate(_ESCAPES)
+    return _BLOCK.sub(_broken_block, _LINK.sub(_broken_link, escaped))
+
+
+def _broken_block(found: re.Match[str]) -> str:
+    space, mark = found["space"], found["mark"]
+    return f"{space}{mark}\\" if mark.isdigit() else f"{space}\\{mark}"
+
+
+def _broken_link(found: re.Match[str]) -> str:
+    # A backslash breaks a link, but no mention: that is looked for in what is shown, which an invisible space divides.
+    return "@&#8203;" if found["at"] else f"{found['before']}\\"
+
+
+def _code(words: str) -> str:
+    return f"`{printable_line(words).replace('`', '')}`"
 
 
 writer = documents(render)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TextIO
 
 from gpubench.errors import COULD_NOT_MEASURE
+from gpubench.formats.delivery import say
 from gpubench.formats.presentation import Color, Presentation
 from gpubench.formats.text.fallback import fallback_lines
 from gpubench.formats.writer import Style, Target, Writer
@@ -25,6 +26,7 @@ from gpubench.model.results.report import (
     Row,
 )
 from gpubench.model.results.sentence import sentence
+from gpubench.model.terms.foreign_text import printable_line
 from gpubench.model.terms.sweep import describe_dropped
 from gpubench.model.terms.verdict import Verdict
 
@@ -73,8 +75,9 @@ class Presenter:
         """Move the bar."""
         if self._progress is not None:
             if not self._progress.tasks:
-                self._progress.add_task(label, total=total)
-            self._progress.update(self._progress.tasks[0].id, completed=done, total=total, description=label)
+                self._progress.add_task("", total=total)
+            shown = printable_line(label)
+            self._progress.update(self._progress.tasks[0].id, completed=done, total=total, description=shown)
             self._progress.start()
 
     def row(self, row: Row) -> None:
@@ -132,7 +135,7 @@ class Presenter:
     def note(self, text: str) -> None:
         """Narration on stderr."""
         with self._bar_hidden():
-            print(f"gpubench: {text}", file=sys.stderr, flush=True)  # noqa: T201
+            say(f"gpubench: {text}", to=sys.stderr)
 
     def _write(self, write: Callable[[Writer], None]) -> None:
         """Have every output write.
@@ -166,7 +169,8 @@ def _progress_bar(stream: TextIO) -> "Progress":
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    label = TextColumn("{task.description}", markup=False)
+    columns = (BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(), label)
     return Progress(
         *columns, console=Console(file=stream), transient=True, redirect_stdout=False, redirect_stderr=False
     )

@@ -13,11 +13,11 @@ from gpubench.formats.document import DocumentRun, documents
 from gpubench.model.results.ending import exit_code_of
 from gpubench.model.results.report import Metadata, Table
 from gpubench.model.terms.copies import HostMemory
+from gpubench.model.terms.foreign_text import printable_line
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND
 from gpubench.model.terms.verdict import Verdict
 
-_ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
-_ESCAPES_OF_HELP = str.maketrans({"\\": r"\\", "\n": r"\n"})
+_ESCAPES = str.maketrans({"\\": r"\\", '"': r"\""})
 _PER_MICROSECOND = 1 / MICROSECONDS_PER_SECOND
 _PER_CENT = 0.01
 _OF_EXPECTED = "Speed over the expected one: 1 is as expected, less is slower."
@@ -107,16 +107,21 @@ class _Exposition:
     def add(self, name: str, help_text: str, value: float, labels: Mapping[str, object]) -> None:
         """One sample; of two with the same labels the later counts."""
         all_labels = {**self._common, **labels}
-        text = ",".join(f'{key}="{str(each).translate(_ESCAPES)}"' for key, each in all_labels.items() if each != "")
+        text = ",".join(f'{key}="{_label(str(each))}"' for key, each in all_labels.items() if each != "")
         self._help[name] = help_text
         self._samples.setdefault(name, {})[text] = value
 
     def lines(self) -> Iterator[str]:
         """Metric by metric."""
         for name, samples in self._samples.items():
-            yield f"# HELP {name} {self._help[name].translate(_ESCAPES_OF_HELP)}\n# TYPE {name} gauge\n"
+            yield f"# HELP {name} {self._help[name]}\n# TYPE {name} gauge\n"
             for labels, value in samples.items():
                 yield f"{name}{{{labels}}} {value:.10g}\n"
+
+
+def _label(text: str) -> str:
+    """A text as the value of a label: one line, and no quotation mark ends it."""
+    return printable_line(text).translate(_ESCAPES)
 
 
 def render(run: DocumentRun) -> Iterator[str]:

@@ -28,9 +28,8 @@ def _nagios(run: DocumentRun) -> Iterator[str]:
         return
     from gpubench.formats.blocks import title
 
-    line = nagios_line(title(run.metadata), STATES[run.report.verdict], summary(run)).rstrip("\n")
     figures = " ".join(map(str, _figures(run)))
-    yield f"{line} | {figures}\n" if figures else f"{line}\n"
+    yield nagios_line(title(run.metadata), STATES[run.report.verdict], summary(run), figures)
 
 
 def _npd(run: DocumentRun) -> Iterator[str]:

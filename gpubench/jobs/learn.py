@@ -8,10 +8,10 @@ from gpubench.errors import UsageError
 from gpubench.model.profiles.learning import learn, samples_of
 from gpubench.model.profiles.profile import Expected, Profile
 from gpubench.model.profiles.rules import check_expected
+from gpubench.model.profiles.toml_text import toml_text
 from gpubench.model.results.result_file import ResultFile
 from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.plain import to_plain
-from gpubench.model.terms.toml_text import toml_text
 from gpubench.model.terms.units import counted, format_size
 from gpubench.model.terms.verdict import Verdict
 from gpubench.profiles.files import find, own_profiles, read_profile

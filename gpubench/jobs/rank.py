@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from gpubench.errors import CouldNotMeasureError, GpubenchError, InterruptedRunError, output_failed
+from gpubench.formats.delivery import tell
 from gpubench.formats.presenter import OutputError
 from gpubench.hardware.launch import launcher
 from gpubench.hardware.launch.channel_sender import ChannelSender
@@ -128,4 +129,4 @@ def _tell(error: GpubenchError, channel: str | None) -> None:
         except OSError:
             return
     elif sys.__stderr__ is not None:
-        print(f"gpubench: error: {error}", file=sys.__stderr__, flush=True)
+        tell(error, sys.__stderr__)

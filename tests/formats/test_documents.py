@@ -105,14 +105,14 @@ def test_what_was_not_judged_says_so() -> None:
     unjudged, passed, _ = cases(METADATA, rows, Report(verdict=Verdict.PASS, complete=True))
     assert unjudged.verdict is Verdict.SKIP
     assert unjudged.name.startswith("0, allreduce")
-    assert "not judged" not in passed.text
+    assert "not judged" not in " ".join(passed.lines)
     check = CheckRow(check="ecc", verdict="PASS", findings=0, looks_for="", note=None, origin="measured")
     (case, _) = cases(METADATA, [check], Report(verdict=Verdict.PASS, complete=True))
-    assert case.text == ""
+    assert case.lines == []
 
 
 def test_the_gravest_cases_come_first_and_what_is_well_is_left_out() -> None:
-    found = [JudgedCase("g", verdict, verdict, "") for verdict in reversed(Verdict)]
+    found = [JudgedCase("g", verdict, verdict, ()) for verdict in reversed(Verdict)]
     assert [case.verdict for case in worst_first(found)] == ["FAIL", "ERROR", "INCONCLUSIVE", "WARN"]
 
 
@@ -182,7 +182,7 @@ def test_markdown_tables_are_tables() -> None:
     finding = replace(FINDING, seen="a | b\n<script>")
     text = written(MARKDOWN, replace(REPORT, findings=(finding,)))
     assert text.startswith("# gpubench allreduce: ❌ FAIL\n")
-    assert "a \\| b &lt;script&gt;" in text
+    assert "a \\| b\\\\n&lt;script&gt;" in text
     for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}) == 1
 
@@ -195,6 +195,6 @@ def test_github_shows_the_worst_ten_and_counts_the_rest() -> None:
     assert lines[0].startswith(
         "::error title=gpubench allreduce%3A wrong-data%3A rank 1 on n1 (GPU 1%2C 0000%3A01%3A00.0)::"
     )
-    assert "100%25 wrong,%0Areally" in lines[0]
+    assert "100%25 wrong,\\nreally" in lines[0]
     assert all(line.startswith("::warning title=") for line in lines[1:10])
     assert lines[10].startswith("::notice title=gpubench allreduce::FAIL%0A3 more than")

@@ -80,6 +80,15 @@ def test_the_page_is_whole_and_fetches_nothing() -> None:
     assert "@import" not in text
 
 
+def test_the_page_forbids_scripts_and_whatever_is_elsewhere() -> None:
+    policy = re.search('<head>.*<meta http-equiv="Content-Security-Policy" content="([^"]*)">.*<title>', page())
+    assert policy is not None
+    rules = dict(rule.split(" ", 1) for rule in policy[1].split("; "))
+    assert rules == {
+        "default-src": "'none'", "style-src": "'unsafe-inline'", "base-uri": "'none'", "form-action": "'none'",
+    }  # fmt: skip
+
+
 def test_what_was_seen_cannot_become_markup() -> None:
     finding = replace(FINDING, subject="<img src=x onerror=alert(1)>", seen="</style><b>")
     assert "img" not in parsed(page(report=replace(REPORT, findings=(finding,)))).seen
@@ -164,7 +173,8 @@ def test_nothing_is_wider_than_a_phone(tmp_path: Path) -> None:
     """Tables scroll in boxes of their own: the page itself does not."""
     measuring = "<script>document.title = 'overflow ' + (document.documentElement.scrollWidth - innerWidth)</script>"
     frame = tmp_path / "frame.html"
-    (tmp_path / "page.html").write_text(page().replace("</body>", f"{measuring}</body>"), encoding="utf-8")
+    scripted = re.sub('<meta http-equiv="Content-Security-Policy" content="[^"]*">', "", page())
+    (tmp_path / "page.html").write_text(scripted.replace("</body>", f"{measuring}</body>"), encoding="utf-8")
     frame.write_text(
         "<iframe src=page.html width=360 height=800></iframe><script>onload = () => document.body.append("
         "document.querySelector('iframe').contentDocument.title)</script>",

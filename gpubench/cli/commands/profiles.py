@@ -60,7 +60,7 @@ def show(name: _NAMED) -> None:
     from gpubench.profiles.files import find
 
     profile = find(name, os.environ)
-    say("\n".join(_described(profile)))
+    say(*_described(profile))
 
 
 @_app.command("match")
@@ -120,7 +120,7 @@ def learn(
     for note in notes:
         say(f"gpubench: {note}", to=sys.stderr)
     if output is None:
-        say(text.rstrip("\n"))
+        say(*text.rstrip("\n").split("\n"))
         return
     write_whole(output, text)
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from gpubench.model.terms.foreign_text import printable_line
 from gpubench.model.terms.verdict import Verdict
 
 _GAP = "  "
@@ -18,12 +19,18 @@ def verdict_mark(verdict: str | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column: its head, a cell a line, and when it goes: the highest `spare` first, 0 never."""
+    """A column: its head, a cell a line, and when it goes: the highest `spare` first, 0 never.
+
+    Cells are as they are shown: escapes take more room than the characters that they stand for.
+    """
 
     head: str
     cells: Sequence[str]
     spare: int = 0
     right: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "cells", tuple(map(printable_line, self.cells)))
 
     @property
     def width(self) -> int:

@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING, TextIO
 from gpubench.formats.text.causes import CauseText, all_causes, named_causes, top_causes, unread_lines
 from gpubench.formats.text.fallback import evidence_notes, evidence_table, judged_lines
 from gpubench.formats.text.header import INDENT, software_lines
+from gpubench.formats.text.line import line_text
 from gpubench.formats.text.plot import plot_lines
 from gpubench.formats.text.prospects import other_lines
 from gpubench.formats.writer import Style, Target
 from gpubench.model.results.report import Metadata, Report, Row
+from gpubench.model.terms.foreign_text import printable_line
 from gpubench.model.terms.verdict import Finding, Verdict
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import Console
+    from rich.tree import Tree
 
     from gpubench.model.results.curves import Chart
 
@@ -51,29 +54,25 @@ class Page:
     def print(self, *lines: str, style: str = "") -> None:
         """Lines as they are."""
         for line in lines:
-            self._console.print(line, style=style or None)
+            self._console.print(line_text(line, style))
         self._console.file.flush()
 
     def table(self, lines: Iterable[str]) -> None:
         """Lines of words in columns: near paths and granted access in one colour, far paths and refusals in others."""
-        from rich.text import Text
-
         for line in lines:
-            text = Text(line)
+            text = line_text(line)
             for pattern, style in _WORD_STYLES.items():
                 text.highlight_regex(pattern, style)
             self._console.print(text)
 
     def heat(self, lines: Sequence[str], *, expected: float | None = None, less_is_better: bool = False) -> None:
         """A matrix of numbers, each coloured by how near it is to what is expected, or to the best of them."""
-        from rich.text import Text
-
-        found = [[(match.span(), float(match[0])) for match in _NUMBER.finditer(line)] for line in lines]
+        texts = [line_text(line) for line in lines]
+        found = [[(match.span(), float(match[0])) for match in _NUMBER.finditer(text.plain)] for text in texts]
         values = [value for row in found for _, value in row if value]
         known = values if expected is None else [*values, expected]
         best = (min if less_is_better else max)(known, default=0.0)
-        for line, row in zip(lines, found, strict=True):
-            text = Text(line)
+        for text, row in zip(texts, found, strict=True):
             for (start, end), value in row:
                 share = 0.0 if not value or not best else best / value if less_is_better else value / best
                 text.stylize(next(style for least, style in _HEAT if share >= least), start, end)
@@ -81,7 +80,8 @@ class Page:
 
     def wrap(self, text: str, hanging: int = 4, style: str = "") -> None:
         """A sentence, broken at the page's width, its further lines indented."""
-        lines = textwrap.wrap(text, self.width, subsequent_indent=" " * hanging, break_on_hyphens=False)
+        indent = " " * hanging
+        lines = textwrap.wrap(printable_line(text), self.width, subsequent_indent=indent, break_on_hyphens=False)
         self.print(*lines, style=style)
 
     def software(self, metadata: Metadata) -> None:
@@ -89,9 +89,9 @@ class Page:
         for line in software_lines(metadata, verbose=self.verbose):
             self.wrap(line)
 
-    def draw(self, renderable: "RenderableType") -> None:
-        """Something that rich lays out."""
-        self._console.print(renderable)
+    def tree(self, tree: "Tree") -> None:
+        """A tree, made of `line_text`."""
+        self._console.print(tree)
 
     def evidence(self, report: Report) -> None:
         """All that is known of every path."""
@@ -167,8 +167,7 @@ class Page:
             before = label
 
     def _labelled(self, label: str, text: str, style: str = "") -> None:
-        lines = textwrap.wrap(label + text, self.width, subsequent_indent=" " * _LABEL_WIDTH, break_on_hyphens=False)
-        self.print(*lines, style=style)
+        self.wrap(label + text, _LABEL_WIDTH, style)
 
 
 class ReportView:

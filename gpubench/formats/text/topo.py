@@ -44,7 +44,7 @@ class TopoView(ReportView):
             self._matrices(kind, nics.get(kind.node, []))
             if is_worth_drawing(tree.get(kind.node, [])):
                 self._page.print("")
-                self._page.draw(draw(kind.node, tree[kind.node]))
+                self._page.tree(draw(kind.node, tree[kind.node]))
         self._ranks(report.rows("ranks", RankRow))
         self._page.print("")
         self._page.outcome(report)

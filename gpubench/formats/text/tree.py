@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from gpubench.formats.text.line import line_text
 from gpubench.model.results.topo.rows import TreeRow
 
 if TYPE_CHECKING:
@@ -16,15 +17,16 @@ def is_worth_drawing(rows: Sequence[TreeRow]) -> bool:
 
 def draw(host: str, rows: Sequence[TreeRow]) -> "Tree":
     """Rows as a tree below the host, each with the rate of the link above it."""
-    from rich.text import Text
     from rich.tree import Tree
 
-    tree = Tree(Text(host), guide_style="dim")
+    tree = Tree(line_text(host), guide_style="dim")
     branches = [tree]
     for row in rows:
         rate = None if row.gb_s is None else f"{row.gb_s:.4g} GB/s"
         link = ", ".join(filter(None, (row.link and f"PCIe {row.link}", rate)))
         text = "  ".join(filter(None, (row.element, row.what, f"[{link}]" if link else "")))
         del branches[row.depth + 1 :]
-        branches.append(branches[-1].add(Text(text, overflow="fold", no_wrap=False)))
+        line = line_text(text)
+        line.overflow, line.no_wrap = "fold", False
+        branches.append(branches[-1].add(line))
     return tree

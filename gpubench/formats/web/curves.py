@@ -3,8 +3,8 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
 
+from gpubench.formats.web.html_text import html_text
 from gpubench.model.results.curves import OPEN_ENDED, Chart, CurveLine, Points
 from gpubench.model.terms.units import format_size
 
@@ -39,8 +39,8 @@ class _Scale:
 def figure(chart: Chart) -> Iterator[str]:
     """The picture with its caption and legend."""
     scale = _scale(chart)
-    yield f"<figure><figcaption>{escape(chart.title)}, {escape(chart.unit)}</figcaption>"
-    yield f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(chart.title)}">'
+    yield f"<figure><figcaption>{html_text(chart.title)}, {html_text(chart.unit)}</figcaption>"
+    yield f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{html_text(chart.title)}">'
     yield from _axes(chart, scale)
     if chart.limit:
         yield _path(chart.limit, scale, "limit")
@@ -100,7 +100,7 @@ def _marker(number: int, x: float, y: float, words: str) -> str:
         f'<path class="m k{number % _KINDS}" d="M{x:.1f} {y - 5:.1f}l5 5-5 5-5-5z">',
         f'<path class="m k{number % _KINDS}" d="M{x:.1f} {y - 5:.1f}l5 8h-10z">',
     )[number % _KINDS]
-    return f"{shape}<title>{escape(words)}</title></{shape[1 : shape.index(' ')]}>"
+    return f"{shape}<title>{html_text(words)}</title></{shape[1 : shape.index(' ')]}>"
 
 
 def _legend(chart: Chart) -> Iterator[str]:
@@ -110,7 +110,7 @@ def _legend(chart: Chart) -> Iterator[str]:
         if line.points:
             yield _key(line.name.split(" ")[0], f"{line.name}{_level(line)}")
     if chart.is_open_ended:
-        yield f"<li>{escape(OPEN_ENDED)}</li>"
+        yield f"<li>{html_text(OPEN_ENDED)}</li>"
 
 
 def _level(line: CurveLine) -> str:
@@ -120,4 +120,4 @@ def _level(line: CurveLine) -> str:
 
 def _key(kind: str, words: str, marker: str = "") -> str:
     sample = f'<svg viewBox="0 0 34 12" aria-hidden="true"><polyline class="{kind}" points="0,6 34,6"/>{marker}</svg>'
-    return f"<li>{sample}{escape(words)}</li>"
+    return f"<li>{sample}{html_text(words)}</li>"

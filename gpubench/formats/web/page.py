@@ -1,13 +1,13 @@
 """The page of the html format: verdict, findings, curves, matrices as heat maps, all figures; no script, no network."""
 
 from collections.abc import Iterator
-from html import escape
 from itertools import groupby
 
 from gpubench.formats.blocks import Block, Grid, GridCell, Listing, blocks, facts, outcome, title
 from gpubench.formats.document import DocumentRun
 from gpubench.formats.text.fallback import fallback_lines
 from gpubench.formats.web.curves import figure
+from gpubench.formats.web.html_text import html_text
 from gpubench.formats.web.look import STYLE
 from gpubench.formats.web.trend import Past
 from gpubench.model.results.curves import Chart
@@ -15,24 +15,28 @@ from gpubench.model.terms.verdict import Finding, Verdict
 
 _SIGNS = {Verdict.PASS: "✓", Verdict.FAIL: "✗", Verdict.WARN: "!", Verdict.ERROR: "?", Verdict.SKIP: "–"}
 _MARKS = {Verdict.FAIL: "✗", Verdict.WARN: "!", Verdict.INCONCLUSIVE: "~", Verdict.ERROR: "?"}
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+"""No script and nothing from elsewhere, should text ever become markup; the page's own style is inline."""
+
 _LOW_SHARE = 2 / 3
 """Cells below this share of their grid's best are framed."""
 
 
 def render(run: DocumentRun, past: Past) -> Iterator[str]:
     """The page; `past` has what dated results tell of the machine."""
-    name = escape(title(run.metadata))
+    name = html_text(title(run.metadata))
     verdict = run.report.verdict
     yield '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+    yield f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
     yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
     yield f"<title>{name}: {verdict}</title><style>{STYLE}</style></head>\n<body><h1>{name}</h1>\n"
-    yield f'<div class="verdict {verdict}">{_SIGNS.get(verdict, "~")} {escape(outcome(run))}'
-    yield from (f"<p>{escape(line)}</p>" for line in fallback_lines(run.report))
+    yield f'<div class="verdict {verdict}">{_SIGNS.get(verdict, "~")} {html_text(outcome(run))}'
+    yield from (f"<p>{html_text(line)}</p>" for line in fallback_lines(run.report))
     yield "</div>\n"
     for finding in run.report.findings:
         yield from _finding(finding)
     yield "<h2>The run</h2><dl>"
-    yield from (f"<dt>{escape(label)}</dt><dd>{escape(words)}</dd>" for label, words in facts(run.metadata))
+    yield from (f"<dt>{html_text(label)}</dt><dd>{html_text(words)}</dd>" for label, words in facts(run.metadata))
     yield "</dl>\n"
     yield from past.section(run)
     for is_chart, members in groupby(blocks(run), key=lambda block: isinstance(block, Chart)):
@@ -47,11 +51,11 @@ def render(run: DocumentRun, past: Past) -> Iterator[str]:
 
 
 def _finding(finding: Finding) -> Iterator[str]:
-    yield f'<section class="finding {finding.severity}"><strong>{finding.severity} {escape(finding.id)}</strong> '
-    yield f"<span>{escape(finding.subject)}</span><dl>"
+    yield f'<section class="finding {finding.severity}"><strong>{finding.severity} {html_text(finding.id)}</strong> '
+    yield f"<span>{html_text(finding.subject)}</span><dl>"
     for label, words in finding.details:
         if words:
-            shown = f"<code>{escape(words)}</code>" if label == "try" else escape(words)
+            shown = f"<code>{html_text(words)}</code>" if label == "try" else html_text(words)
             yield f"<dt>{label}</dt><dd>{shown}</dd>"
     yield "</dl></section>\n"
 
@@ -66,11 +70,11 @@ def _block(block: Block) -> Iterator[str]:
 
 
 def _grid(grid: Grid) -> Iterator[str]:
-    yield f'<h2>{escape(grid.title)}</h2><div class="scroll"><table><tr><th>{escape(grid.corner)}</th>'
-    yield from (f"<th>{escape(column)}</th>" for column in grid.columns)
+    yield f'<h2>{html_text(grid.title)}</h2><div class="scroll"><table><tr><th>{html_text(grid.corner)}</th>'
+    yield from (f"<th>{html_text(column)}</th>" for column in grid.columns)
     yield "</tr>\n"
     for name, cells in grid.lines.items():
-        yield f"<tr><th>{escape(name)}</th>"
+        yield f"<tr><th>{html_text(name)}</th>"
         for column in grid.columns:
             cell = cells.get(column)
             own = "X" if name == column else ""
@@ -81,7 +85,7 @@ def _grid(grid: Grid) -> Iterator[str]:
 
 def _cell(cell: GridCell) -> str:
     mark = "" if cell.verdict is None else _MARKS.get(cell.verdict, "")
-    words = escape(cell.text) + (f' <b title="{cell.verdict}">{mark}</b>' if mark else "")
+    words = html_text(cell.text) + (f' <b title="{cell.verdict}">{mark}</b>' if mark else "")
     if cell.share is None:
         return f"<td>{words}</td>"
     low = " low" if cell.share < _LOW_SHARE else ""
@@ -89,18 +93,19 @@ def _cell(cell: GridCell) -> str:
 
 
 def _listing(listing: Listing) -> Iterator[str]:
-    yield f'<h2>{escape(listing.title)}</h2><div class="scroll"><table><tr>'
-    yield from (f"<th>{escape(head)}</th>" for head in listing.heads)
+    yield f'<h2>{html_text(listing.title)}</h2><div class="scroll"><table><tr>'
+    yield from (f"<th>{html_text(head)}</th>" for head in listing.heads)
     yield "</tr>\n"
     for line, verdict in zip(listing.lines, listing.verdicts, strict=False):
         yield "<tr>"
         for words in line:
             kinds = ("n" if _is_number(words) else "") + (f" {verdict}" if verdict and words == verdict.value else "")
-            yield f'<td class="{kinds.strip()}">{escape(words)}</td>' if kinds.strip() else f"<td>{escape(words)}</td>"
+            kind = f' class="{kinds.strip()}"' if kinds.strip() else ""
+            yield f"<td{kind}>{html_text(words)}</td>"
         yield "</tr>\n"
     yield "</table></div>\n"
     if listing.left_out:
-        yield f'<p class="note">{escape(listing.left_out)}</p>\n'
+        yield f'<p class="note">{html_text(listing.left_out)}</p>\n'
 
 
 def _is_number(words: str) -> bool:

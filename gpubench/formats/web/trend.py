@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from html import escape
 from pathlib import Path
 from statistics import median
 
 from gpubench.errors import UsageError
 from gpubench.formats.document import DocumentRun
+from gpubench.formats.web.html_text import html_text
 from gpubench.model.results.history import DatedName
 from gpubench.model.results.trends import Trend, TrendPoint, headline_figures, trends
 from gpubench.model.terms.verdict import WORST_FIRST, Verdict
@@ -37,9 +37,9 @@ class Past:
         found = list(trends(runs))
         if not found and not self._problem:
             return
-        yield f"<h2>Trend of {escape(DatedName.host_of(run.metadata.hosts))}</h2>"
+        yield f"<h2>Trend of {html_text(DatedName.host_of(run.metadata.hosts))}</h2>"
         words = self._problem or "A point is a run with its verdict, by date; the axes do not begin at 0."
-        yield f'<p class="note">{escape(words)}</p>'
+        yield f'<p class="note">{html_text(words)}</p>'
         yield '<div class="charts">\n'
         for trend in found:
             yield from figure(trend)
@@ -68,8 +68,8 @@ def figure(trend: Trend) -> Iterator[str]:
     words = f"{trend.name}, {newest.gb_s:.4g} GB/s"
     if before:
         words += f"; median of {len(before)} before {median(point.gb_s for point in before):.4g}"
-    yield f"<figure><figcaption>{escape(words)}</figcaption>"
-    yield f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(words)}">'
+    yield f"<figure><figcaption>{html_text(words)}</figcaption>"
+    yield f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{html_text(words)}">'
     low, high = _range(trend.points)
     for value in (low, high):
         y = _y(value, low, high)
@@ -121,7 +121,7 @@ def _dates(points: Sequence[TrendPoint]) -> Iterator[str]:
 
 def _mark(verdict: Verdict, x: float, y: float, words: str) -> str:
     """A shape for each verdict, so that none is told by its colour alone."""
-    title = f"<title>{escape(words)}</title>"
+    title = f"<title>{html_text(words)}</title>"
     if verdict is Verdict.FAIL:
         return f'<path class="t {verdict}" d="M{x - 5:.1f} {y - 5:.1f}l10 10m0-10l-10 10">{title}</path>'
     if verdict is Verdict.ERROR:

@@ -12,11 +12,15 @@ _QUESTION = b"TIMEOUT 1\nVERBOSE STATUS\n"
 _CONNECTIONS = 4
 """Every process of a host listens on the same port, and the kernel picks one: perhaps the one that hangs."""
 
-_READ_BYTES = 1 << 16
+MOST_BYTES = 1 << 16
+"""Of an answer. What sends more is cut there: any program may listen on that port, and send without end."""
 
 
 def ask_ras(seconds: float, environment: Mapping[str, str] = os.environ) -> list[str]:
-    """The lines of the first answer on NCCL_RAS_ADDR, or NCCL's own port; empty where nobody listens or answers."""
+    """The lines of the first answer on NCCL_RAS_ADDR, or NCCL's own port; empty where nobody listens or answers.
+
+    It takes `seconds` at most, whatever listens there, and 64 KiB of an answer.
+    """
     host, _, port = environment.get("NCCL_RAS_ADDR", _DEFAULT_ADDRESS).rpartition(":")
     if not port.isdecimal():
         return []
@@ -27,16 +31,16 @@ def ask_ras(seconds: float, environment: Mapping[str, str] = os.environ) -> list
             try:
                 connection = stack.enter_context(socket.create_connection((host.strip("[]"), int(port)), 0.5))
                 connection.sendall(_QUESTION)
-            except OSError:
+            except (OSError, OverflowError, ValueError):  # names and ports that cannot be
                 break
             answers[connection] = b""
             selector.register(connection, selectors.EVENT_READ)
         while selector.get_map() and (left := deadline - time.monotonic()) > 0:
             for key, _ in selector.select(left):
                 connection = key.fileobj  # type: ignore[assignment]
-                data = _read(connection)
+                data = _read(connection, MOST_BYTES - len(answers[connection]))
                 answers[connection] += data
-                if data:
+                if data and len(answers[connection]) < MOST_BYTES:
                     continue
                 selector.unregister(connection)
                 if lines := _lines(answers[connection]):
@@ -44,9 +48,9 @@ def ask_ras(seconds: float, environment: Mapping[str, str] = os.environ) -> list
     return max(map(_lines, answers.values()), key=len, default=[])
 
 
-def _read(connection: socket.socket) -> bytes:
+def _read(connection: socket.socket, most_bytes: int) -> bytes:
     try:
-        return connection.recv(_READ_BYTES)
+        return connection.recv(most_bytes)
     except OSError:
         return b""
 

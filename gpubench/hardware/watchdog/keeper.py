@@ -17,6 +17,7 @@ from gpubench.hardware.watchdog.addresses import job_name
 from gpubench.hardware.watchdog.process import Watched
 from gpubench.hardware.watchdog.progress_block import ProgressBlock
 from gpubench.hardware.watchdog.stderr_line import write_stderr_line
+from gpubench.model.terms.foreign_text import printable_line
 
 _MOST_STARTS = 4
 _SECONDS_TO_END_TOO = 0.5
@@ -109,7 +110,7 @@ class WatchdogKeeper:
                     how = f"was killed by signal {-status}" if status < 0 else f"ended with exit code {status}"
                     is_watched = self._starts < _MOST_STARTS and self._start_again()
                     then = "another one was started" if is_watched else "without one, nobody ends this rank if it hangs"
-                    write_stderr_line(f"note: the watchdog of {self._watched.place} {how}; {then}")
+                    write_stderr_line(printable_line(f"note: the watchdog of {self._watched.place} {how}; {then}"))
                     if not is_watched:
                         return
 

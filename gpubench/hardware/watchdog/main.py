@@ -13,6 +13,7 @@ from gpubench.hardware.watchdog.addresses import local_name
 from gpubench.hardware.watchdog.process import Watchdog, Watched
 from gpubench.hardware.watchdog.progress_block import ProgressBlock
 from gpubench.hardware.watchdog.stderr_line import write_stderr_line
+from gpubench.model.terms.foreign_text import error_text, printable_line
 from gpubench.model.terms.hang import LostRank
 
 _PR_SET_NAME = 15
@@ -52,7 +53,7 @@ class _StderrReporter:
 
     def error(self, error: GpubenchError) -> None:
         """Print it."""
-        write_stderr_line(f"error: {error}")
+        write_stderr_line(error_text(error).removeprefix("gpubench: "))
 
     def lost(self, lost: LostRank) -> None:
         """Print it: not every mpirun names the rank that was killed."""
@@ -60,7 +61,7 @@ class _StderrReporter:
 
     def note(self, text: str) -> None:
         """Print it."""
-        write_stderr_line(f"note: {text}")
+        write_stderr_line(printable_line(f"note: {text}"))
 
 
 class _ChannelReporter:
@@ -83,7 +84,7 @@ class _ChannelReporter:
 
     def note(self, text: str) -> None:
         """Print it: the launcher passes on what ranks print."""
-        write_stderr_line(f"note: {text}")
+        write_stderr_line(printable_line(f"note: {text}"))
 
 
 if __name__ == "__main__":

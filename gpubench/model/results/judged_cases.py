@@ -25,12 +25,15 @@ _NOT_JUDGED = "not judged"
 
 @dataclass(frozen=True, slots=True)
 class JudgedCase:
-    """One thing that was judged: the section it stands in, its name (unique in the section), and what was seen."""
+    """One thing that was judged: the section it stands in, its name (unique in the section), and what was seen.
+
+    A line may have line ends of its own, which others wrote.
+    """
 
     group: str
     name: str
     verdict: Verdict
-    text: str
+    lines: Sequence[str]
 
 
 def cases(metadata: Metadata, rows: Iterable[Row], report: Report) -> Iterator[JudgedCase]:
@@ -61,9 +64,9 @@ def _of_report(report: Report) -> Iterator[JudgedCase]:
         if isinstance(section, Table) and "verdict" in section.columns and name not in _CONDENSED_ELSEWHERE:
             yield from _of_rows(name, (row.to_record() for row in section.rows()))
     for finding in report.findings:
-        text = "\n".join(f"{label}: {words}" for label, words in finding.details if words and label != "explains")
-        text = "\n".join((text, *(f"explains: {line}" for line in finding.consequences)))
-        yield JudgedCase(FINDINGS_SECTION, f"{finding.id}: {finding.subject}", finding.severity, text)
+        lines = [f"{label}: {words}" for label, words in finding.details if words and label != "explains"]
+        lines += [f"explains: {line}" for line in finding.consequences]
+        yield JudgedCase(FINDINGS_SECTION, f"{finding.id}: {finding.subject}", finding.severity, lines)
 
 
 def _of_rows(group: str, records: Iterable[Mapping[str, Any]]) -> Iterator[JudgedCase]:
@@ -71,7 +74,8 @@ def _of_rows(group: str, records: Iterable[Mapping[str, Any]]) -> Iterator[Judge
         if "path_class" in record and record.get("bandwidth_gb_s") is None and record["verdict"] is None:
             continue  # a pair that was looked at and not measured: `topo` judges none
         verdict = Verdict.SKIP if record["verdict"] is None else Verdict(record["verdict"])
-        yield JudgedCase(group, _name(record), verdict, _seen(record) or ("" if record["verdict"] else _NOT_JUDGED))
+        seen = _seen(record) or ("" if record["verdict"] else _NOT_JUDGED)
+        yield JudgedCase(group, _name(record), verdict, [seen] if seen else [])
 
 
 def _name(record: Mapping[str, Any]) -> str:
@@ -107,7 +111,7 @@ def _with_own_names(found: Iterable[JudgedCase]) -> Iterator[JudgedCase]:
 
 def _run(metadata: Metadata, report: Report, found: Sequence[JudgedCase]) -> JudgedCase:
     if not report.complete:
-        return JudgedCase(RUN, metadata.subject, report.verdict, report.sentence or "the run was cut short")
+        return JudgedCase(RUN, metadata.subject, report.verdict, [report.sentence or "the run was cut short"])
     in_a_case = exit_code(report.verdict) in {0, *(exit_code(case.verdict) for case in found)}
     verdict = Verdict.PASS if in_a_case else report.verdict
-    return JudgedCase(RUN, metadata.subject, verdict, report.sentence or f"verdict: {report.verdict}")
+    return JudgedCase(RUN, metadata.subject, verdict, [report.sentence or f"verdict: {report.verdict}"])

@@ -109,18 +109,19 @@ def hang_error(
     """The error of a job without progress for so long; of ranks in `silent` neither process nor watchdog answers."""
     missing, cause, reason, next_step = _blame(states, silent)
     late = {state.rank for state in states if state.rank in missing}
-    lines = [f"no progress for {seconds:g} s{cause}"]
-    lines += [f"  missing:  {missing[rank]}" for rank in sorted(missing)[:_MOST_NAMED]]
+    lines = [f"  missing:  {missing[rank]}" for rank in sorted(missing)[:_MOST_NAMED]]
     if len(missing) > _MOST_NAMED:
         lines.append(f"            and ranks {spans(sorted(missing)[_MOST_NAMED:])}")
     lines += [f"  arrived:  {text}" for text in _groups(state for state in states if state.rank not in late)]
     lines += [f"  library:  {state.place}: {state.trouble}" for state in states if state.trouble][:_MOST_NAMED]
-    return CouldNotMeasureError(
-        "\n".join([*lines, *remarks]),
+    error = CouldNotMeasureError(
+        f"no progress for {seconds:g} s{cause}",
         expected="a completed operation, or another step, at least that often",
         reason=reason,
         next_step=next_step,
     )
+    error.details = (*lines, *remarks)
+    return error
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,17 +175,18 @@ def not_started_error(states: Sequence[RankState], ranks: int, seconds: float) -
     stopped = [state for state in states if state.stopped]
     here = {state.rank for state in states}
     others = [rank for rank in range(ranks) if rank not in here]
-    lines = [f"MPI_Init, or what comes before it, did not end within {seconds:g} s"]
-    lines += [f"  missing:  {state.place} (pid {state.pid}): its process is stopped" for state in stopped]
+    lines = [f"  missing:  {state.place} (pid {state.pid}): its process is stopped" for state in stopped]
     if others:
         lines.append(f"  missing:  rank {spans(others)}: never started, or on another host")
     lines += [f"  arrived:  {text}" for text in _groups(state for state in states if not state.stopped)]
-    return CouldNotMeasureError(
-        "\n".join(lines),
+    error = CouldNotMeasureError(
+        f"MPI_Init, or what comes before it, did not end within {seconds:g} s",
         expected=f"all {ranks} ranks to start and to find each other",
         reason="a rank was stopped, could not be started, or MPI finds no way between two hosts",
         next_step=f"`mpirun -n {ranks} hostname` with the same options shows whether MPI works here at all",
     )
+    error.details = lines
+    return error
 
 
 def _blame(states: Sequence[RankState], silent: Mapping[int, str]) -> tuple[dict[int, str], str, str, str]:

@@ -47,7 +47,7 @@ def format_memory(size_bytes: int) -> str:
     return f"{size_bytes} B"
 
 
-_NUMBERED = re.compile(r"(?P<stem>.*?)(?P<number>\d+)", re.ASCII)
+_NUMBERED = re.compile(r"(?P<stem>(?:.*\D)?)(?P<number>\d{1,18})", re.ASCII | re.DOTALL)
 
 
 def compress_names(names: Sequence[str]) -> str:

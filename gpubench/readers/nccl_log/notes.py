@@ -36,6 +36,27 @@ _MOST_MODELS = 32
 _LONGEST_WARNING = 300
 _LONGEST_SHOWN = 60
 
+WORDS_OF_OTHERS = (
+    *(b"NVIDIA ", b"Tesla ", b"GeForce ", b"Quadro ", b"NCCL", b"Watchdog caught", b"Test ", b"Error", b"Exception"),
+    *(
+        b"xited ",
+        b"exitcode",
+        b"exit code",
+        b"fault",
+        b"Bus error",
+        b"Killed",
+        b"Aborted",
+        b"error: ",
+        b"rror ",
+        b" Xid ",
+    ),
+    *(b"terminate called", b"death signal", b"noticed that", b"detected that", b"MPI_ABORT", b"lost communication"),
+    *(b"BAD TERMINATION", b"*** Process", b"CANCELLED", b"oom_kill", b"step aborted", b"died", b"FAILED"),
+)
+"""Words of which each line of another program has one that may say something here."""
+
+_LONGEST_OF_OTHERS = 1024
+
 _OF_TOPOLOGY = (b"GPU/", b"+ ", b"  ", b"Pattern ")
 _BEGINNINGS = (b"NCCL_", b"Using ", b"CPU/", b"NET/", b"NCCL version ", *_OF_TOPOLOGY)
 
@@ -97,6 +118,9 @@ class Notes:
 
     def add_other(self, line: bytes) -> None:
         """Keep what a line of another program says of the GPUs, or of calls of NCCL's that failed."""
+        if not any(word in line for word in WORDS_OF_OTHERS):
+            return
+        line = line[:_LONGEST_OF_OTHERS]
         if diagnostic := parse_diagnostic(line):
             process, text = diagnostic
             self._complain(text, process)

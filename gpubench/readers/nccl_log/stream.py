@@ -14,7 +14,7 @@ from gpubench.readers.nccl_log.attribution import ARROW, Attribution
 from gpubench.readers.nccl_log.cleaning import cleaned, without_colors
 from gpubench.readers.nccl_log.communicators import communicators
 from gpubench.readers.nccl_log.lines import INFO, NAMELESS, parse_channel, parse_head
-from gpubench.readers.nccl_log.notes import Notes, may_be_noted
+from gpubench.readers.nccl_log.notes import WORDS_OF_OTHERS, Notes, may_be_noted
 from gpubench.readers.nccl_log.reached import ReachedLimits
 from gpubench.readers.nccl_log.remarks import OwnGpu, parse_failed_call
 from gpubench.readers.nccl_log.threads import Thread
@@ -46,25 +46,7 @@ _OF_A_START = (b"Using network ", b"Bootstrap", b"Channel ", b"Trees ", b"Ring "
 
 _INTERNAL_ERROR = 3
 
-_WORDS_OF_OTHERS = (
-    *(b"NVIDIA ", b"Tesla ", b"GeForce ", b"Quadro ", b"NCCL", b"Watchdog caught", b"Test ", b"Error", b"Exception"),
-    *(
-        b"xited ",
-        b"exitcode",
-        b"exit code",
-        b"fault",
-        b"Bus error",
-        b"Killed",
-        b"Aborted",
-        b"error: ",
-        b"rror ",
-        b" Xid ",
-    ),
-    *(b"terminate called", b"death signal", b"noticed that", b"detected that", b"MPI_ABORT", b"lost communication"),
-    *(b"BAD TERMINATION", b"*** Process", b"CANCELLED", b"oom_kill", b"step aborted", b"died", b"FAILED"),
-)
-_LONGEST_OF_OTHERS = 1024
-_WORDS = (b"NCCL", _REMNANT, *_WORDS_OF_OTHERS)
+_WORDS = (b"NCCL", _REMNANT, *WORDS_OF_OTHERS)
 """Lines without any of these say nothing."""
 
 _LONGEST_NAME = 50
@@ -237,7 +219,7 @@ class NcclLogReader:
         if b"NCCL" not in line:
             self._other_lines += 1
             self._unreadable += _REMNANT in line
-            self._read_other(line)
+            self._notes.add_other(line)
             return
         if b"[0m" in line:
             line = without_colors(line)
@@ -260,7 +242,7 @@ class NcclLogReader:
         start, found = 0, list(_MESSAGE.finditer(line))
         if not found:
             self._other_lines += 1
-            self._read_other(line)
+            self._notes.add_other(line)
         before = line[: found[0].start()] if found else line
         self._unreadable += _REMNANT in before
         for number, each in enumerate(found, 1):
@@ -327,11 +309,6 @@ class NcclLogReader:
         place = parse_channel(channel)
         if place is not None:
             self._attribution.add_lost(place, text)
-
-    def _read_other(self, line: bytes) -> None:
-        """Read a line of another program: the models of GPUs, or a call of NCCL's that failed."""
-        if any(word in line for word in _WORDS_OF_OTHERS):
-            self._notes.add_other(line[:_LONGEST_OF_OTHERS])
 
     def _channel(self, thread: Thread, message: bytes, line: bytes, *, cut: bool) -> None:
         """Read a channel of a connection; 'Channel 03/24 : 0 1 2' is the order of a ring and no connection."""

@@ -4,6 +4,7 @@ import csv
 import re
 
 from gpubench.errors import UsageError
+from gpubench.model.results.csv_text import unmarked_text
 from gpubench.model.results.report import CollectiveRow, PairRow
 from gpubench.model.results.result_file import FileCircumstances, ResultFile
 from gpubench.readers.results import limits
@@ -66,7 +67,7 @@ def _cells(text: str, name: str) -> list[list[str]]:
         rows = list(csv.reader(text.lstrip("\n\r").splitlines(), strict=True))
         if not rows:
             raise UsageError(f"{name} is empty", expected="the columns that gpubench writes, and rows")
-        return rows
+        return [list(map(unmarked_text, line)) for line in rows]
     except csv.Error as error:
         raise UsageError(f"{name}: no CSV ({error})", reason="the file was edited by hand, or cut off") from None
 

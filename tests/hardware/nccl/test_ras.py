@@ -2,8 +2,9 @@
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 
 import pytest
@@ -58,8 +59,8 @@ def test_what_was_said_before_the_time_is_over_counts(listener: socket.socket, m
     heard: list[bytes] = []
     read = nccl_ras._read
 
-    def hear(connection: socket.socket) -> bytes:
-        heard.append(read(connection))
+    def hear(connection: socket.socket, most_bytes: int) -> bytes:
+        heard.append(read(connection, most_bytes))
         return heard[-1]
 
     monkeypatch.setattr(nccl_ras, "_read", hear)
@@ -73,3 +74,44 @@ def test_where_nobody_listens_or_the_address_is_none_nothing_is_said(listener: s
     listener.close()
     assert ask_ras(5, {"NCCL_RAS_ADDR": f"localhost:{port}"}) == []
     assert ask_ras(5, {"NCCL_RAS_ADDR": "somewhere"}) == []
+    for address in ("localhost:99999", f"localhost:{'9' * 5000}", f"{'x' * 100}:1", "\0:1", "\ud800:1"):
+        assert ask_ras(5, {"NCCL_RAS_ADDR": address}) == []
+
+
+@contextmanager
+def endless(listener: socket.socket, piece: bytes, seconds: float) -> Iterator[None]:
+    """Send without end, a piece every so often, to whoever connects."""
+    over = threading.Event()
+
+    def send() -> None:
+        connections = [listener.accept()[0] for _ in range(4)]
+        while not over.is_set():
+            for connection in connections:
+                with suppress(OSError):
+                    connection.settimeout(0.05)
+                    connection.sendall(piece)
+            time.sleep(seconds)
+        for connection in connections:
+            connection.close()
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    yield
+    over.set()
+    thread.join(20)
+
+
+def test_an_answer_without_end_is_cut_at_64_kib(listener: socket.socket) -> None:
+    with endless(listener, b"x" * 1000 + b"\n", 0.0):
+        began = time.monotonic()
+        lines = ask_ras(20, environment(listener))
+        assert time.monotonic() - began < 10, "it does not wait for an end"
+    assert sum(len(line) + 1 for line in lines) in range(2**16 - 1000, 2**16 + 2)
+
+
+def test_an_answer_that_drips_is_over_with_the_time(listener: socket.socket) -> None:
+    with endless(listener, b"x", 0.02):
+        began = time.monotonic()
+        (line,) = ask_ras(0.5, environment(listener))
+        assert time.monotonic() - began < 5
+    assert set(line) == {"x"}

@@ -1,5 +1,6 @@
 import contextlib
 import re
+import time
 
 import pytest
 from hypothesis import given
@@ -86,6 +87,7 @@ def test_memory_is_rounded_for_a_sentence() -> None:
         (["ip-10-0-0-8", "ip-10-0-0-9"], "ip-10-0-0-8-9"),
         (["7", "8"], "7-8"),
         ([f"gpu{number:04d}" for number in range(1024)], "gpu0000-1023"),
+        (["9" * 5000, "9" * 5000], f"{'9' * 5000}, {'9' * 5000}"),
     ],
 )
 def test_names_are_listed_as_a_person_would(names: list[str], text: str) -> None:
@@ -114,6 +116,13 @@ def test_consecutive_names_are_one_range(first: int, count: int, digits: int) ->
     names = [f"n{number:0{digits}d}" for number in range(first, first + count)]
     assert ", " not in compress_names(names)
     assert expanded(compress_names(names)) == names
+
+
+def test_a_long_name_is_read_at_once() -> None:
+    """Tried at every digit of it, a name of 100,000 digits took half a minute."""
+    before = time.monotonic()
+    assert compress_names([f"{'1' * 100_000}a"] * 2) != ""
+    assert time.monotonic() - before < 5
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,12 @@
 """Plain data as TOML: what the standard library reads and does not write."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+"""Half a character, which TOML cannot hold."""
 
 
 def toml_text(plain: Mapping[str, Any]) -> str:
@@ -31,11 +35,10 @@ def _is_list_of_tables(value: object) -> bool:
 
 def _key(key: str) -> str:
     bare = key.isascii() and key.replace("-", "").replace("_", "").isalnum()
-    return key if bare else json.dumps(key, ensure_ascii=False)
+    return key if bare else _quoted(key)
 
 
 def _value(value: object) -> str:
-    """A string's escapes are those of JSON; DEL, which JSON leaves alone, is none that occurs in names."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int):
@@ -43,7 +46,13 @@ def _value(value: object) -> str:
     if isinstance(value, float):
         return repr(value)
     if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)
+        return _quoted(value)
     if isinstance(value, Sequence):
         return f"[{', '.join(map(_value, value))}]"
     raise TypeError(f"TOML has no {type(value).__name__}")
+
+
+def _quoted(text: str) -> str:
+    """A string with JSON's escapes, and TOML's for what cannot be printed; no line of it is a runner's command."""
+    shown = json.dumps(_SURROGATE.sub("\ufffd", text), ensure_ascii=False).replace("##", "#\\u0023")
+    return "".join(each if each.isprintable() else f"\\U{ord(each):08x}" for each in shown)

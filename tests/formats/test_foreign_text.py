@@ -1,0 +1,184 @@
+"""Text that others chose is no command, no markup and no formula, in any format; our own readers read it back."""
+
+import io
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpubench.formats.frame import read_frame
+from gpubench.formats.registry import CSV, FORMATS, NAGIOS, NPD, SUMMARY
+from gpubench.formats.writer import Format, Style, Target
+from gpubench.measure.topo.report import examine
+from gpubench.model.facts.gpu_process import GpuProcess
+from gpubench.model.paths.topology import Topology
+from gpubench.model.results.figures import SpeedFigures
+from gpubench.model.results.report import (
+    COLLECTIVE_COLUMNS,
+    PAIR_COLUMNS,
+    CollectiveRow,
+    Metadata,
+    PairRow,
+    Report,
+    Row,
+)
+from gpubench.model.results.sentence import sentence
+from gpubench.model.terms.verdict import Finding, Verdict
+from gpubench.readers.results.gpubench_csv import read as read_csv
+from tests.formats.hostile import HOSTILE, PROBLEMS
+from tests.formats.sample import FINDING, JSON, METADATA, PAIR, ROWS
+from tests.machines.test_machines import read as read_machine
+
+T = TypeVar("T", CollectiveRow, PairRow, Finding)
+
+_OUR_OWN = (
+    *("collective", "backend", "origin", "dtype", "op", "placement", "mode", "verified", "verdict", "severity"),
+    *("direction", "engine", "peer", "scope", "id"),
+)
+"""Fields whose words gpubench chooses."""
+
+EVERY_FORMAT = (*FORMATS, SUMMARY, NAGIOS, NPD)
+hostile = pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+formats = pytest.mark.parametrize("format_", EVERY_FORMAT, ids=lambda each: each.name)
+
+Run = tuple[Metadata, tuple[Row, ...], Report]
+
+
+def told(value: T, text: str) -> T:
+    """A row or a finding all of whose texts are another's."""
+    texts = [each.name for each in fields(value) if "str" in str(each.type) and each.name not in _OUR_OWN]
+    held = {name: getattr(value, name) for name in texts}
+    changes: dict[str, Any] = {name: (text,) if isinstance(old, tuple) else text for name, old in held.items()}
+    return replace(value, **changes)
+
+
+def metadata(text: str, **changes: Any) -> Metadata:
+    """The circumstances of a run, as hostile as the run."""
+    ranks = tuple(replace(rank, host=text, gpu=text) for rank in METADATA.ranks)
+    return replace(
+        METADATA,
+        command=("gpubench", text),
+        hosts=(text,),
+        ranks=ranks,
+        source=text,
+        libraries={"NCCL": text},
+        environment={"NCCL_ALGO": text, "NCCL_DEBUG_FILE": text},
+        profile={"name": text, "note": text, "sha256": "0"},
+        **changes,
+    )
+
+
+def collective(text: str) -> Run:
+    rows = tuple(told(row, text) for row in ROWS)
+    return metadata(text), rows, Report(verdict=Verdict.FAIL, complete=True, findings=(told(FINDING, text),))
+
+
+_OF_COPIES = {
+    "pairs": [["GPU0", "GPU1"]], "check": True, "repeats": None, "sample_seconds": 0.01, "samples": 3, "warmup": 4,
+}  # fmt: skip
+
+
+def copies(text: str) -> Run:
+    about = metadata(text, subject="p2p", collective=None, options=_OF_COPIES | {"gpus": {"GPU0": text, "GPU1": text}})
+    return about, (told(PAIR, text),), Report(verdict=Verdict.FAIL, complete=True, findings=(told(FINDING, text),))
+
+
+def topo(text: str) -> Run:
+    (snapshot, *_), _ = read_machine("h200x4-vm")
+    held = GpuProcess(pid=1, name=text, memory_bytes=1, container=text)
+    gpus = tuple(replace(gpu, name=text, processes=(held,), throttle_reasons=(text,)) for gpu in snapshot.gpus)
+    hostile_node = replace(snapshot, host=text, gpus=gpus, machine=replace(snapshot.machine, cpu=text, kernel=text))
+    switched, _ = read_machine("l40s-pcie-switches")
+    nodes = [hostile_node, replace(switched[0], host=f"{text}2")]
+    about = metadata(text, subject="topo", collective=None, backend=None, options={})
+    return about, (), examine([Topology(each) for each in nodes], [])
+
+
+RUNS = {"collective": collective, "p2p": copies, "topo": topo}
+runs = pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
+
+
+def written(format_: Format, run: Run, style: Style | None = None) -> str:
+    about, rows, report = run
+    report = replace(report, sentence=sentence(about, report, SpeedFigures()))
+    stream = io.StringIO()
+    writer = format_.writer(Target(stream=stream), style or Style(plot=True, verbose=True))
+    columns = {"topo": (), "p2p": PAIR_COLUMNS}.get(about.subject, COLLECTIVE_COLUMNS)
+    writer.begin(about, columns)
+    for row in rows:
+        writer.row(row)
+    writer.end(report)
+    return stream.getvalue()
+
+
+@hostile
+@formats
+@runs
+def test_text_of_others_is_inert(run: Any, format_: Format, text: str) -> None:
+    assert list(PROBLEMS[format_.name](written(format_, run(text)))) == []
+
+
+@hostile
+def test_every_section_of_csv_is_inert(text: str) -> None:
+    made = topo(text)
+    for name in made[2].sections:
+        assert list(PROBLEMS["csv"](written(CSV, made, Style(section=name)))) == []
+    for name in ("findings",):
+        assert list(PROBLEMS["csv"](written(CSV, collective(text), Style(section=name)))) == []
+
+
+@hostile
+@formats
+def test_files_hold_what_stdout_shows(format_: Format, text: str, tmp_path: Path) -> None:
+    if format_.suffix is None:
+        return
+    path = tmp_path / f"result{format_.suffix}"
+    about, rows, report = collective(text)
+    writer = format_.writer(Target(path=path), Style())
+    writer.begin(about, COLLECTIVE_COLUMNS)
+    for row in rows:
+        writer.row(row)
+    writer.end(report)
+    assert list(PROBLEMS[format_.name](path.read_bytes().decode("utf-8"))) == []
+
+
+@hostile
+def test_json_is_exact(text: str) -> None:
+    document = json.loads(written(JSON, collective(text)))
+    assert document["metadata"]["environment"]["NCCL_ALGO"] == text
+    assert document["findings"][0]["subject"] == text
+
+
+@hostile
+def test_in_colours_too_a_table_has_no_other_s_escapes(text: str) -> None:
+    for make in RUNS.values():
+        shown = written(FORMATS[0], make(text), Style(color=True))
+        assert list(PROBLEMS["table"](re.sub(r"\x1b\[[0-9;]*m", "", shown))) == []
+
+
+def _texts() -> Iterator[Any]:
+    yield st.text(min_size=1)
+    yield st.sampled_from([*HOSTILE.values(), "NA", "nan", "null", "1", "1.0", "true", "''", "'", "\\", "'\\x41"])
+    yield st.text(alphabet="=+-@'\\:#[x1\t\r\n\ud800\u202e,;\" ", min_size=1)
+
+
+@given(st.one_of(*_texts()))
+def test_what_is_neutralised_in_csv_is_read_back(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    rows = tuple(replace(row, group=text, note=text) for row in ROWS)
+    about, _, report = collective("x")
+    as_csv = written(CSV, (about, rows, report))
+    assert read_csv(as_csv, "x").rows == rows
+    path = tmp_path_factory.mktemp("csv") / "x.csv"
+    path.write_text(as_csv, encoding="utf-8")
+    frame = read_frame(path)
+    assert frame["group"].tolist() == frame["note"].tolist() == [text] * len(rows)
+    assert frame["busbw_gb_s"].tolist() == [row.busbw_gb_s for row in rows]
+    pairs = (replace(PAIR, source=text, note=text),)
+    about = metadata("x", subject="p2p", collective=None, options={"gpus": {}})
+    assert read_csv(written(CSV, (about, pairs, report)), "x").pairs == pairs

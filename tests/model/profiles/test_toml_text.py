@@ -1,0 +1,28 @@
+"""TOML of our own."""
+
+import tomllib
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from gpubench.model.profiles.toml_text import toml_text
+from tests.formats.hostile import line_problems
+
+
+@given(st.text(alphabet=st.characters(exclude_categories=["Cs"])))
+@example("##[error]")
+@example("\x7f\u202e::x")
+def test_text_is_read_back_and_does_nothing(text: str) -> None:
+    document = toml_text({"title": text, "x": [{f"key {text}": text}]})
+    assert list(line_problems(document)) == []
+    assert tomllib.loads(document) == {"title": text, "x": [{f"key {text}": text}]}
+
+
+def test_half_a_character_is_replaced() -> None:
+    assert toml_text({"title": "a\ud800"}) == 'title = "a\ufffd"\n'
+
+
+@pytest.mark.parametrize("character", ["\x7f", "\u202e", "\U000e0041"])
+def test_what_cannot_be_printed_is_escaped(character: str) -> None:
+    assert toml_text({"title": character}) == f'title = "\\U{ord(character):08x}"\n'
