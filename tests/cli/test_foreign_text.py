@@ -131,6 +131,9 @@ WAYS: tuple[Way, ...] = (
     *(host_name, gpu_name, process_name, driver_version, recorded_environment, xml_attribute),
     *(path_that_is_there, path_that_is_not_there, option_value, log_line, log_host, profile_description, result),
 )
+WIDE = ("--width", "1000")
+"""A line that breaks between two words is no line of another's: the length of the test's folder must not decide."""
+
 hostile = pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
 ways = pytest.mark.parametrize("way", WAYS, ids=lambda each: each.__name__)
 
@@ -144,7 +147,7 @@ def outputs(arguments: tuple[str, ...], folder: Path) -> Iterator[tuple[str, str
         return
     folder.mkdir()
     files = {each.name: folder / f"out{each.suffix}" for each in FORMATS if each.suffix is not None}
-    given = [word for path in files.values() for word in ("--output", str(path))]
+    given = [*WIDE, *(word for path in files.values() for word in ("--output", str(path)))]
     shown = CliRunner().invoke(program.app, [*arguments, *given, "--format", "github"])
     yield from _told(shown.exception)
     yield from ((name, path.read_bytes().decode("utf-8")) for name, path in files.items() if path.exists())
@@ -152,7 +155,7 @@ def outputs(arguments: tuple[str, ...], folder: Path) -> Iterator[tuple[str, str
     if shown.stdout:
         yield "github", shown.stdout
         for name in ("table", "html", "csv"):
-            again = CliRunner().invoke(program.app, [*arguments, "--format", name])
+            again = CliRunner().invoke(program.app, [*arguments, *WIDE, "--format", name])
             yield name, again.stdout
 
 
