@@ -1,11 +1,11 @@
 """The checks of `gpubench check`: groups of conditions under the names that reports list, and what they need."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
 from gpubench.conditions.definition.circumstances import Facts
-from gpubench.conditions.definition.condition import joined, with_ids
+from gpubench.conditions.definition.condition import Unread, joined, with_ids
 from gpubench.conditions.profile import SURPLUS
 from gpubench.conditions.registry import CAUSES, CONDITIONS
 from gpubench.model.facts.snapshot import GpuFacts, Snapshot
@@ -85,6 +85,13 @@ def found_by(check: Check, facts: Facts) -> tuple[Finding, ...]:
     measured = (each for each in facts.measurements.findings if _check_of(each) == check.name)
     own = (each.findings(facts.circumstances) for each in CONDITIONS if each.check == check.name)
     return (*measured, *chain.from_iterable(own))
+
+
+def unread_by(check: Check, facts: Facts) -> Iterator[Unread]:
+    """What the conditions of a check could not look at."""
+    for each in CONDITIONS:
+        if each.check == check.name:
+            yield from (found for found in each.look(facts.circumstances) if isinstance(found, Unread))
 
 
 _PRESENT, _NVLINKS, _HOST_COPIES = (

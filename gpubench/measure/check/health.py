@@ -7,7 +7,7 @@ from gpubench.conditions.checks import CHECKS, Check, found_by, merged
 from gpubench.conditions.definition.circumstances import Facts
 from gpubench.conditions.registry import CONDITIONS
 from gpubench.measure.check.folding import folded
-from gpubench.measure.check.unread import unread_facts
+from gpubench.measure.check.unread import not_looked_at, unread_facts
 from gpubench.measure.topo.fallback import findings as prospect_findings
 from gpubench.measure.topo.fallback import prospects, survey
 from gpubench.model.paths.topology import Topology
@@ -98,6 +98,8 @@ def _check_row(facts: Facts, outcome: _Outcome, origin: str) -> CheckRow:
         verdict, note = Verdict.ERROR, "the driver did not tell"
     elif not _is_judged(facts, check):
         verdict, note = Verdict.SKIP, "speed not judged: no profile, no past results, and no limit that is known"
+    elif unseen := not_looked_at(check, facts):
+        verdict, note = Verdict.SKIP, unseen
     else:
         verdict, note = Verdict.PASS, None
     return CheckRow(

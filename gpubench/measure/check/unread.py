@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from gpubench.conditions.checks import Check
+from gpubench.conditions.checks import Check, unread_by
 from gpubench.conditions.definition.circumstances import Facts
 from gpubench.model.facts.snapshot import GpuFacts
 from gpubench.model.terms.verdict import Finding, Verdict
@@ -51,6 +51,26 @@ def unread_facts(check: Check, facts: Facts) -> Iterator[Finding]:
                 yield from _findings(on(number, f"{pair.source} → {pair.destination}"), there)
         for nic in node.nics:
             yield from _findings(named(number, nic), _reasons(nic.unknown, _OF_NICS.get(check.name, ())))
+
+
+def not_looked_at(check: Check, facts: Facts) -> str:
+    """Why a check that found nothing may not say PASS: what it looks at was not read anywhere. Empty where it may."""
+    seen = {each.reason: each.subject for each in unread_by(check, facts) if not each.reason.startswith(_NOT_THERE)}
+    if seen:
+        reason, subject = next(iter(seen.items()))
+        return f"{subject}: {reason}" + (f"; and {len(seen) - 1} more, see gpubench topo" if len(seen) > 1 else "")
+    gpus = [gpu for node in facts.nodes for gpu in node.gpus]
+    absent = [name for name in _OF_GPUS.get(check.name, ()) if gpus and all(_is_absent(gpu, name) for gpu in gpus)]
+    if absent:
+        return f"{', '.join(absent)}: not read, of no GPU"
+    if check.name == "redirection" and gpus and not any(node.snapshot.pci_devices for node in facts.nodes):
+        return "no bridge of the PCI bus was read"
+    return ""
+
+
+def _is_absent(gpu: GpuFacts, name: str) -> bool:
+    """True for a fact of which neither a value is known nor why it is not."""
+    return "." not in name and getattr(gpu, name) is None and name not in gpu.unknown
 
 
 def _reasons(unknown: Mapping[str, str], wanted: Sequence[str]) -> dict[str, str]:

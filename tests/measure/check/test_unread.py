@@ -1,21 +1,27 @@
 """What the driver did not answer passes no check, whichever answer it is."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from gpubench.conditions.definition.circumstances import Facts
 from gpubench.hardware.node.nvml.gpu import read_node
 from gpubench.measure.check.health import judge
 from gpubench.measure.check.unread import NOT_LOOKED_AT
-from gpubench.model.facts.snapshot import Snapshot
+from gpubench.model.facts.pci_capabilities import AccessControl, PciKind
+from gpubench.model.facts.snapshot import PciDevice, Snapshot
 from gpubench.model.paths.nodes import group
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.measurements import QUICK
 from gpubench.model.results.report import Report
+from gpubench.model.results.rows.checks import CHECKS_SECTION, CheckRow
 from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.verdict import Verdict
 from tests.fakes.nvml import FakeGpu, FakeNvml, NVMLError, replies
 from tests.fakes.planted import job_of
 
+TOP = "0000:01:00.0"
 BUSES = ("06", "07", "08", "09")
 UNKNOWN_ERROR, NOT_SUPPORTED = 999, 3
 
@@ -65,3 +71,67 @@ def test_links_of_which_neither_call_tells() -> None:
     report = checked(*(FakeGpu(bus, replies=silent if bus == "07" else {}) for bus in BUSES))
     assert NOT_LOOKED_AT in {each.id for each in report.findings}
     assert report.verdict is Verdict.ERROR
+
+
+READ_OF_A_GPU: dict[str, dict[str, Any]] = {
+    "nvlink_active": {"nvlinks": None},
+    "fabric": {"fabric": None},
+    "memory_rows": {"remapped_rows": None},
+    "throttle": {"throttle_reasons": None},
+    "mig": {"mig": None},
+    "ecc": {"memory_errors": None},
+    "clocks": {"most_clock_mhz": None},
+    "temperature": {"temperature_c": None},
+    "gpu_free": {"processes": None},
+    "pcie_errors": {"pcie_replays": None},
+}
+"""By check, a fact of a GPU as it is in a recording that lacks it."""
+
+
+def check_verdicts(node: Snapshot) -> dict[str, Verdict]:
+    nodes = [Topology(node)]
+    report = judge(Facts(nodes, group(nodes), job_of(node).ranks, [None], QUICK, False))
+    return {row.check: Verdict(row.verdict) for row in report.rows(CHECKS_SECTION, CheckRow)}
+
+
+@pytest.mark.parametrize("check", READ_OF_A_GPU)
+def test_what_a_recording_does_not_hold_passes_no_check(check: str) -> None:
+    facts = read_node(FakeNvml(*map(FakeGpu, BUSES)), cpus=64)
+    node = Snapshot(host="n0", origin=Origin.MEASURED, source="", gpus=facts.gpus, pairs=facts.pairs)
+    assert check_verdicts(node)[check] is Verdict.PASS
+    without = tuple(replace(gpu, **READ_OF_A_GPU[check]) for gpu in node.gpus)
+    assert check_verdicts(replace(node, gpus=without))[check] is Verdict.SKIP
+
+
+def test_an_empty_pci_bus_shows_no_redirection() -> None:
+    facts = read_node(FakeNvml(*map(FakeGpu, BUSES)), cpus=64)
+    node = Snapshot(host="n0", origin=Origin.MEASURED, source="", gpus=facts.gpus, pairs=facts.pairs)
+    bus = tuple(PciDevice(bus_id=gpu.bus_id or "", kind=PciKind.GPU) for gpu in node.gpus)
+    assert check_verdicts(node)["redirection"] is Verdict.SKIP
+    assert check_verdicts(replace(node, pci_devices=bus))["redirection"] is Verdict.PASS
+
+
+def test_access_control_that_nobody_may_read_passes_nothing() -> None:
+    def below_a_switch(**port: Any) -> Snapshot:
+        facts = read_node(FakeNvml(*map(FakeGpu, BUSES)), cpus=64)
+        root = "0000:00:01.0"
+        bus = [
+            PciDevice(bus_id=root, kind=PciKind.ROOT_PORT),
+            PciDevice(bus_id=TOP, kind=PciKind.UPSTREAM_PORT, above=root),
+        ]
+        for at, gpu in enumerate(facts.gpus):
+            below = f"0000:02:0{at}.0"
+            bus.append(PciDevice(bus_id=below, kind=PciKind.DOWNSTREAM_PORT, above=TOP, **port))
+            bus.append(PciDevice(bus_id=gpu.bus_id or "", kind=PciKind.GPU, above=below))
+        return Snapshot(
+            host="n0",
+            origin=Origin.MEASURED,
+            source="",
+            gpus=tuple(replace(gpu, nvlinks=()) for gpu in facts.gpus),
+            pairs=tuple(replace(pair, pcie_path="PIX") for pair in facts.pairs),
+            pci_devices=tuple(bus),
+        )
+
+    closed = {"access_control": "the kernel shows 64 bytes to users"}
+    assert check_verdicts(below_a_switch(access_control=AccessControl()))["redirection"] is Verdict.PASS
+    assert check_verdicts(below_a_switch(unknown=closed))["redirection"] is Verdict.SKIP
