@@ -115,7 +115,7 @@ def test_a_recording_of_another_command_is_checked_by_its_facts() -> None:
         "ecc": "memory_errors: not read, of no GPU",
         "clocks": "most_clock_mhz: not read, of no GPU",
         "temperature": "temperature_c: not read, of no GPU",
-        "redirection": "no bridge of the PCI bus was read",
+        "redirection": "a virtual machine does not show what its host redirects",
     }
 
 

@@ -63,9 +63,13 @@ def not_looked_at(check: Check, facts: Facts) -> str:
     absent = [name for name in _OF_GPUS.get(check.name, ()) if gpus and all(_is_absent(gpu, name) for gpu in gpus)]
     if absent:
         return f"{', '.join(absent)}: not read, of no GPU"
-    if check.name == "redirection" and gpus and not any(node.snapshot.pci_devices for node in facts.nodes):
-        return "no bridge of the PCI bus was read"
-    return ""
+    return _no_redirection_read(facts) if check.name == "redirection" and gpus else ""
+
+
+def _no_redirection_read(facts: Facts) -> str:
+    if all(node.snapshot.machine.virtual_machine for node in facts.nodes):
+        return "a virtual machine does not show what its host redirects"
+    return "" if any(node.snapshot.pci_devices for node in facts.nodes) else "no bridge of the PCI bus was read"
 
 
 def _is_absent(gpu: GpuFacts, name: str) -> bool:

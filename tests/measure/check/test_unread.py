@@ -10,7 +10,7 @@ from gpubench.hardware.node.nvml.gpu import read_node
 from gpubench.measure.check.health import judge
 from gpubench.measure.check.unread import NOT_LOOKED_AT
 from gpubench.model.facts.pci_capabilities import AccessControl, PciKind
-from gpubench.model.facts.snapshot import PciDevice, Snapshot
+from gpubench.model.facts.snapshot import HostFacts, PciDevice, Snapshot
 from gpubench.model.paths.nodes import group
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.measurements import QUICK
@@ -109,6 +109,8 @@ def test_an_empty_pci_bus_shows_no_redirection() -> None:
     bus = tuple(PciDevice(bus_id=gpu.bus_id or "", kind=PciKind.GPU) for gpu in node.gpus)
     assert check_verdicts(node)["redirection"] is Verdict.SKIP
     assert check_verdicts(replace(node, pci_devices=bus))["redirection"] is Verdict.PASS
+    guest = replace(node, pci_devices=bus, machine=HostFacts(virtual_machine=True))
+    assert check_verdicts(guest)["redirection"] is Verdict.SKIP
 
 
 def test_access_control_that_nobody_may_read_passes_nothing() -> None:
