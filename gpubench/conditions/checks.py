@@ -1,11 +1,12 @@
 """The checks of `gpubench check`: groups of conditions under the names that reports list, and what they need."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 
+from gpubench.conditions.definition import subjects
 from gpubench.conditions.definition.circumstances import Facts
 from gpubench.conditions.definition.condition import Unread, joined, with_ids
+from gpubench.conditions.definition.subjects import Lack
 from gpubench.conditions.profile import SURPLUS
 from gpubench.conditions.registry import CAUSES, CONDITIONS
 from gpubench.model.facts.snapshot import GpuFacts, Snapshot
@@ -20,59 +21,170 @@ from gpubench.model.terms.verdict import WRONG_DATA, Finding, Verdict
 class Check:
     """A check: its name, what it looks for, what has to be measured for it, whether it says something of machines
     without GPUs too, and whether `gpubench topo` has it beside the wiring that it shows.
+
+    `reads` are the facts without which it says nothing, by scope (gpu, pair, nic, port, node, rank) and field, `|`
+    between those of which one is enough. `lack` says why there is nothing to look at on some machines, `in_part` what
+    a check that passes has not seen all the same.
     """
 
     name: str
     summary: str
     needs: Need = Need.FACTS
+    reads: tuple[str, ...] = ()
+    lack: Lack = subjects.always_something
+    in_part: Lack = subjects.always_something
     without_gpus: bool = False
     of_wiring: bool = False
 
 
-def _wiring(name: str, summary: str, *, without_gpus: bool = False) -> Check:
-    return Check(name, summary, without_gpus=without_gpus, of_wiring=True)
+def _wiring(
+    name: str,
+    summary: str,
+    *reads: str,
+    lack: Lack = subjects.always_something,
+    in_part: Lack = subjects.always_something,
+    without_gpus: bool = False,
+) -> Check:
+    return Check(name, summary, reads=reads, lack=lack, in_part=in_part, without_gpus=without_gpus, of_wiring=True)
 
 
 CHECKS: tuple[Check, ...] = (
-    _wiring("driver", "the driver answers, and sees what is on the PCI bus", without_gpus=True),
-    _wiring("gpu_present", "every GPU of the machine answers"),
-    _wiring("nvlink_active", "as many NVLinks are active as on sibling GPUs"),
-    _wiring("nvlink_errors", "NVLinks count no errors while they are used, and few before"),
-    _wiring("fabric", "every GPU has joined its NVLink fabric, which is healthy"),
-    _wiring("peer_access", "every GPU pair has peer access, and CUDA and NVML agree on it"),
-    _wiring("pcie_link", "PCIe links run at full width, and at full speed under load"),
-    _wiring("profile", "links are as many and as fast as on healthy machines of this type"),
-    _wiring("memory_rows", "no memory row waits to be remapped, or cannot be"),
-    _wiring("throttle", "no GPU is slowed down by heat or power supply"),
-    _wiring("nic_state", "RDMA ports are active, at the rate of their siblings", without_gpus=True),
-    _wiring("gpudirect", "RDMA NICs can reach GPU memory"),
-    _wiring("nodes_alike", "nodes of a kind are alike", without_gpus=True),
-    _wiring("ranks_alike", "ranks of a host share memory, and all ranks their settings", without_gpus=True),
-    Check("gpu_model", "GPUs are of one model, and of the profile's"),
-    Check("mig", "no GPU is split that should be whole"),
-    Check("ecc", "error correction is on, and had no error that it could not correct"),
-    Check("clocks", "GPUs of one model have the same highest clock, and nobody set clocks or power low"),
-    Check("temperature", "no GPU is much hotter than its siblings"),
-    Check("gpu_free", "nobody uses the GPUs, and their memory is free"),
-    Check("pcie_errors", "PCIe links count no errors while they are used, and few before"),
+    _wiring(
+        "driver",
+        "the driver answers, and sees what is on the PCI bus",
+        "node.driver.version|driver.absent",
+        without_gpus=True,
+    ),
+    _wiring("gpu_present", "every GPU of the machine answers", "gpu.bus_id"),
+    _wiring(
+        "nvlink_active", "as many NVLinks are active as on sibling GPUs", "gpu.nvlinks.active", lack=subjects.nvlinks
+    ),
+    _wiring(
+        "nvlink_errors",
+        "NVLinks count no errors while they are used, and few before",
+        "gpu.nvlinks.errors",
+        lack=subjects.nvlinks,
+        in_part=subjects.counts_during_a_run,
+    ),
+    _wiring(
+        "fabric",
+        "every GPU has joined its NVLink fabric, which is healthy",
+        "gpu.fabric.state",
+        lack=subjects.fabric,
+        in_part=subjects.fabric_health,
+    ),
+    _wiring(
+        "peer_access",
+        "every GPU pair has peer access, and CUDA and NVML agree on it",
+        *("pair.read", "pair.write", "pair.cuda"),
+        lack=subjects.several_gpus,
+    ),
+    _wiring(
+        "pcie_link",
+        "PCIe links run at full width, and at full speed under load",
+        *("gpu.pcie.generation", "gpu.pcie.width", "gpu.pcie.max_generation", "gpu.pcie.max_width", "gpu.idle"),
+    ),
+    _wiring(
+        "profile",
+        "links are as many and as fast as on healthy machines of this type",
+        *("gpu.pcie.max_generation", "gpu.pcie.max_width", "gpu.nvlinks.active"),
+        lack=subjects.a_profile,
+    ),
+    _wiring(
+        "memory_rows",
+        "no memory row waits to be remapped, or cannot be",
+        "gpu.remapped_rows|retirement_pending",
+    ),
+    _wiring("throttle", "no GPU is slowed down by heat or power supply", "gpu.throttle_reasons"),
+    _wiring(
+        "nic_state",
+        "RDMA ports are active, at the rate of their siblings",
+        *("nic.state", "nic.rate_gbit_s"),
+        lack=subjects.rdma_nics,
+        without_gpus=True,
+    ),
+    _wiring("gpudirect", "RDMA NICs can reach GPU memory", lack=subjects.rdma_nics),
+    _wiring("nodes_alike", "nodes of a kind are alike", lack=subjects.nodes_to_compare, without_gpus=True),
+    _wiring(
+        "ranks_alike",
+        "ranks of a host share memory, and all ranks their settings",
+        "rank.shm_device",
+        lack=subjects.ranks_to_compare,
+        without_gpus=True,
+    ),
+    Check("gpu_model", "GPUs are of one model, and of the profile's", reads=("gpu.name",)),
+    Check("mig", "no GPU is split that should be whole", reads=("gpu.mig",)),
+    Check(
+        "ecc",
+        "error correction is on, and had no error that it could not correct",
+        reads=("gpu.ecc", "gpu.memory_errors"),
+    ),
+    Check(
+        "clocks",
+        "GPUs of one model have the same highest clock, and nobody set clocks or power low",
+        reads=("gpu.most_clock_mhz",),
+    ),
+    Check("temperature", "no GPU is much hotter than its siblings", reads=("gpu.temperature_c",)),
+    Check(
+        "gpu_free",
+        "nobody uses the GPUs, and their memory is free",
+        reads=("gpu.processes", "gpu.memory_bytes", "gpu.memory_used_bytes"),
+    ),
+    Check(
+        "pcie_errors",
+        "PCIe links count no errors while they are used, and few before",
+        reads=("gpu.pcie_replays",),
+        in_part=subjects.counts_during_a_run,
+    ),
     Check(
         "nic_errors",
         "RDMA ports count no errors while they are used, and no more than their siblings before",
+        reads=("port.counters|hardware_counters",),
+        lack=subjects.rdma_nics,
+        in_part=subjects.counts_during_a_run,
         without_gpus=True,
     ),
-    Check("nic_profile", "as many RDMA ports, as fast, as the profile that was asked for has", without_gpus=True),
-    Check("redirection", "neither ACS nor the IOMMU stands between GPUs and NICs"),
-    Check("versions", "drivers and libraries are alike on all nodes", without_gpus=True),
+    Check(
+        "nic_profile",
+        "as many RDMA ports, as fast, as the profile that was asked for has",
+        lack=subjects.a_profile_asked_for,
+        without_gpus=True,
+    ),
+    Check(
+        "redirection",
+        "neither ACS nor the IOMMU stands between GPUs and NICs",
+        reads=("gpu.bus_id",),
+        lack=subjects.traffic_over_pcie,
+    ),
+    Check(
+        "versions",
+        "drivers and libraries are alike on all nodes",
+        reads=("node.driver.version|driver.absent", "rank.libraries"),
+        lack=subjects.nodes_or_ranks,
+        without_gpus=True,
+    ),
     Check("paths", "no path goes through host memory that could be direct", Need.PEER_COPIES),
     Check("p2p_bandwidth", "copies are as fast as between siblings, and as expected", Need.PEER_COPIES),
     Check("p2p_symmetry", "copies are as fast there as back", Need.PEER_COPIES),
     Check("host_bandwidth", "copies with host memory are as fast as expected", Need.HOST_COPIES),
-    Check("host_memory", "nodes copy in their memory as fast as the others", Need.HOST_MEMORY, without_gpus=True),
+    Check(
+        "host_memory",
+        "nodes copy in their memory as fast as the others",
+        Need.HOST_MEMORY,
+        lack=subjects.nodes_to_compare,
+        without_gpus=True,
+    ),
     Check(
         "collective_bandwidth", "all-reduce takes as long as on healthy machines", Need.ALL_REDUCE, without_gpus=True
     ),
     Check("data_correct", "all data arrive as they were sent", Need.VERIFIED_DATA, without_gpus=True),
-    Check("stragglers", "no rank takes longer than the others", Need.ALL_REDUCE, without_gpus=True),
+    Check(
+        "stragglers",
+        "no rank takes longer than the others",
+        Need.ALL_REDUCE,
+        lack=subjects.timed_ranks,
+        without_gpus=True,
+    ),
     Check("measured", "all that was to be measured was", without_gpus=True),
 )
 """In the order in which reports have them."""
@@ -80,18 +192,29 @@ CHECKS: tuple[Check, ...] = (
 WIRING = tuple(check for check in CHECKS if check.of_wiring)
 
 
-def found_by(check: Check, facts: Facts) -> tuple[Finding, ...]:
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What the conditions of a check found, and what they could not look at."""
+
+    findings: tuple[Finding, ...]
+    unread: tuple[Unread, ...]
+
+
+def look(check: Check, facts: Facts) -> Looked:
     """The findings of a check: those that measuring made and that belong to it, then those of its conditions."""
-    measured = (each for each in facts.measurements.findings if _check_of(each) == check.name)
-    own = (each.findings(facts.circumstances) for each in CONDITIONS if each.check == check.name)
-    return (*measured, *chain.from_iterable(own))
+    findings = [each for each in facts.measurements.findings if _check_of(each) == check.name]
+    unread: list[Unread] = []
+    for condition in CONDITIONS:
+        if condition.check == check.name:
+            found = tuple(condition.look(facts.circumstances))
+            findings += condition.findings_of(found)
+            unread += (each for each in found if isinstance(each, Unread))
+    return Looked(tuple(findings), tuple(unread))
 
 
-def unread_by(check: Check, facts: Facts) -> Iterator[Unread]:
-    """What the conditions of a check could not look at."""
-    for each in CONDITIONS:
-        if each.check == check.name:
-            yield from (found for found in each.look(facts.circumstances) if isinstance(found, Unread))
+def found_by(check: Check, facts: Facts) -> tuple[Finding, ...]:
+    """The findings alone."""
+    return look(check, facts).findings
 
 
 _PRESENT, _NVLINKS, _HOST_COPIES = (

@@ -3,7 +3,16 @@
 from collections.abc import Iterator, Sequence
 
 from gpubench.conditions.definition.circumstances import Circumstances
-from gpubench.conditions.definition.condition import Condition, Family, Found, Look, Slowed, in_each_node
+from gpubench.conditions.definition.condition import (
+    Condition,
+    Family,
+    Found,
+    Look,
+    Slowed,
+    Unread,
+    in_each_node,
+    joined,
+)
 from gpubench.conditions.definition.sightings import of_device, of_node, of_pairs, sureness
 from gpubench.model.facts.error_counts import FEW_MEANWHILE, pcie_errors
 from gpubench.model.facts.pci_capabilities import PciKind
@@ -61,6 +70,11 @@ def _uplink(run: Circumstances) -> Found:
         links = {switch.bus_id: switch.link for switch in node.snapshot.switches}
         ports = (each for each in node.snapshot.pci_devices if each.kind is PciKind.UPSTREAM_PORT)
         links |= {each.bus_id: each.link for each in ports}
+        above = {switch for gpu in node.gpus for switch in gpu.place.switches}
+        known = {each for each, link in links.items() if link.width and link.max_width}
+        unread = sorted((above | links.keys()) - known)
+        if unread:
+            yield Unread(run.on(number), f"the uplink of switch {joined(unread)} was not read")
         for bus_id, link in links.items():
             narrow = _is_narrow(link)
             if narrow or _is_slow(link):

@@ -15,23 +15,31 @@ from gpubench.conditions.definition.condition import (
     joined,
 )
 from gpubench.conditions.definition.sightings import of_gpu
+from gpubench.conditions.definition.subjects import reaches_over_pcie, uses_pcie
 from gpubench.model.facts.pci_capabilities import PciKind
 from gpubench.model.facts.snapshot import PciDevice
 from gpubench.model.paths.evidence import Confidence
-from gpubench.model.paths.topology import Device, Topology
+from gpubench.model.paths.topology import UNKNOWN_PATH, Device, Topology
 from gpubench.model.results.rows.causes import Effect
 from gpubench.model.terms.verdict import Verdict
 
 _REDIRECTS = ("request_redirect", "completion_redirect", "upstream_forwarding")
 _DIRECT = "direct_translated"
 _TRANSLATES = ("DMA", "DMA-FQ")
-_BELOW_ONE_SWITCH = ("PIX", "PXB")
+_MAYBE_BELOW_ONE_SWITCH = ("PIX", "PXB", UNKNOWN_PATH)
 
 
 def _on_metal(run: Circumstances) -> Iterator[tuple[int, Topology]]:
     """Nodes that are no virtual machines: a hypervisor needs redirection and translation, and shows neither truly."""
     found = run.nodes.items()
     return ((number, node) for number, node in found if not node.snapshot.machine.virtual_machine)
+
+
+def _hidden(run: Circumstances) -> Found:
+    """The virtual machines, of which nobody knows."""
+    for number, node in run.nodes.items():
+        if node.snapshot.machine.virtual_machine and reaches_over_pcie(node):
+            yield Unread(run.on(number), "a virtual machine does not show what its host redirects")
 
 
 def _above(devices: Mapping[str, PciDevice], bus_id: str | None) -> list[PciDevice]:
@@ -63,6 +71,7 @@ def _is_translated(devices: Mapping[str, PciDevice], bridge: PciDevice, *ends: s
 def _redirected(run: Circumstances, number: int, couples: Iterable[tuple[Device, Device, tuple[int, ...]]]) -> Found:
     """Couples below a switch whose traffic bridges send up to the root: by their registers, else by IOMMU groups."""
     devices = run.pci_devices[number]
+    unseen: list[str] = []
     redirected, split, hidden = (dict[tuple[str, tuple[int, ...]], dict[str, str]]() for _ in range(3))
     for one, other, gpus in couples:
         bridges = _between(devices, one.bus_id, other.bus_id)
@@ -73,6 +82,8 @@ def _redirected(run: Circumstances, number: int, couples: Iterable[tuple[Device,
         ends = (devices.get(each.bus_id or "") for each in (one, other))
         groups = {str(each.iommu_group) for each in ends if each is not None and each.iommu_group is not None}
         couple = run.on(number, f"{one.device} – {other.device}"), gpus
+        if not bridges:
+            unseen.append(couple[0])
         if any(found.values()):
             redirected[couple] = {bridge: said for bridge, said in found.items() if said}
         elif closed:
@@ -89,6 +100,8 @@ def _redirected(run: Circumstances, number: int, couples: Iterable[tuple[Device,
         yield _of_couples(
             split, f"devices of one switch are in IOMMU groups {groups_seen}, which ACS splits", Confidence.LIKELY
         )
+    if unseen:
+        yield Unread(joined(unseen), "the bridges between them were not read")
     if hidden:
         reasons = dict(pair for each in hidden.values() for pair in each.items())
         yield Unread(joined(name for name, _ in hidden), f"ACS of {joined(reasons)}: {joined(reasons.values())}")
@@ -120,13 +133,14 @@ def _redirects(devices: Mapping[str, PciDevice], bridge: PciDevice, one: Device,
 @in_each_node
 def _acs(run: Circumstances) -> Found:
     """Between GPUs that reach each other over PCIe switches."""
+    yield from _hidden(run)
     for number, node in _on_metal(run):
         gpus = [(each, gpu) for each in sorted(run.gpus_of(number)) if (gpu := run.wiring.gpu(each)) is not None]
         couples = (
             (gpu, peer, (one, other))
             for place, (one, gpu) in enumerate(gpus)
             for other, peer in gpus[place + 1 :]
-            if node.path(gpu, peer) in _BELOW_ONE_SWITCH
+            if node.path(gpu, peer) in _MAYBE_BELOW_ONE_SWITCH
         )
         yield from _redirected(run, number, couples)
 
@@ -134,13 +148,14 @@ def _acs(run: Circumstances) -> Found:
 @in_each_node
 def _acs_nic(run: Circumstances) -> Found:
     """Between GPUs and the RDMA NICs beside them."""
+    yield from _hidden(run)
     for number, node in _on_metal(run):
         couples = (
             (gpu, nic, (position,))
             for position in sorted(run.gpus_of(number))
             if (gpu := run.wiring.gpu(position)) is not None
             for nic in node.nics
-            if nic.rdma and node.path(gpu, nic) in _BELOW_ONE_SWITCH
+            if nic.rdma and node.path(gpu, nic) in _MAYBE_BELOW_ONE_SWITCH
         )
         yield from _redirected(run, number, couples)
 
@@ -148,23 +163,22 @@ def _acs_nic(run: Circumstances) -> Found:
 @in_each_node
 def _translating(run: Circumstances) -> Found:
     """GPUs behind a translating IOMMU that reach others over PCIe: NVLink's bytes do not pass it."""
+    yield from _hidden(run)
     metal = dict(_on_metal(run))
     for position, node, gpu in run.gpus():
         number = run.wiring.gpus[position].node
-        device = run.pci_devices[number].get(gpu.bus_id or "")
-        over_pcie = any(nic.rdma for nic in node.nics) or any(
-            not node.nvlinks(gpu, other) and node.peer_access(gpu, other).possible
-            for other in node.gpus
-            if other is not gpu
-        )
-        if number not in metal or device is None or device.iommu_group is None or not over_pcie:
+        if number not in metal or not uses_pcie(node, gpu):
             continue
-        iommu = node.snapshot.kernel.iommu
-        kind = iommu.group_types.get(str(device.iommu_group))
-        if kind in _TRANSLATES:
-            yield of_gpu(run, position, f"its IOMMU group has type {kind}: it translates", Confidence.LIKELY)
-        elif kind is None:
+        device, iommu = run.pci_devices[number].get(gpu.bus_id or ""), node.snapshot.kernel.iommu
+        if device is None:
+            yield Unread(run.name(position), "it is not among the PCI devices that were read")
+        elif device.iommu_group is None:
+            if iommu.units != ():
+                yield Unread(run.name(position), "its IOMMU group was not read")
+        elif (kind := iommu.group_types.get(str(device.iommu_group))) is None:
             yield Unread(run.name(position), iommu.unknown.get("group_types", "the type of its group was not read"))
+        elif kind in _TRANSLATES:
+            yield of_gpu(run, position, f"its IOMMU group has type {kind}: it translates", Confidence.LIKELY)
 
 
 _MOST_CURED = 4

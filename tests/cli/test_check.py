@@ -68,7 +68,8 @@ def test_quick_measures_nothing_and_is_quick() -> None:
     assert code == 0
     assert document["pairs"] == document["rows"] == []
     skipped = {row["note"] for row in document["checks"] if row["verdict"] == "SKIP"}
-    assert skipped == {"--quick", "most_clock_mhz: not read, of no GPU"}
+    assert "--quick" in skipped
+    assert {row["check"] for row in document["checks"] if row["note"] == "--quick"} > {"paths", "p2p_bandwidth"}
 
 
 def test_a_warning_fails_only_where_that_was_asked_for() -> None:
@@ -111,12 +112,13 @@ ANOTHER = "the recording is of another command than check"
 def test_a_recording_of_another_command_is_checked_by_its_facts() -> None:
     code, document = checked("--replay", "tests/machines/h200x4-vm")
     assert code == 0
-    assert {row["check"]: row["note"] for row in document["checks"] if row["note"] not in (None, ANOTHER)} == {
-        "ecc": "memory_errors: not read, of no GPU",
-        "clocks": "most_clock_mhz: not read, of no GPU",
-        "temperature": "temperature_c: not read, of no GPU",
-        "redirection": "a virtual machine does not show what its host redirects",
+    notes = {row["check"]: row["note"] for row in document["checks"] if row["note"] not in (None, ANOTHER)}
+    assert {name: note for name, note in notes.items() if "was not read" in note} == {
+        "ecc": "memory_errors was not read",
+        "clocks": "most_clock_mhz was not read",
+        "temperature": "temperature_c was not read",
     }
+    assert notes["redirection"] == "no GPU reaches another, or a NIC, over PCIe"
 
 
 def test_without_a_gpu_it_is_exit_code_3_with_the_reason() -> None:

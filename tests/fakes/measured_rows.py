@@ -31,6 +31,16 @@ def pair(node: Snapshot, source: int, destination: int, gb_s: float | None, **ch
     return replace(made, **changes)
 
 
+def host_copies(node: Snapshot, gb_s: float) -> tuple[PairRow, ...]:
+    """Copies of every GPU of a node from and to pinned host memory."""
+    found = []
+    for gpu in range(len(node.gpus)):
+        out = replace(pair(node, gpu, gpu, gb_s, note="pinned host memory", peer=None), destination="host")
+        found.append(replace(out, destination_bus_id=None))
+        found.append(replace(out, source="host", source_bus_id=None, destination=out.source))
+    return tuple(found)
+
+
 def row(size_bytes: int, time_us: float, busbw: float, **changes: Any) -> CollectiveRow:
     """An all-reduce on eight ranks."""
     made = CollectiveRow(

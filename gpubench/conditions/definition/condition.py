@@ -128,7 +128,11 @@ class Condition:
 
     def findings(self, run: Circumstances) -> Iterator[Finding]:
         """The findings of this condition's check; a design that somebody may want is none."""
-        yield from self._told(each for each in self.look(run) if isinstance(each, Sighting))
+        return self.findings_of(self.look(run))
+
+    def findings_of(self, found: Iterable[Sighting | Unread]) -> Iterator[Finding]:
+        """The same of what `look` has found already."""
+        return self._told(each for each in found if isinstance(each, Sighting))
 
     def findings_in_log(self, facts: LogFacts) -> Iterator[Finding]:
         """The findings of this condition in a job's log, where that shows what ended the job."""

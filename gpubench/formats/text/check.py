@@ -41,20 +41,22 @@ class CheckView(ReportView):
         self._page.print("")
 
     def _checks(self, rows: Sequence[CheckRow]) -> None:
-        """Verdicts of checks; those that pass, and those that nobody looked at for one reason, in one line."""
+        """Verdicts of checks; in one line those that pass, and those that were not looked at for one reason."""
         alike: dict[tuple[str, str | None], list[str]] = {}
         for row in rows:
             if row.verdict == Verdict.PASS or row.note:
                 alike.setdefault((row.verdict, row.note), []).append(row.check)
-        passed = alike.pop((Verdict.PASS.value, None), [])
-        if passed:
-            self._page.wrap(f"{'PASS':<13} {', '.join(passed)}", hanging=14)
+        for (verdict, note), names in alike.items():
+            if verdict == Verdict.PASS:
+                told = f": {note}" if note else ""
+                self._page.wrap(f"{'PASS':<13} {', '.join(names)}{told}", hanging=14)
         for row in rows:
             if row.verdict != Verdict.PASS and not row.note:
                 found = counted(row.findings, "finding") + (", by design" if row.verdict == Verdict.SKIP else "")
                 self._page.wrap(f"{row.verdict:<13} {row.check}: {found}", hanging=14)
         for (verdict, note), names in alike.items():
-            self._page.wrap(f"{verdict:<13} {', '.join(names)}: not looked at: {note}", hanging=14)
+            if verdict != Verdict.PASS:
+                self._page.wrap(f"{verdict:<13} {', '.join(names)}: not looked at: {note}", hanging=14)
         self._nodes_in_error(rows)
 
     def _nodes_in_error(self, rows: Sequence[CheckRow]) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from gpubench.conditions.checks import CHECKS, Check, found_by, merged
+from gpubench.conditions.checks import CHECKS, Check, Looked, look, merged
 from gpubench.conditions.definition.circumstances import Facts
 from gpubench.conditions.registry import CONDITIONS
 from gpubench.measure.check.folding import folded
@@ -38,23 +38,32 @@ _OF_ALL_RANKS = (SLOW_UNEXPLAINED, STRAGGLER)
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """The findings of one check."""
+    """The findings of one check, those on facts that could not be read included, and what its conditions saw."""
 
     check: Check
     findings: tuple[Finding, ...]
+    looked: Looked
+
+    @classmethod
+    def of(cls, check: Check, facts: Facts) -> "_Outcome":
+        """The outcome of a check."""
+        looked = look(check, facts)
+        return cls(check, (*looked.findings, *unread_facts(check, facts)), looked)
 
 
 def judge(facts: Facts, *, checks: Sequence[Check] = CHECKS) -> Report:
     """The report of `gpubench check`: all checks judge always."""
-    outcomes = [_Outcome(check, (*found_by(check, facts), *unread_facts(check, facts))) for check in checks]
+    outcomes = [_Outcome.of(check, facts) for check in checks]
     every = [finding for outcome in outcomes for finding in outcome.findings]
     every += in_the_way(facts, every)
     hosts = [node.snapshot.host for node in facts.nodes]
     nvlinked = any(gpu.nvlinks for node in facts.nodes for gpu in node.gpus)
     found = _gravest_first(folded(merged(every), hosts, nvlinked=nvlinked))
-    verdict = overall([Verdict.PASS, *(finding.severity for finding in found)])
     origin = facts.nodes[0].snapshot.origin if facts.nodes else ""
     check_rows = tuple(_check_row(facts, outcome, origin) for outcome in outcomes)
+    passed = any(row.verdict is Verdict.PASS for row in check_rows if row.check != "measured")
+    at_best = Verdict.PASS if passed else Verdict.SKIP
+    verdict = overall([at_best, *(finding.severity for finding in found)])
     told = {each.id for each in found}
     own = [each for each in every if each.id not in _OF_ALL_RANKS or each.id in told]
     verdict_rows = tuple(_verdict_rows(facts, own))
@@ -98,10 +107,10 @@ def _check_row(facts: Facts, outcome: _Outcome, origin: str) -> CheckRow:
         verdict, note = Verdict.ERROR, "the driver did not tell"
     elif not _is_judged(facts, check):
         verdict, note = Verdict.SKIP, "speed not judged: no profile, no past results, and no limit that is known"
-    elif unseen := not_looked_at(check, facts):
+    elif unseen := not_looked_at(check, outcome.looked, facts, in_error):
         verdict, note = Verdict.SKIP, unseen
     else:
-        verdict, note = Verdict.PASS, None
+        verdict, note = Verdict.PASS, check.in_part(facts) or None
     return CheckRow(
         check=check.name,
         verdict=verdict,
@@ -115,8 +124,8 @@ def _check_row(facts: Facts, outcome: _Outcome, origin: str) -> CheckRow:
 
 def _is_judged(facts: Facts, check: Check) -> bool:
     """False for a check of speed whose rows nobody could judge."""
-    if check.name == "collective_bandwidth":
-        return any(row.expected_us for row in facts.measurements.collectives)
+    if check.name == "collective_bandwidth" and facts.measurements.collectives:
+        return any(row.expected_us and row.verdict is not None for row in facts.measurements.collectives)
     if check.name == "p2p_bandwidth":
         rows = [row for row in facts.measurements.pairs if row.peer == "on" and row.verdict is not None]
         return not rows or any(row.verdict != Verdict.SKIP for row in rows)

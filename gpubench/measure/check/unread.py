@@ -1,95 +1,203 @@
-"""Facts that a check needs and that could not be read: what nobody looked at passes no check."""
+"""Facts that a check needs and that could not be read, and rows that were not measured: what nobody saw passes none."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+from typing import Any
 
-from gpubench.conditions.checks import Check, unread_by
-from gpubench.conditions.definition.circumstances import Facts
+from gpubench.conditions.checks import Check, Looked
+from gpubench.conditions.definition.circumstances import Circumstances, Facts
+from gpubench.conditions.definition.condition import joined
+from gpubench.conditions.definition.subjects import NOT_THERE
 from gpubench.model.facts.snapshot import GpuFacts
+from gpubench.model.paths.topology import Topology
+from gpubench.model.results.measured_copies import host_rows, memory_row, peer_rows
+from gpubench.model.results.measurements import Need
 from gpubench.model.terms.verdict import Finding, Verdict
 
 NOT_LOOKED_AT = "not-looked-at"
+_AN_ERROR = ("gpu", "pair", "nic")
+"""Scopes whose facts are the driver's and the kernel's to tell, so that a refusal is a fault of theirs."""
 
-_OF_GPUS: Mapping[str, tuple[str, ...]] = {
-    "gpu_present": ("bus_id",),
-    "nvlink_active": ("nvlinks", "nvlinks.active"),
-    "nvlink_errors": ("nvlinks.errors",),
-    "fabric": ("fabric",),
-    "pcie_link": ("pcie.generation", "pcie.width", "pcie.max_generation", "pcie.max_width"),
-    "memory_rows": ("remapped_rows",),
-    "throttle": ("throttle_reasons",),
-    "gpu_model": ("name",),
-    "mig": ("mig",),
-    "ecc": ("ecc", "memory_errors"),
-    "clocks": ("most_clock_mhz",),
-    "temperature": ("temperature_c",),
-    "gpu_free": ("processes", "memory_bytes"),
-    "pcie_errors": ("pcie_replays",),
-}
-"""By check, the facts of a GPU without which it says nothing, as `unknown` names them."""
 
-_OF_PAIRS: Mapping[str, tuple[str, ...]] = {"peer_access": ("read", "write")}
-_OF_NICS: Mapping[str, tuple[str, ...]] = {"nic_state": ("state",)}
+@dataclass(frozen=True, slots=True)
+class _Subject:
+    """A device, a pair, a node or a process, and why facts of it are not known; None where it is not there at all."""
 
-_NOT_THERE = ("Not Supported", "this nvidia-ml-py", "under MIG", "the profile does not say")
-"""Reasons of what this kind of GPU, the library that asks, or a simulated machine does not have."""
+    name: str
+    facts: object | None
+    unknown: Mapping[str, str]
 
 
 def unread_facts(check: Check, facts: Facts) -> Iterator[Finding]:
-    """A finding for each device of which a fact that the check needs could not be read."""
-    for number, node in enumerate(facts.nodes):
-        named, on = facts.circumstances.named, facts.circumstances.on
-        alive = [gpu for gpu in node.gpus if gpu.lost is None]
-        for gpu in alive:
-            reasons = _reasons(gpu.unknown, _OF_GPUS.get(check.name, ()))
-            reasons = {name: each for name, each in reasons.items() if not _is_not_there(gpu, name, each, alive)}
-            yield from _findings(named(number, gpu), reasons)
-        devices = {gpu.device for gpu in alive}
-        for pair in node.snapshot.pairs:
-            if {pair.source, pair.destination} <= devices:
-                reasons = _reasons(pair.unknown, _OF_PAIRS.get(check.name, ()))
-                there = {name: each for name, each in reasons.items() if not each.startswith(_NOT_THERE)}
-                yield from _findings(on(number, f"{pair.source} → {pair.destination}"), there)
-        for nic in node.nics:
-            yield from _findings(named(number, nic), _reasons(nic.unknown, _OF_NICS.get(check.name, ())))
+    """A finding for each device of which a fact that the check needs was asked for and refused."""
+    wanted = {scope: names for scope, names in _by_scope(check).items() if scope in _AN_ERROR}
+    run = facts.circumstances
+    if wanted and any(True for _ in _refusals(wanted, run.distinct)):
+        yield from _refusals(wanted, run)
 
 
-def not_looked_at(check: Check, facts: Facts) -> str:
-    """Why a check that found nothing may not say PASS: what it looks at was not read anywhere. Empty where it may."""
-    seen = {each.reason: each.subject for each in unread_by(check, facts) if not each.reason.startswith(_NOT_THERE)}
-    if seen:
-        reason, subject = next(iter(seen.items()))
-        return f"{subject}: {reason}" + (f"; and {len(seen) - 1} more, see gpubench topo" if len(seen) > 1 else "")
-    gpus = [gpu for node in facts.nodes for gpu in node.gpus]
-    absent = [name for name in _OF_GPUS.get(check.name, ()) if gpus and all(_is_absent(gpu, name) for gpu in gpus)]
-    if absent:
-        return f"{', '.join(absent)}: not read, of no GPU"
-    return _no_redirection_read(facts) if check.name == "redirection" and gpus else ""
+def _refusals(wanted: Mapping[str, Sequence[str]], run: Circumstances) -> Iterator[Finding]:
+    for number, node in run.nodes.items():
+        for scope, names in wanted.items():
+            for subject in _subjects(scope, run, number, node):
+                if subject.unknown:
+                    reasons = _reasons(subject.unknown, names)
+                    gone = {
+                        name: each for name, each in reasons.items() if not _is_not_there(name, each, subject, node)
+                    }
+                    yield from _findings(subject.name, gone)
 
 
-def _no_redirection_read(facts: Facts) -> str:
-    if all(node.snapshot.machine.virtual_machine for node in facts.nodes):
-        return "a virtual machine does not show what its host redirects"
-    return "" if any(node.snapshot.pci_devices for node in facts.nodes) else "no bridge of the PCI bus was read"
+def not_looked_at(check: Check, looked: Looked, facts: Facts, in_error: Collection[str] = ()) -> str:
+    """Why a check that found nothing may not say PASS: it has not seen all that it looks at. '' where it has.
+
+    The hosts that are `in_error` are told as such.
+    """
+    lack = check.lack(facts)
+    if lack:
+        return lack
+    reasons = {each.reason: each.subject for each in looked.unread}
+    if reasons:
+        reason, subject = next(iter(reasons.items()))
+        return f"{subject}: {reason}" + (
+            f"; and {len(reasons) - 1} more, see gpubench topo" if len(reasons) > 1 else ""
+        )
+    run = facts.circumstances.distinct
+    nodes = {number: node for number, node in run.nodes.items() if node.snapshot.host not in in_error}
+    return _absent_facts(check, run, nodes) or _absent_rows(check, facts, in_error)
 
 
-def _is_absent(gpu: GpuFacts, name: str) -> bool:
-    """True for a fact of which neither a value is known nor why it is not."""
-    return "." not in name and getattr(gpu, name) is None and name not in gpu.unknown
+def _absent_facts(check: Check, run: Circumstances, nodes: Mapping[int, Topology]) -> str:
+    """The facts of which neither a value nor a refusal is known, as in a recording that lacks them, and of what."""
+    found: dict[str, list[str]] = {}
+    every: dict[str, int] = {}
+    for scope, names in _by_scope(check).items():
+        subjects = [each for number, node in nodes.items() for each in _subjects(scope, run, number, node)]
+        for name in names:
+            for subject in subjects:
+                if subject.facts is None or not any(_tells(subject.facts, each) for each in name.split("|")):
+                    said = _said(scope, name, subject)
+                    found.setdefault(said, []).append(subject.name)
+                    every[said] = len(subjects)
+    return "; ".join(what if len(who) == every[what] else f"{what}: {joined(who)}" for what, who in found.items())
+
+
+def _said(scope: str, name: str, subject: _Subject) -> str:
+    if subject.facts is None and scope == "rank":
+        return "no process was looked at"
+    reason = next((why for one, why in subject.unknown.items() if one in (*name.split("|"), name.split(".")[0])), "")
+    return f"{name.replace('|', ' or ')} was not read" + (f" ({reason})" if reason else "")
+
+
+def _by_scope(check: Check) -> dict[str, list[str]]:
+    """The facts that a check reads, by scope."""
+    found: dict[str, list[str]] = {}
+    for each in check.reads:
+        scope, _, name = each.partition(".")
+        found.setdefault(scope, []).append(name)
+    return found
+
+
+def _subjects(scope: str, run: Circumstances, number: int, node: Topology) -> Iterable[_Subject]:
+    """Everything of one scope on a node; one that is not there where the node must have some."""
+    alive = [gpu for gpu in node.gpus if gpu.lost is None]
+    match scope:
+        case "gpu":
+            return [_Subject(run.named(number, gpu), gpu, gpu.unknown) for gpu in alive]
+        case "pair":
+            return _pairs(run, number, node, alive)
+        case "nic":
+            return [_Subject(run.named(number, nic), nic, nic.unknown) for nic in node.nics if nic.rdma]
+        case "port":
+            ports = {each.nic: each for each in node.snapshot.rdma_ports}
+            nics = [nic for nic in node.nics if nic.rdma]
+            return [_Subject(run.named(number, nic), ports.get(nic.name), nic.unknown) for nic in nics]
+        case "node":
+            return [_Subject(run.named(number), node.snapshot, {})]
+        case _:
+            ranks = run.ranks_of(number)
+            named = [_Subject(f"rank {each.rank}", each, each.unknown) for each in ranks]
+            return named or [_Subject(node.snapshot.host, None, {})]
+
+
+def _pairs(run: Circumstances, number: int, node: Topology, gpus: Sequence[GpuFacts]) -> Iterator[_Subject]:
+    known = {(each.source, each.destination): each for each in node.snapshot.pairs}
+    for one, other in permutations((gpu.device for gpu in gpus), 2):
+        pair = known.get((one, other))
+        yield _Subject(run.on(number, f"{one} → {other}"), pair, {} if pair is None else pair.unknown)
+
+
+def _tells(facts: Any, name: str) -> bool:
+    """True if a fact has a value. Of several parts one that tells is enough, and a GPU without such parts has told."""
+    if isinstance(facts, tuple):
+        return not facts or any(_tells(each, name) for each in facts)
+    first, _, rest = name.partition(".")
+    value = getattr(facts, first)
+    if value is None or (isinstance(value, Mapping) and not value):
+        return False
+    return not rest or _tells(value, rest)
+
+
+def _absent_rows(check: Check, facts: Facts, in_error: Collection[str]) -> str:
+    """The reason why the rows of a check do not say that all is well: not measured, not verified, not timed."""
+    measured, run = facts.measurements, facts.circumstances
+    rows = measured.collectives
+    nodes = {number: node for number, node in enumerate(facts.nodes) if node.snapshot.host not in in_error}
+    match check.needs:
+        case Need.PEER_COPIES | Need.HOST_COPIES:
+            ways = _unjudged_pairs if check.needs is Need.PEER_COPIES else _unjudged_host_copies
+            missing = [name for number, node in nodes.items() for name in ways(run, number, node)]
+            return f"no copy was judged: {joined(missing)}" if missing else ""
+        case Need.HOST_MEMORY:
+            copies = {node.snapshot.host: memory_row(measured, node.snapshot.host) for node in nodes.values()}
+            missing = [host for host, copy in copies.items() if copy is None or copy.bandwidth_gb_s is None]
+            return f"no copy was measured on {joined(missing)}" if missing else ""
+        case Need.ALL_REDUCE | Need.VERIFIED_DATA if not rows:
+            return "no all-reduce was measured"
+        case Need.VERIFIED_DATA if any(row.wrong is None for row in rows):
+            return "data were not verified"
+        case Need.ALL_REDUCE if check.name == "stragglers" and not any(row.time_us_fastest_rank for row in rows):
+            return "the times of single ranks are not known"
+        case _:
+            return ""
+
+
+def _unjudged_pairs(run: Circumstances, number: int, node: Topology) -> Iterator[str]:
+    """Pairs without a figure, or with one that says nothing because somebody uses a GPU of theirs."""
+    staged, rows = run.measurements.staged, peer_rows(run.measurements, node)
+    for (source, one), (destination, other) in permutations(enumerate(node.gpus), 2):
+        seen = (source, destination) in rows or (node.snapshot.host, one.bus_id, other.bus_id) in staged
+        if not seen and one.lost is None and other.lost is None:
+            yield run.named(number, one, other)
+
+
+def _unjudged_host_copies(run: Circumstances, number: int, node: Topology) -> Iterator[str]:
+    """The same of GPUs whose copies from and to host memory are not both there."""
+    ways = ({gpu.device for gpu, _ in host_rows(run.measurements, node, to_gpu=way)} for way in (True, False))
+    both = set.intersection(*ways)
+    return (run.named(number, gpu) for gpu in node.gpus if gpu.lost is None and gpu.device not in both)
 
 
 def _reasons(unknown: Mapping[str, str], wanted: Sequence[str]) -> dict[str, str]:
-    """Why facts with these names, or parts of them, are not known."""
+    """Why facts with these names, or what they are part of, or a part of them, are not known."""
+    names = [each for name in wanted for each in name.split("|")]
     return {
         name: reason
         for name, reason in unknown.items()
-        if name in wanted or (name.startswith("nvlinks.errors.") and "nvlinks.errors" in wanted)
+        if any(name == each or each.startswith(f"{name}.") or name.startswith(f"{each}.") for each in names)
     }
 
 
-def _is_not_there(gpu: GpuFacts, name: str, reason: str, gpus: Sequence[GpuFacts]) -> bool:
-    """True if GPUs of its model do not have a fact; not where another one on the node answers."""
-    siblings = [each for each in gpus if each.name == gpu.name]
-    return reason.startswith(_NOT_THERE) and all(name in each.unknown for each in siblings)
+def _is_not_there(name: str, reason: str, subject: _Subject, node: Topology) -> bool:
+    """True if devices of its kind do not have a fact; not where another GPU of its model on the node answers."""
+    if not reason.startswith(NOT_THERE):
+        return False
+    if not isinstance(subject.facts, GpuFacts):
+        return True
+    model = subject.facts.name
+    siblings = (each for each in node.gpus if each.name == model and each.lost is None)
+    return all(name in each.unknown for each in siblings)
 
 
 def _findings(subject: str, reasons: Mapping[str, str]) -> Iterator[Finding]:

@@ -19,8 +19,10 @@ from gpubench.measure.compare.judge import (
 )
 from gpubench.measure.compare.rows import RunsByRow
 from gpubench.model.paths.evidence import Conclusion
+from gpubench.model.results.fallback import MOST_ROWS
 from gpubench.model.results.result_file import ResultFile
 from gpubench.model.results.rows.comparison import CircumstanceRow, RowKey
+from gpubench.model.results.rows.evidence import EvidenceRow
 from gpubench.model.terms.units import counted, format_size, some_of
 from gpubench.model.terms.verdict import Finding, Verdict, gravity, overall
 
@@ -59,7 +61,7 @@ def findings_of(
     circumstances: Sequence[CircumstanceRow],
 ) -> list[Finding]:
     """The findings of rows that were compared, of ranges of them, and of the files of both sides."""
-    found = [*_of_evidence(*sides), *_of_rows(judged), *ranges, *_of_files(*sides)]
+    found = [*_of_evidence(*sides), *_of_unseen_paths(*sides), *_of_rows(judged), *ranges, *_of_files(*sides)]
     changed = [row for row in circumstances if row.changed and row.name == TOPOLOGY]
     found += [
         Finding(
@@ -92,9 +94,9 @@ def _of_rows(judged: Sequence[JudgedRow]) -> Iterator[Finding]:
 
 def _of_evidence(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Iterator[Finding]:
     """Paths that were direct by all evidence, and are not any more."""
-    before = {(row.source, row.destination): row for file in base for row in file.evidence}
+    before = {(row.source, row.destination): row for row in _evidence(base)}
     worse: dict[str, list[str]] = {}
-    for row in (row for file in new for row in file.evidence):
+    for row in _evidence(new):
         old = before.get((row.source, row.destination))
         if old is not None and old.conclusion == Conclusion.DIRECT and row.conclusion in _BAD:
             worse.setdefault(row.conclusion, []).append(f"{row.source} → {row.destination}")
@@ -110,6 +112,29 @@ def _of_evidence(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Itera
             next_command=_ADVICE[STAGED][2],
             subjects=tuple(paths),
         )
+
+
+def _of_unseen_paths(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Iterator[Finding]:
+    """Paths that were direct, and of which the new results say nothing: of none at all, or not of pairs that copied."""
+    direct = {(row.source, row.destination) for row in _evidence(base) if row.conclusion == Conclusion.DIRECT}
+    seen = {(row.source, row.destination) for row in _evidence(new)}
+    copied = {(row.source, row.destination) for file in new for row in file.pairs if row.bandwidth_gb_s is not None}
+    paths = [f"{source} → {to}" for source, to in sorted(direct - seen) if not seen or (source, to) in copied]
+    if paths and len(direct) < MOST_ROWS and all(file.evidence is not None for file in new):
+        yield Finding(
+            id="path-not-seen",
+            severity=Verdict.WARN,
+            subject=some_of(paths, _MOST_NAMED),
+            seen="direct by all evidence before; nothing shows the path now",
+            expected="evidence of the path, as before",
+            cause="a listener that was switched off, or another library than before",
+            next_command="gpubench p2p, or gpubench allreduce, with the options of the old run",
+            subjects=tuple(paths),
+        )
+
+
+def _evidence(files: Sequence[ResultFile]) -> Iterator[EvidenceRow]:
+    return (row for file in files for row in file.evidence or ())
 
 
 _BAD = (Conclusion.STAGED, Conclusion.WRONG, Conclusion.IMPOSSIBLE)

@@ -134,7 +134,7 @@ def _not_looked_at(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Ite
     before = {name for file in base for name, verdict in file.checks.items() if verdict in _LOOKED_AT}
     after = {name for file in new for name, verdict in file.checks.items() if verdict in _LOOKED_AT}
     lost = sorted(before - after)
-    if lost and any(file.checks for file in new):
+    if lost and all_have_findings(base, new):
         yield Finding(
             id=NOT_LOOKED_AT,
             severity=Verdict.WARN,

@@ -23,7 +23,7 @@ PATH_DISPUTED = "path-disputed"
 
 _MOST_PAIRS = 4
 _MOST_NAMED = 1000
-_MOST_ROWS = 10_000
+MOST_ROWS = 10_000
 _KINDS = ("capability", "selection", "measurement", "correctness")
 _LEAST_SURE_FIRST = (Confidence.NONE, Confidence.WEAK, Confidence.LIKELY, Confidence.PROVEN)
 _GRAVEST_FIRST = (Conclusion.WRONG, Conclusion.STAGED, Conclusion.DISPUTED, Conclusion.UNKNOWN, Conclusion.DIRECT)
@@ -65,7 +65,7 @@ class KnownPath:
 def evidence_rows(paths: Sequence[KnownPath], origin: str) -> list[EvidenceRow]:
     """The section `evidence`: a line a path; of more than ten thousand, those that are not direct."""
     shown = paths
-    if len(paths) > _MOST_ROWS:
+    if len(paths) > MOST_ROWS:
         shown = [path for path in paths if path.judgement.conclusion is not Conclusion.DIRECT]
     return [_evidence_row(path, origin) for path in shown]
 

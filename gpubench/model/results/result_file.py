@@ -43,8 +43,8 @@ class ResultFile:
     """Rows of one file; `latencies` are of collectives, too, and lack something that `rows` have.
 
     `kind` says who wrote it; `remarks` are what a reader had to leave out, in sentences. `verdict` is that of the run,
-    None where the file does not tell. `findings` are those of commands that judge a machine, None of others; of a
-    check, `checks` are the verdicts by check, and `devices` its GPUs and NICs.
+    None where the file does not tell. `evidence` is None of files that hold none. `findings` are those of commands that
+    judge a machine, None of others; of a check, `checks` are the verdicts by check, and `devices` its GPUs and NICs.
     """
 
     name: str
@@ -53,7 +53,7 @@ class ResultFile:
     rows: tuple[CollectiveRow, ...] = ()
     latencies: tuple[LatencyRow, ...] = ()
     pairs: tuple[PairRow, ...] = ()
-    evidence: tuple[EvidenceRow, ...] = ()
+    evidence: tuple[EvidenceRow, ...] | None = None
     findings: tuple[Finding, ...] | None = None
     checks: Mapping[str, str] = field(default_factory=dict)
     devices: tuple[VerdictRow, ...] = ()

@@ -9,8 +9,9 @@ from gpubench.conditions.definition.circumstances import Facts
 from gpubench.hardware.node.nvml.gpu import read_node
 from gpubench.measure.check.health import judge
 from gpubench.measure.check.unread import NOT_LOOKED_AT
+from gpubench.model.facts.kernel_settings import IommuFacts, KernelSettings
 from gpubench.model.facts.pci_capabilities import AccessControl, PciKind
-from gpubench.model.facts.snapshot import HostFacts, PciDevice, Snapshot
+from gpubench.model.facts.snapshot import GpuFacts, HostFacts, PciDevice, Snapshot
 from gpubench.model.paths.nodes import group
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.measurements import QUICK
@@ -88,29 +89,41 @@ READ_OF_A_GPU: dict[str, dict[str, Any]] = {
 """By check, a fact of a GPU as it is in a recording that lacks it."""
 
 
-def check_verdicts(node: Snapshot) -> dict[str, Verdict]:
+def check_row(node: Snapshot, check: str) -> CheckRow:
     nodes = [Topology(node)]
     report = judge(Facts(nodes, group(nodes), job_of(node).ranks, [None], QUICK, False))
-    return {row.check: Verdict(row.verdict) for row in report.rows(CHECKS_SECTION, CheckRow)}
+    return next(row for row in report.rows(CHECKS_SECTION, CheckRow) if row.check == check)
 
 
 @pytest.mark.parametrize("check", READ_OF_A_GPU)
 def test_what_a_recording_does_not_hold_passes_no_check(check: str) -> None:
     facts = read_node(FakeNvml(*map(FakeGpu, BUSES)), cpus=64)
     node = Snapshot(host="n0", origin=Origin.MEASURED, source="", gpus=facts.gpus, pairs=facts.pairs)
-    assert check_verdicts(node)[check] is Verdict.PASS
+    assert check_row(node, check).verdict is Verdict.PASS
     without = tuple(replace(gpu, **READ_OF_A_GPU[check]) for gpu in node.gpus)
-    assert check_verdicts(replace(node, gpus=without))[check] is Verdict.SKIP
+    assert check_row(replace(node, gpus=without), check).verdict is Verdict.SKIP
+
+
+WITHOUT_IOMMU = KernelSettings(iommu=IommuFacts(units=()))
 
 
 def test_an_empty_pci_bus_shows_no_redirection() -> None:
+    """Which is a matter of GPUs that reach each other over PCIe."""
     facts = read_node(FakeNvml(*map(FakeGpu, BUSES)), cpus=64)
     node = Snapshot(host="n0", origin=Origin.MEASURED, source="", gpus=facts.gpus, pairs=facts.pairs)
+    assert check_row(node, "redirection").note == "no GPU reaches another, or a NIC, over PCIe"
+    apart = [replace(pair, pcie_path="PHB") for pair in node.pairs]
+    node = replace(node, gpus=tuple(replace(gpu, nvlinks=()) for gpu in node.gpus), pairs=tuple(apart))
     bus = tuple(PciDevice(bus_id=gpu.bus_id or "", kind=PciKind.GPU) for gpu in node.gpus)
-    assert check_verdicts(node)["redirection"] is Verdict.SKIP
-    assert check_verdicts(replace(node, pci_devices=bus))["redirection"] is Verdict.PASS
-    guest = replace(node, pci_devices=bus, machine=HostFacts(virtual_machine=True))
-    assert check_verdicts(guest)["redirection"] is Verdict.SKIP
+    assert check_row(node, "redirection").verdict is Verdict.SKIP
+    assert check_row(replace(node, pci_devices=bus), "redirection").verdict is Verdict.SKIP
+    node = replace(node, pci_devices=bus, kernel=WITHOUT_IOMMU)
+    assert check_row(node, "redirection").verdict is Verdict.PASS
+    guest = check_row(replace(node, machine=HostFacts(virtual_machine=True)), "redirection")
+    assert (guest.verdict, guest.note) == (
+        Verdict.SKIP,
+        "n0: a virtual machine does not show what its host redirects",
+    )
 
 
 def test_access_control_that_nobody_may_read_passes_nothing() -> None:
@@ -132,8 +145,17 @@ def test_access_control_that_nobody_may_read_passes_nothing() -> None:
             gpus=tuple(replace(gpu, nvlinks=()) for gpu in facts.gpus),
             pairs=tuple(replace(pair, pcie_path="PIX") for pair in facts.pairs),
             pci_devices=tuple(bus),
+            kernel=WITHOUT_IOMMU,
         )
 
     closed = {"access_control": "the kernel shows 64 bytes to users"}
-    assert check_verdicts(below_a_switch(access_control=AccessControl()))["redirection"] is Verdict.PASS
-    assert check_verdicts(below_a_switch(unknown=closed))["redirection"] is Verdict.SKIP
+    assert check_row(below_a_switch(access_control=AccessControl()), "redirection").verdict is Verdict.PASS
+    assert check_row(below_a_switch(unknown=closed), "redirection").verdict is Verdict.SKIP
+
+
+def test_where_nothing_was_read_nothing_passes() -> None:
+    gpus = tuple(GpuFacts(index=index) for index in range(4))
+    nodes = [Topology(Snapshot(host="n0", origin=Origin.RECORDED, source="", gpus=gpus))]
+    report = judge(Facts(nodes, group(nodes), (), [None], QUICK, False))
+    passed = [row.check for row in report.rows(CHECKS_SECTION, CheckRow) if row.verdict == Verdict.PASS]
+    assert (passed, report.verdict) == (["measured"], Verdict.SKIP)

@@ -116,6 +116,7 @@ def test_what_is_not_looked_at_any_more_is_a_doubt() -> None:
     report = compare([checked(checks={"ecc": "PASS"})], [checked(checks={"ecc": "SKIP", "mig": "PASS"})], Rules())
     assert ids(report) == [("not-looked-at", "WARN")]
     assert report.findings[0].subject == "ecc"
+    assert ids(compare([checked(checks={"ecc": "PASS"})], [checked()], Rules())) == [("not-looked-at", "WARN")]
 
 
 def test_of_several_runs_the_gravest_counts() -> None:

@@ -435,3 +435,18 @@ def test_a_range_of_three_runs_a_side_is_known_as_well_as_these_agree(slower: fl
 
     before, after = gather(side(0.0), side(slower))
     assert len(list(slower_ranges(before, after, ChangeNoise(before, after), [], Rules()))) == found
+
+
+def test_a_path_that_was_seen_and_is_not_any_more_is_a_doubt() -> None:
+    def row(to: str) -> EvidenceRow:
+        values: dict[str, Any] = dict.fromkeys(EvidenceRow.columns(), "")
+        return EvidenceRow(**(values | {"source": "a0", "destination": to, "conclusion": "direct"}))
+
+    pairs = [pair(source="a0", destination=to, destination_bus_id=to) for to in ("a1", "a2")]
+    before = replace(file(*pairs), evidence=(row("a1"), row("a2"), row("a3")))
+    for evidence, lost in (((), ("a1", "a2", "a3")), ((row("a1"),), ("a2",)), ((row("a1"), row("a2")), ())):
+        report = compare([before], [replace(before, evidence=evidence)], Rules())
+        assert [each.subjects for each in report.findings] == [tuple(f"a0 → {each}" for each in lost)] * bool(lost)
+        assert report.verdict is (Verdict.WARN if lost else Verdict.PASS)
+    without = compare([before], [replace(before, evidence=None)], Rules())
+    assert without.verdict is Verdict.PASS, "a file that cannot hold any"

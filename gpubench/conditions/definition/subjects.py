@@ -1,0 +1,109 @@
+"""What checks look at or compare, and why there is nothing of it on some machines: then a check has nothing to say."""
+
+from collections.abc import Callable, Iterable
+
+from gpubench.conditions.definition.circumstances import Facts
+from gpubench.model.facts.snapshot import GpuFacts
+from gpubench.model.paths.topology import Topology
+
+NOT_THERE = ("Not Supported", "this nvidia-ml-py", "under MIG", "the profile does not say")
+"""Reasons of what this kind of GPU, the library that asks, or a simulated machine does not have."""
+
+Lack = Callable[[Facts], str]
+"""The reason why there is nothing to look at; '' where there is something."""
+
+
+def always_something(_facts: Facts) -> str:
+    """For checks that have something to say of every machine."""
+    return ""
+
+
+def _unless(seen: Iterable[object], reason: str) -> str:
+    return "" if any(True for _ in seen) else reason
+
+
+def rdma_nics(facts: Facts) -> str:
+    """A NIC that does RDMA."""
+    return _unless((nic for node in facts.nodes for nic in node.nics if nic.rdma), "no RDMA NIC")
+
+
+def nodes_to_compare(facts: Facts) -> str:
+    """A second node."""
+    return "" if len(facts.nodes) > 1 else "one node, with nothing to compare it with"
+
+
+def ranks_to_compare(facts: Facts) -> str:
+    """A second rank, or none that is known, of which the check's own facts tell."""
+    return "one rank, with nothing to compare it with" if len(facts.ranks) == 1 else ""
+
+
+def nodes_or_ranks(facts: Facts) -> str:
+    """A second node, or a second rank."""
+    return nodes_to_compare(facts) and ranks_to_compare(facts)
+
+
+def timed_ranks(facts: Facts) -> str:
+    """A second rank in what was measured."""
+    return "" if any(row.ranks > 1 for row in facts.measurements.collectives) else "no second rank to compare with"
+
+
+def nvlinks(facts: Facts) -> str:
+    """A GPU with NVLinks, or one of which nobody knows whether it has some."""
+    return _unless((gpu for gpu in _gpus(facts) if gpu.nvlinks != ()), "no GPU has NVLinks")
+
+
+def fabric(facts: Facts) -> str:
+    """A GPU that belongs to an NVLink fabric, or one of which nobody knows it."""
+    outside = "no GPU belongs to an NVLink fabric"
+    return _unless((gpu for gpu in _gpus(facts) if gpu.fabric is None or gpu.fabric.state != "not_supported"), outside)
+
+
+def fabric_health(facts: Facts) -> str:
+    """The health of a fabric, which older drivers and virtual machines do not report."""
+    masks = (gpu.fabric.health_mask for gpu in _gpus(facts) if gpu.fabric is not None)
+    return _unless(filter(None, masks), "joined, and the driver does not report the fabric's health")
+
+
+def several_gpus(facts: Facts) -> str:
+    """A node with a second GPU."""
+    return "" if any(len(node.gpus) > 1 for node in facts.nodes) else "one GPU a node"
+
+
+def reaches_over_pcie(node: Topology) -> bool:
+    """True if any GPU reaches a NIC, or another GPU, over PCIe: NVLink's bytes pass no bridge and no IOMMU."""
+    return any(uses_pcie(node, gpu) for gpu in node.gpus)
+
+
+def uses_pcie(node: Topology, gpu: GpuFacts) -> bool:
+    """The same of one GPU."""
+    others = (other for other in node.gpus if other is not gpu)
+    return any(nic.rdma for nic in node.nics) or any(
+        not node.nvlinks(gpu, other) and node.peer_access(gpu, other).possible for other in others
+    )
+
+
+def traffic_over_pcie(facts: Facts) -> str:
+    """A GPU that reaches others over PCIe."""
+    return _unless(
+        (node for node in facts.nodes if reaches_over_pcie(node)), "no GPU reaches another, or a NIC, over PCIe"
+    )
+
+
+def counts_during_a_run(facts: Facts) -> str:
+    """Errors that were counted while something ran."""
+    ran = any(node.snapshot.errors_grown is not None for node in facts.nodes)
+    return "" if ran else "totals alone: nothing ran between two readings"
+
+
+def a_profile(facts: Facts) -> str:
+    """A profile of the very machine."""
+    return _unless((each for each in facts.profiles if each is not None), "no profile matches")
+
+
+def a_profile_asked_for(facts: Facts) -> str:
+    """A profile that somebody named."""
+    return "" if facts.asked else "no profile was asked for"
+
+
+def _gpus(facts: Facts) -> Iterable[GpuFacts]:
+    return (gpu for node in facts.nodes for gpu in node.gpus)
