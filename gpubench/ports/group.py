@@ -1,7 +1,7 @@
 """The processes of a job."""
 
 from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 from gpubench.model.terms.lateness import ClockOffset
 
@@ -34,3 +34,11 @@ class Group(Protocol):
 
     def split(self, color: int, key: int) -> "Group":
         """The group of the ranks with the same color, ordered by key."""
+
+
+@runtime_checkable
+class NativeBarrier(Protocol):
+    """A group whose barrier is a C call."""
+
+    def barrier_call(self) -> tuple[int, ...] | None:
+        """The address of the function and its argument; None where the library does not tell its address."""

@@ -26,8 +26,14 @@ class LaunchTimer(Protocol):
     def in_batches(self, launches: Sequence[Launch], operations: int) -> BatchedLaunch:
         """One launch that issues all of `launches` in order, with a look at a clock after each so many of them."""
 
+    def once(self, launch: Launch) -> None:
+        """Issue an operation and wait for it, untimed and unreported: what comes next finds everything at work."""
+
     def seconds(self, launch: Launch) -> float:
         """Wall time from issuing `launch` to the completion of all it started, in seconds."""
+
+    def together(self, launch: Launch) -> float:
+        """The same from the moment at which every rank was ready to issue it; every rank calls it."""
 
 
 @runtime_checkable

@@ -31,6 +31,10 @@ def one_bit(data: Array) -> None:
     data[777] ^= 0x10
 
 
+def nothing() -> None:
+    """A launch of no operation."""
+
+
 class FaultyBackend:
     """Another backend whose timed results are spoiled: by `fault`, or, with `skip`, by not running at all.
 
@@ -66,10 +70,19 @@ class FaultyBackend:
         self._bound = len(launches)
         return self._backend.in_batches(launches, operations)
 
+    def once(self, launch: Launch) -> None:
+        self._backend.once(launch)
+
     def seconds(self, launch: Launch) -> float:
+        return self._spoilt(self._backend.seconds, launch)
+
+    def together(self, launch: Launch) -> float:
+        return self._spoilt(self._backend.together, launch)
+
+    def _spoilt(self, timed: Callable[[Launch], float], launch: Launch) -> float:
         if self._bound != self._timed:
-            return self._backend.seconds(launch)
-        seconds = 1e-6 if self._skip else self._backend.seconds(launch)
+            return timed(launch)
+        seconds = timed(nothing if self._skip else launch)
         if self._fault is not None:
             receive = self._memories[1]
             self._fault(receive.array(0, receive.size_bytes, "uint8"))

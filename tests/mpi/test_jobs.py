@@ -524,6 +524,10 @@ def test_messages_beyond_the_count_limit_are_split() -> None:
     run_script(3, "pieces.py", "1000", "4096,65536")
 
 
+def test_no_rank_leaves_a_barrier_in_a_table_of_calls_before_the_last_has_come() -> None:
+    run_script(3, "starting_line.py")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_messages_beyond_two_to_the_31_elements() -> None:

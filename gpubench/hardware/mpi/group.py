@@ -1,5 +1,6 @@
 """The job as MPI sees it: group operations, start and end. With host.py the only importers of mpi4py."""
 
+import ctypes
 import os
 import socket
 import warnings
@@ -46,6 +47,17 @@ class MpiGroup:
     def barrier(self) -> None:
         """Return once every rank has called it."""
         self.communicator.Barrier()
+
+    def barrier_call(self) -> tuple[int, ...] | None:
+        """`MPI_Barrier` of the library that mpi4py is bound to, and this communicator's handle."""
+        from mpi4py import MPI
+
+        try:
+            # A library of Python's finds what the libraries that it depends on define.
+            function = ctypes.CDLL(MPI.__file__).MPI_Barrier
+        except (OSError, AttributeError):
+            return None
+        return ctypes.cast(function, ctypes.c_void_p).value or 0, self.communicator.handle
 
     def largest(self, values: Sequence[float]) -> Sequence[float]:
         """Each of the values as it is on the rank where it is largest."""

@@ -100,6 +100,7 @@ class HostBackend:
         progress: Progress = UNWATCHED,
     ) -> None:
         self.calls = HostCalls(group.communicator, most_elements)
+        self._group = group
         self._most_elements = most_elements
         self._ranks_on_node = ranks_on_node
         self._progress = progress
@@ -150,6 +151,15 @@ class HostBackend:
             seconds = perf_counter() - start
         self._progress.completed(self._pace.measured(seconds))
         return seconds
+
+    def once(self, launch: Launch) -> None:
+        """Run one operation; it blocks."""
+        launch()
+
+    def together(self, launch: Launch) -> float:
+        """The wall time behind a barrier."""
+        self._group.barrier()
+        return self.seconds(launch)
 
     def close(self) -> None:
         """NumPy's buffers go with their references."""

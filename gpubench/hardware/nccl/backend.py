@@ -14,6 +14,7 @@ from gpubench.hardware.cuda.device import CudaDevice
 from gpubench.hardware.nccl.calls import NcclCalls, NcclLaunch, call_table
 from gpubench.hardware.timing.clock import no_garbage_collection
 from gpubench.hardware.timing.native_loop import CallFailedError, CallTable, native_loop
+from gpubench.hardware.timing.starting_line import StartingLine
 from gpubench.hardware.timing.stream_marks import MOST_QUEUED, MarkedLaunch, Marks
 from gpubench.model.terms.allocator import Allocator
 from gpubench.model.terms.nccl_choice import nccl_version
@@ -161,6 +162,8 @@ class NcclBackend:
         self._communicators: dict[int, Any] = {}
         self._aborted = False
         self._issued_seconds: float | None = None
+        self._group = group
+        self._starting_line = StartingLine(group)
         self.calls = self.open(group)
 
     def open(self, group: Group) -> NcclCalls:
@@ -219,23 +222,46 @@ class NcclBackend:
         tables = {key: call_table(batch) for key, batch in dict(zip(keys, batches, strict=True)).items()}
         return self._marks.clocked([(tables[key], len(key)) for key in keys])
 
+    def once(self, launch: Launch) -> None:
+        """Issue an operation, and wait until the stream is idle."""
+        self._library.issue(launch)
+        self._wait(launch)
+
     def seconds(self, launch: Launch) -> float:
-        """Wall time until the stream is idle, polled as nccl-tests polls it, NCCL's asynchronous errors included."""
-        stream, in_turn = self._device.stream, cycle(self._communicators.values())
-        look = launch.look if isinstance(launch, MarkedLaunch) else None
+        """Wall time until the stream is idle."""
         with no_garbage_collection():
             start = perf_counter()
             self._library.issue(launch)
-            self._issued_seconds = perf_counter() - start
-            while not stream.done:
-                next(in_turn).check_async_error()
-                if look is not None:
-                    look()
-            seconds = perf_counter() - start
-        if self._aborted:
-            raise AbortedError
+            return self._seconds_since(start, launch)
+
+    def together(self, launch: Launch) -> float:
+        """The same behind a barrier, with nothing between it and the first call."""
+        self._device.stream.synchronize()
+        behind = self._starting_line.before(launch) if isinstance(launch, CallTable) else None
+        if behind is None:
+            self._group.barrier()
+            return self.seconds(launch)
+        with no_garbage_collection():
+            self._library.issue(behind)
+            return self._seconds_since(self._starting_line.passed_at, launch)
+
+    def _seconds_since(self, start: float, launch: Launch) -> float:
+        self._issued_seconds = perf_counter() - start
+        self._wait(launch)
+        seconds = perf_counter() - start
         self._marks.measured(seconds)
         return seconds
+
+    def _wait(self, launch: Launch) -> None:
+        """Until the stream is idle, polled as nccl-tests polls it, NCCL's asynchronous errors included."""
+        stream, in_turn = self._device.stream, cycle(self._communicators.values())
+        look = launch.look if isinstance(launch, MarkedLaunch) else None
+        while not stream.done:
+            next(in_turn).check_async_error()
+            if look is not None:
+                look()
+        if self._aborted:
+            raise AbortedError
 
     def issue_seconds(self, launch: Launch, operations: int) -> float | None:
         """Seconds of the host to issue an operation of what was timed last; of captured graphs it is not known."""

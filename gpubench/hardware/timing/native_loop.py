@@ -55,11 +55,16 @@ class CallTable:
     """Calls to make in order. Calling the table makes them, with the interpreter's lock released."""
 
     def __init__(self, entries: Sequence[Entry], *, native: bool = True) -> None:
+        self._entries = entries
         words = [word for entry in entries for word in (*entry, *[0] * (1 + MOST_ARGUMENTS - len(entry)))]
         self._table = (ctypes.c_int64 * len(words))(*words)
         self._address = ctypes.addressof(self._table)
         self._count = len(entries)
         self._loop = native_loop() if native else None
+
+    def after(self, entries: Sequence[Entry]) -> "CallTable":
+        """The same calls behind others."""
+        return CallTable([*entries, *self._entries], native=self._loop is not None)
 
     def __call__(self) -> None:
         """Make the calls; CallFailedError where one failed."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 
 from gpubench.collectives.record import Call, Collective
 from gpubench.collectives.request import SweepRequest
@@ -75,6 +76,14 @@ def job_facts(backend: Backend, identities: Sequence[RankIdentity]) -> JobFacts:
     return JobFacts(backend.name, Origin.MEASURED, len(identities), len({each.node for each in identities}))
 
 
+_SECONDS_TO_SET_TO_WORK = 20e-3
+"""On two H200s the first row took up to twice as long as the next, whatever its size, and no longer so after 5 ms of
+operations; the SM clock, read before and after, did not change.
+"""
+
+_MOST_TO_SET_TO_WORK = 5000
+
+
 @dataclass(frozen=True, slots=True)
 class Buffers:
     """The send and receive buffers, of the largest size."""
@@ -129,7 +138,8 @@ class Sweep:
     def warm_up(self, cases: Sequence[Case]) -> None:
         """Run every case once, untimed and in place too, as nccl-tests does before its first row.
 
-        Then one discarded row, so that first-use costs of filling and checking buffers fall outside the measurement.
+        Then one discarded row, so that first-use costs of filling and checking buffers fall outside the measurement,
+        and operations until GPUs and links are at work, which have rested while machines were read.
         """
         once = min(1, self.request.warmup)
         for number, case in enumerate(cases):
@@ -137,6 +147,13 @@ class Sweep:
             self.backend.seconds(self.backend.bind([self._launch(case, 0)] * once, 0))
         short = replace(self.request, sampling=replace(self.request.sampling, budget_seconds=0.0))
         replace(self, request=short).row(0, cases[0])
+        self._set_to_work([self._launch(cases[0], 0)] * once)
+
+    def _set_to_work(self, launch: Sequence[Launch]) -> None:
+        """Run an operation again and again, as often on every rank; without a warm-up not at all."""
+        (seconds,) = self.group.largest([self.backend.seconds(self.backend.bind(launch, 0))])
+        count = min(_MOST_TO_SET_TO_WORK, ceil(_SECONDS_TO_SET_TO_WORK / seconds)) if launch and seconds else 0
+        self.backend.seconds(self.backend.bind(in_turn(launch, count), 0))
 
     def _warm_up_row(self, launches: Sequence[Launch]) -> float:
         """Seconds an operation took; 0 without a warm-up."""
@@ -167,20 +184,20 @@ class Sweep:
         return self.request.collective.issue(self.backend.calls, call) if self.issue is None else self.issue(call)
 
     def _time(self, row: int, case: Case, launches: Sequence[Launch]) -> OwnTimes:
-        """The times of this rank.
-
-        The warm-up comes before the buffers are poisoned, so that its results cannot pass for timed ones.
-        """
+        """The times of this rank. Buffers are poisoned behind the warm-up: its results cannot pass for timed ones."""
         request = self.request
         self.observers.progress.enter(Phase.WARM_UP, case.label)
         self._fill(row, case, len(launches))
         timer = Timer(request.sampling, self.group, self.backend, request.graph_replays)
         seconds_each = timer.learn(launches, self._warm_up_row(launches))
-        if request.check and case.placement is Placement.OUT_OF_PLACE:
-            self.buffers.receive.fill_byte(len(launches) * case.size_bytes, POISON)
         operations = (request.sampling.iterations or 0) * max(1, request.graph_replays)
         self.observers.progress.enter(Phase.OPERATION, case.label, operations)
-        return timer.time(launches, seconds_each)
+        return timer.time(launches, seconds_each, lambda: self._poison(case, len(launches)))
+
+    def _poison(self, case: Case, buffers: int) -> None:
+        """Where results come, out of place: data that no operation leaves there."""
+        if self.request.check and case.placement is Placement.OUT_OF_PLACE:
+            self.buffers.receive.fill_byte(buffers * case.size_bytes, POISON)
 
     def _verify(self, row: int, case: Case, launches: Sequence[Launch]) -> int:
         """Wrong elements on this rank: of every timed buffer, or in place of one more operation on fresh data."""

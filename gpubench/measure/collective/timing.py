@@ -1,6 +1,6 @@
 """The timing of one row: a number of operations at once, batches until their mean is known, or each operation alone."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 from statistics import fmean
@@ -72,20 +72,26 @@ class Timer:
             (seconds,) = self.group.largest([learnt])
         return seconds
 
-    def time(self, launches: Sequence[Launch], seconds_each: float) -> OwnTimes:
-        """Time operations that go round `launches`, each of which takes about as long as was learnt."""
+    def time(self, launches: Sequence[Launch], seconds_each: float, clean: Callable[[], None]) -> OwnTimes:
+        """Time operations that go round `launches`, each of which takes about as long as was learnt.
+
+        `clean` makes the buffers ready for what is timed, after the last operation that is not.
+        """
         if self.sampling.mode is Mode.LATENCY:
+            clean()
             return self._alone(launches)
         if self._in_batches:
+            clean()
             return self._batches(launches, operations_a_batch(seconds_each))
-        return self._at_once(launches, self.sampling.least_iterations)
+        return self._at_once(launches, self.sampling.least_iterations, clean)
 
-    def _at_once(self, launches: Sequence[Launch], iterations: int) -> OwnTimes:
-        """nccl-tests' loop: one time for all."""
+    def _at_once(self, launches: Sequence[Launch], iterations: int, clean: Callable[[], None]) -> OwnTimes:
+        """nccl-tests' loop: one more operation that is waited for, a barrier, and one time for all."""
         timed = self.backend.bind(in_turn(launches, iterations), self.graph_replays)
         operations = iterations * max(1, self.graph_replays)
-        self.group.barrier()
-        seconds = self.backend.seconds(timed) / operations
+        self.backend.once(launches[0])
+        clean()
+        seconds = self.backend.together(timed) / operations
         return OwnTimes(seconds, iterations, issue_seconds=self._issue_seconds(timed, operations))
 
     def _issue_seconds(self, timed: Launch, operations: int) -> float | None:
@@ -104,8 +110,7 @@ class Timer:
         while True:
             count = (more + 1) * a_batch
             timed = self.backend.in_batches(in_turn(launches, count), a_batch)
-            self.group.barrier()
-            seconds += self.backend.seconds(timed)
+            seconds += self.backend.together(timed)
             operations += count
             values += timed.batch_seconds()
             each = self._issue_seconds(timed, count)

@@ -70,6 +70,8 @@ def measure_variants(
     if group.rank == 0:
         speed = observers.make_speed_judge(None if judge is None else judge.observations.circumstances)
     collector = RowCollector(identities, listener, judge, observers.recorder, refused, speed)
+    for run in runs:
+        run.sweep.warm_up(run.cases)
     rows: list[CollectiveRow] = []
     plan = list(_plan(runs))
     for number, (run, case) in enumerate(plan):
@@ -133,7 +135,7 @@ class _Preparation:
     _buffers: list[tuple[Backend, Buffers]] = field(default_factory=list)
 
     def prepare(self, variants: Sequence[SweepVariant]) -> list[_Run]:
-        """Open every variant, run every operation once in it, and warm all up. The first has to work."""
+        """Open every variant, and run every operation once in it. The first has to work."""
         every_case = tuple(cases(self.request, self.group.size))
         own, *others = variants
         runs = [_Run(own, self._sweep(own, None), every_case)]
@@ -146,8 +148,6 @@ class _Preparation:
             try_others()
         else:
             self.observers.path_observer.try_out(every_case, runs[0].sweep.try_once, try_others)
-        for run in runs:
-            run.sweep.warm_up(run.cases)
         return runs
 
     def _sweep(self, variant: SweepVariant, issue: Issue | None) -> Sweep:

@@ -51,10 +51,15 @@ class Clocked:
         self.batches.append(operations)
         return Batched(launches, operations, self.next_seconds)
 
+    def once(self, _launch: Launch) -> None:
+        """Nothing that counts."""
+
     def seconds(self, launch: Batched) -> float:
         launch()
         self.loops.append(len(launch.launches))
         return sum(launch.seconds)
+
+    together = seconds
 
 
 def timed(
@@ -74,7 +79,7 @@ def timed(
         launches = [launch(buffer) for buffer in range(buffers)]
         each = timer.learn(launches, warm)
         launched[:] = [0] * buffers
-        return timer.time(launches, each)
+        return timer.time(launches, each, lambda: None)
 
     return run_ranks(len(backends), body), launched
 
