@@ -14,6 +14,12 @@ if TYPE_CHECKING:
     from gpubench.formats.presenter import Presenter
 
 
+class OutputError(OSError):
+    """An output cannot be written any more; `filename` is its name, also where the system did not say."""
+
+    rows = 0
+
+
 @contextmanager
 def delivering(presenter: "Presenter") -> Iterator[None]:
     """Turn these ends into errors of one line; what was measured stays, marked incomplete.

@@ -81,6 +81,20 @@ def test_help_loads_no_heavy_library(command: tuple[str, ...]) -> None:
     assert not FOREIGN & loaded_by_help(*command)
 
 
+def test_ranks_are_launched_before_what_presents_them_is_imported() -> None:
+    program = "import sys, gpubench.jobs.collective.launch, gpubench.cli.commands.collective; print(*sys.modules)"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    loaded = set(result.stdout.split())
+    later = (
+        "formats.presenter",
+        "conditions",
+        "measure.collective.sweep",
+        "model.results.report",
+        "model.facts.snapshot",
+    )
+    assert not loaded & {*FOREIGN, *(f"gpubench.{each}" for each in later)}
+
+
 def test_every_module_of_a_command_is_in_the_table() -> None:
     modules = {path.stem for path in Path(commands.__path__[0]).glob("*.py")} - {"__init__"}
     assert modules == {each.module for each in COMMANDS} == set(OWN_MODULES_OF_A_COMMAND)

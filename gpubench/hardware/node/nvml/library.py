@@ -5,12 +5,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpubench.errors import CouldNotMeasureError
 from gpubench.hardware.node.nvml.answers import DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND, text
-from gpubench.hardware.node.nvml.gpu import NvmlFacts, read_node
-from gpubench.model.facts.snapshot import DriverFacts
+
+if TYPE_CHECKING:
+    from gpubench.hardware.node.nvml.gpu import NvmlFacts
 
 _NO_DRIVER = (DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND)
 
@@ -63,12 +64,15 @@ def read_driver(environment: Mapping[str, str]) -> Driver:
         pynvml.nvmlShutdown()
 
 
-def read_nvml() -> NvmlFacts:
+def read_nvml() -> "NvmlFacts":
     """Driver, GPUs and pairs; a host without a driver has none, and says so in `driver.absent`.
 
     Raises CouldNotMeasureError where there is a driver and it does not answer, or not this library.
     """
     import pynvml
+
+    from gpubench.hardware.node.nvml.gpu import NvmlFacts, read_node
+    from gpubench.model.facts.snapshot import DriverFacts
 
     try:
         pynvml.nvmlInit()
