@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -16,8 +16,7 @@ from gpubench.errors import (
     ranks_ended_early,
     rows_kept,
 )
-from gpubench.formats.delivery import delivering
-from gpubench.formats.presentation import Presentation
+from gpubench.formats.delivery import announced, delivering
 from gpubench.hardware.launch import channel, launcher
 from gpubench.hardware.node.nvml.library import Driver, read_driver
 from gpubench.jobs.collective.gpu_count import check_any
@@ -25,6 +24,7 @@ from gpubench.jobs.collective.plan import CollectivePlan
 from gpubench.jobs.collective.rank_plan import write_plan
 from gpubench.jobs.outputs import check_writable
 from gpubench.model.terms.hang import LostRank, Phase, RankState, first_lost, limit_seconds
+from gpubench.model.terms.units import counted
 
 if TYPE_CHECKING:
     from subprocess import Popen
@@ -50,20 +50,25 @@ def run(plan: CollectivePlan, arguments: Sequence[str]) -> int:
     ranks = choose_ranks(plan, driver)
     check_writable(plan.presentation.outputs, plan.recording.record)
     mpirun = launcher.find_launcher()
-    with channel.ChannelReceiver() as ranks_channel:
+    terminal = sys.stderr if _shows_progress(plan) and os.environ.get("TERM") != "dumb" else None
+    starting = announced(f"starting {counted(ranks, 'rank')} on this host ...", terminal)
+    with channel.ChannelReceiver() as ranks_channel, starting as take_back:
         write_plan(ranks_channel.path, plan, arguments)
         environment = mpirun.environment(os.environ, ranks_channel.path)
         command = mpirun.command(ranks, arguments)
 
         def present(presenter: "Presenter", started: "Popen[bytes]") -> _LaunchedJob:
-            job = _LaunchedJob(presenter, plan.presentation, started)
+            job = _LaunchedJob(presenter, started, take_back)
             ranks_channel.expect_end(limit_seconds(Phase.LAUNCH, plan.timeout_s) + _SECONDS_FOR_PYTHON)
             job.listen(ranks_channel)
             return job
 
         first = launcher.start(command, environment)
         with _ended(first):
-            presenter = _presenter(plan, driver)
+            presenter = _presenter(plan)
+            if plan.backend is None and driver.hidden_gpus():
+                take_back()
+                presenter.note(f"no GPU is measured: {driver.hidden_gpus()}")
             with delivering(presenter):
                 job = present(presenter, first)
                 if job.started_nothing:
@@ -80,16 +85,16 @@ def _ended(job: "Popen[bytes]") -> Iterator[None]:
         launcher.stop(job)
 
 
-def _presenter(plan: CollectivePlan, driver: Driver) -> "Presenter":
+def _shows_progress(plan: CollectivePlan) -> bool:
+    return plan.presentation.show_progress and sys.stderr.isatty()
+
+
+def _presenter(plan: CollectivePlan) -> "Presenter":
     """What presents the run; to import it takes as long as ranks do to start, so it is done beside that."""
     from gpubench.formats.presenter import Presenter, terminal_style
 
     shown = plan.presentation
-    shows_progress = shown.show_progress and sys.stderr.isatty()
-    presenter = Presenter(shown, terminal_style(shown, sys.stdout), progress=shows_progress)
-    if plan.backend is None and driver.hidden_gpus():
-        presenter.note(f"no GPU is measured: {driver.hidden_gpus()}")
-    return presenter
+    return Presenter(shown, terminal_style(shown, sys.stdout), progress=_shows_progress(plan))
 
 
 def choose_ranks(plan: CollectivePlan, driver: Driver) -> int:
@@ -119,10 +124,10 @@ def choose_ranks(plan: CollectivePlan, driver: Driver) -> int:
 
 
 class _LaunchedJob:
-    """A launched job and what its ranks have reported so far."""
+    """A launched job and what its ranks have reported so far; `take_back` ends what was announced of its start."""
 
-    def __init__(self, presenter: "Presenter", shown: Presentation, job: "Popen[bytes]") -> None:
-        self._presenter, self._shown, self._job = presenter, shown, job
+    def __init__(self, presenter: "Presenter", job: "Popen[bytes]", take_back: Callable[[], None]) -> None:
+        self._presenter, self._job, self._take_back = presenter, job, take_back
         self._error: GpubenchError | None = None
         self._ranks_spoke = False
         self._lost: list[LostRank] = []
@@ -172,6 +177,8 @@ class _LaunchedJob:
         if not self._ranks_spoke and kind != "lost":
             self._ranks_spoke = True
             self._show_kept_lines()
+        if kind != "hello":
+            self._take_back()
         if kind == "begin":
             self._presenter.begin(Metadata.from_record(message["metadata"]))
         elif kind == "progress":
@@ -196,6 +203,7 @@ class _LaunchedJob:
         if not self._ranks_spoke:
             self._kept_lines.append(line)
         elif self._error is None and self._presenter.report is None and not self._lost:
+            self._take_back()
             self._presenter.note(line)
 
     def _died(self) -> GpubenchError:
@@ -212,5 +220,6 @@ class _LaunchedJob:
 
     def _show_kept_lines(self) -> None:
         for line in self._kept_lines:
+            self._take_back()
             self._presenter.note(line)
         self._kept_lines.clear()
