@@ -109,9 +109,8 @@ def test_a_section_nobody_reads_builds_nothing(monkeypatch: pytest.MonkeyPatch) 
     nodes = cluster("hgx-h100-8")
     built: list[str] = []
     for name in (
-        "gpu_rows",
-        "link_rows",
-        "nic_rows",
+        "gpu_rows_of",
+        "rows_by_node",
         "node_rows",
         "kind_rows",
         "pair_rows_of",
