@@ -5,7 +5,7 @@ import io
 import json
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -154,7 +154,14 @@ def test_rows_that_nodes_share_are_written_as_each_nodes_own() -> None:
     """Whatever names hosts have: with quotes, '##', or what others' rows hold."""
     own = [pair("one", note="seen from one"), pair("one", note='"one" ##')]
     other = [pair("odd")]
-    nodes = ((own, "one"), ([], "bare"), (own, 'a "b" ##c'), (own, "\u00e9\n"), (other, "odd"), (own, "one"))
+    nodes: Sequence[tuple[list[PairRow], str]] = (
+        (own, "one"),
+        ([], "bare"),
+        (own, 'a "b" ##c'),
+        (own, "\u00e9\n"),
+        (other, "odd"),
+        (own, "one"),
+    )
     parts = [RowsOfNode(rows, ("source_node", "destination_node"), host) for rows, host in nodes]
     table = Table.of_nodes(PairRow.columns(), lambda: parts)
     single = Table(table.columns, table.rows)
