@@ -404,15 +404,16 @@ def test_the_channels_of_a_pair_may_be_of_another_communicator_from_one_line_to_
     for rank in range(2):
         head = job.head(rank)
         lines = [*job.messages(rank), *other.messages(rank)]
-        # As the first time, then of the other one, then of the first again: every time over another channel.
-        for channel, each in ((7, job), (8, other), (9, job)):
-            lines.append(
-                f"AllReduce: opCount 0 sendbuff 0x1 count 9 comm {each.handle + rank:#x} [nranks=2] stream 0x2"
-            )
-            lines.append(f"Channel {channel:02}/0 : {rank}[{rank}] -> {1 - rank}[{1 - rank}] via P2P/CUMEM")
+        # The first rank makes known what comes behind each channel; the other's are of one, then of the other.
+        turns = ((range(7, 14), job),) if rank == 0 else ((range(7, 10), job), (range(10, 14), other))
+        for channels, each in turns:
+            address = f"{each.handle + rank:#x}"
+            lines.append(f"AllReduce: opCount 0 sendbuff 0x1 count 9 comm {address} [nranks=2] stream 0x2")
+            ends = f"{rank}[{rank}] -> {1 - rank}[{1 - rank}] via P2P/CUMEM"
+            lines += [f"Channel {channel:02}/0 : {ends}" for channel in channels]
         logs.append("".join(f"{head}{line}\n" for line in lines))
     found = {each.id: paths(each) for each in read(*logs).communicators}
-    assert {name: pairs[0, 1][0][1] for name, pairs in found.items()} == {"0xabc1": 4, "0xabc2": 3}
+    assert {name: pairs[1, 0][0][1] for name, pairs in found.items()} == {"0xabc1": 5, "0xabc2": 6}
 
 
 def test_every_pair_of_many_ranks() -> None:
