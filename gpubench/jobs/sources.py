@@ -1,7 +1,8 @@
 """Sources of machines: this host, the ranks of a job, simulated machines, recordings, files of other tools."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,13 +32,28 @@ class Here:
     def machines(self) -> "Machines":
         """Read by the kernel, NVML and CUDA."""
         from gpubench.hardware.node.probe import probe
-        from gpubench.hardware.process.facts import read_rank_facts
-        from gpubench.jobs.machines import Machines
-        from gpubench.jobs.metadata import recorded_settings
 
-        environment = recorded_settings(os.environ)
-        facts = read_rank_facts(0, 0, 0, environment)
-        return Machines.of([probe(self.timeout_s, os.environ)], [facts], None, environment)
+        return _of_this_process(probe(self.timeout_s, os.environ))
+
+    @contextmanager
+    def being_read(self) -> Iterator[Callable[[], "Machines"]]:
+        """Have the kernel, NVML and CUDA asked, each in a process of its own, while something else is done here.
+
+        What is yielded waits for their answers, `timeout_s` from then on.
+        """
+        from gpubench.hardware.node.probe import Probe
+
+        with Probe(os.environ) as probe:
+            yield lambda: _of_this_process(probe.snapshot(self.timeout_s))
+
+
+def _of_this_process(snapshot: "Snapshot") -> "Machines":
+    from gpubench.hardware.process.facts import read_rank_facts
+    from gpubench.jobs.machines import Machines
+    from gpubench.jobs.metadata import recorded_settings
+
+    environment = recorded_settings(os.environ)
+    return Machines.of([snapshot], [read_rank_facts(0, 0, 0, environment)], None, environment)
 
 
 @dataclass(frozen=True, slots=True)

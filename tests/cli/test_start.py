@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -93,6 +94,28 @@ def test_ranks_are_launched_before_what_presents_them_is_imported() -> None:
         "model.facts.snapshot",
     )
     assert not loaded & {*FOREIGN, *(f"gpubench.{each}" for each in later)}
+
+
+def test_drivers_are_asked_before_what_examines_their_answers_is_imported() -> None:
+    program = "import sys, gpubench.jobs.topo, gpubench.cli.commands.topo; print(*sys.modules)"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    later = ("formats.presenter", "conditions", "measure", "hardware.node.probe", "model.paths.topology")
+    assert not set(result.stdout.split()) & {*FOREIGN, *(f"gpubench.{each}" for each in later)}
+
+
+@pytest.mark.parametrize(
+    ("stage", "needless"),
+    [
+        ("cuda", ("hardware.node.nvml", "hardware.node.sysfs", "hardware.node.merge")),
+        ("nvml", ("hardware.node.sysfs", "hardware.node.merge")),
+        ("sysfs", ("hardware.node.cuda_driver", "hardware.node.nvml.gpu", "hardware.node.merge")),
+    ],
+)
+def test_a_child_that_reads_a_node_imports_its_own_source_alone(stage: str, needless: Sequence[str]) -> None:
+    child = f"from gpubench.hardware.node.stage import main; main(['{stage}', '/nowhere'])"
+    program = f"import sys; {child}; print(*sys.modules)"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert not set(result.stdout.split()) & {f"gpubench.{each}" for each in needless}
 
 
 def test_every_module_of_a_command_is_in_the_table() -> None:

@@ -24,11 +24,6 @@ from gpubench.model.results.topo.rows import GpuRow, KindRow, NicRow, NodeRow, N
 from gpubench.model.results.topo.tree import tree_rows
 from gpubench.model.terms.verdict import Finding, Verdict, overall
 
-SECTIONS = (
-    *("gpus", "nvlinks", "nics", "nodes", "kinds", "matrix", "peer_access", "limits", PAIRS_SECTION, "ranks", "tree"),
-    *(FALLBACK_SECTION, CAUSES_SECTION, UNREAD_SECTION, "findings"),
-)
-
 
 def examine(
     nodes: Sequence[Topology],
