@@ -22,6 +22,7 @@ SMALL = {
     "explain_speed": ["--ranks", "16", "--megabytes", "1"],
     "read_large_machine": ["--help"],
     "result_path": ["--ranks", "8,16"],
+    "start_up": ["--runs", "1", "--steps", "--", "topo", "--simulate", "hgx-h100-4"],
 }
 
 

@@ -17,13 +17,13 @@ from gpubench.hardware.simulated import times
 from gpubench.measure.check.health import SECTIONS as CHECK_SECTIONS
 from gpubench.measure.compare.report import SECTIONS as COMPARE_SECTIONS
 from gpubench.measure.explain.report import SECTIONS as EXPLAIN_SECTIONS
-from gpubench.measure.topo.report import SECTIONS
 from gpubench.model.paths import p2p
 from gpubench.model.paths.evidence import RULES
 from gpubench.model.paths.links import PCIE_GB_S_PER_LANE
 from gpubench.model.profiles.fault import FAULT_KEYS
 from gpubench.model.results.report import SIGNED, Metadata, Record
 from gpubench.model.results.rows.comparison import RowKey
+from gpubench.model.results.topo.sections import SECTIONS
 from gpubench.model.terms.bandwidth import algbw_gb_s, ring_allreduce_factor
 from gpubench.model.terms.verdict import Finding, Verdict
 from tests.cli.running import gpubench

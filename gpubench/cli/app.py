@@ -8,6 +8,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from gpubench import __version__
+from gpubench.cli.plain_values import switched_off
 from gpubench.cli.process import exit_with
 from gpubench.cli.table import COMMANDS
 from gpubench.errors import JUDGED_AND_FAILED, GpubenchError, InterruptedRunError, UsageError, exit_style_under_launcher
@@ -42,14 +43,8 @@ class LazyCommands(TyperGroup):
         self.commands = {each.name: TyperCommand(each.name, short_help=each.summary) for each in COMMANDS}
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """The flags before the command. To read one without a default, as its own, typer 0.29 loads pydantic.
-
-        That takes 100 ms, more than all the rest of a help text.
-        """
-        flags = super().get_params(ctx)
-        for each in flags:
-            each.default = False if each.default is None else each.default
-        return flags
+        """The flags before the command."""
+        return switched_off(super().get_params(ctx))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """The command that the first of these words names, and the words that are left for it."""

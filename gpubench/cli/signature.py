@@ -8,6 +8,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from gpubench.cli.encoding import showable
+from gpubench.cli.plain_values import PlainValuesCommand
 from gpubench.cli.table import Command
 
 Options = TypeVar("Options")
@@ -36,7 +37,7 @@ def typer_app(
         [_parameter(each) for each in option_fields(kind) if each.name not in without]
     )
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    app.command(command.name)(call)
+    app.command(command.name, cls=PlainValuesCommand)(call)
     return app
 
 

@@ -3,7 +3,7 @@
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
@@ -12,6 +12,12 @@ from gpubench.model.terms.foreign_text import error_text, printable_line
 
 if TYPE_CHECKING:
     from gpubench.formats.presenter import Presenter
+
+
+class OutputError(OSError):
+    """An output cannot be written any more; `filename` is its name, also where the system did not say."""
+
+    rows = 0
 
 
 @contextmanager
@@ -48,6 +54,25 @@ def say(*lines: str, to: TextIO | None = None) -> None:
     except BrokenPipeError:
         _forget_stdout()
         raise InterruptedRunError("the reader of stdout went away") from None
+
+
+@contextmanager
+def announced(text: str, to: TextIO | None) -> Iterator[Callable[[], None]]:
+    """Show a line on a terminal until what is yielded is called, or the context ends; None shows nothing."""
+    shown = to is not None
+
+    def take_back() -> None:
+        nonlocal shown
+        if shown and to is not None:
+            print("\r\x1b[K", end="", file=to, flush=True)
+        shown = False
+
+    if to is not None:
+        print(printable_line(text), end="", file=to, flush=True)
+    try:
+        yield take_back
+    finally:
+        take_back()
 
 
 def tell(error: GpubenchError, to: TextIO) -> None:

@@ -4,16 +4,30 @@ import json
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from uuid import uuid4
 
 from gpubench.formats.writer import Style, Target
-from gpubench.model.results.report import FINDINGS_SECTION, SCHEMA_VERSION, Matrix, Metadata, Report, Row
+from gpubench.model.results.report import (
+    FINDINGS_SECTION,
+    SCHEMA_VERSION,
+    Matrix,
+    Metadata,
+    Report,
+    Row,
+    RowsOfNode,
+    Section,
+    Table,
+)
 from gpubench.model.terms.verdict import Verdict
 
 UNFINISHED = Report(
     verdict=Verdict.ERROR, complete=False, sentence=f"{Verdict.ERROR}: the run has not ended, or was killed"
 )
 """The outcome of a run that has not ended: it runs, or it was killed."""
+
+_BETWEEN_LINES = ",\n    "
 
 _AT_EVERY_ROW = 500
 """So many rows are each written as they come; of more, a file lacks at most one part in so many until the end."""
@@ -87,7 +101,7 @@ class JsonWriter:
                 members = (f"{json_text(row)}: {json_text(cells)}" for row, cells in section.cells.items())
                 yield name, _lines("{", members, "}")
             else:
-                yield name, _lines("[", (json_text(row.to_record()) for row in section.rows()), "]")
+                yield name, _lines("[", _row_texts(section), "]")
         yield FINDINGS_SECTION, _lines("[", map(json_text, outcome["findings"]), "]")
 
 
@@ -96,13 +110,39 @@ def json_text(value: object, indent: int | None = None) -> str:
     return json.dumps(value, indent=indent).replace("##", r"#\u0023")
 
 
+def _row_texts(section: Section) -> Iterator[str]:
+    """The rows of a table as JSON, a line each; of equal nodes the same text, but for their names."""
+    if not isinstance(section, Table):
+        return
+    if section.parts is None:
+        yield from (json_text(row.to_record()) for row in section.rows())
+        return
+    shared, cut = None, list[str]()
+    for part in section.parts():
+        if not part.rows:
+            continue
+        if part.rows is not shared:
+            shared, cut = part.rows, []
+            yield _joined(part)
+            continue
+        # To cut the text takes as long as to make it, so it waits for a second node that has the same rows.
+        if not cut:
+            name = f"node-{uuid4()}"
+            cut = _joined(replace(part, host=name)).split(json_text(name))
+        yield json_text(part.host).join(cut)
+
+
+def _joined(part: RowsOfNode) -> str:
+    return _BETWEEN_LINES.join(json_text(row.to_record()) for row in part)
+
+
 def _lines(opening: str, items: Iterable[str], closing: str) -> Iterator[str]:
     """An array or an object, an element a line."""
-    separator = opening
+    separator = f"{opening}\n    "
     for item in items:
-        yield f"{separator}\n    {item}"
-        separator = ","
-    yield opening + closing if separator == opening else f"\n  {closing}"
+        yield f"{separator}{item}"
+        separator = _BETWEEN_LINES
+    yield f"\n  {closing}" if separator == _BETWEEN_LINES else opening + closing
 
 
 def replace_atomically(path: Path, text: Iterable[str]) -> None:

@@ -9,11 +9,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TextIO
 
 from gpubench.errors import COULD_NOT_MEASURE
-from gpubench.formats.delivery import say
+from gpubench.formats.delivery import OutputError, say
 from gpubench.formats.presentation import Color, Presentation
-from gpubench.formats.text.fallback import fallback_lines
 from gpubench.formats.writer import Style, Target, Writer
-from gpubench.model.results.ending import gated
 from gpubench.model.results.figures import SpeedFigures
 from gpubench.model.results.report import (
     COLLECTIVE_COLUMNS,
@@ -25,9 +23,7 @@ from gpubench.model.results.report import (
     Report,
     Row,
 )
-from gpubench.model.results.sentence import sentence
 from gpubench.model.terms.foreign_text import printable_line
-from gpubench.model.terms.sweep import describe_dropped
 from gpubench.model.terms.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -35,12 +31,6 @@ if TYPE_CHECKING:
 
 PLAIN_WIDTH = 100
 """Columns of a table that goes to no terminal."""
-
-
-class OutputError(OSError):
-    """An output cannot be written any more; `filename` is its name, also where the system did not say."""
-
-    rows = 0
 
 
 class Presenter:
@@ -68,6 +58,8 @@ class Presenter:
         with self._bar_hidden():
             self._write(lambda writer: writer.begin(metadata, columns))
             if not self._is_table:
+                from gpubench.model.terms.sweep import describe_dropped
+
                 for line in describe_dropped(metadata.dropped_sizes):
                     self.note(f"not measured: {line}")
 
@@ -95,6 +87,8 @@ class Presenter:
             self._progress.stop()
         self._write(lambda writer: writer.end(report))
         if not self._is_table:
+            from gpubench.formats.text.fallback import fallback_lines
+
             for line in fallback_lines(report):
                 self.note(line)
 
@@ -124,6 +118,9 @@ class Presenter:
         """The report with its last line, told from the rows that were presented and those in its sections."""
         if self._metadata is None:
             return report
+        from gpubench.model.results.ending import gated
+        from gpubench.model.results.sentence import sentence
+
         if self._metadata.subject != "topo":
             for name in (PAIRS_SECTION, ROWS_SECTION):
                 for row in (*report.rows(name, PairRow), *report.rows(name, CollectiveRow)):

@@ -5,13 +5,15 @@ import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpubench import __version__
 from gpubench.hardware.launch import launcher
-from gpubench.jobs.machines import Machines
 from gpubench.model.results.report import Metadata
-from gpubench.profiles.matching import ProfileMatch
+
+if TYPE_CHECKING:
+    from gpubench.jobs.machines import Machines
+    from gpubench.profiles.matching import ProfileMatch
 
 _SETTINGS = (
     *("NCCL_", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES", "UCX_", "FI_", "MPI4PY_"),
@@ -51,8 +53,8 @@ def metadata_of(
     arguments: Sequence[str],
     subject: str,
     *,
-    machines: Machines | None = None,
-    matched: ProfileMatch | None = None,
+    machines: "Machines | None" = None,
+    matched: "ProfileMatch | None" = None,
     asked_profile: bool = False,
     **values: Any,
 ) -> Metadata:

@@ -1,21 +1,25 @@
 """Outputs are tried before anything is measured, and then presented to."""
 
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpubench.errors import unwritable_output
 from gpubench.formats.delivery import delivering
 from gpubench.formats.presentation import Output, Presentation
-from gpubench.formats.presenter import Presenter, terminal_style
 from gpubench.formats.registry import DATED
+
+if TYPE_CHECKING:
+    from gpubench.formats.presenter import Presenter
 
 
 @contextmanager
-def presenting(shown: Presentation, recording: Path | None = None) -> Iterator[Presenter]:
+def presenting(shown: Presentation, recording: Path | None = None) -> Iterator["Presenter"]:
     """A presenter on this process's stdout, without a progress bar, once all outputs are known to be writable."""
+    from gpubench.formats.presenter import Presenter, terminal_style
+
     check_writable(shown.outputs, recording)
     presenter = Presenter(shown, terminal_style(shown, sys.stdout), progress=False)
     with delivering(presenter):
@@ -48,6 +52,8 @@ def _try_file(path: Path) -> None:
 
 def _try_folder(path: Path) -> None:
     """Make it, and a file in it that is gone at once: modes alone do not tell, of root or of a read-only disk."""
+    import tempfile
+
     path.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=path):
         pass

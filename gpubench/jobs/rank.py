@@ -3,14 +3,12 @@
 import os
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
 from gpubench.errors import CouldNotMeasureError, GpubenchError, InterruptedRunError, output_failed
-from gpubench.formats.delivery import tell
-from gpubench.formats.presenter import OutputError
+from gpubench.formats.delivery import OutputError, tell
 from gpubench.hardware.launch import launcher
 from gpubench.hardware.launch.channel_sender import ChannelSender
 from gpubench.hardware.mpi import group as mpi
@@ -108,6 +106,8 @@ def _located(broken: BaseException, place: str) -> GpubenchError:
         return CouldNotMeasureError("the reader of the output went away", where=place)
     if isinstance(broken, OutputError):
         return output_failed(str(broken.filename), os.strerror(broken.errno or 0), broken.rows)
+    import traceback
+
     frame = traceback.extract_tb(broken.__traceback__)[-1]
     if os.environ.get(TRACEBACK_VARIABLE):
         traceback.print_exception(broken, file=sys.__stderr__)

@@ -1,24 +1,22 @@
 """Sources of machines: this host, the ranks of a job, simulated machines, recordings, files of other tools."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpubench.errors import UsageError
-from gpubench.hardware import recorded
-from gpubench.hardware.node.probe import probe
-from gpubench.hardware.process.facts import read_rank_facts
-from gpubench.hardware.simulated.machine import snapshots as simulated_nodes
-from gpubench.jobs.machines import Machines
-from gpubench.jobs.metadata import recorded_settings
 from gpubench.jobs.simulation import Simulation
 from gpubench.model.facts.launched_by import LaunchedBy
-from gpubench.model.facts.rank_facts import RankFacts
-from gpubench.model.facts.snapshot import Snapshot
-from gpubench.model.terms.rank_identity import RankIdentity
-from gpubench.ports.group import Group
-from gpubench.readers.machines.registry import read_file
+
+if TYPE_CHECKING:
+    from gpubench.jobs.machines import Machines
+    from gpubench.model.facts.rank_facts import RankFacts
+    from gpubench.model.facts.snapshot import Snapshot
+    from gpubench.model.terms.rank_identity import RankIdentity
+    from gpubench.ports.group import Group
 
 SECONDS_TO_READ_A_NODE = 10.0
 """Of a node that is read beside a measurement, which goes on without its facts."""
@@ -31,11 +29,31 @@ class Here:
     timeout_s: float
     text: str | None = None
 
-    def machines(self) -> Machines:
+    def machines(self) -> "Machines":
         """Read by the kernel, NVML and CUDA."""
-        environment = recorded_settings(os.environ)
-        facts = read_rank_facts(0, 0, 0, environment)
-        return Machines.of([probe(self.timeout_s, os.environ)], [facts], None, environment)
+        from gpubench.hardware.node.probe import probe
+
+        return _of_this_process(probe(self.timeout_s, os.environ))
+
+    @contextmanager
+    def being_read(self) -> Iterator[Callable[[], "Machines"]]:
+        """Have the kernel, NVML and CUDA asked, each in a process of its own, while something else is done here.
+
+        What is yielded waits for their answers, `timeout_s` from then on.
+        """
+        from gpubench.hardware.node.probe import Probe
+
+        with Probe(os.environ) as probe:
+            yield lambda: _of_this_process(probe.snapshot(self.timeout_s))
+
+
+def _of_this_process(snapshot: "Snapshot") -> "Machines":
+    from gpubench.hardware.process.facts import read_rank_facts
+    from gpubench.jobs.machines import Machines
+    from gpubench.jobs.metadata import recorded_settings
+
+    environment = recorded_settings(os.environ)
+    return Machines.of([snapshot], [read_rank_facts(0, 0, 0, environment)], None, environment)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +67,13 @@ class Simulated:
         """--simulate with its faults."""
         return self.simulation.source
 
-    def machines(self) -> Machines:
+    def machines(self) -> "Machines":
         """Made by the seed."""
+        from gpubench.hardware.simulated.machine import snapshots
+        from gpubench.jobs.machines import Machines
+
         asked = self.simulation
-        return Machines.of(simulated_nodes(asked.machine, asked.faults, asked.seed), (), self.text)
+        return Machines.of(snapshots(asked.machine, asked.faults, asked.seed), (), self.text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +88,11 @@ class Replayed:
         """--replay with its folder."""
         return f"--replay {self.directory}"
 
-    def machines(self) -> Machines:
+    def machines(self) -> "Machines":
         """Nodes and processes as they were."""
+        from gpubench.hardware import recorded
+        from gpubench.jobs.machines import Machines
+
         snapshots, processes = recorded.read_recording(self.directory, self.host)
         return Machines.of(snapshots, processes, self.text)
 
@@ -84,8 +108,11 @@ class FromFile:
         """The path."""
         return str(self.path)
 
-    def machines(self) -> Machines:
+    def machines(self) -> "Machines":
         """As far as the file says."""
+        from gpubench.jobs.machines import Machines
+        from gpubench.readers.machines.registry import read_file
+
         return Machines.of([read_file(self.path)], (), self.text)
 
 
@@ -115,12 +142,15 @@ def refuse_under_launcher(command: str, source: Source, launch: LaunchedBy | Non
 
 
 def gathered(
-    group: Group, snapshots: Sequence[Snapshot], process: RankFacts, source: Source | None = None
-) -> Machines | None:
+    group: "Group", snapshots: Sequence["Snapshot"], process: "RankFacts", source: Source | None = None
+) -> "Machines | None":
     """The machines of a job on its first rank, None on the others; every rank brings the nodes that it has read.
 
     `source` is where they come from, where they are not the ranks' own.
     """
+    from gpubench.jobs.machines import Machines
+    from gpubench.jobs.metadata import recorded_settings
+
     collected = group.collect((snapshots, process))
     if collected is None:
         return None
@@ -130,6 +160,9 @@ def gathered(
     return Machines.of(nodes, [facts for _, facts in collected], text, environment)
 
 
-def own_process(identity: RankIdentity) -> RankFacts:
+def own_process(identity: "RankIdentity") -> "RankFacts":
     """The facts of this rank's process."""
+    from gpubench.hardware.process.facts import read_rank_facts
+    from gpubench.jobs.metadata import recorded_settings
+
     return read_rank_facts(identity.rank, identity.node, identity.local_rank, recorded_settings(os.environ))

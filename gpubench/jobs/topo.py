@@ -1,25 +1,22 @@
 """Show what machines are: take them from a source, or gather them from ranks, then examine and present them."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gpubench.formats.presentation import Presentation
-from gpubench.formats.presenter import Presenter, rank_style
-from gpubench.hardware import recorded
-from gpubench.hardware.mpi import group as mpi
-from gpubench.jobs.agreement import agree
-from gpubench.jobs.machines import Machines, check_any_gpu
-from gpubench.jobs.metadata import metadata_of
 from gpubench.jobs.outputs import check_writable, presenting
-from gpubench.jobs.rank import own_identity
 from gpubench.jobs.recording import Recording
-from gpubench.jobs.sources import FromFile, Replayed, Simulated, Source, gathered, own_process
-from gpubench.measure.topo.report import SECTIONS as SECTIONS
-from gpubench.measure.topo.report import examine
+from gpubench.jobs.sources import FromFile, Here, Replayed, Simulated, Source, gathered, own_process
 from gpubench.model.facts.launched_by import launched_by
-from gpubench.model.facts.snapshot import Snapshot
-from gpubench.profiles.nodes import profiles_for
+from gpubench.model.results.topo.sections import SECTIONS as SECTIONS
+
+if TYPE_CHECKING:
+    from gpubench.formats.presenter import Presenter
+    from gpubench.hardware.mpi import group as mpi
+    from gpubench.jobs.machines import Machines
+    from gpubench.model.facts.snapshot import Snapshot
 
 NAME = "topo"
 
@@ -45,17 +42,31 @@ def run(plan: TopoPlan, arguments: Sequence[str]) -> int:
     """
     launch = launched_by(os.environ)
     if launch is None:
-        with presenting(plan.presentation, plan.recording.record) as presenter:
-            return _show(plan, arguments, plan.source.machines(), presenter)
+        check_writable(plan.presentation.outputs, plan.recording.record)
+        if not isinstance(plan.source, Here):
+            return _present(plan, arguments, plan.source.machines)
+        with plan.source.being_read() as machines:
+            return _present(plan, arguments, machines)
     from gpubench.jobs import rank
 
     return rank.run(lambda group, _progress: TopoRankJob(group, plan, arguments), launch, plan.timeout_s)
 
 
+def _present(plan: TopoPlan, arguments: Sequence[str], machines: "Callable[[], Machines]") -> int:
+    """Show machines that may still be read while what shows them is imported; the exit code."""
+    with presenting(plan.presentation, plan.recording.record) as presenter:
+        import gpubench.measure.topo.report
+        import gpubench.profiles.nodes  # noqa: F401 - both are needed once the machines are there
+
+        return _show(plan, arguments, machines(), presenter)
+
+
 class TopoRankJob:
     """One rank's part in showing a cluster: the first rank of every node reads it, the first of all shows them."""
 
-    def __init__(self, group: mpi.MpiGroup, plan: TopoPlan, arguments: Sequence[str]) -> None:
+    def __init__(self, group: "mpi.MpiGroup", plan: TopoPlan, arguments: Sequence[str]) -> None:
+        from gpubench.jobs.rank import own_identity
+
         self._group, self._plan, self._arguments = group, plan, arguments
         self.identity, _ = own_identity(group)
 
@@ -64,6 +75,9 @@ class TopoRankJob:
 
         Raises AgreedError: a rank cannot do its part, and every rank knows it.
         """
+        from gpubench.formats.presenter import Presenter, rank_style
+        from gpubench.jobs.agreement import agree
+
         group, plan, shown = self._group, self._plan, self._plan.presentation
         agree(group, lambda: check_writable(shown.outputs, plan.recording.record) if group.rank == 0 else None)
         snapshots = agree(group, self._own_snapshots, place=str(self.identity))
@@ -73,7 +87,7 @@ class TopoRankJob:
             code = _show(plan, self._arguments, machines, Presenter(shown, rank_style(shown), progress=False))
         return group.broadcast(code)
 
-    def _own_snapshots(self) -> list[Snapshot]:
+    def _own_snapshots(self) -> "list[Snapshot]":
         """Of files and simulations the first rank of all brings every node, else the first of each node its own."""
         source, identity = self._plan.source, self.identity
         if isinstance(source, (FromFile, Simulated)):
@@ -84,10 +98,17 @@ class TopoRankJob:
         return own.machines().snapshots
 
 
-def _show(plan: TopoPlan, arguments: Sequence[str], machines: Machines, presenter: Presenter) -> int:
+def _show(plan: TopoPlan, arguments: Sequence[str], machines: "Machines", presenter: "Presenter") -> int:
     """Record where asked, then examine and present; the exit code."""
+    from gpubench.jobs.machines import check_any_gpu
+    from gpubench.jobs.metadata import metadata_of
+    from gpubench.measure.topo.report import examine
+    from gpubench.profiles.nodes import profiles_for
+
     nodes = machines.nodes
     if plan.recording.record is not None:
+        from gpubench.hardware import recorded
+
         recorded.write_recording(plan.recording.record, machines.snapshots, machines.processes)
     matches = profiles_for(nodes, os.environ, plan.profile)
     profiles = [None if found is None else found.profile for found in matches]

@@ -1,9 +1,10 @@
 """The processes of a job."""
 
 from collections.abc import Sequence
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
-from gpubench.model.terms.lateness import ClockOffset
+if TYPE_CHECKING:
+    from gpubench.model.terms.lateness import ClockOffset
 
 T = TypeVar("T")
 
@@ -29,7 +30,7 @@ class Group(Protocol):
     def largest(self, values: Sequence[float]) -> Sequence[float]:
         """Each of the values as it is on the rank where it is largest; every rank has as many, and gets them."""
 
-    def clock_offset(self) -> ClockOffset:
+    def clock_offset(self) -> "ClockOffset":
         """The difference of this rank's `perf_counter` to the first rank's; every rank has to call it."""
 
     def split(self, color: int, key: int) -> "Group":

@@ -244,7 +244,7 @@ HAS_GPUS = Driver(version="580", cuda=13000, gpus=4, visible=4)
 def test_one_rank_a_gpu_else_two(
     monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], driver: Driver, ranks: int
 ) -> None:
-    monkeypatch.setattr(alone, "check_installed", lambda _driver: None)
+    monkeypatch.setattr("gpubench.hardware.cuda.device.check_installed", lambda _driver: None)
     assert alone.choose_ranks(options(**given), driver) == ranks
 
 
@@ -262,7 +262,7 @@ def test_one_rank_a_gpu_else_two(
 def test_what_this_machine_cannot_do_is_refused_before_anything_starts(
     monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], driver: Driver, error: type[GpubenchError], said: str
 ) -> None:
-    monkeypatch.setattr(alone, "check_installed", lambda _driver: None)
+    monkeypatch.setattr("gpubench.hardware.cuda.device.check_installed", lambda _driver: None)
     with pytest.raises(error, match=said):
         alone.choose_ranks(options(**given), driver)
 

@@ -13,7 +13,6 @@ from gpubench.cli.signature import options_from
 from gpubench.hardware.node.nvml.library import Driver
 from gpubench.hardware.process.facts import read_rank_facts
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
-from gpubench.jobs import sources
 from gpubench.jobs.p2p import job as p2p_job
 from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.facts.snapshot import Snapshot
@@ -44,7 +43,7 @@ class Copies(FakeCopies):
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two GPUs that copy, on a machine whose facts are a simulated one's; the process is this one."""
     monkeypatch.setattr("gpubench.jobs.gpus.read_driver", lambda _: Driver(version="580", gpus=2, visible=2))
-    monkeypatch.setattr(sources, "probe", lambda *_: here())
+    monkeypatch.setattr("gpubench.hardware.node.probe.probe", lambda *_: here())
     monkeypatch.setattr(p2p_job, "watch_errors", lambda before, *_: replace(before, errors_grown={}))
     monkeypatch.setattr("gpubench.hardware.cuda.device.check_installed", lambda _: None)
     copies = Copies()
@@ -65,7 +64,7 @@ def processes(monkeypatch: pytest.MonkeyPatch, **facts: Any) -> None:
     def read(rank: int, node: int, local_rank: int, environment: Mapping[str, str]) -> RankFacts:
         return replace(read_rank_facts(rank, node, local_rank, environment), **facts)
 
-    monkeypatch.setattr(sources, "read_rank_facts", read)
+    monkeypatch.setattr("gpubench.hardware.process.facts.read_rank_facts", read)
 
 
 def causes(document: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -143,7 +142,7 @@ def test_gpus_of_a_model_that_nobody_knows_are_judged_by_the_profile_of_any_mach
 ) -> None:
     node = here()
     unknown = replace(node, gpus=tuple(replace(gpu, name="NVIDIA X1") for gpu in node.gpus))
-    monkeypatch.setattr(sources, "probe", lambda *_: unknown)
+    monkeypatch.setattr("gpubench.hardware.node.probe.probe", lambda *_: unknown)
     document = measured(tmp_path)
     assert document["metadata"]["profile"]["name"] == "generic-nvlink"
     judged = [row["verdict"] for row in document["pairs"] if row["size_bytes"] == 2**26 and row["peer"] == "on"]

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -11,17 +12,17 @@ import pytest
 from gpubench.cli import commands
 from gpubench.cli.table import COMMANDS
 
-OWN_MODULES_OF_HELP = 12
-"""The package, the command line, its table with that of the collectives, errors, and who started us: 11."""
+OWN_MODULES_OF_HELP = 13
+"""The package, the command line, its table with that of the collectives, errors, and who started us: 12."""
 
 OWN_MODULES_OF_A_COMMAND = {
-    "profiles": 19,
-    "topo": 32,  # the formats, whose names its help lists, and none of the row types that they write
-    "check": 32,
-    "explain": 26,
-    "compare": 26,
-    "p2p": 38,
-    "collective": 64,  # and the words of its options: types, operations, algorithms, modes
+    "profiles": 20,
+    "topo": 33,  # the formats, whose names its help lists, and none of the row types that they write
+    "check": 33,
+    "explain": 27,
+    "compare": 27,
+    "p2p": 39,
+    "collective": 65,  # and the words of its options: types, operations, algorithms, modes
 }
 """By module of `gpubench.cli.commands`; one above what each takes. All of the package are 400."""
 
@@ -79,6 +80,42 @@ def test_the_help_of_a_collective_imports_no_other() -> None:
 @pytest.mark.parametrize("command", [(), ("topo",), ("allreduce",)])
 def test_help_loads_no_heavy_library(command: tuple[str, ...]) -> None:
     assert not FOREIGN & loaded_by_help(*command)
+
+
+def test_ranks_are_launched_before_what_presents_them_is_imported() -> None:
+    program = "import sys, gpubench.jobs.collective.launch, gpubench.cli.commands.collective; print(*sys.modules)"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    loaded = set(result.stdout.split())
+    later = (
+        "formats.presenter",
+        "conditions",
+        "measure.collective.sweep",
+        "model.results.report",
+        "model.facts.snapshot",
+    )
+    assert not loaded & {*FOREIGN, *(f"gpubench.{each}" for each in later)}
+
+
+def test_drivers_are_asked_before_what_examines_their_answers_is_imported() -> None:
+    program = "import sys, gpubench.jobs.topo, gpubench.cli.commands.topo; print(*sys.modules)"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    later = ("formats.presenter", "conditions", "measure", "hardware.node.probe", "model.paths.topology")
+    assert not set(result.stdout.split()) & {*FOREIGN, *(f"gpubench.{each}" for each in later)}
+
+
+@pytest.mark.parametrize(
+    ("stage", "needless"),
+    [
+        ("cuda", ("hardware.node.nvml", "hardware.node.sysfs", "hardware.node.merge")),
+        ("nvml", ("hardware.node.sysfs", "hardware.node.merge")),
+        ("sysfs", ("hardware.node.cuda_driver", "hardware.node.nvml.gpu", "hardware.node.merge")),
+    ],
+)
+def test_a_child_that_reads_a_node_imports_its_own_source_alone(stage: str, needless: Sequence[str]) -> None:
+    child = f"from gpubench.hardware.node.stage import main; main(['{stage}', '/nowhere'])"
+    program = f"import sys; {child}; print(*sys.modules)"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert not set(result.stdout.split()) & {f"gpubench.{each}" for each in needless}
 
 
 def test_every_module_of_a_command_is_in_the_table() -> None:

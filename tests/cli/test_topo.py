@@ -17,11 +17,12 @@ import pytest
 from gpubench.cli.commands.topo import TopoOptions
 from gpubench.cli.signature import options_from
 from gpubench.errors import UsageError
-from gpubench.hardware.node import stages
+from gpubench.hardware.node.probe import Probe, stage_commands
 from gpubench.jobs import topo as topo_job
 from gpubench.jobs.sources import Simulated
-from gpubench.measure.topo.report import SECTIONS
+from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.results.report import PAIR_COLUMNS
+from gpubench.model.results.topo.sections import SECTIONS
 from tests.cli.running import ROOT, SECONDS, environment, gpubench
 
 MACHINES = ROOT / "tests" / "machines"
@@ -151,13 +152,17 @@ def test_a_driver_that_does_not_answer_is_an_error_and_the_rest_is_shown() -> No
 
 def test_a_real_stage_that_hangs_is_an_error_within_the_timeout(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     asked: list[float] = []
-    real = stages.run_stages
+    real, commands = Probe.snapshot, stage_commands()
 
-    def hanging(commands: Any, environment: Any, timeout_s: float) -> Any:
+    def hanging() -> dict[str, list[str]]:
+        return {**commands, "nvml": [sys.executable, "-c", "import time; time.sleep(600)"]}
+
+    def snapshot(probe: Probe, timeout_s: float) -> Snapshot:
         asked.append(timeout_s)
-        return real({**commands, "nvml": [sys.executable, "-c", "import time; time.sleep(600)"]}, environment, 3.0)
+        return real(probe, 3.0)
 
-    monkeypatch.setattr("gpubench.hardware.node.probe.run_stages", hanging)
+    monkeypatch.setattr("gpubench.hardware.node.probe.stage_commands", hanging)
+    monkeypatch.setattr(Probe, "snapshot", snapshot)
     assert topo_job.run(options_from(TopoOptions, {"timeout": 7.0}).plan(), ["topo"]) == 3
     assert asked == [7.0]
     assert "driver-silent" in capsys.readouterr().out
@@ -239,7 +244,7 @@ def test_an_interrupt_is_one_line() -> None:
     environ = environment(PYTHONPATH=str(ROOT))
     code = (
         "import sys, time; import gpubench.hardware.node.probe as probe; from gpubench.cli.app import main; "
-        "probe.run_stages = lambda *_: (print('ready', flush=True), time.sleep(60)); "
+        "probe.Probe.snapshot = lambda *_: (print('ready', flush=True), time.sleep(60)); "
         "sys.argv = ['gpubench', 'topo']; main()"
     )
     job = subprocess.Popen(

@@ -14,7 +14,7 @@ from gpubench.hardware.mpi.one_process import AloneGroup
 from gpubench.hardware.process.cpu_time import RunDelay
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.jobs.collective import path_watch as watching
-from gpubench.jobs.collective.opening import naming_holders
+from gpubench.jobs.collective.opening_gpu import naming_holders
 from gpubench.jobs.collective.path_watch import PathWatch
 from gpubench.model.terms.rank_identity import RankIdentity
 from gpubench.ports.link_counters import LinkBytes

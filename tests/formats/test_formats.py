@@ -5,7 +5,7 @@ import io
 import json
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -20,7 +20,16 @@ from gpubench.formats.frame import read_frame
 from gpubench.formats.json import replace_atomically
 from gpubench.formats.registry import CSV, FORMATS, TABLE
 from gpubench.formats.writer import Format, Style, Target
-from gpubench.model.results.report import COLLECTIVE_COLUMNS, CollectiveRow, Metadata, Report
+from gpubench.model.results.report import (
+    COLLECTIVE_COLUMNS,
+    CollectiveRow,
+    Metadata,
+    PairRow,
+    Report,
+    RowsOfNode,
+    Table,
+)
+from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.rank_identity import RankIdentity
 from gpubench.model.terms.verdict import Verdict
 from tests.formats.sample import IN_PLACE, JSON, JSONL, LARGE, METADATA, REPORT, ROW, ROWS
@@ -139,6 +148,43 @@ def test_a_failed_replacement_leaves_the_old_file(tmp_path: Path, monkeypatch: p
         replace_atomically(path, "new")
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_rows_that_nodes_share_are_written_as_each_nodes_own() -> None:
+    """Whatever names hosts have: with quotes, '##', or what others' rows hold."""
+    own = [pair("one", note="seen from one"), pair("one", note='"one" ##')]
+    other = [pair("odd")]
+    nodes: Sequence[tuple[list[PairRow], str]] = (
+        (own, "one"),
+        ([], "bare"),
+        (own, 'a "b" ##c'),
+        (own, "\u00e9\n"),
+        (other, "odd"),
+        (own, "one"),
+    )
+    parts = [RowsOfNode(rows, ("source_node", "destination_node"), host) for rows, host in nodes]
+    table = Table.of_nodes(PairRow.columns(), lambda: parts)
+    single = Table(table.columns, table.rows)
+    texts = [written(JSON, rows=(), report=replace(REPORT, sections={"pairs": each})) for each in (table, single)]
+    assert texts[0] == texts[1]
+    found = json.loads(texts[0])["pairs"]
+    assert [row["source_node"] for row in found[2:4]] == ['a "b" ##c'] * 2
+    assert [row["note"] for row in found[:2]] == [row["note"] for row in found[-2:]] == ["seen from one", '"one" ##']
+
+
+def pair(host: str, note: str | None = None) -> PairRow:
+    return PairRow(
+        source="GPU0",
+        destination="GPU1",
+        source_bus_id=None,
+        destination_bus_id=None,
+        source_node=host,
+        destination_node=host,
+        origin=Origin.SIMULATED,
+        limit_gb_s=450.0,
+        path_class="NV18",
+        note=note,
+    )
 
 
 def test_json_lines_say_what_they_are() -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from gpubench.hardware.node.nvml.library import read_driver
 from gpubench.hardware.recorded import read_recording
-from gpubench.measure.topo.report import SECTIONS
 from gpubench.model.paths.topology import Topology
+from gpubench.model.results.topo.sections import SECTIONS
 from gpubench.readers.machines.topo_matrix import read as read_topo_matrix
 from tests.cli.running import environment, gpubench, mpirun
 

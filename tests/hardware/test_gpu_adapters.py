@@ -14,7 +14,7 @@ import pytest
 from gpubench.errors import CouldNotMeasureError, UsageError
 from gpubench.hardware.cuda import device as cuda
 from gpubench.hardware.nccl import backend as nccl
-from gpubench.hardware.node.nvml.library import Driver, read_driver, visible_count
+from gpubench.hardware.node.nvml.library import Driver, open_library, read_driver, visible_count
 from tests.fakes import cupy_on_numpy
 
 
@@ -46,6 +46,17 @@ def test_the_driver_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", fake_nvml())
     assert read_driver({}) == Driver(version="580.159.04", cuda=13000, gpus=4, visible=4)
     assert read_driver({"CUDA_VISIBLE_DEVICES": "1,2"}).visible == 2
+
+
+def test_a_host_without_the_library_is_told_as_pynvml_tells_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "pynvml", raising=False)
+    monkeypatch.setattr("gpubench.hardware.node.nvml.library._FILE", "libno-nvml.so.1")
+    told = read_driver({})
+    assert "pynvml" not in sys.modules
+    assert open_library() is None
+    import pynvml
+
+    assert told == Driver(absent=f"NVML does not start ({pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)})")
 
 
 @pytest.mark.parametrize("function", ["nvmlInit", "nvmlDeviceGetCount"])

@@ -19,13 +19,14 @@ import pytest
 from gpubench.formats.registry import CSV, TABLE
 from gpubench.formats.writer import Format, Style, Target
 from gpubench.hardware.recorded import read_recording
-from gpubench.measure.topo.report import SECTIONS, examine
+from gpubench.measure.topo.report import examine
 from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.paths.topology import PATH_CLASSES, Topology
 from gpubench.model.results.figures import SpeedFigures
 from gpubench.model.results.report import PAIR_COLUMNS, Metadata, Report
 from gpubench.model.results.sentence import sentence
+from gpubench.model.results.topo.sections import SECTIONS
 from gpubench.readers.machines.registry import read_file
 from tests.formats.sample import JSON, JSONL
 

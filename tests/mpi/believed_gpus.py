@@ -7,13 +7,14 @@ from time import sleep
 from types import SimpleNamespace
 from typing import Any, cast
 
+from gpubench.hardware.cuda import device
 from gpubench.hardware.mpi.host import MOST_ELEMENTS, HostBackend, HostCalls
 from gpubench.hardware.nccl import backend as nccl
 from gpubench.hardware.node.nvml.library import Driver
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.jobs import gpus
 from gpubench.jobs.collective import launch as alone
-from gpubench.jobs.collective import opening
+from gpubench.jobs.collective import opening, opening_gpu
 from gpubench.jobs.collective import path_watch as watching
 from gpubench.model.terms import hang
 from gpubench.model.terms.nccl_choice import Algorithm, NcclChoice
@@ -165,12 +166,10 @@ def install(logs: str) -> None:
     _LOGS = logs
     hang.SECONDS_TO_START = float(os.environ.get("GPUBENCH_TEST_START_SECONDS", hang.SECONDS_TO_START))
     stubs: dict[Any, dict[str, Any]] = {
-        alone: {"read_driver": lambda _environment: DRIVER, "check_installed": lambda _driver: None},
-        opening: {
-            "read_driver": lambda _environment: DRIVER,
-            "open_gpu": open_gpu,
-            "NcclLibrary": Library,
-        },
+        alone: {"read_driver": lambda _environment: DRIVER},
+        device: {"check_installed": lambda _driver: None},
+        opening: {"read_driver": lambda _environment: DRIVER},
+        opening_gpu: {"open_gpu": open_gpu, "NcclLibrary": Library},
         nccl: {"NcclBackend": Backend},
         watching: {"Probe": Probe, "NvmlCounters": Counters},
     }

@@ -79,6 +79,22 @@ def test_launched_ranks_are_handed_the_plan_and_do_without_typer(tmp_path: Path)
     assert (tmp_path / "run" / "allreduce.jsonl").exists()
 
 
+def test_ranks_without_gpus_do_without_what_judges_paths_and_presents(tmp_path: Path) -> None:
+    """It would be two thirds of what a rank imports before it measures."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, sys\n"
+        "if 'GPUBENCH_CHANNEL' in os.environ:\n"
+        "    needless = 'conditions readers.nccl_log hardware.simulated hardware.nccl.backend '\n"
+        "    needless += 'hardware.node.nvml.gpu formats.presenter model.facts.snapshot model.paths.topology'\n"
+        "    sys.modules |= {f'gpubench.{each}': None for each in needless.split()}\n"
+    )
+    result = gpubench(
+        "allreduce", *SMALL, "--format", "json", env=environment(PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+    assert json.loads(result.stdout)["verdict"] == "PASS"
+
+
 @pytest.mark.parametrize("how", [("--iters", "auto", "--budget", "0.05"), ("--mode", "latency", "--iters", "30")])
 def test_rows_say_how_their_times_vary(how: tuple[str, ...]) -> None:
     result = gpubench("allreduce", *HOST, "--sizes", "1K,64K", *how, "--np", "3", "--format", "json")
@@ -294,6 +310,9 @@ def test_a_terminal_gets_colours_progress_and_its_own_width() -> None:
     assert process.wait() == 0
     assert b"\x1b[1;32mPASS: " in shown
     assert b"allreduce 64K" in shown
+    starting, took_back, rest = shown.partition(b"\r\x1b[K")
+    assert (starting, took_back) == (b"starting 2 ranks on this host ...", b"\r\x1b[K")
+    assert rest.lstrip(b"\x1b[1m").startswith(b"gpubench ")
 
 
 @pytest.mark.parametrize("arguments", [("alreduce",), ("allreduce", "--sizes", "x"), ("allreduce", "--nonsense")])

@@ -20,7 +20,6 @@ from gpubench.cli.signature import options_from
 from gpubench.hardware.cuda.device import GpuIdentity
 from gpubench.hardware.node.nvml.library import Driver
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
-from gpubench.jobs import sources
 from gpubench.jobs.agreement import AgreedError
 from gpubench.jobs.gpus import identify
 from gpubench.jobs.p2p import ranks as p2p_ranks
@@ -116,7 +115,7 @@ class Cluster:
         monkeypatch.setattr("gpubench.hardware.mpi.group.library_version", lambda: "Open MPI of a test")
         monkeypatch.setattr("gpubench.hardware.cuda.device.check_installed", lambda _driver: None)
         monkeypatch.setattr("gpubench.jobs.gpus.read_driver", lambda _environment: self.driver)
-        monkeypatch.setattr(sources, "probe", lambda _seconds, _environment: self.node)
+        monkeypatch.setattr("gpubench.hardware.node.probe.probe", lambda _seconds, _environment: self.node)
         stubs: dict[str, Any] = {
             "open_gpu": self.open_gpu,
             "NcclLibrary": lambda: SimpleNamespace(trouble=str, abort=lambda: None),

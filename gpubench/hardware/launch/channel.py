@@ -13,26 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from gpubench.hardware.launch.launcher import RankWatch
-from gpubench.model.results.rank_times import RANK_TIMES_SECTION, RankTimeRow
-from gpubench.model.results.report import Report, Section, Table
-from gpubench.model.results.rows.causes import CAUSES_SECTION, CauseRow
-from gpubench.model.results.rows.evidence import EVIDENCE_SECTION, FALLBACK_SECTION, EvidenceRow, FallbackRow
-from gpubench.model.results.winners import REFUSED_SECTION, WINNERS_SECTION, RefusedRow, WinnerRow
-from gpubench.model.terms.plain import from_plain
 
 if TYPE_CHECKING:
     from subprocess import Popen
 
-Message = dict[str, Any]
+    from gpubench.model.results.report import Report, Section
 
-_SECTION_ROWS: Mapping[str, type[EvidenceRow | FallbackRow | CauseRow | RankTimeRow | WinnerRow | RefusedRow]] = {
-    EVIDENCE_SECTION: EvidenceRow,
-    FALLBACK_SECTION: FallbackRow,
-    CAUSES_SECTION: CauseRow,
-    RANK_TIMES_SECTION: RankTimeRow,
-    WINNERS_SECTION: WinnerRow,
-    REFUSED_SECTION: RefusedRow,
-}
+Message = dict[str, Any]
 
 _SECONDS_BETWEEN_LOOKS = 0.1
 _SECONDS_TO_HANG_UP = 10.0
@@ -41,14 +28,35 @@ _SECONDS_TO_HANG_UP = 10.0
 _READ_BYTES = 1 << 16
 
 
-def report_in(message: Message) -> Report:
+def report_in(message: Message) -> "Report":
     """The report in a message that ends a run, with its sections."""
+    from gpubench.model.results.report import Report, Table
+    from gpubench.model.terms.plain import from_plain
+
+    kinds = _section_rows()
     sections: dict[str, Section] = {}
     for name, records in message["sections"].items():
-        kind = _SECTION_ROWS[name]
+        kind = kinds[name]
         rows = [from_plain(kind, record) for record in records]
         sections[name] = Table(kind.columns(), partial(list, rows))
     return replace(Report.from_record(message["report"]), sections=sections)
+
+
+def _section_rows() -> Mapping[str, Any]:
+    """The types of rows by section; of a collective, which is over where they are read."""
+    from gpubench.model.results.rank_times import RANK_TIMES_SECTION, RankTimeRow
+    from gpubench.model.results.rows.causes import CAUSES_SECTION, CauseRow
+    from gpubench.model.results.rows.evidence import EVIDENCE_SECTION, FALLBACK_SECTION, EvidenceRow, FallbackRow
+    from gpubench.model.results.winners import REFUSED_SECTION, WINNERS_SECTION, RefusedRow, WinnerRow
+
+    return {
+        EVIDENCE_SECTION: EvidenceRow,
+        FALLBACK_SECTION: FallbackRow,
+        CAUSES_SECTION: CauseRow,
+        RANK_TIMES_SECTION: RankTimeRow,
+        WINNERS_SECTION: WinnerRow,
+        REFUSED_SECTION: RefusedRow,
+    }
 
 
 class ChannelReceiver:

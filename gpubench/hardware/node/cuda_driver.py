@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 from itertools import permutations
 from typing import Any
 
-from gpubench.model.facts.snapshot import bus_id
-
 _LIBRARY = "libcuda.so.1"
 _NO_DEVICE = 100
 _BUS_ID_BYTES, _UUID_BYTES = 32, 16
@@ -90,6 +88,8 @@ def read_cuda(library: Any, visible_devices: str | None = None) -> CudaFacts:
 
 
 def _read_gpu(library: Any, index: int, device: int) -> CudaGpu:
+    from gpubench.model.facts.snapshot import bus_id  # it takes 15 ms to import, in which CUDA can have begun to start
+
     address = ctypes.create_string_buffer(_BUS_ID_BYTES)
     _check(library, "cuDeviceGetPCIBusId", address, _BUS_ID_BYTES, device)
     dma_buf = _optional(library, "cuDeviceGetAttribute", _DMA_BUF_SUPPORTED, device)

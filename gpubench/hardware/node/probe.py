@@ -1,30 +1,24 @@
-"""Read this node into a snapshot. Each source is a child process with a deadline: a driver may never answer.
+"""Read this node into a snapshot. Each source is a child process with a deadline: a driver may never answer."""
 
-`python -P -m gpubench.hardware.node.probe STAGE ROOT` is such a child. It writes its facts as one line of JSON.
-"""
-
-import json
-import os
 import socket
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from gpubench.errors import CouldNotMeasureError, GpubenchError, UsageError
+from gpubench.errors import UsageError
 from gpubench.hardware.launch.interpreter import module_command, with_package
-from gpubench.hardware.node.cuda_driver import CudaFacts, CudaUnavailableError, load_cuda, read_cuda
+from gpubench.hardware.node import stage
+from gpubench.hardware.node.cuda_driver import CudaFacts
 from gpubench.hardware.node.merge import merge
 from gpubench.hardware.node.nvml.gpu import NvmlFacts
-from gpubench.hardware.node.nvml.library import read_nvml
+from gpubench.hardware.node.stage import CUDA, NVML, SYSFS
 from gpubench.hardware.node.stages import StageResult, Stages, run_stages
-from gpubench.hardware.node.sysfs import SysfsFacts, read_sysfs
+from gpubench.hardware.node.sysfs import SysfsFacts
 from gpubench.model.facts.error_counts import error_counts, growth
 from gpubench.model.facts.snapshot import ProbeFailure, Snapshot
-from gpubench.model.terms.plain import from_plain, to_plain
+from gpubench.model.terms.plain import from_plain
 
-SYSFS, NVML, CUDA = "sysfs", "nvml", "cuda"
 COUNTING = (SYSFS, NVML)
 """The stages that know what devices have counted."""
 
@@ -85,51 +79,17 @@ def _put_together(results: Mapping[str, StageResult]) -> Snapshot:
 
 def stage_commands(root: Path = Path("/")) -> dict[str, list[str]]:
     """The command lines of the three children."""
-    return {stage: module_command(__spec__.name, stage, str(root)) for stage in (SYSFS, NVML, CUDA)}
+    return {each: module_command(stage.__name__, each, str(root)) for each in (SYSFS, NVML, CUDA)}
 
 
-def _understood(
-    kind: type[T], stage: str, results: Mapping[str, StageResult], failures: list[ProbeFailure]
-) -> T | None:
+def _understood(kind: type[T], name: str, results: Mapping[str, StageResult], failures: list[ProbeFailure]) -> T | None:
     """The facts in a child's answer; None, with the failure noted, where there are none."""
-    result = results[stage]
+    result = results[name]
     if result.document is None:
-        failures.append(ProbeFailure(stage=stage, error=result.error, timed_out=result.timed_out))
+        failures.append(ProbeFailure(stage=name, error=result.error, timed_out=result.timed_out))
         return None
     try:
         return from_plain(kind, result.document)
     except UsageError as error:
-        failures.append(ProbeFailure(stage=stage, error=f"an answer that is none: {error.seen}"))
+        failures.append(ProbeFailure(stage=name, error=f"an answer that is none: {error.seen}"))
         return None
-
-
-def read_stage(stage: str, root: Path, environment: Mapping[str, str]) -> SysfsFacts | NvmlFacts | CudaFacts:
-    """The facts that a child reads; CouldNotMeasureError where the source is there and does not answer."""
-    if stage == SYSFS:
-        return read_sysfs(root)
-    if stage == NVML:
-        return read_nvml()
-    visible_devices = environment.get("CUDA_VISIBLE_DEVICES")
-    try:
-        return read_cuda(load_cuda(), visible_devices)
-    except CudaUnavailableError as error:
-        if error.absent:
-            return CudaFacts(absent=str(error), visible_devices=visible_devices)
-        raise CouldNotMeasureError(str(error)) from error
-
-
-def main(arguments: Sequence[str]) -> int:
-    """The child: facts to stdout, or one line about what went wrong to stderr. Returns the exit code."""
-    stage, root = arguments
-    try:
-        facts = read_stage(stage, Path(root), os.environ)
-    except GpubenchError as error:
-        sys.stderr.write(f"{error.seen}\n")
-        return error.exit_code
-    sys.stdout.write(json.dumps(to_plain(facts)) + "\n")
-    sys.stdout.flush()
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -14,9 +14,9 @@ from dataclasses import asdict
 from gpubench.hardware.launch.channel_sender import connect
 from gpubench.hardware.launch.interpreter import module_command, with_package
 from gpubench.hardware.watchdog.addresses import job_name
-from gpubench.hardware.watchdog.process import Watched
 from gpubench.hardware.watchdog.progress_block import ProgressBlock
 from gpubench.hardware.watchdog.stderr_line import write_stderr_line
+from gpubench.hardware.watchdog.watched import Watched
 from gpubench.model.terms.foreign_text import printable_line
 
 _MOST_STARTS = 4

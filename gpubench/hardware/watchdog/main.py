@@ -10,9 +10,10 @@ from contextlib import suppress
 from gpubench.errors import GpubenchError
 from gpubench.hardware.launch.channel_sender import ChannelSender
 from gpubench.hardware.watchdog.addresses import local_name
-from gpubench.hardware.watchdog.process import Watchdog, Watched
+from gpubench.hardware.watchdog.process import Watchdog
 from gpubench.hardware.watchdog.progress_block import ProgressBlock
 from gpubench.hardware.watchdog.stderr_line import write_stderr_line
+from gpubench.hardware.watchdog.watched import Watched
 from gpubench.model.terms.foreign_text import error_text, printable_line
 from gpubench.model.terms.hang import LostRank
 

@@ -9,7 +9,6 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,6 +19,7 @@ from gpubench.hardware.watchdog.datagrams import SameUserDatagrams, SealedDatagr
 from gpubench.hardware.watchdog.hearing import HearingCheck
 from gpubench.hardware.watchdog.peers import SECONDS_OF_DROPPING, Peers
 from gpubench.hardware.watchdog.progress_block import ProgressBlock, ProgressReading
+from gpubench.hardware.watchdog.watched import END_SIGNAL, Watched
 from gpubench.model.terms.hang import (
     LostRank,
     Phase,
@@ -29,9 +29,6 @@ from gpubench.model.terms.hang import (
     limit_seconds,
     not_started_error,
 )
-
-END_SIGNAL = signal.SIGQUIT
-"""Ends a rank with exit code 3: its handler is C's `_exit`, which is called with the signal's number, and that is 3."""
 
 SECONDS_BETWEEN_LOOKS = 0.5
 _SECONDS_TO_ANSWER = 0.3
@@ -65,18 +62,6 @@ class FailureReporter(Protocol):
 
     def note(self, text: str) -> None:
         """Say something that ends nothing."""
-
-
-@dataclass(frozen=True, slots=True)
-class Watched:
-    """The rank that a watchdog belongs to."""
-
-    rank: int
-    ranks: int
-    place: str
-    host: str
-    pid: int
-    timeout_s: float
 
 
 class RankIsGoneError(Exception):

@@ -2,15 +2,14 @@
 
 import ctypes
 import os
-import secrets
 import signal
 from collections.abc import Callable, Sequence
 
 from gpubench.hardware.watchdog.addresses import WatchdogAddress, bound_sockets, job_name
 from gpubench.hardware.watchdog.keeper import WatchdogKeeper
 from gpubench.hardware.watchdog.phase_ranges import find_nvtx, with_ranges
-from gpubench.hardware.watchdog.process import END_SIGNAL, Watched
 from gpubench.hardware.watchdog.progress_block import ProgressBlock
+from gpubench.hardware.watchdog.watched import END_SIGNAL, Watched
 from gpubench.model.terms.hang import Phase
 from gpubench.ports.group import Group
 
@@ -29,7 +28,7 @@ class RankProgress:
 
     def exchange_addresses(self, group: Group) -> None:
         """Give the watchdogs of all ranks each other's addresses and a secret; every rank of the job calls it."""
-        own = [job_name(os.environ), secrets.token_hex(_SECRET_BYTES)] if group.rank == 0 else None
+        own = [job_name(os.environ), os.urandom(_SECRET_BYTES).hex()] if group.rank == 0 else None
         job, secret = group.broadcast(own)
         address = (self._own.place, self._own.host, list(self._own.addresses))
         self._watchdog.tell({"kind": "met", "job": job, "secret": secret, "cards": group.gather(address)})

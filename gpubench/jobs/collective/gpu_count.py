@@ -3,17 +3,16 @@
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from gpubench.conditions.checks import on_count, on_presence
-from gpubench.conditions.definition.circumstances import Facts
 from gpubench.errors import no_gpu
 from gpubench.jobs.collective.plan import CollectivePlan
-from gpubench.model.paths.nodes import group
-from gpubench.model.paths.topology import Topology
-from gpubench.model.results.report import Report
 from gpubench.model.terms.rank_identity import RankIdentity
 from gpubench.model.terms.verdict import overall
-from gpubench.profiles.nodes import profiles_for
+
+if TYPE_CHECKING:
+    from gpubench.model.paths.topology import Topology
+    from gpubench.model.results.report import Report
 
 _LOST = ("gpu-lost", "gpu-missing")
 
@@ -33,8 +32,13 @@ def check_any(listed: Sequence[int], plan: CollectivePlan) -> None:
         raise no_gpu(f"--expect-gpus says {plan.expected_gpus}, and there is none", for_what="--expect-gpus")
 
 
-def with_presence(report: Report, nodes: Sequence[Topology], plan: CollectivePlan) -> Report:
+def with_presence(report: "Report", nodes: Sequence["Topology"], plan: CollectivePlan) -> "Report":
     """The report with findings on GPUs of the nodes that are lost, or missing beside their siblings or a profile."""
+    from gpubench.conditions.checks import on_presence
+    from gpubench.conditions.definition.circumstances import Facts
+    from gpubench.model.paths.nodes import group
+    from gpubench.profiles.nodes import profiles_for
+
     asked = plan.profile is not None
     matches = profiles_for(nodes, os.environ, plan.profile)
     profiles = [None if each is None else each.profile for each in matches]
@@ -44,10 +48,12 @@ def with_presence(report: Report, nodes: Sequence[Topology], plan: CollectivePla
     return replace(report, verdict=verdict, findings=(*report.findings, *graver))
 
 
-def with_gpu_count(report: Report, gpus: Mapping[str, int], plan: CollectivePlan) -> Report:
+def with_gpu_count(report: "Report", gpus: Mapping[str, int], plan: CollectivePlan) -> "Report":
     """The report with a finding on the hosts that have fewer or more GPUs than were asked for."""
     if plan.expected_gpus is None:
         return report
+    from gpubench.conditions.checks import on_count
+
     found = on_count(gpus, plan.expected_gpus)
     verdict = overall([report.verdict, *(each.severity for each in found)])
     return replace(report, verdict=verdict, findings=(*report.findings, *found))

@@ -2,7 +2,8 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from gpubench.errors import (
@@ -15,23 +16,20 @@ from gpubench.errors import (
     ranks_ended_early,
     rows_kept,
 )
-from gpubench.formats.delivery import delivering
-from gpubench.formats.presentation import Presentation
-from gpubench.formats.presenter import Presenter, terminal_style
-from gpubench.hardware.cuda.device import check_installed
+from gpubench.formats.delivery import announced, delivering
 from gpubench.hardware.launch import channel, launcher
-from gpubench.hardware.mpi.group import host_name
 from gpubench.hardware.node.nvml.library import Driver, read_driver
 from gpubench.jobs.collective.gpu_count import check_any
 from gpubench.jobs.collective.plan import CollectivePlan
 from gpubench.jobs.collective.rank_plan import write_plan
 from gpubench.jobs.outputs import check_writable
-from gpubench.measure.collective.sweep import check_root
-from gpubench.model.results.report import CollectiveRow, Metadata
 from gpubench.model.terms.hang import LostRank, Phase, RankState, first_lost, limit_seconds
+from gpubench.model.terms.units import counted
 
 if TYPE_CHECKING:
     from subprocess import Popen
+
+    from gpubench.formats.presenter import Presenter
 
 HOST_RANKS = 2
 _MOST_KEPT_LINES = 20
@@ -50,27 +48,53 @@ def run(plan: CollectivePlan, arguments: Sequence[str]) -> int:
     """
     driver = read_driver(os.environ)
     ranks = choose_ranks(plan, driver)
-    shown = plan.presentation
-    check_writable(shown.outputs, plan.recording.record)
+    check_writable(plan.presentation.outputs, plan.recording.record)
     mpirun = launcher.find_launcher()
-    shows_progress = shown.show_progress and sys.stderr.isatty()
-    presenter = Presenter(shown, terminal_style(shown, sys.stdout), progress=shows_progress)
-    if plan.backend is None and driver.hidden_gpus():
-        presenter.note(f"no GPU is measured: {driver.hidden_gpus()}")
-    with channel.ChannelReceiver() as ranks_channel, delivering(presenter):
+    terminal = sys.stderr if _shows_progress(plan) and os.environ.get("TERM") != "dumb" else None
+    starting = announced(f"starting {counted(ranks, 'rank')} on this host ...", terminal)
+    with channel.ChannelReceiver() as ranks_channel, starting as take_back:
         write_plan(ranks_channel.path, plan, arguments)
         environment = mpirun.environment(os.environ, ranks_channel.path)
+        command = mpirun.command(ranks, arguments)
 
-        def launch() -> _LaunchedJob:
-            job = _LaunchedJob(presenter, shown, launcher.start(mpirun.command(ranks, arguments), environment))
+        def present(presenter: "Presenter", started: "Popen[bytes]") -> _LaunchedJob:
+            job = _LaunchedJob(presenter, started, take_back)
             ranks_channel.expect_end(limit_seconds(Phase.LAUNCH, plan.timeout_s) + _SECONDS_FOR_PYTHON)
             job.listen(ranks_channel)
             return job
 
-        job = launch()
-        if job.started_nothing:
-            job = launch()
-        return job.exit_code()
+        first = launcher.start(command, environment)
+        with _ended(first):
+            presenter = _presenter(plan)
+            if plan.backend is None and driver.hidden_gpus():
+                take_back()
+                presenter.note(f"no GPU is measured: {driver.hidden_gpus()}")
+            with delivering(presenter):
+                job = present(presenter, first)
+                if job.started_nothing:
+                    job = present(presenter, launcher.start(command, environment))
+                return job.exit_code()
+
+
+@contextmanager
+def _ended(job: "Popen[bytes]") -> Iterator[None]:
+    """End a job that nobody has ended, whatever happened before somebody listened to it."""
+    try:
+        yield
+    finally:
+        launcher.stop(job)
+
+
+def _shows_progress(plan: CollectivePlan) -> bool:
+    return plan.presentation.show_progress and sys.stderr.isatty()
+
+
+def _presenter(plan: CollectivePlan) -> "Presenter":
+    """What presents the run; to import it takes as long as ranks do to start, so it is done beside that."""
+    from gpubench.formats.presenter import Presenter, terminal_style
+
+    shown = plan.presentation
+    return Presenter(shown, terminal_style(shown, sys.stdout), progress=_shows_progress(plan))
 
 
 def choose_ranks(plan: CollectivePlan, driver: Driver) -> int:
@@ -83,20 +107,27 @@ def choose_ranks(plan: CollectivePlan, driver: Driver) -> int:
     if plan.backend == "nccl" or (plan.backend is None and driver.visible):
         if not driver.visible:
             raise no_gpu(driver.hidden_gpus() or driver.absent or "the driver finds none on this host")
+        from gpubench.hardware.cuda.device import check_installed
+
         check_installed(driver)
         if ranks > driver.visible:
+            from gpubench.hardware.mpi.group import host_name
+
             raise more_ranks_than_gpus(ranks, driver.visible, host_name())
     else:
         plan.refuse_gpu_options("this host shows none")
-    check_root(plan.collective, plan.request.root, ranks)
+    if plan.collective.rooted:
+        from gpubench.measure.collective.sweep import check_root
+
+        check_root(plan.collective, plan.request.root, ranks)
     return ranks
 
 
 class _LaunchedJob:
-    """A launched job and what its ranks have reported so far."""
+    """A launched job and what its ranks have reported so far; `take_back` ends what was announced of its start."""
 
-    def __init__(self, presenter: Presenter, shown: Presentation, job: "Popen[bytes]") -> None:
-        self._presenter, self._shown, self._job = presenter, shown, job
+    def __init__(self, presenter: "Presenter", job: "Popen[bytes]", take_back: Callable[[], None]) -> None:
+        self._presenter, self._job, self._take_back = presenter, job, take_back
         self._error: GpubenchError | None = None
         self._ranks_spoke = False
         self._lost: list[LostRank] = []
@@ -140,10 +171,14 @@ class _LaunchedJob:
             ranks.expect_no_end()
 
     def _take(self, message: channel.Message) -> None:
+        from gpubench.model.results.report import CollectiveRow, Metadata
+
         kind = message["kind"]
         if not self._ranks_spoke and kind != "lost":
             self._ranks_spoke = True
             self._show_kept_lines()
+        if kind != "hello":
+            self._take_back()
         if kind == "begin":
             self._presenter.begin(Metadata.from_record(message["metadata"]))
         elif kind == "progress":
@@ -168,6 +203,7 @@ class _LaunchedJob:
         if not self._ranks_spoke:
             self._kept_lines.append(line)
         elif self._error is None and self._presenter.report is None and not self._lost:
+            self._take_back()
             self._presenter.note(line)
 
     def _died(self) -> GpubenchError:
@@ -184,5 +220,6 @@ class _LaunchedJob:
 
     def _show_kept_lines(self) -> None:
         for line in self._kept_lines:
+            self._take_back()
             self._presenter.note(line)
         self._kept_lines.clear()

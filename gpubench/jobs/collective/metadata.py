@@ -7,16 +7,16 @@ from gpubench.collectives.record import Collective
 from gpubench.collectives.request import SweepRequest
 from gpubench.jobs.collective.plan import CollectivePlan
 from gpubench.jobs.metadata import metadata_of
-from gpubench.measure.collective.recording import VERSION, RecordedCollective, RunOptions
+from gpubench.measure.collective.described import VERSION, DescribedCollective, RunOptions
 from gpubench.model.results.report import Metadata
 from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.sampling import AUTO, Sampling
 
 
-def recorded_collective(
+def described_collective(
     plan: CollectivePlan, request: SweepRequest, *, settings: Sequence[str] = (), split: str | None = None, **known: Any
-) -> RecordedCollective:
-    """The first line of a recording, of which the metadata are made too; `known` are further fields of it."""
+) -> DescribedCollective:
+    """A run in words, of which the metadata are made and a recording begins; `known` are further fields of it."""
     options = RunOptions(
         allocator=plan.allocator.value,
         timeout_s=plan.timeout_s,
@@ -26,7 +26,7 @@ def recorded_collective(
         split=split,
     )
     collective = request.collective.name
-    return RecordedCollective(
+    return DescribedCollective(
         schema_version=VERSION, collective=collective, asked=request.asked, options=options, **known
     )
 
@@ -39,7 +39,7 @@ def describe_sampling(sampling: Sampling) -> dict[str, object]:
 
 
 def collective_metadata(
-    found: RecordedCollective,
+    found: DescribedCollective,
     collective: Collective,
     arguments: Sequence[str],
     *,

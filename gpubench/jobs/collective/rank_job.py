@@ -4,10 +4,10 @@ import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from gpubench.collectives.request import SweepRequest
 from gpubench.errors import UsageError
-from gpubench.formats.presenter import Presenter, rank_style
 from gpubench.hardware.launch.channel_sender import ChannelSender
 from gpubench.hardware.mpi import group as mpi
 from gpubench.hardware.node.nvml.library import read_driver
@@ -15,24 +15,20 @@ from gpubench.hardware.registry import backend_named
 from gpubench.hardware.watchdog.rank import RankProgress
 from gpubench.jobs.agreement import agree
 from gpubench.jobs.collective.gpu_count import check_any, gpus_by_host, with_gpu_count, with_presence
-from gpubench.jobs.collective.metadata import collective_metadata, recorded_collective
-from gpubench.jobs.collective.opening import Opened, Rank, open_backend, open_kind
+from gpubench.jobs.collective.metadata import collective_metadata, described_collective
+from gpubench.jobs.collective.opened import Opened, Rank, open_kind
+from gpubench.jobs.collective.opening import open_backend
 from gpubench.jobs.collective.plan import HOST, CollectivePlan
 from gpubench.jobs.collective.speed import speed_judge_of
 from gpubench.jobs.collective.variants import VariantMaker
 from gpubench.jobs.listeners import NullListener
 from gpubench.jobs.metadata import recorded_settings
-from gpubench.jobs.outputs import check_writable
-from gpubench.jobs.past import past_of
 from gpubench.jobs.rank import own_identity
+from gpubench.measure.collective.described import DescribedCollective
 from gpubench.measure.collective.observers import Observers
-from gpubench.measure.collective.path_evidence import unwatched
-from gpubench.measure.collective.recording import RecordedCollective
 from gpubench.measure.collective.row_collector import NO_RECORDER, Recorder
-from gpubench.measure.collective.split_groups import GroupRows, InStep
 from gpubench.measure.collective.sweep import check_root, fitting_all, fitting_sizes
 from gpubench.measure.collective.variants import SweepVariant, measure_variants
-from gpubench.model.results.ending import exit_code_of
 from gpubench.model.results.report import CollectiveRow, Report
 from gpubench.model.terms.hang import Phase
 from gpubench.model.terms.origin import Origin
@@ -41,6 +37,11 @@ from gpubench.model.terms.split import RankGroup, groups_of
 from gpubench.model.terms.sweep import DroppedSize
 from gpubench.ports.backend import Backend
 from gpubench.ports.listener import Listener
+
+if TYPE_CHECKING:
+    from gpubench.formats.presenter import Presenter
+    from gpubench.model.results.past import PastFigures
+    from gpubench.model.results.report import Metadata
 
 
 class CollectiveRankJob:
@@ -56,6 +57,7 @@ class CollectiveRankJob:
     ) -> None:
         self._group, self._progress, self._plan, self._arguments = group, progress, plan, arguments
         self._given = listener
+        self._presenter: Presenter | None = None
         self._settings = recorded_settings(os.environ)  # before NCCL's log is listened to, which sets variables
         self._own = group
         self._part: RankGroup | None = None
@@ -102,7 +104,7 @@ class CollectiveRankJob:
         variants = maker.variants(self._plan.variants, backend, opened.library, beside)
         described = self._described(opened, request, identities, dropped)
         metadata = collective_metadata(described, request.collective, self._arguments)
-        past = past_of(self._plan.history, metadata) if group.rank == 0 else None
+        past = self._past(metadata)
         if past is not None and past.note:
             metadata = replace(metadata, options={**metadata.options, "past": past.note})
         listener.begin(metadata)
@@ -123,6 +125,8 @@ class CollectiveRankJob:
             )
             report = self._rows(request, variants, identities, listener, observers)
         if opened.path_watch is None:
+            from gpubench.measure.paths.report import unwatched
+
             report = unwatched(report, described.unwatched)
         machines = None if opened.path_watch is None else opened.path_watch.machines()
         if machines is not None:
@@ -133,8 +137,22 @@ class CollectiveRankJob:
         self._progress.enter(Phase.OUTPUT)
         if group.rank == 0:
             listener.end(report)
-        code = listener.exit_code if isinstance(listener, Presenter) else exit_code_of(metadata, report)
-        return group.broadcast(code)
+        return group.broadcast(self._exit_code(metadata, report))
+
+    def _exit_code(self, metadata: "Metadata", report: Report) -> int:
+        if self._presenter is not None:
+            return self._presenter.exit_code
+        from gpubench.model.results.ending import exit_code_of
+
+        return exit_code_of(metadata, report)
+
+    def _past(self, metadata: "Metadata") -> "PastFigures | None":
+        """This machine's past on the first rank, where the run's own result is kept in a folder."""
+        if self._group.rank != 0 or self._plan.history is None:
+            return None
+        from gpubench.jobs.past import past_of
+
+        return past_of(self._plan.history, metadata)
 
     def _measuring(self, identities: Sequence[RankIdentity]) -> Sequence[RankIdentity]:
         """The ranks that measure with this one: of its group, or all."""
@@ -162,12 +180,14 @@ class CollectiveRankJob:
         """Measure, in all groups at once where there are several, or in all variants."""
         if self._part is None:
             return measure_variants(request, self._group, variants, identities, listener, observers)
+        from gpubench.measure.collective.split_groups import GroupRows, InStep
+
         rows = GroupRows(self._part, self._own, self._group, listener)
         together = InStep(self._own, self._group)
         own = self._measuring(identities)
         return rows.merged(measure_variants(request, together, variants[:1], own, rows, observers))
 
-    def _recorder(self, described: RecordedCollective, opened: Opened) -> AbstractContextManager[Recorder]:
+    def _recorder(self, described: DescribedCollective, opened: Opened) -> AbstractContextManager[Recorder]:
         directory, watch = self._plan.recording.record, opened.path_watch
         if directory is None:
             return nullcontext(NO_RECORDER)
@@ -198,9 +218,13 @@ class CollectiveRankJob:
             return NullListener()
         if channel:
             return ChannelSender(channel)
+        from gpubench.formats.presenter import Presenter, rank_style
+        from gpubench.jobs.outputs import check_writable
+
         shown = self._plan.presentation
         check_writable(shown.outputs, self._plan.recording.record)
-        return Presenter(shown, rank_style(shown), progress=False)
+        self._presenter = Presenter(shown, rank_style(shown), progress=False)
+        return self._presenter
 
     def _described(
         self,
@@ -208,9 +232,9 @@ class CollectiveRankJob:
         request: SweepRequest,
         identities: Sequence[RankIdentity],
         dropped: Sequence[DroppedSize],
-    ) -> RecordedCollective:
+    ) -> DescribedCollective:
         backend = opened.backend
-        return recorded_collective(
+        return described_collective(
             self._plan,
             request,
             settings=self._plan.variants.names(backend.name),

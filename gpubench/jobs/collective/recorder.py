@@ -3,15 +3,16 @@
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from gpubench.formats.presenter import OutputError
+from gpubench.formats.delivery import OutputError
 from gpubench.hardware import recorded
 from gpubench.jobs.machines import Machines
 from gpubench.measure.collective import recording
 from gpubench.measure.collective.cases import Case
+from gpubench.measure.collective.described import DescribedCollective
 from gpubench.measure.collective.path_evidence import PathObservations
 from gpubench.measure.collective.recording import RecordedCollective, RowWriter, Write
 from gpubench.measure.collective.row_collector import MeasuredRow, Recorder
@@ -31,7 +32,7 @@ class CollectiveRecorder(Recorder):
     """
 
     directory: Path
-    described: RecordedCollective
+    described: DescribedCollective
     group: Group
     part: RankGroup | None
     read_machines: Callable[[], Machines | None]
@@ -55,7 +56,7 @@ class CollectiveRecorder(Recorder):
         logs = None if self.log_text is None else self.group.collect(zlib.compress(self.log_text()))
         machines, write = self.read_machines(), None
         if machines is not None:
-            first = replace(
+            first = RecordedCollective.of(
                 self.described,
                 hosts=tuple(node.host for node in machines.snapshots),
                 testimony=None if observations is None else recording.RecordedObservations.of(observations),

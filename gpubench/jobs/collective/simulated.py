@@ -9,7 +9,7 @@ from gpubench.collectives.request import SweepRequest
 from gpubench.errors import UsageError
 from gpubench.hardware.simulated.times import CollectiveTimes
 from gpubench.jobs.collective.gpu_count import with_gpu_count, with_presence
-from gpubench.jobs.collective.metadata import collective_metadata, recorded_collective
+from gpubench.jobs.collective.metadata import collective_metadata, described_collective
 from gpubench.jobs.collective.plan import CollectivePlan
 from gpubench.jobs.collective.speed import judge_of_model
 from gpubench.jobs.machines import Machines, check_drivers
@@ -17,8 +17,8 @@ from gpubench.jobs.outputs import presenting
 from gpubench.jobs.simulation import Simulation
 from gpubench.jobs.sources import Simulated
 from gpubench.measure.collective.cases import cases, without_data
+from gpubench.measure.collective.described import DescribedCollective, Model
 from gpubench.measure.collective.path_evidence import simulated
-from gpubench.measure.collective.recording import Model, RecordedCollective, RecordedRow, RecordingLine
 from gpubench.measure.collective.row_collector import Answer, RowSample
 from gpubench.measure.collective.simulated import BACKEND, MOST_ROWS, simulate
 from gpubench.measure.collective.sweep import check_root, sizes_left
@@ -51,7 +51,7 @@ def run(plan: CollectivePlan, source: Simulated, arguments: Sequence[str]) -> in
     times.seconds(name, max(request.sizes), row=0, ranks_per_node=per_node)
     staged = times.staged_pairs(per_node)
     model = Model(source=simulation.source, seed=simulation.seed, profile=simulation.profile, staged=tuple(staged))
-    described = recorded_collective(
+    described = described_collective(
         plan,
         replace(request, check=False),
         backend=BACKEND,
@@ -84,15 +84,16 @@ def run(plan: CollectivePlan, source: Simulated, arguments: Sequence[str]) -> in
 
 def _record(
     directory: Path,
-    described: RecordedCollective,
+    described: DescribedCollective,
     nodes: Sequence[Snapshot],
     request: SweepRequest,
     made: Sequence[Sequence[float]],
 ) -> None:
     """Write a recording of what the model said of every row, in seconds by rank."""
     from gpubench.jobs.collective.recorder import written
+    from gpubench.measure.collective.recording import RecordedCollective, RecordedRow, RecordingLine
 
-    with written(directory, described, Machines.of(nodes)) as write:
+    with written(directory, RecordedCollective.of(described), Machines.of(nodes)) as write:
         for case, seconds in zip(cases(request, len(described.ranks)), made, strict=True):
             own = OwnTimes(seconds[0], request.sampling.least_iterations)
             sample = RowSample(own, tuple(Answer(each) for each in seconds))

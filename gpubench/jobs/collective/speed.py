@@ -5,19 +5,21 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from gpubench.collectives.record import Collective
-from gpubench.conditions.definition.circumstances import Circumstances
-from gpubench.hardware.simulated.times import CollectiveTimes
 from gpubench.measure.collective.speed_judge import ExpectedTimes, SpeedJudge
-from gpubench.model.paths.topology import Topology
-from gpubench.model.profiles.profile import Profile
-from gpubench.model.results.past import PastFigures
 from gpubench.model.results.report import CollectiveRow
 from gpubench.model.results.speed import MEASURED, OF_THE_PAST, ExpectedTime
 from gpubench.model.terms.rank_identity import RankIdentity
 from gpubench.model.terms.units import MICROSECONDS_PER_SECOND
-from gpubench.profiles.nodes import profile_of_gpus
+
+if TYPE_CHECKING:
+    from gpubench.conditions.definition.circumstances import Circumstances
+    from gpubench.hardware.simulated.times import CollectiveTimes
+    from gpubench.model.paths.topology import Topology
+    from gpubench.model.profiles.profile import Profile
+    from gpubench.model.results.past import PastFigures
 
 _MOST_CHANCE = 1.0
 """Beyond its level: a past that varies so much that twice its time may be chance judges nothing."""
@@ -31,15 +33,15 @@ def speed_judge_of(
     ranks: Sequence[RankIdentity],
     nccl: str | None,
     asked_profile: str | None,
-    past: PastFigures | None = None,
-) -> Callable[[Circumstances | None], SpeedJudge]:
+    past: "PastFigures | None" = None,
+) -> Callable[["Circumstances | None"], SpeedJudge]:
     """Makes the judge of what these ranks measure; `nccl` is its version and file, as the metadata have it.
 
     `past` are earlier results of these machines, None where there are none.
     """
     hosts = tuple(dict.fromkeys(rank.host for rank in ranks))
 
-    def make(circumstances: Circumstances | None) -> SpeedJudge:
+    def make(circumstances: "Circumstances | None") -> SpeedJudge:
         node = None if circumstances is None else circumstances.nodes.get(ranks[0].node)
         profile = profile_of_ranks(ranks, node, asked_profile)
         version = None if nccl is None else nccl.split(" ")[0]
@@ -49,7 +51,7 @@ def speed_judge_of(
     return make
 
 
-def _in_the_past(past: PastFigures, row: CollectiveRow) -> ExpectedTime | None:
+def _in_the_past(past: "PastFigures", row: CollectiveRow) -> ExpectedTime | None:
     """What earlier results reached, and as far off as they were from each other."""
     figure = past.time_of(row)
     if figure is None or figure.time_us is None:
@@ -61,7 +63,7 @@ def _in_the_past(past: PastFigures, row: CollectiveRow) -> ExpectedTime | None:
 
 
 def judge_of_model(
-    collective: Collective, times: CollectiveTimes, hosts: Sequence[str], per_node: int, profile: Profile
+    collective: Collective, times: "CollectiveTimes", hosts: Sequence[str], per_node: int, profile: "Profile"
 ) -> SpeedJudge:
     """The judge of a simulated machine, held against its profile; of several nodes against the same without faults."""
 
@@ -78,7 +80,7 @@ def judge_of_model(
     return SpeedJudge(ExpectedTimes(collective=collective, profile=profile, nccl=nccl, past=without_faults), hosts)
 
 
-def profile_of_ranks(ranks: Sequence[RankIdentity], node: Topology | None, asked: str | None) -> Profile | None:
+def profile_of_ranks(ranks: Sequence[RankIdentity], node: "Topology | None", asked: str | None) -> "Profile | None":
     """The profile for as many GPUs a node as there are ranks; None where nodes have different numbers, or no GPU.
 
     Raises:
@@ -88,4 +90,6 @@ def profile_of_ranks(ranks: Sequence[RankIdentity], node: Topology | None, asked
     counts = set(Counter(rank.node for rank in ranks).values())
     if None in models or len(counts) > 1:
         return None
+    from gpubench.profiles.nodes import profile_of_gpus
+
     return profile_of_gpus(sorted(filter(None, models)), counts.pop(), node, os.environ, asked)

@@ -2,38 +2,42 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from gpubench.collectives.request import SweepRequest
-from gpubench.conditions.definition.circumstances import Circumstances
 from gpubench.measure.collective.cases import Case
-from gpubench.measure.collective.counting import Counting
-from gpubench.measure.collective.logged_choices import LoggedChoices, read_choices
-from gpubench.measure.collective.path_evidence import PathObservations
-from gpubench.measure.collective.path_judge import PathJudge
 from gpubench.measure.collective.row_collector import NO_RECORDER, Recorder
-from gpubench.measure.collective.speed_judge import SpeedJudge
-from gpubench.measure.paths.idle_window import IdleWindow
-from gpubench.model.facts.gpu_condition import GpuCondition
-from gpubench.model.facts.idle_gpu import IdleGpu
 from gpubench.model.terms.progress import UNWATCHED, Progress
 from gpubench.ports.group import Group
 from gpubench.ports.library_log import LibraryLog
 from gpubench.ports.link_counters import LinkCounters
 
+if TYPE_CHECKING:
+    # What observes paths is loaded by the ranks that do: without GPUs it is half of a rank's start.
+    from gpubench.conditions.definition.circumstances import Circumstances
+    from gpubench.measure.collective.counting import Counting
+    from gpubench.measure.collective.logged_choices import LoggedChoices
+    from gpubench.measure.collective.path_evidence import PathObservations
+    from gpubench.measure.collective.path_judge import PathJudge
+    from gpubench.measure.collective.speed_judge import SpeedJudge
+    from gpubench.measure.paths.idle_window import IdleWindow
+    from gpubench.model.facts.gpu_condition import GpuCondition
+    from gpubench.model.facts.idle_gpu import IdleGpu
+
 _GPU = 0
 
-ReadCondition = Callable[[], GpuCondition | None]
+ReadCondition = Callable[[], "GpuCondition | None"]
 """Reads the condition of this rank's GPU; None where there is no GPU."""
 
-ReadCircumstances = Callable[[], Circumstances | None]
+ReadCircumstances = Callable[[], "Circumstances | None"]
 """Machines, processes and settings of all ranks, on the first rank; every rank has to call it."""
 
 
-MakeSpeedJudge = Callable[[Circumstances | None], SpeedJudge | None]
+MakeSpeedJudge = Callable[["Circumstances | None"], "SpeedJudge | None"]
 """Makes the judge of speed on the first rank, from what is known of machines; None where nobody judges."""
 
 
-def _judging_no_speed(_circumstances: Circumstances | None) -> None:
+def _judging_no_speed(_circumstances: "Circumstances | None") -> None:
     return None
 
 
@@ -49,7 +53,7 @@ class ObservationSources:
     counters: LinkCounters
     read_circumstances: ReadCircumstances
     nodes: Sequence[int]
-    window: IdleWindow | None = None
+    window: "IdleWindow | None" = None
     read_waited: Callable[[], float | None] = lambda: None
 
 
@@ -60,13 +64,15 @@ class PathObserver:
     request: SweepRequest
     group: Group
     sources: ObservationSources
-    counting: Counting
-    _choices_by_setting: dict[str, LoggedChoices] = field(default_factory=dict)
-    _observations: PathObservations | None = None
+    counting: "Counting"
+    _choices_by_setting: "dict[str, LoggedChoices]" = field(default_factory=dict)
+    _observations: "PathObservations | None" = None
 
     @classmethod
     def of(cls, request: SweepRequest, group: Group, sources: ObservationSources) -> "PathObserver":
         """The observer of a request."""
+        from gpubench.measure.collective.counting import Counting
+
         return cls(request, group, sources, Counting(sources.counters, request, group.rank, group.size))
 
     def try_out(
@@ -76,6 +82,8 @@ class PathObserver:
 
         `then` tries out settings, before the log is over. Machines and processes are read too, which may take a while.
         """
+        from gpubench.measure.collective.path_evidence import PathObservations
+
         sources = self.sources
         idle = self.look_while_idle()
         expected_bytes = self.group.collect(self.counting.expected_bytes(cases[0]))
@@ -94,7 +102,7 @@ class PathObserver:
                 idle=idle or (),
             )
 
-    def look_while_idle(self, at_work: GpuCondition | None = None) -> tuple[IdleGpu, ...] | None:
+    def look_while_idle(self, at_work: "GpuCondition | None" = None) -> "tuple[IdleGpu, ...] | None":
         """Every rank's GPU, on the first rank, while none of them runs an operation; empty where nobody can look.
 
         Before the first operation and after the last row, when `at_work` is the condition of this rank's GPU. Every
@@ -115,12 +123,16 @@ class PathObserver:
         """Read what is logged of the same operations under a setting, for its rows; paths are not judged by it."""
         self._choices_by_setting[setting] = self._read_choices(cases, try_once)
 
-    def _read_choices(self, cases: Sequence[Case], try_once: Callable[[Case], object]) -> LoggedChoices:
+    def _read_choices(self, cases: Sequence[Case], try_once: Callable[[Case], object]) -> "LoggedChoices":
+        from gpubench.measure.collective.logged_choices import LoggedChoices, read_choices
+
         nodes, log = self.sources.nodes, self.sources.log
         return read_choices(self.request, self.group, nodes, log, cases, try_once) or LoggedChoices()
 
-    def judge(self) -> PathJudge | None:
+    def judge(self) -> "PathJudge | None":
         """The judge of what was observed, on the first rank, once all was tried out."""
+        from gpubench.measure.collective.path_judge import PathJudge
+
         if self._observations is None:
             return None
         return PathJudge(self.request, self._observations)

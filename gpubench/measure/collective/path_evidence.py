@@ -7,7 +7,7 @@ from gpubench.conditions.definition.circumstances import Circumstances
 from gpubench.measure.collective.counting import Traffic
 from gpubench.measure.collective.logged_choices import LoggedChoices, distinct_uses
 from gpubench.measure.paths.diagnosis import Explained
-from gpubench.measure.paths.report import PathOutcome, path_sections, report_on
+from gpubench.measure.paths.report import PathOutcome, report_on
 from gpubench.model.facts.idle_gpu import IdleGpu, both
 from gpubench.model.paths.evidence import Conclusion, Evidence, PathEvidence, State
 from gpubench.model.paths.link_evidence import Flow, Speed, measured, most_share
@@ -17,8 +17,8 @@ from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.transport import Transport, is_staged
 from gpubench.model.paths.wiring import Located, Wiring
 from gpubench.model.results.explanation import Explanation
-from gpubench.model.results.fallback import End, KnownPath, fallback_rows, unknown_row
-from gpubench.model.results.report import CollectiveRow, Report
+from gpubench.model.results.fallback import End, KnownPath, fallback_rows
+from gpubench.model.results.report import CollectiveRow
 from gpubench.model.terms.origin import Origin
 
 _Kind = tuple[bool, bool, bool | None]
@@ -106,12 +106,6 @@ def conclude(observed: PathObservations, rows: RowObservations, *, origin: Origi
         fallback[0] = replace(fallback[0], how=f"{fallback[0].how}; no algorithms: {choices.no_tuning}")
     outcome = report_on(paths, fallback, origin, explained.rows())
     return replace(outcome, explained=explained)
-
-
-def unwatched(report: Report, why: str, origin: Origin = Origin.MEASURED) -> Report:
-    """The report of a run whose paths were not observed: with the reason, empty where there are no paths to observe."""
-    sections = path_sections((), [unknown_row(origin, why)] if why else (), ())
-    return replace(report, sections={**sections, **report.sections})
 
 
 def simulated(

@@ -1,25 +1,20 @@
 """The raw samples of a collective, written as rows are measured; fields are named as in files."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
-from gpubench.collectives.request import Asked
 from gpubench.conditions.definition.circumstances import Circumstances
 from gpubench.measure.collective.cases import Case
 from gpubench.measure.collective.counting import Traffic
+from gpubench.measure.collective.described import DescribedCollective
 from gpubench.measure.collective.path_evidence import PathObservations
 from gpubench.measure.collective.recorded_choices import RecordedLoggedChoices
 from gpubench.measure.collective.row_collector import MeasuredRow, RowSample
 from gpubench.model.facts.idle_gpu import IdleGpu
-from gpubench.model.paths.evidence import EvidenceUse
 from gpubench.model.results.winners import RefusedRow
-from gpubench.model.terms.origin import Origin
-from gpubench.model.terms.rank_identity import RankIdentity
 from gpubench.model.terms.split import RankGroup
-from gpubench.model.terms.sweep import DroppedSize
 from gpubench.ports.library_log import LibraryLog
-
-VERSION = 1
 
 Write = Callable[[object], None]
 
@@ -27,31 +22,6 @@ Write = Callable[[object], None]
 def file_of(collective: str) -> str:
     """The file of a collective in a recording."""
     return f"{collective}.jsonl"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunOptions:
-    """The options in a run's metadata beside those of its sweep. `settings` are the names of its variants."""
-
-    allocator: str
-    timeout_s: float
-    evidence: EvidenceUse
-    strict: bool
-    settings: tuple[str, ...] = ()
-    split: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
-    """The origin of a simulated run's times, and the pairs that its faults make go through host memory.
-
-    `profile` is as the metadata have it.
-    """
-
-    source: str
-    seed: int
-    profile: Mapping[str, str]
-    staged: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,39 +63,19 @@ class RecordedObservations:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedCollective:
-    """The first line: the request, the ranks, and all that was known before the first row.
+class RecordedCollective(DescribedCollective):
+    """The first line: the run, and all that was known before the first row.
 
-    `hosts` are the nodes in their order, by the names that the recording gives them. `testimony` is None where paths
-    were not observed; `unwatched` is the reason, empty where there are none. `refused` is None where the sweep had one
-    variant; `parts` are the groups that measured at once, none where all ranks did together.
+    `testimony` is None where paths were not observed. `refused` is None where the sweep had one variant.
     """
 
-    schema_version: int
-    collective: str
-    backend: str
-    origin: Origin
-    asked: Asked
-    options: RunOptions
-    ranks: tuple[RankIdentity, ...]
-    hosts: tuple[str, ...] = ()
-    parts: tuple[RankGroup, ...] = ()
-    dropped_sizes: tuple[DroppedSize, ...] = ()
-    libraries: Mapping[str, str] = field(default_factory=dict)
-    environment: Mapping[str, str] = field(default_factory=dict)
-    unwatched: str = ""
     testimony: RecordedObservations | None = None
     refused: tuple[RefusedRow, ...] | None = None
-    model: Model | None = None
 
-    @property
-    def groups(self) -> tuple[RankGroup | None, ...]:
-        """The groups that measured rows, else None for all ranks together."""
-        return self.parts or (None,)
-
-    def ranks_of(self, part: RankGroup | None) -> tuple[RankIdentity, ...]:
-        """The ranks of a group, or all."""
-        return self.ranks if part is None else tuple(self.ranks[rank] for rank in part.ranks)
+    @classmethod
+    def of(cls, described: DescribedCollective, **known: Any) -> "RecordedCollective":
+        """A run with what was known before its first row; `known` are further fields, or others."""
+        return cls(**{each.name: getattr(described, each.name) for each in fields(described)} | known)
 
 
 @dataclass(frozen=True, slots=True)

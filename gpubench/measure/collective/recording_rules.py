@@ -7,7 +7,8 @@ from gpubench.collectives.record import Collective
 from gpubench.collectives.request import Asked
 from gpubench.errors import UsageError
 from gpubench.measure.collective.cases import Case, cases, without_data
-from gpubench.measure.collective.recording import VERSION, RecordedCollective, RecordedObservations, RecordedRow
+from gpubench.measure.collective.described import VERSION
+from gpubench.measure.collective.recording import RecordedCollective, RecordedObservations, RecordedRow
 from gpubench.measure.collective.row_collector import Answer
 from gpubench.model.facts.idle_gpu import IdleGpu
 from gpubench.model.terms.operation import Placement

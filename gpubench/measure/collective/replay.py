@@ -8,7 +8,7 @@ from gpubench.collectives.request import SweepRequest
 from gpubench.conditions.definition.circumstances import Circumstances
 from gpubench.errors import UsageError, advising
 from gpubench.measure.collective.cases import JobFacts
-from gpubench.measure.collective.path_evidence import simulated, unwatched
+from gpubench.measure.collective.path_evidence import simulated
 from gpubench.measure.collective.path_judge import PathJudge
 from gpubench.measure.collective.recording import RecordedCollective, RecordedRow, RecordingLine, file_of
 from gpubench.measure.collective.recording_rules import check_idle, check_recorded, check_row
@@ -17,6 +17,7 @@ from gpubench.measure.collective.simulated import simulate
 from gpubench.measure.collective.speed_judge import SpeedJudge
 from gpubench.measure.collective.split_groups import NamedRows, PartReport, SiblingJudge, together
 from gpubench.measure.collective.variants import with_winners
+from gpubench.measure.paths.report import unwatched
 from gpubench.model.facts.idle_gpu import IdleGpu
 from gpubench.model.results.report import CollectiveRow, Report
 from gpubench.model.terms.origin import Origin

@@ -2,19 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from gpubench.collectives.request import SweepRequest
 from gpubench.measure.collective.cases import Case, JobFacts, describe
-from gpubench.measure.collective.path_evidence import PathObservations
-from gpubench.measure.collective.path_judge import PathJudge
 from gpubench.measure.collective.rank_timings import RankTimings
-from gpubench.measure.collective.speed_judge import SpeedJudge
 from gpubench.measure.collective.timing import OwnTimes
-from gpubench.measure.paths.report import PathOutcome
 from gpubench.model.facts.gpu_condition import GpuCondition
-from gpubench.model.facts.idle_gpu import IdleGpu
 from gpubench.model.results.report import CollectiveRow, Report
-from gpubench.model.results.winners import RefusedRow
 from gpubench.model.terms.hang import Phase
 from gpubench.model.terms.lateness import EntryTimes
 from gpubench.model.terms.progress import Progress
@@ -22,6 +17,13 @@ from gpubench.model.terms.rank_identity import RankIdentity
 from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, counted, format_size, some_of
 from gpubench.model.terms.verdict import WRONG_DATA, Finding, Verdict, overall
 from gpubench.ports.listener import Listener
+
+if TYPE_CHECKING:
+    from gpubench.measure.collective.path_evidence import PathObservations
+    from gpubench.measure.collective.path_judge import PathJudge
+    from gpubench.measure.collective.speed_judge import SpeedJudge
+    from gpubench.model.facts.idle_gpu import IdleGpu
+    from gpubench.model.results.winners import RefusedRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ class MeasuredRow:
 class Recorder:
     """Writes down what rows and verdicts are made of; every rank has to call it alike. This one writes nothing."""
 
-    def begin(self, observations: PathObservations | None, refused: Sequence[RefusedRow] | None) -> None:
+    def begin(self, observations: "PathObservations | None", refused: "Sequence[RefusedRow] | None") -> None:
         """Record what is known before the first row: observations of paths, on the first rank, and what was refused.
 
         `refused` is None where the sweep has one variant.
@@ -80,7 +82,7 @@ class Recorder:
     def row(self, case: Case, measured: MeasuredRow) -> None:
         """Record a row."""
 
-    def end(self, idle: Sequence[IdleGpu]) -> None:
+    def end(self, idle: "Sequence[IdleGpu]") -> None:
         """Record what was seen of the ranks' GPUs after the last row, while no operation ran."""
 
 
@@ -98,10 +100,10 @@ class RowCollector:
         self,
         identities: Sequence[RankIdentity],
         listener: Listener[CollectiveRow],
-        judge: PathJudge | None,
+        judge: "PathJudge | None",
         recorder: Recorder = NO_RECORDER,
-        refused: Sequence[RefusedRow] | None = None,
-        speed: SpeedJudge | None = None,
+        refused: "Sequence[RefusedRow] | None" = None,
+        speed: "SpeedJudge | None" = None,
     ) -> None:
         self._identities, self._listener, self._judge, self._recorder = identities, listener, judge, recorder
         self._speed = speed
@@ -138,7 +140,7 @@ class RowCollector:
             self._failures.append((row, wrong_by_rank))
         return row
 
-    def after_rows(self, idle: Sequence[IdleGpu] | None) -> None:
+    def after_rows(self, idle: "Sequence[IdleGpu] | None") -> None:
         """Take what was seen of the ranks' GPUs after the last row; None on ranks but the first."""
         if idle and self._judge is not None:
             self._judge.add_idle(idle)
@@ -146,6 +148,8 @@ class RowCollector:
 
     def report(self) -> Report:
         """Verdict, findings and sections."""
+        from gpubench.measure.paths.report import PathOutcome
+
         wrong = (_wrong_data(self._failures, self._identities),) if self._failures else ()
         paths = (
             PathOutcome({}, ())

@@ -2,19 +2,19 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from gpubench.collectives.expected import from_limit, from_profile
 from gpubench.collectives.record import Collective
-from gpubench.conditions.ranking import Named
-from gpubench.measure.paths.diagnosis import Explained
 from gpubench.model.paths.evidence import Confidence
-from gpubench.model.profiles.profile import Profile
 from gpubench.model.results.report import CollectiveRow
-from gpubench.model.results.rows.causes import Effect
 from gpubench.model.results.speed import ExpectedTime, Slowness, compared, is_judged, is_slow, judged
 from gpubench.model.terms.units import counted
 from gpubench.model.terms.verdict import HOST_STAGED, SLOW_UNEXPLAINED, Finding, Verdict
+
+if TYPE_CHECKING:
+    from gpubench.conditions.ranking import Named
+    from gpubench.measure.paths.diagnosis import Explained
+    from gpubench.model.profiles.profile import Profile
 
 _MOST_TRIES = 3
 
@@ -45,19 +45,21 @@ class ExpectedTimes:
     """
 
     collective: Collective
-    profile: Profile | None = None
+    profile: "Profile | None" = None
     nccl: str | None = None
     past: PastTime = _no_past
 
     def of(self, row: CollectiveRow) -> ExpectedTime | None:
         """The expectation of a row; None where no source has one: its speed is not judged."""
-        by_nccl = row.backend in _BY_NCCL
+        if row.backend not in _BY_NCCL:
+            return self.past(row)
+        from gpubench.collectives.expected import from_limit, from_profile
+
         found = None
-        if by_nccl and self.profile is not None:
+        if self.profile is not None:
             like_model = row.backend == _SIMULATED
             found = from_profile(self.profile, self.collective, row, nccl=self.nccl, like_model=like_model)
-        found = found or self.past(row)
-        return found or (from_limit(self.collective, row) if by_nccl else None)
+        return found or self.past(row) or from_limit(self.collective, row)
 
 
 @dataclass(slots=True)
@@ -94,7 +96,7 @@ class SpeedJudge:
             self.slow.append(row)
         return row
 
-    def findings(self, found: Sequence[Finding], explained: Explained | None) -> tuple[Finding, ...]:
+    def findings(self, found: Sequence[Finding], explained: "Explained | None") -> tuple[Finding, ...]:
         """All findings: those on paths with the slow rows that they explain, or one that says why rows are slow."""
         if not self.slow:
             return tuple(found)
@@ -105,7 +107,7 @@ class SpeedJudge:
             return tuple(told if each is staged else each for each in found)
         return (*found, self._finding(slowness, explained))
 
-    def _finding(self, slowness: Slowness, explained: Explained | None) -> Finding:
+    def _finding(self, slowness: Slowness, explained: "Explained | None") -> Finding:
         where = self.hosts[0] if len(self.hosts) == 1 else counted(len(self.hosts), "host")
         why = _NOT_LOOKED_AT if explained is None else _not_explained(explained)
         found = replace(slow_unexplained(slowness, where, why), subjects=tuple(self.hosts))
@@ -142,20 +144,22 @@ def slow_unexplained(slowness: Slowness, where: str, why: str = _NOT_LOOKED_AT) 
     )
 
 
-def _first_cause(explained: Explained, slowness: Slowness) -> Named | None:
+def _first_cause(explained: "Explained", slowness: Slowness) -> "Named | None":
     """The likeliest cause of slowness; a weak one explains nothing by itself."""
     found = explained.slowing(small=slowness.is_of_small)
     return next((each for each in found if each.confidence is not Confidence.WEAK), None)
 
 
-def _seen_where(cause: Named) -> str:
+def _seen_where(cause: "Named") -> str:
     """The evidence for a cause, with the device that it is on."""
     is_on_device = any(each.gpus is not None or each.pairs is not None for each in cause.sightings)
     is_told = all(each.subject in each.seen for each in cause.sightings)
     return f"{cause.subject}: {cause.seen}" if is_on_device and not is_told else cause.seen
 
 
-def _not_explained(explained: Explained) -> str:
+def _not_explained(explained: "Explained") -> str:
+    from gpubench.model.results.rows.causes import Effect
+
     weak = [each.seen for each in explained.diagnosis.of_effect(Effect.SLOW)]
     perhaps = f"; perhaps {', or '.join(weak)}" if weak else ""
     return f"no setting, process, device or link that could be read explains it{perhaps}"

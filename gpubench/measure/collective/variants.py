@@ -3,23 +3,24 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from gpubench.collectives.request import SweepRequest
 from gpubench.measure.collective.cases import Case, cases
-from gpubench.measure.collective.logged_choices import OperationKey, key_of
 from gpubench.measure.collective.observers import NO_OBSERVERS, Observers
 from gpubench.measure.collective.row_collector import MeasuredRow, RowCollector
-from gpubench.measure.collective.speed_judge import middle
 from gpubench.measure.collective.sweep import Buffers, Issue, Sweep, job_facts
 from gpubench.model.results.report import CollectiveRow, Report, Section, Table
-from gpubench.model.results.winners import REFUSED_SECTION, WINNERS_SECTION, RefusedRow, WinnerRow, winners
 from gpubench.model.terms.hang import Phase
 from gpubench.model.terms.nccl_choice import AGAIN
 from gpubench.model.terms.rank_identity import RankIdentity
 from gpubench.ports.backend import Backend
 from gpubench.ports.group import Group
 from gpubench.ports.listener import Listener
+
+if TYPE_CHECKING:
+    from gpubench.measure.collective.logged_choices import OperationKey
+    from gpubench.model.results.winners import RefusedRow
 
 T = TypeVar("T")
 
@@ -97,6 +98,8 @@ def _chosen(tries: Sequence[MeasuredRow]) -> MeasuredRow:
     wrong = [each for each in tries if each.row.wrong]
     if wrong or len(tries) == 1:
         return (wrong or tries)[0]
+    from gpubench.measure.collective.speed_judge import middle
+
     chosen = middle(tries, lambda each: each.row.time_us)
     if chosen.sample is None:
         return chosen
@@ -131,7 +134,7 @@ class _Preparation:
     group: Group
     identities: Sequence[RankIdentity]
     observers: Observers
-    refused: list[RefusedRow] = field(default_factory=list)
+    refused: "list[RefusedRow]" = field(default_factory=list)
     _buffers: list[tuple[Backend, Buffers]] = field(default_factory=list)
 
     def prepare(self, variants: Sequence[SweepVariant]) -> list[_Run]:
@@ -173,6 +176,8 @@ class _Preparation:
 
         A communicator that refused something is not trusted with anything else: another one takes its place.
         """
+        from gpubench.measure.collective.logged_choices import key_of
+
         sweep = self._opened(variant)
         usable: list[Case] = []
         tried: set[OperationKey] = set()
@@ -220,6 +225,8 @@ class _Preparation:
         return outcome, f"rank {rank}: {reason}"
 
     def _refuse(self, variant: SweepVariant, case: Case | None, reason: str) -> None:
+        from gpubench.model.results.winners import RefusedRow
+
         self.refused.append(
             RefusedRow(
                 collective=self.request.collective.name,
@@ -238,8 +245,10 @@ def _drop(variant: SweepVariant, issue: Issue | None) -> None:
         variant.drop(issue)
 
 
-def with_winners(report: Report, rows: Sequence[CollectiveRow], refused: Sequence[RefusedRow]) -> Report:
+def with_winners(report: Report, rows: Sequence[CollectiveRow], refused: "Sequence[RefusedRow]") -> Report:
     """The report with the fastest variants of its rows, and those that could not run."""
+    from gpubench.model.results.winners import REFUSED_SECTION, WINNERS_SECTION, RefusedRow, WinnerRow, winners
+
     best = winners(rows)
     sections: dict[str, Section] = {
         WINNERS_SECTION: Table(WinnerRow.columns(), lambda: best),

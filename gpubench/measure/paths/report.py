@@ -1,15 +1,18 @@
 """The verdict on paths as parts of a report: the sections `evidence`, `fallback` and `causes`, and findings."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from gpubench.measure.paths.diagnosis import Explained
-from gpubench.model.results.fallback import KnownPath, evidence_rows, findings
-from gpubench.model.results.report import Section, Table
+from gpubench.model.results.fallback import KnownPath, evidence_rows, findings, unknown_row
+from gpubench.model.results.report import Report, Section, Table
 from gpubench.model.results.rows.causes import CAUSES_SECTION, CauseRow
 from gpubench.model.results.rows.evidence import EVIDENCE_SECTION, FALLBACK_SECTION, EvidenceRow, FallbackRow
 from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.verdict import Finding
+
+if TYPE_CHECKING:
+    from gpubench.measure.paths.diagnosis import Explained
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +21,7 @@ class PathOutcome:
 
     sections: Mapping[str, Section]
     findings: tuple[Finding, ...]
-    explained: Explained | None = None
+    explained: "Explained | None" = None
 
 
 def report_on(
@@ -26,6 +29,12 @@ def report_on(
 ) -> PathOutcome:
     """The verdict on all paths, whose sections `fallback` and `causes` have these rows."""
     return PathOutcome(path_sections(evidence_rows(paths, origin), rows, causes), findings(rows))
+
+
+def unwatched(report: Report, why: str, origin: Origin = Origin.MEASURED) -> Report:
+    """The report of a run whose paths were not observed: with the reason, empty where there are no paths to observe."""
+    sections = path_sections((), [unknown_row(origin, why)] if why else (), ())
+    return replace(report, sections={**sections, **report.sections})
 
 
 def path_sections(

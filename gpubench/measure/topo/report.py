@@ -1,7 +1,9 @@
 """The report on machines: snapshots in, matrices, limits and findings out."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import cache
+from itertools import chain
 
 from gpubench.conditions.checks import WIRING, merged, run
 from gpubench.conditions.definition.circumstances import Facts
@@ -16,16 +18,11 @@ from gpubench.model.results.report import PAIRS_SECTION, PairRow, Record, Report
 from gpubench.model.results.report import Matrix as MatrixSection
 from gpubench.model.results.rows.causes import CAUSES_SECTION, UNREAD_SECTION, CauseRow, UnreadRow
 from gpubench.model.results.rows.evidence import FALLBACK_SECTION, FallbackRow
-from gpubench.model.results.topo.devices import gpu_rows, link_rows, nic_rows, node_rows, rank_rows
+from gpubench.model.results.topo.devices import gpu_rows_of, link_rows, nic_rows, node_rows, rank_rows, rows_by_node
 from gpubench.model.results.topo.pairs import kind_rows, limits, pair_rows_of, peer_access
 from gpubench.model.results.topo.rows import GpuRow, KindRow, NicRow, NodeRow, NvlinkRow, RankRow, TreeRow
 from gpubench.model.results.topo.tree import tree_rows
 from gpubench.model.terms.verdict import Finding, Verdict, overall
-
-SECTIONS = (
-    *("gpus", "nvlinks", "nics", "nodes", "kinds", "matrix", "peer_access", "limits", PAIRS_SECTION, "ranks", "tree"),
-    *(FALLBACK_SECTION, CAUSES_SECTION, UNREAD_SECTION, "findings"),
-)
 
 
 def examine(
@@ -54,17 +51,17 @@ def examine(
     verdict = overall([judged, *(finding.severity for finding in findings)])
     first = nodes[kinds[0].representative]
     sections: dict[str, Section] = {
-        "gpus": _table(GpuRow, lambda: _each(nodes, gpu_rows)),
-        "nvlinks": _table(NvlinkRow, lambda: _each(nodes, link_rows)),
-        "nics": _table(NicRow, lambda: _each(nodes, nic_rows)),
+        "gpus": _table(GpuRow, cache(lambda: gpu_rows_of(nodes))),
+        "nvlinks": Table.of_nodes(NvlinkRow.columns(), lambda: rows_by_node(nodes, link_rows)),
+        "nics": Table.of_nodes(NicRow.columns(), lambda: rows_by_node(nodes, nic_rows)),
         "nodes": _table(NodeRow, lambda: node_rows(nodes, kinds)),
         "kinds": _table(KindRow, lambda: kind_rows(nodes, kinds)),
         "matrix": MatrixSection(first.matrix),
         "peer_access": MatrixSection(peer_access(first)),
         "limits": MatrixSection(limits(first)),
-        PAIRS_SECTION: _table(PairRow, lambda: pair_rows_of(nodes)),
+        PAIRS_SECTION: Table.of_nodes(PairRow.columns(), lambda: pair_rows_of(nodes)),
         "ranks": _table(RankRow, lambda: rank_rows(ranks)),
-        "tree": _table(TreeRow, lambda: _each([nodes[kind.representative] for kind in kinds], tree_rows)),
+        "tree": _table(TreeRow, lambda: chain.from_iterable(tree_rows(nodes[kind.representative]) for kind in kinds)),
         FALLBACK_SECTION: _table(FallbackRow, lambda: expected),
         CAUSES_SECTION: _table(CauseRow, explained.conditions),
         UNREAD_SECTION: _table(UnreadRow, explained.unread),
@@ -84,8 +81,3 @@ def _without_gate(finding: Finding) -> Finding:
 
 def _table(row: type[Record], rows: Callable[[], Iterable[Record]]) -> Table:
     return Table(row.columns(), rows)
-
-
-def _each(nodes: Sequence[Topology], rows: Callable[[Topology], Iterable[Record]]) -> Iterator[Record]:
-    for node in nodes:
-        yield from rows(node)

@@ -6,9 +6,10 @@ one section as they are measured; other commands have all their sections at the 
 Schema history: 1 (gpubench 0.1) collective rows, the sections of `topo`.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
+from itertools import chain
 from typing import Annotated, Any, Protocol, TypeVar
 
 from gpubench.model.terms.operation import DataType, Placement, ReduceOp
@@ -71,11 +72,37 @@ def made_of(kind: type[Made], *sources: object, **values: Any) -> Made:
 
 
 @dataclass(frozen=True, slots=True)
+class RowsOfNode:
+    """The rows of a node, made for an equal one: theirs, but for the fields `host_fields`, which hold `host`.
+
+    Parts of a table that share `rows` differ in nothing else.
+    """
+
+    rows: Sequence["Record"]
+    host_fields: Sequence[str]
+    host: str
+
+    def __iter__(self) -> Iterator["Record"]:
+        names: Any = dict.fromkeys(self.host_fields, self.host)
+        rows: Any = self.rows
+        return (replace(row, **names) for row in rows)
+
+
+@dataclass(frozen=True, slots=True)
 class Table:
-    """A section of rows, made when somebody reads them: of a thousand nodes most formats want few."""
+    """A section of rows, made when somebody reads them: of a thousand nodes most formats want few.
+
+    `parts` are the same rows by node, for those who can make use of equal ones; None where rows are of no node.
+    """
 
     columns: Sequence[str]
     rows: Callable[[], Iterable[Row]]
+    parts: Callable[[], Iterable[RowsOfNode]] | None = None
+
+    @classmethod
+    def of_nodes(cls, columns: Sequence[str], parts: Callable[[], Iterable[RowsOfNode]]) -> "Table":
+        """A section of the rows of nodes."""
+        return cls(columns, lambda: chain.from_iterable(parts()), parts)
 
 
 @dataclass(frozen=True, slots=True)

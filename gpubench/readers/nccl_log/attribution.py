@@ -44,6 +44,7 @@ class Attribution:
     def __init__(self, reached: ReachedLimits) -> None:
         self.reached = reached
         self.sets = ChannelSets()
+        self.no_connections = RankConnections(self.sets, 0)
         self.processes: dict[tuple[str, int], Process] = {}
         self._by_pid: dict[int, list[Process]] = {}
         self._comms = 0

@@ -70,7 +70,7 @@ class _Builder:
 
 def _reach_inside(one: Comm, other: Comm) -> bool:
     """True if either says that it reaches the other's rank in a way that only ranks of one machine can."""
-    return is_inside(one.connections, other.rank) or is_inside(other.connections, one.rank)
+    return is_inside(one.connections.of(other.rank)) or is_inside(other.connections.of(one.rank))
 
 
 def communicators(

@@ -6,7 +6,7 @@ A name of a host is no proof: virtual machines and pods may share one, and conta
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from gpubench.model.paths.connections import RankConnections
+from gpubench.model.paths.connections import ChannelSet, RankConnections
 from gpubench.model.paths.transport import TransportKind
 from gpubench.readers.nccl_log.threads import Comm
 
@@ -87,12 +87,12 @@ def _joined(comms: Sequence[Comm], names: list[str], connections: Mapping[int, R
     place_of = {comm.rank: place for place, comm in enumerate(comms)}
     if len(set(names)) == 1:
         return names
-    joined = _JoinedNames()
+    joined, inside = _JoinedNames(), _Inside()
     for comm in comms:
         own = names[place_of[comm.rank]]
-        for peer in connections.get(comm.rank, {}):
+        for peer in [peer for peer, channels in connections.get(comm.rank, {}).items() if inside[channels]]:
             place = place_of.get(peer)
-            if place is not None and joined[names[place]] != joined[own] and is_inside(connections[comm.rank], peer):
+            if place is not None and joined[names[place]] != joined[own]:
                 joined.join(names[place], own)
     return [joined[name] for name in names]
 
@@ -116,9 +116,17 @@ class _JoinedNames:
         self._above[self[old]] = self[new]
 
 
-def is_inside(connections: RankConnections, peer: int) -> bool:
-    """True if a rank reaches a peer in a way that only ranks of one machine can."""
+class _Inside(dict[ChannelSet, bool]):
+    """`is_inside` of channels, each of which a million pairs may have."""
+
+    def __missing__(self, channels: ChannelSet) -> bool:
+        self[channels] = found = is_inside(channels)
+        return found
+
+
+def is_inside(channels: ChannelSet) -> bool:
+    """True if a rank reaches a peer over channels in a way that only ranks of one machine can."""
     return any(
         each.transport.kind in (TransportKind.P2P, TransportKind.SHM) and each.transport.name != _BETWEEN_MACHINES
-        for each in connections.of(peer).logged
+        for each in channels.logged
     )

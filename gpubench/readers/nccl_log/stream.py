@@ -13,6 +13,7 @@ from gpubench.readers.nccl_log import limits
 from gpubench.readers.nccl_log.attribution import ARROW, Attribution
 from gpubench.readers.nccl_log.cleaning import cleaned, without_colors
 from gpubench.readers.nccl_log.communicators import communicators
+from gpubench.readers.nccl_log.known_lines import KnownLines
 from gpubench.readers.nccl_log.lines import INFO, NAMELESS, parse_channel, parse_head
 from gpubench.readers.nccl_log.notes import WORDS_OF_OTHERS, Notes, may_be_noted
 from gpubench.readers.nccl_log.reached import ReachedLimits
@@ -27,7 +28,6 @@ _LONGEST_LINE = 2**15
 """NCCL formats a line in 1,024 bytes, and its longest lists grow with the GPUs of a node; what is longer is no line."""
 
 _MOST_THREADS = 2**14
-_MOST_KNOWN_LINES = 2**16
 
 _REPEATED = re.compile(rb" ?\[repeated (\d{1,9})x across cluster\][^\n]*")
 """What Ray puts behind a line in place of those that are alike but for numbers, of other ranks too."""
@@ -79,7 +79,8 @@ class NcclLogReader:
         self._attribution = Attribution(self.reached)
         self._threads: dict[bytes, Thread] = {}
         self._channel_codes: dict[bytes, int] = {}
-        self._known_lines: set[bytes] = set()
+        self._known_lines = KnownLines(self._threads)
+        self._repeats = False
         self._notes = Notes(self.reached)
         self.lines = 0
         self._other_lines = 0
@@ -171,15 +172,22 @@ class NcclLogReader:
             return
         lines = block.split(b"\n")[:-1]
         self.lines += len(lines)
+        if self._repeats and self._known_lines.hold_all(lines):
+            return
         left_sides, right_sides = self._attribution.left_sides, self._attribution.right_sides
         threads, channel_codes, empty = self._threads, self._channel_codes, self._attribution.sets.empty
-        known_lines = self._known_lines
+        known_lines, known = self._known_lines, 0
+        last, last_head, connections, peer, line_code = None, b"", self._attribution.no_connections, 0, 0
         for line in lines:
             head, found, rest = line.partition(_CHANNEL)
             if found:
                 channel, _, text = rest.partition(b" : ")
-                left, _, right = text.partition(ARROW)
                 try:
+                    # NCCL writes the channels of a pair behind each other.
+                    if text == last and head == last_head:
+                        connections[peer] = connections[peer].plus[line_code + channel_codes[channel]]
+                        continue
+                    left, _, right = text.partition(ARROW)
                     peer, line_code, received = right_sides[right]
                     if received:
                         connections, peer = threads[head].connections[right], left_sides[left]
@@ -187,11 +195,15 @@ class NcclLogReader:
                         connections = threads[head].connections[left]
                     if peer < connections.size:
                         connections[peer] = connections.get(peer, empty).plus[line_code + channel_codes[channel]]
+                        last, last_head = text, head
                         continue
                 except KeyError:
                     pass
-            if line not in known_lines:
-                self._read_line(line)
+            # What is read now may change what the text of a connection stands for.
+            last = None
+            if line in known_lines or self._read_line(line):
+                known += 1
+        self._repeats = known * 2 > len(lines)
 
     def _with_what_was_left_out(self, block: bytes) -> bytes:
         """Count the lines that Ray left out, and read those that it wrote in their place."""
@@ -200,20 +212,23 @@ class NcclLogReader:
             return _REPEATED.sub(b"", block)
         return block
 
-    def _read_line(self, line: bytes) -> None:
-        """Read a line that is not known; in long logs most are operations, and what NCCL runs them with."""
+    def _read_line(self, line: bytes) -> bool:
+        """Read a line; True if nothing in it was new. In long logs most are operations, and how NCCL runs them."""
         head, _, message = line.partition(INFO)
         thread = self._threads.get(head)
         if thread is None:
             self._read_any(line)
-        elif line not in thread.tuning_lines:
-            operation = message.find(_OPERATION, 0, _LONGEST_NAME)
-            start = -1 if operation < 0 else message.find(_ADDRESS, operation)
-            if start >= 0 and b" NCCL " not in message:
-                start += len(_ADDRESS) - 2
-                self._attribution.use(thread, message[start : message.find(b" ", start)])
-            else:
-                self._read_any(line)
+            return False
+        if line in thread.tuning_lines:
+            return True
+        operation = message.find(_OPERATION, 0, _LONGEST_NAME)
+        start = -1 if operation < 0 else message.find(_ADDRESS, operation)
+        if start >= 0 and b" NCCL " not in message:
+            start += len(_ADDRESS) - 2
+            self._attribution.use(thread, message[start : message.find(b" ", start)])
+        else:
+            self._read_any(line)
+        return False
 
     def _read_any(self, line: bytes) -> None:
         if b"NCCL" not in line:
@@ -288,7 +303,7 @@ class NcclLogReader:
                 self._notes.add(thread.process.host, thread.process.name, message, _own_gpu(thread))
             if _RETURNED in message and self._failed(thread, message):
                 return
-            self._remember(line)
+            self._known_lines.remember(line)
         else:
             self._attribution.add_communicator(thread, message)
 
@@ -317,19 +332,12 @@ class NcclLogReader:
         if place is None or b" via " not in text:
             is_damaged = b" via " in text or (b" -> " in text and not message.startswith(b"Ring "))
             self._unreadable += is_damaged
-            self._remember(b"" if is_damaged else line)
+            self._known_lines.remember(b"" if is_damaged else line)
             return
         word, _, number = channel.partition(b" ")
         if word == b"Channel":
             self._channel_codes[number] = channel_code(*place)
         self._unreadable += not self._attribution.add_connection(thread, place, text, cut=cut)
-
-    def _remember(self, line: bytes) -> None:
-        """Remember a line that is nothing new when it comes again; an empty one is none."""
-        if line:
-            if len(self._known_lines) >= _MOST_KNOWN_LINES:
-                self._known_lines.clear()
-            self._known_lines.add(line)
 
 
 def _own_gpu(thread: Thread) -> OwnGpu | None:

@@ -17,7 +17,8 @@ from gpubench.hardware.node import stages as stages_module
 from gpubench.hardware.node.cuda_driver import CudaFacts, CudaGpu, CudaUnavailableError
 from gpubench.hardware.node.merge import UNLISTED, merge
 from gpubench.hardware.node.nvml.gpu import NvmlFacts, read_node
-from gpubench.hardware.node.probe import Probe, main, probe, read_stage, stage_commands, watch_errors
+from gpubench.hardware.node.probe import Probe, probe, stage_commands, watch_errors
+from gpubench.hardware.node.stage import main, read_stage
 from gpubench.hardware.node.stages import run_stages
 from gpubench.hardware.node.sysfs import SysfsFacts
 from gpubench.model.facts.snapshot import (
@@ -383,7 +384,7 @@ def test_the_child_says_in_one_line_what_went_wrong(
         message = "NVML does not answer (Unknown Error)"
         raise CouldNotMeasureError(message, reason="a reason")
 
-    monkeypatch.setattr(probe_module, "read_nvml", fail)
+    monkeypatch.setattr("gpubench.hardware.node.nvml.library.read_nvml", fail)
     assert main(["nvml", "/"]) == 3
     assert capsys.readouterr() == ("", "NVML does not answer (Unknown Error)\n")
 
@@ -393,26 +394,28 @@ def test_the_cuda_child_tells_none_from_broken(monkeypatch: pytest.MonkeyPatch, 
         message = "no CUDA"
         raise CudaUnavailableError(message, absent=absent)
 
-    monkeypatch.setattr(probe_module, "load_cuda", lambda: load(absent=True))
+    monkeypatch.setattr("gpubench.hardware.node.cuda_driver.load_cuda", lambda: load(absent=True))
     environment = {"CUDA_VISIBLE_DEVICES": "1"}
     assert read_stage("cuda", tmp_path, environment) == CudaFacts(absent="no CUDA", visible_devices="1")
-    monkeypatch.setattr(probe_module, "load_cuda", lambda: load(absent=False))
+    monkeypatch.setattr("gpubench.hardware.node.cuda_driver.load_cuda", lambda: load(absent=False))
     with pytest.raises(CouldNotMeasureError, match="no CUDA"):
         read_stage("cuda", tmp_path, environment)
 
 
 def test_the_cuda_and_nvml_children_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(probe_module, "load_cuda", object)
-    monkeypatch.setattr(probe_module, "read_cuda", lambda library, visible: cuda(6, visible_devices=visible))
+    monkeypatch.setattr("gpubench.hardware.node.cuda_driver.load_cuda", object)
+    monkeypatch.setattr(
+        "gpubench.hardware.node.cuda_driver.read_cuda", lambda library, visible: cuda(6, visible_devices=visible)
+    )
     assert read_stage("cuda", tmp_path, {}) == cuda(6)
-    monkeypatch.setattr(probe_module, "read_nvml", nvml)
+    monkeypatch.setattr("gpubench.hardware.node.nvml.library.read_nvml", nvml)
     assert read_stage("nvml", tmp_path, {}) == nvml()
 
 
 def test_the_command_lines_of_the_children() -> None:
     commands = stage_commands(Path("/recorded"))
     assert list(commands) == ["sysfs", "nvml", "cuda"]
-    assert commands["nvml"] == [sys.executable, "-P", "-m", "gpubench.hardware.node.probe", "nvml", "/recorded"]
+    assert commands["nvml"] == [sys.executable, "-P", "-m", "gpubench.hardware.node.stage", "nvml", "/recorded"]
 
 
 def test_a_probe_goes_on_while_something_else_is_done(tmp_path: Path) -> None:

@@ -22,8 +22,9 @@ from gpubench.hardware.watchdog import process as watchdog_process
 from gpubench.hardware.watchdog.addresses import UdpAddress, local_name
 from gpubench.hardware.watchdog.datagrams import SealedDatagrams
 from gpubench.hardware.watchdog.messages import MessageKind, WatchdogMessage
-from gpubench.hardware.watchdog.process import Watchdog, Watched
+from gpubench.hardware.watchdog.process import Watchdog
 from gpubench.hardware.watchdog.progress_block import ProgressBlock
+from gpubench.hardware.watchdog.watched import Watched
 from gpubench.model.terms import hang
 from gpubench.model.terms.hang import LostRank, Phase
 from tests.cli.running import ROOT, environment

@@ -21,17 +21,16 @@ from gpubench.hardware.cuda.device import open_device
 from gpubench.hardware.nccl.backend import NcclBackend, NcclLibrary
 from gpubench.hardware.node.nvml.library import Driver
 from gpubench.measure.collective import counting
+from gpubench.measure.collective.described import VERSION, RunOptions
 from gpubench.measure.collective.logged_choices import Choice, LoggedChoices
 from gpubench.measure.collective.observers import ObservationSources, Observers, PathObserver
 from gpubench.measure.collective.path_evidence import PathObservations
 from gpubench.measure.collective.recorded_choices import RecordedLoggedChoices
 from gpubench.measure.collective.recording import (
-    VERSION,
     RecordedCollective,
     RecordedLog,
     RecordedObservations,
     RowWriter,
-    RunOptions,
     file_of,
 )
 from gpubench.measure.collective.replay import CUT_SHORT, read_recorded, replay

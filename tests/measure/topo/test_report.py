@@ -5,12 +5,13 @@ import pytest
 
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.measure.topo import report as topo
-from gpubench.measure.topo.report import SECTIONS, examine
+from gpubench.measure.topo.report import examine
 from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.facts.snapshot import DriverFacts
 from gpubench.model.paths.topology import Topology
 from gpubench.model.profiles.fault import parse_fault
 from gpubench.model.results.report import FINDINGS_SECTION, PAIRS_SECTION, Matrix, Record, Report, Table
+from gpubench.model.results.topo.sections import SECTIONS
 from gpubench.model.terms.verdict import Verdict
 
 
@@ -109,9 +110,8 @@ def test_a_section_nobody_reads_builds_nothing(monkeypatch: pytest.MonkeyPatch) 
     nodes = cluster("hgx-h100-8")
     built: list[str] = []
     for name in (
-        "gpu_rows",
-        "link_rows",
-        "nic_rows",
+        "gpu_rows_of",
+        "rows_by_node",
         "node_rows",
         "kind_rows",
         "pair_rows_of",

@@ -380,6 +380,42 @@ def test_lines_one_by_one_say_the_same() -> None:
     assert paths(reader.facts().communicators[0]) == ring(4, "P2P/CUMEM", "NET/IB/0/GDRDMA")
 
 
+def test_what_comes_again_and_again_is_of_the_communicator_that_its_thread_is_at() -> None:
+    """Blocks of a few lines that are all known are passed over, and another communicator's first ones are not."""
+    job, other = Job(ranks=2), Job(ranks=2, id="0xabc2", handle=0x9000)
+    head = job.head(0)
+    begin = [*job.messages(0), *other.messages(0)]
+    tunings = [
+        f"AllReduce: {size} Bytes -> Algo RING proto {protocol} channel{{Lo..Hi}}={{0..15}}"
+        for size, protocol in ((1024, "LL"), (4096, "LL128"), (65536, "SIMPLE"))
+    ]
+    blocks = []
+    for each, known in ((job, tunings[:2]), (other, tunings[1:]), (job, tunings[:2])):
+        blocks.append(f"AllReduce: opCount 0 sendbuff 0x1 count 9 comm {each.handle:#x} [nranks=2] stream 0x2")
+        blocks += known * 20_000
+    text = "".join(f"{head}{line}\n" for line in [*begin, *blocks, tunings[2]])
+    found = {each.id: [tuning.size_bytes for tuning in each.tunings] for each in read(text).communicators}
+    assert found == {"0xabc1": [1024, 4096, 65536], "0xabc2": [4096, 65536]}
+
+
+def test_the_channels_of_a_pair_may_be_of_another_communicator_from_one_line_to_the_next() -> None:
+    job, other = Job(ranks=2), Job(ranks=2, id="0xabc2", handle=0x9000)
+    logs = []
+    for rank in range(2):
+        head = job.head(rank)
+        lines = [*job.messages(rank), *other.messages(rank)]
+        # The first rank makes known what comes behind each channel; the other's are of one, then of the other.
+        turns = ((range(7, 14), job),) if rank == 0 else ((range(7, 10), job), (range(10, 14), other))
+        for channels, each in turns:
+            address = f"{each.handle + rank:#x}"
+            lines.append(f"AllReduce: opCount 0 sendbuff 0x1 count 9 comm {address} [nranks=2] stream 0x2")
+            ends = f"{rank}[{rank}] -> {1 - rank}[{1 - rank}] via P2P/CUMEM"
+            lines += [f"Channel {channel:02}/0 : {ends}" for channel in channels]
+        logs.append("".join(f"{head}{line}\n" for line in lines))
+    found = {each.id: paths(each) for each in read(*logs).communicators}
+    assert {name: pairs[1, 0][0][1] for name, pairs in found.items()} == {"0xabc1": 5, "0xabc2": 6}
+
+
 def test_every_pair_of_many_ranks() -> None:
     class AllToAll(Job):
         def connections(self, rank: int) -> Sequence[str]:

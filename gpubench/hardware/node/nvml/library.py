@@ -1,16 +1,23 @@
 """Driver and GPUs from NVML. The only importer of pynvml."""
 
+import ctypes
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpubench.errors import CouldNotMeasureError
 from gpubench.hardware.node.nvml.answers import DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND, text
-from gpubench.hardware.node.nvml.gpu import NvmlFacts, read_node
-from gpubench.model.facts.snapshot import DriverFacts
+
+if TYPE_CHECKING:
+    from gpubench.hardware.node.nvml.gpu import NvmlFacts
+
+_FILE = "libnvidia-ml.so.1"
+_NOT_FOUND = "NVML does not start (NVML Shared Library Not Found)"
+"""As pynvml says it, which takes 20 ms to import, in every process that asks whether there are GPUs."""
 
 _NO_DRIVER = (DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND)
 
@@ -43,6 +50,8 @@ class Driver:
 
 def read_driver(environment: Mapping[str, str]) -> Driver:
     """The driver, and the GPUs that a process with this environment may use; never raises for a missing driver."""
+    if not _is_installed():
+        return Driver(absent=_NOT_FOUND)
     import pynvml
 
     try:
@@ -63,12 +72,26 @@ def read_driver(environment: Mapping[str, str]) -> Driver:
         pynvml.nvmlShutdown()
 
 
-def read_nvml() -> NvmlFacts:
+def _is_installed() -> bool:
+    """True where NVML can be loaded, or pynvml, which loads it, is there already."""
+    if "pynvml" in sys.modules:
+        return True
+    try:
+        ctypes.CDLL(_FILE)
+    except OSError:
+        return False
+    return True
+
+
+def read_nvml() -> "NvmlFacts":
     """Driver, GPUs and pairs; a host without a driver has none, and says so in `driver.absent`.
 
     Raises CouldNotMeasureError where there is a driver and it does not answer, or not this library.
     """
     import pynvml
+
+    from gpubench.hardware.node.nvml.gpu import NvmlFacts, read_node
+    from gpubench.model.facts.snapshot import DriverFacts
 
     try:
         pynvml.nvmlInit()
@@ -88,6 +111,8 @@ def read_nvml() -> NvmlFacts:
 
 def open_library() -> Any | None:
     """The initialised library, for repeated readings that end with its `nvmlShutdown`; None without a driver."""
+    if not _is_installed():
+        return None
     import pynvml
 
     try:

@@ -1,6 +1,7 @@
 """The rows of `gpubench topo`'s sections about single things: GPUs, their links, NICs, nodes, ranks."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from gpubench.model.facts.fabric_health import describe_health
@@ -9,7 +10,7 @@ from gpubench.model.facts.snapshot import Fabric, NvLink, PcieLink, RemappedRows
 from gpubench.model.paths.links import active_links, nvlink_gb_s
 from gpubench.model.paths.nodes import MachineKind, condense
 from gpubench.model.paths.topology import BITS_PER_BYTE, Topology, rounded
-from gpubench.model.results.report import made_of
+from gpubench.model.results.report import Record, RowsOfNode, made_of
 from gpubench.model.results.topo.rows import GpuRow, NicRow, NodeRow, NvlinkRow, RankRow
 
 
@@ -39,6 +40,27 @@ def gpu_rows(node: Topology) -> Iterator[GpuRow]:
             cuda=node.snapshot.driver.cuda,
             origin=node.snapshot.origin,
         )
+
+
+def gpu_rows_of(nodes: Sequence[Topology]) -> list[GpuRow]:
+    """The GPUs of some nodes; those of a node that is like an earlier one are made of that one's."""
+    found: list[GpuRow] = []
+    like, rows = None, list[GpuRow]()
+    for node in nodes:
+        if node.like is not like:
+            like, rows = node.like, list(gpu_rows(node.like))
+        own = zip(rows, node.gpus, strict=True)
+        found += rows if node is like else [replace(row, node=node.snapshot.host, uuid=gpu.uuid) for row, gpu in own]
+    return found
+
+
+def rows_by_node(nodes: Sequence[Topology], make: Callable[[Topology], Iterable[Record]]) -> Iterator[RowsOfNode]:
+    """Rows with nothing in them that tells a node from those that are like it but `node`, its host."""
+    like, rows = None, list[Record]()
+    for node in nodes:
+        if node.like is not like:
+            like, rows = node.like, list(make(node.like))
+        yield RowsOfNode(rows, ("node",), node.snapshot.host)
 
 
 def link_rows(node: Topology) -> Iterator[NvlinkRow]:

@@ -7,7 +7,7 @@ from typing import Any
 from gpubench.model.facts.snapshot import GpuFacts, NicFacts, Snapshot
 from gpubench.model.paths.nodes import MachineKind, condense
 from gpubench.model.paths.topology import PATH_CLASSES, Device, Topology, rounded
-from gpubench.model.results.report import PairRow
+from gpubench.model.results.report import PairRow, RowsOfNode
 from gpubench.model.results.topo.rows import KindRow
 
 _BEYOND_PXB = PATH_CLASSES[PATH_CLASSES.index("PXB") + 1 :]
@@ -37,16 +37,18 @@ def pair_rows(node: Topology) -> Iterator[PairRow]:
             )
 
 
-def pair_rows_of(nodes: Sequence[Topology]) -> Iterator[PairRow]:
+def pair_rows_of(nodes: Sequence[Topology]) -> Iterator[RowsOfNode]:
     """The pairs of every node. Of a thousand nodes most are alike: theirs are an earlier one's, by another host."""
     known: list[tuple[Snapshot, list[PairRow]]] = []
+    like, rows = None, list[PairRow]()
     for node in nodes:
-        host, what = node.snapshot.host, _anonymous(node.snapshot)
-        rows = next((rows for other, rows in known if other == what), None)
-        if rows is None:
-            rows = list(pair_rows(node))
-            known = [(what, rows), *known[: _MOST_KNOWN - 1]]
-        yield from (replace(row, source_node=host, destination_node=host) for row in rows)
+        if node.like is not like:
+            like, what = node.like, _anonymous(node.snapshot)
+            same = next((rows for other, rows in known if other == what), None)
+            rows = list(pair_rows(node)) if same is None else same
+            if same is None:
+                known = [(what, rows), *known[: _MOST_KNOWN - 1]]
+        yield RowsOfNode(rows, ("source_node", "destination_node"), node.snapshot.host)
 
 
 def _anonymous(snapshot: Snapshot) -> Snapshot:

@@ -1,5 +1,6 @@
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import permutations
+from itertools import chain, permutations
 from typing import Any
 
 import pytest
@@ -27,7 +28,16 @@ from gpubench.model.facts.snapshot import (
 from gpubench.model.paths.nodes import group
 from gpubench.model.paths.topology import Topology
 from gpubench.model.profiles.fault import parse_fault
-from gpubench.model.results.topo.devices import gpu_rows, link_rows, nic_rows, node_rows, rank_rows
+from gpubench.model.results.report import Record
+from gpubench.model.results.topo.devices import (
+    gpu_rows,
+    gpu_rows_of,
+    link_rows,
+    nic_rows,
+    node_rows,
+    rank_rows,
+    rows_by_node,
+)
 from gpubench.model.results.topo.pairs import kind_rows, limits, pair_rows, pair_rows_of, peer_access
 from gpubench.model.results.topo.rows import RankRow
 from gpubench.model.results.topo.tree import tree_rows
@@ -168,7 +178,21 @@ def test_the_pairs_of_many_nodes_are_those_of_each() -> None:
     nodes = cluster("hgx-h100-8*12", *(f"node{number}.gpu{number % 8}:nvlink={number}" for number in range(1, 12, 2)))
     nodes.append(Topology(replace(nodes[0].snapshot, host="other", gpudirect=GpuDirectFacts())))
     nodes.append(Topology(replace(nodes[0].snapshot, host="last", gpus=nodes[0].gpus[:7])))
-    assert list(pair_rows_of(nodes)) == [row for each in nodes for row in pair_rows(each)]
+    assert list(chain.from_iterable(pair_rows_of(nodes))) == [row for each in nodes for row in pair_rows(each)]
+
+
+@pytest.mark.parametrize("make", [link_rows, nic_rows])
+def test_the_devices_of_many_nodes_are_those_of_each(make: Callable[[Topology], Iterator[Record]]) -> None:
+    nodes = cluster("hgx-h100-8*9", "node3.gpu2:nvlink=12", "node4.nic1:state=down", "node6.gpu0:lost=yes")
+    assert len({id(each.like) for each in nodes}) > 4
+    assert list(chain.from_iterable(rows_by_node(nodes, make))) == [row for each in nodes for row in make(each)]
+
+
+def test_the_gpus_of_many_nodes_are_those_of_each() -> None:
+    nodes = cluster("hgx-h100-8*9", "node3.gpu2:nvlink=12", "node4.nic1:state=down", "node6.gpu0:lost=yes")
+    found = gpu_rows_of(nodes)
+    assert found == [row for each in nodes for row in gpu_rows(each)]
+    assert len({row.uuid for row in found}) == len(found)
 
 
 @pytest.mark.parametrize("machine", ["hgx-h100-8", "hgx-h100-4"])

@@ -1,0 +1,83 @@
+"""An opened backend of a collective on one rank, and what opens it wherever the rank measures."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpubench.hardware.mpi import group as mpi
+from gpubench.hardware.registry import BackendKind, BackendSetup
+from gpubench.hardware.watchdog.rank import RankProgress
+from gpubench.jobs.agreement import agree
+from gpubench.jobs.collective.plan import CollectivePlan
+from gpubench.jobs.sources import SECONDS_TO_READ_A_NODE, gathered, own_process
+from gpubench.measure.collective.observers import ReadCondition
+from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.ports.backend import MultiGroupBackend
+
+if TYPE_CHECKING:
+    from gpubench.hardware.cuda.device import CudaDevice
+    from gpubench.hardware.nccl.backend import NcclLibrary
+    from gpubench.jobs.collective.path_watch import PathWatch
+    from gpubench.jobs.machines import Machines
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """One rank of a job: in the job, in the group that it measures with, and on its node."""
+
+    group: mpi.MpiGroup
+    own: mpi.MpiGroup
+    identity: RankIdentity
+    ranks_on_node: int
+    progress: RankProgress
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """A backend, the rank with its GPU, and what observes both.
+
+    `machines` returns nodes and processes on the first rank, for a recording, once all was tried out; `memory_holders`
+    who else holds memory of this rank's GPU, in words.
+    """
+
+    backend: MultiGroupBackend
+    identity: RankIdentity
+    machines: "Callable[[], Machines | None]"
+    library: "NcclLibrary | None" = None
+    path_watch: "PathWatch | None" = None
+    read_condition: ReadCondition = lambda: None
+    memory_holders: Callable[[], str] = lambda: ""
+
+
+def open_kind(
+    kind: BackendKind,
+    rank: Rank,
+    plan: CollectivePlan,
+    device: "CudaDevice | None" = None,
+    library: "NcclLibrary | None" = None,
+) -> MultiGroupBackend:
+    """A backend on this rank. Raises AgreedError: it cannot reduce a type that was asked for."""
+    request = plan.request
+    ops = request.ops if request.collective.reduces else None
+    agree(rank.group, lambda: kind.check_types(request.dtypes, ops))
+    return kind.open(
+        BackendSetup(
+            group=rank.own,
+            ranks_on_node=rank.ranks_on_node,
+            progress=rank.progress,
+            device=device,
+            library=library,
+            allocator=plan.allocator,
+        )
+    )
+
+
+def read_machines(rank: Rank, plan: CollectivePlan) -> "Machines | None":
+    """Nodes and processes for a recording, read here where nobody observes paths, who reads them anyway."""
+    if plan.recording.record is None:
+        return None
+    from gpubench.hardware.node.probe import probe
+
+    own = [probe(SECONDS_TO_READ_A_NODE, os.environ)] if rank.identity.local_rank == 0 else []
+    return gathered(rank.group, own, own_process(rank.identity))

@@ -1,0 +1,85 @@
+"""The backend of a collective on a rank with a GPU, with NCCL's log and the GPU's counters watched."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+from gpubench.errors import CouldNotMeasureError
+from gpubench.hardware.nccl.backend import NcclLibrary
+from gpubench.hardware.node.nvml.condition import NvmlCondition
+from gpubench.hardware.node.nvml.gpu_use import NvmlUse
+from gpubench.hardware.node.nvml.library import Driver
+from gpubench.hardware.process.nccl_settings import nccl_settings
+from gpubench.hardware.registry import BackendKind
+from gpubench.jobs.agreement import agree
+from gpubench.jobs.collective.opened import Opened, Rank, open_kind, read_machines
+from gpubench.jobs.collective.path_watch import PathWatch
+from gpubench.jobs.collective.plan import CollectivePlan, check_unset
+from gpubench.jobs.gpus import open_gpu
+from gpubench.model.facts.idle_gpu import holders
+from gpubench.model.paths.evidence import EvidenceUse
+from gpubench.model.terms.hang import Phase
+from gpubench.model.terms.units import format_memory
+
+_OUT_OF_MEMORY = "cudaErrorMemoryAllocation"
+
+
+def open_on_gpu(
+    kind: BackendKind, rank: Rank, plan: CollectivePlan, driver: Driver, use: NvmlUse | None, stack: ExitStack
+) -> Opened:
+    """NCCL on this rank's GPU. Nodes are read, and NCCL's log is listened to, before its first call.
+
+    `use` is who used the GPUs of this host before, None where the driver lists none.
+    """
+    group = rank.group
+    path_watch, machines = None, None
+    if plan.evidence is EvidenceUse.OFF:
+        machines = read_machines(rank, plan)
+    else:
+        keeps_log = plan.recording.record is not None
+        watch = PathWatch(group, rank.identity, strict=plan.strict, keeps_log=keeps_log, use=use)
+        path_watch = stack.enter_context(watch)
+    rank.progress.enter(Phase.OPENING)
+    device, identity = open_gpu(group, rank.identity, rank.ranks_on_node, driver)
+    agree(group, lambda: check_unset(plan.variants, nccl_settings(os.environ)))
+    condition = NvmlCondition(str(identity.gpu_bus_id))
+    stack.callback(condition.close)
+
+    def memory_holders() -> str:
+        return "" if use is None else holders(use.read(str(identity.gpu_bus_id), {identity.pid}), format_memory)
+
+    stack.enter_context(naming_holders(memory_holders))
+    library = agree(group, lambda: NcclLibrary(plan.nccl_library), place=str(identity))
+    if path_watch is not None:
+        path_watch.begin(library, identity)
+        stack.enter_context(path_watch.naming_refusals(library))
+    rank.progress.enter(Phase.CONNECTING)
+    return Opened(
+        backend=open_kind(kind, rank, plan, device, library),
+        identity=identity,
+        machines=path_watch.machines if path_watch is not None else lambda: machines,
+        library=library,
+        path_watch=path_watch,
+        read_condition=condition.read,
+        memory_holders=memory_holders,
+    )
+
+
+@contextmanager
+def naming_holders(memory_holders: Callable[[], str]) -> Iterator[None]:
+    """Turn CUDA's error for memory that it does not get into one that says who holds it, where others do.
+
+    Raises CouldNotMeasureError: others hold memory of this rank's GPU.
+    """
+    try:
+        yield
+    except Exception as error:
+        held = memory_holders() if _OUT_OF_MEMORY in str(error) else ""
+        if not held:
+            raise
+        raise CouldNotMeasureError(
+            str(error),
+            expected="memory for the largest of --sizes, and for NCCL",
+            reason=f"others hold memory of this GPU: {held}",
+            next_step="end them, or give smaller --sizes",
+        ) from error
