@@ -267,12 +267,14 @@ def test_interrupted_the_rows_are_kept(how: str, number: signal.Signals, output:
 
 
 @pytest.mark.parametrize("how", [ALONE, slow(MPIRUN)])
-def test_a_job_whose_launcher_was_killed_is_gone(how: str, output: Path) -> None:
+def test_a_job_whose_launcher_was_killed_is_gone(how: str, output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(output.parent))
     run = start(how, output, *LONG)
     run.wait_for_rows(1)
     run.process.kill()
     run.end()
     assert run.is_cut_short(1)
+    assert not list(output.parent.glob("gpubench-*"))
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ hangs.
 """
 
 import json
+import os
 import socket
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,19 @@ def connect(path: str) -> socket.socket:
     line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     line.connect(path)
     return line
+
+
+def remove_if_abandoned(line: socket.socket) -> None:
+    """Remove the folder in which a launcher listened that was killed: nobody else can, and nobody answers there."""
+    path = line.getpeername()
+    try:
+        connect(path).close()
+    except ConnectionRefusedError:
+        import shutil
+
+        shutil.rmtree(os.path.dirname(path), ignore_errors=True)  # noqa: PTH120 - pathlib takes long to import
+    except OSError:
+        pass  # it has ended and removed it
 
 
 class ChannelSender:

@@ -8,7 +8,7 @@ import sys
 from contextlib import suppress
 
 from gpubench.errors import GpubenchError
-from gpubench.hardware.launch.channel_sender import ChannelSender
+from gpubench.hardware.launch.channel_sender import ChannelSender, remove_if_abandoned
 from gpubench.hardware.watchdog.addresses import local_name
 from gpubench.hardware.watchdog.process import Watchdog
 from gpubench.hardware.watchdog.progress_block import ProgressBlock
@@ -32,8 +32,11 @@ def main() -> None:
     block = ProgressBlock(setup["block"])
     control = socket.socket(fileno=setup["control"])
     datagrams = [socket.socket(fileno=each) for each in setup["datagrams"]]
-    reporter = _ChannelReporter(socket.socket(fileno=setup["channel"])) if "channel" in setup else _StderrReporter()
+    channel = socket.socket(fileno=setup["channel"]) if "channel" in setup else None
+    reporter = _StderrReporter() if channel is None else _ChannelReporter(channel)
     Watchdog(watched, block, control, _local_socket(job, watched.rank), job, datagrams, reporter).run()
+    if channel is not None:
+        remove_if_abandoned(channel)
 
 
 def _local_socket(job: str, rank: int) -> socket.socket:
