@@ -155,9 +155,14 @@ class NothingMoved:
         """Batches that are nearly alike."""
         return [4 * _OPERATION_SECONDS * (1 + 1e-4 * (number % 3)) for number in range(self._batches)]
 
+    def once(self, launch: Launch) -> None:
+        """Nothing."""
+
     def seconds(self, launch: Launch) -> float:  # noqa: ARG002
         """What an operation takes, it is said."""
         return _OPERATION_SECONDS
+
+    together = seconds
 
 
 class Outputs:
