@@ -109,7 +109,7 @@ def _compare(planted: Planted, parts: list[FaultyPart], counts: Counts) -> None:
             counts.named_as[part.kind.value] += 1
             for place in touched:
                 del left[place]
-        else:
+        elif not any(_touches(part, place) for place in planted.places):
             counts.falsely[part.kind.value] += 1
 
 

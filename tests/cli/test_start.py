@@ -18,6 +18,7 @@ OWN_MODULES_OF_A_COMMAND = {
     "profiles": 19,
     "topo": 32,  # the formats, whose names its help lists, and none of the row types that they write
     "check": 32,
+    "scan": 32,
     "explain": 26,
     "compare": 26,
     "p2p": 38,

@@ -1,7 +1,7 @@
 """Rounds of a scan on nodes that are not there: a model, never a measurement."""
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpubench.model.results.scan_rounds import NodeRail, PairSample, PlannedRound, RoundOutcome, ScanFabric
@@ -13,6 +13,9 @@ DIPS = 0.01
 """Share of figures that something passing by lowers, by 5 to 40 %."""
 
 _SMALLEST_DIP, _LARGEST_DIP = 0.05, 0.4
+
+_COLLECTIVE_SPREAD = 0.003
+"""Of a collective of large messages, as hardware.simulated.times has it."""
 
 SET_UP_SECONDS = 0.44
 """To make communicators of two ranks, one a GPU: the slowest first one of four H200 took so long."""
@@ -61,18 +64,36 @@ class SimulatedRounds:
         for first, second in planned.pairs:
             dead = next((node for node in (first, second) if node in gone), None)
             hangs = any(planned.number >= model.hangs.get(node, planned.number + 1) for node in (first, second))
-            hung = hung or hangs
             for rail in range(self._fabric.rails):
                 if planned.retired and not planned.retired.isdisjoint((NodeRail(first, rail), NodeRail(second, rail))):
                     continue
                 if dead is not None:
                     samples.append(PairSample(first, second, rail, 0.0, "the node is gone", dead))
                 elif hangs:
+                    hung = True
                     samples.append(PairSample(first, second, rail, 0.0, "not done within the deadline"))
                 else:
                     samples.append(PairSample(first, second, rail, self._figure(source, first, second, rail)))
         seconds = SET_UP_SECONDS + SECONDS_OF_COPYING + CONTROL_SECONDS + (DEADLINE_SECONDS if hung or gone else 0.0)
         return RoundOutcome(planned.number, planned.phase, tuple(samples), seconds, gone)
+
+    def collective(self, nodes: Sequence[int]) -> tuple[float | None, str]:
+        """GB/s that a node sends on all its rails in a ring of these nodes, as slow as the slowest of all rails.
+
+        None, with the reason, where one of them hangs or is dead by then.
+        """
+        model = self._model
+        if {*model.dies, *model.hangs}.intersection(nodes):
+            return None, "not done within the deadline"
+        share = 1.0
+        if model.cells or model.leaf_rails or model.uplinks:
+            share = min(
+                self._share(node, rail) * model.uplinks.get((self._leaf(node), rail), 1.0)
+                for node in nodes
+                for rail in range(self._fabric.rails)
+            )
+        noise = 1 + _COLLECTIVE_SPREAD * random.Random(f"{self._seed}/collective{len(nodes)}").gauss(0.0, 1.0)
+        return self._fabric.rails * model.usual_gb_s * share * noise, ""
 
     def _dead(self, node: int, number: int) -> bool:
         return number >= self._model.dies.get(node, number + 1)

@@ -2,30 +2,15 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from statistics import median
 
 from gpubench.measure.scan.leaves import LeafLevel
 from gpubench.measure.scan.rounds import ScanCourse
+from gpubench.model.results.rows.scan import PartKind as PartKind
 from gpubench.model.results.scan_rounds import LocalFigure, NodeRail, PairSample, ScanFabric
 
 RAIL_SHARE = 0.95
 """A rail whose usual figure is below this share of the other rails' is slow on every node."""
-
-
-class PartKind(StrEnum):
-    """The kind of part that is bad."""
-
-    NODE_GONE = "node gone"
-    NODE_HANGS = "node hangs"
-    NODE = "node"
-    GPU = "GPU"
-    NIC = "NIC or cable"
-    RAIL_HANGS = "rail hangs"
-    RAIL = "rail"
-    LEAF = "leaf"
-    LEAF_RAIL = "rail of a leaf"
-    UPLINK = "uplink"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +51,7 @@ def decode(course: ScanCourse, local: Mapping[LocalFigure, float]) -> list[Fault
     left = _Cells(course.fabric, {cell: each.score for cell, each in course.confirmed.items()}, dict(local))
     _gone(course, left)
     _hanging(course, left)
-    _whole_leaves(course.slow_leaves, left)
+    left.parts += leaf_parts(course.fabric, course.slow_leaves)
     _cells_of_leaves(course, left)
     _whole_nodes(course, left)
     _gpus(left)
@@ -102,19 +87,17 @@ def _failed(fabric: ScanFabric, node: int, own: Sequence[PairSample]) -> str:
     return f"{seen}, with {' and '.join(partners[:3])}"
 
 
-def _whole_leaves(levels: Iterable[LeafLevel], left: _Cells) -> None:
+def leaf_parts(fabric: ScanFabric, levels: Iterable[LeafLevel]) -> Iterator[FaultyPart]:
     """Leaves that are slow as a whole; all rails of one alike are the leaf, and what only leaves it is the uplink."""
     by_leaf: dict[tuple[str, bool], list[LeafLevel]] = {}
     for level in levels:
         by_leaf.setdefault((level.leaf, level.is_uplink), []).append(level)
     for (leaf, is_uplink), own in sorted(by_leaf.items()):
-        whole = len(own) == left.fabric.rails and left.fabric.rails > 1
+        whole = len(own) == fabric.rails and fabric.rails > 1
         for group in [own] if whole else [[each] for each in own]:
             share = median(each.across if each.across is not None else each.inside or 0.0 for each in group)
             kind = PartKind.UPLINK if is_uplink else PartKind.LEAF if whole else PartKind.LEAF_RAIL
-            left.parts.append(
-                FaultyPart(kind, _members(left.fabric, leaf), share, None if whole else group[0].rail, leaf)
-            )
+            yield FaultyPart(kind, _members(fabric, leaf), share, None if whole else group[0].rail, leaf)
 
 
 def _cells_of_leaves(course: ScanCourse, left: _Cells) -> None:
@@ -147,16 +130,16 @@ def _whole_nodes(course: ScanCourse, left: _Cells) -> None:
 
 def _gpus(left: _Cells) -> None:
     """GPUs that phase 0 saw, each with its rail where that is slow as well; a whole node where it is most of them."""
-    by_node: dict[int, dict[int | None, list[tuple[LocalFigure, float]]]] = {}
+    by_node: dict[int, dict[int, list[tuple[LocalFigure, float]]]] = {}
     for figure, share in left.local.items():
         by_node.setdefault(figure.node, {}).setdefault(figure.gpu, []).append((figure, share))
     for node, gpus in sorted(by_node.items()):
-        own = {gpu: found for gpu, found in gpus.items() if gpu is not None}
-        if not own or len(own) * 2 > left.fabric.rails > 1:
+        if len(gpus) * 2 > left.fabric.rails > 1:
             found = [each for several in gpus.values() for each in several]
-            left.explain(_local_part(PartKind.NODE, node, None, found, frozenset()))
+            cells = frozenset(cell for cell in left.scores if cell.node == node)
+            left.explain(_local_part(PartKind.NODE, node, None, found, cells))
             continue
-        for gpu, found in sorted(own.items()):
+        for gpu, found in sorted(gpus.items()):
             left.explain(
                 _local_part(PartKind.GPU, node, gpu, found, frozenset({NodeRail(node, gpu)}) & left.scores.keys())
             )

@@ -32,8 +32,8 @@ class LeafLevel:
 
     @property
     def is_uplink(self) -> bool:
-        """True where only what leaves the leaf is slow."""
-        return self.across is not None and (self.inside is None or self.inside > 1 - LEAST_LOSS > self.across)
+        """True where only what leaves the leaf is slow: inside is nearer to what is usual than to that."""
+        return self.across is not None and (self.inside is None or self.inside > (1 + self.across) / 2)
 
 
 def slow_leaves(

@@ -9,7 +9,7 @@ from gpubench.measure.scan.rounds import ScanCourse
 LEAST_SHARE = 0.9
 """A collective that reaches less of what is predicted is looked into."""
 
-_LEAST_NODES = 4
+_LEAST_NODES, _LEAST_SCORE = 4, 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +51,13 @@ def predicted_gb_s(course: ScanCourse, nodes: Sequence[int]) -> float:
 
 
 def collectives(course: ScanCourse, seed: int, measure: MeasureCollective) -> Iterator[CollectiveOfNodes]:
-    """All nodes that are well enough to take part; where they fall short, both halves and two mixed halves."""
-    retired = {cell.node for cell in course.retired()}
-    nodes = [node for node in course.living() if node not in retired]
+    """All nodes that are well enough to take part; where they fall short, both halves and two mixed halves.
+
+    Nodes that hang, and those with a rail that carries next to nothing, would stop all others.
+    """
+    left_out = {cell.node for cell in course.retired()}
+    left_out |= {cell.node for cell, each in course.confirmed.items() if each.score < _LEAST_SCORE}
+    nodes = [node for node in course.living() if node not in left_out]
     whole = _measured(course, "all", nodes, measure)
     yield whole
     if whole.share >= LEAST_SHARE or len(nodes) < _LEAST_NODES:

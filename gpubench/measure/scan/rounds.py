@@ -1,6 +1,8 @@
 """A scan, phase after phase: what is measured next follows from what was measured before."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -27,8 +29,15 @@ class RoundMeasurer(Protocol):
     """Measures a round on whatever the nodes are."""
 
     def measure(self, planned: PlannedRound) -> RoundOutcome:
-        """All pairs at once, within a deadline; never raises for a node that is gone or a worker that hangs."""
+        """All pairs at once, within a deadline; never raises for a node that is gone or a worker that hangs.
+
+        Raises EndOfRoundsError where nobody is left to measure.
+        """
         ...
+
+
+class EndOfRoundsError(Exception):
+    """There are no more rounds: what was measured is judged."""
 
 
 Keep = Callable[[PlannedRound, RoundOutcome], None]
@@ -59,9 +68,28 @@ class ScanCourse:
         """The figures of a phase."""
         return [sample for each in self.outcomes if each.phase is phase for sample in each.samples]
 
+    @property
+    def has_confirmed(self) -> bool:
+        """True where confirmation took place."""
+        return any(each.phase is ScanPhase.CONFIRMATION for each in self.outcomes)
+
     def living(self) -> list[int]:
-        """The nodes that still answer."""
-        return [node for node in range(len(self.fabric.hosts)) if node not in self.gone]
+        """The nodes that still answer, and of which not every rail hangs."""
+        hanging = Counter(cell.node for cell in self.retired())
+        nodes = range(len(self.fabric.hosts))
+        return [node for node in nodes if node not in self.gone and hanging[node] < self.fabric.rails]
+
+    def phase_of(self, cell: NodeRail) -> ScanPhase | None:
+        """The phase that judged a cell last; None where none did."""
+        if cell not in self.judged:
+            return None
+        if self.judged[cell] is self.screened.get(cell):
+            return ScanPhase.SCREENING
+        return ScanPhase.CONFIRMATION if cell in self.suspects else ScanPhase.SUSPECTS
+
+    def confirmation_figures(self, cell: NodeRail) -> int:
+        """Figures of a suspect in the confirmation."""
+        return self.judged[cell].figures if self.phase_of(cell) is ScanPhase.CONFIRMATION else 0
 
     def failures(self) -> Mapping[NodeRail, list[PairSample]]:
         """The figures that are missing, by every cell that may be to blame."""
@@ -84,17 +112,23 @@ class ScanCourse:
 
 
 def scan(fabric: ScanFabric, seed: int, measurer: RoundMeasurer, *, quick: bool, keep: Keep) -> ScanCourse:
-    """Three rounds of screening, three of suspects, five of confirmation; `quick` ends after the first three."""
+    """Three rounds of screening, three of suspects, five of confirmation; `quick` ends after the first three.
+
+    Where rounds end before, what there is is judged.
+    """
     course = ScanCourse(fabric, is_quick=quick)
     schedule = Schedule(fabric, seed)
     steps = _Steps(course, measurer, keep)
-    for number in range(1, ROUNDS[ScanPhase.SCREENING] + 1):
-        steps.run(ScanPhase.SCREENING, schedule.screening(number, course.living()))
-    _screen(course)
-    for phase in (ScanPhase.SUSPECTS, ScanPhase.CONFIRMATION):
-        if quick or not (course.suspects or course.suspect_leaves):
-            break
-        _against_good(course, schedule, steps, phase)
+    with suppress(EndOfRoundsError):
+        try:
+            for number in range(1, ROUNDS[ScanPhase.SCREENING] + 1):
+                steps.run(ScanPhase.SCREENING, schedule.screening(number, course.living()))
+        finally:
+            _screen(course)
+        for phase in (ScanPhase.SUSPECTS, ScanPhase.CONFIRMATION):
+            if quick or not (course.suspects or course.suspect_leaves):
+                break
+            _against_good(course, schedule, steps, phase)
     return course
 
 
@@ -125,11 +159,13 @@ def _against_good(course: ScanCourse, schedule: Schedule, steps: _Steps, phase: 
     suspects = _suspect_nodes(course)
     good = frozenset(range(len(course.fabric.hosts))) - suspects
     first = 0 if phase is ScanPhase.SUSPECTS else ROUNDS[ScanPhase.SUSPECTS]
-    for number in range(first + 1, first + ROUNDS[phase] + 1):
-        living = set(course.living())
-        judged, others = schedule.against_good(number, sorted(suspects & living), sorted(good & living))
-        steps.run(phase, (*judged, *others))
-    _judge(course, phase, good)
+    try:
+        for number in range(first + 1, first + ROUNDS[phase] + 1):
+            living = set(course.living())
+            judged, others = schedule.against_good(number, sorted(suspects & living), sorted(good & living))
+            steps.run(phase, (*judged, *others))
+    finally:
+        _judge(course, phase, good)
 
 
 def _suspect_nodes(course: ScanCourse) -> frozenset[int]:
@@ -155,4 +191,4 @@ def _judge(course: ScanCourse, phase: ScanPhase, good: frozenset[int]) -> None:
         course.confirmed = {cell: each for cell, each in looked_at.items() if cell in behind}
         course.slow_leaves = leaves
     else:
-        course.suspects &= behind
+        course.suspects &= behind | (course.suspects - found.keys())

@@ -1,14 +1,13 @@
 """Who measures whom in which round: it follows from a seed and the nodes that live, so that nobody has to be told."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 from gpubench.model.results.scan_rounds import NodePair, ScanFabric
 
 _FEW_NODES = 64
-_TRIES = 32
-"""Among few nodes two random matchings often share a pair: of so many tries the one with the fewest is taken."""
+"""Among so few nodes two random matchings often share a pair, which is then taken apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,26 +74,41 @@ class Schedule:
         return [NodePair(each[i], each[i + 1]) for each in groups for i in range(0, len(each) - 1, 2)]
 
     def _across(self, number: int, nodes: Sequence[int]) -> list[NodePair]:
-        """Pairs between leaves, wherever no leaf has more than half of all nodes."""
-        tries = _TRIES if len(nodes) <= _FEW_NODES else 1
-        found = [self._halves(f"across{number}.{attempt}", nodes) for attempt in range(tries)]
-        if tries == 1:
-            return found[0]
-        before = {frozenset(pair) for pair in self._inside(1, nodes)}
+        """Random pairs between leaves, wherever no leaf has more than half of all nodes; of few nodes no pair again.
+
+        A pair within a leaf changes partners with a pair of which neither node is on it: there is one, as no leaf has
+        more than half of all.
+        """
+        before = self._before(number, nodes) if len(nodes) <= _FEW_NODES else frozenset()
+        order = self._shuffled(f"across{number}", nodes)
+        pairs = [NodePair(order[place], order[place + 1]) for place in range(0, len(order) - 1, 2)]
+        for place in range(len(pairs)):
+            for known in (before, frozenset[frozenset[int]]()):
+                if not self._is_poor(pairs[place], known) or self._mend(pairs, place, known):
+                    break
+        return pairs
+
+    def _mend(self, pairs: list[NodePair], place: int, before: Set[frozenset[int]]) -> bool:
+        """Exchange partners with another pair, so that neither is poor; False where none is fit."""
+        one, other = pairs[place]
+        for step in range(1, len(pairs)):
+            elsewhere = (place + step) % len(pairs)
+            for third, fourth in (pairs[elsewhere], pairs[elsewhere][::-1]):
+                changed = NodePair(one, third), NodePair(other, fourth)
+                if not any(self._is_poor(pair, before) for pair in changed):
+                    pairs[place], pairs[elsewhere] = changed
+                    return True
+        return False
+
+    def _before(self, number: int, nodes: Sequence[int]) -> frozenset[frozenset[int]]:
+        """The pairs of the rounds before."""
+        found = {frozenset(pair) for pair in self._inside(1, nodes)}
         for earlier in range(2, number):
-            before |= {frozenset(pair) for pair in self._across(earlier, nodes)}
-        return min(found, key=lambda pairs: sum(self._is_poor(pair, before) for pair in pairs))
+            found |= {frozenset(pair) for pair in self._across(earlier, nodes)}
+        return frozenset(found)
 
-    def _is_poor(self, pair: NodePair, before: set[frozenset[int]]) -> bool:
+    def _is_poor(self, pair: NodePair, before: Set[frozenset[int]]) -> bool:
         return self.fabric.inside(*pair) or frozenset(pair) in before
-
-    def _halves(self, name: str, nodes: Sequence[int]) -> list[NodePair]:
-        """Leaf after leaf in a row, each node with the one half a row away: of another leaf, as none is longer."""
-        shuffled = self._shuffled(name, nodes)
-        place = {leaf: number for number, leaf in enumerate(dict.fromkeys(self.fabric.leaves[n] for n in shuffled))}
-        row = sorted(shuffled, key=lambda node: place[self.fabric.leaves[node]])
-        half = len(row) // 2
-        return [NodePair(row[i], row[i + half]) for i in range(half)]
 
     def _without_one(self, number: int, nodes: Sequence[int]) -> Sequence[int]:
         """An even number of nodes: of an odd one another node sits out in every round."""

@@ -101,13 +101,13 @@ class LocalQuantity(StrEnum):
     NVLINK = "NVLink"
     TO_HOST = "copies to host memory"
     FROM_HOST = "copies from host memory"
-    ALL_REDUCE = "all-reduce in the node"
+    MEMORY = "copies in its memory"
 
 
 class LocalFigure(NamedTuple):
-    """GB/s that a node measured by itself; `gpu` is None where the figure is of the whole node."""
+    """GB/s that a node measured by itself, of one of its GPUs (or, without GPUs, ranks)."""
 
     node: int
-    gpu: int | None
+    gpu: int
     quantity: LocalQuantity
     gb_s: float

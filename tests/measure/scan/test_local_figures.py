@@ -26,5 +26,5 @@ def test_only_what_is_slow_again_counts() -> None:
 
 def test_noise_small_losses_and_lonely_figures_are_not_judged() -> None:
     assert slow_figures(figures({(3, 2): 0.93})) == {}
-    assert slow_figures([LocalFigure(0, None, LocalQuantity.ALL_REDUCE, 1.0)]) == {}
+    assert slow_figures([LocalFigure(0, 0, LocalQuantity.MEMORY, 1.0)]) == {}
     assert slow_figures([LocalFigure(node, 0, LocalQuantity.NVLINK, 0.0) for node in range(5)]) == {}
