@@ -6,12 +6,13 @@ import selectors
 import socket
 import struct
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpubench.hardware.scan.messages import (
     OWN_FAULT,
     WORDS,
+    Figure,
     Frames,
     MessageType,
     Outcome,
@@ -19,12 +20,16 @@ from gpubench.hardware.scan.messages import (
     RoundReply,
     clock_of,
     framed,
+    keep_alive,
     local_figures,
     welcome,
 )
 from gpubench.hardware.scan.supervisor import SECONDS_OF_PHASE_0, SECONDS_OF_SUPERVISOR
 from gpubench.hardware.scan.worker_process import SECONDS_TO_BE_KILLED
 from gpubench.model.results.scan_rounds import LocalFigure, NodeRail, PairSample, PlannedRound, RoundOutcome
+
+_AT_ONCE = 2**12
+"""More than a reply of 64 rails; a larger buffer takes longer to make than to fill."""
 
 SECONDS_TO_GREET = 5.0
 SECONDS_OF_GRACE = 2.0
@@ -62,14 +67,14 @@ class NodeRanks:
 class Coordinator:
     """Measures rounds by the supervisors that are connected; a node of which one is gone is gone."""
 
-    def __init__(self, placement: NodeRanks, secret: bytes, deadline_s: float) -> None:
+    def __init__(self, nodes: NodeRanks, secret: bytes, deadline_s: float) -> None:
         self.listener = socket.create_server(("", 0), backlog=4096)
-        self._placement, self._secret, self._deadline_s = placement, secret, deadline_s
-        self._node_by_rank = placement.node_by_rank
+        self._nodes, self._secret, self._deadline_s = nodes, secret, deadline_s
+        self._node_by_rank = nodes.node_by_rank
         self._selector = selectors.DefaultSelector()
         self._supervised: dict[int, _Supervised] = {}
         self._gone: dict[int, str] = {}
-        _allow_files(len(placement.rails_by_rank) + 256)
+        _allow_files(len(nodes.rails_by_rank) + 256)
 
     @property
     def port(self) -> int:
@@ -124,16 +129,18 @@ class Coordinator:
         orders = self._orders(planned)
         patience = self._deadline_s + SECONDS_OF_SUPERVISOR + SECONDS_OF_GRACE
         replies = self._ask(orders, MessageType.REPLY, patience)
-        figures: dict[NodeRail, tuple[float, int, str]] = {}
+        figures: dict[int, dict[int, Figure]] = {}
+        remarks: dict[int, str] = {}
         for rank, body in replies.items():
             with contextlib.suppress(struct.error):
                 reply = RoundReply.of(body)
-                node = self._node_by_rank[rank]
                 if reply.number == planned.number:
-                    for rail, gb_s, outcome in reply.figures:
-                        figures[NodeRail(node, rail)] = gb_s, outcome, reply.remark
+                    node = self._node_by_rank[rank]
+                    figures.setdefault(node, {}).update({each[0]: each for each in reply.figures})
+                    if reply.remark:
+                        remarks[node] = reply.remark
         gone = {node: seen for node, seen in self._gone.items() if node not in before}
-        samples = tuple(self._samples(planned, figures))
+        samples = tuple(self._samples(planned, figures, remarks))
         return RoundOutcome(planned.number, planned.phase, samples, time.monotonic() - start, gone)
 
     def close(self) -> None:
@@ -157,6 +164,7 @@ class Coordinator:
             connection.close()
             return
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        keep_alive(connection)
         connection.setblocking(False)  # noqa: FBT003 - the socket's own signature
         self._supervised[rank] = _Supervised(rank, connection)
         self._selector.register(connection, selectors.EVENT_READ, self._supervised[rank])
@@ -169,7 +177,7 @@ class Coordinator:
         orders: dict[int, bytes] = {}
         for pair in planned.pairs:
             mask = retired.get(pair.first, 0) | retired.get(pair.second, 0)
-            ends = (self._placement.ranks_by_node[node] for node in pair)
+            ends = (self._nodes.ranks_by_node[node] for node in pair)
             for first, second in zip(*ends, strict=True):
                 for rank, partner, listens in ((first, second, True), (second, first, False)):
                     orders[rank] = RoundOrder(planned.number, partner, listens, self._deadline_s, mask).packed()
@@ -211,7 +219,7 @@ class Coordinator:
     def _received(self, supervised: _Supervised) -> list[bytes]:
         """The messages that have arrived; none of a supervisor that is gone, or says what makes no sense."""
         try:
-            data = supervised.connection.recv(2**16)
+            data = supervised.connection.recv(_AT_ONCE)
             if data:
                 return supervised.frames.feed(data)
         except BlockingIOError:
@@ -225,7 +233,7 @@ class Coordinator:
         """A node without one of its supervisors is gone; its others are told to end, should they still hear."""
         node = self._node_by_rank[rank]
         self._gone.setdefault(node, seen)
-        for each in self._placement.ranks_by_node[node]:
+        for each in self._nodes.ranks_by_node[node]:
             supervised = self._supervised.pop(each, None)
             if supervised is not None:
                 with contextlib.suppress(KeyError, ValueError):
@@ -234,36 +242,39 @@ class Coordinator:
                     supervised.connection.send(framed(bytes((MessageType.END, False))))
                 supervised.connection.close()
 
-    def _samples(self, planned: PlannedRound, figures: Mapping[NodeRail, tuple[float, int, str]]) -> list[PairSample]:
-        samples = []
-        rails = sorted({rail for own in self._placement.rails_by_rank for rail in own})
+    def _samples(
+        self, planned: PlannedRound, figures: Mapping[int, Mapping[int, Figure]], remarks: Mapping[int, str]
+    ) -> Iterator[PairSample]:
+        rails = sorted({rail for own in self._nodes.rails_by_rank for rail in own})
+        nothing: Mapping[int, Figure] = {}
         for first, second in planned.pairs:
+            one, other = figures.get(first, nothing), figures.get(second, nothing)
             for rail in rails:
-                if NodeRail(first, rail) in planned.retired or NodeRail(second, rail) in planned.retired:
+                if planned.retired and not planned.retired.isdisjoint((NodeRail(first, rail), NodeRail(second, rail))):
                     continue
-                ends = [(node, figures.get(NodeRail(node, rail))) for node in (first, second)]
-                samples.append(self._sample(first, second, rail, ends))
-        return samples
+                said, told = one.get(rail), other.get(rail)
+                if said is not None and told is not None and not said[2] and not told[2]:
+                    yield PairSample(first, second, rail, (said[1] + told[1]) / 2)
+                else:
+                    ends = ((first, said), (second, told))
+                    yield PairSample(first, second, rail, 0.0, *self._failure(ends, remarks))
 
-    def _sample(
-        self, first: int, second: int, rail: int, ends: Sequence[tuple[int, tuple[float, int, str] | None]]
-    ) -> PairSample:
-        """One figure of what both ends say; whoever is gone, or blames itself, is to blame."""
-        for node, said in ends:
-            if said is not None and Outcome(said[1]) in OWN_FAULT:
-                return PairSample(first, second, rail, 0.0, _words(said), node)
-        for node, _ in ends:
-            if node in self._gone:
-                return PairSample(first, second, rail, 0.0, "the node is gone", node)
-        done = [said[0] for _, said in ends if said is not None and said[1] == Outcome.DONE]
-        if len(done) == len(ends):
-            return PairSample(first, second, rail, sum(done) / len(done))
-        failed = next((said for _, said in ends if said is not None and said[1] != Outcome.DONE), None)
-        return PairSample(first, second, rail, 0.0, WORDS[Outcome.DEADLINE] if failed is None else _words(failed))
+    def _failure(self, ends: Sequence[tuple[int, Figure | None]], remarks: Mapping[int, str]) -> tuple[str, int | None]:
+        """Why a figure is missing, and of which node: whoever blames itself, or is gone, is to blame."""
+        failed = [(node, Outcome(said[2])) for node, said in ends if said is not None and said[2]]
+        for node, outcome in failed:
+            if outcome in OWN_FAULT:
+                return _words(outcome, remarks.get(node, "")), node
+        gone = next((node for node, _ in ends if node in self._gone), None)
+        if gone is not None:
+            return "the node is gone", gone
+        if not failed:
+            return WORDS[Outcome.DEADLINE], None
+        node, outcome = failed[0]
+        return _words(outcome, remarks.get(node, "")), None
 
 
-def _words(said: tuple[float, int, str]) -> str:
-    outcome, remark = Outcome(said[1]), said[2]
+def _words(outcome: Outcome, remark: str) -> str:
     return WORDS[outcome] + (f" ({remark})" if remark and outcome is not Outcome.DEADLINE else "")
 
 

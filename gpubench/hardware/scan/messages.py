@@ -89,12 +89,16 @@ class RoundOrder:
         return cls(number, partner, bool(listens), deadline_s, retired)
 
 
+Figure = tuple[int, float, int]
+"""Rail, GB/s and outcome."""
+
+
 @dataclass(frozen=True, slots=True)
 class RoundReply:
     """How the rails of a supervisor fared: by rail, GB/s and outcome; `remark` are the words of what failed."""
 
     number: int
-    figures: tuple[tuple[int, float, int], ...]
+    figures: tuple[Figure, ...]
     remark: str = ""
 
     def packed(self) -> bytes:
@@ -168,6 +172,14 @@ def receive_one(connection: socket.socket) -> bytes | None:
     """The next message; None where the other end is gone. Raises OSError, TimeoutError among them."""
     head = exactly(connection, _LENGTH.size)
     return None if head is None else exactly(connection, _LENGTH.unpack(head)[0])
+
+
+def keep_alive(connection: socket.socket) -> None:
+    """Have the kernel find out within 25 s that the other host is gone, whether or not anything was sent."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, seconds in ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3)):
+        connection.setsockopt(socket.IPPROTO_TCP, option, seconds)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 25_000)
 
 
 def exactly(connection: socket.socket, count: int) -> bytes | None:

@@ -17,6 +17,7 @@ from gpubench.hardware.scan.messages import (
     RoundReply,
     framed,
     greet,
+    keep_alive,
     packed_clock,
     packed_local,
     receive_one,
@@ -37,8 +38,8 @@ SECONDS_OF_SUPERVISOR = SECONDS_AFTER_DEADLINE + SECONDS_TO_ABORT + SECONDS_TO_B
 SECONDS_OF_PHASE_0 = 20.0
 """To start a worker, with its GPU, and to measure what it can by itself."""
 
-SECONDS_WITHOUT_ORDER = 900.0
-"""A supervisor that hears nothing of rank 0 for so long ends."""
+SECONDS_WITHOUT_ORDER = 60.0
+"""A supervisor that hears nothing of rank 0 for so long, beyond three rounds that end at the last moment, ends."""
 
 _TRIES, _SECONDS_TO_CONNECT = 20, 3.0
 
@@ -73,16 +74,17 @@ class Supervisor:
         self._faults: dict[int, tuple[float, Outcome, str]] = {}
         self.workers = {rail: WorkerProcess(backend, device, secret) for rail, device in devices.items()}
 
-    def serve(self, cards: Sequence[RankCard]) -> bool:
+    def serve(self, cards: Sequence[RankCard], deadline_s: float) -> bool:
         """Do what rank 0 says until it says that the scan is over; True where nobody is gone.
 
-        Raises OSError where rank 0 is not found, or goes away.
+        `deadline_s` is that of a round. Raises OSError where rank 0 is not found, goes away, or is silent for long.
         """
         own_host = cards[self._rank].host
         with contextlib.closing(_connected(cards[0].control_places(own_host))) as control:
             greet(control, self._secret, str(self._rank).encode())
             control.sendall(framed(packed_clock(time.time())))
-            control.settimeout(SECONDS_WITHOUT_ORDER)
+            keep_alive(control)
+            control.settimeout(SECONDS_WITHOUT_ORDER + 3 * (deadline_s + SECONDS_OF_SUPERVISOR))
             while True:
                 message = receive_one(control)
                 if message is None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from gpubench.errors import CouldNotMeasureError, GpubenchError
-from gpubench.formats.delivery import tell
+from gpubench.formats.delivery import say, tell
 from gpubench.hardware.mpi import group as mpi
 from gpubench.hardware.scan.coordinator import Coordinator, NodeRanks
 from gpubench.hardware.scan.supervisor import RankCard, Supervisor
@@ -138,12 +138,12 @@ def _scan(
     """Whether everybody is still there, and the exit code."""
     if coordinator is None:
         try:
-            return supervisor.serve(meeting.cards), 0
+            return supervisor.serve(meeting.cards, plan.round_timeout_s), 0
         except OSError:
             return False, CouldNotMeasureError.exit_code
         finally:
             supervisor.close()
-    serving = threading.Thread(target=_serve, args=(supervisor, meeting), daemon=True)
+    serving = threading.Thread(target=_serve, args=(supervisor, meeting, plan.round_timeout_s), daemon=True)
     serving.start()
     try:
         coordinator.accept(SECONDS_TO_GATHER)
@@ -155,12 +155,17 @@ def _scan(
         coordinator.close()
         serving.join(SECONDS_TO_FINALIZE)
         supervisor.close()
+    if coordinator.gone:
+        say(
+            "gpubench: a node is gone: mpirun may wait for it. The report is whole; end mpirun if it does.",
+            to=sys.stderr,
+        )
     return not coordinator.gone, code
 
 
-def _serve(supervisor: Supervisor, meeting: Meeting) -> None:
+def _serve(supervisor: Supervisor, meeting: Meeting, deadline_s: float) -> None:
     try:
-        supervisor.serve(meeting.cards)
+        supervisor.serve(meeting.cards, deadline_s)
     except OSError:
         return
 

@@ -11,7 +11,7 @@ from gpubench.model.terms.verdict import Verdict
 _MOST_PARTS = 5
 
 _HANGING = (PartKind.NODE_HANGS, PartKind.RAIL_HANGS)
-_DIED = "died"
+_OF_HANGING = ("deadline", "stopped", "kernel")
 
 
 def scan_sentence(metadata: Metadata, report: Report) -> str:
@@ -57,7 +57,7 @@ def part_words(row: ScanPartRow) -> str:
     if row.kind == PartKind.NODE_GONE:
         return f"{row.subject} is gone"
     if row.kind in _HANGING:
-        return f"{row.subject} {'fails' if _DIED in row.seen else 'hangs'}"
+        return f"{row.subject} {'hangs' if any(word in row.seen for word in _OF_HANGING) else 'fails'}"
     share = "" if row.percent is None else f" at {row.percent:.0f} %"
     return row.subject + share + (f" ({row.kind})" if row.kind in (PartKind.NIC, PartKind.UPLINK) else "")
 
