@@ -22,7 +22,10 @@ _FAILURES = {"deadline": Outcome.DEADLINE, "broken": Outcome.BROKEN, "failed": O
 
 
 class WorkerProcess:
-    """One worker at a time, on one rail; after it died or was killed the next task gets a new one."""
+    """One worker at a time, on one rail; after it died or was killed the next task gets a new one.
+
+    A worker ends with the thread that gave it its first task: one thread gives all tasks.
+    """
 
     def __init__(self, backend: str, device: int, secret: bytes) -> None:
         self.listener = socket.create_server(("", 0), backlog=16)

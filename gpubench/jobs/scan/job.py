@@ -41,7 +41,8 @@ SIMULATED = "simulated"
 def run(plan: ScanPlan, arguments: Sequence[str]) -> int:
     """Scan; the exit code. Raises GpubenchError: nothing can be scanned, or an output cannot be written."""
     launch = launched_by(os.environ)
-    check_writable(plan.presentation.outputs)
+    if launch is None or launch.rank == 0:
+        check_writable(plan.presentation.outputs)
     if plan.simulation is not None:
         _refuse_under_launcher("--simulate", launch)
         return _run_simulated(plan, plan.simulation, arguments)

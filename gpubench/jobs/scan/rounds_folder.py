@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from gpubench.errors import UsageError
+from gpubench.errors import CouldNotMeasureError, UsageError
 from gpubench.measure.scan.rounds import EndOfRoundsError, RoundMeasurer
 from gpubench.model.results.scan_rounds import LocalFigure, NodePair, NodeRail, PlannedRound, RoundOutcome, ScanFabric
 from gpubench.model.results.stored_scan import StoredFabric, StoredLocal, StoredRound
@@ -59,9 +59,17 @@ class RoundsFolder:
             ) from error
 
     def keep(self, _planned: PlannedRound, outcome: RoundOutcome) -> None:
-        """A round that has ended; on disk when this returns."""
-        if outcome.number > (self._done or 0):
+        """A round that has ended; on disk when this returns. Raises CouldNotMeasureError where it cannot be written."""
+        if outcome.number <= (self._done or 0):
+            return
+        try:
             self._write(json_line(StoredRound.of(outcome)))
+        except OSError as error:
+            raise CouldNotMeasureError(
+                f"{self._path} cannot be written any more: {os.strerror(error.errno or 0)}",
+                expected="room for every round",
+                next_step=f"gpubench scan --replay {self._path.parent if self._path else ''} judges those before",
+            ) from error
 
     def _write(self, lines: str) -> None:
         if self._path is None:

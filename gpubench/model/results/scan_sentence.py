@@ -25,8 +25,10 @@ def scan_sentence(metadata: Metadata, report: Report) -> str:
     sure = _sure(metadata.options)
     if rows:
         named = _listed(rows)
-        count = f"{_number(len(suspects))} of {_number(nodes)} nodes are" if suspects else "parts of the network are"
-        return f"{count} suspects that nobody confirmed: {named}"
+        if len(suspects) == 1:
+            return f"1 of {_number(nodes)} nodes is a suspect that nobody confirmed: {named}"
+        count = f"{_number(len(suspects))} of {_number(nodes)} nodes" if suspects else "parts of the network"
+        return f"{count} are suspects that nobody confirmed: {named}"
     return f"all {_number(nodes)} nodes are well{sure}"
 
 
