@@ -27,6 +27,7 @@ from gpubench.model.results.rows.comparison import CircumstanceRow, ComparisonRo
 from gpubench.model.results.rows.evidence import EvidenceRow, FallbackRow
 from gpubench.model.results.rows.explain import CommunicatorRow, MemberRow, PathRow, TransportRow
 from gpubench.model.results.rows.patterns import PatternRow
+from gpubench.model.results.rows.scan import ExclusionRow, ScanCellRow, ScanCollectiveRow, ScanPartRow, ScanRoundRow
 from gpubench.model.results.topo.rows import GpuRow, KindRow, NicRow, NodeRow, NvlinkRow, RankRow, TreeRow
 from gpubench.model.results.winners import RefusedRow, WinnerRow
 from gpubench.model.terms.verdict import Finding, Verdict
@@ -131,6 +132,11 @@ TABLES: Mapping[str, type] = {
     "finding_changes": FindingChangeRow,
     "circumstances": CircumstanceRow,
     "history": HistoryRow,
+    "parts": ScanPartRow,
+    "cells": ScanCellRow,
+    "rounds": ScanRoundRow,
+    "scan_collectives": ScanCollectiveRow,
+    "exclusions": ExclusionRow,
     "winners": WinnerRow,
     "refused": RefusedRow,
 }

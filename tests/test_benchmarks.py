@@ -21,6 +21,8 @@ SMALL = {
     "provoked_causes": ["--help"],
     "explain_speed": ["--ranks", "16", "--megabytes", "1"],
     "read_large_machine": ["--help"],
+    "scan_control": ["--supervisors", "20", "--rounds", "2"],
+    "scan_confusion": ["--nodes", "16", "--rails", "2", "--leaf", "8", "--seeds", "1", "--losses", "0.5"],
     "result_path": ["--ranks", "8,16"],
     "start_up": ["--runs", "1", "--steps", "--", "topo", "--simulate", "hgx-h100-4"],
 }

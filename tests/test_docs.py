@@ -1,6 +1,7 @@
 """What the documentation lists is what the code has."""
 
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from gpubench.hardware.simulated import times
 from gpubench.measure.check.health import SECTIONS as CHECK_SECTIONS
 from gpubench.measure.compare.report import SECTIONS as COMPARE_SECTIONS
 from gpubench.measure.explain.report import SECTIONS as EXPLAIN_SECTIONS
+from gpubench.measure.scan.report import SECTIONS as SCAN_SECTIONS
 from gpubench.model.paths import p2p
 from gpubench.model.paths.evidence import RULES
 from gpubench.model.paths.links import PCIE_GB_S_PER_LANE
@@ -33,7 +35,7 @@ ROOT = Path(__file__).parents[1]
 
 def test_every_fault_is_documented() -> None:
     text = (ROOT / "profiles" / "README.md").read_text()
-    documented = re.findall(r"^\| (gpu|nic|link|node) \| `(\w+)` \| (.+?) \| (.+) \|$", text, re.MULTILINE)
+    documented = re.findall(r"^\| (gpu|nic|link|node|leaf|rail) \| `(\w+)` \| (.+?) \| (.+) \|$", text, re.MULTILINE)
     assert documented == [
         (key.subject.value, key.key, key.values.replace("|", "\\|"), key.effect) for key in FAULT_KEYS
     ]
@@ -46,7 +48,11 @@ def test_every_section_is_named_in_the_readme() -> None:
         for section in (*SECTIONS, *CHECK_SECTIONS, *EXPLAIN_SECTIONS, *COMPARE_SECTIONS)
         if f"`{section}`" not in text
     ] == []
-    assert [section for section in (*SECTIONS, *EXPLAIN_SECTIONS, *CHECK_SECTIONS) if f"`{section}`" not in text] == []
+    assert [
+        section
+        for section in (*SECTIONS, *EXPLAIN_SECTIONS, *CHECK_SECTIONS, *SCAN_SECTIONS)
+        if f"`{section}`" not in text
+    ] == []
 
 
 def test_the_decision_table_is_documented() -> None:
@@ -81,6 +87,15 @@ def test_the_readme_shows_what_compare_prints() -> None:
     command = f"gpubench compare {folder}/all_reduce.txt {folder}/ar_NCCL_P2P_DISABLE_1.txt --width 80"
     shown = (ROOT / "README.md").read_text().partition(f"$ {command}\n")[2].partition("```")[0]
     assert gpubench(*command.split()[1:]).stdout == shown
+
+
+def test_the_readme_shows_what_a_scan_names() -> None:
+    text = (ROOT / "README.md").read_text()
+    shown = text.partition("$ gpubench scan --simulate ")[2].partition("```")[0]
+    command, _, output = shown.partition("\ngpubench ")
+    words = shlex.split(f"scan --simulate {command}".replace("\\\n", " "))
+    assert output
+    assert f"gpubench {output}" == gpubench(*words).stdout
 
 
 def test_the_readme_shows_what_a_fallback_looks_like() -> None:

@@ -17,6 +17,7 @@ COMMANDS = (
     Command("topo", "Devices, links, NICs, path and peer-access matrices, limits.", "topo"),
     Command("p2p", "Every ordered pair of GPUs: bandwidth, latency, peer access off and on.", "p2p"),
     Command("check", "Is this machine healthy? Facts and measurements against its profile and its siblings.", "check"),
+    Command("scan", "Which node, GPU, NIC, rail or leaf among thousands is slow, dead or hangs.", "scan"),
     Command(
         "explain", "Read NCCL's logs of any job: who talks to whom over what, what is host-staged, why.", "explain"
     ),

@@ -11,13 +11,15 @@ from gpubench.model.facts.performance_settings import bearing_on_performance
 from gpubench.model.results.curves import HOST, Chart, charts
 from gpubench.model.results.report import CollectiveRow, Matrix, Metadata, PairRow, Report, Table
 from gpubench.model.results.rows.evidence import EVIDENCE_SECTION
+from gpubench.model.results.rows.scan import CELLS_SECTION, ScanCellRow
 from gpubench.model.terms.grouping import grouped
 from gpubench.model.terms.units import compress_names, format_percent, format_size, some_of
 from gpubench.model.terms.verdict import Verdict
 
 _MOST_LINES = 200
+_MOST_MAPPED = 2048
 _MOST_COLUMNS = 64
-_HIDDEN = ("nvlinks", "kinds", "tree", "ranks", "members", "paths", "pairs", "matrices")
+_HIDDEN = ("nvlinks", "kinds", "tree", "ranks", "members", "paths", "pairs", "matrices", CELLS_SECTION)
 """Sections that are too long for a page, or stand on it in another shape. JSON and CSV have them."""
 
 _SHOWN: Mapping[str, Sequence[str]] = {
@@ -116,7 +118,27 @@ def blocks(run: DocumentRun) -> Iterator[Block]:
     pairs = [row for row in run.rows if isinstance(row, PairRow)]
     if pairs:
         yield from _copies(pairs)
+    yield from _map(run.report)
     yield from _sections(run.report)
+
+
+def _map(report: Report) -> Iterator[Grid]:
+    """The rails of all nodes of a scan; of very many nodes those of leaves where something is wrong."""
+    cells = report.rows(CELLS_SECTION, ScanCellRow)
+    if not cells:
+        return
+    nodes = len({row.node for row in cells})
+    wrong = {row.leaf or row.node for row in cells if row.verdict != Verdict.PASS}
+    chosen = cells if nodes <= _MOST_MAPPED else [row for row in cells if (row.leaf or row.node) in wrong]
+    lines: dict[str, dict[str, GridCell]] = {}
+    for row in chosen:
+        share = None if row.score_percent is None else min(1.0, max(0.0, row.score_percent / 100))
+        shown = "–" if row.score_percent is None else f"{row.score_percent:.0f}"
+        name = row.node if row.leaf is None else f"{row.node} ({row.leaf})"
+        lines.setdefault(name, {})[row.subject] = GridCell(shown, share, _verdict(row.verdict))
+    left = "" if len(lines) == nodes else f", of the {len(lines)} nodes on leaves where something is wrong"
+    columns = list(dict.fromkeys(row.subject for row in cells))
+    yield Grid(f"Nodes × rails, % of what the others deliver{left}", "node", columns, lines)
 
 
 def _collective(rows: Sequence[CollectiveRow]) -> Listing:

@@ -88,6 +88,14 @@ _METRICS: Mapping[str, tuple[Sequence[str], Sequence[Metric]]] = {
         ("conclusion", "verdict", "confidence", "transport", "cause"),
         (Metric("paths", "Ordered pairs that fare alike, by what is concluded of them.", "count"),),
     ),
+    "score_percent": (
+        ("node", "rail", "leaf", "nic"),
+        (
+            Metric("scan_cell_ratio", "Of what the same rail of other nodes delivers.", "score_percent", _PER_CENT),
+            Metric("scan_cell_bytes_per_second", "Both ways together, median.", "median_gb_s", BYTES_PER_GB),
+            Metric("scan_cell_failures", "Rounds without a figure.", "failures"),
+        ),
+    ),
     "channels_most": (
         ("communicator", "scope", "transport", "verdict"),
         (Metric("connected_pairs", "Pairs that an NCCL log connects alike.", "pairs"),),

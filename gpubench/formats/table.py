@@ -23,7 +23,7 @@ class View(Protocol):
         ...
 
 
-_SUBJECTS = ("collective", "p2p", "compare", "check", "explain")
+_SUBJECTS = ("collective", "p2p", "compare", "check", "explain", "scan")
 """The subjects with a view of their own; others are shown as topo is."""
 
 

@@ -16,12 +16,16 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def presenting(shown: Presentation, recording: Path | None = None) -> Iterator["Presenter"]:
-    """A presenter on this process's stdout, without a progress bar, once all outputs are known to be writable."""
-    from gpubench.formats.presenter import Presenter, terminal_style
+def presenting(shown: Presentation, recording: Path | None = None, *, is_rank: bool = False) -> Iterator["Presenter"]:
+    """A presenter on this process's stdout, without a progress bar, once all outputs are known to be writable.
+
+    The stdout of a process that `is_rank` may be a pty of mpirun's, and is taken for no terminal.
+    """
+    from gpubench.formats.presenter import Presenter, rank_style, terminal_style
 
     check_writable(shown.outputs, recording)
-    presenter = Presenter(shown, terminal_style(shown, sys.stdout), progress=False)
+    style = rank_style(shown) if is_rank else terminal_style(shown, sys.stdout)
+    presenter = Presenter(shown, style, progress=False)
     with delivering(presenter):
         yield presenter
 

@@ -40,11 +40,13 @@ exec ip netns exec $host unshare -u bash -c "hostname $host; $*"
 
 @dataclass(frozen=True)
 class Hosts:
-    """Some hosts, on which `run` starts gpubench with two ranks each."""
+    """Some hosts, on which `run` starts gpubench with so many `ranks` each, and with these `options` of mpirun's."""
 
     names: tuple[str, ...]
     switch: str
     folder: Path
+    ranks: int = 2
+    options: str = ""
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -66,10 +68,10 @@ class Hosts:
     @contextmanager
     def job(self, *arguments: str, **settings: str) -> Iterator["HostJob"]:
         """A job under way, which is over afterwards, whatever it does."""
-        places = ",".join(f"{address}:2" for address in self.addresses)
+        places = ",".join(f"{address}:{self.ranks}" for address in self.addresses)
         exports = " ".join(f"-x {name}" for name in settings)
         agent = f"{find_launcher().path} --prtemca plm_ssh_agent {self.agent()}"
-        mpirun = f"{agent} --host {places} -n {2 * len(self.names)} {exports}"
+        mpirun = f"{agent} --host {places} -n {self.ranks * len(self.names)} {exports} {self.options}"
         script = f"hostname {self.names[0]}; exec {mpirun} {sys.executable} -m gpubench {' '.join(arguments)}"
         printed = self.folder / "printed"
         with printed.open("w") as stream:

@@ -1,5 +1,6 @@
 """The options that put a simulated machine in the place of the one at hand."""
 
+import shlex
 from dataclasses import dataclass
 
 from gpubench.cli.signature import option
@@ -19,8 +20,11 @@ class SimulationOptions:
     )
     seed: int = option("N", "Of the simulated noise.", default=0, show_default=False)
 
-    def parse(self) -> Simulation | None:
-        """The simulated machine, None where none was asked for; UsageError for a fault without a machine."""
+    def parse(self, *, for_scan: bool = False) -> Simulation | None:
+        """The simulated machine, None where none was asked for; UsageError for a fault without a machine.
+
+        Faults of leaves and rounds mean something `for_scan` alone.
+        """
         faults = self.fault or ()
         if self.simulate is None:
             if faults:
@@ -30,4 +34,12 @@ class SimulationOptions:
                     next_step=f"--simulate hgx-h200-4 --fault {faults[0]}",
                 )
             return None
-        return simulation_of(self.simulate, faults, self.seed)
+        simulation = simulation_of(self.simulate, faults, self.seed)
+        unfit = next((each for each in simulation.faults if each.only_scan and not for_scan), None)
+        if unfit is not None:
+            raise UsageError(
+                f"--fault {unfit}: only scan looks at rounds, leaves and what NICs deliver between nodes",
+                expected="a fault that shows in facts, copies or collectives",
+                next_step=f"gpubench scan --simulate {shlex.quote(self.simulate)} --fault {unfit}",
+            )
+        return simulation

@@ -188,7 +188,9 @@ def _nic_change(nic: NicFacts, key: str, value: str, fault: Fault) -> NicFacts:
         return replace(nic, state=value)
     if key == "rate":
         return replace(nic, rate_gbit_s=float(value))
-    return nic if key in ("missing", "errors") else replace(nic, pcie=_trained(nic.pcie, key, value, fault))
+    return (
+        nic if key in ("missing", "errors", "bandwidth") else replace(nic, pcie=_trained(nic.pcie, key, value, fault))
+    )
 
 
 def _with_lost(pair: PairFacts, gpus: list[GpuFacts]) -> PairFacts:

@@ -108,13 +108,13 @@ def _nics_gb_s(profile: Profile, faults: Sequence[Fault]) -> tuple[float, ...]:
     ethernet: list[float] = []
     for number, nic in enumerate(profile.nic):
         own = [fault for fault in faults if fault.index == number]
-        gb_s = _nic_gb_s(nic, own)
+        gb_s = nic_gb_s(nic, own)
         if gb_s is not None and not any(fault.get("missing") or fault.get("state") for fault in own):
             (ethernet if nic.kind is NicKind.ETHERNET else rdma).append(gb_s)
     return tuple(rdma or ethernet)
 
 
-def _nic_gb_s(nic: NicKindOfMachine, faults: Sequence[Fault]) -> float | None:
+def nic_gb_s(nic: NicKindOfMachine, faults: Sequence[Fault]) -> float | None:
     """Of its port or its slot, whichever carries less; None where the machine does not tell the port's rate."""
     rate, generation, width = nic.rate_gbit_s, nic.pcie_generation, nic.pcie_width
     for fault in faults:

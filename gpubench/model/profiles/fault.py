@@ -14,13 +14,14 @@ from gpubench.model.facts.gpu_condition import THROTTLE_REASONS
 from gpubench.model.profiles.rules import P2P_STATUSES
 
 GRAMMAR = (
-    "[nodeI.]gpuJ:KEY=VALUE, [nodeI.]nicJ:KEY=VALUE, [nodeI.]linkI-J:KEY=VALUE (a pair of GPUs) or nodeI:KEY=VALUE, "
+    "[nodeI.]gpuJ:KEY=VALUE, [nodeI.]nicJ:KEY=VALUE, [nodeI.]linkI-J:KEY=VALUE (a pair of GPUs), nodeI:KEY=VALUE, and "
+    "for scan leafI:KEY=VALUE or leafI.railJ:KEY=VALUE, "
     "counted from 0, node0 where none is named; several keys with commas: gpu5:nvlink=12,width=8"
 )
 
 _SUBJECT = re.compile(
     r"(?:node(?P<node>\d{1,6})\.)?(?:(?P<kind>gpu|nic)(?P<index>\d{1,4})|link(?P<first>\d{1,4})-(?P<second>\d{1,4}))"
-    r"|node(?P<whole>\d{1,6})",
+    r"|node(?P<whole>\d{1,6})|leaf(?P<leaf>\d{1,6})(?:\.rail(?P<rail>\d{1,4}))?",
     re.ASCII,
 )
 _NUMBER = re.compile(r"\d{1,9}(?:\.\d+)?|\.\d+", re.ASCII)
@@ -36,6 +37,8 @@ class Subject(StrEnum):
     NIC = "nic"
     LINK = "link"
     NODE = "node"
+    LEAF = "leaf"
+    RAIL = "rail"
 
 
 class ValueKind(StrEnum):
@@ -46,6 +49,7 @@ class ValueKind(StrEnum):
     FACTOR = "FACTOR"
     RATE = "RATE"
     VERSION = "VERSION"
+    ROUND = "roundN"
 
 
 _FORMS = {
@@ -53,19 +57,24 @@ _FORMS = {
     ValueKind.FACTOR: (_NUMBER, 1.0, "above 0 and at most 1"),
     ValueKind.RATE: (_NUMBER, float("inf"), "Gb/s, above 0"),
     ValueKind.VERSION: (re.compile(r"\d+(\.\d+)*", re.ASCII), None, "numbers with dots"),
+    ValueKind.ROUND: (re.compile(r"round([1-9]|1[01])", re.ASCII), None, "round1 to round11"),
 }
 """The form of a value; of what is above 0 the most that it may be; and both in words."""
 
 
 @dataclass(frozen=True, slots=True)
 class FaultKey:
-    """One thing that can be broken: on which subject, by what values, with what effect."""
+    """One thing that can be broken: on which subject, by what values, with what effect.
+
+    `only_scan` is whether `gpubench scan` alone knows what it does.
+    """
 
     subject: Subject
     key: str
     effect: str
     kind: ValueKind = ValueKind.WORD
     words: tuple[str, ...] = ()
+    only_scan: bool = False
 
     @property
     def values(self) -> str:
@@ -78,6 +87,10 @@ class FaultKey:
             return value in self.words
         form, most, _ = _FORMS[self.kind]
         return form.fullmatch(value) is not None and (most is None or 0 < float(value) <= most)
+
+
+def _of_scan(subject: Subject, key: str, effect: str, kind: ValueKind = ValueKind.FACTOR) -> FaultKey:
+    return FaultKey(subject, key, effect, kind, only_scan=True)
 
 
 FAULT_KEYS = (
@@ -110,6 +123,7 @@ FAULT_KEYS = (
     FaultKey(Subject.NIC, "generation", "its PCIe link is trained to this generation", words=_GENERATIONS),
     FaultKey(Subject.NIC, "errors", "its port has counted so many damaged symbols", ValueKind.COUNT),
     FaultKey(Subject.NIC, "missing", "it is not there at all", words=("yes",)),
+    _of_scan(Subject.NIC, "bandwidth", "it delivers this share (0 to 1), and nothing says so"),
     FaultKey(Subject.LINK, "nvlink", "only so many NVLinks join the two GPUs (none through a switch)", ValueKind.COUNT),
     FaultKey(Subject.LINK, "p2p", "NVML refuses peer access between the two", words=_REFUSALS),
     FaultKey(Subject.LINK, "staged", "copies go through host memory although nothing says so", words=("yes",)),
@@ -121,12 +135,20 @@ FAULT_KEYS = (
     FaultKey(Subject.NODE, "iommu", "the IOMMU translates addresses", words=("on",)),
     FaultKey(Subject.NODE, "silent", "this source of facts never answers", words=("nvml", "cuda", "sysfs")),
     FaultKey(Subject.NODE, "driver_missing", "no NVIDIA driver is loaded", words=("yes",)),
+    _of_scan(Subject.NODE, "bandwidth", "all its NICs deliver this share (0 to 1)"),
+    _of_scan(Subject.NODE, "dips", "this share of its figures is 5 to 40 % too low"),
+    _of_scan(Subject.NODE, "dies", "it stops answering in this round", ValueKind.ROUND),
+    _of_scan(Subject.NODE, "hangs", "its workers hang from this round on", ValueKind.ROUND),
+    _of_scan(Subject.LEAF, "bandwidth", "all nodes on it get this share (0 to 1)"),
+    _of_scan(Subject.LEAF, "uplink", "what leaves it gets this share (0 to 1)"),
+    _of_scan(Subject.RAIL, "bandwidth", "all nodes on the leaf get this share (0 to 1) on this rail"),
+    _of_scan(Subject.RAIL, "uplink", "what leaves the leaf on this rail gets this share (0 to 1)"),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """The fault of one subject. `index` is the GPU's or NIC's, `second` the other GPU's of a link.
+    """The fault of one subject. `index` is the GPU's, NIC's or leaf's, `second` the other GPU's of a link, or the rail.
 
     `node` is None where none was named, which means node 0.
     """
@@ -142,6 +164,12 @@ class Fault:
         """The node it is on."""
         return self.node or 0
 
+    @property
+    def only_scan(self) -> bool:
+        """True where it sets something that `gpubench scan` alone knows."""
+        known = {each.key for each in FAULT_KEYS if each.subject is self.subject and each.only_scan}
+        return any(key in known for key, _ in self.settings)
+
     def get(self, key: str) -> str | None:
         """The value of a key, None where the fault does not set it."""
         return dict(self.settings).get(key)
@@ -151,6 +179,8 @@ class Fault:
         """Its subject as written: 'node3.gpu5', 'link0-1', 'node2'."""
         if self.subject is Subject.NODE:
             return f"node{self.node_number}"
+        if self.subject in (Subject.LEAF, Subject.RAIL):
+            return f"leaf{self.index}" + ("" if self.second is None else f".rail{self.second}")
         node = "" if self.node is None else f"node{self.node}."
         return f"{node}{self.subject}{self.index}" + ("" if self.second is None else f"-{self.second}")
 
@@ -169,6 +199,10 @@ def parse_fault(text: str) -> Fault:
         raise UsageError(f"--fault {text!r} names nothing that can break", expected=GRAMMAR)
     if match["whole"] is not None:
         return Fault(Subject.NODE, _parse_settings(text, Subject.NODE, settings), node=int(match["whole"]))
+    if match["leaf"] is not None:
+        kind = Subject.LEAF if match["rail"] is None else Subject.RAIL
+        rail = None if match["rail"] is None else int(match["rail"])
+        return Fault(kind, _parse_settings(text, kind, settings), None, int(match["leaf"]), rail)
     node = None if match["node"] is None else int(match["node"])
     if match["first"] is None:
         kind = Subject(match["kind"])

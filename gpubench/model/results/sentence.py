@@ -12,6 +12,8 @@ from gpubench.model.results.rows.checks import CHECKS_SECTION, VERDICTS_SECTION,
 from gpubench.model.results.rows.comparison import COMPARISON_SECTION, ComparisonRow, Status
 from gpubench.model.results.rows.evidence import FALLBACK_SECTION, FallbackRow
 from gpubench.model.results.rows.explain import CommunicatorRow, TransportRow
+from gpubench.model.results.rows.scan import PARTS_SECTION, ScanPartRow
+from gpubench.model.results.scan_sentence import scan_sentence
 from gpubench.model.results.topo.rows import GpuRow
 from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.units import compress_names, counted, format_size
@@ -34,6 +36,8 @@ def sentence(metadata: Metadata, report: Report, figures: SpeedFigures, *, remar
 def _said(metadata: Metadata, report: Report, figures: SpeedFigures) -> str:
     if not report.complete:
         return _ENDED_EARLY
+    if metadata.subject == "scan" and (report.verdict in _GOOD or report.rows(PARTS_SECTION, ScanPartRow)):
+        return scan_sentence(metadata, report)
     root = worst(report.findings)
     if report.verdict in _GOOD or (root is None and figures.slowest is None):
         parts = _machine(metadata, report), ", ".join(_well(report, figures)), _speed(metadata, figures)

@@ -17,6 +17,8 @@ def values_of(key: FaultKey) -> st.SearchStrategy[str]:
         return st.integers(1, 1600).map(str)
     if key.kind is ValueKind.VERSION:
         return st.lists(st.integers(0, 999), min_size=1, max_size=4).map(lambda parts: ".".join(map(str, parts)))
+    if key.kind is ValueKind.ROUND:
+        return st.integers(1, 11).map(lambda number: f"round{number}")
     return st.sampled_from(key.words)
 
 
@@ -29,6 +31,8 @@ def faults(draw: st.DrawFn) -> Fault:
     node = draw(st.integers(0, 9999))
     if subject is Subject.NODE:
         return Fault(subject, settings, node)
+    if subject in (Subject.LEAF, Subject.RAIL):
+        return Fault(subject, settings, None, node, draw(st.integers(0, 99)) if subject is Subject.RAIL else None)
     first, second = draw(st.lists(st.integers(0, 99), min_size=2, max_size=2, unique=True))
     return Fault(
         subject, settings, draw(st.sampled_from([None, node])), first, second if subject is Subject.LINK else None
@@ -41,7 +45,8 @@ def test_a_fault_is_read_back_from_its_text(fault: Fault) -> None:
 
 
 @given(
-    st.text(max_size=30) | st.from_regex(r"(node\d+\.)?(gpu|nic|link|node)\d*(-\d)?:[a-z0-9=,.]{0,12}", fullmatch=True)
+    st.text(max_size=30)
+    | st.from_regex(r"(node\d+\.)?(gpu|nic|link|node|leaf)\d*(-\d|[.]rail\d)?:[a-z0-9=,.]{0,12}", fullmatch=True)
 )
 def test_no_text_breaks_the_parser(text: str) -> None:
     with contextlib.suppress(UsageError):
@@ -56,6 +61,10 @@ def test_faults_as_people_write_them() -> None:
     assert str(parse_fault("link0-3:staged=yes")) == "link0-3:staged=yes"
     assert str(parse_fault("node2:driver=550.54.15")) == "node2:driver=550.54.15"
     assert parse_fault("node1.nic0:rate=200").where == "node1.nic0"
+    assert str(parse_fault("leaf4.rail2:bandwidth=0.6")) == "leaf4.rail2:bandwidth=0.6"
+    assert str(parse_fault("leaf4:uplink=0.6")) == "leaf4:uplink=0.6"
+    assert parse_fault("node17:dies=round3").only_scan
+    assert not parse_fault("gpu5:speed=0.5").only_scan
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,175 @@
+"""How often `gpubench scan` names what is bad, as what it names it, and how often something healthy: many seeds.
+
+    python -m benchmarks.scan_confusion --nodes 1024 --seeds 100
+    python -m benchmarks.scan_confusion --nodes 4096 --seeds 200 --only nothing --median
+
+The figures are made (hardware/simulated/scan_rounds.py), not measured. A run has several bad parts of one kind and
+size; `falsely` are the parts that it named and that were not planted, by run. With --median the scores are medians and
+the thresholds 1.5, 1.5 and 1.65 deviations.
+"""
+
+import argparse
+import random
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from gpubench.hardware.simulated.scan_rounds import DIPS, NOISE, SimulatedFabric, SimulatedRounds
+from gpubench.measure.scan import judging, scores
+from gpubench.measure.scan.decoding import FaultyPart, PartKind, decode
+from gpubench.measure.scan.rounds import scan
+from gpubench.model.results.scan_rounds import NodeRail, ScanFabric
+
+USUAL_GB_S = 92.0
+LOSSES = (0.03, 0.05, 0.07, 0.1, 0.2, 0.5)
+
+Place = tuple[int, ...] | str
+"""What tells parts of one kind apart: nodes, or a leaf, and the rail."""
+
+
+@dataclass(frozen=True)
+class Planted:
+    """Bad parts of a run by place, and the model that has them."""
+
+    kind: PartKind | None
+    places: Mapping[tuple[Place, int | None], None]
+    model: SimulatedFabric
+
+
+@dataclass
+class Counts:
+    """What became of the bad parts of all runs."""
+
+    planted: int = 0
+    right: int = 0
+    named_as: Counter[str] = field(default_factory=Counter)
+    falsely: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
+    runs: int = 1
+
+
+def main() -> None:
+    """Print a line a kind and size."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else "")
+    parser.add_argument("--nodes", type=int, default=1024)
+    parser.add_argument("--rails", type=int, default=8)
+    parser.add_argument("--seeds", type=int, default=100)
+    parser.add_argument("--noise", type=float, default=NOISE)
+    parser.add_argument("--dips", type=float, default=DIPS)
+    parser.add_argument("--leaf", type=int, default=32, help="nodes a leaf; 0: leaves are not known")
+    parser.add_argument("--only", default="", help="kinds whose name begins so")
+    parser.add_argument("--losses", default=",".join(map(str, LOSSES)))
+    parser.add_argument("--median", action="store_true", help="scores are medians")
+    arguments = parser.parse_args()
+    if arguments.median:
+        _score_by_medians()
+    print(
+        f"{arguments.nodes} nodes of {arguments.rails} rails, noise {arguments.noise:.0%}, dips {arguments.dips:.0%}, "
+    )
+    print(f"{arguments.seeds} runs a line; simulated")
+    print(f"{'kind':<16} loss  planted  named so  named as another kind            missed   falsely a run   s a run")
+    for kind in ("nothing", "NIC or cable", "node", "rail of a leaf", "uplink", "node gone", "node hangs"):
+        if not kind.startswith(arguments.only):
+            continue
+        sized = kind not in ("nothing", "node gone", "node hangs")
+        for loss in map(float, arguments.losses.split(",")) if sized else (0.0,):
+            _print(kind, loss, _counted(kind, loss, arguments))
+
+
+def _counted(kind: str, loss: float, arguments: argparse.Namespace) -> Counts:
+    counts = Counts(runs=arguments.seeds)
+    nodes, rails, size = arguments.nodes, arguments.rails, arguments.leaf
+    leaves = tuple(f"leaf{node // size}" if size else None for node in range(nodes))
+    fabric = ScanFabric(tuple(f"node{node}" for node in range(nodes)), rails, leaves)
+    for seed in range(arguments.seeds):
+        planted = _plant(kind, loss, fabric, random.Random(f"plant{seed}"), arguments)
+        start = time.monotonic()
+        course = scan(fabric, seed, SimulatedRounds(fabric, planted.model, seed), quick=False, keep=lambda *_: None)
+        parts = decode(course, {})
+        counts.seconds += (time.monotonic() - start) / arguments.seeds
+        _compare(planted, parts, counts)
+    return counts
+
+
+def _compare(planted: Planted, parts: list[FaultyPart], counts: Counts) -> None:
+    counts.planted += len(planted.places)
+    left = dict(planted.places)
+    for part in parts:
+        place = _place(part)
+        if part.kind is planted.kind and place in left:
+            counts.right += 1
+            del left[place]
+    for part in parts:
+        if part.kind is planted.kind and _place(part) in planted.places:
+            continue
+        touched = [place for place in left if _touches(part, place)]
+        if touched:
+            counts.named_as[part.kind.value] += 1
+            for place in touched:
+                del left[place]
+        elif not any(_touches(part, place) for place in planted.places):
+            counts.falsely[part.kind.value] += 1
+
+
+def _place(part: FaultyPart) -> tuple[Place, int | None]:
+    return part.leaf or part.nodes, part.rail
+
+
+def _touches(part: FaultyPart, place: tuple[Place, int | None]) -> bool:
+    where, rail = place
+    return (part.leaf == where or part.nodes == where) and (None in (rail, part.rail) or rail == part.rail)
+
+
+def _plant(kind: str, loss: float, fabric: ScanFabric, source: random.Random, arguments: argparse.Namespace) -> Planted:
+    given = {"noise": arguments.noise, "usual_dips": arguments.dips}
+    rails, left = range(fabric.rails), 1 - loss
+    few = source.sample(range(len(fabric.hosts)), 5)
+    if kind == "nothing":
+        return Planted(None, {}, SimulatedFabric(USUAL_GB_S, **given))
+    if kind == "NIC or cable":
+        cells = {NodeRail(node, source.choice(rails)): left for node in few}
+        places: dict[tuple[Place, int | None], None] = {((cell.node,), cell.rail): None for cell in cells}
+        return Planted(PartKind.NIC, places, SimulatedFabric(USUAL_GB_S, cells=cells, **given))
+    if kind == "node":
+        cells = {NodeRail(node, rail): left for node in few[:3] for rail in rails}
+        places = {((node,), None): None for node in few[:3]}
+        return Planted(PartKind.NODE, places, SimulatedFabric(USUAL_GB_S, cells=cells, **given))
+    if kind in ("node gone", "node hangs"):
+        rounds = {node: source.choice((1, 2, 3)) for node in few[:3]}
+        places = {((node,), None): None for node in rounds}
+        dies, hangs = (rounds, {}) if kind == "node gone" else ({}, rounds)
+        return Planted(PartKind(kind), places, SimulatedFabric(USUAL_GB_S, dies=dies, hangs=hangs, **given))
+    leaf, rail = source.choice([each for each in fabric.leaves if each is not None]), source.choice(rails)
+    places = {(leaf, rail): None}
+    if kind == "uplink":
+        return Planted(PartKind.UPLINK, places, SimulatedFabric(USUAL_GB_S, uplinks={(leaf, rail): left}, **given))
+    return Planted(PartKind.LEAF_RAIL, places, SimulatedFabric(USUAL_GB_S, leaf_rails={(leaf, rail): left}, **given))
+
+
+def _print(kind: str, loss: float, counts: Counts) -> None:
+    others = ", ".join(f"{count} {name}" for name, count in counts.named_as.items()) or "-"
+    missed = counts.planted - counts.right - counts.named_as.total()
+    share = f"{counts.right / counts.planted:.1%}" if counts.planted else "-"
+    print(
+        f"{kind:<16} {f'{loss:.0%}' if loss else '-':>4} {counts.planted:8} {share:>9}  {others:<32} {missed:6}   "
+        f"{counts.falsely.total() / counts.runs:13.3f} {counts.seconds:9.2f}",
+        flush=True,
+    )
+
+
+def _score_by_medians() -> None:
+    """The design as it was first simulated: medians, and its thresholds."""
+
+    def middle(values: Sequence[float]) -> float:
+        return median(values)
+
+    scores.upper_mean = middle
+    scores.upper_excess.cache_clear()
+    vars(scores)["upper_excess"] = lambda _count: 0.0
+    judging.DEVIATIONS = dict(zip(judging.DEVIATIONS, (1.5, 1.5, 1.65), strict=True))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""What a round of a scan costs rank 0: orders to thousands of supervisors, and their replies made into figures.
+
+    python -m benchmarks.scan_control --supervisors 4096
+
+The supervisors are simulated: sockets of a child process that answers every order at once, without measuring. The time
+is that of rank 0's process on one core, the memory what its connections and one round add to it.
+"""
+
+import argparse
+import multiprocessing
+import os
+import random
+import resource
+import selectors
+import socket
+import time
+from pathlib import Path
+from statistics import median
+
+from gpubench.hardware.scan.coordinator import Coordinator, NodeRanks
+from gpubench.hardware.scan.messages import Frames, MessageType, RoundOrder, RoundReply, framed, greet
+from gpubench.model.results.scan_rounds import NodePair, PlannedRound, ScanPhase
+
+SECRET = b"benchmark of the control path..."
+
+
+def main() -> None:
+    """Print time and memory of a round."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else "")
+    parser.add_argument("--supervisors", type=int, default=4096)
+    parser.add_argument("--rails", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=11)
+    arguments = parser.parse_args()
+    count, rails = arguments.supervisors, tuple(range(arguments.rails))
+    allow_files(count)
+    before = memory_mib()
+    nodes = NodeRanks(tuple((rank,) for rank in range(count)), (rails,) * count)
+    coordinator = Coordinator(nodes, SECRET, 10.0)
+    child = multiprocessing.get_context("fork").Process(target=supervise, args=(coordinator.port, count, len(rails)))
+    child.start()
+    start = time.monotonic()
+    coordinator.accept(300.0)
+    print(f"{count} supervisors of {len(rails)} rails connected in {time.monotonic() - start:.1f} s; simulated")
+    spent, waited, figures = [], [], 0
+    for number in range(1, arguments.rounds + 1):
+        order = random.Random(number).sample(range(count), count)
+        pairs = tuple(NodePair(*order[place : place + 2]) for place in range(0, count - 1, 2))
+        cpu, wall = time.process_time(), time.monotonic()
+        outcome = coordinator.measure(PlannedRound(number, ScanPhase.SCREENING, pairs))
+        spent.append(time.process_time() - cpu)
+        waited.append(time.monotonic() - wall)
+        figures += sum(not sample.failure for sample in outcome.samples)
+    print(f"figures of {arguments.rounds} rounds: {figures}, gone: {len(coordinator.gone)}")
+    print(f"rank 0, CPU time of a round: median {1e3 * median(spent):.0f} ms, most {1e3 * max(spent):.0f} ms")
+    print(f"a round, beside the child on {os.cpu_count()} cores: median {1e3 * median(waited):.0f} ms")
+    print(f"memory of rank 0: {before:.0f} MiB before, {memory_mib():.0f} MiB after {arguments.rounds} rounds")
+    coordinator.close()
+    child.join()
+
+
+def supervise(port: int, count: int, rails: int) -> None:
+    """All supervisors in one process."""
+    selector = selectors.DefaultSelector()
+    for rank in range(count):
+        connection = socket.create_connection(("127.0.0.1", port))
+        greet(connection, SECRET, str(rank).encode())
+        connection.sendall(framed(bytes((MessageType.CLOCK,)) + bytes(8)))
+        selector.register(connection, selectors.EVENT_READ, (connection, Frames()))
+    figures = tuple((rail, 92.0 + rail, 0) for rail in range(rails))
+    while selector.get_map():
+        for key, _ in selector.select():
+            connection = key.data[0]
+            data = connection.recv(4096)
+            messages = key.data[1].feed(data)
+            if not data or any(message[0] == MessageType.END for message in messages):
+                selector.unregister(connection)
+                connection.close()
+                continue
+            for message in messages:
+                connection.sendall(framed(RoundReply(RoundOrder.of(message[1:]).number, figures).packed()))
+
+
+def allow_files(count: int) -> None:
+    """A socket a supervisor."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(count + 256, hard), hard))
+
+
+def memory_mib() -> float:
+    """Resident memory of this process."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith("VmRSS:"))) / 1024
+
+
+if __name__ == "__main__":
+    main()

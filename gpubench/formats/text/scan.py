@@ -1,0 +1,127 @@
+"""A scan for people: one sentence first, the parts that are bad, how rounds went, exclude lists, findings, verdict."""
+
+from collections.abc import Sequence
+
+from gpubench.formats.text.columns import Column, fitting, lines
+from gpubench.formats.text.header import INDENT
+from gpubench.formats.text.page import ReportView
+from gpubench.model.results.report import Report
+from gpubench.model.results.rows.scan import (
+    CELLS_SECTION,
+    EXCLUSIONS_SECTION,
+    PARTS_SECTION,
+    ROUNDS_SECTION,
+    SCAN_COLLECTIVES_SECTION,
+    ExclusionRow,
+    ScanCellRow,
+    ScanCollectiveRow,
+    ScanPartRow,
+    ScanRoundRow,
+    Tool,
+)
+from gpubench.model.terms.units import counted, some_of
+from gpubench.model.terms.verdict import Verdict
+
+_MOST_CELLS = 16
+_MOST_HOSTS = 4
+
+
+class ScanView(ReportView):
+    """Sentence, header, bad cells, rounds, exclude lists, findings, verdict."""
+
+    def end(self, report: Report) -> None:
+        """The whole; of a run that was cut short there is nothing but the verdict."""
+        self._header()
+        if report.sections:
+            self._page.wrap(report.sentence)
+            self._page.print("")
+            self._cells(report.rows(CELLS_SECTION, ScanCellRow), report.rows(PARTS_SECTION, ScanPartRow))
+            self._rounds(report.rows(ROUNDS_SECTION, ScanRoundRow))
+            self._collectives(report.rows(SCAN_COLLECTIVES_SECTION, ScanCollectiveRow))
+            self._exclusions(report.rows(EXCLUSIONS_SECTION, ExclusionRow))
+            self._page.print("")
+        self._page.outcome(report)
+
+    def _header(self) -> None:
+        metadata, options = self._metadata, self._metadata.options
+        origin = f"  ({metadata.origin.upper()})" if metadata.origin != "measured" else ""
+        rails = f"{counted(int(options['rails']), 'rail')} each"
+        leaves = f", {options['leaves']} leaves" if options["leaves"] else ", leaves not known"
+        nodes = f"{len(metadata.hosts):,} nodes of {rails}{leaves}"
+        self._page.wrap(f"gpubench {metadata.gpubench_version}  scan  {nodes}  backend {metadata.backend}{origin}")
+        if metadata.source:
+            self._page.wrap(f"{INDENT}from {metadata.source}")
+        self._page.software(metadata)
+        self._page.print("")
+
+    def _cells(self, cells: Sequence[ScanCellRow], parts: Sequence[ScanPartRow]) -> None:
+        """The cells that are not well; of a part with many the worst, as all of a leaf are alike."""
+        bad = [row for row in cells if row.verdict != Verdict.PASS]
+        if not bad:
+            return
+        order = {row.subject: place for place, row in enumerate(parts)}
+        shown: list[ScanCellRow] = []
+        for part in sorted({row.part for row in bad}, key=lambda name: order.get(name or "", len(order))):
+            own = [row for row in bad if row.part == part]
+            shown += sorted(own, key=_score)[: 2 if part is not None and len(parts) > 1 else _MOST_CELLS]
+        shown = shown[:_MOST_CELLS]
+        columns = [
+            Column("node", [row.node for row in shown]),
+            Column("rail", [str(row.rail) for row in shown], right=True),
+            Column("NIC", [row.nic or "?" for row in shown], 3),
+            Column("leaf", [row.leaf or "?" for row in shown], 2),
+            Column("% of others", [_percent(row.score_percent) for row in shown], right=True),
+            Column("GB/s", [_gb_s(row.median_gb_s) for row in shown], 1, right=True),
+            Column("rounds", [str(row.figures) for row in shown], 4, right=True),
+            Column("failed", [str(row.failures) for row in shown], 5, right=True),
+            Column("verdict", [row.verdict for row in shown]),
+            Column("because of", [row.part or "" for row in shown], 6),
+        ]
+        self._page.table(lines(fitting(columns, self._page.width)))
+        if len(bad) > len(shown):
+            self._page.print(f"and {len(bad) - len(shown):,} more: --format csv --section {CELLS_SECTION}")
+        self._page.print("")
+
+    def _rounds(self, rows: Sequence[ScanRoundRow]) -> None:
+        options = self._metadata.options
+        noise, sure = options["noise_percent"], options["sure_loss_percent"]
+        phases = dict.fromkeys(row.phase for row in rows)
+        counts = ", ".join(f"{sum(row.phase == phase for row in rows)} {phase}" for phase in phases)
+        figures = sum(row.figures for row in rows)
+        failures = sum(row.failures for row in rows)
+        failed = f", {failures:,} failed" if failures else ""
+        took = f"{sum(row.seconds for row in rows):.1f} s" + (
+            ", by the model" if self._metadata.origin == "simulated" else ""
+        )
+        self._page.wrap(f"{counted(len(rows), 'round')}: {counts}; {figures:,} figures{failed}; {took}")
+        self._page.wrap(f"noise of a figure {noise:.1f} %: a loss of {min(sure, 100):.0f} % is named 99 times of 100")
+
+    def _collectives(self, rows: Sequence[ScanCollectiveRow]) -> None:
+        for row in rows:
+            reached = row.note or f"{_gb_s(row.measured_gb_s)} of {_gb_s(row.predicted_gb_s)} GB/s predicted"
+            share = "" if row.percent is None else f" ({row.percent:.0f} %)"
+            self._page.wrap(f"ring of {row.subject} ({len(row.nodes):,} nodes): {reached}{share}")
+
+    def _exclusions(self, rows: Sequence[ExclusionRow]) -> None:
+        """Lists to paste; the hostfile has a line a node."""
+        if all(row.tool == Tool.MPIRUN for row in rows):
+            return
+        self._page.print("", "to leave the bad nodes out:")
+        for row in rows:
+            if row.tool != Tool.MPIRUN:
+                self._page.print(f"{INDENT}{row.tool + ':':<13}{row.line}")
+        good = [row.line for row in rows if row.tool == Tool.MPIRUN]
+        hosts = some_of([line.partition(" ")[0] for line in good], _MOST_HOSTS)
+        self._page.print(f"{INDENT}{'hostfile:':<13}{hosts}: --hostfile FILE writes them")
+
+
+def _score(row: ScanCellRow) -> float:
+    return -1.0 if row.score_percent is None else row.score_percent
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0f}"
+
+
+def _gb_s(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"

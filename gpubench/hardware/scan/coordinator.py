@@ -1,0 +1,286 @@
+"""Rank 0's side of a scan: orders to all supervisors, their replies, and who does not answer any more."""
+
+import contextlib
+import resource
+import selectors
+import socket
+import struct
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gpubench.hardware.scan.messages import (
+    OWN_FAULT,
+    WORDS,
+    Figure,
+    Frames,
+    MessageType,
+    Outcome,
+    RoundOrder,
+    RoundReply,
+    clock_of,
+    framed,
+    keep_alive,
+    local_figures,
+    welcome,
+)
+from gpubench.hardware.scan.supervisor import SECONDS_OF_PHASE_0, SECONDS_OF_SUPERVISOR
+from gpubench.hardware.scan.worker_process import SECONDS_TO_BE_KILLED
+from gpubench.model.results.scan_rounds import LocalFigure, NodeRail, PairSample, PlannedRound, RoundOutcome
+
+_AT_ONCE = 2**12
+"""More than a reply of 64 rails; a larger buffer takes longer to make than to fill."""
+
+SECONDS_TO_GREET = 5.0
+SECONDS_OF_GRACE = 2.0
+"""Beyond what a supervisor itself waits for its workers."""
+
+CLOCK_SECONDS = 1.0
+"""Wall clocks of nodes that differ by more make logs of a job hard to read, and certificates and tickets invalid."""
+
+_SILENT, _GONE = "its supervisor does not answer", "its supervisor is gone"
+
+
+@dataclass(slots=True)
+class _Supervised:
+    """The connection to a supervisor."""
+
+    rank: int
+    connection: socket.socket
+    frames: Frames = field(default_factory=Frames)
+    clock_offset: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRanks:
+    """The ranks of every node, and the rails of every rank: all rails of a node on one rank, or one a rank."""
+
+    ranks_by_node: tuple[tuple[int, ...], ...]
+    rails_by_rank: tuple[tuple[int, ...], ...]
+
+    @property
+    def node_by_rank(self) -> dict[int, int]:
+        """The node of every rank."""
+        return {rank: node for node, ranks in enumerate(self.ranks_by_node) for rank in ranks}
+
+
+class Coordinator:
+    """Measures rounds by the supervisors that are connected; a node of which one is gone is gone."""
+
+    def __init__(self, nodes: NodeRanks, secret: bytes, deadline_s: float) -> None:
+        self.listener = socket.create_server(("", 0), backlog=4096)
+        self._nodes, self._secret, self._deadline_s = nodes, secret, deadline_s
+        self._node_by_rank = nodes.node_by_rank
+        self._selector = selectors.DefaultSelector()
+        self._supervised: dict[int, _Supervised] = {}
+        self._gone: dict[int, str] = {}
+        _allow_files(len(nodes.rails_by_rank) + 256)
+
+    @property
+    def port(self) -> int:
+        """Where supervisors connect to."""
+        return int(self.listener.getsockname()[1])
+
+    @property
+    def gone(self) -> Mapping[int, str]:
+        """Nodes that are gone, and what was seen of that."""
+        return self._gone
+
+    def accept(self, seconds: float) -> None:
+        """Wait until all ranks have connected, or for so long; nodes of which one has not are gone."""
+        deadline = time.monotonic() + seconds
+        ranks = set(self._node_by_rank)
+        while self._supervised.keys() != ranks and (left := deadline - time.monotonic()) > 0:
+            self.listener.settimeout(left)
+            try:
+                connection, _ = self.listener.accept()
+            except OSError:
+                break
+            self._welcome(connection, ranks)
+        for rank in ranks - self._supervised.keys():
+            self._gone.setdefault(self._node_by_rank[rank], "its supervisor did not come")
+        self._collect(MessageType.CLOCK, dict.fromkeys(self._supervised), time.monotonic() + SECONDS_TO_GREET)
+
+    def local(self) -> list[LocalFigure]:
+        """Phase 0 of all nodes at once."""
+        replies = self._ask(
+            {rank: bytes((MessageType.LOCAL_ORDER,)) for rank in self._supervised},
+            MessageType.LOCAL_REPLY,
+            SECONDS_OF_PHASE_0 + SECONDS_TO_BE_KILLED + SECONDS_OF_GRACE,
+        )
+        figures: list[LocalFigure] = []
+        for rank, body in replies.items():
+            with contextlib.suppress(struct.error, IndexError):
+                figures += local_figures(self._node_by_rank[rank], body)
+        return figures
+
+    def clock_offsets(self) -> dict[int, float]:
+        """By how many seconds the wall clock of a node differs from this one's, where that is much."""
+        return {
+            self._node_by_rank[rank]: each.clock_offset
+            for rank, each in self._supervised.items()
+            if abs(each.clock_offset) > CLOCK_SECONDS
+        }
+
+    def measure(self, planned: PlannedRound) -> RoundOutcome:
+        """A round: orders to both nodes of every pair, and their replies made into figures."""
+        start = time.monotonic()
+        before = dict(self._gone)
+        orders = self._orders(planned)
+        patience = self._deadline_s + SECONDS_OF_SUPERVISOR + SECONDS_OF_GRACE
+        replies = self._ask(orders, MessageType.REPLY, patience)
+        figures: dict[int, dict[int, Figure]] = {}
+        remarks: dict[int, str] = {}
+        for rank, body in replies.items():
+            with contextlib.suppress(struct.error):
+                reply = RoundReply.of(body)
+                if reply.number == planned.number:
+                    node = self._node_by_rank[rank]
+                    figures.setdefault(node, {}).update({each[0]: each for each in reply.figures})
+                    if reply.remark:
+                        remarks[node] = reply.remark
+        gone = {node: seen for node, seen in self._gone.items() if node not in before}
+        samples = tuple(self._samples(planned, figures, remarks))
+        return RoundOutcome(planned.number, planned.phase, samples, time.monotonic() - start, gone)
+
+    def close(self) -> None:
+        """Tell all supervisors that the scan is over, and whether everybody is still there to end MPI together."""
+        end = bytes((MessageType.END, not self._gone))
+        for each in self._supervised.values():
+            with contextlib.suppress(OSError):
+                each.connection.settimeout(SECONDS_OF_GRACE)
+                each.connection.sendall(framed(end))
+            each.connection.close()
+        self.listener.close()
+        self._selector.close()
+
+    def _welcome(self, connection: socket.socket, ranks: set[int]) -> None:
+        try:
+            connection.settimeout(SECONDS_TO_GREET)
+            rank = int(welcome(connection, self._secret))
+            if rank not in ranks or rank in self._supervised:
+                raise ConnectionError(f"rank {rank}")
+        except (OSError, ValueError):
+            connection.close()
+            return
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        keep_alive(connection)
+        connection.setblocking(False)  # noqa: FBT003 - the socket's own signature
+        self._supervised[rank] = _Supervised(rank, connection)
+        self._selector.register(connection, selectors.EVENT_READ, self._supervised[rank])
+
+    def _orders(self, planned: PlannedRound) -> dict[int, bytes]:
+        """The order of every rank: the first node of a pair listens, its partner is the rank with the same rails."""
+        retired: dict[int, int] = {}
+        for node, rail in planned.retired:
+            retired[node] = retired.get(node, 0) | 1 << rail
+        orders: dict[int, bytes] = {}
+        for pair in planned.pairs:
+            mask = retired.get(pair.first, 0) | retired.get(pair.second, 0)
+            ends = (self._nodes.ranks_by_node[node] for node in pair)
+            for first, second in zip(*ends, strict=True):
+                for rank, partner, listens in ((first, second, True), (second, first, False)):
+                    orders[rank] = RoundOrder(planned.number, partner, listens, self._deadline_s, mask).packed()
+        return orders
+
+    def _ask(self, orders: Mapping[int, bytes], kind: MessageType, seconds: float) -> dict[int, bytes]:
+        """The replies to orders; who gives none in time is gone."""
+        asked: dict[int, None] = {}
+        for rank, order in orders.items():
+            supervised = self._supervised.get(rank)
+            if supervised is None:
+                continue
+            try:
+                supervised.connection.send(framed(order))
+                asked[rank] = None
+            except OSError:
+                self._lose(rank, _GONE)
+        replies = self._collect(kind, asked, time.monotonic() + seconds)
+        for rank in [rank for rank in asked if rank not in replies and rank in self._supervised]:
+            self._lose(rank, f"{_SILENT} within {seconds:.0f} s")
+        return replies
+
+    def _collect(self, kind: MessageType, asked: Mapping[int, None], deadline: float) -> dict[int, bytes]:
+        replies: dict[int, bytes] = {}
+        missing = {rank for rank in asked if rank in self._supervised}
+        while missing and (left := deadline - time.monotonic()) > 0:
+            for key, _ in self._selector.select(left):
+                supervised: _Supervised = key.data
+                for message in self._received(supervised):
+                    if message[0] == MessageType.CLOCK:
+                        supervised.clock_offset = clock_of(message[1:]) - time.time()
+                    if message[0] == kind:
+                        replies[supervised.rank] = message[1:]
+                        missing.discard(supervised.rank)
+                if supervised.rank not in self._supervised:
+                    missing.discard(supervised.rank)
+        return replies
+
+    def _received(self, supervised: _Supervised) -> list[bytes]:
+        """The messages that have arrived; none of a supervisor that is gone, or says what makes no sense."""
+        try:
+            data = supervised.connection.recv(_AT_ONCE)
+            if data:
+                return supervised.frames.feed(data)
+        except BlockingIOError:
+            return []
+        except (OSError, ValueError):
+            pass
+        self._lose(supervised.rank, _GONE)
+        return []
+
+    def _lose(self, rank: int, seen: str) -> None:
+        """A node without one of its supervisors is gone; its others are told to end, should they still hear."""
+        node = self._node_by_rank[rank]
+        self._gone.setdefault(node, seen)
+        for each in self._nodes.ranks_by_node[node]:
+            supervised = self._supervised.pop(each, None)
+            if supervised is not None:
+                with contextlib.suppress(KeyError, ValueError):
+                    self._selector.unregister(supervised.connection)
+                with contextlib.suppress(OSError):
+                    supervised.connection.send(framed(bytes((MessageType.END, False))))
+                supervised.connection.close()
+
+    def _samples(
+        self, planned: PlannedRound, figures: Mapping[int, Mapping[int, Figure]], remarks: Mapping[int, str]
+    ) -> Iterator[PairSample]:
+        rails = sorted({rail for own in self._nodes.rails_by_rank for rail in own})
+        nothing: Mapping[int, Figure] = {}
+        for first, second in planned.pairs:
+            one, other = figures.get(first, nothing), figures.get(second, nothing)
+            for rail in rails:
+                if planned.retired and not planned.retired.isdisjoint((NodeRail(first, rail), NodeRail(second, rail))):
+                    continue
+                said, told = one.get(rail), other.get(rail)
+                if said is not None and told is not None and not said[2] and not told[2]:
+                    yield PairSample(first, second, rail, (said[1] + told[1]) / 2)
+                else:
+                    ends = ((first, said), (second, told))
+                    yield PairSample(first, second, rail, 0.0, *self._failure(ends, remarks))
+
+    def _failure(self, ends: Sequence[tuple[int, Figure | None]], remarks: Mapping[int, str]) -> tuple[str, int | None]:
+        """Why a figure is missing, and of which node: whoever blames itself, or is gone, is to blame."""
+        failed = [(node, Outcome(said[2])) for node, said in ends if said is not None and said[2]]
+        for node, outcome in failed:
+            if outcome in OWN_FAULT:
+                return _words(outcome, remarks.get(node, "")), node
+        gone = next((node for node, _ in ends if node in self._gone), None)
+        if gone is not None:
+            return "the node is gone", gone
+        if not failed:
+            return WORDS[Outcome.DEADLINE], None
+        node, outcome = failed[0]
+        return _words(outcome, remarks.get(node, "")), None
+
+
+def _words(outcome: Outcome, remark: str) -> str:
+    return WORDS[outcome] + (f" ({remark})" if remark and outcome is not Outcome.DEADLINE else "")
+
+
+def _allow_files(count: int) -> None:
+    """A connection a rank: more than the usual soft limit of 1,024 files."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < count:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (min(count, hard) if hard > 0 else count, hard))

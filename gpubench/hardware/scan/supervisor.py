@@ -1,0 +1,206 @@
+"""A supervisor: does on one rank what rank 0 orders, by its workers, and outlives them.
+
+It never touches CUDA, and after the start of the job no MPI either: whatever hangs or dies is a worker.
+"""
+
+import contextlib
+import select
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gpubench.hardware.scan.messages import (
+    MessageType,
+    Outcome,
+    RoundOrder,
+    RoundReply,
+    framed,
+    greet,
+    keep_alive,
+    packed_clock,
+    packed_local,
+    receive_one,
+)
+from gpubench.hardware.scan.worker import WorkerTask
+from gpubench.hardware.scan.worker_process import SECONDS_TO_BE_KILLED, WorkerProcess, seconds_left
+from gpubench.model.results.scan_rounds import LocalFigure, LocalQuantity
+
+SECONDS_AFTER_DEADLINE = 1.0
+"""A worker ends its round itself at the deadline; so much later it is asked no more."""
+
+SECONDS_TO_ABORT = 5.0
+"""What a worker has to abort a communicator before it is killed."""
+
+SECONDS_OF_SUPERVISOR = SECONDS_AFTER_DEADLINE + SECONDS_TO_ABORT + SECONDS_TO_BE_KILLED
+"""What a supervisor may take beyond the deadline of a round."""
+
+SECONDS_OF_PHASE_0 = 20.0
+"""To start a worker, with its GPU, and to measure what it can by itself."""
+
+SECONDS_WITHOUT_ORDER = 60.0
+"""A supervisor that hears nothing of rank 0 for so long, beyond three rounds that end at the last moment, ends."""
+
+_TRIES, _SECONDS_TO_CONNECT = 20, 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class RankCard:
+    """Where a rank is found: its host's addresses, the ports of its rails, and what else the others have to know."""
+
+    rank: int
+    host: str
+    addresses: tuple[str, ...]
+    ports: Mapping[int, int]
+    control_port: int = 0
+
+    def places(self, rail: int, own_host: str) -> tuple[tuple[str, int], ...]:
+        """All addresses by which a worker may be reached from a host."""
+        local = ("127.0.0.1",) if self.host == own_host else ()
+        return tuple((address, self.ports[rail]) for address in (*local, *self.addresses))
+
+    def control_places(self, own_host: str) -> tuple[tuple[str, int], ...]:
+        """All addresses by which rank 0 may be reached."""
+        local = ("127.0.0.1",) if self.host == own_host else ()
+        return tuple((address, self.control_port) for address in (*local, *self.addresses))
+
+
+class Supervisor:
+    """The workers of one rank, and what it is told to do with them. `devices` are the GPUs of its rails."""
+
+    def __init__(self, backend: str, rank: int, devices: Mapping[int, int], secret: bytes) -> None:
+        self._rank = rank
+        self._secret = secret
+        self._faults: dict[int, tuple[float, Outcome, str]] = {}
+        self.workers = {rail: WorkerProcess(backend, device, secret) for rail, device in devices.items()}
+
+    def serve(self, cards: Sequence[RankCard], deadline_s: float) -> bool:
+        """Do what rank 0 says until it says that the scan is over; True where nobody is gone.
+
+        `deadline_s` is that of a round. Raises OSError where rank 0 is not found, goes away, or is silent for long.
+        """
+        own_host = cards[self._rank].host
+        with contextlib.closing(_connected(cards[0].control_places(own_host))) as control:
+            greet(control, self._secret, str(self._rank).encode())
+            control.sendall(framed(packed_clock(time.time())))
+            keep_alive(control)
+            control.settimeout(SECONDS_WITHOUT_ORDER + 3 * (deadline_s + SECONDS_OF_SUPERVISOR))
+            while True:
+                message = receive_one(control)
+                if message is None:
+                    raise ConnectionResetError("rank 0 is gone")
+                if message[0] == MessageType.END:
+                    return bool(message[-1])
+                control.sendall(framed(self._reply(message, cards, own_host)))
+
+    def close(self) -> None:
+        """End all workers."""
+        for worker in self.workers.values():
+            worker.close()
+
+    def _reply(self, message: bytes, cards: Sequence[RankCard], own_host: str) -> bytes:
+        if message[0] == MessageType.LOCAL_ORDER:
+            return packed_local(list(self._local()))
+        order = RoundOrder.of(message[1:])
+        rails = [rail for rail in self.workers if not order.retired >> rail & 1]
+        partner = cards[order.partner]
+        tasks = {
+            rail: WorkerTask(
+                order.number,
+                rail,
+                order.partner,
+                self._rank,
+                order.deadline_s,
+                () if order.listens else partner.places(rail, own_host),
+            )
+            for rail in rails
+            if rail in partner.ports
+        }
+        return self.round(order.number, tasks, order.deadline_s).packed()
+
+    def round(self, number: int, tasks: Mapping[int, WorkerTask], deadline_s: float) -> RoundReply:
+        """All rails at once, within the deadline and what it takes to end who hangs."""
+        found = {rail: self._faults.pop(rail) for rail in tasks if rail in self._faults}
+        for rail in [rail for rail in tasks if rail not in found]:
+            worker = self.workers[rail]
+            if worker.is_lost:
+                found[rail] = 0.0, Outcome.OWN_WORKER_BLOCKED, "lost in an earlier round"
+            elif worker.has_died():
+                worker.kill()
+                found[rail] = 0.0, Outcome.OWN_WORKER_DIED, worker.how_it_ended()
+        waiting = [rail for rail in tasks if rail not in found]
+        for rail in waiting:
+            self.workers[rail].begin(tasks[rail])
+        answers = self._answers(number, waiting, time.monotonic() + deadline_s + SECONDS_AFTER_DEADLINE, found)
+        late = [rail for rail in waiting if rail not in answers and rail not in found]
+        states = {rail: self.workers[rail].state() for rail in late}
+        patient = [rail for rail in late if states[rail] is Outcome.DEADLINE]
+        answers |= self._answers(number, patient, time.monotonic() + SECONDS_TO_ABORT, found)
+        for rail in late:
+            if rail in answers or rail in found:
+                continue
+            self.workers[rail].kill()
+            # Whether it hangs by itself or because of its partner, whose abort it waits for, is not known here.
+            state = Outcome.OWN_WORKER_BLOCKED if self.workers[rail].is_lost else states[rail]
+            found[rail] = 0.0, state, "killed after the deadline"
+        found |= {rail: self.workers[rail].outcome(answer) for rail, answer in answers.items()}
+        remark = next((words for _, outcome, words in found.values() if outcome and words), "")
+        return RoundReply(number, tuple((rail, gb_s, int(out)) for rail, (gb_s, out, _) in found.items()), remark)
+
+    def _answers(
+        self, number: int, rails: Sequence[int], deadline: float, found: dict[int, tuple[float, Outcome, str]]
+    ) -> dict[int, dict[str, object]]:
+        """The answers that workers give until then; those that die meanwhile are found to have."""
+        answers: dict[int, dict[str, object]] = {}
+        while waiting := [rail for rail in rails if rail not in answers and rail not in found]:
+            if not seconds_left(deadline):
+                break
+            controls = ((self.workers[rail].control, rail) for rail in waiting)
+            sockets = {control: rail for control, rail in controls if control is not None}
+            ready, _, _ = select.select(list(sockets), [], [], seconds_left(deadline))
+            for each in ready:
+                rail = sockets[each]
+                try:
+                    answer = self.workers[rail].answer(number)
+                except (EOFError, OSError):
+                    worker = self.workers[rail]
+                    worker.kill()
+                    found[rail] = 0.0, Outcome.OWN_WORKER_DIED, worker.how_it_ended()
+                else:
+                    if answer is not None:
+                        answers[rail] = answer
+        return answers
+
+    def _local(self) -> list[LocalFigure]:
+        """Phase 0 of the rails of this rank, all at once; whose worker hangs or dies says so in the next round."""
+        tasks = {rail: WorkerTask(0, rail, 0, self._rank, SECONDS_OF_PHASE_0) for rail in self.workers}
+        for rail, task in tasks.items():
+            self.workers[rail].begin(task)
+        faults = self._faults
+        answers = self._answers(0, list(tasks), time.monotonic() + SECONDS_OF_PHASE_0, faults)
+        for rail in [rail for rail in tasks if rail not in answers and rail not in faults]:
+            state = self.workers[rail].state()
+            self.workers[rail].kill()
+            faults[rail] = 0.0, state, "killed in phase 0"
+        figures = []
+        for rail, answer in answers.items():
+            local = answer.get("local")
+            for name, gb_s in local if isinstance(local, list) else ():
+                figures.append(LocalFigure(0, rail, LocalQuantity(name), float(gb_s)))
+        return figures
+
+
+def _connected(places: Sequence[tuple[str, int]]) -> socket.socket:
+    """A connection to whichever of these answers. Raises OSError where none does."""
+    error: OSError = ConnectionRefusedError("rank 0 offered no address")
+    for _ in range(_TRIES):
+        for place in places:
+            try:
+                connection = socket.create_connection(place, _SECONDS_TO_CONNECT)
+            except OSError as raised:
+                error = raised
+            else:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                return connection
+        time.sleep(0.1)
+    raise error

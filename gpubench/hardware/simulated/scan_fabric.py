@@ -1,0 +1,169 @@
+"""The fabric of a simulated machine for a scan: what its NICs deliver between nodes, with faults on any part."""
+
+import random
+from collections.abc import Iterator, Sequence
+
+from gpubench.errors import UsageError
+from gpubench.hardware.simulated.faults import wrong_value
+from gpubench.hardware.simulated.links import NodeLinks, nic_gb_s, node_links
+from gpubench.hardware.simulated.machine import SimulatedMachine, check_nodes
+from gpubench.hardware.simulated.scan_rounds import SimulatedFabric
+from gpubench.hardware.simulated.times import NIC_EFFICIENCY
+from gpubench.model.profiles.fault import Fault, Subject
+from gpubench.model.profiles.profile import Profile
+from gpubench.model.results.scan_rounds import LocalFigure, LocalQuantity, NodeRail, ScanFabric
+
+NODES_PER_LEAF = 32
+"""Nodes of a scalable unit, behind one leaf switch a rail: NVIDIA's DGX SuperPOD H100 reference architecture."""
+
+BOTH_WAYS = 2
+"""A figure of a pair is of both directions together."""
+
+_LOCAL_SPREAD = 0.005
+"""Of copies inside a node, from node to node."""
+
+
+def simulated_scan_fabric(machine: SimulatedMachine, leaves: Sequence[str] | None) -> ScanFabric:
+    """The nodes by name, `node0` on, with a rail a GPU; `leaves` by node, else 32 nodes a leaf.
+
+    Raises UsageError for a machine without GPUs or NICs.
+    """
+    profile = machine.profile
+    gpus, nics = profile.match.visible, len(profile.nic)
+    if not gpus or not nics or nic_gb_s(profile.nic[0], ()) is None:
+        raise UsageError(
+            f"--simulate {machine}: its nodes have {gpus} GPUs and no NIC of known rate",
+            expected="nodes with GPUs, and with NICs that join them",
+            next_step="--simulate 'hgx-h100-8*64'",
+        )
+    hosts = host_names(machine)
+    usual = tuple(f"leaf{node // NODES_PER_LEAF}" for node in range(machine.nodes))
+    named = tuple(f"nic{_nic_of(profile, rail)}" for rail in range(gpus))
+    return ScanFabric(hosts, gpus, usual if leaves is None else tuple(leaves), named)
+
+
+def simulated_model(machine: SimulatedMachine, faults: Sequence[Fault], fabric: ScanFabric) -> SimulatedFabric:
+    """What these faults do between nodes. Raises UsageError for a fault on something that is not there."""
+    check_nodes(machine, faults)
+    names = list(dict.fromkeys(leaf for leaf in fabric.leaves if leaf is not None))
+    cells: dict[NodeRail, float] = {}
+    for node in sorted({fault.node_number for fault in faults}):
+        own = [fault for fault in faults if fault.node_number == node and fault.subject not in _OF_LEAVES]
+        cells |= {NodeRail(node, rail): share for rail, share in enumerate(_shares(machine.profile, own)) if share < 1}
+    leaf_rails: dict[tuple[str, int], float] = {}
+    uplinks: dict[tuple[str, int], float] = {}
+    for fault in (each for each in faults if each.subject in _OF_LEAVES):
+        leaf, rails = _leaf(fault, names), _rails(fault, fabric)
+        for key, shares in (("bandwidth", leaf_rails), ("uplink", uplinks)):
+            given = fault.get(key)
+            shares |= {(leaf, rail): float(given) for rail in rails if given is not None}
+    usual = nic_gb_s(machine.profile.nic[0], ()) or 0.0
+    return SimulatedFabric(
+        usual * NIC_EFFICIENCY * BOTH_WAYS,
+        cells,
+        leaf_rails,
+        uplinks,
+        dies=dict(_of_nodes(faults, "dies")),
+        hangs=dict(_of_nodes(faults, "hangs")),
+        dips={fault.node_number: float(given) for fault in faults if (given := fault.get("dips")) is not None},
+    )
+
+
+def simulated_local_figures(
+    machine: SimulatedMachine, faults: Sequence[Fault], nodes: Sequence[int], seed: int
+) -> Iterator[LocalFigure]:
+    """Phase 0 of these nodes: NVLinks and copies with host memory of every GPU."""
+    profile = machine.profile
+    healthy = node_links(profile, ())
+    faulty = {
+        node: node_links(
+            profile, [each for each in faults if each.node_number == node and each.subject not in _OF_LEAVES]
+        )
+        for node in {each.node_number for each in faults}
+    }
+    source = random.Random(f"{seed}/local")
+    nvlink = profile.find("p2p.write_gb_s")
+    for node in nodes:
+        links = faulty.get(node, healthy)
+        for gpu in links.gpus:
+            figures = [(LocalQuantity.TO_HOST, gpu.host_share), (LocalQuantity.FROM_HOST, gpu.host_share)]
+            for quantity, share in figures:
+                gb_s = profile.gpu.host_gb_s * share
+                yield LocalFigure(node, gpu.index, quantity, gb_s * (1 + _LOCAL_SPREAD * source.gauss(0.0, 1.0)))
+            if nvlink:
+                gb_s = nvlink[0].value * gpu.share
+                spread = 1 + _LOCAL_SPREAD * source.gauss(0.0, 1.0)
+                yield LocalFigure(node, gpu.index, LocalQuantity.NVLINK, gb_s * spread)
+
+
+_OF_LEAVES = (Subject.LEAF, Subject.RAIL)
+
+
+def _shares(profile: Profile, faults: Sequence[Fault]) -> list[float]:
+    """What is left of every rail of a node: its NIC, its GPU's own links, and faults of the whole node."""
+    whole = 1.0
+    for fault in faults:
+        if fault.subject is Subject.NODE:
+            whole *= float(fault.get("bandwidth") or 1)
+            whole *= 0.0 if fault.get("driver_missing") else 1.0
+    links = node_links(profile, faults)
+    return [
+        whole * _nic_share(profile, faults, rail) * _gpu_share(profile, links, rail) for rail in range(_gpus(profile))
+    ]
+
+
+def _gpus(profile: Profile) -> int:
+    return profile.match.visible
+
+
+def _nic_share(profile: Profile, faults: Sequence[Fault], rail: int) -> float:
+    number = _nic_of(profile, rail)
+    own = [each for each in faults if each.subject is Subject.NIC and each.index == number]
+    if any(each.get("missing") or each.get("state") for each in own):
+        return 0.0
+    usual = nic_gb_s(profile.nic[number], ())
+    left = nic_gb_s(profile.nic[number], own)
+    share = left / usual if left is not None and usual else 1.0
+    for each in own:
+        share *= float(each.get("bandwidth") or 1)
+    return share
+
+
+def _gpu_share(profile: Profile, links: NodeLinks, rail: int) -> float:
+    """What a GPU's PCIe link leaves of its NIC; NVLinks carry nothing between nodes."""
+    gpu = next((each for each in links.gpus if each.index == rail), None)
+    if gpu is None:
+        return 0.0
+    nic = (nic_gb_s(profile.nic[_nic_of(profile, rail)], ()) or 0.0) * NIC_EFFICIENCY
+    return min(1.0, profile.gpu.host_gb_s * gpu.host_share / nic) if nic else 1.0
+
+
+def _nic_of(profile: Profile, rail: int) -> int:
+    return rail * len(profile.nic) // profile.match.visible
+
+
+def _leaf(fault: Fault, names: Sequence[str]) -> str:
+    if fault.index is None or fault.index >= len(names):
+        have = f"the nodes hang on {len(names)} leaves, 0 to {len(names) - 1}" if names else "no leaf is known"
+        raise wrong_value(fault, f"there is no leaf {fault.index}", have)
+    return names[fault.index]
+
+
+def _rails(fault: Fault, fabric: ScanFabric) -> Sequence[int]:
+    if fault.second is None:
+        return range(fabric.rails)
+    if fault.second >= fabric.rails:
+        raise wrong_value(fault, f"there is no rail {fault.second}", f"a node has rails 0 to {fabric.rails - 1}")
+    return [fault.second]
+
+
+def _of_nodes(faults: Sequence[Fault], key: str) -> Iterator[tuple[int, int]]:
+    for fault in faults:
+        given = fault.get(key)
+        if given is not None:
+            yield fault.node_number, int(given.removeprefix("round"))
+
+
+def host_names(machine: SimulatedMachine) -> tuple[str, ...]:
+    """The nodes by name."""
+    return tuple(f"node{node}" for node in range(machine.nodes))

@@ -1,0 +1,58 @@
+"""What a scan cannot be made of: too few nodes, ranks placed differently on different nodes."""
+
+from collections.abc import Sequence
+
+from gpubench.errors import UsageError
+from gpubench.hardware.scan.coordinator import NodeRanks
+from gpubench.model.terms.units import counted, some_of
+
+LEAST_NODES, MOST_RAILS = 3, 64
+
+
+def check_node_count(nodes: int) -> None:
+    """Raise UsageError for fewer nodes than can be told apart."""
+    if nodes == 1:
+        raise UsageError(
+            "scan of one node",
+            expected="three nodes or more: it compares what passes between them",
+            next_step="gpubench check, which looks at one node; --ranks-as-nodes tries a scan on one",
+        )
+    if nodes < LEAST_NODES:
+        raise UsageError(
+            "scan of two nodes",
+            expected="three nodes or more",
+            reason="where two measure each other, no third tells which of them is slow",
+            next_step="add a node that is known to be good, or hold gpubench allreduce on the two against its limit",
+        )
+
+
+def check_placement(nodes: Sequence[int], hosts: Sequence[str]) -> NodeRanks:
+    """Which rank has which rails: with the host backend every rank of a node is a rail. Node and host are by rank.
+
+    Raises UsageError for nodes with different numbers of ranks.
+    """
+    members: dict[int, list[int]] = {}
+    for rank, node in enumerate(nodes):
+        members.setdefault(node, []).append(rank)
+    _check_alike({hosts[ranks[0]]: len(ranks) for ranks in members.values()}, "rank", "as many ranks on every node")
+    own = {rank: place for ranks in members.values() for place, rank in enumerate(ranks)}
+    if max(own.values()) >= MOST_RAILS:
+        raise UsageError(
+            f"{max(own.values()) + 1} ranks on each node",
+            expected=f"{MOST_RAILS} at most",
+            next_step="mpirun --map-by ppr:1:node",
+        )
+    return NodeRanks(tuple(map(tuple, members.values())), tuple((own[rank],) for rank in range(len(nodes))))
+
+
+def _check_alike(counts: dict[str, int], what: str, expected: str) -> None:
+    usual = max(set(counts.values()), key=list(counts.values()).count)
+    odd = {host: count for host, count in counts.items() if count != usual}
+    if odd:
+        named = some_of([f"{host} {count}" for host, count in odd.items()])
+        raise UsageError(
+            f"nodes with {counted(usual, what)}, and others: {named}",
+            expected=expected,
+            reason="rails are compared with the same rail of other nodes",
+            next_step="mpirun --map-by ppr:1:node, or srun --ntasks-per-node=1",
+        )

@@ -1,0 +1,113 @@
+"""Scan: simulated nodes and kept rounds in one process, real nodes as ranks of a job."""
+
+import os
+from collections.abc import Sequence
+
+from gpubench.conditions.definition.circumstances import Facts
+from gpubench.errors import UsageError
+from gpubench.hardware.simulated.scan_fabric import (
+    host_names,
+    simulated_local_figures,
+    simulated_model,
+    simulated_scan_fabric,
+)
+from gpubench.hardware.simulated.scan_rounds import SimulatedRounds
+from gpubench.jobs.outputs import check_writable
+from gpubench.jobs.scan.checks import check_node_count
+from gpubench.jobs.scan.delivery import deliver
+from gpubench.jobs.scan.plan import ScanPlan
+from gpubench.jobs.scan.rounds_folder import KeptScan, ResumedRounds, RoundsFolder, check_same, read_rounds
+from gpubench.jobs.simulation import Simulation
+from gpubench.jobs.sources import Simulated
+from gpubench.measure.check.health import judge
+from gpubench.measure.scan.decoding import decode
+from gpubench.measure.scan.local_figures import slow_figures, still_slow
+from gpubench.measure.scan.prediction import collectives
+from gpubench.measure.scan.report import SECTIONS as SECTIONS
+from gpubench.measure.scan.report import ScanResult
+from gpubench.measure.scan.rounds import scan
+from gpubench.model.facts.launched_by import LaunchedBy, launched_by
+from gpubench.model.paths.nodes import group
+from gpubench.model.results.measurements import QUICK
+from gpubench.model.results.stored_scan import StoredFabric
+from gpubench.model.terms.origin import Origin
+from gpubench.model.terms.verdict import Finding, Verdict
+from gpubench.profiles.nodes import profiles_for
+from gpubench.readers.leaves import leaves_of
+
+SIMULATED = "simulated"
+
+
+def run(plan: ScanPlan, arguments: Sequence[str]) -> int:
+    """Scan; the exit code. Raises GpubenchError: nothing can be scanned, or an output cannot be written."""
+    launch = launched_by(os.environ)
+    if launch is None or launch.rank == 0:
+        check_writable(plan.presentation.outputs)
+    if plan.simulation is not None:
+        _refuse_under_launcher("--simulate", launch)
+        return _run_simulated(plan, plan.simulation, arguments)
+    if plan.replay is not None:
+        _refuse_under_launcher("--replay", launch)
+        return _run_replayed(plan, read_rounds(plan.replay), arguments)
+    if launch is not None:
+        from gpubench.jobs.scan.ranks import run as run_ranks
+
+        return run_ranks(plan, arguments, launch)
+    raise UsageError(
+        "scan without ranks",
+        expected="a job with a rank a node, or a rank a GPU: nodes are scanned by measuring each other",
+        next_step="mpirun -n NODES --map-by ppr:1:node gpubench scan, or gpubench scan --simulate 'hgx-h100-8*64'",
+    )
+
+
+def _refuse_under_launcher(option: str, launch: LaunchedBy | None) -> None:
+    if launch is not None and launch.size > 1:
+        raise UsageError(
+            f"scan {option} under {launch.launcher}",
+            expected="one process: nothing is measured here",
+            next_step="the same without the launcher",
+        )
+
+
+def _run_simulated(plan: ScanPlan, simulation: Simulation, arguments: Sequence[str]) -> int:
+    machine, faults, seed = simulation.machine, simulation.faults, simulation.seed
+    check_node_count(machine.nodes)
+    named = None if plan.leaves is None else leaves_of(host_names(machine), plan.leaves, plan.leaves_file or "")
+    fabric = simulated_scan_fabric(machine, named)
+    rounds = SimulatedRounds(fabric, simulated_model(machine, faults, fabric), seed)
+    first, again = (
+        list(simulated_local_figures(machine, faults, range(machine.nodes), seed + repeat)) for repeat in (0, 1)
+    )
+    stored = StoredFabric.of(fabric, seed, SIMULATED, Origin.SIMULATED)
+    kept = None if plan.resume is None else check_same(read_rounds(plan.resume), stored, plan.resume)
+    folder = RoundsFolder(plan.resume or plan.rounds, kept)
+    folder.begin(stored, again)
+    measurer = rounds if kept is None else ResumedRounds(kept.outcomes, rounds)
+    course = scan(fabric, seed, measurer, quick=plan.quick, keep=folder.keep)
+    local = still_slow(slow_figures(first), again)
+    groups = [] if plan.quick else list(collectives(course, seed, rounds.collective))
+    result = ScanResult(course, decode(course, local), groups, Origin.SIMULATED, _facts(simulation))
+    return deliver(
+        plan, arguments, result, backend=SIMULATED, seed=seed, source=simulation.source, profile=simulation.profile
+    )
+
+
+def _facts(simulation: Simulation) -> list[Finding]:
+    """What the facts of the nodes show, where a fault is planted that they do."""
+    if all(fault.only_scan for fault in simulation.faults):
+        return []
+    machines = Simulated(simulation).machines()
+    nodes = machines.nodes
+    profiles = [None if found is None else found.profile for found in profiles_for(nodes, os.environ, None)]
+    found = judge(Facts(nodes, group(nodes), machines.processes, profiles, QUICK)).findings
+    return [each for each in found if each.severity in (Verdict.FAIL, Verdict.ERROR)]
+
+
+def _run_replayed(plan: ScanPlan, kept: KeptScan, arguments: Sequence[str]) -> int:
+    """Judge the rounds of a folder again."""
+    rounds = ResumedRounds(kept.outcomes, None)
+    course = scan(kept.fabric, kept.stored.seed, rounds, quick=plan.quick, keep=lambda *_: None)
+    origin = Origin.SIMULATED if kept.stored.origin == Origin.SIMULATED else Origin.RECORDED
+    result = ScanResult(course, decode(course, slow_figures(kept.local)), (), origin)
+    source = f"--replay {plan.replay}"
+    return deliver(plan, arguments, result, backend=kept.stored.backend, seed=kept.stored.seed, source=source)

@@ -1,0 +1,215 @@
+"""A scan by the ranks of a job: rank 0 directs, every rank supervises workers; MPI is used to start, and no more."""
+
+import os
+import secrets
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from gpubench.errors import CouldNotMeasureError, GpubenchError
+from gpubench.formats.delivery import say, tell
+from gpubench.hardware.mpi import group as mpi
+from gpubench.hardware.scan.coordinator import Coordinator, NodeRanks
+from gpubench.hardware.scan.supervisor import RankCard, Supervisor
+from gpubench.hardware.watchdog import rank as watchdog
+from gpubench.hardware.watchdog.addresses import offered_addresses
+from gpubench.jobs.metadata import recorded_settings
+from gpubench.jobs.scan.checks import check_node_count, check_placement
+from gpubench.jobs.scan.delivery import deliver
+from gpubench.jobs.scan.plan import ScanPlan
+from gpubench.jobs.scan.rounds_folder import (
+    RenumberedRounds,
+    ResumedRounds,
+    RoundsFolder,
+    numbers_of_kept,
+    read_rounds,
+)
+from gpubench.measure.scan.decoding import decode
+from gpubench.measure.scan.findings import clock_findings
+from gpubench.measure.scan.local_figures import slow_figures, still_slow
+from gpubench.measure.scan.report import ScanResult
+from gpubench.measure.scan.rounds import RoundMeasurer, scan
+from gpubench.model.facts.launched_by import SECONDS_FOR_THE_FIRST_RANK, LaunchedBy
+from gpubench.model.results.scan_rounds import LocalFigure, ScanFabric
+from gpubench.model.results.stored_scan import StoredFabric
+from gpubench.model.terms.hang import Phase
+from gpubench.model.terms.origin import Origin
+from gpubench.readers.leaves import leaves_of
+
+SECONDS_TO_START = 120.0
+"""What MPI_Init and the exchange of addresses may take before the watchdogs end the job."""
+
+SECONDS_TO_GATHER = 60.0
+"""What supervisors have to connect to rank 0."""
+
+SECONDS_TO_FINALIZE = 10.0
+"""Of MPI_Finalize, where nobody is gone; an exit without it makes mpirun complain."""
+
+_FAULT_TOLERANT = "OMPI_MCA_mpi_ft_enable"
+"""Set to 1 by mpirun --with-ft ulfm, which does not end where ranks leave without MPI_Finalize; that works there also
+where a rank is dead."""
+
+_SECRET_BYTES = 32
+_NOT_HERE = "it is not in the job that goes on"
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """What all ranks know once they have met: where each is found, who is on which node, the secret."""
+
+    cards: tuple[RankCard, ...]
+    placement: NodeRanks
+    secret: bytes
+    backend: str
+
+
+def run(plan: ScanPlan, arguments: Sequence[str], launch: LaunchedBy) -> int:
+    """Be a rank of a scan; the exit code. Where a node is gone this process ends without MPI_Finalize."""
+    progress = watchdog.start(launch.rank, launch.size, mpi.host_name(), SECONDS_TO_START, None)
+    progress.enter(Phase.MPI_INIT)
+    try:
+        group = mpi.start(launch)
+    except GpubenchError as error:
+        progress.leave()
+        _tell_first(error, launch.rank)
+        mpi.abort(None, error.exit_code)
+    progress.exchange_addresses(group)
+    progress.enter(Phase.SET_UP)
+    coordinator: Coordinator | None = None
+    supervisor: Supervisor | None = None
+    try:
+        meeting, supervisor, coordinator = _meet(plan, group)
+    except GpubenchError as error:  # raised alike on every rank
+        progress.close()
+        _tell_first(error, group.rank)
+        mpi.finish()
+        return error.exit_code
+    progress.close()
+    is_whole, code = _scan(plan, arguments, group.rank, meeting, supervisor, coordinator)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if is_whole or os.environ.get(_FAULT_TOLERANT) == "1":
+        _finish_within(SECONDS_TO_FINALIZE, code)
+    os._exit(code)
+
+
+def _tell_first(error: GpubenchError, rank: int) -> None:
+    if rank == 0 and sys.__stderr__ is not None:
+        tell(error, sys.__stderr__)
+    elif rank:
+        time.sleep(SECONDS_FOR_THE_FIRST_RANK)
+
+
+def _meet(plan: ScanPlan, group: mpi.MpiGroup) -> tuple[Meeting, Supervisor, Coordinator | None]:
+    """The only time that ranks talk over MPI: who is where, with which GPUs, and the secret.
+
+    Raises GpubenchError, on every rank: ranks that are placed so that no scan can be.
+    """
+    own_nodes, local_rank = mpi.nodes(group)
+    nodes = list(range(group.size)) if plan.ranks_as_nodes else own_nodes
+    secret = bytes.fromhex(group.broadcast(secrets.token_hex(_SECRET_BYTES) if group.rank == 0 else None))
+    hosts = group.gather(mpi.host_name())
+    check_node_count(len(set(nodes)))
+    placement = check_placement(nodes, hosts)
+    devices = dict.fromkeys(placement.rails_by_rank[group.rank], local_rank)
+    supervisor = Supervisor(plan.backend, group.rank, devices, secret)
+    coordinator = Coordinator(placement, secret, plan.round_timeout_s) if group.rank == 0 else None
+    card = RankCard(
+        group.rank,
+        mpi.host_name(),
+        tuple(offered_addresses()),
+        {rail: worker.port for rail, worker in supervisor.workers.items()},
+        0 if coordinator is None else coordinator.port,
+    )
+    return Meeting(tuple(group.gather(card)), placement, secret, plan.backend), supervisor, coordinator
+
+
+def _scan(
+    plan: ScanPlan,
+    arguments: Sequence[str],
+    rank: int,
+    meeting: Meeting,
+    supervisor: Supervisor,
+    coordinator: Coordinator | None,
+) -> tuple[bool, int]:
+    """Whether everybody is still there, and the exit code."""
+    if coordinator is None:
+        try:
+            return supervisor.serve(meeting.cards, plan.round_timeout_s), 0
+        except OSError:
+            return False, CouldNotMeasureError.exit_code
+        finally:
+            supervisor.close()
+    serving = threading.Thread(target=_serve, args=(supervisor, meeting, plan.round_timeout_s), daemon=True)
+    serving.start()
+    try:
+        coordinator.accept(SECONDS_TO_GATHER)
+        code = _directed(plan, arguments, meeting, coordinator)
+    except GpubenchError as error:
+        _tell_first(error, rank)
+        code = error.exit_code
+    finally:
+        coordinator.close()
+        serving.join(SECONDS_TO_FINALIZE)
+        supervisor.close()
+    if coordinator.gone:
+        say(
+            "gpubench: a node is gone: mpirun may wait for it. The report is whole; end mpirun if it does.",
+            to=sys.stderr,
+        )
+    return not coordinator.gone, code
+
+
+def _serve(supervisor: Supervisor, meeting: Meeting, deadline_s: float) -> None:
+    try:
+        supervisor.serve(meeting.cards, deadline_s)
+    except OSError:
+        return
+
+
+def _directed(plan: ScanPlan, arguments: Sequence[str], meeting: Meeting, coordinator: Coordinator) -> int:
+    """The whole scan, on rank 0."""
+    fabric = _fabric(plan, meeting)
+    seed, measurer, kept = plan.seed, cast("RoundMeasurer", coordinator), None
+    numbers = {node: node for node in range(len(fabric.hosts))}
+    if plan.resume is not None:
+        kept = read_rounds(plan.resume)
+        numbers = numbers_of_kept(kept, fabric.hosts, plan.resume)
+        absent = set(range(len(kept.fabric.hosts))) - set(numbers.values())
+        rounds = RenumberedRounds(coordinator, numbers)
+        fabric, seed = kept.fabric, kept.stored.seed
+        measurer = ResumedRounds(kept.outcomes, rounds, dict.fromkeys(sorted(absent), _NOT_HERE))
+    first, again = ([each._replace(node=numbers[each.node]) for each in coordinator.local()] for _ in range(2))
+    folder = RoundsFolder(plan.resume or plan.rounds, kept)
+    folder.begin(StoredFabric.of(fabric, seed, meeting.backend, Origin.MEASURED), again)
+    course = scan(fabric, seed, measurer, quick=plan.quick, keep=folder.keep)
+    local: dict[LocalFigure, float] = still_slow(slow_figures(first), again)
+    clocks = {numbers[node]: seconds for node, seconds in coordinator.clock_offsets().items()}
+    findings = list(clock_findings(fabric, clocks))
+    result = ScanResult(course, decode(course, local), (), Origin.MEASURED, findings)
+    environment = recorded_settings(os.environ)
+    return deliver(plan, arguments, result, backend=meeting.backend, seed=seed, environment=environment, is_rank=True)
+
+
+def _fabric(plan: ScanPlan, meeting: Meeting) -> ScanFabric:
+    cards, placement = meeting.cards, meeting.placement
+    names = [cards[ranks[0]].host for ranks in placement.ranks_by_node]
+    if plan.ranks_as_nodes:
+        names = [f"{cards[ranks[0]].host}:rank{ranks[0]}" for ranks in placement.ranks_by_node]
+    leaves: Sequence[str | None] = [None] * len(names)
+    if plan.leaves is not None:
+        leaves = leaves_of(names, plan.leaves, plan.leaves_file or "")
+    first = placement.ranks_by_node[0]
+    return ScanFabric(tuple(names), sum(len(placement.rails_by_rank[rank]) for rank in first), tuple(leaves))
+
+
+def _finish_within(seconds: float, code: int) -> None:
+    """End MPI; where that hangs, for somebody died meanwhile, this process ends all the same."""
+    timer = threading.Timer(seconds, lambda: os._exit(code))
+    timer.daemon = True
+    timer.start()
+    mpi.finish()
+    timer.cancel()

@@ -1,0 +1,192 @@
+"""Which part is bad, from the cells, leaves and GPUs that are slow: NIC or cable, node, rail of a leaf, uplink, GPU."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from gpubench.measure.scan.leaves import LeafLevel
+from gpubench.measure.scan.rounds import ScanCourse
+from gpubench.model.results.rows.scan import PartKind as PartKind
+from gpubench.model.results.scan_rounds import LocalFigure, NodeRail, PairSample, ScanFabric
+
+RAIL_SHARE = 0.95
+"""A rail whose usual figure is below this share of the other rails' is slow on every node."""
+
+
+@dataclass(frozen=True, slots=True)
+class FaultyPart:
+    """A part that is bad. `share` is what it delivers of what is usual, None where it delivers nothing.
+
+    `nodes` are all that it slows; `rail`, `leaf` and `gpu` are None where it is not of one. `seen` says what was seen
+    beyond the share.
+    """
+
+    kind: PartKind
+    nodes: tuple[int, ...]
+    share: float | None = None
+    rail: int | None = None
+    leaf: str | None = None
+    gpu: int | None = None
+    seen: str = ""
+    cells: frozenset[NodeRail] = frozenset()
+
+
+@dataclass
+class _Cells:
+    """What is not explained yet."""
+
+    fabric: ScanFabric
+    scores: dict[NodeRail, float]
+    local: dict[LocalFigure, float]
+    parts: list[FaultyPart] = field(default_factory=list)
+
+    def explain(self, part: FaultyPart) -> None:
+        self.parts.append(part)
+        for cell in part.cells:
+            self.scores.pop(cell, None)
+
+
+def decode(course: ScanCourse, local: Mapping[LocalFigure, float]) -> list[FaultyPart]:
+    """The parts that are bad, the gravest first; each confirmed cell, leaf and GPU belongs to one of them."""
+    left = _Cells(course.fabric, {cell: each.score for cell, each in course.confirmed.items()}, dict(local))
+    _gone(course, left)
+    _hanging(course, left)
+    left.parts += leaf_parts(course.fabric, course.slow_leaves)
+    _cells_of_leaves(course, left)
+    _whole_nodes(course, left)
+    _gpus(left)
+    _nics(left)
+    _rails(course, left)
+    return left.parts
+
+
+def _gone(course: ScanCourse, left: _Cells) -> None:
+    for node, (number, seen) in sorted(course.gone.items()):
+        cells = _cells([node], range(left.fabric.rails))
+        left.explain(FaultyPart(PartKind.NODE_GONE, (node,), seen=f"{seen} in round {number}", cells=cells))
+        left.local = {figure: share for figure, share in left.local.items() if figure.node != node}
+
+
+def _hanging(course: ScanCourse, left: _Cells) -> None:
+    """Cells that failed with several partners; all rails of a node are the node."""
+    by_node: dict[int, dict[int, list[PairSample]]] = {}
+    for cell, own in course.retired().items():
+        if cell.node not in course.gone:
+            by_node.setdefault(cell.node, {})[cell.rail] = own
+    for node, rails in sorted(by_node.items()):
+        whole = len(rails) == left.fabric.rails
+        for rail, own in [(None, next(iter(rails.values())))] if whole else list(rails.items()):
+            kind = PartKind.NODE_HANGS if rail is None else PartKind.RAIL_HANGS
+            cells = _cells([node], range(left.fabric.rails) if rail is None else [rail])
+            left.explain(FaultyPart(kind, (node,), rail=rail, seen=_failed(left.fabric, node, own), cells=cells))
+
+
+def _failed(fabric: ScanFabric, node: int, own: Sequence[PairSample]) -> str:
+    seen = next((each.failure for each in own if each.culprit == node), own[0].failure)
+    partners = list(dict.fromkeys(fabric.hosts[each.partner(node)] for each in own))
+    return f"{seen}, with {' and '.join(partners[:3])}"
+
+
+def leaf_parts(fabric: ScanFabric, levels: Iterable[LeafLevel]) -> Iterator[FaultyPart]:
+    """Leaves that are slow as a whole; all rails of one alike are the leaf, and what only leaves it is the uplink."""
+    by_leaf: dict[tuple[str, bool], list[LeafLevel]] = {}
+    for level in levels:
+        by_leaf.setdefault((level.leaf, level.is_uplink), []).append(level)
+    for (leaf, is_uplink), own in sorted(by_leaf.items()):
+        whole = len(own) == fabric.rails and fabric.rails > 1
+        for group in [own] if whole else [[each] for each in own]:
+            share = median(each.across if each.across is not None else each.inside or 0.0 for each in group)
+            kind = PartKind.UPLINK if is_uplink else PartKind.LEAF if whole else PartKind.LEAF_RAIL
+            yield FaultyPart(kind, _members(fabric, leaf), share, None if whole else group[0].rail, leaf)
+
+
+def _cells_of_leaves(course: ScanCourse, left: _Cells) -> None:
+    """Slow cells that are all that a leaf of few nodes has on a rail."""
+    for leaf in dict.fromkeys(filter(None, left.fabric.leaves)):
+        nodes = [node for node in _members(left.fabric, leaf) if node not in course.gone]
+        if len(nodes) < 2 or len(nodes) == len(course.living()):
+            continue
+        slow = {rail for rail in range(left.fabric.rails) if all(NodeRail(node, rail) in left.scores for node in nodes)}
+        whole = len(slow) == left.fabric.rails and left.fabric.rails > 1
+        for rails in [sorted(slow)] if whole else [[rail] for rail in sorted(slow)]:
+            cells = _cells(nodes, rails)
+            share = median(left.scores[cell] for cell in cells)
+            kind = PartKind.LEAF if whole else PartKind.LEAF_RAIL
+            left.explain(FaultyPart(kind, tuple(nodes), share, None if whole else rails[0], leaf, cells=cells))
+
+
+def _whole_nodes(course: ScanCourse, left: _Cells) -> None:
+    """Most rails of a node that are slow are the node, where all its rails together are as slow."""
+    by_node: dict[int, list[NodeRail]] = {}
+    for cell in left.scores:
+        by_node.setdefault(cell.node, []).append(cell)
+    for node, own in sorted(by_node.items()):
+        everything = [NodeRail(node, rail) for rail in range(left.fabric.rails)]
+        known = [left.scores.get(cell, course.judged[cell].score) for cell in everything if cell in course.judged]
+        slow = median(left.scores[cell] for cell in own)
+        if len(own) * 2 > len(everything) and (len(everything) == 1 or median(known) < (1 + slow) / 2):
+            left.explain(FaultyPart(PartKind.NODE, (node,), slow, cells=frozenset(everything)))
+
+
+def _gpus(left: _Cells) -> None:
+    """GPUs that phase 0 saw, each with its rail where that is slow as well; a whole node where it is most of them."""
+    by_node: dict[int, dict[int, list[tuple[LocalFigure, float]]]] = {}
+    for figure, share in left.local.items():
+        by_node.setdefault(figure.node, {}).setdefault(figure.gpu, []).append((figure, share))
+    for node, gpus in sorted(by_node.items()):
+        if len(gpus) * 2 > left.fabric.rails > 1:
+            found = [each for several in gpus.values() for each in several]
+            cells = frozenset(cell for cell in left.scores if cell.node == node)
+            left.explain(_local_part(PartKind.NODE, node, None, found, cells))
+            continue
+        for gpu, found in sorted(gpus.items()):
+            left.explain(
+                _local_part(PartKind.GPU, node, gpu, found, frozenset({NodeRail(node, gpu)}) & left.scores.keys())
+            )
+
+
+def _local_part(
+    kind: PartKind, node: int, gpu: int | None, found: Sequence[tuple[LocalFigure, float]], cells: frozenset[NodeRail]
+) -> FaultyPart:
+    figure, share = min(found, key=lambda each: each[1])
+    seen = f"{figure.quantity.value} {figure.gb_s:.4g} GB/s"
+    return FaultyPart(
+        kind, (node,), share, gpu=gpu, rail=next((cell.rail for cell in cells), None), seen=seen, cells=cells
+    )
+
+
+def _nics(left: _Cells) -> None:
+    """Every cell that is left, rails with one NIC together."""
+    by_nic: dict[tuple[int, str | int], list[NodeRail]] = {}
+    for cell in sorted(left.scores):
+        by_nic.setdefault((cell.node, left.fabric.nic(cell.rail) or cell.rail), []).append(cell)
+    for (node, _), cells in by_nic.items():
+        share = median(left.scores[cell] for cell in cells)
+        left.explain(FaultyPart(PartKind.NIC, (node,), share, cells[0].rail, cells=frozenset(cells)))
+
+
+def _rails(course: ScanCourse, left: _Cells) -> None:
+    """Rails that are slow on every node, which no comparison between nodes shows."""
+    usual = dict(_usual_by_rail(course))
+    for rail, gb_s in usual.items():
+        others = [each for other, each in usual.items() if other != rail]
+        if len(others) >= 2 and gb_s < RAIL_SHARE * median(others):
+            nodes = tuple(course.living())
+            seen = f"{gb_s:.4g} GB/s on every node, {median(others):.4g} on the other rails"
+            left.explain(FaultyPart(PartKind.RAIL, nodes, gb_s / median(others), rail, seen=seen))
+
+
+def _usual_by_rail(course: ScanCourse) -> Iterator[tuple[int, float]]:
+    for rail in range(course.fabric.rails):
+        own = [gb_s for (of_rail, _), gb_s in course.yardstick.centres.items() if of_rail == rail]
+        if own:
+            yield rail, median(own)
+
+
+def _members(fabric: ScanFabric, leaf: str) -> tuple[int, ...]:
+    return tuple(node for node, own in enumerate(fabric.leaves) if own == leaf)
+
+
+def _cells(nodes: Iterable[int], rails: Iterable[int]) -> frozenset[NodeRail]:
+    wanted = list(rails)
+    return frozenset(NodeRail(node, rail) for node in nodes for rail in wanted)

@@ -1,0 +1,113 @@
+"""The values of a scan: who takes part, what a round is to measure, and what it measured."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class ScanPhase(StrEnum):
+    """The phases of a scan, in order. Rounds belong to the three in the middle."""
+
+    LOCAL = "local"
+    SCREENING = "screening"
+    SUSPECTS = "suspects"
+    CONFIRMATION = "confirmation"
+    COLLECTIVE = "collective"
+
+
+ROUNDS: Mapping[ScanPhase, int] = {ScanPhase.SCREENING: 3, ScanPhase.SUSPECTS: 3, ScanPhase.CONFIRMATION: 5}
+"""Rounds of a phase, whatever the number of nodes."""
+
+
+class NodeRail(NamedTuple):
+    """One rail of one node: a GPU with the NIC that it uses."""
+
+    node: int
+    rail: int
+
+
+class NodePair(NamedTuple):
+    """Two nodes that measure each other in a round, on all their rails at once."""
+
+    first: int
+    second: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScanFabric:
+    """The nodes of a scan. `leaves` are names by node, None where it is not known; `nics` names by rail.
+
+    A rail is the position of a GPU in its node, with the NIC that it uses; rails may share a NIC.
+    """
+
+    hosts: tuple[str, ...]
+    rails: int
+    leaves: tuple[str | None, ...]
+    nics: tuple[str | None, ...] = ()
+
+    def inside(self, first: int, second: int) -> bool:
+        """True where both nodes are known to hang on the same leaf."""
+        leaf = self.leaves[first]
+        return leaf is not None and leaf == self.leaves[second]
+
+    def nic(self, rail: int) -> str | None:
+        """The NIC of a rail, where it is known."""
+        return self.nics[rail] if rail < len(self.nics) else None
+
+
+class PairSample(NamedTuple):
+    """What one rail of a pair delivered in a round: GB/s both ways together, or why there is no figure.
+
+    `culprit` is the node whose own supervisor saw its worker stop or die; None where nobody knows.
+    """
+
+    first: int
+    second: int
+    rail: int
+    gb_s: float
+    failure: str = ""
+    culprit: int | None = None
+
+    def partner(self, node: int) -> int:
+        """The other node."""
+        return self.second if node == self.first else self.first
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRound:
+    """A round that is to be measured; `number` counts from 1 over all phases. `retired` cells take no part."""
+
+    number: int
+    phase: ScanPhase
+    pairs: tuple[NodePair, ...]
+    retired: frozenset[NodeRail] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class RoundOutcome:
+    """A round that was measured; `gone` are nodes that stopped answering in it, and what was seen of that."""
+
+    number: int
+    phase: ScanPhase
+    samples: tuple[PairSample, ...]
+    seconds: float
+    gone: Mapping[int, str] = field(default_factory=dict)
+
+
+class LocalQuantity(StrEnum):
+    """What a node measures by itself in phase 0."""
+
+    NVLINK = "NVLink"
+    TO_HOST = "copies to host memory"
+    FROM_HOST = "copies from host memory"
+    MEMORY = "copies in its memory"
+
+
+class LocalFigure(NamedTuple):
+    """GB/s that a node measured by itself, of one of its GPUs (or, without GPUs, ranks)."""
+
+    node: int
+    gpu: int
+    quantity: LocalQuantity
+    gb_s: float

@@ -1,0 +1,124 @@
+"""The leaves that nodes hang on: Slurm's topology.conf, or two columns, node and leaf."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+
+from gpubench.errors import UsageError
+from gpubench.model.terms.units import counted, some_of
+from gpubench.readers.documents.text_files import Wanted, read_text
+
+MOST_BYTES = 16 * 2**20
+MOST_HOSTS = 2**17
+"""Of a list in brackets: more than any cluster has."""
+
+_WANTED = Wanted(
+    "Slurm's topology.conf, or lines of a node and its leaf",
+    "scontrol show topology, or a file with lines like: node17 leaf4",
+    MOST_BYTES,
+    "leaves.txt",
+)
+_SETTING = re.compile(r"(\w+)=(\S+)", re.ASCII)
+_BRACKETS = re.compile(r"\[([0-9,\-]+)\]", re.ASCII)
+
+
+def read_leaves(path: Path) -> dict[str, str]:
+    """The leaf of every host in a file.
+
+    Raises UsageError where it cannot be read, is of another kind, or names a host twice with different leaves.
+    """
+    text = read_text(path, _WANTED)
+    found: dict[str, str] = {}
+    for number, line in _lines(text):
+        where = f"{path}, line {number}"
+        for host, leaf in _of_line(line, where):
+            if found.setdefault(host, leaf) != leaf:
+                raise UsageError(
+                    f"{where}: {host} hangs on {found[host]} and on {leaf}", expected="one leaf for every node"
+                )
+    if not found:
+        raise _WANTED.unfit(f"{path} names no leaf", reason="it has switches without nodes, or comments alone")
+    return found
+
+
+def leaves_of(hosts: Sequence[str], by_host: Mapping[str, str], name: str) -> tuple[str, ...]:
+    """The leaf of each of these hosts, which a file may name with or without their domain.
+
+    Raises UsageError for hosts that it does not name.
+    """
+    short = {host.partition(".")[0]: leaf for host, leaf in by_host.items()}
+    found = [by_host.get(host) or short.get(host.partition(".")[0]) for host in hosts]
+    missing = [host for host, leaf in zip(hosts, found, strict=True) if leaf is None]
+    if missing:
+        unknown = [each for each in by_host if each not in hosts]
+        raise UsageError(
+            f"{name} has no leaf for {some_of(missing)}: {len(missing)} of {counted(len(hosts), 'node')}",
+            expected="a leaf for every node of the job",
+            reason=f"it names others: {some_of(unknown)}" if unknown else "it is of another cluster",
+            next_step="scontrol show topology shows how Slurm names them; without --leaves none are assumed",
+        )
+    return tuple(leaf for leaf in found if leaf is not None)
+
+
+def _lines(text: str) -> Iterator[tuple[int, str]]:
+    """Lines without comments and line ends that a backslash takes away, with their numbers."""
+    kept, first = "", 0
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.partition("#")[0].rstrip()
+        first = first or number
+        if words.endswith("\\"):
+            kept += words[:-1] + " "
+            continue
+        whole = (kept + words).strip()
+        if whole:
+            yield first, whole
+        kept, first = "", 0
+
+
+def _of_line(line: str, where: str) -> Iterator[tuple[str, str]]:
+    settings = {key.lower(): value for key, value in _SETTING.findall(line)}
+    if "switchname" in settings:
+        for host in expand_hostlist(settings.get("nodes", ""), where):
+            yield host, settings["switchname"]
+        return
+    words = re.split(r"[\s,;]+", line)
+    if "=" in line or len(words) != 2:
+        raise UsageError(
+            f"{where}: {line[:60]!r} names no leaf",
+            expected="'SwitchName=LEAF Nodes=node[0-31]', or two columns: node, leaf",
+        )
+    for host in expand_hostlist(words[0], where):
+        yield host, words[1]
+
+
+def expand_hostlist(text: str, where: str) -> list[str]:
+    """Hosts of a list as Slurm writes it: 'node[0-3,07],login'. Raises UsageError for a broken or endless one."""
+    hosts: list[str] = []
+    for part in re.split(r",(?![^\[]*\])", text):
+        if not part:
+            continue
+        pieces = _BRACKETS.split(part)
+        if any(sign in piece for piece in pieces[::2] for sign in "[]"):
+            raise UsageError(f"{where}: {part[:60]!r} is no list of nodes", expected="node[0-31], or names with commas")
+        choices = [_numbers(piece, where) if place % 2 else [piece] for place, piece in enumerate(pieces)]
+        count = 1
+        for each in choices:
+            count *= len(each)
+        if count + len(hosts) > MOST_HOSTS:
+            raise UsageError(f"{where}: more than {MOST_HOSTS} nodes", expected="the nodes of one cluster")
+        hosts += ["".join(each) for each in product(*choices)]
+    return hosts
+
+
+def _numbers(text: str, where: str) -> list[str]:
+    found: list[str] = []
+    for span in text.split(","):
+        first, dash, last = span.partition("-")
+        is_span = first.isdecimal() and (last.isdecimal() or not dash) and len(span) <= 40
+        if not is_span or (dash and not 0 <= int(last) - int(first) < MOST_HOSTS):
+            raise UsageError(f"{where}: {span[:40]!r} is no range of nodes", expected="like 0-31 or 07")
+        found += [str(n).zfill(len(first)) for n in range(int(first), int(last if dash else first) + 1)]
+        if len(found) > MOST_HOSTS:
+            raise UsageError(f"{where}: more than {MOST_HOSTS} nodes", expected="the nodes of one cluster")
+    return found

@@ -1,0 +1,191 @@
+"""`gpubench scan` of simulated nodes, and of rounds that were kept: reports, lists, folders, bad input."""
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.cli.running import gpubench
+
+FIVE = (
+    *("--fault", "node17.nic3:bandwidth=0.41", "--fault", "node9:hangs=round2"),
+    *("--fault", "leaf1.rail2:bandwidth=0.6", "--fault", "node30:dies=round3", "--fault", "node40.gpu5:width=4"),
+)
+MACHINE = "hgx-h100-8*64"
+
+
+def test_every_fault_is_named_and_the_first_line_says_so() -> None:
+    result = gpubench("scan", "--simulate", "hgx-h100-8*128", *FIVE)
+    assert result.returncode == 1
+    first = " ".join(result.stdout.split("\n\n")[1].split())
+    assert first.startswith("FAIL: 4 of 128 nodes and 1 part of the network are bad: node30 is gone, node9 hangs, ")
+    for part in ("leaf1 rail 2 at 60 %", "node40 GPU5 at 25 %", "node17 rail 3 at 41 % (NIC or cable)"):
+        assert part in first
+    assert "31 are slowed by the network, 93 are well; simulated" in first
+    assert result.stdout.rstrip().splitlines()[-1] == first
+    assert "--exclude=node[9,17,30,40]" in result.stdout
+    assert "kubectl cordon -- node9 node17 node30 node40" in result.stdout
+
+
+def test_healthy_nodes_pass_and_the_sentence_says_what_would_have_been_seen() -> None:
+    result = gpubench("scan", "--simulate", MACHINE)
+    assert result.returncode == 0
+    assert result.stdout.rstrip().splitlines()[-1].startswith("PASS: all 64 nodes are well: a loss of ")
+
+
+def test_every_format_has_every_cell(tmp_path: Path) -> None:
+    endings = ("json", "xml", "prom", "html", "csv", "md", "jsonl")
+    files = [f"--output={tmp_path / f'a.{ending}'}" for ending in endings]
+    assert gpubench("scan", "--simulate", MACHINE, "--fault", "node17.nic3:bandwidth=0.41", *files).returncode == 1
+    document = json.loads((tmp_path / "a.json").read_text())
+    cells = document["cells"]
+    assert len(cells) == 64 * 8
+    (bad,) = [row for row in cells if row["verdict"] != "PASS"]
+    assert (bad["node"], bad["rail"], bad["nic"], bad["part"]) == ("node17", 3, "nic3", "node17 rail 3")
+    assert bad["score_percent"] == pytest.approx(41, abs=2)
+    assert bad["phase"] == "confirmation"
+    (part,) = document["parts"]
+    assert (part["kind"], part["nodes"], part["verdict"]) == ("NIC or cable", ["node17"], "FAIL")
+    assert [row["number"] for row in document["rounds"]] == list(range(1, 12))
+    assert [row["subject"] for row in document["scan_collectives"]] == ["all"]
+    assert document["scan_collectives"][0]["percent"] == pytest.approx(100, abs=5)
+    assert [each["id"] for each in document["findings"]] == ["nic-slow"]
+    suite = ElementTree.parse(tmp_path / "a.xml").getroot()[0]
+    failed = [case.get("name") for case in suite.iter("testcase") if case.find("failure") is not None]
+    assert failed == ["nic-slow: node17 rail 3"]
+    prometheus = (tmp_path / "a.prom").read_text()
+    assert 'gpubench_scan_cell_ratio{command="scan",origin="simulated",node="node17",rail="3"' in prometheus
+    page = (tmp_path / "a.html").read_text()
+    assert "Nodes × rails" in page.replace("&#215;", "×")
+    assert "node17 (leaf0)" in page
+    assert (tmp_path / "a.csv").read_text().count("\n") == 64 * 8 + 1
+
+
+def test_the_map_of_very_many_nodes_is_of_the_leaves_where_something_is_wrong(tmp_path: Path) -> None:
+    page = tmp_path / "a.html"
+    faults = ("--fault", "node17.nic3:bandwidth=0.41")
+    gpubench("scan", "--simulate", "hgx-h100-8*2080", *faults, "--output", str(page))
+    assert "of the 32 nodes on leaves where something is wrong" in page.read_text()
+
+
+def test_quick_names_suspects_and_confirms_nothing() -> None:
+    result = gpubench("scan", "--simulate", MACHINE, "--fault", "node17.nic3:bandwidth=0.41", "--quick")
+    assert result.returncode == 0
+    last = result.stdout.rstrip().splitlines()[-1]
+    assert last.startswith("WARN: 1 of 64 nodes is a suspect that nobody confirmed: node17 rail 3 at 4")
+    assert "3 rounds: 3 screening" in result.stdout
+    strict = gpubench("scan", "--simulate", MACHINE, "--fault", "node17.nic3:bandwidth=0.41", "--quick", "--strict")
+    assert strict.returncode == 1
+
+
+def test_the_hostfile_has_the_good_nodes(tmp_path: Path) -> None:
+    gpubench("scan", "--simulate", "hgx-h100-8*8", "--fault", "node2:bandwidth=0.5", "--hostfile", str(tmp_path / "h"))
+    assert (tmp_path / "h").read_text().splitlines() == [f"node{n} slots=8" for n in range(8) if n != 2]
+
+
+def test_leaves_from_a_file_decide_what_a_leaf_is(tmp_path: Path) -> None:
+    file = tmp_path / "topology.conf"
+    file.write_text(
+        "SwitchName=left Nodes=node[0-7]\nSwitchName=right Nodes=node[8-15]\nSwitchName=up Nodes=node[16-31]\n"
+    )
+    faults = ("--fault", "leaf1.rail2:bandwidth=0.6")
+    result = gpubench("scan", "--simulate", "hgx-h100-8*32", *faults, "--leaves", str(file))
+    assert "1 part of the network is bad: right rail 2 at 60 %" in result.stdout
+
+
+def test_rounds_are_kept_gone_on_with_and_judged_again(tmp_path: Path) -> None:
+    folder, faults = tmp_path / "rounds", ("--fault", "node17.nic3:bandwidth=0.41", "--fault", "node9:dies=round5")
+    whole = gpubench("scan", "--simulate", MACHINE, *faults, "--rounds", str(folder), "--format", "csv")
+    kept = folder / "scan.jsonl"
+    lines = kept.read_text().splitlines(keepends=True)
+    assert len(lines) == 2 + 11
+    replayed = gpubench("scan", "--replay", str(folder), "--format", "csv")
+    assert replayed.returncode == 1
+    assert replayed.stdout == whole.stdout
+    kept.write_text("".join(lines[:6]) + lines[6][: len(lines[6]) // 2])
+    cut = gpubench("scan", "--replay", str(folder))
+    assert cut.returncode == 0
+    assert "node17 rail 3 at 4" in cut.stdout
+    assert "the job ended before the confirmation" in cut.stdout
+    kept.write_text("".join(lines[:6]))
+    resumed = gpubench("scan", "--simulate", MACHINE, *faults, "--resume", str(folder), "--format", "csv")
+    assert resumed.stdout == whole.stdout
+    assert len(kept.read_text().splitlines()) == 2 + 11
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--simulate", "hgx-h100-8"], "scan of one node"),
+        (["--simulate", "hgx-h100-8*2"], "no third tells which of them is slow"),
+        (["--simulate", "hgx-h200-2*8"], "no NIC of known rate"),
+        (["--simulate", MACHINE, "--fault", "leaf2.rail1:bandwidth=0.5"], "the nodes hang on 2 leaves"),
+        (["--simulate", MACHINE, "--fault", "leaf1.rail9:bandwidth=0.5"], "rails 0 to 7"),
+        (["--simulate", MACHINE, "--fault", "node64:dies=round1"], "node"),
+        (["--simulate", MACHINE, "--fault", "node6:dies=round12"], "round1 to round11"),
+        (["--replay", "nowhere"], "does not exist"),
+        (["--replay", "a", "--resume", "b"], "exclude each other"),
+        (["--simulate", MACHINE, "--replay", "b"], "exclude each other"),
+        (["--backend", "mpi"], "not known"),
+        (["--simulate", MACHINE, "--leaves", "nowhere"], "does not exist"),
+        ([], "mpirun -n NODES"),
+    ],
+)
+def test_bad_input_is_told_in_one_message(arguments: list[str], said: str) -> None:
+    result = gpubench("scan", *arguments)
+    assert result.returncode == 2
+    assert said in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_leaves_that_name_other_nodes_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "leaves"
+    file.write_text("gpu[00-63] leaf1\n")
+    result = gpubench("scan", "--simulate", MACHINE, "--leaves", str(file))
+    assert result.returncode == 2
+    assert "has no leaf for node0, node1, node2, node3 and 60 more: 64 of 64 nodes" in result.stderr
+    assert "it names others: gpu00" in result.stderr
+
+
+def test_another_scan_in_the_folder_is_not_overwritten_or_gone_on_with(tmp_path: Path) -> None:
+    folder = str(tmp_path / "rounds")
+    assert gpubench("scan", "--simulate", "hgx-h100-8*8", "--rounds", folder).returncode == 0
+    again = gpubench("scan", "--simulate", "hgx-h100-8*8", "--rounds", folder)
+    assert again.returncode == 2
+    assert f"gpubench scan --resume {folder}" in again.stderr
+    other = gpubench("scan", "--simulate", "hgx-h100-8*9", "--resume", folder)
+    assert other.returncode == 2
+    assert "nodes are 8 of other names, here 9" in other.stderr
+
+
+@pytest.mark.parametrize("text", ["{}\n", "nothing\n", '{"hosts": ["a"], "rails": 0}\n'])
+def test_a_folder_with_something_else_is_told(tmp_path: Path, text: str) -> None:
+    (tmp_path / "scan.jsonl").write_text(text)
+    result = gpubench("scan", "--replay", str(tmp_path))
+    assert result.returncode == 2
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("edit", ['"places": [[0, 99, 0]', '"places": [[0, 1, 99]', '"places": [[0, 1]'])
+def test_rounds_of_nodes_that_are_not_there_are_refused(tmp_path: Path, edit: str) -> None:
+    gpubench("scan", "--simulate", "hgx-h100-8*8", "--rounds", str(tmp_path))
+    kept = tmp_path / "scan.jsonl"
+    head, local, first, *_ = kept.read_text().splitlines()
+    start = first.index('"places": [[')
+    kept.write_text("\n".join((head, local, first[:start] + edit + first[first.index("]", start + 12) + 1 :])) + "\n")
+    result = gpubench("scan", "--replay", str(tmp_path))
+    assert result.returncode == 2
+    assert "a figure of" in result.stderr
+
+
+def test_faults_of_rounds_mean_nothing_elsewhere() -> None:
+    result = gpubench("topo", "--simulate", MACHINE, "--fault", "node3:dies=round2")
+    assert result.returncode == 2
+    assert "gpubench scan --simulate 'hgx-h100-8*64' --fault node3:dies=round2" in result.stderr
+
+
+def test_two_leaves_of_which_the_uplink_is_slow_are_said_to_be_slow_between() -> None:
+    result = gpubench("scan", "--simulate", MACHINE, "--fault", "leaf1:uplink=0.8")
+    assert "between-leaves-slow" in result.stdout
+    assert result.stdout.rstrip().splitlines()[-1].startswith("WARN: ")

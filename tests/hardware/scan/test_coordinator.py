@@ -1,0 +1,146 @@
+"""Rank 0's side: replies made into figures, and who is to blame where one is missing."""
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from gpubench.hardware.scan import coordinator as module
+from gpubench.hardware.scan.coordinator import Coordinator, NodeRanks
+from gpubench.hardware.scan.messages import (
+    MessageType,
+    Outcome,
+    RoundOrder,
+    RoundReply,
+    framed,
+    greet,
+    packed_clock,
+    packed_local,
+    receive_one,
+)
+from gpubench.model.results.scan_rounds import (
+    LocalFigure,
+    LocalQuantity,
+    NodePair,
+    NodeRail,
+    PairSample,
+    PlannedRound,
+    ScanPhase,
+)
+
+SECRET = b"the secret of a job of the tests"
+Answer = Callable[[RoundOrder], RoundReply | None]
+"""What a supervisor answers; None: it hangs up."""
+
+
+def done(gb_s: float) -> Answer:
+    return lambda order: RoundReply(order.number, ((0, gb_s, Outcome.DONE), (1, 2 * gb_s, Outcome.DONE)))
+
+
+def failing(outcome: Outcome, remark: str = "") -> Answer:
+    return lambda order: RoundReply(order.number, ((0, 0.0, outcome), (1, 0.0, outcome)), remark)
+
+
+def silent(_order: RoundOrder) -> RoundReply | None:
+    threading.Event().wait(3)
+    return None
+
+
+@contextmanager
+def coordinated(*answers: Answer, secret: bytes = SECRET, clock: float = 0.0) -> Iterator[Coordinator]:
+    """A coordinator of so many nodes with two rails, each on one rank that answers so."""
+    nodes = NodeRanks(tuple((rank,) for rank in range(len(answers))), ((0, 1),) * len(answers))
+    found = Coordinator(nodes, SECRET, 0.1)
+    threads = [
+        threading.Thread(target=supervise, args=(found.port, rank, answer, secret, clock), daemon=True)
+        for rank, answer in enumerate(answers)
+    ]
+    for thread in threads:
+        thread.start()
+    found.accept(2.0 if secret == SECRET else 0.5)
+    try:
+        yield found
+    finally:
+        found.close()
+        for thread in threads:
+            thread.join(10)
+
+
+def supervise(port: int, rank: int, answer: Answer, secret: bytes, clock: float) -> None:
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        try:
+            greet(connection, secret, str(rank).encode())
+            connection.sendall(framed(packed_clock(time.time() + clock)))
+            while (message := receive_one(connection)) is not None and message[0] != MessageType.END:
+                if message[0] == MessageType.LOCAL_ORDER:
+                    figures = [LocalFigure(0, 0, LocalQuantity.MEMORY, 10.0 + rank)]
+                    connection.sendall(framed(packed_local(figures)))
+                    continue
+                reply = answer(RoundOrder.of(message[1:]))
+                if reply is None:
+                    return
+                connection.sendall(framed(reply.packed()))
+        except OSError:
+            return
+
+
+def planned(*retired: NodeRail) -> PlannedRound:
+    return PlannedRound(1, ScanPhase.SCREENING, (NodePair(0, 1),), frozenset(retired))
+
+
+def test_a_figure_is_the_mean_of_what_both_ends_say() -> None:
+    with coordinated(done(10.0), done(12.0)) as found:
+        outcome = found.measure(planned())
+    assert outcome.samples == (PairSample(0, 1, 0, 11.0), PairSample(0, 1, 1, 22.0))
+    assert outcome.gone == {}
+
+
+def test_retired_rails_take_no_part() -> None:
+    with coordinated(done(10.0), done(12.0)) as found:
+        assert [each.rail for each in found.measure(planned(NodeRail(1, 0))).samples] == [1]
+
+
+def test_who_says_that_its_own_worker_failed_is_to_blame() -> None:
+    answers = failing(Outcome.BROKEN), failing(Outcome.OWN_WORKER_DIED, "signal 9")
+    with coordinated(*answers) as found:
+        outcome = found.measure(planned())
+    assert outcome.samples[0] == PairSample(0, 1, 0, 0.0, "its worker died (signal 9)", 1)
+
+
+def test_where_both_only_waited_nobody_is_to_blame() -> None:
+    with coordinated(failing(Outcome.DEADLINE, "killed after the deadline"), failing(Outcome.DEADLINE)) as found:
+        outcome = found.measure(planned())
+    assert outcome.samples[0] == PairSample(0, 1, 0, 0.0, "not done within the deadline")
+
+
+def test_a_supervisor_that_hangs_up_is_a_node_that_is_gone() -> None:
+    with coordinated(failing(Outcome.BROKEN), lambda _order: None, done(1.0)) as found:
+        outcome = found.measure(planned())
+        assert outcome.gone == {1: "its supervisor is gone"}
+        assert outcome.samples[0].culprit == 1
+        assert found.gone == {1: "its supervisor is gone"}
+
+
+def test_a_supervisor_that_is_silent_is_gone_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SECONDS_OF_SUPERVISOR", 0.2)
+    monkeypatch.setattr(module, "SECONDS_OF_GRACE", 0.2)
+    with coordinated(failing(Outcome.DEADLINE), silent) as found:
+        outcome = found.measure(planned())
+    assert outcome.samples[0] == PairSample(0, 1, 0, 0.0, "the node is gone", 1)
+    assert outcome.gone[1].startswith("its supervisor does not answer")
+
+
+def test_who_does_not_know_the_secret_is_not_let_in() -> None:
+    with coordinated(done(1.0), done(1.0), secret=b"another secret than that of this") as found:
+        assert found.gone == dict.fromkeys((0, 1), "its supervisor did not come")
+
+
+def test_phase_0_and_clocks_of_all_nodes() -> None:
+    with coordinated(done(1.0), done(1.0), clock=-3600.0) as found:
+        local = found.local()
+        offsets = found.clock_offsets()
+    assert sorted(local) == [LocalFigure(node, 0, LocalQuantity.MEMORY, 10.0 + node) for node in (0, 1)]
+    assert offsets == {node: pytest.approx(-3600, abs=5) for node in (0, 1)}

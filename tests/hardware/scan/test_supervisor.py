@@ -1,0 +1,96 @@
+"""A supervisor and its workers, which are real processes: they measure each other, and are stopped and killed."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from gpubench.hardware.scan.messages import Outcome, RoundReply
+from gpubench.hardware.scan.supervisor import Supervisor
+from gpubench.hardware.scan.worker import WorkerTask
+
+SECRET = b"the secret of a job of the tests"
+DEADLINE = 3.0
+
+
+@contextmanager
+def two() -> Iterator[tuple[Supervisor, Supervisor]]:
+    """Two supervisors of one rail."""
+    found = tuple(Supervisor("host", rank, {0: 0}, SECRET) for rank in (0, 1))
+    for each in found:
+        each.workers[0]._start()  # by the main thread: the kernel ends a child with the thread that started it
+    try:
+        yield found[0], found[1]
+    finally:
+        for each in found:
+            each.close()
+
+
+def a_round(one: Supervisor, other: Supervisor, number: int = 1) -> tuple[RoundReply, RoundReply]:
+    """A round of both with each other: the first listens."""
+    replies: dict[int, RoundReply] = {}
+    places = (("127.0.0.1", one.workers[0].port),)
+    tasks = (
+        (one, WorkerTask(number, 0, 1, 0, DEADLINE)),
+        (other, WorkerTask(number, 0, 0, 1, DEADLINE, places)),
+    )
+
+    def measure(rank: int) -> None:
+        supervisor, task = tasks[rank]
+        replies[rank] = supervisor.round(number, {0: task}, DEADLINE)
+
+    threads = [threading.Thread(target=measure, args=(rank,)) for rank in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    return replies[0], replies[1]
+
+
+def worker_of(supervisor: Supervisor) -> int:
+    process = supervisor.workers[0]._process
+    assert process is not None
+    return process.pid
+
+
+def test_two_workers_measure_the_same_thing_and_are_used_again() -> None:
+    with two() as (one, other):
+        first, second = a_round(one, other)
+        ((_, gb_s, outcome),), ((_, told, _),) = first.figures, second.figures
+        assert outcome == Outcome.DONE
+        assert 0 < gb_s < 10 * told < 100 * gb_s
+        pids = worker_of(one), worker_of(other)
+        again, _ = a_round(one, other, 2)
+        assert again.figures[0][2] == Outcome.DONE
+        assert (worker_of(one), worker_of(other)) == pids
+
+
+def test_a_stopped_worker_is_known_by_its_own_supervisor_killed_and_replaced() -> None:
+    with two() as (one, other):
+        a_round(one, other)
+        stopped = worker_of(other)
+        os.kill(stopped, signal.SIGSTOP)
+        first, second = a_round(one, other, 2)
+        assert first.figures[0][2] in (Outcome.DEADLINE, Outcome.BROKEN)
+        assert second.figures[0][2] == Outcome.OWN_WORKER_STOPPED
+        third, _ = a_round(one, other, 3)
+        assert third.figures[0][2] == Outcome.DONE
+        assert worker_of(other) != stopped
+
+
+def test_a_worker_that_died_between_rounds_is_told_in_the_next() -> None:
+    with two() as (one, other):
+        a_round(one, other)
+        process = one.workers[0]._process
+        assert process is not None
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        first, _ = a_round(one, other, 2)
+        assert (first.figures[0][2], first.remark) == (Outcome.OWN_WORKER_DIED, "signal 9")
+
+
+def test_nobody_there_is_the_deadline() -> None:
+    with two() as (one, _):
+        reply = one.round(1, {0: WorkerTask(1, 0, 1, 0, 0.5)}, 0.5)
+    assert reply.figures == ((0, 0.0, Outcome.DEADLINE),)

@@ -1,0 +1,30 @@
+"""Phase 0: a GPU is held against the same figure of all nodes, twice."""
+
+from gpubench.measure.scan.local_figures import slow_figures, still_slow
+from gpubench.model.results.scan_rounds import LocalFigure, LocalQuantity
+
+
+def figures(slow: dict[tuple[int, int], float], nodes: int = 8) -> list[LocalFigure]:
+    return [
+        LocalFigure(node, gpu, quantity, 50.0 * slow.get((node, gpu), 1.0) * (1 + 0.001 * (node % 3)))
+        for quantity in (LocalQuantity.TO_HOST, LocalQuantity.NVLINK)
+        for node in range(nodes)
+        for gpu in range(4)
+    ]
+
+
+def test_a_slow_gpu_falls_behind_in_all_that_it_does() -> None:
+    found = slow_figures(figures({(3, 2): 0.5}))
+    assert {each[:2] for each in found} == {(3, 2)}
+    assert len(found) == 2
+
+
+def test_only_what_is_slow_again_counts() -> None:
+    first = slow_figures(figures({(3, 2): 0.5, (1, 1): 0.5}))
+    assert {each[:2] for each in still_slow(first, figures({(3, 2): 0.5, (5, 0): 0.5}))} == {(3, 2)}
+
+
+def test_noise_small_losses_and_lonely_figures_are_not_judged() -> None:
+    assert slow_figures(figures({(3, 2): 0.93})) == {}
+    assert slow_figures([LocalFigure(0, 0, LocalQuantity.MEMORY, 1.0)]) == {}
+    assert slow_figures([LocalFigure(node, 0, LocalQuantity.NVLINK, 0.0) for node in range(5)]) == {}

@@ -1,0 +1,126 @@
+"""A scan of real ranks that something happens to: its supervisors and workers by rank, and what is left of it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpubench.hardware.launch.launcher import find_launcher
+from tests.cli.running import MPI_ENVIRONMENT, ROOT, environment
+
+DEADLINE = 2.0
+SECONDS = 90.0
+SETTINGS = MPI_ENVIRONMENT | {"OMPI_MCA_mpi_yield_when_idle": "1"}
+_WORKER = "gpubench.hardware.scan.worker"
+
+
+@dataclass(frozen=True)
+class Processes:
+    """The process of a rank, which supervises, and its worker."""
+
+    supervisor: int
+    worker: int
+
+
+@dataclass
+class ScanJob:
+    """The job, and where its rounds and its report go."""
+
+    process: "subprocess.Popen[bytes]"
+    folder: Path
+
+    def wait_for_rounds(self, count: int) -> None:
+        """Return once so many rounds are on disk."""
+        kept = self.folder / "rounds" / "scan.jsonl"
+        self.wait_until(lambda: kept.exists() and kept.read_text().count("\n") >= 2 + count)
+
+    def wait_until(self, happened: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + SECONDS
+        while not happened():
+            assert time.monotonic() < deadline
+            assert self.process.poll() is None, (self.folder / "printed").read_text()
+            time.sleep(0.02)
+
+    def processes(self, rank: int) -> Processes:
+        """Of a rank, once phase 0 is over."""
+        self.wait_for_rounds(0)
+        found: dict[int, Processes] = {}
+
+        def look() -> bool:
+            found.update(of_job(self.folder))
+            return rank in found
+
+        self.wait_until(look)
+        return found[rank]
+
+    def finish(self) -> tuple[int, Mapping[str, Any]]:
+        """mpirun's exit code, and the report, empty where there is none."""
+        self.process.wait(SECONDS)
+        report = self.folder / "report.json"
+        return self.process.returncode, json.loads(report.read_text()) if report.exists() else {}
+
+
+@contextmanager
+def scan_of_ranks(ranks: int, folder: Path, *arguments: str, options: tuple[str, ...] = ()) -> Iterator[ScanJob]:
+    """A scan with every rank a node; afterwards nothing of it is left."""
+    words = ["scan", "--backend", "host", "--ranks-as-nodes", "--timeout", str(DEADLINE), *arguments]
+    outputs = ["--rounds", str(folder / "rounds"), "--output", str(folder / "report.json")]
+    command = [find_launcher().path, *options, "-n", str(ranks), sys.executable, "-m", "gpubench", *words, *outputs]
+    variables = environment(GPUBENCH_TEST_FOLDER=str(folder)) | SETTINGS
+    with (folder / "printed").open("w") as printed:
+        process = subprocess.Popen(command, stdout=printed, stderr=printed, env=variables, cwd=ROOT)
+    job = ScanJob(process, folder)
+    try:
+        yield job
+        assert_nothing_left(folder)
+    finally:
+        process.kill()
+        process.wait()
+        for each in of_job(folder).values():
+            for pid in (each.supervisor, each.worker):
+                kill(pid, signal.SIGKILL)
+
+
+def assert_nothing_left(folder: Path) -> None:
+    """No worker of the job runs, nor the supervisor of one."""
+    deadline = time.monotonic() + 10
+    while (left := of_job(folder)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert left == {}
+
+
+def of_job(folder: Path) -> dict[int, Processes]:
+    """The processes of the job that runs in a folder, by rank."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal():
+            continue
+        try:
+            if _WORKER not in (entry / "cmdline").read_text():
+                continue
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            variables = dict(
+                each.split("=", 1) for each in Path(f"/proc/{parent}/environ").read_text().split("\0") if "=" in each
+            )
+        except (OSError, ValueError):
+            continue
+        if variables.get("GPUBENCH_TEST_FOLDER") == str(folder):
+            found[int(variables["OMPI_COMM_WORLD_RANK"])] = Processes(parent, int(entry.name))
+    return found
+
+
+def kill(pid: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def bad(report: Mapping[str, Any]) -> dict[str, str]:
+    """What was named: kind of part by node."""
+    return {node.rpartition(":")[2]: part["kind"] for part in report["parts"] for node in part["nodes"]}

@@ -1,0 +1,128 @@
+"""Scans of real ranks, each a node, on this host: TCP between their workers, and what happens to them meanwhile."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from gpubench.hardware.launch.launcher import Flavour, find_launcher
+from tests.cli.running import gpubench, mpirun
+from tests.mpi.scan_job import SETTINGS, bad, scan_of_ranks
+
+pytestmark = pytest.mark.mpi
+
+RECOVERY = ("--enable-recovery",)
+"""Open MPI's mpirun, 4 and 5, then lets the others live where a rank dies."""
+
+
+def needs_open_mpi_5() -> None:
+    if find_launcher().flavour is not Flavour.OPEN_MPI:
+        pytest.skip("the options are those of Open MPI")
+
+
+def test_every_rank_is_measured_and_every_cell_has_figures(tmp_path: Path) -> None:
+    with scan_of_ranks(5, tmp_path, "--quick") as job:
+        code, report = job.finish()
+    assert code == 0
+    assert report["complete"]
+    assert report["metadata"]["origin"] == "measured"
+    assert report["metadata"]["backend"] == "host"
+    assert [row["node"].rpartition(":")[2] for row in report["cells"]] == [f"rank{n}" for n in range(5)]
+    assert all(row["median_gb_s"] > 0 and row["failures"] == 0 for row in report["cells"])
+    assert [row["pairs"] for row in report["rounds"]] == [2, 2, 2]
+    assert report["exclusions"] == []
+
+
+def test_a_worker_that_is_stopped_is_named_and_replaced_and_the_others_go_on(tmp_path: Path) -> None:
+    with scan_of_ranks(4, tmp_path) as job:
+        stopped = job.processes(2).worker
+        os.kill(stopped, signal.SIGSTOP)
+        code, report = job.finish()
+        assert not Path(f"/proc/{stopped}").exists()
+    assert code == 1
+    assert bad(report) == {"rank2": "node hangs"}
+    assert "its worker was stopped" in report["parts"][0]["seen"]
+    assert report["verdict"] == "FAIL"
+
+
+def test_a_worker_that_is_killed_is_named(tmp_path: Path) -> None:
+    with scan_of_ranks(4, tmp_path) as job:
+        os.kill(job.processes(1).worker, signal.SIGKILL)
+        code, report = job.finish()
+    assert code == 1
+    assert bad(report) == {"rank1": "node hangs"}
+    assert "its worker died (signal 9)" in report["parts"][0]["seen"]
+    assert "rank1 fails" in report["sentence"]
+
+
+def test_with_recovery_a_dead_node_is_a_finding_and_the_others_go_on(tmp_path: Path) -> None:
+    needs_open_mpi_5()
+    with scan_of_ranks(5, tmp_path, options=RECOVERY) as job:
+        os.kill(job.processes(4).worker, signal.SIGSTOP)  # the round lasts until its deadline
+        os.kill(job.processes(2).supervisor, signal.SIGKILL)
+        _, report = job.finish()
+    assert bad(report) == {"rank2": "node gone", "rank4": "node hangs"}
+    assert report["complete"]
+    assert [row["node"].rpartition(":")[2] for row in report["cells"] if row["verdict"] == "FAIL"] == ["rank2", "rank4"]
+
+
+@pytest.mark.slow
+def test_with_ulfm_a_dead_node_is_a_finding_and_mpirun_ends(tmp_path: Path) -> None:
+    needs_open_mpi_5()
+    with scan_of_ranks(5, tmp_path, options=("--with-ft", "ulfm")) as job:
+        os.kill(job.processes(4).worker, signal.SIGSTOP)
+        os.kill(job.processes(2).supervisor, signal.SIGKILL)
+        _, report = job.finish()
+    assert bad(report) == {"rank2": "node gone", "rank4": "node hangs"}
+
+
+@pytest.mark.slow
+def test_a_node_that_is_stopped_as_a_whole_is_gone(tmp_path: Path) -> None:
+    with scan_of_ranks(4, tmp_path) as job:
+        both = job.processes(3)
+        os.kill(both.supervisor, signal.SIGSTOP)
+        os.kill(both.worker, signal.SIGSTOP)
+        job.wait_for_rounds(3)
+        os.kill(both.supervisor, signal.SIGCONT)
+        _, report = job.finish()
+    assert bad(report) == {"rank3": "node gone"}
+    assert "does not answer" in report["parts"][0]["seen"]
+
+
+def test_without_recovery_a_death_ends_the_job_and_its_rounds_are_judged_and_gone_on_with(tmp_path: Path) -> None:
+    needs_open_mpi_5()
+    with scan_of_ranks(4, tmp_path) as job:
+        job.wait_for_rounds(1)
+        both = job.processes(3)
+        os.kill(both.worker, signal.SIGSTOP)
+        os.kill(both.supervisor, signal.SIGKILL)
+        code, report = job.finish()
+    assert code not in (0, 1)
+    assert not report or not report.get("complete")
+    rounds = tmp_path / "rounds"
+    kept = (rounds / "scan.jsonl").read_text()
+    replayed = gpubench("scan", "--replay", str(rounds), "--format", "json")
+    assert len(json.loads(replayed.stdout)["rounds"]) == kept.count("\n") - 2
+    words = ("scan", "--backend", "host", "--ranks-as-nodes", "--resume", str(rounds), "--format", "json")
+    resumed = mpirun(3, *words, env={**os.environ, **SETTINGS})
+    document = json.loads(resumed.stdout[resumed.stdout.index("{") :])
+    assert bad(document) == {"rank3": "node gone"}
+    assert "not in the job that goes on" in document["parts"][0]["seen"]
+    assert (rounds / "scan.jsonl").read_text().startswith(kept)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "arguments", "said"),
+    [
+        (2, (), "scan of one node"),
+        (2, ("--ranks-as-nodes",), "no third tells which of them is slow"),
+        (3, ("--simulate", "hgx-h100-8*8"), "nothing is measured here"),
+    ],
+)
+def test_jobs_that_cannot_be_scanned_are_told_once(ranks: int, arguments: tuple[str, ...], said: str) -> None:
+    result = mpirun(ranks, "scan", *arguments)
+    assert result.returncode == 2
+    assert (result.stdout + result.stderr).count(said) == 1
+    assert "Traceback" not in result.stderr

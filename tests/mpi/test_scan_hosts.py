@@ -1,0 +1,170 @@
+"""Scans of eight hosts, which are network namespaces with cables of their own: slow, dropping, cut, stopped, killed.
+
+Cables carry 200 Mbit/s, far less than the machine copies, so that figures are of the cables and not of its cores.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.running import gpubench
+from tests.mpi.hosts import HostJob, Hosts, command, connected
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(240)]
+
+HOSTS = 8
+USUAL = ("tbf", "rate", "200mbit", "burst", "128kb", "latency", "50ms")
+SLOW = ("tbf", "rate", "80mbit", "burst", "128kb", "latency", "50ms")
+DROPPING = ("tbf", "rate", "200mbit", "burst", "64kb", "limit", "3kb")
+"""A queue of two packets: whatever comes in a burst is lost."""
+
+SECONDS = 120.0
+SECONDS_TO_BE_LEFT = 60.0
+"""What a supervisor behind a cut cable has until the kernel, or its patience, tells it that rank 0 is gone."""
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[Hosts]:
+    with connected(HOSTS, tmp_path) as found:
+        for number in range(HOSTS):
+            shape(found, number, USUAL)
+        yield replace(found, ranks=1)
+
+
+def shape(hosts: Hosts, number: int, words: tuple[str, ...]) -> None:
+    """Give both ends of a host's cable this queue."""
+    try:
+        hosts.on_switch("tc", "qdisc", "replace", "dev", f"port{number}", "root", *words)
+        command("ip", "netns", "exec", hosts.names[number], "tc", "qdisc", "replace", "dev", "eth0", "root", *words)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("this kernel has no such queue, or there is no tc")
+
+
+def words(folder: Path) -> tuple[str, ...]:
+    outputs = (f"--rounds={folder / 'rounds'}", f"--output={folder / 'report.json'}")
+    return ("scan", "--backend", "host", "--timeout", "4", *outputs)
+
+
+def rounds_of(folder: Path) -> int:
+    kept = folder / "rounds" / "scan.jsonl"
+    return kept.read_text().count("\n") - 2 if kept.exists() else 0
+
+
+def wait_for_round(folder: Path, job: HostJob) -> None:
+    deadline = time.monotonic() + SECONDS
+    while rounds_of(folder) < 1:
+        if time.monotonic() > deadline or job.process.poll() is not None:
+            pytest.skip(f"Open MPI's daemons got no job under way: {job.printed.read_text()[-300:]!r}")
+        time.sleep(0.05)
+
+
+def report_of(folder: Path, job: HostJob) -> Mapping[str, Any]:
+    """The report, which is there before mpirun ends, if it does."""
+    path, deadline = folder / "report.json", time.monotonic() + SECONDS
+    while True:
+        found: Mapping[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        if found.get("complete"):
+            return found
+        if time.monotonic() > deadline or (job.process.poll() is not None and not path.exists()):
+            pytest.skip(f"Open MPI's daemons got no job to its end: {job.printed.read_text()[-300:]!r}")
+        time.sleep(0.1)
+
+
+def check_named(hosts: Hosts, report: Mapping[str, Any], number: int, kinds: tuple[str, ...]) -> Mapping[str, Any]:
+    """One host is bad, in one of these ways, and all others have figures and are well."""
+    (part,) = report["parts"]
+    assert part["nodes"] == [hosts.names[number]]
+    assert part["kind"] in kinds, part
+    others = [row for row in report["cells"] if row["node"] != hosts.names[number]]
+    assert len(others) == HOSTS - 1
+    assert {row["verdict"] for row in others} == {"PASS"}
+    assert all(row["median_gb_s"] > 0 for row in others)
+    assert report["verdict"] == "FAIL"
+    found: Mapping[str, Any] = part
+    return found
+
+
+def test_a_slow_cable_is_named_with_what_it_carries(hosts: Hosts, tmp_path: Path) -> None:
+    shape(hosts, 3, SLOW)
+    with hosts.job(*words(tmp_path)) as job:
+        part = check_named(hosts, report_of(tmp_path, job), 3, ("node",))
+    assert part["percent"] == pytest.approx(40, abs=12)
+
+
+@pytest.mark.slow
+def test_a_port_that_drops_packets_is_named(hosts: Hosts, tmp_path: Path) -> None:
+    shape(hosts, 5, DROPPING)
+    with hosts.job(*words(tmp_path)) as job:
+        check_named(hosts, report_of(tmp_path, job), 5, ("node", "node hangs", "node gone"))
+
+
+@pytest.mark.slow
+def test_a_cable_that_is_cut_under_way_is_a_node_that_is_gone_and_nothing_is_left_behind_it(
+    hosts: Hosts, tmp_path: Path
+) -> None:
+    with hosts.job(*words(tmp_path)) as job:
+        wait_for_round(tmp_path, job)
+        hosts.on_switch("ip", "link", "set", "port6", "down")
+        check_named(hosts, report_of(tmp_path, job), 6, ("node gone",))
+        deadline = time.monotonic() + SECONDS_TO_BE_LEFT
+        while workers_on(hosts, 6) and time.monotonic() < deadline:
+            time.sleep(0.5)
+        assert workers_on(hosts, 6) == []
+
+
+@pytest.mark.slow
+def test_a_host_that_is_stopped_is_gone(hosts: Hosts, tmp_path: Path) -> None:
+    with hosts.job(*words(tmp_path)) as job:
+        wait_for_round(tmp_path, job)
+        for pid in hosts.pids(6):
+            os.kill(pid, signal.SIGSTOP)
+        check_named(hosts, report_of(tmp_path, job), 6, ("node gone",))
+
+
+@pytest.mark.slow
+def test_a_host_that_is_killed_with_its_daemon_ends_the_job_and_its_rounds_are_judged(
+    hosts: Hosts, tmp_path: Path
+) -> None:
+    with replace(hosts, options="--enable-recovery").job(*words(tmp_path)) as job:
+        wait_for_round(tmp_path, job)
+        for pid in hosts.pids(6):
+            os.kill(pid, signal.SIGKILL)
+        job.process.wait(SECONDS)
+    result = gpubench("scan", "--replay", str(tmp_path / "rounds"), "--format", "json")
+    assert len(json.loads(result.stdout)["rounds"]) == rounds_of(tmp_path) >= 1
+
+
+@pytest.mark.slow
+def test_a_host_whose_clock_is_wrong_is_named_and_its_figures_are_right(hosts: Hosts, tmp_path: Path) -> None:
+    folder = tmp_path / "clock"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(
+        "import os, time\n"
+        "_now = time.time\n"
+        f"if os.uname().nodename == {hosts.names[2]!r}:\n"
+        "    time.time = lambda: _now() - 86400\n"
+    )
+    with hosts.job(*words(tmp_path), PYTHONPATH=str(folder)) as job:
+        report = report_of(tmp_path, job)
+    assert report["parts"] == []
+    (finding,) = [each for each in report["findings"] if each["id"] == "clock-differs"]
+    assert finding["subject"] == hosts.names[2]
+    assert finding["seen"].startswith("its clock is 864")
+
+
+def workers_on(hosts: Hosts, number: int) -> list[int]:
+    """The processes of the scan on a host."""
+    found = []
+    for pid in hosts.pids(number):
+        path = Path(f"/proc/{pid}/cmdline")
+        if path.exists() and b"gpubench" in path.read_bytes():
+            found.append(pid)
+    return found
