@@ -16,11 +16,10 @@ if TYPE_CHECKING:
 HELP = """
 Names every slow or dead node, GPU, NIC, rail and leaf of a job. All nodes measure each other at once, on all rails, in
 eleven rounds whatever their number: three of random pairs, three of suspects with known good nodes, five that confirm.
-A node that dies or hangs is a finding, and the others go on; docs/scan.md says with which MPI.
-Between real nodes it measures CPU buffers over TCP, not GPUs. Exit 0 all are well, 1
-something is bad, 3 not measured.
+A node that dies or hangs is a finding, and the others go on; docs/scan.md says with which MPI. Start a rank a GPU.
+Exit 0 all are well, 1 something is bad, 3 not measured.
 
-  mpirun -n 64 --map-by ppr:1:node --enable-recovery gpubench scan --rounds r/
+  mpirun -n 512 --map-by ppr:8:node --enable-recovery gpubench scan --rounds r/
 
   gpubench scan --replay r/       # of a job that died: the rounds it finished
 
@@ -29,15 +28,18 @@ something is bad, 3 not measured.
   gpubench scan --simulate 'hgx-h100-8*64' --fault leaf1.rail2:bandwidth=0.6
 """
 
-HOST = "host"
-_BACKENDS = (HOST,)
+_BACKENDS = ("nccl", "host")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScanOptions:
     """The nodes to scan, and how."""
 
-    backend: str = option("host", "What moves the data: CPU buffers, over TCP.", default=HOST)
+    backend: str | None = option(
+        "|".join(_BACKENDS),
+        "What moves the data: NCCL between GPUs (default where there are any), or TCP between CPU buffers.",
+        default=None,
+    )
     quick: bool = flag("Three rounds: suspects, and nothing confirmed.")
     leaves: str | None = option("FILE", "Which leaf each node hangs on: Slurm's topology.conf, or lines NODE LEAF.")
     rounds: str | None = option("DIR", "Keep every round there as it ends.")
@@ -62,7 +64,7 @@ class ScanOptions:
             raise exclusive(given, "one of them: --rounds begins, --resume goes on, --replay measures nothing")
         if self.replay is not None and self.simulation.simulate is not None:
             raise exclusive(["--simulate", "--replay"], "one of them")
-        if self.backend not in _BACKENDS:
+        if self.backend is not None and self.backend not in _BACKENDS:
             raise invalid_choice("--backend", self.backend, _BACKENDS)
         return ScanPlan(
             simulation=self.simulation.parse(for_scan=True),

@@ -2,7 +2,7 @@
 
 import ctypes
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
@@ -108,6 +108,11 @@ class NcclLibrary:
     def has(self, name: str) -> bool:
         """True where this version has a function of that C name."""
         return hasattr(self._native, name)
+
+    def function(self, name: str, *types: Any) -> Callable[..., int]:
+        """A function by its C name that takes arguments of these types of ctypes'; it lets other threads run."""
+        made: Callable[..., int] = ctypes.CFUNCTYPE(ctypes.c_int, *types)(self.address(name))
+        return made
 
     def address(self, name: str) -> int:
         """The address of a function by its C name."""

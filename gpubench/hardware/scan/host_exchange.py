@@ -27,14 +27,14 @@ def exchange(connection: socket.socket, *, leads: bool) -> float:
         count = min(_MOST_BYTES, max(_PROBE_BYTES, int(_PROBE_BYTES * _SECONDS_OF_COPYING / max(seconds, 1e-6))))
         connection.sendall(_COUNT.pack(count))
     else:
-        count = min(_COUNT.unpack(_whole(connection, _COUNT.size))[0], _MOST_BYTES)
+        count = min(_COUNT.unpack(whole(connection, _COUNT.size))[0], _MOST_BYTES)
     seconds = _both_ways(connection, buffer, target, count)
     return BOTH_WAYS * count / seconds / _BYTES_PER_GB
 
 
 def _both_ways(connection: socket.socket, buffer: bytearray, target: bytearray, count: int) -> float:
     """Seconds to send and to receive so many bytes, from a first byte that both have exchanged to a last one."""
-    _meet(connection)
+    meet(connection)
     start = time.monotonic()
     failed: list[OSError] = []
     sender = threading.Thread(target=_send, args=(connection, buffer, count, failed), daemon=True)
@@ -48,7 +48,7 @@ def _both_ways(connection: socket.socket, buffer: bytearray, target: bytearray, 
     sender.join()
     if failed:
         raise failed[0]
-    _meet(connection)
+    meet(connection)
     return time.monotonic() - start
 
 
@@ -62,12 +62,14 @@ def _send(connection: socket.socket, buffer: bytearray, count: int, failed: list
         failed.append(error)
 
 
-def _meet(connection: socket.socket) -> None:
+def meet(connection: socket.socket) -> None:
+    """Return once the other end has called it too. Raises OSError where it is gone."""
     connection.sendall(b"\0")
-    _whole(connection, 1)
+    whole(connection, 1)
 
 
-def _whole(connection: socket.socket, count: int) -> bytes:
+def whole(connection: socket.socket, count: int) -> bytes:
+    """So many bytes. Raises OSError where the other end is gone before."""
     parts = b""
     while len(parts) < count:
         data = connection.recv(count - len(parts))

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from gpubench.hardware.launch.launcher import die_with_parent
@@ -56,7 +57,22 @@ class HostRail:
         return exchange(connection, leads=leads)
 
 
-BACKENDS: Mapping[str, Callable[[int], RailBackend]] = {"host": HostRail}
+def gpus_of_host(root: Path = Path("/")) -> int:
+    """The GPUs that the driver of this host lists in /proc, a file system that answers though the driver hangs."""
+    try:
+        return len(list((root / "proc/driver/nvidia/gpus").iterdir()))
+    except OSError:
+        return 0
+
+
+def _nccl_rail(device: int) -> RailBackend:
+    from gpubench.hardware.node.nvml.library import read_driver
+    from gpubench.hardware.scan.nccl_rail import NcclRail
+
+    return NcclRail(device, read_driver(os.environ))
+
+
+BACKENDS: Mapping[str, Callable[[int], RailBackend]] = {"nccl": _nccl_rail, "host": HostRail}
 """What may measure, by name, made with the device of the rail."""
 
 

@@ -1,5 +1,6 @@
-"""What a scan cannot be made of: too few nodes, ranks placed differently on different nodes."""
+"""What a scan cannot be made of: too few nodes, ranks placed differently on different nodes, nodes without GPUs."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from gpubench.errors import UsageError
@@ -7,6 +8,7 @@ from gpubench.hardware.scan.coordinator import NodeRanks
 from gpubench.model.terms.units import counted, some_of
 
 LEAST_NODES, MOST_RAILS = 3, 64
+HOST, NCCL = "host", "nccl"
 
 
 def check_node_count(nodes: int) -> None:
@@ -43,6 +45,27 @@ def check_placement(nodes: Sequence[int], hosts: Sequence[str]) -> NodeRanks:
             next_step="mpirun --map-by ppr:1:node",
         )
     return NodeRanks(tuple(map(tuple, members.values())), tuple((own[rank],) for rank in range(len(nodes))))
+
+
+def check_backend(asked: str | None, gpus: Sequence[int], hosts: Sequence[str]) -> str:
+    """What moves the data: NCCL where there are GPUs. GPUs of its host, and host, are by rank.
+
+    Raises UsageError where some hosts have fewer GPUs than ranks.
+    """
+    if asked == HOST or (asked is None and not any(gpus)):
+        return HOST
+    ranks = Counter(hosts)
+    short = {host: count for host, count in zip(hosts, gpus, strict=True) if count < ranks[host]}
+    if short:
+        each = [f"{host} {counted(count, 'GPU')} for {counted(ranks[host], 'rank')}" for host, count in short.items()]
+        named = some_of(each)
+        raise UsageError(
+            f"fewer GPUs than ranks: {named}",
+            expected="a GPU for every rank",
+            reason="a rail is a GPU with the NIC that it uses",
+            next_step="mpirun --map-by ppr:GPUS:node, or --backend host, which measures TCP between CPU buffers",
+        )
+    return NCCL
 
 
 def _check_alike(counts: dict[str, int], what: str, expected: str) -> None:

@@ -15,12 +15,12 @@ class ScanPlan:
     """`leaves` are names by host, as `leaves_file` has them, None where none was given.
 
     `rounds` is the folder that rounds are kept in, `resume` one whose rounds are gone on with; `hostfile` takes the
-    good nodes, and `ranks_as_nodes` makes every rank a node. `backend` is what moves the data of real nodes;
-    `round_timeout_s` the deadline of a round.
+    good nodes, and `ranks_as_nodes` makes every rank a node. `backend` is what moves the data of real nodes, None for
+    NCCL where they have GPUs; `round_timeout_s` the deadline of a round.
     """
 
     simulation: Simulation | None
-    backend: str
+    backend: str | None
     quick: bool
     leaves: Mapping[str, str] | None
     leaves_file: str | None

@@ -14,10 +14,11 @@ from gpubench.formats.delivery import say, tell
 from gpubench.hardware.mpi import group as mpi
 from gpubench.hardware.scan.coordinator import Coordinator, NodeRanks
 from gpubench.hardware.scan.supervisor import RankCard, Supervisor
+from gpubench.hardware.scan.worker import gpus_of_host
 from gpubench.hardware.watchdog import rank as watchdog
 from gpubench.hardware.watchdog.addresses import offered_addresses
 from gpubench.jobs.metadata import recorded_settings
-from gpubench.jobs.scan.checks import check_node_count, check_placement
+from gpubench.jobs.scan.checks import check_backend, check_node_count, check_placement
 from gpubench.jobs.scan.delivery import deliver
 from gpubench.jobs.scan.plan import ScanPlan
 from gpubench.jobs.scan.rounds_folder import (
@@ -115,7 +116,8 @@ def _meet(plan: ScanPlan, group: mpi.MpiGroup) -> tuple[Meeting, Supervisor, Coo
     check_node_count(len(set(nodes)))
     placement = check_placement(nodes, hosts)
     devices = dict.fromkeys(placement.rails_by_rank[group.rank], local_rank)
-    supervisor = Supervisor(plan.backend, group.rank, devices, secret)
+    backend = check_backend(plan.backend, group.gather(gpus_of_host()), hosts)
+    supervisor = Supervisor(backend, group.rank, devices, secret)
     coordinator = Coordinator(placement, secret, plan.round_timeout_s) if group.rank == 0 else None
     card = RankCard(
         group.rank,
@@ -124,7 +126,7 @@ def _meet(plan: ScanPlan, group: mpi.MpiGroup) -> tuple[Meeting, Supervisor, Coo
         {rail: worker.port for rail, worker in supervisor.workers.items()},
         0 if coordinator is None else coordinator.port,
     )
-    return Meeting(tuple(group.gather(card)), placement, secret, plan.backend), supervisor, coordinator
+    return Meeting(tuple(group.gather(card)), placement, secret, backend), supervisor, coordinator
 
 
 def _scan(

@@ -3,7 +3,7 @@
 import pytest
 
 from gpubench.errors import UsageError
-from gpubench.jobs.scan.checks import check_node_count, check_placement
+from gpubench.jobs.scan.checks import HOST, NCCL, check_backend, check_node_count, check_placement
 
 
 def test_every_rank_of_a_node_is_a_rail() -> None:
@@ -33,3 +33,14 @@ def test_too_few_nodes_to_tell_apart(nodes: int, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         check_node_count(nodes)
     check_node_count(3)
+
+
+def test_gpus_are_measured_where_every_rank_has_one() -> None:
+    hosts = ["a", "a", "b", "b"]
+    assert check_backend(None, [0, 0, 0, 0], hosts) == HOST
+    assert check_backend(HOST, [8, 8, 8, 8], hosts) == HOST
+    assert check_backend(None, [2, 2, 8, 8], hosts) == check_backend(NCCL, [2, 2, 2, 2], hosts) == NCCL
+    for asked, gpus in ((None, [2, 2, 1, 1]), (NCCL, [2, 2, 0, 0])):
+        with pytest.raises(UsageError, match=r"b \d GPUs? for 2 ranks") as caught:
+            check_backend(asked, gpus, hosts)
+        assert "a 2" not in str(caught.value)

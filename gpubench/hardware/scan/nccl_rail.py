@@ -1,0 +1,130 @@
+"""A GPU as the rail of a node: NCCL between two of them, in a communicator that each round makes anew."""
+
+import socket
+import struct
+import time
+from typing import Any
+from zlib import crc32
+
+from gpubench.hardware.cuda.device import CudaDevice, open_device
+from gpubench.hardware.nccl.backend import NcclLibrary
+from gpubench.hardware.nccl.pair import UNIQUE_ID_BYTES, PairCommunicator, new_unique_id
+from gpubench.hardware.node.nvml.library import Driver
+from gpubench.hardware.scan.host_exchange import BOTH_WAYS, meet, whole
+from gpubench.model.results.scan_rounds import LocalQuantity
+from gpubench.model.terms.data_pattern import POISON, Block, DataPattern
+from gpubench.model.terms.operation import DataType
+
+EXCHANGED_BYTES = 256 * 2**20
+"""Each way: on H200 NVLinks and on networks of 400 Gbit/s larger ones are no faster."""
+
+_SECONDS_OF_COPYING = 0.3
+_MOST_REPEATS = 1000
+_MOST_ROWS = 0x7FFFFFFF
+_COUNT = struct.Struct("!H")
+_HOST_BYTES = 64 * 2**20
+_HOST_SAMPLES = 5
+_BYTES_PER_GB = 1e9
+_SECONDS_BETWEEN_LOOKS = 50e-6
+
+
+class NcclRail:
+    """The GPU that a rank's place on its node selects, or the only one that the process sees."""
+
+    def __init__(self, place: int, driver: Driver) -> None:
+        self._place, self._driver = place, driver
+        self._opened: tuple[CudaDevice, NcclLibrary] | None = None
+
+    def local(self) -> list[tuple[str, float]]:
+        """Copies from and to pinned host memory."""
+        device, _ = self._open()
+        runtime = device.cupy.cuda.runtime
+        host, on_gpu = device.cupy.cuda.alloc_pinned_memory(_HOST_BYTES), self._buffers[0]
+        ways = (
+            (LocalQuantity.FROM_HOST, on_gpu.address, host.ptr, runtime.memcpyHostToDevice),
+            (LocalQuantity.TO_HOST, host.ptr, on_gpu.address, runtime.memcpyDeviceToHost),
+        )
+        found = []
+        for quantity, to, source, kind in ways:
+            seconds = []
+            for _ in range(_HOST_SAMPLES):
+                start = time.perf_counter()
+                runtime.memcpyAsync(to, source, _HOST_BYTES, kind, device.stream.ptr)
+                device.stream.synchronize()
+                seconds.append(time.perf_counter() - start)
+            found.append((quantity.value, _HOST_BYTES / min(seconds) / _BYTES_PER_GB))
+        return found
+
+    def exchange(self, connection: socket.socket, deadline: float, *, leads: bool) -> float:
+        """GB/s of both ways together over some 0.3 s; what arrived is verified.
+
+        Raises OSError where the other end is gone or NCCL fails, TimeoutError among them, and where data are wrong.
+        """
+        device, library = self._open()
+        connection.settimeout(max(0.01, deadline - time.monotonic()))
+        if leads:
+            unique_id = new_unique_id(library)
+            connection.sendall(unique_id)
+        else:
+            unique_id = whole(connection, UNIQUE_ID_BYTES)
+        communicator = PairCommunicator(library, unique_id, 0 if leads else 1, deadline)
+        try:
+            gb_s = self._measured(device, communicator, connection, unique_id, deadline, leads=leads)
+            meet(connection)
+            communicator.close(deadline)
+        except BaseException:
+            communicator.abort()
+            raise
+        return gb_s
+
+    def _measured(
+        self,
+        device: CudaDevice,
+        communicator: PairCommunicator,
+        connection: socket.socket,
+        unique_id: bytes,
+        deadline: float,
+        *,
+        leads: bool,
+    ) -> float:
+        """The figure; every communicator has data of its own, by its id."""
+        send, receive = self._buffers
+        data = DataPattern(DataType.INT64, None, BOTH_WAYS)
+        count = EXCHANGED_BYTES // DataType.INT64.size_bytes
+        block = Block(crc32(unique_id) & _MOST_ROWS, 1, count, 0, count)
+        send.fill_sent(data, block, 0 if leads else 1)
+        receive.fill_byte(EXCHANGED_BYTES, POISON)
+
+        def seconds(repeats: int) -> float:
+            device.stream.synchronize()
+            meet(connection)
+            start = time.perf_counter()
+            for _ in range(repeats):
+                communicator.exchange(send.address, receive.address, EXCHANGED_BYTES, device.stream.ptr, deadline)
+            while not device.stream.done:
+                communicator.check()
+                if time.monotonic() > deadline:
+                    raise TimeoutError
+                time.sleep(_SECONDS_BETWEEN_LOOKS)
+            return time.perf_counter() - start
+
+        seconds(1)
+        first = seconds(1)
+        if leads:
+            repeats = max(1, min(_MOST_REPEATS, int(_SECONDS_OF_COPYING / first)))
+            connection.sendall(_COUNT.pack(repeats))
+        else:
+            (repeats,) = _COUNT.unpack(whole(connection, _COUNT.size))
+        taken = seconds(repeats)
+        wrong = receive.count_wrong(data, [(block, 1 if leads else 0)])
+        if wrong:
+            raise OSError(f"{wrong} wrong elements arrived")
+        return BOTH_WAYS * repeats * EXCHANGED_BYTES / taken / _BYTES_PER_GB
+
+    def _open(self) -> tuple[CudaDevice, NcclLibrary]:
+        """The GPU and NCCL, when they are first needed: in phase 0, which has time for it."""
+        if self._opened is None:
+            device = open_device(self._place, self._place + 1, socket.gethostname(), self._driver)
+            self._opened = device, NcclLibrary()
+            self._buffers: tuple[Any, Any] = device.allocate(EXCHANGED_BYTES), device.allocate(EXCHANGED_BYTES)
+        return self._opened

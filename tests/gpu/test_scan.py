@@ -1,0 +1,90 @@
+"""Workers of a scan on GPUs: two of them in communicators that rounds make anew, while one dies or stops."""
+
+import os
+import secrets
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from gpubench.hardware.scan.messages import Outcome
+from gpubench.hardware.scan.worker import WorkerTask, gpus_of_host
+from gpubench.hardware.scan.worker_process import WorkerProcess
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(180)]
+
+DEADLINE_S = 15.0
+STARTED_S = 60.0
+LEAST_GB_S = 20.0
+"""Both ways together, of the slowest way between two GPUs of one host."""
+
+Answer = tuple[float, Outcome, str]
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[WorkerProcess, WorkerProcess]]:
+    if gpus_of_host() < 2:
+        pytest.skip("fewer GPUs")
+    secret = secrets.token_bytes(32)
+    first, second = (WorkerProcess("nccl", device, secret) for device in range(2))
+    for worker in (first, second):
+        worker.begin(WorkerTask(0, 0, 0, 0, STARTED_S))
+    local = [answer_of(worker, 0, STARTED_S)["local"] for worker in (first, second)]
+    assert all(gb_s > 1 for own in local for _, gb_s in own), local  # type: ignore[attr-defined]
+    yield first, second
+    first.close()
+    second.close()
+
+
+def answer_of(worker: WorkerProcess, number: int, seconds: float) -> dict[str, object]:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        answer = worker.answer(number)
+        if answer is not None:
+            return answer
+        time.sleep(0.005)
+    raise AssertionError(f"no answer within {seconds} s")
+
+
+def begin(pair: tuple[WorkerProcess, WorkerProcess], number: int, deadline_s: float = DEADLINE_S) -> None:
+    first, second = pair
+    first.begin(WorkerTask(number, 0, 1, 0, deadline_s))
+    second.begin(WorkerTask(number, 0, 0, 1, deadline_s, (("127.0.0.1", first.port),)))
+
+
+def outcomes(pair: tuple[WorkerProcess, WorkerProcess], number: int) -> list[Answer]:
+    return [worker.outcome(answer_of(worker, number, DEADLINE_S + 10)) for worker in pair]
+
+
+def test_rounds_have_figures_that_are_alike(pair: tuple[WorkerProcess, WorkerProcess]) -> None:
+    for number in (1, 2, 3):
+        start = time.monotonic()
+        begin(pair, number)
+        found = outcomes(pair, number)
+        assert [outcome for _, outcome, _ in found] == [Outcome.DONE] * 2, found
+        one, other = (gb_s for gb_s, _, _ in found)
+        assert one > LEAST_GB_S
+        assert abs(one - other) < 0.1 * one
+        print(f"round {number}: {one:.1f} and {other:.1f} GB/s both ways, {time.monotonic() - start:.2f} s")  # noqa: T201
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_worker_that_dies_or_stops_costs_one_round(
+    pair: tuple[WorkerProcess, WorkerProcess], how: signal.Signals
+) -> None:
+    begin(pair, 1)
+    outcomes(pair, 1)
+    first, second = pair
+    begin(pair, 2, 4.0)
+    time.sleep(0.3)  # in the middle: a communicator alone takes 0.4 s
+    assert second._process is not None
+    os.kill(second._process.pid, how)
+    gb_s, outcome, remark = first.outcome(answer_of(first, 2, 12))
+    assert (gb_s, outcome in (Outcome.DEADLINE, Outcome.BROKEN)) == (0.0, True), (outcome, remark)
+    assert second.state() is (Outcome.OWN_WORKER_DIED if how is signal.SIGKILL else Outcome.OWN_WORKER_STOPPED)
+    second.kill()
+    second.begin(WorkerTask(0, 0, 0, 0, STARTED_S))
+    answer_of(second, 0, STARTED_S)
+    begin(pair, 3)
+    assert [outcome for _, outcome, _ in outcomes(pair, 3)] == [Outcome.DONE] * 2
