@@ -12,6 +12,7 @@ from typing import cast
 from gpubench.errors import CouldNotMeasureError, GpubenchError
 from gpubench.formats.delivery import say, tell
 from gpubench.hardware.mpi import group as mpi
+from gpubench.hardware.node.probe import probe
 from gpubench.hardware.scan.coordinator import Coordinator, NodeRanks
 from gpubench.hardware.scan.supervisor import RankCard, Supervisor
 from gpubench.hardware.scan.worker import gpus_of_host
@@ -28,12 +29,16 @@ from gpubench.jobs.scan.rounds_folder import (
     numbers_of_kept,
     read_rounds,
 )
+from gpubench.jobs.sources import SECONDS_TO_READ_A_NODE
 from gpubench.measure.scan.decoding import decode
+from gpubench.measure.scan.facts import fact_findings, nic_names
 from gpubench.measure.scan.findings import clock_findings
 from gpubench.measure.scan.local_figures import slow_figures, still_slow
 from gpubench.measure.scan.report import ScanResult
 from gpubench.measure.scan.rounds import RoundMeasurer, scan
 from gpubench.model.facts.launched_by import SECONDS_FOR_THE_FIRST_RANK, LaunchedBy
+from gpubench.model.paths.nodes import topologies, with_own_names
+from gpubench.model.paths.topology import Topology
 from gpubench.model.results.scan_rounds import LocalFigure, ScanFabric
 from gpubench.model.results.stored_scan import StoredFabric
 from gpubench.model.terms.hang import Phase
@@ -59,12 +64,16 @@ _NOT_HERE = "it is not in the job that goes on"
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """What all ranks know once they have met: where each is found, who is on which node, the secret."""
+    """What all ranks know once they have met: where each is found, who is on which node, the secret.
+
+    `nodes` are the facts of every host, on rank 0 alone.
+    """
 
     cards: tuple[RankCard, ...]
     placement: NodeRanks
     secret: bytes
     backend: str
+    nodes: tuple[Topology, ...] = ()
 
 
 def run(plan: ScanPlan, arguments: Sequence[str], launch: LaunchedBy) -> int:
@@ -117,6 +126,8 @@ def _meet(plan: ScanPlan, group: mpi.MpiGroup) -> tuple[Meeting, Supervisor, Coo
     placement = check_placement(nodes, hosts)
     devices = dict.fromkeys(placement.rails_by_rank[group.rank], local_rank)
     backend = check_backend(plan.backend, group.gather(gpus_of_host()), hosts)
+    read = group.collect([probe(SECONDS_TO_READ_A_NODE, os.environ)] if local_rank == 0 else [])
+    snapshots = with_own_names([each for own in read or () for each in own])
     supervisor = Supervisor(backend, group.rank, devices, secret)
     coordinator = Coordinator(placement, secret, plan.round_timeout_s) if group.rank == 0 else None
     card = RankCard(
@@ -126,7 +137,8 @@ def _meet(plan: ScanPlan, group: mpi.MpiGroup) -> tuple[Meeting, Supervisor, Coo
         {rail: worker.port for rail, worker in supervisor.workers.items()},
         0 if coordinator is None else coordinator.port,
     )
-    return Meeting(tuple(group.gather(card)), placement, secret, backend), supervisor, coordinator
+    cards = tuple(group.gather(card))
+    return Meeting(cards, placement, secret, backend, tuple(topologies(snapshots))), supervisor, coordinator
 
 
 def _scan(
@@ -190,7 +202,7 @@ def _directed(plan: ScanPlan, arguments: Sequence[str], meeting: Meeting, coordi
     course = scan(fabric, seed, measurer, quick=plan.quick, keep=folder.keep)
     local: dict[LocalFigure, float] = still_slow(slow_figures(first), again)
     clocks = {numbers[node]: seconds for node, seconds in coordinator.clock_offsets().items()}
-    findings = list(clock_findings(fabric, clocks))
+    findings = [*fact_findings(meeting.nodes), *clock_findings(fabric, clocks)]
     result = ScanResult(course, decode(course, local), (), Origin.MEASURED, findings)
     environment = recorded_settings(os.environ)
     return deliver(plan, arguments, result, backend=meeting.backend, seed=seed, environment=environment, is_rank=True)
@@ -205,7 +217,8 @@ def _fabric(plan: ScanPlan, meeting: Meeting) -> ScanFabric:
     if plan.leaves is not None:
         leaves = leaves_of(names, plan.leaves, plan.leaves_file or "")
     first = placement.ranks_by_node[0]
-    return ScanFabric(tuple(names), sum(len(placement.rails_by_rank[rank]) for rank in first), tuple(leaves))
+    rails = sum(len(placement.rails_by_rank[rank]) for rank in first)
+    return ScanFabric(tuple(names), rails, tuple(leaves), nic_names(meeting.nodes, rails))
 
 
 def _finish_within(seconds: float, code: int) -> None:
