@@ -185,7 +185,7 @@ CHECKS: tuple[Check, ...] = (
         lack=subjects.timed_ranks,
         without_gpus=True,
     ),
-    Check("measured", "all that was to be measured was", without_gpus=True),
+    Check("measured", "all that was to be measured was", lack=subjects.measurements, without_gpus=True),
 )
 """In the order in which reports have them."""
 

@@ -189,3 +189,65 @@ def test_two_leaves_of_which_the_uplink_is_slow_are_said_to_be_slow_between() ->
     result = gpubench("scan", "--simulate", MACHINE, "--fault", "leaf1:uplink=0.8")
     assert "between-leaves-slow" in result.stdout
     assert result.stdout.rstrip().splitlines()[-1].startswith("WARN: ")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "faults", "said"),
+    [
+        (96, ["leaf1:uplink=0.6"], "between leaf0 and leaf1, leaf1 and leaf2: 60%"),
+        (64, ["leaf1.rail2:bandwidth=0.6"], "leaf1 rail 2 at 60 %"),
+        (3, ["node0:bandwidth=0.3"], "node0 at 30 %; 2 are well"),
+    ],
+)
+def test_of_few_leaves_and_nodes_the_one_at_fault_is_named(nodes: int, faults: list[str], said: str) -> None:
+    options = [word for fault in faults for word in ("--fault", fault)]
+    result = gpubench("scan", "--simulate", f"hgx-h100-8*{nodes}", *options, "--summary")
+    assert result.returncode == 1
+    assert said in result.stdout
+
+
+def test_where_half_of_all_nodes_are_slow_nothing_is_said_of_any(tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts"
+    halves = ("--fault", "leaf0:bandwidth=0.5", "--hostfile", str(hosts), "--format", "json")
+    result = gpubench("scan", "--simulate", "hgx-h100-8*64", *halves)
+    report = json.loads(result.stdout)
+    assert (result.returncode, report["verdict"]) == (3, "INCONCLUSIVE")
+    assert {row["verdict"] for row in report["cells"]} == {"INCONCLUSIVE"}
+    assert hosts.read_text() == ""
+
+
+@pytest.fixture
+def rounds(tmp_path: Path) -> Path:
+    gpubench("scan", "--simulate", "hgx-h100-8*16", "--fault", "node3:bandwidth=0.5", "--rounds", str(tmp_path / "r"))
+    return tmp_path / "r" / "scan.jsonl"
+
+
+def test_a_scan_goes_on_behind_a_line_that_was_cut_off(rounds: Path) -> None:
+    whole = rounds.read_text()
+    rounds.write_text("".join(whole.splitlines(keepends=True)[:4]) + '{"number":3,"pha')
+    again = ("scan", "--simulate", "hgx-h100-8*16", "--fault", "node3:bandwidth=0.5", "--resume", str(rounds.parent))
+    assert gpubench(*again).returncode == 1
+    assert [line.partition('"seconds"')[0] for line in rounds.read_text().splitlines()] == [
+        line.partition('"seconds"')[0] for line in whole.splitlines()
+    ]
+    assert gpubench("scan", "--replay", str(rounds.parent)).returncode == 1
+
+
+def test_nodes_that_were_gone_when_it_went_on_are_gone_in_what_is_judged_again(rounds: Path) -> None:
+    lines = rounds.read_text().splitlines(keepends=True)
+    rounds.write_text("".join(lines[:4]) + '{"absent": {"5": "it is not in the job that goes on"}}\n')
+    result = gpubench("scan", "--replay", str(rounds.parent), "--format", "json")
+    bad = [row["subject"] for row in json.loads(result.stdout)["parts"] if row["verdict"] == "FAIL"]
+    assert (result.returncode, bad) == (1, ["node5"])
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [('"screening"', '"confirmation"'), ('"rails": 8', '"rails": 1000000000'), ('"node1"', '"node0"')],
+)
+def test_rounds_that_no_scan_wrote_are_refused(rounds: Path, before: str, after: str) -> None:
+    text = rounds.read_text()
+    assert before in text
+    rounds.write_text(text.replace(before, after))
+    result = gpubench("scan", "--replay", str(rounds.parent))
+    assert (result.returncode, result.stdout) == (2, "")

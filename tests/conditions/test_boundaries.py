@@ -149,7 +149,7 @@ def test_checks_that_say_something_of_machines_without_gpus() -> None:
     report = judge(Facts([node], group([node])))
     verdicts = {row.check: row.verdict for row in report.sections[CHECKS_SECTION].rows()}  # type: ignore[union-attr]
     judged = {name for name, verdict in verdicts.items() if verdict is not Verdict.SKIP}
-    assert judged == {"driver", "nic_state", "nic_errors", "measured"}
+    assert judged == {"driver", "nic_state", "nic_errors"}
     assert {row.origin for row in report.sections[CHECKS_SECTION].rows()} == {"simulated"}  # type: ignore[union-attr]
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from gpubench.conditions.definition.circumstances import Facts
 from gpubench.model.facts.snapshot import GpuFacts
 from gpubench.model.paths.topology import Topology
+from gpubench.model.results.measurements import Need
 
 NOT_THERE = ("Not Supported", "this nvidia-ml-py", "under MIG", "the profile does not say")
 """Reasons of what this kind of GPU, the library that asks, or a simulated machine does not have."""
@@ -93,6 +94,12 @@ def counts_during_a_run(facts: Facts) -> str:
     """Errors that were counted while something ran."""
     ran = any(node.snapshot.errors_grown is not None for node in facts.nodes)
     return "" if ran else "totals alone: nothing ran between two readings"
+
+
+def measurements(facts: Facts) -> str:
+    """Anything that was to be measured."""
+    left_out = facts.measurements.left_out
+    return next(iter(left_out.values())) if len(left_out) >= len(Need) - 1 else ""
 
 
 def a_profile(facts: Facts) -> str:

@@ -83,10 +83,12 @@ class PairCommunicator:
             ("ncclGroupStart", (), ()),
             ("ncclSend", types, (send, size_bytes, 0, self._peer, self._handle, stream)),
             ("ncclRecv", types, (receive, size_bytes, 0, self._peer, self._handle, stream)),
-            ("ncclGroupEnd", (), ()),
         )
-        for name, kinds, arguments in calls:
-            self._settle(self._library.function(name, *kinds)(*arguments), deadline, look=name == "ncclGroupEnd")
+        answers = (self._library.function(name, *kinds)(*arguments) for name, kinds, arguments in calls)
+        refused = next((status for status in answers if status not in (_SUCCESS, _IN_PROGRESS)), _SUCCESS)
+        # A group that is left open takes up whatever this process begins next.
+        ended = self._library.function("ncclGroupEnd")()
+        self._settle(refused or ended, deadline)
 
     def check(self) -> None:
         """Raise PairError where NCCL has noticed an error meanwhile."""
@@ -104,11 +106,11 @@ class PairCommunicator:
             handle, self._handle = self._handle, ctypes.c_void_p()
             self._library.function("ncclCommAbort", ctypes.c_void_p)(handle)
 
-    def _settle(self, status: int, deadline: float, *, look: bool = True) -> None:
+    def _settle(self, status: int, deadline: float) -> None:
         """Wait until what a call began is done, as far as the host is concerned."""
         state = ctypes.c_int(status)
         ask = self._library.function("ncclCommGetAsyncError", ctypes.c_void_p, ctypes.c_void_p)
-        while status in (_SUCCESS, _IN_PROGRESS) and look:
+        while status in (_SUCCESS, _IN_PROGRESS):
             if self._handle.value:
                 status = ask(self._handle, ctypes.addressof(state)) or state.value
             if status != _IN_PROGRESS:

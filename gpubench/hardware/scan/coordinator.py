@@ -31,7 +31,7 @@ from gpubench.model.results.scan_rounds import LocalFigure, NodeRail, PairSample
 _AT_ONCE = 2**12
 """More than a reply of 64 rails; a larger buffer takes longer to make than to fill."""
 
-SECONDS_TO_GREET = 5.0
+SECONDS_TO_GREET = 2.0
 SECONDS_OF_GRACE = 2.0
 """Beyond what a supervisor itself waits for its workers."""
 
@@ -74,6 +74,7 @@ class Coordinator:
         self._selector = selectors.DefaultSelector()
         self._supervised: dict[int, _Supervised] = {}
         self._gone: dict[int, str] = {}
+        self._told: set[int] = set()
         _allow_files(len(nodes.rails_by_rank) + 256)
 
     @property
@@ -125,21 +126,21 @@ class Coordinator:
     def measure(self, planned: PlannedRound) -> RoundOutcome:
         """A round: orders to both nodes of every pair, and their replies made into figures."""
         start = time.monotonic()
-        before = dict(self._gone)
         orders = self._orders(planned)
         patience = self._deadline_s + SECONDS_OF_SUPERVISOR + SECONDS_OF_GRACE
         replies = self._ask(orders, MessageType.REPLY, patience)
         figures: dict[int, dict[int, Figure]] = {}
-        remarks: dict[int, str] = {}
+        remarks: dict[NodeRail, str] = {}
         for rank, body in replies.items():
             with contextlib.suppress(struct.error):
                 reply = RoundReply.of(body)
                 if reply.number == planned.number:
                     node = self._node_by_rank[rank]
                     figures.setdefault(node, {}).update({each[0]: each for each in reply.figures})
-                    if reply.remark:
-                        remarks[node] = reply.remark
-        gone = {node: seen for node, seen in self._gone.items() if node not in before}
+                    remarks |= {NodeRail(node, each[0]): reply.remark for each in reply.figures if each[2]}
+        # Who was gone before the first round is told with it.
+        gone = {node: seen for node, seen in self._gone.items() if node not in self._told}
+        self._told |= gone.keys()
         samples = tuple(self._samples(planned, figures, remarks))
         return RoundOutcome(planned.number, planned.phase, samples, time.monotonic() - start, gone)
 
@@ -243,7 +244,7 @@ class Coordinator:
                 supervised.connection.close()
 
     def _samples(
-        self, planned: PlannedRound, figures: Mapping[int, Mapping[int, Figure]], remarks: Mapping[int, str]
+        self, planned: PlannedRound, figures: Mapping[int, Mapping[int, Figure]], remarks: Mapping[NodeRail, str]
     ) -> Iterator[PairSample]:
         rails = sorted({rail for own in self._nodes.rails_by_rank for rail in own})
         nothing: Mapping[int, Figure] = {}
@@ -257,7 +258,8 @@ class Coordinator:
                     yield PairSample(first, second, rail, (said[1] + told[1]) / 2)
                 else:
                     ends = ((first, said), (second, told))
-                    yield PairSample(first, second, rail, 0.0, *self._failure(ends, remarks))
+                    own = {node: remarks.get(NodeRail(node, rail), "") for node in (first, second)}
+                    yield PairSample(first, second, rail, 0.0, *self._failure(ends, own))
 
     def _failure(self, ends: Sequence[tuple[int, Figure | None]], remarks: Mapping[int, str]) -> tuple[str, int | None]:
         """Why a figure is missing, and of which node: whoever blames itself, or is gone, is to blame."""
@@ -268,6 +270,9 @@ class Coordinator:
         gone = next((node for node, _ in ends if node in self._gone), None)
         if gone is not None:
             return "the node is gone", gone
+        wrong = next((each for each in failed if each[1] is Outcome.WRONG_DATA), None)
+        if wrong is not None:
+            return _words(wrong[1], remarks.get(wrong[0], "")), None
         if not failed:
             return WORDS[Outcome.DEADLINE], None
         node, outcome = failed[0]

@@ -14,6 +14,10 @@ _BYTES_PER_GB = 1e9
 BOTH_WAYS = 2
 
 
+class WrongDataError(OSError):
+    """What arrived is not what was sent."""
+
+
 def exchange(connection: socket.socket, *, leads: bool) -> float:
     """GB/s of both directions together, over some 0.3 s; whoever `leads` says how many bytes that are.
 

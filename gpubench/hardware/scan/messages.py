@@ -9,11 +9,12 @@ import hmac
 import secrets
 import socket
 import struct
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from gpubench.model.results.scan_rounds import LocalFigure, LocalQuantity
+from gpubench.model.results.scan_rounds import WRONG_DATA_ARRIVED, LocalFigure, LocalQuantity
 
 _LENGTH = struct.Struct("!H")
 _NONCE_BYTES, _PROOF_BYTES = 16, 32
@@ -44,6 +45,7 @@ class Outcome(IntEnum):
     OWN_WORKER_STOPPED = 4
     OWN_WORKER_BLOCKED = 5
     OWN_WORKER_FAILED = 6
+    WRONG_DATA = 7
 
 
 WORDS = {
@@ -53,6 +55,7 @@ WORDS = {
     Outcome.OWN_WORKER_STOPPED: "its worker was stopped",
     Outcome.OWN_WORKER_BLOCKED: "its worker hangs in the kernel",
     Outcome.OWN_WORKER_FAILED: "its worker failed",
+    Outcome.WRONG_DATA: WRONG_DATA_ARRIVED,
 }
 """What is said of a round without a figure."""
 
@@ -182,10 +185,15 @@ def keep_alive(connection: socket.socket) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 25_000)
 
 
-def exactly(connection: socket.socket, count: int) -> bytes | None:
-    """So many bytes; None where the other end is gone before."""
+def exactly(connection: socket.socket, count: int, deadline: float | None = None) -> bytes | None:
+    """So many bytes; None where the other end is gone before.
+
+    Raises TimeoutError where they are not there by a deadline of the monotonic clock, however they drip.
+    """
     parts = []
     while count:
+        if deadline is not None:
+            connection.settimeout(max(1e-3, deadline - time.monotonic()))
         data = connection.recv(min(count, 2**16))
         if not data:
             return None
@@ -210,18 +218,20 @@ def greet(connection: socket.socket, secret: bytes, words: bytes) -> None:
 def welcome(connection: socket.socket, secret: bytes) -> bytes:
     """Who connects, once it has shown that it knows the secret.
 
-    Raises ConnectionError where it does not, OSError where it is gone.
+    Raises ConnectionError where it does not, OSError where it is gone, TimeoutError after the connection's time-out.
     """
-    head = exactly(connection, _LENGTH.size)
+    patience = connection.gettimeout()
+    deadline = None if patience is None else time.monotonic() + patience
+    head = exactly(connection, _LENGTH.size, deadline)
     length = 0 if head is None else _LENGTH.unpack(head)[0]
     if not _NONCE_BYTES <= length <= _NONCE_BYTES + 256:
         raise ConnectionError("no greeting of this job")
-    hello = exactly(connection, length)
+    hello = exactly(connection, length, deadline)
     if hello is None:
         raise ConnectionError("gone while it greeted")
     nonce = secrets.token_bytes(_NONCE_BYTES)
     connection.sendall(nonce + _proof(secret, b"server", hello[:_NONCE_BYTES]))
-    proof = exactly(connection, _PROOF_BYTES)
+    proof = exactly(connection, _PROOF_BYTES, deadline)
     words = hello[_NONCE_BYTES:]
     if proof is None or not hmac.compare_digest(proof, _proof(secret, b"client" + words, nonce)):
         raise ConnectionError("the other end does not know the secret of this job")

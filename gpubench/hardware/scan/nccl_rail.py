@@ -10,7 +10,7 @@ from gpubench.hardware.cuda.device import CudaDevice, open_device
 from gpubench.hardware.nccl.backend import NcclLibrary
 from gpubench.hardware.nccl.pair import UNIQUE_ID_BYTES, PairCommunicator, new_unique_id
 from gpubench.hardware.node.nvml.library import Driver
-from gpubench.hardware.scan.host_exchange import BOTH_WAYS, meet, whole
+from gpubench.hardware.scan.host_exchange import BOTH_WAYS, WrongDataError, meet, whole
 from gpubench.model.results.scan_rounds import LocalQuantity
 from gpubench.model.terms.data_pattern import POISON, Block, DataPattern
 from gpubench.model.terms.operation import DataType
@@ -118,7 +118,7 @@ class NcclRail:
         taken = seconds(repeats)
         wrong = receive.count_wrong(data, [(block, 1 if leads else 0)])
         if wrong:
-            raise OSError(f"{wrong} wrong elements arrived")
+            raise WrongDataError(f"{wrong} wrong elements")
         return BOTH_WAYS * repeats * EXCHANGED_BYTES / taken / _BYTES_PER_GB
 
     def _open(self) -> tuple[CudaDevice, NcclLibrary]:

@@ -42,6 +42,8 @@ SECONDS_WITHOUT_ORDER = 60.0
 """A supervisor that hears nothing of rank 0 for so long, beyond three rounds that end at the last moment, ends."""
 
 _TRIES, _SECONDS_TO_CONNECT = 20, 3.0
+_SECONDS_TO_BE_GREETED = 60.0
+"""Rank 0 greets one after the other, and strangers may stand before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +203,7 @@ def _connected(places: Sequence[tuple[str, int]]) -> socket.socket:
                 error = raised
             else:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                connection.settimeout(_SECONDS_TO_BE_GREETED)
                 return connection
         time.sleep(0.1)
     raise error

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from gpubench.hardware.launch.launcher import die_with_parent
-from gpubench.hardware.scan.host_exchange import exchange
+from gpubench.hardware.scan.host_exchange import WrongDataError, exchange
 from gpubench.hardware.scan.messages import greet, welcome
 from gpubench.hardware.timing.host_copy import copy_seconds
 from gpubench.model.results.scan_rounds import LocalQuantity
@@ -118,6 +118,8 @@ def _done(backend: RailBackend, listener: socket.socket, secret: bytes, task: Wo
         return {"number": task.number, "gb_s": gb_s}
     except TimeoutError:
         return {"number": task.number, "failure": "deadline"}
+    except WrongDataError as error:
+        return {"number": task.number, "failure": "wrong", "remark": str(error)}
     except OSError as error:
         return {"number": task.number, "failure": "broken", "remark": str(error)}
     except Exception as error:  # noqa: BLE001 - whatever a library raises is this worker's own fault, and told

@@ -18,7 +18,12 @@ from gpubench.model.facts.launched_by import as_if_alone
 SECONDS_TO_BE_KILLED = 2.0
 """A killed process that is still there then hangs in the kernel: its GPU is lost."""
 
-_FAILURES = {"deadline": Outcome.DEADLINE, "broken": Outcome.BROKEN, "failed": Outcome.OWN_WORKER_FAILED}
+_FAILURES = {
+    "deadline": Outcome.DEADLINE,
+    "broken": Outcome.BROKEN,
+    "failed": Outcome.OWN_WORKER_FAILED,
+    "wrong": Outcome.WRONG_DATA,
+}
 
 
 class WorkerProcess:

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 
 from gpubench.errors import UsageError
 from gpubench.hardware.scan.coordinator import NodeRanks
+from gpubench.model.results.stored_scan import MOST_RAILS
 from gpubench.model.terms.units import counted, some_of
 
-LEAST_NODES, MOST_RAILS = 3, 64
+LEAST_NODES = 3
 HOST, NCCL = "host", "nccl"
 
 

@@ -81,6 +81,7 @@ def _run_simulated(plan: ScanPlan, simulation: Simulation, arguments: Sequence[s
     stored = StoredFabric.of(fabric, seed, SIMULATED, Origin.SIMULATED)
     kept = None if plan.resume is None else check_same(read_rounds(plan.resume), stored, plan.resume)
     folder = RoundsFolder(plan.resume or plan.rounds, kept)
+    folder.resume({})
     folder.begin(stored, again)
     measurer = rounds if kept is None else ResumedRounds(kept.outcomes, rounds)
     course = scan(fabric, seed, measurer, quick=plan.quick, keep=folder.keep)
@@ -100,7 +101,7 @@ def _facts(simulation: Simulation) -> list[Finding]:
     nodes = machines.nodes
     profiles = [None if found is None else found.profile for found in profiles_for(nodes, os.environ, None)]
     found = judge(Facts(nodes, group(nodes), machines.processes, profiles, QUICK)).findings
-    return [each for each in found if each.severity in (Verdict.FAIL, Verdict.ERROR)]
+    return [each for each in found if each.severity in (Verdict.FAIL, Verdict.ERROR, Verdict.WARN)]
 
 
 def _run_replayed(plan: ScanPlan, kept: KeptScan, arguments: Sequence[str]) -> int:

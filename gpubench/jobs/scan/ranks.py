@@ -188,6 +188,7 @@ def _directed(plan: ScanPlan, arguments: Sequence[str], meeting: Meeting, coordi
     """The whole scan, on rank 0."""
     fabric = _fabric(plan, meeting)
     seed, measurer, kept = plan.seed, cast("RoundMeasurer", coordinator), None
+    gone: dict[int, str] = {}
     numbers = {node: node for node in range(len(fabric.hosts))}
     if plan.resume is not None:
         kept = read_rounds(plan.resume)
@@ -195,9 +196,11 @@ def _directed(plan: ScanPlan, arguments: Sequence[str], meeting: Meeting, coordi
         absent = set(range(len(kept.fabric.hosts))) - set(numbers.values())
         rounds = RenumberedRounds(coordinator, numbers)
         fabric, seed = kept.fabric, kept.stored.seed
-        measurer = ResumedRounds(kept.outcomes, rounds, dict.fromkeys(sorted(absent), _NOT_HERE))
+        gone = dict.fromkeys(sorted(absent), _NOT_HERE)
+        measurer = ResumedRounds(kept.outcomes, rounds, gone)
     first, again = ([each._replace(node=numbers[each.node]) for each in coordinator.local()] for _ in range(2))
     folder = RoundsFolder(plan.resume or plan.rounds, kept)
+    folder.resume(gone)
     folder.begin(StoredFabric.of(fabric, seed, meeting.backend, Origin.MEASURED), again)
     course = scan(fabric, seed, measurer, quick=plan.quick, keep=folder.keep)
     local: dict[LocalFigure, float] = still_slow(slow_figures(first), again)

@@ -7,13 +7,22 @@ from pathlib import Path
 
 from gpubench.errors import CouldNotMeasureError, UsageError
 from gpubench.measure.scan.rounds import EndOfRoundsError, RoundMeasurer
-from gpubench.model.results.scan_rounds import LocalFigure, NodePair, NodeRail, PlannedRound, RoundOutcome, ScanFabric
-from gpubench.model.results.stored_scan import StoredFabric, StoredLocal, StoredRound
+from gpubench.model.results.scan_rounds import (
+    ROUNDS,
+    LocalFigure,
+    NodePair,
+    NodeRail,
+    PlannedRound,
+    RoundOutcome,
+    ScanFabric,
+)
+from gpubench.model.results.stored_scan import StoredAbsent, StoredFabric, StoredLocal, StoredRound
 from gpubench.model.terms.units import some_of
 from gpubench.readers.documents.json_lines import json_line, read_json_line
 from gpubench.readers.documents.text_files import Wanted, read_text
 
 FILE = "scan.jsonl"
+_PHASES = tuple(phase for phase, rounds in ROUNDS.items() for _ in range(rounds))
 _MOST_BYTES = 512 * 2**20
 _WANTED = Wanted("a folder that gpubench scan --rounds wrote", "gpubench scan --rounds DIR", _MOST_BYTES, "rounds/")
 
@@ -58,6 +67,26 @@ class RoundsFolder:
                 next_step="name one with --rounds",
             ) from error
 
+    def resume(self, absent: Mapping[int, str]) -> None:
+        """Go on behind the last whole line, and note the nodes that are no more. Raises CouldNotMeasureError."""
+        if self._path is None or self._done is None:
+            return
+        try:
+            text = self._path.read_bytes()
+            with self._path.open("r+b") as file:
+                file.truncate(text.rfind(b"\n") + 1)
+            if absent:
+                self._write(json_line(StoredAbsent({str(node): seen for node, seen in absent.items()})))
+        except OSError as error:
+            raise self._lost(error) from error
+
+    def _lost(self, error: OSError) -> CouldNotMeasureError:
+        return CouldNotMeasureError(
+            f"{self._path} cannot be written any more: {os.strerror(error.errno or 0)}",
+            expected="room for every round",
+            next_step=f"gpubench scan --replay {self._path.parent if self._path else ''} judges those before",
+        )
+
     def keep(self, _planned: PlannedRound, outcome: RoundOutcome) -> None:
         """A round that has ended; on disk when this returns. Raises CouldNotMeasureError where it cannot be written."""
         if outcome.number <= (self._done or 0):
@@ -65,11 +94,7 @@ class RoundsFolder:
         try:
             self._write(json_line(StoredRound.of(outcome)))
         except OSError as error:
-            raise CouldNotMeasureError(
-                f"{self._path} cannot be written any more: {os.strerror(error.errno or 0)}",
-                expected="room for every round",
-                next_step=f"gpubench scan --replay {self._path.parent if self._path else ''} judges those before",
-            ) from error
+            raise self._lost(error) from error
 
     def _write(self, lines: str) -> None:
         if self._path is None:
@@ -117,6 +142,9 @@ def read_rounds(directory: Path) -> KeptScan:
         where = f"{path}, line {number}"
         if '"quantities"' in line:
             kept.local[:] = read_json_line(StoredLocal, line, where).figures(kept.fabric)
+        elif '"absent"' in line and kept.outcomes:
+            absent = read_json_line(StoredAbsent, line, where).nodes(kept.fabric)
+            kept.outcomes[-1] = replace(kept.outcomes[-1], gone={**kept.outcomes[-1].gone, **absent})
         else:
             kept.outcomes.append(read_json_line(StoredRound, line, where).outcome(kept.fabric))
     _check_order(kept.outcomes, path)
@@ -125,10 +153,11 @@ def read_rounds(directory: Path) -> KeptScan:
 
 def _check_order(outcomes: Sequence[RoundOutcome], path: Path) -> None:
     numbers = [each.number for each in outcomes]
-    if numbers != list(range(1, len(numbers) + 1)):
+    phases = [each.phase for each in outcomes]
+    if numbers != list(range(1, len(numbers) + 1)) or phases != list(_PHASES[: len(phases)]):
         raise UsageError(
             f"{path} has rounds {', '.join(map(str, numbers[:12]))}",
-            expected="every round once, in order",
+            expected="every round once, in order: three of screening, three of suspects, five of confirmation",
             reason="two scans wrote to one folder, or it was edited by hand",
         )
 

@@ -7,7 +7,13 @@ from statistics import median
 from gpubench.measure.scan.leaves import LeafLevel
 from gpubench.measure.scan.rounds import ScanCourse
 from gpubench.model.results.rows.scan import PartKind as PartKind
-from gpubench.model.results.scan_rounds import LocalFigure, NodeRail, PairSample, ScanFabric
+from gpubench.model.results.scan_rounds import LocalFigure, NodeRail, PairSample, ScanFabric, ScanPhase
+
+LEAST_NODES_OF_A_RAIL = 8
+"""Of fewer, one bad node is a large part of what is usual of its rail."""
+
+LEAF_SHARE = 0.9
+"""A leaf whose inside, on a slow rail, is below this share of the best leaf's is what slows it."""
 
 RAIL_SHARE = 0.95
 """A rail whose usual figure is below this share of the other rails' is slow on every node."""
@@ -167,13 +173,35 @@ def _nics(left: _Cells) -> None:
 
 def _rails(course: ScanCourse, left: _Cells) -> None:
     """Rails that are slow on every node, which no comparison between nodes shows."""
+    if len(course.living()) < LEAST_NODES_OF_A_RAIL:
+        return
     usual = dict(_usual_by_rail(course))
     for rail, gb_s in usual.items():
         others = [each for other, each in usual.items() if other != rail]
         if len(others) >= 2 and gb_s < RAIL_SHARE * median(others):
+            if part := _slow_leaf_inside(course, rail):
+                left.explain(part)
+                continue
             nodes = tuple(course.living())
             seen = f"{gb_s:.4g} GB/s on every node, {median(others):.4g} on the other rails"
             left.explain(FaultyPart(PartKind.RAIL, nodes, gb_s / median(others), rail, seen=seen))
+
+
+def _slow_leaf_inside(course: ScanCourse, rail: int) -> FaultyPart | None:
+    """The leaf whose inside is slow on a rail that is slow as a whole, as of two leaves, where one is half of it."""
+    inside: dict[str, list[float]] = {}
+    for sample in course.samples(ScanPhase.SCREENING):
+        leaf = course.fabric.leaves[sample.first]
+        is_inside = leaf is not None and course.fabric.leaves[sample.second] == leaf
+        if leaf is not None and is_inside and sample.rail == rail and not sample.failure:
+            inside.setdefault(leaf, []).append(sample.gb_s)
+    levels = {leaf: median(values) for leaf, values in inside.items() if len(values) >= LEAST_NODES_OF_A_RAIL // 2}
+    if len(levels) < 2:
+        return None
+    leaf, best = min(levels, key=lambda each: levels[each]), max(levels.values())
+    if levels[leaf] >= LEAF_SHARE * best:
+        return None
+    return FaultyPart(PartKind.LEAF_RAIL, _members(course.fabric, leaf), levels[leaf] / best, rail, leaf)
 
 
 def _usual_by_rail(course: ScanCourse) -> Iterator[tuple[int, float]]:

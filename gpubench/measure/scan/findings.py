@@ -3,19 +3,16 @@
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
-from statistics import median
 
 from gpubench.measure.scan.decoding import FaultyPart, PartKind
 from gpubench.measure.scan.prediction import LEAST_SHARE, CollectiveOfNodes
 from gpubench.measure.scan.rounds import ScanCourse
 from gpubench.model.results.rows.scan import OF_ONE_NODE
-from gpubench.model.results.scan_rounds import NodeRail, ScanFabric
+from gpubench.model.results.scan_rounds import WRONG_DATA_ARRIVED, NodeRail, ScanFabric
 from gpubench.model.terms.units import compress_names, counted, some_of
-from gpubench.model.terms.verdict import Finding, Verdict
+from gpubench.model.terms.verdict import WRONG_DATA, Finding, Verdict
 
 _MOST_NAMES = 8
-
-_ACROSS_SHARE = 0.9
 
 _MOST_SURE_LOSS_PERCENT = 50.0
 """A scan that surely sees only larger losses answers nothing."""
@@ -59,7 +56,12 @@ _ADVICE: dict[PartKind, tuple[str, str, str, str]] = {
         "cable, transceiver, NIC or switch port of that rail: the GPU's own figures are as those of others",
         "ssh {host} ibstat; ssh {host} gpubench topo",
     ),
-    PartKind.RAIL: ("rail-slow", "what the other rails do", "the switches of that rail, or how NICs are set", ""),
+    PartKind.RAIL: (
+        "rail-slow",
+        "what the other rails do",
+        "the switches of that rail, or how NICs are set",
+        "ibdiagnet; ssh {host} ibstat",
+    ),
     PartKind.LEAF: (
         "leaf-slow",
         "what other leaves do",
@@ -158,6 +160,28 @@ def doubt_findings(
         )
 
 
+def wrong_data_findings(course: ScanCourse) -> Iterator[Finding]:
+    """Pairs between which data arrived damaged, once or more: whose fault it is, others that they met may tell."""
+    found = {
+        (sample.first, sample.second, sample.rail): f"{sample.failure} in round {outcome.number}"
+        for outcome in course.outcomes
+        for sample in outcome.samples
+        if sample.failure.startswith(WRONG_DATA_ARRIVED)
+    }
+    hosts = course.fabric.hosts
+    for (first, second, rail), seen in found.items():
+        yield Finding(
+            WRONG_DATA,
+            Verdict.FAIL,
+            f"{hosts[first]} and {hosts[second]}, rail {rail}",
+            seen,
+            "every element exact",
+            "data damaged on the way: a GPU, a link, a NIC, or ACS and IOMMU between peers",
+            f"ssh {shlex.quote(hosts[first])} gpubench check, and the same on {hosts[second]}",
+            subjects=(hosts[first], hosts[second]),
+        )
+
+
 def pair_findings(course: ScanCourse) -> Iterator[Finding]:
     """Pairs that failed once, of which neither side failed again: it is not known who is to blame."""
     retired = course.retired()
@@ -167,6 +191,7 @@ def pair_findings(course: ScanCourse) -> Iterator[Finding]:
         if each.failure
         and not {NodeRail(each.first, each.rail), NodeRail(each.second, each.rail)} & retired.keys()
         and each.culprit is None
+        and not each.failure.startswith(WRONG_DATA_ARRIVED)
         and not {each.first, each.second} & course.gone.keys()
     }
     last = course.outcomes[-1].number if course.outcomes else 0
@@ -185,9 +210,14 @@ def pair_findings(course: ScanCourse) -> Iterator[Finding]:
         )
 
 
+def is_too_noisy(sure_loss_percent: float) -> bool:
+    """True where hardly any loss would have been seen, so that nothing can be said of what was not named."""
+    return sure_loss_percent > _MOST_SURE_LOSS_PERCENT
+
+
 def noise_findings(sure_loss_percent: float) -> Iterator[Finding]:
     """That figures were so noisy that hardly anything could have been seen."""
-    if sure_loss_percent > _MOST_SURE_LOSS_PERCENT:
+    if is_too_noisy(sure_loss_percent):
         yield Finding(
             "scan-too-noisy",
             Verdict.INCONCLUSIVE,
@@ -210,24 +240,6 @@ def clock_findings(fabric: ScanFabric, offsets: Mapping[int, float]) -> Iterator
             "clocks that agree within a second",
             "NTP or chrony does not run there, or reaches no server; no figure here rests on clocks of two nodes",
             f"ssh {shlex.quote(fabric.hosts[node])} chronyc tracking",
-        )
-
-
-def between_leaves(course: ScanCourse) -> Iterator[Finding]:
-    """That what passes between leaves is slower than what stays inside, on all of them alike."""
-    centres = course.yardstick.centres
-    shares = [
-        centres[rail, False] / inside for (rail, is_in), inside in centres.items() if is_in and (rail, False) in centres
-    ]
-    if shares and median(shares) < _ACROSS_SHARE:
-        yield Finding(
-            "between-leaves-slow",
-            Verdict.WARN,
-            "what passes between leaves",
-            f"{median(shares):.0%} of what stays inside a leaf",
-            f"at least {_ACROSS_SHARE:.0%}, where leaves have as many uplinks as ports",
-            "fewer uplinks by design, or all uplinks of one of few leaves: of two nobody can say which",
-            "ibdiagnet; the counters of the uplinks",
         )
 
 

@@ -7,16 +7,18 @@ from statistics import median
 from gpubench.measure.scan.decoding import FaultyPart, leaf_parts
 from gpubench.measure.scan.exclusions import exclusions
 from gpubench.measure.scan.findings import (
-    between_leaves,
     collective_findings,
     doubt_findings,
+    is_too_noisy,
     noise_findings,
     pair_findings,
     part_findings,
     part_name,
     part_seen,
+    wrong_data_findings,
 )
 from gpubench.measure.scan.judging import smallest_sure_loss
+from gpubench.measure.scan.leaf_findings import between_leaves, leaf_pair_findings
 from gpubench.measure.scan.leaves import LeafLevel
 from gpubench.measure.scan.prediction import LEAST_SHARE, CollectiveOfNodes
 from gpubench.measure.scan.rounds import ScanCourse
@@ -112,8 +114,10 @@ def report_of(result: ScanResult, ranks_per_node: int) -> Report:
     findings = [
         *part_findings(course, result.parts),
         *doubt_findings(course, suspects, unmeasured, list(leaf_parts(course.fabric, result.suspect_leaves()))),
+        *wrong_data_findings(course),
         *pair_findings(course),
         *between_leaves(course),
+        *leaf_pair_findings(course, result.parts),
         *noise_findings(result.sure_loss_percent),
         *collective_findings(course.fabric, result.collectives),
         *result.other_findings,
@@ -130,7 +134,7 @@ def report_of(result: ScanResult, ranks_per_node: int) -> Report:
             CELLS_SECTION: Table(ScanCellRow.columns(), lambda: cells),
             ROUNDS_SECTION: Table(ScanRoundRow.columns(), lambda: _round_rows(result)),
             SCAN_COLLECTIVES_SECTION: Table(ScanCollectiveRow.columns(), lambda: _collective_rows(result)),
-            EXCLUSIONS_SECTION: Table(ExclusionRow.columns(), lambda: _exclusion_rows(result, ranks_per_node)),
+            EXCLUSIONS_SECTION: Table(ExclusionRow.columns(), lambda: _exclusion_rows(result, cells, ranks_per_node)),
         },
         main=CELLS_SECTION,
     )
@@ -208,7 +212,7 @@ def _cell_rows(result: ScanResult, suspects: set[NodeRail]) -> Iterator[ScanCell
                 figures=score.figures if score is not None else 0,
                 failures=len(failures.get(cell, ())),
                 phase=course.phase_of(cell),
-                verdict=_verdict(part, is_suspect=cell in suspects, has_figures=bool(own)),
+                verdict=_verdict(result, part, is_suspect=cell in suspects, has_figures=bool(own)),
                 part=part,
                 origin=result.origin,
             )
@@ -222,12 +226,14 @@ def _leaf_part(
     return next((of_leaf[key] for key in (*keys, (None, rail)) if key in of_leaf), None)
 
 
-def _verdict(part: str | None, *, is_suspect: bool, has_figures: bool) -> Verdict:
+def _verdict(result: ScanResult, part: str | None, *, is_suspect: bool, has_figures: bool) -> Verdict:
     if part is not None:
         return Verdict.FAIL
     if not has_figures:
         return Verdict.ERROR
-    return Verdict.WARN if is_suspect else Verdict.PASS
+    if is_suspect:
+        return Verdict.WARN
+    return Verdict.INCONCLUSIVE if is_too_noisy(result.sure_loss_percent) else Verdict.PASS
 
 
 def _round_rows(result: ScanResult) -> Iterator[ScanRoundRow]:
@@ -259,10 +265,12 @@ def _collective_rows(result: ScanResult) -> Iterator[ScanCollectiveRow]:
         )
 
 
-def _exclusion_rows(result: ScanResult, ranks_per_node: int) -> Iterator[ExclusionRow]:
+def _exclusion_rows(result: ScanResult, cells: Sequence[ScanCellRow], ranks_per_node: int) -> Iterator[ExclusionRow]:
+    """The bad nodes, and the good ones: those that nothing is known or suspected of, and that were measured."""
     hosts = result.course.fabric.hosts
     if not ranks_per_node:
         return
     bad = {node for part in result.parts if part.kind in OF_ONE_NODE for node in part.nodes}
-    good = [host for node, host in enumerate(hosts) if node not in bad]
+    doubtful = {row.node for row in cells if row.verdict not in (Verdict.PASS, Verdict.FAIL)}
+    good = [host for node, host in enumerate(hosts) if node not in bad and host not in doubtful]
     yield from exclusions([hosts[node] for node in sorted(bad)], good, ranks_per_node)

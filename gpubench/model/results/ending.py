@@ -38,6 +38,8 @@ def exit_code_of(metadata: Metadata, report: Report) -> int:
     judges = metadata.subject in JUDGING_COMMANDS
     if verdict is Verdict.SKIP:
         return errors.COULD_NOT_MEASURE if strict or judges else errors.DONE
+    if verdict is Verdict.INCONCLUSIVE and metadata.subject == "scan":
+        return errors.COULD_NOT_MEASURE  # too noisy to say anything of any node
     if verdict in _DOUBTS:
         return errors.JUDGED_AND_FAILED if strict else errors.DONE
     if strict or judges or not report.complete:

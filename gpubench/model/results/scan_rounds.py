@@ -95,6 +95,10 @@ class RoundOutcome:
     gone: Mapping[int, str] = field(default_factory=dict)
 
 
+WRONG_DATA_ARRIVED = "wrong data arrived"
+"""How the failure of a pair begins whose data were verified and not as they were sent."""
+
+
 class LocalQuantity(StrEnum):
     """What a node measures by itself in phase 0."""
 

@@ -13,7 +13,9 @@ from gpubench.model.results.scan_rounds import (
     ScanPhase,
 )
 
-_EXPECTED = "rounds as gpubench scan kept them"
+MOST_NODES, MOST_RAILS = 65_536, 64
+
+_EXPECTED = f"rounds as gpubench scan kept them, of {MOST_NODES} nodes and {MOST_RAILS} rails at most, each node once"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,8 @@ class StoredFabric:
 
     def fabric(self) -> ScanFabric:
         """As it was. Raises UsageError for one that cannot be."""
-        if not self.hosts or self.rails < 1 or len(self.leaves) != len(self.hosts):
+        fits = len(self.leaves) == len(self.hosts) == len(set(self.hosts)) <= MOST_NODES
+        if not self.hosts or not 1 <= self.rails <= MOST_RAILS or not fits:
             raise UsageError(
                 f"{len(self.hosts)} nodes with {self.rails} rails and {len(self.leaves)} leaves", expected=_EXPECTED
             )
@@ -106,6 +109,18 @@ class StoredRound:
         numbers = {str(node): node for node in range(len(fabric.hosts))}
         gone = {numbers[node]: seen for node, seen in self.gone.items() if node in numbers}
         return RoundOutcome(self.number, self.phase, tuple(samples), self.seconds, gone)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredAbsent:
+    """The nodes that were not in the job that went on, and why, by number."""
+
+    absent: Mapping[str, str]
+
+    def nodes(self, fabric: ScanFabric) -> dict[int, str]:
+        """As they are numbered in the scan."""
+        numbers = {str(node): node for node in range(len(fabric.hosts))}
+        return {numbers[node]: seen for node, seen in self.absent.items() if node in numbers}
 
 
 def _checked(place: Sequence[int], count: int, fabric: ScanFabric) -> Sequence[int]:

@@ -13,6 +13,7 @@ import pytest
 
 from gpubench.hardware.node.nvml.library import Driver
 from gpubench.hardware.scan import nccl_rail
+from gpubench.hardware.scan.host_exchange import WrongDataError
 from gpubench.hardware.scan.nccl_rail import EXCHANGED_BYTES, NcclRail
 from gpubench.model.terms.data_pattern import Block, DataPattern
 
@@ -152,8 +153,8 @@ def test_data_that_arrive_damaged_are_no_figure(ends: tuple[Wire, End, End]) -> 
     wire, one, other = ends
     wire.damages = True
     found = both(one, other)
-    assert [type(each) for each in found] == [OSError, OSError]
-    assert f"{EXCHANGED_BYTES // 8} wrong elements arrived" in str(found[0])
+    assert [type(each) for each in found] == [WrongDataError, WrongDataError]
+    assert str(found[0]) == f"{EXCHANGED_BYTES // 8} wrong elements"
     assert [each.ended for end in (one, other) for each in end.made] == ["aborted"] * 2
 
 
