@@ -43,7 +43,7 @@ class Presenter:
         self._metadata: Metadata | None = None
         self._figures = SpeedFigures()
         self._options = options
-        self._is_table = options.format.name == "table"
+        self._is_table = options.format.name in ("table", "quiet")
         style = replace(style, history=options.history)
         plain = replace(style, width=style.width if options.width else PLAIN_WIDTH, color=False)
         self._writers: dict[str, Writer] = {"stdout": options.format.writer(Target(stream=sys.stdout), style)}

@@ -110,7 +110,7 @@ def learn(
         typer.Option("--like", metavar="NAME|FILE", help="Whose machine it has. Default: the one that matches."),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", metavar="FILE", help="Default: stdout.", show_default=False)
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Default: stdout.", show_default=False)
     ] = None,
 ) -> None:
     """Write a profile from results: median and spread over runs and siblings; outliers are shown and left out."""

@@ -9,7 +9,7 @@ from gpubench.cli.signature import flag, option
 from gpubench.errors import UsageError, exclusive
 from gpubench.formats.exit_style import OPTION, ExitStyle
 from gpubench.formats.presentation import Color, Output, Presentation
-from gpubench.formats.registry import CSV, DATED, FORMATS, SUMMARY, TABLE
+from gpubench.formats.registry import CSV, DATED, FORMATS, QUIET, SUMMARY, TABLE
 from gpubench.formats.writer import Format
 
 SUMMARY_OPTION = "--summary"
@@ -34,6 +34,7 @@ class PresentationOptions:
         "FILE",
         f"Also write this file; {', '.join(SUFFIXES)} picks the format. A folder, as in results/, keeps a "
         "dated json of every run. Repeatable.",
+        name="--output -o",
     )
     section: str | None = option("NAME", "What csv shows, which shows one. Default: the command's main one.")
     color: str = option("|".join(Color), "Colours in the table.", default="auto")
@@ -42,6 +43,7 @@ class PresentationOptions:
     verbose: bool = flag(
         "Headers in full: every GPU, library and setting, not only those that bear on performance.", name="--verbose -v"
     )
+    quiet: bool = flag("No progress, and of the table only findings and the last sentence.", name="--quiet -q")
     no_progress: bool = flag("No progress bar.")
     exit_style: str | None = option(
         "|".join(ExitStyle), "One line and the exit codes of a Nagios or node-problem-detector plugin.", name=OPTION
@@ -59,6 +61,12 @@ class PresentationOptions:
                 expected="--format csv, or an --output that ends in .csv: only csv shows one section",
                 next_step=f"--format csv --section {self.section}",
             )
+        if self.quiet and self.verbose:
+            raise exclusive(("--quiet", "--verbose"), "one of them, or neither")
+        if plot and self.quiet and TABLE not in formats[1:]:
+            raise exclusive(
+                ("--plot", "--quiet"), "one of them, or an --output that ends in .txt: curves are in the table"
+            )
         if plot and TABLE not in formats:
             raise UsageError(
                 f"--plot with --format {format_.name}",
@@ -70,14 +78,15 @@ class PresentationOptions:
             beside = f"{OPTION} {self.exit_style}" if style is not None else f"--format {format_.name}"
             raise exclusive((SUMMARY_OPTION, beside), "one of them: each has stdout to itself")
         line = SUMMARY if self.summary else None if style is None else style.line_format
+        shown = QUIET if self.quiet and format_ is TABLE else format_
         return Presentation(
-            format=line or format_,
+            format=line or shown,
             outputs=outputs,
             section=self.section,
             color=parse_choices("--color", [self.color], Color)[0],
             width=self.width,
             verbose=self.verbose,
-            show_progress=not self.no_progress,
+            show_progress=not (self.no_progress or self.quiet),
             exit_style=style,
             plot=plot,
         )

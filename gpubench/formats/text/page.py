@@ -119,6 +119,12 @@ class Page:
         self._causes(top_causes(report))
         self._verdict(report)
 
+    def brief(self, report: Report) -> None:
+        """Findings, and the verdict."""
+        for finding in report.findings:
+            self._finding(finding)
+        self._verdict(report)
+
     def prospects(self, report: Report) -> None:
         """The paths that would fall back, and why; all causes with their cures; what could not be read; the verdict."""
         causes = list(all_causes(report))
