@@ -54,6 +54,9 @@ class Presenter:
 
     def begin(self, metadata: Metadata, columns: Sequence[str] = COLLECTIVE_COLUMNS) -> None:
         """The run is set up: headers, and on stderr what stdout has no room for."""
+        options = self._options
+        if options.defaults or options.defaults_file is not None:
+            metadata = replace(metadata, defaults=options.defaults, defaults_file=options.defaults_file)
         self._begun, self._metadata = True, metadata
         with self._bar_hidden():
             self._write(lambda writer: writer.begin(metadata, columns))

@@ -211,8 +211,9 @@ class CollectiveOptions:
             "--profile",
             *given_options(self.presentation),
         }
+        by_default = self.presentation.by_default
         for name in given_options(self):
-            if name not in shown:
+            if name not in shown and name.replace("--no-", "--") not in by_default:
                 expected = (
                     "--replay alone, or with what judges it (--strict, --profile, --expect-gpus) or says how to show it"
                 )
