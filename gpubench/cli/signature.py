@@ -90,13 +90,19 @@ def options_from(kind: type[Options], given: Mapping[str, Any]) -> Options:
 
 
 def given_options(options: Any) -> Iterator[str]:
-    """The options that do not have their default, by the names of their fields: `--no-check` of `check`."""
+    """The options that do not have their default."""
     for each in fields(options):
         value: Any = getattr(options, each.name)
         if is_dataclass(value):
             yield from given_options(value)
         elif not each.metadata.get(_NO_OPTION) and value != each.default:
-            yield f"--{'no-' if value is False else ''}{each.name.replace('_', '-')}"
+            yield _name_of(each, value)
+
+
+def _name_of(each: "Field[Any]", value: Any) -> str:
+    """'--iters' of '--iters -n', '--no-check' of '--check/--no-check' where it is off."""
+    names = (each.metadata["name"] or f"--{each.name.replace('_', '-')}").split(" ")[0].split("/")
+    return names[-1] if value is False else names[0]
 
 
 def _parameter(each: "Field[Any]") -> inspect.Parameter:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpubench.cli.options.choices import parse_choices
+from gpubench.cli.options.nccl_tests import NcclTestsOptions, check_outputs, parse_dtypes
 from gpubench.cli.options.presentation import PLOT, PresentationOptions
 from gpubench.cli.options.profile import PROFILE, check_profile, expected_gpus
 from gpubench.cli.options.recording import RecordingOptions
@@ -36,15 +37,17 @@ class CollectiveOptions:
         f"1K:4G (x2), 1K:4G:4 (x4), 1M:64M:+1M (steps), or 1K,64K,1M. "
         f"Default {DEFAULT_SIZES['nccl']} on GPUs, {DEFAULT_SIZES['host']} on the host backend.",
     )
-    dtype: list[str] | None = option("TYPE", f"{', '.join(DataType)}; several with commas. Default float32.")
+    dtype: list[str] | None = option(
+        "TYPE", f"{', '.join(DataType)}; several with commas. Default float32.", name="--dtype -d"
+    )
     op: list[str] | None = option("OP", f"{', '.join(ReduceOp)}; several with commas. Default sum.")
-    root: int = option("RANK", "The root rank.", default=0)
+    root: int = option("RANK", "The root rank.", name="--root -r", default=0)
     variants: VariantOptions
     in_place: bool = flag("Only in place: the result over the input.")
     out_of_place: bool = flag("Only out of place.")
     both: bool = flag("Both (the default, where in place exists).")
     sampling: SamplingOptions
-    warmup: int = option("N", "Untimed operations before a row.", default=5, min=0)
+    warmup: int = option("N", "Untimed operations before a row.", name="--warmup -w", default=5, min=0)
     graph: int = option(
         "N", "Capture the iterations in a CUDA graph and time N replays of it.", default=0, min=0, show_default=False
     )
@@ -83,6 +86,7 @@ class CollectiveOptions:
         f"Not with --evidence, --strict, --simulate or --iters {AUTO}.",
     )
     plot: bool = flag(PLOT)
+    nccl_tests: NcclTestsOptions
     simulation: SimulationOptions
     recording: RecordingOptions
     presentation: PresentationOptions
@@ -92,6 +96,7 @@ class CollectiveOptions:
         from gpubench.jobs.sources import Simulated, source_of
 
         self._check_replay()
+        check_outputs(self.presentation.output, tuple(ReduceOp))
         check_profile(self.profile)
         backends, allocator = parse_backends(self.backend), parse_choices("--allocator", [self.allocator], Allocator)[0]
         if self.nccl_library is not None and not Path(self.nccl_library).is_file():
@@ -104,7 +109,7 @@ class CollectiveOptions:
             backend=next(iter(backends), None),
             nccl_library=self.nccl_library,
             allocator=allocator,
-            ranks=self.np,
+            ranks=self.nccl_tests.ranks(self.np, self.presentation.by_default),
             timeout_s=self.timeout,
             evidence=self._evidence(),
             strict=self.strict,
@@ -138,10 +143,12 @@ class CollectiveOptions:
     def _request(self, collective: "Collective") -> "SweepRequest":
         from gpubench.collectives.request import SweepRequest
 
+        by_default = self.presentation.by_default
+        sizes = self.nccl_tests.sizes(self.sizes, by_default)
         return SweepRequest(
             collective=collective,
-            sizes=() if self.sizes is None else parse_sizes(self.sizes),
-            dtypes=parse_choices("--dtype", self.dtype or ["float32"], DataType),
+            sizes=() if sizes is None else parse_sizes(sizes),
+            dtypes=parse_dtypes(self.dtype),
             ops=parse_choices("--op", self.op or ["sum"], ReduceOp),
             root=self.root,
             placements=self._placements(collective),
@@ -150,7 +157,7 @@ class CollectiveOptions:
             ),
             warmup=self.warmup,
             graph_replays=self.graph,
-            check=self.check,
+            check=self.nccl_tests.check(own=self.check, by_default=by_default),
         )
 
     def _placements(self, collective: "Collective") -> tuple[Placement, ...]:

@@ -22,6 +22,7 @@ class SamplingOptions:
         f"Timed operations a row; auto: until the mean is known within {INTERVAL:.0%}. Default {AUTO}; "
         f"{DEFAULT_ITERATIONS[Mode.THROUGHPUT]} with --graph, --split and --simulate; "
         f"alone {DEFAULT_ITERATIONS[Mode.LATENCY]}.",
+        name="--iters -n",
     )
     budget: float | None = option(
         "S", f"Seconds a row that --iters {AUTO} may take. Default {Sampling().budget_seconds:g}.", min=0
