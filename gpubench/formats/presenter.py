@@ -118,8 +118,12 @@ class Presenter:
         return self._options.exit_code(self._metadata, self.report)
 
     def _with_sentence(self, report: Report) -> Report:
-        """The report with its last line, told from the rows that were presented and those in its sections."""
-        if self._metadata is None:
+        """The report with its last line, told from the rows that were presented and those in its sections.
+
+        A stored report has it, and was judged.
+        """
+        has_style = self._options.exit_style is not None
+        if self._metadata is None or (report.sentence and not has_style):
             return report
         from gpubench.model.results.ending import gated
         from gpubench.model.results.sentence import sentence
@@ -128,7 +132,6 @@ class Presenter:
             for name in (PAIRS_SECTION, ROWS_SECTION):
                 for row in (*report.rows(name, PairRow), *report.rows(name, CollectiveRow)):
                     self._figures.add(row)
-        has_style = self._options.exit_style is not None
         report = gated(self._metadata, report, self._figures, exit_style=has_style)
         return replace(report, sentence=sentence(self._metadata, report, self._figures, remark=not has_style))
 

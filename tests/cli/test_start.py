@@ -21,6 +21,7 @@ OWN_MODULES_OF_A_COMMAND = {
     "check": 33,
     "explain": 27,
     "compare": 27,
+    "report": 27,
     "p2p": 39,
     "collective": 65,  # and the words of its options: types, operations, algorithms, modes
 }
