@@ -51,6 +51,17 @@ def typer_app(
     return app
 
 
+def completed(option: str) -> Callable[[str], list[str]]:
+    """What completes the value of an option, for its `autocompletion`; `option` is its name without dashes."""
+
+    def complete(incomplete: str) -> list[str]:
+        from gpubench.cli.completion import words_for
+
+        return words_for(option, incomplete)
+
+    return complete
+
+
 def option(metavar: str | None, help_text: str, *, default: Any = None, name: str = "", **settings: Any) -> Any:
     """A field of a dataclass that is an option for typer; its name is the field's where no other is given.
 

@@ -12,7 +12,7 @@ from gpubench.cli.options.recording import RecordingOptions
 from gpubench.cli.options.sampling import SamplingOptions
 from gpubench.cli.options.simulation import SimulationOptions
 from gpubench.cli.options.variants import VariantOptions, check_variants, parse_backends
-from gpubench.cli.signature import flag, given_options, option
+from gpubench.cli.signature import completed, flag, given_options, option
 from gpubench.errors import UsageError, exclusive
 from gpubench.jobs.collective.plan import BACKEND_SUMMARIES, BACKENDS, DEFAULT_SIZES, CollectivePlan
 from gpubench.model.paths.evidence import EvidenceUse
@@ -38,9 +38,14 @@ class CollectiveOptions:
         f"Default {DEFAULT_SIZES['nccl']} on GPUs, {DEFAULT_SIZES['host']} on the host backend.",
     )
     dtype: list[str] | None = option(
-        "TYPE", f"{', '.join(DataType)}; several with commas. Default float32.", name="--dtype -d"
+        "TYPE",
+        f"{', '.join(DataType)}; several with commas. Default float32.",
+        name="--dtype -d",
+        autocompletion=completed("dtype"),
     )
-    op: list[str] | None = option("OP", f"{', '.join(ReduceOp)}; several with commas. Default sum.")
+    op: list[str] | None = option(
+        "OP", f"{', '.join(ReduceOp)}; several with commas. Default sum.", autocompletion=completed("op")
+    )
     root: int = option("RANK", "The root rank.", name="--root -r", default=0)
     variants: VariantOptions
     in_place: bool = flag("Only in place: the result over the input.")
@@ -55,12 +60,14 @@ class CollectiveOptions:
     backend: str | None = option(
         "|".join(BACKENDS),
         f"{BACKEND_SUMMARIES}; nccl,host has both.",
+        autocompletion=completed("backend"),
     )
     nccl_library: str | None = option("PATH", "Measure this libnccl.so.2, say a training framework's.")
     allocator: str = option(
         "|".join(Allocator),
         "Buffers from cudaMalloc, as frameworks have them, or ncclMemAlloc, as nccl-tests.",
         default="cuda",
+        autocompletion=completed("allocator"),
     )
     np: int | None = option("N", "Ranks to launch here. Default: one a GPU; 2 without GPUs.", min=1)
     timeout: float = option(
@@ -79,7 +86,7 @@ class CollectiveOptions:
     strict: bool = flag(
         "Exit 1 for whatever is not PASS, 3 where speed was not judged; NCCL is told to refuse host memory."
     )
-    profile: str | None = option("NAME|FILE", PROFILE)
+    profile: str | None = option("NAME|FILE", PROFILE, autocompletion=completed("profile"))
     split: str | None = option(
         "|".join(SPLITS),
         "The same in groups of ranks at once, a row each: by node, by place in the node, in twos, in so many. "

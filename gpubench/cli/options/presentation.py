@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpubench.cli.options.choices import parse_choices, unknown_word
-from gpubench.cli.signature import flag, no_option, option, option_fields
+from gpubench.cli.signature import completed, flag, no_option, option, option_fields
 from gpubench.errors import UsageError, exclusive, exit_style_under_launcher
 from gpubench.formats.exit_style import OPTION, ExitStyle
 from gpubench.formats.presentation import Color, Output, Presentation
@@ -34,7 +34,11 @@ class PresentationOptions:
     """The outputs, and the look of the table."""
 
     format_name: str = option(
-        "NAME", f"Of stdout: {', '.join(each.name for each in FORMATS)}.", name="--format", default="table"
+        "NAME",
+        f"Of stdout: {', '.join(each.name for each in FORMATS)}.",
+        name="--format",
+        default="table",
+        autocompletion=completed("format"),
     )
     output: list[str] | None = option(
         "FILE",
@@ -43,7 +47,7 @@ class PresentationOptions:
         name="--output -o",
     )
     section: str | None = option("NAME", "What csv shows, which shows one. Default: the command's main one.")
-    color: str = option("|".join(Color), "Colours in the table.", default="auto")
+    color: str = option("|".join(Color), "Colours in the table.", default="auto", autocompletion=completed("color"))
     width: int | None = option("N", "Columns of the table. Default: the terminal's, or 100.", min=40)
     summary: bool = flag("The last sentence alone: verdict, worst root cause or best figures.", name=SUMMARY_OPTION)
     verbose: bool = flag(
@@ -52,7 +56,10 @@ class PresentationOptions:
     quiet: bool = flag("No progress, and of the table only findings and the last sentence.", name="--quiet -q")
     no_progress: bool = flag("No progress bar.")
     exit_style: str | None = option(
-        "|".join(ExitStyle), "One line and the exit codes of a Nagios or node-problem-detector plugin.", name=OPTION
+        "|".join(ExitStyle),
+        "One line and the exit codes of a Nagios or node-problem-detector plugin.",
+        name=OPTION,
+        autocompletion=completed("exit-style"),
     )
     defaults: "Defaults | None" = no_option()
 

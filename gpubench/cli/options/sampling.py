@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from gpubench.cli.options.choices import parse_choices
-from gpubench.cli.signature import option
+from gpubench.cli.signature import completed, option
 from gpubench.errors import UsageError
 from gpubench.model.terms.sampling import AUTO, DEFAULT_ITERATIONS, INTERVAL, Mode, Sampling
 
@@ -16,6 +16,7 @@ class SamplingOptions:
         "|".join(Mode),
         "Operations back to back, as nccl-tests has them, or each alone, with percentiles.",
         default="throughput",
+        autocompletion=completed("mode"),
     )
     iters: str | None = option(
         "N|auto",
