@@ -41,12 +41,12 @@ def values_of_file(
     for table in tables:
         _check(table, names, f"{file}: no command with options is called {table}", f"one of {', '.join(names)}")
     unknown = [key for key in shared if key not in options]
-    everywhere = _options_of_all_commands() if unknown else []
+    everywhere = options_of_all_commands() if unknown else []
     for key in unknown:
         _check(key, everywhere, f"{file}: no command has an option {key}", "an option, as --help lists them")
     own = {_key(key): value for key, value in tables.get(command, {}).items()}
     for key in own:
-        known = [each for each in _options_of_all_commands() if each in options] if key not in options else [key]
+        known = [each for each in options_of_all_commands() if each in options] if key not in options else [key]
         _check(key, known, f"{file}, [{command}]: no option {key}", f"an option of gpubench {command}")
     values = {key: (value, f"{_shown(key, value)} in {file}") for key, value in shared.items() if key in options}
     return file, values | {key: (value, f"{_shown(key, value)} in {file}, [{command}]") for key, value in own.items()}
@@ -92,7 +92,7 @@ def _content(path: Path, name: str) -> str | None:
         raise UsageError(f"{name} is no text in UTF-8", expected=_EXPECTED) from None
 
 
-def _options_of_all_commands() -> list[str]:
+def options_of_all_commands() -> list[str]:
     """The names of all options, which takes an import of every command."""
     apps = (import_module(f"gpubench.cli.commands.{each.module}").app(each) for each in COMMANDS)
     commands = (typer.main.get_command(app) for app in apps)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,13 +12,14 @@ import pytest
 from typer.testing import CliRunner
 
 from gpubench.cli.app import app
-from gpubench.cli.defaults_file import MOST_BYTES
+from gpubench.cli.defaults_file import MOST_BYTES, options_of_all_commands
+from gpubench.cli.option_names import variable_of
 from gpubench.errors import UsageError
 from gpubench.formats.presentation import Presentation
 from gpubench.hardware.launch.launcher import find_launcher
 from gpubench.hardware.mpi.one_process import AloneGroup
 from gpubench.jobs.agreement import AgreedError, agree_on_defaults
-from tests.cli.running import MPI_ENVIRONMENT, SECONDS, environment, gpubench, mpirun
+from tests.cli.running import MPI_ENVIRONMENT, ROOT, SECONDS, environment, gpubench, mpirun
 
 T = TypeVar("T")
 MACHINE = ("--simulate", "hgx-h200-4")
@@ -287,3 +289,13 @@ def test_ranks_of_an_mpirun_have_the_defaults_of_their_environment() -> None:
     run = ("allreduce", "--backend", "host", "--iters", "3", "--format", "json")
     result = mpirun(2, *run, env=environment(GPUBENCH_SIZES="1K"))
     assert {row["size_bytes"] for row in json.loads(result.stdout)["rows"]} == {1024}
+
+
+def test_no_option_has_the_name_of_a_variable_that_gpubench_uses() -> None:
+    pattern = re.compile(r'"(GPUBENCH_[A-Z_]+)"')
+    used = {name for path in (ROOT / "gpubench").rglob("*.py") for name in pattern.findall(path.read_text())}
+    assert {"GPUBENCH_CHANNEL", "GPUBENCH_SETTINGS", "GPUBENCH_PROFILES", "GPUBENCH_DEFAULTS"} <= used
+    options = {variable_of(option) for option in options_of_all_commands()}
+    assert {"GPUBENCH_TIMEOUT", "GPUBENCH_EXPECT_GPUS", "GPUBENCH_AS"} <= options
+    assert not used & options
+    assert not [name for name in options if name.startswith("GPUBENCH_TEST_")]
