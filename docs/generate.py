@@ -19,18 +19,9 @@ from typer.testing import CliRunner
 
 from gpubench.cli.app import app
 from gpubench.formats.registry import FORMATS
-from gpubench.model.results.rank_times import RankTimeRow
-from gpubench.model.results.report import SCHEMA_VERSION, SIGNED, CollectiveRow, Metadata, PairRow
-from gpubench.model.results.rows.causes import CauseRow, UnreadRow
-from gpubench.model.results.rows.checks import CheckRow, VerdictRow
-from gpubench.model.results.rows.comparison import CircumstanceRow, ComparisonRow, FindingChangeRow, HistoryRow
-from gpubench.model.results.rows.evidence import EvidenceRow, FallbackRow
-from gpubench.model.results.rows.explain import CommunicatorRow, MemberRow, PathRow, TransportRow
-from gpubench.model.results.rows.patterns import PatternRow
-from gpubench.model.results.rows.scan import ExclusionRow, ScanCellRow, ScanCollectiveRow, ScanPartRow, ScanRoundRow
-from gpubench.model.results.topo.rows import GpuRow, KindRow, NicRow, NodeRow, NvlinkRow, RankRow, TreeRow
-from gpubench.model.results.winners import RefusedRow, WinnerRow
-from gpubench.model.terms.verdict import Finding, Verdict
+from gpubench.model.results.all_sections import TABLES
+from gpubench.model.results.report import SCHEMA_VERSION, SIGNED, Metadata
+from gpubench.model.terms.verdict import Verdict
 
 FOLDER = Path(__file__).parent
 _COLUMNS = {"COLUMNS": "80", "TERMINAL_WIDTH": "80"}
@@ -104,43 +95,6 @@ def format_table() -> str:
         lines.append(f"| `{each.name}` |{suffix} | {each.summary} |")
     return "\n".join(lines) + "\n"
 
-
-TABLES: Mapping[str, type] = {
-    "rows": CollectiveRow,
-    "gpus": GpuRow,
-    "nvlinks": NvlinkRow,
-    "nics": NicRow,
-    "nodes": NodeRow,
-    "kinds": KindRow,
-    "pairs": PairRow,
-    "ranks": RankRow,
-    "tree": TreeRow,
-    "findings": Finding,
-    "patterns": PatternRow,
-    "evidence": EvidenceRow,
-    "fallback": FallbackRow,
-    "rank_times": RankTimeRow,
-    "paths": PathRow,
-    "causes": CauseRow,
-    "causes_unread": UnreadRow,
-    "transports": TransportRow,
-    "communicators": CommunicatorRow,
-    "members": MemberRow,
-    "checks": CheckRow,
-    "verdicts": VerdictRow,
-    "comparison": ComparisonRow,
-    "finding_changes": FindingChangeRow,
-    "circumstances": CircumstanceRow,
-    "history": HistoryRow,
-    "parts": ScanPartRow,
-    "cells": ScanCellRow,
-    "rounds": ScanRoundRow,
-    "scan_collectives": ScanCollectiveRow,
-    "exclusions": ExclusionRow,
-    "winners": WinnerRow,
-    "refused": RefusedRow,
-}
-"""The row type of every section that is a table."""
 
 MATRICES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "matrix": (

@@ -23,6 +23,7 @@ from gpubench.model.paths import p2p
 from gpubench.model.paths.evidence import RULES
 from gpubench.model.paths.links import PCIE_GB_S_PER_LANE
 from gpubench.model.profiles.fault import FAULT_KEYS
+from gpubench.model.results.all_sections import MATRICES, TABLES
 from gpubench.model.results.report import SIGNED, Metadata, Record
 from gpubench.model.results.rows.comparison import RowKey
 from gpubench.model.results.topo.sections import SECTIONS
@@ -122,8 +123,8 @@ def test_what_is_generated_is_up_to_date(path: str) -> None:
 
 def test_every_row_type_is_a_section_and_every_column_is_described() -> None:
     names = {kind.__name__ for kind in _row_types(Record)} - {RowKey.__name__}
-    assert names == {kind.__name__ for kind in generate.TABLES.values()} - {Finding.__name__}
-    for kind in (Metadata, *generate.TABLES.values()):
+    assert names == {kind.__name__ for kind in TABLES.values()} - {Finding.__name__}
+    for kind in (Metadata, *TABLES.values()):
         columns = [each.name for each in fields(kind)]
         assert [name for name in columns if name not in generate.column_descriptions(kind)] == [], kind
 
@@ -216,3 +217,7 @@ def test_examples_for_newcomers_are_python_that_works() -> None:
     assert len(examples) == 4
     for example in examples:
         exec(compile(example, "extending.md", "exec"), {})
+
+
+def test_every_matrix_is_described() -> None:
+    assert tuple(generate.MATRICES) == MATRICES

@@ -52,6 +52,8 @@ SUPPORT = {
         "gpubench_rows",
         "history",
         "past_runs",
+        "stored",
+        "gpubench_document",
         "past_results",
     },
 }

@@ -31,6 +31,9 @@ Start with:
 Without a GPU: gpubench topo --simulate hgx-h100-8, and allreduce measures MPI
 on CPU buffers. gpubench COMMAND --help has options and examples.
 
+An option that is not given has the value of its variable, GPUBENCH_TIMEOUT=60,
+else the one in gpubench.toml of the current folder: timeout = 60.
+
 Exit codes: 0 done, 1 judged and failed, 2 wrong usage, 3 could not measure.
 """
 
@@ -121,10 +124,24 @@ def _command_of(error: typer.TyperException) -> str:
     return path or f"{app.info.name} {named}".strip()
 
 
+def _style_by_default() -> "ExitStyle | None":
+    """The style that the environment or a file asks for."""
+    from gpubench.cli.defaults import asked_by_default
+
+    named = next((each for each in COMMANDS if each.name in sys.argv[1:2] and each.module != "profiles"), None)
+    text = None if named is None else asked_by_default("exit-style", named.name)
+    if text is None:
+        return None
+    from gpubench.formats.exit_style import ExitStyle
+
+    return ExitStyle(text) if text in tuple(ExitStyle) else None
+
+
 def _tell(error: GpubenchError, style: "ExitStyle | None") -> int:
     from gpubench.formats.delivery import tell
 
     tell(error, sys.stderr)
+    style = style or _style_by_default()
     if style is None:
         return error.exit_code
     from gpubench.model.terms.verdict import Verdict

@@ -1,4 +1,4 @@
-"""The process around a command: its streams and its exit."""
+"""The process around a command: its streams, its exit, and whether there are defaults for its options."""
 
 import contextlib
 import os
@@ -8,6 +8,12 @@ from collections.abc import Callable
 
 from gpubench.cli.encoding import spell_out_what_cannot_be_shown
 from gpubench.model.facts.launched_by import SECONDS_FOR_THE_FIRST_RANK, LaunchedBy, launched_by
+
+PREFIX = "GPUBENCH_"
+OWN_FILE = "gpubench.toml"
+PROJECT_FILE = "pyproject.toml"
+DEFAULTS_FILES = (OWN_FILE, PROJECT_FILE)
+"""The first of them that says something of gpubench is read for defaults of options, and no other."""
 
 
 def exit_with(run: Callable[[LaunchedBy | None], int]) -> None:
@@ -24,3 +30,8 @@ def exit_with(run: Callable[[LaunchedBy | None], int]) -> None:
     if code and not speaks:
         time.sleep(SECONDS_FOR_THE_FIRST_RANK)
     sys.exit(code)
+
+
+def may_have_defaults() -> bool:
+    """Whether there is a variable or a file that may hold a default of an option."""
+    return any(name.startswith(PREFIX) for name in os.environ) or any(map(os.path.exists, DEFAULTS_FILES))

@@ -8,10 +8,14 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from gpubench.cli.encoding import showable
-from gpubench.cli.plain_values import PlainValuesCommand
+from gpubench.cli.plain_values import PlainValuesCommand, defaults_in
 from gpubench.cli.table import Command
+from gpubench.errors import GpubenchError
 
 Options = TypeVar("Options")
+
+_NO_OPTION = "no option"
+_CONTEXT = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
 
 
 def app_of(help_text: str, kind: type[Options], run: Callable[[Options], int]) -> Callable[[Command], typer.Typer]:
@@ -29,16 +33,33 @@ def typer_app(
 ) -> typer.Typer:
     """A command for typer, which hands its options to `run`; `without` are those that mean nothing for it."""
 
-    def call(**given: Any) -> None:
-        raise typer.Exit(run(options_from(kind, given)))
+    def call(context: typer.Context, **given: Any) -> None:
+        defaults = defaults_in(context)
+        try:
+            raise typer.Exit(run(options_from(kind, {**given, "defaults": defaults})))
+        except GpubenchError as error:
+            if defaults is not None:
+                defaults.explain(error)
+            raise
 
     call.__doc__ = showable(f"{command.summary}\n\n{help_text.strip()}")
     call.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [_parameter(each) for each in option_fields(kind) if each.name not in without]
+        [_CONTEXT, *(_parameter(each) for each in option_fields(kind) if each.name not in without)]
     )
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     app.command(command.name, cls=PlainValuesCommand)(call)
     return app
+
+
+def completed(option: str) -> Callable[[str], list[str]]:
+    """What completes the value of an option, for its `autocompletion`; `option` is its name without dashes."""
+
+    def complete(incomplete: str) -> list[str]:
+        from gpubench.cli.completion import words_for
+
+        return words_for(option, incomplete)
+
+    return complete
 
 
 def option(metavar: str | None, help_text: str, *, default: Any = None, name: str = "", **settings: Any) -> Any:
@@ -54,12 +75,17 @@ def flag(help_text: str, *, default: bool | None = False, name: str = "") -> Any
     return option(None, help_text, default=default, name=name)
 
 
+def no_option() -> Any:
+    """A field that no option is for; it is None but where the values of options say otherwise."""
+    return field(default=None, metadata={_NO_OPTION: True})
+
+
 def option_fields(kind: Any) -> Iterator["Field[Any]"]:
     """The fields that are options; those of a nested dataclass, which is a group of options, stand in its place."""
     for each in fields(kind):
         if is_dataclass(each.type):
             yield from option_fields(each.type)
-        else:
+        elif not each.metadata.get(_NO_OPTION):
             yield each
 
 
@@ -75,13 +101,19 @@ def options_from(kind: type[Options], given: Mapping[str, Any]) -> Options:
 
 
 def given_options(options: Any) -> Iterator[str]:
-    """The options that do not have their default, by the names of their fields: `--no-check` of `check`."""
+    """The options that do not have their default."""
     for each in fields(options):
         value: Any = getattr(options, each.name)
         if is_dataclass(value):
             yield from given_options(value)
-        elif value != each.default:
-            yield f"--{'no-' if value is False else ''}{each.name.replace('_', '-')}"
+        elif not each.metadata.get(_NO_OPTION) and value != each.default:
+            yield _name_of(each, value)
+
+
+def _name_of(each: "Field[Any]", value: Any) -> str:
+    """'--iters' of '--iters -n', '--no-check' of '--check/--no-check' where it is off."""
+    names = (each.metadata["name"] or f"--{each.name.replace('_', '-')}").split(" ")[0].split("/")
+    return names[-1] if value is False else names[0]
 
 
 def _parameter(each: "Field[Any]") -> inspect.Parameter:

@@ -22,6 +22,7 @@ COMMANDS = (
         "explain", "Read NCCL's logs of any job: who talks to whom over what, what is host-staged, why.", "explain"
     ),
     Command("compare", "Two files of results: what got slower, beyond the noise.", "compare"),
+    Command("report", "A stored result again, on the terminal or in another format.", "report"),
     *(Command(name, summary, "collective") for name, summary in COLLECTIVES.items()),
     Command("profiles", "What healthy machines reach: list, show, match, lint, learn.", "profiles"),
 )

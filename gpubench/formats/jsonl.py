@@ -35,7 +35,8 @@ class JsonLinesWriter:
             else:
                 for row in section.rows():
                     self._write(name, row.to_record())
-        self._write("report", {"schema_version": SCHEMA_VERSION} | report.to_record())
+        sections = {"sections": list(report.sections)}  # those without a row too
+        self._write("report", {"schema_version": SCHEMA_VERSION} | report.to_record() | sections)
         if self._stream is not None and self._target.path is not None:
             self._stream.close()
 

@@ -1,6 +1,7 @@
 """Formats, files and looks that a run was asked to present its report in."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,7 +32,11 @@ class Output:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Presentation:
-    """The outputs and the look of a report. `section`, `width` and `exit_style` are None where nobody chose."""
+    """The outputs and the look of a report. `section`, `width` and `exit_style` are None where nobody chose.
+
+    `defaults` are the options that stand in the environment or in `defaults_file`, each with where; `job_defaults`
+    those of them that ranks have to agree about.
+    """
 
     format: Format = TABLE
     outputs: tuple[Output, ...] = ()
@@ -42,6 +47,9 @@ class Presentation:
     show_progress: bool = True
     exit_style: ExitStyle | None = None
     plot: bool = False
+    defaults: Mapping[str, str] = field(default_factory=dict)
+    defaults_file: str | None = None
+    job_defaults: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def history(self) -> Path | None:

@@ -43,7 +43,7 @@ class Presenter:
         self._metadata: Metadata | None = None
         self._figures = SpeedFigures()
         self._options = options
-        self._is_table = options.format.name == "table"
+        self._is_table = options.format.name in ("table", "quiet")
         style = replace(style, history=options.history)
         plain = replace(style, width=style.width if options.width else PLAIN_WIDTH, color=False)
         self._writers: dict[str, Writer] = {"stdout": options.format.writer(Target(stream=sys.stdout), style)}
@@ -54,6 +54,9 @@ class Presenter:
 
     def begin(self, metadata: Metadata, columns: Sequence[str] = COLLECTIVE_COLUMNS) -> None:
         """The run is set up: headers, and on stderr what stdout has no room for."""
+        options = self._options
+        if options.defaults or options.defaults_file is not None:
+            metadata = replace(metadata, defaults=options.defaults, defaults_file=options.defaults_file)
         self._begun, self._metadata = True, metadata
         with self._bar_hidden():
             self._write(lambda writer: writer.begin(metadata, columns))
@@ -115,8 +118,12 @@ class Presenter:
         return self._options.exit_code(self._metadata, self.report)
 
     def _with_sentence(self, report: Report) -> Report:
-        """The report with its last line, told from the rows that were presented and those in its sections."""
-        if self._metadata is None:
+        """The report with its last line, told from the rows that were presented and those in its sections.
+
+        A stored report has it, and was judged.
+        """
+        has_style = self._options.exit_style is not None
+        if self._metadata is None or (report.sentence and not has_style):
             return report
         from gpubench.model.results.ending import gated
         from gpubench.model.results.sentence import sentence
@@ -125,7 +132,6 @@ class Presenter:
             for name in (PAIRS_SECTION, ROWS_SECTION):
                 for row in (*report.rows(name, PairRow), *report.rows(name, CollectiveRow)):
                     self._figures.add(row)
-        has_style = self._options.exit_style is not None
         report = gated(self._metadata, report, self._figures, exit_style=has_style)
         return replace(report, sentence=sentence(self._metadata, report, self._figures, remark=not has_style))
 

@@ -24,5 +24,8 @@ NAGIOS = Format("nagios", None, "a Nagios plugin's line", "status_line:nagios_wr
 NPD = Format("npd", None, "a node-problem-detector plugin's message", "status_line:npd_writer")
 """The formats of `--exit-style`, for stdout."""
 
+QUIET = Format("quiet", None, "findings and the last sentence", "text.quiet:QuietWriter")
+"""The format of `--quiet` in the place of the table, for stdout."""
+
 SUMMARY = Format("summary", None, "the last sentence alone", "summary:writer")
 """The format of `--summary`, for stdout."""

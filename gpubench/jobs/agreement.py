@@ -1,9 +1,9 @@
 """Do something on every rank, and have every rank know when it failed on any."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar, cast
 
-from gpubench.errors import GpubenchError
+from gpubench.errors import GpubenchError, UsageError
 from gpubench.ports.group import Group
 
 T = TypeVar("T")
@@ -34,3 +34,21 @@ def agree(group: Group, action: Callable[[], T], place: str = "") -> T:
     if errors:
         raise AgreedError(GpubenchError.from_record(errors[0]))
     return cast("T", outcome)
+
+
+def agree_on_defaults(group: Group, defaults: Mapping[str, str]) -> None:
+    """Raise AgreedError where ranks have other options than the first, from the environment or a file of their host."""
+    first, *others = group.gather(dict(defaults))
+    for rank, other in enumerate(others, 1):
+        differing = next((each for each in {**first, **other} if first.get(each) != other.get(each)), None)
+        if differing is not None:
+            had = [f"rank {number}: {each.get(differing, 'not set')}" for number, each in ((0, first), (rank, other))]
+            raise AgreedError(
+                UsageError(
+                    f"ranks do not agree on {differing}: {', '.join(had)}",
+                    expected="the same option on every rank",
+                    reason="a launcher hands variables on to other hosts only where it is told to, and a file of the "
+                    "current folder is read on each host",
+                    next_step=f"give {differing} on the command line",
+                )
+            )

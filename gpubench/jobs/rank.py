@@ -3,7 +3,7 @@
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -14,7 +14,7 @@ from gpubench.hardware.launch.channel_sender import ChannelSender
 from gpubench.hardware.mpi import group as mpi
 from gpubench.hardware.watchdog import rank as watchdog
 from gpubench.hardware.watchdog.rank import RankProgress
-from gpubench.jobs.agreement import AgreedError
+from gpubench.jobs.agreement import AgreedError, agree_on_defaults
 from gpubench.model.facts.launched_by import CHANNEL_VARIABLE, SECONDS_FOR_THE_FIRST_RANK, LaunchedBy
 from gpubench.model.terms.hang import Phase
 from gpubench.model.terms.rank_identity import RankIdentity
@@ -39,9 +39,15 @@ class RankJob(Protocol):
         """Do it; the exit code, the same on every rank. `channel` leads to the gpubench that launched this one."""
 
 
-def run(make_job: Callable[[mpi.MpiGroup, RankProgress], RankJob], launched_by: LaunchedBy, timeout_s: float) -> int:
+def run(
+    make_job: Callable[[mpi.MpiGroup, RankProgress], RankJob],
+    launched_by: LaunchedBy,
+    timeout_s: float,
+    defaults: Mapping[str, str],
+) -> int:
     """Be a rank: do the job with the others, and return the exit code that all of them return.
 
+    `defaults` are options that stand in the environment or a file, each with where: the same on every rank.
     A job that shows no progress for `timeout_s` seconds, longer while it starts, is ended with exit code 3.
 
     What goes wrong on all ranks alike is told once, by the first. A rank that breaks on its own says so, with its host
@@ -58,6 +64,8 @@ def run(make_job: Callable[[mpi.MpiGroup, RankProgress], RankJob], launched_by: 
         group = mpi.start(launched_by)
         progress.exchange_addresses(group)
         progress.enter(Phase.SET_UP)
+        if channel is None:
+            agree_on_defaults(group, defaults)
         job = make_job(group, progress)
         code = job.run(channel)
     except AgreedError as agreed:

@@ -49,7 +49,8 @@ def run(plan: TopoPlan, arguments: Sequence[str]) -> int:
             return _present(plan, arguments, machines)
     from gpubench.jobs import rank
 
-    return rank.run(lambda group, _progress: TopoRankJob(group, plan, arguments), launch, plan.timeout_s)
+    defaults = plan.presentation.job_defaults
+    return rank.run(lambda group, _progress: TopoRankJob(group, plan, arguments), launch, plan.timeout_s, defaults)
 
 
 def _present(plan: TopoPlan, arguments: Sequence[str], machines: "Callable[[], Machines]") -> int:

@@ -22,6 +22,7 @@ OWN_MODULES_OF_A_COMMAND = {
     "scan": 33,
     "explain": 27,
     "compare": 27,
+    "report": 27,
     "p2p": 39,
     "collective": 65,  # and the words of its options: types, operations, algorithms, modes
 }
@@ -122,13 +123,3 @@ def test_a_child_that_reads_a_node_imports_its_own_source_alone(stage: str, need
 def test_every_module_of_a_command_is_in_the_table() -> None:
     modules = {path.stem for path in Path(commands.__path__[0]).glob("*.py")} - {"__init__"}
     assert modules == {each.module for each in COMMANDS} == set(OWN_MODULES_OF_A_COMMAND)
-
-
-@pytest.mark.parametrize(("words", "expected"), [("gpubench topo --str", "--strict"), ("gpubench expl", "explain")])
-def test_commands_and_their_options_complete(words: str, expected: str) -> None:
-    asked = {"_GPUBENCH_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
-    program = "import sys; sys.argv = ['gpubench']; from gpubench.cli.app import main; main()"
-    result = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False, env={**os.environ, **asked}
-    )
-    assert result.stdout.split() == [expected]

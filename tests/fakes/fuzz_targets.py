@@ -7,12 +7,18 @@ import io
 import json
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from gpubench.cli.app import app
+from gpubench.formats.presentation import Output, Presentation
+from gpubench.formats.registry import FORMATS
 from gpubench.hardware import recorded
+from gpubench.jobs.report import ReportPlan, run
 from gpubench.measure.compare.judge import Rules
 from gpubench.measure.compare.report import compare
 from gpubench.measure.explain.report import explain
@@ -25,6 +31,7 @@ from gpubench.readers.machines.registry import read_file
 from gpubench.readers.nccl_log.stream import NcclLogReader
 from gpubench.readers.results.history import read_head
 from gpubench.readers.results.registry import read_results
+from gpubench.readers.results.stored import read_stored
 from tests.cli.running import ROOT
 from tests.fakes.nccl_logs import Job
 
@@ -70,6 +77,26 @@ def _recording(content: bytes) -> None:
         snapshots, ranks = recorded.read_recording(Path(folder))
         nodes = topologies(with_own_names(snapshots))
         _rows(examine(nodes, ranks, [None], strict=False, asked=False, expected_gpus=None))
+
+
+def _stored(content: bytes) -> None:
+    with tempfile.TemporaryDirectory() as folder, redirect_stdout(io.StringIO()):
+        path = Path(folder, "a.json")
+        path.write_bytes(content)
+        outputs = tuple(Output(Path(folder, f"b{each.suffix}"), each) for each in FORMATS if each.suffix)
+        run(ReportPlan(run=read_stored(path), name="a.json", presentation=Presentation(outputs=outputs)))
+
+
+def _stored_seeds() -> list[bytes]:
+    """A sweep and copies of a simulated machine, as document and as lines."""
+    found = []
+    for command in (("allreduce", "--sizes", "1K:4K"), ("p2p", "--no-patterns", "--no-host")):
+        with tempfile.TemporaryDirectory() as folder:
+            paths = [Path(folder, name) for name in ("a.json", "a.jsonl")]
+            given = [word for path in paths for word in ("-o", str(path))]
+            CliRunner().invoke(app, [*command, "--simulate", "hgx-h200-2", *given])
+            found += [path.read_bytes() for path in paths]
+    return found
 
 
 def _results(content: bytes) -> None:
@@ -156,6 +183,7 @@ FUZZ_TARGETS = (
             _NCCL_TESTS_JSON,
         ],
     ),
+    FuzzTarget("stored results", _stored, [(_RESULT / "check.json").read_bytes(), *_stored_seeds()]),
     FuzzTarget("heads of results", _head, [(_RESULT / "check.json").read_bytes()]),
     FuzzTarget("profiles", _profile, [path.read_bytes() for path in sorted(profiles_folder().glob("*.toml"))[:4]]),
 )

@@ -86,7 +86,7 @@ def node_per_rank() -> int:
     os.environ |= {"CUDA_VISIBLE_DEVICES": str(launch.rank), "NCCL_HOSTID": f"node{launch.rank}"}
     mpi.nodes = lambda group: (list(range(group.size)), 0)
     options = options_from(P2pOptions, {"sizes": "1001,16M", "format_name": "csv"}).plan()
-    return rank.run(lambda group, watch: P2pRanksJob(group, watch, options, []), launch, options.timeout_s)
+    return rank.run(lambda group, watch: P2pRanksJob(group, watch, options, []), launch, options.timeout_s, {})
 
 
 if __name__ == "__main__":

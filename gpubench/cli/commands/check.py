@@ -8,7 +8,7 @@ from gpubench.cli.options.presentation import PresentationOptions
 from gpubench.cli.options.profile import check_profile, expected_gpus
 from gpubench.cli.options.recording import RecordingOptions
 from gpubench.cli.options.simulation import SimulationOptions
-from gpubench.cli.signature import app_of, flag, option
+from gpubench.cli.signature import app_of, completed, flag, option
 from gpubench.errors import exclusive
 
 if TYPE_CHECKING:
@@ -39,7 +39,9 @@ class CheckOptions:
     quick: bool = flag("Facts alone, no measurement.")
     full: bool = flag("All collectives, all ways of copying.")
     profile: str | None = option(
-        "NAME|FILE", "Judge by this one, and by its number of GPUs and NICs too; host: a machine without GPUs."
+        "NAME|FILE",
+        "Judge by this one, and by its number of GPUs and NICs too; host: a machine without GPUs.",
+        autocompletion=completed("profile"),
     )
     expect_gpus: int | None = expected_gpus()
     strict: bool = flag("Exit 1 also where there is a warning.")

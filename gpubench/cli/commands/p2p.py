@@ -8,7 +8,7 @@ from gpubench.cli.options.presentation import PLOT, PresentationOptions
 from gpubench.cli.options.profile import PROFILE, check_profile, expected_gpus
 from gpubench.cli.options.recording import RecordingOptions
 from gpubench.cli.options.simulation import SimulationOptions
-from gpubench.cli.signature import app_of, flag, option
+from gpubench.cli.signature import app_of, completed, flag, option
 from gpubench.errors import UsageError, exclusive
 from gpubench.jobs.p2p.plan import As, P2pPlan
 from gpubench.model.paths.evidence import EvidenceUse
@@ -62,7 +62,7 @@ class P2pOptions:
         min=0.1,
     )
     plot: bool = flag(PLOT)
-    profile: str | None = option("NAME|FILE", PROFILE)
+    profile: str | None = option("NAME|FILE", PROFILE, autocompletion=completed("profile"))
     expect_gpus: int | None = expected_gpus()
     simulation: SimulationOptions
     recording: RecordingOptions

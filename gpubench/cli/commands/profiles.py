@@ -31,7 +31,18 @@ Examples:
 
 _app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
-_NAMED = Annotated[str, typer.Argument(metavar="NAME|FILE", help="A profile's name, or the path of a file.")]
+
+def _known_names(incomplete: str) -> list[str]:
+    """What completes the name of a profile."""
+    from gpubench.cli.completion import words_for
+
+    return words_for("profile", incomplete)
+
+
+_NAMED = Annotated[
+    str,
+    typer.Argument(metavar="NAME|FILE", help="A profile's name, or the path of a file.", autocompletion=_known_names),
+]
 _FILES = Annotated[list[Path] | None, typer.Argument(metavar="FILE...", help="Default: all of gpubench's and yours.")]
 _TIMEOUT = Annotated[float, typer.Option("--timeout", metavar="S", min=0.1, help="Seconds for the driver to answer.")]
 _SIMULATE = Annotated[
@@ -110,7 +121,7 @@ def learn(
         typer.Option("--like", metavar="NAME|FILE", help="Whose machine it has. Default: the one that matches."),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", metavar="FILE", help="Default: stdout.", show_default=False)
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Default: stdout.", show_default=False)
     ] = None,
 ) -> None:
     """Write a profile from results: median and spread over runs and siblings; outliers are shown and left out."""

@@ -9,7 +9,7 @@ from gpubench.cli.options.presentation import PresentationOptions
 from gpubench.cli.options.profile import PROFILE, check_profile, expected_gpus
 from gpubench.cli.options.recording import RecordingOptions
 from gpubench.cli.options.simulation import SimulationOptions
-from gpubench.cli.signature import app_of, flag, option
+from gpubench.cli.signature import app_of, completed, flag, option
 from gpubench.errors import exclusive
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class TopoOptions:
         "be read; in place of the devices."
     )
     timeout: float = option("S", "Seconds in which a node's driver has to answer.", default=20.0, min=0.1, max=86400)
-    profile: str | None = option("NAME|FILE", PROFILE)
+    profile: str | None = option("NAME|FILE", PROFILE, autocompletion=completed("profile"))
     expect_gpus: int | None = expected_gpus()
     presentation: PresentationOptions
 

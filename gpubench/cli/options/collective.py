@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpubench.cli.options.choices import parse_choices
+from gpubench.cli.options.nccl_tests import NcclTestsOptions, check_outputs, parse_dtypes
 from gpubench.cli.options.presentation import PLOT, PresentationOptions
 from gpubench.cli.options.profile import PROFILE, check_profile, expected_gpus
 from gpubench.cli.options.recording import RecordingOptions
 from gpubench.cli.options.sampling import SamplingOptions
 from gpubench.cli.options.simulation import SimulationOptions
 from gpubench.cli.options.variants import VariantOptions, check_variants, parse_backends
-from gpubench.cli.signature import flag, given_options, option
+from gpubench.cli.signature import completed, flag, given_options, option
 from gpubench.errors import UsageError, exclusive
 from gpubench.jobs.collective.plan import BACKEND_SUMMARIES, BACKENDS, DEFAULT_SIZES, CollectivePlan
 from gpubench.model.paths.evidence import EvidenceUse
@@ -36,15 +37,22 @@ class CollectiveOptions:
         f"1K:4G (x2), 1K:4G:4 (x4), 1M:64M:+1M (steps), or 1K,64K,1M. "
         f"Default {DEFAULT_SIZES['nccl']} on GPUs, {DEFAULT_SIZES['host']} on the host backend.",
     )
-    dtype: list[str] | None = option("TYPE", f"{', '.join(DataType)}; several with commas. Default float32.")
-    op: list[str] | None = option("OP", f"{', '.join(ReduceOp)}; several with commas. Default sum.")
-    root: int = option("RANK", "The root rank.", default=0)
+    dtype: list[str] | None = option(
+        "TYPE",
+        f"{', '.join(DataType)}; several with commas. Default float32.",
+        name="--dtype -d",
+        autocompletion=completed("dtype"),
+    )
+    op: list[str] | None = option(
+        "OP", f"{', '.join(ReduceOp)}; several with commas. Default sum.", autocompletion=completed("op")
+    )
+    root: int = option("RANK", "The root rank.", name="--root -r", default=0)
     variants: VariantOptions
     in_place: bool = flag("Only in place: the result over the input.")
     out_of_place: bool = flag("Only out of place.")
     both: bool = flag("Both (the default, where in place exists).")
     sampling: SamplingOptions
-    warmup: int = option("N", "Untimed operations before a row.", default=5, min=0)
+    warmup: int = option("N", "Untimed operations before a row.", name="--warmup -w", default=5, min=0)
     graph: int = option(
         "N", "Capture the iterations in a CUDA graph and time N replays of it.", default=0, min=0, show_default=False
     )
@@ -52,12 +60,14 @@ class CollectiveOptions:
     backend: str | None = option(
         "|".join(BACKENDS),
         f"{BACKEND_SUMMARIES}; nccl,host has both.",
+        autocompletion=completed("backend"),
     )
     nccl_library: str | None = option("PATH", "Measure this libnccl.so.2, say a training framework's.")
     allocator: str = option(
         "|".join(Allocator),
         "Buffers from cudaMalloc, as frameworks have them, or ncclMemAlloc, as nccl-tests.",
         default="cuda",
+        autocompletion=completed("allocator"),
     )
     np: int | None = option("N", "Ranks to launch here. Default: one a GPU; 2 without GPUs.", min=1)
     timeout: float = option(
@@ -76,13 +86,14 @@ class CollectiveOptions:
     strict: bool = flag(
         "Exit 1 for whatever is not PASS, 3 where speed was not judged; NCCL is told to refuse host memory."
     )
-    profile: str | None = option("NAME|FILE", PROFILE)
+    profile: str | None = option("NAME|FILE", PROFILE, autocompletion=completed("profile"))
     split: str | None = option(
         "|".join(SPLITS),
         "The same in groups of ranks at once, a row each: by node, by place in the node, in twos, in so many. "
         f"Not with --evidence, --strict, --simulate or --iters {AUTO}.",
     )
     plot: bool = flag(PLOT)
+    nccl_tests: NcclTestsOptions
     simulation: SimulationOptions
     recording: RecordingOptions
     presentation: PresentationOptions
@@ -92,6 +103,7 @@ class CollectiveOptions:
         from gpubench.jobs.sources import Simulated, source_of
 
         self._check_replay()
+        check_outputs(self.presentation.output, tuple(ReduceOp))
         check_profile(self.profile)
         backends, allocator = parse_backends(self.backend), parse_choices("--allocator", [self.allocator], Allocator)[0]
         if self.nccl_library is not None and not Path(self.nccl_library).is_file():
@@ -104,7 +116,7 @@ class CollectiveOptions:
             backend=next(iter(backends), None),
             nccl_library=self.nccl_library,
             allocator=allocator,
-            ranks=self.np,
+            ranks=self.nccl_tests.ranks(self.np, self.presentation.by_default),
             timeout_s=self.timeout,
             evidence=self._evidence(),
             strict=self.strict,
@@ -138,10 +150,12 @@ class CollectiveOptions:
     def _request(self, collective: "Collective") -> "SweepRequest":
         from gpubench.collectives.request import SweepRequest
 
+        by_default = self.presentation.by_default
+        sizes = self.nccl_tests.sizes(self.sizes, by_default)
         return SweepRequest(
             collective=collective,
-            sizes=() if self.sizes is None else parse_sizes(self.sizes),
-            dtypes=parse_choices("--dtype", self.dtype or ["float32"], DataType),
+            sizes=() if sizes is None else parse_sizes(sizes),
+            dtypes=parse_dtypes(self.dtype),
             ops=parse_choices("--op", self.op or ["sum"], ReduceOp),
             root=self.root,
             placements=self._placements(collective),
@@ -150,7 +164,7 @@ class CollectiveOptions:
             ),
             warmup=self.warmup,
             graph_replays=self.graph,
-            check=self.check,
+            check=self.nccl_tests.check(own=self.check, by_default=by_default),
         )
 
     def _placements(self, collective: "Collective") -> tuple[Placement, ...]:
@@ -211,8 +225,9 @@ class CollectiveOptions:
             "--profile",
             *given_options(self.presentation),
         }
+        by_default = self.presentation.by_default
         for name in given_options(self):
-            if name not in shown:
+            if name not in shown and name.replace("--no-", "--") not in by_default:
                 expected = (
                     "--replay alone, or with what judges it (--strict, --profile, --expect-gpus) or says how to show it"
                 )

@@ -1,16 +1,22 @@
 """The options of every command that decide where results go and how they look."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpubench.cli.options.choices import parse_choices, unknown_word
-from gpubench.cli.signature import flag, option
-from gpubench.errors import UsageError, exclusive
+from gpubench.cli.signature import completed, flag, no_option, option, option_fields
+from gpubench.errors import UsageError, exclusive, exit_style_under_launcher
 from gpubench.formats.exit_style import OPTION, ExitStyle
 from gpubench.formats.presentation import Color, Output, Presentation
-from gpubench.formats.registry import CSV, DATED, FORMATS, SUMMARY, TABLE
+from gpubench.formats.registry import CSV, DATED, FORMATS, QUIET, SUMMARY, TABLE
 from gpubench.formats.writer import Format
+from gpubench.model.facts.launched_by import launched_by
+
+if TYPE_CHECKING:
+    from gpubench.cli.defaults import Defaults
 
 SUMMARY_OPTION = "--summary"
 
@@ -28,24 +34,34 @@ class PresentationOptions:
     """The outputs, and the look of the table."""
 
     format_name: str = option(
-        "NAME", f"Of stdout: {', '.join(each.name for each in FORMATS)}.", name="--format", default="table"
+        "NAME",
+        f"Of stdout: {', '.join(each.name for each in FORMATS)}.",
+        name="--format",
+        default="table",
+        autocompletion=completed("format"),
     )
     output: list[str] | None = option(
         "FILE",
         f"Also write this file; {', '.join(SUFFIXES)} picks the format. A folder, as in results/, keeps a "
         "dated json of every run. Repeatable.",
+        name="--output -o",
     )
     section: str | None = option("NAME", "What csv shows, which shows one. Default: the command's main one.")
-    color: str = option("|".join(Color), "Colours in the table.", default="auto")
+    color: str = option("|".join(Color), "Colours in the table.", default="auto", autocompletion=completed("color"))
     width: int | None = option("N", "Columns of the table. Default: the terminal's, or 100.", min=40)
     summary: bool = flag("The last sentence alone: verdict, worst root cause or best figures.", name=SUMMARY_OPTION)
     verbose: bool = flag(
         "Headers in full: every GPU, library and setting, not only those that bear on performance.", name="--verbose -v"
     )
+    quiet: bool = flag("No progress, and of the table only findings and the last sentence.", name="--quiet -q")
     no_progress: bool = flag("No progress bar.")
     exit_style: str | None = option(
-        "|".join(ExitStyle), "One line and the exit codes of a Nagios or node-problem-detector plugin.", name=OPTION
+        "|".join(ExitStyle),
+        "One line and the exit codes of a Nagios or node-problem-detector plugin.",
+        name=OPTION,
+        autocompletion=completed("exit-style"),
     )
+    defaults: "Defaults | None" = no_option()
 
     def parse(self, sections: Sequence[str], *, plot: bool = False) -> Presentation:
         """The presentation; `sections` are those that the command has. UsageError for what cannot be shown."""
@@ -59,6 +75,11 @@ class PresentationOptions:
                 expected="--format csv, or an --output that ends in .csv: only csv shows one section",
                 next_step=f"--format csv --section {self.section}",
             )
+        quiet, verbose = self._loudness()
+        if plot and quiet and TABLE not in formats[1:]:
+            raise exclusive(
+                ("--plot", "--quiet"), "one of them, or an --output that ends in .txt: curves are in the table"
+            )
         if plot and TABLE not in formats:
             raise UsageError(
                 f"--plot with --format {format_.name}",
@@ -66,21 +87,55 @@ class PresentationOptions:
                 next_step="--output result.html has curves too",
             )
         style = _parse_exit_style(self.exit_style, format_)
+        if style is not None:
+            _refuse_under_launcher()
         if self.summary and (style is not None or format_ is not TABLE):
             beside = f"{OPTION} {self.exit_style}" if style is not None else f"--format {format_.name}"
             raise exclusive((SUMMARY_OPTION, beside), "one of them: each has stdout to itself")
         line = SUMMARY if self.summary else None if style is None else style.line_format
+        shown = QUIET if quiet and format_ is TABLE else format_
         return Presentation(
-            format=line or format_,
+            format=line or shown,
             outputs=outputs,
             section=self.section,
             color=parse_choices("--color", [self.color], Color)[0],
             width=self.width,
-            verbose=self.verbose,
-            show_progress=not self.no_progress,
+            verbose=verbose,
+            show_progress=not (self.no_progress or quiet),
             exit_style=style,
             plot=plot,
+            defaults=self.by_default,
+            defaults_file=None if self.defaults is None else self.defaults.file,
+            job_defaults=self._job_defaults(),
         )
+
+    @property
+    def by_default(self) -> dict[str, str]:
+        """The options that have their values from the environment or a file, each with where."""
+        return {} if self.defaults is None else self.defaults.sources
+
+    def _loudness(self) -> tuple[bool, bool]:
+        """Whether to be quiet, and verbose; what the command line asks for comes before a default of the other one."""
+        if not (self.quiet and self.verbose):
+            return self.quiet, self.verbose
+        by_default = {"--quiet", "--verbose"} & self.by_default.keys()
+        if len(by_default) != 1:
+            raise exclusive(("--quiet", "--verbose"), "one of them, or neither")
+        return "--quiet" not in by_default, "--verbose" not in by_default
+
+    def _job_defaults(self) -> dict[str, str]:
+        """The defaults that every rank of a job has to have alike: all but those of outputs and looks."""
+        if self.defaults is None:
+            return {}
+        own = {each.name for each in option_fields(type(self))}
+        return {each.option: each.source for name, each in self.defaults.by_name.items() if name not in own}
+
+
+def _refuse_under_launcher() -> None:
+    """Raise UsageError where several ranks would each end with a plugin's exit code."""
+    launch = launched_by(os.environ)
+    if launch is not None and launch.size > 1:
+        raise exit_style_under_launcher(launch.launcher)
 
 
 def _parse_exit_style(name: str | None, format_: Format) -> ExitStyle | None:

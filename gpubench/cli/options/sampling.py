@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from gpubench.cli.options.choices import parse_choices
-from gpubench.cli.signature import option
+from gpubench.cli.signature import completed, option
 from gpubench.errors import UsageError
 from gpubench.model.terms.sampling import AUTO, DEFAULT_ITERATIONS, INTERVAL, Mode, Sampling
 
@@ -16,12 +16,14 @@ class SamplingOptions:
         "|".join(Mode),
         "Operations back to back, as nccl-tests has them, or each alone, with percentiles.",
         default="throughput",
+        autocompletion=completed("mode"),
     )
     iters: str | None = option(
         "N|auto",
         f"Timed operations a row; auto: until the mean is known within {INTERVAL:.0%}. Default {AUTO}; "
         f"{DEFAULT_ITERATIONS[Mode.THROUGHPUT]} with --graph, --split and --simulate; "
         f"alone {DEFAULT_ITERATIONS[Mode.LATENCY]}.",
+        name="--iters -n",
     )
     budget: float | None = option(
         "S", f"Seconds a row that --iters {AUTO} may take. Default {Sampling().budget_seconds:g}.", min=0

@@ -3,7 +3,7 @@
 import shlex
 from dataclasses import dataclass
 
-from gpubench.cli.signature import option
+from gpubench.cli.signature import completed, option
 from gpubench.errors import UsageError
 from gpubench.jobs.simulation import Simulation, simulation_of
 
@@ -13,7 +13,9 @@ class SimulationOptions:
     """A simulated machine, and what is broken in it."""
 
     simulate: str | None = option(
-        "NAME[*NODES]", "A machine that does not exist, from its profile: hgx-h200-4, or 'hgx-h100-8*16' for 16 nodes."
+        "NAME[*NODES]",
+        "A machine that does not exist, from its profile: hgx-h200-4, or 'hgx-h100-8*16' for 16 nodes.",
+        autocompletion=completed("simulate"),
     )
     fault: list[str] | None = option(
         "WHERE:KEY=VALUE", "Break the simulated machine, e.g. node3.gpu5:nvlink=12; counted from 0. Repeatable."

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpubench.cli.options.choices import parse_choices, unknown_word
-from gpubench.cli.signature import flag, option
+from gpubench.cli.signature import completed, flag, option
 from gpubench.errors import UsageError
 from gpubench.model.terms.hierarchy import OPTION as HIERARCHICAL_OPTION
 from gpubench.model.terms.nccl_choice import Algorithm, Protocol, settings_of
@@ -19,9 +19,15 @@ class VariantOptions:
     """The algorithms and protocols to measure beside NCCL's own choice."""
 
     algo: list[str] | None = option(
-        "ALGO", f"Have NCCL use {', '.join(Algorithm)}; several with commas, beside its own choice."
+        "ALGO",
+        f"Have NCCL use {', '.join(Algorithm)}; several with commas, beside its own choice.",
+        autocompletion=completed("algo"),
     )
-    proto: list[str] | None = option("PROTO", f"Have NCCL use {', '.join(Protocol)}; with --algo, every combination.")
+    proto: list[str] | None = option(
+        "PROTO",
+        f"Have NCCL use {', '.join(Protocol)}; with --algo, every combination.",
+        autocompletion=completed("proto"),
+    )
     hierarchical: bool = flag(
         "Also as reduce-scatter in the node, all-reduce across nodes, all-gather in the node.", name=HIERARCHICAL_OPTION
     )

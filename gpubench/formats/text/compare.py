@@ -43,6 +43,7 @@ class CompareView(ReportView):
         if report.sections:
             metadata = self._metadata
             self._page.wrap(f"gpubench {metadata.gpubench_version}  compare  ({metadata.origin.upper()})")
+            self._page.defaults(metadata)
             rows = report.rows(COMPARISON_SECTION, ComparisonRow)
             circumstances = report.rows(CIRCUMSTANCES_SECTION, CircumstanceRow)
             changes = report.rows(FINDING_CHANGES_SECTION, FindingChangeRow)

@@ -24,6 +24,16 @@ def software_lines(metadata: Metadata, *, verbose: bool) -> Iterator[str]:
     """Libraries and settings: in a line each where all is asked for, else versions, and settings that bear on speed."""
     yield from _library_lines(metadata.libraries, verbose=verbose)
     yield from setting_lines(metadata.environment, verbose=verbose)
+    if verbose:
+        yield from default_lines(metadata)
+
+
+def default_lines(metadata: Metadata) -> Iterator[str]:
+    """Options that have their value from the environment or a file, and the file that was read."""
+    if metadata.defaults_file is not None:
+        yield f"{INDENT}options from {metadata.defaults_file} of this folder"
+    for option, source in metadata.defaults.items():
+        yield f"{INDENT}{option} by {source}"
 
 
 def _library_lines(libraries: Mapping[str, str], *, verbose: bool) -> Iterator[str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from gpubench.formats.text.causes import CauseText, all_causes, named_causes, top_causes, unread_lines
 from gpubench.formats.text.fallback import evidence_notes, evidence_table, judged_lines
-from gpubench.formats.text.header import INDENT, software_lines
+from gpubench.formats.text.header import INDENT, default_lines, software_lines
 from gpubench.formats.text.line import line_text
 from gpubench.formats.text.plot import plot_lines
 from gpubench.formats.text.prospects import other_lines
@@ -89,6 +89,11 @@ class Page:
         for line in software_lines(metadata, verbose=self.verbose):
             self.wrap(line)
 
+    def defaults(self, metadata: Metadata) -> None:
+        """Options that have their values from the environment or a file, where all is asked for."""
+        for line in default_lines(metadata) if self.verbose else ():
+            self.wrap(line)
+
     def tree(self, tree: "Tree") -> None:
         """A tree, made of `line_text`."""
         self._console.print(tree)
@@ -117,6 +122,12 @@ class Page:
             self._finding(finding)
         self._fallback(report)
         self._causes(top_causes(report))
+        self._verdict(report)
+
+    def brief(self, report: Report) -> None:
+        """Findings, and the verdict."""
+        for finding in report.findings:
+            self._finding(finding)
         self._verdict(report)
 
     def prospects(self, report: Report) -> None:

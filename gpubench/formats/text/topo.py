@@ -67,6 +67,7 @@ class TopoView(ReportView):
             self._page.wrap(f"{INDENT}profile {metadata.profile['name']}{note}")
         for line in setting_lines(metadata.environment, verbose=self._page.verbose):
             self._page.wrap(line)
+        self._page.defaults(metadata)
 
     def _kind(self, kind: KindRow, nodes: Mapping[str, NodeRow], *, several: bool) -> None:
         node = nodes[kind.node]

@@ -20,7 +20,7 @@ from gpubench.hardware.mpi.one_process import AloneGroup as OneProcessGroup
 from gpubench.hardware.timing.host_copy import copy_seconds
 from gpubench.jobs.check.plan import Depth
 from gpubench.measure.check.documents import of_collective, of_p2p, together
-from gpubench.model.facts.launched_by import as_if_alone
+from gpubench.model.facts.launched_by import DEFAULTS_VARIABLE, NO_DEFAULTS_TO_READ, as_if_alone
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.measured_copies import of_host_memory
 from gpubench.model.results.measurements import Measurements, Need
@@ -106,7 +106,7 @@ def _document(arguments: Sequence[str], timeout_s: float) -> Mapping[str, Any]:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env=with_package(as_if_alone(os.environ)),
+        env=with_package(as_if_alone(os.environ) | {DEFAULTS_VARIABLE: NO_DEFAULTS_TO_READ}),
         start_new_session=True,
     ) as child:
         try:

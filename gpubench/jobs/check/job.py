@@ -28,7 +28,10 @@ def run(plan: CheckPlan, arguments: Sequence[str]) -> int:
     from gpubench.jobs import rank
     from gpubench.jobs.check.ranks import CheckRankJob
 
-    return rank.run(lambda group, progress: CheckRankJob(group, progress, plan, arguments), launch, plan.timeout_s)
+    defaults = plan.presentation.job_defaults
+    return rank.run(
+        lambda group, progress: CheckRankJob(group, progress, plan, arguments), launch, plan.timeout_s, defaults
+    )
 
 
 def run_alone(plan: CheckPlan, arguments: Sequence[str]) -> int:

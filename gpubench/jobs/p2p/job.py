@@ -55,7 +55,10 @@ def run(plan: P2pPlan, arguments: Sequence[str]) -> int:
     from gpubench.jobs import rank
     from gpubench.jobs.p2p.ranks import P2pRanksJob
 
-    return rank.run(lambda group, progress: P2pRanksJob(group, progress, plan, arguments), launch, plan.timeout_s)
+    defaults = plan.presentation.job_defaults
+    return rank.run(
+        lambda group, progress: P2pRanksJob(group, progress, plan, arguments), launch, plan.timeout_s, defaults
+    )
 
 
 def run_alone(plan: P2pPlan, arguments: Sequence[str]) -> int:

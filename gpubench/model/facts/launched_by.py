@@ -6,6 +6,10 @@ from dataclasses import dataclass
 CHANNEL_VARIABLE = "GPUBENCH_CHANNEL"
 """Set by a gpubench that relaunched itself: the socket on which it listens to its ranks."""
 
+DEFAULTS_VARIABLE = "GPUBENCH_DEFAULTS"
+NO_DEFAULTS_TO_READ = "off"
+"""With it options have no defaults from the environment or a file: those of a command that runs another are its own."""
+
 SECONDS_FOR_THE_FIRST_RANK = 1.0
 """Other ranks wait this long before they end with an error that the first one reports: launchers kill all ranks as soon
 as one has failed, also the one that is about to report it."""

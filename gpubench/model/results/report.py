@@ -234,6 +234,9 @@ class Metadata:
     #: the machine type it was held against: name, sha256, note
     profile: Annotated[Mapping[str, str] | None, {"required": ["name", "sha256"]}] = None
     source: str | None = None  #: where facts came from that were not read here
+    #: options that were not given but had another default, and where it stands: GPUBENCH_TIMEOUT=60
+    defaults: Mapping[str, str] = field(default_factory=dict)
+    defaults_file: str | None = None  #: the file of the current folder that was read for them
     schema_version: Annotated[int, {"const": SCHEMA_VERSION}] = SCHEMA_VERSION  #: of the rows
 
     @property

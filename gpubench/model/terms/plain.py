@@ -2,7 +2,7 @@
 
 import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import Enum
 from functools import cache
@@ -56,7 +56,9 @@ def _read(kind: Any, plain: Any, where: str) -> Any:
         if plain is None and type(None) in arguments:
             return None
         return _read(next(each for each in arguments if each is not type(None)), plain, where)
-    if origin is tuple:
+    if kind is Any:
+        return plain
+    if origin in (tuple, Sequence):
         _expect(list, plain, where)
         return tuple(_read(arguments[0], each, f"{where}[{i}]") for i, each in enumerate(plain))
     if origin is not None and issubclass(origin, Mapping):

@@ -40,10 +40,31 @@ def parse_sizes(text: str) -> tuple[int, ...]:
     with advising(next_step="--sizes 1K:64M"):
         if not text.strip():
             raise UsageError("--sizes is empty", expected=_FORMS)
+        _check_no_dash(text)
         sizes = _parse_list(text) if ":" not in text else _parse_range(text)
         if 0 in sizes:
             raise UsageError(f"--sizes {text} has a size of zero", expected="sizes of at least one byte")
         return sizes
+
+
+def _check_no_dash(text: str) -> None:
+    """Raise UsageError for a range that is written in another way: 1k-4g, 8..1G."""
+    for mark in ("..", "-"):
+        first, found, rest = text.upper().partition(mark)
+        if found and _is_size(first) and _is_size(rest.partition(":")[0]):
+            raise UsageError(
+                f"--sizes {text}: a range has no {mark}",
+                expected=_FORMS,
+                next_step=f"--sizes {first.strip()}:{rest.strip()}",
+            )
+
+
+def _is_size(text: str) -> bool:
+    try:
+        parse_size(text)
+    except UsageError:
+        return False
+    return True
 
 
 def _parse_list(text: str) -> tuple[int, ...]:

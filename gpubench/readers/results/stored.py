@@ -1,0 +1,117 @@
+"""A whole result of gpubench's, of any command, as it was handed to the formats."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from gpubench.errors import UsageError, advising
+from gpubench.model.results.all_sections import MAIN_SECTIONS, MATRICES, TABLES
+from gpubench.model.results.report import (
+    COLLECTIVE_COLUMNS,
+    FINDINGS_SECTION,
+    PAIR_COLUMNS,
+    ROWS_SECTION,
+    Matrix,
+    Metadata,
+    Report,
+    Row,
+    Section,
+    Table,
+)
+from gpubench.model.terms.plain import from_plain
+from gpubench.model.terms.verdict import Finding, Verdict
+from gpubench.readers.documents.characters import check_text
+from gpubench.readers.documents.text_files import Wanted, read_text
+from gpubench.readers.results import limits
+from gpubench.readers.results.gpubench_document import EXPECTED, document_of, is_lines
+
+_WANTED = Wanted(
+    kinds="a result of gpubench's, .json or .jsonl, of any command",
+    how_to_make_one="gpubench allreduce --output result.json",
+    most_bytes=limits.MOST_BYTES,
+    example="result.json",
+)
+_HEAD = ("schema_version", "complete", "verdict", "sentence", "metadata", FINDINGS_SECTION)
+_P2P = "p2p"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRun:
+    """What a run wrote: `rows` with `columns` came one by one, none where all came with the report."""
+
+    metadata: Metadata
+    columns: Sequence[str]
+    rows: Sequence[Row]
+    report: Report
+
+    @property
+    def sections(self) -> tuple[str, ...]:
+        """The sections that there are."""
+        streamed = (self.metadata.rows_section,) if self.columns else ()
+        return (*streamed, *self.report.sections, FINDINGS_SECTION)
+
+
+def read_stored(path: Path) -> StoredRun:
+    """The run that a file is of.
+
+    Raises UsageError where it cannot be read, is no result of gpubench's, is damaged, or of a newer version.
+    """
+    text, name = read_text(path, _WANTED), str(path)
+    if not text.lstrip().startswith("{"):
+        raise _no_result(name, text)
+    with advising(reason="the file was cut off, or edited by hand", next_step="the same command again, with --output"):
+        document = {} if not is_lines(text) and '"schema_version"' not in text else document_of(text, name)
+        if not isinstance(document.get("metadata"), dict):
+            raise _no_result(name, text)
+        check_text(document, name)
+        return _run(document, name)
+
+
+def _no_result(name: str, text: str) -> UsageError:
+    is_csv = text.startswith(("collective,", "source,"))
+    return _WANTED.unfit(
+        f"{name} is no result of gpubench's that can be shown again",
+        reason="a csv holds one section, without the machine and the verdict" if is_csv else "another program wrote it",
+        next_step=f"gpubench compare {name} new.json reads more kinds of files",
+    )
+
+
+def _run(document: Mapping[str, Any], name: str) -> StoredRun:
+    metadata = from_plain(Metadata, document["metadata"], f"{name}: metadata")
+    streamed = {ROWS_SECTION: COLLECTIVE_COLUMNS} if metadata.collective is not None else {}
+    if metadata.subject == _P2P:
+        streamed = {metadata.rows_section: PAIR_COLUMNS}
+    sections = {key: _section(key, value, name) for key, value in document.items() if key not in _HEAD}
+    tables = [sections.pop(each) for each in streamed if each in sections]
+    findings = _rows(FINDINGS_SECTION, Finding, document.get(FINDINGS_SECTION, []), name)
+    verdict = from_plain(Verdict, document.get("verdict", Verdict.ERROR.value), f"{name}: verdict")
+    return StoredRun(
+        metadata=metadata,
+        columns=next(iter(streamed.values()), ()),
+        rows=[row for table in tables if isinstance(table, Table) for row in table.rows()],
+        report=Report(
+            verdict=verdict,
+            complete=document.get("complete") is True,
+            findings=findings,
+            sections=sections,
+            main=MAIN_SECTIONS.get(metadata.subject, ROWS_SECTION),
+            sentence=from_plain(str, document.get("sentence", ""), f"{name}: sentence"),
+        ),
+    )
+
+
+def _section(key: str, value: Any, name: str) -> Section:
+    if key in MATRICES:
+        value = value or {}  # of lines that name sections without a row
+        return from_plain(Matrix, {"cells": value}, f"{name}: {key}")
+    if key not in TABLES:
+        raise UsageError(f"{name} has an unknown section {key}", expected=EXPECTED, reason="a newer gpubench wrote it")
+    rows = _rows(key, TABLES[key], value, name)
+    return Table([each.name for each in fields(TABLES[key])], lambda: rows)
+
+
+def _rows(key: str, kind: type, value: Any, name: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise UsageError(f"{name}: {key} is no list", expected=EXPECTED)
+    return [from_plain(kind, each, f"{name}: {key}[{number}]") for number, each in enumerate(value)]

@@ -1,0 +1,111 @@
+"""What a shell completes: commands, options, and the words that options take."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpubench.formats.registry import FORMATS
+from gpubench.model.terms.operation import DataType
+from gpubench.profiles.files import names
+from tests.cli.running import ROOT, environment
+
+PROGRAM = "import sys; sys.argv = ['gpubench']; from gpubench.cli.app import main; main()"
+
+
+def completions(words: str, shell: str = "bash", cwd: Path = ROOT, **variables: str) -> list[str]:
+    """What gpubench answers the completion script of a shell."""
+    asked = {"_GPUBENCH_COMPLETE": f"complete_{shell}"}
+    if shell == "bash":
+        asked |= {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    else:
+        asked |= {"_TYPER_COMPLETE_ARGS": words, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    result = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment(**asked, **variables),
+        cwd=cwd,
+    )
+    assert result.stderr == ""
+    return result.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("gpubench topo --str", ["--strict"]),
+        ("gpubench expl", ["explain"]),
+        ("gpubench repo", ["report"]),
+        ("gpubench topo --simulate hgx-h200-", ["hgx-h200-1", "hgx-h200-2", "hgx-h200-4", "hgx-h200-8"]),
+        ("gpubench check --profile dgx", ["dgx-1-v100"]),
+        ("gpubench p2p --profile hgx-b", ["hgx-b200-8"]),
+        ("gpubench allreduce --dtype flo", ["float16", "float32", "float64"]),
+        ("gpubench allreduce -d bf", ["bfloat16"]),
+        ("gpubench allreduce --dtype float32,int", ["float32,int8", "float32,int32", "float32,int64"]),
+        ("gpubench allreduce --dtype int8,int", ["int8,int32", "int8,int64"]),
+        ("gpubench reduce --op m", ["max", "min"]),
+        ("gpubench allgather --format js", ["json", "jsonl"]),
+        ("gpubench report x.json --color a", ["auto", "always"]),
+        ("gpubench topo --exit-style n", ["nagios", "npd"]),
+        ("gpubench allreduce --algo nvls", ["nvls", "nvlstree"]),
+        ("gpubench allreduce --proto ll,s", ["ll,simple"]),
+        ("gpubench allreduce --backend h", ["host"]),
+        ("gpubench allreduce --mode l", ["latency"]),
+        ("gpubench allreduce --allocator n", ["nccl"]),
+        ("gpubench profiles show l40", ["l40s-8"]),
+        ("gpubench allreduce --sizes 1", []),
+        ("gpubench topo --simulate no-such", []),
+    ],
+)
+def test_words_are_completed(words: str, expected: list[str]) -> None:
+    assert completions(words) == expected
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells_are_answered_too(shell: str) -> None:
+    for option, expected in (
+        ("--simulate", names()),
+        ("--profile", names()),
+        ("--dtype", tuple(DataType)),
+        ("--format", tuple(each.name for each in FORMATS)),
+    ):
+        said = " ".join(completions(f"gpubench allreduce {option} ", shell))
+        assert [each for each in expected if each not in said] == []
+
+
+def test_profiles_of_your_own_are_completed(tmp_path: Path) -> None:
+    (tmp_path / "rack-7.toml").touch()
+    assert completions("gpubench check --profile rack", GPUBENCH_PROFILES=str(tmp_path)) == ["rack-7"]
+    assert completions("gpubench check --simulate rack", GPUBENCH_PROFILES=str(tmp_path)) == []
+
+
+def test_a_broken_file_of_defaults_does_not_end_completion(tmp_path: Path) -> None:
+    (tmp_path / "gpubench.toml").write_text("timeout = ")
+    assert completions("gpubench topo --form", cwd=tmp_path) == ["--format"]
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash on this machine")
+def test_bash_itself_completes_a_value(tmp_path: Path) -> None:
+    command = tmp_path / "gpubench"
+    command.write_text(f"#!{sys.executable}\nfrom gpubench.cli.app import main\nmain()\n")
+    command.chmod(0o755)
+    script = """
+        source <(_GPUBENCH_COMPLETE=source_bash gpubench)
+        COMP_WORDS=(gpubench topo --simulate hgx-h100) COMP_CWORD=3
+        "$(complete -p gpubench | sed 's/.*-F *//; s/ .*//')" gpubench
+        echo "${COMPREPLY[@]}"
+    """
+    result = subprocess.run(
+        ["bash", "--norc", "-c", script],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment(PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}"),
+        cwd=ROOT,
+    )
+    assert result.stdout.split() == [each for each in names() if each.startswith("hgx-h100")], result.stderr
