@@ -6,6 +6,7 @@ from gpubench.conditions.definition.circumstances import Facts
 from gpubench.model.facts.snapshot import GpuFacts
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.measurements import Need
+from gpubench.model.terms.units import counted
 
 NOT_THERE = ("Not Supported", "this nvidia-ml-py", "under MIG", "the profile does not say")
 """Reasons of what this kind of GPU, the library that asks, or a simulated machine does not have."""
@@ -61,8 +62,9 @@ def fabric(facts: Facts) -> str:
 
 def fabric_health(facts: Facts) -> str:
     """The health of a fabric, which older drivers and virtual machines do not report."""
-    masks = (gpu.fabric.health_mask for gpu in _gpus(facts) if gpu.fabric is not None)
-    return _unless(filter(None, masks), "joined, and the driver does not report the fabric's health")
+    joined = [gpu.fabric for gpu in _gpus(facts) if gpu.fabric is not None and gpu.fabric.state == "completed"]
+    told = joined and all(fabric.health_mask for fabric in joined)
+    return "" if told else "joined, and the driver does not report the fabric's health of every GPU"
 
 
 def several_gpus(facts: Facts) -> str:
@@ -91,9 +93,12 @@ def traffic_over_pcie(facts: Facts) -> str:
 
 
 def counts_during_a_run(facts: Facts) -> str:
-    """Errors that were counted while something ran."""
-    ran = any(node.snapshot.errors_grown is not None for node in facts.nodes)
-    return "" if ran else "totals alone: nothing ran between two readings"
+    """Errors of every node that were counted while something ran."""
+    grown = [node.snapshot.errors_grown is not None for node in facts.nodes]
+    if all(grown):
+        return ""
+    where = "" if not any(grown) else f" on {counted(grown.count(False), 'node')} of {len(grown)}"
+    return f"totals alone{where}: nothing ran between two readings"
 
 
 def measurements(facts: Facts) -> str:

@@ -121,7 +121,4 @@ class PairCommunicator:
             time.sleep(_SECONDS_BETWEEN_LOOKS)
         if status not in (_SUCCESS, _IN_PROGRESS):
             self.abort()
-            raise PairError(f"NCCL: {self._words(status)}")
-
-    def _words(self, status: int) -> str:
-        return f"ncclResult_t {status}"
+            raise PairError(f"NCCL: ncclResult_t {status}")

@@ -58,7 +58,7 @@ def leaf_pair_findings(course: ScanCourse, parts: Sequence[FaultyPart]) -> Itera
             f"between {some_of(pairs, _MOST_NAMES)}",
             f"{min(slow.values()) / most[0]:.0%} of what passes between {best[0]} and {best[1]}",
             f"at least {_LEAF_PAIR_SHARE:.0%} between any two leaves",
-            f"the uplinks of {' or '.join(sorted(common)) if common else 'one of them'}",
+            f"the uplinks of {' or '.join(sorted(common)) if common else 'one of them'}; or fewer of them by design",
             "ibdiagnet; the counters of the leaves' uplinks",
             subjects=tuple(pairs),
         )

@@ -11,7 +11,7 @@ from gpubench.measure.check.health import judge
 from gpubench.measure.check.unread import NOT_LOOKED_AT
 from gpubench.model.facts.kernel_settings import IommuFacts, KernelSettings
 from gpubench.model.facts.pci_capabilities import AccessControl, PciKind
-from gpubench.model.facts.snapshot import GpuFacts, HostFacts, PciDevice, Snapshot
+from gpubench.model.facts.snapshot import Fabric, GpuFacts, HostFacts, PciDevice, Snapshot
 from gpubench.model.paths.nodes import group
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.measurements import QUICK
@@ -159,3 +159,23 @@ def test_where_nothing_was_read_nothing_passes() -> None:
     report = judge(Facts(nodes, group(nodes), (), [None], QUICK, False))
     passed = [row.check for row in report.rows(CHECKS_SECTION, CheckRow) if row.verdict == Verdict.PASS]
     assert (passed, report.verdict) == ([], Verdict.SKIP)
+
+
+def test_what_one_node_of_several_does_not_tell_is_said() -> None:
+    facts = read_node(FakeNvml(*map(FakeGpu, BUSES)), cpus=64)
+    one = Snapshot(host="n0", origin=Origin.MEASURED, source="", gpus=facts.gpus, pairs=facts.pairs, errors_grown={})
+    fabric = Fabric(state="completed", status="success")
+    silent = tuple(replace(gpu, fabric=fabric) for gpu in facts.gpus)
+    told = tuple(replace(gpu, fabric=replace(fabric, health_mask=0xAA)) for gpu in facts.gpus)
+    nodes = [replace(one, gpus=told), replace(one, host="n1", gpus=(*told[:3], silent[3]), errors_grown=None)]
+
+    def notes(snapshots: list[Snapshot]) -> dict[str, str | None]:
+        both = [Topology(each) for each in snapshots]
+        report = judge(Facts(both, group(both), job_of(*snapshots).ranks, [None, None], QUICK, False))
+        return {row.check: row.note for row in report.rows(CHECKS_SECTION, CheckRow)}
+
+    found = notes(nodes)
+    assert found["pcie_errors"] == "totals alone on 1 node of 2: nothing ran between two readings"
+    assert "of every GPU" in str(found["fabric"])
+    whole = notes([nodes[0], replace(nodes[0], host="n1")])
+    assert (whole["pcie_errors"], whole["fabric"]) == (None, None)
