@@ -46,6 +46,14 @@ def check_writable(outputs: Sequence[Output], recording: Path | None = None) -> 
         check_recordable(recording)
 
 
+def check_file_writable(path: Path) -> None:
+    """Raise UsageError for a file that cannot be written; it is not changed."""
+    try:
+        _try_file(path)
+    except OSError as error:
+        raise unwritable_output(path, error) from error
+
+
 def _try_file(path: Path) -> None:
     existed = path.exists()
     with path.open("a"):
