@@ -3,7 +3,7 @@
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -44,10 +44,12 @@ def run(
     launched_by: LaunchedBy,
     timeout_s: float,
     defaults: Mapping[str, str],
+    imports: Sequence[str] = (),
 ) -> int:
     """Be a rank: do the job with the others, and return the exit code that all of them return.
 
-    `defaults` are options that stand in the environment or a file, each with where: the same on every rank.
+    `defaults` are options that stand in the environment or a file, each with where: the same on every rank. `imports`
+    are modules that the job will need, imported while MPI starts.
     A job that shows no progress for `timeout_s` seconds, longer while it starts, is ended with exit code 3.
 
     What goes wrong on all ranks alike is told once, by the first. A rank that breaks on its own says so, with its host
@@ -61,7 +63,7 @@ def run(
     progress = watchdog.start(launched_by.rank, launched_by.size, mpi.host_name(), timeout_s, channel)
     try:
         progress.enter(Phase.MPI_INIT)
-        group = mpi.start(launched_by)
+        group = mpi.start(launched_by, imports)
         progress.exchange_addresses(group)
         progress.enter(Phase.SET_UP)
         if channel is None:

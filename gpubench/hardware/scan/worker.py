@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 from gpubench.hardware.launch.launcher import die_with_parent
@@ -55,14 +54,6 @@ class HostRail:
         """Bytes to and fro, in a stream."""
         connection.settimeout(max(0.01, deadline - time.monotonic()))
         return exchange(connection, leads=leads)
-
-
-def gpus_of_host(root: Path = Path("/")) -> int:
-    """The GPUs that the driver of this host lists in /proc, a file system that answers though the driver hangs."""
-    try:
-        return len(list((root / "proc/driver/nvidia/gpus").iterdir()))
-    except OSError:
-        return 0
 
 
 def _nccl_rail(device: int) -> RailBackend:

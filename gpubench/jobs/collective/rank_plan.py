@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpubench.collectives.registry import collective_named
 from gpubench.collectives.request import Asked
-from gpubench.jobs.collective.plan import CollectivePlan, RankOptions
+from gpubench.jobs.collective.plan import HOST, CollectivePlan, RankOptions
 from gpubench.jobs.recording import Recording
 from gpubench.model.terms.plain import from_plain, to_plain
 
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from gpubench.hardware.mpi.group import MpiGroup
     from gpubench.hardware.watchdog.rank import RankProgress
     from gpubench.model.facts.launched_by import LaunchedBy
+
+_ON_GPUS = ("cupy", "gpubench.jobs.collective.opening_gpu")
+_ON_HOSTS = ("numpy", "gpubench.hardware.mpi.host")
+"""The modules that backends need, imported while MPI starts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,13 +68,15 @@ def run_launched(channel: str, launch: "LaunchedBy") -> int:
 
 def run_as_rank(plan: CollectivePlan, arguments: Sequence[str], launch: "LaunchedBy") -> int:
     """Be a rank of a collective; the exit code."""
+    from gpubench.hardware.node.gpu_count import gpus_of_host
     from gpubench.jobs import rank
     from gpubench.jobs.collective.rank_job import CollectiveRankJob
 
     def make_job(group: "MpiGroup", progress: "RankProgress") -> CollectiveRankJob:
         return CollectiveRankJob(group, progress, plan, arguments)
 
-    return rank.run(make_job, launch, plan.timeout_s, plan.presentation.job_defaults)
+    imports = _ON_GPUS if plan.backend != HOST and gpus_of_host() else _ON_HOSTS
+    return rank.run(make_job, launch, plan.timeout_s, plan.presentation.job_defaults, imports)
 
 
 def _beside(channel: str) -> Path:

@@ -12,10 +12,10 @@ from typing import cast
 from gpubench.errors import CouldNotMeasureError, GpubenchError
 from gpubench.formats.delivery import say, tell
 from gpubench.hardware.mpi import group as mpi
+from gpubench.hardware.node.gpu_count import gpus_of_host
 from gpubench.hardware.node.probe import probe
 from gpubench.hardware.scan.coordinator import Coordinator, NodeRanks
 from gpubench.hardware.scan.supervisor import RankCard, Supervisor
-from gpubench.hardware.scan.worker import gpus_of_host
 from gpubench.hardware.watchdog import rank as watchdog
 from gpubench.hardware.watchdog.addresses import offered_addresses
 from gpubench.jobs.metadata import recorded_settings
