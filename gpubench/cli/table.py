@@ -13,6 +13,9 @@ class Command(NamedTuple):
     module: str
 
 
+WITHOUT_NAME = Command("", "What is here, is it well, how fast is it, what to do next.", "check")
+"""What `gpubench` does where no command is named."""
+
 COMMANDS = (
     Command("topo", "Devices, links, NICs, path and peer-access matrices, limits.", "topo"),
     Command("p2p", "Every ordered pair of GPUs: bandwidth, latency, peer access off and on.", "p2p"),

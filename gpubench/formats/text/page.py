@@ -84,6 +84,10 @@ class Page:
         lines = textwrap.wrap(printable_line(text), self.width, subsequent_indent=indent, break_on_hyphens=False)
         self.print(*lines, style=style)
 
+    def labelled(self, label: str, text: str, verdict: Verdict | None = None) -> None:
+        """A label and what it says, whose further lines begin below its first word; in the verdict's colour."""
+        self.wrap(label + text, len(label), "" if verdict is None else _VERDICT_STYLES.get(verdict, ""))
+
     def software(self, metadata: Metadata) -> None:
         """Libraries and settings of a run."""
         for line in software_lines(metadata, verbose=self.verbose):
@@ -122,13 +126,13 @@ class Page:
             self._finding(finding)
         self._fallback(report)
         self._causes(top_causes(report))
-        self._verdict(report)
+        self.closing(report)
 
     def brief(self, report: Report) -> None:
         """Findings, and the verdict."""
         for finding in report.findings:
             self._finding(finding)
-        self._verdict(report)
+        self.closing(report)
 
     def prospects(self, report: Report) -> None:
         """The paths that would fall back, and why; all causes with their cures; what could not be read; the verdict."""
@@ -140,13 +144,14 @@ class Page:
         for finding in report.findings:
             if finding.severity is Verdict.ERROR:
                 self._finding(finding)
-        self._verdict(report)
+        self.closing(report)
 
     def _fallback(self, report: Report) -> None:
         for verdict, line in judged_lines(report, named_causes(report)):
             self.wrap(line, style=_VERDICT_STYLES.get(verdict, ""))
 
-    def _verdict(self, report: Report) -> None:
+    def closing(self, report: Report) -> None:
+        """The last line, which has the verdict."""
         # One line, however wide: it is there to be pasted.
         cut_short = "" if report.complete else ": the run was cut short, the rows above were measured"
         line = report.sentence or f"verdict: {report.verdict}{cut_short}"

@@ -43,7 +43,7 @@ def run_alone(plan: CheckPlan, arguments: Sequence[str]) -> int:
         machines = plan.source.machines()
         matches = matches_of(plan, machines)
         measurements = _measured(plan, machines)
-        if plan.source.text is None and plan.depth is not Depth.QUICK:
+        if plan.source.text is None and plan.depth not in (Depth.QUICK, Depth.BRIEF):
             watched = [watch_errors(each, plan.facts_timeout_s, os.environ) for each in machines.snapshots]
             machines = machines.with_snapshots(watched)
         return deliver(plan, arguments, machines, matches, measurements, presenter)

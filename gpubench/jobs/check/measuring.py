@@ -5,7 +5,7 @@ from typing import Protocol
 
 from gpubench.collectives.record import Collective
 from gpubench.errors import CouldNotMeasureError
-from gpubench.jobs.check.plan import GPU_SIZES, HOST_SIZES, Depth
+from gpubench.jobs.check.plan import Depth
 from gpubench.measure.check.documents import together
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.measurements import QUICK, Measurements, Need
@@ -35,7 +35,7 @@ def measured(depth: Depth, nodes: Sequence[Topology], by: CheckMeasurer) -> Meas
     parts = [by.copies()]
     if by.alone:
         return together([*parts, Measurements(left_out={Need.ALL_REDUCE: by.alone})])
-    sizes = GPU_SIZES if any(node.gpus for node in nodes) else HOST_SIZES
+    sizes = depth.sizes(on_gpus=any(node.gpus for node in nodes))
     try:
         for collective in depth.collectives:
             parts.append(by.collective(collective, sizes))  # noqa: PERF401 - what was measured before an error stays

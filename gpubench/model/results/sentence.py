@@ -14,7 +14,7 @@ from gpubench.model.results.rows.evidence import FALLBACK_SECTION, FallbackRow
 from gpubench.model.results.rows.explain import CommunicatorRow, TransportRow
 from gpubench.model.results.rows.scan import PARTS_SECTION, ScanPartRow
 from gpubench.model.results.scan_sentence import scan_sentence
-from gpubench.model.results.topo.rows import GpuRow
+from gpubench.model.results.topo.rows import GpuRow, NodeRow
 from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.units import compress_names, counted, format_size
 from gpubench.model.terms.verdict import FIGURES, WRONG_DATA, Finding, Verdict, gravity
@@ -100,6 +100,8 @@ def _machine(metadata: Metadata, report: Report) -> str:
         names = [str(each).partition(" ")[2] for each in described.values()]
     if not names:
         names = _checked(metadata, report)
+    if not names and any(not row.gpus and not row.failures for row in report.rows("nodes", NodeRow)):
+        return "no GPU"
     if not names:
         return _job(report)
     return ", ".join(f"{count} × {model}" for model, count in Counter(map(_model, names)).items())
