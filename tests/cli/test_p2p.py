@@ -300,3 +300,10 @@ def test_colours_show_what_is_slow() -> None:
     assert "\x1b[" not in plain
     assert "\x1b[1;31m157." in coloured
     assert "\x1b[32m39" in coloured
+
+
+def test_sizes_on_a_single_gpu_say_that_it_has_nobody_to_copy_to() -> None:
+    result = gpubench("p2p", "--simulate", "hgx-h200-1", "--sizes", "1M")
+    assert result.returncode == 3
+    assert result.stderr.startswith("gpubench: error: 1 GPU: it has nobody to copy to\n")
+    assert "Traceback" not in result.stderr

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from gpubench.formats.text.header import setting_lines
 from gpubench.formats.text.page import ReportView
 from gpubench.model.facts.performance_settings import bearing_on_performance
 from gpubench.model.results.curves import HOST
@@ -36,6 +35,9 @@ class BriefView(ReportView):
         if report.sections:
             self._told("machine", "; ".join(_machine(report)))
             self._told("software", "; ".join(self._software(report)))
+            settings = bearing_on_performance(metadata.environment)
+            if settings:
+                self._told("settings", ", ".join(f"{name}={value}" for name, value in settings.items()))
             self._told("health", "; ".join(_health(report)), _worst(report))
             for label, text, verdict in _speeds(report, quick=metadata.options.get("depth") == _QUICK):
                 self._told(label, text, verdict)
@@ -52,8 +54,6 @@ class BriefView(ReportView):
         yield from dict.fromkeys(f"Linux {row.kernel}" for row in nodes[:1] if row.kernel)
         if report.rows("gpus", GpuRow):
             yield f"profile {metadata.profile['name']}" if metadata.profile else "no profile of this machine"
-        if bearing_on_performance(metadata.environment):
-            yield next(setting_lines(metadata.environment, verbose=False)).strip()
 
     def _problems(self, findings: Sequence[Finding]) -> None:
         bad = [each for each in findings if each.severity in _BAD]
@@ -172,14 +172,15 @@ def _copies(pairs: Sequence[PairRow]) -> str:
 def _row(row: CollectiveRow) -> str:
     size = format_size(row.size_bytes)
     if row.size_bytes < _SMALL_BYTES:
-        return f"{row.time_us:.3g} µs at {size}{_of_expected(row.expected_us, row.expected_percent, 'µs')}"
+        expected = "" if row.expected_us is None else f" ({row.expected_us:.3g} µs expected)"
+        return f"{row.time_us:.3g} µs at {size}{expected}"
     return f"{row.busbw_gb_s:.3g} GB/s at {size}{_of_expected(row.expected_gb_s, row.expected_percent)}"
 
 
-def _of_expected(expected: float | None, percent: float | None, unit: str = "GB/s") -> str:
+def _of_expected(expected: float | None, percent: float | None) -> str:
     if expected is None or percent is None:
         return " (nothing is expected)"
-    return f" ({percent:.0f} % of {expected:.3g} {unit} expected)"
+    return f" ({percent:.0f} % of {expected:.3g} expected)"
 
 
 def _verdict_of(rows: Sequence[PairRow | CollectiveRow]) -> Verdict | None:

@@ -51,7 +51,8 @@ class ChildCommands:
     def __init__(self, nodes: Sequence[Topology], depth: Depth, timeout_s: float, profile: str | None = None) -> None:
         self._nodes, self._depth, self._timeout_s = nodes, depth, timeout_s
         self._judged_by = () if profile is None else ("--profile", profile)
-        self.alone = "one GPU: it has nobody to talk to" if len(nodes[0].gpus) == 1 else ""
+        self._gpus = _visible(nodes[0])
+        self.alone = "one GPU: it has nobody to talk to" if self._gpus == 1 else ""
 
     def copies(self) -> Measurements:
         """By `gpubench p2p`; a host has no other to compare its memory with."""
@@ -60,7 +61,7 @@ class ChildCommands:
     def peer_and_host_copies(self) -> Measurements:
         """Copies between all GPUs of this host, and with host memory, by `gpubench p2p`."""
         needs = (Need.PEER_COPIES, Need.HOST_COPIES)
-        gpus = len(self._nodes[0].gpus)
+        gpus = self._gpus
         if not gpus:
             return Measurements(left_out=dict.fromkeys(needs, "no GPU"))
         brief = self._depth is Depth.BRIEF and gpus > 1
@@ -80,6 +81,11 @@ class ChildCommands:
         """
         given = ["--sizes", ",".join(map(str, sizes)), "--out-of-place", *self._judged_by]
         return of_collective(_document([collective.name, *given], self._timeout_s))
+
+
+def _visible(node: Topology) -> int:
+    """The GPUs that CUDA shows to this process; all of the node where CUDA does not say."""
+    return sum(gpu.cuda_index is not None for gpu in node.gpus) or len(node.gpus)
 
 
 def measured_memory(group: Group, nodes: Sequence[Topology], node: int | None) -> Measurements:

@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from itertools import permutations
 
-from gpubench.errors import UsageError
+from gpubench.errors import CouldNotMeasureError, UsageError
 from gpubench.jobs.p2p.plan import P2pPlan
 from gpubench.measure.p2p.machine import IPC, NETWORK, CopyMachine
 from gpubench.measure.p2p.request import NVBANDWIDTH, Method, P2pRequest, default_series, sweep_series
 from gpubench.model.paths.p2p import LATENCY_BYTES, Pair, Series
 from gpubench.model.terms.copies import CopyGpu, CopyPattern, Direction, Engine
+from gpubench.model.terms.units import counted
 
 _BYTES, _NVBANDWIDTH_BYTES = 256 * 2**20, 512 * 2**20
 
@@ -21,6 +22,7 @@ def request_for_process(plan: P2pPlan, gpus: Sequence[CopyGpu]) -> P2pRequest:
 
     Raises:
         UsageError: `--pairs` names a GPU that is not there.
+        CouldNotMeasureError: there is one GPU, and no copies with host memory were asked for.
     """
     size_bytes, method = _size_and_method(plan)
     if plan.like is not None:
@@ -30,6 +32,13 @@ def request_for_process(plan: P2pPlan, gpus: Sequence[CopyGpu]) -> P2pRequest:
         series = default_series(size_bytes) if plan.sizes is None else sweep_series(plan.sizes)
     whole, several = plan.sizes is None and plan.pairs is None, len(gpus) > 1
     host_bytes = _HOST_BYTES if plan.like is None else size_bytes
+    if not several and not (plan.host and whole):
+        raise CouldNotMeasureError(
+            f"{counted(len(gpus), 'GPU')}: it has nobody to copy to",
+            expected="two GPUs, for copies between them",
+            reason="CUDA_VISIBLE_DEVICES hides the others, or this machine has one",
+            next_step="gpubench p2p, which copies between a single GPU and host memory",
+        )
     return P2pRequest(
         pairs=_pairs_of_gpus(plan, gpus),
         series=series if several else (),
