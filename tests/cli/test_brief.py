@@ -135,10 +135,16 @@ def test_it_is_not_one_of_the_commands_and_bad_options_are_refused() -> None:
 
 def test_of_gpus_that_cuda_hides_none_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     snapshot = snapshots(parse_machine("hgx-h200-4"))[0]
-    one = replace(snapshot, gpus=[replace(gpu, cuda_index=0 if gpu.index == 2 else None) for gpu in snapshot.gpus])
-    by = ChildCommands([Topology(one)], Depth.BRIEF, 20.0)
+    gpus = tuple(replace(gpu, cuda_index=0 if gpu.index == 2 else None) for gpu in snapshot.gpus)
+    by = ChildCommands([Topology(replace(snapshot, gpus=gpus))], Depth.BRIEF, 20.0)
     assert by.alone == "one GPU: it has nobody to talk to"
-    asked: list[str] = []
-    monkeypatch.setattr(child_commands, "module_command", lambda *words: asked.extend(words) or ["false"])
+    asked: list[tuple[str, ...]] = []
+
+    def command(*words: str) -> list[str]:
+        asked.append(words)
+        return ["false"]
+
+    monkeypatch.setattr(child_commands, "module_command", command)
     by.peer_and_host_copies()
-    assert "--sizes" not in asked
+    assert "--no-patterns" in asked[0]
+    assert "--sizes" not in asked[0]
