@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from gpubench.model.facts.snapshot import Snapshot
 
 NAME = "topo"
+_SECONDS_TO_READ = 3.0
+"""Of a machine with four GPUs; an estimate for whoever waits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +57,9 @@ def run(plan: TopoPlan, arguments: Sequence[str]) -> int:
 
 def _present(plan: TopoPlan, arguments: Sequence[str], machines: "Callable[[], Machines]") -> int:
     """Show machines that may still be read while what shows them is imported; the exit code."""
-    with presenting(plan.presentation, plan.recording.record) as presenter:
+    is_here = isinstance(plan.source, Here)
+    with presenting(plan.presentation, plan.recording.record, progress=is_here) as presenter:
+        presenter.waiting("reading this machine", _SECONDS_TO_READ)
         import gpubench.measure.topo.report
         import gpubench.profiles.nodes  # noqa: F401 - both are needed once the machines are there
 

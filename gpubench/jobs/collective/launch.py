@@ -94,7 +94,7 @@ def _presenter(plan: CollectivePlan) -> "Presenter":
     from gpubench.formats.presenter import Presenter, terminal_style
 
     shown = plan.presentation
-    return Presenter(shown, terminal_style(shown, sys.stdout), progress=_shows_progress(plan))
+    return Presenter(shown, terminal_style(shown, sys.stdout), progress=shown.show_progress)
 
 
 def choose_ranks(plan: CollectivePlan, driver: Driver) -> int:

@@ -223,7 +223,7 @@ class CollectiveRankJob:
 
         shown = self._plan.presentation
         check_writable(shown.outputs, self._plan.recording.record)
-        self._presenter = Presenter(shown, rank_style(shown), progress=False)
+        self._presenter = Presenter(shown, rank_style(shown), progress=shown.show_progress, is_rank=True)
         return self._presenter
 
     def _described(

@@ -70,7 +70,7 @@ def run_alone(plan: P2pPlan, arguments: Sequence[str]) -> int:
     shown = plan.presentation
     check_writable(shown.outputs, plan.recording.record)
     is_here = isinstance(plan.source, Here)
-    shows_progress = shown.show_progress and sys.stderr.isatty() and is_here
+    shows_progress = shown.show_progress and is_here
     presenter = Presenter(shown, terminal_style(shown, sys.stdout), progress=shows_progress)
     with delivering(presenter), _opened(plan) as setup:
         metadata = setup.metadata(arguments)
@@ -78,7 +78,7 @@ def run_alone(plan: P2pPlan, arguments: Sequence[str]) -> int:
             presenter.begin(metadata, PAIR_COLUMNS)
             if shows_progress:
                 cells = setup.request.steps(len(setup.machine.gpus))
-                presenter.note(f"{cells} copies to time: about {max(2, round(cells * _SECONDS_A_CELL))} s")
+                presenter.waiting(f"{cells} copies to time", cells * _SECONDS_A_CELL)
             look_again = _looking_again(plan) if is_here else None
             past = bandwidth_of(past_of(shown.history, metadata))
             run = P2pRun(setup.request, bench, setup.machine, presenter, look_again, past)
