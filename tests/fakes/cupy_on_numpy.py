@@ -68,7 +68,7 @@ class Runtime:
         self._gpus, self._driver, self._runtime, self._free_bytes = gpus, driver, runtime, free_bytes
         self.allocations: dict[int, Array] = {}
         self.pinned: dict[int, Array] = {}
-        self.owners: dict[int, int] = {}
+        self.owners: dict[int, int | None] = {}
         self.peers: set[tuple[int, int]] = set()
         self.opened: list[int] = []
         self.fail: dict[str, str] = {}
@@ -112,6 +112,12 @@ class Runtime:
         address = int(block.ctypes.data)
         self.allocations[address] = block
         self.owners[address] = self.current
+        return address
+
+    def mallocManaged(self, size_bytes: int, flags: int) -> int:
+        assert flags == 1
+        address = self.malloc(size_bytes)
+        self.owners[address] = None
         return address
 
     def free(self, address: int) -> None:
@@ -362,6 +368,35 @@ class CudaDriver:
 
     def uuid(self, device: int) -> bytes:
         return bytes([device] * 16)
+
+
+class ManagedDriver:
+    """libcuda, as far as managed memory needs it. `attributes` are a GPU's, by number; `calls` what was asked."""
+
+    def __init__(self, attributes: dict[int, int], status: int = 0) -> None:
+        self.attributes, self.status = attributes, status
+        self.calls: list[tuple[object, ...]] = []
+
+    def cuDeviceGet(self, device: Any, ordinal: int) -> int:
+        device._obj.value = ordinal
+        return 0
+
+    def cuDeviceGetAttribute(self, value: Any, attribute: int, _device: int) -> int:
+        value._obj.value = self.attributes.get(attribute, 0)
+        return 0 if attribute in self.attributes else 1
+
+    def cuGetErrorName(self, _status: int, _name: Any) -> int:
+        return 1
+
+    def cuMemPrefetchAsync(self, address: Any, size: Any, place: Any, stream: Any) -> int:
+        assert Stream.of(stream.value).device_id == Cupy.current_device()
+        self.calls.append(("prefetch", size.value, place.value))
+        Stream.of(stream.value).submit(lambda: None, size.value / 47e3)
+        return self.status
+
+    def cuMemAdvise(self, address: Any, size: Any, advice: Any, place: Any) -> int:
+        self.calls.append((advice.value, size.value, place.value))
+        return self.status
 
 
 class Cuda:

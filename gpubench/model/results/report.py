@@ -186,7 +186,9 @@ class PairRow(Record):
     scope: str | None = None
     origin: Annotated[str, Origin]  #: measured, simulated or recorded
     direction: str | None = None  #: write (by the source), read (by the destination), both (at once, summed)
-    engine: str | None = None  #: ce (copy engine), sm (kernel), nccl (send and receive), cpu (within host memory)
+    #: ce (copy engine), sm (kernel), nccl (send and receive), cpu (within host memory); of managed memory prefetch,
+    #: faults (a kernel's page faults) and in place (a kernel, pages that stay)
+    engine: str | None = None
     peer: str | None = None  #: peer access on or off
     size_bytes: int | None = None  #: bytes of a copy
     bandwidth_gb_s: float | None = None  #: GB/s of 1e9 bytes
