@@ -52,6 +52,11 @@ class FakeCopies:
     def can_reach(self, source: int, destination: int) -> bool:
         return (source, destination) not in self.broken.unreachable
 
+    @property
+    def taken(self) -> int:
+        """The number of plain allocations."""
+        return len(self._places)
+
     def enable(self, source: int, destination: int) -> None:
         if (source, destination) in self.broken.refused:
             raise CouldNotMeasureError("cudaErrorPeerAccessUnsupported")

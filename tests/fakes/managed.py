@@ -24,6 +24,7 @@ class Driver:
     through_host: bool = False
     refuses: bool = False
     corrupts: bool = False
+    full: bool = False
     lacking: dict[int, str] = field(default_factory=dict)
 
 
@@ -49,6 +50,9 @@ class FakeManaged:
         ]
 
     def allocate(self, size_bytes: int) -> Memory:
+        assert not self.copies.taken, "plain memory was taken before anybody looked whether managed memory fits"
+        if self.driver.full:
+            raise CouldNotMeasureError("more than a quarter")
         self.allocated.append(size_bytes)
         return NumpyMemory(size_bytes)
 

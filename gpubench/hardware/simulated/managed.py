@@ -13,11 +13,11 @@ from gpubench.ports.copies import CopyStream
 from gpubench.ports.managed import HOST
 from gpubench.ports.memory import Memory, Region
 
-_TO_GPU_SHARE, _TO_HOST_SHARE, _BETWEEN_SHARE = 0.85, 0.2, 0.38
-"""Of the copy engine's bandwidth, by a prefetch: 47 and 11 of 55.4 GB/s with the host, 150 of 394 between GPUs."""
+_TO_GPU_SHARE, _TO_HOST_SHARE, _BETWEEN_SHARE = 0.84, 0.29, 0.36
+"""Of the copy engine's bandwidth, by a prefetch: 46.5 and 16 of 55.3 GB/s with the host, 139 of 388 between GPUs."""
 
-_FAULTS_SHARE, _FAULTS_BETWEEN_SHARE = 0.24, 0.033
-"""Of it, by page faults: 13.3 of 55.4 GB/s from the host, 13 of 394 from another GPU."""
+_FAULTS_SHARE, _FAULTS_BETWEEN_SHARE = 0.205, 0.031
+"""Of it, by page faults: 11.4 of 55.3 GB/s from the host, 12.1 of 388 from another GPU."""
 
 _LOCAL_GB_S = 1000.0
 """What a kernel copies within the memory of its GPU, which no link limits: H200 1080. Kind: derived."""

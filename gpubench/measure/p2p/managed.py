@@ -23,7 +23,7 @@ Buffers = Callable[[Place], tuple[Memory, Memory]]
 
 
 class ManagedBench:
-    """One managed allocation, made when it is first needed, and the passes over it."""
+    """One managed allocation, made before any plain one, and the passes over it."""
 
     def __init__(
         self, request: P2pRequest, copies: Copies, managed: ManagedMemory, meter: Meter, buffers: Buffers
@@ -32,7 +32,7 @@ class ManagedBench:
         self._meter, self._buffers = meter, buffers
         self._size = request.managed_bytes or 0
         self._row = _FIRST_ROW
-        self._allocated: Memory | None = None
+        self._pages = managed.allocate(self._size)
 
     def cell(self, copy: ManagedCopy) -> Cell:
         """Samples of one pass each, after one that does not count; fresh data in the last.
@@ -40,7 +40,7 @@ class ManagedBench:
         Raises:
             CouldNotMeasureError: CUDA refuses, or a quarter of what is free does not hold the memory.
         """
-        pages = self._pages()
+        pages = self._pages
         if copy.way is not ManagedWay.IN_PLACE:
             return self._passes(copy)
         self._managed.advise(pages, self._home(copy), copy.by, stays=True)
@@ -65,11 +65,6 @@ class ManagedBench:
         carried = self._meter.since(reading, self._size, receives=receives)
         return Cell(tuple(samples), self._wrong(copy) if self._request.check else None, carried)
 
-    def _pages(self) -> Memory:
-        if self._allocated is None:
-            self._allocated = self._managed.allocate(self._size)
-        return self._allocated
-
     def _home(self, copy: ManagedCopy) -> Place:
         """Where the pages have to be when a pass begins: where they stay, or what they leave."""
         if copy.way is ManagedWay.RESIDENT:
@@ -78,9 +73,9 @@ class ManagedBench:
 
     def _ready(self, copy: ManagedCopy) -> None:
         if copy.way is ManagedWay.RESIDENT:
-            self._managed.prefetch(self._pages(), HOST, copy.by)
+            self._managed.prefetch(self._pages, HOST, copy.by)
         if copy.way.is_managed:
-            self._managed.prefetch(self._pages(), self._home(copy), copy.by)
+            self._managed.prefetch(self._pages, self._home(copy), copy.by)
 
     def _ready_again(self, copy: ManagedCopy) -> None:
         """Pages that shall stay were not to move: to put them back would hide that they did."""
@@ -90,7 +85,7 @@ class ManagedBench:
     def _pass(self, copy: ManagedCopy) -> float:
         """Seconds of one pass over all bytes."""
         if copy.way is ManagedWay.PREFETCH:
-            return self._managed.prefetch(self._pages(), _place(copy.destination), copy.by)
+            return self._managed.prefetch(self._pages, _place(copy.destination), copy.by)
         source, destination = Region(self._source(copy), 0), Region(self._destination(copy), 0)
         stream = CopyStream(copy.by, Engine.SM, source, destination, self._size)
         return self._managed.seconds(stream) if copy.way.is_managed else self._copies.seconds([stream], 1)
@@ -99,12 +94,12 @@ class ManagedBench:
         if copy.way is ManagedWay.PINNED_KERNEL or _writes_in_place(copy):
             sent, _ = self._buffers(HostMemory.PINNED if copy.source is None else copy.source)
             return sent
-        return self._pages()
+        return self._pages
 
     def _destination(self, copy: ManagedCopy) -> Memory:
         if copy.destination is not None:
             return self._buffers(copy.destination)[1]
-        return self._pages() if copy.way.is_managed else self._buffers(HostMemory.PINNED)[1]
+        return self._pages if copy.way.is_managed else self._buffers(HostMemory.PINNED)[1]
 
     def _fresh(self, copy: ManagedCopy) -> None:
         """Fresh data where the bytes come from, and nothing that could pass for them where they are to arrive.
@@ -114,26 +109,26 @@ class ManagedBench:
         self._row += 1
         data, block = random_data(self._size, self._row, _SENDERS)
         source = self._source(copy)
-        if source is self._pages():
+        if source is self._pages:
             source = self._on_gpu(copy)
         source.fill_sent(data, block, _SENDER)
         if copy.way is ManagedWay.PREFETCH:
             return
         destination = self._destination(copy)
-        destination = self._on_gpu(copy) if destination is self._pages() else destination
+        destination = self._on_gpu(copy) if destination is self._pages else destination
         destination.fill_byte(self._size, POISON)
 
     def _on_gpu(self, copy: ManagedCopy) -> Memory:
         """The pages on a GPU, as that GPU fills them."""
         gpu = copy.by if copy.source is None else copy.source
-        self._managed.prefetch(self._pages(), gpu, gpu)
-        return self._managed.on(self._pages(), gpu)
+        self._managed.prefetch(self._pages, gpu, gpu)
+        return self._managed.on(self._pages, gpu)
 
     def _wrong(self, copy: ManagedCopy) -> int:
         """Wrong elements, counted where they arrived."""
         data, block = random_data(self._size, self._row, _SENDERS)
         if copy.way is ManagedWay.PREFETCH:
-            arrived = self._managed.on(self._pages(), _place(copy.destination))
+            arrived = self._managed.on(self._pages, _place(copy.destination))
         else:
             arrived = self._destination(copy)
         return arrived.count_wrong(data, [(block, _SENDER)])

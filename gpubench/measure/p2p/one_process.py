@@ -57,7 +57,9 @@ class CopyBench(Bench):
         self._arrived: dict[Place, Memory] = {}
         self._unusable: dict[Place, str] = {}
         slots = max(1, len(copies.gpus) - 1) if request.patterns else 1
-        self._managed = None if managed is None else ManagedBench(request, copies, managed, self._meter, self._buffers)
+        self._managed: ManagedBench | None = None
+        if managed is not None and not all(each.lacks for each in request.managed):
+            self._managed = ManagedBench(request, copies, managed, self._meter, self._buffers)
         for gpu in range(len(copies.gpus)):
             self._allocate(gpu, request.largest, max(request.largest, slots * request.pattern_bytes))
 

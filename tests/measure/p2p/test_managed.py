@@ -150,6 +150,14 @@ def test_no_managed_memory_at_all_is_refused() -> None:
         check_managed([ManagedSupport(device="GPU0", managed=False)])
 
 
+def test_memory_that_does_not_fit_is_refused_before_anything_is_taken() -> None:
+    copies = FakeCopies(2)
+    managed = FakeManaged(copies, Driver(full=True))
+    with pytest.raises(CouldNotMeasureError, match="more than a quarter"):
+        CopyBench(request(managed), copies, copies, managed=managed)
+    assert copies.taken == 0
+
+
 def test_without_the_host_only_pairs_are_measured() -> None:
     copies = FakeCopies(2)
     asked = replace(request(FakeManaged(copies)), host_bytes=None)
