@@ -131,6 +131,7 @@ _SECTIONS_OF_COMMANDS = (
     ["pairs", "matrices", "ratios", "patterns"],
     ["paths", "causes", "transports", "communicators", "members"],
     ["comparison", "finding_changes", "circumstances"],
+    ["libraries"],
 )
 _JSON_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number"}
 

@@ -19,6 +19,7 @@ WITHOUT_NAME = Command("", "What is here, is it well, how fast is it, what to do
 COMMANDS = (
     Command("topo", "Devices, links, NICs, path and peer-access matrices, limits.", "topo"),
     Command("p2p", "Every ordered pair of GPUs: bandwidth, latency, peer access off and on.", "p2p"),
+    Command("libraries", "Which libraries that move data are here, which versions, and who uses which.", "libraries"),
     Command("check", "Is this machine healthy? Facts and measurements against its profile and its siblings.", "check"),
     Command("scan", "Which node, GPU, NIC, rail or leaf among thousands is slow, dead or hangs.", "scan"),
     Command(

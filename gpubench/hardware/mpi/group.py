@@ -174,6 +174,15 @@ def library_version() -> str:
     return " ".join(first.split(",")[0].split())
 
 
+def load() -> str:
+    """Load the MPI library that mpi4py is bound to without starting it; its version."""
+    import mpi4py
+
+    mpi4py.rc.initialize = False
+    mpi4py.rc.finalize = False
+    return library_version()
+
+
 def host_name() -> str:
     """This host's name, without its domain."""
     return socket.gethostname().split(".")[0]

@@ -45,7 +45,7 @@ def read_rank_facts(
     seccomp = _SECCOMP.search(status)
     filtered = int(seccomp[1]) if seccomp else None
     hints = container_hints(root)
-    libraries, device_files = _libraries(root / "proc/self/maps"), _device_files(root)
+    libraries, device_files = mapped_libraries(root / "proc/self/maps"), _device_files(root)
     files = read_user_files(environment, libraries, root)
     channels = unknown.names("imex_channels", root / "dev" / _IMEX)
     driver_gpus = unknown.names("driver_gpus", root / "proc/driver/nvidia/gpus")
@@ -93,7 +93,9 @@ def read_rank_facts(
 
 def read_again(facts: RankFacts, root: Path = Path("/")) -> RankFacts:
     """The same with what may have come since: a debugger, and tools and NCCL's plugins, which CUDA and NCCL load."""
-    plugins = {name: file for name, file in _libraries(root / "proc/self/maps").items() if name.startswith(_PLUGIN)}
+    plugins = {
+        name: file for name, file in mapped_libraries(root / "proc/self/maps").items() if name.startswith(_PLUGIN)
+    }
     return replace(
         facts,
         libraries={**facts.libraries, **plugins},
@@ -141,7 +143,7 @@ def _ucx_cuda(library: str | None, root: Path, unknown: UnknownFields) -> bool |
     return any(name.startswith("libuct_cuda.so") for name in names_in(below(root, Path(library)).parent / "ucx"))
 
 
-def _libraries(maps: Path) -> dict[str, str]:
+def mapped_libraries(maps: Path) -> dict[str, str]:
     """The files of the libraries that carry data, by name: the first of each that is mapped."""
     found: dict[str, str] = {}
     for line in (text_of(maps) or "").splitlines():

@@ -15,6 +15,7 @@ from gpubench.model.results.rows.comparison import (
 )
 from gpubench.model.results.rows.evidence import EvidenceRow, FallbackRow
 from gpubench.model.results.rows.explain import PATHS_SECTION, CommunicatorRow, MemberRow, PathRow, TransportRow
+from gpubench.model.results.rows.libraries import LIBRARIES_SECTION, LibraryRow
 from gpubench.model.results.rows.patterns import PatternRow
 from gpubench.model.results.rows.scan import (
     CELLS_SECTION,
@@ -44,6 +45,7 @@ TABLES: Mapping[str, type] = {
     "tree": TreeRow,
     "findings": Finding,
     "patterns": PatternRow,
+    LIBRARIES_SECTION: LibraryRow,
     "evidence": EvidenceRow,
     "fallback": FallbackRow,
     "rank_times": RankTimeRow,
@@ -75,6 +77,7 @@ MATRICES = ("matrix", "peer_access", "limits", "matrices", "ratios")
 MAIN_SECTIONS: Mapping[str, str] = {
     "topo": PAIRS_SECTION,
     "p2p": PAIRS_SECTION,
+    "libraries": LIBRARIES_SECTION,
     "check": FINDINGS_SECTION,
     "explain": PATHS_SECTION,
     "compare": COMPARISON_SECTION,

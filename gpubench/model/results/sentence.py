@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from gpubench.model.facts.libraries import NCCL
 from gpubench.model.paths.evidence import Conclusion
 from gpubench.model.results.ending import EXCERPT, NOTHING_TO_CONNECT, remark_on_code
 from gpubench.model.results.figures import SpeedFigure, SpeedFigures
@@ -12,6 +13,7 @@ from gpubench.model.results.rows.checks import CHECKS_SECTION, VERDICTS_SECTION,
 from gpubench.model.results.rows.comparison import COMPARISON_SECTION, ComparisonRow, Status
 from gpubench.model.results.rows.evidence import FALLBACK_SECTION, FallbackRow
 from gpubench.model.results.rows.explain import CommunicatorRow, TransportRow
+from gpubench.model.results.rows.libraries import LIBRARIES_SECTION, LibraryRow
 from gpubench.model.results.rows.scan import PARTS_SECTION, ScanPartRow
 from gpubench.model.results.scan_sentence import scan_sentence
 from gpubench.model.results.topo.rows import GpuRow, NodeRow
@@ -22,7 +24,7 @@ from gpubench.model.terms.verdict import FIGURES, WRONG_DATA, Finding, Verdict, 
 _ENDED_EARLY = "the run was cut short, the rows before were measured"
 _GOOD = (Verdict.PASS, Verdict.SKIP)
 _VENDOR = "NVIDIA "
-_OF_FILES = ("explain", "compare")
+_OF_FILES = ("explain", "compare", "libraries")
 
 
 def sentence(metadata: Metadata, report: Report, figures: SpeedFigures, *, remark: bool = True) -> str:
@@ -128,6 +130,11 @@ def _job(report: Report) -> str:
         if EXCERPT in found:
             return f"{pairs} in this part of a log, of how many it does not say"
         return f"{pairs} of {counted(len(communicators), 'communicator')}"
+    libraries = [row for row in report.rows(LIBRARIES_SECTION, LibraryRow) if row.found]
+    if libraries:
+        versions = dict.fromkeys(row.version or "?" for row in libraries if row.library == NCCL)
+        nccl = f"NCCL {' and '.join(versions)}" if versions else "no NCCL"
+        return f"{nccl}; {len(libraries)} libraries, packages and kernel modules found"
     compared = [each for each in report.rows(COMPARISON_SECTION, ComparisonRow) if each.status == Status.COMPARED]
     return f"{counted(len(compared), 'row')} compared" if compared else ""
 
