@@ -5,7 +5,7 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -14,7 +14,8 @@ from gpubench.formats.delivery import say, tell
 from gpubench.hardware.mpi import group as mpi
 from gpubench.hardware.node.gpu_count import gpus_of_host
 from gpubench.hardware.node.probe import probe
-from gpubench.hardware.scan.coordinator import Coordinator, NodeRanks
+from gpubench.hardware.scan.coordinator import Coordinator, NodeRanks, RingFailure
+from gpubench.hardware.scan.ring import PAIR
 from gpubench.hardware.scan.supervisor import RankCard, Supervisor
 from gpubench.hardware.watchdog import rank as watchdog
 from gpubench.hardware.watchdog.addresses import offered_addresses
@@ -35,6 +36,7 @@ from gpubench.measure.scan.decoding import decode
 from gpubench.measure.scan.facts import nic_names
 from gpubench.measure.scan.findings import clock_findings
 from gpubench.measure.scan.local_figures import slow_figures, still_slow
+from gpubench.measure.scan.prediction import MeasureCollective, collectives
 from gpubench.measure.scan.report import ScanResult
 from gpubench.measure.scan.rounds import RoundMeasurer, scan
 from gpubench.model.facts.launched_by import SECONDS_FOR_THE_FIRST_RANK, LaunchedBy
@@ -214,9 +216,27 @@ def _directed(plan: ScanPlan, arguments: Sequence[str], meeting: Meeting, coordi
     clocks = {numbers[node]: seconds for node, seconds in coordinator.clock_offsets().items()}
     profiles = matched_profiles(meeting.nodes, os.environ)
     findings = [*fact_findings(meeting.nodes, profiles), *clock_findings(fabric, clocks)]
-    result = ScanResult(course, decode(course, local), (), Origin.MEASURED, findings)
+    groups = [] if plan.quick else list(collectives(course, seed, _rings(coordinator, numbers, fabric)))
+    result = ScanResult(course, decode(course, local), groups, Origin.MEASURED, findings)
     environment = recorded_settings(os.environ)
     return deliver(plan, arguments, result, backend=meeting.backend, seed=seed, environment=environment, is_rank=True)
+
+
+def _rings(coordinator: Coordinator, numbers: Mapping[int, int], fabric: ScanFabric) -> MeasureCollective:
+    """Rings of nodes by their numbers in the scan; `numbers` are these by those of the job."""
+    now = {then: number for number, then in numbers.items()}
+
+    def measure(nodes: Sequence[int]) -> tuple[float | None, str]:
+        if len(nodes) < PAIR:
+            return None, "fewer than two nodes are left"
+        found = coordinator.collective([now[node] for node in nodes])
+        return (
+            (None, f"{fabric.hosts[numbers[found.node]]}: {found.seen}")
+            if isinstance(found, RingFailure)
+            else (found, "")
+        )
+
+    return measure
 
 
 def _fabric(plan: ScanPlan, meeting: Meeting) -> ScanFabric:
