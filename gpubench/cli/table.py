@@ -23,6 +23,11 @@ COMMANDS = (
     Command("check", "Is this machine healthy? Facts and measurements against its profile and its siblings.", "check"),
     Command("scan", "Which node, GPU, NIC, rail or leaf among thousands is slow, dead or hangs.", "scan"),
     Command(
+        "watch",
+        "Traffic of jobs that run, live: direct, staged, by sockets, unbalanced; a gate with --strict.",
+        "watch",
+    ),
+    Command(
         "explain", "Read NCCL's logs of any job: who talks to whom over what, what is host-staged, why.", "explain"
     ),
     Command("compare", "Two files of results: what got slower, beyond the noise.", "compare"),

@@ -3,7 +3,7 @@
 import re
 import textwrap
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from gpubench.formats.text.causes import CauseText, all_causes, named_causes, top_causes, unread_lines
 from gpubench.formats.text.fallback import evidence_notes, evidence_table, judged_lines
@@ -199,21 +199,23 @@ class ReportView:
 
 
 def _console(stream: TextIO, style: Style) -> "Console":
+    return pipe_console(
+        stream,
+        width=style.width,
+        force_terminal=style.color,
+        color_system="standard" if style.color else None,
+        soft_wrap=True,
+    )
+
+
+def pipe_console(stream: TextIO, **settings: Any) -> "Console":
+    """A console that shows text as it is. Where its reader is gone, whoever runs the measurement decides."""
     from rich.console import Console
 
     class PipeConsole(Console):
-        """Rich ends the process when its reader is gone; here, whoever runs the measurement decides."""
+        """Rich ends the process when its reader is gone."""
 
         def on_broken_pipe(self) -> None:
             raise BrokenPipeError
 
-    return PipeConsole(
-        file=stream,
-        width=style.width,
-        force_terminal=style.color,
-        color_system="standard" if style.color else None,
-        highlight=False,
-        markup=False,
-        emoji=False,
-        soft_wrap=True,
-    )
+    return PipeConsole(file=stream, highlight=False, markup=False, emoji=False, **settings)

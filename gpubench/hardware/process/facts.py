@@ -49,7 +49,7 @@ def read_rank_facts(
     files = read_user_files(environment, libraries, root)
     channels = unknown.names("imex_channels", root / "dev" / _IMEX)
     driver_gpus = unknown.names("driver_gpus", root / "proc/driver/nvidia/gpus")
-    shm_device, shm_bytes, shm_free_bytes = _shared_memory(root / "dev/shm")
+    shm_device, shm_bytes, shm_free_bytes = shared_memory_at(root / "dev/shm")
     memlock = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     return RankFacts(
         rank=rank,
@@ -58,7 +58,7 @@ def read_rank_facts(
         local_rank=local_rank,
         pid=os.getpid(),
         boot_id=text_of(root / "proc/sys/kernel/random/boot_id"),
-        namespaces=_namespaces(root / "proc/self/ns"),
+        namespaces=namespaces_in(root / "proc/self/ns"),
         shm_device=shm_device,
         shm_bytes=shm_bytes,
         shm_free_bytes=shm_free_bytes,
@@ -104,7 +104,7 @@ def read_again(facts: RankFacts, root: Path = Path("/")) -> RankFacts:
     )
 
 
-def _namespaces(folder: Path) -> dict[str, int]:
+def namespaces_in(folder: Path) -> dict[str, int]:
     """Inode numbers by kind. What new children would get (pid_for_children) is not this process's."""
     found = {}
     for name in names_in(folder):
@@ -119,7 +119,7 @@ def _namespaces(folder: Path) -> dict[str, int]:
     return found
 
 
-def _shared_memory(folder: Path) -> tuple[int | None, int | None, int | None]:
+def shared_memory_at(folder: Path) -> tuple[int | None, int | None, int | None]:
     """Device, size and free bytes of /dev/shm, None each where there is none."""
     try:
         device, space = folder.stat().st_dev, os.statvfs(folder)

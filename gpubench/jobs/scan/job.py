@@ -94,7 +94,7 @@ def _run_simulated(plan: ScanPlan, simulation: Simulation, arguments: Sequence[s
 
 def _facts(simulation: Simulation) -> list[Finding]:
     """What the facts of the nodes show, where a fault is planted that they do."""
-    if all(fault.only_scan for fault in simulation.faults):
+    if all(fault.command == "scan" for fault in simulation.faults):
         return []
     machines = Simulated(simulation).machines()
     nodes = machines.nodes

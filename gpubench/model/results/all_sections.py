@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from gpubench.model.results.rank_times import RankTimeRow
-from gpubench.model.results.report import FINDINGS_SECTION, PAIRS_SECTION, CollectiveRow, PairRow
+from gpubench.model.results.report import FINDINGS_SECTION, PAIRS_SECTION, TRAFFIC_SECTION, CollectiveRow, PairRow
 from gpubench.model.results.rows.causes import CauseRow, UnreadRow
 from gpubench.model.results.rows.checks import CheckRow, VerdictRow
 from gpubench.model.results.rows.comparison import (
@@ -29,6 +29,7 @@ from gpubench.model.results.rows.scan import (
     ScanPartRow,
     ScanRoundRow,
 )
+from gpubench.model.results.rows.watch import JOBS_SECTION, JobRow, TrafficRow
 from gpubench.model.results.topo.rows import GpuRow, KindRow, NicRow, NodeRow, NvlinkRow, RankRow, TreeRow
 from gpubench.model.results.winners import RefusedRow, WinnerRow
 from gpubench.model.terms.verdict import Finding
@@ -68,6 +69,8 @@ TABLES: Mapping[str, type] = {
     ROUNDS_SECTION: ScanRoundRow,
     SCAN_COLLECTIVES_SECTION: ScanCollectiveRow,
     EXCLUSIONS_SECTION: ExclusionRow,
+    TRAFFIC_SECTION: TrafficRow,
+    JOBS_SECTION: JobRow,
 }
 """The row type of every section that is a table."""
 
@@ -82,5 +85,6 @@ MAIN_SECTIONS: Mapping[str, str] = {
     "explain": PATHS_SECTION,
     "compare": COMPARISON_SECTION,
     "scan": CELLS_SECTION,
+    "watch": JOBS_SECTION,
 }
 """By command: the section that formats show which show only one. Of a collective these are its rows."""

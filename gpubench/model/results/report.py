@@ -26,6 +26,7 @@ SCHEMA_VERSION = 1
 ROWS_SECTION = "rows"
 FINDINGS_SECTION = "findings"
 PAIRS_SECTION = "pairs"
+TRAFFIC_SECTION = "traffic"
 FINDING_COLUMNS = tuple(each.name for each in fields(Finding))
 BACKENDS = ("nccl", "rccl", "mpi", "host", "simulated")
 
@@ -243,7 +244,9 @@ class Metadata:
 
     @property
     def rows_section(self) -> str:
-        """The section that rows belong to which come one by one: `rows` of a collective, else `pairs`."""
+        """The section of rows that come one by one: `rows` of a collective, `traffic` of a watch, else `pairs`."""
+        if self.subject == "watch":
+            return TRAFFIC_SECTION
         return ROWS_SECTION if self.collective is not None else PAIRS_SECTION
 
     def to_record(self) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from gpubench.model.results.rows.libraries import LIBRARIES_SECTION, LibraryRow
 from gpubench.model.results.rows.scan import PARTS_SECTION, ScanPartRow
 from gpubench.model.results.scan_sentence import scan_sentence
 from gpubench.model.results.topo.rows import GpuRow, NodeRow
+from gpubench.model.results.watch.sentence import watch_sentence
 from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.units import compress_names, counted, format_size
 from gpubench.model.terms.verdict import FIGURES, WRONG_DATA, Finding, Verdict, gravity
@@ -41,6 +42,8 @@ def _said(metadata: Metadata, report: Report, figures: SpeedFigures) -> str:
     if metadata.subject == "scan" and (report.verdict in _GOOD or report.rows(PARTS_SECTION, ScanPartRow)):
         return scan_sentence(metadata, report)
     root = worst(report.findings)
+    if metadata.subject == "watch" and root is None:
+        return watch_sentence(report)
     if report.verdict in _GOOD or (root is None and figures.slowest is None):
         parts = _machine(metadata, report), ", ".join(_well(report, figures)), _speed(metadata, figures)
         return "; ".join(filter(None, parts))

@@ -19,6 +19,7 @@ from gpubench.model.results.report import (
     Section,
     Table,
 )
+from gpubench.model.results.rows.watch import TrafficRow
 from gpubench.model.terms.plain import from_plain
 from gpubench.model.terms.verdict import Finding, Verdict
 from gpubench.readers.documents.characters import check_text
@@ -33,7 +34,7 @@ _WANTED = Wanted(
     example="result.json",
 )
 _HEAD = ("schema_version", "complete", "verdict", "sentence", "metadata", FINDINGS_SECTION)
-_P2P = "p2p"
+_P2P, _WATCH = "p2p", "watch"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,8 @@ def _run(document: Mapping[str, Any], name: str) -> StoredRun:
     streamed = {ROWS_SECTION: COLLECTIVE_COLUMNS} if metadata.collective is not None else {}
     if metadata.subject == _P2P:
         streamed = {metadata.rows_section: PAIR_COLUMNS}
+    if metadata.subject == _WATCH:
+        streamed = {metadata.rows_section: TrafficRow.columns()}
     sections = {key: _section(key, value, name) for key, value in document.items() if key not in _HEAD}
     tables = [sections.pop(each) for each in streamed if each in sections]
     findings = _rows(FINDINGS_SECTION, Finding, document.get(FINDINGS_SECTION, []), name)
