@@ -18,6 +18,8 @@ import time
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+from benchmarks.watch_cost import core_seconds
+
 MOST_SECONDS, MOST_CORE_PERCENT = 5.0, 1.0
 STAGED = {"NCCL_P2P_DISABLE": "1"}
 SOCKETS = {**STAGED, "NCCL_SHM_DISABLE": "1"}
@@ -117,7 +119,7 @@ def watch(case: Case) -> tuple[Outcome, str]:
     listener.start()
     while not lines:
         time.sleep(0.1)
-    begun, lines_before = time.monotonic(), len(lines)
+    begun, lines_before, cpu_before = time.monotonic(), len(lines), core_seconds(watcher.pid)
     done = subprocess.run(
         [sys.executable, *case.command],
         env={**os.environ, **case.environment},
@@ -127,14 +129,11 @@ def watch(case: Case) -> tuple[Outcome, str]:
     )
     if done.returncode:
         print(done.stdout[-500:], done.stderr[-1500:])
+    core_percent = 100 * (core_seconds(watcher.pid) - cpu_before) / (time.monotonic() - begun)
     watcher.send_signal(signal.SIGINT)
-    seconds = time.monotonic() - begun
     listener.join()
-    _, status, usage = os.wait4(watcher.pid, 0)
-    watcher.returncode = os.waitstatus_to_exitcode(status)
+    watcher.wait()
     report = "\n".join(line for _, line in lines)
-    # What it takes to start is no part of a watch: a second and a half of Python on every run, however long.
-    core_percent = 100 * (usage.ru_utime + usage.ru_stime) / (seconds + 3)
     return judge(case, done.stdout, lines[lines_before:], watcher.returncode, core_percent), report
 
 
@@ -146,7 +145,7 @@ def listen(watcher: "subprocess.Popen[str]", lines: list[tuple[float, str]]) -> 
 
 def judge(case: Case, printed: str, lines: list[tuple[float, str]], exit_code: int, core_percent: float) -> Outcome:
     """What the lines of intervals say of the job."""
-    intervals = [(at, line.split(" s  ", 1)[1]) for at, line in lines if " s  " in line and " GPU" in line]
+    intervals = [(at, line.split(" s  ", 1)[1]) for at, line in lines if " s  " in line and "  NVLink " in line]
     until = next((n for n, (_, line) in enumerate(lines) if line.startswith("gpubench ")), len(lines))
     intervals = [each for each in intervals if each[0] <= lines[min(until, len(lines) - 1)][0]]
     ways: dict[str, int] = {}
@@ -156,6 +155,7 @@ def judge(case: Case, printed: str, lines: list[tuple[float, str]], exit_code: i
     alarms = [(at, line) for at, line in intervals if "  because " in line]
     began = [float(line.rpartition(" ")[2]) for line in printed.splitlines() if line.startswith("first traffic at")]
     busy = [at for at, line in intervals if not line.startswith("idle")]
+    # A job that does not say when it began had its first traffic in the interval before the first line that shows any.
     first = min(began, default=busy[0] - 1 if busy else 0.0)
     after = alarms[0][0] - first if alarms else None
     right = case.alarm == bool(alarms) and case.way in ways and (after is None or after <= MOST_SECONDS)

@@ -259,3 +259,10 @@ def test_a_terminal_that_shrinks_is_drawn_as_small_as_it_is() -> None:
     frame = terminal.shown.partition(BACK)[0].split(CLEARED)[-2]
     assert frame.count(b"\n") <= 8
     assert b"staged" in frame
+
+
+def test_the_docs_show_what_it_prints() -> None:
+    command = "gpubench watch --simulate hgx-h200-4 --for 3s --fault node0:traffic=staged --width 100"
+    shown = (ROOT / "docs/watch.md").read_text().partition(f"$ {command}\n")[2].partition("```")[0]
+    assert shown
+    assert gpubench(*command.split()[1:]).stdout == shown

@@ -34,6 +34,7 @@ _RATES = (
     *("network_sent_gb_s", "network_received_gb_s", "limit_percent"),
 )
 _MOST_KINDS = 6
+_LEAST_SHOWN_GB_S = 0.05
 
 
 def frame_lines(frame: WatchFrame, width: int, height: int, header: str) -> list[StyledLine]:
@@ -150,7 +151,7 @@ def _job_lines(lead: str, job: JobRow) -> Iterator[StyledLine]:
 def job_line(job: JobRow) -> str:
     """'staged  GPU0-3  NVLink 0.00, PCIe 110 out 108 in GB/s  python (torch 10.0.0.1:29500)'."""
     rates = f"NVLink {_gb_s(job.nvlink_gb_s)}, PCIe {_gb_s(job.pcie_sent_gb_s)} out {_gb_s(job.pcie_received_gb_s)} in"
-    nics = f", NICs {_gb_s(job.network_gb_s)}" if job.network_gb_s else ""
+    nics = f", NICs {_gb_s(job.network_gb_s)}" if (job.network_gb_s or 0.0) >= _LEAST_SHOWN_GB_S else ""
     return f"{job.way:<7} {_devices(job.gpus)}  {rates}{nics} GB/s  {job.job}"
 
 

@@ -11,7 +11,7 @@ import warnings
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from gpubench.errors import missing_mpi_library, separate_jobs
@@ -29,6 +29,9 @@ _THREAD_MULTIPLE = 3
 
 _STANDARD_ABI = "mpiabi"
 """In the name of mpi4py's library that is bound to an MPI by the ABI of MPI 5."""
+
+_SECONDS_BETWEEN_TESTS = 0.003
+"""A look whether the others are there takes some microseconds."""
 
 
 class MpiGroup:
@@ -57,6 +60,12 @@ class MpiGroup:
     def barrier(self) -> None:
         """Return once every rank has called it."""
         self.communicator.Barrier()
+
+    def meet(self) -> None:
+        """A barrier that sleeps: every rank has called it, some milliseconds ago. Others keep a core busy meanwhile."""
+        request = self.communicator.Ibarrier()
+        while not request.Test():
+            sleep(_SECONDS_BETWEEN_TESTS)
 
     def barrier_call(self) -> tuple[int, ...] | None:
         """`MPI_Barrier` of the library that mpi4py is bound to, and this communicator's handle."""

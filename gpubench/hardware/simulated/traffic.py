@@ -13,9 +13,9 @@ from gpubench.model.profiles.fault import Fault
 from gpubench.model.profiles.profile import Profile
 from gpubench.model.terms.units import BYTES_PER_GB
 
-NVLINK_SHARE, PCIE_SHARE, NETWORK_SHARE, SOCKETS_GB_S = 0.1, 0.55, 0.7, 4.5
-"""Of what links carry: data-parallel training of two H200s kept NVLinks at 9 %, staged at 0 and PCIe at 55 %; by
-sockets of one host it moved 4.5 GB/s. Of the network nothing was seen; its share is made up."""
+NVLINK_SHARE, PCIE_SHARE, NETWORK_SHARE, SOCKETS_GB_S = 0.09, 0.53, 0.7, 4.3
+"""Of what links carry: data-parallel training of two H200s kept NVLinks at 9 %, staged at 0 and PCIe at 53 %; by
+sockets of one host it moved 4.3 GB/s. Of the network nothing was seen; its share is made up."""
 
 _NOISE = 0.03
 _FIRST_PID = 4000

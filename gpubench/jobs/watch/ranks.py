@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 _SPARE_SECONDS = 10.0
 """A node may come so much later than an interval: its driver has a deadline of its own."""
 
-_EARLY_SECONDS = 0.003
-"""Ranks that follow are back so much before the first one is: none waits for another for longer than that."""
-
 
 def run_ranks(plan: WatchPlan, arguments: Sequence[str], launch: LaunchedBy) -> int:
     """Be one of the ranks; the exit code, the same on all of them."""
@@ -112,16 +109,21 @@ class WatchRankJob:
     def _follow(self, node: "_OwnNode") -> int:
         """Hand on what this rank reads until the first one says that it was the last time.
 
-        It sleeps for almost an interval: waiting inside MPI would take a whole core.
+        It sleeps for an interval, and where it is early: waiting inside MPI would take a whole core.
         """
         self._progress.enter(Phase.OPERATION)
+        pace = RealPace(sleep)
+        next_moment = pace.now()
         while True:
+            reading = node.read()
+            self._group.meet()
             last: bool = self._group.broadcast(None)
-            self._group.collect(node.read())
+            self._group.collect(reading)
             self._progress.completed()
             if last:
                 return 0
-            sleep(max(self._plan.interval_s - _EARLY_SECONDS, 0.0))
+            next_moment = max(next_moment + self._plan.interval_s, pace.now())
+            pace.wait_until(next_moment)
 
 
 class _OwnNode:
@@ -147,8 +149,10 @@ class _ReadingsOfRanks:
     def read_all(self, last: bool) -> "list[NodeReading]":  # noqa: FBT001
         """Tell the others whether this is the last time, and have what all of them read."""
         self.ended = last
+        reading = self._node.read()
+        self._group.meet()
         self._group.broadcast(last)
-        collected = self._group.collect(self._node.read()) or []
+        collected = self._group.collect(reading) or []
         self._progress.completed()
         found = [each for each in collected if each is not None]
         return [replace(each, host=host) for each, host in zip(found, self._hosts, strict=True)]

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from gpubench.measure.watch.course import Course, JobCourse, TimeOnWay, verdict_of
 from gpubench.measure.watch.intervals import Interval
 from gpubench.measure.watch.jobs import RunningJob
+from gpubench.measure.watch.signals import QUIET_GB_S
 from gpubench.model.results.explanation import Explanation
 from gpubench.model.results.fallback import PATH_UNKNOWN
 from gpubench.model.results.report import FINDINGS_SECTION, TRAFFIC_SECTION, Report, Section, Table
@@ -92,7 +93,7 @@ def rates_in_words(stretch: TimeOnWay) -> str:
     """'NVLink 0.00, PCIe 27.3 out and 27.1 in GB/s'."""
     parts = [f"NVLink {_gb_s(stretch.rate('nvlink_gb_s'))}"]
     parts.append(f"PCIe {_gb_s(stretch.rate('pcie_sent_gb_s'))} out and {_gb_s(stretch.rate('pcie_received_gb_s'))} in")
-    if stretch.rate("network_gb_s"):
+    if (stretch.rate("network_gb_s") or 0.0) > QUIET_GB_S:
         parts.append(f"NICs {_gb_s(stretch.rate('network_gb_s'))} out")
     return f"{', '.join(parts)} GB/s"
 

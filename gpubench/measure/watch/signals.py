@@ -18,6 +18,10 @@ QUIET_GB_S = 0.05
 NVLINK_QUIET_SHARE = 0.05
 """NVLinks that carry less than this part of what PCIe does carry about nothing: barriers, and a word here and there."""
 
+REQUESTS_SHARE = 0.1
+"""A GPU that reads host memory asks for it: of what enters it over PCIe so much may leave it and carries no data. On
+H200s 0.06 left a GPU into which a copy engine copied; how much it is depends on the size of a request."""
+
 MATCHING = 1.3
 """What leaves GPUs for host memory on its way to others arrives there: both sums are alike. Staged copies of H200s had
 1.094 bytes sent for 1.079 received."""
@@ -148,7 +152,7 @@ def _nvlinks(job: RunningJob, nvlink: float | None, pcie_sent: float | None, joi
 def _pcie(job: RunningJob, sent: float | None, received: float | None) -> Pcie:
     if sent is None or received is None:
         return Pcie.UNKNOWN
-    out = [gpu.index for gpu in job.gpus if (gpu.pcie_sent or 0.0) >= BUSY_GB_S]
+    out = [gpu.index for gpu in job.gpus if _data_sent(gpu) >= BUSY_GB_S]
     into = [gpu.index for gpu in job.gpus if (gpu.pcie_received or 0.0) >= BUSY_GB_S]
     if not out and not into:
         return Pcie.LITTLE if max(_most(job.gpus)) > QUIET_GB_S else Pcie.QUIET
@@ -161,7 +165,13 @@ def _pcie(job: RunningJob, sent: float | None, received: float | None) -> Pcie:
     # One process without NCCL that copies to host and back on every GPU looks the same: only what leaves one GPU alone
     # and enters another alone is surely on its way there.
     one_way = set(out).isdisjoint(into) or job.by_nccl or not job.one_process
-    return Pcie.ACROSS if one_way and _match(sent, received) and not _by_copy_engines(job) else Pcie.BOTH
+    alike = _match(sum(map(_data_sent, job.gpus)), received)
+    return Pcie.ACROSS if one_way and alike and not _by_copy_engines(job) else Pcie.BOTH
+
+
+def _data_sent(gpu: GpuRates) -> float:
+    """What leaves a GPU over PCIe without what may be requests for what enters it."""
+    return max((gpu.pcie_sent or 0.0) - REQUESTS_SHARE * (gpu.pcie_received or 0.0), 0.0)
 
 
 def _by_copy_engines(job: RunningJob) -> bool:
@@ -184,7 +194,7 @@ def _apart(job: RunningJob) -> bool:
         and min(sent, received) >= BUSY_GB_S
         and _match(sent, received)
         for gpu in job.gpus
-        for sent, received in [(gpu.pcie_sent or 0.0, gpu.pcie_received or 0.0)]
+        for sent, received in [(_data_sent(gpu), gpu.pcie_received or 0.0)]
     )
 
 

@@ -96,7 +96,7 @@ def test_a_pair_that_no_nvlink_joins_is_not_called_staged() -> None:
 
 
 def test_one_process_with_several_gpus_is_staged_where_what_leaves_one_enters_another() -> None:
-    one_way = [gpu(0, (0.0, 0.0, 38.0, 0.1), 7), gpu(1, (0.0, 0.0, 0.1, 37.5), 7)]
+    one_way = [gpu(0, (0.0, 0.0, 41.5, 0.1), 7), gpu(1, (0.0, 0.0, 2.4, 41.0), 7)]
     assert ways(node(one_way, [task(7, communicators=False)])) == [Way.STAGED]
     both = [gpu(0, BOTH, 7), gpu(1, BOTH, 7)]
     assert ways(node(both, [task(7, communicators=False)])) == [Way.UNKNOWN]
