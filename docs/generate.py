@@ -132,6 +132,7 @@ _SECTIONS_OF_COMMANDS = (
     ["paths", "causes", "transports", "communicators", "members"],
     ["comparison", "finding_changes", "circumstances"],
     ["libraries"],
+    ["overlap", "shortest_steps", "rows"],
 )
 _JSON_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number"}
 

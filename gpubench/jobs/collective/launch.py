@@ -106,7 +106,7 @@ def choose_ranks(plan: CollectivePlan, driver: Driver) -> int:
     ranks = plan.ranks or driver.visible or HOST_RANKS
     if plan.backend == "nccl" or (plan.backend is None and driver.visible):
         if not driver.visible:
-            raise no_gpu(driver.hidden_gpus() or driver.absent or "the driver finds none on this host")
+            raise no_gpu(driver.hidden_gpus() or driver.absent or "the driver finds none on this host", plan.needs_gpus)
         from gpubench.hardware.cuda.device import check_installed
 
         check_installed(driver)
