@@ -7,6 +7,7 @@ from gpubench.formats.text.header import INDENT, rank_lines, software_lines
 from gpubench.formats.text.page import Page
 from gpubench.model.results.report import Metadata, Report, Row
 from gpubench.model.results.rows.overlap import SHORTEST_STEPS_SECTION, OverlapRow, ShortestStepRow
+from gpubench.model.results.winners import REFUSED_SECTION, RefusedRow
 from gpubench.model.terms.overlap.asked import OWN_CTAS, Partner
 from gpubench.model.terms.sweep import describe_dropped
 from gpubench.model.terms.units import counted, format_size
@@ -65,6 +66,8 @@ class OverlapView:
         self._page.print("")
         for line in _note_lines(self._rows):
             self._page.wrap(f"{INDENT}{line}")
+        for refused in report.rows(REFUSED_SECTION, RefusedRow):
+            self._page.wrap(f"{INDENT}{refused.setting}: NCCL refused: {refused.reason}")
         self._shortest(report.rows(SHORTEST_STEPS_SECTION, ShortestStepRow))
         if self._metadata.options.get("evidence") == "shown":
             self._page.evidence(report)

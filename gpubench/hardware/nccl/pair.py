@@ -9,33 +9,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from gpubench.hardware.nccl.configuration import INITIALISE, UniqueId, not_blocking
+
 RANKS = 2
-UNIQUE_ID_BYTES = 128
 
 _SUCCESS, _IN_PROGRESS = 0, 7
 """ncclSuccess and ncclInProgress in nccl.h."""
 
-_MAGIC, _CONFIG_VERSION = 0xCAFEBEEF, 21400
-"""Of `ncclConfig_t` as NCCL 2.14 has it; later ones take what it lacks from their defaults (init.cc)."""
-
 _SECONDS_BETWEEN_LOOKS = 20e-6
-
-
-class _UniqueId(ctypes.Structure):
-    """`ncclUniqueId`, which is handed over by value."""
-
-    _fields_ = (("internal", ctypes.c_byte * UNIQUE_ID_BYTES),)
-
-
-class _Config(ctypes.Structure):
-    """The beginning of `ncclConfig_t`, as long as NCCL 2.14 had it."""
-
-    _fields_ = (
-        ("size", ctypes.c_size_t),
-        ("magic", ctypes.c_uint),
-        ("version", ctypes.c_uint),
-        ("blocking", ctypes.c_int),
-    )
 
 
 class CFunctions(Protocol):
@@ -51,7 +32,7 @@ class PairError(OSError):
 
 def new_unique_id(library: CFunctions) -> bytes:
     """What both ranks of a communicator have to know. Raises PairError."""
-    made = _UniqueId()
+    made = UniqueId()
     status = library.function("ncclGetUniqueId", ctypes.c_void_p)(ctypes.addressof(made))
     if status:
         raise PairError(f"ncclGetUniqueId returned {status}")
@@ -69,12 +50,10 @@ class PairCommunicator:
         self._library = library
         self._peer = 1 - rank
         self._handle = ctypes.c_void_p()
-        config = _Config(ctypes.sizeof(_Config), _MAGIC, _CONFIG_VERSION, 0)
-        begin = library.function(
-            "ncclCommInitRankConfig", ctypes.c_void_p, ctypes.c_int, _UniqueId, ctypes.c_int, ctypes.c_void_p
-        )
+        config = not_blocking()
+        begin = library.function(INITIALISE, ctypes.c_void_p, ctypes.c_int, UniqueId, ctypes.c_int, ctypes.c_void_p)
         handle, settings = ctypes.addressof(self._handle), ctypes.addressof(config)
-        self._settle(begin(handle, RANKS, _UniqueId.from_buffer_copy(unique_id), rank, settings), deadline)
+        self._settle(begin(handle, RANKS, UniqueId.from_buffer_copy(unique_id), rank, settings), deadline)
 
     def exchange(self, send: int, receive: int, size_bytes: int, stream: int, deadline: float) -> None:
         """Put an exchange on a stream: so many bytes from one address to the other rank, and its own to the other."""

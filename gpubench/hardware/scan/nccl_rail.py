@@ -8,7 +8,8 @@ from zlib import crc32
 
 from gpubench.hardware.cuda.device import CudaDevice, open_device
 from gpubench.hardware.nccl.backend import NcclLibrary
-from gpubench.hardware.nccl.pair import UNIQUE_ID_BYTES, PairCommunicator, new_unique_id
+from gpubench.hardware.nccl.configuration import UNIQUE_ID_BYTES
+from gpubench.hardware.nccl.pair import PairCommunicator, new_unique_id
 from gpubench.hardware.node.nvml.library import Driver
 from gpubench.hardware.scan.host_exchange import BOTH_WAYS, WrongDataError, meet, whole
 from gpubench.model.results.scan_rounds import LocalQuantity

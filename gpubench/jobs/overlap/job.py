@@ -3,9 +3,7 @@
 import os
 from collections.abc import Sequence
 
-from gpubench.errors import CouldNotMeasureError
 from gpubench.jobs.collective.plan import CollectivePlan
-from gpubench.jobs.gpus import usable_driver
 from gpubench.jobs.sources import Simulated, refuse_under_launcher
 from gpubench.model.facts.launched_by import launched_by
 from gpubench.model.results.report import OVERLAP_SECTION
@@ -20,7 +18,10 @@ def run(plan: CollectivePlan, asked: OverlapAsked, arguments: Sequence[str]) -> 
         from gpubench.jobs.overlap import simulated
 
         return simulated.run(plan, asked, source, arguments)
-    usable_driver(OVERLAP_SECTION)
-    raise CouldNotMeasureError(
-        "overlap measures no GPUs yet", expected="--simulate", next_step="gpubench overlap --simulate hgx-h200-4"
-    )
+    if launch is None:
+        from gpubench.jobs.collective import launch as launching
+
+        return launching.run(plan, arguments)
+    from gpubench.jobs.collective.rank_plan import run_as_rank
+
+    return run_as_rank(plan, arguments, launch)

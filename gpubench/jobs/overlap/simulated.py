@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gpubench.hardware.simulated.overlap import OverlapModel
+from gpubench.jobs.collective.overlap.metadata import overlap_metadata
 from gpubench.jobs.collective.plan import CollectivePlan
 from gpubench.jobs.collective.simulated import modelled
 from gpubench.jobs.listeners import ReportCollector
 from gpubench.jobs.outputs import presenting
-from gpubench.jobs.overlap.metadata import overlap_metadata
 from gpubench.jobs.sources import Simulated
 from gpubench.measure.collective.cases import JobFacts, cases
 from gpubench.measure.collective.simulated import BACKEND

@@ -15,6 +15,7 @@ from gpubench.model.results.report import (
     Verified,
 )
 from gpubench.model.results.rows.overlap import SHORTEST_STEPS_SECTION, OverlapRow, ShortestStepRow
+from gpubench.model.results.winners import REFUSED_SECTION, RefusedRow
 from gpubench.model.terms.grouping import grouped
 from gpubench.model.terms.operation import DataType
 from gpubench.model.terms.overlap.asked import OverlapAsked, Partner
@@ -162,13 +163,22 @@ def _noise(own: OverlapRow, best: OverlapRow) -> float | None:
     return math.hypot(own.step_ci95_percent * own.step_us, best.step_ci95_percent * best.step_us) / own.step_us
 
 
-def with_rows(report: Report, alone: Sequence[CollectiveRow], rows: Sequence[OverlapRow]) -> Report:
-    """The report on a collective alone, `alone` its rows, as one on a collective beside computation."""
+def with_rows(
+    report: Report,
+    alone: Sequence[CollectiveRow],
+    rows: Sequence[OverlapRow],
+    refused: Sequence[RefusedRow] = (),
+) -> Report:
+    """The report on a collective alone, `alone` its rows, as one on a collective beside computation.
+
+    `refused` are the caps that NCCL would not take.
+    """
     found = list(shortest_steps(rows))
     wrong = list(wrong_data(rows))
     sections: dict[str, Section] = {
         SHORTEST_STEPS_SECTION: Table(ShortestStepRow.columns(), lambda: found),
         ROWS_SECTION: Table(CollectiveRow.columns(), lambda: alone),
+        REFUSED_SECTION: Table(RefusedRow.columns(), lambda: refused),
         **report.sections,
     }
     return replace(

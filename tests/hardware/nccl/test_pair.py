@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from gpubench.hardware.nccl.pair import UNIQUE_ID_BYTES, PairCommunicator, PairError, new_unique_id
+from gpubench.hardware.nccl.configuration import UNIQUE_ID_BYTES
+from gpubench.hardware.nccl.pair import PairCommunicator, PairError, new_unique_id
 
 SUCCESS, UNHANDLED_CUDA_ERROR, IN_PROGRESS = 0, 1, 7
 HANDLE = 0xBEEF
