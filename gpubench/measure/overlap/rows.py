@@ -1,8 +1,9 @@
 """The rows of an overlap, and of each size the cap with the shortest step."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from gpubench.measure.collective.cases import Case, JobFacts
 from gpubench.model.results.report import (
@@ -125,10 +126,15 @@ def _us(seconds: float) -> float:
     return seconds * MICROSECONDS_PER_SECOND
 
 
-def shortest_steps(rows: Sequence[OverlapRow]) -> Iterator[ShortestStepRow]:
+AgainSteps = Mapping[tuple[str, int], float]
+"""Seconds of a step with NCCL's own number of CTAs once all caps have had their turn, by partner and size in bytes."""
+
+
+def shortest_steps(rows: Sequence[OverlapRow], again: AgainSteps) -> Iterator[ShortestStepRow]:
     """The shortest step of every partner and size that was measured under more than one cap.
 
-    Rows with wrong data take no part: a step that does not do its work is none.
+    The two steps with NCCL's own number show how much a step varies while nothing is changed. Rows with
+    wrong data take no part: a step that does not do its work is none.
     """
     usable = [row for row in rows if not row.wrong]
     for members in grouped(usable, lambda row: (row.partner, row.size_bytes)).values():
@@ -136,8 +142,10 @@ def shortest_steps(rows: Sequence[OverlapRow]) -> Iterator[ShortestStepRow]:
             continue
         best = min(members, key=lambda row: row.step_us)
         own = next((row for row in members if row.ctas is None), None)
-        gain = None if own is None else percent(own.step_us - best.step_us, own.step_us)
-        noise = None if own is None else _noise(own, best)
+        later = again.get((best.partner, best.size_bytes))
+        drift = None if own is None or later is None else percent(_us(later) - own.step_us, own.step_us)
+        gain = None if own is None else _gain(own.step_us * (1 + (drift or 0.0) / 200), best, own)
+        noise = None if own is None else _noise(own, best, drift)
         yield ShortestStepRow(
             collective=best.collective,
             partner=best.partner,
@@ -145,6 +153,7 @@ def shortest_steps(rows: Sequence[OverlapRow]) -> Iterator[ShortestStepRow]:
             ctas=best.ctas,
             step_us=best.step_us,
             own_step_us=None if own is None else own.step_us,
+            own_drift_percent=drift,
             own_compute_slowdown=None if own is None else own.compute_slowdown,
             own_communication_slowdown=None if own is None else own.communication_slowdown,
             gain_percent=gain,
@@ -154,13 +163,18 @@ def shortest_steps(rows: Sequence[OverlapRow]) -> Iterator[ShortestStepRow]:
         )
 
 
-def _noise(own: OverlapRow, best: OverlapRow) -> float | None:
-    """The half of a 95 % interval of the difference of two steps, percent of the first; None where one has none."""
-    if own is best:
-        return own.step_ci95_percent
-    if own.step_ci95_percent is None or best.step_ci95_percent is None:
-        return None
-    return math.hypot(own.step_ci95_percent * own.step_us, best.step_ci95_percent * best.step_us) / own.step_us
+def _gain(own_us: float, best: OverlapRow, own: OverlapRow) -> float:
+    """By how much the best step is shorter than NCCL's own, percent of that; 0 where that is the best."""
+    return 0.0 if best is own else max(0.0, 100 * (own_us - best.step_us) / own_us)
+
+
+def _noise(own: OverlapRow, best: OverlapRow, drift: float | None) -> float | None:
+    """The half of a 95 % interval of the difference of two steps, or the drift where that is more; None: not known."""
+    intervals = own.step_ci95_percent, best.step_ci95_percent
+    if intervals[0] is None or intervals[1] is None:
+        return None if drift is None else abs(drift)
+    by_chance = math.hypot(intervals[0] * own.step_us, intervals[1] * best.step_us) / own.step_us
+    return max(by_chance, abs(drift or 0.0))
 
 
 def with_rows(
@@ -168,12 +182,13 @@ def with_rows(
     alone: Sequence[CollectiveRow],
     rows: Sequence[OverlapRow],
     refused: Sequence[RefusedRow] = (),
+    again: AgainSteps = MappingProxyType({}),
 ) -> Report:
     """The report on a collective alone, `alone` its rows, as one on a collective beside computation.
 
-    `refused` are the caps that NCCL would not take.
+    `refused` are the caps that NCCL would not take, `again` the steps with its own number once more.
     """
-    found = list(shortest_steps(rows))
+    found = list(shortest_steps(rows, again))
     wrong = list(wrong_data(rows))
     sections: dict[str, Section] = {
         SHORTEST_STEPS_SECTION: Table(ShortestStepRow.columns(), lambda: found),

@@ -99,6 +99,7 @@ def measure_overlap(
     shown = [run for run in runs if run.variant.setting in by_variant]
     cases = list(runs[0].cases)
     total, done, rows = len(asked.partners) * len(cases) * len(shown), 0, list[OverlapRow]()
+    again: dict[tuple[str, int], float] = {}
     for partner in asked.partners:
         operation = bench.learn(partner)
         for case in cases:
@@ -111,8 +112,11 @@ def measure_overlap(
                 if row is not None:
                     rows.append(row)
                     listener.row(row)
+            if len(shown) > 1 and shown[0].variant.setting is None:
+                listener.progress(done - 1, total, f"{case.label}, {cap_name(None)} again, {partner}")
+                again[partner, case.size_bytes] = bench.again(case, shown[0], partner, count)
     report = finished(collector, observers)
-    return with_rows(report, alone.rows, rows, preparation.refused)
+    return with_rows(report, alone.rows, rows, preparation.refused, again)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +137,14 @@ class _OverlapBench:
         sample = self.meter.measure(phase, self.asked.seconds * _SHORTER)
         (seconds,) = self.meter.group.largest([fmean(step.partner for step in sample.steps)])
         return seconds / _OPERATIONS_TO_LEARN
+
+    def again(self, case: Case, run: VariantRun, partner: Partner, count: int) -> float:
+        """Seconds of a step once more, on the slowest rank; every rank has the same."""
+        self.observers.progress.enter(Phase.OPERATION, f"{case.label}, {cap_name(None)} again, {partner}")
+        phase = StepPhase(StepOrder.COMPUTATION_FIRST, partner, [run.sweep.launch(case, 0)], count)
+        sample = self.meter.measure(phase, self.asked.seconds * _SHORT)
+        (seconds,) = self.meter.group.largest([fmean(step.period for step in sample.steps)])
+        return seconds
 
     def row(
         self, number: int, case: Case, run: VariantRun, cap: Cap, partner: Partner, count: int, alone: CollectiveRow

@@ -73,10 +73,11 @@ class ShortestStepRow(Record):
     size_bytes: int  #: as in its rows
     ctas: int | None  #: of the shortest step; null: NCCL's own number
     step_us: float  #: the shortest
-    own_step_us: float | None  #: with NCCL's own number; null: not measured
+    own_step_us: float | None  #: with NCCL's own number, before the caps had their turn; null: not measured
+    own_drift_percent: Annotated[float | None, SIGNED]  #: by how much it was longer when they had; null: not measured
     own_compute_slowdown: float | None  #: κ_c with NCCL's own number
     own_communication_slowdown: float | None  #: κ_m with NCCL's own number
-    gain_percent: float | None  #: by how much it is shorter than own_step_us, percent of that
+    gain_percent: float | None  #: by how much it is shorter than the mean of both, percent of that
     noise_percent: float | None  #: what chance alone may make of that; null: not known
     beyond_noise: bool | None  #: whether the gain is more than that
     origin: Annotated[str, Origin]  #: where the numbers come from
