@@ -138,7 +138,7 @@ def _header(metadata: Metadata, *, verbose: bool) -> Iterator[str]:
         + ("" if metadata.origin == "measured" else f"  ({metadata.origin.upper()})")
     )
     if metadata.origin == "simulated" and metadata.profile:
-        yield f"{INDENT}a model from profile {metadata.profile['name']}, contention as on 4 H200s: nothing was measured"
+        yield f"{INDENT}a model from profile {metadata.profile['name']}, contention as on 2 H200s: nothing was measured"
         yield f"{INDENT}{metadata.source}"
     yield from rank_lines(metadata.ranks, verbose=verbose)
     yield from software_lines(metadata, verbose=verbose)

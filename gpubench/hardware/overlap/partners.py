@@ -3,7 +3,7 @@
 from importlib.resources import files
 from typing import Any, Protocol
 
-from gpubench.hardware.copies.device import CopyKernel
+from gpubench.hardware.copies.device import ANY_DIRECTION
 from gpubench.hardware.cuda.device import CudaDevice
 from gpubench.model.terms.data_pattern import Block, DataPattern
 from gpubench.model.terms.operation import DataType, ReduceOp
@@ -38,7 +38,7 @@ def open_partner(partner: Partner, device: CudaDevice, stream: Any, gemm_side: i
     if partner is Partner.GEMM:
         return GemmWork(device, gemm_side, gemm_type(dtype))
     if partner is Partner.COPY:
-        return CopyWork(device)
+        return CopyWork(device, stream)
     return ChainWork(device, stream)
 
 
@@ -78,13 +78,14 @@ class GemmWork:
 
 
 class CopyWork:
-    """A copy by all SMs from one place of the GPU's memory to another: bound by that memory."""
+    """CUDA's own copy from one place of the GPU's memory to another: bound by that memory.
 
-    def __init__(self, device: CudaDevice) -> None:
+    On an H200 it is a kernel on all SMs: a collective waited for it as long as for one that filled them.
+    """
+
+    def __init__(self, device: CudaDevice, stream: Any) -> None:
         cupy = device.cupy
-        self._cupy = cupy
-        index = device.identity.index
-        self._kernel = CopyKernel(cupy, cupy.cuda.runtime.getDeviceProperties(index)["multiProcessorCount"])
+        self._cupy, self._stream = cupy, stream
         self._source, self._destination = device.allocate(COPY_BYTES), device.allocate(COPY_BYTES)
         count = COPY_BYTES // _WORD_BYTES
         self._words = [each.array(0, count, "uint32") for each in (self._source, self._destination)]
@@ -94,7 +95,8 @@ class CopyWork:
 
     def issue(self) -> None:
         """One copy."""
-        self._kernel.launch(self._destination.address, self._source.address, COPY_BYTES)
+        copy = self._cupy.cuda.runtime.memcpyAsync
+        copy(self._destination.address, self._source.address, COPY_BYTES, ANY_DIRECTION, self._stream.ptr)
 
     def wrong(self) -> int:
         """What differs between the two places."""

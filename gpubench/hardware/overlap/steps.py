@@ -67,7 +67,7 @@ class GpuSteps:
         look: Callable[[int], object],
     ) -> list[StepMarks]:
         """Enqueue all steps, and wait for them."""
-        in_turn, events = cycle(collectives), list[_Events]()
+        in_turn, events = cycle(collectives or (None,)), list[_Events]()
         with self._compute:
             for _ in range(steps):
                 before = events[-1] if events else None
@@ -91,9 +91,9 @@ class GpuSteps:
             return self._works[partner].wrong()
 
     def _enqueue(
-        self, order: StepOrder, work: PartnerWork, collective: Launch, operations: int, before: _Events | None
+        self, order: StepOrder, work: PartnerWork, collective: Launch | None, operations: int, before: _Events | None
     ) -> _Events:
-        if order is StepOrder.COMPUTATION:
+        if order is StepOrder.COMPUTATION or collective is None:
             return _Events(self._compute_between(work, operations, lambda: None), None)
         if order is StepOrder.COMMUNICATION:
             return _Events(None, self._communicate(collective))

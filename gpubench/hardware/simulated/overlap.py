@@ -1,9 +1,9 @@
 """Times of a collective beside computation on a simulated machine: a model, never a measurement.
 
-The collective alone takes what the profile says (`simulated.times`). What a cap of its CTAs, a partner beside it and
-waiting for SMs make of that was fitted by hand to one series on 4 H200s (NCCL 2.28.9, 2026-11-22): 256 MiB with NCCL's
-own 24 CTAs, 16, 8, 4 and 2 alone took 1.233, 1.471, 2.533, 4.404 and 8.275 ms, beside GEMMs of 1.5 ms 2.4 to 1.4 times
-that, and the GEMMs 1.21 to 0.97 times theirs. Of other machines it is a guess.
+The collective alone takes what the profile says (`simulated.times`). What a cap on its CTAs makes of that was fitted by
+hand to one series on 4 H200s (NCCL 2.28.9, 2026-11-22): 256 MiB with NCCL's own 24 CTAs, 16, 8, 4 and 2 took 1.233,
+1.471, 2.533, 4.404 and 8.275 ms. Waiting and sharing are those that docs/overlap.md has of 2 H200s. Of other machines
+all this is a guess.
 """
 
 import math
@@ -36,12 +36,15 @@ _GEMM_EFFICIENCY = 0.77
 RTX 6000 Blackwell, over their SMs; an H200 reached 764 of 989 TFLOP/s."""
 
 _COPY_GB_S: Mapping[str, float] = {"7": 800.0, "8": 1700.0, "9": 3900.0, "10": 7000.0, "12": 1500.0}
-_KERNEL_SECONDS = 3.0e-6
+_KERNEL_SECONDS = 1.6e-6
 
-_WAITS: Mapping[Partner, float] = {Partner.GEMM: 1.0, Partner.COPY: 0.1, Partner.CHAIN: 0.02}
-"""Operations of the partner that the collective waits for: a GEMM's CTAs stay to its end, those of others do not."""
+_WAITS: Mapping[Partner, float] = {Partner.GEMM: 0.95, Partner.COPY: 1.0, Partner.CHAIN: 0.0}
+"""Operations of the partner that the collective waits for: one, where they fill all SMs."""
 
-_SHARING: Mapping[Partner, float] = {Partner.GEMM: 1.2, Partner.COPY: 1.3, Partner.CHAIN: 1.03}
+_SHARING: Mapping[Partner, float] = {Partner.GEMM: 1.08, Partner.COPY: 1.56, Partner.CHAIN: 1.0}
+_CHAIN_LOSES = 0.7
+"""Of the time beside a collective: kernels of 1.6 µs one after another suffer more than from the SMs that are gone."""
+
 _SPREAD = 0.003
 _STEPS = 100
 
@@ -96,6 +99,8 @@ class OverlapModel:
         waiting = min(partner_alone, _WAITS[partner] * operation)
         first = alone * _SHARING[partner] * _noise(source)
         taken = min(self.own_ctas, ctas or self.own_ctas) / self._machine.profile.gpu.multiprocessors
+        if partner is Partner.CHAIN:
+            taken = _CHAIN_LOSES
         # While it runs the partner has the other SMs; it is done first where the collective takes longer.
         ends_first = waiting + (partner_alone - waiting) / (1 - taken) <= waiting + first
         extra = (partner_alone - waiting) * taken / (1 - taken) if ends_first else first * taken

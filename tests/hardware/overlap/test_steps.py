@@ -42,7 +42,8 @@ class Bench:
         def look(completed: int) -> None:
             self.completed += completed
 
-        return self.steps.run(order, partner, [self.launch], operations, steps, look)
+        collectives = [] if order is StepOrder.COMPUTATION else [self.launch]
+        return self.steps.run(order, partner, collectives, operations, steps, look)
 
 
 @pytest.fixture

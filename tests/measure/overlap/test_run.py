@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import cycle
 from typing import Any, cast
 
 import pytest
@@ -71,11 +70,11 @@ class ModelledSteps:
         look: Callable[[int], object],
     ) -> list[StepMarks]:
         self.orders.append(order)
-        in_turn, marks, at = cycle(collectives or [None]), list[StepMarks](), 0.0
-        for _ in range(steps):
-            launch = next(in_turn)
-            if launch is not None and order is not StepOrder.COMPUTATION:
-                (self.issue or self.backend.issue)(launch)
+        marks, at = list[StepMarks](), 0.0
+        assert collectives or order is StepOrder.COMPUTATION
+        for number in range(steps):
+            if order is not StepOrder.COMPUTATION:
+                (self.issue or self.backend.issue)(collectives[number % len(collectives)])
             computed, communicated = operations * GEMM, ALONE
             first, begins = 0.0, 0.0
             if order is StepOrder.COMPUTATION_FIRST:

@@ -7,6 +7,9 @@ from gpubench.model.facts.gpu_load import GpuLoad
 
 _MILLIWATTS = 1000
 
+_INSTANT_POWER = (186, 0)
+"""NVML_FI_DEV_POWER_INSTANT, of the whole GPU: nvmlDeviceGetPowerUsage is the mean of the last second on an H200."""
+
 
 class NvmlLoad:
     """Reads the GPU with that PCI bus id."""
@@ -25,7 +28,9 @@ class NvmlLoad:
         answers = self._answers
         if answers is None:
             return GpuLoad()
-        power = answers.ask("power", "nvmlDeviceGetPowerUsage")
+        power = answers.fields([_INSTANT_POWER]).get(_INSTANT_POWER)
+        if power is None:
+            power = answers.ask("power", "nvmlDeviceGetPowerUsage")
         return GpuLoad(
             clock_mhz=answers.ask("clock", "nvmlDeviceGetClockInfo", MULTIPROCESSORS),
             power_w=None if power is None else power / _MILLIWATTS,

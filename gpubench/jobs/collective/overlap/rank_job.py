@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from gpubench.collectives.request import SweepRequest
 from gpubench.errors import UsageError, no_gpu
@@ -98,10 +98,10 @@ class OverlapRankJob(CollectiveRankJob):
 
     def _before_sizes(self, opened: Opened) -> None:
         """Take the memory of the partners: what is left is for the collective."""
-        backend, library = opened.backend, opened.library
-        if not isinstance(backend, NcclBackend) or library is None or opened.device is None:
+        if opened.library is None or opened.device is None:
             raise no_gpu("this rank opened none", for_what=OVERLAP)
-        self._nccl = backend, library
+        backend = cast("NcclBackend", opened.backend)  # of the only kind that overlap asks for
+        self._nccl = backend, opened.library
         self._steps = GpuSteps(opened.device, backend)
         for each in self._asked.partners:
             self._steps.prepare(each, self._asked.gemm_side, self._plan.request.dtypes[0])

@@ -21,7 +21,8 @@ def overlap_sentence(report: Report) -> str:
         f"{shown.collective} of {format_size(shown.size_bytes)} takes {shown.own_communication_slowdown:.2g} times "
         f"as long beside {beside}{slowed}"
     )
-    best = max((row for row in known if row.beyond_noise), key=lambda row: row.gain_percent or 0, default=None)
+    gains = [row for row in known if row.beyond_noise and row.partner == shown.partner]
+    best = max(gains, key=lambda row: row.gain_percent or 0, default=None)
     if best is None:
         return f"{said}; no cap makes a step shorter"
     at = f" at {format_size(best.size_bytes)}"
