@@ -133,6 +133,7 @@ _SECTIONS_OF_COMMANDS = (
     ["comparison", "finding_changes", "circumstances"],
     ["libraries"],
     ["traffic", "jobs"],
+    ["overlap", "shortest_steps", "rows"],
 )
 _JSON_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number"}
 

@@ -33,5 +33,6 @@ COMMANDS = (
     Command("compare", "Two files of results: what got slower, beyond the noise.", "compare"),
     Command("report", "A stored result again, on the terminal or in another format.", "report"),
     *(Command(name, summary, "collective") for name, summary in COLLECTIVES.items()),
+    Command("overlap", "What a collective and computation cost each other when both run.", "overlap"),
     Command("profiles", "What healthy machines reach: list, show, match, lint, learn.", "profiles"),
 )

@@ -16,6 +16,7 @@ from gpubench.formats.writer import Style, Target, Writer
 from gpubench.model.results.figures import SpeedFigures
 from gpubench.model.results.report import (
     COLLECTIVE_COLUMNS,
+    OVERLAP_SECTION,
     PAIRS_SECTION,
     ROWS_SECTION,
     CollectiveRow,
@@ -50,8 +51,12 @@ class Presenter:
         self._progress: ProgressDisplay = shown
         self._begun = False
 
-    def begin(self, metadata: Metadata, columns: Sequence[str] = COLLECTIVE_COLUMNS) -> None:
-        """The run is set up: headers, and on stderr what stdout has no room for."""
+    def begin(self, metadata: Metadata, columns: Sequence[str] | None = None) -> None:
+        """The run is set up: headers, and on stderr what stdout has no room for.
+
+        `columns` are those of rows that come one by one, empty for none; left out, those of the subject.
+        """
+        columns = columns_of(metadata) if columns is None else columns
         options = self._options
         if options.defaults or options.defaults_file is not None:
             metadata = replace(metadata, defaults=options.defaults, defaults_file=options.defaults_file)
@@ -86,7 +91,7 @@ class Presenter:
         self._progress.stop()
         self._write(lambda writer: writer.end(report))
         if not self._is_table:
-            from gpubench.formats.text.fallback import fallback_lines
+            from gpubench.formats.text.machine.fallback import fallback_lines
 
             for line in fallback_lines(report):
                 self.note(line)
@@ -154,6 +159,15 @@ class Presenter:
                 failed = OutputError(error.errno, error.strerror, name)
                 failed.rows = self.rows
                 raise failed from error
+
+
+def columns_of(metadata: Metadata) -> Sequence[str]:
+    """The columns of the rows that a job of ranks hands over as they are measured."""
+    if metadata.subject != OVERLAP_SECTION:
+        return COLLECTIVE_COLUMNS
+    from gpubench.model.results.rows.overlap import OverlapRow
+
+    return OverlapRow.columns()
 
 
 def terminal_style(options: Presentation, stream: TextIO, environment: Mapping[str, str] = os.environ) -> Style:

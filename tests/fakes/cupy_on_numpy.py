@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from queue import Queue
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from tests.fakes.ranks import SECONDS_TO_MEET, World
 
 LIBRARY = "/fake/libnccl.so.2"
 SEND_US = 25.0
+KERNEL_US, GEMM_US = 3.0, 100.0
 
 _TYPES = {
     "NCCL_INT8": "int8",
@@ -710,7 +711,21 @@ class RawModule:
 
     def get_function(self, name: str) -> Callable[..., None]:
         assert f'extern "C" __global__ void {name}' in self._code
-        return {"fill_sent": self._fill, "count_wrong": self._count, "copy_bytes": self._copy}[name]
+        kernels = {"fill_sent": self._fill, "count_wrong": self._count, "copy_bytes": self._copy}
+        return (kernels | {"next_value": self._next_value, "hold_back": self._hold_back})[name]
+
+    def _next_value(self, grid: tuple[int], block: tuple[int], arguments: Sequence[Any]) -> None:
+        address, count = (int(value) for value in arguments)
+        assert grid[0] * block[0] >= count
+
+        def run() -> None:
+            values = view(address, count, "uint32")
+            values[:] = values * np.uint32(1664525) + np.uint32(1013904223)
+
+        Cupy.streams[-1].submit(run, KERNEL_US, Cupy.runtimes[-1])
+
+    def _hold_back(self, _grid: object, _block: object, arguments: Sequence[Any]) -> None:
+        Cupy.streams[-1].submit(lambda: None, int(arguments[0]) / 1e3, Cupy.runtimes[-1])
 
     def _copy(self, grid: tuple[int], block: tuple[int], arguments: Sequence[Any]) -> None:
         assert all(isinstance(argument, np.uint64) for argument in arguments), "CUDA takes no Python integers"
@@ -770,6 +785,7 @@ class Cupy(ModuleType):
         self.cuda.get_elapsed_time = elapsed_milliseconds  # type: ignore[attr-defined]
         self.cuda.UnownedMemory = lambda address, _size, _owner: address  # type: ignore[attr-defined]
         self.cuda.MemoryPointer = lambda address, offset: address + offset  # type: ignore[attr-defined]
+        self.cuda.device = SimpleNamespace(get_cublas_handle=lambda: BLAS_HANDLE)  # type: ignore[attr-defined]
         self.RawModule = RawModule
         self.ndarray = lambda shape, dtype, pointer: view(pointer, shape[0], dtype)
 
@@ -784,6 +800,35 @@ class Cupy(ModuleType):
         return getattr(np, name)
 
 
+class Cublas(ModuleType):
+    """`cupy_backends.cuda.libs.cublas`: GEMMs of 16-bit matrices on the stream that is current."""
+
+    def __init__(self) -> None:
+        super().__init__("cupy_backends.cuda.libs.cublas")
+
+    def gemmEx(self, handle: int, *arguments: int) -> None:
+        assert handle == BLAS_HANDLE
+        _, _, side, columns, depth, one, first, kind, _, second, _, _, zero, result, _, _, compute, _ = arguments
+        assert side == columns == depth
+        assert compute == 68
+        assert (view(one, 1, "float32")[0], view(zero, 1, "float32")[0]) == (1.0, 0.0)
+
+        def matrix(address: int) -> Array:
+            bits = view(address, side * side, "uint16")
+            values = bits.view("float16") if kind == 2 else (bits.astype("uint32") << 16).view("float32")
+            return values.astype("float32").reshape(side, side)
+
+        def run() -> None:
+            product = (matrix(first) @ matrix(second)).reshape(-1)
+            bits = product.astype("float16").view("uint16") if kind == 2 else (product.view("uint32") >> 16)
+            view(result, side * side, "uint16")[:] = bits.astype("uint16")
+
+        Cupy.streams[-1].submit(run, GEMM_US, Cupy.runtimes[-1])
+
+
+BLAS_HANDLE = 77
+
+
 def install(
     monkeypatch: pytest.MonkeyPatch, runtime: Runtime, nccl: Nccl | None = None, cuda: Cuda | None = None
 ) -> Cupy:
@@ -795,6 +840,10 @@ def install(
     cupy = Cupy(runtime)
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     monkeypatch.setitem(sys.modules, "cupy.cuda", cupy.cuda)
+    cublas, backends = Cublas(), [ModuleType(f"cupy_backends{each}") for each in ("", ".cuda", ".cuda.libs")]
+    backends[-1].cublas = cublas  # type: ignore[attr-defined]
+    for module in (*backends, cublas):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(cuda_adapter, "find_spec", lambda _name: object())
     monkeypatch.setattr(cuda_adapter, "load_cuda", CudaDriver)
 

@@ -16,6 +16,7 @@ from gpubench.jobs import gpus
 from gpubench.jobs.collective import launch as alone
 from gpubench.jobs.collective import opening, opening_gpu
 from gpubench.jobs.collective import path_watch as watching
+from gpubench.jobs.collective.overlap import rank_job as overlap
 from gpubench.model.terms import hang
 from gpubench.model.terms.nccl_choice import Algorithm, NcclChoice
 from gpubench.model.terms.operation import DataType, ReduceOp
@@ -27,6 +28,7 @@ from gpubench.ports.link_counters import LinkBytes
 from gpubench.ports.memory import Region
 from tests.fakes.library_log import recorded
 from tests.fakes.nccl_log import FakeNcclLog
+from tests.mpi.believed_steps import BelievedLoad, BelievedSteps, capped
 
 REFUSED = "refused"
 RANKS = 4
@@ -56,6 +58,9 @@ class Library:
     def last_error(self) -> str:
         return self.warning
 
+    def has(self, _name: str) -> bool:
+        return True
+
 
 class Backend(HostBackend):
     """MPI on CPU buffers that says it is NCCL, and writes NCCL's log."""
@@ -78,6 +83,10 @@ class Backend(HostBackend):
     def open(self, group: Group) -> HostCalls:
         told = bool({"NCCL_ALGO", "NCCL_PROTO"} & set(os.environ))
         return ToldCalls(cast("Any", group).communicator, self._library) if told else super().open(group)
+
+    def adopt(self, communicator: tuple[Any, int]) -> HostCalls:
+        group, most_ctas = communicator
+        return CappedCalls(group.communicator, self._library, most_ctas)
 
     def trouble(self) -> str:
         return ""
@@ -120,6 +129,25 @@ class ToldCalls(HostCalls):
         name = "RING" if algorithm is Algorithm.PAT else algorithm.upper()
         line = f"AllReduce: {size_bytes} Bytes -> Algo {name} proto {protocol.upper()} channel{{Lo..Hi}}={{0..23}}"
         self._library.log.info("TUNING", line)
+        launch()
+
+
+class CappedCalls(HostCalls):
+    """What a communicator makes that may take so many CTAs: NCCL refuses to have none but one."""
+
+    def __init__(self, communicator: Any, library: Library, most_ctas: int) -> None:
+        if most_ctas == 1:
+            library.warning = "Error : maxCTAs 1 is less than minCTAs"
+            raise NcclError("NCCL_ERROR_INVALID_ARGUMENT: invalid argument")
+        super().__init__(communicator, MOST_ELEMENTS)
+        self._library, self._most_ctas = library, most_ctas
+
+    def all_reduce(self, send: Region, receive: Region, count: int, dtype: DataType, op: ReduceOp) -> Launch:
+        return partial(self._run, super().all_reduce(send, receive, count, dtype, op), count * dtype.size_bytes)
+
+    def _run(self, launch: Launch, size_bytes: int) -> None:
+        channels = f"channel{{Lo..Hi}}={{0..{self._most_ctas - 1}}}"
+        self._library.log.info("TUNING", f"AllReduce: {size_bytes} Bytes -> Algo RING proto SIMPLE {channels}")
         launch()
 
 
@@ -171,6 +199,12 @@ def install(logs: str) -> None:
         opening: {"read_driver": lambda _environment: DRIVER},
         opening_gpu: {"open_gpu": open_gpu, "NcclLibrary": Library},
         nccl: {"NcclBackend": Backend},
+        overlap: {
+            "GpuSteps": BelievedSteps,
+            "NvmlLoad": BelievedLoad,
+            "CappedCommunicator": capped,
+            "usable_driver": lambda _for_what: DRIVER,
+        },
         watching: {"Probe": Probe, "NvmlCounters": Counters},
     }
     for module, names in stubs.items():

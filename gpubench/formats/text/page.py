@@ -5,12 +5,12 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
-from gpubench.formats.text.causes import CauseText, all_causes, named_causes, top_causes, unread_lines
-from gpubench.formats.text.fallback import evidence_notes, evidence_table, judged_lines
 from gpubench.formats.text.header import INDENT, default_lines, software_lines
 from gpubench.formats.text.line import line_text
+from gpubench.formats.text.machine.causes import CauseText, all_causes, named_causes, top_causes, unread_lines
+from gpubench.formats.text.machine.fallback import evidence_notes, evidence_table, judged_lines
+from gpubench.formats.text.machine.prospects import other_lines
 from gpubench.formats.text.plot import plot_lines
-from gpubench.formats.text.prospects import other_lines
 from gpubench.formats.writer import Style, Target
 from gpubench.model.results.report import Metadata, Report, Row
 from gpubench.model.terms.foreign_text import printable_line

@@ -9,32 +9,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-UNIQUE_ID_BYTES = 128
+from gpubench.hardware.nccl.configuration import INITIALISE, UniqueId, not_blocking
 
 _SUCCESS, _IN_PROGRESS = 0, 7
 """ncclSuccess and ncclInProgress in nccl.h."""
 
-_MAGIC, _CONFIG_VERSION = 0xCAFEBEEF, 21400
-"""Of `ncclConfig_t` as NCCL 2.14 has it; later ones take what it lacks from their defaults (init.cc)."""
-
 _SECONDS_BETWEEN_LOOKS = 20e-6
-
-
-class _UniqueId(ctypes.Structure):
-    """`ncclUniqueId`, which is handed over by value."""
-
-    _fields_ = (("internal", ctypes.c_byte * UNIQUE_ID_BYTES),)
-
-
-class _Config(ctypes.Structure):
-    """The beginning of `ncclConfig_t`, as long as NCCL 2.14 had it."""
-
-    _fields_ = (
-        ("size", ctypes.c_size_t),
-        ("magic", ctypes.c_uint),
-        ("version", ctypes.c_uint),
-        ("blocking", ctypes.c_int),
-    )
 
 
 class CFunctions(Protocol):
@@ -50,7 +30,7 @@ class CommunicatorError(OSError):
 
 def new_unique_id(library: CFunctions) -> bytes:
     """What all ranks of a communicator have to know. Raises CommunicatorError."""
-    made = _UniqueId()
+    made = UniqueId()
     status = library.function("ncclGetUniqueId", ctypes.c_void_p)(ctypes.addressof(made))
     if status:
         raise CommunicatorError(f"ncclGetUniqueId returned {status}")
@@ -67,18 +47,16 @@ class BoundedCommunicator:
     def __init__(self, library: CFunctions, unique_id: bytes, rank: int, ranks: int, deadline: float) -> None:
         self._library = library
         self._handle = ctypes.c_void_p()
-        config = _Config(ctypes.sizeof(_Config), _MAGIC, _CONFIG_VERSION, 0)
-        begin = library.function(
-            "ncclCommInitRankConfig", ctypes.c_void_p, ctypes.c_int, _UniqueId, ctypes.c_int, ctypes.c_void_p
-        )
+        config = not_blocking()
+        begin = library.function(INITIALISE, ctypes.c_void_p, ctypes.c_int, UniqueId, ctypes.c_int, ctypes.c_void_p)
         handle, settings = ctypes.addressof(self._handle), ctypes.addressof(config)
-        self._settle(begin(handle, ranks, _UniqueId.from_buffer_copy(unique_id), rank, settings), deadline)
+        self._settle(begin(handle, ranks, UniqueId.from_buffer_copy(unique_id), rank, settings), deadline)
 
     def exchange(
-        self, buffers: Sequence[int], peers: Sequence[int], size_bytes: int, stream: int, deadline: float
+        self, addresses: tuple[int, int], peers: tuple[int, int], size_bytes: int, stream: int, deadline: float
     ) -> None:
-        """Put an exchange on a stream: the bytes of the first address to the first peer, the second's to the second."""
-        (send, receive), (to, source) = buffers, peers
+        """Put an exchange on a stream: so many bytes of the first address to the first peer, and from the second."""
+        (send, receive), (to, source) = addresses, peers
         types = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p
         calls: Sequence[tuple[str, tuple[Any, ...], tuple[Any, ...]]] = (
             ("ncclGroupStart", (), ()),

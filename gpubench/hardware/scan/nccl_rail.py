@@ -7,7 +7,8 @@ from zlib import crc32
 
 from gpubench.hardware.cuda.device import CudaDevice, open_device
 from gpubench.hardware.nccl.backend import NcclLibrary
-from gpubench.hardware.nccl.bounded import UNIQUE_ID_BYTES, BoundedCommunicator, new_unique_id
+from gpubench.hardware.nccl.bounded import BoundedCommunicator, new_unique_id
+from gpubench.hardware.nccl.configuration import UNIQUE_ID_BYTES
 from gpubench.hardware.node.nvml.library import Driver
 from gpubench.hardware.scan.host_exchange import BOTH_WAYS, WrongDataError
 from gpubench.hardware.scan.ring import Ring

@@ -45,6 +45,7 @@ class Opened:
     identity: RankIdentity
     machines: "Callable[[], Machines | None]"
     library: "NcclLibrary | None" = None
+    device: "CudaDevice | None" = None
     path_watch: "PathWatch | None" = None
     read_condition: ReadCondition = lambda: None
     memory_holders: Callable[[], str] = lambda: ""

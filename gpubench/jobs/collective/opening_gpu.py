@@ -59,6 +59,7 @@ def open_on_gpu(
         identity=identity,
         machines=path_watch.machines if path_watch is not None else lambda: machines,
         library=library,
+        device=device,
         path_watch=path_watch,
         read_condition=condition.read,
         memory_holders=memory_holders,

@@ -93,6 +93,7 @@ class CollectiveRankJob:
 
     def _measure(self, rank: Rank, opened: Opened, listener: Listener[CollectiveRow]) -> int:
         group, backend = self._group, opened.backend
+        self._before_sizes(opened)
         request = self._plan.at_sizes_for(backend.name)
         identities = group.gather(self.identity)
         self._progress.name_ranks(identities)
@@ -103,7 +104,7 @@ class CollectiveRankJob:
         maker = VariantMaker(group, self.identity, request)
         variants = maker.variants(self._plan.variants, backend, opened.library, beside)
         described = self._described(opened, request, identities, dropped)
-        metadata = collective_metadata(described, request.collective, self._arguments)
+        metadata = self._metadata(described)
         past = self._past(metadata)
         if past is not None and past.note:
             metadata = replace(metadata, options={**metadata.options, "past": past.note})
@@ -138,6 +139,12 @@ class CollectiveRankJob:
         if group.rank == 0:
             listener.end(report)
         return group.broadcast(self._exit_code(metadata, report))
+
+    def _before_sizes(self, opened: Opened) -> None:
+        """Take what has to be there before memory is shared out among sizes; a collective alone needs nothing."""
+
+    def _metadata(self, described: DescribedCollective) -> "Metadata":
+        return collective_metadata(described, self._plan.collective, self._arguments)
 
     def _exit_code(self, metadata: "Metadata", report: Report) -> int:
         if self._presenter is not None:

@@ -73,6 +73,10 @@ def run_as_rank(plan: CollectivePlan, arguments: Sequence[str], launch: "Launche
     from gpubench.jobs.collective.rank_job import CollectiveRankJob
 
     def make_job(group: "MpiGroup", progress: "RankProgress") -> CollectiveRankJob:
+        if plan.overlap is not None:
+            from gpubench.jobs.collective.overlap.rank_job import OverlapRankJob
+
+            return OverlapRankJob(group, progress, plan, arguments, plan.overlap)
         return CollectiveRankJob(group, progress, plan, arguments)
 
     imports = _ON_GPUS if plan.backend != HOST and gpus_of_host() else _ON_HOSTS

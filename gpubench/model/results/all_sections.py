@@ -3,7 +3,14 @@
 from collections.abc import Mapping
 
 from gpubench.model.results.rank_times import RankTimeRow
-from gpubench.model.results.report import FINDINGS_SECTION, PAIRS_SECTION, TRAFFIC_SECTION, CollectiveRow, PairRow
+from gpubench.model.results.report import (
+    FINDINGS_SECTION,
+    OVERLAP_SECTION,
+    PAIRS_SECTION,
+    TRAFFIC_SECTION,
+    CollectiveRow,
+    PairRow,
+)
 from gpubench.model.results.rows.causes import CauseRow, UnreadRow
 from gpubench.model.results.rows.checks import CheckRow, VerdictRow
 from gpubench.model.results.rows.comparison import (
@@ -16,6 +23,7 @@ from gpubench.model.results.rows.comparison import (
 from gpubench.model.results.rows.evidence import EvidenceRow, FallbackRow
 from gpubench.model.results.rows.explain import PATHS_SECTION, CommunicatorRow, MemberRow, PathRow, TransportRow
 from gpubench.model.results.rows.libraries import LIBRARIES_SECTION, LibraryRow
+from gpubench.model.results.rows.overlap import SHORTEST_STEPS_SECTION, OverlapRow, ShortestStepRow
 from gpubench.model.results.rows.patterns import PatternRow
 from gpubench.model.results.rows.scan import (
     CELLS_SECTION,
@@ -71,6 +79,8 @@ TABLES: Mapping[str, type] = {
     EXCLUSIONS_SECTION: ExclusionRow,
     TRAFFIC_SECTION: TrafficRow,
     JOBS_SECTION: JobRow,
+    OVERLAP_SECTION: OverlapRow,
+    SHORTEST_STEPS_SECTION: ShortestStepRow,
 }
 """The row type of every section that is a table."""
 
@@ -86,5 +96,6 @@ MAIN_SECTIONS: Mapping[str, str] = {
     "compare": COMPARISON_SECTION,
     "scan": CELLS_SECTION,
     "watch": JOBS_SECTION,
+    OVERLAP_SECTION: OVERLAP_SECTION,
 }
 """By command: the section that formats show which show only one. Of a collective these are its rows."""

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Protocol, TypeVar
 
 from gpubench.model.terms.operation import DataType, Placement, ReduceOp
 from gpubench.model.terms.origin import Origin
+from gpubench.model.terms.overlap.asked import OVERLAP
 from gpubench.model.terms.rank_identity import RankIdentity
 from gpubench.model.terms.sampling import Mode
 from gpubench.model.terms.sweep import DroppedSize
@@ -27,6 +28,7 @@ ROWS_SECTION = "rows"
 FINDINGS_SECTION = "findings"
 PAIRS_SECTION = "pairs"
 TRAFFIC_SECTION = "traffic"
+OVERLAP_SECTION = OVERLAP
 FINDING_COLUMNS = tuple(each.name for each in fields(Finding))
 BACKENDS = ("nccl", "rccl", "mpi", "host", "simulated")
 
@@ -225,7 +227,7 @@ class Metadata:
     subject: str  #: the subcommand
     origin: Annotated[str, Origin]  #: measured, simulated or recorded
     hosts: Annotated[Sequence[str], {"minItems": 1}]  #: every host, in the order of the job
-    collective: str | None = None  #: null where none ran
+    collective: str | None = None  #: of which the rows are; null where they are of something else
     backend: Annotated[str | None, BACKENDS] = None  #: what moved the data; null where no collective ran
     ranks: Sequence[RankIdentity] = ()  #: who ran where
     libraries: Mapping[str, str] = field(default_factory=dict)  #: versions and files of what did the work
@@ -244,9 +246,11 @@ class Metadata:
 
     @property
     def rows_section(self) -> str:
-        """The section of rows that come one by one: `rows` of a collective, `traffic` of a watch, else `pairs`."""
+        """The section of rows that come one by one: `rows` of a collective, `traffic`, `overlap`, else `pairs`."""
         if self.subject == "watch":
             return TRAFFIC_SECTION
+        if self.subject == OVERLAP_SECTION:
+            return OVERLAP_SECTION
         return ROWS_SECTION if self.collective is not None else PAIRS_SECTION
 
     def to_record(self) -> dict[str, Any]:

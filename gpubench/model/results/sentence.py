@@ -7,7 +7,8 @@ from gpubench.model.facts.libraries import NCCL
 from gpubench.model.paths.evidence import Conclusion
 from gpubench.model.results.ending import EXCERPT, NOTHING_TO_CONNECT, remark_on_code
 from gpubench.model.results.figures import SpeedFigure, SpeedFigures
-from gpubench.model.results.report import Metadata, Report
+from gpubench.model.results.overlap.sentence import overlap_sentence
+from gpubench.model.results.report import OVERLAP_SECTION, Metadata, Report
 from gpubench.model.results.result_file import MODELS
 from gpubench.model.results.rows.checks import CHECKS_SECTION, VERDICTS_SECTION, CheckRow, VerdictRow
 from gpubench.model.results.rows.comparison import COMPARISON_SECTION, ComparisonRow, Status
@@ -45,7 +46,8 @@ def _said(metadata: Metadata, report: Report, figures: SpeedFigures) -> str:
     if metadata.subject == "watch" and root is None:
         return watch_sentence(report)
     if report.verdict in _GOOD or (root is None and figures.slowest is None):
-        parts = _machine(metadata, report), ", ".join(_well(report, figures)), _speed(metadata, figures)
+        beside = overlap_sentence(report) if metadata.subject == OVERLAP_SECTION else ""
+        parts = _machine(metadata, report), beside, ", ".join(_well(report, figures)), _speed(metadata, figures)
         return "; ".join(filter(None, parts))
     if root is None:
         return _reached(metadata, figures)
