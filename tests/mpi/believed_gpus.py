@@ -8,7 +8,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from gpubench.hardware.cuda import device
-from gpubench.hardware.mpi.host import MOST_ELEMENTS, HostBackend, HostCalls
+from gpubench.hardware.mpi.calls import MpiCalls
+from gpubench.hardware.mpi.host import HostBackend
 from gpubench.hardware.nccl import backend as nccl
 from gpubench.hardware.node.nvml.library import Driver
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
@@ -75,7 +76,7 @@ class Backend(HostBackend):
         for text in self._before:
             library.log.info("INIT", text)
 
-    def open(self, group: Group) -> HostCalls:
+    def open(self, group: Group) -> MpiCalls:
         told = bool({"NCCL_ALGO", "NCCL_PROTO"} & set(os.environ))
         return ToldCalls(cast("Any", group).communicator, self._library) if told else super().open(group)
 
@@ -100,11 +101,11 @@ class Backend(HostBackend):
         return seconds
 
 
-class ToldCalls(HostCalls):
+class ToldCalls(MpiCalls):
     """What a communicator makes that was told what to use: the last line about each operation names just that."""
 
     def __init__(self, communicator: Any, library: Library) -> None:
-        super().__init__(communicator, MOST_ELEMENTS)
+        super().__init__(communicator)
         self._library = library
         self._told = NcclChoice.of("/".join(os.environ.get(name, "") for name in ("NCCL_ALGO", "NCCL_PROTO")))
 

@@ -1,4 +1,4 @@
-"""The job as MPI sees it: group operations, start and end. With host.py the only importers of mpi4py."""
+"""The job as MPI sees it: group operations, start and end. With calls.py the only importers of mpi4py."""
 
 import ctypes
 import os
@@ -133,6 +133,16 @@ def library_version() -> str:
 
     first = MPI.Get_library_version().rstrip("\0").strip().splitlines()[0]
     return " ".join(first.split(",")[0].split())
+
+
+def memory_kinds() -> str:
+    """The kinds of memory that the library says it takes (MPI 4.1's mpi_memory_alloc_kinds); '' where it is silent."""
+    from mpi4py import MPI
+
+    info = MPI.COMM_WORLD.Get_info()
+    kinds = info.Get("mpi_memory_alloc_kinds")
+    info.Free()
+    return kinds or ""
 
 
 def host_name() -> str:

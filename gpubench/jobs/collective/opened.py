@@ -12,6 +12,8 @@ from gpubench.jobs.agreement import agree
 from gpubench.jobs.collective.plan import CollectivePlan
 from gpubench.jobs.sources import SECONDS_TO_READ_A_NODE, gathered, own_process
 from gpubench.measure.collective.observers import ReadCondition
+from gpubench.model.facts.mpi_support import MpiSupport
+from gpubench.model.terms.backends import MPI
 from gpubench.model.terms.rank_identity import RankIdentity
 from gpubench.ports.backend import MultiGroupBackend
 
@@ -41,13 +43,22 @@ class Opened:
     who else holds memory of this rank's GPU, in words.
     """
 
+    kind: BackendKind
     backend: MultiGroupBackend
     identity: RankIdentity
     machines: "Callable[[], Machines | None]"
+    device: "CudaDevice | None" = None
     library: "NcclLibrary | None" = None
     path_watch: "PathWatch | None" = None
     read_condition: ReadCondition = lambda: None
     memory_holders: Callable[[], str] = lambda: ""
+    mpi_support: MpiSupport | None = None
+
+    def refusal(self, kind: BackendKind, collective: str) -> str:
+        """The reason why a backend cannot run a collective here, where that was found out; else empty."""
+        if kind.name != MPI or self.mpi_support is None:
+            return ""
+        return self.mpi_support.why_not(collective)
 
 
 def open_kind(
@@ -56,21 +67,35 @@ def open_kind(
     plan: CollectivePlan,
     device: "CudaDevice | None" = None,
     library: "NcclLibrary | None" = None,
+    *,
+    connect: bool = True,
 ) -> MultiGroupBackend:
-    """A backend on this rank. Raises AgreedError: it cannot reduce a type that was asked for."""
+    """A backend on this rank; with `connect`, one that has connected the ranks.
+
+    Raises AgreedError: it cannot reduce a type that was asked for, or cannot begin.
+    """
     request = plan.request
     ops = request.ops if request.collective.reduces else None
     agree(rank.group, lambda: kind.check_types(request.dtypes, ops))
-    return kind.open(
-        BackendSetup(
-            group=rank.own,
-            ranks_on_node=rank.ranks_on_node,
-            progress=rank.progress,
-            device=device,
-            library=library,
-            allocator=plan.allocator,
-        )
+    setup = BackendSetup(
+        group=rank.own,
+        ranks_on_node=rank.ranks_on_node,
+        progress=rank.progress,
+        device=device,
+        library=library,
+        allocator=plan.allocator,
+        local_rank=rank.identity.local_rank,
     )
+    if not kind.refusals:
+        return kind.open(setup)
+
+    def opened() -> MultiGroupBackend:
+        backend = kind.open(setup)
+        if connect:
+            _ = backend.calls
+        return backend
+
+    return agree(rank.group, opened, place=str(rank.identity))
 
 
 def read_machines(rank: Rank, plan: CollectivePlan) -> "Machines | None":

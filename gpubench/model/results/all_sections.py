@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from gpubench.model.results.rank_times import RankTimeRow
 from gpubench.model.results.report import FINDINGS_SECTION, PAIRS_SECTION, CollectiveRow, PairRow
+from gpubench.model.results.rows.backends import BACKENDS_SECTION, MPI_SUPPORT_SECTION, BackendRow, MpiTrialRow
 from gpubench.model.results.rows.causes import CauseRow, UnreadRow
 from gpubench.model.results.rows.checks import CheckRow, VerdictRow
 from gpubench.model.results.rows.comparison import (
@@ -61,6 +62,8 @@ TABLES: Mapping[str, type] = {
     "history": HistoryRow,
     "winners": WinnerRow,
     "refused": RefusedRow,
+    BACKENDS_SECTION: BackendRow,
+    MPI_SUPPORT_SECTION: MpiTrialRow,
     PARTS_SECTION: ScanPartRow,
     CELLS_SECTION: ScanCellRow,
     ROUNDS_SECTION: ScanRoundRow,

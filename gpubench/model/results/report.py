@@ -12,6 +12,7 @@ from enum import StrEnum
 from itertools import chain
 from typing import Annotated, Any, Protocol, TypeVar
 
+from gpubench.model.terms.backends import ROW_BACKENDS
 from gpubench.model.terms.operation import DataType, Placement, ReduceOp
 from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.rank_identity import RankIdentity
@@ -27,7 +28,7 @@ ROWS_SECTION = "rows"
 FINDINGS_SECTION = "findings"
 PAIRS_SECTION = "pairs"
 FINDING_COLUMNS = tuple(each.name for each in fields(Finding))
-BACKENDS = ("nccl", "rccl", "mpi", "host", "simulated")
+BACKENDS = ROW_BACKENDS
 
 SIGNED = "signed"
 """Beside the type of a column: it may be negative. All other numbers are 0 or more."""
