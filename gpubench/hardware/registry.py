@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from gpubench.errors import invalid_choice, no_gpu
 from gpubench.model.terms.allocator import Allocator
@@ -17,13 +17,14 @@ if TYPE_CHECKING:
     from gpubench.hardware.mpi.group import MpiGroup
     from gpubench.hardware.nccl.backend import NcclLibrary
     from gpubench.hardware.watchdog.rank import RankProgress
+    from gpubench.ports.group import Group
 
 
 @dataclass(frozen=True, kw_only=True)
 class BackendSetup:
     """The means with which a rank opens a backend; those of GPUs are None on a rank without one."""
 
-    group: "MpiGroup"
+    group: "Group"
     ranks_on_node: int
     progress: "RankProgress"
     device: "CudaDevice | None" = None
@@ -88,7 +89,7 @@ def _open_nccl(setup: BackendSetup) -> MultiGroupBackend:
 def _open_host(setup: BackendSetup) -> MultiGroupBackend:
     from gpubench.hardware.mpi.host import HostBackend
 
-    return HostBackend(setup.group, setup.ranks_on_node, progress=setup.progress)
+    return HostBackend(cast("MpiGroup", setup.group), setup.ranks_on_node, progress=setup.progress)
 
 
 def _check_mpi_types(backend: str, dtypes: Sequence[DataType], ops: Sequence[ReduceOp] | None) -> None:
@@ -102,7 +103,7 @@ def _open_mpi(setup: BackendSetup) -> MultiGroupBackend:
 
     if setup.device is None:
         raise no_gpu("this rank opened none", for_what="--backend mpi")
-    return MpiOnCuda(setup.group, setup.device, setup.progress)
+    return MpiOnCuda(cast("MpiGroup", setup.group), setup.device, setup.progress)
 
 
 def _open_torch(name: str, setup: BackendSetup) -> MultiGroupBackend:

@@ -5,17 +5,19 @@ manners of the real one: it reduces in every rank's tensor, averages no integers
 """
 
 from collections.abc import Callable, Sequence
+from queue import Queue
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tests.fakes.ranks import ThreadGroup
+from tests.fakes.ranks import SECONDS_TO_MEET, ThreadGroup
 
 Array = npt.NDArray[Any]
 
 _TYPES = ("uint8", "int8", "int32", "int64", "float16", "float32", "float64")
+_on_their_way: dict[tuple[int, int, int], "Queue[Array]"] = {}
 _REDUCE: dict[str, Callable[..., Any]] = {
     "SUM": np.add,
     "PRODUCT": np.multiply,
@@ -30,7 +32,10 @@ class Tensor:
         self.array = array
         self.is_cuda = is_cuda
 
-    def __getitem__(self, where: slice) -> "Tensor":
+    def __float__(self) -> float:
+        return float(self.array)
+
+    def __getitem__(self, where: "slice | int") -> "Tensor":
         return Tensor(self.array[where], is_cuda=self.is_cuda)
 
     def __setitem__(self, where: slice, value: int) -> None:
@@ -48,6 +53,10 @@ class Tensor:
 
     def chunk(self, parts: int) -> list["Tensor"]:
         return [Tensor(each, is_cuda=self.is_cuda) for each in np.split(self.array, parts)]
+
+    def tolist(self) -> list[float]:
+        found: list[float] = self.array.tolist()
+        return found
 
     def to(self, device: str) -> "Tensor":
         assert device == "cpu"
@@ -88,6 +97,12 @@ class ProcessGroup:
                 total = total / self.size() if tensor.array.dtype.kind == "f" else total // self.size()
             return np.asarray(total).astype(tensor.array.dtype)
 
+    def exchanged_values(self, value: Any) -> list[Any]:
+        return self._group.gather(value)
+
+    def part(self, ranks: Sequence[int]) -> "ProcessGroup":
+        return ProcessGroup(self._group.split(min(ranks), self._group.rank), self.backend)
+
     def exchanged(self, sent: dict[int, Array]) -> dict[int, Array]:
         return {peer: each[self.rank()] for peer, each in enumerate(self._group.gather(sent)) if self.rank() in each}
 
@@ -125,9 +140,18 @@ class Distributed:
         return SimpleNamespace(host=host, port=port or 40321)
 
     def init_process_group(
-        self, backend: str, *, store: Any, rank: int, world_size: int, timeout: object, device_id: object
+        self,
+        backend: str,
+        *,
+        store: Any = None,
+        rank: int = -1,
+        world_size: int = -1,
+        timeout: object,
+        device_id: object = None,
+        init_method: str = "",
     ) -> None:
-        assert (rank, world_size, store.port) == (self._threads.rank, self._threads.size, 40321)
+        if init_method != "env://":
+            assert (rank, world_size, store.port) == (self._threads.rank, self._threads.size, 40321)
         if backend in self._lacks:
             raise RuntimeError(f"{backend} does not begin\nand more lines")
         self.device = device_id
@@ -137,11 +161,44 @@ class Distributed:
         self, ranks: Sequence[int] | None = None, *, backend: str, use_local_synchronization: bool = False, **_: object
     ) -> ProcessGroup:
         assert (ranks is None) or use_local_synchronization
-        self.opened.append(ProcessGroup(self._threads, backend))
+        whole = ProcessGroup(self._threads, backend)
+        some = ranks is not None and len(ranks) < self._threads.size
+        self.opened.append(whole.part(ranks) if some and ranks is not None else whole)
         return self.opened[-1]
 
-    def destroy_process_group(self) -> None:
-        self.group.WORLD = None
+    def get_world_size(self) -> int:
+        return self._threads.size
+
+    def all_gather_object(self, found: list[Any], value: Any, *, group: ProcessGroup) -> None:
+        found[:] = group.exchanged_values(value)
+
+    def gather_object(self, value: Any, found: list[Any] | None, _root: int, *, group: ProcessGroup) -> None:
+        values = group.exchanged_values(value)
+        if found is not None:
+            found[:] = values
+
+    def broadcast_object_list(self, held: list[Any], root: int, *, group: ProcessGroup) -> None:
+        held[:] = next(each for rank, each in group.exchanged_values((self._threads.rank, list(held))) if rank == root)
+
+    def barrier(self, *, group: ProcessGroup) -> None:
+        group.exchanged_values(None)
+
+    def send(self, tensor: Tensor, peer: int, *, group: ProcessGroup) -> None:
+        _on_their_way.setdefault((id(self._threads._world), self._threads.rank, peer), Queue()).put(tensor.array.copy())
+
+    def recv(self, tensor: Tensor, peer: int, *, group: ProcessGroup) -> None:
+        queue = _on_their_way.setdefault((id(self._threads._world), peer, self._threads.rank), Queue())
+        tensor.array[:] = queue.get(timeout=SECONDS_TO_MEET)
+
+    def get_global_rank(self, group: ProcessGroup, rank: int) -> int:
+        assert rank < group.size()
+        return rank
+
+    def destroy_process_group(self, group: ProcessGroup | None = None) -> None:
+        group = group or self.group.WORLD
+        assert group in self.opened
+        if group is self.group.WORLD:
+            self.group.WORLD = None
 
     def all_reduce(self, tensor: Tensor, op: str, *, group: ProcessGroup) -> None:
         tensor.array[:] = group.reduced(tensor, op)
@@ -212,6 +269,12 @@ class Torch:
             set_stream=self.streams.append,
             nccl=SimpleNamespace(version=lambda: (2, 28, 9)),
         )
+
+    def tensor(self, values: Sequence[float], dtype: str) -> Tensor:
+        return Tensor(np.array(values, dtype))
+
+    def zeros(self, count: int, dtype: str) -> Tensor:
+        return Tensor(np.zeros(count, dtype))
 
     def device(self, kind: str, index: int) -> Any:
         return SimpleNamespace(type=kind, index=index)

@@ -68,8 +68,9 @@ class TorchGroups:
             abort()
 
     def end(self) -> None:
-        """Destroy all process groups."""
-        world.close(self._found)
+        """Destroy the process group of all ranks."""
+        world.close(self._found, self._process_group)
+        self._process_group = None
 
     def _calls(self, process_group: Any) -> TorchCalls:
         return TorchCalls(self._found, self.name, process_group, self._tensors, self._settle)

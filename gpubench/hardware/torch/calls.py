@@ -31,6 +31,8 @@ class TorchCalls:
         self._rank: int = group.rank()
         self._ranks: int = group.size()
         self._is_gloo = found.word == "gloo"
+        # Roots and peers are ranks of the whole job to torch, also in a part of it.
+        self._in_job = [found.distributed.get_global_rank(group, rank) for rank in range(self._ranks)]
         operations = found.distributed.ReduceOp
         self._ops = {op: getattr(operations, name) for op, name in _OPS.items()}
         # torch 2.13 has new names for two operations, and warns of the old ones.
@@ -58,7 +60,9 @@ class TorchCalls:
         """`broadcast`, in the receive buffer."""
         copied = self._copied(send, receive, count, dtype) if self._rank == root else ()
         into = self._tensors.of(receive, count, dtype)
-        return self._launch([*copied, partial(self._distributed.broadcast, into, root, group=self._group)])
+        return self._launch(
+            [*copied, partial(self._distributed.broadcast, into, self._in_job[root], group=self._group)]
+        )
 
     def reduce(self, send: Region, receive: Region, count: int, dtype: DataType, op: ReduceOp, root: int) -> Launch:
         """`reduce`: the root's in its receive buffer; the others' in what they send, which NCCL leaves as it is."""
@@ -66,7 +70,7 @@ class TorchCalls:
         copies = is_root or self._is_gloo
         work = self._tensors.of(receive if copies else send, count, dtype)
         copied = self._copied(send, receive, count, dtype) if copies else ()
-        call = partial(self._distributed.reduce, work, root, self._op(op, dtype), group=self._group)
+        call = partial(self._distributed.reduce, work, self._in_job[root], self._op(op, dtype), group=self._group)
         return self._launch([*copied, call, *(self._divided(work, op, dtype) if is_root else ())])
 
     def all_to_all(self, send: Region, receive: Region, count: int, dtype: DataType) -> Launch:
@@ -78,13 +82,13 @@ class TorchCalls:
         """`gather` into the blocks of the root's receive buffer."""
         blocks = self._blocks(receive, count, dtype) if self._rank == root else None
         given = self._tensors.of(send, count, dtype)
-        return self._launch([partial(self._distributed.gather, given, blocks, root, group=self._group)])
+        return self._launch([partial(self._distributed.gather, given, blocks, self._in_job[root], group=self._group)])
 
     def scatter(self, send: Region, receive: Region, count: int, dtype: DataType, root: int) -> Launch:
         """`scatter` of the blocks of the root's send buffer."""
         blocks = self._blocks(send, count, dtype) if self._rank == root else None
         into = self._tensors.of(receive, count, dtype)
-        return self._launch([partial(self._distributed.scatter, into, blocks, root, group=self._group)])
+        return self._launch([partial(self._distributed.scatter, into, blocks, self._in_job[root], group=self._group)])
 
     def send_receive(
         self, send: Region, destination: int, receive: Region, source: int, count: int, dtype: DataType
@@ -103,8 +107,8 @@ class TorchCalls:
     def _exchange(self, given: Any, destination: int, into: Any, source: int) -> Launch:
         distributed, group = self._distributed, self._group
         operations = [
-            distributed.P2POp(distributed.isend, given, destination, group),
-            distributed.P2POp(distributed.irecv, into, source, group),
+            distributed.P2POp(distributed.isend, given, self._in_job[destination], group),
+            distributed.P2POp(distributed.irecv, into, self._in_job[source], group),
         ]
 
         def exchange() -> None:

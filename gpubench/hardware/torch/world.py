@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
+from gpubench.hardware.torch.group import TorchGroup
 from gpubench.hardware.torch.library import TorchDistributed
 from gpubench.hardware.torch.refusals import torch_refused
 from gpubench.ports.group import Group
@@ -22,6 +23,8 @@ def open_group(found: TorchDistributed, group: Group, *, one_node: bool, device:
     distributed = found.distributed
     try:
         if distributed.is_initialized():
+            if isinstance(group, TorchGroup) and group.size < distributed.get_world_size():
+                return open_part(found, group.members)
             return distributed.new_group(backend=found.word, timeout=_HOURS)
         distributed.init_process_group(
             found.word,
@@ -41,10 +44,10 @@ def open_part(found: TorchDistributed, ranks: Sequence[int]) -> Any:
     return found.distributed.new_group(list(ranks), backend=found.word, timeout=_HOURS, use_local_synchronization=True)
 
 
-def close(found: TorchDistributed) -> None:
-    """Destroy all process groups of this process, if another backend has not done so."""
-    if found.distributed.is_initialized():
-        found.distributed.destroy_process_group()
+def close(found: TorchDistributed, process_group: Any) -> None:
+    """Destroy a process group; with torch's default one all others go, and then there is nothing left to destroy."""
+    if process_group is not None and found.distributed.is_initialized():
+        found.distributed.destroy_process_group(process_group)
 
 
 def _store(distributed: Any, group: Group, *, one_node: bool) -> Any:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gpubench.errors import UsageError
 from gpubench.hardware.mpi import group as mpi
 from gpubench.hardware.registry import BackendKind, BackendSetup
 from gpubench.hardware.watchdog.rank import RankProgress
@@ -13,9 +14,10 @@ from gpubench.jobs.collective.plan import CollectivePlan
 from gpubench.jobs.sources import SECONDS_TO_READ_A_NODE, gathered, own_process
 from gpubench.measure.collective.observers import ReadCondition
 from gpubench.model.facts.mpi_support import MpiSupport
-from gpubench.model.terms.backends import MPI
+from gpubench.model.terms.backends import HOST, MPI
 from gpubench.model.terms.rank_identity import RankIdentity
 from gpubench.ports.backend import MultiGroupBackend
+from gpubench.ports.group import Group
 
 if TYPE_CHECKING:
     from gpubench.hardware.cuda.device import CudaDevice
@@ -28,8 +30,8 @@ if TYPE_CHECKING:
 class Rank:
     """One rank of a job: in the job, in the group that it measures with, and on its node."""
 
-    group: mpi.MpiGroup
-    own: mpi.MpiGroup
+    group: Group
+    own: Group
     identity: RankIdentity
     ranks_on_node: int
     progress: RankProgress
@@ -76,6 +78,7 @@ def open_kind(
     """
     request = plan.request
     ops = request.ops if request.collective.reduces else None
+    agree(rank.group, lambda: _check_mpi(kind, rank.group))
     agree(rank.group, lambda: kind.check_types(request.dtypes, ops))
     setup = BackendSetup(
         group=rank.own,
@@ -96,6 +99,15 @@ def open_kind(
         return backend
 
     return agree(rank.group, opened, place=str(rank.identity))
+
+
+def _check_mpi(kind: BackendKind, group: Group) -> None:
+    if kind.name in (MPI, HOST) and not isinstance(group, mpi.MpiGroup):
+        raise UsageError(
+            f"--backend {kind.name} under torchrun",
+            expected="ranks that MPI started: it moves the data",
+            next_step="--backend torch:gloo, or mpirun -n 2 gpubench ...",
+        )
 
 
 def read_machines(rank: Rank, plan: CollectivePlan) -> "Machines | None":

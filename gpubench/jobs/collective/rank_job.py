@@ -1,7 +1,7 @@
 """A collective on one rank of a job: join a group, open a backend, measure, report."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -37,6 +37,7 @@ from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.rank_identity import RankIdentity
 from gpubench.model.terms.split import RankGroup, groups_of
 from gpubench.model.terms.sweep import DroppedSize
+from gpubench.ports.group import Group
 from gpubench.ports.listener import Listener
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class CollectiveRankJob:
 
     def __init__(
         self,
-        group: mpi.MpiGroup,
+        group: Group,
         progress: RankProgress,
         plan: CollectivePlan,
         arguments: Sequence[str],
@@ -265,15 +266,18 @@ class CollectiveRankJob:
             ranks=tuple(identities),
             parts=tuple(self._parts),
             dropped_sizes=tuple(dropped),
-            libraries=_libraries(opened, beside),
+            libraries=_libraries(opened, beside, self._started_by()),
             environment=self._settings,
             unwatched="" if opened.path_watch is not None else self._why_unobserved(opened),
         )
 
+    def _started_by(self) -> dict[str, str]:
+        return {"MPI": mpi.library_version()} if isinstance(self._group, mpi.MpiGroup) else {}
 
-def _libraries(opened: Opened, beside: Sequence[BesideBackend]) -> dict[str, str]:
+
+def _libraries(opened: Opened, beside: Sequence[BesideBackend], started_by: Mapping[str, str]) -> dict[str, str]:
     """What does the work, of all backends."""
-    libraries = {**opened.backend.libraries(), "MPI": mpi.library_version()}
+    libraries = {**opened.backend.libraries(), **started_by}
     for other in (each.backend for each in beside if each.backend is not None):
         libraries = {**other.libraries(), **libraries}
     if opened.library is not None:

@@ -13,9 +13,9 @@ from gpubench.jobs.recording import Recording
 from gpubench.model.terms.plain import from_plain, to_plain
 
 if TYPE_CHECKING:
-    from gpubench.hardware.mpi.group import MpiGroup
     from gpubench.hardware.watchdog.rank import RankProgress
     from gpubench.model.facts.launched_by import LaunchedBy
+    from gpubench.ports.group import Group
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,10 +67,10 @@ def run_as_rank(plan: CollectivePlan, arguments: Sequence[str], launch: "Launche
     from gpubench.jobs import rank
     from gpubench.jobs.collective.rank_job import CollectiveRankJob
 
-    def make_job(group: "MpiGroup", progress: "RankProgress") -> CollectiveRankJob:
+    def make_job(group: "Group", progress: "RankProgress") -> CollectiveRankJob:
         return CollectiveRankJob(group, progress, plan, arguments)
 
-    return rank.run(make_job, launch, plan.timeout_s, plan.presentation.job_defaults)
+    return rank.run(make_job, launch, plan.timeout_s, plan.presentation.job_defaults, rank.meeting_of(launch))
 
 
 def _beside(channel: str) -> Path:
