@@ -29,12 +29,12 @@ from gpubench.formats.writer import Style, Target, Writer
 from gpubench.measure.collective.row_collector import Answer
 from gpubench.measure.collective.variants import SweepVariant, measure_variants
 from gpubench.model.results.report import COLLECTIVE_COLUMNS, CollectiveRow, Metadata
-from gpubench.model.terms.lateness import ClockOffset, EntryTimes
 from gpubench.model.terms.operation import DataType, Placement, ReduceOp
 from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.rank_identity import RankIdentity
-from gpubench.model.terms.sampling import Mode, Sampling
-from gpubench.model.terms.spread import Spread
+from gpubench.model.terms.statistics.lateness import ClockOffset, EntryTimes
+from gpubench.model.terms.statistics.sampling import Mode, Sampling
+from gpubench.model.terms.statistics.spread import Spread
 from gpubench.ports.launch import Launch
 from gpubench.ports.memory import Memory
 

@@ -42,7 +42,7 @@ def _of_collectives(option: str) -> Sequence[str]:
     from gpubench.model.terms.nccl_choice import Algorithm, Protocol
     from gpubench.model.terms.operation import DataType, ReduceOp
     from gpubench.model.terms.overlap.asked import Partner
-    from gpubench.model.terms.sampling import Mode
+    from gpubench.model.terms.statistics.sampling import Mode
 
     words: dict[str, Iterable[str]] = {
         "dtype": DataType,

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, fields
 
 from gpubench.collectives.record import Collective
 from gpubench.model.terms.operation import DataType, Placement, ReduceOp
-from gpubench.model.terms.sampling import Sampling
+from gpubench.model.terms.statistics.sampling import Sampling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,11 +3,15 @@
 from itertools import permutations
 
 from gpubench.conditions.definition.circumstances import Circumstances
-from gpubench.conditions.definition.condition import Condition, Family, Found, joined
+from gpubench.conditions.definition.condition import Condition, Family, Found, Sighting, joined
 from gpubench.conditions.definition.sightings import of_every_rank, of_ranks, unread
+from gpubench.model.facts.mpi_support import MpiSupport
 from gpubench.model.facts.rank_facts import RankFacts
 from gpubench.model.paths.evidence import Confidence
+from gpubench.model.paths.wiring import Wiring
 from gpubench.model.results.rows.causes import Effect
+from gpubench.model.terms.units import counted
+from gpubench.model.terms.verdict import Finding, Verdict
 
 _OFF_VALUES = ("0", "false", "no", "n", "off")
 _SWITCHES = (
@@ -29,7 +33,13 @@ def _switched_off(run: Circumstances) -> Found:
 
 
 def _not_aware(run: Circumstances) -> Found:
-    """Only a program that hands GPU memory to MPI has to care, so it is never more than weak."""
+    """What operations on GPU memory did, where they were tried; else what the library says of itself.
+
+    Only a program that hands GPU memory to MPI has to care, so its word is never more than weak.
+    """
+    if run.mpi_support is not None:
+        yield from _tried(run.mpi_support)
+        return
     for facts in run.facts:
         if facts.mpi is None:
             continue
@@ -38,6 +48,32 @@ def _not_aware(run: Circumstances) -> Found:
             yield of_ranks(run, [facts], seen, Confidence.WEAK)
         elif facts.mpi.cuda_aware is None:
             yield from unread(run.on(facts.node, f"rank {facts.rank}"), facts.mpi.unknown, "cuda_aware")
+
+
+def _tried(support: MpiSupport) -> Found:
+    failing, working = support.failing, support.working
+    if not failing:
+        return
+    first = support.asked if support.asked in failing else failing[0]
+    taken = f"; {', '.join(working)} {'work' if len(working) > 1 else 'works'}" if working else ""
+    others = len(failing) - 1
+    more = f"; {counted(others, 'other operation')} fail{'s' * (others == 1)} too" if others else ""
+    yield Sighting(
+        subject=support.library,
+        seen=f"{support.why_not(first)}{more}{taken}",
+        severity=Verdict.WARN if support.works(support.asked) else Verdict.FAIL,
+        expected="GPU buffers sent and received like those of the host",
+        likely=f"MPI, or the UCX below it, was built without CUDA: its own words are {_words(support)}",
+    )
+
+
+def _words(support: MpiSupport) -> str:
+    return "; ".join(f"{name} {value}" for name, value in support.claims.items()) or "nothing"
+
+
+def on_support(support: MpiSupport) -> tuple[Finding, ...]:
+    """The finding on an MPI that was handed GPU memory, where it cannot take it in every operation."""
+    return tuple(NOT_CUDA_AWARE.findings(Circumstances(wiring=Wiring([], {}), mpi_support=support)))
 
 
 def _ucx_tls(run: Circumstances) -> Found:
@@ -74,6 +110,19 @@ def _has_peer_access(run: Circumstances, node: int) -> bool:
 
 _OPEN_MPI = "https://www.open-mpi.org/faq/?category=runcuda"
 
+NOT_CUDA_AWARE = Condition(
+    id="mpi-not-cuda-aware",
+    title="MPI is not CUDA-aware: GPU buffers crash it, or are copied through the host",
+    seen_as=("mpi_built_with_cuda_support:value:false", "Segmentation fault: address not mapped to object"),
+    detection="`--backend mpi`: every operation on GPU memory in a job of its own, at 1K and 1M, with checked data; "
+    "elsewhere MPIX_Query_cuda_support or MPIX_GPU_query_support of the loaded library",
+    settles="gpubench allreduce --backend mpi; "
+    "ompi_info --parsable --all | grep mpi_built_with_cuda_support; mpichversion",
+    cure="an MPI built with CUDA, for programs that hand it GPU memory; NCCL needs none",
+    link=_OPEN_MPI,
+    look=_not_aware,
+)
+
 MPI = Family.of(
     "mpi",
     "MPI, UCX and other programs",
@@ -105,16 +154,7 @@ MPI = Family.of(
         link="https://github.com/openucx/ucx/issues/3156",
         look=of_every_rank(_ucx_cuda, Confidence.LIKELY),
     ),
-    Condition(
-        id="mpi-not-cuda-aware",
-        title="MPI is not CUDA-aware: GPU buffers crash it, or are copied through the host",
-        seen_as=("mpi_built_with_cuda_support:value:false", "Segmentation fault: address not mapped to object"),
-        detection="MPIX_Query_cuda_support or MPIX_GPU_query_support of the loaded library",
-        settles="ompi_info --parsable --all | grep mpi_built_with_cuda_support; mpichversion",
-        cure="an MPI built with CUDA, for programs that hand it GPU memory; NCCL needs none",
-        link=_OPEN_MPI,
-        look=_not_aware,
-    ),
+    NOT_CUDA_AWARE,
     Condition(
         id="peer-access-not-enabled",
         title="Peer access is possible and the program never enables it (cudaDeviceEnablePeerAccess; llama.cpp "

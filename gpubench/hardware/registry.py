@@ -2,10 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from enum import StrEnum
+from functools import partial
+from typing import TYPE_CHECKING, cast
 
 from gpubench.errors import invalid_choice, no_gpu
 from gpubench.model.terms.allocator import Allocator
+from gpubench.model.terms.backends import HOST, NCCL, TORCH
 from gpubench.model.terms.operation import DataType, ReduceOp
 from gpubench.ports.backend import MultiGroupBackend
 
@@ -14,18 +17,28 @@ if TYPE_CHECKING:
     from gpubench.hardware.mpi.group import MpiGroup
     from gpubench.hardware.nccl.backend import NcclLibrary
     from gpubench.hardware.watchdog.rank import RankProgress
+    from gpubench.ports.group import Group
 
 
 @dataclass(frozen=True, kw_only=True)
 class BackendSetup:
     """The means with which a rank opens a backend; those of GPUs are None on a rank without one."""
 
-    group: "MpiGroup"
+    group: "Group"
     ranks_on_node: int
     progress: "RankProgress"
     device: "CudaDevice | None" = None
     library: "NcclLibrary | None" = None
     allocator: Allocator = Allocator.CUDA
+    local_rank: int = 0
+
+
+class GpuNeed(StrEnum):
+    """Whether a backend moves what lies in the memory of NVIDIA GPUs."""
+
+    NEEDED = "always"
+    TAKEN = "where there are any"
+    NONE = "never"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,15 +47,33 @@ class BackendKind:
 
     `default_sizes` is the sweep where `--sizes` gives none. `lacks` has the reason for each option that it cannot
     follow. `check_types` raises UsageError for types that it cannot reduce; reductions of None only move data.
+    `check_installed` raises CouldNotMeasureError where a package is missing, before ranks start; `load` loads what has
+    to come before NCCL. `logs_to_nccl` is whether NCCL's log tells of it, `no_log` why no log does; `by_design` why its
+    bytes pass through host memory whatever the machine. `refusals` are the exceptions by which it refuses an operation.
     """
 
     name: str
     summary: str
-    needs_gpus: bool
+    gpus: GpuNeed
     default_sizes: str
     open: Callable[[BackendSetup], MultiGroupBackend]
     check_types: Callable[[Sequence[DataType], Sequence[ReduceOp] | None], None] = lambda _types, _ops: None
+    check_installed: Callable[[], None] = lambda: None
+    load: Callable[[int], object] = lambda _driver_cuda: None
     lacks: Mapping[str, str] = field(default_factory=dict)
+    logs_to_nccl: bool = False
+    no_log: str = ""
+    by_design: str = ""
+    refusals: tuple[type[Exception], ...] = ()
+
+    @property
+    def needs_gpus(self) -> bool:
+        """True if it can measure nothing without NVIDIA GPUs."""
+        return self.gpus is GpuNeed.NEEDED
+
+    def takes_gpus(self, *, seen: bool) -> bool:
+        """True if it works on GPUs in a job that sees some, or not."""
+        return self.needs_gpus or (seen and self.gpus is GpuNeed.TAKEN)
 
 
 def _open_nccl(setup: BackendSetup) -> MultiGroupBackend:
@@ -58,39 +89,121 @@ def _open_nccl(setup: BackendSetup) -> MultiGroupBackend:
 def _open_host(setup: BackendSetup) -> MultiGroupBackend:
     from gpubench.hardware.mpi.host import HostBackend
 
-    return HostBackend(setup.group, setup.ranks_on_node, progress=setup.progress)
+    return HostBackend(cast("MpiGroup", setup.group), setup.ranks_on_node, progress=setup.progress)
 
 
-def _check_host_types(dtypes: Sequence[DataType], ops: Sequence[ReduceOp] | None) -> None:
-    from gpubench.hardware.mpi.host import check_types
+def _check_mpi_types(backend: str, dtypes: Sequence[DataType], ops: Sequence[ReduceOp] | None) -> None:
+    from gpubench.hardware.mpi.calls import check_types
 
-    check_types(dtypes, ops)
+    check_types(backend, dtypes, ops)
+
+
+def _open_mpi(setup: BackendSetup) -> MultiGroupBackend:
+    from gpubench.hardware.mpi.device import MpiOnCuda
+
+    if setup.device is None:
+        raise no_gpu("this rank opened none", for_what="--backend mpi")
+    return MpiOnCuda(cast("MpiGroup", setup.group), setup.device, setup.progress)
+
+
+def _open_torch(name: str, setup: BackendSetup) -> MultiGroupBackend:
+    from gpubench.hardware.torch.opening import open_backend
+
+    return open_backend(name, setup)
+
+
+def _check_torch() -> None:
+    from gpubench.hardware.torch.library import check_installed
+
+    check_installed()
+
+
+def _load_torch(name: str, driver_cuda: int) -> object:
+    from gpubench.hardware.torch.opening import load
+
+    return load(name, driver_cuda)
 
 
 _NO_NCCL = "MPI moves the data, not NCCL"
+_NCCL_OPTIONS = ("--nccl-library", "--allocator nccl", "--algo", "--proto")
+_NO_GRAPHS = "only NCCL's own operations are captured in a CUDA graph"
+_TORCH_CHOOSES = "torch opens communicators and takes memory its own way"
+_REFUSED_BY_TORCH = (RuntimeError, ValueError, TypeError, NotImplementedError)
+
+
+def _torch(
+    word: str,
+    summary: str,
+    gpus: GpuNeed,
+    default_sizes: str,
+    lacks: Mapping[str, str],
+    *,
+    logs_to_nccl: bool = False,
+    no_log: str = "",
+    by_design: str = "",
+) -> BackendKind:
+    name = f"{TORCH}{word}"
+    return BackendKind(
+        name=name,
+        summary=summary,
+        gpus=gpus,
+        default_sizes=default_sizes,
+        open=partial(_open_torch, name),
+        check_installed=_check_torch,
+        load=partial(_load_torch, name),
+        lacks={"--graph": _NO_GRAPHS, **lacks},
+        refusals=_REFUSED_BY_TORCH,
+        logs_to_nccl=logs_to_nccl,
+        no_log=no_log,
+        by_design=by_design,
+    )
+
+
+_TORCH_LACKS = dict.fromkeys(("--allocator nccl", "--algo", "--proto"), _TORCH_CHOOSES)
+_OTHER_GPUS = dict.fromkeys(_NCCL_OPTIONS, "these are not NVIDIA's GPUs")
 
 BACKENDS = (
     BackendKind(
         name="nccl",
         summary="nccl drives GPUs (default where there are any)",
-        needs_gpus=True,
+        gpus=GpuNeed.NEEDED,
         default_sizes="8:4G",
         open=_open_nccl,
+        logs_to_nccl=True,
+    ),
+    _torch("nccl", "torch:nccl is PyTorch over NCCL", GpuNeed.NEEDED, "8:4G", _TORCH_LACKS, logs_to_nccl=True),
+    _torch("rccl", "torch:rccl on AMD GPUs (never run)", GpuNeed.NONE, "8:256M", _OTHER_GPUS),
+    _torch("xccl", "torch:xccl on Intel GPUs (never run)", GpuNeed.NONE, "8:256M", _OTHER_GPUS),
+    BackendKind(
+        name="mpi",
+        summary="mpi hands GPU buffers to MPI",
+        gpus=GpuNeed.NEEDED,
+        default_sizes="8:256M",
+        open=_open_mpi,
+        check_types=partial(_check_mpi_types, "mpi"),
+        lacks={"--graph": "MPI's calls are of the host", **dict.fromkeys(_NCCL_OPTIONS, _NO_NCCL)},
+        no_log="MPI moves the data, not NCCL, and logs no paths",
+    ),
+    _torch(
+        "gloo",
+        "torch:gloo is PyTorch over Gloo, on GPUs by way of the host",
+        GpuNeed.TAKEN,
+        "8:16M",
+        dict.fromkeys(_NCCL_OPTIONS, "Gloo moves the data, not NCCL"),
+        no_log="Gloo moves the data, not NCCL, and logs no paths",
+        by_design="Gloo copies CUDA tensors to host memory, sends them over TCP and copies them back",
     ),
     BackendKind(
         name="host",
         summary="host is MPI on CPU buffers",
-        needs_gpus=False,
+        gpus=GpuNeed.NONE,
         default_sizes="8:16M",  # on a laptop it ends within ten seconds
         open=_open_host,
-        check_types=_check_host_types,
-        lacks={
-            "--graph": "CPUs have no CUDA graphs",
-            **dict.fromkeys(("--nccl-library", "--allocator nccl", "--algo", "--proto"), _NO_NCCL),
-        },
+        check_types=partial(_check_mpi_types, "host"),
+        lacks={"--graph": "CPUs have no CUDA graphs", **dict.fromkeys(_NCCL_OPTIONS, _NO_NCCL)},
     ),
 )
-"""The first whose needs are met is the default."""
+"""In the order in which several are measured side by side; the first is what the others are held against."""
 
 
 def backend_named(name: str) -> BackendKind:
@@ -103,4 +216,4 @@ def backend_named(name: str) -> BackendKind:
 
 def default_backend(*, gpus: bool) -> BackendKind:
     """The backend where none is named; `gpus` is true where any rank sees a GPU."""
-    return next(each for each in BACKENDS if gpus or not each.needs_gpus)
+    return backend_named(NCCL if gpus else HOST)

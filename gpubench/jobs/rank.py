@@ -4,10 +4,12 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, NoReturn, Protocol
 
-from gpubench.errors import CouldNotMeasureError, GpubenchError, InterruptedRunError, output_failed
+from gpubench.errors import CouldNotMeasureError, GpubenchError, InterruptedRunError, UsageError, output_failed
 from gpubench.formats.delivery import OutputError, tell
 from gpubench.hardware.launch import launcher
 from gpubench.hardware.launch.channel_sender import ChannelSender
@@ -15,9 +17,10 @@ from gpubench.hardware.mpi import group as mpi
 from gpubench.hardware.watchdog import rank as watchdog
 from gpubench.hardware.watchdog.rank import RankProgress
 from gpubench.jobs.agreement import AgreedError, agree_on_defaults
-from gpubench.model.facts.launched_by import CHANNEL_VARIABLE, SECONDS_FOR_THE_FIRST_RANK, LaunchedBy
+from gpubench.model.facts.launched_by import CHANNEL_VARIABLE, SECONDS_FOR_THE_FIRST_RANK, TORCHRUN, LaunchedBy
 from gpubench.model.terms.hang import Phase
 from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.ports.group import Group
 
 SECONDS_TO_BE_HEARD = 0.5
 """Between a rank's last words on stderr and its abort: a launcher's daemon on another host drops what it has not yet
@@ -39,31 +42,57 @@ class RankJob(Protocol):
         """Do it; the exit code, the same on every rank. `channel` leads to the gpubench that launched this one."""
 
 
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """The way in which the ranks of a job meet and part."""
+
+    start: Callable[[LaunchedBy], Any]
+    finish: Callable[[], None]
+    abort: Callable[[Any, int], NoReturn]
+
+
+BY_MPI = Meeting(mpi.start, mpi.finish, mpi.abort)
+
+
+def meeting_of(launched_by: LaunchedBy, imports: Sequence[str] = ()) -> Meeting:
+    """MPI's, while whose start `imports` are imported, or torch's where torchrun started the ranks."""
+    if launched_by.launcher != TORCHRUN:
+        return replace(BY_MPI, start=partial(mpi.start, imports=imports)) if imports else BY_MPI
+    from gpubench.hardware.torch import group
+
+    return Meeting(group.start, group.finish, group.abort)
+
+
 def run(
-    make_job: Callable[[mpi.MpiGroup, RankProgress], RankJob],
+    make_job: Callable[[Any, RankProgress], RankJob],
     launched_by: LaunchedBy,
     timeout_s: float,
     defaults: Mapping[str, str],
-    imports: Sequence[str] = (),
+    meeting: Meeting = BY_MPI,
 ) -> int:
     """Be a rank: do the job with the others, and return the exit code that all of them return.
 
-    `defaults` are options that stand in the environment or a file, each with where: the same on every rank. `imports`
-    are modules that the job will need, imported while MPI starts.
+    `defaults` are options that stand in the environment or a file, each with where: the same on every rank.
     A job that shows no progress for `timeout_s` seconds, longer while it starts, is ended with exit code 3.
 
     What goes wrong on all ranks alike is told once, by the first. A rank that breaks on its own says so, with its host
     and GPU, and ends the whole job at once.
     """
+    if launched_by.launcher == TORCHRUN and meeting is BY_MPI:
+        raise UsageError(
+            "this command under torchrun",
+            expected="ranks that MPI started; the collectives alone take torchrun's",
+            next_step=f"mpirun -n {launched_by.size} gpubench ...",
+        )
     channel = os.environ.get(CHANNEL_VARIABLE)
     if channel:
         launcher.die_with_parent()
-    group: mpi.MpiGroup | None = None
+    group: Any = None
     job: RankJob | None = None
     progress = watchdog.start(launched_by.rank, launched_by.size, mpi.host_name(), timeout_s, channel)
     try:
         progress.enter(Phase.MPI_INIT)
-        group = mpi.start(launched_by, imports)
+        group = meeting.start(launched_by)
         progress.exchange_addresses(group)
         progress.enter(Phase.SET_UP)
         if channel is None:
@@ -86,16 +115,16 @@ def run(
             time.sleep(0 if channel else SECONDS_TO_BE_HEARD)
         else:
             time.sleep(SECONDS_FOR_THE_FIRST_RANK)
-        mpi.abort(group, error.exit_code)
+        meeting.abort(group, error.exit_code)
     progress.enter(Phase.MPI_FINALIZE)
-    mpi.finish()
+    meeting.finish()
     progress.close()
     return code
 
 
-def own_identity(group: mpi.MpiGroup) -> tuple[RankIdentity, list[int]]:
+def own_identity(group: Group) -> tuple[RankIdentity, list[int]]:
     """The identity of this rank, before it has a GPU, and the node of every rank."""
-    node_by_rank, local_rank = mpi.nodes(group)
+    node_by_rank, local_rank = mpi.nodes(group) if isinstance(group, mpi.MpiGroup) else _nodes_by_name(group)
     identity = RankIdentity(
         rank=group.rank,
         host=mpi.host_name(),
@@ -104,6 +133,13 @@ def own_identity(group: mpi.MpiGroup) -> tuple[RankIdentity, list[int]]:
         pid=os.getpid(),
     )
     return identity, node_by_rank
+
+
+def _nodes_by_name(group: Group) -> tuple[list[int], int]:
+    """Each rank's node, numbered by its first rank, and this rank's place within its node; hosts by their names."""
+    hosts = group.gather(mpi.host_name())
+    order = {host: number for number, host in enumerate(dict.fromkeys(hosts))}
+    return [order[host] for host in hosts], hosts[: group.rank].count(hosts[group.rank])
 
 
 def _located(broken: BaseException, place: str) -> GpubenchError:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from gpubench.model.terms.data_pattern import Block, DataPattern
 from gpubench.ports.arrays import Array
@@ -40,6 +40,15 @@ class BufferSource(Protocol):
 
     def allocate(self, size_bytes: int) -> Memory:
         """A plain allocation of that size, kept until the backend is closed."""
+
+
+@runtime_checkable
+class SharedMemory(Protocol):
+    """A source of memory that several backends may have in common: then they can work in the same buffers."""
+
+    @property
+    def memory_source(self) -> object:
+        """What the memory is taken from."""
 
 
 @dataclass(frozen=True, slots=True)

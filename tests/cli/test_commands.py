@@ -24,7 +24,7 @@ from gpubench.jobs.collective.plan import CollectivePlan
 from gpubench.jobs.outputs import check_writable
 from gpubench.model.paths.evidence import EvidenceUse
 from gpubench.model.terms.operation import DataType, Placement, ReduceOp
-from gpubench.model.terms.sampling import Mode, Sampling
+from gpubench.model.terms.statistics.sampling import Mode, Sampling
 from tests.cli.running import environment, gpubench
 
 BY_NAME = {each.name: each for each in COLLECTIVES}

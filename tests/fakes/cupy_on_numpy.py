@@ -289,7 +289,8 @@ class Stream:
 
     @property
     def done(self) -> bool:
-        return True
+        self.go_on()
+        return not self.queue
 
     def begin_capture(self, mode: int) -> None:
         assert mode == Runtime.streamCaptureModeThreadLocal

@@ -19,7 +19,7 @@ from gpubench.model.facts.launched_by import launched_by
 from gpubench.model.terms.allocator import Allocator
 from gpubench.model.terms.operation import DataType, Placement, ReduceOp
 from gpubench.model.terms.rank_identity import RankIdentity
-from gpubench.model.terms.sampling import Sampling
+from gpubench.model.terms.statistics.sampling import Sampling
 from tests.fakes import faults
 from tests.fakes.one_variant import measure
 

@@ -28,7 +28,7 @@ def test_backends_are_found_by_name() -> None:
 def test_an_unknown_backend_is_refused_and_not_taken_for_another() -> None:
     with pytest.raises(UsageError, match="--backend 'ncl' is not known") as refused:
         backend_named("ncl")
-    assert refused.value.expected.startswith("one of nccl, host")
+    assert refused.value.expected.startswith("one of nccl, torch:nccl, ")
 
 
 def test_the_default_sweep_of_every_backend_can_be_read() -> None:

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from gpubench.hardware.cuda import device
-from gpubench.hardware.mpi.host import MOST_ELEMENTS, HostBackend, HostCalls
+from gpubench.hardware.mpi.calls import MpiCalls
+from gpubench.hardware.mpi.host import HostBackend
 from gpubench.hardware.nccl import backend as nccl
 from gpubench.hardware.node.nvml.library import Driver
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
@@ -80,11 +81,11 @@ class Backend(HostBackend):
         for text in self._before:
             library.log.info("INIT", text)
 
-    def open(self, group: Group) -> HostCalls:
+    def open(self, group: Group) -> MpiCalls:
         told = bool({"NCCL_ALGO", "NCCL_PROTO"} & set(os.environ))
         return ToldCalls(cast("Any", group).communicator, self._library) if told else super().open(group)
 
-    def adopt(self, communicator: tuple[Any, int]) -> HostCalls:
+    def adopt(self, communicator: tuple[Any, int]) -> MpiCalls:
         group, most_ctas = communicator
         return CappedCalls(group.communicator, self._library, most_ctas)
 
@@ -109,11 +110,11 @@ class Backend(HostBackend):
         return seconds
 
 
-class ToldCalls(HostCalls):
+class ToldCalls(MpiCalls):
     """What a communicator makes that was told what to use: the last line about each operation names just that."""
 
     def __init__(self, communicator: Any, library: Library) -> None:
-        super().__init__(communicator, MOST_ELEMENTS)
+        super().__init__(communicator)
         self._library = library
         self._told = NcclChoice.of("/".join(os.environ.get(name, "") for name in ("NCCL_ALGO", "NCCL_PROTO")))
 
@@ -132,14 +133,14 @@ class ToldCalls(HostCalls):
         launch()
 
 
-class CappedCalls(HostCalls):
+class CappedCalls(MpiCalls):
     """What a communicator makes that may take so many CTAs: NCCL refuses to have none but one."""
 
     def __init__(self, communicator: Any, library: Library, most_ctas: int) -> None:
         if most_ctas == 1:
             library.warning = "Error : maxCTAs 1 is less than minCTAs"
             raise NcclError("NCCL_ERROR_INVALID_ARGUMENT: invalid argument")
-        super().__init__(communicator, MOST_ELEMENTS)
+        super().__init__(communicator)
         self._library, self._most_ctas = library, most_ctas
 
     def all_reduce(self, send: Region, receive: Region, count: int, dtype: DataType, op: ReduceOp) -> Launch:

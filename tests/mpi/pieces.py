@@ -13,7 +13,7 @@ from gpubench.jobs.listeners import NullListener
 from gpubench.model.facts.launched_by import LaunchedBy
 from gpubench.model.terms.operation import DataType, Placement, ReduceOp
 from gpubench.model.terms.rank_identity import RankIdentity
-from gpubench.model.terms.sampling import Sampling
+from gpubench.model.terms.statistics.sampling import Sampling
 from tests.fakes.one_variant import measure
 
 

@@ -14,13 +14,13 @@ from gpubench.cli.options.simulation import SimulationOptions
 from gpubench.cli.options.variants import VariantOptions, check_variants, parse_backends
 from gpubench.cli.signature import completed, flag, given_options, option
 from gpubench.errors import UsageError, exclusive
-from gpubench.jobs.collective.plan import BACKEND_SUMMARIES, BACKENDS, DEFAULT_SIZES, CollectivePlan
+from gpubench.jobs.collective.plan import BACKEND_SUMMARIES, DEFAULT_SIZES, CollectivePlan
 from gpubench.model.paths.evidence import EvidenceUse
 from gpubench.model.terms.allocator import Allocator
 from gpubench.model.terms.hang import SECONDS_TO_START
 from gpubench.model.terms.operation import DataType, Placement, ReduceOp
-from gpubench.model.terms.sampling import AUTO
 from gpubench.model.terms.split import SPLITS, check_split
+from gpubench.model.terms.statistics.sampling import AUTO
 from gpubench.model.terms.sweep import parse_sizes
 
 if TYPE_CHECKING:
@@ -58,8 +58,8 @@ class CollectiveOptions:
     )
     check: bool = flag("Verify every rank's data.", name="--check/--no-check", default=True)
     backend: str | None = option(
-        "|".join(BACKENDS),
-        f"{BACKEND_SUMMARIES}; nccl,host has both.",
+        "NAME",
+        f"{BACKEND_SUMMARIES}. Several with commas: one table, nccl,torch:nccl,host.",
         autocompletion=completed("backend"),
     )
     nccl_library: str | None = option("PATH", "Measure this libnccl.so.2, say a training framework's.")
@@ -123,7 +123,7 @@ class CollectiveOptions:
             split=self.split,
             profile=self.profile,
             expected_gpus=self.expect_gpus,
-            variants=self.variants.parse(host_too=len(backends) > 1),
+            variants=self.variants.parse(backends),
             source=source_of(self.timeout, simulation=self.simulation.parse(), replay=recording.replay),
             recording=recording,
             presentation=self.presentation.parse(sections(), plot=self.plot),
@@ -133,7 +133,7 @@ class CollectiveOptions:
             {
                 "--split": plan.split is not None,
                 "--simulate": isinstance(plan.source, Simulated),
-                "--graph": plan.variants.host_too and plan.request.graph_replays > 0,
+                "--graph": bool(plan.variants.beside) and plan.request.graph_replays > 0,
             },
         )
         if plan.split is not None:
@@ -145,6 +145,7 @@ class CollectiveOptions:
             plan.refuse_gpu_options("a simulated machine has none")
         if plan.backend == "host":
             plan.refuse_gpu_options("--backend host uses none")
+        plan.refuse_what_backend_lacks()
         return plan
 
     def _request(self, collective: "Collective") -> "SweepRequest":
@@ -238,11 +239,12 @@ def sections() -> tuple[str, ...]:
     """The sections that a report of a collective may have."""
     from gpubench.model.results.rank_times import RANK_TIMES_SECTION
     from gpubench.model.results.report import FINDINGS_SECTION, ROWS_SECTION
+    from gpubench.model.results.rows.backends import BACKENDS_SECTION, MPI_SUPPORT_SECTION
     from gpubench.model.results.rows.causes import CAUSES_SECTION
     from gpubench.model.results.rows.evidence import EVIDENCE_SECTION, FALLBACK_SECTION
     from gpubench.model.results.winners import REFUSED_SECTION, WINNERS_SECTION
 
     return (
         *(ROWS_SECTION, RANK_TIMES_SECTION, EVIDENCE_SECTION, FALLBACK_SECTION, CAUSES_SECTION, FINDINGS_SECTION),
-        *(WINNERS_SECTION, REFUSED_SECTION),
+        *(WINNERS_SECTION, REFUSED_SECTION, BACKENDS_SECTION, MPI_SUPPORT_SECTION),
     )

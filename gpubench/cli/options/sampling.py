@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from gpubench.cli.options.choices import parse_choices
 from gpubench.cli.signature import completed, option
 from gpubench.errors import UsageError
-from gpubench.model.terms.sampling import AUTO, DEFAULT_ITERATIONS, INTERVAL, Mode, Sampling
+from gpubench.model.terms.statistics.sampling import AUTO, DEFAULT_ITERATIONS, INTERVAL, Mode, Sampling
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,17 +32,22 @@ class VariantOptions:
         "Also as reduce-scatter in the node, all-reduce across nodes, all-gather in the node.", name=HIERARCHICAL_OPTION
     )
 
-    def parse(self, *, host_too: bool) -> "AskedVariants":
+    def parse(self, backends: tuple[str, ...] = ()) -> "AskedVariants":
         """The variants, of every combination of algorithm and protocol; UsageError for a word that is not known."""
         from gpubench.jobs.collective.plan import AskedVariants
 
         algorithms = parse_choices("--algo", self.algo or (), Algorithm)
         protocols = parse_choices("--proto", self.proto or (), Protocol)
-        return AskedVariants(tuple(settings_of(algorithms, protocols)), self.hierarchical, host_too)
+        return AskedVariants(
+            tuple(settings_of(algorithms, protocols)), self.hierarchical, backends if len(backends) > 1 else ()
+        )
 
 
 def parse_backends(text: str | None) -> tuple[str, ...]:
-    """The backends that a comma-separated text names, nccl first; none where nobody chose; UsageError for others."""
+    """The backends that a text with commas names, in the order of the registry; none where nobody chose.
+
+    Raises UsageError: a word is none of them.
+    """
     from gpubench.jobs.collective.plan import BACKENDS
 
     words = [] if text is None else [word.strip() for word in text.split(",")]

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from gpubench.model.facts.gpu_condition import GpuCondition
 from gpubench.model.facts.idle_gpu import IdleGpu
+from gpubench.model.facts.mpi_support import MpiSupport
 from gpubench.model.facts.rank_facts import ENVIRONMENT, RankFacts
 from gpubench.model.facts.snapshot import GpuFacts, PciDevice
 from gpubench.model.paths.nodes import MachineKind
@@ -66,7 +67,7 @@ class Circumstances:
     waited for a CPU, and `at_work` its GPU's condition right after operations, by rank. `idle_gpus` are GPUs by
     position as they were while this job was idle, before its first operation and after its last; `beyond` says of GPUs
     how often their NVLinks carried the bytes that this job can have moved at most, where that is more than once;
-    `issued` are the times of rows that are slow.
+    `issued` are the times of rows that are slow; `mpi_support` is what MPI did with GPU memory where that was tried.
     """
 
     wiring: Wiring
@@ -86,6 +87,7 @@ class Circumstances:
     idle_gpus: Mapping[int, IdleGpu] = field(default_factory=dict)
     beyond: Mapping[int, float] = field(default_factory=dict)
     issued: Sequence[IssueTime] = ()
+    mpi_support: MpiSupport | None = None
 
     @property
     def nodes(self) -> Mapping[int, Topology]:

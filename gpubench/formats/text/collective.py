@@ -2,18 +2,20 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from operator import attrgetter
 from statistics import median
 from typing import Any
 
+from gpubench.formats.text.backends import backend_lines, support_lines
 from gpubench.formats.text.columns import VERDICT_MARKS, verdict_mark
 from gpubench.formats.text.header import collective_lines
 from gpubench.formats.text.page import Page
-from gpubench.formats.text.winners import has_host_beside, way_name, way_names, winner_lines
+from gpubench.formats.text.winners import backends_beside, way_name, way_names, winner_lines
 from gpubench.model.results.report import CollectiveRow, Metadata, Report, Row
 from gpubench.model.terms.nccl_choice import taken_name
 from gpubench.model.terms.operation import Placement
-from gpubench.model.terms.sampling import Mode
+from gpubench.model.terms.statistics.sampling import Mode
 from gpubench.model.terms.units import format_share, format_size
 from gpubench.model.terms.verdict import Verdict, gravity
 
@@ -57,9 +59,9 @@ class CollectiveView:
         self._placements = tuple(metadata.options["placements"])
         self._choices = _figures(metadata.options)
         self._shows_evidence = metadata.options.get("evidence") == "shown"
-        self._several_backends = has_host_beside(metadata)
+        self._several_backends = bool(backends_beside(metadata))
         self._ways = way_names(metadata)
-        self._hears_choices = bool(self._ways) and metadata.backend != "host"
+        self._hears_choices = bool(self._ways) and metadata.backend == "nccl"
         names = metadata.options.get("groups") or self._ways
         self._group_width = max(map(len, names)) + 1 if names else 0
         self._size_width, self._figures = self._fitting()
@@ -84,7 +86,8 @@ class CollectiveView:
         self._page.print("")
         for line in footer_lines(self._rows):
             self._page.wrap(line, hanging=_FOOTER_LABEL)
-        for line in winner_lines(report, self._page.width):
+        width = self._page.width
+        for line in chain(winner_lines(report, width), backend_lines(report, width), support_lines(report, width)):
             self._page.wrap(line, hanging=_FOOTER_LABEL) if len(line) > self._page.width else self._page.print(line)
         if self._shows_evidence:
             self._page.evidence(report)

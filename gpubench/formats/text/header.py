@@ -4,12 +4,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from gpubench.formats.text.winners import has_host_beside, way_names
+from gpubench.formats.text.winners import backends_beside, way_names
 from gpubench.model.facts.performance_settings import bearing_on_performance
 from gpubench.model.results.report import Metadata
 from gpubench.model.terms.grouping import grouped
 from gpubench.model.terms.rank_identity import RankIdentity
-from gpubench.model.terms.sampling import AUTO, DEFAULT_ITERATIONS, INTERVAL, Mode
+from gpubench.model.terms.statistics.sampling import AUTO, DEFAULT_ITERATIONS, INTERVAL, Mode
 from gpubench.model.terms.sweep import describe_dropped
 from gpubench.model.terms.units import compress_names, counted, spans
 
@@ -75,14 +75,17 @@ def _without_address(text: str) -> str:
 
 def collective_lines(metadata: Metadata, *, verbose: bool) -> Iterator[str]:
     """The header of a collective: the machine, the libraries, and how to read the figures."""
-    beside = " and host" if has_host_beside(metadata) else ""
+    beside = "".join(f" and {each}" for each in backends_beside(metadata))
     yield (
         f"gpubench {metadata.gpubench_version}  {metadata.collective}  backend {metadata.backend}{beside}  "
         f"{counted(len(metadata.ranks), 'rank')} on {counted(len(metadata.hosts), 'host')}"
         + ("" if metadata.origin == "measured" else f"  ({metadata.origin.upper()})")
     )
-    if metadata.backend == "host":
-        yield f"{INDENT}MPI on CPU buffers: says nothing about GPUs or their links"
+    if metadata.backend == "host" or (
+        metadata.backend == "torch:gloo" and not any(each.gpu for each in metadata.ranks)
+    ):
+        what = "MPI" if metadata.backend == "host" else "Gloo"
+        yield f"{INDENT}{what} on CPU buffers: says nothing about GPUs or their links"
     if metadata.backend == "simulated" and metadata.profile:
         yield f"{INDENT}a model from profile {metadata.profile['name']}: nothing was measured"
         yield f"{INDENT}{metadata.source}"

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from gpubench.formats.text.columns import Column, fitting, lines
-from gpubench.model.results.report import Metadata, Report
+from gpubench.model.results.report import BACKENDS, Metadata, Report
 from gpubench.model.results.winners import REFUSED_SECTION, WINNERS_SECTION, RefusedRow, WinnerRow, crossings
 from gpubench.model.terms.nccl_choice import AGAIN, HIERARCHICAL, OWN_CHOICE, NcclChoice, taken_name
 from gpubench.model.terms.units import format_percent, format_size
@@ -24,21 +24,24 @@ def way_names(metadata: Metadata) -> list[str]:
     names = list(metadata.options.get("settings") or ())
     if not names:
         return []
-    several, backend = has_host_beside(metadata), str(metadata.backend)
-    ways = [way_name(backend, name, several=several) for name in (None, *names, AGAIN) if name != "host"]
-    if several:
-        ways += ["host", *(["host hierarchical"] if HIERARCHICAL in names else [])]
+    beside, backend = backends_beside(metadata), str(metadata.backend)
+    own = [name for name in (None, *names, AGAIN) if name not in beside]
+    ways = [way_name(backend, name, several=bool(beside)) for name in own]
+    for other in beside:
+        ways += [other, *([f"{other} {HIERARCHICAL}"] if HIERARCHICAL in names else [])]
     return ways
 
 
-def has_host_beside(metadata: Metadata) -> bool:
-    """True where more than one backend was measured."""
-    return metadata.backend != "host" and "host" in (metadata.options.get("settings") or ())
+def backends_beside(metadata: Metadata) -> list[str]:
+    """The backends that were measured beside the first."""
+    return [each for each in metadata.options.get("settings") or () if each in BACKENDS and each != metadata.backend]
 
 
 def winner_lines(report: Report, width: int) -> Iterator[str]:
     """Tables by type, reduction and placement, each with its cross-overs; then what could not run."""
     best = report.rows(WINNERS_SECTION, WinnerRow)
+    if all(row.setting is None for row in best):
+        best = []  # whole backends alone have a table of their own, by size
     for _, series in groupby(best, key=lambda row: (row.dtype, row.op, row.placement)):
         yield from ("", *_series(list(series), width))
     if best:
@@ -103,6 +106,7 @@ def _refused(row: RefusedRow) -> str:
     where = "" if row.size_bytes is None else f" from {format_size(row.size_bytes)}"
     what = " ".join(filter(None, (row.dtype, row.op)))
     name = row.setting if NcclChoice.of(row.setting) != NcclChoice() else f"{row.backend} {row.setting}"
+    name = row.backend if row.setting == row.backend else name
     return f"could not run     {name}{f', {what}' if what else ''}{where}: {row.reason}"
 
 

@@ -42,6 +42,11 @@ class CudaDevice:
         self._memories: list[CudaMemory] = []
         self.identity = identify(self._runtime, index)
 
+    @property
+    def driver_cuda(self) -> int:
+        """The newest CUDA that the driver runs, 13000 for 13.0."""
+        return self._driver.cuda
+
     def libraries(self) -> dict[str, str]:
         """Driver, CUDA and CuPy versions."""
         return library_versions(self.cupy, self._driver)

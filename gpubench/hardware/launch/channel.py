@@ -46,6 +46,7 @@ def _section_rows() -> Mapping[str, Any]:
     """The types of rows by section; of a collective, which is over where they are read."""
     from gpubench.model.results.rank_times import RANK_TIMES_SECTION, RankTimeRow
     from gpubench.model.results.report import ROWS_SECTION, CollectiveRow
+    from gpubench.model.results.rows.backends import BACKENDS_SECTION, MPI_SUPPORT_SECTION, BackendRow, MpiTrialRow
     from gpubench.model.results.rows.causes import CAUSES_SECTION, CauseRow
     from gpubench.model.results.rows.evidence import EVIDENCE_SECTION, FALLBACK_SECTION, EvidenceRow, FallbackRow
     from gpubench.model.results.rows.overlap import SHORTEST_STEPS_SECTION, ShortestStepRow
@@ -60,6 +61,8 @@ def _section_rows() -> Mapping[str, Any]:
         ROWS_SECTION: CollectiveRow,
         SHORTEST_STEPS_SECTION: ShortestStepRow,
         REFUSED_SECTION: RefusedRow,
+        BACKENDS_SECTION: BackendRow,
+        MPI_SUPPORT_SECTION: MpiTrialRow,
     }
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import IO
 
 from gpubench.errors import missing_mpi_launcher, unusable_mpi_launcher
 from gpubench.hardware.launch.interpreter import module_command, with_package
@@ -93,13 +94,18 @@ DAEMON_FAILED = 213
 """Exit code of Open MPI 5's prterun where its own daemon did not start: on a busy host one start in some hundreds."""
 
 
-def start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start the job in a session of its own, so that Ctrl-C reaches this process alone, which then ends the job."""
+def start(
+    command: Sequence[str], environment: Mapping[str, str], output: IO[bytes] | int = subprocess.PIPE
+) -> subprocess.Popen[bytes]:
+    """Start the job in a session of its own, so that Ctrl-C reaches this process alone, which then ends the job.
+
+    All that it prints goes to `output`.
+    """
     return subprocess.Popen(
         command,
         env=environment,
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
+        stdout=output,
         stderr=subprocess.STDOUT,
         start_new_session=True,
         preexec_fn=die_with_parent,

@@ -1,4 +1,4 @@
-"""The job as MPI sees it: group operations, start and end. With host.py the only importers of mpi4py."""
+"""The job as MPI sees it: group operations, start and end. With calls.py the only importers of mpi4py."""
 
 import contextlib
 import ctypes
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from gpubench.errors import missing_mpi_library, separate_jobs
 from gpubench.model.facts.launched_by import LaunchedBy
-from gpubench.model.terms.lateness import ClockOffset
+from gpubench.model.terms.statistics.lateness import ClockOffset
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -190,6 +190,16 @@ def load() -> str:
     mpi4py.rc.initialize = False
     mpi4py.rc.finalize = False
     return library_version()
+
+
+def memory_kinds() -> str:
+    """The kinds of memory that the library says it takes (MPI 4.1's mpi_memory_alloc_kinds); '' where it is silent."""
+    from mpi4py import MPI
+
+    info = MPI.COMM_WORLD.Get_info()
+    kinds = info.Get("mpi_memory_alloc_kinds")
+    info.Free()
+    return kinds or ""
 
 
 def host_name() -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Self, TypeVar
 
-from gpubench.model.terms.lateness import ClockOffset
+from gpubench.model.terms.statistics.lateness import ClockOffset
 
 T = TypeVar("T")
 

@@ -198,6 +198,11 @@ class NcclBackend:
             libraries["launches"] = "by Python: small sizes read high"
         return libraries
 
+    @property
+    def memory_source(self) -> object:
+        """What memory is taken from: backends with the same one can share buffers."""
+        return self._device if self._allocator is Allocator.CUDA else self
+
     def free_bytes(self) -> int:
         """Device memory that buffers may take."""
         return self._device.free_bytes()

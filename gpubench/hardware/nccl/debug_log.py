@@ -166,6 +166,26 @@ class NcclLog:
                     stream.write(text)
 
 
+class SilentLog:
+    """The log of a library that says nothing of its paths, with the reason."""
+
+    no_tuning = ""
+
+    def __init__(self, no_log: str) -> None:
+        self.no_log = no_log
+
+    def is_readable(self) -> bool:
+        """Never."""
+        return False
+
+    def lines(self) -> list[bytes]:
+        """None."""
+        return []
+
+    def switch_off(self) -> None:
+        """Nothing was begun."""
+
+
 def lines_at_user_level(settings: Mapping[str, str], lines: Sequence[bytes]) -> list[bytes]:
     """The lines of an INFO log that the user's own level shows: the version, and warnings."""
     level = settings.get(DEBUG, "").upper()

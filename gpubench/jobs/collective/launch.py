@@ -106,9 +106,14 @@ def choose_ranks(plan: CollectivePlan, driver: Driver) -> int:
     """
     check_any([driver.visible], plan)
     ranks = plan.ranks or driver.visible or HOST_RANKS
-    if plan.backend == "nccl" or (plan.backend is None and driver.visible):
+    kinds = plan.kinds(gpus=driver.visible > 0)
+    for kind in kinds:
+        kind.check_installed()
+    needing = next((kind.name for kind in kinds if kind.takes_gpus(seen=driver.visible > 0)), None)
+    if needing is not None:
         if not driver.visible:
-            raise no_gpu(driver.hidden_gpus() or driver.absent or "the driver finds none on this host", plan.needs_gpus)
+            why = driver.hidden_gpus() or driver.absent or "the driver finds none on this host"
+            raise no_gpu(why, plan.needs_gpus(needing))
         from gpubench.hardware.cuda.device import check_installed
 
         check_installed(driver)

@@ -10,7 +10,7 @@ from gpubench.jobs.metadata import metadata_of
 from gpubench.measure.collective.described import VERSION, DescribedCollective, RunOptions
 from gpubench.model.results.report import Metadata
 from gpubench.model.terms.origin import Origin
-from gpubench.model.terms.sampling import AUTO, Sampling
+from gpubench.model.terms.statistics.sampling import AUTO, Sampling
 
 
 def described_collective(

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gpubench.errors import UsageError
 from gpubench.hardware.mpi import group as mpi
 from gpubench.hardware.registry import BackendKind, BackendSetup
 from gpubench.hardware.watchdog.rank import RankProgress
@@ -12,8 +13,11 @@ from gpubench.jobs.agreement import agree
 from gpubench.jobs.collective.plan import CollectivePlan
 from gpubench.jobs.sources import SECONDS_TO_READ_A_NODE, gathered, own_process
 from gpubench.measure.collective.observers import ReadCondition
+from gpubench.model.facts.mpi_support import MpiSupport
+from gpubench.model.terms.backends import HOST, MPI
 from gpubench.model.terms.rank_identity import RankIdentity
 from gpubench.ports.backend import MultiGroupBackend
+from gpubench.ports.group import Group
 
 if TYPE_CHECKING:
     from gpubench.hardware.cuda.device import CudaDevice
@@ -26,8 +30,8 @@ if TYPE_CHECKING:
 class Rank:
     """One rank of a job: in the job, in the group that it measures with, and on its node."""
 
-    group: mpi.MpiGroup
-    own: mpi.MpiGroup
+    group: Group
+    own: Group
     identity: RankIdentity
     ranks_on_node: int
     progress: RankProgress
@@ -41,14 +45,22 @@ class Opened:
     who else holds memory of this rank's GPU, in words.
     """
 
+    kind: BackendKind
     backend: MultiGroupBackend
     identity: RankIdentity
     machines: "Callable[[], Machines | None]"
-    library: "NcclLibrary | None" = None
     device: "CudaDevice | None" = None
+    library: "NcclLibrary | None" = None
     path_watch: "PathWatch | None" = None
     read_condition: ReadCondition = lambda: None
     memory_holders: Callable[[], str] = lambda: ""
+    mpi_support: MpiSupport | None = None
+
+    def refusal(self, kind: BackendKind, collective: str) -> str:
+        """The reason why a backend cannot run a collective here, where that was found out; else empty."""
+        if kind.name != MPI or self.mpi_support is None:
+            return ""
+        return self.mpi_support.why_not(collective)
 
 
 def open_kind(
@@ -57,21 +69,45 @@ def open_kind(
     plan: CollectivePlan,
     device: "CudaDevice | None" = None,
     library: "NcclLibrary | None" = None,
+    *,
+    connect: bool = True,
 ) -> MultiGroupBackend:
-    """A backend on this rank. Raises AgreedError: it cannot reduce a type that was asked for."""
+    """A backend on this rank; with `connect`, one that has connected the ranks.
+
+    Raises AgreedError: it cannot reduce a type that was asked for, or cannot begin.
+    """
     request = plan.request
     ops = request.ops if request.collective.reduces else None
+    agree(rank.group, lambda: _check_mpi(kind, rank.group))
     agree(rank.group, lambda: kind.check_types(request.dtypes, ops))
-    return kind.open(
-        BackendSetup(
-            group=rank.own,
-            ranks_on_node=rank.ranks_on_node,
-            progress=rank.progress,
-            device=device,
-            library=library,
-            allocator=plan.allocator,
-        )
+    setup = BackendSetup(
+        group=rank.own,
+        ranks_on_node=rank.ranks_on_node,
+        progress=rank.progress,
+        device=device,
+        library=library,
+        allocator=plan.allocator,
+        local_rank=rank.identity.local_rank,
     )
+    if not kind.refusals:
+        return kind.open(setup)
+
+    def opened() -> MultiGroupBackend:
+        backend = kind.open(setup)
+        if connect:
+            _ = backend.calls
+        return backend
+
+    return agree(rank.group, opened, place=str(rank.identity))
+
+
+def _check_mpi(kind: BackendKind, group: Group) -> None:
+    if kind.name in (MPI, HOST) and not isinstance(group, mpi.MpiGroup):
+        raise UsageError(
+            f"--backend {kind.name} under torchrun",
+            expected="ranks that MPI started: it moves the data",
+            next_step="--backend torch:gloo, or mpirun -n 2 gpubench ...",
+        )
 
 
 def read_machines(rank: Rank, plan: CollectivePlan) -> "Machines | None":

@@ -1,7 +1,7 @@
 """The backend of a collective on a rank with a GPU, with NCCL's log and the GPU's counters watched."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from gpubench.errors import CouldNotMeasureError
@@ -17,7 +17,9 @@ from gpubench.jobs.collective.path_watch import PathWatch
 from gpubench.jobs.collective.plan import CollectivePlan, check_unset
 from gpubench.jobs.gpus import open_gpu
 from gpubench.model.facts.idle_gpu import holders
+from gpubench.model.facts.mpi_support import MpiSupport
 from gpubench.model.paths.evidence import EvidenceUse
+from gpubench.model.terms.backends import MPI
 from gpubench.model.terms.hang import Phase
 from gpubench.model.terms.units import format_memory
 
@@ -25,13 +27,19 @@ _OUT_OF_MEMORY = "cudaErrorMemoryAllocation"
 
 
 def open_on_gpu(
-    kind: BackendKind, rank: Rank, plan: CollectivePlan, driver: Driver, use: NvmlUse | None, stack: ExitStack
+    kinds: Sequence[BackendKind],
+    rank: Rank,
+    plan: CollectivePlan,
+    driver: Driver,
+    use: NvmlUse | None,
+    stack: ExitStack,
 ) -> Opened:
-    """NCCL on this rank's GPU. Nodes are read, and NCCL's log is listened to, before its first call.
+    """The first of some backends on this rank's GPU; all are loaded, nodes read and NCCL's log listened to before.
 
     `use` is who used the GPUs of this host before, None where the driver lists none.
     """
-    group = rank.group
+    group, kind = rank.group, kinds[0]
+    support = mpi_support(rank, plan) if any(each.name == MPI for each in kinds) else None
     path_watch, machines = None, None
     if plan.evidence is EvidenceUse.OFF:
         machines = read_machines(rank, plan)
@@ -49,21 +57,54 @@ def open_on_gpu(
         return "" if use is None else holders(use.read(str(identity.gpu_bus_id), {identity.pid}), format_memory)
 
     stack.enter_context(naming_holders(memory_holders))
-    library = agree(group, lambda: NcclLibrary(plan.nccl_library), place=str(identity))
+    library = agree(group, lambda: _load(kinds, plan, driver), place=str(identity))
     if path_watch is not None:
-        path_watch.begin(library, identity)
+        path_watch.begin(library, identity, no_log=kind.no_log, by_design=kind.by_design)
         stack.enter_context(path_watch.naming_refusals(library))
     rank.progress.enter(Phase.CONNECTING)
     return Opened(
+        kind=kind,
         backend=open_kind(kind, rank, plan, device, library),
+        device=device,
+        mpi_support=support,
         identity=identity,
         machines=path_watch.machines if path_watch is not None else lambda: machines,
         library=library,
-        device=device,
         path_watch=path_watch,
         read_condition=condition.read,
         memory_holders=memory_holders,
     )
+
+
+def mpi_support(rank: Rank, plan: CollectivePlan) -> MpiSupport:
+    """What MPI does with GPU memory, found out by the first rank before any rank has a GPU.
+
+    Raises AgreedError: no mpirun is there to start jobs with.
+    """
+    from gpubench.collectives.registry import SUMMARIES
+    from gpubench.hardware.mpi.support import TrialCommand, read_support
+
+    rank.progress.enter(Phase.SET_UP, "trying MPI on GPU memory", len(SUMMARIES))
+    asked = plan.collective.name
+    operations = [asked, *(each for each in SUMMARIES if each != asked)]
+
+    def tried() -> MpiSupport | None:
+        if rank.group.rank:
+            return None
+        return read_support(operations, TrialCommand.of_launcher(), completed=lambda: rank.progress.completed(1))
+
+    return rank.group.broadcast(agree(rank.group, tried))
+
+
+def _load(kinds: Sequence[BackendKind], plan: CollectivePlan, driver: Driver) -> NcclLibrary:
+    """The libnccl that CuPy uses: the one asked for, else that of torch where it is measured.
+
+    A process has one libnccl.so.2, the first that is loaded. Raises CouldNotMeasureError: one cannot be loaded.
+    """
+    library = None if plan.nccl_library is None else NcclLibrary(plan.nccl_library)
+    for kind in kinds:
+        kind.load(driver.cuda)
+    return library or NcclLibrary(plan.nccl_library)
 
 
 @contextmanager

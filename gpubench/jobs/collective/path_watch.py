@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol, Self
 from gpubench.collectives.request import SweepRequest
 from gpubench.conditions.definition.circumstances import Circumstances, users_settings
 from gpubench.errors import GpubenchError, no_direct_path, no_path
-from gpubench.hardware.nccl.debug_log import NcclLog, ResettableLog
+from gpubench.hardware.nccl.debug_log import NcclLog, ResettableLog, SilentLog
 from gpubench.hardware.node.nvml.gpu_use import NvmlUse
 from gpubench.hardware.node.nvml.link_counters import NvmlCounters
 from gpubench.hardware.node.probe import Probe
@@ -78,6 +78,8 @@ class PathWatch:
         self._waited: dict[int, float] = {}
         self._nodes: dict[int, Topology] | None = None
         self._log: NcclLog | None = None
+        self._silent: SilentLog | None = None
+        self._by_design = ""
 
     def __enter__(self) -> Self:
         """Tell NCCL to refuse where that was asked for."""
@@ -90,13 +92,18 @@ class PathWatch:
         for name in self._refusals:
             os.environ.pop(name, None)
 
-    def begin(self, library: LoggingLibrary, identity: RankIdentity) -> None:
-        """Have NCCL's log come here from its next call, its first, on. `identity` has the GPU now."""
+    def begin(self, library: LoggingLibrary, identity: RankIdentity, *, no_log: str = "", by_design: str = "") -> None:
+        """Have NCCL's log come here from its next call, its first, on. `identity` has the GPU now.
+
+        `no_log` is why it says nothing of the paths of what is measured first, empty where it does; `by_design` why
+        these go through host memory on any machine.
+        """
         self._known = self._group.gather(_Known(identity, self._facts, self._settings))
         if self._strict:
             self._nodes = self._topologies(self._group.gather(self._own_snapshot()))
         ranks_on_node = sum(each.identity.node == identity.node for each in self._known)
         self._log = self._stack.enter_context(NcclLog(library, self._settings, ranks_on_node))
+        self._silent, self._by_design = (SilentLog(no_log) if no_log else None), by_design
 
     def path_observer(self, request: SweepRequest) -> PathObserver:
         """The observer of a sweep, once NCCL has begun."""
@@ -110,11 +117,12 @@ class PathWatch:
         if self._keeps_log:
             self._kept = RecordedLog(self._log)
         sources = ObservationSources(
-            log=self._kept or self._log,
+            log=self._silent or self._kept or self._log,
             counters=counters,
             read_circumstances=self._look_around,
             nodes=nodes,
             window=self._window(counters),
+            by_design=self._by_design,
             read_waited=lambda: waited_share(self._delay_before, run_delay()),
         )
         return PathObserver.of(request, self._group, sources)

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 from gpubench.errors import UsageError
 from gpubench.formats.presentation import Presentation
 from gpubench.hardware.registry import BACKENDS as BACKEND_KINDS
-from gpubench.hardware.registry import backend_named
+from gpubench.hardware.registry import BackendKind, backend_named, default_backend
 from gpubench.jobs.recording import Recording
 from gpubench.model.paths.evidence import EvidenceUse
 from gpubench.model.terms.allocator import Allocator
+from gpubench.model.terms.backends import HOST
 from gpubench.model.terms.hierarchy import OPTION as HIERARCHICAL_OPTION
 from gpubench.model.terms.nccl_choice import ALGORITHM_VARIABLE, HIERARCHICAL, PROTOCOL_VARIABLE, NcclChoice
 from gpubench.model.terms.overlap.asked import OVERLAP, OverlapAsked
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from gpubench.collectives.request import SweepRequest
     from gpubench.jobs.sources import Source
 
-NCCL, HOST = "nccl", "host"
 BACKENDS = tuple(each.name for each in BACKEND_KINDS)
 BACKEND_SUMMARIES = "; ".join(each.summary for each in BACKEND_KINDS)
 DEFAULT_SIZES = {each.name: each.default_sizes for each in BACKEND_KINDS}
@@ -37,14 +37,19 @@ def _here() -> "Source":
 
 @dataclass(frozen=True, slots=True)
 class AskedVariants:
-    """Variants to measure beside the own choice of the first backend."""
+    """Variants to measure beside the own choice of the first backend; `backends` are all, where there are several."""
 
     settings: tuple[NcclChoice, ...] = ()
     hierarchical: bool = False
-    host_too: bool = False
+    backends: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.settings) or self.hierarchical or self.host_too
+        return bool(self.settings) or self.hierarchical or bool(self.beside)
+
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """The backends beside the first."""
+        return self.backends[1:]
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -53,14 +58,14 @@ class AskedVariants:
             "--algo": any(each.algorithm for each in self.settings),
             "--proto": any(each.protocol for each in self.settings),
             HIERARCHICAL_OPTION: self.hierarchical,
-            f"--backend {NCCL},{HOST}": self.host_too,
+            f"--backend {','.join(self.backends)}": bool(self.beside),
         }
         return tuple(option for option, is_asked in asked.items() if is_asked)
 
     def names(self, backend: str) -> list[str]:
         """The names in rows, for the metadata: of nothing where there is only one way."""
         names = [*(each.name for each in self.settings), *([HIERARCHICAL] if self.hierarchical else [])]
-        return [*names, *([HOST] if self.host_too and backend != HOST else [])]
+        return [*names, *(each for each in self.beside if each != backend)]
 
 
 def check_unset(variants: AskedVariants, settings: Mapping[str, str]) -> None:
@@ -123,10 +128,9 @@ class CollectivePlan(RankOptions):
         """The options alone."""
         return RankOptions(**{each.name: getattr(self, each.name) for each in fields(RankOptions)})
 
-    @property
-    def needs_gpus(self) -> str:
-        """What asks for GPUs, for messages."""
-        return f"--backend {NCCL}" if self.overlap is None else OVERLAP
+    def needs_gpus(self, backend: str) -> str:
+        """What asks for GPUs, of which `backend` is the one that does, for messages."""
+        return f"--backend {backend}" if self.overlap is None else OVERLAP
 
     @property
     def collective(self) -> "Collective":
@@ -135,19 +139,45 @@ class CollectivePlan(RankOptions):
 
     def at_sizes_for(self, backend: str) -> "SweepRequest":
         """The request at the sizes that were asked for, else at the backend's default ones."""
-        sizes = self.request.sizes or parse_sizes(
-            backend_named(HOST if self.variants.host_too else backend).default_sizes
-        )
+        slowest = self.variants.backends[-1] if self.variants.beside else backend
+        sizes = self.request.sizes or parse_sizes(backend_named(slowest).default_sizes)
         return replace(self.request, sizes=sizes)
 
+    def kinds(self, *, gpus: bool) -> tuple[BackendKind, ...]:
+        """All backends that are measured, the first first; `gpus` is true where any rank sees one.
+
+        Raises UsageError: one is not known.
+        """
+        first = default_backend(gpus=gpus) if self.backend is None else backend_named(self.backend)
+        return (first, *(backend_named(each) for each in self.variants.beside))
+
     def refuse_gpu_options(self, why: str) -> None:
-        """Raise UsageError where an option was given that only the nccl backend has."""
+        """Raise UsageError where an option was given that only a backend on GPUs has."""
+        for option in self._nccl_options:
+            reason = backend_named(HOST).lacks[option]
+            raise UsageError(f"{option} needs GPUs, and {why}", reason=reason, next_step=f"leave {option} out")
+
+    def refuse_what_backend_lacks(self) -> None:
+        """Raise UsageError where an option was given that a backend which was asked for cannot follow."""
+        asked = [] if self.backend is None else [backend_named(self.backend)]
+        for kind in (*asked, *(backend_named(each) for each in self.variants.beside)):
+            # With several backends, options that only NCCL has are NCCL's.
+            own = self._nccl_options if len(asked) == 1 and not self.variants.beside else ("--graph",)
+            for option in (each for each in own if each in self._nccl_options and each in kind.lacks):
+                raise UsageError(
+                    f"{option} with --backend {kind.name}",
+                    expected="an option that the backend can follow",
+                    reason=kind.lacks[option],
+                    next_step=f"leave {option} out, or --backend nccl",
+                )
+
+    @property
+    def _nccl_options(self) -> tuple[str, ...]:
+        """Those options that were given and that not every backend has."""
         given = {
             "--graph": self.request.graph_replays > 0,
             "--nccl-library": self.nccl_library is not None,
             "--allocator nccl": self.allocator is Allocator.NCCL,
             **{option: True for option in self.variants.options if option in ("--algo", "--proto")},
         }
-        for option in (name for name, is_given in given.items() if is_given):
-            reason = backend_named(HOST).lacks[option]
-            raise UsageError(f"{option} needs GPUs, and {why}", reason=reason, next_step=f"leave {option} out")
+        return tuple(name for name, is_given in given.items() if is_given)

@@ -1,9 +1,10 @@
 """A collective on one rank of a job: join a group, open a backend, measure, report."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from gpubench.collectives.request import SweepRequest
@@ -15,12 +16,13 @@ from gpubench.hardware.registry import backend_named
 from gpubench.hardware.watchdog.rank import RankProgress
 from gpubench.jobs.agreement import agree
 from gpubench.jobs.collective.gpu_count import check_any, gpus_by_host, with_gpu_count, with_presence
+from gpubench.jobs.collective.gpu_memory import nothing_measured, with_mpi_support
 from gpubench.jobs.collective.metadata import collective_metadata, described_collective
 from gpubench.jobs.collective.opened import Opened, Rank, open_kind
 from gpubench.jobs.collective.opening import open_backend
-from gpubench.jobs.collective.plan import HOST, CollectivePlan
+from gpubench.jobs.collective.plan import CollectivePlan
 from gpubench.jobs.collective.speed import speed_judge_of
-from gpubench.jobs.collective.variants import VariantMaker
+from gpubench.jobs.collective.variants import BesideBackend, VariantMaker
 from gpubench.jobs.listeners import NullListener
 from gpubench.jobs.metadata import recorded_settings
 from gpubench.jobs.rank import own_identity
@@ -35,7 +37,7 @@ from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.rank_identity import RankIdentity
 from gpubench.model.terms.split import RankGroup, groups_of
 from gpubench.model.terms.sweep import DroppedSize
-from gpubench.ports.backend import Backend
+from gpubench.ports.group import Group
 from gpubench.ports.listener import Listener
 
 if TYPE_CHECKING:
@@ -49,7 +51,7 @@ class CollectiveRankJob:
 
     def __init__(
         self,
-        group: mpi.MpiGroup,
+        group: Group,
         progress: RankProgress,
         plan: CollectivePlan,
         arguments: Sequence[str],
@@ -98,17 +100,19 @@ class CollectiveRankJob:
         identities = group.gather(self.identity)
         self._progress.name_ranks(identities)
         agree(group, lambda: check_root(request.collective, request.root, self._own.size))
-        beside = open_kind(backend_named(HOST), rank, self._plan) if self._plan.variants.host_too else None
+        beside = self._beside(rank, opened)
         sizes, dropped = self._sizes(request, opened, beside)
         request = replace(request, sizes=sizes)
         maker = VariantMaker(group, self.identity, request)
         variants = maker.variants(self._plan.variants, backend, opened.library, beside)
-        described = self._described(opened, request, identities, dropped)
+        described = self._described(opened, beside, request, identities, dropped)
         metadata = self._metadata(described)
         past = self._past(metadata)
         if past is not None and past.note:
             metadata = replace(metadata, options={**metadata.options, "past": past.note})
         listener.begin(metadata)
+        if opened.refusal(opened.kind, request.collective.name):
+            return self._end(metadata, with_mpi_support(nothing_measured(), opened.mpi_support), opened, listener)
         with self._recorder(described, opened) as recorder:
             observers = Observers(
                 path_observer=None if opened.path_watch is None else opened.path_watch.path_observer(request),
@@ -134,11 +138,17 @@ class CollectiveRankJob:
             report = with_presence(report, machines.nodes, self._plan)
         if self._listed:
             report = with_gpu_count(report, gpus_by_host(identities, self._listed), self._plan)
-        backend.close()
+        for other in (each.backend for each in beside if each.backend is not None):
+            other.close()
+        return self._end(metadata, with_mpi_support(report, opened.mpi_support), opened, listener)
+
+    def _end(self, metadata: "Metadata", report: Report, opened: Opened, listener: Listener[CollectiveRow]) -> int:
+        """Give back what was opened, and hand on the report; the exit code."""
+        opened.backend.close()
         self._progress.enter(Phase.OUTPUT)
-        if group.rank == 0:
+        if self._group.rank == 0:
             listener.end(report)
-        return group.broadcast(self._exit_code(metadata, report))
+        return self._group.broadcast(self._exit_code(metadata, report))
 
     def _before_sizes(self, opened: Opened) -> None:
         """Take what has to be there before memory is shared out among sizes; a collective alone needs nothing."""
@@ -165,14 +175,25 @@ class CollectiveRankJob:
         """The ranks that measure with this one: of its group, or all."""
         return identities if self._part is None else [identities[rank] for rank in self._part.ranks]
 
+    def _beside(self, rank: Rank, opened: Opened) -> list[BesideBackend]:
+        """The backends beside the first; their ranks are connected once they are tried out."""
+        found = []
+        for kind in map(backend_named, self._plan.variants.beside):
+            refused = opened.refusal(kind, self._plan.collective.name)
+            backend = None
+            if not refused:
+                backend = open_kind(kind, rank, self._plan, opened.device, opened.library, connect=False)
+            found.append(BesideBackend(kind, backend, refused))
+        return found
+
     def _sizes(
-        self, request: SweepRequest, opened: Opened, beside: Backend | None
+        self, request: SweepRequest, opened: Opened, beside: Sequence[BesideBackend]
     ) -> tuple[tuple[int, ...], tuple[DroppedSize, ...]]:
         """The sizes that fit on every rank, in every group and with every backend; the others with their reasons."""
         group, backend, holders = self._group, opened.backend, opened.memory_holders
         sizes, dropped = agree(group, lambda: fitting_sizes(request, self._own, backend, self.identity, holders))
-        if beside is not None:
-            own = agree(group, lambda: fitting_sizes(request, group, beside, self.identity))
+        for other in (each.backend for each in beside if each.backend is not None):
+            own = agree(group, partial(fitting_sizes, request, group, other, self.identity))
             sizes, dropped = fitting_all([(sizes, dropped), own])
         return fitting_all(group.gather((sizes, dropped))) if self._part is not None else (sizes, dropped)
 
@@ -205,8 +226,8 @@ class CollectiveRankJob:
             directory, described, self._group, self._part, opened.machines, log_text, self._progress
         )
 
-    def _why_unobserved(self, backend: Backend) -> str:
-        if backend.name == "host":
+    def _why_unobserved(self, opened: Opened) -> str:
+        if opened.device is None:
             return ""
         if self._part is not None:
             return "--split: log and counters would be of all groups at once"
@@ -236,6 +257,7 @@ class CollectiveRankJob:
     def _described(
         self,
         opened: Opened,
+        beside: Sequence[BesideBackend],
         request: SweepRequest,
         identities: Sequence[RankIdentity],
         dropped: Sequence[DroppedSize],
@@ -251,7 +273,22 @@ class CollectiveRankJob:
             ranks=tuple(identities),
             parts=tuple(self._parts),
             dropped_sizes=tuple(dropped),
-            libraries={**backend.libraries(), "MPI": mpi.library_version()},
+            libraries=_libraries(opened, beside, self._started_by()),
             environment=self._settings,
-            unwatched="" if opened.path_watch is not None else self._why_unobserved(backend),
+            unwatched="" if opened.path_watch is not None else self._why_unobserved(opened),
         )
+
+    def _started_by(self) -> dict[str, str]:
+        return {"MPI": mpi.library_version()} if isinstance(self._group, mpi.MpiGroup) else {}
+
+
+def _libraries(opened: Opened, beside: Sequence[BesideBackend], started_by: Mapping[str, str]) -> dict[str, str]:
+    """What does the work, of all backends."""
+    libraries = {**opened.backend.libraries(), **started_by}
+    for other in (each.backend for each in beside if each.backend is not None):
+        libraries = {**other.libraries(), **libraries}
+    if opened.library is not None:
+        libraries.setdefault("NCCL", f"{opened.library.version} from {opened.library.path}")
+    if opened.mpi_support is not None:
+        libraries["MPI on GPU memory"] = opened.mpi_support.said
+    return libraries

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING
 
 from gpubench.collectives.registry import collective_named
 from gpubench.collectives.request import Asked
-from gpubench.jobs.collective.plan import HOST, CollectivePlan, RankOptions
+from gpubench.jobs.collective.plan import CollectivePlan, RankOptions
 from gpubench.jobs.recording import Recording
+from gpubench.model.terms.backends import HOST
 from gpubench.model.terms.plain import from_plain, to_plain
 
 if TYPE_CHECKING:
-    from gpubench.hardware.mpi.group import MpiGroup
     from gpubench.hardware.watchdog.rank import RankProgress
     from gpubench.model.facts.launched_by import LaunchedBy
+    from gpubench.ports.group import Group
 
 _ON_GPUS = ("cupy", "gpubench.jobs.collective.opening_gpu")
 _ON_HOSTS = ("numpy", "gpubench.hardware.mpi.host")
@@ -72,7 +73,7 @@ def run_as_rank(plan: CollectivePlan, arguments: Sequence[str], launch: "Launche
     from gpubench.jobs import rank
     from gpubench.jobs.collective.rank_job import CollectiveRankJob
 
-    def make_job(group: "MpiGroup", progress: "RankProgress") -> CollectiveRankJob:
+    def make_job(group: "Group", progress: "RankProgress") -> CollectiveRankJob:
         if plan.overlap is not None:
             from gpubench.jobs.collective.overlap.rank_job import OverlapRankJob
 
@@ -80,7 +81,8 @@ def run_as_rank(plan: CollectivePlan, arguments: Sequence[str], launch: "Launche
         return CollectiveRankJob(group, progress, plan, arguments)
 
     imports = _ON_GPUS if plan.backend != HOST and gpus_of_host() else _ON_HOSTS
-    return rank.run(make_job, launch, plan.timeout_s, plan.presentation.job_defaults, imports)
+    meeting = rank.meeting_of(launch, imports)
+    return rank.run(make_job, launch, plan.timeout_s, plan.presentation.job_defaults, meeting)
 
 
 def _beside(channel: str) -> Path:

@@ -1,17 +1,20 @@
 """The variants of a sweep on one rank: communicators under settings, hierarchical collectives, the host backend."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from gpubench.collectives.hierarchical import Hierarchy
 from gpubench.collectives.request import SweepRequest
+from gpubench.errors import CouldNotMeasureError
 from gpubench.hardware.process.nccl_settings import environment_set, nccl_settings
+from gpubench.hardware.registry import BackendKind
 from gpubench.jobs.agreement import agree
 from gpubench.jobs.collective.plan import AskedVariants
 from gpubench.measure.collective.sweep import Issue
-from gpubench.measure.collective.variants import SweepVariant
+from gpubench.measure.collective.variants import NamedBackend, SweepVariant
 from gpubench.model.terms.hierarchy import TwoLevels
 from gpubench.model.terms.nccl_choice import HIERARCHICAL, NcclChoice
 from gpubench.model.terms.rank_identity import RankIdentity
@@ -36,6 +39,15 @@ class NcclErrors(Protocol):
         """The text of its last warning."""
 
 
+@dataclass(frozen=True, slots=True)
+class BesideBackend:
+    """A backend beside the first: opened, or None with the reason why it cannot run."""
+
+    kind: BackendKind
+    backend: MultiGroupBackend | None
+    refused: str = ""
+
+
 @dataclass(frozen=True)
 class VariantMaker:
     """Makes the variants of one rank; every rank has to make the same ones."""
@@ -49,9 +61,9 @@ class VariantMaker:
         asked: AskedVariants,
         backend: MultiGroupBackend,
         library: NcclErrors | None,
-        host: MultiGroupBackend | None,
+        beside: Sequence[BesideBackend] = (),
     ) -> list[SweepVariant]:
-        """The own choice of the backend first; then settings, then what is made of smaller operations, then the host.
+        """The own choice of the backend first; then settings, then what is made of smaller operations, then others.
 
         Raises AgreedError: the ranks are not spread over nodes as a hierarchy needs it.
         """
@@ -61,11 +73,23 @@ class VariantMaker:
         levels = self._levels() if asked.hierarchical else None
         if levels is not None:
             variants.append(self._hierarchical(backend, levels, library))
-        if host is not None:
-            variants.append(SweepVariant(setting=None, backend=host))
-            if levels is not None:
-                variants.append(self._hierarchical(host, levels, None))
+        for each in beside:
+            variants.append(self._beside(each))
+            if levels is not None and each.backend is not None:
+                variants.append(self._hierarchical(each.backend, levels, None, each.kind.refusals))
         return variants
+
+    def _beside(self, each: BesideBackend) -> SweepVariant:
+        """Another backend, whose ranks are connected as it is tried out, so that NCCL's log of that is its own."""
+        if each.backend is None:
+            return SweepVariant(setting=None, backend=NamedBackend(each.kind.name), refused=each.refused)
+        return SweepVariant(
+            setting=None,
+            backend=each.backend,
+            refusals=(*each.kind.refusals, CouldNotMeasureError) if each.kind.refusals else (),
+            explain=lambda error: str(error).strip().partition("\n")[0],
+            logs_choices=each.kind.logs_to_nccl,
+        )
 
     def _setting(self, setting: NcclChoice, backend: MultiGroupBackend, library: NcclErrors) -> SweepVariant:
         """All ranks on a communicator of their own, made while NCCL is told what to use."""
@@ -86,7 +110,13 @@ class VariantMaker:
             logs_choices=True,
         )
 
-    def _hierarchical(self, backend: MultiGroupBackend, levels: TwoLevels, library: NcclErrors | None) -> SweepVariant:
+    def _hierarchical(
+        self,
+        backend: MultiGroupBackend,
+        levels: TwoLevels,
+        library: NcclErrors | None,
+        refusals: tuple[type[Exception], ...] = (),
+    ) -> SweepVariant:
         opened: list[CollectiveCalls] = []
         rank = self.group.rank
         node, place = levels.nodes[rank], levels.places[rank]
@@ -106,7 +136,7 @@ class VariantMaker:
             open=open_,
             fits=lambda case: Hierarchy.fits(case.layout.count, case.dtype, levels.ranks_a_node),
             drop=drop,
-            refusals=() if library is None else (library.error,),
+            refusals=refusals if library is None else (*refusals, library.error),
             explain=lambda error: (library.last_error() if library else "") or str(error),
         )
 

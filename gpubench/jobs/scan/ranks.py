@@ -67,7 +67,7 @@ _NOT_HERE = "it is not in the job that goes on"
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class ScanMembers:
     """What all ranks know once they have met: where each is found, who is on which node, the secret.
 
     `nodes` are the facts of every host, on rank 0 alone.
@@ -117,7 +117,7 @@ def _tell_first(error: GpubenchError, rank: int) -> None:
         time.sleep(SECONDS_FOR_THE_FIRST_RANK)
 
 
-def _meet(plan: ScanPlan, group: mpi.MpiGroup) -> tuple[Meeting, Supervisor, Coordinator | None]:
+def _meet(plan: ScanPlan, group: mpi.MpiGroup) -> tuple[ScanMembers, Supervisor, Coordinator | None]:
     """The only time that ranks talk over MPI: who is where, with which GPUs, and the secret.
 
     Raises GpubenchError, on every rank: ranks that are placed so that no scan can be.
@@ -142,7 +142,7 @@ def _meet(plan: ScanPlan, group: mpi.MpiGroup) -> tuple[Meeting, Supervisor, Coo
         0 if coordinator is None else coordinator.port,
     )
     cards = tuple(group.gather(card))
-    return Meeting(cards, placement, secret, backend, tuple(topologies(snapshots))), supervisor, coordinator
+    return ScanMembers(cards, placement, secret, backend, tuple(topologies(snapshots))), supervisor, coordinator
 
 
 def _host_of_nccl() -> str:
@@ -154,7 +154,7 @@ def _scan(
     plan: ScanPlan,
     arguments: Sequence[str],
     rank: int,
-    meeting: Meeting,
+    meeting: ScanMembers,
     supervisor: Supervisor,
     coordinator: Coordinator | None,
 ) -> tuple[bool, int]:
@@ -186,14 +186,14 @@ def _scan(
     return not coordinator.gone, code
 
 
-def _serve(supervisor: Supervisor, meeting: Meeting, deadline_s: float) -> None:
+def _serve(supervisor: Supervisor, meeting: ScanMembers, deadline_s: float) -> None:
     try:
         supervisor.serve(meeting.cards, deadline_s)
     except OSError:
         return
 
 
-def _directed(plan: ScanPlan, arguments: Sequence[str], meeting: Meeting, coordinator: Coordinator) -> int:
+def _directed(plan: ScanPlan, arguments: Sequence[str], meeting: ScanMembers, coordinator: Coordinator) -> int:
     """The whole scan, on rank 0."""
     fabric = _fabric(plan, meeting)
     seed, measurer, kept = plan.seed, cast("RoundMeasurer", coordinator), None
@@ -239,7 +239,7 @@ def _rings(coordinator: Coordinator, numbers: Mapping[int, int], fabric: ScanFab
     return measure
 
 
-def _fabric(plan: ScanPlan, meeting: Meeting) -> ScanFabric:
+def _fabric(plan: ScanPlan, meeting: ScanMembers) -> ScanFabric:
     cards, placement = meeting.cards, meeting.placement
     names = [cards[ranks[0]].host for ranks in placement.ranks_by_node]
     if plan.ranks_as_nodes:

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 from gpubench.collectives.request import SweepRequest
 from gpubench.model.results.report import CollectiveRow, Verified
+from gpubench.model.terms.backends import composed
 from gpubench.model.terms.bandwidth import algbw_gb_s
 from gpubench.model.terms.operation import DataType, Layout, Placement, ReduceOp
 from gpubench.model.terms.origin import Origin
-from gpubench.model.terms.samples import RowTimes
+from gpubench.model.terms.statistics.samples import RowTimes
 from gpubench.model.terms.sweep import DroppedSize
 from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, format_size
 from gpubench.model.terms.verdict import Verdict
@@ -80,6 +81,7 @@ def describe(request: SweepRequest, case: Case, job: JobFacts, times: RowTimes, 
     else:
         verified = Verified.REPEAT if case.placement is Placement.IN_PLACE else Verified.LAST
     batches, percentiles = times.batches, times.percentiles
+    made_of = composed(job.backend, collective.name, case.dtype, case.op, case.placement)
     return CollectiveRow(
         collective=collective.name,
         backend=job.backend,
@@ -104,7 +106,7 @@ def describe(request: SweepRequest, case: Case, job: JobFacts, times: RowTimes, 
         wrong=wrong if request.check else None,
         verified=verified,
         verdict=(Verdict.FAIL if wrong else Verdict.PASS) if request.check else None,
-        note=times.note,
+        note="; ".join(filter(None, (times.note, made_of))) or None,
         setting=case.setting,
         ci95_percent=None if times.interval is None else 100 * times.interval,
         batch_median_us=None if batches is None else batches.median_seconds * MICROSECONDS_PER_SECOND,

@@ -45,8 +45,9 @@ def _judging_no_speed(_circumstances: "Circumstances | None") -> None:
 class ObservationSources:
     """The sources of a rank: the library's log, its GPU's counters, the circumstances, and every rank's node.
 
-    `window` looks at the rank's GPU while nothing of this job runs; `read_waited` is the share of its time that the
-    rank waited for a CPU since its first operation.
+    `window` looks at the rank's GPU while nothing of this job runs; `by_design` is why what is measured goes through
+    host memory on any machine; `read_waited` is the share of its time that the rank waited for a CPU since its first
+    operation.
     """
 
     log: LibraryLog
@@ -54,6 +55,7 @@ class ObservationSources:
     read_circumstances: ReadCircumstances
     nodes: Sequence[int]
     window: "IdleWindow | None" = None
+    by_design: str = ""
     read_waited: Callable[[], float | None] = lambda: None
 
 
@@ -100,6 +102,7 @@ class PathObserver:
                 traffic=traffic,
                 circumstances=circumstances,
                 idle=idle or (),
+                by_design=sources.by_design,
             )
 
     def look_while_idle(self, at_work: "GpuCondition | None" = None) -> "tuple[IdleGpu, ...] | None":

@@ -27,6 +27,8 @@ _Kind = tuple[bool, bool, bool | None]
 _MOST_NODES = 64
 """Of a simulated machine, that are read to find why it is slow."""
 
+_ANOTHER_BACKEND = "--backend nccl, or torch:nccl, goes from GPU to GPU"
+
 _OF_SEVERAL_KINDS = "paths of several kinds meet at these GPUs, whose counters and times do not tell them apart"
 
 
@@ -35,7 +37,8 @@ class PathObservations:
     """All that was observed of paths before anything was timed, on the first rank.
 
     `expected_bytes` are each rank's sent and received bytes for a byte of the size, at least; `traffic` is what each
-    rank's GPU counted; `idle` are the ranks' GPUs while no operation ran, empty where nobody looked.
+    rank's GPU counted; `idle` are the ranks' GPUs while no operation ran, empty where nobody looked. `by_design` is why
+    all of it goes through host memory, where that is the library's own way.
     """
 
     choices: LoggedChoices
@@ -44,6 +47,7 @@ class PathObservations:
     traffic: Sequence[Traffic]
     circumstances: Circumstances
     idle: Sequence[IdleGpu] = ()
+    by_design: str = ""
 
     def with_idle(self, later: Sequence[IdleGpu]) -> "PathObservations":
         """The same with what was seen after the last row, too."""
@@ -99,9 +103,12 @@ def conclude(observed: PathObservations, rows: RowObservations, *, origin: Origi
     not_heard = f"NCCL's log was not heard: {choices.no_log}" if choices.no_log else ""
     wrong = frozenset(_ranks(path) for path in paths if path.judgement.conclusion is Conclusion.WRONG)
     explained = Explained(replace(observed.contended, staged=_staged(paths), wrong=wrong))
-    fallback = fallback_rows(
-        paths, origin, lambda members: explained.first(_staged(members)), not_heard, _unconnected(choices)
-    )
+    own_way = Explanation("by-design", observed.by_design, _ANOTHER_BACKEND, by_design=True)
+
+    def cause_of(members: Sequence[KnownPath]) -> Explanation:
+        return own_way if observed.by_design else explained.first(_staged(members))
+
+    fallback = fallback_rows(paths, origin, cause_of, not_heard, _unconnected(choices))
     if fallback and choices.no_tuning and not choices.no_log:
         fallback[0] = replace(fallback[0], how=f"{fallback[0].how}; no algorithms: {choices.no_tuning}")
     outcome = report_on(paths, fallback, origin, explained.rows())
@@ -199,7 +206,7 @@ class _Paths:
                 selection=_selection(transports),
                 measurement=self._measurement(pair),
                 correctness=self._correctness(pair),
-                by_design=_by_design(pair, transports, self._wiring),
+                by_design=self._observed.by_design or _by_design(pair, transports, self._wiring),
             ),
             transports=transports,
             path_class=self._wiring.path(pair),

@@ -40,11 +40,17 @@ class PathJudge:
     def described(self, case: Case, row: CollectiveRow) -> CollectiveRow:
         """The row with the choices of the library, and its limit."""
         setting = None if case.setting == AGAIN else case.setting
+        if setting is None and self.heard(row.backend):
+            setting = row.backend
         choices = self.observations.choices
         if setting is not None:
             choices = self.observations.choices_by_setting.get(setting, LoggedChoices())
         choice = choices.by_operation.get(key_of(case))
         return row if choice is None else _remarked(limited(choice.in_row(row), self._limit(setting, choice)))
+
+    def heard(self, backend: str) -> bool:
+        """True of a backend beside the first whose choices were logged too."""
+        return backend in self.observations.choices_by_setting
 
     def _limit(self, setting: str | None, choice: Choice) -> Limit:
         """The ceiling of busbw; operations with one algorithm under one setting have the same."""

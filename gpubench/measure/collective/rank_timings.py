@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from gpubench.model.facts.gpu_condition import GpuCondition
 from gpubench.model.results.rank_times import RANK_TIMES_SECTION, RankTimeRow
 from gpubench.model.results.report import CollectiveRow, Section, Table
-from gpubench.model.terms.lateness import EntryTimes, Straggler, straggler
 from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.model.terms.statistics.lateness import EntryTimes, Straggler, straggler
 from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, compress_names, spans
 from gpubench.model.terms.verdict import STRAGGLER, Finding, Verdict
 

@@ -35,6 +35,7 @@ class RecordedObservations:
     settings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     waited: Mapping[str, float] = field(default_factory=dict)
     idle: tuple[IdleGpu, ...] = ()
+    by_design: str = ""
 
     @classmethod
     def of(cls, observed: PathObservations) -> "RecordedObservations":
@@ -47,6 +48,7 @@ class RecordedObservations:
             settings={name: tuple(values) for name, values in observed.circumstances.settings.items()},
             waited={str(rank): share for rank, share in observed.circumstances.waited.items()},
             idle=tuple(observed.idle),
+            by_design=observed.by_design,
         )
 
     def restored(self, circumstances: Circumstances) -> PathObservations:
@@ -59,6 +61,7 @@ class RecordedObservations:
             traffic=self.traffic,
             circumstances=replace(circumstances, settings=self.settings, waited=waited),
             idle=self.idle,
+            by_design=self.by_design,
         )
 
 

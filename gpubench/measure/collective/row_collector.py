@@ -11,9 +11,9 @@ from gpubench.measure.collective.timing import OwnTimes
 from gpubench.model.facts.gpu_condition import GpuCondition
 from gpubench.model.results.report import CollectiveRow, Report
 from gpubench.model.terms.hang import Phase
-from gpubench.model.terms.lateness import EntryTimes
 from gpubench.model.terms.progress import Progress
 from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.model.terms.statistics.lateness import EntryTimes
 from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, counted, format_size, some_of
 from gpubench.model.terms.verdict import WRONG_DATA, Finding, Verdict, overall
 from gpubench.ports.listener import Listener
@@ -117,7 +117,7 @@ class RowCollector:
         if self._speed is None:
             return False
         rows = [each.row for each in tries]
-        if self._judge is not None and observed:
+        if self._judge is not None and (observed or self._judge.heard(rows[0].backend)):
             rows = [self._judge.described(case, row) for row in rows]
         return self._speed.wants_another(rows)
 
@@ -132,6 +132,8 @@ class RowCollector:
         self._recorder.row(case, measured)
         if self._judge is not None and observed:
             row = self._judge.row(case, row, wrong_by_rank)
+        elif self._judge is not None and self._judge.heard(row.backend):
+            row = self._judge.described(case, row)
         if self._speed is not None:
             row = self._speed.row(row)
         self._listener.row(row)

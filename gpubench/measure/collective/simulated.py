@@ -9,7 +9,7 @@ from gpubench.measure.collective.speed_judge import SpeedJudge, middle
 from gpubench.measure.paths.report import PathOutcome
 from gpubench.model.results.report import CollectiveRow, Report
 from gpubench.model.terms.origin import Origin
-from gpubench.model.terms.samples import RankTimes, RowTimes
+from gpubench.model.terms.statistics.samples import RankTimes, RowTimes
 from gpubench.model.terms.verdict import Verdict, overall
 from gpubench.ports.listener import Listener
 

@@ -6,10 +6,10 @@ from itertools import cycle, islice
 from statistics import fmean
 from time import perf_counter
 
-from gpubench.model.terms.lateness import ClockOffset, EntryTimes, common_clock
-from gpubench.model.terms.samples import BatchTimes, Percentiles, RankTimes, RowTimes
-from gpubench.model.terms.sampling import FIRST_BATCHES, INTERVAL, Effort, Mode, Sampling, operations_a_batch
-from gpubench.model.terms.spread import Spread
+from gpubench.model.terms.statistics.lateness import ClockOffset, EntryTimes, common_clock
+from gpubench.model.terms.statistics.samples import BatchTimes, Percentiles, RankTimes, RowTimes
+from gpubench.model.terms.statistics.sampling import FIRST_BATCHES, INTERVAL, Effort, Mode, Sampling, operations_a_batch
+from gpubench.model.terms.statistics.spread import Spread
 from gpubench.ports.group import Group
 from gpubench.ports.launch import IssueClock, Launch, LaunchTimer
 

@@ -17,6 +17,7 @@ from gpubench.model.terms.rank_identity import RankIdentity
 from gpubench.ports.backend import Backend
 from gpubench.ports.group import Group
 from gpubench.ports.listener import Listener
+from gpubench.ports.memory import SharedMemory
 
 if TYPE_CHECKING:
     from gpubench.measure.collective.logged_choices import OperationKey
@@ -25,9 +26,18 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True)
+class NamedBackend:
+    """A backend that cannot be had here, by its name."""
+
+    name: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepVariant:
     """One variant of a sweep: a backend as it is, or with operations opened under a setting.
+
+    `refused` is why it cannot run at all, where that is known before.
 
     `setting` is its name in rows, None for the backend's own choice. `open` returns how operations are issued, `drop`
     releases that. `fits` tells the cases that it can run. `refusals` are the exceptions by which the library refuses a
@@ -35,7 +45,8 @@ class SweepVariant:
     """
 
     setting: str | None
-    backend: Backend
+    backend: "Backend | NamedBackend"
+    refused: str = ""
     open: Callable[[], Issue] | None = None
     fits: Callable[[Case], bool] = lambda _case: True
     drop: Callable[[Issue], None] = lambda _issue: None
@@ -90,7 +101,7 @@ def measure_runs(
     plan = list(_plan(runs))
     for number, (run, case) in enumerate(plan):
         listener.progress(number, len(plan), f"{request.collective.name} {case.label}")
-        observed = run.variant.backend is runs[0].variant.backend
+        observed = run.sweep.backend is runs[0].sweep.backend
         tries: list[MeasuredRow] = []
         while not tries or (
             observers.measures_again
@@ -174,7 +185,9 @@ class VariantPreparation:
     def _sweep(self, variant: SweepVariant, issue: Issue | None) -> Sweep:
         """The sweep of a variant; all variants of a backend share its buffers."""
         backend = variant.backend
-        buffers = next((buffers for other, buffers in self._buffers if other is backend), None)
+        if isinstance(backend, NamedBackend):
+            raise TypeError(f"{backend.name} is not there")
+        buffers = next((buffers for other, buffers in self._buffers if shares_memory(other, backend)), None)
         if buffers is None:
             buffers = Buffers.of(backend, max(self.request.sizes))
             self._buffers.append((backend, buffers))
@@ -182,6 +195,9 @@ class VariantPreparation:
         return Sweep(self.request, self.group, backend, job, buffers, self.observers, issue)
 
     def _run(self, variant: SweepVariant, every_case: Sequence[Case]) -> VariantRun | None:
+        if variant.refused:
+            self._refuse(variant, None, variant.refused)
+            return None
         sweep, usable = self._tried(variant, [case for case in every_case if variant.fits(case)])
         if sweep is None or not usable:
             return None
@@ -258,6 +274,13 @@ class VariantPreparation:
         )
 
 
+def shares_memory(one: Backend, other: Backend) -> bool:
+    """True if two backends are one, or take their buffers from the same place."""
+    if isinstance(one, SharedMemory) and isinstance(other, SharedMemory):
+        return one.memory_source is other.memory_source
+    return one is other
+
+
 def _drop(variant: SweepVariant, issue: Issue | None) -> None:
     if issue is not None:
         variant.drop(issue)
@@ -265,11 +288,15 @@ def _drop(variant: SweepVariant, issue: Issue | None) -> None:
 
 def with_winners(report: Report, rows: Sequence[CollectiveRow], refused: "Sequence[RefusedRow]") -> Report:
     """The report with the fastest variants of its rows, and those that could not run."""
+    from gpubench.model.results.rows.backends import BACKENDS_SECTION, BackendRow, against_first
     from gpubench.model.results.winners import REFUSED_SECTION, WINNERS_SECTION, RefusedRow, WinnerRow, winners
 
     best = winners(rows)
+    beside = against_first(rows)
     sections: dict[str, Section] = {
         WINNERS_SECTION: Table(WinnerRow.columns(), lambda: best),
         REFUSED_SECTION: Table(RefusedRow.columns(), lambda: refused),
     }
+    if beside or any(each.backend == each.setting for each in refused):
+        sections[BACKENDS_SECTION] = Table(BackendRow.columns(), lambda: beside)
     return replace(report, sections={**sections, **report.sections})

@@ -15,7 +15,7 @@ from gpubench.measure.compare.rows import RunFigures, RunsByRow
 from gpubench.measure.compare.single_runs import is_over_network, single_run_floor, with_usual_noise
 from gpubench.model.results.row_keys import siblings
 from gpubench.model.results.rows.comparison import RowKey
-from gpubench.model.terms.noise import Noise, robust_deviation
+from gpubench.model.terms.statistics.noise import Noise, robust_deviation
 
 NEIGHBOURS = 6
 """Sizes on either side that lend a size their noise: it grows from large sizes to small ones."""

@@ -22,7 +22,7 @@ from gpubench.measure.compare.rows import RunsByRow
 from gpubench.measure.compare.single_runs import LARGE_BYTES
 from gpubench.model.results.row_keys import siblings
 from gpubench.model.results.rows.comparison import Change, RowKey
-from gpubench.model.terms.noise import Noise
+from gpubench.model.terms.statistics.noise import Noise
 from gpubench.model.terms.units import format_size
 from gpubench.model.terms.verdict import Finding, Verdict
 

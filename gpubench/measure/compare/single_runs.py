@@ -6,7 +6,7 @@ Where the figures come from, and how often comparisons of other machines fail wi
 from gpubench.model.results.measured_copies import BY_CPU
 from gpubench.model.results.rows.comparison import RowKey
 from gpubench.model.terms.copies import HostMemory
-from gpubench.model.terms.noise import Noise
+from gpubench.model.terms.statistics.noise import Noise
 
 LARGE_BYTES = 16 * 2**20
 _LARGE, _SMALL, _SMALL_US = 0.02, 0.05, 0.5

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 
 from gpubench.model.results.scan_rounds import LocalFigure, LocalQuantity
-from gpubench.model.terms.noise import robust_deviation
+from gpubench.model.terms.statistics.noise import robust_deviation
 
 DEVIATIONS, LEAST_LOSS = 5.0, 0.1
 """A figure is slow that is so many deviations, and at least this share, below the median of all."""

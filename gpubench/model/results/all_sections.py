@@ -11,6 +11,7 @@ from gpubench.model.results.report import (
     CollectiveRow,
     PairRow,
 )
+from gpubench.model.results.rows.backends import BACKENDS_SECTION, MPI_SUPPORT_SECTION, BackendRow, MpiTrialRow
 from gpubench.model.results.rows.causes import CauseRow, UnreadRow
 from gpubench.model.results.rows.checks import CheckRow, VerdictRow
 from gpubench.model.results.rows.comparison import (
@@ -72,6 +73,8 @@ TABLES: Mapping[str, type] = {
     "history": HistoryRow,
     "winners": WinnerRow,
     "refused": RefusedRow,
+    BACKENDS_SECTION: BackendRow,
+    MPI_SUPPORT_SECTION: MpiTrialRow,
     PARTS_SECTION: ScanPartRow,
     CELLS_SECTION: ScanCellRow,
     ROUNDS_SECTION: ScanRoundRow,

@@ -63,6 +63,7 @@ class SpeedFigures:
     _best: dict[str, SpeedFigure] = field(default_factory=dict)
     _largest: dict[str, SpeedFigure] = field(default_factory=dict)
     _pairs: dict[tuple[bool, int, bool], SpeedFigure] = field(default_factory=dict)
+    _backend: str | None = None
 
     def add(self, row: Row) -> None:
         """A row more."""
@@ -87,6 +88,9 @@ class SpeedFigures:
     def _add_collective(self, row: CollectiveRow) -> None:
         self._note_data(are_verified=row.wrong is not None)
         self.wrong += row.wrong or 0
+        self._backend = self._backend or row.backend
+        if row.backend != self._backend:
+            return  # of several in one table the first is the one that is judged
         figure = SpeedFigure(
             what=_NAMES.get(row.collective, row.collective),
             gb_s=row.busbw_gb_s,

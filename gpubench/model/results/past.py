@@ -12,7 +12,7 @@ from gpubench.model.results.report import CollectiveRow, PairRow
 from gpubench.model.results.row_keys import collective_key, pair_key, siblings
 from gpubench.model.results.rows.comparison import RowKey
 from gpubench.model.terms.grouping import grouped
-from gpubench.model.terms.noise import Noise, robust_deviation
+from gpubench.model.terms.statistics.noise import Noise, robust_deviation
 from gpubench.model.terms.units import counted
 from gpubench.model.terms.verdict import Verdict
 

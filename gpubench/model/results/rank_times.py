@@ -6,7 +6,7 @@ from typing import Annotated
 from gpubench.model.results.report import BACKENDS, SIGNED, Record
 from gpubench.model.terms.operation import DataType, Placement, ReduceOp
 from gpubench.model.terms.origin import Origin
-from gpubench.model.terms.sampling import Mode
+from gpubench.model.terms.statistics.sampling import Mode
 
 RANK_TIMES_SECTION = "rank_times"
 

@@ -12,11 +12,12 @@ from enum import StrEnum
 from itertools import chain
 from typing import Annotated, Any, Protocol, TypeVar
 
+from gpubench.model.terms.backends import ROW_BACKENDS
 from gpubench.model.terms.operation import DataType, Placement, ReduceOp
 from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.overlap.asked import OVERLAP
 from gpubench.model.terms.rank_identity import RankIdentity
-from gpubench.model.terms.sampling import Mode
+from gpubench.model.terms.statistics.sampling import Mode
 from gpubench.model.terms.sweep import DroppedSize
 from gpubench.model.terms.verdict import Finding, Verdict
 
@@ -30,7 +31,7 @@ PAIRS_SECTION = "pairs"
 TRAFFIC_SECTION = "traffic"
 OVERLAP_SECTION = OVERLAP
 FINDING_COLUMNS = tuple(each.name for each in fields(Finding))
-BACKENDS = ("nccl", "rccl", "mpi", "host", "simulated")
+BACKENDS = ROW_BACKENDS
 
 SIGNED = "signed"
 """Beside the type of a column: it may be negative. All other numbers are 0 or more."""

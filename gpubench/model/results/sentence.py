@@ -3,13 +3,14 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from gpubench.model.facts.libraries import NCCL
+from gpubench.model.facts.libraries import NCCL as NCCL_LIBRARY
 from gpubench.model.paths.evidence import Conclusion
 from gpubench.model.results.ending import EXCERPT, NOTHING_TO_CONNECT, remark_on_code
 from gpubench.model.results.figures import SpeedFigure, SpeedFigures
 from gpubench.model.results.overlap.sentence import overlap_sentence
 from gpubench.model.results.report import OVERLAP_SECTION, Metadata, Report
 from gpubench.model.results.result_file import MODELS
+from gpubench.model.results.rows.backends import BACKENDS_SECTION, BackendRow, path_words, speed_words
 from gpubench.model.results.rows.checks import CHECKS_SECTION, VERDICTS_SECTION, CheckRow, VerdictRow
 from gpubench.model.results.rows.comparison import COMPARISON_SECTION, ComparisonRow, Status
 from gpubench.model.results.rows.evidence import FALLBACK_SECTION, FallbackRow
@@ -19,6 +20,7 @@ from gpubench.model.results.rows.scan import PARTS_SECTION, ScanPartRow
 from gpubench.model.results.scan_sentence import scan_sentence
 from gpubench.model.results.topo.rows import GpuRow, NodeRow
 from gpubench.model.results.watch.sentence import watch_sentence
+from gpubench.model.terms.backends import NCCL, TORCH, TORCH_NCCL
 from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.units import compress_names, counted, format_size
 from gpubench.model.terms.verdict import FIGURES, WRONG_DATA, Finding, Verdict, gravity
@@ -46,8 +48,13 @@ def _said(metadata: Metadata, report: Report, figures: SpeedFigures) -> str:
     if metadata.subject == "watch" and root is None:
         return watch_sentence(report)
     if report.verdict in _GOOD or (root is None and figures.slowest is None):
-        beside = overlap_sentence(report) if metadata.subject == OVERLAP_SECTION else ""
-        parts = _machine(metadata, report), beside, ", ".join(_well(report, figures)), _speed(metadata, figures)
+        parts = (
+            _machine(metadata, report),
+            overlap_sentence(report) if metadata.subject == OVERLAP_SECTION else "",
+            ", ".join(_well(report, figures)),
+            _beside(metadata, report),
+            _speed(metadata, figures),
+        )
         return "; ".join(filter(None, parts))
     if root is None:
         return _reached(metadata, figures)
@@ -137,7 +144,7 @@ def _job(report: Report) -> str:
         return f"{pairs} of {counted(len(communicators), 'communicator')}"
     libraries = [row for row in report.rows(LIBRARIES_SECTION, LibraryRow) if row.found]
     if libraries:
-        versions = dict.fromkeys(row.version or "?" for row in libraries if row.library == NCCL)
+        versions = dict.fromkeys(row.version or "?" for row in libraries if row.library == NCCL_LIBRARY)
         nccl = f"NCCL {' and '.join(versions)}" if versions else "no NCCL"
         return f"{nccl}; {len(libraries)} libraries, packages and kernel modules found"
     compared = [each for each in report.rows(COMPARISON_SECTION, ComparisonRow) if each.status == Status.COMPARED]
@@ -157,6 +164,23 @@ def _well(report: Report, figures: SpeedFigures) -> Iterator[str]:
     elif any(True for _ in figures.all()):
         yield "data not checked"
     yield from _paths(report)
+
+
+def _beside(metadata: Metadata, report: Report) -> str:
+    """Of several backends, whether the framework is as fast as its library, with the same one and on the same path."""
+    rows = report.rows(BACKENDS_SECTION, BackendRow)
+    if not rows:
+        return ""
+    named = next((row.backend for row in rows if row.backend.startswith(TORCH)), rows[0].backend)
+    of_it = [row for row in rows if row.backend == named]
+    words = [speed_words(of_it)]
+    if named == TORCH_NCCL and rows[0].first == NCCL:
+        own, library = metadata.libraries.get("torch's NCCL"), metadata.libraries.get("NCCL")
+        words.append(
+            f"with the same libnccl {own}" if own == library else f"with another libnccl: {own}, not {library}"
+        )
+        words.append(path_words(of_it))
+    return ", ".join(filter(None, words))
 
 
 def _share(figure: SpeedFigure, of_what: str) -> str:

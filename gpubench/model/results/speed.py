@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from gpubench.model.results.report import CollectiveRow
 from gpubench.model.terms.bandwidth import algbw_gb_s
 from gpubench.model.terms.nccl_choice import AGAIN
-from gpubench.model.terms.sampling import Mode
+from gpubench.model.terms.statistics.sampling import Mode
 from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, counted, format_size
 from gpubench.model.terms.verdict import Verdict, overall
 

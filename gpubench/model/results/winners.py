@@ -9,10 +9,10 @@ from typing import Annotated
 from gpubench.model.results.report import BACKENDS, SIGNED, CollectiveRow, Record, made_of
 from gpubench.model.terms.grouping import grouped
 from gpubench.model.terms.nccl_choice import AGAIN, OWN_CHOICE, NcclChoice, taken_name
-from gpubench.model.terms.noise import Noise, robust_deviation
 from gpubench.model.terms.operation import DataType, Placement, ReduceOp
 from gpubench.model.terms.origin import Origin
-from gpubench.model.terms.sampling import Mode
+from gpubench.model.terms.statistics.noise import Noise, robust_deviation
+from gpubench.model.terms.statistics.sampling import Mode
 
 WINNERS_SECTION = "winners"
 REFUSED_SECTION = "refused"

@@ -16,7 +16,7 @@ from gpubench.model.results.result_file import FileCircumstances, ResultFile
 from gpubench.model.terms.bandwidth import algbw_gb_s, all_but_own_factor, ring_allreduce_factor, whole_factor
 from gpubench.model.terms.operation import DataType, Placement
 from gpubench.model.terms.origin import Origin
-from gpubench.model.terms.sampling import Mode
+from gpubench.model.terms.statistics.sampling import Mode
 from gpubench.model.terms.units import counted
 from gpubench.model.terms.verdict import Verdict
 from gpubench.readers.documents.launcher_tags import behind_prefix, pieces, prefix_shape

@@ -14,6 +14,7 @@ from gpubench.hardware.launch import launcher
 from gpubench.hardware.launch.channel import ChannelReceiver, report_in
 from gpubench.model.results.rank_times import RANK_TIMES_SECTION, RankTimeRow
 from gpubench.model.results.report import FINDINGS_SECTION, ROWS_SECTION, CollectiveRow, Table
+from gpubench.model.results.rows.backends import BACKENDS_SECTION, MPI_SUPPORT_SECTION, BackendRow, MpiTrialRow
 from gpubench.model.results.rows.causes import CAUSES_SECTION, CauseRow
 from gpubench.model.results.winners import REFUSED_SECTION, WINNERS_SECTION, RefusedRow, WinnerRow
 from tests.formats.sample import METADATA, REPORT, ROW
@@ -38,6 +39,8 @@ BESIDE_PATHS = {
     RANK_TIMES_SECTION: Table(RankTimeRow.columns(), list),
     WINNERS_SECTION: Table(WinnerRow.columns(), list),
     REFUSED_SECTION: Table(RefusedRow.columns(), list),
+    BACKENDS_SECTION: Table(BackendRow.columns(), list),
+    MPI_SUPPORT_SECTION: Table(MpiTrialRow.columns(), list),
 }
 
 SPEAKER = """

@@ -35,7 +35,7 @@ from gpubench.model.results.rows.causes import CauseRow
 from gpubench.model.results.rows.evidence import EvidenceRow, FallbackRow
 from gpubench.model.terms.operation import DataType
 from gpubench.model.terms.rank_identity import RankIdentity
-from gpubench.model.terms.sampling import Sampling
+from gpubench.model.terms.statistics.sampling import Sampling
 from gpubench.model.terms.verdict import Verdict
 from gpubench.ports.backend import Backend
 from gpubench.ports.link_counters import LinkBytes

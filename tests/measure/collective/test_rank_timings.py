@@ -6,8 +6,8 @@ from gpubench.measure.collective.rank_timings import RankTimings
 from gpubench.model.facts.gpu_condition import GpuCondition
 from gpubench.model.results.rank_times import RANK_TIMES_SECTION, RankTimeRow
 from gpubench.model.results.report import Table
-from gpubench.model.terms.lateness import EntryTimes
 from gpubench.model.terms.rank_identity import RankIdentity
+from gpubench.model.terms.statistics.lateness import EntryTimes
 from tests.formats.sample import ROW
 
 FOUR = [

@@ -50,8 +50,8 @@ from gpubench.model.results.winners import RefusedRow
 from gpubench.model.terms.operation import DataType, ReduceOp
 from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.plain import from_plain, to_plain
-from gpubench.model.terms.sampling import Mode, Sampling
 from gpubench.model.terms.split import RankGroup, groups_of
+from gpubench.model.terms.statistics.sampling import Mode, Sampling
 from gpubench.model.terms.verdict import Verdict
 from gpubench.ports.backend import Backend
 from gpubench.ports.group import Group

@@ -24,7 +24,7 @@ from gpubench.model.terms.allocator import Allocator
 from gpubench.model.terms.hang import Phase
 from gpubench.model.terms.operation import DataType, Layout, Placement, ReduceOp, Segment
 from gpubench.model.terms.rank_identity import RankIdentity
-from gpubench.model.terms.sampling import Mode, Sampling
+from gpubench.model.terms.statistics.sampling import Mode, Sampling
 from gpubench.model.terms.verdict import STRAGGLER, Verdict
 from gpubench.ports.backend import Backend
 from gpubench.ports.group import Group

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from gpubench.measure.collective.timing import OwnTimes, Timer
-from gpubench.model.terms.sampling import FIRST_BATCHES, Mode, Sampling
+from gpubench.model.terms.statistics.sampling import FIRST_BATCHES, Mode, Sampling
 from gpubench.ports.launch import Launch
 from tests.fakes.ranks import ThreadGroup, run_ranks
 

@@ -26,7 +26,7 @@ from gpubench.model.terms.overlap.asked import OverlapAsked, Partner, cap_name
 from gpubench.model.terms.overlap.steps import HOLD_SECONDS, StepMarks, StepOrder, TimeSpan
 from gpubench.model.terms.overlap.times import partner_operations
 from gpubench.model.terms.progress import UNWATCHED
-from gpubench.model.terms.sampling import Sampling
+from gpubench.model.terms.statistics.sampling import Sampling
 from gpubench.model.terms.verdict import WRONG_DATA, Verdict
 from gpubench.ports.launch import Launch
 from tests.fakes import cupy_on_numpy

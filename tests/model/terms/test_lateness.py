@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as s
 
-from gpubench.model.terms.lateness import ClockOffset, EntryTimes, chance_of_at_least, common_clock, straggler
+from gpubench.model.terms.statistics.lateness import (
+    ClockOffset,
+    EntryTimes,
+    chance_of_at_least,
+    common_clock,
+    straggler,
+)
 
 OPERATION = 100e-6
 OPERATIONS = 200

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as s
 
-from gpubench.model.terms.noise import student_quantile
-from gpubench.model.terms.samples import BatchTimes, Percentiles
-from gpubench.model.terms.sampling import (
+from gpubench.model.terms.statistics.noise import student_quantile
+from gpubench.model.terms.statistics.samples import BatchTimes, Percentiles
+from gpubench.model.terms.statistics.sampling import (
     BATCH_SECONDS,
     FIRST_BATCHES,
     INTERVAL,
@@ -20,7 +20,7 @@ from gpubench.model.terms.sampling import (
     Sampling,
     operations_a_batch,
 )
-from gpubench.model.terms.spread import TWO_SIDED_95, Spread, percentile
+from gpubench.model.terms.statistics.spread import TWO_SIDED_95, Spread, percentile
 
 SECONDS = s.floats(1e-7, 10)
 

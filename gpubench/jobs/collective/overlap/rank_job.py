@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, cast
 
 from gpubench.collectives.request import SweepRequest
 from gpubench.errors import UsageError, no_gpu
-from gpubench.hardware.mpi import group as mpi
 from gpubench.hardware.nccl.backend import NcclBackend, NcclLibrary
 from gpubench.hardware.nccl.capped import CappedCommunicator, takes_caps
 from gpubench.hardware.node.nvml.load import NvmlLoad
@@ -74,7 +73,7 @@ class OverlapRankJob(CollectiveRankJob):
 
     def __init__(
         self,
-        group: mpi.MpiGroup,
+        group: Group,
         progress: RankProgress,
         plan: CollectivePlan,
         arguments: Sequence[str],

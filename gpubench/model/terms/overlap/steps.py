@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from gpubench.model.terms.overlap.times import OverlapTimes
-from gpubench.model.terms.spread import Spread
+from gpubench.model.terms.statistics.spread import Spread
 
 HOLD_SECONDS = 15e-6
 """So much later computation begins where the collective is to have its SMs first: its launch takes 3 to 8 µs."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median, stdev
 
-from gpubench.model.terms.noise import student_quantile
+from gpubench.model.terms.statistics.noise import student_quantile
 
 LEAST_VALUES = 3
 """Fewer say nothing of their spread."""

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpubench.model.terms.spread import Spread, percentile
+from gpubench.model.terms.statistics.spread import Spread, percentile
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,289 @@
+"""torch and torch.distributed as NumPy and threads: the same names, real data, no GPU.
+
+What its operations do is written from PyTorch's documentation, apart from gpubench's own formulas. Its Gloo has the
+manners of the real one: it reduces in every rank's tensor, averages no integers, and ends where a CUDA tensor is sent.
+"""
+
+from collections.abc import Callable, Sequence
+from queue import Queue
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tests.fakes.ranks import SECONDS_TO_MEET, ThreadGroup
+
+Array = npt.NDArray[Any]
+
+_TYPES = ("uint8", "int8", "int32", "int64", "float16", "float32", "float64")
+_on_their_way: dict[tuple[int, int, int], "Queue[Array]"] = {}
+_REDUCE: dict[str, Callable[..., Any]] = {
+    "SUM": np.add,
+    "PRODUCT": np.multiply,
+    "MAX": np.maximum,
+    "MIN": np.minimum,
+    "AVG": np.add,
+}
+
+
+class Tensor:
+    def __init__(self, array: Array, *, is_cuda: bool = False) -> None:
+        self.array = array
+        self.is_cuda = is_cuda
+
+    def __float__(self) -> float:
+        return float(self.array)
+
+    def __getitem__(self, where: "slice | int") -> "Tensor":
+        return Tensor(self.array[where], is_cuda=self.is_cuda)
+
+    def __setitem__(self, where: slice, value: int) -> None:
+        self.array[where] = value
+
+    def view(self, dtype: str) -> "Tensor":
+        return Tensor(self.array.view("uint16" if dtype == "bfloat16" else dtype), is_cuda=self.is_cuda)
+
+    def copy_(self, other: "Tensor") -> None:
+        self.array[:] = other.array
+
+    def div_(self, number: int, rounding_mode: str | None) -> None:
+        divided = self.array // number if rounding_mode == "floor" else self.array / number
+        self.array[:] = divided.astype(self.array.dtype)
+
+    def chunk(self, parts: int) -> list["Tensor"]:
+        return [Tensor(each, is_cuda=self.is_cuda) for each in np.split(self.array, parts)]
+
+    def tolist(self) -> list[float]:
+        found: list[float] = self.array.tolist()
+        return found
+
+    def to(self, device: str) -> "Tensor":
+        assert device == "cpu"
+        return Tensor(self.array.copy())
+
+
+class ProcessGroup:
+    """A process group of threads."""
+
+    def __init__(self, group: ThreadGroup, backend: str) -> None:
+        self._group = group
+        self.backend = backend
+        self.aborted = False
+
+    def rank(self) -> int:
+        return self._group.rank
+
+    def size(self) -> int:
+        return self._group.size
+
+    def abort(self) -> None:
+        self.aborted = True
+
+    def all(self, tensor: Tensor) -> list[Array]:
+        return [each.copy() for each in self._group.gather(tensor.array.copy())]
+
+    def reduced(self, tensor: Tensor, op: str) -> Array:
+        if self.backend == "gloo" and op == "AVG" and tensor.array.dtype.kind in "iu":
+            message = "result type Float can't be cast to the desired output type"
+            raise RuntimeError(message)
+        every = self.all(tensor)
+        with np.errstate(all="ignore"):
+            wide = [each.astype("float64") if each.dtype.kind == "f" else each for each in every]
+            total = wide[0]
+            for each in wide[1:]:
+                total = _REDUCE[op](total, each)
+            if op == "AVG":
+                total = total / self.size() if tensor.array.dtype.kind == "f" else total // self.size()
+            return np.asarray(total).astype(tensor.array.dtype)
+
+    def exchanged_values(self, value: Any) -> list[Any]:
+        return self._group.gather(value)
+
+    def part(self, ranks: Sequence[int]) -> "ProcessGroup":
+        return ProcessGroup(self._group.split(min(ranks), self._group.rank), self.backend)
+
+    def exchanged(self, sent: dict[int, Array]) -> dict[int, Array]:
+        return {peer: each[self.rank()] for peer, each in enumerate(self._group.gather(sent)) if self.rank() in each}
+
+
+class Distributed:
+    """`torch.distributed` of one rank; `lacks` are backends that it was built without."""
+
+    ReduceOp = SimpleNamespace(**{name: name for name in _REDUCE})
+    isend, irecv = "isend", "irecv"
+
+    def __init__(self, group: ThreadGroup, lacks: Sequence[str] = ()) -> None:
+        self._threads = group
+        self._lacks = lacks
+        self.group = SimpleNamespace(WORLD=None)
+        self.opened: list[ProcessGroup] = []
+        self.device: Any = None
+
+    def is_available(self) -> bool:
+        return True
+
+    def is_nccl_available(self) -> bool:
+        return "nccl" not in self._lacks
+
+    def is_gloo_available(self) -> bool:
+        return "gloo" not in self._lacks
+
+    def is_initialized(self) -> bool:
+        return self.group.WORLD is not None
+
+    def TCPStore(  # noqa: N802
+        self, host: str, port: int, ranks: int, *, is_master: bool, timeout: object, wait_for_workers: bool
+    ) -> Any:
+        assert ranks == self._threads.size
+        assert is_master == (port == 0), "the first rank picks the port, and the others are told it"
+        return SimpleNamespace(host=host, port=port or 40321)
+
+    def init_process_group(
+        self,
+        backend: str,
+        *,
+        store: Any = None,
+        rank: int = -1,
+        world_size: int = -1,
+        timeout: object,
+        device_id: object = None,
+        init_method: str = "",
+    ) -> None:
+        if init_method != "env://":
+            assert (rank, world_size, store.port) == (self._threads.rank, self._threads.size, 40321)
+        if backend in self._lacks:
+            raise RuntimeError(f"{backend} does not begin\nand more lines")
+        self.device = device_id
+        self.group.WORLD = self.new_group(backend=backend)
+
+    def new_group(
+        self, ranks: Sequence[int] | None = None, *, backend: str, use_local_synchronization: bool = False, **_: object
+    ) -> ProcessGroup:
+        assert (ranks is None) or use_local_synchronization
+        whole = ProcessGroup(self._threads, backend)
+        some = ranks is not None and len(ranks) < self._threads.size
+        self.opened.append(whole.part(ranks) if some and ranks is not None else whole)
+        return self.opened[-1]
+
+    def get_world_size(self) -> int:
+        return self._threads.size
+
+    def all_gather_object(self, found: list[Any], value: Any, *, group: ProcessGroup) -> None:
+        found[:] = group.exchanged_values(value)
+
+    def gather_object(self, value: Any, found: list[Any] | None, _root: int, *, group: ProcessGroup) -> None:
+        values = group.exchanged_values(value)
+        if found is not None:
+            found[:] = values
+
+    def broadcast_object_list(self, held: list[Any], root: int, *, group: ProcessGroup) -> None:
+        held[:] = next(each for rank, each in group.exchanged_values((self._threads.rank, list(held))) if rank == root)
+
+    def barrier(self, *, group: ProcessGroup) -> None:
+        group.exchanged_values(None)
+
+    def send(self, tensor: Tensor, peer: int, *, group: ProcessGroup) -> None:
+        _on_their_way.setdefault((id(self._threads._world), self._threads.rank, peer), Queue()).put(tensor.array.copy())
+
+    def recv(self, tensor: Tensor, peer: int, *, group: ProcessGroup) -> None:
+        queue = _on_their_way.setdefault((id(self._threads._world), peer, self._threads.rank), Queue())
+        tensor.array[:] = queue.get(timeout=SECONDS_TO_MEET)
+
+    def get_global_rank(self, group: ProcessGroup, rank: int) -> int:
+        assert rank < group.size()
+        return rank
+
+    def destroy_process_group(self, group: ProcessGroup | None = None) -> None:
+        group = group or self.group.WORLD
+        assert group in self.opened
+        if group is self.group.WORLD:
+            self.group.WORLD = None
+
+    def all_reduce(self, tensor: Tensor, op: str, *, group: ProcessGroup) -> None:
+        tensor.array[:] = group.reduced(tensor, op)
+
+    def reduce(self, tensor: Tensor, root: int, op: str, *, group: ProcessGroup) -> None:
+        total = group.reduced(tensor, op)
+        if group.rank() == root or group.backend == "gloo":
+            tensor.array[:] = total
+
+    def reduce_scatter_tensor(self, into: Tensor, given: Tensor, op: str, *, group: ProcessGroup) -> None:
+        into.array[:] = np.split(group.reduced(given, op), group.size())[group.rank()]
+
+    def all_gather_into_tensor(self, into: Tensor, given: Tensor, *, group: ProcessGroup) -> None:
+        into.array[:] = np.concatenate(group.all(given))
+
+    def broadcast(self, tensor: Tensor, root: int, *, group: ProcessGroup) -> None:
+        tensor.array[:] = group.all(tensor)[root]
+
+    def all_to_all_single(self, into: Tensor, given: Tensor, *, group: ProcessGroup) -> None:
+        into.array[:] = np.concatenate([np.split(each, group.size())[group.rank()] for each in group.all(given)])
+
+    def gather(self, given: Tensor, blocks: list[Tensor] | None, root: int, *, group: ProcessGroup) -> None:
+        assert (blocks is not None) == (group.rank() == root)
+        for block, each in zip(blocks or (), group.all(given), strict=False):
+            block.array[:] = each
+
+    def scatter(self, into: Tensor, blocks: list[Tensor] | None, root: int, *, group: ProcessGroup) -> None:
+        assert (blocks is not None) == (group.rank() == root)
+        whole = np.concatenate([each.array for each in blocks]) if blocks else np.empty(0)
+        everything = group.all(Tensor(whole))
+        into.array[:] = np.split(everything[root], group.size())[group.rank()]
+
+    def P2POp(  # noqa: N802
+        self, kind: str, tensor: Tensor, peer: int, group: ProcessGroup
+    ) -> Any:
+        assert not (group.backend == "gloo" and tensor.is_cuda), "Gloo would end this process: Bad address"
+        return SimpleNamespace(kind=kind, tensor=tensor, peer=peer, group=group)
+
+    def batch_isend_irecv(self, operations: Sequence[Any]) -> list[Any]:
+        sent = {each.peer: each.tensor.array.copy() for each in operations if each.kind == "isend"}
+        arrived = operations[0].group.exchanged(sent)
+
+        def wait() -> None:
+            for each in operations:
+                if each.kind == "irecv":
+                    each.tensor.array[:] = arrived[each.peer]
+
+        return [SimpleNamespace(wait=wait)]
+
+
+class Torch:
+    """`torch` on one rank, built for this CUDA, or for none."""
+
+    __version__ = "2.11.0+cu130"
+    uint8 = "uint8"
+    bfloat16 = "bfloat16"
+
+    def __init__(self, group: ThreadGroup, cuda: str | None = None, lacks: Sequence[str] = ()) -> None:
+        for name in _TYPES:
+            setattr(self, name, name)
+        self.version = SimpleNamespace(cuda=cuda, hip=None, xpu=None)
+        self.distributed = Distributed(group, lacks)
+        self.streams: list[int] = []
+        self.cuda = SimpleNamespace(
+            is_available=lambda: cuda is not None,
+            set_device=lambda _index: None,
+            ExternalStream=lambda pointer, device: pointer,
+            set_stream=self.streams.append,
+            nccl=SimpleNamespace(version=lambda: (2, 28, 9)),
+        )
+
+    def tensor(self, values: Sequence[float], dtype: str) -> Tensor:
+        return Tensor(np.array(values, dtype))
+
+    def zeros(self, count: int, dtype: str) -> Tensor:
+        return Tensor(np.zeros(count, dtype))
+
+    def device(self, kind: str, index: int) -> Any:
+        return SimpleNamespace(type=kind, index=index)
+
+    def as_tensor(self, array: Array, device: str) -> Tensor:
+        return Tensor(array, is_cuda=device == "cuda")
+
+    def from_numpy(self, array: Array) -> Tensor:
+        return Tensor(array)
+
+    def empty(self, count: int, dtype: str, device: object) -> Tensor:
+        return Tensor(np.full(count, 0xEE, dtype))

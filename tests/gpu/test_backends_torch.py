@@ -1,0 +1,75 @@
+"""On real GPUs: torch.distributed beside NCCL, Gloo by way of the host, and MPI tried on GPU memory."""
+
+import json
+import os
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+
+from gpubench.hardware.node.nvml.library import read_driver
+from tests.cli.running import environment, gpubench
+
+DRIVER = read_driver(os.environ)
+RANKS = 4 if DRIVER.visible >= 4 else 2
+
+pytestmark = [pytest.mark.gpu, pytest.mark.mpi, pytest.mark.skipif(DRIVER.visible < RANKS, reason="needs two GPUs")]
+with_torch = pytest.mark.skipif(find_spec("torch") is None, reason="needs the user's torch")
+
+Document = dict[str, Any]
+
+
+def measured(*arguments: str, code: int = 0) -> Document:
+    result = gpubench(*arguments, "--np", str(RANKS), "--format", "json", env=environment())
+    assert result.returncode == code, result.stderr
+    document: Document = json.loads(result.stdout)
+    return document
+
+
+@with_torch
+def test_the_framework_its_library_and_gloo_in_one_table() -> None:
+    document = measured("allreduce", "--sizes", "1K,16M", "--backend", "nccl,torch:nccl,torch:gloo", "--iters", "10")
+    assert {row["wrong"] for row in document["rows"]} == {0}
+    assert [row["backend"] for row in document["rows"][:4]] == ["nccl", "torch:nccl", "torch:gloo", "nccl"]
+    of_torch = [row for row in document["rows"] if row["backend"] == "torch:nccl"]
+    assert all(row["issue_us"] > 0 for row in of_torch)
+    libraries = document["metadata"]["libraries"]
+    assert libraries["torch's NCCL"] == libraries["NCCL"], "a process has one libnccl.so.2: here torch's own"
+    beside = [row for row in document["backends"] if row["backend"] == "torch:nccl"]
+    assert {row["transport"] for row in beside} == {row["first_transport"] for row in beside} != {None}
+    assert "torch:nccl" in document["sentence"]
+    assert "with the same libnccl" in document["sentence"]
+    for row in document["backends"]:
+        print(row["size_bytes"], row["placement"], row["backend"], f"{row['speed_percent']:.1f} %")  # noqa: T201
+
+
+@with_torch
+@pytest.mark.parametrize("collective", ["allgather", "reducescatter", "broadcast", "reduce", "alltoall", "scatter"])
+def test_other_collectives_of_torch(collective: str) -> None:
+    document = measured(collective, "--sizes", "1K,1M", "--backend", "torch:nccl,torch:gloo", "--iters", "5")
+    assert {row["wrong"] for row in document["rows"]} == {0}
+    assert {row["backend"] for row in document["rows"]} == {"torch:nccl", "torch:gloo"}
+    assert document["refused"] == []
+
+
+@with_torch
+def test_gloo_goes_through_the_host_by_design() -> None:
+    document = measured("allreduce", "--sizes", "1M,16M", "--backend", "torch:gloo", "--iters", "5")
+    assert document["verdict"] == "PASS"
+    (fallback,) = document["fallback"]
+    assert (fallback["conclusion"], fallback["verdict"]) == ("staged", "SKIP")
+    assert "Gloo copies CUDA tensors to host memory" in fallback["cause_seen"]
+    assert {row["by_design"] for row in document["evidence"]} != {None}
+
+
+def test_mpi_is_tried_before_it_is_handed_gpu_memory() -> None:
+    result = gpubench("sendrecv", "--backend", "mpi", "--sizes", "1M", "--np", str(RANKS), "--format", "json")
+    document: Document = json.loads(result.stdout)
+    trials = {row["operation"]: row["outcome"] for row in document["mpi_support"]}
+    assert len(trials) == 9
+    print(trials, document["metadata"]["libraries"]["MPI on GPU memory"])  # noqa: T201
+    works = all(row["outcome"] == "right" for row in document["mpi_support"] if row["operation"] == "sendrecv")
+    assert bool(document["rows"]) == works
+    assert result.returncode == (0 if works else 3)
+    if not works:
+        assert "mpi-not-cuda-aware" in [each["id"] for each in document["findings"]]

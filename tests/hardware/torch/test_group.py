@@ -1,0 +1,82 @@
+"""The ranks of torchrun's job, on a torch made of threads."""
+
+import sys
+from typing import Any, cast
+
+import pytest
+
+from gpubench.errors import CouldNotMeasureError, UsageError
+from gpubench.hardware.torch import library, world
+from gpubench.hardware.torch.group import TorchGroup
+from gpubench.hardware.torch.library import TorchDistributed
+from gpubench.jobs import rank as ranks_of_jobs
+from gpubench.model.facts.launched_by import TORCHRUN, LaunchedBy
+from gpubench.ports.group import NativeBarrier
+from tests.fakes.ranks import ThreadGroup, World, run_ranks
+from tests.fakes.torch_on_numpy import Torch
+
+
+def of(threads: ThreadGroup, monkeypatch: pytest.MonkeyPatch | None = None) -> tuple[Any, TorchGroup]:
+    torch = cast("Any", Torch(threads))
+    torch.distributed.init_process_group("gloo", init_method="env://", timeout=None)
+    return torch, TorchGroup(torch, torch.distributed.group.WORLD, range(threads.size))
+
+
+def test_a_group_hands_values_around() -> None:
+    def body(threads: ThreadGroup) -> list[Any]:
+        _, group = of(threads)
+        assert (group.rank, group.size) == (threads.rank, threads.size)
+        assert not isinstance(group, NativeBarrier), "no table of C calls can have this barrier"
+        group.barrier()
+        offset = group.clock_offset()
+        assert abs(offset.seconds) <= offset.uncertainty, "threads have one clock"
+        largest = group.largest([float(group.rank), -float(group.rank)])
+        return [group.gather(group.rank), group.collect(group.rank), group.broadcast(group.rank, 1), largest]
+
+    first, second, third = run_ranks(3, body)
+    assert first == [[0, 1, 2], [0, 1, 2], 1, [2.0, -0.0]]
+    assert second[:2] == third[:2] == [[0, 1, 2], None]
+    assert third[2:] == [1, [2.0, -0.0]]
+
+
+def test_parts_of_a_job_have_backends_of_their_own() -> None:
+    def body(threads: ThreadGroup) -> tuple[int, int, Any, int]:
+        torch, group = of(threads)
+        part = group.split(group.rank // 2, group.rank)
+        found = TorchDistributed(torch, "gloo")
+        own = world.open_group(found, part, one_node=True)
+        every = world.open_group(found, group, one_node=True)
+        return part.rank, part.size, part.broadcast(group.rank, 1), own.size() * 10 + every.size()
+
+    assert run_ranks(4, body) == [(0, 2, 1, 24), (1, 2, 1, 24), (0, 2, 3, 24), (1, 2, 3, 24)]
+
+
+def test_ranks_that_torchrun_started_meet_and_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = cast("Any", Torch(ThreadGroup(World(1), 0)))
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setitem(sys.modules, "torch.distributed", torch.distributed)
+    monkeypatch.setattr(library, "find_spec", lambda _name: object())
+    meeting = ranks_of_jobs.meeting_of(LaunchedBy(TORCHRUN, 0, 1))
+    group = meeting.start(LaunchedBy(TORCHRUN, 0, 1))
+    identity, nodes = ranks_of_jobs.own_identity(group)
+    assert (identity.rank, identity.local_rank, nodes) == (0, 0, [0])
+    meeting.finish()
+    assert not torch.distributed.is_initialized()
+    meeting.finish()
+    with monkeypatch.context() as patch:
+        left: list[int] = []
+        patch.setattr("gpubench.hardware.torch.group.os._exit", left.append)
+        cast("Any", meeting).abort(group, 3)
+        assert left == [3]
+    torch.distributed._lacks = ("gloo",)
+    monkeypatch.setattr(torch.distributed, "is_gloo_available", lambda: True)
+    torch.distributed.init_process_group = lambda *_given, **_more: (_ for _ in ()).throw(RuntimeError("no route"))
+    with pytest.raises(CouldNotMeasureError, match="cannot begin with gloo: no route"):
+        meeting.start(LaunchedBy(TORCHRUN, 0, 1))
+
+
+def test_what_needs_mpi_is_refused() -> None:
+    assert ranks_of_jobs.meeting_of(LaunchedBy("Open MPI's mpirun", 0, 2)) is ranks_of_jobs.BY_MPI
+    with pytest.raises(UsageError, match="this command under torchrun") as refused:
+        ranks_of_jobs.run(lambda _group, _progress: cast("Any", None), LaunchedBy(TORCHRUN, 0, 4), 60, {})
+    assert refused.value.next_step == "mpirun -n 4 gpubench ..."
