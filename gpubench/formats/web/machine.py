@@ -13,15 +13,17 @@ from gpubench.model.terms.verdict import Verdict
 
 _WIDTH, _ROW, _BOX = 540, 34, 26
 _TOP, _BOTTOM = 10, 10
-_SOCKET, _SWITCH, _DEVICE, _FABRIC = 4, 88, 238, 500
-_SOCKET_WIDTH, _DEVICE_WIDTH, _FABRIC_WIDTH = 68, 132, 36
-_SWITCH_GAP, _WIDEST_SWITCH, _NAMED_SWITCH = 16, 76, 50
-_ARCS = 380
+_SOCKET, _SWITCH, _DEVICE, _FABRIC = 4, 86, 250, 504
+_SOCKET_WIDTH, _DEVICE_WIDTH, _FABRIC_WIDTH = 68, 132, 34
+_SWITCH_GAP, _WIDEST_SWITCH, _NAMED_SWITCH = 8, 76, 54
+_ARCS = 394
 _MOST_ROWS = 64
 _MOST_WORDS = 17
 
 _SHARES = ((0.95, "s3", "95 % and more"), (0.9, "s2", "90 to 95 %"), (0.75, "s1", "75 to 90 %"), (0.0, "s0", "less"))
 """Classes of the style sheet by the share that is reached, the thresholds of the verdicts on copies among them."""
+
+_ORDER = ("s", *(kind for _, kind, _ in _SHARES))
 
 _SIGNS = {Verdict.FAIL: "✗", Verdict.WARN: "!", Verdict.ERROR: "?", Verdict.INCONCLUSIVE: "~"}
 
@@ -95,11 +97,13 @@ def _class(reach: Reach) -> str:
 
 def _lines(machine: Machine, spots: Sequence[_Spot]) -> Iterator[str]:
     """PCIe: a line from each part to what is above it; that of a GPU by its copies with host memory."""
-    for part, spot in zip(machine.parts, spots, strict=False):
+    placed = list(zip(machine.parts, spots, strict=False))
+    # The worst last: where lines share a way, it is the one that is seen.
+    for part, spot in sorted(placed, key=lambda each: _ORDER.index(_class(each[0].reach))):
         if part.above is None:
             continue
         up = spots[part.above]
-        bend = up.right + 8
+        bend = up.right + _SWITCH_GAP / 2
         told = "; ".join(filter(None, (f"PCIe {part.link}" if part.link else "", _host_words(part))))
         path = f"M{up.right:.0f} {up.y:.1f}H{bend:.0f}V{spot.y:.1f}H{spot.left:.0f}"
         yield f'<path class="w {_class(part.reach)}" d="{path}"><title>{html_text(told)}</title></path>'
@@ -151,7 +155,7 @@ def _is_odd(machine: Machine, wire: Wire) -> bool:
 
 def _arc(wire: Wire, one: _Spot, other: _Spot, lines: Sequence[float], *, odd: bool) -> Iterator[str]:
     """A curve; the figure of an odd one stands beside it, off the `lines` of GPUs, where there are any."""
-    away = _ARCS + min(96.0, abs(other.y - one.y) / 3)
+    away = _ARCS + min(72.0, abs(other.y - one.y) / 3)
     path = (
         f"M{one.right:.0f} {one.y:.1f}C{away:.0f} {one.y:.1f} {away:.0f} {other.y:.1f} {other.right:.0f} {other.y:.1f}"
     )
@@ -161,7 +165,7 @@ def _arc(wire: Wire, one: _Spot, other: _Spot, lines: Sequence[float], *, odd: b
         x, y = one.right + 0.75 * (away - one.right), (one.y + other.y) / 2
         if any(abs(y - line) < _ROW / 2 for line in lines):
             y += _ROW / 2
-        x, anchor = (_FABRIC - 4.0, "end") if x > _FABRIC - 60 else (x + 4, "start")
+        x, anchor = (_FABRIC - 4.0, "end") if x > _FABRIC - 52 else (x + 4, "start")
         words = f"{_SIGNS[wire.verdict]} {wire.reach.gb_s:.3g}" if wire.reach.gb_s is not None else _SIGNS[wire.verdict]
         yield f'<text class="tag {wire.verdict}" x="{x:.0f}" y="{y + 4:.1f}" text-anchor="{anchor}">{words}</text>'
 
@@ -190,7 +194,7 @@ def _short(part: MachinePart, spot: _Spot) -> str:
     if part.is_device:
         return part.name
     if part.above is None:
-        return part.name.replace("NUMA node unknown", "machine").replace("NUMA node", "NUMA")
+        return part.name.replace("NUMA node unknown", "host").replace("NUMA node", "NUMA")
     return "switch" if spot.right - spot.left >= _NAMED_SWITCH else ""
 
 
