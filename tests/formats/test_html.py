@@ -176,6 +176,8 @@ def test_axes_have_titles_and_every_series_answers_a_pointer() -> None:
     assert text.count(">size, log scale</text>") == 2
     assert ">bus bandwidth, GB/s</text>" in text
     assert ">time, µs, log scale</text>" in text.replace("&#181;", "µ")
+    copies = gpubench("p2p", "--simulate", "hgx-h200-2", "--sizes", "8:64M:64", "--format", "html").stdout
+    assert ">bandwidth, GB/s</text>" in copies
     for told in ("out of place: 1K, 100 GB/s", "limit: 1K, 450 GB/s", "expected: 1K, 400 GB/s"):
         assert f"<title>{told}</title>" in text
 

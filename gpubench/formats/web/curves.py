@@ -84,8 +84,9 @@ def _axes(chart: Chart, scale: _Scale) -> Iterator[str]:
         yield f'<text x="{scale.x(size):.1f}" y="{_HEIGHT - 32}" text-anchor="middle">{format_size(size)}</text>'
     middle = (_TOP + _HEIGHT - _BOTTOM) / 2
     yield f'<text x="{(_LEFT + _WIDTH - _RIGHT) / 2:.0f}" y="{_HEIGHT - 8}" text-anchor="middle">size, log scale</text>'
-    what = chart.title.rpartition(": ")[2].partition(",")[0]
-    words = f"{what}, {chart.unit}{', log scale' if scale.logarithmic else ''}"
+    _, named, what = chart.title.rpartition(": ")
+    what = what.partition(",")[0] if named else ""
+    words = ", ".join(filter(None, (what, chart.unit, "log scale" if scale.logarithmic else "")))
     yield f'<text transform="translate(16 {middle:.0f}) rotate(-90)" text-anchor="middle">{html_text(words)}</text>'
 
 
