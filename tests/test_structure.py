@@ -42,6 +42,7 @@ SUPPORT = {
         "presentation",
         "delivery",
         "exit_style",
+        "sections",
         "summary",
     },
     "readers/machines": {"joined_columns", "limits", "__init__", "registry", "snapshot_rules", "smi_lines"},

@@ -1,89 +1,45 @@
 """A report as a page of blocks: facts, tables, grids, charts. Formats for pages say how a block looks."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import islice
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from gpubench.formats.document import DocumentRun
+from gpubench.formats.sections import (
+    MOST_COLUMNS,
+    MOST_LINES,
+    Grid,
+    GridCell,
+    Listing,
+    left_out,
+    link_kind,
+    listing_of,
+    section_blocks,
+    verdict_of,
+    without_empty,
+    word,
+)
 from gpubench.formats.text.p2p import copying_way, expected_lines, most_expected, series_title
 from gpubench.model.facts.performance_settings import bearing_on_performance
-from gpubench.model.results.curves import HOST, Chart, charts
+from gpubench.model.results.curves import HOST, Chart, charts, compared_charts
 from gpubench.model.results.overlap.curves import overlap_charts
-from gpubench.model.results.report import OVERLAP_SECTION, CollectiveRow, Matrix, Metadata, PairRow, Report, Table
-from gpubench.model.results.rows.evidence import EVIDENCE_SECTION
+from gpubench.model.results.report import (
+    OVERLAP_SECTION,
+    PAIRS_SECTION,
+    ROWS_SECTION,
+    CollectiveRow,
+    Metadata,
+    PairRow,
+    Report,
+    Table,
+)
+from gpubench.model.results.rows.comparison import COMPARISON_SECTION, ComparisonRow
 from gpubench.model.results.rows.overlap import OverlapRow
 from gpubench.model.results.rows.scan import CELLS_SECTION, ScanCellRow
 from gpubench.model.terms.grouping import grouped
 from gpubench.model.terms.overlap.asked import cap_name
-from gpubench.model.terms.units import compress_names, format_percent, format_size, some_of
+from gpubench.model.terms.units import compress_names, format_percent, format_size
 from gpubench.model.terms.verdict import Verdict
 
-_MOST_LINES = 200
 _MOST_MAPPED = 2048
-_MOST_COLUMNS = 64
-_HIDDEN = ("nvlinks", "kinds", "tree", "ranks", "members", "paths", "pairs", "matrices", CELLS_SECTION)
-"""Sections that are too long for a page, or stand on it in another shape. JSON and CSV have them."""
-
-_SHOWN: Mapping[str, Sequence[str]] = {
-    "gpus": (
-        *("node", "gpu", "bus_id", "name", "pcie_generation", "pcie_width", "nvlinks_active", "nvlinks"),
-        *("nvlink_gb_s", "nvlink_errors", "fabric_state", "throttle_reasons", "lost"),
-    ),
-    "nics": ("node", "nic", "link_layer", "state", "rate_gbit_s", "nearest_gpus", "nearest_path", "gpudirect_rdma"),
-    "nodes": ("node", "node_kind", "differences", "gpus", "nics", "driver", "cuda", "kernel", "cpu"),
-    "fallback": (
-        *("conclusion", "verdict", "confidence", "count", "pairs", "transport", "bandwidth_gb_s", "limit_gb_s"),
-        *("cause_seen", "advice", "how"),
-    ),
-    OVERLAP_SECTION: (
-        *("partner", "size_bytes", "ctas", "channels", "communication_alone_us", "communication_together_us"),
-        *("communication_slowdown", "waiting_slowdown", "sharing_slowdown", "partner_count", "partner_alone_us"),
-        *("partner_together_us", "compute_slowdown", "step_us", "hidden_share", "sm_clock_mhz", "power_w", "verdict"),
-    ),
-    EVIDENCE_SECTION: (
-        *("source", "destination", "path_class", "capability", "selection", "measurement", "correctness"),
-        *("transport", "bandwidth_gb_s", "limit_gb_s", "conclusion", "confidence", "verdict"),
-    ),
-}
-"""The columns of sections that have many; of others a page shows all."""
-
-
-_SPELLINGS = ("GPU", "GPUs", "NIC", "NICs", "NUMA", "NVLink", "NVLinks", "PCIe", "RDMA")
-_SPELLING = {each.lower(): each for each in _SPELLINGS}
-
-
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """A table of words. `verdicts` has one a line, None where nothing was judged; `left_out` counts further lines."""
-
-    title: str
-    heads: Sequence[str]
-    lines: Sequence[Sequence[str]]
-    verdicts: Sequence[Verdict | None]
-    left_out: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class GridCell:
-    """A cell: its words, how near it is to what is expected or to the best of its grid (0 to 1, None where it is no
-    number), its verdict.
-    """
-
-    text: str
-    share: float | None = None
-    verdict: Verdict | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """A matrix between devices."""
-
-    title: str
-    corner: str
-    columns: Sequence[str]
-    lines: Mapping[str, Mapping[str, GridCell]]
-
 
 Block = Listing | Grid | Chart
 
@@ -93,7 +49,7 @@ def facts(metadata: Metadata) -> Iterator[tuple[str, str]]:
     yield "command", " ".join(metadata.command)
     yield "began", metadata.started_at
     hosts = list(dict.fromkeys(metadata.hosts))
-    yield ("host" if len(hosts) == 1 else f"{len(hosts)} hosts"), compress_names(hosts[:_MOST_LINES])
+    yield ("host" if len(hosts) == 1 else f"{len(hosts)} hosts"), compress_names(hosts[:MOST_LINES])
     if metadata.ranks:
         gpus = ", ".join(dict.fromkeys(rank.gpu for rank in metadata.ranks if rank.gpu))
         yield "ranks", f"{len(metadata.ranks)}" + (f": {gpus}" if gpus else "")
@@ -121,7 +77,9 @@ def blocks(run: DocumentRun) -> Iterator[Block]:
     """The page, below header and findings."""
     yield from charts(run.rows)
     yield from overlap_charts([row for row in run.rows if isinstance(row, OverlapRow)])
-    collectives = [row for row in run.rows if isinstance(row, CollectiveRow)]
+    yield from compared_charts(run.report.rows(COMPARISON_SECTION, ComparisonRow))
+    every = (*run.rows, *run.report.rows(ROWS_SECTION, CollectiveRow))
+    collectives = [row for row in every if isinstance(row, CollectiveRow)]
     if collectives:
         yield _collective(collectives)
     pairs = [row for row in run.rows if isinstance(row, PairRow)]
@@ -129,7 +87,14 @@ def blocks(run: DocumentRun) -> Iterator[Block]:
         yield from _copies(pairs)
     yield from overlap_grids([row for row in run.rows if isinstance(row, OverlapRow)])
     yield from _map(run.report)
-    yield from _sections(run.report)
+    yield from section_blocks(run.report)
+
+
+def copies_of_report(report: Report) -> Iterator[Block]:
+    """The copies that a report of one node holds in a section of its own, as a check does; nothing of many nodes."""
+    rows = [row for row in report.rows(PAIRS_SECTION, PairRow) if row.bandwidth_gb_s is not None]
+    if rows and len({row.source_node for row in rows}) == 1:
+        yield from _copies(rows)
 
 
 def _map(report: Report) -> Iterator[Grid]:
@@ -145,7 +110,7 @@ def _map(report: Report) -> Iterator[Grid]:
         share = None if row.score_percent is None else min(1.0, max(0.0, row.score_percent / 100))
         shown = "–" if row.score_percent is None else f"{row.score_percent:.0f}"
         name = row.node if row.leaf is None else f"{row.node} ({row.leaf})"
-        lines.setdefault(name, {})[row.subject] = GridCell(shown, share, _verdict(row.verdict))
+        lines.setdefault(name, {})[row.subject] = GridCell(shown, share, verdict_of(row.verdict))
     left = "" if len(lines) == nodes else f", of the {len(lines)} nodes on leaves where something is wrong"
     columns = list(dict.fromkeys(row.subject for row in cells))
     yield Grid(f"Nodes × rails, % of what the others deliver{left}", "node", columns, lines)
@@ -163,7 +128,7 @@ def _collective(rows: Sequence[CollectiveRow]) -> Listing:
         )
         for row in rows
     ]
-    return _without_empty(Listing(_of(rows, "Every row"), heads, lines, [_verdict(row.verdict) for row in rows]))
+    return without_empty(Listing(_of(rows, "Every row"), heads, lines, [verdict_of(row.verdict) for row in rows]))
 
 
 def _of(rows: Sequence[CollectiveRow] | Sequence[PairRow], what: str) -> str:
@@ -179,14 +144,13 @@ def overlap_grids(rows: Sequence[OverlapRow]) -> Iterator[Block]:
         for size, of_size in grouped(members, lambda row: row.size_bytes).items():
             best = min(row.step_us for row in of_size)
             lines[format_size(size)] = {
-                cap_name(row.ctas): GridCell(word(row.step_us), best / row.step_us, _verdict(row.verdict))
+                cap_name(row.ctas): GridCell(word(row.step_us), best / row.step_us, verdict_of(row.verdict))
                 for row in of_size
             }
         columns = list(dict.fromkeys(cap_name(row.ctas) for row in members))
         yield Grid(f"Step, by size and cap, µs, beside {partner}", "size", columns, lines)
     if rows:
-        shown = Table(OverlapRow.columns(), lambda: rows)
-        yield _listing(OVERLAP_SECTION, shown)
+        yield listing_of(OVERLAP_SECTION, Table(OverlapRow.columns(), lambda: rows))
 
 
 def _copies(rows: Sequence[PairRow]) -> Iterator[Block]:
@@ -213,121 +177,28 @@ def _copies(rows: Sequence[PairRow]) -> Iterator[Block]:
                     row.note or "",
                 ),
             )
-            for row in listed[:_MOST_LINES]
+            for row in listed[:MOST_LINES]
         ]
-        verdicts = [_verdict(row.verdict) for row in listed]
+        verdicts = [verdict_of(row.verdict) for row in listed]
         what = _of(listed, "Copies")
-        yield _without_empty(Listing(what, heads, lines, verdicts, _left_out(len(listed), "pairs")))
+        yield without_empty(Listing(what, heads, lines, verdicts, left_out(len(listed), "pairs")))
 
 
 def _grid_of(rows: Sequence[PairRow]) -> Grid:
     is_latency = (rows[0].size_bytes or 0) < 64 * 2**10
     values = {(row.source, row.destination): row.latency_us if is_latency else row.bandwidth_gb_s for row in rows}
-    known = [value for value in (*values.values(), most_expected(rows)) if value]
-    best = (min if is_latency else max)(known, default=0.0)
     lines: dict[str, dict[str, GridCell]] = {}
-    for row in rows:
-        value = values[row.source, row.destination]
-        share = None if not value or not best else best / value if is_latency else value / best
-        cell = GridCell(word(value) or "ERROR", share, _verdict(row.verdict))
-        lines.setdefault(row.source, {})[row.destination] = cell
+    for members in grouped(rows, lambda row: link_kind(row.path_class or "")).values():
+        known = [value for row in members if (value := values[row.source, row.destination])]
+        best = most_expected(members) or (min if is_latency else max)(known, default=0.0)
+        for row in members:
+            value = values[row.source, row.destination]
+            share = None if not value or not best else best / value if is_latency else value / best
+            cell = GridCell(word(value) or "ERROR", share and min(share, 1.0), verdict_of(row.verdict))
+            lines.setdefault(row.source, {})[row.destination] = cell
     names = list(dict.fromkeys(name for row in rows for name in (row.source, row.destination)))
     way = "; ".join((series_title(rows[0]), *expected_lines(rows)))
-    return Grid(way, "µs" if is_latency else "GB/s", names[:_MOST_COLUMNS], lines)
-
-
-def _sections(report: Report) -> Iterator[Block]:
-    for name, section in report.sections.items():
-        if name in _HIDDEN:
-            continue
-        if isinstance(section, Table):
-            listing = _listing(name, section)
-            if listing.lines:
-                yield listing
-        elif section.cells:
-            yield _matrix(name, section)
-
-
-def _listing(name: str, section: Table) -> Listing:
-    columns = [column for column in _SHOWN.get(name, section.columns) if column in section.columns]
-    records = [row.to_record() for row in islice(section.rows(), _MOST_LINES + 1)]
-    more = f"more in --format csv --section {name}" if len(records) > _MOST_LINES else ""
-    lines = [[word(record[column]) for column in columns] for record in records[:_MOST_LINES]]
-    heads = [_words(column) for column in columns]
-    verdicts = [_verdict(record.get("verdict")) for record in records[:_MOST_LINES]]
-    return _without_empty(Listing(_words(name)[0].upper() + _words(name)[1:], heads, lines, verdicts, more))
-
-
-def _words(name: str) -> str:
-    """A column or a section as a person would write it: units as units, abbreviations as they are used."""
-    for ending, unit in (("_gbit_s", " Gbit/s"), ("_gb_s", " GB/s"), ("_us", " µs")):
-        name = name.replace(ending, unit)
-    text = name.replace("_", " ")
-    return " ".join(_SPELLING.get(word, word) for word in text.split(" "))
-
-
-def _matrix(name: str, section: Matrix) -> Grid:
-    known = dict.fromkeys(column for row in section.cells.values() for column in row)
-    columns = [
-        *(name for name in section.cells if name in known),
-        *(each for each in known if each not in section.cells),
-    ]
-    columns = columns[:_MOST_COLUMNS]
-    numbers = [value for row in section.cells.values() for value in row.values() if isinstance(value, float)]
-    best = max(numbers, default=0.0)
-    lines = {
-        row: {
-            column: GridCell(_cell(cells[column]), _share(cells[column], best)) for column in columns if column in cells
-        }
-        for row, cells in islice(section.cells.items(), _MOST_COLUMNS)
-    }
-    return Grid(_words(name)[0].upper() + _words(name)[1:], "", columns, lines)
-
-
-def _cell(value: object) -> str:
-    """A cell's words; peer access says what CUDA and NVML say."""
-    if isinstance(value, Mapping):
-        return " / ".join(word(each) or "?" for key, each in value.items() if key != "reason")
-    return word(value)
-
-
-def _share(value: object, best: float) -> float | None:
-    return value / best if isinstance(value, float) and best else None
-
-
-def word(value: Any) -> str:
-    """A value as a person reads it: four digits, nothing for what is unknown."""
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:.4g}" if value < 10_000 else f"{value:.0f}"
-    if isinstance(value, (list, tuple)):
-        return some_of([word(each) for each in value], 8)
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key}: {word(each)}" for key, each in value.items())
-    return str(value)
-
-
-def _verdict(text: str | None) -> Verdict | None:
-    return None if text is None else Verdict(text)
-
-
-def _left_out(count: int, section: str) -> str:
-    return f"{count - _MOST_LINES} more in --format csv --section {section}" if count > _MOST_LINES else ""
-
-
-def _without_empty(listing: Listing) -> Listing:
-    """Without the columns in which nothing is known."""
-    kept = [number for number in range(len(listing.heads)) if any(line[number] for line in listing.lines)]
-    return Listing(
-        listing.title,
-        [listing.heads[number] for number in kept],
-        [[line[number] for number in kept] for line in listing.lines],
-        listing.verdicts,
-        listing.left_out,
-    )
+    return Grid(way, "µs" if is_latency else "GB/s", names[:MOST_COLUMNS], lines)
 
 
 def outcome(run: DocumentRun) -> str:

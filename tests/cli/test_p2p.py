@@ -61,7 +61,7 @@ def test_the_document_validates(tmp_path: Path) -> None:
     assert gpubench(*MACHINE, "--output", str(output)).returncode == 0
     document = json.loads(output.read_text())
     jsonschema.validate(document, SCHEMA)
-    sections = ["pairs", "matrices", "ratios", "patterns", "evidence", "fallback", "causes", "findings"]
+    sections = ["pairs", "matrices", "ratios", "patterns", "evidence", "fallback", "causes", "tree", "findings"]
     assert list(document)[5:] == sections
     assert document["metadata"]["profile"]["name"] == "hgx-h200-4"
     assert document["ratios"]["GPU0"]["GPU1"] > 5

@@ -151,6 +151,50 @@ def test_a_staged_pair_is_marked_and_framed() -> None:
     assert len(cells) >= 2
 
 
+def test_a_heat_map_is_scaled_by_kind_of_link() -> None:
+    """Healthy NICs at 50 GB/s are not framed beside NVLinks at 450; a GPU with fewer of these is no kind of its own."""
+    healthy = gpubench("topo", "--simulate", "hgx-h100-8", "--format", "html").stdout
+    assert 'class="h low"' not in healthy
+    odd = gpubench("topo", "--simulate", "hgx-h100-8", "--fault", "gpu5:nvlink=10", "--format", "html").stdout
+    framed = re.findall(r'<td class="h low" style="--s:([\d.]+)">(\d+)<', odd)
+    assert set(framed) == {("0.56", "250")}
+    assert len(framed) == 7 + 7 + 1, "its row, its column and its own total"
+
+
+def test_checks_that_passed_are_folded() -> None:
+    text = gpubench("check", "--simulate", "hgx-h100-8", "--fault", "gpu3:speed=0.5", "--format", "html").stdout
+    shown = re.sub("<details>.*?</details>", "", text, flags=re.DOTALL)
+    assert 'class="FAIL">FAIL' in shown
+    for section in ("Checks", "Verdicts"):
+        (table,) = re.findall(f"<h2>{section}</h2>.*?</table>", shown, flags=re.DOTALL)
+        assert 'class="PASS">PASS' not in table
+    assert re.findall(r"<summary>(\d+) passed</summary>", text)
+
+
+def test_axes_have_titles_and_every_series_answers_a_pointer() -> None:
+    text = page()
+    assert text.count(">size, log scale</text>") == 2
+    assert ">bus bandwidth, GB/s</text>" in text
+    assert ">time, µs, log scale</text>" in text.replace("&#181;", "µ")
+    copies = gpubench("p2p", "--simulate", "hgx-h200-2", "--sizes", "8:64M:64", "--format", "html").stdout
+    assert ">bandwidth, GB/s</text>" in copies
+    for told in ("out of place: 1K, 100 GB/s", "limit: 1K, 450 GB/s", "expected: 1K, 400 GB/s"):
+        assert f"<title>{told}</title>" in text
+
+
+def test_both_sides_of_a_comparison_are_in_one_picture(tmp_path: Path) -> None:
+    sides = [tmp_path / "before.json", tmp_path / "after.json"]
+    for side, faults in zip(sides, ((), ("--fault", "gpu3:speed=0.7")), strict=True):
+        sizes = ("--sizes", "1M:1G:4", "-q", "-o", str(side))
+        gpubench("allreduce", "--simulate", "hgx-h200-8", *faults, *sizes)
+    text = gpubench("compare", *map(str, sides), "--format", "html").stdout
+    parsed(text)
+    assert text.count("before and after, GB/s</figcaption>") == 2
+    assert re.search(r"<title>before: 1G, 4\d\d", text)
+    assert re.search(r"<title>after: 1G, 3\d\d", text)
+    assert OPEN_ENDED not in text
+
+
 @needs_browser
 @pytest.mark.parametrize(("width", "scheme"), [(1200, 1), (1200, 0), (500, 0)], ids=["light", "dark", "phone"])
 def test_a_browser_draws_it(tmp_path: Path, width: int, scheme: int) -> None:
@@ -169,18 +213,21 @@ def test_a_browser_draws_it(tmp_path: Path, width: int, scheme: int) -> None:
 
 
 @needs_browser
-def test_nothing_is_wider_than_a_phone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("width", [360, 390, 1400])
+@pytest.mark.parametrize("command", [(), ("check", "--simulate", "hgx-h100-8", "--fault", "gpu3:speed=0.5")])
+def test_nothing_is_wider_than_the_window(tmp_path: Path, width: int, command: tuple[str, ...]) -> None:
     """Tables scroll in boxes of their own: the page itself does not."""
+    text = gpubench(*command, "--format", "html").stdout if command else page()
     measuring = "<script>document.title = 'overflow ' + (document.documentElement.scrollWidth - innerWidth)</script>"
     frame = tmp_path / "frame.html"
-    scripted = re.sub('<meta http-equiv="Content-Security-Policy" content="[^"]*">', "", page())
+    scripted = re.sub('<meta http-equiv="Content-Security-Policy" content="[^"]*">', "", text)
     (tmp_path / "page.html").write_text(scripted.replace("</body>", f"{measuring}</body>"), encoding="utf-8")
     frame.write_text(
-        "<iframe src=page.html width=360 height=800></iframe><script>onload = () => document.body.append("
+        f"<iframe src=page.html width={width} height=800></iframe><script>onload = () => document.body.append("
         "document.querySelector('iframe').contentDocument.title)</script>",
         encoding="utf-8",
     )
-    command = [
+    arguments = [
         str(BROWSER),
         "--headless",
         "--no-sandbox",
@@ -188,8 +235,8 @@ def test_nothing_is_wider_than_a_phone(tmp_path: Path) -> None:
         "--allow-file-access-from-files",
         "--dump-dom",
     ]
-    command += [f"--user-data-dir={tmp_path}/user", f"file://{frame}"]
-    result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=90)
+    arguments += [f"--user-data-dir={tmp_path}/user", f"file://{frame}"]
+    result = subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=90)
     found = re.search(r"overflow (-?\d+)", result.stdout)
     assert found is not None, result.stdout
     assert int(found[1]) <= 0

@@ -41,7 +41,7 @@ def managed(copies: CudaCopies) -> CudaManaged:
     return opened
 
 
-def request(gpus: int) -> P2pRequest:
+def request(managed: CudaManaged, gpus: int) -> P2pRequest:
     return P2pRequest(
         pairs=tuple((a, b) for a in range(gpus) for b in range(gpus) if a != b),
         series=(),
@@ -50,11 +50,12 @@ def request(gpus: int) -> P2pRequest:
         method=Method(samples=3),
         check=True,
         managed_bytes=SIZE,
+        managed=tuple(managed.support()),
     )
 
 
 def test_every_way_moves_the_right_data(copies: CudaCopies, managed: CudaManaged) -> None:
-    asked = request(len(copies.gpus))
+    asked = request(managed, len(copies.gpus))
     counters = NvmlCounters([gpu.bus_id for gpu in copies.gpus])
     bench = CopyBench(asked, copies, counters, managed=managed)
     bench.enable_peer_access()

@@ -55,7 +55,7 @@ class LibrariesView(ReportView):
 def _columns(rows: Sequence[LibraryRow]) -> list[Column]:
     return [
         Column("what", [row.library for row in rows]),
-        Column("version", [row.version or "?" for row in rows]),
+        Column("version", [row.version or ("-" if row.kind == LibraryKind.KERNEL else "?") for row in rows]),
         Column("used by", [", ".join(use.partition(" (")[0] for use in row.used_by) or "-" for row in rows], spare=1),
     ]
 

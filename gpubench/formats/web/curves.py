@@ -8,8 +8,11 @@ from gpubench.formats.web.html_text import html_text
 from gpubench.model.results.curves import OPEN_ENDED, Chart, CurveLine, Points
 from gpubench.model.terms.units import format_size
 
-_WIDTH, _HEIGHT = 480, 290
-_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 24, 12, 34
+_WIDTH, _HEIGHT = 480, 310
+_LEFT, _RIGHT, _TOP, _BOTTOM = 72, 24, 12, 54
+_HIT = 8
+"""Radius of what answers a pointer where no marker is drawn."""
+
 _MOST_TICKS = 7
 _KINDS = 4
 """Colours and dashes that the style sheet has for curves."""
@@ -42,15 +45,20 @@ def figure(chart: Chart) -> Iterator[str]:
     yield f"<figure><figcaption>{html_text(chart.title)}, {html_text(chart.unit)}</figcaption>"
     yield f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{html_text(chart.title)}">'
     yield from _axes(chart, scale)
-    if chart.limit:
-        yield _path(chart.limit, scale, "limit")
-    if chart.expected:
-        yield _path(chart.expected, scale, "expected")
+    for kind, points in (("limit", chart.limit), ("expected", chart.expected)):
+        if points:
+            yield _path(points, scale, kind)
+            for size, value in points:
+                told = html_text(f"{kind}: {format_size(size)}, {value:.4g} {chart.unit}")
+                yield f'<circle class="hit" cx="{scale.x(size):.1f}" cy="{scale.y(value):.1f}" r="{_HIT}">'
+                yield f"<title>{told}</title></circle>"
     for number, line in enumerate(chart.lines):
         kind = f"k{number % _KINDS}"
         yield _path(line.points, scale, f"curve {kind}")
         for size, value in line.points:
-            yield _marker(number, scale.x(size), scale.y(value), f"{line.name}: {format_size(size)}, {value:.4g}")
+            yield _marker(
+                number, scale.x(size), scale.y(value), f"{line.name}: {format_size(size)}, {value:.4g} {chart.unit}"
+            )
     yield '</svg><ul class="legend">'
     yield from _legend(chart)
     yield "</ul></figure>\n"
@@ -73,7 +81,13 @@ def _axes(chart: Chart, scale: _Scale) -> Iterator[str]:
         yield f'<text x="{_LEFT - 6}" y="{y + 5:.1f}" text-anchor="end">{value:g}</text>'
     sizes = sorted({size for line in chart.lines for size, _ in line.points})
     for size in sizes[:: math.ceil(len(sizes) / _MOST_TICKS)]:
-        yield f'<text x="{scale.x(size):.1f}" y="{_HEIGHT - 10}" text-anchor="middle">{format_size(size)}</text>'
+        yield f'<text x="{scale.x(size):.1f}" y="{_HEIGHT - 32}" text-anchor="middle">{format_size(size)}</text>'
+    middle = (_TOP + _HEIGHT - _BOTTOM) / 2
+    yield f'<text x="{(_LEFT + _WIDTH - _RIGHT) / 2:.0f}" y="{_HEIGHT - 8}" text-anchor="middle">size, log scale</text>'
+    _, named, what = chart.title.rpartition(": ")
+    what = what.partition(",")[0] if named else ""
+    words = ", ".join(filter(None, (what, chart.unit, "log scale" if scale.logarithmic else "")))
+    yield f'<text transform="translate(16 {middle:.0f}) rotate(-90)" text-anchor="middle">{html_text(words)}</text>'
 
 
 def _ticks(scale: _Scale) -> list[float]:

@@ -29,6 +29,8 @@ th { background: var(--card); font-weight: 600; } td.n { text-align: right; whit
 td.h { text-align: right; background: rgba(var(--heat), calc(var(--s) * .55)); white-space: nowrap; }
 td.low { outline: 2px dashed var(--fail); outline-offset: -2px; font-weight: 700; }
 td b { color: inherit; } td.own { color: var(--faint); text-align: center; }
+summary { cursor: pointer; color: var(--faint); font-size: .9rem; margin: .3rem 0; }
+.hit { fill: transparent; stroke: none; }
 .note { color: var(--faint); font-size: .85rem; margin: .3rem 0; }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 400px), 1fr)); gap: 1rem; }
 figure { margin: 0; border: 1px solid var(--line); border-radius: .5rem; padding: .6rem; max-width: 620px; }
@@ -43,6 +45,15 @@ svg { width: 100%; height: auto; display: block; } svg text { fill: var(--faint)
 .legend { display: flex; flex-wrap: wrap; gap: .2rem 1rem; font-size: .85rem; padding: 0; margin: .3rem 0 0; }
 .legend li { list-style: none; display: flex; align-items: center; gap: .4rem; }
 .legend svg { width: 34px; height: 12px; flex: none; }
+.box, .gpu, .nic { fill: var(--card); stroke: var(--line); stroke-width: 1.5; } .gpu { fill: var(--paper); }
+.gpu { stroke: var(--faint); } rect.odd { stroke: currentColor; stroke-width: 3; }
+svg .b { fill: var(--ink); font-weight: 600; font-size: 13px; }
+svg .d { font-weight: 400; font-size: 11px; fill: var(--faint); }
+svg .f { font-size: 11px; } svg .tag { fill: currentColor; font-weight: 700; font-size: 13px; }
+svg .tag { paint-order: stroke; stroke: var(--paper); stroke-width: 4px; stroke-linejoin: round; }
+.w { fill: none; stroke: var(--line); stroke-width: 2; } .s3 { stroke: var(--c2); stroke-width: 3; }
+.s2 { stroke: var(--c0); stroke-width: 3; } .s1 { stroke: var(--warn); stroke-width: 3.5; stroke-dasharray: 7 3; }
+.s0 { stroke: var(--fail); stroke-width: 4; stroke-dasharray: 3 3; } .w.odd { stroke-width: 4.5; }
 footer { color: var(--faint); font-size: .8rem; margin: 2.5rem 0 1rem; }
 """
 """CSS of the whole page."""

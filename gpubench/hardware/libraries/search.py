@@ -78,7 +78,7 @@ def loader_user(search_path: str, root: Path) -> LibraryUser:
     """What programs get that leave it to the dynamic loader."""
     found = find_libraries(_FILES.values(), {}, search_path, root)
     loads = {library: path for library, name in _FILES.items() if (path := found[name]) is not None}
-    purpose = "programs that leave it to the dynamic loader, such as nccl-tests"
+    purpose = "what leaves it to the dynamic loader, such as nccl-tests"
     return LibraryUser(name=LOADER, purpose=purpose, loads=loads)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from gpubench.conditions.checks import CHECKS, Check, Looked, look, merged
 from gpubench.conditions.definition.circumstances import Facts
@@ -23,14 +24,18 @@ from gpubench.model.results.report import (
     Table,
 )
 from gpubench.model.results.rows.checks import CHECKS_SECTION, VERDICTS_SECTION, CheckRow, VerdictRow
+from gpubench.model.results.topo.rows import TREE_SECTION, TreeRow
+from gpubench.model.results.topo.tree import tree_rows
 from gpubench.model.terms.verdict import SLOW_UNEXPLAINED, STRAGGLER, Finding, Verdict, overall
 
 _DRIVER_IDS = {each.id for each in CONDITIONS if each.check == "driver"}
 _OF_SILENCE = ("driver", "measured")
 """Checks that say who did not answer."""
 
-SECTIONS = (CHECKS_SECTION, VERDICTS_SECTION, PAIRS_SECTION, ROWS_SECTION, FINDINGS_SECTION)
+SECTIONS = (CHECKS_SECTION, VERDICTS_SECTION, PAIRS_SECTION, ROWS_SECTION, TREE_SECTION, FINDINGS_SECTION)
 
+_MOST_TREES = 4
+"""Nodes whose PCI tree a report holds: of a thousand that are alike one is enough, and those with findings."""
 
 _OF_ALL_RANKS = (SLOW_UNEXPLAINED, STRAGGLER)
 """Findings on a whole job: what explains them says on which node it is."""
@@ -73,8 +78,19 @@ def judge(facts: Facts, *, checks: Sequence[Check] = CHECKS) -> Report:
         VERDICTS_SECTION: Table(VerdictRow.columns(), lambda: verdict_rows),
         PAIRS_SECTION: Table(PairRow.columns(), lambda: measured.pairs),
         ROWS_SECTION: Table(CollectiveRow.columns(), lambda: measured.collectives),
+        TREE_SECTION: Table(TreeRow.columns(), lambda: chain.from_iterable(map(tree_rows, _shown(facts, found)))),
     }
     return Report(verdict=verdict, complete=True, findings=found, sections=sections, main=FINDINGS_SECTION)
+
+
+def _shown(facts: Facts, found: Sequence[Finding]) -> list[Topology]:
+    """The first node, after those that findings name."""
+    told = [
+        node
+        for node in facts.nodes
+        if len(facts.nodes) > 1 and any(node.snapshot.host in each.subject.split() for each in found)
+    ]
+    return list(dict.fromkeys((*told[: _MOST_TREES - 1], *facts.nodes[:1])))
 
 
 def in_the_way(facts: Facts, told: Sequence[Finding]) -> list[Finding]:

@@ -168,7 +168,7 @@ def _absent(facts: LibrariesFacts, name: str, kind: LibraryKind, origin: Origin)
 
 
 def _use(user: LibraryUser) -> str:
-    return f"{user.label} ({user.purpose})" if user.version else user.purpose
+    return f"{user.label} ({user.purpose})"
 
 
 def _copies(facts: LibrariesFacts) -> Iterator[_Copy]:

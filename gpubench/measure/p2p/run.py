@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from gpubench.conditions.checks import beside_pairs
 from gpubench.measure.p2p.evidence import conclude
@@ -19,6 +20,8 @@ from gpubench.model.results.report import PAIRS_SECTION, Matrix, PairRow, Report
 from gpubench.model.results.rows.causes import CAUSES_SECTION
 from gpubench.model.results.rows.evidence import EVIDENCE_SECTION, FALLBACK_SECTION
 from gpubench.model.results.rows.patterns import PatternRow
+from gpubench.model.results.topo.rows import TREE_SECTION, TreeRow
+from gpubench.model.results.topo.tree import tree_rows
 from gpubench.model.terms.copies import Direction, Engine
 from gpubench.model.terms.managed import ManagedWay
 from gpubench.model.terms.units import format_size
@@ -27,9 +30,11 @@ from gpubench.ports.listener import Listener
 
 SECTIONS = (
     *(PAIRS_SECTION, "matrices", "ratios", "patterns"),
-    *(EVIDENCE_SECTION, FALLBACK_SECTION, CAUSES_SECTION, "findings"),
+    *(EVIDENCE_SECTION, FALLBACK_SECTION, CAUSES_SECTION, TREE_SECTION, "findings"),
 )
 _MOST_REPEATS = 3
+_MOST_TREES = 4
+"""Nodes whose PCI tree a report holds."""
 
 LookAgain = Callable[[CopyMachine], CopyMachine]
 """The machine when everything was measured: with the errors that its devices counted meanwhile."""
@@ -208,6 +213,9 @@ class P2pRun:
             "ratios": Matrix(self._named(_ratios(self._matrices))),
             "patterns": Table(PatternRow.columns(), self._pattern_rows),
             **paths.sections,
+            TREE_SECTION: Table(
+                TreeRow.columns(), lambda: chain.from_iterable(map(tree_rows, machine.nodes[:_MOST_TREES]))
+            ),
         }
         return Report(verdict=verdict, complete=True, findings=findings, sections=sections, main=PAIRS_SECTION)
 

@@ -1,11 +1,12 @@
 """Bandwidth and time over size, as curves that a terminal or a page can draw."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import attrgetter
 
 from gpubench.model.results.report import CollectiveRow, PairRow, Row
+from gpubench.model.results.rows.comparison import ComparisonRow, Status
 from gpubench.model.terms.grouping import grouped
 
 Points = tuple[tuple[int, float], ...]
@@ -45,7 +46,12 @@ class Chart:
     @property
     def is_open_ended(self) -> bool:
         """True where nothing is known to hold the curves against: the highest of them may still be low."""
-        return not (self.limit or self.expected or self.logarithmic)
+        return not (self.limit or self.expected or self.logarithmic or self.is_comparison)
+
+    @property
+    def is_comparison(self) -> bool:
+        """True if its curves are held against each other."""
+        return [line.name for line in self.lines] == ["before", "after"]
 
 
 def charts(rows: Sequence[Row]) -> list[Chart]:
@@ -58,6 +64,40 @@ def charts(rows: Sequence[Row]) -> list[Chart]:
     for copies in grouped(pairs, lambda row: (row.engine, row.direction, row.peer)).values():
         found += _pairs(copies)
     return [chart for chart in found if any(len(line.points) >= _FEWEST_SIZES for line in chart.lines)]
+
+
+def compared_charts(rows: Sequence[ComparisonRow]) -> list[Chart]:
+    """A chart for everything that was compared in three sizes or more: both sides in one; of many pairs the slowest."""
+    both = [row for row in rows if row.status == Status.COMPARED and row.size_bytes is not None]
+    found = []
+    for name, members in grouped(both, _compared_series).items():
+        lines = tuple(
+            CurveLine(side, _lowest((row.size_bytes or 0, getattr(row, field)) for row in members))
+            for side, field in (("before", "base_gb_s"), ("after", "new_gb_s"))
+        )
+        pairs = len({(row.source, row.destination) for row in members})
+        words = f"slowest of {pairs} pairs, {name}" if pairs > 1 else name
+        what = "bandwidth" if members[0].collective is None else "bus bandwidth"
+        found.append(Chart(f"{words}: {what}, before and after", "GB/s", lines))
+    return [chart for chart in found if all(len(line.points) >= _FEWEST_SIZES for line in chart.lines)]
+
+
+def _compared_series(row: ComparisonRow) -> str:
+    """The name of what was compared, without its size; of pairs without the pair."""
+    if row.collective is not None:
+        return replace(row, size_bytes=None).name
+    peer = "peer access off" if row.peer == "off" else None
+    ends = HOST if HOST in (row.source, row.destination) else None
+    return " ".join(filter(None, ("copies:", row.engine, row.direction, peer, row.setting, ends)))
+
+
+def _lowest(values: Iterable[tuple[int, float | None]]) -> Points:
+    """The lowest value of each size."""
+    found: dict[int, float] = {}
+    for size, value in values:
+        if value is not None:
+            found[size] = min(value, found.get(size, value))
+    return tuple(sorted(found.items()))
 
 
 def _series(row: CollectiveRow) -> tuple[str, ...]:

@@ -53,7 +53,7 @@ def test_one_nccl_for_all_is_well() -> None:
     assert row.used_by == [
         "CuPy 14.2.0 (gpubench --backend nccl)",
         "torch 2.11.0 (torch.distributed)",
-        "what the loader serves",
+        "other programs (what the loader serves)",
     ]
 
 

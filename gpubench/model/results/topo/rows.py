@@ -7,6 +7,8 @@ from typing import Annotated, Any
 from gpubench.model.results.report import Record
 from gpubench.model.terms.origin import Origin
 
+TREE_SECTION = "tree"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuRow(Record):

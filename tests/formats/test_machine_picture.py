@@ -1,0 +1,220 @@
+"""The picture of a machine: what hangs where, how fast it is of what is expected, and what findings name."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from gpubench.formats.document import DocumentRun
+from gpubench.formats.web.machine import figure
+from gpubench.formats.web.wiring import Machine, MachinePart, Reach, Wire, machines
+from gpubench.model.results.report import PAIRS_SECTION, PairRow, Record, Report, Row, Table
+from gpubench.model.results.topo.rows import TREE_SECTION, TreeRow
+from gpubench.model.terms.verdict import Finding, Verdict
+from tests.cli.running import gpubench
+from tests.formats.sample import METADATA
+
+HOST = "node7"
+
+
+def tree(*lines: tuple[int, str, str]) -> list[TreeRow]:
+    return [
+        TreeRow(node=HOST, depth=depth, element=name, what=what, link=None, gb_s=None) for depth, name, what in lines
+    ]
+
+
+FOUR = tree(
+    (0, "NUMA node 0", "CPUs 0-3"),
+    (1, "pci0000:00", "host bridge"),
+    (2, "0000:05:00.0", "PCIe switch"),
+    (3, "GPU0", "0000:00:00.0 NVIDIA H200"),
+    (3, "mlx5_0", "0000:0a:00.0 infiniband 400 Gb/s"),
+    (3, "GPU1", "0000:01:00.0 NVIDIA H200"),
+    (0, "NUMA node 1", "CPUs 4-7"),
+    (1, "pci0000:80", "host bridge"),
+    (2, "GPU2", "0000:02:00.0 NVIDIA H200"),
+    (2, "GPU3", "0000:03:00.0 NVIDIA H200"),
+)
+
+
+def copy(one: int, other: int, gb_s: float | None, *, path: str = "NV18", **changes: object) -> PairRow:
+    values: dict[str, object] = {
+        "source": f"GPU{one}",
+        "destination": f"GPU{other}",
+        "source_bus_id": f"0000:0{one}:00.0",
+        "destination_bus_id": f"0000:0{other}:00.0",
+        "source_node": HOST,
+        "destination_node": HOST,
+        "origin": "measured",
+        "direction": "write",
+        "engine": "ce",
+        "peer": "on",
+        "size_bytes": 2**28,
+        "bandwidth_gb_s": gb_s,
+        "limit_gb_s": 450.0,
+        "path_class": path,
+        "expected_gb_s": 390.0,
+    }
+    return PairRow(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def copies(slow: dict[tuple[int, int], float]) -> list[PairRow]:
+    return [copy(a, b, slow.get((a, b), 390.0)) for a in range(4) for b in range(4) if a != b]
+
+
+def table(kind: type[Record], rows: Sequence[Row]) -> Table:
+    return Table(kind.columns(), lambda: rows)
+
+
+def drawn(
+    rows: Sequence[PairRow] = (), findings: Sequence[Finding] = (), of: Sequence[TreeRow] = tuple(FOUR)
+) -> list[Machine]:
+    sections = {TREE_SECTION: table(TreeRow, of), PAIRS_SECTION: table(PairRow, rows)}
+    return machines(
+        DocumentRun(METADATA, (), Report(verdict=Verdict.PASS, complete=True, findings=findings, sections=sections))
+    )
+
+
+def finding(*subjects: str, severity: Verdict = Verdict.FAIL) -> Finding:
+    return Finding(
+        id="p2p-slow",
+        severity=severity,
+        subject=subjects[0],
+        subjects=subjects,
+        seen="",
+        expected="",
+        cause="",
+        next_command="",
+    )
+
+
+def svg(machine: Machine) -> str:
+    return "".join(figure(machine))
+
+
+def test_devices_hang_below_switches_and_sockets() -> None:
+    (machine,) = drawn()
+    above = {part.name: None if part.above is None else machine.parts[part.above].name for part in machine.parts}
+    assert above == {
+        "NUMA node 0": None,
+        "0000:05:00.0": "NUMA node 0",
+        "GPU0": "0000:05:00.0",
+        "mlx5_0": "0000:05:00.0",
+        "GPU1": "0000:05:00.0",
+        "NUMA node 1": None,
+        "GPU2": "NUMA node 1",
+        "GPU3": "NUMA node 1",
+    }
+
+
+def test_a_healthy_machine_is_one_colour_and_has_no_sign() -> None:
+    (machine,) = drawn(copies({}))
+    assert machine.fabric == "NV18"
+    assert machine.of_gpu("GPU2").share == 1.0
+    text = svg(machine)
+    assert set(re.findall(r'class="w (s\d?)', text)) == {"s3", "s"}
+    assert not set("✗!~") & set(re.sub("<title>.*?</title>", "", text))
+    assert "NVLink, NV18" in text
+
+
+def test_a_slow_gpu_has_a_slow_line_and_its_sign_and_no_arc_tells_it_again() -> None:
+    slow = {(a, b): 195.0 for a in range(4) for b in range(4) if 3 in (a, b)}
+    rows = [replace(row, verdict="FAIL") if "GPU3" in (row.source, row.destination) else row for row in copies(slow)]
+    (machine,) = drawn(rows, [finding("GPU3 (0000:03:00.0) both ways")])
+    assert {part.name: part.verdict for part in machine.parts if part.verdict} == {"GPU3": Verdict.FAIL}
+    assert machine.of_gpu("GPU3").share == 0.5
+    assert machine.of_gpu("GPU0").share == 1.0
+    text = svg(machine)
+    assert text.count("C4") == 0, "an arc beside the line of the GPU"
+    assert "195" in text
+    assert "✗" in text
+
+
+def test_one_slow_pair_is_an_arc_with_its_figure() -> None:
+    rows = copies({(0, 2): 39.0})
+    (machine,) = drawn(rows, [finding("GPU0 → GPU2")])
+    (odd,) = [wire for wire in machine.wires if wire.verdict]
+    assert (odd.ends, odd.reach.gb_s) == (("GPU0", "GPU2"), 39.0)
+    assert "GPU0 → GPU2, 256M: 39 of 390 GB/s expected" in odd.told
+    assert not [part for part in machine.parts if part.verdict]
+    text = svg(machine)
+    assert re.search(r'class="w s0 odd" d="M[\d. ]+C', text)
+    assert "✗ 39" in text
+
+
+def test_links_of_a_mesh_are_drawn_each() -> None:
+    paths = {(0, 1): "NV2", (0, 2): "NV1", (1, 3): "NV1", (2, 3): "NV2", (0, 3): "SYS", (1, 2): "SYS"}
+    rows = [copy(a, b, None, path=path, limit_gb_s=None, expected_gb_s=None) for (a, b), path in paths.items()]
+    (machine,) = drawn(rows)
+    assert machine.fabric == ""
+    assert svg(machine).count("<path") - svg(machine).count('d="M0 6') == 6 + 4, "six lines up, four NVLinks"
+
+
+def test_host_memory_colours_the_way_up_by_its_slower_direction() -> None:
+    ways = [
+        copy(0, 0, gb_s, source="host", source_bus_id=None, destination_bus_id="0000:00:00.0", direction="read",
+             note="pinned host memory", expected_gb_s=55.0)
+        for gb_s in (55.0, 27.5)
+    ]  # fmt: skip
+    pageable = copy(1, 1, 20.0, source="host", source_bus_id=None, note="pageable host memory", expected_gb_s=None)
+    (machine,) = drawn([*ways, pageable])
+    reach = {part.name: part.reach for part in machine.parts}
+    assert reach["GPU0"].share == 0.5
+    assert reach["GPU1"].gb_s is None
+    assert "with pinned host memory 27.5 of 55 GB/s expected" in svg(machine)
+
+
+def test_what_is_not_measured_is_drawn_by_what_is_possible() -> None:
+    rows = [
+        copy(a, b, None, limit_gb_s=300.0 if 2 in (a, b) else 450.0, path="NV12" if 2 in (a, b) else "NV18")
+        for a in range(4)
+        for b in range(4)
+        if a != b
+    ]
+    (machine,) = drawn(rows)
+    assert machine.fabric == "NV18"
+    assert machine.of_gpu("GPU2") == Reach(300.0, 450.0, "possible")
+    assert machine.of_gpu("GPU2").words == "300 of 450 GB/s possible"
+
+
+def test_good_findings_mark_nothing_and_names_are_escaped() -> None:
+    odd = tree((0, "NUMA node <b>", ""), (1, "GPU0", "0000:00:00.0 <script>"))
+    (machine,) = drawn(of=odd, findings=[finding("GPU0", severity=Verdict.SKIP)])
+    assert not any(part.verdict for part in machine.parts)
+    text = svg(machine)
+    assert "<script>" not in text
+    assert "<b>" not in text
+
+
+def test_a_run_without_a_tree_or_gpus_has_no_picture() -> None:
+    assert drawn(of=()) == []
+    assert drawn(of=tree((0, "NUMA node 0", ""), (1, "eth0", "0000:0a:00.0 ethernet"))) == []
+
+
+def test_everything_lies_inside_the_picture() -> None:
+    wires = [Wire(("GPU0", "GPU63"), "NV1", Reach(1.0, 10.0, "expected"), Verdict.FAIL)]
+    parts = [MachinePart("NUMA node 0", "", None, is_device=False)]
+    parts += [MachinePart(f"GPU{n}", "0000:00:00.0 NVIDIA H200", 0) for n in range(80)]
+    text = svg(Machine(HOST, parts, wires))
+    width, height = map(float, re.findall(r'viewBox="0 0 (\d+) (\d+)" role', text)[0])
+    for x, y in re.findall(r'<(?:rect|text)[^>]* x="([\d.]+)" y="([\d.]+)"', text):
+        assert 0 <= float(x) <= width
+        assert 0 <= float(y) <= height
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sign"),
+    [
+        (("check", "--simulate", "hgx-h100-8", "--fault", "gpu3:speed=0.5"), "GPU3"),
+        (("p2p", "--simulate", "hgx-h100-8", "--fault", "link0-3:staged=yes"), ""),
+        (("topo", "--simulate", "hgx-h100-8", "--fault", "gpu5:nvlink=12"), "GPU5"),
+        (("topo", "--replay", "tests/machines/l40s-pcie-switches"), "GPU6"),
+    ],
+)
+def test_commands_that_know_a_machine_draw_it(arguments: tuple[str, ...], sign: str) -> None:
+    page = gpubench(*arguments, "--format", "html").stdout
+    assert page.count('<figure class="machine">') == 1
+    assert len(page.encode()) < 1_000_000
+    marked = re.findall(r'<text class="b"[^>]*>(GPU\d+)<tspan class="tag FAIL">', page)
+    assert marked == ([sign] if sign else [])
