@@ -30,6 +30,9 @@ from gpubench.model.terms.verdict import Verdict
 PLAIN_WIDTH = 100
 """Columns of a table that goes to no terminal."""
 
+_LEAST_WIDTH = 40
+_NOT_FORCED = ("", "0", "false")
+
 
 class Presenter:
     """A listener that feeds stdout, the output files and, on stderr, progress: a bar, or lines where no terminal is."""
@@ -171,15 +174,32 @@ def columns_of(metadata: Metadata) -> Sequence[str]:
 
 
 def terminal_style(options: Presentation, stream: TextIO, environment: Mapping[str, str] = os.environ) -> Style:
-    """The look of a table on `stream`: the terminal's width and colours, unless options or NO_COLOR say otherwise."""
+    """The look of a table on `stream`: the terminal's width and colours, unless options or `environment` say otherwise.
+
+    COLUMNS is a width, NO_COLOR comes before FORCE_COLOR, and these also hold of what is no terminal.
+    """
     terminal = stream.isatty()
-    width = options.width or (shutil.get_terminal_size().columns if terminal else PLAIN_WIDTH)
-    colors = terminal and not environment.get("NO_COLOR") and environment.get("TERM") != "dumb"
-    colored = options.color is Color.ALWAYS or (options.color is Color.AUTO and colors)
-    return Style(width, colored, options.section, options.plot, verbose=options.verbose)
+    width = shutil.get_terminal_size().columns if terminal else _plain_width(environment)
+    colors = _is_forced(environment) or (terminal and environment.get("TERM") != "dumb")
+    return _style(options, width, environment, colors=colors)
 
 
 def rank_style(options: Presentation) -> Style:
-    """The look of a table of a rank, by the options alone: a rank's stdout may be a pty of mpirun's."""
-    colored = options.color is Color.ALWAYS
-    return Style(options.width or PLAIN_WIDTH, colored, options.section, options.plot, verbose=options.verbose)
+    """The look of a table of a rank, by options and environment: a rank's stdout may be a pty of mpirun's."""
+    return _style(options, _plain_width(os.environ), os.environ, colors=_is_forced(os.environ))
+
+
+def _style(options: Presentation, width: int, environment: Mapping[str, str], *, colors: bool) -> Style:
+    wanted = options.color is Color.AUTO and colors and not environment.get("NO_COLOR")
+    colored = options.color is Color.ALWAYS or wanted
+    return Style(options.width or width, colored, options.section, options.plot, verbose=options.verbose)
+
+
+def _is_forced(environment: Mapping[str, str]) -> bool:
+    return environment.get("FORCE_COLOR", "").lower() not in _NOT_FORCED
+
+
+def _plain_width(environment: Mapping[str, str]) -> int:
+    """The columns that COLUMNS says, where it is a number of some; a page's where it is not."""
+    columns = environment.get("COLUMNS", "")
+    return max(_LEAST_WIDTH, int(columns)) if columns.isdecimal() and int(columns) else PLAIN_WIDTH

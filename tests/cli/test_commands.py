@@ -297,7 +297,7 @@ def test_widths(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "77")
     assert terminal_style(options().presentation, Terminal(terminal=True), {}).width == 77  # type: ignore[arg-type]
     assert terminal_style(options().presentation, Terminal(terminal=False), {}).width == 100  # type: ignore[arg-type]
-    assert rank_style(options().presentation) == Style(100, color=False)
+    assert rank_style(options().presentation) == Style(77, color=False)
     assert rank_style(options(color="always", width=60).presentation) == Style(60, color=True)
 
 
