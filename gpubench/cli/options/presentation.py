@@ -4,9 +4,10 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from gpubench.cli.options.choices import parse_choices, unknown_word
+from gpubench.cli.plain_values import OUTPUT
 from gpubench.cli.signature import completed, flag, no_option, option, option_fields
 from gpubench.errors import UsageError, exclusive, exit_style_under_launcher
 from gpubench.formats.exit_style import OPTION, ExitStyle
@@ -32,6 +33,8 @@ PLOT = "Draw bandwidth over size in the table, with limit and expectation."
 @dataclass(frozen=True, kw_only=True)
 class PresentationOptions:
     """The outputs, and the look of the table."""
+
+    help_group: ClassVar = OUTPUT
 
     format_name: str = option(
         "NAME",
