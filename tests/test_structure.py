@@ -41,6 +41,7 @@ SUPPORT = {
         "progress",
         "presentation",
         "delivery",
+        "baseline",
         "exit_style",
         "summary",
     },
@@ -56,6 +57,7 @@ SUPPORT = {
         "stored",
         "gpubench_document",
         "past_results",
+        "baselines",
     },
 }
 

@@ -9,9 +9,11 @@ from dataclasses import replace
 from typing import TextIO
 
 from gpubench.errors import COULD_NOT_MEASURE
+from gpubench.formats.baseline import is_kept
 from gpubench.formats.delivery import OutputError, say
 from gpubench.formats.presentation import Color, Presentation
 from gpubench.formats.progress import NoProgress, ProgressDisplay, progress_on
+from gpubench.formats.registry import BASELINE
 from gpubench.formats.writer import Style, Target, Writer
 from gpubench.model.results.figures import SpeedFigures
 from gpubench.model.results.report import (
@@ -93,6 +95,10 @@ class Presenter:
         report = self.report = self._with_sentence(report)
         self._progress.stop()
         self._write(lambda writer: writer.end(report))
+        for output in self._options.outputs:
+            if output.format is BASELINE:
+                fared = "is kept" if is_kept(report) else f"is not kept: {report.verdict}"
+                self.note(f"baseline {output.path.stem} {fared}")
         if not self._is_table:
             from gpubench.formats.text.machine.fallback import fallback_lines
 

@@ -12,7 +12,7 @@ from gpubench.cli.signature import completed, flag, no_option, option, option_fi
 from gpubench.errors import UsageError, exclusive, exit_style_under_launcher
 from gpubench.formats.exit_style import OPTION, ExitStyle
 from gpubench.formats.presentation import Color, Output, Presentation
-from gpubench.formats.registry import CSV, DATED, FORMATS, QUIET, SUMMARY, TABLE
+from gpubench.formats.registry import BASELINE, CSV, DATED, FORMATS, QUIET, SUMMARY, TABLE
 from gpubench.formats.writer import Format
 from gpubench.model.facts.launched_by import launched_by
 
@@ -49,6 +49,11 @@ class PresentationOptions:
         "dated json of every run. Repeatable.",
         name="--output -o",
     )
+    save_baseline: str | None = option(
+        "NAME",
+        "Keep this result under a name, for gpubench compare --against NAME.",
+        autocompletion=completed("against"),
+    )
     section: str | None = option("NAME", "What csv shows, which shows one. Default: the command's main one.")
     color: str = option("|".join(Color), "Colours in the table.", default="auto", autocompletion=completed("color"))
     width: int | None = option("N", "Columns of the table. Default: the terminal's, or 100.", min=40)
@@ -70,7 +75,7 @@ class PresentationOptions:
         """The presentation; `sections` are those that the command has. UsageError for what cannot be shown."""
         if self.section is not None and self.section not in sections:
             raise unknown_word("--section", self.section, sections)
-        format_, outputs = parse_format(self.format_name), parse_outputs(self.output or ())
+        format_, outputs = parse_format(self.format_name), (*parse_outputs(self.output or ()), *self._baseline())
         formats = (format_, *(output.format for output in outputs))
         if self.section is not None and CSV not in formats:
             raise UsageError(
@@ -111,6 +116,13 @@ class PresentationOptions:
             defaults_file=None if self.defaults is None else self.defaults.file,
             job_defaults=self._job_defaults(),
         )
+
+    def _baseline(self) -> tuple[Output, ...]:
+        if self.save_baseline is None:
+            return ()
+        from gpubench.readers.results.baselines import baseline_path
+
+        return (Output(baseline_path(self.save_baseline, os.environ), BASELINE),)
 
     @property
     def by_default(self) -> dict[str, str]:
