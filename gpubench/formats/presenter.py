@@ -198,7 +198,9 @@ def rank_style(options: Presentation) -> Style:
 def _style(options: Presentation, width: int, environment: Mapping[str, str], *, colors: bool) -> Style:
     wanted = options.color is Color.AUTO and colors and not environment.get("NO_COLOR")
     colored = options.color is Color.ALWAYS or wanted
-    return Style(options.width or width, colored, options.section, options.plot, verbose=options.verbose)
+    return Style(
+        options.width or width, colored, options.section, options.plot, verbose=options.verbose, wide=options.wide
+    )
 
 
 def _is_forced(environment: Mapping[str, str]) -> bool:

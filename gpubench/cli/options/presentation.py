@@ -55,6 +55,7 @@ class PresentationOptions:
         autocompletion=completed("against"),
     )
     section: str | None = option("NAME", "What csv shows, which shows one. Default: the command's main one.")
+    wide: bool = flag("Every line of csv says of which run it is: id, time, hosts, GPUs, driver, NCCL.")
     color: str = option("|".join(Color), "Colours in the table.", default="auto", autocompletion=completed("color"))
     width: int | None = option("N", "Columns of the table. Default: the terminal's, or 100.", min=40)
     summary: bool = flag("The last sentence alone: verdict, worst root cause or best figures.", name=SUMMARY_OPTION)
@@ -83,6 +84,8 @@ class PresentationOptions:
                 expected="--format csv, or an --output that ends in .csv: only csv shows one section",
                 next_step=f"--format csv --section {self.section}",
             )
+        if self.wide and CSV not in formats:
+            raise UsageError("--wide without csv", expected="--format csv, or an --output that ends in .csv")
         quiet, verbose = self._loudness()
         if plot and quiet and TABLE not in formats[1:]:
             raise exclusive(
@@ -112,6 +115,7 @@ class PresentationOptions:
             show_progress=not (self.no_progress or quiet),
             exit_style=style,
             plot=plot,
+            wide=self.wide,
             defaults=self.by_default,
             defaults_file=None if self.defaults is None else self.defaults.file,
             job_defaults=self._job_defaults(),
