@@ -3,6 +3,7 @@
 import os
 import shutil
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -41,6 +42,7 @@ class Presenter:
 
     def __init__(self, options: Presentation, style: Style, *, progress: bool, is_rank: bool = False) -> None:
         self.rows = 0
+        self._began = time.monotonic()
         self.report: Report | None = None
         self._wrong = False
         self._metadata: Metadata | None = None
@@ -142,7 +144,8 @@ class Presenter:
                 for row in (*report.rows(name, PairRow), *report.rows(name, CollectiveRow)):
                     self._figures.add(row)
         report = gated(self._metadata, report, self._figures, exit_style=has_style)
-        return replace(report, sentence=sentence(self._metadata, report, self._figures, remark=not has_style))
+        said = sentence(self._metadata, report, self._figures, remark=not has_style)
+        return replace(report, sentence=said, duration_s=round(time.monotonic() - self._began, 3))
 
     def note(self, text: str) -> None:
         """Narration on stderr."""

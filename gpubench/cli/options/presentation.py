@@ -54,7 +54,10 @@ class PresentationOptions:
         "Keep this result under a name, for gpubench compare --against NAME.",
         autocompletion=completed("against"),
     )
-    section: str | None = option("NAME", "What csv shows, which shows one. Default: the command's main one.")
+    section: str | None = option(
+        "NAME",
+        "What csv shows, which shows one. Default: the command's main one. prometheus has every pair with pairs.",
+    )
     wide: bool = flag("Every line of csv says of which run it is: id, time, hosts, GPUs, driver, NCCL.")
     color: str = option("|".join(Color), "Colours in the table.", default="auto", autocompletion=completed("color"))
     width: int | None = option("N", "Columns of the table. Default: the terminal's, or 100.", min=40)
@@ -78,7 +81,8 @@ class PresentationOptions:
             raise unknown_word("--section", self.section, sections)
         format_, outputs = parse_format(self.format_name), (*parse_outputs(self.output or ()), *self._baseline())
         formats = (format_, *(output.format for output in outputs))
-        if self.section is not None and CSV not in formats:
+        names = {each.name for each in formats}
+        if self.section is not None and CSV not in formats and not (self.section == "pairs" and "prometheus" in names):
             raise UsageError(
                 f"--section {self.section} without csv",
                 expected="--format csv, or an --output that ends in .csv: only csv shows one section",
