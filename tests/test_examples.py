@@ -23,8 +23,11 @@ STORED = {
 }
 """Commands whose output was measured, and the one that shows the stored result again."""
 
-MEASURED = ("gpubench allreduce --sizes 1K:1G:32", "NCCL_P2P_DISABLE=1 gpubench allreduce --sizes 1K,64M,256M")
-"""Commands whose output was measured, and is not kept."""
+MEASURED = (
+    *("gpubench allreduce --sizes 1K:1G:32", "NCCL_P2P_DISABLE=1 gpubench allreduce --sizes 1K,64M,256M"),
+    *("gpubench compare monday.json today.json", "gpubench compare --last 3 results/ --width 100"),
+)
+"""Commands whose output was measured, or is of files, that are not kept."""
 
 STAND_INS = {
     "gpubench": """needs=hgx-h100-8
@@ -42,14 +45,14 @@ GAP = "..."
 
 
 def blocks(page: str, language: str) -> list[str]:
-    return re.findall(
-        rf"^```{language}\n(.*?)^```$", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
-    )
+    """The blocks of a page that are marked with a language, or with none."""
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    return [text for name, text in found if name == language]
 
 
 def shown(page: str) -> Iterator[tuple[str, str]]:
     """The commands that a page shows the output of, each with that."""
-    for block in blocks(page, "(?:text)?"):
+    for block in (*blocks(page, ""), *blocks(page, "text")):
         if block.startswith("$ "):
             command, _, output = re.sub(r" \\\n *", " ", block)[2:].partition("\n")
             yield command, output

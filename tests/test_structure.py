@@ -41,6 +41,7 @@ SUPPORT = {
         "progress",
         "presentation",
         "delivery",
+        "baseline",
         "exit_style",
         "sections",
         "summary",
@@ -57,6 +58,7 @@ SUPPORT = {
         "stored",
         "gpubench_document",
         "past_results",
+        "baselines",
     },
 }
 

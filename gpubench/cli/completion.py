@@ -28,6 +28,10 @@ def _words(option: str) -> Iterable[str]:
     if option == "profile":
         own = (path.stem for path in own_folder(os.environ).glob("*.toml"))
         return (*islice(own, MOST_FILES), *names())
+    if option == "against":
+        from gpubench.readers.results.baselines import baseline_names
+
+        return baseline_names(os.environ)
     of_every_command: dict[str, Iterable[str]] = {
         "format": [each.name for each in FORMATS],
         "color": Color,

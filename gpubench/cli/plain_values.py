@@ -21,6 +21,10 @@ TYPERS_OWN = object()
 """Stands for a value that typer has to read, or to refuse in its own words."""
 
 _DEFAULTS = "gpubench.defaults"
+OPTIONS = "Options"
+MEASURE, NCCL, OUTPUT, SIMULATE = "Measure", "NCCL", "Output", "Simulate and record"
+"""Headings of --help: what to measure and how, what only NCCL has, where results go, machines that are not here."""
+
 _INTEGER = re.compile(r"[0-9]{1,18}", re.ASCII)
 _NUMBER = re.compile(r"[0-9]{1,18}(\.[0-9]{1,18})?", re.ASCII)
 
@@ -55,6 +59,18 @@ class PlainValuesCommand(TyperCommand):
         used = {name: each for name, each in defaults.by_name.items() if _is_used(name, ctx)}
         ctx.meta[_DEFAULTS] = defaults._replace(by_name=used)
         return rest
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """The arguments, and the options under the headings of their groups."""
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for each in self.get_params(ctx):
+            usual = "Arguments" if each.param_type_name == "argument" else OPTIONS
+            record = each.get_help_record(ctx)
+            if record is not None:
+                groups.setdefault(getattr(each, "rich_help_panel", None) or usual, []).append(record)
+        for name, records in groups.items():
+            with formatter.section(name):
+                formatter.write_dl(records)
 
     def get_params(self, ctx: Any) -> list[Any]:
         """The options, with --help, which typer adds."""

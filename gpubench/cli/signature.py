@@ -15,6 +15,7 @@ from gpubench.errors import GpubenchError
 Options = TypeVar("Options")
 
 _NO_OPTION = "no option"
+_SECONDS_A_DAY = 86400
 _CONTEXT = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
 
 
@@ -44,7 +45,7 @@ def typer_app(
 
     call.__doc__ = showable(f"{command.summary}\n\n{help_text.strip()}")
     call.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [_CONTEXT, *(_parameter(each) for each in option_fields(kind) if each.name not in without)]
+        [_CONTEXT, *(_parameter(each, group) for each, group in _grouped_fields(kind) if each.name not in without)]
     )
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     app.command(command.name, cls=PlainValuesCommand)(call)
@@ -75,6 +76,12 @@ def flag(help_text: str, *, default: bool | None = False, name: str = "") -> Any
     return option(None, help_text, default=default, name=name)
 
 
+def step_timeout(steps: str, *, default: float, least: float = 0.1) -> Any:
+    """A field that is `--timeout`, which means the same everywhere; `steps` are what it waits for so long."""
+    told = f"Seconds after which a step is given up: {steps}."
+    return option("S", told, default=default, min=least, max=_SECONDS_A_DAY)
+
+
 def no_option() -> Any:
     """A field that no option is for; it is None but where the values of options say otherwise."""
     return field(default=None, metadata={_NO_OPTION: True})
@@ -82,11 +89,16 @@ def no_option() -> Any:
 
 def option_fields(kind: Any) -> Iterator["Field[Any]"]:
     """The fields that are options; those of a nested dataclass, which is a group of options, stand in its place."""
+    return (each for each, _ in _grouped_fields(kind))
+
+
+def _grouped_fields(kind: Any) -> Iterator[tuple["Field[Any]", str | None]]:
+    """The same, each with the heading of --help that its dataclass stands under: its `help_group`, if it has one."""
     for each in fields(kind):
         if is_dataclass(each.type):
-            yield from option_fields(each.type)
+            yield from _grouped_fields(each.type)
         elif not each.metadata.get(_NO_OPTION):
-            yield each
+            yield each, getattr(kind, "help_group", None)
 
 
 def options_from(kind: type[Options], given: Mapping[str, Any]) -> Options:
@@ -116,10 +128,10 @@ def _name_of(each: "Field[Any]", value: Any) -> str:
     return names[-1] if value is False else names[0]
 
 
-def _parameter(each: "Field[Any]") -> inspect.Parameter:
+def _parameter(each: "Field[Any]", group: str | None) -> inspect.Parameter:
     annotation: Any = each.type
     if each.metadata:
-        settings = dict(each.metadata)
+        settings: dict[str, Any] = {"rich_help_panel": group, **each.metadata}
         names = (settings.pop("name") or f"--{each.name.replace('_', '-')}").split(" ")
         annotation = Annotated[annotation, typer.Option(*names, **settings)]
     default = inspect.Parameter.empty if each.default is MISSING else each.default

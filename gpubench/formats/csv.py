@@ -2,11 +2,12 @@
 
 import csv
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, repeat
 from typing import Any, TextIO
 
 from gpubench.formats.writer import Style, Target
-from gpubench.model.results.csv_text import marked_text
+from gpubench.model.results.csv_text import WIDE_COLUMNS, marked_text, wide_cells
 from gpubench.model.results.report import FINDING_COLUMNS, FINDINGS_SECTION, Matrix, Metadata, Report, Row
 
 
@@ -15,31 +16,36 @@ class CsvWriter:
 
     def __init__(self, target: Target, style: Style) -> None:
         self._target = target
-        self._section = style.section
+        self._section, self._is_wide = style.section, style.wide
+        self._own_heads: Sequence[str] = ()
+        self._own_cells: Sequence[str] = ()
         self._stream: TextIO | None = None
         self._columns: Sequence[str] = ()
 
     def begin(self, metadata: Metadata, columns: Sequence[str]) -> None:
         """Open the file; where rows will follow and are wanted, write the header line."""
         self._stream = self._target.open()
+        if self._is_wide:
+            self._own_heads, self._own_cells = WIDE_COLUMNS, wide_cells(metadata)
         if columns and self._section in (None, metadata.rows_section):
             self._columns = columns
-            self._write([columns])
+            self._write([(*columns, *self._own_heads)])
 
     def row(self, row: Row) -> None:
         """One line."""
         if self._columns:
             record = row.to_record()
-            self._write([[record[column] for column in self._columns]])
+            self._write([[*(record[column] for column in self._columns), *self._own_cells]])
 
     def end(self, report: Report) -> None:
         """A section that the report brings, and the end of a file of our own."""
         if not self._columns:
-            self._write(lines(report, self._section or report.main))
+            own = chain([self._own_heads], repeat(self._own_cells))
+            self._write([*line, *cells] for line, cells in zip(lines(report, self._section or report.main), own))  # noqa: B905 - one has no end
         if self._stream is not None and self._target.path is not None:
             self._stream.close()
 
-    def _write(self, lines_of_cells: "Sequence[Sequence[Any]] | Iterator[Sequence[Any]]") -> None:
+    def _write(self, lines_of_cells: Iterable[Sequence[Any]]) -> None:
         if self._stream is not None:
             writer = csv.writer(self._stream, lineterminator="\n")
             writer.writerows(map(_cell, line) for line in lines_of_cells)

@@ -20,6 +20,10 @@ class OutputError(OSError):
     rows = 0
 
 
+class ReaderGoneError(InterruptedRunError):
+    """Nobody reads stdout any more, as behind `| head`: the run ends with exit code 3, and nothing is said of it."""
+
+
 @contextmanager
 def delivering(presenter: "Presenter") -> Iterator[None]:
     """Turn these ends into errors of one line; what was measured stays, marked incomplete.
@@ -35,7 +39,7 @@ def delivering(presenter: "Presenter") -> Iterator[None]:
         raise InterruptedRunError(_interrupted("interrupted", presenter)) from None
     except BrokenPipeError:
         _forget_stdout()
-        raise InterruptedRunError(_interrupted("the reader of stdout went away", presenter)) from None
+        raise ReaderGoneError(_interrupted("the reader of stdout went away", presenter)) from None
     except OSError as error:
         _forget_stdout()
         path = str(error.filename or "stdout")
@@ -53,7 +57,7 @@ def say(*lines: str, to: TextIO | None = None) -> None:
         print(*map(printable_line, lines), sep="\n", file=to, flush=True)
     except BrokenPipeError:
         _forget_stdout()
-        raise InterruptedRunError("the reader of stdout went away") from None
+        raise ReaderGoneError("the reader of stdout went away") from None
 
 
 @contextmanager
@@ -76,7 +80,9 @@ def announced(text: str, to: TextIO | None) -> Iterator[Callable[[], None]]:
 
 
 def tell(error: GpubenchError, to: TextIO) -> None:
-    """Print an error on stderr."""
+    """Print an error on stderr; nothing of one that nobody is there to hear."""
+    if isinstance(error, ReaderGoneError):
+        return
     print(error_text(error), file=to, flush=True)
 
 

@@ -47,6 +47,7 @@ class Presentation:
     show_progress: bool = True
     exit_style: ExitStyle | None = None
     plot: bool = False
+    wide: bool = False
     defaults: Mapping[str, str] = field(default_factory=dict)
     defaults_file: str | None = None
     job_defaults: Mapping[str, str] = field(default_factory=dict)

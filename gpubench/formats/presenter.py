@@ -3,15 +3,18 @@
 import os
 import shutil
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TextIO
 
 from gpubench.errors import COULD_NOT_MEASURE
+from gpubench.formats.baseline import is_kept
 from gpubench.formats.delivery import OutputError, say
 from gpubench.formats.presentation import Color, Presentation
 from gpubench.formats.progress import NoProgress, ProgressDisplay, progress_on
+from gpubench.formats.registry import BASELINE
 from gpubench.formats.writer import Style, Target, Writer
 from gpubench.model.results.figures import SpeedFigures
 from gpubench.model.results.report import (
@@ -30,12 +33,16 @@ from gpubench.model.terms.verdict import Verdict
 PLAIN_WIDTH = 100
 """Columns of a table that goes to no terminal."""
 
+_LEAST_WIDTH = 40
+_NOT_FORCED = ("", "0", "false")
+
 
 class Presenter:
     """A listener that feeds stdout, the output files and, on stderr, progress: a bar, or lines where no terminal is."""
 
     def __init__(self, options: Presentation, style: Style, *, progress: bool, is_rank: bool = False) -> None:
         self.rows = 0
+        self._began = time.monotonic()
         self.report: Report | None = None
         self._wrong = False
         self._metadata: Metadata | None = None
@@ -90,6 +97,10 @@ class Presenter:
         report = self.report = self._with_sentence(report)
         self._progress.stop()
         self._write(lambda writer: writer.end(report))
+        for output in self._options.outputs:
+            if output.format is BASELINE:
+                fared = "is kept" if is_kept(report) else f"is not kept: {report.verdict}"
+                self.note(f"baseline {output.path.stem} {fared}")
         if not self._is_table:
             from gpubench.formats.text.machine.fallback import fallback_lines
 
@@ -133,7 +144,8 @@ class Presenter:
                 for row in (*report.rows(name, PairRow), *report.rows(name, CollectiveRow)):
                     self._figures.add(row)
         report = gated(self._metadata, report, self._figures, exit_style=has_style)
-        return replace(report, sentence=sentence(self._metadata, report, self._figures, remark=not has_style))
+        said = sentence(self._metadata, report, self._figures, remark=not has_style)
+        return replace(report, sentence=said, duration_s=round(time.monotonic() - self._began, 3))
 
     def note(self, text: str) -> None:
         """Narration on stderr."""
@@ -171,15 +183,34 @@ def columns_of(metadata: Metadata) -> Sequence[str]:
 
 
 def terminal_style(options: Presentation, stream: TextIO, environment: Mapping[str, str] = os.environ) -> Style:
-    """The look of a table on `stream`: the terminal's width and colours, unless options or NO_COLOR say otherwise."""
+    """The look of a table on `stream`: the terminal's width and colours, unless options or `environment` say otherwise.
+
+    COLUMNS is a width, NO_COLOR comes before FORCE_COLOR, and these also hold of what is no terminal.
+    """
     terminal = stream.isatty()
-    width = options.width or (shutil.get_terminal_size().columns if terminal else PLAIN_WIDTH)
-    colors = terminal and not environment.get("NO_COLOR") and environment.get("TERM") != "dumb"
-    colored = options.color is Color.ALWAYS or (options.color is Color.AUTO and colors)
-    return Style(width, colored, options.section, options.plot, verbose=options.verbose)
+    width = shutil.get_terminal_size().columns if terminal else _plain_width(environment)
+    colors = _is_forced(environment) or (terminal and environment.get("TERM") != "dumb")
+    return _style(options, width, environment, colors=colors)
 
 
 def rank_style(options: Presentation) -> Style:
-    """The look of a table of a rank, by the options alone: a rank's stdout may be a pty of mpirun's."""
-    colored = options.color is Color.ALWAYS
-    return Style(options.width or PLAIN_WIDTH, colored, options.section, options.plot, verbose=options.verbose)
+    """The look of a table of a rank, by options and environment: a rank's stdout may be a pty of mpirun's."""
+    return _style(options, _plain_width(os.environ), os.environ, colors=_is_forced(os.environ))
+
+
+def _style(options: Presentation, width: int, environment: Mapping[str, str], *, colors: bool) -> Style:
+    wanted = options.color is Color.AUTO and colors and not environment.get("NO_COLOR")
+    colored = options.color is Color.ALWAYS or wanted
+    return Style(
+        options.width or width, colored, options.section, options.plot, verbose=options.verbose, wide=options.wide
+    )
+
+
+def _is_forced(environment: Mapping[str, str]) -> bool:
+    return environment.get("FORCE_COLOR", "").lower() not in _NOT_FORCED
+
+
+def _plain_width(environment: Mapping[str, str]) -> int:
+    """The columns that COLUMNS says, where it is a number of some; a page's where it is not."""
+    columns = environment.get("COLUMNS", "")
+    return max(_LEAST_WIDTH, int(columns)) if columns.isdecimal() and int(columns) else PLAIN_WIDTH

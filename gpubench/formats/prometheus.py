@@ -7,11 +7,16 @@ What a killed run leaves is the file of the run before, which grows old.
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple
 
-from gpubench.formats.document import DocumentRun, documents
+from gpubench.formats.document import DocumentRun, DocumentWriter
+from gpubench.formats.writer import Style, Target
+from gpubench.model.results.curves import HOST
 from gpubench.model.results.ending import exit_code_of
-from gpubench.model.results.report import Metadata, Table
+from gpubench.model.results.report import PAIRS_SECTION, Metadata, Report, Table
+from gpubench.model.results.rows.checks import VERDICTS_SECTION, VerdictRow
 from gpubench.model.terms.copies import HostMemory
 from gpubench.model.terms.foreign_text import printable_line
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND
@@ -36,6 +41,12 @@ _WHICH_PAIR = (
     *("source", "destination", "source_node", "destination_node", "scope", "direction", "engine", "peer", "size_bytes"),
     "memory",
 )
+_WHICH_WAY = ("source_node", "destination_node", "scope", "direction", "engine", "peer", "size_bytes")
+_OF_SLOWEST = ("bandwidth_gb_s", "expected_percent")
+_BUILD = {"driver": "driver", "nccl": "NCCL", "mpi": "MPI"}
+_MOST_SUBJECTS = 1000
+"""A file has no more findings by subject; `gpubench_findings` counts all."""
+
 _WHICH_ROW = (
     *("collective", "backend", "group", "ranks", "nodes", "size_bytes", "dtype", "op", "root", "placement", "mode"),
     *("graph", "setting"),
@@ -65,6 +76,13 @@ _METRICS: Mapping[str, tuple[Sequence[str], Sequence[Metric]]] = {
             Metric("pair_expected_seconds", "Of a healthy machine.", "expected_us", _PER_MICROSECOND),
             Metric("pair_expected_ratio", _OF_EXPECTED, "expected_percent", _PER_CENT),
             Metric("pair_host_staged", "1 where a copy went through host memory.", "host_staged"),
+        ),
+    ),
+    "slowest": (
+        _WHICH_WAY,
+        (
+            Metric("slowest_pair_bandwidth_bytes_per_second", "Of the slowest pair.", "bandwidth_gb_s", BYTES_PER_GB),
+            Metric("slowest_pair_expected_ratio", _OF_EXPECTED, "expected_percent", _PER_CENT),
         ),
     ),
     "nvlinks_active": (
@@ -159,8 +177,8 @@ def _label(text: str) -> str:
     return printable_line(text).translate(_ESCAPES)
 
 
-def render(run: DocumentRun) -> Iterator[str]:
-    """The file."""
+def render(run: DocumentRun, *, pairs: bool = False) -> Iterator[str]:
+    """The file; `pairs` is whether it has a figure for every pair, of which two nodes have thousands."""
     metadata, report = run.metadata, run.report
     exposition = _Exposition({"command": metadata.subject, "origin": metadata.origin})
     started = datetime.fromisoformat(metadata.started_at).timestamp()
@@ -170,6 +188,12 @@ def render(run: DocumentRun) -> Iterator[str]:
         ("last_run_exit_code", "0 healthy, 1 judged and failed, 3 could not measure.", exit_code_of(metadata, report)),
     ):
         exposition.add(f"gpubench_{name}", help_text, value, {})
+    if report.duration_s is not None:
+        told = "Seconds that the last run took."
+        exposition.add("gpubench_last_run_duration_seconds", told, report.duration_s, {})
+    versions = {name: metadata.libraries.get(key, "").split(" ")[0] for name, key in _BUILD.items()}
+    info = {"version": metadata.gpubench_version, **versions}
+    exposition.add("gpubench_build_info", "Versions that the last run was made with.", 1.0, info)
     for verdict in Verdict:
         is_it = float(report.verdict is verdict)
         exposition.add("gpubench_last_run_verdict", "1 for the verdict of the last run.", is_it, {"verdict": verdict})
@@ -180,9 +204,51 @@ def render(run: DocumentRun) -> Iterator[str]:
     for (id_, severity), count in found.items():
         labels = {"id": id_, "severity": severity}
         exposition.add("gpubench_findings", "Subjects with a finding, by its id.", count, labels)
+    _add_subjects(exposition, report)
+    slowest = _SlowestPairs()
     for record in _records(run):
+        if "nvlink_bytes" not in record or pairs:
+            _add_row(exposition, record, metadata)
+        if "nvlink_bytes" in record:
+            slowest.add(record)
+    for record in slowest.records():
         _add_row(exposition, record, metadata)
     yield from exposition.lines()
+
+
+def _add_subjects(exposition: _Exposition, report: Report) -> None:
+    """What is wrong with what, and how every node, GPU and NIC that was judged fares."""
+    wrong = ((each, subject) for each in report.findings for subject in (each.subjects or (each.subject,)))
+    for finding, subject in islice(wrong, _MOST_SUBJECTS):
+        labels = {"id": finding.id, "severity": finding.severity.value, "subject": subject}
+        exposition.add("gpubench_finding", "1 for a subject and a finding on it.", 1.0, labels)
+    for row in report.rows(VERDICTS_SECTION, VerdictRow):
+        if row.scope != "link":
+            labels = {"scope": row.scope, "node": row.node, "subject": row.subject, "verdict": row.verdict}
+            exposition.add("gpubench_verdict", "1 for the verdict on a node, GPU or NIC.", 1.0, labels)
+
+
+class _SlowestPairs:
+    """The slowest pair of every way of copying, as a row of its own kind: of many pairs one figure."""
+
+    def __init__(self) -> None:
+        self._slowest: dict[tuple[object, ...], Mapping[str, Any]] = {}
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """A pair more; what was not measured counts for nothing."""
+        if record["bandwidth_gb_s"] is None or record["source"] == HOST or record["destination"] == HOST:
+            return
+        key = tuple(record[name] for name in _WHICH_WAY)
+        known = self._slowest.get(key)
+        if known is None or record["bandwidth_gb_s"] < known["bandwidth_gb_s"]:
+            self._slowest[key] = record
+
+    def records(self) -> Iterator[Mapping[str, Any]]:
+        """The rows, with the columns of `slowest_pair_*` alone."""
+        for record in self._slowest.values():
+            yield {name: record[name] for name in (*_WHICH_PAIR[:2], *_WHICH_WAY, *_OF_SLOWEST, "origin")} | {
+                "slowest": 1
+            }
 
 
 def _records(run: DocumentRun) -> Iterator[Mapping[str, Any]]:
@@ -207,4 +273,7 @@ def _add_row(exposition: _Exposition, record: Mapping[str, Any], metadata: Metad
                 exposition.add(f"gpubench_{metric.name}", metric.help, float(value) * metric.scale, labels)
 
 
-writer = documents(render, marks_unfinished=False)
+def writer(target: Target, style: Style) -> DocumentWriter:
+    """The writer; with the section of pairs it has a figure for every one of them."""
+    with_pairs = partial(render, pairs=style.section == PAIRS_SECTION)
+    return DocumentWriter(target, with_pairs, marks_unfinished=False)

@@ -20,6 +20,9 @@ FORMATS = (
 DATED = Format("dated json", None, "a json of every run, in a folder", "dated:DatedWriter")
 """The format of an output that is a folder; it is none of FORMATS, since nobody asks for it by name."""
 
+BASELINE = Format("baseline", None, "a json of this run under a name, once it is whole", "baseline:BaselineWriter")
+"""The format of `--save-baseline`."""
+
 NAGIOS = Format("nagios", None, "a Nagios plugin's line", "status_line:nagios_writer")
 NPD = Format("npd", None, "a node-problem-detector plugin's message", "status_line:npd_writer")
 """The formats of `--exit-style`, for stdout."""

@@ -31,7 +31,8 @@ class Style:
     """The look of an output: columns of the terminal or page, and whether colours may be used.
 
     `section` is what formats show that show only one; None is the report's main one. `plot` adds curves to a table.
-    `history` is a folder of dated results, whose trend a page shows; `verbose` has headers in full.
+    `history` is a folder of dated results, whose trend a page shows; `verbose` has headers in full; `wide` has every
+    line of CSV say of which run it is.
     """
 
     width: int = 100
@@ -40,6 +41,7 @@ class Style:
     plot: bool = False
     history: Path | None = None
     verbose: bool = False
+    wide: bool = False
 
 
 @dataclass(frozen=True, slots=True)

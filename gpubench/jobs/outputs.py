@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from gpubench.errors import unwritable_output
 from gpubench.formats.delivery import delivering
 from gpubench.formats.presentation import Output, Presentation
-from gpubench.formats.registry import DATED
+from gpubench.formats.registry import BASELINE, DATED
 
 if TYPE_CHECKING:
     from gpubench.formats.presenter import Presenter
@@ -39,6 +39,8 @@ def check_writable(outputs: Sequence[Output], recording: Path | None = None) -> 
     """
     for output in outputs:
         try:
+            if output.format is BASELINE:
+                output.path.parent.mkdir(parents=True, exist_ok=True)
             (_try_folder if output.format is DATED else _try_file)(output.path)
         except OSError as error:
             raise unwritable_output(output.path, error) from error

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from gpubench.errors import CouldNotMeasureError, GpubenchError, InterruptedRunError, UsageError, output_failed
-from gpubench.formats.delivery import OutputError, tell
+from gpubench.formats.delivery import OutputError, ReaderGoneError, tell
 from gpubench.hardware.launch import launcher
 from gpubench.hardware.launch.channel_sender import ChannelSender
 from gpubench.hardware.mpi import group as mpi
@@ -149,7 +149,7 @@ def _located(broken: BaseException, place: str) -> GpubenchError:
     if isinstance(broken, KeyboardInterrupt):
         return InterruptedRunError("interrupted; the run was ended, and rows measured before are in the outputs")
     if isinstance(broken, BrokenPipeError):
-        return CouldNotMeasureError("the reader of the output went away", where=place)
+        return ReaderGoneError("the reader of the output went away", where=place)
     if isinstance(broken, OutputError):
         return output_failed(str(broken.filename), os.strerror(broken.errno or 0), broken.rows)
     import traceback

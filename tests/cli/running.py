@@ -24,7 +24,8 @@ MPI_ENVIRONMENT = {
 
 
 def environment(**changes: str) -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "NO_COLOR")} | changes
+    own = ("COLUMNS", "NO_COLOR", "FORCE_COLOR")
+    return {name: value for name, value in os.environ.items() if name not in own} | changes
 
 
 def broken(fault: str) -> dict[str, str]:

@@ -82,14 +82,14 @@ def test_help_and_profiles_need_no_utf_8(arguments: tuple[str, ...]) -> None:
     assert (result.returncode, result.stdout.isascii()) == (0, True)
 
 
-def test_profiles_that_nobody_reads_say_so() -> None:
+def test_profiles_that_nobody_reads_say_nothing() -> None:
     command = [sys.executable, "-m", "gpubench", "profiles", "show", "hgx-h200-8"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT, text=True) as job:
         assert job.stdout is not None
         assert job.stderr is not None
         job.stdout.close()
         said = job.stderr.read()
-    assert (job.returncode, "the reader of stdout went away" in said) == (3, True), said
+    assert (job.returncode, said) == (3, "")
 
 
 @pytest.mark.parametrize(("typed", "meant"), [("allreduc", "allreduce"), ("tpo", "topo"), ("all-to-all", "alltoall")])

@@ -297,7 +297,7 @@ def test_widths(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "77")
     assert terminal_style(options().presentation, Terminal(terminal=True), {}).width == 77  # type: ignore[arg-type]
     assert terminal_style(options().presentation, Terminal(terminal=False), {}).width == 100  # type: ignore[arg-type]
-    assert rank_style(options().presentation) == Style(100, color=False)
+    assert rank_style(options().presentation) == Style(77, color=False)
     assert rank_style(options(color="always", width=60).presentation) == Style(60, color=True)
 
 
@@ -327,3 +327,30 @@ def test_a_launcher_whose_own_daemon_did_not_start_is_started_once_more(
     assert len(jobs) == starts
     for job in jobs:
         job.stdout.close()
+
+
+def test_help_has_its_options_under_headings() -> None:
+    shown = gpubench("allreduce", "--help").stdout
+    headings = re.findall(r"^(\w[\w ]*):$", shown, re.MULTILINE)
+    assert headings == ["Measure", "NCCL", "Simulate and record", "Output", "Options"]
+    under = dict(zip(headings, re.split(r"^\w[\w ]*:$", shown, flags=re.MULTILINE)[1:], strict=True))
+    for heading, names in {
+        "Measure": ("--sizes", "--iters", "--timeout", "--strict"),
+        "NCCL": ("--algo", "--graph", "--nccl-library", "-b SIZE"),
+        "Simulate and record": ("--simulate", "--fault", "--record"),
+        "Output": ("--format", "--output", "--quiet"),
+    }.items():
+        assert all(f" {name}" in under[heading] for name in names), heading
+
+
+def test_timeout_says_the_same_everywhere() -> None:
+    for command in ("topo", "p2p", "check", "scan", "allreduce"):
+        told = " ".join(gpubench(command, "--help").stdout.partition("--timeout S ")[2].split())
+        assert told.startswith("Seconds after which a step is given up: "), command
+
+
+def test_profiles_alone_shows_its_help() -> None:
+    result = gpubench("profiles")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith("Usage: ")
+    assert "gpubench profiles show hgx-h100-8" in result.stdout

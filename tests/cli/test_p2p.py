@@ -299,7 +299,7 @@ def test_colours_show_what_is_slow() -> None:
     coloured = gpubench(*broken, "--color", "always").stdout
     assert "\x1b[" not in plain
     assert "\x1b[1;31m157." in coloured
-    assert "\x1b[32m39" in coloured
+    assert "\x1b[1;32m39" in coloured
 
 
 def test_sizes_on_a_single_gpu_say_that_it_has_nobody_to_copy_to() -> None:

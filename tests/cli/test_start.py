@@ -19,6 +19,7 @@ OWN_MODULES_OF_A_COMMAND = {
     "profiles": 20,
     "topo": 33,  # the formats, whose names its help lists, and none of the row types that they write
     "check": 33,
+    "libraries": 33,
     "scan": 33,
     "explain": 27,
     "compare": 27,

@@ -236,8 +236,7 @@ def test_a_reader_that_goes_away_ends_it_quietly() -> None:
         capture_output=True, text=True, timeout=SECONDS, check=False, env=environment(), cwd=ROOT,
     )  # fmt: skip
     assert result.stdout.splitlines() == [",".join(PAIR_COLUMNS), "3"]
-    assert "Traceback" not in result.stderr
-    assert "the reader of stdout went away" in result.stderr
+    assert result.stderr == ""
 
 
 def test_an_interrupt_is_one_line() -> None:

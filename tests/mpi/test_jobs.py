@@ -472,9 +472,7 @@ def test_a_closed_pipe_ends_the_run_quietly(format_name: str) -> None:
         cwd=ROOT,
     )
     assert result.returncode == 3
-    assert "the reader of stdout went away" in result.stderr
-    assert "Traceback" not in result.stderr
-    assert "Exception" not in result.stderr
+    assert result.stderr == ""
 
 
 def test_what_ranks_print_reaches_stderr_and_never_the_data() -> None:

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import typer
 
@@ -11,7 +11,8 @@ from gpubench.cli.options.presentation import PresentationOptions
 from gpubench.cli.options.profile import check_profile, expected_gpus
 from gpubench.cli.options.recording import RecordingOptions
 from gpubench.cli.options.simulation import SimulationOptions
-from gpubench.cli.signature import completed, flag, option, typer_app
+from gpubench.cli.plain_values import MEASURE
+from gpubench.cli.signature import completed, flag, option, step_timeout, typer_app
 from gpubench.cli.table import Command
 from gpubench.errors import exclusive
 
@@ -54,6 +55,8 @@ measures more. A machine without GPUs is shown too. Exit 0 looked at, 1 somethin
 class CheckOptions:
     """The depth of a check, and the profile to judge by."""
 
+    help_group: ClassVar = MEASURE
+
     quick: bool = flag("Facts alone, no measurement.")
     full: bool = flag("All collectives, all ways of copying.")
     profile: str | None = option(
@@ -63,7 +66,7 @@ class CheckOptions:
     )
     expect_gpus: int | None = expected_gpus()
     strict: bool = flag("Exit 1 also where there is a warning.")
-    timeout: float = option("S", "Seconds for the driver, and for each measurement.", default=120.0, min=0.1, max=86400)
+    timeout: float = step_timeout("a driver that does not answer (20 at most), a measurement", default=120.0)
     simulation: SimulationOptions
     recording: RecordingOptions
     presentation: PresentationOptions

@@ -1,5 +1,6 @@
 """`gpubench compare`: its options, the files of both sides, and the report on them."""
 
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpubench.cli.options.presentation import PresentationOptions
-from gpubench.cli.signature import app_of, flag, option
+from gpubench.cli.signature import app_of, completed, flag, option
 from gpubench.errors import UsageError
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ Of two checks the findings are compared too: what is new, graver or gone.
   gpubench compare old.txt new.txt --collective allgather     # their nccl-tests did not say what ran
 
   gpubench compare last-week.json now.json     # of gpubench check --output: did this machine get worse?
+
+  gpubench allreduce --save-baseline good; gpubench allreduce -o now.json; gpubench compare --against good now.json
 
   gpubench compare --last 5 results/
 
@@ -54,6 +57,11 @@ class CompareOptions:
     new_file: Annotated[str | None, typer.Argument(metavar="NEW", help="New results.")] = None
     base: list[str] | None = option("FILE", "Another run of the old side. Repeatable.")
     new: list[str] | None = option("FILE", "Another run of the new side. Repeatable.")
+    against: str | None = option(
+        "NAME",
+        "The old side is what --save-baseline NAME kept: compare --against NAME NEW.",
+        autocompletion=completed("against"),
+    )
     last: int | None = option("N", "Compare the newest results of a folder with the N before them.", min=1)
     threshold: float | None = option("PERCENT", "How much slower is a regression, whatever the noise.", min=0, max=1000)
     strict: bool = flag("Exit 1 also for missing rows and other doubts.")
@@ -80,6 +88,8 @@ class CompareOptions:
 
     def _files(self) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
         base, new = self.base_file, self.new_file
+        if self.against is not None:
+            return self._against(self.against)
         if base is not None and new is not None:
             return tuple(map(Path, (base, *(self.base or ())))), tuple(map(Path, (new, *(self.new or ()))))
         if base is None:
@@ -92,6 +102,19 @@ class CompareOptions:
             expected=_EXPECTED,
             next_step=f"gpubench compare --last 5 {base}" if is_folder else f"gpubench compare {base} new.json",
         )
+
+    def _against(self, name: str) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+        """The baseline of that name, and the one file that is named, which is the new one."""
+        from gpubench.readers.results.baselines import find_baseline
+
+        if self.base_file is None or self.new_file is not None:
+            raise UsageError(
+                f"compare --against {name} with {'two files' if self.new_file else 'no file'}",
+                expected="one file, of the new results",
+                next_step=f"gpubench compare --against {name} new.json",
+            )
+        base = (find_baseline(name, os.environ), *map(Path, self.base or ()))
+        return base, tuple(map(Path, (self.base_file, *(self.new or ()))))
 
     def _collective(self) -> str | None:
         """The collective as gpubench calls it, of its own name or nccl-tests'."""
@@ -108,7 +131,13 @@ class CompareOptions:
 
     def _no_files(self, last: int) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
         """None of either side, as it has to be where a folder is compared."""
-        given = {"--base": self.base, "--new": self.new, "NEW": self.new_file, "--other-machine": self.other_machine}
+        given = {
+            "--base": self.base,
+            "--new": self.new,
+            "NEW": self.new_file,
+            "--against": self.against,
+            "--other-machine": self.other_machine,
+        }
         given["--collective"] = self.collective
         unfit = [name for name, value in given.items() if value]
         if unfit:

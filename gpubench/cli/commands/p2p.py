@@ -2,13 +2,15 @@
 
 import sys
 from dataclasses import dataclass
+from typing import ClassVar
 
 from gpubench.cli.options.choices import parse_choices
 from gpubench.cli.options.presentation import PLOT, PresentationOptions
 from gpubench.cli.options.profile import PROFILE, check_profile, expected_gpus
 from gpubench.cli.options.recording import RecordingOptions
 from gpubench.cli.options.simulation import SimulationOptions
-from gpubench.cli.signature import app_of, completed, flag, option
+from gpubench.cli.plain_values import MEASURE
+from gpubench.cli.signature import app_of, completed, flag, option, step_timeout
 from gpubench.errors import UsageError, exclusive
 from gpubench.jobs.p2p.plan import As, MemoryKind, P2pPlan
 from gpubench.model.paths.evidence import EvidenceUse
@@ -41,6 +43,8 @@ disjoint pairs at the same time. Host memory, kernels, patterns and peer access 
 class P2pOptions:
     """The pairs to copy between, in which ways, and how to show it."""
 
+    help_group: ClassVar = MEASURE
+
     sizes: str | None = option(
         "SIZES",
         "Copy these sizes, written by copy engines, peer access off and on: 8:1G or 1K,64K,1M. Default: 256M "
@@ -63,12 +67,7 @@ class P2pOptions:
     check: bool = flag("Have destinations check what arrived.", name="--check/--no-check", default=True)
     evidence: bool = flag("Show all that is known of every pair's path.")
     strict: bool = flag("Exit 1 also for slow and host-staged pairs.")
-    timeout: float = option(
-        "S",
-        "Seconds in which the driver has to describe the GPUs, and a step of a run between ranks has to end.",
-        default=20.0,
-        min=0.1,
-    )
+    timeout: float = step_timeout("a driver that does not answer, a copy between ranks", default=20.0)
     plot: bool = flag(PLOT)
     profile: str | None = option("NAME|FILE", PROFILE, autocompletion=completed("profile"))
     expect_gpus: int | None = expected_gpus()

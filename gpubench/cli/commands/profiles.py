@@ -29,7 +29,9 @@ Examples:
   gpubench profiles learn node1.json node2.json
 """
 
-_app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+_app = typer.Typer(
+    invoke_without_command=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
+)
 
 
 def _known_names(incomplete: str) -> list[str]:
@@ -44,10 +46,19 @@ _NAMED = Annotated[
     typer.Argument(metavar="NAME|FILE", help="A profile's name, or the path of a file.", autocompletion=_known_names),
 ]
 _FILES = Annotated[list[Path] | None, typer.Argument(metavar="FILE...", help="Default: all of gpubench's and yours.")]
-_TIMEOUT = Annotated[float, typer.Option("--timeout", metavar="S", min=0.1, help="Seconds for the driver to answer.")]
+_TIMEOUT = Annotated[
+    float,
+    typer.Option("--timeout", metavar="S", min=0.1, help="Seconds after which a silent driver is given up."),
+]
 _SIMULATE = Annotated[
     str | None, typer.Option("--simulate", metavar="NAME", help="A machine that does not exist.", show_default=False)
 ]
+
+
+@_app.callback()
+def _without_command(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        say(*context.get_help().splitlines())
 
 
 @_app.command("list")

@@ -3,11 +3,12 @@
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from gpubench.cli.options.presentation import PresentationOptions
 from gpubench.cli.options.simulation import SimulationOptions
-from gpubench.cli.signature import app_of, flag, option
+from gpubench.cli.plain_values import MEASURE
+from gpubench.cli.signature import app_of, flag, option, step_timeout
 from gpubench.errors import exclusive, invalid_choice
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ _BACKENDS = ("nccl", "host")
 class ScanOptions:
     """The nodes to scan, and how."""
 
+    help_group: ClassVar = MEASURE
+
     backend: str | None = option(
         "|".join(_BACKENDS),
         "What moves the data: NCCL between GPUs (default where there are any), or TCP between CPU buffers.",
@@ -47,7 +50,7 @@ class ScanOptions:
     replay: str | None = option("DIR", "Judge the rounds that are there; nothing is measured.")
     hostfile: str | None = option("FILE", "Write the good nodes there, a line each, as mpirun --hostfile reads them.")
     ranks_as_nodes: bool = flag("Every rank is a node of its own: tries a scan on one host, or on its GPUs.")
-    timeout: float = option("S", "Deadline of a round.", default=10.0, min=0.5, max=3600)
+    timeout: float = step_timeout("a round", default=10.0, least=0.5)
     strict: bool = flag("Exit 1 also where there is a suspect or another doubt.")
     simulation: SimulationOptions
     presentation: PresentationOptions

@@ -3,13 +3,14 @@
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from gpubench.cli.options.presentation import PresentationOptions
 from gpubench.cli.options.profile import PROFILE, check_profile, expected_gpus
 from gpubench.cli.options.recording import RecordingOptions
 from gpubench.cli.options.simulation import SimulationOptions
-from gpubench.cli.signature import app_of, completed, flag, option
+from gpubench.cli.plain_values import MEASURE
+from gpubench.cli.signature import app_of, completed, flag, option, step_timeout
 from gpubench.errors import exclusive
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ named.
 class TopoOptions:
     """The machines to show, and how."""
 
+    help_group: ClassVar = MEASURE
+
     from_file: str | None = option(
         "FILE",
         "Show an NCCL topology XML, the text of `nvidia-smi topo -m` or -p2p, or a recorded snapshot.",
@@ -48,7 +51,7 @@ class TopoOptions:
         "Show what would make bytes go through host memory, or slowly, each with its cure, and what could not "
         "be read; in place of the devices."
     )
-    timeout: float = option("S", "Seconds in which a node's driver has to answer.", default=20.0, min=0.1, max=86400)
+    timeout: float = step_timeout("a node's driver that does not answer", default=20.0)
     profile: str | None = option("NAME|FILE", PROFILE, autocompletion=completed("profile"))
     expect_gpus: int | None = expected_gpus()
     presentation: PresentationOptions

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from gpubench.cli.options.choices import parse_choices
 from gpubench.cli.options.nccl_tests import NcclTestsOptions, check_outputs, parse_dtypes
@@ -12,7 +12,8 @@ from gpubench.cli.options.recording import RecordingOptions
 from gpubench.cli.options.sampling import SamplingOptions
 from gpubench.cli.options.simulation import SimulationOptions
 from gpubench.cli.options.variants import VariantOptions, check_variants, parse_backends
-from gpubench.cli.signature import completed, flag, given_options, option
+from gpubench.cli.plain_values import MEASURE, NCCL
+from gpubench.cli.signature import completed, flag, given_options, option, step_timeout
 from gpubench.errors import UsageError, exclusive
 from gpubench.jobs.collective.plan import BACKEND_SUMMARIES, DEFAULT_SIZES, CollectivePlan
 from gpubench.model.paths.evidence import EvidenceUse
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class CollectiveOptions:
     """The options of a collective: what to measure, with what, and how to show it."""
+
+    help_group: ClassVar = MEASURE
 
     sizes: str | None = option(
         "SIZES",
@@ -54,7 +57,12 @@ class CollectiveOptions:
     sampling: SamplingOptions
     warmup: int = option("N", "Untimed operations before a row.", name="--warmup -w", default=5, min=0)
     graph: int = option(
-        "N", "Capture the iterations in a CUDA graph and time N replays of it.", default=0, min=0, show_default=False
+        "N",
+        "Capture the iterations in a CUDA graph and time N replays of it.",
+        default=0,
+        min=0,
+        show_default=False,
+        rich_help_panel=NCCL,
     )
     check: bool = flag("Verify every rank's data.", name="--check/--no-check", default=True)
     backend: str | None = option(
@@ -62,21 +70,18 @@ class CollectiveOptions:
         f"{BACKEND_SUMMARIES}. Several with commas: one table, nccl,torch:nccl,host.",
         autocompletion=completed("backend"),
     )
-    nccl_library: str | None = option("PATH", "Measure this libnccl.so.2, say a training framework's.")
+    nccl_library: str | None = option(
+        "PATH", "Measure this libnccl.so.2, say a training framework's.", rich_help_panel=NCCL
+    )
     allocator: str = option(
         "|".join(Allocator),
         "Buffers from cudaMalloc, as frameworks have them, or ncclMemAlloc, as nccl-tests.",
         default="cuda",
         autocompletion=completed("allocator"),
+        rich_help_panel=NCCL,
     )
     np: int | None = option("N", "Ranks to launch here. Default: one a GPU; 2 without GPUs.", min=1)
-    timeout: float = option(
-        "S",
-        "Seconds without one completed operation after which a run that hangs is ended; while it starts, "
-        f"{SECONDS_TO_START:g}.",
-        default=60.0,
-        min=1,
-    )
+    timeout: float = step_timeout(f"an operation; {SECONDS_TO_START:g} while the run starts", default=60.0, least=1)
     evidence: bool | None = flag(
         "Show what is known of every path; or do not listen to NCCL and count nothing.",
         name="--evidence/--no-evidence",

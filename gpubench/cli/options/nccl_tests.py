@@ -6,8 +6,10 @@ Those that mean the same are short forms of gpubench's own: -n of --iters, -w of
 import os
 from collections.abc import Container
 from dataclasses import dataclass
+from typing import ClassVar
 
 from gpubench.cli.options.choices import parse_choices
+from gpubench.cli.plain_values import NCCL
 from gpubench.cli.signature import option
 from gpubench.errors import UsageError, advising, exclusive
 from gpubench.model.facts.launched_by import launched_by
@@ -23,6 +25,8 @@ _STEP = 2**20
 @dataclass(frozen=True, kw_only=True)
 class NcclTestsOptions:
     """Sizes, GPUs and verification in nccl-tests' words."""
+
+    help_group: ClassVar = NCCL
 
     smallest: str | None = option("SIZE", "As in nccl-tests: -b 8 -e 4G -f 2 is --sizes 8:4G:2.", name="-b")
     largest: str | None = option("SIZE", "Up to this size, with -b.", name="-e")

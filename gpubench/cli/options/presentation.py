@@ -4,14 +4,15 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from gpubench.cli.options.choices import parse_choices, unknown_word
+from gpubench.cli.plain_values import OUTPUT
 from gpubench.cli.signature import completed, flag, no_option, option, option_fields
 from gpubench.errors import UsageError, exclusive, exit_style_under_launcher
 from gpubench.formats.exit_style import OPTION, ExitStyle
 from gpubench.formats.presentation import Color, Output, Presentation
-from gpubench.formats.registry import CSV, DATED, FORMATS, QUIET, SUMMARY, TABLE
+from gpubench.formats.registry import BASELINE, CSV, DATED, FORMATS, QUIET, SUMMARY, TABLE
 from gpubench.formats.writer import Format
 from gpubench.model.facts.launched_by import launched_by
 
@@ -33,6 +34,8 @@ PLOT = "Draw bandwidth over size in the table, with limit and expectation."
 class PresentationOptions:
     """The outputs, and the look of the table."""
 
+    help_group: ClassVar = OUTPUT
+
     format_name: str = option(
         "NAME",
         f"Of stdout: {', '.join(each.name for each in FORMATS)}.",
@@ -46,7 +49,16 @@ class PresentationOptions:
         "dated json of every run. Repeatable.",
         name="--output -o",
     )
-    section: str | None = option("NAME", "What csv shows, which shows one. Default: the command's main one.")
+    save_baseline: str | None = option(
+        "NAME",
+        "Keep this result under a name, for gpubench compare --against NAME.",
+        autocompletion=completed("against"),
+    )
+    section: str | None = option(
+        "NAME",
+        "What csv shows, which shows one. Default: the command's main one. prometheus has every pair with pairs.",
+    )
+    wide: bool = flag("Every line of csv says of which run it is: id, time, hosts, GPUs, driver, NCCL.")
     color: str = option("|".join(Color), "Colours in the table.", default="auto", autocompletion=completed("color"))
     width: int | None = option("N", "Columns of the table. Default: the terminal's, or 100.", min=40)
     summary: bool = flag("The last sentence alone: verdict, worst root cause or best figures.", name=SUMMARY_OPTION)
@@ -67,14 +79,17 @@ class PresentationOptions:
         """The presentation; `sections` are those that the command has. UsageError for what cannot be shown."""
         if self.section is not None and self.section not in sections:
             raise unknown_word("--section", self.section, sections)
-        format_, outputs = parse_format(self.format_name), parse_outputs(self.output or ())
+        format_, outputs = parse_format(self.format_name), (*parse_outputs(self.output or ()), *self._baseline())
         formats = (format_, *(output.format for output in outputs))
-        if self.section is not None and CSV not in formats:
+        names = {each.name for each in formats}
+        if self.section is not None and CSV not in formats and not (self.section == "pairs" and "prometheus" in names):
             raise UsageError(
                 f"--section {self.section} without csv",
                 expected="--format csv, or an --output that ends in .csv: only csv shows one section",
                 next_step=f"--format csv --section {self.section}",
             )
+        if self.wide and CSV not in formats:
+            raise UsageError("--wide without csv", expected="--format csv, or an --output that ends in .csv")
         quiet, verbose = self._loudness()
         if plot and quiet and TABLE not in formats[1:]:
             raise exclusive(
@@ -104,10 +119,18 @@ class PresentationOptions:
             show_progress=not (self.no_progress or quiet),
             exit_style=style,
             plot=plot,
+            wide=self.wide,
             defaults=self.by_default,
             defaults_file=None if self.defaults is None else self.defaults.file,
             job_defaults=self._job_defaults(),
         )
+
+    def _baseline(self) -> tuple[Output, ...]:
+        if self.save_baseline is None:
+            return ()
+        from gpubench.readers.results.baselines import baseline_path
+
+        return (Output(baseline_path(self.save_baseline, os.environ), BASELINE),)
 
     @property
     def by_default(self) -> dict[str, str]:

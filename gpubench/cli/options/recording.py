@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
+from gpubench.cli.plain_values import SIMULATE
 from gpubench.cli.signature import option
 from gpubench.errors import exclusive
 from gpubench.jobs.recording import Recording
@@ -12,6 +14,8 @@ from gpubench.jobs.recording import Recording
 @dataclass(frozen=True, kw_only=True)
 class RecordingOptions:
     """The folder to show instead of a machine, and the one to write to."""
+
+    help_group: ClassVar = SIMULATE
 
     replay: str | None = option("DIR", "Show what --record wrote.")
     record: str | None = option("DIR", "Also write there the facts of every node and rank, and raw samples.")

@@ -1,8 +1,10 @@
 """The options that say how often and how the operations of a collective are timed."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from gpubench.cli.options.choices import parse_choices
+from gpubench.cli.plain_values import MEASURE
 from gpubench.cli.signature import completed, option
 from gpubench.errors import UsageError
 from gpubench.model.terms.statistics.sampling import AUTO, DEFAULT_ITERATIONS, INTERVAL, Mode, Sampling
@@ -11,6 +13,8 @@ from gpubench.model.terms.statistics.sampling import AUTO, DEFAULT_ITERATIONS, I
 @dataclass(frozen=True, kw_only=True)
 class SamplingOptions:
     """The timing of the rows of a collective."""
+
+    help_group: ClassVar = MEASURE
 
     mode: str = option(
         "|".join(Mode),

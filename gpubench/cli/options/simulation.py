@@ -2,7 +2,9 @@
 
 import shlex
 from dataclasses import dataclass
+from typing import ClassVar
 
+from gpubench.cli.plain_values import SIMULATE
 from gpubench.cli.signature import completed, option
 from gpubench.errors import UsageError
 from gpubench.jobs.simulation import Simulation, simulation_of
@@ -16,6 +18,8 @@ _LOOKS_AT = {
 @dataclass(frozen=True, kw_only=True)
 class SimulationOptions:
     """A simulated machine, and what is broken in it."""
+
+    help_group: ClassVar = SIMULATE
 
     simulate: str | None = option(
         "NAME[*NODES]",

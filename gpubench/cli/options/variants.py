@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from gpubench.cli.options.choices import parse_choices, unknown_word
+from gpubench.cli.plain_values import NCCL
 from gpubench.cli.signature import completed, flag, option
 from gpubench.errors import UsageError
 from gpubench.model.terms.hierarchy import OPTION as HIERARCHICAL_OPTION
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class VariantOptions:
     """The algorithms and protocols to measure beside NCCL's own choice."""
+
+    help_group: ClassVar = NCCL
 
     algo: list[str] | None = option(
         "ALGO",

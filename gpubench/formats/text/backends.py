@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from gpubench.formats.text.columns import Column, fitting, lines
+from gpubench.formats.text.columns import Column, fitted_lines
 from gpubench.model.facts.mpi_support import TrialOutcome
 from gpubench.model.results.report import Report
 from gpubench.model.results.rows.backends import (
@@ -44,7 +44,7 @@ def _table(rows: Sequence[BackendRow], width: int) -> Iterator[str]:
         cells = [_UNKNOWN if name not in here else _share(here[name].speed_percent) for here in at]
         columns.append(Column(name, cells, right=True))
     columns += _issue_columns(rows, list(by_size.values()), at)
-    yield from lines(fitting(columns, width))
+    yield from fitted_lines(columns, width)
     for note, here in grouped([row for row in rows if row.note], lambda row: row.note).items():
         yield f"  {', '.join(dict.fromkeys(row.backend for row in here))}: {note}"
 
@@ -78,7 +78,7 @@ def support_lines(report: Report, width: int) -> Iterator[str]:
         columns.append(Column(format_size(size), cells))
     columns.append(Column("after s", [_seconds(here) for here in by_operation.values()], right=True, spare=1))
     columns.append(Column("its words", [_said(here) for here in by_operation.values()], spare=2))
-    yield from lines(fitting(columns, width))
+    yield from fitted_lines(columns, width)
 
 
 def _said(rows: Sequence[MpiTrialRow]) -> str:

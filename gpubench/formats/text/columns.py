@@ -41,12 +41,34 @@ class Column:
 def fitting(columns: Sequence[Column], width: int) -> tuple[Column, ...]:
     """The columns that fit a width; what may not go stays, however narrow it is."""
     kept = list(columns)
-    while sum(column.width + len(_GAP) for column in kept) - len(_GAP) > width:
+    while _width(kept) > width:
         spare = max(kept, key=lambda column: column.spare)
         if not spare.spare:
             break
         kept.remove(spare)
     return tuple(kept)
+
+
+def fitted_lines(columns: Sequence[Column], width: int, keys: int = 1) -> Iterator[str]:
+    """The lines of a table that fits a width: columns that can be spared go, and of the others a further table below
+    has those that have no room. The first `keys` columns, which say what a line is of, stand in each.
+    """
+    kept = fitting(columns, width)
+    names, rest = kept[:keys], kept[keys:]
+    while rest:
+        most = len(rest)
+        while most > 1 and _width((*names, *rest[:most])) > width:
+            most -= 1
+        yield from lines((*names, *rest[:most]))
+        rest = rest[most:]
+        if rest:
+            yield ""
+    if len(kept) <= keys:
+        yield from lines(kept)
+
+
+def _width(columns: Sequence[Column]) -> int:
+    return sum(column.width + len(_GAP) for column in columns) - len(_GAP)
 
 
 def lines(columns: Sequence[Column]) -> Iterator[str]:

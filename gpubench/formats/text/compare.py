@@ -5,7 +5,7 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
-from gpubench.formats.text.columns import Column, fitting, lines
+from gpubench.formats.text.columns import Column, fitted_lines
 from gpubench.formats.text.header import INDENT
 from gpubench.formats.text.page import ReportView
 from gpubench.model.results.report import Report
@@ -127,7 +127,7 @@ class CompareView(ReportView):
         if not shown:
             return
         self._page.print("")
-        self._page.table(lines(fitting(_columns(shown), self._page.width)))
+        self._page.table(fitted_lines(_columns(shown), self._page.width))
         left = len(worse) - _MOST_ROWS, len(faster) - _MOST_FASTER
         for count, what in zip(left, ("worse", "faster"), strict=True):
             if count > 0:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from gpubench.formats.text.columns import Column, fitting, lines
+from gpubench.formats.text.columns import Column, fitted_lines, fitting, lines
 from gpubench.formats.text.header import INDENT
 from gpubench.formats.text.page import ReportView
 from gpubench.model.results.report import Report
@@ -89,7 +89,7 @@ class ExplainView(ReportView):
         ]
         if any(member.node != member.host for member in own):
             columns.insert(2, Column("for NCCL", [member.node for member in own]))
-        self._page.table(lines(columns))
+        self._page.table(fitted_lines(columns, self._page.width))
 
 
 def _kinds(communicators: Iterable[CommunicatorRow], transports: Iterable[TransportRow]) -> Iterator[Kind]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from operator import itemgetter
 
-from gpubench.formats.text.columns import VERDICT_MARKS, Column, lines, verdict_mark
+from gpubench.formats.text.columns import VERDICT_MARKS, Column, fitted_lines, verdict_mark
 from gpubench.formats.text.header import INDENT, device_lines
 from gpubench.formats.text.managed import is_of_managed, managed_lines, support_lines
 from gpubench.formats.text.matrices import matrix_lines
@@ -148,7 +148,7 @@ class P2pView:
             Column("verdict", [row.verdict or "" for row in rows]),
             Column("", [row.note or "" for row in rows]),
         ]
-        self._page.table(lines(columns))
+        self._page.table(fitted_lines(columns, self._page.width, keys=2))
         for line in expected_lines(rows):
             self._page.wrap(line)
 
@@ -163,7 +163,7 @@ class P2pView:
         for kind, members in groupby(rows, key=lambda row: ((row.note or "").split(" ")[0], row.source == _HOST)):
             head = f"{'to' if kind[1] else 'from'} GPU, {kind[0]}"
             columns.append(Column(head, [_word(row, latency=False) for row in members], right=True))
-        self._page.table(lines(columns))
+        self._page.table(fitted_lines(columns, self._page.width))
         for line in expected_lines(rows):
             self._page.wrap(line)
 
@@ -181,7 +181,7 @@ class P2pView:
             Column("share", [format_percent(row.share_percent, "-") for row in rows], right=True),
             Column("wrong", ["-" if row.wrong is None else str(row.wrong) for row in rows], right=True),
         ]
-        self._page.table(lines(columns))
+        self._page.table(fitted_lines(columns, self._page.width, keys=2))
 
 
 def _subject(metadata: Metadata) -> str:

@@ -5,6 +5,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
+from gpubench.formats.text.columns import VERDICT_MARKS
 from gpubench.formats.text.header import INDENT, default_lines, software_lines
 from gpubench.formats.text.line import line_text
 from gpubench.formats.text.machine.causes import CauseText, all_causes, named_causes, top_causes, unread_lines
@@ -12,6 +13,7 @@ from gpubench.formats.text.machine.fallback import evidence_notes, evidence_tabl
 from gpubench.formats.text.machine.prospects import other_lines
 from gpubench.formats.text.plot import plot_lines
 from gpubench.formats.writer import Style, Target
+from gpubench.model.paths.p2p import SLOW_SHARE
 from gpubench.model.results.report import Metadata, Report, Row
 from gpubench.model.terms.foreign_text import printable_line
 from gpubench.model.terms.verdict import Finding, Verdict
@@ -31,14 +33,18 @@ _VERDICT_STYLES = {
     Verdict.ERROR: "bold magenta",
 }
 _WORD_STYLES = {
-    r"\b(NV\d+|OK|possible)\b": "bold green",
-    r"\b(PIX|PXB)\b": "green",
-    r"\b(PHB|NODE)\b": "yellow",
-    r"\bSYS\b": "magenta",
-    r"(?<!\S)(CNS|GNS|TNS|DR|NS|U|no|down|init|lost|\w+!)(?!\S)": "bold red",
+    **{rf"(?<!\S){verdict}(?!\S)": style for verdict, style in _VERDICT_STYLES.items()},
+    r"(?<!\S)OK(?!\S)": _VERDICT_STYLES[Verdict.PASS],
+    r"(?<!\S)(CNS|GNS|TNS|DR|NS|U|down|init|lost|\S+!)(?!\S)": _VERDICT_STYLES[Verdict.FAIL],
+    r"(?<!\S)(\S+\*)(?!\S)": _VERDICT_STYLES[Verdict.WARN],
 }
-_NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?!\w)")
-_HEAT = ((0.95, "green"), (0.9, "cyan"), (0.75, "yellow"), (0.5, "magenta"), (0.0, "bold red"))
+"""A colour says how something fares: how things are wired has none, however fast it is."""
+
+_PART = re.compile(r"(?<!\S)(\d+(?: x\d+)?) of (\d+(?: x\d+)?)(?!\S)")
+"""'12 of 18' NVLinks, a PCIe link of '5 x8 of 5 x16'."""
+
+_NUMBER = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)([!*~]?)(?!\w)")
+_MARKED = {mark: _VERDICT_STYLES[verdict] for verdict, mark in VERDICT_MARKS.items() if verdict in _VERDICT_STYLES}
 
 
 class Page:
@@ -58,24 +64,29 @@ class Page:
         self._console.file.flush()
 
     def table(self, lines: Iterable[str]) -> None:
-        """Lines of words in columns: near paths and granted access in one colour, far paths and refusals in others."""
+        """Lines of words in columns: verdicts, refusals and parts that are missing in the colour of how they fare."""
         for line in lines:
             text = line_text(line)
             for pattern, style in _WORD_STYLES.items():
                 text.highlight_regex(pattern, style)
+            for part in _PART.finditer(text.plain):
+                if part[1] != part[2]:
+                    text.stylize(_VERDICT_STYLES[Verdict.FAIL], *part.span())
             self._console.print(text)
 
     def heat(self, lines: Sequence[str], *, expected: float | None = None, less_is_better: bool = False) -> None:
-        """A matrix of numbers, each coloured by how near it is to what is expected, or to the best of them."""
-        texts = [line_text(line) for line in lines]
-        found = [[(match.span(), float(match[0])) for match in _NUMBER.finditer(text.plain)] for text in texts]
-        values = [value for row in found for _, value in row if value]
-        known = values if expected is None else [*values, expected]
-        best = (min if less_is_better else max)(known, default=0.0)
-        for text, row in zip(texts, found, strict=True):
-            for (start, end), value in row:
-                share = 0.0 if not value or not best else best / value if less_is_better else value / best
-                text.stylize(next(style for least, style in _HEAT if share >= least), start, end)
+        """A matrix of numbers in the colour of how they fare: by the mark behind them, else as well as is expected.
+
+        Where nothing is expected a number without a mark was not judged, and has no colour.
+        """
+        for line in lines:
+            text = line_text(line)
+            for found in _NUMBER.finditer(text.plain):
+                value, style = float(found[1]), _MARKED.get(found[2], "")
+                share = (expected or 0.0) / value if less_is_better and value else value / expected if expected else 0.0
+                if not found[2] and share >= SLOW_SHARE:
+                    style = _VERDICT_STYLES[Verdict.PASS]
+                text.stylize(style, *found.span())
             self._console.print(text)
 
     def wrap(self, text: str, hanging: int = 4, style: str = "") -> None:
@@ -104,7 +115,10 @@ class Page:
 
     def evidence(self, report: Report) -> None:
         """All that is known of every path."""
-        self.print("", *evidence_table(report, self.width))
+        title, *table = evidence_table(report, self.width)
+        self.print("")
+        self.wrap(title)
+        self.print(*table)
         for line in evidence_notes(report):
             self.wrap(line)
         self.print("")

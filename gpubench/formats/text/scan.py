@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from gpubench.formats.text.columns import Column, fitting, lines
+from gpubench.formats.text.columns import Column, fitted_lines
 from gpubench.formats.text.header import INDENT
 from gpubench.formats.text.page import ReportView
 from gpubench.model.results.report import Report
@@ -77,7 +77,7 @@ class ScanView(ReportView):
             Column("verdict", [row.verdict for row in shown]),
             Column("because of", [row.part or "" for row in shown], 6),
         ]
-        self._page.table(lines(fitting(columns, self._page.width)))
+        self._page.table(fitted_lines(columns, self._page.width))
         if len(bad) > len(shown):
             self._page.print(f"and {len(bad) - len(shown):,} more: --format csv --section {CELLS_SECTION}")
         self._page.print("")

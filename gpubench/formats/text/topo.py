@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from gpubench.formats.text.columns import fitting, lines
+from gpubench.formats.text.columns import fitted_lines, fitting
 from gpubench.formats.text.header import INDENT, setting_lines
 from gpubench.formats.text.machine.devices import gpu_columns, gpu_sentences, nic_columns
 from gpubench.formats.text.machine.tree import draw, is_worth_drawing
@@ -97,7 +97,7 @@ class TopoView(ReportView):
         for columns in (gpu_columns(gpus), nic_columns(nics)):
             if columns:
                 self._page.print("")
-                self._page.table(lines(fitting(columns, self._page.width)))
+                self._page.table(fitted_lines(columns, self._page.width))
                 if columns[0].head == "GPU":
                     for sentence in gpu_sentences(gpus, fitting(columns, self._page.width)):
                         self._page.wrap(f"{INDENT}{sentence}")

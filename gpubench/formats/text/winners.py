@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from gpubench.formats.text.columns import Column, fitting, lines
+from gpubench.formats.text.columns import Column, fitted_lines
 from gpubench.model.results.report import BACKENDS, Metadata, Report
 from gpubench.model.results.winners import REFUSED_SECTION, WINNERS_SECTION, RefusedRow, WinnerRow, crossings
 from gpubench.model.terms.nccl_choice import AGAIN, HIERARCHICAL, OWN_CHOICE, NcclChoice, taken_name
@@ -63,7 +63,7 @@ def _series(rows: Sequence[WinnerRow], width: int) -> Iterator[str]:
         Column("noise", [format_percent(row.noise_percent, "?", 1) for row in rows], spare=1, right=True),
         Column("drift", [format_percent(row.own_drift_percent, "?", 1) for row in rows], spare=2, right=True),
     )
-    yield from lines(fitting(columns, width))
+    yield from fitted_lines(columns, width)
     yield f"cross-over  {_crossings(rows)}"
 
 

@@ -6,7 +6,10 @@ nobody could tell whether it was marked, so it is marked too.
 """
 
 import re
+from collections.abc import Sequence
 
+from gpubench.model.results.report import Metadata
+from gpubench.model.results.result_file import MODELS
 from gpubench.model.terms.foreign_text import escaped
 
 _MARK = "'"
@@ -32,3 +35,24 @@ def unmarked_text(cell: str) -> str:
 
 def _character(escape: re.Match[str]) -> str:
     return _SPELLED.get(escape[0]) or chr(int(escape[0][2:], 16))
+
+
+WIDE_COLUMNS = ("run_id", "run_started_at", "run_hosts", "run_gpus", "run_driver", "run_nccl")
+"""Run and time (UTC); hosts and models of GPUs, with semicolons between; versions of driver and NCCL."""
+
+
+def wide_cells(metadata: Metadata) -> Sequence[str]:
+    """The cells of these columns; empty where it is not known."""
+    libraries = metadata.libraries
+    hosts = dict.fromkeys(metadata.hosts)
+    driver, nccl = (libraries.get(name, "").split(" ")[0] for name in ("driver", "NCCL"))
+    return metadata.run_id, metadata.started_at, ";".join(hosts), ";".join(_gpus(metadata)), driver, nccl
+
+
+def _gpus(metadata: Metadata) -> list[str]:
+    """The models of the GPUs: of ranks, of copies, or of the nodes that were checked."""
+    named = [rank.gpu for rank in metadata.ranks if rank.gpu]
+    described = metadata.options.get("gpus")
+    if not named and isinstance(described, dict):
+        named = [str(each).partition(" ")[2] for each in described.values()]
+    return list(dict.fromkeys(named or map(str, metadata.options.get(MODELS) or ())))

@@ -273,7 +273,8 @@ class Report:
     """The outcome of a run. `complete` is false while it runs and when it was cut short.
 
     `sections` are what is not handed over row by row, in the order in which formats show them; `main` is the one that
-    formats show which show only one; `sentence` the last line, empty until the report is presented.
+    formats show which show only one; `sentence` the last line, empty until the report is presented; `duration_s` the
+    seconds from the command's begin to its end, which is of this process and not kept, None where nobody took the time.
     """
 
     verdict: Verdict
@@ -282,6 +283,7 @@ class Report:
     sections: Mapping[str, Section] = field(default_factory=dict)
     main: str = ROWS_SECTION
     sentence: str = ""
+    duration_s: float | None = None
 
     def rows(self, section: str, kind: type[R]) -> list[R]:
         """The rows of a section; none where the report has no such table."""

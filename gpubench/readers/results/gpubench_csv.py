@@ -4,7 +4,7 @@ import csv
 import re
 
 from gpubench.errors import UsageError
-from gpubench.model.results.csv_text import unmarked_text
+from gpubench.model.results.csv_text import WIDE_COLUMNS, unmarked_text
 from gpubench.model.results.report import CollectiveRow, PairRow
 from gpubench.model.results.result_file import FileCircumstances, ResultFile
 from gpubench.readers.results import limits
@@ -46,7 +46,7 @@ def read(text: str, name: str) -> ResultFile:
             )
         # An older file lacks columns.
         by_column = dict.fromkeys(kind.columns(), "") | dict(zip(header, cells, strict=True))
-        rows.append(row_from_cells(kind, by_column, where))
+        rows.append(row_from_cells(kind, {name: by_column[name] for name in kind.columns()}, where))
     return ResultFile(
         name=name,
         kind="gpubench CSV",
@@ -80,7 +80,7 @@ def _check_header(header: list[str], kind: type[CollectiveRow] | type[PairRow], 
             reason="a spreadsheet with another language's settings wrote it",
             next_step="compare the file that gpubench wrote",
         )
-    unknown = [column for column in header if column not in kind.columns()]
+    unknown = [column for column in header if column not in (*kind.columns(), *WIDE_COLUMNS)]
     if unknown:
         raise UsageError(
             f"{where}: column {unknown[0]!r} is not known",

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 
-from gpubench.formats.text.columns import Column, fitting, lines
+from gpubench.formats.text.columns import Column, fitted_lines
 from gpubench.formats.text.machine.prospects import lead, prospect_lines, was_looked_at
 from gpubench.model.paths.evidence import Conclusion
 from gpubench.model.results.fallback import shown, slowdown
@@ -75,7 +75,10 @@ def evidence_table(report: Report, width: int) -> list[str]:
         Column("limit", ["?" if row.limit_gb_s is None else f"{row.limit_gb_s:g}" for row in rows], spare=3),
         Column("verdict", [f"{row.conclusion}, {row.confidence}" for row in rows]),
     ]
-    return ["evidence that a path is direct: + for it, - against it, . nothing known", *lines(fitting(table, width))]
+    return [
+        "evidence that a path is direct: + for it, - against it, . nothing known",
+        *fitted_lines(table, width, keys=2),
+    ]
 
 
 def evidence_notes(report: Report) -> list[str]:
