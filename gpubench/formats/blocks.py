@@ -13,6 +13,7 @@ from gpubench.model.results.overlap.curves import overlap_charts
 from gpubench.model.results.report import OVERLAP_SECTION, CollectiveRow, Matrix, Metadata, PairRow, Report, Table
 from gpubench.model.results.rows.evidence import EVIDENCE_SECTION
 from gpubench.model.results.rows.overlap import OverlapRow
+from gpubench.model.results.rows.plan import TIMELINE_SECTION
 from gpubench.model.results.rows.scan import CELLS_SECTION, ScanCellRow
 from gpubench.model.terms.grouping import grouped
 from gpubench.model.terms.overlap.asked import cap_name
@@ -22,7 +23,18 @@ from gpubench.model.terms.verdict import Verdict
 _MOST_LINES = 200
 _MOST_MAPPED = 2048
 _MOST_COLUMNS = 64
-_HIDDEN = ("nvlinks", "kinds", "tree", "ranks", "members", "paths", "pairs", "matrices", CELLS_SECTION)
+_HIDDEN = (
+    "nvlinks",
+    "kinds",
+    "tree",
+    "ranks",
+    "members",
+    "paths",
+    "pairs",
+    "matrices",
+    CELLS_SECTION,
+    TIMELINE_SECTION,
+)
 """Sections that are too long for a page, or stand on it in another shape. JSON and CSV have them."""
 
 _SHOWN: Mapping[str, Sequence[str]] = {

@@ -43,6 +43,8 @@ svg { width: 100%; height: auto; display: block; } svg text { fill: var(--faint)
 .legend { display: flex; flex-wrap: wrap; gap: .2rem 1rem; font-size: .85rem; padding: 0; margin: .3rem 0 0; }
 .legend li { list-style: none; display: flex; align-items: center; gap: .4rem; }
 .legend svg { width: 34px; height: 12px; flex: none; }
+figure.timeline { max-width: none; } rect.compute { fill: var(--c0); } rect.hidden { fill: var(--c2); }
+rect.exposed { fill: var(--fail); } rect.bubble { fill: var(--line); }
 footer { color: var(--faint); font-size: .8rem; margin: 2.5rem 0 1rem; }
 """
 """CSS of the whole page."""

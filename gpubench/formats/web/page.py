@@ -9,6 +9,7 @@ from gpubench.formats.text.machine.fallback import fallback_lines
 from gpubench.formats.web.curves import figure
 from gpubench.formats.web.html_text import html_text
 from gpubench.formats.web.look import STYLE
+from gpubench.formats.web.timeline import timeline_figure
 from gpubench.formats.web.trend import Past
 from gpubench.model.results.curves import Chart
 from gpubench.model.terms.verdict import Finding, Verdict
@@ -39,6 +40,7 @@ def render(run: DocumentRun, past: Past) -> Iterator[str]:
     yield from (f"<dt>{html_text(label)}</dt><dd>{html_text(words)}</dd>" for label, words in facts(run.metadata))
     yield "</dl>\n"
     yield from past.section(run)
+    yield from timeline_figure(run.report)
     for is_chart, members in groupby(blocks(run), key=lambda block: isinstance(block, Chart)):
         if is_chart:
             yield '<h2>Curves</h2><div class="charts">\n'

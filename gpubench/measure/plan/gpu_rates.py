@@ -22,7 +22,7 @@ BACKWARD_OVER_FORWARD = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class GpuRates:
+class DataSheet:
     """TFLOP/s and GB/s of a data sheet."""
 
     tflops: float
@@ -30,27 +30,27 @@ class GpuRates:
 
 
 _SHEETS = {
-    "GB300": GpuRates(2500, 8000),
-    "B300": GpuRates(2250, 8000),
-    "GB200": GpuRates(2500, 8000),
-    "B200": GpuRates(2250, 8000),
-    "H200": GpuRates(989, 4800),
-    "H100 NVL": GpuRates(835, 3938),
-    "H100 PCIe": GpuRates(756, 2039),
-    "H100": GpuRates(989, 3350),
-    "A100-SXM4-40GB": GpuRates(312, 1555),
-    "A100-SXM4-80GB": GpuRates(312, 2039),
-    "A100": GpuRates(312, 1935),
-    "V100": GpuRates(125, 900),
-    "L40S": GpuRates(362, 864),
-    "L4": GpuRates(121, 300),
-    "A10": GpuRates(125, 600),
-    "RTX 4090": GpuRates(165, 1008),
-    "RTX 5090": GpuRates(210, 1792),
+    "GB300": DataSheet(2500, 8000),
+    "B300": DataSheet(2250, 8000),
+    "GB200": DataSheet(2500, 8000),
+    "B200": DataSheet(2250, 8000),
+    "H200": DataSheet(989, 4800),
+    "H100 NVL": DataSheet(835, 3938),
+    "H100 PCIe": DataSheet(756, 2039),
+    "H100": DataSheet(989, 3350),
+    "A100-SXM4-40GB": DataSheet(312, 1555),
+    "A100-SXM4-80GB": DataSheet(312, 2039),
+    "A100": DataSheet(312, 1935),
+    "V100": DataSheet(125, 900),
+    "L40S": DataSheet(362, 864),
+    "L4": DataSheet(121, 300),
+    "A10": DataSheet(125, 600),
+    "RTX 4090": DataSheet(165, 1008),
+    "RTX 5090": DataSheet(210, 1792),
 }
 
 
-def rates_of(name: str) -> GpuRates | None:
+def rates_of(name: str) -> DataSheet | None:
     """The rates of a GPU by NVML's name of its model; None where no data sheet is known."""
     words = name.replace("NVIDIA ", "")
     return next((rates for model, rates in _SHEETS.items() if model in words), None)
