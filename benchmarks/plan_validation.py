@@ -9,7 +9,7 @@ DIR has `steps.jsonl`, a line for every file that `benchmarks.plan_steps` wrote,
 
 What enters a prediction: the model's forward and backward on one GPU, of tensor parallelism a rank's share of them; the
 curves; and the slow-down of collectives beside two blocks of the model (or beside GEMMs, with `--partner gemm`). None
-of it is a distributed step, and nothing is fitted. `gpt-1.3B` was held out: nobody looked at it before the rest stood.
+of it is a distributed step, and nothing is fitted. `gpt-1.3B` was held out: it was predicted when the rest stood.
 """
 
 import argparse

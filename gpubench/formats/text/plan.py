@@ -85,7 +85,7 @@ class PlanView(ReportView):
             return
         noise = "noise not known"
         if best.step_most_ms > best.step_least_ms:
-            noise = f"{best.step_least_ms:.1f} to {best.step_most_ms:.1f} by the noise of what it follows from"
+            noise = f"{best.step_least_ms:.2f} to {best.step_most_ms:.2f} by the noise of what was measured"
         self._page.wrap(f"{best.layout}: {best.step_ms:.1f} ms a step, {noise}")
         columns = [
             Column("communication", [row.source for row in rows]),
@@ -116,7 +116,7 @@ class PlanView(ReportView):
     def _faults(self, rows: Sequence[FaultCostRow]) -> None:
         if not rows:
             return
-        self._page.wrap("what a fault would cost this step, by a model of the fabric with it")
+        self._page.wrap("the same step on another fabric; what faults make of it is modelled, not measured")
         columns = [
             Column("fault", [row.fault for row in rows]),
             Column("", [row.what for row in rows], 1),

@@ -36,14 +36,21 @@ class FoundCurves:
     measure_now: Measured | None = None
     faults: tuple[Fault, ...] = ()
     notes: list[str] = field(default_factory=list)
+    found: dict[tuple[str, CommunicatorRanks], CollectiveCurve] = field(default_factory=dict)
 
     def curve(self, collective: str, group: CommunicatorRanks) -> CollectiveCurve:
         """The curve of a collective among the ranks of a group.
 
         Raises:
             UsageError: neither results nor a profile know it.
-            CouldNotMeasureError: a profile knows no way between nodes.
+            CouldNotMeasureError: it was measured now, and could not be.
         """
+        key = (collective, group)
+        if key not in self.found:
+            self.found[key] = self._find(collective, group)
+        return self.found[key]
+
+    def _find(self, collective: str, group: CommunicatorRanks) -> CollectiveCurve:
         stored = self._stored(collective, group)
         if stored is not None:
             return stored
@@ -72,6 +79,8 @@ class FoundCurves:
             for each in _points([row for row, _ in taken])
         ]
         simulated = any(row.origin == Origin.SIMULATED for row, _ in taken)
+        if any(row.host_staged for row, _ in taken):
+            self.notes.append(f"{collective} went through host memory: gpubench p2p says which pair, and why")
         note = "" if ranks == group.ranks else f"scaled from {ranks} ranks by the bytes of rings"
         if note:
             self.notes.append(f"{collective} among {group}: {note}")

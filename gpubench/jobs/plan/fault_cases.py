@@ -52,7 +52,9 @@ class FaultModel:
         return self._times[group]
 
 
-def fault_cases(machine: PlannedMachine, asked: Sequence[str], file: Path | None, notes: list[str]) -> list[FaultCase]:
+def fault_cases(
+    machine: PlannedMachine, asked: Sequence[str], file: Path | None, notes: list[str], *, with_usual: bool = True
+) -> list[FaultCase]:
     """The faults of a plan; `notes` gathers why some cannot be predicted.
 
     Raises UsageError for a fault that is none, that the machine cannot have, or a file that tells of none.
@@ -68,7 +70,8 @@ def fault_cases(machine: PlannedMachine, asked: Sequence[str], file: Path | None
     texts = [(text, ASKED) for text in asked]
     if file is not None:
         texts += [(text, file.name) for text in _of_file(file, machine)]
-    texts = texts or [(text, USUAL) for text in _usual(machine)]
+    if not texts and with_usual:
+        texts = [(text, USUAL) for text in _usual(machine)]
     cases = []
     for text, source in texts:
         fault = parse_fault(text)

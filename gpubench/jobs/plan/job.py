@@ -19,9 +19,11 @@ from gpubench.measure.plan.contention import ContentionTable, MeasuredContention
 from gpubench.measure.plan.curves import CollectiveTimesFound
 from gpubench.measure.plan.faults import fault_costs
 from gpubench.measure.plan.program import StepJob, StepSettings
-from gpubench.measure.plan.ranking import RankedLayout, rank
+from gpubench.measure.plan.ranking import RankedLayout, first_fit, rank
 from gpubench.measure.plan.report import SECTIONS as SECTIONS
 from gpubench.measure.plan.report import PlanOutcome, plan_report
+from gpubench.measure.plan.step import StepPrediction, predict
+from gpubench.model.results.rows.plan import CurveOrigin
 from gpubench.model.terms.units import format_memory, parse_size
 from gpubench.model.workload.layout import ParallelLayout, check_layout, layouts_for, parse_layout
 from gpubench.model.workload.memory import OPTIMIZER_BYTES
@@ -76,9 +78,16 @@ def _outcome(
         for ctas in sorted({each.ctas for each in found.contention if each.ctas is not None})
     }
     advice = advise(chosen.prediction.job, capped) if plan.bucket_mb is None else _fixed(chosen)
-    cases = fault_cases(machine, plan.faults, plan.faults_from, notes)
+    staged = any(row.host_staged for file in found.files for row in file.rows)
+    cases = fault_cases(machine, plan.faults, plan.faults_from, notes, with_usual=not staged)
     outcome = PlanOutcome(
-        ranked=ranked, chosen=chosen, advice=advice, faults=fault_costs(advice.best, cases), times=times
+        ranked=ranked,
+        chosen=chosen,
+        advice=advice,
+        faults=fault_costs(advice.best, cases),
+        times=times,
+        as_expected=_as_expected(machine, curves, advice.best),
+        profile="" if machine.profile is None else machine.profile.name,
     )
     notes += _notes(machine, found, outcome)
     return outcome, curves
@@ -101,8 +110,6 @@ def _settings(plan: TrainingPlan) -> StepSettings:
 
 
 def _fixed(chosen: RankedLayout) -> Advice:
-    from gpubench.measure.plan.step import predict
-
     return Advice((), predict(chosen.prediction.job))
 
 
@@ -171,21 +178,18 @@ def _does_not_fit(
     """No layout fits: the one that needs least, and what would fit."""
     least = min(asked, key=lambda each: each.need.total)
     memory = least.gpu_memory_bytes or 0
+    optimizer_bytes = OPTIMIZER_BYTES if plan.with_optimizer else 0
     fitting = next((each for each in every if each.fits), None)
-    own = plan.model.parameters * (
-        2 * plan.model.data_type.size_bytes + (OPTIMIZER_BYTES if plan.with_optimizer else 0)
-    )
+    larger = None if fitting is not None else first_fit(plan.model, machine.gpus_per_node, memory, optimizer_bytes)
     if fitting is not None:
-        would = f"--layout '{fitting.layout}' needs {format_memory(fitting.need.total)}"
-    else:
-        room = max(1, memory - least.need.other - least.need.activations)
-        needed = -(-own // room)
+        would = f"--layout '{fitting.layout}', which needs {format_memory(fitting.need.total)}"
+    elif larger is not None:
         would = (
-            f"about {max(gpus + 1, 1 << (needed - 1).bit_length())} GPUs: --nodes "
-            f"{max(machine.nodes + 1, -(-needed // machine.gpus_per_node))}"
-            if least.need.activations < memory
-            else f"a smaller --batch: {format_memory(least.need.activations)} are activations"
+            f"--nodes {larger[0]}: '{larger[1]}' on {larger[1].gpus} GPUs needs {format_memory(larger[2].total)} each"
         )
+    else:
+        would = f"a smaller --batch or --sequence: {format_memory(least.need.activations)} are activations"
+    own = plan.model.parameters * (2 * plan.model.data_type.size_bytes + optimizer_bytes)
     return UsageError(
         f"{plan.model.name} does not fit {gpus} × {machine.gpu}: '{least.layout}' needs "
         f"{format_memory(least.need.total)} of {format_memory(memory)} a GPU",
@@ -196,13 +200,25 @@ def _does_not_fit(
     )
 
 
+def _as_expected(machine: PlannedMachine, curves: FoundCurves, best: StepPrediction) -> StepPrediction | None:
+    """The same step with the collectives that the profile expects; None where the step's own are these."""
+    if machine.profile is None or all(curve.origin == CurveOrigin.EXPECTED for curve in curves.found.values()):
+        return None
+    try:
+        expected = CollectiveTimesFound(FoundCurves(machine, ()))
+        return predict(replace(best.job, times=expected), with_range=False)
+    except UsageError:
+        return None
+
+
 def _notes(machine: PlannedMachine, found: FoundResults, outcome: PlanOutcome) -> list[str]:
     notes = [f"computation: {outcome.advice.best.job.compute.source}"]
     if found.contention:
         notes.append(f"contention measured by gpubench overlap: {found.contention_source}")
     else:
         notes.append(
-            "contention was not measured and is taken for none: gpubench overlap --output overlap.json, then --overlap"
+            "contention was not measured and is taken for none, so that steps read short: gpubench overlap --output "
+            "overlap.json, then --overlap overlap.json"
         )
     origins = dict.fromkeys(
         f"{times.origin}: {times.source}" for times in (outcome.times.curve(*key) for key in outcome.times.used)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpubench.errors import UsageError, no_gpu
+from gpubench.errors import CouldNotMeasureError, UsageError
 from gpubench.jobs.plan.plan import TrainingPlan
 from gpubench.model.results.result_file import ResultFile
 from gpubench.model.terms.origin import Origin
@@ -56,7 +56,11 @@ def machine_of(plan: TrainingPlan, files: Sequence[ResultFile]) -> PlannedMachin
         return _of_results(plan, files, models)
     if plan.profile is not None:
         return _of_profile(plan.profile, plan.nodes)
-    raise no_gpu("there is no GPU here, and neither --simulate nor --results", for_what="plan")
+    raise CouldNotMeasureError(
+        "there is no GPU here to plan for",
+        expected="a GPU, stored results (--results), or a machine by its profile (--simulate)",
+        next_step="--simulate hgx-h200-8, or another of gpubench profiles list",
+    )
 
 
 def _models_of(files: Sequence[ResultFile]) -> list[str]:
@@ -118,12 +122,18 @@ def _here(plan: TrainingPlan) -> PlannedMachine | None:
         gpu=names[0],
         gpus_per_node=len(node.gpus),
         nodes=plan.nodes or 1,
-        profile=None if matched is None else matched.profile,
+        profile=_own_kind(None if matched is None else matched.profile, plan),
         hosts=(node.snapshot.host,),
         origin=Origin.MEASURED if not plan.nodes or plan.nodes == 1 else Origin.SIMULATED,
         memory_bytes=memory,
         is_here=True,
     )
+
+
+def _own_kind(profile: "Profile | None", plan: TrainingPlan) -> "Profile | None":
+    """No profile for any machine, unless it was asked for: its figures are an example."""
+    is_example = profile is not None and profile.match.generic is not None and plan.profile is None
+    return None if is_example else profile
 
 
 def _of_results(plan: TrainingPlan, files: Sequence[ResultFile], models: Sequence[str]) -> PlannedMachine:
@@ -138,7 +148,8 @@ def _of_results(plan: TrainingPlan, files: Sequence[ResultFile], models: Sequenc
         )
     largest = max(rows, key=lambda row: row.ranks)
     per_node = largest.ranks // largest.nodes
-    profile = profile_of_gpus(models, per_node, None, os.environ, plan.profile) if models or plan.profile else None
+    known = profile_of_gpus(models, per_node, None, os.environ, plan.profile) if models or plan.profile else None
+    profile = _own_kind(known, plan)
     simulated = any(row.origin == Origin.SIMULATED for row in rows)
     return PlannedMachine(
         gpu=models[0] if models else profile.gpu.name if profile else "unknown GPU",

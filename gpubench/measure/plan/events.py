@@ -207,14 +207,16 @@ class _Simulation:
     def _advance(self) -> None:
         """To the next end of a task, or of its waiting."""
         rates = {stream: self._rate(stream, each) for stream, each in self._running.items()}
+        waiting = {
+            stream for stream, each in self._running.items() if each.wait > 0 and self._computing(stream[0]) is not None
+        }
         step = min(
-            each.wait if each.wait > 0 and self._computing(stream[0]) else each.work / rates[stream]
-            for stream, each in self._running.items()
+            each.wait if stream in waiting else each.work / rates[stream] for stream, each in self._running.items()
         )
         self._account(step, rates)
         self._now += step
         for stream, each in list(self._running.items()):
-            if each.wait > 0 and self._computing(stream[0]):
+            if stream in waiting:
                 each.wait = max(0.0, each.wait - step)
                 continue
             each.work -= step * rates[stream]

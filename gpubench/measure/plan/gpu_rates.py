@@ -15,7 +15,8 @@ COPY_SHARE = 0.875
 """Of the data sheet's memory bandwidth: a copy of 512 MiB reads and writes 4,204 of 4,800 GB/s on an H200."""
 
 SMALLEST_COPY_SECONDS = 2.5e-6
-"""The time of a kernel that does next to nothing, back to back with others: the least a small copy takes."""
+"""What a copy takes beside its bytes: 48 copies of 1.61 GB in all, there and back, take 1.66 ms on an H200, of which
+1.53 are their bytes at the speed of large copies."""
 
 BACKWARD_OVER_FORWARD = 2.0
 """Two matrix products for each of the forward pass: the gradients of input and of weights."""

@@ -5,11 +5,14 @@ from dataclasses import dataclass, replace
 
 from gpubench.measure.plan.program import StepJob
 from gpubench.measure.plan.step import StepPrediction, predict
-from gpubench.model.workload.layout import ParallelLayout
+from gpubench.model.workload.layout import ParallelLayout, layouts_for
 from gpubench.model.workload.memory import MemoryNeed, memory_need
+from gpubench.model.workload.transformer import TransformerModel
 
 _MOST_THAT_DO_NOT_FIT = 4
 """Of layouts that do not fit those that come nearest are simulated too."""
+
+_MOST_DOUBLINGS = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +77,23 @@ def rank(
         prediction = predict(own, with_range=False)
         found.append(RankedLayout(prediction=prediction, need=need, gpu_memory_bytes=gpu_memory_bytes))
     return sorted(found, key=lambda each: (each.fits is False, seconds_a_sequence(each.prediction), each.need.total))
+
+
+def first_fit(
+    model: TransformerModel, gpus_per_node: int, gpu_memory_bytes: int, optimizer_bytes: int
+) -> tuple[int, ParallelLayout, MemoryNeed] | None:
+    """The fewest nodes, doubled from one on, on which some layout fits, and the one that needs least; None: none."""
+    for nodes in (1 << power for power in range(_MOST_DOUBLINGS)):
+        gpus = nodes * gpus_per_node
+        needs = [
+            (layout, memory_need(model, layout, count, optimizer_bytes))
+            for layout in layouts_for(model, gpus, gpus_per_node)
+            if (count := microbatches_of(layout, None, model.batch * gpus, model.batch)) is not None
+        ]
+        layout, least = min(needs, key=lambda each: each[1].total)
+        if least.total <= gpu_memory_bytes:
+            return nodes, layout, least
+    return None
 
 
 def seconds_a_sequence(prediction: StepPrediction) -> float:

@@ -39,17 +39,24 @@ WAITING = "waiting"
 
 _MILLISECONDS = 1e3
 _MEGABYTE = 2**20
+_SAME_PERCENT = 0.05
+_WORTH_SAYING_PERCENT = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOutcome:
-    """All that was predicted: `chosen` is the layout whose settings, faults and timeline are shown."""
+    """All that was predicted: `chosen` is the layout whose settings, faults and timeline are shown.
+
+    `as_expected` is its step with the collectives that `profile` expects; None where it follows from these.
+    """
 
     ranked: Sequence[RankedLayout]
     chosen: RankedLayout
     advice: Advice
     faults: Sequence[FaultCost]
     times: CollectiveTimesFound
+    as_expected: StepPrediction | None = None
+    profile: str = ""
 
 
 def plan_report(outcome: PlanOutcome) -> Report:
@@ -63,7 +70,7 @@ def plan_report(outcome: PlanOutcome) -> Report:
             LAYOUTS_SECTION: Table(LayoutRow.columns(), lambda: layouts),
             EXPOSED_SECTION: Table(ExposedRow.columns(), lambda: exposed_rows(best)),
             SETTINGS_SECTION: Table(SettingRow.columns(), lambda: list(_setting_rows(outcome.advice))),
-            FAULT_COSTS_SECTION: Table(FaultCostRow.columns(), lambda: list(_fault_rows(best, outcome.faults))),
+            FAULT_COSTS_SECTION: Table(FaultCostRow.columns(), lambda: list(_fault_rows(best, outcome))),
             CURVES_SECTION: Table(CurveRow.columns(), lambda: list(curve_rows(outcome.times))),
             TIMELINE_SECTION: Table(TimelineRow.columns(), lambda: timeline_rows(best)),
         },
@@ -139,29 +146,45 @@ def _setting_rows(advice: Advice) -> Iterator[SettingRow]:
 
 
 def _setting_row(tried: TriedSetting, best: TriedSetting, *, is_flat: bool) -> SettingRow:
-    seconds, least = tried.prediction.seconds, best.prediction.seconds
     return SettingRow(
         setting=tried.setting,
         value=tried.value,
-        step_ms=seconds * _MILLISECONDS,
+        step_ms=tried.prediction.seconds * _MILLISECONDS,
         exposed_ms=tried.prediction.exposed * _MILLISECONDS,
-        slower_percent=100 * (seconds / least - 1) if least else 0.0,
+        slower_percent=_slower(tried.prediction, best.prediction),
         best=tried is best,
         flat=is_flat,
     )
 
 
-def _fault_rows(healthy: StepPrediction, faults: Sequence[FaultCost]) -> Iterator[FaultCostRow]:
-    for each in faults:
+def _fault_rows(healthy: StepPrediction, outcome: PlanOutcome) -> Iterator[FaultCostRow]:
+    expected = outcome.as_expected
+    if expected is not None:
+        yield FaultCostRow(
+            fault="none",
+            what="the fabric as its profile expects it",
+            source=outcome.profile,
+            step_ms=expected.seconds * _MILLISECONDS,
+            slower_percent=_slower(expected, healthy),
+            exposed_ms=expected.exposed * _MILLISECONDS,
+            how=f"collectives as profile {outcome.profile} expects them",
+        )
+    for each in outcome.faults:
         yield FaultCostRow(
             fault=each.case.text,
             what=each.case.what,
             source=each.case.source,
             step_ms=each.prediction.seconds * _MILLISECONDS,
-            slower_percent=100 * (each.prediction.seconds / healthy.seconds - 1) if healthy.seconds else 0.0,
+            slower_percent=_slower(each.prediction, healthy),
             exposed_ms=each.prediction.exposed * _MILLISECONDS,
             how=each.case.how,
         )
+
+
+def _slower(one: StepPrediction, other: StepPrediction) -> float:
+    """Percent; what differs by rounding alone is the same."""
+    percent = 100 * (one.seconds / other.seconds - 1) if other.seconds else 0.0
+    return 0.0 if abs(percent) < _SAME_PERCENT else percent
 
 
 def curve_rows(times: CollectiveTimesFound) -> Iterator[CurveRow]:
@@ -251,6 +274,10 @@ def _sentence(outcome: PlanOutcome) -> str:
         chosen = f"{best.job.settings.bucket_bytes / _MEGABYTE:g}"
         flat = f" ({buckets[0]} to {buckets[-1]} within {FLAT_PERCENT:g} %)" if len(buckets) > 1 else ""
         parts.append(f"buckets of {chosen} MiB{flat}")
+    if outcome.as_expected is not None:
+        lost = _slower(best, outcome.as_expected)
+        if lost > _WORTH_SAYING_PERCENT:
+            parts.append(f"{lost:.0f} % slower than on the fabric that {outcome.profile} expects")
     if outcome.faults and best.seconds:
         worst = outcome.faults[0]
         percent = 100 * (worst.prediction.seconds / best.seconds - 1)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated
 
-from gpubench.model.results.report import Record
+from gpubench.model.results.report import SIGNED, Record
 
 LAYOUTS_SECTION = "layouts"
 EXPOSED_SECTION = "exposed"
@@ -74,20 +74,20 @@ class SettingRow(Record):
     value: str  #: its value
     step_ms: float  #: predicted
     exposed_ms: float  #: waiting for communication
-    slower_percent: float  #: than the best value
+    slower_percent: Annotated[float, SIGNED]  #: than the value that is best
     best: bool  #: whether it is the best value
     flat: bool  #: whether it is within 1 % of the best, or within the noise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultCostRow(Record):
-    """The chosen layout on a fabric with a fault."""
+    """The chosen layout on another fabric: with a fault, or as the profile expects it."""
 
-    fault: str  #: as --fault writes it
+    fault: str  #: as --fault writes it; none: the fabric that the profile expects
     what: str  #: in words
     source: str  #: asked for; usual: what plan tries by itself; or the file that tells of it
     step_ms: float  #: predicted
-    slower_percent: float  #: than without
+    slower_percent: Annotated[float, SIGNED]  #: than without; negative: faster
     exposed_ms: float  #: waiting for communication
     how: str  #: how the times were slowed
 
