@@ -21,25 +21,11 @@ def model(tmp_path: Path) -> str:
     return str(path)
 
 
-def overlap_of(tmp_path: Path, *, ctas: tuple[int | None, ...] = (None,)) -> str:
-    rows = [
-        {
-            "collective": "allreduce",
-            "size_bytes": 2**26,
-            "partner": "gemm",
-            "partner_count": 4,
-            "partner_alone_us": 1200.0,
-            "ctas": each,
-            "communication_alone_us": 250.0 if each is None else 2000.0 / each,
-            "compute_slowdown": 1.2,
-            "communication_slowdown": 2.0,
-        }
-        for each in ctas
-    ]
+def overlap_of(tmp_path: Path, ctas: str = "own") -> str:
+    """Contention of a simulated machine: waiting for GEMMs of 1.5 ms."""
     path = tmp_path / "overlap.json"
-    path.write_text(
-        json.dumps({"schema_version": 1, "complete": True, "metadata": {}, "overlap": rows, "findings": []})
-    )
+    sizes = ("--sizes", "16M,64M,256M", "--ctas", ctas)
+    assert gpubench("overlap", "--simulate", "hgx-h200-2", *sizes, "--output", str(path)).returncode == 0
     return str(path)
 
 
@@ -82,7 +68,7 @@ def test_a_staged_fabric_is_said_to_be_one_and_what_it_costs(model: str, tmp_pat
 
 
 def test_a_cap_that_overlap_measured_is_compared(model: str, tmp_path: Path) -> None:
-    overlap = overlap_of(tmp_path, ctas=(None, 8, 2))
+    overlap = overlap_of(tmp_path, "own,8,2")
     command = ("plan", model, *GIVEN, "--layout", "ddp", "--results", str(RECORDED / "healthy"))
     result = gpubench(*command, "--overlap", overlap, "--format", "json")
     rows = [row for row in json.loads(result.stdout)["settings"] if row["setting"] == "ctas"]
@@ -188,6 +174,10 @@ HEALTHY = ("--results", str(RECORDED / "healthy"))
         (("--parameters", "1B", "--simulate", "hgx-h100-8", *HEALTHY), "results of another machine"),
         (("--parameters", "1B", *H200, "--results", "docs"), "docs holds no results of a collective"),
         (("--parameters", "1B", *H200, "--overlap", "README.md"), "README.md"),
+        (
+            ("--parameters", "1B", *H200, "--overlap", str(RECORDED / "healthy" / "allreduce.json")),
+            "has no rows of overlap",
+        ),
         (("--parameters", "1B", *H200, "--nodes", "2", "--simulate", "hgx-h200-4*4"), "differ"),
     ],
 )

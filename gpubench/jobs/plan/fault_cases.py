@@ -75,8 +75,8 @@ def fault_cases(
     cases = []
     for text, source in texts:
         fault = parse_fault(text)
-        if fault.only_scan and fault.subject is not Subject.NIC:
-            notes.append(f"{text}: what leaves and rounds cost is not modelled")
+        if fault.command and fault.subject is not Subject.NIC:
+            notes.append(f"{text}: what only {fault.command} knows of is not modelled")
             continue
         cases.append(_case(machine, text, _as_rate(fault, machine), source))
     return cases

@@ -1,5 +1,6 @@
 """The stored results that --results and --overlap name: files, and folders of them."""
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,13 +8,16 @@ from pathlib import Path
 from gpubench.errors import UsageError
 from gpubench.measure.plan.contention import MeasuredContention
 from gpubench.model.results.result_file import ResultFile
+from gpubench.model.results.rows.overlap import OverlapRow
+from gpubench.model.terms.origin import Origin
 from gpubench.model.terms.units import MICROSECONDS_PER_SECOND
 from gpubench.readers.results.registry import read_results
-from gpubench.readers.workload.overlap_rows import StoredContention, holds_overlap, read_overlap
+from gpubench.readers.results.stored import read_stored
 
 _SUFFIXES = (".json", ".jsonl", ".csv", ".txt")
 _MOST_FILES = 2000
 _HEAD_BYTES = 2**20
+_OVERLAP = re.compile(r'"subject":\s*"overlap"')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,11 +60,12 @@ def read_all(results: Sequence[Path], overlap: Sequence[Path]) -> FoundResults:
                 expected="what gpubench allreduce --output wrote, or nccl-tests' text",
                 next_step=f"gpubench allreduce --output {path}/",
             )
-    rows = [row for path in beside for row in read_overlap(path)]
+    rows = [row for path in beside for row in _overlap_rows(path)]
+    simulated = ", simulated" if any(row.origin == Origin.SIMULATED for row in rows) else ""
     return FoundResults(
         files=files,
-        contention=[_contention(row) for row in rows],
-        contention_source=", ".join(path.name for path in beside),
+        contention=[found for row in rows if (found := _contention(row)) is not None],
+        contention_source=", ".join(path.name for path in beside) + simulated,
         passed_over=passed_over,
     )
 
@@ -81,10 +86,27 @@ def _holds_overlap(path: Path) -> bool:
             beginning = file.read(_HEAD_BYTES)
     except OSError:
         return False
-    return holds_overlap(beginning)
+    return _OVERLAP.search(beginning) is not None
 
 
-def _contention(row: StoredContention) -> MeasuredContention:
+def _overlap_rows(path: Path) -> list[OverlapRow]:
+    """The rows of a file; UsageError where it cannot be read, or has none."""
+    stored = read_stored(path)
+    rows = [row for row in stored.rows if isinstance(row, OverlapRow)]
+    if not rows:
+        raise UsageError(
+            f"{path} has no rows of overlap",
+            expected="a result of gpubench overlap, .json or .jsonl",
+            reason="it is of another command, or its run ended before the first row",
+            next_step=f"gpubench overlap --output {path.name}",
+        )
+    return rows
+
+
+def _contention(row: OverlapRow) -> MeasuredContention | None:
+    """What the simulation needs of a row; None of one whose computation lost nearly all of its time."""
+    if row.compute_slowdown is None:
+        return None
     return MeasuredContention(
         collective=row.collective,
         size_bytes=row.size_bytes,
@@ -93,6 +115,6 @@ def _contention(row: StoredContention) -> MeasuredContention:
         communication_slowdown=row.communication_slowdown,
         alone_seconds=row.communication_alone_us / MICROSECONDS_PER_SECOND,
         sharing_slowdown=row.sharing_slowdown,
-        kernel_seconds=row.partner_kernel_us / MICROSECONDS_PER_SECOND,
+        kernel_seconds=row.partner_alone_us / row.partner_count / MICROSECONDS_PER_SECOND,
         ctas=row.ctas,
     )

@@ -9,7 +9,6 @@ import pytest
 from gpubench.errors import UsageError
 from gpubench.model.terms.operation import DataType
 from gpubench.readers.workload.model_file import parse_parameters, read_model
-from gpubench.readers.workload.overlap_rows import read_overlap
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -107,50 +106,3 @@ def test_parameters_have_a_unit(text: str, count: int) -> None:
 def test_parameters_without_one_are_refused(text: str) -> None:
     with pytest.raises(UsageError):
         parse_parameters(text)
-
-
-OVERLAP = {
-    "collective": "allreduce",
-    "size_bytes": 2**26,
-    "partner": "gemm",
-    "partner_count": 4,
-    "partner_alone_us": 6000.0,
-    "ctas": None,
-    "communication_alone_us": 250.0,
-    "compute_slowdown": 1.1,
-    "communication_slowdown": 3.0,
-    "waiting_slowdown": 1.5,
-    "sharing_slowdown": 0.5,
-}
-
-
-def overlap(tmp_path: Path, *rows: dict[str, Any]) -> Path:
-    return written(
-        tmp_path / "o.json",
-        {"schema_version": 1, "complete": True, "metadata": {}, "overlap": list(rows), "findings": []},
-    )
-
-
-def test_rows_of_overlap_are_read(tmp_path: Path) -> None:
-    (found,) = read_overlap(overlap(tmp_path, OVERLAP))
-    assert (found.collective, found.partner_kernel_us, found.sharing_slowdown, found.ctas) == (
-        "allreduce",
-        1500.0,
-        0.5,
-        None,
-    )
-
-
-def test_a_row_without_a_slowdown_is_passed_over(tmp_path: Path) -> None:
-    assert read_overlap(overlap(tmp_path, OVERLAP | {"compute_slowdown": None})) == []
-
-
-@pytest.mark.parametrize("change", [{"size_bytes": 0}, {"collective": 3}, {"communication_alone_us": "x"}])
-def test_a_row_that_cannot_be_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
-    with pytest.raises(UsageError):
-        read_overlap(overlap(tmp_path, OVERLAP | change))
-
-
-def test_a_file_without_such_rows_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no rows of overlap"):
-        read_overlap(overlap(tmp_path))
