@@ -34,5 +34,6 @@ COMMANDS = (
     Command("report", "A stored result again, on the terminal or in another format.", "report"),
     *(Command(name, summary, "collective") for name, summary in COLLECTIVES.items()),
     Command("overlap", "What a collective and computation cost each other when both run.", "overlap"),
+    Command("plan", "What this fabric, as measured, makes of a training step: buckets and layouts compared.", "plan"),
     Command("profiles", "What healthy machines reach: list, show, match, lint, learn.", "profiles"),
 )

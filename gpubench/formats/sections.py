@@ -10,6 +10,7 @@ from gpubench.model.results.report import OVERLAP_SECTION, Matrix, Report, Table
 from gpubench.model.results.rows.checks import CHECKS_SECTION, VERDICTS_SECTION
 from gpubench.model.results.rows.comparison import COMPARISON_SECTION, ComparisonRow
 from gpubench.model.results.rows.evidence import EVIDENCE_SECTION
+from gpubench.model.results.rows.plan import TIMELINE_SECTION
 from gpubench.model.results.rows.scan import CELLS_SECTION
 from gpubench.model.terms.units import format_percent, format_size, some_of
 from gpubench.model.terms.verdict import Verdict
@@ -17,7 +18,10 @@ from gpubench.model.terms.verdict import Verdict
 MOST_LINES = 200
 _MOST_COMPARED = 1000
 MOST_COLUMNS = 64
-_HIDDEN = ("rows", "nvlinks", "kinds", "tree", "ranks", "members", "paths", "pairs", "matrices", CELLS_SECTION)
+_HIDDEN = (
+    *("rows", "nvlinks", "kinds", "tree", "ranks", "members", "paths", "pairs", "matrices"),
+    *(CELLS_SECTION, TIMELINE_SECTION),
+)
 """Sections that are too long for a page, or stand on it in another shape. JSON and CSV have them."""
 
 _SHOWN: Mapping[str, Sequence[str]] = {

@@ -24,7 +24,7 @@ class View(Protocol):
         ...
 
 
-_SUBJECTS = ("collective", "p2p", "compare", "check", "explain", "scan", "libraries", "watch", "overlap")
+_SUBJECTS = ("collective", "p2p", "compare", "check", "explain", "scan", "libraries", "watch", "overlap", "plan")
 """The subjects with a view of their own; others are shown as topo is."""
 
 

@@ -23,6 +23,7 @@ OWN_MODULES_OF_A_COMMAND = {
     "scan": 33,
     "explain": 27,
     "compare": 27,
+    "plan": 27,
     "report": 27,
     "p2p": 39,
     "overlap": 60,  # as those of a collective

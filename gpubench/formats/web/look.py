@@ -54,6 +54,8 @@ svg .tag { paint-order: stroke; stroke: var(--paper); stroke-width: 4px; stroke-
 .w { fill: none; stroke: var(--line); stroke-width: 2; } .s3 { stroke: var(--c2); stroke-width: 3; }
 .s2 { stroke: var(--c0); stroke-width: 3; } .s1 { stroke: var(--warn); stroke-width: 3.5; stroke-dasharray: 7 3; }
 .s0 { stroke: var(--fail); stroke-width: 4; stroke-dasharray: 3 3; } .w.odd { stroke-width: 4.5; }
+figure.timeline { max-width: none; } rect.compute { fill: var(--c0); } rect.hidden { fill: var(--c2); }
+rect.exposed { fill: var(--fail); } rect.bubble { fill: var(--line); }
 footer { color: var(--faint); font-size: .8rem; margin: 2.5rem 0 1rem; }
 """
 """CSS of the whole page."""

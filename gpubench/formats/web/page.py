@@ -11,6 +11,7 @@ from gpubench.formats.web.curves import figure
 from gpubench.formats.web.html_text import html_text
 from gpubench.formats.web.look import STYLE
 from gpubench.formats.web.machine import figure as picture_of
+from gpubench.formats.web.timeline import timeline_figure
 from gpubench.formats.web.trend import Past
 from gpubench.formats.web.wiring import machines
 from gpubench.model.results.curves import Chart
@@ -47,6 +48,7 @@ def render(run: DocumentRun, past: Past) -> Iterator[str]:
     yield from (f"<dt>{html_text(label)}</dt><dd>{html_text(words)}</dd>" for label, words in facts(run.metadata))
     yield "</dl>\n"
     yield from past.section(run)
+    yield from timeline_figure(run.report)
     for is_chart, members in groupby(
         chain(blocks(run), copies_of_report(run.report)), key=lambda block: isinstance(block, Chart)
     ):

@@ -26,6 +26,20 @@ from gpubench.model.results.rows.explain import PATHS_SECTION, CommunicatorRow, 
 from gpubench.model.results.rows.libraries import LIBRARIES_SECTION, LibraryRow
 from gpubench.model.results.rows.overlap import SHORTEST_STEPS_SECTION, OverlapRow, ShortestStepRow
 from gpubench.model.results.rows.patterns import PatternRow
+from gpubench.model.results.rows.plan import (
+    CURVES_SECTION,
+    EXPOSED_SECTION,
+    FAULT_COSTS_SECTION,
+    LAYOUTS_SECTION,
+    SETTINGS_SECTION,
+    TIMELINE_SECTION,
+    CurveRow,
+    ExposedRow,
+    FaultCostRow,
+    LayoutRow,
+    SettingRow,
+    TimelineRow,
+)
 from gpubench.model.results.rows.scan import (
     CELLS_SECTION,
     EXCLUSIONS_SECTION,
@@ -84,6 +98,12 @@ TABLES: Mapping[str, type] = {
     JOBS_SECTION: JobRow,
     OVERLAP_SECTION: OverlapRow,
     SHORTEST_STEPS_SECTION: ShortestStepRow,
+    LAYOUTS_SECTION: LayoutRow,
+    EXPOSED_SECTION: ExposedRow,
+    SETTINGS_SECTION: SettingRow,
+    FAULT_COSTS_SECTION: FaultCostRow,
+    CURVES_SECTION: CurveRow,
+    TIMELINE_SECTION: TimelineRow,
 }
 """The row type of every section that is a table."""
 
@@ -100,5 +120,6 @@ MAIN_SECTIONS: Mapping[str, str] = {
     "scan": CELLS_SECTION,
     "watch": JOBS_SECTION,
     OVERLAP_SECTION: OVERLAP_SECTION,
+    "plan": LAYOUTS_SECTION,
 }
 """By command: the section that formats show which show only one. Of a collective these are its rows."""

@@ -1,0 +1,263 @@
+"""Predictions of `gpubench plan` beside training steps that were measured: every cell, and the errors.
+
+    python -m benchmarks.plan_validation                     # of the recorded runs on two H200s
+    python -m benchmarks.plan_validation --folder DIR        # of your own
+    python -m benchmarks.plan_validation --markdown          # the table of docs/plan.md
+
+DIR has `steps.jsonl`, a line for every file that `benchmarks.plan_steps` wrote, and a folder for every fabric with what
+`gpubench allreduce`, `allgather` and `reducescatter --output` wrote on it.
+
+What enters a prediction: the model's forward and backward on one GPU, of tensor parallelism a rank's share of them; the
+curves; and the slow-down of collectives beside two blocks of the model (or beside GEMMs, with `--partner gemm`). None
+of it is a distributed step, and nothing is fitted. `gpt-1.3B` was held out: it was predicted when the rest stood.
+"""
+
+import argparse
+import json
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.plan_steps import MODELS
+from gpubench.measure.plan.advice import TriedSetting, best_of
+from gpubench.measure.plan.contention import ContentionTable, MeasuredContention
+from gpubench.measure.plan.curves import CollectiveCurve, CollectiveTimesFound, CommunicatorRanks, CurvePoint, curve_of
+from gpubench.measure.plan.gpu_rates import SMALLEST_COPY_SECONDS
+from gpubench.measure.plan.program import ComputeTimes, StepJob, StepSettings
+from gpubench.measure.plan.step import StepPrediction, predict
+from gpubench.model.workload.layout import parse_layout
+from gpubench.model.workload.transformer import BlockKind, TransformerModel
+from gpubench.readers.results.registry import read_results
+
+HELD_OUT = ("gpt-1.3B",)
+FOLDER = Path(__file__).parents[1] / "tests" / "plan" / "h200x2"
+LAYOUTS = {"ddp": "ddp", "fsdp2": "fsdp", "tp": "tp2"}
+GEMM_SECONDS = 8192**3 * 2 / 764e12
+"""One product of 8192³ at the 764 TFLOP/s that an H200 reaches in float16."""
+
+MEGA = 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """A step that was measured, and what was predicted of it."""
+
+    run: int
+    fabric: str
+    model: str
+    layout: str
+    setting: Any
+    measured_ms: float
+    single_ms: float
+    prediction: StepPrediction
+
+    @property
+    def predicted_ms(self) -> float:
+        """Milliseconds."""
+        return self.prediction.seconds * 1e3
+
+    @property
+    def error(self) -> float:
+        """Percent of the measured step."""
+        return 100 * (self.predicted_ms / self.measured_ms - 1)
+
+    @property
+    def added_error(self) -> float:
+        """Percent of what communication added to the step, slow-downs and copies included."""
+        added = self.measured_ms - self.single_ms
+        return 100 * ((self.predicted_ms - self.single_ms) / added - 1)
+
+    @property
+    def is_held_out(self) -> bool:
+        """True for the model that was not looked at before."""
+        return self.model in HELD_OUT
+
+
+class StoredCurves:
+    """The curves of one fabric."""
+
+    def __init__(self, folder: Path) -> None:
+        self._curves = {
+            path.stem: curve_of(
+                path.stem,
+                2,
+                [
+                    CurvePoint(row.size_bytes, row.time_us * 1e-6, (row.ci95_percent or 0) / 100)
+                    for row in read_results(path).rows
+                ],
+            )
+            for path in sorted(folder.glob("*.json"))
+        }
+
+    def curve(self, collective: str, _ranks: CommunicatorRanks) -> CollectiveCurve:
+        """The curve of a collective."""
+        return self._curves[collective]
+
+
+def main() -> None:
+    """Predict every step, and print how far off it is."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=FOLDER)
+    parser.add_argument("--markdown", action="store_true")
+    parser.add_argument("--partner", default="blocks", choices=("blocks", "gemm", "none"))
+    arguments = parser.parse_args()
+    found = list(cells(arguments.folder, arguments.partner))
+    for line in table(found, markdown=arguments.markdown):
+        print(line)
+    print()
+    for line in summary(found):
+        print(f"- {line}" if arguments.markdown else line)
+
+
+def cells(folder: Path, partner: str = "blocks") -> Iterator[Cell]:
+    """All cells of a folder, in the order in which they were measured."""
+    runs = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
+    curves = {run["fabric"]: StoredCurves(folder / run["fabric"]) for run in runs}
+    alike = {run["fabric"]: next(each for each in runs if _same(each, run) and each["contention"]) for run in runs}
+    for number, run in enumerate(runs, 1):
+        for step in run["steps"]:
+            if step["layout"] not in LAYOUTS:
+                continue
+            own = next(each for each in (run, *_settled_first(runs)) if _single(each, step["model"]) is not None)
+            job = _job(step, own, curves[run["fabric"]], alike[run["fabric"]], partner)
+            yield Cell(
+                run=number,
+                fabric=run["fabric"],
+                model=step["model"],
+                layout=step["layout"],
+                setting=step["setting"],
+                measured_ms=step["ms"],
+                single_ms=(job.compute.forward_seconds + job.compute.backward_seconds) * 1e3
+                if step["layout"] != "tp"
+                else sum(job.compute.shares(job.layout.tensor)) * 1e3,
+                prediction=predict(job, with_range=False),
+            )
+
+
+def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return bool(one["fabric"] == other["fabric"])
+
+
+def _settled_first(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Runs on the healthy fabric, those first whose single steps were timed before and after."""
+    healthy = [each for each in runs if each["fabric"] == "healthy"]
+    return sorted(healthy, key=lambda each: not any("again_ms" in single for single in each["single"]))
+
+
+def _single(run: dict[str, Any], model: str) -> dict[str, Any] | None:
+    return next((each for each in run["single"] if each["model"] == model), None)
+
+
+def _job(
+    step: dict[str, Any], run: dict[str, Any], curves: StoredCurves, beside: dict[str, Any], partner: str
+) -> StepJob:
+    shape = dict(MODELS[step["model"]])
+    kind = BlockKind.MLP if shape.pop("kind") == "mlp" else BlockKind.TRANSFORMER
+    model = TransformerModel(name=step["model"], biases=True, kind=kind, **shape)
+    is_ddp = step["layout"] == "ddp"
+    return StepJob(
+        model=model,
+        layout=parse_layout(LAYOUTS[step["layout"]], run["ranks"]),
+        compute=_compute(step["model"], run),
+        times=CollectiveTimesFound(curves),
+        contention=ContentionTable(list(_contention(beside, kind, partner))),
+        settings=StepSettings(
+            bucket_bytes=(step["setting"] if is_ddp else 25) * MEGA, prefetch=step["setting"] != "none"
+        ),
+        gpus_per_node=run["ranks"],
+    )
+
+
+def _compute(name: str, run: dict[str, Any]) -> ComputeTimes:
+    """A step on one GPU; where it was timed before and after the distributed ones, the middle of both."""
+    single = _single(run, name) or {}
+    whole = statistics.mean([single["step_ms"], single.get("again_ms", single["step_ms"])]) * 1e-3
+    forward = whole * single["forward_ms"] / single["step_ms"]
+    alone = [each for each in run["steps"] if each["model"] == name and each["layout"] == "tp-alone"]
+    share = forward / whole
+    return ComputeTimes(
+        forward_seconds=forward,
+        backward_seconds=whole - forward,
+        source="one GPU",
+        copy_gb_s=run["copy_gb_s"],
+        copy_least_seconds=SMALLEST_COPY_SECONDS,
+        by_tensor=tuple(
+            (each["setting"], each["ms"] * 1e-3 * share, each["ms"] * 1e-3 * (1 - share)) for each in alone
+        ),
+    )
+
+
+def _contention(run: dict[str, Any], kind: BlockKind, partner: str) -> Iterator[MeasuredContention]:
+    """Collectives beside blocks of the same kind of model, or of any where there are none; or beside GEMMs."""
+    wanted = [each for each in run["contention"] if partner in each["partner"]]
+    same = [each for each in wanted if kind is BlockKind.MLP and each["partner"].startswith("mlp")]
+    same = same or [each for each in wanted if not each["partner"].startswith("mlp")]
+    for each in same:
+        yield MeasuredContention(
+            collective=each["collective"],
+            size_bytes=each["size_bytes"],
+            partner=each["partner"],
+            compute_slowdown=each["compute_slowdown"],
+            communication_slowdown=each["communication_slowdown"],
+            alone_seconds=each["communication_alone_us"] * 1e-6,
+            kernel_seconds=GEMM_SECONDS if partner == "gemm" else 0.0,
+        )
+
+
+def table(found: Sequence[Cell], *, markdown: bool) -> Iterator[str]:
+    """A line a cell, the held-out model last."""
+    heads = ("run", "fabric", "model", "layout", "setting", "one GPU", "measured", "predicted", "error %")
+    rows = [
+        (
+            *(str(each.run), each.fabric, each.model, each.layout, str(each.setting)),
+            *(f"{value:.1f}" for value in (each.single_ms, each.measured_ms, each.predicted_ms)),
+            f"{each.error:+.1f}",
+        )
+        for each in sorted(found, key=lambda cell: cell.is_held_out)
+    ]
+    if markdown:
+        yield f"| {' | '.join(heads)} |"
+        yield "|---|---|---|---|---|--:|--:|--:|--:|"
+        yield from (f"| {' | '.join(row)} |" for row in rows)
+        return
+    for row in (heads, *rows):
+        yield "  ".join(f"{cell:>{9 if place > 3 else 8}}" for place, cell in enumerate(row))
+
+
+def summary(found: Sequence[Cell]) -> Iterator[str]:
+    """Errors by fabric and of the held-out model; of buckets the regret."""
+    groups: dict[str, list[Cell]] = {"all": list(found)}
+    bound = [each for each in found if each.layout == "fsdp2" and each.model == "gpt-0.3B"]
+    groups["all but FSDP2 of gpt-0.3B, which its host holds up"] = [each for each in found if each not in bound]
+    for fabric in dict.fromkeys(each.fabric for each in found):
+        groups[f"{fabric}, all but these"] = [each for each in found if each.fabric == fabric and each not in bound]
+    groups["held out"] = [each for each in found if each.is_held_out]
+    for layout in dict.fromkeys(each.layout for each in found):
+        groups[f"{layout}, all but these"] = [each for each in found if each.layout == layout and each not in bound]
+    for name, own in groups.items():
+        errors = [abs(each.error) for each in own]
+        added = [abs(each.added_error) for each in own]
+        if own:
+            step = f"step median error {statistics.median(errors):.1f} %, worst {max(errors):.1f} %"
+            more = f"what communication adds, median error {statistics.median(added):.0f} %"
+            yield f"{name}: {len(own)} cells, {step}; {more}"
+    for (run, fabric, model), regret, chosen in regrets(found):
+        yield f"bucket of {model}, {fabric}, run {run}: {chosen} MiB recommended, {regret:.1f} % slower than the best"
+
+
+def regrets(found: Sequence[Cell]) -> Iterator[tuple[tuple[int, str, str], float, int]]:
+    """Of every model and fabric whose buckets were measured: how much slower the recommended one is than the best."""
+    series: dict[tuple[int, str, str], list[Cell]] = {}
+    for each in found:
+        if each.layout == "ddp":
+            series.setdefault((each.run, each.fabric, each.model), []).append(each)
+    for key, own in series.items():
+        tried = [TriedSetting("bucket_mb", str(each.setting), each.prediction) for each in own]
+        chosen = own[tried.index(best_of(tried))]
+        yield key, 100 * (chosen.measured_ms / min(each.measured_ms for each in own) - 1), chosen.setting
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""A plan for people: what it follows from, layouts ranked, what is exposed, settings, faults, the last sentence."""
+
+from collections.abc import Sequence
+
+from gpubench.formats.text.columns import Column, fitting, lines
+from gpubench.formats.text.header import INDENT
+from gpubench.formats.text.page import ReportView
+from gpubench.model.results.report import Report
+from gpubench.model.results.rows.plan import (
+    EXPOSED_SECTION,
+    FAULT_COSTS_SECTION,
+    LAYOUTS_SECTION,
+    SETTINGS_SECTION,
+    ExposedRow,
+    FaultCostRow,
+    LayoutRow,
+    SettingRow,
+)
+from gpubench.model.terms.units import counted, format_memory
+
+_MOST_LAYOUTS = 12
+
+
+class PlanView(ReportView):
+    """Header, tables, sentence."""
+
+    def end(self, report: Report) -> None:
+        """The whole."""
+        self._header()
+        if report.sections:
+            layouts = report.rows(LAYOUTS_SECTION, LayoutRow)
+            self._layouts(layouts)
+            self._exposed(layouts[0], report.rows(EXPOSED_SECTION, ExposedRow))
+            self._settings(report.rows(SETTINGS_SECTION, SettingRow))
+            self._faults(report.rows(FAULT_COSTS_SECTION, FaultCostRow))
+        self._page.outcome(report)
+
+    def _header(self) -> None:
+        metadata, options = self._metadata, self._metadata.options
+        origin = f"  ({metadata.origin.upper()})" if metadata.origin == "simulated" else ""
+        machine = f"{counted(int(options['gpus']), 'GPU')} ({options['gpu']})"
+        self._page.wrap(f"gpubench {metadata.gpubench_version}  plan  {options['model']} on {machine}{origin}")
+        shape = (
+            f"{options['parameters'] / 1e6:,.0f} M parameters: {options['layers']} layers, hidden {options['hidden']}, "
+            f"{options['heads']} heads, sequence {options['sequence']}, {options['batch']} a microbatch, "
+            f"{options['data_type']}"
+        )
+        self._page.wrap(f"{INDENT}{shape}")
+        self._page.wrap(
+            f"{INDENT}a microbatch on one GPU: forward {options['forward_ms']:.1f} ms, backward "
+            f"{options['backward_ms']:.1f} ms ({options['compute_origin']})"
+        )
+        for note in options["notes"]:
+            self._page.wrap(f"{INDENT}{note}")
+        self._page.defaults(metadata)
+        self._page.print("")
+
+    def _layouts(self, rows: Sequence[LayoutRow]) -> None:
+        shown = rows[:_MOST_LAYOUTS]
+        memory = shown[0].gpu_memory_bytes
+        self._page.wrap(
+            "layouts, the fastest that fits first; a step is forward and backward, without the optimizer's own time"
+            + (f"; a GPU has {format_memory(memory)}" if memory else "")
+        )
+        columns = [
+            Column("", [str(row.place) for row in shown], right=True),
+            Column("layout", [row.layout for row in shown]),
+            Column("step ms", [f"{row.step_ms:.1f}" for row in shown], right=True),
+            Column("tokens/s", [f"{row.tokens_per_second:,.0f}" for row in shown], right=True),
+            Column("compute", [f"{row.compute_ms:.1f}" for row in shown], 2, right=True),
+            Column("slowed", [f"{row.slowed_ms:.1f}" for row in shown], 2, right=True),
+            Column("exposed", [f"{row.exposed_ms:.1f}" for row in shown], right=True),
+            Column("bubble", [f"{row.bubble_ms:.1f}" for row in shown], 3, right=True),
+            Column("microbatches", [str(row.microbatches) for row in shown], 4, right=True),
+            Column("memory", [format_memory(row.memory_bytes) for row in shown], right=True),
+            Column("fits", ["?" if row.fits is None else "yes" if row.fits else "no" for row in shown]),
+        ]
+        self._page.table(lines(fitting(columns, self._page.width)))
+        if len(rows) > len(shown):
+            self._page.print(f"and {len(rows) - len(shown):,} more: --format csv --section {LAYOUTS_SECTION}")
+        self._page.print("")
+
+    def _exposed(self, best: LayoutRow, rows: Sequence[ExposedRow]) -> None:
+        if not rows:
+            return
+        noise = "noise not known"
+        if best.step_most_ms > best.step_least_ms:
+            noise = f"{best.step_least_ms:.2f} to {best.step_most_ms:.2f} by the noise of what was measured"
+        self._page.wrap(f"{best.layout}: {best.step_ms:.1f} ms a step, {noise}")
+        columns = [
+            Column("communication", [row.source for row in rows]),
+            Column("collective", [row.collective for row in rows], 3),
+            Column("times", [str(row.operations) for row in rows], right=True),
+            Column("bytes", [format_memory(row.bytes) for row in rows], 1, right=True),
+            Column("alone ms", [f"{row.alone_ms:.2f}" for row in rows], right=True),
+            Column("exposed ms", [f"{row.exposed_ms:.2f}" for row in rows], right=True),
+            Column("hidden", [f"{row.hidden_percent:.0f} %" for row in rows], right=True),
+        ]
+        self._page.table(lines(fitting(columns, self._page.width)))
+        self._page.print("")
+
+    def _settings(self, rows: Sequence[SettingRow]) -> None:
+        for name in dict.fromkeys(row.setting for row in rows):
+            own = [row for row in rows if row.setting == name]
+            label = {"bucket_mb": "bucket MiB", "ctas": "CTA cap"}.get(name, name)
+            columns = [
+                Column(label, [row.value for row in own], right=True),
+                Column("step ms", [f"{row.step_ms:.1f}" for row in own], right=True),
+                Column("exposed ms", [f"{row.exposed_ms:.1f}" for row in own], right=True),
+                Column("slower", [f"{row.slower_percent:.1f} %" for row in own], right=True),
+                Column("", ["best" if row.best else "as good" if row.flat else "" for row in own]),
+            ]
+            self._page.table(lines(fitting(columns, self._page.width)))
+            self._page.print("")
+
+    def _faults(self, rows: Sequence[FaultCostRow]) -> None:
+        if not rows:
+            return
+        self._page.wrap("the same step on another fabric; what faults make of it is modelled, not measured")
+        columns = [
+            Column("fault", [row.fault for row in rows]),
+            Column("", [row.what for row in rows], 1),
+            Column("step ms", [f"{row.step_ms:.1f}" for row in rows], right=True),
+            Column("slower", [f"{row.slower_percent:.0f} %" for row in rows], right=True),
+            Column("exposed ms", [f"{row.exposed_ms:.1f}" for row in rows], right=True),
+            Column("from", [row.source for row in rows], 2),
+        ]
+        self._page.table(lines(fitting(columns, self._page.width)))
+        self._page.print("")

@@ -1,0 +1,1 @@
+"""Predict a training step: find curves, compute times and contention, then simulate."""

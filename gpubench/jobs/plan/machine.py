@@ -1,0 +1,162 @@
+"""The machine that a plan is for: simulated, here, or the one that stored results are of."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpubench.errors import CouldNotMeasureError, UsageError
+from gpubench.jobs.plan.plan import TrainingPlan
+from gpubench.model.results.result_file import ResultFile
+from gpubench.model.terms.origin import Origin
+
+if TYPE_CHECKING:
+    from gpubench.model.profiles.profile import Profile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedMachine:
+    """So many nodes of so many GPUs of one model; `profile` of None: nobody knows what it should reach.
+
+    `is_here` is whether its GPUs can be measured on. `origin` is simulated where a profile stands for it.
+    """
+
+    gpu: str
+    gpus_per_node: int
+    nodes: int
+    profile: "Profile | None"
+    hosts: tuple[str, ...]
+    origin: Origin
+    memory_bytes: int | None
+    is_here: bool = False
+
+    @property
+    def gpus(self) -> int:
+        """GPUs in all."""
+        return self.gpus_per_node * self.nodes
+
+
+def machine_of(plan: TrainingPlan, files: Sequence[ResultFile]) -> PlannedMachine:
+    """The machine of a plan.
+
+    Raises:
+        UsageError: there is no such profile, or the results are of several machines, or of another one.
+        CouldNotMeasureError: there is no GPU, no result and no profile to plan for.
+    """
+    models = _models_of(files)
+    if plan.simulate is not None:
+        machine = _of_profile(plan.simulate, plan.nodes)
+        _check_same(machine, models, plan, f"--simulate {plan.simulate}")
+        return machine
+    here = _here(plan)
+    if here is not None:
+        _check_same(here, models, plan, "this machine")
+        return here
+    if files:
+        return _of_results(plan, files, models)
+    if plan.profile is not None:
+        return _of_profile(plan.profile, plan.nodes)
+    raise CouldNotMeasureError(
+        "there is no GPU here to plan for",
+        expected="a GPU, stored results (--results), or a machine by its profile (--simulate)",
+        next_step="--simulate hgx-h200-8, or another of gpubench profiles list",
+    )
+
+
+def _models_of(files: Sequence[ResultFile]) -> list[str]:
+    models = dict.fromkeys(name for file in files for name in file.circumstances.gpus)
+    if len(models) > 1:
+        raise UsageError(
+            f"results of several machines: {', '.join(models)}",
+            expected="results of one kind of GPU",
+            next_step="name the files of one machine: --results a.json --results b.json",
+        )
+    return list(models)
+
+
+def _check_same(machine: PlannedMachine, models: Sequence[str], plan: TrainingPlan, where: str) -> None:
+    if models and machine.gpu not in models and not plan.other_machine:
+        raise UsageError(
+            f"results of another machine: they are of {models[0]}, and {where} has {machine.gpu}",
+            expected="curves that were measured on the machine that is planned for",
+            reason="the folder holds results that were copied from elsewhere",
+            next_step="measure here (without --results), or --other-machine",
+        )
+
+
+def _of_profile(name: str, nodes: int | None) -> PlannedMachine:
+    from gpubench.hardware.simulated.machine import parse_machine
+
+    parsed = parse_machine(name)
+    profile = parsed.profile
+    if not profile.match.visible or not profile.gpu.name:
+        raise UsageError(
+            f"--simulate {name} has no GPUs", expected="a machine with GPUs", next_step="gpubench profiles list"
+        )
+    if nodes is not None and parsed.nodes > 1 and nodes != parsed.nodes:
+        raise UsageError(f"--simulate {name} and --nodes {nodes} differ", expected="one of them")
+    count = nodes or parsed.nodes
+    return PlannedMachine(
+        gpu=profile.gpu.name,
+        gpus_per_node=profile.match.visible,
+        nodes=count,
+        profile=profile,
+        hosts=tuple(f"node{number}" for number in range(count)),
+        origin=Origin.SIMULATED,
+        memory_bytes=profile.gpu.memory_bytes,
+    )
+
+
+def _here(plan: TrainingPlan) -> PlannedMachine | None:
+    """The GPUs of this host; None where it has none."""
+    from gpubench.jobs.sources import Here
+    from gpubench.profiles.nodes import profile_for
+
+    node = Here(plan.timeout_s).machines().nodes[0]
+    names = [gpu.name for gpu in node.gpus if gpu.name]
+    if not names:
+        return None
+    matched = profile_for(node, os.environ, plan.profile)
+    memory = min((gpu.memory_bytes for gpu in node.gpus if gpu.memory_bytes), default=None)
+    return PlannedMachine(
+        gpu=names[0],
+        gpus_per_node=len(node.gpus),
+        nodes=plan.nodes or 1,
+        profile=_own_kind(None if matched is None else matched.profile, plan),
+        hosts=(node.snapshot.host,),
+        origin=Origin.MEASURED if not plan.nodes or plan.nodes == 1 else Origin.SIMULATED,
+        memory_bytes=memory,
+        is_here=True,
+    )
+
+
+def _own_kind(profile: "Profile | None", plan: TrainingPlan) -> "Profile | None":
+    """No profile for any machine, unless it was asked for: its figures are an example."""
+    is_example = profile is not None and profile.match.generic is not None and plan.profile is None
+    return None if is_example else profile
+
+
+def _of_results(plan: TrainingPlan, files: Sequence[ResultFile], models: Sequence[str]) -> PlannedMachine:
+    from gpubench.profiles.nodes import profile_of_gpus
+
+    rows = [row for file in files for row in file.rows]
+    if not rows:
+        raise UsageError(
+            f"{files[0].name} has no rows of a collective",
+            expected="results of gpubench allreduce, allgather, reducescatter, ...",
+            next_step="gpubench allreduce --output results/",
+        )
+    largest = max(rows, key=lambda row: row.ranks)
+    per_node = largest.ranks // largest.nodes
+    known = profile_of_gpus(models, per_node, None, os.environ, plan.profile) if models or plan.profile else None
+    profile = _own_kind(known, plan)
+    simulated = any(row.origin == Origin.SIMULATED for row in rows)
+    return PlannedMachine(
+        gpu=models[0] if models else profile.gpu.name if profile else "unknown GPU",
+        gpus_per_node=per_node,
+        nodes=plan.nodes or largest.nodes,
+        profile=profile,
+        hosts=tuple(dict.fromkeys(host for file in files for host in file.circumstances.hosts)) or ("unknown",),
+        origin=Origin.SIMULATED if simulated else Origin.RECORDED,
+        memory_bytes=profile.gpu.memory_bytes if profile else None,
+    )

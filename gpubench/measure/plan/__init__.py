@@ -1,0 +1,1 @@
+"""What a fabric makes of a training step: an event simulation of streams, from curves of time over size."""

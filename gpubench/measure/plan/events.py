@@ -1,0 +1,306 @@
+"""An event simulation of a step: streams of tasks that wait for each other, and slow each other while both run.
+
+A stream runs its tasks one at a time, in the order in which they were issued; a task begins when the stream is free
+and all that it waits for has ended, as CUDA streams with events do. A communication that meets computation first waits
+for multiprocessors; then, while both run, computation advances at 1/κ_c and communication at 1/κ_m of its speed.
+
+Every instant of a device is then one of four: computing at full speed; computing slowed; waiting for a communication,
+which is *exposed*, and named after the one that is waited for; or waiting for another device, which is a *bubble*.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+COMPUTE = "compute"
+BUBBLE = "bubble"
+
+
+@dataclass(frozen=True, slots=True)
+class Contention:
+    """What communication and computation cost each other: factors of time while both run, and seconds to begin.
+
+    `wait_seconds` is how long a communication waited for multiprocessors that met kernels of `kernel_seconds`: it waits
+    for a running one to end, so shorter kernels let it begin earlier. 0 kernel seconds: it waits as long for any.
+    """
+
+    compute: float = 1.0
+    communication: float = 1.0
+    wait_seconds: float = 0.0
+    kernel_seconds: float = 0.0
+
+    def wait_for(self, kernel_seconds: float) -> float:
+        """Seconds that a communication waits which meets a kernel of this length."""
+        if self.kernel_seconds <= 0 or kernel_seconds <= 0:
+            return self.wait_seconds
+        return self.wait_seconds * kernel_seconds / self.kernel_seconds
+
+
+NO_CONTENTION = Contention()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamTask:
+    """Something that a stream of a device does for so many seconds, once the tasks `after` (by number) have ended.
+
+    `source` is what it is for, in the words of the report. Streams other than `compute` communicate. Computation is
+    made of kernels of `kernel_seconds`.
+    """
+
+    name: str
+    seconds: float
+    stream: str = COMPUTE
+    device: int = 0
+    after: tuple[int, ...] = ()
+    source: str = ""
+    collective: str = ""
+    size_bytes: float = 0.0
+    contention: Contention = NO_CONTENTION
+    kernel_seconds: float = 0.0
+
+    @property
+    def computes(self) -> bool:
+        """True on the stream of computation."""
+        return self.stream == COMPUTE
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSpan:
+    """When a task ran, in seconds from the beginning of the step."""
+
+    task: int
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """A time in which a device did not compute, and what it waited for."""
+
+    device: int
+    start: float
+    end: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceTimes:
+    """The seconds of a step of one device: they add up to the step.
+
+    `compute` is what computation takes alone, `slowed` what communication beside it added, `exposed` by source what
+    was waited for communication, `bubble` what was waited for other devices.
+    """
+
+    compute: float
+    slowed: float
+    exposed: Mapping[str, float]
+    bubble: float
+
+    @property
+    def total(self) -> float:
+        """Seconds of the step."""
+        return self.compute + self.slowed + sum(self.exposed.values()) + self.bubble
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimeline:
+    """A step as it was simulated."""
+
+    seconds: float
+    tasks: Sequence[StreamTask]
+    spans: Sequence[TaskSpan]
+    idle: Sequence[Idle]
+    devices: Mapping[int, DeviceTimes]
+
+
+@dataclass(slots=True)
+class _Running:
+    """A task under way: seconds of work that are left, and of waiting for multiprocessors before."""
+
+    task: int
+    start: float
+    work: float
+    wait: float = 0.0
+
+
+@dataclass(slots=True)
+class _Device:
+    """The sums of one device."""
+
+    compute: float = 0.0
+    slowed: float = 0.0
+    exposed: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    bubble: float = 0.0
+
+
+def simulate(tasks: Sequence[StreamTask]) -> StepTimeline:
+    """Run all tasks; ValueError where some wait for each other."""
+    return _Simulation(tasks).run()
+
+
+class _Simulation:
+    def __init__(self, tasks: Sequence[StreamTask]) -> None:
+        self._tasks = tasks
+        self._queues: dict[tuple[int, str], list[int]] = {}
+        for number, task in enumerate(tasks):
+            self._queues.setdefault((task.device, task.stream), []).append(number)
+        for queue in self._queues.values():
+            queue.reverse()
+        self._done = [False] * len(tasks)
+        self._running: dict[tuple[int, str], _Running] = {}
+        self._spans: list[TaskSpan] = []
+        self._idle: list[Idle] = []
+        self._devices = {task.device: _Device() for task in tasks}
+        self._now = 0.0
+
+    def run(self) -> StepTimeline:
+        """Advance from one end of a task to the next."""
+        while len(self._spans) < len(self._tasks):
+            while self._start():
+                pass
+            if not self._running:
+                if len(self._spans) < len(self._tasks):
+                    raise ValueError("tasks that wait for each other")
+                break
+            self._advance()
+        devices = {
+            number: DeviceTimes(
+                compute=each.compute, slowed=each.slowed, exposed=dict(each.exposed), bubble=each.bubble
+            )
+            for number, each in self._devices.items()
+        }
+        self._spans.sort(key=lambda span: (span.start, span.task))
+        return StepTimeline(
+            seconds=self._now, tasks=self._tasks, spans=self._spans, idle=_joined(self._idle), devices=devices
+        )
+
+    def _start(self) -> bool:
+        """Begin what can begin; true where a task of no length ended at once, after which more may begin."""
+        ended = False
+        for stream, queue in self._queues.items():
+            while (
+                queue and stream not in self._running and all(self._done[each] for each in self._tasks[queue[-1]].after)
+            ):
+                number = queue.pop()
+                task = self._tasks[number]
+                if task.seconds <= 0:
+                    self._end(number, self._now)
+                    ended = True
+                    continue
+                self._running[stream] = _Running(number, self._now, task.seconds, self._wait(task))
+        return ended
+
+    def _wait(self, task: StreamTask) -> float:
+        """Seconds that a task which begins now waits for multiprocessors."""
+        met = self._computing(task.device)
+        if task.computes or met is None:
+            return 0.0
+        return task.contention.wait_for(self._tasks[met.task].kernel_seconds)
+
+    def _end(self, number: int, start: float) -> None:
+        self._done[number] = True
+        self._spans.append(TaskSpan(number, start, self._now))
+
+    def _computing(self, device: int) -> _Running | None:
+        return self._running.get((device, COMPUTE))
+
+    def _advance(self) -> None:
+        """To the next end of a task, or of its waiting."""
+        rates = {stream: self._rate(stream, each) for stream, each in self._running.items()}
+        waiting = {
+            stream for stream, each in self._running.items() if each.wait > 0 and self._computing(stream[0]) is not None
+        }
+        step = min(
+            each.wait if stream in waiting else each.work / rates[stream] for stream, each in self._running.items()
+        )
+        self._account(step, rates)
+        self._now += step
+        for stream, each in list(self._running.items()):
+            if stream in waiting:
+                each.wait = max(0.0, each.wait - step)
+                continue
+            each.work -= step * rates[stream]
+            if each.work <= 1e-15 + 1e-12 * self._tasks[each.task].seconds:
+                self._ended(stream, each)
+
+    def _ended(self, stream: tuple[int, str], each: _Running) -> None:
+        del self._running[stream]
+        self._end(each.task, each.start)
+
+    def _rate(self, stream: tuple[int, str], each: _Running) -> float:
+        """The part of its own speed that a task has now."""
+        device, name = stream
+        if name != COMPUTE:
+            return 1.0 / self._tasks[each.task].contention.communication if self._computing(device) else 1.0
+        slowest = 1.0
+        for (other, kind), beside in self._running.items():
+            if other == device and kind != COMPUTE and beside.wait <= 0:
+                slowest = max(slowest, self._tasks[beside.task].contention.compute)
+        return 1.0 / slowest
+
+    def _account(self, step: float, rates: Mapping[tuple[int, str], float]) -> None:
+        """Give this time of every device to what it is spent on."""
+        for number, device in self._devices.items():
+            if self._computing(number) is not None:
+                rate = rates[number, COMPUTE]
+                device.compute += step * rate
+                device.slowed += step * (1 - rate)
+                continue
+            source = self._waited_for(number)
+            if source is None:
+                device.bubble += step
+            else:
+                device.exposed[source] += step
+            self._idle.append(Idle(number, self._now, self._now + step, source or BUBBLE))
+
+    def _waited_for(self, device: int) -> str | None:
+        """The source of the communication that this device waits for; None where another device computes."""
+        queue = self._queues.get((device, COMPUTE))
+        if queue:
+            return self._blocker(queue[-1])
+        for (other, _), each in self._running.items():
+            if other == device:
+                return self._tasks[each.task].source
+        return None
+
+    def _blocker(self, number: int) -> str | None:
+        """The source of the running communication that a task waits for, itself or through what it waits for."""
+        seen: set[int] = set()
+        waiting = [number]
+        while waiting:
+            current = waiting.pop()
+            if current in seen or self._done[current]:
+                continue
+            seen.add(current)
+            task = self._tasks[current]
+            running = self._running.get((task.device, task.stream))
+            if running is not None and running.task == current:
+                if not task.computes:
+                    return task.source
+                continue
+            waiting += task.after
+            if running is not None and running.task not in seen:
+                waiting.append(running.task)
+            elif running is None and self._queues[task.device, task.stream][-1] != current:
+                waiting.append(self._queues[task.device, task.stream][-1])
+        return None
+
+
+def _joined(idle: Sequence[Idle]) -> list[Idle]:
+    """The same times, those of one source that follow each other as one."""
+    found: list[Idle] = []
+    last: dict[int, int] = {}
+    for each in idle:
+        place = last.get(each.device)
+        before = None if place is None else found[place]
+        if (
+            place is not None
+            and before is not None
+            and before.source == each.source
+            and before.end >= each.start - 1e-12
+        ):
+            found[place] = Idle(each.device, before.start, each.end, each.source)
+        else:
+            last[each.device] = len(found)
+            found.append(each)
+    return found

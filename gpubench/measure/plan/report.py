@@ -1,0 +1,289 @@
+"""The report of a plan: layouts ranked, what is exposed, settings, faults, curves, and the step as a timeline."""
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from gpubench.measure.plan.advice import FLAT_PERCENT, Advice, TriedSetting, best_of, gathers_blocks, has_buckets
+from gpubench.measure.plan.curves import CollectiveTimesFound
+from gpubench.measure.plan.events import BUBBLE, StreamTask, TaskSpan
+from gpubench.measure.plan.faults import FaultCost
+from gpubench.measure.plan.ranking import RankedLayout, tokens_per_second
+from gpubench.measure.plan.step import StepPrediction
+from gpubench.model.results.report import FINDINGS_SECTION, Report, Table
+from gpubench.model.results.rows.plan import (
+    CURVES_SECTION,
+    EXPOSED_SECTION,
+    FAULT_COSTS_SECTION,
+    LAYOUTS_SECTION,
+    SETTINGS_SECTION,
+    TIMELINE_SECTION,
+    CurveRow,
+    ExposedRow,
+    FaultCostRow,
+    LayoutRow,
+    SettingRow,
+    TimelineRow,
+)
+from gpubench.model.terms.units import MICROSECONDS_PER_SECOND
+from gpubench.model.terms.verdict import Verdict
+
+SECTIONS = (
+    *(LAYOUTS_SECTION, EXPOSED_SECTION, SETTINGS_SECTION, FAULT_COSTS_SECTION, CURVES_SECTION, TIMELINE_SECTION),
+    FINDINGS_SECTION,
+)
+
+WAITING = "waiting"
+"""The stream of a timeline that has what was waited for."""
+
+_MILLISECONDS = 1e3
+_MEGABYTE = 2**20
+_SAME_PERCENT = 0.05
+_WORTH_SAYING_PERCENT = 3.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOutcome:
+    """All that was predicted: `chosen` is the layout whose settings, faults and timeline are shown.
+
+    `as_expected` is its step with the collectives that `profile` expects; None where it follows from these.
+    """
+
+    ranked: Sequence[RankedLayout]
+    chosen: RankedLayout
+    advice: Advice
+    faults: Sequence[FaultCost]
+    times: CollectiveTimesFound
+    as_expected: StepPrediction | None = None
+    profile: str = ""
+
+
+def plan_report(outcome: PlanOutcome) -> Report:
+    """The report. It predicts and judges nothing: its verdict is SKIP."""
+    layouts = [_layout_row(place, each, outcome) for place, each in enumerate(outcome.ranked, 1)]
+    best = outcome.advice.best
+    return Report(
+        verdict=Verdict.SKIP,
+        complete=True,
+        sections={
+            LAYOUTS_SECTION: Table(LayoutRow.columns(), lambda: layouts),
+            EXPOSED_SECTION: Table(ExposedRow.columns(), lambda: exposed_rows(best)),
+            SETTINGS_SECTION: Table(SettingRow.columns(), lambda: list(_setting_rows(outcome.advice))),
+            FAULT_COSTS_SECTION: Table(FaultCostRow.columns(), lambda: list(_fault_rows(best, outcome))),
+            CURVES_SECTION: Table(CurveRow.columns(), lambda: list(curve_rows(outcome.times))),
+            TIMELINE_SECTION: Table(TimelineRow.columns(), lambda: timeline_rows(best)),
+        },
+        main=LAYOUTS_SECTION,
+        sentence=_sentence(outcome),
+    )
+
+
+def _layout_row(place: int, ranked: RankedLayout, outcome: PlanOutcome) -> LayoutRow:
+    shown = outcome.advice.best if ranked is outcome.chosen else ranked.prediction
+    job, need = shown.job, ranked.need
+    return LayoutRow(
+        place=place,
+        layout=str(ranked.layout),
+        gpus=ranked.layout.gpus,
+        microbatches=job.settings.microbatches,
+        step_ms=shown.seconds * _MILLISECONDS,
+        step_least_ms=shown.least * _MILLISECONDS,
+        step_most_ms=shown.most * _MILLISECONDS,
+        compute_ms=shown.times.compute * _MILLISECONDS,
+        slowed_ms=shown.times.slowed * _MILLISECONDS,
+        exposed_ms=shown.exposed * _MILLISECONDS,
+        bubble_ms=shown.times.bubble * _MILLISECONDS,
+        tokens_per_second=tokens_per_second(shown),
+        bucket_mb=job.settings.bucket_bytes / _MEGABYTE if has_buckets(job) else None,
+        prefetch=job.settings.prefetch if gathers_blocks(job) else None,
+        memory_bytes=need.total,
+        gpu_memory_bytes=ranked.gpu_memory_bytes,
+        fits=ranked.fits,
+        weights_bytes=need.weights,
+        gradients_bytes=need.gradients,
+        optimizer_bytes=need.optimizer,
+        activations_bytes=need.activations,
+    )
+
+
+def exposed_rows(prediction: StepPrediction) -> list[ExposedRow]:
+    """What each kind of communication costs, the costliest first; of the device that ends last."""
+    timeline = prediction.timeline
+    found: dict[tuple[str, str], list[StreamTask]] = defaultdict(list)
+    for task in timeline.tasks:
+        if task.device == prediction.device and not task.computes:
+            found[task.source, task.collective].append(task)
+    scale = prediction.job.settings.microbatches / prediction.shown_microbatches
+    alone_of: dict[str, float] = defaultdict(float)
+    for (source, _), tasks in found.items():
+        alone_of[source] += sum(each.seconds for each in tasks)
+    rows = []
+    for (source, collective), tasks in found.items():
+        alone = sum(each.seconds for each in tasks)
+        # What is waited for is told by source; several collectives of one share it by their time.
+        exposed = prediction.times.exposed.get(source, 0.0) * alone / alone_of[source]
+        rows.append(
+            ExposedRow(
+                source=source,
+                collective=collective,
+                operations=round(len(tasks) * scale),
+                bytes=round(sum(each.size_bytes for each in tasks) * scale),
+                alone_ms=alone * scale * _MILLISECONDS,
+                exposed_ms=exposed * _MILLISECONDS,
+                hidden_percent=100 * max(0.0, 1 - exposed / (alone * scale)),
+            )
+        )
+    return sorted(rows, key=lambda row: -row.exposed_ms)
+
+
+def _setting_rows(advice: Advice) -> Iterator[SettingRow]:
+    for name in dict.fromkeys(each.setting for each in advice.tried):
+        tried, flat = advice.of(name), advice.flat(name)
+        best = best_of(tried)
+        for each in tried:
+            yield _setting_row(each, best, is_flat=each in flat)
+
+
+def _setting_row(tried: TriedSetting, best: TriedSetting, *, is_flat: bool) -> SettingRow:
+    return SettingRow(
+        setting=tried.setting,
+        value=tried.value,
+        step_ms=tried.prediction.seconds * _MILLISECONDS,
+        exposed_ms=tried.prediction.exposed * _MILLISECONDS,
+        slower_percent=_slower(tried.prediction, best.prediction),
+        best=tried is best,
+        flat=is_flat,
+    )
+
+
+def _fault_rows(healthy: StepPrediction, outcome: PlanOutcome) -> Iterator[FaultCostRow]:
+    expected = outcome.as_expected
+    if expected is not None:
+        yield FaultCostRow(
+            fault="none",
+            what="the fabric as its profile expects it",
+            source=outcome.profile,
+            step_ms=expected.seconds * _MILLISECONDS,
+            slower_percent=_slower(expected, healthy),
+            exposed_ms=expected.exposed * _MILLISECONDS,
+            how=f"collectives as profile {outcome.profile} expects them",
+        )
+    for each in outcome.faults:
+        yield FaultCostRow(
+            fault=each.case.text,
+            what=each.case.what,
+            source=each.case.source,
+            step_ms=each.prediction.seconds * _MILLISECONDS,
+            slower_percent=_slower(each.prediction, healthy),
+            exposed_ms=each.prediction.exposed * _MILLISECONDS,
+            how=each.case.how,
+        )
+
+
+def _slower(one: StepPrediction, other: StepPrediction) -> float:
+    """Percent; what differs by rounding alone is the same."""
+    percent = 100 * (one.seconds / other.seconds - 1) if other.seconds else 0.0
+    return 0.0 if abs(percent) < _SAME_PERCENT else percent
+
+
+def curve_rows(times: CollectiveTimesFound) -> Iterator[CurveRow]:
+    """The points of every curve that was asked for."""
+    for name, group in times.used:
+        curve = times.curve(name, group)
+        for point in curve.points:
+            yield CurveRow(
+                collective=name,
+                ranks=group.ranks,
+                nodes=group.nodes,
+                size_bytes=point.size_bytes,
+                time_us=point.seconds * MICROSECONDS_PER_SECOND,
+                spread_percent=100 * point.spread,
+                origin=curve.origin,
+                source=curve.source,
+                note=curve.note or None,
+            )
+
+
+def timeline_rows(prediction: StepPrediction) -> list[TimelineRow]:
+    """Spans by time; computation of one block that follows without a gap is one."""
+    timeline = prediction.timeline
+    rows: list[TimelineRow] = []
+    open_: dict[tuple[int, str], int] = {}
+    waits: dict[tuple[int, str], list[float]] = defaultdict(list)
+    for each in timeline.idle:
+        waits[each.device, each.source].append(each.start)
+    for span in timeline.spans:
+        task = timeline.tasks[span.task]
+        if span.end <= span.start:
+            continue
+        name = task.name.partition(".")[0] if task.computes else task.name
+        name = f"block {name}" if name.isdigit() else name
+        place = open_.get((task.device, task.stream)) if task.computes else None
+        last = None if place is None else rows[place]
+        if place is not None and last is not None and last.name == name and _close(last.end_us, span.start):
+            rows[place] = _row(task, name, last.start_us, span.end)
+            continue
+        open_[task.device, task.stream] = len(rows)
+        rows.append(
+            _row(task, name, span.start * MICROSECONDS_PER_SECOND, span.end, exposed=_waited(waits, task, span))
+        )
+    rows += [
+        TimelineRow(
+            device=idle.device,
+            stream=WAITING,
+            name=idle.source,
+            start_us=idle.start * MICROSECONDS_PER_SECOND,
+            end_us=idle.end * MICROSECONDS_PER_SECOND,
+            exposed=idle.source != BUBBLE,
+        )
+        for idle in timeline.idle
+    ]
+    return sorted(rows, key=lambda row: (row.device, row.start_us))
+
+
+def _waited(waits: Mapping[tuple[int, str], Sequence[float]], task: StreamTask, span: TaskSpan) -> bool:
+    """True where a wait for this source began while the task ran."""
+    starts = waits.get((task.device, task.source), ())
+    place = bisect_left(starts, span.start)
+    return not task.computes and place < len(starts) and starts[place] < span.end
+
+
+def _close(end_us: float, start: float) -> bool:
+    return abs(end_us - start * MICROSECONDS_PER_SECOND) < 1e-3
+
+
+def _row(task: StreamTask, name: str, start_us: float, end: float, *, exposed: bool = False) -> TimelineRow:
+    return TimelineRow(
+        device=task.device,
+        stream=task.stream,
+        name=name,
+        start_us=start_us,
+        end_us=end * MICROSECONDS_PER_SECOND,
+        exposed=exposed,
+    )
+
+
+def _sentence(outcome: PlanOutcome) -> str:
+    best, advice = outcome.advice.best, outcome.advice
+    noise = f" ({_ms(best.least)} to {_ms(best.most)})" if best.most > best.least else ""
+    took = f"{outcome.chosen.layout} takes {_ms(best.seconds)} a step{noise}, {_ms(best.exposed)} exposed"
+    parts = [f"predicted, nothing judged: {took}"]
+    buckets = [each.value for each in advice.flat("bucket_mb")]
+    if buckets:
+        chosen = f"{best.job.settings.bucket_bytes / _MEGABYTE:g}"
+        flat = f" ({buckets[0]} to {buckets[-1]} within {FLAT_PERCENT:g} %)" if len(buckets) > 1 else ""
+        parts.append(f"buckets of {chosen} MiB{flat}")
+    if outcome.as_expected is not None:
+        lost = _slower(best, outcome.as_expected)
+        if lost > _WORTH_SAYING_PERCENT:
+            parts.append(f"{lost:.0f} % slower than on the fabric that {outcome.profile} expects")
+    if outcome.faults and best.seconds:
+        worst = outcome.faults[0]
+        percent = 100 * (worst.prediction.seconds / best.seconds - 1)
+        parts.append(f"{worst.case.what} makes it {_ms(worst.prediction.seconds)} (+{percent:.0f} %)")
+    return f"{Verdict.SKIP}: {'; '.join(parts)}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * _MILLISECONDS:.1f} ms"

@@ -1,0 +1,1 @@
+"""Files that describe a training job: models, and what communication and computation cost each other."""

@@ -1,0 +1,202 @@
+"""`gpubench plan` as a user runs it: from recorded curves, from profiles, and with what cannot be."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from gpubench.measure.plan.report import SECTIONS
+from tests.cli.running import ROOT, gpubench
+
+RECORDED = ROOT / "tests" / "plan" / "h200x2"
+GPT = "layers = 16\nhidden = 2048\nheads = 16\nsequence = 2048\nbatch = 4\nbiases = true\n"
+GIVEN = ("--forward-ms", "25.2", "--backward-ms", "58.4", "--optimizer", "none")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    path = tmp_path / "gpt-0.8B.toml"
+    path.write_text(GPT)
+    return str(path)
+
+
+def overlap_of(tmp_path: Path, ctas: str = "own") -> str:
+    """Contention of a simulated machine: waiting for GEMMs of 1.5 ms."""
+    path = tmp_path / "overlap.json"
+    sizes = ("--sizes", "16M,64M,256M", "--ctas", ctas)
+    assert gpubench("overlap", "--simulate", "hgx-h200-2", *sizes, "--output", str(path)).returncode == 0
+    return str(path)
+
+
+def test_stored_curves_make_a_step(model: str, tmp_path: Path) -> None:
+    page, document = tmp_path / "p.html", tmp_path / "p.json"
+    result = gpubench(
+        *("plan", model, "--results", str(RECORDED / "healthy"), *GIVEN, "--layout", "ddp"),
+        *("--output", str(page), "--output", str(document)),
+    )
+    assert result.returncode == 0, result.stderr
+    assert "plan  gpt-0.8B on 2 GPUs (NVIDIA H200)\n" in result.stdout
+    assert "806 M parameters: 16 layers" in result.stdout
+    assert "contention was not measured and is taken for none" in result.stdout
+    assert result.stdout.splitlines()[-1].startswith("SKIP: predicted, nothing judged: ddp takes 86.")
+    found = json.loads(document.read_text())
+    assert set(SECTIONS) <= found.keys()
+    (row,) = found["layouts"]
+    assert row["step_ms"] == pytest.approx(row["compute_ms"] + row["slowed_ms"] + row["exposed_ms"] + row["bubble_ms"])
+    assert row["step_least_ms"] <= row["step_ms"] <= row["step_most_ms"]
+    assert {each["origin"] for each in found["curves"]} == {"measured"}
+    assert found["timeline"][-1]["end_us"] <= row["step_ms"] * 1e3 + 1
+    text = page.read_text()
+    assert "<h2>The step: computation above communication</h2>" in text
+    assert text.count('<rect class="compute"') > 16
+    assert 'class="hidden"' in text
+
+
+def test_a_staged_fabric_is_said_to_be_one_and_what_it_costs(model: str, tmp_path: Path) -> None:
+    overlap = overlap_of(tmp_path)
+    command = ("plan", model, *GIVEN, "--layout", "ddp", "--overlap", overlap, "--results")
+    healthy = gpubench(*command, str(RECORDED / "healthy"), "--format", "json")
+    staged = gpubench(*command, str(RECORDED / "staged"), "--format", "json")
+    quick, slow = (json.loads(each.stdout) for each in (healthy, staged))
+    assert slow["layouts"][0]["step_ms"] > 1.05 * quick["layouts"][0]["step_ms"]
+    assert "slower than on the fabric that hgx-h200-2 expects" in slow["sentence"]
+    assert any("went through host memory" in note for note in slow["metadata"]["options"]["notes"])
+    assert [row["fault"] for row in slow["fault_costs"]] == ["none"]
+    assert slow["fault_costs"][0]["slower_percent"] < -4
+    assert quick["metadata"]["options"]["contention_assumed"] is False
+
+
+def test_a_cap_that_overlap_measured_is_compared(model: str, tmp_path: Path) -> None:
+    overlap = overlap_of(tmp_path, "own,8,2")
+    command = ("plan", model, *GIVEN, "--layout", "ddp", "--results", str(RECORDED / "healthy"))
+    result = gpubench(*command, "--overlap", overlap, "--format", "json")
+    rows = [row for row in json.loads(result.stdout)["settings"] if row["setting"] == "ctas"]
+    assert {row["value"] for row in rows} == {"8", "2"}
+
+
+def test_a_bucket_of_your_own_is_taken(model: str) -> None:
+    command = ("plan", model, *GIVEN, "--layout", "ddp", "--results", str(RECORDED / "healthy"))
+    result = gpubench(*command, "--bucket-mb", "1000", "--format", "json")
+    found = json.loads(result.stdout)
+    assert found["layouts"][0]["bucket_mb"] == 1000
+    assert found["settings"] == []
+
+
+def test_a_profile_stands_for_a_machine_and_is_labelled() -> None:
+    result = gpubench("plan", "--parameters", "7B", "--simulate", "hgx-h200-8")
+    assert result.returncode == 0, result.stderr
+    assert "on 8 GPUs (NVIDIA H200)  (SIMULATED)" in result.stdout
+    assert "52% of the data sheet's 989 TFLOP/s of NVIDIA H200: expected, not measured" in result.stdout
+    assert "collectives expected: profile hgx-h200-8" in result.stdout
+    assert re.search(r"link0-1:staged=yes +a pair that goes through host memory", result.stdout)
+    assert re.search(r"gpu0:nvlink=9 +a GPU with 9 NVLinks", result.stdout)
+
+
+def test_nodes_are_planned_for_and_their_rails() -> None:
+    command = ("plan", "--parameters", "13B", "--simulate", "hgx-h100-8", "--nodes", "4", "--layout", "tp8 ddp")
+    result = gpubench(*command, "--layout", "fsdp", "--gpu-memory", "200G", "--format", "json")
+    found = json.loads(result.stdout)
+    assert {row["gpus"] for row in found["layouts"]} == {32}
+    assert "nic0:rate=200" in {row["fault"] for row in found["fault_costs"]}
+    assert {row["nodes"] for row in found["curves"]} >= {1, 4}
+
+
+def test_exports_are_written(model: str, tmp_path: Path) -> None:
+    targets = {name: tmp_path / name for name in ("calculon", "astra-sim", "simai")}
+    exports = [word for name, path in targets.items() for word in ("--export", f"{name}:{path}")]
+    result = gpubench("plan", model, "--simulate", "hgx-h100-8*2", "--layout", "tp8 ddp", *exports)
+    assert result.returncode == 0, result.stderr
+    assert len(json.loads(targets["calculon"].read_text())["networks"]) == 2
+    assert "npus_count: [ 8, 2 ]" in targets["astra-sim"].read_text()
+    assert targets["simai"].read_text().startswith("gpubench\nTP:\nallreduce,: ")
+
+
+def test_faults_that_a_check_found_are_costed(tmp_path: Path) -> None:
+    file = tmp_path / "check.json"
+    faults = ("--fault", "gpu1:nvlink=9", "--fault", "link0-2:staged=yes")
+    gpubench("check", "--simulate", "hgx-h200-4", *faults, "--output", str(file))
+    result = gpubench(
+        *("plan", "--parameters", "1B", "--simulate", "hgx-h200-4", "--layout", "fsdp"),
+        *("--faults-from", str(file), "--format", "json"),
+    )
+    found = {row["fault"]: row for row in json.loads(result.stdout)["fault_costs"]}
+    assert found.keys() == {"gpu1:nvlink=9", "link0-2:staged=yes"}
+    assert {row["source"] for row in found.values()} == {"check.json"}
+    assert found["link0-2:staged=yes"]["slower_percent"] > found["gpu1:nvlink=9"]["slower_percent"] >= 0
+
+
+def test_faults_that_a_scan_found_are_costed(tmp_path: Path) -> None:
+    file = tmp_path / "scan.json"
+    machine = "hgx-h100-8*16"
+    gpubench("scan", "--simulate", machine, "--fault", "node3.nic2:bandwidth=0.5", "--output", str(file))
+    result = gpubench(
+        *("plan", "--parameters", "7B", "--simulate", machine, "--layout", "ddp", "--gpu-memory", "200G"),
+        *("--faults-from", str(file), "--format", "json"),
+    )
+    (row,) = json.loads(result.stdout)["fault_costs"]
+    assert (row["fault"], row["what"]) == ("nic2:bandwidth=0.5", "a slow rail")
+
+
+def test_a_model_that_does_not_fit_is_told_what_would() -> None:
+    result = gpubench("plan", "--parameters", "70B", "--simulate", "hgx-h200-4")
+    assert result.returncode == 2
+    assert "70B does not fit 4 × NVIDIA H200" in result.stderr
+    assert re.search(r"try: +--nodes 4: '.*' on 16 GPUs needs \d+\.\d GiB each", result.stderr)
+    layout = gpubench("plan", "--parameters", "13B", "--simulate", "hgx-h200-8", "--layout", "ddp")
+    assert layout.returncode == 2
+    assert re.search(r"try: +--layout 'fsdp', which needs", layout.stderr)
+
+
+H200 = ("--simulate", "hgx-h200-4")
+HEALTHY = ("--results", str(RECORDED / "healthy"))
+
+
+@pytest.mark.parametrize(
+    ("words", "seen"),
+    [
+        ((), "neither MODEL nor --parameters"),
+        (("m.toml", "--parameters", "7B"), "MODEL and --parameters"),
+        (("nowhere.toml", *H200), "nowhere.toml does not exist"),
+        (("--parameters", "7", *H200), "--parameters 7: no unit"),
+        (("--parameters", "1B", *H200, "--gpu-memory", "80"), "--gpu-memory 80: no unit"),
+        (("--parameters", "1B", *H200, "--layout", "tp3"), "takes a multiple of 3 GPUs, and there are 4"),
+        (("--parameters", "1B", *H200, "--layout", "tp2 tp2"), "is no word of a layout, or stands twice"),
+        (("--parameters", "1B", *H200, "--layout", "pp2 fsdp"), "is not modelled"),
+        (("--parameters", "1B", *H200, "--measure"), "--measure without a GPU to measure on"),
+        (("--parameters", "1B", *H200, "--measure", "--tflops", "3"), "exclude each other"),
+        (("--parameters", "1B", *H200, "--gpus", "5"), "--gpus 5 of a machine with 4"),
+        (("--parameters", "1B", *H200, "--fault", "gpu9:nvlink=3"), "there is no GPU 9"),
+        (("--parameters", "1B", *H200, "--export", "gem5"), "'gem5'"),
+        (("--parameters", "1B", *H200, "--optimizer", "sgd"), "'sgd'"),
+        (("--parameters", "1B", "--simulate", "host"), "has no GPUs"),
+        (("--parameters", "1B", "--simulate", "rtx-pro-6000-8"), "computes is not known"),
+        (("--parameters", "1B", "--simulate", "hgx-h100-8", *HEALTHY), "results of another machine"),
+        (("--parameters", "1B", *H200, "--results", "docs"), "docs holds no results of a collective"),
+        (("--parameters", "1B", *H200, "--overlap", "README.md"), "README.md"),
+        (
+            ("--parameters", "1B", *H200, "--overlap", str(RECORDED / "healthy" / "allreduce.json")),
+            "has no rows of overlap",
+        ),
+        (("--parameters", "1B", *H200, "--nodes", "2", "--simulate", "hgx-h200-4*4"), "differ"),
+    ],
+)
+def test_what_cannot_be_has_one_message(words: tuple[str, ...], seen: str) -> None:
+    result = gpubench("plan", *words)
+    assert result.returncode == 2, result.stdout
+    assert seen in result.stderr
+    assert "Traceback" not in result.stderr
+    assert "expected:" in result.stderr
+
+
+def test_a_collective_that_nobody_knows_is_named(tmp_path: Path, model: str) -> None:
+    """Results without GPUs' names match no profile, so there is nothing to fall back to."""
+    text = (ROOT / "tests/results/h200x4/all_reduce.txt").read_text()
+    file = tmp_path / "all_reduce.txt"
+    file.write_text(re.sub(r"NVIDIA H200", "Some GPU", text))
+    command = ("plan", model, "--results", str(file), "--tflops", "500")
+    assert gpubench(*command, "--layout", "ddp").returncode == 0
+    result = gpubench(*command, "--layout", "zero1")
+    assert result.returncode == 2
+    assert "nothing is known of reducescatter among 4 ranks" in result.stderr
+    assert "there are allreduce of 4" in result.stderr

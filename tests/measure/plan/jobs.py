@@ -1,0 +1,75 @@
+"""Small models on fabrics whose times are a formula."""
+
+from dataclasses import dataclass
+
+from gpubench.measure.plan.contention import ContentionTable
+from gpubench.measure.plan.curves import CollectiveCurve, CollectiveTimesFound, CommunicatorRanks, CurvePoint, curve_of
+from gpubench.measure.plan.program import ComputeTimes, StepJob, StepSettings
+from gpubench.model.workload.layout import parse_layout
+from gpubench.model.workload.transformer import BlockKind, TransformerModel
+
+SIZES = tuple(2**power for power in range(8, 34))
+
+
+@dataclass(frozen=True, slots=True)
+class LinearFabric:
+    """Every collective takes a latency and its bytes over a bandwidth, whatever the ranks."""
+
+    gb_s: float
+    latency_seconds: float = 0.0
+    spread: float = 0.0
+
+    def curve(self, collective: str, group: CommunicatorRanks) -> CollectiveCurve:
+        points = [CurvePoint(size, self.latency_seconds + size / (self.gb_s * 1e9), self.spread) for size in SIZES]
+        return curve_of(collective, group.ranks, points)
+
+
+def mlp(layers: int = 4, hidden: int = 1024) -> TransformerModel:
+    """Two tensors of 4·hidden² elements a layer, 8 MiB each in bfloat16 with the usual hidden size."""
+    return TransformerModel(
+        name="mlp", layers=layers, hidden=hidden, heads=16, sequence=512, batch=1, kind=BlockKind.MLP
+    )
+
+
+def gpt(layers: int = 4, *, sequence: int = 512, experts: int = 0, experts_per_token: int = 0) -> TransformerModel:
+    return TransformerModel(
+        name="gpt",
+        layers=layers,
+        hidden=1024,
+        heads=16,
+        sequence=sequence,
+        experts=experts,
+        experts_per_token=experts_per_token,
+    )
+
+
+def job(
+    model: TransformerModel,
+    layout: str,
+    gpus: int,
+    *,
+    gb_s: float = 100.0,
+    latency_seconds: float = 0.0,
+    forward_ms: float = 8.0,
+    backward_ms: float = 16.0,
+    contention: ContentionTable | None = None,
+    spread: float = 0.0,
+    copy_gb_s: float | None = None,
+    settings: StepSettings | None = None,
+) -> StepJob:
+    """A job whose computation takes 24 ms a microbatch, without copies, on a fabric without latency."""
+    return StepJob(
+        model=model,
+        layout=parse_layout(layout, gpus),
+        compute=ComputeTimes(
+            forward_seconds=forward_ms / 1e3,
+            backward_seconds=backward_ms / 1e3,
+            source="test",
+            spread=spread,
+            copy_gb_s=copy_gb_s,
+        ),
+        times=CollectiveTimesFound(LinearFabric(gb_s, latency_seconds, spread)),
+        contention=contention or ContentionTable(),
+        settings=settings or StepSettings(),
+        gpus_per_node=max(gpus, 1),
+    )

@@ -1,0 +1,159 @@
+"""What a prediction follows from: buckets, curves, contention, data sheets, products."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpubench.measure.plan.buckets import FIRST_BUCKET_BYTES, fill_buckets
+from gpubench.measure.plan.contention import ContentionTable, MeasuredContention
+from gpubench.measure.plan.curves import CollectiveTimesFound, CommunicatorRanks, CurvePoint, curve_of
+from gpubench.measure.plan.gpu_rates import rates_of
+from gpubench.measure.plan.products import of_products
+from gpubench.profiles.files import all_profiles
+from tests.measure.plan.jobs import LinearFabric, gpt
+
+MEGABYTE = 2**20
+
+
+def sizes_of(sizes: list[int], cap: int, first: int | None = None) -> list[int]:
+    return [each.size_bytes for each in fill_buckets(sizes, cap, first)]
+
+
+def test_a_bucket_is_closed_once_it_holds_its_cap() -> None:
+    assert sizes_of([10, 10, 10, 10], 20) == [20, 20]
+    assert sizes_of([10, 15, 10, 15], 20) == [25, 25]
+    assert sizes_of([5, 5], 100) == [10]
+
+
+def test_a_parameter_is_never_split() -> None:
+    assert sizes_of([1000, 1, 1], 10) == [1000, 2]
+
+
+def test_the_first_bucket_is_smaller_where_nobody_gave_a_cap() -> None:
+    small, large = 512 * 2**10, 8 * MEGABYTE
+    assert sizes_of([small, small, large, large], 25 * MEGABYTE, FIRST_BUCKET_BYTES) == [MEGABYTE, 16 * MEGABYTE]
+
+
+@given(st.lists(st.integers(1, 1000), max_size=60), st.integers(1, 2000), st.one_of(st.none(), st.integers(1, 2000)))
+def test_every_gradient_is_in_one_bucket_in_order(sizes: list[int], cap: int, first: int | None) -> None:
+    buckets = fill_buckets(sizes, cap, first)
+    assert [number for each in buckets for number in each.tensors] == list(range(len(sizes)))
+    assert sum(each.size_bytes for each in buckets) == sum(sizes)
+    assert all(each.size_bytes >= min(cap, first or cap) for each in buckets[:-1])
+
+
+POINTS = [CurvePoint(2**10, 10e-6, 0.05), CurvePoint(2**20, 40e-6, 0.01), CurvePoint(2**30, 4e-3, 0.002)]
+
+
+def test_times_between_points_are_interpolated_by_logarithms() -> None:
+    curve = curve_of("allreduce", 4, POINTS)
+    assert curve.seconds(2**20) == 40e-6
+    assert curve.seconds(2**15) == pytest.approx(20e-6)
+    assert curve.seconds(2**25) == pytest.approx(0.4e-3)
+
+
+def test_beyond_its_points_a_curve_keeps_latency_and_bandwidth() -> None:
+    curve = curve_of("allreduce", 4, POINTS)
+    assert curve.seconds(8) == 10e-6
+    assert curve.seconds(2**32) == pytest.approx(16e-3)
+    assert curve.seconds(0) == 0
+
+
+def test_of_several_runs_the_middle_one_counts_and_their_distance_is_noise() -> None:
+    points = [CurvePoint(1024, each * 1e-6, 0.01) for each in (10, 11, 14)]
+    curve = curve_of("allreduce", 4, points)
+    assert curve.seconds(1024) == pytest.approx(11e-6)
+    assert curve.spread(1024) == pytest.approx(2 / 11)
+
+
+@given(st.floats(1, 2**34), st.floats(1, 2**34))
+def test_a_larger_size_takes_no_less(one: float, other: float) -> None:
+    curve = curve_of("allreduce", 4, POINTS)
+    small, large = sorted((one, other))
+    assert curve.seconds(small) <= curve.seconds(large) * (1 + 1e-12)
+
+
+def test_noise_and_faults_move_times() -> None:
+    times = CollectiveTimesFound(LinearFabric(100.0, spread=0.1))
+    group = CommunicatorRanks(4)
+    usual = times.seconds("allreduce", group, 2**30)
+    assert times.shifted(1.0).seconds("allreduce", group, 2**30) == pytest.approx(1.1 * usual)
+    assert times.shifted(-1.0).seconds("allreduce", group, 2**30) == pytest.approx(0.9 * usual)
+    doubled = times.with_fault(lambda _name, _group, _size: 2.0)
+    assert doubled.seconds("allreduce", group, 2**30) == pytest.approx(2 * usual)
+    assert times.seconds("allreduce", CommunicatorRanks(1), 2**30) == 0
+
+
+def test_groups_that_share_nics_take_as_long_as_all_their_bytes() -> None:
+    times = CollectiveTimesFound(LinearFabric(100.0))
+    alone = times.seconds("allreduce", CommunicatorRanks(4, nodes=4), 2**20)
+    assert times.seconds("allreduce", CommunicatorRanks(4, nodes=4, sharing=8), 2**20) == pytest.approx(8 * alone)
+
+
+def test_sizes_beyond_a_curve_are_told() -> None:
+    times = CollectiveTimesFound(LinearFabric(100.0))
+    times.seconds("allreduce", CommunicatorRanks(4), 8)
+    times.seconds("allgather", CommunicatorRanks(4), 2**20)
+    assert times.beyond() == ["allreduce of 8 B, known from 256 to 8G"]
+
+
+def row(size: int, kappa_m: float, sharing: float | None = None, name: str = "allreduce") -> MeasuredContention:
+    return MeasuredContention(
+        collective=name,
+        size_bytes=size,
+        partner="gemm",
+        compute_slowdown=1.1,
+        communication_slowdown=kappa_m,
+        alone_seconds=1e-4,
+        sharing_slowdown=sharing,
+    )
+
+
+def test_what_was_not_told_apart_is_waiting() -> None:
+    found = row(MEGABYTE, 3.0).contention
+    assert found.communication == 1.0
+    assert found.wait_seconds == pytest.approx(2e-4)
+
+
+def test_the_same_computation_is_lost_to_one_operation() -> None:
+    """(κ_c - 1) of all the time in flight, κ_m × alone, falls to the time that it runs."""
+    found = row(MEGABYTE, 3.0, sharing=0.5).contention
+    assert found.communication == pytest.approx(1.5)
+    assert found.wait_seconds == pytest.approx(1.5e-4)
+    assert (found.compute - 1) * found.communication * 1e-4 == pytest.approx(0.1 * 3.0 * 1e-4)
+
+
+def test_contention_lies_between_that_of_two_sizes() -> None:
+    table = ContentionTable([row(MEGABYTE, 1.0), row(4 * MEGABYTE, 3.0)])
+    assert table.of("allreduce", 2 * MEGABYTE).wait_seconds == pytest.approx(1e-4)
+    assert table.of("allreduce", 1).wait_seconds == 0
+    assert table.of("allreduce", 2**40).wait_seconds == pytest.approx(2e-4)
+    assert table.of("broadcast", 2**40).wait_seconds == pytest.approx(2e-4)
+
+
+def test_without_a_measurement_nothing_slows_anything() -> None:
+    assert ContentionTable().is_assumed
+    assert ContentionTable().of("allreduce", 2**20).compute == 1.0
+
+
+def test_data_sheets_are_known_of_the_gpus_of_most_profiles() -> None:
+    assert rates_of("NVIDIA H200") is not None
+    assert rates_of("NVIDIA A100-SXM4-80GB") != rates_of("NVIDIA A10")
+    assert rates_of("Radeon") is None
+    named = [each.gpu.name for each in all_profiles() if each.gpu.name and each.match.generic is None]
+    unknown = {name for name in named if rates_of(name) is None}
+    assert unknown == {"NVIDIA RTX PRO 6000 Blackwell Server Edition"}
+
+
+def test_products_of_a_block_make_its_forward_and_backward_pass() -> None:
+    """At 1 TFLOP/s and copies that cost nothing: FLOPs over speed, attention's backward pass 2.5 times its forward."""
+    model = gpt()
+
+    def samples(rows: int, inner: int, columns: int) -> list[float]:
+        return [2 * rows * inner * columns / 1e12] * 3
+
+    found = of_products(model, samples, 1e12, 0.0)
+    attention = model.layers * 2.0 * 512 * 512 * 1024
+    assert found.forward_seconds == pytest.approx(model.forward_flops() / 1e12)
+    assert found.backward_seconds == pytest.approx((2 * model.forward_flops() + 0.5 * attention) / 1e12)
+    assert found.spread == 0

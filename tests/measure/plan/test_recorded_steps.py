@@ -1,0 +1,47 @@
+"""Predictions of the steps that were recorded on two H200s: none of them may get worse unseen."""
+
+import statistics
+
+import pytest
+
+from benchmarks.plan_validation import FOLDER, Cell, cells, regrets
+
+
+@pytest.fixture(scope="module")
+def found() -> list[Cell]:
+    return list(cells(FOLDER))
+
+
+def is_held_up_by_its_host(cell: Cell) -> bool:
+    """FSDP2 of 24 small blocks takes 104 to 125 ms where a GPU computes for 46: the host issues slower than that."""
+    return cell.layout == "fsdp2" and cell.model == "gpt-0.3B"
+
+
+def test_errors_are_those_of_the_page(found: list[Cell]) -> None:
+    errors = [abs(each.error) for each in found if not is_held_up_by_its_host(each)]
+    assert len(found) == 81
+    assert statistics.median(errors) < 3.2
+    assert max(errors) < 10
+
+
+def test_the_staged_fabric_is_predicted_from_its_curves(found: list[Cell]) -> None:
+    staged = [each for each in found if each.fabric == "staged" and not is_held_up_by_its_host(each)]
+    assert statistics.median(abs(each.error) for each in staged) < 3
+    assert statistics.median(abs(each.added_error) for each in staged) < 20
+
+
+def test_the_model_that_was_held_out_is_no_worse(found: list[Cell]) -> None:
+    held_out = [each for each in found if each.is_held_out]
+    assert len(held_out) == 9
+    assert max(abs(each.error) for each in held_out) < 5
+
+
+def test_what_a_host_holds_up_is_underestimated(found: list[Cell]) -> None:
+    """The simulation has no host: it has to be said of such a model, and is, in docs/plan.md."""
+    assert all(each.error < -20 for each in found if is_held_up_by_its_host(each))
+
+
+def test_recommended_buckets_cost_little(found: list[Cell]) -> None:
+    costs = [regret for _, regret, _ in regrets(found)]
+    assert len(costs) == 10
+    assert statistics.median(costs) < 1

@@ -1,0 +1,108 @@
+"""Files with a model's shape, and stored contention."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpubench.errors import UsageError
+from gpubench.model.terms.operation import DataType
+from gpubench.readers.workload.model_file import parse_parameters, read_model
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 2048,
+    "vocab_size": 32000,
+    "torch_dtype": "float16",
+    "tie_word_embeddings": False,
+    "rope_theta": 10000.0,
+}
+GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024, "vocab_size": 50257}
+MIXTRAL = {
+    **LLAMA,
+    "model_type": "mixtral",
+    "intermediate_size": 14336,
+    "num_key_value_heads": 8,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+}
+
+
+def written(path: Path, content: dict[str, Any] | str) -> Path:
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
+
+
+def test_a_config_of_hugging_face_is_read(tmp_path: Path) -> None:
+    model, notes = read_model(written(tmp_path / "config.json", LLAMA))
+    assert model.parameters == 6_738_415_616 - 4096
+    assert (model.name, model.sequence, model.gated, model.data_type) == (tmp_path.name, 2048, True, DataType.FLOAT16)
+    assert notes == ["sequence 2048: --sequence N sets another", "1 sequence a microbatch: --batch N sets another"]
+
+
+def test_the_names_of_gpt2_are_known(tmp_path: Path) -> None:
+    model, _ = read_model(written(tmp_path / "config.json", GPT2), sequence=512, batch=8)
+    assert (model.layers, model.hidden, model.heads, model.sequence, model.batch) == (12, 768, 12, 512, 8)
+    assert model.biases
+    assert not model.gated
+
+
+def test_experts_are_read(tmp_path: Path) -> None:
+    model, _ = read_model(written(tmp_path / "config.json", MIXTRAL))
+    assert (model.experts, model.experts_per_token, model.key_value_heads) == (8, 2, 8)
+
+
+def test_a_text_model_within_another_is_read(tmp_path: Path) -> None:
+    model, _ = read_model(written(tmp_path / "config.json", {"model_type": "llava", "text_config": LLAMA}))
+    assert model.layers == 32
+
+
+def test_toml_has_the_names_of_the_page(tmp_path: Path) -> None:
+    text = "layers = 16\nhidden = 2048\nheads = 16\nsequence = 2048\nbatch = 4\nkind = 'mlp'\n"
+    model, notes = read_model(written(tmp_path / "m.toml", text))
+    assert model.parameters == 16 * 8 * 2048**2
+    assert notes == []
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "seen"),
+    [
+        ("m.toml", "layers = ", "no TOML"),
+        ("m.json", "{", "no JSON"),
+        ("m.json", "[1]", "holds no keys"),
+        ("m.toml", "layers = 2\nhidden = 8", "has no heads"),
+        ("m.toml", "layers = 2\nhidden = 8\nheads = 3", "does not divide by 3 heads"),
+        ("m.toml", "layers = 2\nhidden = 8\nheads = 2\nhiden = 3", "unknown key 'hiden'"),
+        ("m.toml", "layers = 2.5\nhidden = 8\nheads = 2", "layers is 2.5"),
+        ("m.toml", "layers = 0\nhidden = 8\nheads = 2", "layers is 0"),
+        ("m.toml", "layers = true\nhidden = 8\nheads = 2", "layers is True"),
+        ("m.toml", "layers = 2\nhidden = 8\nheads = 2\nexperts = 4", "4 experts and 0 a token"),
+        ("m.toml", "layers = 2\nhidden = 8\nheads = 2\ndata_type = 'int3'", "data_type is 'int3'"),
+        ("m.toml", "layers = 2\nhidden = 8\nheads = 2\ngated = 1", "gated is 1"),
+        ("m.txt", "what is this", "begins no kind of file"),
+        ("m.toml", "", "is empty"),
+    ],
+)
+def test_a_model_that_cannot_be_is_refused(tmp_path: Path, name: str, content: str, seen: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        read_model(written(tmp_path / name, content))
+    assert seen in caught.value.seen
+    assert caught.value.expected
+
+
+@pytest.mark.parametrize(("text", "count"), [("7B", 7 * 10**9), ("806M", 806 * 10**6), ("1.8t", 1_800_000_000_000)])
+def test_parameters_have_a_unit(text: str, count: int) -> None:
+    assert parse_parameters(text) == count
+
+
+@pytest.mark.parametrize("text", ["7", "B", "", "-7B", "7GB", "1e9B", "1000000T"])
+def test_parameters_without_one_are_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_parameters(text)
