@@ -2,11 +2,11 @@
 
 import statistics
 from dataclasses import dataclass
-from importlib.util import find_spec
 from time import perf_counter
 from typing import Any
 
 from gpubench.errors import CouldNotMeasureError
+from gpubench.hardware.torch.library import import_torch
 from gpubench.model.workload.transformer import BlockKind, TransformerModel
 
 _BLOCKS = 2
@@ -23,15 +23,9 @@ class BlockSeconds:
     described: str
 
 
-def has_torch() -> bool:
-    """True where PyTorch is installed."""
-    return find_spec("torch") is not None
-
-
 def time_blocks(model: TransformerModel) -> BlockSeconds:
     """Time the blocks of a model; CouldNotMeasureError where this PyTorch has no GPU, or its memory is too small."""
-    import torch
-
+    torch = import_torch()
     if not torch.cuda.is_available():
         raise CouldNotMeasureError(
             f"PyTorch {torch.__version__} finds no GPU",

@@ -47,18 +47,19 @@ class TorchDistributed:
         return f"{version} from {' and '.join(mapped_files(_NCCL_FILE)) or _LINKED_IN}"
 
 
+def is_installed() -> bool:
+    """True where torch is installed, whether or not it can be imported."""
+    return find_spec("torch") is not None
+
+
 def check_installed() -> None:
     """Raise CouldNotMeasureError where torch is not installed."""
-    if find_spec("torch") is None:
+    if not is_installed():
         raise refusals.missing_torch()
 
 
-def load_torch(word: str, *, for_cuda: bool = False, driver_cuda: int = 0) -> TorchDistributed:
-    """Torch with that backend of torch.distributed; with `for_cuda`, one that drives NVIDIA GPUs.
-
-    `driver_cuda` is the newest CUDA that the driver runs, 13000 for 13.0. Raises CouldNotMeasureError: torch is not
-    installed, cannot be imported, or lacks what is asked of it.
-    """
+def import_torch() -> Any:
+    """The module `torch`. Raises CouldNotMeasureError: it is not installed, or cannot be imported."""
     check_installed()
     try:
         with warnings.catch_warnings():
@@ -67,6 +68,16 @@ def load_torch(word: str, *, for_cuda: bool = False, driver_cuda: int = 0) -> To
             import torch.distributed
     except (ImportError, OSError, RuntimeError) as error:
         raise refusals.unusable_torch(str(error).strip().partition("\n")[0] or type(error).__name__) from error
+    return torch
+
+
+def load_torch(word: str, *, for_cuda: bool = False, driver_cuda: int = 0) -> TorchDistributed:
+    """Torch with that backend of torch.distributed; with `for_cuda`, one that drives NVIDIA GPUs.
+
+    `driver_cuda` is the newest CUDA that the driver runs, 13000 for 13.0. Raises CouldNotMeasureError: torch is not
+    installed, cannot be imported, or lacks what is asked of it.
+    """
+    torch = import_torch()
     found = TorchDistributed(torch, "nccl" if word == "rccl" else word)
     if not torch.distributed.is_available():
         raise refusals.torch_without(found.version, "torch.distributed")

@@ -4,7 +4,8 @@ from statistics import mean, median
 from typing import TYPE_CHECKING
 
 from gpubench.errors import CouldNotMeasureError
-from gpubench.hardware.compute.torch_block import has_torch, spread_of, time_blocks
+from gpubench.hardware.compute.torch_block import spread_of, time_blocks
+from gpubench.hardware.torch import library as torch
 from gpubench.measure.plan.gpu_rates import SMALLEST_COPY_SECONDS
 from gpubench.measure.plan.products import of_products
 from gpubench.measure.plan.program import ComputeTimes
@@ -19,7 +20,7 @@ def measured_compute(model: TransformerModel, copy_gb_s: float | None) -> Comput
 
     Raises CouldNotMeasureError: there is neither PyTorch nor CuPy with a GPU.
     """
-    if has_torch():
+    if torch.is_installed():
         try:
             return _by_torch(model, copy_gb_s)
         except CouldNotMeasureError as error:

@@ -11,6 +11,7 @@ import pytest
 from gpubench.hardware.compute import products
 from gpubench.hardware.compute.products import ProductTimer
 from gpubench.hardware.compute.torch_block import spread_of
+from gpubench.hardware.torch import library
 from gpubench.jobs.plan import compute_measured
 from gpubench.model.workload.transformer import TransformerModel
 
@@ -73,7 +74,7 @@ def test_without_pytorch_a_model_follows_from_its_products(
     timer: ProductTimer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two FLOPs a multiplication, so 2 TFLOP/s; copies at 2 TB/s, read and written."""
-    monkeypatch.setattr(compute_measured, "has_torch", lambda: False)
+    monkeypatch.setattr(library, "is_installed", lambda: False)
     monkeypatch.setattr(compute_measured, "_product_timer", lambda: timer)
     found = compute_measured.measured_compute(MODEL, None)
     assert found.copy_gb_s == pytest.approx(2000)
@@ -88,7 +89,8 @@ def test_a_pytorch_that_finds_no_gpu_is_told(timer: ProductTimer, monkeypatch: p
     torch = ModuleType("torch")
     torch.__dict__.update(cuda=SimpleNamespace(is_available=lambda: False), __version__="2.11.0+cpu")
     monkeypatch.setitem(sys.modules, "torch", torch)
-    monkeypatch.setattr(compute_measured, "has_torch", lambda: True)
+    monkeypatch.setitem(sys.modules, "torch.distributed", ModuleType("torch.distributed"))
+    monkeypatch.setattr(library, "is_installed", lambda: True)
     monkeypatch.setattr(compute_measured, "_product_timer", lambda: timer)
     assert "PyTorch 2.11.0+cpu finds no GPU" in compute_measured.measured_compute(MODEL, None).source
 
